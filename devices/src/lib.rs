@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Device models of Carom: PCI, the virtio transport and virtio devices, VFIO passthrough, legacy devices.
+//!
+//! Nothing here knows KVM or the command line: what a device needs of the machine around it stands in [`platform`] as
+//! traits, which the VMM implements.
+
+pub mod pci;
+pub mod platform;

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Where a PCI function sits.
+
+use std::fmt;
+
+/// Segment, bus, device and function of a PCI function, written `ssss:bb:dd.f`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PciAddress {
+    /// Segment group.
+    pub segment: u16,
+    /// Bus number.
+    pub bus: u8,
+    /// Device number, 0 to 31.
+    pub device: u8,
+    /// Function number, 0 to 7.
+    pub function: u8,
+}
+
+impl PciAddress {
+    /// Function 0 of `device` (0 to 31) on bus 0 of segment 0, where all of Carom's devices sit.
+    pub const fn on_root_bus(device: u8) -> Self {
+        Self { segment: 0, bus: 0, device, function: 0 }
+    }
+
+    /// Bus, device and function as the requester ID that DMA carries.
+    pub fn requester_id(self) -> u16 {
+        (u16::from(self.bus) << 8) | (u16::from(self.device & 0x1f) << 3) | u16::from(self.function & 7)
+    }
+
+    /// The number by which virtio-iommu and the ACPI VIOT name the function: segment and requester ID.
+    pub fn endpoint_id(self) -> u32 {
+        (u32::from(self.segment) << 16) | u32::from(self.requester_id())
+    }
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.segment, self.bus, self.device, self.function)
+    }
+}

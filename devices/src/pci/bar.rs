@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Base address registers.
+
+/// What a base address register claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BarKind {
+    /// I/O ports.
+    Io,
+    /// Memory below 4 GiB.
+    Memory32 {
+        /// Reads have no side effect.
+        prefetchable: bool,
+    },
+    /// Memory anywhere; the register takes two places.
+    Memory64 {
+        /// Reads have no side effect.
+        prefetchable: bool,
+    },
+}
+
+impl BarKind {
+    /// The read-only low bits of the register (PCI Local Bus 3.0, section 6.2.5.1).
+    pub fn flags(self) -> u32 {
+        match self {
+            Self::Io => 1,
+            Self::Memory32 { prefetchable } => u32::from(prefetchable) << 3,
+            Self::Memory64 { prefetchable } => 0b100 | (u32::from(prefetchable) << 3),
+        }
+    }
+
+    /// Whether the register takes two places.
+    pub fn is_64bit(self) -> bool {
+        matches!(self, Self::Memory64 { .. })
+    }
+}
+
+/// A base address register: which, of what kind, how large.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bar {
+    /// Register number, 0 to 5.
+    pub index: u8,
+    /// What it claims.
+    pub kind: BarKind,
+    /// Size in bytes, a power of two; at least 16 for memory, 4 for I/O.
+    pub size: u64,
+}

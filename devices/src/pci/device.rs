@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What the root bus asks of a PCI function.
+
+use std::io;
+
+use super::Bar;
+
+/// A PCI function.
+///
+/// All calls but [`PciDevice::bars`] may come from any vCPU at any time, so implementations lock what they must. The
+/// root bus assigns the registers before the guest runs, watches writes to configuration space, and after each one
+/// compares [`PciDevice::bar_address`] with what it has claimed in the guest's address space: a device need not tell
+/// it that a BAR moved.
+pub trait PciDevice: Send + Sync {
+    /// Name for logs and the API, such as `_iommu` or `vfio0`.
+    fn id(&self) -> &str;
+    /// Reads `data.len()` (1, 2 or 4) bytes of configuration space; `offset + data.len()` is at most 4096.
+    fn read_config(&self, offset: u16, data: &mut [u8]);
+    /// Writes `data` (1, 2 or 4 bytes) to configuration space; `offset + data.len()` is at most 4096.
+    fn write_config(&self, offset: u16, data: &[u8]);
+    /// The base address registers, fixed over the device's life.
+    fn bars(&self) -> Vec<Bar>;
+    /// Sets BAR `index` to `address` before the guest runs, as firmware would.
+    fn assign_bar(&self, index: u8, address: u64);
+    /// Where BAR `index` is decoded; `None` while the command register has decoding off for its space.
+    fn bar_address(&self, index: u8) -> Option<u64>;
+    /// Called after BAR `index` came to be decoded at `address`, a place that holds nothing else of the VM; a device
+    /// that shows memory to the guest (re)makes its slots. Called with the same address again after decoding was off,
+    /// which is no move.
+    fn bar_moved(&self, index: u8, address: u64) -> io::Result<()>;
+    /// Reads at `offset` in BAR `index`; `offset + data.len()` is at most the BAR's size.
+    fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]);
+    /// Writes at `offset` in BAR `index`; `offset + data.len()` is at most the BAR's size.
+    fn write_bar(&self, index: u8, offset: u64, data: &[u8]);
+    /// Puts the device back to its state at power-on, DMA and interrupts off; its BARs keep the addresses that
+    /// [`PciDevice::assign_bar`] gave. Called with all vCPUs stopped.
+    fn reset(&self) -> io::Result<()>;
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The MSI-X table and pending-bit array, emulated (PCI Express Base, section 7.7.2).
+
+use std::io;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::platform::{MsiMessage, MsiVectors};
+
+/// Bytes of a table entry: message address (8), data (4), vector control (4).
+pub const ENTRY_SIZE: u64 = 16;
+/// Message control bit: all vectors are masked.
+pub const CONTROL_FUNCTION_MASK: u16 = 1 << 14;
+/// Message control bit: MSI-X is on.
+pub const CONTROL_ENABLE: u16 = 1 << 15;
+/// Vector control bit: the vector is masked.
+const VECTOR_MASK: u32 = 1;
+
+/// Why an MSI-X table could not be changed.
+#[derive(Debug, Error)]
+pub enum MsixError {
+    /// The interrupt controller refused the route.
+    #[error("routing MSI-X vector {vector}: {source}")]
+    Route {
+        /// The vector.
+        vector: u16,
+        /// What the platform said.
+        source: io::Error,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    address: u64,
+    data: u32,
+    control: u32,
+    routed: Option<MsiMessage>,
+}
+
+/// The MSI-X table of one function and what is routed of it.
+pub struct MsixTable {
+    entries: Vec<Entry>,
+    vectors: Arc<dyn MsiVectors>,
+    control: u16,
+    /// One bit a vector: an interrupt that the device raised while it was masked.
+    pending: Vec<u64>,
+}
+
+impl MsixTable {
+    /// A table with one entry for each of `vectors`, all masked, MSI-X off.
+    pub fn new(vectors: Arc<dyn MsiVectors>) -> Self {
+        let count = usize::from(vectors.count());
+        let entry = Entry { address: 0, data: 0, control: VECTOR_MASK, routed: None };
+        Self { entries: vec![entry; count], vectors, control: 0, pending: vec![0; count.div_ceil(64)] }
+    }
+
+    /// How many vectors the table has.
+    pub fn count(&self) -> u16 {
+        self.vectors.count()
+    }
+
+    /// The vectors behind the table.
+    pub fn vectors(&self) -> &Arc<dyn MsiVectors> {
+        &self.vectors
+    }
+
+    /// Whether MSI-X is on.
+    pub fn is_enabled(&self) -> bool {
+        self.control & CONTROL_ENABLE != 0
+    }
+
+    /// The guest's write to the message control register; only the enable and function mask bits count.
+    pub fn set_control(&mut self, control: u16) -> Result<(), MsixError> {
+        self.control = control & (CONTROL_ENABLE | CONTROL_FUNCTION_MASK);
+        (0..self.entries.len()).try_for_each(|index| self.apply(index))
+    }
+
+    /// Reads the table at `offset` bytes; beyond it the bytes are left as they are.
+    pub fn read_table(&self, offset: u64, data: &mut [u8]) {
+        for (at, byte) in (offset..u64::MAX).zip(data) {
+            let index = usize::try_from(at / ENTRY_SIZE).unwrap_or(usize::MAX);
+            if let (Some(entry), Ok(place)) = (self.entries.get(index), usize::try_from(at % ENTRY_SIZE)) {
+                *byte = entry.to_bytes()[place];
+            }
+        }
+    }
+
+    /// Writes the table at `offset` bytes and re-routes the vectors that it touches; beyond it nothing happens.
+    pub fn write_table(&mut self, offset: u64, data: &[u8]) -> Result<(), MsixError> {
+        let Some(end) = offset.checked_add(data.len() as u64) else { return Ok(()) };
+        let first = usize::try_from(offset / ENTRY_SIZE).unwrap_or(usize::MAX);
+        let last = usize::try_from(end.div_ceil(ENTRY_SIZE)).unwrap_or(usize::MAX).min(self.entries.len());
+        for index in first..last {
+            let base = index as u64 * ENTRY_SIZE;
+            let mut bytes = self.entries[index].to_bytes();
+            for (at, value) in (offset..end).zip(data) {
+                if let Some(byte) =
+                    at.checked_sub(base).and_then(|p| usize::try_from(p).ok()).and_then(|p| bytes.get_mut(p))
+                {
+                    *byte = *value;
+                }
+            }
+            self.entries[index].set(&bytes);
+            self.apply(index)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the pending-bit array at `offset` bytes; beyond it the bytes are left as they are.
+    pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
+        for (at, byte) in (offset..u64::MAX).zip(data) {
+            let word = usize::try_from(at / 8).ok().and_then(|index| self.pending.get(index));
+            if let (Some(word), Ok(place)) = (word, usize::try_from(at % 8)) {
+                *byte = word.to_le_bytes()[place];
+            }
+        }
+    }
+
+    /// Raises `vector` from the VMM's side: now if it is unmasked, else once it is. A vector that does not exist is
+    /// ignored, as is any while MSI-X is off.
+    pub fn trigger(&mut self, vector: u16) -> io::Result<()> {
+        let index = usize::from(vector);
+        let Some(entry) = self.entries.get(index) else { return Ok(()) };
+        if entry.routed.is_some() {
+            self.vectors.trigger(vector)
+        } else {
+            if self.is_enabled() {
+                self.pending[index / 64] |= 1 << (index % 64);
+            }
+            Ok(())
+        }
+    }
+
+    /// Back to the state at power-on: off, masked, nothing pending.
+    pub fn reset(&mut self) -> Result<(), MsixError> {
+        self.pending.fill(0);
+        for entry in &mut self.entries {
+            (entry.address, entry.data, entry.control) = (0, 0, VECTOR_MASK);
+        }
+        self.set_control(0)
+    }
+
+    /// Brings the route of one vector in step with its entry and the control register.
+    fn apply(&mut self, index: usize) -> Result<(), MsixError> {
+        let entry = self.entries[index];
+        let live = self.control & (CONTROL_ENABLE | CONTROL_FUNCTION_MASK) == CONTROL_ENABLE
+            && entry.control & VECTOR_MASK == 0;
+        let wanted = live.then_some(MsiMessage { address: entry.address, data: entry.data });
+        let vector = u16::try_from(index).expect("the table has at most 2048 entries");
+        if wanted != entry.routed {
+            self.vectors.route(vector, wanted).map_err(|source| MsixError::Route { vector, source })?;
+            self.entries[index].routed = wanted;
+        }
+        let bit = 1 << (index % 64);
+        if wanted.is_some() && self.pending[index / 64] & bit != 0 {
+            self.pending[index / 64] &= !bit;
+            self.vectors.trigger(vector).map_err(|source| MsixError::Route { vector, source })?;
+        }
+        Ok(())
+    }
+}
+
+impl Entry {
+    fn to_bytes(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.address.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.data.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.control.to_le_bytes());
+        bytes
+    }
+
+    fn set(&mut self, bytes: &[u8; 16]) {
+        let mut address = [0; 8];
+        address.copy_from_slice(&bytes[..8]);
+        self.address = u64::from_le_bytes(address);
+        self.data = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+        self.control = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use vmm_sys_util::eventfd::EventFd;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Recorder {
+        routes: Mutex<Vec<(u16, Option<MsiMessage>)>>,
+        raised: Mutex<Vec<u16>>,
+    }
+
+    impl MsiVectors for Recorder {
+        fn count(&self) -> u16 {
+            3
+        }
+        fn event(&self, _: u16) -> Option<&EventFd> {
+            None
+        }
+        fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()> {
+            self.routes.lock().unwrap().push((vector, message));
+            Ok(())
+        }
+        fn trigger(&self, vector: u16) -> io::Result<()> {
+            self.raised.lock().unwrap().push(vector);
+            Ok(())
+        }
+    }
+
+    fn table() -> (Arc<Recorder>, MsixTable) {
+        let recorder = Arc::new(Recorder::default());
+        let table = MsixTable::new(recorder.clone());
+        (recorder, table)
+    }
+
+    fn program(table: &mut MsixTable, vector: u64, mask: u32) {
+        let base = vector * ENTRY_SIZE;
+        table.write_table(base, &0xfee0_1000u32.to_le_bytes()).unwrap();
+        table.write_table(base + 8, &0x41u32.to_le_bytes()).unwrap();
+        table.write_table(base + 12, &mask.to_le_bytes()).unwrap();
+    }
+
+    #[test]
+    fn unmasked_vector_is_routed_once_enabled() {
+        let (recorder, mut table) = table();
+        program(&mut table, 1, 0);
+        assert!(recorder.routes.lock().unwrap().is_empty());
+        table.set_control(CONTROL_ENABLE).unwrap();
+        let message = MsiMessage { address: 0xfee0_1000, data: 0x41 };
+        assert_eq!(*recorder.routes.lock().unwrap(), [(1, Some(message))]);
+    }
+
+    #[test]
+    fn interrupt_while_masked_is_pending_and_fires_when_unmasked() {
+        let (recorder, mut table) = table();
+        table.set_control(CONTROL_ENABLE).unwrap();
+        program(&mut table, 2, 1);
+        table.trigger(2).unwrap();
+        let mut bits = [0; 8];
+        table.read_pending(0, &mut bits);
+        assert_eq!(bits[0], 4);
+        program(&mut table, 2, 0);
+        assert_eq!(*recorder.raised.lock().unwrap(), [2]);
+        table.read_pending(0, &mut bits);
+        assert_eq!(bits[0], 0);
+    }
+
+    #[test]
+    fn access_beyond_the_table_changes_nothing() {
+        let (recorder, mut table) = table();
+        table.set_control(CONTROL_ENABLE).unwrap();
+        table.write_table(3 * ENTRY_SIZE, &[0; 8]).unwrap();
+        table.write_table(u64::MAX - 2, &[0; 8]).unwrap();
+        let mut data = [0xaa; 8];
+        table.read_table(u64::MAX - 2, &mut data);
+        table.read_table(3 * ENTRY_SIZE, &mut data);
+        assert_eq!(data, [0xaa; 8]);
+        table.trigger(77).unwrap();
+        assert!(recorder.routes.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn reset_unroutes_everything() {
+        let (recorder, mut table) = table();
+        table.set_control(CONTROL_ENABLE).unwrap();
+        program(&mut table, 0, 0);
+        table.reset().unwrap();
+        assert_eq!(recorder.routes.lock().unwrap().last(), Some(&(0, None)));
+        assert!(!table.is_enabled());
+    }
+}

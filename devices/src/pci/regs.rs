@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Registers of PCI configuration space (PCI Local Bus 3.0 section 6, PCI Express Base section 7).
+
+/// Size of a function's extended configuration space in bytes.
+pub const CONFIG_SIZE: u16 = 4096;
+/// Vendor ID, 16 bits.
+pub const VENDOR_ID: u16 = 0x00;
+/// Device ID, 16 bits.
+pub const DEVICE_ID: u16 = 0x02;
+/// Command register, 16 bits.
+pub const COMMAND: u16 = 0x04;
+/// Status register, 16 bits.
+pub const STATUS: u16 = 0x06;
+/// Revision, programming interface, subclass, class: 8 bits each.
+pub const REVISION: u16 = 0x08;
+/// Header type, 8 bits.
+pub const HEADER_TYPE: u16 = 0x0e;
+/// First base address register; six of 32 bits each.
+pub const BAR0: u16 = 0x10;
+/// Subsystem vendor ID, 16 bits.
+pub const SUBSYSTEM_VENDOR_ID: u16 = 0x2c;
+/// Subsystem ID, 16 bits.
+pub const SUBSYSTEM_ID: u16 = 0x2e;
+/// Expansion ROM base address register, 32 bits.
+pub const ROM_BAR: u16 = 0x30;
+/// Offset of the first capability, 8 bits.
+pub const CAPABILITIES: u16 = 0x34;
+/// Interrupt line, 8 bits.
+pub const INTERRUPT_LINE: u16 = 0x3c;
+/// Interrupt pin, 8 bits; 0 for none.
+pub const INTERRUPT_PIN: u16 = 0x3d;
+/// First byte behind the standard header, where capabilities may start.
+pub const HEADER_END: u16 = 0x40;
+/// First byte of extended configuration space.
+pub const EXTENDED: u16 = 0x100;
+
+/// Command bit: the function answers in I/O port space.
+pub const COMMAND_IO: u16 = 1 << 0;
+/// Command bit: the function answers in memory space.
+pub const COMMAND_MEMORY: u16 = 1 << 1;
+/// Command bit: the function may be a bus master (DMA, MSI).
+pub const COMMAND_BUS_MASTER: u16 = 1 << 2;
+/// Command bit: INTx disabled.
+pub const COMMAND_INTX_DISABLE: u16 = 1 << 10;
+/// Status bit: there is a list of capabilities.
+pub const STATUS_CAPABILITIES: u16 = 1 << 4;
+
+/// Capability ID of power management.
+pub const CAP_PM: u8 = 0x01;
+/// Capability ID of MSI.
+pub const CAP_MSI: u8 = 0x05;
+/// Capability ID of vendor-specific capabilities; virtio uses it.
+pub const CAP_VENDOR: u8 = 0x09;
+/// Capability ID of PCI Express.
+pub const CAP_EXPRESS: u8 = 0x10;
+/// Capability ID of MSI-X.
+pub const CAP_MSIX: u8 = 0x11;

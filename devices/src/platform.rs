@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What devices need of the machine around them, as traits that the VMM implements.
+
+use std::io;
+use std::sync::Arc;
+
+use vmm_sys_util::eventfd::EventFd;
+
+/// A handler of accesses to a range of port or memory-mapped I/O.
+///
+/// Both calls come on the thread of the vCPU that made the access, so a device handles its registers synchronously and
+/// several vCPUs may be in it at once.
+pub trait BusDevice: Send + Sync {
+    /// Reads `data.len()` bytes at `offset` from the start of the range. Bytes that the device has no register for are
+    /// left as the caller preset them (all ones).
+    fn read(&self, offset: u64, data: &mut [u8]);
+    /// Writes `data` at `offset` from the start of the range.
+    fn write(&self, offset: u64, data: &[u8]);
+}
+
+/// The two address spaces of an x86 machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    /// I/O ports.
+    Port,
+    /// Guest-physical memory.
+    Memory,
+}
+
+/// The guest's address spaces, in which devices claim ranges.
+pub trait AddressSpace: Send + Sync {
+    /// Claims `[base, base + len)` for `device`. Fails when the range is empty, wraps, or overlaps a claimed one.
+    fn insert(&self, space: Space, base: u64, len: u64, device: Arc<dyn BusDevice>) -> io::Result<()>;
+    /// Gives the range that starts at `base` back. A base that nothing was claimed at is ignored.
+    fn remove(&self, space: Space, base: u64);
+}
+
+/// A message-signalled interrupt: what the device writes, and where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MsiMessage {
+    /// Guest-physical address of the write.
+    pub address: u64,
+    /// Value written.
+    pub data: u32,
+}
+
+/// The interrupt vectors of one device, each an event that injects an MSI into the guest while it is routed.
+pub trait MsiVectors: Send + Sync {
+    /// How many vectors there are.
+    fn count(&self) -> u16;
+    /// The event behind `vector`: whoever writes it raises the interrupt with no exit to the VMM. An event written
+    /// while the vector is unrouted (masked) stays pending and fires once the vector is routed again.
+    fn event(&self, vector: u16) -> Option<&EventFd>;
+    /// Routes `vector` to `message`, or unroutes (masks) it with `None`.
+    fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()>;
+    /// Raises `vector` from the VMM's side.
+    fn trigger(&self, vector: u16) -> io::Result<()>;
+}
+
+/// Hands out interrupt vectors.
+pub trait MsiAllocator: Send + Sync {
+    /// Allocates `count` vectors, all unrouted. They are given back when the last reference is dropped.
+    fn allocate(&self, count: u16) -> io::Result<Arc<dyn MsiVectors>>;
+}
+
+/// A range of this process's memory that the guest is to see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostRange {
+    /// Address in this process, page-aligned.
+    pub address: usize,
+    /// Length in bytes, a multiple of the page size.
+    pub len: usize,
+}
+
+/// Hands out KVM-style memory slots: ranges of this process's memory shown to the guest without exits.
+pub trait MemorySlots: Send + Sync {
+    /// Shows `host` to the guest at guest-physical address `gpa`; returns the slot.
+    ///
+    /// # Safety
+    /// The range must stay mapped in this process (any mapping will do) until the slot is removed, and nothing in this
+    /// process may hold a Rust reference to its bytes: the guest reads and writes them at any time.
+    unsafe fn insert(&self, gpa: u64, host: HostRange, read_only: bool) -> io::Result<u32>;
+    /// Takes the slot away. Costly for the whole VM: KVM drops all its shadow entries.
+    fn remove(&self, slot: u32) -> io::Result<()>;
+}
