@@ -1,4 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! The virtio-iommu engine and its bounce windows: requests in, status out.
+//!
+//! [`Engine`] holds the state of one virtio-iommu device: which endpoint is attached to which domain, what each domain
+//! maps, and which chunks of host memory back its bounce window. It takes a request as the bytes that the driver put on
+//! the request queue and returns the bytes of the answer; on the way it calls the traits below, behind which the host
+//! lies:
+//!
+//! - [`DmaMapper`]: the IOMMU address space of one endpoint (VFIO, or anything that can map),
+//! - [`GuestRam`]: the guest's memory,
+//! - [`ChunkStore`]: the host memory behind bounce windows.
+//!
+//! Nothing here knows of virtqueues, KVM or PCI, so a test, a model or a fuzzer drives the engine without a VM.
+//!
+//! The modules part the format from the state: [`spec`] has the numbers and layouts of the specification, a wire module
+//! decodes and encodes them, and the state modules never see a byte of the guest's.
 #![forbid(unsafe_code)]
+
+mod backend;
+mod config;
+mod counters;
+mod engine;
+pub mod spec;
+
+pub use backend::{ChunkError, ChunkStore, DmaMapper, GuestRam, MapError, MapperLimits, Permissions, UnmapError};
+pub use config::{ConfigError, EngineConfig, Limits, WindowConfig};
+pub use counters::{Counters, RequestCounts};
+pub use engine::Engine;
+pub use spec::MAX_REPLY;
+
+/// Names an endpoint: on PCI the requester ID, as VIOT tells the guest (virtio 1.3, section 5.13.6.1).
+pub type EndpointId = u32;
+
+/// Names a domain. The driver chooses the number (virtio 1.3, section 5.13.6.1).
+pub type DomainId = u32;

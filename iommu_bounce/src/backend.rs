@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What the engine needs of the host: mappers, guest RAM and window memory.
+
+use std::io;
+use std::ops::RangeInclusive;
+
+use thiserror::Error;
+use vm_memory::VolatileSlice;
+
+bitflags::bitflags! {
+    /// What a device may do with mapped memory. Same bits as `VIRTIO_IOMMU_MAP_F_READ` and `_WRITE`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Permissions: u32 {
+        /// The device may read the memory.
+        const READ = 1;
+        /// The device may write the memory.
+        const WRITE = 2;
+    }
+}
+
+/// Why a mapper could not map.
+#[derive(Debug, Error)]
+pub enum MapError {
+    /// A limit of the host is reached: its number of mappings, or the memory that may be pinned. The guest sees `NOMEM`.
+    #[error("a host limit on mappings or pinned memory is reached")]
+    NoResources,
+    /// Something is mapped in the range already. The guest sees `DEVERR`: the engine checks before it asks.
+    #[error("a mapping exists in the range already")]
+    Exists,
+    /// The host refused for another reason. The guest sees `DEVERR`.
+    #[error("the host refused to map: {0}")]
+    Host(#[from] io::Error),
+}
+
+/// Why a mapper could not unmap.
+#[derive(Debug, Error)]
+pub enum UnmapError {
+    /// The range is not exactly one or several mappings.
+    #[error("the range is not made of whole mappings")]
+    NotMapped,
+    /// The host refused. The mapping is still there.
+    #[error("the host refused to unmap: {0}")]
+    Host(#[from] io::Error),
+}
+
+/// What a mapper can translate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapperLimits {
+    /// Bit n: pages of 2^n bytes can be mapped. The lowest bit is the granule.
+    pub page_size_mask: u64,
+    /// The IOVAs that can be mapped; what lies between is reserved by the host.
+    pub iova_ranges: Vec<RangeInclusive<u64>>,
+    /// How many `map` calls can be outstanding at once; `None` when the host names no limit. The mapper itself enforces
+    /// it with [`MapError::NoResources`]; the engine uses it to refuse early what cannot fit.
+    pub max_mappings: Option<u32>,
+}
+
+/// The I/O address space of one endpoint, translated by the host.
+///
+/// An address space starts empty and holds only what the engine has put there.
+pub trait DmaMapper: Send {
+    /// Lets the device reach `memory` at `iova`, `memory.len()` bytes long, with `permissions` and no more.
+    ///
+    /// The engine calls it with ranges that are aligned on its granule, overlap no former mapping, and lie within
+    /// [`MapperLimits::iova_ranges`]. The memory stays valid until the mapping is gone.
+    ///
+    /// # Errors
+    /// On error nothing is mapped.
+    fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError>;
+
+    /// Takes `[iova, iova + len)` away: exactly one or several former [`map`](Self::map) calls that follow each other.
+    /// When it returns, the device reaches none of the memory any more (translation caches are flushed).
+    ///
+    /// # Errors
+    /// On error everything in the range is still mapped.
+    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError>;
+
+    /// What this mapper can translate. It does not change.
+    fn limits(&self) -> MapperLimits;
+}
+
+/// Guest RAM.
+pub trait GuestRam: Send + Sync {
+    /// The memory at `[gpa, gpa + len)`; `None` unless all of it is guest RAM and contiguous in host memory. Device
+    /// memory, such as the shared memory region of the windows, is not RAM.
+    fn slice(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>>;
+
+    /// The longest part of `[gpa, gpa + len)` that begins at `gpa` and is contiguous in host memory; `None` when there
+    /// is no RAM at `gpa`. The engine asks for it when [`slice`](Self::slice) fails, part by part, so that a guest may
+    /// map a range that spans memory regions. The default serves implementations where regions never touch.
+    fn prefix(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
+        self.slice(gpa, len)
+    }
+}
+
+/// Why window memory could not be backed or given back.
+#[derive(Debug, Error)]
+pub enum ChunkError {
+    /// No chunk is free, or the host is out of memory. The guest sees `NOMEM`.
+    #[error("no memory for another chunk")]
+    NoResources,
+    /// The host refused for another reason. The guest sees `DEVERR`.
+    #[error("the host refused: {0}")]
+    Host(#[from] io::Error),
+}
+
+/// Host memory behind the shared memory region, in chunks of one size.
+///
+/// A chunk's index is its place in the region: it appears at `index * chunk_size`.
+pub trait ChunkStore: Send {
+    /// Bytes per chunk, a power of two. It does not change.
+    fn chunk_size(&self) -> u64;
+
+    /// Bytes of the whole region, a multiple of the chunk size. It does not change.
+    fn region_size(&self) -> u64;
+
+    /// Backs one chunk with memory that reads as zero, shows it to the guest, and returns its index.
+    ///
+    /// # Errors
+    /// On error nothing has changed.
+    fn back(&mut self) -> Result<u32, ChunkError>;
+
+    /// The memory of a backed chunk; `None` for any other index.
+    fn memory(&self, index: u32) -> Option<VolatileSlice<'_>>;
+
+    /// Takes a chunk out of the guest's view and drops or zeroes its memory. The engine calls it only after every
+    /// mapper let go of the chunk.
+    ///
+    /// # Errors
+    /// On error the chunk is lost: the store never hands it out again, and the engine goes on counting it as backed.
+    fn release(&mut self, index: u32) -> Result<(), ChunkError>;
+}

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! How an engine is set up, and the rules a set-up must keep.
+
+use std::ops::RangeInclusive;
+
+use thiserror::Error;
+
+use crate::EndpointId;
+use crate::backend::{ChunkStore, GuestRam, MapperLimits};
+use crate::spec::{MAX_PROBE_SIZE, property};
+
+/// The window must end below this address: guests' drivers hand out IOVAs downwards from here (bounce windows, Discovery).
+const APERTURE_LIMIT: u64 = 1 << 32;
+
+/// The fewest properties that PROBE must have room for: the MSI window, and what is reserved below and above it.
+const MIN_PROBE_SIZE: usize = 3 * property::RESV_MEM_SIZE;
+
+/// How an engine is set up.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Bit n: pages of 2^n bytes. The lowest bit is the granule of mappings, the others are hints to the driver.
+    pub page_size_mask: u64,
+    /// The IOVAs that a driver may map.
+    pub input_range: RangeInclusive<u64>,
+    /// The domain numbers that a driver may use.
+    pub domain_range: RangeInclusive<u32>,
+    /// Bytes of properties that PROBE answers: 72 to 512, or 0 to offer no PROBE.
+    pub probe_size: u32,
+    /// Where devices write message-signalled interrupts; never mapped.
+    pub msi_window: RangeInclusive<u64>,
+    /// What a guest may make the host remember.
+    pub limits: Limits,
+    /// Bounce windows; `None` makes a plain virtio-iommu.
+    pub window: Option<WindowConfig>,
+}
+
+impl Default for EngineConfig {
+    /// 4 KiB pages, 48-bit IOVAs, 65536 domain numbers, the MSI window of x86, no bounce windows.
+    fn default() -> Self {
+        Self {
+            page_size_mask: !0xfff,
+            input_range: 0..=(1 << 48) - 1,
+            domain_range: 0..=0xffff,
+            probe_size: MAX_PROBE_SIZE,
+            msi_window: 0xfee0_0000..=0xfeef_ffff,
+            limits: Limits::default(),
+            window: None,
+        }
+    }
+}
+
+/// What a guest may make the host remember. Beyond it requests get `NOMEM`.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Mappings over all domains.
+    pub max_mappings: usize,
+    /// Domains at once.
+    pub max_domains: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_mappings: 1 << 20, max_domains: 1024 }
+    }
+}
+
+/// How bounce windows are set up.
+#[derive(Clone, Debug)]
+pub struct WindowConfig {
+    /// The IOVAs that windows use, the same in every domain; aligned on chunks, below 4 GiB and below the MSI window.
+    pub aperture: RangeInclusive<u64>,
+    /// Bytes of window memory over all domains, at most the size of the region.
+    pub budget: u64,
+    /// Advice to the driver: the size in bytes at or below which it should copy; 0 leaves it to the driver.
+    pub threshold: u32,
+}
+
+/// What is wrong with a set-up.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// `page_size_mask` is zero.
+    #[error("page_size_mask is 0: it needs at least one bit, such as 12 for pages of 4 KiB")]
+    NoPageSize,
+    /// A range ends before it starts.
+    #[error("{0} is empty: its end must not be below its start")]
+    EmptyRange(&'static str),
+    /// `probe_size` is out of bounds or not a multiple of 8.
+    #[error("probe_size is {0}: it must be 0 or a multiple of 8 from {MIN_PROBE_SIZE} to {MAX_PROBE_SIZE}")]
+    ProbeSize(u32),
+    /// A limit is zero.
+    #[error("limits.{0} is 0: it must be at least 1")]
+    ZeroLimit(&'static str),
+    /// Window configuration and chunk store do not come together.
+    #[error("bounce windows need both a window configuration and a chunk store, or neither")]
+    WindowAndStore,
+    /// The chunk size does not suit.
+    #[error("the chunk size is {chunk:#x}: it must be a power of two and at least the granule of {granule:#x} bytes")]
+    ChunkSize {
+        /// Bytes per chunk.
+        chunk: u64,
+        /// Bytes of the smallest page.
+        granule: u64,
+    },
+    /// The region is not made of whole chunks, or of too many.
+    #[error("the shared region is {region:#x} bytes: it must be 1 to 2^32 whole chunks of {chunk:#x} bytes")]
+    RegionSize {
+        /// Bytes of the region.
+        region: u64,
+        /// Bytes per chunk.
+        chunk: u64,
+    },
+    /// The budget does not fit in the region.
+    #[error("the window budget is {budget:#x} bytes: it must be at most {region:#x}, the size of the shared region")]
+    Budget {
+        /// Bytes of the budget.
+        budget: u64,
+        /// Bytes of the region.
+        region: u64,
+    },
+    /// The aperture is in the wrong place.
+    #[error("the window aperture {start:#x} to {end:#x} {rule}")]
+    Aperture {
+        /// First IOVA.
+        start: u64,
+        /// Last IOVA.
+        end: u64,
+        /// What it must keep.
+        rule: &'static str,
+    },
+    /// There are no windows to change.
+    #[error("there are no bounce windows: the engine was set up without")]
+    NoWindows,
+    /// An endpoint of that name is there.
+    #[error("endpoint {0:#x} exists already: every endpoint needs an ID of its own")]
+    EndpointExists(EndpointId),
+    /// No endpoint of that name is there.
+    #[error("endpoint {0:#x} does not exist")]
+    NoEndpoint(EndpointId),
+    /// The host cannot map pages as small as the guest may.
+    #[error(
+        "endpoint {id:#x}: the host maps pages of {host:#x} bytes, page_size_mask promises {granule:#x}: raise its lowest bit"
+    )]
+    EndpointGranule {
+        /// The endpoint.
+        id: EndpointId,
+        /// Bytes of the host's smallest page, 0 if it has none.
+        host: u64,
+        /// Bytes of the engine's smallest page.
+        granule: u64,
+    },
+    /// The host can translate nothing in the input range.
+    #[error("endpoint {0:#x}: the host translates no IOVA within input_range")]
+    EndpointRange(EndpointId),
+    /// The host cannot translate the aperture.
+    #[error(
+        "endpoint {id:#x}: the host does not translate the window aperture {start:#x} to {end:#x}: move the aperture"
+    )]
+    EndpointAperture {
+        /// The endpoint.
+        id: EndpointId,
+        /// First IOVA of the aperture.
+        start: u64,
+        /// Last IOVA of the aperture.
+        end: u64,
+    },
+}
+
+impl EngineConfig {
+    /// Bytes of the smallest page.
+    pub(crate) fn granule(&self) -> u64 {
+        1u64.checked_shl(self.page_size_mask.trailing_zeros()).unwrap_or(0)
+    }
+
+    /// Checks everything that does not depend on an endpoint.
+    pub(crate) fn validate(&self, ram: &dyn GuestRam, chunks: Option<&dyn ChunkStore>) -> Result<(), ConfigError> {
+        if self.page_size_mask == 0 {
+            return Err(ConfigError::NoPageSize);
+        }
+        if self.input_range.is_empty() {
+            return Err(ConfigError::EmptyRange("input_range"));
+        }
+        if self.domain_range.is_empty() {
+            return Err(ConfigError::EmptyRange("domain_range"));
+        }
+        if self.msi_window.is_empty() {
+            return Err(ConfigError::EmptyRange("msi_window"));
+        }
+        if self.limits.max_mappings == 0 {
+            return Err(ConfigError::ZeroLimit("max_mappings"));
+        }
+        if self.limits.max_domains == 0 {
+            return Err(ConfigError::ZeroLimit("max_domains"));
+        }
+        let size = self.probe_size;
+        let fits = size as usize >= MIN_PROBE_SIZE && size <= MAX_PROBE_SIZE && size % 8 == 0;
+        if size != 0 && !fits {
+            return Err(ConfigError::ProbeSize(size));
+        }
+        match (&self.window, chunks) {
+            (None, None) => Ok(()),
+            (Some(window), Some(chunks)) => self.validate_window(window, ram, chunks),
+            _ => Err(ConfigError::WindowAndStore),
+        }
+    }
+
+    fn validate_window(
+        &self,
+        window: &WindowConfig,
+        ram: &dyn GuestRam,
+        chunks: &dyn ChunkStore,
+    ) -> Result<(), ConfigError> {
+        let (chunk, region) = (chunks.chunk_size(), chunks.region_size());
+        let granule = self.granule();
+        if !chunk.is_power_of_two() || chunk < granule {
+            return Err(ConfigError::ChunkSize { chunk, granule });
+        }
+        if region == 0 || region % chunk != 0 || region / chunk > 1 << 32 {
+            return Err(ConfigError::RegionSize { region, chunk });
+        }
+        window.check_budget(window.budget, region)?;
+        window.check_aperture(self, chunk, ram)
+    }
+
+    /// Whether an endpoint with these limits can be managed. `usable` is what it can map, without the MSI window.
+    pub(crate) fn check_endpoint(
+        &self,
+        id: EndpointId,
+        limits: &MapperLimits,
+        usable: &[RangeInclusive<u64>],
+    ) -> Result<(), ConfigError> {
+        let host = limits.page_size_mask & limits.page_size_mask.wrapping_neg();
+        let granule = self.granule();
+        if host == 0 || host > granule {
+            return Err(ConfigError::EndpointGranule { id, host, granule });
+        }
+        if usable.is_empty() {
+            return Err(ConfigError::EndpointRange(id));
+        }
+        let Some(window) = &self.window else {
+            return Ok(());
+        };
+        let (start, end) = (*window.aperture.start(), *window.aperture.end());
+        if usable.iter().any(|r| r.contains(&start) && r.contains(&end)) {
+            Ok(())
+        } else {
+            Err(ConfigError::EndpointAperture { id, start, end })
+        }
+    }
+}
+
+impl WindowConfig {
+    /// Whether the store could back the budget.
+    pub(crate) fn check_budget(&self, budget: u64, region: u64) -> Result<(), ConfigError> {
+        if budget > region {
+            return Err(ConfigError::Budget { budget, region });
+        }
+        Ok(())
+    }
+
+    fn check_aperture(&self, config: &EngineConfig, chunk: u64, ram: &dyn GuestRam) -> Result<(), ConfigError> {
+        let (start, end) = (*self.aperture.start(), *self.aperture.end());
+        let broken = |rule| Err(ConfigError::Aperture { start, end, rule });
+        if self.aperture.is_empty() {
+            return Err(ConfigError::EmptyRange("window.aperture"));
+        }
+        if start % chunk != 0 || end.wrapping_add(1) % chunk != 0 {
+            return broken("must start and end on whole chunks");
+        }
+        if end >= APERTURE_LIMIT || end >= *config.msi_window.start() {
+            return broken("must end below 4 GiB and below the MSI window");
+        }
+        if start < *config.input_range.start() || end > *config.input_range.end() {
+            return broken("must lie within input_range");
+        }
+        // Regions of guest RAM are far larger than chunks, so one that overlaps covers the end of some chunk.
+        let granule = config.granule();
+        let is_ram = |gpa| ram.prefix(gpa, granule).is_some();
+        let starts = (0..=(end - start) / chunk).map(|n| start + n * chunk);
+        if starts.into_iter().any(|gpa| is_ram(gpa) || is_ram(gpa + chunk - granule)) {
+            return broken("must not overlap guest RAM: move it to the PCI hole");
+        }
+        Ok(())
+    }
+}

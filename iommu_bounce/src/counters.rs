@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Figures about a running engine.
+
+use serde::Serialize;
+
+/// How many requests of each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RequestCounts {
+    /// ATTACH requests.
+    pub attach: u64,
+    /// DETACH requests.
+    pub detach: u64,
+    /// MAP requests.
+    pub map: u64,
+    /// UNMAP requests.
+    pub unmap: u64,
+    /// PROBE requests.
+    pub probe: u64,
+    /// WINDOW_ADD requests.
+    pub window_add: u64,
+    /// WINDOW_DEL requests.
+    pub window_del: u64,
+    /// Requests of no known type, or too short for their type.
+    pub invalid: u64,
+}
+
+/// Figures about a running engine. Totals count from the start of the VM; a device reset does not clear them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    /// Requests received.
+    pub requests: RequestCounts,
+    /// Of these, the ones whose status was not `OK`, or that were answered with nothing.
+    pub failed: RequestCounts,
+    /// Mappings that exist, over all domains. Chunks are not mappings.
+    pub mappings: u64,
+    /// Bytes of guest RAM that are mapped on the host, counted once per endpoint that maps them.
+    pub mapped_bytes: u64,
+    /// The largest [`mapped_bytes`](Self::mapped_bytes) so far.
+    pub peak_mapped_bytes: u64,
+    /// Bytes of window memory that are backed, lost chunks included.
+    pub window_bytes: u64,
+    /// The largest [`window_bytes`](Self::window_bytes) so far.
+    pub peak_window_bytes: u64,
+    /// Calls to [`DmaMapper::map`](crate::DmaMapper::map) that succeeded.
+    pub host_maps: u64,
+    /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) that succeeded.
+    pub host_unmaps: u64,
+    /// Calls to a mapper or to the chunk store that failed.
+    pub host_errors: u64,
+    /// Ranges that the host would not unmap and that belong to no domain any more; tried again at every request.
+    pub stuck_ranges: u64,
+    /// Chunks that could not be given back: never used again, counted in [`window_bytes`](Self::window_bytes).
+    pub lost_chunks: u64,
+}
