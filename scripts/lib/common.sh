@@ -195,18 +195,16 @@ private_apt() {
     "$tool" "${opts[@]}" "$@"
 }
 
-# Brings the private lists up to date: at most once a day, and always when asked by `force`.
+# Brings the private lists up to date: at most once a day, when the machine's sources changed, or when asked by `force`.
 _private_apt_update() {
     local dir keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     dir=$(carom_cache)/apt
     mkdir -p "$dir/lists/partial" "$dir/cache/archives/partial"
     [[ -e $keyring ]] || need_packages -w "keys of Debian's archive" debian-archive-keyring
-    _debian_sources | sed "s,^,deb [arch=amd64 signed-by=$keyring] ,;s,\$, main," >"$dir/sources.list.new"
-    if cmp -s "$dir/sources.list.new" "$dir/sources.list" && [[ ${1:-} != force ]] &&
-        [[ -n $(find "$dir/updated" -mmin -1440 2>/dev/null) ]]; then
-        rm -f "$dir/sources.list.new"
+    if [[ ${1:-} != force && -n $(find "$dir/updated" -mmin -1440 2>/dev/null) && $dir/sources.list -nt /etc/apt/sources.list.d ]]; then
         return 0
     fi
+    _debian_sources | sed "s,^,deb [arch=amd64 signed-by=$keyring] ,;s,\$, main," >"$dir/sources.list.new"
     mv "$dir/sources.list.new" "$dir/sources.list"
     progress "reading Debian's package lists"
     if private_apt apt-get update -qq >"$dir/update.log" 2>&1; then
@@ -230,35 +228,52 @@ _unpack_deb() {
     rm -rf "$tmp/.deb"
 }
 
+# Brings the lists up to date, one caller at a time. Prints nothing; `force` as above.
+_private_apt_refresh() {
+    (
+        flock 9
+        _private_apt_update "$@"
+    ) 9>"$(carom_cache)/.lock-apt"
+}
+
+# _apt_answer NAME COMMAND…: prints what COMMAND prints, from a file while the package lists have not changed since, as
+# starting apt takes seconds.
+_apt_answer() {
+    local dir file answer
+    command -v apt-get >/dev/null || die "this is no Debian system: apt-get is needed to fetch packages"
+    _private_apt_refresh
+    dir=$(carom_cache)/apt
+    file=$dir/answer-${1//[^A-Za-z0-9.+-]/_}
+    shift
+    if [[ ! -s $file || ! $file -nt $dir/updated ]]; then
+        answer=$("$@")
+        printf '%s\n' "$answer" >"$file.$$"
+        mv "$file.$$" "$file"
+    fi
+    cat "$file"
+}
+
 # debian_depends PACKAGE PATTERN: prints the first dependency of PACKAGE that matches the extended regular expression, to get
 # from a meta package such as linux-image-amd64 to the package of the day.
 debian_depends() {
-    local dir name
-    command -v apt-get >/dev/null || die "this is no Debian system: apt-get is needed to fetch $1"
-    dir=$(carom_cache)
-    (
-        flock 9
-        _private_apt_update
-    ) 9>"$dir/.lock-apt"
-    name=$(private_apt apt-cache depends --important "$1" | sed -n 's/^ *Depends: //p' | grep -m1 -E "$2") ||
+    _apt_answer "depends-$1-$2" _apt_depends "$1" "$2"
+}
+
+_apt_depends() {
+    private_apt apt-cache depends --important "$1" | sed -n 's/^ *Depends: //p' | grep -m1 -E "$2" ||
         die "Debian package $1 depends on nothing like $2"
-    printf '%s\n' "$name"
+}
+
+_apt_candidate() {
+    private_apt apt-cache policy "$1" | sed -n 's/^ *Candidate: //p' | grep -vxF '(none)' ||
+        die "Debian $_fetch_suite has no package $1"
 }
 
 # fetch_deb PACKAGE [VERSION]: downloads a Debian package (newest of bookworm, its updates and security, or VERSION; signatures
 # checked by apt), unpacks it into the cache without installing it, and prints the directory.
 fetch_deb() {
-    local package=$1 version=${2:-} dir
-    command -v apt-get >/dev/null || die "this is no Debian system: apt-get is needed to fetch $package"
-    dir=$(carom_cache)
-    if [[ -z $version ]]; then
-        (
-            flock 9
-            _private_apt_update
-        ) 9>"$dir/.lock-apt"
-        version=$(private_apt apt-cache policy "$package" | sed -n 's/^ *Candidate: //p')
-        [[ -n $version && $version != "(none)" ]] || die "Debian $_fetch_suite has no package $package"
-    fi
+    local package=$1 version=${2:-}
+    [[ -n $version ]] || version=$(_apt_answer "candidate-$package" _apt_candidate "$package")
     cache_dir_for deb "${package}_${version//[^A-Za-z0-9.+~-]/_}" _fetch_deb_build "$package" "$version"
 }
 
@@ -267,10 +282,7 @@ _fetch_deb_build() {
     if ! _unpack_deb "$package" "$version" "$tmp"; then
         # The mirror may have replaced the version since the lists were read.
         rm -rf "$tmp/.deb"
-        (
-            flock 9
-            _private_apt_update force
-        ) 9>"$(carom_cache)/.lock-apt"
+        _private_apt_refresh force
         _unpack_deb "$package" "$version" "$tmp"
     fi
 }
