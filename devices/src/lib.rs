@@ -7,3 +7,4 @@
 
 pub mod pci;
 pub mod platform;
+mod sync;

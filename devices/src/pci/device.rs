@@ -29,6 +29,11 @@ pub trait PciDevice: Send + Sync {
     /// that shows memory to the guest (re)makes its slots. Called with the same address again after decoding was off,
     /// which is no move.
     fn bar_moved(&self, index: u8, address: u64) -> io::Result<()>;
+    /// Called when BAR `index`, whose decoding is off, loses the place of its last [`PciDevice::bar_moved`] to another
+    /// BAR; a device that shows memory to the guest there takes its slots away.
+    fn bar_released(&self, _index: u8) -> io::Result<()> {
+        Ok(())
+    }
     /// Reads at `offset` in BAR `index`; `offset + data.len()` is at most the BAR's size.
     fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]);
     /// Writes at `offset` in BAR `index`; `offset + data.len()` is at most the BAR's size.

@@ -4,13 +4,23 @@
 
 mod address;
 mod bar;
+mod claims;
 mod config_space;
 mod device;
+mod ecam;
+mod error;
+mod host_bridge;
 mod msix;
 pub mod regs;
+mod root;
+mod split;
 
 pub use address::PciAddress;
 pub use bar::{Bar, BarKind};
+pub use claims::BarWindows;
 pub use config_space::{Capability, ConfigSpace, Identity};
 pub use device::PciDevice;
+pub use ecam::{ConfigPorts, Ecam};
+pub use error::PciError;
 pub use msix::{CONTROL_ENABLE, CONTROL_FUNCTION_MASK, ENTRY_SIZE, MsixError, MsixTable};
+pub use root::PciRoot;

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Where BARs lie: what the VMM assigns and what the guest moves them to.
+//!
+//! A BAR keeps its place in the guest's address space while its decoding is off, so that the sizing dance of an
+//! operating system (decoding off, ones written and read, address restored, decoding on) costs nothing. It loses the
+//! place only when it comes to be decoded elsewhere, or when another BAR comes to be decoded there.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use log::warn;
+use vm_allocator::{AddressAllocator, AllocPolicy};
+
+use super::{Bar, BarKind, PciDevice, PciError};
+use crate::platform::{AddressSpace, BusDevice, Space};
+
+/// Where BARs may lie. The guest may move them within these windows, hence nothing else may lie in them.
+#[derive(Clone, Debug)]
+pub struct BarWindows {
+    /// I/O ports.
+    pub io: RangeInclusive<u64>,
+    /// Memory below 4 GiB.
+    pub mem32: RangeInclusive<u64>,
+    /// Memory above 4 GiB.
+    pub mem64: RangeInclusive<u64>,
+}
+
+impl BarWindows {
+    fn allow(&self, bar: &Bar, address: u64) -> bool {
+        let Some(last) = address.checked_add(bar.size - 1) else { return false };
+        let holds = |window: &RangeInclusive<u64>| window.contains(&address) && window.contains(&last);
+        match bar.kind {
+            BarKind::Io => holds(&self.io),
+            BarKind::Memory32 { .. } => holds(&self.mem32),
+            BarKind::Memory64 { .. } => holds(&self.mem32) || holds(&self.mem64),
+        }
+    }
+}
+
+/// Forwards accesses in one BAR to its function, while the function decodes them.
+struct BarAccess {
+    device: Arc<dyn PciDevice>,
+    bar: Bar,
+    decoded: AtomicBool,
+}
+
+impl BarAccess {
+    fn answers(&self, offset: u64, len: usize) -> bool {
+        self.decoded.load(Ordering::Acquire) && offset.checked_add(len as u64).is_some_and(|end| end <= self.bar.size)
+    }
+}
+
+impl BusDevice for BarAccess {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        if self.answers(offset, data.len()) {
+            self.device.read_bar(self.bar.index, offset, data);
+        }
+    }
+    fn write(&self, offset: u64, data: &[u8]) {
+        if self.answers(offset, data.len()) {
+            self.device.write_bar(self.bar.index, offset, data);
+        }
+    }
+}
+
+/// One BAR of one function.
+struct Claim {
+    /// Device number of the function on the root bus.
+    owner: u8,
+    /// Where the VMM put it.
+    home: u64,
+    /// Where it is claimed in the guest's address space.
+    place: Option<u64>,
+    access: Arc<BarAccess>,
+    /// A forbidden move was logged: the guest shall not fill the log.
+    complained: bool,
+}
+
+impl Claim {
+    fn bar(&self) -> &Bar {
+        &self.access.bar
+    }
+
+    fn space(&self) -> Space {
+        if self.bar().kind == BarKind::Io { Space::Port } else { Space::Memory }
+    }
+
+    fn is_decoded(&self) -> bool {
+        self.access.decoded.load(Ordering::Acquire)
+    }
+
+    fn set_decoded(&self, decoded: bool) {
+        self.access.decoded.store(decoded, Ordering::Release);
+    }
+
+    fn lies_in(&self, space: Space, base: u64, size: u64) -> bool {
+        // Sizes are powers of two and places aligned to them, so nothing here can wrap.
+        self.space() == space
+            && self.place.is_some_and(|place| place <= base + (size - 1) && base <= place + (self.bar().size - 1))
+    }
+
+    /// Tells the function where the guest sees its BAR. A failure costs speed at most: the BAR's accesses exit.
+    fn announce(&self, address: u64) {
+        let (id, index) = (self.access.device.id(), self.bar().index);
+        if let Err(error) = self.access.device.bar_moved(index, address) {
+            warn!("{id}: BAR {index} at {address:#x} is not shown to the guest directly: {error}");
+        }
+    }
+}
+
+/// The BARs of all functions on the root bus.
+pub(super) struct Claims {
+    space: Arc<dyn AddressSpace>,
+    windows: BarWindows,
+    io: AddressAllocator,
+    mem32: AddressAllocator,
+    mem64: AddressAllocator,
+    list: Vec<Claim>,
+}
+
+fn allocator(what: &'static str, window: &RangeInclusive<u64>) -> Result<AddressAllocator, PciError> {
+    let error = || PciError::Window { what, window: window.clone() };
+    let size = window.end().checked_sub(*window.start()).and_then(|size| size.checked_add(1)).ok_or_else(error)?;
+    AddressAllocator::new(*window.start(), size).map_err(|_| error())
+}
+
+impl Claims {
+    pub(super) fn new(space: Arc<dyn AddressSpace>, windows: BarWindows) -> Result<Self, PciError> {
+        let io = allocator("I/O port", &windows.io)?;
+        let mem32 = allocator("32-bit memory", &windows.mem32)?;
+        let mem64 = allocator("64-bit memory", &windows.mem64)?;
+        Ok(Self { space, windows, io, mem32, mem64, list: Vec::new() })
+    }
+
+    /// Finds a place for each BAR of `device` and assigns it.
+    pub(super) fn assign(&mut self, owner: u8, device: &Arc<dyn PciDevice>) -> Result<(), PciError> {
+        let mut bars = device.bars();
+        // Largest first: naturally aligned BARs then leave no gaps.
+        bars.sort_by_key(|bar| std::cmp::Reverse(bar.size));
+        for bar in bars {
+            let home = self.allocate(&bar).ok_or_else(|| PciError::NoSpace { device: device.id().to_string(), bar })?;
+            device.assign_bar(bar.index, home);
+            let access = BarAccess { device: device.clone(), bar, decoded: AtomicBool::new(false) };
+            self.list.push(Claim { owner, home, place: None, access: Arc::new(access), complained: false });
+        }
+        Ok(())
+    }
+
+    fn allocate(&mut self, bar: &Bar) -> Option<u64> {
+        let from = |allocator: &mut AddressAllocator| {
+            allocator.allocate(bar.size, bar.size, AllocPolicy::FirstMatch).ok().map(|range| range.start())
+        };
+        match bar.kind {
+            BarKind::Io => from(&mut self.io),
+            BarKind::Memory32 { .. } => from(&mut self.mem32),
+            BarKind::Memory64 { .. } => from(&mut self.mem64).or_else(|| from(&mut self.mem32)),
+        }
+    }
+
+    /// Puts the BARs of `owner` back where the VMM assigned them.
+    pub(super) fn send_home(&self, owner: u8) {
+        for claim in self.list.iter().filter(|claim| claim.owner == owner) {
+            claim.access.device.assign_bar(claim.bar().index, claim.home);
+        }
+    }
+
+    /// Brings the claims of `owner` in step with what its function decodes.
+    pub(super) fn follow(&mut self, owner: u8) {
+        for index in 0..self.list.len() {
+            let claim = &self.list[index];
+            if claim.owner != owner {
+                continue;
+            }
+            match claim.access.device.bar_address(claim.bar().index) {
+                None => claim.set_decoded(false),
+                Some(address) if claim.place == Some(address) => {
+                    if !claim.is_decoded() {
+                        claim.announce(address);
+                        claim.set_decoded(true);
+                    }
+                }
+                Some(address) => self.relocate(index, address),
+            }
+        }
+    }
+
+    fn relocate(&mut self, index: usize, address: u64) {
+        if let Err(why) = self.try_relocate(index, address) {
+            let claim = &mut self.list[index];
+            claim.set_decoded(claim.place.is_some());
+            if !claim.complained {
+                claim.complained = true;
+                let (id, bar) = (claim.access.device.id(), claim.bar().index);
+                warn!("{id}: the guest's move of BAR {bar} to {address:#x} is ignored (logged once): {why}");
+            }
+        }
+    }
+
+    fn try_relocate(&mut self, index: usize, address: u64) -> Result<(), String> {
+        let (space, size) = (self.list[index].space(), self.list[index].bar().size);
+        if !self.windows.allow(self.list[index].bar(), address) {
+            return Err("it would leave the windows for BARs".to_string());
+        }
+        let in_the_way = |(at, other): &(usize, &Claim)| *at != index && other.lies_in(space, address, size);
+        let others: Vec<usize> = self.list.iter().enumerate().filter(in_the_way).map(|(at, _)| at).collect();
+        if let Some(other) = others.iter().map(|at| &self.list[*at]).find(|other| other.is_decoded()) {
+            return Err(format!("BAR {} of {} lies there", other.bar().index, other.access.device.id()));
+        }
+        for at in others {
+            self.evict(at)?;
+        }
+        let claim = &self.list[index];
+        self.space.insert(space, address, size, claim.access.clone()).map_err(|error| error.to_string())?;
+        if let Some(old) = claim.place {
+            self.space.remove(space, old);
+        }
+        self.list[index].place = Some(address);
+        self.list[index].announce(address);
+        self.list[index].set_decoded(true);
+        Ok(())
+    }
+
+    /// Takes its place from a BAR that is not decoded.
+    fn evict(&mut self, index: usize) -> Result<(), String> {
+        let claim = &mut self.list[index];
+        let (id, bar) = (claim.access.device.id(), claim.bar().index);
+        claim.access.device.bar_released(bar).map_err(|error| format!("BAR {bar} of {id} cannot leave: {error}"))?;
+        let space = claim.space();
+        if let Some(place) = claim.place.take() {
+            self.space.remove(space, place);
+        }
+        Ok(())
+    }
+}

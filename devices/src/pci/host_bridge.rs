@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The host bridge at `0000:00:00.0`.
+
+use std::io;
+use std::sync::Mutex;
+
+use super::{Bar, ConfigSpace, Identity, PciDevice};
+use crate::sync::lock;
+
+/// Vendor and device ID of a generic PCI Express host bridge, as the Linux PCI ID list has them.
+const VENDOR: u16 = 0x1b36;
+const DEVICE: u16 = 0x0008;
+/// Base class bridge, subclass host.
+const CLASS: u32 = 0x06_0000;
+
+/// A host bridge with no register of its own beyond the standard header.
+pub(super) struct HostBridge {
+    config: Mutex<ConfigSpace>,
+}
+
+impl HostBridge {
+    pub(super) fn new() -> Self {
+        Self { config: Mutex::new(Self::power_on()) }
+    }
+
+    fn power_on() -> ConfigSpace {
+        ConfigSpace::new(Identity {
+            vendor: VENDOR,
+            device: DEVICE,
+            subsystem_vendor: 0,
+            subsystem: 0,
+            class: CLASS,
+            revision: 0,
+        })
+    }
+}
+
+impl PciDevice for HostBridge {
+    fn id(&self) -> &str {
+        "_host_bridge"
+    }
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        lock(&self.config).read(offset, data);
+    }
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        lock(&self.config).write(offset, data);
+    }
+    fn bars(&self) -> Vec<Bar> {
+        Vec::new()
+    }
+    fn assign_bar(&self, _: u8, _: u64) {}
+    fn bar_address(&self, _: u8) -> Option<u64> {
+        None
+    }
+    fn bar_moved(&self, _: u8, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+    fn read_bar(&self, _: u8, _: u64, _: &mut [u8]) {}
+    fn write_bar(&self, _: u8, _: u64, _: &[u8]) {}
+    fn reset(&self) -> io::Result<()> {
+        *lock(&self.config) = Self::power_on();
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The root bus: which function sits where, and the way to its configuration space and BARs.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use log::error;
+
+use super::claims::Claims;
+use super::host_bridge::HostBridge;
+use super::split::aligned_pieces;
+use super::{BarWindows, PciAddress, PciDevice, PciError, regs};
+use crate::platform::AddressSpace;
+use crate::sync::lock;
+
+/// Devices on a bus.
+const DEVICES: usize = 32;
+
+/// PCI bus 0 with its host bridge: 32 devices of one function each.
+///
+/// The bus is reached through [`super::Ecam`] and [`super::ConfigPorts`]. A write to configuration space that enables
+/// or moves a BAR claims or moves a range in the [`AddressSpace`] *during that access*, on the vCPU's thread: an
+/// `AddressSpace` must allow [`AddressSpace::insert`] and [`AddressSpace::remove`] from within a
+/// [`crate::platform::BusDevice`] call.
+pub struct PciRoot {
+    functions: RwLock<[Option<Arc<dyn PciDevice>>; DEVICES]>,
+    claims: Mutex<Claims>,
+}
+
+impl PciRoot {
+    /// A bus with nothing but the host bridge, whose functions claim their BARs in `space` within `windows`.
+    pub fn new(space: Arc<dyn AddressSpace>, windows: BarWindows) -> Result<Self, PciError> {
+        let mut functions = [const { None::<Arc<dyn PciDevice>> }; DEVICES];
+        functions[0] = Some(Arc::new(HostBridge::new()));
+        Ok(Self { functions: RwLock::new(functions), claims: Mutex::new(Claims::new(space, windows)?) })
+    }
+
+    /// Puts `device` at `address` and assigns its BARs; they become visible to the guest once decoding is enabled in
+    /// the function's command register.
+    pub fn add(&self, address: PciAddress, device: Arc<dyn PciDevice>) -> Result<(), PciError> {
+        let number = self.number(address).ok_or(PciError::NoSuchPlace(address))?;
+        // Claims first, as in `reset`; held so that two functions cannot be added to one place.
+        let mut claims = lock(&self.claims);
+        if let Some(occupant) = self.function(address) {
+            return Err(PciError::Occupied { address, by: occupant.id().to_string() });
+        }
+        claims.assign(address.device, &device)?;
+        let mut functions = self.functions.write().unwrap_or_else(PoisonError::into_inner);
+        functions[number] = Some(device);
+        Ok(())
+    }
+
+    /// All functions with their addresses, in ascending order, the host bridge included.
+    pub fn devices(&self) -> Vec<(PciAddress, Arc<dyn PciDevice>)> {
+        let functions = self.functions.read().unwrap_or_else(PoisonError::into_inner);
+        let addresses = (0..).map(PciAddress::on_root_bus);
+        addresses.zip(functions.iter()).filter_map(|(address, f)| Some((address, f.clone()?))).collect()
+    }
+
+    /// The lowest address that no function sits at.
+    pub fn free_address(&self) -> Option<PciAddress> {
+        let functions = self.functions.read().unwrap_or_else(PoisonError::into_inner);
+        (0..).map(PciAddress::on_root_bus).zip(functions.iter()).find(|(_, f)| f.is_none()).map(|(address, _)| address)
+    }
+
+    /// Reads configuration space of the function at `address`, in any width and alignment. Where there is no function,
+    /// or beyond the 4096 bytes, the bytes are all ones.
+    pub fn read_config(&self, address: PciAddress, offset: u16, data: &mut [u8]) {
+        data.fill(0xff);
+        let Some(function) = self.function(address) else { return };
+        for (at, piece) in accesses(offset, data.len()) {
+            function.read_config(at, &mut data[piece]);
+        }
+    }
+
+    /// Writes configuration space of the function at `address`, in any width and alignment, and lets its BARs follow.
+    /// Where there is no function, or beyond the 4096 bytes, nothing happens.
+    pub fn write_config(&self, address: PciAddress, offset: u16, data: &[u8]) {
+        let Some(function) = self.function(address) else { return };
+        for (at, piece) in accesses(offset, data.len()) {
+            function.write_config(at, &data[piece]);
+        }
+        lock(&self.claims).follow(address.device);
+    }
+
+    /// Puts every function back to its state at power-on, its BARs where they were assigned. All are reset, whatever
+    /// fails; the first failure is returned. To be called with all vCPUs stopped.
+    pub fn reset(&self) -> io::Result<()> {
+        let mut outcome = Ok(());
+        for (address, function) in self.devices() {
+            if let Err(error) = function.reset() {
+                error!("{}: reset failed: {error}", function.id());
+                outcome = outcome.and(Err(error));
+            }
+            let mut claims = lock(&self.claims);
+            claims.send_home(address.device);
+            claims.follow(address.device);
+        }
+        outcome
+    }
+
+    fn number(&self, address: PciAddress) -> Option<usize> {
+        let number = usize::from(address.device);
+        let on_bus = address == PciAddress::on_root_bus(address.device);
+        (on_bus && number < DEVICES).then_some(number)
+    }
+
+    /// The function at `address`. No lock is held once it is returned, so the function may take its time.
+    fn function(&self, address: PciAddress) -> Option<Arc<dyn PciDevice>> {
+        let number = self.number(address)?;
+        self.functions.read().unwrap_or_else(PoisonError::into_inner)[number].clone()
+    }
+}
+
+/// The accesses of one, two or four bytes that make up the one at `offset`, as offset and place in its data; those
+/// beyond configuration space are left out.
+fn accesses(offset: u16, len: usize) -> impl Iterator<Item = (u16, std::ops::Range<usize>)> {
+    aligned_pieces(offset.into(), len).map_while(move |piece| {
+        let at = usize::from(offset) + piece.start;
+        let end = at + piece.len();
+        (end <= usize::from(regs::CONFIG_SIZE)).then_some((u16::try_from(at).ok()?, piece))
+    })
+}
