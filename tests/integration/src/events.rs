@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The VMM's event stream (`--event-monitor path=FILE`): one JSON object after another, as Cloud Hypervisor writes them.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// One event.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Event {
+    /// The part of the VMM it is from, such as `vm` or `virtio-iommu`.
+    pub source: String,
+    /// What happened, such as `booted` or `counters`.
+    pub event: String,
+    /// Further data; null when there is none.
+    #[serde(default)]
+    pub properties: Value,
+}
+
+/// How many requests of each kind the virtio-iommu device has served.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Requests {
+    /// MAP.
+    pub map: u64,
+    /// UNMAP.
+    pub unmap: u64,
+    /// WINDOW_ADD.
+    pub window_add: u64,
+    /// WINDOW_DEL.
+    pub window_del: u64,
+    /// ATTACH.
+    pub attach: u64,
+}
+
+/// The properties of the event `counters` of the source `virtio-iommu`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Requests served.
+    pub requests: Requests,
+    /// Bytes that are mapped by MAP requests now.
+    pub mapped_bytes: u64,
+    /// Most bytes that were mapped so at any time.
+    pub peak_mapped_bytes: u64,
+    /// Bytes of window memory that are backed now.
+    pub window_bytes: u64,
+}
+
+/// Reads an event file; one that was never made has no events.
+///
+/// # Errors
+/// When the file cannot be read or holds something else than events.
+pub fn read(path: &Path) -> Result<Vec<Event>> {
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    parse(&text).with_context(|| format!("reading events of {}", path.display()))
+}
+
+fn parse(text: &str) -> Result<Vec<Event>> {
+    Ok(serde_json::Deserializer::from_str(text).into_iter().collect::<Result<_, _>>()?)
+}
+
+/// All counters among the events, in order.
+///
+/// # Errors
+/// When a counters event lacks a counter.
+pub fn counters(events: &[Event]) -> Result<Vec<Counters>> {
+    events
+        .iter()
+        .filter(|event| event.source == "virtio-iommu" && event.event == "counters")
+        .map(|event| Counters::deserialize(&event.properties).context("counters event"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_follow_one_another_with_any_white_space() {
+        let events = parse(
+            r#"{"timestamp":{"secs":1,"nanos":2},"source":"vm","event":"booted","properties":null}
+
+            {"timestamp":{"secs":1,"nanos":2},"source":"virtio-iommu","event":"counters","properties":{"requests":
+            {"map":1,"unmap":2,"window_add":3,"window_del":4,"attach":5,"probe":6},"mapped_bytes":7,"peak_mapped_bytes":8,
+            "window_bytes":9}}"#,
+        )
+        .unwrap();
+        assert_eq!(events.len(), 2);
+        let counters = counters(&events).unwrap();
+        assert_eq!(counters[0].requests, Requests { map: 1, unmap: 2, window_add: 3, window_del: 4, attach: 5 });
+        assert_eq!((counters[0].mapped_bytes, counters[0].peak_mapped_bytes, counters[0].window_bytes), (7, 8, 9));
+    }
+
+    #[test]
+    fn missing_counter_is_an_error() {
+        let events =
+            parse(r#"{"source":"virtio-iommu","event":"counters","properties":{"requests":{"map":1}}}"#).unwrap();
+        assert!(counters(&events).is_err());
+    }
+}

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! One guest: how it is made, run, and what came of it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::Site;
+use crate::events::{self, Counters, Event};
+use crate::initramfs::{self, Extra};
+use crate::process::{self, Ended, Finished, Limits};
+use crate::vmm::{self, Device, Kernel, Machine, Vmm};
+
+/// Kernel parameters that every guest gets: console, and a panic that ends the guest.
+const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off";
+
+/// Printed by the base initramfs' `/init` when the job has ended; the status follows.
+const JOB_EXIT: &str = "CAROM-JOB-EXIT ";
+
+/// A guest to be run.
+#[derive(Debug, Clone)]
+pub struct Guest {
+    name: String,
+    vmm: Vmm,
+    kernel: Kernel,
+    cmdline: String,
+    cpus: u8,
+    memory_mib: u32,
+    devices: Vec<Device>,
+    bounce: Option<String>,
+    job: String,
+    extras: Vec<Extra>,
+    time_limit: Duration,
+}
+
+/// What came of a guest that ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The serial console.
+    pub console: String,
+    /// What the VMM wrote to stderr.
+    pub stderr: String,
+    /// Exit status of the guest's last job.
+    pub job_status: i32,
+    /// Exit status of the VMM.
+    pub vmm_status: i32,
+    /// The VMM's events (Carom only).
+    pub events: Vec<Event>,
+    /// Each report of the virtio-iommu's counters: one for every mark on the console, one at the end (Carom only).
+    pub counters: Vec<Counters>,
+    /// Most memory that the VMM had pinned, in bytes.
+    pub peak_pinned_bytes: u64,
+    /// Time from the VMM's start to its end.
+    pub elapsed: Duration,
+    /// How often a guest of this description hung before this one ended.
+    pub retries: u32,
+}
+
+impl Guest {
+    /// A guest with 1 vCPU, 512 MiB, no device and the patched kernel, on Carom. `name` is unique within one run of the
+    /// tests or the demo: consoles are kept under it.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            vmm: Vmm::Carom,
+            kernel: Kernel::Patched,
+            cmdline: String::new(),
+            cpus: 1,
+            memory_mib: 512,
+            devices: Vec::new(),
+            bounce: None,
+            job: String::new(),
+            extras: Vec::new(),
+            time_limit: Duration::from_secs(90),
+        }
+    }
+
+    /// Chooses the VMM.
+    #[must_use]
+    pub fn vmm(mut self, vmm: Vmm) -> Self {
+        self.vmm = vmm;
+        self
+    }
+
+    /// Chooses the kernel.
+    #[must_use]
+    pub fn kernel(mut self, kernel: Kernel) -> Self {
+        self.kernel = kernel;
+        self
+    }
+
+    /// Adds kernel parameters.
+    #[must_use]
+    pub fn cmdline(mut self, parameters: &str) -> Self {
+        self.cmdline.push(' ');
+        self.cmdline.push_str(parameters);
+        self
+    }
+
+    /// Sets the number of vCPUs.
+    #[must_use]
+    pub fn cpus(mut self, cpus: u8) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// Sets the size of the guest's memory.
+    #[must_use]
+    pub fn memory_mib(mut self, mib: u32) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
+    /// Passes through a host device, without the IOMMU between.
+    #[must_use]
+    pub fn device(mut self, address: &str) -> Self {
+        self.devices.push(Device { address: address.into(), iommu: false });
+        self
+    }
+
+    /// Passes through a host device behind the virtual IOMMU.
+    #[must_use]
+    pub fn iommu_device(mut self, address: &str) -> Self {
+        self.devices.push(Device { address: address.into(), iommu: true });
+        self
+    }
+
+    /// Offers bounce windows: the value of `--iommu-bounce`, such as `size=64M`.
+    #[must_use]
+    pub fn bounce(mut self, value: &str) -> Self {
+        self.bounce = Some(value.into());
+        self
+    }
+
+    /// The shell script that the guest runs as root; it powers off afterwards.
+    #[must_use]
+    pub fn job(mut self, script: &str) -> Self {
+        self.job = script.into();
+        self
+    }
+
+    /// Adds a program under `/bin/NAME`.
+    #[must_use]
+    pub fn program(mut self, name: &str, bytes: Vec<u8>) -> Self {
+        self.extras.push(Extra { path: format!("bin/{name}"), bytes });
+        self
+    }
+
+    /// Sets the longest time that the guest may take, 90 s unless said otherwise.
+    #[must_use]
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = limit;
+        self
+    }
+
+    /// Runs the guest to its end. A guest that hangs is started once more, which is counted in the outcome and said on
+    /// stderr.
+    ///
+    /// # Errors
+    /// When the VMM cannot be started or fails, the guest panics, hangs twice, or ends without its job's status. The error
+    /// has the end of the console.
+    pub fn run(&self, site: &Site) -> Result<Outcome> {
+        ensure!(!self.job.is_empty(), "guest {} has no job", self.name);
+        let mut retries = 0;
+        let (mut finished, mut events) = self.run_once(site, retries)?;
+        if finished.ended == Ended::TimedOut {
+            note_retry(site, &self.name, self.time_limit)?;
+            retries = 1;
+            (finished, events) = self.run_once(site, retries)?;
+        }
+        match finished.ended {
+            Ended::TimedOut => bail!("guest {} hung twice{}", self.name, tail(&finished)),
+            Ended::GuestPanicked => bail!("the kernel of guest {} failed{}", self.name, tail(&finished)),
+            Ended::Exited(status) => self.outcome(finished, status, events, retries),
+        }
+    }
+
+    fn run_once(&self, site: &Site, round: u32) -> Result<(Finished, Vec<Event>)> {
+        let dir = site.out.join("guests");
+        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+        let file = |extension: &str| -> PathBuf { dir.join(format!("{}-{round}.{extension}", self.name)) };
+        let scratch = tempfile::tempdir().context("creating a directory for the guest's files")?;
+        let (kernel, base) = self.kernel.files(site)?;
+        let initramfs = scratch.path().join("initramfs");
+        let mut extras = self.extras.clone();
+        extras.push(Extra { path: "job".into(), bytes: self.job.clone().into_bytes() });
+        initramfs::append(base, &extras, &initramfs)?;
+        let machine = Machine {
+            kernel: kernel.into(),
+            initramfs,
+            cmdline: format!("{BASE_CMDLINE}{}", self.cmdline),
+            cpus: self.cpus,
+            memory_mib: self.memory_mib,
+            devices: self.devices.clone(),
+            bounce: self.bounce.clone(),
+            events: scratch.path().join("events"),
+        };
+        let mut command = vmm::command(site, self.vmm, &machine);
+        let limits = Limits { time: self.time_limit, stop_on_panic: true };
+        let finished = process::run_limited(&mut command, &file("console"), limits, self.vmm == Vmm::Carom)?;
+        let events = events::read(&machine.events)?;
+        Ok((finished, events))
+    }
+
+    fn outcome(&self, finished: Finished, status: ExitStatus, events: Vec<Event>, retries: u32) -> Result<Outcome> {
+        let vmm_status =
+            status.code().with_context(|| format!("the VMM of guest {} was killed: {status}", self.name))?;
+        ensure!(vmm_status == 0, "the VMM of guest {} failed with status {vmm_status}{}", self.name, tail(&finished));
+        let job_status = finished
+            .stdout
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix(JOB_EXIT))
+            .next_back()
+            .and_then(|status| status.trim().parse().ok())
+            .with_context(|| format!("guest {} ended without its job's status{}", self.name, tail(&finished)))?;
+        Ok(Outcome {
+            counters: events::counters(&events)?,
+            events,
+            console: finished.stdout,
+            stderr: finished.stderr,
+            job_status,
+            vmm_status,
+            peak_pinned_bytes: finished.peak_pinned_bytes,
+            elapsed: finished.elapsed,
+            retries,
+        })
+    }
+}
+
+impl Outcome {
+    /// The values of the console's lines `KEY VALUE`, in order.
+    pub fn values<'console>(&'console self, key: &'console str) -> impl Iterator<Item = &'console str> {
+        self.console.lines().filter_map(move |line| line.trim().strip_prefix(key)?.strip_prefix(' ')).map(str::trim)
+    }
+
+    /// The value of the last line `KEY VALUE` of the console.
+    ///
+    /// # Errors
+    /// When there is no such line.
+    pub fn value<'console>(&'console self, key: &'console str) -> Result<&'console str> {
+        self.values(key).last().with_context(|| format!("no line {key:?} on the console:\n{}", self.console))
+    }
+}
+
+/// Retries are listed in a file, so that the scripts can report them whatever becomes of stderr.
+fn note_retry(site: &Site, name: &str, limit: Duration) -> Result<()> {
+    use std::io::Write;
+    let line = format!("guest {name} hung for {} s and was started again", limit.as_secs());
+    eprintln!("{line}");
+    let path = site.out.join("retries");
+    let mut file = fs::OpenOptions::new().create(true).append(true).open(&path)?;
+    writeln!(file, "{line}").with_context(|| format!("writing {}", path.display()))
+}
+
+/// The end of console and stderr, for an error.
+fn tail(finished: &Finished) -> String {
+    let last = |text: &str, count: usize| -> String {
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(count)..].iter().map(|line| format!("\n  | {line}")).collect()
+    };
+    format!("; end of its console:{}\nand of stderr:{}", last(&finished.stdout, 30), last(&finished.stderr, 10))
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Runs real guests on Carom, and on QEMU as its peer, and looks at what they did.
+//!
+//! Everything here runs where KVM and devices bound to `vfio-pci` are: in the rig (`scripts/rig`) or on a host that has
+//! its own. [`Site`] says what is there, [`Guest`] describes one guest and runs it, [`Outcome`] is what came of it, and
+//! [`workload`] holds the jobs that more than one user gives to guests.
+
+pub mod events;
+mod guest;
+mod initramfs;
+mod process;
+mod site;
+pub mod vmm;
+pub mod workload;
+
+pub use guest::{Guest, Outcome};
+pub use process::{Ended, Finished, Limits, run_limited};
+pub use site::Site;
+pub use vmm::{Kernel, Vmm};

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Runs a VMM with a time limit, watches its console file and the memory it has pinned, and never leaves it behind.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How often the process is looked at.
+const POLL: Duration = Duration::from_millis(50);
+
+/// What ends a process before it ends itself.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Longest run.
+    pub time: Duration,
+    /// Whether a guest kernel's panic or oops on the console ends the run.
+    pub stop_on_panic: bool,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself, with this status.
+    Exited(ExitStatus),
+    /// Killed, as its time was over.
+    TimedOut,
+    /// Killed, as the guest's kernel had panicked.
+    GuestPanicked,
+}
+
+/// What came of a process.
+#[derive(Debug)]
+pub struct Finished {
+    /// How it ended.
+    pub ended: Ended,
+    /// All it wrote to stdout: for a VMM the guest's console.
+    pub stdout: String,
+    /// All it wrote to stderr.
+    pub stderr: String,
+    /// Most memory it had locked or pinned at any look, in bytes (`VmLck` and `VmPin` of proc_pid_status(5); VFIO's type 1
+    /// back end accounts to the first, iommufd to the second).
+    pub peak_pinned_bytes: u64,
+    /// Time from start to end.
+    pub elapsed: Duration,
+}
+
+/// Text on the console that makes it poll the process' counters.
+const MARK: &str = "CAROM-MARK ";
+
+/// Runs `command` with stdout going to the file `console`.
+///
+/// Each line with `CAROM-MARK` on the console sends the process SIGUSR1 if `signal_marks` is set.
+///
+/// # Errors
+/// When the program cannot be started or watched; how it ended is no error.
+pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, signal_marks: bool) -> Result<Finished> {
+    let stderr_path = console.with_extension("stderr");
+    let create = |path: &Path| File::create(path).with_context(|| format!("creating {}", path.display()));
+    command.stdin(Stdio::null()).stdout(create(console)?).stderr(create(&stderr_path)?);
+    let start = Instant::now();
+    let mut child = Guarded(command.spawn().with_context(|| format!("starting {}", command.get_program().display()))?);
+    let mut watch = Watch { file: File::open(console)?, text: String::new(), rest: Vec::new(), marks: 0 };
+    let mut peak_pinned_bytes = 0;
+
+    let ended = loop {
+        if let Some(status) = child.0.try_wait()? {
+            break Ended::Exited(status);
+        }
+        peak_pinned_bytes = peak_pinned_bytes.max(pinned_bytes(child.0.id()));
+        watch.read()?;
+        if signal_marks && watch.new_marks() {
+            child.signal(Signal::USR1)?;
+        }
+        if limits.stop_on_panic && watch.panicked() {
+            // The rest of the message is worth having.
+            thread::sleep(Duration::from_secs(1));
+            break Ended::GuestPanicked;
+        }
+        if start.elapsed() > limits.time {
+            break Ended::TimedOut;
+        }
+        thread::sleep(POLL);
+    };
+    drop(child);
+    watch.read()?;
+    Ok(Finished {
+        ended,
+        stdout: watch.text,
+        stderr: String::from_utf8_lossy(&fs::read(&stderr_path)?).into_owned(),
+        peak_pinned_bytes,
+        elapsed: start.elapsed(),
+    })
+}
+
+/// A child that does not outlive this value.
+struct Guarded(Child);
+
+impl Guarded {
+    fn signal(&self, signal: Signal) -> Result<()> {
+        kill_process(Pid::from_child(&self.0), signal).context("signalling the VMM")
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // Both fail only where the child has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A console file that grows while it is read.
+struct Watch {
+    file: File,
+    text: String,
+    /// Bytes that do not make a whole line yet.
+    rest: Vec<u8>,
+    marks: usize,
+}
+
+impl Watch {
+    fn read(&mut self) -> Result<()> {
+        let mut bytes = Vec::new();
+        self.file.read_to_end(&mut bytes).context("reading the console")?;
+        self.rest.append(&mut bytes);
+        // A multi-byte character may be cut at the end of what is there so far: only whole lines are decoded.
+        let whole = self.rest.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        let line: Vec<u8> = self.rest.drain(..whole).filter(|&byte| byte != b'\r').collect();
+        self.text.push_str(&String::from_utf8_lossy(&line));
+        Ok(())
+    }
+
+    fn new_marks(&mut self) -> bool {
+        let marks = self.text.matches(MARK).count();
+        std::mem::replace(&mut self.marks, marks) < marks
+    }
+
+    fn panicked(&self) -> bool {
+        self.text.contains("Kernel panic - not syncing") || self.text.contains("---[ end trace ")
+    }
+}
+
+/// Memory that a process has locked or pinned now, in bytes; 0 when it is gone.
+fn pinned_bytes(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    parse_pinned(&status)
+}
+
+fn parse_pinned(status: &str) -> u64 {
+    status
+        .lines()
+        .filter_map(|line| line.strip_prefix("VmLck:").or_else(|| line.strip_prefix("VmPin:")))
+        .filter_map(|value| value.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok())
+        .sum::<u64>()
+        * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { time: Duration::from_secs(20), stop_on_panic: true };
+
+    fn run(script: &str, limits: Limits) -> Finished {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        run_limited(&mut command, &dir.path().join("console"), limits, true).unwrap()
+    }
+
+    #[test]
+    fn output_and_status_are_kept() {
+        let finished = run("printf 'one\\r\\ntwo\\n'; echo bad >&2; exit 3", LIMITS);
+        assert_eq!(finished.stdout, "one\ntwo\n");
+        assert_eq!(finished.stderr, "bad\n");
+        assert!(matches!(finished.ended, Ended::Exited(status) if status.code() == Some(3)));
+    }
+
+    #[test]
+    fn time_limit_kills() {
+        let finished = run("sleep 60", Limits { time: Duration::from_millis(200), ..LIMITS });
+        assert_eq!(finished.ended, Ended::TimedOut);
+        assert!(finished.elapsed < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn panic_on_the_console_ends_the_run() {
+        let finished = run("echo 'Kernel panic - not syncing: x'; sleep 60", LIMITS);
+        assert_eq!(finished.ended, Ended::GuestPanicked);
+    }
+
+    #[test]
+    fn mark_sends_a_signal() {
+        let finished = run("trap 'echo got it; exit 0' USR1; echo CAROM-MARK a; while :; do sleep 0.05; done", LIMITS);
+        assert!(finished.stdout.contains("got it"), "{}", finished.stdout);
+    }
+
+    #[test]
+    fn pinned_memory_is_read_from_both_counters() {
+        assert_eq!(parse_pinned("Name:\tx\nVmLck:\t   12 kB\nVmPin:\t    4 kB\nVmRSS:\t 99 kB\n"), 16 * 1024);
+    }
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Where guests run: the programs, kernels and devices at hand, as the scripts export them.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+/// Programs, kernels and devices for running guests, read from the environment by [`Site::from_env`].
+#[derive(Debug, Clone)]
+pub struct Site {
+    /// The VMM under test (`CAROM_BIN`).
+    pub carom: PathBuf,
+    /// The patched guest kernel as a bzImage (`CAROM_GUEST_KERNEL`/bzImage).
+    pub kernel: PathBuf,
+    /// The same kernel as an ELF file with a PVH entry (`CAROM_GUEST_KERNEL`/vmlinux).
+    pub kernel_elf: PathBuf,
+    /// Initramfs for these kernels (`CAROM_GUEST_INITRAMFS`).
+    pub initramfs: PathBuf,
+    /// Debian's own kernel (`CAROM_STOCK_KERNEL`); the demo does without.
+    pub stock_kernel: Option<PathBuf>,
+    /// Initramfs with that kernel's modules (`CAROM_STOCK_INITRAMFS`).
+    pub stock_initramfs: Option<PathBuf>,
+    /// Static program that runs in guests and steers the edu device (`CAROM_EDU_DMA`).
+    pub edu_dma: Option<PathBuf>,
+    /// PCI addresses of the NVMe drives that guests get, at least one (`CAROM_NVME`, `CAROM_NVME2`).
+    pub nvme: Vec<String>,
+    /// PCI address of QEMU's edu device, where there is one (`CAROM_EDU`).
+    pub edu: Option<String>,
+    /// Directory for consoles and results (`CAROM_OUT`).
+    pub out: PathBuf,
+    /// How the machine is run: `tcg` or `kvm` in the rig, `direct` outside (`CAROM_RIG`).
+    pub rig: String,
+}
+
+impl Site {
+    /// Reads the site from the environment.
+    ///
+    /// # Errors
+    /// Names the variable that is missing or the file that does not exist.
+    pub fn from_env() -> Result<Self> {
+        let kernel_dir = existing("CAROM_GUEST_KERNEL")?;
+        let site = Self {
+            carom: existing("CAROM_BIN")?,
+            kernel: kernel_dir.join("bzImage"),
+            kernel_elf: kernel_dir.join("vmlinux"),
+            initramfs: existing("CAROM_GUEST_INITRAMFS")?,
+            stock_kernel: optional("CAROM_STOCK_KERNEL")?,
+            stock_initramfs: optional("CAROM_STOCK_INITRAMFS")?,
+            edu_dma: optional("CAROM_EDU_DMA")?,
+            nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),
+            edu: env::var("CAROM_EDU").ok(),
+            out: existing("CAROM_OUT")?,
+            rig: env::var("CAROM_RIG").unwrap_or_else(|_| "direct".into()),
+        };
+        for file in [&site.kernel, &site.kernel_elf] {
+            ensure!(file.is_file(), "CAROM_GUEST_KERNEL: there is no {}", file.display());
+        }
+        Ok(site)
+    }
+
+    /// The sysfs directory of a PCI device.
+    #[must_use]
+    pub fn sysfs(address: &str) -> PathBuf {
+        Path::new("/sys/bus/pci/devices").join(address)
+    }
+}
+
+fn variable(name: &str) -> Result<String> {
+    env::var(name).with_context(|| format!("{name} is not set; start this by scripts/demo or scripts/test"))
+}
+
+fn existing(name: &str) -> Result<PathBuf> {
+    let path = PathBuf::from(variable(name)?);
+    ensure!(path.exists(), "{name}: there is no {}", path.display());
+    Ok(path)
+}
+
+fn optional(name: &str) -> Result<Option<PathBuf>> {
+    if env::var_os(name).is_none() { Ok(None) } else { existing(name).map(Some) }
+}

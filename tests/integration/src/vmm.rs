@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Command lines of the VMMs that guests run on.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::Site;
+
+/// The VMM a guest runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vmm {
+    /// The VMM under test.
+    Carom,
+    /// QEMU, the peer that guests are compared with.
+    Qemu,
+}
+
+/// The kernel a guest boots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// The patched kernel as a bzImage.
+    Patched,
+    /// The patched kernel as a PVH ELF file.
+    PatchedElf,
+    /// Debian's kernel as packaged, with its modules in the initramfs.
+    Stock,
+}
+
+impl Kernel {
+    /// Kernel image and base initramfs.
+    pub(crate) fn files(self, site: &Site) -> Result<(&Path, &Path)> {
+        let missing = "CAROM_STOCK_KERNEL and CAROM_STOCK_INITRAMFS are not set";
+        Ok(match self {
+            Self::Patched => (&site.kernel, &site.initramfs),
+            Self::PatchedElf => (&site.kernel_elf, &site.initramfs),
+            Self::Stock => {
+                (site.stock_kernel.as_deref().context(missing)?, site.stock_initramfs.as_deref().context(missing)?)
+            }
+        })
+    }
+}
+
+/// A host device given to the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Device {
+    /// PCI address on the host.
+    pub(crate) address: String,
+    /// Whether it sits behind the guest's IOMMU.
+    pub(crate) iommu: bool,
+}
+
+/// What a VMM is told about a guest.
+#[derive(Debug, Clone)]
+pub(crate) struct Machine {
+    pub(crate) kernel: PathBuf,
+    pub(crate) initramfs: PathBuf,
+    pub(crate) cmdline: String,
+    pub(crate) cpus: u8,
+    pub(crate) memory_mib: u32,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) bounce: Option<String>,
+    pub(crate) events: PathBuf,
+}
+
+/// The command that runs `machine` on `vmm`, with the guest's serial console on stdout.
+pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Command {
+    match vmm {
+        Vmm::Carom => carom(site, machine),
+        Vmm::Qemu => qemu(machine),
+    }
+}
+
+fn carom(site: &Site, machine: &Machine) -> Command {
+    let mut command = Command::new(&site.carom);
+    command
+        .arg("--kernel")
+        .arg(&machine.kernel)
+        .arg("--initramfs")
+        .arg(&machine.initramfs)
+        .args(["--cmdline", &machine.cmdline])
+        .args(["--cpus", &format!("boot={}", machine.cpus)])
+        .args(["--memory", &format!("size={}M", machine.memory_mib)])
+        .args(["--serial", "tty", "--console", "off"])
+        .arg("--event-monitor")
+        .arg(format!("path={}", machine.events.display()));
+    for device in &machine.devices {
+        let iommu = if device.iommu { ",iommu=on" } else { "" };
+        command.arg("--device").arg(format!("path={}{iommu}", Site::sysfs(&device.address).display()));
+    }
+    if let Some(bounce) = &machine.bounce {
+        command.args(["--iommu-bounce", bounce]);
+    }
+    command
+}
+
+/// QEMU has one switch for the whole machine: the IOMMU is there, and all devices are behind it, if one asks for it.
+fn qemu(machine: &Machine) -> Command {
+    let mut command = Command::new("qemu-system-x86_64");
+    command
+        .args(["-accel", "kvm", "-cpu", "host", "-machine", "q35", "-nodefaults", "-no-user-config"])
+        .args(["-display", "none", "-serial", "stdio", "-no-reboot"])
+        .args(["-smp", &machine.cpus.to_string(), "-m", &format!("{}M", machine.memory_mib)])
+        .arg("-kernel")
+        .arg(&machine.kernel)
+        .arg("-initrd")
+        .arg(&machine.initramfs)
+        .args(["-append", &machine.cmdline]);
+    // Before the devices: those that are made earlier are not behind it.
+    if machine.devices.iter().any(|device| device.iommu) {
+        command.args(["-device", "virtio-iommu-pci"]);
+    }
+    for device in &machine.devices {
+        command.args(["-device", &format!("vfio-pci,host={}", device.address)]);
+    }
+    command
+}

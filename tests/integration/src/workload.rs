@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Jobs for guests, and the reading of what they print: fio on the NVMe drive, and the kernel's `dma_map_benchmark`.
+//!
+//! A job is a shell script that runs as root with busybox' applets, `fio` and `dma_map_benchmark` in its path. It prints its
+//! results as lines `CAROM-…`, which [`Outcome::values`] finds.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::Outcome;
+
+/// Block sizes that are measured, as fio and the report write them.
+pub const BLOCK_SIZES: [&str; 4] = ["4k", "16k", "64k", "128k"];
+
+/// First lines of a job that uses the NVMe drive: it waits for the drive, and ends the job when there is none.
+pub const WAIT_FOR_NVME: &str = r#"
+i=0
+while [ ! -b /dev/nvme0n1 ]; do
+    i=$((i + 1))
+    [ $i -lt 300 ] || { echo "CAROM-NO-NVME"; exit 90; }
+    sleep 0.1
+done
+NVME=$(basename "$(readlink -f /sys/class/nvme/nvme0/device)")
+"#;
+
+/// Result of fio at one block size.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Fio {
+    /// Operations a second.
+    pub iops: f64,
+    /// MiB a second.
+    pub mib_s: f64,
+}
+
+/// Result of `dma_map_benchmark` with one page.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct DmaMap {
+    /// Mean time of a map, in µs.
+    pub map_us: f64,
+    /// Mean time of an unmap, in µs.
+    pub unmap_us: f64,
+}
+
+/// Reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`] for `seconds` after a second of warming
+/// up, in `jobs` processes; [`fio_results`] reads the results.
+#[must_use]
+pub fn fio_reads(seconds: u32, jobs: u8) -> String {
+    BLOCK_SIZES
+        .map(|size| {
+            format!(
+                "fio --name=read --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=64 --bs={size} \
+                 --size=256M --offset_increment=256M --numjobs={jobs} --group_reporting --time_based --ramp_time=1 \
+                 --runtime={seconds} --output-format=terse --terse-version=3 >/tmp/fio || exit 91\n\
+                 awk -F';' '/^3;/ {{ print \"CAROM-FIO\", \"{size}\", $8, $7, $5 }}' /tmp/fio\n"
+            )
+        })
+        .concat()
+}
+
+/// Reads the results of [`fio_reads`].
+///
+/// # Errors
+/// When a block size is missing, fio saw errors or nothing was read.
+pub fn fio_results(outcome: &Outcome) -> Result<BTreeMap<String, Fio>> {
+    let mut results = BTreeMap::new();
+    for line in outcome.values("CAROM-FIO") {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [size, iops, kib_s, errors] = words[..] else { anyhow::bail!("fio result {line:?}: four words wanted") };
+        let number = |text: &str| text.parse::<f64>().with_context(|| format!("fio result {line:?}"));
+        ensure!(errors == "0", "fio at {size} ended with error {errors}");
+        let result = Fio { iops: number(iops)?, mib_s: number(kib_s)? / 1024.0 };
+        ensure!(result.iops > 0.0, "fio at {size} read nothing");
+        results.insert(size.to_owned(), result);
+    }
+    for size in BLOCK_SIZES {
+        ensure!(results.contains_key(size), "no fio result at {size}; console:\n{}", outcome.console);
+    }
+    Ok(results)
+}
+
+/// Writes `mib` MiB in mixed block sizes at random places, then reads and checks all of it (crc32c), with `depth` requests
+/// in flight. Prints `CAROM-VERIFY <fio's status> <bytes checked>`.
+#[must_use]
+pub fn fio_verify(mib: u32, depth: u32) -> String {
+    format!(
+        "fio --name=verify --filename=/dev/nvme0n1 --direct=1 --rw=randwrite --ioengine=libaio --iodepth={depth} \
+         --bssplit=512/5:4k/35:12k/10:16k/15:64k/20:128k/15 --bs_unaligned=0 --size={mib}M --verify=crc32c --do_verify=1 \
+         --verify_fatal=1 --verify_dump=0 --output-format=terse --terse-version=3 >/tmp/verify 2>&1\n\
+         status=$?\n\
+         [ $status = 0 ] || cat /tmp/verify\n\
+         echo \"CAROM-VERIFY $status $(awk -F';' '/^3;/ {{ print $6 * 1024 }}' /tmp/verify)\"\n"
+    )
+}
+
+/// Checks that [`fio_verify`] ended well each time it ran, `times` in all.
+///
+/// # Errors
+/// When it did not run, found an error or checked nothing.
+pub fn check_verified(outcome: &Outcome, times: usize) -> Result<()> {
+    let results: Vec<&str> = outcome.values("CAROM-VERIFY").collect();
+    ensure!(
+        results.len() == times,
+        "{} verified passes instead of {times}; console:\n{}",
+        results.len(),
+        outcome.console
+    );
+    for result in results {
+        let bytes: Option<u64> = result.strip_prefix("0 ").and_then(|bytes| bytes.parse().ok());
+        ensure!(bytes.is_some_and(|bytes| bytes > 0), "verification: {result:?}; console:\n{}", outcome.console);
+    }
+    Ok(())
+}
+
+/// Gives the NVMe drive to the kernel's `dma_map_benchmark` and lets it map and unmap one page from the device for `seconds`;
+/// [`dma_map_result`] reads the result. The drive is not usable afterwards.
+#[must_use]
+pub fn dma_map_benchmark(seconds: u32) -> String {
+    format!(
+        r#"
+echo "$NVME" >/sys/bus/pci/drivers/nvme/unbind
+echo dma_map_benchmark >"/sys/bus/pci/devices/$NVME/driver_override"
+echo "$NVME" >/sys/bus/pci/drivers_probe
+dma_map_benchmark -t 1 -s {seconds} -g 1 -d 2 >/tmp/dma_map 2>&1 || {{ cat /tmp/dma_map; exit 92; }}
+sed -n 's/^average map latency(us):\([0-9.]*\).*/CAROM-MAP-US \1/p;s/^average unmap latency(us):\([0-9.]*\).*/CAROM-UNMAP-US \1/p' /tmp/dma_map
+"#
+    )
+}
+
+/// Reads the result of [`dma_map_benchmark`].
+///
+/// # Errors
+/// When it is missing.
+pub fn dma_map_result(outcome: &Outcome) -> Result<DmaMap> {
+    let number = |key| outcome.value(key)?.parse::<f64>().with_context(|| format!("{key} on the console"));
+    Ok(DmaMap { map_us: number("CAROM-MAP-US")?, unmap_us: number("CAROM-UNMAP-US")? })
+}
