@@ -193,7 +193,7 @@ impl EngineConfig {
             return Err(ConfigError::ZeroLimit("max_domains"));
         }
         let size = self.probe_size;
-        let fits = size as usize >= MIN_PROBE_SIZE && size <= MAX_PROBE_SIZE && size % 8 == 0;
+        let fits = size as usize >= MIN_PROBE_SIZE && size <= MAX_PROBE_SIZE && size.is_multiple_of(8);
         if size != 0 && !fits {
             return Err(ConfigError::ProbeSize(size));
         }
@@ -228,6 +228,7 @@ impl EngineConfig {
         id: EndpointId,
         limits: &MapperLimits,
         usable: &[RangeInclusive<u64>],
+        aperture: Option<&RangeInclusive<u64>>,
     ) -> Result<(), ConfigError> {
         let host = limits.page_size_mask & limits.page_size_mask.wrapping_neg();
         let granule = self.granule();
@@ -237,10 +238,10 @@ impl EngineConfig {
         if usable.is_empty() {
             return Err(ConfigError::EndpointRange(id));
         }
-        let Some(window) = &self.window else {
+        let Some(aperture) = aperture else {
             return Ok(());
         };
-        let (start, end) = (*window.aperture.start(), *window.aperture.end());
+        let (start, end) = (*aperture.start(), *aperture.end());
         if usable.iter().any(|r| r.contains(&start) && r.contains(&end)) {
             Ok(())
         } else {

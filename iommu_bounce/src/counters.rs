@@ -4,6 +4,9 @@
 
 use serde::Serialize;
 
+use crate::endpoint::Memory;
+use crate::wire::Kind;
+
 /// How many requests of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RequestCounts {
@@ -52,4 +55,62 @@ pub struct Counters {
     pub stuck_ranges: u64,
     /// Chunks that could not be given back: never used again, counted in [`window_bytes`](Self::window_bytes).
     pub lost_chunks: u64,
+}
+
+impl RequestCounts {
+    fn of(&mut self, kind: Kind) -> &mut u64 {
+        match kind {
+            Kind::Attach => &mut self.attach,
+            Kind::Detach => &mut self.detach,
+            Kind::Map => &mut self.map,
+            Kind::Unmap => &mut self.unmap,
+            Kind::Probe => &mut self.probe,
+            Kind::WindowAdd => &mut self.window_add,
+            Kind::WindowDel => &mut self.window_del,
+        }
+    }
+}
+
+impl Counters {
+    /// Counts a request and its outcome.
+    pub(crate) fn count(&mut self, kind: Kind, ok: bool) {
+        *self.requests.of(kind) += 1;
+        if !ok {
+            *self.failed.of(kind) += 1;
+        }
+    }
+
+    /// Counts a request that is none.
+    pub(crate) fn count_invalid(&mut self) {
+        self.requests.invalid += 1;
+        self.failed.invalid += 1;
+    }
+
+    /// Counts what a mapper mapped.
+    pub(crate) fn note_mapped(&mut self, memory: Memory, len: u64) {
+        self.host_maps += 1;
+        if memory == Memory::Ram {
+            self.mapped_bytes += len;
+            self.peak_mapped_bytes = self.peak_mapped_bytes.max(self.mapped_bytes);
+        }
+    }
+
+    /// Counts what a mapper unmapped.
+    pub(crate) fn note_unmapped(&mut self, memory: Memory, len: u64) {
+        self.host_unmaps += 1;
+        self.forget_mapped(memory, len);
+    }
+
+    /// Counts what went away with its mapper.
+    pub(crate) fn forget_mapped(&mut self, memory: Memory, len: u64) {
+        if memory == Memory::Ram {
+            self.mapped_bytes -= len;
+        }
+    }
+
+    /// Sets the bytes of window memory that are backed.
+    pub(crate) fn note_window(&mut self, bytes: u64) {
+        self.window_bytes = bytes;
+        self.peak_window_bytes = self.peak_window_bytes.max(bytes);
+    }
 }

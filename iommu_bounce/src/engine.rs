@@ -1,23 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The engine.
+//! The engine: takes requests, keeps the state, and answers.
+//!
+//! Requests are served one at a time, so nothing here locks. A request that fails changes nothing, unless the host fails
+//! to undo what it did: see [`crate::endpoint`] for what happens then.
 
+mod attach;
+mod mapping;
+mod window;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::EndpointId;
-use crate::backend::{ChunkStore, DmaMapper, GuestRam};
+use log::warn;
+
+use crate::backend::{ChunkStore, DmaMapper, GuestRam, Permissions};
 use crate::config::{ConfigError, EngineConfig};
 use crate::counters::Counters;
-use crate::spec::{config, feature};
+use crate::domain::Domain;
+use crate::endpoint::{Endpoint, usable};
+use crate::probe;
+use crate::spec::{MAP_F_READ, MAP_F_WRITE, Status, config, feature, property};
+use crate::windows::Windows;
+use crate::wire::{self, Kind, Request};
+use crate::{DomainId, EndpointId};
 
 /// The state of one virtio-iommu device.
 pub struct Engine {
     config: EngineConfig,
     ram: Arc<dyn GuestRam>,
-    chunks: Option<Box<dyn ChunkStore>>,
+    windows: Option<Windows>,
+    /// Features that the driver accepted.
     accepted: u64,
+    endpoints: BTreeMap<EndpointId, Endpoint>,
+    domains: BTreeMap<DomainId, Domain>,
     counters: Counters,
-    mappers: Vec<(EndpointId, Box<dyn DmaMapper>)>,
 }
 
 impl Engine {
@@ -26,12 +46,21 @@ impl Engine {
     /// # Errors
     /// A [`ConfigError`] that names the field and its rule.
     pub fn new(
-        config: EngineConfig,
+        mut config: EngineConfig,
         ram: Arc<dyn GuestRam>,
         chunks: Option<Box<dyn ChunkStore>>,
     ) -> Result<Self, ConfigError> {
         config.validate(&*ram, chunks.as_deref())?;
-        Ok(Self { config, ram, chunks, accepted: 0, counters: Counters::default(), mappers: Vec::new() })
+        let windows = config.window.take().zip(chunks);
+        Ok(Self {
+            config,
+            ram,
+            windows: windows.map(|(config, store)| Windows::new(config, store)),
+            accepted: 0,
+            endpoints: BTreeMap::new(),
+            domains: BTreeMap::new(),
+            counters: Counters::default(),
+        })
     }
 
     /// Takes an endpoint in, attached to no domain.
@@ -39,47 +68,86 @@ impl Engine {
     /// # Errors
     /// A [`ConfigError`] if the ID is in use, or the host cannot translate what the configuration promises.
     pub fn add_endpoint(&mut self, id: EndpointId, mapper: Box<dyn DmaMapper>) -> Result<(), ConfigError> {
+        if self.endpoints.contains_key(&id) {
+            return Err(ConfigError::EndpointExists(id));
+        }
         let limits = mapper.limits();
-        self.config.check_endpoint(id, &limits, &limits.iova_ranges)?;
-        self.mappers.push((id, mapper));
+        let usable = usable(&limits, &self.config.input_range, &self.config.msi_window);
+        let aperture = self.windows.as_ref().map(|windows| &windows.config.aperture);
+        self.config.check_endpoint(id, &limits, &usable, aperture)?;
+        let endpoint = Endpoint::new(id, mapper, &limits, usable);
+        self.endpoints.insert(id, endpoint);
         Ok(())
     }
 
     /// Lets an endpoint go: detaches it, unmaps everything, and returns its mapper.
     ///
+    /// What the host would not unmap goes with the mapper; a chunk behind it is lost, as nobody can tell when it is free.
+    ///
     /// # Errors
     /// [`ConfigError::NoEndpoint`] if there is none of that ID.
     pub fn remove_endpoint(&mut self, id: EndpointId) -> Result<Box<dyn DmaMapper>, ConfigError> {
-        let place = self.mappers.iter().position(|(known, _)| *known == id);
-        let place = place.ok_or(ConfigError::NoEndpoint(id))?;
-        Ok(self.mappers.remove(place).1)
+        self.retry_stuck();
+        self.release_endpoint(id);
+        let endpoint = self.endpoints.remove(&id);
+        let endpoint = endpoint.ok_or(ConfigError::NoEndpoint(id))?;
+        if let Some(windows) = &mut self.windows {
+            endpoint.stuck_chunks().for_each(|index| windows.doom(index));
+        }
+        self.give_back_held();
+        Ok(endpoint.into_mapper(&mut self.counters))
     }
 
     /// The device-specific feature bits to offer.
+    ///
+    /// Not among them: `MMIO`, since only guest RAM can be mapped, and the bypass features, since an endpoint reaches
+    /// nothing until it is attached.
     pub fn features(&self) -> u64 {
         let mut features = feature::INPUT_RANGE | feature::DOMAIN_RANGE | feature::MAP_UNMAP;
         if self.config.probe_size != 0 {
             features |= feature::PROBE;
         }
-        if self.config.window.is_some() {
+        if self.windows.is_some() {
             features |= feature::BOUNCE_WINDOW;
         }
         features
     }
 
-    /// Takes what the driver accepted, when it sets `FEATURES_OK`. Bits that were not offered are ignored.
+    /// Takes what the driver accepted, when it sets `FEATURES_OK`. Bits that were not offered are ignored. While a domain
+    /// exists the features cannot change: then the call does nothing.
     pub fn accept_features(&mut self, features: u64) {
-        self.accepted = features & self.features();
+        if self.domains.is_empty() {
+            self.accepted = features & self.features();
+        } else {
+            warn!("the driver changes features without a reset: ignored");
+        }
     }
 
     /// The device configuration, [`config_len`](Self::config_len) bytes of which count; the rest is zero.
     pub fn config_space(&self) -> [u8; config::WINDOW_SIZE] {
-        [0; config::WINDOW_SIZE]
+        let mut space = [0; config::WINDOW_SIZE];
+        let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
+        let own = &self.config;
+        put(config::PAGE_SIZE_MASK, &own.page_size_mask.to_le_bytes());
+        put(config::INPUT_RANGE, &own.input_range.start().to_le_bytes());
+        put(config::INPUT_RANGE + 8, &own.input_range.end().to_le_bytes());
+        put(config::DOMAIN_RANGE, &own.domain_range.start().to_le_bytes());
+        put(config::DOMAIN_RANGE + 4, &own.domain_range.end().to_le_bytes());
+        put(config::PROBE_SIZE, &own.probe_size.to_le_bytes());
+        if let Some(windows) = &self.windows {
+            let (aperture, chunk) = (&windows.config.aperture, windows.chunk_size());
+            put(config::WINDOW_IOVA_START, &aperture.start().to_le_bytes());
+            put(config::WINDOW_IOVA_END, &aperture.end().to_le_bytes());
+            put(config::WINDOW_CHUNK_SIZE, &chunk.to_le_bytes());
+            put(config::WINDOW_BUDGET, &windows.config.budget.to_le_bytes());
+            put(config::BOUNCE_THRESHOLD, &windows.config.threshold.to_le_bytes());
+        }
+        space
     }
 
     /// Bytes of the device configuration: 40, or 80 with bounce windows.
     pub fn config_len(&self) -> usize {
-        match self.config.window {
+        match self.windows {
             Some(_) => config::WINDOW_SIZE,
             None => config::STANDARD_SIZE,
         }
@@ -89,15 +157,74 @@ impl Engine {
     ///
     /// `request` is the device-readable part, whole. `reply` is where the device-writable part goes: as long as that
     /// part, or [`MAX_REPLY`](crate::MAX_REPLY) bytes if that is shorter. Returns the used length: how many bytes of
-    /// `reply` to write to the guest. It is 0 when the request cannot be answered.
+    /// `reply` to write to the guest. It is 0 when the request cannot be answered: its type is unknown, or there is no
+    /// room for a status. A request that is too short for its type, or whose reply has too little room, does nothing and
+    /// is answered with `INVAL` in the last four bytes.
     pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
-        let _ = (request, reply, &self.ram, &self.chunks);
-        self.counters.requests.invalid += 1;
-        0
+        self.retry_stuck();
+        let Some(kind) = Kind::of(request).filter(|kind| self.offers(*kind)) else {
+            self.counters.count_invalid();
+            return 0;
+        };
+        let size = kind.writable_size(self.config.probe_size);
+        let room = reply.len().min(size);
+        let reply = &mut reply[..room];
+        let request = wire::decode(kind, request).filter(|_| room == size);
+        let Some(request) = request else {
+            self.counters.count_invalid();
+            return wire::fail(kind, reply, Status::Inval);
+        };
+        let outcome = self.serve(request, reply);
+        self.counters.count(kind, outcome.is_ok());
+        outcome.unwrap_or_else(|status| wire::fail(kind, reply, status))
     }
 
-    /// A reset of the virtio device: unmaps and forgets everything, accepted features too.
+    /// Whether the device knows requests of this kind.
+    fn offers(&self, kind: Kind) -> bool {
+        match kind {
+            Kind::Probe => self.config.probe_size != 0,
+            Kind::WindowAdd | Kind::WindowDel => self.windows.is_some(),
+            _ => true,
+        }
+    }
+
+    fn serve(&mut self, request: Request, reply: &mut [u8]) -> Result<usize, Status> {
+        match request {
+            Request::Attach(request) => self.attach(request)?,
+            Request::Detach(request) => self.detach(request)?,
+            Request::Map(request) => self.map(request)?,
+            Request::Unmap(request) => self.unmap(request)?,
+            Request::Probe(request) => return self.probe(request, reply),
+            Request::WindowAdd(request) => {
+                let shm_offset = self.window_add(request)?;
+                return Ok(wire::window_added(reply, shm_offset));
+            }
+            Request::WindowDel(request) => self.window_del(request)?,
+        }
+        Ok(wire::done(reply))
+    }
+
+    fn probe(&self, request: wire::Probe, reply: &mut [u8]) -> Result<usize, Status> {
+        let endpoint = self.endpoints.get(&request.endpoint);
+        let endpoint = endpoint.ok_or(Status::NoEnt)?;
+        let properties = probe::reserved(
+            &self.config.input_range,
+            endpoint.usable(),
+            &self.config.msi_window,
+            self.active_windows().map(|windows| &windows.config.aperture),
+            self.config.probe_size as usize / property::RESV_MEM_SIZE,
+        );
+        Ok(wire::probed(reply, &properties))
+    }
+
+    /// A reset of the virtio device: unmaps and forgets everything, accepted features too. What the host would not unmap
+    /// is tried again later.
     pub fn reset(&mut self) {
+        self.retry_stuck();
+        let ids: Vec<_> = self.endpoints.keys().copied().collect();
+        for id in ids {
+            self.release_endpoint(id);
+        }
         self.accepted = 0;
     }
 
@@ -106,14 +233,16 @@ impl Engine {
         self.counters
     }
 
-    /// Changes the bytes of window memory that all domains may use. `Ok(true)`: the driver must be told that the
-    /// configuration has changed.
+    /// Changes the bytes of window memory that all domains may use. If more is backed, nothing is taken away, but no
+    /// more is given. `Ok(true)`: the driver must be told that the configuration has changed.
     ///
     /// # Errors
     /// [`ConfigError::NoWindows`], or [`ConfigError::Budget`] if the region is smaller.
     pub fn set_budget(&mut self, bytes: u64) -> Result<bool, ConfigError> {
-        let _ = bytes;
-        Err(ConfigError::NoWindows)
+        let windows = self.windows.as_mut().ok_or(ConfigError::NoWindows)?;
+        windows.config.check_budget(bytes, windows.region_size())?;
+        let before = std::mem::replace(&mut windows.config.budget, bytes);
+        Ok(before != bytes && self.active_windows().is_some())
     }
 
     /// Changes the advice from which size on a driver should map. `Ok(true)`: the driver must be told that the
@@ -122,7 +251,63 @@ impl Engine {
     /// # Errors
     /// [`ConfigError::NoWindows`].
     pub fn set_threshold(&mut self, bytes: u32) -> Result<bool, ConfigError> {
-        let _ = bytes;
-        Err(ConfigError::NoWindows)
+        let windows = self.windows.as_mut().ok_or(ConfigError::NoWindows)?;
+        let before = std::mem::replace(&mut windows.config.threshold, bytes);
+        Ok(before != bytes && self.active_windows().is_some())
     }
+
+    /// The windows, if the driver accepted them.
+    fn active_windows(&self) -> Option<&Windows> {
+        let active = self.accepted & feature::BOUNCE_WINDOW != 0;
+        self.windows.as_ref().filter(|_| active)
+    }
+
+    /// Tries again to unmap what is stuck, and gives the chunks back that this set free.
+    fn retry_stuck(&mut self) {
+        if self.counters.stuck_ranges == 0 {
+            return;
+        }
+        for endpoint in self.endpoints.values_mut() {
+            endpoint.retry_stuck(&mut self.counters);
+        }
+        self.give_back_held();
+    }
+
+    /// Gives the held chunks back that no endpoint reaches any more.
+    fn give_back_held(&mut self) {
+        let held = self.windows.as_mut().map(Windows::take_held);
+        for index in held.unwrap_or_default() {
+            self.give_back(index);
+        }
+    }
+
+    /// Gives a chunk back that no domain has any more, at once or when the last host mapping of it is gone.
+    fn give_back(&mut self, index: u32) {
+        let Some(windows) = &mut self.windows else {
+            return;
+        };
+        if self.endpoints.values().any(|endpoint| endpoint.holds_chunk(index)) {
+            windows.hold(index);
+        } else {
+            windows.release(index, &mut self.counters);
+        }
+    }
+
+    /// Whether an endpoint of the domain has something mapped that it should not. Such a domain does not grow.
+    fn is_stuck(&self, domain: &Domain) -> bool {
+        self.counters.stuck_ranges != 0
+            && domain.endpoints.iter().any(|id| self.endpoints.get(id).is_some_and(Endpoint::is_stuck))
+    }
+}
+
+/// The permissions that flags of MAP or WINDOW_ADD ask for; `INVAL` if a flag is unknown, or none is set: there is no
+/// mapping that allows nothing.
+fn permissions(flags: u32) -> Result<Permissions, Status> {
+    const { assert!(MAP_F_READ == Permissions::READ.bits() && MAP_F_WRITE == Permissions::WRITE.bits()) };
+    Permissions::from_bits(flags).filter(|permissions| !permissions.is_empty()).ok_or(Status::Inval)
+}
+
+/// The endpoint of a domain's list.
+fn endpoint_mut(endpoints: &mut BTreeMap<EndpointId, Endpoint>, id: EndpointId) -> &mut Endpoint {
+    endpoints.get_mut(&id).expect("an endpoint leaves its domain before it is removed")
 }

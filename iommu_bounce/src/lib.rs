@@ -20,8 +20,15 @@
 mod backend;
 mod config;
 mod counters;
+mod domain;
+mod endpoint;
 mod engine;
+mod probe;
 pub mod spec;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod test_utils;
+mod windows;
+mod wire;
 
 pub use backend::{ChunkError, ChunkStore, DmaMapper, GuestRam, MapError, MapperLimits, Permissions, UnmapError};
 pub use config::{ConfigError, EngineConfig, Limits, WindowConfig};

@@ -99,8 +99,8 @@ pub enum Status {
 pub mod property {
     /// Type of a RESV_MEM property.
     pub const RESV_MEM: u16 = 1;
-    /// Size of a property's header: le16 type, le16 length.
-    pub const HEADER_SIZE: usize = 4;
+    /// What a RESV_MEM property says about its length: its size without the header, le16 type and le16 length.
+    pub const RESV_MEM_LENGTH: u16 = 20;
     /// Size of a RESV_MEM property: header, u8 subtype, u8 reserved\[3], le64 start, le64 end.
     pub const RESV_MEM_SIZE: usize = 24;
     /// Subtype of RESV_MEM: the driver cannot map these addresses.

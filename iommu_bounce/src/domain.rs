@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Domains: who is attached, what is mapped.
+//!
+//! A domain's mappings do not overlap, so a tree keyed by the first IOVA finds all that touch a range in logarithmic time.
+
+use std::collections::BTreeMap;
+
+use crate::EndpointId;
+use crate::backend::Permissions;
+
+/// A mapping of guest RAM, made by one MAP request and removed whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    /// Last IOVA.
+    pub(crate) last: u64,
+    /// Where the memory starts.
+    pub(crate) gpa: u64,
+    pub(crate) permissions: Permissions,
+}
+
+/// A chunk of window memory, mapped by one WINDOW_ADD request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// Its place in the store.
+    pub(crate) index: u32,
+    pub(crate) permissions: Permissions,
+}
+
+/// An I/O address space of the guest's. It exists as long as an endpoint is attached.
+#[derive(Debug, Default)]
+pub(crate) struct Domain {
+    pub(crate) endpoints: Vec<EndpointId>,
+    /// By first IOVA.
+    pub(crate) mappings: BTreeMap<u64, Mapping>,
+    /// By IOVA.
+    pub(crate) chunks: BTreeMap<u64, Chunk>,
+}
+
+/// What an UNMAP range covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cover {
+    /// No mapping.
+    Nothing,
+    /// One mapping, which starts where the range does.
+    One,
+    /// Several mappings, all of them whole.
+    Whole,
+    /// Part of a mapping.
+    Split,
+}
+
+impl Domain {
+    /// Whether a mapping touches `[start, last]`.
+    pub(crate) fn is_mapped(&self, start: u64, last: u64) -> bool {
+        let below = self.mappings.range(..=last).next_back();
+        below.is_some_and(|(_, mapping)| mapping.last >= start)
+    }
+
+    /// What `[start, last]` covers.
+    pub(crate) fn cover(&self, start: u64, last: u64) -> Cover {
+        let Some((&first, mapping)) = self.mappings.range(..=last).next_back() else {
+            return Cover::Nothing;
+        };
+        if mapping.last < start {
+            return Cover::Nothing;
+        }
+        if mapping.last > last || first < start {
+            return Cover::Split;
+        }
+        if first == start {
+            return Cover::One;
+        }
+        let below = self.mappings.range(..start).next_back();
+        match below {
+            Some((_, mapping)) if mapping.last >= start => Cover::Split,
+            _ => Cover::Whole,
+        }
+    }
+
+    /// The first mappings in `[start, last]` that follow each other without a gap, as one range.
+    pub(crate) fn run(&self, start: u64, last: u64) -> Option<(u64, u64)> {
+        let mut mappings = self.mappings.range(start..=last);
+        let (&first, mapping) = mappings.next()?;
+        let mut end = mapping.last;
+        for (&next, mapping) in mappings {
+            if end.checked_add(1) != Some(next) {
+                break;
+            }
+            end = mapping.last;
+        }
+        Some((first, end))
+    }
+
+    /// All runs, in order.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (u64, u64)> {
+        let mut next = Some(0);
+        std::iter::from_fn(move || {
+            let run = self.run(next?, u64::MAX)?;
+            next = run.1.checked_add(1);
+            Some(run)
+        })
+    }
+
+    /// Forgets the mappings in `[start, last]`, whole ones all. Returns how many there were.
+    pub(crate) fn forget(&mut self, start: u64, last: u64) -> u64 {
+        self.mappings.extract_if(start..=last, |_, _| true).fold(0, |count, _| count + 1)
+    }
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! MAP and UNMAP (virtio 1.3, sections 5.13.6.4 and 5.13.6.5).
+
+use std::collections::BTreeMap;
+
+use super::{Engine, endpoint_mut, permissions};
+use crate::EndpointId;
+use crate::backend::GuestRam;
+use crate::counters::Counters;
+use crate::domain::{Cover, Domain, Mapping};
+use crate::endpoint::{Endpoint, Memory};
+use crate::spec::{Status, feature};
+use crate::wire;
+
+impl Engine {
+    /// Maps guest RAM for every endpoint of the domain, or for none.
+    pub(super) fn map(&mut self, request: wire::Map) -> Result<(), Status> {
+        let wire::Map { start, last, .. } = request;
+        self.check_mapping_feature()?;
+        let permissions = permissions(request.flags)?;
+        self.check_place(start, last)?;
+        self.check_alignment(&request)?;
+        let domain = self.domains.get(&request.domain).ok_or(Status::NoEnt)?;
+        if self.is_stuck(domain) {
+            return Err(Status::DevErr);
+        }
+        if domain.is_mapped(start, last) {
+            return Err(Status::Inval);
+        }
+        let can_map = |id| {
+            let endpoint = self.endpoints.get(id);
+            endpoint.is_some_and(|endpoint| endpoint.can_map(start, last))
+        };
+        if !domain.endpoints.iter().all(can_map) {
+            return Err(Status::Range);
+        }
+        if self.counters.mappings >= self.config.limits.max_mappings as u64 {
+            return Err(Status::NoMem);
+        }
+        let mapping = Mapping { last, gpa: request.gpa, permissions };
+        let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;
+        let ids = &domain.endpoints;
+        let (ram, counters) = (&*self.ram, &mut self.counters);
+        map_all(&mut self.endpoints, ids, start, &mapping, ram, counters)?;
+        domain.mappings.insert(start, mapping);
+        self.counters.mappings += 1;
+        Ok(())
+    }
+
+    fn check_mapping_feature(&self) -> Result<(), Status> {
+        if self.accepted & feature::MAP_UNMAP == 0 {
+            return Err(Status::Unsupp);
+        }
+        Ok(())
+    }
+
+    /// Whether a mapping may be in `[start, last]`, which must not be empty.
+    fn check_place(&self, start: u64, last: u64) -> Result<(), Status> {
+        if last < start {
+            return Err(Status::Inval);
+        }
+        let windows = self.active_windows();
+        if windows.is_some_and(|windows| windows.touches_aperture(start, last)) {
+            return Err(Status::Range);
+        }
+        Ok(())
+    }
+
+    /// Whether a MAP keeps to the granule and to the addresses that there are.
+    fn check_alignment(&self, request: &wire::Map) -> Result<(), Status> {
+        let wire::Map { start, last, gpa, .. } = *request;
+        let mask = self.config.granule() - 1;
+        if (start | gpa | last.wrapping_add(1)) & mask != 0 {
+            return Err(Status::Range);
+        }
+        let input = &self.config.input_range;
+        if start < *input.start() || last > *input.end() {
+            return Err(Status::Range);
+        }
+        // The length of all 2^64 addresses, or an end of the memory beyond them, has no number.
+        let len = (last - start).checked_add(1);
+        len.and_then(|len| gpa.checked_add(len - 1)).ok_or(Status::Inval)?;
+        Ok(())
+    }
+
+    /// Removes all mappings in a range, which must not split one.
+    ///
+    /// When the host refuses, the status is `DEVERR`: what it refused to unmap stays mapped for all endpoints, and the
+    /// driver can ask again.
+    pub(super) fn unmap(&mut self, request: wire::Unmap) -> Result<(), Status> {
+        let wire::Unmap { start, last, .. } = request;
+        self.check_mapping_feature()?;
+        if request.reserved != 0 {
+            return Err(Status::Inval);
+        }
+        self.check_place(start, last)?;
+        let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;
+        let (ram, counters) = (&*self.ram, &mut self.counters);
+        match domain.cover(start, last) {
+            Cover::Split => return Err(Status::Range),
+            Cover::Nothing => {}
+            Cover::One | Cover::Whole => {
+                while let Some(run) = domain.run(start, last) {
+                    unmap_run(&mut self.endpoints, domain, run, ram, counters)?;
+                }
+            }
+        }
+        let ids = domain.endpoints.iter();
+        let stuck = |id| endpoint_mut(&mut self.endpoints, id).is_stuck_in(start, last);
+        if counters.stuck_ranges != 0 && ids.copied().any(stuck) {
+            return Err(Status::DevErr);
+        }
+        Ok(())
+    }
+}
+
+/// Maps guest RAM for all endpoints, or for none.
+fn map_all(
+    endpoints: &mut BTreeMap<EndpointId, Endpoint>,
+    ids: &[EndpointId],
+    iova: u64,
+    mapping: &Mapping,
+    ram: &dyn GuestRam,
+    counters: &mut Counters,
+) -> Result<(), Status> {
+    for (place, &id) in ids.iter().enumerate() {
+        let outcome = endpoint_mut(endpoints, id).map_ram(iova, mapping, ram, counters);
+        if let Err(status) = outcome {
+            let len = mapping.last - iova + 1;
+            for &done in &ids[..place] {
+                endpoint_mut(endpoints, done).discard(iova, len, Memory::Ram, counters);
+            }
+            return Err(status);
+        }
+    }
+    Ok(())
+}
+
+/// Unmaps mappings that follow each other, for all endpoints, and forgets them. On error they are as before; if the host
+/// fails at that too, they are gone and their rest is stuck.
+fn unmap_run(
+    endpoints: &mut BTreeMap<EndpointId, Endpoint>,
+    domain: &mut Domain,
+    (start, last): (u64, u64),
+    ram: &dyn GuestRam,
+    counters: &mut Counters,
+) -> Result<(), Status> {
+    let len = last - start + 1;
+    let ids = &domain.endpoints;
+    for (place, &id) in ids.iter().enumerate() {
+        let outcome = endpoint_mut(endpoints, id).unmap(start, len, Memory::Ram, counters);
+        let Err(status) = outcome else {
+            continue;
+        };
+        let restored = remap(endpoints, domain, place, (start, last), ram, counters);
+        if let Err(still_mapped) = restored {
+            let rest = domain.endpoints[..still_mapped].iter();
+            for &id in rest.chain(&domain.endpoints[place..]) {
+                endpoint_mut(endpoints, id).discard(start, len, Memory::Ram, counters);
+            }
+            counters.mappings -= domain.forget(start, last);
+        }
+        return Err(status);
+    }
+    counters.mappings -= domain.forget(start, last);
+    Ok(())
+}
+
+/// Maps a run again for the first `count` endpoints of the domain. On error, says how many of them have it again; the
+/// others have nothing of it, or it is stuck.
+fn remap(
+    endpoints: &mut BTreeMap<EndpointId, Endpoint>,
+    domain: &Domain,
+    count: usize,
+    (start, last): (u64, u64),
+    ram: &dyn GuestRam,
+    counters: &mut Counters,
+) -> Result<(), usize> {
+    for (place, &id) in domain.endpoints[..count].iter().enumerate() {
+        let endpoint = endpoint_mut(endpoints, id);
+        for (&iova, mapping) in domain.mappings.range(start..=last) {
+            if endpoint.map_ram(iova, mapping, ram, counters).is_err() {
+                if iova > start {
+                    endpoint.discard(start, iova - start, Memory::Ram, counters);
+                }
+                return Err(place);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! WINDOW_ADD and WINDOW_DEL (bounce windows, Requests).
+
+use super::{Engine, endpoint_mut, permissions};
+use crate::domain::Chunk;
+use crate::endpoint::Memory;
+use crate::spec::Status;
+use crate::wire;
+
+impl Engine {
+    /// Backs a chunk and maps it for every endpoint of the domain, or does nothing. Returns its place in the shared
+    /// region.
+    pub(super) fn window_add(&mut self, request: wire::WindowAdd) -> Result<u64, Status> {
+        let iova = request.iova;
+        let windows = self.active_windows().ok_or(Status::Unsupp)?;
+        if request.reserved != 0 {
+            return Err(Status::Inval);
+        }
+        let permissions = permissions(request.flags)?;
+        if !windows.is_place(iova) {
+            return Err(Status::Range);
+        }
+        let domain = self.domains.get(&request.domain).ok_or(Status::NoEnt)?;
+        if domain.chunks.contains_key(&iova) {
+            return Err(Status::Inval);
+        }
+        if self.is_stuck(domain) {
+            return Err(Status::DevErr);
+        }
+        let windows = self.windows.as_mut().ok_or(Status::Unsupp)?;
+        let index = windows.back(&mut self.counters)?;
+        let chunk = Chunk { index, permissions };
+        if let Err(status) = self.map_chunk(request.domain, iova, chunk) {
+            self.give_back(index);
+            return Err(status);
+        }
+        let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;
+        domain.chunks.insert(iova, chunk);
+        let windows = self.windows.as_ref().ok_or(Status::Unsupp)?;
+        Ok(windows.offset(index))
+    }
+
+    /// Maps a chunk for all endpoints of a domain, or for none.
+    fn map_chunk(&mut self, domain: u32, iova: u64, chunk: Chunk) -> Result<(), Status> {
+        let domain = self.domains.get(&domain).ok_or(Status::NoEnt)?;
+        let windows = self.windows.as_ref().ok_or(Status::Unsupp)?;
+        let (len, memory) = (windows.chunk_size(), Memory::Chunk(chunk.index));
+        for (place, &id) in domain.endpoints.iter().enumerate() {
+            let endpoint = endpoint_mut(&mut self.endpoints, id);
+            let outcome = endpoint.map_chunk(iova, chunk, windows, &mut self.counters);
+            if let Err(status) = outcome {
+                for &done in &domain.endpoints[..place] {
+                    let endpoint = endpoint_mut(&mut self.endpoints, done);
+                    endpoint.discard(iova, len, memory, &mut self.counters);
+                }
+                return Err(status);
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmaps a chunk for every endpoint of the domain and gives it back. When the host refuses to unmap it, it stays.
+    pub(super) fn window_del(&mut self, request: wire::WindowDel) -> Result<(), Status> {
+        let iova = request.iova;
+        let windows = self.active_windows().ok_or(Status::Unsupp)?;
+        if request.reserved != 0 || request.reserved2 != 0 {
+            return Err(Status::Inval);
+        }
+        if !windows.is_place(iova) {
+            return Err(Status::Range);
+        }
+        let domain = self.domains.get(&request.domain).ok_or(Status::NoEnt)?;
+        let chunk = *domain.chunks.get(&iova).ok_or(Status::NoEnt)?;
+        let (outcome, stays) = self.unmap_chunk(request.domain, iova, chunk);
+        if !stays {
+            if let Some(domain) = self.domains.get_mut(&request.domain) {
+                domain.chunks.remove(&iova);
+            }
+            self.give_back(chunk.index);
+        }
+        outcome
+    }
+
+    /// Unmaps a chunk for all endpoints of a domain. Returns the outcome, and whether the chunk is as before: on error it
+    /// is, unless the host fails to map it again where it was unmapped; then it is gone and its rest is stuck.
+    fn unmap_chunk(&mut self, domain: u32, iova: u64, chunk: Chunk) -> (Result<(), Status>, bool) {
+        let (Some(domain), Some(windows)) = (self.domains.get(&domain), &self.windows) else {
+            return (Err(Status::NoEnt), true);
+        };
+        let (ids, counters) = (&domain.endpoints, &mut self.counters);
+        let (len, memory) = (windows.chunk_size(), Memory::Chunk(chunk.index));
+        for (place, &id) in ids.iter().enumerate() {
+            let endpoint = endpoint_mut(&mut self.endpoints, id);
+            let Err(status) = endpoint.unmap(iova, len, memory, counters) else {
+                continue;
+            };
+            let failed = ids[..place].iter().position(|&id| {
+                let endpoint = endpoint_mut(&mut self.endpoints, id);
+                endpoint.map_chunk(iova, chunk, windows, counters).is_err()
+            });
+            if let Some(mapped_again) = failed {
+                for &id in ids[..mapped_again].iter().chain(&ids[place..]) {
+                    let endpoint = endpoint_mut(&mut self.endpoints, id);
+                    endpoint.discard(iova, len, memory, counters);
+                }
+            }
+            return (Err(status), failed.is_none());
+        }
+        (Ok(()), false)
+    }
+}

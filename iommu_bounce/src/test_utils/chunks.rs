@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Window chunks for tests.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
+
+use crate::{ChunkError, ChunkStore};
+
+#[derive(Debug, Default)]
+struct State {
+    backed: u32,
+    peak: u32,
+    fail_back: Option<bool>,
+    fail_release: bool,
+}
+
+/// A [`ChunkStore`] on anonymous memory. It hands out the lowest free index.
+///
+/// # Panics
+/// `release` panics when the chunk is not backed.
+#[derive(Debug)]
+pub struct TestChunks {
+    chunk_size: u64,
+    chunks: u32,
+    backed: BTreeMap<u32, MmapRegion<()>>,
+    lost: Vec<u32>,
+    probe: ChunkProbe,
+}
+
+/// Looks into a [`TestChunks`] and steers it, while the engine has it.
+#[derive(Clone, Debug)]
+pub struct ChunkProbe(Arc<Mutex<State>>);
+
+impl TestChunks {
+    /// A store of so many chunks of so many bytes.
+    pub fn new(chunk_size: u64, chunks: u32) -> Self {
+        Self { chunk_size, chunks, backed: BTreeMap::new(), lost: Vec::new(), probe: ChunkProbe(Arc::default()) }
+    }
+
+    /// A view of this store that stays when the engine takes it.
+    pub fn probe(&self) -> ChunkProbe {
+        self.probe.clone()
+    }
+}
+
+impl ChunkProbe {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Chunks backed now, lost ones included.
+    pub fn backed(&self) -> u32 {
+        self.state().backed
+    }
+
+    /// The most chunks that were backed at once.
+    pub fn peak(&self) -> u32 {
+        self.state().peak
+    }
+
+    /// Lets the next `back` fail with [`ChunkError::Host`].
+    pub fn fail_back(&self) {
+        self.state().fail_back = Some(false);
+    }
+
+    /// Lets the next `back` fail with [`ChunkError::NoResources`].
+    pub fn exhaust_back(&self) {
+        self.state().fail_back = Some(true);
+    }
+
+    /// Lets the next `release` fail.
+    pub fn fail_release(&self) {
+        self.state().fail_release = true;
+    }
+}
+
+impl ChunkStore for TestChunks {
+    fn chunk_size(&self) -> u64 {
+        self.chunk_size
+    }
+
+    fn region_size(&self) -> u64 {
+        u64::from(self.chunks) * self.chunk_size
+    }
+
+    fn back(&mut self) -> Result<u32, ChunkError> {
+        let mut state = self.probe.state();
+        match state.fail_back.take() {
+            Some(true) => return Err(ChunkError::NoResources),
+            Some(false) => return Err(io::Error::from_raw_os_error(5).into()),
+            None => {}
+        }
+        let free = (0..self.chunks).find(|index| !self.backed.contains_key(index));
+        let index = free.ok_or(ChunkError::NoResources)?;
+        let size = usize::try_from(self.chunk_size).map_err(|_| ChunkError::NoResources)?;
+        let region = MmapRegion::new(size).map_err(io::Error::other)?;
+        self.backed.insert(index, region);
+        state.backed += 1;
+        state.peak = state.peak.max(state.backed);
+        Ok(index)
+    }
+
+    fn memory(&self, index: u32) -> Option<VolatileSlice<'_>> {
+        self.backed.get(&index).map(|region| region.as_volatile_slice())
+    }
+
+    fn release(&mut self, index: u32) -> Result<(), ChunkError> {
+        let mut state = self.probe.state();
+        let known = self.backed.contains_key(&index) && !self.lost.contains(&index);
+        assert!(known, "release of chunk {index}, which is not backed");
+        if std::mem::take(&mut state.fail_release) {
+            self.lost.push(index);
+            return Err(io::Error::from_raw_os_error(5).into());
+        }
+        self.backed.remove(&index);
+        state.backed -= 1;
+        Ok(())
+    }
+}

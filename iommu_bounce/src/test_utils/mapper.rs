@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A mapper that remembers what it maps.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vm_memory::VolatileSlice;
+
+use crate::{DmaMapper, MapError, MapperLimits, Permissions, UnmapError};
+
+/// What one call of `map` mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostMapping {
+    /// Bytes.
+    pub len: u64,
+    /// Where the memory is in the host's address space.
+    pub host_address: usize,
+    /// What the device may do.
+    pub permissions: Permissions,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    mappings: BTreeMap<u64, HostMapping>,
+    limits: Option<MapperLimits>,
+    /// Calls to let pass before one fails; `None`: none fails.
+    fail_map: Option<(u32, Failure)>,
+    fail_unmap: Option<u32>,
+    refuse_unmaps: bool,
+    failures: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Failure {
+    NoResources,
+    Host,
+}
+
+/// A [`DmaMapper`] that keeps its mappings in a tree.
+///
+/// # Panics
+/// Its calls panic when the engine breaks the rules of the trait: an overlap, an unaligned or unusable range, no
+/// permission, or unmapping what is not whole mappings.
+#[derive(Debug)]
+pub struct RecordingMapper(MapperProbe);
+
+/// Looks into a [`RecordingMapper`] and steers it, while the engine has it.
+#[derive(Clone, Debug)]
+pub struct MapperProbe(Arc<Mutex<State>>);
+
+impl RecordingMapper {
+    /// A mapper of 4 KiB pages that maps all 48-bit IOVAs but the MSI window of x86, as VFIO does.
+    pub fn new() -> Self {
+        Self::with_ranges(vec![0..=0xfedf_ffff, 0xfef0_0000..=(1 << 48) - 1])
+    }
+
+    /// A mapper of 4 KiB pages that maps these IOVAs.
+    pub fn with_ranges(iova_ranges: Vec<RangeInclusive<u64>>) -> Self {
+        Self::with_limits(MapperLimits { page_size_mask: !0xfff, iova_ranges, max_mappings: None })
+    }
+
+    /// A mapper with these limits. It enforces them.
+    pub fn with_limits(limits: MapperLimits) -> Self {
+        let state = State { limits: Some(limits), ..State::default() };
+        Self(MapperProbe(Arc::new(Mutex::new(state))))
+    }
+
+    /// A view of this mapper that stays when the engine takes it.
+    pub fn probe(&self) -> MapperProbe {
+        self.0.clone()
+    }
+}
+
+impl Default for RecordingMapper {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MapperProbe {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is mapped, by IOVA.
+    pub fn mappings(&self) -> BTreeMap<u64, HostMapping> {
+        self.state().mappings.clone()
+    }
+
+    /// Bytes mapped.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.state().mappings.values().map(|m| m.len).sum()
+    }
+
+    /// Whether nothing is mapped.
+    pub fn is_empty(&self) -> bool {
+        self.state().mappings.is_empty()
+    }
+
+    /// What a device reaches at `iova`: the host address and what it may do there.
+    pub fn translate(&self, iova: u64) -> Option<(usize, Permissions)> {
+        let state = self.state();
+        let (start, mapping) = state.mappings.range(..=iova).next_back()?;
+        let offset = iova - start;
+        let inside = offset < mapping.len;
+        let offset = usize::try_from(offset).ok()?;
+        inside.then_some((mapping.host_address + offset, mapping.permissions))
+    }
+
+    /// Lets `after` calls of `map` pass and the next one fail with [`MapError::Host`].
+    pub fn fail_map(&self, after: u32) {
+        self.state().fail_map = Some((after, Failure::Host));
+    }
+
+    /// Lets `after` calls of `map` pass and the next one fail with [`MapError::NoResources`].
+    pub fn exhaust_map(&self, after: u32) {
+        self.state().fail_map = Some((after, Failure::NoResources));
+    }
+
+    /// Lets `after` calls of `unmap` pass and the next one fail.
+    pub fn fail_unmap(&self, after: u32) {
+        self.state().fail_unmap = Some(after);
+    }
+
+    /// Lets every `unmap` fail, or none.
+    pub fn refuse_unmaps(&self, refuse: bool) {
+        self.state().refuse_unmaps = refuse;
+    }
+
+    /// Takes back all that was told about failing.
+    pub fn heal(&self) {
+        let mut state = self.state();
+        state.fail_map = None;
+        state.fail_unmap = None;
+        state.refuse_unmaps = false;
+    }
+
+    /// How many calls have failed because they were told to.
+    pub fn failures(&self) -> u64 {
+        self.state().failures
+    }
+}
+
+/// Whether the call is the one to fail; counts down.
+fn is_due(count: &mut u32) -> bool {
+    match count.checked_sub(1) {
+        Some(less) => {
+            *count = less;
+            false
+        }
+        None => true,
+    }
+}
+
+impl State {
+    fn map_failure(&mut self) -> Option<Failure> {
+        let (count, failure) = self.fail_map.as_mut()?;
+        if !is_due(count) {
+            return None;
+        }
+        let failure = *failure;
+        self.fail_map = None;
+        self.failures += 1;
+        Some(failure)
+    }
+
+    fn unmap_fails(&mut self) -> bool {
+        if self.refuse_unmaps || self.fail_unmap.as_mut().is_some_and(is_due) {
+            self.fail_unmap = None;
+            self.failures += 1;
+            return true;
+        }
+        false
+    }
+
+    fn check_map(&self, limits: &MapperLimits, iova: u64, last: u64) {
+        let granule = 1 << limits.page_size_mask.trailing_zeros();
+        assert_eq!(
+            (iova % granule, last.wrapping_add(1) % granule),
+            (0, 0),
+            "map of {iova:#x} to {last:#x} is not aligned"
+        );
+        let within = |r: &RangeInclusive<u64>| r.contains(&iova) && r.contains(&last);
+        assert!(limits.iova_ranges.iter().any(within), "map of {iova:#x} to {last:#x} is outside what can be mapped");
+        let below = self.mappings.range(..=last).next_back();
+        assert!(
+            below.is_none_or(|(start, mapping)| start + (mapping.len - 1) < iova),
+            "map of {iova:#x} to {last:#x} overlaps {below:x?}"
+        );
+    }
+}
+
+impl DmaMapper for RecordingMapper {
+    fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError> {
+        let mut state = self.0.state();
+        let len = memory.len() as u64;
+        assert!(len > 0, "map of nothing at {iova:#x}");
+        assert!(!permissions.is_empty(), "map without permission");
+        let limits = state.limits.clone().expect("a mapper is made with limits");
+        state.check_map(&limits, iova, iova + (len - 1));
+        match state.map_failure() {
+            Some(Failure::Host) => return Err(io::Error::from_raw_os_error(5).into()),
+            Some(Failure::NoResources) => return Err(MapError::NoResources),
+            None => {}
+        }
+        let max = limits.max_mappings.map(|max| max as usize);
+        if max.is_some_and(|max| state.mappings.len() >= max) {
+            return Err(MapError::NoResources);
+        }
+        let mapping = HostMapping { len, host_address: memory.ptr_guard().as_ptr().addr(), permissions };
+        state.mappings.insert(iova, mapping);
+        Ok(())
+    }
+
+    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
+        let mut state = self.0.state();
+        let last = iova + (len - 1);
+        let inside = state.mappings.range(iova..=last);
+        let end = inside.fold(iova, |end, (start, mapping)| {
+            assert_eq!(*start, end, "unmap of {iova:#x} to {last:#x} has a gap");
+            start + mapping.len
+        });
+        assert_eq!(end, iova + len, "unmap of {iova:#x} to {last:#x} is not of whole mappings");
+        if state.unmap_fails() {
+            return Err(io::Error::from_raw_os_error(5).into());
+        }
+        state.mappings.extract_if(iova..=last, |_, _| true).for_each(drop);
+        Ok(())
+    }
+
+    fn limits(&self) -> MapperLimits {
+        let limits = self.0.state().limits.clone();
+        limits.expect("a mapper is made with limits")
+    }
+}

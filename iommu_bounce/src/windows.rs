@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Window memory: how much is backed, and who may not have it back yet.
+
+use std::collections::BTreeSet;
+
+use log::{debug, error};
+use vm_memory::VolatileSlice;
+
+use crate::backend::{ChunkError, ChunkStore};
+use crate::config::WindowConfig;
+use crate::counters::Counters;
+use crate::spec::Status;
+
+/// The chunks of all domains together, and the budget over them.
+pub(crate) struct Windows {
+    pub(crate) config: WindowConfig,
+    store: Box<dyn ChunkStore>,
+    /// Chunks backed: those of domains, held and lost ones.
+    backed: u64,
+    /// Chunks that no domain has any more, but that an endpoint's host mapping still reaches.
+    held: Vec<u32>,
+    /// Chunks that can never be given back: whether a host mapping reaches them can no longer be known.
+    doomed: BTreeSet<u32>,
+}
+
+impl Windows {
+    pub(crate) fn new(config: WindowConfig, store: Box<dyn ChunkStore>) -> Self {
+        Self { config, store, backed: 0, held: Vec::new(), doomed: BTreeSet::new() }
+    }
+
+    pub(crate) fn chunk_size(&self) -> u64 {
+        self.store.chunk_size()
+    }
+
+    pub(crate) fn region_size(&self) -> u64 {
+        self.store.region_size()
+    }
+
+    /// Whether `[start, last]` touches the aperture.
+    pub(crate) fn touches_aperture(&self, start: u64, last: u64) -> bool {
+        start <= *self.config.aperture.end() && last >= *self.config.aperture.start()
+    }
+
+    /// Whether a chunk can be at `iova`.
+    pub(crate) fn is_place(&self, iova: u64) -> bool {
+        self.config.aperture.contains(&iova) && iova.is_multiple_of(self.chunk_size())
+    }
+
+    /// Backs a chunk within the budget.
+    pub(crate) fn back(&mut self, counters: &mut Counters) -> Result<u32, Status> {
+        let chunk_size = self.chunk_size();
+        let wanted = (self.backed + 1).checked_mul(chunk_size);
+        if wanted.is_none_or(|wanted| wanted > self.config.budget) {
+            return Err(Status::NoMem);
+        }
+        let index = self.store.back().map_err(|error| {
+            counters.host_errors += 1;
+            debug!("backing a chunk: {error}");
+            match error {
+                ChunkError::NoResources => Status::NoMem,
+                ChunkError::Host(_) => Status::DevErr,
+            }
+        })?;
+        self.backed += 1;
+        counters.note_window(self.backed * chunk_size);
+        Ok(index)
+    }
+
+    /// The memory of a backed chunk.
+    pub(crate) fn memory(&self, index: u32) -> Option<VolatileSlice<'_>> {
+        let memory = self.store.memory(index)?;
+        (memory.len() as u64 == self.chunk_size()).then_some(memory)
+    }
+
+    /// Where a chunk is in the shared region.
+    pub(crate) fn offset(&self, index: u32) -> u64 {
+        u64::from(index) * self.chunk_size()
+    }
+
+    /// Gives a chunk back that no endpoint reaches any more, unless it is doomed.
+    pub(crate) fn release(&mut self, index: u32, counters: &mut Counters) {
+        if self.doomed.contains(&index) {
+            counters.lost_chunks += 1;
+            return;
+        }
+        match self.store.release(index) {
+            Ok(()) => {
+                self.backed -= 1;
+                counters.note_window(self.backed * self.chunk_size());
+            }
+            Err(error) => {
+                error!("chunk {index} is lost, it could not be given back: {error}");
+                counters.host_errors += 1;
+                counters.lost_chunks += 1;
+            }
+        }
+    }
+
+    /// Keeps a chunk that an endpoint still reaches.
+    pub(crate) fn hold(&mut self, index: u32) {
+        self.held.push(index);
+    }
+
+    /// Sees to it that a chunk is never given back.
+    pub(crate) fn doom(&mut self, index: u32) {
+        self.doomed.insert(index);
+    }
+
+    /// Takes the held chunks out, to be given back or held again.
+    pub(crate) fn take_held(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.held)
+    }
+}
