@@ -99,7 +99,7 @@ impl Plan {
     }
 
     fn measure(&self, site: &Site, quick: bool, versions: &mut BTreeMap<String, String>) -> Result<Config> {
-        let seconds = if quick { 3 } else { 5 };
+        let seconds = if quick { 2 } else { 5 };
         let mut job = format!(
             "{WAIT_FOR_NVME}\necho \"CAROM-KERNEL $(uname -r)\"\necho \"CAROM-FIO-VERSION $(fio --version)\"\n{}\
              echo CAROM-MARK reads\nsleep 0.5\n",
@@ -108,7 +108,7 @@ impl Plan {
         if self.bounce {
             job += &workload::fio_verify(VERIFY_MIB, 64);
         }
-        job += &workload::dma_map_benchmark(if quick { 2 } else { 4 });
+        job += &workload::dma_map_benchmark(if quick { 1 } else { 3 });
         let outcome = self.guest(site, "").job(&job).run(site)?;
         ended_well(&outcome)?;
         versions.insert("guest_kernel".into(), outcome.value("CAROM-KERNEL")?.into());
