@@ -8,3 +8,4 @@
 pub mod pci;
 pub mod platform;
 mod sync;
+pub mod virtio;

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Reading requests from descriptor chains and writing replies to them, however the driver split the buffers.
+
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+use virtio_queue::{DescriptorChain, Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::DeviceError;
+
+/// A chain whose readable part has been read: what is left is to write the reply.
+pub(crate) struct Request<'m> {
+    /// The chain's head, by which it is given back.
+    pub(crate) head: u16,
+    /// Bytes of the readable part; it may be longer than the buffer that it was copied to.
+    pub(crate) readable: usize,
+    /// Bytes of the writable part.
+    pub(crate) writable: usize,
+    /// The chain, at its first writable descriptor.
+    reply: DescriptorChain<&'m GuestMemoryMmap>,
+}
+
+/// Walks `chain` and copies the start of its readable part to `buffer`.
+///
+/// # Errors
+/// The rule that the chain breaks: its links lead nowhere or in a circle, it is longer than its queue, a readable buffer
+/// follows a writable one (virtio 1.3, section 2.7.4.2), or a readable buffer is not in guest memory.
+pub(crate) fn read_request<'m>(
+    mut chain: DescriptorChain<&'m GuestMemoryMmap>,
+    memory: &'m GuestMemoryMmap,
+    queue_size: u16,
+    buffer: &mut [u8],
+) -> Result<Request<'m>, &'static str> {
+    let head = chain.head_index();
+    let (mut readable, mut writable) = (0usize, 0usize);
+    let mut reply = None;
+    let mut open = true;
+    let mut count = 0;
+    loop {
+        let here = chain.clone();
+        let Some(descriptor) = chain.next() else { break };
+        count += 1;
+        if count > queue_size {
+            return Err("a descriptor chain is longer than the queue");
+        }
+        open = descriptor.has_next();
+        let len = usize::try_from(descriptor.len()).map_err(|_| "a buffer is too long")?;
+        if descriptor.is_write_only() {
+            reply.get_or_insert(here);
+            writable += len;
+        } else if reply.is_some() {
+            return Err("a device-readable buffer follows a device-writable one");
+        } else {
+            let free = buffer.get_mut(readable..).unwrap_or_default();
+            let copied = len.min(free.len());
+            let part = &mut free[..copied];
+            if !part.is_empty() {
+                memory.read_slice(part, descriptor.addr()).map_err(|_| "a buffer is not in guest memory")?;
+            }
+            readable += len;
+        }
+        if !open {
+            break;
+        }
+    }
+    // The iterator just ends where a chain is broken; a whole chain ends with a descriptor that names no next one.
+    if open {
+        return Err("a descriptor chain leads out of its table, nowhere, or in a circle");
+    }
+    Ok(Request { head, readable, writable, reply: reply.unwrap_or(chain) })
+}
+
+impl Request<'_> {
+    /// Writes `data` to the start of the writable part; it is at most [`Request::writable`] bytes long.
+    ///
+    /// # Errors
+    /// A writable buffer is not in guest memory, or the driver changed the chain meanwhile.
+    pub(crate) fn write_reply(self, memory: &GuestMemoryMmap, data: &[u8]) -> Result<(), &'static str> {
+        let mut left = data;
+        let mut chain = self.reply;
+        while !left.is_empty() {
+            let Some(descriptor) = chain.next().filter(|next| next.is_write_only()) else {
+                return Err("a descriptor chain changed while it was served");
+            };
+            let len = usize::try_from(descriptor.len()).unwrap_or(usize::MAX).min(left.len());
+            let (part, rest) = left.split_at(len);
+            if !part.is_empty() {
+                memory.write_slice(part, descriptor.addr()).map_err(|_| "a buffer is not in guest memory")?;
+            }
+            left = rest;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the driver wants to be told of the buffers that were used since the last call: by `used_event` where
+/// `EVENT_IDX` was negotiated, else by the flag in the available ring (virtio 1.3, sections 2.7.7 and 2.7.10).
+pub(crate) fn wants_interrupt(queue: &mut Queue, memory: &GuestMemoryMmap) -> Result<bool, virtio_queue::Error> {
+    if queue.event_idx_enabled() {
+        return queue.needs_notification(memory);
+    }
+    // The used index must be visible before the flag is read, or driver and device could miss each other.
+    fence(Ordering::SeqCst);
+    let flags: u16 =
+        memory.load(GuestAddress(queue.avail_ring()), Ordering::Relaxed).map_err(virtio_queue::Error::GuestMemory)?;
+    Ok(u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT == 0)
+}
+
+/// Names `queue` in an error of a request on it.
+pub(crate) fn broken(queue: u16) -> impl Fn(&'static str) -> DeviceError {
+    move |rule| DeviceError::Queue { queue, rule }
+}
+
+/// Names `queue` in an error of its rings.
+pub(crate) fn ring_error(queue: u16) -> impl Fn(virtio_queue::Error) -> DeviceError {
+    move |source| DeviceError::Ring { queue, source }
+}

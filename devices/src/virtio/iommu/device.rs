@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The virtio-iommu device: its queues and configuration (virtio 1.3, section 5.13).
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use iommu_bounce::spec::feature;
+use iommu_bounce::{Engine, MAX_REPLY};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::GuestMemoryMmap;
+
+use crate::virtio::chain::{broken, read_request, ring_error, wants_interrupt};
+use crate::virtio::windows::WindowMemory;
+use crate::virtio::{Activation, DeviceError, Interrupt, SharedRegion, VirtioDevice, lock};
+
+/// Device type (virtio 1.3, section 5).
+const DEVICE_TYPE: u16 = 23;
+/// PCI class: base system peripheral, other.
+const PCI_CLASS: u32 = 0x08_8000;
+/// The `shmid` of the region that windows appear in.
+const WINDOW_SHMID: u8 = 0;
+
+/// Index of the request queue.
+const REQUEST_QUEUE: u16 = 0;
+/// Largest sizes of the request and the event queue.
+const QUEUE_SIZES: [u16; 2] = [256, 64];
+
+/// Room for the readable part of a request: more than the longest has (PROBE, 72 bytes), so that one that was cut here
+/// is still too long for any.
+const MAX_REQUEST: usize = 128;
+
+/// What a driver has set up.
+struct Active {
+    memory: Arc<GuestMemoryMmap>,
+    requests: Option<Queue>,
+    interrupt: Arc<dyn Interrupt>,
+}
+
+/// A virtio-iommu device in front of an engine.
+///
+/// Requests are served on the thread of the vCPU that notified: Linux's driver spins with interrupts off until the
+/// answer is there, so any other thread would only add its wake-up to the wait. The event queue's buffers stay with the
+/// device: nothing is reported yet.
+///
+/// `INDIRECT_DESC` is not offered, since with it a Linux driver allocates memory for every request, and neither is
+/// `EVENT_IDX`: a driver then notifies of everything that it puts in the queue, on which the bound of a batch relies.
+pub struct VirtioIommu {
+    engine: Arc<Mutex<Engine>>,
+    windows: Option<Arc<WindowMemory>>,
+    features: u64,
+    config_len: usize,
+    active: Mutex<Option<Active>>,
+}
+
+impl VirtioIommu {
+    /// A device in front of `engine`; `windows` owns the memory of the engine's chunk store, if it has one.
+    pub fn new(engine: Arc<Mutex<Engine>>, windows: Option<Arc<WindowMemory>>) -> Self {
+        let (features, config_len) = {
+            let engine = lock(&engine);
+            (engine.features(), engine.config_len())
+        };
+        Self { engine, windows, features, config_len, active: Mutex::new(None) }
+    }
+}
+
+impl VirtioDevice for VirtioIommu {
+    fn device_type(&self) -> u16 {
+        DEVICE_TYPE
+    }
+
+    fn pci_class(&self) -> u32 {
+        PCI_CLASS
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn config_len(&self) -> usize {
+        self.config_len
+    }
+
+    fn read_config(&self, offset: usize, data: &mut [u8]) {
+        let space = lock(&self.engine).config_space();
+        for (value, byte) in data.iter_mut().zip(space.iter().take(self.config_len).skip(offset)) {
+            *value = *byte;
+        }
+    }
+
+    /// Nothing is writable: `bypass` is not offered.
+    fn write_config(&self, _offset: usize, _data: &[u8]) {}
+
+    fn activate(&self, activation: Activation) {
+        lock(&self.engine).accept_features(activation.features);
+        if let Some(windows) = &self.windows {
+            windows.set_in_use(activation.features & feature::BOUNCE_WINDOW != 0);
+        }
+        let requests = activation.queues.into_iter().nth(REQUEST_QUEUE.into()).flatten();
+        *lock(&self.active) = Some(Active { memory: activation.memory, requests, interrupt: activation.interrupt });
+    }
+
+    fn notify(&self, queue: u16) -> Result<(), DeviceError> {
+        if queue != REQUEST_QUEUE {
+            return Ok(());
+        }
+        let mut active = lock(&self.active);
+        let Some(Active { memory, requests: Some(requests), interrupt }) = active.as_mut() else { return Ok(()) };
+        if serve(requests, memory, &mut lock(&self.engine))? {
+            interrupt.queue_used(REQUEST_QUEUE);
+        }
+        Ok(())
+    }
+
+    fn reset(&self) {
+        *lock(&self.active) = None;
+        lock(&self.engine).reset();
+        if let Some(windows) = &self.windows {
+            windows.set_in_use(false);
+        }
+    }
+
+    fn shared_region(&self) -> Option<SharedRegion> {
+        self.windows.as_ref().map(|windows| SharedRegion { id: WINDOW_SHMID, size: windows.region_size() })
+    }
+
+    fn shared_region_moved(&self, address: u64) -> io::Result<()> {
+        self.windows.as_ref().map_or(Ok(()), |windows| windows.moved(address))
+    }
+}
+
+/// Serves what is in the request queue; `true` if the driver wants to be told.
+///
+/// One call serves at most as many requests as the queue can hold: all that were there when the driver notified, so a
+/// vCPU cannot be kept here by another one that goes on adding. What is added later has its own notification, which
+/// this device never suppresses.
+fn serve(queue: &mut Queue, memory: &GuestMemoryMmap, engine: &mut Engine) -> Result<bool, DeviceError> {
+    let broken = broken(REQUEST_QUEUE);
+    let ring_error = ring_error(REQUEST_QUEUE);
+    let size = queue.size();
+    let mut request = [0; MAX_REQUEST];
+    let mut reply = [0; MAX_REPLY];
+    let mut left = size;
+    while left != 0 {
+        let Some(chain) = queue.iter(memory).map_err(&ring_error)?.next() else { break };
+        let chain = read_request(chain, memory, size, &mut request).map_err(&broken)?;
+        let readable = &request[..chain.readable.min(MAX_REQUEST)];
+        let writable = &mut reply[..chain.writable.min(MAX_REPLY)];
+        let room = writable.len();
+        let used = engine.handle(readable, writable).min(room);
+        let head = chain.head;
+        chain.write_reply(memory, &reply[..used]).map_err(&broken)?;
+        let used = u32::try_from(used).expect("a reply has at most MAX_REPLY bytes");
+        queue.add_used(memory, head, used).map_err(&ring_error)?;
+        left -= 1;
+    }
+    if left == size { Ok(false) } else { wants_interrupt(queue, memory).map_err(&ring_error) }
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The VMM's side of a virtio-iommu device.
+
+use std::sync::{Arc, Mutex};
+
+use iommu_bounce::{ConfigError, Counters, DmaMapper, EndpointId, Engine};
+
+use crate::virtio::windows::WindowMemory;
+use crate::virtio::{Interrupt, lock};
+
+/// A handle on a virtio-iommu device, for whoever runs the VM.
+pub struct IommuHandle {
+    engine: Arc<Mutex<Engine>>,
+    windows: Option<Arc<WindowMemory>>,
+    interrupt: Arc<dyn Interrupt>,
+}
+
+impl IommuHandle {
+    pub(super) fn new(
+        engine: Arc<Mutex<Engine>>,
+        windows: Option<Arc<WindowMemory>>,
+        interrupt: Arc<dyn Interrupt>,
+    ) -> Self {
+        Self { engine, windows, interrupt }
+    }
+
+    /// Puts an endpoint behind the IOMMU: its DMA reaches only what the guest maps from then on.
+    ///
+    /// # Errors
+    /// The ID is in use, or the host cannot translate what the configuration promises.
+    pub fn add_endpoint(&self, id: EndpointId, mapper: Box<dyn DmaMapper>) -> Result<(), ConfigError> {
+        lock(&self.engine).add_endpoint(id, mapper)
+    }
+
+    /// Takes an endpoint away: everything is unmapped for it. Returns its mapper.
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn remove_endpoint(&self, id: EndpointId) -> Result<Box<dyn DmaMapper>, ConfigError> {
+        lock(&self.engine).remove_endpoint(id)
+    }
+
+    /// The engine's figures.
+    pub fn counters(&self) -> Counters {
+        lock(&self.engine).counters()
+    }
+
+    /// Bytes of window memory that the host has allocated, the stash included; 0 without bounce windows.
+    pub fn held_window_bytes(&self) -> u64 {
+        self.windows.as_ref().map_or(0, |windows| windows.held_bytes())
+    }
+
+    /// Changes the window memory that all domains may use, in bytes. The driver is told if it uses bounce windows.
+    ///
+    /// # Errors
+    /// There are no bounce windows, or the region is smaller.
+    pub fn set_budget(&self, bytes: u64) -> Result<(), ConfigError> {
+        let mut engine = lock(&self.engine);
+        let notify = engine.set_budget(bytes)?;
+        if let Some(windows) = &self.windows {
+            windows.set_budget(bytes);
+        }
+        drop(engine);
+        self.interrupt.config_changed(notify);
+        Ok(())
+    }
+
+    /// Changes the size in bytes at or below which the driver is advised to copy; 0 leaves it to the driver, which is
+    /// told if it uses bounce windows.
+    ///
+    /// # Errors
+    /// There are no bounce windows.
+    pub fn set_threshold(&self, bytes: u32) -> Result<(), ConfigError> {
+        let notify = lock(&self.engine).set_threshold(bytes)?;
+        self.interrupt.config_changed(notify);
+        Ok(())
+    }
+}

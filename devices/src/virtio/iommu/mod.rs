@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! virtio-iommu on PCI: queues and configuration in front of the engine of `iommu_bounce`.
+
+mod device;
+mod handle;
+mod ram;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex};
+
+use iommu_bounce::{ChunkStore, ConfigError, Engine, EngineConfig};
+use thiserror::Error;
+use vm_memory::GuestMemoryMmap;
+
+pub use self::device::VirtioIommu;
+pub use self::handle::IommuHandle;
+pub use self::ram::RamView;
+use super::windows::{WindowError, WindowMemory, WindowMemoryConfig};
+use super::{TransportError, VirtioPciDevice};
+use crate::platform::{MemorySlots, MsiAllocator};
+
+/// The memory behind bounce windows. The budget stands in [`EngineConfig::window`].
+pub struct WindowRegion {
+    /// Bytes of the shared memory region, the most that the budget can be raised to: a multiple of `chunk_size`.
+    pub size: u64,
+    /// Bytes per chunk, a power of two; 2 MiB is what the protocol expects.
+    pub chunk_size: u64,
+    /// Chunks are made of huge pages of 2 MiB.
+    pub hugepages: bool,
+    /// Where the guest's view of chunks is made.
+    pub slots: Arc<dyn MemorySlots>,
+}
+
+/// What a virtio-iommu device is made of.
+pub struct IommuParams {
+    /// Name for logs and the API.
+    pub id: String,
+    /// Guest RAM: the queues lie in it, and only it can be mapped.
+    pub memory: Arc<GuestMemoryMmap>,
+    /// Interrupt vectors.
+    pub msi: Arc<dyn MsiAllocator>,
+    /// The engine's set-up. `engine.window` goes with `windows`: both or neither.
+    pub engine: EngineConfig,
+    /// The memory behind bounce windows.
+    pub windows: Option<WindowRegion>,
+}
+
+/// Why a virtio-iommu device could not be made.
+#[derive(Debug, Error)]
+pub enum IommuError {
+    /// The engine's set-up breaks a rule.
+    #[error("virtio-iommu: {0}")]
+    Engine(#[from] ConfigError),
+    /// The window memory's set-up breaks a rule, or the host refused it.
+    #[error("virtio-iommu: window memory: {0}")]
+    Windows(#[from] WindowError),
+    /// The transport could not be made.
+    #[error("virtio-iommu: {0}")]
+    Transport(#[from] TransportError),
+}
+
+/// Makes a virtio-iommu device: the PCI function to put on the root bus, and the handle by which the VMM adds endpoints,
+/// reads figures and changes the budget.
+///
+/// # Errors
+/// An [`IommuError`] that names the field and its rule, or what the host refused.
+pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHandle>), IommuError> {
+    let IommuParams { id, memory, msi, engine: config, windows } = params;
+    let budget = config.window.as_ref().map_or(0, |window| window.budget);
+    let windows = windows
+        .map(|WindowRegion { size, chunk_size, hugepages, slots }| {
+            WindowMemory::new(&WindowMemoryConfig { region_size: size, chunk_size, budget, hugepages, slots })
+        })
+        .transpose()?
+        .map(Arc::new);
+    let store = windows.as_ref().map(|windows| Box::new(windows.store()) as Box<dyn ChunkStore>);
+    let engine = Engine::new(config, Arc::new(RamView::new(memory.clone())), store)?;
+    let engine = Arc::new(Mutex::new(engine));
+    let device = Arc::new(VirtioIommu::new(engine.clone(), windows.clone()));
+    let function = Arc::new(VirtioPciDevice::new(id, device, memory, &*msi)?);
+    let handle = IommuHandle::new(engine, windows, function.interrupt());
+    Ok((function, Arc::new(handle)))
+}

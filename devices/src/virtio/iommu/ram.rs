@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Guest RAM as the engine sees it.
+
+use std::sync::Arc;
+
+use iommu_bounce::GuestRam;
+use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
+
+/// Guest RAM, and nothing else of the guest's address space: device memory is never in a `GuestMemoryMmap`.
+pub struct RamView(Arc<GuestMemoryMmap>);
+
+impl RamView {
+    /// A view of `memory`.
+    pub fn new(memory: Arc<GuestMemoryMmap>) -> Self {
+        Self(memory)
+    }
+
+    /// The part of `[gpa, gpa + len)` that begins at `gpa` and lies in one region.
+    fn part(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
+        let gpa = GuestAddress(gpa);
+        let region = self.0.find_region(gpa)?;
+        let offset = region.to_region_addr(gpa)?;
+        let len = len.min(region.len().checked_sub(offset.raw_value())?);
+        region.get_slice(offset, usize::try_from(len).ok()?).ok()
+    }
+}
+
+impl GuestRam for RamView {
+    fn slice(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
+        self.part(gpa, len).filter(|part| part.len() as u64 == len)
+    }
+
+    fn prefix(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
+        self.part(gpa, len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view() -> RamView {
+        let ranges = [(GuestAddress(0), 0x4000), (GuestAddress(0x4000), 0x4000), (GuestAddress(0x10000), 0x1000)];
+        RamView::new(Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap()))
+    }
+
+    #[test]
+    fn range_within_a_region_is_one_slice() {
+        let view = view();
+        assert_eq!(view.slice(0x1000, 0x3000).unwrap().len(), 0x3000);
+        assert_eq!(view.slice(0x10000, 0x1000).unwrap().len(), 0x1000);
+    }
+
+    #[test]
+    fn range_over_two_regions_is_no_slice_but_has_a_prefix() {
+        let view = view();
+        assert!(view.slice(0x3000, 0x2000).is_none());
+        assert_eq!(view.prefix(0x3000, 0x2000).unwrap().len(), 0x1000);
+        assert_eq!(view.prefix(0x4000, 0x1000).unwrap().len(), 0x1000);
+    }
+
+    #[test]
+    fn what_is_not_ram_has_neither() {
+        let view = view();
+        assert!(view.slice(0x8000, 0x1000).is_none());
+        assert!(view.prefix(0x8000, 0x1000).is_none());
+        assert!(view.slice(0x10000, 0x1001).is_none());
+        assert!(view.slice(u64::MAX - 0xfff, 0x1000).is_none());
+        assert!(view.prefix(u64::MAX, u64::MAX).is_none());
+        assert!(view.slice(0, u64::MAX).is_none());
+    }
+}

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Virtio: the PCI transport (virtio 1.x, modern only), and the devices behind it.
+
+mod chain;
+mod device;
+pub mod iommu;
+mod transport;
+pub mod windows;
+
+pub use self::device::{Activation, DeviceError, Interrupt, SharedRegion, VirtioDevice};
+pub use self::transport::{TransportError, VirtioPciDevice};
+use crate::sync::lock;

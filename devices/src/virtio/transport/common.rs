@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The common configuration structure and the device status (virtio 1.3, sections 2.1 and 4.1.4.3).
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use super::interrupts::Interrupts;
+use super::layout::COMMON_SIZE;
+
+/// `VIRTIO_F_RING_EVENT_IDX` (virtio 1.3, section 6).
+const EVENT_IDX: u64 = 1 << 29;
+/// `VIRTIO_F_VERSION_1` (virtio 1.3, section 6): a driver that does not accept it is a legacy one.
+const VERSION_1: u64 = 1 << 32;
+
+/// Bits of the device status (virtio 1.3, section 2.1).
+pub(super) mod status {
+    /// The driver has accepted its features.
+    pub(in super::super) const FEATURES_OK: u8 = 8;
+    /// The driver is ready.
+    pub(in super::super) const DRIVER_OK: u8 = 4;
+    /// The device cannot go on.
+    pub(in super::super) const NEEDS_RESET: u8 = 64;
+}
+
+/// Offsets of the registers (virtio 1.3, section 4.1.4.3).
+mod reg {
+    pub(super) const DEVICE_FEATURE_SELECT: u64 = 0;
+    pub(super) const DEVICE_FEATURE: usize = 4;
+    pub(super) const DRIVER_FEATURE_SELECT: u64 = 8;
+    pub(super) const DRIVER_FEATURE: u64 = 12;
+    pub(super) const CONFIG_VECTOR: u64 = 16;
+    pub(super) const NUM_QUEUES: usize = 18;
+    pub(super) const STATUS: u64 = 20;
+    pub(super) const GENERATION: usize = 21;
+    pub(super) const QUEUE_SELECT: u64 = 22;
+    pub(super) const QUEUE_SIZE: u64 = 24;
+    pub(super) const QUEUE_VECTOR: u64 = 26;
+    pub(super) const QUEUE_ENABLE: u64 = 28;
+    pub(super) const QUEUE_NOTIFY_OFF: usize = 30;
+    pub(super) const QUEUE_DESC: u64 = 32;
+    pub(super) const QUEUE_DEVICE_END: u64 = 56;
+}
+
+/// What the driver's write asks of the device behind the registers.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Nothing.
+    None,
+    /// A reset.
+    Reset,
+    /// The driver has set `DRIVER_OK`.
+    Start,
+}
+
+/// What the driver has set up of one queue.
+#[derive(Clone, Copy)]
+struct QueueSetup {
+    max_size: u16,
+    size: u16,
+    enabled: bool,
+    /// Descriptor table, available ring, used ring: guest-physical addresses.
+    rings: [u64; 3],
+}
+
+impl QueueSetup {
+    fn new(max_size: u16) -> Self {
+        Self { max_size, size: max_size, enabled: false, rings: [0; 3] }
+    }
+}
+
+/// The registers.
+pub(super) struct CommonConfig {
+    offered: u64,
+    device_select: u32,
+    driver_select: u32,
+    driver_features: u64,
+    status: u8,
+    queue_select: u16,
+    queues: Vec<QueueSetup>,
+}
+
+impl CommonConfig {
+    /// For a device that offers `features` beside `VERSION_1`.
+    pub(super) fn new(features: u64, queue_sizes: &[u16]) -> Self {
+        Self {
+            offered: features | VERSION_1,
+            device_select: 0,
+            driver_select: 0,
+            driver_features: 0,
+            status: 0,
+            queue_select: 0,
+            queues: queue_sizes.iter().map(|size| QueueSetup::new(*size)).collect(),
+        }
+    }
+
+    /// The device status.
+    pub(super) fn status(&self) -> u8 {
+        self.status
+    }
+
+    /// The negotiated features.
+    pub(super) fn features(&self) -> u64 {
+        self.driver_features
+    }
+
+    /// The device cannot go on; stays so until a reset.
+    pub(super) fn set_needs_reset(&mut self) {
+        self.status |= status::NEEDS_RESET;
+    }
+
+    /// Back to the state before the driver came.
+    pub(super) fn reset(&mut self) {
+        self.device_select = 0;
+        self.driver_select = 0;
+        self.driver_features = 0;
+        self.status = 0;
+        self.queue_select = 0;
+        for queue in &mut self.queues {
+            *queue = QueueSetup::new(queue.max_size);
+        }
+    }
+
+    /// Reads at `offset`; behind the structure the bytes read as zero.
+    pub(super) fn read(&self, offset: u64, data: &mut [u8], interrupts: &Interrupts) {
+        let bytes = self.render(interrupts);
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        data.fill(0);
+        for (value, byte) in data.iter_mut().zip(bytes.iter().skip(start)) {
+            *value = *byte;
+        }
+    }
+
+    /// Writes at `offset`. Only whole registers of their own width count, except that 64-bit ones may be written in
+    /// halves (virtio 1.3, section 4.1.3.1).
+    pub(super) fn write(&mut self, offset: u64, data: &[u8], interrupts: &Interrupts) -> Action {
+        match *data {
+            [value] if offset == reg::STATUS => return self.write_status(value),
+            [a, b] => self.write_word(offset, u16::from_le_bytes([a, b]), interrupts),
+            [a, b, c, d] => self.write_dword(offset, u32::from_le_bytes([a, b, c, d])),
+            [a, b, c, d, e, f, g, h] if (reg::QUEUE_DESC..reg::QUEUE_DEVICE_END).contains(&offset) => {
+                self.write_dword(offset, u32::from_le_bytes([a, b, c, d]));
+                self.write_dword(offset + 4, u32::from_le_bytes([e, f, g, h]));
+            }
+            _ => {}
+        }
+        Action::None
+    }
+
+    /// The queues as the driver has set them up; `None` if one of them cannot be used: rings that are misaligned or not
+    /// in guest memory.
+    pub(super) fn build_queues(&self, memory: &GuestMemoryMmap) -> Option<Vec<Option<Queue>>> {
+        self.queues.iter().map(|setup| self.build_queue(setup, memory)).collect()
+    }
+
+    fn build_queue(&self, setup: &QueueSetup, memory: &GuestMemoryMmap) -> Option<Option<Queue>> {
+        if !setup.enabled {
+            return Some(None);
+        }
+        let [descriptors, available, used] = setup.rings.map(GuestAddress);
+        let mut queue = Queue::new(setup.max_size).ok()?;
+        queue.try_set_size(setup.size).ok()?;
+        queue.try_set_desc_table_address(descriptors).ok()?;
+        queue.try_set_avail_ring_address(available).ok()?;
+        queue.try_set_used_ring_address(used).ok()?;
+        queue.set_event_idx(self.driver_features & EVENT_IDX != 0);
+        queue.set_ready(true);
+        // An available ring at 0 is what virtio-queue takes for a queue that was never set up.
+        (setup.rings[1] != 0 && queue.is_valid(memory)).then_some(Some(queue))
+    }
+
+    fn render(&self, interrupts: &Interrupts) -> [u8; COMMON_SIZE] {
+        let mut bytes = [0; COMMON_SIZE];
+        let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
+        put(at(reg::DEVICE_FEATURE_SELECT), &self.device_select.to_le_bytes());
+        put(reg::DEVICE_FEATURE, &half(self.offered, self.device_select).to_le_bytes());
+        put(at(reg::DRIVER_FEATURE_SELECT), &self.driver_select.to_le_bytes());
+        put(at(reg::DRIVER_FEATURE), &half(self.driver_features, self.driver_select).to_le_bytes());
+        put(at(reg::CONFIG_VECTOR), &interrupts.config_vector().to_le_bytes());
+        let count = u16::try_from(self.queues.len()).expect("checked when the device was made");
+        put(reg::NUM_QUEUES, &count.to_le_bytes());
+        put(at(reg::STATUS), &[self.status]);
+        put(reg::GENERATION, &[interrupts.generation()]);
+        put(at(reg::QUEUE_SELECT), &self.queue_select.to_le_bytes());
+        // A queue that does not exist has size 0, which says so.
+        if let Some(queue) = self.queues.get(usize::from(self.queue_select)) {
+            put(at(reg::QUEUE_SIZE), &queue.size.to_le_bytes());
+            put(at(reg::QUEUE_VECTOR), &interrupts.queue_vector(self.queue_select).to_le_bytes());
+            put(at(reg::QUEUE_ENABLE), &u16::from(queue.enabled).to_le_bytes());
+            put(reg::QUEUE_NOTIFY_OFF, &self.queue_select.to_le_bytes());
+            for (index, ring) in queue.rings.iter().enumerate() {
+                put(at(reg::QUEUE_DESC) + 8 * index, &ring.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    fn write_status(&mut self, value: u8) -> Action {
+        if value == 0 {
+            return Action::Reset;
+        }
+        let mut added = value & !self.status & !status::NEEDS_RESET;
+        if added & status::FEATURES_OK != 0 && !self.features_fit() {
+            added &= !status::FEATURES_OK;
+        }
+        // DRIVER_OK without accepted features is no legal state; nothing starts.
+        if (self.status | added) & status::FEATURES_OK == 0 {
+            added &= !status::DRIVER_OK;
+        }
+        self.status |= added;
+        let starts = added & status::DRIVER_OK != 0 && self.status & status::NEEDS_RESET == 0;
+        if starts { Action::Start } else { Action::None }
+    }
+
+    /// Whether the driver accepted only what was offered, and is no legacy driver.
+    fn features_fit(&self) -> bool {
+        self.driver_features & !self.offered == 0 && self.driver_features & VERSION_1 != 0
+    }
+
+    fn write_word(&mut self, offset: u64, value: u16, interrupts: &Interrupts) {
+        let started = self.status & status::DRIVER_OK != 0;
+        let accepted = self.status & status::FEATURES_OK != 0;
+        match offset {
+            reg::CONFIG_VECTOR => interrupts.set_config_vector(value),
+            reg::QUEUE_SELECT => self.queue_select = value,
+            reg::QUEUE_VECTOR => interrupts.set_queue_vector(self.queue_select, value),
+            _ => {}
+        }
+        let Some(queue) = self.queues.get_mut(usize::from(self.queue_select)) else { return };
+        if started || queue.enabled {
+            return;
+        }
+        match offset {
+            reg::QUEUE_SIZE if value.is_power_of_two() && value <= queue.max_size => queue.size = value,
+            reg::QUEUE_ENABLE if value == 1 && accepted => queue.enabled = true,
+            _ => {}
+        }
+    }
+
+    fn write_dword(&mut self, offset: u64, value: u32) {
+        match offset {
+            reg::DEVICE_FEATURE_SELECT => self.device_select = value,
+            reg::DRIVER_FEATURE_SELECT => self.driver_select = value,
+            reg::DRIVER_FEATURE if self.status & status::FEATURES_OK == 0 && self.driver_select < 2 => {
+                let shift = 32 * self.driver_select;
+                self.driver_features &= !(0xffff_ffff << shift);
+                self.driver_features |= u64::from(value) << shift;
+            }
+            reg::QUEUE_DESC..reg::QUEUE_DEVICE_END if offset.is_multiple_of(4) => self.write_ring(offset, value),
+            _ => {}
+        }
+    }
+
+    fn write_ring(&mut self, offset: u64, value: u32) {
+        let started = self.status & status::DRIVER_OK != 0;
+        let Some(queue) = self.queues.get_mut(usize::from(self.queue_select)) else { return };
+        if started || queue.enabled {
+            return;
+        }
+        let place = offset - reg::QUEUE_DESC;
+        let shift = if place.is_multiple_of(8) { 0 } else { 32 };
+        if let Some(ring) = queue.rings.get_mut(at(place / 8)) {
+            *ring = (*ring & !(0xffff_ffff << shift)) | (u64::from(value) << shift);
+        }
+    }
+}
+
+/// A register's offset as an index.
+fn at(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
+}
+
+/// The half of `value` that a feature select register names; there are two.
+fn half(value: u64, select: u32) -> u32 {
+    let bytes = value.to_le_bytes();
+    match select {
+        0 => u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+        1 => u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
+        _ => 0,
+    }
+}

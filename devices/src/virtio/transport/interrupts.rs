@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Interrupts of a virtio PCI device: MSI-X vectors, ISR status, configuration generation.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
+
+use log::warn;
+
+use crate::pci::{MsixError, MsixTable};
+use crate::virtio::{Interrupt, lock};
+
+/// The vector number that stands for none (virtio 1.3, section 4.1.5.1.2).
+pub(super) const NO_VECTOR: u16 = 0xffff;
+
+/// ISR status: buffers were used (virtio 1.3, section 4.1.4.5).
+const ISR_QUEUE: u8 = 1 << 0;
+/// ISR status: the device configuration changed.
+const ISR_CONFIG: u8 = 1 << 1;
+
+/// Interrupt state of one device.
+pub(super) struct Interrupts {
+    msix: Mutex<MsixTable>,
+    vector_count: u16,
+    config_vector: AtomicU16,
+    queue_vectors: Vec<AtomicU16>,
+    isr: AtomicU8,
+    generation: AtomicU8,
+    /// The driver has set `DRIVER_OK`: before that no notification may be sent (virtio 1.3, section 2.1.2).
+    running: AtomicBool,
+    /// A failure of the platform was logged already.
+    complained: AtomicBool,
+}
+
+impl Interrupts {
+    /// For a device with `queues` queues; nothing is routed.
+    pub(super) fn new(msix: MsixTable, queues: usize) -> Self {
+        Self {
+            vector_count: msix.count(),
+            msix: Mutex::new(msix),
+            config_vector: AtomicU16::new(NO_VECTOR),
+            queue_vectors: (0..queues).map(|_| AtomicU16::new(NO_VECTOR)).collect(),
+            isr: AtomicU8::new(0),
+            generation: AtomicU8::new(0),
+            running: AtomicBool::new(false),
+            complained: AtomicBool::new(false),
+        }
+    }
+
+    /// The MSI-X table, for the guest's accesses. Failures of the platform are logged: a guest can do nothing about
+    /// them.
+    pub(super) fn with_msix(&self, change: impl FnOnce(&mut MsixTable) -> Result<(), MsixError>) {
+        if let Err(error) = change(&mut lock(&self.msix)) {
+            self.complain(&error);
+        }
+    }
+
+    /// The vector of configuration changes.
+    pub(super) fn config_vector(&self) -> u16 {
+        self.config_vector.load(Ordering::Relaxed)
+    }
+
+    /// Sets the vector of configuration changes; one that does not exist leaves [`NO_VECTOR`].
+    pub(super) fn set_config_vector(&self, vector: u16) {
+        self.config_vector.store(self.existing(vector), Ordering::Relaxed);
+    }
+
+    /// The vector of a queue.
+    pub(super) fn queue_vector(&self, queue: u16) -> u16 {
+        self.queue_vectors.get(usize::from(queue)).map_or(NO_VECTOR, |vector| vector.load(Ordering::Relaxed))
+    }
+
+    /// Sets the vector of a queue; one that does not exist leaves [`NO_VECTOR`].
+    pub(super) fn set_queue_vector(&self, queue: u16, vector: u16) {
+        if let Some(place) = self.queue_vectors.get(usize::from(queue)) {
+            place.store(self.existing(vector), Ordering::Relaxed);
+        }
+    }
+
+    /// Reads the ISR status, which clears it.
+    pub(super) fn take_isr(&self) -> u8 {
+        self.isr.swap(0, Ordering::AcqRel)
+    }
+
+    /// The generation of the device configuration.
+    pub(super) fn generation(&self) -> u8 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Whether the driver may be notified.
+    pub(super) fn set_running(&self, running: bool) {
+        self.running.store(running, Ordering::Release);
+    }
+
+    /// A reset of the virtio device: no vectors, nothing pending in the ISR status. The MSI-X table belongs to PCI and
+    /// stays as it is.
+    pub(super) fn reset(&self) {
+        self.set_running(false);
+        self.set_config_vector(NO_VECTOR);
+        for vector in &self.queue_vectors {
+            vector.store(NO_VECTOR, Ordering::Relaxed);
+        }
+        self.isr.store(0, Ordering::Release);
+    }
+
+    fn existing(&self, vector: u16) -> u16 {
+        if vector < self.vector_count { vector } else { NO_VECTOR }
+    }
+
+    /// Sends the message of `vector`, or without MSI-X sets `isr_bit`: a driver that uses none polls the status, since
+    /// there is no INTx (virtio 1.3, section 4.1.5.3.1).
+    fn raise(&self, vector: u16, isr_bit: u8) {
+        let mut msix = lock(&self.msix);
+        if !msix.is_enabled() {
+            self.isr.fetch_or(isr_bit, Ordering::AcqRel);
+        } else if vector != NO_VECTOR
+            && let Err(error) = msix.trigger(vector)
+        {
+            self.complain(&error);
+        }
+    }
+
+    fn complain(&self, error: &dyn std::error::Error) {
+        if !self.complained.swap(true, Ordering::Relaxed) {
+            warn!("virtio interrupt lost: {error} (reported once)");
+        }
+    }
+}
+
+impl Interrupt for Interrupts {
+    fn queue_used(&self, queue: u16) {
+        if self.running.load(Ordering::Acquire) {
+            self.raise(self.queue_vector(queue), ISR_QUEUE);
+        }
+    }
+
+    fn config_changed(&self, notify: bool) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        if notify && self.running.load(Ordering::Acquire) {
+            // Set whatever the kind of interrupt (virtio 1.3, section 4.1.4.5.1).
+            self.isr.fetch_or(ISR_CONFIG, Ordering::AcqRel);
+            self.raise(self.config_vector(), ISR_CONFIG);
+        }
+    }
+}

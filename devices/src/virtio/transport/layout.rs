@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Where the structures of the transport lie, and the capabilities that say so (virtio 1.3, section 4.1.4).
+
+use crate::pci::regs::{CAP_MSIX, CAP_VENDOR};
+use crate::pci::{Bar, BarKind, Capability, ConfigSpace, Identity};
+use crate::virtio::SharedRegion;
+
+/// The BAR that holds all structures and the MSI-X table.
+pub(super) const STRUCTURES_BAR: u8 = 0;
+/// The BAR that holds nothing but the shared memory region; 64-bit, so it takes register 3 too.
+pub(super) const SHARED_BAR: u8 = 2;
+/// Size of [`STRUCTURES_BAR`]: eight pages, one for each structure so that each could be trapped on its own.
+pub(super) const STRUCTURES_SIZE: u64 = 0x8000;
+
+/// Common configuration: offset in the BAR.
+pub(super) const COMMON: u64 = 0x0000;
+/// Bytes of the common configuration: up to and without `queue_notify_data`, whose feature is not offered.
+pub(super) const COMMON_SIZE: usize = 56;
+/// ISR status: offset in the BAR, 1 byte.
+pub(super) const ISR: u64 = 0x1000;
+/// Device configuration: offset in the BAR.
+pub(super) const DEVICE: u64 = 0x2000;
+/// Notifications: offset in the BAR.
+pub(super) const NOTIFY: u64 = 0x3000;
+/// Bytes from one queue's notification address to the next one's.
+pub(super) const NOTIFY_MULTIPLIER: u32 = 4;
+/// MSI-X table: offset in the BAR.
+pub(super) const MSIX_TABLE: u64 = 0x4000;
+/// MSI-X pending bits: offset in the BAR.
+pub(super) const MSIX_PENDING: u64 = 0x5000;
+/// Room for each structure.
+pub(super) const PAGE: u64 = 0x1000;
+
+/// The most queues a device can have: each takes 4 bytes of the notification page and a vector of the table's page.
+pub(super) const MAX_QUEUES: usize = 255;
+
+/// Vendor ID of virtio devices (virtio 1.3, section 4.1.2).
+const VENDOR: u16 = 0x1af4;
+/// Device IDs start here (virtio 1.3, section 4.1.2).
+const FIRST_DEVICE: u16 = 0x1040;
+
+/// `cfg_type` of the capabilities (virtio 1.3, section 4.1.4).
+const CFG_COMMON: u8 = 1;
+const CFG_NOTIFY: u8 = 2;
+const CFG_ISR: u8 = 3;
+const CFG_DEVICE: u8 = 4;
+const CFG_PCI: u8 = 5;
+const CFG_SHARED_MEMORY: u8 = 8;
+
+/// Offsets in the PCI configuration access capability, from its start.
+pub(super) mod access {
+    /// u8: BAR to access.
+    pub(in super::super) const BAR: u16 = 4;
+    /// le32: offset in the BAR.
+    pub(in super::super) const OFFSET: u16 = 8;
+    /// le32: width of the access.
+    pub(in super::super) const LENGTH: u16 = 12;
+    /// u8\[4]: what was read or is to be written.
+    pub(in super::super) const DATA: u16 = 16;
+}
+
+/// What the device asks of its configuration space.
+pub(super) struct Shape {
+    /// Virtio device type.
+    pub(super) device_type: u16,
+    /// PCI class.
+    pub(super) class: u32,
+    /// Queues.
+    pub(super) queues: u16,
+    /// Bytes of the device configuration.
+    pub(super) config_len: u32,
+    /// Shared memory region.
+    pub(super) shared: Option<SharedRegion>,
+}
+
+/// The configuration space, and where in it the registers lie that act when accessed.
+pub(super) struct Space {
+    /// The bytes.
+    pub(super) config: ConfigSpace,
+    /// Offset of the MSI-X capability.
+    pub(super) msix: u16,
+    /// Offset of the PCI configuration access capability.
+    pub(super) access: u16,
+}
+
+/// Builds the configuration space.
+pub(super) fn build(shape: &Shape) -> Space {
+    let device = FIRST_DEVICE + shape.device_type;
+    let mut config = ConfigSpace::new(Identity {
+        vendor: VENDOR,
+        device,
+        subsystem_vendor: VENDOR,
+        subsystem: device,
+        class: shape.class,
+        revision: 1,
+    });
+    let kind = BarKind::Memory32 { prefetchable: false };
+    config.add_bar(Bar { index: STRUCTURES_BAR, kind, size: STRUCTURES_SIZE });
+    if let Some(shared) = shape.shared {
+        let kind = BarKind::Memory64 { prefetchable: true };
+        config.add_bar(Bar { index: SHARED_BAR, kind, size: shared.size.next_power_of_two() });
+    }
+    let notify_len = u32::from(shape.queues) * NOTIFY_MULTIPLIER;
+    add(&mut config, &structure(CFG_COMMON, COMMON, low(COMMON_SIZE as u64)), &[]);
+    add(&mut config, &structure(CFG_ISR, ISR, 1), &[]);
+    if shape.config_len != 0 {
+        add(&mut config, &structure(CFG_DEVICE, DEVICE, shape.config_len), &[]);
+    }
+    let mut notify = structure(CFG_NOTIFY, NOTIFY, notify_len);
+    notify.extend(NOTIFY_MULTIPLIER.to_le_bytes());
+    add(&mut config, &notify, &[]);
+    if let Some(shared) = shape.shared {
+        add(&mut config, &shared_memory(shared), &[]);
+    }
+    let msix = add_msix(&mut config, shape.queues + 1);
+    let access = add_access(&mut config);
+    Space { config, msix, access }
+}
+
+/// The low half of an offset within the BAR.
+fn low(value: u64) -> u32 {
+    u32::try_from(value).expect("offsets and sizes within the BAR are below 4 GiB")
+}
+
+/// The body of a virtio capability of type `kind` that points into [`STRUCTURES_BAR`].
+fn structure(kind: u8, offset: u64, len: u32) -> Vec<u8> {
+    let mut body = vec![0, kind, STRUCTURES_BAR, 0, 0, 0];
+    body.extend(low(offset).to_le_bytes());
+    body.extend(len.to_le_bytes());
+    body
+}
+
+/// The body of a shared memory capability: offset and length have a high half.
+fn shared_memory(shared: SharedRegion) -> Vec<u8> {
+    let mut body = vec![0, CFG_SHARED_MEMORY, SHARED_BAR, shared.id, 0, 0];
+    let len = shared.size.to_le_bytes();
+    body.extend([0; 4]);
+    body.extend(&len[..4]);
+    body.extend([0; 4]);
+    body.extend(&len[4..]);
+    body
+}
+
+/// Adds a virtio capability; the first byte of its body is its length.
+fn add(config: &mut ConfigSpace, body: &[u8], writable: &[u8]) -> u16 {
+    let mut body = body.to_vec();
+    body[0] = u8::try_from(body.len() + 2).expect("a virtio capability has at most 24 bytes");
+    config.add_capability(Capability { id: CAP_VENDOR, body: &body, writable })
+}
+
+fn add_msix(config: &mut ConfigSpace, vectors: u16) -> u16 {
+    let mut body = (vectors - 1).to_le_bytes().to_vec();
+    body.extend((low(MSIX_TABLE) | u32::from(STRUCTURES_BAR)).to_le_bytes());
+    body.extend((low(MSIX_PENDING) | u32::from(STRUCTURES_BAR)).to_le_bytes());
+    config.add_capability(Capability { id: CAP_MSIX, body: &body, writable: &[0, 0xc0] })
+}
+
+fn add_access(config: &mut ConfigSpace) -> u16 {
+    let mut body = structure(CFG_PCI, 0, 0);
+    body.extend([0; 4]);
+    // From offset 4 of the capability: bar, then (behind id and padding) offset, length and data.
+    let writable = [0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+    add(config, &body, &writable)
+}

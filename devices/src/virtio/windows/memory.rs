@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The owner of window memory, and the state that it shares with the engine's store and the stash.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+
+use log::warn;
+use thiserror::Error;
+
+use super::chunk::{Chunk, HUGE_PAGE};
+use super::region::Region;
+use super::stash;
+use super::store::WindowStore;
+use crate::platform::MemorySlots;
+use crate::virtio::lock;
+
+/// The smallest chunk: a page.
+const MIN_CHUNK: u64 = 4096;
+
+/// How window memory is set up.
+#[derive(Clone)]
+pub struct WindowMemoryConfig {
+    /// Bytes of the region: a multiple of `chunk_size`, and the most that can ever be backed.
+    pub region_size: u64,
+    /// Bytes per chunk: a power of two, 4 KiB at least.
+    pub chunk_size: u64,
+    /// Bytes that may be backed at first; [`WindowMemory::set_budget`] changes it.
+    pub budget: u64,
+    /// Chunks are made of huge pages of 2 MiB.
+    pub hugepages: bool,
+    /// Where the guest's view of memory is made.
+    pub slots: Arc<dyn MemorySlots>,
+}
+
+/// Why window memory could not be set up.
+#[derive(Debug, Error)]
+pub enum WindowError {
+    /// The chunk size does not suit.
+    #[error("chunk_size is {0:#x}: it must be a power of two of at least {MIN_CHUNK:#x} bytes")]
+    ChunkSize(u64),
+    /// The region is not made of whole chunks.
+    #[error("region_size is {region:#x}: it must be a positive multiple of chunk_size, {chunk:#x} bytes")]
+    RegionSize {
+        /// Bytes of the region.
+        region: u64,
+        /// Bytes per chunk.
+        chunk: u64,
+    },
+    /// Chunks are smaller than the pages that they are to be made of.
+    #[error("hugepages is on with a chunk_size of {0:#x}: it must be a multiple of {HUGE_PAGE:#x} bytes")]
+    HugePages(u64),
+    /// The host refused what every region needs.
+    #[error("{what}: {source}")]
+    Host {
+        /// What was tried.
+        what: &'static str,
+        /// What the host said.
+        source: io::Error,
+    },
+}
+
+/// The owner of window memory: tells it where the guest sees the region, and what it may use. The engine's side is
+/// [`WindowStore`].
+pub struct WindowMemory {
+    shared: Arc<Shared>,
+    stash: Option<JoinHandle<()>>,
+}
+
+/// What owner, store and stash share.
+pub(super) struct Shared {
+    pub(super) chunk_size: u64,
+    pub(super) region_size: u64,
+    pub(super) hugepages: bool,
+    pub(super) region: Region,
+    pub(super) slots: Arc<dyn MemorySlots>,
+    /// What released places show.
+    pub(super) scratch: Chunk,
+    pub(super) state: Mutex<State>,
+    /// Wakes the stash: there is something to do.
+    pub(super) work: Condvar,
+    /// Wakes those who wait for the stash.
+    pub(super) done: Condvar,
+}
+
+/// What a place in the region holds.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// Nothing yet: not mapped, no slot.
+    Fresh,
+    /// A chunk that the engine has.
+    Backed(Chunk),
+    /// The scratch chunk.
+    Released,
+    /// Something that could not be taken away. Never used again, and counted as backed.
+    Lost,
+}
+
+/// The state of window memory.
+pub(super) struct State {
+    /// Guest-physical address of the region, once it has one.
+    pub(super) address: Option<u64>,
+    pub(super) places: Vec<Place>,
+    /// The memory slot of each place that was ever backed.
+    pub(super) slots: Vec<Option<u32>>,
+    /// Places to use, the next one last.
+    pub(super) free: Vec<u32>,
+    /// Chunks that may be held at once.
+    pub(super) budget: u64,
+    /// Chunks that are backed or lost.
+    pub(super) backed: u64,
+    /// Chunks ready to be backed.
+    pub(super) stash: Vec<Chunk>,
+    /// Chunks whose memory the stash is to give back.
+    pub(super) retired: Vec<Chunk>,
+    /// Chunks that the stash is allocating or dropping.
+    pub(super) busy: u64,
+    /// The driver uses windows: a stash is worth its memory.
+    pub(super) in_use: bool,
+    /// The last allocation failed: the stash does not try again by itself.
+    pub(super) starved: bool,
+    pub(super) stop: bool,
+}
+
+impl State {
+    /// Chunks that count against the budget.
+    pub(super) fn held(&self) -> u64 {
+        self.backed + self.busy + (self.stash.len() + self.retired.len()) as u64
+    }
+}
+
+impl WindowMemory {
+    /// Reserves the region and starts the stash. No window memory is allocated but one scratch chunk.
+    ///
+    /// # Errors
+    /// A [`WindowError`] that names the field and its rule, or what the host refused.
+    pub fn new(config: &WindowMemoryConfig) -> Result<Self, WindowError> {
+        let WindowMemoryConfig { region_size, chunk_size, budget, hugepages, ref slots } = *config;
+        if !chunk_size.is_power_of_two() || chunk_size < MIN_CHUNK {
+            return Err(WindowError::ChunkSize(chunk_size));
+        }
+        if hugepages && !chunk_size.is_multiple_of(HUGE_PAGE) {
+            return Err(WindowError::HugePages(chunk_size));
+        }
+        let bad_region = WindowError::RegionSize { region: region_size, chunk: chunk_size };
+        let count = u32::try_from(region_size / chunk_size).unwrap_or(0);
+        let (Ok(chunk_len), Ok(places)) = (usize::try_from(chunk_size), usize::try_from(count)) else {
+            return Err(bad_region);
+        };
+        if count == 0 || !region_size.is_multiple_of(chunk_size) {
+            return Err(bad_region);
+        }
+        let host = |what| move |source| WindowError::Host { what, source };
+        let region = Region::reserve(chunk_len, places).map_err(host("reserving addresses for window memory"))?;
+        let scratch = Chunk::allocate(chunk_size, false).map_err(host("allocating a scratch chunk"))?;
+        let state = State {
+            address: None,
+            places: (0..count).map(|_| Place::Fresh).collect(),
+            slots: vec![None; places],
+            free: (0..count).rev().collect(),
+            budget: budget / chunk_size,
+            backed: 0,
+            stash: Vec::with_capacity(stash::TARGET),
+            retired: Vec::new(),
+            busy: 0,
+            in_use: false,
+            starved: false,
+            stop: false,
+        };
+        let shared = Arc::new(Shared {
+            chunk_size,
+            region_size,
+            hugepages,
+            region,
+            slots: slots.clone(),
+            scratch,
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            done: Condvar::new(),
+        });
+        let for_stash = shared.clone();
+        let stash = thread::Builder::new()
+            .name("window-stash".into())
+            .spawn(move || stash::run(&for_stash))
+            .map_err(host("starting the thread that prepares window memory"))?;
+        Ok(Self { shared, stash: Some(stash) })
+    }
+
+    /// The engine's side. There is one region, so only one store may be in use.
+    pub fn store(&self) -> WindowStore {
+        WindowStore::new(self.shared.clone())
+    }
+
+    /// Bytes of the region.
+    pub fn region_size(&self) -> u64 {
+        self.shared.region_size
+    }
+
+    /// Bytes of window memory that the host has allocated: backed, stashed, or about to be given back. Never above the
+    /// budget, unless the budget was lowered below what was backed. The scratch chunk does not count.
+    pub fn held_bytes(&self) -> u64 {
+        lock(&self.shared.state).held() * self.shared.chunk_size
+    }
+
+    /// Changes the bytes that may be held. Stashed chunks beyond it are given back at once, backed ones stay.
+    pub fn set_budget(&self, bytes: u64) {
+        let mut state = lock(&self.shared.state);
+        state.budget = bytes / self.shared.chunk_size;
+        state.starved = false;
+        while state.held() > state.budget && state.stash.pop().is_some() {}
+        self.shared.work.notify_one();
+    }
+
+    /// The driver began or ceased to use windows: the stash is filled or given back.
+    pub fn set_in_use(&self, in_use: bool) {
+        let mut state = lock(&self.shared.state);
+        state.in_use = in_use;
+        state.starved = false;
+        if !in_use {
+            state.stash.clear();
+        }
+        self.shared.work.notify_one();
+    }
+
+    /// The guest sees the region at `address` from now on. The slots of all places that ever were backed move there.
+    ///
+    /// # Errors
+    /// What the platform refused; places whose slot could not be made are not seen by the guest.
+    pub fn moved(&self, address: u64) -> io::Result<()> {
+        let mut state = lock(&self.shared.state);
+        if state.address == Some(address) {
+            return Ok(());
+        }
+        state.address = Some(address);
+        let mut result = Ok(());
+        for index in (0u32..).take(state.places.len()) {
+            let Some(slot) = state.slots.get_mut(index as usize).and_then(Option::take) else { continue };
+            let moved = self.shared.slots.remove(slot).and_then(|()| self.shared.show(&mut state, index));
+            if result.is_ok() {
+                result = moved;
+            }
+        }
+        result
+    }
+}
+
+impl Drop for WindowMemory {
+    fn drop(&mut self) {
+        lock(&self.shared.state).stop = true;
+        self.shared.work.notify_all();
+        if let Some(stash) = self.stash.take()
+            && stash.join().is_err()
+        {
+            warn!("the thread that prepares window memory panicked");
+        }
+    }
+}
+
+impl Shared {
+    /// Makes the slot of place `index`, to which something is mapped, unless it has one.
+    pub(super) fn show(&self, state: &mut State, index: u32) -> io::Result<()> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        let slot = state.slots.get_mut(index as usize).ok_or_else(invalid)?;
+        if slot.is_some() {
+            return Ok(());
+        }
+        let offset = u64::from(index) * self.chunk_size;
+        let gpa = state.address.and_then(|address| address.checked_add(offset)).ok_or_else(invalid)?;
+        let host = self.region.place(index).ok_or_else(invalid)?;
+        // SAFETY: The region stays mapped until it is dropped, which is after `Drop for Shared` has removed all slots,
+        // and nobody makes references to its bytes.
+        *slot = Some(unsafe { self.slots.insert(gpa, host, false) }?);
+        Ok(())
+    }
+
+    /// Takes the slot of place `index` away, for a place that cannot be used any more.
+    pub(super) fn hide(&self, state: &mut State, index: u32) {
+        if let Some(slot) = state.slots.get_mut(index as usize).and_then(Option::take)
+            && let Err(error) = self.slots.remove(slot)
+        {
+            warn!("memory slot {slot} of window chunk {index} could not be removed: {error}");
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for slot in state.slots.iter_mut().filter_map(Option::take) {
+            if let Err(error) = self.slots.remove(slot) {
+                warn!("memory slot {slot} of window memory could not be removed: {error}");
+            }
+        }
+    }
+}

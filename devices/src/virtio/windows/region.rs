@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The host addresses behind the shared memory region. All unsafe code of the windows but the hand-over of memory slots
+//! stands here.
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr;
+
+use log::warn;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use vm_memory::VolatileSlice;
+
+use crate::platform::HostRange;
+
+/// A reserved range of this process's addresses, into which chunks are mapped. It holds no memory of its own, and no
+/// Rust reference to its bytes is ever made: the guest and devices change them at any time.
+pub(super) struct Region {
+    /// What was reserved: the region and what alignment cost.
+    reserved: HostRange,
+    /// First address of the region, aligned on chunks.
+    base: usize,
+    chunk_size: usize,
+    count: usize,
+}
+
+impl Region {
+    /// Reserves room for `count` chunks of `chunk_size` bytes, a power of two and a multiple of the page size.
+    pub(super) fn reserve(chunk_size: usize, count: usize) -> io::Result<Self> {
+        let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let len = count.checked_mul(chunk_size).and_then(|len| len.checked_add(chunk_size)).ok_or_else(too_large)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: No address is asked for, so the kernel picks one where nothing is.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), flags) }?;
+        let address = start.expose_provenance();
+        let base = address.next_multiple_of(chunk_size);
+        Ok(Self { reserved: HostRange { address, len }, base, chunk_size, count })
+    }
+
+    /// Where chunk `index` lies in this process; `None` beyond the region.
+    pub(super) fn place(&self, index: u32) -> Option<HostRange> {
+        let index = usize::try_from(index).ok().filter(|index| *index < self.count)?;
+        Some(HostRange { address: self.base + index * self.chunk_size, len: self.chunk_size })
+    }
+
+    /// Maps the start of `file`, which is at least a chunk long, as chunk `index` over whatever was mapped there, with
+    /// all its pages present.
+    ///
+    /// # Errors
+    /// What the kernel refused. The place then holds what it held before, or nothing that can be accessed.
+    pub(super) fn map(&self, index: u32, file: impl AsFd) -> io::Result<()> {
+        let place = self.place(index).ok_or(io::ErrorKind::InvalidInput)?;
+        let address = ptr::with_exposed_provenance_mut::<c_void>(place.address);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
+        // SAFETY: The range lies within the reservation, which nothing else in this process uses, and is accessed
+        // through raw pointers and by the guest only, for which any mapping will do.
+        let result = unsafe { mmap(address, place.len, access, flags, file, 0) };
+        if let Err(error) = result {
+            self.fill_hole(place);
+            return Err(error.into());
+        }
+        for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
+            // SAFETY: The range was just mapped; neither advice changes its bytes or its access.
+            if let Err(error) = unsafe { madvise(address, place.len, advice) } {
+                warn!("advice on window memory refused, which only costs memory in a fork or a core dump: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    /// A kernel that fails to map over a range may have unmapped it already. Reserves it again, so that nothing else of
+    /// this process comes to lie where the guest may look.
+    fn fill_hole(&self, place: HostRange) {
+        let address = ptr::with_exposed_provenance_mut::<c_void>(place.address);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: FIXED_NOREPLACE leaves alone whatever is mapped there.
+        let result = unsafe { mmap_anonymous(address, place.len, ProtFlags::empty(), flags) };
+        if let Err(error) = result
+            && error != rustix::io::Errno::EXIST
+        {
+            warn!("window memory at {:#x} could not be reserved again: {error}", place.address);
+        }
+    }
+
+    /// The bytes of chunk `index`; `None` beyond the region. Only for a chunk that a file was mapped to: elsewhere an
+    /// access through the slice faults.
+    pub(super) fn slice(&self, index: u32) -> Option<VolatileSlice<'_>> {
+        let place = self.place(index)?;
+        let address = ptr::with_exposed_provenance_mut::<u8>(place.address);
+        // SAFETY: The range belongs to the reservation, which lives as long as `self`, and stays mapped in it.
+        Some(unsafe { VolatileSlice::new(address, place.len) })
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let address = ptr::with_exposed_provenance_mut::<c_void>(self.reserved.address);
+        // SAFETY: The reservation is ours alone, its slots were removed by the owner, and slices borrow from `self`.
+        if let Err(error) = unsafe { munmap(address, self.reserved.len) } {
+            warn!("window memory could not be unmapped: {error}");
+        }
+    }
+}

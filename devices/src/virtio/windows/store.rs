@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Window memory as the engine sees it: chunks that are backed and released.
+
+use std::io;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use iommu_bounce::{ChunkError, ChunkStore};
+use vm_memory::VolatileSlice;
+
+use super::chunk::{Chunk, is_shortage};
+use super::memory::{Place, Shared, State};
+use crate::virtio::lock;
+
+/// The engine's side of window memory.
+pub struct WindowStore(Arc<Shared>);
+
+impl WindowStore {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self(shared)
+    }
+
+    /// A chunk from the stash; a new one if the stash is empty and the budget allows one.
+    fn take_chunk<'s>(&self, mut state: MutexGuard<'s, State>) -> Result<(MutexGuard<'s, State>, Chunk), ChunkError> {
+        loop {
+            if let Some(chunk) = state.stash.pop() {
+                return Ok((state, chunk));
+            }
+            if state.held() < state.budget {
+                let chunk = Chunk::allocate(self.0.chunk_size, self.0.hugepages).map_err(shortage)?;
+                return Ok((state, chunk));
+            }
+            if state.busy == 0 && state.retired.is_empty() {
+                return Err(ChunkError::NoResources);
+            }
+            // What the budget lacks is on its way: being dropped, or being allocated for the stash.
+            state = self.0.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Maps `chunk` at place `index` and shows it to the guest.
+    fn install(&self, state: &mut State, index: u32, chunk: &Chunk) -> io::Result<()> {
+        self.0.region.map(index, chunk)?;
+        self.0.show(state, index)
+    }
+
+    /// Leaves place `index`, where a chunk could not be installed, without a trace of the chunk.
+    fn abandon(&self, state: &mut State, index: u32) {
+        if self.0.region.map(index, &self.0.scratch).is_ok() {
+            state.places[index as usize] = Place::Released;
+            state.free.push(index);
+        } else {
+            self.0.hide(state, index);
+            state.places[index as usize] = Place::Lost;
+            state.backed += 1;
+        }
+    }
+}
+
+impl ChunkStore for WindowStore {
+    fn chunk_size(&self) -> u64 {
+        self.0.chunk_size
+    }
+
+    fn region_size(&self) -> u64 {
+        self.0.region_size
+    }
+
+    fn back(&mut self) -> Result<u32, ChunkError> {
+        let state = lock(&self.0.state);
+        if state.address.is_none() || state.free.is_empty() || state.backed >= state.budget {
+            return Err(ChunkError::NoResources);
+        }
+        let (mut state, chunk) = self.take_chunk(state)?;
+        let index = state.free.pop().ok_or(ChunkError::NoResources)?;
+        if let Err(error) = self.install(&mut state, index, &chunk) {
+            self.abandon(&mut state, index);
+            return Err(shortage(error));
+        }
+        state.places[index as usize] = Place::Backed(chunk);
+        state.backed += 1;
+        self.0.work.notify_one();
+        Ok(index)
+    }
+
+    fn memory(&self, index: u32) -> Option<VolatileSlice<'_>> {
+        let backed = matches!(lock(&self.0.state).places.get(index as usize), Some(Place::Backed(_)));
+        backed.then(|| self.0.region.slice(index)).flatten()
+    }
+
+    fn release(&mut self, index: u32) -> Result<(), ChunkError> {
+        let mut state = lock(&self.0.state);
+        let Some(place) = state.places.get_mut(index as usize).filter(|place| matches!(place, Place::Backed(_))) else {
+            return Err(ChunkError::Host(io::ErrorKind::InvalidInput.into()));
+        };
+        let Place::Backed(chunk) = std::mem::replace(place, Place::Lost) else { unreachable!("filtered above") };
+        if let Err(error) = self.0.region.map(index, &self.0.scratch) {
+            // The guest must not see what it gave back; the file may still be mapped, so the chunk counts on.
+            self.0.hide(&mut state, index);
+            return Err(ChunkError::Host(error));
+        }
+        state.places[index as usize] = Place::Released;
+        state.backed -= 1;
+        state.free.push(index);
+        state.starved = false;
+        state.retired.push(chunk);
+        self.0.work.notify_one();
+        Ok(())
+    }
+}
+
+fn shortage(error: io::Error) -> ChunkError {
+    if is_shortage(&error) { ChunkError::NoResources } else { ChunkError::Host(error) }
+}
