@@ -8,4 +8,5 @@
 pub mod pci;
 pub mod platform;
 mod sync;
+pub mod vfio;
 pub mod virtio;

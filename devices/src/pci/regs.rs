@@ -18,6 +18,8 @@ pub const REVISION: u16 = 0x08;
 pub const HEADER_TYPE: u16 = 0x0e;
 /// First base address register; six of 32 bits each.
 pub const BAR0: u16 = 0x10;
+/// CardBus CIS pointer, 32 bits.
+pub const CARDBUS_CIS: u16 = 0x28;
 /// Subsystem vendor ID, 16 bits.
 pub const SUBSYSTEM_VENDOR_ID: u16 = 0x2c;
 /// Subsystem ID, 16 bits.
@@ -56,3 +58,14 @@ pub const CAP_VENDOR: u8 = 0x09;
 pub const CAP_EXPRESS: u8 = 0x10;
 /// Capability ID of MSI-X.
 pub const CAP_MSIX: u8 = 0x11;
+
+/// MSI message control bit: MSI is on.
+pub const MSI_ENABLE: u16 = 1 << 0;
+/// MSI message control bits: the binary logarithm of how many vectors are used.
+pub const MSI_MULTIPLE_ENABLE: u16 = 0b111 << 4;
+/// MSI message control bit: the address has 64 bits.
+pub const MSI_WIDE: u16 = 1 << 7;
+/// MSI message control bit: there are mask bits.
+pub const MSI_MASKABLE: u16 = 1 << 8;
+/// MSI-X message control bits: vectors less one.
+pub const MSIX_TABLE_SIZE: u16 = 0x7ff;

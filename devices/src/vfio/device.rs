@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A function of the host as a function of the guest.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use log::{error, info, warn};
+use vfio_ioctls::VfioContainer;
+
+use super::bars::HostBar;
+use super::error::VfioPciError;
+use super::host::{HostFunction, VfioFunction};
+use super::interrupts::Interrupts;
+use super::layout::{MsixCapability, examine};
+use super::sysfs::HostFunctionPath;
+use super::throttle::Throttle;
+use super::view::ConfigView;
+use crate::pci::{Bar, MsixTable, PciDevice, regs};
+use crate::platform::{MemorySlots, MsiAllocator, MsiVectors};
+use crate::sync::lock;
+
+struct State {
+    view: ConfigView,
+    /// The view at power-on, with the BARs as assigned.
+    initial: ConfigView,
+    interrupts: Interrupts,
+}
+
+/// A PCI function of the host passed through to the guest by VFIO.
+pub struct VfioPciDevice {
+    id: String,
+    name: String,
+    state: Mutex<State>,
+    /// Locked after `state`, where both are.
+    table: Option<Mutex<MsixTable>>,
+    msix: Option<MsixCapability>,
+    slots: Arc<dyn MemorySlots>,
+    throttle: Throttle,
+    // The mappings of the BARs hold the device open, so they go before it.
+    bars: Vec<HostBar>,
+    host: Box<dyn HostFunction>,
+}
+
+/// What an access at an offset in a BAR reaches, and the first offset that it does not.
+enum Target {
+    Table(u64),
+    Pending(u64),
+    Device,
+}
+
+impl VfioPciDevice {
+    /// Opens the function at `path` in sysfs, puts it in the address space of `container`, and resets it. `id` is its
+    /// name in logs and the API.
+    pub fn open(
+        id: &str,
+        path: &Path,
+        container: Arc<VfioContainer>,
+        msi: Arc<dyn MsiAllocator>,
+        slots: Arc<dyn MemorySlots>,
+    ) -> Result<Self, VfioPciError> {
+        let function = HostFunctionPath::inspect(path)?;
+        let host = VfioFunction::open(&function, container)?;
+        Self::assemble(id, function.name(), Box::new(host), &*msi, slots)
+    }
+
+    pub(super) fn assemble(
+        id: &str,
+        name: &str,
+        host: Box<dyn HostFunction>,
+        msi: &dyn MsiAllocator,
+        slots: Arc<dyn MemorySlots>,
+    ) -> Result<Self, VfioPciError> {
+        let layout = examine(name, &*host)?;
+        let allocate = |count: u16| -> Result<Arc<dyn MsiVectors>, VfioPciError> {
+            msi.allocate(count).map_err(|source| VfioPciError::Host {
+                what: format!("allocating {count} interrupt vectors for {name}"),
+                source,
+            })
+        };
+        let msi = layout.msi.map(|msi| Ok((msi, allocate(msi.vectors)?))).transpose()?;
+        let table = layout.msix.as_ref().map(|msix| allocate(msix.vectors)).transpose()?;
+        let bars: Vec<_> =
+            layout.bars.iter().map(|bar| HostBar::new(name, &*host, *bar, layout.msix.as_ref())).collect();
+        let interrupts = Interrupts::new(name, msi, layout.msix.clone());
+        let state = State { initial: layout.view.clone(), view: layout.view, interrupts };
+        let device = Self {
+            id: id.to_string(),
+            name: name.to_string(),
+            state: Mutex::new(state),
+            table: table.map(|vectors| Mutex::new(MsixTable::new(vectors))),
+            msix: layout.msix,
+            slots,
+            throttle: Throttle::default(),
+            bars,
+            host,
+        };
+        device.reset().map_err(|source| VfioPciError::Host { what: format!("resetting {name}"), source })?;
+        Ok(device)
+    }
+
+    /// Address of the function in the host, such as `0000:00:05.0`.
+    pub fn host_name(&self) -> &str {
+        &self.name
+    }
+
+    fn bar(&self, index: u8) -> Option<&HostBar> {
+        self.bars.iter().find(|bar| bar.bar().index == index)
+    }
+
+    fn lock_table(&self) -> Option<MutexGuard<'_, MsixTable>> {
+        self.table.as_ref().map(lock)
+    }
+
+    /// What the byte at `offset` in BAR `bar` is, and how many bytes from there on are the same.
+    fn target(&self, bar: u8, offset: u64) -> (Target, u64) {
+        let mut left = u64::MAX;
+        if let Some(msix) = &self.msix {
+            type Make = fn(u64) -> Target;
+            for (place, make) in [(&msix.table, Target::Table as Make), (&msix.pending, Target::Pending as Make)] {
+                if place.bar != bar {
+                } else if place.range.contains(&offset) {
+                    return (make(offset - place.range.start), place.range.end - offset);
+                } else if offset < place.range.start {
+                    left = left.min(place.range.start - offset);
+                }
+            }
+        }
+        (Target::Device, left)
+    }
+
+    /// Splits an access at the borders of what it reaches.
+    fn each_target(
+        &self,
+        bar: u8,
+        offset: u64,
+        len: usize,
+        mut access: impl FnMut(Target, u64, std::ops::Range<usize>),
+    ) {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let (target, left) = self.target(bar, at);
+            let end =
+                usize::try_from(left).ok().and_then(|left| done.checked_add(left)).map_or(len, |end| end.min(len));
+            access(target, at, done..end);
+            done = end;
+        }
+    }
+
+    /// Writes the command register as at power-on: decoding on, no bus mastering.
+    fn quiesce(&self, state: &State) {
+        self.host.write_config(regs::COMMAND, &state.initial.pinned(regs::COMMAND).to_le_bytes());
+    }
+}
+
+impl PciDevice for VfioPciDevice {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        lock(&self.state).view.read(&*self.host, offset, data);
+    }
+
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        let mut state = lock(&self.state);
+        let State { view, interrupts, .. } = &mut *state;
+        view.write(&*self.host, offset, data);
+        let mut table = self.lock_table();
+        interrupts.written(&*self.host, view, table.as_deref_mut(), offset, data.len());
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        self.bars.iter().map(HostBar::bar).collect()
+    }
+
+    fn assign_bar(&self, index: u8, address: u64) {
+        let mut state = lock(&self.state);
+        state.view.assign_bar(index, address);
+        state.initial.assign_bar(index, address);
+    }
+
+    fn bar_address(&self, index: u8) -> Option<u64> {
+        lock(&self.state).view.bar_address(index)
+    }
+
+    fn bar_moved(&self, index: u8, address: u64) -> io::Result<()> {
+        self.bar(index).map_or(Ok(()), |bar| bar.show(&self.slots, address))
+    }
+
+    fn bar_released(&self, index: u8) -> io::Result<()> {
+        self.bar(index).map_or(Ok(()), HostBar::hide)
+    }
+
+    fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        self.each_target(index, offset, data.len(), |target, at, part| {
+            let data = &mut data[part];
+            match (target, self.lock_table()) {
+                (Target::Table(at), Some(table)) => table.read_table(at, data),
+                (Target::Pending(at), Some(table)) => {
+                    data.fill(0);
+                    table.read_pending(at, data);
+                }
+                (_, table) => {
+                    drop(table);
+                    self.host.read_region(index, at, data);
+                }
+            }
+        });
+    }
+
+    fn write_bar(&self, index: u8, offset: u64, data: &[u8]) {
+        self.each_target(index, offset, data.len(), |target, at, part| {
+            let data = &data[part];
+            match (target, self.lock_table()) {
+                (Target::Table(at), Some(mut table)) => {
+                    if let Err(error) = table.write_table(at, data)
+                        && self.throttle.pass()
+                    {
+                        error!("{}: {error}", self.name);
+                    }
+                }
+                (Target::Pending(_), _) => {}
+                (_, table) => {
+                    drop(table);
+                    self.host.write_region(index, at, data);
+                }
+            }
+        });
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        let mut table = self.lock_table();
+        // No DMA from here on, whether the device can be reset or not.
+        self.quiesce(&state);
+        state.interrupts.reset(&*self.host, table.as_deref_mut());
+        let outcome = self.host.reset();
+        self.quiesce(&state);
+        state.view = state.initial.clone();
+        match outcome? {
+            true => info!("{}: reset", self.name),
+            false => warn!("{}: the host knows no way to reset it; its DMA is off, its registers stay", self.name),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The host's side of a passed-through function, behind traits so that a test can stand in for the hardware.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use vfio_bindings::bindings::vfio::{
+    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP,
+    VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE,
+};
+use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioRegionInfoCap};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::container::file_error;
+use super::error::VfioPciError;
+use super::ioctl;
+use super::mmap::Mapping;
+use super::sysfs::HostFunctionPath;
+
+/// Configuration space as the host gives access to it.
+pub(super) trait ConfigAccess: Send + Sync {
+    /// Bytes of configuration space: 256, or 4096 with extended configuration space.
+    fn config_size(&self) -> u64;
+    /// Reads bytes; on failure they are left as they are.
+    fn read_config(&self, offset: u16, data: &mut [u8]);
+    /// Writes bytes.
+    fn write_config(&self, offset: u16, data: &[u8]);
+}
+
+/// A BAR as the host gives access to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Region {
+    /// Size in bytes; 0: there is no such BAR.
+    pub(super) size: u64,
+    /// It can be read.
+    pub(super) readable: bool,
+    /// It can be written.
+    pub(super) writable: bool,
+    /// The areas that can be mapped, as offset and size, in no order and unchecked.
+    pub(super) mappable: Vec<(u64, u64)>,
+}
+
+/// Which kind of interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IrqKind {
+    /// MSI.
+    Msi,
+    /// MSI-X.
+    Msix,
+}
+
+/// A function of the host.
+pub(super) trait HostFunction: ConfigAccess {
+    /// BAR `bar`, 0 to 5.
+    fn region(&self, bar: u8) -> Region;
+    /// Reads in a BAR; on failure the bytes are left as they are.
+    fn read_region(&self, bar: u8, offset: u64, data: &mut [u8]);
+    /// Writes in a BAR.
+    fn write_region(&self, bar: u8, offset: u64, data: &[u8]);
+    /// Maps a part of a BAR into this process.
+    fn map_region(&self, bar: u8, offset: u64, len: usize, read_only: bool) -> io::Result<Mapping>;
+    /// How many vectors of a kind it has.
+    fn irq_count(&self, kind: IrqKind) -> u32;
+    /// Turns interrupts of a kind on: vector n writes event n.
+    fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()>;
+    /// Turns interrupts of a kind off.
+    fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
+    /// Resets it; `false` if the host knows no way to.
+    fn reset(&self) -> io::Result<bool>;
+}
+
+/// A function of the host behind VFIO.
+pub(super) struct VfioFunction {
+    device: VfioDevice,
+    has_reset: bool,
+}
+
+impl VfioFunction {
+    pub(super) fn open(function: &HostFunctionPath, container: Arc<VfioContainer>) -> Result<Self, VfioPciError> {
+        let device = VfioDevice::new(function.path(), container, false).map_err(|error| open_error(function, error))?;
+        let has_reset = ioctl::has_reset(&device)
+            .map_err(|source| VfioPciError::Host { what: format!("asking VFIO about {}", function.name()), source })?;
+        Ok(Self { device, has_reset })
+    }
+}
+
+fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
+    let (name, group) = (function.name().to_string(), function.group());
+    let busy = || VfioPciError::Busy { name: name.clone(), group };
+    match error {
+        VfioError::OpenGroup(source, _) if source.raw_os_error() == Some(libc::EBUSY) => busy(),
+        VfioError::OpenGroup(source, _) => {
+            file_error(PathBuf::from_iter([OsStr::new("/dev/vfio"), OsStr::new(&group.to_string())]), source)
+        }
+        VfioError::GroupGetDeviceFD(errno) if errno.errno() == libc::EBUSY => busy(),
+        // Sysfs had no objection, so the driver that was in the way has come or gone since.
+        VfioError::GroupViable => VfioPciError::NotViable { name, group, others: Vec::new() },
+        source => VfioPciError::Vfio { what: format!("opening {name}"), source },
+    }
+}
+
+impl ConfigAccess for VfioFunction {
+    fn config_size(&self) -> u64 {
+        self.device.get_region_size(VFIO_PCI_CONFIG_REGION_INDEX)
+    }
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        self.device.region_read(VFIO_PCI_CONFIG_REGION_INDEX, data, offset.into());
+    }
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        self.device.region_write(VFIO_PCI_CONFIG_REGION_INDEX, data, offset.into());
+    }
+}
+
+impl HostFunction for VfioFunction {
+    fn region(&self, bar: u8) -> Region {
+        let index = u32::from(bar);
+        let flags = self.device.get_region_flags(index);
+        let size = self.device.get_region_size(index);
+        let mut mappable = Vec::new();
+        if flags & VFIO_REGION_INFO_FLAG_MMAP != 0 {
+            let areas = self.device.get_region_caps(index).into_iter().find_map(|cap| match cap {
+                VfioRegionInfoCap::SparseMmap(sparse) => Some(sparse.areas),
+                _ => None,
+            });
+            mappable = areas
+                .map_or_else(|| vec![(0, size)], |areas| areas.iter().map(|area| (area.offset, area.size)).collect());
+        }
+        Region {
+            size,
+            readable: flags & VFIO_REGION_INFO_FLAG_READ != 0,
+            writable: flags & VFIO_REGION_INFO_FLAG_WRITE != 0,
+            mappable,
+        }
+    }
+
+    fn read_region(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        self.device.region_read(bar.into(), data, offset);
+    }
+
+    fn write_region(&self, bar: u8, offset: u64, data: &[u8]) {
+        self.device.region_write(bar.into(), data, offset);
+    }
+
+    fn map_region(&self, bar: u8, offset: u64, len: usize, read_only: bool) -> io::Result<Mapping> {
+        let start = self.device.get_region_offset(bar.into());
+        let offset = start.checked_add(offset).ok_or_else(|| io::Error::other("a region's offset wraps"))?;
+        Mapping::new(&self.device, offset, len, read_only)
+    }
+
+    fn irq_count(&self, kind: IrqKind) -> u32 {
+        self.device.get_irq_info(irq_index(kind)).map_or(0, |irq| irq.count)
+    }
+
+    fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()> {
+        self.device.enable_irq(irq_index(kind), events).map_err(io::Error::other)
+    }
+
+    fn disable_irqs(&self, kind: IrqKind) -> io::Result<()> {
+        self.device.disable_irq(irq_index(kind)).map_err(io::Error::other)
+    }
+
+    fn reset(&self) -> io::Result<bool> {
+        if self.has_reset {
+            ioctl::reset(&self.device)?;
+        }
+        Ok(self.has_reset)
+    }
+}
+
+fn irq_index(kind: IrqKind) -> u32 {
+    match kind {
+        IrqKind::Msi => VFIO_PCI_MSI_IRQ_INDEX,
+        IrqKind::Msix => VFIO_PCI_MSIX_IRQ_INDEX,
+    }
+}

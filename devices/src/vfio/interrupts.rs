@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! MSI and MSI-X of a passed-through function: the guest's registers on one side, VFIO's events on the other.
+
+use std::io;
+use std::sync::Arc;
+
+use log::error;
+
+use super::host::{HostFunction, IrqKind};
+use super::layout::{MsiCapability, MsixCapability};
+use super::throttle::Throttle;
+use super::view::ConfigView;
+use crate::pci::{CONTROL_ENABLE, MsixTable, regs};
+use crate::platform::{MsiMessage, MsiVectors};
+
+/// MSI as the guest has set it.
+struct Msi {
+    capability: MsiCapability,
+    vectors: Arc<dyn MsiVectors>,
+    routed: Vec<Option<MsiMessage>>,
+}
+
+/// Which interrupts VFIO delivers now: a device has one kind at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Active {
+    kind: IrqKind,
+    vectors: u16,
+}
+
+/// The interrupts of one function.
+pub(super) struct Interrupts {
+    name: String,
+    msi: Option<Msi>,
+    msix: Option<MsixCapability>,
+    active: Option<Active>,
+    throttle: Throttle,
+}
+
+impl Interrupts {
+    pub(super) fn new(
+        name: &str,
+        msi: Option<(MsiCapability, Arc<dyn MsiVectors>)>,
+        msix: Option<MsixCapability>,
+    ) -> Self {
+        let msi = msi.map(|(capability, vectors)| Msi {
+            capability,
+            vectors,
+            routed: vec![None; usize::from(capability.vectors)],
+        });
+        Self { name: name.to_string(), msi, msix, active: None, throttle: Throttle::default() }
+    }
+
+    /// Called after the guest wrote `len` bytes at `offset` of configuration space.
+    pub(super) fn written(
+        &mut self,
+        host: &dyn HostFunction,
+        view: &ConfigView,
+        table: Option<&mut MsixTable>,
+        offset: u16,
+        len: usize,
+    ) {
+        let touches = |start: u16, size: u16| {
+            usize::from(offset) < usize::from(start) + usize::from(size)
+                && usize::from(start) < usize::from(offset) + len
+        };
+        if let Some(at) = self.msi.as_ref().map(|msi| msi.capability).filter(|msi| touches(msi.offset, msi.len())) {
+            let outcome = self.follow_msi(host, view, at);
+            self.report("MSI", outcome);
+        }
+        let msix = self.msix.as_ref().map(|msix| (msix.offset, msix.vectors)).filter(|(at, _)| touches(*at, 4));
+        if let (Some((at, vectors)), Some(table)) = (msix, table) {
+            let outcome = self.follow_msix(host, view.word(at + 2), vectors, table);
+            self.report("MSI-X", outcome);
+        }
+    }
+
+    fn follow_msi(&mut self, host: &dyn HostFunction, view: &ConfigView, at: MsiCapability) -> io::Result<()> {
+        let control = view.word(at.offset + 2);
+        let exponent = ((control & regs::MSI_MULTIPLE_ENABLE) >> 4).min(5);
+        let count = (1 << exponent).min(at.vectors);
+        let wanted = (control & regs::MSI_ENABLE != 0).then_some(Active { kind: IrqKind::Msi, vectors: count });
+        if wanted.is_none() && self.active.is_some_and(|active| active.kind == IrqKind::Msi) {
+            self.switch(host, None, None)?;
+        }
+        let high = if at.wide { view.dword(at.offset + 8) } else { 0 };
+        let address = (u64::from(high) << 32) | u64::from(view.dword(at.offset + 4));
+        let data = u32::from(view.word(at.data()));
+        let masks = at.mask().map_or(0, |offset| view.dword(offset));
+        let Some(msi) = &mut self.msi else { return Ok(()) };
+        for vector in 0..at.vectors {
+            let live = wanted.is_some() && vector < count && masks & (1 << vector) == 0;
+            // The device sets the low bits of the data to the vector.
+            let data = (data & !u32::from(count - 1)) | u32::from(vector);
+            let message = live.then_some(MsiMessage { address, data });
+            let routed = &mut msi.routed[usize::from(vector)];
+            if *routed != message {
+                msi.vectors.route(vector, message)?;
+                *routed = message;
+            }
+        }
+        let vectors = msi.vectors.clone();
+        if wanted.is_some() { self.switch(host, wanted, Some(&*vectors)) } else { Ok(()) }
+    }
+
+    fn follow_msix(
+        &mut self,
+        host: &dyn HostFunction,
+        control: u16,
+        vectors: u16,
+        table: &mut MsixTable,
+    ) -> io::Result<()> {
+        let wanted = (control & CONTROL_ENABLE != 0).then_some(Active { kind: IrqKind::Msix, vectors });
+        if wanted.is_none() && self.active.is_some_and(|active| active.kind == IrqKind::Msix) {
+            self.switch(host, None, None)?;
+        }
+        table.set_control(control).map_err(io::Error::other)?;
+        if wanted.is_some() {
+            self.switch(host, wanted, Some(&**table.vectors()))?;
+        }
+        Ok(())
+    }
+
+    /// Makes VFIO deliver what is wanted. Interrupts that come while their vector is masked stay pending in its event.
+    fn switch(
+        &mut self,
+        host: &dyn HostFunction,
+        wanted: Option<Active>,
+        vectors: Option<&dyn MsiVectors>,
+    ) -> io::Result<()> {
+        if wanted == self.active {
+            return Ok(());
+        }
+        if let Some(active) = self.active.take() {
+            host.disable_irqs(active.kind)?;
+        }
+        if let (Some(wanted), Some(vectors)) = (wanted, vectors) {
+            let events: Option<Vec<_>> = (0..wanted.vectors).map(|vector| vectors.event(vector)).collect();
+            let events = events.ok_or_else(|| io::Error::other("a vector has no event"))?;
+            host.enable_irqs(wanted.kind, events)?;
+            self.active = Some(wanted);
+        }
+        Ok(())
+    }
+
+    /// All interrupts off, as at power-on.
+    pub(super) fn reset(&mut self, host: &dyn HostFunction, table: Option<&mut MsixTable>) {
+        let outcome = self.switch(host, None, None);
+        self.report("interrupts", outcome);
+        if let Some(table) = table {
+            let outcome = table.reset().map_err(io::Error::other);
+            self.report("MSI-X", outcome);
+        }
+        if let Some(msi) = &mut self.msi {
+            let unroute = |(vector, routed): (u16, &mut Option<MsiMessage>)| match routed.take() {
+                Some(_) => msi.vectors.route(vector, None),
+                None => Ok(()),
+            };
+            let outcome = (0..).zip(msi.routed.iter_mut()).try_for_each(unroute);
+            self.report("MSI", outcome);
+        }
+    }
+
+    fn report(&self, what: &str, outcome: io::Result<()>) {
+        if let Err(error) = outcome
+            && self.throttle.pass()
+        {
+            error!("{}: setting {what}: {error}", self.name);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The VFIO requests that `vfio-ioctls` does not make, or not as Carom needs them.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use iommu_bounce::Permissions;
+use vfio_bindings::bindings::vfio::{
+    VFIO_BASE, VFIO_DEVICE_FLAGS_RESET, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_DMA_UNMAP_FLAG_ALL,
+    VFIO_TYPE, vfio_device_info, vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info,
+};
+use vm_memory::VolatileSlice;
+use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ref};
+use vmm_sys_util::ioctl_io_nr;
+
+ioctl_io_nr!(VFIO_DEVICE_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 7);
+ioctl_io_nr!(VFIO_DEVICE_RESET, VFIO_TYPE.into(), VFIO_BASE + 11);
+ioctl_io_nr!(VFIO_IOMMU_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 12);
+ioctl_io_nr!(VFIO_IOMMU_MAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 13);
+ioctl_io_nr!(VFIO_IOMMU_UNMAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 14);
+
+/// Size of one of the structures above, as their `argsz` field wants it.
+const fn argsz<T>() -> u32 {
+    let size = size_of::<T>();
+    assert!(size <= 4096);
+    #[expect(clippy::cast_possible_truncation, reason = "checked above")]
+    let size = size as u32;
+    size
+}
+
+fn outcome(result: i32) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Lets the devices of `container` reach `memory` at `iova`, and pins it.
+pub(super) fn map_dma(
+    container: &impl AsRawFd,
+    iova: u64,
+    memory: &VolatileSlice<'_>,
+    permissions: Permissions,
+) -> io::Result<()> {
+    let mut flags = 0;
+    if permissions.contains(Permissions::READ) {
+        flags |= VFIO_DMA_MAP_FLAG_READ;
+    }
+    if permissions.contains(Permissions::WRITE) {
+        flags |= VFIO_DMA_MAP_FLAG_WRITE;
+    }
+    let request = vfio_iommu_type1_dma_map {
+        argsz: argsz::<vfio_iommu_type1_dma_map>(),
+        flags,
+        // The address is handed to the kernel alone, which pins the pages that it finds there.
+        vaddr: memory.ptr_guard_mut().as_ptr() as u64,
+        iova,
+        size: memory.len() as u64,
+    };
+    // SAFETY: The kernel reads the structure, whose size it is told, and writes nothing. The device may write the
+    // memory from now on; it is behind a `VolatileSlice`, so that nothing of this process relies on its contents, and
+    // the pages are pinned, so that they are nobody else's until they are unmapped.
+    outcome(unsafe { ioctl_with_ref(container, VFIO_IOMMU_MAP_DMA(), &request) })
+}
+
+/// Takes `[iova, iova + size)` away from the devices of `container`; returns how many bytes were mapped there.
+pub(super) fn unmap_dma(container: &impl AsRawFd, iova: u64, size: u64) -> io::Result<u64> {
+    unmap(container, vfio_iommu_type1_dma_unmap { iova, size, ..Default::default() })
+}
+
+/// Takes everything away from the devices of `container`; returns how many bytes were mapped. Linux 5.12.
+pub(super) fn unmap_all(container: &impl AsRawFd) -> io::Result<u64> {
+    unmap(container, vfio_iommu_type1_dma_unmap { flags: VFIO_DMA_UNMAP_FLAG_ALL, ..Default::default() })
+}
+
+fn unmap(container: &impl AsRawFd, mut request: vfio_iommu_type1_dma_unmap) -> io::Result<u64> {
+    request.argsz = argsz::<vfio_iommu_type1_dma_unmap>();
+    // SAFETY: The kernel reads and writes the structure, whose size it is told, and no flag asks for data behind it.
+    outcome(unsafe { ioctl_with_mut_ref(container, VFIO_IOMMU_UNMAP_DMA(), &mut request) })?;
+    Ok(request.size)
+}
+
+/// What the IOMMU behind `container` can do: `vfio_iommu_type1_info` with its capabilities, as bytes.
+pub(super) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
+    /// More capabilities than this make no sense.
+    const LARGEST: u32 = 1 << 20;
+    let mut size = argsz::<vfio_iommu_type1_info>();
+    loop {
+        // In words, so that the structure is aligned.
+        let mut words = vec![0u64; (size as usize).div_ceil(8)];
+        words[0] = u64::from(size);
+        // SAFETY: The kernel writes at most `size` bytes from the pointer on, which are allocated and aligned.
+        outcome(unsafe { ioctl_with_mut_ptr(container, VFIO_IOMMU_GET_INFO(), words.as_mut_ptr()) })?;
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let needed = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        if needed <= size {
+            return Ok(bytes);
+        }
+        if needed > LARGEST {
+            return Err(io::Error::other(format!("VFIO_IOMMU_GET_INFO asks for {needed} bytes")));
+        }
+        size = needed;
+    }
+}
+
+/// Whether the device can be reset.
+pub(super) fn has_reset(device: &impl AsRawFd) -> io::Result<bool> {
+    let mut info = vfio_device_info { argsz: argsz::<vfio_device_info>(), ..Default::default() };
+    // SAFETY: The kernel writes no more of the structure than its size, which it is told.
+    outcome(unsafe { ioctl_with_mut_ref(device, VFIO_DEVICE_GET_INFO(), &mut info) })?;
+    Ok(info.flags & VFIO_DEVICE_FLAGS_RESET != 0)
+}
+
+/// Resets the device.
+pub(super) fn reset(device: &impl AsRawFd) -> io::Result<()> {
+    // SAFETY: The request takes no argument.
+    outcome(unsafe { ioctl(device, VFIO_DEVICE_RESET()) })
+}

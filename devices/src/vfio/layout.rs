@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a device is, as its configuration space says, and what of it the guest gets to see.
+//!
+//! Emulated are the BARs, the links of both capability lists, MSI, MSI-X, the interrupt pin (there is no INTx), the
+//! power state (the device stays in D0: memory that the guest sees would fault otherwise) and the expansion ROM (there
+//! is none). Everything else is the device's, which VFIO guards.
+
+use std::ops::Range;
+
+use log::warn;
+
+use super::capabilities::{self, Found};
+use super::error::VfioPciError;
+use super::host::{HostFunction, IrqKind};
+use super::view::ConfigView;
+use crate::pci::{Bar, BarKind, ENTRY_SIZE, regs};
+
+/// Extended capabilities that are hidden: address translation services, SR-IOV, page requests, PASID and resizable BARs
+/// (of a function and of its virtual ones) would let the guest change what the host arranged.
+const HIDDEN_EXTENDED: [u16; 6] = [0x0f, 0x10, 0x13, 0x15, 0x1b, 0x24];
+/// Standard capability that is hidden: enhanced allocation fixes addresses of the host.
+const CAP_ENHANCED_ALLOCATION: u16 = 0x14;
+/// Multifunction bit of the header type.
+const MULTIFUNCTION: u8 = 0x80;
+
+/// Message signalled interrupts (PCI Local Bus 3.0, section 6.8.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MsiCapability {
+    /// Offset of the capability.
+    pub(super) offset: u16,
+    /// It has a 64-bit address.
+    pub(super) wide: bool,
+    /// It has a mask bit for each vector.
+    pub(super) maskable: bool,
+    /// Vectors: 1, 2, 4, 8, 16 or 32.
+    pub(super) vectors: u16,
+}
+
+impl MsiCapability {
+    /// Offset of the 16-bit data register.
+    pub(super) fn data(self) -> u16 {
+        self.offset + if self.wide { 12 } else { 8 }
+    }
+    /// Offset of the 32 mask bits.
+    pub(super) fn mask(self) -> Option<u16> {
+        self.maskable.then_some(self.offset + if self.wide { 16 } else { 12 })
+    }
+    /// Bytes that it takes in configuration space.
+    pub(super) fn len(self) -> u16 {
+        10 + if self.wide { 4 } else { 0 } + if self.maskable { 10 } else { 0 }
+    }
+}
+
+/// A range of bytes in a BAR.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The BAR.
+    pub(super) bar: u8,
+    /// The bytes.
+    pub(super) range: Range<u64>,
+}
+
+/// MSI-X (PCI Local Bus 3.0, section 6.8.2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct MsixCapability {
+    /// Offset of the capability.
+    pub(super) offset: u16,
+    /// Vectors, 1 to 2048.
+    pub(super) vectors: u16,
+    /// The table.
+    pub(super) table: Place,
+    /// The pending-bit array.
+    pub(super) pending: Place,
+}
+
+/// A device as the guest is to see it.
+pub(super) struct Layout {
+    pub(super) view: ConfigView,
+    pub(super) bars: Vec<Bar>,
+    pub(super) msi: Option<MsiCapability>,
+    pub(super) msix: Option<MsixCapability>,
+}
+
+/// Examines `host`, called `name` in messages.
+pub(super) fn examine(name: &str, host: &dyn HostFunction) -> Result<Layout, VfioPciError> {
+    let size = host.config_size();
+    if size < u64::from(regs::EXTENDED) {
+        let what = format!("VFIO gives {size} bytes of configuration space in place of 256 or 4096");
+        return Err(VfioPciError::Nonsense { name: name.to_string(), what });
+    }
+    let header_type = byte(host, regs::HEADER_TYPE) & !MULTIFUNCTION;
+    if header_type != 0 {
+        return Err(VfioPciError::Bridge { name: name.to_string(), header_type });
+    }
+    let bars = bars(name, host)?;
+    let mut layout = Layout { view: ConfigView::new(&bars), bars, msi: None, msix: None };
+    emulate_header(&mut layout);
+    link_standard(name, &mut layout, host);
+    link_extended(&mut layout, host);
+    Ok(layout)
+}
+
+fn byte(host: &dyn HostFunction, offset: u16) -> u8 {
+    let mut byte = [0xff];
+    host.read_config(offset, &mut byte);
+    byte[0]
+}
+
+fn word(host: &dyn HostFunction, offset: u16) -> u16 {
+    let mut bytes = [0xff; 2];
+    host.read_config(offset, &mut bytes);
+    u16::from_le_bytes(bytes)
+}
+
+fn dword(host: &dyn HostFunction, offset: u16) -> u32 {
+    let mut bytes = [0xff; 4];
+    host.read_config(offset, &mut bytes);
+    u32::from_le_bytes(bytes)
+}
+
+/// The BARs: kinds from configuration space, sizes from VFIO.
+fn bars(name: &str, host: &dyn HostFunction) -> Result<Vec<Bar>, VfioPciError> {
+    let mut bars = Vec::new();
+    let mut index = 0;
+    while index < 6 {
+        let size = host.region(index).size;
+        if size != 0 {
+            let register = dword(host, regs::BAR0 + 4 * u16::from(index));
+            let bar = bar(index, register, size).ok_or_else(|| VfioPciError::Nonsense {
+                name: name.to_string(),
+                what: format!("BAR {index} cannot be: register {register:#x}, size {size:#x}"),
+            })?;
+            bars.push(bar);
+            index += u8::from(bar.kind.is_64bit());
+        }
+        index += 1;
+    }
+    Ok(bars)
+}
+
+fn bar(index: u8, register: u32, size: u64) -> Option<Bar> {
+    let prefetchable = register & 8 != 0;
+    let (kind, sizes) = match register & 7 {
+        flags if flags & 1 != 0 => (BarKind::Io, 4..=1 << 15),
+        // Type 1, below 1 MiB, has been dropped from the specification and is served like 0.
+        0 | 2 => (BarKind::Memory32 { prefetchable }, 16..=1 << 31),
+        4 if index < 5 => (BarKind::Memory64 { prefetchable }, 16..=1 << 52),
+        _ => return None,
+    };
+    (size.is_power_of_two() && sizes.contains(&size)).then_some(Bar { index, kind, size })
+}
+
+fn emulate_header(layout: &mut Layout) {
+    let view = &mut layout.view;
+    // Decoding stays on in the device whatever the guest asks for: memory of a device that does not decode faults when
+    // it is accessed, and the guest's slots stay while its decoding is off.
+    let has = |io: bool| layout.bars.iter().any(|bar| (bar.kind == BarKind::Io) == io);
+    let command = if has(true) { regs::COMMAND_IO } else { 0 } | if has(false) { regs::COMMAND_MEMORY } else { 0 };
+    view.pin(regs::COMMAND, &command.to_le_bytes());
+    view.emulate(regs::HEADER_TYPE, &[MULTIFUNCTION], &[0], &[]);
+    view.fix(regs::CARDBUS_CIS, &[0; 4]);
+    view.fix(regs::ROM_BAR, &[0; 4]);
+    view.emulate(regs::INTERRUPT_LINE, &[0xff], &[0], &[0xff]);
+    view.fix(regs::INTERRUPT_PIN, &[0]);
+}
+
+/// First byte behind the capability at `offset`, as far as can be told: where the next one starts in memory.
+fn end_of(offset: u16, list: &[Found], limit: u16) -> u16 {
+    list.iter().map(|found| found.offset).filter(|other| *other > offset).min().unwrap_or(limit)
+}
+
+/// Sets the links of the standard list so that it leads through what the guest may see.
+fn link_standard(name: &str, layout: &mut Layout, host: &dyn HostFunction) {
+    let list = capabilities::standard(host);
+    let mut seen = Vec::new();
+    for found in &list {
+        let end = end_of(found.offset, &list, regs::EXTENDED);
+        let shown = match u8::try_from(found.id) {
+            Ok(regs::CAP_MSI) if layout.msi.is_none() => emulate_msi(layout, host, found.offset, end),
+            Ok(regs::CAP_MSIX) if layout.msix.is_none() => emulate_msix(layout, host, found.offset, end),
+            Ok(regs::CAP_MSI | regs::CAP_MSIX) => Err("is there twice".to_string()),
+            Ok(regs::CAP_PM) => emulate_power(layout, found.offset, end),
+            _ if found.id == CAP_ENHANCED_ALLOCATION => Err("fixes addresses of the host".to_string()),
+            _ => Ok(()),
+        };
+        match shown {
+            Ok(()) => seen.push(*found),
+            Err(why) => {
+                warn!("{name}: capability {:#x} at {:#x} is hidden: it {why}", found.id, found.offset);
+                layout.view.fix(found.offset, &vec![0; usize::from(end - found.offset)]);
+            }
+        }
+    }
+    let view = &mut layout.view;
+    let mut link = regs::CAPABILITIES;
+    for found in &seen {
+        view.fix(link, &[found.offset.to_le_bytes()[0]]);
+        view.fix(found.offset, &[found.id.to_le_bytes()[0]]);
+        link = found.offset + 1;
+    }
+    view.fix(link, &[0]);
+    let has_list = if seen.is_empty() { 0 } else { regs::STATUS_CAPABILITIES };
+    view.emulate(regs::STATUS, &regs::STATUS_CAPABILITIES.to_le_bytes(), &has_list.to_le_bytes(), &[]);
+}
+
+/// Emulates the power state: the guest may write it, the device stays in D0 and says that it keeps its state.
+fn emulate_power(layout: &mut Layout, offset: u16, end: u16) -> Result<(), String> {
+    const STATE: u8 = 3;
+    const NO_SOFT_RESET: u8 = 8;
+    if end - offset < 8 {
+        return Err("is cut short".to_string());
+    }
+    layout.view.emulate(offset + 4, &[STATE | NO_SOFT_RESET], &[NO_SOFT_RESET], &[STATE]);
+    Ok(())
+}
+
+fn emulate_msi(layout: &mut Layout, host: &dyn HostFunction, offset: u16, end: u16) -> Result<(), String> {
+    let control = word(host, offset + 2);
+    let irqs = host.irq_count(IrqKind::Msi).min(32);
+    let most = 1u32 << ((control >> 1) & 7).min(5);
+    if irqs == 0 {
+        return Err("has no vectors".to_string());
+    }
+    // The largest power of two that both the device and VFIO have.
+    let exponent = most.min(irqs).ilog2();
+    let msi = MsiCapability {
+        offset,
+        wide: control & regs::MSI_WIDE != 0,
+        maskable: control & regs::MSI_MASKABLE != 0,
+        vectors: 1 << exponent,
+    };
+    if end - offset < msi.len() {
+        return Err("is cut short".to_string());
+    }
+    let shown = (control & (regs::MSI_WIDE | regs::MSI_MASKABLE)) | u16::try_from(exponent << 1).unwrap_or(0);
+    let mut value = vec![0; usize::from(msi.len() - 2)];
+    value[..2].copy_from_slice(&shown.to_le_bytes());
+    let mut writable = vec![0xff; value.len()];
+    writable[..2].copy_from_slice(&(regs::MSI_ENABLE | regs::MSI_MULTIPLE_ENABLE).to_le_bytes());
+    // Bits 1 and 0 of the address.
+    writable[2] = 0xfc;
+    if let Some(mask) = msi.mask() {
+        // The pending bits, and what lies between the data and the mask bits.
+        writable[usize::from(msi.data() + 2 - offset - 2)..usize::from(mask - offset - 2)].fill(0);
+        writable[usize::from(mask + 4 - offset - 2)..].fill(0);
+    }
+    layout.view.emulate(offset + 2, &vec![0xff; value.len()], &value, &writable);
+    layout.msi = Some(msi);
+    Ok(())
+}
+
+fn emulate_msix(layout: &mut Layout, host: &dyn HostFunction, offset: u16, end: u16) -> Result<(), String> {
+    if end - offset < 12 {
+        return Err("is cut short".to_string());
+    }
+    let vectors = (word(host, offset + 2) & regs::MSIX_TABLE_SIZE) + 1;
+    let irqs = host.irq_count(IrqKind::Msix);
+    if u32::from(vectors) > irqs {
+        return Err(format!("has {vectors} vectors, of which VFIO serves {irqs}"));
+    }
+    let place = |register: u32, len: u64| {
+        let [low, ..] = register.to_le_bytes();
+        let (bar, start) = (low & 7, u64::from(register & !7));
+        let fits = |b: &&Bar| b.index == bar && b.kind != BarKind::Io && start + len <= b.size;
+        layout.bars.iter().find(fits).map(|_| Place { bar, range: start..start + len })
+    };
+    let table = dword(host, offset + 4);
+    let pending = dword(host, offset + 8);
+    let msix = MsixCapability {
+        offset,
+        vectors,
+        table: place(table, u64::from(vectors) * ENTRY_SIZE).ok_or("has its table beyond any memory BAR")?,
+        pending: place(pending, u64::from(vectors).div_ceil(64) * 8)
+            .ok_or("has its pending bits beyond any memory BAR")?,
+    };
+    let mut value = [0; 10];
+    value[..2].copy_from_slice(&(vectors - 1).to_le_bytes());
+    value[2..6].copy_from_slice(&table.to_le_bytes());
+    value[6..].copy_from_slice(&pending.to_le_bytes());
+    let control = crate::pci::CONTROL_ENABLE | crate::pci::CONTROL_FUNCTION_MASK;
+    layout.view.emulate(offset + 2, &[0xff; 10], &value, &control.to_le_bytes());
+    layout.msix = Some(msix);
+    Ok(())
+}
+
+/// Sets the links of the extended list so that it leads through what the guest may see.
+fn link_extended(layout: &mut Layout, host: &dyn HostFunction) {
+    let view = &mut layout.view;
+    if host.config_size() < u64::from(regs::CONFIG_SIZE) {
+        view.fix(regs::EXTENDED, &vec![0; usize::from(regs::CONFIG_SIZE - regs::EXTENDED)]);
+        return;
+    }
+    let list = capabilities::extended(host);
+    let (hidden, seen): (Vec<&Found>, Vec<_>) = list.iter().partition(|found| HIDDEN_EXTENDED.contains(&found.id));
+    for found in hidden {
+        let end = end_of(found.offset, &list, regs::CONFIG_SIZE);
+        view.fix(found.offset, &vec![0; usize::from(end - found.offset)]);
+    }
+    // The list starts at a fixed place: what is hidden there becomes a null capability that leads on.
+    let mut heads: Vec<(u16, u32)> =
+        seen.iter().map(|found| (found.offset, u32::from(found.id) | (u32::from(found.version) << 16))).collect();
+    if heads.first().is_none_or(|(offset, _)| *offset != regs::EXTENDED) {
+        heads.insert(0, (regs::EXTENDED, 0));
+    }
+    for (at, (offset, head)) in heads.iter().enumerate() {
+        let next = heads.get(at + 1).map_or(0, |(offset, _)| *offset);
+        view.fix(*offset, &(head | (u32::from(next) << 20)).to_le_bytes());
+    }
+}

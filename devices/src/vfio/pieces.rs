@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Which parts of a BAR the guest may reach without an exit.
+
+use std::ops::Range;
+
+/// What memory slots are made of.
+pub(super) const PAGE: u64 = 4096;
+/// More areas than this in one BAR would eat up the memory slots of the VM; the rest traps.
+const MOST_PIECES: usize = 16;
+
+/// The whole pages of a BAR of `size` bytes that lie in the `mappable` areas (offset and size, as the host says) and
+/// hold nothing of the `trapped` ranges; sorted, apart from each other.
+pub(super) fn pieces(size: u64, mappable: &[(u64, u64)], trapped: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut areas: Vec<Range<u64>> = mappable
+        .iter()
+        .filter_map(|(offset, len)| {
+            let end = offset.checked_add(*len)?.min(size) / PAGE * PAGE;
+            let start = offset.checked_next_multiple_of(PAGE)?;
+            (start < end).then_some(start..end)
+        })
+        .collect();
+    areas.sort_by_key(|area| area.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for area in areas {
+        match merged.last_mut() {
+            Some(last) if area.start <= last.end => last.end = last.end.max(area.end),
+            _ => merged.push(area),
+        }
+    }
+    for hole in trapped.iter().filter(|hole| !hole.is_empty()) {
+        let start = hole.start / PAGE * PAGE;
+        let end = hole.end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+        merged = merged
+            .into_iter()
+            .flat_map(|area| [area.start..area.end.min(start), area.start.max(end)..area.end])
+            .filter(|part| part.start < part.end)
+            .collect();
+    }
+    merged.truncate(MOST_PIECES);
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn table_in_the_middle_leaves_a_piece_on_each_side() {
+        assert_eq!(pieces(0x4000, &[(0, 0x4000)], &[0x2000..0x2410, 0x3000..0x3010]), [0..0x2000]);
+        assert_eq!(pieces(0x8000, &[(0, 0x8000)], &[0x2ff0..0x3010]), [0..0x2000, 0x4000..0x8000]);
+    }
+
+    #[test]
+    fn sparse_areas_are_cut_to_whole_pages_within_the_bar() {
+        assert_eq!(pieces(0x3000, &[(0x10, 0x2000), (0x2000, 0x9000)], &[]), [0x1000..0x3000]);
+        assert_eq!(pieces(0x3000, &[(u64::MAX, 2), (0, u64::MAX)], &[]), [0..0x3000]);
+    }
+
+    #[test]
+    fn bar_smaller_than_a_page_traps() {
+        assert!(pieces(0x800, &[(0, 0x800)], &[]).is_empty());
+        assert!(pieces(0x800, &[(0, 0x1000)], &[]).is_empty());
+    }
+
+    #[test]
+    fn nothing_mappable_traps() {
+        assert!(pieces(0x8000, &[], &[]).is_empty());
+        assert!(pieces(0x1000, &[(0, 0x1000)], &[0..16]).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn page_is_shown_only_if_mappable_and_free_of_traps(
+            pages in 0u64..12,
+            areas in prop::collection::vec((0u64..0xc000, 0u64..0xc000), 0..4),
+            traps in prop::collection::vec((0u64..0xc000, 0u64..0x2000), 0..3),
+        ) {
+            let traps: Vec<_> = traps.into_iter().map(|(at, len)| at..at + len).collect();
+            let shown = pieces(pages * PAGE, &areas, &traps);
+            prop_assert!(shown.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            for page in 0..24 {
+                let range = page * PAGE..(page + 1) * PAGE;
+                let touches = |hole: &Range<u64>| hole.start < hole.end && hole.start < range.end && range.start < hole.end;
+                // Whole within one area; adjoining areas that share a page only in parts do not count.
+                let mappable = areas.iter().any(|(at, len)| *at <= range.start && range.end <= at + len);
+                let wanted = page < pages && mappable && !traps.iter().any(touches);
+                prop_assert_eq!(shown.iter().any(|s| s.start <= range.start && range.end <= s.end), wanted);
+            }
+        }
+    }
+}

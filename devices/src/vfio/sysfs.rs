@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What sysfs says about a function of the host, before VFIO is asked for it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::error::{Holder, VfioPciError};
+
+/// Drivers that leave a function's DMA alone, so that VFIO lets them stay in a group that it hands out.
+const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
+
+/// A function of the host that VFIO can hand out, as far as sysfs tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostFunctionPath {
+    path: PathBuf,
+    name: String,
+    group: u32,
+}
+
+impl HostFunctionPath {
+    /// Looks at the function behind the sysfs path `path`: it must be a PCI function, bound to vfio-pci (or to a variant
+    /// of it for the device at hand), in an IOMMU group whose other functions the host does not use.
+    pub fn inspect(path: &Path) -> Result<Self, VfioPciError> {
+        let real =
+            fs::canonicalize(path).map_err(|source| VfioPciError::NoSuchDevice { path: path.to_path_buf(), source })?;
+        let not_pci = || VfioPciError::NotPci { path: path.to_path_buf() };
+        let name = real.file_name().and_then(|name| name.to_str()).filter(|name| is_address(name));
+        let name = name.ok_or_else(not_pci)?.to_string();
+        if !real.join("config").exists() {
+            return Err(not_pci());
+        }
+        let driver = link_name(&real.join("driver"));
+        if !driver.as_deref().is_some_and(is_vfio_driver) {
+            return Err(VfioPciError::NotBound { name, driver });
+        }
+        let group = link_name(&real.join("iommu_group")).and_then(|group| group.parse().ok());
+        let function =
+            Self { group: group.ok_or_else(|| VfioPciError::NoGroup { name: name.clone() })?, path: real, name };
+        let others = function.in_the_way();
+        if !others.is_empty() {
+            return Err(VfioPciError::NotViable { name: function.name, group: function.group, others });
+        }
+        Ok(function)
+    }
+
+    /// The path without symbolic links: the same for two names of one function.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Address of the function, such as `0000:00:05.0`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Number of its IOMMU group: functions of one group can only share an address space.
+    pub fn group(&self) -> u32 {
+        self.group
+    }
+
+    /// The functions of the group that drivers of the host hold.
+    fn in_the_way(&self) -> Vec<Holder> {
+        let Ok(entries) = fs::read_dir(self.path.join("iommu_group/devices")) else { return Vec::new() };
+        let holder = |entry: fs::DirEntry| {
+            let name = entry.file_name().into_string().ok()?;
+            let driver = link_name(&entry.path().join("driver"))?;
+            let harmless = is_vfio_driver(&driver) || HARMLESS.contains(&driver.as_str());
+            (!harmless).then_some(Holder { name, driver })
+        };
+        let mut holders: Vec<_> = entries.flatten().filter_map(holder).collect();
+        holders.sort_by(|a, b| a.name.cmp(&b.name));
+        holders
+    }
+}
+
+/// `vfio-pci` or a variant for one kind of device, such as `mlx5_vfio_pci`.
+fn is_vfio_driver(name: &str) -> bool {
+    name.replace('_', "-").contains("vfio-pci")
+}
+
+/// Whether `name` has the form `ssss:bb:dd.f`.
+fn is_address(name: &str) -> bool {
+    let hex = |text: &str, least: usize| text.len() >= least && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let mut parts = name.splitn(3, ':');
+    let (Some(segment), Some(bus), Some(rest)) = (parts.next(), parts.next(), parts.next()) else { return false };
+    rest.split_once('.').is_some_and(|(device, function)| {
+        hex(segment, 4) && bus.len() == 2 && hex(bus, 2) && device.len() == 2 && hex(device, 2) && hex(function, 1)
+    })
+}
+
+fn link_name(link: &Path) -> Option<String> {
+    fs::read_link(link).ok()?.file_name()?.to_str().map(str::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A sysfs of one IOMMU group; each function comes with its driver.
+    fn sysfs(functions: &[(&str, Option<&str>)]) -> TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let group = root.path().join("groups/7");
+        fs::create_dir_all(group.join("devices")).unwrap();
+        for (name, driver) in functions {
+            let path = root.path().join(name);
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("config"), [0; 64]).unwrap();
+            symlink(&group, path.join("iommu_group")).unwrap();
+            symlink(&path, group.join("devices").join(name)).unwrap();
+            if let Some(driver) = driver {
+                symlink(root.path().join("drivers").join(driver), path.join("driver")).unwrap();
+            }
+        }
+        root
+    }
+
+    fn inspect(root: &TempDir, name: &str) -> Result<HostFunctionPath, VfioPciError> {
+        HostFunctionPath::inspect(&root.path().join(name))
+    }
+
+    #[test]
+    fn free_function_is_accepted_also_behind_a_link() {
+        let root = sysfs(&[("0000:00:05.0", Some("vfio-pci")), ("0000:00:05.1", None)]);
+        let function = inspect(&root, "0000:00:05.0").unwrap();
+        assert_eq!((function.name(), function.group()), ("0000:00:05.0", 7));
+        symlink(root.path().join("0000:00:05.0"), root.path().join("alias")).unwrap();
+        assert_eq!(inspect(&root, "alias").unwrap(), function);
+    }
+
+    #[test]
+    fn missing_path_says_so() {
+        let error = HostFunctionPath::inspect(Path::new("/nonexistent/0000:00:05.0")).unwrap_err();
+        assert!(matches!(error, VfioPciError::NoSuchDevice { .. }) && error.is_user_error());
+        assert!(error.to_string().starts_with("/nonexistent/0000:00:05.0: No such file"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_pci_function_is_refused() {
+        let root = sysfs(&[("0000:00:05.0", Some("vfio-pci"))]);
+        assert!(matches!(inspect(&root, "groups").unwrap_err(), VfioPciError::NotPci { .. }));
+        fs::remove_file(root.path().join("0000:00:05.0/config")).unwrap();
+        assert!(matches!(inspect(&root, "0000:00:05.0").unwrap_err(), VfioPciError::NotPci { .. }));
+    }
+
+    #[test]
+    fn driver_that_holds_the_function_is_named() {
+        let root = sysfs(&[("0000:00:05.0", Some("nvme")), ("0000:00:06.0", None)]);
+        let error = inspect(&root, "0000:00:05.0").unwrap_err();
+        assert!(error.to_string().contains("bound to driver nvme, not to vfio-pci"), "{error}");
+        let error = inspect(&root, "0000:00:06.0").unwrap_err();
+        assert!(error.to_string().contains("bound to no driver"), "{error}");
+    }
+
+    #[test]
+    fn function_without_group_is_refused() {
+        let root = sysfs(&[("0000:00:05.0", Some("vfio-pci"))]);
+        fs::remove_file(root.path().join("0000:00:05.0/iommu_group")).unwrap();
+        assert!(matches!(inspect(&root, "0000:00:05.0").unwrap_err(), VfioPciError::NoGroup { .. }));
+    }
+
+    #[test]
+    fn functions_in_the_way_are_named_and_harmless_ones_are_not() {
+        let root = sysfs(&[
+            ("0000:00:05.0", Some("vfio-pci")),
+            ("0000:00:05.1", Some("mlx5_vfio_pci")),
+            ("0000:00:05.2", Some("pcieport")),
+            ("0000:00:05.3", Some("e1000e")),
+        ]);
+        let Err(VfioPciError::NotViable { others, .. }) = inspect(&root, "0000:00:05.0") else { panic!() };
+        assert_eq!(others, [Holder { name: "0000:00:05.3".into(), driver: "e1000e".into() }]);
+    }
+}

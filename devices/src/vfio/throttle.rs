@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A bound on log lines that a guest can cause.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::sync::lock;
+
+/// Lets one line pass every ten seconds.
+#[derive(Debug, Default)]
+pub(super) struct Throttle {
+    last: Mutex<Option<Instant>>,
+}
+
+impl Throttle {
+    const PAUSE: Duration = Duration::from_secs(10);
+
+    /// Whether a line may be written now.
+    pub(super) fn pass(&self) -> bool {
+        let mut last = lock(&self.last);
+        let pass = last.is_none_or(|last| last.elapsed() >= Self::PAUSE);
+        if pass {
+            *last = Some(Instant::now());
+        }
+        pass
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_line_in_a_row_is_held_back() {
+        let throttle = Throttle::default();
+        assert!(throttle.pass());
+        assert!(!throttle.pass());
+    }
+}

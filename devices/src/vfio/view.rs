@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The guest's view of a device's configuration space: the device's own bits, and emulated ones over them.
+
+use super::host::ConfigAccess;
+use crate::pci::{Bar, ConfigSpace, Identity, regs};
+
+const SIZE: usize = regs::CONFIG_SIZE as usize;
+
+/// Which bits of configuration space are emulated, and their values.
+#[derive(Clone, Debug)]
+pub(super) struct ConfigView {
+    /// What the guest reads in emulated bits, and which of them it may write.
+    space: ConfigSpace,
+    emulated: Vec<u8>,
+    /// What goes to the device in emulated bits when their neighbours in a byte are written.
+    host: Vec<u8>,
+}
+
+impl ConfigView {
+    /// A view that emulates nothing but the BARs and the decoding of them.
+    pub(super) fn new(bars: &[Bar]) -> Self {
+        let nobody = Identity { vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0, class: 0, revision: 0 };
+        let mut view = Self { space: ConfigSpace::new(nobody), emulated: vec![0; SIZE], host: vec![0; SIZE] };
+        let decoding = regs::COMMAND_IO | regs::COMMAND_MEMORY;
+        view.mark(regs::COMMAND, &decoding.to_le_bytes());
+        view.mark(regs::BAR0, &[0xff; 24]);
+        for bar in bars {
+            view.space.add_bar(*bar);
+        }
+        view
+    }
+
+    fn mark(&mut self, offset: u16, mask: &[u8]) {
+        for (bits, more) in self.emulated.iter_mut().skip(offset.into()).zip(mask) {
+            *bits |= more;
+        }
+    }
+
+    /// Emulates the bits of `mask` from `offset` on with those of `value`; the guest may write those of `writable`.
+    pub(super) fn emulate(&mut self, offset: u16, mask: &[u8], value: &[u8], writable: &[u8]) {
+        let mut bytes = vec![0; mask.len()];
+        self.space.read(offset, &mut bytes);
+        for ((byte, mask), value) in bytes.iter_mut().zip(mask).zip(value) {
+            *byte = (*byte & !mask) | (value & mask);
+        }
+        self.space.preset(offset, &bytes);
+        self.space.allow(offset, writable);
+        self.mark(offset, mask);
+    }
+
+    /// Emulates whole bytes that the guest cannot write.
+    pub(super) fn fix(&mut self, offset: u16, value: &[u8]) {
+        self.emulate(offset, &vec![0xff; value.len()], value, &[]);
+    }
+
+    /// What the device is to have in emulated bits of bytes that are not emulated wholly.
+    pub(super) fn pin(&mut self, offset: u16, value: &[u8]) {
+        for (byte, value) in self.host.iter_mut().skip(offset.into()).zip(value) {
+            *byte = *value;
+        }
+    }
+
+    /// What is pinned at `offset`.
+    pub(super) fn pinned(&self, offset: u16) -> u16 {
+        let at = usize::from(offset);
+        u16::from_le_bytes([self.host[at], self.host[at + 1]])
+    }
+
+    /// The guest's read.
+    pub(super) fn read(&self, config: &dyn ConfigAccess, offset: u16, data: &mut [u8]) {
+        let range = usize::from(offset)..usize::from(offset) + data.len();
+        let Some(masks) = self.emulated.get(range) else { return };
+        data.fill(0xff);
+        if masks.iter().any(|mask| *mask != 0xff) {
+            config.read_config(offset, data);
+        }
+        let mut emulated = vec![0; data.len()];
+        self.space.read(offset, &mut emulated);
+        for ((byte, value), mask) in data.iter_mut().zip(emulated).zip(masks) {
+            *byte = (*byte & !mask) | (value & mask);
+        }
+    }
+
+    /// The guest's write: emulated bits change here, the others in the device, in one access where no wholly emulated
+    /// byte parts them.
+    pub(super) fn write(&mut self, config: &dyn ConfigAccess, offset: u16, data: &[u8]) {
+        let start = usize::from(offset);
+        let (Some(masks), Some(host)) =
+            (self.emulated.get(start..start + data.len()), self.host.get(start..start + data.len()))
+        else {
+            return;
+        };
+        let passed: Vec<u8> =
+            data.iter().zip(masks).zip(host).map(|((byte, mask), host)| (byte & !mask) | (host & mask)).collect();
+        let mut at = 0;
+        for run in masks.chunk_by(|a, b| (*a == 0xff) == (*b == 0xff)) {
+            let end = at + run.len();
+            if let (true, Ok(place)) = (run[0] != 0xff, u16::try_from(start + at)) {
+                config.write_config(place, &passed[at..end]);
+            }
+            at = end;
+        }
+        self.space.write(offset, data);
+    }
+
+    /// A 16-bit register as far as it is emulated.
+    pub(super) fn word(&self, offset: u16) -> u16 {
+        self.space.word(offset)
+    }
+
+    /// A 32-bit register as far as it is emulated.
+    pub(super) fn dword(&self, offset: u16) -> u32 {
+        self.space.dword(offset)
+    }
+
+    /// Sets BAR `index`, as firmware would.
+    pub(super) fn assign_bar(&mut self, index: u8, address: u64) {
+        self.space.assign_bar(index, address);
+    }
+
+    /// Where BAR `index` is decoded.
+    pub(super) fn bar_address(&self, index: u8) -> Option<u64> {
+        self.space.bar_address(index)
+    }
+}
