@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
+use super::MapperProbe;
 use crate::{ChunkError, ChunkStore};
 
 #[derive(Debug, Default)]
@@ -16,12 +17,14 @@ struct State {
     peak: u32,
     fail_back: Option<bool>,
     fail_release: bool,
+    failures: u64,
+    watched: Vec<MapperProbe>,
 }
 
 /// A [`ChunkStore`] on anonymous memory. It hands out the lowest free index.
 ///
 /// # Panics
-/// `release` panics when the chunk is not backed.
+/// `release` panics when the chunk is not backed, or when a watched mapper still reaches it.
 #[derive(Debug)]
 pub struct TestChunks {
     chunk_size: u64,
@@ -72,6 +75,23 @@ impl ChunkProbe {
         self.state().fail_back = Some(true);
     }
 
+    /// How many calls have failed because they were told to.
+    pub fn failures(&self) -> u64 {
+        self.state().failures
+    }
+
+    /// Has `release` check that this mapper lets go of a chunk first.
+    pub fn watch(&self, mapper: MapperProbe) {
+        self.state().watched.push(mapper);
+    }
+
+    /// Takes back all that was told about failing.
+    pub fn heal(&self) {
+        let mut state = self.state();
+        state.fail_back = None;
+        state.fail_release = false;
+    }
+
     /// Lets the next `release` fail.
     pub fn fail_release(&self) {
         self.state().fail_release = true;
@@ -89,6 +109,7 @@ impl ChunkStore for TestChunks {
 
     fn back(&mut self) -> Result<u32, ChunkError> {
         let mut state = self.probe.state();
+        state.failures += u64::from(state.fail_back.is_some());
         match state.fail_back.take() {
             Some(true) => return Err(ChunkError::NoResources),
             Some(false) => return Err(io::Error::from_raw_os_error(5).into()),
@@ -110,9 +131,19 @@ impl ChunkStore for TestChunks {
 
     fn release(&mut self, index: u32) -> Result<(), ChunkError> {
         let mut state = self.probe.state();
-        let known = self.backed.contains_key(&index) && !self.lost.contains(&index);
-        assert!(known, "release of chunk {index}, which is not backed");
+        let known = self.backed.get(&index);
+        let known = known.filter(|_| !self.lost.contains(&index));
+        let region = known.expect("only a chunk that is backed is released");
+        let start = region.as_ptr().addr();
+        let memory = start..start + region.size();
+        for mapper in &state.watched {
+            for (iova, mapping) in mapper.mappings() {
+                let reached = memory.contains(&mapping.host_address);
+                assert!(!reached, "release of chunk {index}, mapped at {iova:#x}");
+            }
+        }
         if std::mem::take(&mut state.fail_release) {
+            state.failures += 1;
             self.lost.push(index);
             return Err(io::Error::from_raw_os_error(5).into());
         }

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! ATTACH and DETACH, and the life of a domain.
+
+use super::*;
+use crate::test_utils::*;
+use crate::{Limits, MapperLimits};
+
+#[test]
+fn unknown_endpoint_is_no_entry() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.status(&attach(9, 1)), NOENT);
+    assert_eq!(rig.status(&detach(9, 1)), NOENT);
+}
+
+#[test]
+fn domain_outside_its_range_is_out_of_range() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.status(&attach(1, 0)), RANGE);
+    assert_eq!(rig.status(&attach(1, 101)), RANGE);
+    assert_eq!(rig.status(&attach(1, 100)), OK);
+}
+
+#[test]
+fn flags_and_reserved_bytes_are_invalid() {
+    let mut rig = Rig::new();
+    for at in [12, 13, 15, 16, 19] {
+        let mut request = attach(1, 1);
+        request[at] = 1;
+        assert_eq!(rig.status(&request), INVAL, "byte {at}");
+    }
+}
+
+#[test]
+fn reserved_bytes_of_detach_are_ignored() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1)]);
+    let mut request = detach(1, 1);
+    request[12..].fill(0xff);
+    assert_eq!(rig.status(&request), OK);
+}
+
+#[test]
+fn detach_from_another_domain_is_invalid() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), attach(2, 2)]);
+    assert_eq!(rig.status(&detach(1, 2)), INVAL);
+    assert_eq!(rig.status(&detach(1, 3)), INVAL);
+    assert_eq!(rig.status(&detach(3, 1)), INVAL);
+    assert_eq!(rig.status(&detach(1, 1)), OK);
+}
+
+#[test]
+fn attach_again_changes_nothing() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ)]);
+    let before = rig.mapper(1).mappings();
+    rig.all_ok([attach(1, 1)]);
+    assert_eq!(rig.mapper(1).mappings(), before);
+    assert_eq!(rig.engine.counters().host_maps, 1);
+}
+
+#[test]
+fn later_endpoint_gets_mappings_and_chunks() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), map(1, 0x1000, 0x2fff, 0, READ), map(1, 0x3000, 0x3fff, 0, WRITE)]);
+    rig.add_chunk(1, APERTURE);
+    rig.all_ok([attach(2, 1)]);
+    assert_eq!(rig.mapper(1).mappings(), rig.mapper(2).mappings());
+    assert_eq!(rig.mapper(2).mappings().len(), 3);
+    let counters = rig.engine.counters();
+    assert_eq!((counters.mappings, counters.mapped_bytes), (2, 0x6000));
+    assert_eq!(counters.window_bytes, CHUNK);
+}
+
+#[test]
+fn domain_outlives_all_but_its_last_endpoint() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), attach(2, 1), map(1, 0, 0xfff, 0, READ)]);
+    rig.add_chunk(1, APERTURE);
+    rig.all_ok([detach(1, 1)]);
+    assert!(rig.mapper(1).is_empty());
+    assert_eq!(rig.mapper(2).mappings().len(), 2);
+    assert_eq!(rig.engine.counters().mapped_bytes, 0x1000);
+    rig.all_ok([detach(2, 1)]);
+    rig.assert_host_is_clean();
+    assert_eq!(rig.status(&map(1, 0, 0xfff, 0, READ)), NOENT);
+    rig.all_ok([attach(1, 1)]);
+    assert!(rig.mapper(1).is_empty(), "the number names a new domain");
+    assert_eq!(rig.status(&window_del(1, APERTURE)), NOENT);
+}
+
+#[test]
+fn attach_elsewhere_leaves_the_old_domain() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), attach(2, 2), map(1, 0, 0xfff, 0, READ), map(2, 0, 0x1fff, 0x8000, WRITE)]);
+    rig.add_chunk(1, APERTURE);
+    rig.all_ok([attach(1, 2)]);
+    assert_eq!(rig.mapper(1).mappings(), rig.mapper(2).mappings());
+    assert_eq!(rig.chunks.backed(), 0, "the old domain has ended");
+    assert_eq!(rig.status(&map(1, 0, 0xfff, 0, READ)), NOENT);
+}
+
+#[test]
+fn endpoint_that_cannot_map_what_is_there_is_unsupported() {
+    let mut rig = Rig::new();
+    let mapper = RecordingMapper::with_ranges(vec![0x10_0000..=0xfedf_ffff]);
+    let narrow = mapper.probe();
+    let added = rig.engine.add_endpoint(4, Box::new(mapper));
+    added.expect("it is valid");
+    rig.all_ok([attach(1, 1), map(1, 0x1000, 0x1fff, 0, READ)]);
+    assert_eq!(rig.status(&attach(4, 1)), UNSUPP);
+    rig.all_ok([unmap(1, 0x1000, 0x1fff), attach(4, 1)]);
+    assert_eq!(rig.status(&map(1, 0x1000, 0x1fff, 0, READ)), RANGE);
+    assert!(narrow.is_empty() && rig.mapper(1).is_empty());
+}
+
+#[test]
+fn endpoint_without_room_gets_no_memory() {
+    let mut rig = Rig::new();
+    let mapper = RecordingMapper::with_limits(MapperLimits {
+        page_size_mask: 0x1000,
+        iova_ranges: vec![0..=u64::MAX],
+        max_mappings: Some(1),
+    });
+    let small = mapper.probe();
+    let added = rig.engine.add_endpoint(4, Box::new(mapper));
+    added.expect("it is valid");
+    rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ)]);
+    rig.add_chunk(1, APERTURE);
+    assert_eq!(rig.status(&attach(4, 1)), NOMEM);
+    assert!(small.is_empty());
+    rig.all_ok([unmap(1, 0, 0xfff), attach(4, 1)]);
+    assert_eq!(rig.status(&map(1, 0, 0xfff, 0, READ)), NOMEM);
+    assert_eq!(rig.mapper(1).mappings(), small.mappings());
+}
+
+#[test]
+fn domains_have_a_limit() {
+    let mut config = engine_config();
+    config.limits = Limits { max_domains: 2, ..Limits::default() };
+    let mut rig = Rig::with_config(config);
+    rig.all_ok([attach(1, 1), attach(2, 2)]);
+    assert_eq!(rig.status(&attach(3, 3)), NOMEM);
+    rig.all_ok([attach(3, 1)]);
+    assert_eq!(rig.status(&attach(3, 3)), NOMEM, "domain 1 stays");
+    // Domain 2 ends in the same step, so there is room.
+    rig.all_ok([attach(2, 3)]);
+}
+
+#[test]
+fn reset_forgets_everything() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), attach(2, 1), attach(3, 2), map(1, 0, 0xfff, 0, READ), map(2, 0, 0xfff, 0, READ)]);
+    rig.add_chunk(1, APERTURE);
+    rig.add_chunk(2, APERTURE);
+    rig.engine.reset();
+    rig.assert_host_is_clean();
+    assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), UNSUPP);
+    assert_eq!(rig.status(&map(1, 0, 0xfff, 0, READ)), UNSUPP);
+    rig.engine.accept_features(rig.engine.features());
+    assert_eq!(rig.status(&map(1, 0, 0xfff, 0, READ)), NOENT);
+    rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ)]);
+}
+
+#[test]
+fn removed_endpoint_leaves_nothing() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ)]);
+    rig.add_chunk(1, APERTURE);
+    rig.engine.remove_endpoint(1).expect("it exists");
+    rig.assert_host_is_clean();
+    assert_eq!(rig.status(&attach(1, 1)), NOENT);
+    let error = rig.engine.remove_endpoint(1).err().expect("it is gone");
+    assert_eq!(error.to_string(), "endpoint 0x1 does not exist");
+}

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! MAP and UNMAP.
+
+use super::*;
+use crate::test_utils::*;
+use crate::{Limits, Permissions};
+
+/// An engine with endpoint 1 in domain 1.
+fn attached() -> Rig {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1)]);
+    rig
+}
+
+#[test]
+fn map_reaches_the_memory_with_its_permissions() {
+    for (flags, permissions) in [(READ, Permissions::READ), (WRITE, Permissions::WRITE), (BOTH, Permissions::all())] {
+        let mut rig = attached();
+        rig.all_ok([map(1, 0x10_0000, 0x10_1fff, 0x5000, flags)]);
+        let reached = rig.mapper(1).translate(0x10_1234);
+        let expected = rig.ram.host_address(0x6234);
+        assert_eq!(reached, Some((expected, permissions)));
+        assert_eq!(rig.mapper(1).translate(0x10_2000), None);
+    }
+}
+
+#[test]
+fn map_serves_every_endpoint_of_the_domain_and_no_other() {
+    let mut rig = attached();
+    rig.all_ok([attach(2, 1), attach(3, 2), map(1, 0, 0xfff, 0, READ)]);
+    assert_eq!(rig.mapper(1).mappings(), rig.mapper(2).mappings());
+    assert!(rig.mapper(3).is_empty());
+    assert_eq!(rig.engine.counters().mappings, 1);
+    assert_eq!(rig.engine.counters().mapped_bytes, 2 * PAGE);
+}
+
+#[test]
+fn unaligned_map_is_out_of_range() {
+    let mut rig = attached();
+    assert_eq!(rig.status(&map(1, 0x800, 0xfff, 0, READ)), RANGE);
+    assert_eq!(rig.status(&map(1, 0, 0xffe, 0, READ)), RANGE);
+    assert_eq!(rig.status(&map(1, 0, 0x1000, 0, READ)), RANGE);
+    assert_eq!(rig.status(&map(1, 0, 0xfff, 0x10, READ)), RANGE);
+    assert_eq!(rig.status(&map(1, 0x1000, 0x1000, 0, READ)), RANGE);
+}
+
+#[test]
+fn map_outside_the_input_range_is_out_of_range() {
+    let mut rig = attached();
+    let end = 1 << 48;
+    assert_eq!(rig.status(&map(1, end, end + 0xfff, 0, READ)), RANGE);
+    assert_eq!(rig.status(&map(1, end - PAGE, end + 0xfff, 0, READ)), RANGE);
+    assert_eq!(rig.status(&map(1, 0, u64::MAX, 0, READ)), RANGE);
+    assert_eq!(rig.status(&map(1, end - PAGE, end - 1, 0, READ)), OK);
+}
+
+#[test]
+fn map_over_the_msi_window_is_out_of_range() {
+    let mut rig = attached();
+    let window = 0xfee0_0000;
+    assert_eq!(rig.status(&map(1, window, window + 0xfff, 0, READ)), RANGE);
+    let around = map(1, window - PAGE, window + 0xfff, 0, READ);
+    assert_eq!(rig.status(&around), RANGE);
+    assert_eq!(rig.status(&map(1, window - PAGE, window - 1, 0, READ)), OK);
+}
+
+#[test]
+fn map_or_unmap_that_touches_the_aperture_is_out_of_range() {
+    let mut rig = attached();
+    let end = APERTURE + APERTURE_CHUNKS * CHUNK;
+    let touching = [
+        (APERTURE, APERTURE + 0xfff),
+        (APERTURE - PAGE, APERTURE + 0xfff),
+        (end - PAGE, end - 1),
+        (end - PAGE, end + 0xfff),
+        (APERTURE - PAGE, end + 0xfff),
+    ];
+    for (start, last) in touching {
+        assert_eq!(rig.status(&map(1, start, last, 0, READ)), RANGE);
+        assert_eq!(rig.status(&unmap(1, start, last)), RANGE);
+    }
+    rig.all_ok([
+        map(1, APERTURE - PAGE, APERTURE - 1, 0, READ),
+        map(1, end, end + 0xfff, 0, READ),
+        unmap(1, APERTURE - PAGE, APERTURE - 1),
+        unmap(1, end, end + 0xfff),
+    ]);
+}
+
+#[test]
+fn without_bounce_windows_the_aperture_is_like_any_address() {
+    let mut rig = Rig::standard();
+    rig.all_ok([attach(1, 1), map(1, APERTURE, APERTURE + 0xfff, 0, READ), unmap(1, 0, u64::MAX)]);
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn flags_that_are_unknown_or_none_are_invalid() {
+    let mut rig = attached();
+    // 4 is MMIO, whose feature is not offered.
+    for flags in [0, 4, 4 | BOTH, 8 | READ, 1 << 31 | BOTH] {
+        assert_eq!(rig.status(&map(1, 0, 0xfff, 0, flags)), INVAL);
+    }
+}
+
+#[test]
+fn map_that_ends_before_it_starts_is_invalid() {
+    let mut rig = attached();
+    assert_eq!(rig.status(&map(1, 0x1000, 0xfff, 0, READ)), INVAL);
+    assert_eq!(rig.status(&map(1, 0x2000, 0xfff, 0, READ)), INVAL);
+    assert_eq!(rig.status(&unmap(1, 0x1000, 0xfff)), INVAL);
+}
+
+#[test]
+fn map_of_what_is_not_ram_is_invalid() {
+    let mut rig = attached();
+    assert_eq!(rig.status(&map(1, 0, 0xfff, RAM_END, READ)), INVAL);
+    // Starts in RAM, ends outside.
+    assert_eq!(rig.status(&map(1, 0, 0x1fff, RAM_END - PAGE, READ)), INVAL);
+    assert_eq!(rig.status(&map(1, 0, 0xfff, APERTURE, READ)), INVAL);
+    let beyond = u64::MAX - 0xfff;
+    assert_eq!(rig.status(&map(1, 0, 0xfff, beyond, READ)), INVAL);
+    assert_eq!(rig.status(&map(1, 0, 0x1fff, beyond, READ)), INVAL);
+    assert_eq!(rig.engine.counters().host_maps, 0);
+}
+
+#[test]
+fn map_over_a_mapping_is_invalid() {
+    let mut rig = attached();
+    rig.all_ok([map(1, 0x2000, 0x3fff, 0, READ)]);
+    for (start, last) in
+        [(0x2000, 0x3fff), (0x2000, 0x2fff), (0x3000, 0x3fff), (0x1000, 0x2fff), (0x3000, 0x4fff), (0x1000, 0x4fff)]
+    {
+        assert_eq!(rig.status(&map(1, start, last, 0, BOTH)), INVAL);
+    }
+    rig.all_ok([map(1, 0x1000, 0x1fff, 0, READ), map(1, 0x4000, 0x4fff, 0, READ)]);
+}
+
+#[test]
+fn requests_on_a_domain_that_does_not_exist_are_no_entry() {
+    let mut rig = attached();
+    assert_eq!(rig.status(&map(2, 0, 0xfff, 0, READ)), NOENT);
+    assert_eq!(rig.status(&unmap(2, 0, 0xfff)), NOENT);
+}
+
+#[test]
+fn without_its_feature_map_and_unmap_are_unsupported() {
+    let mut rig = Rig::new();
+    rig.engine.accept_features(feature::INPUT_RANGE);
+    rig.all_ok([attach(1, 1)]);
+    assert_eq!(rig.status(&map(1, 0, 0xfff, 0, READ)), UNSUPP);
+    assert_eq!(rig.status(&unmap(1, 0, 0xfff)), UNSUPP);
+}
+
+#[test]
+fn mappings_have_a_limit() {
+    let mut config = engine_config();
+    config.limits = Limits { max_mappings: 2, ..Limits::default() };
+    let mut rig = Rig::with_config(config);
+    rig.all_ok([attach(1, 1), attach(2, 2), map(1, 0, 0xfff, 0, READ), map(2, 0, 0xfff, 0, READ)]);
+    assert_eq!(rig.status(&map(1, 0x1000, 0x1fff, 0, READ)), NOMEM);
+    rig.all_ok([unmap(2, 0, 0xfff), map(1, 0x1000, 0x1fff, 0, READ)]);
+}
+
+#[test]
+fn map_across_regions_of_ram_maps_each_part() {
+    let mut rig = attached();
+    let gpa = SECOND_REGION - 2 * PAGE;
+    rig.all_ok([map(1, 0x10_0000, 0x10_3fff, gpa, WRITE)]);
+    assert_eq!(rig.mapper(1).mappings().len(), 2);
+    for offset in [0, 0x1fff, 0x2000, 0x3fff] {
+        let reached = rig.mapper(1).translate(0x10_0000 + offset);
+        let expected = rig.ram.host_address(gpa + offset);
+        assert_eq!(reached, Some((expected, Permissions::WRITE)));
+    }
+    assert_eq!(rig.engine.counters().mappings, 1);
+    assert_eq!(rig.status(&unmap(1, 0x10_0000, 0x10_1fff)), RANGE);
+    rig.all_ok([unmap(1, 0x10_0000, 0x10_3fff)]);
+    rig.assert_host_is_clean();
+}
+
+/// The examples of section 5.13.6.5, in pages.
+#[test]
+fn unmap_follows_the_examples_of_the_specification() {
+    let page = |first: u64, last: u64| (first * PAGE, last * PAGE + PAGE - 1);
+    // Mappings, the range to unmap, its status, and how many mappings are left.
+    type Range = (u64, u64);
+    let cases: [(&[Range], Range, u8, usize); 7] = [
+        (&[], page(0, 4), OK, 0),
+        (&[page(0, 9)], page(0, 9), OK, 0),
+        (&[page(0, 4), page(5, 9)], page(0, 9), OK, 0),
+        (&[page(0, 9)], page(0, 4), RANGE, 1),
+        (&[page(0, 4), page(5, 9)], page(0, 4), OK, 1),
+        (&[page(0, 4)], page(0, 9), OK, 0),
+        (&[page(0, 4), page(10, 14)], page(0, 14), OK, 0),
+    ];
+    for (place, (mappings, (start, last), status, left)) in cases.into_iter().enumerate() {
+        let mut rig = attached();
+        for (start, last) in mappings {
+            rig.all_ok([map(1, *start, *last, 0, READ)]);
+        }
+        let case = place + 1;
+        assert_eq!(rig.status(&unmap(1, start, last)), status, "example {case}");
+        assert_eq!(rig.mapper(1).mappings().len(), left, "example {case}");
+    }
+}
+
+#[test]
+fn unmap_that_splits_at_either_end_removes_nothing() {
+    let mut rig = attached();
+    rig.all_ok([map(1, 0x1000, 0x2fff, 0, READ), map(1, 0x3000, 0x3fff, 0, READ), map(1, 0x5000, 0x6fff, 0, READ)]);
+    for (start, last) in [
+        (0x2000, 0x3fff),
+        (0x2000, 0x2fff),
+        (0x3000, 0x5fff),
+        (0, 0x1fff),
+        (0x2000, 0x9fff),
+        (0x1000, 0x5fff),
+        (0x1001, 0x6fff),
+        (0x1000, 0x6ffe),
+        (0x1800, 0x27ff),
+    ] {
+        assert_eq!(rig.status(&unmap(1, start, last)), RANGE, "{start:#x}");
+    }
+    assert_eq!(rig.mapper(1).mappings().len(), 3);
+    assert_eq!(rig.engine.counters().host_unmaps, 0);
+}
+
+#[test]
+fn unmap_may_spill_over_and_need_not_be_aligned() {
+    let mut rig = attached();
+    rig.all_ok([map(1, 0x1000, 0x1fff, 0, READ), unmap(1, 0xff1, 0x2003)]);
+    assert!(rig.mapper(1).is_empty());
+}
+
+#[test]
+fn unmap_of_neighbours_is_one_host_call_each_run() {
+    let mut rig = attached();
+    rig.all_ok([attach(2, 1)]);
+    for page in [1, 2, 3, 5, 6] {
+        rig.all_ok([map(1, page * PAGE, page * PAGE + 0xfff, 0, READ)]);
+    }
+    rig.all_ok([unmap(1, 0, 0xffff)]);
+    assert_eq!(rig.engine.counters().host_unmaps, 2 * 2);
+    assert!(rig.mapper(1).is_empty() && rig.mapper(2).is_empty());
+    assert_eq!(rig.engine.counters().mappings, 0);
+}
+
+#[test]
+fn unmap_with_reserved_bytes_is_invalid() {
+    let mut rig = attached();
+    rig.all_ok([map(1, 0, 0xfff, 0, READ)]);
+    let mut request = unmap(1, 0, 0xfff);
+    request[27] = 1;
+    assert_eq!(rig.status(&request), INVAL);
+    assert_eq!(rig.mapper(1).mappings().len(), 1);
+}
+
+#[test]
+fn unmap_at_the_end_of_all_addresses_does_not_wrap() {
+    let mut config = engine_config();
+    config.input_range = 0..=u64::MAX;
+    let mut rig = Rig::with_config(config);
+    let mapper = RecordingMapper::with_ranges(vec![0..=u64::MAX]);
+    let wide = mapper.probe();
+    let added = rig.engine.add_endpoint(4, Box::new(mapper));
+    added.expect("it is valid");
+    let top = u64::MAX - 0xfff;
+    rig.all_ok([attach(4, 1), map(1, top, u64::MAX, 0, READ)]);
+    assert_eq!(wide.mappings().len(), 1);
+    rig.all_ok([detach(4, 1), attach(4, 1), map(1, top, u64::MAX, 0, READ)]);
+    rig.all_ok([unmap(1, top, u64::MAX)]);
+    assert!(wide.is_empty());
+}
+
+#[test]
+fn peak_stays_when_mappings_go() {
+    let mut rig = attached();
+    rig.all_ok([map(1, 0, 0x3fff, 0, READ), unmap(1, 0, 0x3fff)]);
+    rig.all_ok([map(1, 0, 0xfff, 0, READ)]);
+    let counters = rig.engine.counters();
+    assert_eq!(counters.mapped_bytes, 0x1000);
+    assert_eq!(counters.peak_mapped_bytes, 0x4000);
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! WINDOW_ADD and WINDOW_DEL: each row of the protocol's table of statuses, and what holds afterwards.
+
+use super::*;
+use crate::test_utils::*;
+use crate::{Permissions, spec};
+
+/// An engine with endpoint 1 in domain 1.
+fn attached() -> Rig {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1)]);
+    rig
+}
+
+#[test]
+fn add_maps_a_chunk_for_every_endpoint() {
+    let mut rig = attached();
+    rig.all_ok([attach(2, 1), attach(3, 2)]);
+    let reply = rig.send(&window_add(1, WRITE, APERTURE + CHUNK));
+    assert_eq!(reply.len(), spec::WINDOW_ADD_REPLY);
+    assert_eq!(reply[..8], 0u64.to_le_bytes());
+    for id in [1, 2] {
+        let mappings = rig.mapper(id).mappings();
+        let mapping = mappings[&(APERTURE + CHUNK)];
+        assert_eq!(mapping.len, CHUNK);
+        assert_eq!(mapping.permissions, Permissions::WRITE);
+    }
+    assert!(rig.mapper(3).is_empty());
+    let counters = rig.engine.counters();
+    assert_eq!((counters.mappings, counters.mapped_bytes), (0, 0));
+    assert_eq!(counters.window_bytes, CHUNK);
+}
+
+#[test]
+fn chunks_of_different_domains_are_different() {
+    let mut rig = attached();
+    rig.all_ok([attach(2, 2)]);
+    let first = rig.add_chunk(1, APERTURE);
+    let second = rig.add_chunk(2, APERTURE);
+    assert_ne!(first, second);
+    let host = |id| rig.mapper(id).translate(APERTURE).expect("it is mapped").0;
+    assert_ne!(host(1), host(2));
+}
+
+#[test]
+fn del_gives_the_chunk_back() {
+    let mut rig = attached();
+    rig.all_ok([attach(2, 1)]);
+    rig.add_chunk(1, APERTURE);
+    rig.add_chunk(1, APERTURE + CHUNK);
+    rig.all_ok([window_del(1, APERTURE)]);
+    assert_eq!(rig.chunks.backed(), 1);
+    assert_eq!(rig.mapper(1).mappings().len(), 1);
+    assert_eq!(rig.mapper(2).mappings().len(), 1);
+    assert_eq!(rig.engine.counters().window_bytes, CHUNK);
+    assert_eq!(rig.engine.counters().peak_window_bytes, 2 * CHUNK);
+    rig.add_chunk(1, APERTURE);
+}
+
+#[test]
+fn unknown_domain_is_no_entry() {
+    let mut rig = attached();
+    assert_eq!(rig.status(&window_add(2, BOTH, APERTURE)), NOENT);
+    assert_eq!(rig.status(&window_del(2, APERTURE)), NOENT);
+}
+
+#[test]
+fn del_of_what_is_not_there_is_no_entry() {
+    let mut rig = attached();
+    rig.add_chunk(1, APERTURE);
+    assert_eq!(rig.status(&window_del(1, APERTURE + CHUNK)), NOENT);
+    rig.all_ok([window_del(1, APERTURE)]);
+    assert_eq!(rig.status(&window_del(1, APERTURE)), NOENT);
+}
+
+#[test]
+fn iova_that_is_unaligned_or_outside_is_out_of_range() {
+    let mut rig = attached();
+    rig.add_chunk(1, APERTURE);
+    let end = APERTURE + APERTURE_CHUNKS * CHUNK;
+    for iova in [APERTURE + 1, APERTURE + CHUNK / 2, APERTURE - CHUNK, end, 0, u64::MAX] {
+        assert_eq!(rig.status(&window_add(1, BOTH, iova)), RANGE, "{iova:#x}");
+        assert_eq!(rig.status(&window_del(1, iova)), RANGE, "{iova:#x}");
+    }
+    rig.add_chunk(1, end - CHUNK);
+}
+
+#[test]
+fn reserved_fields_and_flags_are_invalid() {
+    let mut rig = attached();
+    for flags in [0, 4, 7, 1 << 31 | READ] {
+        assert_eq!(rig.status(&window_add(1, flags, APERTURE)), INVAL);
+    }
+    for at in [20, 27] {
+        let mut request = window_add(1, BOTH, APERTURE);
+        request[at] = 1;
+        assert_eq!(rig.status(&request), INVAL, "byte {at}");
+    }
+    rig.add_chunk(1, APERTURE);
+    for at in [8, 11, 20, 27] {
+        let mut request = window_del(1, APERTURE);
+        request[at] = 1;
+        assert_eq!(rig.status(&request), INVAL, "byte {at}");
+    }
+    assert_eq!(rig.chunks.backed(), 1);
+}
+
+#[test]
+fn add_where_a_chunk_is_already_is_invalid() {
+    let mut rig = attached();
+    rig.add_chunk(1, APERTURE);
+    assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), INVAL);
+    assert_eq!(rig.chunks.backed(), 1);
+}
+
+#[test]
+fn budget_is_over_all_domains() {
+    let mut rig = attached();
+    rig.all_ok([attach(2, 2)]);
+    for place in 0..BUDGET_CHUNKS / 2 {
+        rig.add_chunk(1, APERTURE + place * CHUNK);
+        rig.add_chunk(2, APERTURE + place * CHUNK);
+    }
+    let more = window_add(1, BOTH, APERTURE + 9 * CHUNK);
+    assert_eq!(rig.status(&more), NOMEM);
+    assert_eq!(u64::from(rig.chunks.peak()), BUDGET_CHUNKS);
+    rig.all_ok([window_del(2, APERTURE), more]);
+}
+
+#[test]
+fn lowered_budget_takes_nothing_away_but_gives_no_more() {
+    let mut rig = attached();
+    rig.add_chunk(1, APERTURE);
+    rig.add_chunk(1, APERTURE + CHUNK);
+    assert!(rig.engine.set_budget(CHUNK).expect("it fits"));
+    assert_eq!(rig.mapper(1).mappings().len(), 2);
+    let more = window_add(1, BOTH, APERTURE + 2 * CHUNK);
+    assert_eq!(rig.status(&more), NOMEM);
+    rig.all_ok([window_del(1, APERTURE)]);
+    assert_eq!(rig.status(&more), NOMEM);
+    rig.all_ok([window_del(1, APERTURE + CHUNK), more]);
+}
+
+#[test]
+fn raised_budget_gives_more_up_to_the_region() {
+    let mut rig = attached();
+    let region = u64::from(REGION_CHUNKS) * CHUNK;
+    let error = rig.engine.set_budget(region + 1).expect_err("it is too large");
+    assert!(error.to_string().contains("the size of the shared region"));
+    assert!(rig.engine.set_budget(region).expect("it fits"));
+    for place in 0..u64::from(REGION_CHUNKS) {
+        rig.add_chunk(1, APERTURE + place * CHUNK);
+    }
+    let more = window_add(1, BOTH, APERTURE + 9 * CHUNK);
+    assert_eq!(rig.status(&more), NOMEM);
+}
+
+#[test]
+fn budget_below_one_chunk_backs_none() {
+    let mut rig = attached();
+    rig.engine.set_budget(CHUNK - 1).expect("it fits");
+    assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), NOMEM);
+}
+
+#[test]
+fn change_is_notified_only_if_there_is_one_and_the_feature_was_accepted() {
+    let mut rig = Rig::new();
+    assert!(!rig.engine.set_budget(BUDGET_CHUNKS * CHUNK).expect("it fits"));
+    assert!(rig.engine.set_threshold(1).expect("there are windows"));
+    assert!(!rig.engine.set_threshold(1).expect("there are windows"));
+    let mut standard = Rig::standard();
+    assert!(!standard.engine.set_budget(CHUNK).expect("it fits"));
+    assert!(!standard.engine.set_threshold(1).expect("there are windows"));
+    let space = standard.engine.config_space();
+    assert_eq!(space[64..72], CHUNK.to_le_bytes(), "changed all the same");
+}
+
+#[test]
+fn without_the_feature_requests_are_unsupported() {
+    let mut rig = Rig::standard();
+    rig.all_ok([attach(1, 1)]);
+    assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), UNSUPP);
+    assert_eq!(rig.status(&window_del(1, APERTURE)), UNSUPP);
+    assert_eq!(rig.chunks.backed(), 0);
+}
+
+#[test]
+fn chunks_do_not_count_as_mappings() {
+    let mut config = engine_config();
+    config.limits.max_mappings = 1;
+    let mut rig = Rig::with_config(config);
+    rig.all_ok([attach(1, 1)]);
+    rig.add_chunk(1, APERTURE);
+    rig.all_ok([map(1, 0, 0xfff, 0, READ)]);
+    rig.add_chunk(1, APERTURE + CHUNK);
+}
