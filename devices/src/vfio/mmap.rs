@@ -31,11 +31,6 @@ impl Mapping {
         }
         Ok(Self { range: HostRange { address: address as usize, len }, read_only })
     }
-
-    #[cfg(test)]
-    pub(super) fn range(&self) -> HostRange {
-        self.range
-    }
 }
 
 impl Drop for Mapping {

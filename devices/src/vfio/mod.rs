@@ -10,6 +10,8 @@ mod capabilities;
 mod container;
 mod device;
 mod error;
+#[cfg(test)]
+mod fake;
 mod host;
 mod interrupts;
 mod ioctl;
@@ -19,6 +21,8 @@ mod mapper;
 mod mmap;
 mod pieces;
 mod sysfs;
+#[cfg(test)]
+mod tests;
 mod throttle;
 mod view;
 

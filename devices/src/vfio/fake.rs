@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A function that stands in for hardware in tests, as broken or hostile as a test wants it.
+
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::host::{ConfigAccess, HostFunction, IrqKind, Region};
+use super::mmap::Mapping;
+use crate::pci::regs;
+use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
+
+/// What happened to the function, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    Config(u16, Vec<u8>),
+    Region(u8, u64, Vec<u8>),
+    Enable(IrqKind, usize),
+    Disable(IrqKind),
+    Reset,
+}
+
+pub(super) struct Inner {
+    pub(super) config: Mutex<Vec<u8>>,
+    pub(super) regions: Vec<Region>,
+    pub(super) irqs: (u32, u32),
+    pub(super) events: Mutex<Vec<Event>>,
+    pub(super) resets: bool,
+    file: File,
+}
+
+/// The function; clones are the same one.
+#[derive(Clone)]
+pub(super) struct FakeFunction(pub(super) Arc<Inner>);
+
+impl FakeFunction {
+    /// An endpoint with `config` bytes of configuration space, BARs `bars` (index, low bits of the register, size;
+    /// all mappable) and `irqs` MSI and MSI-X vectors.
+    pub(super) fn new(config: usize, bars: &[(u8, u32, u64)], irqs: (u32, u32)) -> Self {
+        let mut bytes = vec![0; config];
+        bytes[..4].copy_from_slice(&0x0010_1b36u32.to_le_bytes());
+        let mut regions = vec![Region::default(); 6];
+        for (index, flags, size) in bars {
+            let offset = usize::from(regs::BAR0) + 4 * usize::from(*index);
+            bytes[offset..offset + 4].copy_from_slice(&(0xc000_0000 | flags).to_le_bytes());
+            regions[usize::from(*index)] =
+                Region { size: *size, readable: true, writable: true, mappable: vec![(0, *size)] };
+        }
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let inner = Inner { config: Mutex::new(bytes), regions, irqs, events: Mutex::default(), resets: true, file };
+        Self(Arc::new(inner))
+    }
+
+    pub(super) fn set(&self, offset: u16, bytes: &[u8]) {
+        self.0.config.lock().unwrap()[usize::from(offset)..][..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Sets the status bit and the head of the list of capabilities.
+    pub(super) fn list(&self, head: u8) {
+        self.set(regs::STATUS, &regs::STATUS_CAPABILITIES.to_le_bytes());
+        self.set(regs::CAPABILITIES, &[head]);
+    }
+
+    pub(super) fn get(&self, offset: u16) -> u8 {
+        self.0.config.lock().unwrap()[usize::from(offset)]
+    }
+
+    /// What happened since the last call.
+    pub(super) fn events(&self) -> Vec<Event> {
+        std::mem::take(&mut self.0.events.lock().unwrap())
+    }
+
+    fn record(&self, event: Event) {
+        self.0.events.lock().unwrap().push(event);
+    }
+}
+
+impl ConfigAccess for FakeFunction {
+    fn config_size(&self) -> u64 {
+        self.0.config.lock().unwrap().len() as u64
+    }
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        if let Some(bytes) = self.0.config.lock().unwrap().get(usize::from(offset)..usize::from(offset) + data.len()) {
+            data.copy_from_slice(bytes);
+        }
+    }
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        self.record(Event::Config(offset, data.to_vec()));
+        if let Some(bytes) =
+            self.0.config.lock().unwrap().get_mut(usize::from(offset)..usize::from(offset) + data.len())
+        {
+            bytes.copy_from_slice(data);
+        }
+    }
+}
+
+impl HostFunction for FakeFunction {
+    fn region(&self, bar: u8) -> Region {
+        self.0.regions[usize::from(bar)].clone()
+    }
+    fn read_region(&self, _: u8, offset: u64, data: &mut [u8]) {
+        for (at, byte) in (offset..).zip(data) {
+            *byte = at.to_le_bytes()[0];
+        }
+    }
+    fn write_region(&self, bar: u8, offset: u64, data: &[u8]) {
+        self.record(Event::Region(bar, offset, data.to_vec()));
+    }
+    fn map_region(&self, _: u8, offset: u64, len: usize, read_only: bool) -> io::Result<Mapping> {
+        Mapping::new(&self.0.file, offset, len, read_only)
+    }
+    fn irq_count(&self, kind: IrqKind) -> u32 {
+        match kind {
+            IrqKind::Msi => self.0.irqs.0,
+            IrqKind::Msix => self.0.irqs.1,
+        }
+    }
+    fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()> {
+        self.record(Event::Enable(kind, events.len()));
+        Ok(())
+    }
+    fn disable_irqs(&self, kind: IrqKind) -> io::Result<()> {
+        self.record(Event::Disable(kind));
+        Ok(())
+    }
+    fn reset(&self) -> io::Result<bool> {
+        self.record(Event::Reset);
+        Ok(self.0.resets)
+    }
+}
+
+/// Vectors that record their routes.
+pub(super) struct FakeVectors {
+    events: Vec<EventFd>,
+    pub(super) routes: Mutex<Vec<Option<MsiMessage>>>,
+}
+
+impl MsiVectors for FakeVectors {
+    fn count(&self) -> u16 {
+        u16::try_from(self.events.len()).unwrap()
+    }
+    fn event(&self, vector: u16) -> Option<&EventFd> {
+        self.events.get(usize::from(vector))
+    }
+    fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()> {
+        self.routes.lock().unwrap()[usize::from(vector)] = message;
+        Ok(())
+    }
+    fn trigger(&self, vector: u16) -> io::Result<()> {
+        self.events[usize::from(vector)].write(1)
+    }
+}
+
+/// Hands out [`FakeVectors`] and keeps them.
+#[derive(Default)]
+pub(super) struct FakeAllocator(pub(super) Mutex<Vec<Arc<FakeVectors>>>);
+
+impl MsiAllocator for FakeAllocator {
+    fn allocate(&self, count: u16) -> io::Result<Arc<dyn MsiVectors>> {
+        let events = (0..count).map(|_| EventFd::new(0).unwrap()).collect();
+        let vectors = Arc::new(FakeVectors { events, routes: Mutex::new(vec![None; count.into()]) });
+        self.0.lock().unwrap().push(vectors.clone());
+        Ok(vectors)
+    }
+}
+
+/// Memory slots that record what the guest sees.
+#[derive(Default)]
+pub(super) struct FakeSlots {
+    /// Slots by number: address and length while shown.
+    pub(super) shown: Mutex<Vec<Option<(u64, usize)>>>,
+    /// Slots made after this many fail.
+    pub(super) most: Mutex<Option<usize>>,
+}
+
+impl FakeSlots {
+    pub(super) fn visible(&self) -> Vec<(u64, usize)> {
+        self.shown.lock().unwrap().iter().flatten().copied().collect()
+    }
+    /// How many slots were ever made.
+    pub(super) fn made(&self) -> usize {
+        self.shown.lock().unwrap().len()
+    }
+}
+
+impl MemorySlots for FakeSlots {
+    unsafe fn insert(&self, gpa: u64, host: HostRange, _: bool) -> io::Result<u32> {
+        let mut shown = self.shown.lock().unwrap();
+        if self.most.lock().unwrap().is_some_and(|most| shown.len() >= most) {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        shown.push(Some((gpa, host.len)));
+        Ok(u32::try_from(shown.len() - 1).unwrap())
+    }
+    fn remove(&self, slot: u32) -> io::Result<()> {
+        self.shown.lock().unwrap()[usize::try_from(slot).unwrap()]
+            .take()
+            .map(|_| ())
+            .ok_or(io::ErrorKind::NotFound.into())
+    }
+}
