@@ -5,9 +5,10 @@
 mod chain;
 mod device;
 pub mod iommu;
+#[cfg(test)]
+mod test_support;
 mod transport;
 pub mod windows;
 
 pub use self::device::{Activation, DeviceError, Interrupt, SharedRegion, VirtioDevice};
 pub use self::transport::{TransportError, VirtioPciDevice};
-use crate::sync::lock;

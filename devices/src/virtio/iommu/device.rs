@@ -10,9 +10,10 @@ use iommu_bounce::{Engine, MAX_REPLY};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestMemoryMmap;
 
+use crate::sync::lock;
 use crate::virtio::chain::{broken, read_request, ring_error, wants_interrupt};
 use crate::virtio::windows::WindowMemory;
-use crate::virtio::{Activation, DeviceError, Interrupt, SharedRegion, VirtioDevice, lock};
+use crate::virtio::{Activation, DeviceError, Interrupt, SharedRegion, VirtioDevice};
 
 /// Device type (virtio 1.3, section 5).
 const DEVICE_TYPE: u16 = 23;
@@ -26,8 +27,8 @@ const REQUEST_QUEUE: u16 = 0;
 /// Largest sizes of the request and the event queue.
 const QUEUE_SIZES: [u16; 2] = [256, 64];
 
-/// Room for the readable part of a request: more than the longest has (PROBE, 72 bytes), so that one that was cut here
-/// is still too long for any.
+/// Room for the readable part of a request: more than the longest has (PROBE, 72 bytes). What lies behind it counts for
+/// nothing, as the engine ignores bytes behind a request.
 const MAX_REQUEST: usize = 128;
 
 /// What a driver has set up.

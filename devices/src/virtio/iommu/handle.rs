@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use iommu_bounce::{ConfigError, Counters, DmaMapper, EndpointId, Engine};
 
+use crate::sync::lock;
+use crate::virtio::Interrupt;
 use crate::virtio::windows::WindowMemory;
-use crate::virtio::{Interrupt, lock};
 
 /// A handle on a virtio-iommu device, for whoever runs the VM.
 pub struct IommuHandle {

@@ -1,1 +1,532 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Tests of the whole device: a driver in guest memory, the PCI function, the engine, window memory, a mapper that
+//! records.
+
+use std::sync::Arc;
+
+use iommu_bounce::spec::{Status, feature};
+use iommu_bounce::test_utils::{MapperProbe, RecordingMapper, attach, map, probe, unmap, window_add, window_del};
+use iommu_bounce::{EngineConfig, Permissions, WindowConfig};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::{IommuError, IommuHandle, IommuParams, WindowRegion, create};
+use crate::pci::PciDevice;
+use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
+use crate::virtio::VirtioPciDevice;
+use crate::virtio::test_support::{FakeMsi, FakeSlots};
+
+const RAM: usize = 4 << 20;
+const CHUNK: u64 = 2 << 20;
+const APERTURE: u64 = 0xd000_0000;
+const BAR: u64 = 0x80_0000_0000;
+const ENDPOINT: u32 = 0x28;
+const NEEDS_RESET: u8 = 64;
+const VERSION_1: u64 = 1 << 32;
+
+/// Offsets in BAR 0.
+const STATUS: u64 = 20;
+const DEVICE_CONFIG: u64 = 0x2000;
+const NOTIFY: u64 = 0x3000;
+
+/// Where the driver has its queue.
+const QUEUE_SIZE: u16 = 16;
+const DESCRIPTORS: u64 = 0x1000;
+const AVAILABLE: u64 = 0x2000;
+const USED: u64 = 0x3000;
+const BUFFERS: u64 = 0x10_0000;
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+
+/// A descriptor: address, length, flags, next.
+type Descriptor = (u64, u32, u16, u16);
+
+struct Guest {
+    memory: Arc<GuestMemoryMmap>,
+    function: Arc<VirtioPciDevice>,
+    handle: Arc<IommuHandle>,
+    slots: Arc<FakeSlots>,
+    msi: Arc<FakeMsi>,
+    mapper: MapperProbe,
+    available: u16,
+}
+
+fn params(memory: &Arc<GuestMemoryMmap>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlots>, windows: bool) -> IommuParams {
+    let aperture = APERTURE..=APERTURE + 16 * CHUNK - 1;
+    let window = windows.then_some(WindowConfig { aperture, budget: 4 * CHUNK, threshold: 0 });
+    IommuParams {
+        id: "_iommu".into(),
+        memory: memory.clone(),
+        msi: msi.clone(),
+        engine: EngineConfig { window, ..EngineConfig::default() },
+        windows: windows.then(|| WindowRegion {
+            size: 8 * CHUNK,
+            chunk_size: CHUNK,
+            hugepages: false,
+            slots: slots.clone(),
+        }),
+    }
+}
+
+impl Guest {
+    /// A device with one endpoint, without a driver.
+    fn new(windows: bool) -> Self {
+        let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
+        let (msi, slots) = (Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));
+        let (function, handle) = create(params(&memory, &msi, &slots, windows)).unwrap();
+        let mapper = RecordingMapper::new();
+        let probe = mapper.probe();
+        handle.add_endpoint(ENDPOINT, Box::new(mapper)).unwrap();
+        if windows {
+            function.bar_moved(2, BAR).unwrap();
+        }
+        function.write_config(COMMAND, &(COMMAND_BUS_MASTER | COMMAND_MEMORY).to_le_bytes());
+        Self { memory, function, handle, slots, msi, mapper: probe, available: 0 }
+    }
+
+    /// A device whose driver has accepted `features` and runs.
+    fn running(features: u64) -> Self {
+        let mut guest = Self::new(features & feature::BOUNCE_WINDOW != 0);
+        guest.start(features);
+        guest
+    }
+
+    fn start(&mut self, features: u64) {
+        self.available = 0;
+        self.memory.write_slice(&[0; 0x100], GuestAddress(AVAILABLE)).unwrap();
+        self.memory.write_slice(&[0; 0x100], GuestAddress(USED)).unwrap();
+        // No interrupt is wanted, as with Linux's driver.
+        self.memory.write_obj(1u16, GuestAddress(AVAILABLE)).unwrap();
+        self.write(STATUS, &[3]);
+        for (select, half) in (features | VERSION_1).to_le_bytes().chunks(4).enumerate() {
+            self.write(8, &u32::try_from(select).unwrap().to_le_bytes());
+            self.write(12, half);
+        }
+        self.write(STATUS, &[11]);
+        self.write(22, &0u16.to_le_bytes());
+        self.write(24, &QUEUE_SIZE.to_le_bytes());
+        self.write(26, &1u16.to_le_bytes());
+        for (offset, ring) in [(32, DESCRIPTORS), (40, AVAILABLE), (48, USED)] {
+            self.write(offset, &ring.to_le_bytes());
+        }
+        self.write(28, &1u16.to_le_bytes());
+        self.write(STATUS, &[15]);
+        assert_eq!(self.status(), 15);
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        self.function.write_bar(0, offset, data);
+    }
+    fn status(&self) -> u8 {
+        let mut status = [0];
+        self.function.read_bar(0, STATUS, &mut status);
+        status[0]
+    }
+    fn config_u64(&self, offset: u64) -> u64 {
+        let mut data = [0; 8];
+        self.function.read_bar(0, DEVICE_CONFIG + offset, &mut data);
+        u64::from_le_bytes(data)
+    }
+    fn kick(&self) {
+        self.write(NOTIFY, &[0, 0]);
+    }
+    fn describe(&self, index: u16, (address, len, flags, next): Descriptor) {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&address.to_le_bytes());
+        bytes[8..12].copy_from_slice(&len.to_le_bytes());
+        bytes[12..14].copy_from_slice(&flags.to_le_bytes());
+        bytes[14..].copy_from_slice(&next.to_le_bytes());
+        self.memory.write_slice(&bytes, GuestAddress(DESCRIPTORS + 16 * u64::from(index))).unwrap();
+    }
+    fn make_available(&mut self, head: u16) {
+        let place = AVAILABLE + 4 + 2 * u64::from(self.available % QUEUE_SIZE);
+        self.memory.write_obj(head, GuestAddress(place)).unwrap();
+        self.available = self.available.wrapping_add(1);
+        self.memory.write_obj(self.available, GuestAddress(AVAILABLE + 2)).unwrap();
+    }
+    fn used_index(&self) -> u16 {
+        self.memory.read_obj(GuestAddress(USED + 2)).unwrap()
+    }
+    /// Head and length of the last used element.
+    fn last_used(&self) -> (u32, u32) {
+        let index = u64::from(self.used_index().wrapping_sub(1) % QUEUE_SIZE);
+        let element = GuestAddress(USED + 4 + 8 * index);
+        (
+            self.memory.read_obj(element).unwrap(),
+            self.memory.read_obj(element.0.checked_add(4).map(GuestAddress).unwrap()).unwrap(),
+        )
+    }
+
+    /// Sends a request with its readable and writable part cut into pieces of these sizes; returns the used length and
+    /// the writable part.
+    fn send_split(&mut self, request: &[u8], pieces: &[u32], replies: &[u32]) -> (u32, Vec<u8>) {
+        self.memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
+        let len: u32 = replies.iter().sum();
+        // Each writable piece lies in a page of its own, so that a write beyond it is seen.
+        self.memory.write_slice(&vec![0xcc; 0x1000 * (replies.len() + 1)], GuestAddress(2 * BUFFERS)).unwrap();
+        let readable = pieces.iter().scan(BUFFERS, |at, len| {
+            *at += u64::from(*len);
+            Some((*at - u64::from(*len), *len, 0))
+        });
+        let writable = replies.iter().zip(0u64..).map(|(len, page)| (2 * BUFFERS + 0x1000 * page, *len, WRITE));
+        let all: Vec<_> = readable.chain(writable).collect();
+        for (index, (address, len, flags)) in (0u16..).zip(&all) {
+            let more = usize::from(index) + 1 < all.len();
+            self.describe(index, (*address, *len, flags | if more { NEXT } else { 0 }, index + 1));
+        }
+        self.make_available(0);
+        let before = self.used_index();
+        self.kick();
+        assert_eq!(self.used_index(), before.wrapping_add(1), "the request was not answered");
+        let (head, used) = self.last_used();
+        assert_eq!(head, 0);
+        assert!(used <= len);
+        let mut reply = Vec::new();
+        for (page, len) in (0u64..).zip(replies) {
+            let mut piece = vec![0; usize::try_from(*len).unwrap()];
+            let mut behind = [0; 1];
+            let address = 2 * BUFFERS + 0x1000 * page;
+            self.memory.read_slice(&mut piece, GuestAddress(address)).unwrap();
+            self.memory.read_slice(&mut behind, GuestAddress(address + u64::from(*len))).unwrap();
+            assert_eq!(behind, [0xcc], "written beyond a buffer");
+            reply.extend(piece);
+        }
+        (used, reply)
+    }
+
+    fn send(&mut self, request: &[u8], reply: u32) -> (u32, Vec<u8>) {
+        self.send_split(request, &[u32::try_from(request.len()).unwrap()], &[reply])
+    }
+
+    /// The status of a request whose writable part is a tail.
+    fn simple(&mut self, request: &[u8]) -> u8 {
+        let (used, reply) = self.send(request, 4);
+        assert_eq!(used, 4);
+        reply[0]
+    }
+}
+
+const OK: u8 = Status::Ok as u8;
+const BASIC: u64 = feature::INPUT_RANGE | feature::DOMAIN_RANGE | feature::MAP_UNMAP | feature::PROBE;
+
+#[test]
+fn guest_maps_and_unmaps_through_the_queue() {
+    let mut guest = Guest::running(BASIC);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    assert_eq!(guest.simple(&map(1, 0x1000, 0x2fff, 0x8000, 1)), OK);
+    let (_, permissions) = guest.mapper.translate(0x2000).unwrap();
+    assert_eq!(permissions, Permissions::READ);
+    assert_eq!(guest.handle.counters().mapped_bytes, 0x2000);
+    assert_eq!(guest.simple(&unmap(1, 0x1000, 0x2fff)), OK);
+    assert!(guest.mapper.is_empty());
+}
+
+#[test]
+fn request_may_be_split_any_way() {
+    let mut guest = Guest::running(BASIC);
+    let request = attach(ENDPOINT, 7);
+    let pieces: [&[u32]; 4] = [&[20], &[4, 16], &[0, 1, 0, 18, 1], &[1, 1, 1, 1, 1, 1, 1, 1, 1, 11]];
+    for pieces in pieces {
+        for replies in [&[4u32] as &[u32], &[1, 3], &[0, 1, 1, 0, 2]] {
+            let (used, reply) = guest.send_split(&request, pieces, replies);
+            assert_eq!((used, reply.as_slice()), (4, &[0, 0, 0, 0][..]), "{pieces:?} {replies:?}");
+        }
+    }
+    assert_eq!(guest.handle.counters().requests.attach, 12);
+}
+
+#[test]
+fn probe_answers_the_whole_writable_part() {
+    let mut guest = Guest::running(BASIC);
+    let (used, reply) = guest.send_split(&probe(ENDPOINT), &[4, 68], &[100, 412, 4]);
+    assert_eq!(used, 516);
+    assert_eq!(reply[512..], [OK, 0, 0, 0]);
+    assert_ne!(reply[..4], [0; 4], "no property");
+}
+
+#[test]
+fn request_of_the_wrong_length_does_no_harm() {
+    let mut guest = Guest::running(BASIC);
+    let mut long = attach(ENDPOINT, 1);
+    long.resize(0x2000, 0);
+    let (used, reply) = guest.send(&long, 4);
+    assert_eq!((used, reply[0]), (4, OK), "bytes behind a request do not count");
+    let (_, reply) = guest.send(&attach(ENDPOINT, 1)[..19], 4);
+    assert_eq!(reply[0], Status::Inval as u8);
+    let (used, _) = guest.send(&[9, 9], 4);
+    assert_eq!(used, 0);
+    let (used, _) = guest.send(&attach(ENDPOINT, 1), 0);
+    assert_eq!(used, 0);
+    assert!(guest.handle.counters().requests.invalid >= 3);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+}
+
+#[test]
+fn batch_is_served_in_one_notification() {
+    let mut guest = Guest::running(BASIC);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    for turn in 0u16..8 {
+        let iova = 0x1000 * u64::from(turn);
+        let at = BUFFERS + 0x100 * u64::from(turn);
+        guest.memory.write_slice(&map(1, iova, iova + 0xfff, 0x8000, 3), GuestAddress(at)).unwrap();
+        guest.describe(2 * turn, (at, 36, NEXT, 2 * turn + 1));
+        guest.describe(2 * turn + 1, (at + 0x80, 4, WRITE, 0));
+        guest.make_available(2 * turn);
+    }
+    let before = guest.used_index();
+    guest.kick();
+    assert_eq!(guest.used_index().wrapping_sub(before), 8);
+    assert_eq!(guest.mapper.mappings().len(), 8);
+    assert_eq!(guest.last_used(), (14, 4));
+}
+
+#[test]
+fn interrupt_comes_only_if_the_driver_wants_it() {
+    let mut guest = Guest::running(BASIC);
+    let vectors = guest.msi.vectors();
+    guest.function.write_bar(0, 0x4000 + 16, &0xfee0_0000u64.to_le_bytes());
+    guest.function.write_bar(0, 0x4000 + 28, &[0; 4]);
+    for offset in (0x40..0x100u16).step_by(4) {
+        let mut header = [0; 4];
+        guest.function.read_config(offset, &mut header);
+        if header[0] == crate::pci::regs::CAP_MSIX {
+            guest.function.write_config(offset + 2, &crate::pci::CONTROL_ENABLE.to_le_bytes());
+            break;
+        }
+    }
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    assert_eq!(vectors.raised(1), 0);
+    guest.memory.write_obj(0u16, GuestAddress(AVAILABLE)).unwrap();
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    assert_eq!(vectors.raised(1), 1);
+    guest.kick();
+    assert_eq!(vectors.raised(1), 1, "nothing was used");
+}
+
+/// A queue that no driver may make.
+fn hostile(describe: impl Fn(&mut Guest)) {
+    let mut guest = Guest::running(BASIC);
+    guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
+    describe(&mut guest);
+    guest.kick();
+    assert_ne!(guest.status() & NEEDS_RESET, 0);
+    guest.kick();
+    guest.write(STATUS, &[0]);
+    assert_eq!(guest.status(), 0);
+    guest.start(BASIC);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK, "a reset mends it");
+}
+
+#[test]
+fn buffers_outside_memory_need_a_reset() {
+    for address in [RAM as u64, RAM as u64 - 1, u64::MAX, u64::MAX - 19, 1 << 63] {
+        hostile(|guest| {
+            guest.describe(0, (address, 20, NEXT, 1));
+            guest.describe(1, (BUFFERS + 0x100, 4, WRITE, 0));
+            guest.make_available(0);
+        });
+        hostile(|guest| {
+            guest.describe(0, (BUFFERS, 20, NEXT, 1));
+            guest.describe(1, (address, 4, WRITE, 0));
+            guest.make_available(0);
+        });
+    }
+}
+
+#[test]
+fn broken_chains_need_a_reset() {
+    let chains: [&[(u16, Descriptor)]; 6] = [
+        // A loop of one, a loop of two, a link out of the table, a readable buffer behind a writable one.
+        &[(0, (BUFFERS, 4, NEXT, 0))],
+        &[(0, (BUFFERS, 4, NEXT, 1)), (1, (BUFFERS, 4, WRITE | NEXT, 0))],
+        &[(0, (BUFFERS, 20, NEXT, QUEUE_SIZE))],
+        &[(0, (BUFFERS, 4, WRITE | NEXT, 1)), (1, (BUFFERS, 20, 0, 0))],
+        // Indirect tables: outside memory, and within themselves.
+        &[(0, (RAM as u64, 32, INDIRECT, 0))],
+        &[(0, (DESCRIPTORS, 32, INDIRECT, 0))],
+    ];
+    for chain in chains {
+        hostile(|guest| {
+            for (index, descriptor) in chain {
+                guest.describe(*index, *descriptor);
+            }
+            guest.make_available(0);
+        });
+    }
+}
+
+#[test]
+fn indirect_table_longer_than_the_queue_needs_a_reset() {
+    hostile(|guest| {
+        let table = BUFFERS + 0x1000;
+        for index in 0u64..200 {
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&BUFFERS.to_le_bytes());
+            bytes[12..14].copy_from_slice(&NEXT.to_le_bytes());
+            bytes[14..].copy_from_slice(&u16::try_from(index + 1).unwrap().to_le_bytes());
+            guest.memory.write_slice(&bytes, GuestAddress(table + 16 * index)).unwrap();
+        }
+        guest.describe(0, (table, 16 * 200, INDIRECT, 0));
+        guest.make_available(0);
+    });
+}
+
+#[test]
+fn heads_and_indices_out_of_bounds_need_a_reset() {
+    hostile(|guest| guest.make_available(QUEUE_SIZE));
+    hostile(|guest| guest.make_available(u16::MAX));
+    hostile(|guest| guest.memory.write_obj(QUEUE_SIZE + 1, GuestAddress(AVAILABLE + 2)).unwrap());
+    hostile(|guest| guest.memory.write_obj(u16::MAX, GuestAddress(AVAILABLE + 2)).unwrap());
+}
+
+#[test]
+fn huge_buffers_are_cut_or_refused_without_harm() {
+    let mut guest = Guest::running(BASIC);
+    guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
+    guest.describe(0, (BUFFERS, 20, NEXT, 1));
+    guest.describe(1, (2 * BUFFERS, u32::MAX - 20, WRITE, 0));
+    guest.make_available(0);
+    guest.kick();
+    assert_eq!(guest.status() & NEEDS_RESET, 0);
+    assert_eq!(guest.last_used(), (0, 4));
+    hostile(|guest| {
+        guest.describe(0, (BUFFERS, u32::MAX, NEXT, 1));
+        guest.describe(1, (BUFFERS, u32::MAX, WRITE, 0));
+        guest.make_available(0);
+    });
+}
+
+#[test]
+fn reset_unmaps_everything() {
+    let mut guest = Guest::running(BASIC);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    assert_eq!(guest.simple(&map(1, 0, 0xfff, 0x8000, 3)), OK);
+    guest.write(STATUS, &[0]);
+    assert!(guest.mapper.is_empty());
+    guest.kick();
+    guest.start(BASIC);
+    assert_eq!(guest.simple(&map(1, 0, 0xfff, 0x8000, 3)), Status::NoEnt as u8);
+}
+
+#[test]
+fn plain_device_offers_no_window() {
+    let guest = Guest::running(BASIC);
+    guest.write(0, &0u32.to_le_bytes());
+    let mut features = [0; 4];
+    guest.function.read_bar(0, 4, &mut features);
+    assert_eq!(u64::from(u32::from_le_bytes(features)), BASIC);
+    assert_eq!(guest.function.bars().len(), 1);
+    assert_eq!(guest.config_u64(40), 0);
+    assert!(guest.handle.set_budget(CHUNK).is_err());
+    assert!(guest.handle.set_threshold(1).is_err());
+    assert_eq!(guest.handle.held_window_bytes(), 0);
+}
+
+#[test]
+fn window_chunk_appears_in_the_region_and_at_its_iova() {
+    let mut guest = Guest::running(BASIC | feature::BOUNCE_WINDOW);
+    assert_eq!([guest.config_u64(40), guest.config_u64(56), guest.config_u64(64)], [APERTURE, CHUNK, 4 * CHUNK]);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    let (used, reply) = guest.send_split(&window_add(1, 3, APERTURE), &[28], &[8, 4]);
+    assert_eq!((used, reply[8]), (12, OK));
+    let offset = u64::from_le_bytes(reply[..8].try_into().unwrap());
+    let seen = guest.slots.at(BAR + offset).unwrap();
+    let (reached, permissions) = guest.mapper.translate(APERTURE).unwrap();
+    assert_eq!(reached, seen.address, "guest and device see different memory");
+    assert_eq!(permissions, Permissions::READ | Permissions::WRITE);
+    assert_eq!(guest.slots.load(BAR + offset), 0);
+    guest.slots.store(BAR + offset, 1);
+    assert_eq!(guest.simple(&window_del(1, APERTURE)), OK);
+    assert!(guest.mapper.is_empty());
+    assert_ne!(guest.slots.load(BAR + offset), 1);
+}
+
+#[test]
+fn window_chunks_never_exceed_the_budget_and_go_with_a_reset() {
+    let mut guest = Guest::running(BASIC | feature::BOUNCE_WINDOW);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    for index in 0..4u64 {
+        let (_, reply) = guest.send(&window_add(1, 3, APERTURE + index * CHUNK), 12);
+        assert_eq!(reply[8], OK);
+        assert!(guest.handle.held_window_bytes() <= 4 * CHUNK);
+    }
+    let (used, reply) = guest.send(&window_add(1, 3, APERTURE + 4 * CHUNK), 12);
+    assert_eq!((used, reply[8]), (12, Status::NoMem as u8));
+    assert_eq!(reply[..8], [0xff; 8]);
+    assert_eq!(guest.mapper.mapped_bytes(), 4 * CHUNK);
+    guest.write(STATUS, &[0]);
+    assert!(guest.mapper.is_empty());
+    assert_eq!(guest.handle.counters().window_bytes, 0);
+    guest.start(BASIC | feature::BOUNCE_WINDOW);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    for index in 0..4u64 {
+        let (_, reply) = guest.send(&window_add(1, 3, APERTURE + index * CHUNK), 12);
+        assert_eq!(reply[8], OK, "memory is on its way back to the host");
+    }
+}
+
+#[test]
+fn driver_without_the_feature_sees_a_standard_device() {
+    let mut guest = Guest::new(true);
+    guest.start(BASIC);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    let (_, reply) = guest.send(&window_add(1, 3, APERTURE), 12);
+    assert_eq!(reply[8], Status::Unsupp as u8);
+    assert_eq!(guest.simple(&map(1, APERTURE, APERTURE + 0xfff, 0x8000, 3)), OK);
+    assert_eq!(guest.handle.held_window_bytes(), 0);
+}
+
+#[test]
+fn changed_budget_is_told_only_to_a_driver_that_uses_windows() {
+    for (features, told) in [(BASIC, 0), (BASIC | feature::BOUNCE_WINDOW, 2)] {
+        let mut guest = Guest::new(true);
+        guest.start(features);
+        let generation = |guest: &Guest| {
+            let mut generation = [0];
+            guest.function.read_bar(0, 21, &mut generation);
+            generation[0]
+        };
+        let before = generation(&guest);
+        guest.handle.set_budget(8 * CHUNK).unwrap();
+        assert_eq!(guest.config_u64(64), 8 * CHUNK);
+        assert_ne!(generation(&guest), before);
+        let mut isr = [0];
+        guest.function.read_bar(0, 0x1000, &mut isr);
+        assert_eq!(isr[0], told);
+        guest.handle.set_threshold(4096).unwrap();
+        assert_eq!(guest.config_u64(72), 4096);
+        guest.function.read_bar(0, 0x1000, &mut isr);
+        assert_eq!(isr[0], told);
+    }
+    let guest = Guest::new(true);
+    assert!(guest.handle.set_budget(9 * CHUNK).is_err(), "beyond the region");
+    assert_eq!(guest.config_u64(64), 4 * CHUNK);
+}
+
+#[test]
+fn configuration_is_read_only() {
+    let guest = Guest::running(BASIC | feature::BOUNCE_WINDOW);
+    let before: Vec<u64> = (0..10).map(|word| guest.config_u64(8 * word)).collect();
+    for word in 0..10 {
+        guest.write(DEVICE_CONFIG + 8 * word, &[0x5a; 8]);
+    }
+    let after: Vec<u64> = (0..10).map(|word| guest.config_u64(8 * word)).collect();
+    assert_eq!(before, after);
+}
+
+#[test]
+fn windows_without_memory_and_memory_without_windows_are_refused() {
+    let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
+    let (msi, slots) = (Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));
+    let mut without_memory = params(&memory, &msi, &slots, true);
+    without_memory.windows = None;
+    assert!(matches!(create(without_memory), Err(IommuError::Engine(_))));
+    let mut without_config = params(&memory, &msi, &slots, true);
+    without_config.engine.window = None;
+    assert!(matches!(create(without_config), Err(IommuError::Engine(_))));
+    let mut odd = params(&memory, &msi, &slots, true);
+    odd.windows.as_mut().unwrap().chunk_size = 3 << 20;
+    assert!(matches!(create(odd), Err(IommuError::Windows(_))));
+}

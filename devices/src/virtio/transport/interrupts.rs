@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 use log::warn;
 
 use crate::pci::{MsixError, MsixTable};
-use crate::virtio::{Interrupt, lock};
+use crate::sync::lock;
+use crate::virtio::Interrupt;
 
 /// The vector number that stands for none (virtio 1.3, section 4.1.5.1.2).
 pub(super) const NO_VECTOR: u16 = 0xffff;

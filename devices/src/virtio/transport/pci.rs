@@ -18,7 +18,8 @@ use super::layout::{
 };
 use crate::pci::{Bar, ConfigSpace, MsixTable, PciDevice};
 use crate::platform::MsiAllocator;
-use crate::virtio::{Activation, Interrupt, VirtioDevice, lock};
+use crate::sync::lock;
+use crate::virtio::{Activation, Interrupt, VirtioDevice};
 
 /// Why a virtio device could not be put on PCI.
 #[derive(Debug, Error)]

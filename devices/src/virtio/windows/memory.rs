@@ -14,7 +14,7 @@ use super::region::Region;
 use super::stash;
 use super::store::WindowStore;
 use crate::platform::MemorySlots;
-use crate::virtio::lock;
+use crate::sync::lock;
 
 /// The smallest chunk: a page.
 const MIN_CHUNK: u64 = 4096;

@@ -8,7 +8,7 @@ use log::warn;
 
 use super::chunk::{Chunk, is_shortage};
 use super::memory::{Shared, State};
-use crate::virtio::lock;
+use crate::sync::lock;
 
 /// Chunks kept ready: a driver that grows its pool asks for a few in a row.
 pub(super) const TARGET: usize = 4;

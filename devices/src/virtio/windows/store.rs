@@ -10,7 +10,7 @@ use vm_memory::VolatileSlice;
 
 use super::chunk::{Chunk, is_shortage};
 use super::memory::{Place, Shared, State};
-use crate::virtio::lock;
+use crate::sync::lock;
 
 /// The engine's side of window memory.
 pub struct WindowStore(Arc<Shared>);

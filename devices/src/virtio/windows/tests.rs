@@ -1,1 +1,233 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Tests of window memory against recorded memory slots.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use iommu_bounce::{ChunkError, ChunkStore};
+
+use super::stash::TARGET;
+use super::{WindowError, WindowMemory, WindowMemoryConfig};
+use crate::virtio::test_support::FakeSlots;
+
+const CHUNK: u64 = 2 << 20;
+const BAR: u64 = 0x80_0000_0000;
+
+fn config(chunks: u64, budget: u64, slots: &Arc<FakeSlots>) -> WindowMemoryConfig {
+    WindowMemoryConfig {
+        region_size: chunks * CHUNK,
+        chunk_size: CHUNK,
+        budget: budget * CHUNK,
+        hugepages: false,
+        slots: slots.clone(),
+    }
+}
+
+fn windows(chunks: u64, budget: u64) -> (Arc<FakeSlots>, WindowMemory) {
+    let slots = Arc::new(FakeSlots::default());
+    let windows = WindowMemory::new(&config(chunks, budget, &slots)).unwrap();
+    windows.moved(BAR).unwrap();
+    (slots, windows)
+}
+
+fn place(index: u32) -> u64 {
+    BAR + u64::from(index) * CHUNK
+}
+
+/// Waits until `held` chunks are held, and says how many are.
+fn settle(windows: &WindowMemory, held: u64) -> u64 {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while windows.held_bytes() != held * CHUNK && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    windows.held_bytes() / CHUNK
+}
+
+#[test]
+fn chunk_cannot_be_backed_before_the_region_has_an_address() {
+    let slots = Arc::new(FakeSlots::default());
+    let windows = WindowMemory::new(&config(4, 4, &slots)).unwrap();
+    assert!(matches!(windows.store().back(), Err(ChunkError::NoResources)));
+    assert_eq!(slots.len(), 0);
+    windows.moved(BAR).unwrap();
+    assert!(windows.store().back().is_ok());
+}
+
+#[test]
+fn backed_chunk_is_zero_and_the_guest_sees_its_memory() {
+    let (slots, windows) = windows(4, 4);
+    let mut store = windows.store();
+    let index = store.back().unwrap();
+    assert_eq!(slots.len(), 1);
+    let memory = store.memory(index).unwrap();
+    assert_eq!(memory.len() as u64, CHUNK);
+    assert_eq!(memory.ptr_guard().as_ptr().addr(), slots.at(place(index)).unwrap().address);
+    let mut bytes = vec![0xffu8; memory.len()];
+    memory.copy_to(&mut bytes);
+    assert!(bytes.iter().all(|byte| *byte == 0));
+    slots.store(place(index) + CHUNK - 1, 7);
+    memory.copy_to(&mut bytes);
+    assert_eq!(bytes.last(), Some(&7));
+}
+
+#[test]
+fn released_chunk_is_out_of_sight_and_zero_when_backed_again() {
+    let (slots, windows) = windows(1, 1);
+    let mut store = windows.store();
+    let index = store.back().unwrap();
+    slots.store(place(index), 0x5a);
+    store.release(index).unwrap();
+    assert_ne!(slots.load(place(index)), 0x5a, "the guest still sees the old bytes");
+    assert!(store.memory(index).is_none());
+    slots.store(place(index), 0x77);
+    let again = store.back().unwrap();
+    assert_eq!(again, index);
+    assert_eq!(slots.load(place(index)), 0, "a write while no chunk was there changed the next one");
+    assert_eq!((slots.len(), slots.removed()), (1, 0), "a slot is made once and stays");
+}
+
+#[test]
+fn released_places_share_the_scratch_chunk() {
+    let (slots, windows) = windows(2, 2);
+    let mut store = windows.store();
+    let (a, b) = (store.back().unwrap(), store.back().unwrap());
+    store.release(a).unwrap();
+    store.release(b).unwrap();
+    slots.store(place(a) + 5, 9);
+    assert_eq!(slots.load(place(b) + 5), 9);
+}
+
+#[test]
+fn unknown_chunk_is_not_released() {
+    let (_, windows) = windows(2, 2);
+    let mut store = windows.store();
+    let index = store.back().unwrap();
+    for wrong in [index + 1, 2, u32::MAX] {
+        assert!(matches!(store.release(wrong), Err(ChunkError::Host(_))));
+        assert!(store.memory(wrong).is_none());
+    }
+    store.release(index).unwrap();
+    assert!(matches!(store.release(index), Err(ChunkError::Host(_))));
+}
+
+#[test]
+fn budget_and_region_bound_what_is_backed() {
+    let (_, windows) = windows(3, 2);
+    let mut store = windows.store();
+    let first = store.back().unwrap();
+    store.back().unwrap();
+    assert!(matches!(store.back(), Err(ChunkError::NoResources)));
+    store.release(first).unwrap();
+    store.back().expect("what was released can be backed again at once");
+    windows.set_budget(9 * CHUNK);
+    store.back().unwrap();
+    assert!(matches!(store.back(), Err(ChunkError::NoResources)), "the region has three places");
+}
+
+#[test]
+fn stash_is_filled_only_while_in_use_and_within_the_budget() {
+    let (_, windows) = windows(8, 3);
+    assert_eq!(windows.held_bytes(), 0);
+    windows.set_in_use(true);
+    assert_eq!(settle(&windows, 3), 3, "the stash takes no more than the budget");
+    let mut store = windows.store();
+    for _ in 0..3 {
+        store.back().unwrap();
+        assert!(windows.held_bytes() <= 3 * CHUNK);
+    }
+    assert!(matches!(store.back(), Err(ChunkError::NoResources)));
+    windows.set_budget(8 * CHUNK);
+    let full = 3 + TARGET as u64;
+    assert_eq!(settle(&windows, full), full);
+    windows.set_in_use(false);
+    assert_eq!(settle(&windows, 3), 3);
+}
+
+#[test]
+fn lowered_budget_gives_the_stash_back_and_leaves_backed_chunks() {
+    let (slots, windows) = windows(8, 8);
+    windows.set_in_use(true);
+    let mut store = windows.store();
+    let index = store.back().unwrap();
+    let full = 1 + TARGET as u64;
+    assert_eq!(settle(&windows, full), full);
+    slots.store(place(index), 3);
+    windows.set_budget(0);
+    assert_eq!(settle(&windows, 1), 1);
+    assert_eq!(slots.load(place(index)), 3);
+    assert!(matches!(store.back(), Err(ChunkError::NoResources)));
+    store.release(index).unwrap();
+    assert_eq!(settle(&windows, 0), 0);
+}
+
+#[test]
+fn failed_slot_changes_nothing() {
+    let (slots, windows) = windows(1, 1);
+    let mut store = windows.store();
+    slots.fail.store(true, Ordering::SeqCst);
+    assert!(matches!(store.back(), Err(ChunkError::Host(_))));
+    assert_eq!((slots.len(), settle(&windows, 0)), (0, 0));
+    assert_eq!(store.back().unwrap(), 0);
+    assert_eq!(slots.len(), 1);
+}
+
+#[test]
+fn moved_region_takes_backed_chunks_along() {
+    let (slots, windows) = windows(4, 4);
+    let mut store = windows.store();
+    let (kept, gone) = (store.back().unwrap(), store.back().unwrap());
+    slots.store(place(kept), 0x11);
+    store.release(gone).unwrap();
+    windows.moved(BAR).unwrap();
+    assert_eq!(slots.removed(), 0, "the same address is no move");
+    windows.moved(BAR / 2).unwrap();
+    assert_eq!((slots.len(), slots.removed()), (2, 2));
+    assert_eq!(slots.load(BAR / 2 + u64::from(kept) * CHUNK), 0x11);
+    assert!(slots.at(place(kept)).is_none());
+}
+
+#[test]
+fn all_slots_go_with_the_window_memory() {
+    let (slots, windows) = windows(4, 4);
+    let mut store = windows.store();
+    store.back().unwrap();
+    store.back().unwrap();
+    drop(windows);
+    assert_eq!(slots.len(), 2, "the engine's store still holds the region");
+    drop(store);
+    assert_eq!(slots.len(), 0);
+}
+
+#[test]
+fn impossible_sizes_are_refused() {
+    let slots = Arc::new(FakeSlots::default());
+    let good = config(4, 4, &slots);
+    let new = |change: fn(&mut WindowMemoryConfig)| {
+        let mut config = good.clone();
+        change(&mut config);
+        WindowMemory::new(&config).err()
+    };
+    assert!(matches!(new(|c| c.chunk_size = 3 << 20), Some(WindowError::ChunkSize(_))));
+    assert!(matches!(new(|c| c.chunk_size = 2048), Some(WindowError::ChunkSize(2048))));
+    assert!(matches!(new(|c| c.chunk_size = 0), Some(WindowError::ChunkSize(0))));
+    assert!(matches!(new(|c| c.region_size = 0), Some(WindowError::RegionSize { .. })));
+    assert!(matches!(new(|c| c.region_size += 4096), Some(WindowError::RegionSize { .. })));
+    assert!(matches!(new(|c| c.region_size = u64::MAX), Some(WindowError::RegionSize { .. })));
+    let small_huge = |c: &mut WindowMemoryConfig| (c.chunk_size, c.hugepages) = (1 << 20, true);
+    assert!(matches!(new(small_huge), Some(WindowError::HugePages(_))));
+}
+
+#[test]
+fn hosts_without_huge_pages_have_no_resources() {
+    let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    if free.is_ok_and(|free| free.trim() != "0") {
+        return;
+    }
+    let slots = Arc::new(FakeSlots::default());
+    let windows = WindowMemory::new(&WindowMemoryConfig { hugepages: true, ..config(4, 4, &slots) }).unwrap();
+    windows.moved(BAR).unwrap();
+    assert!(windows.store().back().is_err());
+    assert_eq!((windows.held_bytes(), slots.len()), (0, 0));
+}

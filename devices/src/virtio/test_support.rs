@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A platform for the tests of virtio devices: interrupt vectors and memory slots that record what is done with them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use vm_memory::VolatileSlice;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
+use crate::sync::lock;
+
+/// Vectors that count how often each was raised.
+pub(super) struct FakeVectors {
+    raised: Vec<AtomicU32>,
+}
+
+impl FakeVectors {
+    /// How often `vector` was raised.
+    pub(super) fn raised(&self, vector: u16) -> u32 {
+        self.raised[usize::from(vector)].load(Ordering::SeqCst)
+    }
+}
+
+impl MsiVectors for FakeVectors {
+    fn count(&self) -> u16 {
+        u16::try_from(self.raised.len()).unwrap()
+    }
+    fn event(&self, _: u16) -> Option<&EventFd> {
+        None
+    }
+    fn route(&self, _: u16, _: Option<MsiMessage>) -> io::Result<()> {
+        Ok(())
+    }
+    fn trigger(&self, vector: u16) -> io::Result<()> {
+        self.raised[usize::from(vector)].fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// Hands out [`FakeVectors`] and keeps the last ones.
+#[derive(Default)]
+pub(super) struct FakeMsi(Mutex<Option<Arc<FakeVectors>>>);
+
+impl FakeMsi {
+    /// The vectors that were handed out.
+    pub(super) fn vectors(&self) -> Arc<FakeVectors> {
+        lock(&self.0).clone().expect("a device was made")
+    }
+}
+
+impl MsiAllocator for FakeMsi {
+    fn allocate(&self, count: u16) -> io::Result<Arc<dyn MsiVectors>> {
+        let vectors = Arc::new(FakeVectors { raised: (0..count).map(|_| AtomicU32::new(0)).collect() });
+        *lock(&self.0) = Some(vectors.clone());
+        Ok(vectors)
+    }
+}
+
+/// Memory slots: what the guest would see.
+#[derive(Default)]
+pub(super) struct FakeSlots {
+    slots: Mutex<BTreeMap<u32, (u64, HostRange)>>,
+    next: AtomicU32,
+    /// The next insert fails.
+    pub(super) fail: AtomicBool,
+    removed: AtomicU32,
+}
+
+impl FakeSlots {
+    /// How many slots there are.
+    pub(super) fn len(&self) -> usize {
+        lock(&self.slots).len()
+    }
+
+    /// How many slots were taken away.
+    pub(super) fn removed(&self) -> u32 {
+        self.removed.load(Ordering::SeqCst)
+    }
+
+    /// The memory that the guest sees at `gpa`.
+    pub(super) fn at(&self, gpa: u64) -> Option<HostRange> {
+        lock(&self.slots).values().find(|(base, host)| (*base..base + host.len as u64).contains(&gpa)).map(
+            |(base, host)| {
+                let offset = usize::try_from(gpa - base).unwrap();
+                HostRange { address: host.address + offset, len: host.len - offset }
+            },
+        )
+    }
+
+    /// Reads a byte as the guest would.
+    pub(super) fn load(&self, gpa: u64) -> u8 {
+        self.slice(gpa).load_byte()
+    }
+
+    /// Writes a byte as the guest would.
+    pub(super) fn store(&self, gpa: u64, value: u8) {
+        self.slice(gpa).copy_from(&[value]);
+    }
+
+    fn slice(&self, gpa: u64) -> VolatileSlice<'_> {
+        let host = self.at(gpa).expect("the guest has memory there");
+        // SAFETY: Whoever inserted the slot promised that the range stays mapped until the slot is removed.
+        unsafe { VolatileSlice::new(std::ptr::with_exposed_provenance_mut(host.address), host.len) }
+    }
+}
+
+trait LoadByte {
+    fn load_byte(&self) -> u8;
+}
+
+impl LoadByte for VolatileSlice<'_> {
+    fn load_byte(&self) -> u8 {
+        let mut byte = [0u8];
+        self.copy_to(&mut byte);
+        byte[0]
+    }
+}
+
+impl MemorySlots for FakeSlots {
+    unsafe fn insert(&self, gpa: u64, host: HostRange, read_only: bool) -> io::Result<u32> {
+        assert!(!read_only);
+        if self.fail.swap(false, Ordering::SeqCst) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        let mut slots = lock(&self.slots);
+        let end = gpa + host.len as u64;
+        assert!(slots.values().all(|(base, other)| end <= *base || base + other.len as u64 <= gpa), "slots overlap");
+        let slot = self.next.fetch_add(1, Ordering::SeqCst);
+        slots.insert(slot, (gpa, host));
+        Ok(slot)
+    }
+
+    fn remove(&self, slot: u32) -> io::Result<()> {
+        assert!(lock(&self.slots).remove(&slot).is_some(), "no slot {slot}");
+        self.removed.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
