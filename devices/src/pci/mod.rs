@@ -14,6 +14,8 @@ mod msix;
 pub mod regs;
 mod root;
 mod split;
+#[cfg(test)]
+mod tests;
 
 pub use address::PciAddress;
 pub use bar::{Bar, BarKind};

@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The root bus with functions on it, through the ways that a guest has.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use super::{
+    Bar, BarKind, BarWindows, ConfigPorts, ConfigSpace, Ecam, Identity, PciAddress, PciDevice, PciError, PciRoot, regs,
+};
+use crate::platform::{AddressSpace, BusDevice, Space};
+
+const MEM32: u64 = 0xc000_0000;
+const MEM64: u64 = 0x40_0000_0000;
+
+/// What the guest's address spaces hold.
+#[derive(Default)]
+struct Map(Mutex<Vec<(Space, u64, u64, Arc<dyn BusDevice>)>>);
+
+impl Map {
+    fn ranges(&self) -> Vec<(u64, u64)> {
+        let mut ranges: Vec<_> = self.0.lock().unwrap().iter().map(|(_, base, len, _)| (*base, *len)).collect();
+        ranges.sort_unstable();
+        ranges
+    }
+
+    fn at(&self, address: u64) -> Option<(u64, Arc<dyn BusDevice>)> {
+        let map = self.0.lock().unwrap();
+        let holds = |base: u64, len: u64| address.checked_sub(base).is_some_and(|at| at < len);
+        map.iter().find(|(_, base, len, _)| holds(*base, *len)).map(|(_, base, _, d)| (address - base, d.clone()))
+    }
+
+    fn read(&self, address: u64) -> u8 {
+        let mut byte = [0xff];
+        if let Some((offset, device)) = self.at(address) {
+            device.read(offset, &mut byte);
+        }
+        byte[0]
+    }
+}
+
+impl AddressSpace for Map {
+    fn insert(&self, space: Space, base: u64, len: u64, device: Arc<dyn BusDevice>) -> io::Result<()> {
+        let mut map = self.0.lock().unwrap();
+        let overlaps = |(s, b, l, _): &(Space, u64, u64, _)| *s == space && *b < base + len && base < *b + *l;
+        if map.iter().any(overlaps) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        map.push((space, base, len, device));
+        Ok(())
+    }
+    fn remove(&self, space: Space, base: u64) {
+        self.0.lock().unwrap().retain(|(s, b, _, _)| (*s, *b) != (space, base));
+    }
+}
+
+/// A function whose BARs read as its tag, and which records where they were moved to.
+struct Function {
+    tag: u8,
+    config: Mutex<ConfigSpace>,
+    moves: Mutex<Vec<(u8, Option<u64>)>>,
+    stubborn: bool,
+}
+
+impl Function {
+    fn new(tag: u8, bars: &[Bar]) -> Arc<Self> {
+        Arc::new(Self::unshared(tag, bars))
+    }
+
+    fn unshared(tag: u8, bars: &[Bar]) -> Self {
+        let id = u16::from(tag);
+        let identity =
+            Identity { vendor: 0x1af4, device: id, subsystem_vendor: 0, subsystem: 0, class: 0xff_0000, revision: tag };
+        let mut config = ConfigSpace::new(identity);
+        for bar in bars {
+            config.add_bar(*bar);
+        }
+        Self { tag, config: Mutex::new(config), moves: Mutex::default(), stubborn: false }
+    }
+
+    fn moves(&self) -> Vec<(u8, Option<u64>)> {
+        std::mem::take(&mut self.moves.lock().unwrap())
+    }
+}
+
+impl PciDevice for Function {
+    fn id(&self) -> &str {
+        "function"
+    }
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        self.config.lock().unwrap().read(offset, data);
+    }
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        self.config.lock().unwrap().write(offset, data);
+    }
+    fn bars(&self) -> Vec<Bar> {
+        self.config.lock().unwrap().bars().to_vec()
+    }
+    fn assign_bar(&self, index: u8, address: u64) {
+        self.config.lock().unwrap().assign_bar(index, address);
+    }
+    fn bar_address(&self, index: u8) -> Option<u64> {
+        self.config.lock().unwrap().bar_address(index)
+    }
+    fn bar_moved(&self, index: u8, address: u64) -> io::Result<()> {
+        self.moves.lock().unwrap().push((index, Some(address)));
+        Ok(())
+    }
+    fn bar_released(&self, index: u8) -> io::Result<()> {
+        if self.stubborn {
+            return Err(io::ErrorKind::Other.into());
+        }
+        self.moves.lock().unwrap().push((index, None));
+        Ok(())
+    }
+    fn read_bar(&self, _: u8, offset: u64, data: &mut [u8]) {
+        data.fill(self.tag + offset.to_le_bytes()[0]);
+    }
+    fn write_bar(&self, _: u8, _: u64, _: &[u8]) {}
+    fn reset(&self) -> io::Result<()> {
+        self.config.lock().unwrap().write(regs::COMMAND, &[0, 0]);
+        Ok(())
+    }
+}
+
+const SMALL: Bar = Bar { index: 0, kind: BarKind::Memory32 { prefetchable: false }, size: 0x1000 };
+const LARGE: Bar = Bar { index: 2, kind: BarKind::Memory64 { prefetchable: true }, size: 0x10_0000 };
+const PORTS: Bar = Bar { index: 4, kind: BarKind::Io, size: 0x20 };
+
+struct Machine {
+    map: Arc<Map>,
+    root: Arc<PciRoot>,
+    ecam: Ecam,
+}
+
+fn machine() -> Machine {
+    let map = Arc::new(Map::default());
+    let windows =
+        BarWindows { io: 0xc000..=0xffff, mem32: MEM32..=MEM32 + 0x3f_ffff, mem64: MEM64..=MEM64 + 0xfff_ffff };
+    let root = Arc::new(PciRoot::new(map.clone(), windows).unwrap());
+    Machine { map, ecam: Ecam::new(root.clone()), root }
+}
+
+impl Machine {
+    fn add(&self, device: u8, function: &Arc<Function>) {
+        self.root.add(PciAddress::on_root_bus(device), function.clone()).unwrap();
+    }
+    fn write(&self, device: u64, offset: u16, data: &[u8]) {
+        self.ecam.write(device << 15 | u64::from(offset), data);
+    }
+    fn read(&self, device: u64, offset: u16) -> u32 {
+        let mut data = [0; 4];
+        self.ecam.read(device << 15 | u64::from(offset), &mut data);
+        u32::from_le_bytes(data)
+    }
+    fn decode(&self, device: u64, on: bool) {
+        self.write(device, regs::COMMAND, &[if on { 3 } else { 0 }, 0]);
+    }
+    fn set_bar(&self, device: u64, index: u16, address: u64) {
+        self.write(device, regs::BAR0 + 4 * index, &u32::try_from(address & 0xffff_ffff).unwrap().to_le_bytes());
+        if address >> 32 != 0 {
+            self.write(device, regs::BAR0 + 4 * index + 4, &u32::try_from(address >> 32).unwrap().to_le_bytes());
+        }
+    }
+}
+
+#[test]
+fn ecam_decodes_device_function_and_register() {
+    let m = machine();
+    m.add(5, &Function::new(7, &[]));
+    m.add(31, &Function::new(9, &[]));
+    assert_eq!(m.read(0, 0) & 0xffff, 0x1b36);
+    assert_eq!(m.read(0, regs::REVISION) >> 8, 0x06_0000);
+    assert_eq!(m.read(5, 0), 0x0007_1af4);
+    assert_eq!(m.read(31, 0), 0x0009_1af4);
+    assert_eq!(m.read(6, 0), u32::MAX);
+    let mut data = [0; 4];
+    m.ecam.read(5 << 15 | 1 << 12, &mut data);
+    assert_eq!(data, [0xff; 4], "function 1");
+    m.ecam.read(5 << 15 | 0xffe, &mut data);
+    assert_eq!(data, [0, 0, 0xff, 0xff], "beyond the function");
+    data = [0xab; 4];
+    m.ecam.read(Ecam::SIZE, &mut data);
+    m.ecam.read(u64::MAX, &mut data);
+    m.ecam.write(Ecam::SIZE, &data);
+    assert_eq!(data, [0xab; 4], "beyond the bus");
+}
+
+#[test]
+fn ports_reach_the_first_256_bytes() {
+    let m = machine();
+    m.add(5, &Function::new(7, &[]));
+    let ports = ConfigPorts::new(m.root.clone());
+    let read = |offset, len: usize| {
+        let mut data = vec![0xff; len];
+        ports.read(offset, &mut data);
+        data
+    };
+    assert_eq!(read(4, 4), [0xff; 4]);
+    ports.write(0, &0x8000_2800u32.to_le_bytes());
+    assert_eq!(read(0, 4), 0x8000_2800u32.to_le_bytes());
+    assert_eq!(read(4, 4), [0xf4, 0x1a, 7, 0]);
+    assert_eq!(read(6, 2), [7, 0]);
+    assert_eq!(read(5, 1), [0x1a]);
+    assert_eq!(read(7, 4), [0, 0xff, 0xff, 0xff]);
+    ports.write(0, &[0]);
+    ports.write(2, &[0, 0]);
+    assert_eq!(read(0, 4), 0x8000_2800u32.to_le_bytes(), "only whole writes reach the address port");
+    ports.write(0, &0x8000_283cu32.to_le_bytes());
+    ports.write(4, &[9]);
+    assert_eq!(m.read(5, 0x3c) & 0xff, 9);
+    for address in [0x0000_2800u32, 0x8001_2800, 0x8000_2900, 0x8000_3000] {
+        ports.write(0, &address.to_le_bytes());
+        assert_eq!(read(4, 4), [0xff; 4], "{address:#x}");
+    }
+}
+
+#[test]
+fn bars_are_assigned_aligned_and_claimed_when_decoded() {
+    let m = machine();
+    let function = Function::new(7, &[SMALL, LARGE, PORTS]);
+    m.add(5, &function);
+    assert!(m.map.ranges().is_empty());
+    m.decode(5, true);
+    assert_eq!(m.map.ranges(), [(0xc000, 0x20), (MEM32, 0x1000), (MEM64, 0x10_0000)]);
+    assert_eq!(m.map.read(MEM64 + 3), 10);
+    m.decode(5, false);
+    assert_eq!(m.map.read(MEM64 + 3), 0xff);
+}
+
+#[test]
+fn sizing_moves_nothing() {
+    let m = machine();
+    let function = Function::new(7, &[SMALL, LARGE]);
+    m.add(5, &function);
+    m.decode(5, true);
+    function.moves();
+    m.decode(5, false);
+    let old = m.read(5, regs::BAR0);
+    m.write(5, regs::BAR0, &[0xff; 4]);
+    assert_eq!(m.read(5, regs::BAR0), 0xffff_f000);
+    m.write(5, regs::BAR0, &old.to_le_bytes());
+    m.decode(5, true);
+    assert_eq!(m.map.ranges(), [(MEM32, 0x1000), (MEM64, 0x10_0000)]);
+    assert_eq!(function.moves(), [(2, Some(MEM64)), (0, Some(MEM32))], "same places, which is no move");
+}
+
+#[test]
+fn bar_follows_the_guest_within_the_windows() {
+    let m = machine();
+    let function = Function::new(7, &[LARGE]);
+    m.add(5, &function);
+    m.decode(5, true);
+    function.moves();
+    m.set_bar(5, 2, MEM64 + 0x20_0000);
+    assert_eq!(m.map.ranges(), [(MEM64 + 0x20_0000, 0x10_0000)]);
+    // A 64-bit BAR may lie low, too; the high half is written last.
+    m.decode(5, false);
+    m.write(5, regs::BAR0 + 8, &u32::try_from(MEM32).unwrap().to_le_bytes());
+    m.write(5, regs::BAR0 + 12, &[0; 4]);
+    m.decode(5, true);
+    assert_eq!(m.map.ranges(), [(MEM32, 0x10_0000)]);
+    assert_eq!(function.moves(), [(2, Some(MEM64 + 0x20_0000)), (2, Some(MEM32))]);
+}
+
+#[test]
+fn forbidden_place_is_refused() {
+    let m = machine();
+    let function = Function::new(7, &[SMALL, PORTS]);
+    let other = Function::new(8, &[SMALL]);
+    m.add(5, &function);
+    m.add(6, &other);
+    m.decode(5, true);
+    m.decode(6, true);
+    function.moves();
+    let before = m.map.ranges();
+    for address in [0, 0x10_0000, MEM32 - 0x1000, MEM32 + 0x40_0000, 0xfee0_0000, 0xffff_f000, MEM32 + 0x1000] {
+        m.set_bar(5, 0, address);
+        assert_eq!(m.map.ranges(), before, "{address:#x}");
+        assert_eq!(m.map.read(MEM32), 7, "it stays where it was");
+    }
+    m.set_bar(5, 4, 0xcf8);
+    assert_eq!(m.map.ranges(), before);
+    assert_eq!(function.moves(), []);
+    m.set_bar(5, 0, MEM32 + 0x8000);
+    assert_eq!(function.moves(), [(0, Some(MEM32 + 0x8000))]);
+}
+
+#[test]
+fn place_of_a_bar_that_is_off_can_be_had() {
+    let m = machine();
+    let (one, two) = (Function::new(1, &[SMALL]), Function::new(2, &[SMALL]));
+    m.add(5, &one);
+    m.add(6, &two);
+    for device in [5, 6] {
+        m.decode(device, true);
+        m.decode(device, false);
+    }
+    (one.moves(), two.moves());
+    // The guest swaps the two.
+    m.set_bar(5, 0, MEM32 + 0x1000);
+    m.set_bar(6, 0, MEM32);
+    m.decode(5, true);
+    assert_eq!((one.moves(), two.moves()), (vec![(0, Some(MEM32 + 0x1000))], vec![(0, None)]));
+    m.decode(6, true);
+    assert_eq!(two.moves(), [(0, Some(MEM32))]);
+    assert_eq!((m.map.read(MEM32), m.map.read(MEM32 + 0x1000)), (2, 1));
+}
+
+#[test]
+fn function_that_cannot_leave_keeps_its_place() {
+    let m = machine();
+    let one = Function::new(1, &[SMALL]);
+    let two = Arc::new(Function { stubborn: true, ..Function::unshared(2, &[SMALL]) });
+    m.add(5, &one);
+    m.add(6, &two);
+    m.decode(6, true);
+    m.decode(6, false);
+    m.decode(5, true);
+    m.set_bar(5, 0, MEM32 + 0x1000);
+    assert_eq!(m.map.read(MEM32), 1);
+    m.decode(6, true);
+    assert_eq!(m.map.read(MEM32 + 0x1000), 2);
+}
+
+#[test]
+fn reset_sends_bars_home() {
+    let m = machine();
+    let function = Function::new(7, &[SMALL]);
+    m.add(5, &function);
+    m.decode(5, true);
+    m.set_bar(5, 0, MEM32 + 0x9000);
+    m.root.reset().unwrap();
+    assert_eq!(m.map.read(MEM32 + 0x9000), 0xff);
+    m.decode(5, true);
+    assert_eq!(m.map.ranges(), [(MEM32, 0x1000)]);
+}
+
+#[test]
+fn impossible_additions_are_refused() {
+    let m = machine();
+    let add = |address, bars: &[Bar]| m.root.add(address, Function::new(1, bars)).unwrap_err();
+    let place = PciAddress::on_root_bus;
+    assert!(matches!(add(place(0), &[]), PciError::Occupied { .. }));
+    assert!(matches!(add(place(32), &[]), PciError::NoSuchPlace(_)));
+    assert!(matches!(add(PciAddress { function: 1, ..place(3) }, &[]), PciError::NoSuchPlace(_)));
+    let huge = Bar { size: 1 << 40, ..LARGE };
+    assert!(matches!(add(place(3), &[huge]), PciError::NoSpace { .. }));
+    assert_eq!(m.root.free_address(), Some(place(1)));
+    let windows = BarWindows { io: 1..=0, mem32: 0..=1, mem64: 0..=1 };
+    assert!(matches!(PciRoot::new(Arc::new(Map::default()), windows), Err(PciError::Window { .. })));
+}
+
+mod hostile {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Whatever the guest writes, every claim lies in its window, and none overlaps another (the map would refuse).
+        #[test]
+        fn claims_stay_in_their_windows(writes in prop::collection::vec((5u64..8, 0u16..0x30, any::<u32>(), 0usize..9), 0..80)) {
+            let m = machine();
+            for device in 5..8 {
+                m.add(device, &Function::new(device, &[SMALL, LARGE, PORTS]));
+            }
+            for (device, offset, value, len) in writes {
+                let mut data = value.to_le_bytes().to_vec();
+                // Half of the addresses lie near the windows, else all would be refused.
+                if value & 1 == 0 { data[3] = 0xc0; }
+                data.extend([0x40, 0, 0, 0]);
+                m.write(device, offset, &data[..len.min(8)]);
+                for (base, size) in m.map.ranges() {
+                    let inside = [(0xc000, 0xffff), (MEM32, MEM32 + 0x3f_ffff), (MEM64, MEM64 + 0xfff_ffff)];
+                    prop_assert!(inside.iter().any(|(first, last)| *first <= base && base + size - 1 <= *last));
+                }
+            }
+        }
+    }
+}
