@@ -13,9 +13,11 @@ use crate::platform::{AddressSpace, BusDevice, Space};
 const MEM32: u64 = 0xc000_0000;
 const MEM64: u64 = 0x40_0000_0000;
 
-/// What the guest's address spaces hold.
+type Entry = (Space, u64, u64, Arc<dyn BusDevice>);
+
+/// What the guest's address spaces hold: space, base, length, device.
 #[derive(Default)]
-struct Map(Mutex<Vec<(Space, u64, u64, Arc<dyn BusDevice>)>>);
+struct Map(Mutex<Vec<Entry>>);
 
 impl Map {
     fn ranges(&self) -> Vec<(u64, u64)> {
@@ -296,7 +298,8 @@ fn place_of_a_bar_that_is_off_can_be_had() {
         m.decode(device, true);
         m.decode(device, false);
     }
-    (one.moves(), two.moves());
+    one.moves();
+    two.moves();
     // The guest swaps the two.
     m.set_bar(5, 0, MEM32 + 0x1000);
     m.set_bar(6, 0, MEM32);
@@ -347,7 +350,7 @@ fn impossible_additions_are_refused() {
     let huge = Bar { size: 1 << 40, ..LARGE };
     assert!(matches!(add(place(3), &[huge]), PciError::NoSpace { .. }));
     assert_eq!(m.root.free_address(), Some(place(1)));
-    let windows = BarWindows { io: 1..=0, mem32: 0..=1, mem64: 0..=1 };
+    let windows = BarWindows { io: 0..=1, mem32: 0..=u64::MAX, mem64: 0..=1 };
     assert!(matches!(PciRoot::new(Arc::new(Map::default()), windows), Err(PciError::Window { .. })));
 }
 

@@ -42,6 +42,7 @@ pub(super) fn pieces(size: u64, mappable: &[(u64, u64)], trapped: &[Range<u64>])
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "a list of one piece is meant")]
 mod tests {
     use proptest::prelude::*;
 

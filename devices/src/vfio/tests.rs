@@ -183,7 +183,7 @@ fn capability_that_cannot_be_is_hidden_with_its_body() {
 #[test]
 fn extended_list_leads_around_what_is_hidden() {
     let host = nvme();
-    let header = |id: u32, next: u32| (id | 1 << 16 | next << 20).to_le_bytes();
+    let header = |id: u32, next: u32| (id | (1 << 16) | (next << 20)).to_le_bytes();
     host.set(0x100, &header(0x10, 0x140));
     host.set(0x140, &header(0x01, 0x200));
     host.set(0x200, &header(0x0f, 0x240));
@@ -378,7 +378,7 @@ mod hostile {
             for (at, value, width) in writes {
                 let len = 1 << width;
                 m.device.write_config(at * 4, &value.to_le_bytes()[..len]);
-                m.device.write_bar(0, u64::from(at) * 16 & !3, &value.to_le_bytes()[..len]);
+                m.device.write_bar(0, (u64::from(at) * 16) & !3, &value.to_le_bytes()[..len]);
             }
             walk(&m.device);
             walk_extended(&m.device);
