@@ -117,3 +117,46 @@ pub(crate) fn broken(queue: u16) -> impl Fn(&'static str) -> DeviceError {
 pub(crate) fn ring_error(queue: u16) -> impl Fn(virtio_queue::Error) -> DeviceError {
     move |source| DeviceError::Ring { queue, source }
 }
+
+#[cfg(test)]
+mod tests {
+    use virtio_queue::mock::MockSplitQueue;
+    use vm_memory::Address;
+
+    use super::*;
+
+    /// A queue of 4 with `used` elements used.
+    fn queue(memory: &GuestMemoryMmap, event_idx: bool, used: u16) -> Queue {
+        let mock = MockSplitQueue::create(memory, GuestAddress(0x1000), 4);
+        let mut queue: Queue = mock.create_queue().unwrap();
+        queue.set_event_idx(event_idx);
+        for head in 0..used {
+            queue.add_used(memory, head, 0).unwrap();
+        }
+        queue
+    }
+
+    fn memory() -> GuestMemoryMmap {
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap()
+    }
+
+    #[test]
+    fn flag_in_the_available_ring_suppresses_interrupts() {
+        let memory = memory();
+        let mut queue = queue(&memory, false, 1);
+        assert!(wants_interrupt(&mut queue, &memory).unwrap());
+        memory.write_obj(1u16, GuestAddress(queue.avail_ring())).unwrap();
+        assert!(!wants_interrupt(&mut queue, &memory).unwrap());
+    }
+
+    #[test]
+    fn used_event_says_when_to_interrupt() {
+        let memory = memory();
+        for (used_event, wanted) in [(0u16, true), (1, true), (2, false), (7, false)] {
+            let mut queue = queue(&memory, true, 2);
+            let event = GuestAddress(queue.avail_ring()).unchecked_add(4 + 2 * 4);
+            memory.write_obj(used_event, event).unwrap();
+            assert_eq!(wants_interrupt(&mut queue, &memory).unwrap(), wanted, "used_event {used_event}");
+        }
+    }
+}

@@ -3,14 +3,17 @@
 //! Tests of the whole device: a driver in guest memory, the PCI function, the engine, window memory, a mapper that
 //! records.
 
+mod hostile;
+mod windows;
+
 use std::sync::Arc;
 
 use iommu_bounce::spec::{Status, feature};
-use iommu_bounce::test_utils::{MapperProbe, RecordingMapper, attach, map, probe, unmap, window_add, window_del};
+use iommu_bounce::test_utils::{MapperProbe, RecordingMapper, attach, map, probe, unmap};
 use iommu_bounce::{EngineConfig, Permissions, WindowConfig};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::{IommuError, IommuHandle, IommuParams, WindowRegion, create};
+use super::{IommuHandle, IommuParams, WindowRegion, create};
 use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
 use crate::virtio::VirtioPciDevice;
@@ -305,99 +308,6 @@ fn interrupt_comes_only_if_the_driver_wants_it() {
     assert_eq!(vectors.raised(1), 1, "nothing was used");
 }
 
-/// A queue that no driver may make.
-fn hostile(describe: impl Fn(&mut Guest)) {
-    let mut guest = Guest::running(BASIC);
-    guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
-    describe(&mut guest);
-    guest.kick();
-    assert_ne!(guest.status() & NEEDS_RESET, 0);
-    guest.kick();
-    guest.write(STATUS, &[0]);
-    assert_eq!(guest.status(), 0);
-    guest.start(BASIC);
-    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK, "a reset mends it");
-}
-
-#[test]
-fn buffers_outside_memory_need_a_reset() {
-    for address in [RAM as u64, RAM as u64 - 1, u64::MAX, u64::MAX - 19, 1 << 63] {
-        hostile(|guest| {
-            guest.describe(0, (address, 20, NEXT, 1));
-            guest.describe(1, (BUFFERS + 0x100, 4, WRITE, 0));
-            guest.make_available(0);
-        });
-        hostile(|guest| {
-            guest.describe(0, (BUFFERS, 20, NEXT, 1));
-            guest.describe(1, (address, 4, WRITE, 0));
-            guest.make_available(0);
-        });
-    }
-}
-
-#[test]
-fn broken_chains_need_a_reset() {
-    let chains: [&[(u16, Descriptor)]; 6] = [
-        // A loop of one, a loop of two, a link out of the table, a readable buffer behind a writable one.
-        &[(0, (BUFFERS, 4, NEXT, 0))],
-        &[(0, (BUFFERS, 4, NEXT, 1)), (1, (BUFFERS, 4, WRITE | NEXT, 0))],
-        &[(0, (BUFFERS, 20, NEXT, QUEUE_SIZE))],
-        &[(0, (BUFFERS, 4, WRITE | NEXT, 1)), (1, (BUFFERS, 20, 0, 0))],
-        // Indirect tables: outside memory, and within themselves.
-        &[(0, (RAM as u64, 32, INDIRECT, 0))],
-        &[(0, (DESCRIPTORS, 32, INDIRECT, 0))],
-    ];
-    for chain in chains {
-        hostile(|guest| {
-            for (index, descriptor) in chain {
-                guest.describe(*index, *descriptor);
-            }
-            guest.make_available(0);
-        });
-    }
-}
-
-#[test]
-fn indirect_table_longer_than_the_queue_needs_a_reset() {
-    hostile(|guest| {
-        let table = BUFFERS + 0x1000;
-        for index in 0u64..200 {
-            let mut bytes = [0; 16];
-            bytes[..8].copy_from_slice(&BUFFERS.to_le_bytes());
-            bytes[12..14].copy_from_slice(&NEXT.to_le_bytes());
-            bytes[14..].copy_from_slice(&u16::try_from(index + 1).unwrap().to_le_bytes());
-            guest.memory.write_slice(&bytes, GuestAddress(table + 16 * index)).unwrap();
-        }
-        guest.describe(0, (table, 16 * 200, INDIRECT, 0));
-        guest.make_available(0);
-    });
-}
-
-#[test]
-fn heads_and_indices_out_of_bounds_need_a_reset() {
-    hostile(|guest| guest.make_available(QUEUE_SIZE));
-    hostile(|guest| guest.make_available(u16::MAX));
-    hostile(|guest| guest.memory.write_obj(QUEUE_SIZE + 1, GuestAddress(AVAILABLE + 2)).unwrap());
-    hostile(|guest| guest.memory.write_obj(u16::MAX, GuestAddress(AVAILABLE + 2)).unwrap());
-}
-
-#[test]
-fn huge_buffers_are_cut_or_refused_without_harm() {
-    let mut guest = Guest::running(BASIC);
-    guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
-    guest.describe(0, (BUFFERS, 20, NEXT, 1));
-    guest.describe(1, (2 * BUFFERS, u32::MAX - 20, WRITE, 0));
-    guest.make_available(0);
-    guest.kick();
-    assert_eq!(guest.status() & NEEDS_RESET, 0);
-    assert_eq!(guest.last_used(), (0, 4));
-    hostile(|guest| {
-        guest.describe(0, (BUFFERS, u32::MAX, NEXT, 1));
-        guest.describe(1, (BUFFERS, u32::MAX, WRITE, 0));
-        guest.make_available(0);
-    });
-}
-
 #[test]
 fn reset_unmaps_everything() {
     let mut guest = Guest::running(BASIC);
@@ -422,111 +332,4 @@ fn plain_device_offers_no_window() {
     assert!(guest.handle.set_budget(CHUNK).is_err());
     assert!(guest.handle.set_threshold(1).is_err());
     assert_eq!(guest.handle.held_window_bytes(), 0);
-}
-
-#[test]
-fn window_chunk_appears_in_the_region_and_at_its_iova() {
-    let mut guest = Guest::running(BASIC | feature::BOUNCE_WINDOW);
-    assert_eq!([guest.config_u64(40), guest.config_u64(56), guest.config_u64(64)], [APERTURE, CHUNK, 4 * CHUNK]);
-    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
-    let (used, reply) = guest.send_split(&window_add(1, 3, APERTURE), &[28], &[8, 4]);
-    assert_eq!((used, reply[8]), (12, OK));
-    let offset = u64::from_le_bytes(reply[..8].try_into().unwrap());
-    let seen = guest.slots.at(BAR + offset).unwrap();
-    let (reached, permissions) = guest.mapper.translate(APERTURE).unwrap();
-    assert_eq!(reached, seen.address, "guest and device see different memory");
-    assert_eq!(permissions, Permissions::READ | Permissions::WRITE);
-    assert_eq!(guest.slots.load(BAR + offset), 0);
-    guest.slots.store(BAR + offset, 1);
-    assert_eq!(guest.simple(&window_del(1, APERTURE)), OK);
-    assert!(guest.mapper.is_empty());
-    assert_ne!(guest.slots.load(BAR + offset), 1);
-}
-
-#[test]
-fn window_chunks_never_exceed_the_budget_and_go_with_a_reset() {
-    let mut guest = Guest::running(BASIC | feature::BOUNCE_WINDOW);
-    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
-    for index in 0..4u64 {
-        let (_, reply) = guest.send(&window_add(1, 3, APERTURE + index * CHUNK), 12);
-        assert_eq!(reply[8], OK);
-        assert!(guest.handle.held_window_bytes() <= 4 * CHUNK);
-    }
-    let (used, reply) = guest.send(&window_add(1, 3, APERTURE + 4 * CHUNK), 12);
-    assert_eq!((used, reply[8]), (12, Status::NoMem as u8));
-    assert_eq!(reply[..8], [0xff; 8]);
-    assert_eq!(guest.mapper.mapped_bytes(), 4 * CHUNK);
-    guest.write(STATUS, &[0]);
-    assert!(guest.mapper.is_empty());
-    assert_eq!(guest.handle.counters().window_bytes, 0);
-    guest.start(BASIC | feature::BOUNCE_WINDOW);
-    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
-    for index in 0..4u64 {
-        let (_, reply) = guest.send(&window_add(1, 3, APERTURE + index * CHUNK), 12);
-        assert_eq!(reply[8], OK, "memory is on its way back to the host");
-    }
-}
-
-#[test]
-fn driver_without_the_feature_sees_a_standard_device() {
-    let mut guest = Guest::new(true);
-    guest.start(BASIC);
-    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
-    let (_, reply) = guest.send(&window_add(1, 3, APERTURE), 12);
-    assert_eq!(reply[8], Status::Unsupp as u8);
-    assert_eq!(guest.simple(&map(1, APERTURE, APERTURE + 0xfff, 0x8000, 3)), OK);
-    assert_eq!(guest.handle.held_window_bytes(), 0);
-}
-
-#[test]
-fn changed_budget_is_told_only_to_a_driver_that_uses_windows() {
-    for (features, told) in [(BASIC, 0), (BASIC | feature::BOUNCE_WINDOW, 2)] {
-        let mut guest = Guest::new(true);
-        guest.start(features);
-        let generation = |guest: &Guest| {
-            let mut generation = [0];
-            guest.function.read_bar(0, 21, &mut generation);
-            generation[0]
-        };
-        let before = generation(&guest);
-        guest.handle.set_budget(8 * CHUNK).unwrap();
-        assert_eq!(guest.config_u64(64), 8 * CHUNK);
-        assert_ne!(generation(&guest), before);
-        let mut isr = [0];
-        guest.function.read_bar(0, 0x1000, &mut isr);
-        assert_eq!(isr[0], told);
-        guest.handle.set_threshold(4096).unwrap();
-        assert_eq!(guest.config_u64(72), 4096);
-        guest.function.read_bar(0, 0x1000, &mut isr);
-        assert_eq!(isr[0], told);
-    }
-    let guest = Guest::new(true);
-    assert!(guest.handle.set_budget(9 * CHUNK).is_err(), "beyond the region");
-    assert_eq!(guest.config_u64(64), 4 * CHUNK);
-}
-
-#[test]
-fn configuration_is_read_only() {
-    let guest = Guest::running(BASIC | feature::BOUNCE_WINDOW);
-    let before: Vec<u64> = (0..10).map(|word| guest.config_u64(8 * word)).collect();
-    for word in 0..10 {
-        guest.write(DEVICE_CONFIG + 8 * word, &[0x5a; 8]);
-    }
-    let after: Vec<u64> = (0..10).map(|word| guest.config_u64(8 * word)).collect();
-    assert_eq!(before, after);
-}
-
-#[test]
-fn windows_without_memory_and_memory_without_windows_are_refused() {
-    let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
-    let (msi, slots) = (Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));
-    let mut without_memory = params(&memory, &msi, &slots, true);
-    without_memory.windows = None;
-    assert!(matches!(create(without_memory), Err(IommuError::Engine(_))));
-    let mut without_config = params(&memory, &msi, &slots, true);
-    without_config.engine.window = None;
-    assert!(matches!(create(without_config), Err(IommuError::Engine(_))));
-    let mut odd = params(&memory, &msi, &slots, true);
-    odd.windows.as_mut().unwrap().chunk_size = 3 << 20;
-    assert!(matches!(create(odd), Err(IommuError::Windows(_))));
 }

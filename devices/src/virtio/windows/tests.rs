@@ -2,6 +2,7 @@
 
 //! Tests of window memory against recorded memory slots.
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -97,6 +98,40 @@ fn released_places_share_the_scratch_chunk() {
     store.release(b).unwrap();
     slots.store(place(a) + 5, 9);
     assert_eq!(slots.load(place(b) + 5), 9);
+}
+
+/// Inodes of the files that are mapped in `len` bytes at `address` of this process.
+fn mapped_inodes(address: usize, len: usize) -> Vec<u64> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let inside = maps.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace();
+        let (start, _) = fields.next()?.split_once('-')?;
+        let start = usize::from_str_radix(start, 16).ok()?;
+        let inode = fields.nth(3)?.parse().ok()?;
+        (address..address + len).contains(&start).then_some(inode)
+    });
+    inside.collect()
+}
+
+/// Whether this process has a descriptor of the file with this inode.
+fn is_open(inode: u64) -> bool {
+    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
+    descriptors.flatten().any(|entry| std::fs::metadata(entry.path()).is_ok_and(|file| file.ino() == inode))
+}
+
+#[test]
+fn released_chunk_gives_its_memory_back() {
+    let (slots, windows) = windows(1, 1);
+    let mut store = windows.store();
+    let index = store.back().unwrap();
+    let host = slots.at(place(index)).unwrap();
+    let [inode] = mapped_inodes(host.address, host.len)[..] else { panic!("a chunk is one mapping") };
+    assert!(is_open(inode));
+    store.release(index).unwrap();
+    assert_eq!(settle(&windows, 0), 0);
+    assert!(!is_open(inode), "the file is still open");
+    let scratch = mapped_inodes(host.address, host.len);
+    assert!(scratch.len() == 1 && scratch[0] != inode, "the file is still mapped");
 }
 
 #[test]
