@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! VFIO passthrough with real devices: an NVMe drive and QEMU's `edu`, whose DMA engine the test steers.
+//!
+//! They run where `CAROM_NVME` and `CAROM_EDU` name such devices bound to vfio-pci, as in the rig:
+//! `scripts/rig -- <this test's executable> --ignored --test-threads=1`.
+
+#![expect(clippy::unwrap_used, reason = "a test ends there")]
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use devices::pci::{PciDevice, regs};
+use devices::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
+use devices::vfio::{VfioMapper, VfioPciDevice, VfioPciError, map_guest_ram, open_container};
+use iommu_bounce::{DmaMapper, MapError, Permissions, UnmapError};
+use vfio_ioctls::VfioContainer;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+const PAGE: u64 = 4096;
+
+fn sysfs(variable: &str) -> PathBuf {
+    let name = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} names no device"));
+    Path::new("/sys/bus/pci/devices").join(name)
+}
+
+struct Vectors(Vec<EventFd>);
+
+impl MsiVectors for Vectors {
+    fn count(&self) -> u16 {
+        u16::try_from(self.0.len()).unwrap()
+    }
+    fn event(&self, vector: u16) -> Option<&EventFd> {
+        self.0.get(usize::from(vector))
+    }
+    fn route(&self, _: u16, _: Option<MsiMessage>) -> io::Result<()> {
+        Ok(())
+    }
+    fn trigger(&self, _: u16) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Platform {
+    vectors: Mutex<Vec<Arc<Vectors>>>,
+    slots: Mutex<Vec<(u64, HostRange)>>,
+}
+
+impl MsiAllocator for Platform {
+    fn allocate(&self, count: u16) -> io::Result<Arc<dyn MsiVectors>> {
+        let vectors = Arc::new(Vectors((0..count).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect()));
+        self.vectors.lock().unwrap().push(vectors.clone());
+        Ok(vectors)
+    }
+}
+
+impl MemorySlots for Platform {
+    unsafe fn insert(&self, gpa: u64, host: HostRange, _: bool) -> io::Result<u32> {
+        let mut slots = self.slots.lock().unwrap();
+        slots.push((gpa, host));
+        Ok(u32::try_from(slots.len() - 1).unwrap())
+    }
+    fn remove(&self, _: u32) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Device {
+    platform: Arc<Platform>,
+    device: VfioPciDevice,
+    container: Arc<VfioContainer>,
+}
+
+fn open(variable: &str) -> Device {
+    let platform = Arc::new(Platform::default());
+    let container = open_container(None).unwrap();
+    let device =
+        VfioPciDevice::open("vfio0", &sysfs(variable), container.clone(), platform.clone(), platform.clone()).unwrap();
+    Device { platform, device, container }
+}
+
+impl Device {
+    fn config(&self, offset: u16) -> u32 {
+        let mut data = [0; 4];
+        self.device.read_config(offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+    fn command(&self, command: u16) {
+        self.device.write_config(regs::COMMAND, &command.to_le_bytes());
+    }
+    fn capability(&self, id: u8) -> Option<u16> {
+        let mut at = self.config(regs::CAPABILITIES) & 0xff;
+        while at != 0 {
+            let [found, next, ..] = self.config(u16::try_from(at).unwrap()).to_le_bytes();
+            if found == id {
+                return Some(u16::try_from(at).unwrap());
+            }
+            at = next.into();
+        }
+        None
+    }
+    fn register(&self, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        self.device.read_bar(0, offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+    fn set_register(&self, offset: u64, value: u32) {
+        self.device.write_bar(0, offset, &value.to_le_bytes());
+    }
+}
+
+/// The `edu` device: its DMA engine copies between an IOVA and a buffer of one page in the device.
+struct Edu(Device);
+
+impl Edu {
+    const BUFFER: u32 = 0x4_0000;
+
+    fn open() -> Self {
+        let edu = Self(open("CAROM_EDU"));
+        edu.0.command(regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER);
+        edu
+    }
+
+    /// Copies half a page from `iova` into the device, or back. (QEMU 7.2 ends when a copy reaches the buffer's end.)
+    fn copy(&self, iova: u32, into_device: bool) {
+        let (from, to) = if into_device { (iova, Self::BUFFER) } else { (Self::BUFFER, iova) };
+        for (register, value) in [(0x80, from), (0x84, 0), (0x88, to), (0x8c, 0), (0x90, 2048), (0x94, 0)] {
+            self.0.set_register(register, value);
+        }
+        self.0.set_register(0x98, if into_device { 1 } else { 3 });
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.0.register(0x98) & 1 != 0 {
+            assert!(Instant::now() < end, "edu does not finish");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Four pages of memory; page n holds the byte n + 1.
+fn memory() -> GuestMemoryMmap {
+    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4 * 4096)]).unwrap();
+    for page in 0..4 {
+        memory.write_slice(&[page + 1; 4096], GuestAddress(u64::from(page) * PAGE)).unwrap();
+    }
+    memory
+}
+
+/// The half of a page that the device copies.
+fn page(memory: &GuestMemoryMmap, number: u64) -> Vec<u8> {
+    let mut data = vec![0; 2048];
+    memory.read_slice(&mut data, GuestAddress(number * PAGE)).unwrap();
+    data
+}
+
+fn map(
+    mapper: &mut VfioMapper,
+    memory: &GuestMemoryMmap,
+    iova: u64,
+    number: u64,
+    permissions: Permissions,
+) -> Result<(), MapError> {
+    mapper.map(iova, memory.get_slice(GuestAddress(number * PAGE), 4096).unwrap(), permissions)
+}
+
+#[test]
+#[ignore = "needs an NVMe drive bound to vfio-pci: CAROM_NVME"]
+fn nvme_shows_itself_and_its_registers() {
+    let nvme = open("CAROM_NVME");
+    assert_eq!(nvme.config(regs::REVISION) >> 8, 0x01_0802, "class code of NVMe");
+    assert_eq!(nvme.config(regs::INTERRUPT_LINE) >> 8 & 0xff, 0, "no INTx");
+    assert!(nvme.capability(regs::CAP_MSIX).is_some());
+    assert_eq!(nvme.config(regs::BAR0) & !0xf, 0, "the host's address is hidden");
+    let bar = nvme.device.bars()[0];
+    nvme.device.assign_bar(0, 0x40_0000_0000);
+    nvme.command(regs::COMMAND_MEMORY);
+    assert_eq!(nvme.device.bar_address(0), Some(0x40_0000_0000));
+    // Version register, by an access that traps and through the memory slot.
+    let version = nvme.register(8);
+    assert!((0x1_0000..0x3_0000).contains(&version), "NVMe version {version:#x}");
+    nvme.device.bar_moved(0, 0x40_0000_0000).unwrap();
+    let slots = nvme.platform.slots.lock().unwrap().clone();
+    assert!(!slots.is_empty());
+    assert!(slots.iter().map(|(_, host)| host.len as u64).sum::<u64>() < bar.size, "the table's page traps");
+    let (_, host) = slots.iter().find(|(gpa, _)| *gpa == 0x40_0000_0000).unwrap();
+    // SAFETY: The device keeps the range mapped; it is a register that reads have no effect on.
+    let seen = unsafe { std::ptr::read_volatile((host.address + 8) as *const u32) };
+    assert_eq!(seen, version);
+    // The guest's decoding goes off; the slot stays and must not fault.
+    nvme.command(0);
+    // SAFETY: As above.
+    let seen = unsafe { std::ptr::read_volatile((host.address + 8) as *const u32) };
+    assert_eq!(seen, version);
+    let pm = nvme.capability(regs::CAP_PM).unwrap();
+    nvme.device.write_config(pm + 4, &[3, 0]);
+    // SAFETY: As above; the guest has put the device to sleep.
+    let seen = unsafe { std::ptr::read_volatile((host.address + 8) as *const u32) };
+    assert_eq!(seen, version);
+    nvme.device.reset().unwrap();
+    assert_eq!(nvme.register(8), version);
+}
+
+#[test]
+#[ignore = "needs an NVMe drive bound to vfio-pci: CAROM_NVME"]
+fn msix_can_be_turned_on_and_off() {
+    let nvme = open("CAROM_NVME");
+    let control = nvme.capability(regs::CAP_MSIX).unwrap() + 2;
+    for _ in 0..2 {
+        nvme.device.write_config(control, &[0, 0xc0]);
+        nvme.device.write_config(control, &[0, 0x80]);
+        let interrupts = std::fs::read_to_string("/proc/interrupts").unwrap();
+        assert!(interrupts.contains("vfio-msix[0]"), "the host delivers:\n{interrupts}");
+        nvme.device.write_config(control, &[0, 0]);
+        assert!(!std::fs::read_to_string("/proc/interrupts").unwrap().contains("vfio-msix"));
+    }
+}
+
+#[test]
+#[ignore = "needs QEMU's edu device bound to vfio-pci: CAROM_EDU"]
+fn msi_reaches_its_event() {
+    let edu = Edu::open();
+    let msi = edu.0.capability(regs::CAP_MSI).unwrap();
+    edu.0.device.write_config(msi + 2, &[1, 0]);
+    edu.0.set_register(0x60, 1);
+    let vectors = edu.0.platform.vectors.lock().unwrap()[0].clone();
+    let end = Instant::now() + Duration::from_secs(10);
+    while vectors.0[0].read().is_err() {
+        assert!(Instant::now() < end, "no interrupt");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    edu.0.set_register(0x64, 1);
+    edu.0.device.write_config(msi + 2, &[0, 0]);
+    edu.0.set_register(0x60, 1);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(vectors.0[0].read().is_err(), "interrupt after MSI was turned off");
+}
+
+#[test]
+#[ignore = "needs QEMU's edu device bound to vfio-pci: CAROM_EDU"]
+fn dma_reaches_what_is_mapped_as_it_is_mapped() {
+    let edu = Edu::open();
+    let memory = memory();
+    let mut mapper = VfioMapper::new(edu.0.container.clone(), memory.clone()).unwrap();
+    let limits = mapper.limits();
+    println!("{limits:x?}");
+    assert_ne!(limits.page_size_mask & PAGE, 0);
+    assert!(!limits.iova_ranges.iter().any(|range| range.contains(&0xfee0_0000)), "the MSI window is reserved");
+    let both = Permissions::READ | Permissions::WRITE;
+    map(&mut mapper, &memory, 0x10_0000, 0, both).unwrap();
+    map(&mut mapper, &memory, 0x10_1000, 1, Permissions::READ).unwrap();
+    map(&mut mapper, &memory, 0x10_2000, 2, Permissions::WRITE).unwrap();
+    // Page 0 to page 2.
+    edu.copy(0x10_0000, true);
+    edu.copy(0x10_2000, false);
+    assert_eq!(page(&memory, 2), [1; 2048]);
+    // Page 1 can be read, not written.
+    edu.copy(0x10_1000, true);
+    edu.copy(0x10_0000, false);
+    assert_eq!(page(&memory, 0), [2; 2048]);
+    memory.write_slice(&[9; 4096], GuestAddress(0)).unwrap();
+    edu.copy(0x10_0000, true);
+    edu.copy(0x10_1000, false);
+    assert_eq!(page(&memory, 1), [2; 2048], "written in spite of READ alone");
+    // What was never mapped, and what is no longer.
+    edu.copy(0x10_3000, false);
+    assert_eq!(page(&memory, 3), [4; 2048]);
+    mapper.unmap(0x10_2000, PAGE).unwrap();
+    edu.copy(0x10_2000, false);
+    assert_eq!(page(&memory, 2), [1; 2048], "written after unmap");
+    // Without bus mastering there is no DMA.
+    edu.0.command(regs::COMMAND_MEMORY);
+    memory.write_slice(&[7; 4096], GuestAddress(0)).unwrap();
+    edu.copy(0x10_0000, false);
+    assert_eq!(page(&memory, 0), [7; 2048], "written without bus mastering");
+}
+
+#[test]
+#[ignore = "needs QEMU's edu device bound to vfio-pci: CAROM_EDU"]
+fn unmap_takes_whole_mappings_only() {
+    let edu = Edu::open();
+    let memory = memory();
+    let mut mapper = VfioMapper::new(edu.0.container.clone(), memory.clone()).unwrap();
+    let slice = memory.get_slice(GuestAddress(0), 8192).unwrap();
+    mapper.map(0x10_0000, slice, Permissions::READ).unwrap();
+    map(&mut mapper, &memory, 0x10_2000, 2, Permissions::READ).unwrap();
+    assert!(matches!(map(&mut mapper, &memory, 0x10_1000, 3, Permissions::READ), Err(MapError::Exists)));
+    assert!(matches!(mapper.unmap(0x10_0000, PAGE), Err(UnmapError::NotMapped)));
+    assert!(matches!(mapper.unmap(0x20_0000, PAGE), Err(UnmapError::NotMapped)));
+    mapper.unmap(0x10_0000, 3 * PAGE).unwrap();
+    assert!(matches!(mapper.map(0x10_0001, slice, Permissions::READ), Err(MapError::Host(_))));
+}
+
+#[test]
+#[ignore = "needs QEMU's edu device bound to vfio-pci, and root: CAROM_EDU"]
+fn limit_on_mappings_is_no_resources() {
+    let parameter = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
+    let before = std::fs::read_to_string(parameter).unwrap();
+    std::fs::write(parameter, "2").unwrap();
+    let edu = Edu::open();
+    std::fs::write(parameter, before.trim()).unwrap();
+    let memory = memory();
+    let mut mapper = VfioMapper::new(edu.0.container.clone(), memory.clone()).unwrap();
+    assert_eq!(mapper.limits().max_mappings, Some(2));
+    for number in 0..2 {
+        map(&mut mapper, &memory, 0x10_0000 + number * PAGE, number, Permissions::READ).unwrap();
+    }
+    let third = map(&mut mapper, &memory, 0x20_0000, 2, Permissions::READ);
+    assert!(matches!(third, Err(MapError::NoResources)));
+    mapper.unmap(0x10_0000, PAGE).unwrap();
+    map(&mut mapper, &memory, 0x20_0000, 2, Permissions::READ).unwrap();
+}
+
+#[test]
+#[ignore = "needs QEMU's edu device bound to vfio-pci: CAROM_EDU"]
+fn guest_ram_is_mapped_at_itself_until_the_mapping_goes() {
+    let edu = Edu::open();
+    let memory = memory();
+    let mapping = map_guest_ram(&edu.0.container, &memory).unwrap();
+    edu.copy(0, true);
+    edu.copy(0x3000, false);
+    assert_eq!(page(&memory, 3), [1; 2048]);
+    drop(mapping);
+    edu.copy(0x2000, false);
+    assert_eq!(page(&memory, 2), [3; 2048]);
+}
+
+#[test]
+#[ignore = "needs QEMU's edu device bound to vfio-pci: CAROM_EDU"]
+fn second_user_of_a_device_is_told_that_it_is_busy() {
+    let edu = Edu::open();
+    let platform = Arc::new(Platform::default());
+    let other = open_container(None).unwrap();
+    let error = VfioPciDevice::open("vfio1", &sysfs("CAROM_EDU"), other, platform.clone(), platform).err().unwrap();
+    assert!(matches!(error, VfioPciError::Busy { .. }) && error.is_user_error(), "{error}");
+    drop(edu);
+    Edu::open();
+}
