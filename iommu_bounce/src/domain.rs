@@ -42,9 +42,9 @@ pub(crate) struct Domain {
 pub(crate) enum Cover {
     /// No mapping.
     Nothing,
-    /// One mapping, which starts where the range does.
-    One,
-    /// Several mappings, all of them whole.
+    /// One mapping, which starts where the range does and ends at this IOVA: what a driver asks for as a rule.
+    One(u64),
+    /// Any number of mappings, all of them whole.
     Whole,
     /// Part of a mapping.
     Split,
@@ -65,11 +65,11 @@ impl Domain {
         if mapping.last < start {
             return Cover::Nothing;
         }
-        if mapping.last > last || first < start {
+        if mapping.last > last {
             return Cover::Split;
         }
         if first == start {
-            return Cover::One;
+            return Cover::One(mapping.last);
         }
         let below = self.mappings.range(..start).next_back();
         match below {
@@ -104,6 +104,12 @@ impl Domain {
 
     /// Forgets the mappings in `[start, last]`, whole ones all. Returns how many there were.
     pub(crate) fn forget(&mut self, start: u64, last: u64) -> u64 {
-        self.mappings.extract_if(start..=last, |_, _| true).fold(0, |count, _| count + 1)
+        match self.mappings.remove(&start) {
+            Some(mapping) if mapping.last == last => 1,
+            first => {
+                let rest = self.mappings.extract_if(start..=last, |_, _| true);
+                rest.count() as u64 + u64::from(first.is_some())
+            }
+        }
     }
 }

@@ -49,3 +49,54 @@ fn merge_closest(properties: &mut Vec<ReservedMemory>) -> bool {
     properties.remove(place + 1);
     true
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MSI: RangeInclusive<u64> = 0x500..=0x5ff;
+
+    fn ranges(
+        usable: &[RangeInclusive<u64>],
+        aperture: Option<RangeInclusive<u64>>,
+        room: usize,
+    ) -> Vec<(u64, u64, bool)> {
+        reserved(&(0x100..=0xfff), usable, &MSI, aperture.as_ref(), room)
+            .into_iter()
+            .map(|memory| (memory.start, memory.last, memory.msi))
+            .collect()
+    }
+
+    #[test]
+    fn aperture_joins_the_hole_beside_it() {
+        let usable = [0x200..=0x4ff, 0x600..=0xfff];
+        let found = ranges(&usable, Some(0x200..=0x2ff), 21);
+        assert_eq!(found, [(0x100, 0x2ff, false), (0x500, 0x5ff, true)]);
+    }
+
+    #[test]
+    fn hole_around_the_msi_window_is_parted_by_it() {
+        let found = ranges(&[0x100..=0x3ff, 0x700..=0xfff], None, 21);
+        let expected = [(0x400, 0x4ff, false), (0x500, 0x5ff, true), (0x600, 0x6ff, false)];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn closest_ranges_become_one_first_but_not_across_the_msi_window() {
+        // Holes at 100, 300, 380 and 610: the closest two are 300 and 380; 380 and 610 have the MSI window between.
+        let usable = [0x110..=0x2ff, 0x310..=0x37f, 0x390..=0x4ff, 0x600..=0x60f, 0x620..=0xfff];
+        assert_eq!(ranges(&usable, None, 21).len(), 5);
+        let msi = (0x500, 0x5ff, true);
+        let last = (0x610, 0x61f, false);
+        let four = [(0x100, 0x10f, false), (0x300, 0x38f, false), msi, last];
+        assert_eq!(ranges(&usable, None, 4), four);
+        assert_eq!(ranges(&usable, None, 3), [(0x100, 0x38f, false), msi, last]);
+    }
+
+    #[test]
+    fn all_addresses_have_no_overflow() {
+        let found = reserved(&(0..=u64::MAX), &[0x1000..=0x1fff], &MSI, None, 21);
+        assert_eq!(found.len(), 4);
+        assert_eq!(found[3].last, u64::MAX);
+    }
+}

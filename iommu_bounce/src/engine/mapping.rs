@@ -100,7 +100,10 @@ impl Engine {
         match domain.cover(start, last) {
             Cover::Split => return Err(Status::Range),
             Cover::Nothing => {}
-            Cover::One | Cover::Whole => {
+            Cover::One(end) => {
+                unmap_run(&mut self.endpoints, domain, (start, end), ram, counters)?;
+            }
+            Cover::Whole => {
                 while let Some(run) = domain.run(start, last) {
                     unmap_run(&mut self.endpoints, domain, run, ram, counters)?;
                 }

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Random sequences of requests, as bytes, against a simple model of the device and a host that may fail.
+
+mod model;
+mod ops;
+mod rig;
+
+use iommu_bounce::spec::Status;
+use proptest::prelude::*;
+
+use crate::ops::{HostFailure, Op, any_op, map_failure, unmap_failure};
+use crate::rig::Rig;
+
+/// Sends each request, and checks after each that engine, model and host agree.
+fn agree(ops: &[(Option<HostFailure>, Op)]) {
+    let mut rig = Rig::new();
+    for (failure, op) in ops {
+        if let Some(failure) = failure {
+            rig.inject(failure);
+        }
+        let failures = rig.host_failures();
+        let budget_before = rig.engine.counters().window_bytes;
+        let status = rig.perform(op);
+        let host_failed = rig.host_failures() != failures;
+        let mut expected = rig.model.clone();
+        let predicted = expected.apply(op);
+        if predicted == Some(Status::Ok as u8) && host_failed {
+            let failed = [Status::NoMem as u8, Status::DevErr as u8];
+            assert!(failed.contains(&status.expect("it was answered")), "{op:?}");
+            expected = rig.model.clone();
+        } else {
+            assert_eq!(status, predicted, "{op:?}");
+        }
+        rig.model = expected;
+        rig.heal();
+        rig.check_state();
+        rig.check_budget(budget_before);
+    }
+    rig.engine.reset();
+    rig.check_empty();
+}
+
+/// Sends each request to a host that may fail at anything, undoing included. What is left is checked by the host itself,
+/// which panics when a promise to it is broken; the figures must agree with it, and nothing must stay when it is well.
+fn survive(ops: &[(Option<HostFailure>, Op)]) {
+    let mut rig = Rig::new();
+    for (failure, op) in ops {
+        if let Some(failure) = failure {
+            rig.inject(failure);
+        }
+        let before = rig.engine.counters().window_bytes;
+        rig.perform(op);
+        rig.check_counters();
+        rig.check_budget(before);
+    }
+    rig.heal();
+    rig.engine.reset();
+    rig.engine.reset();
+    rig.check_empty();
+}
+
+/// Enough cases for rare meetings of failures; `PROPTEST_CASES` sets another number.
+fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig { cases: default.cases.max(1000), failure_persistence: None, ..default }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn engine_model_and_host_agree(
+        ops in prop::collection::vec((prop::option::weighted(0.2, map_failure()), any_op()), 1..80),
+    ) {
+        agree(&ops);
+    }
+
+    #[test]
+    fn nothing_outlives_a_host_that_fails_to_undo(
+        ops in prop::collection::vec((prop::option::weighted(0.4, unmap_failure()), any_op()), 1..80),
+    ) {
+        survive(&ops);
+    }
+
+    #[test]
+    fn any_bytes_are_answered_within_the_reply(
+        requests in prop::collection::vec(
+            (prop::collection::vec(any::<u8>(), 0..90), 0usize..600),
+            1..40,
+        ),
+    ) {
+        let mut rig = Rig::new();
+        for (bytes, room) in requests {
+            let mut reply = vec![0x5a; room];
+            let used = rig.engine.handle(&bytes, &mut reply);
+            prop_assert!(used <= room && used <= iommu_bounce::MAX_REPLY);
+            prop_assert!(reply[used..].iter().all(|byte| *byte == 0x5a));
+            prop_assert!(used == 0 || used >= 4);
+        }
+        rig.engine.reset();
+        rig.check_empty();
+    }
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What the device should do, told as simply as possible: lists, and no host.
+
+use std::collections::BTreeMap;
+
+use iommu_bounce::spec::{Status, feature};
+
+use crate::ops::{Map, Op};
+use crate::rig::{APERTURE, APERTURE_CHUNKS, CHUNK, FIRST_IOVA, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Domain {
+    /// First IOVA, last IOVA, gpa, flags.
+    pub(crate) mappings: Vec<(u64, u64, u64, u32)>,
+    /// IOVA and flags.
+    pub(crate) chunks: Vec<(u64, u32)>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    pub(crate) features: u64,
+    /// Which domain each endpoint is in.
+    pub(crate) attached: BTreeMap<u32, u32>,
+    pub(crate) domains: BTreeMap<u32, Domain>,
+    pub(crate) budget: u64,
+    /// Chunks that the store lost.
+    pub(crate) lost: u64,
+}
+
+type Outcome = Result<(), Status>;
+
+fn in_aperture(start: u64, last: u64) -> bool {
+    (0..APERTURE_CHUNKS * CHUNK / PAGE)
+        .map(|page| APERTURE + page * PAGE)
+        .any(|page| start < page + PAGE && last >= page)
+}
+
+impl Model {
+    pub(crate) fn chunks(&self) -> u64 {
+        let chunks = self.domains.values().map(|domain| domain.chunks.len());
+        chunks.sum::<usize>() as u64 + self.lost
+    }
+
+    pub(crate) fn mappings(&self) -> usize {
+        let mappings = self.domains.values().map(|domain| domain.mappings.len());
+        mappings.sum()
+    }
+
+    fn has(&self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
+
+    /// What the device answers on a host that does not fail; `None` for what is no request.
+    pub(crate) fn apply(&mut self, op: &Op) -> Option<u8> {
+        let outcome = match op {
+            Op::Attach { endpoint, domain } => self.attach(*endpoint, *domain),
+            Op::Detach { endpoint, domain } => self.detach(*endpoint, *domain),
+            Op::Map(map) => self.map(map),
+            Op::Unmap { domain, start, pages } => {
+                let start = FIRST_IOVA + start * PAGE;
+                self.unmap(*domain, start, start + pages * PAGE - 1)
+            }
+            Op::Probe { endpoint } if *endpoint > 3 => Err(Status::NoEnt),
+            Op::Probe { .. } => Ok(()),
+            Op::WindowAdd { domain, page, flags } => self.add(*domain, FIRST_IOVA + page * PAGE, *flags),
+            Op::WindowDel { domain, page } => self.del(*domain, FIRST_IOVA + page * PAGE),
+            Op::Truncated { op, len } => {
+                let whole = op.request()?.len();
+                if 1 + len.index(whole - 1) == whole {
+                    return self.apply(op);
+                }
+                Err(Status::Inval)
+            }
+            Op::Reset { features } => {
+                self.attached.clear();
+                self.domains.clear();
+                self.features = *features;
+                return None;
+            }
+            Op::SetBudget { chunks } => {
+                self.budget = chunks * CHUNK;
+                return None;
+            }
+        };
+        Some(outcome.err().unwrap_or(Status::Ok) as u8)
+    }
+
+    fn end_empty_domains(&mut self) {
+        let attached = &self.attached;
+        self.domains.retain(|domain, _| attached.values().any(|of| of == domain));
+    }
+
+    fn attach(&mut self, endpoint: u32, domain: u32) -> Outcome {
+        if endpoint > 3 {
+            return Err(Status::NoEnt);
+        }
+        if !(1..=4).contains(&domain) {
+            return Err(Status::Range);
+        }
+        let mut after = self.clone();
+        after.attached.insert(endpoint, domain);
+        after.domains.entry(domain).or_default();
+        after.end_empty_domains();
+        if after.domains.len() > MAX_DOMAINS {
+            return Err(Status::NoMem);
+        }
+        *self = after;
+        Ok(())
+    }
+
+    fn detach(&mut self, endpoint: u32, domain: u32) -> Outcome {
+        if endpoint > 3 {
+            return Err(Status::NoEnt);
+        }
+        if self.attached.get(&endpoint) != Some(&domain) {
+            return Err(Status::Inval);
+        }
+        self.attached.remove(&endpoint);
+        self.end_empty_domains();
+        Ok(())
+    }
+
+    fn map(&mut self, map: &Map) -> Outcome {
+        let (start, last, gpa) = map.bytes();
+        let touches_window = self.has(feature::BOUNCE_WINDOW) && in_aperture(start, last);
+        let total = self.mappings();
+        if !self.has(feature::MAP_UNMAP) {
+            return Err(Status::Unsupp);
+        }
+        if !(1..=3).contains(&map.flags) {
+            return Err(Status::Inval);
+        }
+        if touches_window || start % PAGE != 0 || (last + 1) % PAGE != 0 || gpa % PAGE != 0 {
+            return Err(Status::Range);
+        }
+        let domain = self.domains.get_mut(&map.domain).ok_or(Status::NoEnt)?;
+        let overlaps = |(from, to, ..): &(u64, u64, u64, u32)| *from <= last && start <= *to;
+        if domain.mappings.iter().any(overlaps) {
+            return Err(Status::Inval);
+        }
+        if total >= MAX_MAPPINGS {
+            return Err(Status::NoMem);
+        }
+        if map.gpa_page + map.pages > RAM_PAGES {
+            return Err(Status::Inval);
+        }
+        domain.mappings.push((start, last, gpa, map.flags));
+        Ok(())
+    }
+
+    fn unmap(&mut self, domain: u32, start: u64, last: u64) -> Outcome {
+        if !self.has(feature::MAP_UNMAP) {
+            return Err(Status::Unsupp);
+        }
+        if self.has(feature::BOUNCE_WINDOW) && in_aperture(start, last) {
+            return Err(Status::Range);
+        }
+        let domain = self.domains.get_mut(&domain).ok_or(Status::NoEnt)?;
+        let touched = |m: &(u64, u64, u64, u32)| m.0 <= last && start <= m.1;
+        let whole = |m: &(u64, u64, u64, u32)| start <= m.0 && m.1 <= last;
+        if domain.mappings.iter().any(|m| touched(m) && !whole(m)) {
+            return Err(Status::Range);
+        }
+        domain.mappings.retain(|m| !touched(m));
+        Ok(())
+    }
+
+    fn check_chunk(&self, iova: u64) -> Outcome {
+        let mut places = (0..APERTURE_CHUNKS).map(|n| APERTURE + n * CHUNK);
+        if places.any(|place| place == iova) { Ok(()) } else { Err(Status::Range) }
+    }
+
+    fn add(&mut self, domain: u32, iova: u64, flags: u32) -> Outcome {
+        if !self.has(feature::BOUNCE_WINDOW) {
+            return Err(Status::Unsupp);
+        }
+        if !(1..=3).contains(&flags) {
+            return Err(Status::Inval);
+        }
+        self.check_chunk(iova)?;
+        let full = (self.chunks() + 1) * CHUNK > self.budget;
+        let domain = self.domains.get_mut(&domain).ok_or(Status::NoEnt)?;
+        if domain.chunks.iter().any(|(place, _)| *place == iova) {
+            return Err(Status::Inval);
+        }
+        if full {
+            return Err(Status::NoMem);
+        }
+        domain.chunks.push((iova, flags));
+        Ok(())
+    }
+
+    fn del(&mut self, domain: u32, iova: u64) -> Outcome {
+        if !self.has(feature::BOUNCE_WINDOW) {
+            return Err(Status::Unsupp);
+        }
+        self.check_chunk(iova)?;
+        let domain = self.domains.get_mut(&domain).ok_or(Status::NoEnt)?;
+        let place = domain.chunks.iter().position(|(place, _)| *place == iova);
+        domain.chunks.remove(place.ok_or(Status::NoEnt)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What happens to a device: requests and the host's failures.
+
+use iommu_bounce::test_utils as encode;
+use proptest::prelude::*;
+
+use crate::rig::{CHUNK, FIRST_IOVA, PAGE};
+
+/// A request, or another event. Addresses are in pages from [`FIRST_IOVA`], so that most of them meet.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Attach { endpoint: u32, domain: u32 },
+    Detach { endpoint: u32, domain: u32 },
+    Map(Map),
+    Unmap { domain: u32, start: u64, pages: u64 },
+    Probe { endpoint: u32 },
+    WindowAdd { domain: u32, page: u64, flags: u32 },
+    WindowDel { domain: u32, page: u64 },
+    Truncated { op: Box<Op>, len: prop::sample::Index },
+    Reset { features: u64 },
+    SetBudget { chunks: u64 },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Map {
+    pub(crate) domain: u32,
+    pub(crate) start: u64,
+    pub(crate) pages: u64,
+    pub(crate) gpa_page: u64,
+    pub(crate) flags: u32,
+    /// Bytes by which start, end and gpa are off; mostly 0.
+    pub(crate) skew: [u64; 3],
+}
+
+impl Map {
+    /// First IOVA, last IOVA, gpa.
+    pub(crate) fn bytes(&self) -> (u64, u64, u64) {
+        let start = FIRST_IOVA + self.start * PAGE;
+        let last = start + self.pages * PAGE - 1;
+        let gpa = self.gpa_page * PAGE;
+        let [a, b, c] = self.skew;
+        (start + a, last.wrapping_add(b), gpa + c)
+    }
+}
+
+impl Op {
+    /// The readable part; `None` for what is no request.
+    pub(crate) fn request(&self) -> Option<Vec<u8>> {
+        let iova = |page: u64| FIRST_IOVA + page * PAGE;
+        Some(match self {
+            Self::Attach { endpoint, domain } => encode::attach(*endpoint, *domain),
+            Self::Detach { endpoint, domain } => encode::detach(*endpoint, *domain),
+            Self::Map(map) => {
+                let (start, last, gpa) = map.bytes();
+                encode::map(map.domain, start, last, gpa, map.flags)
+            }
+            Self::Unmap { domain, start, pages } => encode::unmap(*domain, iova(*start), iova(*start + *pages) - 1),
+            Self::Probe { endpoint } => encode::probe(*endpoint),
+            Self::WindowAdd { domain, page, flags } => encode::window_add(*domain, *flags, iova(*page)),
+            Self::WindowDel { domain, page } => encode::window_del(*domain, iova(*page)),
+            Self::Truncated { op, len } => {
+                let mut bytes = op.request()?;
+                bytes.truncate(1 + len.index(bytes.len() - 1));
+                bytes
+            }
+            Self::Reset { .. } | Self::SetBudget { .. } => return None,
+        })
+    }
+}
+
+fn domain() -> impl Strategy<Value = u32> {
+    // 0 and 5 are out of range.
+    prop_oneof![6 => Just(1), 6 => 1u32..=3, 1 => Just(0), 1 => Just(5)]
+}
+
+fn endpoint() -> impl Strategy<Value = u32> {
+    // 9 does not exist.
+    prop_oneof![12 => 1u32..=3, 1 => Just(9)]
+}
+
+fn flags() -> impl Strategy<Value = u32> {
+    prop_oneof![12 => 1u32..=3, 1 => Just(0), 1 => Just(4), 1 => Just(11)]
+}
+
+fn skew() -> impl Strategy<Value = [u64; 3]> {
+    prop_oneof![
+        16 => Just([0; 3]),
+        1 => Just([1, 0, 0]),
+        1 => Just([0, 0x10, 0]),
+        1 => Just([0, 0, 0x800]),
+    ]
+}
+
+/// A page that is mostly the start of a chunk in the aperture.
+fn chunk_page() -> impl Strategy<Value = u64> {
+    let chunks = (0u64..6).prop_map(|n| 8 + n * (CHUNK / PAGE));
+    prop_oneof![12 => chunks, 1 => 0u64..40]
+}
+
+fn map() -> impl Strategy<Value = Map> {
+    (domain(), 0u64..40, 1u64..5, 0u64..44, flags(), skew())
+        .prop_map(|(domain, start, pages, gpa_page, flags, skew)| Map { domain, start, pages, gpa_page, flags, skew })
+}
+
+fn request() -> impl Strategy<Value = Op> {
+    let pair = || (endpoint(), domain());
+    prop_oneof![
+        4 => pair().prop_map(|(endpoint, domain)| Op::Attach { endpoint, domain }),
+        2 => pair().prop_map(|(endpoint, domain)| Op::Detach { endpoint, domain }),
+        8 => map().prop_map(Op::Map),
+        5 => (domain(), 0u64..40, 1u64..12)
+            .prop_map(|(domain, start, pages)| Op::Unmap { domain, start, pages }),
+        1 => endpoint().prop_map(|endpoint| Op::Probe { endpoint }),
+        5 => (domain(), chunk_page(), flags())
+            .prop_map(|(domain, page, flags)| Op::WindowAdd { domain, page, flags }),
+        3 => (domain(), chunk_page()).prop_map(|(domain, page)| Op::WindowDel { domain, page }),
+    ]
+}
+
+/// Whatever can happen.
+pub(crate) fn any_op() -> impl Strategy<Value = Op> {
+    let truncated = (request(), any::<prop::sample::Index>()).prop_map(|(op, len)| {
+        let op = Box::new(op);
+        Op::Truncated { op, len }
+    });
+    let features = prop_oneof![3 => Just(u64::MAX), 1 => Just(!(1 << 23)), 1 => Just(!(1 << 2))];
+    prop_oneof![
+        40 => request(),
+        2 => truncated,
+        1 => features.prop_map(|features| Op::Reset { features }),
+        2 => (0u64..=5).prop_map(|chunks| Op::SetBudget { chunks }),
+    ]
+}
+
+/// Something of the host that fails at the next request.
+#[derive(Clone, Debug)]
+pub(crate) enum HostFailure {
+    Map { endpoint: u32, after: u32 },
+    Exhausted { endpoint: u32, after: u32 },
+    Back,
+    BackExhausted,
+    Release,
+    Unmap { endpoint: u32, after: u32 },
+    AllUnmaps { endpoint: u32 },
+    Healed,
+}
+
+/// Failures that the engine can undo.
+pub(crate) fn map_failure() -> impl Strategy<Value = HostFailure> {
+    let call = || (1u32..=3, 0u32..4);
+    prop_oneof![
+        4 => call().prop_map(|(endpoint, after)| HostFailure::Map { endpoint, after }),
+        4 => call().prop_map(|(endpoint, after)| HostFailure::Exhausted { endpoint, after }),
+        1 => Just(HostFailure::Back),
+        1 => Just(HostFailure::BackExhausted),
+    ]
+}
+
+/// Failures of any kind. They last until they are met, or healed.
+pub(crate) fn unmap_failure() -> impl Strategy<Value = HostFailure> {
+    let call = || (1u32..=3, 0u32..4);
+    prop_oneof![
+        4 => map_failure(),
+        4 => call().prop_map(|(endpoint, after)| HostFailure::Unmap { endpoint, after }),
+        2 => (1u32..=3).prop_map(|endpoint| HostFailure::AllUnmaps { endpoint }),
+        1 => Just(HostFailure::Release),
+        2 => Just(HostFailure::Healed),
+    ]
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The engine on a host for tests, next to the model.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use iommu_bounce::test_utils::{ChunkProbe, MapperProbe, RecordingMapper, TestChunks, TestRam};
+use iommu_bounce::{Engine, EngineConfig, Limits, Permissions, WindowConfig};
+
+use crate::model::Model;
+use crate::ops::{HostFailure, Op};
+
+pub(crate) const PAGE: u64 = 0x1000;
+pub(crate) const CHUNK: u64 = 4 * PAGE;
+/// Requests use pages from here on: eight below the aperture, the aperture, and some above.
+pub(crate) const FIRST_IOVA: u64 = APERTURE - 8 * PAGE;
+pub(crate) const APERTURE: u64 = 0xe000_0000;
+pub(crate) const APERTURE_CHUNKS: u64 = 4;
+pub(crate) const MAX_DOMAINS: usize = 2;
+pub(crate) const MAX_MAPPINGS: usize = 12;
+/// Guest RAM: two regions that follow each other in the guest, not in the host.
+pub(crate) const RAM_PAGES: u64 = 40;
+const FIRST_REGION: usize = 0x1_4000;
+const SECOND_REGION: usize = 0x1_4000;
+const REGION_CHUNKS: u32 = 5;
+const FIRST_BUDGET: u64 = 3 * CHUNK;
+
+pub(crate) struct Rig {
+    pub(crate) engine: Engine,
+    pub(crate) model: Model,
+    ram: Arc<TestRam>,
+    mappers: BTreeMap<u32, MapperProbe>,
+    chunks: ChunkProbe,
+}
+
+impl Rig {
+    pub(crate) fn new() -> Self {
+        let ram = TestRam::new(&[(0, FIRST_REGION), (FIRST_REGION as u64, SECOND_REGION)]);
+        let ram = Arc::new(ram);
+        let store = TestChunks::new(CHUNK, REGION_CHUNKS);
+        let chunks = store.probe();
+        let config = EngineConfig {
+            domain_range: 1..=4,
+            limits: Limits { max_mappings: MAX_MAPPINGS, max_domains: MAX_DOMAINS },
+            window: Some(WindowConfig {
+                aperture: APERTURE..=APERTURE + APERTURE_CHUNKS * CHUNK - 1,
+                budget: FIRST_BUDGET,
+                threshold: 0,
+            }),
+            ..EngineConfig::default()
+        };
+        let engine = Engine::new(config, ram.clone(), Some(Box::new(store)));
+        let mut engine = engine.expect("the configuration is valid");
+        let mut mappers = BTreeMap::new();
+        for id in 1..=3 {
+            let mapper = RecordingMapper::new();
+            chunks.watch(mapper.probe());
+            mappers.insert(id, mapper.probe());
+            let added = engine.add_endpoint(id, Box::new(mapper));
+            added.expect("the endpoint is valid");
+        }
+        engine.accept_features(u64::MAX);
+        let model = Model {
+            features: u64::MAX,
+            attached: BTreeMap::new(),
+            domains: BTreeMap::new(),
+            budget: FIRST_BUDGET,
+            lost: 0,
+        };
+        Self { engine, model, ram, mappers, chunks }
+    }
+
+    /// Sends a request and returns its status, or does what else is to be done.
+    pub(crate) fn perform(&mut self, op: &Op) -> Option<u8> {
+        match op {
+            Op::Reset { features } => {
+                self.engine.reset();
+                self.engine.accept_features(*features);
+            }
+            Op::SetBudget { chunks } => {
+                let set = self.engine.set_budget(chunks * CHUNK);
+                set.expect("the region is as large");
+            }
+            _ => {}
+        }
+        let request = op.request()?;
+        let mut reply = [0x5a; 516];
+        let used = self.engine.handle(&request, &mut reply);
+        let expected = match request[0] {
+            5 => 516,
+            0x40 => 12,
+            _ => 4,
+        };
+        assert_eq!(used, expected, "{op:?}");
+        let status = reply[used - 4];
+        if request[0] == 0x40 {
+            let offset = u64::from_le_bytes(*reply.first_chunk().expect("it is long enough"));
+            let place = offset / CHUNK < REGION_CHUNKS.into() && offset % CHUNK == 0;
+            assert_eq!(place, status == 0, "{op:?}: {offset:#x}");
+            assert!(place || offset == u64::MAX);
+        }
+        Some(status)
+    }
+
+    pub(crate) fn inject(&self, failure: &HostFailure) {
+        match *failure {
+            HostFailure::Map { endpoint, after } => self.mappers[&endpoint].fail_map(after),
+            HostFailure::Exhausted { endpoint, after } => {
+                self.mappers[&endpoint].exhaust_map(after);
+            }
+            HostFailure::Unmap { endpoint, after } => self.mappers[&endpoint].fail_unmap(after),
+            HostFailure::AllUnmaps { endpoint } => self.mappers[&endpoint].refuse_unmaps(true),
+            HostFailure::Back => self.chunks.fail_back(),
+            HostFailure::BackExhausted => self.chunks.exhaust_back(),
+            HostFailure::Release => self.chunks.fail_release(),
+            HostFailure::Healed => self.heal(),
+        }
+    }
+
+    pub(crate) fn heal(&self) {
+        self.mappers.values().for_each(MapperProbe::heal);
+        self.chunks.heal();
+    }
+
+    /// How often the host has failed.
+    pub(crate) fn host_failures(&self) -> u64 {
+        let mappers = self.mappers.values().map(MapperProbe::failures);
+        mappers.sum::<u64>() + self.chunks.failures()
+    }
+
+    /// The model's state is on the host, and nothing else.
+    pub(crate) fn check_state(&self) {
+        for (id, mapper) in &self.mappers {
+            let domain = self.model.attached.get(id);
+            let domain = domain.map(|domain| self.model.domains[domain].clone());
+            let domain = domain.unwrap_or_default();
+            let mut bytes = 0;
+            for &(start, last, gpa, flags) in &domain.mappings {
+                bytes += last - start + 1;
+                for offset in (0..last - start).step_by(0x1000) {
+                    let expected = self.ram.host_address(gpa + offset);
+                    let expected = (expected, Permissions::from_bits_truncate(flags));
+                    let found = mapper.translate(start + offset);
+                    assert_eq!(found, Some(expected), "endpoint {id}, {start:#x}");
+                }
+            }
+            let mappings = mapper.mappings();
+            for (iova, flags) in &domain.chunks {
+                bytes += CHUNK;
+                let mapping = mappings[iova];
+                assert_eq!((mapping.len, mapping.permissions.bits()), (CHUNK, *flags));
+            }
+            assert_eq!(mapper.mapped_bytes(), bytes, "endpoint {id}");
+        }
+        self.check_chunks();
+        let counters = self.engine.counters();
+        assert_eq!(counters.mappings, self.model.mappings() as u64);
+        assert_eq!(counters.window_bytes, self.model.chunks() * CHUNK);
+        assert_eq!((counters.stuck_ranges, counters.lost_chunks), (0, self.model.lost));
+        self.check_counters();
+    }
+
+    /// A chunk is in one domain, at one IOVA, for all endpoints of the domain.
+    fn check_chunks(&self) {
+        let mut owners = BTreeMap::new();
+        for (id, domain) in &self.model.attached {
+            for (iova, _) in &self.model.domains[domain].chunks {
+                let address = self.mappers[id].translate(*iova).expect("it is mapped").0;
+                let owner = *owners.entry(address).or_insert((*domain, *iova));
+                assert_eq!(owner, (*domain, *iova));
+            }
+        }
+    }
+
+    /// The figures are those of the host.
+    pub(crate) fn check_counters(&self) {
+        let counters = self.engine.counters();
+        let regions = [(0, FIRST_REGION), (FIRST_REGION as u64, SECOND_REGION)];
+        let regions = regions.map(|(gpa, len)| {
+            let start = self.ram.host_address(gpa);
+            start..start + len
+        });
+        let is_ram = |address: usize| regions.iter().any(|region| region.contains(&address));
+        let mut mapped = 0;
+        for mapper in self.mappers.values() {
+            let mappings = mapper.mappings().into_values();
+            let ram = mappings.filter(|mapping| is_ram(mapping.host_address));
+            mapped += ram.map(|mapping| mapping.len).sum::<u64>();
+        }
+        assert_eq!(counters.mapped_bytes, mapped);
+        assert_eq!(counters.window_bytes, u64::from(self.chunks.backed()) * CHUNK);
+        assert!(counters.peak_mapped_bytes >= counters.mapped_bytes);
+    }
+
+    /// Window memory has not grown past the budget.
+    pub(crate) fn check_budget(&self, before: u64) {
+        let now = self.engine.counters().window_bytes;
+        let space = self.engine.config_space();
+        let budget = u64::from_le_bytes(*space[64..].first_chunk().expect("it is there"));
+        assert!(now <= before || now <= budget, "{now:#x} over {budget:#x}");
+    }
+
+    /// After a reset nothing is left on the host but lost chunks.
+    pub(crate) fn check_empty(&self) {
+        assert!(self.mappers.values().all(MapperProbe::is_empty));
+        let counters = self.engine.counters();
+        assert_eq!(u64::from(self.chunks.backed()), counters.lost_chunks);
+        assert_eq!((counters.mappings, counters.mapped_bytes), (0, 0));
+        assert_eq!(counters.stuck_ranges, 0);
+    }
+}
