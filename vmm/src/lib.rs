@@ -1,3 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Carom: command line, VM life cycle, memory, vCPUs, boot and wiring.
+//!
+//! [`cli`] and [`config`] say what the user wants, [`vm`] builds it and runs it, [`kvm`] is the kernel's side,
+//! [`boot`] and [`acpi`] what the guest's kernel finds.
+
+pub mod acpi;
+pub mod address_space;
+pub mod boot;
+pub mod cli;
+pub mod config;
+pub mod event_monitor;
+pub mod kvm;
+pub mod layout;
+pub mod memory;
+pub mod terminal;
+pub mod vcpu;
+pub mod vm;

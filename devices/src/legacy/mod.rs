@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Devices of the PC that are no PCI functions.
+
+pub mod power;
+pub mod serial;

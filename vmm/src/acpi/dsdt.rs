@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The differentiated system description: host bridge, serial port, sleep state.
+
+use acpi_tables::Aml;
+use acpi_tables::aml::{
+    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, ONE, Package, Path,
+    ResourceTemplate, Scope, ZERO,
+};
+
+use super::Machine;
+use crate::layout::{PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOLE, PCI_IO, SERIAL_IRQ, SERIAL_PORT};
+
+/// Value of the sleep type field that powers the machine off.
+const SLEEP_TYPE_S5: u8 = devices::legacy::power::SLEEP_TYPE_S5;
+
+fn narrow<T: TryFrom<u64>>(value: u64) -> T {
+    T::try_from(value).unwrap_or_else(|_| panic!("{value:#x} of the address map fits its field"))
+}
+
+/// The definition block's body.
+pub(super) fn build(machine: &Machine) -> Vec<u8> {
+    let mut aml = Vec::new();
+    host_bridge(machine, &mut aml);
+    if machine.serial {
+        serial_port(&mut aml);
+    }
+    Name::new("_S5_".into(), &Package::new(vec![&SLEEP_TYPE_S5])).to_aml_bytes(&mut aml);
+    aml
+}
+
+/// The PCI Express host bridge. Its windows cover the aperture of bounce windows too: the guest's DMA layer never
+/// hands out IOVAs that lie in a host bridge's window.
+fn host_bridge(machine: &Machine, aml: &mut Vec<u8>) {
+    let (io, ports) = (PCI_IO, PCI_CONFIG_PORTS);
+    let before: AddressSpace<u16> = AddressSpace::new_io(0, narrow(ports.start() - 1), None);
+    let after: AddressSpace<u16> = AddressSpace::new_io(narrow(*io.start()), narrow(*io.end()), None);
+    let ports_len = narrow(ports.end() - ports.start() + 1);
+    let hole: AddressSpace<u32> = AddressSpace::new_memory(
+        AddressSpaceCacheable::NotCacheable,
+        true,
+        narrow(*PCI_HOLE.start()),
+        narrow(*PCI_HOLE.end()),
+        None,
+    );
+    let high: AddressSpace<u64> = AddressSpace::new_memory(
+        AddressSpaceCacheable::NotCacheable,
+        true,
+        *machine.mem64.start(),
+        *machine.mem64.end(),
+        None,
+    );
+    let bus: AddressSpace<u16> = AddressSpace::new_bus_number(0, 0);
+    let config = IO::new(narrow(*ports.start()), narrow(*ports.start()), 1, ports_len);
+    let resources = ResourceTemplate::new(vec![&bus, &config, &before, &after, &hole, &high]);
+    let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE));
+    Scope::new(
+        "_SB_".into(),
+        vec![
+            &Device::new(
+                "PCI0".into(),
+                vec![
+                    &Name::new("_HID".into(), &EISAName::new("PNP0A08")),
+                    &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
+                    &Name::new("_SEG".into(), &ZERO),
+                    &Name::new("_BBN".into(), &ZERO),
+                    &Name::new("_UID".into(), &ZERO),
+                    // DMA may snoop the caches: it is coherent.
+                    &Name::new("_CCA".into(), &ONE),
+                    &Name::new("_CRS".into(), &resources),
+                ],
+            ),
+            // ECAM as a motherboard resource, which is what Linux wants besides the memory map.
+            &Device::new(
+                "MBRD".into(),
+                vec![
+                    &Name::new("_HID".into(), &EISAName::new("PNP0C02")),
+                    &Name::new("_UID".into(), &ZERO),
+                    &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ecam])),
+                ],
+            ),
+        ],
+    )
+    .to_aml_bytes(aml);
+}
+
+fn serial_port(aml: &mut Vec<u8>) {
+    let port = narrow(SERIAL_PORT);
+    let (line, ports) = (Interrupt::new(true, true, false, false, SERIAL_IRQ), IO::new(port, port, 0, 8));
+    Scope::new(
+        "_SB_".into(),
+        vec![&Device::new(
+            Path::new("COM1"),
+            vec![
+                &Name::new("_HID".into(), &EISAName::new("PNP0501")),
+                &Name::new("_UID".into(), &ZERO),
+                &Name::new("_DDN".into(), &"COM1"),
+                &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&line, &ports])),
+            ],
+        )],
+    )
+    .to_aml_bytes(aml);
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! ACPI tables: the machine as the guest's kernel is told of it. Hardware-reduced (ACPI 6.5, section 4.1): there are
+//! a sleep and a reset register, and none of the legacy power hardware.
+
+mod dsdt;
+
+use acpi_tables::Aml;
+use acpi_tables::fadt::{FADTBuilder, Flags};
+use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
+use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};
+use acpi_tables::mcfg::MCFG;
+use acpi_tables::rsdp::Rsdp;
+use acpi_tables::sdt::Sdt;
+use acpi_tables::viot::{PciDevice, PciRange, VIOT, VirtIoPciIommu};
+use acpi_tables::xsdt::XSDT;
+use devices::legacy::power::{RESET_OFFSET, RESET_VALUE, SLEEP_CONTROL_OFFSET, SLEEP_STATUS_OFFSET};
+use devices::pci::PciAddress;
+use std::ops::RangeInclusive;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+
+use crate::layout::{ACPI_PORTS, ACPI_TABLES, HIGH_RAM_START, IO_APIC, LOCAL_APIC, PCI_ECAM};
+
+/// Who made the tables.
+const OEM_ID: [u8; 6] = *b"CAROM ";
+/// Their name.
+const OEM_TABLE_ID: [u8; 8] = *b"CAROMVM ";
+/// Their revision.
+const OEM_REVISION: u32 = 1;
+
+/// What the tables say that differs between VMs.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// vCPUs, numbered from 0 like their APIC IDs.
+    pub vcpus: u32,
+    /// Where 64-bit BARs are.
+    pub mem64: RangeInclusive<u64>,
+    /// The virtio-iommu, and the functions behind it.
+    pub iommu: Option<(PciAddress, Vec<PciAddress>)>,
+    /// Whether there is a first serial port.
+    pub serial: bool,
+}
+
+/// Writes all tables to guest memory; returns the address of the root pointer (RSDP).
+pub fn write(memory: &GuestMemoryMmap, machine: &Machine) -> Result<u64, GuestMemoryError> {
+    let tables = build(machine, ACPI_TABLES);
+    assert!(
+        ACPI_TABLES + tables.len() as u64 <= HIGH_RAM_START,
+        "the tables of 254 vCPUs and 32 devices fit in 128 KiB"
+    );
+    memory.write_slice(&tables, GuestAddress(ACPI_TABLES))?;
+    Ok(ACPI_TABLES)
+}
+
+/// All tables as they lie from `base` on, the RSDP first.
+fn build(machine: &Machine, base: u64) -> Vec<u8> {
+    let mut image = vec![0; Rsdp::len().next_multiple_of(16)];
+    let mut place = |table: &dyn Aml| {
+        let address = base + image.len() as u64;
+        table.to_aml_bytes(&mut image);
+        image.resize(image.len().next_multiple_of(16), 0);
+        address
+    };
+    let dsdt = place(&definition_block(machine));
+    let fadt = place(&fadt(dsdt));
+    let mut entries = vec![fadt, place(&madt(machine)), place(&mcfg())];
+    if let Some((iommu, endpoints)) = &machine.iommu {
+        entries.push(place(&viot(*iommu, endpoints)));
+    }
+    let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    entries.into_iter().for_each(|entry| xsdt.add_entry(entry));
+    let xsdt = place(&xsdt);
+    let mut rsdp = Vec::new();
+    Rsdp::new(OEM_ID, xsdt).to_aml_bytes(&mut rsdp);
+    image[..rsdp.len()].copy_from_slice(&rsdp);
+    image
+}
+
+fn definition_block(machine: &Machine) -> Sdt {
+    // 36 bytes: the common table header.
+    let mut dsdt = Sdt::new(*b"DSDT", 36, 6, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    dsdt.append_slice(&dsdt::build(machine));
+    dsdt
+}
+
+fn fadt(dsdt: u64) -> impl Aml {
+    let register = |offset| {
+        let address = ACPI_PORTS + offset;
+        GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, address)
+    };
+    let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)
+        .dsdt_64(dsdt)
+        .flag(Flags::HwReducedAcpi)
+        .flag(Flags::ResetRegSup)
+        .flag(Flags::Wbinvd)
+        .flag(Flags::PwrButton)
+        .flag(Flags::SlpButton);
+    fadt.reset_reg = register(RESET_OFFSET);
+    fadt.reset_value = RESET_VALUE;
+    fadt.sleep_control_reg = register(SLEEP_CONTROL_OFFSET);
+    fadt.sleep_status_reg = register(SLEEP_STATUS_OFFSET);
+    fadt.finalize()
+}
+
+fn madt(machine: &Machine) -> MADT {
+    let mut madt = MADT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, LocalInterruptController::Address(LOCAL_APIC));
+    for id in 0..machine.vcpus {
+        let id = u8::try_from(id).expect("at most 254 vCPUs");
+        madt.add_structure(ProcessorLocalApic::new(id, id, EnabledStatus::Enabled));
+    }
+    madt.add_structure(IoApic::new(0, IO_APIC, 0));
+    madt
+}
+
+fn mcfg() -> MCFG {
+    let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    mcfg.add_ecam(PCI_ECAM, 0, 0, 0);
+    mcfg
+}
+
+/// The virtual I/O translation table (ACPI 6.5, section 5.2.31): the virtio-iommu, and each function behind it as a
+/// range of its own, so that what lies between is not.
+fn viot(iommu: PciAddress, endpoints: &[PciAddress]) -> VIOT {
+    let device = |a: PciAddress| PciDevice::new(a.segment, a.bus, a.device, a.function);
+    let mut viot = VIOT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    let handle = viot.add_virtio_pci_iommu(VirtIoPciIommu::new(device(iommu)));
+    for endpoint in endpoints {
+        viot.add_pci_range(PciRange::new(device(*endpoint), device(*endpoint), &handle));
+    }
+    viot
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine {
+            vcpus: 2,
+            mem64: 0x40_0000_0000..=0x7f_ffff_ffff,
+            iommu: Some((PciAddress::on_root_bus(1), vec![PciAddress::on_root_bus(2), PciAddress::on_root_bus(4)])),
+            serial: true,
+        }
+    }
+
+    fn u64_at(image: &[u8], offset: usize) -> u64 {
+        u64::from_le_bytes(image[offset..offset + 8].try_into().unwrap())
+    }
+
+    fn table(image: &[u8], address: u64) -> &[u8] {
+        let start = usize::try_from(address).unwrap();
+        let len = u32::from_le_bytes(image[start + 4..start + 8].try_into().unwrap()) as usize;
+        &image[start..start + len]
+    }
+
+    #[test]
+    fn every_table_is_reached_from_the_root_and_sums_to_zero() {
+        let image = build(&machine(), 0);
+        assert_eq!(&image[..8], b"RSD PTR ");
+        let xsdt = table(&image, u64_at(&image, 24));
+        let entries: Vec<_> = xsdt[36..].chunks(8).map(|entry| u64_at(entry, 0)).collect();
+        let mut names = Vec::new();
+        for entry in entries {
+            let table = table(&image, entry);
+            names.push(String::from_utf8_lossy(&table[..4]).into_owned());
+            assert_eq!(table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0, "{names:?}");
+        }
+        assert_eq!(names, ["FACP", "APIC", "MCFG", "VIOT"]);
+        let fadt = table(&image, u64_at(xsdt, 36));
+        let dsdt = table(&image, u64_at(fadt, 140));
+        assert_eq!(&dsdt[..4], b"DSDT");
+        assert_eq!(dsdt.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0);
+    }
+
+    #[test]
+    fn machine_without_iommu_has_no_viot() {
+        let image = build(&Machine { iommu: None, ..machine() }, 0);
+        assert!(!image.windows(4).any(|window| window == b"VIOT"));
+    }
+
+    #[test]
+    fn tables_of_the_largest_machine_fit() {
+        let iommu = Some((PciAddress::on_root_bus(1), (2..32).map(PciAddress::on_root_bus).collect()));
+        let image = build(&Machine { vcpus: 254, iommu, ..machine() }, ACPI_TABLES);
+        assert!(ACPI_TABLES + image.len() as u64 <= HIGH_RAM_START);
+    }
+}

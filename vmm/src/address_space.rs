@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The guest's port and memory-mapped I/O: which device answers where.
+
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use devices::platform::{AddressSpace, BusDevice, Space};
+use vm_device::bus::{Bus, BusRange, MmioAddress, PioAddress};
+
+/// Ranges of both spaces with their devices. A look-up costs O(log n) and a shared lock, which is let go before the
+/// device is called, so that a device may change the map from within an access.
+#[derive(Default)]
+pub struct IoMap {
+    ports: RwLock<Bus<PioAddress, Arc<dyn BusDevice>>>,
+    memory: RwLock<Bus<MmioAddress, Arc<dyn BusDevice>>>,
+}
+
+impl IoMap {
+    /// Reads from `address`; where no device answers, all ones.
+    pub fn read(&self, space: Space, address: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        match self.find(space, address, data.len()) {
+            Some((offset, device)) => device.read(offset, data),
+            None => log::trace!("read of {} bytes at {space:?} {address:#x}, where nothing is", data.len()),
+        }
+    }
+
+    /// Writes to `address`; where no device answers, nothing happens.
+    pub fn write(&self, space: Space, address: u64, data: &[u8]) {
+        match self.find(space, address, data.len()) {
+            Some((offset, device)) => device.write(offset, data),
+            None => log::trace!("write of {} bytes at {space:?} {address:#x}, where nothing is", data.len()),
+        }
+    }
+
+    fn find(&self, space: Space, address: u64, len: usize) -> Option<(u64, Arc<dyn BusDevice>)> {
+        match space {
+            Space::Port => {
+                let port = u16::try_from(address).ok()?;
+                let bus = self.ports.read().unwrap_or_else(PoisonError::into_inner);
+                let (range, device) = bus.check_access(PioAddress(port), len).ok()?;
+                Some((u64::from(port - range.base().0), device.clone()))
+            }
+            Space::Memory => {
+                let bus = self.memory.read().unwrap_or_else(PoisonError::into_inner);
+                let (range, device) = bus.check_access(MmioAddress(address), len).ok()?;
+                Some((address - range.base().0, device.clone()))
+            }
+        }
+    }
+}
+
+fn refused(what: impl std::fmt::Debug) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("{what:?}"))
+}
+
+impl AddressSpace for IoMap {
+    fn insert(&self, space: Space, base: u64, len: u64, device: Arc<dyn BusDevice>) -> io::Result<()> {
+        match space {
+            Space::Port => {
+                let base = u16::try_from(base).map_err(refused)?;
+                let range = BusRange::new(PioAddress(base), u16::try_from(len).map_err(refused)?).map_err(refused)?;
+                self.ports.write().unwrap_or_else(PoisonError::into_inner).register(range, device).map_err(refused)
+            }
+            Space::Memory => {
+                let range = BusRange::new(MmioAddress(base), len).map_err(refused)?;
+                self.memory.write().unwrap_or_else(PoisonError::into_inner).register(range, device).map_err(refused)
+            }
+        }
+    }
+
+    fn remove(&self, space: Space, base: u64) {
+        match space {
+            Space::Port => {
+                let Ok(port) = u16::try_from(base) else { return };
+                let mut bus = self.ports.write().unwrap_or_else(PoisonError::into_inner);
+                if bus.device(PioAddress(port)).is_some_and(|(range, _)| range.base().0 == port) {
+                    bus.deregister(PioAddress(port));
+                }
+            }
+            Space::Memory => {
+                let mut bus = self.memory.write().unwrap_or_else(PoisonError::into_inner);
+                if bus.device(MmioAddress(base)).is_some_and(|(range, _)| range.base().0 == base) {
+                    bus.deregister(MmioAddress(base));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Constant(u8);
+
+    impl BusDevice for Constant {
+        fn read(&self, offset: u64, data: &mut [u8]) {
+            data.fill(self.0 + u8::try_from(offset).unwrap());
+        }
+        fn write(&self, _: u64, _: &[u8]) {}
+    }
+
+    fn map() -> IoMap {
+        let map = IoMap::default();
+        map.insert(Space::Memory, 0x1000, 0x10, Arc::new(Constant(7))).unwrap();
+        map
+    }
+
+    #[test]
+    fn access_reaches_the_device_with_its_offset() {
+        let mut data = [0; 2];
+        map().read(Space::Memory, 0x1004, &mut data);
+        assert_eq!(data, [11, 11]);
+    }
+
+    #[test]
+    fn access_where_nothing_is_reads_all_ones() {
+        let mut data = [0; 4];
+        map().read(Space::Memory, 0x1010, &mut data);
+        assert_eq!(data, [0xff; 4]);
+        map().read(Space::Memory, 0x100e, &mut data);
+        assert_eq!(data, [0xff; 4], "an access across the end reaches no device");
+        map().read(Space::Port, u64::MAX, &mut data);
+        map().write(Space::Port, 0x1004, &data);
+    }
+
+    #[test]
+    fn overlapping_and_impossible_ranges_are_refused() {
+        let map = map();
+        for (space, base, len) in [
+            (Space::Memory, 0x100f, 1),
+            (Space::Memory, 0x2000, 0),
+            (Space::Memory, u64::MAX, 2),
+            (Space::Port, 0xffff, 2),
+            (Space::Port, 0x1_0000, 1),
+        ] {
+            assert!(map.insert(space, base, len, Arc::new(Constant(1))).is_err(), "{space:?} {base:#x} {len}");
+        }
+    }
+
+    #[test]
+    fn removed_range_can_be_claimed_again() {
+        let map = map();
+        map.remove(Space::Memory, 0x1008);
+        assert!(map.insert(Space::Memory, 0x1008, 8, Arc::new(Constant(1))).is_err(), "still claimed");
+        map.remove(Space::Memory, 0x1000);
+        map.insert(Space::Memory, 0x1008, 8, Arc::new(Constant(1))).unwrap();
+    }
+}

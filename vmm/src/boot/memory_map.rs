@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The memory map that the kernel is given (types of ACPI's system address map, "E820").
+
+use crate::layout::{HIGH_RAM_START, LOW_RAM_END, PCI_ECAM, PCI_ECAM_SIZE};
+use crate::memory;
+
+/// Usable memory.
+pub(super) const RAM: u32 = 1;
+/// Not for the kernel's use.
+pub(super) const RESERVED: u32 = 2;
+
+/// A range of the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    /// First guest-physical address.
+    pub(super) start: u64,
+    /// Bytes.
+    pub(super) size: u64,
+    /// [`RAM`] or [`RESERVED`].
+    pub(super) kind: u32,
+}
+
+/// The map of a VM with `ram_size` bytes of RAM. ECAM is reserved, without which Linux does not trust it.
+pub(super) fn build(ram_size: u64) -> Vec<Range> {
+    let mut map = vec![
+        Range { start: 0, size: LOW_RAM_END, kind: RAM },
+        Range { start: LOW_RAM_END, size: HIGH_RAM_START - LOW_RAM_END, kind: RESERVED },
+    ];
+    for (start, size) in memory::ranges(ram_size) {
+        let skip = HIGH_RAM_START.saturating_sub(start);
+        map.push(Range { start: start + skip, size: size - skip, kind: RAM });
+    }
+    map.push(Range { start: PCI_ECAM, size: PCI_ECAM_SIZE, kind: RESERVED });
+    map.sort_by_key(|range| range.start);
+    map
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::GIB;
+
+    #[test]
+    fn ranges_are_sorted_disjoint_and_hold_all_ram_but_the_legacy_hole() {
+        for size in [GIB / 2, 3 * GIB, 8 * GIB] {
+            let map = build(size);
+            assert!(map.windows(2).all(|pair| pair[0].start + pair[0].size <= pair[1].start), "{map:x?}");
+            let ram: u64 = map.iter().filter(|range| range.kind == RAM).map(|range| range.size).sum();
+            assert_eq!(ram, size - (HIGH_RAM_START - LOW_RAM_END));
+        }
+    }
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Loading a kernel and what it is told at its entry.
+
+mod linux;
+mod memory_map;
+mod pvh;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use linux_loader::loader::bootparam::setup_header;
+use linux_loader::loader::elf::PvhBootCapability;
+use linux_loader::loader::{BzImage, Elf, KernelLoader};
+use thiserror::Error;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::config::PayloadConfig;
+use crate::kvm::registers::{self, Entry};
+use crate::layout::{CMDLINE, HIGH_RAM_START, LOW_MEMORY_END, PAGE_SIZE};
+
+/// Why the guest has nothing to boot.
+#[derive(Debug, Error)]
+pub enum BootError {
+    /// A file cannot be opened or read.
+    #[error("{option} {}: {source}", path.display())]
+    File {
+        /// The option that named it.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The file is no kernel that Carom can boot.
+    #[error("--kernel {}: {reason}; a bzImage, or an ELF image (vmlinux) built with CONFIG_PVH, is needed", path.display())]
+    NoKernel {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Kernel and initramfs do not fit into RAM.
+    #[error("--memory size: {0}")]
+    NoRoom(String),
+    /// Guest memory could not be written.
+    #[error("writing {what} to guest memory: {message}")]
+    Write {
+        /// What was being written.
+        what: &'static str,
+        /// What vm-memory said.
+        message: String,
+    },
+}
+
+impl BootError {
+    /// Whether the user can mend it.
+    pub fn is_user_error(&self) -> bool {
+        !matches!(self, Self::Write { .. })
+    }
+}
+
+fn write_error(what: &'static str) -> impl Fn(vm_memory::GuestMemoryError) -> BootError {
+    move |error| BootError::Write { what, message: error.to_string() }
+}
+
+/// An opened kernel and initramfs, so that a reboot loads what the start found.
+pub struct Payload {
+    config: PayloadConfig,
+    kernel: File,
+    image: Image,
+    initramfs: Option<File>,
+    initramfs_len: u64,
+}
+
+/// What kind of image the kernel is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Image {
+    BzImage,
+    Elf,
+}
+
+impl Payload {
+    /// Opens both files and looks at the kernel's magic numbers.
+    pub fn open(config: &PayloadConfig) -> Result<Self, BootError> {
+        let (mut kernel, kernel_len) = open_file("--kernel", &config.kernel)?;
+        let mut head = vec![0; 0x206.min(usize::try_from(kernel_len).unwrap_or(usize::MAX))];
+        kernel.read_exact(&mut head).map_err(|source| BootError::File {
+            option: "--kernel",
+            path: config.kernel.clone(),
+            source,
+        })?;
+        let image = identify(&head).ok_or_else(|| BootError::NoKernel {
+            path: config.kernel.clone(),
+            reason: "neither the bzImage nor the ELF magic number is there".into(),
+        })?;
+        let initramfs = config.initramfs.as_deref().map(|path| open_file("--initramfs", path)).transpose()?;
+        let (initramfs, initramfs_len) = initramfs.map_or((None, 0), |(file, len)| (Some(file), len));
+        Ok(Self { config: config.clone(), kernel, image, initramfs, initramfs_len })
+    }
+
+    /// Loads everything into RAM of `ram_size` bytes, with the ACPI tables' root at `rsdp`; returns where the boot
+    /// processor enters.
+    pub fn load(&self, memory: &GuestMemoryMmap, ram_size: u64, rsdp: u64) -> Result<Entry, BootError> {
+        let loaded = self.load_kernel(memory)?;
+        let initramfs = self.load_initramfs(memory, ram_size, &loaded)?;
+        let cmdline = self.config.cmdline.as_bytes();
+        memory.write_slice(cmdline, GuestAddress(CMDLINE)).map_err(write_error("the command line"))?;
+        memory.write_obj(0u8, GuestAddress(CMDLINE + cmdline.len() as u64)).map_err(write_error("the command line"))?;
+        registers::write_tables(memory).map_err(write_error("boot page tables"))?;
+        let map = memory_map::build(ram_size);
+        match loaded.header {
+            Some(header) => {
+                linux::write_zero_page(memory, header, cmdline.len(), initramfs, &map, rsdp)?;
+                // The 64-bit entry is 0x200 behind the start of the loaded image (Linux boot protocol).
+                Ok(Entry::Linux64(loaded.entry + 0x200))
+            }
+            None => {
+                pvh::write_start_info(memory, initramfs, &map, rsdp)?;
+                Ok(Entry::Pvh(loaded.entry))
+            }
+        }
+    }
+
+    fn load_kernel(&self, memory: &GuestMemoryMmap) -> Result<Loaded, BootError> {
+        let reason = |reason: String| BootError::NoKernel { path: self.config.kernel.clone(), reason };
+        let start = Some(GuestAddress(HIGH_RAM_START));
+        let mut file = self.kernel.try_clone().map_err(|e| reason(e.to_string()))?;
+        match self.image {
+            Image::BzImage => {
+                let result = BzImage::load(memory, None, &mut file, start).map_err(|e| reason(e.to_string()))?;
+                let header = result.setup_header.ok_or_else(|| reason("it has no set-up header".into()))?;
+                linux::check_header(&header).map_err(reason)?;
+                let end = linux::end_of_kernel(&header).max(result.kernel_end);
+                Ok(Loaded { entry: result.kernel_load.0, end, header: Some(header) })
+            }
+            Image::Elf => {
+                let result = Elf::load(memory, None, &mut file, start).map_err(|e| reason(e.to_string()))?;
+                match result.pvh_boot_cap {
+                    PvhBootCapability::PvhEntryPresent(entry) => {
+                        Ok(Loaded { entry: entry.0, end: result.kernel_end, header: None })
+                    }
+                    _ => Err(reason("it has no PVH entry point".into())),
+                }
+            }
+        }
+    }
+
+    /// Puts the initramfs as high as it may be, below 4 GiB; returns its address and size.
+    fn load_initramfs(
+        &self,
+        memory: &GuestMemoryMmap,
+        ram_size: u64,
+        kernel: &Loaded,
+    ) -> Result<Option<(u64, u64)>, BootError> {
+        let low_end = ram_size.min(LOW_MEMORY_END);
+        let limit = kernel.header.map_or(low_end, |header| low_end.min(u64::from(header.initrd_addr_max) + 1));
+        let no_room = |what: &str| BootError::NoRoom(format!("{ram_size} bytes are too little for this {what}"));
+        if kernel.end > limit {
+            return Err(no_room("kernel"));
+        }
+        let Some(file) = &self.initramfs else { return Ok(None) };
+        let address = limit.checked_sub(self.initramfs_len).ok_or_else(|| no_room("initramfs"))? & !(PAGE_SIZE - 1);
+        if address < kernel.end {
+            return Err(no_room("kernel and initramfs"));
+        }
+        let read = |source| BootError::File {
+            option: "--initramfs",
+            path: self.config.initramfs.clone().unwrap_or_default(),
+            source,
+        };
+        let mut file = file.try_clone().map_err(read)?;
+        io::Seek::seek(&mut file, io::SeekFrom::Start(0)).map_err(read)?;
+        let len = usize::try_from(self.initramfs_len).map_err(|_| no_room("initramfs"))?;
+        memory
+            .read_exact_volatile_from(GuestAddress(address), &mut file, len)
+            .map_err(|error| read(io::Error::other(error)))?;
+        Ok(Some((address, self.initramfs_len)))
+    }
+
+    /// Loads into memory that is thrown away.
+    #[cfg(test)]
+    fn check(&self, ram_size: u64) -> Result<(), BootError> {
+        let memory = crate::memory::create(ram_size)
+            .map_err(|error| BootError::Write { what: "a trial load", message: error.to_string() })?;
+        self.load(memory.as_ref(), ram_size, 0).map(|_| ())
+    }
+}
+
+/// A kernel in guest memory.
+struct Loaded {
+    entry: u64,
+    /// First address that the kernel does not need while it starts.
+    end: u64,
+    /// Set-up header of a bzImage.
+    header: Option<setup_header>,
+}
+
+fn open_file(option: &'static str, path: &Path) -> Result<(File, u64), BootError> {
+    let fail = |source| BootError::File { option, path: path.to_path_buf(), source };
+    let file = File::open(path).map_err(fail)?;
+    let metadata = file.metadata().map_err(fail)?;
+    if !metadata.is_file() {
+        return Err(fail(io::Error::other("not a regular file")));
+    }
+    if metadata.len() == 0 {
+        return Err(fail(io::Error::other("the file is empty")));
+    }
+    Ok((file, metadata.len()))
+}
+
+fn identify(head: &[u8]) -> Option<Image> {
+    if head.starts_with(b"\x7fELF") {
+        Some(Image::Elf)
+    } else if head.get(0x202..0x206) == Some(b"HdrS") {
+        Some(Image::BzImage)
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Parser};
+
+use crate::config::{
+    ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DeviceConfig, IommuBounceConfig, MemoryConfig, PayloadConfig,
+    VmConfig,
+};
+
+/// A virtual machine monitor for device passthrough behind a virtual IOMMU.
+#[derive(Debug, Parser)]
+#[command(name = "carom", version, max_term_width = 110)]
+pub struct Cli {
+    /// Kernel to boot: a bzImage, or an ELF image with a PVH entry point
+    #[arg(long, value_name = "FILE")]
+    kernel: PathBuf,
+    /// Initial RAM file system
+    #[arg(long, value_name = "FILE")]
+    initramfs: Option<PathBuf>,
+    /// Kernel command line
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    cmdline: String,
+    /// CPUs: boot=N
+    #[arg(long, value_name = "boot=N", default_value = "boot=1")]
+    cpus: CpusConfig,
+    /// RAM: size=SIZE
+    #[arg(long, value_name = "size=SIZE", default_value = "size=512M")]
+    memory: MemoryConfig,
+    /// PCI device to pass through, bound to vfio-pci: path=DIR[,iommu=on|off][,id=NAME]; may be given several times
+    #[arg(long = "device", value_name = "path=DIR,…", action = ArgAction::Append)]
+    devices: Vec<DeviceConfig>,
+    /// Bounce windows: [size=64M][,max=SIZE][,threshold=auto|SIZE][,hugepages=on|off]
+    #[arg(long, value_name = "size=SIZE,…", num_args = 0..=1, default_missing_value = "")]
+    iommu_bounce: Option<IommuBounceConfig>,
+    /// First serial port: off, null, tty or file=PATH
+    #[arg(long, value_name = "MODE", default_value = "tty")]
+    serial: ConsoleConfig,
+    /// Paravirtual console: off is the only choice yet
+    #[arg(long, value_name = "MODE", default_value = "off")]
+    console: ConsoleConfig,
+    /// Where to write events as JSON, one a line: path=FILE or fd=NUMBER
+    #[arg(long, value_name = "path=FILE|fd=N")]
+    event_monitor: Option<EventMonitorConfig>,
+    /// Log more; twice for still more
+    #[arg(short, action = ArgAction::Count)]
+    verbosity: u8,
+    /// File for the log instead of standard error
+    #[arg(long, value_name = "FILE")]
+    log_file: Option<PathBuf>,
+}
+
+/// Where events go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EventMonitorConfig {
+    /// A file, made anew.
+    Path(PathBuf),
+    /// A descriptor that the parent left open.
+    Fd(i32),
+}
+
+impl std::str::FromStr for EventMonitorConfig {
+    type Err = ConfigError;
+
+    /// Parses `path=FILE` or `fd=NUMBER`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let wrong = || ConfigError::new("--event-monitor", format!("'{text}' is neither path=FILE nor fd=NUMBER"));
+        match text.split_once('=').ok_or_else(wrong)? {
+            ("path", path) if !path.is_empty() => Ok(Self::Path(path.into())),
+            ("fd", number) => {
+                number.parse().ok().filter(|fd| *fd > 2).map(Self::Fd).ok_or_else(|| {
+                    ConfigError::new("--event-monitor fd", format!("'{number}' is no descriptor above 2"))
+                })
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// What the program is to do.
+#[derive(Debug)]
+pub struct Invocation {
+    /// The VM to run.
+    pub vm: VmConfig,
+    /// Where events go.
+    pub event_monitor: Option<EventMonitorConfig>,
+    /// 0 for warnings and errors only, up to 3 for everything.
+    pub verbosity: u8,
+    /// Where the log goes instead of standard error.
+    pub log_file: Option<PathBuf>,
+}
+
+/// How parsing ended when there is nothing to run.
+#[derive(Debug)]
+pub enum CliOutcome {
+    /// Text for standard output: help or version.
+    Information(String),
+    /// One line that says what is wrong and what would be right.
+    Mistake(String),
+}
+
+/// Parses the command line, the program's name first, and checks it.
+pub fn parse<I, T>(arguments: I) -> Result<Invocation, CliOutcome>
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString> + Clone,
+{
+    let cli = Cli::try_parse_from(arguments).map_err(|error| {
+        if error.use_stderr() {
+            CliOutcome::Mistake(one_line(&error))
+        } else {
+            CliOutcome::Information(error.to_string())
+        }
+    })?;
+    let mistake = |error: ConfigError| CliOutcome::Mistake(error.to_string());
+    if cli.console.mode != ConsoleMode::Off {
+        return Err(mistake(ConfigError::new("--console", "only 'off' is supported; use --serial")));
+    }
+    let vm = VmConfig {
+        payload: PayloadConfig { kernel: cli.kernel, initramfs: cli.initramfs, cmdline: cli.cmdline },
+        cpus: cli.cpus,
+        memory: cli.memory,
+        devices: cli.devices,
+        serial: cli.serial,
+        iommu_bounce: cli.iommu_bounce,
+    };
+    vm.validate().map_err(mistake)?;
+    Ok(Invocation { vm, event_monitor: cli.event_monitor, verbosity: cli.verbosity.min(3), log_file: cli.log_file })
+}
+
+/// The first paragraph of clap's message as one line, without what it is prefixed with. Our own errors already name
+/// their option.
+fn one_line(error: &clap::Error) -> String {
+    if let (clap::error::ErrorKind::ValueValidation, Some(source)) = (error.kind(), std::error::Error::source(error)) {
+        return source.to_string();
+    }
+    let text = error.to_string();
+    let paragraph = text.split("\n\n").next().unwrap_or_default();
+    let line = paragraph.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let tip = text.lines().map(str::trim).find_map(|line| line.strip_prefix("tip: "));
+    let message = line.strip_prefix("error: ").unwrap_or(&line);
+    format!("{message}; {}", tip.unwrap_or("see 'carom --help'"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mistake(arguments: &[&str]) -> String {
+        let all = ["carom"].iter().chain(arguments);
+        match parse(all).unwrap_err() {
+            CliOutcome::Mistake(text) => text,
+            CliOutcome::Information(text) => panic!("information: {text}"),
+        }
+    }
+
+    #[test]
+    fn full_command_line_parses() {
+        let all = "carom --kernel k --initramfs i --cmdline console=ttyS0 --cpus boot=2 --memory size=2G \
+                   --device path=/d,iommu=on --iommu-bounce size=64M --serial tty --console off \
+                   --event-monitor path=/e -v";
+        let invocation = parse(all.split_whitespace()).unwrap();
+        assert_eq!(invocation.vm.cpus.boot_vcpus, 2);
+        assert!(invocation.vm.has_iommu());
+        assert_eq!(invocation.event_monitor, Some(EventMonitorConfig::Path("/e".into())));
+        assert_eq!(invocation.verbosity, 1);
+    }
+
+    #[test]
+    fn bare_iommu_bounce_takes_its_defaults() {
+        let all = ["carom", "--iommu-bounce", "--kernel", "k", "--device", "path=/d,iommu=on"];
+        assert_eq!(parse(all).unwrap().vm.iommu_bounce.unwrap().size, 64 << 20);
+    }
+
+    #[test]
+    fn mistakes_are_one_line_that_names_the_option() {
+        for (arguments, part) in [
+            (&["--kernl", "k"][..], "--kernl"),
+            (&[][..], "--kernel"),
+            (&["--kernel", "k", "--memory", "size=1"][..], "--memory size: 1 bytes"),
+            (&["--kernel", "k", "--memory", "sze=1"][..], "--memory: unknown key 'sze'"),
+            (&["--kernel", "k", "--iommu-bounce"][..], "iommu=on"),
+            (&["--kernel", "k", "--console", "tty"][..], "--console: only 'off'"),
+            (&["--kernel", "k", "--event-monitor", "fd=1"][..], "--event-monitor fd"),
+            (&["--kernel", "k", "extra"][..], "extra"),
+        ] {
+            let text = mistake(arguments);
+            assert!(text.contains(part), "{text}");
+            assert_eq!(text.lines().count(), 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn help_and_version_are_no_mistakes() {
+        for flag in ["--help", "--version"] {
+            assert!(matches!(parse(["carom", flag]), Err(CliOutcome::Information(_))));
+        }
+    }
+}

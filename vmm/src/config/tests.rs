@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+use super::*;
+
+fn config() -> VmConfig {
+    VmConfig {
+        payload: PayloadConfig { kernel: "k".into(), ..Default::default() },
+        cpus: CpusConfig { boot_vcpus: 1 },
+        memory: MemoryConfig { size: 512 * MIB },
+        devices: Vec::new(),
+        serial: "tty".parse().unwrap(),
+        iommu_bounce: None,
+    }
+}
+
+fn refused<T: std::str::FromStr<Err = ConfigError>>(text: &str) -> String {
+    text.parse::<T>().err().expect("must be refused").to_string()
+}
+
+#[test]
+fn arguments_parse_as_cloud_hypervisor_spells_them() {
+    assert_eq!("boot=2".parse::<CpusConfig>().unwrap().boot_vcpus, 2);
+    assert_eq!("size=2G".parse::<MemoryConfig>().unwrap().size, 2 << 30);
+    let device: DeviceConfig = "path=/sys/bus/pci/devices/0000:00:05.0,iommu=on".parse().unwrap();
+    assert!(device.iommu);
+    assert_eq!(device.path, PathBuf::from("/sys/bus/pci/devices/0000:00:05.0"));
+    let serial: ConsoleConfig = "file=/tmp/log".parse().unwrap();
+    assert_eq!((serial.mode, serial.file), (ConsoleMode::File, Some("/tmp/log".into())));
+}
+
+#[test]
+fn bounce_defaults_to_64_mib_and_a_region_as_large() {
+    let bounce: IommuBounceConfig = "".parse().unwrap();
+    assert_eq!((bounce.size, bounce.max, bounce.threshold, bounce.hugepages), (64 * MIB, 64 * MIB, None, false));
+    let bounce: IommuBounceConfig = "size=32M,max=1G,threshold=64K,hugepages=on".parse().unwrap();
+    assert_eq!((bounce.size, bounce.max, bounce.threshold), (32 * MIB, 1 << 30, Some(65536)));
+    assert!(bounce.hugepages);
+}
+
+#[test]
+fn malformed_arguments_name_option_and_rule() {
+    assert_eq!(refused::<CpusConfig>("boot=two"), "--cpus boot: 'two' is no number of CPUs");
+    assert_eq!(refused::<CpusConfig>("max=2"), "--cpus: unknown key 'max', known are: boot");
+    assert!(refused::<MemoryConfig>("size=12Q").starts_with("--memory size: '12Q' is no size"));
+    assert_eq!(refused::<MemoryConfig>("size="), "--memory: 'size=' is needed");
+    assert_eq!(refused::<DeviceConfig>("iommu=on"), "--device: 'path=' is needed");
+    assert_eq!(refused::<DeviceConfig>("path=/x,iommu=yes"), "--device iommu: 'yes' is neither 'on' nor 'off'");
+    assert_eq!(refused::<ConsoleConfig>("pty"), "--serial: 'pty' is none of off, null, tty, file=PATH");
+    assert!(refused::<IommuBounceConfig>("threshold=0").starts_with("--iommu-bounce threshold: '0'"));
+}
+
+#[test]
+fn senseless_memory_sizes_are_refused() {
+    for size in [0, MIB, 31 * MIB, 33 * MIB, 512 * MIB + 1, !(2 * MIB - 1)] {
+        let mut config = config();
+        config.memory.size = size;
+        assert_eq!(config.validate().unwrap_err().field, "--memory size", "{size}");
+    }
+}
+
+#[test]
+fn bounce_without_a_device_behind_the_iommu_is_refused() {
+    let mut config = config();
+    config.iommu_bounce = Some("".parse().unwrap());
+    assert_eq!(config.validate().unwrap_err().field, "--iommu-bounce");
+    config.devices.push("path=/a".parse().unwrap());
+    assert_eq!(config.validate().unwrap_err().field, "--iommu-bounce");
+    config.devices.push("path=/b,iommu=on".parse().unwrap());
+    config.validate().unwrap();
+}
+
+#[test]
+fn bounce_sizes_must_be_whole_chunks_and_max_no_less_than_size() {
+    let mut config = config();
+    config.devices.push("path=/b,iommu=on".parse().unwrap());
+    for (text, field) in [
+        ("size=3M", "--iommu-bounce size"),
+        ("size=0", "--iommu-bounce size"),
+        ("size=64M,max=32M", "--iommu-bounce max"),
+        ("size=64M,max=65M", "--iommu-bounce max"),
+        ("size=64M,max=64G", "--iommu-bounce max"),
+    ] {
+        config.iommu_bounce = Some(text.parse().unwrap());
+        assert_eq!(config.validate().unwrap_err().field, field, "{text}");
+    }
+}
+
+#[test]
+fn the_same_device_twice_is_refused() {
+    let mut config = config();
+    config.devices = vec!["path=/a".parse().unwrap(), "path=/a,iommu=on".parse().unwrap()];
+    assert_eq!(config.validate().unwrap_err().to_string(), "--device path: /a is given twice");
+}
+
+#[test]
+fn vcpu_count_out_of_range_is_refused() {
+    let mut config = config();
+    for count in [0, 255, u32::MAX] {
+        config.cpus.boot_vcpus = count;
+        assert_eq!(config.validate().unwrap_err().field, "--cpus boot");
+    }
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The state of a vCPU: at power-on, and at the entry of a kernel.
+
+use kvm_bindings::{
+    Msrs, kvm_debugregs, kvm_fpu, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
+    kvm_vcpu_events, kvm_xcrs,
+};
+use kvm_ioctls::{Kvm, VcpuFd};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::KvmError;
+use crate::layout::{BOOT_GDT, BOOT_IDT, BOOT_PML4, BOOT_STACK, PAGE_SIZE, PVH_START_INFO, ZERO_PAGE};
+
+/// The time stamp counter: it goes on over a reset, as on a machine, so that the vCPUs' counters stay in step.
+const MSR_TSC: u32 = 0x10;
+/// Default MTRR type and its enable bit (Intel SDM volume 4, `IA32_MTRR_DEF_TYPE`).
+const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
+/// MTRRs on, and memory that none describes is write-back: window memory in a BAR is then cached like RAM, while
+/// ioremap of registers is uncached by the page attribute table.
+const MTRR_ENABLED_WRITE_BACK: u64 = (1 << 11) | 6;
+
+const CR0_PE: u64 = 1 << 0;
+const CR0_ET: u64 = 1 << 4;
+const CR0_PG: u64 = 1 << 31;
+const CR4_PAE: u64 = 1 << 5;
+const EFER_LME: u64 = 1 << 8;
+const EFER_LMA: u64 = 1 << 10;
+const PAGE_PRESENT_WRITABLE: u64 = 3;
+const PAGE_LARGE: u64 = 1 << 7;
+
+/// How the boot processor enters the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// 64-bit entry of the Linux boot protocol (Documentation/arch/x86/boot.rst).
+    Linux64(u64),
+    /// 32-bit PVH entry (Xen's `docs/misc/pvh.pandoc`).
+    Pvh(u64),
+}
+
+/// All state of a vCPU that a reset must put back.
+pub struct VcpuState {
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+    fpu: kvm_fpu,
+    lapic: kvm_lapic_state,
+    msrs: Vec<kvm_msr_entry>,
+    xcrs: Option<kvm_xcrs>,
+    mp_state: kvm_mp_state,
+    events: kvm_vcpu_events,
+    debug: kvm_debugregs,
+}
+
+impl VcpuState {
+    /// Reads the state of a vCPU that has its CPUID and has not run: that of power-on.
+    pub fn save(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Self, KvmError> {
+        Ok(Self {
+            regs: vcpu.get_regs().map_err(KvmError::call("reading registers"))?,
+            sregs: vcpu.get_sregs().map_err(KvmError::call("reading special registers"))?,
+            fpu: vcpu.get_fpu().map_err(KvmError::call("reading the FPU"))?,
+            lapic: vcpu.get_lapic().map_err(KvmError::call("reading the local APIC"))?,
+            msrs: read_msrs(kvm, vcpu)?,
+            // A CPU without XSAVE has none.
+            xcrs: vcpu.get_xcrs().ok(),
+            mp_state: vcpu.get_mp_state().map_err(KvmError::call("reading the run state"))?,
+            events: vcpu.get_vcpu_events().map_err(KvmError::call("reading pending events"))?,
+            debug: vcpu.get_debug_regs().map_err(KvmError::call("reading debug registers"))?,
+        })
+    }
+
+    /// Puts a vCPU that is not running back to this state.
+    pub fn restore(&self, vcpu: &VcpuFd) -> Result<(), KvmError> {
+        vcpu.set_mp_state(self.mp_state).map_err(KvmError::call("resetting the run state"))?;
+        vcpu.set_regs(&self.regs).map_err(KvmError::call("resetting registers"))?;
+        vcpu.set_sregs(&self.sregs).map_err(KvmError::call("resetting special registers"))?;
+        if let Some(xcrs) = &self.xcrs {
+            vcpu.set_xcrs(xcrs).map_err(KvmError::call("resetting extended control registers"))?;
+        }
+        vcpu.set_fpu(&self.fpu).map_err(KvmError::call("resetting the FPU"))?;
+        for entry in &self.msrs {
+            // One at a time: a register that this host lets be read but not written must not stop the others.
+            write_msr(vcpu, *entry)?;
+        }
+        vcpu.set_lapic(&self.lapic).map_err(KvmError::call("resetting the local APIC"))?;
+        vcpu.set_debug_regs(&self.debug).map_err(KvmError::call("resetting debug registers"))?;
+        vcpu.set_vcpu_events(&self.events).map_err(KvmError::call("resetting pending events"))
+    }
+}
+
+fn read_msrs(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>, KvmError> {
+    let list = kvm.get_msr_index_list().map_err(KvmError::call("listing model-specific registers"))?;
+    let mut read = Vec::with_capacity(list.as_slice().len());
+    for index in list.as_slice() {
+        if *index == MSR_TSC {
+            continue;
+        }
+        let entry = kvm_msr_entry { index: *index, ..Default::default() };
+        let Ok(mut one) = Msrs::from_entries(&[entry]) else { continue };
+        if vcpu.get_msrs(&mut one).is_ok_and(|count| count == 1) {
+            read.extend_from_slice(one.as_slice());
+        }
+    }
+    Ok(read)
+}
+
+fn write_msr(vcpu: &VcpuFd, entry: kvm_msr_entry) -> Result<(), KvmError> {
+    let one = Msrs::from_entries(&[entry]).map_err(|_| KvmError::Missing("model-specific registers"))?;
+    match vcpu.set_msrs(&one) {
+        Ok(1) => {}
+        Ok(_) => log::debug!("model-specific register {:#x} cannot be written", entry.index),
+        Err(error) => return Err(KvmError::call(format!("writing MSR {:#x}", entry.index))(error)),
+    }
+    Ok(())
+}
+
+/// Sets the default MTRR type of a vCPU to write-back.
+pub fn set_mtrr_write_back(vcpu: &VcpuFd) -> Result<(), KvmError> {
+    write_msr(vcpu, kvm_msr_entry { index: MSR_MTRR_DEF_TYPE, data: MTRR_ENABLED_WRITE_BACK, ..Default::default() })
+}
+
+/// Sets the boot processor up to enter the kernel, whose page tables and descriptor table [`write_tables`] has made.
+pub fn set_entry(vcpu: &VcpuFd, entry: Entry) -> Result<(), KvmError> {
+    let mut sregs = vcpu.get_sregs().map_err(KvmError::call("reading special registers"))?;
+    let regs = match entry {
+        Entry::Linux64(rip) => {
+            long_mode(&mut sregs);
+            kvm_regs { rflags: 2, rip, rsp: BOOT_STACK, rbp: BOOT_STACK, rsi: ZERO_PAGE, ..Default::default() }
+        }
+        Entry::Pvh(rip) => {
+            protected_mode(&mut sregs);
+            kvm_regs { rflags: 2, rip, rbx: PVH_START_INFO, ..Default::default() }
+        }
+    };
+    vcpu.set_sregs(&sregs).map_err(KvmError::call("setting special registers"))?;
+    vcpu.set_regs(&regs).map_err(KvmError::call("setting registers"))
+}
+
+/// Writes the boot processor's descriptor table and page tables: 1 GiB mapped one to one by 2 MiB pages.
+pub fn write_tables(memory: &GuestMemoryMmap) -> Result<(), vm_memory::GuestMemoryError> {
+    let mut tables = Vec::new();
+    for (index, descriptor) in descriptors(true).into_iter().enumerate() {
+        tables.push((BOOT_GDT + 8 * index as u64, descriptor));
+    }
+    tables.push((BOOT_IDT, 0));
+    let (pdpt, pd) = (BOOT_PML4 + PAGE_SIZE, BOOT_PML4 + 2 * PAGE_SIZE);
+    tables.push((BOOT_PML4, pdpt | PAGE_PRESENT_WRITABLE));
+    tables.push((pdpt, pd | PAGE_PRESENT_WRITABLE));
+    tables.extend((0..512).map(|i| (pd + 8 * i, (i << 21) | PAGE_PRESENT_WRITABLE | PAGE_LARGE)));
+    tables.into_iter().try_for_each(|(address, value)| memory.write_obj(value, GuestAddress(address)))
+}
+
+/// Null, code, data and task descriptors, at the selectors that the boot protocols name (0x10 and 0x18 for Linux).
+fn descriptors(long: bool) -> [u64; 5] {
+    let code = if long { 0x00af_9b00_0000_ffff } else { 0x00cf_9b00_0000_ffff };
+    [0, 0, code, 0x00cf_9300_0000_ffff, 0x008f_8b00_0000_ffff]
+}
+
+fn segment(selector: u16, type_: u8) -> kvm_segment {
+    kvm_segment {
+        base: 0,
+        limit: 0xffff_ffff,
+        selector,
+        type_,
+        present: 1,
+        dpl: 0,
+        db: 1,
+        s: 1,
+        l: 0,
+        g: 1,
+        ..Default::default()
+    }
+}
+
+fn flat_segments(sregs: &mut kvm_sregs) {
+    let data = segment(0x18, 3);
+    sregs.cs = segment(0x10, 11);
+    (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
+    sregs.tr = kvm_segment { limit: 0x67, s: 0, db: 0, g: 0, ..segment(0x20, 11) };
+    (sregs.gdt.base, sregs.gdt.limit) = (BOOT_GDT, 39);
+    (sregs.idt.base, sregs.idt.limit) = (BOOT_IDT, 7);
+}
+
+fn protected_mode(sregs: &mut kvm_sregs) {
+    flat_segments(sregs);
+    sregs.cr0 = CR0_PE | CR0_ET;
+    sregs.cr4 = 0;
+    sregs.efer = 0;
+}
+
+fn long_mode(sregs: &mut kvm_sregs) {
+    flat_segments(sregs);
+    (sregs.cs.l, sregs.cs.db) = (1, 0);
+    sregs.cr0 = CR0_PE | CR0_ET | CR0_PG;
+    sregs.cr3 = BOOT_PML4;
+    sregs.cr4 = CR4_PAE;
+    sregs.efer = EFER_LME | EFER_LMA;
+}

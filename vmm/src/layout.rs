@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The guest-physical address map.
+//!
+//! ```text
+//! 0            RAM, with boot data structures in its first MiB
+//! 0xc000_0000  32-bit PCI hole: bounce-window aperture (IOVA only), then 32-bit BARs
+//! 0xf800_0000  ECAM of bus 0
+//! 0xfec0_0000  I/O APIC, local APICs (MSI), KVM's own pages
+//! 4 GiB        the rest of RAM
+//! above        64-bit BARs
+//! ```
+
+use std::ops::RangeInclusive;
+
+/// Bytes in a GiB.
+pub const GIB: u64 = 1 << 30;
+/// Bytes in a MiB.
+pub const MIB: u64 = 1 << 20;
+
+/// Global descriptor table of the boot processor.
+pub const BOOT_GDT: u64 = 0x500;
+/// Where the boot processor's interrupt descriptor table would be; it is empty.
+pub const BOOT_IDT: u64 = 0x520;
+/// PVH `hvm_start_info`, or its modules and memory map right behind it.
+pub const PVH_START_INFO: u64 = 0x6000;
+/// PVH list of modules.
+pub const PVH_MODULES: u64 = 0x6040;
+/// PVH memory map.
+pub const PVH_MEMORY_MAP: u64 = 0x6100;
+/// Linux `boot_params` (the "zero page").
+pub const ZERO_PAGE: u64 = 0x7000;
+/// Stack of the boot processor, growing down.
+pub const BOOT_STACK: u64 = 0x8ff0;
+/// Top-level page table of the boot processor; two more levels follow, a page each.
+pub const BOOT_PML4: u64 = 0x9000;
+/// Kernel command line.
+pub const CMDLINE: u64 = 0x2_0000;
+/// Room for the kernel command line and its terminating zero, in bytes.
+pub const CMDLINE_MAX: usize = 0x1_0000;
+/// End of conventional memory; what the legacy VGA and BIOS areas would take follows.
+pub const LOW_RAM_END: u64 = 0xa_0000;
+/// ACPI tables, starting with the RSDP (where firmware-less kernels search for it).
+pub const ACPI_TABLES: u64 = 0xe_0000;
+/// First address of memory that kernels are loaded to.
+pub const HIGH_RAM_START: u64 = 0x10_0000;
+
+/// End of RAM below 4 GiB, where the 32-bit PCI hole starts.
+pub const LOW_MEMORY_END: u64 = 3 * GIB;
+/// Start of RAM above 4 GiB.
+pub const HIGH_MEMORY_START: u64 = 4 * GIB;
+/// What guest RAM must not exceed: 1 TiB, the reach of 40-bit addressing, less what the 64-bit BARs need.
+pub const MAX_MEMORY: u64 = 512 * GIB;
+
+/// IOVA aperture of bounce windows. It lies in the PCI hole, which the guest's DMA layer never hands out, so no
+/// mapping's IOVA can fall into it; no BAR is placed here either.
+pub const WINDOW_APERTURE: RangeInclusive<u64> = 0xc000_0000..=0xdfff_ffff;
+/// 32-bit BARs.
+pub const PCI_MEM32: RangeInclusive<u64> = 0xe000_0000..=0xf7ff_ffff;
+/// All of the 32-bit PCI hole that the host bridge claims in ACPI: aperture and BARs.
+pub const PCI_HOLE: RangeInclusive<u64> = 0xc000_0000..=0xf7ff_ffff;
+/// I/O BARs.
+pub const PCI_IO: RangeInclusive<u64> = 0x1000..=0xffff;
+/// ECAM of segment 0, bus 0 only.
+pub const PCI_ECAM: u64 = 0xf800_0000;
+/// Bytes of ECAM for one bus.
+pub const PCI_ECAM_SIZE: u64 = MIB;
+/// Legacy PCI configuration ports.
+pub const PCI_CONFIG_PORTS: RangeInclusive<u64> = 0xcf8..=0xcff;
+
+/// I/O APIC.
+pub const IO_APIC: u32 = 0xfec0_0000;
+/// Local APIC of each CPU.
+pub const LOCAL_APIC: u32 = 0xfee0_0000;
+/// MSI doorbells: what virtio-iommu reports as the MSI window.
+pub const MSI_WINDOW: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
+/// Three pages that KVM needs on Intel hosts for real-mode emulation.
+pub const KVM_TSS: usize = 0xfffb_d000;
+/// One page that KVM needs on Intel hosts, for an identity-mapped page table.
+pub const KVM_IDENTITY_MAP: u64 = 0xfffb_c000;
+
+/// First COM port.
+pub const SERIAL_PORT: u64 = 0x3f8;
+/// Interrupt line of the first COM port.
+pub const SERIAL_IRQ: u32 = 4;
+/// ACPI sleep control, sleep status and reset registers, a byte each.
+pub const ACPI_PORTS: u64 = 0x600;
+/// Interrupt lines of the I/O APIC; message-signalled interrupts are numbered from here.
+pub const FIRST_MSI_GSI: u32 = 24;
+
+/// Size of a page of guest and host.
+pub const PAGE_SIZE: u64 = 4096;

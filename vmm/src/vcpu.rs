@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! vCPU threads: each runs its vCPU, handles its exits, and pauses or stops when the VM says so.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use devices::platform::Space;
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+
+use crate::address_space::IoMap;
+use crate::vm::VmEvent;
+
+/// How long to wait for a vCPU to notice that it is to pause before it is signalled again: the signal is lost if it
+/// comes between the look at the order and the entry into the guest.
+const KICK_AGAIN: Duration = Duration::from_millis(5);
+
+/// What a vCPU is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Run,
+    Pause,
+    Stop,
+}
+
+struct State {
+    order: Order,
+    /// Whether the thread is out of the guest and will not enter it while the order is `Pause`.
+    parked: bool,
+}
+
+/// What the VM and one vCPU thread share.
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Whether the order is `Run`: what the thread looks at after each exit, without the lock.
+    running: AtomicBool,
+    vcpu: Mutex<VcpuFd>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_order(&self, state: &mut State, order: Order) {
+        state.order = order;
+        self.running.store(order == Order::Run, Ordering::Release);
+        self.changed.notify_all();
+    }
+}
+
+/// A vCPU with its thread.
+pub struct Vcpu {
+    id: u32,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+extern "C" fn kicked(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+impl Vcpu {
+    /// Starts the thread of vCPU `id`, paused.
+    pub fn spawn(id: u32, vcpu: VcpuFd, io_map: Arc<IoMap>, events: Sender<VmEvent>) -> io::Result<Self> {
+        register_signal_handler(SIGRTMIN(), kicked)?;
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State { order: Order::Pause, parked: false }),
+            changed: Condvar::new(),
+            running: AtomicBool::new(false),
+            vcpu: Mutex::new(vcpu),
+        });
+        let of_thread = shared.clone();
+        let thread = thread::Builder::new().name(format!("vcpu{id}")).spawn(move || {
+            let runner = Runner { id, shared: of_thread, io_map, events };
+            // A panic must end the VM, not leave it without one of its CPUs.
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runner.run())).is_err() {
+                runner.report(VmEvent::Failed(format!("vCPU {id}: its thread panicked")));
+                runner.shared.state().parked = true;
+                runner.shared.changed.notify_all();
+            }
+        })?;
+        Ok(Self { id, shared, thread: Some(thread) })
+    }
+
+    /// Number of the vCPU.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Calls `change` with the vCPU, which must be paused.
+    pub fn with_fd<R>(&self, change: impl FnOnce(&VcpuFd) -> R) -> R {
+        change(&self.shared.vcpu.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Lets the vCPU run.
+    pub fn resume(&self) {
+        let mut state = self.shared.state();
+        if state.order == Order::Pause {
+            state.parked = false;
+            self.shared.set_order(&mut state, Order::Run);
+        }
+    }
+
+    /// Tells the vCPU to pause; [`Vcpu::wait_paused`] waits until it does.
+    pub fn pause(&self) {
+        self.give(Order::Pause);
+    }
+
+    /// Waits until the vCPU is out of the guest.
+    pub fn wait_paused(&self) {
+        let mut state = self.shared.state();
+        while !state.parked && state.order != Order::Stop {
+            self.kick();
+            let (next, _) = self.shared.changed.wait_timeout(state, KICK_AGAIN).unwrap_or_else(PoisonError::into_inner);
+            state = next;
+        }
+    }
+
+    fn give(&self, order: Order) {
+        let mut state = self.shared.state();
+        if state.order != Order::Stop {
+            self.shared.set_order(&mut state, order);
+        }
+        drop(state);
+        self.kick();
+    }
+
+    fn kick(&self) {
+        if let Some(Err(error)) = self.thread.as_ref().map(|thread| thread.kill(SIGRTMIN())) {
+            log::debug!("vCPU {}: signalling its thread: {error}", self.id);
+        }
+    }
+}
+
+impl Drop for Vcpu {
+    fn drop(&mut self) {
+        self.give(Order::Stop);
+        let Some(thread) = self.thread.take() else { return };
+        while !thread.is_finished() {
+            // As long as the thread is not joined, its handle can be signalled.
+            if thread.kill(SIGRTMIN()).is_err() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        if thread.join().is_err() {
+            log::error!("vCPU {}: its thread panicked", self.id);
+        }
+    }
+}
+
+/// The thread's side.
+struct Runner {
+    id: u32,
+    shared: Arc<Shared>,
+    io_map: Arc<IoMap>,
+    events: Sender<VmEvent>,
+}
+
+impl Runner {
+    fn report(&self, event: VmEvent) {
+        // The VM is gone when nobody listens, and so is this thread in a moment.
+        let _ = self.events.send(event);
+    }
+
+    fn run(&self) {
+        loop {
+            let mut state = self.shared.state();
+            while state.order == Order::Pause {
+                state.parked = true;
+                self.shared.changed.notify_all();
+                state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            let order = state.order;
+            drop(state);
+            if order == Order::Stop {
+                return;
+            }
+            let mut vcpu = self.shared.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
+            while self.shared.running.load(Ordering::Acquire) {
+                if let Err(event) = self.enter(&mut vcpu) {
+                    self.report(event);
+                    self.halt();
+                }
+            }
+            complete_io(&mut vcpu);
+        }
+    }
+
+    /// Waits, out of the guest, until the VM has decided what becomes of an exit that this vCPU cannot handle.
+    fn halt(&self) {
+        let mut state = self.shared.state();
+        while state.order == Order::Run {
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Runs the guest until its next exit and handles that.
+    fn enter(&self, vcpu: &mut VcpuFd) -> Result<(), VmEvent> {
+        match vcpu.run() {
+            Ok(VcpuExit::MmioWrite(address, data)) => self.io_map.write(Space::Memory, address, data),
+            Ok(VcpuExit::MmioRead(address, data)) => self.io_map.read(Space::Memory, address, data),
+            Ok(VcpuExit::IoOut(port, data)) => self.io_map.write(Space::Port, port.into(), data),
+            Ok(VcpuExit::IoIn(port, data)) => self.io_map.read(Space::Port, port.into(), data),
+            Ok(VcpuExit::Shutdown) => {
+                log::warn!("vCPU {}: triple fault; the guest is reset", self.id);
+                return Err(VmEvent::Reset);
+            }
+            Ok(VcpuExit::SystemEvent(kind, _)) => return Err(system_event(kind)),
+            Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen) => {}
+            Ok(exit) => {
+                let exit = format!("{exit:?}");
+                return Err(VmEvent::Failed(format!("vCPU {}: KVM gave up: {exit}", self.id)));
+            }
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+            Err(error) => return Err(VmEvent::Failed(format!("vCPU {}: running it: {error}", self.id))),
+        }
+        Ok(())
+    }
+}
+
+fn system_event(kind: u32) -> VmEvent {
+    match kind {
+        kvm_bindings::KVM_SYSTEM_EVENT_SHUTDOWN => VmEvent::PowerOff,
+        kvm_bindings::KVM_SYSTEM_EVENT_RESET => VmEvent::Reset,
+        kvm_bindings::KVM_SYSTEM_EVENT_CRASH => VmEvent::Failed("the guest reported a crash".into()),
+        kind => VmEvent::Failed(format!("KVM reported system event {kind}, which is not known")),
+    }
+}
+
+/// Lets KVM finish an access whose result is still to reach the guest's registers, without entering the guest: who
+/// changes or reads registers afterwards sees them complete.
+fn complete_io(vcpu: &mut VcpuFd) {
+    vcpu.set_kvm_immediate_exit(1);
+    // It ends at once with EINTR, whatever it did.
+    let _ = vcpu.run();
+    vcpu.set_kvm_immediate_exit(0);
+}

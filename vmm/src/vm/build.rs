@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Building a VM from its configuration.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+
+use devices::legacy::power::{self, PowerRegisters, PowerRequest};
+use devices::legacy::serial::{self, SerialPort};
+use devices::pci::{BarWindows, ConfigPorts, Ecam, PciAddress, PciRoot};
+use devices::platform::{AddressSpace, Space};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::passthrough::{self, Passthrough, Surroundings};
+use super::{Vm, VmError, VmEvent, load};
+use crate::acpi;
+use crate::address_space::IoMap;
+use crate::boot::Payload;
+use crate::config::{ConsoleMode, VmConfig};
+use crate::event_monitor::EventMonitor;
+use crate::kvm::cpuid::CpuidTemplate;
+use crate::kvm::msi::KvmMsi;
+use crate::kvm::registers::{VcpuState, set_mtrr_write_back};
+use crate::kvm::slots::KvmSlots;
+use crate::kvm::{IrqchipState, KvmError, KvmVm};
+use crate::layout::{ACPI_PORTS, GIB, PCI_ECAM, PCI_IO, PCI_MEM32, SERIAL_IRQ, SERIAL_PORT};
+use crate::memory;
+use crate::terminal::{self, RawMode};
+use crate::vcpu::Vcpu;
+
+/// Where 64-bit BARs start where RAM leaves the place free: far enough that RAM could grow.
+const MEM64_ALIGN: u64 = 64 * GIB;
+
+impl Vm {
+    /// Builds the VM. What the user may have got wrong comes first, and the terminal is touched last, so that a
+    /// mistake leaves nothing behind.
+    pub fn new(config: &VmConfig, monitor: EventMonitor) -> Result<Self, VmError> {
+        let kvm = KvmVm::new()?;
+        let cpuid = CpuidTemplate::new(&kvm.kvm, config.cpus.boot_vcpus)?;
+        let machine = describe(config, cpuid.physical_bits());
+        let ram_size = config.memory.size;
+        let memory = memory::create(ram_size)?;
+        let payload = Payload::open(&config.payload)?;
+        load(&payload, &memory, ram_size, &machine)?;
+
+        let slots = Arc::new(KvmSlots::new(kvm.fd.clone(), kvm.kvm.get_nr_memslots()));
+        memory::show(&memory, slots.as_ref())?;
+        let io_map = Arc::new(IoMap::default());
+        let (sender, events) = mpsc::channel();
+        add_power_registers(&io_map, sender.clone())?;
+        let pci = add_root_bus(&io_map, &machine)?;
+        let msi = KvmMsi::new(kvm.fd.clone())
+            .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
+        let surroundings = Surroundings { kvm: &kvm, memory: &memory, slots, msi: Arc::new(msi), pci: &pci };
+        let Passthrough { iommu, ram } = passthrough::add_devices(config, &machine, &surroundings)?;
+
+        let mut vcpus = Vec::new();
+        let mut initial = Vec::new();
+        for id in 0..config.cpus.boot_vcpus {
+            let fd = kvm.create_vcpu(id)?;
+            fd.set_cpuid2(&cpuid.for_vcpu(id)?).map_err(KvmError::call(format!("setting CPUID of vCPU {id}")))?;
+            initial.push(VcpuState::save(&kvm.kvm, &fd)?);
+            set_mtrr_write_back(&fd)?;
+            let vcpu = Vcpu::spawn(id, fd, io_map.clone(), sender.clone())
+                .map_err(|source| VmError::Device { what: "starting a vCPU's thread", source })?;
+            vcpus.push(vcpu);
+        }
+        let initial_irqchip = IrqchipState::save(&kvm.fd)?;
+        let terminal = add_serial_port(config, &kvm, &io_map)?;
+        Ok(Self {
+            vcpus,
+            initial,
+            initial_irqchip,
+            pci,
+            iommu,
+            _ram: ram,
+            machine,
+            payload,
+            kvm,
+            memory,
+            ram_size,
+            monitor,
+            events,
+            _sender: sender,
+            _terminal: terminal,
+        })
+    }
+}
+
+/// What the ACPI tables say of the VM: its CPUs, and which function sits where.
+fn describe(config: &VmConfig, physical_bits: u8) -> acpi::Machine {
+    let addresses = passthrough::addresses(config);
+    let behind: Vec<PciAddress> = config
+        .devices
+        .iter()
+        .zip(&addresses)
+        .filter_map(|(device, address)| device.iommu.then_some(*address))
+        .collect();
+    acpi::Machine {
+        vcpus: config.cpus.boot_vcpus,
+        mem64: mem64(config.memory.size, physical_bits),
+        iommu: config.has_iommu().then_some((passthrough::IOMMU_ADDRESS, behind)),
+        serial: config.serial.mode != ConsoleMode::Off,
+    }
+}
+
+/// Where 64-bit BARs go: the upper end of what the guest's CPUs can address.
+fn mem64(ram_size: u64, physical_bits: u8) -> RangeInclusive<u64> {
+    let end = 1u64 << physical_bits;
+    let start = memory::end(ram_size).next_multiple_of(MEM64_ALIGN);
+    if start < end { start..=end - 1 } else { memory::end(ram_size)..=end.max(memory::end(ram_size) + GIB) - 1 }
+}
+
+fn add_power_registers(io_map: &IoMap, events: Sender<VmEvent>) -> Result<(), VmError> {
+    let registers = PowerRegisters::new(move |request| {
+        let event = match request {
+            PowerRequest::PowerOff => VmEvent::PowerOff,
+            PowerRequest::Reset => VmEvent::Reset,
+        };
+        // Nobody listens any more only when the VM is ending.
+        let _ = events.send(event);
+    });
+    io_map
+        .insert(Space::Port, ACPI_PORTS, power::REGISTERS_LEN, Arc::new(registers))
+        .map_err(|source| VmError::Device { what: "placing the ACPI registers", source })
+}
+
+fn add_root_bus(io_map: &Arc<IoMap>, machine: &acpi::Machine) -> Result<Arc<PciRoot>, VmError> {
+    let windows = BarWindows { io: PCI_IO, mem32: PCI_MEM32, mem64: machine.mem64.clone() };
+    let root = Arc::new(PciRoot::new(io_map.clone(), windows)?);
+    let place = |source| VmError::Device { what: "placing PCI configuration space", source };
+    io_map.insert(Space::Memory, PCI_ECAM, Ecam::SIZE, Arc::new(Ecam::new(root.clone()))).map_err(place)?;
+    let ports = Arc::new(ConfigPorts::new(root.clone()));
+    io_map.insert(Space::Port, ConfigPorts::BASE, ConfigPorts::SIZE, ports).map_err(place)?;
+    Ok(root)
+}
+
+/// Adds the serial port and connects it; with `tty`, sets the terminal to raw mode and forwards its input.
+fn add_serial_port(config: &VmConfig, kvm: &KvmVm, io_map: &IoMap) -> Result<Option<RawMode>, VmError> {
+    let output: Box<dyn Write + Send> = match config.serial.mode {
+        ConsoleMode::Off => return Ok(None),
+        ConsoleMode::Null => Box::new(io::sink()),
+        ConsoleMode::Tty => Box::new(io::stdout()),
+        ConsoleMode::File => {
+            let path = config.serial.file.clone().unwrap_or_default();
+            let fail = |source| VmError::File { option: "--serial", path: path.display().to_string(), source };
+            Box::new(File::create(&path).map_err(fail)?)
+        }
+    };
+    let fail = |source| VmError::Device { what: "setting the serial port up", source };
+    let interrupt = EventFd::new(EFD_NONBLOCK).map_err(fail)?;
+    kvm.fd.register_irqfd(&interrupt, SERIAL_IRQ).map_err(KvmError::call("connecting the serial port's interrupt"))?;
+    let port = Arc::new(SerialPort::new(interrupt, output));
+    io_map.insert(Space::Port, SERIAL_PORT, serial::REGISTERS_LEN, port.clone()).map_err(fail)?;
+    if config.serial.mode != ConsoleMode::Tty {
+        return Ok(None);
+    }
+    let raw =
+        RawMode::enter().map_err(|source| VmError::Device { what: "setting the terminal to raw mode", source })?;
+    terminal::forward_input(port).map_err(fail)?;
+    Ok(raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_of_64_bits_lie_above_ram_and_within_reach() {
+        assert_eq!(mem64(2 * GIB, 40), 64 * GIB..=1024 * GIB - 1);
+        assert_eq!(mem64(100 * GIB, 39), 128 * GIB..=512 * GIB - 1);
+        let tight = mem64(40 * GIB, 36);
+        assert!(*tight.start() >= memory::end(40 * GIB));
+    }
+}
