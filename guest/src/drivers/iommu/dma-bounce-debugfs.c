@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Statistics of bounce pools: /sys/kernel/debug/iommu_bounce/domainN/stats, lines of `key value`
+ */
+
+#include <linux/debugfs.h>
+#include <linux/seq_file.h>
+
+#include "dma-bounce-pool.h"
+
+static struct dentry *dma_bounce_dir;
+
+static const char * const kind_names[DMA_BOUNCE_KINDS] = {
+	[DMA_BOUNCE_READ]	= "read",
+	[DMA_BOUNCE_WRITE]	= "write",
+	[DMA_BOUNCE_RW]		= "rw",
+};
+
+static const char * const stat_names[DMA_BOUNCE_STATS] = {
+	[DMA_BOUNCE_PAGES]		= "bounced_pages",
+	[DMA_BOUNCE_LISTS]		= "bounced_lists",
+	[DMA_BOUNCE_BYTES_IN]		= "bytes_in",
+	[DMA_BOUNCE_BYTES_OUT]		= "bytes_out",
+	[DMA_BOUNCE_UNWRITTEN]		= "not_copied_back",
+	[DMA_BOUNCE_FB_STARTING]	= "fallback_starting",
+	[DMA_BOUNCE_FB_FULL]		= "fallback_full",
+	[DMA_BOUNCE_FB_SIZE]		= "fallback_size",
+	[DMA_BOUNCE_FB_LAYOUT]		= "fallback_layout",
+	[DMA_BOUNCE_FB_MASK]		= "fallback_mask",
+	[DMA_BOUNCE_FB_ATTRS]		= "fallback_attrs",
+	[DMA_BOUNCE_FB_MEMORY]		= "fallback_memory",
+};
+
+static u64 stat_sum(struct dma_bounce_pool *pool, enum dma_bounce_stat stat)
+{
+	u64 sum = 0;
+	int cpu;
+
+	for_each_possible_cpu(cpu)
+		sum += READ_ONCE(per_cpu_ptr(pool->stats, cpu)->count[stat]);
+	return sum;
+}
+
+static unsigned int cached_slots(struct dma_bounce_pool *pool, unsigned int kind,
+				 unsigned int class)
+{
+	unsigned int n = 0;
+	int cpu;
+
+	for_each_possible_cpu(cpu)
+		n += READ_ONCE(per_cpu_ptr(pool->cpus, cpu)->n[kind][class]);
+	return n;
+}
+
+static void show_slots(struct seq_file *m, struct dma_bounce_pool *pool)
+{
+	unsigned int kind, class, nslots, nfree;
+	struct dma_bounce_depot *depot;
+
+	for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++) {
+		for (class = 0; class < DMA_BOUNCE_CLASSES; class++) {
+			depot = &pool->depots[kind][class];
+			spin_lock_irq(&depot->lock);
+			nslots = depot->nslots;
+			nfree = depot->nfree;
+			spin_unlock_irq(&depot->lock);
+			if (!nslots)
+				continue;
+			seq_printf(m, "slots_%s_%lu %u\n", kind_names[kind],
+				   1UL << (class + DMA_BOUNCE_MIN_SHIFT), nslots);
+			seq_printf(m, "free_%s_%lu %u\n", kind_names[kind],
+				   1UL << (class + DMA_BOUNCE_MIN_SHIFT),
+				   nfree + cached_slots(pool, kind, class));
+		}
+	}
+}
+
+static int stats_show(struct seq_file *m, void *unused)
+{
+	struct dma_bounce_pool *pool = m->private;
+	unsigned int i;
+
+	mutex_lock(&pool->mutex);
+	seq_printf(m, "device %s\nprovider %s\nactive %d\n", pool->name, pool->ops->name,
+		   pool->active);
+	seq_printf(m, "iova_start %#llx\niova_len %llu\nchunk_size %lu\n", (u64)pool->base,
+		   pool->len, pool->len ? 1UL << pool->chunk_shift : 0);
+	seq_printf(m, "threshold %zu\nbudget %llu\n", pool->threshold, pool->budget);
+	seq_printf(m, "chunks %u\nchunk_bytes %llu\npeak_chunk_bytes %llu\n", pool->nchunks,
+		   pool->backed, pool->peak);
+	seq_printf(m, "chunk_adds %llu\nchunk_dels %llu\nchunk_failures %llu\n", pool->adds,
+		   pool->dels, pool->failures);
+	seq_printf(m, "chunks_recycled %llu\nslots_orphaned %llu\n", pool->recycled,
+		   pool->orphaned);
+	for (i = 0; i < DMA_BOUNCE_STATS; i++)
+		seq_printf(m, "%s %llu\n", stat_names[i], stat_sum(pool, i));
+	if (pool->len)
+		show_slots(m, pool);
+	mutex_unlock(&pool->mutex);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(stats);
+
+/**
+ * dma_bounce_debugfs_add - show a pool's statistics
+ * @pool: the pool
+ */
+void dma_bounce_debugfs_add(struct dma_bounce_pool *pool)
+{
+	char name[24];
+
+	snprintf(name, sizeof(name), "domain%d", pool->id);
+	if (!dma_bounce_dir)
+		dma_bounce_dir = debugfs_create_dir("iommu_bounce", NULL);
+	pool->dir = debugfs_create_dir(name, dma_bounce_dir);
+	debugfs_create_file("stats", 0400, pool->dir, pool, &stats_fops);
+}
+
+/**
+ * dma_bounce_debugfs_del - the opposite of dma_bounce_debugfs_add()
+ * @pool: the pool
+ */
+void dma_bounce_debugfs_del(struct dma_bounce_pool *pool)
+{
+	debugfs_remove_recursive(pool->dir);
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Bounce memory from the kernel's own pages, for any IOMMU: allocated and mapped once.
+ */
+
+#include <linux/dma-mapping.h>
+#include <linux/gfp.h>
+#include <linux/iova.h>
+#include <linux/mm.h>
+
+#include "dma-bounce-pool.h"
+
+#define PAGE_CHUNK_SIZE		SZ_2M
+/* The most memory that one domain's pool takes, if that is no large part of all memory */
+#define PAGE_POOL_SIZE		SZ_64M
+#define PAGE_POOL_MEMORY_PART	8
+
+static int page_limits(struct iommu_domain *domain, struct iommu_bounce_limits *limits)
+{
+	struct dma_bounce_pool *pool = domain->bounce;
+	struct iova_domain *iovad = pool->iovad;
+	unsigned long shift = iova_shift(iovad);
+	u64 last = READ_ONCE(pool->mask);
+	struct iova *iova = NULL;
+
+	limits->chunk_size = PAGE_CHUNK_SIZE;
+	limits->len = PAGE_POOL_SIZE;
+	limits->budget = min_t(u64, PAGE_POOL_SIZE,
+			       ((u64)totalram_pages() << PAGE_SHIFT) / PAGE_POOL_MEMORY_PART);
+	if (pool->len) {
+		limits->iova = pool->base;
+		return 0;
+	}
+	if (domain->geometry.force_aperture)
+		last = min_t(u64, last, domain->geometry.aperture_end);
+	/* Other devices of the domain may reach less: stay below 4 GiB if there is room. */
+	if (last > DMA_BIT_MASK(32))
+		iova = alloc_iova(iovad, PAGE_POOL_SIZE >> shift, DMA_BIT_MASK(32) >> shift, true);
+	if (!iova)
+		iova = alloc_iova(iovad, PAGE_POOL_SIZE >> shift, last >> shift, true);
+	if (!iova)
+		return -ENOSPC;
+	limits->iova = iova_dma_addr(iovad, iova);
+	return 0;
+}
+
+static void *page_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot)
+{
+	gfp_t gfp = GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN | __GFP_NORETRY;
+	unsigned int order = get_order(*size);
+	struct page *page;
+	int ret;
+
+	while (!(page = alloc_pages(gfp, order))) {
+		if (order-- == get_order(DMA_BOUNCE_MAX_SLOT))
+			return ERR_PTR(-ENOMEM);
+	}
+	*size = PAGE_SIZE << order;
+	ret = iommu_map(domain, iova, page_to_phys(page), *size, prot | IOMMU_CACHE, GFP_KERNEL);
+	if (ret) {
+		__free_pages(page, order);
+		return ERR_PTR(ret);
+	}
+	return page_address(page);
+}
+
+static void page_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size)
+{
+	/* Memory that a device may still reach is lost rather than given to somebody else. */
+	if (WARN_ON_ONCE(iommu_unmap(domain, iova, size) != size))
+		return;
+	__free_pages(virt_to_page(va), get_order(size));
+}
+
+const struct iommu_bounce_ops dma_bounce_page_ops = {
+	.name	= "pages",
+	.limits	= page_limits,
+	.add	= page_add,
+	.del	= page_del,
+};

@@ -1,0 +1,690 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Bouncing of small DMA: which mappings bounce, and what is copied when
+ *
+ * A mapping that bounces gets a slot of its domain's pool (see dma-bounce-pool.c) instead of a
+ * mapping of its own. dma-iommu.c asks here first and goes the ordinary way if we decline.
+ *
+ * Who: devices whose driver has opted in with dma_bounce_opt_in(), because there are mappings that
+ * live long and are never synchronised, which no attribute tells. An administrator can switch it on
+ * or off for a device in sysfs, and on for all at boot with iommu.bounce=all.
+ *
+ * What is copied: whatever the direction, a mapping copies the buffer to the slot, for bytes that
+ * the device does not write must come back as they were, and what an earlier user left in the slot
+ * must not come back at all. The exception costs the driver two attributes: with
+ * DMA_ATTR_BOUNCE_NO_COPY_IN nothing is copied at map, and what the slot holds is copied back only if
+ * DMA_ATTR_BOUNCE_ALL_WRITTEN at unmap vouches for every byte of it.
+ *
+ * Which addresses are ours is decided by their range alone: nothing in a scatterlist would tell.
+ */
+
+#define pr_fmt(fmt) "iommu: bounce: " fmt
+
+#include <linux/device.h>
+#include <linux/dma-map-ops.h>
+#include <linux/highmem.h>
+#include <linux/iommu-dma.h>
+#include <linux/memremap.h>
+#include <linux/pci.h>
+#include <linux/scatterlist.h>
+
+#include "dma-bounce.h"
+#include "dma-bounce-pool.h"
+
+DEFINE_STATIC_KEY_FALSE(dma_bounce_key);
+
+/* What iommu.bounce= says */
+enum dma_bounce_mode {
+	DMA_BOUNCE_DEFAULT,	/* nothing: use windows if there are any */
+	DMA_BOUNCE_OFF,
+	DMA_BOUNCE_AUTO,	/* devices whose driver opted in */
+	DMA_BOUNCE_ALL,
+};
+
+static enum dma_bounce_mode dma_bounce_mode __ro_after_init;
+static size_t dma_bounce_threshold_param __ro_after_init;
+
+/* What sysfs says about one device */
+enum dma_bounce_switch {
+	DMA_BOUNCE_SWITCH_AUTO,
+	DMA_BOUNCE_SWITCH_ON,
+	DMA_BOUNCE_SWITCH_OFF,
+};
+
+static const char * const dma_bounce_switch_names[] = { "auto", "on", "off" };
+
+static int __init dma_bounce_setup(char *str)
+{
+	char *word, *end;
+	size_t bytes;
+
+	if (!str)
+		return -EINVAL;
+	while ((word = strsep(&str, ","))) {
+		if (!strcmp(word, "off")) {
+			dma_bounce_mode = DMA_BOUNCE_OFF;
+		} else if (!strcmp(word, "auto")) {
+			dma_bounce_mode = DMA_BOUNCE_AUTO;
+		} else if (!strcmp(word, "all")) {
+			dma_bounce_mode = DMA_BOUNCE_ALL;
+		} else {
+			bytes = memparse(word, &end);
+			if (*end || end == word || !bytes) {
+				pr_err("iommu.bounce=%s: neither off, auto, all nor a size\n", word);
+				return -EINVAL;
+			}
+			dma_bounce_threshold_param = bytes;
+			if (dma_bounce_mode == DMA_BOUNCE_DEFAULT)
+				dma_bounce_mode = DMA_BOUNCE_AUTO;
+		}
+	}
+	return 0;
+}
+early_param("iommu.bounce", dma_bounce_setup);
+
+/**
+ * dma_bounce_threshold_option - the threshold given at boot
+ *
+ * Return: bytes, or 0 if none was given.
+ */
+size_t dma_bounce_threshold_option(void)
+{
+	return dma_bounce_threshold_param;
+}
+
+/**
+ * iommu_dma_bounce_allowed - may providers be used at all
+ *
+ * Return: false if iommu.bounce=off was given at boot.
+ */
+bool iommu_dma_bounce_allowed(void)
+{
+	return dma_bounce_mode != DMA_BOUNCE_OFF;
+}
+EXPORT_SYMBOL_GPL(iommu_dma_bounce_allowed);
+
+static void dma_bounce_opt_out(void *data)
+{
+	struct device *dev = data;
+
+	if (dev->iommu)
+		WRITE_ONCE(dev->iommu->bounce_opt_in, false);
+}
+
+/**
+ * dma_bounce_opt_in - let small DMA of a device be bounced
+ * @dev: the device, which is being probed
+ *
+ * To be called by drivers that keep the rules of the DMA API about who owns a buffer when: each
+ * streaming mapping is unmapped or synchronised before the CPU looks at it. Ends when the driver is
+ * unbound.
+ */
+void dma_bounce_opt_in(struct device *dev)
+{
+	if (!dev->iommu || devm_add_action(dev, dma_bounce_opt_out, dev))
+		return;
+	WRITE_ONCE(dev->iommu->bounce_opt_in, true);
+}
+EXPORT_SYMBOL_GPL(dma_bounce_opt_in);
+
+static bool dma_bounce_wanted(struct device *dev)
+{
+	switch (READ_ONCE(dev->iommu->bounce_switch)) {
+	case DMA_BOUNCE_SWITCH_ON:
+		return true;
+	case DMA_BOUNCE_SWITCH_OFF:
+		return false;
+	default:
+		return READ_ONCE(dev->iommu->bounce_opt_in) || dma_bounce_mode == DMA_BOUNCE_ALL;
+	}
+}
+
+static bool dma_bounce_untrusted(struct device *dev)
+{
+	return dev_is_pci(dev) && to_pci_dev(dev)->untrusted;
+}
+
+/* Copying */
+
+static void copy_phys(void *slot, phys_addr_t phys, size_t len, bool to_slot)
+{
+	size_t part, offset;
+	void *va;
+
+	if (!IS_ENABLED(CONFIG_HIGHMEM)) {
+		va = phys_to_virt(phys);
+		if (to_slot)
+			memcpy(slot, va, len);
+		else
+			memcpy(va, slot, len);
+		return;
+	}
+	for (; len; len -= part, phys += part, slot += part) {
+		offset = offset_in_page(phys);
+		part = min_t(size_t, len, PAGE_SIZE - offset);
+		va = kmap_local_page(pfn_to_page(PHYS_PFN(phys)));
+		if (to_slot)
+			memcpy(slot, va + offset, part);
+		else
+			memcpy(va + offset, slot, part);
+		kunmap_local(va);
+	}
+}
+
+/* Copies @len bytes of a list that start @skip bytes into it. */
+static void copy_sg(void *slot, struct scatterlist *sgl, int nents, size_t skip, size_t len,
+		    bool to_slot)
+{
+	struct scatterlist *s;
+	size_t part;
+	int i;
+
+	for_each_sg(sgl, s, nents, i) {
+		if (skip >= s->length) {
+			skip -= s->length;
+			slot += s->length;
+			continue;
+		}
+		part = min_t(size_t, s->length - skip, len);
+		copy_phys(slot + skip, sg_phys(s) + skip, part, to_slot);
+		slot += s->length;
+		len -= part;
+		skip = 0;
+		if (!len)
+			break;
+	}
+}
+
+static void slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot, size_t skip,
+		      size_t len, bool to_slot)
+{
+	void *va = dma_bounce_slot_va(slot) + slot->offset;
+
+	if (slot->nents)
+		copy_sg(va, slot->sgl, slot->nents, skip, len, to_slot);
+	else
+		copy_phys(va + skip, slot->phys + skip, len, to_slot);
+	dma_bounce_count(pool, to_slot ? DMA_BOUNCE_BYTES_IN : DMA_BOUNCE_BYTES_OUT, len);
+}
+
+/* Mapping */
+
+static enum dma_bounce_kind dma_bounce_kind(enum dma_data_direction dir)
+{
+	switch (dir) {
+	case DMA_TO_DEVICE:
+		return DMA_BOUNCE_READ;
+	case DMA_FROM_DEVICE:
+		return DMA_BOUNCE_WRITE;
+	default:
+		return DMA_BOUNCE_RW;
+	}
+}
+
+/* The pool that is to serve a mapping of @dev, or NULL with the reason counted */
+static struct dma_bounce_pool *pool_for_map(struct device *dev, unsigned long attrs)
+{
+	struct dma_bounce_pool *pool;
+	u64 mask;
+
+	if (!dma_bounce_wanted(dev) || !dev_is_dma_coherent(dev))
+		return NULL;
+	pool = iommu_get_dma_domain(dev)->bounce;
+	if (!pool)
+		return NULL;
+	if (attrs & (DMA_ATTR_SKIP_CPU_SYNC | DMA_ATTR_PRIVILEGED |
+		     DMA_ATTR_PERSISTENT_STREAMING)) {
+		dma_bounce_count(pool, DMA_BOUNCE_FB_ATTRS, 1);
+		return NULL;
+	}
+	mask = min_not_zero(dma_get_mask(dev), dev->bus_dma_limit);
+	if (!smp_load_acquire(&pool->len)) {	/* pairs with pool_start() */
+		dma_bounce_pool_first_use(pool, mask);
+		dma_bounce_count(pool, DMA_BOUNCE_FB_STARTING, 1);
+		return NULL;
+	}
+	if (pool->base + pool->len - 1 > mask) {
+		dma_bounce_count(pool, DMA_BOUNCE_FB_MASK, 1);
+		return NULL;
+	}
+	return pool;
+}
+
+/*
+ * Takes a slot for @len bytes whose address has the low bits of @phys that the device needs. The
+ * slot's address itself has none of these bits set, as it is aligned to its size.
+ */
+static struct dma_bounce_slot *slot_for_map(struct dma_bounce_pool *pool, struct device *dev,
+					    phys_addr_t phys, size_t len,
+					    enum dma_data_direction dir)
+{
+	size_t align = dma_get_min_align_mask(dev), offset = phys & align;
+	struct dma_bounce_slot *slot;
+
+	if (len > READ_ONCE(pool->threshold) || align >= DMA_BOUNCE_MAX_SLOT ||
+	    offset + len > DMA_BOUNCE_MAX_SLOT) {
+		dma_bounce_count(pool, DMA_BOUNCE_FB_SIZE, 1);
+		return NULL;
+	}
+	slot = dma_bounce_slot_get(pool, dma_bounce_kind(dir), max(offset + len, align + 1));
+	if (!slot) {
+		dma_bounce_count(pool, DMA_BOUNCE_FB_FULL, 1);
+		return NULL;
+	}
+	slot->offset = offset;
+	slot->len = len;
+	return slot;
+}
+
+/* Fills a slot at map, and has this device's sync calls reach us. */
+static void slot_fill(struct dma_bounce_pool *pool, struct device *dev,
+		      struct dma_bounce_slot *slot, enum dma_data_direction dir,
+		      unsigned long attrs)
+{
+	bool untrusted = dma_bounce_untrusted(dev);
+
+	slot->no_copy_in = dir == DMA_FROM_DEVICE && !untrusted &&
+			   (attrs & DMA_ATTR_BOUNCE_NO_COPY_IN);
+	if (untrusted)
+		memset(dma_bounce_slot_va(slot), 0, dma_bounce_slot_size(slot));
+	if (!slot->no_copy_in)
+		slot_copy(pool, slot, 0, slot->len, true);
+	dma_reset_need_sync(dev);
+}
+
+/**
+ * __dma_bounce_map_page - map a buffer by a slot
+ * @dev: the device
+ * @phys: the buffer
+ * @size: its bytes
+ * @dir: direction of the transfer
+ * @attrs: attributes of the mapping
+ *
+ * Return: the address for the device, or DMA_MAPPING_ERROR if the buffer does not bounce.
+ */
+dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
+				 enum dma_data_direction dir, unsigned long attrs)
+{
+	dma_addr_t addr = DMA_MAPPING_ERROR;
+	struct dma_bounce_pool *pool;
+	struct dma_bounce_slot *slot;
+
+	pool = pool_for_map(dev, attrs);
+	if (!pool || !size)
+		return addr;
+	if (!pfn_valid(PHYS_PFN(phys)) || is_zone_device_page(pfn_to_page(PHYS_PFN(phys)))) {
+		dma_bounce_count(pool, DMA_BOUNCE_FB_MEMORY, 1);
+		return addr;
+	}
+	rcu_read_lock();
+	slot = slot_for_map(pool, dev, phys, size, dir);
+	if (slot) {
+		slot->phys = phys;
+		slot->nents = 0;
+		slot_fill(pool, dev, slot, dir, attrs);
+		addr = dma_bounce_slot_iova(slot) + slot->offset;
+		dma_bounce_count(pool, DMA_BOUNCE_PAGES, 1);
+	}
+	rcu_read_unlock();
+	return addr;
+}
+
+/* Bytes of a list if it can be packed into one slot, otherwise 0 with the reason counted */
+static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
+			  struct scatterlist *sgl, int nents)
+{
+	unsigned int align = dma_get_min_align_mask(dev), max_seg = dma_get_max_seg_size(dev);
+	size_t limit = READ_ONCE(pool->threshold), len = 0;
+	phys_addr_t start = sg_phys(sgl);
+	struct scatterlist *s;
+	int i;
+
+	for_each_sg(sgl, s, nents, i) {
+		if (is_zone_device_page(sg_page(s))) {
+			dma_bounce_count(pool, DMA_BOUNCE_FB_MEMORY, 1);
+			return 0;
+		}
+		/* Each piece ends up where the one before it ends: are its low bits the right ones? */
+		if (!s->length || s->length > max_seg || ((start + len) ^ sg_phys(s)) & align) {
+			dma_bounce_count(pool, DMA_BOUNCE_FB_LAYOUT, 1);
+			return 0;
+		}
+		len += s->length;
+		if (len > limit) {
+			dma_bounce_count(pool, DMA_BOUNCE_FB_SIZE, 1);
+			return 0;
+		}
+	}
+	/* A slot is aligned to its size and never crosses a boundary that is not below that. */
+	if (dma_get_seg_boundary(dev) < DMA_BOUNCE_MAX_SLOT - 1) {
+		dma_bounce_count(pool, DMA_BOUNCE_FB_LAYOUT, 1);
+		return 0;
+	}
+	return len;
+}
+
+/* Writes the DMA segments into the list: one, or as few as max_seg_size allows. */
+static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, dma_addr_t addr)
+{
+	unsigned int max_seg = dma_get_max_seg_size(dev), seg_len = 0;
+	struct scatterlist *s, *seg = NULL;
+	int i, count = 0;
+
+	for_each_sg(sgl, s, nents, i) {
+		unsigned int len = s->length;
+
+		sg_dma_address(s) = DMA_MAPPING_ERROR;
+		sg_dma_len(s) = 0;
+		if (!seg || max_seg - seg_len < len) {
+			seg = seg ? sg_next(seg) : sgl;
+			sg_dma_address(seg) = addr;
+			seg_len = 0;
+			count++;
+		}
+		seg_len += len;
+		sg_dma_len(seg) = seg_len;
+		addr += len;
+	}
+	return count;
+}
+
+/**
+ * __dma_bounce_map_sg - map a whole list by one slot
+ * @dev: the device
+ * @sgl: the list
+ * @nents: its entries
+ * @dir: direction of the transfer
+ * @attrs: attributes of the mapping
+ *
+ * Return: the number of DMA segments, or 0 if the list does not bounce.
+ */
+int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
+			enum dma_data_direction dir, unsigned long attrs)
+{
+	struct dma_bounce_pool *pool;
+	struct dma_bounce_slot *slot;
+	int count = 0;
+	size_t len;
+
+	if (nents < 1)
+		return 0;
+	/*
+	 * Whatever an earlier mapping of the list left here must not make the sync call within
+	 * iommu_dma_map_sg() take it for a bounced one.
+	 */
+	sg_dma_address(sgl) = DMA_MAPPING_ERROR;
+	pool = pool_for_map(dev, attrs);
+	if (!pool)
+		return 0;
+	len = sg_packable(pool, dev, sgl, nents);
+	if (!len)
+		return 0;
+	rcu_read_lock();
+	slot = slot_for_map(pool, dev, sg_phys(sgl), len, dir);
+	if (slot) {
+		slot->sgl = sgl;
+		slot->nents = nents;
+		slot_fill(pool, dev, slot, dir, attrs);
+		count = sg_fill_dma(dev, sgl, nents, dma_bounce_slot_iova(slot) + slot->offset);
+		dma_bounce_count(pool, DMA_BOUNCE_LISTS, 1);
+	}
+	rcu_read_unlock();
+	return count;
+}
+
+/* Unmapping and synchronising */
+
+/* The pool of @dev if @addr is one of its addresses, whether or not anything is mapped there */
+static struct dma_bounce_pool *pool_of_addr(struct device *dev, dma_addr_t addr)
+{
+	struct dma_bounce_pool *pool = iommu_get_dma_domain(dev)->bounce;
+
+	return pool && dma_bounce_owns(pool, addr) ? pool : NULL;
+}
+
+/* Copies back what is to be copied back, and frees the slot. */
+static void slot_finish(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot,
+			unsigned long attrs)
+{
+	if (slot->chunk->kind == DMA_BOUNCE_READ || (attrs & DMA_ATTR_SKIP_CPU_SYNC) ||
+	    READ_ONCE(slot->chunk->dead))
+		goto out;
+	if (slot->no_copy_in && !(attrs & DMA_ATTR_BOUNCE_ALL_WRITTEN))
+		dma_bounce_count(pool, DMA_BOUNCE_UNWRITTEN, 1);
+	else
+		slot_copy(pool, slot, 0, slot->len, false);
+out:
+	dma_bounce_slot_put(pool, slot);
+}
+
+/**
+ * __dma_bounce_unmap_page - unmap a buffer
+ * @dev: the device
+ * @addr: what mapping it returned
+ * @attrs: attributes of the unmapping
+ *
+ * Return: true if the address was one of a pool, so that nothing is left to do.
+ */
+bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long attrs)
+{
+	struct dma_bounce_pool *pool = pool_of_addr(dev, addr);
+	struct dma_bounce_slot *slot;
+
+	if (!pool)
+		return false;
+	rcu_read_lock();
+	slot = dma_bounce_slot_find(pool, addr);
+	if (!dev_WARN_ONCE(dev, !slot || slot->nents ||
+			   addr != dma_bounce_slot_iova(slot) + slot->offset,
+			   "unmaps a bounced address that is not mapped: %pad\n", &addr))
+		slot_finish(pool, slot, attrs);
+	rcu_read_unlock();
+	return true;
+}
+
+/**
+ * __dma_bounce_unmap_sg - unmap a list
+ * @dev: the device
+ * @sgl: the list
+ * @nents: its entries when it was mapped
+ * @attrs: attributes of the unmapping
+ *
+ * Return: true if the list was mapped by a slot; false for any other, among them lists each entry
+ * of which has a slot of its own because swiotlb's users map them so.
+ */
+bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
+			   unsigned long attrs)
+{
+	dma_addr_t addr = sg_dma_address(sgl);
+	struct dma_bounce_pool *pool = pool_of_addr(dev, addr);
+	struct dma_bounce_slot *slot;
+	bool ours = false;
+
+	if (!pool)
+		return false;
+	rcu_read_lock();
+	slot = dma_bounce_slot_find(pool, addr);
+	if (dev_WARN_ONCE(dev, !slot, "unmaps a bounced list that is not mapped: %pad\n", &addr)) {
+		ours = true;
+	} else if (slot->nents) {
+		/* The list may be a copy of the one that was mapped, which may be gone. */
+		slot->sgl = sgl;
+		if (dev_WARN_ONCE(dev, nents != slot->nents, "unmaps %d of %u entries\n", nents,
+				  slot->nents))
+			slot->nents = min_t(unsigned int, nents, slot->nents);
+		slot_finish(pool, slot, attrs);
+		sg_dma_address(sgl) = DMA_MAPPING_ERROR;
+		ours = true;
+	}
+	rcu_read_unlock();
+	return ours;
+}
+
+/* Copies part of a mapped slot. */
+static void slot_sync(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot, size_t skip,
+		      size_t len, bool for_device)
+{
+	if (READ_ONCE(slot->chunk->dead))
+		return;
+	/*
+	 * What the CPU wrote is copied whatever the direction, as at map. Back from the device comes
+	 * nothing from a slot that it cannot write, or that it may not have written all of.
+	 */
+	if (for_device)
+		slot_copy(pool, slot, skip, len, true);
+	else if (slot->chunk->kind != DMA_BOUNCE_READ && !WARN_ON_ONCE(slot->no_copy_in))
+		slot_copy(pool, slot, skip, len, false);
+}
+
+/**
+ * __dma_bounce_sync_single - synchronise part of a mapped buffer
+ * @dev: the device
+ * @addr: where in the mapping the part starts
+ * @size: its bytes
+ * @for_device: copy to the slot; otherwise from it
+ *
+ * Return: true if the address was one of a pool.
+ */
+bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size, bool for_device)
+{
+	struct dma_bounce_pool *pool = pool_of_addr(dev, addr);
+	struct dma_bounce_slot *slot;
+	dma_addr_t start;
+
+	if (!pool)
+		return false;
+	rcu_read_lock();
+	slot = dma_bounce_slot_find(pool, addr);
+	if (dev_WARN_ONCE(dev, !slot, "syncs a bounced address that is not mapped: %pad\n", &addr))
+		goto out;
+	start = dma_bounce_slot_iova(slot) + slot->offset;
+	if (dev_WARN_ONCE(dev, addr < start || addr - start > slot->len ||
+			  size > slot->len - (addr - start),
+			  "syncs %zu bytes at %pad of a mapping of %u at %pad\n", size, &addr,
+			  slot->len, &start))
+		goto out;
+	slot_sync(pool, slot, addr - start, size, for_device);
+out:
+	rcu_read_unlock();
+	return true;
+}
+
+/**
+ * __dma_bounce_sync_sg - synchronise a mapped list, or its first entries
+ * @dev: the device
+ * @sgl: the list
+ * @nents: entries to synchronise
+ * @for_device: copy to the slot; otherwise from it
+ *
+ * Lengths are those of the entries: DMA lengths of a packed list mean nothing after the first.
+ *
+ * Return: true if the list was mapped by a slot.
+ */
+bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents, bool for_device)
+{
+	struct dma_bounce_pool *pool = pool_of_addr(dev, sg_dma_address(sgl));
+	struct dma_bounce_slot *slot;
+	struct scatterlist *s;
+	bool ours = false;
+	size_t len = 0;
+	int i;
+
+	if (!pool)
+		return false;
+	rcu_read_lock();
+	slot = dma_bounce_slot_find(pool, sg_dma_address(sgl));
+	if (slot && slot->nents) {
+		ours = true;
+		for_each_sg(sgl, s, min_t(unsigned int, nents, slot->nents), i)
+			len += s->length;
+		slot->sgl = sgl;
+		slot_sync(pool, slot, 0, min_t(size_t, len, slot->len), for_device);
+	}
+	rcu_read_unlock();
+	return ours;
+}
+
+/* Set-up */
+
+static ssize_t iommu_bounce_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	struct dev_iommu *iommu = dev->iommu;
+	unsigned int i, now, n = 0;
+
+	if (!iommu)
+		return -ENODEV;
+	now = READ_ONCE(iommu->bounce_switch);
+	for (i = 0; i < ARRAY_SIZE(dma_bounce_switch_names); i++)
+		n += sysfs_emit_at(buf, n, i == now ? "[%s] " : "%s ", dma_bounce_switch_names[i]);
+	return n + sysfs_emit_at(buf, n, "\n");
+}
+
+static ssize_t iommu_bounce_store(struct device *dev, struct device_attribute *attr,
+				  const char *buf, size_t len)
+{
+	int i = sysfs_match_string(dma_bounce_switch_names, buf);
+
+	if (i < 0)
+		return i;
+	if (!dev->iommu)
+		return -ENODEV;
+	WRITE_ONCE(dev->iommu->bounce_switch, i);
+	return len;
+}
+static DEVICE_ATTR_RW(iommu_bounce);
+
+/**
+ * dma_bounce_init_domain - a device got a DMA domain
+ * @domain: the domain
+ * @dev: the device
+ * @iovad: the domain's IOVA allocator
+ *
+ * Makes the domain's pool if windows are offered or the boot option asks for it, and the device's
+ * switch in sysfs. Calls for one domain are serialised by its group's mutex.
+ */
+void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
+			    struct iova_domain *iovad)
+{
+	const struct iommu_bounce_ops *ops = domain->ops->bounce_ops;
+	struct iommu_bounce_limits limits = {};
+
+	if (!iommu_dma_bounce_allowed())
+		return;
+	if (!ops || ops->limits(domain, &limits)) {
+		if (dma_bounce_mode == DMA_BOUNCE_DEFAULT)
+			return;
+		ops = &dma_bounce_page_ops;
+	}
+	if (!domain->bounce) {
+		domain->bounce = dma_bounce_pool_create(domain, iovad, ops, dev_name(dev));
+		if (!domain->bounce)
+			return;
+		static_branch_enable(&dma_bounce_key);
+	}
+	if (!dev->iommu->bounce_sysfs)
+		dev->iommu->bounce_sysfs = !device_create_file(dev, &dev_attr_iommu_bounce);
+}
+
+/**
+ * dma_bounce_free_domain - a DMA domain goes away
+ * @domain: the domain, which has no devices any more
+ */
+void dma_bounce_free_domain(struct iommu_domain *domain)
+{
+	struct dma_bounce_pool *pool = domain->bounce;
+
+	if (!pool)
+		return;
+	dma_bounce_pool_destroy(pool);
+	domain->bounce = NULL;
+}
+
+/**
+ * dma_bounce_release_device - a device leaves its IOMMU
+ * @dev: the device
+ */
+void dma_bounce_release_device(struct device *dev)
+{
+	if (dev->iommu && dev->iommu->bounce_sysfs)
+		device_remove_file(dev, &dev_attr_iommu_bounce);
+}

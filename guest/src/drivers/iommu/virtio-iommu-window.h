@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Bounce windows of virtio-iommu: what virtio-iommu.c needs of them.
+ */
+#ifndef _VIRTIO_IOMMU_WINDOW_H
+#define _VIRTIO_IOMMU_WINDOW_H
+
+#include <linux/dma-bounce.h>
+#include <linux/err.h>
+#include <linux/virtio.h>
+
+#include <uapi/linux/virtio_iommu_window.h>
+
+struct viommu_window;
+
+/* Sends a request, waits for the answer, and returns the status as an error number */
+typedef int (*viommu_window_send_t)(void *viommu, void *buf, size_t len);
+
+/* Bytes at the end of a request that the device writes, besides what the tail takes */
+static inline size_t viommu_window_reply_len(u8 type)
+{
+	return type == VIRTIO_IOMMU_T_WINDOW_ADD ? sizeof(__le64) : 0;
+}
+
+#ifdef CONFIG_VIRTIO_IOMMU_WINDOW
+
+int viommu_window_validate(struct virtio_device *vdev);
+struct viommu_window *viommu_window_probe(struct virtio_device *vdev, viommu_window_send_t send,
+					  void *viommu, const struct iommu_bounce_ops *ops);
+void viommu_window_remove(struct viommu_window *window);
+void viommu_window_config_changed(struct viommu_window *window);
+int viommu_window_limits(struct viommu_window *window, struct iommu_bounce_limits *limits);
+void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iova, int prot);
+void viommu_window_del(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
+		       void *va);
+
+#else /* !CONFIG_VIRTIO_IOMMU_WINDOW */
+
+static inline int viommu_window_validate(struct virtio_device *vdev)
+{
+	__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW);
+	return 0;
+}
+
+static inline struct viommu_window *viommu_window_probe(struct virtio_device *vdev,
+							viommu_window_send_t send, void *viommu,
+							const struct iommu_bounce_ops *ops)
+{
+	return NULL;
+}
+
+static inline void viommu_window_remove(struct viommu_window *window)
+{
+}
+
+static inline void viommu_window_config_changed(struct viommu_window *window)
+{
+}
+
+static inline int viommu_window_limits(struct viommu_window *window,
+				       struct iommu_bounce_limits *limits)
+{
+	return -ENODEV;
+}
+
+static inline void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iova,
+				      int prot)
+{
+	return ERR_PTR(-ENODEV);
+}
+
+static inline void viommu_window_del(struct viommu_window *window, u32 domain, bool attached,
+				     dma_addr_t iova, void *va)
+{
+}
+
+#endif /* CONFIG_VIRTIO_IOMMU_WINDOW */
+#endif /* _VIRTIO_IOMMU_WINDOW_H */

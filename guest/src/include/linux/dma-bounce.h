@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Bouncing of small DMA through memory that stays mapped in the IOMMU: what device drivers and IOMMU drivers see of it.
+ */
+#ifndef _LINUX_DMA_BOUNCE_H
+#define _LINUX_DMA_BOUNCE_H
+
+#include <linux/types.h>
+
+struct device;
+struct iommu_domain;
+
+/**
+ * struct iommu_bounce_limits - what a provider of bounce memory allows a domain
+ * @iova:	first IOVA of the range in which the provider maps chunks, a multiple of @chunk_size
+ * @len:	length of that range in bytes, a multiple of @chunk_size
+ * @chunk_size:	bytes from one chunk to the next, a power of two
+ * @budget:	most bytes of memory that the domain's chunks may have together
+ * @threshold:	size in bytes up to which a mapping is worth bouncing; 0 if the provider does not know
+ * @surplus:	number of chunks that the provider wants back
+ */
+struct iommu_bounce_limits {
+	dma_addr_t	iova;
+	u64		len;
+	size_t		chunk_size;
+	u64		budget;
+	size_t		threshold;
+	unsigned int	surplus;
+};
+
+/**
+ * struct iommu_bounce_ops - a provider of memory that stays mapped in the IOMMU
+ * @name:	for statistics and messages
+ * @limits:	Tells the limits of a domain. They can change, except @iova, @len and @chunk_size. Returns 0, or a negative
+ *		error if the provider does not serve this domain. May sleep.
+ * @add:	Maps a chunk of zeroed memory at @iova. @size is the chunk size when called and may be set to a lower power
+ *		of two. @prot is IOMMU_READ, IOMMU_WRITE or both. Returns where the CPU sees the chunk, or an error pointer:
+ *		-ENOMEM if there is no memory left, -ENODEV if the domain has no device now. May sleep.
+ * @del:	Unmaps what @add mapped and gives its memory back. Neither the CPU nor a device may use it any more. May sleep.
+ *
+ * Calls for one domain are serialised.
+ */
+struct iommu_bounce_ops {
+	const char *name;
+	int (*limits)(struct iommu_domain *domain, struct iommu_bounce_limits *limits);
+	void *(*add)(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot);
+	void (*del)(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size);
+};
+
+#ifdef CONFIG_IOMMU_DMA_BOUNCE
+
+void dma_bounce_opt_in(struct device *dev);
+bool iommu_dma_bounce_allowed(void);
+void iommu_dma_bounce_stop(struct iommu_domain *domain);
+void iommu_dma_bounce_start(struct iommu_domain *domain);
+void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops *ops);
+
+#else /* !CONFIG_IOMMU_DMA_BOUNCE */
+
+static inline void dma_bounce_opt_in(struct device *dev)
+{
+}
+
+static inline bool iommu_dma_bounce_allowed(void)
+{
+	return false;
+}
+
+static inline void iommu_dma_bounce_stop(struct iommu_domain *domain)
+{
+}
+
+static inline void iommu_dma_bounce_start(struct iommu_domain *domain)
+{
+}
+
+static inline void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops *ops)
+{
+}
+
+#endif /* CONFIG_IOMMU_DMA_BOUNCE */
+#endif /* _LINUX_DMA_BOUNCE_H */

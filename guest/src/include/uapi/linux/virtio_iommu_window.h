@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note */
+/*
+ * Bounce windows of virtio-iommu, version 1. The extension uses numbers that the virtio
+ * specification leaves free: feature 23, requests 0x40 and 0x41.
+ */
+#ifndef _UAPI_LINUX_VIRTIO_IOMMU_WINDOW_H
+#define _UAPI_LINUX_VIRTIO_IOMMU_WINDOW_H
+
+#include <linux/types.h>
+#include <linux/virtio_iommu.h>
+
+/* Feature bit */
+#define VIRTIO_IOMMU_F_BOUNCE_WINDOW		23
+
+/* Number of the shared memory region in which chunks appear */
+#define VIRTIO_IOMMU_WINDOW_SHMID		0
+
+struct virtio_iommu_window_config {
+	struct virtio_iommu_config		standard;
+	/* First and last IOVA of the windows, the same in every domain */
+	__le64					window_iova_start;
+	__le64					window_iova_end;
+	/* Bytes, a power of two */
+	__le64					window_chunk_size;
+	/* Bytes that the device backs over all domains; can change */
+	__le64					window_budget;
+	/* Bytes up to which copying is advised, 0 if the device does not know; can change */
+	__le32					bounce_threshold;
+	__le32					reserved;
+};
+
+/* Request types */
+#define VIRTIO_IOMMU_T_WINDOW_ADD		0x40
+#define VIRTIO_IOMMU_T_WINDOW_DEL		0x41
+
+/* Back one chunk and map it at @iova */
+struct virtio_iommu_req_window_add {
+	struct virtio_iommu_req_head		head;
+	__le32					domain;
+	/* VIRTIO_IOMMU_MAP_F_READ, VIRTIO_IOMMU_MAP_F_WRITE */
+	__le32					flags;
+	__le64					iova;
+	__u8					reserved[8];
+	/* Written by the device: where the chunk is in the region; all ones on failure */
+	__le64					shm_offset;
+	struct virtio_iommu_req_tail		tail;
+} __attribute__((packed));
+
+/* Unmap the chunk at @iova and give it back */
+struct virtio_iommu_req_window_del {
+	struct virtio_iommu_req_head		head;
+	__le32					domain;
+	__le32					reserved;
+	__le64					iova;
+	__u8					reserved2[8];
+	struct virtio_iommu_req_tail		tail;
+} __attribute__((packed));
+
+#endif
