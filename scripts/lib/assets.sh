@@ -47,10 +47,11 @@ build_guest() {
     export CAROM_GUEST_KERNEL CAROM_GUEST_INITRAMFS
 }
 
-# build_stock_guest: Debian's kernel as it is, and an initramfs with modules of it.
+# build_stock_guest: Debian's kernel as it is, and an initramfs with modules of it. Not bookworm's first kernel, 6.1: that
+# one is built without virtio-iommu.
 build_stock_guest() {
     local dir
-    dir=$(fetch_deb "$(debian_depends linux-image-amd64 '^linux-image-[0-9]')")
+    dir=$(fetch_deb "$(debian_depends linux-image-6.12-amd64 '^linux-image-6\.12')")
     CAROM_STOCK_KERNEL=$(echo "$dir"/boot/vmlinuz-*)
     CAROM_STOCK_INITRAMFS=$("$CAROM_ROOT/scripts/guest-initramfs" --modules "$dir/lib/modules/${CAROM_STOCK_KERNEL##*/vmlinuz-}")
     export CAROM_STOCK_KERNEL CAROM_STOCK_INITRAMFS

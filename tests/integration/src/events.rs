@@ -34,17 +34,35 @@ pub struct Requests {
     pub attach: u64,
 }
 
+impl Requests {
+    /// Requests of each kind that are in this count and not in `other`.
+    #[must_use]
+    pub fn minus(self, other: Self) -> Self {
+        Self {
+            map: self.map - other.map,
+            unmap: self.unmap - other.unmap,
+            window_add: self.window_add - other.window_add,
+            window_del: self.window_del - other.window_del,
+            attach: self.attach - other.attach,
+        }
+    }
+}
+
 /// The properties of the event `counters` of the source `virtio-iommu`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
-    /// Requests served.
+    /// Requests received.
     pub requests: Requests,
+    /// Of these, the ones that did not succeed.
+    pub failed: Requests,
     /// Bytes that are mapped by MAP requests now.
     pub mapped_bytes: u64,
     /// Most bytes that were mapped so at any time.
     pub peak_mapped_bytes: u64,
     /// Bytes of window memory that are backed now.
     pub window_bytes: u64,
+    /// Most bytes of window memory that were backed at any time.
+    pub peak_window_bytes: u64,
 }
 
 /// Reads an event file; one that was never made has no events.
@@ -86,12 +104,14 @@ mod tests {
 
             {"timestamp":{"secs":1,"nanos":2},"source":"virtio-iommu","event":"counters","properties":{"requests":
             {"map":1,"unmap":2,"window_add":3,"window_del":4,"attach":5,"probe":6},"mapped_bytes":7,"peak_mapped_bytes":8,
-            "window_bytes":9}}"#,
+            "failed":{"map":0,"unmap":0,"window_add":1,"window_del":0,"attach":0},"window_bytes":9,
+            "peak_window_bytes":10}}"#,
         )
         .unwrap();
         assert_eq!(events.len(), 2);
         let counters = counters(&events).unwrap();
         assert_eq!(counters[0].requests, Requests { map: 1, unmap: 2, window_add: 3, window_del: 4, attach: 5 });
+        assert_eq!(counters[0].requests.minus(counters[0].failed).window_add, 2);
         assert_eq!((counters[0].mapped_bytes, counters[0].peak_mapped_bytes, counters[0].window_bytes), (7, 8, 9));
     }
 

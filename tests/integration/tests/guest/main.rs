@@ -1,1 +1,13 @@
-//! x
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Tests with real guests, real KVM and real VFIO devices. `scripts/test` runs them in the rig; see `docs/rig.md` for
+//! running them on a host of one's own.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod boot;
+mod command_line;
+mod isolation;
+mod lifecycle;
+mod stock;
+mod support;
+mod windows;

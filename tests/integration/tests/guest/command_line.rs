@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The user's mistakes: each gets one line that names what is wrong, exit status 2, and nothing is left behind.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use carom_integration::{Ended, Finished, Limits, Site, run_limited};
+
+use crate::support::{SITE, required};
+
+/// Runs `command` in an empty directory that must be empty afterwards.
+fn run(mut command: Command) -> Finished {
+    let (cwd, logs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    command.current_dir(cwd.path()).env("TMPDIR", cwd.path());
+    let limits = Limits { time: Duration::from_secs(30), stop_on_panic: false };
+
+    let finished = run_limited(&mut command, &logs.path().join("console"), limits, false).unwrap();
+
+    let left: Vec<_> = fs::read_dir(cwd.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
+    finished
+}
+
+/// Checks that `finished` is a mistake explained in one line with all of `words`.
+fn assert_mistake(finished: &Finished, words: &[&str], what: &str) {
+    let Ended::Exited(status) = finished.ended else { panic!("{what}: {:?}", finished.ended) };
+    assert_eq!(status.code(), Some(2), "{what}: {status}; stderr:\n{}", finished.stderr);
+    assert_eq!(finished.stdout, "", "{what}");
+    let lines: Vec<&str> = finished.stderr.lines().collect();
+    let [line] = lines[..] else { panic!("{what}: one line wanted:\n{}", finished.stderr) };
+    assert!(line.starts_with("carom: "), "{what}: {line}");
+    for word in words {
+        assert!(line.contains(word), "{what}: no {word:?} in: {line}");
+    }
+}
+
+/// `carom` with a kernel that is fine, an initramfs and `arguments`.
+fn carom(arguments: &[&str]) -> Command {
+    let mut command = Command::new(&SITE.carom);
+    command.arg("--kernel").arg(&SITE.kernel).arg("--initramfs").arg(&SITE.initramfs).args(arguments);
+    command
+}
+
+fn check(arguments: &[&str], words: &[&str]) {
+    assert_mistake(&run(carom(arguments)), words, &arguments.join(" "));
+}
+
+fn device(address: &str, options: &str) -> String {
+    format!("path={}{options}", Site::sysfs(address).display())
+}
+
+#[test]
+fn unknown_option() {
+    check(&["--memroy", "size=512M"], &["--memroy"]);
+    check(&["stray"], &["stray"]);
+}
+
+#[test]
+fn malformed_values() {
+    for (arguments, word) in [
+        (["--memory", "size=512Q"], "512Q"),
+        (["--memory", "512M"], "512M"),
+        (["--memory", "speed=9"], "speed"),
+        (["--cpus", "boot=many"], "many"),
+        (["--cpus", "boot=0"], "--cpus"),
+        (["--cpus", "boot=100000"], "--cpus"),
+        (["--serial", "tin-can"], "tin-can"),
+        (["--event-monitor", "nowhere"], "nowhere"),
+    ] {
+        check(&arguments, &[arguments[0], word]);
+    }
+}
+
+#[test]
+fn memory_sizes_that_make_no_sense() {
+    for size in ["size=0", "size=1", "size=1M", "size=4097K", "size=900000G"] {
+        check(&["--memory", size], &["--memory"]);
+    }
+}
+
+#[test]
+fn missing_kernel_and_files() {
+    let without_kernel = Command::new(&SITE.carom);
+    assert_mistake(&run(without_kernel), &["--kernel"], "no kernel");
+
+    let mut missing = Command::new(&SITE.carom);
+    missing.args(["--kernel", "/no/such/kernel"]);
+    assert_mistake(&run(missing), &["--kernel", "/no/such/kernel"], "missing kernel");
+
+    let mut directory = Command::new(&SITE.carom);
+    directory.args(["--kernel", "/etc"]);
+    assert_mistake(&run(directory), &["--kernel", "/etc"], "a directory as kernel");
+
+    let mut initramfs = Command::new(&SITE.carom);
+    initramfs.arg("--kernel").arg(&SITE.kernel).args(["--initramfs", "/no/such/initramfs"]);
+    assert_mistake(&run(initramfs), &["--initramfs", "/no/such/initramfs"], "missing initramfs");
+
+    check(&["--serial", "file=/no/such/directory/file"], &["--serial", "/no/such/directory/file"]);
+    check(&["--event-monitor", "path=/no/such/directory/file"], &["--event-monitor", "/no/such/directory/file"]);
+}
+
+#[test]
+fn kernel_that_is_none() {
+    for file in ["/etc/passwd", "/bin/sh", "/dev/null"] {
+        let mut command = Command::new(&SITE.carom);
+        command.args(["--kernel", file]);
+        assert_mistake(&run(command), &["--kernel", file], file);
+    }
+    // A bzImage that ends too early.
+    let dir = tempfile::tempdir().unwrap();
+    let cut = dir.path().join("cut");
+    fs::write(&cut, &fs::read(&SITE.kernel).unwrap()[..8192]).unwrap();
+    let mut command = Command::new(&SITE.carom);
+    command.arg("--kernel").arg(&cut);
+    assert_mistake(&run(command), &["--kernel"], "a kernel cut short");
+}
+
+#[test]
+fn devices_that_cannot_be_passed_through() {
+    check(&["--device", "path=/no/such/device"], &["--device", "/no/such/device"]);
+    check(&["--device", "iommu=on"], &["--device", "path"]);
+    check(&["--device", &device(&SITE.nvme[0], ",iommu=perhaps")], &["--device", "perhaps"]);
+    check(&["--device", &device(&SITE.nvme[0], ",colour=red")], &["--device", "colour"]);
+    let same = device(&SITE.nvme[0], "");
+    check(&["--device", &same, "--device", &same], &["--device", &SITE.nvme[0]]);
+}
+
+#[test]
+fn device_of_another_driver() {
+    let unbound = fs::read_dir("/sys/bus/pci/devices")
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| !fs::canonicalize(path.join("driver")).is_ok_and(|driver| driver.ends_with("vfio-pci")))
+        .expect("some device is not vfio-pci's");
+    check(&["--device", &format!("path={}", unbound.display())], &["--device", "vfio-pci"]);
+}
+
+#[test]
+fn device_whose_group_is_not_viable() {
+    let address = std::env::var("CAROM_NOT_VIABLE").ok();
+    let address =
+        required(address.as_ref(), "a vfio-pci device in a group with one of another driver (CAROM_NOT_VIABLE)");
+    check(&["--device", &device(address, "")], &["--device", "group", "vfio-pci"]);
+}
+
+#[test]
+fn bounce_without_a_device_behind_the_iommu() {
+    check(&["--iommu-bounce", "size=64M"], &["--iommu-bounce", "iommu=on"]);
+    check(&["--iommu-bounce", "size=64M", "--device", &device(&SITE.nvme[0], "")], &["--iommu-bounce", "iommu=on"]);
+}
+
+#[test]
+fn bounce_with_values_that_make_no_sense() {
+    let behind = device(&SITE.nvme[0], ",iommu=on");
+    for value in ["size=0", "size=1K", "size=64M,max=32M", "size=lots", "threshold=-1", "hugepages=maybe", "depth=3"] {
+        check(&["--device", &behind, "--iommu-bounce", value], &["--iommu-bounce"]);
+    }
+}
+
+/// `command` where `/dev` is empty: the same as on a host without KVM and VFIO.
+fn without_dev(command: &Command, keep: Option<&Path>) -> Command {
+    let mut outer = Command::new("unshare");
+    // The kept device is held open over the mount and bound back.
+    let script = match keep {
+        Some(path) => format!(
+            "exec 9<>{0} && mount -t tmpfs tmpfs /dev && : >{0} && mount --bind /proc/self/fd/9 {0} && exec 9>&- && exec \"$@\"",
+            path.display()
+        ),
+        None => "mount -t tmpfs tmpfs /dev && exec \"$@\"".to_owned(),
+    };
+    outer.args(["--mount", "sh", "-c", &script, "sh"]).arg(command.get_program()).args(command.get_args());
+    outer
+}
+
+#[test]
+fn no_access_to_kvm() {
+    assert_mistake(&run(without_dev(&carom(&[]), None)), &["/dev/kvm"], "no /dev/kvm");
+
+    let mut nobody = Command::new("setpriv");
+    let inner = carom(&[]);
+    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(inner.get_program()).args(inner.get_args());
+    assert_mistake(&run_as_nobody(nobody), &["/dev/kvm"], "no right to /dev/kvm");
+}
+
+/// The working directory of [`run`] belongs to root: this one is run elsewhere.
+fn run_as_nobody(mut command: Command) -> Finished {
+    let logs = tempfile::tempdir().unwrap();
+    command.current_dir("/");
+    let limits = Limits { time: Duration::from_secs(30), stop_on_panic: false };
+    run_limited(&mut command, &logs.path().join("console"), limits, false).unwrap()
+}
+
+#[test]
+fn no_access_to_vfio() {
+    let behind = device(&SITE.nvme[0], ",iommu=on");
+    let command = without_dev(&carom(&["--device", &behind]), Some(Path::new("/dev/kvm")));
+    assert_mistake(&run(command), &["/dev/vfio"], "no /dev/vfio");
+}
+
+#[test]
+fn help_and_version_are_no_mistakes() {
+    for option in ["--help", "--version"] {
+        let mut command = Command::new(&SITE.carom);
+        command.arg(option);
+        let finished = run(command);
+        assert!(matches!(finished.ended, Ended::Exited(status) if status.success()), "{option}: {finished:?}");
+        assert!(finished.stdout.contains("carom"), "{option}: {finished:?}");
+        assert_eq!(finished.stderr, "", "{option}");
+    }
+}

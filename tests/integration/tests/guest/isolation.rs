@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a device behind the IOMMU can reach: QEMU's edu device, passed through, does DMA where the test tells it, while the
+//! NVMe drive has windows.
+//!
+//! The guest's RAM at [`VICTIM`] is set aside from its kernel, so that no driver maps it.
+
+use std::fs;
+use std::process::Command;
+
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Guest, Outcome};
+
+use crate::support::{SITE, number, required, run};
+
+/// Guest-physical address of the RAM that is attacked.
+const VICTIM: u64 = 0x1000_0000;
+
+/// Bytes of one transfer: half a page.
+const TRANSFER: &str = "2048";
+
+/// Finds the edu device in the guest.
+const FIND_EDU: &str = r#"
+for device in /sys/bus/pci/devices/*; do
+    [ "$(cat "$device/vendor")$(cat "$device/device")" != 0x12340x11e8 ] || EDU=$(basename "$device")
+done
+[ -n "$EDU" ] || exit 83
+"#;
+
+/// Gives it to VFIO in the guest, which puts it into a domain of its own.
+const TAKE_EDU: &str = r#"
+echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
+echo vfio-pci >"/sys/bus/pci/devices/$EDU/driver_override"
+echo "$EDU" >/sys/bus/pci/drivers_probe
+"#;
+
+fn edu() -> &'static str {
+    required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)")
+}
+
+fn guest(name: &str, job: &str) -> Guest {
+    let program = fs::read(SITE.edu_dma.as_ref().expect("CAROM_EDU_DMA is set")).expect("CAROM_EDU_DMA can be read");
+    Guest::new(name).cmdline(&format!("iommu.strict=1 memmap=64K${VICTIM:#x}")).program("edu-dma", program).job(job)
+}
+
+/// A job part that runs edu-dma with `commands`, one a line.
+fn steer(mode: &str, commands: &[&str]) -> String {
+    let lines: String =
+        commands.iter().map(|command| format!("{}\n", command.replace("VICTIM", &format!("{VICTIM:#x}")))).collect();
+    format!("edu-dma {mode} $EDU <<'END' || exit 85\n{lines}END\n")
+}
+
+/// The results of a command of edu-dma, in order.
+fn results<'outcome>(outcome: &'outcome Outcome, command: &'outcome str) -> Vec<&'outcome str> {
+    outcome.values("CAROM-EDU").filter_map(|line| line.strip_prefix(command)?.strip_prefix(' ')).collect()
+}
+
+fn assert_result(outcome: &Outcome, command: &str, wanted: &[&str]) {
+    assert_eq!(results(outcome, command), wanted, "{command}; console:\n{}", outcome.console);
+}
+
+/// How many DMA faults this host has logged for the device.
+fn host_faults(address: &str) -> usize {
+    let log = Command::new("dmesg").output().expect("dmesg runs");
+    let short = address.trim_start_matches("0000:");
+    String::from_utf8_lossy(&log.stdout)
+        .lines()
+        .filter(|line| line.contains("fault addr") && line.contains(short))
+        .count()
+}
+
+#[test]
+fn device_without_iommu_reaches_ram() {
+    // The control: the attack works where nothing stops it, so that the other tests prove something.
+    let commands = ["victim VICTIM 0xa5", "load victim", "victim VICTIM 0x11", "store victim", "victim-count 0xa5"];
+    let job = format!("{FIND_EDU}{}", steer("raw", &commands));
+
+    let outcome = run(&guest("edu-control", &job).device(edu()));
+
+    assert_result(&outcome, "victim-count 0xa5", &[TRANSFER]);
+}
+
+#[test]
+fn device_in_no_domain_reaches_nothing() {
+    let commands = ["victim VICTIM 0xa5", "store victim", "store 0x0", "store 0x100000", "victim-count 0xa5"];
+    let job = format!("{FIND_EDU}{}", steer("raw", &commands));
+    let before = host_faults(edu());
+
+    let outcome = run(&guest("edu-no-domain", &job).iommu_device(edu()));
+
+    assert_result(&outcome, "store victim", &["done"]);
+    assert_result(&outcome, "victim-count 0xa5", &[TRANSFER]);
+    assert!(host_faults(edu()) > before, "the attempt arrived at the host's IOMMU and failed there");
+    assert_eq!(outcome.peak_pinned_bytes, 0, "nothing is mapped for the device");
+}
+
+#[test]
+fn device_reaches_what_is_mapped_as_it_is_mapped_and_nothing_else() {
+    let commands = [
+        // What is mapped works in both directions.
+        "map 0x100000 rw",
+        "fill 0x100000 0x5a",
+        "load 0x100000",
+        "fill 0x100000 0x11",
+        "store 0x100000",
+        "count 0x100000 0x5a",
+        // A page mapped for reading is read, and stays as it was.
+        "map 0x200000 r",
+        "fill 0x200000 0x77",
+        "store 0x200000",
+        "count 0x200000 0x77",
+        "load 0x200000",
+        "store 0x100000",
+        "count 0x100000 0x77",
+        // RAM that is not mapped is neither written nor read.
+        "victim VICTIM 0xa5",
+        "store victim",
+        "victim-count 0xa5",
+        "load victim",
+        "store 0x100000",
+        "count 0x100000 0xa5",
+        // Addresses where nothing is.
+        "store 0x300000",
+        "load 0x300000",
+        // What was unmapped is not reached any more: its bytes do not get to the device.
+        "fill 0x100000 0x33",
+        "unmap 0x100000",
+        "load 0x100000",
+        "map 0x400000 rw",
+        "fill 0x400000 0x44",
+        "store 0x400000",
+        "count 0x400000 0x33",
+        "count 0x400000 0x44",
+    ];
+    let job = format!("{FIND_EDU}{TAKE_EDU}{}", steer("vfio", &commands));
+    let before = host_faults(edu());
+
+    let outcome = run(&guest("edu-own-domain", &job).iommu_device(edu()));
+
+    assert_result(&outcome, "map 0x100000 rw", &["ok"]);
+    assert_result(&outcome, "map 0x200000 r", &["ok"]);
+    assert_result(&outcome, "count 0x100000 0x5a", &[TRANSFER]);
+    assert_result(&outcome, "count 0x200000 0x77", &[TRANSFER]);
+    assert_result(&outcome, "count 0x100000 0x77", &[TRANSFER]);
+    assert_result(&outcome, "victim-count 0xa5", &[TRANSFER]);
+    assert_result(&outcome, "count 0x100000 0xa5", &["0"]);
+    assert_result(&outcome, "unmap 0x100000", &["ok"]);
+    assert_result(&outcome, "count 0x400000 0x33", &["0"]);
+    // The store did happen: it wrote what the failed load left in the device.
+    assert_result(&outcome, "count 0x400000 0x44", &["0"]);
+    assert!(host_faults(edu()) > before, "the attempts arrived at the host's IOMMU and failed there");
+}
+
+/// Shell function `attack COMMAND [AFTER]`: writes edu-dma's commands that try COMMAND on four pages of each chunk of the
+/// NVMe drive's domain, each followed by AFTER.
+const ATTACK: &str = r#"
+START=$(sed -n 's/^iova_start //p' /sys/kernel/debug/iommu_bounce/*/stats | head -n 1)
+CHUNK=$(sed -n 's/^chunk_size //p' /sys/kernel/debug/iommu_bounce/*/stats | head -n 1)
+CHUNKS=$(sed -n 's/^chunks //p' /sys/kernel/debug/iommu_bounce/*/stats | head -n 1)
+echo "CAROM-CHUNKS $CHUNKS"
+attack() {
+    chunk=0
+    while [ $chunk -lt "$CHUNKS" ]; do
+        for offset in 0 4096 65536 1048576; do
+            printf '%s 0x%x\n%s\n' "$1" $((START + chunk * CHUNK + offset)) "$2"
+        done
+        chunk=$((chunk + 1))
+    done
+}
+"#;
+
+#[test]
+fn device_does_not_reach_chunks_of_another_domain() {
+    // The drive is filled with 0xc3 and read through its window, so that slots hold these bytes. The edu device, in a domain
+    // of its own, first tries to read them, then to overwrite them while the drive's I/O is verified.
+    let verify = workload::fio_verify(24, 64);
+    let job = format!(
+        r#"{WAIT_FOR_NVME}{FIND_EDU}
+tr '\000' '\303' </dev/zero | head -c 16777216 | dd of=/dev/nvme0n1 bs=128k conv=fsync 2>/dev/null
+fio --name=fill --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=64 --bs=128k --size=16M >/dev/null || exit 84
+{TAKE_EDU}{ATTACK}
+{{
+    echo 'map 0x100000 rw'
+    echo 'fill 0x100000 0xee'
+    attack load 'store 0x100000
+count 0x100000 0xc3'
+}} >/tmp/commands
+edu-dma vfio $EDU </tmp/commands >/tmp/loads || exit 85
+echo "CAROM-LOADS $(grep -c '^CAROM-EDU load .* done$' /tmp/loads)"
+echo "CAROM-LOOKS $(grep -c '^CAROM-EDU count 0x100000 0xc3 ' /tmp/loads)"
+echo "CAROM-LEAKS $(grep '^CAROM-EDU count 0x100000 0xc3 ' /tmp/loads | grep -vc ' 0$')"
+{{
+    echo 'map 0x100000 rw'
+    echo 'fill 0x100000 0x5a'
+    echo 'load 0x100000'
+    attack store ''
+}} >/tmp/commands
+edu-dma vfio $EDU </tmp/commands >/tmp/stores &
+{verify}
+wait $! || exit 86
+echo "CAROM-STORES $(grep -c '^CAROM-EDU store .* done$' /tmp/stores)"
+{verify}
+"#
+    );
+    let before = host_faults(edu());
+
+    let guest = guest("edu-chunks", &job).iommu_device(&SITE.nvme[0]).iommu_device(edu()).bounce("size=64M");
+    let outcome = run(&guest);
+
+    let chunks = number(&outcome, "CAROM-CHUNKS");
+    assert!(chunks > 0, "the drive's domain has chunks");
+    assert_eq!(number(&outcome, "CAROM-LOADS"), chunks * 4, "every load was tried");
+    assert_eq!(number(&outcome, "CAROM-LOOKS"), chunks * 4, "and looked at");
+    assert_eq!(number(&outcome, "CAROM-STORES"), chunks * 4, "every store was tried");
+    assert_eq!(number(&outcome, "CAROM-LEAKS"), 0, "bytes of the drive's chunks came to the edu device");
+    workload::check_verified(&outcome, 2).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(host_faults(edu()) > before, "the attempts arrived at the host's IOMMU and failed there");
+}
+
+#[test]
+fn aperture_of_windows_is_reserved_for_every_endpoint() {
+    let job = format!(
+        r#"{WAIT_FOR_NVME}{FIND_EDU}{TAKE_EDU}
+START=$(sed -n 's/^iova_start //p' /sys/kernel/debug/iommu_bounce/*/stats | head -n 1)
+echo "CAROM-START $START"
+sed 's/^/CAROM-RESERVED /' "/sys/bus/pci/devices/$EDU/iommu_group/reserved_regions"
+printf 'map %s rw\n' "$START" | edu-dma vfio $EDU | sed 's/^CAROM-EDU map 0x[0-9a-f]* rw/CAROM-APERTURE/'
+"#
+    );
+
+    let guest = guest("edu-aperture", &job).iommu_device(&SITE.nvme[0]).iommu_device(edu()).bounce("size=64M");
+    let outcome = run(&guest);
+
+    let start = number(&outcome, "CAROM-START");
+    let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap_or(0);
+    let reserved = outcome.values("CAROM-RESERVED").any(|line| {
+        let words: Vec<&str> = line.split(' ').collect();
+        words.len() == 3 && hex(words[0]) <= start && start <= hex(words[1]) && words[2] == "reserved"
+    });
+    assert!(reserved, "the aperture at {start:#x} is a reserved region; console:\n{}", outcome.console);
+    assert_ne!(outcome.value("CAROM-APERTURE").unwrap_or("ok"), "ok", "console:\n{}", outcome.console);
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What ends a domain and its window: reboot of the guest, unbinding and rebinding of the driver.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use carom_integration::Guest;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+
+use crate::support::{MIB, SITE, number, run};
+
+/// A text that no earlier run left on the drive.
+fn unique() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
+    format!("carom-{}", now.as_nanos())
+}
+
+/// Shell function `marker [TEXT]`: reads or writes the drive's last 4 KiB.
+const MARKER: &str = r#"
+LAST=$(($(blockdev --getsz /dev/nvme0n1) / 8 - 1))
+marker() {
+    if [ $# = 0 ]; then
+        dd if=/dev/nvme0n1 bs=4096 skip=$LAST count=1 2>/dev/null | head -c 64 | tr -d '\000'
+    else
+        printf '%s' "$1" >/tmp/marker
+        dd if=/tmp/marker of=/dev/nvme0n1 bs=4096 seek=$LAST conv=sync,fsync 2>/dev/null
+    fi
+}
+"#;
+
+fn reboots_twice(name: &str, bounce: Option<&str>) {
+    let id = unique();
+    let verify = workload::fio_verify(8, 32);
+    let job = format!(
+        r#"{WAIT_FOR_NVME}{MARKER}
+echo "CAROM-BOOT $(cat /proc/sys/kernel/random/boot_id)"
+{verify}
+case $(marker) in
+{id}-2) marker {id}-done ;;
+{id}-1) marker {id}-2; touch /reboot-requested ;;
+*) marker {id}-1; touch /reboot-requested ;;
+esac
+"#
+    );
+    let mut guest = Guest::new(name).iommu_device(&SITE.nvme[0]).cmdline("iommu.strict=1").job(&job);
+    if let Some(bounce) = bounce {
+        guest = guest.bounce(bounce);
+    }
+
+    let outcome = run(&guest);
+
+    let mut boots: Vec<&str> = outcome.values("CAROM-BOOT").collect();
+    boots.sort_unstable();
+    boots.dedup();
+    assert_eq!(boots.len(), 3, "three different boots; console:\n{}", outcome.console);
+    workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
+    if bounce.is_some() {
+        // Each boot grew a window of its own.
+        assert!(
+            outcome.counters.last().is_some_and(|counters| counters.requests.window_add >= 3),
+            "{:?}",
+            outcome.counters
+        );
+    }
+}
+
+#[test]
+fn reboot_under_windows_loses_nothing() {
+    reboots_twice("reboot-bounce", Some("size=64M"));
+}
+
+#[test]
+fn reboot_without_windows_loses_nothing() {
+    reboots_twice("reboot-strict", None);
+}
+
+#[test]
+fn driver_is_unbound_and_rebound_under_windows() {
+    const ROUNDS: usize = 4;
+    let verify = workload::fio_verify(8, 32);
+    let job = format!(
+        r#"{WAIT_FOR_NVME}
+for round in $(seq {ROUNDS}); do
+{verify}
+    echo "$NVME" >/sys/bus/pci/drivers/nvme/unbind
+    [ ! -e /dev/nvme0n1 ] || exit 80
+    echo "$NVME" >/sys/bus/pci/drivers/nvme/bind
+    i=0
+    while [ ! -b /dev/nvme0n1 ]; do i=$((i + 1)); [ $i -lt 300 ] || exit 81; sleep 0.1; done
+done
+"#
+    );
+    let guest =
+        Guest::new("rebind-bounce").iommu_device(&SITE.nvme[0]).bounce("size=64M").cmdline("iommu.strict=1").job(&job);
+
+    let outcome = run(&guest);
+
+    workload::check_verified(&outcome, ROUNDS).unwrap_or_else(|error| panic!("{error:#}"));
+}
+
+#[test]
+fn device_taken_out_of_its_domain_and_back_under_windows() {
+    // VFIO in the guest replaces the DMA domain: the window ends with it (protocol, rule 2) and grows afresh afterwards.
+    const ROUNDS: usize = 3;
+    let verify = workload::fio_verify(8, 32);
+    let job = format!(
+        r#"{WAIT_FOR_NVME}
+DEVICE=/sys/bus/pci/devices/$NVME
+echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
+for round in $(seq {ROUNDS}); do
+{verify}
+    echo "$NVME" >"$DEVICE/driver/unbind"
+    echo vfio-pci >"$DEVICE/driver_override"
+    echo "$NVME" >/sys/bus/pci/drivers_probe
+    # Opening the group's device moves the group to VFIO's domain; one page is mapped there.
+    printf 'map 0x100000 rw\nunmap 0x100000\n' | edu-dma vfio "$NVME" || exit 82
+    echo "$NVME" >"$DEVICE/driver/unbind"
+    echo >"$DEVICE/driver_override"
+    echo "$NVME" >/sys/bus/pci/drivers_probe
+    i=0
+    while [ ! -b /dev/nvme0n1 ]; do i=$((i + 1)); [ $i -lt 300 ] || exit 81; sleep 0.1; done
+done
+{verify}
+"#
+    );
+    let program = std::fs::read(SITE.edu_dma.as_ref().expect("CAROM_EDU_DMA is set")).unwrap();
+    let guest = Guest::new("domain-switch-bounce")
+        .iommu_device(&SITE.nvme[0])
+        .bounce("size=64M")
+        .cmdline("iommu.strict=1")
+        .program("edu-dma", program)
+        .job(&job);
+
+    let outcome = run(&guest);
+
+    workload::check_verified(&outcome, ROUNDS + 1).unwrap_or_else(|error| panic!("{error:#}"));
+    let taken = outcome.values("CAROM-EDU").filter(|result| *result == "map 0x100000 rw ok").count();
+    assert_eq!(taken, ROUNDS, "console:\n{}", outcome.console);
+    let counters = outcome.counters.last().expect("counters");
+    assert!(counters.requests.window_add > ROUNDS as u64, "each domain grew a window: {counters:?}");
+    assert!(counters.window_bytes <= 64 * MIB, "{counters:?}");
+}
+
+#[test]
+fn ended_guest_leaves_the_device_to_the_next() {
+    for round in 0..2 {
+        let guest = Guest::new(&format!("again-{round}"))
+            .iommu_device(&SITE.nvme[0])
+            .job(&format!("{WAIT_FOR_NVME}\necho \"CAROM-SECTORS $(blockdev --getsz /dev/nvme0n1)\"\n"));
+        assert!(number(&run(&guest), "CAROM-SECTORS") > 0);
+    }
+}

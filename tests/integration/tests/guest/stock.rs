@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Debian's own kernel, unchanged, on the virtio-iommu with a passed-through NVMe drive.
+
+use std::time::Duration;
+
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Guest, Kernel, Outcome};
+
+use crate::support::{SITE, run};
+
+fn job() -> String {
+    format!(
+        "{WAIT_FOR_NVME}\necho \"CAROM-TYPE $(cat \"/sys/bus/pci/devices/$NVME/iommu_group/type\")\"\n{}",
+        workload::fio_verify(16, 32)
+    )
+}
+
+fn guest(name: &str) -> Guest {
+    Guest::new(name)
+        .kernel(Kernel::Stock)
+        .memory_mib(1024)
+        .iommu_device(&SITE.nvme[0])
+        .time_limit(Duration::from_secs(180))
+        .job(&job())
+}
+
+/// Checks what holds in each mode; returns the requests that the device counted.
+fn check(outcome: &Outcome, domain_type: &str) -> carom_integration::events::Requests {
+    workload::check_verified(outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(outcome.value("CAROM-TYPE").unwrap_or_default(), domain_type);
+    let counters = outcome.counters.last().expect("the device reports its counters at the end");
+    assert!(counters.requests.attach >= 1);
+    // At least one mapping for each of the verified blocks, 16 MiB at no more than 128 KiB each, written and read.
+    assert!(counters.requests.map >= 2 * 16 * 8, "{counters:?}");
+    counters.requests
+}
+
+#[test]
+fn strict_io_is_verified() {
+    let outcome = run(&guest("stock-strict").cmdline("iommu.strict=1"));
+
+    let requests = check(&outcome, "DMA");
+    assert!(requests.unmap >= requests.map * 9 / 10, "strict mode unmaps at once: {requests:?}");
+}
+
+#[test]
+fn lazy_io_is_verified() {
+    let outcome = run(&guest("stock-lazy").cmdline("iommu.strict=0"));
+
+    let requests = check(&outcome, "DMA-FQ");
+    assert!(requests.unmap > 0, "{requests:?}");
+}
+
+#[test]
+fn driver_that_does_not_know_windows_sees_nothing_of_them() {
+    let outcome = run(&guest("stock-bounce-offered").cmdline("iommu.strict=1").bounce("size=64M"));
+
+    let requests = check(&outcome, "DMA");
+    assert_eq!(requests.window_add, 0);
+    assert_eq!(outcome.counters.last().map(|counters| counters.window_bytes), Some(0));
+}

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What several tests share.
+
+use std::sync::LazyLock;
+
+use carom_integration::{Guest, Outcome, Site};
+
+/// The site; the tests cannot run without one.
+pub(crate) static SITE: LazyLock<Site> = LazyLock::new(|| Site::from_env().expect("scripts/test sets up the site"));
+
+/// Runs a guest whose job must end with status 0.
+pub(crate) fn run(guest: &Guest) -> Outcome {
+    let outcome = guest.run(&SITE).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(outcome.job_status, 0, "the job failed; console:\n{}", outcome.console);
+    outcome
+}
+
+/// The number in the last line `KEY NUMBER` of the console, decimal or with `0x`.
+pub(crate) fn number(outcome: &Outcome, key: &str) -> u64 {
+    let text = outcome.value(key).unwrap_or_else(|error| panic!("{error:#}"));
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.unwrap_or_else(|_| panic!("{key}: {text:?} is no number; console:\n{}", outcome.console))
+}
+
+/// A device of the site that a test cannot do without.
+pub(crate) fn required<'site>(what: Option<&'site String>, name: &str) -> &'site str {
+    what.unwrap_or_else(|| panic!("this test needs {name}"))
+}
+
+/// MiB in bytes.
+pub(crate) const MIB: u64 = 1 << 20;

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The patched kernel with bounce windows: I/O, counters, budget, pinned memory, caching.
+
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Guest, Outcome};
+
+use crate::support::{MIB, SITE, number, run};
+
+/// Prints the guest's figures about its windows as lines `CAROM-STAT-<key> <value>`, then has the VMM report its own.
+const STATS: &str = r#"
+sed 's/^/CAROM-STAT-/' /sys/kernel/debug/iommu_bounce/*/stats
+echo CAROM-MARK stats
+sleep 0.5
+"#;
+
+fn guest(name: &str, bounce: &str, work: &str) -> Guest {
+    Guest::new(name)
+        .iommu_device(&SITE.nvme[0])
+        .bounce(bounce)
+        .cmdline("iommu.strict=1")
+        .job(&format!("{WAIT_FOR_NVME}{work}{STATS}"))
+}
+
+/// Chunks as the guest counts them and as the VMM does, at the same quiet moment.
+fn assert_counters_agree(outcome: &Outcome) {
+    let host = outcome.counters.first().expect("the mark made the VMM report its counters");
+    let served = host.requests.minus(host.failed);
+    assert_eq!(number(outcome, "CAROM-STAT-chunk_adds"), served.window_add, "{host:?}");
+    assert_eq!(number(outcome, "CAROM-STAT-chunk_dels"), served.window_del, "{host:?}");
+    assert_eq!(number(outcome, "CAROM-STAT-chunk_bytes"), host.window_bytes, "{host:?}");
+    assert!(host.window_bytes <= host.peak_window_bytes);
+}
+
+fn verified(outcome: &Outcome, times: usize) {
+    workload::check_verified(outcome, times).unwrap_or_else(|error| panic!("{error:#}"));
+}
+
+#[test]
+fn io_is_verified_and_bounced_and_counters_agree() {
+    let work = workload::fio_verify(32, 64).repeat(2);
+
+    let outcome = run(&guest("windows-verify", "size=64M", &work));
+
+    verified(&outcome, 2);
+    assert_counters_agree(&outcome);
+    assert_eq!(outcome.value("CAROM-STAT-provider").unwrap_or_default(), "windows");
+    let bounced = number(&outcome, "CAROM-STAT-bounced_pages") + number(&outcome, "CAROM-STAT-bounced_lists");
+    let host = outcome.counters[0];
+    assert!(bounced > 1000, "bounced {bounced}; console:\n{}", outcome.console);
+    // Bouncing that takes a request for each DMA would be none.
+    assert!(host.requests.map < bounced / 2, "{bounced} bounced, but {host:?}");
+    assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 64 * MIB, "what was verified came back through slots");
+}
+
+#[test]
+fn two_vcpus_with_several_jobs_are_verified() {
+    let work = "fio --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bssplit=4k/50:32k/30:128k/20 --size=8M \
+                --offset_increment=16M --numjobs=4 --verify=crc32c --verify_fatal=1 --do_verify=1 --group_reporting \
+                --filename=/dev/nvme0n1 --name=many --output-format=terse --terse-version=3 >/tmp/verify 2>&1\n\
+                status=$?; [ $status = 0 ] || cat /tmp/verify\n\
+                echo \"CAROM-VERIFY $status $(awk -F';' '/^3;/ { print $6 * 1024 }' /tmp/verify)\"\n";
+
+    let outcome = run(&guest("windows-two-vcpus", "size=64M", work).cpus(2));
+
+    verified(&outcome, 1);
+    assert_counters_agree(&outcome);
+}
+
+#[test]
+fn lazy_mode_uses_windows_too() {
+    let guest = Guest::new("windows-lazy")
+        .iommu_device(&SITE.nvme[0])
+        .bounce("size=64M")
+        .cmdline("iommu.strict=0")
+        .job(&format!("{WAIT_FOR_NVME}{}{STATS}", workload::fio_verify(16, 32)));
+
+    let outcome = run(&guest);
+
+    verified(&outcome, 1);
+    assert_counters_agree(&outcome);
+    assert!(number(&outcome, "CAROM-STAT-chunk_adds") > 0);
+}
+
+#[test]
+fn exhausted_budget_falls_back_and_loses_nothing() {
+    let outcome = run(&guest("windows-exhausted", "size=4M", &workload::fio_verify(32, 64)));
+
+    verified(&outcome, 1);
+    assert_counters_agree(&outcome);
+    let host = outcome.counters[0];
+    assert!(number(&outcome, "CAROM-STAT-fallback_full") > 0, "console:\n{}", outcome.console);
+    assert!(host.requests.map > 0, "what does not fit is mapped: {host:?}");
+    assert!(host.peak_window_bytes <= 4 * MIB, "{host:?}");
+}
+
+#[test]
+fn pinned_memory_is_bounded_by_budget_and_live_mappings() {
+    let budget = 32 * MIB;
+    let work = workload::fio_verify(32, 64);
+
+    let outcome = run(&guest("windows-pinned", "size=32M", &work).memory_mib(2048));
+
+    verified(&outcome, 1);
+    let host = outcome.counters.last().expect("counters at the end");
+    assert!(host.peak_window_bytes <= budget, "{host:?}");
+    assert!(
+        outcome.peak_pinned_bytes <= host.peak_window_bytes + host.peak_mapped_bytes,
+        "{} bytes pinned: {host:?}",
+        outcome.peak_pinned_bytes
+    );
+    assert!(
+        outcome.peak_pinned_bytes < 2048 * MIB / 20,
+        "{} bytes pinned, 5 % of RAM allowed",
+        outcome.peak_pinned_bytes
+    );
+    assert!(outcome.peak_pinned_bytes > 0, "VFIO maps are accounted, so that this test means something");
+}
+
+#[test]
+fn without_windows_only_live_mappings_are_pinned() {
+    let guest = Guest::new("strict-pinned")
+        .iommu_device(&SITE.nvme[0])
+        .memory_mib(2048)
+        .cmdline("iommu.strict=1")
+        .job(&format!("{WAIT_FOR_NVME}{}", workload::fio_verify(16, 64)));
+
+    let outcome = run(&guest);
+
+    verified(&outcome, 1);
+    let host = outcome.counters.last().expect("counters at the end");
+    assert_eq!((host.requests.window_add, host.peak_window_bytes), (0, 0));
+    assert!(outcome.peak_pinned_bytes <= host.peak_mapped_bytes, "{} pinned: {host:?}", outcome.peak_pinned_bytes);
+    assert!(outcome.peak_pinned_bytes < 2048 * MIB / 20, "{} bytes pinned", outcome.peak_pinned_bytes);
+}
+
+#[test]
+fn window_memory_is_mapped_write_back() {
+    // Emulation does not model caching, so that speed does not show this: only the kernel's own list does.
+    let work = format!(
+        "{}{}",
+        workload::fio_verify(4, 16),
+        r#"
+for device in /sys/bus/pci/devices/*; do
+    [ "$(cat "$device/vendor")$(cat "$device/device")" = 0x1af40x1057 ] || continue
+    sed 's/^/CAROM-BAR /' "$device/resource"
+done
+sed -n 's/^PAT: \[mem \(0x[0-9a-f]*\)-\(0x[0-9a-f]*\)\] /CAROM-PAT \1 \2 /p' /sys/kernel/debug/x86/pat_memtype_list
+"#
+    );
+
+    let outcome = run(&guest("windows-caching", "size=64M", &work));
+
+    let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).expect("a hexadecimal number");
+    // Columns of `resource`: start, end, flags; 0x2000 is IORESOURCE_PREFETCH.
+    let region = outcome
+        .values("CAROM-BAR")
+        .map(|line| line.split(' ').map(hex).collect::<Vec<_>>())
+        .find(|columns| columns[2] & 0x2000 != 0)
+        .expect("virtio-iommu has a prefetchable BAR");
+    let types: Vec<&str> = outcome
+        .values("CAROM-PAT")
+        .filter_map(|line| {
+            let (start, rest) = line.split_once(' ')?;
+            let (end, caching) = rest.split_once(' ')?;
+            (hex(start) <= region[1] && hex(end) > region[0]).then_some(caching.trim())
+        })
+        .collect();
+    assert!(!types.is_empty(), "no mapping of the region at {:#x}; console:\n{}", region[0], outcome.console);
+    assert!(types.iter().all(|caching| *caching == "write-back"), "{types:?}");
+}
