@@ -277,8 +277,8 @@ impl WindowConfig {
         // Regions of guest RAM are far larger than chunks, so one that overlaps covers the end of some chunk.
         let granule = config.granule();
         let is_ram = |gpa| ram.prefix(gpa, granule).is_some();
-        let starts = (0..=(end - start) / chunk).map(|n| start + n * chunk);
-        if starts.into_iter().any(|gpa| is_ram(gpa) || is_ram(gpa + chunk - granule)) {
+        let mut starts = (0..=(end - start) / chunk).map(|n| start + n * chunk);
+        if starts.any(|gpa| is_ram(gpa) || is_ram(gpa + chunk - granule)) {
             return broken("must not overlap guest RAM: move it to the PCI hole");
         }
         Ok(())
