@@ -34,6 +34,14 @@ impl IoMap {
         }
     }
 
+    /// Gives all ranges back. Devices may hold the map, and the map holds devices: this is what lets go of both.
+    pub fn clear(&self) {
+        let ports = std::mem::take(&mut *self.ports.write().unwrap_or_else(PoisonError::into_inner));
+        let memory = std::mem::take(&mut *self.memory.write().unwrap_or_else(PoisonError::into_inner));
+        // Devices are dropped here, with no lock held.
+        drop((ports, memory));
+    }
+
     fn find(&self, space: Space, address: u64, len: usize) -> Option<(u64, Arc<dyn BusDevice>)> {
         match space {
             Space::Port => {
@@ -138,6 +146,15 @@ mod tests {
         ] {
             assert!(map.insert(space, base, len, Arc::new(Constant(1))).is_err(), "{space:?} {base:#x} {len}");
         }
+    }
+
+    #[test]
+    fn cleared_map_lets_go_of_its_devices() {
+        let map = IoMap::default();
+        let device = Arc::new(Constant(1));
+        map.insert(Space::Memory, 0x1000, 8, device.clone()).unwrap();
+        map.clear();
+        assert_eq!(Arc::strong_count(&device), 1);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::address_space::IoMap;
-use crate::vm::VmEvent;
+use crate::vm::{self, VmEvent};
 
 /// How long to wait for a vCPU to notice that it is to pause before it is signalled again: the signal is lost if it
 /// comes between the look at the order and the entry into the guest.
@@ -66,7 +66,7 @@ extern "C" fn kicked(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_vo
 
 impl Vcpu {
     /// Starts the thread of vCPU `id`, paused.
-    pub fn spawn(id: u32, vcpu: VcpuFd, io_map: Arc<IoMap>, events: Sender<VmEvent>) -> io::Result<Self> {
+    pub fn spawn(id: u32, vcpu: VcpuFd, io_map: Arc<IoMap>, events: SyncSender<VmEvent>) -> io::Result<Self> {
         register_signal_handler(SIGRTMIN(), kicked)?;
         let shared = Arc::new(Shared {
             state: Mutex::new(State { order: Order::Pause, parked: false }),
@@ -159,13 +159,12 @@ struct Runner {
     id: u32,
     shared: Arc<Shared>,
     io_map: Arc<IoMap>,
-    events: Sender<VmEvent>,
+    events: SyncSender<VmEvent>,
 }
 
 impl Runner {
     fn report(&self, event: VmEvent) {
-        // The VM is gone when nobody listens, and so is this thread in a moment.
-        let _ = self.events.send(event);
+        vm::report(&self.events, event);
     }
 
     fn run(&self) {

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, SyncSender};
 
 use devices::legacy::power::{self, PowerRegisters, PowerRequest};
 use devices::legacy::serial::{self, SerialPort};
@@ -15,7 +15,7 @@ use devices::platform::{AddressSpace, Space};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::passthrough::{self, Passthrough, Surroundings};
-use super::{Vm, VmError, VmEvent, load};
+use super::{MAX_EVENTS, Vm, VmError, VmEvent, load, report};
 use crate::acpi;
 use crate::address_space::IoMap;
 use crate::boot::Payload;
@@ -49,7 +49,7 @@ impl Vm {
         let slots = Arc::new(KvmSlots::new(kvm.fd.clone(), kvm.kvm.get_nr_memslots()));
         memory::show(&memory, slots.as_ref())?;
         let io_map = Arc::new(IoMap::default());
-        let (sender, events) = mpsc::channel();
+        let (sender, events) = mpsc::sync_channel(MAX_EVENTS);
         add_power_registers(&io_map, sender.clone())?;
         let pci = add_root_bus(&io_map, &machine)?;
         let msi = KvmMsi::new(kvm.fd.clone())
@@ -74,6 +74,7 @@ impl Vm {
             vcpus,
             initial,
             initial_irqchip,
+            io_map,
             pci,
             iommu,
             _ram: ram,
@@ -84,7 +85,7 @@ impl Vm {
             ram_size,
             monitor,
             events,
-            _sender: sender,
+            sender,
             _terminal: terminal,
         })
     }
@@ -114,14 +115,13 @@ fn mem64(ram_size: u64, physical_bits: u8) -> RangeInclusive<u64> {
     if start < end { start..=end - 1 } else { memory::end(ram_size)..=end.max(memory::end(ram_size) + GIB) - 1 }
 }
 
-fn add_power_registers(io_map: &IoMap, events: Sender<VmEvent>) -> Result<(), VmError> {
+fn add_power_registers(io_map: &IoMap, events: SyncSender<VmEvent>) -> Result<(), VmError> {
     let registers = PowerRegisters::new(move |request| {
         let event = match request {
             PowerRequest::PowerOff => VmEvent::PowerOff,
             PowerRequest::Reset => VmEvent::Reset,
         };
-        // Nobody listens any more only when the VM is ending.
-        let _ = events.send(event);
+        report(&events, event);
     });
     io_map
         .insert(Space::Port, ACPI_PORTS, power::REGISTERS_LEN, Arc::new(registers))

@@ -8,7 +8,7 @@ mod passthrough;
 mod signals;
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 
 use devices::pci::PciRoot;
 use devices::vfio::GuestRamMapping;
@@ -18,12 +18,24 @@ use vm_memory::GuestMemoryMmap;
 pub use error::VmError;
 
 use crate::acpi;
+use crate::address_space::IoMap;
 use crate::boot::Payload;
 use crate::event_monitor::EventMonitor;
 use crate::kvm::registers::{self, Entry, VcpuState};
 use crate::kvm::{IrqchipState, KvmVm};
 use crate::terminal::RawMode;
 use crate::vcpu::Vcpu;
+
+/// How many events wait for the main thread at most. What guests cause beyond that is dropped: a guest that writes the
+/// reset register in a loop must not fill the host's memory.
+const MAX_EVENTS: usize = 16;
+
+/// Hands an event to the main thread without ever waiting: the main thread may itself be waiting for the caller to pause.
+pub(crate) fn report(events: &SyncSender<VmEvent>, event: VmEvent) {
+    if let Err(TrySendError::Full(event)) = events.try_send(event) {
+        log::debug!("too many events at once, dropped: {event:?}");
+    }
+}
 
 /// What the main thread acts on.
 #[derive(Debug)]
@@ -47,6 +59,7 @@ pub struct Vm {
     vcpus: Vec<Vcpu>,
     initial: Vec<VcpuState>,
     initial_irqchip: IrqchipState,
+    io_map: Arc<IoMap>,
     pci: Arc<PciRoot>,
     iommu: Option<Arc<IommuHandle>>,
     /// Held for its end: dropping it unmaps RAM for the devices.
@@ -58,15 +71,14 @@ pub struct Vm {
     ram_size: u64,
     monitor: EventMonitor,
     events: Receiver<VmEvent>,
-    /// Kept so that the channel never closes.
-    _sender: Sender<VmEvent>,
+    sender: SyncSender<VmEvent>,
     _terminal: Option<RawMode>,
 }
 
 impl Vm {
     /// Runs the guest until it powers off, fails, or a signal ends it. The guest's resets happen within.
     pub fn run(self) -> Result<(), VmError> {
-        signals::watch(self._sender.clone())?;
+        signals::watch(self.sender.clone())?;
         self.monitor.event("vm", "booting");
         self.start()?;
         self.monitor.event("vm", "booted");
@@ -110,9 +122,7 @@ impl Vm {
         self.report_counters();
         // Several vCPUs, or one that insists, may have asked for the same reset; what else came is kept.
         let others: Vec<_> = self.events.try_iter().filter(|event| !matches!(event, VmEvent::Reset)).collect();
-        for event in others {
-            self._sender.send(event).expect("the VM holds the receiver");
-        }
+        others.into_iter().for_each(|event| report(&self.sender, event));
         self.pci.reset().map_err(|source| VmError::Device { what: "resetting the devices", source })?;
         self.initial_irqchip.restore(&self.kvm.fd)?;
         for (vcpu, state) in self.vcpus.iter().zip(&self.initial) {
@@ -138,6 +148,14 @@ impl Vm {
         if let Some(iommu) = &self.iommu {
             self.monitor.event_with("virtio-iommu", "counters", Some(iommu.counters()));
         }
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        // Their threads use the devices.
+        self.vcpus.clear();
+        self.io_map.clear();
     }
 }
 

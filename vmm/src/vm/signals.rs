@@ -2,7 +2,7 @@
 
 //! Signals to the VMM: SIGTERM, SIGINT and SIGHUP end it in order, SIGUSR1 has the counters reported.
 
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 use std::thread;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -11,7 +11,7 @@ use signal_hook::iterator::Signals;
 use super::{VmError, VmEvent};
 
 /// Starts the thread that turns signals into events.
-pub(super) fn watch(events: Sender<VmEvent>) -> Result<(), VmError> {
+pub(super) fn watch(events: SyncSender<VmEvent>) -> Result<(), VmError> {
     let fail = |source| VmError::Device { what: "watching for signals", source };
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1]).map_err(fail)?;
     let forward = move || {
