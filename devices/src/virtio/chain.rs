@@ -6,9 +6,13 @@ use std::sync::atomic::{Ordering, fence};
 
 use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{DescriptorChain, Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::DeviceError;
+use super::memory::NearMemory;
+
+/// What is wrong with a buffer outside guest memory.
+const OUTSIDE: &str = "a buffer is not in guest memory";
 
 /// A chain whose readable part has been read: what is left is to write the reply.
 pub(crate) struct Request<'m> {
@@ -18,8 +22,10 @@ pub(crate) struct Request<'m> {
     pub(crate) readable: usize,
     /// Bytes of the writable part.
     pub(crate) writable: usize,
-    /// The chain, at its first writable descriptor.
-    reply: DescriptorChain<&'m GuestMemoryMmap>,
+    /// The first writable descriptor's buffer.
+    first: Option<(GuestAddress, usize)>,
+    /// The chain behind that descriptor.
+    rest: DescriptorChain<&'m NearMemory<'m>>,
 }
 
 /// Walks `chain` and copies the start of its readable part to `buffer`.
@@ -28,8 +34,8 @@ pub(crate) struct Request<'m> {
 /// The rule that the chain breaks: its links lead nowhere or in a circle, it is longer than its queue, a readable buffer
 /// follows a writable one (virtio 1.3, section 2.7.4.2), or a readable buffer is not in guest memory.
 pub(crate) fn read_request<'m>(
-    mut chain: DescriptorChain<&'m GuestMemoryMmap>,
-    memory: &'m GuestMemoryMmap,
+    mut chain: DescriptorChain<&'m NearMemory<'m>>,
+    memory: &'m NearMemory<'m>,
     queue_size: u16,
     buffer: &mut [u8],
 ) -> Result<Request<'m>, &'static str> {
@@ -38,9 +44,9 @@ pub(crate) fn read_request<'m>(
     let mut reply = None;
     let mut open = true;
     let mut count = 0;
-    loop {
-        let here = chain.clone();
-        let Some(descriptor) = chain.next() else { break };
+    while open {
+        // The iterator just ends where a chain is broken; a whole chain ends with a descriptor that names no next one.
+        let descriptor = chain.next().ok_or("a descriptor chain leads out of its table, nowhere, or in a circle")?;
         count += 1;
         if count > queue_size {
             return Err("a descriptor chain is longer than the queue");
@@ -48,28 +54,21 @@ pub(crate) fn read_request<'m>(
         open = descriptor.has_next();
         let len = usize::try_from(descriptor.len()).map_err(|_| "a buffer is too long")?;
         if descriptor.is_write_only() {
-            reply.get_or_insert(here);
+            reply.get_or_insert_with(|| ((descriptor.addr(), len), chain.clone()));
             writable += len;
         } else if reply.is_some() {
             return Err("a device-readable buffer follows a device-writable one");
         } else {
             let free = buffer.get_mut(readable..).unwrap_or_default();
             let copied = len.min(free.len());
-            let part = &mut free[..copied];
-            if !part.is_empty() {
-                memory.read_slice(part, descriptor.addr()).map_err(|_| "a buffer is not in guest memory")?;
+            if copied != 0 {
+                memory.read_slice(&mut free[..copied], descriptor.addr()).map_err(|_| OUTSIDE)?;
             }
             readable += len;
         }
-        if !open {
-            break;
-        }
     }
-    // The iterator just ends where a chain is broken; a whole chain ends with a descriptor that names no next one.
-    if open {
-        return Err("a descriptor chain leads out of its table, nowhere, or in a circle");
-    }
-    Ok(Request { head, readable, writable, reply: reply.unwrap_or(chain) })
+    let (first, rest) = reply.map_or((None, chain), |(first, rest)| (Some(first), rest));
+    Ok(Request { head, readable, writable, first, rest })
 }
 
 impl Request<'_> {
@@ -77,27 +76,32 @@ impl Request<'_> {
     ///
     /// # Errors
     /// A writable buffer is not in guest memory, or the driver changed the chain meanwhile.
-    pub(crate) fn write_reply(self, memory: &GuestMemoryMmap, data: &[u8]) -> Result<(), &'static str> {
+    pub(crate) fn write_reply(self, memory: &NearMemory<'_>, data: &[u8]) -> Result<(), &'static str> {
+        let mut chain = self.rest;
+        let mut next = self.first;
         let mut left = data;
-        let mut chain = self.reply;
         while !left.is_empty() {
-            let Some(descriptor) = chain.next().filter(|next| next.is_write_only()) else {
-                return Err("a descriptor chain changed while it was served");
-            };
-            let len = usize::try_from(descriptor.len()).unwrap_or(usize::MAX).min(left.len());
-            let (part, rest) = left.split_at(len);
+            let (address, len) = next.ok_or("a descriptor chain changed while it was served")?;
+            let (part, rest) = left.split_at(len.min(left.len()));
             if !part.is_empty() {
-                memory.write_slice(part, descriptor.addr()).map_err(|_| "a buffer is not in guest memory")?;
+                memory.write_slice(part, address).map_err(|_| OUTSIDE)?;
             }
             left = rest;
+            next = if left.is_empty() { None } else { next_writable(&mut chain) };
         }
         Ok(())
     }
 }
 
+/// The buffer of the next descriptor, if it is writable.
+fn next_writable(chain: &mut DescriptorChain<&NearMemory<'_>>) -> Option<(GuestAddress, usize)> {
+    let descriptor = chain.next().filter(|descriptor| descriptor.is_write_only())?;
+    Some((descriptor.addr(), usize::try_from(descriptor.len()).ok()?))
+}
+
 /// Whether the driver wants to be told of the buffers that were used since the last call: by `used_event` where
 /// `EVENT_IDX` was negotiated, else by the flag in the available ring (virtio 1.3, sections 2.7.7 and 2.7.10).
-pub(crate) fn wants_interrupt(queue: &mut Queue, memory: &GuestMemoryMmap) -> Result<bool, virtio_queue::Error> {
+pub(crate) fn wants_interrupt(queue: &mut Queue, memory: &NearMemory<'_>) -> Result<bool, virtio_queue::Error> {
     if queue.event_idx_enabled() {
         return queue.needs_notification(memory);
     }
@@ -121,7 +125,7 @@ pub(crate) fn ring_error(queue: u16) -> impl Fn(virtio_queue::Error) -> DeviceEr
 #[cfg(test)]
 mod tests {
     use virtio_queue::mock::MockSplitQueue;
-    use vm_memory::Address;
+    use vm_memory::{Address, GuestMemoryMmap};
 
     use super::*;
 
@@ -144,9 +148,9 @@ mod tests {
     fn flag_in_the_available_ring_suppresses_interrupts() {
         let memory = memory();
         let mut queue = queue(&memory, false, 1);
-        assert!(wants_interrupt(&mut queue, &memory).unwrap());
+        assert!(wants_interrupt(&mut queue, &NearMemory::new(&memory)).unwrap());
         memory.write_obj(1u16, GuestAddress(queue.avail_ring())).unwrap();
-        assert!(!wants_interrupt(&mut queue, &memory).unwrap());
+        assert!(!wants_interrupt(&mut queue, &NearMemory::new(&memory)).unwrap());
     }
 
     #[test]
@@ -156,7 +160,11 @@ mod tests {
             let mut queue = queue(&memory, true, 2);
             let event = GuestAddress(queue.avail_ring()).unchecked_add(4 + 2 * 4);
             memory.write_obj(used_event, event).unwrap();
-            assert_eq!(wants_interrupt(&mut queue, &memory).unwrap(), wanted, "used_event {used_event}");
+            assert_eq!(
+                wants_interrupt(&mut queue, &NearMemory::new(&memory)).unwrap(),
+                wanted,
+                "used_event {used_event}"
+            );
         }
     }
 }

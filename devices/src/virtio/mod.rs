@@ -5,6 +5,7 @@
 mod chain;
 mod device;
 pub mod iommu;
+mod memory;
 #[cfg(test)]
 mod test_support;
 mod transport;

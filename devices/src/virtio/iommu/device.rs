@@ -12,6 +12,7 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::sync::lock;
 use crate::virtio::chain::{broken, read_request, ring_error, wants_interrupt};
+use crate::virtio::memory::NearMemory;
 use crate::virtio::windows::WindowMemory;
 use crate::virtio::{Activation, DeviceError, Interrupt, SharedRegion, VirtioDevice};
 
@@ -140,6 +141,7 @@ impl VirtioDevice for VirtioIommu {
 /// vCPU cannot be kept here by another one that goes on adding. What is added later has its own notification, which
 /// this device never suppresses.
 fn serve(queue: &mut Queue, memory: &GuestMemoryMmap, engine: &mut Engine) -> Result<bool, DeviceError> {
+    let memory = &NearMemory::new(memory);
     let broken = broken(REQUEST_QUEUE);
     let ring_error = ring_error(REQUEST_QUEUE);
     let size = queue.size();
@@ -150,9 +152,8 @@ fn serve(queue: &mut Queue, memory: &GuestMemoryMmap, engine: &mut Engine) -> Re
         let Some(chain) = queue.iter(memory).map_err(&ring_error)?.next() else { break };
         let chain = read_request(chain, memory, size, &mut request).map_err(&broken)?;
         let readable = &request[..chain.readable.min(MAX_REQUEST)];
-        let writable = &mut reply[..chain.writable.min(MAX_REPLY)];
-        let room = writable.len();
-        let used = engine.handle(readable, writable).min(room);
+        let room = chain.writable.min(MAX_REPLY);
+        let used = engine.handle(readable, &mut reply[..room]).min(room);
         let head = chain.head;
         chain.write_reply(memory, &reply[..used]).map_err(&broken)?;
         let used = u32::try_from(used).expect("a reply has at most MAX_REPLY bytes");

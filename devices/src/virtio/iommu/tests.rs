@@ -179,8 +179,8 @@ impl Guest {
             let more = usize::from(index) + 1 < all.len();
             self.describe(index, (*address, *len, flags | if more { NEXT } else { 0 }, index + 1));
         }
-        self.make_available(0);
         let before = self.used_index();
+        self.make_available(0);
         self.kick();
         assert_eq!(self.used_index(), before.wrapping_add(1), "the request was not answered");
         let (head, used) = self.last_used();

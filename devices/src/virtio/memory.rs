@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Guest memory as a queue's handler accesses it: many small accesses, nearly all within one region.
+
+use std::cell::Cell;
+use std::iter::FusedIterator;
+
+use vm_memory::guest_memory::{GuestMemoryBackendSliceIterator, GuestMemorySliceIterator, Result};
+use vm_memory::{
+    GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, Permissions,
+    VolatileSlice,
+};
+
+/// A view of guest memory that remembers which region was accessed last.
+///
+/// Serving one request takes about ten accesses to rings, descriptors and buffers, while the guest waits. Through
+/// `GuestMemoryMmap` itself they cost more than all else: each looks its region up anew, twice, and is prepared to
+/// span several.
+pub(crate) struct NearMemory<'m> {
+    memory: &'m GuestMemoryMmap,
+    last: Cell<Option<&'m GuestRegionMmap>>,
+}
+
+impl<'m> NearMemory<'m> {
+    /// A view of `memory`.
+    pub(crate) fn new(memory: &'m GuestMemoryMmap) -> Self {
+        Self { memory, last: Cell::new(None) }
+    }
+
+    /// `count` bytes at `addr` if they lie in the region that was accessed last.
+    fn near(&self, addr: GuestAddress, count: usize) -> Option<VolatileSlice<'_>> {
+        let region = self.last.get()?;
+        let offset = region.to_region_addr(addr)?;
+        // Fails beyond the end of the region.
+        region.get_slice(offset, count).ok()
+    }
+
+    /// `count` bytes at `addr` if they lie in one region.
+    fn slice(&self, addr: GuestAddress, count: usize) -> Option<VolatileSlice<'_>> {
+        self.near(addr, count).or_else(|| {
+            self.last.set(self.memory.find_region(addr));
+            self.near(addr, count)
+        })
+    }
+}
+
+impl GuestMemory for NearMemory<'_> {
+    type PhysicalMemory = GuestMemoryMmap;
+    type Bitmap = ();
+
+    fn check_range(&self, addr: GuestAddress, count: usize, _access: Permissions) -> bool {
+        GuestMemoryBackend::check_range(self.memory, addr, count)
+    }
+
+    fn get_slices<'a>(
+        &'a self,
+        addr: GuestAddress,
+        count: usize,
+        _access: Permissions,
+    ) -> Result<impl GuestMemorySliceIterator<'a, ()>> {
+        Ok(match self.slice(addr, count) {
+            Some(slice) => Slices::One(Some(slice)),
+            None => Slices::Several(GuestMemoryBackend::get_slices(self.memory, addr, count)),
+        })
+    }
+
+    fn physical_memory(&self) -> Option<&GuestMemoryMmap> {
+        Some(self.memory)
+    }
+}
+
+/// The slices of one access.
+enum Slices<'a> {
+    /// All in one region.
+    One(Option<VolatileSlice<'a>>),
+    /// In several, or not all in guest memory.
+    Several(GuestMemoryBackendSliceIterator<'a, GuestMemoryMmap>),
+}
+
+impl<'a> Iterator for Slices<'a> {
+    type Item = Result<VolatileSlice<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self {
+            Self::One(slice) => slice.take().map(Ok),
+            Self::Several(slices) => slices.next(),
+        }
+    }
+}
+
+impl FusedIterator for Slices<'_> {}
+
+impl<'a> GuestMemorySliceIterator<'a, ()> for Slices<'a> {}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::Bytes;
+
+    use super::*;
+
+    fn memory() -> GuestMemoryMmap {
+        let ranges = [(GuestAddress(0), 0x2000), (GuestAddress(0x2000), 0x1000), (GuestAddress(0x10000), 0x1000)];
+        GuestMemoryMmap::from_ranges(&ranges).unwrap()
+    }
+
+    #[test]
+    fn accesses_reach_the_same_bytes_as_without_the_view() {
+        let memory = memory();
+        let near = NearMemory::new(&memory);
+        for at in [0u64, 0x1ff8, 0x2000, 0x10000, 0x10ff8, 0x1ffc, 0x8] {
+            let at = GuestAddress(at);
+            near.write_obj(at.0 | 1 << 40, at).unwrap();
+            assert_eq!(memory.read_obj::<u64>(at).unwrap(), at.0 | 1 << 40);
+            memory.write_obj(at.0 | 1 << 50, at).unwrap();
+            assert_eq!(near.read_obj::<u64>(at).unwrap(), at.0 | 1 << 50);
+        }
+    }
+
+    #[test]
+    fn accesses_outside_memory_fail_as_without_the_view() {
+        let memory = memory();
+        let near = NearMemory::new(&memory);
+        let mut bytes = [0; 16];
+        for at in [0x2ff8u64, 0x3000, 0xfff8, 0x10ff8, 0x20000, u64::MAX - 3] {
+            near.read_slice(&mut bytes[..8], GuestAddress(0x10)).unwrap();
+            assert_eq!(
+                near.read_slice(&mut bytes, GuestAddress(at)).is_ok(),
+                memory.read_slice(&mut bytes, GuestAddress(at)).is_ok(),
+                "{at:#x}"
+            );
+            assert!(near.write_slice(&bytes, GuestAddress(at)).is_err(), "{at:#x}");
+        }
+        assert!(!GuestMemory::check_range(&near, GuestAddress(0x2ff8), 16, Permissions::Read));
+        assert!(GuestMemory::check_range(&near, GuestAddress(0x1ff8), 16, Permissions::Read));
+        near.read_slice(&mut [], GuestAddress(u64::MAX)).unwrap();
+    }
+}
