@@ -60,7 +60,7 @@ fn survive(ops: &[(Option<HostFailure>, Op)]) {
     rig.check_empty();
 }
 
-/// Enough cases for rare meetings of failures; `PROPTEST_CASES` sets another number.
+/// Few cases, for generating them takes most of the time; `PROPTEST_CASES` sets another number.
 fn config() -> ProptestConfig {
     let default = ProptestConfig::default();
     ProptestConfig { cases: default.cases.max(1000), failure_persistence: None, ..default }
