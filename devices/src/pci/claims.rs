@@ -7,8 +7,8 @@
 //! place only when it comes to be decoded elsewhere, or when another BAR comes to be decoded there.
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use log::warn;
 use vm_allocator::{AddressAllocator, AllocPolicy};
@@ -112,7 +112,8 @@ impl Claim {
 
 /// The BARs of all functions on the root bus.
 pub(super) struct Claims {
-    space: Arc<dyn AddressSpace>,
+    /// Weak, since the address space leads back here by way of configuration space.
+    space: Weak<dyn AddressSpace>,
     windows: BarWindows,
     io: AddressAllocator,
     mem32: AddressAllocator,
@@ -127,11 +128,11 @@ fn allocator(what: &'static str, window: &RangeInclusive<u64>) -> Result<Address
 }
 
 impl Claims {
-    pub(super) fn new(space: Arc<dyn AddressSpace>, windows: BarWindows) -> Result<Self, PciError> {
+    pub(super) fn new(space: &Arc<dyn AddressSpace>, windows: BarWindows) -> Result<Self, PciError> {
         let io = allocator("I/O port", &windows.io)?;
         let mem32 = allocator("32-bit memory", &windows.mem32)?;
         let mem64 = allocator("64-bit memory", &windows.mem64)?;
-        Ok(Self { space, windows, io, mem32, mem64, list: Vec::new() })
+        Ok(Self { space: Arc::downgrade(space), windows, io, mem32, mem64, list: Vec::new() })
     }
 
     /// Finds a place for each BAR of `device` and assigns it.
@@ -211,10 +212,11 @@ impl Claims {
         for at in others {
             self.evict(at)?;
         }
+        let map = self.space.upgrade().ok_or("the address space is gone")?;
         let claim = &self.list[index];
-        self.space.insert(space, address, size, claim.access.clone()).map_err(|error| error.to_string())?;
+        map.insert(space, address, size, claim.access.clone()).map_err(|error| error.to_string())?;
         if let Some(old) = claim.place {
-            self.space.remove(space, old);
+            map.remove(space, old);
         }
         self.list[index].place = Some(address);
         self.list[index].announce(address);
@@ -228,8 +230,8 @@ impl Claims {
         let (id, bar) = (claim.access.device.id(), claim.bar().index);
         claim.access.device.bar_released(bar).map_err(|error| format!("BAR {bar} of {id} cannot leave: {error}"))?;
         let space = claim.space();
-        if let Some(place) = claim.place.take() {
-            self.space.remove(space, place);
+        if let (Some(place), Some(map)) = (claim.place.take(), self.space.upgrade()) {
+            map.remove(space, place);
         }
         Ok(())
     }

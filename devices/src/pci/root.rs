@@ -29,11 +29,12 @@ pub struct PciRoot {
 }
 
 impl PciRoot {
-    /// A bus with nothing but the host bridge, whose functions claim their BARs in `space` within `windows`.
+    /// A bus with nothing but the host bridge, whose functions claim their BARs in `space` within `windows`. It keeps no
+    /// reference to `space`, which holds one to the bus once [`super::Ecam`] is in it.
     pub fn new(space: Arc<dyn AddressSpace>, windows: BarWindows) -> Result<Self, PciError> {
         let mut functions = [const { None::<Arc<dyn PciDevice>> }; DEVICES];
         functions[0] = Some(Arc::new(HostBridge::new()));
-        Ok(Self { functions: RwLock::new(functions), claims: Mutex::new(Claims::new(space, windows)?) })
+        Ok(Self { functions: RwLock::new(functions), claims: Mutex::new(Claims::new(&space, windows)?) })
     }
 
     /// Puts `device` at `address` and assigns its BARs; they become visible to the guest once decoding is enabled in

@@ -340,6 +340,18 @@ fn reset_sends_bars_home() {
 }
 
 #[test]
+fn machine_that_goes_takes_its_functions_along() {
+    let m = machine();
+    let function = Function::new(7, &[SMALL]);
+    m.add(5, &function);
+    m.decode(5, true);
+    let Machine { map, root, ecam } = m;
+    map.insert(Space::Memory, 0xf800_0000, Ecam::SIZE, Arc::new(ecam)).unwrap();
+    drop((map, root));
+    assert_eq!(Arc::strong_count(&function), 1);
+}
+
+#[test]
 fn impossible_additions_are_refused() {
     let m = machine();
     let add = |address, bars: &[Bar]| m.root.add(address, Function::new(1, bars)).unwrap_err();

@@ -25,6 +25,9 @@ impl fmt::Display for Holder {
 }
 
 fn list(holders: &[Holder]) -> String {
+    if holders.is_empty() {
+        return "functions that drivers of the host hold".to_string();
+    }
     holders.iter().map(Holder::to_string).collect::<Vec<_>>().join(", ")
 }
 
@@ -95,8 +98,8 @@ pub enum VfioPciError {
     },
     /// Somebody uses the group already.
     #[error(
-        "IOMMU group {group} of {name} is in use: by another process, or by another device of this VM in an address space of its own \
-         (devices of one group share one: give them the same iommu=)"
+        "IOMMU group {group} of {name} is in use: by another process, or by another device of this VM; devices of one group \
+         can be passed through together only without iommu=on"
     )]
     Busy {
         /// Address of the function.

@@ -96,8 +96,8 @@ fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
             file_error(PathBuf::from_iter([OsStr::new("/dev/vfio"), OsStr::new(&group.to_string())]), source)
         }
         VfioError::GroupGetDeviceFD(errno) if errno.errno() == libc::EBUSY => busy(),
-        // Sysfs had no objection, so the driver that was in the way has come or gone since.
-        VfioError::GroupViable => VfioPciError::NotViable { name, group, others: Vec::new() },
+        // Sysfs had no objection before, so a driver has come since.
+        VfioError::GroupViable => VfioPciError::NotViable { name, group, others: function.in_the_way() },
         source => VfioPciError::Vfio { what: format!("opening {name}"), source },
     }
 }

@@ -60,7 +60,7 @@ impl HostFunctionPath {
     }
 
     /// The functions of the group that drivers of the host hold.
-    fn in_the_way(&self) -> Vec<Holder> {
+    pub(super) fn in_the_way(&self) -> Vec<Holder> {
         let Ok(entries) = fs::read_dir(self.path.join("iommu_group/devices")) else { return Vec::new() };
         let holder = |entry: fs::DirEntry| {
             let name = entry.file_name().into_string().ok()?;
