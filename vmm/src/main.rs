@@ -60,6 +60,10 @@ fn start_log(invocation: &Invocation) -> Result<(), VmError> {
     };
     let mut builder = env_logger::Builder::new();
     builder.filter_level(level).format_target(false);
+    if invocation.verbosity == 0 {
+        // It warns of each interrupt kind that a device lacks, which is none of the user's concern.
+        builder.filter_module("vfio_ioctls", log::LevelFilter::Error);
+    }
     if let Some(path) = &invocation.log_file {
         builder.target(env_logger::Target::Pipe(Box::new(create("--log-file", path)?)));
     }

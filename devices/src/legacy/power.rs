@@ -67,11 +67,9 @@ mod tests {
 
     fn requests(writes: &[(u64, &[u8])]) -> Vec<PowerRequest> {
         let seen = Mutex::new(Vec::new());
-        let registers = PowerRegisters::new(|request| seen.lock().unwrap().push(request));
         for (offset, data) in writes {
-            registers.write(*offset, data);
+            PowerRegisters::new(|request| seen.lock().unwrap().push(request)).write(*offset, data);
         }
-        drop(registers);
         seen.into_inner().unwrap()
     }
 
