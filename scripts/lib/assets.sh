@@ -7,12 +7,41 @@
 # build_tools: what the builds below need from Debian, and Rust.
 build_tools() {
     need_packages -w "building and running guests" qemu-system-x86 fio gcc libc6-dev
-    command -v cargo >/dev/null || die "no cargo: install Rust $(rust_version) or newer (https://rustup.rs)"
+    need_rust
 }
 
 # rust_version: the oldest Rust that the workspace builds with.
 rust_version() {
     sed -n 's/^rust-version = "\(.*\)"/\1/p' "$CAROM_ROOT/Cargo.toml"
+}
+
+# rust_is_fine: whether there is a cargo that is new enough.
+rust_is_fine() {
+    local have
+    have=$(cargo --version 2>/dev/null | sed -n 's/^cargo \([0-9.]*\).*/\1/p')
+    [[ -n $have && $(printf '%s\n' "$(rust_version)" "$have" | sort -V | head -n 1) == "$(rust_version)" ]]
+}
+
+# need_rust: Rust new enough, where need be from rust-lang.org into the cache, so that nothing in the user's home changes.
+need_rust() {
+    local cache server=${RUSTUP_UPDATE_ROOT:-https://static.rust-lang.org/rustup}/dist/x86_64-unknown-linux-gnu
+    ! rust_is_fine || return 0
+    cache=$(carom_cache)
+    export RUSTUP_HOME=$cache/rustup CARGO_HOME=$cache/cargo PATH=$cache/cargo/bin:$PATH
+    ! rust_is_fine || return 0
+    info "installing Rust $(rust_version) into $cache (there is none, or an older one)"
+    need_packages -w "fetching Rust" curl ca-certificates
+    (
+        dir=$(mktemp -d)
+        trap 'rm -rf "$dir"' EXIT
+        cd "$dir" || exit
+        curl --proto '=https' --tlsv1.2 -fsSL --remote-name-all "$server/rustup-init" "$server/rustup-init.sha256" ||
+            die "could not fetch Rust; install Rust $(rust_version) or newer by hand (https://rustup.rs)"
+        printf '%s  rustup-init\n' "$(cut -d' ' -f1 rustup-init.sha256)" | sha256sum --check --quiet
+        chmod +x rustup-init
+        ./rustup-init -q -y --no-modify-path --profile minimal --component rustfmt --component clippy --default-toolchain "$(rust_version)"
+    ) >&2
+    rust_is_fine || die "Rust $(rust_version) could not be installed"
 }
 
 # quietly LOG COMMAND…: runs it with stdout and stderr to LOG, which is shown if it fails.
