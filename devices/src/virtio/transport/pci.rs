@@ -281,6 +281,11 @@ impl PciDevice for VirtioPciDevice {
         if index == SHARED_BAR { self.device.shared_region_moved(address) } else { Ok(()) }
     }
 
+    fn bar_released(&self, index: u8) -> io::Result<()> {
+        // Chunks may be shown there, and their memory slots are not made anew for a place that is not decoded.
+        if index == SHARED_BAR { Err(io::Error::other("the shared memory region keeps its place")) } else { Ok(()) }
+    }
+
     fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]) {
         // Where the shared region has no memory it reads as zero.
         if index == STRUCTURES_BAR { self.read_structures(offset, data) } else { data.fill(0) }

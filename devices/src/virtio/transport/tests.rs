@@ -473,6 +473,14 @@ fn shared_region_reads_zero_and_its_moves_reach_the_device() {
 }
 
 #[test]
+fn shared_region_keeps_its_place_when_another_bar_wants_it() {
+    let harness = Harness::new();
+    harness.function.bar_moved(2, 0x80_0000_0000).unwrap();
+    harness.function.bar_released(0).unwrap();
+    harness.function.bar_released(2).unwrap_err();
+}
+
+#[test]
 fn pci_reset_restores_power_on_with_the_assigned_addresses() {
     let harness = Harness::new();
     harness.function.assign_bar(0, 0xe000_0000);
