@@ -18,10 +18,11 @@
  *    come with interrupts off, adding a chunk can sleep). At the budget's end, chunks that nobody
  *    has used for a while are cut anew for the size in demand.
  *
- * A chunk can die while slots of it are mapped: a virtio-iommu domain ends, and its windows with it,
- * when the last device leaves it. Those slots are orphans: their memory is not touched any more, and
- * the chunk's place in the range stays taken until the last of them is unmapped. Users of slots'
- * memory are in an RCU read-side critical section, which is what dma_bounce_pool_stop() waits for.
+ * A chunk can die while slots of it are mapped: a virtio-iommu domain ends, and its windows with
+ * it, when the last device leaves it. Those slots are orphans: their memory is not touched any
+ * more, and the chunk's place in the range stays taken until the last of them is unmapped. Users of
+ * slots' memory are in an RCU read-side critical section, which is what dma_bounce_pool_stop()
+ * waits for.
  */
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
@@ -35,8 +36,9 @@
 
 #include "dma-bounce-pool.h"
 
-/* How long a chunk must have been idle before it is cut anew, and before a failed attempt is repeated */
+/* How long a chunk must have been idle before it is cut anew */
 #define DMA_BOUNCE_IDLE		HZ
+/* How long to wait before a failed attempt to add a chunk is repeated */
 #define DMA_BOUNCE_RETRY	(HZ / 4)
 
 static LIST_HEAD(dma_bounce_pools);
@@ -505,7 +507,8 @@ static int pool_start(struct dma_bounce_pool *pool)
 		return -ENOMEM;
 	for_each_possible_cpu(i)
 		spin_lock_init(&per_cpu_ptr(cpus, i)->lock);
-	pool->chunks = kvcalloc(limits.len >> ilog2(limits.chunk_size), sizeof(*pool->chunks), GFP_KERNEL);
+	pool->chunks = kvcalloc(limits.len >> ilog2(limits.chunk_size), sizeof(*pool->chunks),
+				GFP_KERNEL);
 	if (!pool->chunks) {
 		free_percpu(cpus);
 		return -ENOMEM;

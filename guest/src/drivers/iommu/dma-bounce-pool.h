@@ -5,6 +5,7 @@
 #ifndef _DMA_BOUNCE_POOL_H
 #define _DMA_BOUNCE_POOL_H
 
+#include <linux/bits.h>
 #include <linux/dma-bounce.h>
 #include <linux/dma-direction.h>
 #include <linux/iommu.h>
@@ -23,7 +24,7 @@ struct scatterlist;
 #define DMA_BOUNCE_MIN_SHIFT	12
 #define DMA_BOUNCE_CLASSES	7
 #define DMA_BOUNCE_MAX_SHIFT	(DMA_BOUNCE_MIN_SHIFT + DMA_BOUNCE_CLASSES - 1)
-#define DMA_BOUNCE_MAX_SLOT	(1UL << DMA_BOUNCE_MAX_SHIFT)
+#define DMA_BOUNCE_MAX_SLOT	BIT(DMA_BOUNCE_MAX_SHIFT)
 
 /* Most slots of one kind and class that a CPU keeps to itself */
 #define DMA_BOUNCE_CACHE_SLOTS	32
@@ -44,7 +45,7 @@ enum dma_bounce_stat {
 	DMA_BOUNCE_LISTS,		/* scatter-gather lists bounced */
 	DMA_BOUNCE_BYTES_IN,		/* copied from buffers to slots */
 	DMA_BOUNCE_BYTES_OUT,		/* copied from slots to buffers */
-	DMA_BOUNCE_UNWRITTEN,		/* unmapped without copying back, as not known to be written */
+	DMA_BOUNCE_UNWRITTEN,		/* not copied back, as not known to be written */
 	DMA_BOUNCE_FB_STARTING,		/* not bounced: the pool is not ready yet */
 	DMA_BOUNCE_FB_FULL,		/* ... no slot free */
 	DMA_BOUNCE_FB_SIZE,		/* ... larger than the threshold or the largest slot */
@@ -94,7 +95,7 @@ struct dma_bounce_slot {
  * @class:	log2 of the slot size, less DMA_BOUNCE_MIN_SHIFT
  * @dead:	the memory is gone; slots that are still mapped are orphans
  * @nslots:	number of slots
- * @nfree:	how many of them are in the depot; protected by the depot's lock as are the next two
+ * @nfree:	how many of them are in the depot; the depot's lock protects this and the next two
  * @idle_since:	when @nfree became @nslots, in jiffies
  * @free:	stack of the numbers of slots in the depot
  * @slots:	the slots
@@ -116,7 +117,7 @@ struct dma_bounce_chunk {
 };
 
 struct dma_bounce_depot {
-	spinlock_t		lock;	/* protects everything here, and the free slots of its chunks */
+	spinlock_t		lock;	/* protects this and the free slots of its chunks */
 	struct list_head	chunks;	/* those with a slot in the depot */
 	unsigned int		nslots;
 	unsigned int		nfree;
@@ -125,7 +126,8 @@ struct dma_bounce_depot {
 struct dma_bounce_cpu {
 	spinlock_t		lock;	/* nests outside the depots' locks */
 	u8			n[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
-	struct dma_bounce_slot	*slots[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES][DMA_BOUNCE_CACHE_SLOTS];
+	struct dma_bounce_slot	*slots[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES]
+				      [DMA_BOUNCE_CACHE_SLOTS];
 };
 
 /**
@@ -182,7 +184,7 @@ struct dma_bounce_pool {
 	struct dma_bounce_depot		depots[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
 	atomic_t			missed[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
 
-	struct mutex			mutex;
+	struct mutex			mutex;	/* serialises adding and removing chunks */
 	struct work_struct		work;
 	bool				active;
 	bool				refresh;
@@ -220,7 +222,7 @@ static inline size_t dma_bounce_slot_size(struct dma_bounce_slot *slot)
 	return 1UL << (slot->chunk->class + DMA_BOUNCE_MIN_SHIFT);
 }
 
-/* Whether @addr is an address that @pool gives out. The owner of an address saw the pool become ready. */
+/* Whether @addr is an address of @pool. Whoever got such an address saw the pool become ready. */
 static inline bool dma_bounce_owns(struct dma_bounce_pool *pool, dma_addr_t addr)
 {
 	u64 len = smp_load_acquire(&pool->len);	/* pairs with dma_bounce_pool_start() */
@@ -230,7 +232,8 @@ static inline bool dma_bounce_owns(struct dma_bounce_pool *pool, dma_addr_t addr
 
 struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 					       struct iova_domain *iovad,
-					       const struct iommu_bounce_ops *ops, const char *name);
+					       const struct iommu_bounce_ops *ops,
+					       const char *name);
 void dma_bounce_pool_destroy(struct dma_bounce_pool *pool);
 void dma_bounce_pool_stop(struct dma_bounce_pool *pool);
 void dma_bounce_pool_resume(struct dma_bounce_pool *pool);

@@ -11,9 +11,9 @@
  *
  * What is copied: whatever the direction, a mapping copies the buffer to the slot, for bytes that
  * the device does not write must come back as they were, and what an earlier user left in the slot
- * must not come back at all. The exception costs the driver two attributes: with
- * DMA_ATTR_BOUNCE_NO_COPY_IN nothing is copied at map, and what the slot holds is copied back only if
- * DMA_ATTR_BOUNCE_ALL_WRITTEN at unmap vouches for every byte of it.
+ * must not come back at all. The exception costs the driver two attributes: nothing is copied at
+ * map with DMA_ATTR_BOUNCE_NO_COPY_IN, and what the slot holds is copied back only if unmap vouches
+ * for every byte of it with DMA_ATTR_BOUNCE_ALL_WRITTEN.
  *
  * Which addresses are ours is decided by their range alone: nothing in a scatterlist would tell.
  */
@@ -70,7 +70,7 @@ static int __init dma_bounce_setup(char *str)
 		} else {
 			bytes = memparse(word, &end);
 			if (*end || end == word || !bytes) {
-				pr_err("iommu.bounce=%s: neither off, auto, all nor a size\n", word);
+				pr_err("iommu.bounce: %s is not off, auto, all or a size\n", word);
 				return -EINVAL;
 			}
 			dma_bounce_threshold_param = bytes;
@@ -344,7 +344,7 @@ static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 			dma_bounce_count(pool, DMA_BOUNCE_FB_MEMORY, 1);
 			return 0;
 		}
-		/* Each piece ends up where the one before it ends: are its low bits the right ones? */
+		/* Each piece follows the one before it: are its low bits the right ones then? */
 		if (!s->length || s->length > max_seg || ((start + len) ^ sg_phys(s)) & align) {
 			dma_bounce_count(pool, DMA_BOUNCE_FB_LAYOUT, 1);
 			return 0;
@@ -527,8 +527,8 @@ static void slot_sync(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot
 	if (READ_ONCE(slot->chunk->dead))
 		return;
 	/*
-	 * What the CPU wrote is copied whatever the direction, as at map. Back from the device comes
-	 * nothing from a slot that it cannot write, or that it may not have written all of.
+	 * What the CPU wrote is copied whatever the direction, as at map. Nothing comes back from a
+	 * slot that the device cannot write, or that it may not have written all of.
 	 */
 	if (for_device)
 		slot_copy(pool, slot, skip, len, true);

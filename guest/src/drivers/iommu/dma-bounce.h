@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Bouncing of small DMA: the hooks that dma-iommu.c calls, all of which cost one patched branch while nothing bounces.
+ * Bouncing of small DMA: the hooks that dma-iommu.c calls, all of which cost one patched branch
+ * while nothing bounces.
  */
 #ifndef _DMA_BOUNCE_H
 #define _DMA_BOUNCE_H
@@ -17,16 +18,18 @@ struct iova_domain;
 
 DECLARE_STATIC_KEY_FALSE(dma_bounce_key);
 
-void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev, struct iova_domain *iovad);
+void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
+			    struct iova_domain *iovad);
 void dma_bounce_free_domain(struct iommu_domain *domain);
 void dma_bounce_release_device(struct device *dev);
 
-dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size, enum dma_data_direction dir,
-				 unsigned long attrs);
+dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
+				 enum dma_data_direction dir, unsigned long attrs);
 bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long attrs);
-int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents, enum dma_data_direction dir,
-			unsigned long attrs);
-bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents, unsigned long attrs);
+int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
+			enum dma_data_direction dir, unsigned long attrs);
+bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
+			   unsigned long attrs);
 bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size, bool for_device);
 bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents, bool for_device);
 
@@ -42,7 +45,8 @@ static inline dma_addr_t dma_bounce_map_page(struct device *dev, phys_addr_t phy
 /* Returns true if the address was bounced and is unmapped now. So do the other functions below. */
 static inline bool dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long attrs)
 {
-	return static_branch_unlikely(&dma_bounce_key) && __dma_bounce_unmap_page(dev, addr, attrs);
+	return static_branch_unlikely(&dma_bounce_key) &&
+	       __dma_bounce_unmap_page(dev, addr, attrs);
 }
 
 /* Returns the number of DMA segments, or 0 if the caller is to map the list itself. */
@@ -54,24 +58,31 @@ static inline int dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl,
 	return 0;
 }
 
-static inline bool dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents, unsigned long attrs)
+static inline bool dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
+				       unsigned long attrs)
 {
-	return static_branch_unlikely(&dma_bounce_key) && __dma_bounce_unmap_sg(dev, sgl, nents, attrs);
+	return static_branch_unlikely(&dma_bounce_key) &&
+	       __dma_bounce_unmap_sg(dev, sgl, nents, attrs);
 }
 
-static inline bool dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size, bool for_device)
+static inline bool dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
+					  bool for_device)
 {
-	return static_branch_unlikely(&dma_bounce_key) && __dma_bounce_sync_single(dev, addr, size, for_device);
+	return static_branch_unlikely(&dma_bounce_key) &&
+	       __dma_bounce_sync_single(dev, addr, size, for_device);
 }
 
-static inline bool dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents, bool for_device)
+static inline bool dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents,
+				      bool for_device)
 {
-	return static_branch_unlikely(&dma_bounce_key) && __dma_bounce_sync_sg(dev, sgl, nents, for_device);
+	return static_branch_unlikely(&dma_bounce_key) &&
+	       __dma_bounce_sync_sg(dev, sgl, nents, for_device);
 }
 
 #else /* !CONFIG_IOMMU_DMA_BOUNCE */
 
-static inline void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev, struct iova_domain *iovad)
+static inline void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
+					  struct iova_domain *iovad)
 {
 }
 
@@ -100,17 +111,20 @@ static inline int dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl,
 	return 0;
 }
 
-static inline bool dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents, unsigned long attrs)
+static inline bool dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
+				       unsigned long attrs)
 {
 	return false;
 }
 
-static inline bool dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size, bool for_device)
+static inline bool dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
+					  bool for_device)
 {
 	return false;
 }
 
-static inline bool dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents, bool for_device)
+static inline bool dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents,
+				      bool for_device)
 {
 	return false;
 }

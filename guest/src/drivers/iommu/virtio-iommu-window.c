@@ -37,7 +37,7 @@
  * @iova_start:	first IOVA of the aperture
  * @iova_len:	its bytes
  * @chunk_size:	bytes
- * @lock:	protects what follows
+ * @lock:	protects the members after it
  * @budget:	bytes that the device backs over all domains
  * @threshold:	size up to which it advises to bounce, or 0
  * @shown:	chunks of the region that are in use
@@ -54,7 +54,7 @@ struct viommu_window {
 	u64				iova_start;
 	u64				iova_len;
 	u64				chunk_size;
-	struct mutex			lock;
+	struct mutex			lock;	/* protects what follows */
 	u64				budget;
 	u32				threshold;
 	unsigned long			*shown;
@@ -141,9 +141,11 @@ static bool read_geometry(struct viommu_window *window)
 	struct virtio_device *vdev = window->vdev;
 	u64 last;
 
-	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_iova_start, &window->iova_start);
+	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_iova_start,
+			&window->iova_start);
 	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_iova_end, &last);
-	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_chunk_size, &window->chunk_size);
+	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_chunk_size,
+			&window->chunk_size);
 	if (!is_power_of_2(window->chunk_size) || window->chunk_size < PAGE_SIZE ||
 	    window->chunk_size > SZ_1G || last < window->iova_start || last > U32_MAX ||
 	    !IS_ALIGNED(window->iova_start, window->chunk_size))

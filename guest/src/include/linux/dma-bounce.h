@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Bouncing of small DMA through memory that stays mapped in the IOMMU: what device drivers and IOMMU drivers see of it.
+ * Bouncing of small DMA through memory that stays mapped in the IOMMU: what device drivers and
+ * IOMMU drivers see of it.
  */
 #ifndef _LINUX_DMA_BOUNCE_H
 #define _LINUX_DMA_BOUNCE_H
@@ -12,11 +13,11 @@ struct iommu_domain;
 
 /**
  * struct iommu_bounce_limits - what a provider of bounce memory allows a domain
- * @iova:	first IOVA of the range in which the provider maps chunks, a multiple of @chunk_size
+ * @iova:	first IOVA of the range in which chunks are mapped, a multiple of @chunk_size
  * @len:	length of that range in bytes, a multiple of @chunk_size
  * @chunk_size:	bytes from one chunk to the next, a power of two
  * @budget:	most bytes of memory that the domain's chunks may have together
- * @threshold:	size in bytes up to which a mapping is worth bouncing; 0 if the provider does not know
+ * @threshold:	size in bytes up to which bouncing is worthwhile; 0 if the provider cannot tell
  * @surplus:	number of chunks that the provider wants back
  */
 struct iommu_bounce_limits {
@@ -31,14 +32,16 @@ struct iommu_bounce_limits {
 /**
  * struct iommu_bounce_ops - a provider of memory that stays mapped in the IOMMU
  * @name:	for statistics and messages
- * @limits:	Tells the limits of a domain. They can change, except @iova, @len and @chunk_size. Returns 0, or a negative
- *		error if the provider does not serve this domain. May sleep.
- * @add:	Maps a chunk of zeroed memory at @iova. @size is the chunk size when called and may be set to a lower power
- *		of two. @prot is IOMMU_READ, IOMMU_WRITE or both. Returns where the CPU sees the chunk, or an error pointer:
- *		-ENOMEM if there is no memory left, -ENODEV if the domain has no device now. May sleep.
- * @del:	Unmaps what @add mapped and gives its memory back. Neither the CPU nor a device may use it any more. May sleep.
+ * @limits:	Tells the limits of a domain. They can change, except iova, len and chunk_size.
+ *		Returns 0, or a negative error if the provider does not serve this domain.
+ * @add:	Maps a chunk of zeroed memory at the given IOVA. Its size is the chunk size, and
+ *		may be set to a lower power of two that is not below 256 KiB. The protection is
+ *		IOMMU_READ, IOMMU_WRITE or both. Returns where the CPU sees the chunk, or an error
+ *		pointer: -ENOMEM if there is no memory left, -ENODEV if no device is attached.
+ * @del:	Unmaps what @add mapped and gives its memory back. Neither the CPU nor a device
+ *		uses it any more.
  *
- * Calls for one domain are serialised.
+ * All may sleep. Calls of @add and @del for one domain are serialised.
  */
 struct iommu_bounce_ops {
 	const char *name;
