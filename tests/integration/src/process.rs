@@ -14,6 +14,9 @@ use rustix::process::{Pid, Signal, kill_process};
 /// How often the process is looked at.
 const POLL: Duration = Duration::from_millis(50);
 
+/// How long a killed process may take to end: unpinning a guest's memory takes seconds under emulation.
+const KILL_TIME: Duration = Duration::from_secs(30);
+
 /// What ends a process before it ends itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -108,10 +111,19 @@ impl Guarded {
 }
 
 impl Drop for Guarded {
+    /// Kills the child and waits for it; not for ever, as a process that hangs in the kernel cannot be killed.
     fn drop(&mut self) {
-        // Both fail only where the child has ended already.
+        // Fails only where the child has ended already.
         let _ = self.0.kill();
-        let _ = self.0.wait();
+        let start = Instant::now();
+        while matches!(self.0.try_wait(), Ok(None)) {
+            if start.elapsed() > KILL_TIME {
+                let stack = fs::read_to_string(format!("/proc/{}/stack", self.0.id())).unwrap_or_default();
+                eprintln!("process {} cannot be killed; it is at:\n{stack}", self.0.id());
+                return;
+            }
+            thread::sleep(POLL);
+        }
     }
 }
 

