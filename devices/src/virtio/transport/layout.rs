@@ -6,8 +6,11 @@ use crate::pci::regs::{CAP_MSIX, CAP_VENDOR};
 use crate::pci::{Bar, BarKind, Capability, ConfigSpace, Identity};
 use crate::virtio::SharedRegion;
 
-/// The BAR that holds all structures and the MSI-X table.
+/// The BAR that holds the structures and the MSI-X table.
 pub(super) const STRUCTURES_BAR: u8 = 0;
+/// The BAR of I/O ports that notifications go to. A port write leaves the guest with its value and address known, where
+/// a write to memory has the hypervisor look for the address in page tables and decode the instruction first.
+pub(super) const NOTIFY_BAR: u8 = 1;
 /// The BAR that holds nothing but the shared memory region; 64-bit, so it takes register 3 too.
 pub(super) const SHARED_BAR: u8 = 2;
 /// Size of [`STRUCTURES_BAR`]: eight pages, one for each structure so that each could be trapped on its own.
@@ -21,7 +24,7 @@ pub(super) const COMMON_SIZE: usize = 56;
 pub(super) const ISR: u64 = 0x1000;
 /// Device configuration: offset in the BAR.
 pub(super) const DEVICE: u64 = 0x2000;
-/// Notifications: offset in the BAR.
+/// Notifications of drivers that cannot use [`NOTIFY_BAR`]: offset in the BAR.
 pub(super) const NOTIFY: u64 = 0x3000;
 /// Bytes from one queue's notification address to the next one's.
 pub(super) const NOTIFY_MULTIPLIER: u32 = 4;
@@ -97,19 +100,24 @@ pub(super) fn build(shape: &Shape) -> Space {
     });
     let kind = BarKind::Memory32 { prefetchable: false };
     config.add_bar(Bar { index: STRUCTURES_BAR, kind, size: STRUCTURES_SIZE });
+    let notify_len = u32::from(shape.queues) * NOTIFY_MULTIPLIER;
+    let notify_size = u64::from(notify_len).next_power_of_two().max(4);
+    config.add_bar(Bar { index: NOTIFY_BAR, kind: BarKind::Io, size: notify_size });
     if let Some(shared) = shape.shared {
         let kind = BarKind::Memory64 { prefetchable: true };
         config.add_bar(Bar { index: SHARED_BAR, kind, size: shared.size.next_power_of_two() });
     }
-    let notify_len = u32::from(shape.queues) * NOTIFY_MULTIPLIER;
-    add(&mut config, &structure(CFG_COMMON, COMMON, low(COMMON_SIZE as u64)), &[]);
-    add(&mut config, &structure(CFG_ISR, ISR, 1), &[]);
+    add(&mut config, &structure(CFG_COMMON, STRUCTURES_BAR, COMMON, low(COMMON_SIZE as u64)), &[]);
+    add(&mut config, &structure(CFG_ISR, STRUCTURES_BAR, ISR, 1), &[]);
     if shape.config_len != 0 {
-        add(&mut config, &structure(CFG_DEVICE, DEVICE, shape.config_len), &[]);
+        add(&mut config, &structure(CFG_DEVICE, STRUCTURES_BAR, DEVICE, shape.config_len), &[]);
     }
-    let mut notify = structure(CFG_NOTIFY, NOTIFY, notify_len);
-    notify.extend(NOTIFY_MULTIPLIER.to_le_bytes());
-    add(&mut config, &notify, &[]);
+    // A driver uses the first place that it can (virtio 1.3, section 4.1.4.1).
+    for (bar, offset) in [(NOTIFY_BAR, 0), (STRUCTURES_BAR, NOTIFY)] {
+        let mut notify = structure(CFG_NOTIFY, bar, offset, notify_len);
+        notify.extend(NOTIFY_MULTIPLIER.to_le_bytes());
+        add(&mut config, &notify, &[]);
+    }
     if let Some(shared) = shape.shared {
         add(&mut config, &shared_memory(shared), &[]);
     }
@@ -123,9 +131,9 @@ fn low(value: u64) -> u32 {
     u32::try_from(value).expect("offsets and sizes within the BAR are below 4 GiB")
 }
 
-/// The body of a virtio capability of type `kind` that points into [`STRUCTURES_BAR`].
-fn structure(kind: u8, offset: u64, len: u32) -> Vec<u8> {
-    let mut body = vec![0, kind, STRUCTURES_BAR, 0, 0, 0];
+/// The body of a virtio capability of type `kind` that points into BAR `bar`.
+fn structure(kind: u8, bar: u8, offset: u64, len: u32) -> Vec<u8> {
+    let mut body = vec![0, kind, bar, 0, 0, 0];
     body.extend(low(offset).to_le_bytes());
     body.extend(len.to_le_bytes());
     body
@@ -157,7 +165,7 @@ fn add_msix(config: &mut ConfigSpace, vectors: u16) -> u16 {
 }
 
 fn add_access(config: &mut ConfigSpace) -> u16 {
-    let mut body = structure(CFG_PCI, 0, 0);
+    let mut body = structure(CFG_PCI, STRUCTURES_BAR, 0, 0);
     body.extend([0; 4]);
     // From offset 4 of the capability: bar, then (behind id and padding) offset, length and data.
     let writable = [0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];

@@ -13,7 +13,7 @@ use vm_memory::GuestMemoryMmap;
 use super::common::{Action, CommonConfig, status};
 use super::interrupts::Interrupts;
 use super::layout::{
-    self, COMMON, DEVICE, ISR, MAX_QUEUES, MSIX_PENDING, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER, PAGE, SHARED_BAR,
+    self, COMMON, DEVICE, ISR, MAX_QUEUES, MSIX_PENDING, MSIX_TABLE, NOTIFY, NOTIFY_BAR, NOTIFY_MULTIPLIER, PAGE, SHARED_BAR,
     STRUCTURES_BAR, Shape, access,
 };
 use crate::pci::{Bar, ConfigSpace, MsixTable, PciDevice};
@@ -106,6 +106,14 @@ impl VirtioPciDevice {
         self.interrupts.clone()
     }
 
+    /// A write at `place` of a notification structure: the queue's number is in the address; what is written only
+    /// repeats it.
+    fn notify_at(&self, place: u64) {
+        if let Ok(queue) = u16::try_from(place / u64::from(NOTIFY_MULTIPLIER)) {
+            self.notify(queue);
+        }
+    }
+
     fn notify(&self, queue: u16) {
         if !self.live.load(Ordering::Acquire) || !self.bus_master.load(Ordering::Relaxed) {
             return;
@@ -168,18 +176,16 @@ impl VirtioPciDevice {
         common.reset();
     }
 
-    /// The access that the PCI configuration access capability describes: its width and place, if it is a legal one into
-    /// [`STRUCTURES_BAR`] (virtio 1.3, section 4.1.4.9.1). The shared memory region is not reached this way.
-    fn described_access(&self, space: &ConfigSpace) -> Option<(u64, usize)> {
-        let mut bar = [0];
-        space.read(self.access_capability + access::BAR, &mut bar);
+    /// The access that the PCI configuration access capability describes: BAR, place and width, if it is a legal one into
+    /// a BAR that holds structures (virtio 1.3, section 4.1.4.9.1). The shared memory region is not reached this way.
+    fn described_access(&self, space: &ConfigSpace) -> Option<(u8, u64, usize)> {
+        let mut index = [0];
+        space.read(self.access_capability + access::BAR, &mut index);
+        let bar = space.bars().iter().find(|bar| bar.index == index[0] && bar.index != SHARED_BAR)?;
         let offset = u64::from(space.dword(self.access_capability + access::OFFSET));
         let len = space.dword(self.access_capability + access::LENGTH);
-        let legal = bar == [STRUCTURES_BAR]
-            && matches!(len, 1 | 2 | 4)
-            && offset.is_multiple_of(len.into())
-            && offset < layout::STRUCTURES_SIZE;
-        legal.then_some((offset, usize::try_from(len).ok()?))
+        let legal = matches!(len, 1 | 2 | 4) && offset.is_multiple_of(len.into()) && offset < bar.size;
+        legal.then_some((bar.index, offset, usize::try_from(len).ok()?))
     }
 
     fn reads_access_data(&self, offset: u16, len: usize) -> bool {
@@ -215,12 +221,7 @@ impl VirtioPciDevice {
     fn write_structures(&self, offset: u64, data: &[u8]) {
         let place = offset % PAGE;
         match offset - place {
-            // The queue's number is in the address; what is written only repeats it.
-            NOTIFY => {
-                if let Ok(queue) = u16::try_from(place / u64::from(NOTIFY_MULTIPLIER)) {
-                    self.notify(queue);
-                }
-            }
+            NOTIFY => self.notify_at(place),
             COMMON => self.write_common(place, data),
             DEVICE => self.device.write_config(usize::try_from(place).unwrap_or(usize::MAX), data),
             MSIX_TABLE => self.interrupts.with_msix(|msix| msix.write_table(place, data)),
@@ -237,9 +238,9 @@ impl PciDevice for VirtioPciDevice {
     fn read_config(&self, offset: u16, data: &mut [u8]) {
         if self.reads_access_data(offset, data.len()) {
             let described = self.described_access(&lock(&self.space));
-            if let Some((place, len)) = described {
+            if let Some((bar, place, len)) = described {
                 let mut value = [0; 4];
-                self.read_structures(place, &mut value[..len]);
+                self.read_bar(bar, place, &mut value[..len]);
                 lock(&self.space).preset(self.access_capability + access::DATA, &value);
             }
         }
@@ -259,8 +260,8 @@ impl PciDevice for VirtioPciDevice {
         if let Some(control) = control {
             self.interrupts.with_msix(|msix| msix.set_control(control));
         }
-        if let Some((place, len)) = described {
-            self.write_structures(place, &value.to_le_bytes()[..len]);
+        if let Some((bar, place, len)) = described {
+            self.write_bar(bar, place, &value.to_le_bytes()[..len]);
         }
     }
 
@@ -287,13 +288,15 @@ impl PciDevice for VirtioPciDevice {
     }
 
     fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]) {
-        // Where the shared region has no memory it reads as zero.
+        // Notifications, and the shared region where it has no memory, read as zero.
         if index == STRUCTURES_BAR { self.read_structures(offset, data) } else { data.fill(0) }
     }
 
     fn write_bar(&self, index: u8, offset: u64, data: &[u8]) {
-        if index == STRUCTURES_BAR {
-            self.write_structures(offset, data);
+        match index {
+            NOTIFY_BAR => self.notify_at(offset),
+            STRUCTURES_BAR => self.write_structures(offset, data),
+            _ => {}
         }
     }
 

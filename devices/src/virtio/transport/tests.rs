@@ -201,18 +201,20 @@ fn function_says_that_it_is_a_modern_virtio_device() {
     assert_eq!(harness.config_dword(0), 0x1057_1af4);
     assert_eq!(harness.config_dword(8), 0x0880_0001);
     let bars = harness.function.bars();
-    assert_eq!(bars.len(), 2);
+    assert_eq!(bars.len(), 3);
     assert_eq!((bars[0].index, bars[0].size), (0, STRUCTURES_SIZE));
-    assert_eq!((bars[1].index, bars[1].size), (2, 0x80_0000));
-    assert_eq!(bars[1].kind, BarKind::Memory64 { prefetchable: true });
+    assert_eq!((bars[1].index, bars[1].kind, bars[1].size), (1, BarKind::Io, 8));
+    assert_eq!((bars[2].index, bars[2].size), (2, 0x80_0000));
+    assert_eq!(bars[2].kind, BarKind::Memory64 { prefetchable: true });
 }
 
 #[test]
 fn capabilities_point_to_the_structures() {
     let harness = Harness::new();
-    for (kind, offset, len) in [(1, COMMON, 56), (2, NOTIFY, 8), (3, ISR, 1), (4, DEVICE, 8)] {
+    // The first place for notifications is the ports.
+    for (kind, bar, offset, len) in [(1, 0, COMMON, 56), (2, 1, 0, 8), (3, 0, ISR, 1), (4, 0, DEVICE, 8)] {
         let at = harness.virtio_capability(kind).unwrap();
-        assert_eq!(harness.config_byte(at + 4), 0, "BAR of structure {kind}");
+        assert_eq!(harness.config_byte(at + 4), bar, "BAR of structure {kind}");
         assert_eq!(u64::from(harness.config_dword(at + 8)), offset, "offset of structure {kind}");
         assert_eq!(harness.config_dword(at + 12), len, "length of structure {kind}");
         assert_eq!(harness.config_byte(at + 2), if kind == 2 { 20 } else { 16 });
@@ -229,7 +231,7 @@ fn capabilities_point_to_the_structures() {
 #[test]
 fn device_without_shared_memory_has_neither_bar_nor_capability() {
     let harness = Harness::with(Recorder::default());
-    assert_eq!(harness.function.bars().len(), 1);
+    assert_eq!(harness.function.bars().len(), 2);
     assert_eq!(harness.virtio_capability(8), None);
 }
 
@@ -352,10 +354,13 @@ fn notification_reaches_the_device_only_while_it_runs_as_bus_master() {
     harness.write_command(COMMAND_MEMORY | COMMAND_BUS_MASTER);
     harness.write(NOTIFY, &[0, 0]);
     harness.write(NOTIFY + 4, &[1, 0]);
-    assert_eq!(*lock(&harness.recorder.notified), [0, 1]);
+    harness.function.write_bar(1, 4, &[1, 0]);
+    harness.function.write_bar(1, 0, &[0, 0]);
+    assert_eq!(*lock(&harness.recorder.notified), [0, 1, 1, 0]);
     harness.set_status(0);
     harness.write(NOTIFY, &[0, 0]);
-    assert_eq!(lock(&harness.recorder.notified).len(), 2, "after a reset");
+    harness.function.write_bar(1, 0, &[0, 0]);
+    assert_eq!(lock(&harness.recorder.notified).len(), 4, "after a reset");
 }
 
 #[test]
