@@ -13,8 +13,8 @@ use vm_memory::GuestMemoryMmap;
 use super::common::{Action, CommonConfig, status};
 use super::interrupts::Interrupts;
 use super::layout::{
-    self, COMMON, DEVICE, ISR, MAX_QUEUES, MSIX_PENDING, MSIX_TABLE, NOTIFY, NOTIFY_BAR, NOTIFY_MULTIPLIER, PAGE, SHARED_BAR,
-    STRUCTURES_BAR, Shape, access,
+    self, COMMON, DEVICE, ISR, MAX_QUEUES, MSIX_PENDING, MSIX_TABLE, NOTIFY, NOTIFY_BAR, NOTIFY_MULTIPLIER, PAGE,
+    SHARED_BAR, STRUCTURES_BAR, Shape, access,
 };
 use crate::pci::{Bar, ConfigSpace, MsixTable, PciDevice};
 use crate::platform::MsiAllocator;
