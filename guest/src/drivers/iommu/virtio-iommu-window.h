@@ -22,7 +22,7 @@ static inline size_t viommu_window_reply_len(u8 type)
 	return type == VIRTIO_IOMMU_T_WINDOW_ADD ? sizeof(__le64) : 0;
 }
 
-#ifdef CONFIG_VIRTIO_IOMMU_WINDOW
+#if IS_ENABLED(CONFIG_VIRTIO_IOMMU_WINDOW)
 
 int viommu_window_validate(struct virtio_device *vdev);
 struct viommu_window *viommu_window_probe(struct virtio_device *vdev, viommu_window_send_t send,
