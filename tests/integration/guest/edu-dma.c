@@ -2,7 +2,8 @@
 /*
  * Makes QEMU's edu device do DMA where it is told, from inside a guest, to test what it can reach.
  *
- *   edu-dma vfio ADDRESS   takes the device from the guest's vfio-pci, so that a domain of our own is around it
+ *   edu-dma vfio ADDRESS   takes the device from the guest's vfio-pci, so that a domain of our own is around it; any device
+ *                          will do for `map` and `unmap`
  *   edu-dma raw ADDRESS    leaves the device in the domain it is in, and only steers its registers
  *
  * Reads commands from stdin, one a line, and prints `CAROM-EDU <command> <result>` for each. Numbers as strtoull(3) takes
@@ -147,7 +148,7 @@ static void open_vfio(const char *address)
 	region.index = VFIO_PCI_BAR0_REGION_INDEX;
 	if (ioctl(device, VFIO_DEVICE_GET_REGION_INFO, &region))
 		fail("asking for the registers");
-	bar = mmap(NULL, BAR_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, device, region.offset);
+	bar = mmap(NULL, region.size, PROT_READ | PROT_WRITE, MAP_SHARED, device, region.offset);
 	if (bar == MAP_FAILED)
 		fail("mapping the registers");
 }
