@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One guest: how it is made, run, and what came of it.
 
-use std::fs;
-use std::path::PathBuf;
-use std::process::ExitStatus;
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::iter;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -179,13 +182,36 @@ impl Guest {
         }
     }
 
+    /// Writes the guest's files to `dir`, and a shell script that starts its VMM; returns the script. For tests that look
+    /// at the VMM's surroundings rather than at the guest.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn write_command(&self, site: &Site, dir: &Path) -> Result<PathBuf> {
+        let (command, _) = self.prepare(site, dir)?;
+        let quoted = |word: &OsStr| format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"));
+        let words: Vec<String> = iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect();
+        let script = dir.join("vmm");
+        fs::write(&script, format!("#!/bin/sh\nexec {}\n", words.join(" "))).context("writing the VMM's command")?;
+        fs::set_permissions(&script, Permissions::from_mode(0o755)).context("making the VMM's command executable")?;
+        Ok(script)
+    }
+
     fn run_once(&self, site: &Site, round: u32) -> Result<(Finished, Vec<Event>)> {
         let dir = site.out.join("guests");
         fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
-        let file = |extension: &str| -> PathBuf { dir.join(format!("{}-{round}.{extension}", self.name)) };
+        let console = dir.join(format!("{}-{round}.console", self.name));
         let scratch = tempfile::tempdir().context("creating a directory for the guest's files")?;
+        let (mut command, events) = self.prepare(site, scratch.path())?;
+        let limits = Limits { time: self.time_limit, stop_on_panic: true };
+        let finished = process::run_limited(&mut command, &console, limits, self.vmm == Vmm::Carom)?;
+        Ok((finished, events::read(&events)?))
+    }
+
+    /// Writes the guest's files to `dir`; returns the VMM's command and the file that it writes events to.
+    fn prepare(&self, site: &Site, dir: &Path) -> Result<(Command, PathBuf)> {
         let (kernel, base) = self.kernel.files(site)?;
-        let initramfs = scratch.path().join("initramfs");
+        let initramfs = dir.join("initramfs");
         let mut extras = self.extras.clone();
         extras.push(Extra { path: "job".into(), bytes: self.job.clone().into_bytes() });
         initramfs::append(base, &extras, &initramfs)?;
@@ -197,13 +223,9 @@ impl Guest {
             memory_mib: self.memory_mib,
             devices: self.devices.clone(),
             bounce: self.bounce.clone(),
-            events: scratch.path().join("events"),
+            events: dir.join("events"),
         };
-        let mut command = vmm::command(site, self.vmm, &machine);
-        let limits = Limits { time: self.time_limit, stop_on_panic: true };
-        let finished = process::run_limited(&mut command, &file("console"), limits, self.vmm == Vmm::Carom)?;
-        let events = events::read(&machine.events)?;
-        Ok((finished, events))
+        Ok((vmm::command(site, self.vmm, &machine), machine.events))
     }
 
     fn outcome(&self, finished: Finished, status: ExitStatus, events: Vec<Event>, retries: u32) -> Result<Outcome> {

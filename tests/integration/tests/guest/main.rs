@@ -10,4 +10,5 @@ mod isolation;
 mod lifecycle;
 mod stock;
 mod support;
+mod terminal;
 mod windows;

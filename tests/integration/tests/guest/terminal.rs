@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The serial port as a terminal: raw while the guest runs, as it was before however the VM ends, and what is typed arrives.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use carom_integration::{Ended, Guest, Limits, run_limited};
+
+use crate::support::SITE;
+
+/// Runs a shell script on a terminal of its own, where `$CAROM` starts the guest and `$D` is `dir`; returns what the
+/// terminal showed.
+fn on_terminal(guest: &Guest, dir: &Path, script: &str) -> String {
+    let command = guest.write_command(&SITE, dir).unwrap_or_else(|error| panic!("{error:#}"));
+    let file = dir.join("script");
+    fs::write(&file, format!("CAROM='{}'\nD='{}'\n{script}", command.display(), dir.display())).unwrap();
+    let inner = format!("sh '{}'", file.display());
+    let mut outer = Command::new("sh");
+    // Keys are pressed again and again, as the guest is not there to read them at first.
+    outer.args([
+        "-c",
+        "for i in $(seq 40); do sleep 1; printf 'hello\\r'; done | script -qec \"$1\" /dev/null",
+        "sh",
+        &inner,
+    ]);
+    let limits = Limits { time: Duration::from_secs(90), stop_on_panic: true };
+
+    let finished = run_limited(&mut outer, &dir.join("terminal"), limits, false).unwrap();
+
+    assert!(matches!(finished.ended, Ended::Exited(status) if status.success()), "{finished:?}");
+    finished.stdout
+}
+
+#[test]
+fn modes_are_restored_after_power_off_and_after_a_signal() {
+    let dir = tempfile::tempdir().unwrap();
+    let guest = Guest::new("terminal-modes").job("sleep 4\n");
+
+    on_terminal(
+        &guest,
+        dir.path(),
+        "stty -a >$D/before\n\
+         $CAROM; stty -a >$D/after-power-off\n\
+         (sleep 4; stty -a </dev/tty >$D/during) & timeout --foreground -s TERM 6 $CAROM; wait; stty -a >$D/after-signal\n\
+         timeout --foreground -s INT 6 $CAROM; stty -a >$D/after-interrupt\n",
+    );
+
+    let modes = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+    assert!(modes("during").contains("-icanon"), "{}", modes("during"));
+    assert!(modes("before").contains(" icanon"), "{}", modes("before"));
+    for name in ["after-power-off", "after-signal", "after-interrupt"] {
+        assert_eq!(modes(name), modes("before"), "{name}");
+    }
+}
+
+#[test]
+fn what_is_typed_reaches_the_guest() {
+    let dir = tempfile::tempdir().unwrap();
+    // The first line may have lost its start while the guest's driver set the port up.
+    let guest = Guest::new("terminal-input")
+        .job("for i in 1 2 3; do read -r line; echo \"CAROM-READ $line\"; done </dev/console\n");
+
+    let shown = on_terminal(&guest, dir.path(), "$CAROM\n");
+
+    assert!(shown.contains("CAROM-READ hello"), "{shown}");
+}
