@@ -32,6 +32,13 @@ struct scatterlist;
 #define DMA_BOUNCE_CACHE_BYTES	SZ_1M
 #define DMA_BOUNCE_CACHE_MIN	4
 
+/* What sysfs says about one device */
+enum dma_bounce_switch {
+	DMA_BOUNCE_SWITCH_AUTO,
+	DMA_BOUNCE_SWITCH_ON,
+	DMA_BOUNCE_SWITCH_OFF,
+};
+
 /* What the device may do with a slot, as with mainline's mappings of the three directions. */
 enum dma_bounce_kind {
 	DMA_BOUNCE_READ,

@@ -479,7 +479,8 @@ static int test_not_bounced(struct edu *edu)
 static int test_stale_list(struct edu *edu)
 {
 	u8 bounce_switch = edu->dev->iommu->bounce_switch;
-	dma_addr_t stale, addr;
+	struct scatterlist owner;
+	dma_addr_t stale;
 	int n, ret;
 
 	init_list(edu);
@@ -487,28 +488,66 @@ static int test_stale_list(struct edu *edu)
 	if (FAILS(dma_map_sg(edu->dev, edu->sgl, PIECES, DMA_TO_DEVICE) == 1))
 		return -EIO;
 	stale = sg_dma_address(edu->sgl);
+	sg_init_one(&owner, edu->area + 40000, 2569);
 	/* The slot that this CPU used last is the one that it uses next. */
 	get_cpu();
 	dma_unmap_sg(edu->dev, edu->sgl, PIECES, DMA_TO_DEVICE);
-	addr = map(edu, 40000, 2569, DMA_TO_DEVICE, 0);
+	ret = dma_map_sg(edu->dev, &owner, 1, DMA_TO_DEVICE);
 	put_cpu();
+	if (FAILS(ret == 1 && sg_dma_address(&owner) == stale))
+		return -EIO;
 	sg_dma_address(edu->sgl) = stale;
-	edu->dev->iommu->bounce_switch = 2;
+	edu->dev->iommu->bounce_switch = DMA_BOUNCE_SWITCH_OFF;
 	n = dma_map_sg(edu->dev, edu->sgl, PIECES, DMA_TO_DEVICE);
 	if (n)
 		dma_unmap_sg(edu->dev, edu->sgl, PIECES, DMA_TO_DEVICE);
 	edu->dev->iommu->bounce_switch = bounce_switch;
-	ret = device_reads(edu, addr, 2569);
-	unmap(edu, addr, 2569, DMA_TO_DEVICE, 0);
+	ret = device_reads(edu, stale, 2569);
+	dma_unmap_sg(edu->dev, &owner, 1, DMA_TO_DEVICE);
 	if (ret)
 		return ret;
 	if (FAILS(n))
 		return -EIO;
-	if (FAILS(stale == addr))
-		return -EIO;
 	if (FAILS(!memcmp(edu->seen, edu->area + 40000, 2569)))
 		return -EIO;
 	return 0;
+}
+
+/* The domain loses its memory while something is mapped: that is not touched any more. */
+static int test_orphan(struct edu *edu)
+{
+	struct iommu_domain *domain = edu->pool->domain;
+	u64 orphaned = edu->pool->orphaned;
+	dma_addr_t addr, other;
+	u8 scratch[64];
+	int ret;
+
+	fill(edu);
+	addr = map(edu, 0, 4096, DMA_FROM_DEVICE, 0);
+	if (FAILS(dma_bounce_owns(edu->pool, addr)))
+		return -EIO;
+	ret = device_writes(edu, addr, sizeof(scratch), scratch);
+	if (ret)
+		return ret;
+	iommu_dma_bounce_stop(domain);
+	other = map(edu, 8192, 4096, DMA_FROM_DEVICE, 0);
+	if (FAILS(!dma_bounce_owns(edu->pool, other)))
+		return -EIO;
+	unmap(edu, other, 4096, DMA_FROM_DEVICE, 0);
+	dma_sync_single_for_cpu(edu->dev, addr, 4096, DMA_FROM_DEVICE);
+	iommu_dma_bounce_start(domain);
+	/* New memory goes elsewhere as long as the orphan has its address. */
+	ret = bounced_soon(edu, 4096, DMA_FROM_DEVICE);
+	if (ret)
+		return ret;
+	other = map(edu, 8192, 4096, DMA_FROM_DEVICE, 0);
+	unmap(edu, other, 4096, DMA_FROM_DEVICE, 0);
+	if (FAILS((addr ^ other) >> edu->pool->chunk_shift))
+		return -EIO;
+	unmap(edu, addr, 4096, DMA_FROM_DEVICE, 0);
+	if (FAILS(area_as_expected(edu) && edu->pool->orphaned == orphaned + 1))
+		return -EIO;
+	return test_partial_write(edu);
 }
 
 static int run_tests(struct edu *edu)
@@ -516,6 +555,7 @@ static int run_tests(struct edu *edu)
 	static int (* const tests[])(struct edu *edu) = {
 		test_to_device, test_partial_write, test_no_copy_in, test_sync_single, test_list,
 		test_max_segment, test_min_align, test_not_bounced, test_stale_list,
+		test_orphan,
 	};
 	static const enum dma_data_direction dirs[] = {
 		DMA_TO_DEVICE, DMA_FROM_DEVICE, DMA_BIDIRECTIONAL,

@@ -44,13 +44,6 @@ enum dma_bounce_mode {
 static enum dma_bounce_mode dma_bounce_mode __ro_after_init;
 static size_t dma_bounce_threshold_param __ro_after_init;
 
-/* What sysfs says about one device */
-enum dma_bounce_switch {
-	DMA_BOUNCE_SWITCH_AUTO,
-	DMA_BOUNCE_SWITCH_ON,
-	DMA_BOUNCE_SWITCH_OFF,
-};
-
 static const char * const dma_bounce_switch_names[] = { "auto", "on", "off" };
 
 static int __init dma_bounce_setup(char *str)
