@@ -28,8 +28,8 @@ pub struct Cli {
     /// CPUs: boot=N
     #[arg(long, value_name = "boot=N", default_value = "boot=1")]
     cpus: CpusConfig,
-    /// RAM: size=SIZE
-    #[arg(long, value_name = "size=SIZE", default_value = "size=512M")]
+    /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off]
+    #[arg(long, value_name = "size=SIZE,…", default_value = "size=512M")]
     memory: MemoryConfig,
     /// PCI device to pass through, bound to vfio-pci: path=DIR[,iommu=on|off][,id=NAME]; may be given several times
     #[arg(long = "device", value_name = "path=DIR,…", action = ArgAction::Append)]

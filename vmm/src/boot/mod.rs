@@ -182,7 +182,7 @@ impl Payload {
     /// Loads into memory that is thrown away.
     #[cfg(test)]
     fn check(&self, ram_size: u64) -> Result<(), BootError> {
-        let memory = crate::memory::create(ram_size)
+        let memory = crate::memory::create(&crate::config::MemoryConfig::with_size(ram_size))
             .map_err(|error| BootError::Write { what: "a trial load", message: error.to_string() })?;
         self.load(memory.as_ref(), ram_size, 0).map(|_| ())
     }

@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use super::*;
+use crate::config::MemoryConfig;
 use crate::layout::MIB;
 use crate::memory;
 
@@ -72,7 +73,7 @@ fn bzimage_without_64bit_entry_is_refused() {
 #[test]
 fn bzimage_is_entered_0x200_behind_its_start() {
     let (_file, config) = payload(&bzimage(0x20f, 4096));
-    let memory = memory::create(64 * MIB).unwrap();
+    let memory = memory::create(&MemoryConfig::with_size(64 * MIB)).unwrap();
     let entry = Payload::open(&config).unwrap().load(&memory, 64 * MIB, 0xe0000).unwrap();
     assert_eq!(entry, Entry::Linux64(0x10_0200));
 }
@@ -83,7 +84,7 @@ fn initramfs_goes_to_the_top_of_low_memory() {
     let mut initramfs = tempfile::NamedTempFile::new().unwrap();
     initramfs.write_all(&[0x5a; 5000]).unwrap();
     config.initramfs = Some(initramfs.path().into());
-    let memory = memory::create(64 * MIB).unwrap();
+    let memory = memory::create(&MemoryConfig::with_size(64 * MIB)).unwrap();
     let payload = Payload::open(&config).unwrap();
     // Twice, as a reboot does.
     for _ in 0..2 {

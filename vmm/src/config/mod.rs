@@ -71,6 +71,26 @@ pub struct CpusConfig {
 pub struct MemoryConfig {
     /// Bytes, a multiple of 2 MiB.
     pub size: u64,
+    /// Other processes can map it (a memfd), as opposed to memory of this process alone.
+    #[serde(default)]
+    pub shared: bool,
+    /// It is made of the host's reserved huge pages of 2 MiB (always as a memfd).
+    #[serde(default)]
+    pub hugepages: bool,
+    /// The host is asked for transparent huge pages. Of no meaning with `hugepages`.
+    #[serde(default = "default_thp")]
+    pub thp: bool,
+}
+
+impl MemoryConfig {
+    /// `size` bytes and nothing special.
+    pub fn with_size(size: u64) -> Self {
+        Self { size, shared: false, hugepages: false, thp: true }
+    }
+}
+
+fn default_thp() -> bool {
+    true
 }
 
 /// A device of the host that the guest is given.

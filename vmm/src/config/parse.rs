@@ -15,9 +15,11 @@ fn list<'a>(field: &str, text: &str, keys: &[&'a str]) -> Result<OptionList<'a>,
     OptionList::parse(text, keys).map_err(|error| ConfigError::new(field, error.to_string()))
 }
 
-fn toggle(field: &str, value: Option<&str>) -> Result<bool, ConfigError> {
+/// `default` where there is no value.
+fn toggle(field: &str, value: Option<&str>, default: bool) -> Result<bool, ConfigError> {
     match value {
-        None | Some("off") => Ok(false),
+        None => Ok(default),
+        Some("off") => Ok(false),
         Some("on") => Ok(true),
         Some(other) => Err(ConfigError::new(field, format!("'{other}' is neither 'on' nor 'off'"))),
     }
@@ -50,10 +52,15 @@ impl FromStr for CpusConfig {
 impl FromStr for MemoryConfig {
     type Err = ConfigError;
 
-    /// Parses `size=SIZE`.
+    /// Parses `size=SIZE[,shared=on|off][,hugepages=on|off][,thp=on|off]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = list("--memory", text, &["size"])?;
-        Ok(Self { size: size("--memory size", required("--memory", &list, "size")?)? })
+        let list = list("--memory", text, &["size", "shared", "hugepages", "thp"])?;
+        Ok(Self {
+            size: size("--memory size", required("--memory", &list, "size")?)?,
+            shared: toggle("--memory shared", list.get("shared"), false)?,
+            hugepages: toggle("--memory hugepages", list.get("hugepages"), false)?,
+            thp: toggle("--memory thp", list.get("thp"), true)?,
+        })
     }
 }
 
@@ -64,7 +71,7 @@ impl FromStr for DeviceConfig {
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let list = list("--device", text, &["path", "iommu", "id"])?;
         let path = PathBuf::from(required("--device", &list, "path")?);
-        let iommu = toggle("--device iommu", list.get("iommu"))?;
+        let iommu = toggle("--device iommu", list.get("iommu"), false)?;
         let id = list.get("id").map(str::to_string);
         if id.as_deref().is_some_and(|id| id.is_empty() || id.starts_with('_')) {
             return Err(ConfigError::new("--device id", "must not be empty or start with '_'"));
@@ -112,7 +119,7 @@ impl FromStr for IommuBounceConfig {
                 _ => return Err(ConfigError::new(field, format!("'{value}' is neither 'auto' nor 1 to 4294967295"))),
             },
         };
-        let hugepages = toggle("--iommu-bounce hugepages", list.get("hugepages"))?;
+        let hugepages = toggle("--iommu-bounce hugepages", list.get("hugepages"), false)?;
         Ok(Self { size: bytes, max, threshold, hugepages })
     }
 }

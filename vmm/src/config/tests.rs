@@ -6,7 +6,7 @@ fn config() -> VmConfig {
     VmConfig {
         payload: PayloadConfig { kernel: "k".into(), ..Default::default() },
         cpus: CpusConfig { boot_vcpus: 1 },
-        memory: MemoryConfig { size: 512 * MIB },
+        memory: MemoryConfig::with_size(512 * MIB),
         devices: Vec::new(),
         serial: "tty".parse().unwrap(),
         iommu_bounce: None,
@@ -47,6 +47,15 @@ fn malformed_arguments_name_option_and_rule() {
     assert_eq!(refused::<DeviceConfig>("path=/x,iommu=yes"), "--device iommu: 'yes' is neither 'on' nor 'off'");
     assert_eq!(refused::<ConsoleConfig>("pty"), "--serial: 'pty' is none of off, null, tty, file=PATH");
     assert!(refused::<IommuBounceConfig>("threshold=0").starts_with("--iommu-bounce threshold: '0'"));
+}
+
+#[test]
+fn memory_is_private_with_transparent_huge_pages_unless_said_otherwise() {
+    let plain: MemoryConfig = "size=64M".parse().unwrap();
+    assert_eq!(plain, MemoryConfig::with_size(64 * MIB));
+    assert_eq!(plain, serde_json::from_str(r#"{"size":67108864}"#).unwrap());
+    let all: MemoryConfig = "size=64M,shared=on,hugepages=on,thp=off".parse().unwrap();
+    assert_eq!(all, MemoryConfig { size: 64 * MIB, shared: true, hugepages: true, thp: false });
 }
 
 #[test]

@@ -42,7 +42,7 @@ impl Vm {
         let cpuid = CpuidTemplate::new(&kvm.kvm, config.cpus.boot_vcpus)?;
         let machine = describe(config, cpuid.physical_bits());
         let ram_size = config.memory.size;
-        let memory = memory::create(ram_size)?;
+        let memory = memory::create(&config.memory)?;
         let payload = Payload::open(&config.payload)?;
         load(&payload, &memory, ram_size, &machine)?;
 
