@@ -5,6 +5,7 @@
 mod plan;
 mod report;
 mod results;
+mod samples;
 
 use std::fs;
 use std::path::PathBuf;
@@ -29,12 +30,18 @@ enum Action {
         /// Shorter measurements and no guests with two jobs.
         #[arg(long)]
         quick: bool,
+        /// How often each configuration is measured, 1 to 99; the figures are medians [default: 1 with --quick, else 3].
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
+        rounds: Option<u32>,
         /// Run only the configuration of this name (repeatable).
         #[arg(long, value_name = "NAME")]
         only: Vec<String>,
         /// What to say of the machine.
         #[arg(long, value_name = "TEXT", default_value = "")]
         machine: String,
+        /// File in which each guest's figures are noted at once, and found by a later call that is to go on.
+        #[arg(long, value_name = "FILE")]
+        samples: PathBuf,
         /// File to write.
         #[arg(long, value_name = "FILE")]
         json: PathBuf,
@@ -58,8 +65,8 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<ExitCode> {
     match action {
-        Action::Run { quick, only, machine, json } => {
-            let results = plan::run(quick, &only, machine)?;
+        Action::Run { quick, rounds, only, machine, samples, json } => {
+            let results = plan::run(quick, rounds.unwrap_or(if quick { 1 } else { 3 }), &only, machine, &samples)?;
             let text = serde_json::to_string_pretty(&results)?;
             fs::write(&json, text + "\n").with_context(|| format!("writing {}", json.display()))?;
             Ok(if results.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -3,14 +3,16 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use carom_integration::workload::{self, Fio, WAIT_FOR_NVME};
+use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Outcome, Site, Vmm};
 
-use crate::results::{Config, Machine, Results};
+use crate::results::{Machine, Results};
+use crate::samples::{Measured, Sample, Samples};
 
 /// RAM of each guest. The goal for pinned memory is stated for this size.
 const GUEST_RAM_MIB: u32 = 2048;
@@ -32,7 +34,7 @@ struct Plan {
     two_jobs: bool,
 }
 
-const PLANS: [Plan; 6] = [
+static PLANS: [Plan; 6] = [
     Plan { name: "no-viommu", vmm: Vmm::Carom, iommu: false, bounce: false, cmdline: "", two_jobs: false },
     Plan { name: "strict", vmm: Vmm::Carom, iommu: true, bounce: false, cmdline: "iommu.strict=1", two_jobs: true },
     Plan { name: "lazy", vmm: Vmm::Carom, iommu: true, bounce: false, cmdline: "iommu.strict=0", two_jobs: false },
@@ -48,107 +50,124 @@ const PLANS: [Plan; 6] = [
     Plan { name: "qemu-lazy", vmm: Vmm::Qemu, iommu: true, bounce: false, cmdline: "iommu.strict=0", two_jobs: false },
 ];
 
-/// Runs the configurations, or only those named, and collects their figures.
-pub(crate) fn run(quick: bool, only: &[String], host: String) -> Result<Results> {
+/// One guest to be measured.
+struct Step {
+    plan: &'static Plan,
+    round: u32,
+    two_jobs: bool,
+}
+
+/// Runs the configurations, or only those named, `rounds` times each, and collects their figures. The rounds are interleaved,
+/// so that each configuration meets the machine's good and bad minutes. What an earlier call has noted in `samples` is not
+/// measured again.
+pub(crate) fn run(quick: bool, rounds: u32, only: &[String], host: String, samples: &Path) -> Result<Results> {
     for name in only {
         if !PLANS.iter().any(|plan| plan.name == name) {
-            bail!("--only {name}: no such configuration; there are {}", PLANS.map(|plan| plan.name).join(", "));
+            bail!(
+                "--only {name}: no such configuration; there are {}",
+                PLANS.each_ref().map(|plan| plan.name).join(", ")
+            );
         }
     }
     let site = Site::from_env()?;
-    let mut results = Results {
-        machine: Machine {
-            host,
-            rig: site.rig.clone(),
-            kernel: first_line(Command::new("uname").args(["-s", "-r", "-v"]))?,
-            guest_ram_bytes: u64::from(GUEST_RAM_MIB) << 20,
-        },
-        versions: versions(&site)?,
-        quick,
-        configs: Vec::new(),
-        failures: Vec::new(),
-    };
-    let plans: Vec<&Plan> =
-        PLANS.iter().filter(|plan| only.is_empty() || only.iter().any(|name| name == plan.name)).collect();
+    let mut samples = Samples::open(samples)?;
+    let steps = steps(quick, rounds, only);
     let start = Instant::now();
-    for (index, plan) in plans.iter().enumerate() {
-        eprintln!("[{:3} s] guest {}/{}: {}", start.elapsed().as_secs(), index + 1, plans.len(), plan.name);
-        match plan.measure(&site, quick, &mut results.versions) {
-            Ok(config) => results.configs.push(config),
-            Err(error) => {
-                eprintln!("{}: {error:#}", plan.name);
-                results
-                    .failures
-                    .push(format!("{}: {:#}", plan.name, error).lines().next().unwrap_or_default().to_owned());
-            }
+    for (index, step) in steps.iter().enumerate() {
+        let name = step.plan.name;
+        if samples.has(name, step.round, step.two_jobs) {
+            continue;
         }
+        eprintln!(
+            "[{:3} s] guest {}/{}: {name}{}",
+            start.elapsed().as_secs(),
+            index + 1,
+            steps.len(),
+            if step.two_jobs { ", 2 jobs on 2 vCPUs" } else { "" }
+        );
+        samples.begin(name, step.round, step.two_jobs)?;
+        let measured = step.measure(&site, quick).map_err(|error| {
+            eprintln!("{name}: {error:#}");
+            format!("{error:#}").lines().next().unwrap_or_default().to_owned()
+        });
+        samples.end(Sample { name: name.into(), round: step.round, two_jobs: step.two_jobs, measured })?;
     }
     eprintln!("[{:3} s] all guests ended", start.elapsed().as_secs());
-    Ok(results)
+    let machine = Machine {
+        host,
+        rig: site.rig.clone(),
+        kernel: first_line(Command::new("uname").args(["-s", "-r", "-v"]))?,
+        guest_ram_bytes: u64::from(GUEST_RAM_MIB) << 20,
+    };
+    Ok(Results::new(machine, versions(&site)?, quick, rounds, &samples.all))
 }
 
-impl Plan {
-    fn guest(&self, site: &Site, suffix: &str) -> Guest {
-        let mut guest = Guest::new(&format!("demo-{}{suffix}", self.name))
-            .vmm(self.vmm)
+/// All steps, round by round.
+fn steps(quick: bool, rounds: u32, only: &[String]) -> Vec<Step> {
+    let wanted = |plan: &&Plan| only.is_empty() || only.iter().any(|name| name == plan.name);
+    (0..rounds)
+        .flat_map(|round| {
+            let single = PLANS.iter().filter(wanted).map(move |plan| Step { plan, round, two_jobs: false });
+            let double = PLANS.iter().filter(wanted).filter(move |plan| plan.two_jobs && !quick);
+            single.chain(double.map(move |plan| Step { plan, round, two_jobs: true }))
+        })
+        .collect()
+}
+
+impl Step {
+    fn guest(&self, site: &Site) -> Guest {
+        let Plan { name, vmm, iommu, bounce, cmdline, .. } = *self.plan;
+        let suffix = if self.two_jobs { "-2" } else { "" };
+        let mut guest = Guest::new(&format!("demo-{name}{suffix}-{}", self.round))
+            .vmm(vmm)
             .memory_mib(GUEST_RAM_MIB)
-            .cmdline(self.cmdline)
+            .cpus(if self.two_jobs { 2 } else { 1 })
+            .cmdline(cmdline)
             .time_limit(Duration::from_secs(180));
-        guest = if self.iommu { guest.iommu_device(&site.nvme[0]) } else { guest.device(&site.nvme[0]) };
-        if self.bounce { guest.bounce(BOUNCE) } else { guest }
+        guest = if iommu { guest.iommu_device(&site.nvme[0]) } else { guest.device(&site.nvme[0]) };
+        if bounce { guest.bounce(BOUNCE) } else { guest }
     }
 
-    fn measure(&self, site: &Site, quick: bool, versions: &mut BTreeMap<String, String>) -> Result<Config> {
+    fn measure(&self, site: &Site, quick: bool) -> Result<Measured> {
         let seconds = if quick { 2 } else { 5 };
+        let plan = self.plan;
         let mut job = format!(
-            "{WAIT_FOR_NVME}\necho \"CAROM-KERNEL $(uname -r)\"\necho \"CAROM-FIO-VERSION $(fio --version)\"\n{}\
-             echo CAROM-MARK reads\nsleep 0.5\n",
-            workload::fio_reads(seconds, 1)
+            "{WAIT_FOR_NVME}\necho \"CAROM-KERNEL $(uname -r)\"\necho \"CAROM-FIO-VERSION $(fio --version)\"\n{}",
+            workload::fio_reads(seconds, if self.two_jobs { 2 } else { 1 })
         );
-        if self.bounce {
-            job += &workload::fio_verify(VERIFY_MIB, 64);
+        if !self.two_jobs {
+            job += "echo CAROM-MARK reads\nsleep 0.5\n";
+            if plan.bounce {
+                job += &workload::fio_verify(VERIFY_MIB, 64);
+            }
+            job += &workload::dma_map_benchmark(if quick { 1 } else { 3 });
         }
-        job += &workload::dma_map_benchmark(if quick { 1 } else { 3 });
-        let outcome = self.guest(site, "").job(&job).run(site)?;
-        ended_well(&outcome)?;
-        versions.insert("guest_kernel".into(), outcome.value("CAROM-KERNEL")?.into());
-        versions.insert("fio".into(), outcome.value("CAROM-FIO-VERSION")?.into());
-        let verified_bytes = if self.bounce { Some(verified(&outcome)?) } else { None };
+        let outcome = self.guest(site).job(&job).run(site)?;
+        ensure!(
+            outcome.job_status == 0,
+            "the job ended with status {}; console:\n{}",
+            outcome.job_status,
+            outcome.console
+        );
         let requests = outcome.counters.first().map(|counters| counters.requests);
         ensure!(
-            requests.is_some() == (self.iommu && self.vmm == Vmm::Carom),
+            requests.is_some() == (plan.iommu && plan.vmm == Vmm::Carom),
             "the VMM's events hold counters where there is no virtio-iommu, or none where there is one"
         );
-        let (fio_2_jobs, more_retries) = if self.two_jobs && !quick {
-            let (fio, retries) = self.measure_two_jobs(site, seconds)?;
-            (Some(fio), retries)
-        } else {
-            (None, 0)
-        };
-        Ok(Config {
-            name: self.name.into(),
-            vmm: if self.vmm == Vmm::Carom { "carom" } else { "qemu" }.into(),
+        Ok(Measured {
+            vmm: if plan.vmm == Vmm::Carom { "carom" } else { "qemu" }.into(),
+            versions: [("guest_kernel", "CAROM-KERNEL"), ("fio", "CAROM-FIO-VERSION")]
+                .map(|(name, key)| Ok((name.into(), outcome.value(key)?.into())))
+                .into_iter()
+                .collect::<Result<_>>()?,
             fio: workload::fio_results(&outcome)?,
-            fio_2_jobs,
-            dma_map: workload::dma_map_result(&outcome)?,
+            dma_map: if self.two_jobs { None } else { Some(workload::dma_map_result(&outcome)?) },
             requests,
             pinned_bytes: outcome.peak_pinned_bytes,
-            verified_bytes,
-            retries: outcome.retries + more_retries,
+            verified_bytes: if plan.bounce && !self.two_jobs { Some(verified(&outcome)?) } else { None },
+            retries: outcome.retries,
         })
     }
-
-    fn measure_two_jobs(&self, site: &Site, seconds: u32) -> Result<(BTreeMap<String, Fio>, u32)> {
-        let job = format!("{WAIT_FOR_NVME}{}", workload::fio_reads(seconds, 2));
-        let outcome = self.guest(site, "-2").cpus(2).job(&job).run(site)?;
-        ended_well(&outcome)?;
-        Ok((workload::fio_results(&outcome)?, outcome.retries))
-    }
-}
-
-fn ended_well(outcome: &Outcome) -> Result<()> {
-    ensure!(outcome.job_status == 0, "the job ended with status {}; console:\n{}", outcome.job_status, outcome.console);
-    Ok(())
 }
 
 fn verified(outcome: &Outcome) -> Result<u64> {

@@ -24,7 +24,11 @@ pub(crate) fn table(results: &Results) -> String {
         text,
         "Guests: {} MiB of RAM, NVMe by passthrough; fio: read, direct, libaio, depth 64, 1 job on 1 vCPU{}\n",
         machine.guest_ram_bytes >> 20,
-        if results.quick { " (quick run)" } else { "" }
+        match (results.quick, results.rounds) {
+            (true, 1) => " (quick run)".into(),
+            (_, 1) => String::new(),
+            (_, rounds) => format!("; medians of {rounds} interleaved rounds"),
+        }
     );
     text += "IOPS (ratio to strict, ratio to no-viommu):\n\n";
     text += &speeds(results, |config| Some(&config.fio));
@@ -46,15 +50,24 @@ pub(crate) fn table(results: &Results) -> String {
         }
     }
     if let (Some(bounce), Some(peer)) = (results.find("bounce"), results.find("qemu-strict")) {
-        let ratios = BLOCK_SIZES.map(|size| format!("{} at {size}", ratio(&bounce.fio, &peer.fio, size)));
-        let _ = writeln!(text, "bounce ÷ qemu-strict: {}", ratios.join(", "));
+        text += &ratios(bounce, peer);
+    }
+    for mode in ["strict", "lazy"] {
+        if let (Some(carom), Some(peer)) = (results.find(mode), results.find(&format!("qemu-{mode}"))) {
+            text += &ratios(carom, peer);
+        }
     }
     let retries: u32 = results.configs.iter().map(|config| config.retries).sum();
-    let _ = writeln!(text, "Guests that hung and were started again: {retries}");
+    let _ = writeln!(text, "Guests that were started again: {retries}");
     for failure in &results.failures {
         let _ = writeln!(text, "FAILED: {failure}");
     }
     text
+}
+
+fn ratios(config: &Config, peer: &Config) -> String {
+    let ratios = BLOCK_SIZES.map(|size| format!("{} at {size}", ratio(&config.fio, &peer.fio, size)));
+    format!("{} ÷ {}: {}\n", config.name, peer.name, ratios.join(", "))
 }
 
 impl Results {
@@ -149,7 +162,7 @@ mod tests {
         let requests = r#"{"map":11,"unmap":12,"window_add":13,"window_del":0,"attach":1}"#;
         let text = format!(
             r#"{{"machine":{{"host":"h","rig":"tcg","kernel":"k","guest_ram_bytes":2147483648}},"versions":{{"carom":"1"}},
-            "quick":true,"failures":["lazy: it failed"],"configs":[{},{},{},{}]}}"#,
+            "quick":true,"rounds":1,"failures":["lazy: it failed"],"configs":[{},{},{},{}]}}"#,
             config("no-viommu", 4000, "null"),
             config("strict", 1000, requests),
             config("bounce", 3600, requests),
@@ -163,6 +176,7 @@ mod tests {
         let text = table(&results());
         assert!(text.contains("3600 (3.60, 0.90)"), "{text}");
         assert!(text.contains("bounce ÷ qemu-strict: 4.50 at 4k"), "{text}");
+        assert!(text.contains("\nstrict ÷ qemu-strict: 1.25 at 4k"), "{text}");
         assert!(
             text.lines().any(|line| line.contains("bounce") && line.contains("13") && line.contains("4.9 %")),
             "{text}"
