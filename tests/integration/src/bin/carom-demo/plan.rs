@@ -129,7 +129,7 @@ impl Step {
     }
 
     fn measure(&self, site: &Site, quick: bool) -> Result<Measured> {
-        let seconds = if quick { 2 } else { 5 };
+        let seconds = if quick { 2 } else { 3 };
         let plan = self.plan;
         let mut job = format!(
             "{WAIT_FOR_NVME}\necho \"CAROM-KERNEL $(uname -r)\"\necho \"CAROM-FIO-VERSION $(fio --version)\"\n{}",
