@@ -8,6 +8,8 @@ use std::ops::RangeInclusive;
 use thiserror::Error;
 use vm_memory::VolatileSlice;
 
+use crate::EndpointId;
+
 bitflags::bitflags! {
     /// What a device may do with mapped memory. Same bits as `VIRTIO_IOMMU_MAP_F_READ` and `_WRITE`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,9 +58,16 @@ pub struct MapperLimits {
     pub max_mappings: Option<u32>,
 }
 
-/// The I/O address space of one endpoint, translated by the host.
+/// Names a set of address spaces among which the host can move endpoints while they run, such as those of one iommufd.
+/// The numbers are the VMM's to choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MapperGroup(pub u32);
+
+/// An I/O address space of the host, and the endpoint that it translates, or several of them.
 ///
-/// An address space starts empty and holds only what the engine has put there.
+/// An address space starts empty and holds only what the engine has put there. The engine is given one for each endpoint,
+/// with that endpoint in it. Where a [`group`](Self::group) allows it, the endpoints of a domain then share one of them,
+/// so that a mapping costs one call and not one for each endpoint; those left over wait for when endpoints part again.
 pub trait DmaMapper: Send {
     /// Lets the device reach `memory` at `iova`, `memory.len()` bytes long, with `permissions` and no more.
     ///
@@ -78,6 +87,26 @@ pub trait DmaMapper: Send {
 
     /// What this mapper can translate. It does not change.
     fn limits(&self) -> MapperLimits;
+
+    /// The set of address spaces that this one belongs to. It does not change. `None`: its endpoint is bound to it, as
+    /// that of a VFIO type 1 container is while its device is open.
+    fn group(&self) -> Option<MapperGroup> {
+        None
+    }
+
+    /// Has the host translate `endpoint` with this address space from now on, instead of with the one that did so until
+    /// now, which is of the same [`group`](Self::group). On the way the endpoint may reach nothing, but never anything
+    /// else than what one of the two maps.
+    ///
+    /// The engine calls it only for a group, and only for endpoints that were added with a mapper of that group. What
+    /// this address space maps lies within the limits of the mapper that `endpoint` was added with.
+    ///
+    /// # Errors
+    /// On error the endpoint is translated as before.
+    fn adopt(&mut self, endpoint: EndpointId) -> io::Result<()> {
+        let _ = endpoint;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// Guest RAM.

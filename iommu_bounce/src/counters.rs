@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use crate::endpoint::Memory;
+use crate::space::Memory;
 use crate::wire::Kind;
 
 /// How many requests of each kind.
@@ -37,7 +37,8 @@ pub struct Counters {
     pub failed: RequestCounts,
     /// Mappings that exist, over all domains. Chunks are not mappings.
     pub mappings: u64,
-    /// Bytes of guest RAM that are mapped on the host, counted once per endpoint that maps them.
+    /// Bytes of guest RAM that are mapped on the host, counted once for each address space of the host that maps them:
+    /// one for each endpoint, unless the endpoints of a domain share one.
     pub mapped_bytes: u64,
     /// The largest [`mapped_bytes`](Self::mapped_bytes) so far.
     pub peak_mapped_bytes: u64,

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::EndpointId;
 use crate::backend::Permissions;
+use crate::space::SpaceId;
 
 /// A mapping of guest RAM, made by one MAP request and removed whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub(crate) struct Chunk {
 #[derive(Debug, Default)]
 pub(crate) struct Domain {
     pub(crate) endpoints: Vec<EndpointId>,
+    /// Where its endpoints are. Each holds all that the domain maps.
+    pub(crate) spaces: Vec<SpaceId>,
     /// By first IOVA.
     pub(crate) mappings: BTreeMap<u64, Mapping>,
     /// By IOVA.

@@ -1,56 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Endpoints: a mapper each, and the care for what a mapper fails at.
-//!
-//! The engine's state says what each endpoint of a domain has mapped. The one exception is what a mapper would not unmap
-//! although the state has moved on: such a range is *stuck*. It is remembered here, keeps its memory from being reused,
-//! and is tried again until the host lets go.
+//! Endpoints: what each can reach, and where it is.
 
 use std::ops::RangeInclusive;
 
-use log::{debug, error, warn};
 use rangemap::RangeInclusiveSet;
-use vm_memory::VolatileSlice;
 
-use crate::backend::{DmaMapper, GuestRam, MapError, MapperLimits, UnmapError};
-use crate::counters::Counters;
-use crate::domain::{Chunk, Domain, Mapping};
-use crate::spec::Status;
-use crate::windows::Windows;
-use crate::{DomainId, EndpointId, Permissions};
+use crate::DomainId;
+use crate::backend::MapperLimits;
+use crate::space::SpaceId;
 
-/// What lies behind a range of an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Memory {
-    /// Guest RAM.
-    Ram,
-    /// The chunk of this index.
-    Chunk(u32),
-}
-
-/// A range that the host would not unmap.
-#[derive(Clone, Copy, Debug)]
-struct Stuck {
-    iova: u64,
-    len: u64,
-    memory: Memory,
-}
-
-impl Stuck {
-    fn touches(&self, start: u64, last: u64) -> bool {
-        self.iova <= last && self.iova + (self.len - 1) >= start
-    }
-}
-
-/// An endpoint and its mapper.
+/// An endpoint.
 pub(crate) struct Endpoint {
-    id: EndpointId,
-    mapper: Box<dyn DmaMapper>,
-    max_mappings: Option<u32>,
     /// What can be mapped: disjoint, in order.
     usable: Vec<RangeInclusive<u64>>,
+    /// The address space that the host translates it with.
+    pub(crate) space: SpaceId,
     pub(crate) domain: Option<DomainId>,
-    stuck: Vec<Stuck>,
 }
 
 /// What of `input` a mapper can translate, without `msi`.
@@ -71,43 +37,10 @@ pub(crate) fn usable(
     set.into_iter().collect()
 }
 
-/// Where the longest part of guest RAM at `gpa` lies; `None` where there is none.
-fn part(ram: &dyn GuestRam, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
-    let part = ram.prefix(gpa, len)?;
-    let fits = !part.is_empty() && part.len() as u64 <= len;
-    fits.then_some(part)
-}
-
-/// Whether `[gpa, gpa + len)` is guest RAM, in however many parts.
-fn is_ram(ram: &dyn GuestRam, gpa: u64, len: u64) -> bool {
-    let mut done = 0;
-    while done < len {
-        let at = gpa.checked_add(done);
-        let Some(part) = at.and_then(|at| part(ram, at, len - done)) else {
-            return false;
-        };
-        done += part.len() as u64;
-    }
-    true
-}
-
 impl Endpoint {
-    pub(crate) fn new(
-        id: EndpointId,
-        mapper: Box<dyn DmaMapper>,
-        limits: &MapperLimits,
-        usable: Vec<RangeInclusive<u64>>,
-    ) -> Self {
-        Self { id, mapper, max_mappings: limits.max_mappings, usable, domain: None, stuck: Vec::new() }
-    }
-
-    /// Gives the mapper back. What is stuck goes with it.
-    pub(crate) fn into_mapper(self, counters: &mut Counters) -> Box<dyn DmaMapper> {
-        for stuck in &self.stuck {
-            counters.stuck_ranges -= 1;
-            counters.forget_mapped(stuck.memory, stuck.len);
-        }
-        self.mapper
+    /// An endpoint that is attached to no domain.
+    pub(crate) fn new(usable: Vec<RangeInclusive<u64>>, space: SpaceId) -> Self {
+        Self { usable, space, domain: None }
     }
 
     /// What the endpoint can map: disjoint ranges, in order, without the MSI window.
@@ -120,218 +53,5 @@ impl Endpoint {
         let place = self.usable.partition_point(|range| *range.end() < start);
         let range = self.usable.get(place);
         range.is_some_and(|range| range.contains(&start) && range.contains(&last))
-    }
-
-    /// Whether the host's limit on mappings leaves room for all of a domain.
-    pub(crate) fn has_room_for(&self, domain: &Domain) -> bool {
-        let wanted = domain.mappings.len() + domain.chunks.len();
-        self.max_mappings.is_none_or(|max| wanted <= usize::try_from(max).unwrap_or(usize::MAX))
-    }
-
-    /// Whether the host still maps something that it should not.
-    pub(crate) fn is_stuck(&self) -> bool {
-        !self.stuck.is_empty()
-    }
-
-    /// Whether something in `[start, last]` is stuck.
-    pub(crate) fn is_stuck_in(&self, start: u64, last: u64) -> bool {
-        self.stuck.iter().any(|stuck| stuck.touches(start, last))
-    }
-
-    /// The chunks that are stuck here.
-    pub(crate) fn stuck_chunks(&self) -> impl Iterator<Item = u32> {
-        self.stuck.iter().filter_map(|stuck| match stuck.memory {
-            Memory::Chunk(index) => Some(index),
-            Memory::Ram => None,
-        })
-    }
-
-    /// Whether the chunk is stuck here.
-    pub(crate) fn holds_chunk(&self, index: u32) -> bool {
-        self.stuck_chunks().any(|stuck| stuck == index)
-    }
-
-    fn map(
-        &mut self,
-        iova: u64,
-        slice: VolatileSlice<'_>,
-        permissions: Permissions,
-        memory: Memory,
-        counters: &mut Counters,
-    ) -> Result<(), Status> {
-        let len = slice.len() as u64;
-        match self.mapper.map(iova, slice, permissions) {
-            Ok(()) => {
-                counters.note_mapped(memory, len);
-                Ok(())
-            }
-            Err(error) => {
-                counters.host_errors += 1;
-                // Not a warning: a guest can bring this about as often as it likes.
-                debug!("endpoint {:#x}: mapping {len:#x} bytes at IOVA {iova:#x}: {error}", self.id);
-                Err(match error {
-                    MapError::NoResources => Status::NoMem,
-                    MapError::Exists | MapError::Host(_) => Status::DevErr,
-                })
-            }
-        }
-    }
-
-    /// Maps guest RAM, in as many parts as it has on the host. On error nothing of it is mapped, or it is stuck.
-    pub(crate) fn map_ram(
-        &mut self,
-        iova: u64,
-        mapping: &Mapping,
-        ram: &dyn GuestRam,
-        counters: &mut Counters,
-    ) -> Result<(), Status> {
-        let len = mapping.last - iova + 1;
-        if let Some(slice) = ram.slice(mapping.gpa, len) {
-            return self.map(iova, slice, mapping.permissions, Memory::Ram, counters);
-        }
-        if !is_ram(ram, mapping.gpa, len) {
-            return Err(Status::Inval);
-        }
-        let mut done = 0;
-        while done < len {
-            let outcome = part(ram, mapping.gpa + done, len - done).ok_or(Status::Inval).and_then(|part| {
-                let at = iova + done;
-                self.map(at, part, mapping.permissions, Memory::Ram, counters)?;
-                Ok(part.len() as u64)
-            });
-            match outcome {
-                Ok(more) => done += more,
-                Err(status) => {
-                    if done > 0 {
-                        self.discard(iova, done, Memory::Ram, counters);
-                    }
-                    return Err(status);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Maps a chunk.
-    pub(crate) fn map_chunk(
-        &mut self,
-        iova: u64,
-        chunk: Chunk,
-        windows: &Windows,
-        counters: &mut Counters,
-    ) -> Result<(), Status> {
-        let slice = windows.memory(chunk.index).ok_or(Status::DevErr)?;
-        let memory = Memory::Chunk(chunk.index);
-        self.map(iova, slice, chunk.permissions, memory, counters)
-    }
-
-    fn try_unmap(&mut self, iova: u64, len: u64, memory: Memory, counters: &mut Counters) -> Result<(), UnmapError> {
-        let outcome = self.mapper.unmap(iova, len);
-        match outcome {
-            Ok(()) => counters.note_unmapped(memory, len),
-            Err(_) => counters.host_errors += 1,
-        }
-        outcome
-    }
-
-    /// Unmaps one or several whole mappings, or a chunk. On error all are still mapped.
-    pub(crate) fn unmap(&mut self, iova: u64, len: u64, memory: Memory, counters: &mut Counters) -> Result<(), Status> {
-        self.try_unmap(iova, len, memory, counters).map_err(|error| {
-            warn!("endpoint {:#x}: unmapping {len:#x} bytes at IOVA {iova:#x}: {error}", self.id);
-            Status::DevErr
-        })
-    }
-
-    /// Unmaps what the state does not want any more; what the host keeps is stuck.
-    pub(crate) fn discard(&mut self, iova: u64, len: u64, memory: Memory, counters: &mut Counters) {
-        if let Err(error) = self.try_unmap(iova, len, memory, counters) {
-            error!(
-                "endpoint {:#x}: {len:#x} bytes at IOVA {iova:#x} stay mapped until the host lets go: {error}",
-                self.id
-            );
-            counters.stuck_ranges += 1;
-            self.stuck.push(Stuck { iova, len, memory });
-        }
-    }
-
-    /// Tries again to unmap what is stuck.
-    pub(crate) fn retry_stuck(&mut self, counters: &mut Counters) {
-        let stuck = std::mem::take(&mut self.stuck);
-        for range in stuck {
-            let outcome = self.try_unmap(range.iova, range.len, range.memory, counters);
-            match outcome {
-                Ok(()) => counters.stuck_ranges -= 1,
-                Err(_) => self.stuck.push(range),
-            }
-        }
-    }
-
-    /// Maps all that a domain has, but for what is stuck here. On error nothing that it mapped is left, or it is stuck.
-    pub(crate) fn install(
-        &mut self,
-        domain: &Domain,
-        ram: &dyn GuestRam,
-        windows: Option<&Windows>,
-        counters: &mut Counters,
-    ) -> Result<(), Status> {
-        let mut outcome = Ok(());
-        let mut done = Vec::new();
-        for (&iova, mapping) in &domain.mappings {
-            if self.is_stuck_in(iova, mapping.last) {
-                continue;
-            }
-            outcome = self.map_ram(iova, mapping, ram, counters);
-            if outcome.is_err() {
-                break;
-            }
-            done.push((iova, mapping.last - iova + 1, Memory::Ram));
-        }
-        if let (Ok(()), Some(windows)) = (outcome, windows) {
-            let size = windows.chunk_size();
-            for (&iova, &chunk) in &domain.chunks {
-                if self.is_stuck_in(iova, iova + (size - 1)) {
-                    continue;
-                }
-                outcome = self.map_chunk(iova, chunk, windows, counters);
-                if outcome.is_err() {
-                    break;
-                }
-                done.push((iova, size, Memory::Chunk(chunk.index)));
-            }
-        }
-        if outcome.is_err() {
-            for (iova, len, memory) in done {
-                self.discard(iova, len, memory, counters);
-            }
-        }
-        outcome
-    }
-
-    /// Maps again what [`withdraw`](Self::withdraw) took away, so that all is as it was; what was stuck counts as
-    /// mapped. On error nothing but stuck ranges is mapped.
-    pub(crate) fn restore(
-        &mut self,
-        domain: &Domain,
-        ram: &dyn GuestRam,
-        windows: Option<&Windows>,
-        counters: &mut Counters,
-    ) -> Result<(), Status> {
-        self.install(domain, ram, windows, counters)?;
-        counters.stuck_ranges -= self.stuck.len() as u64;
-        self.stuck.clear();
-        Ok(())
-    }
-
-    /// Unmaps all that a domain has; what the host keeps is stuck.
-    pub(crate) fn withdraw(&mut self, domain: &Domain, windows: Option<&Windows>, counters: &mut Counters) {
-        for (start, last) in domain.runs() {
-            self.discard(start, last - start + 1, Memory::Ram, counters);
-        }
-        if let Some(windows) = windows {
-            for (&iova, chunk) in &domain.chunks {
-                let memory = Memory::Chunk(chunk.index);
-                self.discard(iova, windows.chunk_size(), memory, counters);
-            }
-        }
     }
 }

@@ -3,7 +3,7 @@
 //! The engine: takes requests, keeps the state, and answers.
 //!
 //! Requests are served one at a time, so nothing here locks. A request that fails changes nothing, unless the host fails
-//! to undo what it did: see [`crate::endpoint`] for what happens then.
+//! to undo what it did: see [`crate::space`] for what happens then.
 
 mod attach;
 mod mapping;
@@ -23,6 +23,7 @@ use crate::counters::Counters;
 use crate::domain::Domain;
 use crate::endpoint::{Endpoint, usable};
 use crate::probe;
+use crate::space::{Space, Spaces};
 use crate::spec::{MAP_F_READ, MAP_F_WRITE, Status, config, feature, property};
 use crate::windows::Windows;
 use crate::wire::{self, Kind, Request};
@@ -36,6 +37,7 @@ pub struct Engine {
     /// Features that the driver accepted.
     accepted: u64,
     endpoints: BTreeMap<EndpointId, Endpoint>,
+    spaces: Spaces,
     domains: BTreeMap<DomainId, Domain>,
     counters: Counters,
 }
@@ -58,12 +60,14 @@ impl Engine {
             windows: windows.map(|(config, store)| Windows::new(config, store)),
             accepted: 0,
             endpoints: BTreeMap::new(),
+            spaces: Spaces::default(),
             domains: BTreeMap::new(),
             counters: Counters::default(),
         })
     }
 
-    /// Takes an endpoint in, attached to no domain.
+    /// Takes an endpoint in, attached to no domain. `mapper` is an empty address space with the endpoint in it; if it has
+    /// a [`group`](DmaMapper::group), the engine may move the endpoint to another of that group.
     ///
     /// # Errors
     /// A [`ConfigError`] if the ID is in use, or the host cannot translate what the configuration promises.
@@ -75,12 +79,13 @@ impl Engine {
         let usable = usable(&limits, &self.config.input_range, &self.config.msi_window);
         let aperture = self.windows.as_ref().map(|windows| &windows.config.aperture);
         self.config.check_endpoint(id, &limits, &usable, aperture)?;
-        let endpoint = Endpoint::new(id, mapper, &limits, usable);
-        self.endpoints.insert(id, endpoint);
+        let space = self.spaces.insert(Space::new(id, mapper, &limits));
+        self.endpoints.insert(id, Endpoint::new(usable, space));
         Ok(())
     }
 
-    /// Lets an endpoint go: detaches it, unmaps everything, and returns its mapper.
+    /// Lets an endpoint go: detaches it, unmaps everything, and returns a mapper that nobody needs any more: its own, or
+    /// another of its group, while its own serves others. The VMM must see to it that the endpoint has no access.
     ///
     /// What the host would not unmap goes with the mapper; a chunk behind it is lost, as nobody can tell when it is free.
     ///
@@ -90,12 +95,17 @@ impl Engine {
         self.retry_stuck();
         self.release_endpoint(id);
         let endpoint = self.endpoints.remove(&id);
-        let endpoint = endpoint.ok_or(ConfigError::NoEndpoint(id))?;
+        let own = endpoint.ok_or(ConfigError::NoEndpoint(id))?.space;
+        self.spaces.get_mut(own).endpoints.retain(|other| *other != id);
+        let group = self.spaces.get(own).group();
+        let shared = !self.spaces.get(own).endpoints.is_empty();
+        let spare = if shared { self.spaces.spare(group) } else { None };
+        let space = self.spaces.remove(spare.unwrap_or(own)).expect("an endpoint has an address space");
         if let Some(windows) = &mut self.windows {
-            endpoint.stuck_chunks().for_each(|index| windows.doom(index));
+            space.stuck_chunks().for_each(|index| windows.doom(index));
         }
         self.give_back_held();
-        Ok(endpoint.into_mapper(&mut self.counters))
+        Ok(space.into_mapper(&mut self.counters))
     }
 
     /// The device-specific feature bits to offer.
@@ -221,10 +231,7 @@ impl Engine {
     /// is tried again later.
     pub fn reset(&mut self) {
         self.retry_stuck();
-        let ids: Vec<_> = self.endpoints.keys().copied().collect();
-        for id in ids {
-            self.release_endpoint(id);
-        }
+        self.end_domains();
         self.accepted = 0;
     }
 
@@ -267,13 +274,13 @@ impl Engine {
         if self.counters.stuck_ranges == 0 {
             return;
         }
-        for endpoint in self.endpoints.values_mut() {
-            endpoint.retry_stuck(&mut self.counters);
+        for space in self.spaces.iter_mut() {
+            space.retry_stuck(&mut self.counters);
         }
         self.give_back_held();
     }
 
-    /// Gives the held chunks back that no endpoint reaches any more.
+    /// Gives the held chunks back that no address space maps any more.
     fn give_back_held(&mut self) {
         let held = self.windows.as_mut().map(Windows::take_held);
         for index in held.unwrap_or_default() {
@@ -286,7 +293,7 @@ impl Engine {
         let Some(windows) = &mut self.windows else {
             return;
         };
-        if self.endpoints.values().any(|endpoint| endpoint.holds_chunk(index)) {
+        if self.spaces.iter().any(|space| space.holds_chunk(index)) {
             windows.hold(index);
         } else {
             windows.release(index, &mut self.counters);
@@ -295,8 +302,7 @@ impl Engine {
 
     /// Whether an endpoint of the domain has something mapped that it should not. Such a domain does not grow.
     fn is_stuck(&self, domain: &Domain) -> bool {
-        self.counters.stuck_ranges != 0
-            && domain.endpoints.iter().any(|id| self.endpoints.get(id).is_some_and(Endpoint::is_stuck))
+        self.counters.stuck_ranges != 0 && domain.spaces.iter().any(|space| self.spaces.get(*space).is_stuck())
     }
 }
 

@@ -7,7 +7,7 @@
 //! the request queue and returns the bytes of the answer; on the way it calls the traits below, behind which the host
 //! lies:
 //!
-//! - [`DmaMapper`]: the IOMMU address space of one endpoint (VFIO, or anything that can map),
+//! - [`DmaMapper`]: an IOMMU address space of an endpoint, or of several (VFIO, or anything that can map),
 //! - [`GuestRam`]: the guest's memory,
 //! - [`ChunkStore`]: the host memory behind bounce windows.
 //!
@@ -24,13 +24,16 @@ mod domain;
 mod endpoint;
 mod engine;
 mod probe;
+mod space;
 pub mod spec;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod test_utils;
 mod windows;
 mod wire;
 
-pub use backend::{ChunkError, ChunkStore, DmaMapper, GuestRam, MapError, MapperLimits, Permissions, UnmapError};
+pub use backend::{
+    ChunkError, ChunkStore, DmaMapper, GuestRam, MapError, MapperGroup, MapperLimits, Permissions, UnmapError,
+};
 pub use config::{ConfigError, EngineConfig, Limits, WindowConfig};
 pub use counters::{Counters, RequestCounts};
 pub use engine::Engine;

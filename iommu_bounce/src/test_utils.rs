@@ -10,6 +10,6 @@ mod ram;
 mod requests;
 
 pub use chunks::{ChunkProbe, TestChunks};
-pub use mapper::{HostMapping, MapperProbe, RecordingMapper};
+pub use mapper::{HostMapping, MapperProbe, RecordingMapper, TestGroup};
 pub use ram::TestRam;
 pub use requests::{attach, detach, map, probe, unmap, window_add, window_del};

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! ATTACH and DETACH (virtio 1.3, sections 5.13.6.2 and 5.13.6.3).
+//! ATTACH and DETACH (virtio 1.3, sections 5.13.6.2 and 5.13.6.3), and which address space of the host an endpoint is in.
+//!
+//! An endpoint starts in an address space of its own. Where the host can move endpoints, those of a domain come together
+//! in one, and what is left over is *spare*: an endpoint that leaves the others moves to a spare one.
 
 use super::{Engine, endpoint_mut};
 use crate::domain::Domain;
 use crate::endpoint::Endpoint;
+use crate::space::SpaceId;
 use crate::spec::Status;
 use crate::wire;
 use crate::{DomainId, EndpointId};
@@ -22,25 +26,30 @@ impl Engine {
         if !self.config.domain_range.contains(&new) {
             return Err(Status::Range);
         }
-        let old = endpoint.domain;
+        let (old, from) = (endpoint.domain, endpoint.space);
         if old == Some(new) {
             return Ok(());
         }
         self.check_attach(endpoint, new)?;
-        self.switch(id, old, new)?;
+        let to = match self.joinable(from, new) {
+            Some(to) => self.join(id, to)?,
+            None if self.spaces.get(from).endpoints.len() > 1 => self.move_out(id, Some(new))?,
+            None => self.switch(id, old, new)?,
+        };
         if let Some(old) = old {
-            self.leave(id, old);
+            self.leave(id, from, old);
         }
-        self.domains.entry(new).or_default().endpoints.push(id);
+        let domain = self.domains.entry(new).or_default();
+        domain.endpoints.push(id);
+        if !domain.spaces.contains(&to) {
+            domain.spaces.push(to);
+        }
         endpoint_mut(&mut self.endpoints, id).domain = Some(new);
         Ok(())
     }
 
     /// Whether the endpoint could be attached, as far as this can be known before the host is asked.
     fn check_attach(&self, endpoint: &Endpoint, new: DomainId) -> Result<(), Status> {
-        if endpoint.is_stuck() {
-            return Err(Status::DevErr);
-        }
         let Some(domain) = self.domains.get(&new) else {
             let old = endpoint.domain.and_then(|old| self.domains.get(&old));
             let ends = old.is_some_and(|old| old.endpoints.len() == 1);
@@ -52,86 +61,184 @@ impl Engine {
         if !mappings.all(|(&start, mapping)| endpoint.can_map(start, mapping.last)) {
             return Err(Status::Unsupp);
         }
-        if !endpoint.has_room_for(domain) {
-            return Err(Status::NoMem);
-        }
         Ok(())
     }
 
-    /// Has the endpoint's mapper hold the new domain in place of the old one. On error it holds the old one again; if
-    /// even that fails, the endpoint is attached to nothing.
-    fn switch(&mut self, id: EndpointId, old: Option<DomainId>, new: DomainId) -> Result<(), Status> {
-        let (ram, windows) = (&*self.ram, self.windows.as_ref());
+    /// The address space of the domain that an endpoint in `from` could move to.
+    fn joinable(&self, from: SpaceId, domain: DomainId) -> Option<SpaceId> {
+        let group = self.spaces.get(from).group()?;
+        let spaces = &self.domains.get(&domain)?.spaces;
+        spaces.iter().copied().find(|to| self.spaces.get(*to).group() == Some(group))
+    }
+
+    /// Moves the endpoint into an address space that has all of its new domain.
+    fn join(&mut self, id: EndpointId, to: SpaceId) -> Result<SpaceId, Status> {
+        if self.spaces.get(to).is_stuck() {
+            return Err(Status::DevErr);
+        }
+        self.move_to(id, to)
+    }
+
+    /// Moves the endpoint away from others, into a spare address space that has all of its new domain, if it has one.
+    fn move_out(&mut self, id: EndpointId, new: Option<DomainId>) -> Result<SpaceId, Status> {
+        let from = endpoint_mut(&mut self.endpoints, id).space;
+        let group = self.spaces.get(from).group();
+        let to = self.spaces.spare(group).ok_or(Status::DevErr)?;
+        let (ram, windows, counters) = (&*self.ram, self.windows.as_ref(), &mut self.counters);
+        let space = self.spaces.get_mut(to);
+        if space.is_stuck() {
+            return Err(Status::DevErr);
+        }
+        if let Some(domain) = new.and_then(|new| self.domains.get(&new)) {
+            if !space.has_room_for(domain) {
+                return Err(Status::NoMem);
+            }
+            space.install(domain, ram, windows, counters)?;
+        }
+        let outcome = self.move_to(id, to);
+        if let (Err(_), Some(domain)) = (outcome, new.and_then(|new| self.domains.get(&new))) {
+            self.spaces.get_mut(to).withdraw(domain, self.windows.as_ref(), &mut self.counters);
+        }
+        outcome
+    }
+
+    fn move_to(&mut self, id: EndpointId, to: SpaceId) -> Result<SpaceId, Status> {
         let endpoint = endpoint_mut(&mut self.endpoints, id);
+        if endpoint.space != to {
+            self.spaces.adopt(id, endpoint.space, to, &mut self.counters)?;
+            endpoint.space = to;
+        }
+        Ok(to)
+    }
+
+    /// Has the endpoint's address space, which is its alone, hold the new domain in place of the old one. On error it
+    /// holds the old one again; if even that fails, the endpoint is attached to nothing.
+    fn switch(&mut self, id: EndpointId, old: Option<DomainId>, new: DomainId) -> Result<SpaceId, Status> {
+        let (ram, windows) = (&*self.ram, self.windows.as_ref());
+        let place = endpoint_mut(&mut self.endpoints, id).space;
+        let space = self.spaces.get_mut(place);
+        if space.is_stuck() {
+            return Err(Status::DevErr);
+        }
+        if self.domains.get(&new).is_some_and(|domain| !space.has_room_for(domain)) {
+            return Err(Status::NoMem);
+        }
         let old_domain = old.and_then(|old| self.domains.get(&old));
         let mut outcome = Ok(());
         if let Some(domain) = old_domain {
-            endpoint.withdraw(domain, windows, &mut self.counters);
+            space.withdraw(domain, windows, &mut self.counters);
         }
         // What is stuck now is the old domain's, and counts as mapped when that is restored.
         let mut restorable = true;
-        if endpoint.is_stuck() {
+        if space.is_stuck() {
             outcome = Err(Status::DevErr);
         } else if let Some(domain) = self.domains.get(&new) {
-            outcome = endpoint.install(domain, ram, windows, &mut self.counters);
-            restorable = !endpoint.is_stuck();
+            outcome = space.install(domain, ram, windows, &mut self.counters);
+            restorable = !space.is_stuck();
         }
         let Err(status) = outcome else {
-            return Ok(());
+            if let Some(old) = old {
+                self.forget_space(place, old);
+            }
+            return Ok(place);
         };
         if let (Some(old), Some(domain)) = (old, old_domain) {
-            let restored = restorable && endpoint.restore(domain, ram, windows, &mut self.counters).is_ok();
+            let restored = restorable && space.restore(domain, ram, windows, &mut self.counters).is_ok();
             if !restored {
                 log::error!("endpoint {id:#x} lost domain {old}: the host did not undo a failed ATTACH");
-                self.leave(id, old);
+                self.forget_space(place, old);
+                self.leave(id, place, old);
             }
         }
         Err(status)
     }
 
     /// Detaches an endpoint. If the host does not unmap everything the endpoint is detached all the same, for the guest
-    /// will use the memory otherwise; the rest is tried again before every request.
+    /// will use the memory otherwise; the rest is tried again before every request. An endpoint that the host does not
+    /// part from others of the domain stays attached.
     pub(super) fn detach(&mut self, request: wire::Detach) -> Result<(), Status> {
         let id = request.endpoint;
         let endpoint = self.endpoints.get(&id).ok_or(Status::NoEnt)?;
         if endpoint.domain != Some(request.domain) {
             return Err(Status::Inval);
         }
-        self.release_endpoint(id);
-        if endpoint_mut(&mut self.endpoints, id).is_stuck() {
+        let from = endpoint.space;
+        if self.is_shared(id, from, request.domain) {
+            self.move_out(id, None)?;
+        }
+        self.leave(id, from, request.domain);
+        if self.spaces.get(from).is_stuck() {
             return Err(Status::DevErr);
         }
         Ok(())
     }
 
-    /// Unmaps all that an endpoint has and takes it out of its domain, if it is in one.
+    /// Takes an endpoint that is about to go out of its domain, if it is in one.
     pub(super) fn release_endpoint(&mut self, id: EndpointId) {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+        let Some(endpoint) = self.endpoints.get(&id) else {
             return;
         };
-        let Some(domain) = endpoint.domain else {
+        let (from, Some(domain)) = (endpoint.space, endpoint.domain) else {
             return;
         };
-        if let Some(domain) = self.domains.get(&domain) {
-            endpoint.withdraw(domain, self.windows.as_ref(), &mut self.counters);
-        }
-        self.leave(id, domain);
+        self.leave(id, from, domain);
     }
 
-    /// Takes an endpoint, which has nothing of the domain mapped any more, out of it. The domain ends with its last one.
-    fn leave(&mut self, id: EndpointId, domain: DomainId) {
-        endpoint_mut(&mut self.endpoints, id).domain = None;
-        let std::collections::btree_map::Entry::Occupied(mut entry) = self.domains.entry(domain) else {
+    /// Whether other endpoints of the domain are in the address space.
+    fn is_shared(&self, id: EndpointId, space: SpaceId, domain: DomainId) -> bool {
+        let attached = |other: &EndpointId| {
+            let endpoint = self.endpoints.get(other);
+            *other != id && endpoint.is_some_and(|endpoint| endpoint.domain == Some(domain))
+        };
+        self.spaces.get(space).endpoints.iter().any(attached)
+    }
+
+    /// Takes an endpoint, which was in the address space `from`, out of a domain. What is left there without an endpoint
+    /// of the domain is unmapped. The domain ends with its last endpoint.
+    fn leave(&mut self, id: EndpointId, from: SpaceId, old: DomainId) {
+        let shared = self.is_shared(id, from, old);
+        let endpoint = endpoint_mut(&mut self.endpoints, id);
+        endpoint.domain = None;
+        let Some(domain) = self.domains.get_mut(&old) else {
             return;
         };
-        entry.get_mut().endpoints.retain(|other| *other != id);
-        if !entry.get().endpoints.is_empty() {
-            return;
+        domain.endpoints.retain(|other| *other != id);
+        let ends = domain.endpoints.is_empty();
+        if !shared && domain.spaces.contains(&from) {
+            self.spaces.get_mut(from).withdraw(domain, self.windows.as_ref(), &mut self.counters);
+            self.forget_space(from, old);
         }
-        let Domain { mappings, chunks, .. } = entry.remove();
-        self.counters.mappings -= mappings.len() as u64;
-        for chunk in chunks.values() {
+        if ends && let Some(domain) = self.domains.remove(&old) {
+            self.forget_domain(&domain);
+        }
+    }
+
+    /// The address space has nothing of the domain any more.
+    fn forget_space(&mut self, space: SpaceId, domain: DomainId) {
+        if let Some(domain) = self.domains.get_mut(&domain) {
+            domain.spaces.retain(|other| *other != space);
+        }
+    }
+
+    /// A domain has ended and is unmapped: its chunks go back.
+    fn forget_domain(&mut self, domain: &Domain) {
+        self.counters.mappings -= domain.mappings.len() as u64;
+        for chunk in domain.chunks.values() {
             self.give_back(chunk.index);
+        }
+    }
+
+    /// Ends all domains. Endpoints stay in the address spaces in which they are, which are empty then.
+    pub(super) fn end_domains(&mut self) {
+        let domains = std::mem::take(&mut self.domains);
+        for endpoint in self.endpoints.values_mut() {
+            endpoint.domain = None;
+        }
+        for domain in domains.values() {
+            for space in &domain.spaces {
+                self.spaces.get_mut(*space).withdraw(domain, self.windows.as_ref(), &mut self.counters);
+            }
+            self.forget_domain(domain);
         }
     }
 }

@@ -2,14 +2,11 @@
 
 //! MAP and UNMAP (virtio 1.3, sections 5.13.6.4 and 5.13.6.5).
 
-use std::collections::BTreeMap;
-
-use super::{Engine, endpoint_mut, permissions};
-use crate::EndpointId;
+use super::{Engine, permissions};
 use crate::backend::GuestRam;
 use crate::counters::Counters;
 use crate::domain::{Cover, Domain, Mapping};
-use crate::endpoint::{Endpoint, Memory};
+use crate::space::{Memory, SpaceId, Spaces};
 use crate::spec::{Status, feature};
 use crate::wire;
 
@@ -40,9 +37,8 @@ impl Engine {
         }
         let mapping = Mapping { last, gpa: request.gpa, permissions };
         let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;
-        let ids = &domain.endpoints;
         let (ram, counters) = (&*self.ram, &mut self.counters);
-        map_all(&mut self.endpoints, ids, start, &mapping, ram, counters)?;
+        map_all(&mut self.spaces, &domain.spaces, start, &mapping, ram, counters)?;
         domain.mappings.insert(start, mapping);
         self.counters.mappings += 1;
         Ok(())
@@ -101,38 +97,37 @@ impl Engine {
             Cover::Split => return Err(Status::Range),
             Cover::Nothing => {}
             Cover::One(end) => {
-                unmap_run(&mut self.endpoints, domain, (start, end), ram, counters)?;
+                unmap_run(&mut self.spaces, domain, (start, end), ram, counters)?;
             }
             Cover::Whole => {
                 while let Some(run) = domain.run(start, last) {
-                    unmap_run(&mut self.endpoints, domain, run, ram, counters)?;
+                    unmap_run(&mut self.spaces, domain, run, ram, counters)?;
                 }
             }
         }
-        let ids = domain.endpoints.iter();
-        let stuck = |id| endpoint_mut(&mut self.endpoints, id).is_stuck_in(start, last);
-        if counters.stuck_ranges != 0 && ids.copied().any(stuck) {
+        let stuck = |space: &SpaceId| self.spaces.get(*space).is_stuck_in(start, last);
+        if counters.stuck_ranges != 0 && domain.spaces.iter().any(stuck) {
             return Err(Status::DevErr);
         }
         Ok(())
     }
 }
 
-/// Maps guest RAM for all endpoints, or for none.
+/// Maps guest RAM in all of the address spaces, or in none.
 fn map_all(
-    endpoints: &mut BTreeMap<EndpointId, Endpoint>,
-    ids: &[EndpointId],
+    spaces: &mut Spaces,
+    ids: &[SpaceId],
     iova: u64,
     mapping: &Mapping,
     ram: &dyn GuestRam,
     counters: &mut Counters,
 ) -> Result<(), Status> {
     for (place, &id) in ids.iter().enumerate() {
-        let outcome = endpoint_mut(endpoints, id).map_ram(iova, mapping, ram, counters);
+        let outcome = spaces.get_mut(id).map_ram(iova, mapping, ram, counters);
         if let Err(status) = outcome {
             let len = mapping.last - iova + 1;
             for &done in &ids[..place] {
-                endpoint_mut(endpoints, done).discard(iova, len, Memory::Ram, counters);
+                spaces.get_mut(done).discard(iova, len, Memory::Ram, counters);
             }
             return Err(status);
         }
@@ -140,27 +135,27 @@ fn map_all(
     Ok(())
 }
 
-/// Unmaps mappings that follow each other, for all endpoints, and forgets them. On error they are as before; if the host
+/// Unmaps mappings that follow each other, in all address spaces, and forgets them. On error they are as before; if the host
 /// fails at that too, they are gone and their rest is stuck.
 fn unmap_run(
-    endpoints: &mut BTreeMap<EndpointId, Endpoint>,
+    spaces: &mut Spaces,
     domain: &mut Domain,
     (start, last): (u64, u64),
     ram: &dyn GuestRam,
     counters: &mut Counters,
 ) -> Result<(), Status> {
     let len = last - start + 1;
-    let ids = &domain.endpoints;
+    let ids = &domain.spaces;
     for (place, &id) in ids.iter().enumerate() {
-        let outcome = endpoint_mut(endpoints, id).unmap(start, len, Memory::Ram, counters);
+        let outcome = spaces.get_mut(id).unmap(start, len, Memory::Ram, counters);
         let Err(status) = outcome else {
             continue;
         };
-        let restored = remap(endpoints, domain, place, (start, last), ram, counters);
+        let restored = remap(spaces, domain, place, (start, last), ram, counters);
         if let Err(still_mapped) = restored {
-            let rest = domain.endpoints[..still_mapped].iter();
-            for &id in rest.chain(&domain.endpoints[place..]) {
-                endpoint_mut(endpoints, id).discard(start, len, Memory::Ram, counters);
+            let rest = domain.spaces[..still_mapped].iter();
+            for &id in rest.chain(&domain.spaces[place..]) {
+                spaces.get_mut(id).discard(start, len, Memory::Ram, counters);
             }
             counters.mappings -= domain.forget(start, last);
         }
@@ -170,22 +165,22 @@ fn unmap_run(
     Ok(())
 }
 
-/// Maps a run again for the first `count` endpoints of the domain. On error, says how many of them have it again; the
+/// Maps a run again in the first `count` address spaces of the domain. On error, says how many of them have it again; the
 /// others have nothing of it, or it is stuck.
 fn remap(
-    endpoints: &mut BTreeMap<EndpointId, Endpoint>,
+    spaces: &mut Spaces,
     domain: &Domain,
     count: usize,
     (start, last): (u64, u64),
     ram: &dyn GuestRam,
     counters: &mut Counters,
 ) -> Result<(), usize> {
-    for (place, &id) in domain.endpoints[..count].iter().enumerate() {
-        let endpoint = endpoint_mut(endpoints, id);
+    for (place, &id) in domain.spaces[..count].iter().enumerate() {
+        let space = spaces.get_mut(id);
         for (&iova, mapping) in domain.mappings.range(start..=last) {
-            if endpoint.map_ram(iova, mapping, ram, counters).is_err() {
+            if space.map_ram(iova, mapping, ram, counters).is_err() {
                 if iova > start {
-                    endpoint.discard(start, iova - start, Memory::Ram, counters);
+                    space.discard(start, iova - start, Memory::Ram, counters);
                 }
                 return Err(place);
             }

@@ -7,6 +7,7 @@ mod failure;
 mod format;
 mod mapping;
 mod setup;
+mod shared;
 mod window;
 
 use std::collections::BTreeMap;

@@ -2,9 +2,9 @@
 
 //! WINDOW_ADD and WINDOW_DEL (bounce windows, Requests).
 
-use super::{Engine, endpoint_mut, permissions};
+use super::{Engine, permissions};
 use crate::domain::Chunk;
-use crate::endpoint::Memory;
+use crate::space::Memory;
 use crate::spec::Status;
 use crate::wire;
 
@@ -41,18 +41,18 @@ impl Engine {
         Ok(windows.offset(index))
     }
 
-    /// Maps a chunk for all endpoints of a domain, or for none.
+    /// Maps a chunk in all address spaces of a domain, or in none.
     fn map_chunk(&mut self, domain: u32, iova: u64, chunk: Chunk) -> Result<(), Status> {
         let domain = self.domains.get(&domain).ok_or(Status::NoEnt)?;
         let windows = self.windows.as_ref().ok_or(Status::Unsupp)?;
         let (len, memory) = (windows.chunk_size(), Memory::Chunk(chunk.index));
-        for (place, &id) in domain.endpoints.iter().enumerate() {
-            let endpoint = endpoint_mut(&mut self.endpoints, id);
-            let outcome = endpoint.map_chunk(iova, chunk, windows, &mut self.counters);
+        for (place, &id) in domain.spaces.iter().enumerate() {
+            let space = self.spaces.get_mut(id);
+            let outcome = space.map_chunk(iova, chunk, windows, &mut self.counters);
             if let Err(status) = outcome {
-                for &done in &domain.endpoints[..place] {
-                    let endpoint = endpoint_mut(&mut self.endpoints, done);
-                    endpoint.discard(iova, len, memory, &mut self.counters);
+                for &done in &domain.spaces[..place] {
+                    let space = self.spaces.get_mut(done);
+                    space.discard(iova, len, memory, &mut self.counters);
                 }
                 return Err(status);
             }
@@ -82,27 +82,27 @@ impl Engine {
         outcome
     }
 
-    /// Unmaps a chunk for all endpoints of a domain. Returns the outcome, and whether the chunk is as before: on error it
+    /// Unmaps a chunk in all address spaces of a domain. Returns the outcome, and whether the chunk is as before: on error it
     /// is, unless the host fails to map it again where it was unmapped; then it is gone and its rest is stuck.
     fn unmap_chunk(&mut self, domain: u32, iova: u64, chunk: Chunk) -> (Result<(), Status>, bool) {
         let (Some(domain), Some(windows)) = (self.domains.get(&domain), &self.windows) else {
             return (Err(Status::NoEnt), true);
         };
-        let (ids, counters) = (&domain.endpoints, &mut self.counters);
+        let (ids, counters) = (&domain.spaces, &mut self.counters);
         let (len, memory) = (windows.chunk_size(), Memory::Chunk(chunk.index));
         for (place, &id) in ids.iter().enumerate() {
-            let endpoint = endpoint_mut(&mut self.endpoints, id);
-            let Err(status) = endpoint.unmap(iova, len, memory, counters) else {
+            let space = self.spaces.get_mut(id);
+            let Err(status) = space.unmap(iova, len, memory, counters) else {
                 continue;
             };
             let failed = ids[..place].iter().position(|&id| {
-                let endpoint = endpoint_mut(&mut self.endpoints, id);
-                endpoint.map_chunk(iova, chunk, windows, counters).is_err()
+                let space = self.spaces.get_mut(id);
+                space.map_chunk(iova, chunk, windows, counters).is_err()
             });
             if let Some(mapped_again) = failed {
                 for &id in ids[..mapped_again].iter().chain(&ids[place..]) {
-                    let endpoint = endpoint_mut(&mut self.endpoints, id);
-                    endpoint.discard(iova, len, memory, counters);
+                    let space = self.spaces.get_mut(id);
+                    space.discard(iova, len, memory, counters);
                 }
             }
             return (Err(status), failed.is_none());

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vm_memory::VolatileSlice;
 
-use crate::{DmaMapper, MapError, MapperLimits, Permissions, UnmapError};
+use crate::{DmaMapper, EndpointId, MapError, MapperGroup, MapperLimits, Permissions, UnmapError};
 
 /// What one call of `map` mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,58 @@ struct State {
     fail_unmap: Option<u32>,
     refuse_unmaps: bool,
     failures: u64,
+    group: Option<GroupState>,
+}
+
+/// Which mapper of a group each endpoint is in.
+type GroupState = Arc<Mutex<Group>>;
+
+#[derive(Debug, Default)]
+struct Group {
+    mappers: BTreeMap<EndpointId, MapperProbe>,
+    fail_adopt: Option<u32>,
+    failures: u64,
+}
+
+/// A set of [`RecordingMapper`]s among which endpoints move. There is one in the world, for [`MapperGroup`] is always 7.
+#[derive(Clone, Debug, Default)]
+pub struct TestGroup(GroupState);
+
+impl TestGroup {
+    /// The mapper of a new endpoint of the group, with these limits.
+    pub fn mapper(&self, endpoint: EndpointId, limits: MapperLimits) -> RecordingMapper {
+        let mapper = RecordingMapper::with_limits(limits);
+        mapper.0.state().group = Some(self.0.clone());
+        self.state().mappers.insert(endpoint, mapper.probe());
+        mapper
+    }
+
+    fn state(&self) -> MutexGuard<'_, Group> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the endpoint is translated with.
+    ///
+    /// # Panics
+    /// If it is not of the group.
+    pub fn mapper_of(&self, endpoint: EndpointId) -> MapperProbe {
+        self.state().mappers[&endpoint].clone()
+    }
+
+    /// Lets `after` calls of `adopt` pass and the next one fail.
+    pub fn fail_adopt(&self, after: u32) {
+        self.state().fail_adopt = Some(after);
+    }
+
+    /// Takes back what was told about failing.
+    pub fn heal(&self) {
+        self.state().fail_adopt = None;
+    }
+
+    /// How many calls have failed because they were told to.
+    pub fn failures(&self) -> u64 {
+        self.state().failures
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +135,11 @@ impl Default for RecordingMapper {
 impl MapperProbe {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether both look into the same mapper.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// What is mapped, by IOVA.
@@ -235,5 +292,23 @@ impl DmaMapper for RecordingMapper {
     fn limits(&self) -> MapperLimits {
         let limits = self.0.state().limits.clone();
         limits.expect("a mapper is made with limits")
+    }
+
+    fn group(&self) -> Option<MapperGroup> {
+        self.0.state().group.as_ref().map(|_| MapperGroup(7))
+    }
+
+    fn adopt(&mut self, endpoint: EndpointId) -> io::Result<()> {
+        let group = self.0.state().group.clone().expect("only a mapper of a group adopts");
+        let mut group = group.lock().unwrap_or_else(PoisonError::into_inner);
+        if group.fail_adopt.as_mut().is_some_and(is_due) {
+            group.fail_adopt = None;
+            group.failures += 1;
+            return Err(io::Error::from_raw_os_error(16));
+        }
+        let place = group.mappers.get_mut(&endpoint).expect("only an endpoint of the group is adopted");
+        assert!(!place.is(&self.0), "endpoint {endpoint} is adopted by the mapper that it is in");
+        *place = self.0.clone();
+        Ok(())
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use iommu_bounce::spec::{Status, feature};
 
 use crate::ops::{Map, Op};
-use crate::rig::{APERTURE, APERTURE_CHUNKS, CHUNK, FIRST_IOVA, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES};
+use crate::rig::{APERTURE, APERTURE_CHUNKS, CHUNK, ENDPOINTS, FIRST_IOVA, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Domain {
@@ -61,7 +61,7 @@ impl Model {
                 let start = FIRST_IOVA + start * PAGE;
                 self.unmap(*domain, start, start + pages * PAGE - 1)
             }
-            Op::Probe { endpoint } if *endpoint > 3 => Err(Status::NoEnt),
+            Op::Probe { endpoint } if !ENDPOINTS.contains(endpoint) => Err(Status::NoEnt),
             Op::Probe { .. } => Ok(()),
             Op::WindowAdd { domain, page, flags } => self.add(*domain, FIRST_IOVA + page * PAGE, *flags),
             Op::WindowDel { domain, page } => self.del(*domain, FIRST_IOVA + page * PAGE),
@@ -92,7 +92,7 @@ impl Model {
     }
 
     fn attach(&mut self, endpoint: u32, domain: u32) -> Outcome {
-        if endpoint > 3 {
+        if !ENDPOINTS.contains(&endpoint) {
             return Err(Status::NoEnt);
         }
         if !(1..=4).contains(&domain) {
@@ -110,7 +110,7 @@ impl Model {
     }
 
     fn detach(&mut self, endpoint: u32, domain: u32) -> Outcome {
-        if endpoint > 3 {
+        if !ENDPOINTS.contains(&endpoint) {
             return Err(Status::NoEnt);
         }
         if self.attached.get(&endpoint) != Some(&domain) {

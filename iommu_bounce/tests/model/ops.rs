@@ -5,7 +5,7 @@
 use iommu_bounce::test_utils as encode;
 use proptest::prelude::*;
 
-use crate::rig::{CHUNK, FIRST_IOVA, PAGE};
+use crate::rig::{CHUNK, ENDPOINTS, FIRST_IOVA, PAGE};
 
 /// A request, or another event. Addresses are in pages from [`FIRST_IOVA`], so that most of them meet.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ fn domain() -> impl Strategy<Value = u32> {
 
 fn endpoint() -> impl Strategy<Value = u32> {
     // 9 does not exist.
-    prop_oneof![12 => 1u32..=3, 1 => Just(9)]
+    prop_oneof![12 => ENDPOINTS, 1 => Just(9)]
 }
 
 fn flags() -> impl Strategy<Value = u32> {
@@ -138,6 +138,7 @@ pub(crate) fn any_op() -> impl Strategy<Value = Op> {
 pub(crate) enum HostFailure {
     Map { endpoint: u32, after: u32 },
     Exhausted { endpoint: u32, after: u32 },
+    Adopt { after: u32 },
     Back,
     BackExhausted,
     Release,
@@ -148,10 +149,11 @@ pub(crate) enum HostFailure {
 
 /// Failures that the engine can undo.
 pub(crate) fn map_failure() -> impl Strategy<Value = HostFailure> {
-    let call = || (1u32..=3, 0u32..4);
+    let call = || (ENDPOINTS, 0u32..4);
     prop_oneof![
         4 => call().prop_map(|(endpoint, after)| HostFailure::Map { endpoint, after }),
         4 => call().prop_map(|(endpoint, after)| HostFailure::Exhausted { endpoint, after }),
+        2 => (0u32..2).prop_map(|after| HostFailure::Adopt { after }),
         1 => Just(HostFailure::Back),
         1 => Just(HostFailure::BackExhausted),
     ]
@@ -159,11 +161,11 @@ pub(crate) fn map_failure() -> impl Strategy<Value = HostFailure> {
 
 /// Failures of any kind. They last until they are met, or healed.
 pub(crate) fn unmap_failure() -> impl Strategy<Value = HostFailure> {
-    let call = || (1u32..=3, 0u32..4);
+    let call = || (ENDPOINTS, 0u32..4);
     prop_oneof![
         4 => map_failure(),
         4 => call().prop_map(|(endpoint, after)| HostFailure::Unmap { endpoint, after }),
-        2 => (1u32..=3).prop_map(|endpoint| HostFailure::AllUnmaps { endpoint }),
+        2 => ENDPOINTS.prop_map(|endpoint| HostFailure::AllUnmaps { endpoint }),
         1 => Just(HostFailure::Release),
         2 => Just(HostFailure::Healed),
     ]

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use iommu_bounce::test_utils::{ChunkProbe, MapperProbe, RecordingMapper, TestChunks, TestRam};
-use iommu_bounce::{Engine, EngineConfig, Limits, Permissions, WindowConfig};
+use iommu_bounce::test_utils::{ChunkProbe, MapperProbe, RecordingMapper, TestChunks, TestGroup, TestRam};
+use iommu_bounce::{DmaMapper, Engine, EngineConfig, Limits, Permissions, WindowConfig};
 
 use crate::model::Model;
 use crate::ops::{HostFailure, Op};
@@ -23,6 +23,9 @@ pub(crate) const MAX_MAPPINGS: usize = 12;
 pub(crate) const RAM_PAGES: u64 = 40;
 const FIRST_REGION: usize = 0x1_4000;
 const SECOND_REGION: usize = 0x1_4000;
+pub(crate) const ENDPOINTS: std::ops::RangeInclusive<u32> = 1..=4;
+/// The endpoint that stays in its address space. The host can move the others.
+const BOUND: u32 = 1;
 const REGION_CHUNKS: u32 = 5;
 const FIRST_BUDGET: u64 = 3 * CHUNK;
 
@@ -30,7 +33,9 @@ pub(crate) struct Rig {
     pub(crate) engine: Engine,
     pub(crate) model: Model,
     ram: Arc<TestRam>,
+    /// By the endpoint that each was made for.
     mappers: BTreeMap<u32, MapperProbe>,
+    group: TestGroup,
     chunks: ChunkProbe,
 }
 
@@ -53,8 +58,12 @@ impl Rig {
         let engine = Engine::new(config, ram.clone(), Some(Box::new(store)));
         let mut engine = engine.expect("the configuration is valid");
         let mut mappers = BTreeMap::new();
-        for id in 1..=3 {
-            let mapper = RecordingMapper::new();
+        let group = TestGroup::default();
+        for id in ENDPOINTS {
+            let mut mapper = RecordingMapper::new();
+            if id != BOUND {
+                mapper = group.mapper(id, mapper.limits());
+            }
             chunks.watch(mapper.probe());
             mappers.insert(id, mapper.probe());
             let added = engine.add_endpoint(id, Box::new(mapper));
@@ -68,7 +77,7 @@ impl Rig {
             budget: FIRST_BUDGET,
             lost: 0,
         };
-        Self { engine, model, ram, mappers, chunks }
+        Self { engine, model, ram, mappers, group, chunks }
     }
 
     /// Sends a request and returns its status, or does what else is to be done.
@@ -111,6 +120,7 @@ impl Rig {
             }
             HostFailure::Unmap { endpoint, after } => self.mappers[&endpoint].fail_unmap(after),
             HostFailure::AllUnmaps { endpoint } => self.mappers[&endpoint].refuse_unmaps(true),
+            HostFailure::Adopt { after } => self.group.fail_adopt(after),
             HostFailure::Back => self.chunks.fail_back(),
             HostFailure::BackExhausted => self.chunks.exhaust_back(),
             HostFailure::Release => self.chunks.fail_release(),
@@ -118,7 +128,13 @@ impl Rig {
         }
     }
 
+    /// What translates the endpoint.
+    fn mapper_of(&self, id: u32) -> MapperProbe {
+        if id == BOUND { self.mappers[&id].clone() } else { self.group.mapper_of(id) }
+    }
+
     pub(crate) fn heal(&self) {
+        self.group.heal();
         self.mappers.values().for_each(MapperProbe::heal);
         self.chunks.heal();
     }
@@ -126,13 +142,14 @@ impl Rig {
     /// How often the host has failed.
     pub(crate) fn host_failures(&self) -> u64 {
         let mappers = self.mappers.values().map(MapperProbe::failures);
-        mappers.sum::<u64>() + self.chunks.failures()
+        mappers.sum::<u64>() + self.chunks.failures() + self.group.failures()
     }
 
     /// The model's state is on the host, and nothing else.
     pub(crate) fn check_state(&self) {
-        for (id, mapper) in &self.mappers {
-            let domain = self.model.attached.get(id);
+        for id in ENDPOINTS {
+            let mapper = self.mapper_of(id);
+            let domain = self.model.attached.get(&id);
             let domain = domain.map(|domain| self.model.domains[domain].clone());
             let domain = domain.unwrap_or_default();
             let mut bytes = 0;
@@ -166,7 +183,7 @@ impl Rig {
         let mut owners = BTreeMap::new();
         for (id, domain) in &self.model.attached {
             for (iova, _) in &self.model.domains[domain].chunks {
-                let address = self.mappers[id].translate(*iova).expect("it is mapped").0;
+                let address = self.mapper_of(*id).translate(*iova).expect("it is mapped").0;
                 let owner = *owners.entry(address).or_insert((*domain, *iova));
                 assert_eq!(owner, (*domain, *iova));
             }
