@@ -50,7 +50,8 @@ pub trait MsiVectors: Send + Sync {
     /// How many vectors there are.
     fn count(&self) -> u16;
     /// The event behind `vector`: whoever writes it raises the interrupt with no exit to the VMM. An event written
-    /// while the vector is unrouted (masked) stays pending and fires once the vector is routed again.
+    /// while the vector is unrouted (masked) stays pending and fires once the vector is routed again. Reading it does not
+    /// block, and nobody does while the vector is routed.
     fn event(&self, vector: u16) -> Option<&EventFd>;
     /// Routes `vector` to `message`, or unroutes (masks) it with `None`.
     fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()>;

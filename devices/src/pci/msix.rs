@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use thiserror::Error;
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::platform::{MsiMessage, MsiVectors};
 
@@ -44,7 +45,8 @@ pub struct MsixTable {
     entries: Vec<Entry>,
     vectors: Arc<dyn MsiVectors>,
     control: u16,
-    /// One bit a vector: an interrupt that the device raised while it was masked.
+    /// One bit a vector: an interrupt that [`trigger`](Self::trigger) raised while it was masked. One that hardware raised
+    /// waits in the vector's event.
     pending: Vec<u64>,
 }
 
@@ -112,10 +114,24 @@ impl MsixTable {
     pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..u64::MAX).zip(data) {
             let word = usize::try_from(at / 8).ok().and_then(|index| self.pending.get(index));
-            if let (Some(word), Ok(place)) = (word, usize::try_from(at % 8)) {
-                *byte = word.to_le_bytes()[place];
+            if let (Some(word), Ok(place), Ok(first)) = (word, usize::try_from(at % 8), usize::try_from(at)) {
+                *byte = word.to_le_bytes()[place] | self.waiting(first.saturating_mul(8));
             }
         }
+    }
+
+    /// One bit for each of eight vectors, `first` and those after it: their interrupt waits in their event for them to be
+    /// unmasked.
+    fn waiting(&self, first: usize) -> u8 {
+        let masked = |bit: &u8| {
+            let entry = self.entries.get(first + usize::from(*bit));
+            self.is_enabled() && entry.is_some_and(|entry| entry.routed.is_none())
+        };
+        let events = (0..8u8).filter(masked).filter_map(|bit| {
+            let vector = u16::try_from(first + usize::from(bit)).ok()?;
+            Some((bit, self.vectors.event(vector)?))
+        });
+        events.filter(|(_, event)| has_fired(event)).fold(0, |bits, (bit, _)| bits | 1 << bit)
     }
 
     /// Raises `vector` from the VMM's side: now if it is unmasked, else once it is. A vector that does not exist is
@@ -139,7 +155,15 @@ impl MsixTable {
         for entry in &mut self.entries {
             (entry.address, entry.data, entry.control) = (0, 0, VECTOR_MASK);
         }
-        self.set_control(0)
+        self.set_control(0)?;
+        // What waited is forgotten. No event is routed now, so that none of them is for KVM to take.
+        for vector in 0..self.count() {
+            if let Some(event) = self.vectors.event(vector) {
+                // Nothing to read is what is wanted.
+                let _ = event.read();
+            }
+        }
+        Ok(())
     }
 
     /// Brings the route of one vector in step with its entry and the control register.
@@ -160,6 +184,12 @@ impl MsixTable {
         }
         Ok(())
     }
+}
+
+/// Whether somebody wrote the event, of a masked vector, since it was last read; it stays as it is.
+fn has_fired(event: &EventFd) -> bool {
+    // Nobody else reads the event of a masked vector, and what is written meanwhile is added.
+    event.read().is_ok_and(|count| event.write(count).is_ok())
 }
 
 impl Entry {
@@ -184,22 +214,22 @@ impl Entry {
 mod tests {
     use std::sync::Mutex;
 
-    use vmm_sys_util::eventfd::EventFd;
+    use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
     use super::*;
 
-    #[derive(Default)]
     struct Recorder {
         routes: Mutex<Vec<(u16, Option<MsiMessage>)>>,
         raised: Mutex<Vec<u16>>,
+        events: Vec<EventFd>,
     }
 
     impl MsiVectors for Recorder {
         fn count(&self) -> u16 {
             3
         }
-        fn event(&self, _: u16) -> Option<&EventFd> {
-            None
+        fn event(&self, vector: u16) -> Option<&EventFd> {
+            self.events.get(usize::from(vector))
         }
         fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()> {
             self.routes.lock().unwrap().push((vector, message));
@@ -212,7 +242,8 @@ mod tests {
     }
 
     fn table() -> (Arc<Recorder>, MsixTable) {
-        let recorder = Arc::new(Recorder::default());
+        let events = (0..3).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
+        let recorder = Arc::new(Recorder { routes: Mutex::default(), raised: Mutex::default(), events });
         let table = MsixTable::new(recorder.clone());
         (recorder, table)
     }
@@ -247,6 +278,44 @@ mod tests {
         assert_eq!(*recorder.raised.lock().unwrap(), [2]);
         table.read_pending(0, &mut bits);
         assert_eq!(bits[0], 0);
+    }
+
+    fn pending(table: &MsixTable) -> u8 {
+        let mut bits = [0; 8];
+        table.read_pending(0, &mut bits);
+        assert_eq!(bits[1..], [0; 7], "there are three vectors");
+        bits[0]
+    }
+
+    #[test]
+    fn interrupt_of_hardware_while_masked_shows_as_pending_and_stays() {
+        let (recorder, mut table) = table();
+        table.set_control(CONTROL_ENABLE).unwrap();
+        program(&mut table, 0, 0);
+        program(&mut table, 1, 1);
+        for event in &recorder.events[..2] {
+            event.write(1).unwrap();
+        }
+        assert_eq!(pending(&table), 2, "vector 0 is not masked: its event is KVM's");
+        assert_eq!(pending(&table), 2);
+        table.set_control(CONTROL_ENABLE | CONTROL_FUNCTION_MASK).unwrap();
+        assert_eq!(pending(&table), 3);
+        table.set_control(CONTROL_ENABLE).unwrap();
+        program(&mut table, 1, 0);
+        assert_eq!(pending(&table), 0);
+        assert_eq!(recorder.events[1].read().unwrap(), 1, "the interrupt is still there for KVM to take");
+    }
+
+    #[test]
+    fn reset_forgets_what_waited() {
+        let (recorder, mut table) = table();
+        table.set_control(CONTROL_ENABLE).unwrap();
+        recorder.events[2].write(1).unwrap();
+        assert_eq!(pending(&table), 4);
+        table.reset().unwrap();
+        table.set_control(CONTROL_ENABLE).unwrap();
+        assert_eq!(pending(&table), 0);
+        assert!(recorder.events[2].read().is_err());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::host::{ConfigAccess, HostFunction, IrqKind, Region};
 use super::mmap::Mapping;
@@ -161,7 +161,7 @@ pub(super) struct FakeAllocator(pub(super) Mutex<Vec<Arc<FakeVectors>>>);
 
 impl MsiAllocator for FakeAllocator {
     fn allocate(&self, count: u16) -> io::Result<Arc<dyn MsiVectors>> {
-        let events = (0..count).map(|_| EventFd::new(0).unwrap()).collect();
+        let events = (0..count).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
         let vectors = Arc::new(FakeVectors { events, routes: Mutex::new(vec![None; count.into()]) });
         self.0.lock().unwrap().push(vectors.clone());
         Ok(vectors)
