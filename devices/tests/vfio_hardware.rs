@@ -3,7 +3,8 @@
 //! VFIO passthrough with real devices: an NVMe drive and QEMU's `edu`, whose DMA engine the test steers.
 //!
 //! They run where `CAROM_NVME` and `CAROM_EDU` name such devices bound to vfio-pci, as in the rig:
-//! `scripts/rig -- <this test's executable> --ignored --test-threads=1`.
+//! `scripts/rig -- <this test's executable> --ignored --test-threads=1`. `CAROM_IOMMUFD=on` has them go by IOMMUFD instead of
+//! groups and containers, and needs a kernel that has it: `scripts/rig --kernel iommufd`.
 
 #![expect(clippy::unwrap_used, reason = "a test ends there")]
 
@@ -14,9 +15,10 @@ use std::time::{Duration, Instant};
 
 use devices::pci::{PciDevice, regs};
 use devices::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
-use devices::vfio::{VfioMapper, VfioPciDevice, VfioPciError, map_guest_ram, open_container};
+use devices::vfio::{DmaSpace, HostIommu, VfioMapper, VfioPciDevice, VfioPciError, map_guest_ram};
 use iommu_bounce::{DmaMapper, MapError, Permissions, UnmapError};
-use vfio_ioctls::VfioContainer;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -72,15 +74,23 @@ impl MemorySlots for Platform {
 struct Device {
     platform: Arc<Platform>,
     device: VfioPciDevice,
-    container: Arc<VfioContainer>,
+    space: DmaSpace,
+}
+
+/// Whether the tests go by IOMMUFD.
+fn by_iommufd() -> bool {
+    std::env::var_os("CAROM_IOMMUFD").is_some_and(|value| value == "on")
+}
+
+fn host() -> HostIommu {
+    if by_iommufd() { HostIommu::iommufd(None).unwrap() } else { HostIommu::containers(None) }
 }
 
 fn open(variable: &str) -> Device {
     let platform = Arc::new(Platform::default());
-    let container = open_container(None).unwrap();
-    let device =
-        VfioPciDevice::open("vfio0", &sysfs(variable), container.clone(), platform.clone(), platform.clone()).unwrap();
-    Device { platform, device, container }
+    let space = host().new_space().unwrap();
+    let device = VfioPciDevice::open("vfio0", &sysfs(variable), &space, platform.clone(), platform.clone()).unwrap();
+    Device { platform, device, space }
 }
 
 impl Device {
@@ -243,7 +253,7 @@ fn msi_reaches_its_event() {
 fn dma_reaches_what_is_mapped_as_it_is_mapped() {
     let edu = Edu::open();
     let memory = memory();
-    let mut mapper = VfioMapper::new(edu.0.container.clone(), memory.clone()).unwrap();
+    let mut mapper = VfioMapper::new(edu.0.space.clone(), memory.clone()).unwrap();
     let limits = mapper.limits();
     println!("{limits:x?}");
     assert_ne!(limits.page_size_mask & PAGE, 0);
@@ -282,7 +292,7 @@ fn dma_reaches_what_is_mapped_as_it_is_mapped() {
 fn unmap_takes_whole_mappings_only() {
     let edu = Edu::open();
     let memory = memory();
-    let mut mapper = VfioMapper::new(edu.0.container.clone(), memory.clone()).unwrap();
+    let mut mapper = VfioMapper::new(edu.0.space.clone(), memory.clone()).unwrap();
     let slice = memory.get_slice(GuestAddress(0), 8192).unwrap();
     mapper.map(0x10_0000, slice, Permissions::READ).unwrap();
     map(&mut mapper, &memory, 0x10_2000, 2, Permissions::READ).unwrap();
@@ -296,13 +306,17 @@ fn unmap_takes_whole_mappings_only() {
 #[test]
 #[ignore = "needs QEMU's edu device bound to vfio-pci, and root: CAROM_EDU"]
 fn limit_on_mappings_is_no_resources() {
+    if by_iommufd() {
+        // There is no such limit: only memory counts.
+        return;
+    }
     let parameter = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
     let before = std::fs::read_to_string(parameter).unwrap();
     std::fs::write(parameter, "2").unwrap();
     let edu = Edu::open();
     std::fs::write(parameter, before.trim()).unwrap();
     let memory = memory();
-    let mut mapper = VfioMapper::new(edu.0.container.clone(), memory.clone()).unwrap();
+    let mut mapper = VfioMapper::new(edu.0.space.clone(), memory.clone()).unwrap();
     assert_eq!(mapper.limits().max_mappings, Some(2));
     for number in 0..2 {
         map(&mut mapper, &memory, 0x10_0000 + number * PAGE, number, Permissions::READ).unwrap();
@@ -313,12 +327,66 @@ fn limit_on_mappings_is_no_resources() {
     map(&mut mapper, &memory, 0x20_0000, 2, Permissions::READ).unwrap();
 }
 
+/// This thread without the right to lock more memory than the limit, and the limit lowered, until this is dropped.
+struct LockedMemoryLimit {
+    limit: Rlimit,
+    capabilities: CapabilitySets,
+}
+
+impl LockedMemoryLimit {
+    fn lower_to(bytes: u64) -> Self {
+        let limit = getrlimit(Resource::Memlock);
+        let capabilities = rustix::thread::capabilities(None).unwrap();
+        setrlimit(Resource::Memlock, Rlimit { current: Some(bytes), maximum: limit.maximum }).unwrap();
+        let effective = capabilities.effective - CapabilitySet::IPC_LOCK;
+        rustix::thread::set_capabilities(None, CapabilitySets { effective, ..capabilities }).unwrap();
+        Self { limit, capabilities }
+    }
+}
+
+impl Drop for LockedMemoryLimit {
+    fn drop(&mut self) {
+        rustix::thread::set_capabilities(None, self.capabilities).unwrap();
+        setrlimit(Resource::Memlock, self.limit).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs QEMU's edu device bound to vfio-pci, and root: CAROM_EDU"]
+fn limit_on_locked_memory_is_no_resources_and_changes_nothing_else() {
+    let edu = Edu::open();
+    let memory = memory();
+    let mut mapper = VfioMapper::new(edu.0.space.clone(), memory.clone()).unwrap();
+    let both = Permissions::READ | Permissions::WRITE;
+    let limit = LockedMemoryLimit::lower_to(2 * PAGE);
+    for number in 0..2 {
+        map(&mut mapper, &memory, 0x10_0000 + number * PAGE, number, both).unwrap();
+    }
+    for _ in 0..3 {
+        let third = map(&mut mapper, &memory, 0x20_0000, 2, both);
+        assert!(matches!(third, Err(MapError::NoResources)), "{third:?}");
+    }
+    // What was mapped works, what was refused does not.
+    edu.copy(0x10_0000, true);
+    edu.copy(0x10_1000, false);
+    edu.copy(0x20_0000, false);
+    assert_eq!(page(&memory, 1), [1; 2048]);
+    assert_eq!(page(&memory, 2), [3; 2048]);
+    // What is unmapped makes room.
+    mapper.unmap(0x10_1000, PAGE).unwrap();
+    map(&mut mapper, &memory, 0x20_0000, 2, both).unwrap();
+    edu.copy(0x20_0000, false);
+    assert_eq!(page(&memory, 2), [1; 2048]);
+    drop(limit);
+    map(&mut mapper, &memory, 0x10_1000, 1, both).unwrap();
+}
+
 #[test]
 #[ignore = "needs QEMU's edu device bound to vfio-pci: CAROM_EDU"]
 fn guest_ram_is_mapped_at_itself_until_the_mapping_goes() {
     let edu = Edu::open();
     let memory = memory();
-    let mapping = map_guest_ram(&edu.0.container, &memory).unwrap();
+    let mapping = map_guest_ram(&edu.0.space, &memory).unwrap();
     edu.copy(0, true);
     edu.copy(0x3000, false);
     assert_eq!(page(&memory, 3), [1; 2048]);
@@ -332,8 +400,8 @@ fn guest_ram_is_mapped_at_itself_until_the_mapping_goes() {
 fn second_user_of_a_device_is_told_that_it_is_busy() {
     let edu = Edu::open();
     let platform = Arc::new(Platform::default());
-    let other = open_container(None).unwrap();
-    let error = VfioPciDevice::open("vfio1", &sysfs("CAROM_EDU"), other, platform.clone(), platform).err().unwrap();
+    let other = host().new_space().unwrap();
+    let error = VfioPciDevice::open("vfio1", &sysfs("CAROM_EDU"), &other, platform.clone(), platform).err().unwrap();
     assert!(matches!(error, VfioPciError::Busy { .. }) && error.is_user_error(), "{error}");
     drop(edu);
     Edu::open();

@@ -9,7 +9,7 @@ use clap::{ArgAction, Parser};
 
 use crate::config::{
     ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DeviceConfig, IommuBounceConfig, MemoryConfig, PayloadConfig,
-    VmConfig,
+    PlatformConfig, VmConfig,
 };
 
 /// A virtual machine monitor for device passthrough behind a virtual IOMMU.
@@ -34,6 +34,9 @@ pub struct Cli {
     /// PCI device to pass through, bound to vfio-pci: path=DIR[,iommu=on|off][,id=NAME]; may be given several times
     #[arg(long = "device", value_name = "path=DIR,…", action = ArgAction::Append)]
     devices: Vec<DeviceConfig>,
+    /// What devices of the host are reached by: iommufd=on|off
+    #[arg(long, value_name = "iommufd=on|off", default_value = "iommufd=off")]
+    platform: PlatformConfig,
     /// Bounce windows: [size=64M][,max=SIZE][,threshold=auto|SIZE][,hugepages=on|off]
     #[arg(long, value_name = "size=SIZE,…", num_args = 0..=1, default_missing_value = "")]
     iommu_bounce: Option<IommuBounceConfig>,
@@ -125,6 +128,7 @@ where
         cpus: cli.cpus,
         memory: cli.memory,
         devices: cli.devices,
+        platform: cli.platform,
         serial: cli.serial,
         iommu_bounce: cli.iommu_bounce,
     };
@@ -161,11 +165,12 @@ mod tests {
     #[test]
     fn full_command_line_parses() {
         let all = "carom --kernel k --initramfs i --cmdline console=ttyS0 --cpus boot=2 --memory size=2G \
-                   --device path=/d,iommu=on --iommu-bounce size=64M --serial tty --console off \
+                   --device path=/d,iommu=on --platform iommufd=on --iommu-bounce size=64M --serial tty --console off \
                    --event-monitor path=/e -v";
         let invocation = parse(all.split_whitespace()).unwrap();
         assert_eq!(invocation.vm.cpus.boot_vcpus, 2);
         assert!(invocation.vm.has_iommu());
+        assert!(invocation.vm.platform.iommufd);
         assert_eq!(invocation.event_monitor, Some(EventMonitorConfig::Path("/e".into())));
         assert_eq!(invocation.verbosity, 1);
     }
@@ -183,6 +188,7 @@ mod tests {
             (&[][..], "--kernel"),
             (&["--kernel", "k", "--memory", "size=1"][..], "--memory size: 1 bytes"),
             (&["--kernel", "k", "--memory", "sze=1"][..], "--memory: unknown key 'sze'"),
+            (&["--kernel", "k", "--platform", "iommufd=yes"][..], "--platform iommufd: 'yes'"),
             (&["--kernel", "k", "--iommu-bounce"][..], "iommu=on"),
             (&["--kernel", "k", "--console", "tty"][..], "--console: only 'off'"),
             (&["--kernel", "k", "--event-monitor", "fd=1"][..], "--event-monitor fd"),

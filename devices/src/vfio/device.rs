@@ -7,13 +7,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use log::{error, info, warn};
-use vfio_ioctls::VfioContainer;
 
 use super::bars::HostBar;
 use super::error::VfioPciError;
 use super::host::{HostFunction, VfioFunction};
 use super::interrupts::Interrupts;
 use super::layout::{MsixCapability, examine};
+use super::space::DmaSpace;
 use super::sysfs::HostFunctionPath;
 use super::throttle::Throttle;
 use super::view::ConfigView;
@@ -51,17 +51,17 @@ enum Target {
 }
 
 impl VfioPciDevice {
-    /// Opens the function at `path` in sysfs, puts it in the address space of `container`, and resets it. `id` is its
+    /// Opens the function at `path` in sysfs, puts it in address space `space`, and resets it. `id` is its
     /// name in logs and the API.
     pub fn open(
         id: &str,
         path: &Path,
-        container: Arc<VfioContainer>,
+        space: &DmaSpace,
         msi: Arc<dyn MsiAllocator>,
         slots: Arc<dyn MemorySlots>,
     ) -> Result<Self, VfioPciError> {
         let function = HostFunctionPath::inspect(path)?;
-        let host = VfioFunction::open(&function, container)?;
+        let host = VfioFunction::open(&function, space)?;
         Self::assemble(id, function.name(), Box::new(host), &*msi, slots)
     }
 

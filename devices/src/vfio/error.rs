@@ -124,6 +124,32 @@ pub enum VfioPciError {
     /// The host's VFIO lacks the type 1 IOMMU back end.
     #[error("the host's VFIO has no type 1 (version 2) IOMMU: load it (modprobe vfio_iommu_type1)")]
     NoType1,
+    /// The host has no IOMMUFD.
+    #[error(
+        "/dev/iommu: no such file: load IOMMUFD on the host (modprobe iommufd) if its kernel has it (CONFIG_IOMMUFD), \
+         or use --platform iommufd=off"
+    )]
+    NoIommufd,
+    /// VFIO has no character device for the function.
+    #[error(
+        "{name} has no character device in /dev/vfio/devices: the host's kernel is built without \
+         CONFIG_VFIO_DEVICE_CDEV; use --platform iommufd=off"
+    )]
+    NoCdev {
+        /// Address of the function.
+        name: String,
+    },
+    /// IOMMUFD does not hand the group out.
+    #[error(
+        "IOMMU group {group} of {name} cannot be taken: another process owns a device of it, or the host cannot keep its \
+         interrupts apart (interrupt remapping is off; parameter allow_unsafe_interrupts of module iommufd)"
+    )]
+    NotOurs {
+        /// Address of the function.
+        name: String,
+        /// Its IOMMU group.
+        group: u32,
+    },
     /// The device, or VFIO on its behalf, says what cannot be.
     #[error("{name}: {what}")]
     Nonsense {

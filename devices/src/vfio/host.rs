@@ -5,19 +5,18 @@
 use std::ffi::OsStr;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use vfio_bindings::bindings::vfio::{
     VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP,
     VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE,
 };
-use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioRegionInfoCap};
+use vfio_ioctls::{VfioDevice, VfioError, VfioRegionInfoCap};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::container::file_error;
 use super::error::VfioPciError;
 use super::ioctl;
 use super::mmap::Mapping;
+use super::space::{DmaSpace, file_error};
 use super::sysfs::HostFunctionPath;
 
 /// Configuration space as the host gives access to it.
@@ -79,8 +78,9 @@ pub(super) struct VfioFunction {
 }
 
 impl VfioFunction {
-    pub(super) fn open(function: &HostFunctionPath, container: Arc<VfioContainer>) -> Result<Self, VfioPciError> {
-        let device = VfioDevice::new(function.path(), container, false).map_err(|error| open_error(function, error))?;
+    pub(super) fn open(function: &HostFunctionPath, space: &DmaSpace) -> Result<Self, VfioPciError> {
+        let device =
+            VfioDevice::new(function.path(), space.opener(), true).map_err(|error| open_error(function, error))?;
         let has_reset = ioctl::has_reset(&device)
             .map_err(|source| VfioPciError::Host { what: format!("asking VFIO about {}", function.name()), source })?;
         Ok(Self { device, has_reset })
@@ -96,6 +96,18 @@ fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
             file_error(PathBuf::from_iter([OsStr::new("/dev/vfio"), OsStr::new(&group.to_string())]), source)
         }
         VfioError::GroupGetDeviceFD(errno) if errno.errno() == libc::EBUSY => busy(),
+        VfioError::InvalidVfioDev => VfioPciError::NoCdev { name },
+        VfioError::OpenDeviceCdev(source) => {
+            file_error(function.cdev().unwrap_or_else(|| PathBuf::from("/dev/vfio/devices")), source)
+        }
+        VfioError::VfioDeviceBindIommufd(errno) => match errno.errno() {
+            // The group is open, or the character device is (EINVAL).
+            libc::EBUSY | libc::EINVAL => busy(),
+            // Another owner has the group, or interrupts would not be isolated.
+            libc::EPERM if function.in_the_way().is_empty() => VfioPciError::NotOurs { name, group },
+            libc::EPERM => VfioPciError::NotViable { name, group, others: function.in_the_way() },
+            _ => VfioPciError::Vfio { what: format!("opening {name}"), source: error },
+        },
         // Sysfs had no objection before, so a driver has come since.
         VfioError::GroupViable => VfioPciError::NotViable { name, group, others: function.in_the_way() },
         source => VfioPciError::Vfio { what: format!("opening {name}"), source },

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The I/O address space of an endpoint behind virtio-iommu: one VFIO container.
+//! The I/O address space of an endpoint behind virtio-iommu.
 
 use std::any::Any;
 use std::io;
-use std::sync::Arc;
 
 use iommu_bounce::{DmaMapper, MapError, MapperLimits, Permissions, UnmapError};
 use log::{error, warn};
-use vfio_ioctls::VfioContainer;
+use rustix::process::{Resource, getrlimit};
 use vm_memory::VolatileSlice;
 
 use super::error::VfioPciError;
+use super::space::DmaSpace;
 use super::throttle::Throttle;
-use super::{ioctl, iommu_info};
 
-/// Maps for the devices of one VFIO container, with the permissions asked for and no more.
+/// Maps for the devices of one address space of the host, with the permissions asked for and no more.
 ///
-/// When it is dropped, the container's address space is emptied.
+/// When it is dropped, the address space is emptied.
 pub struct VfioMapper {
-    container: Arc<VfioContainer>,
+    space: DmaSpace,
     limits: MapperLimits,
     /// What the mappings lead to outlives them: a slice's lifetime ends with the call that maps it.
     _memory: Box<dyn Any + Send>,
@@ -27,42 +26,62 @@ pub struct VfioMapper {
 }
 
 impl VfioMapper {
-    /// A mapper for `container`, which must have a device already: its IOMMU is not known before. `memory` owns the
-    /// guest RAM (and whatever else will be mapped) and is kept as long as the mapper.
-    pub fn new(container: Arc<VfioContainer>, memory: impl Any + Send) -> Result<Self, VfioPciError> {
-        let info = ioctl::iommu_info(&*container).map_err(|source| VfioPciError::Host {
+    /// A mapper for `space`, which must have a device already: its IOMMU is not known before. `memory` owns the guest
+    /// RAM (and whatever else will be mapped) and is kept as long as the mapper.
+    pub fn new(space: DmaSpace, memory: impl Any + Send) -> Result<Self, VfioPciError> {
+        let limits = space.limits().map_err(|source| VfioPciError::Host {
             what: "asking VFIO for the limits of the host's IOMMU".to_string(),
             source,
         })?;
-        let limits = iommu_info::parse(&info);
-        Ok(Self { container, limits, _memory: Box::new(memory), throttle: Throttle::default() })
+        Ok(Self { space, limits, _memory: Box::new(memory), throttle: Throttle::default() })
     }
 
     fn map_error(&self, error: io::Error) -> MapError {
-        let hint = match error.raw_os_error() {
-            Some(libc::EEXIST) => return MapError::Exists,
-            Some(libc::ENOSPC) => {
-                "the container holds as many mappings as the host allows; raise dma_entry_limit of module vfio_iommu_type1"
-            }
-            Some(libc::ENOMEM) => {
-                "no more memory can be pinned; raise the limit on locked memory (ulimit -l, LimitMEMLOCK=)"
-            }
-            _ => return MapError::Host(error),
-        };
-        if self.throttle.pass() {
+        if let Some(hint) = limit_reached(&error)
+            && self.throttle.pass()
+        {
             warn!("VFIO mapping refused: {hint}");
         }
-        MapError::NoResources
+        classify(error)
+    }
+}
+
+/// What an error of the kernel means to the engine.
+fn classify(error: io::Error) -> MapError {
+    match error.raw_os_error() {
+        Some(libc::EEXIST) => MapError::Exists,
+        Some(libc::ENOSPC | libc::ENOMEM) => MapError::NoResources,
+        _ => MapError::Host(error),
+    }
+}
+
+/// Which limit of the host made the kernel refuse to map, if one did, and how to raise it.
+pub(super) fn limit_reached(error: &io::Error) -> Option<String> {
+    match error.raw_os_error()? {
+        libc::ENOSPC => Some(
+            "the container holds as many mappings as the host allows; raise dma_entry_limit of module vfio_iommu_type1, \
+             or use --platform iommufd=on, which has no such limit"
+                .to_string(),
+        ),
+        libc::ENOMEM => {
+            let limit = getrlimit(Resource::Memlock).current;
+            let limit = limit.map_or_else(|| "without limit".to_string(), |bytes| format!("up to {bytes} bytes"));
+            Some(format!(
+                "no more memory can be pinned; this process may lock memory {limit}: raise it (ulimit -l, LimitMEMLOCK=), \
+                 or give the process CAP_IPC_LOCK"
+            ))
+        }
+        _ => None,
     }
 }
 
 impl DmaMapper for VfioMapper {
     fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError> {
-        ioctl::map_dma(&*self.container, iova, &memory, permissions).map_err(|error| self.map_error(error))
+        self.space.map(iova, &memory, permissions).map_err(|error| self.map_error(error))
     }
 
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
-        match ioctl::unmap_dma(&*self.container, iova, len) {
+        match self.space.unmap(iova, len) {
             Ok(done) if done == len => Ok(()),
             Ok(done) => {
                 if self.throttle.pass() {
@@ -70,8 +89,10 @@ impl DmaMapper for VfioMapper {
                 }
                 Err(UnmapError::NotMapped)
             }
-            // Type 1 version 2 refuses to cut a mapping and then changes nothing.
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(UnmapError::NotMapped),
+            // Neither cuts a mapping: type 1 version 2 says EINVAL then, IOMMUFD ENOENT.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => {
+                Err(UnmapError::NotMapped)
+            }
             Err(error) => Err(UnmapError::Host(error)),
         }
     }
@@ -83,11 +104,34 @@ impl DmaMapper for VfioMapper {
 
 impl Drop for VfioMapper {
     fn drop(&mut self) {
-        // Before the memory goes. A container whose last device is closed already has no address space any more.
-        if let Err(error) = ioctl::unmap_all(&*self.container)
-            && error.raw_os_error() != Some(libc::EINVAL)
-        {
-            error!("emptying a VFIO container: {error}");
+        // Before the memory goes.
+        if let Err(error) = self.space.unmap_all() {
+            error!("emptying an address space of the host: {error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_the_host_are_no_resources_and_say_how_to_raise_them() {
+        for (errno, hint) in [(libc::ENOSPC, "dma_entry_limit"), (libc::ENOMEM, "ulimit -l")] {
+            let error = io::Error::from_raw_os_error(errno);
+            let text = limit_reached(&error).unwrap();
+            assert!(text.contains(hint) && text.lines().count() == 1, "{text}");
+            assert!(matches!(classify(error), MapError::NoResources));
+        }
+    }
+
+    #[test]
+    fn other_errors_are_no_limits() {
+        let error = io::Error::from_raw_os_error(libc::EEXIST);
+        assert_eq!(limit_reached(&error), None);
+        assert!(matches!(classify(error), MapError::Exists));
+        let error = io::Error::from_raw_os_error(libc::EFAULT);
+        assert_eq!(limit_reached(&error), None);
+        assert!(matches!(classify(error), MapError::Host(_)));
     }
 }

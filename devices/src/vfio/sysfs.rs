@@ -59,6 +59,12 @@ impl HostFunctionPath {
         self.group
     }
 
+    /// VFIO's character device for the function, where the kernel makes one.
+    pub(super) fn cdev(&self) -> Option<PathBuf> {
+        let entry = fs::read_dir(self.path.join("vfio-dev")).ok()?.next()?.ok()?;
+        Some(Path::new("/dev/vfio/devices").join(entry.file_name()))
+    }
+
     /// The functions of the group that drivers of the host hold.
     pub(super) fn in_the_way(&self) -> Vec<Holder> {
         let Ok(entries) = fs::read_dir(self.path.join("iommu_group/devices")) else { return Vec::new() };

@@ -107,6 +107,15 @@ pub struct DeviceConfig {
     pub id: Option<String>,
 }
 
+/// What the VM uses of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlatformConfig {
+    /// Whether devices of the host are reached by IOMMUFD rather than by VFIO's groups and containers.
+    #[serde(default)]
+    pub iommufd: bool,
+}
+
 /// Where a console goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ConsoleMode {
@@ -160,6 +169,9 @@ pub struct VmConfig {
     /// Devices of the host that it is given.
     #[serde(default)]
     pub devices: Vec<DeviceConfig>,
+    /// What it uses of the host.
+    #[serde(default)]
+    pub platform: PlatformConfig,
     /// Its first serial port.
     pub serial: ConsoleConfig,
     /// Bounce windows, if it has them.

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use super::{
     ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DEFAULT_BOUNCE_SIZE, DeviceConfig, IommuBounceConfig,
-    MemoryConfig, OptionList, parse_size,
+    MemoryConfig, OptionList, PlatformConfig, parse_size,
 };
 
 /// Parses an argument; `field` is the option's name for errors.
@@ -77,6 +77,16 @@ impl FromStr for DeviceConfig {
             return Err(ConfigError::new("--device id", "must not be empty or start with '_'"));
         }
         Ok(Self { path, iommu, id })
+    }
+}
+
+impl FromStr for PlatformConfig {
+    type Err = ConfigError;
+
+    /// Parses `iommufd=on|off`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let list = list("--platform", text, &["iommufd"])?;
+        Ok(Self { iommufd: toggle("--platform iommufd", list.get("iommufd"), false)? })
     }
 }
 

@@ -9,6 +9,7 @@ fn config() -> VmConfig {
         memory: MemoryConfig::with_size(512 * MIB),
         devices: Vec::new(),
         serial: "tty".parse().unwrap(),
+        platform: PlatformConfig::default(),
         iommu_bounce: None,
     }
 }

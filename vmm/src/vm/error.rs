@@ -30,6 +30,12 @@ pub enum VmError {
     /// The root bus.
     #[error(transparent)]
     Pci(#[from] PciError),
+    /// The way to the host's IOMMU.
+    #[error("--platform: {source}")]
+    Platform {
+        /// What is wrong.
+        source: VfioPciError,
+    },
     /// A device that is to be passed through.
     #[error("--device {path}: {source}")]
     Passthrough {
@@ -70,7 +76,7 @@ impl VmError {
         match self {
             Self::Boot(error) => error.is_user_error(),
             Self::Kvm(error) => error.is_user_error(),
-            Self::Passthrough { source, .. } => source.is_user_error(),
+            Self::Passthrough { source, .. } | Self::Platform { source } => source.is_user_error(),
             Self::File { .. } => true,
             _ => false,
         }

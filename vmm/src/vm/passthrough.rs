@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use devices::pci::{PciAddress, PciRoot};
 use devices::platform::{MemorySlots, MsiAllocator};
-use devices::vfio::{GuestRamMapping, VfioMapper, VfioPciDevice, map_guest_ram, open_container};
+use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioMapper, VfioPciDevice, map_guest_ram};
 use devices::virtio::iommu::{self, IommuHandle, IommuParams, WindowRegion};
 use iommu_bounce::{DmaMapper, EngineConfig, MapperLimits, WindowConfig};
 use vfio_ioctls::VfioDeviceFd;
@@ -55,31 +55,37 @@ pub(super) fn add_devices(
         return Ok(Passthrough { iommu: None, ram: None });
     }
     let kvm_vfio = VfioDeviceFd::new_from_kvm(create_vfio_device(&around.kvm.fd)?);
-    let kvm_vfio = Arc::new(kvm_vfio);
+    let host = open_host_iommu(config, Arc::new(kvm_vfio))?;
     let mut ram = None;
-    let mut shared = None;
+    let mut shared: Option<DmaSpace> = None;
     let mut endpoints = Vec::new();
     for (index, (device, address)) in config.devices.iter().zip(addresses(config)).enumerate() {
         let fail = |source| VmError::Passthrough { path: device.path.display().to_string(), source };
-        let container = match &shared {
-            Some(container) if !device.iommu => Arc::clone(container),
-            _ => open_container(Some(kvm_vfio.clone())).map_err(fail)?,
+        let space = match &shared {
+            Some(space) if !device.iommu => space.clone(),
+            _ => host.new_space().map_err(fail)?,
         };
         let id = device.id.clone().unwrap_or_else(|| format!("_vfio{index}"));
         let function =
-            VfioPciDevice::open(&id, &device.path, container.clone(), around.msi.clone(), around.slots.clone())
-                .map_err(fail)?;
+            VfioPciDevice::open(&id, &device.path, &space, around.msi.clone(), around.slots.clone()).map_err(fail)?;
         if device.iommu {
-            let mapper = VfioMapper::new(container, around.memory.clone()).map_err(fail)?;
+            let mapper = VfioMapper::new(space, around.memory.clone()).map_err(fail)?;
             endpoints.push((address, mapper));
         } else if ram.is_none() {
-            ram = Some(map_guest_ram(&container, around.memory).map_err(fail)?);
-            shared = Some(container);
+            ram = Some(map_guest_ram(&space, around.memory).map_err(fail)?);
+            shared = Some(space);
         }
         around.pci.add(address, Arc::new(function))?;
     }
     let iommu = machine.iommu.is_some().then(|| add_iommu(config, endpoints, around)).transpose()?;
     Ok(Passthrough { iommu, ram })
+}
+
+fn open_host_iommu(config: &VmConfig, kvm_vfio: Arc<VfioDeviceFd>) -> Result<HostIommu, VmError> {
+    if !config.platform.iommufd {
+        return Ok(HostIommu::containers(Some(kvm_vfio)));
+    }
+    HostIommu::iommufd(Some(kvm_vfio)).map_err(|source| VmError::Platform { source })
 }
 
 /// Makes the virtio-iommu for `endpoints`: it promises the guest what all of their mappers can do.
