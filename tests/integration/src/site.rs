@@ -29,6 +29,8 @@ pub struct Site {
     pub edu: Option<String>,
     /// Directory for consoles and results (`CAROM_OUT`).
     pub out: PathBuf,
+    /// Whether devices are reached by IOMMUFD (`CAROM_IOMMUFD` is `on`).
+    pub iommufd: bool,
     /// How the machine is run: `tcg` or `kvm` in the rig, `direct` outside (`CAROM_RIG`).
     pub rig: String,
 }
@@ -51,6 +53,7 @@ impl Site {
             nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),
             edu: env::var("CAROM_EDU").ok(),
             out: existing("CAROM_OUT")?,
+            iommufd: env::var("CAROM_IOMMUFD").is_ok_and(|value| value == "on"),
             rig: env::var("CAROM_RIG").unwrap_or_else(|_| "direct".into()),
         };
         for file in [&site.kernel, &site.kernel_elf] {

@@ -85,6 +85,9 @@ fn carom(site: &Site, machine: &Machine) -> Command {
         .args(["--serial", "tty", "--console", "off"])
         .arg("--event-monitor")
         .arg(format!("path={}", machine.events.display()));
+    if site.iommufd {
+        command.args(["--platform", "iommufd=on"]);
+    }
     for device in &machine.devices {
         let iommu = if device.iommu { ",iommu=on" } else { "" };
         command.arg("--device").arg(format!("path={}{iommu}", Site::sysfs(&device.address).display()));

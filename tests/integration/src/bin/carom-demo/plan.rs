@@ -117,8 +117,8 @@ fn steps(quick: bool, rounds: u32, only: &[String]) -> Vec<Step> {
 impl Step {
     fn guest(&self, site: &Site) -> Guest {
         let Plan { name, vmm, iommu, bounce, cmdline, .. } = *self.plan;
-        let suffix = if self.two_jobs { "-2-jobs" } else { "" };
-        let mut guest = Guest::new(&format!("demo-{name}{suffix}-round-{}", self.round))
+        let suffix = if self.two_jobs { "-2" } else { "" };
+        let mut guest = Guest::new(&format!("demo-{name}{suffix}-{}", self.round))
             .vmm(vmm)
             .memory_mib(GUEST_RAM_MIB)
             .cpus(if self.two_jobs { 2 } else { 1 })
