@@ -178,7 +178,7 @@ _debian_sources() {
         security=$(grep -m1 -E '/debian-security$|^[a-z]+://security\.[^/]*/debian-security$' <<<"$uris" || true)
     fi
     [[ -n $archive ]] || die "apt's configuration names no Debian mirror; set CAROM_DEBIAN_MIRROR to one (http://HOST/debian)"
-    printf '%s %s\n' "$archive" "$_fetch_suite" "$archive" "$_fetch_suite-updates"
+    printf '%s %s\n' "$archive" "$_fetch_suite" "$archive" "$_fetch_suite-updates" "$archive" "$_fetch_suite-backports"
     [[ -z $security ]] || printf '%s %s\n' "$security" "$_fetch_suite-security"
 }
 
@@ -195,20 +195,22 @@ private_apt() {
     "$tool" "${opts[@]}" "$@"
 }
 
-# Brings the private lists up to date: at most once a day, when the machine's sources changed, or when asked by `force`.
+# Brings the private lists up to date: at most once a day, when the machine's sources or ours changed, or when asked by `force`.
 _private_apt_update() {
-    local dir keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    local dir ours keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    ours=$(declare -f _debian_sources | sha256sum)
     dir=$(carom_cache)/apt
     mkdir -p "$dir/lists/partial" "$dir/cache/archives/partial"
     [[ -e $keyring ]] || need_packages -w "keys of Debian's archive" debian-archive-keyring
-    if [[ ${1:-} != force && -n $(find "$dir/updated" -mmin -1440 2>/dev/null) && $dir/sources.list -nt /etc/apt/sources.list.d ]]; then
+    if [[ ${1:-} != force && -n $(find "$dir/updated" -mmin -1440 2>/dev/null) && $dir/sources.list -nt /etc/apt/sources.list.d &&
+        $(<"$dir/updated") == "$ours" ]]; then
         return 0
     fi
     _debian_sources | sed "s,^,deb [arch=amd64 signed-by=$keyring] ,;s,\$, main," >"$dir/sources.list.new"
     mv "$dir/sources.list.new" "$dir/sources.list"
     progress "reading Debian's package lists"
     if private_apt apt-get update -qq >"$dir/update.log" 2>&1; then
-        touch "$dir/updated"
+        printf '%s\n' "$ours" >"$dir/updated"
     elif [[ -e $dir/updated ]]; then
         info "could not refresh Debian's package lists; going on with those of $(date -r "$dir/updated" +%F)"
     else
@@ -246,7 +248,7 @@ _apt_answer() {
     file=$dir/answer-${1//[^A-Za-z0-9.+-]/_}
     shift
     if [[ ! -s $file || ! $file -nt $dir/updated ]]; then
-        answer=$("$@")
+        answer=$("$@") || return
         printf '%s\n' "$answer" >"$file.$$"
         mv "$file.$$" "$file"
     fi
@@ -264,9 +266,10 @@ _apt_depends() {
         die "Debian package $1 depends on nothing like $2"
 }
 
+# Backports are not candidates unless asked for by their suite.
 _apt_candidate() {
-    private_apt apt-cache policy "$1" | sed -n 's/^ *Candidate: //p' | grep -vxF '(none)' ||
-        die "Debian $_fetch_suite has no package $1"
+    private_apt apt-cache ${2:+-t "$2"} policy "$1" | sed -n 's/^ *Candidate: //p' | grep -vxF '(none)' ||
+        die "Debian ${2:-$_fetch_suite} has no package $1"
 }
 
 # fetch_deb PACKAGE [VERSION]: downloads a Debian package (newest of bookworm, its updates and security, or VERSION; signatures
@@ -275,6 +278,13 @@ fetch_deb() {
     local package=$1 version=${2:-}
     [[ -n $version ]] || version=$(_apt_answer "candidate-$package" _apt_candidate "$package")
     cache_dir_for deb "${package}_${version//[^A-Za-z0-9.+~-]/_}" _fetch_deb_build "$package" "$version"
+}
+
+# fetch_backport PACKAGE: the same of the backports.
+fetch_backport() {
+    local suite=$_fetch_suite-backports version
+    version=$(_apt_answer "candidate-$1-$suite" _apt_candidate "$1" "$suite") || return
+    fetch_deb "$1" "$version"
 }
 
 _fetch_deb_build() {
