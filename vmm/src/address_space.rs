@@ -35,7 +35,7 @@ impl IoMap {
     }
 
     /// Gives all ranges back. Devices may hold the map, and the map holds devices: this is what lets go of both.
-    pub fn clear(&self) {
+    fn clear(&self) {
         let ports = std::mem::take(&mut *self.ports.write().unwrap_or_else(PoisonError::into_inner));
         let memory = std::mem::take(&mut *self.memory.write().unwrap_or_else(PoisonError::into_inner));
         // Devices are dropped here, with no lock held.
@@ -56,6 +56,36 @@ impl IoMap {
                 Some((address - range.base().0, device.clone()))
             }
         }
+    }
+}
+
+/// The owner of a map: dropping it clears the map, on every way out.
+pub struct IoMapOwner(Arc<IoMap>);
+
+impl IoMapOwner {
+    /// An empty map.
+    pub fn new() -> Self {
+        Self(Arc::new(IoMap::default()))
+    }
+}
+
+impl Default for IoMapOwner {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::ops::Deref for IoMapOwner {
+    type Target = Arc<IoMap>;
+
+    fn deref(&self) -> &Arc<IoMap> {
+        &self.0
+    }
+}
+
+impl Drop for IoMapOwner {
+    fn drop(&mut self) {
+        self.0.clear();
     }
 }
 
@@ -149,12 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn cleared_map_lets_go_of_its_devices() {
-        let map = IoMap::default();
+    fn dropped_owner_lets_go_of_the_devices() {
+        let map = IoMapOwner::new();
+        let shared = Arc::clone(&map);
         let device = Arc::new(Constant(1));
         map.insert(Space::Memory, 0x1000, 8, device.clone()).unwrap();
-        map.clear();
+        drop(map);
         assert_eq!(Arc::strong_count(&device), 1);
+        drop(shared);
     }
 
     #[test]

@@ -123,7 +123,7 @@ where
     if cli.console.mode != ConsoleMode::Off {
         return Err(mistake(ConfigError::new("--console", "only 'off' is supported; use --serial")));
     }
-    let vm = VmConfig {
+    let mut vm = VmConfig {
         payload: PayloadConfig { kernel: cli.kernel, initramfs: cli.initramfs, cmdline: cli.cmdline },
         cpus: cli.cpus,
         memory: cli.memory,
@@ -132,6 +132,7 @@ where
         serial: cli.serial,
         iommu_bounce: cli.iommu_bounce,
     };
+    vm.complete();
     vm.validate().map_err(mistake)?;
     Ok(Invocation { vm, event_monitor: cli.event_monitor, verbosity: cli.verbosity.min(3), log_file: cli.log_file })
 }

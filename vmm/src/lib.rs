@@ -2,7 +2,7 @@
 
 //! Carom: command line, VM life cycle, memory, vCPUs, boot and wiring.
 //!
-//! [`cli`] and [`config`] say what the user wants, [`vm`] builds it and runs it, [`kvm`] is the kernel's side,
+//! [`cli`] and [`config`] say what the user wants, [`control`] decides what becomes of the VM, [`vm`] builds and runs it, [`kvm`] is the kernel's side,
 //! [`boot`] and [`acpi`] what the guest's kernel finds.
 
 pub mod acpi;
@@ -10,6 +10,7 @@ pub mod address_space;
 pub mod boot;
 pub mod cli;
 pub mod config;
+pub mod control;
 pub mod event_monitor;
 pub mod kvm;
 pub mod layout;

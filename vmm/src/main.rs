@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use vmm::cli::{self, CliOutcome, EventMonitorConfig, Invocation};
+use vmm::control::{Control, ControlError, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::vm::{Vm, VmError};
 
@@ -42,9 +43,21 @@ fn run(invocation: &Invocation) -> Result<(), VmError> {
     let file = invocation.event_monitor.as_ref().map(open_event_monitor).transpose()?;
     let monitor = EventMonitor::new(file);
     monitor.event("vmm", "starting");
-    let result = Vm::new(&invocation.vm, monitor.clone()).and_then(Vm::run);
+    let control = Control::<Vm>::new(monitor.clone(), Options::default());
+    let result = serve(control, invocation);
     monitor.event("vmm", "shutdown");
     result
+}
+
+/// Boots the VM of the command line and serves until the end.
+fn serve(mut control: Control<Vm>, invocation: &Invocation) -> Result<(), VmError> {
+    control.watch_signals()?;
+    let booted = control.create(invocation.vm.clone()).and_then(|()| control.boot());
+    booted.map_err(|error| match error {
+        ControlError::Vm(error) => error,
+        error => VmError::Guest(error.to_string()),
+    })?;
+    control.run()
 }
 
 fn create(option: &'static str, path: &Path) -> Result<File, VmError> {

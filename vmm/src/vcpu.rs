@@ -4,7 +4,6 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::address_space::IoMap;
-use crate::vm::{self, VmEvent};
+use crate::control::{GuestEvent, Mailbox};
 
 /// How long to wait for a vCPU to notice that it is to pause before it is signalled again: the signal is lost if it
 /// comes between the look at the order and the entry into the guest.
@@ -66,7 +65,7 @@ extern "C" fn kicked(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_vo
 
 impl Vcpu {
     /// Starts the thread of vCPU `id`, paused.
-    pub fn spawn(id: u32, vcpu: VcpuFd, io_map: Arc<IoMap>, events: SyncSender<VmEvent>) -> io::Result<Self> {
+    pub fn spawn(id: u32, vcpu: VcpuFd, io_map: Arc<IoMap>, mailbox: Arc<Mailbox>) -> io::Result<Self> {
         register_signal_handler(SIGRTMIN(), kicked)?;
         let shared = Arc::new(Shared {
             state: Mutex::new(State { order: Order::Pause, parked: false }),
@@ -76,10 +75,10 @@ impl Vcpu {
         });
         let of_thread = shared.clone();
         let thread = thread::Builder::new().name(format!("vcpu{id}")).spawn(move || {
-            let runner = Runner { id, shared: of_thread, io_map, events };
+            let runner = Runner { id, shared: of_thread, io_map, mailbox };
             // A panic must end the VM, not leave it without one of its CPUs.
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runner.run())).is_err() {
-                runner.report(VmEvent::Failed(format!("vCPU {id}: its thread panicked")));
+                runner.mailbox.leave(GuestEvent::Failed(format!("vCPU {id}: its thread panicked")));
                 runner.shared.state().parked = true;
                 runner.shared.changed.notify_all();
             }
@@ -159,14 +158,10 @@ struct Runner {
     id: u32,
     shared: Arc<Shared>,
     io_map: Arc<IoMap>,
-    events: SyncSender<VmEvent>,
+    mailbox: Arc<Mailbox>,
 }
 
 impl Runner {
-    fn report(&self, event: VmEvent) {
-        vm::report(&self.events, event);
-    }
-
     fn run(&self) {
         loop {
             let mut state = self.shared.state();
@@ -183,7 +178,7 @@ impl Runner {
             let mut vcpu = self.shared.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
             while self.shared.running.load(Ordering::Acquire) {
                 if let Err(event) = self.enter(&mut vcpu) {
-                    self.report(event);
+                    self.mailbox.leave(event);
                     self.halt();
                 }
             }
@@ -200,7 +195,7 @@ impl Runner {
     }
 
     /// Runs the guest until its next exit and handles that.
-    fn enter(&self, vcpu: &mut VcpuFd) -> Result<(), VmEvent> {
+    fn enter(&self, vcpu: &mut VcpuFd) -> Result<(), GuestEvent> {
         match vcpu.run() {
             Ok(VcpuExit::MmioWrite(address, data)) => self.io_map.write(Space::Memory, address, data),
             Ok(VcpuExit::MmioRead(address, data)) => self.io_map.read(Space::Memory, address, data),
@@ -208,27 +203,27 @@ impl Runner {
             Ok(VcpuExit::IoIn(port, data)) => self.io_map.read(Space::Port, port.into(), data),
             Ok(VcpuExit::Shutdown) => {
                 log::warn!("vCPU {}: triple fault; the guest is reset", self.id);
-                return Err(VmEvent::Reset);
+                return Err(GuestEvent::Reset);
             }
             Ok(VcpuExit::SystemEvent(kind, _)) => return Err(system_event(kind)),
             Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen) => {}
             Ok(exit) => {
                 let exit = format!("{exit:?}");
-                return Err(VmEvent::Failed(format!("vCPU {}: KVM gave up: {exit}", self.id)));
+                return Err(GuestEvent::Failed(format!("vCPU {}: KVM gave up: {exit}", self.id)));
             }
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
-            Err(error) => return Err(VmEvent::Failed(format!("vCPU {}: running it: {error}", self.id))),
+            Err(error) => return Err(GuestEvent::Failed(format!("vCPU {}: running it: {error}", self.id))),
         }
         Ok(())
     }
 }
 
-fn system_event(kind: u32) -> VmEvent {
+fn system_event(kind: u32) -> GuestEvent {
     match kind {
-        kvm_bindings::KVM_SYSTEM_EVENT_SHUTDOWN => VmEvent::PowerOff,
-        kvm_bindings::KVM_SYSTEM_EVENT_RESET => VmEvent::Reset,
-        kvm_bindings::KVM_SYSTEM_EVENT_CRASH => VmEvent::Failed("the guest reported a crash".into()),
-        kind => VmEvent::Failed(format!("KVM reported system event {kind}, which is not known")),
+        kvm_bindings::KVM_SYSTEM_EVENT_SHUTDOWN => GuestEvent::PowerOff,
+        kvm_bindings::KVM_SYSTEM_EVENT_RESET => GuestEvent::Reset,
+        kvm_bindings::KVM_SYSTEM_EVENT_CRASH => GuestEvent::Failed("the guest reported a crash".into()),
+        kind => GuestEvent::Failed(format!("KVM reported system event {kind}, which is not known")),
     }
 }
 

@@ -140,13 +140,19 @@ pub struct ConsoleConfig {
     pub file: Option<PathBuf>,
 }
 
+fn default_bounce_size() -> u64 {
+    DEFAULT_BOUNCE_SIZE
+}
+
 /// Bounce windows of the virtio-iommu.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IommuBounceConfig {
     /// Budget of all windows in bytes, a multiple of the chunk size.
+    #[serde(default = "default_bounce_size")]
     pub size: u64,
-    /// How far the budget can be raised while the VM runs, in bytes: the size of the shared region.
+    /// How far the budget can be raised while the VM runs, in bytes: the size of the shared region. 0 stands for `size`.
+    #[serde(default)]
     pub max: u64,
     /// Size in bytes at or below which a DMA is bounced; `None` lets the guest's driver decide.
     #[serde(default)]
@@ -180,6 +186,13 @@ pub struct VmConfig {
 }
 
 impl VmConfig {
+    /// Fills in what follows from the rest.
+    pub fn complete(&mut self) {
+        if let Some(bounce) = self.iommu_bounce.as_mut().filter(|bounce| bounce.max == 0) {
+            bounce.max = bounce.size;
+        }
+    }
+
     /// Whether the VM has a virtio-iommu.
     pub fn has_iommu(&self) -> bool {
         self.devices.iter().any(|device| device.iommu)

@@ -6,7 +6,6 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::mpsc::{self, SyncSender};
 
 use devices::legacy::power::{self, PowerRegisters, PowerRequest};
 use devices::legacy::serial::{self, SerialPort};
@@ -15,12 +14,12 @@ use devices::platform::{AddressSpace, Space};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::passthrough::{self, Passthrough, Surroundings};
-use super::{MAX_EVENTS, Vm, VmError, VmEvent, load, report};
+use super::{Vm, VmError, load};
 use crate::acpi;
-use crate::address_space::IoMap;
+use crate::address_space::{IoMap, IoMapOwner};
 use crate::boot::Payload;
 use crate::config::{ConsoleMode, VmConfig};
-use crate::event_monitor::EventMonitor;
+use crate::control::{GuestEvent, Mailbox};
 use crate::kvm::cpuid::CpuidTemplate;
 use crate::kvm::msi::KvmMsi;
 use crate::kvm::registers::{VcpuState, set_mtrr_write_back};
@@ -28,7 +27,7 @@ use crate::kvm::slots::KvmSlots;
 use crate::kvm::{IrqchipState, KvmError, KvmVm};
 use crate::layout::{ACPI_PORTS, GIB, PCI_ECAM, PCI_IO, PCI_MEM32, SERIAL_IRQ, SERIAL_PORT};
 use crate::memory;
-use crate::terminal::{self, RawMode};
+use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
 
 /// Where 64-bit BARs start where RAM leaves the place free: far enough that RAM could grow.
@@ -37,7 +36,7 @@ const MEM64_ALIGN: u64 = 64 * GIB;
 impl Vm {
     /// Builds the VM. What the user may have got wrong comes first, and the terminal is touched last, so that a
     /// mistake leaves nothing behind.
-    pub fn new(config: &VmConfig, monitor: EventMonitor) -> Result<Self, VmError> {
+    pub(super) fn new(config: &VmConfig, mailbox: Arc<Mailbox>) -> Result<Self, VmError> {
         let kvm = KvmVm::new()?;
         let cpuid = CpuidTemplate::new(&kvm.kvm, config.cpus.boot_vcpus)?;
         let machine = describe(config, cpuid.physical_bits());
@@ -48,9 +47,8 @@ impl Vm {
 
         let slots = Arc::new(KvmSlots::new(kvm.fd.clone(), kvm.kvm.get_nr_memslots()));
         memory::show(&memory, slots.as_ref())?;
-        let io_map = Arc::new(IoMap::default());
-        let (sender, events) = mpsc::sync_channel(MAX_EVENTS);
-        add_power_registers(&io_map, sender.clone())?;
+        let io_map = IoMapOwner::new();
+        add_power_registers(&io_map, mailbox.clone())?;
         let pci = add_root_bus(&io_map, &machine)?;
         let msi = KvmMsi::new(kvm.fd.clone())
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
@@ -64,7 +62,7 @@ impl Vm {
             fd.set_cpuid2(&cpuid.for_vcpu(id)?).map_err(KvmError::call(format!("setting CPUID of vCPU {id}")))?;
             initial.push(VcpuState::save(&kvm.kvm, &fd)?);
             set_mtrr_write_back(&fd)?;
-            let vcpu = Vcpu::spawn(id, fd, io_map.clone(), sender.clone())
+            let vcpu = Vcpu::spawn(id, fd, Arc::clone(&io_map), mailbox.clone())
                 .map_err(|source| VmError::Device { what: "starting a vCPU's thread", source })?;
             vcpus.push(vcpu);
         }
@@ -74,7 +72,7 @@ impl Vm {
             vcpus,
             initial,
             initial_irqchip,
-            io_map,
+            _io_map: io_map,
             pci,
             iommu,
             _ram: ram,
@@ -83,9 +81,7 @@ impl Vm {
             kvm,
             memory,
             ram_size,
-            monitor,
-            events,
-            sender,
+            clock: None,
             _terminal: terminal,
         })
     }
@@ -115,13 +111,12 @@ fn mem64(ram_size: u64, physical_bits: u8) -> RangeInclusive<u64> {
     if start < end { start..=end - 1 } else { memory::end(ram_size)..=end.max(memory::end(ram_size) + GIB) - 1 }
 }
 
-fn add_power_registers(io_map: &IoMap, events: SyncSender<VmEvent>) -> Result<(), VmError> {
+fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), VmError> {
     let registers = PowerRegisters::new(move |request| {
-        let event = match request {
-            PowerRequest::PowerOff => VmEvent::PowerOff,
-            PowerRequest::Reset => VmEvent::Reset,
-        };
-        report(&events, event);
+        mailbox.leave(match request {
+            PowerRequest::PowerOff => GuestEvent::PowerOff,
+            PowerRequest::Reset => GuestEvent::Reset,
+        });
     });
     io_map
         .insert(Space::Port, ACPI_PORTS, power::REGISTERS_LEN, Arc::new(registers))
@@ -138,8 +133,8 @@ fn add_root_bus(io_map: &Arc<IoMap>, machine: &acpi::Machine) -> Result<Arc<PciR
     Ok(root)
 }
 
-/// Adds the serial port and connects it; with `tty`, sets the terminal to raw mode and forwards its input.
-fn add_serial_port(config: &VmConfig, kvm: &KvmVm, io_map: &IoMap) -> Result<Option<RawMode>, VmError> {
+/// Adds the serial port and connects it; with `tty`, gives it the terminal.
+fn add_serial_port(config: &VmConfig, kvm: &KvmVm, io_map: &IoMap) -> Result<Option<Terminal>, VmError> {
     let output: Box<dyn Write + Send> = match config.serial.mode {
         ConsoleMode::Off => return Ok(None),
         ConsoleMode::Null => Box::new(io::sink()),
@@ -158,10 +153,8 @@ fn add_serial_port(config: &VmConfig, kvm: &KvmVm, io_map: &IoMap) -> Result<Opt
     if config.serial.mode != ConsoleMode::Tty {
         return Ok(None);
     }
-    let raw =
-        RawMode::enter().map_err(|source| VmError::Device { what: "setting the terminal to raw mode", source })?;
-    terminal::forward_input(port).map_err(fail)?;
-    Ok(raw)
+    let what = "giving the terminal to the guest";
+    Terminal::take(port).map(Some).map_err(|source| VmError::Device { what, source })
 }
 
 #[cfg(test)]

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! How the other threads reach the control thread: guests leave notes, clients call, signals knock.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Call, ControlError, Reply};
+
+/// Most calls of clients that may wait for the control thread; whoever comes then is told to try again.
+const MAX_CALLS: usize = 128;
+
+/// What a call is answered with, on the control thread: it must not block.
+pub type Answer = Box<dyn FnOnce(Result<Reply, ControlError>) + Send>;
+
+/// What the control thread wakes up for.
+pub(super) enum Message {
+    /// A guest left a note.
+    Guest,
+    /// A client calls.
+    Call(Call, Caller),
+    /// A signal asks the VMM to end.
+    Terminate(i32),
+    /// A signal asks for the counters.
+    ReportCounters,
+}
+
+/// A client that waits in the queue. One that is dropped without an answer is told that the VMM ends: that is when what
+/// waits in the queue is dropped.
+pub(super) struct Caller {
+    answer: Option<Answer>,
+    calls: Arc<AtomicUsize>,
+}
+
+impl Caller {
+    /// Answers the client, which leaves the queue by that.
+    pub(super) fn answer(mut self, outcome: Result<Reply, ControlError>) {
+        if let Some(answer) = self.answer.take() {
+            answer(outcome);
+        }
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        self.calls.fetch_sub(1, Ordering::AcqRel);
+        if let Some(answer) = self.answer.take() {
+            answer(Err(ControlError::Ending));
+        }
+    }
+}
+
+/// The way to the control thread, for as many threads as want it.
+#[derive(Clone)]
+pub struct ControlHandle {
+    sender: Sender<Message>,
+    calls: Arc<AtomicUsize>,
+}
+
+/// Makes the way to the control thread, and its end.
+pub(super) fn channel() -> (ControlHandle, Receiver<Message>) {
+    let (sender, receiver) = mpsc::channel();
+    (ControlHandle { sender, calls: Arc::default() }, receiver)
+}
+
+impl ControlHandle {
+    /// Hands a call over; `answer` is called with what came of it, at once if the call cannot even wait.
+    pub fn call(&self, call: Call, answer: Answer) {
+        let waiting = self.calls.fetch_add(1, Ordering::AcqRel);
+        let caller = Caller { answer: Some(answer), calls: self.calls.clone() };
+        if waiting >= MAX_CALLS {
+            caller.answer(Err(ControlError::TooManyCalls));
+        } else {
+            // Where the control thread has ended, the caller is dropped here.
+            self.send(Message::Call(call, caller));
+        }
+    }
+
+    /// Hands over what is no client's call; `false` once the control thread has ended.
+    pub(super) fn send(&self, message: Message) -> bool {
+        self.sender.send(message).is_ok()
+    }
+
+    /// A mailbox for one VM.
+    pub fn mailbox(&self) -> Arc<Mailbox> {
+        Arc::new(Mailbox { notes: Mutex::default(), control: self.clone() })
+    }
+}
+
+/// What a guest did that is the VMM's concern.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GuestEvent {
+    /// It powered off.
+    PowerOff,
+    /// It asked for a reset, or crashed such that a machine resets.
+    Reset,
+    /// It, or KVM on its behalf, cannot go on.
+    Failed(String),
+}
+
+#[derive(Default)]
+struct Notes {
+    failed: Option<String>,
+    power_off: bool,
+    reset: bool,
+}
+
+/// Where a VM's vCPUs leave notes for the control thread. It holds at most one of each kind, so a guest that asks in a
+/// loop takes no memory, and leaving a note never waits: the control thread may itself be waiting for the vCPU to pause.
+pub struct Mailbox {
+    notes: Mutex<Notes>,
+    control: ControlHandle,
+}
+
+impl Mailbox {
+    /// Leaves a note.
+    pub fn leave(&self, event: GuestEvent) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_empty = notes.failed.is_none() && !notes.power_off && !notes.reset;
+        match event {
+            GuestEvent::PowerOff => notes.power_off = true,
+            GuestEvent::Reset => notes.reset = true,
+            GuestEvent::Failed(reason) => notes.failed = notes.failed.take().or(Some(reason)),
+        }
+        drop(notes);
+        if was_empty {
+            self.control.send(Message::Guest);
+        }
+    }
+
+    /// Takes the gravest note out, and all that it makes pointless.
+    pub(super) fn take(&self) -> Option<GuestEvent> {
+        let notes = std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner));
+        match notes {
+            Notes { failed: Some(reason), .. } => Some(GuestEvent::Failed(reason)),
+            Notes { power_off: true, .. } => Some(GuestEvent::PowerOff),
+            Notes { reset: true, .. } => Some(GuestEvent::Reset),
+            _ => None,
+        }
+    }
+
+    /// Forgets requests for a reset, which is being done: several vCPUs, or one that insists, may have asked for it.
+    pub fn forget_resets(&self) {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).reset = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_that_asks_in_a_loop_rings_once() {
+        let (handle, receiver) = channel();
+        let mailbox = handle.mailbox();
+        for _ in 0..1000 {
+            mailbox.leave(GuestEvent::Reset);
+        }
+        assert_eq!(receiver.try_iter().count(), 1);
+        assert_eq!(mailbox.take(), Some(GuestEvent::Reset));
+        assert_eq!(mailbox.take(), None);
+    }
+
+    #[test]
+    fn gravest_note_counts() {
+        let (handle, _receiver) = channel();
+        let mailbox = handle.mailbox();
+        mailbox.leave(GuestEvent::Reset);
+        mailbox.leave(GuestEvent::PowerOff);
+        mailbox.leave(GuestEvent::Failed("first".into()));
+        mailbox.leave(GuestEvent::Failed("second".into()));
+        assert_eq!(mailbox.take(), Some(GuestEvent::Failed("first".into())));
+        assert_eq!(mailbox.take(), None);
+    }
+
+    #[test]
+    fn forgotten_reset_leaves_the_rest() {
+        let (handle, _receiver) = channel();
+        let mailbox = handle.mailbox();
+        mailbox.leave(GuestEvent::Reset);
+        mailbox.leave(GuestEvent::PowerOff);
+        mailbox.forget_resets();
+        assert_eq!(mailbox.take(), Some(GuestEvent::PowerOff));
+    }
+
+    #[test]
+    fn calls_beyond_the_queue_are_refused_and_places_come_back() {
+        let (handle, receiver) = channel();
+        let refused = Arc::new(AtomicUsize::new(0));
+        let call = |handle: &ControlHandle| {
+            let refused = refused.clone();
+            handle.call(
+                Call::Info,
+                Box::new(move |outcome| {
+                    if matches!(outcome, Err(ControlError::TooManyCalls)) {
+                        refused.fetch_add(1, Ordering::Relaxed);
+                    }
+                }),
+            );
+        };
+        for _ in 0..MAX_CALLS + 3 {
+            call(&handle);
+        }
+        assert_eq!(refused.load(Ordering::Relaxed), 3);
+        drop(receiver.recv());
+        call(&handle);
+        assert_eq!(refused.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn call_to_an_ended_control_thread_is_answered() {
+        let (handle, receiver) = channel();
+        drop(receiver);
+        let (sender, answers) = mpsc::channel();
+        handle.call(Call::Info, Box::new(move |outcome| sender.send(outcome).unwrap()));
+        assert!(matches!(answers.recv().unwrap(), Err(ControlError::Ending)));
+    }
+}

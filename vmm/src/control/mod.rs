@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The control thread: owns the VM, and is the only one to create, boot, pause, reset and delete it.
+//!
+//! Everybody else sends it messages ([`ControlHandle`]), which it takes one after the other, so that no two changes of
+//! the VM's state ever meet. A call is answered when it is done.
+
+mod channel;
+mod error;
+mod signals;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use crate::config::VmConfig;
+use crate::event_monitor::EventMonitor;
+use crate::vm::{Vm, VmError};
+
+pub use channel::{Answer, ControlHandle, GuestEvent, Mailbox};
+pub use error::ControlError;
+
+use channel::Message;
+
+/// What can be asked of the control thread.
+#[derive(Debug)]
+pub enum Call {
+    /// Keep this configuration for a VM to be booted.
+    Create(Box<VmConfig>),
+    /// Shut the VM down, if it runs, and forget its configuration.
+    Delete,
+    /// Build the VM and start the guest.
+    Boot,
+    /// Stop the guest and give all devices back; the configuration stays.
+    Shutdown,
+    /// Reset the guest.
+    Reboot,
+    /// Stop the vCPUs where they are.
+    Pause,
+    /// Let them go on.
+    Resume,
+    /// What the VM is.
+    Info,
+    /// End the VMM.
+    ShutdownVmm,
+}
+
+/// What a call is answered with.
+#[derive(Debug)]
+pub enum Reply {
+    /// It is done.
+    Done,
+    /// What the VM is.
+    Info(Box<Info>),
+}
+
+/// What a VM is.
+#[derive(Debug)]
+pub struct Info {
+    /// The configuration.
+    pub config: VmConfig,
+    /// Its state.
+    pub state: State,
+}
+
+/// The state of a VM that is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// There is a configuration; nothing was built from it yet.
+    Created,
+    /// The guest runs.
+    Running,
+    /// The vCPUs stand still; devices are open, and their DMA goes on.
+    Paused,
+    /// The guest has ended, or was ended. Nothing of it is left but the configuration.
+    Shutdown,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Created => "created, but not booted",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Shutdown => "shut down",
+        })
+    }
+}
+
+/// What the control thread makes a VM of: the real thing, or a null guest in tests.
+pub trait Machine: Sized {
+    /// Builds a VM with its vCPUs stopped. Its guest's wishes go to `mailbox`.
+    fn build(config: &VmConfig, mailbox: Arc<Mailbox>) -> Result<Self, VmError>;
+    /// Loads what the guest boots, points the boot processor at it, and lets the vCPUs run if `run` says so.
+    fn start(&mut self, run: bool) -> Result<(), VmError>;
+    /// Stops all vCPUs and returns when they stand still.
+    fn pause(&mut self) -> Result<(), VmError>;
+    /// Lets them go on.
+    fn resume(&mut self) -> Result<(), VmError>;
+    /// With the vCPUs standing still: puts everything back to power-on.
+    fn reset(&mut self) -> Result<(), VmError>;
+    /// Writes the counters to the event stream.
+    fn report_counters(&self, monitor: &EventMonitor);
+}
+
+/// How the control thread behaves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// The VMM stays when the guest has ended.
+    pub no_shutdown: bool,
+}
+
+/// A VM that is created.
+struct Created<M> {
+    config: VmConfig,
+    state: State,
+    /// There while the state is `Running` or `Paused`.
+    booted: Option<Booted<M>>,
+}
+
+struct Booted<M> {
+    vm: M,
+    mailbox: Arc<Mailbox>,
+}
+
+/// The control thread's own.
+pub struct Control<M: Machine = Vm> {
+    created: Option<Created<M>>,
+    monitor: EventMonitor,
+    options: Options,
+    handle: ControlHandle,
+    messages: Receiver<Message>,
+}
+
+impl<M: Machine> Control<M> {
+    /// A control thread with no VM. `monitor` takes the events.
+    pub fn new(monitor: EventMonitor, options: Options) -> Self {
+        let (handle, messages) = channel::channel();
+        Self { created: None, monitor, options, handle, messages }
+    }
+
+    /// The way to this thread.
+    pub fn handle(&self) -> ControlHandle {
+        self.handle.clone()
+    }
+
+    /// Takes signals to the process from now on.
+    pub fn watch_signals(&self) -> Result<(), VmError> {
+        signals::watch(self.handle()).map_err(|source| VmError::Device { what: "watching for signals", source })
+    }
+
+    /// Keeps a configuration for a VM to be booted.
+    pub fn create(&mut self, mut config: VmConfig) -> Result<(), ControlError> {
+        if self.created.is_some() {
+            return Err(ControlError::AlreadyCreated);
+        }
+        config.complete();
+        config.validate()?;
+        self.created = Some(Created { config, state: State::Created, booted: None });
+        Ok(())
+    }
+
+    /// Builds the VM and starts the guest. If it fails, the VM is as it was before.
+    pub fn boot(&mut self) -> Result<(), ControlError> {
+        let mailbox = self.handle.mailbox();
+        let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
+        if created.booted.is_some() {
+            let needed = "created or shut down";
+            return Err(ControlError::WrongState { call: "vm.boot", state: created.state, needed });
+        }
+        self.monitor.event("vm", "booting");
+        let mut vm = M::build(&created.config, mailbox.clone())?;
+        vm.start(true)?;
+        created.booted = Some(Booted { vm, mailbox });
+        created.state = State::Running;
+        self.monitor.event("vm", "booted");
+        Ok(())
+    }
+
+    /// Serves until the VMM is to end. A guest's failure that ends it is the error.
+    pub fn run(mut self) -> Result<(), VmError> {
+        let result = loop {
+            let message = self.messages.recv().expect("this thread holds a sender");
+            if let ControlFlow::Break(result) = self.serve(message) {
+                break result;
+            }
+        };
+        self.delete();
+        result
+    }
+
+    fn serve(&mut self, message: Message) -> ControlFlow<Result<(), VmError>> {
+        match message {
+            Message::Guest => return self.serve_guest(),
+            Message::ReportCounters => {
+                if let Some(booted) = self.created.as_ref().and_then(|created| created.booted.as_ref()) {
+                    booted.vm.report_counters(&self.monitor);
+                }
+            }
+            Message::Terminate(signal) => {
+                log::info!("signal {signal} ends the VMM");
+                return ControlFlow::Break(Ok(()));
+            }
+            Message::Call(Call::ShutdownVmm, caller) => {
+                self.delete();
+                caller.answer(Ok(Reply::Done));
+                return ControlFlow::Break(Ok(()));
+            }
+            Message::Call(call, caller) => {
+                let outcome = self.serve_call(call);
+                caller.answer(outcome);
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn serve_call(&mut self, call: Call) -> Result<Reply, ControlError> {
+        match call {
+            Call::Create(config) => self.create(*config)?,
+            Call::Boot => self.boot()?,
+            Call::Delete => self.delete(),
+            Call::Shutdown => {
+                self.booted("vm.shutdown")?;
+                self.shut_down();
+            }
+            Call::Reboot => self.reboot()?,
+            Call::Pause => self.pause()?,
+            Call::Resume => self.resume()?,
+            Call::Info => {
+                let created = self.created.as_ref().ok_or(ControlError::NotCreated)?;
+                return Ok(Reply::Info(Box::new(Info { config: created.config.clone(), state: created.state })));
+            }
+            // The caller's, as it ends the loop.
+            Call::ShutdownVmm => {}
+        }
+        Ok(Reply::Done)
+    }
+
+    /// The VM with its guest, or why `call` cannot be done without.
+    fn booted(&mut self, call: &'static str) -> Result<(&mut State, &mut M), ControlError> {
+        let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
+        match &mut created.booted {
+            Some(booted) => Ok((&mut created.state, &mut booted.vm)),
+            None => Err(ControlError::WrongState { call, state: created.state, needed: "booted (vm.boot)" }),
+        }
+    }
+
+    fn pause(&mut self) -> Result<(), ControlError> {
+        let monitor = self.monitor.clone();
+        let (state, vm) = self.booted("vm.pause")?;
+        if *state != State::Running {
+            return Err(ControlError::WrongState { call: "vm.pause", state: *state, needed: "running" });
+        }
+        monitor.event("vm", "pausing");
+        vm.pause()?;
+        *state = State::Paused;
+        monitor.event("vm", "paused");
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), ControlError> {
+        let monitor = self.monitor.clone();
+        let (state, vm) = self.booted("vm.resume")?;
+        if *state != State::Paused {
+            return Err(ControlError::WrongState { call: "vm.resume", state: *state, needed: "paused (vm.pause)" });
+        }
+        monitor.event("vm", "resuming");
+        vm.resume()?;
+        *state = State::Running;
+        monitor.event("vm", "resumed");
+        Ok(())
+    }
+
+    /// Resets the guest and lets it run, whether it was paused or not. A VM that cannot be reset is shut down.
+    fn reboot(&mut self) -> Result<(), ControlError> {
+        self.booted("vm.reboot")?;
+        self.reset(true).inspect_err(|_| self.shut_down()).map_err(ControlError::Vm)
+    }
+
+    /// Puts everything back to power-on and boots again; the vCPUs run afterwards if `run` says so.
+    fn reset(&mut self, run: bool) -> Result<(), VmError> {
+        let Some(created) = &mut self.created else { return Ok(()) };
+        let Some(Booted { vm, mailbox }) = &mut created.booted else { return Ok(()) };
+        self.monitor.event("vm", "rebooting");
+        if created.state == State::Running {
+            vm.pause()?;
+        }
+        vm.report_counters(&self.monitor);
+        mailbox.forget_resets();
+        vm.reset()?;
+        vm.start(run)?;
+        created.state = if run { State::Running } else { State::Paused };
+        self.monitor.event("vm", "rebooted");
+        Ok(())
+    }
+
+    /// Stops the guest and gives everything back but the configuration.
+    fn shut_down(&mut self) {
+        let Some(created) = &mut self.created else { return };
+        let Some(Booted { mut vm, .. }) = created.booted.take() else { return };
+        if let Err(error) = vm.pause() {
+            log::error!("stopping the vCPUs: {error}");
+        }
+        vm.report_counters(&self.monitor);
+        drop(vm);
+        created.state = State::Shutdown;
+        self.monitor.event("vm", "shutdown");
+    }
+
+    fn delete(&mut self) {
+        self.shut_down();
+        if self.created.take().is_some() {
+            self.monitor.event("vm", "deleted");
+        }
+    }
+
+    fn serve_guest(&mut self) -> ControlFlow<Result<(), VmError>> {
+        let Some(created) = &self.created else { return ControlFlow::Continue(()) };
+        let (state, note) = (created.state, created.booted.as_ref().and_then(|booted| booted.mailbox.take()));
+        match note {
+            // A VM that is gone by now left it.
+            None => ControlFlow::Continue(()),
+            Some(GuestEvent::PowerOff) => {
+                log::info!("the guest powered off");
+                self.end_of_guest(Ok(()))
+            }
+            Some(GuestEvent::Failed(reason)) => self.end_of_guest(Err(VmError::Guest(reason))),
+            Some(GuestEvent::Reset) => match self.reset(state == State::Running) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => self.end_of_guest(Err(error)),
+            },
+        }
+    }
+
+    /// The guest has come to its end: so does the VMM, unless it is to stay.
+    fn end_of_guest(&mut self, result: Result<(), VmError>) -> ControlFlow<Result<(), VmError>> {
+        if let Err(error) = &result {
+            self.monitor.event_with(
+                "vm",
+                "failed",
+                Some([("reason", error.to_string())].into_iter().collect::<Reason>()),
+            );
+        }
+        if !self.options.no_shutdown {
+            return ControlFlow::Break(result);
+        }
+        if let Err(error) = &result {
+            log::error!("the guest has failed, and its VM is shut down: {error}");
+        }
+        self.shut_down();
+        ControlFlow::Continue(())
+    }
+}
+
+/// Properties of the event `vm:failed`.
+type Reason = std::collections::BTreeMap<&'static str, String>;
