@@ -3,6 +3,7 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::marker::PhantomData;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
@@ -16,16 +17,16 @@ use crate::config::{
 #[derive(Debug, Parser)]
 #[command(name = "carom", version, max_term_width = 110)]
 pub struct Cli {
-    /// Kernel to boot: a bzImage, or an ELF image with a PVH entry point
-    #[arg(long, value_name = "FILE")]
-    kernel: PathBuf,
+    /// Kernel to boot: a bzImage, or an ELF image with a PVH entry point; without, a client of the API creates the VM
+    #[arg(long, value_name = "FILE", required_unless_present = "api_socket")]
+    kernel: Option<PathBuf>,
     /// Initial RAM file system
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "kernel")]
     initramfs: Option<PathBuf>,
     /// Kernel command line
     #[arg(long, value_name = "TEXT", default_value = "")]
     cmdline: String,
-    /// CPUs: boot=N
+    /// CPUs: boot=N[,max=N]
     #[arg(long, value_name = "boot=N", default_value = "boot=1")]
     cpus: CpusConfig,
     /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off]
@@ -46,9 +47,15 @@ pub struct Cli {
     /// Paravirtual console: off is the only choice yet
     #[arg(long, value_name = "MODE", default_value = "off")]
     console: ConsoleConfig,
+    /// Socket to serve the REST API on: path=FILE or fd=NUMBER
+    #[arg(long, value_name = "path=FILE|fd=N")]
+    api_socket: Option<FileOrFd<ApiSocketOption>>,
+    /// Stay when the guest has ended, so that a client of the API can boot it again
+    #[arg(long, requires = "api_socket")]
+    no_shutdown: bool,
     /// Where to write events as JSON, one a line: path=FILE or fd=NUMBER
     #[arg(long, value_name = "path=FILE|fd=N")]
-    event_monitor: Option<EventMonitorConfig>,
+    event_monitor: Option<FileOrFd<EventMonitorOption>>,
     /// Log more; twice for still more
     #[arg(short, action = ArgAction::Count)]
     verbosity: u8,
@@ -57,27 +64,59 @@ pub struct Cli {
     log_file: Option<PathBuf>,
 }
 
-/// Where events go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EventMonitorConfig {
-    /// A file, made anew.
-    Path(PathBuf),
-    /// A descriptor that the parent left open.
-    Fd(i32),
+/// The option whose value a [`FileOrFd`] is.
+pub trait OptionName {
+    /// Its name.
+    const NAME: &'static str;
 }
 
-impl std::str::FromStr for EventMonitorConfig {
+/// `--api-socket`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ApiSocketOption;
+
+impl OptionName for ApiSocketOption {
+    const NAME: &'static str = "--api-socket";
+}
+
+/// `--event-monitor`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventMonitorOption;
+
+impl OptionName for EventMonitorOption {
+    const NAME: &'static str = "--event-monitor";
+}
+
+/// A file, or a descriptor in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileOrFd<O> {
+    /// A path.
+    Path(PathBuf),
+    /// A descriptor that the parent left open.
+    Fd(i32, PhantomData<O>),
+}
+
+impl<O> FileOrFd<O> {
+    /// The descriptor's number.
+    pub fn fd(&self) -> Option<i32> {
+        match self {
+            Self::Path(_) => None,
+            Self::Fd(number, _) => Some(*number),
+        }
+    }
+}
+
+impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
     type Err = ConfigError;
 
     /// Parses `path=FILE` or `fd=NUMBER`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let wrong = || ConfigError::new("--event-monitor", format!("'{text}' is neither path=FILE nor fd=NUMBER"));
+        let wrong = || ConfigError::new(O::NAME, format!("'{text}' is neither path=FILE nor fd=NUMBER"));
         match text.split_once('=').ok_or_else(wrong)? {
             ("path", path) if !path.is_empty() => Ok(Self::Path(path.into())),
             ("fd", number) => {
-                number.parse().ok().filter(|fd| *fd > 2).map(Self::Fd).ok_or_else(|| {
-                    ConfigError::new("--event-monitor fd", format!("'{number}' is no descriptor above 2"))
-                })
+                let rule =
+                    || ConfigError::new(format!("{} fd", O::NAME), format!("'{number}' is no descriptor above 2"));
+                number.parse().ok().filter(|fd| *fd > 2).map(|fd| Self::Fd(fd, PhantomData)).ok_or_else(rule)
             }
             _ => Err(wrong()),
         }
@@ -87,10 +126,14 @@ impl std::str::FromStr for EventMonitorConfig {
 /// What the program is to do.
 #[derive(Debug)]
 pub struct Invocation {
-    /// The VM to run.
-    pub vm: VmConfig,
+    /// The VM to run; without one, a client of the API creates it.
+    pub vm: Option<VmConfig>,
+    /// Where the API is served.
+    pub api_socket: Option<FileOrFd<ApiSocketOption>>,
+    /// Whether the VMM stays when the guest has ended.
+    pub no_shutdown: bool,
     /// Where events go.
-    pub event_monitor: Option<EventMonitorConfig>,
+    pub event_monitor: Option<FileOrFd<EventMonitorOption>>,
     /// 0 for warnings and errors only, up to 3 for everything.
     pub verbosity: u8,
     /// Where the log goes instead of standard error.
@@ -123,18 +166,24 @@ where
     if cli.console.mode != ConsoleMode::Off {
         return Err(mistake(ConfigError::new("--console", "only 'off' is supported; use --serial")));
     }
-    let mut vm = VmConfig {
-        payload: PayloadConfig { kernel: cli.kernel, initramfs: cli.initramfs, cmdline: cli.cmdline },
+    let mut vm = cli.kernel.map(|kernel| VmConfig {
+        payload: PayloadConfig { kernel, initramfs: cli.initramfs, cmdline: cli.cmdline },
         cpus: cli.cpus,
         memory: cli.memory,
         devices: cli.devices,
         platform: cli.platform,
         serial: cli.serial,
         iommu_bounce: cli.iommu_bounce,
-    };
-    vm.complete();
-    vm.validate().map_err(mistake)?;
-    Ok(Invocation { vm, event_monitor: cli.event_monitor, verbosity: cli.verbosity.min(3), log_file: cli.log_file })
+    });
+    vm.as_mut().map_or(Ok(()), VmConfig::prepare).map_err(mistake)?;
+    Ok(Invocation {
+        vm,
+        api_socket: cli.api_socket,
+        no_shutdown: cli.no_shutdown,
+        event_monitor: cli.event_monitor,
+        verbosity: cli.verbosity.min(3),
+        log_file: cli.log_file,
+    })
 }
 
 /// The first paragraph of clap's message as one line, without what it is prefixed with. Our own errors already name
@@ -169,17 +218,18 @@ mod tests {
                    --device path=/d,iommu=on --platform iommufd=on --iommu-bounce size=64M --serial tty --console off \
                    --event-monitor path=/e -v";
         let invocation = parse(all.split_whitespace()).unwrap();
-        assert_eq!(invocation.vm.cpus.boot_vcpus, 2);
-        assert!(invocation.vm.has_iommu());
-        assert!(invocation.vm.platform.iommufd);
-        assert_eq!(invocation.event_monitor, Some(EventMonitorConfig::Path("/e".into())));
+        let vm = invocation.vm.unwrap();
+        assert_eq!(vm.cpus.boot_vcpus, 2);
+        assert!(vm.has_iommu());
+        assert!(vm.platform.iommufd);
+        assert_eq!(invocation.event_monitor, Some(FileOrFd::Path("/e".into())));
         assert_eq!(invocation.verbosity, 1);
     }
 
     #[test]
     fn bare_iommu_bounce_takes_its_defaults() {
         let all = ["carom", "--iommu-bounce", "--kernel", "k", "--device", "path=/d,iommu=on"];
-        assert_eq!(parse(all).unwrap().vm.iommu_bounce.unwrap().size, 64 << 20);
+        assert_eq!(parse(all).unwrap().vm.unwrap().iommu_bounce.unwrap().size, 64 << 20);
     }
 
     #[test]
@@ -193,12 +243,24 @@ mod tests {
             (&["--kernel", "k", "--iommu-bounce"][..], "iommu=on"),
             (&["--kernel", "k", "--console", "tty"][..], "--console: only 'off'"),
             (&["--kernel", "k", "--event-monitor", "fd=1"][..], "--event-monitor fd"),
+            (&["--kernel", "k", "--api-socket", "/s"][..], "--api-socket: '/s' is neither path=FILE nor fd=NUMBER"),
+            (&["--kernel", "k", "--api-socket", "fd=x"][..], "--api-socket fd"),
+            (&["--kernel", "k", "--no-shutdown"][..], "--api-socket"),
+            (&["--api-socket", "path=/s", "--initramfs", "i"][..], "--kernel"),
+            (&["--kernel", "k", "--cpus", "boot=2,max=4"][..], "--cpus max: 4 is not 2"),
             (&["--kernel", "k", "extra"][..], "extra"),
         ] {
             let text = mistake(arguments);
             assert!(text.contains(part), "{text}");
             assert_eq!(text.lines().count(), 1, "{text}");
         }
+    }
+
+    #[test]
+    fn without_a_kernel_the_api_is_waited_for() {
+        let invocation = parse(["carom", "--api-socket", "fd=7", "--no-shutdown"]).unwrap();
+        assert!(invocation.vm.is_none() && invocation.no_shutdown);
+        assert_eq!(invocation.api_socket.unwrap().fd(), Some(7));
     }
 
     #[test]

@@ -83,6 +83,8 @@ pub const KVM_IDENTITY_MAP: u64 = 0xfffb_c000;
 pub const SERIAL_PORT: u64 = 0x3f8;
 /// Interrupt line of the first COM port.
 pub const SERIAL_IRQ: u32 = 4;
+/// Interrupt line of ACPI events: the power button.
+pub const ACPI_EVENT_IRQ: u32 = 5;
 /// ACPI sleep control, sleep status and reset registers, a byte each.
 pub const ACPI_PORTS: u64 = 0x600;
 /// Interrupt lines of the I/O APIC; message-signalled interrupts are numbered from here.

@@ -7,11 +7,13 @@
 
 pub mod acpi;
 pub mod address_space;
+pub mod api;
 pub mod boot;
 pub mod cli;
 pub mod config;
 pub mod control;
 pub mod event_monitor;
+pub mod inherited;
 pub mod kvm;
 pub mod layout;
 pub mod memory;

@@ -3,13 +3,14 @@
 //! The `carom` program: exit status 0 when the guest powered off, 1 for a failure, 2 for a mistake of the user's.
 
 use std::fs::File;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
 
-use vmm::cli::{self, CliOutcome, EventMonitorConfig, Invocation};
+use vmm::api::{ApiServer, ApiSocket, Shared};
+use vmm::cli::{self, ApiSocketOption, CliOutcome, EventMonitorOption, FileOrFd, Invocation, OptionName};
 use vmm::control::{Control, ControlError, Options};
 use vmm::event_monitor::EventMonitor;
+use vmm::inherited::InheritedFds;
 use vmm::vm::{Vm, VmError};
 
 /// Exit status for a failure that the user cannot mend on the command line.
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
             return ExitCode::from(MISTAKE);
         }
     };
-    match run(&invocation) {
+    match run(invocation) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("carom: {error}");
@@ -38,25 +39,34 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(invocation: &Invocation) -> Result<(), VmError> {
-    start_log(invocation)?;
-    let file = invocation.event_monitor.as_ref().map(open_event_monitor).transpose()?;
-    let monitor = EventMonitor::new(file);
+fn run(invocation: Invocation) -> Result<(), VmError> {
+    let Invocation { vm, api_socket, no_shutdown, event_monitor, verbosity, log_file } = invocation;
+    // Descriptors before any are opened; the socket when what ends the program ends it in order.
+    let mut inherited = take_inherited(api_socket.as_ref(), event_monitor.as_ref())?;
+    start_log(verbosity, log_file.as_deref())?;
+    let events = event_monitor.map(|option| open_event_monitor(&option, &mut inherited)).transpose()?;
+    let monitor = EventMonitor::new(events);
+    let control = Control::<Vm>::new(monitor.clone(), Options { no_shutdown });
+    control.watch_signals()?;
+    let socket = api_socket.map(|option| make_socket(&option, &mut inherited)).transpose()?;
     monitor.event("vmm", "starting");
-    let control = Control::<Vm>::new(monitor.clone(), Options::default());
-    let result = serve(control, invocation);
+    let start = |socket| ApiServer::start(socket, Shared { control: control.handle() });
+    let server = socket.map(start).transpose().map_err(|source| VmError::Device { what: "serving the API", source })?;
+    let result = serve(control, vm);
     monitor.event("vmm", "shutdown");
+    drop(server);
     result
 }
 
-/// Boots the VM of the command line and serves until the end.
-fn serve(mut control: Control<Vm>, invocation: &Invocation) -> Result<(), VmError> {
-    control.watch_signals()?;
-    let booted = control.create(invocation.vm.clone()).and_then(|()| control.boot());
-    booted.map_err(|error| match error {
-        ControlError::Vm(error) => error,
-        error => VmError::Guest(error.to_string()),
-    })?;
+/// Boots the VM of the command line, if there is one, and serves until the end.
+fn serve(mut control: Control<Vm>, vm: Option<vmm::config::VmConfig>) -> Result<(), VmError> {
+    if let Some(vm) = vm {
+        let booted = control.create(vm).and_then(|()| control.boot());
+        booted.map_err(|error| match error {
+            ControlError::Vm(error) => error,
+            error => VmError::Guest(error.to_string()),
+        })?;
+    }
     control.run()
 }
 
@@ -64,8 +74,8 @@ fn create(option: &'static str, path: &Path) -> Result<File, VmError> {
     File::create(path).map_err(|source| VmError::File { option, path: path.display().to_string(), source })
 }
 
-fn start_log(invocation: &Invocation) -> Result<(), VmError> {
-    let level = match invocation.verbosity {
+fn start_log(verbosity: u8, file: Option<&Path>) -> Result<(), VmError> {
+    let level = match verbosity {
         0 => log::LevelFilter::Warn,
         1 => log::LevelFilter::Info,
         2 => log::LevelFilter::Debug,
@@ -73,32 +83,48 @@ fn start_log(invocation: &Invocation) -> Result<(), VmError> {
     };
     let mut builder = env_logger::Builder::new();
     builder.filter_level(level).format_target(false);
-    if invocation.verbosity == 0 {
+    if verbosity == 0 {
         // It warns of each interrupt kind that a device lacks, which is none of the user's concern.
         builder.filter_module("vfio_ioctls", log::LevelFilter::Error);
     }
-    if let Some(path) = &invocation.log_file {
+    if let Some(path) = file {
         builder.target(env_logger::Target::Pipe(Box::new(create("--log-file", path)?)));
     }
     builder.init();
     Ok(())
 }
 
-fn open_event_monitor(config: &EventMonitorConfig) -> Result<File, VmError> {
-    match config {
-        EventMonitorConfig::Path(path) => create("--event-monitor path", path),
-        EventMonitorConfig::Fd(number) => {
-            // A number that is no open descriptor is a mistake to report, not to write to.
-            let exists = std::fs::metadata(format!("/proc/self/fd/{number}"));
-            exists.map_err(|source| VmError::File {
-                option: "--event-monitor fd",
-                path: number.to_string(),
-                source,
-            })?;
-            // SAFETY: the descriptor is open, as was just checked, above the standard three, and by naming it the user
-            // hands it over; nothing of this program has opened one yet.
-            let fd = unsafe { OwnedFd::from_raw_fd(*number) };
-            Ok(File::from(fd))
+fn take_inherited(
+    api_socket: Option<&FileOrFd<ApiSocketOption>>,
+    event_monitor: Option<&FileOrFd<EventMonitorOption>>,
+) -> Result<InheritedFds, VmError> {
+    let (socket, events) = (api_socket.and_then(FileOrFd::fd), event_monitor.and_then(FileOrFd::fd));
+    let numbers: Vec<i32> = socket.into_iter().chain(events).collect();
+    InheritedFds::take(&numbers).map_err(|(number, source)| {
+        // Where both name the same, the later one is to blame.
+        let option = if events == Some(number) { EventMonitorOption::NAME } else { ApiSocketOption::NAME };
+        VmError::File { option, path: format!("fd={number}"), source }
+    })
+}
+
+fn make_socket(option: &FileOrFd<ApiSocketOption>, inherited: &mut InheritedFds) -> Result<ApiSocket, VmError> {
+    let (made, path) = match option {
+        FileOrFd::Path(path) => (ApiSocket::bind(path), path.display().to_string()),
+        FileOrFd::Fd(number, _) => {
+            let fd = inherited.give(*number).ok_or_else(|| std::io::Error::other("not open"));
+            (fd.and_then(ApiSocket::inherited), format!("fd={number}"))
         }
+    };
+    made.map_err(|source| VmError::File { option: ApiSocketOption::NAME, path, source })
+}
+
+fn open_event_monitor(option: &FileOrFd<EventMonitorOption>, inherited: &mut InheritedFds) -> Result<File, VmError> {
+    match option {
+        FileOrFd::Path(path) => create(EventMonitorOption::NAME, path),
+        FileOrFd::Fd(number, _) => inherited.give(*number).map(File::from).ok_or_else(|| VmError::File {
+            option: EventMonitorOption::NAME,
+            path: format!("fd={number}"),
+            source: std::io::Error::other("not open"),
+        }),
     }
 }

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The differentiated system description: host bridge, serial port, sleep state.
+//! The differentiated system description: host bridge, serial port, power button, sleep state.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, ONE, Package, Path,
-    ResourceTemplate, Scope, ZERO,
+    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Method, Name, Notify, ONE,
+    Package, Path, ResourceTemplate, Scope, ZERO,
 };
 
 use super::Machine;
-use crate::layout::{PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOLE, PCI_IO, SERIAL_IRQ, SERIAL_PORT};
+use crate::layout::{
+    ACPI_EVENT_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOLE, PCI_IO, SERIAL_IRQ, SERIAL_PORT,
+};
 
 /// Value of the sleep type field that powers the machine off.
 const SLEEP_TYPE_S5: u8 = devices::legacy::power::SLEEP_TYPE_S5;
@@ -25,6 +27,7 @@ pub(super) fn build(machine: &Machine) -> Vec<u8> {
     if machine.serial {
         serial_port(&mut aml);
     }
+    power_button(&mut aml);
     Name::new("_S5_".into(), &Package::new(vec![&SLEEP_TYPE_S5])).to_aml_bytes(&mut aml);
     aml
 }
@@ -77,6 +80,35 @@ fn host_bridge(machine: &Machine, aml: &mut Vec<u8>) {
                     &Name::new("_HID".into(), &EISAName::new("PNP0C02")),
                     &Name::new("_UID".into(), &ZERO),
                     &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ecam])),
+                ],
+            ),
+        ],
+    )
+    .to_aml_bytes(aml);
+}
+
+/// The power button, and the generic event device (ACPI 6.5, section 5.6.9) by whose interrupt it is pressed: a
+/// hardware-reduced machine has no fixed button.
+fn power_button(aml: &mut Vec<u8>) {
+    /// Notification: the button was pressed (ACPI 6.5, section 5.6.6).
+    const PRESSED: u8 = 0x80;
+    let line = Interrupt::new(true, true, false, false, ACPI_EVENT_IRQ);
+    let button = Path::new("PWRB");
+    Scope::new(
+        "_SB_".into(),
+        vec![
+            &Device::new(
+                "PWRB".into(),
+                vec![&Name::new("_HID".into(), &EISAName::new("PNP0C0C")), &Name::new("_UID".into(), &ZERO)],
+            ),
+            &Device::new(
+                "GED0".into(),
+                vec![
+                    &Name::new("_HID".into(), &"ACPI0013"),
+                    &Name::new("_UID".into(), &ZERO),
+                    &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&line])),
+                    // The line that it is called for is the only one.
+                    &Method::new("_EVT".into(), 1, true, vec![&Notify::new(&button, &PRESSED)]),
                 ],
             ),
         ],

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use utoipa::ToSchema;
 
 pub use option_list::{OptionList, OptionListError};
 pub use size::parse_size;
@@ -41,35 +42,66 @@ impl ConfigError {
     pub(crate) fn new(field: impl Into<String>, rule: impl Into<String>) -> Self {
         Self { field: field.into(), rule: rule.into() }
     }
+
+    /// The same in the terms of JSON: `--memory size` is `memory.size` there.
+    pub fn in_json(&self) -> String {
+        let field = match self.field.as_str() {
+            "--kernel" => "payload.kernel".to_string(),
+            "--initramfs" => "payload.initramfs".to_string(),
+            "--cmdline" => "payload.cmdline".to_string(),
+            "--cpus boot" => "cpus.boot_vcpus".to_string(),
+            "--cpus max" => "cpus.max_vcpus".to_string(),
+            field => {
+                let field = field.trim_start_matches("--").replace(' ', ".").replace('-', "_");
+                if field == "device" { "devices".into() } else { field.replacen("device.", "devices.", 1) }
+            }
+        };
+        format!("{field}: {}", self.rule)
+    }
 }
 
 /// What the guest boots.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PayloadConfig {
     /// bzImage, or ELF image with a PVH entry point.
+    #[schema(value_type = String)]
     pub kernel: PathBuf,
     /// Initial RAM file system.
     #[serde(default)]
+    #[schema(value_type = Option<String>)]
     pub initramfs: Option<PathBuf>,
     /// Kernel command line.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
+    #[schema(max_length = 65535)]
     pub cmdline: String,
 }
 
 /// The guest's CPUs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CpusConfig {
     /// vCPUs at boot, 1 to 254.
+    #[schema(minimum = 1, maximum = 254)]
     pub boot_vcpus: u32,
+    /// As many as `boot_vcpus`, which 0 stands for: vCPUs cannot be added to a running VM.
+    #[serde(default)]
+    #[schema(maximum = 254)]
+    pub max_vcpus: u32,
+}
+
+impl Default for CpusConfig {
+    fn default() -> Self {
+        Self { boot_vcpus: 1, max_vcpus: 1 }
+    }
 }
 
 /// The guest's RAM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryConfig {
     /// Bytes, a multiple of 2 MiB.
+    #[schema(minimum = 33_554_432, maximum = 549_755_813_888_u64, multiple_of = 2_097_152)]
     pub size: u64,
     /// Other processes can map it (a memfd), as opposed to memory of this process alone.
     #[serde(default)]
@@ -93,22 +125,42 @@ fn default_thp() -> bool {
     true
 }
 
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        Self::with_size(512 * MIB)
+    }
+}
+
 /// A device of the host that the guest is given.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceConfig {
     /// Directory of the device in sysfs.
+    #[schema(value_type = String)]
     pub path: PathBuf,
     /// Whether the device is behind the virtio-iommu.
     #[serde(default)]
     pub iommu: bool,
-    /// Name in logs and the API.
+    /// Name in logs and the API, not empty and without `_` at its start. Names that are not given are made up.
     #[serde(default)]
+    #[schema(pattern = "^[^_]")]
     pub id: Option<String>,
 }
 
+impl DeviceConfig {
+    /// Checks a name that the user gave.
+    pub fn check_id(&self) -> Result<(), ConfigError> {
+        match self.id.as_deref() {
+            Some(id) if id.is_empty() || id.starts_with('_') => {
+                Err(ConfigError::new("--device id", "must not be empty or start with '_'"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// What the VM uses of the host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlatformConfig {
     /// Whether devices of the host are reached by IOMMUFD rather than by VFIO's groups and containers.
@@ -117,7 +169,7 @@ pub struct PlatformConfig {
 }
 
 /// Where a console goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum ConsoleMode {
     /// There is none.
     Off,
@@ -130,14 +182,27 @@ pub enum ConsoleMode {
 }
 
 /// A console.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ConsoleConfig {
     /// Where it goes.
     pub mode: ConsoleMode,
     /// The file of [`ConsoleMode::File`].
     #[serde(default)]
+    #[schema(value_type = Option<String>)]
     pub file: Option<PathBuf>,
+}
+
+impl Default for ConsoleConfig {
+    /// What a VM gets that says nothing of its console.
+    fn default() -> Self {
+        Self { mode: ConsoleMode::Null, file: None }
+    }
+}
+
+/// For fields that Cloud Hypervisor's clients may send as null.
+fn null_is_default<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 fn default_bounce_size() -> u64 {
@@ -145,14 +210,16 @@ fn default_bounce_size() -> u64 {
 }
 
 /// Bounce windows of the virtio-iommu.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IommuBounceConfig {
     /// Budget of all windows in bytes, a multiple of the chunk size.
     #[serde(default = "default_bounce_size")]
+    #[schema(minimum = 2_097_152, multiple_of = 2_097_152)]
     pub size: u64,
     /// How far the budget can be raised while the VM runs, in bytes: the size of the shared region. 0 stands for `size`.
     #[serde(default)]
+    #[schema(multiple_of = 2_097_152)]
     pub max: u64,
     /// Size in bytes at or below which a DMA is bounced; `None` lets the guest's driver decide.
     #[serde(default)]
@@ -163,22 +230,25 @@ pub struct IommuBounceConfig {
 }
 
 /// A whole VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmConfig {
     /// What it boots.
     pub payload: PayloadConfig,
     /// Its CPUs.
+    #[serde(default)]
     pub cpus: CpusConfig,
     /// Its RAM.
+    #[serde(default)]
     pub memory: MemoryConfig,
     /// Devices of the host that it is given.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub devices: Vec<DeviceConfig>,
     /// What it uses of the host.
     #[serde(default)]
     pub platform: PlatformConfig,
     /// Its first serial port.
+    #[serde(default)]
     pub serial: ConsoleConfig,
     /// Bounce windows, if it has them.
     #[serde(default)]
@@ -186,10 +256,30 @@ pub struct VmConfig {
 }
 
 impl VmConfig {
+    /// Checks what the user gave, and fills in what follows from it.
+    pub fn prepare(&mut self) -> Result<(), ConfigError> {
+        self.devices.iter().try_for_each(DeviceConfig::check_id)?;
+        self.complete();
+        self.validate()
+    }
+
     /// Fills in what follows from the rest.
     pub fn complete(&mut self) {
         if let Some(bounce) = self.iommu_bounce.as_mut().filter(|bounce| bounce.max == 0) {
             bounce.max = bounce.size;
+        }
+        if self.cpus.max_vcpus == 0 {
+            self.cpus.max_vcpus = self.cpus.boot_vcpus;
+        }
+        let mut number = 0;
+        for index in 0..self.devices.len() {
+            while self.devices[index].id.is_none() {
+                let id = Some(format!("_vfio{number}"));
+                number += 1;
+                if self.devices.iter().all(|device| device.id != id) {
+                    self.devices[index].id = id;
+                }
+            }
         }
     }
 
@@ -203,6 +293,13 @@ impl VmConfig {
         let vcpus = self.cpus.boot_vcpus;
         if !(1..=MAX_VCPUS).contains(&vcpus) {
             return Err(ConfigError::new("--cpus boot", format!("{vcpus} is not in 1 to {MAX_VCPUS}")));
+        }
+        if self.cpus.max_vcpus != vcpus {
+            let rule = format!("{} is not {vcpus}: vCPUs cannot be added while the VM runs", self.cpus.max_vcpus);
+            return Err(ConfigError::new("--cpus max", rule));
+        }
+        if self.serial.mode == ConsoleMode::File && self.serial.file.is_none() {
+            return Err(ConfigError::new("--serial file", "is needed with mode File"));
         }
         self.validate_memory()?;
         if self.payload.cmdline.len() >= crate::layout::CMDLINE_MAX {

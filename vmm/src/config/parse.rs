@@ -39,13 +39,15 @@ fn required<'v>(field: &str, list: &'v OptionList<'_>, key: &str) -> Result<&'v 
 impl FromStr for CpusConfig {
     type Err = ConfigError;
 
-    /// Parses `boot=N`.
+    /// Parses `boot=N[,max=N]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = list("--cpus", text, &["boot"])?;
-        let boot = required("--cpus", &list, "boot")?;
-        let boot_vcpus =
-            boot.parse().map_err(|_| ConfigError::new("--cpus boot", format!("'{boot}' is no number of CPUs")))?;
-        Ok(Self { boot_vcpus })
+        let list = list("--cpus", text, &["boot", "max"])?;
+        let number = |field: &str, text: &str| {
+            text.parse().map_err(|_| ConfigError::new(field, format!("'{text}' is no number of CPUs")))
+        };
+        let boot_vcpus = number("--cpus boot", required("--cpus", &list, "boot")?)?;
+        let max_vcpus = list.get("max").map_or(Ok(boot_vcpus), |max| number("--cpus max", max))?;
+        Ok(Self { boot_vcpus, max_vcpus })
     }
 }
 
@@ -73,10 +75,9 @@ impl FromStr for DeviceConfig {
         let path = PathBuf::from(required("--device", &list, "path")?);
         let iommu = toggle("--device iommu", list.get("iommu"), false)?;
         let id = list.get("id").map(str::to_string);
-        if id.as_deref().is_some_and(|id| id.is_empty() || id.starts_with('_')) {
-            return Err(ConfigError::new("--device id", "must not be empty or start with '_'"));
-        }
-        Ok(Self { path, iommu, id })
+        let device = Self { path, iommu, id };
+        device.check_id()?;
+        Ok(device)
     }
 }
 

@@ -5,7 +5,7 @@ use super::*;
 fn config() -> VmConfig {
     VmConfig {
         payload: PayloadConfig { kernel: "k".into(), ..Default::default() },
-        cpus: CpusConfig { boot_vcpus: 1 },
+        cpus: CpusConfig::default(),
         memory: MemoryConfig::with_size(512 * MIB),
         devices: Vec::new(),
         serial: "tty".parse().unwrap(),
@@ -41,7 +41,7 @@ fn bounce_defaults_to_64_mib_and_a_region_as_large() {
 #[test]
 fn malformed_arguments_name_option_and_rule() {
     assert_eq!(refused::<CpusConfig>("boot=two"), "--cpus boot: 'two' is no number of CPUs");
-    assert_eq!(refused::<CpusConfig>("max=2"), "--cpus: unknown key 'max', known are: boot");
+    assert_eq!(refused::<CpusConfig>("most=2"), "--cpus: unknown key 'most', known are: boot, max");
     assert!(refused::<MemoryConfig>("size=12Q").starts_with("--memory size: '12Q' is no size"));
     assert_eq!(refused::<MemoryConfig>("size="), "--memory: 'size=' is needed");
     assert_eq!(refused::<DeviceConfig>("iommu=on"), "--device: 'path=' is needed");
@@ -106,7 +106,7 @@ fn the_same_device_twice_is_refused() {
 fn vcpu_count_out_of_range_is_refused() {
     let mut config = config();
     for count in [0, 255, u32::MAX] {
-        config.cpus.boot_vcpus = count;
+        config.cpus = CpusConfig { boot_vcpus: count, max_vcpus: count };
         assert_eq!(config.validate().unwrap_err().field, "--cpus boot");
     }
 }

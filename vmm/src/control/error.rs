@@ -37,9 +37,6 @@ pub enum ControlError {
     /// The VM has no such part.
     #[error("{0}")]
     NoSuchPart(String),
-    /// The VM cannot do that.
-    #[error("{0}")]
-    Impossible(String),
     /// Too many calls wait.
     #[error("too many calls wait already: try again later")]
     TooManyCalls,

@@ -17,7 +17,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use crate::config::VmConfig;
+use crate::api::types::{DeviceNode, VmCounters, VmInfo, VmResize, VmState};
+use crate::config::{ConfigError, CpusConfig, DeviceConfig, VmConfig};
 use crate::event_monitor::EventMonitor;
 use crate::vm::{Vm, VmError};
 
@@ -45,6 +46,18 @@ pub enum Call {
     Resume,
     /// What the VM is.
     Info,
+    /// The counters of its devices.
+    Counters,
+    /// Press its power button.
+    PowerButton,
+    /// Raise an NMI on every vCPU.
+    Nmi,
+    /// Change its size.
+    Resize(VmResize),
+    /// Add a device.
+    AddDevice(DeviceConfig),
+    /// Remove the device with this ID.
+    RemoveDevice(String),
     /// End the VMM.
     ShutdownVmm,
 }
@@ -55,16 +68,9 @@ pub enum Reply {
     /// It is done.
     Done,
     /// What the VM is.
-    Info(Box<Info>),
-}
-
-/// What a VM is.
-#[derive(Debug)]
-pub struct Info {
-    /// The configuration.
-    pub config: VmConfig,
-    /// Its state.
-    pub state: State,
+    Info(Box<VmInfo>),
+    /// The counters of its devices.
+    Counters(VmCounters),
 }
 
 /// The state of a VM that is created.
@@ -103,6 +109,14 @@ pub trait Machine: Sized {
     fn resume(&mut self) -> Result<(), VmError>;
     /// With the vCPUs standing still: puts everything back to power-on.
     fn reset(&mut self) -> Result<(), VmError>;
+    /// Presses the guest's power button.
+    fn press_power_button(&self) -> Result<(), VmError>;
+    /// Raises an NMI on every vCPU, all of which stand still.
+    fn raise_nmi(&self) -> Result<(), VmError>;
+    /// The guest's devices.
+    fn devices(&self) -> Vec<DeviceNode>;
+    /// The counters of its devices.
+    fn counters(&self) -> VmCounters;
     /// Writes the counters to the event stream.
     fn report_counters(&self, monitor: &EventMonitor);
 }
@@ -148,17 +162,16 @@ impl<M: Machine> Control<M> {
         self.handle.clone()
     }
 
-    /// Takes signals to the process from now on.
+    /// Takes signals to the process from now on, which end it otherwise.
     pub fn watch_signals(&self) -> Result<(), VmError> {
         signals::watch(self.handle()).map_err(|source| VmError::Device { what: "watching for signals", source })
     }
 
     /// Keeps a configuration for a VM to be booted.
-    pub fn create(&mut self, mut config: VmConfig) -> Result<(), ControlError> {
+    pub fn create(&mut self, config: VmConfig) -> Result<(), ControlError> {
         if self.created.is_some() {
             return Err(ControlError::AlreadyCreated);
         }
-        config.complete();
         config.validate()?;
         self.created = Some(Created { config, state: State::Created, booted: None });
         Ok(())
@@ -230,10 +243,22 @@ impl<M: Machine> Control<M> {
             Call::Reboot => self.reboot()?,
             Call::Pause => self.pause()?,
             Call::Resume => self.resume()?,
-            Call::Info => {
-                let created = self.created.as_ref().ok_or(ControlError::NotCreated)?;
-                return Ok(Reply::Info(Box::new(Info { config: created.config.clone(), state: created.state })));
-            }
+            Call::Info => return self.info().map(Reply::Info),
+            Call::Counters => return Ok(Reply::Counters(self.booted("vm.counters")?.1.counters())),
+            Call::PowerButton => self.booted("vm.power-button")?.1.press_power_button()?,
+            Call::Nmi => self.raise_nmi()?,
+            Call::Resize(size) => self.resize(&size)?,
+            Call::AddDevice(device) => self.change_config("vm.add-device", |config| {
+                config.devices.push(device);
+                config.complete();
+                Ok(())
+            })?,
+            Call::RemoveDevice(id) => self.change_config("vm.remove-device", |config| {
+                let place = config.devices.iter().position(|device| device.id.as_ref() == Some(&id));
+                let place = place.ok_or_else(|| ControlError::NoSuchPart(format!("there is no device '{id}'")))?;
+                config.devices.remove(place);
+                Ok(())
+            })?,
             // The caller's, as it ends the loop.
             Call::ShutdownVmm => {}
         }
@@ -247,6 +272,73 @@ impl<M: Machine> Control<M> {
             Some(booted) => Ok((&mut created.state, &mut booted.vm)),
             None => Err(ControlError::WrongState { call, state: created.state, needed: "booted (vm.boot)" }),
         }
+    }
+
+    fn info(&self) -> Result<Box<VmInfo>, ControlError> {
+        let created = self.created.as_ref().ok_or(ControlError::NotCreated)?;
+        let devices = created.booted.iter().flat_map(|booted| booted.vm.devices());
+        Ok(Box::new(VmInfo {
+            config: created.config.clone(),
+            state: match created.state {
+                State::Created => VmState::Created,
+                State::Running => VmState::Running,
+                State::Paused => VmState::Paused,
+                State::Shutdown => VmState::Shutdown,
+            },
+            memory_actual_size: created.config.memory.size,
+            device_tree: devices.map(|device| (device.id.clone(), device)).collect(),
+        }))
+    }
+
+    /// Changes the configuration of a VM that is not booted; one that then breaks a rule stays as it was.
+    fn change_config(
+        &mut self,
+        call: &'static str,
+        change: impl FnOnce(&mut VmConfig) -> Result<(), ControlError>,
+    ) -> Result<(), ControlError> {
+        let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
+        if created.booted.is_some() {
+            let needed = "created or shut down";
+            return Err(ControlError::WrongState { call, state: created.state, needed });
+        }
+        let mut config = created.config.clone();
+        change(&mut config)?;
+        config.validate()?;
+        created.config = config;
+        Ok(())
+    }
+
+    fn resize(&mut self, size: &VmResize) -> Result<(), ControlError> {
+        let created = self.created.as_ref().ok_or(ControlError::NotCreated)?;
+        if size.desired_balloon.is_some_and(|bytes| bytes != 0) {
+            return Err(ConfigError::new("desired_balloon", "must be 0: there is no balloon").into());
+        }
+        let stays = size.desired_vcpus.is_none_or(|vcpus| vcpus == created.config.cpus.boot_vcpus)
+            && size.desired_ram.is_none_or(|bytes| bytes == created.config.memory.size);
+        if stays {
+            return Ok(());
+        }
+        self.change_config("vm.resize", |config| {
+            if let Some(vcpus) = size.desired_vcpus {
+                config.cpus = CpusConfig { boot_vcpus: vcpus, max_vcpus: vcpus };
+            }
+            if let Some(bytes) = size.desired_ram {
+                config.memory.size = bytes;
+            }
+            Ok(())
+        })
+    }
+
+    /// vCPUs take an NMI only between two runs.
+    fn raise_nmi(&mut self) -> Result<(), ControlError> {
+        let (state, vm) = self.booted("vm.nmi")?;
+        if *state != State::Running {
+            return Ok(vm.raise_nmi()?);
+        }
+        vm.pause()?;
+        let raised = vm.raise_nmi();
+        vm.resume()?;
+        Ok(raised?)
     }
 
     fn pause(&mut self) -> Result<(), ControlError> {

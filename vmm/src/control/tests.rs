@@ -55,6 +55,23 @@ impl Machine for Null {
         Ok(())
     }
 
+    fn press_power_button(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn raise_nmi(&self) -> Result<(), VmError> {
+        assert!(!self.vcpus_run, "NMI while the vCPUs run");
+        Ok(())
+    }
+
+    fn devices(&self) -> Vec<DeviceNode> {
+        Vec::new()
+    }
+
+    fn counters(&self) -> VmCounters {
+        VmCounters::new()
+    }
+
     fn report_counters(&self, _: &EventMonitor) {}
 }
 
@@ -68,7 +85,7 @@ impl Drop for Null {
 fn config(cmdline: &str) -> VmConfig {
     VmConfig {
         payload: PayloadConfig { kernel: "kernel".into(), initramfs: None, cmdline: cmdline.into() },
-        cpus: CpusConfig { boot_vcpus: 1 },
+        cpus: CpusConfig::default(),
         memory: MemoryConfig::with_size(64 << 20),
         platform: PlatformConfig::default(),
         devices: Vec::new(),
@@ -86,6 +103,10 @@ enum Step {
     Pause,
     Resume,
     Reboot,
+    PowerButton,
+    Nmi,
+    Grow,
+    AddDevice,
     Shutdown,
     Delete,
     GuestPowersOff,
@@ -93,13 +114,17 @@ enum Step {
     GuestFails,
 }
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 15] = [
     Step::Create,
     Step::CreateUnbootable,
     Step::Boot,
     Step::Pause,
     Step::Resume,
     Step::Reboot,
+    Step::PowerButton,
+    Step::Nmi,
+    Step::Grow,
+    Step::AddDevice,
     Step::Shutdown,
     Step::Delete,
     Step::GuestPowersOff,
@@ -138,6 +163,8 @@ impl Model {
             (_, None) => return Err(Refusal::NotCreated),
             (Step::Boot, Some(Created | Shutdown)) if self.bootable => Some(Running),
             (Step::Boot, Some(Created | Shutdown)) => return Err(Refusal::Unbootable),
+            (Step::PowerButton | Step::Nmi, state @ Some(Running | Paused)) => state,
+            (Step::Grow | Step::AddDevice, state @ Some(Created | Shutdown)) => state,
             (Step::Pause, Some(Running)) => Some(Paused),
             (Step::Resume, Some(Paused)) => Some(Running),
             (Step::Reboot, Some(Running | Paused)) => Some(Running),
@@ -159,6 +186,13 @@ fn refusal(error: &ControlError) -> Refusal {
     }
 }
 
+/// A number that was not there before, of RAM in units of 2 MiB too.
+fn next_number() -> u64 {
+    thread_local! { static LAST: Cell<u64> = const { Cell::new(64) } }
+    LAST.set(LAST.get() + 1);
+    LAST.get()
+}
+
 fn guest(control: &mut Control<Null>, event: GuestEvent) {
     // Notes of a VM that has ended must do nothing either, so the mailbox is kept.
     if let Some(mailbox) = MAILBOX.with_borrow(Clone::clone) {
@@ -177,6 +211,18 @@ fn apply(control: &mut Control<Null>, step: Step) -> Result<(), Refusal> {
         Step::Pause => Call::Pause,
         Step::Resume => Call::Resume,
         Step::Reboot => Call::Reboot,
+        Step::PowerButton => Call::PowerButton,
+        Step::Nmi => Call::Nmi,
+        Step::Grow => Call::Resize(VmResize { desired_ram: Some(next_number() << 21), ..VmResize::default() }),
+        Step::AddDevice => {
+            // One is removed again, as only so many fit.
+            let id = format!("device{}", next_number());
+            let device = DeviceConfig { path: format!("/{id}").into(), iommu: false, id: Some(id.clone()) };
+            let added = control.serve_call(Call::AddDevice(device)).map(drop);
+            return added
+                .and_then(|()| control.serve_call(Call::RemoveDevice(id)).map(drop))
+                .map_err(|error| refusal(&error));
+        }
         Step::Shutdown => Call::Shutdown,
         Step::Delete => Call::Delete,
         Step::GuestPowersOff => {
@@ -195,7 +241,7 @@ fn apply(control: &mut Control<Null>, step: Step) -> Result<(), Refusal> {
     control.serve_call(call).map(drop).map_err(|error| refusal(&error))
 }
 
-fn state(control: &mut Control<Null>) -> Option<State> {
+fn state(control: &mut Control<Null>) -> Option<VmState> {
     match control.serve_call(Call::Info) {
         Ok(Reply::Info(info)) => Some(info.state),
         Ok(other) => panic!("{other:?}"),
@@ -206,13 +252,22 @@ fn state(control: &mut Control<Null>) -> Option<State> {
     }
 }
 
+fn reported(state: State) -> VmState {
+    match state {
+        State::Created => VmState::Created,
+        State::Running => VmState::Running,
+        State::Paused => VmState::Paused,
+        State::Shutdown => VmState::Shutdown,
+    }
+}
+
 fn follow(steps: &[Step]) {
     let mut control = Control::<Null>::new(EventMonitor::new(None), Options { no_shutdown: true });
     let mut model = Model::default();
     for (at, step) in steps.iter().enumerate() {
         let history = &steps[..=at];
         assert_eq!(apply(&mut control, *step), model.step(*step), "{history:?}");
-        assert_eq!(state(&mut control), model.state, "{history:?}");
+        assert_eq!(state(&mut control), model.state.map(reported), "{history:?}");
         let built = matches!(model.state, Some(State::Running | State::Paused));
         assert_eq!(ALIVE.get(), usize::from(built), "{history:?}");
     }
@@ -262,7 +317,7 @@ fn end_of_the_guest_ends_the_vmm_unless_it_is_to_stay() {
 #[test]
 fn configuration_that_breaks_a_rule_creates_nothing() {
     let mut control = Control::<Null>::new(EventMonitor::new(None), Options::default());
-    let broken = VmConfig { cpus: CpusConfig { boot_vcpus: 0 }, ..config("") };
+    let broken = VmConfig { cpus: CpusConfig { boot_vcpus: 0, max_vcpus: 0 }, ..config("") };
     assert!(matches!(control.create(broken), Err(ControlError::Config(_))));
     assert_eq!(state(&mut control), None);
 }

@@ -25,7 +25,7 @@ use crate::kvm::msi::KvmMsi;
 use crate::kvm::registers::{VcpuState, set_mtrr_write_back};
 use crate::kvm::slots::KvmSlots;
 use crate::kvm::{IrqchipState, KvmError, KvmVm};
-use crate::layout::{ACPI_PORTS, GIB, PCI_ECAM, PCI_IO, PCI_MEM32, SERIAL_IRQ, SERIAL_PORT};
+use crate::layout::{ACPI_EVENT_IRQ, ACPI_PORTS, GIB, PCI_ECAM, PCI_IO, PCI_MEM32, SERIAL_IRQ, SERIAL_PORT};
 use crate::memory;
 use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
@@ -67,6 +67,7 @@ impl Vm {
             vcpus.push(vcpu);
         }
         let initial_irqchip = IrqchipState::save(&kvm.fd)?;
+        let power_button = add_power_button(&kvm)?;
         let terminal = add_serial_port(config, &kvm, &io_map)?;
         Ok(Self {
             vcpus,
@@ -82,6 +83,7 @@ impl Vm {
             memory,
             ram_size,
             clock: None,
+            power_button,
             _terminal: terminal,
         })
     }
@@ -131,6 +133,14 @@ fn add_root_bus(io_map: &Arc<IoMap>, machine: &acpi::Machine) -> Result<Arc<PciR
     let ports = Arc::new(ConfigPorts::new(root.clone()));
     io_map.insert(Space::Port, ConfigPorts::BASE, ConfigPorts::SIZE, ports).map_err(place)?;
     Ok(root)
+}
+
+/// Connects the interrupt line of ACPI events.
+fn add_power_button(kvm: &KvmVm) -> Result<EventFd, VmError> {
+    let event =
+        EventFd::new(EFD_NONBLOCK).map_err(|source| VmError::Device { what: "making the power button", source })?;
+    kvm.fd.register_irqfd(&event, ACPI_EVENT_IRQ).map_err(KvmError::call("connecting the power button's interrupt"))?;
+    Ok(event)
 }
 
 /// Adds the serial port and connects it; with `tty`, gives it the terminal.

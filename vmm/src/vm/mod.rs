@@ -3,21 +3,24 @@
 //! A VM: built from its configuration, started, paused, reset. [`crate::control`] decides when.
 
 mod build;
+mod counters;
 mod error;
 mod passthrough;
 
 use std::sync::Arc;
 
-use devices::pci::PciRoot;
+use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::vfio::GuestRamMapping;
 use devices::virtio::iommu::IommuHandle;
 use kvm_bindings::kvm_clock_data;
 use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
 
 pub use error::VmError;
 
 use crate::acpi;
 use crate::address_space::IoMapOwner;
+use crate::api::types::{DeviceNode, VmCounters};
 use crate::boot::Payload;
 use crate::config::VmConfig;
 use crate::control::{Machine, Mailbox};
@@ -26,6 +29,9 @@ use crate::kvm::registers::{self, Entry, VcpuState};
 use crate::kvm::{IrqchipState, KvmError, KvmVm};
 use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
+
+/// ID of the virtio-iommu.
+const IOMMU_ID: &str = "_iommu";
 
 /// A VM whose devices are built and whose vCPUs are paused.
 ///
@@ -47,6 +53,8 @@ pub struct Vm {
     ram_size: u64,
     /// The guest's clock when it was paused.
     clock: Option<kvm_clock_data>,
+    /// Raises the interrupt line of ACPI events.
+    power_button: EventFd,
     _terminal: Option<Terminal>,
 }
 
@@ -105,6 +113,32 @@ impl Machine for Vm {
             vcpu.with_fd(|fd| state.restore(fd))?;
         }
         Ok(())
+    }
+
+    fn press_power_button(&self) -> Result<(), VmError> {
+        self.power_button.write(1).map_err(|source| VmError::Device { what: "pressing the power button", source })
+    }
+
+    fn raise_nmi(&self) -> Result<(), VmError> {
+        for vcpu in &self.vcpus {
+            vcpu.with_fd(|fd| fd.nmi()).map_err(KvmError::call(format!("raising an NMI on vCPU {}", vcpu.id())))?;
+        }
+        Ok(())
+    }
+
+    fn devices(&self) -> Vec<DeviceNode> {
+        let node = |(address, function): (PciAddress, Arc<dyn PciDevice>)| DeviceNode {
+            id: function.id().to_string(),
+            resources: Vec::new(),
+            children: Vec::new(),
+            pci_bdf: address.to_string(),
+        };
+        self.pci.devices().into_iter().map(node).collect()
+    }
+
+    fn counters(&self) -> VmCounters {
+        let iommu = self.iommu.as_ref().map(|iommu| (IOMMU_ID.to_string(), counters::flatten(&iommu.counters())));
+        iommu.into_iter().collect()
     }
 
     fn report_counters(&self, monitor: &EventMonitor) {

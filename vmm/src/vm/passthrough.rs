@@ -113,8 +113,13 @@ fn add_iommu(
         hugepages: bounce.hugepages,
         slots: around.slots.clone(),
     });
-    let params =
-        IommuParams { id: "_iommu".into(), memory: around.memory.clone(), msi: around.msi.clone(), engine, windows };
+    let params = IommuParams {
+        id: super::IOMMU_ID.into(),
+        memory: around.memory.clone(),
+        msi: around.msi.clone(),
+        engine,
+        windows,
+    };
     let (function, handle) = iommu::create(params).map_err(|error| VmError::Iommu(error.to_string()))?;
     for (address, mapper) in endpoints {
         handle

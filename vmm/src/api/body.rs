@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Reading request bodies: strictly, but for what Cloud Hypervisor's clients say that asks for nothing.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+/// Fields of Cloud Hypervisor that Carom has no use for, as path in the body and the value that asks for nothing: with
+/// that value, or null, they are accepted and forgotten. `*` is every element of a list.
+fn neutral() -> Vec<(&'static str, Value)> {
+    vec![
+        ("balloon", Value::Null),
+        ("console.file", Value::Null),
+        ("console.id", Value::Null),
+        ("console.iommu", json!(false)),
+        ("console.pci_device_id", Value::Null),
+        ("console.pci_segment", json!(0)),
+        ("console.socket", Value::Null),
+        ("console", json!({"mode": "Off"})),
+        ("cpus.affinity", Value::Null),
+        ("cpus.core_scheduling", json!("Off")),
+        ("cpus.features", json!({})),
+        ("cpus.kvm_hyperv", json!(false)),
+        ("cpus.topology", Value::Null),
+        ("debug_console.file", Value::Null),
+        ("debug_console.iobase", Value::Null),
+        ("debug_console", json!({"mode": "Off"})),
+        ("devices.*.pci_device_id", Value::Null),
+        ("devices.*.pci_segment", json!(0)),
+        ("devices.*.x_exclude_mmap_bars", json!([])),
+        ("devices.*.x_nv_gpudirect_clique", Value::Null),
+        ("disks", json!([])),
+        ("fs", json!([])),
+        ("generic_vhost_user", json!([])),
+        ("iommu", json!(false)),
+        ("landlock_enable", json!(false)),
+        ("landlock_rules", json!([])),
+        ("memory.hotplug_method", json!("Acpi")),
+        ("memory.hotplug_size", json!(0)),
+        ("memory.hotplugged_size", json!(0)),
+        ("memory.hugepage_size", Value::Null),
+        ("memory.mergeable", json!(false)),
+        ("memory.prefault", json!(false)),
+        ("memory.reserve", json!(false)),
+        ("memory.zones", json!([])),
+        ("net", json!([])),
+        ("numa", json!([])),
+        ("payload.firmware", Value::Null),
+        ("payload.host_data", Value::Null),
+        ("payload.igvm", Value::Null),
+        ("pci_segments", json!([])),
+        ("platform.iommu_segments", Value::Null),
+        ("platform.num_pci_segments", json!(1)),
+        ("platform.vfio_p2p_dma", json!(true)),
+        ("pmem", json!([])),
+        ("pvpanic", json!(false)),
+        ("rate_limit_groups", json!([])),
+        ("rng", Value::Null),
+        ("rtc", Value::Null),
+        ("serial.socket", Value::Null),
+        ("tpm", Value::Null),
+        ("user_devices", json!([])),
+        ("vdpa", json!([])),
+        ("vsock", Value::Null),
+        ("watchdog", json!(false)),
+    ]
+}
+
+/// Takes out the field at `path` if its value is `neutral` or null.
+fn strip(value: &mut Value, path: &str, neutral: &Value) {
+    let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
+    match (value, rest) {
+        (Value::Array(elements), Some(rest)) if head == "*" => {
+            elements.iter_mut().for_each(|element| strip(element, rest, neutral));
+        }
+        (Value::Object(fields), Some(rest)) => {
+            if let Some(field) = fields.get_mut(head) {
+                strip(field, rest, neutral);
+            }
+        }
+        (Value::Object(fields), None) if fields.get(head).is_some_and(|field| field.is_null() || field == neutral) => {
+            fields.remove(head);
+        }
+        _ => {}
+    }
+}
+
+/// Reads a body. The error is one line that names the field and the rule.
+pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+    read(serde_json::from_slice(body).map_err(|error| format!("the body is no JSON: {error}"))?)
+}
+
+/// Reads the configuration of a VM, in which fields of Cloud Hypervisor's that ask for nothing are forgotten.
+pub fn parse_config<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+    let mut value: Value = serde_json::from_slice(body).map_err(|error| format!("the body is no JSON: {error}"))?;
+    for (path, neutral) in neutral() {
+        strip(&mut value, path, &neutral);
+    }
+    read(value)
+}
+
+/// Reads the configuration of a device, likewise.
+pub fn parse_device<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+    let mut value: Value = serde_json::from_slice(body).map_err(|error| format!("the body is no JSON: {error}"))?;
+    for (path, neutral) in neutral() {
+        if let Some(field) = path.strip_prefix("devices.*.") {
+            strip(&mut value, field, &neutral);
+        }
+    }
+    read(value)
+}
+
+fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+    if !value.is_object() {
+        return Err("the body must be a JSON object".into());
+    }
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let place = error.path().to_string();
+        if place == "." { error.inner().to_string() } else { format!("{place}: {}", error.inner()) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::VmConfig;
+
+    fn config(body: &Value) -> Result<VmConfig, String> {
+        parse_config(body.to_string().as_bytes())
+    }
+
+    #[test]
+    fn kernel_alone_makes_a_configuration_with_cloud_hypervisors_defaults() {
+        let mut config = config(&json!({"payload": {"kernel": "/k"}})).unwrap();
+        config.complete();
+        assert_eq!((config.cpus.boot_vcpus, config.cpus.max_vcpus), (1, 1));
+        assert_eq!(config.memory.size, 512 << 20);
+        config.validate().unwrap();
+    }
+
+    #[test]
+    fn unknown_fields_are_refused_with_their_name_and_place() {
+        for (body, words) in [
+            (json!({"payload": {"kernel": "/k"}, "colour": 1}), ["colour", "unknown field"]),
+            (json!({"payload": {"kernel": "/k", "flavour": 1}}), ["payload", "flavour"]),
+            (
+                json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}, {"path": "/e", "x": 1}]}),
+                ["devices[1]", "`x`"],
+            ),
+            (json!({"payload": {"kernel": "/k"}, "watchdog": true}), ["watchdog", "unknown field"]),
+            (json!({"payload": {"kernel": "/k"}, "memory": {"size": "2G"}}), ["memory.size", "2G"]),
+            (json!({"payload": {}}), ["payload", "kernel"]),
+            (json!({}), ["payload", "missing"]),
+            (json!([{"kernel": "/k"}]), ["JSON", "object"]),
+            (json!({"payload": {"kernel": "/k"}, "disks": [{"path": "/x"}]}), ["disks", "unknown field"]),
+        ] {
+            let error = config(&body).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{body}: {error}");
+            assert_eq!(error.lines().count(), 1);
+        }
+    }
+
+    #[test]
+    fn fields_that_ask_for_nothing_are_forgotten() {
+        for (path, value) in neutral() {
+            let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "memory": {"size": 1 << 30},
+                "cpus": {"boot_vcpus": 1, "max_vcpus": 1}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
+                "debug_console": {"mode": "Off"}});
+            let pointer = format!("/{}", path.replace('*', "0").replace('.', "/"));
+            let (parent, name) = pointer.rsplit_once('/').unwrap();
+            body.pointer_mut(parent).unwrap().as_object_mut().unwrap().insert(name.into(), value);
+            config(&body).unwrap_or_else(|error| panic!("{body}: {error}"));
+        }
+    }
+
+    #[test]
+    fn bodies_that_are_no_json_are_refused() {
+        for body in [&b""[..], b"{", b"\xff\xfe", b"{\"payload\":}", &[b'['; 100_000]] {
+            assert!(parse_config::<VmConfig>(body).unwrap_err().contains("JSON"));
+        }
+    }
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The table of operations: what the server serves and the OpenAPI document describes.
+
+use serde::de::DeserializeOwned;
+
+use super::body;
+use super::types::{VmRemoveDevice, VmResize};
+use crate::config::{DeviceConfig, VmConfig};
+use crate::control::Call;
+
+/// Where all paths start.
+pub const ROOT: &str = "/api/v1/";
+
+/// How an operation is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// GET.
+    Get,
+    /// PUT.
+    Put,
+}
+
+impl Verb {
+    /// Its name in HTTP.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Put => "PUT",
+        }
+    }
+}
+
+/// What an operation does.
+pub enum Action {
+    /// Answers with what the VMM is, without asking the control thread.
+    Ping,
+    /// Asks the control thread, with a call that takes no body.
+    Plain(fn() -> Call),
+    /// Asks the control thread, with a call made of the body.
+    WithBody(fn(&[u8]) -> Result<Call, String>),
+}
+
+/// What an operation answers with when all went well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Success {
+    /// 204, no body.
+    Nothing,
+    /// 200 with a body of this schema.
+    Body(&'static str),
+}
+
+/// An operation of the API.
+pub struct Operation {
+    /// How it is asked for.
+    pub verb: Verb,
+    /// Its path behind [`ROOT`].
+    pub name: &'static str,
+    /// Its name in the document and in clients generated from it.
+    pub id: &'static str,
+    /// What it does, in a line.
+    pub summary: &'static str,
+    /// Schema of the body it takes.
+    pub request: Option<&'static str>,
+    /// What it answers with.
+    pub success: Success,
+    /// Why it may be refused, by status. What all calls have in common is not among them.
+    pub refusals: &'static [(u16, &'static str)],
+    /// What it does.
+    pub action: Action,
+}
+
+const NOT_CREATED: (u16, &str) = (404, "No VM is created.");
+const NOT_BOOTED: (u16, &str) = (405, "The VM is not booted.");
+
+fn with_body<T: DeserializeOwned>(bytes: &[u8], call: fn(T) -> Call) -> Result<Call, String> {
+    body::parse(bytes).map(call)
+}
+
+fn create(bytes: &[u8]) -> Result<Call, String> {
+    let mut config: VmConfig = body::parse_config(bytes)?;
+    config.prepare().map_err(|error| error.in_json())?;
+    Ok(Call::Create(Box::new(config)))
+}
+
+fn add_device(bytes: &[u8]) -> Result<Call, String> {
+    let device: DeviceConfig = body::parse_device(bytes)?;
+    device.check_id().map_err(|error| error.in_json())?;
+    Ok(Call::AddDevice(device))
+}
+
+/// An operation that takes and answers nothing.
+const fn plain(
+    name: &'static str,
+    id: &'static str,
+    summary: &'static str,
+    refusals: &'static [(u16, &'static str)],
+    call: fn() -> Call,
+) -> Operation {
+    let (verb, request, success) = (Verb::Put, None, Success::Nothing);
+    Operation { verb, name, id, summary, request, success, refusals, action: Action::Plain(call) }
+}
+
+/// All operations.
+pub static OPERATIONS: &[Operation] = &[
+    Operation {
+        verb: Verb::Get,
+        name: "vmm.ping",
+        id: "pingVMM",
+        summary: "Tells what the VMM is. Answered at once, whatever the VM does.",
+        request: None,
+        success: Success::Body("VmmPing"),
+        refusals: &[],
+        action: Action::Ping,
+    },
+    plain("vmm.shutdown", "shutdownVMM", "Deletes the VM and ends the VMM.", &[], || Call::ShutdownVmm),
+    Operation {
+        verb: Verb::Put,
+        name: "vm.create",
+        id: "createVM",
+        summary: "Keeps the configuration of a VM. Nothing is built from it before vm.boot.",
+        request: Some("VmConfig"),
+        success: Success::Nothing,
+        refusals: &[(405, "A VM is created already.")],
+        action: Action::WithBody(create),
+    },
+    plain("vm.delete", "deleteVM", "Shuts the VM down and forgets its configuration.", &[], || Call::Delete),
+    plain(
+        "vm.boot",
+        "bootVM",
+        "Builds the VM and starts the guest.",
+        &[
+            (400, "A file or device of the configuration cannot be used."),
+            NOT_CREATED,
+            (405, "The VM is booted already."),
+        ],
+        || Call::Boot,
+    ),
+    plain(
+        "vm.shutdown",
+        "shutdownVM",
+        "Ends the guest at once and gives its devices back. The configuration stays.",
+        &[NOT_CREATED, NOT_BOOTED],
+        || Call::Shutdown,
+    ),
+    plain("vm.reboot", "rebootVM", "Resets the guest.", &[NOT_CREATED, NOT_BOOTED], || Call::Reboot),
+    plain(
+        "vm.pause",
+        "pauseVM",
+        "Stops the vCPUs. The devices' DMA goes on.",
+        &[NOT_CREATED, (405, "The VM does not run.")],
+        || Call::Pause,
+    ),
+    plain("vm.resume", "resumeVM", "Lets the vCPUs go on.", &[NOT_CREATED, (405, "The VM is not paused.")], || {
+        Call::Resume
+    }),
+    plain("vm.power-button", "power-buttonVM", "Presses the guest's power button.", &[NOT_CREATED, NOT_BOOTED], || {
+        Call::PowerButton
+    }),
+    plain("vm.nmi", "nmiVM", "Raises an NMI on every vCPU.", &[NOT_CREATED, NOT_BOOTED], || Call::Nmi),
+    Operation {
+        verb: Verb::Get,
+        name: "vm.info",
+        id: "infoVM",
+        summary: "Tells what the VM is.",
+        request: None,
+        success: Success::Body("VmInfo"),
+        refusals: &[NOT_CREATED],
+        action: Action::Plain(|| Call::Info),
+    },
+    Operation {
+        verb: Verb::Get,
+        name: "vm.counters",
+        id: "countersVM",
+        summary: "Tells the counters of the VM's devices.",
+        request: None,
+        success: Success::Body("VmCounters"),
+        refusals: &[NOT_CREATED, NOT_BOOTED],
+        action: Action::Plain(|| Call::Counters),
+    },
+    Operation {
+        verb: Verb::Put,
+        name: "vm.resize",
+        id: "resizeVM",
+        summary: "Changes the size of a VM that is not booted. A booted one can only be asked to stay what it is.",
+        request: Some("VmResize"),
+        success: Success::Nothing,
+        refusals: &[NOT_CREATED, (405, "The VM is booted, and its size would change.")],
+        action: Action::WithBody(|body| with_body::<VmResize>(body, Call::Resize)),
+    },
+    Operation {
+        verb: Verb::Put,
+        name: "vm.add-device",
+        id: "addDeviceVM",
+        summary: "Adds a device to a VM that is not booted.",
+        request: Some("DeviceConfig"),
+        success: Success::Nothing,
+        refusals: &[NOT_CREATED, (405, "The VM is booted.")],
+        action: Action::WithBody(add_device),
+    },
+    Operation {
+        verb: Verb::Put,
+        name: "vm.remove-device",
+        id: "removeDeviceVM",
+        summary: "Takes a device from a VM that is not booted.",
+        request: Some("VmRemoveDevice"),
+        success: Success::Nothing,
+        refusals: &[(404, "No VM is created, or it has no such device."), (405, "The VM is booted.")],
+        action: Action::WithBody(|body| with_body::<VmRemoveDevice>(body, |device| Call::RemoveDevice(device.id))),
+    },
+];
+
+/// The operations at `path`, one for each verb.
+pub fn at(path: &str) -> impl Iterator<Item = &'static Operation> {
+    let name = path.strip_prefix(ROOT).unwrap_or_default();
+    OPERATIONS.iter().filter(move |operation| operation.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn operations_are_unique_and_found_by_their_path() {
+        let mut ids = BTreeSet::new();
+        for operation in OPERATIONS {
+            assert!(ids.insert(operation.id), "{}", operation.id);
+            let path = format!("{ROOT}{}", operation.name);
+            assert_eq!(at(&path).filter(|found| found.verb == operation.verb).count(), 1, "{path}");
+        }
+        for path in ["", "/", "vm.info", "/api/v1", "/api/v1/", "/api/v1/vm.info/", "/api/v2/vm.info"] {
+            assert_eq!(at(path).count(), 0, "{path}");
+        }
+    }
+
+    #[test]
+    fn body_of_a_call_is_checked_before_the_call_is_made() {
+        assert!(create(br#"{"payload":{"kernel":"/k"}}"#).is_ok());
+        let error = create(br#"{"payload":{"kernel":"/k"},"memory":{"size":1}}"#).unwrap_err();
+        assert!(error.starts_with("memory.size: "), "{error}");
+        let error = create(br#"{"payload":{"kernel":"/k"},"devices":[{"path":"/d","id":"_x"}]}"#).unwrap_err();
+        assert!(error.starts_with("devices.id: "), "{error}");
+        assert!(add_device(br#"{"path":"/d","pci_segment":0}"#).is_ok());
+        assert!(add_device(br#"{"path":"/d","pci_segment":1}"#).unwrap_err().contains("pci_segment"));
+    }
+}

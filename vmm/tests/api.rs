@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The API of a real `carom` process without a guest: how it starts, whom it answers, what is left of it.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+/// Longest time that anything here may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Carom {
+    child: Child,
+    socket: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+impl Carom {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("api.sock");
+        let child = program()
+            .arg("--api-socket")
+            .arg(format!("path={}", socket.display()))
+            .arg("--event-monitor")
+            .arg(format!("path={}", dir.path().join("events").display()))
+            .spawn()
+            .unwrap();
+        let carom = Self { child, socket, _dir: dir };
+        let start = Instant::now();
+        while UnixStream::connect(&carom.socket).is_err() {
+            assert!(start.elapsed() < PATIENCE, "no API");
+            thread::sleep(Duration::from_millis(1));
+        }
+        carom
+    }
+
+    fn connect(&self) -> UnixStream {
+        connect(&self.socket)
+    }
+
+    /// Status and body of a request on a connection of its own.
+    fn request(&self, method: &str, name: &str, body: Option<&Value>) -> (u16, Value) {
+        let mut stream = self.connect();
+        send(&mut stream, method, name, body);
+        let (status, body) = receive(&mut BufReader::new(stream));
+        (status, if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() })
+    }
+
+    fn put(&self, name: &str) -> (u16, Value) {
+        self.request("PUT", name, None)
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < PATIENCE, "it does not end");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Carom {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn connect(socket: &Path) -> UnixStream {
+    let stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+fn send(stream: &mut UnixStream, method: &str, name: &str, body: Option<&Value>) {
+    let body = body.map_or(String::new(), Value::to_string);
+    let head = format!("{method} /api/v1/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+    stream.write_all((head + &body).as_bytes()).unwrap();
+}
+
+/// Reads one response.
+fn receive(reader: &mut impl BufRead) -> (u16, Vec<u8>) {
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    let status = line.split(' ').nth(1).unwrap_or_else(|| panic!("no status: {line:?}")).parse().unwrap();
+    let mut len = 0;
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header).unwrap();
+        if header.trim().is_empty() {
+            break;
+        }
+        if let Some(value) = header.to_ascii_lowercase().strip_prefix("content-length:") {
+            len = value.trim().parse().unwrap();
+        }
+    }
+    let mut body = vec![0; len];
+    reader.read_exact(&mut body).unwrap();
+    (status, body)
+}
+
+#[test]
+fn ping_tells_version_and_process() {
+    let carom = Carom::start();
+    let (status, body) = carom.request("GET", "vmm.ping", None);
+    assert_eq!(status, 200);
+    assert_eq!(body["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(body["pid"], carom.child.id());
+}
+
+#[test]
+fn socket_is_its_owners_only_and_gone_after_each_way_to_end() {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mut carom = Carom::start();
+        assert_eq!(fs::metadata(&carom.socket).unwrap().permissions().mode() & 0o777, 0o600);
+        kill_process(Pid::from_child(&carom.child), signal).unwrap();
+        assert!(carom.wait().success());
+        assert!(!carom.socket.exists());
+    }
+    let mut carom = Carom::start();
+    assert_eq!(carom.put("vmm.shutdown").0, 204);
+    assert!(carom.wait().success());
+    assert!(!carom.socket.exists());
+    let events = fs::read_to_string(carom.socket.with_file_name("events")).unwrap();
+    let names: Vec<_> =
+        events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["event"].clone()).collect();
+    assert_eq!(names, ["starting", "shutdown"]);
+}
+
+#[test]
+fn second_process_on_a_live_socket_is_refused() {
+    let carom = Carom::start();
+    let second = program().arg("--api-socket").arg(format!("path={}", carom.socket.display())).output().unwrap();
+    assert_eq!(second.status.code(), Some(2));
+    let text = String::from_utf8(second.stderr).unwrap();
+    assert!(text.starts_with("carom: --api-socket ") && text.contains("another process"), "{text}");
+    assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
+}
+
+#[test]
+fn killed_process_leaves_a_socket_that_the_next_replaces() {
+    let mut first = Carom::start();
+    first.child.kill().unwrap();
+    first.child.wait().unwrap();
+    assert!(first.socket.exists());
+    first.child = program().arg("--api-socket").arg(format!("path={}", first.socket.display())).spawn().unwrap();
+    let start = Instant::now();
+    while UnixStream::connect(&first.socket).is_err() {
+        assert!(start.elapsed() < PATIENCE, "no API");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(first.request("GET", "vmm.ping", None).0, 200);
+}
+
+#[test]
+fn socket_can_be_inherited() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("made-by-the-parent");
+    let listener = UnixListener::bind(&socket).unwrap();
+    // The shell passes its standard input on as descriptor 7.
+    let mut child = Command::new("sh")
+        .args(["-c", "exec \"$0\" --api-socket fd=7 7<&0 0</dev/null", env!("CARGO_BIN_EXE_carom")])
+        .stdin(Stdio::from(std::os::fd::OwnedFd::from(listener)))
+        .spawn()
+        .unwrap();
+    let mut stream = connect(&socket);
+    send(&mut stream, "GET", "vmm.ping", None);
+    assert_eq!(receive(&mut BufReader::new(&stream)).0, 200);
+    send(&mut stream, "PUT", "vmm.shutdown", None);
+    assert_eq!(receive(&mut BufReader::new(&stream)).0, 204);
+    assert!(child.wait().unwrap().success());
+    assert!(socket.exists(), "the parent's to remove");
+    for (number, wanted) in [("99", "fd=99"), ("0", "no descriptor above 2"), ("7", "socket")] {
+        let output = Command::new("sh")
+            .args(["-c", "exec \"$0\" --api-socket fd=$1 7</dev/null", env!("CARGO_BIN_EXE_carom"), number])
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(wanted), "{text}");
+    }
+}
+
+#[test]
+fn vm_that_is_not_booted_can_be_created_looked_at_changed_and_deleted() {
+    let carom = Carom::start();
+    for name in ["vm.boot", "vm.pause", "vm.resume", "vm.reboot", "vm.shutdown", "vm.power-button", "vm.nmi"] {
+        assert_eq!(carom.put(name).0, 404, "{name}");
+    }
+    assert_eq!(carom.request("GET", "vm.info", None).0, 404);
+    assert_eq!(carom.request("GET", "vm.counters", None).0, 404);
+
+    let config = json!({"payload": {"kernel": "/no/such/kernel"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}});
+    assert_eq!(carom.request("PUT", "vm.create", Some(&config)).0, 204);
+    assert_eq!(carom.request("PUT", "vm.create", Some(&config)).0, 405);
+    let (status, info) = carom.request("GET", "vm.info", None);
+    assert_eq!((status, &info["state"]), (200, &json!("Created")));
+    assert_eq!(info["config"]["memory"]["size"], 512 << 20);
+    assert_eq!(info["memory_actual_size"], 512 << 20);
+    for name in ["vm.pause", "vm.resume", "vm.reboot", "vm.shutdown", "vm.power-button", "vm.nmi"] {
+        assert_eq!(carom.put(name).0, 405, "{name}");
+    }
+
+    assert_eq!(carom.request("PUT", "vm.resize", Some(&json!({"desired_ram": 1 << 30}))).0, 204);
+    let (status, error) = carom.request("PUT", "vm.resize", Some(&json!({"desired_ram": 1000})));
+    assert_eq!(status, 400);
+    assert!(error[0].as_str().unwrap().starts_with("memory.size: 1000 bytes"), "{error}");
+    assert_eq!(carom.request("PUT", "vm.add-device", Some(&json!({"path": "/sys/d"}))).0, 204);
+    let (_, info) = carom.request("GET", "vm.info", None);
+    assert_eq!(info["config"]["memory"]["size"], 1 << 30);
+    assert_eq!(info["config"]["devices"][0]["id"], "_vfio0");
+    assert_eq!(carom.request("PUT", "vm.remove-device", Some(&json!({"id": "_vfio1"}))).0, 404);
+    assert_eq!(carom.request("PUT", "vm.remove-device", Some(&json!({"id": "_vfio0"}))).0, 204);
+
+    // Without KVM it fails for that, with it for the kernel; the VM stays in either case.
+    let (status, error) = carom.put("vm.boot");
+    assert_eq!(status, 400, "{error}");
+    assert_eq!(carom.request("GET", "vm.info", None).1["state"], "Created");
+    assert_eq!(carom.put("vm.delete").0, 204);
+    assert_eq!(carom.put("vm.delete").0, 204);
+    assert_eq!(carom.request("GET", "vm.info", None).0, 404);
+}
+
+#[test]
+fn mistakes_are_answered_with_what_is_wrong() {
+    let carom = Carom::start();
+    let create = |config: &Value| {
+        let (status, error) = carom.request("PUT", "vm.create", Some(config));
+        assert_eq!(status, 400, "{config}");
+        error[0].as_str().unwrap().to_string()
+    };
+    assert!(create(&json!({"payload": {"kernel": "/k"}, "colour": "red"})).contains("`colour`"));
+    assert!(create(&json!({"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 0}})).starts_with("cpus.boot_vcpus: 0"));
+    assert!(create(&json!({"payload": {"kernel": "/k"}, "iommu_bounce": {}})).starts_with("iommu_bounce: needs"));
+    assert_eq!(carom.request("POST", "vm.info", None).0, 405);
+    assert_eq!(carom.request("GET", "vm.boot", None).0, 405);
+    assert_eq!(carom.request("GET", "vm.nonsense", None).0, 404);
+    let (status, error) = carom.request("PUT", "vm.boot", Some(&json!({})));
+    assert_eq!((status, error[0].as_str()), (400, Some("vm.boot takes no body")));
+}
+
+#[test]
+fn several_requests_on_one_connection_are_answered_in_order() {
+    let carom = Carom::start();
+    let mut stream = carom.connect();
+    for _ in 0..3 {
+        send(&mut stream, "GET", "vmm.ping", None);
+        send(&mut stream, "GET", "vm.info", None);
+    }
+    let mut reader = BufReader::new(stream);
+    for _ in 0..3 {
+        assert_eq!(receive(&mut reader).0, 200);
+        assert_eq!(receive(&mut reader).0, 404);
+    }
+}
+
+#[test]
+fn slow_and_half_open_clients_do_no_harm() {
+    let carom = Carom::start();
+    let mut held = Vec::new();
+    for head in [
+        &b""[..],
+        b"GET /api/v1/vmm.pi",
+        b"PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: 1000\r\n\r\n{\"payload\":",
+    ] {
+        for _ in 0..40 {
+            let mut stream = carom.connect();
+            stream.write_all(head).unwrap();
+            held.push(stream);
+        }
+    }
+    // One that has gone before its answer.
+    drop(carom.connect().write_all(b"GET /api/v1/vm.info HTTP/1.1\r\nHost: x\r\n\r\n"));
+    for _ in 0..50 {
+        assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
+    }
+    // Nor do they keep it from ending.
+    let mut carom = carom;
+    let start = Instant::now();
+    assert_eq!(carom.put("vmm.shutdown").0, 204);
+    assert!(carom.wait().success());
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn clients_beyond_the_limit_are_told_so_and_places_come_back() {
+    let carom = Carom::start();
+    let mut held: Vec<_> = (0..256).map(|_| carom.connect()).collect();
+    let start = Instant::now();
+    loop {
+        let mut stream = carom.connect();
+        let mut text = String::new();
+        // The last of those before may not be counted yet: then this one is served, and says nothing.
+        stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        if stream.read_to_string(&mut text).is_ok() && text.starts_with("HTTP/1.1 429") {
+            let body = text.split("\r\n\r\n").nth(1).unwrap();
+            assert_eq!(serde_json::from_str::<Value>(body).unwrap(), json!(["too many clients are connected"]));
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "{text}");
+        held.push(stream);
+    }
+    drop(held);
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
+}
+
+#[test]
+fn oversized_bodies_and_nonsense_are_refused() {
+    let carom = Carom::start();
+    let mut stream = carom.connect();
+    let head = format!("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", 3 << 20);
+    stream.write_all(head.as_bytes()).unwrap();
+    // It may close before it has read all.
+    let _ = stream.write_all(&vec![b' '; 3 << 20]);
+    assert_eq!(receive(&mut BufReader::new(&stream)).0, 400);
+    for nonsense in [&b"\x16\x03\x01\x02\x00"[..], b"GET\r\n\r\n", b"\r\n\r\n\r\n", &[b'A'; 200_000]] {
+        let mut stream = carom.connect();
+        let _ = stream.write_all(nonsense);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+    }
+    assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
+}
+
+#[test]
+fn many_clients_at_once_are_all_answered() {
+    let carom = Carom::start();
+    let config = json!({"payload": {"kernel": "/k"}});
+    assert_eq!(carom.request("PUT", "vm.create", Some(&config)).0, 204);
+    thread::scope(|scope| {
+        for _ in 0..64 {
+            scope.spawn(|| {
+                let mut stream = carom.connect();
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                for _ in 0..50 {
+                    send(&mut stream, "GET", "vm.info", None);
+                    assert_eq!(receive(&mut reader).0, 200);
+                }
+            });
+        }
+    });
+}
