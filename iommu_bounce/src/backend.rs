@@ -121,6 +121,9 @@ pub trait GuestRam: Send + Sync {
     fn prefix(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
         self.slice(gpa, len)
     }
+
+    /// All of it: guest-physical address and length in bytes of each region. Bypass maps these.
+    fn regions(&self) -> Vec<(u64, u64)>;
 }
 
 /// Why window memory could not be backed or given back.
@@ -153,8 +156,27 @@ pub trait ChunkStore: Send {
     /// The memory of a backed chunk; `None` for any other index.
     fn memory(&self, index: u32) -> Option<VolatileSlice<'_>>;
 
-    /// Takes a chunk out of the guest's view and drops or zeroes its memory. The engine calls it only after every
-    /// mapper let go of the chunk.
+    /// Takes a backed chunk out of the guest's view and then zeroes it; its memory stays the same that mappers have. Of a
+    /// parked chunk it only zeroes the memory again.
+    ///
+    /// # Errors
+    /// On error the chunk may be in view still, and is good for [`release`](Self::release) only.
+    fn park(&mut self, index: u32) -> Result<(), ChunkError> {
+        let _ = index;
+        Err(io::Error::from(io::ErrorKind::Unsupported).into())
+    }
+
+    /// Shows a parked chunk to the guest again, at the same place and with the same memory: it is backed from then on.
+    ///
+    /// # Errors
+    /// On error it is still parked.
+    fn unpark(&mut self, index: u32) -> Result<(), ChunkError> {
+        let _ = index;
+        Err(io::Error::from(io::ErrorKind::Unsupported).into())
+    }
+
+    /// Takes a chunk, backed or parked, out of the guest's view and drops or zeroes its memory. The engine calls it only
+    /// after every mapper let go of the chunk.
     ///
     /// # Errors
     /// On error the chunk is lost: the store never hands it out again, and the engine goes on counting it as backed.

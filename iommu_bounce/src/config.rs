@@ -29,6 +29,8 @@ pub struct EngineConfig {
     pub probe_size: u32,
     /// Where devices write message-signalled interrupts; never mapped.
     pub msi_window: RangeInclusive<u64>,
+    /// Whether endpoints that are attached to nothing reach all RAM at power-on, before the driver says otherwise.
+    pub bypass: bool,
     /// What a guest may make the host remember.
     pub limits: Limits,
     /// Bounce windows; `None` makes a plain virtio-iommu.
@@ -36,7 +38,7 @@ pub struct EngineConfig {
 }
 
 impl Default for EngineConfig {
-    /// 4 KiB pages, 48-bit IOVAs, 65536 domain numbers, the MSI window of x86, no bounce windows.
+    /// 4 KiB pages, 48-bit IOVAs, 65536 domain numbers, the MSI window of x86, no bypass, no bounce windows.
     fn default() -> Self {
         Self {
             page_size_mask: !0xfff,
@@ -44,6 +46,7 @@ impl Default for EngineConfig {
             domain_range: 0..=0xffff,
             probe_size: MAX_PROBE_SIZE,
             msi_window: 0xfee0_0000..=0xfeef_ffff,
+            bypass: false,
             limits: Limits::default(),
             window: None,
         }
@@ -152,6 +155,11 @@ pub enum ConfigError {
     /// The host can translate nothing in the input range.
     #[error("endpoint {0:#x}: the host translates no IOVA within input_range")]
     EndpointRange(EndpointId),
+    /// The endpoint starts in bypass mode, and the host does not map RAM for it.
+    #[error(
+        "endpoint {0:#x}: bypass is on, and the host does not map all guest RAM for it: raise its limits, or set bypass off"
+    )]
+    EndpointBypass(EndpointId),
     /// The host cannot translate the aperture.
     #[error(
         "endpoint {id:#x}: the host does not translate the window aperture {start:#x} to {end:#x}: move the aperture"

@@ -46,6 +46,10 @@ pub struct Counters {
     pub window_bytes: u64,
     /// The largest [`window_bytes`](Self::window_bytes) so far.
     pub peak_window_bytes: u64,
+    /// Chunks that are parked: mapped on the host for when the guest asks again after a reset of the VM.
+    pub parked_chunks: u64,
+    /// Parked chunks that the guest took up again, each without a call to the host.
+    pub unparked_chunks: u64,
     /// Calls to [`DmaMapper::map`](crate::DmaMapper::map) that succeeded.
     pub host_maps: u64,
     /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) that succeeded.

@@ -29,8 +29,10 @@ pub(crate) struct Chunk {
 }
 
 /// An I/O address space of the guest's. It exists as long as an endpoint is attached.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Domain {
+    /// A bypass domain: its mappings are all RAM, and the driver neither adds nor removes any.
+    pub(crate) bypass: bool,
     pub(crate) endpoints: Vec<EndpointId>,
     /// Where its endpoints are. Each holds all that the domain maps.
     pub(crate) spaces: Vec<SpaceId>,
@@ -54,6 +56,11 @@ pub(crate) enum Cover {
 }
 
 impl Domain {
+    /// How many mappings the driver has made.
+    pub(crate) fn count(&self) -> u64 {
+        if self.bypass { 0 } else { self.mappings.len() as u64 }
+    }
+
     /// Whether a mapping touches `[start, last]`.
     pub(crate) fn is_mapped(&self, start: u64, last: u64) -> bool {
         let below = self.mappings.range(..=last).next_back();

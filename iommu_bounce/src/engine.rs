@@ -6,7 +6,9 @@
 //! to undo what it did: see [`crate::space`] for what happens then.
 
 mod attach;
+mod bypass;
 mod mapping;
+mod parking;
 mod window;
 
 #[cfg(test)]
@@ -36,6 +38,10 @@ pub struct Engine {
     windows: Option<Windows>,
     /// Features that the driver accepted.
     accepted: u64,
+    /// Whether endpoints that are attached to nothing are in bypass mode.
+    bypass: bool,
+    /// What they have then.
+    identity: Domain,
     endpoints: BTreeMap<EndpointId, Endpoint>,
     spaces: Spaces,
     domains: BTreeMap<DomainId, Domain>,
@@ -54,7 +60,10 @@ impl Engine {
     ) -> Result<Self, ConfigError> {
         config.validate(&*ram, chunks.as_deref())?;
         let windows = config.window.take().zip(chunks);
+        let identity = bypass::identity(&*ram, config.granule());
         Ok(Self {
+            bypass: config.bypass,
+            identity,
             config,
             ram,
             windows: windows.map(|(config, store)| Windows::new(config, store)),
@@ -81,6 +90,11 @@ impl Engine {
         self.config.check_endpoint(id, &limits, &usable, aperture)?;
         let space = self.spaces.insert(Space::new(id, mapper, &limits));
         self.endpoints.insert(id, Endpoint::new(usable, space));
+        if self.settle(space).is_err() {
+            self.endpoints.remove(&id);
+            self.spaces.remove(space);
+            return Err(ConfigError::EndpointBypass(id));
+        }
         Ok(())
     }
 
@@ -100,7 +114,12 @@ impl Engine {
         let group = self.spaces.get(own).group();
         let shared = !self.spaces.get(own).endpoints.is_empty();
         let spare = if shared { self.spaces.spare(group) } else { None };
-        let space = self.spaces.remove(spare.unwrap_or(own)).expect("an endpoint has an address space");
+        let going = spare.unwrap_or(own);
+        self.evict_from(going);
+        // Nobody is in it any more, so this ends bypass there.
+        let ended = self.settle(going);
+        debug_assert!(ended.is_ok(), "unmapping does not fail, it gets stuck");
+        let space = self.spaces.remove(going).expect("an endpoint has an address space");
         if let Some(windows) = &mut self.windows {
             space.stuck_chunks().for_each(|index| windows.doom(index));
         }
@@ -110,10 +129,9 @@ impl Engine {
 
     /// The device-specific feature bits to offer.
     ///
-    /// Not among them: `MMIO`, since only guest RAM can be mapped, and the bypass features, since an endpoint reaches
-    /// nothing until it is attached.
+    /// Not among them: `MMIO`, since only guest RAM can be mapped, and `BYPASS`, which `BYPASS_CONFIG` replaces.
     pub fn features(&self) -> u64 {
-        let mut features = feature::INPUT_RANGE | feature::DOMAIN_RANGE | feature::MAP_UNMAP;
+        let mut features = feature::INPUT_RANGE | feature::DOMAIN_RANGE | feature::MAP_UNMAP | feature::BYPASS_CONFIG;
         if self.config.probe_size != 0 {
             features |= feature::PROBE;
         }
@@ -128,6 +146,10 @@ impl Engine {
     pub fn accept_features(&mut self, features: u64) {
         if self.domains.is_empty() {
             self.accepted = features & self.features();
+            if self.active_windows().is_none() {
+                // A driver without windows may map what it likes in the aperture.
+                self.evict_all();
+            }
         } else {
             warn!("the driver changes features without a reset: ignored");
         }
@@ -144,6 +166,7 @@ impl Engine {
         put(config::DOMAIN_RANGE, &own.domain_range.start().to_le_bytes());
         put(config::DOMAIN_RANGE + 4, &own.domain_range.end().to_le_bytes());
         put(config::PROBE_SIZE, &own.probe_size.to_le_bytes());
+        put(config::BYPASS, &[u8::from(self.bypass)]);
         if let Some(windows) = &self.windows {
             let (aperture, chunk) = (&windows.config.aperture, windows.chunk_size());
             put(config::WINDOW_IOVA_START, &aperture.start().to_le_bytes());
@@ -231,8 +254,15 @@ impl Engine {
     /// is tried again later.
     pub fn reset(&mut self) {
         self.retry_stuck();
-        self.end_domains();
+        self.end_domains(false);
+        // Before a driver came nothing has changed since the last reset: what is parked may stay.
+        if self.accepted != 0 {
+            self.evict_all();
+        }
         self.accepted = 0;
+        if let Err(status) = self.settle_all() {
+            warn!("the host does not map RAM for all endpoints in bypass mode ({status:?})");
+        }
     }
 
     /// A copy of the figures.
@@ -240,8 +270,8 @@ impl Engine {
         self.counters
     }
 
-    /// Changes the bytes of window memory that all domains may use. If more is backed, nothing is taken away, but no
-    /// more is given. `Ok(true)`: the driver must be told that the configuration has changed.
+    /// Changes the bytes of window memory that all domains may use. If more is backed, parked chunks
+    /// go; nothing is taken away from a domain, but no more is given. `Ok(true)`: the driver must be told that the configuration has changed.
     ///
     /// # Errors
     /// [`ConfigError::NoWindows`], or [`ConfigError::Budget`] if the region is smaller.
@@ -249,6 +279,7 @@ impl Engine {
         let windows = self.windows.as_mut().ok_or(ConfigError::NoWindows)?;
         windows.config.check_budget(bytes, windows.region_size())?;
         let before = std::mem::replace(&mut windows.config.budget, bytes);
+        while self.windows.as_ref().is_some_and(Windows::is_over_budget) && self.evict_one() {}
         Ok(before != bytes && self.active_windows().is_some())
     }
 
@@ -278,6 +309,12 @@ impl Engine {
             space.retry_stuck(&mut self.counters);
         }
         self.give_back_held();
+        if self.bypass && self.counters.stuck_ranges == 0 {
+            let outcome = self.settle_all();
+            if let Err(status) = outcome {
+                log::debug!("bypass is not complete yet ({status:?})");
+            }
+        }
     }
 
     /// Gives the held chunks back that no address space maps any more.

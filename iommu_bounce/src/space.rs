@@ -6,6 +6,8 @@
 //! although the state has moved on: such a range is *stuck*. It is remembered here, keeps its memory from being reused,
 //! and is tried again until the host lets go.
 
+use std::collections::BTreeMap;
+
 use log::{debug, error, warn};
 use vm_memory::VolatileSlice;
 
@@ -51,6 +53,10 @@ pub(crate) struct Space {
     max_mappings: Option<u32>,
     /// Whom the host translates with it.
     pub(crate) endpoints: Vec<EndpointId>,
+    /// Whether it holds all RAM, for endpoints in bypass mode that are attached to nothing.
+    pub(crate) identity: bool,
+    /// Chunks that are mapped here and that no domain has, by IOVA.
+    pub(crate) parked: BTreeMap<u64, Chunk>,
     stuck: Vec<Stuck>,
 }
 
@@ -90,6 +96,12 @@ impl Spaces {
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Space> {
         self.0.iter_mut().flatten()
+    }
+
+    /// The names of all.
+    pub(crate) fn ids(&self) -> Vec<SpaceId> {
+        let taken = self.0.iter().enumerate().filter(|(_, space)| space.is_some());
+        taken.map(|(id, _)| id).collect()
     }
 
     /// An address space of the group that nobody is in, preferably one where nothing is stuck.
@@ -147,7 +159,16 @@ impl Space {
     pub(crate) fn new(endpoint: EndpointId, mapper: Box<dyn DmaMapper>, limits: &MapperLimits) -> Self {
         let group = mapper.group();
         let max_mappings = limits.max_mappings;
-        Self { name: endpoint, mapper, group, max_mappings, endpoints: vec![endpoint], stuck: Vec::new() }
+        Self {
+            name: endpoint,
+            mapper,
+            group,
+            max_mappings,
+            endpoints: vec![endpoint],
+            identity: false,
+            parked: BTreeMap::new(),
+            stuck: Vec::new(),
+        }
     }
 
     /// The set of address spaces that it belongs to.
@@ -166,7 +187,7 @@ impl Space {
 
     /// Whether the host's limit on mappings leaves room for all of a domain.
     pub(crate) fn has_room_for(&self, domain: &Domain) -> bool {
-        let wanted = domain.mappings.len() + domain.chunks.len();
+        let wanted = domain.mappings.len() + domain.chunks.len() + self.parked.len();
         self.max_mappings.is_none_or(|max| wanted <= usize::try_from(max).unwrap_or(usize::MAX))
     }
 
@@ -364,11 +385,16 @@ impl Space {
         Ok(())
     }
 
-    /// Unmaps all that a domain has; what the host keeps is stuck.
-    pub(crate) fn withdraw(&mut self, domain: &Domain, windows: Option<&Windows>, counters: &mut Counters) {
+    /// Unmaps all of a domain but its chunks; what the host keeps is stuck.
+    pub(crate) fn withdraw_ram(&mut self, domain: &Domain, counters: &mut Counters) {
         for (start, last) in domain.runs() {
             self.discard(start, last - start + 1, Memory::Ram, counters);
         }
+    }
+
+    /// Unmaps all that a domain has; what the host keeps is stuck.
+    pub(crate) fn withdraw(&mut self, domain: &Domain, windows: Option<&Windows>, counters: &mut Counters) {
+        self.withdraw_ram(domain, counters);
         if let Some(windows) = windows {
             for (&iova, chunk) in &domain.chunks {
                 let memory = Memory::Chunk(chunk.index);

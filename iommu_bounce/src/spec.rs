@@ -15,6 +15,8 @@ pub mod feature {
     pub const MAP_UNMAP: u64 = 1 << 2;
     /// PROBE can be used.
     pub const PROBE: u64 = 1 << 4;
+    /// `bypass` in the configuration holds, and ATTACH knows bypass domains.
+    pub const BYPASS_CONFIG: u64 = 1 << 6;
     /// The bounce window extension. A number of ours in the device's range; the specification uses 0 to 6.
     pub const BOUNCE_WINDOW: u64 = 1 << 23;
 }
@@ -70,6 +72,9 @@ pub const MAX_PROBE_SIZE: u32 = 512;
 /// The longest reply to any request, in bytes: the properties of PROBE and a tail.
 pub const MAX_REPLY: usize = MAX_PROBE_SIZE as usize + TAIL_SIZE;
 
+/// Flag of ATTACH (section 5.13.6.2): the domain is a bypass domain.
+pub const ATTACH_F_BYPASS: u32 = 1 << 0;
+
 /// Flags of MAP and WINDOW_ADD (section 5.13.6.4): the device may read.
 pub const MAP_F_READ: u32 = 1 << 0;
 /// Flags of MAP and WINDOW_ADD (section 5.13.6.4): the device may write.
@@ -119,6 +124,8 @@ pub mod config {
     pub const DOMAIN_RANGE: usize = 24;
     /// le32: size of the properties of PROBE.
     pub const PROBE_SIZE: usize = 32;
+    /// u8: whether endpoints that are attached to nothing are in bypass mode. The one field that a driver may write.
+    pub const BYPASS: usize = 36;
     /// Size of the standard structure.
     pub const STANDARD_SIZE: usize = 40;
     /// le64: first IOVA of the aperture.

@@ -12,4 +12,4 @@ mod requests;
 pub use chunks::{ChunkProbe, TestChunks};
 pub use mapper::{HostMapping, MapperProbe, RecordingMapper, TestGroup};
 pub use ram::TestRam;
-pub use requests::{attach, detach, map, probe, unmap, window_add, window_del};
+pub use requests::{attach, attach_bypass, detach, map, probe, unmap, window_add, window_del};

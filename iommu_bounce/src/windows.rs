@@ -67,6 +67,27 @@ impl Windows {
         Ok(index)
     }
 
+    /// Hides and zeroes a chunk that is to keep its host mapping, or one that is parked already. `false` if the store
+    /// does not.
+    pub(crate) fn park(&mut self, index: u32, counters: &mut Counters) -> bool {
+        if self.doomed.contains(&index) {
+            return false;
+        }
+        let outcome = self.store.park(index);
+        note(outcome, "parking", index, counters)
+    }
+
+    /// Shows a parked chunk to the guest again. `false` if the store does not.
+    pub(crate) fn unpark(&mut self, index: u32, counters: &mut Counters) -> bool {
+        let outcome = self.store.unpark(index);
+        note(outcome, "showing", index, counters)
+    }
+
+    /// Whether more is backed than the budget allows.
+    pub(crate) fn is_over_budget(&self) -> bool {
+        self.backed.saturating_mul(self.chunk_size()) > self.config.budget
+    }
+
     /// The memory of a backed chunk.
     pub(crate) fn memory(&self, index: u32) -> Option<VolatileSlice<'_>> {
         let memory = self.store.memory(index)?;
@@ -111,4 +132,14 @@ impl Windows {
     pub(crate) fn take_held(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.held)
     }
+}
+
+/// Counts and logs what the store refuses.
+fn note(outcome: Result<(), ChunkError>, what: &str, index: u32, counters: &mut Counters) -> bool {
+    outcome
+        .inspect_err(|error| {
+            counters.host_errors += 1;
+            debug!("{what} chunk {index}: {error}");
+        })
+        .is_ok()
 }

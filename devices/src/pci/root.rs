@@ -87,9 +87,11 @@ impl PciRoot {
 
     /// Puts every function back to its state at power-on, its BARs where they were assigned. All are reset, whatever
     /// fails; the first failure is returned. To be called with all vCPUs stopped.
+    ///
+    /// The highest address goes first: the IOMMU has a low one, and may rely on the devices behind it being quiet.
     pub fn reset(&self) -> io::Result<()> {
         let mut outcome = Ok(());
-        for (address, function) in self.devices() {
+        for (address, function) in self.devices().into_iter().rev() {
             if let Err(error) = function.reset() {
                 error!("{}: reset failed: {error}", function.id());
                 outcome = outcome.and(Err(error));

@@ -88,6 +88,11 @@ pub trait VirtioDevice: Send + Sync {
     fn notify(&self, queue: u16) -> Result<(), DeviceError>;
     /// Back to the state before the driver came. When it returns, the device touches no queue any more.
     fn reset(&self);
+    /// As [`reset`](Self::reset), when the whole VM is reset: no vCPU runs, and every device above this one on the bus was
+    /// reset before.
+    fn system_reset(&self) {
+        self.reset();
+    }
     /// The shared memory region, if the device has one; it does not change.
     fn shared_region(&self) -> Option<SharedRegion> {
         None

@@ -9,28 +9,60 @@ use super::{Engine, endpoint_mut};
 use crate::domain::Domain;
 use crate::endpoint::Endpoint;
 use crate::space::SpaceId;
-use crate::spec::Status;
+use crate::spec::{ATTACH_F_BYPASS, Status, feature};
 use crate::wire;
 use crate::{DomainId, EndpointId};
 
 impl Engine {
     /// Attaches an endpoint. If it is attached elsewhere it leaves there, but only once it has all of the new domain.
-    ///
-    /// No flag is known: the only one of the specification, bypass, comes with a feature that is not offered.
     pub(super) fn attach(&mut self, request: wire::Attach) -> Result<(), Status> {
         let (id, new) = (request.endpoint, request.domain);
-        if request.flags != 0 || request.reserved != 0 {
+        let known = if self.accepted & feature::BYPASS_CONFIG == 0 { 0 } else { ATTACH_F_BYPASS };
+        if request.flags & !known != 0 || request.reserved != 0 {
             return Err(Status::Inval);
         }
+        let bypass = request.flags & ATTACH_F_BYPASS != 0;
         let endpoint = self.endpoints.get(&id).ok_or(Status::NoEnt)?;
         if !self.config.domain_range.contains(&new) {
             return Err(Status::Range);
         }
         let (old, from) = (endpoint.domain, endpoint.space);
+        if self.domains.get(&new).is_some_and(|domain| domain.bypass != bypass) {
+            return Err(Status::Inval);
+        }
         if old == Some(new) {
             return Ok(());
         }
-        self.check_attach(endpoint, new)?;
+        self.check_attach(endpoint, new, bypass)?;
+        let fresh = || if bypass { self.identity.clone() } else { Domain::default() };
+        self.domains.entry(new).or_insert_with(fresh);
+        let mut placed = self.place(id, from, old, new);
+        // What is parked goes before anything is refused.
+        while placed == Err(Status::NoMem) && self.evict_one() {
+            let still = endpoint_mut(&mut self.endpoints, id).domain == old;
+            placed = if still { self.place(id, from, old, new) } else { break };
+        }
+        if let (Ok(to), Some(domain)) = (placed, self.domains.get_mut(&new)) {
+            domain.endpoints.push(id);
+            if !domain.spaces.contains(&to) {
+                domain.spaces.push(to);
+            }
+            endpoint_mut(&mut self.endpoints, id).domain = Some(new);
+            self.vacate(from);
+        } else if self.domains.get(&new).is_some_and(|domain| domain.endpoints.is_empty()) {
+            self.domains.remove(&new);
+        }
+        placed.map(|_| ())
+    }
+
+    /// Has the endpoint translated with all of the new domain, and takes it out of the old one. Returns where it is.
+    fn place(
+        &mut self,
+        id: EndpointId,
+        from: SpaceId,
+        old: Option<DomainId>,
+        new: DomainId,
+    ) -> Result<SpaceId, Status> {
         let to = match self.joinable(from, new) {
             Some(to) => self.join(id, to)?,
             None if self.spaces.get(from).endpoints.len() > 1 => self.move_out(id, Some(new))?,
@@ -39,25 +71,33 @@ impl Engine {
         if let Some(old) = old {
             self.leave(id, from, old);
         }
-        let domain = self.domains.entry(new).or_default();
-        domain.endpoints.push(id);
-        if !domain.spaces.contains(&to) {
-            domain.spaces.push(to);
+        Ok(to)
+    }
+
+    /// Looks after an address space that an endpoint may have left: when nobody is in it, nothing is either.
+    fn vacate(&mut self, id: SpaceId) {
+        if self.spaces.get(id).endpoints.is_empty() {
+            self.evict_from(id);
         }
-        endpoint_mut(&mut self.endpoints, id).domain = Some(new);
-        Ok(())
+        if let Err(status) = self.settle(id) {
+            // It did not before, either: something is stuck there.
+            log::debug!("endpoints in bypass mode reach nothing yet ({status:?})");
+        }
     }
 
     /// Whether the endpoint could be attached, as far as this can be known before the host is asked.
-    fn check_attach(&self, endpoint: &Endpoint, new: DomainId) -> Result<(), Status> {
-        let Some(domain) = self.domains.get(&new) else {
+    fn check_attach(&self, endpoint: &Endpoint, new: DomainId, bypass: bool) -> Result<(), Status> {
+        let domain = self.domains.get(&new);
+        if domain.is_none() {
             let old = endpoint.domain.and_then(|old| self.domains.get(&old));
             let ends = old.is_some_and(|old| old.endpoints.len() == 1);
             let others = self.domains.len() - usize::from(ends);
-            let full = others >= self.config.limits.max_domains;
-            return if full { Err(Status::NoMem) } else { Ok(()) };
-        };
-        let mut mappings = domain.mappings.iter();
+            if others >= self.config.limits.max_domains {
+                return Err(Status::NoMem);
+            }
+        }
+        let content = domain.or(bypass.then_some(&self.identity));
+        let mut mappings = content.iter().flat_map(|domain| &domain.mappings);
         if !mappings.all(|(&start, mapping)| endpoint.can_map(start, mapping.last)) {
             return Err(Status::Unsupp);
         }
@@ -114,8 +154,11 @@ impl Engine {
     /// Has the endpoint's address space, which is its alone, hold the new domain in place of the old one. On error it
     /// holds the old one again; if even that fails, the endpoint is attached to nothing.
     fn switch(&mut self, id: EndpointId, old: Option<DomainId>, new: DomainId) -> Result<SpaceId, Status> {
-        let (ram, windows) = (&*self.ram, self.windows.as_ref());
         let place = endpoint_mut(&mut self.endpoints, id).space;
+        if self.domains.get(&new).is_some_and(|domain| !domain.chunks.is_empty() || domain.bypass) {
+            self.evict_from(place);
+        }
+        let (ram, windows) = (&*self.ram, self.windows.as_ref());
         let space = self.spaces.get_mut(place);
         if space.is_stuck() {
             return Err(Status::DevErr);
@@ -123,7 +166,10 @@ impl Engine {
         if self.domains.get(&new).is_some_and(|domain| !space.has_room_for(domain)) {
             return Err(Status::NoMem);
         }
-        let old_domain = old.and_then(|old| self.domains.get(&old));
+        let old_domain = match old {
+            Some(old) => self.domains.get(&old),
+            None => space.identity.then_some(&self.identity),
+        };
         let mut outcome = Ok(());
         if let Some(domain) = old_domain {
             space.withdraw(domain, windows, &mut self.counters);
@@ -137,24 +183,29 @@ impl Engine {
             restorable = !space.is_stuck();
         }
         let Err(status) = outcome else {
+            space.identity = false;
             if let Some(old) = old {
                 self.forget_space(place, old);
             }
             return Ok(place);
         };
-        if let (Some(old), Some(domain)) = (old, old_domain) {
+        if let Some(domain) = old_domain {
             let restored = restorable && space.restore(domain, ram, windows, &mut self.counters).is_ok();
             if !restored {
-                log::error!("endpoint {id:#x} lost domain {old}: the host did not undo a failed ATTACH");
-                self.forget_space(place, old);
-                self.leave(id, place, old);
+                log::error!("endpoint {id:#x} reaches nothing: the host did not undo a failed ATTACH");
+                space.identity = false;
+                if let Some(old) = old {
+                    self.forget_space(place, old);
+                    self.leave(id, place, old);
+                }
             }
         }
         Err(status)
     }
 
     /// Detaches an endpoint. If the host does not unmap everything the endpoint is detached all the same, for the guest
-    /// will use the memory otherwise; the rest is tried again before every request. An endpoint that the host does not
+    /// will use the memory otherwise; the rest is tried again before every request. It is too when bypass is on and the
+    /// host does not map RAM; then it reaches nothing. An endpoint that the host does not
     /// part from others of the domain stays attached.
     pub(super) fn detach(&mut self, request: wire::Detach) -> Result<(), Status> {
         let id = request.endpoint;
@@ -170,7 +221,8 @@ impl Engine {
         if self.spaces.get(from).is_stuck() {
             return Err(Status::DevErr);
         }
-        Ok(())
+        let place = endpoint_mut(&mut self.endpoints, id).space;
+        self.settle(place)
     }
 
     /// Takes an endpoint that is about to go out of its domain, if it is in one.
@@ -222,19 +274,26 @@ impl Engine {
 
     /// A domain has ended and is unmapped: its chunks go back.
     fn forget_domain(&mut self, domain: &Domain) {
-        self.counters.mappings -= domain.mappings.len() as u64;
+        self.counters.mappings -= domain.count();
         for chunk in domain.chunks.values() {
             self.give_back(chunk.index);
         }
     }
 
-    /// Ends all domains. Endpoints stay in the address spaces in which they are, which are empty then.
-    pub(super) fn end_domains(&mut self) {
+    /// Ends all domains. Endpoints stay in the address spaces in which they are, which hold nothing then but what is
+    /// parked: with `park`, the chunks of domains that one address space alone has.
+    pub(super) fn end_domains(&mut self, park: bool) {
         let domains = std::mem::take(&mut self.domains);
         for endpoint in self.endpoints.values_mut() {
             endpoint.domain = None;
         }
         for domain in domains.values() {
+            if let (true, [space]) = (park, &domain.spaces[..]) {
+                self.spaces.get_mut(*space).withdraw_ram(domain, &mut self.counters);
+                self.counters.mappings -= domain.count();
+                self.park(*space, &domain.chunks);
+                continue;
+            }
             for space in &domain.spaces {
                 self.spaces.get_mut(*space).withdraw(domain, self.windows.as_ref(), &mut self.counters);
             }

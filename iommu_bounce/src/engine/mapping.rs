@@ -19,6 +19,9 @@ impl Engine {
         self.check_place(start, last)?;
         self.check_alignment(&request)?;
         let domain = self.domains.get(&request.domain).ok_or(Status::NoEnt)?;
+        if domain.bypass {
+            return Err(Status::Inval);
+        }
         if self.is_stuck(domain) {
             return Err(Status::DevErr);
         }
@@ -36,10 +39,19 @@ impl Engine {
             return Err(Status::NoMem);
         }
         let mapping = Mapping { last, gpa: request.gpa, permissions };
-        let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;
-        let (ram, counters) = (&*self.ram, &mut self.counters);
-        map_all(&mut self.spaces, &domain.spaces, start, &mapping, ram, counters)?;
-        domain.mappings.insert(start, mapping);
+        loop {
+            let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;
+            let (ram, counters) = (&*self.ram, &mut self.counters);
+            match map_all(&mut self.spaces, &domain.spaces, start, &mapping, ram, counters) {
+                Ok(()) => {
+                    domain.mappings.insert(start, mapping);
+                    break;
+                }
+                // What is parked goes before anything is refused.
+                Err(Status::NoMem) if self.evict_one() => {}
+                Err(status) => return Err(status),
+            }
+        }
         self.counters.mappings += 1;
         Ok(())
     }
@@ -92,6 +104,9 @@ impl Engine {
         }
         self.check_place(start, last)?;
         let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;
+        if domain.bypass {
+            return Err(Status::Inval);
+        }
         let (ram, counters) = (&*self.ram, &mut self.counters);
         match domain.cover(start, last) {
             Cover::Split => return Err(Status::Range),

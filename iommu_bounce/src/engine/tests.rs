@@ -3,9 +3,11 @@
 //! Tests of the engine against the rules of the specification, one module for each subject.
 
 mod attach;
+mod bypass;
 mod failure;
 mod format;
 mod mapping;
+mod parking;
 mod setup;
 mod shared;
 mod window;

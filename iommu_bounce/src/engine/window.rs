@@ -3,6 +3,8 @@
 //! WINDOW_ADD and WINDOW_DEL (bounce windows, Requests).
 
 use super::{Engine, permissions};
+use crate::DomainId;
+use crate::backend::Permissions;
 use crate::domain::Chunk;
 use crate::space::Memory;
 use crate::spec::Status;
@@ -22,23 +24,42 @@ impl Engine {
             return Err(Status::Range);
         }
         let domain = self.domains.get(&request.domain).ok_or(Status::NoEnt)?;
-        if domain.chunks.contains_key(&iova) {
+        if domain.bypass || domain.chunks.contains_key(&iova) {
             return Err(Status::Inval);
         }
-        if self.is_stuck(domain) {
-            return Err(Status::DevErr);
-        }
-        let windows = self.windows.as_mut().ok_or(Status::Unsupp)?;
-        let index = windows.back(&mut self.counters)?;
-        let chunk = Chunk { index, permissions };
-        if let Err(status) = self.map_chunk(request.domain, iova, chunk) {
-            self.give_back(index);
-            return Err(status);
-        }
+        let chunk = match self.unpark(request.domain, iova, permissions) {
+            Some(chunk) => chunk,
+            None => self.add_chunk(request.domain, iova, permissions)?,
+        };
         let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;
         domain.chunks.insert(iova, chunk);
         let windows = self.windows.as_ref().ok_or(Status::Unsupp)?;
-        Ok(windows.offset(index))
+        Ok(windows.offset(chunk.index))
+    }
+
+    /// Backs a chunk and maps it for a domain, or does nothing.
+    fn add_chunk(&mut self, domain: DomainId, iova: u64, permissions: Permissions) -> Result<Chunk, Status> {
+        if self.domains.get(&domain).is_some_and(|domain| self.is_stuck(domain)) {
+            return Err(Status::DevErr);
+        }
+        let index = loop {
+            let windows = self.windows.as_mut().ok_or(Status::Unsupp)?;
+            match windows.back(&mut self.counters) {
+                // What is parked goes before anything is refused.
+                Err(Status::NoMem) if self.evict_one() => {}
+                outcome => break outcome?,
+            }
+        };
+        let chunk = Chunk { index, permissions };
+        let mut outcome = self.map_chunk(domain, iova, chunk);
+        while outcome == Err(Status::NoMem) && self.evict_one() {
+            outcome = self.map_chunk(domain, iova, chunk);
+        }
+        if let Err(status) = outcome {
+            self.give_back(index);
+            return Err(status);
+        }
+        Ok(chunk)
     }
 
     /// Maps a chunk in all address spaces of a domain, or in none.

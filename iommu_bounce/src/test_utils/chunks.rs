@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
+use vm_memory::{Bytes, MmapRegion, VolatileMemory, VolatileSlice};
 
 use super::MapperProbe;
 use crate::{ChunkError, ChunkStore};
@@ -17,6 +17,8 @@ struct State {
     peak: u32,
     fail_back: Option<bool>,
     fail_release: bool,
+    fail_park: bool,
+    parked: u32,
     failures: u64,
     watched: Vec<MapperProbe>,
 }
@@ -31,6 +33,7 @@ pub struct TestChunks {
     chunks: u32,
     backed: BTreeMap<u32, MmapRegion<()>>,
     lost: Vec<u32>,
+    parked: Vec<u32>,
     probe: ChunkProbe,
 }
 
@@ -41,7 +44,14 @@ pub struct ChunkProbe(Arc<Mutex<State>>);
 impl TestChunks {
     /// A store of so many chunks of so many bytes.
     pub fn new(chunk_size: u64, chunks: u32) -> Self {
-        Self { chunk_size, chunks, backed: BTreeMap::new(), lost: Vec::new(), probe: ChunkProbe(Arc::default()) }
+        Self {
+            chunk_size,
+            chunks,
+            backed: BTreeMap::new(),
+            lost: Vec::new(),
+            parked: Vec::new(),
+            probe: ChunkProbe(Arc::default()),
+        }
     }
 
     /// A view of this store that stays when the engine takes it.
@@ -90,6 +100,17 @@ impl ChunkProbe {
         let mut state = self.state();
         state.fail_back = None;
         state.fail_release = false;
+        state.fail_park = false;
+    }
+
+    /// Lets the next `park` or `unpark` fail.
+    pub fn fail_park(&self) {
+        self.state().fail_park = true;
+    }
+
+    /// Chunks parked now.
+    pub fn parked(&self) -> u32 {
+        self.state().parked
     }
 
     /// Lets the next `release` fail.
@@ -126,7 +147,36 @@ impl ChunkStore for TestChunks {
     }
 
     fn memory(&self, index: u32) -> Option<VolatileSlice<'_>> {
-        self.backed.get(&index).map(|region| region.as_volatile_slice())
+        let region = self.backed.get(&index).filter(|_| !self.parked.contains(&index))?;
+        Some(region.as_volatile_slice())
+    }
+
+    fn park(&mut self, index: u32) -> Result<(), ChunkError> {
+        let mut state = self.probe.state();
+        let region = self.backed.get(&index).expect("only a chunk that is backed is parked");
+        state.failures += u64::from(state.fail_park);
+        if std::mem::take(&mut state.fail_park) {
+            return Err(io::Error::from_raw_os_error(5).into());
+        }
+        region.as_volatile_slice().write_slice(&vec![0; region.size()], 0).map_err(io::Error::other)?;
+        if !self.parked.contains(&index) {
+            self.parked.push(index);
+            state.parked += 1;
+        }
+        Ok(())
+    }
+
+    fn unpark(&mut self, index: u32) -> Result<(), ChunkError> {
+        let mut state = self.probe.state();
+        let place = self.parked.iter().position(|parked| *parked == index);
+        let place = place.expect("only a parked chunk is shown again");
+        state.failures += u64::from(state.fail_park);
+        if std::mem::take(&mut state.fail_park) {
+            return Err(io::Error::from_raw_os_error(5).into());
+        }
+        self.parked.remove(place);
+        state.parked -= 1;
+        Ok(())
     }
 
     fn release(&mut self, index: u32) -> Result<(), ChunkError> {
@@ -141,6 +191,10 @@ impl ChunkStore for TestChunks {
                 let reached = memory.contains(&mapping.host_address);
                 assert!(!reached, "release of chunk {index}, mapped at {iova:#x}");
             }
+        }
+        if let Some(place) = self.parked.iter().position(|parked| *parked == index) {
+            self.parked.remove(place);
+            state.parked -= 1;
         }
         if std::mem::take(&mut state.fail_release) {
             state.failures += 1;

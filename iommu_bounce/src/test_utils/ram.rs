@@ -2,7 +2,7 @@
 
 //! Guest RAM for tests.
 
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
 
 use crate::GuestRam;
 
@@ -34,6 +34,10 @@ impl GuestRam for TestRam {
     fn slice(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
         let len = usize::try_from(len).ok()?;
         self.0.get_slice(GuestAddress(gpa), len).ok()
+    }
+
+    fn regions(&self) -> Vec<(u64, u64)> {
+        self.0.iter().map(|region| (region.start_addr().0, region.len())).collect()
     }
 
     fn prefix(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {

@@ -17,6 +17,13 @@ pub fn attach(endpoint: u32, domain: u32) -> Vec<u8> {
     encode(request::ATTACH, &[&domain, &endpoint, &[0; 8]])
 }
 
+/// ATTACH to a bypass domain.
+pub fn attach_bypass(endpoint: u32, domain: u32) -> Vec<u8> {
+    let mut bytes = attach(endpoint, domain);
+    bytes[12] = 1;
+    bytes
+}
+
 /// DETACH.
 pub fn detach(endpoint: u32, domain: u32) -> Vec<u8> {
     let (domain, endpoint) = (domain.to_le_bytes(), endpoint.to_le_bytes());

@@ -16,7 +16,8 @@ use crate::rig::Rig;
 fn agree(ops: &[(Option<HostFailure>, Op)]) {
     let mut rig = Rig::new();
     for (failure, op) in ops {
-        if let Some(failure) = failure {
+        // A host that does not map RAM leaves an endpoint outside of bypass mode: `survive` has that.
+        if let Some(failure) = failure.as_ref().filter(|_| !rig.model.bypass) {
             rig.inject(failure);
         }
         let failures = rig.host_failures();
@@ -25,7 +26,11 @@ fn agree(ops: &[(Option<HostFailure>, Op)]) {
         let host_failed = rig.host_failures() != failures;
         let mut expected = rig.model.clone();
         let predicted = expected.apply(op);
-        if predicted == Some(Status::Ok as u8) && host_failed {
+        // The engine may have got by, by giving up what was parked.
+        let failed_for_good = status != Some(Status::Ok as u8);
+        if matches!(op, Op::WriteBypass { .. }) && host_failed {
+            expected = rig.model.clone();
+        } else if predicted == Some(Status::Ok as u8) && host_failed && failed_for_good {
             let failed = [Status::NoMem as u8, Status::DevErr as u8];
             assert!(failed.contains(&status.expect("it was answered")), "{op:?}");
             expected = rig.model.clone();
@@ -37,7 +42,7 @@ fn agree(ops: &[(Option<HostFailure>, Op)]) {
         rig.check_state();
         rig.check_budget(budget_before);
     }
-    rig.engine.reset();
+    rig.end();
     rig.check_empty();
 }
 
@@ -55,8 +60,7 @@ fn survive(ops: &[(Option<HostFailure>, Op)]) {
         rig.check_budget(before);
     }
     rig.heal();
-    rig.engine.reset();
-    rig.engine.reset();
+    rig.end();
     rig.check_empty();
 }
 

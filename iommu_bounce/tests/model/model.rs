@@ -11,6 +11,7 @@ use crate::rig::{APERTURE, APERTURE_CHUNKS, CHUNK, ENDPOINTS, FIRST_IOVA, MAX_DO
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Domain {
+    pub(crate) bypass: bool,
     /// First IOVA, last IOVA, gpa, flags.
     pub(crate) mappings: Vec<(u64, u64, u64, u32)>,
     /// IOVA and flags.
@@ -23,6 +24,8 @@ pub(crate) struct Model {
     /// Which domain each endpoint is in.
     pub(crate) attached: BTreeMap<u32, u32>,
     pub(crate) domains: BTreeMap<u32, Domain>,
+    /// Whether endpoints that are attached to nothing reach all RAM.
+    pub(crate) bypass: bool,
     pub(crate) budget: u64,
     /// Chunks that the store lost.
     pub(crate) lost: u64,
@@ -54,7 +57,7 @@ impl Model {
     /// What the device answers on a host that does not fail; `None` for what is no request.
     pub(crate) fn apply(&mut self, op: &Op) -> Option<u8> {
         let outcome = match op {
-            Op::Attach { endpoint, domain } => self.attach(*endpoint, *domain),
+            Op::Attach { endpoint, domain, bypass } => self.attach(*endpoint, *domain, *bypass),
             Op::Detach { endpoint, domain } => self.detach(*endpoint, *domain),
             Op::Map(map) => self.map(map),
             Op::Unmap { domain, start, pages } => {
@@ -72,7 +75,14 @@ impl Model {
                 }
                 Err(Status::Inval)
             }
-            Op::Reset { features } => {
+            Op::WriteBypass { value } => {
+                if self.has(feature::BYPASS_CONFIG) && *value < 2 {
+                    self.bypass = *value == 1;
+                }
+                return None;
+            }
+            Op::Reset { features } | Op::SystemReset { features } => {
+                self.bypass &= matches!(op, Op::Reset { .. });
                 self.attached.clear();
                 self.domains.clear();
                 self.features = *features;
@@ -91,16 +101,22 @@ impl Model {
         self.domains.retain(|domain, _| attached.values().any(|of| of == domain));
     }
 
-    fn attach(&mut self, endpoint: u32, domain: u32) -> Outcome {
+    fn attach(&mut self, endpoint: u32, domain: u32, bypass: bool) -> Outcome {
+        if bypass && !self.has(feature::BYPASS_CONFIG) {
+            return Err(Status::Inval);
+        }
         if !ENDPOINTS.contains(&endpoint) {
             return Err(Status::NoEnt);
         }
         if !(1..=4).contains(&domain) {
             return Err(Status::Range);
         }
+        if self.domains.get(&domain).is_some_and(|domain| domain.bypass != bypass) {
+            return Err(Status::Inval);
+        }
         let mut after = self.clone();
         after.attached.insert(endpoint, domain);
-        after.domains.entry(domain).or_default();
+        after.domains.entry(domain).or_default().bypass = bypass;
         after.end_empty_domains();
         if after.domains.len() > MAX_DOMAINS {
             return Err(Status::NoMem);
@@ -135,6 +151,9 @@ impl Model {
             return Err(Status::Range);
         }
         let domain = self.domains.get_mut(&map.domain).ok_or(Status::NoEnt)?;
+        if domain.bypass {
+            return Err(Status::Inval);
+        }
         let overlaps = |(from, to, ..): &(u64, u64, u64, u32)| *from <= last && start <= *to;
         if domain.mappings.iter().any(overlaps) {
             return Err(Status::Inval);
@@ -157,6 +176,9 @@ impl Model {
             return Err(Status::Range);
         }
         let domain = self.domains.get_mut(&domain).ok_or(Status::NoEnt)?;
+        if domain.bypass {
+            return Err(Status::Inval);
+        }
         let touched = |m: &(u64, u64, u64, u32)| m.0 <= last && start <= m.1;
         let whole = |m: &(u64, u64, u64, u32)| start <= m.0 && m.1 <= last;
         if domain.mappings.iter().any(|m| touched(m) && !whole(m)) {
@@ -181,7 +203,7 @@ impl Model {
         self.check_chunk(iova)?;
         let full = (self.chunks() + 1) * CHUNK > self.budget;
         let domain = self.domains.get_mut(&domain).ok_or(Status::NoEnt)?;
-        if domain.chunks.iter().any(|(place, _)| *place == iova) {
+        if domain.bypass || domain.chunks.iter().any(|(place, _)| *place == iova) {
             return Err(Status::Inval);
         }
         if full {

@@ -10,16 +10,50 @@ use crate::rig::{CHUNK, ENDPOINTS, FIRST_IOVA, PAGE};
 /// A request, or another event. Addresses are in pages from [`FIRST_IOVA`], so that most of them meet.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    Attach { endpoint: u32, domain: u32 },
-    Detach { endpoint: u32, domain: u32 },
+    Attach {
+        endpoint: u32,
+        domain: u32,
+        bypass: bool,
+    },
+    Detach {
+        endpoint: u32,
+        domain: u32,
+    },
     Map(Map),
-    Unmap { domain: u32, start: u64, pages: u64 },
-    Probe { endpoint: u32 },
-    WindowAdd { domain: u32, page: u64, flags: u32 },
-    WindowDel { domain: u32, page: u64 },
-    Truncated { op: Box<Op>, len: prop::sample::Index },
-    Reset { features: u64 },
-    SetBudget { chunks: u64 },
+    Unmap {
+        domain: u32,
+        start: u64,
+        pages: u64,
+    },
+    Probe {
+        endpoint: u32,
+    },
+    WindowAdd {
+        domain: u32,
+        page: u64,
+        flags: u32,
+    },
+    WindowDel {
+        domain: u32,
+        page: u64,
+    },
+    Truncated {
+        op: Box<Op>,
+        len: prop::sample::Index,
+    },
+    Reset {
+        features: u64,
+    },
+    /// A reset of the whole VM, then as Reset.
+    SystemReset {
+        features: u64,
+    },
+    WriteBypass {
+        value: u8,
+    },
+    SetBudget {
+        chunks: u64,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +83,8 @@ impl Op {
     pub(crate) fn request(&self) -> Option<Vec<u8>> {
         let iova = |page: u64| FIRST_IOVA + page * PAGE;
         Some(match self {
-            Self::Attach { endpoint, domain } => encode::attach(*endpoint, *domain),
+            Self::Attach { endpoint, domain, bypass: false } => encode::attach(*endpoint, *domain),
+            Self::Attach { endpoint, domain, bypass: true } => encode::attach_bypass(*endpoint, *domain),
             Self::Detach { endpoint, domain } => encode::detach(*endpoint, *domain),
             Self::Map(map) => {
                 let (start, last, gpa) = map.bytes();
@@ -64,7 +99,9 @@ impl Op {
                 bytes.truncate(1 + len.index(bytes.len() - 1));
                 bytes
             }
-            Self::Reset { .. } | Self::SetBudget { .. } => return None,
+            Self::Reset { .. } | Self::SystemReset { .. } | Self::WriteBypass { .. } | Self::SetBudget { .. } => {
+                return None;
+            }
         })
     }
 }
@@ -106,7 +143,8 @@ fn map() -> impl Strategy<Value = Map> {
 fn request() -> impl Strategy<Value = Op> {
     let pair = || (endpoint(), domain());
     prop_oneof![
-        4 => pair().prop_map(|(endpoint, domain)| Op::Attach { endpoint, domain }),
+        4 => (pair(), prop::bool::weighted(0.15))
+            .prop_map(|((endpoint, domain), bypass)| Op::Attach { endpoint, domain, bypass }),
         2 => pair().prop_map(|(endpoint, domain)| Op::Detach { endpoint, domain }),
         8 => map().prop_map(Op::Map),
         5 => (domain(), 0u64..40, 1u64..12)
@@ -124,11 +162,14 @@ pub(crate) fn any_op() -> impl Strategy<Value = Op> {
         let op = Box::new(op);
         Op::Truncated { op, len }
     });
-    let features = prop_oneof![3 => Just(u64::MAX), 1 => Just(!(1 << 23)), 1 => Just(!(1 << 2))];
+    let features =
+        || prop_oneof![5 => Just(u64::MAX), 1 => Just(!(1 << 23)), 1 => Just(!(1 << 2)), 1 => Just(!(1 << 6))];
     prop_oneof![
         40 => request(),
         2 => truncated,
-        1 => features.prop_map(|features| Op::Reset { features }),
+        1 => features().prop_map(|features| Op::Reset { features }),
+        1 => features().prop_map(|features| Op::SystemReset { features }),
+        1 => (0u8..=2).prop_map(|value| Op::WriteBypass { value }),
         2 => (0u64..=5).prop_map(|chunks| Op::SetBudget { chunks }),
     ]
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use iommu_bounce::test_utils::{ChunkProbe, MapperProbe, RecordingMapper, TestChunks, TestGroup, TestRam};
 use iommu_bounce::{DmaMapper, Engine, EngineConfig, Limits, Permissions, WindowConfig};
 
-use crate::model::Model;
+use crate::model::{Domain, Model};
 use crate::ops::{HostFailure, Op};
 
 pub(crate) const PAGE: u64 = 0x1000;
@@ -74,6 +74,7 @@ impl Rig {
             features: u64::MAX,
             attached: BTreeMap::new(),
             domains: BTreeMap::new(),
+            bypass: false,
             budget: FIRST_BUDGET,
             lost: 0,
         };
@@ -87,6 +88,12 @@ impl Rig {
                 self.engine.reset();
                 self.engine.accept_features(*features);
             }
+            Op::SystemReset { features } => {
+                self.engine.system_reset();
+                self.engine.reset();
+                self.engine.accept_features(*features);
+            }
+            Op::WriteBypass { value } => self.engine.write_bypass(*value),
             Op::SetBudget { chunks } => {
                 let set = self.engine.set_budget(chunks * CHUNK);
                 set.expect("the region is as large");
@@ -151,7 +158,10 @@ impl Rig {
             let mapper = self.mapper_of(id);
             let domain = self.model.attached.get(&id);
             let domain = domain.map(|domain| self.model.domains[domain].clone());
-            let domain = domain.unwrap_or_default();
+            let mut domain = domain.unwrap_or_else(|| Domain { bypass: self.model.bypass, ..Domain::default() });
+            if domain.bypass {
+                domain.mappings.push((0, RAM_PAGES * PAGE - 1, 0, 3));
+            }
             let mut bytes = 0;
             for &(start, last, gpa, flags) in &domain.mappings {
                 bytes += last - start + 1;
@@ -168,14 +178,38 @@ impl Rig {
                 let mapping = mappings[iova];
                 assert_eq!((mapping.len, mapping.permissions.bits()), (CHUNK, *flags));
             }
+            let parked = mappings.iter().filter(|(iova, mapping)| {
+                !self.is_ram(mapping.host_address) && !domain.chunks.iter().any(|(place, _)| place == *iova)
+            });
+            bytes += parked.count() as u64 * CHUNK;
             assert_eq!(mapper.mapped_bytes(), bytes, "endpoint {id}");
         }
         self.check_chunks();
         let counters = self.engine.counters();
         assert_eq!(counters.mappings, self.model.mappings() as u64);
-        assert_eq!(counters.window_bytes, self.model.chunks() * CHUNK);
+        assert_eq!(counters.parked_chunks, self.parked_on_host());
+        let chunks = self.model.chunks() + counters.parked_chunks;
+        assert_eq!(counters.window_bytes, chunks * CHUNK);
         assert_eq!((counters.stuck_ranges, counters.lost_chunks), (0, self.model.lost));
         self.check_counters();
+    }
+
+    /// Chunks that the host maps and no domain has.
+    fn parked_on_host(&self) -> u64 {
+        let mut domains = Vec::new();
+        let mut mapped = 0;
+        for mapper in self.mappers.values() {
+            mapped += mapper.mappings().values().filter(|mapping| !self.is_ram(mapping.host_address)).count();
+        }
+        for (id, domain) in &self.model.attached {
+            let place = (self.mapper_of(*id), *domain);
+            if !domains.iter().any(|(mapper, _): &(MapperProbe, u32)| mapper.is(&place.0)) {
+                domains.push(place);
+            }
+        }
+        let owned = domains.iter().map(|(_, domain)| self.model.domains[domain].chunks.len());
+        assert_eq!(self.engine.counters().parked_chunks, u64::from(self.chunks.parked()));
+        (mapped - owned.sum::<usize>()) as u64
     }
 
     /// A chunk is in one domain, at one IOVA, for all endpoints of the domain.
@@ -190,19 +224,22 @@ impl Rig {
         }
     }
 
+    /// Whether guest RAM is at an address of the host.
+    fn is_ram(&self, address: usize) -> bool {
+        let regions = [(0, FIRST_REGION), (FIRST_REGION as u64, SECOND_REGION)];
+        regions.iter().any(|&(gpa, len)| {
+            let start = self.ram.host_address(gpa);
+            (start..start + len).contains(&address)
+        })
+    }
+
     /// The figures are those of the host.
     pub(crate) fn check_counters(&self) {
         let counters = self.engine.counters();
-        let regions = [(0, FIRST_REGION), (FIRST_REGION as u64, SECOND_REGION)];
-        let regions = regions.map(|(gpa, len)| {
-            let start = self.ram.host_address(gpa);
-            start..start + len
-        });
-        let is_ram = |address: usize| regions.iter().any(|region| region.contains(&address));
         let mut mapped = 0;
         for mapper in self.mappers.values() {
             let mappings = mapper.mappings().into_values();
-            let ram = mappings.filter(|mapping| is_ram(mapping.host_address));
+            let ram = mappings.filter(|mapping| self.is_ram(mapping.host_address));
             mapped += ram.map(|mapping| mapping.len).sum::<u64>();
         }
         assert_eq!(counters.mapped_bytes, mapped);
@@ -216,6 +253,13 @@ impl Rig {
         let space = self.engine.config_space();
         let budget = u64::from_le_bytes(*space[64..].first_chunk().expect("it is there"));
         assert!(now <= before || now <= budget, "{now:#x} over {budget:#x}");
+    }
+
+    /// A reset of the VM, which ends bypass, and one of a driver without windows, which ends parking.
+    pub(crate) fn end(&mut self) {
+        self.engine.system_reset();
+        self.engine.accept_features(0);
+        self.engine.reset();
     }
 
     /// After a reset nothing is left on the host but lost chunks.

@@ -63,6 +63,9 @@ pub struct Counters {
     pub window_bytes: u64,
     /// Most bytes of window memory that were backed at any time.
     pub peak_window_bytes: u64,
+    /// Parked chunks that a guest took up again after a reset of the VM.
+    #[serde(default)]
+    pub unparked_chunks: u64,
 }
 
 /// Reads an event file; one that was never made has no events.

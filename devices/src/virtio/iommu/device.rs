@@ -5,7 +5,7 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use iommu_bounce::spec::feature;
+use iommu_bounce::spec::{config, feature};
 use iommu_bounce::{Engine, MAX_REPLY};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestMemoryMmap;
@@ -94,8 +94,12 @@ impl VirtioDevice for VirtioIommu {
         }
     }
 
-    /// Nothing is writable: `bypass` is not offered.
-    fn write_config(&self, _offset: usize, _data: &[u8]) {}
+    /// Only `bypass` is writable.
+    fn write_config(&self, offset: usize, data: &[u8]) {
+        if let Some(value) = config::BYPASS.checked_sub(offset).and_then(|at| data.get(at)) {
+            lock(&self.engine).write_bypass(*value);
+        }
+    }
 
     fn activate(&self, activation: Activation) {
         lock(&self.engine).accept_features(activation.features);
@@ -119,11 +123,11 @@ impl VirtioDevice for VirtioIommu {
     }
 
     fn reset(&self) {
-        *lock(&self.active) = None;
-        lock(&self.engine).reset();
-        if let Some(windows) = &self.windows {
-            windows.set_in_use(false);
-        }
+        self.stop(Engine::reset);
+    }
+
+    fn system_reset(&self) {
+        self.stop(Engine::system_reset);
     }
 
     fn shared_region(&self) -> Option<SharedRegion> {
@@ -132,6 +136,17 @@ impl VirtioDevice for VirtioIommu {
 
     fn shared_region_moved(&self, address: u64) -> io::Result<()> {
         self.windows.as_ref().map_or(Ok(()), |windows| windows.moved(address))
+    }
+}
+
+impl VirtioIommu {
+    /// Lets go of the queues, and resets the engine.
+    fn stop(&self, reset: fn(&mut Engine)) {
+        *lock(&self.active) = None;
+        reset(&mut lock(&self.engine));
+        if let Some(windows) = &self.windows {
+            windows.set_in_use(false);
+        }
     }
 }
 

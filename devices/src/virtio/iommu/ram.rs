@@ -31,6 +31,10 @@ impl GuestRam for RamView {
         self.part(gpa, len).filter(|part| part.len() as u64 == len)
     }
 
+    fn regions(&self) -> Vec<(u64, u64)> {
+        self.0.iter().map(|region| (region.start_addr().raw_value(), region.len())).collect()
+    }
+
     fn prefix(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
         self.part(gpa, len)
     }
@@ -58,6 +62,11 @@ mod tests {
         assert!(view.slice(0x3000, 0x2000).is_none());
         assert_eq!(view.prefix(0x3000, 0x2000).unwrap().len(), 0x1000);
         assert_eq!(view.prefix(0x4000, 0x1000).unwrap().len(), 0x1000);
+    }
+
+    #[test]
+    fn all_regions_are_listed() {
+        assert_eq!(view().regions(), [(0, 0x4000), (0x4000, 0x4000), (0x10000, 0x1000)]);
     }
 
     #[test]

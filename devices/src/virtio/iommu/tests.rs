@@ -326,10 +326,34 @@ fn plain_device_offers_no_window() {
     guest.write(0, &0u32.to_le_bytes());
     let mut features = [0; 4];
     guest.function.read_bar(0, 4, &mut features);
-    assert_eq!(u64::from(u32::from_le_bytes(features)), BASIC);
+    assert_eq!(u64::from(u32::from_le_bytes(features)), BASIC | feature::BYPASS_CONFIG);
     assert!(guest.function.bars().iter().all(|bar| bar.index < 2), "no BAR for a shared region");
     assert_eq!(guest.config_u64(40), 0);
     assert!(guest.handle.set_budget(CHUNK).is_err());
     assert!(guest.handle.set_threshold(1).is_err());
     assert_eq!(guest.handle.held_window_bytes(), 0);
+}
+
+#[test]
+fn driver_writes_bypass_and_nothing_else() {
+    let guest = Guest::running(BASIC | feature::BYPASS_CONFIG);
+    let before = guest.config_u64(0);
+    guest.write(DEVICE_CONFIG, &[0xff; 8]);
+    assert_eq!(guest.config_u64(0), before);
+    guest.write(DEVICE_CONFIG + 36, &[1]);
+    assert_eq!(guest.config_u64(32) >> 32, 1);
+    let ram: Vec<_> = guest.mapper.mappings().iter().map(|(iova, mapping)| (*iova, mapping.len)).collect();
+    assert_eq!(ram, [(0, RAM as u64)]);
+    // As part of a wider access, too.
+    guest.write(DEVICE_CONFIG + 32, &[0; 8]);
+    assert_eq!(guest.config_u64(32) >> 32, 0);
+    assert!(guest.mapper.is_empty());
+}
+
+#[test]
+fn bypass_is_not_writable_without_the_feature() {
+    let guest = Guest::running(BASIC);
+    guest.write(DEVICE_CONFIG + 36, &[1]);
+    assert_eq!(guest.config_u64(32) >> 32, 0);
+    assert!(guest.mapper.is_empty());
 }

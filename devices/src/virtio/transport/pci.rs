@@ -147,7 +147,7 @@ impl VirtioPciDevice {
         let started = match common.write(offset, data, &self.interrupts) {
             Action::None => true,
             Action::Reset => {
-                self.reset_device(&mut common);
+                self.reset_device(&mut common, false);
                 true
             }
             Action::Start => self.start(&common),
@@ -169,9 +169,14 @@ impl VirtioPciDevice {
         true
     }
 
-    fn reset_device(&self, common: &mut CommonConfig) {
+    /// `of_all`: the whole VM is reset.
+    fn reset_device(&self, common: &mut CommonConfig, of_all: bool) {
         self.live.store(false, Ordering::Release);
-        self.device.reset();
+        if of_all {
+            self.device.system_reset();
+        } else {
+            self.device.reset();
+        }
         self.interrupts.reset();
         common.reset();
     }
@@ -302,7 +307,7 @@ impl PciDevice for VirtioPciDevice {
 
     fn reset(&self) -> io::Result<()> {
         self.bus_master.store(false, Ordering::Relaxed);
-        self.reset_device(&mut lock(&self.common));
+        self.reset_device(&mut lock(&self.common), true);
         self.interrupts.with_msix(MsixTable::reset);
         let pristine = lock(&self.pristine).clone();
         *lock(&self.space) = pristine;

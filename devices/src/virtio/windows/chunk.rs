@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::retry_on_intr;
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 /// Bytes of the huge pages that chunks can be made of.
 pub(super) const HUGE_PAGE: u64 = 2 << 20;
@@ -32,6 +33,24 @@ impl Chunk {
         retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, size))?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(Self(file))
+    }
+}
+
+impl Chunk {
+    /// Writes zeros over its `size` bytes, in place: whoever else maps it sees them.
+    ///
+    /// # Errors
+    /// What the kernel refused. The bytes may be as they were.
+    pub(super) fn zero(&self, size: usize) -> io::Result<()> {
+        let file = FileOffset::new(self.0.try_clone()?.into(), 0);
+        // Mapped for the purpose: a file of huge pages cannot be written to otherwise.
+        let view = MmapRegion::<()>::from_file(file, size).map_err(io::Error::other)?;
+        let zeros = [0; 4096];
+        for offset in (0..size).step_by(zeros.len()) {
+            let len = zeros.len().min(size - offset);
+            view.as_volatile_slice().write_slice(&zeros[..len], offset).map_err(io::Error::other)?;
+        }
+        Ok(())
     }
 }
 

@@ -91,6 +91,8 @@ pub(super) enum Place {
     Fresh,
     /// A chunk that the engine has.
     Backed(Chunk),
+    /// A chunk that the engine has and the guest does not see: it sees the scratch chunk.
+    Parked(Chunk),
     /// The scratch chunk.
     Released,
     /// Something that could not be taken away. Never used again, and counted as backed.
@@ -108,7 +110,7 @@ pub(super) struct State {
     pub(super) free: Vec<u32>,
     /// Chunks that may be held at once.
     pub(super) budget: u64,
-    /// Chunks that are backed or lost.
+    /// Chunks that are backed, parked or lost.
     pub(super) backed: u64,
     /// Chunks ready to be backed.
     pub(super) stash: Vec<Chunk>,
@@ -258,6 +260,11 @@ impl Drop for WindowMemory {
 }
 
 impl Shared {
+    /// Bytes of a chunk.
+    pub(super) fn chunk_len(&self) -> io::Result<usize> {
+        usize::try_from(self.chunk_size).map_err(io::Error::other)
+    }
+
     /// Makes the slot of place `index`, to which something is mapped, unless it has one.
     pub(super) fn show(&self, state: &mut State, index: u32) -> io::Result<()> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);

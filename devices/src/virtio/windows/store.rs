@@ -88,12 +88,47 @@ impl ChunkStore for WindowStore {
         backed.then(|| self.0.region.slice(index)).flatten()
     }
 
+    fn park(&mut self, index: u32) -> Result<(), ChunkError> {
+        let mut state = lock(&self.0.state);
+        let place = state.places.get_mut(index as usize).ok_or_else(unknown)?;
+        match place {
+            Place::Backed(chunk) => {
+                self.0.region.map(index, &self.0.scratch)?;
+                chunk.zero(self.0.chunk_len()?)?;
+            }
+            Place::Parked(chunk) => return Ok(chunk.zero(self.0.chunk_len()?)?),
+            _ => return Err(unknown()),
+        }
+        if let Place::Backed(chunk) = std::mem::replace(place, Place::Lost) {
+            *place = Place::Parked(chunk);
+        }
+        Ok(())
+    }
+
+    fn unpark(&mut self, index: u32) -> Result<(), ChunkError> {
+        let mut state = lock(&self.0.state);
+        let Some(Place::Parked(chunk)) = state.places.get(index as usize) else { return Err(unknown()) };
+        let shown = self.0.region.map(index, chunk).and_then(|()| self.0.show(&mut state, index));
+        if let Err(error) = shown {
+            if self.0.region.map(index, &self.0.scratch).is_err() {
+                self.0.hide(&mut state, index);
+            }
+            return Err(shortage(error));
+        }
+        let place = &mut state.places[index as usize];
+        if let Place::Parked(chunk) = std::mem::replace(place, Place::Lost) {
+            *place = Place::Backed(chunk);
+        }
+        Ok(())
+    }
+
     fn release(&mut self, index: u32) -> Result<(), ChunkError> {
         let mut state = lock(&self.0.state);
-        let Some(place) = state.places.get_mut(index as usize).filter(|place| matches!(place, Place::Backed(_))) else {
-            return Err(ChunkError::Host(io::ErrorKind::InvalidInput.into()));
+        let place = state.places.get_mut(index as usize);
+        let place = place.filter(|place| matches!(place, Place::Backed(_) | Place::Parked(_))).ok_or_else(unknown)?;
+        let (Place::Backed(chunk) | Place::Parked(chunk)) = std::mem::replace(place, Place::Lost) else {
+            unreachable!("filtered above")
         };
-        let Place::Backed(chunk) = std::mem::replace(place, Place::Lost) else { unreachable!("filtered above") };
         if let Err(error) = self.0.region.map(index, &self.0.scratch) {
             // The guest must not see what it gave back; the file may still be mapped, so the chunk counts on.
             self.0.hide(&mut state, index);
@@ -107,6 +142,11 @@ impl ChunkStore for WindowStore {
         self.0.work.notify_one();
         Ok(())
     }
+}
+
+/// The index is not that of a chunk.
+fn unknown() -> ChunkError {
+    ChunkError::Host(io::ErrorKind::InvalidInput.into())
 }
 
 fn shortage(error: io::Error) -> ChunkError {

@@ -135,6 +135,34 @@ fn released_chunk_gives_its_memory_back() {
 }
 
 #[test]
+fn parked_chunk_is_out_of_sight_and_zero_and_comes_back_with_the_same_memory() {
+    let (slots, windows) = windows(2, 1);
+    let mut store = windows.store();
+    let index = store.back().unwrap();
+    let host = slots.at(place(index)).unwrap();
+    let inodes = mapped_inodes(host.address, host.len);
+    slots.store(place(index) + CHUNK - 1, 0x5a);
+    store.park(index).unwrap();
+    assert!(store.memory(index).is_none());
+    assert!(is_open(inodes[0]), "a device may have it mapped");
+    assert_ne!(mapped_inodes(host.address, host.len), inodes);
+    slots.store(place(index), 0x77);
+    assert!(matches!(store.back(), Err(ChunkError::NoResources)), "it counts against the budget");
+    store.park(index).unwrap();
+    store.unpark(index).unwrap();
+    assert_eq!(mapped_inodes(host.address, host.len), inodes);
+    assert_eq!((slots.load(place(index)), slots.load(place(index) + CHUNK - 1)), (0, 0));
+    assert_eq!((slots.len(), slots.removed()), (1, 0));
+    store.park(index).unwrap();
+    store.release(index).unwrap();
+    assert_eq!(settle(&windows, 0), 0);
+    assert!(!is_open(inodes[0]));
+    for result in [store.park(index), store.unpark(index), store.park(9), store.unpark(9)] {
+        assert!(matches!(result, Err(ChunkError::Host(_))));
+    }
+}
+
+#[test]
 fn unknown_chunk_is_not_released() {
     let (_, windows) = windows(2, 2);
     let mut store = windows.store();

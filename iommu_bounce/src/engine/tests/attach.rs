@@ -24,9 +24,9 @@ fn domain_outside_its_range_is_out_of_range() {
 #[test]
 fn flags_and_reserved_bytes_are_invalid() {
     let mut rig = Rig::new();
-    for at in [12, 13, 15, 16, 19] {
+    for (at, value) in [(12, 2), (13, 1), (15, 1), (16, 1), (19, 1)] {
         let mut request = attach(1, 1);
-        request[at] = 1;
+        request[at] = value;
         assert_eq!(rig.status(&request), INVAL, "byte {at}");
     }
 }

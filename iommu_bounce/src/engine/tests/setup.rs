@@ -108,11 +108,11 @@ fn wrong_endpoint_names_the_rule() {
 #[test]
 fn features_follow_the_configuration() {
     let plain = plain_engine();
-    assert_eq!(plain.features(), 0b10111);
-    assert_eq!(Rig::new().engine.features(), 0b10111 | 1 << 23);
+    assert_eq!(plain.features(), 0b101_0111);
+    assert_eq!(Rig::new().engine.features(), 0b101_0111 | 1 << 23);
     let config = EngineConfig { probe_size: 0, ..EngineConfig::default() };
     let engine = Engine::new(config, ram(), None).expect("it is valid");
-    assert_eq!(engine.features(), 0b00111);
+    assert_eq!(engine.features(), 0b100_0111);
 }
 
 #[test]

@@ -75,6 +75,37 @@ fn reboot_without_windows_loses_nothing() {
 }
 
 #[test]
+fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
+    // An emergency restart, as a crash: the kernel neither unmaps nor resets anything before the machine resets.
+    let id = unique();
+    let verify = workload::fio_verify(8, 32);
+    let job = format!(
+        r#"{WAIT_FOR_NVME}{MARKER}
+FOUND=$(marker)
+echo "CAROM-BOOT ${{FOUND#{id}-}}"
+{verify}
+case $FOUND in
+{id}-2) marker {id}-done ;;
+{id}-1) marker {id}-2; echo b >/proc/sysrq-trigger; sleep 60 ;;
+*) marker {id}-1; echo b >/proc/sysrq-trigger; sleep 60 ;;
+esac
+"#
+    );
+    let guest =
+        Guest::new("reset-parks").iommu_device(&SITE.nvme[0]).bounce("size=64M").cmdline("iommu.strict=1").job(&job);
+
+    let outcome = run(&guest);
+
+    workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
+    // Each reset reports the counters before it resets anything.
+    let [first, second, .., last] = &outcome.counters[..] else { panic!("two resets: {:?}", outcome.counters) };
+    assert!(first.requests.window_add >= 1 && first.unparked_chunks == 0, "{first:?}");
+    assert!(second.unparked_chunks >= 1, "the second kernel took up what the first had: {second:?}");
+    assert!(last.unparked_chunks > second.unparked_chunks, "so did the third: {last:?}");
+    assert!(last.window_bytes <= 64 * MIB, "{last:?}");
+}
+
+#[test]
 fn driver_is_unbound_and_rebound_under_windows() {
     const ROUNDS: usize = 4;
     let verify = workload::fio_verify(8, 32);

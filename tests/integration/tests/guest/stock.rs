@@ -55,6 +55,17 @@ fn lazy_io_is_verified() {
 }
 
 #[test]
+fn passthrough_domain_maps_all_ram_once() {
+    let outcome = run(&guest("stock-identity").cmdline("iommu.passthrough=1"));
+
+    workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(outcome.value("CAROM-TYPE").unwrap_or_default(), "identity");
+    let counters = outcome.counters.last().expect("the device reports its counters at the end");
+    assert_eq!((counters.requests.map, counters.failed.attach), (0, 0), "{counters:?}");
+    assert!(counters.peak_mapped_bytes >= 1024 * MIB, "bypass maps all RAM: {counters:?}");
+}
+
+#[test]
 fn driver_that_does_not_know_windows_sees_nothing_of_them() {
     let outcome = run(&guest("stock-bounce-offered").cmdline("iommu.strict=1").bounce("size=64M"));
 

@@ -11,6 +11,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use super::{APERTURE, BAR, BASIC, CHUNK, DEVICE_CONFIG, ENDPOINT, Guest, OK, RAM, STATUS, params};
 use crate::pci::PciDevice;
+use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
 use crate::virtio::iommu::{IommuError, create};
 use crate::virtio::test_support::{FakeMsi, FakeSlots};
 
@@ -55,6 +56,31 @@ fn window_chunks_never_exceed_the_budget_and_go_with_a_reset() {
         let (_, reply) = guest.send(&window_add(1, 3, APERTURE + index * CHUNK), 12);
         assert_eq!(reply[8], OK, "memory is on its way back to the host");
     }
+}
+
+#[test]
+fn reset_of_the_vm_parks_chunks_for_the_next_driver() {
+    let mut guest = Guest::running(BASIC | feature::BOUNCE_WINDOW);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    let (_, first) = guest.send(&window_add(1, 3, APERTURE), 12);
+    assert_eq!(guest.simple(&map(1, 0, 0xfff, 0x8000, 3)), OK);
+    let offset = u64::from_le_bytes(first[..8].try_into().unwrap());
+    guest.slots.store(BAR + offset, 0x5a);
+    let reached = guest.mapper.translate(APERTURE).unwrap();
+    PciDevice::reset(&*guest.function).unwrap();
+    assert_eq!(guest.mapper.mappings().len(), 1, "the chunk and nothing else");
+    assert_ne!(guest.slots.load(BAR + offset), 0x5a);
+    guest.function.write_config(COMMAND, &(COMMAND_BUS_MASTER | COMMAND_MEMORY).to_le_bytes());
+    guest.write(STATUS, &[0]);
+    guest.start(BASIC | feature::BOUNCE_WINDOW);
+    let calls = guest.handle.counters().host_maps;
+    assert_eq!(guest.simple(&attach(ENDPOINT, 3)), OK);
+    let (_, second) = guest.send(&window_add(3, 3, APERTURE), 12);
+    assert_eq!(first, second);
+    assert_eq!(guest.handle.counters().host_maps, calls, "no call to the host");
+    assert_eq!(guest.mapper.translate(APERTURE), Some(reached));
+    assert_eq!(guest.slots.load(BAR + offset), 0);
+    guest.slots.store(BAR + offset, 1);
 }
 
 #[test]

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Bypass: endpoints that reach all guest RAM, each address at itself (virtio 1.3, section 5.13.6).
+//!
+//! An endpoint is in bypass mode when it is attached to a bypass domain, or to nothing while the configuration says
+//! `bypass`. For the host both are a domain like others, with the regions of RAM as its mappings.
+
+use log::warn;
+
+use super::Engine;
+use crate::backend::{GuestRam, Permissions};
+use crate::domain::{Domain, Mapping};
+use crate::space::SpaceId;
+use crate::spec::{Status, feature};
+
+/// A bypass domain: all RAM in whole granules.
+pub(super) fn identity(ram: &dyn GuestRam, granule: u64) -> Domain {
+    let mask = granule - 1;
+    let mut domain = Domain { bypass: true, ..Domain::default() };
+    for (gpa, len) in ram.regions() {
+        let Some(end) = gpa.checked_add(len).map(|end| end & !mask) else { continue };
+        let Some(start) = gpa.checked_add(mask).map(|start| start & !mask) else { continue };
+        if start < end {
+            let mapping = Mapping { last: end - 1, gpa: start, permissions: Permissions::READ | Permissions::WRITE };
+            domain.mappings.insert(start, mapping);
+        }
+    }
+    domain
+}
+
+impl Engine {
+    /// The driver writes the configuration's field `bypass`: endpoints that are attached to nothing reach all RAM, or
+    /// nothing. Ignored unless the feature was accepted and the value is 0 or 1. If the host cannot map RAM for all of
+    /// them the field stays as it was, which the driver can read back.
+    pub fn write_bypass(&mut self, value: u8) {
+        if self.accepted & feature::BYPASS_CONFIG == 0 || value > 1 {
+            return;
+        }
+        let before = std::mem::replace(&mut self.bypass, value == 1);
+        if before != self.bypass
+            && let Err(status) = self.settle_all()
+        {
+            warn!("bypass stays {}: the host does not map RAM for all endpoints ({status:?})", u8::from(before));
+            self.bypass = before;
+            let restored = self.settle_all();
+            if let Err(status) = restored {
+                warn!("an endpoint that is attached to nothing reaches nothing ({status:?})");
+            }
+        }
+    }
+
+    /// Has every address space whose endpoints are attached to nothing hold what it should: all RAM, or nothing. Goes on
+    /// where one fails, and returns the first failure.
+    pub(super) fn settle_all(&mut self) -> Result<(), Status> {
+        let mut outcome = Ok(());
+        for id in self.spaces.ids() {
+            outcome = outcome.and(self.settle(id));
+        }
+        outcome
+    }
+
+    /// As [`settle_all`](Self::settle_all), for one address space.
+    pub(super) fn settle(&mut self, id: SpaceId) -> Result<(), Status> {
+        let space = self.spaces.get_mut(id);
+        let endpoints = space.endpoints.iter().filter_map(|id| self.endpoints.get(id));
+        let unattached = !space.endpoints.is_empty() && endpoints.clone().all(|endpoint| endpoint.domain.is_none());
+        let wanted = self.bypass && unattached;
+        if wanted == space.identity {
+            return Ok(());
+        }
+        let (windows, counters) = (self.windows.as_ref(), &mut self.counters);
+        if !wanted {
+            space.withdraw(&self.identity, windows, counters);
+            space.identity = false;
+            return Ok(());
+        }
+        let mut ranges = self.identity.mappings.iter();
+        let can_map = |(&start, mapping): (&u64, &Mapping)| {
+            endpoints.clone().all(|endpoint| endpoint.can_map(start, mapping.last))
+        };
+        if !ranges.all(can_map) {
+            return Err(Status::Unsupp);
+        }
+        if space.is_stuck() {
+            return Err(Status::DevErr);
+        }
+        space.install(&self.identity, &*self.ram, windows, counters)?;
+        space.identity = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Parking: chunks whose host mapping outlives a reset of the VM (bounce windows, rule 7).
+//!
+//! A parked chunk belongs to no domain. It is out of the guest's view and zeroed, but one address space of the host still
+//! maps it, in which the endpoint is that had it. WINDOW_ADD of the same IOVA and permissions for that endpoint takes it
+//! up again without a call to the host. It counts against the budget, and goes before anything is refused for lack of it.
+
+use std::collections::BTreeMap;
+
+use super::Engine;
+use crate::DomainId;
+use crate::backend::Permissions;
+use crate::domain::Chunk;
+use crate::space::{Memory, SpaceId};
+
+impl Engine {
+    /// A reset of the whole VM. To be called when every endpoint was reset or can no longer access memory, and no vCPU
+    /// runs: chunks of windows are parked, all else is as after [`reset`](Self::reset), and the configuration's field
+    /// `bypass` has its first value again.
+    pub fn system_reset(&mut self) {
+        self.retry_stuck();
+        for id in self.spaces.ids() {
+            // The endpoint may have written to what was parked since the last reset.
+            let parked = std::mem::take(&mut self.spaces.get_mut(id).parked);
+            self.counters.parked_chunks -= parked.len() as u64;
+            self.park(id, &parked);
+        }
+        self.end_domains(true);
+        self.accepted = 0;
+        self.bypass = self.config.bypass;
+        if let Err(status) = self.settle_all() {
+            log::warn!("the host does not map RAM for all endpoints in bypass mode ({status:?})");
+        }
+    }
+
+    /// Parks chunks that the address space maps. What cannot be parked is unmapped and given back.
+    pub(super) fn park(&mut self, id: SpaceId, chunks: &BTreeMap<u64, Chunk>) {
+        for (&iova, chunk) in chunks {
+            let parked = self.windows.as_mut().is_some_and(|windows| windows.park(chunk.index, &mut self.counters));
+            self.spaces.get_mut(id).parked.insert(iova, *chunk);
+            self.counters.parked_chunks += 1;
+            if !parked {
+                self.evict(id, iova);
+            }
+        }
+    }
+
+    /// Takes up the chunk that is parked for a domain of one address space; `None` if there is none that fits. Chunks
+    /// that are in the way of a new one go.
+    pub(super) fn unpark(&mut self, domain: DomainId, iova: u64, permissions: Permissions) -> Option<Chunk> {
+        if self.counters.parked_chunks == 0 {
+            return None;
+        }
+        let spaces = self.domains.get(&domain)?.spaces.clone();
+        if let [id] = spaces[..] {
+            let fits = |chunk: &&Chunk| chunk.permissions == permissions;
+            let chunk = self.spaces.get(id).parked.get(&iova).filter(fits).copied();
+            if let (Some(chunk), Some(windows)) = (chunk, &mut self.windows)
+                && windows.unpark(chunk.index, &mut self.counters)
+            {
+                self.spaces.get_mut(id).parked.remove(&iova);
+                self.counters.parked_chunks -= 1;
+                self.counters.unparked_chunks += 1;
+                return Some(chunk);
+            }
+        }
+        spaces.iter().for_each(|id| self.evict(*id, iova));
+        None
+    }
+
+    /// Unmaps the chunk that is parked at `iova` and gives it back, if there is one.
+    fn evict(&mut self, id: SpaceId, iova: u64) {
+        let (space, Some(windows)) = (self.spaces.get_mut(id), &self.windows) else {
+            return;
+        };
+        if let Some(chunk) = space.parked.remove(&iova) {
+            self.counters.parked_chunks -= 1;
+            space.discard(iova, windows.chunk_size(), Memory::Chunk(chunk.index), &mut self.counters);
+            self.give_back(chunk.index);
+        }
+    }
+
+    /// Evicts one chunk, whichever; `false` if none is parked.
+    pub(super) fn evict_one(&mut self) -> bool {
+        let first = |id: SpaceId| Some((id, *self.spaces.get(id).parked.first_key_value()?.0));
+        let found = self.spaces.ids().into_iter().find_map(first);
+        found.is_some_and(|(id, iova)| {
+            self.evict(id, iova);
+            true
+        })
+    }
+
+    /// Evicts what is parked in an address space.
+    pub(super) fn evict_from(&mut self, id: SpaceId) {
+        while let Some((&iova, _)) = self.spaces.get(id).parked.first_key_value() {
+            self.evict(id, iova);
+        }
+    }
+
+    /// Evicts all.
+    pub(super) fn evict_all(&mut self) {
+        while self.counters.parked_chunks != 0 && self.evict_one() {}
+    }
+}

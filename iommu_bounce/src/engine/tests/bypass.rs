@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Bypass: domains with the flag, and endpoints that are attached to nothing.
+
+use super::*;
+use crate::MapperLimits;
+use crate::test_utils::*;
+
+/// What the host of `id` maps is RAM, each address at itself, and nothing else.
+fn assert_all_ram(rig: &Rig, id: u32) {
+    let mappings = rig.mapper(id).mappings();
+    let regions: Vec<_> = mappings.iter().map(|(iova, mapping)| (*iova, mapping.len)).collect();
+    assert_eq!(regions, [(0, SECOND_REGION), (SECOND_REGION, 0x10_0000), (1 << 32, 0x10_0000)], "endpoint {id}");
+    for (iova, mapping) in mappings {
+        assert_eq!(mapping.host_address, rig.ram.host_address(iova));
+        assert_eq!(mapping.permissions.bits(), BOTH);
+    }
+}
+
+fn bypass_of(rig: &Rig) -> u8 {
+    rig.engine.config_space()[36]
+}
+
+#[test]
+fn bypass_domain_reaches_all_ram_and_nothing_when_left() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach_bypass(1, 1), attach_bypass(2, 1)]);
+    assert_all_ram(&rig, 1);
+    assert_all_ram(&rig, 2);
+    assert_eq!(rig.engine.counters().mappings, 0, "the driver made none");
+    rig.all_ok([detach(1, 1)]);
+    assert!(rig.mapper(1).is_empty());
+    rig.all_ok([attach(2, 2), map(2, 0, 0xfff, 0, READ)]);
+    assert_eq!(rig.mapper(2).mappings().len(), 1);
+    rig.engine.reset();
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn bypass_domain_takes_no_mappings_and_no_windows() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach_bypass(1, 1)]);
+    assert_eq!(rig.status(&map(1, 0x60_0000, 0x60_0fff, 0, READ)), INVAL);
+    assert_eq!(rig.status(&unmap(1, 0, SECOND_REGION - 1)), INVAL);
+    let reply = rig.send(&window_add(1, BOTH, APERTURE));
+    assert_eq!(reply[8], INVAL);
+    assert_eq!(rig.status(&window_del(1, APERTURE)), NOENT);
+    assert_all_ram(&rig, 1);
+}
+
+#[test]
+fn flag_that_does_not_suit_the_domain_is_invalid() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach_bypass(1, 1), attach(2, 2)]);
+    for request in [attach(1, 1), attach(3, 1), attach_bypass(2, 2), attach_bypass(3, 2)] {
+        assert_eq!(rig.status(&request), INVAL, "{request:x?}");
+    }
+    assert!(rig.mapper(3).is_empty());
+}
+
+#[test]
+fn flag_is_unknown_without_the_feature() {
+    let mut rig = Rig::new();
+    rig.engine.accept_features(!feature::BYPASS_CONFIG);
+    assert_eq!(rig.status(&attach_bypass(1, 1)), INVAL);
+    rig.engine.write_bypass(1);
+    assert_eq!(bypass_of(&rig), 0);
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn failed_attach_to_a_bypass_domain_leaves_no_domain() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ)]);
+    rig.mapper(1).exhaust_map(1);
+    assert_eq!(rig.status(&attach_bypass(1, 2)), NOMEM);
+    assert_eq!(rig.mapper(1).mappings().len(), 1);
+    rig.all_ok([attach(2, 2)]);
+}
+
+#[test]
+fn endpoint_that_cannot_map_all_ram_is_unsupported() {
+    let mut rig = Rig::new();
+    let mapper = RecordingMapper::with_ranges(vec![0..=0x3f_ffff, 0x41_0000..=0xfedf_ffff]);
+    let narrow = mapper.probe();
+    rig.engine.add_endpoint(4, Box::new(mapper)).expect("it is valid");
+    assert_eq!(rig.status(&attach_bypass(4, 1)), UNSUPP);
+    rig.engine.write_bypass(1);
+    assert_eq!(bypass_of(&rig), 0, "the field stays");
+    assert!(narrow.is_empty());
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn field_moves_what_is_attached_to_nothing() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ)]);
+    rig.engine.write_bypass(1);
+    assert_eq!(bypass_of(&rig), 1);
+    assert_all_ram(&rig, 2);
+    assert_all_ram(&rig, 3);
+    assert_eq!(rig.mapper(1).mappings().len(), 1);
+    rig.all_ok([detach(1, 1), attach(2, 2)]);
+    assert_all_ram(&rig, 1);
+    assert!(rig.mapper(2).is_empty());
+    rig.engine.write_bypass(2);
+    assert_eq!(bypass_of(&rig), 1, "2 is no value");
+    rig.engine.write_bypass(0);
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn field_outlives_a_device_reset_but_not_a_reset_of_the_vm() {
+    let mut rig = Rig::new();
+    rig.engine.write_bypass(1);
+    rig.all_ok([attach(1, 1)]);
+    rig.engine.reset();
+    assert_eq!(bypass_of(&rig), 1);
+    assert_all_ram(&rig, 1);
+    rig.engine.system_reset();
+    assert_eq!(bypass_of(&rig), 0);
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn field_may_start_at_one() {
+    let mut rig = Rig::with_config(EngineConfig { bypass: true, ..engine_config() });
+    rig.engine.accept_features(0);
+    assert_all_ram(&rig, 1);
+    rig.all_ok([attach(1, 1)]);
+    assert!(rig.mapper(1).is_empty());
+    rig.engine.system_reset();
+    assert_all_ram(&rig, 1);
+    let limits = MapperLimits { page_size_mask: 0x1000, iova_ranges: vec![0..=u64::MAX], max_mappings: Some(1) };
+    let added = rig.engine.add_endpoint(4, Box::new(RecordingMapper::with_limits(limits)));
+    let error = added.expect_err("RAM has three regions").to_string();
+    assert!(error.contains("endpoint 0x4: bypass is on"), "{error}");
+    rig.engine.remove_endpoint(1).expect("it exists");
+    assert!(rig.mapper(1).is_empty());
+}
+
+#[test]
+fn field_stays_when_the_host_does_not_map_ram() {
+    let mut rig = Rig::new();
+    rig.mapper(3).exhaust_map(2);
+    rig.engine.write_bypass(1);
+    assert_eq!(bypass_of(&rig), 0);
+    rig.assert_host_is_clean();
+    rig.engine.write_bypass(1);
+    assert_eq!(bypass_of(&rig), 1);
+}
+
+#[test]
+fn detach_into_a_bypass_that_fails_reaches_nothing() {
+    let mut rig = Rig::new();
+    rig.engine.write_bypass(1);
+    rig.all_ok([attach(1, 1)]);
+    rig.mapper(1).exhaust_map(0);
+    assert_eq!(rig.status(&detach(1, 1)), NOMEM);
+    assert!(rig.mapper(1).is_empty());
+    assert_eq!(rig.status(&detach(1, 1)), INVAL, "it is detached");
+}
+
+#[test]
+fn attach_that_fails_returns_to_bypass() {
+    let mut rig = Rig::new();
+    rig.engine.write_bypass(1);
+    rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ)]);
+    rig.mapper(2).fail_map(0);
+    assert_eq!(rig.status(&attach(2, 1)), DEVERR);
+    assert_all_ram(&rig, 2);
+    rig.engine.write_bypass(0);
+    assert!(rig.mapper(2).is_empty());
+}
+
+#[test]
+fn shared_address_space_in_bypass_holds_ram_once() {
+    let mut rig = Rig::new();
+    let group = TestGroup::default();
+    for id in [11, 12] {
+        let limits = MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=u64::MAX], max_mappings: None };
+        let mapper = group.mapper(id, limits);
+        rig.mappers.insert(id, mapper.probe());
+        rig.engine.add_endpoint(id, Box::new(mapper)).expect("it is valid");
+    }
+    rig.all_ok([attach(11, 1), attach(12, 1)]);
+    rig.engine.write_bypass(1);
+    rig.all_ok([detach(11, 1)]);
+    assert_eq!(group.mapper_of(11).mappings().len(), 3);
+    assert!(group.mapper_of(12).is_empty());
+    rig.all_ok([attach(11, 1)]);
+    assert!(group.mapper_of(11).is(&group.mapper_of(12)) && group.mapper_of(11).is_empty());
+    rig.engine.reset();
+    let used: Vec<_> = [11, 12].map(|id| rig.mapper(id).mappings().len()).into();
+    assert_eq!(used.iter().sum::<usize>(), 3, "{used:?}");
+    rig.engine.accept_features(u64::MAX);
+    rig.engine.write_bypass(0);
+    rig.assert_host_is_clean();
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Parking: what a reset of the VM keeps for the next guest.
+
+use vm_memory::Bytes;
+
+use super::*;
+use crate::test_utils::*;
+
+/// Endpoints 1 and 2 in domains of their own, with a chunk each, before a reset of the VM.
+fn windowed() -> Rig {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), attach(2, 2), map(1, 0, 0xfff, 0, READ)]);
+    rig.add_chunk(1, APERTURE);
+    rig.add_chunk(2, APERTURE);
+    rig
+}
+
+/// A reset of the VM, and the next driver up to its features.
+fn reboot(rig: &mut Rig) {
+    rig.engine.system_reset();
+    // A driver starts with a reset of its own.
+    rig.engine.reset();
+    rig.engine.accept_features(u64::MAX);
+}
+
+#[test]
+fn rebooted_guest_takes_its_chunks_up_without_a_call_to_the_host() {
+    let mut rig = windowed();
+    let host = rig.mapper(1).translate(APERTURE).expect("it is mapped");
+    reboot(&mut rig);
+    assert_eq!((rig.chunks.parked(), rig.chunks.backed()), (2, 2));
+    assert_eq!(rig.mapper(1).mappings().len(), 1, "only the chunk is left");
+    rig.all_ok([attach(1, 7)]);
+    assert_eq!(rig.status(&window_del(7, APERTURE)), NOENT, "a parked chunk is no chunk of the domain");
+    let before = rig.engine.counters();
+    let offset = rig.add_chunk(7, APERTURE);
+    let after = rig.engine.counters();
+    assert_eq!((before.host_maps, before.host_unmaps), (after.host_maps, after.host_unmaps));
+    assert_eq!((after.parked_chunks, after.unparked_chunks), (1, 1));
+    assert_eq!(rig.mapper(1).translate(APERTURE), Some(host));
+    assert_eq!(offset, 0, "it is where it was");
+    rig.all_ok([window_del(7, APERTURE)]);
+    assert!(rig.mapper(1).is_empty());
+}
+
+#[test]
+fn parked_chunks_go_before_the_budget_is_exhausted() {
+    let mut rig = windowed();
+    reboot(&mut rig);
+    rig.all_ok([attach(3, 1)]);
+    for chunk in 0..BUDGET_CHUNKS {
+        rig.add_chunk(1, APERTURE + chunk * CHUNK);
+        assert!(u64::from(rig.chunks.backed()) <= BUDGET_CHUNKS);
+    }
+    assert_eq!(rig.status(&window_add(1, BOTH, APERTURE + BUDGET_CHUNKS * CHUNK)), NOMEM);
+    assert_eq!(rig.chunks.parked(), 0);
+    assert!(rig.mapper(1).is_empty() && rig.mapper(2).is_empty());
+}
+
+#[test]
+fn parked_chunks_go_before_a_mapping_is_refused() {
+    for (id, request) in [(3, map(1, 0x1000, 0x1fff, 0, READ)), (3, window_add(1, BOTH, APERTURE)), (2, attach(2, 1))] {
+        let mut rig = windowed();
+        reboot(&mut rig);
+        rig.all_ok([attach(3, 1), map(1, 0, 0xfff, 0, READ)]);
+        rig.mapper(id).exhaust_map(0);
+        let tail = rig.send(&request).last_chunk::<4>().copied().expect("there is a tail");
+        assert_eq!(tail[0], OK, "{request:x?}");
+        assert_eq!(rig.chunks.parked(), 1, "one is enough");
+    }
+}
+
+#[test]
+fn lowered_budget_evicts_what_is_parked() {
+    let mut rig = windowed();
+    reboot(&mut rig);
+    assert!(rig.engine.set_budget(CHUNK).expect("it fits"));
+    assert_eq!((rig.chunks.parked(), rig.chunks.backed()), (1, 1));
+    assert!(rig.engine.set_budget(0).expect("it fits"));
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn other_permissions_take_a_new_chunk() {
+    let mut rig = windowed();
+    reboot(&mut rig);
+    rig.all_ok([attach(1, 1)]);
+    let reply = rig.send(&window_add(1, READ, APERTURE));
+    assert_eq!(reply[8], OK);
+    assert_eq!(rig.mapper(1).mappings()[&APERTURE].permissions, crate::Permissions::READ);
+    assert_eq!((rig.chunks.parked(), rig.chunks.backed()), (1, 2));
+}
+
+#[test]
+fn bare_reset_of_the_device_unmaps_at_once() {
+    let mut rig = windowed();
+    rig.engine.reset();
+    rig.assert_host_is_clean();
+    // Also what was parked before the driver came that is reset now.
+    let mut rig = windowed();
+    reboot(&mut rig);
+    rig.engine.reset();
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn driver_without_windows_finds_the_aperture_empty() {
+    let mut rig = windowed();
+    rig.engine.system_reset();
+    rig.engine.accept_features(!feature::BOUNCE_WINDOW);
+    rig.assert_host_is_clean();
+    rig.all_ok([attach(1, 1), map(1, APERTURE, APERTURE + 0xfff, 0, READ)]);
+}
+
+#[test]
+fn chunk_of_endpoints_with_address_spaces_of_their_own_is_not_parked() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), attach(2, 1)]);
+    rig.add_chunk(1, APERTURE);
+    rig.engine.system_reset();
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn endpoint_that_joins_a_window_drops_what_is_parked_for_it() {
+    let mut rig = windowed();
+    reboot(&mut rig);
+    rig.all_ok([attach(3, 1)]);
+    rig.add_chunk(1, APERTURE);
+    rig.all_ok([attach(1, 1)]);
+    assert_eq!(rig.mapper(1).mappings(), rig.mapper(3).mappings());
+    assert_eq!(rig.engine.counters().parked_chunks, 1);
+    // A second endpoint in the way of a new chunk.
+    rig.all_ok([attach(2, 4), attach(1, 4)]);
+    let host = |rig: &Rig, id| rig.mapper(id).translate(APERTURE);
+    let parked = host(&rig, 2);
+    rig.add_chunk(4, APERTURE);
+    assert!(host(&rig, 2) == host(&rig, 1) && host(&rig, 2) != parked);
+}
+
+#[test]
+fn store_that_does_not_park_or_show_costs_the_chunk_only() {
+    let mut rig = windowed();
+    rig.chunks.fail_park();
+    reboot(&mut rig);
+    assert_eq!((rig.chunks.parked(), rig.chunks.backed()), (1, 1));
+    rig.chunks.fail_park();
+    rig.all_ok([attach(1, 1), attach(2, 2)]);
+    rig.add_chunk(2, APERTURE);
+    rig.add_chunk(1, APERTURE);
+    assert_eq!((rig.chunks.parked(), rig.chunks.backed()), (0, 2));
+    assert_eq!(rig.engine.counters().unparked_chunks, 0);
+}
+
+#[test]
+fn parked_chunk_that_the_host_keeps_is_not_reused() {
+    let mut rig = windowed();
+    reboot(&mut rig);
+    rig.mapper(1).refuse_unmaps(true);
+    assert!(rig.engine.set_budget(0).expect("it fits"));
+    assert_eq!((rig.chunks.backed(), rig.engine.counters().stuck_ranges), (1, 1));
+    rig.mapper(1).heal();
+    rig.engine.reset();
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn removed_endpoint_takes_its_parked_chunks_along() {
+    let mut rig = windowed();
+    reboot(&mut rig);
+    rig.engine.remove_endpoint(1).expect("it exists");
+    assert!(rig.mapper(1).is_empty());
+    assert_eq!((rig.chunks.parked(), rig.engine.counters().parked_chunks), (1, 1));
+}
+
+#[test]
+fn parked_memory_is_zero_after_each_reset() {
+    let mut store = TestChunks::new(CHUNK, 1);
+    use crate::ChunkStore;
+    let index = store.back().expect("there is room");
+    store.memory(index).expect("it is backed").write_obj(7u8, 5).expect("it is inside");
+    store.park(index).expect("it parks");
+    assert!(store.memory(index).is_none());
+    store.unpark(index).expect("it is shown");
+    let byte: u8 = store.memory(index).expect("it is backed").read_obj(5).expect("it is inside");
+    assert_eq!(byte, 0);
+}
