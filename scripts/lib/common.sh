@@ -203,14 +203,18 @@ _private_apt_update() {
     mkdir -p "$dir/lists/partial" "$dir/cache/archives/partial"
     [[ -e $keyring ]] || need_packages -w "keys of Debian's archive" debian-archive-keyring
     if [[ ${1:-} != force && -n $(find "$dir/updated" -mmin -1440 2>/dev/null) && $dir/sources.list -nt /etc/apt/sources.list.d &&
-        $(<"$dir/updated") == "$ours" ]]; then
+        $(head -n 1 "$dir/sources.list") == "# $ours" ]]; then
         return 0
     fi
-    _debian_sources | sed "s,^,deb [arch=amd64 signed-by=$keyring] ,;s,\$, main," >"$dir/sources.list.new"
+    # The first line says which version of this script made it: several checkouts share a cache.
+    (
+        echo "# $ours"
+        _debian_sources | sed "s,^,deb [arch=amd64 signed-by=$keyring] ,;s,\$, main,"
+    ) >"$dir/sources.list.new"
     mv "$dir/sources.list.new" "$dir/sources.list"
     progress "reading Debian's package lists"
     if private_apt apt-get update -qq >"$dir/update.log" 2>&1; then
-        printf '%s\n' "$ours" >"$dir/updated"
+        touch "$dir/updated"
     elif [[ -e $dir/updated ]]; then
         info "could not refresh Debian's package lists; going on with those of $(date -r "$dir/updated" +%F)"
     else
