@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Statistics of bounce pools: /sys/kernel/debug/iommu_bounce/domainN/stats, lines of `key value`
+ * Bounce pools in debugfs: /sys/kernel/debug/iommu_bounce/domainN/stats has lines of `key value`,
+ * idle_ms says how long a chunk must have been idle to be given back, and can be written.
  */
 
 #include <linux/debugfs.h>
@@ -22,6 +23,10 @@ static const char * const stat_names[DMA_BOUNCE_STATS] = {
 	[DMA_BOUNCE_BYTES_IN]		= "bytes_in",
 	[DMA_BOUNCE_BYTES_OUT]		= "bytes_out",
 	[DMA_BOUNCE_UNWRITTEN]		= "not_copied_back",
+	[DMA_BOUNCE_SINGLE_USE]		= "single_use",
+	[DMA_BOUNCE_SYNCS]		= "syncs",
+	[DMA_BOUNCE_SYNCS_PLAIN]	= "syncs_not_bounced",
+	[DMA_BOUNCE_ELISION_LOST]	= "sync_elision_lost",
 	[DMA_BOUNCE_FB_STARTING]	= "fallback_starting",
 	[DMA_BOUNCE_FB_FULL]		= "fallback_full",
 	[DMA_BOUNCE_FB_SIZE]		= "fallback_size",
@@ -41,17 +46,6 @@ static u64 stat_sum(struct dma_bounce_pool *pool, enum dma_bounce_stat stat)
 	return sum;
 }
 
-static unsigned int cached_slots(struct dma_bounce_pool *pool, unsigned int kind,
-				 unsigned int class)
-{
-	unsigned int n = 0;
-	int cpu;
-
-	for_each_possible_cpu(cpu)
-		n += READ_ONCE(per_cpu_ptr(pool->cpus, cpu)->n[kind][class]);
-	return n;
-}
-
 static void show_slots(struct seq_file *m, struct dma_bounce_pool *pool)
 {
 	unsigned int kind, class, nslots, nfree;
@@ -59,18 +53,18 @@ static void show_slots(struct seq_file *m, struct dma_bounce_pool *pool)
 
 	for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++) {
 		for (class = 0; class < DMA_BOUNCE_CLASSES; class++) {
-			depot = &pool->depots[kind][class];
+			depot = &pool->slots.depots[kind][class];
 			spin_lock_irq(&depot->lock);
 			nslots = depot->nslots;
 			nfree = depot->nfree;
 			spin_unlock_irq(&depot->lock);
 			if (!nslots)
 				continue;
-			seq_printf(m, "slots_%s_%lu %u\n", kind_names[kind],
-				   1UL << (class + DMA_BOUNCE_MIN_SHIFT), nslots);
-			seq_printf(m, "free_%s_%lu %u\n", kind_names[kind],
-				   1UL << (class + DMA_BOUNCE_MIN_SHIFT),
-				   nfree + cached_slots(pool, kind, class));
+			seq_printf(m, "slots_%s_%zu %u\n", kind_names[kind],
+				   dma_bounce_class_size(class), nslots);
+			seq_printf(m, "free_%s_%zu %u\n", kind_names[kind],
+				   dma_bounce_class_size(class),
+				   nfree + dma_bounce_slots_cached(&pool->slots, kind, class));
 		}
 	}
 }
@@ -80,23 +74,25 @@ static int stats_show(struct seq_file *m, void *unused)
 	struct dma_bounce_pool *pool = m->private;
 	unsigned int i;
 
-	mutex_lock(&pool->mutex);
+	mutex_lock(&pool->slots.mutex);
 	seq_printf(m, "device %s\nprovider %s\nactive %d\n", pool->name, pool->ops->name,
 		   pool->active);
-	seq_printf(m, "iova_start %#llx\niova_len %llu\nchunk_size %lu\n", (u64)pool->base,
-		   pool->len, pool->len ? 1UL << pool->chunk_shift : 0);
-	seq_printf(m, "threshold %zu\nbudget %llu\n", pool->threshold, pool->budget);
+	seq_printf(m, "iova_start %#llx\niova_len %llu\nchunk_size %lu\n", (u64)pool->slots.base,
+		   pool->slots.len, pool->slots.len ? 1UL << pool->slots.chunk_shift : 0);
+	seq_printf(m, "threshold %zu\nthreshold_measured %zu\nbudget %llu\n", pool->threshold,
+		   pool->calibrated, pool->budget);
 	seq_printf(m, "chunks %u\nchunk_bytes %llu\npeak_chunk_bytes %llu\n", pool->nchunks,
 		   pool->backed, pool->peak);
 	seq_printf(m, "chunk_adds %llu\nchunk_dels %llu\nchunk_failures %llu\n", pool->adds,
 		   pool->dels, pool->failures);
-	seq_printf(m, "chunks_recycled %llu\nslots_orphaned %llu\n", pool->recycled,
-		   pool->orphaned);
+	seq_printf(m, "chunks_recycled %llu\nchunks_shrunk %llu\nchunks_drained %llu\n",
+		   pool->recycled, pool->shrunk, pool->drained);
+	seq_printf(m, "slots_orphaned %llu\n", pool->orphaned);
 	for (i = 0; i < DMA_BOUNCE_STATS; i++)
 		seq_printf(m, "%s %llu\n", stat_names[i], stat_sum(pool, i));
-	if (pool->len)
+	if (pool->slots.len)
 		show_slots(m, pool);
-	mutex_unlock(&pool->mutex);
+	mutex_unlock(&pool->slots.mutex);
 	return 0;
 }
 DEFINE_SHOW_ATTRIBUTE(stats);
@@ -114,6 +110,7 @@ void dma_bounce_debugfs_add(struct dma_bounce_pool *pool)
 		dma_bounce_dir = debugfs_create_dir("iommu_bounce", NULL);
 	pool->dir = debugfs_create_dir(name, dma_bounce_dir);
 	debugfs_create_file("stats", 0400, pool->dir, pool, &stats_fops);
+	debugfs_create_u32("idle_ms", 0600, pool->dir, &pool->idle_ms);
 }
 
 /**

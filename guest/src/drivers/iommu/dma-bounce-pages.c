@@ -27,8 +27,8 @@ static int page_limits(struct iommu_domain *domain, struct iommu_bounce_limits *
 	limits->len = PAGE_POOL_SIZE;
 	limits->budget = min_t(u64, PAGE_POOL_SIZE,
 			       ((u64)totalram_pages() << PAGE_SHIFT) / PAGE_POOL_MEMORY_PART);
-	if (pool->len) {
-		limits->iova = pool->base;
+	if (pool->slots.len) {
+		limits->iova = pool->slots.base;
 		return 0;
 	}
 	if (domain->geometry.force_aperture)

@@ -17,6 +17,7 @@
 #include <linux/dma-mapping.h>
 #include <linux/io.h>
 #include <linux/io-64-nonatomic-lo-hi.h>
+#include <linux/iommu-dma.h>
 #include <linux/iopoll.h>
 #include <linux/module.h>
 #include <linux/pci.h>
@@ -478,7 +479,7 @@ static int test_not_bounced(struct edu *edu)
  */
 static int test_stale_list(struct edu *edu)
 {
-	u8 bounce_switch = edu->dev->iommu->bounce_switch;
+	u8 bounce_switch = edu->dev->iommu->bounce->choice;
 	struct scatterlist owner;
 	dma_addr_t stale;
 	int n, ret;
@@ -497,11 +498,11 @@ static int test_stale_list(struct edu *edu)
 	if (FAILS(ret == 1 && sg_dma_address(&owner) == stale))
 		return -EIO;
 	sg_dma_address(edu->sgl) = stale;
-	edu->dev->iommu->bounce_switch = DMA_BOUNCE_SWITCH_OFF;
+	edu->dev->iommu->bounce->choice = DMA_BOUNCE_SWITCH_OFF;
 	n = dma_map_sg(edu->dev, edu->sgl, PIECES, DMA_TO_DEVICE);
 	if (n)
 		dma_unmap_sg(edu->dev, edu->sgl, PIECES, DMA_TO_DEVICE);
-	edu->dev->iommu->bounce_switch = bounce_switch;
+	edu->dev->iommu->bounce->choice = bounce_switch;
 	ret = device_reads(edu, stale, 2569);
 	dma_unmap_sg(edu->dev, &owner, 1, DMA_TO_DEVICE);
 	if (ret)
@@ -542,7 +543,7 @@ static int test_orphan(struct edu *edu)
 		return ret;
 	other = map(edu, 8192, 4096, DMA_FROM_DEVICE, 0);
 	unmap(edu, other, 4096, DMA_FROM_DEVICE, 0);
-	if (FAILS((addr ^ other) >> edu->pool->chunk_shift))
+	if (FAILS((addr ^ other) >> edu->pool->slots.chunk_shift))
 		return -EIO;
 	unmap(edu, addr, 4096, DMA_FROM_DEVICE, 0);
 	if (FAILS(area_as_expected(edu) && edu->pool->orphaned == orphaned + 1))
@@ -550,12 +551,58 @@ static int test_orphan(struct edu *edu)
 	return test_partial_write(edu);
 }
 
+/* A device that is not trusted bounces whatever its switch says, and sees only its bytes. */
+static int untrusted_cases(struct edu *edu)
+{
+	dma_addr_t addr;
+	bool bounced;
+	int ret;
+
+	fill(edu);
+	addr = map(edu, 123, 1000, DMA_TO_DEVICE, 0);
+	if (FAILS(!dma_mapping_error(edu->dev, addr)))
+		return -EIO;
+	bounced = dma_bounce_owns(edu->pool, addr);
+	ret = device_reads(edu, addr, 2048);
+	unmap(edu, addr, 1000, DMA_TO_DEVICE, 0);
+	if (ret)
+		return ret;
+	if (FAILS(bounced))
+		return -EIO;
+	if (FAILS(!memcmp(edu->seen, edu->area + 123, 1000)))
+		return -EIO;
+	if (FAILS(!memchr_inv(edu->seen + 1000, 0, 2048 - 1000)))
+		return -EIO;
+	/* What fills its pages is mapped: there is nothing else to see. */
+	addr = map(edu, 0, 4096, DMA_TO_DEVICE, 0);
+	bounced = dma_bounce_owns(edu->pool, addr);
+	unmap(edu, addr, 4096, DMA_TO_DEVICE, 0);
+	if (FAILS(!bounced))
+		return -EIO;
+	return 0;
+}
+
+static int test_untrusted(struct edu *edu)
+{
+	struct pci_dev *pdev = to_pci_dev(edu->dev);
+	u8 choice = edu->dev->iommu->bounce->choice;
+	bool untrusted = pdev->untrusted;
+	int ret;
+
+	pdev->untrusted = true;
+	edu->dev->iommu->bounce->choice = DMA_BOUNCE_SWITCH_OFF;
+	ret = untrusted_cases(edu);
+	edu->dev->iommu->bounce->choice = choice;
+	pdev->untrusted = untrusted;
+	return ret;
+}
+
 static int run_tests(struct edu *edu)
 {
 	static int (* const tests[])(struct edu *edu) = {
 		test_to_device, test_partial_write, test_no_copy_in, test_sync_single, test_list,
 		test_max_segment, test_min_align, test_not_bounced, test_stale_list,
-		test_orphan,
+		test_untrusted, test_orphan,
 	};
 	static const enum dma_data_direction dirs[] = {
 		DMA_TO_DEVICE, DMA_FROM_DEVICE, DMA_BIDIRECTIONAL,
@@ -598,7 +645,7 @@ static int edu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		return ret;
 	pci_set_master(pdev);
 	dma_bounce_opt_in(&pdev->dev);
-	if (!pdev->dev.dma_iommu || !iommu_get_dma_domain(&pdev->dev)->bounce)
+	if (!use_dma_iommu(&pdev->dev) || !iommu_get_dma_domain(&pdev->dev)->bounce)
 		return dev_err_probe(&pdev->dev, -ENODEV, "its domain has no bounce pool\n");
 	edu->pool = iommu_get_dma_domain(&pdev->dev)->bounce;
 	edu->seen = dmam_alloc_coherent(&pdev->dev, EDU_BUFFER_SIZE, &edu->seen_dma, GFP_KERNEL);

@@ -24,14 +24,25 @@
 #include <linux/dma-map-ops.h>
 #include <linux/highmem.h>
 #include <linux/iommu-dma.h>
+#include <linux/iova.h>
 #include <linux/memremap.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
+#include <linux/slab.h>
+
+#include <trace/events/dma_bounce.h>
 
 #include "dma-bounce.h"
 #include "dma-bounce-pool.h"
 
 DEFINE_STATIC_KEY_FALSE(dma_bounce_key);
+
+/*
+ * Mappings that are used without being synchronised (DMA_ATTR_SKIP_CPU_SYNC means that it is done
+ * later, which reaches memory that is not ours), and what is not for the device alone
+ */
+#define DMA_BOUNCE_NEVER	(DMA_ATTR_SKIP_CPU_SYNC | DMA_ATTR_PRIVILEGED | \
+				 DMA_ATTR_BOUNCE_FORBIDDEN)
 
 /* What iommu.bounce= says */
 enum dma_bounce_mode {
@@ -100,8 +111,8 @@ static void dma_bounce_opt_out(void *data)
 {
 	struct device *dev = data;
 
-	if (dev->iommu)
-		WRITE_ONCE(dev->iommu->bounce_opt_in, false);
+	if (dev->iommu && dev->iommu->bounce)
+		WRITE_ONCE(dev->iommu->bounce->opt_in, false);
 }
 
 /**
@@ -114,21 +125,25 @@ static void dma_bounce_opt_out(void *data)
  */
 void dma_bounce_opt_in(struct device *dev)
 {
-	if (!dev->iommu || devm_add_action(dev, dma_bounce_opt_out, dev))
+	if (!dev->iommu || !dev->iommu->bounce || devm_add_action(dev, dma_bounce_opt_out, dev))
 		return;
-	WRITE_ONCE(dev->iommu->bounce_opt_in, true);
+	WRITE_ONCE(dev->iommu->bounce->opt_in, true);
 }
 EXPORT_SYMBOL_GPL(dma_bounce_opt_in);
 
 static bool dma_bounce_wanted(struct device *dev)
 {
-	switch (READ_ONCE(dev->iommu->bounce_switch)) {
+	struct dma_bounce_device *bounce = dev->iommu->bounce;
+
+	if (!bounce)
+		return false;
+	switch (READ_ONCE(bounce->choice)) {
 	case DMA_BOUNCE_SWITCH_ON:
 		return true;
 	case DMA_BOUNCE_SWITCH_OFF:
 		return false;
 	default:
-		return READ_ONCE(dev->iommu->bounce_opt_in) || dma_bounce_mode == DMA_BOUNCE_ALL;
+		return READ_ONCE(bounce->opt_in) || dma_bounce_mode == DMA_BOUNCE_ALL;
 	}
 }
 
@@ -139,27 +154,34 @@ static bool dma_bounce_untrusted(struct device *dev)
 
 /* Copying */
 
-static void copy_phys(void *slot, phys_addr_t phys, size_t len, bool to_slot)
+/**
+ * dma_bounce_copy - copy between memory that is mapped and a bounce buffer
+ * @buffer: the bounce buffer
+ * @phys: the memory
+ * @len: bytes
+ * @to_buffer: to the bounce buffer; otherwise from it
+ */
+void dma_bounce_copy(void *buffer, phys_addr_t phys, size_t len, bool to_buffer)
 {
 	size_t part, offset;
 	void *va;
 
 	if (!IS_ENABLED(CONFIG_HIGHMEM)) {
 		va = phys_to_virt(phys);
-		if (to_slot)
-			memcpy(slot, va, len);
+		if (to_buffer)
+			memcpy(buffer, va, len);
 		else
-			memcpy(va, slot, len);
+			memcpy(va, buffer, len);
 		return;
 	}
-	for (; len; len -= part, phys += part, slot += part) {
+	for (; len; len -= part, phys += part, buffer += part) {
 		offset = offset_in_page(phys);
 		part = min_t(size_t, len, PAGE_SIZE - offset);
 		va = kmap_local_page(pfn_to_page(PHYS_PFN(phys)));
-		if (to_slot)
-			memcpy(slot, va + offset, part);
+		if (to_buffer)
+			memcpy(buffer, va + offset, part);
 		else
-			memcpy(va + offset, slot, part);
+			memcpy(va + offset, buffer, part);
 		kunmap_local(va);
 	}
 }
@@ -179,7 +201,7 @@ static void copy_sg(void *slot, struct scatterlist *sgl, int nents, size_t skip,
 			continue;
 		}
 		part = min_t(size_t, s->length - skip, len);
-		copy_phys(slot + skip, sg_phys(s) + skip, part, to_slot);
+		dma_bounce_copy(slot + skip, sg_phys(s) + skip, part, to_slot);
 		slot += s->length;
 		len -= part;
 		skip = 0;
@@ -196,7 +218,7 @@ static void slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot
 	if (slot->nents)
 		copy_sg(va, slot->sgl, slot->nents, skip, len, to_slot);
 	else
-		copy_phys(va + skip, slot->phys + skip, len, to_slot);
+		dma_bounce_copy(va + skip, slot->phys + skip, len, to_slot);
 	dma_bounce_count(pool, to_slot ? DMA_BOUNCE_BYTES_IN : DMA_BOUNCE_BYTES_OUT, len);
 }
 
@@ -214,33 +236,76 @@ static enum dma_bounce_kind dma_bounce_kind(enum dma_data_direction dir)
 	}
 }
 
-/* The pool that is to serve a mapping of @dev, or NULL with the reason counted */
-static struct dma_bounce_pool *pool_for_map(struct device *dev, unsigned long attrs)
-{
-	struct dma_bounce_pool *pool;
-	u64 mask;
+static const char * const dma_bounce_reasons[DMA_BOUNCE_STATS] = {
+	[DMA_BOUNCE_FB_STARTING]	= "starting",
+	[DMA_BOUNCE_FB_FULL]		= "full",
+	[DMA_BOUNCE_FB_SIZE]		= "size",
+	[DMA_BOUNCE_FB_LAYOUT]		= "layout",
+	[DMA_BOUNCE_FB_MASK]		= "mask",
+	[DMA_BOUNCE_FB_ATTRS]		= "attrs",
+	[DMA_BOUNCE_FB_MEMORY]		= "memory",
+};
 
-	if (!dma_bounce_wanted(dev) || !dev_is_dma_coherent(dev))
+static void count_fallback(struct dma_bounce_pool *pool, struct device *dev,
+			   enum dma_bounce_stat reason)
+{
+	dma_bounce_count(pool, reason, 1);
+	trace_dma_bounce_fallback(dev, dma_bounce_reasons[reason]);
+}
+
+static u64 dma_bounce_mask(struct device *dev)
+{
+	return min_not_zero(dma_get_mask(dev), dev->bus_dma_limit);
+}
+
+/*
+ * Whether a mapping must bounce: the device is not trusted, and would see what else is in the
+ * buffer's first and last page.
+ */
+static bool dma_bounce_required(struct dma_bounce_pool *pool, struct device *dev,
+				phys_addr_t phys, size_t size)
+{
+	return dma_bounce_untrusted(dev) && iova_offset(pool->iovad, phys | size);
+}
+
+/* The pool of the device's domain, unless what is mapped is none of our business */
+static struct dma_bounce_pool *pool_of_dev(struct device *dev, unsigned long attrs)
+{
+	struct dma_bounce_pool *pool = iommu_get_dma_domain(dev)->bounce;
+
+	if (!pool || !dev_is_dma_coherent(dev))
 		return NULL;
-	pool = iommu_get_dma_domain(dev)->bounce;
-	if (!pool)
-		return NULL;
-	if (attrs & (DMA_ATTR_SKIP_CPU_SYNC | DMA_ATTR_PRIVILEGED |
-		     DMA_ATTR_PERSISTENT_STREAMING)) {
-		dma_bounce_count(pool, DMA_BOUNCE_FB_ATTRS, 1);
-		return NULL;
-	}
-	mask = min_not_zero(dma_get_mask(dev), dev->bus_dma_limit);
-	if (!smp_load_acquire(&pool->len)) {	/* pairs with pool_start() */
-		dma_bounce_pool_first_use(pool, mask);
-		dma_bounce_count(pool, DMA_BOUNCE_FB_STARTING, 1);
-		return NULL;
-	}
-	if (pool->base + pool->len - 1 > mask) {
-		dma_bounce_count(pool, DMA_BOUNCE_FB_MASK, 1);
+	if (attrs & DMA_BOUNCE_NEVER) {
+		count_fallback(pool, dev, DMA_BOUNCE_FB_ATTRS);
 		return NULL;
 	}
 	return pool;
+}
+
+/* Whether the pool has slots that the device can address; otherwise the reason is counted. */
+static bool pool_usable(struct dma_bounce_pool *pool, struct device *dev)
+{
+	u64 mask = dma_bounce_mask(dev);
+
+	if (!smp_load_acquire(&pool->slots.len)) {	/* pairs with dma_bounce_slots_open() */
+		dma_bounce_pool_first_use(pool, mask);
+		count_fallback(pool, dev, DMA_BOUNCE_FB_STARTING);
+		return false;
+	}
+	if (pool->slots.base + pool->slots.len - 1 > mask) {
+		count_fallback(pool, dev, DMA_BOUNCE_FB_MASK);
+		return false;
+	}
+	return true;
+}
+
+/* Size in bytes up to which mappings of a device bounce */
+static size_t dma_bounce_threshold(struct dma_bounce_pool *pool, struct device *dev)
+{
+	struct dma_bounce_device *bounce = dev->iommu->bounce;
+	size_t own = bounce ? READ_ONCE(bounce->threshold) : 0;
+
+	return own ?: READ_ONCE(pool->threshold);
 }
 
 /*
@@ -248,28 +313,36 @@ static struct dma_bounce_pool *pool_for_map(struct device *dev, unsigned long at
  * slot's address itself has none of these bits set, as it is aligned to its size.
  */
 static struct dma_bounce_slot *slot_for_map(struct dma_bounce_pool *pool, struct device *dev,
-					    phys_addr_t phys, size_t len,
+					    phys_addr_t phys, size_t len, size_t limit,
 					    enum dma_data_direction dir)
 {
 	size_t align = dma_get_min_align_mask(dev), offset = phys & align;
 	struct dma_bounce_slot *slot;
 
-	if (len > READ_ONCE(pool->threshold) || align >= DMA_BOUNCE_MAX_SLOT ||
-	    offset + len > DMA_BOUNCE_MAX_SLOT) {
-		dma_bounce_count(pool, DMA_BOUNCE_FB_SIZE, 1);
+	if (len > limit || align >= DMA_BOUNCE_MAX_SLOT || offset + len > DMA_BOUNCE_MAX_SLOT) {
+		count_fallback(pool, dev, DMA_BOUNCE_FB_SIZE);
 		return NULL;
 	}
-	slot = dma_bounce_slot_get(pool, dma_bounce_kind(dir), max(offset + len, align + 1));
+	slot = dma_bounce_pool_get(pool, dma_bounce_kind(dir), max(offset + len, align + 1));
 	if (!slot) {
-		dma_bounce_count(pool, DMA_BOUNCE_FB_FULL, 1);
+		count_fallback(pool, dev, DMA_BOUNCE_FB_FULL);
 		return NULL;
 	}
 	slot->offset = offset;
-	slot->len = len;
+	WRITE_ONCE(slot->len, len);
 	return slot;
 }
 
-/* Fills a slot at map, and has this device's sync calls reach us. */
+/* Has the sync calls of a device that has bounced reach us: a coherent device elides them. */
+static void need_sync(struct dma_bounce_pool *pool, struct device *dev)
+{
+	if (likely(dma_dev_need_sync(dev)))
+		return;
+	dma_reset_need_sync(dev);
+	dma_bounce_count(pool, DMA_BOUNCE_ELISION_LOST, 1);
+}
+
+/* Fills a slot at map. */
 static void slot_fill(struct dma_bounce_pool *pool, struct device *dev,
 		      struct dma_bounce_slot *slot, enum dma_data_direction dir,
 		      unsigned long attrs)
@@ -282,7 +355,28 @@ static void slot_fill(struct dma_bounce_pool *pool, struct device *dev,
 		memset(dma_bounce_slot_va(slot), 0, dma_bounce_slot_size(slot));
 	if (!slot->no_copy_in)
 		slot_copy(pool, slot, 0, slot->len, true);
-	dma_reset_need_sync(dev);
+	trace_dma_bounce_map(dev, dma_bounce_slot_iova(slot) + slot->offset, slot->len,
+			     slot->nents, !slot->no_copy_in);
+}
+
+static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, phys_addr_t phys,
+			      size_t size, size_t limit, enum dma_data_direction dir,
+			      unsigned long attrs)
+{
+	dma_addr_t addr = DMA_MAPPING_ERROR;
+	struct dma_bounce_slot *slot;
+
+	rcu_read_lock();
+	slot = slot_for_map(pool, dev, phys, size, limit, dir);
+	if (slot) {
+		slot->phys = phys;
+		slot->nents = 0;
+		slot_fill(pool, dev, slot, dir, attrs);
+		addr = dma_bounce_slot_iova(slot) + slot->offset;
+		dma_bounce_count(pool, DMA_BOUNCE_PAGES, 1);
+	}
+	rcu_read_unlock();
+	return addr;
 }
 
 /**
@@ -298,59 +392,59 @@ static void slot_fill(struct dma_bounce_pool *pool, struct device *dev,
 dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
 				 enum dma_data_direction dir, unsigned long attrs)
 {
+	struct dma_bounce_pool *pool = pool_of_dev(dev, attrs);
 	dma_addr_t addr = DMA_MAPPING_ERROR;
-	struct dma_bounce_pool *pool;
-	struct dma_bounce_slot *slot;
+	bool required;
+	size_t limit;
 
-	pool = pool_for_map(dev, attrs);
 	if (!pool || !size)
 		return addr;
+	required = dma_bounce_required(pool, dev, phys, size);
+	if (!required && !dma_bounce_wanted(dev))
+		return addr;
 	if (!pfn_valid(PHYS_PFN(phys)) || is_zone_device_page(pfn_to_page(PHYS_PFN(phys)))) {
-		dma_bounce_count(pool, DMA_BOUNCE_FB_MEMORY, 1);
+		count_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
 		return addr;
 	}
-	rcu_read_lock();
-	slot = slot_for_map(pool, dev, phys, size, dir);
-	if (slot) {
-		slot->phys = phys;
-		slot->nents = 0;
-		slot_fill(pool, dev, slot, dir, attrs);
-		addr = dma_bounce_slot_iova(slot) + slot->offset;
-		dma_bounce_count(pool, DMA_BOUNCE_PAGES, 1);
-	}
-	rcu_read_unlock();
+	limit = required ? DMA_BOUNCE_MAX_SLOT : dma_bounce_threshold(pool, dev);
+	if (pool_usable(pool, dev))
+		addr = map_by_slot(pool, dev, phys, size, limit, dir, attrs);
+	if (addr == DMA_MAPPING_ERROR && required)
+		addr = dma_bounce_single_map(pool, dma_bounce_mask(dev), phys, size, dir, attrs);
+	if (addr != DMA_MAPPING_ERROR)
+		need_sync(pool, dev);
 	return addr;
 }
 
 /* Bytes of a list if it can be packed into one slot, otherwise 0 with the reason counted */
 static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
-			  struct scatterlist *sgl, int nents)
+			  struct scatterlist *sgl, int nents, size_t limit)
 {
 	unsigned int align = dma_get_min_align_mask(dev), max_seg = dma_get_max_seg_size(dev);
-	size_t limit = READ_ONCE(pool->threshold), len = 0;
+	size_t len = 0;
 	phys_addr_t start = sg_phys(sgl);
 	struct scatterlist *s;
 	int i;
 
 	for_each_sg(sgl, s, nents, i) {
 		if (is_zone_device_page(sg_page(s))) {
-			dma_bounce_count(pool, DMA_BOUNCE_FB_MEMORY, 1);
+			count_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
 			return 0;
 		}
 		/* Each piece follows the one before it: are its low bits the right ones then? */
 		if (!s->length || s->length > max_seg || ((start + len) ^ sg_phys(s)) & align) {
-			dma_bounce_count(pool, DMA_BOUNCE_FB_LAYOUT, 1);
+			count_fallback(pool, dev, DMA_BOUNCE_FB_LAYOUT);
 			return 0;
 		}
 		len += s->length;
 		if (len > limit) {
-			dma_bounce_count(pool, DMA_BOUNCE_FB_SIZE, 1);
+			count_fallback(pool, dev, DMA_BOUNCE_FB_SIZE);
 			return 0;
 		}
 	}
 	/* A slot is aligned to its size and never crosses a boundary that is not below that. */
 	if (dma_get_seg_boundary(dev) < DMA_BOUNCE_MAX_SLOT - 1) {
-		dma_bounce_count(pool, DMA_BOUNCE_FB_LAYOUT, 1);
+		count_fallback(pool, dev, DMA_BOUNCE_FB_LAYOUT);
 		return 0;
 	}
 	return len;
@@ -394,10 +488,10 @@ static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, d
 int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			enum dma_data_direction dir, unsigned long attrs)
 {
-	struct dma_bounce_pool *pool;
+	struct dma_bounce_pool *pool = pool_of_dev(dev, attrs);
 	struct dma_bounce_slot *slot;
+	size_t len, limit;
 	int count = 0;
-	size_t len;
 
 	if (nents < 1)
 		return 0;
@@ -406,20 +500,22 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	 * iommu_dma_map_sg() take it for a bounced one.
 	 */
 	sg_dma_address(sgl) = DMA_MAPPING_ERROR;
-	pool = pool_for_map(dev, attrs);
-	if (!pool)
+	/* Lists of untrusted devices that do not bounce as a whole come back here by entry. */
+	if (!pool || !dma_bounce_wanted(dev) || !pool_usable(pool, dev))
 		return 0;
-	len = sg_packable(pool, dev, sgl, nents);
+	limit = dma_bounce_threshold(pool, dev);
+	len = sg_packable(pool, dev, sgl, nents, limit);
 	if (!len)
 		return 0;
 	rcu_read_lock();
-	slot = slot_for_map(pool, dev, sg_phys(sgl), len, dir);
+	slot = slot_for_map(pool, dev, sg_phys(sgl), len, limit, dir);
 	if (slot) {
 		slot->sgl = sgl;
 		slot->nents = nents;
 		slot_fill(pool, dev, slot, dir, attrs);
 		count = sg_fill_dma(dev, sgl, nents, dma_bounce_slot_iova(slot) + slot->offset);
 		dma_bounce_count(pool, DMA_BOUNCE_LISTS, 1);
+		need_sync(pool, dev);
 	}
 	rcu_read_unlock();
 	return count;
@@ -427,27 +523,22 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 
 /* Unmapping and synchronising */
 
-/* The pool of @dev if @addr is one of its addresses, whether or not anything is mapped there */
-static struct dma_bounce_pool *pool_of_addr(struct device *dev, dma_addr_t addr)
-{
-	struct dma_bounce_pool *pool = iommu_get_dma_domain(dev)->bounce;
-
-	return pool && dma_bounce_owns(pool, addr) ? pool : NULL;
-}
-
 /* Copies back what is to be copied back, and frees the slot. */
-static void slot_finish(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot,
-			unsigned long attrs)
+static void slot_finish(struct dma_bounce_pool *pool, struct device *dev,
+			struct dma_bounce_slot *slot, unsigned long attrs)
 {
-	if (slot->chunk->kind == DMA_BOUNCE_READ || (attrs & DMA_ATTR_SKIP_CPU_SYNC) ||
-	    READ_ONCE(slot->chunk->dead))
-		goto out;
-	if (slot->no_copy_in && !(attrs & DMA_ATTR_BOUNCE_ALL_WRITTEN))
+	bool copy = slot->chunk->kind != DMA_BOUNCE_READ && !(attrs & DMA_ATTR_SKIP_CPU_SYNC) &&
+		    READ_ONCE(slot->chunk->state) != DMA_BOUNCE_DEAD;
+
+	if (copy && slot->no_copy_in && !(attrs & DMA_ATTR_BOUNCE_ALL_WRITTEN)) {
 		dma_bounce_count(pool, DMA_BOUNCE_UNWRITTEN, 1);
-	else
+		copy = false;
+	}
+	if (copy)
 		slot_copy(pool, slot, 0, slot->len, false);
-out:
-	dma_bounce_slot_put(pool, slot);
+	trace_dma_bounce_unmap(dev, dma_bounce_slot_iova(slot) + slot->offset, slot->len,
+			       slot->nents, copy);
+	dma_bounce_slots_put(&pool->slots, slot);
 }
 
 /**
@@ -460,17 +551,19 @@ out:
  */
 bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long attrs)
 {
-	struct dma_bounce_pool *pool = pool_of_addr(dev, addr);
+	struct dma_bounce_pool *pool = iommu_get_dma_domain(dev)->bounce;
 	struct dma_bounce_slot *slot;
 
 	if (!pool)
 		return false;
+	if (!dma_bounce_owns(pool, addr))
+		return dma_bounce_single_unmap(pool, addr, attrs);
 	rcu_read_lock();
-	slot = dma_bounce_slot_find(pool, addr);
+	slot = dma_bounce_slots_find(&pool->slots, addr);
 	if (!dev_WARN_ONCE(dev, !slot || slot->nents ||
 			   addr != dma_bounce_slot_iova(slot) + slot->offset,
 			   "unmaps a bounced address that is not mapped: %pad\n", &addr))
-		slot_finish(pool, slot, attrs);
+		slot_finish(pool, dev, slot, attrs);
 	rcu_read_unlock();
 	return true;
 }
@@ -488,15 +581,15 @@ bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long 
 bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			   unsigned long attrs)
 {
+	struct dma_bounce_pool *pool = iommu_get_dma_domain(dev)->bounce;
 	dma_addr_t addr = sg_dma_address(sgl);
-	struct dma_bounce_pool *pool = pool_of_addr(dev, addr);
 	struct dma_bounce_slot *slot;
 	bool ours = false;
 
-	if (!pool)
+	if (!pool || !dma_bounce_owns(pool, addr))
 		return false;
 	rcu_read_lock();
-	slot = dma_bounce_slot_find(pool, addr);
+	slot = dma_bounce_slots_find(&pool->slots, addr);
 	if (dev_WARN_ONCE(dev, !slot, "unmaps a bounced list that is not mapped: %pad\n", &addr)) {
 		ours = true;
 	} else if (slot->nents) {
@@ -505,7 +598,7 @@ bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nent
 		if (dev_WARN_ONCE(dev, nents != slot->nents, "unmaps %d of %u entries\n", nents,
 				  slot->nents))
 			slot->nents = min_t(unsigned int, nents, slot->nents);
-		slot_finish(pool, slot, attrs);
+		slot_finish(pool, dev, slot, attrs);
 		sg_dma_address(sgl) = DMA_MAPPING_ERROR;
 		ours = true;
 	}
@@ -514,19 +607,24 @@ bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nent
 }
 
 /* Copies part of a mapped slot. */
-static void slot_sync(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot, size_t skip,
-		      size_t len, bool for_device)
+static void slot_sync(struct dma_bounce_pool *pool, struct device *dev,
+		      struct dma_bounce_slot *slot, size_t skip, size_t len, bool for_device)
 {
-	if (READ_ONCE(slot->chunk->dead))
+	bool copy = for_device || slot->chunk->kind != DMA_BOUNCE_READ;
+
+	dma_bounce_count(pool, DMA_BOUNCE_SYNCS, 1);
+	if (READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DEAD)
 		return;
 	/*
 	 * What the CPU wrote is copied whatever the direction, as at map. Nothing comes back from a
 	 * slot that the device cannot write, or that it may not have written all of.
 	 */
-	if (for_device)
-		slot_copy(pool, slot, skip, len, true);
-	else if (slot->chunk->kind != DMA_BOUNCE_READ && !WARN_ON_ONCE(slot->no_copy_in))
-		slot_copy(pool, slot, skip, len, false);
+	if (!for_device && copy && WARN_ON_ONCE(slot->no_copy_in))
+		copy = false;
+	if (copy)
+		slot_copy(pool, slot, skip, len, for_device);
+	trace_dma_bounce_sync(dev, dma_bounce_slot_iova(slot) + slot->offset + skip, len,
+			      for_device, copy);
 }
 
 /**
@@ -540,14 +638,20 @@ static void slot_sync(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot
  */
 bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size, bool for_device)
 {
-	struct dma_bounce_pool *pool = pool_of_addr(dev, addr);
+	struct dma_bounce_pool *pool = iommu_get_dma_domain(dev)->bounce;
 	struct dma_bounce_slot *slot;
 	dma_addr_t start;
 
 	if (!pool)
 		return false;
+	if (!dma_bounce_owns(pool, addr)) {
+		if (dma_bounce_single_sync(pool, addr, size, for_device))
+			return true;
+		dma_bounce_count(pool, DMA_BOUNCE_SYNCS_PLAIN, 1);
+		return false;
+	}
 	rcu_read_lock();
-	slot = dma_bounce_slot_find(pool, addr);
+	slot = dma_bounce_slots_find(&pool->slots, addr);
 	if (dev_WARN_ONCE(dev, !slot, "syncs a bounced address that is not mapped: %pad\n", &addr))
 		goto out;
 	start = dma_bounce_slot_iova(slot) + slot->offset;
@@ -556,7 +660,7 @@ bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size, 
 			  "syncs %zu bytes at %pad of a mapping of %u at %pad\n", size, &addr,
 			  slot->len, &start))
 		goto out;
-	slot_sync(pool, slot, addr - start, size, for_device);
+	slot_sync(pool, dev, slot, addr - start, size, for_device);
 out:
 	rcu_read_unlock();
 	return true;
@@ -575,23 +679,23 @@ out:
  */
 bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents, bool for_device)
 {
-	struct dma_bounce_pool *pool = pool_of_addr(dev, sg_dma_address(sgl));
+	struct dma_bounce_pool *pool = iommu_get_dma_domain(dev)->bounce;
 	struct dma_bounce_slot *slot;
 	struct scatterlist *s;
 	bool ours = false;
 	size_t len = 0;
 	int i;
 
-	if (!pool)
+	if (!pool || !dma_bounce_owns(pool, sg_dma_address(sgl)))
 		return false;
 	rcu_read_lock();
-	slot = dma_bounce_slot_find(pool, sg_dma_address(sgl));
+	slot = dma_bounce_slots_find(&pool->slots, sg_dma_address(sgl));
 	if (slot && slot->nents) {
 		ours = true;
 		for_each_sg(sgl, s, min_t(unsigned int, nents, slot->nents), i)
 			len += s->length;
 		slot->sgl = sgl;
-		slot_sync(pool, slot, 0, min_t(size_t, len, slot->len), for_device);
+		slot_sync(pool, dev, slot, 0, min_t(size_t, len, slot->len), for_device);
 	}
 	rcu_read_unlock();
 	return ours;
@@ -601,12 +705,8 @@ bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents
 
 static ssize_t iommu_bounce_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
-	struct dev_iommu *iommu = dev->iommu;
-	unsigned int i, now, n = 0;
+	unsigned int i, now = READ_ONCE(dev->iommu->bounce->choice), n = 0;
 
-	if (!iommu)
-		return -ENODEV;
-	now = READ_ONCE(iommu->bounce_switch);
 	for (i = 0; i < ARRAY_SIZE(dma_bounce_switch_names); i++)
 		n += sysfs_emit_at(buf, n, i == now ? "[%s] " : "%s ", dma_bounce_switch_names[i]);
 	return n + sysfs_emit_at(buf, n, "\n");
@@ -619,12 +719,52 @@ static ssize_t iommu_bounce_store(struct device *dev, struct device_attribute *a
 
 	if (i < 0)
 		return i;
-	if (!dev->iommu)
-		return -ENODEV;
-	WRITE_ONCE(dev->iommu->bounce_switch, i);
+	WRITE_ONCE(dev->iommu->bounce->choice, i);
 	return len;
 }
 static DEVICE_ATTR_RW(iommu_bounce);
+
+static ssize_t iommu_bounce_threshold_show(struct device *dev, struct device_attribute *attr,
+					   char *buf)
+{
+	return sysfs_emit(buf, "%u\n", READ_ONCE(dev->iommu->bounce->threshold));
+}
+
+static ssize_t iommu_bounce_threshold_store(struct device *dev, struct device_attribute *attr,
+					    const char *buf, size_t len)
+{
+	unsigned long long bytes;
+	char *end;
+
+	bytes = memparse(buf, &end);
+	if (end == buf || (*end && *end != '\n') || bytes > DMA_BOUNCE_MAX_SLOT)
+		return -EINVAL;
+	WRITE_ONCE(dev->iommu->bounce->threshold, bytes);
+	return len;
+}
+static DEVICE_ATTR_RW(iommu_bounce_threshold);
+
+static struct attribute *dma_bounce_attrs[] = {
+	&dev_attr_iommu_bounce.attr,
+	&dev_attr_iommu_bounce_threshold.attr,
+	NULL
+};
+
+static const struct attribute_group dma_bounce_group = {
+	.attrs	= dma_bounce_attrs,
+};
+
+/* Makes what is known of a device, unless it is there already. */
+static bool init_device(struct device *dev)
+{
+	if (!dev->iommu->bounce)
+		dev->iommu->bounce = kzalloc(sizeof(*dev->iommu->bounce), GFP_KERNEL);
+	if (!dev->iommu->bounce)
+		return false;
+	if (!dev->iommu->bounce->files)
+		dev->iommu->bounce->files = !device_add_group(dev, &dma_bounce_group);
+	return true;
+}
 
 /**
  * dma_bounce_init_domain - a device got a DMA domain
@@ -648,14 +788,14 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 			return;
 		ops = &dma_bounce_page_ops;
 	}
+	if (!init_device(dev))
+		return;
 	if (!domain->bounce) {
 		domain->bounce = dma_bounce_pool_create(domain, iovad, ops, dev_name(dev));
 		if (!domain->bounce)
 			return;
 		static_branch_enable(&dma_bounce_key);
 	}
-	if (!dev->iommu->bounce_sysfs)
-		dev->iommu->bounce_sysfs = !device_create_file(dev, &dev_attr_iommu_bounce);
 }
 
 /**
@@ -678,6 +818,12 @@ void dma_bounce_free_domain(struct iommu_domain *domain)
  */
 void dma_bounce_release_device(struct device *dev)
 {
-	if (dev->iommu && dev->iommu->bounce_sysfs)
-		device_remove_file(dev, &dev_attr_iommu_bounce);
+	struct dma_bounce_device *bounce = dev->iommu ? dev->iommu->bounce : NULL;
+
+	if (!bounce)
+		return;
+	if (bounce->files)
+		device_remove_group(dev, &dma_bounce_group);
+	dev->iommu->bounce = NULL;
+	kfree(bounce);
 }

@@ -14,6 +14,13 @@
 
 struct iova_domain;
 
+/* Says at map that the mapping is used without being synchronised; newer kernels have their own */
+#ifdef DMA_ATTR_REQUIRE_COHERENT
+#define DMA_ATTR_BOUNCE_FORBIDDEN	(DMA_ATTR_REQUIRE_COHERENT | DMA_ATTR_MMIO)
+#else
+#define DMA_ATTR_BOUNCE_FORBIDDEN	DMA_ATTR_PERSISTENT_STREAMING
+#endif
+
 #ifdef CONFIG_IOMMU_DMA_BOUNCE
 
 DECLARE_STATIC_KEY_FALSE(dma_bounce_key);

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * An IOMMU made of software, with one device behind it, for KUnit tests of bounced DMA
+ *
+ * The device's DMA goes through the IOMMU's table, page by page, so that a test can play any
+ * device, also one that goes where it should not. The IOMMU provides bounce memory, as one with
+ * windows does.
+ */
+
+#include <linux/dma-mapping.h>
+#include <linux/gfp.h>
+#include <linux/platform_device.h>
+#include <linux/property.h>
+#include <linux/slab.h>
+
+#include "dma-bounce-kunit.h"
+
+/* Entries of the table: the address of the page of memory, and in its low bits the permissions */
+#define FAKE_PROT	(IOMMU_READ | IOMMU_WRITE)
+
+static struct fake_iommu *the_fake;
+
+static struct fake_iommu *to_fake(struct iommu_domain *domain)
+{
+	return container_of(domain, struct fake_iommu, domain);
+}
+
+static int fake_set(struct fake_iommu *fake, unsigned long iova, phys_addr_t phys, int prot,
+		    gfp_t gfp)
+{
+	void *entry = xa_mk_value((phys >> PAGE_SHIFT << 2) | (prot & FAKE_PROT));
+	unsigned long flags;
+	void *old;
+
+	xa_lock_irqsave(&fake->table, flags);
+	old = __xa_store(&fake->table, iova >> PAGE_SHIFT, entry, gfp);
+	xa_unlock_irqrestore(&fake->table, flags);
+	if (WARN_ON(old && !xa_is_err(old)))
+		return -EEXIST;
+	return xa_err(old);
+}
+
+static bool fake_clear(struct fake_iommu *fake, unsigned long iova)
+{
+	unsigned long flags;
+	void *old;
+
+	xa_lock_irqsave(&fake->table, flags);
+	old = __xa_erase(&fake->table, iova >> PAGE_SHIFT);
+	xa_unlock_irqrestore(&fake->table, flags);
+	return old;
+}
+
+static int fake_map_pages(struct iommu_domain *domain, unsigned long iova, phys_addr_t paddr,
+			  size_t pgsize, size_t pgcount, int prot, gfp_t gfp, size_t *mapped)
+{
+	struct fake_iommu *fake = to_fake(domain);
+	int ret;
+
+	for (; pgcount; pgcount--, iova += PAGE_SIZE, paddr += PAGE_SIZE) {
+		/* The lock is held with interrupts off. */
+		ret = fake_set(fake, iova, paddr, prot, GFP_ATOMIC);
+		if (ret)
+			return ret;
+		fake->maps++;
+		*mapped += PAGE_SIZE;
+	}
+	return 0;
+}
+
+static size_t fake_unmap_pages(struct iommu_domain *domain, unsigned long iova, size_t pgsize,
+			       size_t pgcount, struct iommu_iotlb_gather *gather)
+{
+	size_t done;
+
+	for (done = 0; done < pgcount * PAGE_SIZE; done += PAGE_SIZE)
+		if (!fake_clear(to_fake(domain), iova + done))
+			break;
+	return done;
+}
+
+static phys_addr_t fake_iova_to_phys(struct iommu_domain *domain, dma_addr_t iova)
+{
+	void *entry = xa_load(&to_fake(domain)->table, iova >> PAGE_SHIFT);
+
+	return entry ? (xa_to_value(entry) >> 2 << PAGE_SHIFT) + offset_in_page(iova) : 0;
+}
+
+static int fake_attach_dev(struct iommu_domain *domain, struct device *dev)
+{
+	return 0;
+}
+
+static void fake_free(struct iommu_domain *domain)
+{
+	/* It is a member of what the test frees. */
+}
+
+/* The provider of bounce memory */
+
+static int fake_limits(struct iommu_domain *domain, struct iommu_bounce_limits *limits)
+{
+	limits->iova = FAKE_WINDOW_IOVA;
+	limits->len = FAKE_WINDOW_LEN;
+	limits->chunk_size = FAKE_CHUNK;
+	limits->budget = READ_ONCE(to_fake(domain)->budget);
+	limits->threshold = DMA_BOUNCE_MAX_SLOT;
+	return 0;
+}
+
+static void *fake_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot)
+{
+	struct page *page = alloc_pages(GFP_KERNEL | __GFP_ZERO, get_order(*size));
+	size_t i;
+
+	if (!page)
+		return ERR_PTR(-ENOMEM);
+	for (i = 0; i < *size; i += PAGE_SIZE)
+		if (fake_set(to_fake(domain), iova + i, page_to_phys(page) + i, prot, GFP_ATOMIC))
+			goto err_clear;
+	return page_address(page);
+
+err_clear:
+	while (i) {
+		i -= PAGE_SIZE;
+		fake_clear(to_fake(domain), iova + i);
+	}
+	__free_pages(page, get_order(*size));
+	return ERR_PTR(-ENOMEM);
+}
+
+static void fake_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size)
+{
+	size_t i;
+
+	for (i = 0; i < size; i += PAGE_SIZE)
+		WARN_ON(!fake_clear(to_fake(domain), iova + i));
+	free_pages((unsigned long)va, get_order(size));
+}
+
+static const struct iommu_bounce_ops fake_bounce_ops = {
+	.name	= "fake",
+	.limits	= fake_limits,
+	.add	= fake_add,
+	.del	= fake_del,
+};
+
+static const struct iommu_domain_ops fake_domain_ops = {
+	.attach_dev	= fake_attach_dev,
+	.map_pages	= fake_map_pages,
+	.unmap_pages	= fake_unmap_pages,
+	.iova_to_phys	= fake_iova_to_phys,
+	.free		= fake_free,
+	.bounce_ops	= &fake_bounce_ops,
+};
+
+/* The IOMMU */
+
+static struct iommu_domain *fake_domain_alloc(struct device *dev)
+{
+	struct iommu_domain *domain = &the_fake->domain;
+
+	domain->ops = &fake_domain_ops;
+	domain->pgsize_bitmap = PAGE_SIZE;
+	domain->geometry.aperture_end = DMA_BIT_MASK(40);
+	domain->geometry.force_aperture = true;
+	return domain;
+}
+
+static struct iommu_device *fake_probe_device(struct device *dev)
+{
+	return the_fake && dev == the_fake->dev ? &the_fake->iommu : ERR_PTR(-ENODEV);
+}
+
+static int fake_def_domain_type(struct device *dev)
+{
+	return IOMMU_DOMAIN_DMA;
+}
+
+static bool fake_capable(struct device *dev, enum iommu_cap cap)
+{
+	return cap == IOMMU_CAP_CACHE_COHERENCY;
+}
+
+static void fake_get_resv_regions(struct device *dev, struct list_head *list)
+{
+	struct iommu_resv_region *region;
+
+	region = iommu_alloc_resv_region(FAKE_WINDOW_IOVA, FAKE_WINDOW_LEN, 0,
+					 IOMMU_RESV_RESERVED, GFP_KERNEL);
+	if (region)
+		list_add_tail(&region->list, list);
+}
+
+static const struct iommu_ops fake_ops = {
+	.capable		= fake_capable,
+	.domain_alloc_paging	= fake_domain_alloc,
+	.probe_device		= fake_probe_device,
+	.device_group		= generic_device_group,
+	.get_resv_regions	= fake_get_resv_regions,
+	.def_domain_type	= fake_def_domain_type,
+	.owner			= THIS_MODULE,
+};
+
+static int fake_add_device(struct fake_iommu *fake)
+{
+	int ret;
+
+	fake->pdev = platform_device_alloc("dma-bounce-kunit-device", PLATFORM_DEVID_NONE);
+	if (!fake->pdev)
+		return -ENOMEM;
+	fake->dev = &fake->pdev->dev;
+	ret = iommu_fwspec_init(fake->dev, dev_fwnode(fake->hw));
+	/* The bus tells the IOMMU layer, which makes the domain. */
+	if (!ret)
+		ret = platform_device_add(fake->pdev);
+	if (!ret && !fake->domain.bounce)
+		ret = -ENODEV;
+	/* As a driver does: whether sync calls are elided is decided here. */
+	return ret ?: dma_set_mask_and_coherent(fake->dev, DMA_BIT_MASK(64));
+}
+
+/**
+ * fake_iommu_create - make the IOMMU and its device
+ *
+ * Return: both, or NULL if that failed.
+ */
+struct fake_iommu *fake_iommu_create(void)
+{
+	struct fake_iommu *fake = kzalloc(sizeof(*fake), GFP_KERNEL);
+	struct fwnode_handle *node;
+
+	if (!fake)
+		return NULL;
+	xa_init_flags(&fake->table, XA_FLAGS_LOCK_IRQ);
+	fake->budget = SZ_4M;
+	fake->hw = root_device_register("dma-bounce-kunit-iommu");
+	if (IS_ERR(fake->hw))
+		goto err_free;
+	node = fwnode_create_software_node(NULL, NULL);
+	if (IS_ERR(node))
+		goto err_unregister_hw;
+	set_primary_fwnode(fake->hw, node);
+	if (iommu_device_sysfs_add(&fake->iommu, NULL, NULL, "dma-bounce-kunit"))
+		goto err_free_node;
+	the_fake = fake;
+	if (iommu_device_register(&fake->iommu, &fake_ops, fake->hw))
+		goto err_remove_sysfs;
+	if (!fake_add_device(fake))
+		return fake;
+	fake_iommu_destroy(fake);
+	return NULL;
+
+err_remove_sysfs:
+	the_fake = NULL;
+	iommu_device_sysfs_remove(&fake->iommu);
+err_free_node:
+	set_primary_fwnode(fake->hw, NULL);
+	fwnode_remove_software_node(node);
+err_unregister_hw:
+	root_device_unregister(fake->hw);
+err_free:
+	kfree(fake);
+	return NULL;
+}
+
+/**
+ * fake_iommu_destroy - the opposite of fake_iommu_create()
+ * @fake: what it returned
+ */
+void fake_iommu_destroy(struct fake_iommu *fake)
+{
+	struct fwnode_handle *node = dev_fwnode(fake->hw);
+
+	if (fake->pdev) {
+		if (device_is_registered(fake->dev))
+			platform_device_del(fake->pdev);
+		platform_device_put(fake->pdev);
+	}
+	iommu_device_unregister(&fake->iommu);
+	the_fake = NULL;
+	iommu_device_sysfs_remove(&fake->iommu);
+	set_primary_fwnode(fake->hw, NULL);
+	fwnode_remove_software_node(node);
+	root_device_unregister(fake->hw);
+	WARN_ON(!xa_empty(&fake->table));
+	xa_destroy(&fake->table);
+	kfree(fake);
+}
+
+/**
+ * fake_set_budget - have the provider give another amount of memory
+ * @fake: the IOMMU
+ * @budget: bytes
+ */
+void fake_set_budget(struct fake_iommu *fake, u64 budget)
+{
+	WRITE_ONCE(fake->budget, budget);
+	iommu_dma_bounce_limits_changed(&fake_bounce_ops);
+}
+
+/* What the device does */
+
+/**
+ * fake_device_page - the memory that the device reaches through a page of IOVA
+ * @fake: the IOMMU
+ * @pfn: number of the page
+ * @prot: what the device wants to do there, IOMMU_READ or IOMMU_WRITE
+ *
+ * Return: the page, or NULL if the IOMMU does not allow it.
+ */
+void *fake_device_page(struct fake_iommu *fake, unsigned long pfn, int prot)
+{
+	void *entry = xa_load(&fake->table, pfn);
+
+	if (!entry || !(xa_to_value(entry) & prot))
+		return NULL;
+	return phys_to_virt(xa_to_value(entry) >> 2 << PAGE_SHIFT);
+}
+
+static bool fake_device_access(struct fake_iommu *fake, dma_addr_t addr, void *buf, size_t len,
+			       bool write)
+{
+	size_t part;
+	void *page;
+
+	for (; len; len -= part, addr += part, buf += part) {
+		part = min_t(size_t, len, PAGE_SIZE - offset_in_page(addr));
+		page = fake_device_page(fake, addr >> PAGE_SHIFT, write ? IOMMU_WRITE : IOMMU_READ);
+		if (!page)
+			return false;
+		if (write)
+			memcpy(page + offset_in_page(addr), buf, part);
+		else
+			memcpy(buf, page + offset_in_page(addr), part);
+	}
+	return true;
+}
+
+/**
+ * fake_device_read - have the device read
+ * @fake: the IOMMU
+ * @addr: where
+ * @to: where to put what it read
+ * @len: bytes
+ *
+ * Return: false if the IOMMU did not allow all of it.
+ */
+bool fake_device_read(struct fake_iommu *fake, dma_addr_t addr, void *to, size_t len)
+{
+	return fake_device_access(fake, addr, to, len, false);
+}
+
+/**
+ * fake_device_write - have the device write
+ * @fake: the IOMMU
+ * @addr: where
+ * @from: what
+ * @len: bytes
+ *
+ * Return: false if the IOMMU did not allow all of it.
+ */
+bool fake_device_write(struct fake_iommu *fake, dma_addr_t addr, const void *from, size_t len)
+{
+	return fake_device_access(fake, addr, (void *)from, len, true);
+}

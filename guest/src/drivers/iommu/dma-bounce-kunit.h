@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * An IOMMU made of software, with one device behind it, for KUnit tests of bounced DMA
+ */
+#ifndef _DMA_BOUNCE_KUNIT_H
+#define _DMA_BOUNCE_KUNIT_H
+
+#include <linux/iommu.h>
+#include <linux/xarray.h>
+
+#include "dma-bounce-pool.h"
+
+/* Chunks of the provider, and where they are */
+#define FAKE_CHUNK		SZ_512K
+#define FAKE_WINDOW_IOVA	0xe0000000UL
+#define FAKE_WINDOW_LEN		SZ_32M
+
+/**
+ * struct fake_iommu - the IOMMU and its device
+ * @iommu:	its instance
+ * @hw:		the device that is the IOMMU
+ * @pdev:	the device behind it
+ * @dev:	the same
+ * @domain:	what it is attached to
+ * @table:	page table: page of IOVA to page of memory and permissions
+ * @maps:	pages ever mapped, but for those of chunks
+ * @budget:	bytes that the provider gives
+ */
+struct fake_iommu {
+	struct iommu_device	iommu;
+	struct device		*hw;
+	struct platform_device	*pdev;
+	struct device		*dev;
+	struct iommu_domain	domain;
+	struct xarray		table;
+	unsigned long		maps;
+	u64			budget;
+};
+
+struct fake_iommu *fake_iommu_create(void);
+void fake_iommu_destroy(struct fake_iommu *fake);
+void fake_set_budget(struct fake_iommu *fake, u64 budget);
+bool fake_device_read(struct fake_iommu *fake, dma_addr_t addr, void *to, size_t len);
+bool fake_device_write(struct fake_iommu *fake, dma_addr_t addr, const void *from, size_t len);
+void *fake_device_page(struct fake_iommu *fake, unsigned long pfn, int prot);
+
+#endif /* _DMA_BOUNCE_KUNIT_H */

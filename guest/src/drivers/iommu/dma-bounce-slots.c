@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * An allocator of bounce buffers
+ *
+ * Memory comes in *chunks* (2 MiB, say), each at its place of one IOVA range, so that the owner of
+ * an address is found by arithmetic. A chunk is cut into *slots* of one power-of-two size. Slot,
+ * chunk and IOVA are aligned to the slot's size. There are three kinds of chunk, which the device
+ * may read, write, or both.
+ *
+ * Free slots of one kind and size are in a *depot*: a list of chunks, each with a stack of its free
+ * slots. In front of it every CPU has a small stack of its own, so that the common case takes no
+ * shared lock and hands out the buffer that is most likely in the CPU's cache and TLB. A CPU whose
+ * stack is empty or full exchanges half of it with the depot; if that is empty too, it takes a slot
+ * that another CPU keeps.
+ *
+ * Where chunks come from, and when there are to be more or fewer of them, is the caller's business.
+ * A chunk that is wanted back is *withdrawn* if it is idle. One that is in use is *retired*: its
+ * slots are not handed out any more, and it can be removed when the last of them has come back. It
+ * can be retired because its memory is gone (a virtio-iommu domain ends, and its windows with it,
+ * when the last device leaves it). The slots that are mapped then are orphans: nobody touches their
+ * memory, and the chunk's place in the range stays taken until the last of them is unmapped. Users
+ * of slots' memory are in an RCU read-side critical section, for which to wait before memory goes.
+ */
+
+#ifdef __KERNEL__
+#include <linux/jiffies.h>
+#include <linux/log2.h>
+#include <linux/minmax.h>
+#include <linux/mm.h>
+#include <linux/overflow.h>
+#include <linux/slab.h>
+#endif
+
+#include "dma-bounce-slots.h"
+
+static unsigned int cache_slots(unsigned int class)
+{
+	return clamp_t(unsigned int, DMA_BOUNCE_CACHE_BYTES >> (class + DMA_BOUNCE_MIN_SHIFT),
+		       DMA_BOUNCE_CACHE_MIN, DMA_BOUNCE_CACHE_SLOTS);
+}
+
+static struct dma_bounce_depot *depot_of(struct dma_bounce_slots *slots,
+					 struct dma_bounce_chunk *chunk)
+{
+	return &slots->depots[chunk->kind][chunk->class];
+}
+
+static bool chunk_idle(struct dma_bounce_chunk *chunk)
+{
+	return chunk->nfree == chunk->nslots;
+}
+
+/* Depots and per-CPU caches. All of this runs with interrupts off. */
+
+static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_slot *slot)
+{
+	struct dma_bounce_chunk *chunk = slot->chunk;
+	struct dma_bounce_depot *depot = depot_of(slots, chunk);
+
+	spin_lock(&depot->lock);
+	chunk->free[chunk->nfree++] = slot - chunk->slots;
+	if (chunk->state == DMA_BOUNCE_LIVE) {
+		depot->nfree++;
+		if (list_empty(&chunk->node))
+			list_add(&chunk->node, &depot->chunks);
+	}
+	if (chunk_idle(chunk)) {
+		chunk->idle_since = jiffies;
+		if (chunk->state != DMA_BOUNCE_LIVE)
+			slots->drained(slots);
+	}
+	spin_unlock(&depot->lock);
+}
+
+static void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
+			 enum dma_bounce_kind kind, unsigned int class)
+{
+	struct dma_bounce_depot *depot = &slots->depots[kind][class];
+	unsigned int n = cpu->n[kind][class], want = cache_slots(class) / 2;
+	struct dma_bounce_chunk *chunk;
+
+	spin_lock(&depot->lock);
+	while (n < want) {
+		chunk = list_first_entry_or_null(&depot->chunks, struct dma_bounce_chunk, node);
+		if (!chunk)
+			break;
+		cpu->slots[kind][class][n++] = &chunk->slots[chunk->free[--chunk->nfree]];
+		depot->nfree--;
+		if (!chunk->nfree)
+			list_del_init(&chunk->node);
+	}
+	spin_unlock(&depot->lock);
+	WRITE_ONCE(cpu->n[kind][class], n);
+}
+
+/* Returns the @n slots that the CPU has had for longest to the depot. */
+static void cache_flush(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
+			enum dma_bounce_kind kind, unsigned int class, unsigned int n)
+{
+	struct dma_bounce_slot **stack = cpu->slots[kind][class];
+	unsigned int i, rest = cpu->n[kind][class] - n;
+
+	for (i = 0; i < n; i++)
+		depot_put(slots, stack[i]);
+	memmove(stack, stack + n, rest * sizeof(*stack));
+	WRITE_ONCE(cpu->n[kind][class], rest);
+	cpu->low[kind][class] = min(cpu->low[kind][class], rest);
+}
+
+static struct dma_bounce_slot *cache_pop(struct dma_bounce_cpu *cpu, enum dma_bounce_kind kind,
+					 unsigned int class)
+{
+	unsigned int n = cpu->n[kind][class];
+
+	if (!n)
+		return NULL;
+	WRITE_ONCE(cpu->n[kind][class], --n);
+	if (n < cpu->low[kind][class])
+		cpu->low[kind][class] = n;
+	return cpu->slots[kind][class][n];
+}
+
+/* The depot is empty: take a slot that another CPU keeps. */
+static struct dma_bounce_slot *cache_steal(struct dma_bounce_slots *slots,
+					   enum dma_bounce_kind kind, unsigned int class)
+{
+	struct dma_bounce_slot *slot = NULL;
+	struct dma_bounce_cpu *cpu;
+	unsigned long flags;
+	unsigned int i;
+
+	for_each_possible_cpu(i) {
+		cpu = per_cpu_ptr(slots->cpus, i);
+		if (!READ_ONCE(cpu->n[kind][class]))
+			continue;
+		spin_lock_irqsave(&cpu->lock, flags);
+		slot = cache_pop(cpu, kind, class);
+		spin_unlock_irqrestore(&cpu->lock, flags);
+		if (slot)
+			break;
+	}
+	return slot;
+}
+
+/**
+ * dma_bounce_slots_get - take a free slot
+ * @slots: an allocator that is open
+ * @kind: what the device may do with it
+ * @class: log2 of its size, less DMA_BOUNCE_MIN_SHIFT
+ *
+ * The caller is in an RCU read-side critical section until it is done with the slot's memory.
+ *
+ * Return: a slot, or NULL if there is none now.
+ */
+struct dma_bounce_slot *dma_bounce_slots_get(struct dma_bounce_slots *slots,
+					     enum dma_bounce_kind kind, unsigned int class)
+{
+	struct dma_bounce_cpu *cpu = raw_cpu_ptr(slots->cpus);
+	struct dma_bounce_slot *slot;
+	unsigned long flags;
+
+	spin_lock_irqsave(&cpu->lock, flags);
+	if (!cpu->n[kind][class])
+		cache_refill(slots, cpu, kind, class);
+	slot = cache_pop(cpu, kind, class);
+	spin_unlock_irqrestore(&cpu->lock, flags);
+	return slot ?: cache_steal(slots, kind, class);
+}
+
+/**
+ * dma_bounce_slots_put - give a slot back
+ * @slots: its allocator
+ * @slot: a slot from dma_bounce_slots_get()
+ *
+ * The slot's chunk may have been retired meanwhile.
+ */
+void dma_bounce_slots_put(struct dma_bounce_slots *slots, struct dma_bounce_slot *slot)
+{
+	struct dma_bounce_chunk *chunk = slot->chunk;
+	unsigned int kind = chunk->kind, class = chunk->class;
+	struct dma_bounce_cpu *cpu;
+	unsigned long flags;
+	unsigned int n;
+
+	WRITE_ONCE(slot->len, 0);
+	cpu = raw_cpu_ptr(slots->cpus);
+	spin_lock_irqsave(&cpu->lock, flags);
+	if (unlikely(READ_ONCE(chunk->state) != DMA_BOUNCE_LIVE)) {
+		depot_put(slots, slot);
+	} else {
+		if (cpu->n[kind][class] == cache_slots(class))
+			cache_flush(slots, cpu, kind, class, cache_slots(class) / 2);
+		n = cpu->n[kind][class];
+		cpu->slots[kind][class][n] = slot;
+		WRITE_ONCE(cpu->n[kind][class], n + 1);
+	}
+	spin_unlock_irqrestore(&cpu->lock, flags);
+}
+
+/**
+ * dma_bounce_slots_find - find the slot that an address belongs to
+ * @slots: the allocator
+ * @addr: an address for which dma_bounce_slots_own() is true
+ *
+ * The caller is in an RCU read-side critical section.
+ *
+ * Return: the slot, or NULL if there is none or nothing is mapped by it.
+ */
+struct dma_bounce_slot *dma_bounce_slots_find(struct dma_bounce_slots *slots, dma_addr_t addr)
+{
+	struct dma_bounce_chunk *chunk;
+	unsigned long number;
+
+	chunk = rcu_dereference(slots->chunks[(addr - slots->base) >> slots->chunk_shift]);
+	if (!chunk)
+		return NULL;
+	number = (addr - chunk->iova) >> (chunk->class + DMA_BOUNCE_MIN_SHIFT);
+	if (number >= chunk->nslots || !READ_ONCE(chunk->slots[number].len))
+		return NULL;
+	return &chunk->slots[number];
+}
+
+/**
+ * dma_bounce_slots_flush - have CPUs give back the slots that they keep
+ * @slots: the allocator
+ * @all: all of them; otherwise those that were not touched since the last time
+ *
+ * To be called before chunks are withdrawn, as kept slots hide idle chunks.
+ */
+void dma_bounce_slots_flush(struct dma_bounce_slots *slots, bool all)
+{
+	unsigned int kind, class, i, n;
+	struct dma_bounce_cpu *cpu;
+
+	for_each_possible_cpu(i) {
+		cpu = per_cpu_ptr(slots->cpus, i);
+		spin_lock_irq(&cpu->lock);
+		for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++) {
+			for (class = 0; class < DMA_BOUNCE_CLASSES; class++) {
+				n = all ? cpu->n[kind][class] : cpu->low[kind][class];
+				cache_flush(slots, cpu, kind, class, n);
+				cpu->low[kind][class] = cpu->n[kind][class];
+			}
+		}
+		spin_unlock_irq(&cpu->lock);
+	}
+}
+
+/**
+ * dma_bounce_slots_cached - count the slots that CPUs keep
+ * @slots: an allocator that is open
+ * @kind: of this kind
+ * @class: and this size
+ *
+ * Return: their number, which may be outdated already.
+ */
+unsigned int dma_bounce_slots_cached(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
+				     unsigned int class)
+{
+	unsigned int n = 0, i;
+
+	for_each_possible_cpu(i)
+		n += READ_ONCE(per_cpu_ptr(slots->cpus, i)->n[kind][class]);
+	return n;
+}
+
+/* Chunks. All of this runs under the mutex. */
+
+static unsigned long chunk_place(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk)
+{
+	return (chunk->iova - slots->base) >> slots->chunk_shift;
+}
+
+/**
+ * dma_bounce_chunk_alloc - allocate what describes a chunk
+ * @kind: what devices may do with it
+ * @class: log2 of the size of its slots, less DMA_BOUNCE_MIN_SHIFT
+ * @size: most bytes that it will have
+ *
+ * Return: a chunk to be published or discarded, or NULL if there is not enough memory.
+ */
+struct dma_bounce_chunk *dma_bounce_chunk_alloc(enum dma_bounce_kind kind, unsigned int class,
+						size_t size)
+{
+	unsigned int nslots = size >> (class + DMA_BOUNCE_MIN_SHIFT), i;
+	struct dma_bounce_chunk *chunk;
+	size_t bytes;
+
+	/* The slots, then the stack of free ones */
+	bytes = size_add(struct_size(chunk, slots, nslots), array_size(nslots, sizeof(u32)));
+	chunk = kvzalloc(bytes, GFP_KERNEL | __GFP_NOWARN);
+	if (!chunk)
+		return NULL;
+	chunk->nslots = nslots;
+	chunk->free = (u32 *)(chunk->slots + nslots);
+	chunk->kind = kind;
+	chunk->class = class;
+	INIT_LIST_HEAD(&chunk->node);
+	for (i = 0; i < nslots; i++)
+		chunk->slots[i].chunk = chunk;
+	return chunk;
+}
+
+/**
+ * dma_bounce_chunk_discard - free a chunk that was not published
+ * @chunk: the chunk, or NULL
+ */
+void dma_bounce_chunk_discard(struct dma_bounce_chunk *chunk)
+{
+	kvfree(chunk);
+}
+
+/**
+ * dma_bounce_chunk_publish - hand out the slots of a chunk, those with the lowest addresses first
+ * @slots: the allocator
+ * @chunk: from dma_bounce_chunk_alloc()
+ * @va: its memory
+ * @iova: where devices see it: in the range, at the place of no other chunk but one withdrawn
+ * @size: its bytes, at least one slot and no more than it was allocated for
+ */
+void dma_bounce_chunk_publish(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
+			      void *va, dma_addr_t iova, size_t size)
+{
+	struct dma_bounce_depot *depot = depot_of(slots, chunk);
+	unsigned int i;
+
+	chunk->va = va;
+	chunk->iova = iova;
+	chunk->size = size;
+	chunk->nslots = size >> (chunk->class + DMA_BOUNCE_MIN_SHIFT);
+	for (i = 0; i < chunk->nslots; i++)
+		chunk->free[i] = chunk->nslots - 1 - i;
+	chunk->nfree = chunk->nslots;
+	chunk->idle_since = jiffies;
+	rcu_assign_pointer(slots->chunks[chunk_place(slots, chunk)], chunk);
+
+	spin_lock_irq(&depot->lock);
+	list_add_tail(&chunk->node, &depot->chunks);
+	depot->nslots += chunk->nslots;
+	depot->nfree += chunk->nslots;
+	spin_unlock_irq(&depot->lock);
+}
+
+/**
+ * dma_bounce_chunk_withdraw - take a chunk away if it is idle
+ * @slots: the allocator
+ * @chunk: the chunk
+ * @age: and has been for this many jiffies
+ *
+ * Return: whether it was, and is not handed out any more; then it is to be removed, or another one
+ * published at its place.
+ */
+bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
+			       unsigned long age)
+{
+	struct dma_bounce_depot *depot = depot_of(slots, chunk);
+	bool idle;
+
+	spin_lock_irq(&depot->lock);
+	idle = chunk->state == DMA_BOUNCE_LIVE && chunk_idle(chunk) &&
+	       time_after_eq(jiffies, chunk->idle_since + age);
+	if (idle) {
+		list_del_init(&chunk->node);
+		depot->nslots -= chunk->nslots;
+		depot->nfree -= chunk->nslots;
+	}
+	spin_unlock_irq(&depot->lock);
+	return idle;
+}
+
+/**
+ * dma_bounce_chunk_retire - hand out no more slots of a chunk
+ * @slots: the allocator
+ * @chunk: the chunk
+ * @state: what becomes of it
+ *
+ * Does nothing to a chunk that is in this state already. Caches are to be flushed afterwards.
+ */
+void dma_bounce_chunk_retire(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
+			     enum dma_bounce_chunk_state state)
+{
+	struct dma_bounce_depot *depot = depot_of(slots, chunk);
+
+	spin_lock_irq(&depot->lock);
+	if (chunk->state == DMA_BOUNCE_LIVE) {
+		list_del_init(&chunk->node);
+		depot->nslots -= chunk->nslots;
+		depot->nfree -= chunk->nfree;
+	}
+	WRITE_ONCE(chunk->state, state);
+	spin_unlock_irq(&depot->lock);
+}
+
+/**
+ * dma_bounce_chunk_used - count slots of a chunk that are not in the depot
+ * @slots: the allocator
+ * @chunk: the chunk
+ *
+ * Return: their number. Among them may be slots that CPUs keep, unless the chunk was retired and
+ * caches were flushed since.
+ */
+unsigned int dma_bounce_chunk_used(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk)
+{
+	struct dma_bounce_depot *depot = depot_of(slots, chunk);
+	unsigned int used;
+
+	spin_lock_irq(&depot->lock);
+	used = chunk->nslots - chunk->nfree;
+	spin_unlock_irq(&depot->lock);
+	return used;
+}
+
+/**
+ * dma_bounce_chunk_remove - forget a chunk
+ * @slots: the allocator
+ * @chunk: one that was withdrawn, or retired and then unused. If another one was published at its
+ *	place, that stays.
+ */
+void dma_bounce_chunk_remove(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk)
+{
+	unsigned long place = chunk_place(slots, chunk);
+
+	if (dma_bounce_slots_chunk(slots, place) == chunk)
+		RCU_INIT_POINTER(slots->chunks[place], NULL);
+	kvfree_rcu(chunk, rcu);
+}
+
+/**
+ * dma_bounce_slots_init - initialise an allocator
+ * @slots: the allocator
+ * @drained: see &struct dma_bounce_slots
+ */
+void dma_bounce_slots_init(struct dma_bounce_slots *slots,
+			   void (*drained)(struct dma_bounce_slots *slots))
+{
+	unsigned int kind, class;
+
+	slots->drained = drained;
+	mutex_init(&slots->mutex);
+	for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++) {
+		for (class = 0; class < DMA_BOUNCE_CLASSES; class++) {
+			spin_lock_init(&slots->depots[kind][class].lock);
+			INIT_LIST_HEAD(&slots->depots[kind][class].chunks);
+		}
+	}
+}
+
+/**
+ * dma_bounce_slots_open - say where the chunks of an allocator will be
+ * @slots: the allocator
+ * @base: first IOVA
+ * @len: bytes, a multiple of a chunk
+ * @chunk_shift: log2 of the bytes of a chunk, at least DMA_BOUNCE_MAX_SHIFT
+ *
+ * Return: 0, -EINVAL for a range that makes no sense, or -ENOMEM.
+ */
+int dma_bounce_slots_open(struct dma_bounce_slots *slots, dma_addr_t base, u64 len,
+			  unsigned int chunk_shift)
+{
+	struct dma_bounce_cpu __percpu *cpus;
+	unsigned int i;
+
+	if (chunk_shift < DMA_BOUNCE_MAX_SHIFT || chunk_shift > 30 || !len ||
+	    (base | len) & ((1UL << chunk_shift) - 1) || base + len - 1 < base)
+		return -EINVAL;
+	slots->chunks = kvcalloc(len >> chunk_shift, sizeof(*slots->chunks), GFP_KERNEL);
+	if (!slots->chunks)
+		return -ENOMEM;
+	cpus = alloc_percpu(struct dma_bounce_cpu);
+	if (!cpus) {
+		kvfree(slots->chunks);
+		slots->chunks = NULL;
+		return -ENOMEM;
+	}
+	for_each_possible_cpu(i)
+		spin_lock_init(&per_cpu_ptr(cpus, i)->lock);
+	slots->cpus = cpus;
+	slots->base = base;
+	slots->chunk_shift = chunk_shift;
+	smp_store_release(&slots->len, len);	/* pairs with dma_bounce_slots_own() */
+	return 0;
+}
+
+/**
+ * dma_bounce_slots_close - free an allocator
+ * @slots: one whose chunks are removed and that nobody uses any more
+ */
+void dma_bounce_slots_close(struct dma_bounce_slots *slots)
+{
+	kvfree(slots->chunks);
+	free_percpu(slots->cpus);
+}

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The allocator of bounce slots; see the comment at the top of dma-bounce-slots.c.
+ *
+ * It needs little of the kernel, and is built in user space too, to be tested under load: what it
+ * needs comes from a header that the build there includes first.
+ */
+#ifndef _DMA_BOUNCE_SLOTS_H
+#define _DMA_BOUNCE_SLOTS_H
+
+#ifdef __KERNEL__
+#include <linux/bits.h>
+#include <linux/list.h>
+#include <linux/lockdep.h>
+#include <linux/mutex.h>
+#include <linux/percpu.h>
+#include <linux/rcupdate.h>
+#include <linux/sizes.h>
+#include <linux/spinlock.h>
+#include <linux/types.h>
+#endif
+
+struct scatterlist;
+
+/* Slots are 4 KiB to 256 KiB: 128 KiB that start in the middle of a page need the largest. */
+#define DMA_BOUNCE_MIN_SHIFT	12
+#define DMA_BOUNCE_CLASSES	7
+#define DMA_BOUNCE_MAX_SHIFT	(DMA_BOUNCE_MIN_SHIFT + DMA_BOUNCE_CLASSES - 1)
+#define DMA_BOUNCE_MAX_SLOT	BIT(DMA_BOUNCE_MAX_SHIFT)
+
+/* Most slots of one kind and class that a CPU keeps to itself */
+#define DMA_BOUNCE_CACHE_SLOTS	32
+/* ... and most bytes, but for the largest slots */
+#define DMA_BOUNCE_CACHE_BYTES	SZ_1M
+#define DMA_BOUNCE_CACHE_MIN	4
+
+/* What the device may do with a slot, as with mainline's mappings of the three directions. */
+enum dma_bounce_kind {
+	DMA_BOUNCE_READ,
+	DMA_BOUNCE_WRITE,
+	DMA_BOUNCE_RW,
+	DMA_BOUNCE_KINDS,
+};
+
+enum dma_bounce_chunk_state {
+	DMA_BOUNCE_LIVE,
+	DMA_BOUNCE_DRAINING,	/* its slots are not handed out any more */
+	DMA_BOUNCE_DEAD,	/* ... and its memory is gone: what is mapped by it is orphaned */
+};
+
+/**
+ * struct dma_bounce_slot - one bounce buffer, and what is mapped by it
+ * @chunk:	where it is
+ * @phys:	what a single mapping bounces
+ * @sgl:	what a list mapping bounces
+ * @nents:	entries of @sgl; 0 for a single mapping
+ * @offset:	where in the slot the mapped bytes start
+ * @len:	mapped bytes; 0 if the slot is free
+ * @no_copy_in:	holds older data where the device does not write
+ */
+struct dma_bounce_slot {
+	struct dma_bounce_chunk	*chunk;
+	union {
+		phys_addr_t		phys;
+		struct scatterlist	*sgl;
+	};
+	unsigned int		nents;
+	unsigned int		offset;
+	unsigned int		len;
+	bool			no_copy_in;
+};
+
+/**
+ * struct dma_bounce_chunk - a piece of memory, cut into slots of one size
+ * @node:	in the depot's list, if any slot is in the depot and @state is live
+ * @rcu:	frees this structure
+ * @va:		where the CPU sees it; not to be used once it is dead
+ * @iova:	where devices see it
+ * @size:	bytes
+ * @kind:	&enum dma_bounce_kind
+ * @class:	log2 of the slot size, less DMA_BOUNCE_MIN_SHIFT
+ * @state:	&enum dma_bounce_chunk_state; the depot's lock protects this and what follows
+ * @nslots:	number of slots
+ * @nfree:	how many of them are in the depot
+ * @idle_since:	when @nfree became @nslots, in jiffies
+ * @free:	stack of the numbers of slots in the depot
+ * @slots:	the slots
+ */
+struct dma_bounce_chunk {
+	struct list_head	node;
+	struct rcu_head		rcu;
+	void			*va;
+	dma_addr_t		iova;
+	size_t			size;
+	u8			kind;
+	u8			class;
+	u8			state;
+	unsigned int		nslots;
+	unsigned int		nfree;
+	unsigned long		idle_since;
+	u32			*free;
+	struct dma_bounce_slot	slots[] __counted_by(nslots);
+};
+
+struct dma_bounce_depot {
+	spinlock_t		lock;	/* protects this and the free slots of its chunks */
+	struct list_head	chunks;	/* those with a slot in the depot */
+	unsigned int		nslots;
+	unsigned int		nfree;
+};
+
+/* The slots that a CPU keeps. @low is the least that @n has been since caches were flushed last. */
+struct dma_bounce_cpu {
+	spinlock_t		lock;	/* nests outside the depots' locks */
+	u8			n[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
+	u8			low[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
+	struct dma_bounce_slot	*slots[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES]
+				      [DMA_BOUNCE_CACHE_SLOTS];
+};
+
+/**
+ * struct dma_bounce_slots - an allocator
+ * @base:	first IOVA of its range; valid once @len is not 0
+ * @len:	bytes of IOVA, 0 as long as there is nothing to allocate
+ * @chunk_shift: log2 of the distance of chunks
+ * @cpus:	per-CPU caches of slots
+ * @chunks:	by (IOVA - @base) >> @chunk_shift
+ * @depots:	free slots
+ * @drained:	called when the last slot of a chunk that is not live any more comes back, by
+ *		whoever gives it back, with locks held
+ * @mutex:	serialises changes of the set of chunks: to be held by whoever calls a function
+ *		that adds, takes away or looks at chunks
+ */
+struct dma_bounce_slots {
+	dma_addr_t			base;
+	u64				len;
+	unsigned int			chunk_shift;
+	struct dma_bounce_cpu __percpu	*cpus;
+	struct dma_bounce_chunk __rcu	**chunks;
+	struct dma_bounce_depot		depots[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
+	void				(*drained)(struct dma_bounce_slots *slots);
+	struct mutex			mutex;	/* serialises changes of the set of chunks */
+};
+
+static inline size_t dma_bounce_class_size(unsigned int class)
+{
+	return 1UL << (class + DMA_BOUNCE_MIN_SHIFT);
+}
+
+static inline void *dma_bounce_slot_va(struct dma_bounce_slot *slot)
+{
+	struct dma_bounce_chunk *chunk = slot->chunk;
+
+	return chunk->va + ((slot - chunk->slots) << (chunk->class + DMA_BOUNCE_MIN_SHIFT));
+}
+
+static inline dma_addr_t dma_bounce_slot_iova(struct dma_bounce_slot *slot)
+{
+	struct dma_bounce_chunk *chunk = slot->chunk;
+
+	return chunk->iova + ((dma_addr_t)(slot - chunk->slots) <<
+			      (chunk->class + DMA_BOUNCE_MIN_SHIFT));
+}
+
+static inline size_t dma_bounce_slot_size(struct dma_bounce_slot *slot)
+{
+	return dma_bounce_class_size(slot->chunk->class);
+}
+
+/* Whether @addr is in the range. Whoever got such an address saw the allocator become ready. */
+static inline bool dma_bounce_slots_own(struct dma_bounce_slots *slots, dma_addr_t addr)
+{
+	u64 len = smp_load_acquire(&slots->len);	/* pairs with dma_bounce_slots_open() */
+
+	return addr - slots->base < len;
+}
+
+/* Number of places for chunks */
+static inline unsigned long dma_bounce_slots_places(struct dma_bounce_slots *slots)
+{
+	return slots->len >> slots->chunk_shift;
+}
+
+/* The chunk at a place, or NULL */
+static inline struct dma_bounce_chunk *dma_bounce_slots_chunk(struct dma_bounce_slots *slots,
+							      unsigned long place)
+{
+	return rcu_dereference_protected(slots->chunks[place], lockdep_is_held(&slots->mutex));
+}
+
+void dma_bounce_slots_init(struct dma_bounce_slots *slots,
+			   void (*drained)(struct dma_bounce_slots *slots));
+int dma_bounce_slots_open(struct dma_bounce_slots *slots, dma_addr_t base, u64 len,
+			  unsigned int chunk_shift);
+void dma_bounce_slots_close(struct dma_bounce_slots *slots);
+
+struct dma_bounce_slot *dma_bounce_slots_get(struct dma_bounce_slots *slots,
+					     enum dma_bounce_kind kind, unsigned int class);
+void dma_bounce_slots_put(struct dma_bounce_slots *slots, struct dma_bounce_slot *slot);
+struct dma_bounce_slot *dma_bounce_slots_find(struct dma_bounce_slots *slots, dma_addr_t addr);
+void dma_bounce_slots_flush(struct dma_bounce_slots *slots, bool all);
+unsigned int dma_bounce_slots_cached(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
+				     unsigned int class);
+
+struct dma_bounce_chunk *dma_bounce_chunk_alloc(enum dma_bounce_kind kind, unsigned int class,
+						size_t size);
+void dma_bounce_chunk_discard(struct dma_bounce_chunk *chunk);
+void dma_bounce_chunk_publish(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
+			      void *va, dma_addr_t iova, size_t size);
+bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
+			       unsigned long age);
+void dma_bounce_chunk_retire(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
+			     enum dma_bounce_chunk_state state);
+unsigned int dma_bounce_chunk_used(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk);
+void dma_bounce_chunk_remove(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk);
+
+#endif /* _DMA_BOUNCE_SLOTS_H */
