@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What dma-bounce-slots.c needs of the kernel, in user space.
+ *
+ * A "CPU" is a number that each thread chooses (shim_cpu), so that threads can share one and move
+ * between them. All that orders memory is made of C11 atomics, which ThreadSanitizer understands;
+ * nothing here orders more than its namesake in the kernel does.
+ */
+#ifndef SHIM_H
+#define SHIM_H
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint8_t u8;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef uint64_t dma_addr_t;
+typedef uint64_t phys_addr_t;
+
+#define BIT(n)			(1UL << (n))
+#define SZ_1M			0x100000
+#define GFP_KERNEL		0
+#define __GFP_NOWARN		0
+#define __percpu
+#define __rcu
+#define __counted_by(member)
+
+#define likely(x)		__builtin_expect(!!(x), 1)
+#define unlikely(x)		__builtin_expect(!!(x), 0)
+#define min(a, b)		((a) < (b) ? (a) : (b))
+#define clamp_t(type, x, lo, hi) \
+	((type)(x) < (type)(lo) ? (type)(lo) : (type)(x) > (type)(hi) ? (type)(hi) : (type)(x))
+#define container_of(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
+
+#define READ_ONCE(x)		__atomic_load_n(&(x), __ATOMIC_RELAXED)
+#define WRITE_ONCE(x, v)	__atomic_store_n(&(x), (v), __ATOMIC_RELAXED)
+#define smp_load_acquire(p)	__atomic_load_n((p), __ATOMIC_ACQUIRE)
+#define smp_store_release(p, v)	__atomic_store_n((p), (v), __ATOMIC_RELEASE)
+
+/* Memory */
+#define struct_size(p, member, n) (sizeof(*(p)) + sizeof((p)->member[0]) * (n))
+#define array_size(a, b)	((size_t)(a) * (b))
+#define size_add(a, b)		((size_t)(a) + (b))
+#define kvzalloc(size, gfp)	calloc(1, (size))
+#define kvcalloc(n, size, gfp)	calloc((n), (size))
+#define kvfree(p)		free(p)
+
+/* Lists */
+struct list_head {
+	struct list_head *next, *prev;
+};
+
+static inline void INIT_LIST_HEAD(struct list_head *list)
+{
+	list->next = list->prev = list;
+}
+
+static inline bool list_empty(const struct list_head *list)
+{
+	return list->next == list;
+}
+
+static inline void shim_link(struct list_head *node, struct list_head *before,
+			     struct list_head *after)
+{
+	node->prev = before;
+	node->next = after;
+	before->next = after->prev = node;
+}
+
+static inline void list_add(struct list_head *node, struct list_head *head)
+{
+	shim_link(node, head, head->next);
+}
+
+static inline void list_add_tail(struct list_head *node, struct list_head *head)
+{
+	shim_link(node, head->prev, head);
+}
+
+static inline void list_del_init(struct list_head *node)
+{
+	node->prev->next = node->next;
+	node->next->prev = node->prev;
+	INIT_LIST_HEAD(node);
+}
+
+#define list_first_entry_or_null(head, type, member) \
+	(list_empty(head) ? NULL : container_of((head)->next, type, member))
+
+/* Locks. A holder may lose its CPU here, so waiting threads give theirs up. */
+typedef struct {
+	bool held;
+} spinlock_t;
+
+static inline void spin_lock_init(spinlock_t *lock)
+{
+	lock->held = false;
+}
+
+static inline void spin_lock(spinlock_t *lock)
+{
+	while (__atomic_exchange_n(&lock->held, true, __ATOMIC_ACQUIRE))
+		sched_yield();
+}
+
+static inline void spin_unlock(spinlock_t *lock)
+{
+	__atomic_store_n(&lock->held, false, __ATOMIC_RELEASE);
+}
+
+#define spin_lock_irq(lock)			spin_lock(lock)
+#define spin_unlock_irq(lock)			spin_unlock(lock)
+#define spin_lock_irqsave(lock, flags)		((void)((flags) = 0), spin_lock(lock))
+#define spin_unlock_irqrestore(lock, flags)	((void)(flags), spin_unlock(lock))
+
+struct mutex {
+	pthread_mutex_t lock;
+};
+
+#define mutex_init(m)		pthread_mutex_init(&(m)->lock, NULL)
+#define mutex_lock(m)		pthread_mutex_lock(&(m)->lock)
+#define mutex_unlock(m)		pthread_mutex_unlock(&(m)->lock)
+#define lockdep_is_held(m)	true
+
+/* CPUs */
+#define SHIM_CPUS		16
+
+extern __thread unsigned int shim_cpu;
+
+#define for_each_possible_cpu(i)	for ((i) = 0; (i) < SHIM_CPUS; (i)++)
+#define alloc_percpu(type)		((type *)calloc(SHIM_CPUS, sizeof(type)))
+#define free_percpu(p)			free(p)
+#define per_cpu_ptr(p, i)		(&(p)[i])
+#define raw_cpu_ptr(p)			(&(p)[shim_cpu])
+
+/* Time, which the test makes pass */
+extern unsigned long shim_jiffies;
+
+#define jiffies			READ_ONCE(shim_jiffies)
+#define time_after_eq(a, b)	((long)((a) - (b)) >= 0)
+
+/* RCU: each thread counts the beginnings and ends of its critical sections. */
+struct rcu_head {
+	int unused;
+};
+
+void rcu_read_lock(void);
+void rcu_read_unlock(void);
+void synchronize_rcu(void);
+
+#define rcu_dereference(p)		__atomic_load_n(&(p), __ATOMIC_ACQUIRE)
+#define rcu_dereference_protected(p, c)	((void)(c), __atomic_load_n(&(p), __ATOMIC_RELAXED))
+#define rcu_assign_pointer(p, v)	__atomic_store_n(&(p), (v), __ATOMIC_RELEASE)
+#define RCU_INIT_POINTER(p, v)		__atomic_store_n(&(p), (v), __ATOMIC_RELAXED)
+#define kvfree_rcu(p, head)		(synchronize_rcu(), free(p))
+
+#endif

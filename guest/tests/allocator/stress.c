@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Random load on the allocator of bounce slots, in user space
+ *
+ * Threads take slots, write to them, look whether what they wrote is still there, and give them
+ * back, on CPUs that they change all the time. Meanwhile another thread adds chunks, takes idle ones
+ * away, cuts them anew, retires those in use, and frees their memory. Whatever must hold is checked
+ * at every step: no page is in two slots, addresses lead to their slots, memory that is gone is not
+ * touched (which AddressSanitizer sees), nothing is lost at the end. Exit status 1 if it does not.
+ *
+ * Usage: stress SECONDS [SEED]
+ */
+
+#include "shim.h"
+
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../../src/drivers/iommu/dma-bounce-slots.h"
+
+#define THREADS		6
+#define CHUNK_SHIFT	20
+#define CHUNK		(1UL << CHUNK_SHIFT)
+#define PLACES		24
+#define BASE		0xc0000000UL
+#define PAGE		4096UL
+#define HELD		24
+
+#define CHECK(cond) do { if (!(cond)) fail(__LINE__, #cond); } while (0)
+
+static struct dma_bounce_slots slots;
+static bool stop;
+static pthread_barrier_t barrier;
+static unsigned long long seed;
+/* Who has each page of the range: 0 for nobody, otherwise a thread's number */
+static u32 owners[PLACES * CHUNK / PAGE];
+static unsigned long drained, gets, misses, adds, withdrawals, drains, deaths, orphans, recycled;
+
+static void fail(int line, const char *what)
+{
+	fprintf(stderr, "stress.c:%d: does not hold: %s (seed %llu)\n", line, what, seed);
+	fflush(stdout);
+	_exit(1);
+}
+
+static unsigned long long next_random(unsigned long long *state)
+{
+	*state ^= *state << 13;
+	*state ^= *state >> 7;
+	*state ^= *state << 17;
+	return *state;
+}
+
+static void on_drained(struct dma_bounce_slots *unused)
+{
+	(void)unused;
+	__atomic_add_fetch(&drained, 1, __ATOMIC_RELAXED);
+}
+
+/* Threads that use slots */
+
+struct held {
+	struct dma_bounce_slot *slot;
+	dma_addr_t iova;
+	size_t size;
+	u8 fill;
+	unsigned int touched;
+};
+
+static u32 *owner_of(dma_addr_t iova)
+{
+	CHECK(iova >= BASE && iova < BASE + PLACES * CHUNK);
+	return &owners[(iova - BASE) / PAGE];
+}
+
+static void own(dma_addr_t iova, size_t size, u32 from, u32 to)
+{
+	size_t i;
+
+	for (i = 0; i < size / PAGE; i++)
+		CHECK(__atomic_exchange_n(owner_of(iova) + i, to, __ATOMIC_RELAXED) == from);
+}
+
+static void take(u32 me, struct held *held, unsigned long long *state)
+{
+	unsigned int kind = next_random(state) % DMA_BOUNCE_KINDS;
+	unsigned int class = next_random(state) % DMA_BOUNCE_CLASSES;
+	struct dma_bounce_slot *slot;
+	u8 *va;
+
+	rcu_read_lock();
+	slot = dma_bounce_slots_get(&slots, kind, class);
+	if (!slot) {
+		__atomic_add_fetch(&misses, 1, __ATOMIC_RELAXED);
+		rcu_read_unlock();
+		/* Let the thread run that adds chunks. */
+		sched_yield();
+		return;
+	}
+	CHECK(slot->chunk->kind == kind && slot->chunk->class == class);
+	held->slot = slot;
+	held->iova = dma_bounce_slot_iova(slot);
+	held->size = dma_bounce_slot_size(slot);
+	held->fill = next_random(state);
+	held->touched = 64 + next_random(state) % (held->size - 64);
+	CHECK(!(held->iova & (held->size - 1)));
+	own(held->iova, held->size, 0, me);
+	CHECK(!READ_ONCE(slot->len));
+	WRITE_ONCE(slot->len, held->touched);
+	if (READ_ONCE(slot->chunk->state) != DMA_BOUNCE_DEAD) {
+		va = dma_bounce_slot_va(slot);
+		memset(va, held->fill, 64);
+		va[held->touched - 1] = held->fill;
+	}
+	rcu_read_unlock();
+	__atomic_add_fetch(&gets, 1, __ATOMIC_RELAXED);
+}
+
+static void give(u32 me, struct held *held, unsigned long long *state)
+{
+	struct dma_bounce_slot *slot = held->slot;
+	unsigned int i;
+	u8 *va;
+
+	rcu_read_lock();
+	CHECK(dma_bounce_slots_own(&slots, held->iova));
+	CHECK(dma_bounce_slots_find(&slots, held->iova + next_random(state) % held->size) == slot);
+	CHECK(slot->len == held->touched);
+	if (READ_ONCE(slot->chunk->state) != DMA_BOUNCE_DEAD) {
+		va = dma_bounce_slot_va(slot);
+		for (i = 0; i < 64; i++)
+			CHECK(va[i] == held->fill);
+		CHECK(va[held->touched - 1] == held->fill);
+	}
+	own(held->iova, held->size, me, 0);
+	dma_bounce_slots_put(&slots, slot);
+	rcu_read_unlock();
+	held->slot = NULL;
+}
+
+static void *user(void *arg)
+{
+	u32 me = (uintptr_t)arg + 1;
+	unsigned long long state = seed * 1000003 + me * 7919 + 1;
+	struct held held[HELD] = {};
+	unsigned int i, depth;
+
+	rcu_read_lock();
+	rcu_read_unlock();
+	pthread_barrier_wait(&barrier);
+	while (!READ_ONCE(stop)) {
+		/* Two threads at a time share a CPU now and then. */
+		if (next_random(&state) % 8 == 0)
+			shim_cpu = next_random(&state) % THREADS;
+		/* Mostly few at a time, so that slots come back to the depot */
+		depth = next_random(&state) % 16 ? 4 : HELD;
+		i = next_random(&state) % depth;
+		if (held[i].slot)
+			give(me, &held[i], &state);
+		else
+			take(me, &held[i], &state);
+		/* An address that may be anything leads nowhere or to a slot, but to no harm. */
+		rcu_read_lock();
+		dma_bounce_slots_find(&slots, BASE + next_random(&state) % (PLACES * CHUNK));
+		rcu_read_unlock();
+	}
+	for (i = 0; i < HELD; i++)
+		if (held[i].slot)
+			give(me, &held[i], &state);
+	return NULL;
+}
+
+/* The thread that changes the set of chunks */
+
+static void free_memory(struct dma_bounce_chunk *chunk)
+{
+	free(chunk->va);
+	chunk->va = NULL;
+}
+
+static void add_chunk(unsigned long long *state)
+{
+	/* A provider may give less than was asked for. */
+	size_t size = next_random(state) % 4 ? CHUNK : DMA_BOUNCE_MAX_SLOT;
+	struct dma_bounce_chunk *chunk;
+	unsigned long place;
+	void *va;
+
+	for (place = 0; place < PLACES; place++)
+		if (!dma_bounce_slots_chunk(&slots, place))
+			break;
+	if (place == PLACES)
+		return;
+	chunk = dma_bounce_chunk_alloc(next_random(state) % DMA_BOUNCE_KINDS,
+				       next_random(state) % DMA_BOUNCE_CLASSES, CHUNK);
+	CHECK(chunk);
+	if (next_random(state) % 32 == 0) {
+		dma_bounce_chunk_discard(chunk);
+		return;
+	}
+	va = malloc(size);
+	CHECK(va);
+	dma_bounce_chunk_publish(&slots, chunk, va, BASE + place * CHUNK, size);
+	adds++;
+}
+
+static void withdraw(struct dma_bounce_chunk *chunk, unsigned long long *state)
+{
+	struct dma_bounce_chunk *anew = NULL;
+
+	if (!dma_bounce_chunk_withdraw(&slots, chunk, next_random(state) % 20))
+		return;
+	CHECK(!dma_bounce_chunk_used(&slots, chunk));
+	if (next_random(state) % 2)
+		anew = dma_bounce_chunk_alloc(chunk->kind,
+					      next_random(state) % DMA_BOUNCE_CLASSES, chunk->size);
+	if (anew) {
+		dma_bounce_chunk_publish(&slots, anew, chunk->va, chunk->iova, chunk->size);
+		recycled++;
+	} else {
+		free_memory(chunk);
+		withdrawals++;
+	}
+	dma_bounce_chunk_remove(&slots, chunk);
+}
+
+static void reap(void)
+{
+	struct dma_bounce_chunk *chunk;
+	unsigned long place;
+
+	for (place = 0; place < PLACES; place++) {
+		chunk = dma_bounce_slots_chunk(&slots, place);
+		if (!chunk || chunk->state == DMA_BOUNCE_LIVE || dma_bounce_chunk_used(&slots, chunk))
+			continue;
+		if (chunk->state == DMA_BOUNCE_DRAINING)
+			free_memory(chunk);
+		CHECK(!chunk->va);
+		dma_bounce_chunk_remove(&slots, chunk);
+	}
+}
+
+/* The memory of all chunks goes away, whoever uses it. */
+static void kill_all(void)
+{
+	struct dma_bounce_chunk *chunk;
+	unsigned long place;
+
+	for (place = 0; place < PLACES; place++) {
+		chunk = dma_bounce_slots_chunk(&slots, place);
+		if (chunk)
+			dma_bounce_chunk_retire(&slots, chunk, DMA_BOUNCE_DEAD);
+	}
+	dma_bounce_slots_flush(&slots, true);
+	synchronize_rcu();
+	for (place = 0; place < PLACES; place++) {
+		chunk = dma_bounce_slots_chunk(&slots, place);
+		if (chunk && chunk->va) {
+			orphans += dma_bounce_chunk_used(&slots, chunk);
+			free_memory(chunk);
+		}
+	}
+	reap();
+	deaths++;
+}
+
+static void manage(unsigned long long *state)
+{
+	struct dma_bounce_chunk *chunk;
+
+	mutex_lock(&slots.mutex);
+	WRITE_ONCE(shim_jiffies, shim_jiffies + 1);
+	chunk = dma_bounce_slots_chunk(&slots, next_random(state) % PLACES);
+	switch (next_random(state) % 256) {
+	case 0:
+		kill_all();
+		break;
+	case 1 ... 12:
+		if (chunk && chunk->state == DMA_BOUNCE_LIVE) {
+			dma_bounce_chunk_retire(&slots, chunk, DMA_BOUNCE_DRAINING);
+			dma_bounce_slots_flush(&slots, true);
+			drains++;
+		}
+		break;
+	case 13 ... 30:
+		dma_bounce_slots_flush(&slots, false);
+		break;
+	case 31 ... 90:
+		if (chunk)
+			withdraw(chunk, state);
+		break;
+	case 91 ... 120:
+		reap();
+		break;
+	default:
+		add_chunk(state);
+	}
+	mutex_unlock(&slots.mutex);
+}
+
+/* With all slots given back, every chunk is whole and the depots' sums agree. */
+static void check_nothing_lost(void)
+{
+	unsigned int kind, class, sum[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES] = {};
+	struct dma_bounce_chunk *chunk;
+	unsigned long place;
+	size_t i;
+
+	dma_bounce_slots_flush(&slots, true);
+	reap();
+	for (place = 0; place < PLACES; place++) {
+		chunk = dma_bounce_slots_chunk(&slots, place);
+		if (!chunk)
+			continue;
+		CHECK(chunk->state == DMA_BOUNCE_LIVE && !dma_bounce_chunk_used(&slots, chunk));
+		sum[chunk->kind][chunk->class] += chunk->nslots;
+		for (i = 0; i < chunk->nslots; i++)
+			CHECK(!chunk->slots[i].len);
+	}
+	for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++) {
+		for (class = 0; class < DMA_BOUNCE_CLASSES; class++) {
+			CHECK(slots.depots[kind][class].nslots == sum[kind][class]);
+			CHECK(slots.depots[kind][class].nfree == sum[kind][class]);
+			CHECK(!dma_bounce_slots_cached(&slots, kind, class));
+		}
+	}
+	for (i = 0; i < sizeof(owners) / sizeof(owners[0]); i++)
+		CHECK(!owners[i]);
+}
+
+int main(int argc, char **argv)
+{
+	unsigned int seconds = argc > 1 ? atoi(argv[1]) : 0;
+	pthread_t threads[THREADS];
+	unsigned long long state;
+	time_t end;
+	uintptr_t i;
+
+	if (!seconds || argc > 3) {
+		fprintf(stderr, "usage: stress SECONDS [SEED]\n");
+		return 2;
+	}
+	seed = argc > 2 ? strtoull(argv[2], NULL, 0) : (unsigned long long)time(NULL);
+	state = seed * 2 + 1;
+	dma_bounce_slots_init(&slots, on_drained);
+	CHECK(dma_bounce_slots_open(&slots, BASE + PAGE, PLACES * CHUNK, CHUNK_SHIFT) == -EINVAL);
+	CHECK(dma_bounce_slots_open(&slots, BASE, PLACES * CHUNK, DMA_BOUNCE_MAX_SHIFT - 1) == -EINVAL);
+	CHECK(dma_bounce_slots_open(&slots, -CHUNK, 2 * CHUNK, CHUNK_SHIFT) == -EINVAL);
+	CHECK(!dma_bounce_slots_open(&slots, BASE, PLACES * CHUNK, CHUNK_SHIFT));
+	CHECK(!dma_bounce_slots_own(&slots, BASE - 1));
+	CHECK(!dma_bounce_slots_own(&slots, BASE + PLACES * CHUNK));
+	pthread_barrier_init(&barrier, NULL, THREADS + 1);
+	for (i = 0; i < THREADS; i++)
+		CHECK(!pthread_create(&threads[i], NULL, user, (void *)i));
+	pthread_barrier_wait(&barrier);
+	for (end = time(NULL) + seconds; time(NULL) < end;) {
+		manage(&state);
+		/* Slots are taken far more often than chunks change. */
+		usleep(20);
+	}
+	WRITE_ONCE(stop, true);
+	for (i = 0; i < THREADS; i++)
+		pthread_join(threads[i], NULL);
+	check_nothing_lost();
+	printf("seed %llu: %lu slots taken, %lu misses; chunks: %lu added, %lu withdrawn, %lu cut anew, %lu drained; %lu times all died, %lu orphans\n",
+	       seed, gets, misses, adds, withdrawals, recycled, drains, deaths, orphans);
+	/* A run that did not meet the cases proves nothing of them. */
+	CHECK(gets && misses && withdrawals && recycled && drains && deaths && orphans && drained);
+	kill_all();
+	dma_bounce_slots_close(&slots);
+	return 0;
+}
