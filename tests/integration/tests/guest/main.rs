@@ -8,6 +8,7 @@ mod boot;
 mod command_line;
 mod isolation;
 mod lifecycle;
+mod patch;
 mod stock;
 mod support;
 mod terminal;

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The guest patch by itself: its KUnit tests, its test driver on a device, its other provider of memory, what it does when
+//! nothing is to do.
+
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Guest, Outcome, Vmm};
+
+use crate::support::{SITE, number, required, run};
+
+/// Fails if the kernel complained of anything, which KUnit does not notice.
+fn assert_no_complaint(outcome: &Outcome) {
+    assert_eq!(number(outcome, "CAROM-COMPLAINTS"), 0, "console:\n{}", outcome.console);
+}
+
+/// Prints how many lines of the kernel's log look like a complaint, but for one about the rig's emulated CPU.
+const COMPLAINTS: &str = "
+dmesg | grep -E 'WARNING:|BUG:|KASAN|possible (recursive|circular) locking|DMA-API: ' | grep -v fpu__init >/tmp/complaints
+cat /tmp/complaints
+echo \"CAROM-COMPLAINTS $(wc -l </tmp/complaints)\"
+";
+
+/// Has KUnit run the patch's tests while the kernel boots, without any device, and checks what it says of each.
+fn kunit(name: &str, guest: impl FnOnce(Guest) -> Guest) {
+    let job = format!("dmesg | sed -n 's/^ *\\(ok\\|not ok\\|# dma-bounce:\\) /CAROM-KUNIT \\1 /p'\n{COMPLAINTS}");
+
+    let outcome = run(&guest(
+        Guest::new(name).cmdline("kunit.enable=1 kunit.filter_glob=dma-bounce log_buf_len=1M").cpus(2).job(&job),
+    ));
+
+    let lines: Vec<&str> = outcome.values("CAROM-KUNIT").collect();
+    let failed: Vec<_> = lines.iter().filter(|line| line.starts_with("not ok")).collect();
+    assert!(failed.is_empty(), "{failed:?}; console:\n{}", outcome.console);
+    let passed = lines.iter().filter(|line| line.starts_with("ok") && line.ends_with("_test")).count();
+    assert!(passed >= 18, "{passed} passed: {lines:?}; console:\n{}", outcome.console);
+    assert_no_complaint(&outcome);
+}
+
+#[test]
+fn kunit_passes() {
+    kunit("patch-kunit", |guest| guest);
+}
+
+#[test]
+fn every_byte_of_a_real_device_is_right() {
+    let edu = required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)");
+    let job = format!(
+        r#"
+for device in /sys/bus/pci/devices/*; do
+    [ "$(cat "$device/vendor")$(cat "$device/device")" != 0x12340x11e8 ] || EDU=$(basename "$device")
+done
+[ -n "$EDU" ] || exit 83
+echo dma-bounce-test >"/sys/bus/pci/devices/$EDU/driver_override"
+echo "$EDU" >/sys/bus/pci/drivers_probe
+[ -e "/sys/bus/pci/devices/$EDU/driver" ] || {{ dmesg | tail -n 20; exit 84; }}
+dmesg | sed -n 's/^.*dma-bounce-test: all \([0-9]*\) cases passed/CAROM-CASES \1/p'
+{COMPLAINTS}"#
+    );
+
+    let outcome = run(&Guest::new("patch-edu").iommu_device(edu).bounce("size=32M").job(&job));
+
+    assert!(number(&outcome, "CAROM-CASES") >= 11);
+    assert_no_complaint(&outcome);
+}
+
+#[test]
+fn guest_pages_serve_where_there_are_no_windows() {
+    let job = format!(
+        "{WAIT_FOR_NVME}{}sed 's/^/CAROM-STAT-/' /sys/kernel/debug/iommu_bounce/*/stats\n{COMPLAINTS}",
+        workload::fio_verify(16, 64)
+    );
+    let guest = Guest::new("patch-pages")
+        .vmm(Vmm::Qemu)
+        .iommu_device(&SITE.nvme[0])
+        .cmdline("iommu.strict=1 iommu.bounce=auto")
+        .job(&job);
+
+    let outcome = run(&guest);
+
+    workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(outcome.value("CAROM-STAT-provider").unwrap_or_default(), "pages");
+    let bounced = number(&outcome, "CAROM-STAT-bounced_pages") + number(&outcome, "CAROM-STAT-bounced_lists");
+    assert!(bounced > 500, "bounced {bounced}; console:\n{}", outcome.console);
+    // QEMU's device advises no size: it was measured, and what was measured is used.
+    let threshold = number(&outcome, "CAROM-STAT-threshold");
+    assert!((4096..=262_144).contains(&threshold), "{threshold}");
+    assert_eq!(number(&outcome, "CAROM-STAT-threshold_measured"), threshold);
+    assert_no_complaint(&outcome);
+}
+
+#[test]
+fn idle_memory_goes_back_to_the_host() {
+    let job = format!(
+        r#"{WAIT_FOR_NVME}
+POOL=$(echo /sys/kernel/debug/iommu_bounce/domain*)
+{verify}
+sed 's/^/CAROM-STAT-/' "$POOL/stats"
+echo 200 >"$POOL/idle_ms"
+i=0
+while ! grep -qx 'chunks 0' "$POOL/stats"; do
+    i=$((i + 1))
+    [ $i -lt 100 ] || break
+    sleep 0.2
+done
+sed 's/^/CAROM-IDLE-/' "$POOL/stats"
+echo CAROM-MARK idle
+sleep 0.5
+{verify}
+"#,
+        verify = workload::fio_verify(8, 32)
+    );
+    // Nothing is in flight once the drive is idle, so that all chunks become idle.
+    let guest =
+        Guest::new("patch-idle").iommu_device(&SITE.nvme[0]).bounce("size=64M").cmdline("iommu.strict=1").job(&job);
+
+    let outcome = run(&guest);
+
+    workload::check_verified(&outcome, 2).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(number(&outcome, "CAROM-STAT-chunks") > 0, "console:\n{}", outcome.console);
+    assert_eq!(number(&outcome, "CAROM-IDLE-chunks"), 0, "console:\n{}", outcome.console);
+    let host = outcome.counters.first().expect("the mark made the VMM report its counters");
+    assert_eq!(host.window_bytes, 0, "{host:?}");
+}
