@@ -8,6 +8,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends there")]
 
+use std::any::Any;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -16,7 +17,8 @@ use std::time::{Duration, Instant};
 use devices::pci::{PciDevice, regs};
 use devices::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
 use devices::vfio::{DmaSpace, HostIommu, VfioMapper, VfioPciDevice, VfioPciError, map_guest_ram};
-use iommu_bounce::{DmaMapper, MapError, Permissions, UnmapError};
+use iommu_bounce::test_utils::{self, TestRam};
+use iommu_bounce::{DmaMapper, Engine, EngineConfig, GuestRam, MapError, Permissions, UnmapError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
@@ -75,6 +77,7 @@ struct Device {
     platform: Arc<Platform>,
     device: VfioPciDevice,
     space: DmaSpace,
+    host: Arc<HostIommu>,
 }
 
 /// Whether the tests go by IOMMUFD.
@@ -82,18 +85,26 @@ fn by_iommufd() -> bool {
     std::env::var_os("CAROM_IOMMUFD").is_some_and(|value| value == "on")
 }
 
-fn host() -> HostIommu {
-    if by_iommufd() { HostIommu::iommufd(None).unwrap() } else { HostIommu::containers(None) }
+fn host() -> Arc<HostIommu> {
+    Arc::new(if by_iommufd() { HostIommu::iommufd(None).unwrap() } else { HostIommu::containers(None) })
 }
 
 fn open(variable: &str) -> Device {
+    open_by(&host(), variable)
+}
+
+fn open_by(host: &Arc<HostIommu>, variable: &str) -> Device {
     let platform = Arc::new(Platform::default());
-    let space = host().new_space().unwrap();
+    let space = host.new_space().unwrap();
     let device = VfioPciDevice::open("vfio0", &sysfs(variable), &space, platform.clone(), platform.clone()).unwrap();
-    Device { platform, device, space }
+    Device { platform, device, space, host: host.clone() }
 }
 
 impl Device {
+    /// The mapper of the device's address space; `endpoint` is its name there.
+    fn mapper(&self, endpoint: u32, memory: impl Any + Send) -> VfioMapper {
+        self.host.mapper(self.space.clone(), endpoint, &self.device, memory).unwrap()
+    }
     fn config(&self, offset: u16) -> u32 {
         let mut data = [0; 4];
         self.device.read_config(offset, &mut data);
@@ -130,7 +141,11 @@ impl Edu {
     const BUFFER: u32 = 0x4_0000;
 
     fn open() -> Self {
-        let edu = Self(open("CAROM_EDU"));
+        Self::open_by(&host(), "CAROM_EDU")
+    }
+
+    fn open_by(host: &Arc<HostIommu>, variable: &str) -> Self {
+        let edu = Self(open_by(host, variable));
         edu.0.command(regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER);
         edu
     }
@@ -253,7 +268,7 @@ fn msi_reaches_its_event() {
 fn dma_reaches_what_is_mapped_as_it_is_mapped() {
     let edu = Edu::open();
     let memory = memory();
-    let mut mapper = VfioMapper::new(edu.0.space.clone(), memory.clone()).unwrap();
+    let mut mapper = edu.0.mapper(7, memory.clone());
     let limits = mapper.limits();
     println!("{limits:x?}");
     assert_ne!(limits.page_size_mask & PAGE, 0);
@@ -292,7 +307,7 @@ fn dma_reaches_what_is_mapped_as_it_is_mapped() {
 fn unmap_takes_whole_mappings_only() {
     let edu = Edu::open();
     let memory = memory();
-    let mut mapper = VfioMapper::new(edu.0.space.clone(), memory.clone()).unwrap();
+    let mut mapper = edu.0.mapper(7, memory.clone());
     let slice = memory.get_slice(GuestAddress(0), 8192).unwrap();
     mapper.map(0x10_0000, slice, Permissions::READ).unwrap();
     map(&mut mapper, &memory, 0x10_2000, 2, Permissions::READ).unwrap();
@@ -316,7 +331,7 @@ fn limit_on_mappings_is_no_resources() {
     let edu = Edu::open();
     std::fs::write(parameter, before.trim()).unwrap();
     let memory = memory();
-    let mut mapper = VfioMapper::new(edu.0.space.clone(), memory.clone()).unwrap();
+    let mut mapper = edu.0.mapper(7, memory.clone());
     assert_eq!(mapper.limits().max_mappings, Some(2));
     for number in 0..2 {
         map(&mut mapper, &memory, 0x10_0000 + number * PAGE, number, Permissions::READ).unwrap();
@@ -356,7 +371,7 @@ impl Drop for LockedMemoryLimit {
 fn limit_on_locked_memory_is_no_resources_and_changes_nothing_else() {
     let edu = Edu::open();
     let memory = memory();
-    let mut mapper = VfioMapper::new(edu.0.space.clone(), memory.clone()).unwrap();
+    let mut mapper = edu.0.mapper(7, memory.clone());
     let both = Permissions::READ | Permissions::WRITE;
     let limit = LockedMemoryLimit::lower_to(2 * PAGE);
     for number in 0..2 {
@@ -405,4 +420,156 @@ fn second_user_of_a_device_is_told_that_it_is_busy() {
     assert!(matches!(error, VfioPciError::Busy { .. }) && error.is_user_error(), "{error}");
     drop(edu);
     Edu::open();
+}
+
+/// Two edu devices behind an engine. Domain n, 1 or 2, maps page n - 1, which holds the byte n, at `SOURCE` and page n + 1 at
+/// `TARGET`, as soon as it has an endpoint.
+struct Pair {
+    edus: [Edu; 2],
+    engine: Engine,
+    ram: Arc<TestRam>,
+}
+
+impl Pair {
+    const SOURCE: u32 = 0x10_0000;
+    const TARGET: u32 = 0x20_0000;
+
+    fn open() -> Self {
+        let host = host();
+        let edus = ["CAROM_EDU", "CAROM_EDU2"].map(|variable| Edu::open_by(&host, variable));
+        let ram = Arc::new(TestRam::new(&[(0, 4 * 4096)]));
+        let config = EngineConfig { input_range: 0..=0xffff_ffff, ..Default::default() };
+        let mut engine = Engine::new(config, ram.clone(), None).unwrap();
+        for (endpoint, edu) in (1..).zip(&edus) {
+            engine.add_endpoint(endpoint, Box::new(edu.0.mapper(endpoint, ram.clone()))).unwrap();
+        }
+        engine.accept_features(engine.features());
+        let pair = Self { edus, engine, ram };
+        pair.fill(0, 1);
+        pair.fill(1, 2);
+        pair
+    }
+
+    fn fill(&self, page: u64, byte: u8) {
+        self.ram.slice(page * PAGE, PAGE).unwrap().copy_from(&[byte; 4096]);
+    }
+
+    fn request(&mut self, request: &[u8]) {
+        let mut reply = [0xff; 4];
+        assert_eq!(self.engine.handle(request, &mut reply), 4);
+        assert_eq!(reply[0], 0, "{request:x?}");
+    }
+
+    fn attach(&mut self, endpoint: u32, domain: u32) {
+        self.request(&test_utils::attach(endpoint, domain));
+    }
+
+    fn detach(&mut self, endpoint: u32, domain: u32) {
+        self.request(&test_utils::detach(endpoint, domain));
+    }
+
+    fn map(&mut self, domain: u32) {
+        for (iova, page) in [(Self::SOURCE, domain - 1), (Self::TARGET, domain + 1)] {
+            let (start, gpa) = (u64::from(iova), u64::from(page) * PAGE);
+            self.request(&test_utils::map(domain, start, start + PAGE - 1, gpa, 3));
+        }
+    }
+
+    /// The byte that `endpoint` brings from `SOURCE` to `TARGET`, and the domain in whose page it arrives.
+    fn carried(&self, endpoint: u32) -> Option<(u8, u32)> {
+        self.fill(2, 0);
+        self.fill(3, 0);
+        let edu = &self.edus[endpoint as usize - 1];
+        edu.copy(Self::SOURCE, true);
+        edu.copy(Self::TARGET, false);
+        let arrived = |domain: u32| {
+            let mut data = [0; 2048];
+            self.ram.slice(u64::from(domain + 1) * PAGE, 2048).unwrap().copy_to(&mut data);
+            assert_eq!(data, [data[0]; 2048]);
+            (data[0] != 0).then_some((data[0], domain))
+        };
+        let all: Vec<_> = [1, 2].into_iter().filter_map(arrived).collect();
+        assert!(all.len() < 2, "it reaches both domains");
+        all.first().copied()
+    }
+
+    /// Each endpoint reaches the domain that it is in, and nothing else.
+    fn assert_in(&self, domains: [Option<u32>; 2]) {
+        for (endpoint, domain) in (1..).zip(domains) {
+            let wanted = domain.map(|domain| (u8::try_from(domain).unwrap(), domain));
+            assert_eq!(self.carried(endpoint), wanted, "endpoint {endpoint} of {domains:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs two of QEMU's edu devices bound to vfio-pci: CAROM_EDU, CAROM_EDU2"]
+fn mapping_of_a_domain_is_one_call_by_iommufd() {
+    let mut pair = Pair::open();
+    pair.attach(1, 1);
+    pair.attach(2, 1);
+    pair.map(1);
+    pair.assert_in([Some(1), Some(1)]);
+    let calls = if by_iommufd() { 2 } else { 4 };
+    assert_eq!(pair.engine.counters().host_maps, calls);
+    pair.request(&test_utils::unmap(1, 0, u64::MAX >> 32));
+    assert_eq!(pair.engine.counters().host_unmaps, calls);
+    pair.assert_in([None, None]);
+}
+
+#[test]
+#[ignore = "needs two of QEMU's edu devices bound to vfio-pci: CAROM_EDU, CAROM_EDU2"]
+fn endpoints_come_together_and_part_in_any_order() {
+    let mut pair = Pair::open();
+    pair.assert_in([None, None]);
+    pair.attach(1, 1);
+    pair.map(1);
+    pair.assert_in([Some(1), None]);
+    pair.attach(2, 1);
+    pair.assert_in([Some(1), Some(1)]);
+    // The one whose address space the domain has used goes first.
+    pair.detach(1, 1);
+    pair.assert_in([None, Some(1)]);
+    pair.attach(1, 2);
+    pair.map(2);
+    pair.assert_in([Some(2), Some(1)]);
+    // From domain to domain without a DETACH.
+    pair.attach(2, 2);
+    pair.assert_in([Some(2), Some(2)]);
+    pair.attach(2, 1);
+    pair.map(1);
+    pair.assert_in([Some(2), Some(1)]);
+    pair.attach(1, 1);
+    pair.assert_in([Some(1), Some(1)]);
+    pair.engine.reset();
+    pair.engine.accept_features(pair.engine.features());
+    pair.assert_in([None, None]);
+    pair.attach(2, 2);
+    pair.map(2);
+    pair.assert_in([None, Some(2)]);
+    pair.attach(1, 2);
+    pair.detach(2, 2);
+    pair.assert_in([Some(2), None]);
+    assert_eq!(pair.engine.counters().stuck_ranges, 0);
+    assert_eq!(pair.engine.counters().host_errors, 0);
+}
+
+#[test]
+#[ignore = "needs two of QEMU's edu devices bound to vfio-pci: CAROM_EDU, CAROM_EDU2"]
+fn device_that_is_closed_leaves_the_other_its_domain() {
+    let mut pair = Pair::open();
+    pair.attach(1, 1);
+    pair.attach(2, 1);
+    pair.map(1);
+    drop(pair.engine.remove_endpoint(1).unwrap());
+    let [first, second] = pair.edus;
+    let host = first.0.host.clone();
+    drop(first);
+    let again = Edu::open_by(&host, "CAROM_EDU");
+    pair.edus = [again, second];
+    let mapper = pair.edus[0].0.mapper(1, pair.ram.clone());
+    pair.engine.add_endpoint(1, Box::new(mapper)).unwrap();
+    pair.assert_in([None, Some(1)]);
+    pair.attach(1, 1);
+    pair.assert_in([Some(1), Some(1)]);
 }

@@ -4,7 +4,7 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use log::{error, info, warn};
 
@@ -13,6 +13,7 @@ use super::error::VfioPciError;
 use super::host::{HostFunction, VfioFunction};
 use super::interrupts::Interrupts;
 use super::layout::{MsixCapability, examine};
+use super::residents::Movable;
 use super::space::DmaSpace;
 use super::sysfs::HostFunctionPath;
 use super::throttle::Throttle;
@@ -103,6 +104,11 @@ impl VfioPciDevice {
     /// Address of the function in the host, such as `0000:00:05.0`.
     pub fn host_name(&self) -> &str {
         &self.name
+    }
+
+    /// What moves the function to another address space.
+    pub(super) fn movable(&self) -> Weak<dyn Movable> {
+        self.host.movable()
     }
 
     fn bar(&self, index: u8) -> Option<&HostBar> {

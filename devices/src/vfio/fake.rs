@@ -4,12 +4,14 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::host::{ConfigAccess, HostFunction, IrqKind, Region};
 use super::mmap::Mapping;
+use super::residents::Movable;
+use super::space::DmaSpace;
 use crate::pci::regs;
 use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
 
@@ -79,6 +81,12 @@ impl FakeFunction {
     }
 }
 
+impl Movable for Inner {
+    fn enter(&self, _: &DmaSpace) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
 impl ConfigAccess for FakeFunction {
     fn config_size(&self) -> u64 {
         self.0.config.lock().unwrap().len() as u64
@@ -130,6 +138,10 @@ impl HostFunction for FakeFunction {
     fn reset(&self) -> io::Result<bool> {
         self.record(Event::Reset);
         Ok(self.0.resets)
+    }
+    fn movable(&self) -> Weak<dyn Movable> {
+        let inner: Arc<dyn Movable> = self.0.clone();
+        Arc::downgrade(&inner)
     }
 }
 

@@ -5,6 +5,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::path::PathBuf;
+use std::sync::{Arc, Weak};
 
 use vfio_bindings::bindings::vfio::{
     VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP,
@@ -16,6 +17,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::error::VfioPciError;
 use super::ioctl;
 use super::mmap::Mapping;
+use super::residents::Movable;
 use super::space::{DmaSpace, file_error};
 use super::sysfs::HostFunctionPath;
 
@@ -69,11 +71,13 @@ pub(super) trait HostFunction: ConfigAccess {
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
     /// Resets it; `false` if the host knows no way to.
     fn reset(&self) -> io::Result<bool>;
+    /// What moves it to another address space, as long as it is open.
+    fn movable(&self) -> Weak<dyn Movable>;
 }
 
 /// A function of the host behind VFIO.
 pub(super) struct VfioFunction {
-    device: VfioDevice,
+    device: Arc<VfioDevice>,
     has_reset: bool,
 }
 
@@ -83,7 +87,17 @@ impl VfioFunction {
             VfioDevice::new(function.path(), space.opener(), true).map_err(|error| open_error(function, error))?;
         let has_reset = ioctl::has_reset(&device)
             .map_err(|source| VfioPciError::Host { what: format!("asking VFIO about {}", function.name()), source })?;
-        Ok(Self { device, has_reset })
+        Ok(Self { device: Arc::new(device), has_reset })
+    }
+}
+
+impl Movable for VfioDevice {
+    fn enter(&self, space: &DmaSpace) -> io::Result<()> {
+        let DmaSpace::Ioas(ioas) = space else { return Err(io::ErrorKind::Unsupported.into()) };
+        self.attach_hwpt(ioas.ioas().id()).map_err(|error| match error {
+            VfioError::VfioDeviceAttachIommufdPt(errno) => errno.into(),
+            error => io::Error::other(error),
+        })
     }
 }
 
@@ -100,6 +114,8 @@ fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
         VfioError::OpenDeviceCdev(source) => {
             file_error(function.cdev().unwrap_or_else(|| PathBuf::from("/dev/vfio/devices")), source)
         }
+        // All devices of a group are in one address space, and another one put the group elsewhere.
+        VfioError::VfioDeviceAttachIommufdPt(errno) if errno.errno() == libc::EINVAL => busy(),
         VfioError::VfioDeviceBindIommufd(errno) => match errno.errno() {
             // The group is open, or the character device is (EINVAL).
             libc::EBUSY | libc::EINVAL => busy(),
@@ -159,7 +175,7 @@ impl HostFunction for VfioFunction {
     fn map_region(&self, bar: u8, offset: u64, len: usize, read_only: bool) -> io::Result<Mapping> {
         let start = self.device.get_region_offset(bar.into());
         let offset = start.checked_add(offset).ok_or_else(|| io::Error::other("a region's offset wraps"))?;
-        Mapping::new(&self.device, offset, len, read_only)
+        Mapping::new(&*self.device, offset, len, read_only)
     }
 
     fn irq_count(&self, kind: IrqKind) -> u32 {
@@ -176,9 +192,14 @@ impl HostFunction for VfioFunction {
 
     fn reset(&self) -> io::Result<bool> {
         if self.has_reset {
-            ioctl::reset(&self.device)?;
+            ioctl::reset(&*self.device)?;
         }
         Ok(self.has_reset)
+    }
+
+    fn movable(&self) -> Weak<dyn Movable> {
+        let device: Arc<dyn Movable> = self.device.clone();
+        Arc::downgrade(&device)
     }
 }
 

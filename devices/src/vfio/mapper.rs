@@ -5,14 +5,18 @@
 use std::any::Any;
 use std::io;
 
-use iommu_bounce::{DmaMapper, MapError, MapperLimits, Permissions, UnmapError};
+use iommu_bounce::{DmaMapper, EndpointId, MapError, MapperGroup, MapperLimits, Permissions, UnmapError};
 use log::{error, warn};
 use rustix::process::{Resource, getrlimit};
 use vm_memory::VolatileSlice;
 
 use super::error::VfioPciError;
+use super::residents::Residents;
 use super::space::DmaSpace;
 use super::throttle::Throttle;
+
+/// A VM has one IOMMUFD, and its address spaces are all of one kind.
+const GROUP: MapperGroup = MapperGroup(0);
 
 /// Maps for the devices of one address space of the host, with the permissions asked for and no more.
 ///
@@ -20,29 +24,33 @@ use super::throttle::Throttle;
 pub struct VfioMapper {
     space: DmaSpace,
     limits: MapperLimits,
+    /// The devices that can move here and away, if they can.
+    residents: Option<Residents>,
     /// What the mappings lead to outlives them: a slice's lifetime ends with the call that maps it.
     _memory: Box<dyn Any + Send>,
     throttle: Throttle,
 }
 
 impl VfioMapper {
-    /// A mapper for `space`, which must have a device already: its IOMMU is not known before. `memory` owns the guest
-    /// RAM (and whatever else will be mapped) and is kept as long as the mapper.
-    pub fn new(space: DmaSpace, memory: impl Any + Send) -> Result<Self, VfioPciError> {
+    pub(super) fn new(
+        space: DmaSpace,
+        residents: Option<Residents>,
+        memory: impl Any + Send,
+    ) -> Result<Self, VfioPciError> {
         let limits = space.limits().map_err(|source| VfioPciError::Host {
             what: "asking VFIO for the limits of the host's IOMMU".to_string(),
             source,
         })?;
-        Ok(Self { space, limits, _memory: Box::new(memory), throttle: Throttle::default() })
+        Ok(Self { space, limits, residents, _memory: Box::new(memory), throttle: Throttle::default() })
     }
 
-    fn map_error(&self, error: io::Error) -> MapError {
-        if let Some(hint) = limit_reached(&error)
+    /// Says in the log which limit of the host is reached, if one is.
+    fn explain(&self, error: &io::Error) {
+        if let Some(hint) = limit_reached(error)
             && self.throttle.pass()
         {
             warn!("VFIO mapping refused: {hint}");
         }
-        classify(error)
     }
 }
 
@@ -77,7 +85,7 @@ pub(super) fn limit_reached(error: &io::Error) -> Option<String> {
 
 impl DmaMapper for VfioMapper {
     fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError> {
-        self.space.map(iova, &memory, permissions).map_err(|error| self.map_error(error))
+        self.space.map(iova, &memory, permissions).inspect_err(|error| self.explain(error)).map_err(classify)
     }
 
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
@@ -99,6 +107,16 @@ impl DmaMapper for VfioMapper {
 
     fn limits(&self) -> MapperLimits {
         self.limits.clone()
+    }
+
+    fn group(&self) -> Option<MapperGroup> {
+        self.residents.as_ref().map(|_| GROUP)
+    }
+
+    fn adopt(&mut self, endpoint: EndpointId) -> io::Result<()> {
+        let residents = self.residents.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        // Where the first device comes in, all that is mapped gets pinned.
+        residents.settle(endpoint, &self.space).inspect_err(|error| self.explain(error))
     }
 }
 

@@ -23,6 +23,7 @@ mod layout;
 mod mapper;
 mod mmap;
 mod pieces;
+mod residents;
 mod space;
 mod sysfs;
 #[cfg(test)]

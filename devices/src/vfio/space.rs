@@ -2,16 +2,20 @@
 
 //! The host's I/O address spaces: containers of VFIO's type 1 back end, or IOASes of IOMMUFD.
 
+use std::any::Any;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use iommu_bounce::{MapperLimits, Permissions};
+use iommu_bounce::{EndpointId, MapperLimits, Permissions};
 use iommufd_ioctls::{IommuFd, IommufdError};
 use vfio_ioctls::{VfioContainer, VfioDeviceFd, VfioError, VfioIommufd, VfioOps};
 use vm_memory::VolatileSlice;
 
+use super::device::VfioPciDevice;
 use super::error::VfioPciError;
+use super::mapper::VfioMapper;
+use super::residents::Residents;
 use super::{ioas, ioctl, iommu_info};
 
 /// The way to the host's IOMMU, which makes address spaces.
@@ -23,7 +27,7 @@ pub struct HostIommu {
 
 enum Way {
     Containers,
-    Iommufd(Arc<IommuFd>),
+    Iommufd(Arc<IommuFd>, Residents),
 }
 
 impl HostIommu {
@@ -39,7 +43,7 @@ impl HostIommu {
             IommufdError::OpenIommufd(source) => iommufd_error(source),
             error => VfioPciError::Host { what: "opening /dev/iommu".to_string(), source: ioas::io_error(error) },
         })?;
-        Ok(Self { way: Way::Iommufd(Arc::new(iommufd)), kvm_vfio })
+        Ok(Self { way: Way::Iommufd(Arc::new(iommufd), Residents::default()), kvm_vfio })
     }
 
     /// Makes an empty address space.
@@ -50,7 +54,7 @@ impl HostIommu {
                 let container = VfioContainer::new(kvm_vfio).map_err(container_error)?;
                 Ok(DmaSpace::Container(Arc::new(container)))
             }
-            Way::Iommufd(iommufd) => {
+            Way::Iommufd(iommufd, _) => {
                 let ioas = VfioIommufd::new(iommufd.clone(), None, kvm_vfio).map_err(|source| VfioPciError::Vfio {
                     what: "making an address space (IOAS) of /dev/iommu".to_string(),
                     source,
@@ -58,6 +62,26 @@ impl HostIommu {
                 Ok(DmaSpace::Ioas(Arc::new(ioas)))
             }
         }
+    }
+
+    /// The mapper of `endpoint`: for `space`, in which its device `function` is and no other. `memory` owns the guest RAM
+    /// (and whatever else will be mapped) and is kept as long as the mapper. By IOMMUFD, the mappers of one `HostIommu`
+    /// can take one another's endpoints in.
+    pub fn mapper(
+        &self,
+        space: DmaSpace,
+        endpoint: EndpointId,
+        function: &VfioPciDevice,
+        memory: impl Any + Send,
+    ) -> Result<VfioMapper, VfioPciError> {
+        let residents = match &self.way {
+            Way::Containers => None,
+            Way::Iommufd(_, residents) => {
+                residents.insert(endpoint, function.movable());
+                Some(residents.clone())
+            }
+        };
+        VfioMapper::new(space, residents, memory)
     }
 }
 

@@ -69,7 +69,8 @@ pub(super) fn add_devices(
         let function =
             VfioPciDevice::open(&id, &device.path, &space, around.msi.clone(), around.slots.clone()).map_err(fail)?;
         if device.iommu {
-            let mapper = VfioMapper::new(space, around.memory.clone()).map_err(fail)?;
+            let mapper =
+                host.mapper(space, address.endpoint_id(), &function, around.memory.clone()).map_err(fail)?;
             endpoints.push((address, mapper));
         } else if ram.is_none() {
             ram = Some(map_guest_ram(&space, around.memory).map_err(fail)?);
