@@ -6,6 +6,7 @@ mod build;
 mod counters;
 mod error;
 mod passthrough;
+mod promise;
 
 use std::sync::Arc;
 

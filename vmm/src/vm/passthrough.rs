@@ -12,11 +12,11 @@ use iommu_bounce::{DmaMapper, EngineConfig, MapperLimits, WindowConfig};
 use vfio_ioctls::VfioDeviceFd;
 use vm_memory::GuestMemoryMmap;
 
-use super::VmError;
+use super::{VmError, promise};
 use crate::acpi;
-use crate::config::{CHUNK_SIZE, VmConfig};
+use crate::config::{CHUNK_SIZE, IommuBounceConfig, VmConfig};
 use crate::kvm::{KvmVm, create_vfio_device};
-use crate::layout::{MSI_WINDOW, PAGE_SIZE, WINDOW_APERTURE};
+use crate::layout::MSI_WINDOW;
 
 /// Where the virtio-iommu sits.
 pub(super) const IOMMU_ADDRESS: PciAddress = PciAddress::on_root_bus(1);
@@ -69,8 +69,7 @@ pub(super) fn add_devices(
         let function =
             VfioPciDevice::open(&id, &device.path, &space, around.msi.clone(), around.slots.clone()).map_err(fail)?;
         if device.iommu {
-            let mapper =
-                host.mapper(space, address.endpoint_id(), &function, around.memory.clone()).map_err(fail)?;
+            let mapper = host.mapper(space, address.endpoint_id(), &function, around.memory.clone()).map_err(fail)?;
             endpoints.push((address, mapper));
         } else if ram.is_none() {
             ram = Some(map_guest_ram(&space, around.memory).map_err(fail)?);
@@ -98,14 +97,10 @@ fn add_iommu(
     let limits: Vec<MapperLimits> = endpoints.iter().map(|(_, mapper)| mapper.limits()).collect();
     let bounce = config.iommu_bounce.as_ref();
     let engine = EngineConfig {
-        page_size_mask: limits.iter().fold(!(PAGE_SIZE - 1), |mask, limits| mask & limits.page_size_mask),
-        input_range: 0..=highest_iova(&limits),
+        page_size_mask: promise::page_size_mask(&limits),
+        input_range: promise::input_range(&limits),
         msi_window: MSI_WINDOW,
-        window: bounce.map(|bounce| WindowConfig {
-            aperture: WINDOW_APERTURE,
-            budget: bounce.size,
-            threshold: bounce.threshold.unwrap_or(0),
-        }),
+        window: bounce.map(|bounce| window(bounce, &limits)).transpose()?,
         ..Default::default()
     };
     let windows = bounce.map(|bounce| WindowRegion {
@@ -131,8 +126,9 @@ fn add_iommu(
     Ok(handle)
 }
 
-/// The highest IOVA that every endpoint's host IOMMU can translate.
-fn highest_iova(limits: &[MapperLimits]) -> u64 {
-    let of_one = |limits: &MapperLimits| limits.iova_ranges.iter().map(|range| *range.end()).max();
-    limits.iter().filter_map(of_one).min().unwrap_or(u64::MAX)
+fn window(bounce: &IommuBounceConfig, limits: &[MapperLimits]) -> Result<WindowConfig, VmError> {
+    let aperture = promise::window_aperture(limits).ok_or_else(|| {
+        VmError::Iommu("the host's IOMMU has no room for bounce windows below 4G; leave --iommu-bounce out".to_string())
+    })?;
+    Ok(WindowConfig { aperture, budget: bounce.size, threshold: bounce.threshold.unwrap_or(0) })
 }

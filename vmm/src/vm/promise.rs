@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What the virtio-iommu can promise the guest, given what the host's IOMMUs can translate.
+
+use std::ops::RangeInclusive;
+
+use iommu_bounce::MapperLimits;
+use rangemap::RangeInclusiveSet;
+
+use crate::config::CHUNK_SIZE;
+use crate::layout::{PAGE_SIZE, WINDOW_APERTURE};
+
+/// The page sizes that every endpoint's host IOMMU has, none below the host's pages.
+pub(super) fn page_size_mask(limits: &[MapperLimits]) -> u64 {
+    limits.iter().fold(!(PAGE_SIZE - 1), |mask, limits| mask & limits.page_size_mask)
+}
+
+/// From 0 to the highest IOVA that every endpoint's host IOMMU can translate.
+pub(super) fn input_range(limits: &[MapperLimits]) -> RangeInclusive<u64> {
+    let highest = |limits: &MapperLimits| limits.iova_ranges.iter().map(|range| *range.end()).max();
+    0..=limits.iter().filter_map(highest).min().unwrap_or(u64::MAX)
+}
+
+/// The largest part of [`WINDOW_APERTURE`] that every endpoint's host IOMMU can translate, in whole chunks; `None` where
+/// the host reserves something in each of them.
+pub(super) fn window_aperture(limits: &[MapperLimits]) -> Option<RangeInclusive<u64>> {
+    let mut free = RangeInclusiveSet::from_iter([WINDOW_APERTURE]);
+    for limits in limits {
+        let mut reserved = RangeInclusiveSet::from_iter([WINDOW_APERTURE]);
+        limits.iova_ranges.iter().cloned().for_each(|range| reserved.remove(range));
+        reserved.into_iter().for_each(|range| free.remove(range));
+    }
+    let in_chunks = |range: RangeInclusive<u64>| {
+        let start = range.start().next_multiple_of(CHUNK_SIZE);
+        let end = (range.end() + 1) / CHUNK_SIZE * CHUNK_SIZE;
+        (start < end).then(|| start..=end - 1)
+    };
+    let parts: Vec<_> = free.into_iter().filter_map(in_chunks).collect();
+    // Of several that are as large, the first.
+    parts.into_iter().rev().max_by_key(|range| range.end() - range.start())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(ranges: &[RangeInclusive<u64>]) -> MapperLimits {
+        MapperLimits { page_size_mask: 0x4020_1000, iova_ranges: ranges.to_vec(), max_mappings: None }
+    }
+
+    #[test]
+    fn range_and_pages_are_what_all_hosts_have() {
+        let wide = MapperLimits { page_size_mask: !0xfff, ..limits(&[0..=0xfedf_ffff, 0xfef0_0000..=(1 << 48) - 1]) };
+        let narrow = limits(&[0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1]);
+        let both = [wide, narrow];
+        assert_eq!(input_range(&both), 0..=(1 << 39) - 1);
+        assert_eq!(page_size_mask(&both), 0x4020_1000);
+        assert_eq!((input_range(&[]), page_size_mask(&[])), (0..=u64::MAX, !0xfff));
+    }
+
+    #[test]
+    fn aperture_is_whole_where_nothing_is_reserved() {
+        let free = limits(&[0..=0xfedf_ffff, 0xfef0_0000..=u64::MAX]);
+        assert_eq!(window_aperture(&[free]), Some(WINDOW_APERTURE));
+        assert_eq!(window_aperture(&[]), Some(WINDOW_APERTURE));
+    }
+
+    #[test]
+    fn aperture_keeps_clear_of_what_any_host_reserves() {
+        let low = limits(&[0..=0xc000_0fff, 0xc000_2000..=u64::MAX]);
+        let high = limits(&[0..=0xd000_0000, 0xd800_0000..=u64::MAX]);
+        // A page of the first chunk is reserved, and the third quarter but for its first byte.
+        let both = [low, high];
+        assert_eq!(window_aperture(&both[..1]), Some(0xc020_0000..=0xdfff_ffff));
+        assert_eq!(window_aperture(&both), Some(0xc020_0000..=0xcfff_ffff));
+    }
+
+    #[test]
+    fn there_is_no_aperture_where_no_chunk_is_free() {
+        assert_eq!(window_aperture(&[limits(&[0..=0xc01f_fffe, 0xdfff_0000..=u64::MAX])]), None);
+        assert_eq!(window_aperture(&[limits(&[0..=0xbfff_ffff])]), None);
+    }
+}
