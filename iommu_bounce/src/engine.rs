@@ -9,6 +9,7 @@ mod attach;
 mod bypass;
 mod mapping;
 mod parking;
+mod report;
 mod window;
 
 #[cfg(test)]
@@ -30,6 +31,8 @@ use crate::spec::{MAP_F_READ, MAP_F_WRITE, Status, config, feature, property};
 use crate::windows::Windows;
 use crate::wire::{self, Kind, Request};
 use crate::{DomainId, EndpointId};
+
+pub use report::DomainWindow;
 
 /// The state of one virtio-iommu device.
 pub struct Engine {

@@ -36,7 +36,7 @@ pub use backend::{
 };
 pub use config::{ConfigError, EngineConfig, Limits, WindowConfig};
 pub use counters::{Counters, RequestCounts};
-pub use engine::Engine;
+pub use engine::{DomainWindow, Engine};
 pub use spec::MAX_REPLY;
 
 /// Names an endpoint: on PCI the requester ID, as VIOT tells the guest (virtio 1.3, section 5.13.6.1).

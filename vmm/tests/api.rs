@@ -242,6 +242,60 @@ fn vm_that_is_not_booted_can_be_created_looked_at_changed_and_deleted() {
 }
 
 #[test]
+fn bounce_windows_of_a_vm_that_is_not_booted_can_be_changed() {
+    let carom = Carom::start();
+    assert_eq!(carom.request("GET", "vm.iommu-bounce", None).0, 404);
+    let mut config = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d", "iommu": true}]});
+    assert_eq!(carom.request("PUT", "vm.create", Some(&config)).0, 204);
+    let (status, error) = carom.request("GET", "vm.iommu-bounce", None);
+    assert_eq!(status, 404);
+    assert!(error[0].as_str().unwrap().contains("no bounce windows"), "{error}");
+    assert_eq!(carom.put("vm.delete").0, 204);
+
+    config["iommu_bounce"] = json!({"max": 1 << 30});
+    assert_eq!(carom.request("PUT", "vm.create", Some(&config)).0, 204);
+    let (status, bounce) = carom.request("GET", "vm.iommu-bounce", None);
+    assert_eq!((status, &bounce["budget"], &bounce["max"]), (200, &json!(64 << 20), &json!(1 << 30)));
+    assert_eq!((&bounce["threshold"], &bounce["windows"]), (&json!(0), &json!([])));
+
+    let change = |body: &Value| carom.request("PUT", "vm.iommu-bounce", Some(body));
+    assert_eq!(change(&json!({"budget": 512 << 20, "threshold": 65536})).0, 204);
+    assert_eq!(change(&json!({})).0, 204);
+    for (body, start) in [
+        (json!({"budget": 1}), "budget: 1 bytes are no positive multiple of 2M"),
+        (json!({"budget": 2_u64 << 30}), "budget: 2147483648 bytes are more than max"),
+        (json!({"threshold": -1}), "threshold: "),
+        (json!({"size": 1}), "unknown field `size`"),
+    ] {
+        let (status, error) = change(&body);
+        assert_eq!(status, 400, "{error}");
+        assert!(error[0].as_str().unwrap().contains(start), "{error}");
+    }
+    let (_, info) = carom.request("GET", "vm.info", None);
+    assert_eq!(info["iommu_bounce"]["budget"], 512 << 20);
+    assert_eq!(info["config"]["iommu_bounce"]["threshold"], 65536);
+}
+
+#[test]
+fn document_and_metrics_are_served() {
+    let carom = Carom::start();
+    let (status, document) = carom.request("GET", "openapi.json", None);
+    assert_eq!((status, &document["info"]["title"]), (200, &json!("Carom")));
+    for wanted in ["none", "created"] {
+        let mut stream = carom.connect();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && answer.contains("content-type: text/plain; version=0.0.4"),
+            "{answer}"
+        );
+        assert!(answer.contains(&format!("carom_vm_state{{state=\"{wanted}\"}} 1")), "{answer}");
+        carom.request("PUT", "vm.create", Some(&json!({"payload": {"kernel": "/k"}})));
+    }
+}
+
+#[test]
 fn mistakes_are_answered_with_what_is_wrong() {
     let carom = Carom::start();
     let create = |config: &Value| {

@@ -6,6 +6,8 @@
 //! document follow, [`server`] speaks HTTP, [`socket`] makes the socket. What a call does is [`crate::control`]'s.
 
 pub mod body;
+pub mod document;
+pub mod metrics;
 pub mod operations;
 pub mod server;
 pub mod socket;

@@ -5,7 +5,7 @@
 use serde::de::DeserializeOwned;
 
 use super::body;
-use super::types::{VmRemoveDevice, VmResize};
+use super::types::{IommuBounceChange, VmRemoveDevice, VmResize};
 use crate::config::{DeviceConfig, VmConfig};
 use crate::control::Call;
 
@@ -35,6 +35,8 @@ impl Verb {
 pub enum Action {
     /// Answers with what the VMM is, without asking the control thread.
     Ping,
+    /// Answers with the OpenAPI document.
+    Document,
     /// Asks the control thread, with a call that takes no body.
     Plain(fn() -> Call),
     /// Asks the control thread, with a call made of the body.
@@ -48,13 +50,17 @@ pub enum Success {
     Nothing,
     /// 200 with a body of this schema.
     Body(&'static str),
+    /// 200 with a JSON document.
+    Document,
+    /// 200 with text.
+    Text,
 }
 
 /// An operation of the API.
 pub struct Operation {
     /// How it is asked for.
     pub verb: Verb,
-    /// Its path behind [`ROOT`].
+    /// Its path, behind [`ROOT`] unless it starts with a slash.
     pub name: &'static str,
     /// Its name in the document and in clients generated from it.
     pub id: &'static str,
@@ -99,6 +105,13 @@ const fn plain(
 ) -> Operation {
     let (verb, request, success) = (Verb::Put, None, Success::Nothing);
     Operation { verb, name, id, summary, request, success, refusals, action: Action::Plain(call) }
+}
+
+impl Operation {
+    /// Its whole path.
+    pub fn path(&self) -> String {
+        if self.name.starts_with('/') { self.name.into() } else { format!("{ROOT}{}", self.name) }
+    }
 }
 
 /// All operations.
@@ -179,6 +192,46 @@ pub static OPERATIONS: &[Operation] = &[
         action: Action::Plain(|| Call::Counters),
     },
     Operation {
+        verb: Verb::Get,
+        name: "vm.iommu-bounce",
+        id: "iommuBounceVM",
+        summary: "Tells what the bounce windows may use, and what they do use.",
+        request: None,
+        success: Success::Body("IommuBounce"),
+        refusals: &[(404, "No VM is created, or it has no bounce windows.")],
+        action: Action::Plain(|| Call::Bounce),
+    },
+    Operation {
+        verb: Verb::Put,
+        name: "vm.iommu-bounce",
+        id: "tuneIommuBounceVM",
+        summary: "Changes what the bounce windows may use; a running guest follows.",
+        request: Some("IommuBounceChange"),
+        success: Success::Nothing,
+        refusals: &[(404, "No VM is created, or it has no bounce windows.")],
+        action: Action::WithBody(|body| with_body::<IommuBounceChange>(body, Call::TuneBounce)),
+    },
+    Operation {
+        verb: Verb::Get,
+        name: "openapi.json",
+        id: "openapi",
+        summary: "This document.",
+        request: None,
+        success: Success::Document,
+        refusals: &[],
+        action: Action::Document,
+    },
+    Operation {
+        verb: Verb::Get,
+        name: "/metrics",
+        id: "metrics",
+        summary: "Figures in Prometheus' text form.",
+        request: None,
+        success: Success::Text,
+        refusals: &[],
+        action: Action::Plain(|| Call::Snapshot),
+    },
+    Operation {
         verb: Verb::Put,
         name: "vm.resize",
         id: "resizeVM",
@@ -212,8 +265,9 @@ pub static OPERATIONS: &[Operation] = &[
 
 /// The operations at `path`, one for each verb.
 pub fn at(path: &str) -> impl Iterator<Item = &'static Operation> {
-    let name = path.strip_prefix(ROOT).unwrap_or_default();
-    OPERATIONS.iter().filter(move |operation| operation.name == name)
+    let name = path.strip_prefix(ROOT).unwrap_or(path);
+    let absolute = name.len() == path.len();
+    OPERATIONS.iter().filter(move |operation| operation.name == name && name.starts_with('/') == absolute)
 }
 
 #[cfg(test)]
@@ -227,10 +281,20 @@ mod tests {
         let mut ids = BTreeSet::new();
         for operation in OPERATIONS {
             assert!(ids.insert(operation.id), "{}", operation.id);
-            let path = format!("{ROOT}{}", operation.name);
+            let path = operation.path();
             assert_eq!(at(&path).filter(|found| found.verb == operation.verb).count(), 1, "{path}");
         }
-        for path in ["", "/", "vm.info", "/api/v1", "/api/v1/", "/api/v1/vm.info/", "/api/v2/vm.info"] {
+        for path in [
+            "",
+            "/",
+            "vm.info",
+            "/api/v1",
+            "/api/v1/",
+            "/api/v1/vm.info/",
+            "/api/v2/vm.info",
+            "/api/v1//metrics",
+            "metrics",
+        ] {
             assert_eq!(at(path).count(), 0, "{path}");
         }
     }

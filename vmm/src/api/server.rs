@@ -21,9 +21,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::timeout;
 
-use super::ApiSocket;
 use super::operations::{self, Action, Operation, Verb};
 use super::types::VmmPing;
+use super::{ApiSocket, document, metrics};
 use crate::control::{Call, ControlError, ControlHandle, Reply};
 
 /// Most clients that are connected at once; who comes then is told to try again. Each takes a descriptor.
@@ -155,6 +155,8 @@ async fn respond(shared: &Shared, request: Request<Incoming>) -> Response<Full<B
         verbs.push(operation.verb.name());
     }
     log::debug!("API: {} {path}: no such operation", request.method());
+    // Read even so: a client that still sends when the connection is closed may lose the answer.
+    let _ = read_body(request.into_body()).await;
     if verbs.is_empty() {
         return refusal(StatusCode::NOT_FOUND, &format!("there is nothing at {path}"));
     }
@@ -167,17 +169,16 @@ async fn respond(shared: &Shared, request: Request<Incoming>) -> Response<Full<B
 }
 
 async fn perform(shared: &Shared, operation: &Operation, request: Request<Incoming>) -> Response<Full<Bytes>> {
-    let body = if operation.verb == Verb::Put {
-        match read_body(request.into_body()).await {
-            Ok(body) => body,
-            Err(response) => return response,
-        }
-    } else {
-        Bytes::new()
+    let body = match read_body(request.into_body()).await {
+        Ok(body) => body,
+        Err(response) => return response,
     };
     let call = match &operation.action {
         Action::Ping => return json(&ping()),
-        Action::Plain(_) if !body.is_empty() => Err(format!("{} takes no body", operation.name)),
+        Action::Document => return with_type(StatusCode::OK, "application/json", document::SERVED.into()),
+        Action::Plain(_) if operation.verb == Verb::Put && !body.is_empty() => {
+            Err(format!("{} takes no body", operation.name))
+        }
         Action::Plain(call) => Ok(call()),
         Action::WithBody(call) => call(&body),
     };
@@ -212,6 +213,11 @@ fn answer(outcome: Result<Reply, ControlError>) -> Response<Full<Bytes>> {
         }
         Ok(Reply::Info(info)) => json(&info),
         Ok(Reply::Counters(counters)) => json(&counters),
+        Ok(Reply::Bounce(bounce)) => json(&bounce),
+        Ok(Reply::Snapshot(snapshot)) => match metrics::render(&snapshot) {
+            Ok(text) => with_type(StatusCode::OK, metrics::CONTENT_TYPE, text.into()),
+            Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+        },
         Err(error) => {
             let message = match &error {
                 ControlError::Config(error) => error.in_json(),
@@ -243,11 +249,15 @@ fn ping() -> VmmPing {
     }
 }
 
-fn with_json(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+fn with_type(status: StatusCode, media_type: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
     response
+}
+
+fn with_json(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
+    with_type(status, "application/json", body.into())
 }
 
 fn json<T: serde::Serialize>(value: &T) -> Response<Full<Bytes>> {

@@ -11,7 +11,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, flock};
-use rustix::net::sockopt::socket_acceptconn;
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use rustix::process::umask;
 
 /// A listening socket. Dropping it removes its file.
@@ -47,13 +48,13 @@ impl ApiSocket {
         Ok(Self { listener, file: Some((path.to_path_buf(), identity(path)?)) })
     }
 
-    /// Takes a listening socket that the parent process made.
+    /// Takes a listening unix socket that the parent process made.
     ///
     /// # Errors
     /// It is not one.
     pub fn inherited(fd: OwnedFd) -> io::Result<Self> {
-        if !socket_acceptconn(&fd)? {
-            return Err(io::Error::other("it is no listening socket"));
+        if socket_domain(&fd)? != AddressFamily::UNIX || !socket_acceptconn(&fd)? {
+            return Err(io::Error::other("it is no listening unix socket"));
         }
         Ok(Self { listener: UnixListener::from(fd), file: None })
     }
@@ -150,6 +151,8 @@ mod tests {
         let listener = UnixListener::bind(dir.path().join("s")).unwrap();
         assert!(ApiSocket::inherited(listener.into()).is_ok());
         assert!(ApiSocket::inherited(tempfile::tempfile().unwrap().into()).is_err());
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(ApiSocket::inherited(tcp.into()).is_err());
         let (one, _other) = UnixStream::pair().unwrap();
         assert!(ApiSocket::inherited(one.into()).is_err());
     }

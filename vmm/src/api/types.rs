@@ -44,6 +44,8 @@ pub struct VmInfo {
     pub state: VmState,
     /// Bytes of RAM.
     pub memory_actual_size: u64,
+    /// Its bounce windows, if it has them.
+    pub iommu_bounce: Option<IommuBounce>,
     /// Its devices by ID, while it is booted.
     pub device_tree: BTreeMap<String, DeviceNode>,
 }
@@ -85,4 +87,57 @@ pub struct VmResize {
 pub struct VmRemoveDevice {
     /// Its ID.
     pub id: String,
+}
+
+/// Bounce windows: what they may use and do use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IommuBounce {
+    /// Bytes that all windows together may use.
+    pub budget: u64,
+    /// How far the budget can be raised, in bytes.
+    pub max: u64,
+    /// Bytes at or below which the guest is advised to bounce a DMA; 0 leaves it to the guest.
+    #[schema(value_type = u64, maximum = 4_294_967_295_u64)]
+    pub threshold: u32,
+    /// Bytes of a chunk.
+    pub chunk_size: u64,
+    /// Whether chunks are huge pages of the host.
+    pub hugepages: bool,
+    /// Bytes of window memory that the host has allocated, with what is kept ready.
+    pub held_bytes: u64,
+    /// Windows of all domains, while the VM is booted.
+    pub windows: Vec<BounceWindow>,
+    /// Figures of the virtio-iommu, while the VM is booted, named as in `vm.counters`.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// The window of one domain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BounceWindow {
+    /// The domain, as the guest numbers it.
+    pub domain: u32,
+    /// Devices in the domain, by where the guest sees them.
+    pub endpoints: Vec<String>,
+    /// Chunks that its devices may only read.
+    pub read_chunks: u64,
+    /// Chunks that its devices may only write.
+    pub write_chunks: u64,
+    /// Chunks that its devices may read and write.
+    pub read_write_chunks: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+/// What to change of the bounce windows; what is left out stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IommuBounceChange {
+    /// Bytes that all windows together may use: a positive multiple of the chunk size, at most `max`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 2_097_152, multiple_of = 2_097_152)]
+    pub budget: Option<u64>,
+    /// Bytes at or below which the guest is advised to bounce a DMA; 0 leaves it to the guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
+    pub threshold: Option<u32>,
 }

@@ -73,7 +73,7 @@ pub struct PayloadConfig {
     pub initramfs: Option<PathBuf>,
     /// Kernel command line.
     #[serde(default, deserialize_with = "null_is_default")]
-    #[schema(max_length = 65535)]
+    #[schema(value_type = Option<String>, max_length = 65535)]
     pub cmdline: String,
 }
 
@@ -143,7 +143,6 @@ pub struct DeviceConfig {
     pub iommu: bool,
     /// Name in logs and the API, not empty and without `_` at its start. Names that are not given are made up.
     #[serde(default)]
-    #[schema(pattern = "^[^_]")]
     pub id: Option<String>,
 }
 
@@ -223,6 +222,7 @@ pub struct IommuBounceConfig {
     pub max: u64,
     /// Size in bytes at or below which a DMA is bounced; `None` lets the guest's driver decide.
     #[serde(default)]
+    #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     pub threshold: Option<u32>,
     /// Whether windows are backed by huge pages of the host.
     #[serde(default)]
@@ -243,6 +243,7 @@ pub struct VmConfig {
     pub memory: MemoryConfig,
     /// Devices of the host that it is given.
     #[serde(default, deserialize_with = "null_is_default")]
+    #[schema(value_type = Option<Vec<DeviceConfig>>)]
     pub devices: Vec<DeviceConfig>,
     /// What it uses of the host.
     #[serde(default)]

@@ -5,7 +5,9 @@
 //! Everybody else sends it messages ([`ControlHandle`]), which it takes one after the other, so that no two changes of
 //! the VM's state ever meet. A call is answered when it is done.
 
+mod bounce;
 mod channel;
+mod counters;
 mod error;
 mod signals;
 
@@ -17,10 +19,12 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use crate::api::types::{DeviceNode, VmCounters, VmInfo, VmResize, VmState};
+use devices::virtio::iommu::IommuReport;
+
+use crate::api::types::{DeviceNode, IommuBounce, IommuBounceChange, VmCounters, VmInfo, VmResize, VmState};
 use crate::config::{ConfigError, CpusConfig, DeviceConfig, VmConfig};
 use crate::event_monitor::EventMonitor;
-use crate::vm::{Vm, VmError};
+use crate::vm::{IOMMU_ID, Vm, VmError};
 
 pub use channel::{Answer, ControlHandle, GuestEvent, Mailbox};
 pub use error::ControlError;
@@ -58,6 +62,12 @@ pub enum Call {
     AddDevice(DeviceConfig),
     /// Remove the device with this ID.
     RemoveDevice(String),
+    /// What the bounce windows are.
+    Bounce,
+    /// Change what they may use.
+    TuneBounce(IommuBounceChange),
+    /// All figures, for metrics.
+    Snapshot,
     /// End the VMM.
     ShutdownVmm,
 }
@@ -71,6 +81,36 @@ pub enum Reply {
     Info(Box<VmInfo>),
     /// The counters of its devices.
     Counters(VmCounters),
+    /// What the bounce windows are.
+    Bounce(Box<IommuBounce>),
+    /// All figures.
+    Snapshot(Box<Snapshot>),
+}
+
+/// All figures of one moment.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    /// State of the VM, if one is created.
+    pub state: Option<State>,
+    /// Its vCPUs.
+    pub vcpus: u32,
+    /// Bytes of its RAM.
+    pub memory_bytes: u64,
+    /// What its virtio-iommu does, while it is booted and has one.
+    pub iommu: Option<IommuReport>,
+}
+
+impl Snapshot {
+    /// The state in a word.
+    pub fn state_name(&self) -> &'static str {
+        match self.state {
+            None => "none",
+            Some(State::Created) => "created",
+            Some(State::Running) => "running",
+            Some(State::Paused) => "paused",
+            Some(State::Shutdown) => "shutdown",
+        }
+    }
 }
 
 /// The state of a VM that is created.
@@ -115,8 +155,10 @@ pub trait Machine: Sized {
     fn raise_nmi(&self) -> Result<(), VmError>;
     /// The guest's devices.
     fn devices(&self) -> Vec<DeviceNode>;
-    /// The counters of its devices.
-    fn counters(&self) -> VmCounters;
+    /// What its virtio-iommu does, if it has one.
+    fn iommu(&self) -> Option<IommuReport>;
+    /// Changes what its bounce windows may use, within the rules; the guest is told.
+    fn tune_bounce(&self, change: &IommuBounceChange) -> Result<(), VmError>;
     /// Writes the counters to the event stream.
     fn report_counters(&self, monitor: &EventMonitor);
 }
@@ -244,7 +286,14 @@ impl<M: Machine> Control<M> {
             Call::Pause => self.pause()?,
             Call::Resume => self.resume()?,
             Call::Info => return self.info().map(Reply::Info),
-            Call::Counters => return Ok(Reply::Counters(self.booted("vm.counters")?.1.counters())),
+            Call::Counters => {
+                let report = self.booted("vm.counters")?.1.iommu();
+                let named = report.map(|report| (IOMMU_ID.to_string(), counters::of_report(&report)));
+                return Ok(Reply::Counters(named.into_iter().collect()));
+            }
+            Call::Bounce => return self.bounce().map(Reply::Bounce),
+            Call::TuneBounce(change) => self.tune_bounce(&change)?,
+            Call::Snapshot => return Ok(Reply::Snapshot(Box::new(self.snapshot()))),
             Call::PowerButton => self.booted("vm.power-button")?.1.press_power_button()?,
             Call::Nmi => self.raise_nmi()?,
             Call::Resize(size) => self.resize(&size)?,
@@ -277,7 +326,9 @@ impl<M: Machine> Control<M> {
     fn info(&self) -> Result<Box<VmInfo>, ControlError> {
         let created = self.created.as_ref().ok_or(ControlError::NotCreated)?;
         let devices = created.booted.iter().flat_map(|booted| booted.vm.devices());
+        let report = created.booted.as_ref().and_then(|booted| booted.vm.iommu());
         Ok(Box::new(VmInfo {
+            iommu_bounce: created.config.iommu_bounce.as_ref().map(|config| bounce::status(config, report.as_ref())),
             config: created.config.clone(),
             state: match created.state {
                 State::Created => VmState::Created,
@@ -288,6 +339,36 @@ impl<M: Machine> Control<M> {
             memory_actual_size: created.config.memory.size,
             device_tree: devices.map(|device| (device.id.clone(), device)).collect(),
         }))
+    }
+
+    fn bounce(&self) -> Result<Box<IommuBounce>, ControlError> {
+        let created = self.created.as_ref().ok_or(ControlError::NotCreated)?;
+        let config = created.config.iommu_bounce.as_ref().ok_or_else(no_windows)?;
+        let report = created.booted.as_ref().and_then(|booted| booted.vm.iommu());
+        Ok(Box::new(bounce::status(config, report.as_ref())))
+    }
+
+    /// Changes what the windows may use, of a VM that runs and for its next boot.
+    fn tune_bounce(&mut self, change: &IommuBounceChange) -> Result<(), ControlError> {
+        let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
+        let config = created.config.iommu_bounce.as_mut().ok_or_else(no_windows)?;
+        let mut changed = config.clone();
+        bounce::change(&mut changed, change)?;
+        if let Some(booted) = &created.booted {
+            booted.vm.tune_bounce(change)?;
+        }
+        *config = changed;
+        Ok(())
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let Some(created) = &self.created else { return Snapshot::default() };
+        Snapshot {
+            state: Some(created.state),
+            vcpus: created.config.cpus.boot_vcpus,
+            memory_bytes: created.config.memory.size,
+            iommu: created.booted.as_ref().and_then(|booted| booted.vm.iommu()),
+        }
     }
 
     /// Changes the configuration of a VM that is not booted; one that then breaks a rule stays as it was.
@@ -446,6 +527,10 @@ impl<M: Machine> Control<M> {
         self.shut_down();
         ControlFlow::Continue(())
     }
+}
+
+fn no_windows() -> ControlError {
+    ControlError::NoSuchPart("the VM has no bounce windows: create it with iommu_bounce".into())
 }
 
 /// Properties of the event `vm:failed`.

@@ -12,6 +12,8 @@ use super::*;
 use crate::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig};
 
 thread_local! {
+    /// How often a VM was told to change its windows.
+    static TUNED: Cell<usize> = const { Cell::new(0) };
     /// VMs that exist now.
     static ALIVE: Cell<usize> = const { Cell::new(0) };
     /// Mailbox of the VM that was built last.
@@ -68,8 +70,13 @@ impl Machine for Null {
         Vec::new()
     }
 
-    fn counters(&self) -> VmCounters {
-        VmCounters::new()
+    fn iommu(&self) -> Option<IommuReport> {
+        Some(IommuReport::default())
+    }
+
+    fn tune_bounce(&self, _: &IommuBounceChange) -> Result<(), VmError> {
+        TUNED.set(TUNED.get() + 1);
+        Ok(())
     }
 
     fn report_counters(&self, _: &EventMonitor) {}
@@ -320,6 +327,34 @@ fn configuration_that_breaks_a_rule_creates_nothing() {
     let broken = VmConfig { cpus: CpusConfig { boot_vcpus: 0, max_vcpus: 0 }, ..config("") };
     assert!(matches!(control.create(broken), Err(ControlError::Config(_))));
     assert_eq!(state(&mut control), None);
+}
+
+#[test]
+fn windows_are_changed_for_the_running_vm_and_for_its_next_boot() {
+    let mut control = Control::<Null>::new(EventMonitor::new(None), Options::default());
+    let change = |budget| Call::TuneBounce(IommuBounceChange { budget: Some(budget), threshold: None });
+    assert!(matches!(control.serve_call(change(4 << 20)), Err(ControlError::NotCreated)));
+    control.create(config("")).unwrap();
+    assert!(matches!(control.serve_call(change(4 << 20)), Err(ControlError::NoSuchPart(_))));
+    assert!(matches!(control.serve_call(Call::Bounce), Err(ControlError::NoSuchPart(_))));
+    control.delete();
+
+    let mut with_windows = config("");
+    with_windows.devices.push(DeviceConfig { path: "/d".into(), iommu: true, id: None });
+    with_windows.iommu_bounce = Some("size=8M,max=16M".parse().unwrap());
+    control.create(with_windows).unwrap();
+    let budget = |control: &mut Control<Null>| match control.serve_call(Call::Bounce) {
+        Ok(Reply::Bounce(bounce)) => bounce.budget,
+        other => panic!("{other:?}"),
+    };
+    control.serve_call(change(4 << 20)).unwrap();
+    assert_eq!((budget(&mut control), TUNED.get()), (4 << 20, 0));
+    control.boot().unwrap();
+    control.serve_call(change(16 << 20)).unwrap();
+    assert_eq!((budget(&mut control), TUNED.get()), (16 << 20, 1));
+    assert!(matches!(control.serve_call(change(18 << 20)), Err(ControlError::Config(_))));
+    assert_eq!((budget(&mut control), TUNED.get()), (16 << 20, 1));
+    control.delete();
 }
 
 /// Sends a call from another thread and waits for its answer.

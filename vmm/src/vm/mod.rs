@@ -3,7 +3,6 @@
 //! A VM: built from its configuration, started, paused, reset. [`crate::control`] decides when.
 
 mod build;
-mod counters;
 mod error;
 mod passthrough;
 mod promise;
@@ -12,7 +11,7 @@ use std::sync::Arc;
 
 use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::vfio::GuestRamMapping;
-use devices::virtio::iommu::IommuHandle;
+use devices::virtio::iommu::{IommuHandle, IommuReport};
 use kvm_bindings::kvm_clock_data;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
@@ -21,7 +20,7 @@ pub use error::VmError;
 
 use crate::acpi;
 use crate::address_space::IoMapOwner;
-use crate::api::types::{DeviceNode, VmCounters};
+use crate::api::types::{DeviceNode, IommuBounceChange};
 use crate::boot::Payload;
 use crate::config::VmConfig;
 use crate::control::{Machine, Mailbox};
@@ -32,7 +31,7 @@ use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
 
 /// ID of the virtio-iommu.
-const IOMMU_ID: &str = "_iommu";
+pub(crate) const IOMMU_ID: &str = "_iommu";
 
 /// A VM whose devices are built and whose vCPUs are paused.
 ///
@@ -137,9 +136,16 @@ impl Machine for Vm {
         self.pci.devices().into_iter().map(node).collect()
     }
 
-    fn counters(&self) -> VmCounters {
-        let iommu = self.iommu.as_ref().map(|iommu| (IOMMU_ID.to_string(), counters::flatten(&iommu.counters())));
-        iommu.into_iter().collect()
+    fn iommu(&self) -> Option<IommuReport> {
+        self.iommu.as_ref().map(|iommu| iommu.report())
+    }
+
+    fn tune_bounce(&self, change: &IommuBounceChange) -> Result<(), VmError> {
+        let Some(iommu) = &self.iommu else { return Ok(()) };
+        let budget = change.budget.map_or(Ok(()), |bytes| iommu.set_budget(bytes));
+        budget
+            .and_then(|()| change.threshold.map_or(Ok(()), |bytes| iommu.set_threshold(bytes)))
+            .map_err(|error| VmError::Iommu(error.to_string()))
     }
 
     fn report_counters(&self, monitor: &EventMonitor) {

@@ -4,11 +4,28 @@
 
 use std::sync::{Arc, Mutex};
 
-use iommu_bounce::{ConfigError, Counters, DmaMapper, EndpointId, Engine};
+use iommu_bounce::{ConfigError, Counters, DmaMapper, DomainWindow, EndpointId, Engine};
 
 use crate::sync::lock;
 use crate::virtio::Interrupt;
 use crate::virtio::windows::WindowMemory;
+
+/// What a virtio-iommu device does at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct IommuReport {
+    /// The engine's figures.
+    pub counters: Counters,
+    /// Bytes of window memory that all domains may use.
+    pub budget: u64,
+    /// Advice to the driver: the size in bytes at or below which it should copy; 0 leaves it to the driver.
+    pub threshold: u32,
+    /// Bytes of a chunk.
+    pub chunk_size: u64,
+    /// Bytes of window memory that the host has allocated, the stash included.
+    pub held_window_bytes: u64,
+    /// The windows of all domains.
+    pub windows: Vec<DomainWindow>,
+}
 
 /// A handle on a virtio-iommu device, for whoever runs the VM.
 pub struct IommuHandle {
@@ -45,6 +62,20 @@ impl IommuHandle {
     /// The engine's figures.
     pub fn counters(&self) -> Counters {
         lock(&self.engine).counters()
+    }
+
+    /// All that there is to tell, of one moment.
+    pub fn report(&self) -> IommuReport {
+        let held_window_bytes = self.held_window_bytes();
+        let engine = lock(&self.engine);
+        IommuReport {
+            counters: engine.counters(),
+            budget: engine.budget(),
+            threshold: engine.threshold(),
+            chunk_size: engine.chunk_size(),
+            held_window_bytes,
+            windows: engine.domain_windows(),
+        }
     }
 
     /// Bytes of window memory that the host has allocated, the stash included; 0 without bounce windows.

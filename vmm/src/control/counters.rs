@@ -4,8 +4,17 @@
 
 use std::collections::BTreeMap;
 
+use devices::virtio::iommu::IommuReport;
 use serde::Serialize;
 use serde_json::Value;
+
+/// The counters of a virtio-iommu.
+pub(super) fn of_report(report: &IommuReport) -> BTreeMap<String, u64> {
+    let mut named = flatten(&report.counters);
+    named.insert("window_budget_bytes".into(), report.budget);
+    named.insert("window_held_bytes".into(), report.held_window_bytes);
+    named
+}
 
 /// All numbers in `counters`; those of a part are named after it too, such as `requests_map`.
 pub(super) fn flatten<T: Serialize>(counters: &T) -> BTreeMap<String, u64> {

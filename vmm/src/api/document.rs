@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The OpenAPI document: made of the table of operations and of the types themselves.
+
+use utoipa::OpenApi;
+use utoipa::openapi::content::Content;
+use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathItem, PathsBuilder};
+use utoipa::openapi::request_body::RequestBodyBuilder;
+use utoipa::openapi::schema::{
+    AdditionalProperties, ArrayBuilder, KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type,
+};
+use utoipa::openapi::{Components, Ref, RefOr, Required, ResponseBuilder};
+
+use super::operations::{Action, OPERATIONS, Operation, Success, Verb};
+use super::{metrics, types};
+use crate::config;
+
+/// The document as it is stored and served; a test keeps it up to date.
+pub const SERVED: &str = include_str!("../../../docs/openapi.json");
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Carom",
+        description = "Control of a virtual machine, on a unix socket. Paths, fields and status codes are Cloud Hypervisor's where it has the operation.",
+    ),
+    components(schemas(
+        types::VmmPing,
+        types::VmInfo,
+        types::VmState,
+        types::DeviceNode,
+        types::VmResize,
+        types::VmRemoveDevice,
+        types::IommuBounce,
+        types::BounceWindow,
+        types::IommuBounceChange,
+        config::VmConfig,
+        config::PayloadConfig,
+        config::CpusConfig,
+        config::MemoryConfig,
+        config::DeviceConfig,
+        config::PlatformConfig,
+        config::ConsoleConfig,
+        config::ConsoleMode,
+        config::IommuBounceConfig,
+    ))
+)]
+struct Types;
+
+/// Makes the document.
+pub fn generate() -> utoipa::openapi::OpenApi {
+    let mut document = Types::openapi();
+    let mut paths = PathsBuilder::new();
+    for operation in OPERATIONS {
+        let method = match operation.verb {
+            Verb::Get => HttpMethod::Get,
+            Verb::Put => HttpMethod::Put,
+        };
+        // Two verbs of one path are merged.
+        paths = paths.path(operation.path(), PathItem::new(method, describe(operation)));
+    }
+    document.paths = paths.build();
+    let components = document.components.get_or_insert_with(Components::new);
+    components.schemas.insert("VmCounters".into(), counters().into());
+    components.schemas.insert("Refusal".into(), refusal().into());
+    document
+}
+
+/// The document as text.
+pub fn text() -> Result<String, serde_json::Error> {
+    Ok(generate().to_pretty_json()? + "\n")
+}
+
+fn describe(operation: &Operation) -> OperationBuilder {
+    let mut described = OperationBuilder::new().operation_id(Some(operation.id)).summary(Some(operation.summary));
+    if let Some(schema) = operation.request {
+        let body = RequestBodyBuilder::new()
+            .content("application/json", Content::new(Some(Ref::from_schema_name(schema))))
+            .required(Some(Required::True));
+        described = described.request_body(Some(body.build()));
+    }
+    let (status, response) = success(operation.success);
+    described = described.response(status, response);
+    let mut refusals: Vec<(u16, String)> =
+        operation.refusals.iter().map(|(code, why)| (*code, (*why).into())).collect();
+    if operation.request.is_some() {
+        refusals.push((400, "The body breaks a rule, which the message names.".into()));
+    } else if operation.verb == Verb::Put && refusals.iter().all(|(code, _)| *code != 400) {
+        refusals.push((400, "There is a body.".into()));
+    }
+    if !matches!(operation.action, Action::Ping | Action::Document) {
+        refusals.push((429, "Too many calls wait, or too many clients are connected.".into()));
+        refusals.push((500, "The host failed.".into()));
+    }
+    refusals.sort();
+    for (code, why) in refusals {
+        let content = Content::new(Some(Ref::from_schema_name("Refusal")));
+        let response = ResponseBuilder::new().description(why).content("application/json", content);
+        described = described.response(code.to_string(), response.build());
+    }
+    described
+}
+
+fn success(success: Success) -> (&'static str, utoipa::openapi::Response) {
+    let done = ResponseBuilder::new().description("Done.");
+    match success {
+        Success::Nothing => ("204", done.build()),
+        Success::Body(schema) => {
+            ("200", done.content("application/json", Content::new(Some(Ref::from_schema_name(schema)))).build())
+        }
+        Success::Document => {
+            let object = ObjectBuilder::new().schema_type(Type::Object);
+            ("200", done.content("application/json", Content::new(Some(object))).build())
+        }
+        Success::Text => {
+            let text = ObjectBuilder::new().schema_type(Type::String);
+            let media_type = metrics::CONTENT_TYPE.split(';').next().unwrap_or_default();
+            ("200", done.content(media_type, Content::new(Some(text))).build())
+        }
+    }
+}
+
+/// [`types::VmCounters`].
+fn counters() -> Schema {
+    let number = ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)))
+        .minimum(Some(0));
+    let of_device =
+        ObjectBuilder::new().additional_properties(Some(AdditionalProperties::RefOr(RefOr::T(number.into()))));
+    ObjectBuilder::new()
+        .description(Some("Counters by device ID and name."))
+        .additional_properties(Some(AdditionalProperties::RefOr(RefOr::T(of_device.into()))))
+        .into()
+}
+
+/// Why a call was refused.
+fn refusal() -> Schema {
+    ArrayBuilder::new()
+        .items(ObjectBuilder::new().schema_type(Type::String))
+        .description(Some("What is wrong, in one line."))
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `CAROM_BLESS=1 cargo test -p vmm stored_document` writes it anew.
+    #[test]
+    fn stored_document_is_up_to_date() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
+        let text = text().unwrap();
+        if std::env::var_os("CAROM_BLESS").is_some() {
+            std::fs::write(path, &text).unwrap();
+        }
+        let stored = std::fs::read_to_string(path).unwrap();
+        assert!(stored == text, "docs/openapi.json is stale: run CAROM_BLESS=1 cargo test -p vmm stored_document");
+    }
+
+    #[test]
+    fn every_schema_that_is_named_is_there() {
+        let document = serde_json::to_value(generate()).unwrap();
+        let text = document.to_string();
+        let names = text.split("#/components/schemas/").skip(1).map(|rest| rest.split('"').next().unwrap());
+        for name in names {
+            assert!(document["components"]["schemas"][name].is_object(), "{name}");
+        }
+    }
+}
