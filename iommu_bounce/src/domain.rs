@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use crate::EndpointId;
 use crate::backend::Permissions;
 use crate::space::SpaceId;
+use crate::tree::MappingTree;
 
 /// A mapping of guest RAM, made by one MAP request and removed whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub(crate) struct Domain {
     /// Where its endpoints are. Each holds all that the domain maps.
     pub(crate) spaces: Vec<SpaceId>,
     /// By first IOVA.
-    pub(crate) mappings: BTreeMap<u64, Mapping>,
+    pub(crate) mappings: MappingTree,
     /// By IOVA.
     pub(crate) chunks: BTreeMap<u64, Chunk>,
 }
@@ -63,13 +64,12 @@ impl Domain {
 
     /// Whether a mapping touches `[start, last]`.
     pub(crate) fn is_mapped(&self, start: u64, last: u64) -> bool {
-        let below = self.mappings.range(..=last).next_back();
-        below.is_some_and(|(_, mapping)| mapping.last >= start)
+        self.mappings.floor(last).is_some_and(|(_, mapping)| mapping.last >= start)
     }
 
     /// What `[start, last]` covers.
     pub(crate) fn cover(&self, start: u64, last: u64) -> Cover {
-        let Some((&first, mapping)) = self.mappings.range(..=last).next_back() else {
+        let Some((first, mapping)) = self.mappings.floor(last) else {
             return Cover::Nothing;
         };
         if mapping.last < start {
@@ -81,7 +81,7 @@ impl Domain {
         if first == start {
             return Cover::One(mapping.last);
         }
-        let below = self.mappings.range(..start).next_back();
+        let below = start.checked_sub(1).and_then(|below| self.mappings.floor(below));
         match below {
             Some((_, mapping)) if mapping.last >= start => Cover::Split,
             _ => Cover::Whole,
@@ -90,10 +90,10 @@ impl Domain {
 
     /// The first mappings in `[start, last]` that follow each other without a gap, as one range.
     pub(crate) fn run(&self, start: u64, last: u64) -> Option<(u64, u64)> {
-        let mut mappings = self.mappings.range(start..=last);
-        let (&first, mapping) = mappings.next()?;
+        let mut mappings = self.mappings.from(start).take_while(|(start, _)| *start <= last);
+        let (first, mapping) = mappings.next()?;
         let mut end = mapping.last;
-        for (&next, mapping) in mappings {
+        for (next, mapping) in mappings {
             if end.checked_add(1) != Some(next) {
                 break;
             }
@@ -114,12 +114,6 @@ impl Domain {
 
     /// Forgets the mappings in `[start, last]`, whole ones all. Returns how many there were.
     pub(crate) fn forget(&mut self, start: u64, last: u64) -> u64 {
-        match self.mappings.remove(&start) {
-            Some(mapping) if mapping.last == last => 1,
-            first => {
-                let rest = self.mappings.extract_if(start..=last, |_, _| true);
-                rest.count() as u64 + u64::from(first.is_some())
-            }
-        }
+        self.mappings.remove_range(start, last) as u64
     }
 }

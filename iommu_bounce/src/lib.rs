@@ -28,6 +28,7 @@ mod space;
 pub mod spec;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod test_utils;
+mod tree;
 mod windows;
 mod wire;
 

@@ -339,11 +339,11 @@ impl Space {
     ) -> Result<(), Status> {
         let mut outcome = Ok(());
         let mut done = Vec::new();
-        for (&iova, mapping) in &domain.mappings {
+        for (iova, mapping) in domain.mappings.iter() {
             if self.is_stuck_in(iova, mapping.last) {
                 continue;
             }
-            outcome = self.map_ram(iova, mapping, ram, counters);
+            outcome = self.map_ram(iova, &mapping, ram, counters);
             if outcome.is_err() {
                 break;
             }

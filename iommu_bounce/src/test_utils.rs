@@ -6,10 +6,12 @@
 
 mod chunks;
 mod mapper;
+mod null;
 mod ram;
 mod requests;
 
 pub use chunks::{ChunkProbe, TestChunks};
 pub use mapper::{HostMapping, MapperProbe, RecordingMapper, TestGroup};
+pub use null::NullMapper;
 pub use ram::TestRam;
 pub use requests::{attach, attach_bypass, detach, map, probe, unmap, window_add, window_del};

@@ -97,8 +97,8 @@ impl Engine {
             }
         }
         let content = domain.or(bypass.then_some(&self.identity));
-        let mut mappings = content.iter().flat_map(|domain| &domain.mappings);
-        if !mappings.all(|(&start, mapping)| endpoint.can_map(start, mapping.last)) {
+        let mut mappings = content.iter().flat_map(|domain| domain.mappings.iter());
+        if !mappings.all(|(start, mapping)| endpoint.can_map(start, mapping.last)) {
             return Err(Status::Unsupp);
         }
         Ok(())

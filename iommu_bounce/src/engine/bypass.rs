@@ -75,9 +75,8 @@ impl Engine {
             return Ok(());
         }
         let mut ranges = self.identity.mappings.iter();
-        let can_map = |(&start, mapping): (&u64, &Mapping)| {
-            endpoints.clone().all(|endpoint| endpoint.can_map(start, mapping.last))
-        };
+        let can_map =
+            |(start, mapping): (u64, Mapping)| endpoints.clone().all(|endpoint| endpoint.can_map(start, mapping.last));
         if !ranges.all(can_map) {
             return Err(Status::Unsupp);
         }

@@ -192,8 +192,8 @@ fn remap(
 ) -> Result<(), usize> {
     for (place, &id) in domain.spaces[..count].iter().enumerate() {
         let space = spaces.get_mut(id);
-        for (&iova, mapping) in domain.mappings.range(start..=last) {
-            if space.map_ram(iova, mapping, ram, counters).is_err() {
+        for (iova, mapping) in domain.mappings.from(start).take_while(|(iova, _)| *iova <= last) {
+            if space.map_ram(iova, &mapping, ram, counters).is_err() {
                 if iova > start {
                     space.discard(start, iova - start, Memory::Ram, counters);
                 }

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Nodes of one kind, named by numbers. What falls free is kept.
+
+/// The number of no node.
+pub(super) const NIL: u32 = u32::MAX;
+
+/// Nodes allocated at once: so few that a small domain stays small.
+const BLOCK: usize = 8;
+
+/// What can lie in a pool.
+pub(super) trait Node: Copy {
+    /// A node without content.
+    const EMPTY: Self;
+    /// The field that names another node. While the node is free it chains the free ones.
+    fn link(&mut self) -> &mut u32;
+}
+
+/// A pool of nodes. It grows and never shrinks.
+#[derive(Clone)]
+pub(super) struct Pool<N> {
+    blocks: Vec<Box<[N; BLOCK]>>,
+    /// The first of the free ones.
+    free: u32,
+}
+
+impl<N> Default for Pool<N> {
+    fn default() -> Self {
+        Self { blocks: Vec::new(), free: NIL }
+    }
+}
+
+/// Block and place of a node.
+fn place(id: u32) -> (usize, usize) {
+    let id = id as usize;
+    (id / BLOCK, id % BLOCK)
+}
+
+impl<N: Node> Pool<N> {
+    /// A node without content.
+    pub(super) fn take(&mut self) -> u32 {
+        if self.free == NIL {
+            let first = u32::try_from(self.blocks.len() * BLOCK).expect("mappings have a limit far below");
+            self.blocks.push(Box::new([N::EMPTY; BLOCK]));
+            (first..).take(BLOCK).for_each(|id| self.give_back(id));
+        }
+        let id = self.free;
+        let node = self.get_mut(id);
+        let next = *node.link();
+        *node = N::EMPTY;
+        self.free = next;
+        id
+    }
+
+    /// Takes a node back that nothing names any more.
+    pub(super) fn give_back(&mut self, id: u32) {
+        let next = std::mem::replace(&mut self.free, id);
+        *self.get_mut(id).link() = next;
+    }
+
+    /// Blocks allocated so far.
+    #[cfg(test)]
+    pub(super) fn block_count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub(super) fn get(&self, id: u32) -> &N {
+        let (block, place) = place(id);
+        &self.blocks[block][place]
+    }
+
+    pub(super) fn get_mut(&mut self, id: u32) -> &mut N {
+        let (block, place) = place(id);
+        &mut self.blocks[block][place]
+    }
+
+    /// Two different nodes.
+    pub(super) fn pair_mut(&mut self, a: u32, b: u32) -> (&mut N, &mut N) {
+        let ((block_a, a), (block_b, b)) = (place(a), place(b));
+        if block_a == block_b {
+            let [a, b] = self.blocks[block_a].get_disjoint_mut([a, b]).expect("they are different");
+            return (a, b);
+        }
+        let [block_a, block_b] = self.blocks.get_disjoint_mut([block_a, block_b]).expect("they are different");
+        (&mut block_a[a], &mut block_b[b])
+    }
+}
