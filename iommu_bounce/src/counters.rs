@@ -4,6 +4,7 @@
 
 use serde::Serialize;
 
+use crate::report::HostLatency;
 use crate::space::Memory;
 use crate::wire::Kind;
 
@@ -60,9 +61,22 @@ pub struct Counters {
     pub stuck_ranges: u64,
     /// Chunks that could not be given back: never used again, counted in [`window_bytes`](Self::window_bytes).
     pub lost_chunks: u64,
+    /// Faults queued for the driver.
+    pub faults: u64,
+    /// Faults that the driver was not told of: too many at once, no endpoint, or no use for them. Also those that waited
+    /// when the device was reset.
+    pub faults_dropped: u64,
+    /// How long the host takes: apart from the figures that count.
+    #[serde(skip)]
+    pub(crate) host: HostLatency,
 }
 
 impl RequestCounts {
+    /// Counts one.
+    pub(crate) fn add(&mut self, kind: Kind) {
+        *self.of(kind) += 1;
+    }
+
     fn of(&mut self, kind: Kind) -> &mut u64 {
         match kind {
             Kind::Attach => &mut self.attach,
@@ -79,9 +93,9 @@ impl RequestCounts {
 impl Counters {
     /// Counts a request and its outcome.
     pub(crate) fn count(&mut self, kind: Kind, ok: bool) {
-        *self.requests.of(kind) += 1;
+        self.requests.add(kind);
         if !ok {
-            *self.failed.of(kind) += 1;
+            self.failed.add(kind);
         }
     }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::EndpointId;
 use crate::backend::Permissions;
+use crate::report::Activity;
 use crate::space::SpaceId;
 use crate::tree::MappingTree;
 
@@ -39,6 +40,10 @@ pub(crate) struct Domain {
     pub(crate) spaces: Vec<SpaceId>,
     /// By first IOVA.
     pub(crate) mappings: MappingTree,
+    /// Bytes that the mappings map.
+    pub(crate) mapped_bytes: u64,
+    /// What the driver asked for.
+    pub(crate) activity: Activity,
     /// By IOVA.
     pub(crate) chunks: BTreeMap<u64, Chunk>,
 }
@@ -57,6 +62,12 @@ pub(crate) enum Cover {
 }
 
 impl Domain {
+    /// Adds a mapping, where there is none.
+    pub(crate) fn remember(&mut self, start: u64, mapping: Mapping) {
+        self.mapped_bytes += mapping.last - start + 1;
+        self.mappings.insert(start, mapping);
+    }
+
     /// How many mappings the driver has made.
     pub(crate) fn count(&self) -> u64 {
         if self.bypass { 0 } else { self.mappings.len() as u64 }
@@ -114,6 +125,8 @@ impl Domain {
 
     /// Forgets the mappings in `[start, last]`, whole ones all. Returns how many there were.
     pub(crate) fn forget(&mut self, start: u64, last: u64) -> u64 {
-        self.mappings.remove_range(start, last) as u64
+        let (count, bytes) = self.mappings.remove_range(start, last);
+        self.mapped_bytes -= bytes;
+        count as u64
     }
 }

@@ -8,6 +8,7 @@ use rangemap::RangeInclusiveSet;
 
 use crate::DomainId;
 use crate::backend::MapperLimits;
+use crate::report::Activity;
 use crate::space::SpaceId;
 
 /// An endpoint.
@@ -17,6 +18,8 @@ pub(crate) struct Endpoint {
     /// The address space that the host translates it with.
     pub(crate) space: SpaceId,
     pub(crate) domain: Option<DomainId>,
+    /// What the driver asked for.
+    pub(crate) activity: Activity,
 }
 
 /// What of `input` a mapper can translate, without `msi`.
@@ -40,7 +43,7 @@ pub(crate) fn usable(
 impl Endpoint {
     /// An endpoint that is attached to no domain.
     pub(crate) fn new(usable: Vec<RangeInclusive<u64>>, space: SpaceId) -> Self {
-        Self { usable, space, domain: None }
+        Self { usable, space, domain: None, activity: Activity::default() }
     }
 
     /// What the endpoint can map: disjoint ranges, in order, without the MSI window.

@@ -10,6 +10,7 @@ mod bypass;
 mod mapping;
 mod parking;
 mod report;
+mod translate;
 mod window;
 
 #[cfg(test)]
@@ -17,15 +18,20 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use log::warn;
+
+pub use translate::{Target, Translation};
 
 use crate::backend::{ChunkStore, DmaMapper, GuestRam, Permissions};
 use crate::config::{ConfigError, EngineConfig};
 use crate::counters::Counters;
 use crate::domain::Domain;
 use crate::endpoint::{Endpoint, usable};
+use crate::fault::FaultQueue;
 use crate::probe;
+use crate::report::{DomainReport, EndpointReport, Report, RequestLatency};
 use crate::space::{Space, Spaces};
 use crate::spec::{MAP_F_READ, MAP_F_WRITE, Status, config, feature, property};
 use crate::windows::Windows;
@@ -49,6 +55,8 @@ pub struct Engine {
     spaces: Spaces,
     domains: BTreeMap<DomainId, Domain>,
     counters: Counters,
+    latency: RequestLatency,
+    faults: FaultQueue,
 }
 
 impl Engine {
@@ -75,6 +83,8 @@ impl Engine {
             spaces: Spaces::default(),
             domains: BTreeMap::new(),
             counters: Counters::default(),
+            latency: RequestLatency::default(),
+            faults: FaultQueue::new(Instant::now()),
         })
     }
 
@@ -197,6 +207,7 @@ impl Engine {
     /// room for a status. A request that is too short for its type, or whose reply has too little room, does nothing and
     /// is answered with `INVAL` in the last four bytes.
     pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
+        let began = Instant::now();
         self.retry_stuck();
         let Some(kind) = Kind::of(request).filter(|kind| self.offers(*kind)) else {
             self.counters.count_invalid();
@@ -211,8 +222,20 @@ impl Engine {
             return wire::fail(kind, reply, Status::Inval);
         };
         let outcome = self.serve(request, reply);
-        self.counters.count(kind, outcome.is_ok());
+        self.note(kind, &request, outcome.is_ok(), began.elapsed());
         outcome.unwrap_or_else(|status| wire::fail(kind, reply, status))
+    }
+
+    /// Counts a request.
+    fn note(&mut self, kind: Kind, request: &Request, ok: bool, took: Duration) {
+        self.counters.count(kind, ok);
+        self.latency.of(kind).record(took);
+        if let Some(domain) = request.domain().and_then(|id| self.domains.get_mut(&id)) {
+            domain.activity.note(kind, ok, took);
+        }
+        if let Some(endpoint) = request.endpoint().and_then(|id| self.endpoints.get_mut(&id)) {
+            endpoint.activity.note(kind, ok, took);
+        }
     }
 
     /// Whether the device knows requests of this kind.
@@ -258,6 +281,7 @@ impl Engine {
     pub fn reset(&mut self) {
         self.retry_stuck();
         self.end_domains(false);
+        self.counters.faults_dropped += self.faults.clear();
         // Before a driver came nothing has changed since the last reset: what is parked may stay.
         if self.accepted != 0 {
             self.evict_all();
@@ -268,9 +292,48 @@ impl Engine {
         }
     }
 
-    /// A copy of the figures.
+    /// A copy of the totals.
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// All figures, per domain and endpoint too. Those of a domain begin and end with it.
+    pub fn report(&self) -> Report {
+        let chunk_size = self.windows.as_ref().map_or(0, Windows::chunk_size);
+        let domains = self.domains.iter().map(|(&id, domain)| DomainReport {
+            domain: id,
+            bypass: domain.bypass,
+            endpoints: domain.endpoints.clone(),
+            address_spaces: domain.spaces.len(),
+            mappings: domain.count(),
+            mapped_bytes: domain.mapped_bytes,
+            window_bytes: domain.chunks.len() as u64 * chunk_size,
+            activity: domain.activity,
+        });
+        let endpoints = self.endpoints.iter().map(|(&id, endpoint)| {
+            let space = self.spaces.get(endpoint.space);
+            let attached = endpoint.domain.and_then(|domain| self.domains.get(&domain));
+            let domain = attached.or(space.identity.then_some(&self.identity));
+            let chunks = domain.map_or(0, |domain| domain.chunks.len()) + space.parked.len();
+            let mapped_bytes = domain.map_or(0, |domain| domain.mapped_bytes);
+            let window_bytes = chunks as u64 * chunk_size;
+            EndpointReport {
+                endpoint: id,
+                domain: endpoint.domain,
+                bypass: domain.is_some_and(|domain| domain.bypass),
+                mapped_bytes,
+                window_bytes,
+                pinned_bytes: mapped_bytes + window_bytes,
+                activity: endpoint.activity,
+            }
+        });
+        Report {
+            counters: self.counters,
+            latency: self.latency,
+            host: self.counters.host,
+            domains: domains.collect(),
+            endpoints: endpoints.collect(),
+        }
     }
 
     /// Changes the bytes of window memory that all domains may use. If more is backed, parked chunks

@@ -23,7 +23,10 @@ mod counters;
 mod domain;
 mod endpoint;
 mod engine;
+mod fault;
+mod histogram;
 mod probe;
+mod report;
 mod space;
 pub mod spec;
 #[cfg(any(test, feature = "test-utils"))]
@@ -37,7 +40,10 @@ pub use backend::{
 };
 pub use config::{ConfigError, EngineConfig, Limits, WindowConfig};
 pub use counters::{Counters, RequestCounts};
-pub use engine::{DomainWindow, Engine};
+pub use engine::{DomainWindow, Engine, Target, Translation};
+pub use fault::{Fault, FaultReason};
+pub use histogram::{BUCKETS, Histogram};
+pub use report::{Activity, DomainReport, EndpointReport, HostLatency, Report, RequestLatency};
 pub use spec::MAX_REPLY;
 
 /// Names an endpoint: on PCI the requester ID, as VIOT tells the guest (virtio 1.3, section 5.13.6.1).

@@ -7,6 +7,7 @@
 //! and is tried again until the host lets go.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use log::{debug, error, warn};
 use vm_memory::VolatileSlice;
@@ -223,7 +224,10 @@ impl Space {
         counters: &mut Counters,
     ) -> Result<(), Status> {
         let len = slice.len() as u64;
-        match self.mapper.map(iova, slice, permissions) {
+        let began = Instant::now();
+        let outcome = self.mapper.map(iova, slice, permissions);
+        counters.host.map.record(began.elapsed());
+        match outcome {
             Ok(()) => {
                 counters.note_mapped(memory, len);
                 Ok(())
@@ -289,7 +293,9 @@ impl Space {
     }
 
     fn try_unmap(&mut self, iova: u64, len: u64, memory: Memory, counters: &mut Counters) -> Result<(), UnmapError> {
+        let began = Instant::now();
         let outcome = self.mapper.unmap(iova, len);
+        counters.host.unmap.record(began.elapsed());
         match outcome {
             Ok(()) => counters.note_unmapped(memory, len),
             Err(_) => counters.host_errors += 1,

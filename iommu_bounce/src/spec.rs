@@ -114,6 +114,24 @@ pub mod property {
     pub const MSI: u8 = 1;
 }
 
+/// Fault reports on the event queue (section 5.13.6.9).
+pub mod fault {
+    /// Size of a report: u8 reason, u8 reserved\[3], le32 flags, le32 endpoint, le32 reserved1, le64 address.
+    pub const SIZE: usize = 24;
+    /// None of the other reasons.
+    pub const REASON_UNKNOWN: u8 = 0;
+    /// The endpoint is attached to nothing.
+    pub const REASON_DOMAIN: u8 = 1;
+    /// Nothing is mapped there, or not for such an access.
+    pub const REASON_MAPPING: u8 = 2;
+    /// It was a read.
+    pub const F_READ: u32 = 1 << 0;
+    /// It was a write.
+    pub const F_WRITE: u32 = 1 << 1;
+    /// `address` holds.
+    pub const F_ADDRESS: u32 = 1 << 8;
+}
+
 /// The device configuration (section 5.13.4, and the bounce window extension from [`config::STANDARD_SIZE`] on).
 pub mod config {
     /// le64: page sizes.

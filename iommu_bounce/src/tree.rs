@@ -127,9 +127,9 @@ impl MappingTree {
         self.insert_child(&path, separator, right);
     }
 
-    /// Removes the mappings that start in `[start, last]`. Returns how many there were.
-    pub(crate) fn remove_range(&mut self, start: u64, last: u64) -> usize {
-        let before = self.len;
+    /// Removes the mappings that start in `[start, last]`. Returns how many there were, and how many bytes they mapped.
+    pub(crate) fn remove_range(&mut self, start: u64, last: u64) -> (usize, u64) {
+        let (before, mut bytes) = (self.len, 0u64);
         while self.len != 0 {
             let mut path = self.descend(start);
             let leaf = self.leaves.get(path.leaf);
@@ -144,6 +144,7 @@ impl MappingTree {
                 break;
             }
             let goes_on = to == leaf.len() && leaf.next != NIL;
+            bytes = bytes.wrapping_add(leaf.bytes(from, to));
             leaf.remove(from, to);
             self.len -= to - from;
             self.rebalance_leaf(&path);
@@ -151,7 +152,7 @@ impl MappingTree {
                 break;
             }
         }
-        before - self.len
+        (before - self.len, bytes)
     }
 
     fn descend(&self, iova: u64) -> Path {

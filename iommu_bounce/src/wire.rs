@@ -77,6 +77,31 @@ pub(crate) enum Request {
     WindowDel(WindowDel),
 }
 
+impl Request {
+    /// The domain that the request names.
+    pub(crate) fn domain(&self) -> Option<DomainId> {
+        match self {
+            Self::Attach(request) => Some(request.domain),
+            Self::Detach(request) => Some(request.domain),
+            Self::Map(request) => Some(request.domain),
+            Self::Unmap(request) => Some(request.domain),
+            Self::Probe(_) => None,
+            Self::WindowAdd(request) => Some(request.domain),
+            Self::WindowDel(request) => Some(request.domain),
+        }
+    }
+
+    /// The endpoint that the request names.
+    pub(crate) fn endpoint(&self) -> Option<EndpointId> {
+        match self {
+            Self::Attach(request) => Some(request.endpoint),
+            Self::Detach(request) => Some(request.endpoint),
+            Self::Probe(request) => Some(request.endpoint),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attach {
     pub(crate) domain: DomainId,

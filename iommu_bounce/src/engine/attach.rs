@@ -6,8 +6,10 @@
 //! in one, and what is left over is *spare*: an endpoint that leaves the others moves to a spare one.
 
 use super::{Engine, endpoint_mut};
+use crate::backend::Permissions;
 use crate::domain::Domain;
 use crate::endpoint::Endpoint;
+use crate::fault::{Fault, FaultReason};
 use crate::space::SpaceId;
 use crate::spec::{ATTACH_F_BYPASS, Status, feature};
 use crate::wire;
@@ -189,16 +191,23 @@ impl Engine {
             }
             return Ok(place);
         };
+        let mut lost = false;
         if let Some(domain) = old_domain {
             let restored = restorable && space.restore(domain, ram, windows, &mut self.counters).is_ok();
             if !restored {
                 log::error!("endpoint {id:#x} reaches nothing: the host did not undo a failed ATTACH");
+                lost = true;
                 space.identity = false;
                 if let Some(old) = old {
                     self.forget_space(place, old);
                     self.leave(id, place, old);
                 }
             }
+        }
+        if lost {
+            // The driver takes it to be in its old domain still.
+            let nothing = Permissions::empty();
+            self.report_fault(Fault { reason: FaultReason::Unknown, endpoint: id, address: None, access: nothing });
         }
         Err(status)
     }

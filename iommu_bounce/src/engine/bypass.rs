@@ -22,7 +22,7 @@ pub(super) fn identity(ram: &dyn GuestRam, granule: u64) -> Domain {
         let Some(start) = gpa.checked_add(mask).map(|start| start & !mask) else { continue };
         if start < end {
             let mapping = Mapping { last: end - 1, gpa: start, permissions: Permissions::READ | Permissions::WRITE };
-            domain.mappings.insert(start, mapping);
+            domain.remember(start, mapping);
         }
     }
     domain

@@ -44,7 +44,7 @@ impl Engine {
             let (ram, counters) = (&*self.ram, &mut self.counters);
             match map_all(&mut self.spaces, &domain.spaces, start, &mapping, ram, counters) {
                 Ok(()) => {
-                    domain.mappings.insert(start, mapping);
+                    domain.remember(start, mapping);
                     break;
                 }
                 // What is parked goes before anything is refused.

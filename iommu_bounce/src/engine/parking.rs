@@ -27,6 +27,7 @@ impl Engine {
             self.park(id, &parked);
         }
         self.end_domains(true);
+        self.counters.faults_dropped += self.faults.clear();
         self.accepted = 0;
         self.bypass = self.config.bypass;
         if let Err(status) = self.settle_all() {

@@ -5,9 +5,11 @@
 mod attach;
 mod bypass;
 mod failure;
+mod faults;
 mod format;
 mod mapping;
 mod parking;
+mod report;
 mod setup;
 mod shared;
 mod window;

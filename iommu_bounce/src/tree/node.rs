@@ -72,6 +72,12 @@ impl Leaf {
         Some((start, Mapping { last: self.lasts[place], gpa: self.gpas[place], permissions }))
     }
 
+    /// Bytes that the mappings at `[from, to)` map; modulo 2^64, should they be all there are.
+    pub(super) fn bytes(&self, from: usize, to: usize) -> u64 {
+        let pairs = self.starts[from..to].iter().zip(&self.lasts[from..to]);
+        pairs.fold(0, |sum, (start, last)| sum.wrapping_add((last - start).wrapping_add(1)))
+    }
+
     /// Adds a mapping; there is room.
     pub(super) fn insert(&mut self, place: usize, start: u64, mapping: Mapping) {
         let len = self.len();

@@ -28,7 +28,7 @@ impl Pair {
 
     fn remove(&mut self, start: u64, last: u64) {
         let removed = self.model.extract_if(start..=last, |_, _| true).count();
-        assert_eq!(self.tree.remove_range(start, last), removed, "{start}..={last}");
+        assert_eq!(self.tree.remove_range(start, last), (removed, 8 * removed as u64), "{start}..={last}");
     }
 
     fn check_at(&self, iova: u64) {

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Faults on their way to the driver (virtio 1.3, section 5.13.6.9).
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::EndpointId;
+use crate::backend::Permissions;
+use crate::spec::fault;
+
+/// Faults that wait for a buffer of the driver's, and faults that may come at once.
+const BURST: u32 = 64;
+/// A fault more may come after each such time.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// Why an access was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FaultReason {
+    /// None of the others, such as an endpoint that the host left without its domain.
+    Unknown,
+    /// The endpoint is attached to nothing.
+    Domain,
+    /// Nothing is mapped there, or not for such an access.
+    Mapping,
+}
+
+/// An access that was stopped, or another event that concerns an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Why.
+    pub reason: FaultReason,
+    /// Whose access it was.
+    pub endpoint: EndpointId,
+    /// The IOVA, if one is known.
+    pub address: Option<u64>,
+    /// What kind of access, if known.
+    pub access: Permissions,
+}
+
+impl Fault {
+    /// The report as the driver reads it.
+    pub fn encode(&self) -> [u8; fault::SIZE] {
+        let mut bytes = [0; fault::SIZE];
+        bytes[0] = match self.reason {
+            FaultReason::Unknown => fault::REASON_UNKNOWN,
+            FaultReason::Domain => fault::REASON_DOMAIN,
+            FaultReason::Mapping => fault::REASON_MAPPING,
+        };
+        let mut flags = 0;
+        for (permission, flag) in [(Permissions::READ, fault::F_READ), (Permissions::WRITE, fault::F_WRITE)] {
+            flags |= if self.access.contains(permission) { flag } else { 0 };
+        }
+        if let Some(address) = self.address {
+            flags |= fault::F_ADDRESS;
+            bytes[16..24].copy_from_slice(&address.to_le_bytes());
+        }
+        bytes[4..8].copy_from_slice(&flags.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.endpoint.to_le_bytes());
+        bytes
+    }
+}
+
+/// Faults that wait. A device that faults without end must neither fill memory nor keep the driver busy with nothing else.
+pub(crate) struct FaultQueue {
+    pending: VecDeque<Fault>,
+    /// Faults that may still come at once.
+    allowed: u32,
+    /// When `allowed` last grew.
+    grown: Instant,
+}
+
+impl FaultQueue {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { pending: VecDeque::new(), allowed: BURST, grown: now }
+    }
+
+    /// Queues a fault; `false` if there are too many.
+    pub(crate) fn push(&mut self, fault: Fault, now: Instant) -> bool {
+        let ticks = now.saturating_duration_since(self.grown).as_nanos() / INTERVAL.as_nanos();
+        if ticks > 0 {
+            let more = u32::try_from(ticks).unwrap_or(u32::MAX);
+            self.allowed = self.allowed.saturating_add(more).min(BURST);
+            self.grown = now;
+        }
+        if self.allowed == 0 || self.pending.len() >= BURST as usize {
+            return false;
+        }
+        self.allowed -= 1;
+        self.pending.push_back(fault);
+        true
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Fault> {
+        self.pending.pop_front()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Drops all that wait. Returns how many there were.
+    pub(crate) fn clear(&mut self) -> u64 {
+        let count = self.pending.len() as u64;
+        self.pending.clear();
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAULT: Fault = Fault {
+        reason: FaultReason::Mapping,
+        endpoint: 0x0102_0304,
+        address: Some(0x1122_3344_5566_7788),
+        access: Permissions::WRITE,
+    };
+
+    #[test]
+    fn report_has_the_layout_of_the_specification() {
+        let bytes = FAULT.encode();
+        assert_eq!(bytes[..8], [2, 0, 0, 0, 2, 1, 0, 0]);
+        assert_eq!(bytes[8..16], [4, 3, 2, 1, 0, 0, 0, 0]);
+        assert_eq!(bytes[16..], 0x1122_3344_5566_7788u64.to_le_bytes());
+        let access = Permissions::READ | Permissions::WRITE;
+        let bytes = Fault { reason: FaultReason::Domain, address: None, access, ..FAULT }.encode();
+        assert_eq!((bytes[0], &bytes[4..8], &bytes[16..]), (1, &[3, 0, 0, 0][..], &[0; 8][..]));
+        assert_eq!(Fault { reason: FaultReason::Unknown, ..FAULT }.encode()[0], 0);
+    }
+
+    #[test]
+    fn faults_without_end_are_few() {
+        let start = Instant::now();
+        let mut queue = FaultQueue::new(start);
+        let mut passed = 0;
+        for n in 0..10_000u32 {
+            // 10 a millisecond for a second, taken at once.
+            passed += u32::from(queue.push(FAULT, start + Duration::from_micros(100) * n));
+            assert!(queue.pop().is_none_or(|fault| fault == FAULT));
+        }
+        assert!((BURST..=BURST + 101).contains(&passed), "{passed}");
+        // Time brings the burst back, and no more.
+        let later = start + Duration::from_secs(100);
+        assert_eq!((0..1000).filter(|_| queue.push(FAULT, later)).count(), BURST as usize);
+        assert_eq!(queue.clear(), u64::from(BURST));
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn faults_that_nobody_takes_are_bounded() {
+        let start = Instant::now();
+        let mut queue = FaultQueue::new(start);
+        let passed = (0..10_000u32).filter(|n| queue.push(FAULT, start + Duration::from_secs(1) * *n));
+        assert_eq!(passed.count(), BURST as usize);
+    }
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! How long things took, in classes that double.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// Classes of a [`Histogram`].
+pub const BUCKETS: usize = 32;
+
+/// How long things took. Recording is a few additions; nothing is allocated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Histogram {
+    /// How many there were.
+    pub count: u64,
+    /// Nanoseconds over all.
+    pub sum_ns: u64,
+    /// Nanoseconds of the longest.
+    pub max_ns: u64,
+    /// How many took from 2^n nanoseconds to less than 2^(n+1); the first also has what took none, the last all that took
+    /// longer.
+    pub buckets: [u64; BUCKETS],
+}
+
+impl Histogram {
+    /// Records one.
+    pub fn record(&mut self, took: Duration) {
+        let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.count += 1;
+        self.sum_ns = self.sum_ns.saturating_add(ns);
+        self.max_ns = self.max_ns.max(ns);
+        let class = usize::try_from(ns.max(1).ilog2()).unwrap_or(BUCKETS);
+        self.buckets[class.min(BUCKETS - 1)] += 1;
+    }
+
+    /// Nanoseconds that `per_mille` of a thousand did not exceed, as the upper end of a class, but never more than the
+    /// longest took; 0 when there were none.
+    pub fn quantile_ns(&self, per_mille: u64) -> u64 {
+        let wanted = u128::from(self.count) * u128::from(per_mille.min(1000));
+        let mut seen = 0u128;
+        for (class, count) in self.buckets.iter().enumerate() {
+            seen += u128::from(*count) * 1000;
+            if *count != 0 && seen >= wanted && class + 1 < BUCKETS {
+                return ((2u64 << class) - 1).min(self.max_ns);
+            }
+        }
+        self.max_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(times: &[u64]) -> Histogram {
+        let mut histogram = Histogram::default();
+        times.iter().for_each(|ns| histogram.record(Duration::from_nanos(*ns)));
+        histogram
+    }
+
+    #[test]
+    fn classes_double() {
+        let histogram = of(&[0, 1, 2, 3, 4, 1023, 1024, u64::MAX]);
+        let filled: Vec<_> = histogram.buckets.iter().enumerate().filter(|(_, count)| **count != 0).collect();
+        assert_eq!(filled, [(0, &2), (1, &2), (2, &1), (9, &1), (10, &1), (31, &1)]);
+        assert_eq!((histogram.count, histogram.sum_ns, histogram.max_ns), (8, u64::MAX, u64::MAX));
+    }
+
+    #[test]
+    fn quantile_is_the_end_of_a_class() {
+        let mut times = vec![100; 990];
+        times.extend([5000; 10]);
+        let histogram = of(&times);
+        assert_eq!([500, 990, 991, 1000].map(|at| histogram.quantile_ns(at)), [127, 127, 5000, 5000]);
+        assert_eq!(Histogram::default().quantile_ns(500), 0);
+        assert_eq!(of(&[1 << 40]).quantile_ns(500), 1 << 40);
+    }
+}
