@@ -7,7 +7,7 @@ use crate::backend::Permissions;
 use crate::domain::Mapping;
 
 /// Mappings in a leaf at most.
-pub(super) const LEAF: usize = 32;
+pub(super) const LEAF: usize = 16;
 /// Children of an inner node at most.
 pub(super) const FAN: usize = 32;
 

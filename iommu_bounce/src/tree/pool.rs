@@ -5,8 +5,13 @@
 /// The number of no node.
 pub(super) const NIL: u32 = u32::MAX;
 
-/// Nodes allocated at once: so few that a small domain stays small.
-const BLOCK: usize = 8;
+/// Nodes in the first blocks: so few that a small domain stays small.
+const SMALLEST: usize = 8;
+/// A block more has this part of the nodes that there are. Large blocks cost fewer misses in caches of the CPU, and what is
+/// not used of the last one is to be little.
+const GROWTH: usize = 16;
+/// Bits of a node's number that say its place in its block; those above say which block.
+const PLACE_BITS: u32 = 20;
 
 /// What can lie in a pool.
 pub(super) trait Node: Copy {
@@ -19,30 +24,29 @@ pub(super) trait Node: Copy {
 /// A pool of nodes. It grows and never shrinks.
 #[derive(Clone)]
 pub(super) struct Pool<N> {
-    blocks: Vec<Box<[N; BLOCK]>>,
+    blocks: Vec<Box<[N]>>,
+    /// The nodes of all blocks.
+    count: usize,
     /// The first of the free ones.
     free: u32,
 }
 
 impl<N> Default for Pool<N> {
     fn default() -> Self {
-        Self { blocks: Vec::new(), free: NIL }
+        Self { blocks: Vec::new(), count: 0, free: NIL }
     }
 }
 
 /// Block and place of a node.
 fn place(id: u32) -> (usize, usize) {
-    let id = id as usize;
-    (id / BLOCK, id % BLOCK)
+    ((id >> PLACE_BITS) as usize, (id & ((1 << PLACE_BITS) - 1)) as usize)
 }
 
 impl<N: Node> Pool<N> {
     /// A node without content.
     pub(super) fn take(&mut self) -> u32 {
         if self.free == NIL {
-            let first = u32::try_from(self.blocks.len() * BLOCK).expect("mappings have a limit far below");
-            self.blocks.push(Box::new([N::EMPTY; BLOCK]));
-            (first..).take(BLOCK).for_each(|id| self.give_back(id));
+            self.grow();
         }
         let id = self.free;
         let node = self.get_mut(id);
@@ -50,6 +54,17 @@ impl<N: Node> Pool<N> {
         *node = N::EMPTY;
         self.free = next;
         id
+    }
+
+    fn grow(&mut self) {
+        let size = (self.count / GROWTH).clamp(SMALLEST, 1 << PLACE_BITS);
+        let block = u32::try_from(self.blocks.len()).ok().filter(|block| *block < NIL >> PLACE_BITS);
+        let block = block.expect("mappings have a limit far below") << PLACE_BITS;
+        self.blocks.push(vec![N::EMPTY; size].into_boxed_slice());
+        self.count += size;
+        // The first one is to be used first.
+        let last = block + u32::try_from(size - 1).expect("the size has an upper limit");
+        (block..=last).rev().for_each(|id| self.give_back(id));
     }
 
     /// Takes a node back that nothing names any more.
