@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex};
 
 use iommu_bounce::spec::{config, feature};
 use iommu_bounce::{Engine, MAX_REPLY};
+use log::debug;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestMemoryMmap;
 
+use super::events::{EVENT_QUEUE, deliver};
 use crate::sync::lock;
 use crate::virtio::chain::{broken, read_request, ring_error, wants_interrupt};
 use crate::virtio::memory::NearMemory;
@@ -36,17 +38,20 @@ const MAX_REQUEST: usize = 128;
 struct Active {
     memory: Arc<GuestMemoryMmap>,
     requests: Option<Queue>,
+    events: Option<Queue>,
     interrupt: Arc<dyn Interrupt>,
 }
 
 /// A virtio-iommu device in front of an engine.
 ///
 /// Requests are served on the thread of the vCPU that notified: Linux's driver spins with interrupts off until the
-/// answer is there, so any other thread would only add its wake-up to the wait. The event queue's buffers stay with the
-/// device: nothing is reported yet.
+/// answer is there, so any other thread would only add its wake-up to the wait. Faults are handed over on whatever thread
+/// reports them, and when the driver gives buffers for them.
 ///
-/// `INDIRECT_DESC` is not offered, since with it a Linux driver allocates memory for every request, and neither is
-/// `EVENT_IDX`: a driver then notifies of everything that it puts in the queue, on which the bound of a batch relies.
+/// `INDIRECT_DESC` is not offered, since with it a Linux driver allocates memory for every request. Neither is `EVENT_IDX`,
+/// which would save nothing here: the driver wants no interrupts from the request queue and says so by a flag, and a
+/// notification is what a request waits for. Without it a driver notifies of everything that it puts in the queue, on
+/// which the bound of a batch relies.
 pub struct VirtioIommu {
     engine: Arc<Mutex<Engine>>,
     windows: Option<Arc<WindowMemory>>,
@@ -106,18 +111,27 @@ impl VirtioDevice for VirtioIommu {
         if let Some(windows) = &self.windows {
             windows.set_in_use(activation.features & feature::BOUNCE_WINDOW != 0);
         }
-        let requests = activation.queues.into_iter().nth(REQUEST_QUEUE.into()).flatten();
-        *lock(&self.active) = Some(Active { memory: activation.memory, requests, interrupt: activation.interrupt });
+        let Activation { memory, queues, interrupt, .. } = activation;
+        let mut queues = queues.into_iter();
+        let (requests, events) = (queues.next().flatten(), queues.next().flatten());
+        *lock(&self.active) = Some(Active { memory, requests, events, interrupt });
     }
 
     fn notify(&self, queue: u16) -> Result<(), DeviceError> {
-        if queue != REQUEST_QUEUE {
-            return Ok(());
-        }
         let mut active = lock(&self.active);
-        let Some(Active { memory, requests: Some(requests), interrupt }) = active.as_mut() else { return Ok(()) };
-        if serve(requests, memory, &mut lock(&self.engine))? {
+        let Some(Active { memory, requests, events, interrupt }) = active.as_mut() else { return Ok(()) };
+        let mut engine = lock(&self.engine);
+        if let (REQUEST_QUEUE, Some(requests)) = (queue, requests)
+            && serve(requests, memory, &mut engine)?
+        {
             interrupt.queue_used(REQUEST_QUEUE);
+        }
+        // A request may have brought one about.
+        if let Some(events) = events
+            && engine.has_faults()
+            && deliver(events, memory, &mut engine)?
+        {
+            interrupt.queue_used(EVENT_QUEUE);
         }
         Ok(())
     }
@@ -140,6 +154,20 @@ impl VirtioDevice for VirtioIommu {
 }
 
 impl VirtioIommu {
+    /// Hands faults that were reported to the driver, as far as it has given buffers.
+    pub(super) fn hand_over_faults(&self) {
+        let mut active = lock(&self.active);
+        let mut engine = lock(&self.engine);
+        if let Some(Active { memory, events: Some(events), interrupt, .. }) = active.as_mut() {
+            match deliver(events, memory, &mut engine) {
+                Ok(true) => interrupt.queue_used(EVENT_QUEUE),
+                Ok(false) => {}
+                // The next notification fails for the same reason, and tells the driver.
+                Err(error) => debug!("{error}"),
+            }
+        }
+    }
+
     /// Lets go of the queues, and resets the engine.
     fn stop(&self, reset: fn(&mut Engine)) {
         *lock(&self.active) = None;

@@ -4,8 +4,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use iommu_bounce::{ConfigError, Counters, DmaMapper, DomainWindow, EndpointId, Engine};
+use iommu_bounce::{
+    ConfigError, Counters, DmaMapper, DomainWindow, EndpointId, Engine, Fault, Permissions, Report, Translation,
+};
 
+use super::device::VirtioIommu;
 use crate::sync::lock;
 use crate::virtio::Interrupt;
 use crate::virtio::windows::WindowMemory;
@@ -30,6 +33,7 @@ pub struct IommuReport {
 /// A handle on a virtio-iommu device, for whoever runs the VM.
 pub struct IommuHandle {
     engine: Arc<Mutex<Engine>>,
+    device: Arc<VirtioIommu>,
     windows: Option<Arc<WindowMemory>>,
     interrupt: Arc<dyn Interrupt>,
 }
@@ -37,10 +41,11 @@ pub struct IommuHandle {
 impl IommuHandle {
     pub(super) fn new(
         engine: Arc<Mutex<Engine>>,
+        device: Arc<VirtioIommu>,
         windows: Option<Arc<WindowMemory>>,
         interrupt: Arc<dyn Interrupt>,
     ) -> Self {
-        Self { engine, windows, interrupt }
+        Self { engine, device, windows, interrupt }
     }
 
     /// Puts an endpoint behind the IOMMU: its DMA reaches only what the guest maps from then on.
@@ -59,7 +64,33 @@ impl IommuHandle {
         lock(&self.engine).remove_endpoint(id)
     }
 
-    /// The engine's figures.
+    /// Translates an access of a device that the VMM emulates behind the IOMMU, and reports it to the driver if it is not
+    /// allowed.
+    ///
+    /// # Errors
+    /// The fault.
+    pub fn translate(&self, endpoint: EndpointId, iova: u64, access: Permissions) -> Result<Translation, Fault> {
+        let outcome = lock(&self.engine).translate(endpoint, iova, access);
+        if outcome.is_err() {
+            self.device.hand_over_faults();
+        }
+        outcome
+    }
+
+    /// Reports a fault of an endpoint's to the driver. `false` if it is dropped, which is counted: there is no such
+    /// endpoint, or too many faults came already.
+    pub fn report_fault(&self, fault: Fault) -> bool {
+        let reported = lock(&self.engine).report_fault(fault);
+        self.device.hand_over_faults();
+        reported
+    }
+
+    /// All figures, per domain and endpoint too, with latencies.
+    pub fn statistics(&self) -> Report {
+        lock(&self.engine).report()
+    }
+
+    /// The engine's totals.
     pub fn counters(&self) -> Counters {
         lock(&self.engine).counters()
     }

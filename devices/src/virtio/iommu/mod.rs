@@ -3,6 +3,7 @@
 //! virtio-iommu on PCI: queues and configuration in front of the engine of `iommu_bounce`.
 
 mod device;
+mod events;
 mod handle;
 mod ram;
 
@@ -80,7 +81,7 @@ pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHan
     let engine = Engine::new(config, Arc::new(RamView::new(memory.clone())), store)?;
     let engine = Arc::new(Mutex::new(engine));
     let device = Arc::new(VirtioIommu::new(engine.clone(), windows.clone()));
-    let function = Arc::new(VirtioPciDevice::new(id, device, memory, &*msi)?);
-    let handle = IommuHandle::new(engine, windows, function.interrupt());
+    let function = Arc::new(VirtioPciDevice::new(id, device.clone(), memory, &*msi)?);
+    let handle = IommuHandle::new(engine, device, windows, function.interrupt());
     Ok((function, Arc::new(handle)))
 }

@@ -3,6 +3,7 @@
 //! Tests of the whole device: a driver in guest memory, the PCI function, the engine, window memory, a mapper that
 //! records.
 
+mod faults;
 mod hostile;
 mod windows;
 
@@ -97,6 +98,11 @@ impl Guest {
     }
 
     fn start(&mut self, features: u64) {
+        self.start_with(features, None);
+    }
+
+    /// As [`start`](Self::start), with an event queue of 4 in these rings.
+    fn start_with(&mut self, features: u64, events: Option<[u64; 3]>) {
         self.available = 0;
         self.memory.write_slice(&[0; 0x100], GuestAddress(AVAILABLE)).unwrap();
         self.memory.write_slice(&[0; 0x100], GuestAddress(USED)).unwrap();
@@ -115,6 +121,14 @@ impl Guest {
             self.write(offset, &ring.to_le_bytes());
         }
         self.write(28, &1u16.to_le_bytes());
+        if let Some(rings) = events {
+            self.write(22, &1u16.to_le_bytes());
+            self.write(24, &4u16.to_le_bytes());
+            for (offset, ring) in [32, 40, 48].into_iter().zip(rings) {
+                self.write(offset, &ring.to_le_bytes());
+            }
+            self.write(28, &1u16.to_le_bytes());
+        }
         self.write(STATUS, &[15]);
         assert_eq!(self.status(), 15);
     }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The event queue: faults on their way to the driver (virtio 1.3, section 5.13.6.9).
+
+use iommu_bounce::Engine;
+use iommu_bounce::spec::fault;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::GuestMemoryMmap;
+
+use crate::virtio::DeviceError;
+use crate::virtio::chain::{broken, read_request, ring_error, wants_interrupt};
+use crate::virtio::memory::NearMemory;
+
+/// Index of the event queue.
+pub(super) const EVENT_QUEUE: u16 = 1;
+
+/// Hands the faults that wait to the driver, as far as it has given buffers; `true` if it wants to be told.
+///
+/// A buffer that is too small for a report is given back empty: the fault goes into the next one.
+pub(super) fn deliver(queue: &mut Queue, memory: &GuestMemoryMmap, engine: &mut Engine) -> Result<bool, DeviceError> {
+    let memory = &NearMemory::new(memory);
+    let (broken, ring_error) = (broken(EVENT_QUEUE), ring_error(EVENT_QUEUE));
+    let size = queue.size();
+    let mut left = size;
+    while left != 0 && engine.has_faults() {
+        let Some(chain) = queue.iter(memory).map_err(&ring_error)?.next() else { break };
+        let buffer = read_request(chain, memory, size, &mut []).map_err(&broken)?;
+        let head = buffer.head;
+        let report = if buffer.writable < fault::SIZE { None } else { engine.take_fault() };
+        let used = report.map_or(0, |_| u32::try_from(fault::SIZE).expect("a report is short"));
+        if let Some(report) = report {
+            buffer.write_reply(memory, &report.encode()).inspect_err(|_| engine.count_lost_fault()).map_err(&broken)?;
+        }
+        queue.add_used(memory, head, used).map_err(&ring_error)?;
+        left -= 1;
+    }
+    if left == size { Ok(false) } else { wants_interrupt(queue, memory).map_err(&ring_error) }
+}
