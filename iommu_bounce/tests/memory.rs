@@ -61,8 +61,9 @@ fn map_and_unmap_allocate_nothing_in_steady_state() {
             maps.iter().chain(unmaps).for_each(|request| send(engine, request));
         }
     };
-    run(&mut engine);
-    let allocated = measure(|| run(&mut engine));
+    // More than once: how full nodes are depends on what was before.
+    (0..5).for_each(|_| run(&mut engine));
+    let allocated = measure(|| (0..5).for_each(|_| run(&mut engine)));
     assert_eq!(allocated.count_total, 0, "{allocated:?}");
     assert_eq!(engine.counters().mappings, 2000);
 }

@@ -142,3 +142,41 @@ fn counters_count_requests_and_failures_of_each_kind() {
     });
     assert_eq!(json, expected);
 }
+
+#[test]
+fn reserved_bytes_of_probe_are_ignored() {
+    let mut rig = Rig::new();
+    let mut request = probe(1);
+    request[8..].fill(0xff);
+    assert_eq!(rig.status(&request), OK);
+}
+
+#[test]
+fn probe_that_is_not_offered_is_not_answered() {
+    let mut rig = Rig::with_config(EngineConfig { probe_size: 0, ..engine_config() });
+    assert!(rig.send(&probe(1)).is_empty());
+    assert_eq!(rig.engine.counters().requests.invalid, 1);
+}
+
+#[test]
+fn properties_follow_each_other_by_their_length() {
+    let mut rig = Rig::new();
+    let mapper = RecordingMapper::with_ranges(vec![0x1000..=0xfedf_ffff, 0xfef0_0000..=0xffff_ffff]);
+    rig.engine.add_endpoint(4, Box::new(mapper)).expect("it is valid");
+    let reply = rig.send(&probe(4));
+    let (mut rest, tail) = reply.split_at(512);
+    assert_eq!(tail, [OK, 0, 0, 0]);
+    let mut regions = Vec::new();
+    while rest[..2] != [0, 0] {
+        let word = |at: usize| u16::from_le_bytes([rest[at], rest[at + 1]]);
+        assert_eq!((word(0), word(2)), (1, 20), "RESV_MEM, and its size behind the header");
+        assert_eq!(rest[5..8], [0; 3]);
+        let long = |at: usize| u64::from_le_bytes(*rest[at..].first_chunk().expect("it is long enough"));
+        regions.push((long(8), long(16), rest[4]));
+        rest = &rest[4 + 20..];
+    }
+    assert!(rest.iter().all(|byte| *byte == 0));
+    assert_eq!(regions.len(), 4, "below, aperture, MSI, above: {regions:x?}");
+    assert_eq!(regions.iter().filter(|region| region.2 == 1).count(), 1, "one MSI region");
+    assert!(regions.windows(2).all(|pair| pair[0].1 < pair[1].0), "{regions:x?}");
+}
