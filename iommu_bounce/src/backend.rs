@@ -153,6 +153,15 @@ pub trait ChunkStore: Send {
     /// On error nothing has changed.
     fn back(&mut self) -> Result<u32, ChunkError>;
 
+    /// As [`back`](Self::back), for the chunk of this index and no other: to restore what was.
+    ///
+    /// # Errors
+    /// On error nothing has changed; [`io::ErrorKind::InvalidInput`] if there is no such place, or a chunk is there.
+    fn back_at(&mut self, index: u32) -> Result<(), ChunkError> {
+        let _ = index;
+        Err(io::Error::from(io::ErrorKind::Unsupported).into())
+    }
+
     /// The memory of a backed chunk; `None` for any other index.
     fn memory(&self, index: u32) -> Option<VolatileSlice<'_>>;
 

@@ -10,6 +10,7 @@ mod bypass;
 mod mapping;
 mod parking;
 mod report;
+mod state;
 mod translate;
 mod window;
 

@@ -29,6 +29,7 @@ mod probe;
 mod report;
 mod space;
 pub mod spec;
+mod state;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod test_utils;
 mod tree;
@@ -45,6 +46,7 @@ pub use fault::{Fault, FaultReason};
 pub use histogram::{BUCKETS, Histogram};
 pub use report::{Activity, DomainReport, EndpointReport, HostLatency, Report, RequestLatency};
 pub use spec::MAX_REPLY;
+pub use state::{ChunkState, DomainState, EngineState, MappingState, RestoreError, STATE_VERSION, WindowState};
 
 /// Names an endpoint: on PCI the requester ID, as VIOT tells the guest (virtio 1.3, section 5.13.6.1).
 pub type EndpointId = u32;

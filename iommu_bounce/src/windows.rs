@@ -3,6 +3,7 @@
 //! Window memory: how much is backed, and who may not have it back yet.
 
 use std::collections::BTreeSet;
+use std::io;
 
 use log::{debug, error};
 use vm_memory::VolatileSlice;
@@ -49,22 +50,36 @@ impl Windows {
 
     /// Backs a chunk within the budget.
     pub(crate) fn back(&mut self, counters: &mut Counters) -> Result<u32, Status> {
+        self.back_with(counters, |store| store.back())
+    }
+
+    /// Backs the chunk of this index within the budget: `INVAL` if it cannot be that one.
+    pub(crate) fn back_at(&mut self, index: u32, counters: &mut Counters) -> Result<(), Status> {
+        self.back_with(counters, |store| store.back_at(index))
+    }
+
+    fn back_with<T>(
+        &mut self,
+        counters: &mut Counters,
+        back: impl FnOnce(&mut dyn ChunkStore) -> Result<T, ChunkError>,
+    ) -> Result<T, Status> {
         let chunk_size = self.chunk_size();
         let wanted = (self.backed + 1).checked_mul(chunk_size);
         if wanted.is_none_or(|wanted| wanted > self.config.budget) {
             return Err(Status::NoMem);
         }
-        let index = self.store.back().map_err(|error| {
+        let backed = back(&mut *self.store).map_err(|error| {
             counters.host_errors += 1;
             debug!("backing a chunk: {error}");
             match error {
                 ChunkError::NoResources => Status::NoMem,
+                ChunkError::Host(error) if error.kind() == io::ErrorKind::InvalidInput => Status::Inval,
                 ChunkError::Host(_) => Status::DevErr,
             }
         })?;
         self.backed += 1;
         counters.note_window(self.backed * chunk_size);
-        Ok(index)
+        Ok(backed)
     }
 
     /// Hides and zeroes a chunk that is to keep its host mapping, or one that is parked already. `false` if the store

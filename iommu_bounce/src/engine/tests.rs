@@ -12,6 +12,7 @@ mod parking;
 mod report;
 mod setup;
 mod shared;
+mod state;
 mod window;
 
 use std::collections::BTreeMap;

@@ -64,8 +64,8 @@ impl Engine {
         let size = self.windows.as_ref()?.chunk_size();
         let (start, chunk) = domain.chunks.range(..=iova).next_back()?;
         let offset = iova - start;
-        let target = Target::Chunk { index: chunk.index, offset };
-        (offset < size).then_some((Translation { target, len: size - offset }, chunk.permissions))
+        let len = size.checked_sub(offset).filter(|len| *len != 0)?;
+        Some((Translation { target: Target::Chunk { index: chunk.index, offset }, len }, chunk.permissions))
     }
 
     /// Reports a fault of an endpoint's to the driver: of a device that the VMM emulates, or of one in another process.

@@ -63,7 +63,7 @@ impl Engine {
     }
 
     /// Maps a chunk in all address spaces of a domain, or in none.
-    fn map_chunk(&mut self, domain: u32, iova: u64, chunk: Chunk) -> Result<(), Status> {
+    pub(super) fn map_chunk(&mut self, domain: u32, iova: u64, chunk: Chunk) -> Result<(), Status> {
         let domain = self.domains.get(&domain).ok_or(Status::NoEnt)?;
         let windows = self.windows.as_ref().ok_or(Status::Unsupp)?;
         let (len, memory) = (windows.chunk_size(), Memory::Chunk(chunk.index));

@@ -138,12 +138,22 @@ impl ChunkStore for TestChunks {
         }
         let free = (0..self.chunks).find(|index| !self.backed.contains_key(index));
         let index = free.ok_or(ChunkError::NoResources)?;
+        drop(state);
+        self.back_at(index)?;
+        Ok(index)
+    }
+
+    fn back_at(&mut self, index: u32) -> Result<(), ChunkError> {
+        if index >= self.chunks || self.backed.contains_key(&index) {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
+        }
+        let mut state = self.probe.state();
         let size = usize::try_from(self.chunk_size).map_err(|_| ChunkError::NoResources)?;
         let region = MmapRegion::new(size).map_err(io::Error::other)?;
         self.backed.insert(index, region);
         state.backed += 1;
         state.peak = state.peak.max(state.backed);
-        Ok(index)
+        Ok(())
     }
 
     fn memory(&self, index: u32) -> Option<VolatileSlice<'_>> {

@@ -151,6 +151,7 @@ impl Machine for Vm {
     fn report_counters(&self, monitor: &EventMonitor) {
         if let Some(iommu) = &self.iommu {
             monitor.event_with("virtio-iommu", "counters", Some(iommu.counters()));
+            monitor.event_with("virtio-iommu", "report", Some(iommu.statistics()));
         }
     }
 }

@@ -67,12 +67,23 @@ impl ChunkStore for WindowStore {
     }
 
     fn back(&mut self) -> Result<u32, ChunkError> {
+        let next = lock(&self.0.state).free.last().copied().ok_or(ChunkError::NoResources)?;
+        self.back_at(next)?;
+        Ok(next)
+    }
+
+    fn back_at(&mut self, index: u32) -> Result<(), ChunkError> {
         let state = lock(&self.0.state);
-        if state.address.is_none() || state.free.is_empty() || state.backed >= state.budget {
+        if !state.free.iter().rev().any(|free| *free == index) {
+            return Err(unknown());
+        }
+        if state.address.is_none() || state.backed >= state.budget {
             return Err(ChunkError::NoResources);
         }
         let (mut state, chunk) = self.take_chunk(state)?;
-        let index = state.free.pop().ok_or(ChunkError::NoResources)?;
+        // From its end, where `back` takes what it asks for. Only this store takes places, so it is still there.
+        let place = state.free.iter().rposition(|free| *free == index).ok_or_else(unknown)?;
+        state.free.remove(place);
         if let Err(error) = self.install(&mut state, index, &chunk) {
             self.abandon(&mut state, index);
             return Err(shortage(error));
@@ -80,7 +91,7 @@ impl ChunkStore for WindowStore {
         state.places[index as usize] = Place::Backed(chunk);
         state.backed += 1;
         self.0.work.notify_one();
-        Ok(index)
+        Ok(())
     }
 
     fn memory(&self, index: u32) -> Option<VolatileSlice<'_>> {

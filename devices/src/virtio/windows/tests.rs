@@ -163,6 +163,22 @@ fn parked_chunk_is_out_of_sight_and_zero_and_comes_back_with_the_same_memory() {
 }
 
 #[test]
+fn chunk_can_be_backed_at_a_place_that_is_free() {
+    let (slots, windows) = windows(4, 2);
+    let mut store = windows.store();
+    store.back_at(2).unwrap();
+    assert_eq!(slots.load(place(2)), 0);
+    for index in [2, 4, u32::MAX] {
+        let result = store.back_at(index);
+        assert!(matches!(&result, Err(ChunkError::Host(error)) if error.kind() == std::io::ErrorKind::InvalidInput));
+    }
+    assert_eq!(store.back().unwrap(), 0, "the lowest is the next");
+    assert!(matches!(store.back_at(1), Err(ChunkError::NoResources)), "the budget is used up");
+    store.release(2).unwrap();
+    store.back_at(1).unwrap();
+}
+
+#[test]
 fn unknown_chunk_is_not_released() {
     let (_, windows) = windows(2, 2);
     let mut store = windows.store();

@@ -32,7 +32,10 @@ fn translation_is_what_mappers_were_told() {
 fn access_that_is_stopped_is_reported_with_its_reason() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), map(1, 0x1000, 0x1fff, 0x8000, READ)]);
+    rig.add_chunk(1, APERTURE + CHUNK);
     let cases = [
+        (1, APERTURE + 2 * CHUNK, R, FaultReason::Mapping),
+        (1, APERTURE + 9 * CHUNK + 7, R, FaultReason::Mapping),
         (1, 0xfff, R, FaultReason::Mapping),
         (1, 0x2000, R, FaultReason::Mapping),
         (1, 0x1000, W, FaultReason::Mapping),
@@ -45,7 +48,7 @@ fn access_that_is_stopped_is_reported_with_its_reason() {
         assert_eq!(fault, Fault { reason, endpoint, address: Some(iova), access });
         assert_eq!(rig.engine.take_fault(), Some(fault));
     }
-    assert_eq!(rig.engine.counters().faults, 6);
+    assert_eq!(rig.engine.counters().faults, 8);
     // Whoever is no endpoint is not named to the driver.
     assert!(rig.engine.translate(9, 0, R).is_err());
     assert_eq!((rig.engine.take_fault(), rig.engine.counters().faults_dropped), (None, 1));

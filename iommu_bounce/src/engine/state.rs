@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Saving and restoring. A state comes from a file or a network, so everything in it goes through the checks that requests
+//! go through.
+
+use super::{Engine, permissions};
+use crate::domain::Chunk;
+use crate::spec::{ATTACH_F_BYPASS, Status};
+use crate::state::{ChunkState, DomainState, EngineState, MappingState, RestoreError, STATE_VERSION, WindowState};
+use crate::{DomainId, wire};
+
+impl Engine {
+    /// What the guest has made of this engine. No vCPU may run between this call and those that save the bytes of chunks.
+    pub fn state(&self) -> EngineState {
+        let window = self
+            .windows
+            .as_ref()
+            .map(|windows| WindowState { budget: windows.config.budget, threshold: windows.config.threshold });
+        let domains = self.domains.iter().map(|(&id, domain)| {
+            let mappings = domain.mappings.iter().filter(|_| !domain.bypass);
+            let chunks = domain.chunks.iter();
+            DomainState {
+                domain: id,
+                bypass: domain.bypass,
+                endpoints: domain.endpoints.clone(),
+                mappings: mappings
+                    .map(|(start, mapping)| MappingState {
+                        start,
+                        last: mapping.last,
+                        gpa: mapping.gpa,
+                        flags: mapping.permissions.bits(),
+                    })
+                    .collect(),
+                chunks: chunks
+                    .map(|(&iova, chunk)| ChunkState { iova, index: chunk.index, flags: chunk.permissions.bits() })
+                    .collect(),
+            }
+        });
+        EngineState {
+            version: STATE_VERSION,
+            accepted: self.accepted,
+            bypass: self.bypass,
+            window,
+            domains: domains.collect(),
+        }
+    }
+
+    /// Makes a fresh engine what `state` says, on the host too. Chunks are backed with zeros at the places that they had;
+    /// their bytes are the VMM's to write before a vCPU runs.
+    ///
+    /// # Errors
+    /// A [`RestoreError`] that names what is refused. The engine is as after [`system_reset`](Self::system_reset) then.
+    pub fn restore(&mut self, state: &EngineState) -> Result<(), RestoreError> {
+        if !self.domains.is_empty() {
+            return Err(RestoreError::NotFresh);
+        }
+        if state.version != STATE_VERSION {
+            return Err(RestoreError::Version(state.version));
+        }
+        let outcome = self.restore_all(state);
+        if outcome.is_err() {
+            self.end_domains(false);
+            self.system_reset();
+        }
+        outcome
+    }
+
+    fn restore_all(&mut self, state: &EngineState) -> Result<(), RestoreError> {
+        let offered = self.features();
+        if state.accepted & !offered != 0 {
+            return Err(RestoreError::Features(state.accepted, offered));
+        }
+        self.evict_all();
+        self.accept_features(state.accepted);
+        if state.window.is_some() != self.windows.is_some() {
+            return Err(RestoreError::Window(
+                "the state and the engine must both have bounce windows, or neither".into(),
+            ));
+        }
+        if let Some(window) = state.window {
+            let refused = |error: crate::ConfigError| RestoreError::Window(error.to_string());
+            self.set_budget(window.budget).map_err(refused)?;
+            self.set_threshold(window.threshold).map_err(refused)?;
+        }
+        self.bypass = state.bypass;
+        self.settle_all().map_err(RestoreError::Bypass)?;
+        state.domains.iter().try_for_each(|domain| self.restore_domain(domain))
+    }
+
+    fn restore_domain(&mut self, state: &DomainState) -> Result<(), RestoreError> {
+        let domain = state.domain;
+        let refused = |what: String| move |status| RestoreError::Domain { domain, what, status };
+        if state.endpoints.is_empty() || self.domains.contains_key(&domain) {
+            return Err(refused("it must be there once, and have an endpoint".into())(Status::Inval));
+        }
+        for &endpoint in &state.endpoints {
+            let flags = if state.bypass { ATTACH_F_BYPASS } else { 0 };
+            let request = wire::Attach { domain, endpoint, flags, reserved: 0 };
+            self.attach(request).map_err(refused(format!("endpoint {endpoint:#x}")))?;
+        }
+        for mapping in &state.mappings {
+            let MappingState { start, last, gpa, flags } = *mapping;
+            let request = wire::Map { domain, start, last, gpa, flags };
+            self.map(request).map_err(refused(format!("mapping at {start:#x}")))?;
+        }
+        for chunk in &state.chunks {
+            self.restore_chunk(domain, chunk).map_err(refused(format!("chunk at {:#x}", chunk.iova)))?;
+        }
+        Ok(())
+    }
+
+    fn restore_chunk(&mut self, domain: DomainId, state: &ChunkState) -> Result<(), Status> {
+        let iova = state.iova;
+        let permissions = permissions(state.flags)?;
+        let windows = self.active_windows().ok_or(Status::Unsupp)?;
+        if !windows.is_place(iova) {
+            return Err(Status::Range);
+        }
+        let known = self.domains.get(&domain).ok_or(Status::NoEnt)?;
+        if known.bypass || known.chunks.contains_key(&iova) {
+            return Err(Status::Inval);
+        }
+        let windows = self.windows.as_mut().ok_or(Status::Unsupp)?;
+        windows.back_at(state.index, &mut self.counters)?;
+        let chunk = Chunk { index: state.index, permissions };
+        if let Err(status) = self.map_chunk(domain, iova, chunk) {
+            self.give_back(chunk.index);
+            return Err(status);
+        }
+        let domain = self.domains.get_mut(&domain).ok_or(Status::NoEnt)?;
+        domain.chunks.insert(iova, chunk);
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Saving and restoring.
+
+use super::*;
+use crate::test_utils::*;
+use crate::{EngineState, RestoreError};
+
+/// A guest with all kinds of things.
+fn lived() -> Rig {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), attach(2, 1), map(1, 0, 0x2fff, 0x8000, READ)]);
+    rig.all_ok([map(1, 0x5000, 0x6fff, SECOND_REGION - PAGE, BOTH), attach_bypass(3, 9)]);
+    rig.add_chunk(1, APERTURE);
+    rig.add_chunk(1, APERTURE + 3 * CHUNK);
+    rig.all_ok([window_del(1, APERTURE)]);
+    rig.engine.set_budget(2 * CHUNK).expect("it fits");
+    rig.engine.write_bypass(1);
+    rig
+}
+
+#[test]
+fn restored_engine_and_host_are_the_same() {
+    let old = lived();
+    let state = old.engine.state();
+    let text = serde_json::to_string(&state).expect("it serializes");
+    let read: EngineState = serde_json::from_str(&text).expect("it is what was written");
+    assert_eq!(read, state);
+    let mut new = Rig::new();
+    new.engine.reset();
+    new.engine.restore(&read).expect("it is valid");
+    assert_eq!(new.engine.state(), state);
+    let shape = |rig: &Rig, id| -> Vec<_> {
+        let mappings = rig.mapper(id).mappings();
+        mappings.iter().map(|(iova, mapping)| (*iova, mapping.len, mapping.permissions)).collect()
+    };
+    for id in 1..=3 {
+        assert_eq!(shape(&new, id), shape(&old, id), "endpoint {id}");
+    }
+    assert_eq!(new.engine.config_space(), old.engine.config_space());
+    // The chunk has the place that it had: the second, though no first is there.
+    assert_eq!(state.domains[0].chunks[0].index, 1);
+    new.all_ok([unmap(1, 0, 0xffff), window_del(1, APERTURE + 3 * CHUNK), detach(3, 9)]);
+    assert_eq!(new.add_chunk(1, APERTURE), 0);
+}
+
+#[test]
+fn state_that_is_refused_leaves_a_fresh_engine() {
+    type Spoil = fn(&mut EngineState);
+    let cases: [(Spoil, &str); 12] = [
+        (|s| s.version = 2, "version 2"),
+        (|s| s.accepted |= 1 << 3, "accepted is"),
+        (|s| s.window = None, "both have bounce windows"),
+        (|s| s.window.as_mut().unwrap().budget = 1 << 40, "window: the window budget"),
+        (|s| s.domains[0].endpoints[1] = 77, "domain 1: endpoint 0x4d: NoEnt"),
+        (|s| s.domains[0].endpoints.clear(), "domain 1: it must"),
+        (|s| s.domains[1].domain = 1, "domain 1: it must"),
+        (|s| s.domains[0].mappings[0].gpa = 1 << 40, "domain 1: mapping at 0x0: Inval"),
+        (|s| s.domains[0].mappings[1].start = 0x2000, "domain 1: mapping at 0x2000: Inval"),
+        (|s| s.domains[0].chunks[0].index = 99, "domain 1: chunk at 0xe0030000: Inval"),
+        (|s| s.domains[0].chunks[0].iova += 1, "domain 1: chunk at 0xe0030001: Range"),
+        (|s| s.domains[1].chunks = s.domains[0].chunks.clone(), "domain 9: chunk at 0xe0030000: Inval"),
+    ];
+    let good = lived().engine.state();
+    let mut rig = Rig::new();
+    rig.engine.reset();
+    for (spoil, wanted) in cases {
+        let mut state = good.clone();
+        spoil(&mut state);
+        let error = rig.engine.restore(&state).expect_err(wanted).to_string();
+        assert!(error.contains(wanted), "{error}");
+        rig.assert_host_is_clean();
+        rig.engine.set_budget(BUDGET_CHUNKS * CHUNK).expect("it fits");
+    }
+    rig.mapper(2).exhaust_map(2);
+    let error = rig.engine.restore(&good).expect_err("the host is full");
+    assert!(matches!(error, RestoreError::Domain { .. } | RestoreError::Bypass(_)), "{error}");
+    rig.assert_host_is_clean();
+    rig.engine.restore(&good).expect("the host is well again");
+    assert_eq!(rig.engine.restore(&good), Err(RestoreError::NotFresh));
+}
+
+#[test]
+fn same_chunk_twice_is_refused() {
+    let mut state = lived().engine.state();
+    let mut again = state.domains[0].chunks[0];
+    again.iova += CHUNK;
+    state.domains[0].chunks.push(again);
+    let mut rig = Rig::new();
+    rig.engine.reset();
+    assert!(rig.engine.restore(&state).is_err());
+    rig.assert_host_is_clean();
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The engine's state in a form that can be kept: for snapshots and migration.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::spec::Status;
+use crate::{DomainId, EndpointId};
+
+/// The version of [`EngineState`] that this engine writes, and the only one that it reads.
+pub const STATE_VERSION: u32 = 1;
+
+/// What a guest has made of an engine. The bytes of chunks are not part of it, nor is what is parked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineState {
+    /// [`STATE_VERSION`].
+    pub version: u32,
+    /// The device-specific features that the driver accepted.
+    pub accepted: u64,
+    /// The configuration's field `bypass`.
+    pub bypass: bool,
+    /// Budget in bytes and threshold; `None` without bounce windows.
+    pub window: Option<WindowState>,
+    /// All domains.
+    pub domains: Vec<DomainState>,
+}
+
+/// What can change of the windows' configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WindowState {
+    /// Bytes of window memory that all domains may use.
+    pub budget: u64,
+    /// The size in bytes at or below which the driver is advised to copy.
+    pub threshold: u32,
+}
+
+/// A domain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DomainState {
+    /// Its number.
+    pub domain: DomainId,
+    /// Whether it is a bypass domain.
+    pub bypass: bool,
+    /// The endpoints that are attached, one at least.
+    pub endpoints: Vec<EndpointId>,
+    /// The driver's mappings.
+    pub mappings: Vec<MappingState>,
+    /// The chunks of its window.
+    pub chunks: Vec<ChunkState>,
+}
+
+/// A mapping of guest RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MappingState {
+    /// First IOVA.
+    pub start: u64,
+    /// Last IOVA.
+    pub last: u64,
+    /// Guest-physical address.
+    pub gpa: u64,
+    /// As in MAP.
+    pub flags: u32,
+}
+
+/// A chunk of window memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChunkState {
+    /// Where it is mapped.
+    pub iova: u64,
+    /// Its place in the shared region: `shm_offset` divided by the chunk size.
+    pub index: u32,
+    /// As in WINDOW_ADD.
+    pub flags: u32,
+}
+
+/// Why a state cannot be restored. The engine is as after a reset then.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum RestoreError {
+    /// The state was written by another version.
+    #[error("the state has version {0}: this engine reads version {STATE_VERSION}")]
+    Version(u32),
+    /// The engine has lived already.
+    #[error("the engine has domains already: a state can only be restored to one that was just made or reset")]
+    NotFresh,
+    /// The state has features that this engine does not offer.
+    #[error("accepted is {0:#x}: it has features that this engine does not offer ({1:#x})")]
+    Features(u64, u64),
+    /// The windows' configuration does not suit this engine.
+    #[error("window: {0}")]
+    Window(String),
+    /// The host does not map RAM for endpoints in bypass mode.
+    #[error("bypass is on, and the host does not map RAM for all endpoints ({0:?})")]
+    Bypass(Status),
+    /// Something of a domain is refused.
+    #[error("domain {domain}: {what}: {status:?}")]
+    Domain {
+        /// The domain.
+        domain: DomainId,
+        /// What is refused.
+        what: String,
+        /// Why, as the driver would be told.
+        status: Status,
+    },
+}
