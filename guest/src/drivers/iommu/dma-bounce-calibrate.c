@@ -3,8 +3,9 @@
  * Measures up to which size bouncing is cheaper than mapping
  *
  * Mapping and unmapping cost about the same whatever the size, copying costs by the byte. The size
- * at which they meet is the threshold of a pool whose provider knows none. The least of several
- * measurements counts: whatever disturbs one makes it longer.
+ * at which they meet is the threshold of a pool whose provider knows none. The median of several
+ * measurements counts: some are longer because something came between, some are shorter because the
+ * clock of a guest stood still.
  */
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
@@ -15,46 +16,59 @@
 #include <linux/math64.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
+#include <linux/sort.h>
 
 #include "dma-bounce-pool.h"
 
-#define CALIBRATE_ROUNDS	8
+#define CALIBRATE_ROUNDS	9
 #define CALIBRATE_COPY		SZ_64K
 
-/* Time for copying CALIBRATE_COPY bytes in ns, or 0 if there is no memory */
+static int compare_times(const void *a, const void *b)
+{
+	const u64 *x = a, *y = b;
+
+	return (*x > *y) - (*x < *y);
+}
+
+static u64 median(u64 *times)
+{
+	sort(times, CALIBRATE_ROUNDS, sizeof(*times), compare_times, NULL);
+	return times[CALIBRATE_ROUNDS / 2];
+}
+
+/* Time for copying CALIBRATE_COPY bytes in ns, or 0 if it cannot be told */
 static u64 time_copy(void)
 {
 	void *from = kvmalloc(CALIBRATE_COPY, GFP_KERNEL);
 	void *to = kvmalloc(CALIBRATE_COPY, GFP_KERNEL);
-	u64 start, best = U64_MAX;
+	u64 start, times[CALIBRATE_ROUNDS] = {};
 	unsigned int i;
 
 	if (from && to) {
-		/* Each byte is copied in a cold state once, which does not count. */
 		memset(from, 0, CALIBRATE_COPY);
 		for (i = 0; i < CALIBRATE_ROUNDS; i++) {
 			start = ktime_get_ns();
 			memcpy(to, from, CALIBRATE_COPY);
 			/* The copy is not to be left out as unused. */
 			barrier_data(to);
-			best = min(best, ktime_get_ns() - start);
+			times[i] = ktime_get_ns() - start;
 		}
 	}
 	kvfree(from);
 	kvfree(to);
-	return best == U64_MAX ? 0 : max(best, 1ULL);
+	return median(times);
 }
 
-/* Time for mapping and unmapping a page in ns, or 0 if it cannot be mapped */
+/* Time for mapping and unmapping a page in ns, or 0 if it cannot be told */
 static u64 time_map(struct dma_bounce_pool *pool)
 {
 	unsigned long shift = iova_shift(pool->iovad), pages, pfn;
 	struct iommu_domain *domain = pool->domain;
 	struct iommu_iotlb_gather gather;
-	u64 start, best = U64_MAX, limit = READ_ONCE(pool->mask);
+	u64 start, times[CALIBRATE_ROUNDS] = {}, limit = READ_ONCE(pool->mask);
 	size_t len = iova_align(pool->iovad, PAGE_SIZE);
+	unsigned int i = 0;
 	dma_addr_t iova;
-	unsigned int i;
 	void *va;
 
 	if (domain->geometry.force_aperture)
@@ -67,7 +81,7 @@ static u64 time_map(struct dma_bounce_pool *pool)
 	if (!pfn)
 		goto out_free_va;
 	iova = (dma_addr_t)pfn << shift;
-	for (i = 0; i < CALIBRATE_ROUNDS; i++) {
+	for (; i < CALIBRATE_ROUNDS; i++) {
 		iommu_iotlb_gather_init(&gather);
 		gather.queued = domain->type == IOMMU_DOMAIN_DMA_FQ;
 		start = ktime_get_ns();
@@ -82,14 +96,14 @@ static u64 time_map(struct dma_bounce_pool *pool)
 		/* With a flush queue, this is shared by many. */
 		if (!gather.queued)
 			iommu_iotlb_sync(domain, &gather);
-		best = min(best, ktime_get_ns() - start);
+		times[i] = ktime_get_ns() - start;
 		if (gather.queued && domain->ops->flush_iotlb_all)
 			domain->ops->flush_iotlb_all(domain);
 	}
 	free_iova_fast(pool->iovad, pfn, pages);
 out_free_va:
 	free_pages((unsigned long)va, get_order(len));
-	return best == U64_MAX ? 0 : best;
+	return i == CALIBRATE_ROUNDS ? median(times) : 0;
 }
 
 /**

@@ -20,6 +20,7 @@ static const char * const kind_names[DMA_BOUNCE_KINDS] = {
 static const char * const stat_names[DMA_BOUNCE_STATS] = {
 	[DMA_BOUNCE_PAGES]		= "bounced_pages",
 	[DMA_BOUNCE_LISTS]		= "bounced_lists",
+	[DMA_BOUNCE_REQUESTS]		= "bounced_requests",
 	[DMA_BOUNCE_BYTES_IN]		= "bytes_in",
 	[DMA_BOUNCE_BYTES_OUT]		= "bytes_out",
 	[DMA_BOUNCE_UNWRITTEN]		= "not_copied_back",

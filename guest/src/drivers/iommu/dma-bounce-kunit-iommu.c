@@ -86,7 +86,13 @@ static phys_addr_t fake_iova_to_phys(struct iommu_domain *domain, dma_addr_t iov
 	return entry ? (xa_to_value(entry) >> 2 << PAGE_SHIFT) + offset_in_page(iova) : 0;
 }
 
+/* Newer kernels tell the old domain too. */
+#ifdef DMA_ATTR_REQUIRE_COHERENT
+static int fake_attach_dev(struct iommu_domain *domain, struct device *dev,
+			   struct iommu_domain *old)
+#else
 static int fake_attach_dev(struct iommu_domain *domain, struct device *dev)
+#endif
 {
 	return 0;
 }

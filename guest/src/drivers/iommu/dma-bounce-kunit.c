@@ -240,11 +240,12 @@ static void to_device_test(struct kunit *test)
 static void partial_write_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
-	u8 secret[3000], seen;
+	u8 *secret = kunit_kmalloc(test, 3000, GFP_KERNEL), seen;
 	dma_addr_t addr;
 
+	KUNIT_ASSERT_NOT_NULL(test, secret);
 	fill(t);
-	memset(secret, SECRET, sizeof(secret));
+	memset(secret, SECRET, 3000);
 	addr = map_bounced(test, 8192, 3000, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, secret, 3000));
 	memset(t->expect + 8192, SECRET, 3000);
@@ -267,11 +268,12 @@ static void no_copy_in_test(struct kunit *test)
 {
 	const unsigned long attrs = DMA_ATTR_BOUNCE_NO_COPY_IN;
 	struct bounce_test *t = test->priv;
-	u8 bytes[2048], seen[256];
+	u8 *bytes = kunit_kmalloc(test, 2048, GFP_KERNEL), seen[256];
 	dma_addr_t addr;
 
+	KUNIT_ASSERT_NOT_NULL(test, bytes);
 	fill(t);
-	memset(bytes, SECRET, sizeof(bytes));
+	memset(bytes, SECRET, 2048);
 	addr = map_bounced(test, 0, 2048, DMA_FROM_DEVICE, attrs);
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, bytes, 64));
 	dma_unmap_single(t->dev, addr, 2048, DMA_FROM_DEVICE);
@@ -480,13 +482,7 @@ static void list_layout_test(struct kunit *test)
 static void not_bounced_test(struct kunit *test)
 {
 	static const unsigned long attrs[] = {
-		DMA_ATTR_SKIP_CPU_SYNC, DMA_ATTR_PRIVILEGED,
-#ifdef DMA_ATTR_PERSISTENT_STREAMING
-		DMA_ATTR_PERSISTENT_STREAMING,
-#endif
-#ifdef DMA_ATTR_REQUIRE_COHERENT
-		DMA_ATTR_REQUIRE_COHERENT,
-#endif
+		DMA_ATTR_SKIP_CPU_SYNC, DMA_ATTR_PRIVILEGED, DMA_BOUNCE_ATTR_LASTING,
 	};
 	struct bounce_test *t = test->priv;
 	dma_addr_t addr;

@@ -20,6 +20,7 @@
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
 
+#include <linux/cleanup.h>
 #include <linux/idr.h>
 #include <linux/jiffies.h>
 #include <linux/slab.h>
@@ -41,6 +42,8 @@
 static LIST_HEAD(dma_bounce_pools);
 static DEFINE_MUTEX(dma_bounce_pools_lock);
 static DEFINE_IDA(dma_bounce_ida);
+/* Made with the first pool, which may be before initcalls that could make it */
+static struct workqueue_struct *dma_bounce_wq;
 
 static const int dma_bounce_prot[DMA_BOUNCE_KINDS] = {
 	[DMA_BOUNCE_READ]	= IOMMU_READ,
@@ -68,7 +71,7 @@ struct dma_bounce_slot *dma_bounce_pool_get(struct dma_bounce_pool *pool,
 	if (!slot) {
 		atomic_inc(&pool->missed[kind][class]);
 		if (time_after_eq(jiffies, READ_ONCE(pool->retry_at)))
-			queue_work(system_unbound_wq, &pool->work);
+			queue_work(dma_bounce_wq, &pool->work);
 	}
 	return slot;
 }
@@ -77,7 +80,7 @@ static void pool_drained(struct dma_bounce_slots *slots)
 {
 	struct dma_bounce_pool *pool = container_of(slots, struct dma_bounce_pool, slots);
 
-	queue_work(system_unbound_wq, &pool->work);
+	queue_work(dma_bounce_wq, &pool->work);
 }
 
 /* Chunks. All of this runs under the mutex. */
@@ -148,7 +151,7 @@ static int chunk_add(struct dma_bounce_pool *pool, unsigned int kind, unsigned i
 	pool->adds++;
 	trace_dma_bounce_chunk(pool->name, iova, size, kind, true);
 	dma_bounce_chunk_publish(&pool->slots, chunk, va, iova, size);
-	queue_delayed_work(system_unbound_wq, &pool->idle_work, msecs_to_jiffies(pool->idle_ms));
+	queue_delayed_work(dma_bounce_wq, &pool->idle_work, msecs_to_jiffies(pool->idle_ms));
 	return 0;
 }
 
@@ -368,7 +371,7 @@ static void pool_idle_work(struct work_struct *work)
 		}
 	}
 	if (pool->nchunks)
-		queue_delayed_work(system_unbound_wq, &pool->idle_work, max(age / 2, 1UL));
+		queue_delayed_work(dma_bounce_wq, &pool->idle_work, max(age / 2, 1UL));
 out:
 	mutex_unlock(&pool->slots.mutex);
 }
@@ -384,7 +387,7 @@ void dma_bounce_pool_first_use(struct dma_bounce_pool *pool, u64 mask)
 	if (time_before(jiffies, READ_ONCE(pool->retry_at)))
 		return;
 	WRITE_ONCE(pool->mask, mask);
-	queue_work(system_unbound_wq, &pool->work);
+	queue_work(dma_bounce_wq, &pool->work);
 }
 
 /* Ends all chunks. Slots that are mapped become orphans. */
@@ -446,7 +449,7 @@ void dma_bounce_pool_resume(struct dma_bounce_pool *pool)
 void dma_bounce_pool_refresh(struct dma_bounce_pool *pool)
 {
 	WRITE_ONCE(pool->refresh, true);
-	queue_work(system_unbound_wq, &pool->work);
+	queue_work(dma_bounce_wq, &pool->work);
 }
 
 /**
@@ -494,6 +497,14 @@ void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops *ops)
 }
 EXPORT_SYMBOL_GPL(iommu_dma_bounce_limits_changed);
 
+static bool make_workqueue(void)
+{
+	guard(mutex)(&dma_bounce_pools_lock);
+	if (!dma_bounce_wq)
+		dma_bounce_wq = alloc_workqueue("dma_bounce", WQ_UNBOUND, 0);
+	return dma_bounce_wq;
+}
+
 /**
  * dma_bounce_pool_create - make the pool of a domain
  * @domain: the domain
@@ -511,6 +522,8 @@ struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 {
 	struct dma_bounce_pool *pool;
 
+	if (!make_workqueue())
+		return NULL;
 	pool = kzalloc(sizeof(*pool), GFP_KERNEL);
 	if (!pool)
 		return NULL;

@@ -42,6 +42,7 @@ struct dma_bounce_device {
 enum dma_bounce_stat {
 	DMA_BOUNCE_PAGES,		/* single mappings bounced */
 	DMA_BOUNCE_LISTS,		/* scatter-gather lists bounced */
+	DMA_BOUNCE_REQUESTS,		/* block requests bounced as a whole */
 	DMA_BOUNCE_BYTES_IN,		/* copied from buffers to slots */
 	DMA_BOUNCE_BYTES_OUT,		/* copied from slots to buffers */
 	DMA_BOUNCE_UNWRITTEN,		/* not copied back, as not known to be written */
@@ -172,6 +173,18 @@ bool dma_bounce_single_sync(struct dma_bounce_pool *pool, dma_addr_t addr, size_
 void dma_bounce_single_free_all(struct dma_bounce_pool *pool);
 
 void dma_bounce_copy(void *buffer, phys_addr_t phys, size_t len, bool to_buffer);
+#ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST
+size_t dma_bounce_request_packable(struct device *dev, struct request *req, size_t limit,
+				   phys_addr_t *start, enum dma_bounce_stat *reason);
+void dma_bounce_copy_request(void *buffer, struct request *req, size_t skip, size_t len,
+			     bool to_buffer);
+#else
+static inline void dma_bounce_copy_request(void *buffer, struct request *req, size_t skip,
+					   size_t len, bool to_buffer)
+{
+}
+#endif
+
 size_t dma_bounce_calibrate(struct dma_bounce_pool *pool);
 size_t dma_bounce_threshold_option(void);
 

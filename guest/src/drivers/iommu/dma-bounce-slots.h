@@ -20,6 +20,7 @@
 #include <linux/types.h>
 #endif
 
+struct request;
 struct scatterlist;
 
 /* Slots are 4 KiB to 256 KiB: 128 KiB that start in the middle of a page need the largest. */
@@ -48,12 +49,20 @@ enum dma_bounce_chunk_state {
 	DMA_BOUNCE_DEAD,	/* ... and its memory is gone: what is mapped by it is orphaned */
 };
 
+enum dma_bounce_mapped {
+	DMA_BOUNCE_SINGLE,
+	DMA_BOUNCE_LIST,
+	DMA_BOUNCE_REQUEST,
+};
+
 /**
  * struct dma_bounce_slot - one bounce buffer, and what is mapped by it
  * @chunk:	where it is
  * @phys:	what a single mapping bounces
  * @sgl:	what a list mapping bounces
- * @nents:	entries of @sgl; 0 for a single mapping
+ * @req:	whose data the mapping of a block request bounces
+ * @nents:	entries of @sgl
+ * @mapped:	&enum dma_bounce_mapped
  * @offset:	where in the slot the mapped bytes start
  * @len:	mapped bytes; 0 if the slot is free
  * @no_copy_in:	holds older data where the device does not write
@@ -63,10 +72,12 @@ struct dma_bounce_slot {
 	union {
 		phys_addr_t		phys;
 		struct scatterlist	*sgl;
+		struct request		*req;
 	};
 	unsigned int		nents;
 	unsigned int		offset;
 	unsigned int		len;
+	u8			mapped;
 	bool			no_copy_in;
 };
 

@@ -24,6 +24,7 @@
 #include <linux/scatterlist.h>
 #include <linux/sizes.h>
 
+#include "dma-bounce.h"
 #include "dma-bounce-pool.h"
 
 #define EDU_DMA_SRC	0x80
@@ -455,7 +456,7 @@ static int test_min_align(struct edu *edu)
 static int test_not_bounced(struct edu *edu)
 {
 	static const unsigned long attrs[] = {
-		DMA_ATTR_SKIP_CPU_SYNC, DMA_ATTR_PERSISTENT_STREAMING,
+		DMA_ATTR_SKIP_CPU_SYNC, DMA_BOUNCE_ATTR_LASTING,
 	};
 	dma_addr_t addr;
 	unsigned int i;

@@ -20,6 +20,7 @@
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
 
+#include <linux/blk-mq.h>
 #include <linux/device.h>
 #include <linux/dma-map-ops.h>
 #include <linux/highmem.h>
@@ -42,7 +43,7 @@ DEFINE_STATIC_KEY_FALSE(dma_bounce_key);
  * later, which reaches memory that is not ours), and what is not for the device alone
  */
 #define DMA_BOUNCE_NEVER	(DMA_ATTR_SKIP_CPU_SYNC | DMA_ATTR_PRIVILEGED | \
-				 DMA_ATTR_BOUNCE_FORBIDDEN)
+				 DMA_BOUNCE_ATTR_LASTING | DMA_BOUNCE_ATTR_NO_MEMORY)
 
 /* What iommu.bounce= says */
 enum dma_bounce_mode {
@@ -215,10 +216,16 @@ static void slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot
 {
 	void *va = dma_bounce_slot_va(slot) + slot->offset;
 
-	if (slot->nents)
-		copy_sg(va, slot->sgl, slot->nents, skip, len, to_slot);
-	else
+	switch (slot->mapped) {
+	case DMA_BOUNCE_SINGLE:
 		dma_bounce_copy(va + skip, slot->phys + skip, len, to_slot);
+		break;
+	case DMA_BOUNCE_LIST:
+		copy_sg(va, slot->sgl, slot->nents, skip, len, to_slot);
+		break;
+	default:
+		dma_bounce_copy_request(va, slot->req, skip, len, to_slot);
+	}
 	dma_bounce_count(pool, to_slot ? DMA_BOUNCE_BYTES_IN : DMA_BOUNCE_BYTES_OUT, len);
 }
 
@@ -268,18 +275,19 @@ static bool dma_bounce_required(struct dma_bounce_pool *pool, struct device *dev
 	return dma_bounce_untrusted(dev) && iova_offset(pool->iovad, phys | size);
 }
 
-/* The pool of the device's domain, unless what is mapped is none of our business */
-static struct dma_bounce_pool *pool_of_dev(struct device *dev, unsigned long attrs)
+/* The pool that may serve mappings of a device, or NULL */
+static struct dma_bounce_pool *pool_of_dev(struct device *dev)
 {
-	struct dma_bounce_pool *pool = iommu_get_dma_domain(dev)->bounce;
+	return dev_is_dma_coherent(dev) ? iommu_get_dma_domain(dev)->bounce : NULL;
+}
 
-	if (!pool || !dev_is_dma_coherent(dev))
-		return NULL;
-	if (attrs & DMA_BOUNCE_NEVER) {
-		count_fallback(pool, dev, DMA_BOUNCE_FB_ATTRS);
-		return NULL;
-	}
-	return pool;
+/* Whether attributes let a mapping bounce; otherwise that is counted. */
+static bool attrs_allow(struct dma_bounce_pool *pool, struct device *dev, unsigned long attrs)
+{
+	if (likely(!(attrs & DMA_BOUNCE_NEVER)))
+		return true;
+	count_fallback(pool, dev, DMA_BOUNCE_FB_ATTRS);
+	return false;
 }
 
 /* Whether the pool has slots that the device can address; otherwise the reason is counted. */
@@ -371,6 +379,7 @@ static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, 
 	if (slot) {
 		slot->phys = phys;
 		slot->nents = 0;
+		slot->mapped = DMA_BOUNCE_SINGLE;
 		slot_fill(pool, dev, slot, dir, attrs);
 		addr = dma_bounce_slot_iova(slot) + slot->offset;
 		dma_bounce_count(pool, DMA_BOUNCE_PAGES, 1);
@@ -392,7 +401,7 @@ static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, 
 dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
 				 enum dma_data_direction dir, unsigned long attrs)
 {
-	struct dma_bounce_pool *pool = pool_of_dev(dev, attrs);
+	struct dma_bounce_pool *pool = pool_of_dev(dev);
 	dma_addr_t addr = DMA_MAPPING_ERROR;
 	bool required;
 	size_t limit;
@@ -400,7 +409,7 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t si
 	if (!pool || !size)
 		return addr;
 	required = dma_bounce_required(pool, dev, phys, size);
-	if (!required && !dma_bounce_wanted(dev))
+	if ((!required && !dma_bounce_wanted(dev)) || !attrs_allow(pool, dev, attrs))
 		return addr;
 	if (!pfn_valid(PHYS_PFN(phys)) || is_zone_device_page(pfn_to_page(PHYS_PFN(phys)))) {
 		count_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
@@ -488,7 +497,7 @@ static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, d
 int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			enum dma_data_direction dir, unsigned long attrs)
 {
-	struct dma_bounce_pool *pool = pool_of_dev(dev, attrs);
+	struct dma_bounce_pool *pool = pool_of_dev(dev);
 	struct dma_bounce_slot *slot;
 	size_t len, limit;
 	int count = 0;
@@ -501,7 +510,8 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	 */
 	sg_dma_address(sgl) = DMA_MAPPING_ERROR;
 	/* Lists of untrusted devices that do not bounce as a whole come back here by entry. */
-	if (!pool || !dma_bounce_wanted(dev) || !pool_usable(pool, dev))
+	if (!pool || !dma_bounce_wanted(dev) || !attrs_allow(pool, dev, attrs) ||
+	    !pool_usable(pool, dev))
 		return 0;
 	limit = dma_bounce_threshold(pool, dev);
 	len = sg_packable(pool, dev, sgl, nents, limit);
@@ -512,6 +522,7 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	if (slot) {
 		slot->sgl = sgl;
 		slot->nents = nents;
+		slot->mapped = DMA_BOUNCE_LIST;
 		slot_fill(pool, dev, slot, dir, attrs);
 		count = sg_fill_dma(dev, sgl, nents, dma_bounce_slot_iova(slot) + slot->offset);
 		dma_bounce_count(pool, DMA_BOUNCE_LISTS, 1);
@@ -520,6 +531,56 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	rcu_read_unlock();
 	return count;
 }
+
+#ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST
+
+/**
+ * dma_bounce_map_request - map all data of a block request by one slot
+ * @dev: the device
+ * @req: the request
+ * @attrs: attributes of the mapping
+ *
+ * Return: the address for the device of all of it, or DMA_MAPPING_ERROR if it does not bounce as a
+ * whole; its parts may.
+ */
+dma_addr_t dma_bounce_map_request(struct device *dev, struct request *req, unsigned long attrs)
+{
+	dma_addr_t addr = DMA_MAPPING_ERROR;
+	struct dma_bounce_pool *pool;
+	struct dma_bounce_slot *slot;
+	enum dma_bounce_stat reason;
+	phys_addr_t start;
+	size_t len, limit;
+
+	if (!static_branch_unlikely(&dma_bounce_key) || !use_dma_iommu(dev))
+		return addr;
+	pool = pool_of_dev(dev);
+	if (!pool || !dma_bounce_wanted(dev) || !attrs_allow(pool, dev, attrs) ||
+	    !pool_usable(pool, dev))
+		return addr;
+	limit = dma_bounce_threshold(pool, dev);
+	len = dma_bounce_request_packable(dev, req, limit, &start, &reason);
+	if (!len) {
+		count_fallback(pool, dev, reason);
+		return addr;
+	}
+	rcu_read_lock();
+	slot = slot_for_map(pool, dev, start, len, limit, rq_dma_dir(req));
+	if (slot) {
+		slot->req = req;
+		slot->nents = 0;
+		slot->mapped = DMA_BOUNCE_REQUEST;
+		slot_fill(pool, dev, slot, rq_dma_dir(req), attrs);
+		addr = dma_bounce_slot_iova(slot) + slot->offset;
+		dma_bounce_count(pool, DMA_BOUNCE_REQUESTS, 1);
+		need_sync(pool, dev);
+	}
+	rcu_read_unlock();
+	return addr;
+}
+EXPORT_SYMBOL_GPL(dma_bounce_map_request);
+
+#endif /* CONFIG_IOMMU_DMA_BOUNCE_REQUEST */
 
 /* Unmapping and synchronising */
 
@@ -560,13 +621,38 @@ bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long 
 		return dma_bounce_single_unmap(pool, addr, attrs);
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, addr);
-	if (!dev_WARN_ONCE(dev, !slot || slot->nents ||
+	if (!dev_WARN_ONCE(dev, !slot || slot->mapped != DMA_BOUNCE_SINGLE ||
 			   addr != dma_bounce_slot_iova(slot) + slot->offset,
 			   "unmaps a bounced address that is not mapped: %pad\n", &addr))
 		slot_finish(pool, dev, slot, attrs);
 	rcu_read_unlock();
 	return true;
 }
+
+#ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST
+
+/**
+ * dma_bounce_unmap_request - unmap all data of a block request, which is not completed yet
+ * @dev: the device
+ * @addr: what dma_bounce_map_request() returned
+ * @attrs: attributes of the unmapping
+ */
+void dma_bounce_unmap_request(struct device *dev, dma_addr_t addr, unsigned long attrs)
+{
+	struct dma_bounce_pool *pool = iommu_get_dma_domain(dev)->bounce;
+	struct dma_bounce_slot *slot = NULL;
+
+	rcu_read_lock();
+	if (pool && dma_bounce_owns(pool, addr))
+		slot = dma_bounce_slots_find(&pool->slots, addr);
+	if (!dev_WARN_ONCE(dev, !slot || slot->mapped != DMA_BOUNCE_REQUEST,
+			   "unmaps a bounced request that is not mapped: %pad\n", &addr))
+		slot_finish(pool, dev, slot, attrs);
+	rcu_read_unlock();
+}
+EXPORT_SYMBOL_GPL(dma_bounce_unmap_request);
+
+#endif /* CONFIG_IOMMU_DMA_BOUNCE_REQUEST */
 
 /**
  * __dma_bounce_unmap_sg - unmap a list
@@ -592,7 +678,7 @@ bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nent
 	slot = dma_bounce_slots_find(&pool->slots, addr);
 	if (dev_WARN_ONCE(dev, !slot, "unmaps a bounced list that is not mapped: %pad\n", &addr)) {
 		ours = true;
-	} else if (slot->nents) {
+	} else if (slot->mapped == DMA_BOUNCE_LIST) {
 		/* The list may be a copy of the one that was mapped, which may be gone. */
 		slot->sgl = sgl;
 		if (dev_WARN_ONCE(dev, nents != slot->nents, "unmaps %d of %u entries\n", nents,
@@ -690,7 +776,7 @@ bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents
 		return false;
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, sg_dma_address(sgl));
-	if (slot && slot->nents) {
+	if (slot && slot->mapped == DMA_BOUNCE_LIST) {
 		ours = true;
 		for_each_sg(sgl, s, min_t(unsigned int, nents, slot->nents), i)
 			len += s->length;

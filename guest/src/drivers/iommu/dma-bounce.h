@@ -14,11 +14,16 @@
 
 struct iova_domain;
 
-/* Says at map that the mapping is used without being synchronised; newer kernels have their own */
+/*
+ * What says at map that a mapping is used without being synchronised, and what says that it is no
+ * memory: newer kernels have attributes of their own for both.
+ */
 #ifdef DMA_ATTR_REQUIRE_COHERENT
-#define DMA_ATTR_BOUNCE_FORBIDDEN	(DMA_ATTR_REQUIRE_COHERENT | DMA_ATTR_MMIO)
+#define DMA_BOUNCE_ATTR_LASTING		DMA_ATTR_REQUIRE_COHERENT
+#define DMA_BOUNCE_ATTR_NO_MEMORY	DMA_ATTR_MMIO
 #else
-#define DMA_ATTR_BOUNCE_FORBIDDEN	DMA_ATTR_PERSISTENT_STREAMING
+#define DMA_BOUNCE_ATTR_LASTING		DMA_ATTR_PERSISTENT_STREAMING
+#define DMA_BOUNCE_ATTR_NO_MEMORY	0
 #endif
 
 #ifdef CONFIG_IOMMU_DMA_BOUNCE

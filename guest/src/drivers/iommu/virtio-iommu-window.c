@@ -47,7 +47,7 @@
 struct viommu_window {
 	struct virtio_device		*vdev;
 	viommu_window_send_t		send;
-	void				*viommu;
+	struct viommu_dev		*viommu;
 	const struct iommu_bounce_ops	*ops;
 	void				*region;
 	u64				region_len;
@@ -191,7 +191,8 @@ static int map_region(struct viommu_window *window)
  * Return: the windows, or NULL if the device has none or they cannot be used.
  */
 struct viommu_window *viommu_window_probe(struct virtio_device *vdev, viommu_window_send_t send,
-					  void *viommu, const struct iommu_bounce_ops *ops)
+					  struct viommu_dev *viommu,
+					  const struct iommu_bounce_ops *ops)
 {
 	struct viommu_window *window;
 	int ret;

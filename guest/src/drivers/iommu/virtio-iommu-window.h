@@ -11,10 +11,11 @@
 
 #include <uapi/linux/virtio_iommu_window.h>
 
+struct viommu_dev;
 struct viommu_window;
 
 /* Sends a request, waits for the answer, and returns the status as an error number */
-typedef int (*viommu_window_send_t)(void *viommu, void *buf, size_t len);
+typedef int (*viommu_window_send_t)(struct viommu_dev *viommu, void *buf, size_t len);
 
 /* Bytes at the end of a request that the device writes, besides what the tail takes */
 static inline size_t viommu_window_reply_len(u8 type)
@@ -26,7 +27,8 @@ static inline size_t viommu_window_reply_len(u8 type)
 
 int viommu_window_validate(struct virtio_device *vdev);
 struct viommu_window *viommu_window_probe(struct virtio_device *vdev, viommu_window_send_t send,
-					  void *viommu, const struct iommu_bounce_ops *ops);
+					  struct viommu_dev *viommu,
+					  const struct iommu_bounce_ops *ops);
 void viommu_window_remove(struct viommu_window *window);
 void viommu_window_config_changed(struct viommu_window *window);
 int viommu_window_limits(struct viommu_window *window, struct iommu_bounce_limits *limits);
@@ -43,7 +45,8 @@ static inline int viommu_window_validate(struct virtio_device *vdev)
 }
 
 static inline struct viommu_window *viommu_window_probe(struct virtio_device *vdev,
-							viommu_window_send_t send, void *viommu,
+							viommu_window_send_t send,
+							struct viommu_dev *viommu,
 							const struct iommu_bounce_ops *ops)
 {
 	return NULL;

@@ -10,6 +10,7 @@
 
 struct device;
 struct iommu_domain;
+struct request;
 
 /**
  * struct iommu_bounce_limits - what a provider of bounce memory allows a domain
@@ -82,4 +83,24 @@ static inline void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops
 }
 
 #endif /* CONFIG_IOMMU_DMA_BOUNCE */
+
+#ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST
+
+dma_addr_t dma_bounce_map_request(struct device *dev, struct request *req, unsigned long attrs);
+void dma_bounce_unmap_request(struct device *dev, dma_addr_t addr, unsigned long attrs);
+
+#else /* !CONFIG_IOMMU_DMA_BOUNCE_REQUEST */
+
+static inline dma_addr_t dma_bounce_map_request(struct device *dev, struct request *req,
+						unsigned long attrs)
+{
+	return ~(dma_addr_t)0;	/* DMA_MAPPING_ERROR */
+}
+
+static inline void dma_bounce_unmap_request(struct device *dev, dma_addr_t addr,
+					    unsigned long attrs)
+{
+}
+
+#endif /* CONFIG_IOMMU_DMA_BOUNCE_REQUEST */
 #endif /* _LINUX_DMA_BOUNCE_H */
