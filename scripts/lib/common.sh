@@ -280,7 +280,7 @@ _apt_candidate() {
 # checked by apt), unpacks it into the cache without installing it, and prints the directory.
 fetch_deb() {
     local package=$1 version=${2:-}
-    [[ -n $version ]] || version=$(_apt_answer "candidate-$package" _apt_candidate "$package")
+    [[ -n $version ]] || version=$(_apt_answer "candidate-$package" _apt_candidate "$package") || return
     cache_dir_for deb "${package}_${version//[^A-Za-z0-9.+~-]/_}" _fetch_deb_build "$package" "$version"
 }
 
