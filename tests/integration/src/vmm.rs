@@ -15,6 +15,8 @@ pub enum Vmm {
     Carom,
     /// QEMU, the peer that guests are compared with.
     Qemu,
+    /// QEMU with an emulated Intel IOMMU instead of a virtio-iommu.
+    QemuIntel,
 }
 
 /// The kernel a guest boots.
@@ -68,7 +70,9 @@ pub(crate) struct Machine {
 pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Command {
     match vmm {
         Vmm::Carom => carom(site, machine),
-        Vmm::Qemu => qemu(machine),
+        Vmm::Qemu => qemu(machine, "virtio-iommu-pci"),
+        // Without its caching mode, VFIO would not learn of new mappings.
+        Vmm::QemuIntel => qemu(machine, "intel-iommu,caching-mode=on,intremap=off"),
     }
 }
 
@@ -99,7 +103,7 @@ fn carom(site: &Site, machine: &Machine) -> Command {
 }
 
 /// QEMU has one switch for the whole machine: the IOMMU is there, and all devices are behind it, if one asks for it.
-fn qemu(machine: &Machine) -> Command {
+fn qemu(machine: &Machine, iommu: &str) -> Command {
     let mut command = Command::new("qemu-system-x86_64");
     command
         .args(["-accel", "kvm", "-cpu", "host", "-machine", "q35", "-nodefaults", "-no-user-config"])
@@ -112,7 +116,7 @@ fn qemu(machine: &Machine) -> Command {
         .args(["-append", &machine.cmdline]);
     // Before the devices: those that are made earlier are not behind it.
     if machine.devices.iter().any(|device| device.iommu) {
-        command.args(["-device", "virtio-iommu-pci"]);
+        command.args(["-device", iommu]);
     }
     for device in &machine.devices {
         command.args(["-device", &format!("vfio-pci,host={}", device.address)]);
