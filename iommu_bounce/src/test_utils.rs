@@ -5,6 +5,7 @@
 //! Each checks what the engine promises its host, and panics where a promise is broken.
 
 mod chunks;
+pub mod fuzz;
 mod mapper;
 mod null;
 mod ram;

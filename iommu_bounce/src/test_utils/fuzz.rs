@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A life of the engine, written in bytes: for a fuzzer, and for replaying what one found.
+
+use std::sync::Arc;
+
+use super::{ChunkProbe, MapperProbe, RecordingMapper, TestChunks, TestGroup, TestRam};
+use crate::{DmaMapper, Engine, EngineConfig, MAX_REPLY, Permissions, WindowConfig};
+
+const CHUNK: u64 = 0x4000;
+const APERTURE: u64 = 0xe000_0000;
+const BUDGET: u64 = 3 * CHUNK;
+/// Endpoint 0 is bound to its address space, the others can move.
+const ENDPOINTS: u32 = 3;
+
+struct Host {
+    mappers: Vec<MapperProbe>,
+    group: TestGroup,
+    chunks: ChunkProbe,
+}
+
+fn engine() -> (Engine, Host) {
+    let store = TestChunks::new(CHUNK, 4);
+    let mut host = Host { mappers: Vec::new(), group: TestGroup::default(), chunks: store.probe() };
+    let config = EngineConfig {
+        window: Some(WindowConfig { aperture: APERTURE..=APERTURE + 8 * CHUNK - 1, budget: BUDGET, threshold: 0 }),
+        ..EngineConfig::default()
+    };
+    let ram = Arc::new(TestRam::new(&[(0, 0x8000), (0x8000, 0x8000)]));
+    let engine = Engine::new(config, ram, Some(Box::new(store)));
+    let mut engine = engine.expect("the configuration is valid");
+    for id in 0..ENDPOINTS {
+        let mut mapper = RecordingMapper::new();
+        if id != 0 {
+            mapper = host.group.mapper(id, mapper.limits());
+        }
+        host.chunks.watch(mapper.probe());
+        host.mappers.push(mapper.probe());
+        engine.add_endpoint(id, Box::new(mapper)).expect("the endpoint is valid");
+    }
+    engine.accept_features(u64::MAX);
+    (engine, host)
+}
+
+/// Has the host fail, or something happen that is no request.
+fn disturb(engine: &mut Engine, host: &Host, kind: u8, argument: u8) {
+    let mapper = &host.mappers[usize::from(argument >> 6) % host.mappers.len()];
+    let after = u32::from(argument & 7);
+    match kind {
+        0 => mapper.fail_map(after),
+        1 => mapper.exhaust_map(after),
+        2 => mapper.fail_unmap(after),
+        3 => mapper.refuse_unmaps(argument & 1 != 0),
+        4 => host.chunks.fail_back(),
+        5 => host.chunks.fail_release(),
+        6 => host.chunks.fail_park(),
+        7 => host.group.fail_adopt(after),
+        8 => {
+            engine.system_reset();
+            engine.accept_features(if argument & 1 == 0 { u64::MAX } else { 0 });
+        }
+        9 => engine.write_bypass(argument),
+        10 => {
+            engine.set_budget(BUDGET.min(u64::from(argument & 3) * CHUNK)).expect("the region is as large");
+        }
+        11 => {
+            let access = Permissions::from_bits_truncate(argument.into());
+            let iova = APERTURE.wrapping_add(u64::from(argument) << 8);
+            if let Err(fault) = engine.translate(u32::from(argument & 3), iova, access) {
+                assert_eq!(fault.address, Some(iova));
+            }
+        }
+        _ => {
+            host.mappers.iter().for_each(MapperProbe::heal);
+            host.group.heal();
+        }
+    }
+}
+
+/// Lives through `data`: records of one byte that says what comes, one byte of length or argument, and if it is a request,
+/// its bytes.
+///
+/// # Panics
+/// When the engine breaks a promise.
+pub fn requests(data: &[u8]) {
+    let (mut engine, host) = engine();
+    let mut rest = data;
+    while let [kind, argument, more @ ..] = rest {
+        rest = more;
+        if *kind < 16 {
+            disturb(&mut engine, &host, *kind, *argument);
+            continue;
+        }
+        let (request, more) = rest.split_at(rest.len().min(usize::from(argument & 0x7f)));
+        rest = more;
+        let room = if *kind < 40 { usize::from(*kind - 16) } else { MAX_REPLY };
+        let mut reply = vec![0x5a; room];
+        let used = engine.handle(request, &mut reply);
+        assert!(used <= room && reply[used..].iter().all(|byte| *byte == 0x5a));
+        let bytes = engine.counters().window_bytes;
+        assert!(bytes <= BUDGET && bytes == u64::from(host.chunks.backed()) * CHUNK);
+    }
+    host.mappers.iter().for_each(MapperProbe::heal);
+    host.group.heal();
+    host.chunks.heal();
+    // Ends bypass; then parking, as a driver without windows does.
+    engine.system_reset();
+    engine.accept_features(0);
+    engine.reset();
+    assert!(host.mappers.iter().all(MapperProbe::is_empty));
+    assert_eq!(u64::from(host.chunks.backed()), engine.counters().lost_chunks);
+}
