@@ -4,6 +4,8 @@
 
 mod device;
 mod events;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod handle;
 mod ram;
 

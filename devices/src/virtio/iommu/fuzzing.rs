@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A driver of the whole device, written in bytes: for a fuzzer, and for replaying what one found.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use iommu_bounce::spec::feature;
+use iommu_bounce::test_utils::{MapperProbe, RecordingMapper};
+use iommu_bounce::{EngineConfig, Fault, FaultReason, Permissions, WindowConfig};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{IommuHandle, IommuParams, WindowRegion, create};
+use crate::pci::PciDevice;
+use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
+use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
+use crate::virtio::VirtioPciDevice;
+
+const RAM: usize = 0x2_0000;
+const CHUNK: u64 = 0x4000;
+const APERTURE: u64 = 0xe000_0000;
+const ENDPOINT: u32 = 8;
+const VERSION_1: u64 = 1 << 32;
+/// All that the device offers.
+const ALL: u64 = feature::INPUT_RANGE
+    | feature::DOMAIN_RANGE
+    | feature::MAP_UNMAP
+    | feature::PROBE
+    | feature::BYPASS_CONFIG
+    | feature::BOUNCE_WINDOW;
+
+/// Where the rings of each queue are: descriptors, available, used.
+const RINGS: [[u64; 3]; 2] = [[0x1000, 0x2000, 0x3000], [0x4000, 0x5000, 0x6000]];
+/// Where requests are put that are well formed as far as the queue goes.
+const REQUEST: u64 = 0x8000;
+const REPLY: u64 = 0x9000;
+
+/// A platform on which all works and nothing is seen.
+#[derive(Default)]
+struct Platform(AtomicU32);
+
+impl MsiVectors for Platform {
+    fn count(&self) -> u16 {
+        3
+    }
+    fn event(&self, _: u16) -> Option<&EventFd> {
+        None
+    }
+    fn route(&self, _: u16, _: Option<MsiMessage>) -> io::Result<()> {
+        Ok(())
+    }
+    fn trigger(&self, _: u16) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MsiAllocator for Platform {
+    fn allocate(&self, _: u16) -> io::Result<Arc<dyn MsiVectors>> {
+        Ok(Arc::new(Self::default()))
+    }
+}
+
+impl MemorySlots for Platform {
+    unsafe fn insert(&self, _: u64, _: HostRange, _: bool) -> io::Result<u32> {
+        Ok(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+    fn remove(&self, _: u32) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Machine {
+    memory: Arc<GuestMemoryMmap>,
+    function: Arc<VirtioPciDevice>,
+    handle: Arc<IommuHandle>,
+    mapper: MapperProbe,
+    available: u16,
+}
+
+/// A little-endian number of two bytes at the front of `data`, and the rest.
+fn word(data: &[u8]) -> Option<(u16, &[u8])> {
+    let (bytes, rest) = data.split_first_chunk()?;
+    Some((u16::from_le_bytes(*bytes), rest))
+}
+
+impl Machine {
+    fn new() -> Self {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).expect("it is little memory");
+        let memory = Arc::new(memory);
+        let platform = Arc::new(Platform::default());
+        let window = WindowConfig { aperture: APERTURE..=APERTURE + 8 * CHUNK - 1, budget: 3 * CHUNK, threshold: 0 };
+        let params = IommuParams {
+            id: "_iommu".into(),
+            memory: memory.clone(),
+            msi: platform.clone(),
+            engine: EngineConfig { window: Some(window), ..EngineConfig::default() },
+            windows: Some(WindowRegion { size: 4 * CHUNK, chunk_size: CHUNK, hugepages: false, slots: platform }),
+        };
+        let (function, handle) = create(params).expect("the configuration is valid");
+        let mapper = RecordingMapper::new();
+        let probe = mapper.probe();
+        handle.add_endpoint(ENDPOINT, Box::new(mapper)).expect("it is the first");
+        function.bar_moved(2, 1 << 40).expect("the platform refuses nothing");
+        Self { memory, function, handle, mapper: probe, available: 0 }
+    }
+
+    fn register(&self, offset: u64, data: &[u8]) {
+        self.function.write_bar(0, offset, data);
+    }
+
+    /// Does what a driver does up to `DRIVER_OK`.
+    fn start(&mut self, features: u64) {
+        self.function.write_config(COMMAND, &(COMMAND_BUS_MASTER | COMMAND_MEMORY).to_le_bytes());
+        self.available = 0;
+        self.memory.write_slice(&[0; 0x6000], GuestAddress(0x1000)).expect("it is RAM");
+        self.register(20, &[0]);
+        self.register(20, &[3]);
+        for (select, half) in [0u32, 1].into_iter().zip((features | VERSION_1).to_le_bytes().chunks(4)) {
+            self.register(8, &select.to_le_bytes());
+            self.register(12, half);
+        }
+        self.register(20, &[11]);
+        for (queue, rings) in [0u16, 1].into_iter().zip(RINGS) {
+            self.register(22, &queue.to_le_bytes());
+            self.register(24, &16u16.to_le_bytes());
+            for (offset, ring) in [32, 40, 48].into_iter().zip(rings) {
+                self.register(offset, &ring.to_le_bytes());
+            }
+            self.register(28, &1u16.to_le_bytes());
+        }
+        self.register(20, &[15]);
+    }
+
+    /// Puts a request into the queue as a driver does, with so many bytes for the reply.
+    fn send(&mut self, request: &[u8], room: u32) {
+        let put = |address: u64, data: &[u8]| {
+            self.memory.write_slice(data, GuestAddress(address)).expect("it is RAM");
+        };
+        put(REQUEST, request);
+        let len = u32::try_from(request.len()).unwrap_or(0);
+        let [table, available, _] = RINGS[0];
+        for (at, address, len, flags) in [(table, REQUEST, len, 1u16), (table + 16, REPLY, room, 2)] {
+            put(at, &address.to_le_bytes());
+            put(at + 8, &len.to_le_bytes());
+            put(at + 12, &flags.to_le_bytes());
+            put(at + 14, &1u16.to_le_bytes());
+        }
+        put(available + 4 + 2 * u64::from(self.available % 16), &[0, 0]);
+        self.available = self.available.wrapping_add(1);
+        put(available + 2, &self.available.to_le_bytes());
+        self.register(0x3000, &[0, 0]);
+    }
+
+    /// Does what the bytes at the front of `data` say; returns the rest.
+    fn step<'d>(&mut self, kind: u8, data: &'d [u8]) -> Option<&'d [u8]> {
+        let (number, rest) = word(data)?;
+        let [low, high] = number.to_le_bytes();
+        let len = rest.len().min(usize::from(high & 0x7f));
+        let (bytes, behind) = rest.split_at(len);
+        match kind {
+            0..=119 => {
+                self.send(bytes, u32::from(low) * 4);
+                return Some(behind);
+            }
+            120..=159 => {
+                // Rings, descriptors and buffers, as they lie.
+                let address = GuestAddress(0x1000 + 64 * u64::from(low));
+                self.memory.write_slice(bytes, address).expect("it is RAM");
+                return Some(behind);
+            }
+            160..=179 => self.register(u64::from(number) & 0x4fff, &rest[..rest.len().min(usize::from(kind & 7))]),
+            180..=199 => self.function.read_bar(0, u64::from(number), &mut [0; 8][..usize::from(kind & 7)]),
+            200..=219 => self.register(0x3000 + 4 * u64::from(low & 3), &[0, 0]),
+            220..=229 => {
+                let (endpoint, address) = (ENDPOINT + u32::from(low & 1), Some(number.into()));
+                let fault = Fault { reason: FaultReason::Mapping, endpoint, address, access: Permissions::READ };
+                self.handle.report_fault(fault);
+            }
+            230..=239 => {
+                self.handle.set_budget(u64::from(low & 3) * CHUNK).expect("the region is as large");
+            }
+            240..=244 => self.function.reset().expect("nothing is refused"),
+            _ => self.start(if low & 1 == 0 { ALL } else { u64::from(low) }),
+        }
+        Some(rest)
+    }
+}
+
+/// Lives through `data`: records of one byte that says what comes, and two bytes of length or argument.
+///
+/// # Panics
+/// When the device breaks a promise to its host.
+pub fn device(data: &[u8]) {
+    let mut machine = Machine::new();
+    machine.start(ALL);
+    let mut rest = data;
+    while let [kind, more @ ..] = rest {
+        let Some(behind) = machine.step(*kind, more) else { break };
+        rest = behind;
+        assert!(machine.handle.counters().window_bytes <= 3 * CHUNK);
+    }
+    // Ends bypass; then parking, as a driver without windows does.
+    machine.function.reset().expect("nothing is refused");
+    machine.start(feature::MAP_UNMAP);
+    machine.register(20, &[0]);
+    assert!(machine.mapper.is_empty(), "something is still mapped");
+    assert_eq!(machine.handle.counters().window_bytes, 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    #[test]
+    fn stored_inputs_break_no_promise() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/device");
+        let mut count = 0;
+        for entry in fs::read_dir(&corpus).expect("the corpus is there") {
+            super::device(&fs::read(entry.unwrap().path()).unwrap());
+            count += 1;
+        }
+        assert!(count >= 20, "only {count} inputs in {}", corpus.display());
+    }
+
+    #[test]
+    fn bytes_reach_the_engine() {
+        let mut machine = super::Machine::new();
+        machine.start(super::ALL);
+        let attach = iommu_bounce::test_utils::attach(super::ENDPOINT, 1);
+        let mut data = vec![1, u8::try_from(attach.len()).unwrap()];
+        data.extend(&attach);
+        assert_eq!(machine.step(0, &data), Some(&[][..]));
+        let counters = machine.handle.counters();
+        assert_eq!((counters.requests.attach, counters.failed.attach), (1, 0));
+    }
+}
