@@ -115,6 +115,10 @@ impl Engine {
 
     /// Moves the endpoint into an address space that has all of its new domain.
     fn join(&mut self, id: EndpointId, to: SpaceId) -> Result<SpaceId, Status> {
+        if !self.spaces.get(to).endpoints.contains(&id) {
+            // What is parked there is for those that had it.
+            self.evict_from(to);
+        }
         if self.spaces.get(to).is_stuck() {
             return Err(Status::DevErr);
         }

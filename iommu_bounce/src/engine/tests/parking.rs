@@ -5,6 +5,7 @@
 use vm_memory::Bytes;
 
 use super::*;
+use crate::DmaMapper;
 use crate::test_utils::*;
 
 /// Endpoints 1 and 2 in domains of their own, with a chunk each, before a reset of the VM.
@@ -137,6 +138,36 @@ fn endpoint_that_joins_a_window_drops_what_is_parked_for_it() {
     let parked = host(&rig, 2);
     rig.add_chunk(4, APERTURE);
     assert!(host(&rig, 2) == host(&rig, 1) && host(&rig, 2) != parked);
+}
+
+#[test]
+fn endpoint_that_joins_an_address_space_does_not_reach_what_is_parked_there() {
+    let mut rig = Rig::new();
+    let group = TestGroup::default();
+    for id in [11, 12] {
+        let limits = RecordingMapper::new().limits();
+        let mapper = group.mapper(id, limits);
+        rig.chunks.watch(mapper.probe());
+        rig.mappers.insert(id, mapper.probe());
+        rig.engine.add_endpoint(id, Box::new(mapper)).expect("it is valid");
+    }
+    rig.all_ok([attach(11, 1)]);
+    rig.add_chunk(1, APERTURE);
+    rig.add_chunk(1, APERTURE + CHUNK);
+    reboot(&mut rig);
+    rig.all_ok([attach(11, 1)]);
+    rig.add_chunk(1, APERTURE);
+    assert_eq!(rig.engine.counters().parked_chunks, 1);
+    rig.all_ok([attach(12, 1)]);
+    assert!(group.mapper_of(12).translate(APERTURE).is_some());
+    assert!(group.mapper_of(12).translate(APERTURE + CHUNK).is_none());
+    // A window of both is parked for both, and lost to the one that is parted from it.
+    reboot(&mut rig);
+    assert_eq!(rig.engine.counters().parked_chunks, 1);
+    rig.all_ok([attach(11, 1), attach(12, 2)]);
+    assert!(group.mapper_of(11).is_empty());
+    rig.add_chunk(2, APERTURE);
+    assert_eq!(rig.engine.counters().unparked_chunks, 2);
 }
 
 #[test]
