@@ -2,14 +2,15 @@
 /*
  * Makes QEMU's edu device do DMA where it is told, from inside a guest, to test what it can reach.
  *
- *   edu-dma vfio ADDRESS   takes the device from the guest's vfio-pci, so that a domain of our own is around it; any device
- *                          will do for `map` and `unmap`
+ *   edu-dma vfio ADDRESS…  takes the device, or two, from the guest's vfio-pci, so that a domain of our own is around it;
+ *                          any device will do for `map` and `unmap`
  *   edu-dma raw ADDRESS    leaves the device in the domain it is in, and only steers its registers
  *
  * Reads commands from stdin, one a line, and prints `CAROM-EDU <command> <result>` for each. Numbers as strtoull(3) takes
  * them; addresses are bus addresses as the device sees them. Transfers, and what is filled and counted, are the first half
  * of a page: QEMU up to 8.0 takes a transfer of the device's whole buffer for one beyond its end, and aborts.
  *
+ *   use N                  steers the Nth device from here on, 0 or 1
  *   map ADDRESS r|w|rw     maps a new page there (vfio only): "ok" or the error
  *   unmap ADDRESS          unmaps a page that `map` mapped
  *   fill ADDRESS BYTE      fills that page, by the processor
@@ -46,7 +47,10 @@
 #define DMA_TO_MEMORY 2UL
 #define DEVICE_BUFFER 0x40000UL
 #define MAX_MAPS 16
+#define MAX_DEVICES 2
 
+static volatile uint8_t *bars[MAX_DEVICES];
+/* The device that is steered. */
 static volatile uint8_t *bar;
 static int container = -1;
 static volatile unsigned char *victim;
@@ -111,12 +115,12 @@ static void open_raw(const char *address)
 		fail("mapping the registers");
 }
 
-/* Opens the device by VFIO, in a container with type 1 mappings. */
+/* Opens a device by VFIO, in the one container with type 1 mappings. */
 static void open_vfio(const char *address)
 {
 	struct vfio_region_info region = { .argsz = sizeof(region) };
 	char path[128], link[256];
-	int group, device;
+	int group, device, first = 0;
 	uint16_t command;
 	ssize_t length;
 
@@ -125,14 +129,17 @@ static void open_vfio(const char *address)
 	if (length < 0)
 		fail(path);
 	link[length] = 0;
-	container = open("/dev/vfio/vfio", O_RDWR);
+	if (container < 0) {
+		container = open("/dev/vfio/vfio", O_RDWR);
+		first = 1;
+	}
 	snprintf(path, sizeof(path), "/dev/vfio/%s", strrchr(link, '/') + 1);
 	group = open(path, O_RDWR);
 	if (container < 0 || group < 0)
 		fail(path);
 	if (ioctl(group, VFIO_GROUP_SET_CONTAINER, &container))
 		fail("adding the group to the container");
-	if (ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU))
+	if (first && ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU))
 		fail("setting the IOMMU type");
 	device = ioctl(group, VFIO_GROUP_GET_DEVICE_FD, address);
 	if (device < 0)
@@ -239,7 +246,10 @@ static void execute(const char *name, const char *first, const char *second)
 	struct mapping *entry = find(address);
 
 	printf("CAROM-EDU %s %s%s%s ", name, first, *second ? " " : "", second);
-	if (!strcmp(name, "map") && container >= 0) {
+	if (!strcmp(name, "use") && address < MAX_DEVICES && bars[address]) {
+		bar = bars[address];
+		puts("ok");
+	} else if (!strcmp(name, "map") && container >= 0) {
 		puts(map(address, second));
 	} else if (!strcmp(name, "unmap") && entry) {
 		puts(unmap(address));
@@ -267,12 +277,16 @@ int main(int argc, char **argv)
 	char line[256], name[32], first[64], second[64];
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (argc == 3 && !strcmp(argv[1], "vfio")) {
-		open_vfio(argv[2]);
+	if (argc >= 3 && argc <= 2 + MAX_DEVICES && !strcmp(argv[1], "vfio")) {
+		for (int i = 2; i < argc; i++) {
+			open_vfio(argv[i]);
+			bars[i - 2] = bar;
+		}
+		bar = bars[0];
 	} else if (argc == 3 && !strcmp(argv[1], "raw")) {
 		open_raw(argv[2]);
 	} else {
-		fprintf(stderr, "usage: edu-dma vfio|raw ADDRESS\n");
+		fprintf(stderr, "usage: edu-dma vfio ADDRESS [ADDRESS], or edu-dma raw ADDRESS\n");
 		return 2;
 	}
 	printf("CAROM-EDU id 0x%x\n", *(volatile uint32_t *)(bar + REG_ID));

@@ -66,6 +66,8 @@ pub struct Counters {
     /// Parked chunks that a guest took up again after a reset of the VM.
     #[serde(default)]
     pub unparked_chunks: u64,
+    /// Calls to the host that mapped.
+    pub host_maps: u64,
 }
 
 /// Reads an event file; one that was never made has no events.
@@ -108,7 +110,7 @@ mod tests {
             {"timestamp":{"secs":1,"nanos":2},"source":"virtio-iommu","event":"counters","properties":{"requests":
             {"map":1,"unmap":2,"window_add":3,"window_del":4,"attach":5,"probe":6},"mapped_bytes":7,"peak_mapped_bytes":8,
             "failed":{"map":0,"unmap":0,"window_add":1,"window_del":0,"attach":0},"window_bytes":9,
-            "peak_window_bytes":10}}"#,
+            "peak_window_bytes":10,"host_maps":11}}"#,
         )
         .unwrap();
         assert_eq!(events.len(), 2);
@@ -116,6 +118,7 @@ mod tests {
         assert_eq!(counters[0].requests, Requests { map: 1, unmap: 2, window_add: 3, window_del: 4, attach: 5 });
         assert_eq!(counters[0].requests.minus(counters[0].failed).window_add, 2);
         assert_eq!((counters[0].mapped_bytes, counters[0].peak_mapped_bytes, counters[0].window_bytes), (7, 8, 9));
+        assert_eq!((counters[0].peak_window_bytes, counters[0].host_maps), (10, 11));
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub struct Site {
     pub nvme: Vec<String>,
     /// PCI address of QEMU's edu device, where there is one (`CAROM_EDU`).
     pub edu: Option<String>,
+    /// PCI address of another one (`CAROM_EDU2`).
+    pub edu2: Option<String>,
     /// Directory for consoles and results (`CAROM_OUT`).
     pub out: PathBuf,
     /// Whether devices are reached by IOMMUFD (`CAROM_IOMMUFD` is `on`).
@@ -52,6 +54,7 @@ impl Site {
             edu_dma: optional("CAROM_EDU_DMA")?,
             nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),
             edu: env::var("CAROM_EDU").ok(),
+            edu2: env::var("CAROM_EDU2").ok(),
             out: existing("CAROM_OUT")?,
             iommufd: env::var("CAROM_IOMMUFD").is_ok_and(|value| value == "on"),
             rig: env::var("CAROM_RIG").unwrap_or_else(|_| "direct".into()),

@@ -18,19 +18,22 @@ const VICTIM: u64 = 0x1000_0000;
 /// Bytes of one transfer: half a page.
 const TRANSFER: &str = "2048";
 
-/// Finds the edu device in the guest.
+/// Finds the edu device in the guest, or both.
 const FIND_EDU: &str = r#"
+EDU=
 for device in /sys/bus/pci/devices/*; do
-    [ "$(cat "$device/vendor")$(cat "$device/device")" != 0x12340x11e8 ] || EDU=$(basename "$device")
+    [ "$(cat "$device/vendor")$(cat "$device/device")" != 0x12340x11e8 ] || EDU="$EDU${EDU:+ }$(basename "$device")"
 done
 [ -n "$EDU" ] || exit 83
 "#;
 
-/// Gives it to VFIO in the guest, which puts it into a domain of its own.
+/// Gives it to VFIO in the guest, which puts it into a domain of its own, or both into one.
 const TAKE_EDU: &str = r#"
 echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
-echo vfio-pci >"/sys/bus/pci/devices/$EDU/driver_override"
-echo "$EDU" >/sys/bus/pci/drivers_probe
+for device in $EDU; do
+    echo vfio-pci >"/sys/bus/pci/devices/$device/driver_override"
+    echo "$device" >/sys/bus/pci/drivers_probe
+done
 "#;
 
 fn edu() -> &'static str {
@@ -148,6 +151,52 @@ fn device_reaches_what_is_mapped_as_it_is_mapped_and_nothing_else() {
     // The store did happen: it wrote what the failed load left in the device.
     assert_result(&outcome, "count 0x400000 0x44", &["0"]);
     assert!(host_faults(edu()) > before, "the attempts arrived at the host's IOMMU and failed there");
+}
+
+#[test]
+fn two_devices_of_a_domain_reach_the_same_and_nothing_else() {
+    let commands = [
+        "map 0x100000 rw",
+        "fill 0x100000 0x5a",
+        "load 0x100000",
+        "use 1",
+        "load 0x100000",
+        "map 0x200000 rw",
+        "store 0x200000",
+        "count 0x200000 0x5a",
+        // What one of them brought, the other takes on.
+        "fill 0x200000 0x66",
+        "use 0",
+        "load 0x200000",
+        "unmap 0x200000",
+        "store 0x100000",
+        "count 0x100000 0x66",
+        "victim VICTIM 0xa5",
+        "store victim",
+        "use 1",
+        "store victim",
+        "load 0x200000",
+        "victim-count 0xa5",
+    ];
+    let job = format!("{FIND_EDU}{TAKE_EDU}{}", steer("vfio", &commands));
+    let second = required(SITE.edu2.as_ref(), "a second edu device (CAROM_EDU2)");
+    let before = host_faults(edu());
+
+    let outcome = run(&guest("edu-two", &job).iommu_device(edu()).iommu_device(second));
+
+    assert_result(&outcome, "use 1", &["ok", "ok"]);
+    assert_result(&outcome, "count 0x200000 0x5a", &[TRANSFER]);
+    assert_result(&outcome, "count 0x100000 0x66", &[TRANSFER]);
+    assert_result(&outcome, "victim-count 0xa5", &[TRANSFER]);
+    assert!(host_faults(edu()) > before && host_faults(second) > 0, "the attempts failed at the host's IOMMU");
+    let host = outcome.counters.last().expect("counters at the end");
+    let served = host.requests.minus(host.failed).map;
+    assert!(served >= 2, "{host:?}");
+    if SITE.iommufd {
+        assert_eq!(host.host_maps, served, "one call a mapping, for both devices: {host:?}");
+    } else {
+        assert!(host.host_maps > served, "one call a mapping and device: {host:?}");
+    }
 }
 
 /// Shell function `attack COMMAND [AFTER]`: writes edu-dma's commands that try COMMAND on four pages of each chunk of the
