@@ -170,6 +170,13 @@ pub static OPERATIONS: &[Operation] = &[
     plain("vm.power-button", "power-buttonVM", "Presses the guest's power button.", &[NOT_CREATED, NOT_BOOTED], || {
         Call::PowerButton
     }),
+    plain(
+        "vmm.nmi",
+        "vmm-nmi",
+        "The same as vm.nmi: clients made from older descriptions of Cloud Hypervisor's API know it by this name.",
+        &[NOT_CREATED, NOT_BOOTED],
+        || Call::Nmi,
+    ),
     plain("vm.nmi", "nmiVM", "Raises an NMI on every vCPU.", &[NOT_CREATED, NOT_BOOTED], || Call::Nmi),
     Operation {
         verb: Verb::Get,

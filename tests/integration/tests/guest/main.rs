@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+mod api;
 mod boot;
 mod command_line;
 mod isolation;

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Carom driven by its API: a process that a test starts, calls and looks at, and that does not outlive it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::Site;
+use crate::events::{self, Event};
+use crate::initramfs::{self, Extra};
+use crate::vmm::Kernel;
+
+/// How often something is looked at again.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Longest wait for an answer: booting pins and loads, which takes seconds under emulation.
+const ANSWER_TIME: Duration = Duration::from_secs(60);
+
+/// A running `carom --api-socket`, with the files of a guest to boot.
+pub struct ApiVmm {
+    child: Child,
+    dir: TempDir,
+    kernel: PathBuf,
+}
+
+impl ApiVmm {
+    /// Starts it, with no VM yet. A guest that is booted from [`ApiVmm::kernel`] and [`ApiVmm::initramfs`] runs `job`.
+    ///
+    /// # Errors
+    /// When it cannot be started, or its API does not answer.
+    pub fn start(site: &Site, job: &str) -> Result<Self> {
+        let dir = tempfile::tempdir().context("creating a directory for the guest's files")?;
+        let (kernel, base) = Kernel::Patched.files(site)?;
+        let extra = Extra { path: "job".into(), bytes: job.as_bytes().to_vec() };
+        initramfs::append(base, &[extra], &dir.path().join("initramfs"))?;
+        let child = Command::new(&site.carom)
+            .arg("--api-socket")
+            .arg(format!("path={}", dir.path().join("socket").display()))
+            .arg("--event-monitor")
+            .arg(format!("path={}", dir.path().join("events").display()))
+            .arg("--no-shutdown")
+            .stdin(Stdio::null())
+            .spawn()
+            .context("starting carom")?;
+        let vmm = Self { child, dir, kernel: kernel.to_path_buf() };
+        let start = Instant::now();
+        while UnixStream::connect(vmm.socket()).is_err() {
+            ensure!(start.elapsed() < ANSWER_TIME, "its API cannot be connected to");
+            thread::sleep(POLL);
+        }
+        Ok(vmm)
+    }
+
+    /// Socket of its API.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("socket")
+    }
+
+    /// Kernel for a guest.
+    #[must_use]
+    pub fn kernel(&self) -> &Path {
+        &self.kernel
+    }
+
+    /// Initramfs with the job.
+    #[must_use]
+    pub fn initramfs(&self) -> PathBuf {
+        self.dir.path().join("initramfs")
+    }
+
+    /// File for the guest's console.
+    #[must_use]
+    pub fn console_file(&self) -> PathBuf {
+        self.dir.path().join("console")
+    }
+
+    /// What is on the guest's console now.
+    #[must_use]
+    pub fn console(&self) -> String {
+        let bytes = fs::read(self.console_file()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).replace('\r', "")
+    }
+
+    /// Waits until the console has `text` `times` times.
+    ///
+    /// # Errors
+    /// When `limit` is over; with the end of the console.
+    pub fn wait_for(&self, text: &str, times: usize, limit: Duration) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let console = self.console();
+            if console.matches(text).count() >= times {
+                return Ok(());
+            }
+            if start.elapsed() > limit {
+                let from = console.len().saturating_sub(3000);
+                bail!(
+                    "no {text:?} ({times} times) on the console after {limit:?}:\n{}",
+                    console.get(from..).unwrap_or(&console)
+                );
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    /// Calls the API; status and body, null where there is none.
+    ///
+    /// # Errors
+    /// When there is no answer, or none that is HTTP.
+    pub fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, Value)> {
+        let mut stream = UnixStream::connect(self.socket()).context("connecting to the API")?;
+        stream.set_read_timeout(Some(ANSWER_TIME))?;
+        let body = body.map_or(String::new(), Value::to_string);
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
+        write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len())?;
+        let mut reader = BufReader::new(stream);
+        let mut status = String::new();
+        reader.read_line(&mut status)?;
+        let status = status.split(' ').nth(1).and_then(|code| code.parse().ok()).context("no status in the answer")?;
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest)?;
+        let (_, body) = rest.split_once("\r\n\r\n").context("no end of the answer's head")?;
+        Ok((status, if body.is_empty() { Value::Null } else { serde_json::from_str(body)? }))
+    }
+
+    /// Process ID.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The events so far.
+    ///
+    /// # Errors
+    /// When the file holds something else.
+    pub fn events(&self) -> Result<Vec<Event>> {
+        events::read(&self.dir.path().join("events"))
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// When it does not end within `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            ensure!(start.elapsed() < limit, "carom does not end");
+            thread::sleep(POLL);
+        }
+    }
+}
+
+impl Drop for ApiVmm {
+    fn drop(&mut self) {
+        // Fails only where it has ended already.
+        let _ = self.child.kill();
+        let _ = self.wait(Duration::from_secs(30));
+    }
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The API with a real guest: Cloud Hypervisor's client from crates.io as it is, and bounce windows tuned under load.
+
+use std::fs;
+use std::future::Future;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::Site;
+use carom_integration::api::ApiVmm;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use cloud_hypervisor_client::apis::{DefaultApi, Error as ClientError};
+use cloud_hypervisor_client::models::{
+    ConsoleMode, CpusConfig, DeviceConfig, MemoryConfig, PayloadConfig, SerialConfig, VmConfig, VmRemoveDevice, VmState,
+};
+use cloud_hypervisor_client::socket_based_api_client;
+use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::support::{MIB, SITE};
+
+/// Longest boot of a guest under emulation.
+const BOOT_TIME: Duration = Duration::from_secs(60);
+
+/// Says that it is there, then counts, and tells of NMIs and presses of the power button as it sees them.
+const COUNT: &str = r#"
+irqs() { awk -v key="$1" 'index($0, key) { for (i = 2; i <= NF && $i ~ /^[0-9]+$/; i++) n += $i } END { print n + 0 }' /proc/interrupts; }
+echo "CAROM-READY $(nproc)"
+i=0
+while :; do
+    i=$((i + 1))
+    echo "CAROM-TICK $i"
+    [ "$(irqs NMI:)" = 0 ] || echo CAROM-NMI
+    [ "$(irqs ACPI:Ged)" = 0 ] || echo CAROM-BUTTON
+    sleep 0.2
+done
+"#;
+
+fn command_line() -> String {
+    "console=ttyS0 quiet panic=-1 oops=panic mitigations=off iommu.strict=1 nmi_watchdog=0".into()
+}
+
+/// Runs calls of the client to their end. Its connection lives from one to the next.
+struct Calls(Runtime);
+
+impl Calls {
+    fn new() -> Self {
+        Self(Builder::new_current_thread().enable_all().build().unwrap())
+    }
+
+    fn make<T>(&self, call: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
+        self.0.block_on(call)
+    }
+}
+
+fn status(error: &ClientError) -> u16 {
+    match error {
+        ClientError::Api(error) => error.code.as_u16(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn ticks(vmm: &ApiVmm) -> usize {
+    vmm.console().matches("CAROM-TICK ").count()
+}
+
+#[test]
+fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
+    let mut vmm = ApiVmm::start(&SITE, &format!("{WAIT_FOR_NVME}{COUNT}")).unwrap();
+    let client = socket_based_api_client(vmm.socket());
+    let calls = Calls::new();
+
+    let ping = calls.make(client.vmm_ping_get()).unwrap();
+    assert_eq!(ping.pid, Some(i64::from(vmm.pid())));
+    assert_eq!(status(&calls.make(client.vm_info_get()).unwrap_err()), 404);
+    assert_eq!(status(&calls.make(client.boot_vm()).unwrap_err()), 404);
+
+    let config = VmConfig {
+        cpus: Some(CpusConfig::new(2, 2)),
+        memory: Some(MemoryConfig::new(512 << 20)),
+        serial: Some(SerialConfig {
+            file: Some(vmm.console_file().display().to_string()),
+            ..SerialConfig::new(ConsoleMode::File)
+        }),
+        ..VmConfig::new(PayloadConfig {
+            kernel: Some(vmm.kernel().display().to_string()),
+            initramfs: Some(vmm.initramfs().display().to_string()),
+            cmdline: Some(command_line()),
+            ..PayloadConfig::new()
+        })
+    };
+    calls.make(client.create_vm(config.clone())).unwrap();
+    assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Created);
+    assert_eq!(status(&calls.make(client.pause_vm()).unwrap_err()), 405);
+
+    // The client wants an answer in any case, but a device that is added before the boot has no address yet.
+    let device = |id: &str| DeviceConfig {
+        iommu: Some(true),
+        id: Some(id.into()),
+        ..DeviceConfig::new(Site::sysfs(&SITE.nvme[0]).display().to_string())
+    };
+    let added = calls.make(client.vm_add_device_put(device("first")));
+    assert!(matches!(added, Ok(_) | Err(ClientError::Serde(_))), "{added:?}");
+    calls.make(client.vm_remove_device_put(VmRemoveDevice { id: Some("first".into()) })).unwrap();
+    let added = calls.make(client.vm_add_device_put(device("drive")));
+    assert!(matches!(added, Ok(_) | Err(ClientError::Serde(_))), "{added:?}");
+
+    calls.make(client.boot_vm()).unwrap();
+    vmm.wait_for("CAROM-READY 2", 1, BOOT_TIME).unwrap();
+    let info = calls.make(client.vm_info_get()).unwrap();
+    assert_eq!(info.state, VmState::Running);
+    let tree = info.device_tree.unwrap();
+    assert_eq!(tree["drive"].pci_bdf.as_deref(), Some("0000:00:02.0"), "{tree:?}");
+    let counters = calls.make(client.vm_counters_get()).unwrap();
+    assert!(counters["_iommu"]["requests_map"] > 0, "{counters:?}");
+
+    // Two vCPUs, each a thread with its name.
+    let threads = fs::read_dir(format!("/proc/{}/task", vmm.pid())).unwrap();
+    let names: Vec<_> = threads.map(|task| fs::read_to_string(task.unwrap().path().join("comm")).unwrap()).collect();
+    assert!(["vcpu0\n", "vcpu1\n"].iter().all(|name| names.iter().any(|other| other == name)), "{names:?}");
+
+    vmm.wait_for("CAROM-TICK 5\n", 1, BOOT_TIME).unwrap();
+    calls.make(client.pause_vm()).unwrap();
+    assert_eq!(status(&calls.make(client.pause_vm()).unwrap_err()), 405);
+    let before = ticks(&vmm);
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(ticks(&vmm), before, "a paused guest counts on");
+    assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Paused);
+    calls.make(client.resume_vm()).unwrap();
+    vmm.wait_for("CAROM-TICK ", before + 3, BOOT_TIME).unwrap();
+
+    calls.make(client.vmm_nmi_put()).unwrap();
+    vmm.wait_for("CAROM-NMI", 1, BOOT_TIME).unwrap();
+    assert!(!vmm.console().contains("CAROM-BUTTON"));
+    calls.make(client.power_button_vm()).unwrap();
+    vmm.wait_for("CAROM-BUTTON", 1, BOOT_TIME).unwrap();
+
+    calls.make(client.reboot_vm()).unwrap();
+    vmm.wait_for("CAROM-READY", 2, BOOT_TIME).unwrap();
+
+    // All of it is given back, and taken again: by the next boot, and by the next VM. The console's file is made anew.
+    calls.make(client.shutdown_vm()).unwrap();
+    assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Shutdown);
+    assert_eq!(status(&calls.make(client.vm_counters_get()).unwrap_err()), 405);
+    calls.make(client.boot_vm()).unwrap();
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+    calls.make(client.delete_vm()).unwrap();
+    assert_eq!(status(&calls.make(client.vm_info_get()).unwrap_err()), 404);
+    calls.make(client.create_vm(VmConfig { devices: Some(vec![device("again")]), ..config })).unwrap();
+    calls.make(client.boot_vm()).unwrap();
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+    calls.make(client.shutdown_vmm()).unwrap();
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    assert!(!vmm.socket().exists());
+
+    let events = vmm.events().unwrap();
+    let names: Vec<_> =
+        events.iter().filter(|event| event.source != "virtio-iommu").map(|event| event.event.as_str()).collect();
+    let expected = "starting booting booted pausing paused resuming resumed rebooting rebooted shutdown booting booted shutdown \
+                    deleted booting booted shutdown deleted shutdown";
+    assert_eq!(names.join(" "), expected);
+}
+
+#[test]
+fn guest_follows_a_changed_budget_under_load() {
+    // Verified I/O all the while; between two runs, slots are idle.
+    let verify = workload::fio_verify(32, 64);
+    let job = format!("{WAIT_FOR_NVME}\nwhile [ ! -e /stop ]; do\n{verify}\necho CAROM-ROUND\nsleep 0.5\ndone\n");
+    let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
+    let put = |path: &str, body: Value| {
+        let (status, answer) = vmm.call("PUT", path, Some(&body)).unwrap();
+        assert_eq!(status, 204, "{answer}");
+    };
+    put(
+        "/api/v1/vm.create",
+        json!({
+            "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
+            "serial": {"mode": "File", "file": vmm.console_file()},
+            "devices": [{"path": Site::sysfs(&SITE.nvme[0]), "iommu": true}],
+            "iommu_bounce": {"size": 64 * MIB},
+        }),
+    );
+    assert_eq!(vmm.call("PUT", "/api/v1/vm.boot", None).unwrap().0, 204);
+    vmm.wait_for("CAROM-ROUND", 2, BOOT_TIME * 2).unwrap();
+
+    let bounce = || vmm.call("GET", "/api/v1/vm.iommu-bounce", None).unwrap().1;
+    let backed = || bounce()["counters"]["window_bytes"].as_u64().unwrap();
+    let full = backed();
+    assert!(full > 8 * MIB, "too little to shrink: {}", bounce());
+    let windows = bounce()["windows"].clone();
+    assert!(windows[0]["endpoints"][0] == "0000:00:02.0", "{windows}");
+    assert_eq!(windows[0]["bytes"], full, "{windows}");
+
+    let start = Instant::now();
+    put("/api/v1/vm.iommu-bounce", json!({"budget": 4 * MIB, "threshold": 16384}));
+    while backed() > 4 * MIB {
+        assert!(start.elapsed() < Duration::from_secs(20), "the guest keeps its chunks: {}", bounce());
+        thread::sleep(Duration::from_millis(20));
+    }
+    println!("CAROM-BUDGET-FOLLOWED-MS {}", start.elapsed().as_millis());
+    vmm.wait_for("CAROM-ROUND", 4, BOOT_TIME * 2).unwrap();
+    assert!(backed() <= 4 * MIB, "{}", bounce());
+
+    put("/api/v1/vm.iommu-bounce", json!({"budget": 64 * MIB, "threshold": 0}));
+    vmm.wait_for("CAROM-ROUND", 6, BOOT_TIME * 2).unwrap();
+    assert!(backed() > 4 * MIB, "{}", bounce());
+    assert_eq!(vmm.call("PUT", "/api/v1/vmm.shutdown", None).unwrap().0, 204);
+    let console = vmm.console();
+    assert!(console.matches("CAROM-VERIFY 0 ").count() >= 6, "{console}");
+    assert!(
+        console.lines().all(|line| !line.starts_with("CAROM-VERIFY ") || line.starts_with("CAROM-VERIFY 0 ")),
+        "{console}"
+    );
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+}
