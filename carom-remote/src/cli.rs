@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use clap_complete::Shell;
+use vmm::config::{DeviceConfig, parse_size};
+
+/// Controls a Carom VMM by its REST API.
+#[derive(Debug, Parser)]
+#[command(name = "carom-remote", version, max_term_width = 110)]
+pub(crate) struct Cli {
+    /// Socket that the VMM serves
+    #[arg(long, value_name = "FILE", env = "CAROM_API_SOCKET")]
+    pub(crate) api_socket: Option<PathBuf>,
+    /// What to do
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Ask whether the VMM answers, and what it is
+    Ping,
+    /// Keep the configuration of a VM, a JSON object
+    Create {
+        /// File with it, or - for standard input
+        #[arg(default_value = "-")]
+        config: PathBuf,
+    },
+    /// Boot the VM
+    Boot,
+    /// Shut the VM down and forget its configuration
+    Delete,
+    /// Show what the VM is
+    Info,
+    /// Show the counters of the VM's devices
+    Counters,
+    /// Stop the vCPUs
+    Pause,
+    /// Let them go on
+    Resume,
+    /// Reset the guest
+    Reboot,
+    /// End the guest at once; the configuration stays
+    Shutdown,
+    /// Delete the VM and end the VMM
+    ShutdownVmm,
+    /// Press the power button
+    PowerButton,
+    /// Raise an NMI on every vCPU
+    Nmi,
+    /// Change the size of a VM that is not booted
+    #[command(arg_required_else_help = true)]
+    Resize {
+        /// Number of vCPUs
+        #[arg(long, value_name = "N")]
+        cpus: Option<u32>,
+        /// Bytes of RAM, with an optional K, M or G
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        memory: Option<u64>,
+    },
+    /// Add a device to a VM that is not booted: path=DIR[,iommu=on|off][,id=NAME]
+    AddDevice {
+        /// The device
+        device: DeviceConfig,
+    },
+    /// Take a device from a VM that is not booted
+    RemoveDevice {
+        /// Its ID
+        id: String,
+    },
+    /// Show the bounce windows, or change what they may use
+    IommuBounce {
+        /// Bytes that all windows together may use, with an optional K, M or G
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        budget: Option<u64>,
+        /// DMA up to this size is to bounce: bytes with an optional K or M, or auto to leave it to the guest
+        #[arg(long, value_name = "auto|SIZE", value_parser = parse_threshold)]
+        threshold: Option<u32>,
+    },
+    /// Show the figures in Prometheus' text form
+    Metrics,
+    /// Show the OpenAPI document
+    Openapi,
+    /// Watch rates, mapped memory and windows
+    Top {
+        /// Seconds between two looks
+        #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+        interval: Duration,
+        /// Print one look as plain text, and end
+        #[arg(long)]
+        once: bool,
+    },
+    /// Print completions of carom and carom-remote for a shell
+    #[command(hide = true)]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write the man pages of carom and carom-remote to a directory
+    #[command(hide = true)]
+    ManPages {
+        /// The directory
+        directory: PathBuf,
+    },
+}
+
+fn parse_threshold(text: &str) -> Result<u32, String> {
+    if text == "auto" {
+        return Ok(0);
+    }
+    u32::try_from(parse_size(text)?).map_err(|_| format!("'{text}' is more than 32 bits can hold"))
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("'{text}' is no number of seconds"))?;
+    if (0.1..=3600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(format!("{seconds} s is not in 0.1 to 3600"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn values_are_checked() {
+        assert_eq!(parse_threshold("auto"), Ok(0));
+        assert_eq!(parse_threshold("64K"), Ok(65536));
+        assert!(parse_threshold("5G").is_err() && parse_threshold("x").is_err());
+        assert_eq!(parse_interval("0.5"), Ok(Duration::from_millis(500)));
+        assert!(parse_interval("0").is_err() && parse_interval("NaN").is_err() && parse_interval("1e9").is_err());
+    }
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Calls of the API.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+/// Longest wait for an answer: booting a VM may pin a lot of memory.
+const ANSWER_TIME: Duration = Duration::from_secs(300);
+
+/// Why a call came to nothing; one line for the user.
+#[derive(Debug, Error)]
+pub(crate) enum CallError {
+    /// Nobody is there.
+    #[error("--api-socket {}: {source}", path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The VMM refused it.
+    #[error("{message} (status {status})")]
+    Refused {
+        /// Why.
+        message: String,
+        /// HTTP status.
+        status: u16,
+    },
+    /// It was not answered, or with what is no HTTP or no JSON.
+    #[error("{name}: {what}")]
+    NoAnswer {
+        /// The operation.
+        name: String,
+        /// What happened.
+        what: String,
+    },
+}
+
+/// A client of one VMM.
+pub(crate) struct Client {
+    socket: PathBuf,
+    runtime: Runtime,
+}
+
+impl Client {
+    /// A client of the VMM that serves `socket`.
+    ///
+    /// # Errors
+    /// The process can have no more descriptors.
+    pub(crate) fn new(socket: &Path) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        Ok(Self { socket: socket.to_path_buf(), runtime })
+    }
+
+    /// GET; the answer as it is. `name` stands behind `/api/v1/` unless it starts with a slash.
+    ///
+    /// # Errors
+    /// A [`CallError`].
+    pub(crate) fn get(&self, name: &str) -> Result<Bytes, CallError> {
+        self.call(Method::GET, name, None)
+    }
+
+    /// GET; the answer as a type.
+    ///
+    /// # Errors
+    /// A [`CallError`].
+    pub(crate) fn get_as<T: DeserializeOwned>(&self, name: &str) -> Result<T, CallError> {
+        serde_json::from_slice(&self.get(name)?).map_err(|error| CallError::NoAnswer {
+            name: name.into(),
+            what: format!("an answer of another kind: {error}"),
+        })
+    }
+
+    /// PUT, with a body or without.
+    ///
+    /// # Errors
+    /// A [`CallError`].
+    pub(crate) fn put(&self, name: &str, body: Option<Vec<u8>>) -> Result<Bytes, CallError> {
+        self.call(Method::PUT, name, body)
+    }
+
+    fn call(&self, method: Method, name: &str, body: Option<Vec<u8>>) -> Result<Bytes, CallError> {
+        let no_answer = |what: String| CallError::NoAnswer { name: name.into(), what };
+        self.runtime.block_on(async {
+            let stream = UnixStream::connect(&self.socket)
+                .await
+                .map_err(|source| CallError::Connect { path: self.socket.clone(), source })?;
+            timeout(ANSWER_TIME, exchange(stream, method, name, body))
+                .await
+                .map_err(|_| no_answer(format!("no answer for {} s", ANSWER_TIME.as_secs())))?
+                .map_err(|error| no_answer(error.to_string()))
+                .and_then(|(status, body)| match status {
+                    200..300 => Ok(body),
+                    status => Err(CallError::Refused { message: message(&body), status }),
+                })
+        })
+    }
+}
+
+async fn exchange(
+    stream: UnixStream,
+    method: Method,
+    name: &str,
+    body: Option<Vec<u8>>,
+) -> Result<(u16, Bytes), Box<dyn std::error::Error + Send + Sync>> {
+    let path = if name.starts_with('/') { name.into() } else { format!("{}{name}", vmm::api::operations::ROOT) };
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(HOST, "localhost")
+        .header(CONTENT_TYPE, "application/json")
+        .body(Full::new(Bytes::from(body.unwrap_or_default())))?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    let response = sender.send_request(request).await?;
+    let status = response.status().as_u16();
+    Ok((status, response.into_body().collect().await?.to_bytes()))
+}
+
+/// What a refusal says: its list of messages as one line.
+fn message(body: &[u8]) -> String {
+    let messages: Vec<String> =
+        serde_json::from_slice(body).unwrap_or_else(|_| vec![String::from_utf8_lossy(body).trim().into()]);
+    messages.join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_become_one_line() {
+        assert_eq!(message(br#"["outer","inner"]"#), "outer: inner");
+        assert_eq!(message(b"plain\n"), "plain");
+    }
+
+    #[test]
+    fn nobody_at_the_socket_is_said_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = Client::new(&dir.path().join("none")).unwrap().get("vmm.ping").unwrap_err();
+        assert!(error.to_string().starts_with("--api-socket /"), "{error}");
+    }
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The `carom-remote` program: exit status 0 when the VMM did as asked, 1 when it did not, 2 for a mistake of the user's.
+
+mod cli;
+mod client;
+mod pages;
+mod top;
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use cli::{Cli, Verb};
+use client::{CallError, Client};
+
+/// Why the program could not do as asked.
+#[derive(Debug, Error)]
+enum RemoteError {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("--api-socket is needed: the socket that the VMM serves, or CAROM_API_SOCKET in the environment")]
+    NoSocket,
+    #[error("{what}: {source}")]
+    Io { what: String, source: io::Error },
+}
+
+impl RemoteError {
+    fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads this has enough.
+        Err(RemoteError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("carom-remote: {error}");
+            ExitCode::from(if matches!(error, RemoteError::NoSocket) { 2 } else { 1 })
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<(), RemoteError> {
+    let client = || {
+        let socket = cli.api_socket.as_deref().ok_or(RemoteError::NoSocket)?;
+        Client::new(socket).map_err(RemoteError::io("starting"))
+    };
+    let put = |name: &str, body: Option<Value>| -> Result<(), RemoteError> {
+        show_json(&client()?.put(name, body.map(|body| body.to_string().into_bytes()))?)
+    };
+    match cli.verb {
+        Verb::Ping => show_json(&client()?.get("vmm.ping")?),
+        Verb::Info => show_json(&client()?.get("vm.info")?),
+        Verb::Counters => show_json(&client()?.get("vm.counters")?),
+        Verb::Openapi => show(&client()?.get("openapi.json")?),
+        Verb::Metrics => show(&client()?.get("/metrics")?),
+        Verb::Create { config } => {
+            client()?.put("vm.create", Some(read(&config)?))?;
+            Ok(())
+        }
+        Verb::Boot => put("vm.boot", None),
+        Verb::Delete => put("vm.delete", None),
+        Verb::Pause => put("vm.pause", None),
+        Verb::Resume => put("vm.resume", None),
+        Verb::Reboot => put("vm.reboot", None),
+        Verb::Shutdown => put("vm.shutdown", None),
+        Verb::ShutdownVmm => put("vmm.shutdown", None),
+        Verb::PowerButton => put("vm.power-button", None),
+        Verb::Nmi => put("vm.nmi", None),
+        Verb::Resize { cpus, memory } => put("vm.resize", Some(json!({"desired_vcpus": cpus, "desired_ram": memory}))),
+        Verb::AddDevice { device } => put("vm.add-device", Some(json!(device))),
+        Verb::RemoveDevice { id } => put("vm.remove-device", Some(json!({"id": id}))),
+        Verb::IommuBounce { budget: None, threshold: None } => show_json(&client()?.get("vm.iommu-bounce")?),
+        Verb::IommuBounce { budget, threshold } => {
+            put("vm.iommu-bounce", Some(json!({"budget": budget, "threshold": threshold})))
+        }
+        Verb::Top { interval, once } => top::run(&client()?, interval, once),
+        Verb::Completions { shell } => pages::completions(shell).and_then(|text| show(&text)),
+        Verb::ManPages { directory } => pages::man_pages(&directory),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, RemoteError> {
+    let mut bytes = Vec::new();
+    if path == Path::new("-") {
+        io::stdin().read_to_end(&mut bytes).map_err(RemoteError::io("reading standard input"))?;
+    } else {
+        bytes = std::fs::read(path).map_err(RemoteError::io(format!("reading {}", path.display())))?;
+    }
+    Ok(bytes)
+}
+
+fn show(text: &[u8]) -> Result<(), RemoteError> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text).and_then(|()| stdout.flush()).map_err(RemoteError::io("writing"))
+}
+
+/// Shows an answer for people, where there is one.
+fn show_json(answer: &[u8]) -> Result<(), RemoteError> {
+    if answer.is_empty() {
+        return Ok(());
+    }
+    match serde_json::from_slice::<Value>(answer) {
+        Ok(value) => show(format!("{value:#}\n").as_bytes()),
+        Err(_) => show(answer),
+    }
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Completions and man pages of both programs, made of their command lines' definitions.
+
+use std::io;
+use std::path::Path;
+
+use clap::{Command, CommandFactory};
+use clap_complete::{Shell, generate};
+
+use crate::RemoteError;
+use crate::cli::Cli;
+
+fn programs() -> [Command; 2] {
+    [vmm::cli::Cli::command(), Cli::command()]
+}
+
+/// Completions of both programs for `shell`.
+pub(crate) fn completions(shell: Shell) -> Result<Vec<u8>, RemoteError> {
+    let mut text = Vec::new();
+    for mut program in programs() {
+        let name = program.get_name().to_string();
+        generate(shell, &mut program, name, &mut text);
+    }
+    Ok(text)
+}
+
+/// Writes a page for each program, and for each verb of the client, to `directory`.
+pub(crate) fn man_pages(directory: &Path) -> Result<(), RemoteError> {
+    let write = |program: Command| -> io::Result<()> { clap_mangen::generate_to(program, directory) };
+    std::fs::create_dir_all(directory)
+        .and_then(|()| programs().into_iter().try_for_each(write))
+        .map_err(RemoteError::io(format!("writing man pages to {}", directory.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn completions_name_options_and_verbs_of_both_programs() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let text = String::from_utf8(completions(shell).unwrap()).unwrap();
+            for word in ["iommu-bounce", "api-socket", "power-button", "carom-remote"] {
+                assert!(text.contains(word), "{shell}: {word}");
+            }
+        }
+    }
+
+    #[test]
+    fn there_is_a_man_page_for_each_program() {
+        let dir = tempfile::tempdir().unwrap();
+        man_pages(dir.path()).unwrap();
+        for (page, word) in [("carom.1", "iommu"), ("carom-remote.1", "socket"), ("carom-remote-resize.1", "memory")] {
+            let text = std::fs::read_to_string(dir.path().join(page)).unwrap();
+            assert!(text.starts_with(".ie") && text.contains(word), "{page}: {text}");
+        }
+    }
+}

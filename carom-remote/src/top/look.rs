@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What is seen at one moment, and what changed from one to the next.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use vmm::api::types::{VmCounters, VmInfo};
+
+/// Looks that are kept, for the curve.
+const KEPT: usize = 120;
+
+/// Requests whose rates are shown: counter and heading.
+pub(crate) const RATES: [(&str, &str); 4] = [
+    ("requests_map", "map/s"),
+    ("requests_unmap", "unmap/s"),
+    ("requests_window_add", "window add/s"),
+    ("requests_window_del", "window del/s"),
+];
+
+/// One look.
+pub(crate) struct Look {
+    at: Instant,
+    /// The VM, if one is created.
+    pub(crate) info: Option<VmInfo>,
+    counters: VmCounters,
+}
+
+impl Look {
+    pub(crate) fn new(at: Instant, info: Option<VmInfo>, counters: VmCounters) -> Self {
+        Self { at, info, counters }
+    }
+
+    /// A counter, summed over all devices; 0 where there is none.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        self.counters.values().filter_map(|device| device.get(name)).sum()
+    }
+}
+
+/// The looks so far, the newest last.
+#[derive(Default)]
+pub(crate) struct History(VecDeque<Look>);
+
+impl History {
+    pub(crate) fn add(&mut self, look: Look) {
+        if self.0.len() == KEPT {
+            self.0.pop_front();
+        }
+        self.0.push_back(look);
+    }
+
+    pub(crate) fn newest(&self) -> Option<&Look> {
+        self.0.back()
+    }
+
+    /// How much a counter grew in a second, between the last two looks.
+    pub(crate) fn rate(&self, name: &str) -> u64 {
+        self.rates(name).last().unwrap_or(0)
+    }
+
+    /// The same between any two, the newest last. A counter that fell is another VM's.
+    pub(crate) fn rates(&self, name: &str) -> impl DoubleEndedIterator<Item = u64> {
+        self.0.iter().zip(self.0.iter().skip(1)).map(move |(before, after)| {
+            let seconds = after.at.saturating_duration_since(before.at).as_secs_f64();
+            let grown = after.counter(name).saturating_sub(before.counter(name));
+            per_second(grown, seconds)
+        })
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a rate for people"
+)]
+fn per_second(grown: u64, seconds: f64) -> u64 {
+    if seconds > 0.0 { (grown as f64 / seconds).round() as u64 } else { 0 }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// A running VM with a drive behind the IOMMU, and windows.
+    pub(crate) fn running(at: Instant, maps: u64) -> Look {
+        let info = json!({
+            "config": {"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}},
+            "state": "Running", "memory_actual_size": 2_u64 << 30, "device_tree": {
+                "drive": {"id": "drive", "resources": [], "children": [], "pci_bdf": "0000:00:02.0"}},
+            "iommu_bounce": {"budget": 64 << 20, "max": 1 << 30, "threshold": 65536, "chunk_size": 2 << 20, "hugepages": false,
+                "held_bytes": 12 << 20, "counters": {}, "windows": [{"domain": 1, "endpoints": ["0000:00:02.0"], "read_chunks": 1,
+                "write_chunks": 2, "read_write_chunks": 0, "bytes": 6 << 20}]}});
+        let counters = json!({"_iommu": {"requests_map": maps, "mapped_bytes": 3 << 20, "window_bytes": 6 << 20}});
+        Look::new(at, Some(serde_json::from_value(info).unwrap()), serde_json::from_value(counters).unwrap())
+    }
+
+    #[test]
+    fn rates_are_per_second_and_never_negative() {
+        let start = Instant::now();
+        let mut history = History::default();
+        assert_eq!(history.rate("requests_map"), 0);
+        for (seconds, maps) in [(0, 100), (2, 300), (4, 1300), (6, 5)] {
+            history.add(running(start + Duration::from_secs(seconds), maps));
+        }
+        assert_eq!(history.rates("requests_map").collect::<Vec<_>>(), [100, 500, 0]);
+        assert_eq!(history.rate("requests_unmap"), 0);
+    }
+
+    #[test]
+    fn only_so_many_looks_are_kept() {
+        let mut history = History::default();
+        (0..500).for_each(|maps| history.add(running(Instant::now(), maps)));
+        assert_eq!(history.0.len(), KEPT);
+    }
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The view as text and on a terminal.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Style, Stylize};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Paragraph, Row, Sparkline, Table};
+use vmm::api::types::VmInfo;
+
+use super::look::{History, RATES};
+
+/// Headings of the table of devices.
+const DEVICES: [&str; 6] = ["device", "address", "domain", "window", "chunks r/w/rw", "host device"];
+
+/// Bytes for people.
+fn bytes(bytes: u64) -> String {
+    const UNITS: [(&str, u32); 3] = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let unit = UNITS.iter().find(|(_, shift)| bytes >> shift != 0);
+    unit.map_or(format!("{bytes} B"), |(unit, shift)| {
+        let tenths = (u128::from(bytes) * 10) >> shift;
+        format!("{}.{} {unit}", tenths / 10, tenths % 10)
+    })
+}
+
+/// What the VM is, and what it has mapped.
+fn summary(history: &History) -> Vec<String> {
+    let Some(look) = history.newest() else { return Vec::new() };
+    let Some(info) = &look.info else { return vec!["no VM is created".into()] };
+    let vm =
+        format!("VM {:?}   vCPUs {}   RAM {}", info.state, info.config.cpus.boot_vcpus, bytes(info.memory_actual_size));
+    let mapped = format!(
+        "mapped {} (peak {})   failed requests {}   host errors {}",
+        bytes(look.counter("mapped_bytes")),
+        bytes(look.counter("peak_mapped_bytes")),
+        ["map", "unmap", "attach", "window_add", "window_del", "invalid"]
+            .iter()
+            .map(|kind| look.counter(&format!("failed_{kind}")))
+            .sum::<u64>(),
+        look.counter("host_errors"),
+    );
+    let windows = info.iommu_bounce.as_ref().map(|bounce| {
+        let threshold = if bounce.threshold == 0 { "auto".into() } else { bytes(bounce.threshold.into()) };
+        format!(
+            "windows {} of {} (max {})   held by the host {}   threshold {threshold}",
+            bytes(look.counter("window_bytes")),
+            bytes(bounce.budget),
+            bytes(bounce.max),
+            bytes(bounce.held_bytes),
+        )
+    });
+    [vm, mapped].into_iter().chain(windows).collect()
+}
+
+/// A row for each device that the user gave the VM.
+fn devices(info: &VmInfo) -> Vec<[String; 6]> {
+    let dash = || "–".to_string();
+    let row = |device: &vmm::config::DeviceConfig| {
+        let id = device.id.clone().unwrap_or_default();
+        let address = info.device_tree.get(&id).map_or_else(dash, |node| node.pci_bdf.clone());
+        let windows = info.iommu_bounce.iter().flat_map(|bounce| &bounce.windows);
+        let window = windows.into_iter().find(|window| window.endpoints.contains(&address));
+        let domain = match window {
+            Some(window) => window.domain.to_string(),
+            None if device.iommu => dash(),
+            None => "none, no IOMMU".into(),
+        };
+        let size = window.map_or_else(dash, |window| bytes(window.bytes));
+        let chunks = window.map_or_else(dash, |window| {
+            format!("{}/{}/{}", window.read_chunks, window.write_chunks, window.read_write_chunks)
+        });
+        let host = device.path.file_name().map_or_else(dash, |name| name.to_string_lossy().into_owned());
+        [id, address, domain, size, chunks, host]
+    };
+    info.config.devices.iter().map(row).collect()
+}
+
+/// One look as plain text.
+pub(crate) fn text(history: &History) -> String {
+    let mut text = summary(history).join("\n") + "\n";
+    let rates = RATES.map(|(counter, heading)| format!("{heading} {}", history.rate(counter)));
+    text += &(rates.join("   ") + "\n");
+    for row in history.newest().and_then(|look| look.info.as_ref()).map(devices).unwrap_or_default() {
+        let cells: Vec<_> = DEVICES.iter().zip(&row).map(|(heading, cell)| format!("{heading} {cell}")).collect();
+        text += &(cells.join("   ") + "\n");
+    }
+    text
+}
+
+/// Draws the view.
+pub(crate) fn draw(frame: &mut Frame<'_>, history: &History) {
+    let [head, rates, curve, table, foot] = Layout::vertical([
+        Constraint::Length(5),
+        Constraint::Length(4),
+        Constraint::Length(7),
+        Constraint::Min(3),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
+    let lines: Vec<Line<'_>> = summary(history).into_iter().map(Line::from).collect();
+    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" carom ")), head);
+    draw_rates(frame, rates, history);
+    draw_curve(frame, curve, history);
+    draw_devices(frame, table, history);
+    frame.render_widget(Line::from("q ends").dim(), foot);
+}
+
+fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
+    let heading = Row::new(RATES.map(|(_, heading)| heading)).style(Style::new().bold());
+    let rates = Row::new(RATES.map(|(counter, _)| history.rate(counter).to_string()));
+    let table = Table::new([rates], [Constraint::Fill(1); 4]).header(heading);
+    frame.render_widget(table.block(Block::bordered().title(" requests to the IOMMU ")), area);
+}
+
+fn draw_curve(frame: &mut Frame<'_>, area: Rect, history: &History) {
+    let width = usize::from(area.width.saturating_sub(2));
+    let sums = history.rates(RATES[0].0).zip(history.rates(RATES[1].0)).map(|(map, unmap)| map.saturating_add(unmap));
+    let sums: Vec<u64> = sums.collect();
+    let shown = &sums[sums.len().saturating_sub(width)..];
+    let title = format!(" map and unmap a second, most {} ", shown.iter().max().unwrap_or(&0));
+    frame.render_widget(Sparkline::default().data(shown).block(Block::bordered().title(title)), area);
+}
+
+fn draw_devices(frame: &mut Frame<'_>, area: Rect, history: &History) {
+    let rows = history.newest().and_then(|look| look.info.as_ref()).map(devices).unwrap_or_default();
+    let table = Table::new(rows.into_iter().map(Row::new), [Constraint::Fill(1); 6])
+        .header(Row::new(DEVICES).style(Style::new().bold()));
+    frame.render_widget(table.block(Block::bordered().title(" devices ")), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+    use crate::top::look::{Look, tests::running};
+
+    fn history() -> History {
+        let start = Instant::now();
+        let mut history = History::default();
+        history.add(running(start, 100));
+        history.add(running(start + Duration::from_secs(1), 350));
+        history
+    }
+
+    fn screen(history: &History, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, history)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    #[test]
+    fn bytes_are_written_with_a_tenth() {
+        for (value, written) in
+            [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (64 << 20, "64.0 MiB"), (u64::MAX, "17179869183.9 GiB")]
+        {
+            assert_eq!(bytes(value), written);
+        }
+    }
+
+    #[test]
+    fn screen_and_text_tell_rates_memory_and_windows() {
+        for shown in [screen(&history(), 140, 30), text(&history())] {
+            for word in ["Running", "250", "6.0 MiB of 64.0 MiB", "3.0 MiB", "64.0 KiB", "2.0 GiB"] {
+                assert!(shown.contains(word), "{word}:\n{shown}");
+            }
+        }
+    }
+
+    #[test]
+    fn devices_have_their_window() {
+        let mut look = running(Instant::now(), 0);
+        let info = look.info.as_mut().unwrap();
+        info.config.devices.push(vmm::config::DeviceConfig {
+            path: "/sys/bus/pci/devices/0000:03:00.0".into(),
+            iommu: true,
+            id: Some("drive".into()),
+        });
+        let row = &devices(info)[0];
+        assert_eq!(
+            row.each_ref().map(String::as_str),
+            ["drive", "0000:00:02.0", "1", "6.0 MiB", "1/2/0", "0000:03:00.0"]
+        );
+    }
+
+    #[test]
+    fn small_screens_and_no_vm_do_no_harm() {
+        let mut empty = History::default();
+        assert!(text(&empty).contains("map/s 0"));
+        empty.add(Look::new(Instant::now(), None, Default::default()));
+        assert!(text(&empty).starts_with("no VM is created"));
+        for (width, height) in [(1, 1), (10, 3), (300, 100)] {
+            screen(&history(), width, height);
+            screen(&empty, width, height);
+        }
+    }
+}
