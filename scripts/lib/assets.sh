@@ -76,6 +76,13 @@ build_guest() {
     export CAROM_GUEST_KERNEL CAROM_GUEST_INITRAMFS
 }
 
+# build_newer_guest: the patched kernel of the newest series that there is a patch for.
+build_newer_guest() {
+    local dir
+    dir=$("$CAROM_ROOT/scripts/guest-kernel" --series 7.3)
+    export CAROM_NEWER_KERNEL=$dir/bzImage
+}
+
 # build_stock_guest: Debian's kernel as it is, and an initramfs with modules of it. Not bookworm's first kernel, 6.1: that
 # one is built without virtio-iommu.
 build_stock_guest() {

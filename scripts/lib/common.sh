@@ -163,7 +163,8 @@ need_command() {
 }
 
 # Suites that fetch_deb reads: fixed, so that all machines get the same kernels.
-export _fetch_suite=bookworm
+# What is nowhere else comes from a newer release's backports: sources of newer kernels.
+export _fetch_suite=bookworm _fetch_newer=trixie-backports
 
 # Prints `URI SUITE` pairs for our suites on the Debian mirrors that this machine's own apt configuration names.
 _debian_sources() {
@@ -178,7 +179,8 @@ _debian_sources() {
         security=$(grep -m1 -E '/debian-security$|^[a-z]+://security\.[^/]*/debian-security$' <<<"$uris" || true)
     fi
     [[ -n $archive ]] || die "apt's configuration names no Debian mirror; set CAROM_DEBIAN_MIRROR to one (http://HOST/debian)"
-    printf '%s %s\n' "$archive" "$_fetch_suite" "$archive" "$_fetch_suite-updates" "$archive" "$_fetch_suite-backports"
+    printf '%s %s\n' "$archive" "$_fetch_suite" "$archive" "$_fetch_suite-updates" "$archive" "$_fetch_suite-backports" \
+        "$archive" "$_fetch_newer"
     [[ -z $security ]] || printf '%s %s\n' "$security" "$_fetch_suite-security"
 }
 

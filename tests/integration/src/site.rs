@@ -15,6 +15,8 @@ pub struct Site {
     pub kernel: PathBuf,
     /// The same kernel as an ELF file with a PVH entry (`CAROM_GUEST_KERNEL`/vmlinux).
     pub kernel_elf: PathBuf,
+    /// The patched kernel of a newer series as a bzImage (`CAROM_NEWER_KERNEL`); the demo does without.
+    pub newer_kernel: Option<PathBuf>,
     /// Initramfs for these kernels (`CAROM_GUEST_INITRAMFS`).
     pub initramfs: PathBuf,
     /// Debian's own kernel (`CAROM_STOCK_KERNEL`); the demo does without.
@@ -48,6 +50,7 @@ impl Site {
             carom: existing("CAROM_BIN")?,
             kernel: kernel_dir.join("bzImage"),
             kernel_elf: kernel_dir.join("vmlinux"),
+            newer_kernel: optional("CAROM_NEWER_KERNEL")?,
             initramfs: existing("CAROM_GUEST_INITRAMFS")?,
             stock_kernel: optional("CAROM_STOCK_KERNEL")?,
             stock_initramfs: optional("CAROM_STOCK_INITRAMFS")?,

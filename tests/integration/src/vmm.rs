@@ -26,6 +26,8 @@ pub enum Kernel {
     Patched,
     /// The patched kernel as a PVH ELF file.
     PatchedElf,
+    /// The patched kernel of the newer series, as a bzImage.
+    Newer,
     /// Debian's kernel as packaged, with its modules in the initramfs.
     Stock,
 }
@@ -37,6 +39,7 @@ impl Kernel {
         Ok(match self {
             Self::Patched => (&site.kernel, &site.initramfs),
             Self::PatchedElf => (&site.kernel_elf, &site.initramfs),
+            Self::Newer => (site.newer_kernel.as_deref().context("CAROM_NEWER_KERNEL is not set")?, &site.initramfs),
             Self::Stock => {
                 (site.stock_kernel.as_deref().context(missing)?, site.stock_initramfs.as_deref().context(missing)?)
             }
