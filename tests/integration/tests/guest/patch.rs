@@ -2,6 +2,8 @@
 //! The guest patch by itself: its KUnit tests, its test driver on a device, its other provider of memory, what it does when
 //! nothing is to do.
 
+use std::time::Duration;
+
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Kernel, Outcome, Vmm};
 
@@ -24,7 +26,10 @@ fn kunit(name: &str, guest: impl FnOnce(Guest) -> Guest) {
     let job = format!("dmesg | sed -n 's/^ *\\(ok\\|not ok\\|# dma-bounce:\\) /CAROM-KUNIT \\1 /p'\n{COMPLAINTS}");
 
     let outcome = run(&guest(
-        Guest::new(name).cmdline("kunit.enable=1 kunit.filter_glob=dma-bounce log_buf_len=1M").cpus(2).job(&job),
+        Guest::new(name)
+            .cmdline("kunit.enable=1 kunit.autorun=1 kunit.filter_glob=dma-bounce log_buf_len=1M")
+            .cpus(2)
+            .job(&job),
     ));
 
     let lines: Vec<&str> = outcome.values("CAROM-KUNIT").collect();
@@ -106,13 +111,15 @@ fn guest_pages_serve(name: &str, vmm: Vmm, cmdline: &str) {
     let job = format!(
         "{WAIT_FOR_NVME}{}sed 's/^/CAROM-STAT-/' $(grep -lx \"device $NVME\" /sys/kernel/debug/iommu_bounce/*/stats)\n\
          {COMPLAINTS}",
-        workload::fio_verify(16, 64)
+        workload::fio_verify(8, 64)
     );
     let guest = Guest::new(name)
         .vmm(vmm)
         .iommu_device(&SITE.nvme[0])
         .cmdline("iommu.strict=1 iommu.bounce=auto")
         .cmdline(cmdline)
+        // QEMU's Intel IOMMU is slow in an emulated machine.
+        .time_limit(Duration::from_secs(180))
         .job(&job);
 
     let outcome = run(&guest);
