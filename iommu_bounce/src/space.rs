@@ -15,6 +15,7 @@ use vm_memory::VolatileSlice;
 use crate::backend::{DmaMapper, GuestRam, MapError, MapperGroup, MapperLimits, UnmapError};
 use crate::counters::Counters;
 use crate::domain::{Chunk, Domain, Mapping};
+use crate::report::HostLatency;
 use crate::spec::Status;
 use crate::windows::Windows;
 use crate::{EndpointId, Permissions};
@@ -224,9 +225,11 @@ impl Space {
         counters: &mut Counters,
     ) -> Result<(), Status> {
         let len = slice.len() as u64;
-        let began = Instant::now();
+        let began = HostLatency::is_due(counters.host_maps).then(Instant::now);
         let outcome = self.mapper.map(iova, slice, permissions);
-        counters.host.map.record(began.elapsed());
+        if let Some(began) = began {
+            counters.host.map.record(began.elapsed());
+        }
         match outcome {
             Ok(()) => {
                 counters.note_mapped(memory, len);
@@ -293,9 +296,11 @@ impl Space {
     }
 
     fn try_unmap(&mut self, iova: u64, len: u64, memory: Memory, counters: &mut Counters) -> Result<(), UnmapError> {
-        let began = Instant::now();
+        let began = HostLatency::is_due(counters.host_unmaps).then(Instant::now);
         let outcome = self.mapper.unmap(iova, len);
-        counters.host.unmap.record(began.elapsed());
+        if let Some(began) = began {
+            counters.host.unmap.record(began.elapsed());
+        }
         match outcome {
             Ok(()) => counters.note_unmapped(memory, len),
             Err(_) => counters.host_errors += 1,
