@@ -116,14 +116,23 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     }
     serde_path_to_error::deserialize(value).map_err(|error| {
         let place = error.path().to_string();
-        if place == "." { error.inner().to_string() } else { format!("{place}: {}", error.inner()) }
+        one_line(&if place == "." { error.inner().to_string() } else { format!("{place}: {}", error.inner()) })
     })
+}
+
+/// A message may quote the body: what would end its line is escaped.
+fn one_line(message: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_default().collect() } else { c.to_string() };
+    message.chars().map(escape).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
-    use crate::config::VmConfig;
+    use crate::api::types::VmResize;
+    use crate::config::{DeviceConfig, VmConfig};
 
     fn config(body: &Value) -> Result<VmConfig, String> {
         parse_config(body.to_string().as_bytes())
@@ -150,6 +159,7 @@ mod tests {
             (json!({"payload": {"kernel": "/k"}, "watchdog": true}), ["watchdog", "unknown field"]),
             (json!({"payload": {"kernel": "/k"}, "memory": {"size": "2G"}}), ["memory.size", "2G"]),
             (json!({"payload": {}}), ["payload", "kernel"]),
+            (json!({"payload": {"kernel": "/k"}, "a\nb": 1}), ["a\\nb", "unknown field"]),
             (json!({}), ["payload", "missing"]),
             (json!([{"kernel": "/k"}]), ["JSON", "object"]),
             (json!({"payload": {"kernel": "/k"}, "disks": [{"path": "/x"}]}), ["disks", "unknown field"]),
@@ -170,6 +180,59 @@ mod tests {
             let (parent, name) = pointer.rsplit_once('/').unwrap();
             body.pointer_mut(parent).unwrap().as_object_mut().unwrap().insert(name.into(), value);
             config(&body).unwrap_or_else(|error| panic!("{body}: {error}"));
+        }
+    }
+
+    /// Any JSON, with names that mean something now and then.
+    fn any_json() -> impl Strategy<Value = Value> {
+        let names = [
+            "payload",
+            "kernel",
+            "cpus",
+            "boot_vcpus",
+            "memory",
+            "size",
+            "devices",
+            "path",
+            "iommu",
+            "id",
+            "max",
+            "console",
+            "x",
+        ];
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            ".{0,8}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(5, 64, 8, move |inner| {
+            let name = prop_oneof![prop::sample::select(names.to_vec()).prop_map(String::from), "(?s).{0,4}"];
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
+                prop::collection::btree_map(name, inner, 0..8)
+                    .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_body_is_read_or_refused_in_one_line(value in any_json(), cut in 0usize..64, noise in any::<Vec<u8>>()) {
+            let text = value.to_string();
+            let mut broken = text.as_bytes()[..text.len().saturating_sub(cut)].to_vec();
+            broken.extend(&noise);
+            for body in [text.as_bytes(), &broken, &noise] {
+                for outcome in [
+                    parse_config::<VmConfig>(body).and_then(|mut config| config.prepare().map_err(|error| error.in_json())),
+                    parse_device::<DeviceConfig>(body).map(drop),
+                    parse::<VmResize>(body).map(drop),
+                ] {
+                    prop_assert!(outcome.is_ok() || outcome.is_err_and(|error| error.lines().count() == 1));
+                }
+            }
         }
     }
 
