@@ -196,14 +196,14 @@ mod tests {
 
     #[test]
     fn time_limit_kills() {
-        let finished = run("sleep 60", Limits { time: Duration::from_millis(200), ..LIMITS });
+        let finished = run("exec sleep 60", Limits { time: Duration::from_millis(200), ..LIMITS });
         assert_eq!(finished.ended, Ended::TimedOut);
         assert!(finished.elapsed < Duration::from_secs(20));
     }
 
     #[test]
     fn panic_on_the_console_ends_the_run() {
-        let finished = run("echo 'Kernel panic - not syncing: x'; sleep 60", LIMITS);
+        let finished = run("echo 'Kernel panic - not syncing: x'; exec sleep 60", LIMITS);
         assert_eq!(finished.ended, Ended::GuestPanicked);
     }
 
