@@ -3,7 +3,7 @@
 //! VFIO passthrough with real devices: an NVMe drive and QEMU's `edu`, whose DMA engine the test steers.
 //!
 //! They run where `CAROM_NVME` and `CAROM_EDU` name such devices bound to vfio-pci, as in the rig:
-//! `scripts/rig -- <this test's executable> --ignored --test-threads=1`. `CAROM_IOMMUFD=on` has them go by IOMMUFD instead of
+//! `scripts/rig -- <this test's executable> --test-threads=1`, built with the feature `rig`. `CAROM_IOMMUFD=on` has them go by IOMMUFD instead of
 //! groups and containers, and needs a kernel that has it: `scripts/rig --kernel iommufd`.
 
 #![expect(clippy::unwrap_used, reason = "a test ends there")]
@@ -192,7 +192,6 @@ fn map(
 }
 
 #[test]
-#[ignore = "needs an NVMe drive bound to vfio-pci: CAROM_NVME"]
 fn nvme_shows_itself_and_its_registers() {
     let nvme = open("CAROM_NVME");
     assert_eq!(nvme.config(regs::REVISION) >> 8, 0x01_0802, "class code of NVMe");
@@ -229,7 +228,6 @@ fn nvme_shows_itself_and_its_registers() {
 }
 
 #[test]
-#[ignore = "needs an NVMe drive bound to vfio-pci: CAROM_NVME"]
 fn msix_can_be_turned_on_and_off() {
     let nvme = open("CAROM_NVME");
     let control = nvme.capability(regs::CAP_MSIX).unwrap() + 2;
@@ -244,7 +242,6 @@ fn msix_can_be_turned_on_and_off() {
 }
 
 #[test]
-#[ignore = "needs QEMU's edu device bound to vfio-pci: CAROM_EDU"]
 fn msi_reaches_its_event() {
     let edu = Edu::open();
     let msi = edu.0.capability(regs::CAP_MSI).unwrap();
@@ -264,7 +261,6 @@ fn msi_reaches_its_event() {
 }
 
 #[test]
-#[ignore = "needs QEMU's edu device bound to vfio-pci: CAROM_EDU"]
 fn dma_reaches_what_is_mapped_as_it_is_mapped() {
     let edu = Edu::open();
     let memory = memory();
@@ -303,7 +299,6 @@ fn dma_reaches_what_is_mapped_as_it_is_mapped() {
 }
 
 #[test]
-#[ignore = "needs QEMU's edu device bound to vfio-pci: CAROM_EDU"]
 fn unmap_takes_whole_mappings_only() {
     let edu = Edu::open();
     let memory = memory();
@@ -319,7 +314,6 @@ fn unmap_takes_whole_mappings_only() {
 }
 
 #[test]
-#[ignore = "needs QEMU's edu device bound to vfio-pci, and root: CAROM_EDU"]
 fn limit_on_mappings_is_no_resources() {
     if by_iommufd() {
         // There is no such limit: only memory counts.
@@ -367,7 +361,6 @@ impl Drop for LockedMemoryLimit {
 }
 
 #[test]
-#[ignore = "needs QEMU's edu device bound to vfio-pci, and root: CAROM_EDU"]
 fn limit_on_locked_memory_is_no_resources_and_changes_nothing_else() {
     let edu = Edu::open();
     let memory = memory();
@@ -397,7 +390,6 @@ fn limit_on_locked_memory_is_no_resources_and_changes_nothing_else() {
 }
 
 #[test]
-#[ignore = "needs QEMU's edu device bound to vfio-pci: CAROM_EDU"]
 fn guest_ram_is_mapped_at_itself_until_the_mapping_goes() {
     let edu = Edu::open();
     let memory = memory();
@@ -411,7 +403,6 @@ fn guest_ram_is_mapped_at_itself_until_the_mapping_goes() {
 }
 
 #[test]
-#[ignore = "needs QEMU's edu device bound to vfio-pci: CAROM_EDU"]
 fn second_user_of_a_device_is_told_that_it_is_busy() {
     let edu = Edu::open();
     let platform = Arc::new(Platform::default());
@@ -503,7 +494,6 @@ impl Pair {
 }
 
 #[test]
-#[ignore = "needs two of QEMU's edu devices bound to vfio-pci: CAROM_EDU, CAROM_EDU2"]
 fn mapping_of_a_domain_is_one_call_by_iommufd() {
     let mut pair = Pair::open();
     pair.attach(1, 1);
@@ -518,7 +508,6 @@ fn mapping_of_a_domain_is_one_call_by_iommufd() {
 }
 
 #[test]
-#[ignore = "needs two of QEMU's edu devices bound to vfio-pci: CAROM_EDU, CAROM_EDU2"]
 fn endpoints_come_together_and_part_in_any_order() {
     let mut pair = Pair::open();
     pair.assert_in([None, None]);
@@ -555,7 +544,6 @@ fn endpoints_come_together_and_part_in_any_order() {
 }
 
 #[test]
-#[ignore = "needs two of QEMU's edu devices bound to vfio-pci: CAROM_EDU, CAROM_EDU2"]
 fn device_that_is_closed_leaves_the_other_its_domain() {
     let mut pair = Pair::open();
     pair.attach(1, 1);

@@ -78,7 +78,7 @@ const HUGE_PAGE: u64 = 2 * MIB;
 /// Makes RAM. No page is there before the guest, or a device, touches it; but reserved huge pages are all taken at once.
 ///
 /// Private memory is the default, as the host's kernels by default give huge pages to that, but none to a memfd: with 4 KiB
-/// pages, guests make about 5 to 40 % less I/O. A memfd is for those who share the RAM with other processes.
+/// pages, all that the guest does is slower (docs/benchmarks.md). A memfd is for those who share the RAM with other processes.
 pub fn create(config: &MemoryConfig) -> Result<Arc<GuestMemoryMmap>, MemoryError> {
     let size = config.size;
     let file = (config.shared || config.hugepages).then(|| memfd(config)).transpose()?;

@@ -272,7 +272,7 @@ impl Outcome {
 }
 
 /// Whether the guest's kernel was ended by what no kernel or VMM can do: an interrupt at the first instruction of the entry for
-/// system calls, where interrupts are off. QEMU's emulation of nested guests does so once in some hundred boots.
+/// system calls, where interrupts are off. QEMU's emulation of nested guests does so now and then.
 fn emulator_failed(console: &str) -> bool {
     console.contains("PANIC: double fault") && console.contains("RIP: 0010:entry_SYSCALL_64+0x0/")
 }

@@ -27,21 +27,26 @@ marker() {
 }
 "#;
 
-fn reboots_twice(name: &str, bounce: Option<&str>) {
+/// A job that runs in three boots: each verifies I/O and finds the marker of the one before; the first two end by `restart`.
+fn three_boots(restart: &str) -> String {
     let id = unique();
     let verify = workload::fio_verify(8, 32);
-    let job = format!(
+    format!(
         r#"{WAIT_FOR_NVME}{MARKER}
 FOUND=$(marker)
 echo "CAROM-BOOT ${{FOUND#{id}-}}"
 {verify}
 case $FOUND in
 {id}-2) marker {id}-done ;;
-{id}-1) marker {id}-2; touch /reboot-requested ;;
-*) marker {id}-1; touch /reboot-requested ;;
+{id}-1) marker {id}-2; {restart} ;;
+*) marker {id}-1; {restart} ;;
 esac
 "#
-    );
+    )
+}
+
+fn reboots_twice(name: &str, bounce: Option<&str>) {
+    let job = three_boots("touch /reboot-requested");
     let mut guest = Guest::new(name).iommu_device(&SITE.nvme[0]).cmdline("iommu.strict=1").job(&job);
     if let Some(bounce) = bounce {
         guest = guest.bounce(bounce);
@@ -77,20 +82,7 @@ fn reboot_without_windows_loses_nothing() {
 #[test]
 fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
     // An emergency restart, as a crash: the kernel neither unmaps nor resets anything before the machine resets.
-    let id = unique();
-    let verify = workload::fio_verify(8, 32);
-    let job = format!(
-        r#"{WAIT_FOR_NVME}{MARKER}
-FOUND=$(marker)
-echo "CAROM-BOOT ${{FOUND#{id}-}}"
-{verify}
-case $FOUND in
-{id}-2) marker {id}-done ;;
-{id}-1) marker {id}-2; echo b >/proc/sysrq-trigger; sleep 60 ;;
-*) marker {id}-1; echo b >/proc/sysrq-trigger; sleep 60 ;;
-esac
-"#
-    );
+    let job = three_boots("echo b >/proc/sysrq-trigger; sleep 60");
     let guest =
         Guest::new("reset-parks").iommu_device(&SITE.nvme[0]).bounce("size=64M").cmdline("iommu.strict=1").job(&job);
 
