@@ -4,6 +4,7 @@
 
 use std::ffi::OsString;
 use std::marker::PhantomData;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
@@ -47,9 +48,12 @@ pub struct Cli {
     /// Paravirtual console: off is the only choice yet
     #[arg(long, value_name = "MODE", default_value = "off")]
     console: ConsoleConfig,
-    /// Socket to serve the REST API on: path=FILE or fd=NUMBER
+    /// Socket to serve the REST API on: path=FILE or fd=NUMBER; FILE alone is a path too
     #[arg(long, value_name = "path=FILE|fd=N")]
     api_socket: Option<FileOrFd<ApiSocketOption>>,
+    /// Address to serve metrics on, to whoever connects: tcp=ADDRESS:PORT
+    #[arg(long, value_name = "tcp=ADDRESS:PORT")]
+    metrics: Option<MetricsAddress>,
     /// Stay when the guest has ended, so that a client of the API can boot it again
     #[arg(long, requires = "api_socket")]
     no_shutdown: bool,
@@ -68,6 +72,8 @@ pub struct Cli {
 pub trait OptionName {
     /// Its name.
     const NAME: &'static str;
+    /// Whether a value without a key is a path, as Cloud Hypervisor has it.
+    const BARE_PATH: bool = false;
 }
 
 /// `--api-socket`.
@@ -76,6 +82,7 @@ pub struct ApiSocketOption;
 
 impl OptionName for ApiSocketOption {
     const NAME: &'static str = "--api-socket";
+    const BARE_PATH: bool = true;
 }
 
 /// `--event-monitor`.
@@ -108,9 +115,12 @@ impl<O> FileOrFd<O> {
 impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
     type Err = ConfigError;
 
-    /// Parses `path=FILE` or `fd=NUMBER`.
+    /// Parses `path=FILE` or `fd=NUMBER`, or a path alone where [`OptionName::BARE_PATH`] says so.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let wrong = || ConfigError::new(O::NAME, format!("'{text}' is neither path=FILE nor fd=NUMBER"));
+        if O::BARE_PATH && !text.is_empty() && !text.contains('=') {
+            return Ok(Self::Path(text.into()));
+        }
         match text.split_once('=').ok_or_else(wrong)? {
             ("path", path) if !path.is_empty() => Ok(Self::Path(path.into())),
             ("fd", number) => {
@@ -123,6 +133,27 @@ impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
     }
 }
 
+/// `--metrics`: a TCP address, whose port may be 0 for one of the kernel's choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetricsAddress(pub SocketAddr);
+
+impl OptionName for MetricsAddress {
+    const NAME: &'static str = "--metrics";
+}
+
+impl std::str::FromStr for MetricsAddress {
+    type Err = ConfigError;
+
+    /// Parses `tcp=ADDRESS:PORT`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let address = text.strip_prefix("tcp=").ok_or_else(|| {
+            ConfigError::new(Self::NAME, format!("'{text}' is not tcp=ADDRESS:PORT, such as tcp=127.0.0.1:9100"))
+        })?;
+        let rule = || format!("'{address}' is no IP address with a port, such as 127.0.0.1:9100 or [::1]:9100");
+        address.parse().map(Self).map_err(|_| ConfigError::new("--metrics tcp", rule()))
+    }
+}
+
 /// What the program is to do.
 #[derive(Debug)]
 pub struct Invocation {
@@ -130,6 +161,8 @@ pub struct Invocation {
     pub vm: Option<VmConfig>,
     /// Where the API is served.
     pub api_socket: Option<FileOrFd<ApiSocketOption>>,
+    /// Where metrics are served besides.
+    pub metrics: Option<MetricsAddress>,
     /// Whether the VMM stays when the guest has ended.
     pub no_shutdown: bool,
     /// Where events go.
@@ -179,6 +212,7 @@ where
     Ok(Invocation {
         vm,
         api_socket: cli.api_socket,
+        metrics: cli.metrics,
         no_shutdown: cli.no_shutdown,
         event_monitor: cli.event_monitor,
         verbosity: cli.verbosity.min(3),
@@ -243,9 +277,24 @@ mod tests {
             (&["--kernel", "k", "--iommu-bounce"][..], "iommu=on"),
             (&["--kernel", "k", "--console", "tty"][..], "--console: only 'off'"),
             (&["--kernel", "k", "--event-monitor", "fd=1"][..], "--event-monitor fd"),
-            (&["--kernel", "k", "--api-socket", "/s"][..], "--api-socket: '/s' is neither path=FILE nor fd=NUMBER"),
+            (
+                &["--kernel", "k", "--event-monitor", "/e"][..],
+                "--event-monitor: '/e' is neither path=FILE nor fd=NUMBER",
+            ),
+            (&["--kernel", "k", "--api-socket", ""][..], "--api-socket"),
+            (&["--kernel", "k", "--api-socket", "file=/s"][..], "--api-socket: 'file=/s' is neither path=FILE nor"),
             (&["--kernel", "k", "--api-socket", "fd=x"][..], "--api-socket fd"),
             (&["--kernel", "k", "--no-shutdown"][..], "--api-socket"),
+            (
+                &["--kernel", "k", "--metrics", "127.0.0.1:9100"][..],
+                "--metrics: '127.0.0.1:9100' is not tcp=ADDRESS:PORT",
+            ),
+            (
+                &["--kernel", "k", "--metrics", "tcp=localhost:9100"][..],
+                "--metrics tcp: 'localhost:9100' is no IP address",
+            ),
+            (&["--kernel", "k", "--metrics", "tcp=127.0.0.1"][..], "with a port"),
+            (&["--kernel", "k", "--metrics", "tcp=127.0.0.1:65536"][..], "--metrics tcp"),
             (&["--api-socket", "path=/s", "--initramfs", "i"][..], "--kernel"),
             (&["--kernel", "k", "--cpus", "boot=2,max=4"][..], "--cpus max: 4 is not 2"),
             (&["--kernel", "k", "extra"][..], "extra"),
@@ -261,6 +310,16 @@ mod tests {
         let invocation = parse(["carom", "--api-socket", "fd=7", "--no-shutdown"]).unwrap();
         assert!(invocation.vm.is_none() && invocation.no_shutdown);
         assert_eq!(invocation.api_socket.unwrap().fd(), Some(7));
+        let invocation = parse(["carom", "--api-socket", "/run/vm.sock"]).unwrap();
+        assert_eq!(invocation.api_socket, Some(FileOrFd::Path("/run/vm.sock".into())));
+    }
+
+    #[test]
+    fn metrics_take_an_address_of_either_family() {
+        for address in ["127.0.0.1:9100", "[::]:0"] {
+            let invocation = parse(["carom", "--kernel", "k", "--metrics", &format!("tcp={address}")]).unwrap();
+            assert_eq!(invocation.metrics, Some(MetricsAddress(address.parse().unwrap())));
+        }
     }
 
     #[test]

@@ -1,19 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! A stream of events as JSON, one a line, with Cloud Hypervisor's fields.
+//!
+//! A thread of its own writes: the file may be a pipe whose reader has stopped to read, and the VM must not stop with it.
 
 use std::fs::File;
-use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::fs::{OFlags, fcntl_getfl};
 use serde::Serialize;
+
+/// Most events that wait to be written. Further ones are lost, and counted.
+const MAX_WAITING: usize = 1024;
 
 /// Where events are written; clones write to the same place. Without a file, events are dropped.
 #[derive(Clone)]
 pub struct EventMonitor {
-    file: Option<Arc<Mutex<File>>>,
+    queue: Option<SyncSender<Task>>,
+    /// Events that were lost since the last that was not.
+    lost: Arc<AtomicU64>,
     start: Instant,
+}
+
+/// What the writing thread is to do.
+enum Task {
+    /// Write a line.
+    Line(Vec<u8>),
+    /// Say that all before is written.
+    Flush(SyncSender<()>),
 }
 
 #[derive(Serialize)]
@@ -31,10 +50,28 @@ struct Event<'a, P: Serialize> {
     properties: Option<P>,
 }
 
+#[derive(Serialize)]
+struct Lost {
+    count: u64,
+}
+
 impl EventMonitor {
+    /// A monitor that drops events.
+    pub fn none() -> Self {
+        Self { queue: None, lost: Arc::default(), start: Instant::now() }
+    }
+
     /// A monitor that writes to `file`.
-    pub fn new(file: Option<File>) -> Self {
-        Self { file: file.map(|file| Arc::new(Mutex::new(file))), start: Instant::now() }
+    ///
+    /// # Errors
+    /// The file is not open for writing, or there can be no more threads.
+    pub fn new(file: File) -> io::Result<Self> {
+        if fcntl_getfl(&file)?.intersection(OFlags::RWMODE) == OFlags::RDONLY {
+            return Err(io::Error::other("it is not open for writing"));
+        }
+        let (queue, tasks) = mpsc::sync_channel(MAX_WAITING);
+        thread::Builder::new().name("events".into()).spawn(move || write(file, &tasks))?;
+        Ok(Self { queue: Some(queue), ..Self::none() })
     }
 
     /// Writes an event without properties.
@@ -42,43 +79,134 @@ impl EventMonitor {
         self.event_with(source, event, None::<()>);
     }
 
-    /// Writes an event. A full disk or a closed pipe costs the event, not the VM.
+    /// Writes an event. A full disk, or a pipe that is closed or full, costs the event, not the VM.
     pub fn event_with<P: Serialize>(&self, source: &str, event: &str, properties: Option<P>) {
-        let Some(file) = &self.file else { return };
+        let Some(queue) = &self.queue else { return };
+        let lost = self.lost.swap(0, Ordering::Relaxed);
+        let told = lost == 0 || self.send(queue, "event-monitor", "lost", Some(Lost { count: lost }));
+        let sent = told && self.send(queue, source, event, properties);
+        // Of what is lost, the number is told as soon as something can be.
+        let again = u64::from(!sent) + if told { 0 } else { lost };
+        self.lost.fetch_add(again, Ordering::Relaxed);
+        if again == 1 {
+            log::warn!("event {source}:{event} is lost, and maybe more to come: nobody reads them");
+        }
+    }
+
+    fn send<P: Serialize>(&self, queue: &SyncSender<Task>, source: &str, event: &str, properties: Option<P>) -> bool {
         let elapsed = self.start.elapsed();
         let timestamp = Timestamp { secs: elapsed.as_secs(), nanos: elapsed.subsec_nanos() };
-        let written = serde_json::to_vec(&Event { timestamp, source, event, properties })
-            .map_err(std::io::Error::other)
-            .and_then(|mut line| {
+        match serde_json::to_vec(&Event { timestamp, source, event, properties }) {
+            Ok(mut line) => {
                 line.push(b'\n');
-                file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line)
-            });
-        if let Err(error) = written {
-            log::warn!("event {source}:{event} is lost: {error}");
+                queue.try_send(Task::Line(line)).is_ok()
+            }
+            Err(error) => {
+                log::warn!("event {source}:{event}: {error}");
+                false
+            }
+        }
+    }
+
+    /// Waits until all events so far are written, but not longer than `limit`.
+    pub fn flush(&self, limit: Duration) {
+        let Some(queue) = &self.queue else { return };
+        let (written, all) = mpsc::sync_channel(1);
+        if queue.try_send(Task::Flush(written)).is_err() || all.recv_timeout(limit).is_err() {
+            log::warn!("the last events are lost: nobody reads them");
+        }
+    }
+}
+
+/// Writes what comes, until nobody can send any more.
+fn write(mut file: File, tasks: &Receiver<Task>) {
+    for task in tasks {
+        match task {
+            Task::Line(line) => {
+                if let Err(error) = file.write_all(&line) {
+                    log::warn!("an event is lost: {error}");
+                }
+            }
+            // Whoever asked may have stopped to wait.
+            Task::Flush(written) => drop(written.send(())),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Seek};
+    use std::io::{BufRead, BufReader, Read, Seek};
+    use std::os::fd::OwnedFd;
+
+    use serde_json::Value;
 
     use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
 
     #[test]
     fn events_are_lines_of_json_with_cloud_hypervisors_fields() {
         let mut file = tempfile::tempfile().unwrap();
-        let monitor = EventMonitor::new(Some(file.try_clone().unwrap()));
+        let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
         monitor.event("vm", "booted");
         monitor.event_with("virtio-iommu", "counters", Some([1, 2]));
+        monitor.flush(PATIENCE);
         let mut text = String::new();
         file.rewind().unwrap();
         file.read_to_string(&mut text).unwrap();
-        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines[0]["source"], "vm");
         assert_eq!(lines[0]["event"], "booted");
         assert!(lines[0]["properties"].is_null());
         assert!(lines[0]["timestamp"]["secs"].is_u64());
         assert_eq!(lines[1]["properties"][1], 2);
+    }
+
+    #[test]
+    fn reader_that_stops_loses_events_and_learns_how_many_but_holds_nobody_up() {
+        let (reader, writer) = io::pipe().unwrap();
+        let monitor = EventMonitor::new(File::from(OwnedFd::from(writer))).unwrap();
+        let big = "x".repeat(100_000);
+        const SENT: usize = MAX_WAITING + 500;
+        let start = Instant::now();
+        (0..SENT).for_each(|number| monitor.event_with("vm", "big", Some((number, &big))));
+        monitor.flush(Duration::from_millis(10));
+        assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+
+        // It reads again: what was waiting comes, then how many are missing, then what follows.
+        let mut lines =
+            BufReader::new(reader).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+        let mut seen = 0;
+        let lost = loop {
+            let line = lines.next().unwrap();
+            if line["event"] == "lost" {
+                break line["properties"]["count"].as_u64().unwrap();
+            }
+            assert_eq!(line["properties"][0], seen);
+            seen += 1;
+            if seen == 100 {
+                // There is room again by now.
+                monitor.event("vm", "after");
+            }
+        };
+        assert_eq!(lines.next().unwrap()["event"], "after");
+        assert_eq!(seen + lost, SENT as u64);
+        assert!(lost >= 400, "{lost}");
+    }
+
+    #[test]
+    fn closed_pipe_costs_the_events_only() {
+        let (reader, writer) = io::pipe().unwrap();
+        let monitor = EventMonitor::new(File::from(OwnedFd::from(writer))).unwrap();
+        drop(reader);
+        monitor.event("vm", "booted");
+        monitor.flush(PATIENCE);
+    }
+
+    #[test]
+    fn file_that_cannot_be_written_is_refused() {
+        let (reader, _writer) = io::pipe().unwrap();
+        let error = EventMonitor::new(File::from(OwnedFd::from(reader))).err().unwrap();
+        assert!(error.to_string().contains("writing"), "{error}");
     }
 }

@@ -3,11 +3,15 @@
 //! The `carom` program: exit status 0 when the guest powered off, 1 for a failure, 2 for a mistake of the user's.
 
 use std::fs::File;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use vmm::api::{ApiServer, ApiSocket, Shared};
-use vmm::cli::{self, ApiSocketOption, CliOutcome, EventMonitorOption, FileOrFd, Invocation, OptionName};
+use vmm::cli::{
+    self, ApiSocketOption, CliOutcome, EventMonitorOption, FileOrFd, Invocation, MetricsAddress, OptionName,
+};
 use vmm::control::{Control, ControlError, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::inherited::InheritedFds;
@@ -17,6 +21,8 @@ use vmm::vm::{Vm, VmError};
 const FAILURE: u8 = 1;
 /// Exit status for a mistake of the user's.
 const MISTAKE: u8 = 2;
+/// How long the last events may take to be written when the program ends.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let invocation = match cli::parse(std::env::args_os()) {
@@ -40,21 +46,27 @@ fn main() -> ExitCode {
 }
 
 fn run(invocation: Invocation) -> Result<(), VmError> {
-    let Invocation { vm, api_socket, no_shutdown, event_monitor, verbosity, log_file } = invocation;
+    let Invocation { vm, api_socket, metrics, no_shutdown, event_monitor, verbosity, log_file } = invocation;
     // Descriptors before any are opened; the socket when what ends the program ends it in order.
     let mut inherited = take_inherited(api_socket.as_ref(), event_monitor.as_ref())?;
     start_log(verbosity, log_file.as_deref())?;
-    let events = event_monitor.map(|option| open_event_monitor(&option, &mut inherited)).transpose()?;
-    let monitor = EventMonitor::new(events);
+    let monitor = match event_monitor {
+        Some(option) => open_event_monitor(&option, &mut inherited)?,
+        None => EventMonitor::none(),
+    };
     let control = Control::<Vm>::new(monitor.clone(), Options { no_shutdown });
     control.watch_signals()?;
     let socket = api_socket.map(|option| make_socket(&option, &mut inherited)).transpose()?;
+    let metrics = metrics.map(listen_for_metrics).transpose()?;
     monitor.event("vmm", "starting");
-    let start = |socket| ApiServer::start(socket, Shared { control: control.handle() });
-    let server = socket.map(start).transpose().map_err(|source| VmError::Device { what: "serving the API", source })?;
+    let server = (socket.is_some() || metrics.is_some())
+        .then(|| ApiServer::start(socket, metrics, Shared { control: control.handle() }))
+        .transpose()
+        .map_err(|source| VmError::Device { what: "serving the API", source })?;
     let result = serve(control, vm);
     monitor.event("vmm", "shutdown");
     drop(server);
+    monitor.flush(LAST_EVENTS);
     result
 }
 
@@ -118,13 +130,25 @@ fn make_socket(option: &FileOrFd<ApiSocketOption>, inherited: &mut InheritedFds)
     made.map_err(|source| VmError::File { option: ApiSocketOption::NAME, path, source })
 }
 
-fn open_event_monitor(option: &FileOrFd<EventMonitorOption>, inherited: &mut InheritedFds) -> Result<File, VmError> {
-    match option {
-        FileOrFd::Path(path) => create(EventMonitorOption::NAME, path),
-        FileOrFd::Fd(number, _) => inherited.give(*number).map(File::from).ok_or_else(|| VmError::File {
-            option: EventMonitorOption::NAME,
-            path: format!("fd={number}"),
-            source: std::io::Error::other("not open"),
-        }),
-    }
+fn listen_for_metrics(MetricsAddress(address): MetricsAddress) -> Result<TcpListener, VmError> {
+    let file_error = |source| VmError::File { option: MetricsAddress::NAME, path: format!("tcp={address}"), source };
+    let listener = TcpListener::bind(address).map_err(file_error)?;
+    // With port 0 this is how to learn which it is.
+    log::info!("metrics are served at http://{}/metrics", listener.local_addr().map_err(file_error)?);
+    Ok(listener)
+}
+
+fn open_event_monitor(
+    option: &FileOrFd<EventMonitorOption>,
+    inherited: &mut InheritedFds,
+) -> Result<EventMonitor, VmError> {
+    let (path, file) = match option {
+        FileOrFd::Path(path) => (path.display().to_string(), File::create(path)),
+        FileOrFd::Fd(number, _) => {
+            let fd = inherited.give(*number).ok_or_else(|| std::io::Error::other("not open"));
+            (format!("fd={number}"), fd.map(File::from))
+        }
+    };
+    let file_error = |source| VmError::File { option: EventMonitorOption::NAME, path, source };
+    file.and_then(EventMonitor::new).map_err(file_error)
 }

@@ -5,7 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -415,4 +416,148 @@ fn many_clients_at_once_are_all_answered() {
             });
         }
     });
+}
+
+/// Starts the program with metrics on a port of the kernel's choice, and tells which it is.
+fn with_metrics(arguments: &[&str]) -> (Child, SocketAddr) {
+    let mut child = program().args(["--metrics", "tcp=127.0.0.1:0", "-v"]).args(arguments).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let address = lines.find_map(|line| {
+        let line = line.unwrap();
+        line.split_once("http://")?.1.strip_suffix("/metrics")?.parse().ok()
+    });
+    // Whatever else it says must not fill the pipe.
+    thread::spawn(move || lines.count());
+    (child, address.unwrap())
+}
+
+/// What comes of some bytes on a connection of their own.
+fn exchange(address: SocketAddr, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request).unwrap();
+    let mut answer = String::new();
+    // One that was sent away before its request was read may see a reset.
+    let _ = stream.read_to_string(&mut answer);
+    answer
+}
+
+#[test]
+fn address_for_metrics_serves_them_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("api.sock");
+    let (child, address) = with_metrics(&["--api-socket", &socket.display().to_string()]);
+    let mut carom = Carom { child, socket, _dir: dir };
+    let ask =
+        |head: &str| exchange(address, format!("{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes());
+    let answer = ask("GET /metrics");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("carom_vm_state{state=\"none\"} 1"), "{answer}");
+    assert!(ask("PUT /metrics").starts_with("HTTP/1.1 405"));
+    for operation in vmm::api::operations::OPERATIONS.iter().filter(|operation| operation.name != "/metrics") {
+        let answer = ask(&format!("{} {}", operation.verb.name(), operation.path()));
+        assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("only /metrics"), "{answer}");
+    }
+    assert_eq!(carom.put("vmm.shutdown").0, 204);
+    assert!(carom.wait().success());
+    assert!(TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn strangers_at_the_address_for_metrics_keep_nobody_from_the_api() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("api.sock");
+    let (child, address) = with_metrics(&["--api-socket", &socket.display().to_string()]);
+    let mut carom = Carom { child, socket, _dir: dir };
+    // More than there are places, half of them in the middle of a request.
+    let mut held: Vec<_> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+    held.iter_mut().step_by(2).for_each(|stream| drop(stream.write_all(b"GET /metr")));
+    let start = Instant::now();
+    while !exchange(address, b"").starts_with("HTTP/1.1 429") {
+        assert!(start.elapsed() < PATIENCE);
+    }
+    for _ in 0..50 {
+        assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
+    }
+    // Places come back.
+    drop(held);
+    while !exchange(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .starts_with("HTTP/1.1 200")
+    {
+        assert!(start.elapsed() < PATIENCE);
+    }
+    assert_eq!(carom.put("vmm.shutdown").0, 204);
+    assert!(carom.wait().success());
+}
+
+#[test]
+fn address_for_metrics_that_cannot_be_had_is_said_so() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp={}", taken.local_addr().unwrap());
+    let output = program().args(["--kernel", "/k", "--metrics", &address]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.starts_with(&format!("carom: --metrics {address}: ")), "{text}");
+}
+
+#[test]
+fn client_that_does_not_take_its_answers_is_cut_off() {
+    let carom = Carom::start();
+    let mut greedy = carom.connect();
+    let start = Instant::now();
+    // The document is long: the answers soon fill what the kernel keeps, and then the requests do.
+    let request = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n";
+    greedy.set_write_timeout(Some(PATIENCE * 2)).unwrap();
+    let error = loop {
+        if let Err(error) = greedy.write_all(request) {
+            break error;
+        }
+        assert!(start.elapsed() < PATIENCE * 2);
+    };
+    assert!(matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{error}");
+    assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
+}
+
+#[test]
+fn pipe_for_events_that_nobody_reads_stops_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("api.sock");
+    let (reader, writer) = std::io::pipe().unwrap();
+    // The shell passes its standard input on as descriptor 7.
+    let child = Command::new("sh")
+        .args([
+            "-c",
+            "exec \"$0\" --event-monitor fd=7 --api-socket \"$1\" 7>&0 0</dev/null",
+            env!("CARGO_BIN_EXE_carom"),
+        ])
+        .arg(&socket)
+        .stdin(Stdio::from(writer))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut carom = Carom { child, socket, _dir: dir };
+    let start = Instant::now();
+    while UnixStream::connect(&carom.socket).is_err() {
+        assert!(start.elapsed() < PATIENCE, "no API");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let config = json!({"payload": {"kernel": "/k"}});
+    // Each round is an event of about 100 bytes: they fill the pipe (64 KiB) more than once.
+    for _ in 0..3000 {
+        assert_eq!(carom.request("PUT", "vm.create", Some(&config)).0, 204);
+        assert_eq!(carom.put("vm.delete").0, 204);
+    }
+    assert_eq!(carom.put("vmm.shutdown").0, 204);
+    assert!(carom.wait().success());
+    drop(reader);
+}
+
+#[test]
+fn descriptor_for_events_must_be_writable() {
+    let output = Command::new("sh")
+        .args(["-c", "exec \"$0\" --kernel /k --event-monitor fd=7 7</dev/null", env!("CARGO_BIN_EXE_carom")])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("--event-monitor fd=7: it is not open for writing"), "{text}");
 }

@@ -3,12 +3,14 @@
 //! The REST API: HTTP on a unix socket, with Cloud Hypervisor's paths, fields and status codes.
 //!
 //! [`types`] are what goes over the wire, [`operations`] is the table of paths that both the server and the OpenAPI
-//! document follow, [`server`] speaks HTTP, [`socket`] makes the socket. What a call does is [`crate::control`]'s.
+//! document follow, [`server`] speaks HTTP, [`socket`] makes the socket,
+//! `respond` turns requests into calls and what comes of them into responses. What a call does is [`crate::control`]'s.
 
 pub mod body;
 pub mod document;
 pub mod metrics;
 pub mod operations;
+mod respond;
 pub mod server;
 pub mod socket;
 pub mod types;

@@ -12,6 +12,9 @@ use crate::control::Call;
 /// Where all paths start.
 pub const ROOT: &str = "/api/v1/";
 
+/// Path of the metrics.
+pub const METRICS: &str = "/metrics";
+
 /// How an operation is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
@@ -230,7 +233,7 @@ pub static OPERATIONS: &[Operation] = &[
     },
     Operation {
         verb: Verb::Get,
-        name: "/metrics",
+        name: METRICS,
         id: "metrics",
         summary: "Figures in Prometheus' text form.",
         request: None,

@@ -2,38 +2,33 @@
 
 //! The HTTP server: one thread, however many clients.
 //!
-//! A client that sends slowly or not at all holds nothing but its own connection, and that only for a while. Calls go to
-//! the control thread; a client that goes away meanwhile does not undo its call.
+//! A client that sends slowly or not at all, or does not take its answers, holds nothing but its own connection, and that
+//! only for a while. Calls go to the control thread; a client that goes away meanwhile does not undo its call.
 
 use std::convert::Infallible;
 use std::io;
+use std::net::TcpListener as StdTcpListener;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::timeout;
+use tokio_io_timeout::TimeoutStream;
 
-use super::operations::{self, Action, Operation, Verb};
-use super::types::VmmPing;
-use super::{ApiSocket, document, metrics};
-use crate::control::{Call, ControlError, ControlHandle, Reply};
+use super::ApiSocket;
+use super::operations::{self, Operation};
+use super::respond::respond;
+use crate::control::ControlHandle;
 
-/// Most clients that are connected at once; who comes then is told to try again. Each takes a descriptor.
-const MAX_CLIENTS: usize = 256;
-/// Longest body in bytes.
-const MAX_BODY: usize = 1 << 20;
 /// How long a client may take to send the head of a request, and be silent between two.
 const HEAD_TIME: Duration = Duration::from_secs(30);
-/// How long a client may take to send a body.
-const BODY_TIME: Duration = Duration::from_secs(10);
+/// How long a client may take nothing of its answer.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// How long the last answers may take to be sent when the VMM ends.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 /// How long to wait when no connection can be accepted, for want of descriptors.
@@ -49,29 +44,66 @@ pub struct Shared {
     pub control: ControlHandle,
 }
 
+/// Where clients come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Door {
+    /// The API's socket, on which everything is served.
+    Api,
+    /// The address for metrics, on which nothing else is.
+    Metrics,
+}
+
+impl Door {
+    /// Most clients that are connected at once; who comes then is told to try again. Each takes a descriptor. The doors
+    /// share no places, so that strangers at one cannot keep the owner from the other.
+    fn places(self) -> usize {
+        match self {
+            Self::Api => 256,
+            Self::Metrics => 16,
+        }
+    }
+
+    /// Whether the operation is served here.
+    pub(super) fn has(self, operation: &Operation) -> bool {
+        self == Self::Api || operation.name == operations::METRICS
+    }
+
+    /// What to add when there is no such operation.
+    pub(super) fn hint(self) -> &'static str {
+        match self {
+            Self::Api => "",
+            Self::Metrics => ": only /metrics is served here",
+        }
+    }
+}
+
 /// The running server. Dropping it sends the last answers and ends it, and removes the socket.
 pub struct ApiServer {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     // Behind the thread: the socket's file goes when nobody serves it any more.
-    _socket: ApiSocket,
+    _socket: Option<ApiSocket>,
 }
 
 impl ApiServer {
-    /// Starts serving `socket`.
-    pub fn start(socket: ApiSocket, shared: Shared) -> io::Result<Self> {
-        let listener = socket.listener().try_clone()?;
-        listener.set_nonblocking(true)?;
+    /// Starts serving everything on `socket`, and only metrics on `metrics`.
+    ///
+    /// # Errors
+    /// A listener cannot be used, or the process can have no more descriptors or threads.
+    pub fn start(socket: Option<ApiSocket>, metrics: Option<StdTcpListener>, shared: Shared) -> io::Result<Self> {
+        let api = socket.as_ref().map(|socket| socket.listener().try_clone()).transpose()?;
+        api.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true))?;
+        metrics.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        // Registered with the runtime before the thread starts, so that what fails is told.
+        let entered = runtime.enter();
+        let api = api.map(UnixListener::from_std).transpose()?;
+        let metrics = metrics.map(TcpListener::from_std).transpose()?;
+        drop(entered);
         let (stop, stopped) = oneshot::channel();
-        let thread = thread::Builder::new().name("api".into()).spawn(move || {
-            runtime.block_on(async {
-                match UnixListener::from_std(listener) {
-                    Ok(listener) => serve(listener, Arc::new(shared), stopped).await,
-                    Err(error) => log::error!("the API socket cannot be served: {error}"),
-                }
-            });
-        })?;
+        let thread = thread::Builder::new()
+            .name("api".into())
+            .spawn(move || runtime.block_on(serve(api, metrics, Arc::new(shared), stopped)))?;
         Ok(Self { stop: Some(stop), thread: Some(thread), _socket: socket })
     }
 }
@@ -87,49 +119,111 @@ impl Drop for ApiServer {
     }
 }
 
-async fn serve(listener: UnixListener, shared: Arc<Shared>, stopped: oneshot::Receiver<()>) {
+/// What connections come from.
+trait Listener {
+    /// A connection.
+    type Stream: AsyncRead + AsyncWrite + Send + 'static;
+    /// The next one.
+    async fn next(&self) -> io::Result<Self::Stream>;
+    /// Sends as much as it takes at once.
+    fn send_now(stream: &Self::Stream, bytes: &[u8]) -> io::Result<usize>;
+}
+
+impl Listener for UnixListener {
+    type Stream = UnixStream;
+
+    async fn next(&self) -> io::Result<UnixStream> {
+        self.accept().await.map(|(stream, _)| stream)
+    }
+
+    fn send_now(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
+        stream.try_write(bytes)
+    }
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> io::Result<TcpStream> {
+        self.accept().await.map(|(stream, _)| stream)
+    }
+
+    fn send_now(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+        stream.try_write(bytes)
+    }
+}
+
+async fn serve(
+    api: Option<UnixListener>,
+    metrics: Option<TcpListener>,
+    shared: Arc<Shared>,
+    stopped: oneshot::Receiver<()>,
+) {
     let (stop, stopping) = watch::channel(false);
-    let clients = Arc::new(Semaphore::new(MAX_CLIENTS));
-    let accept = async {
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => match clients.clone().try_acquire_owned() {
-                    Ok(place) => {
-                        let connection = connection(stream, shared.clone(), stopping.clone());
-                        tokio::spawn(async move {
-                            connection.await;
-                            drop(place);
-                        });
-                    }
-                    // It may not take even this much; then it sees its connection end.
-                    Err(_) => drop(stream.try_write(BUSY)),
-                },
-                Err(error) => {
-                    log::warn!("accepting an API client: {error}");
-                    tokio::time::sleep(ACCEPT_AGAIN).await;
-                }
-            }
-        }
-    };
+    let clients = |door: Door| Arc::new(Semaphore::new(door.places()));
+    let (api_clients, metrics_clients) = (clients(Door::Api), clients(Door::Metrics));
     tokio::select! {
-        () = accept => {}
+        () = accept(api, Door::Api, &api_clients, &shared, &stopping) => {}
+        () = accept(metrics, Door::Metrics, &metrics_clients, &shared, &stopping) => {}
         // The sender is dropped when the server is to end.
         _ = stopped => {}
     }
     let _ = stop.send(true);
-    let all = u32::try_from(MAX_CLIENTS).expect("a small constant");
-    let _ = timeout(LAST_ANSWERS, clients.acquire_many(all)).await;
+    let all = |door: Door| u32::try_from(door.places()).expect("a small constant");
+    let _ = timeout(LAST_ANSWERS, async {
+        let _ =
+            tokio::join!(api_clients.acquire_many(all(Door::Api)), metrics_clients.acquire_many(all(Door::Metrics)),);
+    })
+    .await;
 }
 
-async fn connection(stream: UnixStream, shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
+/// Lets clients in, for ever.
+async fn accept<L: Listener>(
+    listener: Option<L>,
+    door: Door,
+    clients: &Arc<Semaphore>,
+    shared: &Arc<Shared>,
+    stopping: &watch::Receiver<bool>,
+) {
+    let Some(listener) = listener else { return std::future::pending().await };
+    loop {
+        match listener.next().await {
+            Ok(stream) => match clients.clone().try_acquire_owned() {
+                Ok(place) => {
+                    let connection = connection(stream, door, shared.clone(), stopping.clone());
+                    tokio::spawn(async move {
+                        connection.await;
+                        drop(place);
+                    });
+                }
+                // It may not take even this much; then it sees its connection end.
+                Err(_) => drop(L::send_now(&stream, BUSY)),
+            },
+            Err(error) => {
+                log::warn!("accepting an API client: {error}");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+            }
+        }
+    }
+}
+
+async fn connection<S: AsyncRead + AsyncWrite>(
+    stream: S,
+    door: Door,
+    shared: Arc<Shared>,
+    mut stopping: watch::Receiver<bool>,
+) {
     let service = service_fn(|request| {
         let shared = shared.clone();
-        async move { Ok::<_, Infallible>(respond(&shared, request).await) }
+        async move { Ok::<_, Infallible>(respond(door, &shared, request).await) }
     });
+    let mut stream = TimeoutStream::new(stream);
+    // Reading has limits of its own, for heads and bodies.
+    stream.set_write_timeout(Some(ANSWER_TIME));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Box::pin(stream)), service);
     tokio::pin!(connection);
     let result = tokio::select! {
         result = &mut connection => result,
@@ -141,133 +235,4 @@ async fn connection(stream: UnixStream, shared: Arc<Shared>, mut stopping: watch
     if let Err(error) = result {
         log::debug!("API client: {error}");
     }
-}
-
-async fn respond(shared: &Shared, request: Request<Incoming>) -> Response<Full<Bytes>> {
-    let path = request.uri().path().to_string();
-    let mut verbs = Vec::new();
-    for operation in operations::at(&path) {
-        if request.method().as_str() == operation.verb.name() {
-            let response = perform(shared, operation, request).await;
-            log::debug!("API: {} {path}: {}", operation.verb.name(), response.status());
-            return response;
-        }
-        verbs.push(operation.verb.name());
-    }
-    log::debug!("API: {} {path}: no such operation", request.method());
-    // Read even so: a client that still sends when the connection is closed may lose the answer.
-    let _ = read_body(request.into_body()).await;
-    if verbs.is_empty() {
-        return refusal(StatusCode::NOT_FOUND, &format!("there is nothing at {path}"));
-    }
-    let allowed = verbs.join(", ");
-    let mut response = refusal(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} takes {allowed} only"));
-    if let Ok(allowed) = HeaderValue::from_str(&allowed) {
-        response.headers_mut().insert(ALLOW, allowed);
-    }
-    response
-}
-
-async fn perform(shared: &Shared, operation: &Operation, request: Request<Incoming>) -> Response<Full<Bytes>> {
-    let body = match read_body(request.into_body()).await {
-        Ok(body) => body,
-        Err(response) => return response,
-    };
-    let call = match &operation.action {
-        Action::Ping => return json(&ping()),
-        Action::Document => return with_type(StatusCode::OK, "application/json", document::SERVED.into()),
-        Action::Plain(_) if operation.verb == Verb::Put && !body.is_empty() => {
-            Err(format!("{} takes no body", operation.name))
-        }
-        Action::Plain(call) => Ok(call()),
-        Action::WithBody(call) => call(&body),
-    };
-    match call {
-        Ok(call) => answer(ask(&shared.control, call).await),
-        Err(error) => refusal(StatusCode::BAD_REQUEST, &error),
-    }
-}
-
-async fn read_body(body: Incoming) -> Result<Bytes, Response<Full<Bytes>>> {
-    match timeout(BODY_TIME, Limited::new(body, MAX_BODY).collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) => Err(refusal(StatusCode::BAD_REQUEST, &format!("reading the body: {error}"))),
-        Err(_) => Err(refusal(StatusCode::BAD_REQUEST, "the body took too long")),
-    }
-}
-
-/// Hands a call to the control thread and waits for its answer.
-async fn ask(control: &ControlHandle, call: Call) -> Result<Reply, ControlError> {
-    let (sender, answer) = oneshot::channel();
-    // A client that went away does not want it.
-    control.call(call, Box::new(move |outcome| drop(sender.send(outcome))));
-    answer.await.unwrap_or(Err(ControlError::Ending))
-}
-
-fn answer(outcome: Result<Reply, ControlError>) -> Response<Full<Bytes>> {
-    match outcome {
-        Ok(Reply::Done) => {
-            let mut response = Response::new(Full::default());
-            *response.status_mut() = StatusCode::NO_CONTENT;
-            response
-        }
-        Ok(Reply::Info(info)) => json(&info),
-        Ok(Reply::Counters(counters)) => json(&counters),
-        Ok(Reply::Bounce(bounce)) => json(&bounce),
-        Ok(Reply::Snapshot(snapshot)) => match metrics::render(&snapshot) {
-            Ok(text) => with_type(StatusCode::OK, metrics::CONTENT_TYPE, text.into()),
-            Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
-        },
-        Err(error) => {
-            let message = match &error {
-                ControlError::Config(error) => error.in_json(),
-                error => error.to_string(),
-            };
-            refusal(status(&error), &message)
-        }
-    }
-}
-
-fn status(error: &ControlError) -> StatusCode {
-    match error {
-        ControlError::NotCreated | ControlError::NoSuchPart(_) => StatusCode::NOT_FOUND,
-        ControlError::AlreadyCreated | ControlError::WrongState { .. } => StatusCode::METHOD_NOT_ALLOWED,
-        ControlError::Config(_) => StatusCode::BAD_REQUEST,
-        ControlError::Vm(error) if error.is_user_error() => StatusCode::BAD_REQUEST,
-        ControlError::Vm(_) | ControlError::Ending => StatusCode::INTERNAL_SERVER_ERROR,
-        ControlError::TooManyCalls => StatusCode::TOO_MANY_REQUESTS,
-    }
-}
-
-fn ping() -> VmmPing {
-    let version = env!("CARGO_PKG_VERSION");
-    VmmPing {
-        build_version: format!("carom {version}"),
-        version: version.into(),
-        pid: std::process::id(),
-        features: vec!["kvm".into(), "iommu-bounce".into()],
-    }
-}
-
-fn with_type(status: StatusCode, media_type: &'static str, body: Bytes) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
-    response
-}
-
-fn with_json(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
-    with_type(status, "application/json", body.into())
-}
-
-fn json<T: serde::Serialize>(value: &T) -> Response<Full<Bytes>> {
-    match serde_json::to_vec(value) {
-        Ok(body) => with_json(StatusCode::OK, body),
-        Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
-    }
-}
-
-/// A refusal in Cloud Hypervisor's form: a list of messages, the last the cause of all.
-fn refusal(status: StatusCode, message: &str) -> Response<Full<Bytes>> {
-    with_json(status, serde_json::json!([message]).to_string().into_bytes())
 }

@@ -25,13 +25,13 @@ pub struct VmmPing {
 /// The state of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum VmState {
-    /// There is a configuration; the VM was not booted yet.
+    /// There is a configuration; the VM was not booted yet, or its guest has ended.
     Created,
     /// The guest runs.
     Running,
     /// The vCPUs stand still; the devices' DMA goes on.
     Paused,
-    /// The guest has ended, or was ended; the configuration is kept.
+    /// Never told, as in Cloud Hypervisor, whose clients know it: a VM whose guest has ended is `Created` again.
     Shutdown,
 }
 

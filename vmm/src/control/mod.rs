@@ -331,10 +331,10 @@ impl<M: Machine> Control<M> {
             iommu_bounce: created.config.iommu_bounce.as_ref().map(|config| bounce::status(config, report.as_ref())),
             config: created.config.clone(),
             state: match created.state {
-                State::Created => VmState::Created,
+                // As in Cloud Hypervisor: what is left of a guest that has ended is its configuration.
+                State::Created | State::Shutdown => VmState::Created,
                 State::Running => VmState::Running,
                 State::Paused => VmState::Paused,
-                State::Shutdown => VmState::Shutdown,
             },
             memory_actual_size: created.config.memory.size,
             device_tree: devices.map(|device| (device.id.clone(), device)).collect(),

@@ -261,15 +261,14 @@ fn state(control: &mut Control<Null>) -> Option<VmState> {
 
 fn reported(state: State) -> VmState {
     match state {
-        State::Created => VmState::Created,
+        State::Created | State::Shutdown => VmState::Created,
         State::Running => VmState::Running,
         State::Paused => VmState::Paused,
-        State::Shutdown => VmState::Shutdown,
     }
 }
 
 fn follow(steps: &[Step]) {
-    let mut control = Control::<Null>::new(EventMonitor::new(None), Options { no_shutdown: true });
+    let mut control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true });
     let mut model = Model::default();
     for (at, step) in steps.iter().enumerate() {
         let history = &steps[..=at];
@@ -311,7 +310,7 @@ proptest! {
 #[test]
 fn end_of_the_guest_ends_the_vmm_unless_it_is_to_stay() {
     for (event, fails) in [(GuestEvent::PowerOff, false), (GuestEvent::Failed("why".into()), true)] {
-        let mut control = Control::<Null>::new(EventMonitor::new(None), Options::default());
+        let mut control = Control::<Null>::new(EventMonitor::none(), Options::default());
         control.create(config("")).unwrap();
         control.boot().unwrap();
         MAILBOX.with_borrow(|mailbox| mailbox.as_ref().unwrap().leave(event));
@@ -323,7 +322,7 @@ fn end_of_the_guest_ends_the_vmm_unless_it_is_to_stay() {
 
 #[test]
 fn configuration_that_breaks_a_rule_creates_nothing() {
-    let mut control = Control::<Null>::new(EventMonitor::new(None), Options::default());
+    let mut control = Control::<Null>::new(EventMonitor::none(), Options::default());
     let broken = VmConfig { cpus: CpusConfig { boot_vcpus: 0, max_vcpus: 0 }, ..config("") };
     assert!(matches!(control.create(broken), Err(ControlError::Config(_))));
     assert_eq!(state(&mut control), None);
@@ -331,7 +330,7 @@ fn configuration_that_breaks_a_rule_creates_nothing() {
 
 #[test]
 fn windows_are_changed_for_the_running_vm_and_for_its_next_boot() {
-    let mut control = Control::<Null>::new(EventMonitor::new(None), Options::default());
+    let mut control = Control::<Null>::new(EventMonitor::none(), Options::default());
     let change = |budget| Call::TuneBounce(IommuBounceChange { budget: Some(budget), threshold: None });
     assert!(matches!(control.serve_call(change(4 << 20)), Err(ControlError::NotCreated)));
     control.create(config("")).unwrap();
@@ -367,7 +366,7 @@ fn call(handle: &ControlHandle, call: Call) -> Result<Reply, ControlError> {
 #[test]
 fn calls_in_parallel_are_each_answered_and_end_in_a_stated_state() {
     const CLIENTS: usize = 16;
-    let control = Control::<Null>::new(EventMonitor::new(None), Options { no_shutdown: true });
+    let control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true });
     let handle = control.handle();
     let clients: Vec<_> = (0..CLIENTS)
         .map(|client| {

@@ -140,7 +140,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
 
     // All of it is given back, and taken again: by the next boot, and by the next VM. The console's file is made anew.
     calls.make(client.shutdown_vm()).unwrap();
-    assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Shutdown);
+    assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Created);
     assert_eq!(status(&calls.make(client.vm_counters_get()).unwrap_err()), 405);
     calls.make(client.boot_vm()).unwrap();
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();

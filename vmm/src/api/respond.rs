@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! From a request to its response: which operation it asks for, what the control thread says, and how that is put in HTTP.
+
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::{Request, Response, StatusCode};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::operations::{self, Action, Operation, Verb};
+use super::server::{Door, Shared};
+use super::types::VmmPing;
+use super::{document, metrics};
+use crate::control::{Call, ControlError, ControlHandle, Reply};
+
+/// Longest body in bytes.
+const MAX_BODY: usize = 1 << 20;
+/// How long a client may take to send a body.
+const BODY_TIME: Duration = Duration::from_secs(10);
+
+/// Answers a request that came through `door`.
+pub(super) async fn respond(door: Door, shared: &Shared, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let path = request.uri().path().to_string();
+    let mut verbs = Vec::new();
+    for operation in operations::at(&path).filter(|operation| door.has(operation)) {
+        if request.method().as_str() == operation.verb.name() {
+            let response = perform(shared, operation, request).await;
+            log::debug!("API: {} {path}: {}", operation.verb.name(), response.status());
+            return response;
+        }
+        verbs.push(operation.verb.name());
+    }
+    log::debug!("API: {} {path}: no such operation", request.method());
+    // Read even so: a client that still sends when the connection is closed may lose the answer.
+    let _ = read_body(request.into_body()).await;
+    if verbs.is_empty() {
+        return refusal(StatusCode::NOT_FOUND, &format!("there is nothing at {path}{}", door.hint()));
+    }
+    let allowed = verbs.join(", ");
+    let mut response = refusal(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} takes {allowed} only"));
+    if let Ok(allowed) = HeaderValue::from_str(&allowed) {
+        response.headers_mut().insert(ALLOW, allowed);
+    }
+    response
+}
+
+async fn perform(shared: &Shared, operation: &Operation, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let body = match read_body(request.into_body()).await {
+        Ok(body) => body,
+        Err(response) => return response,
+    };
+    let call = match &operation.action {
+        Action::Ping => return json(&ping()),
+        Action::Document => return with_type(StatusCode::OK, "application/json", document::SERVED.into()),
+        Action::Plain(_) if operation.verb == Verb::Put && !body.is_empty() => {
+            Err(format!("{} takes no body", operation.name))
+        }
+        Action::Plain(call) => Ok(call()),
+        Action::WithBody(call) => call(&body),
+    };
+    match call {
+        Ok(call) => answer(ask(&shared.control, call).await),
+        Err(error) => refusal(StatusCode::BAD_REQUEST, &error),
+    }
+}
+
+async fn read_body(body: Incoming) -> Result<Bytes, Response<Full<Bytes>>> {
+    match timeout(BODY_TIME, Limited::new(body, MAX_BODY).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) => Err(refusal(StatusCode::BAD_REQUEST, &format!("reading the body: {error}"))),
+        Err(_) => Err(refusal(StatusCode::BAD_REQUEST, "the body took too long")),
+    }
+}
+
+/// Hands a call to the control thread and waits for its answer.
+async fn ask(control: &ControlHandle, call: Call) -> Result<Reply, ControlError> {
+    let (sender, answer) = oneshot::channel();
+    // A client that went away does not want it.
+    control.call(call, Box::new(move |outcome| drop(sender.send(outcome))));
+    answer.await.unwrap_or(Err(ControlError::Ending))
+}
+
+fn answer(outcome: Result<Reply, ControlError>) -> Response<Full<Bytes>> {
+    match outcome {
+        Ok(Reply::Done) => {
+            let mut response = Response::new(Full::default());
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            response
+        }
+        Ok(Reply::Info(info)) => json(&info),
+        Ok(Reply::Counters(counters)) => json(&counters),
+        Ok(Reply::Bounce(bounce)) => json(&bounce),
+        Ok(Reply::Snapshot(snapshot)) => match metrics::render(&snapshot) {
+            Ok(text) => with_type(StatusCode::OK, metrics::CONTENT_TYPE, text.into()),
+            Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+        },
+        Err(error) => {
+            let message = match &error {
+                ControlError::Config(error) => error.in_json(),
+                error => error.to_string(),
+            };
+            refusal(status(&error), &message)
+        }
+    }
+}
+
+fn status(error: &ControlError) -> StatusCode {
+    match error {
+        ControlError::NotCreated | ControlError::NoSuchPart(_) => StatusCode::NOT_FOUND,
+        ControlError::AlreadyCreated | ControlError::WrongState { .. } => StatusCode::METHOD_NOT_ALLOWED,
+        ControlError::Config(_) => StatusCode::BAD_REQUEST,
+        ControlError::Vm(error) if error.is_user_error() => StatusCode::BAD_REQUEST,
+        ControlError::Vm(_) | ControlError::Ending => StatusCode::INTERNAL_SERVER_ERROR,
+        ControlError::TooManyCalls => StatusCode::TOO_MANY_REQUESTS,
+    }
+}
+
+fn ping() -> VmmPing {
+    let version = env!("CARGO_PKG_VERSION");
+    VmmPing {
+        build_version: format!("carom {version}"),
+        version: version.into(),
+        pid: std::process::id(),
+        features: vec!["kvm".into(), "iommu-bounce".into()],
+    }
+}
+
+fn with_type(status: StatusCode, media_type: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    response
+}
+
+fn with_json(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
+    with_type(status, "application/json", body.into())
+}
+
+fn json<T: serde::Serialize>(value: &T) -> Response<Full<Bytes>> {
+    match serde_json::to_vec(value) {
+        Ok(body) => with_json(StatusCode::OK, body),
+        Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}
+
+/// A refusal in Cloud Hypervisor's form: a list of messages, the last the cause of all.
+fn refusal(status: StatusCode, message: &str) -> Response<Full<Bytes>> {
+    with_json(status, serde_json::json!([message]).to_string().into_bytes())
+}
