@@ -18,6 +18,9 @@ pub(crate) const RATES: [(&str, &str); 4] = [
     ("requests_window_del", "window del/s"),
 ];
 
+/// ID of the virtio-iommu.
+const IOMMU: &str = "_iommu";
+
 /// One look.
 pub(crate) struct Look {
     at: Instant,
@@ -31,9 +34,14 @@ impl Look {
         Self { at, info, counters }
     }
 
-    /// A counter, summed over all devices; 0 where there is none.
+    /// A counter of the virtio-iommu; 0 where there is none.
     pub(crate) fn counter(&self, name: &str) -> u64 {
-        self.counters.values().filter_map(|device| device.get(name)).sum()
+        self.counter_of(IOMMU, name).unwrap_or(0)
+    }
+
+    /// A counter of a device.
+    pub(crate) fn counter_of(&self, device: &str, name: &str) -> Option<u64> {
+        self.counters.get(device)?.get(name).copied()
     }
 }
 
@@ -53,17 +61,27 @@ impl History {
         self.0.back()
     }
 
-    /// How much a counter grew in a second, between the last two looks.
+    /// How much a counter of the virtio-iommu grew in a second, between the last two looks.
     pub(crate) fn rate(&self, name: &str) -> u64 {
         self.rates(name).last().unwrap_or(0)
     }
 
-    /// The same between any two, the newest last. A counter that fell is another VM's.
+    /// The same between any two, the newest last.
     pub(crate) fn rates(&self, name: &str) -> impl DoubleEndedIterator<Item = u64> {
+        self.rates_of(IOMMU, name).map(|rate| rate.unwrap_or(0))
+    }
+
+    /// The same of a device's counter, if it has one, between the last two looks.
+    pub(crate) fn rate_of(&self, device: &str, name: &str) -> Option<u64> {
+        self.rates_of(device, name).last().flatten()
+    }
+
+    /// A counter that fell is another VM's, or another domain's.
+    fn rates_of(&self, device: &str, name: &str) -> impl DoubleEndedIterator<Item = Option<u64>> {
         self.0.iter().zip(self.0.iter().skip(1)).map(move |(before, after)| {
             let seconds = after.at.saturating_duration_since(before.at).as_secs_f64();
-            let grown = after.counter(name).saturating_sub(before.counter(name));
-            per_second(grown, seconds)
+            let grown = after.counter_of(device, name)?.saturating_sub(before.counter_of(device, name).unwrap_or(0));
+            Some(per_second(grown, seconds))
         })
     }
 }
@@ -95,7 +113,8 @@ pub(crate) mod tests {
             "iommu_bounce": {"budget": 64 << 20, "max": 1 << 30, "threshold": 65536, "chunk_size": 2 << 20, "hugepages": false,
                 "held_bytes": 12 << 20, "counters": {}, "windows": [{"domain": 1, "endpoints": ["0000:00:02.0"], "read_chunks": 1,
                 "write_chunks": 2, "read_write_chunks": 0, "bytes": 6 << 20}]}});
-        let counters = json!({"_iommu": {"requests_map": maps, "mapped_bytes": 3 << 20, "window_bytes": 6 << 20}});
+        let counters = json!({"_iommu": {"requests_map": maps, "mapped_bytes": 3 << 20, "window_bytes": 6 << 20},
+            "drive": {"domain_requests_map": maps / 2, "domain_requests_unmap": 7, "pinned_bytes": 9 << 20, "requests_map": 0}});
         Look::new(at, Some(serde_json::from_value(info).unwrap()), serde_json::from_value(counters).unwrap())
     }
 
@@ -109,6 +128,9 @@ pub(crate) mod tests {
         }
         assert_eq!(history.rates("requests_map").collect::<Vec<_>>(), [100, 500, 0]);
         assert_eq!(history.rate("requests_unmap"), 0);
+        assert_eq!(history.rate_of("drive", "domain_requests_unmap"), Some(0));
+        assert_eq!(history.rate_of("drive", "nothing"), None);
+        assert_eq!(history.rate_of("none", "domain_requests_unmap"), None);
     }
 
     #[test]

@@ -7,12 +7,12 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Paragraph, Row, Sparkline, Table};
-use vmm::api::types::VmInfo;
 
 use super::look::{History, RATES};
 
 /// Headings of the table of devices.
-const DEVICES: [&str; 6] = ["device", "address", "domain", "window", "chunks r/w/rw", "host device"];
+const DEVICES: [&str; 9] =
+    ["device", "address", "domain", "map/s", "unmap/s", "pinned", "window", "chunks r/w/rw", "host device"];
 
 /// Bytes for people.
 fn bytes(bytes: u64) -> String {
@@ -54,7 +54,9 @@ fn summary(history: &History) -> Vec<String> {
 }
 
 /// A row for each device that the user gave the VM.
-fn devices(info: &VmInfo) -> Vec<[String; 6]> {
+fn devices(history: &History) -> Vec<[String; DEVICES.len()]> {
+    let Some(look) = history.newest() else { return Vec::new() };
+    let Some(info) = &look.info else { return Vec::new() };
     let dash = || "–".to_string();
     let row = |device: &vmm::config::DeviceConfig| {
         let id = device.id.clone().unwrap_or_default();
@@ -70,8 +72,11 @@ fn devices(info: &VmInfo) -> Vec<[String; 6]> {
         let chunks = window.map_or_else(dash, |window| {
             format!("{}/{}/{}", window.read_chunks, window.write_chunks, window.read_write_chunks)
         });
+        let rate = |name| history.rate_of(&id, name).map_or_else(dash, |rate| rate.to_string());
+        let (maps, unmaps) = (rate("domain_requests_map"), rate("domain_requests_unmap"));
+        let pinned = look.counter_of(&id, "pinned_bytes").map_or_else(dash, bytes);
         let host = device.path.file_name().map_or_else(dash, |name| name.to_string_lossy().into_owned());
-        [id, address, domain, size, chunks, host]
+        [id, address, domain, maps, unmaps, pinned, size, chunks, host]
     };
     info.config.devices.iter().map(row).collect()
 }
@@ -81,7 +86,7 @@ pub(crate) fn text(history: &History) -> String {
     let mut text = summary(history).join("\n") + "\n";
     let rates = RATES.map(|(counter, heading)| format!("{heading} {}", history.rate(counter)));
     text += &(rates.join("   ") + "\n");
-    for row in history.newest().and_then(|look| look.info.as_ref()).map(devices).unwrap_or_default() {
+    for row in devices(history) {
         let cells: Vec<_> = DEVICES.iter().zip(&row).map(|(heading, cell)| format!("{heading} {cell}")).collect();
         text += &(cells.join("   ") + "\n");
     }
@@ -123,8 +128,7 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, history: &History) {
 }
 
 fn draw_devices(frame: &mut Frame<'_>, area: Rect, history: &History) {
-    let rows = history.newest().and_then(|look| look.info.as_ref()).map(devices).unwrap_or_default();
-    let table = Table::new(rows.into_iter().map(Row::new), [Constraint::Fill(1); 6])
+    let table = Table::new(devices(history).into_iter().map(Row::new), [Constraint::Fill(1); DEVICES.len()])
         .header(Row::new(DEVICES).style(Style::new().bold()));
     frame.render_widget(table.block(Block::bordered().title(" devices ")), area);
 }
@@ -173,17 +177,28 @@ mod tests {
 
     #[test]
     fn devices_have_their_window() {
-        let mut look = running(Instant::now(), 0);
+        let mut history = history();
+        let mut look = running(Instant::now() + Duration::from_secs(2), 450);
         let info = look.info.as_mut().unwrap();
         info.config.devices.push(vmm::config::DeviceConfig {
             path: "/sys/bus/pci/devices/0000:03:00.0".into(),
             iommu: true,
             id: Some("drive".into()),
         });
-        let row = &devices(info)[0];
+        info.config.devices.push(vmm::config::DeviceConfig {
+            path: "/sys/bus/pci/devices/0000:04:00.0".into(),
+            iommu: false,
+            id: Some("card".into()),
+        });
+        history.add(look);
+        let rows = devices(&history);
         assert_eq!(
-            row.each_ref().map(String::as_str),
-            ["drive", "0000:00:02.0", "1", "6.0 MiB", "1/2/0", "0000:03:00.0"]
+            rows[0].each_ref().map(String::as_str),
+            ["drive", "0000:00:02.0", "1", "50", "0", "9.0 MiB", "6.0 MiB", "1/2/0", "0000:03:00.0"]
+        );
+        assert_eq!(
+            rows[1].each_ref().map(String::as_str),
+            ["card", "–", "none, no IOMMU", "–", "–", "–", "–", "–", "0000:04:00.0"]
         );
     }
 

@@ -117,6 +117,21 @@ impl ApiVmm {
     /// # Errors
     /// When there is no answer, or none that is HTTP.
     pub fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, Value)> {
+        let (status, body) = self.exchange(method, path, body)?;
+        Ok((status, if body.is_empty() { Value::Null } else { serde_json::from_str(&body)? }))
+    }
+
+    /// What is at a path, as text.
+    ///
+    /// # Errors
+    /// When there is no answer, or another than 200.
+    pub fn text(&self, path: &str) -> Result<String> {
+        let (status, body) = self.exchange("GET", path, None)?;
+        ensure!(status == 200, "{path}: status {status}: {body}");
+        Ok(body)
+    }
+
+    fn exchange(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, String)> {
         let mut stream = UnixStream::connect(self.socket()).context("connecting to the API")?;
         stream.set_read_timeout(Some(ANSWER_TIME))?;
         let body = body.map_or(String::new(), Value::to_string);
@@ -129,7 +144,7 @@ impl ApiVmm {
         let mut rest = String::new();
         reader.read_to_string(&mut rest)?;
         let (_, body) = rest.split_once("\r\n\r\n").context("no end of the answer's head")?;
-        Ok((status, if body.is_empty() { Value::Null } else { serde_json::from_str(body)? }))
+        Ok((status, body.to_string()))
     }
 
     /// Process ID.

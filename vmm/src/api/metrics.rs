@@ -2,10 +2,13 @@
 
 //! Metrics in Prometheus' text form, with its conventions for names: base units, `_total` for what only grows.
 
+use iommu_bounce::{EndpointReport, Histogram, Report};
 use prometheus::core::Collector;
+use prometheus::proto::{self, Bucket, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
-use crate::control::Snapshot;
+use crate::api::types::DeviceNode;
+use crate::control::{Snapshot, figures};
 
 /// Media type of the text form.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -43,7 +46,10 @@ pub fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
     vmm(&scrape)?;
     vm(&scrape, snapshot)?;
     iommu(&scrape, snapshot)?;
-    TextEncoder::new().encode_to_string(&scrape.0.gather())
+    snapshot.engine.as_ref().map_or(Ok(()), |engine| endpoints(&scrape, engine, &snapshot.devices))?;
+    let mut families = scrape.0.gather();
+    families.extend(snapshot.engine.iter().flat_map(latencies));
+    TextEncoder::new().encode_to_string(&families)
 }
 
 fn vmm(scrape: &Scrape) -> Result<(), prometheus::Error> {
@@ -111,11 +117,104 @@ fn iommu(scrape: &Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> 
     )
 }
 
+/// What each device behind the virtio-iommu reaches.
+fn endpoints(scrape: &Scrape, engine: &Report, devices: &[DeviceNode]) -> Result<(), prometheus::Error> {
+    type Figure = fn(&EndpointReport) -> u64;
+    let metrics: [(&str, &str, Figure); 3] = [
+        ("carom_iommu_endpoint_mapped_bytes", "RAM that the device reaches.", |of| of.mapped_bytes),
+        ("carom_iommu_endpoint_window_bytes", "Windows that the device reaches, parked chunks included.", |of| {
+            of.window_bytes
+        }),
+        ("carom_iommu_endpoint_pinned_bytes", "What the host cannot move because of the device.", |of| of.pinned_bytes),
+    ];
+    for (name, help, figure) in metrics {
+        let gauges = IntGaugeVec::new(Opts::new(name, help), &["device", "address"])?;
+        for endpoint in &engine.endpoints {
+            let address = figures::address(endpoint.endpoint);
+            let id = devices.iter().find(|device| device.pci_bdf == address).map_or("", |device| device.id.as_str());
+            let value = i64::try_from(figure(endpoint)).unwrap_or(i64::MAX);
+            gauges.with_label_values(&[id, address.as_str()]).set(value);
+        }
+        scrape.add(Box::new(gauges))?;
+    }
+    Ok(())
+}
+
+/// How long requests and calls to the host took.
+fn latencies(engine: &Report) -> [MetricFamily; 2] {
+    [
+        histogram(
+            "carom_iommu_request_duration_seconds",
+            "How long requests to the virtio-iommu took, calls to the host included.",
+            "kind",
+            &figures::of_requests(&engine.latency),
+        ),
+        histogram(
+            "carom_iommu_host_call_duration_seconds",
+            "How long calls to the host's IOMMU took, failed ones included. One in eight is timed.",
+            "call",
+            &figures::of_host(&engine.host),
+        ),
+    ]
+}
+
+/// Shortest and longest classes that are told apart, in nanoseconds: outside of them nothing happens that one would look
+/// for, and each class is a time series.
+const CLASSES: std::ops::RangeInclusive<u64> = 255..=(1 << 30);
+
+/// A histogram for each of `named`. The crate's own type counts as it goes, but these have been counted already.
+fn histogram(name: &str, help: &str, label: &str, named: &[(&str, &Histogram)]) -> MetricFamily {
+    let metrics = named.iter().map(|(of, histogram)| {
+        let mut pair = LabelPair::default();
+        pair.set_name(label.into());
+        pair.set_value((*of).into());
+        let mut metric = Metric::from_label(vec![pair]);
+        metric.set_histogram(counted(histogram));
+        metric
+    });
+    let mut family = MetricFamily::default();
+    family.set_name(name.into());
+    family.set_help(help.into());
+    family.set_field_type(MetricType::HISTOGRAM);
+    family.set_metric(metrics.collect());
+    family
+}
+
+/// In seconds, each bucket with all before it.
+fn counted(histogram: &Histogram) -> proto::Histogram {
+    let mut seen = 0;
+    let all = figures::classes(histogram).map(|(end, count)| {
+        seen += count;
+        (end, seen)
+    });
+    let buckets = all.filter(|(end, _)| CLASSES.contains(end)).map(|(end, seen)| {
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(seconds(end));
+        bucket.set_cumulative_count(seen);
+        bucket
+    });
+    let mut counted = proto::Histogram::default();
+    counted.set_bucket(buckets.collect());
+    counted.set_sample_count(histogram.count);
+    counted.set_sample_sum(seconds(histogram.sum_ns));
+    counted
+}
+
+#[expect(clippy::cast_precision_loss, reason = "Prometheus counts in floating point")]
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use devices::virtio::iommu::IommuReport;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use devices::virtio::iommu::IommuStatus;
+    use iommu_bounce::test_utils::{RecordingMapper, TestRam};
+    use iommu_bounce::{Engine, EngineConfig};
 
     use super::*;
     use crate::control::State;
@@ -127,11 +226,17 @@ mod tests {
 
     #[test]
     fn figures_arrive_under_prometheus_names() {
-        let mut report = IommuReport { budget: 64 << 20, ..Default::default() };
+        let mut report = IommuStatus { budget: 64 << 20, ..Default::default() };
         report.counters.requests.map = 7;
         report.counters.failed.map = 2;
         report.counters.mapped_bytes = 4096;
-        let snapshot = Snapshot { state: Some(State::Running), vcpus: 2, memory_bytes: 1 << 30, iommu: Some(report) };
+        let snapshot = Snapshot {
+            state: Some(State::Running),
+            vcpus: 2,
+            memory_bytes: 1 << 30,
+            iommu: Some(report),
+            ..Snapshot::default()
+        };
         let text = render(&snapshot).unwrap();
         let samples = parse(&text);
         assert_eq!(samples["carom_vm_state{state=\"running\"}"], 1);
@@ -146,6 +251,50 @@ mod tests {
             assert_eq!(name.ends_with("_total"), kind == "counter", "{line}");
             assert!(text.contains(&format!("# HELP {name} ")), "{line}");
         }
+    }
+
+    /// What an engine with one device has to tell.
+    fn engine() -> Report {
+        let mut engine = Engine::new(EngineConfig::default(), Arc::new(TestRam::new(&[(0, 1 << 20)])), None).unwrap();
+        engine.add_endpoint(16, Box::new(RecordingMapper::new())).unwrap();
+        let mut report = engine.report();
+        report.endpoints[0].pinned_bytes = 8192;
+        for ns in [100, 300, 1000, 3_000_000, 5_000_000_000] {
+            report.latency.map.record(Duration::from_nanos(ns));
+        }
+        report
+    }
+
+    #[test]
+    fn latencies_are_histograms_in_seconds() {
+        let node = DeviceNode {
+            id: "drive".into(),
+            resources: Vec::new(),
+            children: Vec::new(),
+            pci_bdf: "0000:00:02.0".into(),
+        };
+        let text = render(&Snapshot { engine: Some(engine()), devices: vec![node], ..Snapshot::default() }).unwrap();
+        let value = |name: &str| -> f64 {
+            let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
+            line.unwrap_or_else(|| panic!("no {name} in\n{text}")).rsplit_once(' ').unwrap().1.parse().unwrap()
+        };
+        let name = "carom_iommu_request_duration_seconds";
+        for (end, count) in [("0.000000255", 1.0), ("0.000001023", 3.0), ("0.004194303", 4.0), ("+Inf", 5.0)] {
+            assert_eq!(value(&format!("{name}_bucket{{kind=\"map\",le=\"{end}\"}}")), count, "{end}");
+        }
+        assert_eq!(value(&format!("{name}_count{{kind=\"map\"}}")), 5.0);
+        assert_eq!(value(&format!("{name}_sum{{kind=\"map\"}}")), 5.0030014);
+        assert_eq!(value("carom_iommu_host_call_duration_seconds_count{call=\"unmap\"}"), 0.0);
+        // As many buckets whatever was counted, none of them less than the one before.
+        let buckets = |kind: &str| {
+            let start = format!("{name}_bucket{{kind=\"{kind}\"");
+            let lines = text.lines().filter(|line| line.starts_with(&start));
+            lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).collect::<Vec<_>>()
+        };
+        assert!(buckets("map").is_sorted());
+        assert_eq!(buckets("map").len(), buckets("attach").len());
+        let pinned = "carom_iommu_endpoint_pinned_bytes{address=\"0000:00:02.0\",device=\"drive\"}";
+        assert_eq!(value(pinned), 8192.0);
     }
 
     #[test]

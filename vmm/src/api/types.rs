@@ -111,6 +111,92 @@ pub struct IommuBounce {
     pub counters: BTreeMap<String, u64>,
 }
 
+/// Bounce windows with all figures of the virtio-iommu, which are there while the VM is booted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IommuBounceReport {
+    /// What they may use and do use.
+    #[serde(flatten)]
+    pub bounce: IommuBounce,
+    /// How long requests took, by kind, with the host's part of it.
+    pub request_latency: BTreeMap<String, Latency>,
+    /// How long calls to the host's IOMMU took, by call. One in eight is timed.
+    pub host_latency: BTreeMap<String, Latency>,
+    /// Domains that exist.
+    pub domains: Vec<DomainFigures>,
+    /// Devices behind the virtio-iommu.
+    pub endpoints: Vec<EndpointFigures>,
+}
+
+/// How long things took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Latency {
+    /// How many there were.
+    pub count: u64,
+    /// Nanoseconds over all.
+    pub sum_ns: u64,
+    /// Nanoseconds of the longest.
+    pub max_ns: u64,
+    /// How many took how long, the shortest first; without what nothing took.
+    pub buckets: Vec<LatencyBucket>,
+}
+
+/// Those of a [`Latency`] that took longer than the ones of the bucket before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LatencyBucket {
+    /// Nanoseconds that they took at most.
+    pub up_to_ns: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// Figures of a domain, since it exists.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DomainFigures {
+    /// The domain, as the guest numbers it.
+    pub domain: u32,
+    /// Whether its devices reach all RAM.
+    pub bypass: bool,
+    /// Devices in the domain, by where the guest sees them.
+    pub endpoints: Vec<String>,
+    /// Address spaces of the host that hold what it maps.
+    pub address_spaces: u64,
+    /// Mappings that exist.
+    pub mappings: u64,
+    /// Bytes of RAM that they map.
+    pub mapped_bytes: u64,
+    /// Bytes of its window.
+    pub window_bytes: u64,
+    /// Requests for it, by kind.
+    pub requests: BTreeMap<String, u64>,
+    /// Of these, the ones that were not answered with OK.
+    pub failed: BTreeMap<String, u64>,
+    /// How long they took.
+    pub latency: Latency,
+}
+
+/// Figures of a device behind the virtio-iommu.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndpointFigures {
+    /// Where the guest sees it.
+    pub address: String,
+    /// The domain that it is attached to.
+    pub domain: Option<u32>,
+    /// Whether it reaches all RAM.
+    pub bypass: bool,
+    /// Bytes of RAM that it reaches.
+    pub mapped_bytes: u64,
+    /// Bytes of windows that it reaches, parked chunks included.
+    pub window_bytes: u64,
+    /// Bytes that this keeps the host from moving or giving to others: both together.
+    pub pinned_bytes: u64,
+    /// Requests that named it, by kind: ATTACH, DETACH and PROBE.
+    pub requests: BTreeMap<String, u64>,
+    /// Of these, the ones that were not answered with OK.
+    pub failed: BTreeMap<String, u64>,
+    /// How long they took.
+    pub latency: Latency,
+}
+
 /// The window of one domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BounceWindow {

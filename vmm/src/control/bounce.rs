@@ -2,28 +2,41 @@
 
 //! Bounce windows: what clients are told of them, and what they may change.
 
-use devices::pci::PciAddress;
-use devices::virtio::iommu::IommuReport;
-use iommu_bounce::{DomainWindow, EndpointId};
+use devices::virtio::iommu::IommuStatus;
+use iommu_bounce::{DomainWindow, Report};
 
+use super::figures::{self, address};
 use super::{ControlError, counters};
-use crate::api::types::{BounceWindow, IommuBounce, IommuBounceChange};
+use crate::api::types::{BounceWindow, IommuBounce, IommuBounceChange, IommuBounceReport};
 use crate::config::{CHUNK_SIZE, ConfigError, IommuBounceConfig};
 use crate::layout::MIB;
 
-/// What there is to tell of the windows of `config`; `report` is there while the VM is booted.
-pub(super) fn status(config: &IommuBounceConfig, report: Option<&IommuReport>) -> IommuBounce {
+/// What there is to tell of the windows of `config`; `status` is there while the VM is booted.
+pub(super) fn status(config: &IommuBounceConfig, status: Option<&IommuStatus>) -> IommuBounce {
     let windows =
-        report.iter().flat_map(|report| report.windows.iter().map(|window| describe(window, report.chunk_size)));
+        status.iter().flat_map(|status| status.windows.iter().map(|window| describe(window, status.chunk_size)));
     IommuBounce {
         budget: config.size,
         max: config.max,
         threshold: config.threshold.unwrap_or(0),
         chunk_size: CHUNK_SIZE,
         hugepages: config.hugepages,
-        held_bytes: report.map_or(0, |report| report.held_window_bytes),
+        held_bytes: status.map_or(0, |status| status.held_window_bytes),
         windows: windows.collect(),
-        counters: report.map(|report| counters::flatten(&report.counters)).unwrap_or_default(),
+        counters: status.map(|status| counters::flatten(&status.counters)).unwrap_or_default(),
+    }
+}
+
+/// The same with the engine's figures.
+pub(super) fn report(bounce: IommuBounce, engine: Option<&Report>) -> IommuBounceReport {
+    let requests = engine.map(|engine| figures::latencies(figures::of_requests(&engine.latency)));
+    let host = engine.map(|engine| figures::latencies(figures::of_host(&engine.host)));
+    IommuBounceReport {
+        bounce,
+        request_latency: requests.unwrap_or_default(),
+        host_latency: host.unwrap_or_default(),
+        domains: engine.iter().flat_map(|engine| engine.domains.iter().map(figures::domain)).collect(),
+        endpoints: engine.iter().flat_map(|engine| engine.endpoints.iter().map(figures::endpoint)).collect(),
     }
 }
 
@@ -37,13 +50,6 @@ fn describe(window: &DomainWindow, chunk_size: u64) -> BounceWindow {
         read_write_chunks,
         bytes: (read_chunks + write_chunks + read_write_chunks).saturating_mul(chunk_size),
     }
-}
-
-/// Where the guest sees the endpoint with this ID ([`PciAddress::endpoint_id`]).
-fn address(id: EndpointId) -> String {
-    let [function, bus, low, high] = id.to_le_bytes();
-    let segment = u16::from_le_bytes([low, high]);
-    PciAddress { segment, bus, device: function >> 3, function: function & 7 }.to_string()
 }
 
 /// Makes a change in `config`, or leaves it as it was.
@@ -73,12 +79,6 @@ mod tests {
 
     fn config() -> IommuBounceConfig {
         IommuBounceConfig { size: 8 << 20, max: 64 << 20, threshold: None, hugepages: false }
-    }
-
-    #[test]
-    fn endpoints_are_named_by_their_address() {
-        let pci = PciAddress { segment: 1, bus: 2, device: 31, function: 7 };
-        assert_eq!(address(pci.endpoint_id()), pci.to_string());
     }
 
     #[test]

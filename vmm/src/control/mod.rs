@@ -9,6 +9,7 @@ mod bounce;
 mod channel;
 mod counters;
 mod error;
+pub(crate) mod figures;
 mod signals;
 
 #[cfg(test)]
@@ -19,9 +20,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use devices::virtio::iommu::IommuReport;
+use devices::virtio::iommu::IommuStatus;
+use iommu_bounce::Report;
 
-use crate::api::types::{DeviceNode, IommuBounce, IommuBounceChange, VmCounters, VmInfo, VmResize, VmState};
+use crate::api::types::{DeviceNode, IommuBounceChange, IommuBounceReport, VmCounters, VmInfo, VmResize, VmState};
 use crate::config::{ConfigError, CpusConfig, DeviceConfig, VmConfig};
 use crate::event_monitor::EventMonitor;
 use crate::vm::{IOMMU_ID, Vm, VmError};
@@ -82,7 +84,7 @@ pub enum Reply {
     /// The counters of its devices.
     Counters(VmCounters),
     /// What the bounce windows are.
-    Bounce(Box<IommuBounce>),
+    Bounce(Box<IommuBounceReport>),
     /// All figures.
     Snapshot(Box<Snapshot>),
 }
@@ -96,8 +98,12 @@ pub struct Snapshot {
     pub vcpus: u32,
     /// Bytes of its RAM.
     pub memory_bytes: u64,
-    /// What its virtio-iommu does, while it is booted and has one.
-    pub iommu: Option<IommuReport>,
+    /// What its virtio-iommu is set to and holds, while it is booted and has one.
+    pub iommu: Option<IommuStatus>,
+    /// That one's figures.
+    pub engine: Option<Report>,
+    /// Its devices, while it is booted.
+    pub devices: Vec<DeviceNode>,
 }
 
 impl Snapshot {
@@ -155,8 +161,10 @@ pub trait Machine: Sized {
     fn raise_nmi(&self) -> Result<(), VmError>;
     /// The guest's devices.
     fn devices(&self) -> Vec<DeviceNode>;
-    /// What its virtio-iommu does, if it has one.
-    fn iommu(&self) -> Option<IommuReport>;
+    /// What its virtio-iommu is set to and holds, if it has one.
+    fn iommu(&self) -> Option<IommuStatus>;
+    /// That one's figures, with latencies.
+    fn engine_report(&self) -> Option<Report>;
     /// Changes what its bounce windows may use, within the rules; the guest is told.
     fn tune_bounce(&self, change: &IommuBounceChange) -> Result<(), VmError>;
     /// Writes the counters to the event stream.
@@ -273,7 +281,7 @@ impl<M: Machine> Control<M> {
         ControlFlow::Continue(())
     }
 
-    fn serve_call(&mut self, call: Call) -> Result<Reply, ControlError> {
+    pub(crate) fn serve_call(&mut self, call: Call) -> Result<Reply, ControlError> {
         match call {
             Call::Create(config) => self.create(*config)?,
             Call::Boot => self.boot()?,
@@ -287,9 +295,8 @@ impl<M: Machine> Control<M> {
             Call::Resume => self.resume()?,
             Call::Info => return self.info().map(Reply::Info),
             Call::Counters => {
-                let report = self.booted("vm.counters")?.1.iommu();
-                let named = report.map(|report| (IOMMU_ID.to_string(), counters::of_report(&report)));
-                return Ok(Reply::Counters(named.into_iter().collect()));
+                let vm = self.booted("vm.counters")?.1;
+                return Ok(Reply::Counters(counters_of(vm)));
             }
             Call::Bounce => return self.bounce().map(Reply::Bounce),
             Call::TuneBounce(change) => self.tune_bounce(&change)?,
@@ -326,9 +333,9 @@ impl<M: Machine> Control<M> {
     fn info(&self) -> Result<Box<VmInfo>, ControlError> {
         let created = self.created.as_ref().ok_or(ControlError::NotCreated)?;
         let devices = created.booted.iter().flat_map(|booted| booted.vm.devices());
-        let report = created.booted.as_ref().and_then(|booted| booted.vm.iommu());
+        let status = created.booted.as_ref().and_then(|booted| booted.vm.iommu());
         Ok(Box::new(VmInfo {
-            iommu_bounce: created.config.iommu_bounce.as_ref().map(|config| bounce::status(config, report.as_ref())),
+            iommu_bounce: created.config.iommu_bounce.as_ref().map(|config| bounce::status(config, status.as_ref())),
             config: created.config.clone(),
             state: match created.state {
                 // As in Cloud Hypervisor: what is left of a guest that has ended is its configuration.
@@ -341,11 +348,12 @@ impl<M: Machine> Control<M> {
         }))
     }
 
-    fn bounce(&self) -> Result<Box<IommuBounce>, ControlError> {
+    fn bounce(&self) -> Result<Box<IommuBounceReport>, ControlError> {
         let created = self.created.as_ref().ok_or(ControlError::NotCreated)?;
         let config = created.config.iommu_bounce.as_ref().ok_or_else(no_windows)?;
-        let report = created.booted.as_ref().and_then(|booted| booted.vm.iommu());
-        Ok(Box::new(bounce::status(config, report.as_ref())))
+        let vm = created.booted.as_ref().map(|booted| &booted.vm);
+        let status = bounce::status(config, vm.and_then(M::iommu).as_ref());
+        Ok(Box::new(bounce::report(status, vm.and_then(M::engine_report).as_ref())))
     }
 
     /// Changes what the windows may use, of a VM that runs and for its next boot.
@@ -363,11 +371,14 @@ impl<M: Machine> Control<M> {
 
     fn snapshot(&self) -> Snapshot {
         let Some(created) = &self.created else { return Snapshot::default() };
+        let vm = created.booted.as_ref().map(|booted| &booted.vm);
         Snapshot {
             state: Some(created.state),
             vcpus: created.config.cpus.boot_vcpus,
             memory_bytes: created.config.memory.size,
-            iommu: created.booted.as_ref().and_then(|booted| booted.vm.iommu()),
+            iommu: vm.and_then(M::iommu),
+            engine: vm.and_then(M::engine_report),
+            devices: vm.map(M::devices).unwrap_or_default(),
         }
     }
 
@@ -527,6 +538,17 @@ impl<M: Machine> Control<M> {
         self.shut_down();
         ControlFlow::Continue(())
     }
+}
+
+/// The counters of a VM's devices, by ID.
+fn counters_of<M: Machine>(vm: &M) -> VmCounters {
+    let iommu = vm.iommu().map(|status| (IOMMU_ID.to_string(), counters::of_iommu(&status)));
+    let engine = vm.engine_report();
+    let devices = engine.iter().flat_map(|engine| {
+        let of = |device: DeviceNode| Some((device.id, counters::of_endpoint(engine, &device.pci_bdf)?));
+        vm.devices().into_iter().filter_map(of)
+    });
+    iommu.into_iter().chain(devices).collect()
 }
 
 fn no_windows() -> ControlError {

@@ -70,8 +70,12 @@ impl Machine for Null {
         Vec::new()
     }
 
-    fn iommu(&self) -> Option<IommuReport> {
-        Some(IommuReport::default())
+    fn iommu(&self) -> Option<IommuStatus> {
+        Some(IommuStatus::default())
+    }
+
+    fn engine_report(&self) -> Option<Report> {
+        None
     }
 
     fn tune_bounce(&self, _: &IommuBounceChange) -> Result<(), VmError> {
@@ -343,7 +347,7 @@ fn windows_are_changed_for_the_running_vm_and_for_its_next_boot() {
     with_windows.iommu_bounce = Some("size=8M,max=16M".parse().unwrap());
     control.create(with_windows).unwrap();
     let budget = |control: &mut Control<Null>| match control.serve_call(Call::Bounce) {
-        Ok(Reply::Bounce(bounce)) => bounce.budget,
+        Ok(Reply::Bounce(report)) => report.bounce.budget,
         other => panic!("{other:?}"),
     };
     control.serve_call(change(4 << 20)).unwrap();

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::vfio::GuestRamMapping;
-use devices::virtio::iommu::{IommuHandle, IommuReport};
+use devices::virtio::iommu::{IommuHandle, IommuStatus};
+use iommu_bounce::Report;
 use kvm_bindings::kvm_clock_data;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
@@ -136,8 +137,12 @@ impl Machine for Vm {
         self.pci.devices().into_iter().map(node).collect()
     }
 
-    fn iommu(&self) -> Option<IommuReport> {
-        self.iommu.as_ref().map(|iommu| iommu.report())
+    fn iommu(&self) -> Option<IommuStatus> {
+        self.iommu.as_ref().map(|iommu| iommu.status())
+    }
+
+    fn engine_report(&self) -> Option<Report> {
+        self.iommu.as_ref().map(|iommu| iommu.engine_report())
     }
 
     fn tune_bounce(&self, change: &IommuBounceChange) -> Result<(), VmError> {
@@ -151,7 +156,7 @@ impl Machine for Vm {
     fn report_counters(&self, monitor: &EventMonitor) {
         if let Some(iommu) = &self.iommu {
             monitor.event_with("virtio-iommu", "counters", Some(iommu.counters()));
-            monitor.event_with("virtio-iommu", "report", Some(iommu.statistics()));
+            monitor.event_with("virtio-iommu", "report", Some(iommu.engine_report()));
         }
     }
 }

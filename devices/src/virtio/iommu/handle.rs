@@ -13,10 +13,11 @@ use crate::sync::lock;
 use crate::virtio::Interrupt;
 use crate::virtio::windows::WindowMemory;
 
-/// What a virtio-iommu device does at one moment.
+/// What a virtio-iommu device is set to and what it holds, at one moment. How long things took, and figures per domain and
+/// endpoint, are in the engine's [`Report`].
 #[derive(Clone, Debug, Default)]
-pub struct IommuReport {
-    /// The engine's figures.
+pub struct IommuStatus {
+    /// The engine's totals.
     pub counters: Counters,
     /// Bytes of window memory that all domains may use.
     pub budget: u64,
@@ -85,8 +86,8 @@ impl IommuHandle {
         reported
     }
 
-    /// All figures, per domain and endpoint too, with latencies.
-    pub fn statistics(&self) -> Report {
+    /// The engine's figures, per domain and endpoint too, with latencies.
+    pub fn engine_report(&self) -> Report {
         lock(&self.engine).report()
     }
 
@@ -95,11 +96,11 @@ impl IommuHandle {
         lock(&self.engine).counters()
     }
 
-    /// All that there is to tell, of one moment.
-    pub fn report(&self) -> IommuReport {
+    /// What the device is set to and what it holds: its windows first of all.
+    pub fn status(&self) -> IommuStatus {
         let held_window_bytes = self.held_window_bytes();
         let engine = lock(&self.engine);
-        IommuReport {
+        IommuStatus {
             counters: engine.counters(),
             budget: engine.budget(),
             threshold: engine.threshold(),

@@ -19,7 +19,7 @@ use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
 pub use self::device::VirtioIommu;
-pub use self::handle::{IommuHandle, IommuReport};
+pub use self::handle::{IommuHandle, IommuStatus};
 pub use self::ram::RamView;
 use super::windows::{WindowError, WindowMemory, WindowMemoryConfig};
 use super::{TransportError, VirtioPciDevice};

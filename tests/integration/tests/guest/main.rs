@@ -10,6 +10,7 @@ mod command_line;
 mod isolation;
 mod lifecycle;
 mod patch;
+mod scraping;
 mod stock;
 mod support;
 mod terminal;

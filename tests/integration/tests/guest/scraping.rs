@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Figures of a guest that does I/O: what clients get of them, and what asking once a second costs the guest.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::Site;
+use carom_integration::api::ApiVmm;
+use carom_integration::workload::WAIT_FOR_NVME;
+use serde_json::{Value, json};
+
+use crate::support::{MIB, SITE};
+
+/// Longest boot of a guest under emulation, and longest round.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Rounds of I/O. Every second one is scraped.
+const ROUNDS: usize = 10;
+
+/// Reads 4k blocks for some seconds, again and again. The first round warms up.
+fn job() -> String {
+    format!(
+        "{WAIT_FOR_NVME}
+i=0
+while [ $i -le {ROUNDS} ]; do
+    echo \"CAROM-START $i\"
+    fio --name=read --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=64 --bs=4k --size=256M \\
+        --time_based --ramp_time=1 --runtime=4 --output-format=terse --terse-version=3 >/tmp/fio || exit 91
+    awk -F';' -v round=$i '/^3;/ {{ print \"CAROM-IOPS\", round, $8 }}' /tmp/fio
+    i=$((i + 1))
+done
+echo CAROM-DONE
+while :; do sleep 1; done
+"
+    )
+}
+
+/// IOPS of the rounds so far, by their number.
+fn iops(console: &str) -> Vec<f64> {
+    let lines = console.lines().filter_map(|line| line.strip_prefix("CAROM-IOPS "));
+    lines.map(|line| line.split(' ').nth(1).and_then(|text| text.parse().ok()).expect("a number")).collect()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// A sample of the metrics.
+fn sample(metrics: &str, name: &str) -> f64 {
+    let line = metrics.lines().find(|line| line.starts_with(&format!("{name} ")));
+    line.and_then(|line| line.rsplit_once(' ')).unwrap_or_else(|| panic!("no {name} in\n{metrics}")).1.parse().unwrap()
+}
+
+#[test]
+fn figures_are_true_and_asking_for_them_costs_no_io() {
+    let mut vmm = ApiVmm::start(&SITE, &job()).unwrap();
+    let put = |path: &str, body: Option<Value>| {
+        let (status, answer) = vmm.call("PUT", path, body.as_ref()).unwrap();
+        assert_eq!(status, 204, "{answer}");
+    };
+    let config = json!({
+        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(),
+            "cmdline": "console=ttyS0 quiet panic=-1 oops=panic mitigations=off iommu.strict=1 nmi_watchdog=0"},
+        "serial": {"mode": "File", "file": vmm.console_file()},
+        "devices": [{"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "drive"}],
+        "iommu_bounce": {"size": 64 * MIB},
+    });
+    put("/api/v1/vm.create", Some(config));
+    put("/api/v1/vm.boot", None);
+
+    // Scrapes while a round with an odd number runs.
+    let (wanted, done, scrapes) = (AtomicBool::new(false), AtomicBool::new(false), AtomicUsize::new(0));
+    let longest = thread::scope(|scope| {
+        let scraper = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !done.load(Ordering::Relaxed) {
+                if wanted.load(Ordering::Relaxed) {
+                    let start = Instant::now();
+                    vmm.text("/metrics").unwrap();
+                    longest = longest.max(start.elapsed());
+                    scrapes.fetch_add(1, Ordering::Relaxed);
+                    thread::sleep(Duration::from_secs(1));
+                } else {
+                    thread::sleep(Duration::from_millis(20));
+                }
+            }
+            longest
+        });
+        let ended = (0..=ROUNDS)
+            .try_for_each(|round| {
+                vmm.wait_for(&format!("CAROM-START {round}\n"), 1, PATIENCE)?;
+                wanted.store(round % 2 == 1, Ordering::Relaxed);
+                Ok::<_, anyhow::Error>(())
+            })
+            .and_then(|()| vmm.wait_for("CAROM-DONE", 1, PATIENCE));
+        // Before any panic: the scope waits for the scraper.
+        done.store(true, Ordering::Relaxed);
+        ended.unwrap();
+        scraper.join().unwrap()
+    });
+    let rounds = iops(&vmm.console());
+    assert_eq!(rounds.len(), ROUNDS + 1, "{rounds:?}");
+    let of = |rest: usize| median(rounds.iter().skip(1).skip((rest + 1) % 2).step_by(2).copied().collect());
+    let (with, without) = (of(1), of(0));
+    println!("CAROM-SCRAPED-IOPS {with:.0} CAROM-UNSCRAPED-IOPS {without:.0} {rounds:.0?}");
+    println!("CAROM-SCRAPES {} CAROM-LONGEST-SCRAPE-MS {}", scrapes.load(Ordering::Relaxed), longest.as_millis());
+    assert!(scrapes.load(Ordering::Relaxed) >= ROUNDS);
+    // Far beyond noise: a scrape that holds the device or its lock for long.
+    assert!(with > without * 0.5, "{rounds:?}");
+
+    // The guest is idle now: all of one moment.
+    let bounce = vmm.call("GET", "/api/v1/vm.iommu-bounce", None).unwrap().1;
+    let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
+    let metrics = vmm.text("/metrics").unwrap();
+    let latency = &bounce["request_latency"]["window_add"];
+    assert!(latency["count"].as_u64().unwrap() > 0, "{bounce}");
+    assert_eq!(latency["count"], counters["_iommu"]["requests_window_add"], "{bounce}");
+    let in_buckets =
+        latency["buckets"].as_array().unwrap().iter().map(|bucket| bucket["count"].as_u64().unwrap()).sum();
+    assert_eq!(latency["count"].as_u64(), Some(in_buckets), "{bounce}");
+    assert!(bounce["host_latency"]["map"]["sum_ns"].as_u64().unwrap() > 0, "{bounce}");
+    let drive = &bounce["endpoints"][0];
+    assert_eq!((&drive["address"], &drive["domain"]), (&json!("0000:00:02.0"), &bounce["domains"][0]["domain"]));
+    assert_eq!(drive["pinned_bytes"], counters["drive"]["pinned_bytes"], "{bounce}");
+    assert_eq!(drive["window_bytes"], bounce["windows"][0]["bytes"], "{bounce}");
+    assert_eq!(bounce["domains"][0]["requests"]["map"], counters["drive"]["domain_requests_map"]);
+    let count = sample(&metrics, "carom_iommu_request_duration_seconds_count{kind=\"window_add\"}");
+    assert_eq!(Some(count), latency["count"].as_f64());
+    let pinned = sample(&metrics, "carom_iommu_endpoint_pinned_bytes{address=\"0000:00:02.0\",device=\"drive\"}");
+    assert_eq!(Some(pinned), drive["pinned_bytes"].as_f64());
+    println!("CAROM-METRICS-BYTES {}", metrics.len());
+
+    put("/api/v1/vmm.shutdown", None);
+    assert!(vmm.wait(PATIENCE).unwrap().success());
+}
