@@ -13,6 +13,8 @@ pub mod cli;
 pub mod config;
 pub mod control;
 pub mod event_monitor;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod inherited;
 pub mod kvm;
 pub mod layout;

@@ -259,6 +259,8 @@ pub struct VmConfig {
 impl VmConfig {
     /// Checks what the user gave, and fills in what follows from it.
     pub fn prepare(&mut self) -> Result<(), ConfigError> {
+        // Before anything else: a client may send thousands, and each is compared with all others.
+        self.check_device_count()?;
         self.devices.iter().try_for_each(DeviceConfig::check_id)?;
         self.complete();
         self.validate()
@@ -326,10 +328,15 @@ impl VmConfig {
         Err(ConfigError::new("--memory size", rule))
     }
 
-    fn validate_devices(&self) -> Result<(), ConfigError> {
+    fn check_device_count(&self) -> Result<(), ConfigError> {
         if self.devices.len() > MAX_DEVICES {
             return Err(ConfigError::new("--device", format!("at most {MAX_DEVICES} devices fit on the bus")));
         }
+        Ok(())
+    }
+
+    fn validate_devices(&self) -> Result<(), ConfigError> {
+        self.check_device_count()?;
         for (index, device) in self.devices.iter().enumerate() {
             let earlier = &self.devices[..index];
             if earlier.iter().any(|other| other.path == device.path) {

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! How long the API takes to answer: of a `carom` process without a guest, and of the same server and control thread with
+//! a null guest whose driver maps and unmaps without a pause, on a host that does nothing. No KVM is needed.
+
+#![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
+
+use std::fs;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use devices::virtio::iommu::IommuStatus;
+use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, unmap};
+use iommu_bounce::{Engine, EngineConfig, Report};
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use vmm::api::types::{DeviceNode, IommuBounceChange};
+use vmm::api::{ApiServer, ApiSocket, Shared};
+use vmm::config::VmConfig;
+use vmm::control::{Control, Machine, Mailbox, Options};
+use vmm::event_monitor::EventMonitor;
+use vmm::vm::VmError;
+
+/// Starts that are timed.
+const STARTS: usize = 31;
+/// Requests of one client.
+const REQUESTS: usize = 5000;
+/// Clients at once.
+const CLIENTS: usize = 64;
+
+const CONFIG: &str =
+    r#"{"payload": {"kernel": "/k"}, "devices": [{"path": "/d", "iommu": true, "id": "drive"}], "iommu_bounce": {}}"#;
+
+fn main() {
+    // Under `cargo test` it need only build.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return;
+    }
+    println!("A program without a guest:");
+    let dir = tempfile::tempdir().unwrap();
+    starts(dir.path());
+    let program = Program::start(&dir.path().join("socket"));
+    println!("  resident when idle      {:6.1} MiB", program.resident_mib());
+    let put = program.request("PUT /api/v1/vm.create", CONFIG);
+    assert!(put.starts_with("HTTP/1.1 204"), "{put}");
+    several(&program.socket);
+    drop(program);
+
+    for load in [false, true] {
+        println!("\nA null guest {}:", if load { "that maps and unmaps all the while" } else { "that does nothing" });
+        let guest = Guest::start(&dir.path().join(if load { "loaded" } else { "idle" }), load);
+        several(&guest.socket);
+        let pairs = guest.end();
+        if load {
+            println!("  it mapped and unmapped  {pairs:6.0} times a second");
+        }
+    }
+}
+
+/// Everything that is asked of one server.
+fn several(socket: &Path) {
+    let back_to_back = Duration::ZERO;
+    measure(socket, "GET /api/v1/vmm.ping", 1, REQUESTS, back_to_back);
+    measure(socket, "GET /api/v1/vm.info", 1, REQUESTS, back_to_back);
+    measure(socket, "GET /api/v1/vm.info", CLIENTS, REQUESTS / 10, back_to_back);
+    measure(socket, "GET /api/v1/vm.info", CLIENTS, 50, Duration::from_millis(100));
+    measure(socket, "GET /metrics", 1, REQUESTS / 5, back_to_back);
+}
+
+/// From the start of the process to the first answer.
+fn starts(dir: &Path) {
+    let mut times: Vec<_> = (0..STARTS)
+        .map(|number| {
+            let start = Instant::now();
+            let program = Program::start(&dir.join(format!("start{number}")));
+            program.request("GET /api/v1/vmm.ping", "");
+            start.elapsed()
+        })
+        .collect();
+    times.sort();
+    println!(
+        "  start to first answer   {} (median of {STARTS}), {} at most",
+        ms(times[STARTS / 2]),
+        ms(times[STARTS - 1])
+    );
+}
+
+fn ms(time: Duration) -> String {
+    format!("{:6.3} ms", time.as_secs_f64() * 1e3)
+}
+
+/// A `carom` process.
+struct Program {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Program {
+    fn start(socket: &Path) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_carom"))
+            .args(["--api-socket", &format!("path={}", socket.display())])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        while StdUnixStream::connect(socket).is_err() {
+            thread::sleep(Duration::from_micros(50));
+        }
+        Self { child, socket: socket.into() }
+    }
+
+    fn resident_mib(&self) -> f64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<f64>().unwrap() / 1024.0
+    }
+
+    fn request(&self, head: &str, body: &str) -> String {
+        runtime().block_on(async {
+            let mut client = Client::new(&self.socket).await;
+            client
+                .request(&format!("{head} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len()))
+                .await;
+            String::from_utf8_lossy(&client.answer).into_owned()
+        })
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A driver's part of a guest, and the control of it.
+struct Guest {
+    socket: PathBuf,
+    control: JoinHandle<()>,
+    load: JoinHandle<f64>,
+    done: Arc<AtomicBool>,
+}
+
+/// The engine of the null guest that is built next.
+static ENGINE: Mutex<Option<Arc<Mutex<Engine>>>> = Mutex::new(None);
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Guest {
+    fn start(socket: &Path, loaded: bool) -> Self {
+        let ram = Arc::new(TestRam::new(&[(0, 0x10_0000)]));
+        let mut engine = Engine::new(EngineConfig::default(), ram, None).unwrap();
+        engine.add_endpoint(16, Box::new(NullMapper)).unwrap();
+        engine.accept_features(u64::MAX);
+        assert_eq!(engine.handle(&attach(16, 1), &mut [0xff; 4]), 4);
+        let engine = Arc::new(Mutex::new(engine));
+        *lock(&ENGINE) = Some(engine.clone());
+        let done = Arc::new(AtomicBool::new(false));
+        let load = thread::spawn({
+            let done = done.clone();
+            move || drive(&engine, loaded, &done)
+        });
+        let api = ApiSocket::bind(socket).unwrap();
+        let control = thread::spawn(move || {
+            let mut control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true });
+            let mut config: VmConfig = serde_json::from_str(CONFIG).unwrap();
+            config.prepare().unwrap();
+            control.create(config).unwrap();
+            control.boot().unwrap();
+            let _server = ApiServer::start(Some(api), None, Shared { control: control.handle() }).unwrap();
+            control.run().unwrap();
+        });
+        Self { socket: socket.into(), control, load, done }
+    }
+
+    /// Ends it; how often a second its driver mapped and unmapped.
+    fn end(self) -> f64 {
+        runtime().block_on(async {
+            let mut client = Client::new(&self.socket).await;
+            client.request("PUT /api/v1/vmm.shutdown HTTP/1.1\r\nHost: x\r\n\r\n").await;
+        });
+        self.control.join().unwrap();
+        self.done.store(true, Ordering::Relaxed);
+        self.load.join().unwrap()
+    }
+}
+
+/// Maps and unmaps a page again and again, as the device's queue would have the engine do.
+fn drive(engine: &Mutex<Engine>, loaded: bool, done: &AtomicBool) -> f64 {
+    let (start, page) = (Instant::now(), 1_u64 << 32);
+    let mut pairs = 0.0;
+    while loaded && !done.load(Ordering::Relaxed) {
+        for request in [map(1, page, page + 0xfff, 0x1000, 3), unmap(1, page, page + 0xfff)] {
+            let mut reply = [0xff; 4];
+            assert_eq!((lock(engine).handle(&request, &mut reply), reply[0]), (4, 0));
+        }
+        pairs += 1.0;
+    }
+    pairs / start.elapsed().as_secs_f64()
+}
+
+/// A VM without vCPUs, but with an IOMMU.
+struct Null(Arc<Mutex<Engine>>);
+
+impl Machine for Null {
+    fn build(_: &VmConfig, _: Arc<Mailbox>) -> Result<Self, VmError> {
+        Ok(Self(lock(&ENGINE).take().unwrap()))
+    }
+    fn start(&mut self, _: bool) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn pause(&mut self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn resume(&mut self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn reset(&mut self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn press_power_button(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn raise_nmi(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn devices(&self) -> Vec<DeviceNode> {
+        let node = |id: &str, pci_bdf: &str| DeviceNode {
+            id: id.into(),
+            resources: Vec::new(),
+            children: Vec::new(),
+            pci_bdf: pci_bdf.into(),
+        };
+        vec![node("_iommu", "0000:00:01.0"), node("drive", "0000:00:02.0")]
+    }
+    fn iommu(&self) -> Option<IommuStatus> {
+        let engine = lock(&self.0);
+        let (counters, windows) = (engine.counters(), engine.domain_windows());
+        Some(IommuStatus { counters, windows, ..IommuStatus::default() })
+    }
+    fn engine_report(&self) -> Option<Report> {
+        Some(lock(&self.0).report())
+    }
+    fn tune_bounce(&self, _: &IommuBounceChange) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn report_counters(&self, _: &EventMonitor) {}
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Times requests of so many clients at once, each with so long a pause between two of its own.
+fn measure(socket: &Path, head: &str, clients: usize, requests: usize, pause: Duration) {
+    let request: Arc<str> = format!("{head} HTTP/1.1\r\nHost: x\r\n\r\n").into();
+    let start = Instant::now();
+    let mut times = runtime().block_on(async {
+        let clients = (0..clients).map(|_| run(socket.to_path_buf(), request.clone(), requests, pause));
+        clients.collect::<JoinSet<_>>().join_all().await.concat()
+    });
+    let rate = times.len() as f64 / start.elapsed().as_secs_f64();
+    times.sort();
+    let at = |per_mille: usize| ms(times[(times.len() - 1) * per_mille / 1000]);
+    let name = head.split('/').next_back().unwrap();
+    let pace = if pause.is_zero() { "back to back".into() } else { format!("every {} ms", pause.as_millis()) };
+    println!(
+        "  {name:9} {clients:2} clients {pace:13} p50 {}  p99 {}  p99.9 {}  {rate:7.0}/s",
+        at(500),
+        at(990),
+        at(999)
+    );
+}
+
+/// How long each of one client's requests took.
+async fn run(socket: PathBuf, request: Arc<str>, requests: usize, pause: Duration) -> Vec<Duration> {
+    let mut client = Client::new(&socket).await;
+    let mut times = Vec::with_capacity(requests);
+    for _ in 0..requests {
+        let start = Instant::now();
+        client.request(&request).await;
+        times.push(start.elapsed());
+        if !pause.is_zero() {
+            sleep(pause).await;
+        }
+    }
+    times
+}
+
+/// A connection that is kept.
+struct Client {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+    answer: Vec<u8>,
+}
+
+impl Client {
+    async fn new(socket: &Path) -> Self {
+        let stream = UnixStream::connect(socket).await.unwrap();
+        Self { stream, buffer: vec![0; 1 << 16], answer: Vec::new() }
+    }
+
+    /// Sends a request and takes the whole answer.
+    async fn request(&mut self, request: &str) {
+        self.stream.writable().await.unwrap();
+        assert_eq!(self.stream.try_write(request.as_bytes()).unwrap(), request.len());
+        self.answer.clear();
+        while !is_whole(&self.answer) {
+            self.stream.readable().await.unwrap();
+            match self.stream.try_read(&mut self.buffer) {
+                Ok(0) => panic!("the server hung up: {}", String::from_utf8_lossy(&self.answer)),
+                Ok(len) => self.answer.extend(&self.buffer[..len]),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(self.answer.starts_with(b"HTTP/1.1 20"), "{}", String::from_utf8_lossy(&self.answer));
+    }
+}
+
+/// Whether an answer has all that its head promises.
+fn is_whole(answer: &[u8]) -> bool {
+    let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else { return false };
+    let head = String::from_utf8_lossy(&answer[..end]).to_ascii_lowercase();
+    let len = head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
+    answer.len() >= end + 4 + len.unwrap_or(0)
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Clients that send any body, for a fuzzer and for replaying what one found.
+
+use std::sync::Arc;
+
+use iommu_bounce::Report;
+
+use crate::api::operations::{Action, OPERATIONS};
+use crate::api::types::{DeviceNode, IommuBounceChange};
+use crate::config::{DeviceConfig, VmConfig};
+use crate::control::{Call, Control, ControlError, Machine, Mailbox, Options, Reply};
+use crate::event_monitor::EventMonitor;
+use crate::vm::VmError;
+use devices::virtio::iommu::IommuStatus;
+
+/// A VM that is never booted.
+enum Unbootable {}
+
+impl Machine for Unbootable {
+    fn build(_: &VmConfig, _: Arc<Mailbox>) -> Result<Self, VmError> {
+        Err(VmError::Guest("is never booted".into()))
+    }
+    fn start(&mut self, _: bool) -> Result<(), VmError> {
+        match *self {}
+    }
+    fn pause(&mut self) -> Result<(), VmError> {
+        match *self {}
+    }
+    fn resume(&mut self) -> Result<(), VmError> {
+        match *self {}
+    }
+    fn reset(&mut self) -> Result<(), VmError> {
+        match *self {}
+    }
+    fn press_power_button(&self) -> Result<(), VmError> {
+        match *self {}
+    }
+    fn raise_nmi(&self) -> Result<(), VmError> {
+        match *self {}
+    }
+    fn devices(&self) -> Vec<DeviceNode> {
+        match *self {}
+    }
+    fn iommu(&self) -> Option<IommuStatus> {
+        match *self {}
+    }
+    fn engine_report(&self) -> Option<Report> {
+        match *self {}
+    }
+    fn tune_bounce(&self, _: &IommuBounceChange) -> Result<(), VmError> {
+        match *self {}
+    }
+    fn report_counters(&self, _: &EventMonitor) {
+        match *self {}
+    }
+}
+
+/// A VM that is created: with windows, and one device to take away.
+fn created() -> Control<Unbootable> {
+    let mut control = Control::new(EventMonitor::none(), Options::default());
+    let config = r#"{"payload": {"kernel": "/k"}, "devices": [{"path": "/d", "iommu": true, "id": "d"}],
+        "iommu_bounce": {"size": 8388608, "max": 67108864}}"#;
+    let mut config: VmConfig = serde_json::from_str(config).expect("it is right");
+    config.prepare().and_then(|()| control.create(config).map_err(|_| unreachable!())).expect("it is right");
+    control
+}
+
+/// Sends the body to every operation that takes one, with a VM created and without.
+///
+/// # Panics
+/// A promise is broken: a message is not one line, what was accepted reads back as something else, or a VM is left that
+/// breaks a rule.
+pub fn body(data: &[u8]) {
+    for operation in OPERATIONS {
+        let Action::WithBody(read) = &operation.action else { continue };
+        for mut control in [Control::new(EventMonitor::none(), Options::default()), created()] {
+            let refused = match read(data) {
+                Ok(call) => {
+                    check_call(&call);
+                    control.serve_call(call).map(drop).map_err(|error| message(&error))
+                }
+                Err(message) => Err(message),
+            };
+            if let Err(message) = refused {
+                assert!(!message.is_empty() && !message.contains(char::is_control), "{}: {message:?}", operation.name);
+            }
+            check_config(&mut control);
+        }
+    }
+}
+
+/// What a client is told.
+fn message(error: &ControlError) -> String {
+    match error {
+        ControlError::Config(error) => error.in_json(),
+        error => error.to_string(),
+    }
+}
+
+/// What was read says the same when it is written and read again.
+fn check_call(call: &Call) {
+    match call {
+        Call::Create(config) => {
+            let mut again: VmConfig = reread(config);
+            again.complete();
+            assert_eq!(again, **config);
+        }
+        Call::AddDevice(device) => assert_eq!(reread::<DeviceConfig>(device), *device),
+        Call::TuneBounce(change) => assert_eq!(reread::<IommuBounceChange>(change), *change),
+        _ => {}
+    }
+}
+
+fn reread<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
+    let text = serde_json::to_vec(value).expect("it can be written");
+    serde_json::from_slice(&text).expect("what was written can be read")
+}
+
+/// A VM that is created could be booted as far as the rules go.
+fn check_config(control: &mut Control<Unbootable>) {
+    match control.serve_call(Call::Info) {
+        Ok(Reply::Info(info)) => info.config.validate().expect("it was checked"),
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => assert!(matches!(error, ControlError::NotCreated), "{error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    #[test]
+    fn stored_bodies_break_no_promise() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/body");
+        let mut count = 0;
+        for entry in fs::read_dir(&corpus).expect("the corpus is there") {
+            super::body(&fs::read(entry.unwrap().path()).unwrap());
+            count += 1;
+        }
+        assert!(count >= 20, "only {count} inputs in {}", corpus.display());
+    }
+}
