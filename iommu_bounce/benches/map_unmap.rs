@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a pair of MAP and UNMAP costs in the engine alone, as bytes of requests, on a host that does nothing.
+//! What a pair of MAP and UNMAP costs in the engine alone, as bytes of requests, on a host that does nothing, and what UNMAPs
+//! cost that come together.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, unmap};
-use iommu_bounce::{Engine, EngineConfig, Limits};
+use iommu_bounce::{Engine, EngineConfig, Limits, UnmapRequest};
 
 const PAGE: u64 = 0x1000;
 
@@ -62,5 +64,45 @@ fn pairs(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, pairs);
+/// UNMAPs of neighbouring pages among 10,000 mappings, decoding included: one by one, and together.
+fn batches(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("unmap_batch");
+    for count in [1, 8, 64u64] {
+        let mut engine = engine(10_000);
+        let place = 1 << 20;
+        let range = |page: u64| (iova(place + page), iova(place + page) + PAGE - 1);
+        let maps: Vec<_> = (0..count).map(|page| map(1, range(page).0, range(page).1, 0x1000, 3)).collect();
+        let unmaps: Vec<_> = (0..count).map(|page| unmap(1, range(page).0, range(page).1)).collect();
+        let mut decoded = Vec::new();
+        group.throughput(Throughput::Elements(count));
+        for together in [false, true] {
+            let name = if together { "together" } else { "alone" };
+            group.bench_function(BenchmarkId::new(name, count), |bencher| {
+                bencher.iter_custom(|rounds| {
+                    let mut took = Duration::ZERO;
+                    for _ in 0..rounds {
+                        maps.iter().for_each(|request| send(&mut engine, request));
+                        let began = Instant::now();
+                        if together {
+                            decoded.clear();
+                            decoded.extend(
+                                (0..).zip(&unmaps).filter_map(|(tag, bytes)| UnmapRequest::decode(bytes, 4, tag)),
+                            );
+                            engine.handle_unmaps(&mut decoded);
+                        } else {
+                            unmaps.iter().for_each(|request| send(&mut engine, request));
+                        }
+                        took += began.elapsed();
+                    }
+                    took
+                });
+            });
+        }
+        assert_eq!(engine.counters().mappings, 10_000);
+        assert_eq!(engine.counters().failed.unmap, 0);
+    }
+    group.finish();
+}
+
+criterion_group!(benches, pairs, batches);
 criterion_main!(benches);

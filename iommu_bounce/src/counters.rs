@@ -55,6 +55,9 @@ pub struct Counters {
     pub host_maps: u64,
     /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) that succeeded.
     pub host_unmaps: u64,
+    /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) that were saved because neighbouring UNMAP requests of one
+    /// notification shared one.
+    pub merged_unmaps: u64,
     /// Calls to a mapper or to the chunk store that failed.
     pub host_errors: u64,
     /// Ranges that the host would not unmap and that belong to no domain any more; tried again at every request.

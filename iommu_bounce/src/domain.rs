@@ -48,17 +48,15 @@ pub(crate) struct Domain {
     pub(crate) chunks: BTreeMap<u64, Chunk>,
 }
 
-/// What an UNMAP range covers.
+/// What an UNMAP range covers: whole mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cover {
     /// No mapping.
     Nothing,
     /// One mapping, which starts where the range does and ends at this IOVA: what a driver asks for as a rule.
     One(u64),
-    /// Any number of mappings, all of them whole.
-    Whole,
-    /// Part of a mapping.
-    Split,
+    /// Any number of mappings.
+    Several,
 }
 
 impl Domain {
@@ -78,25 +76,20 @@ impl Domain {
         self.mappings.floor(last).is_some_and(|(_, mapping)| mapping.last >= start)
     }
 
-    /// What `[start, last]` covers.
-    pub(crate) fn cover(&self, start: u64, last: u64) -> Cover {
-        let Some((first, mapping)) = self.mappings.floor(last) else {
-            return Cover::Nothing;
+    /// What `[start, last]` covers; `None` if it cuts a mapping.
+    pub(crate) fn cover(&self, start: u64, last: u64) -> Option<Cover> {
+        let Some((first, mapping)) = self.mappings.floor(last).filter(|(_, mapping)| mapping.last >= start) else {
+            return Some(Cover::Nothing);
         };
-        if mapping.last < start {
-            return Cover::Nothing;
-        }
         if mapping.last > last {
-            return Cover::Split;
+            return None;
         }
         if first == start {
-            return Cover::One(mapping.last);
+            return Some(Cover::One(mapping.last));
         }
         let below = start.checked_sub(1).and_then(|below| self.mappings.floor(below));
-        match below {
-            Some((_, mapping)) if mapping.last >= start => Cover::Split,
-            _ => Cover::Whole,
-        }
+        let cut = below.is_some_and(|(_, mapping)| mapping.last >= start);
+        (!cut).then_some(Cover::Several)
     }
 
     /// The first mappings in `[start, last]` that follow each other without a gap, as one range.

@@ -6,6 +6,7 @@
 //! to undo what it did: see [`crate::space`] for what happens then.
 
 mod attach;
+mod batch;
 mod bypass;
 mod mapping;
 mod parking;
@@ -39,6 +40,8 @@ use crate::windows::Windows;
 use crate::wire::{self, Kind, Request};
 use crate::{DomainId, EndpointId};
 
+pub use batch::UnmapRequest;
+use mapping::unmap_run;
 pub use report::DomainWindow;
 
 /// The state of one virtio-iommu device.

@@ -41,7 +41,7 @@ pub use backend::{
 };
 pub use config::{ConfigError, EngineConfig, Limits, WindowConfig};
 pub use counters::{Counters, RequestCounts};
-pub use engine::{DomainWindow, Engine, Target, Translation};
+pub use engine::{DomainWindow, Engine, Target, Translation, UnmapRequest};
 pub use fault::{Fault, FaultReason};
 pub use histogram::{BUCKETS, Histogram};
 pub use report::{Activity, DomainReport, EndpointReport, HostLatency, Report, RequestLatency};

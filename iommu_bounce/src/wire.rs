@@ -230,8 +230,13 @@ fn fill(reply: &mut [u8], filler: u8, status: Status) -> usize {
         return 0;
     };
     body.fill(filler);
-    *tail = [status as u8, 0, 0, 0];
+    *tail = self::tail(status);
     len
+}
+
+/// The tail of a reply.
+pub(crate) fn tail(status: Status) -> [u8; TAIL_SIZE] {
+    [status as u8, 0, 0, 0]
 }
 
 /// Answers a request that failed, in a writable part of the right size or shorter.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use allocation_counter::measure;
 use iommu_bounce::test_utils::{NullMapper, TestRam, attach, detach, map, unmap};
-use iommu_bounce::{Engine, EngineConfig, Limits};
+use iommu_bounce::{Engine, EngineConfig, Limits, UnmapRequest};
 
 const PAGE: u64 = 0x1000;
 /// What a mapping may cost.
@@ -66,6 +66,22 @@ fn map_and_unmap_allocate_nothing_in_steady_state() {
     let allocated = measure(|| (0..5).for_each(|_| run(&mut engine)));
     assert_eq!(allocated.count_total, 0, "{allocated:?}");
     assert_eq!(engine.counters().mappings, 2000);
+}
+
+#[test]
+fn unmaps_that_come_together_allocate_nothing() {
+    let mut engine = engine();
+    let maps: Vec<_> = (0..64).map(map_page).collect();
+    let mut unmaps: Vec<_> = (0..64).filter_map(|page| UnmapRequest::decode(&unmap_page(page), 4, 0)).collect();
+    let mut run = || {
+        maps.iter().for_each(|request| send(&mut engine, request));
+        engine.handle_unmaps(&mut unmaps);
+        assert!(unmaps.iter().all(|unmap| unmap.reply() == [0; 4]));
+    };
+    run();
+    let allocated = measure(|| (0..5).for_each(|_| run()));
+    assert_eq!(allocated.count_total, 0, "{allocated:?}");
+    assert_eq!(engine.counters().merged_unmaps, 6 * 63);
 }
 
 #[test]

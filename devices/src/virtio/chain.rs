@@ -12,7 +12,7 @@ use super::DeviceError;
 use super::memory::NearMemory;
 
 /// What is wrong with a buffer outside guest memory.
-const OUTSIDE: &str = "a buffer is not in guest memory";
+pub(crate) const OUTSIDE: &str = "a buffer is not in guest memory";
 
 /// A chain whose readable part has been read: what is left is to write the reply.
 pub(crate) struct Request<'m> {
@@ -72,6 +72,11 @@ pub(crate) fn read_request<'m>(
 }
 
 impl Request<'_> {
+    /// Where `len` bytes of a reply go, if they all go to one buffer.
+    pub(crate) fn reply_place(&self, len: usize) -> Option<GuestAddress> {
+        self.first.filter(|(_, room)| *room >= len).map(|(address, _)| address)
+    }
+
     /// Writes `data` to the start of the writable part; it is at most [`Request::writable`] bytes long.
     ///
     /// # Errors

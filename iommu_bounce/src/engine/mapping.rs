@@ -3,6 +3,7 @@
 //! MAP and UNMAP (virtio 1.3, sections 5.13.6.4 and 5.13.6.5).
 
 use super::{Engine, permissions};
+use crate::DomainId;
 use crate::backend::GuestRam;
 use crate::counters::Counters;
 use crate::domain::{Cover, Domain, Mapping};
@@ -98,33 +99,46 @@ impl Engine {
     /// driver can ask again.
     pub(super) fn unmap(&mut self, request: wire::Unmap) -> Result<(), Status> {
         let wire::Unmap { start, last, .. } = request;
-        self.check_mapping_feature()?;
-        if request.reserved != 0 {
-            return Err(Status::Inval);
-        }
-        self.check_place(start, last)?;
+        let cover = self.check_unmap(&request)?;
         let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;
-        if domain.bypass {
-            return Err(Status::Inval);
-        }
         let (ram, counters) = (&*self.ram, &mut self.counters);
-        match domain.cover(start, last) {
-            Cover::Split => return Err(Status::Range),
+        match cover {
             Cover::Nothing => {}
             Cover::One(end) => {
                 unmap_run(&mut self.spaces, domain, (start, end), ram, counters)?;
             }
-            Cover::Whole => {
+            Cover::Several => {
                 while let Some(run) = domain.run(start, last) {
                     unmap_run(&mut self.spaces, domain, run, ram, counters)?;
                 }
             }
         }
-        let stuck = |space: &SpaceId| self.spaces.get(*space).is_stuck_in(start, last);
-        if counters.stuck_ranges != 0 && domain.spaces.iter().any(stuck) {
-            return Err(Status::DevErr);
+        self.check_unstuck(request.domain, start, last)
+    }
+
+    /// What an UNMAP would remove; it cuts no mapping.
+    pub(super) fn check_unmap(&self, request: &wire::Unmap) -> Result<Cover, Status> {
+        let wire::Unmap { start, last, .. } = *request;
+        self.check_mapping_feature()?;
+        if request.reserved != 0 {
+            return Err(Status::Inval);
         }
-        Ok(())
+        self.check_place(start, last)?;
+        let domain = self.domains.get(&request.domain).ok_or(Status::NoEnt)?;
+        if domain.bypass {
+            return Err(Status::Inval);
+        }
+        domain.cover(start, last).ok_or(Status::Range)
+    }
+
+    /// Whether the host has let go of all that was in a range of the domain.
+    pub(super) fn check_unstuck(&self, domain: DomainId, start: u64, last: u64) -> Result<(), Status> {
+        if self.counters.stuck_ranges == 0 {
+            return Ok(());
+        }
+        let domain = self.domains.get(&domain).ok_or(Status::NoEnt)?;
+        let stuck = |space: &SpaceId| self.spaces.get(*space).is_stuck_in(start, last);
+        if domain.spaces.iter().any(stuck) { Err(Status::DevErr) } else { Ok(()) }
     }
 }
 
@@ -152,7 +166,7 @@ fn map_all(
 
 /// Unmaps mappings that follow each other, in all address spaces, and forgets them. On error they are as before; if the host
 /// fails at that too, they are gone and their rest is stuck.
-fn unmap_run(
+pub(super) fn unmap_run(
     spaces: &mut Spaces,
     domain: &mut Domain,
     (start, last): (u64, u64),

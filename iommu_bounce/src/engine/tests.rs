@@ -3,6 +3,7 @@
 //! Tests of the engine against the rules of the specification, one module for each subject.
 
 mod attach;
+mod batch;
 mod bypass;
 mod failure;
 mod faults;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 
 use crate::spec::{Status, feature};
 use crate::test_utils::{ChunkProbe, MapperProbe, RecordingMapper, TestChunks, TestRam};
-use crate::{EndpointId, Engine, EngineConfig, MAX_REPLY, WindowConfig};
+use crate::{EndpointId, Engine, EngineConfig, MAX_REPLY, UnmapRequest, WindowConfig};
 
 const PAGE: u64 = 0x1000;
 const CHUNK: u64 = 0x1_0000;

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use super::{ChunkProbe, MapperProbe, RecordingMapper, TestChunks, TestGroup, TestRam};
-use crate::{DmaMapper, Engine, EngineConfig, MAX_REPLY, Permissions, WindowConfig};
+use super::{ChunkProbe, MapperProbe, RecordingMapper, TestChunks, TestGroup, TestRam, unmap};
+use crate::{DmaMapper, Engine, EngineConfig, MAX_REPLY, Permissions, UnmapRequest, WindowConfig};
 
 const CHUNK: u64 = 0x4000;
 const APERTURE: u64 = 0xe000_0000;
@@ -77,6 +77,22 @@ fn disturb(engine: &mut Engine, host: &Host, kind: u8, argument: u8) {
     }
 }
 
+/// Sends UNMAPs together: each of three bytes, a domain with the sign of a mistake, a page and a number of pages.
+fn unmap_together(engine: &mut Engine, unmaps: &[u8]) {
+    let decode = |(tag, bytes): (u16, &[u8; 3])| {
+        let [domain, page, count] = bytes.map(u64::from);
+        let start = page * 0x1000;
+        let last = (start + count * 0x1000).wrapping_sub(1);
+        let mut request = unmap(u32::from(bytes[0] & 0x7f), start, last);
+        *request.last_mut()? = u8::from(domain & 0x80 != 0);
+        UnmapRequest::decode(&request, 4, tag)
+    };
+    let mut requests: Vec<_> = (0..).zip(unmaps.as_chunks().0).filter_map(decode).collect();
+    let before = engine.counters().requests.unmap;
+    engine.handle_unmaps(&mut requests);
+    assert_eq!(engine.counters().requests.unmap - before, requests.len() as u64);
+}
+
 /// Lives through `data`: records of one byte that says what comes, one byte of length or argument, and if it is a request,
 /// its bytes.
 ///
@@ -87,6 +103,12 @@ pub fn requests(data: &[u8]) {
     let mut rest = data;
     while let [kind, argument, more @ ..] = rest {
         rest = more;
+        if *kind == 15 {
+            let (unmaps, more) = rest.split_at(rest.len().min(3 * usize::from(argument & 0x1f)));
+            rest = more;
+            unmap_together(&mut engine, unmaps);
+            continue;
+        }
         if *kind < 16 {
             disturb(&mut engine, &host, *kind, *argument);
             continue;

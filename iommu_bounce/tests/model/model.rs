@@ -54,8 +54,19 @@ impl Model {
         self.features & feature != 0
     }
 
-    /// What the device answers on a host that does not fail; `None` for what is no request.
-    pub(crate) fn apply(&mut self, op: &Op) -> Option<u8> {
+    /// The statuses that the device answers with on a host that does not fail; none for what is no request.
+    pub(crate) fn apply(&mut self, op: &Op) -> Vec<u8> {
+        match op {
+            Op::Unmaps(unmaps) => {
+                let unmap =
+                    |&(domain, start, pages): &(u32, u64, u64)| self.apply_one(&Op::Unmap { domain, start, pages });
+                unmaps.iter().filter_map(unmap).collect()
+            }
+            op => self.apply_one(op).into_iter().collect(),
+        }
+    }
+
+    fn apply_one(&mut self, op: &Op) -> Option<u8> {
         let outcome = match op {
             Op::Attach { endpoint, domain, bypass } => self.attach(*endpoint, *domain, *bypass),
             Op::Detach { endpoint, domain } => self.detach(*endpoint, *domain),
@@ -71,7 +82,7 @@ impl Model {
             Op::Truncated { op, len } => {
                 let whole = op.request()?.len();
                 if 1 + len.index(whole - 1) == whole {
-                    return self.apply(op);
+                    return self.apply_one(op);
                 }
                 Err(Status::Inval)
             }
@@ -88,6 +99,7 @@ impl Model {
                 self.features = *features;
                 return None;
             }
+            Op::Unmaps(_) => return None,
             Op::SetBudget { chunks } => {
                 self.budget = chunks * CHUNK;
                 return None;

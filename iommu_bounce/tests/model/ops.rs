@@ -25,6 +25,8 @@ pub(crate) enum Op {
         start: u64,
         pages: u64,
     },
+    /// UNMAPs that come together: domain, start, pages.
+    Unmaps(Vec<(u32, u64, u64)>),
     Probe {
         endpoint: u32,
     },
@@ -99,7 +101,11 @@ impl Op {
                 bytes.truncate(1 + len.index(bytes.len() - 1));
                 bytes
             }
-            Self::Reset { .. } | Self::SystemReset { .. } | Self::WriteBypass { .. } | Self::SetBudget { .. } => {
+            Self::Reset { .. }
+            | Self::SystemReset { .. }
+            | Self::WriteBypass { .. }
+            | Self::SetBudget { .. }
+            | Self::Unmaps(_) => {
                 return None;
             }
         })
@@ -140,6 +146,22 @@ fn map() -> impl Strategy<Value = Map> {
         .prop_map(|(domain, start, pages, gpa_page, flags, skew)| Map { domain, start, pages, gpa_page, flags, skew })
 }
 
+/// UNMAPs that come together: mostly such that follow each other without a gap, in any order.
+fn unmaps() -> impl Strategy<Value = Vec<(u32, u64, u64)>> {
+    let anywhere = prop::collection::vec((domain(), 0u64..40, 1u64..8), 1..6);
+    let neighbours = || {
+        (domain(), 0u64..30, prop::collection::vec(1u64..5, 2..8)).prop_map(|(domain, start, counts)| {
+            let mut at = start;
+            let follow = counts.into_iter().map(|pages| {
+                at += pages;
+                (domain, at - pages, pages)
+            });
+            follow.collect::<Vec<_>>()
+        })
+    };
+    prop_oneof![1 => anywhere, 2 => neighbours(), 2 => neighbours().prop_shuffle()]
+}
+
 fn request() -> impl Strategy<Value = Op> {
     let pair = || (endpoint(), domain());
     prop_oneof![
@@ -166,6 +188,7 @@ pub(crate) fn any_op() -> impl Strategy<Value = Op> {
         || prop_oneof![5 => Just(u64::MAX), 1 => Just(!(1 << 23)), 1 => Just(!(1 << 2)), 1 => Just(!(1 << 6))];
     prop_oneof![
         40 => request(),
+        6 => unmaps().prop_map(Op::Unmaps),
         2 => truncated,
         1 => features().prop_map(|features| Op::Reset { features }),
         1 => features().prop_map(|features| Op::SystemReset { features }),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use iommu_bounce::test_utils::{ChunkProbe, MapperProbe, RecordingMapper, TestChunks, TestGroup, TestRam};
-use iommu_bounce::{DmaMapper, Engine, EngineConfig, Limits, Permissions, WindowConfig};
+use iommu_bounce::{DmaMapper, Engine, EngineConfig, Limits, Permissions, UnmapRequest, WindowConfig};
 
 use crate::model::{Domain, Model};
 use crate::ops::{HostFailure, Op};
@@ -81,9 +81,10 @@ impl Rig {
         Self { engine, model, ram, mappers, group, chunks }
     }
 
-    /// Sends a request and returns its status, or does what else is to be done.
-    pub(crate) fn perform(&mut self, op: &Op) -> Option<u8> {
+    /// Sends a request, or several, and returns their statuses, or does what else is to be done.
+    pub(crate) fn perform(&mut self, op: &Op) -> Vec<u8> {
         match op {
+            Op::Unmaps(unmaps) => return self.unmap_together(unmaps),
             Op::Reset { features } => {
                 self.engine.reset();
                 self.engine.accept_features(*features);
@@ -100,6 +101,21 @@ impl Rig {
             }
             _ => {}
         }
+        self.send(op).into_iter().collect()
+    }
+
+    fn unmap_together(&mut self, unmaps: &[(u32, u64, u64)]) -> Vec<u8> {
+        let decode = |(tag, &(domain, start, pages))| {
+            let request = Op::Unmap { domain, start, pages }.request()?;
+            UnmapRequest::decode(&request, 4, tag)
+        };
+        let mut requests: Vec<_> = (0..).zip(unmaps).filter_map(decode).collect();
+        self.engine.handle_unmaps(&mut requests);
+        requests.sort_by_key(UnmapRequest::tag);
+        requests.iter().map(|unmap| unmap.reply()[0]).collect()
+    }
+
+    fn send(&mut self, op: &Op) -> Option<u8> {
         let request = op.request()?;
         let mut reply = [0x5a; 516];
         let used = self.engine.handle(&request, &mut reply);

@@ -98,6 +98,8 @@ fn iommu(scrape: &Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> 
     scrape.gauge("carom_iommu_mapped_bytes_peak", "The most that it has been.", counters.peak_mapped_bytes)?;
     let calls = [("map", counters.host_maps), ("unmap", counters.host_unmaps)];
     scrape.totals("carom_iommu_host_calls_total", "Calls to the host's IOMMU that succeeded.", "call", &calls)?;
+    let help = "Calls to the host that neighbouring UNMAP requests saved by sharing one.";
+    scrape.total("carom_iommu_merged_unmaps_total", help, counters.merged_unmaps)?;
     scrape.total("carom_iommu_host_errors_total", "Calls to the host that failed.", counters.host_errors)?;
     scrape.gauge("carom_iommu_stuck_ranges", "Ranges that the host would not unmap.", counters.stuck_ranges)?;
     scrape.gauge("carom_iommu_window_budget_bytes", "What all bounce windows may use.", report.budget)?;

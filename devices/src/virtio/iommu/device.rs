@@ -5,16 +5,15 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
+use iommu_bounce::Engine;
 use iommu_bounce::spec::{config, feature};
-use iommu_bounce::{Engine, MAX_REPLY};
 use log::debug;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
 
 use super::events::{EVENT_QUEUE, deliver};
+use super::requests::RequestQueue;
 use crate::sync::lock;
-use crate::virtio::chain::{broken, read_request, ring_error, wants_interrupt};
-use crate::virtio::memory::NearMemory;
 use crate::virtio::windows::WindowMemory;
 use crate::virtio::{Activation, DeviceError, Interrupt, SharedRegion, VirtioDevice};
 
@@ -26,18 +25,14 @@ const PCI_CLASS: u32 = 0x08_8000;
 const WINDOW_SHMID: u8 = 0;
 
 /// Index of the request queue.
-const REQUEST_QUEUE: u16 = 0;
+pub(super) const REQUEST_QUEUE: u16 = 0;
 /// Largest sizes of the request and the event queue.
 const QUEUE_SIZES: [u16; 2] = [256, 64];
-
-/// Room for the readable part of a request: more than the longest has (PROBE, 72 bytes). What lies behind it counts for
-/// nothing, as the engine ignores bytes behind a request.
-const MAX_REQUEST: usize = 128;
 
 /// What a driver has set up.
 struct Active {
     memory: Arc<GuestMemoryMmap>,
-    requests: Option<Queue>,
+    requests: Option<RequestQueue>,
     events: Option<Queue>,
     interrupt: Arc<dyn Interrupt>,
 }
@@ -113,7 +108,7 @@ impl VirtioDevice for VirtioIommu {
         }
         let Activation { memory, queues, interrupt, .. } = activation;
         let mut queues = queues.into_iter();
-        let (requests, events) = (queues.next().flatten(), queues.next().flatten());
+        let (requests, events) = (queues.next().flatten().map(RequestQueue::new), queues.next().flatten());
         *lock(&self.active) = Some(Active { memory, requests, events, interrupt });
     }
 
@@ -122,7 +117,7 @@ impl VirtioDevice for VirtioIommu {
         let Some(Active { memory, requests, events, interrupt }) = active.as_mut() else { return Ok(()) };
         let mut engine = lock(&self.engine);
         if let (REQUEST_QUEUE, Some(requests)) = (queue, requests)
-            && serve(requests, memory, &mut engine)?
+            && requests.serve(memory, &mut engine)?
         {
             interrupt.queue_used(REQUEST_QUEUE);
         }
@@ -176,32 +171,4 @@ impl VirtioIommu {
             windows.set_in_use(false);
         }
     }
-}
-
-/// Serves what is in the request queue; `true` if the driver wants to be told.
-///
-/// One call serves at most as many requests as the queue can hold: all that were there when the driver notified, so a
-/// vCPU cannot be kept here by another one that goes on adding. What is added later has its own notification, which
-/// this device never suppresses.
-fn serve(queue: &mut Queue, memory: &GuestMemoryMmap, engine: &mut Engine) -> Result<bool, DeviceError> {
-    let memory = &NearMemory::new(memory);
-    let broken = broken(REQUEST_QUEUE);
-    let ring_error = ring_error(REQUEST_QUEUE);
-    let size = queue.size();
-    let mut request = [0; MAX_REQUEST];
-    let mut reply = [0; MAX_REPLY];
-    let mut left = size;
-    while left != 0 {
-        let Some(chain) = queue.iter(memory).map_err(&ring_error)?.next() else { break };
-        let chain = read_request(chain, memory, size, &mut request).map_err(&broken)?;
-        let readable = &request[..chain.readable.min(MAX_REQUEST)];
-        let room = chain.writable.min(MAX_REPLY);
-        let used = engine.handle(readable, &mut reply[..room]).min(room);
-        let head = chain.head;
-        chain.write_reply(memory, &reply[..used]).map_err(&broken)?;
-        let used = u32::try_from(used).expect("a reply has at most MAX_REPLY bytes");
-        queue.add_used(memory, head, used).map_err(&ring_error)?;
-        left -= 1;
-    }
-    if left == size { Ok(false) } else { wants_interrupt(queue, memory).map_err(&ring_error) }
 }

@@ -8,6 +8,7 @@ mod events;
 pub mod fuzzing;
 mod handle;
 mod ram;
+mod requests;
 
 #[cfg(test)]
 mod tests;

@@ -299,6 +299,84 @@ fn batch_is_served_in_one_notification() {
     assert_eq!(guest.last_used(), (14, 4));
 }
 
+/// Sends requests in one notification, each in 0x100 bytes of their own. Returns the statuses.
+fn batch(guest: &mut Guest, requests: &[Vec<u8>]) -> Vec<u8> {
+    for (turn, request) in (0u16..).zip(requests) {
+        let at = BUFFERS + 0x100 * u64::from(turn);
+        guest.memory.write_slice(request, GuestAddress(at)).unwrap();
+        guest.memory.write_slice(&[0xcc; 8], GuestAddress(at + 0x80)).unwrap();
+        let len = u32::try_from(request.len()).unwrap();
+        guest.describe(2 * turn, (at, len, NEXT, 2 * turn + 1));
+        guest.describe(2 * turn + 1, (at + 0x80, 4, WRITE, 0));
+        guest.make_available(2 * turn);
+    }
+    let before = guest.used_index();
+    guest.kick();
+    let count = u16::try_from(requests.len()).unwrap();
+    assert_eq!(guest.used_index().wrapping_sub(before), count);
+    let status = |turn: u64| {
+        let mut reply = [0; 5];
+        guest.memory.read_slice(&mut reply, GuestAddress(BUFFERS + 0x100 * turn + 0x80)).unwrap();
+        assert_eq!(reply[1..], [0, 0, 0, 0xcc]);
+        reply[0]
+    };
+    (0..u64::from(count)).map(status).collect()
+}
+
+#[test]
+fn unmaps_of_one_notification_share_a_call_and_are_answered_in_order() {
+    let mut guest = Guest::running(BASIC);
+    let page = |page: u64| (0x1000 * page, 0x1000 * page + 0xfff);
+    let maps = (0..6).map(|n| map(1, page(n).0, page(n).1, 0x8000, 3));
+    let statuses = batch(&mut guest, &[attach(ENDPOINT, 1)].into_iter().chain(maps).collect::<Vec<_>>());
+    assert_eq!(statuses, [OK; 7]);
+    // What comes in between parts them: only the last two are neighbours.
+    let one = |n| unmap(1, page(n).0, page(n).1);
+    let requests = [one(3), one(0), map(1, 0x10_0000, 0x10_0fff, 0x8000, 3), one(9), one(5), one(4), one(0x100)];
+    assert_eq!(batch(&mut guest, &requests), [OK; 7]);
+    assert_eq!(guest.last_used(), (12, 4));
+    let counters = guest.handle.counters();
+    assert_eq!((counters.host_unmaps, counters.merged_unmaps), (4, 1));
+    assert_eq!(guest.mapper.mappings().keys().copied().collect::<Vec<_>>(), [0x1000, 0x2000]);
+    assert_eq!(batch(&mut guest, &[one(1), unmap(7, 0, 0xfff), one(2)]), [OK, Status::NoEnt as u8, OK]);
+    assert!(guest.mapper.is_empty());
+}
+
+#[test]
+fn unmaps_in_front_of_a_broken_chain_are_served() {
+    let mut guest = Guest::running(BASIC);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    assert_eq!(guest.simple(&map(1, 0, 0xfff, 0x8000, 3)), OK);
+    guest.memory.write_slice(&unmap(1, 0, 0xfff), GuestAddress(BUFFERS)).unwrap();
+    guest.describe(0, (BUFFERS, 28, NEXT, 1));
+    guest.describe(1, (BUFFERS + 0x80, 4, WRITE, 0));
+    guest.make_available(0);
+    guest.describe(2, (BUFFERS, 28, NEXT, 2));
+    guest.make_available(2);
+    let before = guest.used_index();
+    guest.kick();
+    assert_ne!(guest.status() & NEEDS_RESET, 0);
+    assert_eq!(guest.used_index().wrapping_sub(before), 1);
+    assert!(guest.mapper.is_empty());
+}
+
+#[test]
+fn reply_to_an_unmap_may_lie_anywhere_or_nowhere() {
+    let mut guest = Guest::running(BASIC);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    let request = unmap(1, 0, 0xfff);
+    for replies in [&[4u32] as &[u32], &[1, 3], &[0, 4], &[9]] {
+        let (used, reply) = guest.send_split(&request, &[28], replies);
+        assert_eq!((used, &reply[..4]), (4, &[0, 0, 0, 0][..]), "{replies:?}");
+    }
+    guest.memory.write_slice(&request, GuestAddress(BUFFERS)).unwrap();
+    guest.describe(0, (BUFFERS, 28, NEXT, 1));
+    guest.describe(1, (RAM as u64 - 3, 4, WRITE, 0));
+    guest.make_available(0);
+    guest.kick();
+    assert_ne!(guest.status() & NEEDS_RESET, 0);
+}
+
 #[test]
 fn interrupt_comes_only_if_the_driver_wants_it() {
     let mut guest = Guest::running(BASIC);

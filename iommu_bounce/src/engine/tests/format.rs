@@ -137,7 +137,7 @@ fn counters_count_requests_and_failures_of_each_kind() {
         "mappings": 1, "mapped_bytes": 0x2000, "peak_mapped_bytes": 0x2000,
         "window_bytes": CHUNK, "peak_window_bytes": CHUNK,
         "parked_chunks": 0, "unparked_chunks": 0,
-        "host_maps": 3, "host_unmaps": 1, "host_errors": 0, "stuck_ranges": 0, "lost_chunks": 0,
+        "host_maps": 3, "host_unmaps": 1, "merged_unmaps": 0, "host_errors": 0, "stuck_ranges": 0, "lost_chunks": 0,
         "faults": 0, "faults_dropped": 0
     });
     assert_eq!(json, expected);

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The request queue: from descriptor chains to the engine and back.
+
+use iommu_bounce::spec::TAIL_SIZE;
+use iommu_bounce::{Engine, MAX_REPLY, UnmapRequest};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::device::REQUEST_QUEUE;
+use crate::virtio::DeviceError;
+use crate::virtio::chain::{OUTSIDE, broken, read_request, ring_error, wants_interrupt};
+use crate::virtio::memory::NearMemory;
+
+/// Room for the readable part of a request: more than the longest has (PROBE, 72 bytes). What lies behind it counts for
+/// nothing, as the engine ignores bytes behind a request.
+const MAX_REQUEST: usize = 128;
+
+/// Where the reply to an UNMAP goes.
+struct Place {
+    /// Head of the request's chain.
+    head: u16,
+    /// Where the tail is to be written.
+    tail: GuestAddress,
+}
+
+/// The request queue, and the UNMAPs that were taken from it and wait to be served together.
+pub(super) struct RequestQueue {
+    queue: Queue,
+    unmaps: Vec<UnmapRequest>,
+    /// Of each of them, in the order of the queue.
+    places: Vec<Place>,
+}
+
+impl RequestQueue {
+    pub(super) fn new(queue: Queue) -> Self {
+        let size = queue.size().into();
+        Self { queue, unmaps: Vec::with_capacity(size), places: Vec::with_capacity(size) }
+    }
+
+    /// Serves what is in the queue; `true` if the driver wants to be told.
+    ///
+    /// One call serves at most as many requests as the queue can hold: all that were there when the driver notified, so a
+    /// vCPU cannot be kept here by another one that goes on adding. What is added later has its own notification, which
+    /// this device never suppresses.
+    pub(super) fn serve(&mut self, memory: &GuestMemoryMmap, engine: &mut Engine) -> Result<bool, DeviceError> {
+        let memory = &NearMemory::new(memory);
+        let outcome = self.take(memory, engine);
+        // What stands before a broken chain counts.
+        self.flush(memory, engine)?;
+        if outcome? == 0 {
+            return Ok(false);
+        }
+        wants_interrupt(&mut self.queue, memory).map_err(ring_error(REQUEST_QUEUE))
+    }
+
+    /// Takes requests from the queue; returns how many. UNMAPs wait until something else comes.
+    fn take<'m>(&mut self, memory: &'m NearMemory<'m>, engine: &mut Engine) -> Result<u16, DeviceError> {
+        let broken = broken(REQUEST_QUEUE);
+        let ring_error = ring_error(REQUEST_QUEUE);
+        let size = self.queue.size();
+        let mut request = [0; MAX_REQUEST];
+        let mut reply = [0; MAX_REPLY];
+        for taken in 0..size {
+            let Some(chain) = self.queue.iter(memory).map_err(&ring_error)?.next() else { return Ok(taken) };
+            let chain = read_request(chain, memory, size, &mut request).map_err(&broken)?;
+            let readable = &request[..chain.readable.min(MAX_REQUEST)];
+            let head = chain.head;
+            let tag = u16::try_from(self.places.len()).expect("a queue holds no more than 2^15 requests");
+            if let Some(unmap) = UnmapRequest::decode(readable, chain.writable, tag)
+                && let Some(tail) = chain.reply_place(TAIL_SIZE)
+            {
+                self.unmaps.push(unmap);
+                self.places.push(Place { head, tail });
+                continue;
+            }
+            self.flush(memory, engine)?;
+            let room = chain.writable.min(MAX_REPLY);
+            let used = engine.handle(readable, &mut reply[..room]).min(room);
+            chain.write_reply(memory, &reply[..used]).map_err(&broken)?;
+            let used = u32::try_from(used).expect("a reply has at most MAX_REPLY bytes");
+            self.queue.add_used(memory, head, used).map_err(&ring_error)?;
+        }
+        Ok(size)
+    }
+
+    /// Serves the UNMAPs that wait, and gives them back in the order in which they came.
+    fn flush(&mut self, memory: &NearMemory<'_>, engine: &mut Engine) -> Result<(), DeviceError> {
+        if self.unmaps.is_empty() {
+            return Ok(());
+        }
+        engine.handle_unmaps(&mut self.unmaps);
+        for unmap in self.unmaps.drain(..) {
+            let place = &self.places[usize::from(unmap.tag())];
+            memory.write_slice(&unmap.reply(), place.tail).map_err(|_| broken(REQUEST_QUEUE)(OUTSIDE))?;
+        }
+        let used = u32::try_from(TAIL_SIZE).expect("a tail has 4 bytes");
+        for place in self.places.drain(..) {
+            self.queue.add_used(memory, place.head, used).map_err(ring_error(REQUEST_QUEUE))?;
+        }
+        Ok(())
+    }
+}
