@@ -45,6 +45,9 @@ pub trait Interrupt: Send + Sync {
     /// The device configuration has changed: a new generation, and if `notify`, a notification to the driver, provided
     /// that it runs (virtio 1.3, section 2.4).
     fn config_changed(&self, notify: bool);
+    /// The device cannot go on, found on a thread other than a vCPU's: the driver is told as if
+    /// [`notify`](VirtioDevice::notify) had returned the error. The device holds no lock that its `reset` takes.
+    fn failed(&self, error: &DeviceError);
 }
 
 /// What a driver has set up, handed to the device when it sets `DRIVER_OK`.

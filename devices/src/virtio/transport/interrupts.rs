@@ -9,7 +9,6 @@ use log::warn;
 
 use crate::pci::{MsixError, MsixTable};
 use crate::sync::lock;
-use crate::virtio::Interrupt;
 
 /// The vector number that stands for none (virtio 1.3, section 4.1.5.1.2).
 pub(super) const NO_VECTOR: u16 = 0xffff;
@@ -121,26 +120,26 @@ impl Interrupts {
         }
     }
 
-    fn complain(&self, error: &dyn std::error::Error) {
-        if !self.complained.swap(true, Ordering::Relaxed) {
-            warn!("virtio interrupt lost: {error} (reported once)");
-        }
-    }
-}
-
-impl Interrupt for Interrupts {
-    fn queue_used(&self, queue: u16) {
+    /// Tells the driver that buffers of `queue` were used.
+    pub(super) fn queue_used(&self, queue: u16) {
         if self.running.load(Ordering::Acquire) {
             self.raise(self.queue_vector(queue), ISR_QUEUE);
         }
     }
 
-    fn config_changed(&self, notify: bool) {
+    /// A new generation of the device configuration; tells the driver so if `notify`.
+    pub(super) fn config_changed(&self, notify: bool) {
         self.generation.fetch_add(1, Ordering::AcqRel);
         if notify && self.running.load(Ordering::Acquire) {
             // Set whatever the kind of interrupt (virtio 1.3, section 4.1.4.5.1).
             self.isr.fetch_or(ISR_CONFIG, Ordering::AcqRel);
             self.raise(self.config_vector(), ISR_CONFIG);
+        }
+    }
+
+    fn complain(&self, error: &dyn std::error::Error) {
+        if !self.complained.swap(true, Ordering::Relaxed) {
+            warn!("virtio interrupt lost: {error} (reported once)");
         }
     }
 }

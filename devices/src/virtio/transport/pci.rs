@@ -19,7 +19,7 @@ use super::layout::{
 use crate::pci::{Bar, ConfigSpace, MsixTable, PciDevice};
 use crate::platform::MsiAllocator;
 use crate::sync::lock;
-use crate::virtio::{Activation, Interrupt, VirtioDevice};
+use crate::virtio::{Activation, DeviceError, Interrupt, VirtioDevice};
 
 /// Why a virtio device could not be put on PCI.
 #[derive(Debug, Error)]
@@ -40,23 +40,63 @@ pub enum TransportError {
     },
 }
 
+/// What the driver sees of the device's state: the part of the function that threads of the device reach too.
+struct State {
+    id: String,
+    interrupts: Interrupts,
+    common: Mutex<CommonConfig>,
+    /// The device was activated and neither reset nor failed since.
+    live: AtomicBool,
+    complained: AtomicBool,
+}
+
+impl State {
+    /// The device cannot go on until its driver resets it (virtio 1.3, section 2.1.2).
+    fn fail(&self, cause: &dyn std::fmt::Display) {
+        {
+            let mut common = lock(&self.common);
+            // A reset may have come in between; then there is nothing to stop.
+            if common.status() & status::DRIVER_OK == 0 {
+                return;
+            }
+            self.live.store(false, Ordering::Release);
+            common.set_needs_reset();
+        }
+        if self.complained.swap(true, Ordering::Relaxed) {
+            debug!("{}: the guest's driver must reset the device: {cause}", self.id);
+        } else {
+            warn!("{}: the guest's driver must reset the device: {cause} (reported once)", self.id);
+        }
+        self.interrupts.config_changed(true);
+    }
+}
+
+impl Interrupt for State {
+    fn queue_used(&self, queue: u16) {
+        self.interrupts.queue_used(queue);
+    }
+
+    fn config_changed(&self, notify: bool) {
+        self.interrupts.config_changed(notify);
+    }
+
+    fn failed(&self, error: &DeviceError) {
+        self.fail(error);
+    }
+}
+
 /// A virtio device on the modern PCI transport.
 pub struct VirtioPciDevice {
-    id: String,
     device: Arc<dyn VirtioDevice>,
     memory: Arc<GuestMemoryMmap>,
-    interrupts: Arc<Interrupts>,
-    common: Mutex<CommonConfig>,
+    state: Arc<State>,
     space: Mutex<ConfigSpace>,
     /// What `space` is at power-on, with the addresses that the VMM assigned.
     pristine: Mutex<ConfigSpace>,
     msix_capability: u16,
     access_capability: u16,
-    /// The device was activated and neither reset nor failed since.
-    live: AtomicBool,
     /// A copy of the command register's bit, for notifications.
     bus_master: AtomicBool,
-    complained: AtomicBool,
 }
 
 impl VirtioPciDevice {
@@ -85,25 +125,28 @@ impl VirtioPciDevice {
             config_len,
             shared: device.shared_region(),
         });
-        Ok(Self {
+        let state = State {
             id,
-            interrupts: Arc::new(Interrupts::new(MsixTable::new(vectors), sizes.len())),
+            interrupts: Interrupts::new(MsixTable::new(vectors), sizes.len()),
             common: Mutex::new(CommonConfig::new(device.features(), sizes)),
+            live: AtomicBool::new(false),
+            complained: AtomicBool::new(false),
+        };
+        Ok(Self {
+            state: Arc::new(state),
             device,
             memory,
             pristine: Mutex::new(space.config.clone()),
             space: Mutex::new(space.config),
             msix_capability: space.msix,
             access_capability: space.access,
-            live: AtomicBool::new(false),
             bus_master: AtomicBool::new(false),
-            complained: AtomicBool::new(false),
         })
     }
 
     /// The way to the driver, for changes that come from the VMM's side.
     pub fn interrupt(&self) -> Arc<dyn Interrupt> {
-        self.interrupts.clone()
+        self.state.clone()
     }
 
     /// A write at `place` of a notification structure: the queue's number is in the address; what is written only
@@ -115,36 +158,17 @@ impl VirtioPciDevice {
     }
 
     fn notify(&self, queue: u16) {
-        if !self.live.load(Ordering::Acquire) || !self.bus_master.load(Ordering::Relaxed) {
+        if !self.state.live.load(Ordering::Acquire) || !self.bus_master.load(Ordering::Relaxed) {
             return;
         }
         if let Err(error) = self.device.notify(queue) {
-            self.fail(&error);
+            self.state.fail(&error);
         }
-    }
-
-    /// The device cannot go on until its driver resets it (virtio 1.3, section 2.1.2).
-    fn fail(&self, cause: &dyn std::fmt::Display) {
-        {
-            let mut common = lock(&self.common);
-            // A reset may have come in between; then there is nothing to stop.
-            if common.status() & status::DRIVER_OK == 0 {
-                return;
-            }
-            self.live.store(false, Ordering::Release);
-            common.set_needs_reset();
-        }
-        if self.complained.swap(true, Ordering::Relaxed) {
-            debug!("{}: the guest's driver must reset the device: {cause}", self.id);
-        } else {
-            warn!("{}: the guest's driver must reset the device: {cause} (reported once)", self.id);
-        }
-        self.interrupts.config_changed(true);
     }
 
     fn write_common(&self, offset: u64, data: &[u8]) {
-        let mut common = lock(&self.common);
-        let started = match common.write(offset, data, &self.interrupts) {
+        let mut common = lock(&self.state.common);
+        let started = match common.write(offset, data, &self.state.interrupts) {
             Action::None => true,
             Action::Reset => {
                 self.reset_device(&mut common, false);
@@ -154,30 +178,30 @@ impl VirtioPciDevice {
         };
         drop(common);
         if !started {
-            self.fail(&"the rings of a queue are misaligned or not in guest memory");
+            self.state.fail(&"the rings of a queue are misaligned or not in guest memory");
         }
     }
 
     /// Activates the device; `false` if its queues cannot be used. The lock on the registers is held, so that no reset
     /// comes in between.
     fn start(&self, common: &CommonConfig) -> bool {
-        self.interrupts.set_running(true);
+        self.state.interrupts.set_running(true);
         let Some(queues) = common.build_queues(&self.memory) else { return false };
         let (memory, interrupt) = (self.memory.clone(), self.interrupt());
         self.device.activate(Activation { memory, queues, interrupt, features: common.features() });
-        self.live.store(true, Ordering::Release);
+        self.state.live.store(true, Ordering::Release);
         true
     }
 
     /// `of_all`: the whole VM is reset.
     fn reset_device(&self, common: &mut CommonConfig, of_all: bool) {
-        self.live.store(false, Ordering::Release);
+        self.state.live.store(false, Ordering::Release);
         if of_all {
             self.device.system_reset();
         } else {
             self.device.reset();
         }
-        self.interrupts.reset();
+        self.state.interrupts.reset();
         common.reset();
     }
 
@@ -200,22 +224,22 @@ impl VirtioPciDevice {
     fn read_structures(&self, offset: u64, data: &mut [u8]) {
         let place = offset % PAGE;
         match offset - place {
-            COMMON => lock(&self.common).read(place, data, &self.interrupts),
+            COMMON => lock(&self.state.common).read(place, data, &self.state.interrupts),
             ISR => {
                 data.fill(0);
                 if let (0, Some(first)) = (place, data.first_mut()) {
-                    *first = self.interrupts.take_isr();
+                    *first = self.state.interrupts.take_isr();
                 }
             }
             DEVICE => {
                 data.fill(0);
                 self.device.read_config(usize::try_from(place).unwrap_or(usize::MAX), data);
             }
-            MSIX_TABLE => self.interrupts.with_msix(|msix| {
+            MSIX_TABLE => self.state.interrupts.with_msix(|msix| {
                 msix.read_table(place, data);
                 Ok(())
             }),
-            MSIX_PENDING => self.interrupts.with_msix(|msix| {
+            MSIX_PENDING => self.state.interrupts.with_msix(|msix| {
                 msix.read_pending(place, data);
                 Ok(())
             }),
@@ -229,7 +253,7 @@ impl VirtioPciDevice {
             NOTIFY => self.notify_at(place),
             COMMON => self.write_common(place, data),
             DEVICE => self.device.write_config(usize::try_from(place).unwrap_or(usize::MAX), data),
-            MSIX_TABLE => self.interrupts.with_msix(|msix| msix.write_table(place, data)),
+            MSIX_TABLE => self.state.interrupts.with_msix(|msix| msix.write_table(place, data)),
             _ => {}
         }
     }
@@ -237,7 +261,7 @@ impl VirtioPciDevice {
 
 impl PciDevice for VirtioPciDevice {
     fn id(&self) -> &str {
-        &self.id
+        &self.state.id
     }
 
     fn read_config(&self, offset: u16, data: &mut [u8]) {
@@ -263,7 +287,7 @@ impl PciDevice for VirtioPciDevice {
             (control, described, space.dword(self.access_capability + access::DATA))
         };
         if let Some(control) = control {
-            self.interrupts.with_msix(|msix| msix.set_control(control));
+            self.state.interrupts.with_msix(|msix| msix.set_control(control));
         }
         if let Some((bar, place, len)) = described {
             self.write_bar(bar, place, &value.to_le_bytes()[..len]);
@@ -307,8 +331,8 @@ impl PciDevice for VirtioPciDevice {
 
     fn reset(&self) -> io::Result<()> {
         self.bus_master.store(false, Ordering::Relaxed);
-        self.reset_device(&mut lock(&self.common), true);
-        self.interrupts.with_msix(MsixTable::reset);
+        self.reset_device(&mut lock(&self.state.common), true);
+        self.state.interrupts.with_msix(MsixTable::reset);
         let pristine = lock(&self.pristine).clone();
         *lock(&self.space) = pristine;
         Ok(())
