@@ -36,8 +36,9 @@ pub struct Cli {
     /// PCI device to pass through, bound to vfio-pci: path=DIR[,iommu=on|off][,id=NAME]; may be given several times
     #[arg(long = "device", value_name = "path=DIR,…", action = ArgAction::Append)]
     devices: Vec<DeviceConfig>,
-    /// What devices of the host are reached by: iommufd=on|off
-    #[arg(long, value_name = "iommufd=on|off", default_value = "iommufd=off")]
+    /// What devices of the host are reached by, and whether a thread polls for requests of the virtio-iommu while they come fast:
+    /// [iommufd=on|off][,iommu_poll=auto|on|off]
+    #[arg(long, value_name = "iommufd=on|off,iommu_poll=auto|on|off", default_value = "iommufd=off,iommu_poll=auto")]
     platform: PlatformConfig,
     /// Bounce windows: [size=64M][,max=SIZE][,threshold=auto|SIZE][,hugepages=on|off]
     #[arg(long, value_name = "size=SIZE,…", num_args = 0..=1, default_missing_value = "")]
@@ -274,6 +275,7 @@ mod tests {
             (&["--kernel", "k", "--memory", "size=1"][..], "--memory size: 1 bytes"),
             (&["--kernel", "k", "--memory", "sze=1"][..], "--memory: unknown key 'sze'"),
             (&["--kernel", "k", "--platform", "iommufd=yes"][..], "--platform iommufd: 'yes'"),
+            (&["--kernel", "k", "--platform", "iommu_poll=1"][..], "--platform iommu_poll: '1' is none of"),
             (&["--kernel", "k", "--iommu-bounce"][..], "iommu=on"),
             (&["--kernel", "k", "--console", "tty"][..], "--console: only 'off'"),
             (&["--kernel", "k", "--event-monitor", "fd=1"][..], "--event-monitor fd"),

@@ -165,6 +165,23 @@ pub struct PlatformConfig {
     /// Whether devices of the host are reached by IOMMUFD rather than by VFIO's groups and containers.
     #[serde(default)]
     pub iommufd: bool,
+    /// Whether a thread polls for requests of the virtio-iommu while they come fast.
+    #[serde(default)]
+    pub iommu_poll: IommuPoll,
+}
+
+/// Whether a thread polls for requests of the virtio-iommu while they come fast, rather than have vCPUs leave the guest for
+/// each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum IommuPoll {
+    /// If the host has more CPUs for this process than the VM has vCPUs.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
 }
 
 /// Where a console goes.

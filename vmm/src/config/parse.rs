@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use super::{
     ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DEFAULT_BOUNCE_SIZE, DeviceConfig, IommuBounceConfig,
-    MemoryConfig, OptionList, PlatformConfig, parse_size,
+    IommuPoll, MemoryConfig, OptionList, PlatformConfig, parse_size,
 };
 
 /// Parses an argument; `field` is the option's name for errors.
@@ -84,10 +84,20 @@ impl FromStr for DeviceConfig {
 impl FromStr for PlatformConfig {
     type Err = ConfigError;
 
-    /// Parses `iommufd=on|off`.
+    /// Parses `[iommufd=on|off][,iommu_poll=auto|on|off]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = list("--platform", text, &["iommufd"])?;
-        Ok(Self { iommufd: toggle("--platform iommufd", list.get("iommufd"), false)? })
+        let list = list("--platform", text, &["iommufd", "iommu_poll"])?;
+        let iommufd = toggle("--platform iommufd", list.get("iommufd"), false)?;
+        let iommu_poll = match list.get("iommu_poll") {
+            None | Some("auto") => IommuPoll::Auto,
+            Some("on") => IommuPoll::On,
+            Some("off") => IommuPoll::Off,
+            Some(other) => {
+                let rule = format!("'{other}' is none of auto, on, off");
+                return Err(ConfigError::new("--platform iommu_poll", rule));
+            }
+        };
+        Ok(Self { iommufd, iommu_poll })
     }
 }
 

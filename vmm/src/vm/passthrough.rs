@@ -14,7 +14,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::{VmError, promise};
 use crate::acpi;
-use crate::config::{CHUNK_SIZE, IommuBounceConfig, VmConfig};
+use crate::config::{CHUNK_SIZE, IommuBounceConfig, IommuPoll, VmConfig};
 use crate::kvm::{KvmVm, create_vfio_device};
 use crate::layout::MSI_WINDOW;
 
@@ -115,6 +115,7 @@ fn add_iommu(
         msi: around.msi.clone(),
         engine,
         windows,
+        poll: polls(config),
     };
     let (function, handle) = iommu::create(params).map_err(|error| VmError::Iommu(error.to_string()))?;
     for (address, mapper) in endpoints {
@@ -124,6 +125,16 @@ fn add_iommu(
     }
     around.pci.add(IOMMU_ADDRESS, function)?;
     Ok(handle)
+}
+
+/// Whether a thread may poll for requests. Where it would take a CPU from a vCPU, it could keep that one waiting.
+fn polls(config: &VmConfig) -> bool {
+    let vcpus = usize::try_from(config.cpus.boot_vcpus).unwrap_or(usize::MAX);
+    match config.platform.iommu_poll {
+        IommuPoll::On => true,
+        IommuPoll::Off => false,
+        IommuPoll::Auto => std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > vcpus),
+    }
 }
 
 fn window(bounce: &IommuBounceConfig, limits: &[MapperLimits]) -> Result<WindowConfig, VmError> {

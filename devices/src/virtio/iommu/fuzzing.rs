@@ -97,6 +97,7 @@ impl Machine {
             msi: platform.clone(),
             engine: EngineConfig { window: Some(window), ..EngineConfig::default() },
             windows: Some(WindowRegion { size: 4 * CHUNK, chunk_size: CHUNK, hugepages: false, slots: platform }),
+            poll: false,
         };
         let (function, handle) = create(params).expect("the configuration is valid");
         let mapper = RecordingMapper::new();

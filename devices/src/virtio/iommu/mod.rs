@@ -7,6 +7,9 @@ mod events;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod handle;
+mod pace;
+mod poller;
+mod queues;
 mod ram;
 mod requests;
 
@@ -50,6 +53,9 @@ pub struct IommuParams {
     pub engine: EngineConfig,
     /// The memory behind bounce windows.
     pub windows: Option<WindowRegion>,
+    /// When requests come fast, a thread polls for them. It needs a CPU of the host besides those that run vCPUs, and
+    /// gives it back when a request takes less than a thirty-second of the time until the next.
+    pub poll: bool,
 }
 
 /// Why a virtio-iommu device could not be made.
@@ -61,6 +67,9 @@ pub enum IommuError {
     /// The window memory's set-up breaks a rule, or the host refused it.
     #[error("virtio-iommu: window memory: {0}")]
     Windows(#[from] WindowError),
+    /// The host gave no thread to poll with.
+    #[error("virtio-iommu: starting its polling thread: {0}")]
+    Thread(#[source] std::io::Error),
     /// The transport could not be made.
     #[error("virtio-iommu: {0}")]
     Transport(#[from] TransportError),
@@ -72,7 +81,7 @@ pub enum IommuError {
 /// # Errors
 /// An [`IommuError`] that names the field and its rule, or what the host refused.
 pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHandle>), IommuError> {
-    let IommuParams { id, memory, msi, engine: config, windows } = params;
+    let IommuParams { id, memory, msi, engine: config, windows, poll } = params;
     let budget = config.window.as_ref().map_or(0, |window| window.budget);
     let windows = windows
         .map(|WindowRegion { size, chunk_size, hugepages, slots }| {
@@ -83,7 +92,7 @@ pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHan
     let store = windows.as_ref().map(|windows| Box::new(windows.store()) as Box<dyn ChunkStore>);
     let engine = Engine::new(config, Arc::new(RamView::new(memory.clone())), store)?;
     let engine = Arc::new(Mutex::new(engine));
-    let device = Arc::new(VirtioIommu::new(engine.clone(), windows.clone()));
+    let device = Arc::new(VirtioIommu::new(engine.clone(), windows.clone(), poll).map_err(IommuError::Thread)?);
     let function = Arc::new(VirtioPciDevice::new(id, device.clone(), memory, &*msi)?);
     let handle = IommuHandle::new(engine, device, windows, function.interrupt());
     Ok((function, Arc::new(handle)))

@@ -16,6 +16,9 @@ use crate::virtio::memory::NearMemory;
 /// nothing, as the engine ignores bytes behind a request.
 const MAX_REQUEST: usize = 128;
 
+/// Offset of the index in the available ring.
+const AVAILABLE_INDEX: u64 = 2;
+
 /// Where the reply to an UNMAP goes.
 struct Place {
     /// Head of the request's chain.
@@ -41,8 +44,8 @@ impl RequestQueue {
     /// Serves what is in the queue; `true` if the driver wants to be told.
     ///
     /// One call serves at most as many requests as the queue can hold: all that were there when the driver notified, so a
-    /// vCPU cannot be kept here by another one that goes on adding. What is added later has its own notification, which
-    /// this device never suppresses.
+    /// vCPU cannot be kept here by another one that goes on adding. What is added later has its own notification, or is
+    /// found by the polling thread, which asks for notifications again only when there is nothing left.
     pub(super) fn serve(&mut self, memory: &GuestMemoryMmap, engine: &mut Engine) -> Result<bool, DeviceError> {
         let memory = &NearMemory::new(memory);
         let outcome = self.take(memory, engine);
@@ -52,6 +55,27 @@ impl RequestQueue {
             return Ok(false);
         }
         wants_interrupt(&mut self.queue, memory).map_err(ring_error(REQUEST_QUEUE))
+    }
+
+    /// Asks the driver for no notifications (virtio 1.3, section 2.7.7).
+    pub(super) fn suppress_notifications(&mut self, memory: &GuestMemoryMmap) -> Result<(), DeviceError> {
+        self.queue.disable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
+    }
+
+    /// Asks the driver for notifications again; `true` if it has put something into the queue meanwhile, of which it may
+    /// not notify.
+    pub(super) fn resume_notifications(&mut self, memory: &GuestMemoryMmap) -> Result<bool, DeviceError> {
+        self.queue.enable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
+    }
+
+    /// Where the driver says up to which index it has filled the available ring (virtio 1.3, section 2.7.6).
+    pub(super) fn available_index(&self) -> GuestAddress {
+        GuestAddress(self.queue.avail_ring() + AVAILABLE_INDEX)
+    }
+
+    /// The index up to which the available ring has been served.
+    pub(super) fn served_index(&self) -> u16 {
+        self.queue.next_avail()
     }
 
     /// Takes requests from the queue; returns how many. UNMAPs wait until something else comes.

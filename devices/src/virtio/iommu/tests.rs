@@ -5,6 +5,7 @@
 
 mod faults;
 mod hostile;
+mod polling;
 mod windows;
 
 use std::sync::Arc;
@@ -71,15 +72,22 @@ fn params(memory: &Arc<GuestMemoryMmap>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlo
             hugepages: false,
             slots: slots.clone(),
         }),
+        poll: false,
     }
 }
 
 impl Guest {
     /// A device with one endpoint, without a driver.
     fn new(windows: bool) -> Self {
+        Self::with(windows, false)
+    }
+
+    /// As [`new`](Self::new); `poll`: with a thread that polls for requests.
+    fn with(windows: bool, poll: bool) -> Self {
         let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
         let (msi, slots) = (Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));
-        let (function, handle) = create(params(&memory, &msi, &slots, windows)).unwrap();
+        let params = IommuParams { poll, ..params(&memory, &msi, &slots, windows) };
+        let (function, handle) = create(params).unwrap();
         let mapper = RecordingMapper::new();
         let probe = mapper.probe();
         handle.add_endpoint(ENDPOINT, Box::new(mapper)).unwrap();

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! How fast requests come, and how long the device takes for one: what decides whether to poll for them.
+
+use std::time::{Duration, Instant};
+
+/// Notifications from one look at the clock to the next.
+const SAMPLE: u32 = 16;
+/// For how many times the duration of one request to poll for the next one. A poller then spins only while requests
+/// themselves take a thirty-second of a CPU.
+const PATIENCE: u32 = 32;
+/// Bounds of the patience: what a look at the clock can resolve, and what a CPU may be spent on for nothing.
+const LEAST: Duration = Duration::from_micros(50);
+const MOST: Duration = Duration::from_millis(5);
+
+/// Measures one notification in [`SAMPLE`].
+#[derive(Default)]
+pub(super) struct Pace {
+    count: u32,
+    since: Option<Instant>,
+    patience: Duration,
+}
+
+impl Pace {
+    /// Calls `serve`, which serves the requests of one notification, and says whether polling pays: the last ones came
+    /// within [`Pace::patience`] of each other, on average.
+    pub(super) fn measure<R>(&mut self, serve: impl FnOnce() -> R) -> (R, bool) {
+        self.count += 1;
+        if self.count < SAMPLE {
+            return (serve(), false);
+        }
+        let start = Instant::now();
+        let result = serve();
+        let pays = self.sample(start, start.elapsed());
+        (result, pays)
+    }
+
+    /// Notes that a notification came at `start` and took `service`, [`SAMPLE`] after the last one noted.
+    fn sample(&mut self, start: Instant, service: Duration) -> bool {
+        self.count = 0;
+        self.patience = (service * PATIENCE).clamp(LEAST, MOST);
+        let since = self.since.replace(start);
+        since.is_some_and(|since| start.duration_since(since) < self.patience * SAMPLE)
+    }
+
+    /// How long to poll for the next request.
+    pub(super) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// Begins anew: what came before says nothing about what comes.
+    pub(super) fn restart(&mut self) {
+        (self.count, self.since) = (0, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SERVICE: Duration = Duration::from_micros(100);
+
+    /// What samples say that are `gap` apart, each of one of [`SAMPLE`] notifications.
+    fn samples(gap: Duration) -> Vec<bool> {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        (0..4).map(|number| pace.sample(start + gap * number, SERVICE)).collect()
+    }
+
+    #[test]
+    fn polling_pays_when_requests_follow_within_thirty_two_times_their_duration() {
+        assert_eq!(samples(SERVICE * PATIENCE * SAMPLE - Duration::from_nanos(1)), [false, true, true, true]);
+        assert_eq!(samples(SERVICE * PATIENCE * SAMPLE), [false; 4]);
+    }
+
+    #[test]
+    fn first_sample_after_a_restart_says_nothing() {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        assert!(!pace.sample(start, SERVICE));
+        pace.restart();
+        assert!(!pace.sample(start, SERVICE));
+        assert!(pace.sample(start, SERVICE));
+    }
+
+    #[test]
+    fn patience_is_bounded_both_ways() {
+        let mut pace = Pace::default();
+        for (service, patience) in
+            [(0, LEAST), (1_000, LEAST), (2_000, 32 * Duration::from_micros(2)), (1_000_000, MOST)]
+        {
+            pace.sample(Instant::now(), Duration::from_nanos(service));
+            assert_eq!(pace.patience(), patience, "{service} ns");
+        }
+    }
+
+    #[test]
+    fn one_notification_in_sixteen_is_measured() {
+        let mut pace = Pace::default();
+        let pays: Vec<bool> = (0..3 * SAMPLE).map(|_| pace.measure(|| ()).1).collect();
+        let when: Vec<usize> = pays.iter().enumerate().filter(|(_, pays)| **pays).map(|(at, _)| at).collect();
+        assert!(when.iter().all(|at| [31, 47].contains(at)), "{when:?}");
+    }
+}

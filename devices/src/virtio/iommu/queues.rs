@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The queues of a running driver in front of the engine: what vCPUs and the polling thread share.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use iommu_bounce::Engine;
+use log::debug;
+use virtio_queue::Queue;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::device::REQUEST_QUEUE;
+use super::events::{EVENT_QUEUE, deliver};
+use super::pace::Pace;
+use super::requests::RequestQueue;
+use crate::sync::lock;
+use crate::virtio::{Activation, DeviceError, Interrupt};
+
+/// What a driver has set up.
+struct Active {
+    /// How many drivers came before.
+    number: u64,
+    memory: Arc<GuestMemoryMmap>,
+    requests: Option<RequestQueue>,
+    events: Option<Queue>,
+    interrupt: Arc<dyn Interrupt>,
+    pace: Pace,
+    /// The driver was asked for no notifications, because the polling thread watches the request queue.
+    polled: bool,
+}
+
+/// The queues, if a driver has set any up, and the engine. Whoever holds the lock owns the queues.
+pub(super) struct Queues {
+    engine: Arc<Mutex<Engine>>,
+    active: Mutex<Option<Active>>,
+    activations: Mutex<u64>,
+}
+
+/// Where the polling thread looks for requests, without a lock.
+pub(super) struct Watch {
+    number: u64,
+    memory: Arc<GuestMemoryMmap>,
+    interrupt: Arc<dyn Interrupt>,
+    index: GuestAddress,
+    /// The available ring's index at which everything has been served.
+    next: u16,
+    patience: Duration,
+}
+
+impl Watch {
+    /// Whether the driver has put requests into the queue since they were last served.
+    pub(super) fn sees_requests(&self) -> bool {
+        let index: Result<u16, _> = self.memory.load(self.index, Ordering::Acquire);
+        // The ring was checked when the driver set it up.
+        index.is_ok_and(|index| u16::from_le(index) != self.next)
+    }
+
+    /// For how long to go on without requests.
+    pub(super) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// Tells the driver that the device cannot go on.
+    pub(super) fn fail(&self, error: &DeviceError) {
+        self.interrupt.failed(error);
+    }
+}
+
+impl Queues {
+    /// No queues yet, in front of `engine`.
+    pub(super) fn new(engine: Arc<Mutex<Engine>>) -> Self {
+        Self { engine, active: Mutex::new(None), activations: Mutex::new(0) }
+    }
+
+    /// The engine.
+    pub(super) fn engine(&self) -> &Mutex<Engine> {
+        &self.engine
+    }
+
+    /// A driver's queues.
+    pub(super) fn open(&self, activation: Activation) {
+        let Activation { memory, queues, interrupt, .. } = activation;
+        let mut queues = queues.into_iter();
+        let (requests, events) = (queues.next().flatten().map(RequestQueue::new), queues.next().flatten());
+        let mut number = lock(&self.activations);
+        *number += 1;
+        let number = *number;
+        let pace = Pace::default();
+        *lock(&self.active) = Some(Active { number, memory, requests, events, interrupt, pace, polled: false });
+    }
+
+    /// Lets go of the queues. When it returns, nobody touches them any more, the polling thread neither.
+    pub(super) fn close(&self) {
+        *lock(&self.active) = None;
+    }
+
+    /// Serves what the driver has put into `queue`, after its notification; `true` if requests come so fast that polling
+    /// for them pays.
+    pub(super) fn notified(&self, queue: u16) -> Result<bool, DeviceError> {
+        let mut active = lock(&self.active);
+        let Some(active) = active.as_mut() else { return Ok(false) };
+        if queue != REQUEST_QUEUE || active.polled {
+            return active.serve(queue, &self.engine).map(|()| false);
+        }
+        let mut pace = std::mem::take(&mut active.pace);
+        let (served, pays) = pace.measure(|| active.serve(queue, &self.engine));
+        active.pace = pace;
+        served.map(|()| pays)
+    }
+
+    /// Hands faults that were reported to the driver, as far as it has given buffers.
+    pub(super) fn hand_over_faults(&self) {
+        let mut active = lock(&self.active);
+        let mut engine = lock(&self.engine);
+        if let Some(active) = active.as_mut()
+            // The next notification fails for the same reason, and tells the driver.
+            && let Err(error) = active.deliver(&mut engine)
+        {
+            debug!("{error}");
+        }
+    }
+
+    /// Asks the driver for no notifications of requests; `None` if there is no driver.
+    pub(super) fn begin_polling(&self) -> Option<Watch> {
+        let mut active = lock(&self.active);
+        let active = active.as_mut()?;
+        let requests = active.requests.as_mut()?;
+        requests.suppress_notifications(&active.memory).ok()?;
+        active.polled = true;
+        Some(Watch {
+            number: active.number,
+            memory: active.memory.clone(),
+            interrupt: active.interrupt.clone(),
+            index: requests.available_index(),
+            next: requests.served_index(),
+            patience: active.pace.patience(),
+        })
+    }
+
+    /// Serves what `watch` sees; `false` if its driver is gone.
+    pub(super) fn serve_polled(&self, watch: &mut Watch) -> Result<bool, DeviceError> {
+        let mut active = lock(&self.active);
+        let Some(active) = active.as_mut().filter(|active| active.number == watch.number) else { return Ok(false) };
+        active.serve(REQUEST_QUEUE, &self.engine)?;
+        watch.next = active.requests.as_ref().map_or(watch.next, RequestQueue::served_index);
+        Ok(true)
+    }
+
+    /// Has the driver notify again; `true` if requests came meanwhile, and polling must go on to serve them.
+    pub(super) fn end_polling(&self, watch: &Watch) -> Result<bool, DeviceError> {
+        let mut active = lock(&self.active);
+        let Some(active) = active.as_mut().filter(|active| active.number == watch.number) else { return Ok(false) };
+        let Some(requests) = active.requests.as_mut() else { return Ok(false) };
+        if requests.resume_notifications(&active.memory)? {
+            requests.suppress_notifications(&active.memory)?;
+            return Ok(true);
+        }
+        active.polled = false;
+        active.pace.restart();
+        Ok(false)
+    }
+}
+
+impl Active {
+    /// Serves the request queue if `queue` is that one, and hands over faults, of which a request may have brought one
+    /// about, as a buffer for them may have come.
+    fn serve(&mut self, queue: u16, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
+        let mut engine = lock(engine);
+        if let (REQUEST_QUEUE, Some(requests)) = (queue, &mut self.requests)
+            && requests.serve(&self.memory, &mut engine)?
+        {
+            self.interrupt.queue_used(REQUEST_QUEUE);
+        }
+        if engine.has_faults() { self.deliver(&mut engine) } else { Ok(()) }
+    }
+
+    fn deliver(&mut self, engine: &mut Engine) -> Result<(), DeviceError> {
+        if let Some(events) = &mut self.events
+            && deliver(events, &self.memory, engine)?
+        {
+            self.interrupt.queue_used(EVENT_QUEUE);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Requests that the polling thread finds, with a driver that notifies only when it is asked to.
+
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use iommu_bounce::test_utils::{attach, map, unmap};
+use virtio_bindings::bindings::virtio_ring::VRING_USED_F_NO_NOTIFY;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{BASIC, BUFFERS, ENDPOINT, Guest, NEEDS_RESET, NEXT, OK, STATUS, USED, WRITE};
+
+/// No wait of these tests takes so long unless something is wrong.
+const LONG: Duration = Duration::from_secs(20);
+
+fn running() -> Guest {
+    let mut guest = Guest::with(false, true);
+    guest.start(BASIC);
+    assert_eq!(ask(&mut guest, &attach(ENDPOINT, 1)), (OK, true));
+    guest
+}
+
+/// Waits, as a driver does: spinning.
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < LONG, "{what}");
+        std::hint::spin_loop();
+    }
+}
+
+fn notifications_wanted(guest: &Guest) -> bool {
+    fence(Ordering::SeqCst);
+    let flags: u16 = guest.memory.load(GuestAddress(USED), Ordering::Relaxed).unwrap();
+    u32::from(flags) & VRING_USED_F_NO_NOTIFY == 0
+}
+
+/// Puts a request into the queue, and notifies if that is wanted.
+fn put(guest: &mut Guest, request: &[u8], len: u32) -> bool {
+    guest.memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
+    guest.describe(0, (BUFFERS, len, NEXT, 1));
+    guest.describe(1, (2 * BUFFERS, 4, WRITE, 0));
+    guest.make_available(0);
+    let wanted = notifications_wanted(guest);
+    if wanted {
+        guest.kick();
+    }
+    wanted
+}
+
+/// Sends a request and waits for its status; also says whether it took a notification.
+fn ask(guest: &mut Guest, request: &[u8]) -> (u8, bool) {
+    let before = guest.used_index();
+    let notified = put(guest, request, u32::try_from(request.len()).unwrap());
+    wait_for("an answer", || guest.memory.load::<u16>(GuestAddress(USED + 2), Ordering::Acquire).unwrap() != before);
+    (guest.memory.read_obj(GuestAddress(2 * BUFFERS)).unwrap(), notified)
+}
+
+/// Makes requests until `count` of them were answered without a notification.
+fn make_polled(guest: &mut Guest, count: usize) {
+    let (start, mut polled) = (Instant::now(), 0);
+    while polled < count {
+        assert!(start.elapsed() < LONG, "{polled} requests were polled for");
+        for request in [map(1, 0x1000, 0x1fff, 0x8000, 3), unmap(1, 0x1000, 0x1fff)] {
+            let (status, notified) = ask(guest, &request);
+            assert_eq!(status, OK);
+            polled += usize::from(!notified);
+        }
+    }
+}
+
+#[test]
+fn requests_that_come_fast_need_no_notifications() {
+    let mut guest = running();
+    make_polled(&mut guest, 1000);
+    assert!(guest.mapper.is_empty());
+    assert_eq!(guest.handle.counters().requests.map, guest.handle.counters().requests.unmap);
+}
+
+#[test]
+fn driver_is_asked_to_notify_again_when_no_requests_come() {
+    let mut guest = running();
+    make_polled(&mut guest, 1);
+    wait_for("notifications", || notifications_wanted(&guest));
+    assert_eq!(ask(&mut guest, &map(1, 0x1000, 0x1fff, 0x8000, 3)), (OK, true));
+    assert_eq!(ask(&mut guest, &unmap(1, 0x1000, 0x1fff)).0, OK);
+    make_polled(&mut guest, 1);
+}
+
+#[test]
+fn reset_while_polling_lets_go_of_the_queue() {
+    let mut guest = running();
+    for _ in 0..20 {
+        make_polled(&mut guest, 1);
+        guest.write(STATUS, &[0]);
+        guest.memory.write_slice(&[0xaa; 0x100], GuestAddress(USED)).unwrap();
+        guest.make_available(0);
+        std::thread::sleep(Duration::from_millis(1));
+        let mut used = [0; 0x100];
+        guest.memory.read_slice(&mut used, GuestAddress(USED)).unwrap();
+        assert_eq!(used, [0xaa; 0x100], "the used ring was written after the reset");
+        guest.start(BASIC);
+        assert_eq!(ask(&mut guest, &attach(ENDPOINT, 1)), (OK, true));
+    }
+}
+
+#[test]
+fn broken_chain_that_is_polled_for_makes_the_device_need_a_reset() {
+    let mut guest = running();
+    loop {
+        make_polled(&mut guest, 1);
+        // A buffer that is not in guest memory, as long as the notification is not wanted.
+        guest.describe(0, (1 << 40, 20, NEXT, 1));
+        guest.make_available(0);
+        if !notifications_wanted(&guest) {
+            break;
+        }
+        guest.kick();
+        assert_ne!(guest.status() & NEEDS_RESET, 0);
+        guest.write(STATUS, &[0]);
+        guest.start(BASIC);
+        assert_eq!(ask(&mut guest, &attach(ENDPOINT, 1)).0, OK);
+    }
+    wait_for("the status", || guest.status() & NEEDS_RESET != 0);
+    guest.write(STATUS, &[0]);
+    guest.start(BASIC);
+    assert_eq!(ask(&mut guest, &attach(ENDPOINT, 1)), (OK, true));
+}
+
+#[test]
+fn device_that_is_dropped_while_polling_ends_its_thread() {
+    let mut guest = running();
+    make_polled(&mut guest, 1);
+    let memory = std::sync::Arc::downgrade(&guest.memory);
+    drop(guest);
+    assert!(memory.upgrade().is_none(), "somebody holds guest memory still");
+}
