@@ -23,7 +23,7 @@ pub(super) fn status(config: &IommuBounceConfig, status: Option<&IommuStatus>) -
         hugepages: config.hugepages,
         held_bytes: status.map_or(0, |status| status.held_window_bytes),
         windows: windows.collect(),
-        counters: status.map(|status| counters::flatten(&status.counters)).unwrap_or_default(),
+        counters: status.map(|status| counters::of_engine(&status.counters)).unwrap_or_default(),
     }
 }
 

@@ -5,15 +5,66 @@
 use std::collections::BTreeMap;
 
 use devices::virtio::iommu::IommuStatus;
-use iommu_bounce::Report;
+use iommu_bounce::{Counters, Report, RequestCounts};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::figures;
 
+/// What [`flatten`] makes of them, at a fraction of its cost: `vm.info` has them, and many clients may ask for it at once.
+pub(super) fn of_engine(counters: &Counters) -> BTreeMap<String, u64> {
+    let others = [
+        ("faults", counters.faults),
+        ("faults_dropped", counters.faults_dropped),
+        ("host_errors", counters.host_errors),
+        ("host_maps", counters.host_maps),
+        ("host_unmaps", counters.host_unmaps),
+        ("lost_chunks", counters.lost_chunks),
+        ("mapped_bytes", counters.mapped_bytes),
+        ("mappings", counters.mappings),
+        ("merged_unmaps", counters.merged_unmaps),
+        ("parked_chunks", counters.parked_chunks),
+        ("peak_mapped_bytes", counters.peak_mapped_bytes),
+        ("peak_window_bytes", counters.peak_window_bytes),
+        ("stuck_ranges", counters.stuck_ranges),
+        ("unparked_chunks", counters.unparked_chunks),
+        ("window_bytes", counters.window_bytes),
+    ];
+    let requests = REQUESTS.into_iter().zip(in_order(&counters.requests));
+    let failed = FAILED.into_iter().zip(in_order(&counters.failed));
+    others.into_iter().chain(requests).chain(failed).map(|(name, number)| (name.to_string(), number)).collect()
+}
+
+fn in_order(of: &RequestCounts) -> [u64; 8] {
+    [of.attach, of.detach, of.map, of.unmap, of.probe, of.window_add, of.window_del, of.invalid]
+}
+
+/// Names of counts of requests, in the order of `in_order`.
+const REQUESTS: [&str; 8] = [
+    "requests_attach",
+    "requests_detach",
+    "requests_map",
+    "requests_unmap",
+    "requests_probe",
+    "requests_window_add",
+    "requests_window_del",
+    "requests_invalid",
+];
+/// Those of requests that failed.
+const FAILED: [&str; 8] = [
+    "failed_attach",
+    "failed_detach",
+    "failed_map",
+    "failed_unmap",
+    "failed_probe",
+    "failed_window_add",
+    "failed_window_del",
+    "failed_invalid",
+];
+
 /// The counters of a virtio-iommu.
 pub(super) fn of_iommu(status: &IommuStatus) -> BTreeMap<String, u64> {
-    let mut named = flatten(&status.counters);
+    let mut named = of_engine(&status.counters);
     named.insert("window_budget_bytes".into(), status.budget);
     named.insert("window_held_bytes".into(), status.held_window_bytes);
     named
@@ -64,6 +115,39 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn every_counter_of_an_engine_is_named() {
+        let requests = |first: u64| RequestCounts {
+            attach: first,
+            detach: first + 1,
+            map: first + 2,
+            unmap: first + 3,
+            probe: first + 4,
+            window_add: first + 5,
+            window_del: first + 6,
+            invalid: first + 7,
+        };
+        let mut counters = IommuStatus::default().counters;
+        counters.requests = requests(100);
+        counters.failed = requests(200);
+        counters.mappings = 1;
+        counters.mapped_bytes = 2;
+        counters.peak_mapped_bytes = 3;
+        counters.window_bytes = 4;
+        counters.peak_window_bytes = 5;
+        counters.parked_chunks = 6;
+        counters.unparked_chunks = 7;
+        counters.host_maps = 8;
+        counters.host_unmaps = 9;
+        counters.host_errors = 10;
+        counters.stuck_ranges = 11;
+        counters.lost_chunks = 12;
+        counters.faults = 13;
+        counters.faults_dropped = 14;
+        counters.merged_unmaps = 15;
+        assert_eq!(of_engine(&counters), flatten(&counters));
+    }
 
     #[test]
     fn numbers_are_named_after_their_place() {
