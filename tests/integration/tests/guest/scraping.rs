@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Figures of a guest that does I/O: what clients get of them, and what asking once a second costs the guest.
 
+use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -104,8 +105,14 @@ fn figures_are_true_and_asking_for_them_costs_no_io() {
     assert_eq!(rounds.len(), ROUNDS + 1, "{rounds:?}");
     let of = |rest: usize| median(rounds.iter().skip(1).skip((rest + 1) % 2).step_by(2).copied().collect());
     let (with, without) = (of(1), of(0));
-    println!("CAROM-SCRAPED-IOPS {with:.0} CAROM-UNSCRAPED-IOPS {without:.0} {rounds:.0?}");
-    println!("CAROM-SCRAPES {} CAROM-LONGEST-SCRAPE-MS {}", scrapes.load(Ordering::Relaxed), longest.as_millis());
+    // For the documentation: `scripts/test --keep DIR` keeps it.
+    let figures = format!(
+        "IOPS scraped {with:.0}, not scraped {without:.0}, all rounds {rounds:.0?}; {} scrapes, the longest took {} ms\n",
+        scrapes.load(Ordering::Relaxed),
+        longest.as_millis()
+    );
+    fs::write(SITE.out.join("scraping"), &figures).unwrap();
+    println!("{figures}");
     assert!(scrapes.load(Ordering::Relaxed) >= ROUNDS);
     // Far beyond noise: a scrape that holds the device or its lock for long.
     assert!(with > without * 0.5, "{rounds:?}");
@@ -130,7 +137,6 @@ fn figures_are_true_and_asking_for_them_costs_no_io() {
     assert_eq!(Some(count), latency["count"].as_f64());
     let pinned = sample(&metrics, "carom_iommu_endpoint_pinned_bytes{address=\"0000:00:02.0\",device=\"drive\"}");
     assert_eq!(Some(pinned), drive["pinned_bytes"].as_f64());
-    println!("CAROM-METRICS-BYTES {}", metrics.len());
 
     put("/api/v1/vmm.shutdown", None);
     assert!(vmm.wait(PATIENCE).unwrap().success());
