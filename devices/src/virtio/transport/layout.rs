@@ -2,7 +2,7 @@
 
 //! Where the structures of the transport lie, and the capabilities that say so (virtio 1.3, section 4.1.4).
 
-use crate::pci::regs::{CAP_MSIX, CAP_VENDOR};
+use crate::pci::regs::{CAP_MSIX, CAP_PM, CAP_VENDOR};
 use crate::pci::{Bar, BarKind, Capability, ConfigSpace, Identity};
 use crate::virtio::SharedRegion;
 
@@ -122,6 +122,7 @@ pub(super) fn build(shape: &Shape) -> Space {
         add(&mut config, &shared_memory(shared), &[]);
     }
     let msix = add_msix(&mut config, shape.queues + 1);
+    add_power_management(&mut config);
     let access = add_access(&mut config);
     Space { config, msix, access }
 }
@@ -162,6 +163,17 @@ fn add_msix(config: &mut ConfigSpace, vectors: u16) -> u16 {
     body.extend((low(MSIX_TABLE) | u32::from(STRUCTURES_BAR)).to_le_bytes());
     body.extend((low(MSIX_PENDING) | u32::from(STRUCTURES_BAR)).to_le_bytes());
     config.add_capability(Capability { id: CAP_MSIX, body: &body, writable: &[0, 0xc0] })
+}
+
+/// Power management, so that a guest that goes to sleep leaves the device as it is. Without it, or without `No_Soft_Reset`,
+/// Linux resets the device when it wakes up, which a virtio-iommu with mappings does not survive.
+fn add_power_management(config: &mut ConfigSpace) {
+    const VERSION: u8 = 3;
+    const POWER_STATE: u8 = 3;
+    const NO_SOFT_RESET: u8 = 8;
+    // The device answers in every state; of the register only the state is the guest's to write.
+    let body = [VERSION, 0, NO_SOFT_RESET, 0, 0, 0];
+    config.add_capability(Capability { id: CAP_PM, body: &body, writable: &[0, 0, POWER_STATE] });
 }
 
 fn add_access(config: &mut ConfigSpace) -> u16 {

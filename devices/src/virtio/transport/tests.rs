@@ -10,7 +10,7 @@ use super::VirtioPciDevice;
 use super::common::status::{DRIVER_OK, FEATURES_OK, NEEDS_RESET};
 use super::interrupts::NO_VECTOR;
 use super::layout::{COMMON, DEVICE, ISR, MSIX_PENDING, MSIX_TABLE, NOTIFY, STRUCTURES_SIZE};
-use crate::pci::regs::{BAR0, CAP_MSIX, CAP_VENDOR, CAPABILITIES, COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
+use crate::pci::regs::{BAR0, CAP_MSIX, CAP_PM, CAP_VENDOR, CAPABILITIES, COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
 use crate::pci::{BarKind, CONTROL_ENABLE, PciDevice};
 use crate::sync::lock;
 use crate::virtio::test_support::{FakeMsi, FakeVectors};
@@ -501,6 +501,23 @@ fn pci_reset_restores_power_on_with_the_assigned_addresses() {
     harness.start();
     harness.write(NOTIFY, &[0, 0]);
     assert!(lock(&harness.recorder.notified).is_empty(), "bus mastering is off after a reset");
+}
+
+#[test]
+fn device_survives_a_change_of_its_power_state() {
+    let harness = Harness::new();
+    harness.start();
+    let at = harness.capabilities(CAP_PM)[0];
+    let control = at + 4;
+    assert_eq!(harness.config_dword(control), 8, "D0, and no reset on the way back to it");
+
+    harness.function.write_config(control, &[0xff; 4]);
+    assert_eq!(harness.config_dword(control), 0xb, "D3hot; nothing else can be written");
+    harness.function.write_config(control, &[0; 4]);
+
+    assert_eq!(harness.config_dword(control), 8);
+    assert_ne!(harness.status(), 0);
+    assert_eq!(*lock(&harness.recorder.resets), 0);
 }
 
 #[test]
