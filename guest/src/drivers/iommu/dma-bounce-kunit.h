@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * An IOMMU made of software, with one device behind it, for KUnit tests of bounced DMA
+ * What KUnit tests of bounced DMA share: an IOMMU made of software with one device behind it, and
+ * memory to be mapped
  */
 #ifndef _DMA_BOUNCE_KUNIT_H
 #define _DMA_BOUNCE_KUNIT_H
 
+#include <linux/dma-direction.h>
 #include <linux/iommu.h>
 #include <linux/xarray.h>
 
@@ -43,5 +45,40 @@ void fake_set_budget(struct fake_iommu *fake, u64 budget);
 bool fake_device_read(struct fake_iommu *fake, dma_addr_t addr, void *to, size_t len);
 bool fake_device_write(struct fake_iommu *fake, dma_addr_t addr, const void *from, size_t len);
 void *fake_device_page(struct fake_iommu *fake, unsigned long pfn, int prot);
+
+struct kunit;
+
+/* Bytes of memory to be mapped, and what stands for bytes that are not to be seen */
+#define AREA			SZ_64K
+#define SECRET			0x5c
+
+/**
+ * struct bounce_test - what each test has
+ * @fake:	the IOMMU and its device
+ * @dev:	the device
+ * @pool:	the pool of its domain
+ * @area:	memory that is mapped
+ * @expect:	what it should hold
+ * @seed:	of what the area is filled with
+ */
+struct bounce_test {
+	struct fake_iommu	*fake;
+	struct device		*dev;
+	struct dma_bounce_pool	*pool;
+	u8			*area;
+	u8			*expect;
+	u8			seed;
+};
+
+int bounce_kunit_init(struct kunit *test);
+void bounce_kunit_exit(struct kunit *test);
+void bounce_kunit_fill(struct bounce_test *t);
+void bounce_kunit_expect_area(struct kunit *test);
+void bounce_kunit_warm(struct kunit *test, size_t len, enum dma_data_direction dir);
+dma_addr_t bounce_kunit_map(struct kunit *test, unsigned int offset, size_t len,
+			    enum dma_data_direction dir, unsigned long attrs);
+dma_addr_t bounce_kunit_map_bounced(struct kunit *test, unsigned int offset, size_t len,
+				    enum dma_data_direction dir, unsigned long attrs);
+u64 bounce_kunit_stat(struct dma_bounce_pool *pool, enum dma_bounce_stat which);
 
 #endif /* _DMA_BOUNCE_KUNIT_H */

@@ -21,14 +21,15 @@ static int page_limits(struct iommu_domain *domain, struct iommu_bounce_limits *
 	struct iova_domain *iovad = pool->iovad;
 	unsigned long shift = iova_shift(iovad);
 	u64 last = READ_ONCE(pool->mask);
-	struct iova *iova = NULL;
+	struct iova *iova = pool->range;
 
 	limits->chunk_size = PAGE_CHUNK_SIZE;
 	limits->len = PAGE_POOL_SIZE;
 	limits->budget = min_t(u64, PAGE_POOL_SIZE,
 			       ((u64)totalram_pages() << PAGE_SHIFT) / PAGE_POOL_MEMORY_PART);
-	if (pool->slots.len) {
-		limits->iova = pool->slots.base;
+	/* It is asked again, also if the pool could not be made ready the first time. */
+	if (iova) {
+		limits->iova = iova_dma_addr(iovad, iova);
 		return 0;
 	}
 	if (domain->geometry.force_aperture)
@@ -40,6 +41,7 @@ static int page_limits(struct iommu_domain *domain, struct iommu_bounce_limits *
 		iova = alloc_iova(iovad, PAGE_POOL_SIZE >> shift, last >> shift, true);
 	if (!iova)
 		return -ENOSPC;
+	pool->range = iova;
 	limits->iova = iova_dma_addr(iovad, iova);
 	return 0;
 }

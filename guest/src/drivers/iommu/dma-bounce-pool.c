@@ -501,7 +501,8 @@ static bool make_workqueue(void)
 {
 	guard(mutex)(&dma_bounce_pools_lock);
 	if (!dma_bounce_wq)
-		dma_bounce_wq = alloc_workqueue("dma_bounce", WQ_UNBOUND, 0);
+		/* Freezable: while the system sleeps, the IOMMU does not answer requests. */
+		dma_bounce_wq = alloc_workqueue("dma_bounce", WQ_UNBOUND | WQ_FREEZABLE, 0);
 	return dma_bounce_wq;
 }
 

@@ -16,6 +16,7 @@
 #include "dma-bounce-slots.h"
 
 struct dentry;
+struct iova;
 struct iova_domain;
 
 /* What sysfs says about one device */
@@ -83,6 +84,7 @@ struct dma_bounce_stats {
  * @nsingle_use: how many
  * @work:	adds and removes chunks
  * @idle_work:	gives idle chunks back
+ * @range:	IOVA taken for chunks of the kernel's own pages; goes with @iovad
  * @retry_at:	do not try to add chunks before, in jiffies
  * @idle_ms:	how long a chunk must have been idle to be given back; the last of its kind and
  *		size is kept DMA_BOUNCE_KEEP_FACTOR times as long
@@ -121,6 +123,7 @@ struct dma_bounce_pool {
 
 	struct work_struct		work;
 	struct delayed_work		idle_work;
+	struct iova			*range;
 	unsigned long			retry_at;
 	u32				idle_ms;
 	bool				active;
@@ -173,17 +176,6 @@ bool dma_bounce_single_sync(struct dma_bounce_pool *pool, dma_addr_t addr, size_
 void dma_bounce_single_free_all(struct dma_bounce_pool *pool);
 
 void dma_bounce_copy(void *buffer, phys_addr_t phys, size_t len, bool to_buffer);
-#ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST
-size_t dma_bounce_request_packable(struct device *dev, struct request *req, size_t limit,
-				   phys_addr_t *start, enum dma_bounce_stat *reason);
-void dma_bounce_copy_request(void *buffer, struct request *req, size_t skip, size_t len,
-			     bool to_buffer);
-#else
-static inline void dma_bounce_copy_request(void *buffer, struct request *req, size_t skip,
-					   size_t len, bool to_buffer)
-{
-}
-#endif
 
 size_t dma_bounce_calibrate(struct dma_bounce_pool *pool);
 size_t dma_bounce_threshold_option(void);

@@ -7,24 +7,19 @@
  * remembered: it has its pieces still when it is unmapped, before it is completed.
  */
 
-#include <linux/blk-mq.h>
+#include <linux/blk-mq-dma.h>
 #include <linux/dma-mapping.h>
 #include <linux/memremap.h>
 
-#include "dma-bounce-pool.h"
+#include "dma-bounce.h"
+#include "dma-bounce-map.h"
 
-/**
- * dma_bounce_request_packable - whether a request can be packed into one slot
- * @dev: its device
- * @req: the request
- * @limit: most bytes
- * @start: where to put the address of its first byte
- * @reason: where to put why not
- *
- * Return: its bytes, or 0.
+/*
+ * Bytes of a request if it can be packed into one slot, with the address of its first byte;
+ * otherwise 0, with the reason
  */
-size_t dma_bounce_request_packable(struct device *dev, struct request *req, size_t limit,
-				   phys_addr_t *start, enum dma_bounce_stat *reason)
+static size_t request_packable(struct device *dev, struct request *req, size_t limit,
+			       phys_addr_t *start, enum dma_bounce_stat *reason)
 {
 	unsigned int align = dma_get_min_align_mask(dev);
 	struct req_iterator iter;
@@ -85,3 +80,81 @@ void dma_bounce_copy_request(void *buffer, struct request *req, size_t skip, siz
 			break;
 	}
 }
+
+/**
+ * dma_bounce_map_request - map all data of a block request by one slot
+ * @req: the request
+ * @dma_dev: its device
+ * @state: becomes the one range of DMA addresses that the request has then
+ * @iter: becomes an iterator at the one segment that the request has then
+ * @attrs: attributes of the mapping
+ *
+ * To be tried before blk_rq_dma_map_iter_start().
+ *
+ * Return: whether the request is mapped, to be unmapped by dma_bounce_unmap_request(). Otherwise
+ * nothing has changed, and its parts may bounce.
+ */
+bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
+			    struct dma_iova_state *state, struct blk_dma_iter *iter,
+			    unsigned long attrs)
+{
+	struct dma_bounce_pool *pool;
+	struct dma_bounce_slot *slot;
+	enum dma_bounce_stat reason;
+	phys_addr_t start;
+	size_t len, limit;
+
+	if (!static_branch_unlikely(&dma_bounce_key) || !use_dma_iommu(dma_dev))
+		return false;
+	pool = dma_bounce_pool_for(dma_dev, attrs);
+	if (!pool)
+		return false;
+	limit = dma_bounce_threshold(pool, dma_dev);
+	len = request_packable(dma_dev, req, limit, &start, &reason);
+	if (!len) {
+		dma_bounce_fallback(pool, dma_dev, reason);
+		return false;
+	}
+	rcu_read_lock();
+	slot = dma_bounce_slot_take(pool, dma_dev, start, len, limit, rq_dma_dir(req));
+	if (slot) {
+		slot->req = req;
+		slot->nents = 0;
+		slot->mapped = DMA_BOUNCE_REQUEST;
+		dma_bounce_slot_fill(pool, dma_dev, slot, rq_dma_dir(req), attrs);
+		*iter = (struct blk_dma_iter) {
+			.addr = dma_bounce_slot_iova(slot) + slot->offset,
+			.len = len,
+			.p2pdma.map = PCI_P2PDMA_MAP_NONE,
+		};
+		*state = (struct dma_iova_state) { .addr = iter->addr, .__size = len };
+		dma_bounce_count(pool, DMA_BOUNCE_REQUESTS, 1);
+		dma_bounce_need_sync(pool, dma_dev);
+	}
+	rcu_read_unlock();
+	return slot;
+}
+EXPORT_SYMBOL_GPL(dma_bounce_map_request);
+
+/**
+ * dma_bounce_unmap_request - unmap all data of a block request, which is not completed yet
+ * @req: the request
+ * @dma_dev: its device
+ * @state: what dma_bounce_map_request() made of it
+ * @attrs: attributes of the unmapping
+ */
+void dma_bounce_unmap_request(struct request *req, struct device *dma_dev,
+			      struct dma_iova_state *state, unsigned long attrs)
+{
+	struct dma_bounce_pool *pool = dma_bounce_pool_of(dma_dev);
+	struct dma_bounce_slot *slot = NULL;
+
+	rcu_read_lock();
+	if (pool && dma_bounce_owns(pool, state->addr))
+		slot = dma_bounce_slots_find(&pool->slots, state->addr);
+	if (!dev_WARN_ONCE(dma_dev, !slot || slot->mapped != DMA_BOUNCE_REQUEST || slot->req != req,
+			   "unmaps a bounced request that is not mapped: %pad\n", &state->addr))
+		dma_bounce_slot_finish(pool, dma_dev, slot, attrs);
+	rcu_read_unlock();
+}
+EXPORT_SYMBOL_GPL(dma_bounce_unmap_request);

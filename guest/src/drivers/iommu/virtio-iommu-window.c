@@ -127,11 +127,15 @@ static void config_work(struct work_struct *work)
 /**
  * viommu_window_config_changed - the device's configuration has changed
  * @window: the windows, or NULL; may be called in interrupt context
+ *
+ * Return: whether there are windows, which look after it.
  */
-void viommu_window_config_changed(struct viommu_window *window)
+bool viommu_window_config_changed(struct viommu_window *window)
 {
-	if (window)
-		schedule_work(&window->config_work);
+	if (!window)
+		return false;
+	queue_work(system_freezable_wq, &window->config_work);
+	return true;
 }
 EXPORT_SYMBOL_GPL(viommu_window_config_changed);
 
@@ -292,13 +296,15 @@ static bool claim_shown(struct viommu_window *window, u64 offset)
 /**
  * viommu_window_add - have a chunk backed and mapped
  * @window: the windows
- * @domain: number of a domain that has endpoints
+ * @domain: number of a domain
+ * @attached: whether the domain has endpoints, without which the device knows none
  * @iova: where, a multiple of the chunk size in the aperture
  * @prot: IOMMU_READ, IOMMU_WRITE or both
  *
  * Return: where the chunk is, or an error pointer; -ENOMEM if the budget is used up.
  */
-void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iova, int prot)
+void *viommu_window_add(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
+			int prot)
 {
 	struct virtio_iommu_req_window_add req = {
 		.head.type	= VIRTIO_IOMMU_T_WINDOW_ADD,
@@ -313,6 +319,8 @@ void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iov
 	u64 offset;
 	int ret;
 
+	if (!attached)
+		return ERR_PTR(-ENODEV);
 	ret = window->send(window->viommu, &req, sizeof(req));
 	if (ret)
 		return ERR_PTR(ret);

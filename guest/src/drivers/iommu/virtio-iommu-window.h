@@ -30,9 +30,10 @@ struct viommu_window *viommu_window_probe(struct virtio_device *vdev, viommu_win
 					  struct viommu_dev *viommu,
 					  const struct iommu_bounce_ops *ops);
 void viommu_window_remove(struct viommu_window *window);
-void viommu_window_config_changed(struct viommu_window *window);
+bool viommu_window_config_changed(struct viommu_window *window);
 int viommu_window_limits(struct viommu_window *window, struct iommu_bounce_limits *limits);
-void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iova, int prot);
+void *viommu_window_add(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
+			int prot);
 void viommu_window_del(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
 		       void *va);
 
@@ -56,8 +57,9 @@ static inline void viommu_window_remove(struct viommu_window *window)
 {
 }
 
-static inline void viommu_window_config_changed(struct viommu_window *window)
+static inline bool viommu_window_config_changed(struct viommu_window *window)
 {
+	return false;
 }
 
 static inline int viommu_window_limits(struct viommu_window *window,
@@ -66,8 +68,8 @@ static inline int viommu_window_limits(struct viommu_window *window,
 	return -ENODEV;
 }
 
-static inline void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iova,
-				      int prot)
+static inline void *viommu_window_add(struct viommu_window *window, u32 domain, bool attached,
+				      dma_addr_t iova, int prot)
 {
 	return ERR_PTR(-ENODEV);
 }

@@ -8,7 +8,9 @@
 
 #include <linux/types.h>
 
+struct blk_dma_iter;
 struct device;
+struct dma_iova_state;
 struct iommu_domain;
 struct request;
 
@@ -86,19 +88,23 @@ static inline void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops
 
 #ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST
 
-dma_addr_t dma_bounce_map_request(struct device *dev, struct request *req, unsigned long attrs);
-void dma_bounce_unmap_request(struct device *dev, dma_addr_t addr, unsigned long attrs);
+bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
+			    struct dma_iova_state *state, struct blk_dma_iter *iter,
+			    unsigned long attrs);
+void dma_bounce_unmap_request(struct request *req, struct device *dma_dev,
+			      struct dma_iova_state *state, unsigned long attrs);
 
 #else /* !CONFIG_IOMMU_DMA_BOUNCE_REQUEST */
 
-static inline dma_addr_t dma_bounce_map_request(struct device *dev, struct request *req,
-						unsigned long attrs)
+static inline bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
+					  struct dma_iova_state *state, struct blk_dma_iter *iter,
+					  unsigned long attrs)
 {
-	return ~(dma_addr_t)0;	/* DMA_MAPPING_ERROR */
+	return false;
 }
 
-static inline void dma_bounce_unmap_request(struct device *dev, dma_addr_t addr,
-					    unsigned long attrs)
+static inline void dma_bounce_unmap_request(struct request *req, struct device *dma_dev,
+					    struct dma_iova_state *state, unsigned long attrs)
 {
 }
 

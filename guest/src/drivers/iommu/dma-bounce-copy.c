@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Bouncing of small DMA: what is copied when
+ *
+ * Whatever the direction, a mapping copies the buffer to the slot, for bytes that the device does
+ * not write must come back as they were, and what an earlier user left in the slot must not come
+ * back at all. The exception costs the driver two attributes: nothing is copied at map with
+ * DMA_ATTR_BOUNCE_NO_COPY_IN, and what the slot holds is copied back only if unmap vouches for
+ * every byte of it with DMA_ATTR_BOUNCE_ALL_WRITTEN.
+ *
+ * All of this runs in an RCU read-side critical section: the memory of a slot stays until its end.
+ */
+
+#include <linux/dma-mapping.h>
+#include <linux/io.h>
+#include <linux/scatterlist.h>
+
+#include <trace/events/dma_bounce.h>
+
+#include "dma-bounce-map.h"
+
+/**
+ * dma_bounce_copy - copy between memory that is mapped and a bounce buffer
+ * @buffer: the bounce buffer
+ * @phys: the memory
+ * @len: bytes
+ * @to_buffer: to the bounce buffer; otherwise from it
+ */
+void dma_bounce_copy(void *buffer, phys_addr_t phys, size_t len, bool to_buffer)
+{
+	void *va = phys_to_virt(phys);
+
+	if (to_buffer)
+		memcpy(buffer, va, len);
+	else
+		memcpy(va, buffer, len);
+}
+
+/* Copies @len bytes of a list that start @skip bytes into it. */
+static void copy_sg(void *slot, struct scatterlist *sgl, int nents, size_t skip, size_t len,
+		    bool to_slot)
+{
+	struct scatterlist *s;
+	size_t part;
+	int i;
+
+	for_each_sg(sgl, s, nents, i) {
+		if (skip >= s->length) {
+			skip -= s->length;
+			slot += s->length;
+			continue;
+		}
+		part = min_t(size_t, s->length - skip, len);
+		dma_bounce_copy(slot + skip, sg_phys(s) + skip, part, to_slot);
+		slot += s->length;
+		len -= part;
+		skip = 0;
+		if (!len)
+			break;
+	}
+}
+
+static void slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot, size_t skip,
+		      size_t len, bool to_slot)
+{
+	void *va = dma_bounce_slot_va(slot) + slot->offset;
+
+	switch (slot->mapped) {
+	case DMA_BOUNCE_SINGLE:
+		dma_bounce_copy(va + skip, slot->phys + skip, len, to_slot);
+		break;
+	case DMA_BOUNCE_LIST:
+		copy_sg(va, slot->sgl, slot->nents, skip, len, to_slot);
+		break;
+	default:
+		dma_bounce_copy_request(va, slot->req, skip, len, to_slot);
+	}
+	dma_bounce_count(pool, to_slot ? DMA_BOUNCE_BYTES_IN : DMA_BOUNCE_BYTES_OUT, len);
+}
+
+/**
+ * dma_bounce_slot_fill - copy to a slot at map
+ * @pool: its pool
+ * @dev: the device that maps
+ * @slot: a slot that says what is mapped by it
+ * @dir: direction of the transfer
+ * @attrs: attributes of the mapping
+ */
+void dma_bounce_slot_fill(struct dma_bounce_pool *pool, struct device *dev,
+			  struct dma_bounce_slot *slot, enum dma_data_direction dir,
+			  unsigned long attrs)
+{
+	bool untrusted = dma_bounce_untrusted(dev);
+
+	slot->no_copy_in = dir == DMA_FROM_DEVICE && !untrusted &&
+			   (attrs & DMA_ATTR_BOUNCE_NO_COPY_IN);
+	if (untrusted)
+		memset(dma_bounce_slot_va(slot), 0, dma_bounce_slot_size(slot));
+	if (!slot->no_copy_in)
+		slot_copy(pool, slot, 0, slot->len, true);
+	trace_dma_bounce_map(dev, dma_bounce_slot_iova(slot) + slot->offset, slot->len,
+			     slot->nents, !slot->no_copy_in);
+}
+
+/**
+ * dma_bounce_slot_finish - copy back at unmap what is to be copied back, and free the slot
+ * @pool: its pool
+ * @dev: the device that unmaps
+ * @slot: a slot by which something is mapped
+ * @attrs: attributes of the unmapping
+ */
+void dma_bounce_slot_finish(struct dma_bounce_pool *pool, struct device *dev,
+			    struct dma_bounce_slot *slot, unsigned long attrs)
+{
+	bool copy = slot->chunk->kind != DMA_BOUNCE_READ && !(attrs & DMA_ATTR_SKIP_CPU_SYNC) &&
+		    READ_ONCE(slot->chunk->state) != DMA_BOUNCE_DEAD;
+
+	if (copy && slot->no_copy_in && !(attrs & DMA_ATTR_BOUNCE_ALL_WRITTEN)) {
+		dma_bounce_count(pool, DMA_BOUNCE_UNWRITTEN, 1);
+		copy = false;
+	}
+	if (copy)
+		slot_copy(pool, slot, 0, slot->len, false);
+	trace_dma_bounce_unmap(dev, dma_bounce_slot_iova(slot) + slot->offset, slot->len,
+			       slot->nents, copy);
+	dma_bounce_slots_put(&pool->slots, slot);
+}
+
+/**
+ * dma_bounce_slot_sync - synchronise part of what is mapped by a slot
+ * @pool: its pool
+ * @dev: the device
+ * @slot: the slot
+ * @skip: where in the mapping the part starts
+ * @len: its bytes; all of them are in the mapping
+ * @for_device: copy to the slot; otherwise from it
+ */
+void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
+			  struct dma_bounce_slot *slot, size_t skip, size_t len, bool for_device)
+{
+	bool copy = for_device || slot->chunk->kind != DMA_BOUNCE_READ;
+
+	dma_bounce_count(pool, DMA_BOUNCE_SYNCS, 1);
+	if (READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DEAD)
+		return;
+	/*
+	 * What the CPU wrote is copied whatever the direction, as at map. Nothing comes back from a
+	 * slot that the device cannot write, or that it may not have written all of.
+	 */
+	if (!for_device && copy && WARN_ON_ONCE(slot->no_copy_in))
+		copy = false;
+	if (copy)
+		slot_copy(pool, slot, skip, len, for_device);
+	trace_dma_bounce_sync(dev, dma_bounce_slot_iova(slot) + slot->offset + skip, len,
+			      for_device, copy);
+}

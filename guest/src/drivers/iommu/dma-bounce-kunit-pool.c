@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * KUnit tests of bounced DMA: where its memory comes from, and where it goes
+ */
+
+#include <kunit/test.h>
+#include <linux/delay.h>
+#include <linux/dma-mapping.h>
+#include <linux/iova.h>
+#include <linux/jiffies.h>
+#include <linux/slab.h>
+
+#include "dma-bounce.h"
+#include "dma-bounce-kunit.h"
+
+static unsigned int chunks(struct dma_bounce_pool *pool)
+{
+	unsigned int n;
+
+	mutex_lock(&pool->slots.mutex);
+	n = pool->nchunks;
+	mutex_unlock(&pool->slots.mutex);
+	return n;
+}
+
+static bool chunks_become(struct dma_bounce_pool *pool, unsigned int n)
+{
+	unsigned int i;
+
+	for (i = 0; i < 300 && chunks(pool) != n; i++)
+		msleep(20);
+	return chunks(pool) == n;
+}
+
+/* The allocator by itself */
+
+static void no_drain(struct dma_bounce_slots *slots)
+{
+}
+
+static void allocator_test(struct kunit *test)
+{
+	struct dma_bounce_slots *slots = kunit_kzalloc(test, sizeof(*slots), GFP_KERNEL);
+	u8 *memory = kunit_kzalloc(test, SZ_1M, GFP_KERNEL);
+	struct dma_bounce_slot *slot[16], *extra;
+	struct dma_bounce_chunk *chunk;
+	unsigned int i;
+
+	KUNIT_ASSERT_NOT_NULL(test, slots);
+	KUNIT_ASSERT_NOT_NULL(test, memory);
+	dma_bounce_slots_init(slots, no_drain);
+	KUNIT_EXPECT_EQ(test, dma_bounce_slots_open(slots, SZ_4K, SZ_4M, 20), -EINVAL);
+	KUNIT_EXPECT_EQ(test, dma_bounce_slots_open(slots, SZ_1G, SZ_4M, 12), -EINVAL);
+	KUNIT_ASSERT_EQ(test, dma_bounce_slots_open(slots, SZ_1G, SZ_4M, 20), 0);
+	chunk = dma_bounce_chunk_alloc(DMA_BOUNCE_WRITE, 4, SZ_1M);
+	KUNIT_ASSERT_NOT_NULL(test, chunk);
+	dma_bounce_chunk_publish(slots, chunk, memory, SZ_1G + SZ_1M, SZ_1M);
+
+	rcu_read_lock();
+	KUNIT_EXPECT_NULL(test, dma_bounce_slots_get(slots, DMA_BOUNCE_READ, 4));
+	KUNIT_EXPECT_NULL(test, dma_bounce_slots_get(slots, DMA_BOUNCE_WRITE, 3));
+	for (i = 0; i < 16; i++) {
+		slot[i] = dma_bounce_slots_get(slots, DMA_BOUNCE_WRITE, 4);
+		KUNIT_EXPECT_NOT_NULL(test, slot[i]);
+		if (!slot[i])
+			goto out_unlock;
+		KUNIT_EXPECT_TRUE(test, IS_ALIGNED(dma_bounce_slot_iova(slot[i]), SZ_64K));
+		KUNIT_EXPECT_NULL(test, dma_bounce_slots_find(slots,
+							      dma_bounce_slot_iova(slot[i])));
+		slot[i]->len = 1;
+		KUNIT_EXPECT_PTR_EQ(test, dma_bounce_slots_find(slots,
+								dma_bounce_slot_iova(slot[i]) +
+								SZ_64K - 1), slot[i]);
+	}
+	extra = dma_bounce_slots_get(slots, DMA_BOUNCE_WRITE, 4);
+	KUNIT_EXPECT_NULL(test, extra);
+	/* What was put back last is handed out first. */
+	dma_bounce_slots_put(slots, slot[3]);
+	dma_bounce_slots_put(slots, slot[7]);
+	extra = dma_bounce_slots_get(slots, DMA_BOUNCE_WRITE, 4);
+	KUNIT_EXPECT_TRUE(test, extra == slot[7] || extra == slot[3]);
+	dma_bounce_slots_put(slots, extra);
+out_unlock:
+	rcu_read_unlock();
+	KUNIT_EXPECT_FALSE(test, dma_bounce_chunk_withdraw(slots, chunk, 0));
+	dma_bounce_chunk_retire(slots, chunk, DMA_BOUNCE_DRAINING);
+	dma_bounce_slots_flush(slots, true);
+	KUNIT_EXPECT_EQ(test, dma_bounce_chunk_used(slots, chunk), 14);
+	rcu_read_lock();
+	KUNIT_EXPECT_NULL(test, dma_bounce_slots_get(slots, DMA_BOUNCE_WRITE, 4));
+	rcu_read_unlock();
+	for (i = 0; i < 16; i++)
+		if (slot[i]->len)
+			dma_bounce_slots_put(slots, slot[i]);
+	KUNIT_EXPECT_EQ(test, dma_bounce_chunk_used(slots, chunk), 0);
+	mutex_lock(&slots->mutex);
+	dma_bounce_chunk_remove(slots, chunk);
+	mutex_unlock(&slots->mutex);
+	dma_bounce_slots_close(slots);
+}
+
+/* The size of the pool */
+
+/* No mapping fails because the pool is full, and nothing is mixed up. */
+static void exhaustion_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	dma_addr_t addr[16];
+	unsigned int i, bounced = 0;
+	u8 byte;
+
+	fake_set_budget(t->fake, FAKE_CHUNK);
+	bounce_kunit_fill(t);
+	bounce_kunit_warm(test, SZ_64K, DMA_BIDIRECTIONAL);
+	for (i = 0; i < 16; i++) {
+		addr[i] = bounce_kunit_map(test, 0, SZ_64K, DMA_BIDIRECTIONAL, 0);
+		bounced += dma_bounce_owns(t->pool, addr[i]);
+	}
+	KUNIT_EXPECT_EQ(test, bounced, FAKE_CHUNK / SZ_64K);
+	KUNIT_EXPECT_GE(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_FULL), 16 - bounced);
+	for (i = 0; i < 16; i++) {
+		KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, addr[i] + 77, &byte, 1));
+		KUNIT_EXPECT_EQ(test, byte, t->area[77]);
+	}
+	for (i = 0; i < 16; i++)
+		dma_unmap_single(t->dev, addr[i], SZ_64K, DMA_BIDIRECTIONAL);
+	bounce_kunit_expect_area(test);
+	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
+}
+
+/* A lowered budget: idle chunks go at once, one in use when its last mapping ends. */
+static void budget_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	dma_addr_t addr, other;
+	unsigned long start;
+	u8 bytes[512];
+
+	bounce_kunit_fill(t);
+	memset(bytes, SECRET, sizeof(bytes));
+	bounce_kunit_warm(test, 4096, DMA_TO_DEVICE);
+	bounce_kunit_warm(test, 8192, DMA_BIDIRECTIONAL);
+	addr = bounce_kunit_map_bounced(test, 0, 4096, DMA_FROM_DEVICE, 0);
+	KUNIT_ASSERT_EQ(test, chunks(t->pool), 3);
+	start = jiffies;
+	fake_set_budget(t->fake, FAKE_CHUNK);
+	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 1));
+	/* The others are idle: nothing has to be waited for. */
+	KUNIT_EXPECT_TRUE(test, time_before(jiffies, start + HZ));
+	fake_set_budget(t->fake, 0);
+	msleep(100);
+	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
+	/* Nobody gets the other slots meanwhile. */
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 8, bytes, sizeof(bytes)));
+	other = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
+	dma_unmap_single(t->dev, other, 4096, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
+	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
+	memset(t->expect + 8, SECRET, sizeof(bytes));
+	bounce_kunit_expect_area(test);
+	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
+	KUNIT_EXPECT_EQ(test, t->pool->drained, 1);
+	/* Raised again, it is used again. */
+	fake_set_budget(t->fake, SZ_4M);
+	addr = bounce_kunit_map_bounced(test, 0, 4096, DMA_FROM_DEVICE, 0);
+	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
+	bounce_kunit_expect_area(test);
+}
+
+/* Chunks that nobody uses are given back, one that somebody uses is not. */
+static void idle_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	dma_addr_t addr;
+
+	t->pool->idle_ms = 20;
+	bounce_kunit_warm(test, 8192, DMA_TO_DEVICE);
+	addr = bounce_kunit_map_bounced(test, 0, 4096, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 1));
+	msleep(300);
+	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
+	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
+	KUNIT_EXPECT_GE(test, t->pool->shrunk, 2);
+}
+
+/* The domain loses its memory while something is mapped: that is not touched any more. */
+static void orphan_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	dma_addr_t addr, other;
+	u8 byte = SECRET;
+
+	bounce_kunit_fill(t);
+	addr = bounce_kunit_map_bounced(test, 0, 4096, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, &byte, 1));
+	iommu_dma_bounce_stop(&t->fake->domain);
+	KUNIT_EXPECT_EQ(test, chunks(t->pool), 0);
+	KUNIT_EXPECT_FALSE(test, fake_device_write(t->fake, addr, &byte, 1));
+	dma_sync_single_for_cpu(t->dev, addr, 4096, DMA_FROM_DEVICE);
+	iommu_dma_bounce_start(&t->fake->domain);
+	/* New memory goes elsewhere as long as the orphan has its address. */
+	other = bounce_kunit_map_bounced(test, 8192, 4096, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_NE(test, addr / FAKE_CHUNK, other / FAKE_CHUNK);
+	dma_unmap_single(t->dev, other, 4096, DMA_FROM_DEVICE);
+	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
+	bounce_kunit_expect_area(test);
+	KUNIT_EXPECT_EQ(test, t->pool->orphaned, 1);
+}
+
+/* Buffers of their own, as devices get that are not trusted */
+static void single_use_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	phys_addr_t phys = virt_to_phys(t->area) + 4000;
+	u8 bytes[200], *page;
+	dma_addr_t addr;
+	unsigned int i;
+
+	bounce_kunit_fill(t);
+	memset(bytes, SECRET, sizeof(bytes));
+	addr = dma_bounce_single_map(t->pool, DMA_BIT_MASK(32), phys, 200, DMA_BIDIRECTIONAL, 0);
+	KUNIT_ASSERT_NE(test, addr, DMA_MAPPING_ERROR);
+	KUNIT_EXPECT_LE(test, addr, DMA_BIT_MASK(32));
+	KUNIT_EXPECT_EQ(test, offset_in_page(addr), 4000);
+	/* Nothing but the bytes mapped is there. */
+	page = fake_device_page(t->fake, addr >> PAGE_SHIFT, IOMMU_READ);
+	KUNIT_ASSERT_NOT_NULL(test, page);
+	for (i = 0; i < 4000; i++)
+		KUNIT_ASSERT_EQ(test, page[i], 0);
+	KUNIT_EXPECT_MEMEQ(test, page + 4000, t->area + 4000, 96);
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 50, bytes, 100));
+	KUNIT_EXPECT_TRUE(test, dma_bounce_single_sync(t->pool, addr + 100, 50, false));
+	memset(t->expect + 4100, SECRET, 50);
+	bounce_kunit_expect_area(test);
+	KUNIT_EXPECT_FALSE(test, dma_bounce_single_sync(t->pool, addr - SZ_64K, 1, false));
+	KUNIT_EXPECT_TRUE(test, dma_bounce_single_unmap(t->pool, addr, 0));
+	memset(t->expect + 4050, SECRET, 100);
+	bounce_kunit_expect_area(test);
+	KUNIT_EXPECT_FALSE(test, dma_bounce_single_unmap(t->pool, addr, 0));
+	KUNIT_EXPECT_NULL(test, fake_device_page(t->fake, addr >> PAGE_SHIFT, IOMMU_READ));
+}
+
+/* The kernel's own pages take one range of IOVA, however often a pool tries to become ready. */
+static void page_range_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct iommu_bounce_limits first = {}, again = {};
+
+	t->pool->mask = DMA_BIT_MASK(32);
+	KUNIT_ASSERT_EQ(test, dma_bounce_page_ops.limits(&t->fake->domain, &first), 0);
+	KUNIT_ASSERT_EQ(test, dma_bounce_page_ops.limits(&t->fake->domain, &again), 0);
+	KUNIT_EXPECT_EQ(test, first.iova, again.iova);
+	KUNIT_EXPECT_TRUE(test, IS_ALIGNED(first.iova | first.len, first.chunk_size));
+	KUNIT_EXPECT_LE(test, first.iova + first.len - 1, DMA_BIT_MASK(32));
+}
+
+static void calibrate_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	size_t threshold;
+
+	bounce_kunit_warm(test, 4096, DMA_TO_DEVICE);
+	threshold = dma_bounce_calibrate(t->pool);
+	KUNIT_EXPECT_GE(test, threshold, PAGE_SIZE);
+	KUNIT_EXPECT_LE(test, threshold, DMA_BOUNCE_MAX_SLOT);
+	KUNIT_EXPECT_GT(test, t->fake->maps, 0);
+}
+
+static struct kunit_case bounce_pool_cases[] = {
+	KUNIT_CASE(allocator_test),
+	KUNIT_CASE(exhaustion_test),
+	KUNIT_CASE(budget_test),
+	KUNIT_CASE(idle_test),
+	KUNIT_CASE(orphan_test),
+	KUNIT_CASE(single_use_test),
+	KUNIT_CASE(page_range_test),
+	KUNIT_CASE(calibrate_test),
+	{ }
+};
+
+static struct kunit_suite bounce_pool_suite = {
+	.name		= "dma-bounce-pool",
+	.init		= bounce_kunit_init,
+	.exit		= bounce_kunit_exit,
+	.test_cases	= bounce_pool_cases,
+};
+
+kunit_test_suite(bounce_pool_suite);

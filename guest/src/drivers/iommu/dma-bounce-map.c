@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Bouncing of small DMA: mapping, unmapping and synchronising by slots
+ *
+ * These are the functions that dma-iommu.c calls first; it goes the ordinary way if they decline.
+ * Which addresses are ours is decided by their range alone: nothing in a scatterlist would tell.
+ */
+
+#include <linux/device.h>
+#include <linux/dma-map-ops.h>
+#include <linux/iommu-dma.h>
+#include <linux/iova.h>
+#include <linux/memremap.h>
+#include <linux/pci.h>
+#include <linux/scatterlist.h>
+
+#include <trace/events/dma_bounce.h>
+
+#include "dma-bounce.h"
+#include "dma-bounce-map.h"
+
+/*
+ * Mappings that are used without being synchronised (DMA_ATTR_SKIP_CPU_SYNC means that it is done
+ * later, which reaches memory that is not ours), and what is not for the device alone
+ */
+#define DMA_BOUNCE_NEVER	(DMA_ATTR_SKIP_CPU_SYNC | DMA_ATTR_PRIVILEGED | \
+				 DMA_BOUNCE_ATTR_LASTING | DMA_BOUNCE_ATTR_NO_MEMORY)
+
+static enum dma_bounce_kind dma_bounce_kind(enum dma_data_direction dir)
+{
+	switch (dir) {
+	case DMA_TO_DEVICE:
+		return DMA_BOUNCE_READ;
+	case DMA_FROM_DEVICE:
+		return DMA_BOUNCE_WRITE;
+	default:
+		return DMA_BOUNCE_RW;
+	}
+}
+
+static const char * const dma_bounce_reasons[DMA_BOUNCE_STATS] = {
+	[DMA_BOUNCE_FB_STARTING]	= "starting",
+	[DMA_BOUNCE_FB_FULL]		= "full",
+	[DMA_BOUNCE_FB_SIZE]		= "size",
+	[DMA_BOUNCE_FB_LAYOUT]		= "layout",
+	[DMA_BOUNCE_FB_MASK]		= "mask",
+	[DMA_BOUNCE_FB_ATTRS]		= "attrs",
+	[DMA_BOUNCE_FB_MEMORY]		= "memory",
+};
+
+/**
+ * dma_bounce_fallback - count and trace that something is not bounced
+ * @pool: the pool of the device's domain
+ * @dev: the device
+ * @reason: why, one of DMA_BOUNCE_FB_*
+ */
+void dma_bounce_fallback(struct dma_bounce_pool *pool, struct device *dev,
+			 enum dma_bounce_stat reason)
+{
+	dma_bounce_count(pool, reason, 1);
+	trace_dma_bounce_fallback(dev, dma_bounce_reasons[reason]);
+}
+
+static u64 dma_bounce_mask(struct device *dev)
+{
+	return min_not_zero(dma_get_mask(dev), dev->bus_dma_limit);
+}
+
+/*
+ * Whether a mapping must bounce: the device is not trusted, and would see what else is in the
+ * buffer's first and last page.
+ */
+static bool dma_bounce_required(struct dma_bounce_pool *pool, struct device *dev,
+				phys_addr_t phys, size_t size)
+{
+	return dma_bounce_untrusted(dev) && iova_offset(pool->iovad, phys | size);
+}
+
+/* The pool that may serve mappings of a device, or NULL */
+static struct dma_bounce_pool *pool_of_dev(struct device *dev)
+{
+	return dev_is_dma_coherent(dev) ? dma_bounce_pool_of(dev) : NULL;
+}
+
+/* Whether attributes let a mapping bounce; otherwise that is counted. */
+static bool attrs_allow(struct dma_bounce_pool *pool, struct device *dev, unsigned long attrs)
+{
+	if (likely(!(attrs & DMA_BOUNCE_NEVER)))
+		return true;
+	dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_ATTRS);
+	return false;
+}
+
+/* Whether the pool has slots that the device can address; otherwise the reason is counted. */
+static bool pool_usable(struct dma_bounce_pool *pool, struct device *dev)
+{
+	u64 mask = dma_bounce_mask(dev);
+
+	if (!smp_load_acquire(&pool->slots.len)) {	/* pairs with dma_bounce_slots_open() */
+		dma_bounce_pool_first_use(pool, mask);
+		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_STARTING);
+		return false;
+	}
+	if (pool->slots.base + pool->slots.len - 1 > mask) {
+		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MASK);
+		return false;
+	}
+	return true;
+}
+
+/**
+ * dma_bounce_slot_take - take a slot for a mapping
+ * @pool: the pool, which is usable
+ * @dev: the device
+ * @phys: what is mapped first: the address has those of its low bits that the device needs
+ * @len: bytes
+ * @limit: most bytes that bounce
+ * @dir: direction of the transfer
+ *
+ * The slot's address itself has none of the low bits set, as it is aligned to its size. The caller
+ * is in an RCU read-side critical section until it is done with the slot's memory.
+ *
+ * Return: a slot that has @offset and @len set, or NULL with the reason counted.
+ */
+struct dma_bounce_slot *dma_bounce_slot_take(struct dma_bounce_pool *pool, struct device *dev,
+					     phys_addr_t phys, size_t len, size_t limit,
+					     enum dma_data_direction dir)
+{
+	size_t align = dma_get_min_align_mask(dev), offset = phys & align;
+	struct dma_bounce_slot *slot;
+
+	if (len > limit || align >= DMA_BOUNCE_MAX_SLOT || offset + len > DMA_BOUNCE_MAX_SLOT) {
+		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_SIZE);
+		return NULL;
+	}
+	slot = dma_bounce_pool_get(pool, dma_bounce_kind(dir), max(offset + len, align + 1));
+	if (!slot) {
+		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_FULL);
+		return NULL;
+	}
+	slot->offset = offset;
+	WRITE_ONCE(slot->len, len);
+	return slot;
+}
+
+/**
+ * dma_bounce_need_sync - have the sync calls of a device reach us
+ * @pool: the pool of the device's domain
+ * @dev: a device that has bounced; a coherent one elides them otherwise
+ */
+void dma_bounce_need_sync(struct dma_bounce_pool *pool, struct device *dev)
+{
+	if (likely(dma_dev_need_sync(dev)))
+		return;
+	dma_reset_need_sync(dev);
+	dma_bounce_count(pool, DMA_BOUNCE_ELISION_LOST, 1);
+}
+
+static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, phys_addr_t phys,
+			      size_t size, size_t limit, enum dma_data_direction dir,
+			      unsigned long attrs)
+{
+	dma_addr_t addr = DMA_MAPPING_ERROR;
+	struct dma_bounce_slot *slot;
+
+	rcu_read_lock();
+	slot = dma_bounce_slot_take(pool, dev, phys, size, limit, dir);
+	if (slot) {
+		slot->phys = phys;
+		slot->nents = 0;
+		slot->mapped = DMA_BOUNCE_SINGLE;
+		dma_bounce_slot_fill(pool, dev, slot, dir, attrs);
+		addr = dma_bounce_slot_iova(slot) + slot->offset;
+		dma_bounce_count(pool, DMA_BOUNCE_PAGES, 1);
+	}
+	rcu_read_unlock();
+	return addr;
+}
+
+/**
+ * __dma_bounce_map_page - map a buffer by a slot
+ * @dev: the device
+ * @phys: the buffer
+ * @size: its bytes
+ * @dir: direction of the transfer
+ * @attrs: attributes of the mapping
+ *
+ * Return: the address for the device, or DMA_MAPPING_ERROR if the buffer does not bounce.
+ */
+dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
+				 enum dma_data_direction dir, unsigned long attrs)
+{
+	struct dma_bounce_pool *pool = pool_of_dev(dev);
+	dma_addr_t addr = DMA_MAPPING_ERROR;
+	bool required;
+	size_t limit;
+
+	if (!pool || !size)
+		return addr;
+	required = dma_bounce_required(pool, dev, phys, size);
+	if ((!required && !dma_bounce_wanted(dev)) || !attrs_allow(pool, dev, attrs))
+		return addr;
+	if (!pfn_valid(PHYS_PFN(phys)) || is_zone_device_page(pfn_to_page(PHYS_PFN(phys)))) {
+		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
+		return addr;
+	}
+	limit = required ? DMA_BOUNCE_MAX_SLOT : dma_bounce_threshold(pool, dev);
+	if (pool_usable(pool, dev))
+		addr = map_by_slot(pool, dev, phys, size, limit, dir, attrs);
+	if (addr == DMA_MAPPING_ERROR && required)
+		addr = dma_bounce_single_map(pool, dma_bounce_mask(dev), phys, size, dir, attrs);
+	if (addr != DMA_MAPPING_ERROR)
+		dma_bounce_need_sync(pool, dev);
+	return addr;
+}
+
+/**
+ * dma_bounce_pool_for - the pool for a mapping of a device that is to be bounced as a whole
+ * @dev: the device
+ * @attrs: attributes of the mapping
+ *
+ * Return: a pool that is usable, or NULL if the mapping does not bounce.
+ */
+struct dma_bounce_pool *dma_bounce_pool_for(struct device *dev, unsigned long attrs)
+{
+	struct dma_bounce_pool *pool = pool_of_dev(dev);
+
+	if (!pool || !dma_bounce_wanted(dev) || !attrs_allow(pool, dev, attrs) ||
+	    !pool_usable(pool, dev))
+		return NULL;
+	return pool;
+}
+
+/* Bytes of a list if it can be packed into one slot, otherwise 0 with the reason counted */
+static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
+			  struct scatterlist *sgl, int nents, size_t limit)
+{
+	unsigned int align = dma_get_min_align_mask(dev), max_seg = dma_get_max_seg_size(dev);
+	size_t len = 0;
+	phys_addr_t start = sg_phys(sgl);
+	struct scatterlist *s;
+	int i;
+
+	for_each_sg(sgl, s, nents, i) {
+		if (is_zone_device_page(sg_page(s))) {
+			dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
+			return 0;
+		}
+		/* Each piece follows the one before it: are its low bits the right ones then? */
+		if (!s->length || s->length > max_seg || ((start + len) ^ sg_phys(s)) & align) {
+			dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_LAYOUT);
+			return 0;
+		}
+		len += s->length;
+		if (len > limit) {
+			dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_SIZE);
+			return 0;
+		}
+	}
+	/* A slot is aligned to its size and never crosses a boundary that is not below that. */
+	if (dma_get_seg_boundary(dev) < DMA_BOUNCE_MAX_SLOT - 1) {
+		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_LAYOUT);
+		return 0;
+	}
+	return len;
+}
+
+/* Writes the DMA segments into the list: one, or as few as max_seg_size allows. */
+static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, dma_addr_t addr)
+{
+	unsigned int max_seg = dma_get_max_seg_size(dev), seg_len = 0;
+	struct scatterlist *s, *seg = NULL;
+	int i, count = 0;
+
+	for_each_sg(sgl, s, nents, i) {
+		unsigned int len = s->length;
+
+		sg_dma_address(s) = DMA_MAPPING_ERROR;
+		sg_dma_len(s) = 0;
+		if (!seg || max_seg - seg_len < len) {
+			seg = seg ? sg_next(seg) : sgl;
+			sg_dma_address(seg) = addr;
+			seg_len = 0;
+			count++;
+		}
+		seg_len += len;
+		sg_dma_len(seg) = seg_len;
+		addr += len;
+	}
+	return count;
+}
+
+/**
+ * __dma_bounce_map_sg - map a whole list by one slot
+ * @dev: the device
+ * @sgl: the list
+ * @nents: its entries
+ * @dir: direction of the transfer
+ * @attrs: attributes of the mapping
+ *
+ * Return: the number of DMA segments, or 0 if the list does not bounce.
+ */
+int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
+			enum dma_data_direction dir, unsigned long attrs)
+{
+	struct dma_bounce_pool *pool;
+	struct dma_bounce_slot *slot;
+	size_t len, limit;
+	int count = 0;
+
+	if (nents < 1)
+		return 0;
+	/*
+	 * Whatever an earlier mapping of the list left here must not make the sync call within
+	 * iommu_dma_map_sg() take it for a bounced one.
+	 */
+	sg_dma_address(sgl) = DMA_MAPPING_ERROR;
+	/* Lists of untrusted devices that do not bounce as a whole come back here by entry. */
+	pool = dma_bounce_pool_for(dev, attrs);
+	if (!pool)
+		return 0;
+	limit = dma_bounce_threshold(pool, dev);
+	len = sg_packable(pool, dev, sgl, nents, limit);
+	if (!len)
+		return 0;
+	rcu_read_lock();
+	slot = dma_bounce_slot_take(pool, dev, sg_phys(sgl), len, limit, dir);
+	if (slot) {
+		slot->sgl = sgl;
+		slot->nents = nents;
+		slot->mapped = DMA_BOUNCE_LIST;
+		dma_bounce_slot_fill(pool, dev, slot, dir, attrs);
+		count = sg_fill_dma(dev, sgl, nents, dma_bounce_slot_iova(slot) + slot->offset);
+		dma_bounce_count(pool, DMA_BOUNCE_LISTS, 1);
+		dma_bounce_need_sync(pool, dev);
+	}
+	rcu_read_unlock();
+	return count;
+}
+
+/* Unmapping and synchronising */
+
+/**
+ * __dma_bounce_unmap_page - unmap a buffer
+ * @dev: the device
+ * @addr: what mapping it returned
+ * @attrs: attributes of the unmapping
+ *
+ * Return: true if the address was one of a pool, so that nothing is left to do.
+ */
+bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long attrs)
+{
+	struct dma_bounce_pool *pool = dma_bounce_pool_of(dev);
+	struct dma_bounce_slot *slot;
+
+	if (!pool)
+		return false;
+	if (!dma_bounce_owns(pool, addr))
+		return dma_bounce_single_unmap(pool, addr, attrs);
+	rcu_read_lock();
+	slot = dma_bounce_slots_find(&pool->slots, addr);
+	if (!dev_WARN_ONCE(dev, !slot || slot->mapped != DMA_BOUNCE_SINGLE ||
+			   addr != dma_bounce_slot_iova(slot) + slot->offset,
+			   "unmaps a bounced address that is not mapped: %pad\n", &addr))
+		dma_bounce_slot_finish(pool, dev, slot, attrs);
+	rcu_read_unlock();
+	return true;
+}
+
+/**
+ * __dma_bounce_unmap_sg - unmap a list
+ * @dev: the device
+ * @sgl: the list
+ * @nents: its entries when it was mapped
+ * @attrs: attributes of the unmapping
+ *
+ * Return: true if the list was mapped by a slot; false for any other, among them lists each entry
+ * of which has a slot of its own because swiotlb's users map them so.
+ */
+bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
+			   unsigned long attrs)
+{
+	struct dma_bounce_pool *pool = dma_bounce_pool_of(dev);
+	dma_addr_t addr = sg_dma_address(sgl);
+	struct dma_bounce_slot *slot;
+	bool ours = false;
+
+	if (!pool || !dma_bounce_owns(pool, addr))
+		return false;
+	rcu_read_lock();
+	slot = dma_bounce_slots_find(&pool->slots, addr);
+	if (dev_WARN_ONCE(dev, !slot, "unmaps a bounced list that is not mapped: %pad\n", &addr)) {
+		ours = true;
+	} else if (slot->mapped == DMA_BOUNCE_LIST) {
+		/* The list may be a copy of the one that was mapped, which may be gone. */
+		slot->sgl = sgl;
+		if (dev_WARN_ONCE(dev, nents != slot->nents, "unmaps %d of %u entries\n", nents,
+				  slot->nents))
+			slot->nents = min_t(unsigned int, nents, slot->nents);
+		dma_bounce_slot_finish(pool, dev, slot, attrs);
+		sg_dma_address(sgl) = DMA_MAPPING_ERROR;
+		ours = true;
+	}
+	rcu_read_unlock();
+	return ours;
+}
+
+/**
+ * __dma_bounce_sync_single - synchronise part of a mapped buffer
+ * @dev: the device
+ * @addr: where in the mapping the part starts
+ * @size: its bytes
+ * @for_device: copy to the slot; otherwise from it
+ *
+ * Return: true if the address was one of a pool.
+ */
+bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size, bool for_device)
+{
+	struct dma_bounce_pool *pool = dma_bounce_pool_of(dev);
+	struct dma_bounce_slot *slot;
+	dma_addr_t start;
+
+	if (!pool)
+		return false;
+	if (!dma_bounce_owns(pool, addr)) {
+		if (dma_bounce_single_sync(pool, addr, size, for_device))
+			return true;
+		dma_bounce_count(pool, DMA_BOUNCE_SYNCS_PLAIN, 1);
+		return false;
+	}
+	rcu_read_lock();
+	slot = dma_bounce_slots_find(&pool->slots, addr);
+	if (dev_WARN_ONCE(dev, !slot, "syncs a bounced address that is not mapped: %pad\n", &addr))
+		goto out;
+	start = dma_bounce_slot_iova(slot) + slot->offset;
+	if (dev_WARN_ONCE(dev, addr < start || addr - start > slot->len ||
+			  size > slot->len - (addr - start),
+			  "syncs %zu bytes at %pad of a mapping of %u at %pad\n", size, &addr,
+			  slot->len, &start))
+		goto out;
+	dma_bounce_slot_sync(pool, dev, slot, addr - start, size, for_device);
+out:
+	rcu_read_unlock();
+	return true;
+}
+
+/**
+ * __dma_bounce_sync_sg - synchronise a mapped list, or its first entries
+ * @dev: the device
+ * @sgl: the list
+ * @nents: entries to synchronise
+ * @for_device: copy to the slot; otherwise from it
+ *
+ * Lengths are those of the entries: DMA lengths of a packed list mean nothing after the first.
+ *
+ * Return: true if the list was mapped by a slot.
+ */
+bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents, bool for_device)
+{
+	struct dma_bounce_pool *pool = dma_bounce_pool_of(dev);
+	struct dma_bounce_slot *slot;
+	struct scatterlist *s;
+	bool ours = false;
+	size_t len = 0;
+	int i;
+
+	if (!pool || !dma_bounce_owns(pool, sg_dma_address(sgl)))
+		return false;
+	rcu_read_lock();
+	slot = dma_bounce_slots_find(&pool->slots, sg_dma_address(sgl));
+	if (slot && slot->mapped == DMA_BOUNCE_LIST) {
+		ours = true;
+		for_each_sg(sgl, s, min_t(unsigned int, nents, slot->nents), i)
+			len += s->length;
+		slot->sgl = sgl;
+		dma_bounce_slot_sync(pool, dev, slot, 0, min_t(size_t, len, slot->len), for_device);
+	}
+	rcu_read_unlock();
+	return ours;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the parts of bouncing small DMA need of each other: whose DMA bounces (dma-bounce.c), how it
+ * is mapped (dma-bounce-map.c, dma-bounce-request.c), what is copied (dma-bounce-copy.c).
+ */
+#ifndef _DMA_BOUNCE_MAP_H
+#define _DMA_BOUNCE_MAP_H
+
+#include <linux/dma-direction.h>
+#include <linux/iommu.h>
+#include <linux/iommu-dma.h>
+#include <linux/pci.h>
+
+#include "dma-bounce-pool.h"
+
+static inline bool dma_bounce_untrusted(struct device *dev)
+{
+	return dev_is_pci(dev) && to_pci_dev(dev)->untrusted;
+}
+
+/* The pool of a device's DMA domain, or NULL */
+static inline struct dma_bounce_pool *dma_bounce_pool_of(struct device *dev)
+{
+	return iommu_get_dma_domain(dev)->bounce;
+}
+
+/* Size in bytes up to which mappings of a device bounce */
+static inline size_t dma_bounce_threshold(struct dma_bounce_pool *pool, struct device *dev)
+{
+	struct dma_bounce_device *bounce = dev->iommu->bounce;
+	size_t own = bounce ? READ_ONCE(bounce->threshold) : 0;
+
+	return own ?: READ_ONCE(pool->threshold);
+}
+
+bool dma_bounce_wanted(struct device *dev);
+
+struct dma_bounce_pool *dma_bounce_pool_for(struct device *dev, unsigned long attrs);
+struct dma_bounce_slot *dma_bounce_slot_take(struct dma_bounce_pool *pool, struct device *dev,
+					     phys_addr_t phys, size_t len, size_t limit,
+					     enum dma_data_direction dir);
+void dma_bounce_need_sync(struct dma_bounce_pool *pool, struct device *dev);
+void dma_bounce_fallback(struct dma_bounce_pool *pool, struct device *dev,
+			 enum dma_bounce_stat reason);
+
+void dma_bounce_slot_fill(struct dma_bounce_pool *pool, struct device *dev,
+			  struct dma_bounce_slot *slot, enum dma_data_direction dir,
+			  unsigned long attrs);
+void dma_bounce_slot_finish(struct dma_bounce_pool *pool, struct device *dev,
+			    struct dma_bounce_slot *slot, unsigned long attrs);
+void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
+			  struct dma_bounce_slot *slot, size_t skip, size_t len, bool for_device);
+
+#ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST
+void dma_bounce_copy_request(void *buffer, struct request *req, size_t skip, size_t len,
+			     bool to_buffer);
+#else
+static inline void dma_bounce_copy_request(void *buffer, struct request *req, size_t skip,
+					   size_t len, bool to_buffer)
+{
+}
+#endif
+
+#endif /* _DMA_BOUNCE_MAP_H */

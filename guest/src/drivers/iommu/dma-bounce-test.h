@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the parts of the test with QEMU's edu device share
+ */
+#ifndef _DMA_BOUNCE_TEST_H
+#define _DMA_BOUNCE_TEST_H
+
+#include <linux/dma-direction.h>
+#include <linux/scatterlist.h>
+#include <linux/sizes.h>
+#include <linux/types.h>
+
+#include "dma-bounce-pool.h"
+
+/* Bytes of the device's own buffer, and of the memory that is mapped */
+#define EDU_BUFFER_SIZE	4096
+#define AREA_SIZE	SZ_64K
+/* Pieces of the list: far apart, but each goes on in its page where the one before it stopped */
+#define PIECES		4
+
+/**
+ * struct edu - the device, and memory
+ * @dev:	the device
+ * @pool:	the pool of its domain
+ * @regs:	its registers
+ * @area:	memory that is mapped
+ * @expect:	what it should hold
+ * @seen:	coherent memory: what the device has in its buffer
+ * @seen_dma:	where the device sees that
+ * @sgl:	the list
+ * @seed:	of what the area is filled with
+ */
+struct edu {
+	struct device		*dev;
+	struct dma_bounce_pool	*pool;
+	void __iomem		*regs;
+	u8			*area;
+	u8			*expect;
+	u8			*seen;
+	dma_addr_t		seen_dma;
+	struct scatterlist	sgl[PIECES];
+	u8			seed;
+};
+
+/* Whether @cond is false, which is reported. */
+#define FAILS(cond) edu_report_if(!(cond), __func__, __LINE__, #cond)
+
+bool edu_report_if(bool failed, const char *func, int line, const char *cond);
+int edu_transfer(struct edu *edu, dma_addr_t addr, unsigned int offset, unsigned int len,
+		 bool to_ram);
+int edu_reads(struct edu *edu, dma_addr_t addr, unsigned int len);
+int edu_writes(struct edu *edu, dma_addr_t addr, unsigned int len, u8 *copy);
+void edu_fill(struct edu *edu);
+bool edu_area_as_expected(struct edu *edu);
+dma_addr_t edu_map(struct edu *edu, unsigned int offset, size_t len, enum dma_data_direction dir,
+		   unsigned long attrs);
+void edu_unmap(struct edu *edu, dma_addr_t addr, size_t len, enum dma_data_direction dir,
+	       unsigned long attrs);
+int edu_bounced_soon(struct edu *edu, size_t len, enum dma_data_direction dir);
+
+/* dma-bounce-test-list.c */
+int edu_test_list(struct edu *edu);
+int edu_test_max_segment(struct edu *edu);
+int edu_test_min_align(struct edu *edu);
+int edu_test_stale_list(struct edu *edu);
+
+/* dma-bounce-test-attack.c */
+int edu_test_attack(struct edu *edu);
+int edu_test_narrow(struct edu *edu, u64 mask);
+
+#endif /* _DMA_BOUNCE_TEST_H */
