@@ -31,6 +31,11 @@ pub struct Site {
     pub edu: Option<String>,
     /// PCI address of another one (`CAROM_EDU2`).
     pub edu2: Option<String>,
+    /// PCI address of one that has 28 address bits (`CAROM_EDU_NARROW`).
+    pub edu_narrow: Option<String>,
+    /// PCI address of a network card whose network has a server that sends back what it gets, at 10.0.2.100 port 7
+    /// (`CAROM_NET`).
+    pub net: Option<String>,
     /// Directory for consoles and results (`CAROM_OUT`).
     pub out: PathBuf,
     /// Whether devices are reached by IOMMUFD (`CAROM_IOMMUFD` is `on`).
@@ -58,6 +63,8 @@ impl Site {
             nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),
             edu: env::var("CAROM_EDU").ok(),
             edu2: env::var("CAROM_EDU2").ok(),
+            edu_narrow: env::var("CAROM_EDU_NARROW").ok(),
+            net: env::var("CAROM_NET").ok(),
             out: existing("CAROM_OUT")?,
             iommufd: env::var("CAROM_IOMMUFD").is_ok_and(|value| value == "on"),
             rig: env::var("CAROM_RIG").unwrap_or_else(|_| "direct".into()),

@@ -9,6 +9,7 @@ mod boot;
 mod command_line;
 mod isolation;
 mod lifecycle;
+mod network;
 mod patch;
 mod scraping;
 mod stock;
