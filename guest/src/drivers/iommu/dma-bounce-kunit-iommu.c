@@ -7,8 +7,10 @@
  * windows does.
  */
 
+#include <linux/cleanup.h>
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
+#include <linux/mutex.h>
 #include <linux/platform_device.h>
 #include <linux/property.h>
 #include <linux/slab.h>
@@ -216,7 +218,8 @@ static int fake_add_device(struct fake_iommu *fake)
 	if (!fake->pdev)
 		return -ENOMEM;
 	fake->dev = &fake->pdev->dev;
-	ret = iommu_fwspec_init(fake->dev, dev_fwnode(fake->hw));
+	scoped_guard(mutex, &iommu_probe_device_lock)
+		ret = iommu_fwspec_init(fake->dev, dev_fwnode(fake->hw));
 	/* The bus tells the IOMMU layer, which makes the domain. */
 	if (!ret)
 		ret = platform_device_add(fake->pdev);

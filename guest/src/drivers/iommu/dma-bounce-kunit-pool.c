@@ -104,26 +104,29 @@ out_unlock:
 /* No mapping fails because the pool is full, and nothing is mixed up. */
 static void exhaustion_test(struct kunit *test)
 {
+	const unsigned int len = 256, n = AREA / len, slots = FAKE_CHUNK / SZ_4K;
 	struct bounce_test *t = test->priv;
-	dma_addr_t addr[16];
 	unsigned int i, bounced = 0;
+	dma_addr_t *addr;
 	u8 byte;
 
+	addr = kunit_kcalloc(test, n, sizeof(*addr), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, addr);
 	fake_set_budget(t->fake, FAKE_CHUNK);
 	bounce_kunit_fill(t);
-	bounce_kunit_warm(test, SZ_64K, DMA_BIDIRECTIONAL);
-	for (i = 0; i < 16; i++) {
-		addr[i] = bounce_kunit_map(test, 0, SZ_64K, DMA_BIDIRECTIONAL, 0);
+	bounce_kunit_warm(test, len, DMA_BIDIRECTIONAL);
+	for (i = 0; i < n; i++) {
+		addr[i] = bounce_kunit_map(test, i * len, len, DMA_BIDIRECTIONAL, 0);
 		bounced += dma_bounce_owns(t->pool, addr[i]);
 	}
-	KUNIT_EXPECT_EQ(test, bounced, FAKE_CHUNK / SZ_64K);
-	KUNIT_EXPECT_GE(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_FULL), 16 - bounced);
-	for (i = 0; i < 16; i++) {
+	KUNIT_EXPECT_EQ(test, bounced, slots);
+	KUNIT_EXPECT_GE(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_FULL), n - slots);
+	for (i = 0; i < n; i++) {
 		KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, addr[i] + 77, &byte, 1));
-		KUNIT_EXPECT_EQ(test, byte, t->area[77]);
+		KUNIT_EXPECT_EQ(test, byte, t->area[i * len + 77]);
 	}
-	for (i = 0; i < 16; i++)
-		dma_unmap_single(t->dev, addr[i], SZ_64K, DMA_BIDIRECTIONAL);
+	for (i = 0; i < n; i++)
+		dma_unmap_single(t->dev, addr[i], len, DMA_BIDIRECTIONAL);
 	bounce_kunit_expect_area(test);
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
 }
