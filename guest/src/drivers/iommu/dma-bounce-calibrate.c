@@ -90,7 +90,7 @@ static u64 time_map(struct dma_bounce_pool *pool)
 			break;
 		if (iommu_unmap_fast(domain, iova, len, &gather) != len) {
 			/* A device may still reach the page: leave it and its address alone. */
-			WARN_ON_ONCE(1);
+			pr_err("%s: cannot unmap the page at %pad\n", pool->name, &iova);
 			return 0;
 		}
 		/* With a flush queue, this is shared by many. */

@@ -88,7 +88,7 @@ static int stats_show(struct seq_file *m, void *unused)
 		   pool->dels, pool->failures);
 	seq_printf(m, "chunks_recycled %llu\nchunks_shrunk %llu\nchunks_drained %llu\n",
 		   pool->recycled, pool->shrunk, pool->drained);
-	seq_printf(m, "slots_orphaned %llu\n", pool->orphaned);
+	seq_printf(m, "chunks_stuck %llu\nslots_orphaned %llu\n", pool->stuck, pool->orphaned);
 	for (i = 0; i < DMA_BOUNCE_STATS; i++)
 		seq_printf(m, "%s %llu\n", stat_names[i], stat_sum(pool, i));
 	if (pool->slots.len)

@@ -137,13 +137,19 @@ err_clear:
 	return ERR_PTR(-ENOMEM);
 }
 
-static void fake_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size)
+static bool fake_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size)
 {
+	struct fake_iommu *fake = to_fake(domain);
 	size_t i;
 
+	if (READ_ONCE(fake->refuse_del)) {
+		WRITE_ONCE(fake->refused, fake->refused + 1);
+		return false;
+	}
 	for (i = 0; i < size; i += PAGE_SIZE)
-		WARN_ON(!fake_clear(to_fake(domain), iova + i));
+		WARN_ON(!fake_clear(fake, iova + i));
 	free_pages((unsigned long)va, get_order(size));
+	return true;
 }
 
 static const struct iommu_bounce_ops fake_bounce_ops = {

@@ -187,6 +187,32 @@ static void idle_test(struct kunit *test)
 	KUNIT_EXPECT_GE(test, t->pool->shrunk, 2);
 }
 
+/* A chunk that cannot be unmapped keeps its place, where nothing else may be, and goes later. */
+static void stuck_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	dma_addr_t addr, other;
+	u8 byte = SECRET;
+	unsigned int i;
+
+	bounce_kunit_fill(t);
+	t->pool->idle_ms = 20;
+	addr = bounce_kunit_map_bounced(test, 0, 4096, DMA_FROM_DEVICE, 0);
+	WRITE_ONCE(t->fake->refuse_del, true);
+	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
+	for (i = 0; i < 300 && !READ_ONCE(t->fake->refused); i++)
+		msleep(20);
+	KUNIT_EXPECT_GT(test, t->fake->refused, 0);
+	other = bounce_kunit_map_bounced(test, 8192, 4096, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_NE(test, addr / FAKE_CHUNK, other / FAKE_CHUNK);
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, other + 5, &byte, 1));
+	dma_unmap_single(t->dev, other, 4096, DMA_FROM_DEVICE);
+	t->expect[8197] = byte;
+	bounce_kunit_expect_area(test);
+	WRITE_ONCE(t->fake->refuse_del, false);
+	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
+}
+
 /* The domain loses its memory while something is mapped: that is not touched any more. */
 static void orphan_test(struct kunit *test)
 {
@@ -275,6 +301,7 @@ static struct kunit_case bounce_pool_cases[] = {
 	KUNIT_CASE(exhaustion_test),
 	KUNIT_CASE(budget_test),
 	KUNIT_CASE(idle_test),
+	KUNIT_CASE(stuck_test),
 	KUNIT_CASE(orphan_test),
 	KUNIT_CASE(single_use_test),
 	KUNIT_CASE(page_range_test),

@@ -27,6 +27,8 @@
  * @table:	page table: page of IOVA to page of memory and permissions
  * @maps:	pages ever mapped, but for those of chunks
  * @budget:	bytes that the provider gives
+ * @refuse_del:	the provider does not take chunks back
+ * @refused:	how often it did not
  */
 struct fake_iommu {
 	struct iommu_device	iommu;
@@ -37,6 +39,8 @@ struct fake_iommu {
 	struct xarray		table;
 	unsigned long		maps;
 	u64			budget;
+	bool			refuse_del;
+	unsigned long		refused;
 };
 
 struct fake_iommu *fake_iommu_create(void);

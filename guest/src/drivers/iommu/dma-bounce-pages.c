@@ -3,6 +3,8 @@
  * Bounce memory from the kernel's own pages, for any IOMMU: allocated and mapped once.
  */
 
+#define pr_fmt(fmt) "iommu: bounce: " fmt
+
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
 #include <linux/iova.h>
@@ -66,12 +68,15 @@ static void *page_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size
 	return page_address(page);
 }
 
-static void page_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size)
+static bool page_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size)
 {
-	/* Memory that a device may still reach is lost rather than given to somebody else. */
-	if (WARN_ON_ONCE(iommu_unmap(domain, iova, size) != size))
-		return;
+	/* IOMMU drivers may want memory for this. What a device may still reach is not freed. */
+	if (iommu_unmap(domain, iova, size) != size) {
+		pr_err_ratelimited("cannot unmap the chunk at %pad\n", &iova);
+		return false;
+	}
 	__free_pages(virt_to_page(va), get_order(size));
+	return true;
 }
 
 const struct iommu_bounce_ops dma_bounce_page_ops = {

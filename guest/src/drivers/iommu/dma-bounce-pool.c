@@ -105,20 +105,33 @@ static unsigned int chunks_of(struct dma_bounce_pool *pool, unsigned int kind, u
 	return pool->slots.depots[kind][class].nslots / per_chunk;
 }
 
-static void chunk_unmap(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk)
+/* Gives the memory of a chunk back; false if a device may still reach it. */
+static bool chunk_unmap(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk)
 {
+	if (!chunk->va)
+		return true;
+	if (!pool->ops->del(pool->domain, chunk->iova, chunk->va, chunk->size)) {
+		pool->stuck++;
+		return false;
+	}
 	trace_dma_bounce_chunk(pool->name, chunk->iova, chunk->size, chunk->kind, false);
-	pool->ops->del(pool->domain, chunk->iova, chunk->va, chunk->size);
+	chunk->va = NULL;
 	pool->backed -= chunk->size;
 	pool->nchunks--;
 	pool->dels++;
+	return true;
 }
 
-/* Gives a chunk back that was withdrawn. */
+/*
+ * Gives a chunk back that was withdrawn, or retired and then unused. If that fails it keeps its
+ * place, where nothing else may be as long as a device reaches it, until it is tried again.
+ */
 static void chunk_del(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk)
 {
-	chunk_unmap(pool, chunk);
-	dma_bounce_chunk_remove(&pool->slots, chunk);
+	if (chunk_unmap(pool, chunk))
+		dma_bounce_chunk_remove(&pool->slots, chunk);
+	else
+		dma_bounce_chunk_retire(&pool->slots, chunk, DMA_BOUNCE_DEAD);
 }
 
 static int chunk_add(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
@@ -213,7 +226,7 @@ static void pool_grow(struct dma_bounce_pool *pool, unsigned int kind, unsigned 
 	}
 }
 
-/* Frees retired chunks whose last slot has come back. */
+/* Frees retired chunks whose last slot has come back, those that could not be freed before too. */
 static void pool_reap(struct dma_bounce_pool *pool)
 {
 	struct dma_bounce_chunk *chunk;
@@ -225,9 +238,8 @@ static void pool_reap(struct dma_bounce_pool *pool)
 		if (chunk->state == DMA_BOUNCE_DRAINING) {
 			pool->ndraining--;
 			pool->drained++;
-			chunk_unmap(pool, chunk);
 		}
-		dma_bounce_chunk_remove(&pool->slots, chunk);
+		chunk_del(pool, chunk);
 	}
 }
 
@@ -361,6 +373,7 @@ static void pool_idle_work(struct work_struct *work)
 	mutex_lock(&pool->slots.mutex);
 	if (!pool->slots.len || !pool->active)
 		goto out;
+	pool_reap(pool);
 	dma_bounce_slots_flush(&pool->slots, false);
 	for (place = 0; (chunk = next_chunk(pool, &place));) {
 		last = chunks_of(pool, chunk->kind, chunk->class) <= 1;
@@ -405,11 +418,8 @@ static void pool_kill(struct dma_bounce_pool *pool)
 	/* Whoever is copying to or from a slot finishes. */
 	synchronize_rcu();
 	for (place = 0; (chunk = next_chunk(pool, &place));) {
-		if (!chunk->va)
-			continue;
-		chunk_unmap(pool, chunk);
-		chunk->va = NULL;
-		pool->orphaned += dma_bounce_chunk_used(&pool->slots, chunk);
+		if (chunk->va && chunk_unmap(pool, chunk))
+			pool->orphaned += dma_bounce_chunk_used(&pool->slots, chunk);
 	}
 	pool_reap(pool);
 }

@@ -98,6 +98,7 @@ struct dma_bounce_stats {
  * @adds:	chunks ever added
  * @dels:	chunks ever given back or lost
  * @failures:	failed attempts to add a chunk
+ * @stuck:	failed attempts to give one back
  * @recycled:	chunks cut anew for another size
  * @shrunk:	chunks given back because they were idle
  * @drained:	chunks given back, when they had become idle, because the budget was lowered
@@ -136,6 +137,7 @@ struct dma_bounce_pool {
 	u64				adds;
 	u64				dels;
 	u64				failures;
+	u64				stuck;
 	u64				recycled;
 	u64				shrunk;
 	u64				drained;

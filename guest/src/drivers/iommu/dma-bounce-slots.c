@@ -363,6 +363,7 @@ bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce
 		list_del_init(&chunk->node);
 		depot->nslots -= chunk->nslots;
 		depot->nfree -= chunk->nslots;
+		WRITE_ONCE(chunk->state, DMA_BOUNCE_DRAINING);
 	}
 	spin_unlock_irq(&depot->lock);
 	return idle;

@@ -341,8 +341,10 @@ EXPORT_SYMBOL_GPL(viommu_window_add);
  * @attached: whether the domain has endpoints; if it has not, its chunks are gone already
  * @iova: the chunk
  * @va: what viommu_window_add() returned for it
+ *
+ * Return: false if the device still has the chunk.
  */
-void viommu_window_del(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
+bool viommu_window_del(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
 		       void *va)
 {
 	int ret = attached ? send_del(window, domain, iova) : 0;
@@ -351,12 +353,13 @@ void viommu_window_del(struct viommu_window *window, u32 domain, bool attached, 
 		/* The device still has the chunk: its place in the region stays taken. */
 		dev_err_ratelimited(&window->vdev->dev, "cannot give back the chunk at %pad: %d\n",
 				    &iova, ret);
-		return;
+		return false;
 	}
 	mutex_lock(&window->lock);
 	clear_bit((va - window->region) / window->chunk_size, window->shown);
 	window->nshown--;
 	mutex_unlock(&window->lock);
+	return true;
 }
 EXPORT_SYMBOL_GPL(viommu_window_del);
 

@@ -34,7 +34,7 @@ bool viommu_window_config_changed(struct viommu_window *window);
 int viommu_window_limits(struct viommu_window *window, struct iommu_bounce_limits *limits);
 void *viommu_window_add(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
 			int prot);
-void viommu_window_del(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
+bool viommu_window_del(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
 		       void *va);
 
 #else /* !CONFIG_VIRTIO_IOMMU_WINDOW */
@@ -74,9 +74,10 @@ static inline void *viommu_window_add(struct viommu_window *window, u32 domain, 
 	return ERR_PTR(-ENODEV);
 }
 
-static inline void viommu_window_del(struct viommu_window *window, u32 domain, bool attached,
+static inline bool viommu_window_del(struct viommu_window *window, u32 domain, bool attached,
 				     dma_addr_t iova, void *va)
 {
+	return true;
 }
 
 #endif /* CONFIG_VIRTIO_IOMMU_WINDOW */

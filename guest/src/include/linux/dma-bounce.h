@@ -42,7 +42,8 @@ struct iommu_bounce_limits {
  *		IOMMU_READ, IOMMU_WRITE or both. Returns where the CPU sees the chunk, or an error
  *		pointer: -ENOMEM if there is no memory left, -ENODEV if no device is attached.
  * @del:	Unmaps what @add mapped and gives its memory back. Neither the CPU nor a device
- *		uses it any more.
+ *		uses it any more. Returns false if devices may still reach it: then it is kept, and
+ *		it may be tried again.
  *
  * All may sleep. Calls of @add and @del for one domain are serialised.
  */
@@ -50,7 +51,7 @@ struct iommu_bounce_ops {
 	const char *name;
 	int (*limits)(struct iommu_domain *domain, struct iommu_bounce_limits *limits);
 	void *(*add)(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot);
-	void (*del)(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size);
+	bool (*del)(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size);
 };
 
 #ifdef CONFIG_IOMMU_DMA_BOUNCE

@@ -23,7 +23,8 @@ echo \"CAROM-COMPLAINTS $(wc -l </tmp/complaints)\"
 
 /// Has KUnit run the patch's tests while the kernel boots, without any device, and checks what it says of each.
 fn kunit(name: &str, guest: impl FnOnce(Guest) -> Guest) {
-    let job = format!("dmesg | sed -n 's/^ *\\(ok\\|not ok\\|# dma-bounce[a-z-]*:\\) /CAROM-KUNIT \\1 /p'\n{COMPLAINTS}");
+    let job =
+        format!("dmesg | sed -n 's/^ *\\(ok\\|not ok\\|# dma-bounce[a-z-]*:\\) /CAROM-KUNIT \\1 /p'\n{COMPLAINTS}");
 
     let outcome = run(&guest(
         Guest::new(name)
