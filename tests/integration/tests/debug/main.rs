@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The guest patch in a kernel that looks for mistakes: KASAN, lockdep, DMA API debugging, kmemleak, memory that runs out on
+//! purpose. `scripts/test debug` builds that kernel and runs these; they take minutes each, and are no part of a plain
+//! `scripts/test`.
+
+use std::sync::LazyLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::api::ApiVmm;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Guest, Outcome, Site};
+use serde_json::{Value, json};
+
+static SITE: LazyLock<Site> = LazyLock::new(|| Site::from_env().expect("scripts/test sets up the site"));
+
+/// A kernel with KASAN and lockdep is ten times slower, in an emulated machine within another.
+const TIME_LIMIT: Duration = Duration::from_secs(420);
+
+/// Shell functions. `waste NAME` lets idle chunks of the pools go at once, so that they come and go all the time;
+/// `reports` prints what the kernel complained of, with what kmemleak found, and how many lines that is.
+const FUNCTIONS: &str = r#"
+POOLS=/sys/kernel/debug/iommu_bounce
+reports() {
+    # kmemleak takes nothing younger than 5 s for lost, and looks twice.
+    sleep 6
+    echo scan >/sys/kernel/debug/kmemleak
+    sleep 1
+    echo scan >/sys/kernel/debug/kmemleak
+    {
+        cat /sys/kernel/debug/kmemleak
+        dmesg | grep -E 'WARNING:|BUG:|KASAN|possible (recursive|circular|irq)|inconsistent lock|suspicious RCU|DMA-API: |ODEBUG' |
+            grep -vE 'fpu__init|DMA-API: (preallocated|debugging enabled)'
+    } >/tmp/reports
+    sed 's/^/CAROM-REPORT /' /tmp/reports
+    echo "CAROM-REPORTS $(wc -l </tmp/reports)"
+}
+# Slots that are mapped, by all pools: a pool's slots less its free ones.
+mapped_slots() {
+    awk '/^slots_(read|write|rw)_/ { n += $2 } /^free_/ { n -= $2 } END { print n + 0 }' $POOLS/*/stats
+}
+# Waits until the pools have given back every chunk, which a lost slot would keep; prints what is left.
+settle() {
+    for pool in $POOLS/*; do echo 100 >"$pool/idle_ms"; done
+    i=0
+    while [ "$(awk '/^chunks / { n += $2 } END { print n }' $POOLS/*/stats)" != 0 ] && [ $i -lt 150 ]; do
+        i=$((i + 1))
+        sleep 0.2
+    done
+    echo "CAROM-MAPPED $(mapped_slots)"
+    echo "CAROM-CHUNKS $(awk '/^chunks / { n += $2 } END { print n }' $POOLS/*/stats)"
+    awk '/^(chunk_adds|chunk_failures|chunks_shrunk|chunks_drained|slots_orphaned|fallback_full|bounced_[a-z]*) / { n[$1] += $2 }
+        END { for (key in n) print "CAROM-SUM-" key, n[key] }' $POOLS/*/stats
+}
+"#;
+
+fn number(outcome: &Outcome, key: &str) -> u64 {
+    let text = outcome.value(key).unwrap_or_else(|error| panic!("{error:#}"));
+    text.parse().unwrap_or_else(|_| panic!("{key}: {text:?} is no number; console:\n{}", outcome.console))
+}
+
+fn guest(name: &str, work: &str) -> Guest {
+    Guest::new(name)
+        .memory_mib(1024)
+        .cmdline("iommu.strict=1 log_buf_len=4M rcupdate.rcu_cpu_stall_suppress=1")
+        .time_limit(TIME_LIMIT)
+        .job(&format!("{FUNCTIONS}{work}reports\n"))
+}
+
+fn with_drive(name: &str, work: &str) -> Guest {
+    guest(name, &format!("{WAIT_FOR_NVME}{work}")).iommu_device(&SITE.nvme[0]).bounce("size=32M")
+}
+
+fn run(guest: &Guest) -> Outcome {
+    let outcome = guest.run(&SITE).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(outcome.job_status, 0, "the job failed; console:\n{}", outcome.console);
+    assert_eq!(number(&outcome, "CAROM-REPORTS"), 0, "console:\n{}", outcome.console);
+    outcome
+}
+
+fn verified(outcome: &Outcome, times: usize) {
+    workload::check_verified(outcome, times).unwrap_or_else(|error| panic!("{error:#}"));
+}
+
+/// Nothing is mapped any more, and all memory has gone back.
+fn settled(outcome: &Outcome) {
+    assert_eq!(number(outcome, "CAROM-MAPPED"), 0, "console:\n{}", outcome.console);
+    assert_eq!(number(outcome, "CAROM-CHUNKS"), 0, "console:\n{}", outcome.console);
+}
+
+#[test]
+fn kunit_passes() {
+    let job = "dmesg | sed -n 's/^ *\\(ok\\|not ok\\) /CAROM-KUNIT \\1 /p'\n";
+
+    let kunit = "kunit.enable=1 kunit.autorun=1 kunit.filter_glob=dma-bounce*";
+    let outcome = run(&guest("debug-kunit", job).cmdline(kunit).cpus(2));
+
+    let lines: Vec<&str> = outcome.values("CAROM-KUNIT").collect();
+    assert!(lines.iter().all(|line| !line.starts_with("not ok")), "{lines:?}");
+    let passed = lines.iter().filter(|line| line.ends_with("_test") || line.contains("_test # SKIP")).count();
+    assert!(passed >= 20, "{passed}: {lines:?}");
+}
+
+#[test]
+fn io_is_verified() {
+    let work = format!("{}settle\n", workload::fio_verify(8, 32));
+
+    let outcome = run(&with_drive("debug-verify", &work).cpus(2));
+
+    verified(&outcome, 1);
+    settled(&outcome);
+    assert!(number(&outcome, "CAROM-SUM-bounced_lists") + number(&outcome, "CAROM-SUM-bounced_pages") > 300);
+}
+
+#[test]
+fn driver_is_unbound_and_bound_under_load() {
+    // Each round takes the drive from its driver while I/O is in flight, every second one takes it out of its domain too.
+    let verify = workload::fio_verify(2, 16);
+    let work = format!(
+        r#"
+DEVICE=/sys/bus/pci/devices/$NVME
+GROUP=$(basename "$(readlink "$DEVICE/iommu_group")")
+echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
+for round in 1 2 3 4; do
+    fio --name=load --filename=/dev/nvme0n1 --direct=1 --rw=randread --ioengine=libaio --iodepth=16 --bs=16k --size=64M \
+        --time_based --runtime=60 >/tmp/load 2>&1 &
+    LOAD=$!
+    sleep 2
+    echo "CAROM-IN-FLIGHT $(for look in 1 2 3 4 5 6 7 8 9 10; do mapped_slots; done | awk '{{ n += $1 }} END {{ print n }}')"
+    echo "$NVME" >/sys/bus/pci/drivers/nvme/unbind
+    wait $LOAD
+    if [ $((round % 2)) = 0 ]; then
+        echo vfio-pci >"$DEVICE/driver_override"
+        echo "$NVME" >/sys/bus/pci/drivers_probe
+        vfio-claim "$GROUP" || exit 93
+        echo "$NVME" >/sys/bus/pci/drivers/vfio-pci/unbind
+        echo >"$DEVICE/driver_override"
+    fi
+    echo "$NVME" >/sys/bus/pci/drivers/nvme/bind
+    i=0
+    while [ ! -b /dev/nvme0n1 ] && [ $i -lt 300 ]; do i=$((i + 1)); sleep 0.1; done
+    {verify}
+done
+settle
+"#
+    );
+
+    let outcome = run(&with_drive("debug-unbind", &work));
+
+    verified(&outcome, 4);
+    settled(&outcome);
+    let busy = outcome.values("CAROM-IN-FLIGHT").filter(|slots| *slots != "0").count();
+    assert!(busy >= 1, "the drive was idle when it was taken; console:\n{}", outcome.console);
+    // A domain that ends takes its chunks along.
+    assert!(number(&outcome, "CAROM-SUM-chunk_adds") > 2, "console:\n{}", outcome.console);
+}
+
+#[test]
+fn memory_runs_out_while_io_runs() {
+    // Every third allocation below the patch's functions fails, of slabs and of pages, while chunks come and go. The files that
+    // the kernel is made of are next to each other, and this one is the last that matters.
+    let work = format!(
+        r#"
+FIRST=$(grep ' [tT] \(__\)\?dma_bounce_' /proc/kallsyms | sort | sed -n '1s/ .*//p')
+LAST=$(sed -n 's/ [tT] dma_bounce_debugfs_del$//p' /proc/kallsyms)
+for pool in $POOLS/*; do echo 20 >"$pool/idle_ms"; done
+# Not in interrupts: below one that comes while such a function runs, mainline's unmapping fails and leaves the mapping behind.
+for task in /proc/[0-9]*; do echo 1 >"$task/make-it-fail" 2>/dev/null || true; done
+for kind in failslab fail_page_alloc; do
+    knobs=/sys/kernel/debug/$kind
+    echo Y >$knobs/task-filter
+    echo 0x$FIRST >$knobs/require-start
+    echo 0x$LAST >$knobs/require-end
+    echo N >$knobs/ignore-gfp-wait
+    echo 33 >$knobs/probability
+    echo 1 >$knobs/interval
+    echo 1 >$knobs/verbose
+    echo -1 >$knobs/times
+done
+echo 0 >/sys/kernel/debug/fail_page_alloc/min-order
+{verify}
+sleep 1
+{verify}
+for kind in failslab fail_page_alloc; do echo 0 >/sys/kernel/debug/$kind/probability; done
+echo "CAROM-FAILED $(dmesg | grep -c 'FAULT_INJECTION: forcing a failure')"
+{verify}
+settle
+"#,
+        verify = workload::fio_verify(4, 32)
+    );
+
+    for (name, cmdline) in [("debug-memory", ""), ("debug-memory-pages", "iommu.bounce=auto")] {
+        let guest = guest(name, &format!("{WAIT_FOR_NVME}{work}")).iommu_device(&SITE.nvme[0]).cmdline(cmdline);
+        let outcome = run(&if cmdline.is_empty() { guest.bounce("size=32M") } else { guest });
+
+        verified(&outcome, 3);
+        settled(&outcome);
+        assert!(number(&outcome, "CAROM-FAILED") > 0, "{name}: nothing failed; console:\n{}", outcome.console);
+        assert!(number(&outcome, "CAROM-SUM-chunk_failures") > 0, "{name}: console:\n{}", outcome.console);
+    }
+}
+
+#[test]
+fn guest_sleeps_with_chunks_backed() {
+    // As far as the kernel's own test of sleep goes: all drivers suspend and resume, and the machine too.
+    let verify = workload::fio_verify(4, 32);
+    let work = format!(
+        r#"
+{verify}
+echo "CAROM-BACKED $(awk '/^chunks / {{ n += $2 }} END {{ print n }}' $POOLS/*/stats)"
+for level in freezer devices platform; do
+    echo $level >/sys/power/pm_test
+    echo freeze >/sys/power/state || exit 94
+    echo "CAROM-SLEPT $level"
+    {verify}
+done
+settle
+"#
+    );
+
+    let outcome = run(&with_drive("debug-sleep", &work));
+
+    verified(&outcome, 4);
+    settled(&outcome);
+    assert!(number(&outcome, "CAROM-BACKED") > 0, "console:\n{}", outcome.console);
+    assert_eq!(outcome.values("CAROM-SLEPT").collect::<Vec<_>>(), ["freezer", "devices", "platform"]);
+}
+
+#[test]
+fn budget_is_cut_under_load() {
+    let verify = workload::fio_verify(6, 32);
+    let job = format!(
+        "{FUNCTIONS}{WAIT_FOR_NVME}\nfor round in 1 2 3 4 5 6; do\n{verify}\necho CAROM-ROUND\ndone\nsettle\nreports\necho CAROM-END\nsleep 60\n"
+    );
+    let limit = TIME_LIMIT;
+    let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
+    let put = |path: &str, body: Option<Value>| {
+        let (status, answer) = vmm.call("PUT", path, body.as_ref()).unwrap();
+        assert_eq!(status, 204, "{answer}");
+    };
+    let mib = 1_u64 << 20;
+    let cmdline = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off iommu.strict=1 log_buf_len=4M";
+    put(
+        "/api/v1/vm.create",
+        Some(json!({
+            "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": cmdline},
+            "serial": {"mode": "File", "file": vmm.console_file()},
+            "memory": {"size": 1024 * mib},
+            "devices": [{"path": Site::sysfs(&SITE.nvme[0]), "iommu": true}],
+            "iommu_bounce": {"size": 32 * mib},
+        })),
+    );
+    put("/api/v1/vm.boot", None);
+    vmm.wait_for("CAROM-ROUND", 1, limit).unwrap();
+
+    let backed =
+        || vmm.call("GET", "/api/v1/vm.iommu-bounce", None).unwrap().1["counters"]["window_bytes"].as_u64().unwrap();
+    let mut slowest = Duration::ZERO;
+    while vmm.console().matches("CAROM-ROUND").count() < 6 {
+        put("/api/v1/vm.iommu-bounce", Some(json!({"budget": 4 * mib})));
+        let start = Instant::now();
+        while backed() > 4 * mib {
+            assert!(start.elapsed() < Duration::from_secs(60), "the guest keeps its chunks");
+            thread::sleep(Duration::from_millis(20));
+        }
+        slowest = slowest.max(start.elapsed());
+        thread::sleep(Duration::from_secs(3));
+        put("/api/v1/vm.iommu-bounce", Some(json!({"budget": 32 * mib})));
+        thread::sleep(Duration::from_secs(3));
+    }
+    vmm.wait_for("CAROM-END", 1, limit).unwrap();
+    let console = vmm.console();
+    put("/api/v1/vmm.shutdown", None);
+    assert!(vmm.wait(Duration::from_secs(60)).unwrap().success());
+
+    println!("CAROM-BUDGET-FOLLOWED-MS {}", slowest.as_millis());
+    let value = |key: &str| console.lines().filter_map(|line| line.trim().strip_prefix(key)).next_back();
+    assert_eq!(value("CAROM-REPORTS "), Some("0"), "{console}");
+    assert_eq!(value("CAROM-MAPPED "), Some("0"), "{console}");
+    assert_eq!(value("CAROM-CHUNKS "), Some("0"), "{console}");
+    assert_eq!(console.matches("CAROM-VERIFY 0 ").count(), 6, "{console}");
+    assert!(value("CAROM-SUM-chunks_drained ").is_some_and(|count| count != "0"), "{console}");
+}
