@@ -25,6 +25,8 @@ pub struct Site {
     pub stock_initramfs: Option<PathBuf>,
     /// Static program that runs in guests and steers the edu device (`CAROM_EDU_DMA`).
     pub edu_dma: Option<PathBuf>,
+    /// Cloud Hypervisor, a further peer of the demo (`CAROM_CLOUD_HYPERVISOR`).
+    pub cloud_hypervisor: Option<PathBuf>,
     /// PCI addresses of the NVMe drives that guests get, at least one (`CAROM_NVME`, `CAROM_NVME2`).
     pub nvme: Vec<String>,
     /// PCI address of QEMU's edu device, where there is one (`CAROM_EDU`).
@@ -60,6 +62,7 @@ impl Site {
             stock_kernel: optional("CAROM_STOCK_KERNEL")?,
             stock_initramfs: optional("CAROM_STOCK_INITRAMFS")?,
             edu_dma: optional("CAROM_EDU_DMA")?,
+            cloud_hypervisor: optional("CAROM_CLOUD_HYPERVISOR")?,
             nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),
             edu: env::var("CAROM_EDU").ok(),
             edu2: env::var("CAROM_EDU2").ok(),

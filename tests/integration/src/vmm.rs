@@ -17,6 +17,20 @@ pub enum Vmm {
     Qemu,
     /// QEMU with an emulated Intel IOMMU instead of a virtio-iommu.
     QemuIntel,
+    /// Cloud Hypervisor, the peer that is compared with where there is one.
+    CloudHypervisor,
+}
+
+impl Vmm {
+    /// Its name in results.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Carom => "carom",
+            Self::Qemu | Self::QemuIntel => "qemu",
+            Self::CloudHypervisor => "cloud-hypervisor",
+        }
+    }
 }
 
 /// The kernel a guest boots.
@@ -76,11 +90,16 @@ pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Command {
         Vmm::Qemu => qemu(machine, "virtio-iommu-pci"),
         // Without its caching mode, VFIO would not learn of new mappings.
         Vmm::QemuIntel => qemu(machine, "intel-iommu,caching-mode=on,intremap=off"),
+        // Where the site names none, one that the shell finds.
+        Vmm::CloudHypervisor => {
+            cloud_hypervisor(site.cloud_hypervisor.as_deref().unwrap_or(Path::new("cloud-hypervisor")), machine)
+        }
     }
 }
 
-fn carom(site: &Site, machine: &Machine) -> Command {
-    let mut command = Command::new(&site.carom);
+/// What Carom and Cloud Hypervisor are told alike.
+fn cloud_hypervisor(program: &Path, machine: &Machine) -> Command {
+    let mut command = Command::new(program);
     command
         .arg("--kernel")
         .arg(&machine.kernel)
@@ -89,15 +108,19 @@ fn carom(site: &Site, machine: &Machine) -> Command {
         .args(["--cmdline", &machine.cmdline])
         .args(["--cpus", &format!("boot={}", machine.cpus)])
         .args(["--memory", &format!("size={}M", machine.memory_mib)])
-        .args(["--serial", "tty", "--console", "off"])
-        .arg("--event-monitor")
-        .arg(format!("path={}", machine.events.display()));
-    if site.iommufd {
-        command.args(["--platform", "iommufd=on"]);
-    }
+        .args(["--serial", "tty", "--console", "off"]);
     for device in &machine.devices {
         let iommu = if device.iommu { ",iommu=on" } else { "" };
         command.arg("--device").arg(format!("path={}{iommu}", Site::sysfs(&device.address).display()));
+    }
+    command
+}
+
+fn carom(site: &Site, machine: &Machine) -> Command {
+    let mut command = cloud_hypervisor(&site.carom, machine);
+    command.arg("--event-monitor").arg(format!("path={}", machine.events.display()));
+    if site.iommufd {
+        command.args(["--platform", "iommufd=on"]);
     }
     if let Some(bounce) = &machine.bounce {
         command.args(["--iommu-bounce", bounce]);

@@ -35,21 +35,20 @@ struct Plan {
 }
 
 /// Those that are compared with each other are neighbours, as the machine's speed drifts.
-static PLANS: [Plan; 6] = [
+static PLANS: [Plan; 8] = [
     Plan { name: "no-viommu", vmm: Vmm::Carom, iommu: false, bounce: false, cmdline: "", two_jobs: false },
     Plan { name: "bounce", vmm: Vmm::Carom, iommu: true, bounce: true, cmdline: "iommu.strict=1", two_jobs: true },
     Plan { name: "strict", vmm: Vmm::Carom, iommu: true, bounce: false, cmdline: "iommu.strict=1", two_jobs: true },
-    Plan {
-        name: "qemu-strict",
-        vmm: Vmm::Qemu,
-        iommu: true,
-        bounce: false,
-        cmdline: "iommu.strict=1",
-        two_jobs: false,
-    },
+    peer("qemu-strict", Vmm::Qemu, "iommu.strict=1"),
+    peer("ch-strict", Vmm::CloudHypervisor, "iommu.strict=1"),
     Plan { name: "lazy", vmm: Vmm::Carom, iommu: true, bounce: false, cmdline: "iommu.strict=0", two_jobs: false },
-    Plan { name: "qemu-lazy", vmm: Vmm::Qemu, iommu: true, bounce: false, cmdline: "iommu.strict=0", two_jobs: false },
+    peer("qemu-lazy", Vmm::Qemu, "iommu.strict=0"),
+    peer("ch-lazy", Vmm::CloudHypervisor, "iommu.strict=0"),
 ];
+
+const fn peer(name: &'static str, vmm: Vmm, cmdline: &'static str) -> Plan {
+    Plan { name, vmm, iommu: true, bounce: false, cmdline, two_jobs: false }
+}
 
 /// One guest to be measured.
 struct Step {
@@ -72,7 +71,7 @@ pub(crate) fn run(quick: bool, rounds: u32, only: &[String], host: String, sampl
     }
     let site = Site::from_env()?;
     let mut samples = Samples::open(samples)?;
-    let steps = steps(quick, rounds, only);
+    let steps = steps(&site, quick, rounds, only);
     let start = Instant::now();
     for (index, step) in steps.iter().enumerate() {
         let name = step.plan.name;
@@ -103,9 +102,12 @@ pub(crate) fn run(quick: bool, rounds: u32, only: &[String], host: String, sampl
     Ok(Results::new(machine, versions(&site)?, quick, rounds, &samples.all))
 }
 
-/// All steps, round by round.
-fn steps(quick: bool, rounds: u32, only: &[String]) -> Vec<Step> {
-    let wanted = |plan: &&Plan| only.is_empty() || only.iter().any(|name| name == plan.name);
+/// All steps, round by round. Cloud Hypervisor is left out where the site has none, unless it is asked for.
+fn steps(site: &Site, quick: bool, rounds: u32, only: &[String]) -> Vec<Step> {
+    let wanted = |plan: &&Plan| {
+        let here = plan.vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some();
+        if only.is_empty() { here } else { only.iter().any(|name| name == plan.name) }
+    };
     (0..rounds)
         .flat_map(|round| {
             let single = PLANS.iter().filter(wanted).map(move |plan| Step { plan, round, two_jobs: false });
@@ -156,7 +158,7 @@ impl Step {
             "the VMM's events hold counters where there is no virtio-iommu, or none where there is one"
         );
         Ok(Measured {
-            vmm: if plan.vmm == Vmm::Carom { "carom" } else { "qemu" }.into(),
+            vmm: plan.vmm.name().into(),
             versions: [("guest_kernel", "CAROM-KERNEL"), ("fio", "CAROM-FIO-VERSION")]
                 .map(|(name, key)| Ok((name.into(), outcome.value(key)?.into())))
                 .into_iter()
@@ -184,9 +186,11 @@ fn versions(site: &Site) -> Result<BTreeMap<String, String>> {
     }
     let qemu = first_line(Command::new("qemu-system-x86_64").arg("--version"))?;
     let machine = fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
-    Ok([("carom", carom), ("qemu", qemu), ("host_kernel", machine.trim().to_owned())]
-        .map(|(name, version)| (name.to_owned(), version))
-        .into())
+    let mut versions = vec![("carom", carom), ("qemu", qemu), ("host_kernel", machine.trim().to_owned())];
+    if let Some(program) = &site.cloud_hypervisor {
+        versions.push(("cloud-hypervisor", first_line(Command::new(program).arg("--version"))?));
+    }
+    Ok(versions.into_iter().map(|(name, version)| (name.to_owned(), version)).collect())
 }
 
 fn first_line(command: &mut Command) -> Result<String> {

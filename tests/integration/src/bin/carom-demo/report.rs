@@ -49,12 +49,11 @@ pub(crate) fn table(results: &Results) -> String {
             );
         }
     }
-    if let (Some(bounce), Some(peer)) = (results.find("bounce"), results.find("qemu-strict")) {
-        text += &ratios(bounce, peer);
-    }
-    for mode in ["strict", "lazy"] {
-        if let (Some(carom), Some(peer)) = (results.find(mode), results.find(&format!("qemu-{mode}"))) {
-            text += &ratios(carom, peer);
+    for (carom, mode) in [("bounce", "strict"), ("strict", "strict"), ("lazy", "lazy")] {
+        for vmm in ["qemu", "ch"] {
+            if let (Some(carom), Some(peer)) = (results.find(carom), results.find(&format!("{vmm}-{mode}"))) {
+                text += &ratios(carom, peer);
+            }
         }
     }
     let retries: u32 = results.configs.iter().map(|config| config.retries).sum();
