@@ -32,6 +32,9 @@ pub struct TestChunks {
     chunk_size: u64,
     chunks: u32,
     backed: BTreeMap<u32, MmapRegion<()>>,
+    /// Memory of chunks that were released. It stays mapped, so that no other chunk gets the same address and every address
+    /// tells whose memory it is.
+    released: Vec<MmapRegion<()>>,
     lost: Vec<u32>,
     parked: Vec<u32>,
     probe: ChunkProbe,
@@ -48,6 +51,7 @@ impl TestChunks {
             chunk_size,
             chunks,
             backed: BTreeMap::new(),
+            released: Vec::new(),
             lost: Vec::new(),
             parked: Vec::new(),
             probe: ChunkProbe(Arc::default()),
@@ -211,7 +215,7 @@ impl ChunkStore for TestChunks {
             self.lost.push(index);
             return Err(io::Error::from_raw_os_error(5).into());
         }
-        self.backed.remove(&index);
+        self.released.extend(self.backed.remove(&index));
         state.backed -= 1;
         Ok(())
     }
