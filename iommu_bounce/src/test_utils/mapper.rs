@@ -126,6 +126,13 @@ impl RecordingMapper {
     }
 }
 
+/// As a mapper of the host does it: its address space goes with it.
+impl Drop for RecordingMapper {
+    fn drop(&mut self) {
+        self.0.state().mappings.clear();
+    }
+}
+
 impl Default for RecordingMapper {
     fn default() -> Self {
         Self::new()

@@ -2,12 +2,12 @@
 
 //! What the device should do, told as simply as possible: lists, and no host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use iommu_bounce::spec::{Status, feature};
 
 use crate::ops::{Map, Op};
-use crate::rig::{APERTURE, APERTURE_CHUNKS, CHUNK, ENDPOINTS, FIRST_IOVA, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES};
+use crate::rig::{APERTURE, APERTURE_CHUNKS, CHUNK, FIRST_IOVA, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Domain {
@@ -21,6 +21,8 @@ pub(crate) struct Domain {
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub(crate) features: u64,
+    /// The endpoints that are there.
+    pub(crate) endpoints: BTreeSet<u32>,
     /// Which domain each endpoint is in.
     pub(crate) attached: BTreeMap<u32, u32>,
     pub(crate) domains: BTreeMap<u32, Domain>,
@@ -75,7 +77,7 @@ impl Model {
                 let start = FIRST_IOVA + start * PAGE;
                 self.unmap(*domain, start, start + pages * PAGE - 1)
             }
-            Op::Probe { endpoint } if !ENDPOINTS.contains(endpoint) => Err(Status::NoEnt),
+            Op::Probe { endpoint } if !self.endpoints.contains(endpoint) => Err(Status::NoEnt),
             Op::Probe { .. } => Ok(()),
             Op::WindowAdd { domain, page, flags } => self.add(*domain, FIRST_IOVA + page * PAGE, *flags),
             Op::WindowDel { domain, page } => self.del(*domain, FIRST_IOVA + page * PAGE),
@@ -104,6 +106,16 @@ impl Model {
                 self.budget = chunks * CHUNK;
                 return None;
             }
+            Op::Plug { endpoint } => {
+                self.endpoints.insert(*endpoint);
+                return None;
+            }
+            Op::Unplug { endpoint } => {
+                self.endpoints.remove(endpoint);
+                self.attached.remove(endpoint);
+                self.end_empty_domains();
+                return None;
+            }
         };
         Some(outcome.err().unwrap_or(Status::Ok) as u8)
     }
@@ -117,7 +129,7 @@ impl Model {
         if bypass && !self.has(feature::BYPASS_CONFIG) {
             return Err(Status::Inval);
         }
-        if !ENDPOINTS.contains(&endpoint) {
+        if !self.endpoints.contains(&endpoint) {
             return Err(Status::NoEnt);
         }
         if !(1..=4).contains(&domain) {
@@ -138,7 +150,7 @@ impl Model {
     }
 
     fn detach(&mut self, endpoint: u32, domain: u32) -> Outcome {
-        if !ENDPOINTS.contains(&endpoint) {
+        if !self.endpoints.contains(&endpoint) {
             return Err(Status::NoEnt);
         }
         if self.attached.get(&endpoint) != Some(&domain) {

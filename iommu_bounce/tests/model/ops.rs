@@ -56,6 +56,14 @@ pub(crate) enum Op {
     SetBudget {
         chunks: u64,
     },
+    /// An endpoint comes; nothing happens if it is there.
+    Plug {
+        endpoint: u32,
+    },
+    /// An endpoint goes; nothing happens if it is not there.
+    Unplug {
+        endpoint: u32,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -105,9 +113,9 @@ impl Op {
             | Self::SystemReset { .. }
             | Self::WriteBypass { .. }
             | Self::SetBudget { .. }
-            | Self::Unmaps(_) => {
-                return None;
-            }
+            | Self::Unmaps(_)
+            | Self::Plug { .. }
+            | Self::Unplug { .. } => return None,
         })
     }
 }
@@ -194,6 +202,8 @@ pub(crate) fn any_op() -> impl Strategy<Value = Op> {
         1 => features().prop_map(|features| Op::SystemReset { features }),
         1 => (0u8..=2).prop_map(|value| Op::WriteBypass { value }),
         2 => (0u64..=5).prop_map(|chunks| Op::SetBudget { chunks }),
+        2 => ENDPOINTS.prop_map(|endpoint| Op::Plug { endpoint }),
+        2 => ENDPOINTS.prop_map(|endpoint| Op::Unplug { endpoint }),
     ]
 }
 

@@ -33,8 +33,10 @@ pub(crate) struct Rig {
     pub(crate) engine: Engine,
     pub(crate) model: Model,
     ram: Arc<TestRam>,
-    /// By the endpoint that each was made for.
+    /// By the endpoint that each was made for last.
     mappers: BTreeMap<u32, MapperProbe>,
+    /// Those made for an endpoint before. Another may be in them still.
+    earlier: Vec<MapperProbe>,
     group: TestGroup,
     chunks: ChunkProbe,
 }
@@ -56,29 +58,48 @@ impl Rig {
             ..EngineConfig::default()
         };
         let engine = Engine::new(config, ram.clone(), Some(Box::new(store)));
-        let mut engine = engine.expect("the configuration is valid");
-        let mut mappers = BTreeMap::new();
-        let group = TestGroup::default();
-        for id in ENDPOINTS {
-            let mut mapper = RecordingMapper::new();
-            if id != BOUND {
-                mapper = group.mapper(id, mapper.limits());
-            }
-            chunks.watch(mapper.probe());
-            mappers.insert(id, mapper.probe());
-            let added = engine.add_endpoint(id, Box::new(mapper));
-            added.expect("the endpoint is valid");
-        }
-        engine.accept_features(u64::MAX);
+        let engine = engine.expect("the configuration is valid");
         let model = Model {
             features: u64::MAX,
+            endpoints: ENDPOINTS.collect(),
             attached: BTreeMap::new(),
             domains: BTreeMap::new(),
             bypass: false,
             budget: FIRST_BUDGET,
             lost: 0,
         };
-        Self { engine, model, ram, mappers, group, chunks }
+        let (mappers, group) = (BTreeMap::new(), TestGroup::default());
+        let mut rig = Self { engine, model, ram, mappers, earlier: Vec::new(), group, chunks };
+        ENDPOINTS.for_each(|id| rig.plug(id));
+        rig.engine.accept_features(u64::MAX);
+        rig
+    }
+
+    fn plug(&mut self, id: u32) {
+        let there = self.engine.report().endpoints.iter().any(|endpoint| endpoint.endpoint == id);
+        if there {
+            return;
+        }
+        let mut mapper = RecordingMapper::new();
+        if id != BOUND {
+            mapper = self.group.mapper(id, mapper.limits());
+        }
+        self.chunks.watch(mapper.probe());
+        self.earlier.extend(self.mappers.insert(id, mapper.probe()));
+        match self.engine.add_endpoint(id, Box::new(mapper)) {
+            Ok(()) => {}
+            // The host did not map RAM for it.
+            Err(error) => assert!(self.model.bypass || self.host_failures() > 0, "{error}"),
+        }
+    }
+
+    fn unplug(&mut self, id: u32) {
+        // Whoever had it lets go of all that is left in it.
+        drop(self.engine.remove_endpoint(id));
+    }
+
+    fn all_mappers(&self) -> impl Iterator<Item = &MapperProbe> {
+        self.mappers.values().chain(&self.earlier)
     }
 
     /// Sends a request, or several, and returns their statuses, or does what else is to be done.
@@ -99,6 +120,8 @@ impl Rig {
                 let set = self.engine.set_budget(chunks * CHUNK);
                 set.expect("the region is as large");
             }
+            Op::Plug { endpoint } => self.plug(*endpoint),
+            Op::Unplug { endpoint } => self.unplug(*endpoint),
             _ => {}
         }
         self.send(op).into_iter().collect()
@@ -158,19 +181,19 @@ impl Rig {
 
     pub(crate) fn heal(&self) {
         self.group.heal();
-        self.mappers.values().for_each(MapperProbe::heal);
+        self.all_mappers().for_each(MapperProbe::heal);
         self.chunks.heal();
     }
 
     /// How often the host has failed.
     pub(crate) fn host_failures(&self) -> u64 {
-        let mappers = self.mappers.values().map(MapperProbe::failures);
+        let mappers = self.all_mappers().map(MapperProbe::failures);
         mappers.sum::<u64>() + self.chunks.failures() + self.group.failures()
     }
 
     /// The model's state is on the host, and nothing else.
     pub(crate) fn check_state(&self) {
-        for id in ENDPOINTS {
+        for &id in &self.model.endpoints {
             let mapper = self.mapper_of(id);
             let domain = self.model.attached.get(&id);
             let domain = domain.map(|domain| self.model.domains[domain].clone());
@@ -214,7 +237,7 @@ impl Rig {
     fn parked_on_host(&self) -> u64 {
         let mut domains = Vec::new();
         let mut mapped = 0;
-        for mapper in self.mappers.values() {
+        for mapper in self.all_mappers() {
             mapped += mapper.mappings().values().filter(|mapping| !self.is_ram(mapping.host_address)).count();
         }
         for (id, domain) in &self.model.attached {
@@ -253,7 +276,7 @@ impl Rig {
     pub(crate) fn check_counters(&self) {
         let counters = self.engine.counters();
         let mut mapped = 0;
-        for mapper in self.mappers.values() {
+        for mapper in self.all_mappers() {
             let mappings = mapper.mappings().into_values();
             let ram = mappings.filter(|mapping| self.is_ram(mapping.host_address));
             mapped += ram.map(|mapping| mapping.len).sum::<u64>();
@@ -280,7 +303,7 @@ impl Rig {
 
     /// After a reset nothing is left on the host but lost chunks.
     pub(crate) fn check_empty(&self) {
-        assert!(self.mappers.values().all(MapperProbe::is_empty));
+        assert!(self.all_mappers().all(MapperProbe::is_empty));
         let counters = self.engine.counters();
         assert_eq!(u64::from(self.chunks.backed()), counters.lost_chunks);
         assert_eq!((counters.mappings, counters.mapped_bytes), (0, 0));
