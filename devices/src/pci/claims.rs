@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use log::warn;
+use log::{error, warn};
 use vm_allocator::{AddressAllocator, AllocPolicy};
 
 use super::{Bar, BarKind, PciDevice, PciError};
@@ -135,13 +135,16 @@ impl Claims {
         Ok(Self { space: Arc::downgrade(space), windows, io, mem32, mem64, list: Vec::new() })
     }
 
-    /// Finds a place for each BAR of `device` and assigns it.
+    /// Finds a place for each BAR of `device` and assigns it; all or none.
     pub(super) fn assign(&mut self, owner: u8, device: &Arc<dyn PciDevice>) -> Result<(), PciError> {
         let mut bars = device.bars();
         // Largest first: naturally aligned BARs then leave no gaps.
         bars.sort_by_key(|bar| std::cmp::Reverse(bar.size));
         for bar in bars {
-            let home = self.allocate(&bar).ok_or_else(|| PciError::NoSpace { device: device.id().to_string(), bar })?;
+            let Some(home) = self.allocate(&bar) else {
+                self.release(owner);
+                return Err(PciError::NoSpace { device: device.id().to_string(), bar });
+            };
             device.assign_bar(bar.index, home);
             let access = BarAccess { device: device.clone(), bar, decoded: AtomicBool::new(false) };
             self.list.push(Claim { owner, home, place: None, access: Arc::new(access), complained: false });
@@ -158,6 +161,36 @@ impl Claims {
             BarKind::Memory32 { .. } => from(&mut self.mem32),
             BarKind::Memory64 { .. } => from(&mut self.mem64).or_else(|| from(&mut self.mem32)),
         }
+    }
+
+    /// Takes the BARs of `owner` out of the guest's view and gives their places back.
+    pub(super) fn release(&mut self, owner: u8) {
+        let (going, staying) = std::mem::take(&mut self.list).into_iter().partition(|claim| claim.owner == owner);
+        self.list = staying;
+        let going: Vec<Claim> = going;
+        for claim in going {
+            claim.set_decoded(false);
+            if let Some(place) = claim.place {
+                let (device, bar) = (&claim.access.device, claim.bar().index);
+                if let Err(error) = device.bar_released(bar) {
+                    error!("{}: BAR {bar} stays in the guest's view until the device is closed: {error}", device.id());
+                }
+                if let Some(map) = self.space.upgrade() {
+                    map.remove(claim.space(), place);
+                }
+            }
+            self.free(claim.bar().kind, claim.home, claim.bar().size);
+        }
+    }
+
+    fn free(&mut self, kind: BarKind, home: u64, size: u64) {
+        let allocator = match kind {
+            BarKind::Io => &mut self.io,
+            BarKind::Memory64 { .. } if self.windows.mem64.contains(&home) => &mut self.mem64,
+            _ => &mut self.mem32,
+        };
+        let freed = vm_allocator::RangeInclusive::new(home, home + (size - 1)).and_then(|range| allocator.free(&range));
+        debug_assert!(freed.is_ok(), "it was allocated as one range");
     }
 
     /// Puts the BARs of `owner` back where the VMM assigned them.

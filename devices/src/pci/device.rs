@@ -30,7 +30,7 @@ pub trait PciDevice: Send + Sync {
     /// which is no move.
     fn bar_moved(&self, index: u8, address: u64) -> io::Result<()>;
     /// Called when BAR `index`, whose decoding is off, loses the place of its last [`PciDevice::bar_moved`] to another
-    /// BAR; a device that shows memory to the guest there takes its slots away.
+    /// BAR, and when the function is taken off the bus; a device that shows memory to the guest there takes its slots away.
     fn bar_released(&self, _index: u8) -> io::Result<()> {
         Ok(())
     }

@@ -52,6 +52,17 @@ impl PciRoot {
         Ok(())
     }
 
+    /// Takes the function at `address` off the bus: from then on nothing answers there, its BARs are out of the guest's
+    /// view and their places free. `None` if there is none, and for the host bridge, which stays. An access that a vCPU
+    /// has begun already may end later; the function is closed once that and all other holders have let go of it.
+    pub fn remove(&self, address: PciAddress) -> Option<Arc<dyn PciDevice>> {
+        let number = self.number(address).filter(|number| *number != 0)?;
+        let mut claims = lock(&self.claims);
+        let function = self.functions.write().unwrap_or_else(PoisonError::into_inner)[number].take()?;
+        claims.release(address.device);
+        Some(function)
+    }
+
     /// All functions with their addresses, in ascending order, the host bridge included.
     pub fn devices(&self) -> Vec<(PciAddress, Arc<dyn PciDevice>)> {
         let functions = self.functions.read().unwrap_or_else(PoisonError::into_inner);

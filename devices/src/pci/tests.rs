@@ -57,7 +57,7 @@ impl AddressSpace for Map {
 }
 
 /// A function whose BARs read as its tag, and which records where they were moved to.
-struct Function {
+pub(super) struct Function {
     tag: u8,
     config: Mutex<ConfigSpace>,
     moves: Mutex<Vec<(u8, Option<u64>)>>,
@@ -65,7 +65,7 @@ struct Function {
 }
 
 impl Function {
-    fn new(tag: u8, bars: &[Bar]) -> Arc<Self> {
+    pub(super) fn new(tag: u8, bars: &[Bar]) -> Arc<Self> {
         Arc::new(Self::unshared(tag, bars))
     }
 
@@ -129,13 +129,13 @@ const SMALL: Bar = Bar { index: 0, kind: BarKind::Memory32 { prefetchable: false
 const LARGE: Bar = Bar { index: 2, kind: BarKind::Memory64 { prefetchable: true }, size: 0x10_0000 };
 const PORTS: Bar = Bar { index: 4, kind: BarKind::Io, size: 0x20 };
 
-struct Machine {
+pub(super) struct Machine {
     map: Arc<Map>,
-    root: Arc<PciRoot>,
+    pub(super) root: Arc<PciRoot>,
     ecam: Ecam,
 }
 
-fn machine() -> Machine {
+pub(super) fn machine() -> Machine {
     let map = Arc::new(Map::default());
     let windows =
         BarWindows { io: 0xc000..=0xffff, mem32: MEM32..=MEM32 + 0x3f_ffff, mem64: MEM64..=MEM64 + 0xfff_ffff };
@@ -337,6 +337,55 @@ fn reset_sends_bars_home() {
     assert_eq!(m.map.read(MEM32 + 0x9000), 0xff);
     m.decode(5, true);
     assert_eq!(m.map.ranges(), [(MEM32, 0x1000)]);
+}
+
+#[test]
+fn removed_function_leaves_nothing_and_its_places_to_the_next() {
+    let m = machine();
+    let function = Function::new(7, &[SMALL, LARGE, PORTS]);
+    m.add(5, &function);
+    m.decode(5, true);
+    m.set_bar(5, 0, MEM32 + 0x9000);
+    function.moves();
+    let removed = m.root.remove(PciAddress::on_root_bus(5)).unwrap();
+    assert_eq!(removed.id(), "function");
+    assert_eq!(m.map.ranges(), []);
+    assert_eq!(m.read(5, 0), u32::MAX, "nothing answers");
+    let mut released = function.moves();
+    released.sort_unstable();
+    assert_eq!(released, [(0, None), (2, None), (4, None)]);
+    assert!(m.root.remove(PciAddress::on_root_bus(5)).is_none());
+    drop(removed);
+    assert_eq!(Arc::strong_count(&function), 1, "nobody holds it");
+
+    m.add(5, &Function::new(8, &[SMALL, LARGE, PORTS]));
+    m.decode(5, true);
+    assert_eq!(m.map.ranges(), [(0xc000, 0x20), (MEM32, 0x1000), (MEM64, 0x10_0000)]);
+}
+
+#[test]
+fn host_bridge_and_what_is_not_there_cannot_be_removed() {
+    let m = machine();
+    let elsewhere = PciAddress { bus: 1, ..PciAddress::on_root_bus(5) };
+    for address in [PciAddress::on_root_bus(0), PciAddress::on_root_bus(5), elsewhere] {
+        assert!(m.root.remove(address).is_none(), "{address}");
+    }
+    assert_eq!(m.root.devices().len(), 1);
+}
+
+#[test]
+fn function_that_does_not_fit_takes_no_place() {
+    let m = machine();
+    let huge = Bar { index: 1, kind: BarKind::Memory32 { prefetchable: false }, size: 0x80_0000 };
+    let half = Bar { index: 1, kind: BarKind::Memory32 { prefetchable: false }, size: 0x20_0000 };
+    let third = Bar { index: 2, kind: BarKind::Memory32 { prefetchable: false }, size: 0x20_0000 };
+    let address = PciAddress::on_root_bus(5);
+    for bars in [[huge, SMALL].as_slice(), &[half, third, SMALL]] {
+        let error = m.root.add(address, Function::new(7, bars)).unwrap_err();
+        assert!(matches!(error, PciError::NoSpace { .. }), "{error}");
+    }
+    // All of the window is there still.
+    m.add(5, &Function::new(7, &[half, third]));
 }
 
 #[test]
