@@ -36,6 +36,12 @@ pub trait AddressSpace: Send + Sync {
     fn remove(&self, space: Space, base: u64);
 }
 
+/// A level-triggered interrupt line of the guest.
+pub trait InterruptLine: Send + Sync {
+    /// Raises or lowers the line. It stays so.
+    fn set(&self, active: bool) -> io::Result<()>;
+}
+
 /// A message-signalled interrupt: what the device writes, and where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsiMessage {

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Hot plug on the root bus: the registers by which the guest's ACPI methods learn which devices came or are to go, and
+//! by which they let go of them.
+//!
+//! | offset | register | access |
+//! | --- | --- | --- |
+//! | 0 | devices that came since the last read, which clears it | read |
+//! | 4 | devices that are to go, since the last read, which clears it | read |
+//! | 8 | devices that the guest has let go of | write |
+//!
+//! Each has 32 bits, bit n for device n of the bus, and takes accesses of its own width only. The interrupt line is up
+//! while one of the first two has a bit set: a guest that does not listen yet will find it so.
+
+use std::sync::{Arc, Mutex};
+
+use log::{debug, info};
+
+use super::{PciAddress, PciRoot};
+use crate::platform::{BusDevice, InterruptLine};
+use crate::sync::lock;
+
+/// Offset of the devices that came.
+const CAME: u64 = 0;
+/// Offset of the devices that are to go.
+const TO_GO: u64 = 4;
+/// Offset of the devices that the guest has let go of.
+const EJECT: u64 = 8;
+
+#[derive(Default)]
+struct State {
+    came: u32,
+    to_go: u32,
+    /// Devices that are to go and that the guest has not let go of yet.
+    leaving: u32,
+    /// Devices that have left the bus and that [`HotplugRegisters::take_gone`] has not told of yet.
+    gone: u32,
+}
+
+/// The registers.
+pub struct HotplugRegisters {
+    state: Mutex<State>,
+    root: Arc<PciRoot>,
+    line: Box<dyn InterruptLine>,
+    /// Called, on a vCPU's thread, when a device has left the bus.
+    left: Box<dyn Fn() + Send + Sync>,
+}
+
+/// The bit of a device; none of a number that there is not.
+fn bit(device: u8) -> u32 {
+    1u32.checked_shl(device.into()).unwrap_or(0)
+}
+
+fn devices(mask: u32) -> impl Iterator<Item = u8> {
+    (0..32).filter(move |device| mask & bit(*device) != 0)
+}
+
+impl HotplugRegisters {
+    /// Bytes of all registers.
+    pub const LEN: u64 = 12;
+
+    /// Registers for the devices of `root`. `left` is called on a vCPU's thread when the guest has let go of a device,
+    /// which is off the bus by then.
+    pub fn new(root: Arc<PciRoot>, line: Box<dyn InterruptLine>, left: Box<dyn Fn() + Send + Sync>) -> Self {
+        Self { state: Mutex::default(), root, line, left }
+    }
+
+    /// Tells the guest that device number `device` has come to the bus.
+    pub fn announce(&self, device: u8) {
+        let mut state = lock(&self.state);
+        state.came |= bit(device);
+        self.drive(&state);
+    }
+
+    /// Asks the guest to let go of device number `device`; again, if it was asked before.
+    pub fn request(&self, device: u8) {
+        let mut state = lock(&self.state);
+        state.to_go |= bit(device);
+        state.leaving |= bit(device);
+        self.drive(&state);
+    }
+
+    /// The devices that have left the bus since the last call.
+    pub fn take_gone(&self) -> Vec<u8> {
+        devices(std::mem::take(&mut lock(&self.state).gone)).collect()
+    }
+
+    /// Registers as at power-on. No guest holds what is to go any more, so it leaves the bus. To be called with all
+    /// vCPUs stopped.
+    pub fn reset(&self) {
+        let mut state = lock(&self.state);
+        let leaving = state.leaving;
+        self.remove(&mut state, leaving);
+        *state = State { gone: state.gone, ..State::default() };
+        self.drive(&state);
+    }
+
+    /// Takes devices off the bus.
+    fn remove(&self, state: &mut State, mask: u32) {
+        for device in devices(mask) {
+            if let Some(function) = self.root.remove(PciAddress::on_root_bus(device)) {
+                info!("{}: off the bus", function.id());
+            }
+        }
+        state.came &= !mask;
+        state.to_go &= !mask;
+        state.leaving &= !mask;
+        state.gone |= mask;
+    }
+
+    fn drive(&self, state: &State) {
+        let active = state.came | state.to_go != 0;
+        if let Err(error) = self.line.set(active) {
+            // Not a warning, which a guest could bring about as often as it likes.
+            debug!("hot plug: setting the interrupt line: {error}");
+        }
+    }
+}
+
+impl BusDevice for HotplugRegisters {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let Ok(data) = <&mut [u8; 4]>::try_from(data) else { return };
+        let mut state = lock(&self.state);
+        let register = match offset {
+            CAME => &mut state.came,
+            TO_GO => &mut state.to_go,
+            _ => return,
+        };
+        *data = std::mem::take(register).to_le_bytes();
+        self.drive(&state);
+    }
+
+    /// Devices that nobody asked for stay: the guest has no say in what the VM is made of.
+    fn write(&self, offset: u64, data: &[u8]) {
+        let (EJECT, Ok(data)) = (offset, <[u8; 4]>::try_from(data)) else { return };
+        let mut state = lock(&self.state);
+        let mask = u32::from_le_bytes(data) & state.leaving;
+        self.remove(&mut state, mask);
+        self.drive(&state);
+        drop(state);
+        if mask != 0 {
+            (self.left)();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::pci::tests::{Function, machine};
+
+    #[derive(Clone, Default)]
+    struct Line(Arc<AtomicBool>);
+
+    impl InterruptLine for Line {
+        fn set(&self, active: bool) -> io::Result<()> {
+            self.0.store(active, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    struct Rig {
+        registers: HotplugRegisters,
+        root: Arc<PciRoot>,
+        line: Line,
+        left: Arc<AtomicUsize>,
+    }
+
+    fn rig() -> Rig {
+        let (line, left) = (Line::default(), Arc::new(AtomicUsize::new(0)));
+        let root = machine().root;
+        let count = left.clone();
+        let called = Box::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        let registers = HotplugRegisters::new(root.clone(), Box::new(line.clone()), called);
+        Rig { registers, root, line, left }
+    }
+
+    impl Rig {
+        fn plug(&self, device: u8) {
+            self.root.add(PciAddress::on_root_bus(device), Function::new(device, &[])).unwrap();
+            self.registers.announce(device);
+        }
+
+        fn read(&self, offset: u64) -> u32 {
+            let mut data = [0xff; 4];
+            self.registers.read(offset, &mut data);
+            u32::from_le_bytes(data)
+        }
+
+        fn eject(&self, mask: u32) {
+            self.registers.write(EJECT, &mask.to_le_bytes());
+        }
+
+        fn is_up(&self) -> bool {
+            self.line.0.load(Ordering::Relaxed)
+        }
+
+        /// Devices on the bus beside the host bridge.
+        fn on_bus(&self) -> Vec<u8> {
+            self.root.devices().iter().map(|(address, _)| address.device).filter(|device| *device != 0).collect()
+        }
+    }
+
+    #[test]
+    fn line_is_up_until_the_guest_has_read_everything() {
+        let rig = rig();
+        rig.plug(2);
+        rig.plug(31);
+        rig.registers.request(2);
+        assert!(rig.is_up());
+        assert_eq!(rig.read(CAME), (1 << 2) | (1 << 31));
+        assert!(rig.is_up(), "a device is to go");
+        assert_eq!(rig.read(TO_GO), 1 << 2);
+        assert!(!rig.is_up());
+        assert_eq!((rig.read(CAME), rig.read(TO_GO), rig.read(EJECT)), (0, 0, 0));
+        assert_eq!(rig.on_bus(), [2, 31], "asked for, not gone");
+    }
+
+    #[test]
+    fn device_goes_when_the_guest_lets_go_of_it_and_no_other() {
+        let rig = rig();
+        rig.plug(2);
+        rig.plug(3);
+        rig.registers.request(3);
+        rig.eject(u32::MAX);
+        assert_eq!(rig.on_bus(), [2]);
+        assert_eq!((rig.registers.take_gone(), rig.left.load(Ordering::Relaxed)), (vec![3], 1));
+        rig.eject(u32::MAX);
+        assert_eq!((rig.registers.take_gone(), rig.left.load(Ordering::Relaxed)), (vec![], 1));
+        // Its place is free for another, which nobody has asked for.
+        rig.plug(3);
+        rig.eject(1 << 3);
+        assert_eq!(rig.on_bus(), [2, 3]);
+    }
+
+    #[test]
+    fn request_is_repeated_until_it_is_followed() {
+        let rig = rig();
+        rig.plug(4);
+        for _ in 0..3 {
+            rig.registers.request(4);
+            assert_eq!((rig.is_up(), rig.read(TO_GO)), (true, 1 << 4));
+        }
+        rig.eject(1 << 4);
+        assert_eq!(rig.on_bus(), []);
+        rig.read(CAME);
+        assert!(!rig.is_up());
+    }
+
+    #[test]
+    fn reset_completes_what_was_asked_for() {
+        let rig = rig();
+        rig.plug(2);
+        rig.plug(3);
+        rig.registers.request(3);
+        rig.registers.reset();
+        assert!(!rig.is_up());
+        assert_eq!((rig.on_bus(), rig.registers.take_gone()), (vec![2], vec![3]));
+        assert_eq!((rig.read(CAME), rig.read(TO_GO)), (0, 0));
+    }
+
+    #[test]
+    fn accesses_of_other_widths_and_places_do_nothing() {
+        let rig = rig();
+        rig.plug(2);
+        rig.registers.request(2);
+        for len in [0, 1, 2, 3, 8] {
+            let mut data = vec![0xff; len];
+            rig.registers.read(CAME, &mut data);
+            assert_eq!(data, vec![0; len]);
+            rig.registers.write(EJECT, &vec![0xff; len]);
+        }
+        for offset in [0, 1, 4, 7, 9, 12, u64::MAX] {
+            rig.registers.write(offset, &[0xff; 4]);
+        }
+        assert_eq!((rig.on_bus(), rig.read(CAME)), (vec![2], 1 << 2));
+    }
+
+    proptest! {
+        /// Whatever a guest writes and reads, only devices that are to go do.
+        #[test]
+        fn guest_decides_nothing_but_when(
+            steps in prop::collection::vec((0u8..4, 2u8..6, any::<u32>(), 0u64..13), 0..60),
+        ) {
+            let rig = rig();
+            let mut there = std::collections::BTreeSet::new();
+            let mut leaving = std::collections::BTreeSet::new();
+            for (step, device, value, offset) in steps {
+                match step {
+                    0 if there.insert(device) => rig.plug(device),
+                    1 if there.contains(&device) => {
+                        leaving.insert(device);
+                        rig.registers.request(device);
+                    }
+                    2 => drop(rig.read(offset)),
+                    3 => {
+                        rig.registers.write(offset, &value.to_le_bytes());
+                        if offset == EJECT {
+                            let going: Vec<u8> = leaving.iter().copied().filter(|at| value & bit(*at) != 0).collect();
+                            going.iter().for_each(|at| {
+                                there.remove(at);
+                                leaving.remove(at);
+                            });
+                            prop_assert_eq!(rig.registers.take_gone(), going);
+                        }
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(rig.on_bus(), there.iter().copied().collect::<Vec<_>>());
+            }
+        }
+    }
+}
