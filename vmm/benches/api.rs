@@ -20,9 +20,9 @@ use iommu_bounce::{Engine, EngineConfig, Report};
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use vmm::api::types::{DeviceNode, IommuBounceChange};
+use vmm::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use vmm::api::{ApiServer, ApiSocket, Shared};
-use vmm::config::VmConfig;
+use vmm::config::{DeviceConfig, VmConfig};
 use vmm::control::{Control, Machine, Mailbox, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::vm::VmError;
@@ -246,6 +246,15 @@ impl Machine for Null {
             pci_bdf: pci_bdf.into(),
         };
         vec![node("_iommu", "0000:00:01.0"), node("drive", "0000:00:02.0")]
+    }
+    fn add_device(&mut self, _: &DeviceConfig) -> Result<PciDeviceInfo, VmError> {
+        Err(VmError::Guest("has no room".into()))
+    }
+    fn remove_device(&mut self, _: &str) -> bool {
+        false
+    }
+    fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
+        Vec::new()
     }
     fn iommu(&self) -> Option<IommuStatus> {
         let engine = lock(&self.0);

@@ -210,6 +210,11 @@ where
         iommu_bounce: cli.iommu_bounce,
     });
     vm.as_mut().map_or(Ok(()), VmConfig::prepare).map_err(mistake)?;
+    if cli.api_socket.is_none() && vm.as_ref().is_some_and(|vm| vm.devices.is_empty() && vm.iommu_bounce.is_some()) {
+        let rule =
+            "needs a device behind the virtio-iommu (--device path=…,iommu=on), or --api-socket, by which one can come";
+        return Err(mistake(ConfigError::new("--iommu-bounce", rule)));
+    }
     Ok(Invocation {
         vm,
         api_socket: cli.api_socket,
@@ -265,6 +270,12 @@ mod tests {
     fn bare_iommu_bounce_takes_its_defaults() {
         let all = ["carom", "--iommu-bounce", "--kernel", "k", "--device", "path=/d,iommu=on"];
         assert_eq!(parse(all).unwrap().vm.unwrap().iommu_bounce.unwrap().size, 64 << 20);
+    }
+
+    #[test]
+    fn windows_without_a_device_wait_for_one_that_the_api_brings() {
+        let all = ["carom", "--kernel", "k", "--iommu-bounce", "--api-socket", "path=/s"];
+        assert!(parse(all).unwrap().vm.unwrap().has_iommu());
     }
 
     #[test]

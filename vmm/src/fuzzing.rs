@@ -7,7 +7,7 @@ use std::sync::Arc;
 use iommu_bounce::Report;
 
 use crate::api::operations::{Action, OPERATIONS};
-use crate::api::types::{DeviceNode, IommuBounceChange};
+use crate::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use crate::config::{DeviceConfig, VmConfig};
 use crate::control::{Call, Control, ControlError, Machine, Mailbox, Options, Reply};
 use crate::event_monitor::EventMonitor;
@@ -40,6 +40,15 @@ impl Machine for Unbootable {
         match *self {}
     }
     fn devices(&self) -> Vec<DeviceNode> {
+        match *self {}
+    }
+    fn add_device(&mut self, _: &DeviceConfig) -> Result<PciDeviceInfo, VmError> {
+        match *self {}
+    }
+    fn remove_device(&mut self, _: &str) -> bool {
+        match *self {}
+    }
+    fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
         match *self {}
     }
     fn iommu(&self) -> Option<IommuStatus> {

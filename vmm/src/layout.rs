@@ -65,6 +65,13 @@ pub const PCI_IO: RangeInclusive<u64> = 0x1000..=0xffff;
 pub const PCI_ECAM: u64 = 0xf800_0000;
 /// Bytes of ECAM for one bus.
 pub const PCI_ECAM_SIZE: u64 = MIB;
+/// Device numbers on the root bus: 0 is the host bridge, 1 the virtio-iommu, the rest are for devices of the host.
+pub const PCI_SLOTS: RangeInclusive<u8> = 2..=31;
+/// In a VM that has a virtio-iommu, the part of [`PCI_SLOTS`] that is behind it: the guest is told so from the start, so
+/// that devices can come there at any time.
+pub const PCI_SLOTS_BEHIND_IOMMU: RangeInclusive<u8> = 2..=17;
+/// In a VM that has a virtio-iommu, the part of [`PCI_SLOTS`] that is not behind it.
+pub const PCI_SLOTS_BESIDE_IOMMU: RangeInclusive<u8> = 18..=31;
 /// Legacy PCI configuration ports.
 pub const PCI_CONFIG_PORTS: RangeInclusive<u64> = 0xcf8..=0xcff;
 
@@ -85,6 +92,10 @@ pub const SERIAL_PORT: u64 = 0x3f8;
 pub const SERIAL_IRQ: u32 = 4;
 /// Interrupt line of ACPI events: the power button.
 pub const ACPI_EVENT_IRQ: u32 = 5;
+/// Interrupt line of PCI hot plug, level-triggered. Above the lines that were ISA's, whose trigger mode guests presume.
+pub const PCI_HOTPLUG_IRQ: u32 = 16;
+/// PCI hot plug registers.
+pub const PCI_HOTPLUG_PORTS: u64 = 0x610;
 /// ACPI sleep control, sleep status and reset registers, a byte each.
 pub const ACPI_PORTS: u64 = 0x600;
 /// Interrupt lines of the I/O APIC; message-signalled interrupts are numbered from here.

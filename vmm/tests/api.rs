@@ -306,7 +306,10 @@ fn mistakes_are_answered_with_what_is_wrong() {
     };
     assert!(create(&json!({"payload": {"kernel": "/k"}, "colour": "red"})).contains("`colour`"));
     assert!(create(&json!({"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 0}})).starts_with("cpus.boot_vcpus: 0"));
-    assert!(create(&json!({"payload": {"kernel": "/k"}, "iommu_bounce": {}})).starts_with("iommu_bounce: needs"));
+    assert!(
+        create(&json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "iommu_bounce": {}}))
+            .starts_with("iommu_bounce: needs")
+    );
     assert_eq!(carom.request("POST", "vm.info", None).0, 405);
     assert_eq!(carom.request("GET", "vm.boot", None).0, 405);
     assert_eq!(carom.request("GET", "vm.nonsense", None).0, 404);

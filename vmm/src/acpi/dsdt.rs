@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The differentiated system description: host bridge, serial port, power button, sleep state.
+//! The differentiated system description: host bridge, PCI hot plug, serial port, power button, sleep state.
+
+mod hotplug;
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Method, Name, Notify, ONE,
-    Package, Path, ResourceTemplate, Scope, ZERO,
+    AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed, Method,
+    MethodCall, Name, Notify, ONE, Package, Path, ResourceTemplate, Scope, ZERO,
 };
 
 use super::Machine;
 use crate::layout::{
-    ACPI_EVENT_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOLE, PCI_IO, SERIAL_IRQ, SERIAL_PORT,
+    ACPI_EVENT_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOLE, PCI_HOTPLUG_IRQ, PCI_IO, SERIAL_IRQ,
+    SERIAL_PORT, WINDOW_APERTURE,
 };
 
 /// Value of the sleep type field that powers the machine off.
@@ -24,10 +27,12 @@ fn narrow<T: TryFrom<u64>>(value: u64) -> T {
 pub(super) fn build(machine: &Machine) -> Vec<u8> {
     let mut aml = Vec::new();
     host_bridge(machine, &mut aml);
+    hotplug::slots(&mut aml);
+    hotplug::registers(&mut aml);
     if machine.serial {
         serial_port(&mut aml);
     }
-    power_button(&mut aml);
+    events(&mut aml);
     Name::new("_S5_".into(), &Package::new(vec![&SLEEP_TYPE_S5])).to_aml_bytes(&mut aml);
     aml
 }
@@ -57,6 +62,8 @@ fn host_bridge(machine: &Machine, aml: &mut Vec<u8>) {
     let config = IO::new(narrow(*ports.start()), narrow(*ports.start()), 1, ports_len);
     let resources = ResourceTemplate::new(vec![&bus, &config, &before, &after, &hole, &high]);
     let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE));
+    let (start, end) = WINDOW_APERTURE.into_inner();
+    let aperture = Memory32Fixed::new(true, narrow(start), narrow(end - start + 1));
     Scope::new(
         "_SB_".into(),
         vec![
@@ -73,13 +80,14 @@ fn host_bridge(machine: &Machine, aml: &mut Vec<u8>) {
                     &Name::new("_CRS".into(), &resources),
                 ],
             ),
-            // ECAM as a motherboard resource, which is what Linux wants besides the memory map.
+            // ECAM as a motherboard resource, which is what Linux wants besides the memory map; and the aperture of
+            // windows, so that the guest does not put a BAR of a device there that comes later.
             &Device::new(
                 "MBRD".into(),
                 vec![
                     &Name::new("_HID".into(), &EISAName::new("PNP0C02")),
                     &Name::new("_UID".into(), &ZERO),
-                    &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ecam])),
+                    &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ecam, &aperture])),
                 ],
             ),
         ],
@@ -87,13 +95,15 @@ fn host_bridge(machine: &Machine, aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
 }
 
-/// The power button, and the generic event device (ACPI 6.5, section 5.6.9) by whose interrupt it is pressed: a
-/// hardware-reduced machine has no fixed button.
-fn power_button(aml: &mut Vec<u8>) {
+/// The power button, and the generic event device (ACPI 6.5, section 5.6.9) by whose interrupts it is pressed and devices
+/// come and go: a hardware-reduced machine has no fixed button.
+fn events(aml: &mut Vec<u8>) {
     /// Notification: the button was pressed (ACPI 6.5, section 5.6.6).
     const PRESSED: u8 = 0x80;
-    let line = Interrupt::new(true, true, false, false, ACPI_EVENT_IRQ);
-    let button = Path::new("PWRB");
+    let press = Interrupt::new(true, true, false, false, ACPI_EVENT_IRQ);
+    let plug = Interrupt::new(true, false, false, false, PCI_HOTPLUG_IRQ);
+    let (button, line) = (Path::new("PWRB"), Arg(0));
+    let (pressed, plugged) = (Equal::new(&line, &ACPI_EVENT_IRQ), Equal::new(&line, &PCI_HOTPLUG_IRQ));
     Scope::new(
         "_SB_".into(),
         vec![
@@ -106,9 +116,16 @@ fn power_button(aml: &mut Vec<u8>) {
                 vec![
                     &Name::new("_HID".into(), &"ACPI0013"),
                     &Name::new("_UID".into(), &ZERO),
-                    &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&line])),
-                    // The line that it is called for is the only one.
-                    &Method::new("_EVT".into(), 1, true, vec![&Notify::new(&button, &PRESSED)]),
+                    &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&press, &plug])),
+                    &Method::new(
+                        "_EVT".into(),
+                        1,
+                        true,
+                        vec![
+                            &If::new(&pressed, vec![&Notify::new(&button, &PRESSED)]),
+                            &If::new(&plugged, vec![&MethodCall::new(hotplug::SCAN.into(), vec![])]),
+                        ],
+                    ),
                 ],
             ),
         ],

@@ -35,8 +35,8 @@ pub struct Machine {
     pub vcpus: u32,
     /// Where 64-bit BARs are.
     pub mem64: RangeInclusive<u64>,
-    /// The virtio-iommu, and the functions behind it.
-    pub iommu: Option<(PciAddress, Vec<PciAddress>)>,
+    /// The virtio-iommu, and the range of functions behind it, whether they are there or yet to come.
+    pub iommu: Option<(PciAddress, RangeInclusive<PciAddress>)>,
     /// Whether there is a first serial port.
     pub serial: bool,
 }
@@ -118,15 +118,12 @@ fn mcfg() -> MCFG {
     mcfg
 }
 
-/// The virtual I/O translation table (ACPI 6.5, section 5.2.31): the virtio-iommu, and each function behind it as a
-/// range of its own, so that what lies between is not.
-fn viot(iommu: PciAddress, endpoints: &[PciAddress]) -> VIOT {
+/// The virtual I/O translation table (ACPI 6.5, section 5.2.31): the virtio-iommu, and the range of functions behind it.
+fn viot(iommu: PciAddress, endpoints: &RangeInclusive<PciAddress>) -> VIOT {
     let device = |a: PciAddress| PciDevice::new(a.segment, a.bus, a.device, a.function);
     let mut viot = VIOT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     let handle = viot.add_virtio_pci_iommu(VirtIoPciIommu::new(device(iommu)));
-    for endpoint in endpoints {
-        viot.add_pci_range(PciRange::new(device(*endpoint), device(*endpoint), &handle));
-    }
+    viot.add_pci_range(PciRange::new(device(*endpoints.start()), device(*endpoints.end()), &handle));
     viot
 }
 
@@ -138,7 +135,7 @@ mod tests {
         Machine {
             vcpus: 2,
             mem64: 0x40_0000_0000..=0x7f_ffff_ffff,
-            iommu: Some((PciAddress::on_root_bus(1), vec![PciAddress::on_root_bus(2), PciAddress::on_root_bus(4)])),
+            iommu: Some((PciAddress::on_root_bus(1), PciAddress::on_root_bus(2)..=PciAddress::on_root_bus(17))),
             serial: true,
         }
     }
@@ -180,8 +177,7 @@ mod tests {
 
     #[test]
     fn tables_of_the_largest_machine_fit() {
-        let iommu = Some((PciAddress::on_root_bus(1), (2..32).map(PciAddress::on_root_bus).collect()));
-        let image = build(&Machine { vcpus: 254, iommu, ..machine() }, ACPI_TABLES);
+        let image = build(&Machine { vcpus: 254, ..machine() }, ACPI_TABLES);
         assert!(ACPI_TABLES + image.len() as u64 <= HIGH_RAM_START);
     }
 }

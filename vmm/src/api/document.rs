@@ -29,6 +29,7 @@ pub const SERVED: &str = include_str!("../../../docs/openapi.json");
         types::VmInfo,
         types::VmState,
         types::DeviceNode,
+        types::PciDeviceInfo,
         types::VmResize,
         types::VmRemoveDevice,
         types::IommuBounce,
@@ -84,8 +85,9 @@ fn describe(operation: &Operation) -> OperationBuilder {
             .required(Some(Required::True));
         described = described.request_body(Some(body.build()));
     }
-    let (status, response) = success(operation.success);
-    described = described.response(status, response);
+    for (status, response) in success(operation.success) {
+        described = described.response(status, response);
+    }
     let mut refusals: Vec<(u16, String)> =
         operation.refusals.iter().map(|(code, why)| (*code, (*why).into())).collect();
     if operation.request.is_some() {
@@ -106,21 +108,27 @@ fn describe(operation: &Operation) -> OperationBuilder {
     described
 }
 
-fn success(success: Success) -> (&'static str, utoipa::openapi::Response) {
+fn success(success: Success) -> Vec<(&'static str, utoipa::openapi::Response)> {
     let done = ResponseBuilder::new().description("Done.");
+    let with_schema = |name| Content::new(Some(Ref::from_schema_name(name)));
     match success {
-        Success::Nothing => ("204", done.build()),
-        Success::Body(schema) => {
-            ("200", done.content("application/json", Content::new(Some(Ref::from_schema_name(schema)))).build())
+        Success::Nothing => vec![("204", done.build())],
+        Success::Body(schema) => vec![("200", done.content("application/json", with_schema(schema)).build())],
+        Success::BodyIfBooted(schema) => {
+            let booted = ResponseBuilder::new().description("Done, in the VM that is booted.");
+            vec![
+                ("200", booted.content("application/json", with_schema(schema)).build()),
+                ("204", done.description("Done, for the next boot.").build()),
+            ]
         }
         Success::Document => {
             let object = ObjectBuilder::new().schema_type(Type::Object);
-            ("200", done.content("application/json", Content::new(Some(object))).build())
+            vec![("200", done.content("application/json", Content::new(Some(object))).build())]
         }
         Success::Text => {
             let text = ObjectBuilder::new().schema_type(Type::String);
             let media_type = metrics::CONTENT_TYPE.split(';').next().unwrap_or_default();
-            ("200", done.content(media_type, Content::new(Some(text))).build())
+            vec![("200", done.content(media_type, Content::new(Some(text))).build())]
         }
     }
 }

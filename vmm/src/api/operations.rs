@@ -53,6 +53,8 @@ pub enum Success {
     Nothing,
     /// 200 with a body of this schema.
     Body(&'static str),
+    /// 200 with a body of this schema where the VM is booted, otherwise 204.
+    BodyIfBooted(&'static str),
     /// 200 with a JSON document.
     Document,
     /// 200 with text.
@@ -255,20 +257,20 @@ pub static OPERATIONS: &[Operation] = &[
         verb: Verb::Put,
         name: "vm.add-device",
         id: "addDeviceVM",
-        summary: "Adds a device to a VM that is not booted.",
+        summary: "Adds a device, to a running VM too.",
         request: Some("DeviceConfig"),
-        success: Success::Nothing,
-        refusals: &[NOT_CREATED, (405, "The VM is booted.")],
+        success: Success::BodyIfBooted("PciDeviceInfo"),
+        refusals: &[NOT_CREATED],
         action: Action::WithBody(add_device),
     },
     Operation {
         verb: Verb::Put,
         name: "vm.remove-device",
         id: "removeDeviceVM",
-        summary: "Takes a device from a VM that is not booted.",
+        summary: "Takes a device away; a running guest is asked to let go of it.",
         request: Some("VmRemoveDevice"),
         success: Success::Nothing,
-        refusals: &[(404, "No VM is created, or it has no such device."), (405, "The VM is booted.")],
+        refusals: &[(404, "No VM is created, or it has no such device.")],
         action: Action::WithBody(|body| with_body::<VmRemoveDevice>(body, |device| Call::RemoveDevice(device.id))),
     },
 ];

@@ -16,6 +16,7 @@ use super::server::{Door, Shared};
 use super::types::VmmPing;
 use super::{document, metrics};
 use crate::control::{Call, ControlError, ControlHandle, Reply};
+use crate::vm::VmError;
 
 /// Longest body in bytes.
 const MAX_BODY: usize = 1 << 20;
@@ -92,6 +93,7 @@ fn answer(outcome: Result<Reply, ControlError>) -> Response<Full<Bytes>> {
             response
         }
         Ok(Reply::Info(info)) => json(&info),
+        Ok(Reply::Added(device)) => json(&device),
         Ok(Reply::Counters(counters)) => json(&counters),
         Ok(Reply::Bounce(bounce)) => json(&bounce),
         Ok(Reply::Snapshot(snapshot)) => match metrics::render(&snapshot) {
@@ -100,7 +102,7 @@ fn answer(outcome: Result<Reply, ControlError>) -> Response<Full<Bytes>> {
         },
         Err(error) => {
             let message = match &error {
-                ControlError::Config(error) => error.in_json(),
+                ControlError::Config(error) | ControlError::Vm(VmError::Config(error)) => error.in_json(),
                 error => error.to_string(),
             };
             refusal(status(&error), &message)

@@ -63,6 +63,15 @@ pub struct DeviceNode {
     pub pci_bdf: String,
 }
 
+/// A device that was added to a VM that is booted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PciDeviceInfo {
+    /// Its ID.
+    pub id: String,
+    /// Where the guest sees it: segment, bus, device, function.
+    pub bdf: String,
+}
+
 /// Counters by device ID and name.
 pub type VmCounters = BTreeMap<String, BTreeMap<String, u64>>;
 

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 pub use option_list::{OptionList, OptionListError};
 pub use size::parse_size;
 
-use crate::layout::{MAX_MEMORY, MIB, WINDOW_APERTURE};
+use crate::layout::{MAX_MEMORY, MIB, PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BESIDE_IOMMU, WINDOW_APERTURE};
 
 /// Most vCPUs a VM may have: what the 8-bit local APIC IDs of the MADT can name.
 pub const MAX_VCPUS: u32 = 254;
@@ -25,8 +25,6 @@ pub const CHUNK_SIZE: u64 = 2 * MIB;
 pub const DEFAULT_BOUNCE_SIZE: u64 = 64 * MIB;
 /// Least RAM that any kernel boots in.
 const MIN_MEMORY: u64 = 32 * MIB;
-/// Most devices that fit on the root bus beside the host bridge and the virtio-iommu.
-const MAX_DEVICES: usize = 30;
 
 /// A rule of the configuration that does not hold; one line, for the user.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -280,6 +278,11 @@ impl VmConfig {
         self.check_device_count()?;
         self.devices.iter().try_for_each(DeviceConfig::check_id)?;
         self.complete();
+        if self.iommu_bounce.is_some() && !self.devices.is_empty() && self.devices.iter().all(|device| !device.iommu) {
+            // Not a rule that always holds: devices come and go while the VM runs.
+            let rule = "needs a device behind the virtio-iommu: add ',iommu=on' to a --device";
+            return Err(ConfigError::new("--iommu-bounce", rule));
+        }
         self.validate()
     }
 
@@ -303,9 +306,9 @@ impl VmConfig {
         }
     }
 
-    /// Whether the VM has a virtio-iommu.
+    /// Whether the VM has a virtio-iommu: for a device behind it, or for one that will come to it while the VM runs.
     pub fn has_iommu(&self) -> bool {
-        self.devices.iter().any(|device| device.iommu)
+        self.iommu_bounce.is_some() || self.devices.iter().any(|device| device.iommu)
     }
 
     /// Checks every rule that can be checked without touching the host.
@@ -346,8 +349,18 @@ impl VmConfig {
     }
 
     fn check_device_count(&self) -> Result<(), ConfigError> {
-        if self.devices.len() > MAX_DEVICES {
-            return Err(ConfigError::new("--device", format!("at most {MAX_DEVICES} devices fit on the bus")));
+        let behind = self.devices.iter().filter(|device| device.iommu).count();
+        let beside = self.devices.len() - behind;
+        let rule = if !self.has_iommu() {
+            (beside > PCI_SLOTS.len()).then(|| format!("at most {} devices fit on the bus", PCI_SLOTS.len()))
+        } else if behind > PCI_SLOTS_BEHIND_IOMMU.len() {
+            Some(format!("at most {} devices fit behind the virtio-iommu", PCI_SLOTS_BEHIND_IOMMU.len()))
+        } else {
+            let most = PCI_SLOTS_BESIDE_IOMMU.len();
+            (beside > most).then(|| format!("at most {most} devices without iommu=on fit beside the virtio-iommu"))
+        };
+        if let Some(rule) = rule {
+            return Err(ConfigError::new("--device", rule));
         }
         Ok(())
     }
@@ -369,9 +382,7 @@ impl VmConfig {
 
     fn validate_bounce(&self, bounce: &IommuBounceConfig) -> Result<(), ConfigError> {
         let aperture = WINDOW_APERTURE.end() - WINDOW_APERTURE.start() + 1;
-        let (field, rule) = if !self.has_iommu() {
-            ("--iommu-bounce", "needs a device behind the virtio-iommu: add ',iommu=on' to a --device".to_string())
-        } else if bounce.size == 0 || !bounce.size.is_multiple_of(CHUNK_SIZE) {
+        let (field, rule) = if bounce.size == 0 || !bounce.size.is_multiple_of(CHUNK_SIZE) {
             ("--iommu-bounce size", format!("{} bytes are no positive multiple of {}M", bounce.size, CHUNK_SIZE / MIB))
         } else if !bounce.max.is_multiple_of(CHUNK_SIZE) {
             ("--iommu-bounce max", format!("{} bytes are no multiple of {}M", bounce.max, CHUNK_SIZE / MIB))

@@ -69,14 +69,31 @@ fn senseless_memory_sizes_are_refused() {
 }
 
 #[test]
-fn bounce_without_a_device_behind_the_iommu_is_refused() {
+fn bounce_is_refused_where_all_devices_are_beside_the_iommu() {
     let mut config = config();
     config.iommu_bounce = Some("".parse().unwrap());
-    assert_eq!(config.validate().unwrap_err().field, "--iommu-bounce");
+    config.clone().prepare().unwrap();
+    assert!(config.has_iommu(), "for a device that will come");
     config.devices.push("path=/a".parse().unwrap());
-    assert_eq!(config.validate().unwrap_err().field, "--iommu-bounce");
+    assert_eq!(config.clone().prepare().unwrap_err().field, "--iommu-bounce");
+    config.complete();
+    config.validate().expect("the last device behind it may go while the VM runs");
     config.devices.push("path=/b,iommu=on".parse().unwrap());
-    config.validate().unwrap();
+    config.devices.iter_mut().for_each(|device| device.id = None);
+    config.prepare().unwrap();
+}
+
+#[test]
+fn devices_that_do_not_fit_are_refused() {
+    let fits = |behind: usize, beside: usize| {
+        let device = |number: usize, iommu| DeviceConfig { path: format!("/{number}").into(), iommu, id: None };
+        let devices = (0..behind + beside).map(|number| device(number, number < behind)).collect();
+        VmConfig { devices, ..config() }.validate().map_err(|error| error.to_string())
+    };
+    assert_eq!((fits(0, 30), fits(16, 14), fits(1, 14)), (Ok(()), Ok(()), Ok(())));
+    assert_eq!(fits(0, 31).unwrap_err(), "--device: at most 30 devices fit on the bus");
+    assert_eq!(fits(17, 0).unwrap_err(), "--device: at most 16 devices fit behind the virtio-iommu");
+    assert_eq!(fits(1, 15).unwrap_err(), "--device: at most 14 devices without iommu=on fit beside the virtio-iommu");
 }
 
 #[test]

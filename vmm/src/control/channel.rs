@@ -95,6 +95,8 @@ pub enum GuestEvent {
     PowerOff,
     /// It asked for a reset, or crashed such that a machine resets.
     Reset,
+    /// It let go of a device that it was asked for.
+    DeviceLeft,
     /// It, or KVM on its behalf, cannot go on.
     Failed(String),
 }
@@ -104,6 +106,7 @@ struct Notes {
     failed: Option<String>,
     power_off: bool,
     reset: bool,
+    device_left: bool,
 }
 
 /// Where a VM's vCPUs leave notes for the control thread. It holds at most one of each kind, so a guest that asks in a
@@ -117,10 +120,11 @@ impl Mailbox {
     /// Leaves a note.
     pub fn leave(&self, event: GuestEvent) {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        let was_empty = notes.failed.is_none() && !notes.power_off && !notes.reset;
+        let was_empty = notes.failed.is_none() && !notes.power_off && !notes.reset && !notes.device_left;
         match event {
             GuestEvent::PowerOff => notes.power_off = true,
             GuestEvent::Reset => notes.reset = true,
+            GuestEvent::DeviceLeft => notes.device_left = true,
             GuestEvent::Failed(reason) => notes.failed = notes.failed.take().or(Some(reason)),
         }
         drop(notes);
@@ -129,13 +133,14 @@ impl Mailbox {
         }
     }
 
-    /// Takes the gravest note out, and all that it makes pointless.
+    /// Takes the gravest note out, and all that it makes pointless: with each of the others, devices are closed too.
     pub(super) fn take(&self) -> Option<GuestEvent> {
         let notes = std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner));
         match notes {
             Notes { failed: Some(reason), .. } => Some(GuestEvent::Failed(reason)),
             Notes { power_off: true, .. } => Some(GuestEvent::PowerOff),
             Notes { reset: true, .. } => Some(GuestEvent::Reset),
+            Notes { device_left: true, .. } => Some(GuestEvent::DeviceLeft),
             _ => None,
         }
     }

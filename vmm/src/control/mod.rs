@@ -10,6 +10,7 @@ mod channel;
 mod counters;
 mod error;
 pub(crate) mod figures;
+mod hotplug;
 mod signals;
 
 #[cfg(test)]
@@ -23,7 +24,9 @@ use std::sync::mpsc::Receiver;
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 
-use crate::api::types::{DeviceNode, IommuBounceChange, IommuBounceReport, VmCounters, VmInfo, VmResize, VmState};
+use crate::api::types::{
+    DeviceNode, IommuBounceChange, IommuBounceReport, PciDeviceInfo, VmCounters, VmInfo, VmResize, VmState,
+};
 use crate::config::{ConfigError, CpusConfig, DeviceConfig, VmConfig};
 use crate::event_monitor::EventMonitor;
 use crate::vm::{IOMMU_ID, Vm, VmError};
@@ -81,6 +84,8 @@ pub enum Reply {
     Done,
     /// What the VM is.
     Info(Box<VmInfo>),
+    /// It is done, to a VM that is booted: this device came.
+    Added(PciDeviceInfo),
     /// The counters of its devices.
     Counters(VmCounters),
     /// What the bounce windows are.
@@ -161,6 +166,13 @@ pub trait Machine: Sized {
     fn raise_nmi(&self) -> Result<(), VmError>;
     /// The guest's devices.
     fn devices(&self) -> Vec<DeviceNode>;
+    /// Adds a device of the host and tells the guest. On error nothing has changed.
+    fn add_device(&mut self, device: &DeviceConfig) -> Result<PciDeviceInfo, VmError>;
+    /// Asks the guest to let go of the device of this ID; `false` if there is none. Once the guest did, or is reset, the
+    /// device is off the bus, and the mailbox has a note.
+    fn remove_device(&mut self, id: &str) -> bool;
+    /// Gives the devices back that have left the bus since the last call, and returns what they were.
+    fn close_devices(&mut self) -> Vec<PciDeviceInfo>;
     /// What its virtio-iommu is set to and holds, if it has one.
     fn iommu(&self) -> Option<IommuStatus>;
     /// That one's figures, with latencies.
@@ -189,6 +201,8 @@ struct Created<M> {
 struct Booted<M> {
     vm: M,
     mailbox: Arc<Mailbox>,
+    /// Devices that the guest was asked to let go of and has still. The configuration has them no more.
+    leaving: Vec<DeviceConfig>,
 }
 
 /// The control thread's own.
@@ -238,7 +252,7 @@ impl<M: Machine> Control<M> {
         self.monitor.event("vm", "booting");
         let mut vm = M::build(&created.config, mailbox.clone())?;
         vm.start(true)?;
-        created.booted = Some(Booted { vm, mailbox });
+        created.booted = Some(Booted { vm, mailbox, leaving: Vec::new() });
         created.state = State::Running;
         self.monitor.event("vm", "booted");
         Ok(())
@@ -304,17 +318,8 @@ impl<M: Machine> Control<M> {
             Call::PowerButton => self.booted("vm.power-button")?.1.press_power_button()?,
             Call::Nmi => self.raise_nmi()?,
             Call::Resize(size) => self.resize(&size)?,
-            Call::AddDevice(device) => self.change_config("vm.add-device", |config| {
-                config.devices.push(device);
-                config.complete();
-                Ok(())
-            })?,
-            Call::RemoveDevice(id) => self.change_config("vm.remove-device", |config| {
-                let place = config.devices.iter().position(|device| device.id.as_ref() == Some(&id));
-                let place = place.ok_or_else(|| ControlError::NoSuchPart(format!("there is no device '{id}'")))?;
-                config.devices.remove(place);
-                Ok(())
-            })?,
+            Call::AddDevice(device) => return self.add_device(device),
+            Call::RemoveDevice(id) => self.remove_device(&id)?,
             // The caller's, as it ends the loop.
             Call::ShutdownVmm => {}
         }
@@ -468,7 +473,7 @@ impl<M: Machine> Control<M> {
     /// Puts everything back to power-on and boots again; the vCPUs run afterwards if `run` says so.
     fn reset(&mut self, run: bool) -> Result<(), VmError> {
         let Some(created) = &mut self.created else { return Ok(()) };
-        let Some(Booted { vm, mailbox }) = &mut created.booted else { return Ok(()) };
+        let Some(Booted { vm, mailbox, .. }) = &mut created.booted else { return Ok(()) };
         self.monitor.event("vm", "rebooting");
         if created.state == State::Running {
             vm.pause()?;
@@ -476,8 +481,10 @@ impl<M: Machine> Control<M> {
         vm.report_counters(&self.monitor);
         mailbox.forget_resets();
         vm.reset()?;
+        self.close_devices();
+        let Some(Created { booted: Some(Booted { vm, .. }), state, .. }) = &mut self.created else { return Ok(()) };
         vm.start(run)?;
-        created.state = if run { State::Running } else { State::Paused };
+        *state = if run { State::Running } else { State::Paused };
         self.monitor.event("vm", "rebooted");
         Ok(())
     }
@@ -513,6 +520,10 @@ impl<M: Machine> Control<M> {
                 self.end_of_guest(Ok(()))
             }
             Some(GuestEvent::Failed(reason)) => self.end_of_guest(Err(VmError::Guest(reason))),
+            Some(GuestEvent::DeviceLeft) => {
+                self.close_devices();
+                ControlFlow::Continue(())
+            }
             Some(GuestEvent::Reset) => match self.reset(state == State::Running) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(error) => self.end_of_guest(Err(error)),

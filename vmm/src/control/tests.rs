@@ -20,9 +20,11 @@ thread_local! {
     static MAILBOX: RefCell<Option<Arc<Mailbox>>> = const { RefCell::new(None) };
 }
 
-/// A VM without a guest. One whose command line is `fail` cannot be built.
+/// A VM without a guest. One whose command line is `fail` cannot be built, and a device whose path is `/fail` not opened.
 struct Null {
     vcpus_run: bool,
+    /// Names of the devices, and whether each is to go.
+    devices: Vec<(String, bool)>,
 }
 
 impl Machine for Null {
@@ -32,7 +34,8 @@ impl Machine for Null {
         }
         assert_eq!(ALIVE.replace(1), 0, "two VMs at once");
         MAILBOX.set(Some(mailbox));
-        Ok(Self { vcpus_run: false })
+        let name = |device: &DeviceConfig| (device.id.clone().unwrap(), false);
+        Ok(Self { vcpus_run: false, devices: config.devices.iter().map(name).collect() })
     }
 
     fn start(&mut self, run: bool) -> Result<(), VmError> {
@@ -67,7 +70,36 @@ impl Machine for Null {
     }
 
     fn devices(&self) -> Vec<DeviceNode> {
-        Vec::new()
+        let node = |(id, _): &(String, bool)| DeviceNode {
+            id: id.clone(),
+            resources: Vec::new(),
+            children: Vec::new(),
+            pci_bdf: String::new(),
+        };
+        self.devices.iter().map(node).collect()
+    }
+
+    fn add_device(&mut self, device: &DeviceConfig) -> Result<PciDeviceInfo, VmError> {
+        if device.path.as_os_str() == "/fail" {
+            return Err(VmError::Guest("cannot be opened".into()));
+        }
+        let id = device.id.clone().unwrap();
+        assert!(self.devices.iter().all(|(other, _)| *other != id), "two devices of one name");
+        self.devices.push((id.clone(), false));
+        Ok(PciDeviceInfo { id, bdf: "0000:00:02.0".into() })
+    }
+
+    fn remove_device(&mut self, id: &str) -> bool {
+        let device = self.devices.iter_mut().find(|(other, _)| other == id);
+        device.map(|(_, to_go)| *to_go = true).is_some()
+    }
+
+    /// Its guest lets go as soon as somebody looks.
+    fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
+        let (gone, kept) = std::mem::take(&mut self.devices).into_iter().partition(|(_, to_go)| *to_go);
+        self.devices = kept;
+        let gone: Vec<(String, bool)> = gone;
+        gone.into_iter().map(|(id, _)| PciDeviceInfo { id, bdf: "0000:00:02.0".into() }).collect()
     }
 
     fn iommu(&self) -> Option<IommuStatus> {
@@ -175,7 +207,8 @@ impl Model {
             (Step::Boot, Some(Created | Shutdown)) if self.bootable => Some(Running),
             (Step::Boot, Some(Created | Shutdown)) => return Err(Refusal::Unbootable),
             (Step::PowerButton | Step::Nmi, state @ Some(Running | Paused)) => state,
-            (Step::Grow | Step::AddDevice, state @ Some(Created | Shutdown)) => state,
+            (Step::Grow, state @ Some(Created | Shutdown)) => state,
+            (Step::AddDevice, state) => state,
             (Step::Pause, Some(Running)) => Some(Paused),
             (Step::Resume, Some(Paused)) => Some(Running),
             (Step::Reboot, Some(Running | Paused)) => Some(Running),
@@ -230,9 +263,9 @@ fn apply(control: &mut Control<Null>, step: Step) -> Result<(), Refusal> {
             let id = format!("device{}", next_number());
             let device = DeviceConfig { path: format!("/{id}").into(), iommu: false, id: Some(id.clone()) };
             let added = control.serve_call(Call::AddDevice(device)).map(drop);
-            return added
-                .and_then(|()| control.serve_call(Call::RemoveDevice(id)).map(drop))
-                .map_err(|error| refusal(&error));
+            let removed = added.and_then(|()| control.serve_call(Call::RemoveDevice(id)).map(drop));
+            guest(control, GuestEvent::DeviceLeft);
+            return removed.map_err(|error| refusal(&error));
         }
         Step::Shutdown => Call::Shutdown,
         Step::Delete => Call::Delete,
@@ -332,6 +365,97 @@ fn configuration_that_breaks_a_rule_creates_nothing() {
     assert_eq!(state(&mut control), None);
 }
 
+fn device(path: &str, id: Option<&str>) -> DeviceConfig {
+    DeviceConfig { path: path.into(), iommu: false, id: id.map(Into::into) }
+}
+
+fn add(control: &mut Control<Null>, path: &str, id: Option<&str>) -> Result<Option<String>, String> {
+    match control.serve_call(Call::AddDevice(device(path, id))) {
+        Ok(Reply::Done) => Ok(None),
+        Ok(Reply::Added(info)) => Ok(Some(info.id)),
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Names of the devices in the configuration, and in the VM.
+fn names(control: &mut Control<Null>) -> (Vec<String>, Vec<String>) {
+    match control.serve_call(Call::Info) {
+        Ok(Reply::Info(info)) => {
+            let configured = info.config.devices.iter().map(|device| device.id.clone().unwrap());
+            (configured.collect(), info.device_tree.into_keys().collect())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn device_comes_to_a_running_vm_and_goes_when_its_guest_lets_go() {
+    let mut control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true });
+    control.create(config("")).unwrap();
+    assert_eq!(add(&mut control, "/a", None), Ok(None));
+    control.boot().unwrap();
+    assert_eq!(add(&mut control, "/b", None), Ok(Some("_vfio1".into())));
+    assert_eq!(add(&mut control, "/c", Some("c")), Ok(Some("c".into())));
+    let (all, without_b) = (["_vfio0", "_vfio1", "c"].map(String::from), ["_vfio0", "c"].map(String::from));
+    assert_eq!(names(&mut control), (all.to_vec(), all.to_vec()));
+
+    // Asked twice, gone once.
+    for _ in 0..2 {
+        control.serve_call(Call::RemoveDevice("_vfio1".into())).unwrap();
+        assert_eq!(names(&mut control), (without_b.to_vec(), all.to_vec()));
+    }
+    let still = add(&mut control, "/b", None).unwrap_err();
+    assert!(still.starts_with("--device path: /b is about to be removed"), "{still}");
+    let still = add(&mut control, "/d", Some("_vfio1")).unwrap_err();
+    assert!(still.starts_with("--device id: '_vfio1' is about to be removed"), "{still}");
+    assert_eq!(add(&mut control, "/d", None), Ok(Some("_vfio2".into())), "a name that nobody has");
+    guest(&mut control, GuestEvent::DeviceLeft);
+    let gone = control.serve_call(Call::RemoveDevice("_vfio1".into())).unwrap_err();
+    assert!(matches!(gone, ControlError::NoSuchPart(_)), "{gone}");
+    assert_eq!(add(&mut control, "/b", None), Ok(Some("_vfio1".into())));
+    control.delete();
+}
+
+#[test]
+fn device_that_cannot_come_changes_nothing() {
+    let mut control = Control::<Null>::new(EventMonitor::none(), Options::default());
+    control.create(config("")).unwrap();
+    control.boot().unwrap();
+    add(&mut control, "/a", Some("a")).unwrap();
+    let before = names(&mut control);
+    for (path, id, why) in [
+        ("/fail", None, "cannot be opened"),
+        ("/a", None, "--device path: /a is given twice"),
+        ("/b", Some("a"), "'a' is"),
+    ] {
+        let error = add(&mut control, path, id).unwrap_err();
+        assert!(error.contains(why), "{error}");
+        assert_eq!(names(&mut control), before);
+    }
+    let unknown = control.serve_call(Call::RemoveDevice("_iommu".into())).unwrap_err();
+    assert_eq!(unknown.to_string(), "there is no device '_iommu'");
+    control.delete();
+}
+
+#[test]
+fn removal_is_completed_by_a_reset_and_lasts_beyond_the_next_boot() {
+    let mut control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true });
+    control.create(config("")).unwrap();
+    control.boot().unwrap();
+    for path in ["/a", "/b", "/c"] {
+        add(&mut control, path, Some(&path[1..])).unwrap();
+    }
+    control.serve_call(Call::RemoveDevice("a".into())).unwrap();
+    guest(&mut control, GuestEvent::Reset);
+    assert_eq!(names(&mut control).1, ["b", "c"]);
+    control.serve_call(Call::RemoveDevice("b".into())).unwrap();
+    control.serve_call(Call::Shutdown).unwrap();
+    control.serve_call(Call::Boot).unwrap();
+    assert_eq!(names(&mut control), (vec!["c".into()], vec!["c".into()]));
+    control.delete();
+}
+
 #[test]
 fn windows_are_changed_for_the_running_vm_and_for_its_next_boot() {
     let mut control = Control::<Null>::new(EventMonitor::none(), Options::default());
@@ -344,6 +468,7 @@ fn windows_are_changed_for_the_running_vm_and_for_its_next_boot() {
 
     let mut with_windows = config("");
     with_windows.devices.push(DeviceConfig { path: "/d".into(), iommu: true, id: None });
+    with_windows.complete();
     with_windows.iommu_bounce = Some("size=8M,max=16M".parse().unwrap());
     control.create(with_windows).unwrap();
     let budget = |control: &mut Control<Null>| match control.serve_call(Call::Bounce) {

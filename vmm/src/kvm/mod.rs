@@ -4,6 +4,7 @@
 
 pub mod cpuid;
 mod irqchip;
+pub mod line;
 pub mod msi;
 pub mod registers;
 pub mod slots;

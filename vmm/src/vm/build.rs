@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use devices::legacy::power::{self, PowerRegisters, PowerRequest};
 use devices::legacy::serial::{self, SerialPort};
-use devices::pci::{BarWindows, ConfigPorts, Ecam, PciAddress, PciRoot};
+use devices::pci::{BarWindows, ConfigPorts, Ecam, HotplugRegisters, PciAddress, PciRoot};
 use devices::platform::{AddressSpace, Space};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::passthrough::{self, Passthrough, Surroundings};
+use super::passthrough::{IOMMU_ADDRESS, Passthrough, Surroundings};
 use super::{Vm, VmError, load};
 use crate::acpi;
 use crate::address_space::{IoMap, IoMapOwner};
@@ -21,11 +21,15 @@ use crate::boot::Payload;
 use crate::config::{ConsoleMode, VmConfig};
 use crate::control::{GuestEvent, Mailbox};
 use crate::kvm::cpuid::CpuidTemplate;
+use crate::kvm::line::KvmLine;
 use crate::kvm::msi::KvmMsi;
 use crate::kvm::registers::{VcpuState, set_mtrr_write_back};
 use crate::kvm::slots::KvmSlots;
 use crate::kvm::{IrqchipState, KvmError, KvmVm};
-use crate::layout::{ACPI_EVENT_IRQ, ACPI_PORTS, GIB, PCI_ECAM, PCI_IO, PCI_MEM32, SERIAL_IRQ, SERIAL_PORT};
+use crate::layout::{
+    ACPI_EVENT_IRQ, ACPI_PORTS, GIB, PCI_ECAM, PCI_HOTPLUG_IRQ, PCI_HOTPLUG_PORTS, PCI_IO, PCI_MEM32,
+    PCI_SLOTS_BEHIND_IOMMU, SERIAL_IRQ, SERIAL_PORT,
+};
 use crate::memory;
 use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
@@ -52,8 +56,10 @@ impl Vm {
         let pci = add_root_bus(&io_map, &machine)?;
         let msi = KvmMsi::new(kvm.fd.clone())
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
-        let surroundings = Surroundings { kvm: &kvm, memory: &memory, slots, msi: Arc::new(msi), pci: &pci };
-        let Passthrough { iommu, ram } = passthrough::add_devices(config, &machine, &surroundings)?;
+        let hotplug = add_hotplug_registers(&io_map, &kvm, &pci, mailbox.clone())?;
+        let (vm, memory_of_devices) = (kvm.fd.clone(), memory.clone());
+        let around = Surroundings { vm, memory: memory_of_devices, slots, msi: Arc::new(msi), pci: pci.clone() };
+        let passthrough = Passthrough::new(config, around)?;
 
         let mut vcpus = Vec::new();
         let mut initial = Vec::new();
@@ -75,8 +81,9 @@ impl Vm {
             initial_irqchip,
             _io_map: io_map,
             pci,
-            iommu,
-            _ram: ram,
+            hotplug,
+            passthrough,
+            closed: Vec::new(),
             machine,
             payload,
             kvm,
@@ -91,17 +98,12 @@ impl Vm {
 
 /// What the ACPI tables say of the VM: its CPUs, and which function sits where.
 fn describe(config: &VmConfig, physical_bits: u8) -> acpi::Machine {
-    let addresses = passthrough::addresses(config);
-    let behind: Vec<PciAddress> = config
-        .devices
-        .iter()
-        .zip(&addresses)
-        .filter_map(|(device, address)| device.iommu.then_some(*address))
-        .collect();
+    let (first, last) = PCI_SLOTS_BEHIND_IOMMU.into_inner();
+    let behind = PciAddress::on_root_bus(first)..=PciAddress::on_root_bus(last);
     acpi::Machine {
         vcpus: config.cpus.boot_vcpus,
         mem64: mem64(config.memory.size, physical_bits),
-        iommu: config.has_iommu().then_some((passthrough::IOMMU_ADDRESS, behind)),
+        iommu: config.has_iommu().then_some((IOMMU_ADDRESS, behind)),
         serial: config.serial.mode != ConsoleMode::Off,
     }
 }
@@ -133,6 +135,22 @@ fn add_root_bus(io_map: &Arc<IoMap>, machine: &acpi::Machine) -> Result<Arc<PciR
     let ports = Arc::new(ConfigPorts::new(root.clone()));
     io_map.insert(Space::Port, ConfigPorts::BASE, ConfigPorts::SIZE, ports).map_err(place)?;
     Ok(root)
+}
+
+/// Places the registers of PCI hot plug. A device that the guest lets go of is given back by the control thread.
+fn add_hotplug_registers(
+    io_map: &IoMap,
+    kvm: &KvmVm,
+    pci: &Arc<PciRoot>,
+    mailbox: Arc<Mailbox>,
+) -> Result<Arc<HotplugRegisters>, VmError> {
+    let line = Box::new(KvmLine::new(kvm.fd.clone(), PCI_HOTPLUG_IRQ));
+    let left = Box::new(move || mailbox.leave(GuestEvent::DeviceLeft));
+    let registers = Arc::new(HotplugRegisters::new(pci.clone(), line, left));
+    io_map
+        .insert(Space::Port, PCI_HOTPLUG_PORTS, HotplugRegisters::LEN, registers.clone())
+        .map_err(|source| VmError::Device { what: "placing the hot-plug registers", source })?;
+    Ok(registers)
 }
 
 /// Connects the interrupt line of ACPI events.

@@ -9,6 +9,7 @@ use devices::vfio::VfioPciError;
 use thiserror::Error;
 
 use crate::boot::BootError;
+use crate::config::ConfigError;
 use crate::kvm::KvmError;
 use crate::memory::MemoryError;
 
@@ -30,6 +31,9 @@ pub enum VmError {
     /// The root bus.
     #[error(transparent)]
     Pci(#[from] PciError),
+    /// What a client asked of a running VM breaks a rule.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The way to the host's IOMMU.
     #[error("--platform: {source}")]
     Platform {
@@ -77,7 +81,7 @@ impl VmError {
             Self::Boot(error) => error.is_user_error(),
             Self::Kvm(error) => error.is_user_error(),
             Self::Passthrough { source, .. } | Self::Platform { source } => source.is_user_error(),
-            Self::File { .. } => true,
+            Self::File { .. } | Self::Config(_) => true,
             _ => false,
         }
     }

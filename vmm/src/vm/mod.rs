@@ -9,9 +9,8 @@ mod promise;
 
 use std::sync::Arc;
 
-use devices::pci::{PciAddress, PciDevice, PciRoot};
-use devices::vfio::GuestRamMapping;
-use devices::virtio::iommu::{IommuHandle, IommuStatus};
+use devices::pci::{HotplugRegisters, PciAddress, PciDevice, PciRoot};
+use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 use kvm_bindings::kvm_clock_data;
 use vm_memory::GuestMemoryMmap;
@@ -21,15 +20,17 @@ pub use error::VmError;
 
 use crate::acpi;
 use crate::address_space::IoMapOwner;
-use crate::api::types::{DeviceNode, IommuBounceChange};
+use crate::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use crate::boot::Payload;
-use crate::config::VmConfig;
+use crate::config::{DeviceConfig, VmConfig};
 use crate::control::{Machine, Mailbox};
 use crate::event_monitor::EventMonitor;
 use crate::kvm::registers::{self, Entry, VcpuState};
 use crate::kvm::{IrqchipState, KvmError, KvmVm};
 use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
+
+use passthrough::Passthrough;
 
 /// ID of the virtio-iommu.
 pub(crate) const IOMMU_ID: &str = "_iommu";
@@ -44,9 +45,10 @@ pub struct Vm {
     initial_irqchip: IrqchipState,
     _io_map: IoMapOwner,
     pci: Arc<PciRoot>,
-    iommu: Option<Arc<IommuHandle>>,
-    /// Held for its end: dropping it unmaps RAM for the devices.
-    _ram: Option<GuestRamMapping>,
+    hotplug: Arc<HotplugRegisters>,
+    passthrough: Passthrough,
+    /// Devices that are given back and that nobody was told of yet.
+    closed: Vec<PciDeviceInfo>,
     machine: acpi::Machine,
     payload: Payload,
     kvm: KvmVm,
@@ -108,6 +110,9 @@ impl Machine for Vm {
 
     fn reset(&mut self) -> Result<(), VmError> {
         self.stop_vcpus();
+        // What is to go goes now. The IOMMU relies on all devices behind it being quiet when it is reset.
+        self.hotplug.reset();
+        self.close_gone();
         self.pci.reset().map_err(|source| VmError::Device { what: "resetting the devices", source })?;
         self.initial_irqchip.restore(&self.kvm.fd)?;
         for (vcpu, state) in self.vcpus.iter().zip(&self.initial) {
@@ -137,16 +142,35 @@ impl Machine for Vm {
         self.pci.devices().into_iter().map(node).collect()
     }
 
+    fn add_device(&mut self, device: &DeviceConfig) -> Result<PciDeviceInfo, VmError> {
+        let address = self.passthrough.add(device)?;
+        self.hotplug.announce(address.device);
+        Ok(PciDeviceInfo { id: device.id.clone().unwrap_or_default(), bdf: address.to_string() })
+    }
+
+    fn remove_device(&mut self, id: &str) -> bool {
+        let address = self.passthrough.find(id);
+        if let Some(address) = address {
+            self.hotplug.request(address.device);
+        }
+        address.is_some()
+    }
+
+    fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
+        self.close_gone();
+        std::mem::take(&mut self.closed)
+    }
+
     fn iommu(&self) -> Option<IommuStatus> {
-        self.iommu.as_ref().map(|iommu| iommu.status())
+        self.passthrough.iommu().map(|iommu| iommu.status())
     }
 
     fn engine_report(&self) -> Option<Report> {
-        self.iommu.as_ref().map(|iommu| iommu.engine_report())
+        self.passthrough.iommu().map(|iommu| iommu.engine_report())
     }
 
     fn tune_bounce(&self, change: &IommuBounceChange) -> Result<(), VmError> {
-        let Some(iommu) = &self.iommu else { return Ok(()) };
+        let Some(iommu) = self.passthrough.iommu() else { return Ok(()) };
         let budget = change.budget.map_or(Ok(()), |bytes| iommu.set_budget(bytes));
         budget
             .and_then(|()| change.threshold.map_or(Ok(()), |bytes| iommu.set_threshold(bytes)))
@@ -154,7 +178,7 @@ impl Machine for Vm {
     }
 
     fn report_counters(&self, monitor: &EventMonitor) {
-        if let Some(iommu) = &self.iommu {
+        if let Some(iommu) = self.passthrough.iommu() {
             monitor.event_with("virtio-iommu", "counters", Some(iommu.counters()));
             monitor.event_with("virtio-iommu", "report", Some(iommu.engine_report()));
         }
@@ -162,6 +186,14 @@ impl Machine for Vm {
 }
 
 impl Vm {
+    /// Gives devices back that have left the bus.
+    fn close_gone(&mut self) {
+        for address in self.hotplug.take_gone().into_iter().map(PciAddress::on_root_bus) {
+            let closed = self.passthrough.close(address);
+            self.closed.extend(closed.map(|id| PciDeviceInfo { id, bdf: address.to_string() }));
+        }
+    }
+
     fn stop_vcpus(&self) {
         self.vcpus.iter().for_each(Vcpu::pause);
         self.vcpus.iter().for_each(Vcpu::wait_paused);

@@ -1,88 +1,208 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices of the host in the VM, and the virtio-iommu in front of them.
+//! Devices of the host in the VM, and the virtio-iommu in front of them: what is there at boot, and what comes and goes
+//! while the guest runs.
 
 use std::sync::Arc;
 
-use devices::pci::{PciAddress, PciRoot};
+use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::platform::{MemorySlots, MsiAllocator};
 use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioMapper, VfioPciDevice, map_guest_ram};
 use devices::virtio::iommu::{self, IommuHandle, IommuParams, WindowRegion};
 use iommu_bounce::{DmaMapper, EngineConfig, MapperLimits, WindowConfig};
+use kvm_ioctls::VmFd;
+use log::error;
 use vfio_ioctls::VfioDeviceFd;
 use vm_memory::GuestMemoryMmap;
 
 use super::{VmError, promise};
-use crate::acpi;
-use crate::config::{CHUNK_SIZE, IommuBounceConfig, IommuPoll, VmConfig};
-use crate::kvm::{KvmVm, create_vfio_device};
-use crate::layout::MSI_WINDOW;
+use crate::config::{CHUNK_SIZE, ConfigError, DeviceConfig, IommuBounceConfig, IommuPoll, VmConfig};
+use crate::kvm::create_vfio_device;
+use crate::layout::{MSI_WINDOW, PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BESIDE_IOMMU};
 
 /// Where the virtio-iommu sits.
 pub(super) const IOMMU_ADDRESS: PciAddress = PciAddress::on_root_bus(1);
-/// Device number of the first passthrough device; the others follow.
-const FIRST_DEVICE: u8 = 2;
 
 /// What devices are connected to.
-pub(super) struct Surroundings<'a> {
-    pub(super) kvm: &'a KvmVm,
-    pub(super) memory: &'a Arc<GuestMemoryMmap>,
+pub(super) struct Surroundings {
+    pub(super) vm: Arc<VmFd>,
+    pub(super) memory: Arc<GuestMemoryMmap>,
     pub(super) slots: Arc<dyn MemorySlots>,
     pub(super) msi: Arc<dyn MsiAllocator>,
-    pub(super) pci: &'a Arc<PciRoot>,
+    pub(super) pci: Arc<PciRoot>,
 }
 
-/// Where each of the configuration's devices sits, in order.
-pub(super) fn addresses(config: &VmConfig) -> Vec<PciAddress> {
-    (FIRST_DEVICE..32).map(PciAddress::on_root_bus).take(config.devices.len()).collect()
+/// A device of the host in the VM.
+struct Device {
+    address: PciAddress,
+    /// Whether it is behind the virtio-iommu.
+    behind: bool,
+    function: Arc<VfioPciDevice>,
 }
 
-/// What passthrough leaves for the VM to keep.
+/// An address space of the host that all devices share that are not behind the virtio-iommu.
+struct SharedSpace {
+    /// Held for its end: dropping it unmaps RAM for the devices.
+    _ram: GuestRamMapping,
+    space: DmaSpace,
+}
+
+/// The devices of the host in the VM, with what they need of the host.
+///
+/// Fields are dropped in this order: devices before what their DMA goes through.
 pub(super) struct Passthrough {
-    /// The virtio-iommu, if there is one.
-    pub(super) iommu: Option<Arc<IommuHandle>>,
-    /// RAM mapped for the devices that are not behind it.
-    pub(super) ram: Option<GuestRamMapping>,
+    devices: Vec<Device>,
+    iommu: Option<Arc<IommuHandle>>,
+    shared: Option<SharedSpace>,
+    /// There once a device was.
+    host: Option<HostIommu>,
+    iommufd: bool,
+    around: Surroundings,
 }
 
-/// Opens all devices, and puts them and the virtio-iommu on the root bus.
-pub(super) fn add_devices(
-    config: &VmConfig,
-    machine: &acpi::Machine,
-    around: &Surroundings<'_>,
-) -> Result<Passthrough, VmError> {
-    if config.devices.is_empty() {
-        return Ok(Passthrough { iommu: None, ram: None });
+impl Passthrough {
+    /// Opens the devices of `config`, and puts them and the virtio-iommu on the root bus.
+    pub(super) fn new(config: &VmConfig, around: Surroundings) -> Result<Self, VmError> {
+        let iommufd = config.platform.iommufd;
+        let mut all = Self { devices: Vec::new(), iommu: None, shared: None, host: None, iommufd, around };
+        let mut endpoints = Vec::new();
+        for device in &config.devices {
+            // Which slots a device may take follows from whether there will be an IOMMU.
+            let address = all.free_address(config.has_iommu(), device)?;
+            let (function, mapper) = all.open(device, address)?;
+            endpoints.extend(mapper.map(|mapper| (address, mapper)));
+            all.around.pci.add(address, function.clone())?;
+            all.devices.push(Device { address, behind: device.iommu, function });
+        }
+        if config.has_iommu() {
+            all.iommu = Some(add_iommu(config, endpoints, &all.around)?);
+        }
+        Ok(all)
     }
-    let kvm_vfio = VfioDeviceFd::new_from_kvm(create_vfio_device(&around.kvm.fd)?);
-    let host = open_host_iommu(config, Arc::new(kvm_vfio))?;
-    let mut ram = None;
-    let mut shared: Option<DmaSpace> = None;
-    let mut endpoints = Vec::new();
-    for (index, (device, address)) in config.devices.iter().zip(addresses(config)).enumerate() {
+
+    /// The virtio-iommu, if there is one.
+    pub(super) fn iommu(&self) -> Option<&Arc<IommuHandle>> {
+        self.iommu.as_ref()
+    }
+
+    /// Opens a device and puts it on the root bus of the running VM. Returns where it is. On error nothing has changed.
+    pub(super) fn add(&mut self, device: &DeviceConfig) -> Result<PciAddress, VmError> {
+        let address = self.free_address(self.iommu.is_some(), device)?;
+        let (function, mapper) = self.open(device, address)?;
+        let added = self.connect(address, &function, mapper);
+        if added.is_err() {
+            self.disconnect(address, device.iommu);
+            self.end_shared_space();
+        } else {
+            self.devices.push(Device { address, behind: device.iommu, function });
+        }
+        added.map(|()| address)
+    }
+
+    fn connect(
+        &self,
+        address: PciAddress,
+        function: &Arc<VfioPciDevice>,
+        mapper: Option<VfioMapper>,
+    ) -> Result<(), VmError> {
+        if let (Some(iommu), Some(mapper)) = (&self.iommu, mapper) {
+            iommu
+                .add_endpoint(address.endpoint_id(), Box::new(mapper))
+                .map_err(|error| VmError::Iommu(format!("device at {address}: {error}")))?;
+        }
+        Ok(self.around.pci.add(address, function.clone())?)
+    }
+
+    /// Gives a device back that has left the bus. Returns its name. Nothing is mapped for it or pinned afterwards.
+    pub(super) fn close(&mut self, address: PciAddress) -> Option<String> {
+        let place = self.devices.iter().position(|device| device.address == address)?;
+        let Device { behind, function, .. } = self.devices.remove(place);
+        let id = function.id().to_string();
+        if let Err(error) = function.reset() {
+            error!("{id}: resetting it: {error}");
+        }
+        self.disconnect(address, behind);
+        drop(function);
+        self.end_shared_space();
+        Some(id)
+    }
+
+    /// Takes away what a device behind the virtio-iommu can reach.
+    fn disconnect(&self, address: PciAddress, behind: bool) {
+        if let (true, Some(iommu)) = (behind, &self.iommu) {
+            // Its mapper is dropped, which empties its address space. There is none where it was not taken in.
+            drop(iommu.remove_endpoint(address.endpoint_id()));
+        }
+    }
+
+    /// Unpins RAM when no device reaches it directly any more.
+    fn end_shared_space(&mut self) {
+        if self.devices.iter().all(|device| device.behind) {
+            self.shared = None;
+        }
+    }
+
+    /// Where the device of this name is.
+    pub(super) fn find(&self, id: &str) -> Option<PciAddress> {
+        self.devices.iter().find(|device| device.function.id() == id).map(|device| device.address)
+    }
+
+    /// A slot for a device, of a VM with or without a virtio-iommu.
+    fn free_address(&self, has_iommu: bool, device: &DeviceConfig) -> Result<PciAddress, VmError> {
+        let (mut slots, which) = match (has_iommu, device.iommu) {
+            (true, true) => (PCI_SLOTS_BEHIND_IOMMU, "behind"),
+            (true, false) => (PCI_SLOTS_BESIDE_IOMMU, "beside"),
+            (false, false) => (PCI_SLOTS, "without"),
+            (false, true) => {
+                let rule = "the VM runs without a virtio-iommu; it has one if it is booted with iommu_bounce, or with a \
+                            device with iommu=on";
+                return Err(ConfigError::new("--device iommu", rule).into());
+            }
+        };
+        let count = slots.len();
+        let is_free = |address: &PciAddress| self.devices.iter().all(|device| device.address != *address);
+        slots.by_ref().map(PciAddress::on_root_bus).find(is_free).ok_or_else(|| {
+            let rule = format!("all {count} slots {which} the virtio-iommu are taken: remove a device first");
+            ConfigError::new("--device", rule).into()
+        })
+    }
+
+    /// Opens a device, in an address space of its own with its mapper if it is to be behind the virtio-iommu, and with
+    /// the others in one that has all RAM if not.
+    fn open(
+        &mut self,
+        device: &DeviceConfig,
+        address: PciAddress,
+    ) -> Result<(Arc<VfioPciDevice>, Option<VfioMapper>), VmError> {
         let fail = |source| VmError::Passthrough { path: device.path.display().to_string(), source };
-        let space = match &shared {
-            Some(space) if !device.iommu => space.clone(),
+        if self.host.is_none() {
+            self.host = Some(open_host_iommu(self.iommufd, &self.around.vm)?);
+        }
+        let host = self.host.as_ref().expect("just made");
+        let space = match &self.shared {
+            Some(shared) if !device.iommu => shared.space.clone(),
             _ => host.new_space().map_err(fail)?,
         };
-        let id = device.id.clone().unwrap_or_else(|| format!("_vfio{index}"));
-        let function =
-            VfioPciDevice::open(&id, &device.path, &space, around.msi.clone(), around.slots.clone()).map_err(fail)?;
+        let id = device.id.as_deref().unwrap_or("_vfio");
+        let (msi, slots) = (self.around.msi.clone(), self.around.slots.clone());
+        let function = Arc::new(VfioPciDevice::open(id, &device.path, &space, msi, slots).map_err(fail)?);
         if device.iommu {
-            let mapper = host.mapper(space, address.endpoint_id(), &function, around.memory.clone()).map_err(fail)?;
-            endpoints.push((address, mapper));
-        } else if ram.is_none() {
-            ram = Some(map_guest_ram(&space, around.memory).map_err(fail)?);
-            shared = Some(space);
+            let memory = self.around.memory.clone();
+            let mapper = host.mapper(space, address.endpoint_id(), &function, memory).map_err(fail)?;
+            return Ok((function, Some(mapper)));
         }
-        around.pci.add(address, Arc::new(function))?;
+        if self.shared.is_none() {
+            // The space must have a device by then.
+            let _ram = map_guest_ram(&space, &self.around.memory).map_err(fail)?;
+            self.shared = Some(SharedSpace { _ram, space });
+        }
+        Ok((function, None))
     }
-    let iommu = machine.iommu.is_some().then(|| add_iommu(config, endpoints, around)).transpose()?;
-    Ok(Passthrough { iommu, ram })
 }
 
-fn open_host_iommu(config: &VmConfig, kvm_vfio: Arc<VfioDeviceFd>) -> Result<HostIommu, VmError> {
-    if !config.platform.iommufd {
+fn open_host_iommu(iommufd: bool, vm: &VmFd) -> Result<HostIommu, VmError> {
+    let kvm_vfio = Arc::new(VfioDeviceFd::new_from_kvm(create_vfio_device(vm)?));
+    if !iommufd {
         return Ok(HostIommu::containers(Some(kvm_vfio)));
     }
     HostIommu::iommufd(Some(kvm_vfio)).map_err(|source| VmError::Platform { source })
@@ -92,7 +212,7 @@ fn open_host_iommu(config: &VmConfig, kvm_vfio: Arc<VfioDeviceFd>) -> Result<Hos
 fn add_iommu(
     config: &VmConfig,
     endpoints: Vec<(PciAddress, VfioMapper)>,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<Arc<IommuHandle>, VmError> {
     let limits: Vec<MapperLimits> = endpoints.iter().map(|(_, mapper)| mapper.limits()).collect();
     let bounce = config.iommu_bounce.as_ref();

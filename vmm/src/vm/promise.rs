@@ -15,10 +15,14 @@ pub(super) fn page_size_mask(limits: &[MapperLimits]) -> u64 {
     limits.iter().fold(!(PAGE_SIZE - 1), |mask, limits| mask & limits.page_size_mask)
 }
 
-/// From 0 to the highest IOVA that every endpoint's host IOMMU can translate.
+/// Where there is no endpoint yet: what the smallest host IOMMUs can translate (39 bits, a third level of page tables).
+const LEAST_RANGE: u64 = (1 << 39) - 1;
+
+/// From 0 to the highest IOVA that every endpoint's host IOMMU can translate. What one that comes later cannot, the
+/// guest is told of as reserved.
 pub(super) fn input_range(limits: &[MapperLimits]) -> RangeInclusive<u64> {
     let highest = |limits: &MapperLimits| limits.iova_ranges.iter().map(|range| *range.end()).max();
-    0..=limits.iter().filter_map(highest).min().unwrap_or(u64::MAX)
+    0..=limits.iter().filter_map(highest).min().unwrap_or(LEAST_RANGE)
 }
 
 /// The largest part of [`WINDOW_APERTURE`] that every endpoint's host IOMMU can translate, in whole chunks; `None` where
@@ -55,7 +59,7 @@ mod tests {
         let both = [wide, narrow];
         assert_eq!(input_range(&both), 0..=(1 << 39) - 1);
         assert_eq!(page_size_mask(&both), 0x4020_1000);
-        assert_eq!((input_range(&[]), page_size_mask(&[])), (0..=u64::MAX, !0xfff));
+        assert_eq!((input_range(&[]), page_size_mask(&[])), (0..=LEAST_RANGE, !0xfff));
     }
 
     #[test]
