@@ -20,7 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::support::{MIB, SITE};
 
 /// Longest boot of a guest under emulation.
-const BOOT_TIME: Duration = Duration::from_secs(60);
+pub(crate) const BOOT_TIME: Duration = Duration::from_secs(60);
 
 /// Says that it is there, then counts, and tells of NMIs and presses of the power button as it sees them.
 const COUNT: &str = r#"
@@ -36,24 +36,24 @@ while :; do
 done
 "#;
 
-fn command_line() -> String {
+pub(crate) fn command_line() -> String {
     "console=ttyS0 quiet panic=-1 oops=panic mitigations=off iommu.strict=1 nmi_watchdog=0".into()
 }
 
 /// Runs calls of the client to their end. Its connection lives from one to the next.
-struct Calls(Runtime);
+pub(crate) struct Calls(Runtime);
 
 impl Calls {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Builder::new_current_thread().enable_all().build().unwrap())
     }
 
-    fn make<T>(&self, call: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
+    pub(crate) fn make<T>(&self, call: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
         self.0.block_on(call)
     }
 }
 
-fn status(error: &ClientError) -> u16 {
+pub(crate) fn status(error: &ClientError) -> u16 {
     match error {
         ClientError::Api(error) => error.code.as_u16(),
         other => panic!("{other:?}"),

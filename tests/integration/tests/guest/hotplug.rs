@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Devices that come to a running guest and go again, by Cloud Hypervisor's client from crates.io as it is.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::Site;
+use carom_integration::api::ApiVmm;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use cloud_hypervisor_client::apis::DefaultApi;
+use cloud_hypervisor_client::models::{DeviceConfig, VmRemoveDevice, VmState};
+use cloud_hypervisor_client::socket_based_api_client;
+use serde_json::{Value, json};
+
+use crate::api::{BOOT_TIME, Calls, command_line, status};
+use crate::support::{MIB, SITE};
+
+/// Each time the drive comes: verified I/O on it, then reads until it goes.
+fn use_whenever_there(drive: &str) -> String {
+    let verify = workload::fio_verify(16, 32).replace("nvme0n1", &format!("{drive}n1"));
+    format!(
+        r#"
+echo CAROM-READY
+n=0
+while :; do
+    while [ ! -b /dev/{drive}n1 ]; do sleep 0.1; done
+    n=$((n + 1))
+    address=$(basename "$(readlink -f /sys/class/nvme/{drive}/device)")
+    echo "CAROM-CAME $n $address $(cat /sys/bus/pci/devices/$address/iommu_group/type 2>/dev/null || echo direct)"
+    {verify}
+    (while dd if=/dev/{drive}n1 of=/dev/null iflag=direct bs=64k; do :; done) 2>/dev/null &
+    reader=$!
+    echo "CAROM-WORKED $n"
+    while [ -e /sys/bus/pci/devices/$address ]; do sleep 0.1; done
+    wait $reader
+    echo "CAROM-GONE $n"
+done
+"#
+    )
+}
+
+fn put(vmm: &ApiVmm, operation: &str, body: &Value) {
+    let body = Some(body).filter(|body| !body.is_null());
+    let (status, answer) = vmm.call("PUT", &format!("/api/v1/{operation}"), body).unwrap();
+    assert_eq!(status, 204, "{operation}: {answer}");
+}
+
+fn create(vmm: &ApiVmm, more: Value) {
+    let mut config = json!({
+        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
+        "memory": {"size": 512 * MIB},
+        "platform": {"iommufd": SITE.iommufd},
+        "serial": {"mode": "File", "file": vmm.console_file()},
+    });
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    put(vmm, "vm.create", &config);
+}
+
+fn drive(number: usize, id: &str, iommu: bool) -> DeviceConfig {
+    let path = Site::sysfs(&SITE.nvme[number]).display().to_string();
+    DeviceConfig { iommu: Some(iommu), id: Some(id.into()), ..DeviceConfig::new(path) }
+}
+
+fn info(vmm: &ApiVmm) -> Value {
+    vmm.call("GET", "/api/v1/vm.info", None).unwrap().1
+}
+
+/// Waits until the VM has no device of this name.
+fn wait_gone(vmm: &ApiVmm, id: &str) {
+    let start = Instant::now();
+    while !info(vmm)["device_tree"][id].is_null() {
+        assert!(start.elapsed() < BOOT_TIME, "the guest keeps it: {}", info(vmm));
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Bytes of memory that the host has pinned for the VMM.
+fn pinned(vmm: &ApiVmm) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{}/status", vmm.pid())).unwrap();
+    let kib = |key: &str| -> u64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    };
+    (kib("VmLck:") + kib("VmPin:")) * 1024
+}
+
+/// What the virtio-iommu has mapped, and the endpoints that have windows.
+fn windows(vmm: &ApiVmm) -> (u64, Vec<String>) {
+    let bounce = vmm.call("GET", "/api/v1/vm.iommu-bounce", None).unwrap().1;
+    let bytes = |name: &str| bounce["counters"][name].as_u64().unwrap();
+    let endpoints =
+        bounce["windows"].as_array().unwrap().iter().flat_map(|window| window["endpoints"].as_array().unwrap());
+    let names = endpoints.map(|name| name.as_str().unwrap().to_owned()).collect();
+    (bytes("mapped_bytes") + bytes("window_bytes"), names)
+}
+
+#[test]
+fn drive_behind_the_iommu_comes_works_and_goes_while_another_works_on() {
+    let on_the_first =
+        workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
+    let job = format!("{WAIT_FOR_NVME}\n(while :; do\n{on_the_first}\ndone) &\n{}", use_whenever_there("nvme1"));
+    let vmm = ApiVmm::start(&SITE, &job).unwrap();
+    let (client, calls) = (socket_based_api_client(vmm.socket()), Calls::new());
+    let first = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "first"});
+    create(&vmm, json!({"devices": [first], "iommu_bounce": {"size": 64 * MIB}}));
+    calls.make(client.boot_vm()).unwrap();
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+    vmm.wait_for("CAROM-FIRST 0", 1, BOOT_TIME).unwrap();
+
+    for wrong in [
+        drive(0, "second", true),
+        drive(1, "first", true),
+        DeviceConfig { id: Some("second".into()), ..DeviceConfig::new("/sys/bus/pci/devices/ffff:00:00.0".into()) },
+        drive(1, "_second", true),
+    ] {
+        assert_eq!(status(&calls.make(client.vm_add_device_put(wrong)).unwrap_err()), 400);
+    }
+    let remove = |id: &str| calls.make(client.vm_remove_device_put(VmRemoveDevice { id: Some(id.into()) }));
+    assert_eq!(status(&remove("second").unwrap_err()), 404);
+    assert_eq!(status(&remove("_iommu").unwrap_err()), 404);
+
+    for round in 1..=2 {
+        let added = calls.make(client.vm_add_device_put(drive(1, "second", true))).unwrap();
+        assert_eq!((added.id.as_str(), added.bdf.as_str()), ("second", "0000:00:03.0"));
+        vmm.wait_for(&format!("CAROM-CAME {round} 0000:00:03.0 DMA\n"), 1, BOOT_TIME).unwrap();
+        vmm.wait_for(&format!("CAROM-WORKED {round}\n"), 1, BOOT_TIME).unwrap();
+        let (with, endpoints) = windows(&vmm);
+        assert!(endpoints.iter().any(|name| name == "0000:00:03.0"), "no windows: {endpoints:?}");
+        let pinned_with = pinned(&vmm);
+
+        remove("second").unwrap();
+        vmm.wait_for(&format!("CAROM-GONE {round}\n"), 1, BOOT_TIME).unwrap();
+        wait_gone(&vmm, "second");
+        let (without, endpoints) = windows(&vmm);
+        assert_eq!(endpoints, ["0000:00:02.0"]);
+        assert!(without < with && pinned(&vmm) < pinned_with, "{without} of {with}, {} of {pinned_with}", pinned(&vmm));
+        println!("CAROM-HOTPLUG pinned {pinned_with} with the drive, {} without", pinned(&vmm));
+    }
+
+    // A guest that stands still lets go of nothing, which a reset does for it.
+    calls.make(client.vm_add_device_put(drive(1, "second", true))).unwrap();
+    vmm.wait_for("CAROM-WORKED 3\n", 1, BOOT_TIME).unwrap();
+    calls.make(client.pause_vm()).unwrap();
+    remove("second").unwrap();
+    remove("second").unwrap();
+    assert!(info(&vmm)["device_tree"]["second"].is_object());
+    assert_eq!(status(&calls.make(client.vm_add_device_put(drive(1, "third", true))).unwrap_err()), 400);
+    calls.make(client.reboot_vm()).unwrap();
+    assert!(info(&vmm)["device_tree"]["second"].is_null());
+    assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Running);
+    vmm.wait_for("CAROM-READY", 2, BOOT_TIME).unwrap();
+    calls.make(client.vm_add_device_put(drive(1, "second", true))).unwrap();
+    vmm.wait_for("CAROM-WORKED 1\n", 2, BOOT_TIME).unwrap();
+    calls.make(client.shutdown_vm()).unwrap();
+
+    let console = vmm.console();
+    assert!(!console.contains("CAROM-VERIFY 1") && !console.contains("CAROM-FIRST 1"), "{console}");
+    let events = vmm.events().unwrap();
+    let devices: Vec<_> = events.iter().map(|event| &*event.event).filter(|name| name.starts_with("device-")).collect();
+    let pair = ["device-added", "device-removed"];
+    assert_eq!(devices, [&pair[..], &pair, &pair, &pair[..1]].concat());
+}
+
+#[test]
+fn drives_come_to_a_guest_that_has_none() {
+    let vmm = ApiVmm::start(&SITE, &use_whenever_there("nvme0")).unwrap();
+    let (client, calls) = (socket_based_api_client(vmm.socket()), Calls::new());
+    create(&vmm, json!({}));
+    calls.make(client.boot_vm()).unwrap();
+    let (refused, why) = vmm
+        .call("PUT", "/api/v1/vm.add-device", Some(&json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true})))
+        .unwrap();
+    assert_eq!(refused, 400);
+    assert!(why[0].as_str().unwrap().contains("devices.iommu: the VM runs without a virtio-iommu"), "{why}");
+    // The guest's kernel does not run yet, or does not listen.
+    let added = calls.make(client.vm_add_device_put(drive(0, "drive", false))).unwrap();
+    assert_eq!(added.bdf, "0000:00:02.0");
+    vmm.wait_for("CAROM-CAME 1 0000:00:02.0 direct\n", 1, BOOT_TIME).unwrap();
+    vmm.wait_for("CAROM-WORKED 1\n", 1, BOOT_TIME).unwrap();
+    assert!(pinned(&vmm) >= 512 * MIB, "{}", pinned(&vmm));
+    for round in 1..=2 {
+        calls.make(client.vm_remove_device_put(VmRemoveDevice { id: Some("drive".into()) })).unwrap();
+        vmm.wait_for(&format!("CAROM-GONE {round}\n"), 1, BOOT_TIME).unwrap();
+        wait_gone(&vmm, "drive");
+        assert_eq!(pinned(&vmm), 0);
+        if round == 1 {
+            calls.make(client.vm_add_device_put(drive(0, "drive", false))).unwrap();
+            vmm.wait_for("CAROM-WORKED 2\n", 1, BOOT_TIME).unwrap();
+        }
+    }
+    calls.make(client.delete_vm()).unwrap();
+
+    // With windows but no device: the virtio-iommu is there for those to come.
+    create(&vmm, json!({"iommu_bounce": {"size": 64 * MIB}}));
+    calls.make(client.boot_vm()).unwrap();
+    let added = calls.make(client.vm_add_device_put(drive(0, "drive", true))).unwrap();
+    assert_eq!(added.bdf, "0000:00:02.0");
+    vmm.wait_for("CAROM-WORKED 1\n", 1, BOOT_TIME).unwrap();
+    assert!(vmm.console().contains("CAROM-CAME 1 0000:00:02.0 DMA\n"), "{}", vmm.console());
+    assert_eq!(windows(&vmm).1, ["0000:00:02.0"]);
+    calls.make(client.vm_remove_device_put(VmRemoveDevice { id: Some("drive".into()) })).unwrap();
+    vmm.wait_for("CAROM-GONE 1\n", 1, BOOT_TIME).unwrap();
+    wait_gone(&vmm, "drive");
+    assert_eq!((windows(&vmm), pinned(&vmm)), ((0, Vec::new()), 0));
+    calls.make(client.shutdown_vmm()).unwrap();
+}
