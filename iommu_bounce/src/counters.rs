@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::report::HostLatency;
 use crate::space::Memory;
-use crate::wire::Kind;
+use crate::wire::{Kind, by_kind};
 
 /// How many requests of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -81,15 +81,7 @@ impl RequestCounts {
     }
 
     fn of(&mut self, kind: Kind) -> &mut u64 {
-        match kind {
-            Kind::Attach => &mut self.attach,
-            Kind::Detach => &mut self.detach,
-            Kind::Map => &mut self.map,
-            Kind::Unmap => &mut self.unmap,
-            Kind::Probe => &mut self.probe,
-            Kind::WindowAdd => &mut self.window_add,
-            Kind::WindowDel => &mut self.window_del,
-        }
+        by_kind!(self, kind)
     }
 }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::counters::{Counters, RequestCounts};
 use crate::histogram::Histogram;
-use crate::wire::Kind;
+use crate::wire::{Kind, by_kind};
 use crate::{DomainId, EndpointId};
 
 /// Requests that concern one domain or endpoint, since it exists.
@@ -51,15 +51,7 @@ pub struct RequestLatency {
 
 impl RequestLatency {
     pub(crate) fn of(&mut self, kind: Kind) -> &mut Histogram {
-        match kind {
-            Kind::Attach => &mut self.attach,
-            Kind::Detach => &mut self.detach,
-            Kind::Map => &mut self.map,
-            Kind::Unmap => &mut self.unmap,
-            Kind::Probe => &mut self.probe,
-            Kind::WindowAdd => &mut self.window_add,
-            Kind::WindowDel => &mut self.window_del,
-        }
+        by_kind!(self, kind)
     }
 }
 

@@ -156,6 +156,31 @@ fn is_ram(ram: &dyn GuestRam, gpa: u64, len: u64) -> bool {
     true
 }
 
+/// Part of what a domain has.
+enum Part<'w> {
+    Ram(Mapping),
+    Chunk(Chunk, &'w Windows),
+}
+
+impl Part<'_> {
+    fn memory(&self) -> Memory {
+        match self {
+            Self::Ram(_) => Memory::Ram,
+            Self::Chunk(chunk, _) => Memory::Chunk(chunk.index),
+        }
+    }
+}
+
+/// All that a domain has: IOVA and length of each.
+fn parts<'d>(domain: &'d Domain, windows: Option<&'d Windows>) -> impl Iterator<Item = (u64, u64, Part<'d>)> {
+    let mappings = domain.mappings.iter().map(|(iova, mapping)| (iova, mapping.last - iova + 1, Part::Ram(mapping)));
+    let chunks = windows.into_iter().flat_map(|windows| {
+        let chunk = |(&iova, &chunk)| (iova, windows.chunk_size(), Part::Chunk(chunk, windows));
+        domain.chunks.iter().map(chunk)
+    });
+    mappings.chain(chunks)
+}
+
 impl Space {
     /// The address space of a new endpoint.
     pub(crate) fn new(endpoint: EndpointId, mapper: Box<dyn DmaMapper>, limits: &MapperLimits) -> Self {
@@ -348,37 +373,22 @@ impl Space {
         windows: Option<&Windows>,
         counters: &mut Counters,
     ) -> Result<(), Status> {
-        let mut outcome = Ok(());
         let mut done = Vec::new();
-        for (iova, mapping) in domain.mappings.iter() {
-            if self.is_stuck_in(iova, mapping.last) {
+        for (iova, len, part) in parts(domain, windows) {
+            if self.is_stuck_in(iova, iova + (len - 1)) {
                 continue;
             }
-            outcome = self.map_ram(iova, &mapping, ram, counters);
-            if outcome.is_err() {
-                break;
+            let outcome = match part {
+                Part::Ram(mapping) => self.map_ram(iova, &mapping, ram, counters),
+                Part::Chunk(chunk, windows) => self.map_chunk(iova, chunk, windows, counters),
+            };
+            if let Err(status) = outcome {
+                done.into_iter().for_each(|(iova, len, memory)| self.discard(iova, len, memory, counters));
+                return Err(status);
             }
-            done.push((iova, mapping.last - iova + 1, Memory::Ram));
+            done.push((iova, len, part.memory()));
         }
-        if let (Ok(()), Some(windows)) = (outcome, windows) {
-            let size = windows.chunk_size();
-            for (&iova, &chunk) in &domain.chunks {
-                if self.is_stuck_in(iova, iova + (size - 1)) {
-                    continue;
-                }
-                outcome = self.map_chunk(iova, chunk, windows, counters);
-                if outcome.is_err() {
-                    break;
-                }
-                done.push((iova, size, Memory::Chunk(chunk.index)));
-            }
-        }
-        if outcome.is_err() {
-            for (iova, len, memory) in done {
-                self.discard(iova, len, memory, counters);
-            }
-        }
-        outcome
+        Ok(())
     }
 
     /// Maps again what [`withdraw`](Self::withdraw) took away, so that all is as it was; what was stuck counts as

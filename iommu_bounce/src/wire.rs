@@ -19,6 +19,22 @@ pub(crate) enum Kind {
     WindowDel,
 }
 
+/// The field for requests of a kind in a structure that has one for each.
+macro_rules! by_kind {
+    ($all:expr, $kind:expr) => {
+        match $kind {
+            Kind::Attach => &mut $all.attach,
+            Kind::Detach => &mut $all.detach,
+            Kind::Map => &mut $all.map,
+            Kind::Unmap => &mut $all.unmap,
+            Kind::Probe => &mut $all.probe,
+            Kind::WindowAdd => &mut $all.window_add,
+            Kind::WindowDel => &mut $all.window_del,
+        }
+    };
+}
+pub(crate) use by_kind;
+
 impl Kind {
     /// The kind of a request's bytes; `None` if it is unknown.
     pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
