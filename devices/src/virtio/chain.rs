@@ -2,10 +2,7 @@
 
 //! Reading requests from descriptor chains and writing replies to them, however the driver split the buffers.
 
-use std::sync::atomic::{Ordering, fence};
-
-use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
-use virtio_queue::{DescriptorChain, Queue, QueueT};
+use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::DeviceError;
@@ -104,19 +101,6 @@ fn next_writable(chain: &mut DescriptorChain<&NearMemory<'_>>) -> Option<(GuestA
     Some((descriptor.addr(), usize::try_from(descriptor.len()).ok()?))
 }
 
-/// Whether the driver wants to be told of the buffers that were used since the last call: by `used_event` where
-/// `EVENT_IDX` was negotiated, else by the flag in the available ring (virtio 1.3, sections 2.7.7 and 2.7.10).
-pub(crate) fn wants_interrupt(queue: &mut Queue, memory: &NearMemory<'_>) -> Result<bool, virtio_queue::Error> {
-    if queue.event_idx_enabled() {
-        return queue.needs_notification(memory);
-    }
-    // The used index must be visible before the flag is read, or driver and device could miss each other.
-    fence(Ordering::SeqCst);
-    let flags: u16 =
-        memory.load(GuestAddress(queue.avail_ring()), Ordering::Relaxed).map_err(virtio_queue::Error::GuestMemory)?;
-    Ok(u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT == 0)
-}
-
 /// Names `queue` in an error of a request on it.
 pub(crate) fn broken(queue: u16) -> impl Fn(&'static str) -> DeviceError {
     move |rule| DeviceError::Queue { queue, rule }
@@ -125,51 +109,4 @@ pub(crate) fn broken(queue: u16) -> impl Fn(&'static str) -> DeviceError {
 /// Names `queue` in an error of its rings.
 pub(crate) fn ring_error(queue: u16) -> impl Fn(virtio_queue::Error) -> DeviceError {
     move |source| DeviceError::Ring { queue, source }
-}
-
-#[cfg(test)]
-mod tests {
-    use virtio_queue::mock::MockSplitQueue;
-    use vm_memory::{Address, GuestMemoryMmap};
-
-    use super::*;
-
-    /// A queue of 4 with `used` elements used.
-    fn queue(memory: &GuestMemoryMmap, event_idx: bool, used: u16) -> Queue {
-        let mock = MockSplitQueue::create(memory, GuestAddress(0x1000), 4);
-        let mut queue: Queue = mock.create_queue().unwrap();
-        queue.set_event_idx(event_idx);
-        for head in 0..used {
-            queue.add_used(memory, head, 0).unwrap();
-        }
-        queue
-    }
-
-    fn memory() -> GuestMemoryMmap {
-        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap()
-    }
-
-    #[test]
-    fn flag_in_the_available_ring_suppresses_interrupts() {
-        let memory = memory();
-        let mut queue = queue(&memory, false, 1);
-        assert!(wants_interrupt(&mut queue, &NearMemory::new(&memory)).unwrap());
-        memory.write_obj(1u16, GuestAddress(queue.avail_ring())).unwrap();
-        assert!(!wants_interrupt(&mut queue, &NearMemory::new(&memory)).unwrap());
-    }
-
-    #[test]
-    fn used_event_says_when_to_interrupt() {
-        let memory = memory();
-        for (used_event, wanted) in [(0u16, true), (1, true), (2, false), (7, false)] {
-            let mut queue = queue(&memory, true, 2);
-            let event = GuestAddress(queue.avail_ring()).unchecked_add(4 + 2 * 4);
-            memory.write_obj(used_event, event).unwrap();
-            assert_eq!(
-                wants_interrupt(&mut queue, &NearMemory::new(&memory)).unwrap(),
-                wanted,
-                "used_event {used_event}"
-            );
-        }
-    }
 }

@@ -6,6 +6,7 @@ mod chain;
 mod device;
 pub mod iommu;
 mod memory;
+mod notification;
 #[cfg(test)]
 mod test_support;
 mod transport;

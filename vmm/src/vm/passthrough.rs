@@ -8,7 +8,7 @@ use std::sync::Arc;
 use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::platform::{MemorySlots, MsiAllocator};
 use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioMapper, VfioPciDevice, map_guest_ram};
-use devices::virtio::iommu::{self, IommuHandle, IommuParams, WindowRegion};
+use devices::virtio::iommu::{self, IommuHandle, IommuParams, RingFeatures, WindowRegion};
 use iommu_bounce::{DmaMapper, EngineConfig, MapperLimits, WindowConfig};
 use kvm_ioctls::VmFd;
 use log::error;
@@ -22,6 +22,8 @@ use crate::layout::{MSI_WINDOW, PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BES
 
 /// Where the virtio-iommu sits.
 pub(super) const IOMMU_ADDRESS: PciAddress = PciAddress::on_root_bus(1);
+/// What the virtio-iommu's queues can do.
+const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_idx: true };
 
 /// What devices are connected to.
 pub(super) struct Surroundings {
@@ -236,6 +238,7 @@ fn add_iommu(
         engine,
         windows,
         poll: polls(config),
+        rings: RING_FEATURES,
     };
     let (function, handle) = iommu::create(params).map_err(|error| VmError::Iommu(error.to_string()))?;
     for (address, mapper) in endpoints {

@@ -5,13 +5,16 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
+use iommu_bounce::Engine;
+use iommu_bounce::spec::{config, feature};
+use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use super::RingFeatures;
 use super::poller::Poller;
 use super::queues::Queues;
 use crate::sync::lock;
 use crate::virtio::windows::WindowMemory;
 use crate::virtio::{Activation, DeviceError, SharedRegion, VirtioDevice};
-use iommu_bounce::Engine;
-use iommu_bounce::spec::{config, feature};
 
 /// Device type (virtio 1.3, section 5).
 const DEVICE_TYPE: u16 = 23;
@@ -32,9 +35,8 @@ const QUEUE_SIZES: [u16; 2] = [256, 64];
 /// polls for them saves even the notification ([`poller`](super::poller)). Faults are handed over on whatever thread reports
 /// them, and when the driver gives buffers for them.
 ///
-/// `INDIRECT_DESC` is not offered, since with it a Linux driver allocates memory for every request. Neither is `EVENT_IDX`,
-/// which would save nothing here: the driver wants no interrupts from the request queue and says so by a flag, and a
-/// notification is what a request waits for.
+/// The bound of a batch relies on a driver that notifies of all that comes after what it has served, or on the polling thread:
+/// see [`ask_for_notifications`](crate::virtio::notification::ask_for_notifications).
 pub struct VirtioIommu {
     queues: Arc<Queues>,
     windows: Option<Arc<WindowMemory>>,
@@ -49,11 +51,21 @@ impl VirtioIommu {
     ///
     /// # Errors
     /// The host gives no thread.
-    pub fn new(engine: Arc<Mutex<Engine>>, windows: Option<Arc<WindowMemory>>, poll: bool) -> io::Result<Self> {
-        let (features, config_len) = {
+    pub fn new(
+        engine: Arc<Mutex<Engine>>,
+        windows: Option<Arc<WindowMemory>>,
+        rings: RingFeatures,
+        poll: bool,
+    ) -> io::Result<Self> {
+        let (mut features, config_len) = {
             let engine = lock(&engine);
             (engine.features(), engine.config_len())
         };
+        for (offered, bit) in
+            [(rings.indirect_desc, VIRTIO_RING_F_INDIRECT_DESC), (rings.event_idx, VIRTIO_RING_F_EVENT_IDX)]
+        {
+            features |= u64::from(offered) << bit;
+        }
         let queues = Arc::new(Queues::new(engine));
         let poller = poll.then(|| Poller::spawn(queues.clone())).transpose()?;
         Ok(Self { queues, windows, features, config_len, poller })

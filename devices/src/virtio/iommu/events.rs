@@ -8,8 +8,9 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestMemoryMmap;
 
 use crate::virtio::DeviceError;
-use crate::virtio::chain::{broken, read_request, ring_error, wants_interrupt};
+use crate::virtio::chain::{broken, read_request, ring_error};
 use crate::virtio::memory::NearMemory;
+use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 
 /// Index of the event queue.
 pub(super) const EVENT_QUEUE: u16 = 1;
@@ -20,6 +21,7 @@ pub(super) const EVENT_QUEUE: u16 = 1;
 pub(super) fn deliver(queue: &mut Queue, memory: &GuestMemoryMmap, engine: &mut Engine) -> Result<bool, DeviceError> {
     let memory = &NearMemory::new(memory);
     let (broken, ring_error) = (broken(EVENT_QUEUE), ring_error(EVENT_QUEUE));
+    ask_for_notifications(queue, memory).map_err(&ring_error)?;
     let size = queue.size();
     let mut left = size;
     while left != 0 && engine.has_faults() {

@@ -12,7 +12,7 @@ use iommu_bounce::{EngineConfig, Fault, FaultReason, Permissions, WindowConfig};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{IommuHandle, IommuParams, WindowRegion, create};
+use super::{IommuHandle, IommuParams, RingFeatures, WindowRegion, create};
 use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
 use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
@@ -22,6 +22,8 @@ const RAM: usize = 0x2_0000;
 const CHUNK: u64 = 0x4000;
 const APERTURE: u64 = 0xe000_0000;
 const ENDPOINT: u32 = 8;
+const INDIRECT_DESC: u64 = 1 << 28;
+const EVENT_IDX: u64 = 1 << 29;
 const VERSION_1: u64 = 1 << 32;
 /// All that the device offers.
 const ALL: u64 = feature::INPUT_RANGE
@@ -29,7 +31,9 @@ const ALL: u64 = feature::INPUT_RANGE
     | feature::MAP_UNMAP
     | feature::PROBE
     | feature::BYPASS_CONFIG
-    | feature::BOUNCE_WINDOW;
+    | feature::BOUNCE_WINDOW
+    | INDIRECT_DESC
+    | EVENT_IDX;
 
 /// Where the rings of each queue are: descriptors, available, used.
 const RINGS: [[u64; 3]; 2] = [[0x1000, 0x2000, 0x3000], [0x4000, 0x5000, 0x6000]];
@@ -97,6 +101,7 @@ impl Machine {
             msi: platform.clone(),
             engine: EngineConfig { window: Some(window), ..EngineConfig::default() },
             windows: Some(WindowRegion { size: 4 * CHUNK, chunk_size: CHUNK, hugepages: false, slots: platform }),
+            rings: RingFeatures { indirect_desc: true, event_idx: true },
             poll: false,
         };
         let (function, handle) = create(params).expect("the configuration is valid");

@@ -41,6 +41,15 @@ pub struct WindowRegion {
     pub slots: Arc<dyn MemorySlots>,
 }
 
+/// What the device offers of the rings' optional parts (virtio 1.3, sections 2.7.5.3 and 2.7.10).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingFeatures {
+    /// `INDIRECT_DESC`: a request may have a table of descriptors of its own.
+    pub indirect_desc: bool,
+    /// `EVENT_IDX`: driver and device tell each other of which element they want to hear next.
+    pub event_idx: bool,
+}
+
 /// What a virtio-iommu device is made of.
 pub struct IommuParams {
     /// Name for logs and the API.
@@ -53,6 +62,8 @@ pub struct IommuParams {
     pub engine: EngineConfig,
     /// The memory behind bounce windows.
     pub windows: Option<WindowRegion>,
+    /// What its queues can do.
+    pub rings: RingFeatures,
     /// When requests come fast, a thread polls for them. It needs a CPU of the host besides those that run vCPUs, and
     /// gives it back when a request takes less than a thirty-second of the time until the next.
     pub poll: bool,
@@ -81,7 +92,7 @@ pub enum IommuError {
 /// # Errors
 /// An [`IommuError`] that names the field and its rule, or what the host refused.
 pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHandle>), IommuError> {
-    let IommuParams { id, memory, msi, engine: config, windows, poll } = params;
+    let IommuParams { id, memory, msi, engine: config, windows, rings, poll } = params;
     let budget = config.window.as_ref().map_or(0, |window| window.budget);
     let windows = windows
         .map(|WindowRegion { size, chunk_size, hugepages, slots }| {
@@ -92,7 +103,8 @@ pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHan
     let store = windows.as_ref().map(|windows| Box::new(windows.store()) as Box<dyn ChunkStore>);
     let engine = Engine::new(config, Arc::new(RamView::new(memory.clone())), store)?;
     let engine = Arc::new(Mutex::new(engine));
-    let device = Arc::new(VirtioIommu::new(engine.clone(), windows.clone(), poll).map_err(IommuError::Thread)?);
+    let device = VirtioIommu::new(engine.clone(), windows.clone(), rings, poll).map_err(IommuError::Thread)?;
+    let device = Arc::new(device);
     let function = Arc::new(VirtioPciDevice::new(id, device.clone(), memory, &*msi)?);
     let handle = IommuHandle::new(engine, device, windows, function.interrupt());
     Ok((function, Arc::new(handle)))

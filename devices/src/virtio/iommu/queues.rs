@@ -173,7 +173,7 @@ impl Active {
         {
             self.interrupt.queue_used(REQUEST_QUEUE);
         }
-        if engine.has_faults() { self.deliver(&mut engine) } else { Ok(()) }
+        if queue == EVENT_QUEUE || engine.has_faults() { self.deliver(&mut engine) } else { Ok(()) }
     }
 
     fn deliver(&mut self, engine: &mut Engine) -> Result<(), DeviceError> {

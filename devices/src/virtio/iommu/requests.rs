@@ -9,8 +9,9 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::device::REQUEST_QUEUE;
 use crate::virtio::DeviceError;
-use crate::virtio::chain::{OUTSIDE, broken, read_request, ring_error, wants_interrupt};
+use crate::virtio::chain::{OUTSIDE, broken, read_request, ring_error};
 use crate::virtio::memory::NearMemory;
+use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 
 /// Room for the readable part of a request: more than the longest has (PROBE, 72 bytes). What lies behind it counts for
 /// nothing, as the engine ignores bytes behind a request.
@@ -30,6 +31,8 @@ struct Place {
 /// The request queue, and the UNMAPs that were taken from it and wait to be served together.
 pub(super) struct RequestQueue {
     queue: Queue,
+    /// The driver was asked for no notifications.
+    suppressed: bool,
     unmaps: Vec<UnmapRequest>,
     /// Of each of them, in the order of the queue.
     places: Vec<Place>,
@@ -38,7 +41,7 @@ pub(super) struct RequestQueue {
 impl RequestQueue {
     pub(super) fn new(queue: Queue) -> Self {
         let size = queue.size().into();
-        Self { queue, unmaps: Vec::with_capacity(size), places: Vec::with_capacity(size) }
+        Self { queue, suppressed: false, unmaps: Vec::with_capacity(size), places: Vec::with_capacity(size) }
     }
 
     /// Serves what is in the queue; `true` if the driver wants to be told.
@@ -48,6 +51,9 @@ impl RequestQueue {
     /// found by the polling thread, which asks for notifications again only when there is nothing left.
     pub(super) fn serve(&mut self, memory: &GuestMemoryMmap, engine: &mut Engine) -> Result<bool, DeviceError> {
         let memory = &NearMemory::new(memory);
+        if !self.suppressed {
+            ask_for_notifications(&self.queue, memory).map_err(ring_error(REQUEST_QUEUE))?;
+        }
         let outcome = self.take(memory, engine);
         // What stands before a broken chain counts.
         self.flush(memory, engine)?;
@@ -57,14 +63,16 @@ impl RequestQueue {
         wants_interrupt(&mut self.queue, memory).map_err(ring_error(REQUEST_QUEUE))
     }
 
-    /// Asks the driver for no notifications (virtio 1.3, section 2.7.7).
+    /// Asks the driver for no notifications (virtio 1.3, section 2.7.7), or with `EVENT_IDX` does not ask for any more.
     pub(super) fn suppress_notifications(&mut self, memory: &GuestMemoryMmap) -> Result<(), DeviceError> {
+        self.suppressed = true;
         self.queue.disable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
     }
 
     /// Asks the driver for notifications again; `true` if it has put something into the queue meanwhile, of which it may
     /// not notify.
     pub(super) fn resume_notifications(&mut self, memory: &GuestMemoryMmap) -> Result<bool, DeviceError> {
+        self.suppressed = false;
         self.queue.enable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
     }
 

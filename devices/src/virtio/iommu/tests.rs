@@ -6,6 +6,7 @@
 mod faults;
 mod hostile;
 mod polling;
+mod rings;
 mod windows;
 
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use iommu_bounce::test_utils::{MapperProbe, RecordingMapper, attach, map, probe,
 use iommu_bounce::{EngineConfig, Permissions, WindowConfig};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::{IommuHandle, IommuParams, WindowRegion, create};
+use super::{IommuHandle, IommuParams, RingFeatures, WindowRegion, create};
 use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
 use crate::virtio::VirtioPciDevice;
@@ -56,6 +57,8 @@ struct Guest {
     msi: Arc<FakeMsi>,
     mapper: MapperProbe,
     available: u16,
+    /// Whether the driver has accepted `EVENT_IDX`.
+    event_idx: bool,
 }
 
 fn params(memory: &Arc<GuestMemoryMmap>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlots>, windows: bool) -> IommuParams {
@@ -73,6 +76,7 @@ fn params(memory: &Arc<GuestMemoryMmap>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlo
             slots: slots.clone(),
         }),
         poll: false,
+        rings: RingFeatures { indirect_desc: true, event_idx: true },
     }
 }
 
@@ -95,7 +99,7 @@ impl Guest {
             function.bar_moved(2, BAR).unwrap();
         }
         function.write_config(COMMAND, &(COMMAND_BUS_MASTER | COMMAND_MEMORY).to_le_bytes());
-        Self { memory, function, handle, slots, msi, mapper: probe, available: 0 }
+        Self { memory, function, handle, slots, msi, mapper: probe, available: 0, event_idx: false }
     }
 
     /// A device whose driver has accepted `features` and runs.
@@ -112,6 +116,7 @@ impl Guest {
     /// As [`start`](Self::start), with an event queue of 4 in these rings.
     fn start_with(&mut self, features: u64, events: Option<[u64; 3]>) {
         self.available = 0;
+        self.event_idx = features & EVENT_IDX != 0;
         self.memory.write_slice(&[0; 0x100], GuestAddress(AVAILABLE)).unwrap();
         self.memory.write_slice(&[0; 0x100], GuestAddress(USED)).unwrap();
         // No interrupt is wanted, as with Linux's driver.
@@ -153,6 +158,19 @@ impl Guest {
         let mut data = [0; 8];
         self.function.read_bar(0, DEVICE_CONFIG + offset, &mut data);
         u64::from_le_bytes(data)
+    }
+    /// Has MSI-X vector 1, that of the request queue, reach somebody.
+    fn enable_vector(&self) {
+        self.function.write_bar(0, 0x4000 + 16, &0xfee0_0000u64.to_le_bytes());
+        self.function.write_bar(0, 0x4000 + 28, &[0; 4]);
+        for offset in (0x40..0x100u16).step_by(4) {
+            let mut header = [0; 4];
+            self.function.read_config(offset, &mut header);
+            if header[0] == crate::pci::regs::CAP_MSIX {
+                self.function.write_config(offset + 2, &crate::pci::CONTROL_ENABLE.to_le_bytes());
+                break;
+            }
+        }
     }
     fn kick(&self) {
         self.write(NOTIFY, &[0, 0]);
@@ -234,6 +252,8 @@ impl Guest {
 }
 
 const OK: u8 = Status::Ok as u8;
+const INDIRECT_DESC: u64 = 1 << 28;
+const EVENT_IDX: u64 = 1 << 29;
 const BASIC: u64 = feature::INPUT_RANGE | feature::DOMAIN_RANGE | feature::MAP_UNMAP | feature::PROBE;
 
 #[test]
@@ -389,16 +409,7 @@ fn reply_to_an_unmap_may_lie_anywhere_or_nowhere() {
 fn interrupt_comes_only_if_the_driver_wants_it() {
     let mut guest = Guest::running(BASIC);
     let vectors = guest.msi.vectors();
-    guest.function.write_bar(0, 0x4000 + 16, &0xfee0_0000u64.to_le_bytes());
-    guest.function.write_bar(0, 0x4000 + 28, &[0; 4]);
-    for offset in (0x40..0x100u16).step_by(4) {
-        let mut header = [0; 4];
-        guest.function.read_config(offset, &mut header);
-        if header[0] == crate::pci::regs::CAP_MSIX {
-            guest.function.write_config(offset + 2, &crate::pci::CONTROL_ENABLE.to_le_bytes());
-            break;
-        }
-    }
+    guest.enable_vector();
     assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
     assert_eq!(vectors.raised(1), 0);
     guest.memory.write_obj(0u16, GuestAddress(AVAILABLE)).unwrap();
@@ -426,7 +437,7 @@ fn plain_device_offers_no_window() {
     guest.write(0, &0u32.to_le_bytes());
     let mut features = [0; 4];
     guest.function.read_bar(0, 4, &mut features);
-    assert_eq!(u64::from(u32::from_le_bytes(features)), BASIC | feature::BYPASS_CONFIG);
+    assert_eq!(u64::from(u32::from_le_bytes(features)), BASIC | feature::BYPASS_CONFIG | INDIRECT_DESC | EVENT_IDX);
     assert!(guest.function.bars().iter().all(|bar| bar.index < 2), "no BAR for a shared region");
     assert_eq!(guest.config_u64(40), 0);
     assert!(guest.handle.set_budget(CHUNK).is_err());

@@ -17,7 +17,12 @@ use crate::pci::PciDevice;
 
 /// A queue that no driver may make.
 fn hostile(describe: impl Fn(&mut Guest)) {
-    let mut guest = Guest::running(BASIC);
+    hostile_with(BASIC, describe);
+}
+
+/// As [`hostile`], of a driver that has accepted these features.
+pub(super) fn hostile_with(features: u64, describe: impl Fn(&mut Guest)) {
+    let mut guest = Guest::running(features);
     guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
     describe(&mut guest);
     guest.kick();

@@ -9,14 +9,19 @@ use iommu_bounce::test_utils::{attach, map, unmap};
 use virtio_bindings::bindings::virtio_ring::VRING_USED_F_NO_NOTIFY;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{BASIC, BUFFERS, ENDPOINT, Guest, NEEDS_RESET, NEXT, OK, STATUS, USED, WRITE};
+use super::rings::AVAIL_EVENT;
+use super::{BASIC, BUFFERS, ENDPOINT, EVENT_IDX, Guest, NEEDS_RESET, NEXT, OK, STATUS, USED, WRITE};
 
 /// No wait of these tests takes so long unless something is wrong.
 const LONG: Duration = Duration::from_secs(20);
 
 fn running() -> Guest {
+    running_with(BASIC)
+}
+
+fn running_with(features: u64) -> Guest {
     let mut guest = Guest::with(false, true);
-    guest.start(BASIC);
+    guest.start(features);
     assert_eq!(ask(&mut guest, &attach(ENDPOINT, 1)), (OK, true));
     guest
 }
@@ -32,6 +37,10 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
 
 fn notifications_wanted(guest: &Guest) -> bool {
     fence(Ordering::SeqCst);
+    if guest.event_idx {
+        let event: u16 = guest.memory.load(GuestAddress(AVAIL_EVENT), Ordering::Relaxed).unwrap();
+        return event == guest.available.wrapping_sub(1);
+    }
     let flags: u16 = guest.memory.load(GuestAddress(USED), Ordering::Relaxed).unwrap();
     u32::from(flags) & VRING_USED_F_NO_NOTIFY == 0
 }
@@ -72,10 +81,12 @@ fn make_polled(guest: &mut Guest, count: usize) {
 
 #[test]
 fn requests_that_come_fast_need_no_notifications() {
-    let mut guest = running();
-    make_polled(&mut guest, 1000);
-    assert!(guest.mapper.is_empty());
-    assert_eq!(guest.handle.counters().requests.map, guest.handle.counters().requests.unmap);
+    for features in [BASIC, BASIC | EVENT_IDX] {
+        let mut guest = running_with(features);
+        make_polled(&mut guest, 1000);
+        assert!(guest.mapper.is_empty());
+        assert_eq!(guest.handle.counters().requests.map, guest.handle.counters().requests.unmap);
+    }
 }
 
 #[test]

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Who tells whom of what is new in a queue (virtio 1.3, sections 2.7.7 and 2.7.10).
+
+use std::num::Wrapping;
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+use virtio_queue::{Error, Queue, QueueT};
+use vm_memory::{Address, Bytes, GuestAddress};
+
+use super::memory::NearMemory;
+
+/// A ring with `avail_event`, for [`keep_up`].
+trait EventRing {
+    /// The driver's index, with all that it has put in the ring before.
+    fn available(&self) -> Result<Wrapping<u16>, Error>;
+    /// Asks to be told when the driver adds this element.
+    fn ask_for(&self, element: Wrapping<u16>) -> Result<(), Error>;
+    /// Orders what was written before with what is read after.
+    fn fence(&self);
+}
+
+struct GuestRing<'r, 'm> {
+    queue: &'r Queue,
+    memory: &'r NearMemory<'m>,
+    avail_event: GuestAddress,
+}
+
+impl EventRing for GuestRing<'_, '_> {
+    fn available(&self) -> Result<Wrapping<u16>, Error> {
+        self.queue.avail_idx(self.memory, Ordering::Acquire)
+    }
+    fn ask_for(&self, element: Wrapping<u16>) -> Result<(), Error> {
+        self.memory.store(element.0.to_le(), self.avail_event, Ordering::Relaxed).map_err(Error::GuestMemory)
+    }
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// Asks for the element behind those that are in the ring. What is there when this returns, up to the index that is
+/// returned, is for the caller to see to; of what comes later the driver tells.
+fn keep_up(ring: &impl EventRing, size: u16) -> Result<Wrapping<u16>, Error> {
+    let mut seen = ring.available()?;
+    // A driver adds no more than the queue holds; for one that plays with the index this is enough.
+    for _ in 0..=size {
+        ring.ask_for(seen)?;
+        // The driver writes its index before it reads what is asked for, so one of the two sees what the other wrote.
+        ring.fence();
+        let now = ring.available()?;
+        if now == seen {
+            break;
+        }
+        seen = now;
+    }
+    Ok(seen)
+}
+
+/// Has the driver notify of all that it adds to the available ring behind what is there when this returns.
+///
+/// Without `EVENT_IDX` a driver always does, as no device here ever asks it not to. With it, a driver notifies only when it
+/// adds the element that `avail_event` names. To be called before a queue is served: what comes later
+/// has a notification of its own then, and serving may end after what was there, and need not go on for as long as another
+/// vCPU adds.
+pub(crate) fn ask_for_notifications(queue: &Queue, memory: &NearMemory<'_>) -> Result<(), Error> {
+    if !queue.event_idx_enabled() {
+        return Ok(());
+    }
+    // Behind the used ring's elements.
+    let offset = 4 + 8 * u64::from(queue.size());
+    let avail_event = GuestAddress(queue.used_ring()).checked_add(offset).ok_or(Error::AddressOverflow)?;
+    keep_up(&GuestRing { queue, memory, avail_event }, queue.size()).map(drop)
+}
+
+/// Whether the driver wants to be told of the buffers that were used since the last call: by `used_event` where
+/// `EVENT_IDX` was negotiated, else by the flag in the available ring.
+pub(crate) fn wants_interrupt(queue: &mut Queue, memory: &NearMemory<'_>) -> Result<bool, Error> {
+    if queue.event_idx_enabled() {
+        return queue.needs_notification(memory);
+    }
+    // The used index must be visible before the flag is read, or driver and device could miss each other.
+    fence(Ordering::SeqCst);
+    let flags: u16 = memory.load(GuestAddress(queue.avail_ring()), Ordering::Relaxed).map_err(Error::GuestMemory)?;
+    Ok(u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use virtio_queue::mock::MockSplitQueue;
+    use vm_memory::GuestMemoryMmap;
+
+    use super::*;
+
+    /// A queue of 4 with `used` elements used.
+    fn queue(memory: &GuestMemoryMmap, event_idx: bool, used: u16) -> Queue {
+        let mock = MockSplitQueue::create(memory, GuestAddress(0x1000), 4);
+        let mut queue: Queue = mock.create_queue().unwrap();
+        queue.set_event_idx(event_idx);
+        for head in 0..used {
+            queue.add_used(memory, head, 0).unwrap();
+        }
+        queue
+    }
+
+    fn memory() -> GuestMemoryMmap {
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap()
+    }
+
+    #[test]
+    fn flag_in_the_available_ring_suppresses_interrupts() {
+        let memory = memory();
+        let mut queue = queue(&memory, false, 1);
+        assert!(wants_interrupt(&mut queue, &NearMemory::new(&memory)).unwrap());
+        memory.write_obj(1u16, GuestAddress(queue.avail_ring())).unwrap();
+        assert!(!wants_interrupt(&mut queue, &NearMemory::new(&memory)).unwrap());
+    }
+
+    #[test]
+    fn used_event_says_when_to_interrupt() {
+        let memory = memory();
+        for (used_event, wanted) in [(0u16, true), (1, true), (2, false), (7, false)] {
+            let mut queue = queue(&memory, true, 2);
+            let event = GuestAddress(queue.avail_ring()).unchecked_add(4 + 2 * 4);
+            memory.write_obj(used_event, event).unwrap();
+            assert_eq!(
+                wants_interrupt(&mut queue, &NearMemory::new(&memory)).unwrap(),
+                wanted,
+                "used_event {used_event}"
+            );
+        }
+    }
+
+    /// The two fields of a ring that the protocol is about, in a world where loom tries all orders of events.
+    #[derive(Default)]
+    struct ModelRing {
+        available: loom::sync::atomic::AtomicU16,
+        avail_event: loom::sync::atomic::AtomicU16,
+    }
+
+    impl EventRing for ModelRing {
+        fn available(&self) -> Result<Wrapping<u16>, Error> {
+            Ok(Wrapping(self.available.load(Ordering::Acquire)))
+        }
+        fn ask_for(&self, element: Wrapping<u16>) -> Result<(), Error> {
+            self.avail_event.store(element.0, Ordering::Relaxed);
+            Ok(())
+        }
+        fn fence(&self) {
+            loom::sync::atomic::fence(Ordering::SeqCst);
+        }
+    }
+
+    impl ModelRing {
+        /// What a driver does: adds an element, and says whether it has to notify.
+        fn add(&self) -> bool {
+            let old = self.available.load(Ordering::Relaxed);
+            let new = old.wrapping_add(1);
+            self.available.store(new, Ordering::Release);
+            loom::sync::atomic::fence(Ordering::SeqCst);
+            let event = self.avail_event.load(Ordering::Relaxed);
+            new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+        }
+    }
+
+    #[test]
+    fn every_element_is_seen_or_told_of_in_any_order_of_events() {
+        use loom::sync::{Arc, Mutex};
+        const EACH: u16 = 2;
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let ring = Arc::new(ModelRing::default());
+            // The driver adds under one lock, the device serves under another and does no more than it must.
+            let (adding, served) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Wrapping(0u16))));
+            let driver = {
+                let (ring, served) = (ring.clone(), served.clone());
+                move || {
+                    for _ in 0..EACH {
+                        let added = adding.lock().unwrap();
+                        let told = ring.add();
+                        drop(added);
+                        if told {
+                            let mut served = served.lock().unwrap();
+                            *served = keep_up(&*ring, 4).unwrap();
+                        }
+                    }
+                }
+            };
+            let other = loom::thread::spawn(driver.clone());
+            driver();
+            other.join().unwrap();
+            assert_eq!(*served.lock().unwrap(), Wrapping(2 * EACH), "an element is left that nobody told of");
+        });
+    }
+}
