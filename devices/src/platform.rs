@@ -88,6 +88,14 @@ pub trait MemorySlots: Send + Sync {
     /// The range must stay mapped in this process (any mapping will do) until the slot is removed, and nothing in this
     /// process may hold a Rust reference to its bytes: the guest reads and writes them at any time.
     unsafe fn insert(&self, gpa: u64, host: HostRange, read_only: bool) -> io::Result<u32>;
+    /// What is in the slot does not answer for a while: nobody else is to reach it, until it is mapped for them anew.
+    ///
+    /// # Errors
+    /// Somebody may reach it still.
+    fn withhold(&self, slot: u32) -> io::Result<()> {
+        let _ = slot;
+        Ok(())
+    }
     /// Takes the slot away. Costly for the whole VM: KVM drops all its shadow entries.
     fn remove(&self, slot: u32) -> io::Result<()>;
 }

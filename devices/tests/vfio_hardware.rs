@@ -16,7 +16,10 @@ use std::time::{Duration, Instant};
 
 use devices::pci::{PciDevice, regs};
 use devices::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
+use devices::shown::ShownMemory;
 use devices::vfio::{DmaSpace, HostIommu, VfioMapper, VfioPciDevice, VfioPciError, map_guest_ram};
+use devices::virtio::iommu::RamView;
+use iommu_bounce::spec::Status;
 use iommu_bounce::test_utils::{self, TestRam};
 use iommu_bounce::{DmaMapper, Engine, EngineConfig, GuestRam, MapError, Permissions, UnmapError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -95,8 +98,13 @@ fn open(variable: &str) -> Device {
 
 fn open_by(host: &Arc<HostIommu>, variable: &str) -> Device {
     let platform = Arc::new(Platform::default());
+    open_with(host, variable, platform.clone(), platform)
+}
+
+/// A device whose BARs are shown in these slots.
+fn open_with(host: &Arc<HostIommu>, variable: &str, platform: Arc<Platform>, slots: Arc<dyn MemorySlots>) -> Device {
     let space = host.new_space().unwrap();
-    let device = VfioPciDevice::open("vfio0", &sysfs(variable), &space, platform.clone(), platform.clone()).unwrap();
+    let device = VfioPciDevice::open("vfio0", &sysfs(variable), &space, platform.clone(), slots).unwrap();
     Device { platform, device, space, host: host.clone() }
 }
 
@@ -152,8 +160,12 @@ impl Edu {
 
     /// Copies half a page from `iova` into the device, or back. (QEMU 7.2 ends when a copy reaches the buffer's end.)
     fn copy(&self, iova: u32, into_device: bool) {
+        self.copy_bytes(iova, into_device, 2048);
+    }
+
+    fn copy_bytes(&self, iova: u32, into_device: bool, len: u32) {
         let (from, to) = if into_device { (iova, Self::BUFFER) } else { (Self::BUFFER, iova) };
-        for (register, value) in [(0x80, from), (0x84, 0), (0x88, to), (0x8c, 0), (0x90, 2048), (0x94, 0)] {
+        for (register, value) in [(0x80, from), (0x84, 0), (0x88, to), (0x8c, 0), (0x90, len), (0x94, 0)] {
             self.0.set_register(register, value);
         }
         self.0.set_register(0x98, if into_device { 1 } else { 3 });
@@ -491,6 +503,67 @@ impl Pair {
             assert_eq!(self.carried(endpoint), wanted, "endpoint {endpoint} of {domains:?}");
         }
     }
+}
+
+#[test]
+fn device_reaches_registers_of_another_while_the_guest_sees_them() {
+    const BAR: u64 = 0xc000_0000;
+    const REGISTERS: u64 = 0x30_0000;
+    let host = host();
+    let edu = Edu::open_by(&host, "CAROM_EDU");
+    let platform = Arc::new(Platform::default());
+    let shown = Arc::new(ShownMemory::new(platform.clone()));
+    let peer = open_with(&host, "CAROM_EDU2", platform, shown.clone());
+    peer.command(regs::COMMAND_MEMORY);
+    peer.device.bar_moved(0, BAR).unwrap();
+
+    let memory = Arc::new(memory());
+    let ram = Arc::new(RamView::new(memory.clone(), Some(shown.clone())));
+    let config = EngineConfig { input_range: 0..=0xffff_ffff, ..Default::default() };
+    let engine = Arc::new(Mutex::new(Engine::new(config, ram, None).unwrap()));
+    engine.lock().unwrap().add_endpoint(1, Box::new(edu.0.mapper(1, memory.clone()))).unwrap();
+    let features = engine.lock().unwrap().features();
+    engine.lock().unwrap().accept_features(features);
+    let revoking = engine.clone();
+    shown.set_revoke(Box::new(move |gpa, len| revoking.lock().unwrap().revoke_device_memory(gpa, len)));
+
+    let status = |request: &[u8]| {
+        let mut reply = [0xff; 4];
+        assert_eq!(engine.lock().unwrap().handle(request, &mut reply), 4);
+        reply[0]
+    };
+    let map_registers = |bar| test_utils::map(1, REGISTERS, REGISTERS + PAGE - 1, bar, 2 | 4);
+    assert_eq!(status(&test_utils::attach(1, 1)), 0);
+    assert_eq!(status(&test_utils::map(1, 0x10_0000, 0x10_0fff, 0, 1)), 0);
+    if by_iommufd() {
+        // IOMMUFD maps no memory of devices: `--platform iommufd=on` does not offer it.
+        assert_eq!(status(&map_registers(BAR)), Status::DevErr as u8);
+        return;
+    }
+    assert_eq!(status(&map_registers(BAR)), 0);
+    // What is written to the peer's register 4 is read back from it inverted.
+    let write = |value: u32| {
+        memory.write_obj(value, GuestAddress(0)).unwrap();
+        edu.copy_bytes(0x10_0000, true, 4);
+        edu.copy_bytes(0x30_0004, false, 4);
+        peer.register(4)
+    };
+    assert_eq!(write(0x1234_5678), !0x1234_5678);
+    peer.command(0);
+    peer.command(regs::COMMAND_MEMORY);
+    assert_eq!(write(0x5555_0000), !0x1234_5678, "it had ceased to answer, and was not mapped again");
+    let unmap_registers = test_utils::unmap(1, REGISTERS, REGISTERS + PAGE - 1);
+    assert_eq!((status(&unmap_registers), status(&map_registers(BAR))), (0, 0));
+    assert_eq!(write(0x1234_5678), !0x1234_5678);
+    peer.device.bar_released(0).unwrap();
+    assert_eq!(write(0x5555_0000), !0x1234_5678, "the guest does not see it any more");
+    peer.device.bar_moved(0, 2 * BAR).unwrap();
+    assert_eq!(write(0x5555_0000), !0x1234_5678, "it was not mapped again");
+    assert_ne!(status(&map_registers(2 * BAR)), 0, "the driver has not removed the mapping");
+    assert_eq!(status(&unmap_registers), 0);
+    assert_ne!(status(&map_registers(BAR)), 0, "it is not there any more");
+    assert_eq!(status(&map_registers(2 * BAR)), 0);
+    assert_eq!(write(0x0f0f_0f0f), !0x0f0f_0f0f);
 }
 
 #[test]

@@ -109,7 +109,7 @@ pub trait DmaMapper: Send {
     }
 }
 
-/// Guest RAM.
+/// Guest RAM, and what else of the guest's memory can be mapped.
 pub trait GuestRam: Send + Sync {
     /// The memory at `[gpa, gpa + len)`; `None` unless all of it is guest RAM and contiguous in host memory. Device
     /// memory, such as the shared memory region of the windows, is not RAM.
@@ -124,6 +124,21 @@ pub trait GuestRam: Send + Sync {
 
     /// All of it: guest-physical address and length in bytes of each region. Bypass maps these.
     fn regions(&self) -> Vec<(u64, u64)>;
+
+    /// Whether there can be memory of devices beside it, which [`device`](Self::device) knows. It does not change.
+    fn has_devices(&self) -> bool {
+        false
+    }
+
+    /// Calls `then` with the memory at `[gpa, gpa + len)`, if all of it belongs to one device of the host whose memory the guest
+    /// sees there, is contiguous in host memory, and allows `permissions`. It is valid for the call. Mappers only
+    /// take its address; nobody reads or writes it.
+    ///
+    /// Before the guest ceases to see it there, [`Engine::revoke_device_memory`](crate::Engine::revoke_device_memory) must
+    /// be called.
+    fn device(&self, gpa: u64, len: u64, permissions: Permissions, then: &mut dyn FnMut(VolatileSlice<'_>)) {
+        let _ = (gpa, len, permissions, then);
+    }
 }
 
 /// Why window memory could not be backed or given back.

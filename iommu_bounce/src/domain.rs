@@ -22,6 +22,18 @@ pub(crate) struct Mapping {
     pub(crate) permissions: Permissions,
 }
 
+/// A mapping of a device's memory, made by one MAP request and removed whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceMapping {
+    /// Last IOVA.
+    pub(crate) last: u64,
+    /// Where the guest saw the memory.
+    pub(crate) gpa: u64,
+    pub(crate) permissions: Permissions,
+    /// Whether it is mapped: the guest sees the memory where it saw it.
+    pub(crate) live: bool,
+}
+
 /// A chunk of window memory, mapped by one WINDOW_ADD request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
@@ -46,6 +58,8 @@ pub(crate) struct Domain {
     pub(crate) activity: Activity,
     /// By IOVA.
     pub(crate) chunks: BTreeMap<u64, Chunk>,
+    /// By first IOVA. They overlap no mapping.
+    pub(crate) devices: BTreeMap<u64, DeviceMapping>,
 }
 
 /// What an UNMAP range covers: whole mappings.
@@ -68,16 +82,31 @@ impl Domain {
 
     /// How many mappings the driver has made.
     pub(crate) fn count(&self) -> u64 {
-        if self.bypass { 0 } else { self.mappings.len() as u64 }
+        if self.bypass { 0 } else { (self.mappings.len() + self.devices.len()) as u64 }
     }
 
     /// Whether a mapping touches `[start, last]`.
     pub(crate) fn is_mapped(&self, start: u64, last: u64) -> bool {
-        self.mappings.floor(last).is_some_and(|(_, mapping)| mapping.last >= start)
+        let mapped = self.mappings.floor(last).is_some_and(|(_, mapping)| mapping.last >= start);
+        mapped || self.last_device(start, last).is_some()
+    }
+
+    /// The last device memory that touches `[start, last]`.
+    pub(crate) fn last_device(&self, start: u64, last: u64) -> Option<(u64, DeviceMapping)> {
+        let (iova, mapping) = self.devices.range(..=last).next_back()?;
+        (mapping.last >= start).then_some((*iova, *mapping))
     }
 
     /// What `[start, last]` covers; `None` if it cuts a mapping.
     pub(crate) fn cover(&self, start: u64, last: u64) -> Option<Cover> {
+        let cover = self.cover_ram(start, last)?;
+        let Some((_, highest)) = self.last_device(start, last) else { return Some(cover) };
+        let cut_below = self.devices.range(..start).next_back().is_some_and(|(_, mapping)| mapping.last >= start);
+        (highest.last <= last && !cut_below).then_some(Cover::Several)
+    }
+
+    /// As [`cover`](Self::cover), of mappings of guest RAM alone.
+    fn cover_ram(&self, start: u64, last: u64) -> Option<Cover> {
         let Some((first, mapping)) = self.mappings.floor(last).filter(|(_, mapping)| mapping.last >= start) else {
             return Some(Cover::Nothing);
         };

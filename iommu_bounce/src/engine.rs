@@ -8,6 +8,7 @@
 mod attach;
 mod batch;
 mod bypass;
+mod device;
 mod mapping;
 mod parking;
 mod report;
@@ -146,11 +147,14 @@ impl Engine {
 
     /// The device-specific feature bits to offer.
     ///
-    /// Not among them: `MMIO`, since only guest RAM can be mapped, and `BYPASS`, which `BYPASS_CONFIG` replaces.
+    /// Not among them: `BYPASS`, which `BYPASS_CONFIG` replaces.
     pub fn features(&self) -> u64 {
         let mut features = feature::INPUT_RANGE | feature::DOMAIN_RANGE | feature::MAP_UNMAP | feature::BYPASS_CONFIG;
         if self.config.probe_size != 0 {
             features |= feature::PROBE;
+        }
+        if self.ram.has_devices() {
+            features |= feature::MMIO;
         }
         if self.windows.is_some() {
             features |= feature::BOUNCE_WINDOW;

@@ -14,7 +14,7 @@ use vm_memory::VolatileSlice;
 
 use crate::backend::{DmaMapper, GuestRam, MapError, MapperGroup, MapperLimits, UnmapError};
 use crate::counters::Counters;
-use crate::domain::{Chunk, Domain, Mapping};
+use crate::domain::{Chunk, DeviceMapping, Domain, Mapping};
 use crate::report::HostLatency;
 use crate::spec::Status;
 use crate::windows::Windows;
@@ -27,6 +27,8 @@ pub(crate) enum Memory {
     Ram,
     /// The chunk of this index.
     Chunk(u32),
+    /// Memory of a device.
+    Device,
 }
 
 /// A range that the host would not unmap.
@@ -159,6 +161,7 @@ fn is_ram(ram: &dyn GuestRam, gpa: u64, len: u64) -> bool {
 /// Part of what a domain has.
 enum Part<'w> {
     Ram(Mapping),
+    Device(DeviceMapping),
     Chunk(Chunk, &'w Windows),
 }
 
@@ -166,6 +169,7 @@ impl Part<'_> {
     fn memory(&self) -> Memory {
         match self {
             Self::Ram(_) => Memory::Ram,
+            Self::Device(_) => Memory::Device,
             Self::Chunk(chunk, _) => Memory::Chunk(chunk.index),
         }
     }
@@ -178,7 +182,13 @@ fn parts<'d>(domain: &'d Domain, windows: Option<&'d Windows>) -> impl Iterator<
         let chunk = |(&iova, &chunk)| (iova, windows.chunk_size(), Part::Chunk(chunk, windows));
         domain.chunks.iter().map(chunk)
     });
-    mappings.chain(chunks)
+    mappings.chain(devices(domain)).chain(chunks)
+}
+
+/// The device memory that a domain maps: IOVA and length of each.
+fn devices(domain: &Domain) -> impl Iterator<Item = (u64, u64, Part<'_>)> {
+    let live = domain.devices.iter().filter(|(_, mapping)| mapping.live);
+    live.map(|(&iova, mapping)| (iova, mapping.last - iova + 1, Part::Device(*mapping)))
 }
 
 impl Space {
@@ -214,7 +224,7 @@ impl Space {
 
     /// Whether the host's limit on mappings leaves room for all of a domain.
     pub(crate) fn has_room_for(&self, domain: &Domain) -> bool {
-        let wanted = domain.mappings.len() + domain.chunks.len() + self.parked.len();
+        let wanted = domain.mappings.len() + domain.devices.len() + domain.chunks.len() + self.parked.len();
         self.max_mappings.is_none_or(|max| wanted <= usize::try_from(max).unwrap_or(usize::MAX))
     }
 
@@ -232,8 +242,13 @@ impl Space {
     pub(crate) fn stuck_chunks(&self) -> impl Iterator<Item = u32> {
         self.stuck.iter().filter_map(|stuck| match stuck.memory {
             Memory::Chunk(index) => Some(index),
-            Memory::Ram => None,
+            Memory::Ram | Memory::Device => None,
         })
+    }
+
+    /// Whether memory of a device is stuck here.
+    pub(crate) fn holds_device_memory(&self) -> bool {
+        self.stuck.iter().any(|stuck| stuck.memory == Memory::Device)
     }
 
     /// Whether the chunk is stuck here.
@@ -305,6 +320,24 @@ impl Space {
             }
         }
         Ok(())
+    }
+
+    /// Maps a device's memory; `INVAL` if there is none.
+    pub(crate) fn map_device(
+        &mut self,
+        iova: u64,
+        mapping: &DeviceMapping,
+        ram: &dyn GuestRam,
+        counters: &mut Counters,
+    ) -> Result<(), Status> {
+        let (gpa, len, permissions) = (mapping.gpa, mapping.last - iova + 1, mapping.permissions);
+        let mut outcome = Err(Status::Inval);
+        ram.device(gpa, len, permissions, &mut |slice| {
+            if slice.len() as u64 == len {
+                outcome = self.map(iova, slice, permissions, Memory::Device, counters);
+            }
+        });
+        outcome
     }
 
     /// Maps a chunk.
@@ -380,6 +413,7 @@ impl Space {
             }
             let outcome = match part {
                 Part::Ram(mapping) => self.map_ram(iova, &mapping, ram, counters),
+                Part::Device(mapping) => self.map_device(iova, &mapping, ram, counters),
                 Part::Chunk(chunk, windows) => self.map_chunk(iova, chunk, windows, counters),
             };
             if let Err(status) = outcome {
@@ -410,6 +444,9 @@ impl Space {
     pub(crate) fn withdraw_ram(&mut self, domain: &Domain, counters: &mut Counters) {
         for (start, last) in domain.runs() {
             self.discard(start, last - start + 1, Memory::Ram, counters);
+        }
+        for (iova, len, part) in devices(domain) {
+            self.discard(iova, len, part.memory(), counters);
         }
     }
 

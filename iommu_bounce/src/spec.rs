@@ -15,6 +15,8 @@ pub mod feature {
     pub const MAP_UNMAP: u64 = 1 << 2;
     /// PROBE can be used.
     pub const PROBE: u64 = 1 << 4;
+    /// MAP knows `MAP_F_MMIO`.
+    pub const MMIO: u64 = 1 << 5;
     /// `bypass` in the configuration holds, and ATTACH knows bypass domains.
     pub const BYPASS_CONFIG: u64 = 1 << 6;
     /// The bounce window extension. A number of ours in the device's range; the specification uses 0 to 6.
@@ -79,6 +81,8 @@ pub const ATTACH_F_BYPASS: u32 = 1 << 0;
 pub const MAP_F_READ: u32 = 1 << 0;
 /// Flags of MAP and WINDOW_ADD (section 5.13.6.4): the device may write.
 pub const MAP_F_WRITE: u32 = 1 << 1;
+/// Flag of MAP (section 5.13.6.4): what is mapped are registers or memory of a device.
+pub const MAP_F_MMIO: u32 = 1 << 2;
 
 /// The outcome of a request (section 5.13.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -53,7 +53,7 @@ pub struct DomainState {
     pub chunks: Vec<ChunkState>,
 }
 
-/// A mapping of guest RAM.
+/// A mapping of guest RAM, or of a device's memory: then the guest must see that where it saw it before a state is restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MappingState {

@@ -96,6 +96,11 @@ impl HostBar {
         Ok(())
     }
 
+    /// Has nobody but the guest reach the pieces, which are about to cease to answer.
+    pub(super) fn withhold(&self) -> io::Result<()> {
+        lock(&self.window).shown.iter().try_for_each(Shown::withhold)
+    }
+
     /// Takes all pieces out of the guest's view.
     pub(super) fn hide(&self) -> io::Result<()> {
         lock(&self.window).close()

@@ -161,6 +161,12 @@ impl VfioPciDevice {
     }
 }
 
+/// Whether a write to configuration space leaves BARs in memory without decoding.
+fn ends_decoding(offset: u16, data: &[u8]) -> bool {
+    let low = regs::COMMAND.checked_sub(offset).and_then(|at| data.get(usize::from(at)));
+    low.is_some_and(|low| u16::from(*low) & regs::COMMAND_MEMORY == 0)
+}
+
 impl PciDevice for VfioPciDevice {
     fn id(&self) -> &str {
         &self.id
@@ -172,6 +178,12 @@ impl PciDevice for VfioPciDevice {
 
     fn write_config(&self, offset: u16, data: &[u8]) {
         let mut state = lock(&self.state);
+        if ends_decoding(offset, data)
+            && let Err(error) = self.bars.iter().try_for_each(HostBar::withhold)
+            && self.throttle.pass()
+        {
+            warn!("{}: decoding goes off while other devices may reach a BAR: {error}", self.name);
+        }
         let State { view, interrupts, .. } = &mut *state;
         view.write(&*self.host, offset, data);
         let mut table = self.lock_table();

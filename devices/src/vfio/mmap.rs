@@ -58,6 +58,11 @@ impl Shown {
         Ok(Self { slots: slots.clone(), slot: Some(slot), mapping: Some(mapping.clone()) })
     }
 
+    /// Nobody but the guest is to reach it for now.
+    pub(super) fn withhold(&self) -> io::Result<()> {
+        self.slot.map_or(Ok(()), |slot| self.slots.withhold(slot))
+    }
+
     /// Takes it out of the guest's view. On failure the guest sees it still.
     pub(super) fn hide(&mut self) -> io::Result<()> {
         if let Some(slot) = self.slot {

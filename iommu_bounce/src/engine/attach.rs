@@ -100,7 +100,10 @@ impl Engine {
         }
         let content = domain.or(bypass.then_some(&self.identity));
         let mut mappings = content.iter().flat_map(|domain| domain.mappings.iter());
-        if !mappings.all(|(start, mapping)| endpoint.can_map(start, mapping.last)) {
+        let mut devices = content.iter().flat_map(|domain| domain.devices.iter());
+        if !mappings.all(|(start, mapping)| endpoint.can_map(start, mapping.last))
+            || !devices.all(|(start, mapping)| endpoint.can_map(*start, mapping.last))
+        {
             return Err(Status::Unsupp);
         }
         Ok(())

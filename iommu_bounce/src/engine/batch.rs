@@ -83,8 +83,9 @@ impl Engine {
     fn unmap_neighbours(&mut self, requests: &mut [UnmapRequest]) {
         for neighbours in requests.chunk_by_mut(UnmapRequest::touches) {
             // Together they may remove a mapping that each alone would have cut.
-            let together =
-                neighbours.len() > 1 && neighbours.iter().all(|unmap| self.check_unmap(&unmap.request).is_ok());
+            let together = neighbours.len() > 1
+                && !self.maps_devices(neighbours)
+                && neighbours.iter().all(|unmap| self.check_unmap(&unmap.request).is_ok());
             if together && self.unmap_together(neighbours).is_ok() {
                 neighbours.iter_mut().for_each(|unmap| unmap.status = Status::Ok);
             } else {
@@ -92,6 +93,12 @@ impl Engine {
                 self.unmap_each(neighbours);
             }
         }
+    }
+
+    /// Whether a device's memory is mapped in the domain of requests, all of one. Who does that has no need for speed here.
+    fn maps_devices(&self, requests: &[UnmapRequest]) -> bool {
+        let domain = requests.first().and_then(|unmap| self.domains.get(&unmap.request.domain));
+        domain.is_some_and(|domain| !domain.devices.is_empty())
     }
 
     fn unmap_each(&mut self, requests: &mut [UnmapRequest]) {

@@ -2,13 +2,14 @@
 
 //! MAP and UNMAP (virtio 1.3, sections 5.13.6.4 and 5.13.6.5).
 
+use super::device::unmap_devices;
 use super::{Engine, permissions};
 use crate::DomainId;
 use crate::backend::GuestRam;
 use crate::counters::Counters;
 use crate::domain::{Cover, Domain, Mapping};
 use crate::space::{Memory, SpaceId, Spaces};
-use crate::spec::{Status, feature};
+use crate::spec::{MAP_F_MMIO, Status, feature};
 use crate::wire;
 
 impl Engine {
@@ -16,7 +17,9 @@ impl Engine {
     pub(super) fn map(&mut self, request: wire::Map) -> Result<(), Status> {
         let wire::Map { start, last, .. } = request;
         self.check_mapping_feature()?;
-        let permissions = permissions(request.flags)?;
+        // Without the feature the flag is an unknown one.
+        let device = request.flags & MAP_F_MMIO != 0 && self.accepted & feature::MMIO != 0;
+        let permissions = permissions(if device { request.flags & !MAP_F_MMIO } else { request.flags })?;
         self.check_place(start, last)?;
         self.check_alignment(&request)?;
         let domain = self.domains.get(&request.domain).ok_or(Status::NoEnt)?;
@@ -38,6 +41,13 @@ impl Engine {
         }
         if self.counters.mappings >= self.config.limits.max_mappings as u64 {
             return Err(Status::NoMem);
+        }
+        if device {
+            let mut outcome = self.map_device(&request, permissions);
+            while outcome == Err(Status::NoMem) && self.evict_one() {
+                outcome = self.map_device(&request, permissions);
+            }
+            return outcome;
         }
         let mapping = Mapping { last, gpa: request.gpa, permissions };
         loop {
@@ -111,6 +121,7 @@ impl Engine {
                 while let Some(run) = domain.run(start, last) {
                     unmap_run(&mut self.spaces, domain, run, ram, counters)?;
                 }
+                unmap_devices(&mut self.spaces, domain, (start, last), counters);
             }
         }
         self.check_unstuck(request.domain, start, last)

@@ -5,7 +5,7 @@
 
 use super::{Engine, permissions};
 use crate::domain::Chunk;
-use crate::spec::{ATTACH_F_BYPASS, Status};
+use crate::spec::{ATTACH_F_BYPASS, MAP_F_MMIO, Status};
 use crate::state::{ChunkState, DomainState, EngineState, MappingState, RestoreError, STATE_VERSION, WindowState};
 use crate::{DomainId, wire};
 
@@ -19,6 +19,8 @@ impl Engine {
         let domains = self.domains.iter().map(|(&id, domain)| {
             let mappings = domain.mappings.iter().filter(|_| !domain.bypass);
             let chunks = domain.chunks.iter();
+            // What is dead is nothing to whoever restores it.
+            let devices = domain.devices.iter().filter(|(_, mapping)| mapping.live);
             DomainState {
                 domain: id,
                 bypass: domain.bypass,
@@ -30,6 +32,12 @@ impl Engine {
                         gpa: mapping.gpa,
                         flags: mapping.permissions.bits(),
                     })
+                    .chain(devices.map(|(&start, mapping)| MappingState {
+                        start,
+                        last: mapping.last,
+                        gpa: mapping.gpa,
+                        flags: mapping.permissions.bits() | MAP_F_MMIO,
+                    }))
                     .collect(),
                 chunks: chunks
                     .map(|(&iova, chunk)| ChunkState { iova, index: chunk.index, flags: chunk.permissions.bits() })

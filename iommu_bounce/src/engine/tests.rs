@@ -5,6 +5,7 @@
 mod attach;
 mod batch;
 mod bypass;
+mod device;
 mod failure;
 mod faults;
 mod format;

@@ -9,6 +9,8 @@ use crate::{DmaMapper, Engine, EngineConfig, MAX_REPLY, Permissions, UnmapReques
 
 const CHUNK: u64 = 0x4000;
 const APERTURE: u64 = 0xe000_0000;
+/// Where the guest sees a device's memory.
+const DEVICE: u64 = 0x1_0000;
 const BUDGET: u64 = 3 * CHUNK;
 /// Endpoint 0 is bound to its address space, the others can move.
 const ENDPOINTS: u32 = 3;
@@ -17,16 +19,19 @@ struct Host {
     mappers: Vec<MapperProbe>,
     group: TestGroup,
     chunks: ChunkProbe,
+    ram: Option<Arc<TestRam>>,
 }
 
 fn engine() -> (Engine, Host) {
     let store = TestChunks::new(CHUNK, 4);
-    let mut host = Host { mappers: Vec::new(), group: TestGroup::default(), chunks: store.probe() };
+    let mut host = Host { mappers: Vec::new(), group: TestGroup::default(), chunks: store.probe(), ram: None };
     let config = EngineConfig {
         window: Some(WindowConfig { aperture: APERTURE..=APERTURE + 8 * CHUNK - 1, budget: BUDGET, threshold: 0 }),
         ..EngineConfig::default()
     };
-    let ram = Arc::new(TestRam::new(&[(0, 0x8000), (0x8000, 0x8000)]));
+    let ram = TestRam::new(&[(0, 0x8000), (0x8000, 0x8000)]).with_device(DEVICE, 0x4000, false);
+    let ram = Arc::new(ram);
+    host.ram = Some(ram.clone());
     let engine = Engine::new(config, ram, Some(Box::new(store)));
     let mut engine = engine.expect("the configuration is valid");
     for id in 0..ENDPOINTS {
@@ -62,6 +67,13 @@ fn disturb(engine: &mut Engine, host: &Host, kind: u8, argument: u8) {
         9 => engine.write_bypass(argument),
         10 => {
             engine.set_budget(BUDGET.min(u64::from(argument & 3) * CHUNK)).expect("the region is as large");
+        }
+        12 => {
+            if let Some(ram) = &host.ram {
+                ram.show_device(argument & 1 == 0);
+            }
+            let gone = engine.revoke_device_memory(DEVICE, 0x4000);
+            assert!(gone || engine.counters().stuck_ranges != 0);
         }
         11 => {
             let access = Permissions::from_bits_truncate(argument.into());

@@ -7,7 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use iommu_bounce::spec::{Status, feature};
 
 use crate::ops::{Map, Op};
-use crate::rig::{APERTURE, APERTURE_CHUNKS, CHUNK, FIRST_IOVA, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES};
+use crate::rig::{
+    APERTURE, APERTURE_CHUNKS, CHUNK, DEVICE_PAGES, FIRST_IOVA, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES,
+};
+
+/// Flag of MAP.
+const MMIO: u32 = 4;
+/// Among the flags of a mapping: the host has nothing there, since the device's memory has gone.
+pub(crate) const DEAD: u32 = 1 << 31;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Domain {
@@ -29,6 +36,8 @@ pub(crate) struct Model {
     /// Whether endpoints that are attached to nothing reach all RAM.
     pub(crate) bypass: bool,
     pub(crate) budget: u64,
+    /// Whether the guest does not see the device's memory.
+    pub(crate) device_hidden: bool,
     /// Chunks that the store lost.
     pub(crate) lost: u64,
 }
@@ -102,6 +111,12 @@ impl Model {
                 return None;
             }
             Op::Unmaps(_) => return None,
+            Op::ShowDevice { shown } => {
+                self.device_hidden = !shown;
+                let mappings = self.domains.values_mut().flat_map(|domain| &mut domain.mappings);
+                mappings.filter(|mapping| mapping.3 & MMIO != 0).for_each(|mapping| mapping.3 |= DEAD);
+                return None;
+            }
             Op::SetBudget { chunks } => {
                 self.budget = chunks * CHUNK;
                 return None;
@@ -168,7 +183,8 @@ impl Model {
         if !self.has(feature::MAP_UNMAP) {
             return Err(Status::Unsupp);
         }
-        if !(1..=3).contains(&map.flags) {
+        let device = map.flags & MMIO != 0 && self.has(feature::MMIO);
+        if !(1..=3).contains(&if device { map.flags & !MMIO } else { map.flags }) {
             return Err(Status::Inval);
         }
         if touches_window || start % PAGE != 0 || (last + 1) % PAGE != 0 || gpa % PAGE != 0 {
@@ -185,7 +201,9 @@ impl Model {
         if total >= MAX_MAPPINGS {
             return Err(Status::NoMem);
         }
-        if map.gpa_page + map.pages > RAM_PAGES {
+        let end = map.gpa_page + map.pages;
+        let on_device = map.gpa_page >= DEVICE_PAGES.start && end <= DEVICE_PAGES.end && !self.device_hidden;
+        if if device { !on_device } else { end > RAM_PAGES } {
             return Err(Status::Inval);
         }
         domain.mappings.push((start, last, gpa, map.flags));

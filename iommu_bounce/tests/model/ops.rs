@@ -64,6 +64,10 @@ pub(crate) enum Op {
     Unplug {
         endpoint: u32,
     },
+    /// The guest sees the device's memory elsewhere, where it is again or not at all.
+    ShowDevice {
+        shown: bool,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -114,6 +118,7 @@ impl Op {
             | Self::WriteBypass { .. }
             | Self::SetBudget { .. }
             | Self::Unmaps(_)
+            | Self::ShowDevice { .. }
             | Self::Plug { .. }
             | Self::Unplug { .. } => return None,
         })
@@ -150,8 +155,17 @@ fn chunk_page() -> impl Strategy<Value = u64> {
 }
 
 fn map() -> impl Strategy<Value = Map> {
-    (domain(), 0u64..40, 1u64..5, 0u64..44, flags(), skew())
-        .prop_map(|(domain, start, pages, gpa_page, flags, skew)| Map { domain, start, pages, gpa_page, flags, skew })
+    let ram = (0u64..44, flags());
+    let device = (39u64..44, 4u32..8);
+    let what = prop_oneof![8 => ram, 2 => device];
+    (domain(), 0u64..40, 1u64..5, what, skew()).prop_map(|(domain, start, pages, (gpa_page, flags), skew)| Map {
+        domain,
+        start,
+        pages,
+        gpa_page,
+        flags,
+        skew,
+    })
 }
 
 /// UNMAPs that come together: mostly such that follow each other without a gap, in any order.
@@ -192,8 +206,7 @@ pub(crate) fn any_op() -> impl Strategy<Value = Op> {
         let op = Box::new(op);
         Op::Truncated { op, len }
     });
-    let features =
-        || prop_oneof![5 => Just(u64::MAX), 1 => Just(!(1 << 23)), 1 => Just(!(1 << 2)), 1 => Just(!(1 << 6))];
+    let features = || prop_oneof![5 => Just(u64::MAX), 1 => Just(!(1 << 23)), 1 => Just(!(1 << 2)), 1 => Just(!(1 << 5)), 1 => Just(!(1 << 6))];
     prop_oneof![
         40 => request(),
         6 => unmaps().prop_map(Op::Unmaps),
@@ -204,6 +217,7 @@ pub(crate) fn any_op() -> impl Strategy<Value = Op> {
         2 => (0u64..=5).prop_map(|chunks| Op::SetBudget { chunks }),
         2 => ENDPOINTS.prop_map(|endpoint| Op::Plug { endpoint }),
         2 => ENDPOINTS.prop_map(|endpoint| Op::Unplug { endpoint }),
+        2 => any::<bool>().prop_map(|shown| Op::ShowDevice { shown }),
     ]
 }
 

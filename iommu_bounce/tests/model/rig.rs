@@ -8,7 +8,7 @@ use std::sync::Arc;
 use iommu_bounce::test_utils::{ChunkProbe, MapperProbe, RecordingMapper, TestChunks, TestGroup, TestRam};
 use iommu_bounce::{DmaMapper, Engine, EngineConfig, Limits, Permissions, UnmapRequest, WindowConfig};
 
-use crate::model::{Domain, Model};
+use crate::model::{DEAD, Domain, Model};
 use crate::ops::{HostFailure, Op};
 
 pub(crate) const PAGE: u64 = 0x1000;
@@ -21,6 +21,8 @@ pub(crate) const MAX_DOMAINS: usize = 2;
 pub(crate) const MAX_MAPPINGS: usize = 12;
 /// Guest RAM: two regions that follow each other in the guest, not in the host.
 pub(crate) const RAM_PAGES: u64 = 40;
+/// A device's memory, right behind RAM.
+pub(crate) const DEVICE_PAGES: std::ops::Range<u64> = RAM_PAGES..RAM_PAGES + 4;
 const FIRST_REGION: usize = 0x1_4000;
 const SECOND_REGION: usize = 0x1_4000;
 pub(crate) const ENDPOINTS: std::ops::RangeInclusive<u32> = 1..=4;
@@ -44,6 +46,7 @@ pub(crate) struct Rig {
 impl Rig {
     pub(crate) fn new() -> Self {
         let ram = TestRam::new(&[(0, FIRST_REGION), (FIRST_REGION as u64, SECOND_REGION)]);
+        let ram = ram.with_device(DEVICE_PAGES.start * PAGE, 0x4000, false);
         let ram = Arc::new(ram);
         let store = TestChunks::new(CHUNK, REGION_CHUNKS);
         let chunks = store.probe();
@@ -66,6 +69,7 @@ impl Rig {
             domains: BTreeMap::new(),
             bypass: false,
             budget: FIRST_BUDGET,
+            device_hidden: false,
             lost: 0,
         };
         let (mappers, group) = (BTreeMap::new(), TestGroup::default());
@@ -116,6 +120,13 @@ impl Rig {
                 self.engine.accept_features(*features);
             }
             Op::WriteBypass { value } => self.engine.write_bypass(*value),
+            Op::ShowDevice { shown } => {
+                self.ram.show_device(*shown);
+                let gone = self.engine.revoke_device_memory(DEVICE_PAGES.start * PAGE, 4 * PAGE);
+                if !gone {
+                    assert_ne!(self.engine.counters().stuck_ranges, 0);
+                }
+            }
             Op::SetBudget { chunks } => {
                 let set = self.engine.set_budget(chunks * CHUNK);
                 set.expect("the region is as large");
@@ -203,10 +214,14 @@ impl Rig {
             }
             let mut bytes = 0;
             for &(start, last, gpa, flags) in &domain.mappings {
+                if flags & DEAD != 0 {
+                    assert_eq!(mapper.translate(start), None, "endpoint {id} reaches what it should not");
+                    continue;
+                }
                 bytes += last - start + 1;
                 for offset in (0..last - start).step_by(0x1000) {
                     let expected = self.ram.host_address(gpa + offset);
-                    let expected = (expected, Permissions::from_bits_truncate(flags));
+                    let expected = (expected, Permissions::from_bits_truncate(flags & 3));
                     let found = mapper.translate(start + offset);
                     assert_eq!(found, Some(expected), "endpoint {id}, {start:#x}");
                 }
@@ -218,7 +233,7 @@ impl Rig {
                 assert_eq!((mapping.len, mapping.permissions.bits()), (CHUNK, *flags));
             }
             let parked = mappings.iter().filter(|(iova, mapping)| {
-                !self.is_ram(mapping.host_address) && !domain.chunks.iter().any(|(place, _)| place == *iova)
+                self.is_chunk(mapping.host_address) && !domain.chunks.iter().any(|(place, _)| place == *iova)
             });
             bytes += parked.count() as u64 * CHUNK;
             assert_eq!(mapper.mapped_bytes(), bytes, "endpoint {id}");
@@ -238,7 +253,7 @@ impl Rig {
         let mut domains = Vec::new();
         let mut mapped = 0;
         for mapper in self.all_mappers() {
-            mapped += mapper.mappings().values().filter(|mapping| !self.is_ram(mapping.host_address)).count();
+            mapped += mapper.mappings().values().filter(|mapping| self.is_chunk(mapping.host_address)).count();
         }
         for (id, domain) in &self.model.attached {
             let place = (self.mapper_of(*id), *domain);
@@ -261,6 +276,12 @@ impl Rig {
                 assert_eq!(owner, (*domain, *iova));
             }
         }
+    }
+
+    /// Whether a chunk is at an address of the host where something is mapped.
+    fn is_chunk(&self, address: usize) -> bool {
+        let device = self.ram.host_address(DEVICE_PAGES.start * PAGE);
+        !self.is_ram(address) && !(device..device + 0x4000).contains(&address)
     }
 
     /// Whether guest RAM is at an address of the host.

@@ -11,6 +11,7 @@ use devices::legacy::power::{self, PowerRegisters, PowerRequest};
 use devices::legacy::serial::{self, SerialPort};
 use devices::pci::{BarWindows, ConfigPorts, Ecam, HotplugRegisters, PciAddress, PciRoot};
 use devices::platform::{AddressSpace, Space};
+use devices::shown::ShownMemory;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::passthrough::{IOMMU_ADDRESS, Passthrough, Surroundings};
@@ -57,8 +58,9 @@ impl Vm {
         let msi = KvmMsi::new(kvm.fd.clone())
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
         let hotplug = add_hotplug_registers(&io_map, &kvm, &pci, mailbox.clone())?;
+        let bars = Arc::new(ShownMemory::new(slots.clone()));
         let (vm, memory_of_devices) = (kvm.fd.clone(), memory.clone());
-        let around = Surroundings { vm, memory: memory_of_devices, slots, msi: Arc::new(msi), pci: pci.clone() };
+        let around = Surroundings { vm, memory: memory_of_devices, slots, bars, msi: Arc::new(msi), pci: pci.clone() };
         let passthrough = Passthrough::new(config, around)?;
 
         let mut vcpus = Vec::new();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::platform::{MemorySlots, MsiAllocator};
+use devices::shown::ShownMemory;
 use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioMapper, VfioPciDevice, map_guest_ram};
 use devices::virtio::iommu::{self, IommuHandle, IommuParams, RingFeatures, WindowRegion};
 use iommu_bounce::{DmaMapper, EngineConfig, MapperLimits, WindowConfig};
@@ -30,6 +31,8 @@ pub(super) struct Surroundings {
     pub(super) vm: Arc<VmFd>,
     pub(super) memory: Arc<GuestMemoryMmap>,
     pub(super) slots: Arc<dyn MemorySlots>,
+    /// Those for BARs.
+    pub(super) bars: Arc<ShownMemory>,
     pub(super) msi: Arc<dyn MsiAllocator>,
     pub(super) pci: Arc<PciRoot>,
 }
@@ -186,8 +189,8 @@ impl Passthrough {
             _ => host.new_space().map_err(fail)?,
         };
         let id = device.id.as_deref().unwrap_or("_vfio");
-        let (msi, slots) = (self.around.msi.clone(), self.around.slots.clone());
-        let function = Arc::new(VfioPciDevice::open(id, &device.path, &space, msi, slots).map_err(fail)?);
+        let (msi, bars) = (self.around.msi.clone(), self.around.bars.clone());
+        let function = Arc::new(VfioPciDevice::open(id, &device.path, &space, msi, bars).map_err(fail)?);
         if device.iommu {
             let memory = self.around.memory.clone();
             let mapper = host.mapper(space, address.endpoint_id(), &function, memory).map_err(fail)?;
@@ -239,6 +242,8 @@ fn add_iommu(
         windows,
         poll: polls(config),
         rings: RING_FEATURES,
+        // IOMMUFD maps no memory of devices.
+        devices: (!config.platform.iommufd).then(|| around.bars.clone()),
     };
     let (function, handle) = iommu::create(params).map_err(|error| VmError::Iommu(error.to_string()))?;
     for (address, mapper) in endpoints {

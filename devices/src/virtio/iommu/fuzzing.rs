@@ -40,6 +40,8 @@ const RINGS: [[u64; 3]; 2] = [[0x1000, 0x2000, 0x3000], [0x4000, 0x5000, 0x6000]
 /// Where requests are put that are well formed as far as the queue goes.
 const REQUEST: u64 = 0x8000;
 const REPLY: u64 = 0x9000;
+/// Where a request's descriptors are put that has a table of its own.
+const TABLE: u64 = 0xa000;
 
 /// A platform on which all works and nothing is seen.
 #[derive(Default)]
@@ -103,6 +105,7 @@ impl Machine {
             windows: Some(WindowRegion { size: 4 * CHUNK, chunk_size: CHUNK, hugepages: false, slots: platform }),
             rings: RingFeatures { indirect_desc: true, event_idx: true },
             poll: false,
+            devices: None,
         };
         let (function, handle) = create(params).expect("the configuration is valid");
         let mapper = RecordingMapper::new();
@@ -139,19 +142,26 @@ impl Machine {
         self.register(20, &[15]);
     }
 
-    /// Puts a request into the queue as a driver does, with so many bytes for the reply.
-    fn send(&mut self, request: &[u8], room: u32) {
+    /// Puts a request into the queue as a driver does, with so many bytes for the reply; its descriptors may be in a table
+    /// of their own.
+    fn send(&mut self, request: &[u8], room: u32, in_table: bool) {
         let put = |address: u64, data: &[u8]| {
             self.memory.write_slice(data, GuestAddress(address)).expect("it is RAM");
         };
         put(REQUEST, request);
         let len = u32::try_from(request.len()).unwrap_or(0);
-        let [table, available, _] = RINGS[0];
-        for (at, address, len, flags) in [(table, REQUEST, len, 1u16), (table + 16, REPLY, room, 2)] {
+        let [ring, available, _] = RINGS[0];
+        let describe = |at: u64, address: u64, len: u32, flags: u16| {
             put(at, &address.to_le_bytes());
             put(at + 8, &len.to_le_bytes());
             put(at + 12, &flags.to_le_bytes());
             put(at + 14, &1u16.to_le_bytes());
+        };
+        let table = if in_table { TABLE } else { ring };
+        describe(table, REQUEST, len, 1);
+        describe(table + 16, REPLY, room, 2);
+        if in_table {
+            describe(ring, TABLE, 32, 4);
         }
         put(available + 4 + 2 * u64::from(self.available % 16), &[0, 0]);
         self.available = self.available.wrapping_add(1);
@@ -167,7 +177,11 @@ impl Machine {
         let (bytes, behind) = rest.split_at(len);
         match kind {
             0..=119 => {
-                self.send(bytes, u32::from(low) * 4);
+                self.send(bytes, u32::from(low) * 4, false);
+                return Some(behind);
+            }
+            250..=255 => {
+                self.send(bytes, u32::from(low) * 4, true);
                 return Some(behind);
             }
             120..=159 => {

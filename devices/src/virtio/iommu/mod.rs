@@ -28,6 +28,8 @@ pub use self::ram::RamView;
 use super::windows::{WindowError, WindowMemory, WindowMemoryConfig};
 use super::{TransportError, VirtioPciDevice};
 use crate::platform::{MemorySlots, MsiAllocator};
+use crate::shown::ShownMemory;
+use crate::sync::lock;
 
 /// The memory behind bounce windows. The budget stands in [`EngineConfig::window`].
 pub struct WindowRegion {
@@ -67,6 +69,8 @@ pub struct IommuParams {
     /// When requests come fast, a thread polls for them. It needs a CPU of the host besides those that run vCPUs, and
     /// gives it back when a request takes less than a thirty-second of the time until the next.
     pub poll: bool,
+    /// The slots in which the guest sees devices' memory, if other devices are to be let at that.
+    pub devices: Option<Arc<ShownMemory>>,
 }
 
 /// Why a virtio-iommu device could not be made.
@@ -92,7 +96,7 @@ pub enum IommuError {
 /// # Errors
 /// An [`IommuError`] that names the field and its rule, or what the host refused.
 pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHandle>), IommuError> {
-    let IommuParams { id, memory, msi, engine: config, windows, rings, poll } = params;
+    let IommuParams { id, memory, msi, engine: config, windows, rings, poll, devices } = params;
     let budget = config.window.as_ref().map_or(0, |window| window.budget);
     let windows = windows
         .map(|WindowRegion { size, chunk_size, hugepages, slots }| {
@@ -101,8 +105,14 @@ pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHan
         .transpose()?
         .map(Arc::new);
     let store = windows.as_ref().map(|windows| Box::new(windows.store()) as Box<dyn ChunkStore>);
-    let engine = Engine::new(config, Arc::new(RamView::new(memory.clone())), store)?;
-    let engine = Arc::new(Mutex::new(engine));
+    let ram = RamView::new(memory.clone(), devices.clone());
+    let engine = Arc::new(Mutex::new(Engine::new(config, Arc::new(ram), store)?));
+    if let Some(devices) = devices {
+        let engine = Arc::downgrade(&engine);
+        // Without the engine there are no mappers, and nothing is mapped.
+        let revoke = move |gpa, len| engine.upgrade().is_none_or(|engine| lock(&engine).revoke_device_memory(gpa, len));
+        devices.set_revoke(Box::new(revoke));
+    }
     let device = VirtioIommu::new(engine.clone(), windows.clone(), rings, poll).map_err(IommuError::Thread)?;
     let device = Arc::new(device);
     let function = Arc::new(VirtioPciDevice::new(id, device.clone(), memory, &*msi)?);

@@ -4,22 +4,27 @@
 
 use std::sync::Arc;
 
-use iommu_bounce::GuestRam;
+use iommu_bounce::{GuestRam, Permissions};
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
 
-/// Guest RAM, and nothing else of the guest's address space: device memory is never in a `GuestMemoryMmap`.
-pub struct RamView(Arc<GuestMemoryMmap>);
+use crate::shown::ShownMemory;
+
+/// Guest RAM, which alone is in a `GuestMemoryMmap`, and what the guest sees of devices' memory.
+pub struct RamView {
+    ram: Arc<GuestMemoryMmap>,
+    devices: Option<Arc<ShownMemory>>,
+}
 
 impl RamView {
-    /// A view of `memory`.
-    pub fn new(memory: Arc<GuestMemoryMmap>) -> Self {
-        Self(memory)
+    /// A view of `memory` and of what is in these slots.
+    pub fn new(memory: Arc<GuestMemoryMmap>, devices: Option<Arc<ShownMemory>>) -> Self {
+        Self { ram: memory, devices }
     }
 
     /// The part of `[gpa, gpa + len)` that begins at `gpa` and lies in one region.
     fn part(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
         let gpa = GuestAddress(gpa);
-        let region = self.0.find_region(gpa)?;
+        let region = self.ram.find_region(gpa)?;
         let offset = region.to_region_addr(gpa)?;
         let len = len.min(region.len().checked_sub(offset.raw_value())?);
         region.get_slice(offset, usize::try_from(len).ok()?).ok()
@@ -32,11 +37,21 @@ impl GuestRam for RamView {
     }
 
     fn regions(&self) -> Vec<(u64, u64)> {
-        self.0.iter().map(|region| (region.start_addr().raw_value(), region.len())).collect()
+        self.ram.iter().map(|region| (region.start_addr().raw_value(), region.len())).collect()
     }
 
     fn prefix(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
         self.part(gpa, len)
+    }
+
+    fn has_devices(&self) -> bool {
+        self.devices.is_some()
+    }
+
+    fn device(&self, gpa: u64, len: u64, permissions: Permissions, then: &mut dyn FnMut(VolatileSlice<'_>)) {
+        if let Some(devices) = &self.devices {
+            devices.with(gpa, len, permissions, then);
+        }
     }
 }
 
@@ -46,7 +61,7 @@ mod tests {
 
     fn view() -> RamView {
         let ranges = [(GuestAddress(0), 0x4000), (GuestAddress(0x4000), 0x4000), (GuestAddress(0x10000), 0x1000)];
-        RamView::new(Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap()))
+        RamView::new(Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap()), None)
     }
 
     #[test]

@@ -77,6 +77,7 @@ fn params(memory: &Arc<GuestMemoryMmap>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlo
         }),
         poll: false,
         rings: RingFeatures { indirect_desc: true, event_idx: true },
+        devices: None,
     }
 }
 

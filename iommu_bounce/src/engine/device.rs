@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Mappings of other devices' memory, for DMA from device to device (`MAP_F_MMIO`, virtio 1.3, section 5.13.6.4).
+//!
+//! They are few, and apart from those of guest RAM. The host does not tell when a device's memory goes away, so the VMM
+//! must before: [`Engine::revoke_device_memory`]. Then the mapping is *dead*: the host has nothing there any more, but
+//! the driver still has to remove it as any other. It does not come to life again when the guest sees the memory again:
+//! the driver that moved the memory has to map it anew.
+
+use super::Engine;
+use crate::backend::Permissions;
+use crate::counters::Counters;
+use crate::domain::{DeviceMapping, Domain};
+use crate::space::{Memory, Spaces};
+use crate::spec::Status;
+use crate::wire;
+
+impl Engine {
+    /// Maps a device's memory for every endpoint of the domain, or for none. All but the memory has been checked.
+    pub(super) fn map_device(&mut self, request: &wire::Map, permissions: Permissions) -> Result<(), Status> {
+        let wire::Map { start, last, gpa, .. } = *request;
+        let mapping = DeviceMapping { last, gpa, permissions, live: true };
+        let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;
+        for (place, &id) in domain.spaces.iter().enumerate() {
+            let outcome = self.spaces.get_mut(id).map_device(start, &mapping, &*self.ram, &mut self.counters);
+            if let Err(status) = outcome {
+                for &done in &domain.spaces[..place] {
+                    self.spaces.get_mut(done).discard(start, last - start + 1, Memory::Device, &mut self.counters);
+                }
+                return Err(status);
+            }
+        }
+        domain.devices.insert(start, mapping);
+        self.counters.mappings += 1;
+        Ok(())
+    }
+
+    /// The guest is about to see no longer what it sees at `[gpa, gpa + len)`, which
+    /// [`GuestRam::device`](crate::GuestRam::device) must not give out any more: unmaps it for all endpoints. `false` if the
+    /// host refuses. Then an endpoint may reach it still, and it must not be given to anybody else; asking again tries again.
+    pub fn revoke_device_memory(&mut self, gpa: u64, len: u64) -> bool {
+        self.retry_stuck();
+        let end = gpa.saturating_add(len);
+        for domain in self.domains.values_mut() {
+            let touched = domain.devices.iter_mut().filter(|(iova, mapping)| {
+                mapping.live && mapping.gpa < end && mapping.gpa + (mapping.last - **iova) >= gpa
+            });
+            for (&iova, mapping) in touched {
+                mapping.live = false;
+                for &id in &domain.spaces {
+                    let len = mapping.last - iova + 1;
+                    self.spaces.get_mut(id).discard(iova, len, Memory::Device, &mut self.counters);
+                }
+            }
+        }
+        !self.spaces.iter().any(|space| space.holds_device_memory())
+    }
+}
+
+/// Removes the device memory in a range, which cuts none. What the host keeps is stuck.
+pub(super) fn unmap_devices(
+    spaces: &mut Spaces,
+    domain: &mut Domain,
+    (start, last): (u64, u64),
+    counters: &mut Counters,
+) {
+    while let Some((iova, mapping)) = domain.last_device(start, last) {
+        if mapping.live {
+            for &id in &domain.spaces {
+                spaces.get_mut(id).discard(iova, mapping.last - iova + 1, Memory::Device, counters);
+            }
+        }
+        domain.devices.remove(&iova);
+        counters.mappings -= 1;
+    }
+}

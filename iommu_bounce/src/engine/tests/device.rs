@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Mappings of other devices' memory.
+
+use super::*;
+use crate::test_utils::*;
+use crate::{EngineState, GuestRam};
+
+const MMIO: u32 = 4;
+const DEVICE: u64 = 0xc000_0000;
+const SIZE: usize = 0x4000;
+
+/// As `Rig::standard`, with a device's memory at `DEVICE`.
+fn rig(read_only: bool) -> Rig {
+    let mut rig = Rig::standard();
+    let ram = TestRam::new(&[(0, 0x10_0000)]).with_device(DEVICE, SIZE, read_only);
+    rig.ram = Arc::new(ram);
+    rig.engine = Engine::new(EngineConfig::default(), rig.ram.clone(), None).expect("the configuration is valid");
+    for id in 1..=3 {
+        let mapper = RecordingMapper::new();
+        rig.mappers.insert(id, mapper.probe());
+        rig.engine.add_endpoint(id, Box::new(mapper)).expect("the endpoint is valid");
+    }
+    rig.engine.accept_features(rig.engine.features());
+    rig
+}
+
+/// MAP of pages of the device.
+fn map_device(iova_page: u64, pages: u64, device_page: u64, flags: u32) -> Vec<u8> {
+    let start = iova_page * PAGE;
+    map(1, start, start + pages * PAGE - 1, DEVICE + device_page * PAGE, flags | MMIO)
+}
+
+fn unmap_pages(start: u64, pages: u64) -> Vec<u8> {
+    unmap(1, start * PAGE, (start + pages) * PAGE - 1)
+}
+
+#[test]
+fn mmio_maps_device_memory_and_nothing_else_does() {
+    let mut rig = rig(false);
+    assert_ne!(rig.engine.features() & feature::MMIO, 0);
+    assert_eq!(Rig::new().engine.features() & feature::MMIO, 0, "there are no devices");
+    rig.all_ok([attach(1, 1), map_device(5, 2, 1, BOTH)]);
+    let (address, permissions) = rig.mapper(1).translate(6 * PAGE).expect("it is mapped");
+    assert_eq!(address, rig.ram.host_address(DEVICE + 2 * PAGE));
+    assert_eq!(permissions.bits(), BOTH);
+    let counters = rig.engine.counters();
+    assert_eq!((counters.mappings, counters.mapped_bytes), (1, 0), "it is no RAM");
+    // RAM is no device, a device no RAM, and the end is the end.
+    assert_eq!(rig.status(&map(1, 0, PAGE - 1, 0, BOTH | MMIO)), INVAL);
+    assert_eq!(rig.status(&map(1, 0, PAGE - 1, DEVICE, BOTH)), INVAL);
+    assert_eq!(rig.status(&map_device(0x10, 2, 3, READ)), INVAL);
+    // All else is as with RAM.
+    assert_eq!(rig.status(&map_device(6, 1, 0, READ)), INVAL, "something is there");
+    assert_eq!(rig.status(&map(1, 4 * PAGE, 6 * PAGE - 1, 0, READ)), INVAL, "something is there");
+    assert_eq!(rig.status(&map_device(0x10, 1, 0, 0)), INVAL, "no permission");
+    assert_eq!(rig.status(&map_device(0x10, 1, 0, READ | 8)), INVAL, "an unknown flag");
+}
+
+#[test]
+fn mmio_is_an_unknown_flag_without_the_feature() {
+    let mut rig = rig(false);
+    rig.engine.accept_features(rig.engine.features() & !feature::MMIO);
+    rig.all_ok([attach(1, 1)]);
+    assert_eq!(rig.status(&map_device(0, 1, 0, READ)), INVAL);
+}
+
+#[test]
+fn read_only_device_memory_is_not_mapped_for_writing() {
+    let mut rig = rig(true);
+    rig.all_ok([attach(1, 1), map_device(0, 1, 0, READ)]);
+    assert_eq!(rig.status(&map_device(1, 1, 0, BOTH)), INVAL);
+    assert_eq!(rig.status(&map_device(1, 1, 0, WRITE)), INVAL);
+}
+
+#[test]
+fn device_memory_is_unmapped_whole_as_ram_is() {
+    let mut rig = rig(false);
+    rig.all_ok([attach(1, 1), attach(2, 1), map(1, 0, PAGE - 1, 0, BOTH), map_device(1, 2, 0, READ)]);
+    rig.all_ok([map(1, 3 * PAGE, 4 * PAGE - 1, 0, BOTH)]);
+    assert_eq!(rig.status(&unmap_pages(0, 2)), RANGE, "it would be cut");
+    assert_eq!(rig.status(&unmap_pages(2, 2)), RANGE, "it would be cut");
+    assert_eq!(rig.mapper(2).mappings().len(), 3);
+    rig.all_ok([unmap_pages(0, 4)]);
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn endpoints_get_and_lose_device_memory_with_the_domain() {
+    let mut rig = rig(false);
+    rig.all_ok([attach(1, 1), map_device(1, 1, 0, READ), attach(2, 1)]);
+    assert_eq!(rig.mapper(2).mappings().len(), 1);
+    rig.all_ok([detach(2, 1)]);
+    assert!(rig.mapper(2).is_empty());
+    rig.engine.reset();
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn device_memory_that_goes_away_is_unmapped_first() {
+    let mut rig = rig(false);
+    rig.all_ok([attach(1, 1), attach(2, 1), map_device(1, 1, 0, READ), map_device(2, 1, 3, READ)]);
+    // Another place is not touched.
+    assert!(rig.engine.revoke_device_memory(DEVICE + PAGE, 2 * PAGE));
+    assert_eq!(rig.mapper(1).mappings().len(), 2);
+    assert!(rig.engine.revoke_device_memory(DEVICE + 3 * PAGE, u64::MAX));
+    rig.ram.show_device(false);
+    for id in [1, 2] {
+        assert_eq!(rig.mapper(id).mappings().keys().copied().collect::<Vec<_>>(), [PAGE]);
+    }
+    // Who comes later does not get it, and the driver removes it as if nothing had happened.
+    rig.all_ok([detach(2, 1)]);
+    assert!(rig.engine.revoke_device_memory(0, u64::MAX));
+    rig.all_ok([attach(2, 1)]);
+    assert!(rig.mapper(2).is_empty());
+    assert_eq!(rig.status(&map(1, PAGE, 2 * PAGE - 1, 0, READ)), INVAL, "the driver has not removed it");
+    rig.all_ok([unmap_pages(1, 1), unmap_pages(2, 1), map(1, PAGE, 2 * PAGE - 1, 0, READ)]);
+    assert_eq!(rig.engine.counters().mappings, 1);
+    assert_eq!(rig.status(&map_device(5, 1, 0, READ)), INVAL, "the guest does not see it");
+}
+
+#[test]
+fn device_memory_that_the_host_does_not_let_go_of_is_not_gone() {
+    let mut rig = rig(false);
+    rig.all_ok([attach(1, 1), map_device(1, 1, 0, READ)]);
+    rig.mapper(1).refuse_unmaps(true);
+    assert!(!rig.engine.revoke_device_memory(DEVICE, SIZE as u64));
+    assert!(!rig.engine.revoke_device_memory(DEVICE, SIZE as u64));
+    assert_eq!(rig.status(&unmap_pages(1, 1)), DEVERR);
+    rig.mapper(1).refuse_unmaps(false);
+    assert!(rig.engine.revoke_device_memory(DEVICE, SIZE as u64));
+    rig.all_ok([unmap_pages(1, 1)]);
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn device_memory_is_mapped_for_all_endpoints_or_none() {
+    let mut rig = rig(false);
+    rig.all_ok([attach(1, 1), attach(2, 1)]);
+    rig.mapper(2).fail_map(0);
+    assert_eq!(rig.status(&map_device(1, 1, 0, READ)), DEVERR);
+    rig.assert_host_is_clean();
+    rig.mapper(2).exhaust_map(0);
+    assert_eq!(rig.status(&map_device(1, 1, 0, READ)), NOMEM);
+    rig.all_ok([map_device(1, 1, 0, READ)]);
+}
+
+#[test]
+fn neighbours_of_device_memory_are_unmapped_too() {
+    let mut rig = rig(false);
+    rig.all_ok([attach(1, 1), map(1, 0, PAGE - 1, 0, BOTH), map_device(1, 1, 0, READ)]);
+    let decode = |(tag, request): (u16, Vec<u8>)| UnmapRequest::decode(&request, 4, tag);
+    let mut unmaps: Vec<_> = (0..).zip([unmap_pages(0, 1), unmap_pages(1, 1)]).filter_map(decode).collect();
+    rig.engine.handle_unmaps(&mut unmaps);
+    assert!(unmaps.iter().all(|unmap| unmap.reply() == [OK, 0, 0, 0]));
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn device_memory_is_part_of_the_state() {
+    let mut saved = rig(false);
+    saved.all_ok([attach(1, 1), map_device(1, 1, 2, READ), map_device(2, 1, 0, READ)]);
+    assert!(saved.engine.revoke_device_memory(DEVICE, PAGE));
+    let state: EngineState = saved.engine.state();
+    let mut restored = rig(false);
+    restored.engine.restore(&state).expect("the guest sees the device where it saw it");
+    let mappings = restored.mapper(1).mappings();
+    assert_eq!(mappings.keys().copied().collect::<Vec<_>>(), [PAGE], "what is dead stays so");
+    assert_eq!(mappings[&PAGE].host_address, restored.ram.host_address(DEVICE + 2 * PAGE));
+    let hidden = rig(false);
+    hidden.ram.show_device(false);
+    let mut engine = hidden.engine;
+    let error = engine.restore(&state).expect_err("the guest does not see the device");
+    assert!(error.to_string().contains("mapping at 0x1000"), "{error}");
+    assert!(hidden.ram.has_devices());
+}
