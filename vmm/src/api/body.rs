@@ -5,6 +5,8 @@
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::config::one_line;
+
 /// Fields of Cloud Hypervisor that Carom has no use for, as path in the body and the value that asks for nothing: with
 /// that value, or null, they are accepted and forgotten. `*` is every element of a list.
 fn neutral() -> Vec<(&'static str, Value)> {
@@ -118,12 +120,6 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
         let place = error.path().to_string();
         one_line(&if place == "." { error.inner().to_string() } else { format!("{place}: {}", error.inner()) })
     })
-}
-
-/// A message may quote the body: what would end its line is escaped.
-fn one_line(message: &str) -> String {
-    let escape = |c: char| if c.is_control() { c.escape_default().collect() } else { c.to_string() };
-    message.chars().map(escape).collect()
 }
 
 #[cfg(test)]

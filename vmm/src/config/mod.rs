@@ -26,6 +26,12 @@ pub const DEFAULT_BOUNCE_SIZE: u64 = 64 * MIB;
 /// Least RAM that any kernel boots in.
 const MIN_MEMORY: u64 = 32 * MIB;
 
+/// A message may quote what the user gave: what would end its line is escaped.
+pub(crate) fn one_line(message: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_default().collect() } else { c.to_string() };
+    message.chars().map(escape).collect()
+}
+
 /// A rule of the configuration that does not hold; one line, for the user.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{field}: {rule}")]
@@ -38,7 +44,7 @@ pub struct ConfigError {
 
 impl ConfigError {
     pub(crate) fn new(field: impl Into<String>, rule: impl Into<String>) -> Self {
-        Self { field: field.into(), rule: rule.into() }
+        Self { field: field.into(), rule: one_line(&rule.into()) }
     }
 
     /// The same in the terms of JSON: `--memory size` is `memory.size` there.

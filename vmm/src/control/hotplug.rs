@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::{Booted, Control, ControlError, Created, Machine, Reply};
 use crate::api::types::PciDeviceInfo;
-use crate::config::{ConfigError, DeviceConfig};
+use crate::config::{ConfigError, DeviceConfig, one_line};
 
 impl<M: Machine> Control<M> {
     /// Adds a device to the configuration, and to the VM if it is booted.
@@ -38,7 +38,7 @@ impl<M: Machine> Control<M> {
     pub(super) fn remove_device(&mut self, id: &str) -> Result<(), ControlError> {
         let Created { config, booted, .. } = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         let place = position(&config.devices, id);
-        let unknown = || ControlError::NoSuchPart(format!("there is no device '{id}'"));
+        let unknown = || ControlError::NoSuchPart(one_line(&format!("there is no device '{id}'")));
         if let Some(Booted { vm, leaving, .. }) = booted {
             if place.is_none() && position(leaving, id).is_none() || !vm.remove_device(id) {
                 return Err(unknown());
