@@ -2,7 +2,7 @@
 
 //! The queues of a running driver in front of the engine: what vCPUs and the polling thread share.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ struct Active {
 pub(super) struct Queues {
     engine: Arc<Mutex<Engine>>,
     active: Mutex<Option<Active>>,
-    activations: Mutex<u64>,
+    /// How many drivers there have been.
+    drivers: AtomicU64,
 }
 
 /// Where the polling thread looks for requests, without a lock.
@@ -71,7 +72,7 @@ impl Watch {
 impl Queues {
     /// No queues yet, in front of `engine`.
     pub(super) fn new(engine: Arc<Mutex<Engine>>) -> Self {
-        Self { engine, active: Mutex::new(None), activations: Mutex::new(0) }
+        Self { engine, active: Mutex::new(None), drivers: AtomicU64::new(0) }
     }
 
     /// The engine.
@@ -84,9 +85,7 @@ impl Queues {
         let Activation { memory, queues, interrupt, .. } = activation;
         let mut queues = queues.into_iter();
         let (requests, events) = (queues.next().flatten().map(RequestQueue::new), queues.next().flatten());
-        let mut number = lock(&self.activations);
-        *number += 1;
-        let number = *number;
+        let number = self.drivers.fetch_add(1, Ordering::Relaxed);
         let pace = Pace::default();
         *lock(&self.active) = Some(Active { number, memory, requests, events, interrupt, pace, polled: false });
     }
