@@ -59,7 +59,7 @@ fn keep_up(ring: &impl EventRing, size: u16) -> Result<Wrapping<u16>, Error> {
 
 /// Has the driver notify of all that it adds to the available ring behind what is there when this returns.
 ///
-/// Without `EVENT_IDX` a driver always does, as no device here ever asks it not to. With it, a driver notifies only when it
+/// Without `EVENT_IDX` a driver does so by itself, unless a flag asks it not to. With it, a driver notifies only when it
 /// adds the element that `avail_event` names. To be called before a queue is served: what comes later
 /// has a notification of its own then, and serving may end after what was there, and need not go on for as long as another
 /// vCPU adds.
