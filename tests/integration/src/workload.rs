@@ -25,6 +25,21 @@ done
 NVME=$(basename "$(readlink -f /sys/class/nvme/nvme0/device)")
 "#;
 
+/// Lines of a job that print the versions of what runs in the guest; [`guest_versions`] reads them.
+pub const PRINT_VERSIONS: &str = r#"
+echo "CAROM-KERNEL $(uname -r)"
+echo "CAROM-FIO-VERSION $(fio --version)"
+"#;
+
+/// Reads what [`PRINT_VERSIONS`] printed, by name.
+///
+/// # Errors
+/// When one is missing.
+pub fn guest_versions(outcome: &Outcome) -> Result<BTreeMap<String, String>> {
+    let named = [("guest_kernel", "CAROM-KERNEL"), ("fio", "CAROM-FIO-VERSION")];
+    named.map(|(name, key)| Ok((name.into(), outcome.value(key)?.into()))).into_iter().collect()
+}
+
 /// Result of fio at one block size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Fio {
@@ -41,6 +56,18 @@ pub struct DmaMap {
     pub map_us: f64,
     /// Mean time of an unmap, in µs.
     pub unmap_us: f64,
+}
+
+/// What is measured beyond reads in sequence, by fio's names: random writes, and random reads and writes, half of each.
+pub const PATTERNS: [&str; 2] = ["randwrite", "randrw"];
+
+/// Results of [`fio_patterns`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Patterns {
+    /// Operations a second, reads and writes together, by pattern and block size.
+    pub iops: BTreeMap<String, BTreeMap<String, f64>>,
+    /// Mean time from submission to completion of a random 4 KiB read that is alone in flight, in µs.
+    pub read_latency_us: f64,
 }
 
 /// Reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`] for `seconds` after a second of warming
@@ -78,6 +105,58 @@ pub fn fio_results(outcome: &Outcome) -> Result<BTreeMap<String, Fio>> {
         ensure!(results.contains_key(size), "no fio result at {size}; console:\n{}", outcome.console);
     }
     Ok(results)
+}
+
+/// Runs fio (direct, libaio, depth 64, one job) with each of [`PATTERNS`] at each of [`BLOCK_SIZES`], and 4 KiB random reads at
+/// depth 1, for `seconds` each after a second of warming up; [`pattern_results`] reads the results. The part of the drive that
+/// is used is written first, so that no write has to find room in the drive's image on the host.
+#[must_use]
+pub fn fio_patterns(seconds: u32) -> String {
+    let fio = "fio --filename=/dev/nvme0n1 --direct=1 --ioengine=libaio --size=128M";
+    let mut job =
+        format!("{fio} --name=fill --rw=write --iodepth=16 --bs=128k >/tmp/fio 2>&1 || {{ cat /tmp/fio; exit 91; }}\n");
+    let mut measure = |pattern: &str, size: &str, depth: u32, result: &str| {
+        job += &format!(
+            "{fio} --name={pattern} --rw={pattern} --iodepth={depth} --bs={size} --time_based --ramp_time=1 \
+             --runtime={seconds} --output-format=terse --terse-version=3 >/tmp/fio || exit 91\n\
+             awk -F';' '/^3;/ {{ print {result}, $5 }}' /tmp/fio\n"
+        );
+    };
+    for pattern in PATTERNS {
+        for size in BLOCK_SIZES {
+            // Of the reads, and of the writes.
+            measure(pattern, size, 64, &format!("\"CAROM-PATTERN\", \"{pattern}\", \"{size}\", $8 + $49"));
+        }
+    }
+    measure("randread", "4k", 1, "\"CAROM-READ-LATENCY-US\", $40");
+    job
+}
+
+/// Reads the results of [`fio_patterns`].
+///
+/// # Errors
+/// When one is missing, fio saw errors or did nothing.
+pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
+    let figure = |text: &str, errors: &str| {
+        ensure!(errors == "0", "fio ended with error {errors}");
+        let number: f64 = text.parse().with_context(|| format!("fio result {text:?}"))?;
+        ensure!(number > 0.0, "fio did nothing");
+        Ok(number)
+    };
+    let mut iops: BTreeMap<String, BTreeMap<String, f64>> = BTreeMap::new();
+    for line in outcome.values("CAROM-PATTERN") {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [pattern, size, number, errors] = words[..] else { anyhow::bail!("{line:?}: four words wanted") };
+        let number = figure(number, errors).with_context(|| format!("{pattern} at {size}"))?;
+        iops.entry(pattern.into()).or_default().insert(size.into(), number);
+    }
+    for (pattern, size) in PATTERNS.iter().flat_map(|pattern| BLOCK_SIZES.map(|size| (*pattern, size))) {
+        let there = iops.get(pattern).is_some_and(|sizes| sizes.contains_key(size));
+        ensure!(there, "no result of {pattern} at {size}; console:\n{}", outcome.console);
+    }
+    let latency = outcome.value("CAROM-READ-LATENCY-US")?;
+    let (number, errors) = latency.split_once(' ').with_context(|| format!("{latency:?}: two words wanted"))?;
+    Ok(Patterns { iops, read_latency_us: figure(number, errors).context("randread at 4k")? })
 }
 
 /// Writes `mib` MiB in mixed block sizes at random places, then reads and checks all of it (crc32c), with `depth` requests

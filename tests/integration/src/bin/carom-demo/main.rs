@@ -2,18 +2,22 @@
 //! The part of `scripts/demo` that runs where KVM and the NVMe drive are: starts the guests, measures, writes JSON; and the
 //! part that shows a table of it.
 
+mod patterns;
 mod plan;
 mod report;
 mod results;
 mod samples;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use serde::Serialize;
+use serde_json::Value;
 
+use crate::plan::Options;
 use crate::results::Results;
 
 /// Starts the guests of scripts/demo and shows their figures.
@@ -30,6 +34,9 @@ enum Action {
         /// Shorter measurements and no guests with two jobs.
         #[arg(long)]
         quick: bool,
+        /// Other patterns of I/O than the plain form's reads in sequence, on strict, lazy and bounce.
+        #[arg(long)]
+        patterns: bool,
         /// How often each configuration is measured, 1 to 99; the figures are medians [default: 1 with --quick, else 3].
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
         rounds: Option<u32>,
@@ -65,18 +72,39 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<ExitCode> {
     match action {
-        Action::Run { quick, rounds, only, machine, samples, json } => {
-            let results = plan::run(quick, rounds.unwrap_or(if quick { 1 } else { 3 }), &only, machine, &samples)?;
-            let text = serde_json::to_string_pretty(&results)?;
-            fs::write(&json, text + "\n").with_context(|| format!("writing {}", json.display()))?;
-            Ok(if results.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Action::Run { quick, patterns, rounds, only, machine, samples, json } => {
+            let rounds = rounds.unwrap_or(if quick { 1 } else { 3 });
+            let options = Options { quick, rounds, only: &only, host: machine, samples: &samples };
+            let failures = if patterns {
+                let results = patterns::run(options)?;
+                write(&json, &results)?;
+                results.failures
+            } else {
+                let results = plan::run(options)?;
+                write(&json, &results)?;
+                results.failures
+            };
+            Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Action::Report { json } => {
-            let text = fs::read_to_string(&json).with_context(|| format!("reading {}", json.display()))?;
-            let results: Results =
-                serde_json::from_str(&text).with_context(|| format!("reading {}", json.display()))?;
-            print!("{}", report::table(&results));
+            print!("{}", report(&json).with_context(|| format!("reading {}", json.display()))?);
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn write(json: &Path, results: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(results)?;
+    fs::write(json, text + "\n").with_context(|| format!("writing {}", json.display()))
+}
+
+/// The report on a file, whichever form of the demo wrote it.
+fn report(json: &Path) -> Result<String> {
+    let results: Value = serde_json::from_str(&fs::read_to_string(json)?)?;
+    Ok(if results.get("patterns").is_some() {
+        patterns::table(&serde_json::from_value(results)?)
+    } else {
+        let results: Results = serde_json::from_value(results)?;
+        report::table(&results)
+    })
 }

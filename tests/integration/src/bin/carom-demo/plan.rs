@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which guests the demo runs, and their figures.
+//! Which guests the demo runs, and their figures in its plain form.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,8 +8,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
 use carom_integration::{Guest, Outcome, Site, Vmm};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::results::{Machine, Results};
 use crate::samples::{Measured, Sample, Samples};
@@ -24,11 +26,11 @@ const BOUNCE: &str = "size=64M";
 const VERIFY_MIB: u32 = 48;
 
 /// One configuration of VMM and guest kernel.
-struct Plan {
-    name: &'static str,
+pub(crate) struct Plan {
+    pub(crate) name: &'static str,
     vmm: Vmm,
     iommu: bool,
-    bounce: bool,
+    pub(crate) bounce: bool,
     cmdline: &'static str,
     /// Whether the full run also measures it with two jobs on two vCPUs.
     two_jobs: bool,
@@ -51,27 +53,43 @@ const fn peer(name: &'static str, vmm: Vmm, cmdline: &'static str) -> Plan {
 }
 
 /// One guest to be measured.
-struct Step {
-    plan: &'static Plan,
-    round: u32,
+pub(crate) struct Step {
+    pub(crate) plan: &'static Plan,
+    pub(crate) round: u32,
     two_jobs: bool,
 }
 
-/// Runs the configurations, or only those named, `rounds` times each, and collects their figures. The rounds are interleaved,
-/// so that each configuration meets the machine's good and bad minutes. What an earlier call has noted in `samples` is not
-/// measured again.
-pub(crate) fn run(quick: bool, rounds: u32, only: &[String], host: String, samples: &Path) -> Result<Results> {
-    for name in only {
-        if !PLANS.iter().any(|plan| plan.name == name) {
-            bail!(
-                "--only {name}: no such configuration; there are {}",
-                PLANS.each_ref().map(|plan| plan.name).join(", ")
-            );
-        }
-    }
+/// What the command line says of a run.
+#[derive(Debug)]
+pub(crate) struct Options<'text> {
+    /// Shorter measurements.
+    pub(crate) quick: bool,
+    /// How often each configuration is measured.
+    pub(crate) rounds: u32,
+    /// Names of the only configurations that are wanted; empty for all.
+    pub(crate) only: &'text [String],
+    /// What to say of the machine.
+    pub(crate) host: String,
+    /// File of the samples.
+    pub(crate) samples: &'text Path,
+}
+
+/// Runs the configurations, or only those named, and collects their figures.
+pub(crate) fn run(options: Options<'_>) -> Result<Results> {
     let site = Site::from_env()?;
-    let mut samples = Samples::open(samples)?;
-    let steps = steps(&site, quick, rounds, only);
+    let mut samples = Samples::open(options.samples)?;
+    let steps = steps(&site, &options)?;
+    run_steps(&steps, &mut samples, |step| step.measure(&site, options.quick))?;
+    let machine = machine(&site, options.host)?;
+    Ok(Results::new(machine, versions(&site)?, options.quick, options.rounds, &samples.all))
+}
+
+/// Measures each guest but those that an earlier call has noted in `samples`, and notes it there.
+pub(crate) fn run_steps<M: Clone + Serialize + DeserializeOwned>(
+    steps: &[Step],
+    samples: &mut Samples<M>,
+    measure: impl Fn(&Step) -> Result<M>,
+) -> Result<()> {
     let start = Instant::now();
     for (index, step) in steps.iter().enumerate() {
         let name = step.plan.name;
@@ -86,39 +104,66 @@ pub(crate) fn run(quick: bool, rounds: u32, only: &[String], host: String, sampl
             if step.two_jobs { ", 2 jobs on 2 vCPUs" } else { "" }
         );
         samples.begin(name, step.round, step.two_jobs)?;
-        let measured = step.measure(&site, quick).map_err(|error| {
+        let measured = measure(step).map_err(|error| {
             eprintln!("{name}: {error:#}");
             format!("{error:#}").lines().next().unwrap_or_default().to_owned()
         });
         samples.end(Sample { name: name.into(), round: step.round, two_jobs: step.two_jobs, measured })?;
     }
     eprintln!("[{:3} s] all guests ended", start.elapsed().as_secs());
-    let machine = Machine {
+    Ok(())
+}
+
+/// The machine that this runs on.
+pub(crate) fn machine(site: &Site, host: String) -> Result<Machine> {
+    Ok(Machine {
         host,
         rig: site.rig.clone(),
         kernel: first_line(Command::new("uname").args(["-s", "-r", "-v"]))?,
         guest_ram_bytes: u64::from(GUEST_RAM_MIB) << 20,
-    };
-    Ok(Results::new(machine, versions(&site)?, quick, rounds, &samples.all))
+    })
+}
+
+/// Fails if one of `names` is no configuration.
+pub(crate) fn check_names(names: &[String]) -> Result<()> {
+    for name in names {
+        if !PLANS.iter().any(|plan| plan.name == name) {
+            bail!(
+                "--only {name}: no such configuration; there are {}",
+                PLANS.each_ref().map(|plan| plan.name).join(", ")
+            );
+        }
+    }
+    Ok(())
+}
+
+/// One guest of each configuration of these names, `rounds` times. The rounds are interleaved, so that each configuration meets
+/// the machine's good and bad minutes.
+pub(crate) fn single_steps(names: &[&str], rounds: u32) -> Vec<Step> {
+    let plans = || PLANS.iter().filter(|plan| names.contains(&plan.name));
+    (0..rounds).flat_map(|round| plans().map(move |plan| Step { plan, round, two_jobs: false })).collect()
 }
 
 /// All steps, round by round. Cloud Hypervisor is left out where the site has none, unless it is asked for.
-fn steps(site: &Site, quick: bool, rounds: u32, only: &[String]) -> Vec<Step> {
+fn steps(site: &Site, options: &Options<'_>) -> Result<Vec<Step>> {
+    let Options { quick, rounds, only, .. } = *options;
+    check_names(only)?;
     let wanted = |plan: &&Plan| {
         let here = plan.vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some();
         if only.is_empty() { here } else { only.iter().any(|name| name == plan.name) }
     };
-    (0..rounds)
+    Ok((0..rounds)
         .flat_map(|round| {
             let single = PLANS.iter().filter(wanted).map(move |plan| Step { plan, round, two_jobs: false });
             let double = PLANS.iter().filter(wanted).filter(move |plan| plan.two_jobs && !quick);
             single.chain(double.map(move |plan| Step { plan, round, two_jobs: true }))
         })
-        .collect()
+        .collect())
 }
 
 impl Step {
-    fn guest(&self, site: &Site) -> Guest {
+    /// The guest, without a job.
+    pub(crate) fn guest(&self, site: &Site) -> Guest {
         let Plan { name, vmm, iommu, bounce, cmdline, .. } = *self.plan;
         let suffix = if self.two_jobs { "-2" } else { "" };
         let mut guest = Guest::new(&format!("demo-{name}{suffix}-{}", self.round))
@@ -135,7 +180,7 @@ impl Step {
         let seconds = if quick { 2 } else { 3 };
         let plan = self.plan;
         let mut job = format!(
-            "{WAIT_FOR_NVME}\necho \"CAROM-KERNEL $(uname -r)\"\necho \"CAROM-FIO-VERSION $(fio --version)\"\n{}",
+            "{WAIT_FOR_NVME}{PRINT_VERSIONS}{}",
             workload::fio_reads(seconds, if self.two_jobs { 2 } else { 1 })
         );
         if !self.two_jobs {
@@ -159,10 +204,7 @@ impl Step {
         );
         Ok(Measured {
             vmm: plan.vmm.name().into(),
-            versions: [("guest_kernel", "CAROM-KERNEL"), ("fio", "CAROM-FIO-VERSION")]
-                .map(|(name, key)| Ok((name.into(), outcome.value(key)?.into())))
-                .into_iter()
-                .collect::<Result<_>>()?,
+            versions: workload::guest_versions(&outcome)?,
             fio: workload::fio_results(&outcome)?,
             dma_map: if self.two_jobs { None } else { Some(workload::dma_map_result(&outcome)?) },
             requests,
@@ -179,7 +221,8 @@ fn verified(outcome: &Outcome) -> Result<u64> {
     result.split(' ').next_back().unwrap_or_default().parse().with_context(|| format!("verification: {result:?}"))
 }
 
-fn versions(site: &Site) -> Result<BTreeMap<String, String>> {
+/// Versions of what runs here.
+pub(crate) fn versions(site: &Site) -> Result<BTreeMap<String, String>> {
     let mut carom = first_line(Command::new(&site.carom).arg("--version"))?;
     if let Ok(commit) = std::env::var("CAROM_COMMIT") {
         carom = format!("{carom} ({commit})");

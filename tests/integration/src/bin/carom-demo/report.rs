@@ -7,19 +7,16 @@ use std::fmt::Write;
 use carom_integration::workload::{BLOCK_SIZES, Fio};
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::results::{Config, Results};
+use crate::results::{Config, Machine, Results};
 
 /// Shown where there is no figure.
-const NONE: &str = "–";
+pub(crate) const NONE: &str = "–";
 
 /// The report on `results`.
 pub(crate) fn table(results: &Results) -> String {
-    let mut text = String::new();
     let machine = &results.machine;
+    let mut text = heading(machine, &results.versions);
     // Writing to a String does not fail.
-    let _ = writeln!(text, "Machine: {}; rig: {}; {}", machine.host, machine.rig, machine.kernel);
-    let versions: Vec<String> = results.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
-    let _ = writeln!(text, "Versions: {}", versions.join("; "));
     let _ = writeln!(
         text,
         "Guests: {} MiB of RAM, NVMe by passthrough; fio: read, direct, libaio, depth 64, 1 job on 1 vCPU{}\n",
@@ -62,6 +59,12 @@ pub(crate) fn table(results: &Results) -> String {
         let _ = writeln!(text, "FAILED: {failure}");
     }
     text
+}
+
+/// The first lines of a report.
+pub(crate) fn heading(machine: &Machine, versions: &BTreeMap<String, String>) -> String {
+    let versions: Vec<String> = versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    format!("Machine: {}; rig: {}; {}\nVersions: {}\n", machine.host, machine.rig, machine.kernel, versions.join("; "))
 }
 
 fn ratios(config: &Config, peer: &Config) -> String {
@@ -119,7 +122,8 @@ fn costs(results: &Results) -> String {
     finish(table)
 }
 
-fn new_table(header: &[&str]) -> Table {
+/// A table whose columns but the first are numbers.
+pub(crate) fn new_table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header(header);
     for column in table.column_iter_mut().skip(1) {
@@ -128,7 +132,8 @@ fn new_table(header: &[&str]) -> Table {
     table
 }
 
-fn finish(table: Table) -> String {
+/// The text of a table.
+pub(crate) fn finish(table: Table) -> String {
     format!("{table}\n")
 }
 

@@ -125,7 +125,7 @@ fn medians(samples: &[&Measured]) -> BTreeMap<String, Fio> {
 }
 
 /// The middle one; of an even number, the mean of the two in the middle.
-fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
+pub(crate) fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
     let mut figures: Vec<f64> = figures.collect();
     figures.sort_by(f64::total_cmp);
     let (low, high) = (figures.get(figures.len().checked_sub(1)? / 2)?, figures.get(figures.len() / 2)?);

@@ -9,6 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use carom_integration::events::Requests;
 use carom_integration::workload::{DmaMap, Fio};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// How often a guest is begun at most: the machine dies for reasons of its own, but not always.
@@ -30,29 +31,29 @@ pub(crate) struct Measured {
 
 /// One guest that ended, well or not.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Sample {
+pub(crate) struct Sample<M = Measured> {
     pub(crate) name: String,
     pub(crate) round: u32,
     pub(crate) two_jobs: bool,
     /// The figures, or why there are none.
-    pub(crate) measured: Result<Measured, String>,
+    pub(crate) measured: Result<M, String>,
 }
 
 /// A line of the file.
 #[derive(Debug, Serialize, Deserialize)]
-enum Line {
+enum Line<M> {
     Begin { name: String, round: u32, two_jobs: bool },
-    End(Sample),
+    End(Sample<M>),
 }
 
 /// All samples, and the file that each is noted in at once.
 #[derive(Debug)]
-pub(crate) struct Samples {
+pub(crate) struct Samples<M = Measured> {
     file: File,
-    pub(crate) all: Vec<Sample>,
+    pub(crate) all: Vec<Sample<M>>,
 }
 
-impl Samples {
+impl<M: Clone + Serialize + DeserializeOwned> Samples<M> {
     /// Opens the file, or makes it.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let text = match fs::read_to_string(path) {
@@ -71,26 +72,26 @@ impl Samples {
 
     /// Notes that a guest starts.
     pub(crate) fn begin(&mut self, name: &str, round: u32, two_jobs: bool) -> Result<()> {
-        self.write(&Line::Begin { name: name.into(), round, two_jobs })
+        self.write(&Line::<M>::Begin { name: name.into(), round, two_jobs })
     }
 
     /// Notes what came of it.
-    pub(crate) fn end(&mut self, sample: Sample) -> Result<()> {
+    pub(crate) fn end(&mut self, sample: Sample<M>) -> Result<()> {
         self.write(&Line::End(sample.clone()))?;
         self.all.push(sample);
         Ok(())
     }
 
-    fn write(&mut self, line: &Line) -> Result<()> {
+    fn write(&mut self, line: &Line<M>) -> Result<()> {
         let text = serde_json::to_string(line)? + "\n";
         self.file.write_all(text.as_bytes()).context("noting a sample")
     }
 }
 
 /// The samples in a file's `text`. A guest that was begun too often without an end failed.
-fn ended(text: &str) -> Vec<Sample> {
+fn ended<M: Clone + DeserializeOwned>(text: &str) -> Vec<Sample<M>> {
     // The machine may have died while it wrote: a line that is cut counts for nothing.
-    let lines: Vec<Line> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let lines: Vec<Line<M>> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let mut samples = Vec::new();
     let mut begun: BTreeMap<(&str, u32, bool), usize> = BTreeMap::new();
     for line in &lines {
@@ -123,12 +124,12 @@ mod tests {
     fn samples_are_there_when_the_file_is_opened_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("samples");
-        let mut samples = Samples::open(&path).unwrap();
+        let mut samples: Samples = Samples::open(&path).unwrap();
         samples.begin("strict", 0, false).unwrap();
         samples.end(failed("strict")).unwrap();
         samples.begin("lazy", 0, false).unwrap();
 
-        let again = Samples::open(&path).unwrap();
+        let again: Samples = Samples::open(&path).unwrap();
         assert!(again.has("strict", 0, false));
         assert!(!again.has("strict", 1, false) && !again.has("strict", 0, true));
         assert!(!again.has("lazy", 0, false), "it has not ended: it is tried again");
@@ -137,8 +138,8 @@ mod tests {
     #[test]
     fn guest_that_always_ends_the_machine_is_given_up() {
         let begin = r#"{"Begin":{"name":"strict","round":0,"two_jobs":true}}"#;
-        assert!(ended(&format!("{begin}\n{begin}\n")).is_empty());
-        let samples = ended(&format!("{begin}\n{begin}\n{begin}\n{{\"Beg"));
+        assert!(ended::<Measured>(&format!("{begin}\n{begin}\n")).is_empty());
+        let samples: Vec<Sample> = ended(&format!("{begin}\n{begin}\n{begin}\n{{\"Beg"));
         assert_eq!(samples.len(), 1);
         assert!(samples[0].measured.as_ref().unwrap_err().contains("3 times"));
     }
