@@ -9,6 +9,7 @@ pub mod api;
 pub mod events;
 mod guest;
 mod initramfs;
+pub mod kunit;
 mod process;
 mod site;
 pub mod vmm;
