@@ -3,7 +3,7 @@
 //! The owner of window memory, and the state that it shares with the engine's store and the stash.
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use log::warn;
@@ -11,8 +11,8 @@ use thiserror::Error;
 
 use super::chunk::{Chunk, HUGE_PAGE};
 use super::region::Region;
-use super::stash;
 use super::store::WindowStore;
+use super::supply::{self, Monitor, Supply};
 use crate::platform::MemorySlots;
 use crate::sync::lock;
 
@@ -108,27 +108,13 @@ pub(super) struct State {
     pub(super) slots: Vec<Option<u32>>,
     /// Places to use, the next one last.
     pub(super) free: Vec<u32>,
-    /// Chunks that may be held at once.
-    pub(super) budget: u64,
-    /// Chunks that are backed, parked or lost.
-    pub(super) backed: u64,
-    /// Chunks ready to be backed.
-    pub(super) stash: Vec<Chunk>,
-    /// Chunks whose memory the stash is to give back.
-    pub(super) retired: Vec<Chunk>,
-    /// Chunks that the stash is allocating or dropping.
-    pub(super) busy: u64,
-    /// The driver uses windows: a stash is worth its memory.
-    pub(super) in_use: bool,
-    /// The last allocation failed: the stash does not try again by itself.
-    pub(super) starved: bool,
-    pub(super) stop: bool,
+    /// Chunks, backed and to come, against the budget.
+    pub(super) supply: Supply<Chunk>,
 }
 
-impl State {
-    /// Chunks that count against the budget.
-    pub(super) fn held(&self) -> u64 {
-        self.backed + self.busy + (self.stash.len() + self.retired.len()) as u64
+impl AsMut<Supply<Chunk>> for State {
+    fn as_mut(&mut self) -> &mut Supply<Chunk> {
+        &mut self.supply
     }
 }
 
@@ -161,14 +147,7 @@ impl WindowMemory {
             places: (0..count).map(|_| Place::Fresh).collect(),
             slots: vec![None; places],
             free: (0..count).rev().collect(),
-            budget: budget / chunk_size,
-            backed: 0,
-            stash: Vec::with_capacity(stash::TARGET),
-            retired: Vec::new(),
-            busy: 0,
-            in_use: false,
-            starved: false,
-            stop: false,
+            supply: Supply::new(budget / chunk_size),
         };
         let shared = Arc::new(Shared {
             chunk_size,
@@ -184,7 +163,7 @@ impl WindowMemory {
         let for_stash = shared.clone();
         let stash = thread::Builder::new()
             .name("window-stash".into())
-            .spawn(move || stash::run(&for_stash))
+            .spawn(move || supply::run(&*for_stash))
             .map_err(host("starting the thread that prepares window memory"))?;
         Ok(Self { shared, stash: Some(stash) })
     }
@@ -202,26 +181,18 @@ impl WindowMemory {
     /// Bytes of window memory that the host has allocated: backed, stashed, or about to be given back. Never above the
     /// budget, unless the budget was lowered below what was backed. The scratch chunk does not count.
     pub fn held_bytes(&self) -> u64 {
-        lock(&self.shared.state).held() * self.shared.chunk_size
+        lock(&self.shared.state).supply.held() * self.shared.chunk_size
     }
 
     /// Changes the bytes that may be held. Stashed chunks beyond it are given back at once, backed ones stay.
     pub fn set_budget(&self, bytes: u64) {
-        let mut state = lock(&self.shared.state);
-        state.budget = bytes / self.shared.chunk_size;
-        state.starved = false;
-        while state.held() > state.budget && state.stash.pop().is_some() {}
+        lock(&self.shared.state).supply.set_budget(bytes / self.shared.chunk_size);
         self.shared.work.notify_one();
     }
 
     /// The driver began or ceased to use windows: the stash is filled or given back.
     pub fn set_in_use(&self, in_use: bool) {
-        let mut state = lock(&self.shared.state);
-        state.in_use = in_use;
-        state.starved = false;
-        if !in_use {
-            state.stash.clear();
-        }
+        lock(&self.shared.state).supply.set_in_use(in_use);
         self.shared.work.notify_one();
     }
 
@@ -249,13 +220,34 @@ impl WindowMemory {
 
 impl Drop for WindowMemory {
     fn drop(&mut self) {
-        lock(&self.shared.state).stop = true;
+        lock(&self.shared.state).supply.stop();
         self.shared.work.notify_all();
         if let Some(stash) = self.stash.take()
             && stash.join().is_err()
         {
             warn!("the thread that prepares window memory panicked");
         }
+    }
+}
+
+impl Monitor for Shared {
+    type Chunk = Chunk;
+    type Guard<'g> = MutexGuard<'g, State>;
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+    fn wait_for_work<'g>(&'g self, guard: MutexGuard<'g, State>) -> MutexGuard<'g, State> {
+        self.work.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+    fn wait_until_done<'g>(&'g self, guard: MutexGuard<'g, State>) -> MutexGuard<'g, State> {
+        self.done.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+    fn tell_done(&self) {
+        self.done.notify_all();
+    }
+    fn allocate(&self) -> io::Result<Chunk> {
+        Chunk::allocate(self.chunk_size, self.hugepages)
     }
 }
 
@@ -293,7 +285,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for slot in state.slots.iter_mut().filter_map(Option::take) {
             if let Err(error) = self.slots.remove(slot) {
                 warn!("memory slot {slot} of window memory could not be removed: {error}");

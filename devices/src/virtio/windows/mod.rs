@@ -18,8 +18,8 @@
 mod chunk;
 mod memory;
 mod region;
-mod stash;
 mod store;
+mod supply;
 
 #[cfg(test)]
 mod tests;

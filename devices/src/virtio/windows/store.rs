@@ -3,13 +3,14 @@
 //! Window memory as the engine sees it: chunks that are backed and released.
 
 use std::io;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use iommu_bounce::{ChunkError, ChunkStore};
 use vm_memory::VolatileSlice;
 
-use super::chunk::{Chunk, is_shortage};
+use super::chunk::Chunk;
 use super::memory::{Place, Shared, State};
+use super::supply::{self, shortage};
 use crate::sync::lock;
 
 /// The engine's side of window memory.
@@ -18,24 +19,6 @@ pub struct WindowStore(Arc<Shared>);
 impl WindowStore {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self(shared)
-    }
-
-    /// A chunk from the stash; a new one if the stash is empty and the budget allows one.
-    fn take_chunk<'s>(&self, mut state: MutexGuard<'s, State>) -> Result<(MutexGuard<'s, State>, Chunk), ChunkError> {
-        loop {
-            if let Some(chunk) = state.stash.pop() {
-                return Ok((state, chunk));
-            }
-            if state.held() < state.budget {
-                let chunk = Chunk::allocate(self.0.chunk_size, self.0.hugepages).map_err(shortage)?;
-                return Ok((state, chunk));
-            }
-            if state.busy == 0 && state.retired.is_empty() {
-                return Err(ChunkError::NoResources);
-            }
-            // What the budget lacks is on its way: being dropped, or being allocated for the stash.
-            state = self.0.done.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 
     /// Maps `chunk` at place `index` and shows it to the guest.
@@ -52,7 +35,7 @@ impl WindowStore {
         } else {
             self.0.hide(state, index);
             state.places[index as usize] = Place::Lost;
-            state.backed += 1;
+            state.supply.note_backed();
         }
     }
 }
@@ -77,10 +60,10 @@ impl ChunkStore for WindowStore {
         if !state.free.iter().rev().any(|free| *free == index) {
             return Err(unknown());
         }
-        if state.address.is_none() || state.backed >= state.budget {
+        if state.address.is_none() || state.supply.is_used_up() {
             return Err(ChunkError::NoResources);
         }
-        let (mut state, chunk) = self.take_chunk(state)?;
+        let (mut state, chunk) = supply::take(&*self.0, state)?;
         // From its end, where `back` takes what it asks for. Only this store takes places, so it is still there.
         let place = state.free.iter().rposition(|free| *free == index).ok_or_else(unknown)?;
         state.free.remove(place);
@@ -89,7 +72,7 @@ impl ChunkStore for WindowStore {
             return Err(shortage(error));
         }
         state.places[index as usize] = Place::Backed(chunk);
-        state.backed += 1;
+        state.supply.note_backed();
         self.0.work.notify_one();
         Ok(())
     }
@@ -146,10 +129,8 @@ impl ChunkStore for WindowStore {
             return Err(ChunkError::Host(error));
         }
         state.places[index as usize] = Place::Released;
-        state.backed -= 1;
         state.free.push(index);
-        state.starved = false;
-        state.retired.push(chunk);
+        state.supply.retire(chunk);
         self.0.work.notify_one();
         Ok(())
     }
@@ -158,8 +139,4 @@ impl ChunkStore for WindowStore {
 /// The index is not that of a chunk.
 fn unknown() -> ChunkError {
     ChunkError::Host(io::ErrorKind::InvalidInput.into())
-}
-
-fn shortage(error: io::Error) -> ChunkError {
-    if is_shortage(&error) { ChunkError::NoResources } else { ChunkError::Host(error) }
 }

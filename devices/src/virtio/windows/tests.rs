@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use iommu_bounce::{ChunkError, ChunkStore};
 
-use super::stash::TARGET;
+use super::supply::TARGET;
 use super::{WindowError, WindowMemory, WindowMemoryConfig};
 use crate::virtio::test_support::FakeSlots;
 

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Chunks and the budget: who may have one, who waits for whom. The engine's thread takes chunks and retires them; the
+//! stash's thread allocates them before they are asked for, and drops those that are retired.
+
+use std::io;
+use std::ops::DerefMut;
+
+use iommu_bounce::ChunkError;
+use log::warn;
+
+use super::chunk::is_shortage;
+
+/// Chunks kept ready: a driver that grows its pool asks for a few in a row.
+pub(super) const TARGET: usize = 4;
+
+/// Chunks of all kinds, against what may be held.
+#[derive(Debug)]
+pub(super) struct Supply<C> {
+    /// Chunks that may be held at once.
+    budget: u64,
+    /// Chunks that are backed, parked or lost.
+    backed: u64,
+    /// Chunks ready to be backed.
+    stash: Vec<C>,
+    /// Chunks whose memory the stash is to give back.
+    retired: Vec<C>,
+    /// Chunks that the stash is allocating or dropping.
+    busy: u64,
+    /// The driver uses windows: a stash is worth its memory.
+    in_use: bool,
+    /// The last allocation failed: the stash does not try again by itself.
+    starved: bool,
+    stop: bool,
+}
+
+/// What there is to do for the stash's thread.
+enum Job<C> {
+    Drop(Vec<C>),
+    Allocate,
+}
+
+impl<C> Supply<C> {
+    /// No chunk yet, of `budget`.
+    pub(super) fn new(budget: u64) -> Self {
+        Self {
+            budget,
+            backed: 0,
+            stash: Vec::with_capacity(TARGET),
+            retired: Vec::new(),
+            busy: 0,
+            in_use: false,
+            starved: false,
+            stop: false,
+        }
+    }
+
+    /// Chunks that count against the budget.
+    pub(super) fn held(&self) -> u64 {
+        self.backed + self.busy + (self.stash.len() + self.retired.len()) as u64
+    }
+
+    /// Whether chunks that are backed use up the budget.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.backed >= self.budget
+    }
+
+    /// A chunk was backed, or lost.
+    pub(super) fn note_backed(&mut self) {
+        self.backed += 1;
+    }
+
+    /// `chunk` is not backed any more.
+    pub(super) fn retire(&mut self, chunk: C) {
+        self.backed -= 1;
+        self.starved = false;
+        self.retired.push(chunk);
+    }
+
+    /// Changes the chunks that may be held. Stashed ones beyond it go at once, backed ones stay.
+    pub(super) fn set_budget(&mut self, budget: u64) {
+        self.budget = budget;
+        self.starved = false;
+        while self.held() > self.budget && self.stash.pop().is_some() {}
+    }
+
+    /// The driver began or ceased to use windows.
+    pub(super) fn set_in_use(&mut self, in_use: bool) {
+        self.in_use = in_use;
+        self.starved = false;
+        if !in_use {
+            self.stash.clear();
+        }
+    }
+
+    /// Has the stash's thread end.
+    pub(super) fn stop(&mut self) {
+        self.stop = true;
+    }
+
+    /// Whether another chunk may be stashed.
+    fn has_room(&self) -> bool {
+        self.in_use && self.stash.len() < TARGET && self.held() < self.budget
+    }
+
+    fn next_job(&mut self) -> Option<Job<C>> {
+        if !self.retired.is_empty() {
+            let chunks = std::mem::take(&mut self.retired);
+            self.busy += chunks.len() as u64;
+            return Some(Job::Drop(chunks));
+        }
+        if self.starved || !self.has_room() {
+            return None;
+        }
+        self.busy += 1;
+        Some(Job::Allocate)
+    }
+}
+
+/// The lock around a [`Supply`], and how its threads wait for each other.
+pub(super) trait Monitor {
+    type Chunk;
+    /// The lock, held.
+    type Guard<'g>: DerefMut<Target: AsMut<Supply<Self::Chunk>>>
+    where
+        Self: 'g;
+
+    fn lock(&self) -> Self::Guard<'_>;
+    /// Waits, with the lock released, until there may be work for the stash.
+    fn wait_for_work<'g>(&'g self, guard: Self::Guard<'g>) -> Self::Guard<'g>;
+    /// Waits, with the lock released, until the stash may have done some.
+    fn wait_until_done<'g>(&'g self, guard: Self::Guard<'g>) -> Self::Guard<'g>;
+    /// Wakes those who wait for the stash.
+    fn tell_done(&self);
+    fn allocate(&self) -> io::Result<Self::Chunk>;
+}
+
+/// The stash's thread. Runs until the owner says stop.
+pub(super) fn run(monitor: &impl Monitor) {
+    let mut complained = false;
+    let mut guard = monitor.lock();
+    while !guard.as_mut().stop {
+        let Some(job) = guard.as_mut().next_job() else {
+            guard = monitor.wait_for_work(guard);
+            continue;
+        };
+        drop(guard);
+        match job {
+            Job::Drop(chunks) => {
+                let count = chunks.len() as u64;
+                drop(chunks);
+                guard = monitor.lock();
+                guard.as_mut().busy -= count;
+            }
+            Job::Allocate => {
+                let result = monitor.allocate();
+                guard = monitor.lock();
+                let supply = guard.as_mut();
+                supply.busy -= 1;
+                match result {
+                    Ok(chunk) if supply.has_room() => supply.stash.push(chunk),
+                    Ok(_) => {}
+                    Err(error) => {
+                        supply.starved = true;
+                        if !complained && !is_shortage(&error) {
+                            warn!("window memory could not be allocated ahead: {error} (reported once)");
+                            complained = true;
+                        }
+                    }
+                }
+            }
+        }
+        monitor.tell_done();
+    }
+}
+
+/// A chunk from the stash; a new one if the stash is empty and the budget allows one. The caller counts it as backed
+/// before it lets go of the lock.
+pub(super) fn take<'g, M: Monitor>(
+    monitor: &'g M,
+    mut guard: M::Guard<'g>,
+) -> Result<(M::Guard<'g>, M::Chunk), ChunkError> {
+    loop {
+        let supply = guard.as_mut();
+        if let Some(chunk) = supply.stash.pop() {
+            return Ok((guard, chunk));
+        }
+        if supply.held() < supply.budget {
+            let chunk = monitor.allocate().map_err(shortage)?;
+            return Ok((guard, chunk));
+        }
+        if supply.busy == 0 && supply.retired.is_empty() {
+            return Err(ChunkError::NoResources);
+        }
+        // What the budget lacks is on its way: being dropped, or being allocated for the stash.
+        guard = monitor.wait_until_done(guard);
+    }
+}
+
+pub(super) fn shortage(error: io::Error) -> ChunkError {
+    if is_shortage(&error) { ChunkError::NoResources } else { ChunkError::Host(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use loom::sync::{Condvar, Mutex, MutexGuard};
+
+    use super::*;
+
+    /// A chunk that knows how many there are. Its own counting is no event of the model.
+    struct Counted(Arc<AtomicU64>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    struct State(Supply<Counted>);
+
+    impl AsMut<Supply<Counted>> for State {
+        fn as_mut(&mut self) -> &mut Supply<Counted> {
+            &mut self.0
+        }
+    }
+
+    /// The lock and the two signals, in a world where loom tries all orders of events.
+    struct Model {
+        state: Mutex<State>,
+        work: Condvar,
+        done: Condvar,
+        live: Arc<AtomicU64>,
+        /// How many chunks there may ever be.
+        most: u64,
+    }
+
+    impl Monitor for Model {
+        type Chunk = Counted;
+        type Guard<'g> = MutexGuard<'g, State>;
+
+        fn lock(&self) -> MutexGuard<'_, State> {
+            self.state.lock().unwrap()
+        }
+        fn wait_for_work<'g>(&'g self, guard: MutexGuard<'g, State>) -> MutexGuard<'g, State> {
+            self.work.wait(guard).unwrap()
+        }
+        fn wait_until_done<'g>(&'g self, guard: MutexGuard<'g, State>) -> MutexGuard<'g, State> {
+            self.done.wait(guard).unwrap()
+        }
+        fn tell_done(&self) {
+            self.done.notify_all();
+        }
+        fn allocate(&self) -> io::Result<Counted> {
+            assert!(self.live.fetch_add(1, Ordering::Relaxed) < self.most, "more chunks than the budget");
+            Ok(Counted(self.live.clone()))
+        }
+    }
+
+    impl Model {
+        /// The driver's WINDOW_ADD.
+        fn add(&self) -> Result<Counted, ChunkError> {
+            let (mut guard, chunk) = take(self, self.lock())?;
+            guard.as_mut().note_backed();
+            self.work.notify_one();
+            Ok(chunk)
+        }
+        /// The driver's WINDOW_DEL.
+        fn del(&self, chunk: Counted) {
+            self.lock().as_mut().retire(chunk);
+            self.work.notify_one();
+        }
+        fn change(&self, change: impl FnOnce(&mut Supply<Counted>)) {
+            change(self.lock().as_mut());
+            self.work.notify_one();
+        }
+    }
+
+    /// Has `driver` run beside the stash's thread and `owner`, in all orders of events; a wait that nobody ends is found as
+    /// well. Then nothing may be left but what `driver` returns.
+    fn check(budget: u64, driver: fn(&Model) -> Vec<Counted>, owner: fn(&Model)) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(move || {
+            let live = Arc::new(AtomicU64::new(0));
+            let model = loom::sync::Arc::new(Model {
+                state: Mutex::new(State(Supply::new(budget))),
+                work: Condvar::new(),
+                done: Condvar::new(),
+                live: live.clone(),
+                most: budget,
+            });
+            model.change(|supply| supply.set_in_use(true));
+            let [stash, other] = [model.clone(), model.clone()];
+            let stash = loom::thread::spawn(move || run(&*stash));
+            let other = loom::thread::spawn(move || driver(&other));
+            owner(&model);
+            let kept = other.join().unwrap();
+            model.change(Supply::stop);
+            stash.join().unwrap();
+
+            let mut guard = model.lock();
+            let supply = guard.as_mut();
+            assert_eq!(supply.busy, 0);
+            assert_eq!(supply.backed, kept.len() as u64);
+            assert_eq!(supply.held(), live.load(Ordering::Relaxed), "chunks that nobody counts");
+        });
+    }
+
+    #[test]
+    fn chunk_that_was_given_back_can_be_had_again_at_once_in_any_order_of_events() {
+        check(
+            1,
+            |model| {
+                let chunk = model.add().unwrap();
+                model.del(chunk);
+                vec![model.add().unwrap()]
+            },
+            |_| {},
+        );
+    }
+
+    #[test]
+    fn budget_holds_while_it_is_lowered_and_the_stash_is_filled() {
+        check(
+            2,
+            |model| {
+                let first = model.add().unwrap();
+                let second = model.add();
+                model.del(first);
+                second.into_iter().collect()
+            },
+            |model| model.change(|supply| supply.set_budget(1)),
+        );
+    }
+
+    #[test]
+    fn driver_that_ceases_to_use_windows_leaves_nothing_behind() {
+        check(
+            2,
+            |model| {
+                let chunk = model.add().unwrap();
+                model.del(chunk);
+                model.change(|supply| supply.set_in_use(false));
+                Vec::new()
+            },
+            |model| model.change(|supply| supply.set_budget(2)),
+        );
+    }
+}
