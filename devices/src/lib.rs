@@ -8,6 +8,7 @@
 pub mod legacy;
 pub mod pci;
 pub mod platform;
+pub mod pvpanic;
 pub mod shown;
 mod sync;
 pub mod vfio;

@@ -99,3 +99,50 @@ pub trait MemorySlots: Send + Sync {
     /// Takes the slot away. Costly for the whole VM: KVM drops all its shadow entries.
     fn remove(&self, slot: u32) -> io::Result<()>;
 }
+
+/// What a guest does with a device that the VMM emulates, and that whoever watches the VM may want to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceEvent {
+    /// The driver of a virtio device has set it up: it serves its queues from now on.
+    Activated,
+    /// A virtio device that was activated is reset, by its driver or with the whole VM.
+    Reset,
+    /// A virtio device cannot go on until its driver resets it: the driver broke a rule.
+    Failed,
+    /// The guest's kernel has panicked.
+    Panicked,
+    /// The guest's kernel has panicked and goes on with a kernel that it keeps for that case.
+    CrashLoaded,
+}
+
+/// Whoever watches.
+pub trait DeviceObserver: Send + Sync {
+    /// The guest did this with the device of this name. Comes on a vCPU's thread or the device's, from within the device: it must
+    /// not wait, nor call the device. A guest can bring it about as often as it likes.
+    fn observe(&self, id: &str, event: DeviceEvent);
+}
+
+#[cfg(test)]
+pub(crate) mod test_support {
+    use std::sync::Mutex;
+
+    use super::{DeviceEvent, DeviceObserver};
+    use crate::sync::lock;
+
+    /// An observer that keeps what it sees.
+    #[derive(Default)]
+    pub(crate) struct Witness(Mutex<Vec<DeviceEvent>>);
+
+    impl Witness {
+        /// What it saw since the last call.
+        pub(crate) fn take(&self) -> Vec<DeviceEvent> {
+            std::mem::take(&mut lock(&self.0))
+        }
+    }
+
+    impl DeviceObserver for Witness {
+        fn observe(&self, _: &str, event: DeviceEvent) {
+            lock(&self.0).push(event);
+        }
+    }
+}

@@ -217,7 +217,7 @@ fn drive(engine: &Mutex<Engine>, loaded: bool, done: &AtomicBool) -> f64 {
 struct Null(Arc<Mutex<Engine>>);
 
 impl Machine for Null {
-    fn build(_: &VmConfig, _: Arc<Mailbox>) -> Result<Self, VmError> {
+    fn build(_: &VmConfig, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
         Ok(Self(lock(&ENGINE).take().unwrap()))
     }
     fn start(&mut self, _: bool) -> Result<(), VmError> {

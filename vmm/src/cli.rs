@@ -25,30 +25,38 @@ pub struct Cli {
     #[arg(long, value_name = "FILE", requires = "kernel")]
     initramfs: Option<PathBuf>,
     /// Kernel command line
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(long, value_name = "TEXT", default_value = "", requires = "kernel")]
     cmdline: String,
     /// CPUs: boot=N[,max=N]
-    #[arg(long, value_name = "boot=N", default_value = "boot=1")]
+    #[arg(long, value_name = "boot=N", default_value = "boot=1", requires = "kernel")]
     cpus: CpusConfig,
     /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off]
-    #[arg(long, value_name = "size=SIZE,…", default_value = "size=512M")]
+    #[arg(long, value_name = "size=SIZE,…", default_value = "size=512M", requires = "kernel")]
     memory: MemoryConfig,
     /// PCI device to pass through, bound to vfio-pci: path=DIR[,iommu=on|off][,id=NAME]; may be given several times
-    #[arg(long = "device", value_name = "path=DIR,…", action = ArgAction::Append)]
+    #[arg(long = "device", value_name = "path=DIR,…", action = ArgAction::Append, requires = "kernel")]
     devices: Vec<DeviceConfig>,
     /// What devices of the host are reached by, and whether a thread polls for requests of the virtio-iommu while they come fast:
     /// [iommufd=on|off][,iommu_poll=auto|on|off]
-    #[arg(long, value_name = "iommufd=on|off,iommu_poll=auto|on|off", default_value = "iommufd=off,iommu_poll=auto")]
+    #[arg(
+        long,
+        value_name = "iommufd=on|off,iommu_poll=auto|on|off",
+        default_value = "iommufd=off,iommu_poll=auto",
+        requires = "kernel"
+    )]
     platform: PlatformConfig,
     /// Bounce windows: [size=64M][,max=SIZE][,threshold=auto|SIZE][,hugepages=on|off]
-    #[arg(long, value_name = "size=SIZE,…", num_args = 0..=1, default_missing_value = "")]
+    #[arg(long, value_name = "size=SIZE,…", num_args = 0..=1, default_missing_value = "", requires = "kernel")]
     iommu_bounce: Option<IommuBounceConfig>,
     /// First serial port: off, null, tty or file=PATH
-    #[arg(long, value_name = "MODE", default_value = "tty")]
+    #[arg(long, value_name = "MODE", default_value = "tty", requires = "kernel")]
     serial: ConsoleConfig,
     /// Paravirtual console: off is the only choice yet
     #[arg(long, value_name = "MODE", default_value = "off")]
     console: ConsoleConfig,
+    /// Device by which the guest's kernel tells of a panic (event guest:panic)
+    #[arg(long, requires = "kernel")]
+    pvpanic: bool,
     /// Socket to serve the REST API on: path=FILE or fd=NUMBER; FILE alone is a path too
     #[arg(long, value_name = "path=FILE|fd=N")]
     api_socket: Option<FileOrFd<ApiSocketOption>>,
@@ -191,7 +199,7 @@ where
 {
     let cli = Cli::try_parse_from(arguments).map_err(|error| {
         if error.use_stderr() {
-            CliOutcome::Mistake(one_line(&error))
+            CliOutcome::Mistake(one_line(&error, "carom"))
         } else {
             CliOutcome::Information(error.to_string())
         }
@@ -207,6 +215,7 @@ where
         devices: cli.devices,
         platform: cli.platform,
         serial: cli.serial,
+        pvpanic: cli.pvpanic,
         iommu_bounce: cli.iommu_bounce,
     });
     vm.as_mut().map_or(Ok(()), VmConfig::prepare).map_err(mistake)?;
@@ -226,18 +235,18 @@ where
     })
 }
 
-/// The first paragraph of clap's message as one line, without what it is prefixed with. Our own errors already name
-/// their option.
-fn one_line(error: &clap::Error) -> String {
-    if let (clap::error::ErrorKind::ValueValidation, Some(source)) = (error.kind(), std::error::Error::source(error)) {
-        return source.to_string();
+/// The first paragraph of the message for a user of `program` as one line, without what it is prefixed with. Our own errors
+/// already name their option.
+pub fn one_line(error: &clap::Error, program: &str) -> String {
+    if let Some(error) = std::error::Error::source(error).and_then(|source| source.downcast_ref::<ConfigError>()) {
+        return error.to_string();
     }
     let text = error.to_string();
     let paragraph = text.split("\n\n").next().unwrap_or_default();
     let line = paragraph.lines().map(str::trim).collect::<Vec<_>>().join(" ");
     let tip = text.lines().map(str::trim).find_map(|line| line.strip_prefix("tip: "));
     let message = line.strip_prefix("error: ").unwrap_or(&line);
-    format!("{message}; {}", tip.unwrap_or("see 'carom --help'"))
+    tip.map_or_else(|| format!("{message}; see '{program} --help'"), |tip| format!("{message}; {tip}"))
 }
 
 #[cfg(test)]
@@ -256,12 +265,12 @@ mod tests {
     fn full_command_line_parses() {
         let all = "carom --kernel k --initramfs i --cmdline console=ttyS0 --cpus boot=2 --memory size=2G \
                    --device path=/d,iommu=on --platform iommufd=on --iommu-bounce size=64M --serial tty --console off \
-                   --event-monitor path=/e -v";
+                   --pvpanic --event-monitor path=/e -v";
         let invocation = parse(all.split_whitespace()).unwrap();
         let vm = invocation.vm.unwrap();
         assert_eq!(vm.cpus.boot_vcpus, 2);
         assert!(vm.has_iommu());
-        assert!(vm.platform.iommufd);
+        assert!(vm.platform.iommufd && vm.pvpanic);
         assert_eq!(invocation.event_monitor, Some(FileOrFd::Path("/e".into())));
         assert_eq!(invocation.verbosity, 1);
     }
@@ -309,6 +318,9 @@ mod tests {
             (&["--kernel", "k", "--metrics", "tcp=127.0.0.1"][..], "with a port"),
             (&["--kernel", "k", "--metrics", "tcp=127.0.0.1:65536"][..], "--metrics tcp"),
             (&["--api-socket", "path=/s", "--initramfs", "i"][..], "--kernel"),
+            (&["--api-socket", "path=/s", "--device", "path=/d"][..], "--kernel"),
+            (&["--api-socket", "path=/s", "--memory", "size=1G"][..], "--kernel"),
+            (&["--api-socket", "path=/s", "--pvpanic"][..], "--kernel"),
             (&["--kernel", "k", "--cpus", "boot=2,max=4"][..], "--cpus max: 4 is not 2"),
             (&["--kernel", "k", "extra"][..], "extra"),
         ] {

@@ -6,9 +6,9 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,10 @@ use serde::Serialize;
 
 /// Most events that wait to be written. Further ones are lost, and counted.
 const MAX_WAITING: usize = 1024;
+/// Most events that a guest can have written at once: see [`EventMonitor::event_of_guest`].
+const MAX_OF_GUEST: u32 = 64;
+/// How long it takes until a guest may have one more written.
+const PACE_OF_GUEST: Duration = Duration::from_millis(125);
 
 /// Where events are written; clones write to the same place. Without a file, events are dropped.
 #[derive(Clone)]
@@ -24,7 +28,33 @@ pub struct EventMonitor {
     queue: Option<SyncSender<Task>>,
     /// Events that were lost since the last that was not.
     lost: Arc<AtomicU64>,
+    allowance: Arc<Mutex<Allowance>>,
     start: Instant,
+}
+
+/// What a guest may have written still: a bucket that fills up again with time.
+struct Allowance {
+    events: u32,
+    /// Up to when it was filled.
+    filled: Instant,
+}
+
+impl Allowance {
+    fn new(now: Instant) -> Self {
+        Self { events: MAX_OF_GUEST, filled: now }
+    }
+
+    /// Takes one event out, if there is one.
+    fn take(&mut self, now: Instant) -> bool {
+        while self.events < MAX_OF_GUEST && now.saturating_duration_since(self.filled) >= PACE_OF_GUEST {
+            self.events += 1;
+            self.filled += PACE_OF_GUEST;
+        }
+        if self.events == MAX_OF_GUEST {
+            self.filled = now;
+        }
+        self.events.checked_sub(1).inspect(|left| self.events = *left).is_some()
+    }
 }
 
 /// What the writing thread is to do.
@@ -58,7 +88,8 @@ struct Lost {
 impl EventMonitor {
     /// A monitor that drops events.
     pub fn none() -> Self {
-        Self { queue: None, lost: Arc::default(), start: Instant::now() }
+        let start = Instant::now();
+        Self { queue: None, lost: Arc::default(), allowance: Arc::new(Mutex::new(Allowance::new(start))), start }
     }
 
     /// A monitor that writes to `file`.
@@ -90,6 +121,19 @@ impl EventMonitor {
         self.lost.fetch_add(again, Ordering::Relaxed);
         if again == 1 {
             log::warn!("event {source}:{event} is lost, and maybe more to come: nobody reads them");
+        }
+    }
+
+    /// As [`Self::event_with`], for what a guest brings about as often as it likes: more than 64 at once, and more than 8 a second
+    /// after these, are lost, so that it can neither fill the host's disk nor crowd out what others have to say.
+    pub fn event_of_guest<P: Serialize>(&self, source: &str, event: &str, properties: Option<P>) {
+        if self.queue.is_none() {
+            return;
+        }
+        if self.allowance.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now()) {
+            self.event_with(source, event, properties);
+        } else {
+            self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -193,6 +237,41 @@ mod tests {
         assert_eq!(lines.next().unwrap()["event"], "after");
         assert_eq!(seen + lost, SENT as u64);
         assert!(lost >= 400, "{lost}");
+    }
+
+    #[test]
+    fn guest_is_not_heard_more_often_than_it_may() {
+        let start = Instant::now();
+        let mut allowance = Allowance::new(start);
+        let mut taken = |after: Duration| (0..1000).filter(|_| allowance.take(start + after)).count();
+        assert_eq!(taken(Duration::ZERO), 64);
+        assert_eq!((taken(Duration::from_millis(124)), taken(Duration::from_millis(126))), (0, 1));
+        assert_eq!(taken(Duration::from_millis(1126)), 8);
+        assert_eq!(taken(Duration::from_secs(3600)), 64, "no more than at first, however long it was silent");
+        assert_eq!(taken(Duration::from_millis(3_600_100)), 0);
+    }
+
+    #[test]
+    fn events_that_a_guest_has_too_many_of_are_lost_and_counted_and_others_are_not() {
+        let mut file = tempfile::tempfile().unwrap();
+        let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
+        const SENT: u64 = 500;
+        (0..SENT).for_each(|number| monitor.event_of_guest("virtio-device", "reset", Some([number])));
+        monitor.event("vm", "paused");
+        monitor.flush(PATIENCE);
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let of_guest = lines.iter().filter(|line| line["event"] == "reset").count() as u64;
+        let lost: u64 = lines
+            .iter()
+            .filter(|line| line["event"] == "lost")
+            .map(|line| line["properties"]["count"].as_u64().unwrap())
+            .sum();
+        assert!((64..SENT).contains(&of_guest), "{of_guest}");
+        assert_eq!(of_guest + lost, SENT);
+        assert_eq!(lines.last().unwrap()["event"], "paused");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use devices::virtio::iommu::IommuStatus;
 enum Unbootable {}
 
 impl Machine for Unbootable {
-    fn build(_: &VmConfig, _: Arc<Mailbox>) -> Result<Self, VmError> {
+    fn build(_: &VmConfig, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
         Err(VmError::Guest("is never booted".into()))
     }
     fn start(&mut self, _: bool) -> Result<(), VmError> {

@@ -72,6 +72,8 @@ pub const PCI_SLOTS: RangeInclusive<u8> = 2..=31;
 pub const PCI_SLOTS_BEHIND_IOMMU: RangeInclusive<u8> = 2..=17;
 /// In a VM that has a virtio-iommu, the part of [`PCI_SLOTS`] that is not behind it.
 pub const PCI_SLOTS_BESIDE_IOMMU: RangeInclusive<u8> = 18..=31;
+/// Device number of pvpanic in a VM that has it; it takes the last of the [`PCI_SLOTS`].
+pub const PVPANIC_SLOT: u8 = 31;
 /// Legacy PCI configuration ports.
 pub const PCI_CONFIG_PORTS: RangeInclusive<u64> = 0xcf8..=0xcff;
 

@@ -55,7 +55,6 @@ fn neutral() -> Vec<(&'static str, Value)> {
         ("platform.num_pci_segments", json!(1)),
         ("platform.vfio_p2p_dma", json!(true)),
         ("pmem", json!([])),
-        ("pvpanic", json!(false)),
         ("rate_limit_groups", json!([])),
         ("rng", Value::Null),
         ("rtc", Value::Null),

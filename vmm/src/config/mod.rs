@@ -6,6 +6,7 @@ mod option_list;
 mod parse;
 mod size;
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -272,6 +273,9 @@ pub struct VmConfig {
     /// Its first serial port.
     #[serde(default)]
     pub serial: ConsoleConfig,
+    /// Whether it has a pvpanic device, by which the guest's kernel tells of a panic.
+    #[serde(default)]
+    pub pvpanic: bool,
     /// Bounce windows, if it has them.
     #[serde(default)]
     pub iommu_bounce: Option<IommuBounceConfig>,
@@ -357,12 +361,15 @@ impl VmConfig {
     fn check_device_count(&self) -> Result<(), ConfigError> {
         let behind = self.devices.iter().filter(|device| device.iommu).count();
         let beside = self.devices.len() - behind;
+        // pvpanic takes a slot from those.
+        let most_beside = |slots: RangeInclusive<u8>| slots.len() - usize::from(self.pvpanic);
         let rule = if !self.has_iommu() {
-            (beside > PCI_SLOTS.len()).then(|| format!("at most {} devices fit on the bus", PCI_SLOTS.len()))
+            let most = most_beside(PCI_SLOTS);
+            (beside > most).then(|| format!("at most {most} devices fit on the bus"))
         } else if behind > PCI_SLOTS_BEHIND_IOMMU.len() {
             Some(format!("at most {} devices fit behind the virtio-iommu", PCI_SLOTS_BEHIND_IOMMU.len()))
         } else {
-            let most = PCI_SLOTS_BESIDE_IOMMU.len();
+            let most = most_beside(PCI_SLOTS_BESIDE_IOMMU);
             (beside > most).then(|| format!("at most {most} devices without iommu=on fit beside the virtio-iommu"))
         };
         if let Some(rule) = rule {

@@ -10,6 +10,7 @@ fn config() -> VmConfig {
         devices: Vec::new(),
         serial: "tty".parse().unwrap(),
         platform: PlatformConfig::default(),
+        pvpanic: false,
         iommu_bounce: None,
     }
 }
@@ -85,15 +86,19 @@ fn bounce_is_refused_where_all_devices_are_beside_the_iommu() {
 
 #[test]
 fn devices_that_do_not_fit_are_refused() {
-    let fits = |behind: usize, beside: usize| {
+    let fits_with = |pvpanic: bool, behind: usize, beside: usize| {
         let device = |number: usize, iommu| DeviceConfig { path: format!("/{number}").into(), iommu, id: None };
         let devices = (0..behind + beside).map(|number| device(number, number < behind)).collect();
-        VmConfig { devices, ..config() }.validate().map_err(|error| error.to_string())
+        VmConfig { devices, pvpanic, ..config() }.validate().map_err(|error| error.to_string())
     };
+    let fits = |behind, beside| fits_with(false, behind, beside);
     assert_eq!((fits(0, 30), fits(16, 14), fits(1, 14)), (Ok(()), Ok(()), Ok(())));
     assert_eq!(fits(0, 31).unwrap_err(), "--device: at most 30 devices fit on the bus");
     assert_eq!(fits(17, 0).unwrap_err(), "--device: at most 16 devices fit behind the virtio-iommu");
     assert_eq!(fits(1, 15).unwrap_err(), "--device: at most 14 devices without iommu=on fit beside the virtio-iommu");
+    assert_eq!((fits_with(true, 0, 29), fits_with(true, 16, 13)), (Ok(()), Ok(())));
+    assert_eq!(fits_with(true, 0, 30).unwrap_err(), "--device: at most 29 devices fit on the bus");
+    assert!(fits_with(true, 1, 14).unwrap_err().contains("at most 13 devices without iommu=on"));
 }
 
 #[test]

@@ -151,7 +151,8 @@ impl fmt::Display for State {
 /// What the control thread makes a VM of: the real thing, or a null guest in tests.
 pub trait Machine: Sized {
     /// Builds a VM with its vCPUs stopped. Its guest's wishes go to `mailbox`.
-    fn build(config: &VmConfig, mailbox: Arc<Mailbox>) -> Result<Self, VmError>;
+    /// What its guest does with devices goes to `monitor`.
+    fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError>;
     /// Loads what the guest boots, points the boot processor at it, and lets the vCPUs run if `run` says so.
     fn start(&mut self, run: bool) -> Result<(), VmError>;
     /// Stops all vCPUs and returns when they stand still.
@@ -250,7 +251,7 @@ impl<M: Machine> Control<M> {
             return Err(ControlError::WrongState { call: "vm.boot", state: created.state, needed });
         }
         self.monitor.event("vm", "booting");
-        let mut vm = M::build(&created.config, mailbox.clone())?;
+        let mut vm = M::build(&created.config, mailbox.clone(), &self.monitor)?;
         vm.start(true)?;
         created.booted = Some(Booted { vm, mailbox, leaving: Vec::new() });
         created.state = State::Running;
@@ -413,6 +414,11 @@ impl<M: Machine> Control<M> {
         let stays = size.desired_vcpus.is_none_or(|vcpus| vcpus == created.config.cpus.boot_vcpus)
             && size.desired_ram.is_none_or(|bytes| bytes == created.config.memory.size);
         if stays {
+            if created.booted.is_some() {
+                // As in Cloud Hypervisor, of a VM that is booted only.
+                self.monitor.event("vm", "resizing");
+                self.monitor.event("vm", "resized");
+            }
             return Ok(());
         }
         self.change_config("vm.resize", |config| {

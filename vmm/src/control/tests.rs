@@ -3,8 +3,10 @@
 //! The life cycle against a model: every call in every state, and random histories, with a null guest.
 
 use std::cell::{Cell, RefCell};
+use std::io::{Read, Seek};
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -28,7 +30,7 @@ struct Null {
 }
 
 impl Machine for Null {
-    fn build(config: &VmConfig, mailbox: Arc<Mailbox>) -> Result<Self, VmError> {
+    fn build(config: &VmConfig, mailbox: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
         if config.payload.cmdline == "fail" {
             return Err(VmError::Guest("cannot be built".into()));
         }
@@ -133,6 +135,7 @@ fn config(cmdline: &str) -> VmConfig {
         platform: PlatformConfig::default(),
         devices: Vec::new(),
         serial: ConsoleConfig { mode: ConsoleMode::Null, file: None },
+        pvpanic: false,
         iommu_bounce: None,
     }
 }
@@ -482,6 +485,27 @@ fn windows_are_changed_for_the_running_vm_and_for_its_next_boot() {
     assert_eq!((budget(&mut control), TUNED.get()), (16 << 20, 1));
     assert!(matches!(control.serve_call(change(18 << 20)), Err(ControlError::Config(_))));
     assert_eq!((budget(&mut control), TUNED.get()), (16 << 20, 1));
+    control.delete();
+}
+
+#[test]
+fn resize_is_told_of_a_vm_that_is_booted_and_stays_what_it_is() {
+    let mut file = tempfile::tempfile().unwrap();
+    let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
+    let mut control = Control::<Null>::new(monitor.clone(), Options::default());
+    let resize = |bytes| Call::Resize(VmResize { desired_ram: Some(bytes), ..VmResize::default() });
+    control.create(config("")).unwrap();
+    control.serve_call(resize(128 << 20)).unwrap();
+    control.boot().unwrap();
+    control.serve_call(resize(128 << 20)).unwrap();
+    control.serve_call(resize(256 << 20)).unwrap_err();
+    monitor.flush(Duration::from_secs(20));
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    let events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["event"].take());
+    let wanted = ["booting", "booted", "resizing", "resized"];
+    assert_eq!(events.collect::<Vec<_>>(), wanted);
     control.delete();
 }
 

@@ -10,17 +10,20 @@ use std::sync::Arc;
 use devices::legacy::power::{self, PowerRegisters, PowerRequest};
 use devices::legacy::serial::{self, SerialPort};
 use devices::pci::{BarWindows, ConfigPorts, Ecam, HotplugRegisters, PciAddress, PciRoot};
-use devices::platform::{AddressSpace, Space};
+use devices::platform::{AddressSpace, DeviceObserver, Space};
+use devices::pvpanic::PvPanic;
 use devices::shown::ShownMemory;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::observer::Observer;
 use super::passthrough::{IOMMU_ADDRESS, Passthrough, Surroundings};
-use super::{Vm, VmError, load};
+use super::{PVPANIC_ID, Vm, VmError, load};
 use crate::acpi;
 use crate::address_space::{IoMap, IoMapOwner};
 use crate::boot::Payload;
 use crate::config::{ConsoleMode, VmConfig};
 use crate::control::{GuestEvent, Mailbox};
+use crate::event_monitor::EventMonitor;
 use crate::kvm::cpuid::CpuidTemplate;
 use crate::kvm::line::KvmLine;
 use crate::kvm::msi::KvmMsi;
@@ -29,7 +32,7 @@ use crate::kvm::slots::KvmSlots;
 use crate::kvm::{IrqchipState, KvmError, KvmVm};
 use crate::layout::{
     ACPI_EVENT_IRQ, ACPI_PORTS, GIB, PCI_ECAM, PCI_HOTPLUG_IRQ, PCI_HOTPLUG_PORTS, PCI_IO, PCI_MEM32,
-    PCI_SLOTS_BEHIND_IOMMU, SERIAL_IRQ, SERIAL_PORT,
+    PCI_SLOTS_BEHIND_IOMMU, PVPANIC_SLOT, SERIAL_IRQ, SERIAL_PORT,
 };
 use crate::memory;
 use crate::terminal::Terminal;
@@ -41,7 +44,7 @@ const MEM64_ALIGN: u64 = 64 * GIB;
 impl Vm {
     /// Builds the VM. What the user may have got wrong comes first, and the terminal is touched last, so that a
     /// mistake leaves nothing behind.
-    pub(super) fn new(config: &VmConfig, mailbox: Arc<Mailbox>) -> Result<Self, VmError> {
+    pub(super) fn new(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError> {
         let kvm = KvmVm::new()?;
         let cpuid = CpuidTemplate::new(&kvm.kvm, config.cpus.boot_vcpus)?;
         let machine = describe(config, cpuid.physical_bits());
@@ -58,9 +61,15 @@ impl Vm {
         let msi = KvmMsi::new(kvm.fd.clone())
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
         let hotplug = add_hotplug_registers(&io_map, &kvm, &pci, mailbox.clone())?;
+        let observer: Arc<dyn DeviceObserver> = Arc::new(Observer(monitor.clone()));
+        if config.pvpanic {
+            let device = PvPanic::new(PVPANIC_ID.into(), observer.clone());
+            pci.add(PciAddress::on_root_bus(PVPANIC_SLOT), Arc::new(device))?;
+        }
         let bars = Arc::new(ShownMemory::new(slots.clone()));
         let (vm, memory_of_devices) = (kvm.fd.clone(), memory.clone());
-        let around = Surroundings { vm, memory: memory_of_devices, slots, bars, msi: Arc::new(msi), pci: pci.clone() };
+        let (msi, pci_of_devices) = (Arc::new(msi), pci.clone());
+        let around = Surroundings { vm, memory: memory_of_devices, slots, bars, msi, pci: pci_of_devices, observer };
         let passthrough = Passthrough::new(config, around)?;
 
         let mut vcpus = Vec::new();

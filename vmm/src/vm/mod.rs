@@ -4,6 +4,7 @@
 
 mod build;
 mod error;
+mod observer;
 mod passthrough;
 mod promise;
 
@@ -34,6 +35,8 @@ use passthrough::Passthrough;
 
 /// ID of the virtio-iommu.
 pub(crate) const IOMMU_ID: &str = "_iommu";
+/// ID of the device by which the guest tells of a panic.
+const PVPANIC_ID: &str = "_pvpanic";
 
 /// A VM whose devices are built and whose vCPUs are paused.
 ///
@@ -62,8 +65,8 @@ pub struct Vm {
 }
 
 impl Machine for Vm {
-    fn build(config: &VmConfig, mailbox: Arc<Mailbox>) -> Result<Self, VmError> {
-        Self::new(config, mailbox)
+    fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError> {
+        Self::new(config, mailbox, monitor)
     }
 
     fn start(&mut self, run: bool) -> Result<(), VmError> {

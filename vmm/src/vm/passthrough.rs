@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use devices::pci::{PciAddress, PciDevice, PciRoot};
-use devices::platform::{MemorySlots, MsiAllocator};
+use devices::platform::{DeviceObserver, MemorySlots, MsiAllocator};
 use devices::shown::ShownMemory;
 use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioMapper, VfioPciDevice, map_guest_ram};
 use devices::virtio::iommu::{self, IommuHandle, IommuParams, RingFeatures, WindowRegion};
@@ -35,6 +35,8 @@ pub(super) struct Surroundings {
     pub(super) bars: Arc<ShownMemory>,
     pub(super) msi: Arc<dyn MsiAllocator>,
     pub(super) pci: Arc<PciRoot>,
+    /// Who is to know what the guest does with the virtio-iommu.
+    pub(super) observer: Arc<dyn DeviceObserver>,
 }
 
 /// A device of the host in the VM.
@@ -154,7 +156,7 @@ impl Passthrough {
 
     /// A slot for a device, of a VM with or without a virtio-iommu.
     fn free_address(&self, has_iommu: bool, device: &DeviceConfig) -> Result<PciAddress, VmError> {
-        let (mut slots, which) = match (has_iommu, device.iommu) {
+        let (slots, which) = match (has_iommu, device.iommu) {
             (true, true) => (PCI_SLOTS_BEHIND_IOMMU, "behind"),
             (true, false) => (PCI_SLOTS_BESIDE_IOMMU, "beside"),
             (false, false) => (PCI_SLOTS, "without"),
@@ -164,10 +166,11 @@ impl Passthrough {
                 return Err(ConfigError::new("--device iommu", rule).into());
             }
         };
-        let count = slots.len();
-        let is_free = |address: &PciAddress| self.devices.iter().all(|device| device.address != *address);
-        slots.by_ref().map(PciAddress::on_root_bus).find(is_free).ok_or_else(|| {
-            let rule = format!("all {count} slots {which} the virtio-iommu are taken: remove a device first");
+        // Those of devices that have left the bus and are not given back yet, too.
+        let on_bus = self.around.pci.devices().into_iter().map(|(address, _)| address);
+        let taken: Vec<PciAddress> = on_bus.chain(self.devices.iter().map(|device| device.address)).collect();
+        slots.map(PciAddress::on_root_bus).find(|address| !taken.contains(address)).ok_or_else(|| {
+            let rule = format!("all slots {which} the virtio-iommu are taken: remove a device first");
             ConfigError::new("--device", rule).into()
         })
     }
@@ -244,6 +247,7 @@ fn add_iommu(
         rings: RING_FEATURES,
         // IOMMUFD maps no memory of devices.
         devices: (!config.platform.iommufd).then(|| around.bars.clone()),
+        observer: Some(around.observer.clone()),
     };
     let (function, handle) = iommu::create(params).map_err(|error| VmError::Iommu(error.to_string()))?;
     for (address, mapper) in endpoints {

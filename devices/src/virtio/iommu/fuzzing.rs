@@ -106,6 +106,7 @@ impl Machine {
             rings: RingFeatures { indirect_desc: true, event_idx: true },
             poll: false,
             devices: None,
+            observer: None,
         };
         let (function, handle) = create(params).expect("the configuration is valid");
         let mapper = RecordingMapper::new();

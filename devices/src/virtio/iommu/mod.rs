@@ -27,7 +27,7 @@ pub use self::handle::{IommuHandle, IommuStatus};
 pub use self::ram::RamView;
 use super::windows::{WindowError, WindowMemory, WindowMemoryConfig};
 use super::{TransportError, VirtioPciDevice};
-use crate::platform::{MemorySlots, MsiAllocator};
+use crate::platform::{DeviceObserver, MemorySlots, MsiAllocator};
 use crate::shown::ShownMemory;
 use crate::sync::lock;
 
@@ -71,6 +71,8 @@ pub struct IommuParams {
     pub poll: bool,
     /// The slots in which the guest sees devices' memory, if other devices are to be let at that.
     pub devices: Option<Arc<ShownMemory>>,
+    /// Who is to know when the guest's driver activates and resets the device.
+    pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
 /// Why a virtio-iommu device could not be made.
@@ -96,7 +98,7 @@ pub enum IommuError {
 /// # Errors
 /// An [`IommuError`] that names the field and its rule, or what the host refused.
 pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHandle>), IommuError> {
-    let IommuParams { id, memory, msi, engine: config, windows, rings, poll, devices } = params;
+    let IommuParams { id, memory, msi, engine: config, windows, rings, poll, devices, observer } = params;
     let budget = config.window.as_ref().map_or(0, |window| window.budget);
     let windows = windows
         .map(|WindowRegion { size, chunk_size, hugepages, slots }| {
@@ -115,7 +117,7 @@ pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHan
     }
     let device = VirtioIommu::new(engine.clone(), windows.clone(), rings, poll).map_err(IommuError::Thread)?;
     let device = Arc::new(device);
-    let function = Arc::new(VirtioPciDevice::new(id, device.clone(), memory, &*msi)?);
+    let function = Arc::new(VirtioPciDevice::new(id, device.clone(), memory, &*msi, observer)?);
     let handle = IommuHandle::new(engine, device, windows, function.interrupt());
     Ok((function, Arc::new(handle)))
 }

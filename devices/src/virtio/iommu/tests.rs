@@ -78,6 +78,7 @@ fn params(memory: &Arc<GuestMemoryMmap>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlo
         poll: false,
         rings: RingFeatures { indirect_desc: true, event_idx: true },
         devices: None,
+        observer: None,
     }
 }
 

@@ -17,7 +17,7 @@ use super::layout::{
     SHARED_BAR, STRUCTURES_BAR, Shape, access,
 };
 use crate::pci::{Bar, ConfigSpace, MsixTable, PciDevice};
-use crate::platform::MsiAllocator;
+use crate::platform::{DeviceEvent, DeviceObserver, MsiAllocator};
 use crate::sync::lock;
 use crate::virtio::{Activation, DeviceError, Interrupt, VirtioDevice};
 
@@ -47,10 +47,26 @@ struct State {
     common: Mutex<CommonConfig>,
     /// The device was activated and neither reset nor failed since.
     live: AtomicBool,
+    /// The device was activated and not reset since. Changed with `common` locked.
+    activated: AtomicBool,
     complained: AtomicBool,
+    observer: Option<Arc<dyn DeviceObserver>>,
 }
 
 impl State {
+    /// Keeps whether the device is active, and tells the observer of a change.
+    fn set_activated(&self, activated: bool) {
+        if self.activated.swap(activated, Ordering::Relaxed) != activated {
+            self.observe(if activated { DeviceEvent::Activated } else { DeviceEvent::Reset });
+        }
+    }
+
+    fn observe(&self, event: DeviceEvent) {
+        if let Some(observer) = &self.observer {
+            observer.observe(&self.id, event);
+        }
+    }
+
     /// The device cannot go on until its driver resets it (virtio 1.3, section 2.1.2).
     fn fail(&self, cause: &dyn std::fmt::Display) {
         {
@@ -67,6 +83,7 @@ impl State {
         } else {
             warn!("{}: the guest's driver must reset the device: {cause} (reported once)", self.id);
         }
+        self.observe(DeviceEvent::Failed);
         self.interrupts.config_changed(true);
     }
 }
@@ -101,7 +118,7 @@ pub struct VirtioPciDevice {
 
 impl VirtioPciDevice {
     /// Puts `device` on PCI. `id` names it in logs; its queues lie in `memory`; `msi` gives one vector for each queue
-    /// and one for configuration changes.
+    /// and one for configuration changes. `observer` learns when the device is activated and reset.
     ///
     /// # Errors
     /// The device does not fit the transport, or the platform has no vectors.
@@ -110,6 +127,7 @@ impl VirtioPciDevice {
         device: Arc<dyn VirtioDevice>,
         memory: Arc<GuestMemoryMmap>,
         msi: &dyn MsiAllocator,
+        observer: Option<Arc<dyn DeviceObserver>>,
     ) -> Result<Self, TransportError> {
         let sizes = device.queue_sizes();
         let queues = u16::try_from(sizes.len()).ok().filter(|count| usize::from(*count) <= MAX_QUEUES);
@@ -130,7 +148,9 @@ impl VirtioPciDevice {
             interrupts: Interrupts::new(MsixTable::new(vectors), sizes.len()),
             common: Mutex::new(CommonConfig::new(device.features(), sizes)),
             live: AtomicBool::new(false),
+            activated: AtomicBool::new(false),
             complained: AtomicBool::new(false),
+            observer,
         };
         Ok(Self {
             state: Arc::new(state),
@@ -190,6 +210,7 @@ impl VirtioPciDevice {
         let (memory, interrupt) = (self.memory.clone(), self.interrupt());
         self.device.activate(Activation { memory, queues, interrupt, features: common.features() });
         self.state.live.store(true, Ordering::Release);
+        self.state.set_activated(true);
         true
     }
 
@@ -203,6 +224,7 @@ impl VirtioPciDevice {
         }
         self.state.interrupts.reset();
         common.reset();
+        self.state.set_activated(false);
     }
 
     /// The access that the PCI configuration access capability describes: BAR, place and width, if it is a legal one into

@@ -12,6 +12,8 @@ use super::interrupts::NO_VECTOR;
 use super::layout::{COMMON, DEVICE, ISR, MSIX_PENDING, MSIX_TABLE, NOTIFY, STRUCTURES_SIZE};
 use crate::pci::regs::{BAR0, CAP_MSIX, CAP_PM, CAP_VENDOR, CAPABILITIES, COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
 use crate::pci::{BarKind, CONTROL_ENABLE, PciDevice};
+use crate::platform::DeviceEvent;
+use crate::platform::test_support::Witness;
 use crate::sync::lock;
 use crate::virtio::test_support::{FakeMsi, FakeVectors};
 use crate::virtio::{Activation, DeviceError, Interrupt, SharedRegion, VirtioDevice};
@@ -82,6 +84,7 @@ impl VirtioDevice for Recorder {
 struct Harness {
     recorder: Arc<Recorder>,
     vectors: Arc<FakeVectors>,
+    witness: Arc<Witness>,
     function: VirtioPciDevice,
 }
 
@@ -94,8 +97,10 @@ impl Harness {
         let recorder = Arc::new(recorder);
         let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
         let msi = FakeMsi::default();
-        let function = VirtioPciDevice::new("_test".into(), recorder.clone(), memory, &msi).unwrap();
-        let harness = Self { recorder, vectors: msi.vectors(), function };
+        let witness = Arc::new(Witness::default());
+        let function =
+            VirtioPciDevice::new("_test".into(), recorder.clone(), memory, &msi, Some(witness.clone())).unwrap();
+        let harness = Self { recorder, vectors: msi.vectors(), witness, function };
         harness.write_command(COMMAND_BUS_MASTER | COMMAND_MEMORY);
         harness
     }
@@ -379,6 +384,33 @@ fn failed_device_needs_a_reset_and_says_so() {
     assert_ne!(harness.status() & NEEDS_RESET, 0);
     harness.set_status(0);
     assert_eq!((harness.status(), *lock(&harness.recorder.resets)), (0, 1));
+}
+
+#[test]
+fn observer_learns_of_each_activation_and_of_the_reset_that_ends_it() {
+    let harness = Harness::new();
+    harness.set_status(0);
+    assert_eq!(harness.witness.take(), [], "there was nothing to reset");
+    harness.start();
+    assert_eq!(harness.witness.take(), [DeviceEvent::Activated]);
+    harness.set_status(harness.status());
+    harness.set_status(0);
+    harness.set_status(0);
+    assert_eq!(harness.witness.take(), [DeviceEvent::Reset]);
+    harness.start();
+    *lock(&harness.recorder.fail) = true;
+    harness.write_command(COMMAND_BUS_MASTER | COMMAND_MEMORY);
+    harness.write(NOTIFY, &[0, 0]);
+    harness.write(NOTIFY, &[0, 0]);
+    assert_eq!(harness.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed]);
+    harness.function.reset().unwrap();
+    harness.function.reset().unwrap();
+    assert_eq!(harness.witness.take(), [DeviceEvent::Reset]);
+    harness.negotiate();
+    harness.set_queue(0, 16, [RAM as u64, 0x2000, 0x3000]);
+    harness.set_status(ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
+    harness.set_status(0);
+    assert_eq!(harness.witness.take(), [DeviceEvent::Failed], "rings that cannot be used activate nothing");
 }
 
 #[test]

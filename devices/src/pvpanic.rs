@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! pvpanic, the device by which a guest's kernel tells that it has panicked (QEMU, `docs/specs/pvpanic`), on PCI.
+//!
+//! Its one register, a byte, reads as the events that the device takes, and takes those that the guest writes. Of the
+//! specification's events the third, a regular shutdown, is not offered: ACPI tells of that.
+
+use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::pci::{Bar, BarKind, ConfigSpace, Identity, PciDevice};
+use crate::platform::{DeviceEvent, DeviceObserver};
+use crate::sync::lock;
+
+/// Vendor and device ID, class and revision, as in the specification and QEMU.
+const IDENTITY: Identity = Identity {
+    vendor: 0x1b36,
+    device: 0x0011,
+    subsystem_vendor: 0x1af4,
+    subsystem: 0x1100,
+    class: 0x08_8000,
+    revision: 1,
+};
+
+/// The register's BAR. The specification has 2 bytes, which are fewer than a memory BAR can have.
+const BAR: Bar = Bar { index: 0, kind: BarKind::Memory32 { prefetchable: false }, size: 16 };
+
+/// Events by their bit in the register.
+const EVENTS: [(u8, DeviceEvent); 2] = [(1 << 0, DeviceEvent::Panicked), (1 << 1, DeviceEvent::CrashLoaded)];
+
+/// The device.
+pub struct PvPanic {
+    id: String,
+    config: Mutex<ConfigSpace>,
+    /// What `config` is at power-on, with the address that the VMM assigned.
+    pristine: Mutex<ConfigSpace>,
+    observer: Arc<dyn DeviceObserver>,
+    /// Events that were told since the last reset: a kernel panics once, and one that writes in a loop is not to be heard as
+    /// often.
+    told: AtomicU8,
+}
+
+impl PvPanic {
+    /// A device that tells `observer` of each event once, until it is reset. `id` is its name in logs and the API.
+    pub fn new(id: String, observer: Arc<dyn DeviceObserver>) -> Self {
+        let mut config = ConfigSpace::new(IDENTITY);
+        config.add_bar(BAR);
+        Self { id, config: Mutex::new(config.clone()), pristine: Mutex::new(config), observer, told: AtomicU8::new(0) }
+    }
+}
+
+impl PciDevice for PvPanic {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        lock(&self.config).read(offset, data);
+    }
+
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        lock(&self.config).write(offset, data);
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        vec![BAR]
+    }
+
+    fn assign_bar(&self, index: u8, address: u64) {
+        lock(&self.pristine).assign_bar(index, address);
+        lock(&self.config).assign_bar(index, address);
+    }
+
+    fn bar_address(&self, index: u8) -> Option<u64> {
+        lock(&self.config).bar_address(index)
+    }
+
+    fn bar_moved(&self, _: u8, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn read_bar(&self, _: u8, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if let (0, Some(register)) = (offset, data.first_mut()) {
+            *register = EVENTS.iter().fold(0, |all, (bit, _)| all | bit);
+        }
+    }
+
+    fn write_bar(&self, _: u8, offset: u64, data: &[u8]) {
+        let (0, Some(written)) = (offset, data.first()) else { return };
+        let told = self.told.fetch_or(*written, Ordering::Relaxed);
+        for (_, event) in EVENTS.iter().filter(|(bit, _)| written & !told & bit != 0) {
+            self.observer.observe(&self.id, *event);
+        }
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        self.told.store(0, Ordering::Relaxed);
+        let pristine = lock(&self.pristine).clone();
+        *lock(&self.config) = pristine;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::pci::regs::{COMMAND, COMMAND_MEMORY};
+    use crate::platform::test_support::Witness;
+
+    fn device() -> (PvPanic, Arc<Witness>) {
+        let witness = Arc::new(Witness::default());
+        (PvPanic::new("_pvpanic".into(), witness.clone()), witness)
+    }
+
+    #[test]
+    fn driver_finds_the_device_and_what_it_takes() {
+        let (device, _) = device();
+        let mut id = [0; 4];
+        device.read_config(0, &mut id);
+        assert_eq!(u32::from_le_bytes(id), 0x0011_1b36);
+        let mut register = [0xff; 2];
+        device.read_bar(0, 0, &mut register);
+        assert_eq!(register, [3, 0]);
+        device.read_bar(0, 1, &mut register);
+        assert_eq!(register, [0, 0]);
+    }
+
+    #[test]
+    fn each_event_is_told_once_until_a_reset() {
+        let (device, witness) = device();
+        for written in [0, 1, 1, 0xfc, 3, 2] {
+            device.write_bar(0, 0, &[written]);
+        }
+        assert_eq!(witness.take(), [DeviceEvent::Panicked, DeviceEvent::CrashLoaded]);
+        device.reset().unwrap();
+        device.write_bar(0, 0, &[2, 0]);
+        device.write_bar(0, 0, &[1]);
+        assert_eq!(witness.take(), [DeviceEvent::CrashLoaded, DeviceEvent::Panicked]);
+    }
+
+    #[test]
+    fn reset_keeps_the_assigned_address_and_turns_decoding_off() {
+        let (device, _) = device();
+        device.assign_bar(0, 0xe000_1000);
+        device.write_config(COMMAND, &COMMAND_MEMORY.to_le_bytes());
+        assert_eq!(device.bar_address(0), Some(0xe000_1000));
+        device.reset().unwrap();
+        assert_eq!(device.bar_address(0), None);
+        device.write_config(COMMAND, &COMMAND_MEMORY.to_le_bytes());
+        assert_eq!(device.bar_address(0), Some(0xe000_1000));
+    }
+
+    proptest! {
+        /// Whatever a guest does, it is heard at most once of each event.
+        #[test]
+        fn no_access_harms_or_is_heard_twice(
+            accesses in prop::collection::vec((any::<bool>(), 0u64..16, prop::collection::vec(any::<u8>(), 0..9)), 0..40),
+        ) {
+            let (device, witness) = device();
+            for (write, offset, mut data) in accesses {
+                if write {
+                    device.write_bar(0, offset, &data);
+                } else {
+                    device.read_bar(0, offset, &mut data);
+                }
+            }
+            let seen = witness.take();
+            prop_assert!(seen.iter().all(|event| seen.iter().filter(|other| *other == event).count() == 1));
+        }
+    }
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What guests do with devices, as events with Cloud Hypervisor's names.
+
+use std::collections::BTreeMap;
+
+use devices::platform::{DeviceEvent, DeviceObserver};
+
+use crate::event_monitor::EventMonitor;
+
+/// Writes them to the event stream.
+pub(super) struct Observer(pub(super) EventMonitor);
+
+impl DeviceObserver for Observer {
+    fn observe(&self, id: &str, event: DeviceEvent) {
+        let (source, name, key, value) = match event {
+            DeviceEvent::Activated => ("virtio-device", "activated", "id", id),
+            DeviceEvent::Reset => ("virtio-device", "reset", "id", id),
+            // Cloud Hypervisor has no event for it.
+            DeviceEvent::Failed => ("virtio-device", "failed", "id", id),
+            DeviceEvent::Panicked => ("guest", "panic", "event", "panic"),
+            DeviceEvent::CrashLoaded => ("guest", "panic", "event", "crash_loaded"),
+        };
+        self.0.event_of_guest(source, name, Some(BTreeMap::from([(key, value)])));
+    }
+}
