@@ -13,8 +13,8 @@ use vmm::config::{DeviceConfig, parse_size};
 #[derive(Debug, Parser)]
 #[command(name = "carom-remote", version, max_term_width = 110)]
 pub(crate) struct Cli {
-    /// Socket that the VMM serves
-    #[arg(long, value_name = "FILE", env = "CAROM_API_SOCKET")]
+    /// Socket that the VMM serves; path=FILE is understood too
+    #[arg(long, value_name = "FILE", env = "CAROM_API_SOCKET", value_parser = parse_socket)]
     pub(crate) api_socket: Option<PathBuf>,
     /// What to do
     #[command(subcommand)]
@@ -64,12 +64,12 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         memory: Option<u64>,
     },
-    /// Add a device to a VM that is not booted: path=DIR[,iommu=on|off][,id=NAME]
+    /// Add a device, to a running guest too: path=DIR[,iommu=on|off][,id=NAME]
     AddDevice {
         /// The device
         device: DeviceConfig,
     },
-    /// Take a device from a VM that is not booted
+    /// Take a device away; a running guest is asked to let go of it
     RemoveDevice {
         /// Its ID
         id: String,
@@ -97,17 +97,21 @@ pub(crate) enum Verb {
         once: bool,
     },
     /// Print completions of carom and carom-remote for a shell
-    #[command(hide = true)]
     Completions {
         /// The shell
         shell: Shell,
     },
     /// Write the man pages of carom and carom-remote to a directory
-    #[command(hide = true)]
     ManPages {
         /// The directory
         directory: PathBuf,
     },
+}
+
+/// As `carom` spells it, or a path alone.
+fn parse_socket(text: &str) -> Result<PathBuf, String> {
+    let path = text.strip_prefix("path=").unwrap_or(text);
+    if path.is_empty() { Err("it is empty".into()) } else { Ok(path.into()) }
 }
 
 fn parse_threshold(text: &str) -> Result<u32, String> {
@@ -139,6 +143,9 @@ mod tests {
 
     #[test]
     fn values_are_checked() {
+        assert_eq!(parse_socket("path=/s"), Ok("/s".into()));
+        assert_eq!(parse_socket("a=b"), Ok("a=b".into()));
+        assert!(parse_socket("").is_err() && parse_socket("path=").is_err());
         assert_eq!(parse_threshold("auto"), Ok(0));
         assert_eq!(parse_threshold("64K"), Ok(65536));
         assert!(parse_threshold("5G").is_err() && parse_threshold("x").is_err());

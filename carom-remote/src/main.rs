@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -36,14 +37,28 @@ impl RemoteError {
     }
 }
 
+/// Exit status for a mistake of the user's.
+const MISTAKE: u8 = 2;
+
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Help and version, asked for or for want of a verb, are text of many lines.
+        Err(error) if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            error.exit()
+        }
+        Err(error) => {
+            eprintln!("carom-remote: {}", vmm::cli::one_line(&error, "carom-remote"));
+            return ExitCode::from(MISTAKE);
+        }
+    };
+    match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads this has enough.
         Err(RemoteError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("carom-remote: {error}");
-            ExitCode::from(if matches!(error, RemoteError::NoSocket) { 2 } else { 1 })
+            ExitCode::from(if matches!(error, RemoteError::NoSocket) { MISTAKE } else { 1 })
         }
     }
 }

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What the program says to mistakes: one line that names what is wrong, and the exit status.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::process::Command;
+
+/// Exit status, standard output and standard error.
+fn run(arguments: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_carom-remote"));
+    let output = command.args(arguments).env_remove("CAROM_API_SOCKET").output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn mistakes_are_one_line_with_status_2() {
+    for (arguments, part) in [
+        (&["resiz"][..], "resiz"),
+        (&["ping", "--colour"], "--colour"),
+        (&["info"], "--api-socket is needed"),
+        (&["--api-socket", "", "info"], "--api-socket"),
+        (&["add-device", "iommu=on"], "--device: 'path=' is needed"),
+        (&["remove-device"], "<ID>"),
+        (&["resize", "--memory", "1Q"], "--memory"),
+        (&["iommu-bounce", "--threshold", "x"], "--threshold"),
+    ] {
+        let (status, output, said) = run(arguments);
+        assert_eq!((status, output.as_str()), (2, ""), "{arguments:?}: {said}");
+        assert!(said.starts_with("carom-remote: ") && said.contains(part) && said.lines().count() == 1, "{said}");
+    }
+}
+
+#[test]
+fn socket_that_is_not_there_is_a_failure_however_it_is_spelled() {
+    for socket in ["/no/such/socket", "path=/no/such/socket"] {
+        let (status, _, said) = run(&["--api-socket", socket, "ping"]);
+        assert_eq!(status, 1, "{said}");
+        assert!(said.starts_with("carom-remote: --api-socket /no/such/socket: "), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn help_names_every_verb_of_the_documentation() {
+    let (status, help, _) = run(&["--help"]);
+    assert_eq!(status, 0);
+    let documented = include_str!("../../docs/remote.md");
+    let verbs: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
+    let verbs: Vec<&str> = verbs.into_iter().filter(|verb| !verb.is_empty() && !verb.starts_with('-')).collect();
+    assert!(verbs.len() >= 20, "{verbs:?}");
+    for verb in verbs.into_iter().filter(|verb| *verb != "help") {
+        assert!(documented.contains(verb), "{verb} is not in docs/remote.md");
+    }
+}
