@@ -33,6 +33,7 @@ pub struct Guest {
     cpus: u8,
     memory_mib: u32,
     devices: Vec<Device>,
+    group_drives: Vec<PathBuf>,
     bounce: Option<String>,
     job: String,
     extras: Vec<Extra>,
@@ -75,6 +76,7 @@ impl Guest {
             cpus: 1,
             memory_mib: 512,
             devices: Vec::new(),
+            group_drives: Vec::new(),
             bounce: None,
             job: String::new(),
             extras: Vec::new(),
@@ -132,6 +134,14 @@ impl Guest {
         self
     }
 
+    /// Adds an NVMe drive that QEMU emulates, with `image` for its content, behind the virtual IOMMU. All such drives of a guest
+    /// are one IOMMU group: on [`Vmm::Qemu`] as functions of one device, on [`Vmm::QemuIntel`] behind a conventional PCI bridge.
+    #[must_use]
+    pub fn group_drive(mut self, image: &Path) -> Self {
+        self.group_drives.push(image.into());
+        self
+    }
+
     /// Offers bounce windows: the value of `--iommu-bounce`, such as `size=64M`.
     #[must_use]
     pub fn bounce(mut self, value: &str) -> Self {
@@ -168,6 +178,8 @@ impl Guest {
     /// has the end of the console.
     pub fn run(&self, site: &Site) -> Result<Outcome> {
         ensure!(!self.job.is_empty(), "guest {} has no job", self.name);
+        let qemu = matches!(self.vmm, Vmm::Qemu | Vmm::QemuIntel);
+        ensure!(qemu || self.group_drives.is_empty(), "guest {} has drives that only QEMU emulates", self.name);
         let mut retries = 0;
         let (mut finished, mut events) = self.run_once(site, retries)?;
         let hung = finished.ended == Ended::TimedOut;
@@ -225,6 +237,7 @@ impl Guest {
             cpus: self.cpus,
             memory_mib: self.memory_mib,
             devices: self.devices.clone(),
+            group_drives: self.group_drives.clone(),
             bounce: self.bounce.clone(),
             events: dir.join("events"),
         };

@@ -79,6 +79,8 @@ pub(crate) struct Machine {
     pub(crate) cpus: u8,
     pub(crate) memory_mib: u32,
     pub(crate) devices: Vec<Device>,
+    /// Images of emulated NVMe drives that are one IOMMU group.
+    pub(crate) group_drives: Vec<PathBuf>,
     pub(crate) bounce: Option<String>,
     pub(crate) events: PathBuf,
 }
@@ -87,9 +89,10 @@ pub(crate) struct Machine {
 pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Command {
     match vmm {
         Vmm::Carom => carom(site, machine),
-        Vmm::Qemu => qemu(machine, "virtio-iommu-pci"),
+        // This one does not know DMA by the address of a bridge: the guest cannot attach the devices behind it.
+        Vmm::Qemu => qemu(machine, "virtio-iommu-pci", Group::Functions),
         // Without its caching mode, VFIO would not learn of new mappings.
-        Vmm::QemuIntel => qemu(machine, "intel-iommu,caching-mode=on,intremap=off"),
+        Vmm::QemuIntel => qemu(machine, "intel-iommu,caching-mode=on,intremap=off", Group::Bridge),
         // Where the site names none, one that the shell finds.
         Vmm::CloudHypervisor => {
             cloud_hypervisor(site.cloud_hypervisor.as_deref().unwrap_or(Path::new("cloud-hypervisor")), machine)
@@ -128,8 +131,17 @@ fn carom(site: &Site, machine: &Machine) -> Command {
     command
 }
 
+/// How emulated drives come to be one IOMMU group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Group {
+    /// As functions of one device, which does not say that it keeps them apart.
+    Functions,
+    /// Behind a conventional PCI bridge, whose address the DMA of all of them has.
+    Bridge,
+}
+
 /// QEMU has one switch for the whole machine: the IOMMU is there, and all devices are behind it, if one asks for it.
-fn qemu(machine: &Machine, iommu: &str) -> Command {
+fn qemu(machine: &Machine, iommu: &str, group: Group) -> Command {
     let mut command = Command::new("qemu-system-x86_64");
     command
         .args(["-accel", "kvm", "-cpu", "host", "-machine", "q35", "-nodefaults", "-no-user-config"])
@@ -141,11 +153,23 @@ fn qemu(machine: &Machine, iommu: &str) -> Command {
         .arg(&machine.initramfs)
         .args(["-append", &machine.cmdline]);
     // Before the devices: those that are made earlier are not behind it.
-    if machine.devices.iter().any(|device| device.iommu) {
+    if machine.devices.iter().any(|device| device.iommu) || !machine.group_drives.is_empty() {
         command.args(["-device", iommu]);
     }
     for device in &machine.devices {
         command.args(["-device", &format!("vfio-pci,host={}", device.address)]);
+    }
+    if group == Group::Bridge && !machine.group_drives.is_empty() {
+        command.args(["-device", "pcie-pci-bridge,id=bridge"]);
+    }
+    for (number, image) in machine.group_drives.iter().enumerate() {
+        let place = match group {
+            Group::Functions => format!("addr=0x10.{number},multifunction=on"),
+            Group::Bridge => format!("bus=bridge,addr={}", number + 1),
+        };
+        command
+            .args(["-drive", &format!("if=none,id=drive{number},format=raw,file={}", image.display())])
+            .args(["-device", &format!("nvme,drive=drive{number},serial={number},{place}")]);
     }
     command
 }

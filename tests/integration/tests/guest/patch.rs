@@ -7,7 +7,7 @@ use std::time::Duration;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Kernel, Outcome, Vmm, kunit};
 
-use crate::support::{SITE, number, required, run};
+use crate::support::{MIB, SITE, number, required, run};
 
 /// Fails if the kernel complained of anything, which KUnit does not notice.
 fn assert_no_complaint(outcome: &Outcome) {
@@ -174,6 +174,102 @@ fn guest_pages_serve_where_there_are_no_windows() {
 #[test]
 fn guest_pages_serve_on_an_iommu_that_is_not_virtio() {
     guest_pages_serve("patch-intel", Vmm::QemuIntel, "intel_iommu=on");
+}
+
+/// Two drives of one group: each does verified I/O alone, then one goes on with it while the other one is taken from its driver
+/// with I/O in flight, given back and used again, twice.
+const DRIVES_OF_A_GROUP_WORK: &str = r#"
+# Waits for the drive of a PCI device, and prints its name, which is not always the same.
+drive_of() {
+    i=0
+    while ! basename /sys/bus/pci/devices/"$1"/nvme/nvme*/nvme*n1 | grep -v '\*'; do
+        i=$((i + 1))
+        [ $i -lt 300 ] || { dmesg | tail -n 30; break; }
+        sleep 0.1
+    done
+}
+echo never >/sys/kernel/mm/transparent_hugepage/enabled
+for device in /sys/bus/pci/drivers/nvme/0*; do
+    device=$(basename "$device")
+    echo "CAROM-GROUP $(basename "$(readlink -f "/sys/bus/pci/devices/$device/iommu_group")")"
+    FIRST=${FIRST:-$device} SECOND=$device
+done
+for device in /sys/bus/pci/devices/$FIRST/iommu_group/devices/*; do
+    grep -lx "device $(basename "$device")" /sys/kernel/debug/iommu_bounce/*/stats
+done >/tmp/pools
+echo "CAROM-POOLS $(wc -l </tmp/pools)"
+POOL=$(head -n 1 /tmp/pools)
+bounced() { awk '/^bounced_/ { n += $2 } END { print n }' "$POOL"; }
+
+START=$(bounced)
+verify FIRST "$(drive_of "$FIRST")"
+MIDDLE=$(bounced)
+verify SECOND "$(drive_of "$SECOND")"
+echo "CAROM-BOUNCED-FIRST $((MIDDLE - START))"
+echo "CAROM-BOUNCED-SECOND $(($(bounced) - MIDDLE))"
+while [ ! -e /tmp/enough ]; do verify FIRST "$(drive_of "$FIRST")"; done &
+for round in 1 2; do
+    fio --name=load --filename="/dev/$(drive_of "$SECOND")" --direct=1 --rw=randread --ioengine=libaio --iodepth=16 --bs=16k \
+        --size=16M --time_based --runtime=60 >/tmp/load 2>&1 &
+    LOAD=$!
+    sleep 1
+    echo "$SECOND" >/sys/bus/pci/drivers/nvme/unbind
+    # It may take the end of the drive for the end of a file, and read on.
+    kill $LOAD
+    wait $LOAD
+    echo "$SECOND" >/sys/bus/pci/drivers/nvme/bind
+    verify SECOND "$(drive_of "$SECOND")"
+done
+touch /tmp/enough
+wait
+awk '/^slots_(read|write|rw)_/ { n += $2 } /^free_/ { n -= $2 } END { print "CAROM-MAPPED", n + 0 }' "$POOL"
+"#;
+
+/// Two drives that the IOMMU cannot tell apart share a group, and so a domain and a pool.
+fn drives_of_a_group_share_a_pool(name: &str, vmm: Vmm, cmdline: &str) {
+    let images = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+    for image in &images {
+        image.as_file().set_len(32 * MIB).unwrap();
+    }
+    let verify = workload::fio_verify(4, 16)
+        .replace("/dev/nvme0n1", "/dev/$2")
+        .replace("/tmp/verify", "/tmp/verify-$1")
+        .replace("CAROM-VERIFY", "CAROM-VERIFY-$1");
+    let job = format!("verify() {{\n{verify}}}\n{DRIVES_OF_A_GROUP_WORK}{COMPLAINTS}");
+    let guest = images.iter().fold(Guest::new(name), |guest, image| guest.group_drive(image.path()));
+
+    let outcome = run(&guest
+        .vmm(vmm)
+        .cmdline("iommu.strict=1 iommu.bounce=256K")
+        .cmdline(cmdline)
+        .time_limit(Duration::from_secs(150))
+        .job(&job));
+
+    let groups: Vec<&str> = outcome.values("CAROM-GROUP").collect();
+    assert!(groups.len() == 2 && groups[0] == groups[1], "{groups:?}");
+    assert_eq!(number(&outcome, "CAROM-POOLS"), 1, "console:\n{}", outcome.console);
+    for key in ["CAROM-BOUNCED-FIRST", "CAROM-BOUNCED-SECOND"] {
+        assert!(number(&outcome, key) > 100, "console:\n{}", outcome.console);
+    }
+    for (drive, least) in [("FIRST", 2), ("SECOND", 3)] {
+        let key = format!("CAROM-VERIFY-{drive}");
+        let passes: Vec<&str> = outcome.values(&key).collect();
+        assert!(passes.len() >= least, "{drive}: {passes:?}; console:\n{}", outcome.console);
+        let verified = |pass: &&str| pass.strip_prefix("0 ").is_some_and(|bytes| bytes != "0" && !bytes.is_empty());
+        assert!(passes.iter().all(verified), "{drive}: {passes:?}; console:\n{}", outcome.console);
+    }
+    assert_eq!(number(&outcome, "CAROM-MAPPED"), 0, "console:\n{}", outcome.console);
+    assert_no_complaint(&outcome);
+}
+
+#[test]
+fn drives_of_a_group_share_a_pool_on_virtio_iommu() {
+    drives_of_a_group_share_a_pool("patch-group", Vmm::Qemu, "");
+}
+
+#[test]
+fn drives_of_a_group_share_a_pool_on_an_iommu_that_is_not_virtio() {
+    drives_of_a_group_share_a_pool("patch-group-intel", Vmm::QemuIntel, "intel_iommu=on");
 }
 
 #[test]
