@@ -90,7 +90,11 @@ fn settled(outcome: &Outcome) {
 
 #[test]
 fn kunit_passes() {
-    let outcome = run(&guest("debug-kunit", kunit::JOB).cmdline(kunit::CMDLINE).cpus(2));
+    // Known: one case maps a buffer that it has mapped already, of which the first report of DMA API debugging tells.
+    let job =
+        format!("KNOWN='cacheline tracking EEXIST|WARNING: .* at add_dma_entry|DMA-API: Mapped at:'\n{}", kunit::JOB);
+
+    let outcome = run(&guest("debug-kunit", &job).cmdline(kunit::CMDLINE).cpus(2));
 
     // With DMA API debugging no sync call is ever left out: nothing to test there. The kernels without it have that case.
     kunit::check(&outcome, &["sync_elision_test"]).unwrap_or_else(|error| panic!("{error:#}"));
@@ -123,6 +127,8 @@ for round in 1 2 3 4; do
     sleep 2
     echo "CAROM-IN-FLIGHT $(for look in 1 2 3 4 5 6 7 8 9 10; do mapped_slots; done | awk '{{ n += $1 }} END {{ print n }}')"
     echo "$NVME" >/sys/bus/pci/drivers/nvme/unbind
+    # It may take the end of the drive for the end of a file, and read on.
+    kill $LOAD
     wait $LOAD
     if [ $((round % 2)) = 0 ]; then
         echo vfio-pci >"$DEVICE/driver_override"
@@ -192,6 +198,94 @@ settle
         settled(&outcome);
         assert!(number(&outcome, "CAROM-FAILED") > 0, "{name}: nothing failed; console:\n{}", outcome.console);
         assert!(number(&outcome, "CAROM-SUM-chunk_failures") > 0, "{name}: console:\n{}", outcome.console);
+    }
+}
+
+/// Shell functions. `inject TASKS LONG PERCENT` has that share of all allocations fail, of slabs and of pages, wherever they
+/// are made: with `Y N` those of tasks that are marked, but not of interrupts on top of them; with `N Y` everybody's, but only
+/// those that cannot wait for memory. `try_io WHAT` does I/O with verification three times, and marks the process that does it
+/// if WHAT is `marked`; what comes of it is printed.
+const INJECT: &str = r#"
+inject() {
+    for kind in failslab fail_page_alloc; do
+        knobs=/sys/kernel/debug/$kind
+        echo "$1" >$knobs/task-filter
+        echo "$2" >$knobs/ignore-gfp-wait
+        echo 1 >$knobs/interval
+        echo 1 >$knobs/verbose
+        echo -1 >$knobs/times
+        echo "$3" >$knobs/probability
+    done
+}
+# Of two processes of fio, the one with the higher number does the I/O.
+mark() {
+    set -- $(pidof fio | tr ' ' '\n' | sort -n)
+    [ $# -lt 2 ] || echo 1 >"/proc/$2/make-it-fail"
+}
+# Prints fio's status, and how many lines say that data was wrong.
+try_io() {
+    before=$(failures)
+    for round in 1 2 3; do
+        rm -f /tmp/done
+        { verify >/tmp/console; touch /tmp/done; } &
+        while [ ! -e /tmp/done ]; do
+            [ "$1" != marked ] || mark 2>/dev/null
+            sleep 0.2
+        done
+        wait
+        echo "CAROM-TRIED $(sed -n 's/^CAROM-VERIFY \([0-9]*\).*/\1/p' /tmp/console) $(grep -cE 'verify: |verify failed|bad (magic|header)' /tmp/verify)"
+    done
+    echo "CAROM-FAILED $(($(failures) - before))"
+}
+failures() { dmesg | grep -c 'FAULT_INJECTION: forcing a failure'; }
+fallbacks() { awk '/^fallback_/ { n += $2 } END { print n + 0 }' $POOLS/*/stats; }
+"#;
+
+#[test]
+fn memory_runs_out_anywhere_while_io_runs() {
+    // All I/O bounces meanwhile: mainline's unmapping needs memory, and where there is none it leaves behind a mapping, which
+    // whoever gets its address next has to bear. So the pools take what they need first, and keep it.
+    // Known: what looks for mistakes gives up when it has no memory itself.
+    let verify = workload::fio_verify(4, 16);
+    let work = format!(
+        r#"
+KNOWN='cacheline tracking ENOMEM|debugging out of memory|ODEBUG: Out of memory'
+verify() {{
+{verify}
+}}
+{INJECT}
+# The last chunk of its kind and size stays six times as long; the pool looks each time that half of this is over.
+for pool in $POOLS/*; do echo 20000 >"$pool/idle_ms"; done
+verify
+verify
+verify
+BEFORE=$(fallbacks)
+inject Y N 3
+try_io marked
+inject N Y 3
+try_io all
+inject N Y 0
+echo "CAROM-FALLBACKS $(($(fallbacks) - BEFORE))"
+verify
+settle
+"#
+    );
+
+    for (name, windows) in [("debug-anywhere", true), ("debug-anywhere-pages", false)] {
+        let guest =
+            guest(name, &format!("{WAIT_FOR_NVME}{work}")).iommu_device(&SITE.nvme[0]).cmdline("iommu.bounce=256K");
+        let outcome = run(&if windows { guest.bounce("size=64M") } else { guest });
+
+        verified(&outcome, 4);
+        settled(&outcome);
+        let tried: Vec<&str> = outcome.values("CAROM-TRIED").collect();
+        assert_eq!(tried.len(), 6, "{tried:?}");
+        // fio may fail for want of memory, as anybody; what it read must be right.
+        assert!(tried.iter().all(|one| one.ends_with(" 0")), "{tried:?}; console:\n{}", outcome.console);
+        assert!(tried.iter().any(|one| one.starts_with("0 ")), "{tried:?}; console:\n{}", outcome.console);
+        let failed: Vec<&str> = outcome.values("CAROM-FAILED").collect();
+        assert!(failed.len() == 2 && failed.iter().all(|count| *count != "0"), "{failed:?}");
+        assert_eq!(number(&outcome, "CAROM-FALLBACKS"), 0, "console:\n{}", outcome.console);
     }
 }
 
