@@ -69,9 +69,9 @@ build_carom() {
     export CAROM_BIN
 }
 
-# build_guest: the patched kernel and its initramfs.
+# build_guest [OPTION…]: the patched kernel and its initramfs; options are those of scripts/guest-kernel.
 build_guest() {
-    CAROM_GUEST_KERNEL=$("$CAROM_ROOT/scripts/guest-kernel")
+    CAROM_GUEST_KERNEL=$("$CAROM_ROOT/scripts/guest-kernel" "$@")
     CAROM_GUEST_INITRAMFS=$("$CAROM_ROOT/scripts/guest-initramfs")
     export CAROM_GUEST_KERNEL CAROM_GUEST_INITRAMFS
 }

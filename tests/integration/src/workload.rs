@@ -70,6 +70,18 @@ pub struct Patterns {
     pub read_latency_us: f64,
 }
 
+/// What the kernel's function profiler says of mapping and unmapping at one block size, in seconds for each GiB that is read.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct MapTime {
+    /// In the functions that map.
+    pub map_s: f64,
+    /// In those that unmap.
+    pub unmap_s: f64,
+}
+
+/// The functions of `drivers/iommu/dma-iommu.c` in Linux 6.12 that map and unmap for a driver.
+const PROFILED: &str = "iommu_dma_map_page iommu_dma_map_sg iommu_dma_unmap_page iommu_dma_unmap_sg";
+
 /// Reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`] for `seconds` after a second of warming
 /// up, in `jobs` processes; [`fio_results`] reads the results.
 #[must_use]
@@ -157,6 +169,51 @@ pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
     let latency = outcome.value("CAROM-READ-LATENCY-US")?;
     let (number, errors) = latency.split_once(' ').with_context(|| format!("{latency:?}: two words wanted"))?;
     Ok(Patterns { iops, read_latency_us: figure(number, errors).context("randread at 4k")? })
+}
+
+/// Reads `mib` MiB with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`], with the kernel's function profiler
+/// on the functions that map and unmap; [`map_times`] reads the results. The kernel needs `guest/config/profile.config`.
+#[must_use]
+pub fn fio_profiled(mib: u32) -> String {
+    let mut job = format!("cd /sys/kernel/tracing || exit 95\necho {PROFILED} >set_ftrace_filter || exit 95\n");
+    for size in BLOCK_SIZES {
+        // Turning the profiler on clears what it had. A line of it: function, hits, time in µs, and so on.
+        job += &format!(
+            "echo 1 >function_profile_enabled || exit 95\n\
+             fio --name=read --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=64 --bs={size} \
+             --size={mib}M --output-format=terse --terse-version=3 >/tmp/fio || exit 91\n\
+             echo 0 >function_profile_enabled\n\
+             BYTES=$(awk -F';' '/^3;/ {{ print $6 * 1024 }}' /tmp/fio)\n\
+             cat trace_stat/function* | awk -v bytes=\"$BYTES\" '\n\
+             $1 ~ /^iommu_dma_map/ {{ map += $3 }} $1 ~ /^iommu_dma_unmap/ {{ unmap += $3 }}\n\
+             END {{ print \"CAROM-MAP-TIME\", \"{size}\", bytes, map + 0, unmap + 0 }}'\n"
+        );
+    }
+    job
+}
+
+/// Reads the results of [`fio_profiled`], by block size.
+///
+/// # Errors
+/// When one is missing, nothing was read or nothing was mapped.
+pub fn map_times(outcome: &Outcome) -> Result<BTreeMap<String, MapTime>> {
+    let mut times = BTreeMap::new();
+    for line in outcome.values("CAROM-MAP-TIME") {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [size, bytes, map, unmap] = words[..] else { anyhow::bail!("{line:?}: four words wanted") };
+        let number = |text: &str| {
+            let number: f64 = text.parse().with_context(|| format!("profile {line:?}"))?;
+            ensure!(number > 0.0, "profile {line:?}: nothing was done");
+            Ok(number)
+        };
+        let gib = number(bytes)? / f64::from(1 << 30);
+        let seconds = |text| Ok::<_, anyhow::Error>(number(text)? / 1e6 / gib);
+        times.insert(size.to_owned(), MapTime { map_s: seconds(map)?, unmap_s: seconds(unmap)? });
+    }
+    for size in BLOCK_SIZES {
+        ensure!(times.contains_key(size), "no profile at {size}; console:\n{}", outcome.console);
+    }
+    Ok(times)
 }
 
 /// Writes `mib` MiB in mixed block sizes at random places, then reads and checks all of it (crc32c), with `depth` requests

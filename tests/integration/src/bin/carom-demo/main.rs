@@ -2,6 +2,7 @@
 //! The part of `scripts/demo` that runs where KVM and the NVMe drive are: starts the guests, measures, writes JSON; and the
 //! part that shows a table of it.
 
+mod map_time;
 mod patterns;
 mod plan;
 mod report;
@@ -37,6 +38,9 @@ enum Action {
         /// Other patterns of I/O than the plain form's reads in sequence, on strict, lazy and bounce.
         #[arg(long)]
         patterns: bool,
+        /// What mapping and unmapping cost in the guest, by its kernel's function profiler, on qemu-strict, strict and bounce.
+        #[arg(long, conflicts_with = "patterns")]
+        map_time: bool,
         /// How often each configuration is measured, 1 to 99; the figures are medians [default: 1 with --quick, else 3].
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
         rounds: Option<u32>,
@@ -72,11 +76,15 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<ExitCode> {
     match action {
-        Action::Run { quick, patterns, rounds, only, machine, samples, json } => {
+        Action::Run { quick, patterns, map_time, rounds, only, machine, samples, json } => {
             let rounds = rounds.unwrap_or(if quick { 1 } else { 3 });
             let options = Options { quick, rounds, only: &only, host: machine, samples: &samples };
             let failures = if patterns {
                 let results = patterns::run(options)?;
+                write(&json, &results)?;
+                results.failures
+            } else if map_time {
+                let results = map_time::run(options)?;
                 write(&json, &results)?;
                 results.failures
             } else {
@@ -103,6 +111,8 @@ fn report(json: &Path) -> Result<String> {
     let results: Value = serde_json::from_str(&fs::read_to_string(json)?)?;
     Ok(if results.get("patterns").is_some() {
         patterns::table(&serde_json::from_value(results)?)
+    } else if results.get("map_times").is_some() {
+        map_time::table(&serde_json::from_value(results)?)
     } else {
         let results: Results = serde_json::from_value(results)?;
         report::table(&results)

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::plan::{self, Options, Step};
 use crate::report::{self, NONE};
 use crate::results::{Machine, median};
-use crate::samples::{Sample, Samples};
+use crate::samples::{Sample, Samples, by_name};
 
 /// Configurations that are measured unless others are asked for: the two without windows that a guest would otherwise have,
 /// and the one with.
@@ -87,21 +87,9 @@ impl Results {
         rounds: u32,
         samples: &[Sample<Measured>],
     ) -> Self {
-        let mut by_name: Vec<(&str, Vec<&Measured>)> = Vec::new();
-        let mut failures = Vec::new();
-        for sample in samples {
-            let measured = match &sample.measured {
-                Ok(measured) => measured,
-                Err(error) => {
-                    failures.push(format!("{}: {error}", sample.name));
-                    continue;
-                }
-            };
+        let (by_name, failures) = by_name(samples);
+        for measured in by_name.iter().flat_map(|(_, all)| all) {
             versions.extend(measured.versions.clone());
-            match by_name.iter_mut().find(|(name, _)| *name == sample.name) {
-                Some((_, all)) => all.push(measured),
-                None => by_name.push((&sample.name, vec![measured])),
-            }
         }
         let patterns = by_name.into_iter().filter_map(|(name, all)| Config::new(name, &all)).collect();
         Self { machine, versions, rounds, patterns, failures }

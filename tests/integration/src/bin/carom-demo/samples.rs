@@ -112,6 +112,22 @@ fn ended<M: Clone + DeserializeOwned>(text: &str) -> Vec<Sample<M>> {
     samples
 }
 
+/// The figures of each configuration, in the order in which those were begun, and a line for each guest that failed.
+pub(crate) fn by_name<M>(samples: &[Sample<M>]) -> (Vec<(&str, Vec<&M>)>, Vec<String>) {
+    let mut by_name: Vec<(&str, Vec<&M>)> = Vec::new();
+    let mut failures = Vec::new();
+    for sample in samples {
+        match &sample.measured {
+            Err(error) => failures.push(format!("{}: {error}", sample.name)),
+            Ok(measured) => match by_name.iter_mut().find(|(name, _)| *name == sample.name) {
+                Some((_, all)) => all.push(measured),
+                None => by_name.push((&sample.name, vec![measured])),
+            },
+        }
+    }
+    (by_name, failures)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
