@@ -69,6 +69,14 @@ build_carom() {
     export CAROM_BIN
 }
 
+# build_remote: the VMM's command-line client.
+build_remote() {
+    progress "building carom-remote"
+    quietly "$(carom_cache)/carom-build.log" cargo build --release --locked --manifest-path "$CAROM_ROOT/Cargo.toml" -p carom-remote
+    CAROM_REMOTE=$(target_dir)/release/carom-remote
+    export CAROM_REMOTE
+}
+
 # build_guest [OPTION…]: the patched kernel and its initramfs; options are those of scripts/guest-kernel.
 build_guest() {
     CAROM_GUEST_KERNEL=$("$CAROM_ROOT/scripts/guest-kernel" "$@")
@@ -89,7 +97,7 @@ build_stock_guest() {
     local dir
     dir=$(fetch_deb "$(debian_depends linux-image-6.12-amd64 '^linux-image-6\.12')")
     CAROM_STOCK_KERNEL=$(echo "$dir"/boot/vmlinuz-*)
-    CAROM_STOCK_INITRAMFS=$("$CAROM_ROOT/scripts/guest-initramfs" --modules "$dir/lib/modules/${CAROM_STOCK_KERNEL##*/vmlinuz-}")
+    CAROM_STOCK_INITRAMFS=$("$CAROM_ROOT/scripts/guest-initramfs" --modules "$dir/lib/modules/${CAROM_STOCK_KERNEL##*/vmlinuz-}" --with pvpanic_pci)
     export CAROM_STOCK_KERNEL CAROM_STOCK_INITRAMFS
 }
 

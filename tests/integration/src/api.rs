@@ -32,13 +32,22 @@ pub struct ApiVmm {
 }
 
 impl ApiVmm {
-    /// Starts it, with no VM yet. A guest that is booted from [`ApiVmm::kernel`] and [`ApiVmm::initramfs`] runs `job`.
+    /// Starts it, with no VM yet. A guest that is booted from [`ApiVmm::kernel`] and [`ApiVmm::initramfs`] has the patched
+    /// kernel and runs `job`.
     ///
     /// # Errors
     /// When it cannot be started, or its API does not answer.
     pub fn start(site: &Site, job: &str) -> Result<Self> {
+        Self::start_with(site, Kernel::Patched, job)
+    }
+
+    /// As [`ApiVmm::start`], with a kernel of choice.
+    ///
+    /// # Errors
+    /// When the site lacks the kernel, Carom cannot be started, or its API does not answer.
+    pub fn start_with(site: &Site, kernel: Kernel, job: &str) -> Result<Self> {
         let dir = tempfile::tempdir().context("creating a directory for the guest's files")?;
-        let (kernel, base) = Kernel::Patched.files(site)?;
+        let (kernel, base) = kernel.files(site)?;
         let extra = Extra { path: "job".into(), bytes: job.as_bytes().to_vec() };
         initramfs::append(base, &[extra], &dir.path().join("initramfs"))?;
         let child = Command::new(&site.carom)
@@ -129,6 +138,22 @@ impl ApiVmm {
         let (status, body) = self.exchange("GET", path, None)?;
         ensure!(status == 200, "{path}: status {status}: {body}");
         Ok(body)
+    }
+
+    /// Runs carom-remote on its socket; what it printed.
+    ///
+    /// # Errors
+    /// When it ends with another status than 0; with what it said.
+    pub fn remote(&self, site: &Site, arguments: &[&str]) -> Result<String> {
+        let program = site.remote.as_deref().context("CAROM_REMOTE is not set")?;
+        let output = Command::new(program)
+            .args(arguments)
+            .env("CAROM_API_SOCKET", self.socket())
+            .output()
+            .context("starting carom-remote")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "carom-remote {}: {}: {said}", arguments.join(" "), output.status);
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     fn exchange(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, String)> {

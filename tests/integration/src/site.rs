@@ -11,6 +11,8 @@ use anyhow::{Context, Result, ensure};
 pub struct Site {
     /// The VMM under test (`CAROM_BIN`).
     pub carom: PathBuf,
+    /// Its command-line client (`CAROM_REMOTE`); the demo does without.
+    pub remote: Option<PathBuf>,
     /// The patched guest kernel as a bzImage (`CAROM_GUEST_KERNEL`/bzImage).
     pub kernel: PathBuf,
     /// The same kernel as an ELF file with a PVH entry (`CAROM_GUEST_KERNEL`/vmlinux).
@@ -55,6 +57,7 @@ impl Site {
         let kernel_dir = existing("CAROM_GUEST_KERNEL")?;
         let site = Self {
             carom: existing("CAROM_BIN")?,
+            remote: optional("CAROM_REMOTE")?,
             kernel: kernel_dir.join("bzImage"),
             kernel_elf: kernel_dir.join("vmlinux"),
             newer_kernel: optional("CAROM_NEWER_KERNEL")?,

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Devices that come to a running guest and go again, by Cloud Hypervisor's client from crates.io as it is.
+//! Devices that come to a running guest and go again, by Cloud Hypervisor's client from crates.io as it is, and by Carom's own.
 
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use carom_integration::Site;
 use carom_integration::api::ApiVmm;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Kernel, Site};
 use cloud_hypervisor_client::apis::DefaultApi;
 use cloud_hypervisor_client::models::{DeviceConfig, VmRemoveDevice, VmState};
 use cloud_hypervisor_client::socket_based_api_client;
 use serde_json::{Value, json};
 
 use crate::api::{BOOT_TIME, Calls, command_line, status};
-use crate::support::{MIB, SITE};
+use crate::patch::EDU_IS_TESTED;
+use crate::support::{MIB, SITE, required};
 
 /// Each time the drive comes: verified I/O on it, then reads until it goes.
 fn use_whenever_there(drive: &str) -> String {
@@ -163,8 +164,9 @@ fn drive_behind_the_iommu_comes_works_and_goes_while_another_works_on() {
 }
 
 #[test]
-fn drives_come_to_a_guest_that_has_none() {
-    let vmm = ApiVmm::start(&SITE, &use_whenever_there("nvme0")).unwrap();
+fn devices_come_to_a_guest_that_has_none() {
+    let job = format!("({}) &\n{}", edu_is_tested_whenever_there(), use_whenever_there("nvme0"));
+    let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let (client, calls) = (socket_based_api_client(vmm.socket()), Calls::new());
     create(&vmm, json!({}));
     calls.make(client.boot_vm()).unwrap();
@@ -192,7 +194,7 @@ fn drives_come_to_a_guest_that_has_none() {
     calls.make(client.delete_vm()).unwrap();
 
     // With windows but no device: the virtio-iommu is there for those to come.
-    create(&vmm, json!({"iommu_bounce": {"size": 64 * MIB}}));
+    create(&vmm, json!({"iommu_bounce": {"size": 128 * MIB}}));
     calls.make(client.boot_vm()).unwrap();
     let added = calls.make(client.vm_add_device_put(drive(0, "drive", true))).unwrap();
     assert_eq!(added.bdf, "0000:00:02.0");
@@ -203,5 +205,130 @@ fn drives_come_to_a_guest_that_has_none() {
     vmm.wait_for("CAROM-GONE 1\n", 1, BOOT_TIME).unwrap();
     wait_gone(&vmm, "drive");
     assert_eq!((windows(&vmm), pinned(&vmm)), ((0, Vec::new()), 0));
+    if SITE.edu.is_some() {
+        edu_comes_and_goes(&vmm, 2);
+    }
+    // Not by the client: it was silent for so long that its connection may be closed.
+    put(&vmm, "vmm.shutdown", &Value::Null);
+}
+
+/// Each time an edu device comes: the patch's test driver on it, until it goes.
+fn edu_is_tested_whenever_there() -> String {
+    format!(
+        r#"
+n=0
+while :; do
+    EDU=
+    while [ -z "$EDU" ]; do
+        sleep 0.2
+        EDU=$(cd /sys/bus/pci/devices && grep -ls '^0x11e8' */device | cut -d/ -f1)
+    done
+    n=$((n + 1))
+    # The kernel shows a device before it takes drivers for it.
+    sleep 0.5
+    ({EDU_IS_TESTED})
+    echo "CAROM-EDU-BAR $(head -n 1 "/sys/bus/pci/devices/$EDU/resource")"
+    dmesg -c | sed -n 's/^.*dma-bounce-test: all \([0-9]*\) cases passed/CAROM-EDU-CASES \1/p'
+    echo "CAROM-EDU-WORKED $n"
+    while [ -e "/sys/bus/pci/devices/$EDU" ]; do sleep 0.1; done
+    echo "CAROM-EDU-GONE $n"
+done
+"#
+    )
+}
+
+/// Has carom-remote add the edu device to a running guest and take it away, so often.
+fn edu_comes_and_goes(vmm: &ApiVmm, rounds: usize) {
+    let edu = required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)");
+    let device = format!("path={},iommu=on,id=edu", Site::sysfs(edu).display());
+    let remote = |arguments: &[&str]| vmm.remote(&SITE, arguments).unwrap();
+    for round in 1..=rounds {
+        let added: Value = serde_json::from_str(&remote(&["add-device", &device])).unwrap();
+        assert_eq!(added, json!({"id": "edu", "bdf": "0000:00:02.0"}));
+        vmm.wait_for(&format!("CAROM-EDU-WORKED {round}\n"), 1, BOOT_TIME).unwrap();
+        assert_eq!(remote(&["remove-device", "edu"]), "");
+        vmm.wait_for(&format!("CAROM-EDU-GONE {round}\n"), 1, BOOT_TIME).unwrap();
+        wait_gone(vmm, "edu");
+        assert_eq!((windows(vmm), pinned(vmm)), ((0, Vec::new()), 0));
+    }
+    let again = vmm.remote(&SITE, &["remove-device", "edu"]).unwrap_err().to_string();
+    assert!(again.contains("there is no device 'edu' (status 404)"), "{again}");
+
+    let console = vmm.console();
+    let values = |key: &str| -> Vec<String> {
+        console.lines().filter_map(|line| line.strip_prefix(key)).map(str::to_owned).collect()
+    };
+    let cases = values("CAROM-EDU-CASES ");
+    assert!(cases.len() == rounds && cases.iter().all(|cases| cases.parse::<u32>().unwrap() >= 12), "{console}");
+    // A BAR of 32 bits and 1 MiB: behind RAM, below ECAM.
+    let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap();
+    for bar in values("CAROM-EDU-BAR ") {
+        let words: Vec<u64> = bar.split(' ').map(hex).collect();
+        assert!((0xe000_0000..0xf800_0000).contains(&words[0]) && words[1] == words[0] + 0xf_ffff, "{bar}");
+    }
+}
+
+#[test]
+fn devices_come_and_go_on_the_newer_kernel() {
+    let job = format!("({}) &\n{}", edu_is_tested_whenever_there(), use_whenever_there("nvme0"));
+    let vmm = ApiVmm::start_with(&SITE, Kernel::Newer, &job).unwrap();
+    let (client, calls) = (socket_based_api_client(vmm.socket()), Calls::new());
+    create(&vmm, json!({"iommu_bounce": {"size": 128 * MIB}}));
+    vmm.remote(&SITE, &["boot"]).unwrap();
+
+    edu_comes_and_goes(&vmm, 1);
+
+    calls.make(client.vm_add_device_put(drive(0, "drive", true))).unwrap();
+    vmm.wait_for("CAROM-WORKED 1\n", 1, BOOT_TIME).unwrap();
+    assert_eq!(windows(&vmm).1, ["0000:00:02.0"]);
+    calls.make(client.vm_remove_device_put(VmRemoveDevice { id: Some("drive".into()) })).unwrap();
+    vmm.wait_for("CAROM-GONE 1\n", 1, BOOT_TIME).unwrap();
+    wait_gone(&vmm, "drive");
+    assert_eq!((windows(&vmm), pinned(&vmm)), ((0, Vec::new()), 0));
+    assert!(vmm.console().contains("CAROM-VERIFY 0 "), "{}", vmm.console());
+    calls.make(client.shutdown_vmm()).unwrap();
+}
+
+/// Devices on a kernel that knows nothing of windows and sees nothing of them, and that in the end panics and says so.
+#[test]
+fn stock_kernel_takes_devices_and_tells_of_its_panic() {
+    let panics = "echo \"CAROM-GONE $n\"\n    echo c >/proc/sysrq-trigger";
+    let job = use_whenever_there("nvme0").replace("echo \"CAROM-GONE $n\"", panics);
+    let vmm = ApiVmm::start_with(&SITE, Kernel::Stock, &job).unwrap();
+    let (client, calls) = (socket_based_api_client(vmm.socket()), Calls::new());
+    create(&vmm, json!({"memory": {"size": 1024 * MIB}, "iommu_bounce": {"size": 64 * MIB}, "pvpanic": true}));
+    calls.make(client.boot_vm()).unwrap();
+    assert_eq!(info(&vmm)["device_tree"]["_pvpanic"]["pci_bdf"], "0000:00:1f.0");
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+
+    let added = calls.make(client.vm_add_device_put(drive(0, "drive", true))).unwrap();
+    assert_eq!(added.bdf, "0000:00:02.0");
+    vmm.wait_for("CAROM-WORKED 1\n", 1, BOOT_TIME).unwrap();
+    let console = vmm.console();
+    assert!(console.contains("CAROM-CAME 1 0000:00:02.0 DMA\n") && console.contains("CAROM-VERIFY 0 "), "{console}");
+    let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
+    assert!(counters["_iommu"]["requests_map"].as_u64().unwrap() > 256, "{counters}");
+    assert_eq!(
+        (&counters["_iommu"]["requests_window_add"], &counters["_iommu"]["window_bytes"]),
+        (&json!(0), &json!(0))
+    );
+    let gone = VmRemoveDevice { id: Some("drive".into()) };
+    calls.make(client.vm_remove_device_put(gone)).unwrap();
+    vmm.wait_for("CAROM-GONE 1\n", 1, BOOT_TIME).unwrap();
+    wait_gone(&vmm, "drive");
+    assert_eq!(pinned(&vmm), 0);
+
+    // A panic is told, and what comes of it is left to the guest.
+    let of_guest = || vmm.events().unwrap().into_iter().filter(|event| event.source == "guest").collect::<Vec<_>>();
+    let start = Instant::now();
+    while of_guest().is_empty() {
+        assert!(start.elapsed() < BOOT_TIME, "no panic is told: {}", vmm.console());
+        thread::sleep(Duration::from_millis(50));
+    }
+    let told = of_guest();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!((told[0].event.as_str(), &told[0].properties), ("panic", &json!({"event": "panic"})));
+    assert!(vmm.console().contains("Kernel panic"), "{}", vmm.console());
+    assert_eq!(info(&vmm)["state"], "Running");
     calls.make(client.shutdown_vmm()).unwrap();
 }

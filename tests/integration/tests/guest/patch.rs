@@ -49,7 +49,7 @@ fio --name=fill --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio -
 "#;
 
 /// Gives the edu device to the patch's test driver, which tests in its probe.
-const EDU_IS_TESTED: &str = r#"
+pub(crate) const EDU_IS_TESTED: &str = r#"
 for device in /sys/bus/pci/devices/*; do
     [ "$(cat "$device/vendor")$(cat "$device/device")" != 0x12340x11e8 ] || EDU=$(basename "$device")
 done
