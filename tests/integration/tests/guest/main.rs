@@ -12,6 +12,7 @@ mod isolation;
 mod lifecycle;
 mod network;
 mod patch;
+mod polling;
 mod scraping;
 mod stock;
 mod support;

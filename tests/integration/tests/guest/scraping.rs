@@ -15,11 +15,11 @@ use crate::support::{MIB, SITE};
 /// Longest boot of a guest under emulation, and longest round.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Rounds of I/O, of which every second one is scraped: `CAROM_SCRAPING_ROUNDS`, otherwise 2, which are enough to see that
-/// it works but not to measure what it costs.
-fn rounds() -> usize {
+/// Rounds of a measurement: `CAROM_SCRAPING_ROUNDS`, otherwise so few that they are enough to see that it works but not to
+/// measure what it costs.
+pub(crate) fn rounds(few: usize) -> usize {
     let asked = env::var("CAROM_SCRAPING_ROUNDS").ok();
-    asked.map_or(2, |rounds| rounds.parse().expect("CAROM_SCRAPING_ROUNDS is a number"))
+    asked.map_or(few, |rounds| rounds.parse().expect("CAROM_SCRAPING_ROUNDS is a number"))
 }
 
 /// Reads 4k blocks for some seconds, again and again. The first round warms up.
@@ -59,7 +59,8 @@ fn sample(metrics: &str, name: &str) -> f64 {
 
 #[test]
 fn figures_are_true_of_a_guest_that_works_while_they_are_asked_for() {
-    let count = rounds();
+    // Every second one is scraped.
+    let count = rounds(2);
     let mut vmm = ApiVmm::start(&SITE, &job(count)).unwrap();
     let put = |path: &str, body: Option<Value>| {
         let (status, answer) = vmm.call("PUT", path, body.as_ref()).unwrap();
@@ -111,7 +112,8 @@ fn figures_are_true_of_a_guest_that_works_while_they_are_asked_for() {
     let (with, without) = (of(1), of(0));
     // For the documentation: `scripts/test --keep DIR` keeps it.
     let figures = format!(
-        "IOPS scraped {with:.0}, not scraped {without:.0}, all rounds {rounds:.0?}; {} scrapes, the longest took {} ms\n",
+        "IOPS scraped {with:.0}, not scraped {without:.0}, ratio {:.3}, all rounds {rounds:.0?}; {} scrapes, the longest took {} ms\n",
+        with / without,
         scrapes.load(Ordering::Relaxed),
         longest.as_millis()
     );
