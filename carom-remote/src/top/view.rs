@@ -144,7 +144,10 @@ mod tests {
     use crate::top::look::{Look, tests::running};
 
     fn history() -> History {
-        let start = Instant::now();
+        history_from(Instant::now())
+    }
+
+    fn history_from(start: Instant) -> History {
         let mut history = History::default();
         history.add(running(start, 100));
         history.add(running(start + Duration::from_secs(1), 350));
@@ -177,8 +180,9 @@ mod tests {
 
     #[test]
     fn devices_have_their_window() {
-        let mut history = history();
-        let mut look = running(Instant::now() + Duration::from_secs(2), 450);
+        let start = Instant::now();
+        let mut history = history_from(start);
+        let mut look = running(start + Duration::from_secs(2), 450);
         let info = look.info.as_mut().unwrap();
         info.config.devices.push(vmm::config::DeviceConfig {
             path: "/sys/bus/pci/devices/0000:03:00.0".into(),
