@@ -52,6 +52,14 @@ pub enum VfioPciError {
         /// The path given.
         path: PathBuf,
     },
+    /// No vfio-user server listens.
+    #[error("{}: {source}; start the vfio-user server first, and give the socket that it listens on", path.display())]
+    NoServer {
+        /// The socket.
+        path: PathBuf,
+        /// What the host said.
+        source: io::Error,
+    },
     /// The function is a bridge.
     #[error(
         "{name} is a PCI bridge (header type {header_type}), and only endpoints (header type 0) can be passed through"

@@ -5,6 +5,8 @@
 //! A device behind the virtual IOMMU gets an address space of its own ([`DmaSpace`]), which starts empty and holds what
 //! [`VfioMapper`] puts there; devices without one share a space that holds all guest RAM ([`map_guest_ram`]). Spaces are
 //! containers of VFIO's type 1 back end or IOASes of IOMMUFD ([`HostIommu`]).
+//!
+//! Functions that another process emulates come by [`user`].
 
 mod bars;
 mod capabilities;
@@ -29,6 +31,7 @@ mod sysfs;
 #[cfg(test)]
 mod tests;
 mod throttle;
+pub mod user;
 mod view;
 
 pub use device::VfioPciDevice;

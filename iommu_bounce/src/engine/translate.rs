@@ -90,9 +90,9 @@ impl Engine {
         self.faults.pop()
     }
 
-    /// Counts a fault that was taken but could not be handed to the driver.
-    pub fn count_lost_fault(&mut self) {
-        self.counters.faults_dropped += 1;
+    /// Counts faults that could not be handed to the driver.
+    pub fn count_lost_faults(&mut self, count: u64) {
+        self.counters.faults_dropped += count;
     }
 }
 

@@ -31,7 +31,10 @@ pub(super) fn deliver(queue: &mut Queue, memory: &GuestMemoryMmap, engine: &mut 
         let report = if buffer.writable < fault::SIZE { None } else { engine.take_fault() };
         let used = report.map_or(0, |_| u32::try_from(fault::SIZE).expect("a report is short"));
         if let Some(report) = report {
-            buffer.write_reply(memory, &report.encode()).inspect_err(|_| engine.count_lost_fault()).map_err(&broken)?;
+            buffer
+                .write_reply(memory, &report.encode())
+                .inspect_err(|_| engine.count_lost_faults(1))
+                .map_err(&broken)?;
         }
         queue.add_used(memory, head, used).map_err(&ring_error)?;
         left -= 1;

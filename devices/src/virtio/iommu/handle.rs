@@ -86,6 +86,18 @@ impl IommuHandle {
         reported
     }
 
+    /// Counts faults that nobody could be told of.
+    pub fn count_lost_faults(&self, count: u64) {
+        if count != 0 {
+            lock(&self.engine).count_lost_faults(count);
+        }
+    }
+
+    /// The memory of bounce windows, if there are any.
+    pub(crate) fn windows(&self) -> Option<&Arc<WindowMemory>> {
+        self.windows.as_ref()
+    }
+
     /// The engine's figures, per domain and endpoint too, with latencies.
     pub fn engine_report(&self) -> Report {
         lock(&self.engine).report()

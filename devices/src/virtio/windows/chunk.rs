@@ -3,9 +3,12 @@
 //! The memory of one chunk: an anonymous file of its own.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
+use iommu_bounce::Permissions;
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create, open,
+};
 use rustix::io::retry_on_intr;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
@@ -15,7 +18,11 @@ pub(super) const HUGE_PAGE: u64 = 2 << 20;
 /// A chunk's memory: zeroed, all of it allocated, sealed so that nobody it is handed to can resize it. Dropping the last
 /// descriptor and mapping gives the memory back to the host.
 #[derive(Debug)]
-pub(super) struct Chunk(OwnedFd);
+pub(super) struct Chunk {
+    file: OwnedFd,
+    /// Another process may have it mapped, for as long as that process likes.
+    handed_out: bool,
+}
 
 impl Chunk {
     /// Allocates `size` bytes, as huge pages of 2 MiB if `huge`.
@@ -31,8 +38,53 @@ impl Chunk {
         ftruncate(&file, size)?;
         // vCPU threads are kicked by signals, which interrupt an allocation half way.
         retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, size))?;
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok(Self(file))
+        // The seal on seals comes when it is handed out: which others there are depends on what for.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+        Ok(Self { file, handed_out: false })
+    }
+
+    /// Whether another process may have it.
+    pub(super) fn is_handed_out(&self) -> bool {
+        self.handed_out
+    }
+
+    /// A descriptor for another process, which may do with the memory what `permissions` say and no more; `None` where no
+    /// descriptor is like that, as for memory that is to be written but not read. Mappings that exist are not touched.
+    ///
+    /// A chunk cannot be taken back from who has it: it must not be given to anybody else afterwards.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub(super) fn hand_out(&mut self, permissions: Permissions) -> io::Result<Option<OwnedFd>> {
+        if !permissions.contains(Permissions::READ) {
+            return Ok(None);
+        }
+        let writable = permissions.contains(Permissions::WRITE);
+        if !self.handed_out {
+            // A descriptor that is open for reading could be opened anew for writing, by /proc. So nobody is to map the
+            // chunk for writing any more; this process has.
+            let more = if writable { SealFlags::empty() } else { SealFlags::FUTURE_WRITE };
+            fcntl_add_seals(&self.file, SealFlags::SEAL | more)?;
+            self.handed_out = true;
+        }
+        if writable {
+            return Ok(Some(self.file.try_clone()?));
+        }
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        Ok(Some(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?))
+    }
+}
+
+impl Drop for Chunk {
+    /// Lets the memory go, even while another process has the file, where that can be: not if it was handed out for reading.
+    fn drop(&mut self) {
+        if self.handed_out
+            && let Ok(stat) = rustix::fs::fstat(&self.file)
+            && let Ok(size) = u64::try_from(stat.st_size)
+        {
+            // Refused by the seal on writing. Then the memory goes with the last descriptor.
+            let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, size);
+        }
     }
 }
 
@@ -42,7 +94,7 @@ impl Chunk {
     /// # Errors
     /// What the kernel refused. The bytes may be as they were.
     pub(super) fn zero(&self, size: usize) -> io::Result<()> {
-        let file = FileOffset::new(self.0.try_clone()?.into(), 0);
+        let file = FileOffset::new(self.file.try_clone()?.into(), 0);
         // Mapped for the purpose: a file of huge pages cannot be written to otherwise.
         let view = MmapRegion::<()>::from_file(file, size).map_err(io::Error::other)?;
         let zeros = [0; 4096];
@@ -56,7 +108,7 @@ impl Chunk {
 
 impl AsFd for Chunk {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.file.as_fd()
     }
 }
 
@@ -67,6 +119,9 @@ pub(super) fn is_shortage(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
     use rustix::fs::{fcntl_get_seals, fstat};
 
     use super::*;
@@ -78,9 +133,59 @@ mod tests {
         assert_eq!(u64::try_from(stat.st_size).unwrap(), HUGE_PAGE);
         assert!(u64::try_from(stat.st_blocks).unwrap() * 512 >= HUGE_PAGE, "not allocated: {stat:?}");
         let seals = fcntl_get_seals(&chunk).unwrap();
-        assert!(seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL));
+        assert!(seals.contains(SealFlags::SHRINK | SealFlags::GROW));
         assert!(ftruncate(&chunk, 0).is_err());
         assert!(ftruncate(&chunk, 2 * HUGE_PAGE).is_err());
-        assert!(fcntl_add_seals(&chunk, SealFlags::WRITE).is_err());
+    }
+
+    /// A chunk that this process has mapped, as all that are handed out are.
+    fn mapped() -> (Chunk, MmapRegion) {
+        let chunk = Chunk::allocate(4096, false).unwrap();
+        let file = FileOffset::new(chunk.file.try_clone().unwrap().into(), 0);
+        let view = MmapRegion::from_file(file, 4096).unwrap();
+        (chunk, view)
+    }
+
+    /// Opens what another process was given once more, for reading and writing.
+    fn reopen(file: &File) -> File {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        File::options().read(true).write(true).open(path).unwrap()
+    }
+
+    #[test]
+    fn who_is_given_a_chunk_for_reading_cannot_write_it() {
+        let (mut chunk, view) = mapped();
+        let file = File::from(chunk.hand_out(Permissions::READ).unwrap().unwrap());
+        assert!(chunk.is_handed_out());
+        view.as_volatile_slice().write_slice(&[7; 4096], 0).unwrap();
+        let mut bytes = [0; 4096];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, [7; 4096]);
+        let map = |file: File| MmapRegion::<()>::from_file(FileOffset::new(file, 0), 4096);
+        for file in [&file, &reopen(&file)] {
+            assert!(file.write_at(&[1], 0).is_err());
+            assert!(map(file.try_clone().unwrap()).is_err(), "mapped for writing");
+            assert!(file.set_len(0).is_err() && fcntl_add_seals(file, SealFlags::WRITE).is_err());
+        }
+        assert!(chunk.hand_out(Permissions::READ).unwrap().is_some(), "another time");
+    }
+
+    #[test]
+    fn who_is_given_a_chunk_for_both_cannot_resize_or_seal_it() {
+        let (mut chunk, view) = mapped();
+        let file = File::from(chunk.hand_out(Permissions::READ | Permissions::WRITE).unwrap().unwrap());
+        file.write_all_at(&[5; 4096], 0).unwrap();
+        assert_eq!(view.as_volatile_slice().read_obj::<u8>(4095).unwrap(), 5);
+        assert!(file.set_len(0).is_err() && file.set_len(8192).is_err());
+        assert!(fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).is_err());
+        drop(chunk);
+        assert_eq!(fstat(&file).unwrap().st_blocks, 0, "its memory is gone at once");
+    }
+
+    #[test]
+    fn nobody_is_given_a_chunk_that_is_for_writing_only() {
+        let (mut chunk, _view) = mapped();
+        assert!(chunk.hand_out(Permissions::WRITE).unwrap().is_none());
+        assert!(!chunk.is_handed_out());
     }
 }

@@ -3,11 +3,14 @@
 //! The owner of window memory, and the state that it shares with the engine's store and the stash.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use iommu_bounce::Permissions;
 use log::warn;
 use thiserror::Error;
+use vm_memory::VolatileSlice;
 
 use super::chunk::{Chunk, HUGE_PAGE};
 use super::region::Region;
@@ -194,6 +197,30 @@ impl WindowMemory {
     pub fn set_in_use(&self, in_use: bool) {
         lock(&self.shared.state).supply.set_in_use(in_use);
         self.shared.work.notify_one();
+    }
+
+    /// The chunk whose memory lies in this process at `address`, all `len` bytes of it.
+    pub(crate) fn find(&self, address: usize, len: usize) -> Option<u32> {
+        self.shared.region.index(address).filter(|_| len as u64 == self.shared.chunk_size)
+    }
+
+    /// The memory of chunk `index`, which is backed; of another, it may be anything that belongs to nobody, or not
+    /// accessible.
+    pub(crate) fn chunk(&self, index: u32) -> Option<VolatileSlice<'_>> {
+        self.shared.region.slice(index)
+    }
+
+    /// A descriptor of a backed chunk for the process that does DMA in its place, which may do what `permissions` say and
+    /// no more. From then on the chunk goes to nobody else: it is not parked, and its memory is given up with it.
+    /// `None` where there can be no such descriptor: for memory that is to be written but not read.
+    ///
+    /// # Errors
+    /// There is no such chunk, or the kernel refused.
+    pub(crate) fn hand_out(&self, index: u32, permissions: Permissions) -> io::Result<Option<OwnedFd>> {
+        match lock(&self.shared.state).places.get_mut(index as usize) {
+            Some(Place::Backed(chunk)) => chunk.hand_out(permissions),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
     }
 
     /// The guest sees the region at `address` from now on. The slots of all places that ever were backed move there.

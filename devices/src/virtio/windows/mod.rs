@@ -6,6 +6,7 @@
 //! it is backed; when it is released, one scratch chunk that all released places share is mapped over it, and the file
 //! with its memory is dropped. So a chunk that is backed again has never been seen by anyone. A *parked* chunk is out of
 //! view in the same way and zeroed, but its file stays, since a device has it mapped; the same endpoint gets it back.
+//! A chunk whose file was handed to another process, a vfio-user server, is never parked.
 //!
 //! The guest sees a chunk's place through a memory slot of its own, which is made when the place is first backed and
 //! stays for good, because taking a slot away is costly for the whole VM. Where no chunk ever was, the guest's accesses

@@ -44,6 +44,13 @@ impl Region {
         Some(HostRange { address: self.base + index * self.chunk_size, len: self.chunk_size })
     }
 
+    /// The chunk that begins at an address of this process.
+    pub(super) fn index(&self, address: usize) -> Option<u32> {
+        let offset = address.checked_sub(self.base)?;
+        let index = u32::try_from(offset / self.chunk_size).ok()?;
+        (self.place(index)?.address == address).then_some(index)
+    }
+
     /// Maps the start of `file`, which is at least a chunk long, as chunk `index` over whatever was mapped there, with
     /// all its pages present.
     ///

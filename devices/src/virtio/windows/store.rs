@@ -86,6 +86,10 @@ impl ChunkStore for WindowStore {
         let mut state = lock(&self.0.state);
         let place = state.places.get_mut(index as usize).ok_or_else(unknown)?;
         match place {
+            // Another process could write to it at any time, and nobody else may have it.
+            Place::Backed(chunk) if chunk.is_handed_out() => {
+                return Err(ChunkError::Host(io::ErrorKind::Unsupported.into()));
+            }
             Place::Backed(chunk) => {
                 self.0.region.map(index, &self.0.scratch)?;
                 chunk.zero(self.0.chunk_len()?)?;

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The commands of the protocol, and what a server says of its device.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use iommu_bounce::Permissions;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use super::connection::{CallError, Connection, DmaTarget, MOST_DESCRIPTORS, TIME_LIMIT};
+use super::version::{self, Abilities};
+use super::wire::{self, ACCESS, Command, DmaFlags, RegionInfo};
+use crate::vfio::error::VfioPciError;
+
+/// Most bytes of an answer that tells little or nothing: some servers send back what they were asked.
+const SHORT: usize = 256;
+/// Most bytes in which a server may describe itself.
+const MOST_VERSION: usize = 4096;
+
+/// A server's device, as far as it does not change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Description {
+    /// It can be reset.
+    pub(super) resets: bool,
+    /// BARs 0 to 5.
+    pub(super) bars: [RegionInfo; 6],
+    /// Configuration space.
+    pub(super) config: RegionInfo,
+    /// MSI and MSI-X vectors.
+    pub(super) irqs: (u32, u32),
+}
+
+/// This side of a connection.
+pub(super) struct Client {
+    name: String,
+    connection: Connection,
+    abilities: Abilities,
+}
+
+/// Connects to the server that listens at `path`. It does not wait for a server that takes no connections.
+pub(super) fn open_socket(path: &Path) -> Result<UnixStream, VfioPciError> {
+    let open = || -> io::Result<UnixStream> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(false)?;
+        Ok(stream)
+    };
+    open().map_err(|source| VfioPciError::NoServer { path: path.to_path_buf(), source })
+}
+
+impl Client {
+    /// Talks to the server on `socket`; `name` is the device's in messages. DMA_READ and DMA_WRITE of the server's go to
+    /// `dma`.
+    pub(super) fn new(name: &str, socket: UnixStream, dma: Arc<dyn DmaTarget>) -> Result<Self, VfioPciError> {
+        Self::with_limit(name, socket, dma, TIME_LIMIT)
+    }
+
+    /// As [`new`](Self::new), with another time limit.
+    pub(super) fn with_limit(
+        name: &str,
+        socket: UnixStream,
+        dma: Arc<dyn DmaTarget>,
+        limit: Duration,
+    ) -> Result<Self, VfioPciError> {
+        let connection = Connection::new(name, socket, dma, limit)
+            .map_err(|source| VfioPciError::Host { what: format!("listening to {name}"), source })?;
+        let answer = connection.call(Command::Version, &version::proposal(), &[], MOST_VERSION);
+        let answer = answer.map_err(|error| failure(name, &connection, Command::Version, error))?;
+        let abilities = version::parse(&answer).map_err(|what| nonsense(name, &what))?;
+        Ok(Self { name: name.to_string(), connection, abilities })
+    }
+
+    /// What the server can do.
+    pub(super) fn abilities(&self) -> Abilities {
+        self.abilities
+    }
+
+    /// The device's name in messages.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Why the server is gone, if it is.
+    pub(super) fn gone(&self) -> Option<String> {
+        self.connection.gone()
+    }
+
+    /// Has nothing more to do with a server that did what it must not.
+    pub(super) fn give_up(&self, reason: &str) {
+        self.connection.give_up(reason);
+    }
+
+    /// Asks what the device is.
+    pub(super) fn describe(&self) -> Result<Description, VfioPciError> {
+        let ask = |command: Command, question: &[u8]| {
+            let answer = self.connection.call(command, question, &[], SHORT);
+            answer.map_err(|error| failure(&self.name, &self.connection, command, error))
+        };
+        let broken = |command: Command| nonsense(&self.name, &format!("answers {} with what is none", command.name()));
+        let answer = ask(Command::DeviceInfo, &wire::device_info())?;
+        let info = wire::parse_device_info(&answer).ok_or_else(|| broken(Command::DeviceInfo))?;
+        if !info.pci || info.regions < wire::PCI_REGIONS {
+            return Err(nonsense(&self.name, "has a device that is no PCI function"));
+        }
+        let region = |index: u32| -> Result<RegionInfo, VfioPciError> {
+            let answer = ask(Command::RegionInfo, &wire::region_info(index))?;
+            wire::parse_region_info(&answer, index).ok_or_else(|| broken(Command::RegionInfo))
+        };
+        let irqs = |index: u32| -> Result<u32, VfioPciError> {
+            if index >= info.irqs {
+                return Ok(0);
+            }
+            let answer = ask(Command::IrqInfo, &wire::irq_info(index))?;
+            wire::parse_irq_info(&answer, index).ok_or_else(|| broken(Command::IrqInfo))
+        };
+        let mut bars = [RegionInfo::default(); 6];
+        for (index, bar) in (0u32..).zip(&mut bars) {
+            *bar = region(index)?;
+        }
+        let (config, irqs) = (region(wire::CONFIG_REGION)?, (irqs(wire::MSI_IRQS)?, irqs(wire::MSIX_IRQS)?));
+        Ok(Description { resets: info.resets, bars, config, irqs })
+    }
+
+    /// Reads in a region. A server that does not do as it is asked is gone.
+    pub(super) fn read_region(&self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), CallError> {
+        let question = wire::region_access(region, offset, data.len());
+        let answer = self.connection.call(Command::RegionRead, &question, &[], ACCESS + data.len())?;
+        match wire::parse_region_access(&answer, region, offset, data.len()) {
+            Some(bytes) if bytes.len() == data.len() => data.copy_from_slice(bytes),
+            _ => return Err(self.breach(Command::RegionRead)),
+        }
+        Ok(())
+    }
+
+    /// Writes in a region, and waits until the server has taken it.
+    pub(super) fn write_region(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), CallError> {
+        let mut message = wire::region_access(region, offset, data.len());
+        message.extend(data);
+        let answer = self.connection.call(Command::RegionWrite, &message, &[], SHORT)?;
+        let taken = wire::parse_region_access(&answer, region, offset, data.len()).is_some();
+        if taken { Ok(()) } else { Err(self.breach(Command::RegionWrite)) }
+    }
+
+    fn breach(&self, command: Command) -> CallError {
+        self.give_up(&format!("answers {} with what is none", command.name()));
+        CallError::Gone
+    }
+
+    /// Tells the server of memory. Without a file, it reaches the memory by DMA_READ and DMA_WRITE only.
+    pub(super) fn map(
+        &self,
+        iova: u64,
+        len: u64,
+        permissions: Permissions,
+        file: Option<(BorrowedFd<'_>, u64)>,
+    ) -> Result<(), CallError> {
+        let flags =
+            DmaFlags { read: permissions.contains(Permissions::READ), write: permissions.contains(Permissions::WRITE) };
+        let message = wire::dma_map(flags, file.map_or(0, |(_, offset)| offset), iova, len);
+        let descriptors: Vec<_> = file.iter().map(|(descriptor, _)| *descriptor).collect();
+        self.connection.call(Command::DmaMap, &message, &descriptors, SHORT).map(drop)
+    }
+
+    /// Tells the server that memory is not to be used any more: exactly what one [`map`](Self::map) gave it.
+    pub(super) fn unmap(&self, iova: u64, len: u64) -> Result<(), CallError> {
+        self.connection.call(Command::DmaUnmap, &wire::dma_unmap(iova, len), &[], SHORT).map(drop)
+    }
+
+    /// Gives interrupts of a kind, from 0 on, their events.
+    pub(super) fn enable_irqs(&self, kind: u32, events: &[impl AsFd]) -> Result<(), CallError> {
+        let most = usize::try_from(self.abilities.descriptors).unwrap_or(MOST_DESCRIPTORS).min(MOST_DESCRIPTORS);
+        let mut start = 0;
+        for some in events.chunks(most) {
+            let descriptors: Vec<_> = some.iter().map(AsFd::as_fd).collect();
+            // A PCI function has 2048 at most.
+            let count = u32::try_from(some.len()).unwrap_or(u32::MAX);
+            let message = wire::enable_irqs(kind, start, count);
+            self.connection.call(Command::SetIrqs, &message, &descriptors, SHORT)?;
+            start += count;
+        }
+        Ok(())
+    }
+
+    /// Turns all interrupts of a kind off.
+    pub(super) fn disable_irqs(&self, kind: u32) -> Result<(), CallError> {
+        self.connection.call(Command::SetIrqs, &wire::disable_irqs(kind), &[], SHORT).map(drop)
+    }
+
+    /// Resets the device.
+    pub(super) fn reset(&self) -> Result<(), CallError> {
+        self.connection.call(Command::Reset, &[], &[], SHORT).map(drop)
+    }
+}
+
+fn nonsense(name: &str, what: &str) -> VfioPciError {
+    VfioPciError::Nonsense { name: name.to_string(), what: format!("the vfio-user server {what}") }
+}
+
+/// Why a device cannot be used whose server does not answer `command`.
+fn failure(name: &str, connection: &Connection, command: Command, error: CallError) -> VfioPciError {
+    match (error, connection.gone()) {
+        (CallError::Gone, Some(reason)) => nonsense(name, &reason),
+        (error, _) => VfioPciError::Host { what: format!("{name}: {}", command.name()), source: error.into() },
+    }
+}

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The socket to a server that may be broken or hostile: questions and their answers, and the server's own accesses to
+//! memory in between.
+//!
+//! One thread reads all that comes. It hands answers to those who wait for them, and serves DMA_READ and DMA_WRITE by
+//! itself, without any lock that somebody holds who waits for the server: a server may want memory before it answers.
+//! Who asks waits for a limited time. A server that breaks the protocol, is silent for too long or goes away is *gone*:
+//! that is said once, everybody who waits is told, and nothing is sent or taken any more.
+//!
+//! Descriptors are only ever sent. No room is given for those that a server sends, so the kernel closes them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, BufReader, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use log::error;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use super::wire::{ACCESS, Command, HEADER, Header, Kind, dma_access, parse_dma_access};
+use crate::sync::lock;
+
+/// How long a server may take for anything. A vCPU may be waiting, with interrupts off in its guest.
+pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
+/// Most descriptors that go with one message.
+pub(super) const MOST_DESCRIPTORS: usize = 32;
+/// Bytes that are read ahead.
+const READ_AHEAD: usize = 16 << 10;
+
+/// Why a question has no answer.
+#[derive(Debug)]
+pub(super) enum CallError {
+    /// The server refuses, with this error number, which may be 0.
+    Refused(u32),
+    /// The server is gone. It was reported.
+    Gone,
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(0) => f.write_str("the vfio-user server refuses, and does not say why"),
+            Self::Refused(error) => write!(f, "the vfio-user server refuses: {}", errno(*error)),
+            Self::Gone => f.write_str("the vfio-user server is gone"),
+        }
+    }
+}
+
+/// A server's error number as an error, whatever number it is.
+fn errno(error: u32) -> io::Error {
+    i32::try_from(error).map_or_else(|_| io::ErrorKind::Other.into(), io::Error::from_raw_os_error)
+}
+
+impl From<CallError> for io::Error {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Refused(number) if number != 0 => errno(number),
+            error => Self::other(error.to_string()),
+        }
+    }
+}
+
+/// The memory that a server reaches by DMA_READ and DMA_WRITE.
+pub(super) trait DmaTarget: Send + Sync {
+    /// Fills `data` from `iova` on; `false` if not all of it may be read.
+    fn read(&self, iova: u64, data: &mut [u8]) -> bool;
+    /// Writes `data` from `iova` on; `false`, and nothing is written, if not all of it may be written.
+    fn write(&self, iova: u64, data: &[u8]) -> bool;
+}
+
+/// A question that waits.
+struct Waiting {
+    command: Command,
+    /// Most bytes that an answer can have.
+    most: usize,
+    answer: Option<Result<Vec<u8>, u32>>,
+}
+
+#[derive(Default)]
+struct Questions {
+    next: u16,
+    waiting: BTreeMap<u16, Waiting>,
+    /// Why the server is gone, if it is.
+    gone: Option<String>,
+}
+
+/// Who waits for what.
+#[derive(Default)]
+pub(super) struct Calls {
+    questions: Mutex<Questions>,
+    changed: Condvar,
+}
+
+impl Calls {
+    /// Expects the answer to a question. Returns the number that the question gets.
+    pub(super) fn expect(&self, command: Command, most: usize) -> Result<u16, CallError> {
+        let mut questions = lock(&self.questions);
+        if questions.gone.is_some() {
+            return Err(CallError::Gone);
+        }
+        let first = questions.next;
+        // There are far fewer threads than numbers.
+        let number = (0..=u16::MAX).map(|step| first.wrapping_add(step));
+        let free = number.into_iter().find(|id| !questions.waiting.contains_key(id)).ok_or(CallError::Gone)?;
+        questions.next = free.wrapping_add(1);
+        questions.waiting.insert(free, Waiting { command, most, answer: None });
+        Ok(free)
+    }
+
+    /// Waits for the answer to question `id` until `deadline`; `None` if there is none by then.
+    pub(super) fn wait(&self, id: u16, deadline: Instant) -> Option<Result<Vec<u8>, CallError>> {
+        let mut questions = lock(&self.questions);
+        loop {
+            let answered = questions.waiting.get(&id).is_none_or(|waiting| waiting.answer.is_some());
+            let left = deadline.saturating_duration_since(Instant::now());
+            if answered || questions.gone.is_some() || left.is_zero() {
+                let answer = questions.waiting.remove(&id).and_then(|waiting| waiting.answer);
+                return match answer {
+                    Some(answer) => Some(answer.map_err(CallError::Refused)),
+                    None => questions.gone.is_some().then_some(Err(CallError::Gone)),
+                };
+            }
+            let waited = self.changed.wait_timeout(questions, left);
+            questions = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Whether the answer that `header` announces can be one. The error says why not.
+    fn check(&self, header: &Header) -> Result<(), String> {
+        let questions = lock(&self.questions);
+        let waiting = questions.waiting.get(&header.id).filter(|waiting| waiting.answer.is_none());
+        let Some(waiting) = waiting else { return Err("answers what it was not asked".into()) };
+        let name = waiting.command.name();
+        if waiting.command.number() != header.command {
+            return Err(format!("answers {name} with an answer to command {}", header.command));
+        }
+        if header.payload > waiting.most {
+            return Err(format!("answers {name} with {} bytes", header.payload));
+        }
+        Ok(())
+    }
+
+    /// Hands an answer to who waits for it.
+    fn answer(&self, id: u16, answer: Result<Vec<u8>, u32>) {
+        if let Some(waiting) = lock(&self.questions).waiting.get_mut(&id) {
+            waiting.answer = Some(answer);
+        }
+        self.changed.notify_all();
+    }
+
+    /// The server is gone; `false` if it was already.
+    fn give_up(&self, reason: &str) -> bool {
+        let mut questions = lock(&self.questions);
+        let first = questions.gone.is_none();
+        if first {
+            questions.gone = Some(reason.to_string());
+        }
+        drop(questions);
+        self.changed.notify_all();
+        first
+    }
+
+    /// Why the server is gone, if it is.
+    pub(super) fn gone(&self) -> Option<String> {
+        lock(&self.questions).gone.clone()
+    }
+}
+
+/// Takes one message, and sends what it has to be answered with by `send`. The error says why no other can follow.
+pub(super) fn take_message(
+    input: &mut impl Read,
+    calls: &Calls,
+    dma: &dyn DmaTarget,
+    send: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> Result<(), String> {
+    let mut bytes = [0; HEADER];
+    fill(input, &mut bytes)?;
+    let header = Header::decode(&bytes)?;
+    match header.kind {
+        Kind::Reply { refused } => {
+            calls.check(&header)?;
+            let mut payload = vec![0; header.payload];
+            fill(input, &mut payload)?;
+            calls.answer(header.id, refused.map_or(Ok(payload), Err));
+            Ok(())
+        }
+        Kind::Command { no_reply } => {
+            let mut payload = vec![0; header.payload];
+            fill(input, &mut payload)?;
+            let answer = serve(&header, &payload, dma);
+            if no_reply { Ok(()) } else { send(&answer).map_err(|error| format!("takes no answers: {error}")) }
+        }
+    }
+}
+
+fn fill(input: &mut impl Read, bytes: &mut [u8]) -> Result<(), String> {
+    input.read_exact(bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => "closed the connection".to_string(),
+        _ => format!("cannot be read from: {error}"),
+    })
+}
+
+/// Does what the server asks for. Returns the whole answer.
+fn serve(header: &Header, payload: &[u8], dma: &dyn DmaTarget) -> Vec<u8> {
+    let refuse = |error: i32| header.answer(Some(error.unsigned_abs()), 0).encode().to_vec();
+    let is = |command: Command| header.command == command.number();
+    let Some((iova, len)) = parse_dma_access(payload) else {
+        let known = is(Command::DmaRead) || is(Command::DmaWrite);
+        return refuse(if known { libc::EINVAL } else { libc::EOPNOTSUPP });
+    };
+    if is(Command::DmaRead) && payload.len() == ACCESS {
+        let mut answer = header.answer(None, ACCESS + len).encode().to_vec();
+        answer.extend(dma_access(iova, len));
+        answer.resize(HEADER + ACCESS + len, 0);
+        return if dma.read(iova, &mut answer[HEADER + ACCESS..]) { answer } else { refuse(libc::EFAULT) };
+    }
+    if is(Command::DmaWrite) && payload.len() == ACCESS + len {
+        let mut answer = header.answer(None, ACCESS).encode().to_vec();
+        answer.extend(dma_access(iova, len));
+        return if dma.write(iova, &payload[ACCESS..]) { answer } else { refuse(libc::EFAULT) };
+    }
+    refuse(if is(Command::DmaRead) || is(Command::DmaWrite) { libc::EINVAL } else { libc::EOPNOTSUPP })
+}
+
+struct Shared {
+    name: String,
+    socket: UnixStream,
+    /// Whoever holds it sends a whole message.
+    sending: Mutex<()>,
+    calls: Calls,
+    limit: Duration,
+}
+
+impl Shared {
+    /// The server is gone; that is said once.
+    fn give_up(&self, reason: &str) {
+        if self.calls.give_up(reason) {
+            error!("{}: the vfio-user server {reason}; the device does not answer any more", self.name);
+        }
+        // It fails only where the other side is gone already.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// Sends a message with its descriptors.
+    fn send(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let _sending = lock(&self.sending);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(io::Error::other("too many descriptors for one message"));
+        }
+        let mut sent = 0;
+        while sent < message.len() {
+            match sendmsg(&self.socket, &[IoSlice::new(&message[sent..])], &mut control, SendFlags::NOSIGNAL) {
+                Ok(more) => {
+                    sent += more;
+                    // They went with the first byte.
+                    control.clear();
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A connection to a server. When it is dropped, it is closed, and the memory is not touched any more.
+pub(super) struct Connection {
+    shared: Arc<Shared>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Connection {
+    /// Talks over `socket`, which blocks. `name` is the device's in logs; the server may take `limit` for anything.
+    pub(super) fn new(name: &str, socket: UnixStream, dma: Arc<dyn DmaTarget>, limit: Duration) -> io::Result<Self> {
+        socket.set_write_timeout(Some(limit))?;
+        let shared = Arc::new(Shared {
+            name: name.to_string(),
+            socket,
+            sending: Mutex::new(()),
+            calls: Calls::default(),
+            limit,
+        });
+        let for_reader = shared.clone();
+        let run = move || {
+            let mut input = BufReader::with_capacity(READ_AHEAD, &for_reader.socket);
+            let mut send = |answer: &[u8]| for_reader.send(answer, &[]);
+            loop {
+                if let Err(reason) = take_message(&mut input, &for_reader.calls, &*dma, &mut send) {
+                    for_reader.give_up(&reason);
+                    return;
+                }
+            }
+        };
+        let reader = thread::Builder::new().name("vfio-user".into()).spawn(run)?;
+        Ok(Self { shared, reader: Some(reader) })
+    }
+
+    /// Asks the server and waits for the answer, of `most` bytes at most.
+    pub(super) fn call(
+        &self,
+        command: Command,
+        payload: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+        most: usize,
+    ) -> Result<Vec<u8>, CallError> {
+        let Shared { calls, limit, .. } = &*self.shared;
+        let deadline = Instant::now() + *limit;
+        let id = calls.expect(command, most)?;
+        let mut message = Header::question(id, command, payload.len()).encode().to_vec();
+        message.extend(payload);
+        if let Err(error) = self.shared.send(&message, descriptors) {
+            self.shared.give_up(&format!("takes no {}: {error}", command.name()));
+        }
+        calls.wait(id, deadline).unwrap_or_else(|| {
+            self.shared.give_up(&format!("has not answered {} for {} s", command.name(), limit.as_secs_f32()));
+            Err(CallError::Gone)
+        })
+    }
+
+    /// Has nothing more to do with a server that did what it must not.
+    pub(super) fn give_up(&self, reason: &str) {
+        self.shared.give_up(reason);
+    }
+
+    /// Why the server is gone, if it is.
+    pub(super) fn gone(&self) -> Option<String> {
+        self.shared.calls.gone()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // No report: it is this side that ends.
+        self.shared.calls.give_up("is left");
+        let _ = self.shared.socket.shutdown(Shutdown::Both);
+        if let Some(reader) = self.reader.take()
+            && reader.join().is_err()
+        {
+            error!("{}: the thread that listens to the vfio-user server panicked", self.shared.name);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A server's device as a function of the host: the same PCI front end serves it as serves VFIO's.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Weak};
+
+use log::warn;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::borrow::borrow;
+use super::client::{Client, Description};
+use super::connection::CallError;
+use super::wire::{CONFIG_REGION, MSI_IRQS, MSIX_IRQS};
+use crate::pci::regs;
+use crate::vfio::host::{ConfigAccess, HostFunction, IrqKind, Region};
+use crate::vfio::mmap::Mapping;
+use crate::vfio::residents::Movable;
+use crate::vfio::space::DmaSpace;
+use crate::vfio::throttle::Throttle;
+
+/// The device behind a client. What its server refuses reads as all ones, or is not done; a server that is gone was
+/// reported, and nothing more is said.
+pub(super) struct UserFunction {
+    client: Arc<Client>,
+    description: Description,
+    throttle: Throttle,
+}
+
+impl UserFunction {
+    pub(super) fn new(client: Arc<Client>, description: Description) -> Self {
+        Self { client, description, throttle: Throttle::default() }
+    }
+
+    fn note(&self, what: &str, outcome: Result<(), CallError>) {
+        if let Err(error @ CallError::Refused(_)) = outcome
+            && self.throttle.pass()
+        {
+            warn!("{}: {what}: {error}", self.client.name());
+        }
+    }
+}
+
+/// A server's device moves nowhere.
+enum Bound {}
+
+impl Movable for Bound {
+    fn enter(&self, _: &DmaSpace) -> io::Result<()> {
+        match *self {}
+    }
+}
+
+impl ConfigAccess for UserFunction {
+    fn config_size(&self) -> u64 {
+        self.description.config.size.min(regs::CONFIG_SIZE.into())
+    }
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        let outcome = self.client.read_region(CONFIG_REGION, offset.into(), data);
+        self.note("reading configuration space", outcome);
+    }
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        let outcome = self.client.write_region(CONFIG_REGION, offset.into(), data);
+        self.note("writing configuration space", outcome);
+    }
+}
+
+impl HostFunction for UserFunction {
+    /// Nothing is mappable: a server could cut its file short, and the guest's next access would end the VM.
+    fn region(&self, bar: u8) -> Region {
+        let region = self.description.bars.get(usize::from(bar)).copied().unwrap_or_default();
+        Region { size: region.size, readable: region.readable, writable: region.writable, mappable: Vec::new() }
+    }
+
+    fn read_region(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        if self.region(bar).readable {
+            let outcome = self.client.read_region(bar.into(), offset, data);
+            self.note("reading a BAR", outcome);
+        }
+    }
+
+    fn write_region(&self, bar: u8, offset: u64, data: &[u8]) {
+        if self.region(bar).writable {
+            let outcome = self.client.write_region(bar.into(), offset, data);
+            self.note("writing a BAR", outcome);
+        }
+    }
+
+    fn map_region(&self, _: u8, _: u64, _: usize, _: bool) -> io::Result<Mapping> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn irq_count(&self, kind: IrqKind) -> u32 {
+        match kind {
+            IrqKind::Msi => self.description.irqs.0,
+            IrqKind::Msix => self.description.irqs.1,
+        }
+    }
+
+    fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()> {
+        let events: Vec<BorrowedFd<'_>> = events.into_iter().map(borrow).collect();
+        let outcome = self.client.enable_irqs(irq_index(kind), &events);
+        if let Err(CallError::Refused(_)) = outcome {
+            // Some may be on.
+            self.note("turning interrupts off", self.client.disable_irqs(irq_index(kind)));
+        }
+        unless_gone(outcome)
+    }
+
+    fn disable_irqs(&self, kind: IrqKind) -> io::Result<()> {
+        unless_gone(self.client.disable_irqs(irq_index(kind)))
+    }
+
+    /// A device that does not let itself be reset cannot be left to the next guest: its server is given up.
+    fn reset(&self) -> io::Result<bool> {
+        if !self.description.resets {
+            return Ok(false);
+        }
+        if let Err(error @ CallError::Refused(_)) = self.client.reset() {
+            self.client.give_up(&format!("does not reset the device ({error})"));
+        }
+        Ok(true)
+    }
+
+    fn movable(&self) -> Weak<dyn Movable> {
+        Weak::<Bound>::new()
+    }
+}
+
+/// What a device that is gone does not do needs no report.
+fn unless_gone(outcome: Result<(), CallError>) -> io::Result<()> {
+    match outcome {
+        Ok(()) | Err(CallError::Gone) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn irq_index(kind: IrqKind) -> u32 {
+    match kind {
+        IrqKind::Msi => MSI_IRQS,
+        IrqKind::Msix => MSIX_IRQS,
+    }
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! vfio-user: devices that a process of the host emulates, which is not trusted.
+//!
+//! The process, a *server*, is reached by a socket. Its device is a [`HostFunction`](super::host::HostFunction) as those of
+//! VFIO are, so that one PCI front end serves both. Behind the virtual IOMMU it reaches what the guest maps and nothing
+//! else ([`UserMapper`]); without one it is given all guest RAM.
+
+mod borrow;
+mod client;
+mod connection;
+mod faults;
+mod function;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+mod mapper;
+mod mappings;
+#[cfg(test)]
+mod scripted;
+#[cfg(test)]
+mod tests;
+mod version;
+mod wire;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use iommu_bounce::{EndpointId, Permissions};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+pub use self::faults::{FaultRelay, FaultSender, fault_relay};
+pub use self::mapper::UserMapper;
+
+use self::client::{Client, open_socket};
+use self::function::UserFunction;
+use self::mappings::{Mappings, Memory};
+use super::device::VfioPciDevice;
+use super::error::VfioPciError;
+use crate::platform::{MemorySlots, MsiAllocator};
+
+/// A server that was connected to.
+pub struct UserServer {
+    client: Arc<Client>,
+    mappings: Arc<Mappings>,
+    ram: Arc<GuestMemoryMmap>,
+}
+
+impl UserServer {
+    /// Connects to the server that listens at `socket`. Accesses of its device that are stopped go to `faults`, as those of
+    /// the endpoint; where there is no virtual IOMMU, to the log.
+    ///
+    /// # Errors
+    /// There is no server, or it does not speak the protocol.
+    pub fn connect(
+        socket: &Path,
+        ram: Arc<GuestMemoryMmap>,
+        faults: Option<(EndpointId, FaultSender)>,
+    ) -> Result<Self, VfioPciError> {
+        Self::start(&socket.display().to_string(), open_socket(socket)?, ram, faults)
+    }
+
+    fn start(
+        name: &str,
+        socket: UnixStream,
+        ram: Arc<GuestMemoryMmap>,
+        faults: Option<(EndpointId, FaultSender)>,
+    ) -> Result<Self, VfioPciError> {
+        let mappings = Arc::new(Mappings::new(name, ram.clone(), faults));
+        let client = Arc::new(Client::new(name, socket, mappings.clone())?);
+        Ok(Self { client, mappings, ram })
+    }
+
+    /// Gives the server all guest RAM, each address at itself, for reading and writing: what a device without a virtual
+    /// IOMMU needs. It has it until it ends.
+    ///
+    /// # Errors
+    /// RAM is no file, or the server refuses it.
+    pub fn share_ram(&self) -> Result<(), VfioPciError> {
+        let fail = |source| VfioPciError::Host {
+            what: format!("giving guest RAM to the server of {}", self.client.name()),
+            source,
+        };
+        let everything = Permissions::READ | Permissions::WRITE;
+        for region in self.ram.iter() {
+            let (gpa, len) = (region.start_addr().raw_value(), region.len());
+            let file = region.file_offset().ok_or_else(|| fail(io::ErrorKind::Unsupported.into()))?;
+            let descriptor = (file.file().as_fd(), file.start());
+            self.mappings.insert(gpa, len, Memory::Ram(gpa), everything);
+            self.client.map(gpa, len, everything, Some(descriptor)).map_err(|error| fail(error.into()))?;
+        }
+        Ok(())
+    }
+
+    /// The mapper of its device, behind a virtual IOMMU.
+    pub fn mapper(&self) -> UserMapper {
+        UserMapper::new(self.client.clone(), self.mappings.clone())
+    }
+
+    /// Its device as a function of the guest's, which is reset. `id` is its name in logs and the API.
+    ///
+    /// # Errors
+    /// The device is none that can be, or cannot be reset.
+    pub fn function(
+        &self,
+        id: &str,
+        msi: &dyn MsiAllocator,
+        slots: Arc<dyn MemorySlots>,
+    ) -> Result<VfioPciDevice, VfioPciError> {
+        let host = UserFunction::new(self.client.clone(), self.client.describe()?);
+        let function = VfioPciDevice::assemble(id, self.client.name(), Box::new(host), msi, slots)?;
+        match self.client.gone() {
+            None => Ok(function),
+            Some(reason) => Err(VfioPciError::Nonsense {
+                name: self.client.name().to_string(),
+                what: format!("the vfio-user server {reason}"),
+            }),
+        }
+    }
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A server for tests that behaves, but for where a test wants it otherwise.
+
+use std::io::{IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+
+use super::wire::{ACCESS, CONFIG_REGION, Command, HEADER, Header, Kind, MSI_IRQS};
+use crate::pci::regs;
+
+/// Where its MSI capability is.
+pub(super) const MSI: u16 = 0x40;
+
+/// What it was asked.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) command: u16,
+    pub(super) payload: Vec<u8>,
+    pub(super) descriptors: Vec<OwnedFd>,
+}
+
+/// What it does in place of what it should.
+pub(super) enum Instead {
+    /// It refuses, with this error number.
+    Refuse(u32),
+    /// It says nothing.
+    Silence,
+    /// It goes away.
+    Close,
+    /// It answers with this payload.
+    Answer(Vec<u8>),
+    /// It sends these bytes.
+    Bytes(Vec<u8>),
+}
+
+/// When it does so.
+pub(super) type Rule = Box<dyn Fn(&Header, &[u8]) -> Option<Instead> + Send>;
+
+/// The server. It ends when the client goes.
+pub(super) struct Server {
+    socket: UnixStream,
+    /// What it was asked so far.
+    asked: Arc<Mutex<Vec<Asked>>>,
+    /// Answers to what it asked.
+    answers: Receiver<(Header, Vec<u8>)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// A server that keeps to `rule` first, and the client's end of its socket.
+    pub(super) fn start(rule: Rule) -> (Self, UnixStream) {
+        let (client, socket) = UnixStream::pair().unwrap();
+        let (sender, answers) = channel();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let (for_thread, book) = (socket.try_clone().unwrap(), asked.clone());
+        let thread = thread::spawn(move || serve(&for_thread, &rule, &book, &sender));
+        (Self { socket, asked, answers, thread: Some(thread) }, client)
+    }
+
+    /// One that behaves.
+    pub(super) fn good() -> (Self, UnixStream) {
+        Self::start(Box::new(|_, _| None))
+    }
+
+    /// One that does `instead` when it is asked `command`.
+    pub(super) fn that(command: Command, instead: impl Fn() -> Instead + Send + 'static) -> (Self, UnixStream) {
+        Self::start(Box::new(move |header, _| (header.command == command.number()).then(&instead)))
+    }
+
+    /// What it was asked since the last call.
+    pub(super) fn asked(&self) -> Vec<Asked> {
+        std::mem::take(&mut self.asked.lock().unwrap())
+    }
+
+    /// Sends any bytes.
+    pub(super) fn send(&self, bytes: &[u8]) {
+        // The client may be gone, which the test sees.
+        let _ = (&self.socket).write_all(bytes);
+    }
+
+    /// Sends bytes with a descriptor.
+    pub(super) fn send_with(&self, bytes: &[u8], file: &impl AsFd) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = [file.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+        sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+    }
+
+    /// The client's next answer.
+    pub(super) fn answer(&self) -> (Header, Vec<u8>) {
+        self.answers.recv_timeout(Duration::from_secs(10)).expect("the client answers")
+    }
+
+    /// Asks the client, and returns what it answers.
+    pub(super) fn ask(&self, command: Command, payload: &[u8]) -> (Header, Vec<u8>) {
+        let mut message = Header::question(0x7777, command, payload.len()).encode().to_vec();
+        message.extend(payload);
+        self.send(&message);
+        self.answer()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// Receives `len` bytes; `None` at the end.
+fn receive(socket: &UnixStream, len: usize, descriptors: &mut Vec<OwnedFd>) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    let mut done = 0;
+    while done < len {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut bytes[done..])];
+        let got = recvmsg(socket.as_fd(), &mut parts, &mut control, RecvFlags::empty()).ok()?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                descriptors.extend(files);
+            }
+        }
+        done += got.bytes;
+        if got.bytes == 0 {
+            return None;
+        }
+    }
+    Some(bytes)
+}
+
+fn serve(socket: &UnixStream, rule: &Rule, book: &Mutex<Vec<Asked>>, answers: &Sender<(Header, Vec<u8>)>) {
+    let mut config = config();
+    loop {
+        let mut descriptors = Vec::new();
+        let Some(bytes) = receive(socket, HEADER, &mut descriptors) else { return };
+        let header = Header::decode(bytes.first_chunk().unwrap()).unwrap();
+        let Some(payload) = receive(socket, header.payload, &mut descriptors) else { return };
+        if header.kind != (Kind::Command { no_reply: false }) {
+            let _ = answers.send((header, payload));
+            continue;
+        }
+        let instead = rule(&header, &payload);
+        let good = || answer(&header, &payload, &mut config.clone());
+        let message = match instead {
+            Some(Instead::Refuse(error)) => header.answer(Some(error), 0).encode().to_vec(),
+            Some(Instead::Silence) => Vec::new(),
+            Some(Instead::Close) => {
+                let _ = socket.shutdown(Shutdown::Both);
+                return;
+            }
+            Some(Instead::Answer(payload)) => whole(&header, payload),
+            Some(Instead::Bytes(bytes)) => bytes,
+            None if header.command == Command::RegionWrite.number() => {
+                let answer = answer(&header, &payload, &mut config);
+                whole(&header, answer)
+            }
+            None => whole(&header, good()),
+        };
+        book.lock().unwrap().push(Asked { command: header.command, payload, descriptors });
+        if (&*socket).write_all(&message).is_err() {
+            return;
+        }
+    }
+}
+
+fn whole(header: &Header, payload: Vec<u8>) -> Vec<u8> {
+    let mut message = header.answer(None, payload.len()).encode().to_vec();
+    message.extend(payload);
+    message
+}
+
+/// Configuration space of a function with one BAR of 1 MiB and one MSI vector.
+fn config() -> Vec<u8> {
+    // More than it says.
+    let mut config = vec![0; 4096];
+    config[..4].copy_from_slice(&0x11e8_1234u32.to_le_bytes());
+    config[usize::from(regs::STATUS)] = 0x10;
+    config[usize::from(regs::CAPABILITIES)] = MSI.to_le_bytes()[0];
+    config[usize::from(MSI)..][..4].copy_from_slice(&[regs::CAP_MSI, 0, 0x80, 0]);
+    config
+}
+
+/// What a server that behaves answers.
+fn answer(header: &Header, payload: &[u8], config: &mut [u8]) -> Vec<u8> {
+    let long = |at: usize| u32::from_ne_bytes(*payload[at..].first_chunk().unwrap());
+    let numbers = |numbers: &[u32]| numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
+    let is = |command: Command| header.command == command.number();
+    if is(Command::Version) {
+        let mut answer = vec![0, 0, 1, 0];
+        answer.extend(br#"{"capabilities":{"max_msg_fds":8,"max_dma_maps":6}}"#);
+        answer.push(0);
+        return answer;
+    }
+    if is(Command::DeviceInfo) {
+        return numbers(&[16, 3, 9, 5]);
+    }
+    if is(Command::RegionInfo) {
+        let index = long(8);
+        let size = match index {
+            0 => 1 << 20,
+            CONFIG_REGION => 256,
+            _ => 0,
+        };
+        return numbers(&[32, 3, index, 0, size, 0, 0, 0]);
+    }
+    if is(Command::IrqInfo) {
+        return numbers(&[16, 1, long(8), u32::from(long(8) == MSI_IRQS)]);
+    }
+    if is(Command::RegionRead) || is(Command::RegionWrite) {
+        let (at, len) = (usize::try_from(long(0)).unwrap(), usize::try_from(long(12)).unwrap());
+        let mut answer = payload[..ACCESS].to_vec();
+        match (long(8), is(Command::RegionRead)) {
+            (CONFIG_REGION, true) => answer.extend(&config[at..at + len]),
+            (CONFIG_REGION, false) => config[at..at + len].copy_from_slice(&payload[ACCESS..]),
+            (_, true) => answer.extend((at..at + len).map(|at| at.to_le_bytes()[0])),
+            _ => {}
+        }
+        return answer;
+    }
+    Vec::new()
+}

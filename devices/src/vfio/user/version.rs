@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What both sides of a connection can do, which they tell each other first (VERSION).
+
+use serde::{Deserialize, Serialize};
+
+use super::wire::{self, MOST_DATA};
+
+/// The version of the protocol that this side speaks.
+const MAJOR: u16 = 0;
+const MINOR: u16 = 1;
+/// Smallest page that is mapped, whatever the server can do.
+const PAGE: u64 = 4096;
+/// Widest access of a vCPU, in bytes.
+const WIDEST_ACCESS: u64 = 8;
+
+/// What one side can do, as far as it is of interest here. What is missing has the specification's default.
+#[derive(Serialize, Deserialize)]
+#[serde(default)]
+struct Capabilities {
+    max_msg_fds: u64,
+    max_data_xfer_size: u64,
+    max_dma_maps: u64,
+    pgsizes: u64,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self { max_msg_fds: 1, max_data_xfer_size: MOST_DATA as u64, max_dma_maps: 65535, pgsizes: PAGE }
+    }
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Data {
+    capabilities: Capabilities,
+}
+
+/// What the server can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Abilities {
+    /// Descriptors that it takes in one message, 1 at least.
+    pub(super) descriptors: u32,
+    /// Mappings that it takes at once.
+    pub(super) mappings: u32,
+    /// Bytes of the smallest page that it maps, a power of two, 4096 at least.
+    pub(super) granule: u64,
+}
+
+/// What this side says of itself.
+pub(super) fn proposal() -> Vec<u8> {
+    // Nothing in it can fail to be written.
+    let data = serde_json::to_string(&Data::default()).unwrap_or_default();
+    wire::version(MAJOR, MINOR, &data)
+}
+
+/// What the server said of itself. The error says what is wrong.
+pub(super) fn parse(answer: &[u8]) -> Result<Abilities, String> {
+    let (major, minor, text) = wire::parse_version(answer).ok_or("answers VERSION with what is none")?;
+    if major != MAJOR || minor > MINOR {
+        return Err(format!("speaks version {major}.{minor} of the protocol, and not {MAJOR}.{MINOR}"));
+    }
+    let data: Data = match text.trim() {
+        "" => Data::default(),
+        text => serde_json::from_str(text).map_err(|error| format!("describes itself in what is no JSON: {error}"))?,
+    };
+    let Capabilities { max_msg_fds, max_data_xfer_size, max_dma_maps, pgsizes } = data.capabilities;
+    if max_msg_fds == 0 {
+        return Err("takes no descriptors (max_msg_fds is 0), and so no interrupts".into());
+    }
+    if max_data_xfer_size < WIDEST_ACCESS {
+        return Err(format!("takes no access of {WIDEST_ACCESS} bytes (max_data_xfer_size is {max_data_xfer_size})"));
+    }
+    // Any multiple of the smallest page can be mapped; which larger ones it makes of it is the server's business.
+    let smallest = pgsizes & pgsizes.wrapping_neg();
+    if smallest == 0 {
+        return Err("maps no pages of any size (pgsizes is 0)".into());
+    }
+    Ok(Abilities {
+        descriptors: u32::try_from(max_msg_fds).unwrap_or(u32::MAX),
+        mappings: u32::try_from(max_dma_maps).unwrap_or(u32::MAX),
+        granule: smallest.max(PAGE),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn answer(minor: u16, data: &str) -> Result<Abilities, String> {
+        parse(&wire::version(MAJOR, minor, data))
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_specification() {
+        let default = Abilities { descriptors: 1, mappings: 65535, granule: 4096 };
+        for data in ["", "{}", r#"{"capabilities":{}}"#, r#"{"capabilities":{"twin_socket":{"supported":true}},"x":1}"#]
+        {
+            assert_eq!(answer(1, data), Ok(default), "{data}");
+        }
+        assert_eq!(answer(0, ""), Ok(default));
+        assert_eq!(parse(&proposal()), Ok(default));
+    }
+
+    #[test]
+    fn what_the_server_says_counts() {
+        let data =
+            r#"{"capabilities":{"max_msg_fds":8,"max_dma_maps":9999999999,"pgsizes":2162688,"max_data_xfer_size":64}}"#;
+        assert_eq!(answer(1, data), Ok(Abilities { descriptors: 8, mappings: u32::MAX, granule: 1 << 16 }));
+        assert_eq!(answer(1, r#"{"capabilities":{"pgsizes":513}}"#).unwrap().granule, 4096);
+    }
+
+    #[test]
+    fn servers_that_cannot_be_served_are_refused_with_a_reason() {
+        for (data, part) in [
+            (r#"{"capabilities":{"max_msg_fds":0}}"#, "max_msg_fds"),
+            (r#"{"capabilities":{"max_data_xfer_size":4}}"#, "max_data_xfer_size"),
+            (r#"{"capabilities":{"pgsizes":0}}"#, "pgsizes"),
+            (r#"{"capabilities":{"pgsizes":-1}}"#, "no JSON"),
+            (r#"{"capabilities":7}"#, "no JSON"),
+            ("{", "no JSON"),
+        ] {
+            let error = answer(1, data).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(answer(2, "").unwrap_err().contains("version 0.2"));
+        assert!(parse(&wire::version(1, 0, "")).unwrap_err().contains("version 1.0"));
+        assert!(parse(&[0]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_answer_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut answer = wire::version(MAJOR, MINOR, "");
+            answer.splice(4.., bytes);
+            if let Ok(abilities) = parse(&answer) {
+                prop_assert!(abilities.granule.is_power_of_two() && abilities.descriptors > 0);
+            }
+        }
+    }
+}

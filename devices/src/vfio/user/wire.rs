@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The protocol's messages: fields to bytes, and bytes of a server that may say anything to fields.
+//!
+//! The numbers are those of the vfio-user specification (QEMU, `docs/interop/vfio-user.rst`). All are in the byte order of
+//! the host. Where it borrows a structure of VFIO's, the offsets are those of `linux/vfio.h`.
+
+/// Bytes of the header that every message starts with.
+pub(super) const HEADER: usize = 16;
+/// Most bytes that one message reads or writes: what is said to the server of this side.
+pub(super) const MOST_DATA: usize = 1 << 20;
+/// Bytes before the data of a message that reads or writes.
+pub(super) const ACCESS: usize = 16;
+/// Bytes of the longest message that can come.
+const LONGEST: usize = HEADER + ACCESS + MOST_DATA;
+
+/// Region of a PCI device: its configuration space. The BARs are 0 to 5.
+pub(super) const CONFIG_REGION: u32 = 7;
+/// Regions of a PCI device.
+pub(super) const PCI_REGIONS: u32 = 9;
+/// Kinds of interrupts of a PCI device: MSI.
+pub(super) const MSI_IRQS: u32 = 1;
+/// Kinds of interrupts of a PCI device: MSI-X.
+pub(super) const MSIX_IRQS: u32 = 2;
+
+/// A kind of message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    Version,
+    DmaMap,
+    DmaUnmap,
+    DeviceInfo,
+    RegionInfo,
+    IrqInfo,
+    SetIrqs,
+    RegionRead,
+    RegionWrite,
+    DmaRead,
+    DmaWrite,
+    Reset,
+}
+
+impl Command {
+    /// Its number.
+    pub(super) fn number(self) -> u16 {
+        match self {
+            Self::Version => 1,
+            Self::DmaMap => 2,
+            Self::DmaUnmap => 3,
+            Self::DeviceInfo => 4,
+            Self::RegionInfo => 5,
+            Self::IrqInfo => 7,
+            Self::SetIrqs => 8,
+            Self::RegionRead => 9,
+            Self::RegionWrite => 10,
+            Self::DmaRead => 11,
+            Self::DmaWrite => 12,
+            Self::Reset => 13,
+        }
+    }
+
+    /// Its name in the specification.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Version => "VERSION",
+            Self::DmaMap => "DMA_MAP",
+            Self::DmaUnmap => "DMA_UNMAP",
+            Self::DeviceInfo => "DEVICE_GET_INFO",
+            Self::RegionInfo => "DEVICE_GET_REGION_INFO",
+            Self::IrqInfo => "DEVICE_GET_IRQ_INFO",
+            Self::SetIrqs => "DEVICE_SET_IRQS",
+            Self::RegionRead => "REGION_READ",
+            Self::RegionWrite => "REGION_WRITE",
+            Self::DmaRead => "DMA_READ",
+            Self::DmaWrite => "DMA_WRITE",
+            Self::Reset => "DEVICE_RESET",
+        }
+    }
+}
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It asks for something.
+    Command {
+        /// No answer is wanted.
+        no_reply: bool,
+    },
+    /// It answers.
+    Reply {
+        /// The error number if what was asked for is refused, which may be 0.
+        refused: Option<u32>,
+    },
+}
+
+const TYPE: u32 = 0xf;
+const TYPE_COMMAND: u32 = 0;
+const TYPE_REPLY: u32 = 1;
+const NO_REPLY: u32 = 0x10;
+const ERROR: u32 = 0x20;
+
+/// The header of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Chosen by who asks; an answer has that of the question.
+    pub(super) id: u16,
+    /// Number of the command, which need not be one that is known.
+    pub(super) command: u16,
+    /// What it is.
+    pub(super) kind: Kind,
+    /// Bytes behind the header.
+    pub(super) payload: usize,
+}
+
+impl Header {
+    /// The header of a question.
+    pub(super) fn question(id: u16, command: Command, payload: usize) -> Self {
+        Self { id, command: command.number(), kind: Kind::Command { no_reply: false }, payload }
+    }
+
+    /// The header of an answer to this one; with an error number, that of a refusal.
+    pub(super) fn answer(&self, refused: Option<u32>, payload: usize) -> Self {
+        Self { kind: Kind::Reply { refused }, payload, ..*self }
+    }
+
+    /// As bytes.
+    pub(super) fn encode(&self) -> [u8; HEADER] {
+        let (flags, error) = match self.kind {
+            Kind::Command { no_reply: false } => (TYPE_COMMAND, 0),
+            Kind::Command { no_reply: true } => (TYPE_COMMAND | NO_REPLY, 0),
+            Kind::Reply { refused: None } => (TYPE_REPLY, 0),
+            Kind::Reply { refused: Some(error) } => (TYPE_REPLY | ERROR, error),
+        };
+        // Longer messages than the field can tell are not made.
+        let size = u32::try_from(HEADER + self.payload).unwrap_or(u32::MAX);
+        let mut bytes = [0; HEADER];
+        bytes[..2].copy_from_slice(&self.id.to_ne_bytes());
+        bytes[2..4].copy_from_slice(&self.command.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&size.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&flags.to_ne_bytes());
+        bytes[12..].copy_from_slice(&error.to_ne_bytes());
+        bytes
+    }
+
+    /// From bytes. The error says what is wrong.
+    pub(super) fn decode(bytes: &[u8; HEADER]) -> Result<Self, String> {
+        let (size, flags, error) = (long(bytes, 4), long(bytes, 8), long(bytes, 12));
+        let payload = usize::try_from(size).ok().filter(|size| (HEADER..=LONGEST).contains(size));
+        let payload = payload.ok_or_else(|| format!("sends a message of {size} bytes"))? - HEADER;
+        let kind = match flags & TYPE {
+            TYPE_COMMAND => Kind::Command { no_reply: flags & NO_REPLY != 0 },
+            TYPE_REPLY => Kind::Reply { refused: (flags & ERROR != 0).then_some(error) },
+            kind => return Err(format!("sends a message of type {kind}")),
+        };
+        Ok(Self { id: short(bytes, 0), command: short(bytes, 2), kind, payload })
+    }
+}
+
+/// The number of 16 bits at `offset`; 0 beyond the end.
+fn short(bytes: &[u8], offset: usize) -> u16 {
+    bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u16::from_ne_bytes(*bytes))
+}
+
+/// The number of 32 bits at `offset`; 0 beyond the end.
+fn long(bytes: &[u8], offset: usize) -> u32 {
+    bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+/// The number of 64 bits at `offset`; 0 beyond the end.
+fn quad(bytes: &[u8], offset: usize) -> u64 {
+    bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+}
+
+/// Numbers one after the other.
+#[derive(Default)]
+struct Fields(Vec<u8>);
+
+impl Fields {
+    fn short(mut self, value: u16) -> Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+    fn long(mut self, value: u32) -> Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+    fn quad(mut self, value: u64) -> Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+}
+
+/// A length of what is sent, which is far below what the field can tell.
+fn count(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+/// VERSION: the version and what each side can do, as JSON.
+pub(super) fn version(major: u16, minor: u16, data: &str) -> Vec<u8> {
+    let mut bytes = Fields::default().short(major).short(minor).0;
+    bytes.extend(data.as_bytes());
+    bytes.push(0);
+    bytes
+}
+
+/// The answer to VERSION: major, minor, and the JSON text, which may be empty.
+pub(super) fn parse_version(bytes: &[u8]) -> Option<(u16, u16, &str)> {
+    let data = bytes.get(4..)?;
+    // The terminating zero may be missing where there is no text.
+    let text = data.split(|byte| *byte == 0).next().unwrap_or_default();
+    Some((short(bytes, 0), short(bytes, 2), std::str::from_utf8(text).ok()?))
+}
+
+/// What the device may do with what DMA_MAP maps, as flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DmaFlags {
+    pub(super) read: bool,
+    pub(super) write: bool,
+}
+
+/// DMA_MAP. `offset` is that in the file of the descriptor that goes with it, 0 without one.
+pub(super) fn dma_map(flags: DmaFlags, offset: u64, iova: u64, len: u64) -> Vec<u8> {
+    let flags = u32::from(flags.read) | (u32::from(flags.write) << 1);
+    Fields::default().long(32).long(flags).quad(offset).quad(iova).quad(len).0
+}
+
+/// DMA_UNMAP.
+pub(super) fn dma_unmap(iova: u64, len: u64) -> Vec<u8> {
+    Fields::default().long(24).long(0).quad(iova).quad(len).0
+}
+
+/// DEVICE_GET_INFO.
+pub(super) fn device_info() -> Vec<u8> {
+    Fields::default().long(16).long(0).long(0).long(0).0
+}
+
+/// What the device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DeviceInfo {
+    /// It can be reset.
+    pub(super) resets: bool,
+    /// It is a PCI device.
+    pub(super) pci: bool,
+    /// How many regions it has.
+    pub(super) regions: u32,
+    /// How many kinds of interrupts.
+    pub(super) irqs: u32,
+}
+
+/// The answer to DEVICE_GET_INFO.
+pub(super) fn parse_device_info(bytes: &[u8]) -> Option<DeviceInfo> {
+    let flags = long(bytes, 4);
+    let info =
+        DeviceInfo { resets: flags & 1 != 0, pci: flags & 2 != 0, regions: long(bytes, 8), irqs: long(bytes, 12) };
+    (bytes.len() >= 16).then_some(info)
+}
+
+/// DEVICE_GET_REGION_INFO, without room for capabilities.
+pub(super) fn region_info(index: u32) -> Vec<u8> {
+    Fields::default().long(32).long(0).long(index).long(0).quad(0).quad(0).0
+}
+
+/// What a region is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RegionInfo {
+    /// It can be read.
+    pub(super) readable: bool,
+    /// It can be written.
+    pub(super) writable: bool,
+    /// Size in bytes.
+    pub(super) size: u64,
+}
+
+/// The answer to DEVICE_GET_REGION_INFO for region `index`.
+pub(super) fn parse_region_info(bytes: &[u8], index: u32) -> Option<RegionInfo> {
+    let flags = long(bytes, 4);
+    let info = RegionInfo { readable: flags & 1 != 0, writable: flags & 2 != 0, size: quad(bytes, 16) };
+    (bytes.len() >= 32 && long(bytes, 8) == index).then_some(info)
+}
+
+/// DEVICE_GET_IRQ_INFO.
+pub(super) fn irq_info(index: u32) -> Vec<u8> {
+    Fields::default().long(16).long(0).long(index).long(0).0
+}
+
+/// The answer to DEVICE_GET_IRQ_INFO for kind `index`: how many interrupts can be signalled by events.
+pub(super) fn parse_irq_info(bytes: &[u8], index: u32) -> Option<u32> {
+    let by_event = long(bytes, 4) & 1 != 0;
+    (bytes.len() >= 16 && long(bytes, 8) == index).then(|| if by_event { long(bytes, 12) } else { 0 })
+}
+
+/// DEVICE_SET_IRQS that gives `count` interrupts of a kind, from `start` on, the events that go with it as descriptors.
+pub(super) fn enable_irqs(index: u32, start: u32, count: u32) -> Vec<u8> {
+    const EVENTFD_TRIGGER: u32 = 1 << 2 | 1 << 5;
+    Fields::default().long(20).long(EVENTFD_TRIGGER).long(index).long(start).long(count).0
+}
+
+/// DEVICE_SET_IRQS that turns all interrupts of a kind off.
+pub(super) fn disable_irqs(index: u32) -> Vec<u8> {
+    const NONE_TRIGGER: u32 = 1 | 1 << 5;
+    Fields::default().long(20).long(NONE_TRIGGER).long(index).long(0).long(0).0
+}
+
+/// REGION_READ, and the start of REGION_WRITE.
+pub(super) fn region_access(region: u32, offset: u64, len: usize) -> Vec<u8> {
+    Fields::default().quad(offset).long(region).long(count(len)).0
+}
+
+/// The data in the answer to a REGION_READ of `len` bytes, or to a REGION_WRITE, which has none.
+pub(super) fn parse_region_access(bytes: &[u8], region: u32, offset: u64, len: usize) -> Option<&[u8]> {
+    let echoed = quad(bytes, 0) == offset && long(bytes, 8) == region && long(bytes, 12) == count(len);
+    bytes.get(ACCESS..).filter(|_| echoed)
+}
+
+/// DMA_READ, or the start of DMA_WRITE: address and how many bytes, if those are as many as a message can have.
+pub(super) fn parse_dma_access(bytes: &[u8]) -> Option<(u64, usize)> {
+    let len = usize::try_from(quad(bytes, 8)).ok().filter(|len| *len <= MOST_DATA)?;
+    (bytes.len() >= ACCESS).then(|| (quad(bytes, 0), len))
+}
+
+/// The start of the answer to DMA_READ, or that to DMA_WRITE.
+pub(super) fn dma_access(iova: u64, len: usize) -> Vec<u8> {
+    Fields::default().quad(iova).quad(len as u64).0
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn messages_have_the_layout_of_the_specification() {
+        let header = Header::question(0x0102, Command::DmaMap, 32).encode();
+        assert_eq!(header, [2, 1, 2, 0, 48, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let map = dma_map(DmaFlags { read: true, write: true }, 0x1000, 0x2000, 0x3000);
+        assert_eq!(map[..16], [32, 0, 0, 0, 3, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0]);
+        assert_eq!((quad(&map, 16), quad(&map, 24), map.len()), (0x2000, 0x3000, 32));
+        let unmap = dma_unmap(0x2000, 0x3000);
+        assert_eq!((long(&unmap, 0), quad(&unmap, 8), quad(&unmap, 16), unmap.len()), (24, 0x2000, 0x3000, 24));
+        let irqs = enable_irqs(MSIX_IRQS, 8, 3);
+        assert_eq!([0, 4, 8, 12, 16].map(|at| long(&irqs, at)), [20, 0x24, 2, 8, 3]);
+        assert_eq!([4, 8, 12, 16].map(|at| long(&disable_irqs(MSI_IRQS), at)), [0x21, 1, 0, 0]);
+        assert_eq!(region_access(7, 4, 2), [4, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 2, 0, 0, 0]);
+        assert_eq!(version(0, 1, "{}"), [0, 0, 1, 0, b'{', b'}', 0]);
+        assert_eq!(long(&region_info(5), 8), 5);
+        assert_eq!(long(&irq_info(2), 8), 2);
+    }
+
+    #[test]
+    fn header_comes_back_as_it_was() {
+        for kind in [
+            Kind::Command { no_reply: false },
+            Kind::Command { no_reply: true },
+            Kind::Reply { refused: None },
+            Kind::Reply { refused: Some(22) },
+        ] {
+            let header = Header { id: 7, command: 99, kind, payload: 1000 };
+            assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+        let question = Header::question(3, Command::Reset, 0);
+        assert_eq!(question.answer(Some(1), 0).kind, Kind::Reply { refused: Some(1) });
+    }
+
+    #[test]
+    fn impossible_headers_are_refused() {
+        let mut bytes = Header::question(0, Command::Version, 0).encode();
+        for (size, fits) in [(0u32, false), (15, false), (16, true), (count(LONGEST), true), (u32::MAX, false)] {
+            bytes[4..8].copy_from_slice(&size.to_ne_bytes());
+            assert_eq!(Header::decode(&bytes).is_ok(), fits, "{size}");
+        }
+        bytes[4..8].copy_from_slice(&16u32.to_ne_bytes());
+        bytes[8] = 2;
+        assert!(Header::decode(&bytes).unwrap_err().contains("type 2"));
+    }
+
+    #[test]
+    fn answers_that_are_short_or_to_something_else_are_none() {
+        assert!(parse_device_info(&[0; 15]).is_none());
+        assert!(parse_region_info(&[0; 31], 0).is_none());
+        assert!(parse_region_info(&[0; 32], 1).is_none());
+        assert!(parse_irq_info(&[0; 15], 0).is_none());
+        assert!(parse_irq_info(&[0; 16], 2).is_none());
+        assert!(parse_version(&[0; 3]).is_none());
+        assert_eq!(parse_version(&[0, 0, 1, 0]), Some((0, 1, "")));
+        assert!(parse_version(&[0, 0, 1, 0, 0xff, 0]).is_none());
+        let mut read = region_access(0, 8, 4);
+        read.extend([1, 2, 3, 4]);
+        assert_eq!(parse_region_access(&read, 0, 8, 4), Some(&[1, 2, 3, 4][..]));
+        for (region, offset, len) in [(1, 8, 4), (0, 4, 4), (0, 8, 2)] {
+            assert!(parse_region_access(&read, region, offset, len).is_none());
+        }
+        assert!(parse_dma_access(&[0; 15]).is_none());
+        assert_eq!(parse_dma_access(&dma_access(9, MOST_DATA)), Some((9, MOST_DATA)));
+        assert!(parse_dma_access(&dma_access(9, MOST_DATA + 1)).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..80), index in 0u32..9) {
+            if let Some(header) = bytes.first_chunk() {
+                prop_assert!(Header::decode(header).is_ok_and(|header| header.payload <= ACCESS + MOST_DATA) || Header::decode(header).is_err());
+            }
+            let _ = (parse_version(&bytes), parse_device_info(&bytes), parse_region_info(&bytes, index));
+            let _ = (parse_irq_info(&bytes, index), parse_region_access(&bytes, index, 0, 4));
+            prop_assert!(parse_dma_access(&bytes).is_none_or(|(_, len)| len <= MOST_DATA));
+        }
+    }
+}
