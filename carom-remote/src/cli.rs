@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
-use vmm::config::{DeviceConfig, parse_size};
+use vmm::config::{DeviceConfig, UserDeviceConfig, parse_size};
 
 /// Controls a Carom VMM by its REST API.
 #[derive(Debug, Parser)]
@@ -68,6 +68,11 @@ pub(crate) enum Verb {
     AddDevice {
         /// The device
         device: DeviceConfig,
+    },
+    /// Add a device that another process emulates to a VM that is not booted: socket=FILE[,iommu=on|off][,id=NAME]
+    AddUserDevice {
+        /// The device
+        device: UserDeviceConfig,
     },
     /// Take a device away; a running guest is asked to let go of it
     RemoveDevice {

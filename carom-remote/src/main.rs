@@ -92,6 +92,7 @@ fn run(cli: Cli) -> Result<(), RemoteError> {
         Verb::Nmi => put("vm.nmi", None),
         Verb::Resize { cpus, memory } => put("vm.resize", Some(json!({"desired_vcpus": cpus, "desired_ram": memory}))),
         Verb::AddDevice { device } => put("vm.add-device", Some(json!(device))),
+        Verb::AddUserDevice { device } => put("vm.add-user-device", Some(json!(device))),
         Verb::RemoveDevice { id } => put("vm.remove-device", Some(json!({"id": id}))),
         Verb::IommuBounce { budget: None, threshold: None } => show_json(&client()?.get("vm.iommu-bounce")?),
         Verb::IommuBounce { budget, threshold } => {

@@ -11,7 +11,7 @@ use clap::{ArgAction, Parser};
 
 use crate::config::{
     ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DeviceConfig, IommuBounceConfig, MemoryConfig, PayloadConfig,
-    PlatformConfig, VmConfig,
+    PlatformConfig, UserDeviceConfig, VmConfig,
 };
 
 /// A virtual machine monitor for device passthrough behind a virtual IOMMU.
@@ -36,6 +36,9 @@ pub struct Cli {
     /// PCI device to pass through, bound to vfio-pci: path=DIR[,iommu=on|off][,id=NAME]; may be given several times
     #[arg(long = "device", value_name = "path=DIR,…", action = ArgAction::Append, requires = "kernel")]
     devices: Vec<DeviceConfig>,
+    /// PCI device that another process emulates, a vfio-user server: socket=FILE[,iommu=on|off][,id=NAME]; may be given several times
+    #[arg(long = "user-device", value_name = "socket=FILE,…", action = ArgAction::Append, requires = "kernel")]
+    user_devices: Vec<UserDeviceConfig>,
     /// What devices of the host are reached by, and whether a thread polls for requests of the virtio-iommu while they come fast:
     /// [iommufd=on|off][,iommu_poll=auto|on|off]
     #[arg(
@@ -213,13 +216,14 @@ where
         cpus: cli.cpus,
         memory: cli.memory,
         devices: cli.devices,
+        user_devices: cli.user_devices,
         platform: cli.platform,
         serial: cli.serial,
         pvpanic: cli.pvpanic,
         iommu_bounce: cli.iommu_bounce,
     });
     vm.as_mut().map_or(Ok(()), VmConfig::prepare).map_err(mistake)?;
-    if cli.api_socket.is_none() && vm.as_ref().is_some_and(|vm| vm.devices.is_empty() && vm.iommu_bounce.is_some()) {
+    if cli.api_socket.is_none() && vm.as_ref().is_some_and(|vm| !vm.has_devices() && vm.iommu_bounce.is_some()) {
         let rule =
             "needs a device behind the virtio-iommu (--device path=…,iommu=on), or --api-socket, by which one can come";
         return Err(mistake(ConfigError::new("--iommu-bounce", rule)));
@@ -264,13 +268,15 @@ mod tests {
     #[test]
     fn full_command_line_parses() {
         let all = "carom --kernel k --initramfs i --cmdline console=ttyS0 --cpus boot=2 --memory size=2G \
-                   --device path=/d,iommu=on --platform iommufd=on --iommu-bounce size=64M --serial tty --console off \
+                   --device path=/d,iommu=on --user-device socket=/u,iommu=on,id=u \
+                   --platform iommufd=on --iommu-bounce size=64M --serial tty --console off \
                    --pvpanic --event-monitor path=/e -v";
         let invocation = parse(all.split_whitespace()).unwrap();
         let vm = invocation.vm.unwrap();
         assert_eq!(vm.cpus.boot_vcpus, 2);
         assert!(vm.has_iommu());
         assert!(vm.platform.iommufd && vm.pvpanic);
+        assert_eq!(vm.user_devices[0].id.as_deref(), Some("u"));
         assert_eq!(invocation.event_monitor, Some(FileOrFd::Path("/e".into())));
         assert_eq!(invocation.verbosity, 1);
     }
@@ -297,6 +303,8 @@ mod tests {
             (&["--kernel", "k", "--platform", "iommufd=yes"][..], "--platform iommufd: 'yes'"),
             (&["--kernel", "k", "--platform", "iommu_poll=1"][..], "--platform iommu_poll: '1' is none of"),
             (&["--kernel", "k", "--iommu-bounce"][..], "iommu=on"),
+            (&["--kernel", "k", "--user-device", "/s"][..], "--user-device: '/s' is no key=value"),
+            (&["--kernel", "k", "--user-device", "socket=/s"][..], "--user-device iommu: is off"),
             (&["--kernel", "k", "--console", "tty"][..], "--console: only 'off'"),
             (&["--kernel", "k", "--event-monitor", "fd=1"][..], "--event-monitor fd"),
             (

@@ -8,7 +8,7 @@ use iommu_bounce::Report;
 
 use crate::api::operations::{Action, OPERATIONS};
 use crate::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
-use crate::config::{DeviceConfig, VmConfig};
+use crate::config::{DeviceConfig, UserDeviceConfig, VmConfig};
 use crate::control::{Call, Control, ControlError, Machine, Mailbox, Options, Reply};
 use crate::event_monitor::EventMonitor;
 use crate::vm::VmError;
@@ -116,6 +116,7 @@ fn check_call(call: &Call) {
             assert_eq!(again, **config);
         }
         Call::AddDevice(device) => assert_eq!(reread::<DeviceConfig>(device), *device),
+        Call::AddUserDevice(device) => assert_eq!(reread::<UserDeviceConfig>(device), *device),
         Call::TuneBounce(change) => assert_eq!(reread::<IommuBounceChange>(change), *change),
         _ => {}
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use devices::platform::{HostRange, MemorySlots};
 use log::debug;
-use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, madvise};
 use thiserror::Error;
 use vm_memory::{
@@ -103,8 +103,10 @@ fn memfd(config: &MemoryConfig) -> Result<Arc<File>, MemoryError> {
     let size = config.size;
     let flags = if config.hugepages { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
     let make = || {
-        let fd = memfd_create("carom-guest-ram", MemfdFlags::CLOEXEC | flags)?;
+        let fd = memfd_create("carom-guest-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags)?;
         ftruncate(&fd, size)?;
+        // Who cut it short would have this process killed.
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         if config.hugepages {
             // All are taken now: a guest that touches one when none is left would kill this process.
             fallocate(&fd, FallocateFlags::empty(), 0, size)?;
@@ -208,7 +210,10 @@ mod tests {
     fn shared_ram_has_a_file_and_private_ram_has_none() {
         for shared in [false, true] {
             let memory = create(&MemoryConfig { shared, ..MemoryConfig::with_size(32 * MIB) }).unwrap();
-            assert!(memory.iter().all(|region| region.file_offset().is_some() == shared));
+            let mut files = memory.iter().map(GuestMemoryRegion::file_offset);
+            assert!(
+                files.all(|file| file.is_some() == shared && file.is_none_or(|file| file.file().set_len(0).is_err()))
+            );
         }
     }
 }

@@ -60,7 +60,8 @@ fn neutral() -> Vec<(&'static str, Value)> {
         ("rtc", Value::Null),
         ("serial.socket", Value::Null),
         ("tpm", Value::Null),
-        ("user_devices", json!([])),
+        ("user_devices.*.pci_device_id", Value::Null),
+        ("user_devices.*.pci_segment", json!(0)),
         ("vdpa", json!([])),
         ("vsock", Value::Null),
         ("watchdog", json!(false)),
@@ -100,11 +101,11 @@ pub fn parse_config<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     read(value)
 }
 
-/// Reads the configuration of a device, likewise.
-pub fn parse_device<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+/// Reads the configuration of a device, likewise; `list` is the field that has those of its kind.
+pub fn parse_device<T: DeserializeOwned>(body: &[u8], list: &str) -> Result<T, String> {
     let mut value: Value = serde_json::from_slice(body).map_err(|error| format!("the body is no JSON: {error}"))?;
     for (path, neutral) in neutral() {
-        if let Some(field) = path.strip_prefix("devices.*.") {
+        if let Some(field) = path.strip_prefix(list).and_then(|path| path.strip_prefix(".*.")) {
             strip(&mut value, field, &neutral);
         }
     }
@@ -127,7 +128,7 @@ mod tests {
 
     use super::*;
     use crate::api::types::VmResize;
-    use crate::config::{DeviceConfig, VmConfig};
+    use crate::config::{DeviceConfig, UserDeviceConfig, VmConfig};
 
     fn config(body: &Value) -> Result<VmConfig, String> {
         parse_config(body.to_string().as_bytes())
@@ -168,8 +169,8 @@ mod tests {
     #[test]
     fn fields_that_ask_for_nothing_are_forgotten() {
         for (path, value) in neutral() {
-            let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "memory": {"size": 1 << 30},
-                "cpus": {"boot_vcpus": 1, "max_vcpus": 1}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
+            let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}],
+                "memory": {"size": 1 << 30}, "cpus": {"boot_vcpus": 1, "max_vcpus": 1}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
                 "debug_console": {"mode": "Off"}});
             let pointer = format!("/{}", path.replace('*', "0").replace('.', "/"));
             let (parent, name) = pointer.rsplit_once('/').unwrap();
@@ -189,6 +190,8 @@ mod tests {
             "size",
             "devices",
             "path",
+            "user_devices",
+            "socket",
             "iommu",
             "id",
             "max",
@@ -222,7 +225,8 @@ mod tests {
             for body in [text.as_bytes(), &broken, &noise] {
                 for outcome in [
                     parse_config::<VmConfig>(body).and_then(|mut config| config.prepare().map_err(|error| error.in_json())),
-                    parse_device::<DeviceConfig>(body).map(drop),
+                    parse_device::<DeviceConfig>(body, "devices").map(drop),
+                    parse_device::<UserDeviceConfig>(body, "user_devices").map(drop),
                     parse::<VmResize>(body).map(drop),
                 ] {
                     prop_assert!(outcome.is_ok() || outcome.is_err_and(|error| error.lines().count() == 1));

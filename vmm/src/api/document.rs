@@ -45,6 +45,7 @@ pub const SERVED: &str = include_str!("../../../docs/openapi.json");
         config::CpusConfig,
         config::MemoryConfig,
         config::DeviceConfig,
+        config::UserDeviceConfig,
         config::PlatformConfig,
         config::ConsoleConfig,
         config::ConsoleMode,

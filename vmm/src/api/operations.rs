@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::body;
 use super::types::{IommuBounceChange, VmRemoveDevice, VmResize};
-use crate::config::{DeviceConfig, VmConfig};
+use crate::config::{DeviceConfig, UserDeviceConfig, VmConfig};
 use crate::control::Call;
 
 /// Where all paths start.
@@ -95,9 +95,15 @@ fn create(bytes: &[u8]) -> Result<Call, String> {
 }
 
 fn add_device(bytes: &[u8]) -> Result<Call, String> {
-    let device: DeviceConfig = body::parse_device(bytes)?;
+    let device: DeviceConfig = body::parse_device(bytes, "devices")?;
     device.check_id().map_err(|error| error.in_json())?;
     Ok(Call::AddDevice(device))
+}
+
+fn add_user_device(bytes: &[u8]) -> Result<Call, String> {
+    let device: UserDeviceConfig = body::parse_device(bytes, "user_devices")?;
+    device.check_id().map_err(|error| error.in_json())?;
+    Ok(Call::AddUserDevice(device))
 }
 
 /// An operation that takes and answers nothing.
@@ -265,12 +271,25 @@ pub static OPERATIONS: &[Operation] = &[
     },
     Operation {
         verb: Verb::Put,
+        name: "vm.add-user-device",
+        id: "addUserDeviceVM",
+        summary: "Adds a device that another process emulates, to a VM that is not booted.",
+        request: Some("UserDeviceConfig"),
+        success: Success::Nothing,
+        refusals: &[NOT_CREATED, (405, "The VM is booted.")],
+        action: Action::WithBody(add_user_device),
+    },
+    Operation {
+        verb: Verb::Put,
         name: "vm.remove-device",
         id: "removeDeviceVM",
         summary: "Takes a device away; a running guest is asked to let go of it.",
         request: Some("VmRemoveDevice"),
         success: Success::Nothing,
-        refusals: &[(404, "No VM is created, or it has no such device.")],
+        refusals: &[
+            (404, "No VM is created, or it has no such device."),
+            (405, "The VM is booted, and another process emulates the device."),
+        ],
         action: Action::WithBody(|body| with_body::<VmRemoveDevice>(body, |device| Call::RemoveDevice(device.id))),
     },
 ];
@@ -320,5 +339,8 @@ mod tests {
         assert!(error.starts_with("devices.id: "), "{error}");
         assert!(add_device(br#"{"path":"/d","pci_segment":0}"#).is_ok());
         assert!(add_device(br#"{"path":"/d","pci_segment":1}"#).unwrap_err().contains("pci_segment"));
+        assert!(add_user_device(br#"{"socket":"/s","pci_segment":0}"#).is_ok());
+        let error = add_user_device(br#"{"socket":"/s","id":""}"#).unwrap_err();
+        assert!(error.starts_with("user_devices.id: "), "{error}");
     }
 }

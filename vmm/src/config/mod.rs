@@ -58,7 +58,10 @@ impl ConfigError {
             "--cpus max" => "cpus.max_vcpus".to_string(),
             field => {
                 let field = field.trim_start_matches("--").replace(' ', ".").replace('-', "_");
-                if field == "device" { "devices".into() } else { field.replacen("device.", "devices.", 1) }
+                let (head, rest) =
+                    field.split_once('.').map_or((&*field, ""), |(head, _)| (head, &field[head.len()..]));
+                let list = if matches!(head, "device" | "user_device") { "s" } else { "" };
+                format!("{head}{list}{rest}")
             }
         };
         format!("{field}: {}", self.rule)
@@ -154,12 +157,38 @@ pub struct DeviceConfig {
 impl DeviceConfig {
     /// Checks a name that the user gave.
     pub fn check_id(&self) -> Result<(), ConfigError> {
-        match self.id.as_deref() {
-            Some(id) if id.is_empty() || id.starts_with('_') => {
-                Err(ConfigError::new("--device id", "must not be empty or start with '_'"))
-            }
-            _ => Ok(()),
+        check_id("--device id", self.id.as_deref())
+    }
+}
+
+fn check_id(field: &str, id: Option<&str>) -> Result<(), ConfigError> {
+    match id {
+        Some(id) if id.is_empty() || id.starts_with('_') => {
+            Err(ConfigError::new(field, "must not be empty or start with '_'"))
         }
+        _ => Ok(()),
+    }
+}
+
+/// A device that another process of the host emulates, a vfio-user server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UserDeviceConfig {
+    /// Socket that the server listens on.
+    #[schema(value_type = String)]
+    pub socket: PathBuf,
+    /// Whether the device is behind the virtio-iommu. Otherwise the server is given all guest RAM, which must be shared.
+    #[serde(default)]
+    pub iommu: bool,
+    /// Name in logs and the API, as that of other devices.
+    #[serde(default)]
+    pub id: Option<String>,
+}
+
+impl UserDeviceConfig {
+    /// Checks a name that the user gave.
+    pub fn check_id(&self) -> Result<(), ConfigError> {
+        check_id("--user-device id", self.id.as_deref())
     }
 }
 
@@ -267,6 +296,10 @@ pub struct VmConfig {
     #[serde(default, deserialize_with = "null_is_default")]
     #[schema(value_type = Option<Vec<DeviceConfig>>)]
     pub devices: Vec<DeviceConfig>,
+    /// Devices that other processes of the host emulate.
+    #[serde(default, deserialize_with = "null_is_default")]
+    #[schema(value_type = Option<Vec<UserDeviceConfig>>)]
+    pub user_devices: Vec<UserDeviceConfig>,
     /// What it uses of the host.
     #[serde(default)]
     pub platform: PlatformConfig,
@@ -287,10 +320,12 @@ impl VmConfig {
         // Before anything else: a client may send thousands, and each is compared with all others.
         self.check_device_count()?;
         self.devices.iter().try_for_each(DeviceConfig::check_id)?;
+        self.user_devices.iter().try_for_each(UserDeviceConfig::check_id)?;
         self.complete();
-        if self.iommu_bounce.is_some() && !self.devices.is_empty() && self.devices.iter().all(|device| !device.iommu) {
+        let (behind, beside) = self.count_devices();
+        if self.iommu_bounce.is_some() && behind == 0 && beside != 0 {
             // Not a rule that always holds: devices come and go while the VM runs.
-            let rule = "needs a device behind the virtio-iommu: add ',iommu=on' to a --device";
+            let rule = "needs a device behind the virtio-iommu: add ',iommu=on' to a --device or --user-device";
             return Err(ConfigError::new("--iommu-bounce", rule));
         }
         self.validate()
@@ -304,21 +339,32 @@ impl VmConfig {
         if self.cpus.max_vcpus == 0 {
             self.cpus.max_vcpus = self.cpus.boot_vcpus;
         }
-        let mut number = 0;
-        for index in 0..self.devices.len() {
-            while self.devices[index].id.is_none() {
-                let id = Some(format!("_vfio{number}"));
-                number += 1;
-                if self.devices.iter().all(|device| device.id != id) {
-                    self.devices[index].id = id;
-                }
-            }
-        }
+        let taken: Vec<String> = self.ids().map(String::from).collect();
+        make_up_ids(self.devices.iter_mut().map(|device| &mut device.id), "_vfio", &taken);
+        make_up_ids(self.user_devices.iter_mut().map(|device| &mut device.id), "_vfio_user", &taken);
+    }
+
+    /// The names of all devices that have one.
+    fn ids(&self) -> impl Iterator<Item = &str> {
+        let user = self.user_devices.iter().filter_map(|device| device.id.as_deref());
+        self.devices.iter().filter_map(|device| device.id.as_deref()).chain(user)
+    }
+
+    /// How many devices are behind the virtio-iommu, and how many are not.
+    fn count_devices(&self) -> (usize, usize) {
+        let user = self.user_devices.iter().map(|device| device.iommu);
+        let behind = self.devices.iter().map(|device| device.iommu).chain(user).filter(|behind| *behind).count();
+        (behind, self.devices.len() + self.user_devices.len() - behind)
+    }
+
+    /// Whether a device is configured, of whatever kind.
+    pub fn has_devices(&self) -> bool {
+        !self.devices.is_empty() || !self.user_devices.is_empty()
     }
 
     /// Whether the VM has a virtio-iommu: for a device behind it, or for one that will come to it while the VM runs.
     pub fn has_iommu(&self) -> bool {
-        self.iommu_bounce.is_some() || self.devices.iter().any(|device| device.iommu)
+        self.iommu_bounce.is_some() || self.count_devices().0 != 0
     }
 
     /// Checks every rule that can be checked without touching the host.
@@ -359,8 +405,7 @@ impl VmConfig {
     }
 
     fn check_device_count(&self) -> Result<(), ConfigError> {
-        let behind = self.devices.iter().filter(|device| device.iommu).count();
-        let beside = self.devices.len() - behind;
+        let (behind, beside) = self.count_devices();
         // pvpanic takes a slot from those.
         let most_beside = |slots: RangeInclusive<u8>| slots.len() - usize::from(self.pvpanic);
         let rule = if !self.has_iommu() {
@@ -390,6 +435,24 @@ impl VmConfig {
                 return Err(ConfigError::new("--device id", format!("'{id}' is given twice")));
             }
         }
+        self.user_devices.iter().enumerate().try_for_each(|(index, device)| self.validate_user_device(index, device))
+    }
+
+    fn validate_user_device(&self, index: usize, device: &UserDeviceConfig) -> Result<(), ConfigError> {
+        if self.user_devices[..index].iter().any(|other| other.socket == device.socket) {
+            let rule = format!("{} is given twice", device.socket.display());
+            return Err(ConfigError::new("--user-device socket", rule));
+        }
+        if let Some(id) = device.id.as_deref()
+            && self.ids().filter(|other| *other == id).count() > 1
+        {
+            return Err(ConfigError::new("--user-device id", format!("'{id}' is given twice")));
+        }
+        if !device.iommu && !self.memory.shared && !self.memory.hugepages {
+            let rule = "is off, so that the server is given all guest RAM, which needs --memory shared=on (memory.shared); \
+                        or turn it on, and the server reaches what the guest maps";
+            return Err(ConfigError::new("--user-device iommu", rule));
+        }
         Ok(())
     }
 
@@ -408,6 +471,12 @@ impl VmConfig {
         };
         Err(ConfigError::new(field, rule))
     }
+}
+
+/// Names what has no name, with numbers that make names that are not `taken`.
+fn make_up_ids<'id>(ids: impl Iterator<Item = &'id mut Option<String>>, prefix: &str, taken: &[String]) {
+    let mut names = (0u32..).map(|number| format!("{prefix}{number}")).filter(|name| !taken.contains(name));
+    ids.filter(|id| id.is_none()).for_each(|id| *id = names.next());
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use super::{
     ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DEFAULT_BOUNCE_SIZE, DeviceConfig, IommuBounceConfig,
-    IommuPoll, MemoryConfig, OptionList, PlatformConfig, parse_size,
+    IommuPoll, MemoryConfig, OptionList, PlatformConfig, UserDeviceConfig, parse_size,
 };
 
 /// Parses an argument; `field` is the option's name for errors.
@@ -76,6 +76,21 @@ impl FromStr for DeviceConfig {
         let iommu = toggle("--device iommu", list.get("iommu"), false)?;
         let id = list.get("id").map(str::to_string);
         let device = Self { path, iommu, id };
+        device.check_id()?;
+        Ok(device)
+    }
+}
+
+impl FromStr for UserDeviceConfig {
+    type Err = ConfigError;
+
+    /// Parses `socket=PATH[,iommu=on|off][,id=NAME]`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let list = list("--user-device", text, &["socket", "iommu", "id"])?;
+        let socket = PathBuf::from(required("--user-device", &list, "socket")?);
+        let iommu = toggle("--user-device iommu", list.get("iommu"), false)?;
+        let id = list.get("id").map(str::to_string);
+        let device = Self { socket, iommu, id };
         device.check_id()?;
         Ok(device)
     }

@@ -8,6 +8,7 @@ fn config() -> VmConfig {
         cpus: CpusConfig::default(),
         memory: MemoryConfig::with_size(512 * MIB),
         devices: Vec::new(),
+        user_devices: Vec::new(),
         serial: "tty".parse().unwrap(),
         platform: PlatformConfig::default(),
         pvpanic: false,
@@ -47,6 +48,9 @@ fn malformed_arguments_name_option_and_rule() {
     assert_eq!(refused::<MemoryConfig>("size="), "--memory: 'size=' is needed");
     assert_eq!(refused::<DeviceConfig>("iommu=on"), "--device: 'path=' is needed");
     assert_eq!(refused::<DeviceConfig>("path=/x,iommu=yes"), "--device iommu: 'yes' is neither 'on' nor 'off'");
+    assert_eq!(refused::<UserDeviceConfig>("iommu=on"), "--user-device: 'socket=' is needed");
+    assert!(refused::<UserDeviceConfig>("socket=/s,id=_x").starts_with("--user-device id: must not"));
+    assert!(refused::<UserDeviceConfig>("path=/s").starts_with("--user-device: unknown key 'path'"));
     assert_eq!(refused::<ConsoleConfig>("pty"), "--serial: 'pty' is none of off, null, tty, file=PATH");
     assert!(refused::<IommuBounceConfig>("threshold=0").starts_with("--iommu-bounce threshold: '0'"));
 }
@@ -122,6 +126,53 @@ fn the_same_device_twice_is_refused() {
     let mut config = config();
     config.devices = vec!["path=/a".parse().unwrap(), "path=/a,iommu=on".parse().unwrap()];
     assert_eq!(config.validate().unwrap_err().to_string(), "--device path: /a is given twice");
+}
+
+#[test]
+fn user_devices_have_names_and_sockets_of_their_own() {
+    let mut config = config();
+    config.devices = vec!["path=/a,iommu=on,id=x".parse().unwrap()];
+    config.user_devices = ["socket=/s,iommu=on", "socket=/t,iommu=on,id=y", "socket=/u,iommu=on"]
+        .map(|text| text.parse().unwrap())
+        .into();
+    config.prepare().unwrap();
+    let ids: Vec<_> = config.user_devices.iter().map(|device| device.id.clone().unwrap()).collect();
+    assert_eq!(ids, ["_vfio_user0", "y", "_vfio_user1"]);
+    config.complete();
+    let mut twice = config.clone();
+    twice.user_devices[1].id = Some("x".into());
+    assert_eq!(twice.validate().unwrap_err().to_string(), "--user-device id: 'x' is given twice");
+    config.user_devices[1].socket = "/s".into();
+    let error = config.validate().unwrap_err();
+    assert_eq!(error.to_string(), "--user-device socket: /s is given twice");
+    assert_eq!(error.in_json(), "user_devices.socket: /s is given twice");
+}
+
+#[test]
+fn user_device_beside_the_iommu_needs_shared_memory() {
+    let mut config = config();
+    config.user_devices.push("socket=/s".parse().unwrap());
+    let error = config.prepare().unwrap_err().to_string();
+    assert!(error.starts_with("--user-device iommu: is off") && error.contains("shared=on"), "{error}");
+    assert!(!config.has_iommu());
+    config.memory.shared = true;
+    config.validate().unwrap();
+    config.memory = MemoryConfig { hugepages: true, ..MemoryConfig::with_size(512 * MIB) };
+    config.validate().unwrap();
+    config.memory.hugepages = false;
+    config.user_devices[0].iommu = true;
+    config.validate().unwrap();
+    assert!(config.has_iommu() && config.has_devices());
+}
+
+#[test]
+fn devices_of_both_kinds_share_the_bus() {
+    let mut config = config();
+    let device = |number: usize| format!("path=/{number},iommu=on").parse().unwrap();
+    config.devices = (0..16).map(device).collect();
+    config.validate().unwrap();
+    config.user_devices.push("socket=/s,iommu=on".parse().unwrap());
+    assert_eq!(config.validate().unwrap_err().rule, "at most 16 devices fit behind the virtio-iommu");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::{Booted, Control, ControlError, Created, Machine, Reply};
 use crate::api::types::PciDeviceInfo;
-use crate::config::{ConfigError, DeviceConfig, one_line};
+use crate::config::{ConfigError, DeviceConfig, UserDeviceConfig, one_line};
 
 impl<M: Machine> Control<M> {
     /// Adds a device to the configuration, and to the VM if it is booted.
@@ -33,10 +33,27 @@ impl<M: Machine> Control<M> {
         Ok(added.map_or(Reply::Done, Reply::Added))
     }
 
+    /// Adds a device that another process emulates, for the next boot.
+    pub(super) fn add_user_device(&mut self, device: UserDeviceConfig) -> Result<(), ControlError> {
+        self.change_config("vm.add-user-device", |config| {
+            config.user_devices.push(device);
+            config.complete();
+            Ok(())
+        })
+    }
+
     /// Takes a device out of the configuration, and asks the guest of a VM that is booted to let go of it: once more, if
     /// it was asked before.
     pub(super) fn remove_device(&mut self, id: &str) -> Result<(), ControlError> {
-        let Created { config, booted, .. } = self.created.as_mut().ok_or(ControlError::NotCreated)?;
+        let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
+        let user = created.config.user_devices.iter().position(|device| device.id.as_deref() == Some(id));
+        if let Some(place) = user {
+            return self.change_config("vm.remove-device of a vfio-user device", |config| {
+                config.user_devices.remove(place);
+                Ok(())
+            });
+        }
+        let Created { config, booted, .. } = created;
         let place = position(&config.devices, id);
         let unknown = || ControlError::NoSuchPart(one_line(&format!("there is no device '{id}'")));
         if let Some(Booted { vm, leaving, .. }) = booted {

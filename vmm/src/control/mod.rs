@@ -27,7 +27,7 @@ use iommu_bounce::Report;
 use crate::api::types::{
     DeviceNode, IommuBounceChange, IommuBounceReport, PciDeviceInfo, VmCounters, VmInfo, VmResize, VmState,
 };
-use crate::config::{ConfigError, CpusConfig, DeviceConfig, VmConfig};
+use crate::config::{ConfigError, CpusConfig, DeviceConfig, UserDeviceConfig, VmConfig};
 use crate::event_monitor::EventMonitor;
 use crate::vm::{IOMMU_ID, Vm, VmError};
 
@@ -65,6 +65,8 @@ pub enum Call {
     Resize(VmResize),
     /// Add a device.
     AddDevice(DeviceConfig),
+    /// Add a device that another process emulates.
+    AddUserDevice(UserDeviceConfig),
     /// Remove the device with this ID.
     RemoveDevice(String),
     /// What the bounce windows are.
@@ -320,6 +322,7 @@ impl<M: Machine> Control<M> {
             Call::Nmi => self.raise_nmi()?,
             Call::Resize(size) => self.resize(&size)?,
             Call::AddDevice(device) => return self.add_device(device),
+            Call::AddUserDevice(device) => self.add_user_device(device)?,
             Call::RemoveDevice(id) => self.remove_device(&id)?,
             // The caller's, as it ends the loop.
             Call::ShutdownVmm => {}

@@ -134,6 +134,7 @@ fn config(cmdline: &str) -> VmConfig {
         memory: MemoryConfig::with_size(64 << 20),
         platform: PlatformConfig::default(),
         devices: Vec::new(),
+        user_devices: Vec::new(),
         serial: ConsoleConfig { mode: ConsoleMode::Null, file: None },
         pvpanic: false,
         iommu_bounce: None,
@@ -456,6 +457,41 @@ fn removal_is_completed_by_a_reset_and_lasts_beyond_the_next_boot() {
     control.serve_call(Call::Shutdown).unwrap();
     control.serve_call(Call::Boot).unwrap();
     assert_eq!(names(&mut control), (vec!["c".into()], vec!["c".into()]));
+    control.delete();
+}
+
+#[test]
+fn user_devices_come_and_go_while_the_vm_is_not_booted() {
+    let mut control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true });
+    let add = |control: &mut Control<Null>, text: &str| {
+        control.serve_call(Call::AddUserDevice(text.parse().unwrap())).map(drop).map_err(|error| error.to_string())
+    };
+    let remove = |control: &mut Control<Null>, id: &str| {
+        control.serve_call(Call::RemoveDevice(id.into())).map(drop).map_err(|error| error.to_string())
+    };
+    let sockets = |control: &mut Control<Null>| match control.serve_call(Call::Info) {
+        Ok(Reply::Info(info)) => {
+            info.config.user_devices.into_iter().map(|device| (device.socket, device.id.unwrap())).collect::<Vec<_>>()
+        }
+        other => panic!("{other:?}"),
+    };
+    control.create(config("")).unwrap();
+    assert!(add(&mut control, "socket=/s").unwrap_err().starts_with("--user-device iommu: is off"));
+    add(&mut control, "socket=/s,iommu=on").unwrap();
+    add(&mut control, "socket=/t,iommu=on,id=u").unwrap();
+    assert!(add(&mut control, "socket=/t,iommu=on").unwrap_err().contains("/t is given twice"));
+    let both = [("/s".into(), "_vfio_user0".into()), ("/t".into(), "u".into())];
+    assert_eq!(sockets(&mut control), both);
+    control.boot().unwrap();
+    let error = add(&mut control, "socket=/v,iommu=on").unwrap_err();
+    assert_eq!(error, "the VM is running: vm.add-user-device needs it created or shut down");
+    let error = remove(&mut control, "u").unwrap_err();
+    assert_eq!(error, "the VM is running: vm.remove-device of a vfio-user device needs it created or shut down");
+    assert_eq!(sockets(&mut control), both);
+    control.serve_call(Call::Shutdown).unwrap();
+    remove(&mut control, "_vfio_user0").unwrap();
+    assert_eq!(sockets(&mut control), both[1..]);
+    assert!(remove(&mut control, "_vfio_user0").unwrap_err().contains("there is no device"));
     control.delete();
 }
 

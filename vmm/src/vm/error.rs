@@ -48,6 +48,12 @@ pub enum VmError {
         /// What is wrong.
         source: VfioPciError,
     },
+    /// A device that another process emulates.
+    #[error("--user-device: {source}")]
+    UserDevice {
+        /// What is wrong.
+        source: VfioPciError,
+    },
     /// The virtio-iommu.
     #[error("virtio-iommu: {0}")]
     Iommu(String),
@@ -80,7 +86,9 @@ impl VmError {
         match self {
             Self::Boot(error) => error.is_user_error(),
             Self::Kvm(error) => error.is_user_error(),
-            Self::Passthrough { source, .. } | Self::Platform { source } => source.is_user_error(),
+            Self::Passthrough { source, .. } | Self::UserDevice { source } | Self::Platform { source } => {
+                source.is_user_error()
+            }
             Self::File { .. } | Self::Config(_) => true,
             _ => false,
         }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices of the host in the VM, and the virtio-iommu in front of them: what is there at boot, and what comes and goes
-//! while the guest runs.
+//! Devices of the host in the VM, and of other processes, and the virtio-iommu in front of them: what is there at boot, and
+//! what comes and goes while the guest runs.
 
 use std::sync::Arc;
 
 use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::platform::{DeviceObserver, MemorySlots, MsiAllocator};
 use devices::shown::ShownMemory;
+use devices::vfio::user::{FaultRelay, FaultSender, UserMapper, UserServer, fault_relay};
 use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioMapper, VfioPciDevice, map_guest_ram};
 use devices::virtio::iommu::{self, IommuHandle, IommuParams, RingFeatures, WindowRegion};
 use iommu_bounce::{DmaMapper, EngineConfig, MapperLimits, WindowConfig};
@@ -17,7 +18,7 @@ use vfio_ioctls::VfioDeviceFd;
 use vm_memory::GuestMemoryMmap;
 
 use super::{VmError, promise};
-use crate::config::{CHUNK_SIZE, ConfigError, DeviceConfig, IommuBounceConfig, IommuPoll, VmConfig};
+use crate::config::{CHUNK_SIZE, ConfigError, DeviceConfig, IommuBounceConfig, IommuPoll, UserDeviceConfig, VmConfig};
 use crate::kvm::create_vfio_device;
 use crate::layout::{MSI_WINDOW, PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BESIDE_IOMMU};
 
@@ -37,6 +38,32 @@ pub(super) struct Surroundings {
     pub(super) pci: Arc<PciRoot>,
     /// Who is to know what the guest does with the virtio-iommu.
     pub(super) observer: Arc<dyn DeviceObserver>,
+}
+
+/// The address space of a device behind the virtio-iommu.
+enum Mapper {
+    Vfio(VfioMapper),
+    User(UserMapper),
+}
+
+impl Mapper {
+    fn limits(&self) -> MapperLimits {
+        match self {
+            Self::Vfio(mapper) => mapper.limits(),
+            Self::User(mapper) => mapper.limits(),
+        }
+    }
+
+    /// As the virtio-iommu takes it.
+    fn behind(self, iommu: &IommuHandle) -> Box<dyn DmaMapper> {
+        match self {
+            Self::Vfio(mapper) => Box::new(mapper),
+            Self::User(mapper) => {
+                mapper.connect(iommu);
+                Box::new(mapper)
+            }
+        }
+    }
 }
 
 /// A device of the host in the VM.
@@ -75,16 +102,31 @@ impl Passthrough {
         let mut endpoints = Vec::new();
         for device in &config.devices {
             // Which slots a device may take follows from whether there will be an IOMMU.
-            let address = all.free_address(config.has_iommu(), device)?;
+            let address = all.free_address(config.has_iommu(), device.iommu)?;
             let (function, mapper) = all.open(device, address)?;
-            endpoints.extend(mapper.map(|mapper| (address, mapper)));
-            all.around.pci.add(address, function.clone())?;
-            all.devices.push(Device { address, behind: device.iommu, function });
+            endpoints.extend(mapper.map(|mapper| (address, Mapper::Vfio(mapper))));
+            all.put(address, device.iommu, function)?;
+        }
+        let mut faults = None;
+        for device in &config.user_devices {
+            let address = all.free_address(config.has_iommu(), device.iommu)?;
+            let (sender, _) = faults.get_or_insert_with(fault_relay);
+            let (function, mapper) = all.open_user(device, address, sender)?;
+            endpoints.extend(mapper.map(|mapper| (address, Mapper::User(mapper))));
+            all.put(address, device.iommu, function)?;
         }
         if config.has_iommu() {
-            all.iommu = Some(add_iommu(config, endpoints, &all.around)?);
+            let iommu = add_iommu(config, endpoints, &all.around)?;
+            relay_faults(faults, &iommu)?;
+            all.iommu = Some(iommu);
         }
         Ok(all)
+    }
+
+    fn put(&mut self, address: PciAddress, behind: bool, function: Arc<VfioPciDevice>) -> Result<(), VmError> {
+        self.around.pci.add(address, function.clone())?;
+        self.devices.push(Device { address, behind, function });
+        Ok(())
     }
 
     /// The virtio-iommu, if there is one.
@@ -94,7 +136,7 @@ impl Passthrough {
 
     /// Opens a device and puts it on the root bus of the running VM. Returns where it is. On error nothing has changed.
     pub(super) fn add(&mut self, device: &DeviceConfig) -> Result<PciAddress, VmError> {
-        let address = self.free_address(self.iommu.is_some(), device)?;
+        let address = self.free_address(self.iommu.is_some(), device.iommu)?;
         let (function, mapper) = self.open(device, address)?;
         let added = self.connect(address, &function, mapper);
         if added.is_err() {
@@ -155,8 +197,8 @@ impl Passthrough {
     }
 
     /// A slot for a device, of a VM with or without a virtio-iommu.
-    fn free_address(&self, has_iommu: bool, device: &DeviceConfig) -> Result<PciAddress, VmError> {
-        let (slots, which) = match (has_iommu, device.iommu) {
+    fn free_address(&self, has_iommu: bool, behind: bool) -> Result<PciAddress, VmError> {
+        let (slots, which) = match (has_iommu, behind) {
             (true, true) => (PCI_SLOTS_BEHIND_IOMMU, "behind"),
             (true, false) => (PCI_SLOTS_BESIDE_IOMMU, "beside"),
             (false, false) => (PCI_SLOTS, "without"),
@@ -208,6 +250,35 @@ impl Passthrough {
     }
 }
 
+impl Passthrough {
+    /// Connects to the server of a device.
+    fn open_user(
+        &self,
+        device: &UserDeviceConfig,
+        address: PciAddress,
+        faults: &FaultSender,
+    ) -> Result<(Arc<VfioPciDevice>, Option<UserMapper>), VmError> {
+        let open = || {
+            let faults = device.iommu.then(|| (address.endpoint_id(), faults.clone()));
+            let server = UserServer::connect(&device.socket, self.around.memory.clone(), faults)?;
+            if !device.iommu {
+                server.share_ram()?;
+            }
+            let id = device.id.as_deref().unwrap_or("_vfio_user");
+            // Nothing of it is shown to the guest as memory, and so nothing to other devices.
+            let function = server.function(id, &*self.around.msi, self.around.bars.clone())?;
+            Ok((Arc::new(function), device.iommu.then(|| server.mapper())))
+        };
+        open().map_err(|source| VmError::UserDevice { source })
+    }
+}
+
+/// Has faults of devices that other processes emulate come to the virtio-iommu's driver.
+fn relay_faults(faults: Option<(FaultSender, FaultRelay)>, iommu: &Arc<IommuHandle>) -> Result<(), VmError> {
+    let Some((_, relay)) = faults else { return Ok(()) };
+    relay.spawn(iommu).map_err(|source| VmError::Device { what: "starting the thread for faults of devices", source })
+}
+
 fn open_host_iommu(iommufd: bool, vm: &VmFd) -> Result<HostIommu, VmError> {
     let kvm_vfio = Arc::new(VfioDeviceFd::new_from_kvm(create_vfio_device(vm)?));
     if !iommufd {
@@ -219,7 +290,7 @@ fn open_host_iommu(iommufd: bool, vm: &VmFd) -> Result<HostIommu, VmError> {
 /// Makes the virtio-iommu for `endpoints`: it promises the guest what all of their mappers can do.
 fn add_iommu(
     config: &VmConfig,
-    endpoints: Vec<(PciAddress, VfioMapper)>,
+    endpoints: Vec<(PciAddress, Mapper)>,
     around: &Surroundings,
 ) -> Result<Arc<IommuHandle>, VmError> {
     let limits: Vec<MapperLimits> = endpoints.iter().map(|(_, mapper)| mapper.limits()).collect();
@@ -252,7 +323,7 @@ fn add_iommu(
     let (function, handle) = iommu::create(params).map_err(|error| VmError::Iommu(error.to_string()))?;
     for (address, mapper) in endpoints {
         handle
-            .add_endpoint(address.endpoint_id(), Box::new(mapper))
+            .add_endpoint(address.endpoint_id(), mapper.behind(&handle))
             .map_err(|error| VmError::Iommu(format!("device at {address}: {error}")))?;
     }
     around.pci.add(IOMMU_ADDRESS, function)?;
