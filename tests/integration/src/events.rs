@@ -68,6 +68,12 @@ pub struct Counters {
     pub unparked_chunks: u64,
     /// Calls to the host that mapped.
     pub host_maps: u64,
+    /// Accesses of devices that were stopped, and of which the driver was told, or will be.
+    #[serde(default)]
+    pub faults: u64,
+    /// Those of which it is not told: there were too many.
+    #[serde(default)]
+    pub faults_dropped: u64,
 }
 
 /// Reads an event file; one that was never made has no events.

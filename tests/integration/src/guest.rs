@@ -32,8 +32,10 @@ pub struct Guest {
     cmdline: String,
     cpus: u8,
     memory_mib: u32,
+    shared_memory: bool,
     devices: Vec<Device>,
     group_drives: Vec<PathBuf>,
+    user_devices: Vec<String>,
     bounce: Option<String>,
     job: String,
     extras: Vec<Extra>,
@@ -75,8 +77,10 @@ impl Guest {
             cmdline: String::new(),
             cpus: 1,
             memory_mib: 512,
+            shared_memory: false,
             devices: Vec::new(),
             group_drives: Vec::new(),
+            user_devices: Vec::new(),
             bounce: None,
             job: String::new(),
             extras: Vec::new(),
@@ -139,6 +143,20 @@ impl Guest {
     #[must_use]
     pub fn group_drive(mut self, image: &Path) -> Self {
         self.group_drives.push(image.into());
+        self
+    }
+
+    /// Adds a device of a vfio-user server (Carom only): the value of `--user-device`.
+    #[must_use]
+    pub fn user_device(mut self, value: &str) -> Self {
+        self.user_devices.push(value.into());
+        self
+    }
+
+    /// Shares the guest's memory with other processes.
+    #[must_use]
+    pub fn shared_memory(mut self) -> Self {
+        self.shared_memory = true;
         self
     }
 
@@ -236,8 +254,10 @@ impl Guest {
             cmdline: format!("{BASE_CMDLINE}{}", self.cmdline),
             cpus: self.cpus,
             memory_mib: self.memory_mib,
+            shared_memory: self.shared_memory,
             devices: self.devices.clone(),
             group_drives: self.group_drives.clone(),
+            user_devices: self.user_devices.clone(),
             bounce: self.bounce.clone(),
             events: dir.join("events"),
         };

@@ -78,9 +78,13 @@ pub(crate) struct Machine {
     pub(crate) cmdline: String,
     pub(crate) cpus: u8,
     pub(crate) memory_mib: u32,
+    /// Whether it is shared with other processes.
+    pub(crate) shared_memory: bool,
     pub(crate) devices: Vec<Device>,
     /// Images of emulated NVMe drives that are one IOMMU group.
     pub(crate) group_drives: Vec<PathBuf>,
+    /// Values of Carom's `--user-device`.
+    pub(crate) user_devices: Vec<String>,
     pub(crate) bounce: Option<String>,
     pub(crate) events: PathBuf,
 }
@@ -110,7 +114,10 @@ fn cloud_hypervisor(program: &Path, machine: &Machine) -> Command {
         .arg(&machine.initramfs)
         .args(["--cmdline", &machine.cmdline])
         .args(["--cpus", &format!("boot={}", machine.cpus)])
-        .args(["--memory", &format!("size={}M", machine.memory_mib)])
+        .args([
+            "--memory",
+            &format!("size={}M{}", machine.memory_mib, if machine.shared_memory { ",shared=on" } else { "" }),
+        ])
         .args(["--serial", "tty", "--console", "off"]);
     for device in &machine.devices {
         let iommu = if device.iommu { ",iommu=on" } else { "" };
@@ -124,6 +131,9 @@ fn carom(site: &Site, machine: &Machine) -> Command {
     command.arg("--event-monitor").arg(format!("path={}", machine.events.display()));
     if site.iommufd {
         command.args(["--platform", "iommufd=on"]);
+    }
+    for device in &machine.user_devices {
+        command.args(["--user-device", device]);
     }
     if let Some(bounce) = &machine.bounce {
         command.args(["--iommu-bounce", bounce]);

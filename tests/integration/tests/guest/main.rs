@@ -17,4 +17,5 @@ mod scraping;
 mod stock;
 mod support;
 mod terminal;
+mod user_device;
 mod windows;

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A vfio-user server whose device behaves like QEMU's edu (docs/specs/edu.rst), for tests of the client.
+//!
+//! It writes down what it is given and what it is refused, one line each: `map`, `unmap`, `dma` and `reset`. Where it is
+//! given a descriptor, it tries what a hostile server would: to resize the memory, and to write to what it may only read.
+
+mod device;
+mod protocol;
+mod session;
+
+use std::fs::File;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use crate::session::{Session, Settings};
+
+/// Serves an edu device by vfio-user, to one client after the other, until it is killed.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Socket to listen on
+    #[arg(long, value_name = "FILE")]
+    socket: PathBuf,
+    /// File to write down in what happens; standard output by default
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Address bits that the device has
+    #[arg(long, value_name = "BITS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(12..=64))]
+    address_bits: u32,
+    /// End the connection in the middle of the Nth transfer
+    #[arg(long, value_name = "N")]
+    die_at: Option<u64>,
+}
+
+fn serve(options: &Options) -> Result<()> {
+    let log = match &options.log {
+        Some(path) => File::create(path).with_context(|| format!("creating {}", path.display()))?,
+        None => File::from(rustix::io::dup(rustix::stdio::stdout())?),
+    };
+    let listener =
+        UnixListener::bind(&options.socket).with_context(|| format!("listening on {}", options.socket.display()))?;
+    let settings = Settings { mask: u64::MAX >> (64 - options.address_bits), die_at: options.die_at };
+    loop {
+        let (socket, _) = listener.accept().context("taking a connection")?;
+        if let Err(error) = Session::new(socket, log.try_clone()?, settings).serve() {
+            eprintln!("edu-server: {error:#}");
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let Err(error) = serve(&Options::parse()) else { return ExitCode::SUCCESS };
+    eprintln!("edu-server: {error:#}");
+    ExitCode::FAILURE
+}

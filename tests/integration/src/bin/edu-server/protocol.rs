@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Messages of vfio-user, as far as this server needs them (QEMU, docs/interop/vfio-user.rst).
+
+use std::fs::File;
+use std::io::{IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context, Result, bail};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+pub(crate) const VERSION: u16 = 1;
+pub(crate) const DMA_MAP: u16 = 2;
+pub(crate) const DMA_UNMAP: u16 = 3;
+pub(crate) const GET_INFO: u16 = 4;
+pub(crate) const GET_REGION_INFO: u16 = 5;
+pub(crate) const GET_IRQ_INFO: u16 = 7;
+pub(crate) const SET_IRQS: u16 = 8;
+pub(crate) const REGION_READ: u16 = 9;
+pub(crate) const REGION_WRITE: u16 = 10;
+pub(crate) const DMA_READ: u16 = 11;
+pub(crate) const DMA_WRITE: u16 = 12;
+pub(crate) const RESET: u16 = 13;
+
+const HEADER: usize = 16;
+const REPLY: u32 = 1;
+const ERROR: u32 = 0x20;
+/// More than any message that comes.
+const LONGEST: usize = 2 << 20;
+
+/// A message.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) id: u16,
+    pub(crate) command: u16,
+    pub(crate) is_reply: bool,
+    pub(crate) refused: bool,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) files: Vec<File>,
+}
+
+impl Message {
+    /// The number of 32 bits at `offset` of the payload.
+    pub(crate) fn long(&self, offset: usize) -> Result<u32> {
+        let bytes = self.payload.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
+        Ok(u32::from_ne_bytes(*bytes))
+    }
+
+    /// The number of 64 bits at `offset` of the payload.
+    pub(crate) fn quad(&self, offset: usize) -> Result<u64> {
+        let bytes = self.payload.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
+        Ok(u64::from_ne_bytes(*bytes))
+    }
+}
+
+/// Receives a message; `None` when the client is gone.
+pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>> {
+    let mut files = Vec::new();
+    let Some(header) = bytes(socket, HEADER, &mut files)? else { return Ok(None) };
+    let short = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
+    let long = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    let size = usize::try_from(long(4))?;
+    if !(HEADER..=LONGEST).contains(&size) {
+        bail!("the client sends a message of {size} bytes");
+    }
+    let payload = bytes(socket, size - HEADER, &mut files)?.context("the client ends in the middle of a message")?;
+    let (is_reply, refused) = (long(8) & 0xf == REPLY, long(8) & ERROR != 0);
+    Ok(Some(Message { id: short(0), command: short(2), is_reply, refused, payload, files }))
+}
+
+fn bytes(socket: &UnixStream, len: usize, files: &mut Vec<File>) -> Result<Option<Vec<u8>>> {
+    let mut bytes = vec![0; len];
+    let mut done = 0;
+    while done < len {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut bytes[done..])];
+        let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                files.extend(descriptors.map(File::from));
+            }
+        }
+        if got == 0 {
+            return Ok(None);
+        }
+        done += got;
+    }
+    Ok(Some(bytes))
+}
+
+/// Sends a message.
+fn send(mut socket: &UnixStream, id: u16, command: u16, flags: u32, error: u32, payload: &[u8]) -> Result<()> {
+    let size = u32::try_from(HEADER + payload.len())?;
+    let mut message = [id.to_ne_bytes(), command.to_ne_bytes()].concat();
+    message.extend([size, flags, error].into_iter().flat_map(u32::to_ne_bytes));
+    message.extend(payload);
+    socket.write_all(&message).context("sending")
+}
+
+/// Asks the client.
+pub(crate) fn ask(socket: &UnixStream, id: u16, command: u16, payload: &[u8]) -> Result<()> {
+    send(socket, id, command, 0, 0, payload)
+}
+
+/// Answers the client.
+pub(crate) fn answer(socket: &UnixStream, message: &Message, payload: &[u8]) -> Result<()> {
+    send(socket, message.id, message.command, REPLY, 0, payload)
+}
+
+/// Refuses what the client asks for.
+pub(crate) fn refuse(socket: &UnixStream, message: &Message, error: rustix::io::Errno) -> Result<()> {
+    let error = u32::try_from(error.raw_os_error())?;
+    send(socket, message.id, message.command, REPLY | ERROR, error, &[])
+}

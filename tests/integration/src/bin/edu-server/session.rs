@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! One client: its messages, its memory, and the device's transfers.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{OFlags, fcntl_getfl, ftruncate};
+use rustix::io::Errno;
+
+use crate::device::{BAR_SIZE, CONFIG_SIZE, Edu, Transfer};
+use crate::protocol::{self, Message, answer, refuse};
+
+const CONFIG_REGION: u32 = 7;
+const MSI: u32 = 1;
+/// Number of the questions that this side asks: there is one at a time.
+const QUESTION: u16 = 1;
+
+/// What the server is to be like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// Bits of the device's addresses.
+    pub(crate) mask: u64,
+    /// Which transfer to end the connection in.
+    pub(crate) die_at: Option<u64>,
+}
+
+/// Memory that the client announced.
+struct Mapping {
+    size: u64,
+    /// The descriptor that came with it, and where in its file the memory starts.
+    file: Option<(File, u64)>,
+}
+
+/// A client.
+pub(crate) struct Session {
+    socket: UnixStream,
+    log: File,
+    settings: Settings,
+    edu: Edu,
+    memory: BTreeMap<u64, Mapping>,
+    interrupt: Option<File>,
+    /// What came while this side waited for an answer.
+    waiting: VecDeque<Message>,
+    transfers: u64,
+}
+
+impl Session {
+    pub(crate) fn new(socket: UnixStream, log: File, settings: Settings) -> Self {
+        let (edu, memory, waiting) = (Edu::new(settings.mask), BTreeMap::new(), VecDeque::new());
+        Self { socket, log, settings, edu, memory, interrupt: None, waiting, transfers: 0 }
+    }
+
+    /// Serves the client until it is gone.
+    pub(crate) fn serve(mut self) -> Result<()> {
+        loop {
+            let message = match self.waiting.pop_front() {
+                Some(message) => message,
+                None => match protocol::receive(&self.socket)? {
+                    Some(message) => message,
+                    None => return Ok(()),
+                },
+            };
+            self.handle(message)?;
+            if let Some(transfer) = self.edu.started() {
+                self.transfer(transfer)?;
+                if self.edu.finish() {
+                    self.raise()?;
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, line: &str) -> Result<()> {
+        writeln!(self.log, "{line}").context("writing the log")
+    }
+
+    fn raise(&mut self) -> Result<()> {
+        self.interrupt.as_mut().map_or(Ok(()), |event| event.write_all(&1u64.to_ne_bytes())).context("an interrupt")
+    }
+
+    fn handle(&mut self, mut message: Message) -> Result<()> {
+        let numbers = |numbers: &[u32]| numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
+        let payload = match message.command {
+            protocol::VERSION => {
+                let mut payload = numbers(&[1 << 16]);
+                payload.extend(b"{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0");
+                payload
+            }
+            // It can be reset, and is a PCI device.
+            protocol::GET_INFO => numbers(&[16, 3, 9, 5]),
+            protocol::GET_REGION_INFO => {
+                let index = message.long(8)?;
+                let size = match index {
+                    0 => u32::try_from(BAR_SIZE)?,
+                    CONFIG_REGION => u32::try_from(CONFIG_SIZE)?,
+                    _ => 0,
+                };
+                numbers(&[32, 3, index, 0, size, 0, 0, 0])
+            }
+            protocol::GET_IRQ_INFO => numbers(&[16, 1, message.long(8)?, u32::from(message.long(8)? == MSI)]),
+            protocol::SET_IRQS => {
+                if message.long(8)? == MSI {
+                    self.interrupt = message.files.pop();
+                }
+                Vec::new()
+            }
+            protocol::REGION_READ | protocol::REGION_WRITE => match self.access(&message)? {
+                Some(payload) => payload,
+                None => return refuse(&self.socket, &message, Errno::INVAL),
+            },
+            protocol::DMA_MAP => {
+                if !self.map(&mut message)? {
+                    return refuse(&self.socket, &message, Errno::EXIST);
+                }
+                Vec::new()
+            }
+            protocol::DMA_UNMAP => {
+                let (address, size) = (message.quad(8)?, message.quad(16)?);
+                if self.memory.get(&address).is_none_or(|mapping| mapping.size != size) {
+                    return refuse(&self.socket, &message, Errno::NOENT);
+                }
+                self.memory.remove(&address);
+                self.note(&format!("unmap iova={address:#x} size={size:#x}"))?;
+                message.payload.clone()
+            }
+            protocol::RESET => {
+                self.edu = Edu::new(self.settings.mask);
+                self.note("reset")?;
+                Vec::new()
+            }
+            _ => return refuse(&self.socket, &message, Errno::OPNOTSUPP),
+        };
+        answer(&self.socket, &message, &payload)
+    }
+
+    /// An access to a region; `None` if it is none that can be.
+    fn access(&mut self, message: &Message) -> Result<Option<Vec<u8>>> {
+        let (offset, region, count) = (message.quad(0)?, message.long(8)?, usize::try_from(message.long(12)?)?);
+        let mut reply = message.payload[..16].to_vec();
+        let size = if region == 0 { BAR_SIZE } else { CONFIG_SIZE as u64 };
+        let fits = offset.checked_add(count as u64).is_some_and(|end| end <= size);
+        if !matches!(region, 0 | CONFIG_REGION) || count > 8 || !fits {
+            return Ok(None);
+        }
+        let mut data = vec![0; count];
+        let at = usize::try_from(offset)?;
+        match (region, message.command) {
+            (0, protocol::REGION_READ) => self.edu.read(offset, &mut data),
+            (_, protocol::REGION_READ) => data.copy_from_slice(&self.edu.config[at..at + count]),
+            (0, _) => {
+                if self.edu.write(offset, &message.payload[16..]) {
+                    self.raise()?;
+                }
+                data.clear();
+            }
+            _ => {
+                self.edu.config[at..at + count].copy_from_slice(&message.payload[16..]);
+                data.clear();
+            }
+        }
+        reply.append(&mut data);
+        Ok(Some(reply))
+    }
+
+    /// Takes memory; `false` if something is there already. What could be done with the descriptor and must not goes to the
+    /// log.
+    fn map(&mut self, message: &mut Message) -> Result<bool> {
+        let (flags, offset, address, size) = (message.long(4)?, message.quad(8)?, message.quad(16)?, message.quad(24)?);
+        let last = address.checked_add(size.checked_sub(1).context("an empty mapping")?).context("it wraps")?;
+        let before = self.memory.range(..=last).next_back();
+        if before.is_some_and(|(start, mapping)| start + (mapping.size - 1) >= address) {
+            return Ok(false);
+        }
+        let access = ["none", "r", "w", "rw"][usize::try_from(flags & 3)?];
+        let file = message.files.pop();
+        let descriptor = file.as_ref().map_or(Ok("descriptor=none".into()), examine)?;
+        self.note(&format!("map iova={address:#x} size={size:#x} access={access} {descriptor}"))?;
+        self.memory.insert(address, Mapping { size, file: file.map(|file| (file, offset)) });
+        Ok(true)
+    }
+
+    fn transfer(&mut self, transfer: Transfer) -> Result<()> {
+        let Transfer { to_memory, address, len, .. } = transfer;
+        self.transfers += 1;
+        if self.settings.die_at == Some(self.transfers) {
+            bail!("ends in transfer {}, as it was told", self.transfers);
+        }
+        let done = self.by_descriptor(transfer)?;
+        let outcome = if done {
+            "descriptor"
+        } else if self.by_message(transfer)? {
+            "message"
+        } else {
+            "refused"
+        };
+        let what = if to_memory { "write" } else { "read" };
+        self.note(&format!("dma {what} iova={address:#x} len={len} {outcome}"))
+    }
+
+    /// By what the client gave a descriptor of; `false` if it gave none, or one that does not allow it.
+    fn by_descriptor(&mut self, transfer: Transfer) -> Result<bool> {
+        let Transfer { to_memory, address, offset, len } = transfer;
+        let Some((start, mapping)) = self.memory.range(..=address).next_back() else { return Ok(false) };
+        let (Some((file, base)), at) = (&mapping.file, address - start) else { return Ok(false) };
+        if at.checked_add(len as u64).is_none_or(|end| end > mapping.size) {
+            return Ok(false);
+        }
+        let data = &mut self.edu.buffer[offset..offset + len];
+        let outcome = if to_memory { file.write_all_at(data, base + at) } else { file.read_exact_at(data, base + at) };
+        Ok(outcome.is_ok())
+    }
+
+    /// By asking the client, whether it announced the memory or not; `false` if it refuses.
+    fn by_message(&mut self, transfer: Transfer) -> Result<bool> {
+        let Transfer { to_memory, address, offset, len } = transfer;
+        let mut payload = [address.to_ne_bytes(), (len as u64).to_ne_bytes()].concat();
+        let command = if to_memory { protocol::DMA_WRITE } else { protocol::DMA_READ };
+        if to_memory {
+            payload.extend(&self.edu.buffer[offset..offset + len]);
+        }
+        protocol::ask(&self.socket, QUESTION, command, &payload)?;
+        let reply = loop {
+            let message = protocol::receive(&self.socket)?.context("the client goes in the middle of a transfer")?;
+            if message.is_reply && message.id == QUESTION {
+                break message;
+            }
+            self.waiting.push_back(message);
+        };
+        if reply.refused {
+            return Ok(false);
+        }
+        if !to_memory {
+            let data = reply.payload.get(16..).filter(|data| data.len() == len);
+            self.edu.buffer[offset..offset + len].copy_from_slice(data.context("the client sends too little")?);
+        }
+        Ok(true)
+    }
+}
+
+/// What the descriptor is, and what it lets a hostile server do.
+fn examine(file: &File) -> Result<String> {
+    let size = file.metadata()?.len();
+    let writable = fcntl_getfl(file)?.intersection(OFlags::ACCMODE) == OFlags::RDWR;
+    let resizable = ftruncate(file, size + 4096).is_ok() || ftruncate(file, 0).is_ok();
+    let mode = if writable { "rw" } else { "r" };
+    // A descriptor that is open for reading, opened anew for writing: writes back the first byte.
+    let mut first = [0];
+    let again = File::options().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    file.read_exact_at(&mut first, 0)?;
+    let forced = !writable && again.is_ok_and(|again| again.write_all_at(&first, 0).is_ok());
+    let yes_no = |yes| if yes { "yes" } else { "no" };
+    Ok(format!("descriptor={mode} bytes={size:#x} resizable={} forced={}", yes_no(resizable), yes_no(forced)))
+}
