@@ -195,16 +195,28 @@ pub(super) fn take_message(
             let mut payload = vec![0; header.payload];
             fill(input, &mut payload)?;
             let answer = serve(&header, &payload, dma);
-            if no_reply { Ok(()) } else { send(&answer).map_err(|error| format!("takes no answers: {error}")) }
+            if no_reply {
+                Ok(())
+            } else {
+                send(&answer).map_err(|error| closed(&error).unwrap_or_else(|| format!("takes no answers: {error}")))
+            }
         }
     }
 }
 
 fn fill(input: &mut impl Read, bytes: &mut [u8]) -> Result<(), String> {
     input.read_exact(bytes).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => "closed the connection".to_string(),
-        _ => format!("cannot be read from: {error}"),
+        io::ErrorKind::UnexpectedEof => CLOSED.to_string(),
+        _ => closed(&error).unwrap_or_else(|| format!("cannot be read from: {error}")),
     })
+}
+
+/// What to call it when the other side is not there any more, whoever notices first.
+const CLOSED: &str = "closed the connection";
+
+/// That, if this is what the error says.
+fn closed(error: &io::Error) -> Option<String> {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset).then(|| CLOSED.to_string())
 }
 
 /// Does what the server asks for. Returns the whole answer.
@@ -319,7 +331,8 @@ impl Connection {
         let mut message = Header::question(id, command, payload.len()).encode().to_vec();
         message.extend(payload);
         if let Err(error) = self.shared.send(&message, descriptors) {
-            self.shared.give_up(&format!("takes no {}: {error}", command.name()));
+            let reason = closed(&error).unwrap_or_else(|| format!("takes no {}: {error}", command.name()));
+            self.shared.give_up(&reason);
         }
         calls.wait(id, deadline).unwrap_or_else(|| {
             self.shared.give_up(&format!("has not answered {} for {} s", command.name(), limit.as_secs_f32()));
