@@ -42,6 +42,8 @@ pub const CMDLINE_MAX: usize = 0x1_0000;
 pub const LOW_RAM_END: u64 = 0xa_0000;
 /// ACPI tables, starting with the RSDP (where firmware-less kernels search for it).
 pub const ACPI_TABLES: u64 = 0xe_0000;
+/// What a jump to the firmware's entry in real mode reaches (0xf000:0xfff0).
+pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// First address of memory that kernels are loaded to.
 pub const HIGH_RAM_START: u64 = 0x10_0000;
 

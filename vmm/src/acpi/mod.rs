@@ -19,7 +19,7 @@ use devices::pci::PciAddress;
 use std::ops::RangeInclusive;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
-use crate::layout::{ACPI_PORTS, ACPI_TABLES, HIGH_RAM_START, IO_APIC, LOCAL_APIC, PCI_ECAM};
+use crate::layout::{ACPI_PORTS, ACPI_TABLES, IO_APIC, LOCAL_APIC, PCI_ECAM, RESET_VECTOR};
 
 /// Who made the tables.
 const OEM_ID: [u8; 6] = *b"CAROM ";
@@ -44,10 +44,7 @@ pub struct Machine {
 /// Writes all tables to guest memory; returns the address of the root pointer (RSDP).
 pub fn write(memory: &GuestMemoryMmap, machine: &Machine) -> Result<u64, GuestMemoryError> {
     let tables = build(machine, ACPI_TABLES);
-    assert!(
-        ACPI_TABLES + tables.len() as u64 <= HIGH_RAM_START,
-        "the tables of 254 vCPUs and 32 devices fit in 128 KiB"
-    );
+    assert!(ACPI_TABLES + tables.len() as u64 <= RESET_VECTOR, "the tables of 254 vCPUs and 32 devices fit in 128 KiB");
     memory.write_slice(&tables, GuestAddress(ACPI_TABLES))?;
     Ok(ACPI_TABLES)
 }
@@ -178,6 +175,6 @@ mod tests {
     #[test]
     fn tables_of_the_largest_machine_fit() {
         let image = build(&Machine { vcpus: 254, ..machine() }, ACPI_TABLES);
-        assert!(ACPI_TABLES + image.len() as u64 <= HIGH_RAM_START);
+        assert!(ACPI_TABLES + image.len() as u64 <= RESET_VECTOR);
     }
 }

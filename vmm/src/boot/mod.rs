@@ -5,6 +5,7 @@
 mod linux;
 mod memory_map;
 mod pvh;
+mod reset_vector;
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -109,6 +110,7 @@ impl Payload {
         memory.write_slice(cmdline, GuestAddress(CMDLINE)).map_err(write_error("the command line"))?;
         memory.write_obj(0u8, GuestAddress(CMDLINE + cmdline.len() as u64)).map_err(write_error("the command line"))?;
         registers::write_tables(memory).map_err(write_error("boot page tables"))?;
+        reset_vector::write(memory).map_err(write_error("what follows a jump to the firmware"))?;
         let map = memory_map::build(ram_size);
         match loaded.header {
             Some(header) => {

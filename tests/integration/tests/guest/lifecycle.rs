@@ -3,8 +3,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use carom_integration::Guest;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Guest, Kernel};
 
 use crate::support::{MIB, SITE, number, run};
 
@@ -67,6 +67,27 @@ fn reboots_twice(name: &str, bounce: Option<&str>) {
             outcome.counters
         );
     }
+}
+
+#[test]
+fn distributions_kernel_restarts_without_firmware() {
+    // Linux with EFI built in does not use ACPI's reset register of a machine like this one.
+    let id = unique();
+    let job = format!(
+        r#"{WAIT_FOR_NVME}{MARKER}
+if [ "$(marker)" = {id} ]; then
+    echo CAROM-RESTARTED
+else
+    marker {id}
+    echo b >/proc/sysrq-trigger
+    sleep 60
+fi
+"#
+    );
+
+    let outcome = run(&Guest::new("restart-stock").kernel(Kernel::Stock).iommu_device(&SITE.nvme[0]).job(&job));
+
+    assert!(outcome.console.contains("CAROM-RESTARTED"), "console:\n{}", outcome.console);
 }
 
 #[test]
