@@ -77,9 +77,20 @@ build_remote() {
     export CAROM_REMOTE
 }
 
-# build_guest [OPTION…]: the patched kernel and its initramfs; options are those of scripts/guest-kernel.
+# build_guest: the patched kernel and its initramfs.
 build_guest() {
-    CAROM_GUEST_KERNEL=$("$CAROM_ROOT/scripts/guest-kernel" "$@")
+    CAROM_GUEST_KERNEL=$("$CAROM_ROOT/scripts/guest-kernel")
+    build_guest_initramfs
+}
+
+# build_profiled_guest: the same with the function profiler.
+build_profiled_guest() {
+    CAROM_GUEST_KERNEL=$("$CAROM_ROOT/scripts/guest-kernel" --profile)
+    build_guest_initramfs
+}
+
+# build_guest_initramfs: what goes with CAROM_GUEST_KERNEL.
+build_guest_initramfs() {
     CAROM_GUEST_INITRAMFS=$("$CAROM_ROOT/scripts/guest-initramfs")
     export CAROM_GUEST_KERNEL CAROM_GUEST_INITRAMFS
 }
