@@ -122,6 +122,22 @@ pub trait DeviceObserver: Send + Sync {
     fn observe(&self, id: &str, event: DeviceEvent);
 }
 
+/// What the host tells of a device of its own that the guest has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostNotice {
+    /// The device had an uncorrectable error: what it read and wrote since cannot be relied on.
+    Failed,
+    /// The host wants it back, and waits until it is closed. It says so again from time to time.
+    Requested,
+}
+
+/// Whoever acts on that.
+pub trait HostListener: Send + Sync {
+    /// The host told this of the device of this name, which has this address in the host. Comes on a thread of the device's, for
+    /// which closing the device waits: it must not wait, nor call the device.
+    fn notify(&self, id: &str, host: &str, notice: HostNotice);
+}
+
 #[cfg(test)]
 pub(crate) mod test_support {
     use std::sync::Mutex;

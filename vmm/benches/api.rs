@@ -169,7 +169,8 @@ impl Guest {
         });
         let api = ApiSocket::bind(socket).unwrap();
         let control = thread::spawn(move || {
-            let mut control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true });
+            let mut control =
+                Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });
             let mut config: VmConfig = serde_json::from_str(CONFIG).unwrap();
             config.prepare().unwrap();
             control.create(config).unwrap();

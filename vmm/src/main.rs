@@ -54,7 +54,7 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
         Some(option) => open_event_monitor(&option, &mut inherited)?,
         None => EventMonitor::none(),
     };
-    let control = Control::<Vm>::new(monitor.clone(), Options { no_shutdown });
+    let control = Control::<Vm>::new(monitor.clone(), Options { no_shutdown, has_api: api_socket.is_some() });
     control.watch_signals()?;
     let socket = api_socket.map(|option| make_socket(&option, &mut inherited)).transpose()?;
     let metrics = metrics.map(listen_for_metrics).transpose()?;

@@ -13,13 +13,14 @@ use super::error::VfioPciError;
 use super::host::{HostFunction, VfioFunction};
 use super::interrupts::Interrupts;
 use super::layout::{MsixCapability, examine};
+use super::notices::HostWatch;
 use super::residents::Movable;
 use super::space::DmaSpace;
 use super::sysfs::HostFunctionPath;
 use super::throttle::Throttle;
 use super::view::ConfigView;
 use crate::pci::{Bar, MsixTable, PciDevice, regs};
-use crate::platform::{MemorySlots, MsiAllocator, MsiVectors};
+use crate::platform::{HostListener, MemorySlots, MsiAllocator, MsiVectors};
 use crate::sync::lock;
 
 struct State {
@@ -39,6 +40,7 @@ pub struct VfioPciDevice {
     msix: Option<MsixCapability>,
     slots: Arc<dyn MemorySlots>,
     throttle: Throttle,
+    watch: Mutex<Option<HostWatch>>,
     // The mappings of the BARs hold the device open, so they go before it.
     bars: Vec<HostBar>,
     host: Box<dyn HostFunction>,
@@ -94,16 +96,33 @@ impl VfioPciDevice {
             msix: layout.msix,
             slots,
             throttle: Throttle::default(),
+            watch: Mutex::default(),
             bars,
             host,
         };
-        device.reset().map_err(|source| VfioPciError::Host { what: format!("resetting {name}"), source })?;
+        device.restart().map_err(|source| VfioPciError::Host { what: format!("resetting {name}"), source })?;
         Ok(device)
     }
 
     /// Address of the function in the host, such as `0000:00:05.0`.
     pub fn host_name(&self) -> &str {
         &self.name
+    }
+
+    /// From now on has `listener` told what the host tells of the function, if it can tell anything.
+    ///
+    /// # Errors
+    /// The host gives no event, no thread, or does not take the event.
+    pub fn watch(&self, listener: Arc<dyn HostListener>) -> io::Result<()> {
+        let watch = HostWatch::start(&self.id, &self.name, &*self.host, listener)?;
+        *lock(&self.watch) = watch;
+        Ok(())
+    }
+
+    /// Has nobody told any more. Returns when the last notice is delivered.
+    pub fn unwatch(&self) {
+        let watch = lock(&self.watch).take();
+        drop(watch);
     }
 
     /// What moves the function to another address space.
@@ -153,6 +172,23 @@ impl VfioPciDevice {
             access(target, at, done..end);
             done = end;
         }
+    }
+
+    /// Resets it; with the host's `WouldBlock` while the host holds it.
+    fn restart(&self) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        let mut table = self.lock_table();
+        // No DMA from here on, whether the device can be reset or not.
+        self.quiesce(&state);
+        state.interrupts.reset(&*self.host, table.as_deref_mut());
+        let outcome = self.host.reset();
+        self.quiesce(&state);
+        state.view = state.initial.clone();
+        match outcome? {
+            true => info!("{}: reset", self.name),
+            false => warn!("{}: the host knows no way to reset it; its DMA is off, its registers stay", self.name),
+        }
+        Ok(())
     }
 
     /// Writes the command register as at power-on: decoding on, no bus mastering.
@@ -250,19 +286,14 @@ impl PciDevice for VfioPciDevice {
         });
     }
 
+    /// One that the host is taking back cannot be reset: the host holds it until it is closed. That is no reason to end the VM.
     fn reset(&self) -> io::Result<()> {
-        let mut state = lock(&self.state);
-        let mut table = self.lock_table();
-        // No DMA from here on, whether the device can be reset or not.
-        self.quiesce(&state);
-        state.interrupts.reset(&*self.host, table.as_deref_mut());
-        let outcome = self.host.reset();
-        self.quiesce(&state);
-        state.view = state.initial.clone();
-        match outcome? {
-            true => info!("{}: reset", self.name),
-            false => warn!("{}: the host knows no way to reset it; its DMA is off, its registers stay", self.name),
+        match self.restart() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                warn!("{}: the host holds it, and so it is not reset; its DMA is off, its registers stay", self.name);
+                Ok(())
+            }
+            outcome => outcome,
         }
-        Ok(())
     }
 }

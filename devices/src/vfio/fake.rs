@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -29,8 +30,12 @@ pub(super) struct Inner {
     pub(super) config: Mutex<Vec<u8>>,
     pub(super) regions: Vec<Region>,
     pub(super) irqs: (u32, u32),
+    /// Interrupts of the host's own that it has, with the event of each that is on.
+    pub(super) notices: Mutex<Vec<(IrqKind, Option<EventFd>)>>,
     pub(super) events: Mutex<Vec<Event>>,
     pub(super) resets: bool,
+    /// It cannot be reset now, as the host holds it.
+    pub(super) held: AtomicBool,
     file: File,
 }
 
@@ -53,8 +58,29 @@ impl FakeFunction {
         }
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
-        let inner = Inner { config: Mutex::new(bytes), regions, irqs, events: Mutex::default(), resets: true, file };
+        let inner = Inner {
+            config: Mutex::new(bytes),
+            regions,
+            irqs,
+            notices: Mutex::default(),
+            events: Mutex::default(),
+            resets: true,
+            held: AtomicBool::new(false),
+            file,
+        };
         Self(Arc::new(inner))
+    }
+
+    /// The host can tell this of it.
+    pub(super) fn offer(&self, kind: IrqKind) {
+        self.0.notices.lock().unwrap().push((kind, None));
+    }
+
+    /// The host tells it, if anybody wants to know; returns whether.
+    pub(super) fn tell(&self, kind: IrqKind) -> bool {
+        let notices = self.0.notices.lock().unwrap();
+        let event = notices.iter().find(|(other, _)| *other == kind).and_then(|(_, event)| event.as_ref());
+        event.map(|event| event.write(1).unwrap()).is_some()
     }
 
     pub(super) fn set(&self, offset: u16, bytes: &[u8]) {
@@ -125,9 +151,13 @@ impl HostFunction for FakeFunction {
         match kind {
             IrqKind::Msi => self.0.irqs.0,
             IrqKind::Msix => self.0.irqs.1,
+            kind => u32::from(self.0.notices.lock().unwrap().iter().any(|(other, _)| *other == kind)),
         }
     }
     fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()> {
+        if let Some((_, event)) = self.0.notices.lock().unwrap().iter_mut().find(|(other, _)| *other == kind) {
+            *event = Some(events[0].try_clone()?);
+        }
         self.record(Event::Enable(kind, events.len()));
         Ok(())
     }
@@ -136,6 +166,9 @@ impl HostFunction for FakeFunction {
         Ok(())
     }
     fn reset(&self) -> io::Result<bool> {
+        if self.0.held.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        }
         self.record(Event::Reset);
         Ok(self.0.resets)
     }

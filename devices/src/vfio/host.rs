@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use vfio_bindings::bindings::vfio::{
-    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP,
-    VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE,
+    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
+    VFIO_PCI_REQ_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE,
 };
 use vfio_ioctls::{VfioDevice, VfioError, VfioRegionInfoCap};
 use vmm_sys_util::eventfd::EventFd;
@@ -51,6 +51,10 @@ pub(super) enum IrqKind {
     Msi,
     /// MSI-X.
     Msix,
+    /// Not the device's: the host has found an uncorrectable error of it. PCI Express only.
+    Error,
+    /// Not the device's: the host wants it back.
+    Request,
 }
 
 /// A function of the host.
@@ -69,7 +73,8 @@ pub(super) trait HostFunction: ConfigAccess {
     fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()>;
     /// Turns interrupts of a kind off.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
-    /// Resets it; `false` if the host knows no way to.
+    /// Resets it; `false` if the host knows no way to. Fails with `WouldBlock` while the host holds it, as when it takes it from
+    /// its driver.
     fn reset(&self) -> io::Result<bool>;
     /// What moves it to another address space, as long as it is open.
     fn movable(&self) -> Weak<dyn Movable>;
@@ -207,5 +212,7 @@ fn irq_index(kind: IrqKind) -> u32 {
     match kind {
         IrqKind::Msi => VFIO_PCI_MSI_IRQ_INDEX,
         IrqKind::Msix => VFIO_PCI_MSIX_IRQ_INDEX,
+        IrqKind::Error => VFIO_PCI_ERR_IRQ_INDEX,
+        IrqKind::Request => VFIO_PCI_REQ_IRQ_INDEX,
     }
 }

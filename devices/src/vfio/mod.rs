@@ -24,6 +24,7 @@ mod iommufd_ioctl;
 mod layout;
 mod mapper;
 mod mmap;
+mod notices;
 mod pieces;
 mod residents;
 mod space;

@@ -3,13 +3,16 @@
 //! The passed-through function as a whole, over a fake one.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, RecvError, Sender, TryRecvError};
+use std::time::Duration;
 
 use super::device::VfioPciDevice;
 use super::error::VfioPciError;
 use super::fake::{Event, FakeAllocator, FakeFunction, FakeSlots};
 use super::host::IrqKind;
 use crate::pci::{Bar, BarKind, CONTROL_ENABLE, PciDevice, regs};
-use crate::platform::MsiMessage;
+use crate::platform::{HostListener, HostNotice, MsiMessage};
 
 const MEM64: u32 = 4;
 const HOME: u64 = 0x40_0000_0000;
@@ -346,6 +349,79 @@ fn reset_stops_dma_and_interrupts_and_keeps_the_assigned_bars() {
     // Enabled anew, it works anew.
     m.device.write_config(0x42, &CONTROL_ENABLE.to_le_bytes());
     assert_eq!(m.host.events(), [Event::Enable(IrqKind::Msix, 65)]);
+}
+
+/// Keeps what it is told, with the device's names.
+struct Listener(Sender<(String, String, HostNotice)>);
+
+impl HostListener for Listener {
+    fn notify(&self, id: &str, host: &str, notice: HostNotice) {
+        self.0.send((id.into(), host.into(), notice)).unwrap();
+    }
+}
+
+#[test]
+fn what_the_host_tells_is_passed_on_as_long_as_somebody_listens() {
+    let host = nvme();
+    host.offer(IrqKind::Error);
+    host.offer(IrqKind::Request);
+    let m = machine(&host);
+    assert!(!host.tell(IrqKind::Error), "nobody listens yet");
+    let (sender, notices) = mpsc::channel();
+    m.device.watch(Arc::new(Listener(sender))).unwrap();
+    assert_eq!(host.events(), [Event::Enable(IrqKind::Error, 1), Event::Enable(IrqKind::Request, 1)]);
+    let next = || notices.recv_timeout(Duration::from_secs(20)).unwrap();
+    let told = |notice| ("vfio0".to_string(), "0000:00:05.0".to_string(), notice);
+    for _ in 0..2 {
+        assert!(host.tell(IrqKind::Request));
+        assert_eq!(next(), told(HostNotice::Requested));
+    }
+    assert!(host.tell(IrqKind::Error));
+    assert_eq!(next(), told(HostNotice::Failed));
+    // A reset concerns the device's own interrupts, and not these.
+    m.device.reset().unwrap();
+    assert!(!host.events().iter().any(|event| matches!(event, Event::Disable(_))));
+    assert!(host.tell(IrqKind::Error));
+    assert_eq!(next(), told(HostNotice::Failed));
+
+    m.device.unwatch();
+    assert!(host.tell(IrqKind::Error) && host.tell(IrqKind::Request));
+    // The listener is gone with the thread, and said nothing more.
+    assert_eq!(notices.recv(), Err(RecvError));
+}
+
+#[test]
+fn device_whose_host_tells_nothing_is_not_watched() {
+    for (kind, notice) in [(IrqKind::Error, HostNotice::Failed), (IrqKind::Request, HostNotice::Requested)] {
+        let host = nvme();
+        host.offer(kind);
+        let m = machine(&host);
+        let (sender, notices) = mpsc::channel();
+        m.device.watch(Arc::new(Listener(sender))).unwrap();
+        assert_eq!(host.events(), [Event::Enable(kind, 1)]);
+        assert!(host.tell(kind));
+        assert_eq!(notices.recv_timeout(Duration::from_secs(20)).unwrap().2, notice);
+        // The end of the device is the end of it, too.
+        drop(m);
+        assert_eq!(notices.recv(), Err(RecvError));
+    }
+    let m = machine(&nvme());
+    let (sender, notices) = mpsc::channel();
+    m.device.watch(Arc::new(Listener(sender))).unwrap();
+    assert_eq!((m.host.events(), notices.try_recv()), (vec![], Err(TryRecvError::Disconnected)));
+}
+
+#[test]
+fn device_that_the_host_holds_is_quiet_and_no_reason_to_fail_but_is_not_taken_either() {
+    let m = machine(&nvme());
+    m.device.write_config(regs::COMMAND, &[6, 0]);
+    m.host.0.held.store(true, Ordering::Relaxed);
+    m.host.events();
+    m.device.reset().unwrap();
+    assert_eq!((m.host.get(regs::COMMAND), m.device.bar_address(0)), (2, None));
+    assert!(!m.host.events().contains(&Event::Reset));
+    let error = refusal(&m.host);
+    assert!(error.to_string().contains("resetting 0000:00:05.0"), "{error}");
 }
 
 mod hostile {

@@ -45,6 +45,7 @@ pub fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
     let scrape = Scrape(Registry::new());
     vmm(&scrape)?;
     vm(&scrape, snapshot)?;
+    devices(&scrape, snapshot)?;
     iommu(&scrape, snapshot)?;
     snapshot.engine.as_ref().map_or(Ok(()), |engine| endpoints(&scrape, engine, &snapshot.devices))?;
     let mut families = scrape.0.gather();
@@ -66,6 +67,14 @@ fn vm(scrape: &Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
     scrape.add(Box::new(states))?;
     scrape.gauge("carom_vm_vcpus", "vCPUs of the VM.", snapshot.vcpus.into())?;
     scrape.gauge("carom_vm_memory_bytes", "RAM of the VM.", snapshot.memory_bytes)
+}
+
+/// What the host told of passed-through devices.
+fn devices(scrape: &Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
+    let help = "Uncorrectable errors of passed-through devices that the host reported.";
+    scrape.total("carom_device_errors_total", help, snapshot.device_errors)?;
+    let help = "Passed-through devices that the host wanted back.";
+    scrape.total("carom_device_requests_total", help, snapshot.device_requests)
 }
 
 fn iommu(scrape: &Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
@@ -237,6 +246,8 @@ mod tests {
             vcpus: 2,
             memory_bytes: 1 << 30,
             iommu: Some(report),
+            device_errors: 3,
+            device_requests: 5,
             ..Snapshot::default()
         };
         let text = render(&snapshot).unwrap();
@@ -246,6 +257,7 @@ mod tests {
         assert_eq!(samples["carom_iommu_requests_total{kind=\"map\"}"], 7);
         assert_eq!(samples["carom_iommu_requests_failed_total{kind=\"map\"}"], 2);
         assert_eq!(samples["carom_iommu_mapped_bytes"], 4096);
+        assert_eq!((samples["carom_device_errors_total"], samples["carom_device_requests_total"]), (3, 5));
         assert_eq!(samples["carom_iommu_window_budget_bytes"], 64 << 20);
         // Every metric has its help and type, and what only grows is named so.
         for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {

@@ -72,6 +72,10 @@ impl<M: Machine> Control<M> {
         let Some(Created { booted: Some(booted), .. }) = &mut self.created else { return };
         let closed = booted.vm.close_devices();
         booted.leaving.retain(|device| closed.iter().all(|closed| device.id.as_ref() != Some(&closed.id)));
+        for device in &closed {
+            booted.requested.remove(&device.id);
+            booted.mailbox.forget_device(&device.id);
+        }
         closed.iter().for_each(|device| self.tell("device-removed", device));
     }
 

@@ -11,11 +11,13 @@ mod counters;
 mod error;
 pub(crate) mod figures;
 mod hotplug;
+mod notices;
 mod signals;
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -111,6 +113,10 @@ pub struct Snapshot {
     pub engine: Option<Report>,
     /// Its devices, while it is booted.
     pub devices: Vec<DeviceNode>,
+    /// How often the host reported an error of a device since the program started.
+    pub device_errors: u64,
+    /// How often the host wanted a device back.
+    pub device_requests: u64,
 }
 
 impl Snapshot {
@@ -191,6 +197,8 @@ pub trait Machine: Sized {
 pub struct Options {
     /// The VMM stays when the guest has ended.
     pub no_shutdown: bool,
+    /// There is an API: somebody can resume a VM that is paused, or do something else with it.
+    pub has_api: bool,
 }
 
 /// A VM that is created.
@@ -206,6 +214,8 @@ struct Booted<M> {
     mailbox: Arc<Mailbox>,
     /// Devices that the guest was asked to let go of and has still. The configuration has them no more.
     leaving: Vec<DeviceConfig>,
+    /// Names of those that the host wants back.
+    requested: BTreeSet<String>,
 }
 
 /// The control thread's own.
@@ -215,13 +225,15 @@ pub struct Control<M: Machine = Vm> {
     options: Options,
     handle: ControlHandle,
     messages: Receiver<Message>,
+    device_errors: u64,
+    device_requests: u64,
 }
 
 impl<M: Machine> Control<M> {
     /// A control thread with no VM. `monitor` takes the events.
     pub fn new(monitor: EventMonitor, options: Options) -> Self {
         let (handle, messages) = channel::channel();
-        Self { created: None, monitor, options, handle, messages }
+        Self { created: None, monitor, options, handle, messages, device_errors: 0, device_requests: 0 }
     }
 
     /// The way to this thread.
@@ -255,7 +267,7 @@ impl<M: Machine> Control<M> {
         self.monitor.event("vm", "booting");
         let mut vm = M::build(&created.config, mailbox.clone(), &self.monitor)?;
         vm.start(true)?;
-        created.booted = Some(Booted { vm, mailbox, leaving: Vec::new() });
+        created.booted = Some(Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new() });
         created.state = State::Running;
         self.monitor.event("vm", "booted");
         Ok(())
@@ -379,7 +391,10 @@ impl<M: Machine> Control<M> {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let Some(created) = &self.created else { return Snapshot::default() };
+        let (device_errors, device_requests) = (self.device_errors, self.device_requests);
+        let Some(created) = &self.created else {
+            return Snapshot { device_errors, device_requests, ..Snapshot::default() };
+        };
         let vm = created.booted.as_ref().map(|booted| &booted.vm);
         Snapshot {
             state: Some(created.state),
@@ -388,6 +403,8 @@ impl<M: Machine> Control<M> {
             iommu: vm.and_then(M::iommu),
             engine: vm.and_then(M::engine_report),
             devices: vm.map(M::devices).unwrap_or_default(),
+            device_errors,
+            device_requests,
         }
     }
 
@@ -519,8 +536,11 @@ impl<M: Machine> Control<M> {
     }
 
     fn serve_guest(&mut self) -> ControlFlow<Result<(), VmError>> {
-        let Some(created) = &self.created else { return ControlFlow::Continue(()) };
-        let (state, note) = (created.state, created.booted.as_ref().and_then(|booted| booted.mailbox.take()));
+        let booted = self.created.as_ref().and_then(|created| created.booted.as_ref());
+        let Some((host, note)) = booted.map(|booted| booted.mailbox.take()) else { return ControlFlow::Continue(()) };
+        self.serve_host(&host)?;
+        // What the host told may have paused the VM, or ended it.
+        let Some(Created { booted: Some(_), state, .. }) = self.created else { return ControlFlow::Continue(()) };
         match note {
             // A VM that is gone by now left it.
             None => ControlFlow::Continue(()),

@@ -69,7 +69,16 @@ impl Vm {
         let bars = Arc::new(ShownMemory::new(slots.clone()));
         let (vm, memory_of_devices) = (kvm.fd.clone(), memory.clone());
         let (msi, pci_of_devices) = (Arc::new(msi), pci.clone());
-        let around = Surroundings { vm, memory: memory_of_devices, slots, bars, msi, pci: pci_of_devices, observer };
+        let around = Surroundings {
+            vm,
+            memory: memory_of_devices,
+            slots,
+            bars,
+            msi,
+            pci: pci_of_devices,
+            observer,
+            listener: mailbox.clone(),
+        };
         let passthrough = Passthrough::new(config, around)?;
 
         let mut vcpus = Vec::new();

@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use devices::pci::{PciAddress, PciDevice, PciRoot};
-use devices::platform::{DeviceObserver, MemorySlots, MsiAllocator};
+use devices::platform::{DeviceObserver, HostListener, MemorySlots, MsiAllocator};
 use devices::shown::ShownMemory;
 use devices::vfio::user::{FaultRelay, FaultSender, UserMapper, UserServer, fault_relay};
 use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioMapper, VfioPciDevice, map_guest_ram};
 use devices::virtio::iommu::{self, IommuHandle, IommuParams, RingFeatures, WindowRegion};
 use iommu_bounce::{DmaMapper, EngineConfig, MapperLimits, WindowConfig};
 use kvm_ioctls::VmFd;
-use log::error;
+use log::{error, warn};
 use vfio_ioctls::VfioDeviceFd;
 use vm_memory::GuestMemoryMmap;
 
@@ -38,6 +38,8 @@ pub(super) struct Surroundings {
     pub(super) pci: Arc<PciRoot>,
     /// Who is to know what the guest does with the virtio-iommu.
     pub(super) observer: Arc<dyn DeviceObserver>,
+    /// Who is to know what the host tells of its devices.
+    pub(super) listener: Arc<dyn HostListener>,
 }
 
 /// The address space of a device behind the virtio-iommu.
@@ -167,6 +169,7 @@ impl Passthrough {
         let place = self.devices.iter().position(|device| device.address == address)?;
         let Device { behind, function, .. } = self.devices.remove(place);
         let id = function.id().to_string();
+        function.unwatch();
         if let Err(error) = function.reset() {
             error!("{id}: resetting it: {error}");
         }
@@ -236,6 +239,9 @@ impl Passthrough {
         let id = device.id.as_deref().unwrap_or("_vfio");
         let (msi, bars) = (self.around.msi.clone(), self.around.bars.clone());
         let function = Arc::new(VfioPciDevice::open(id, &device.path, &space, msi, bars).map_err(fail)?);
+        if let Err(error) = function.watch(self.around.listener.clone()) {
+            warn!("{id}: its errors will not be heard of, nor that the host wants it back: {error}");
+        }
         if device.iommu {
             let memory = self.around.memory.clone();
             let mapper = host.mapper(space, address.endpoint_id(), &function, memory).map_err(fail)?;

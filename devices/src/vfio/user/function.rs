@@ -94,21 +94,24 @@ impl HostFunction for UserFunction {
         match kind {
             IrqKind::Msi => self.description.irqs.0,
             IrqKind::Msix => self.description.irqs.1,
+            // A server ends its connection to take a device away, and is not trusted to stop the VM.
+            IrqKind::Error | IrqKind::Request => 0,
         }
     }
 
     fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()> {
+        let index = irq_index(kind)?;
         let events: Vec<BorrowedFd<'_>> = events.into_iter().map(borrow).collect();
-        let outcome = self.client.enable_irqs(irq_index(kind), &events);
+        let outcome = self.client.enable_irqs(index, &events);
         if let Err(CallError::Refused(_)) = outcome {
             // Some may be on.
-            self.note("turning interrupts off", self.client.disable_irqs(irq_index(kind)));
+            self.note("turning interrupts off", self.client.disable_irqs(index));
         }
         unless_gone(outcome)
     }
 
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()> {
-        unless_gone(self.client.disable_irqs(irq_index(kind)))
+        unless_gone(self.client.disable_irqs(irq_index(kind)?))
     }
 
     /// A device that does not let itself be reset cannot be left to the next guest: its server is given up.
@@ -135,9 +138,10 @@ fn unless_gone(outcome: Result<(), CallError>) -> io::Result<()> {
     }
 }
 
-fn irq_index(kind: IrqKind) -> u32 {
+fn irq_index(kind: IrqKind) -> io::Result<u32> {
     match kind {
-        IrqKind::Msi => MSI_IRQS,
-        IrqKind::Msix => MSIX_IRQS,
+        IrqKind::Msi => Ok(MSI_IRQS),
+        IrqKind::Msix => Ok(MSIX_IRQS),
+        IrqKind::Error | IrqKind::Request => Err(io::ErrorKind::Unsupported.into()),
     }
 }

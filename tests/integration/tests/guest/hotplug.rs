@@ -18,7 +18,7 @@ use crate::patch::EDU_IS_TESTED;
 use crate::support::{MIB, SITE, required};
 
 /// Each time the drive comes: verified I/O on it, then reads until it goes.
-fn use_whenever_there(drive: &str) -> String {
+pub(crate) fn use_whenever_there(drive: &str) -> String {
     let verify = workload::fio_verify(16, 32).replace("nvme0n1", &format!("{drive}n1"));
     format!(
         r#"
@@ -41,13 +41,13 @@ done
     )
 }
 
-fn put(vmm: &ApiVmm, operation: &str, body: &Value) {
+pub(crate) fn put(vmm: &ApiVmm, operation: &str, body: &Value) {
     let body = Some(body).filter(|body| !body.is_null());
     let (status, answer) = vmm.call("PUT", &format!("/api/v1/{operation}"), body).unwrap();
     assert_eq!(status, 204, "{operation}: {answer}");
 }
 
-fn create(vmm: &ApiVmm, more: Value) {
+pub(crate) fn create(vmm: &ApiVmm, more: Value) {
     let mut config = json!({
         "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
         "memory": {"size": 512 * MIB},
@@ -58,17 +58,17 @@ fn create(vmm: &ApiVmm, more: Value) {
     put(vmm, "vm.create", &config);
 }
 
-fn drive(number: usize, id: &str, iommu: bool) -> DeviceConfig {
+pub(crate) fn drive(number: usize, id: &str, iommu: bool) -> DeviceConfig {
     let path = Site::sysfs(&SITE.nvme[number]).display().to_string();
     DeviceConfig { iommu: Some(iommu), id: Some(id.into()), ..DeviceConfig::new(path) }
 }
 
-fn info(vmm: &ApiVmm) -> Value {
+pub(crate) fn info(vmm: &ApiVmm) -> Value {
     vmm.call("GET", "/api/v1/vm.info", None).unwrap().1
 }
 
 /// Waits until the VM has no device of this name.
-fn wait_gone(vmm: &ApiVmm, id: &str) {
+pub(crate) fn wait_gone(vmm: &ApiVmm, id: &str) {
     let start = Instant::now();
     while !info(vmm)["device_tree"][id].is_null() {
         assert!(start.elapsed() < BOOT_TIME, "the guest keeps it: {}", info(vmm));
@@ -77,7 +77,7 @@ fn wait_gone(vmm: &ApiVmm, id: &str) {
 }
 
 /// Bytes of memory that the host has pinned for the VMM.
-fn pinned(vmm: &ApiVmm) -> u64 {
+pub(crate) fn pinned(vmm: &ApiVmm) -> u64 {
     let text = fs::read_to_string(format!("/proc/{}/status", vmm.pid())).unwrap();
     let kib = |key: &str| -> u64 {
         let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();

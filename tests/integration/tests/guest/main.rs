@@ -16,6 +16,7 @@ mod polling;
 mod scraping;
 mod stock;
 mod support;
+mod taken_back;
 mod terminal;
 mod user_device;
 mod windows;

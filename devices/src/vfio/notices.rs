@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What the host tells of a passed-through function, by two interrupts that are VFIO's own and not the device's: that the
+//! device had an error, and that the host wants it back.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+
+use log::error;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::poll::PollContext;
+
+use super::host::{HostFunction, IrqKind};
+use crate::platform::{HostListener, HostNotice};
+
+/// Stands for the event that ends the thread; each other one has its place in the list.
+const STOP: usize = usize::MAX;
+
+/// A thread that waits for the host to tell something. Dropping it ends the thread.
+pub(super) struct HostWatch {
+    stop: EventFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HostWatch {
+    /// Starts to watch the function called `id`, at `name` in the host; `None` if its host tells nothing.
+    ///
+    /// # Errors
+    /// The host gives no event, no thread, or does not take the event.
+    pub(super) fn start(
+        id: &str,
+        name: &str,
+        host: &dyn HostFunction,
+        listener: Arc<dyn HostListener>,
+    ) -> io::Result<Option<Self>> {
+        let mut sources = Vec::new();
+        for (kind, notice) in [(IrqKind::Error, HostNotice::Failed), (IrqKind::Request, HostNotice::Requested)] {
+            if host.irq_count(kind) != 0 {
+                let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+                host.enable_irqs(kind, vec![&event])?;
+                sources.push((event, notice));
+            }
+        }
+        if sources.is_empty() {
+            return Ok(None);
+        }
+        let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        let poll = PollContext::new()?;
+        poll.add(&stop, STOP)?;
+        for (place, (event, _)) in sources.iter().enumerate() {
+            poll.add(event, place)?;
+        }
+        let (id, name) = (id.to_string(), name.to_string());
+        let run = move || {
+            if let Err(error) = relay(&poll, &sources, |notice| listener.notify(&id, &name, notice)) {
+                error!("{name}: what the host tells of it is not heard any more: {error}");
+            }
+        };
+        let thread = Builder::new().name("vfio-notices".into()).spawn(run)?;
+        Ok(Some(Self { stop, thread: Some(thread) }))
+    }
+}
+
+impl Drop for HostWatch {
+    fn drop(&mut self) {
+        // An event that nobody has written before takes a 1.
+        let stopping = self.stop.write(1).is_ok();
+        if let (true, Some(thread)) = (stopping, self.thread.take()) {
+            // It says itself what it fails at.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Passes on what comes until it is stopped. What comes several times before it is seen is passed on once.
+fn relay(poll: &PollContext<usize>, sources: &[(EventFd, HostNotice)], tell: impl Fn(HostNotice)) -> io::Result<()> {
+    loop {
+        for ready in poll.wait()?.iter_readable() {
+            let Some((event, notice)) = sources.get(ready.token()) else { return Ok(()) };
+            if event.read().is_ok() {
+                tell(*notice);
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Devices that the host's administrator takes from vfio-pci while a guest has them.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::Site;
+use carom_integration::api::ApiVmm;
+use carom_integration::events::Event;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use serde_json::{Value, json};
+
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create, info, pinned, put, use_whenever_there, wait_gone};
+use crate::support::{MIB, SITE};
+
+/// How often the kernel asks for a device that it waits for.
+const KERNEL_ASKS_AGAIN: Duration = Duration::from_secs(10);
+/// A command, though the machine is slow.
+const COMMAND_TIME: Duration = Duration::from_secs(60);
+
+/// The administrator's side of a device. It is with vfio-pci in the beginning, and in the end whatever happened: the VMM must be
+/// gone by then, or must have let go of the device.
+struct HostDevice<'a> {
+    address: &'a str,
+    unbind: Option<Child>,
+}
+
+impl<'a> HostDevice<'a> {
+    fn new(address: &'a str) -> Self {
+        Self { address, unbind: None }
+    }
+
+    fn is_bound(&self) -> bool {
+        fs::read_link(Site::sysfs(self.address).join("driver")).is_ok_and(|driver| driver.ends_with("vfio-pci"))
+    }
+
+    /// Starts to take it from vfio-pci, which waits until it is closed.
+    fn unbind(&mut self) {
+        let script = r#"echo "$1" >/sys/bus/pci/drivers/vfio-pci/unbind"#;
+        let child = Command::new("sh").args(["-c", script, "sh", self.address]).stdin(Stdio::null()).spawn();
+        self.unbind = Some(child.unwrap());
+    }
+
+    /// Whether that waits still.
+    fn waits(&mut self) -> bool {
+        self.unbind.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
+    }
+
+    /// Waits until it is taken.
+    fn wait_unbound(&mut self) {
+        let start = Instant::now();
+        while self.waits() {
+            assert!(start.elapsed() < COMMAND_TIME, "unbinding {} does not end", self.address);
+            thread::sleep(Duration::from_millis(50));
+        }
+        assert!(self.unbind.take().unwrap().wait().unwrap().success() && !self.is_bound());
+    }
+
+    fn bind(&self) -> bool {
+        let bound = fs::write("/sys/bus/pci/drivers_probe", self.address);
+        bound.is_ok() && self.is_bound()
+    }
+}
+
+impl Drop for HostDevice<'_> {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while self.waits() && start.elapsed() < COMMAND_TIME {
+            thread::sleep(Duration::from_millis(50));
+        }
+        if !self.is_bound() && !self.bind() {
+            eprintln!("{} is not with vfio-pci any more: tests that need it will fail", self.address);
+        }
+    }
+}
+
+/// The events about devices, without those of devices that came.
+fn of_devices(vmm: &ApiVmm) -> Vec<(String, Value)> {
+    let events = vmm.events().unwrap().into_iter();
+    let named = events.map(|Event { event, properties, .. }| (event, properties));
+    named.filter(|(event, _)| event.starts_with("device-") && event != "device-added").collect()
+}
+
+fn add(vmm: &ApiVmm, address: &str, id: &str) {
+    let device = json!({"path": Site::sysfs(address), "iommu": true, "id": id});
+    let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-device", Some(&device)).unwrap();
+    assert_eq!((status, &answer["bdf"]), (200, &json!("0000:00:03.0")), "{answer}");
+}
+
+#[test]
+fn drive_that_the_host_wants_back_leaves_the_guest_which_works_on() {
+    let on_the_first =
+        workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
+    let job = format!("{WAIT_FOR_NVME}\n(while :; do\n{on_the_first}\ndone) &\n{}", use_whenever_there("nvme1"));
+    // Before the VMM, so that it is there after it.
+    let mut taken = HostDevice::new(&SITE.nvme[1]);
+    let vmm = ApiVmm::start(&SITE, &job).unwrap();
+    let device = |number: usize, id: &str| json!({"path": Site::sysfs(&SITE.nvme[number]), "iommu": true, "id": id});
+    let devices = [device(0, "first"), device(1, "second")];
+    create(&vmm, json!({"devices": devices, "iommu_bounce": {"size": 64 * MIB}}));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-WORKED 1\n", 1, BOOT_TIME).unwrap();
+    vmm.wait_for("CAROM-FIRST 0", 1, BOOT_TIME).unwrap();
+    let pinned_with = pinned(&vmm);
+
+    // While the guest reads from it.
+    let start = Instant::now();
+    taken.unbind();
+    vmm.wait_for("CAROM-GONE 1\n", 1, BOOT_TIME).unwrap();
+    taken.wait_unbound();
+    println!("CAROM-TAKEN-BACK-MS {}", start.elapsed().as_millis());
+    wait_gone(&vmm, "second");
+    let requested =
+        ("device-requested".into(), json!({"id": "second", "bdf": "0000:00:03.0", "host": SITE.nvme[1].as_str()}));
+    let removed = ("device-removed".into(), json!({"id": "second", "bdf": "0000:00:03.0"}));
+    assert_eq!(of_devices(&vmm), [requested.clone(), removed.clone()]);
+    assert!(pinned(&vmm) < pinned_with, "{} of {pinned_with}", pinned(&vmm));
+    let left = info(&vmm);
+    assert_eq!((&left["state"], left["config"]["devices"].as_array().unwrap().len()), (&json!("Running"), 1));
+    let done = vmm.console().matches("CAROM-FIRST 0").count();
+    vmm.wait_for("CAROM-FIRST 0", done + 2, BOOT_TIME).unwrap();
+
+    // It comes again, and is taken while the guest stands still: the kernel insists, and once is told.
+    assert!(taken.bind(), "vfio-pci does not take it");
+    add(&vmm, &SITE.nvme[1], "second");
+    vmm.wait_for("CAROM-WORKED 2\n", 1, BOOT_TIME).unwrap();
+    put(&vmm, "vm.pause", &Value::Null);
+    taken.unbind();
+    thread::sleep(2 * KERNEL_ASKS_AGAIN + Duration::from_secs(2));
+    assert!(taken.waits(), "it was not closed, but taken");
+    assert_eq!(of_devices(&vmm), [requested.clone(), removed.clone(), requested.clone()]);
+    put(&vmm, "vm.resume", &Value::Null);
+    vmm.wait_for("CAROM-GONE 2\n", 1, BOOT_TIME).unwrap();
+    taken.wait_unbound();
+    wait_gone(&vmm, "second");
+
+    // And once more, from a guest that is reset before it has done anything.
+    assert!(taken.bind(), "vfio-pci does not take it");
+    add(&vmm, &SITE.nvme[1], "second");
+    vmm.wait_for("CAROM-WORKED 3\n", 1, BOOT_TIME).unwrap();
+    put(&vmm, "vm.pause", &Value::Null);
+    taken.unbind();
+    let start = Instant::now();
+    while of_devices(&vmm).len() < 5 {
+        assert!(start.elapsed() < COMMAND_TIME, "{:?}", of_devices(&vmm));
+        thread::sleep(Duration::from_millis(50));
+    }
+    put(&vmm, "vm.reboot", &Value::Null);
+    taken.wait_unbound();
+    let pair = [requested, removed];
+    assert_eq!(of_devices(&vmm), [&pair[..], &pair, &pair].concat());
+    vmm.wait_for("CAROM-READY", 2, BOOT_TIME).unwrap();
+    let figures = vmm.text("/metrics").unwrap();
+    assert!(figures.contains("\ncarom_device_requests_total 3\n"), "{figures}");
+    assert!(figures.contains("\ncarom_device_errors_total 0\n"), "{figures}");
+    let console = vmm.console();
+    assert!(!console.contains("CAROM-VERIFY 1") && !console.contains("CAROM-FIRST 1"), "{console}");
+    put(&vmm, "vmm.shutdown", &Value::Null);
+}
