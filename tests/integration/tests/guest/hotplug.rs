@@ -14,7 +14,7 @@ use cloud_hypervisor_client::socket_based_api_client;
 use serde_json::{Value, json};
 
 use crate::api::{BOOT_TIME, Calls, command_line, status};
-use crate::patch::EDU_IS_TESTED;
+use crate::support::edu::TEST_EDU;
 use crate::support::{MIB, SITE, required};
 
 /// Each time the drive comes: verified I/O on it, then reads until it goes.
@@ -226,7 +226,7 @@ while :; do
     n=$((n + 1))
     # The kernel shows a device before it takes drivers for it.
     sleep 0.5
-    ({EDU_IS_TESTED})
+    ({TEST_EDU})
     echo "CAROM-EDU-BAR $(head -n 1 "/sys/bus/pci/devices/$EDU/resource")"
     dmesg -c | sed -n 's/^.*dma-bounce-test: all \([0-9]*\) cases passed/CAROM-EDU-CASES \1/p'
     echo "CAROM-EDU-WORKED $n"

@@ -1,64 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a device behind the IOMMU can reach: QEMU's edu device, passed through, does DMA where the test tells it, while the
 //! NVMe drive has windows.
-//!
-//! The guest's RAM at [`VICTIM`] is set aside from its kernel, so that no driver maps it.
 
-use std::fs;
 use std::process::Command;
 
 use carom_integration::workload::{self, WAIT_FOR_NVME};
-use carom_integration::{Guest, Outcome};
 
+use crate::support::edu::{self, FIND_EDU, TAKE_EDU, TRANSFER, assert_result, guest, steer};
 use crate::support::{SITE, number, required, run};
-
-/// Guest-physical address of the RAM that is attacked.
-const VICTIM: u64 = 0x1000_0000;
-
-/// Bytes of one transfer: half a page.
-const TRANSFER: &str = "2048";
-
-/// Finds the edu device in the guest, or both.
-const FIND_EDU: &str = r#"
-EDU=
-for device in /sys/bus/pci/devices/*; do
-    [ "$(cat "$device/vendor")$(cat "$device/device")" != 0x12340x11e8 ] || EDU="$EDU${EDU:+ }$(basename "$device")"
-done
-[ -n "$EDU" ] || exit 83
-"#;
-
-/// Gives it to VFIO in the guest, which puts it into a domain of its own, or both into one.
-const TAKE_EDU: &str = r#"
-echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
-for device in $EDU; do
-    echo vfio-pci >"/sys/bus/pci/devices/$device/driver_override"
-    echo "$device" >/sys/bus/pci/drivers_probe
-done
-"#;
 
 fn edu() -> &'static str {
     required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)")
-}
-
-fn guest(name: &str, job: &str) -> Guest {
-    let program = fs::read(SITE.edu_dma.as_ref().expect("CAROM_EDU_DMA is set")).expect("CAROM_EDU_DMA can be read");
-    Guest::new(name).cmdline(&format!("iommu.strict=1 memmap=64K${VICTIM:#x}")).program("edu-dma", program).job(job)
-}
-
-/// A job part that runs edu-dma with `commands`, one a line.
-fn steer(mode: &str, commands: &[&str]) -> String {
-    let lines: String =
-        commands.iter().map(|command| format!("{}\n", command.replace("VICTIM", &format!("{VICTIM:#x}")))).collect();
-    format!("edu-dma {mode} $EDU <<'END' || exit 85\n{lines}END\n")
-}
-
-/// The results of a command of edu-dma, in order.
-fn results<'outcome>(outcome: &'outcome Outcome, command: &'outcome str) -> Vec<&'outcome str> {
-    outcome.values("CAROM-EDU").filter_map(|line| line.strip_prefix(command)?.strip_prefix(' ')).collect()
-}
-
-fn assert_result(outcome: &Outcome, command: &str, wanted: &[&str]) {
-    assert_eq!(results(outcome, command), wanted, "{command}; console:\n{}", outcome.console);
 }
 
 /// How many DMA faults this host has logged for the device.
@@ -73,9 +25,7 @@ fn host_faults(address: &str) -> usize {
 
 #[test]
 fn device_without_iommu_reaches_ram() {
-    // The control: the attack works where nothing stops it, so that the other tests prove something.
-    let commands = ["victim VICTIM 0xa5", "load victim", "victim VICTIM 0x11", "store victim", "victim-count 0xa5"];
-    let job = format!("{FIND_EDU}{}", steer("raw", &commands));
+    let job = format!("{FIND_EDU}{}", steer("raw", &edu::ATTACK_ON_VICTIM));
 
     let outcome = run(&guest("edu-control", &job).device(edu()));
 
@@ -98,58 +48,14 @@ fn device_in_no_domain_reaches_nothing() {
 
 #[test]
 fn device_reaches_what_is_mapped_as_it_is_mapped_and_nothing_else() {
-    let commands = [
-        // What is mapped works in both directions.
-        "map 0x100000 rw",
-        "fill 0x100000 0x5a",
-        "load 0x100000",
-        "fill 0x100000 0x11",
-        "store 0x100000",
-        "count 0x100000 0x5a",
-        // A page mapped for reading is read, and stays as it was.
-        "map 0x200000 r",
-        "fill 0x200000 0x77",
-        "store 0x200000",
-        "count 0x200000 0x77",
-        "load 0x200000",
-        "store 0x100000",
-        "count 0x100000 0x77",
-        // RAM that is not mapped is neither written nor read.
-        "victim VICTIM 0xa5",
-        "store victim",
-        "victim-count 0xa5",
-        "load victim",
-        "store 0x100000",
-        "count 0x100000 0xa5",
-        // Addresses where nothing is.
-        "store 0x300000",
-        "load 0x300000",
-        // What was unmapped is not reached any more: its bytes do not get to the device.
-        "fill 0x100000 0x33",
-        "unmap 0x100000",
-        "load 0x100000",
-        "map 0x400000 rw",
-        "fill 0x400000 0x44",
-        "store 0x400000",
-        "count 0x400000 0x33",
-        "count 0x400000 0x44",
-    ];
+    let nothing_there = ["store 0x300000", "load 0x300000"];
+    let commands = [&edu::REACH_MAPPED[..], &nothing_there, &edu::REACH_UNMAPPED].concat();
     let job = format!("{FIND_EDU}{TAKE_EDU}{}", steer("vfio", &commands));
     let before = host_faults(edu());
 
     let outcome = run(&guest("edu-own-domain", &job).iommu_device(edu()));
 
-    assert_result(&outcome, "map 0x100000 rw", &["ok"]);
-    assert_result(&outcome, "map 0x200000 r", &["ok"]);
-    assert_result(&outcome, "count 0x100000 0x5a", &[TRANSFER]);
-    assert_result(&outcome, "count 0x200000 0x77", &[TRANSFER]);
-    assert_result(&outcome, "count 0x100000 0x77", &[TRANSFER]);
-    assert_result(&outcome, "victim-count 0xa5", &[TRANSFER]);
-    assert_result(&outcome, "count 0x100000 0xa5", &["0"]);
-    assert_result(&outcome, "unmap 0x100000", &["ok"]);
-    assert_result(&outcome, "count 0x400000 0x33", &["0"]);
-    // The store did happen: it wrote what the failed load left in the device.
-    assert_result(&outcome, "count 0x400000 0x44", &["0"]);
+    edu::assert_reaches_mapped(&outcome);
     assert!(host_faults(edu()) > before, "the attempts arrived at the host's IOMMU and failed there");
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Kernel, Outcome, Vmm, kunit};
 
+use crate::support::edu::{FIND_EDU, TEST_EDU};
 use crate::support::{MIB, SITE, number, required, run};
 
 /// Fails if the kernel complained of anything, which KUnit does not notice.
@@ -48,17 +49,6 @@ yes CaromSec | tr -d '\n' | head -c 8388608 | dd of=/dev/nvme0n1 bs=128k conv=fs
 fio --name=fill --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=64 --bs=128k --size=8M >/dev/null || exit 85
 "#;
 
-/// Gives the edu device to the patch's test driver, which tests in its probe.
-pub(crate) const EDU_IS_TESTED: &str = r#"
-for device in /sys/bus/pci/devices/*; do
-    [ "$(cat "$device/vendor")$(cat "$device/device")" != 0x12340x11e8 ] || EDU=$(basename "$device")
-done
-[ -n "$EDU" ] || exit 83
-echo dma-bounce-test >"/sys/bus/pci/devices/$EDU/driver_override"
-echo "$EDU" >/sys/bus/pci/drivers_probe
-[ -e "/sys/bus/pci/devices/$EDU/driver" ] || { dmesg | tail -n 20; exit 84; }
-"#;
-
 /// Has the patch's test driver check every byte of DMA by the edu device, which also goes where it should not, while a drive
 /// of the same guest does bounced I/O.
 fn edu_is_right(name: &str, kernel: Kernel) {
@@ -68,7 +58,7 @@ fn edu_is_right(name: &str, kernel: Kernel) {
         r#"{WAIT_FOR_NVME}{DRIVE_WORKS}
 (
     {verify}
-) &{EDU_IS_TESTED}dmesg | sed -n 's/^.*dma-bounce-test: all \([0-9]*\) cases passed/CAROM-CASES \1/p'
+) &{FIND_EDU}{TEST_EDU}dmesg | sed -n 's/^.*dma-bounce-test: all \([0-9]*\) cases passed/CAROM-CASES \1/p'
 wait
 {COMPLAINTS}"#
     );
@@ -86,7 +76,7 @@ wait
 fn device_that_cannot_address_the_windows_is_mapped() {
     let edu = required(SITE.edu_narrow.as_ref(), "an edu device with 28 address bits (CAROM_EDU_NARROW)");
     let job = format!(
-        r#"{EDU_IS_TESTED}dmesg | sed -n 's/^.*dma-bounce-test: all \([0-9]*\) narrow cases passed/CAROM-CASES \1/p'
+        r#"{FIND_EDU}{TEST_EDU}dmesg | sed -n 's/^.*dma-bounce-test: all \([0-9]*\) narrow cases passed/CAROM-CASES \1/p'
 sed 's/^/CAROM-STAT-/' /sys/kernel/debug/iommu_bounce/*/stats
 {COMPLAINTS}"#
     );

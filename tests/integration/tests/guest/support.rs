@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What several tests share.
 
+pub(crate) mod edu;
+
 use std::sync::LazyLock;
 
 use carom_integration::{Guest, Outcome, Site};

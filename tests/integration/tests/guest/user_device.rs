@@ -8,18 +8,15 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use carom_integration::{Guest, Outcome};
+use carom_integration::Guest;
 
-use crate::support::{SITE, number, run};
+use crate::support::edu::{self, FIND_EDU, TAKE_EDU, TEST_EDU, TRANSFER, assert_result};
+use crate::support::{number, run};
 
 /// First and last IOVA of windows.
 const APERTURE: std::ops::RangeInclusive<u64> = 0xc000_0000..=0xdfff_ffff;
 /// Bytes of a chunk.
 const CHUNK: u64 = 2 << 20;
-/// Guest-physical address of RAM that the guest's kernel does not use.
-const VICTIM: u64 = 0x1000_0000;
-/// Bytes that edu-dma transfers at once.
-const TRANSFER: &str = "2048";
 
 /// The server, until it is dropped.
 struct EduServer {
@@ -104,51 +101,25 @@ const FAULTS: &str = r"
 dmesg | grep -i 'fault from EP' | head -n 3 | sed 's/^/CAROM-FAULT /'
 ";
 
-/// Finds the edu device and gives it to the patch's test driver, which tests in its probe.
-const EDU_IS_TESTED: &str = r#"
-for device in /sys/bus/pci/devices/*; do
-    [ "$(cat "$device/vendor")$(cat "$device/device")" != 0x12340x11e8 ] || EDU=$(basename "$device")
-done
-[ -n "$EDU" ] || exit 83
-echo dma-bounce-test >"/sys/bus/pci/devices/$EDU/driver_override"
-echo "$EDU" >/sys/bus/pci/drivers_probe
-[ -e "/sys/bus/pci/devices/$EDU/driver" ] || { dmesg | tail -n 20; exit 84; }
+/// A job part that has the patch's test driver test the device, and prints how many cases passed.
+fn test_edu() -> String {
+    format!(
+        r"{FIND_EDU}{TEST_EDU}
 dmesg | sed -n 's/^.*dma-bounce-test: all \([0-9]*\) \(narrow \)\?cases passed/CAROM-CASES \1/p'
-"#;
-
-/// Finds the edu device and takes it for edu-dma.
-const EDU_IS_TAKEN: &str = r#"
-for device in /sys/bus/pci/devices/*; do
-    [ "$(cat "$device/vendor")$(cat "$device/device")" != 0x12340x11e8 ] || EDU=$(basename "$device")
-done
-[ -n "$EDU" ] || exit 83
-"#;
-
-const EDU_IS_VFIOS: &str = r#"
-echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
-echo vfio-pci >"/sys/bus/pci/devices/$EDU/driver_override"
-echo "$EDU" >/sys/bus/pci/drivers_probe
-"#;
+"
+    )
+}
 
 /// A guest in which edu-dma runs `commands`.
 fn steered(name: &str, mode: &str, commands: &[&str]) -> Guest {
-    let program = fs::read(SITE.edu_dma.as_ref().expect("CAROM_EDU_DMA is set")).unwrap();
-    let lines: String =
-        commands.iter().map(|command| format!("{}\n", command.replace("VICTIM", &format!("{VICTIM:#x}")))).collect();
-    let prepare = if mode == "vfio" { EDU_IS_VFIOS } else { "" };
-    let job = format!("{EDU_IS_TAKEN}{prepare}edu-dma {mode} $EDU <<'END' || exit 85\n{lines}END\n{FAULTS}");
-    let cmdline = format!("iommu.strict=1 memmap=64K${VICTIM:#x}");
-    Guest::new(name).cmdline(&cmdline).program("edu-dma", program).job(&job)
-}
-
-fn results<'outcome>(outcome: &'outcome Outcome, command: &'outcome str) -> Vec<&'outcome str> {
-    outcome.values("CAROM-EDU").filter_map(|line| line.strip_prefix(command)?.strip_prefix(' ')).collect()
+    let prepare = if mode == "vfio" { TAKE_EDU } else { "" };
+    edu::guest(name, &format!("{FIND_EDU}{prepare}{}{FAULTS}", edu::steer(mode, commands)))
 }
 
 #[test]
 fn every_byte_of_a_user_device_with_windows_is_right() {
     let server = EduServer::start(&[]);
-    let job = format!("{EDU_IS_TESTED}{FAULTS}");
+    let job = format!("{}{FAULTS}", test_edu());
 
     let guest = Guest::new("user-edu").user_device(&server.option(",iommu=on,id=edu")).bounce("size=32M");
     let outcome = run(&guest.time_limit(Duration::from_secs(150)).job(&job));
@@ -175,7 +146,7 @@ fn user_device_that_cannot_address_the_windows_is_mapped() {
         .cmdline("iommu.strict=1 dma_bounce_test.mask_bits=28")
         .user_device(&server.option(",iommu=on"))
         .bounce("size=32M");
-    let outcome = run(&guest.job(EDU_IS_TESTED));
+    let outcome = run(&guest.job(&test_edu()));
 
     assert_eq!(number(&outcome, "CAROM-CASES"), 6);
     let log = server.log();
@@ -186,46 +157,12 @@ fn user_device_that_cannot_address_the_windows_is_mapped() {
 #[test]
 fn user_device_reaches_what_is_mapped_as_it_is_mapped_and_nothing_else() {
     let server = EduServer::start(&[]);
-    let commands = [
-        "map 0x100000 rw",
-        "fill 0x100000 0x5a",
-        "load 0x100000",
-        "fill 0x100000 0x11",
-        "store 0x100000",
-        "count 0x100000 0x5a",
-        "map 0x200000 r",
-        "fill 0x200000 0x77",
-        "store 0x200000",
-        "count 0x200000 0x77",
-        "load 0x200000",
-        "store 0x100000",
-        "count 0x100000 0x77",
-        "victim VICTIM 0xa5",
-        "store victim",
-        "victim-count 0xa5",
-        "load victim",
-        "store 0x100000",
-        "count 0x100000 0xa5",
-        "fill 0x100000 0x33",
-        "unmap 0x100000",
-        "load 0x100000",
-        "map 0x400000 rw",
-        "store 0x400000",
-        "count 0x400000 0x33",
-    ];
+    let commands = [&edu::REACH_MAPPED[..], &edu::REACH_UNMAPPED].concat();
 
     let guest = steered("user-mapped", "vfio", &commands).user_device(&server.option(",iommu=on"));
     let outcome = run(&guest);
 
-    let all = |command| results(&outcome, command);
-    assert_eq!(all("map 0x100000 rw"), ["ok"], "console:\n{}", outcome.console);
-    assert_eq!(all("count 0x100000 0x5a"), [TRANSFER]);
-    assert_eq!(all("count 0x200000 0x77"), [TRANSFER], "what may only be read was written");
-    assert_eq!(all("count 0x100000 0x77"), [TRANSFER]);
-    assert_eq!(all("victim-count 0xa5"), [TRANSFER], "RAM that is not mapped was written");
-    assert_eq!(all("count 0x100000 0xa5"), ["0"], "RAM that is not mapped was read");
-    assert_eq!(all("unmap 0x100000"), ["ok"]);
-    assert_eq!(all("count 0x400000 0x33"), ["0"], "what was unmapped was read");
+    edu::assert_reaches_mapped(&outcome);
     let log = server.log();
     assert_eq!((check_descriptors(&log), count(&log, "refused")), (0, 4), "{log:#?}");
     let counters = outcome.counters.last().expect("counters at the end");
@@ -241,14 +178,12 @@ fn user_device_reaches_what_is_mapped_as_it_is_mapped_and_nothing_else() {
 
 #[test]
 fn user_device_without_iommu_is_given_all_ram() {
-    // The control: the attack works where nothing stops it.
     let server = EduServer::start(&[]);
-    let commands = ["victim VICTIM 0xa5", "load victim", "victim VICTIM 0x11", "store victim", "victim-count 0xa5"];
 
-    let guest = steered("user-control", "raw", &commands).user_device(&server.option("")).shared_memory();
+    let guest = steered("user-control", "raw", &edu::ATTACK_ON_VICTIM).user_device(&server.option("")).shared_memory();
     let outcome = run(&guest);
 
-    assert_eq!(results(&outcome, "victim-count 0xa5"), [TRANSFER], "console:\n{}", outcome.console);
+    assert_result(&outcome, "victim-count 0xa5", &[TRANSFER]);
     let log = server.log();
     assert!(log.iter().any(|line| line.starts_with("map iova=0x0 ") && line.contains("resizable=no")), "{log:#?}");
     assert_eq!(count(&log, "descriptor"), 2, "{log:#?}");
@@ -271,9 +206,9 @@ fn guest_outlives_a_server_that_dies() {
     let outcome = run(&guest);
 
     // The registers read as all ones, so that the transfer seems to go on.
-    assert_eq!(results(&outcome, "store 0x100000"), ["never ended"], "console:\n{}", outcome.console);
+    assert_result(&outcome, "store 0x100000", &["never ended"]);
     for command in ["map 0x200000 rw", "unmap 0x200000", "unmap 0x100000"] {
-        assert_eq!(results(&outcome, command), ["ok"], "{command}");
+        assert_result(&outcome, command, &["ok"]);
     }
     let told = outcome.stderr.matches("the vfio-user server closed the connection").count();
     assert_eq!(told, 1, "{}", outcome.stderr);

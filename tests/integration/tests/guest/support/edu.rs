@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The edu device in the guest, whether QEMU's is passed through or `edu-server` shows it: parts of jobs that find it and give
+//! it to a driver, and the program edu-dma, which steers its transfers.
+//!
+//! The guest's RAM at [`VICTIM`] is set aside from its kernel, so that no driver maps it.
+
+use std::fs;
+
+use carom_integration::{Guest, Outcome};
+
+use super::SITE;
+
+/// Guest-physical address of the RAM that is attacked.
+const VICTIM: u64 = 0x1000_0000;
+
+/// Bytes of one transfer: half a page.
+pub(crate) const TRANSFER: &str = "2048";
+
+/// Finds the edu device in the guest, or both.
+pub(crate) const FIND_EDU: &str = r#"
+EDU=
+for device in /sys/bus/pci/devices/*; do
+    [ "$(cat "$device/vendor")$(cat "$device/device")" != 0x12340x11e8 ] || EDU="$EDU${EDU:+ }$(basename "$device")"
+done
+[ -n "$EDU" ] || exit 83
+"#;
+
+/// Gives it to VFIO in the guest, which puts it into a domain of its own, or both into one.
+pub(crate) const TAKE_EDU: &str = r#"
+echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
+for device in $EDU; do
+    echo vfio-pci >"/sys/bus/pci/devices/$device/driver_override"
+    echo "$device" >/sys/bus/pci/drivers_probe
+done
+"#;
+
+/// Gives it to the patch's test driver, which tests in its probe. There is one device.
+pub(crate) const TEST_EDU: &str = r#"
+echo dma-bounce-test >"/sys/bus/pci/devices/$EDU/driver_override"
+echo "$EDU" >/sys/bus/pci/drivers_probe
+[ -e "/sys/bus/pci/devices/$EDU/driver" ] || { dmesg | tail -n 20; exit 84; }
+"#;
+
+/// The control: the attack on [`VICTIM`] works where nothing stops it, so that the other tests prove something.
+pub(crate) const ATTACK_ON_VICTIM: [&str; 5] =
+    ["victim VICTIM 0xa5", "load victim", "victim VICTIM 0x11", "store victim", "victim-count 0xa5"];
+
+/// Commands of edu-dma that have the device go where something is mapped and where nothing is; [`assert_reaches_mapped`] checks
+/// what came of it.
+pub(crate) const REACH_MAPPED: [&str; 19] = [
+    // What is mapped works in both directions.
+    "map 0x100000 rw",
+    "fill 0x100000 0x5a",
+    "load 0x100000",
+    "fill 0x100000 0x11",
+    "store 0x100000",
+    "count 0x100000 0x5a",
+    // A page mapped for reading is read, and stays as it was.
+    "map 0x200000 r",
+    "fill 0x200000 0x77",
+    "store 0x200000",
+    "count 0x200000 0x77",
+    "load 0x200000",
+    "store 0x100000",
+    "count 0x100000 0x77",
+    // RAM that is not mapped is neither written nor read.
+    "victim VICTIM 0xa5",
+    "store victim",
+    "victim-count 0xa5",
+    "load victim",
+    "store 0x100000",
+    "count 0x100000 0xa5",
+];
+
+/// Behind [`REACH_MAPPED`]: what was unmapped is not reached any more, its bytes do not get to the device.
+/// [`assert_reaches_mapped`] checks this too.
+pub(crate) const REACH_UNMAPPED: [&str; 8] = [
+    "fill 0x100000 0x33",
+    "unmap 0x100000",
+    "load 0x100000",
+    "map 0x400000 rw",
+    "fill 0x400000 0x44",
+    "store 0x400000",
+    "count 0x400000 0x33",
+    "count 0x400000 0x44",
+];
+
+/// Checks that the device reached what was mapped as it was mapped and nothing else.
+pub(crate) fn assert_reaches_mapped(outcome: &Outcome) {
+    assert_result(outcome, "map 0x100000 rw", &["ok"]);
+    assert_result(outcome, "map 0x200000 r", &["ok"]);
+    assert_result(outcome, "count 0x100000 0x5a", &[TRANSFER]);
+    assert_result(outcome, "count 0x200000 0x77", &[TRANSFER]);
+    assert_result(outcome, "count 0x100000 0x77", &[TRANSFER]);
+    assert_result(outcome, "victim-count 0xa5", &[TRANSFER]);
+    assert_result(outcome, "count 0x100000 0xa5", &["0"]);
+    assert_result(outcome, "unmap 0x100000", &["ok"]);
+    assert_result(outcome, "count 0x400000 0x33", &["0"]);
+    // The store did happen: it wrote what the failed load left in the device.
+    assert_result(outcome, "count 0x400000 0x44", &["0"]);
+}
+
+/// A guest with edu-dma.
+pub(crate) fn guest(name: &str, job: &str) -> Guest {
+    let program = fs::read(SITE.edu_dma.as_ref().expect("CAROM_EDU_DMA is set")).expect("CAROM_EDU_DMA can be read");
+    Guest::new(name).cmdline(&format!("iommu.strict=1 memmap=64K${VICTIM:#x}")).program("edu-dma", program).job(job)
+}
+
+/// A job part that runs edu-dma with `commands`, one a line.
+pub(crate) fn steer(mode: &str, commands: &[&str]) -> String {
+    let lines: String =
+        commands.iter().map(|command| format!("{}\n", command.replace("VICTIM", &format!("{VICTIM:#x}")))).collect();
+    format!("edu-dma {mode} $EDU <<'END' || exit 85\n{lines}END\n")
+}
+
+/// Checks the results of a command of edu-dma, in order.
+pub(crate) fn assert_result(outcome: &Outcome, command: &str, wanted: &[&str]) {
+    let lines = outcome.values("CAROM-EDU");
+    let results: Vec<&str> = lines.filter_map(|line| line.strip_prefix(command)?.strip_prefix(' ')).collect();
+    assert_eq!(results, wanted, "{command}; console:\n{}", outcome.console);
+}
