@@ -214,6 +214,19 @@ mod tests {
     }
 
     #[test]
+    fn configuration_keeps_its_place_when_its_first_guest_fails() {
+        let samples = [
+            Sample { measured: Err("it failed".into()), ..sample("strict", 0, 1.0, 1.0) },
+            sample("bounce", 0, 1.0, 1.0),
+            sample("strict", 1, 1.0, 1.0),
+        ];
+        let machine = Machine { host: "h".into(), rig: "tcg".into(), kernel: "k".into(), guest_ram_bytes: 1 << 30 };
+        let text = table(&Results::new(machine, BTreeMap::new(), 2, &samples));
+        let (strict, bounce) = (text.find("| strict"), text.find("| bounce"));
+        assert!(strict.is_some() && strict < bounce, "{text}");
+    }
+
+    #[test]
     fn results_are_read_as_they_were_written() {
         let text = serde_json::to_string(&results()).unwrap();
         let again: Results = serde_json::from_str(&text).unwrap();

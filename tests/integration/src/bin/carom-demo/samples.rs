@@ -117,14 +117,17 @@ pub(crate) fn by_name<M>(samples: &[Sample<M>]) -> (Vec<(&str, Vec<&M>)>, Vec<St
     let mut by_name: Vec<(&str, Vec<&M>)> = Vec::new();
     let mut failures = Vec::new();
     for sample in samples {
+        if !by_name.iter().any(|(name, _)| *name == sample.name) {
+            by_name.push((&sample.name, Vec::new()));
+        }
         match &sample.measured {
             Err(error) => failures.push(format!("{}: {error}", sample.name)),
-            Ok(measured) => match by_name.iter_mut().find(|(name, _)| *name == sample.name) {
-                Some((_, all)) => all.push(measured),
-                None => by_name.push((&sample.name, vec![measured])),
-            },
+            Ok(measured) => {
+                by_name.iter_mut().filter(|(name, _)| *name == sample.name).for_each(|(_, all)| all.push(measured));
+            }
         }
     }
+    by_name.retain(|(_, all)| !all.is_empty());
     (by_name, failures)
 }
 
