@@ -2,8 +2,10 @@
 //! The part of `scripts/demo` that runs where KVM and the NVMe drive are: starts the guests, measures, writes JSON; and the
 //! part that shows a table of it.
 
+mod form;
 mod map_time;
 mod patterns;
+mod plain;
 mod plan;
 mod report;
 mod results;
@@ -15,9 +17,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use serde::Serialize;
-use serde_json::Value;
 
+use crate::map_time::MapTimes;
+use crate::patterns::PatternFigures;
+use crate::plain::Plain;
 use crate::plan::Options;
 use crate::results::Results;
 
@@ -79,20 +82,14 @@ fn act(action: Action) -> Result<ExitCode> {
         Action::Run { quick, patterns, map_time, rounds, only, machine, samples, json } => {
             let rounds = rounds.unwrap_or(if quick { 1 } else { 3 });
             let options = Options { quick, rounds, only: &only, host: machine, samples: &samples };
-            let failures = if patterns {
-                let results = patterns::run(options)?;
-                write(&json, &results)?;
-                results.failures
-            } else if map_time {
-                let results = map_time::run(options)?;
-                write(&json, &results)?;
-                results.failures
-            } else {
-                let results = plan::run(options)?;
-                write(&json, &results)?;
-                results.failures
+            let run = match (patterns, map_time) {
+                (true, _) => form::run::<PatternFigures>,
+                (_, true) => form::run::<MapTimes>,
+                _ => form::run::<Plain>,
             };
-            Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            let results = run(options)?;
+            write(&json, &results)?;
+            Ok(if results.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Action::Report { json } => {
             print!("{}", report(&json).with_context(|| format!("reading {}", json.display()))?);
@@ -101,20 +98,12 @@ fn act(action: Action) -> Result<ExitCode> {
     }
 }
 
-fn write(json: &Path, results: &impl Serialize) -> Result<()> {
+fn write(json: &Path, results: &Results) -> Result<()> {
     let text = serde_json::to_string_pretty(results)?;
     fs::write(json, text + "\n").with_context(|| format!("writing {}", json.display()))
 }
 
 /// The report on a file, whichever form of the demo wrote it.
 fn report(json: &Path) -> Result<String> {
-    let results: Value = serde_json::from_str(&fs::read_to_string(json)?)?;
-    Ok(if results.get("patterns").is_some() {
-        patterns::table(&serde_json::from_value(results)?)
-    } else if results.get("map_times").is_some() {
-        map_time::table(&serde_json::from_value(results)?)
-    } else {
-        let results: Results = serde_json::from_value(results)?;
-        report::table(&results)
-    })
+    Ok(report::table(&serde_json::from_str(&fs::read_to_string(json)?)?))
 }

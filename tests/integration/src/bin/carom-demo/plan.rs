@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which guests the demo runs, and their figures in its plain form.
+//! Which guests the demo runs.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
-use carom_integration::{Guest, Outcome, Site, Vmm};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use carom_integration::{Guest, Site, Vmm};
 
-use crate::results::{Machine, Results};
+use crate::form::Form;
+use crate::results::Machine;
 use crate::samples::{Measured, Sample, Samples};
 
 /// RAM of each guest. The goal for pinned memory is stated for this size.
@@ -22,14 +20,11 @@ const GUEST_RAM_MIB: u32 = 2048;
 /// Budget of the windows in the configuration that has them.
 const BOUNCE: &str = "size=64M";
 
-/// Bytes written and verified under bounce, in MiB.
-const VERIFY_MIB: u32 = 48;
-
 /// One configuration of VMM and guest kernel.
 pub(crate) struct Plan {
     pub(crate) name: &'static str,
-    vmm: Vmm,
-    iommu: bool,
+    pub(crate) vmm: Vmm,
+    pub(crate) iommu: bool,
     pub(crate) bounce: bool,
     cmdline: &'static str,
     /// Whether the full run also measures it with two jobs on two vCPUs.
@@ -56,7 +51,7 @@ const fn peer(name: &'static str, vmm: Vmm, cmdline: &'static str) -> Plan {
 pub(crate) struct Step {
     pub(crate) plan: &'static Plan,
     pub(crate) round: u32,
-    two_jobs: bool,
+    pub(crate) two_jobs: bool,
 }
 
 /// What the command line says of a run.
@@ -74,21 +69,11 @@ pub(crate) struct Options<'text> {
     pub(crate) samples: &'text Path,
 }
 
-/// Runs the configurations, or only those named, and collects their figures.
-pub(crate) fn run(options: Options<'_>) -> Result<Results> {
-    let site = Site::from_env()?;
-    let mut samples = Samples::open(options.samples)?;
-    let steps = steps(&site, &options)?;
-    run_steps(&steps, &mut samples, |step| step.measure(&site, options.quick))?;
-    let machine = machine(&site, options.host)?;
-    Ok(Results::new(machine, versions(&site)?, options.quick, options.rounds, &samples.all))
-}
-
 /// Measures each guest but those that an earlier call has noted in `samples`, and notes it there.
-pub(crate) fn run_steps<M: Clone + Serialize + DeserializeOwned>(
+pub(crate) fn run_steps<F: Form>(
     steps: &[Step],
-    samples: &mut Samples<M>,
-    measure: impl Fn(&Step) -> Result<M>,
+    samples: &mut Samples<F>,
+    measure: impl Fn(&Step) -> Result<Measured<F>>,
 ) -> Result<()> {
     let start = Instant::now();
     for (index, step) in steps.iter().enumerate() {
@@ -137,28 +122,20 @@ pub(crate) fn check_names(names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// One guest of each configuration of these names, `rounds` times. The rounds are interleaved, so that each configuration meets
-/// the machine's good and bad minutes.
-pub(crate) fn single_steps(names: &[&str], rounds: u32) -> Vec<Step> {
-    let plans = || PLANS.iter().filter(|plan| names.contains(&plan.name));
-    (0..rounds).flat_map(|round| plans().map(move |plan| Step { plan, round, two_jobs: false })).collect()
-}
-
-/// All steps, round by round. Cloud Hypervisor is left out where the site has none, unless it is asked for.
-fn steps(site: &Site, options: &Options<'_>) -> Result<Vec<Step>> {
+/// One guest of each configuration that is asked for, or else of each that is `usual`, in each round; with `two_jobs`, in a
+/// full run also one with two jobs where the configuration has that. The rounds are interleaved, so that each configuration
+/// meets the machine's good and bad minutes.
+pub(crate) fn steps(options: &Options<'_>, usual: impl Fn(&Plan) -> bool, two_jobs: bool) -> Vec<Step> {
     let Options { quick, rounds, only, .. } = *options;
-    check_names(only)?;
-    let wanted = |plan: &&Plan| {
-        let here = plan.vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some();
-        if only.is_empty() { here } else { only.iter().any(|name| name == plan.name) }
-    };
-    Ok((0..rounds)
+    let wanted = |plan: &&Plan| if only.is_empty() { usual(plan) } else { only.iter().any(|name| name == plan.name) };
+    let plans: Vec<&'static Plan> = PLANS.iter().filter(wanted).collect();
+    (0..rounds)
         .flat_map(|round| {
-            let single = PLANS.iter().filter(wanted).map(move |plan| Step { plan, round, two_jobs: false });
-            let double = PLANS.iter().filter(wanted).filter(move |plan| plan.two_jobs && !quick);
+            let single = plans.iter().map(move |plan| Step { plan, round, two_jobs: false });
+            let double = plans.iter().filter(move |plan| two_jobs && plan.two_jobs && !quick);
             single.chain(double.map(move |plan| Step { plan, round, two_jobs: true }))
         })
-        .collect())
+        .collect()
 }
 
 impl Step {
@@ -170,55 +147,10 @@ impl Step {
             .vmm(vmm)
             .memory_mib(GUEST_RAM_MIB)
             .cpus(if self.two_jobs { 2 } else { 1 })
-            .cmdline(cmdline)
-            .time_limit(Duration::from_secs(180));
+            .cmdline(cmdline);
         guest = if iommu { guest.iommu_device(&site.nvme[0]) } else { guest.device(&site.nvme[0]) };
         if bounce { guest.bounce(BOUNCE) } else { guest }
     }
-
-    fn measure(&self, site: &Site, quick: bool) -> Result<Measured> {
-        let seconds = if quick { 2 } else { 3 };
-        let plan = self.plan;
-        let mut job = format!(
-            "{WAIT_FOR_NVME}{PRINT_VERSIONS}{}",
-            workload::fio_reads(seconds, if self.two_jobs { 2 } else { 1 })
-        );
-        if !self.two_jobs {
-            job += "echo CAROM-MARK reads\nsleep 0.5\n";
-            if plan.bounce {
-                job += &workload::fio_verify(VERIFY_MIB, 64);
-            }
-            job += &workload::dma_map_benchmark(if quick { 1 } else { 3 });
-        }
-        let outcome = self.guest(site).job(&job).run(site)?;
-        ensure!(
-            outcome.job_status == 0,
-            "the job ended with status {}; console:\n{}",
-            outcome.job_status,
-            outcome.console
-        );
-        let requests = outcome.counters.first().map(|counters| counters.requests);
-        ensure!(
-            requests.is_some() == (plan.iommu && plan.vmm == Vmm::Carom),
-            "the VMM's events hold counters where there is no virtio-iommu, or none where there is one"
-        );
-        Ok(Measured {
-            vmm: plan.vmm.name().into(),
-            versions: workload::guest_versions(&outcome)?,
-            fio: workload::fio_results(&outcome)?,
-            dma_map: if self.two_jobs { None } else { Some(workload::dma_map_result(&outcome)?) },
-            requests,
-            pinned_bytes: outcome.peak_pinned_bytes,
-            verified_bytes: if plan.bounce && !self.two_jobs { Some(verified(&outcome)?) } else { None },
-            retries: outcome.retries,
-        })
-    }
-}
-
-fn verified(outcome: &Outcome) -> Result<u64> {
-    workload::check_verified(outcome, 1)?;
-    let result = outcome.value("CAROM-VERIFY")?;
-    result.split(' ').next_back().unwrap_or_default().parse().with_context(|| format!("verification: {result:?}"))
 }
 
 /// Versions of what runs here.

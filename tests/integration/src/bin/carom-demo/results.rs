@@ -3,24 +3,38 @@
 
 use std::collections::BTreeMap;
 
-use carom_integration::events::Requests;
-use carom_integration::workload::{BLOCK_SIZES, DmaMap, Fio};
+use carom_integration::workload::BLOCK_SIZES;
 use serde::{Deserialize, Serialize};
 
+use crate::form::Form;
 use crate::samples::{Measured, Sample};
+use crate::{map_time, patterns, plain};
 
 /// All results of one run.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Results {
     pub(crate) machine: Machine,
     pub(crate) versions: BTreeMap<String, String>,
-    /// Whether this was the short form.
-    pub(crate) quick: bool,
+    /// Whether this was the short form; only the plain form says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) quick: Option<bool>,
     /// How often each configuration was measured; the rounds are interleaved.
     pub(crate) rounds: u32,
-    pub(crate) configs: Vec<Config>,
+    #[serde(flatten)]
+    pub(crate) configs: Configs,
     /// What went wrong: one line for each guest that failed.
     pub(crate) failures: Vec<String>,
+}
+
+/// The configurations' figures. The name of their field tells which form of the demo they are of.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Configs {
+    #[serde(rename = "configs")]
+    Plain(Vec<Config<plain::Summary>>),
+    #[serde(rename = "patterns")]
+    Patterns(Vec<Config<patterns::Summary>>),
+    #[serde(rename = "map_times")]
+    MapTimes(Vec<Config<map_time::MapTimes>>),
 }
 
 /// Where it ran.
@@ -36,40 +50,25 @@ pub(crate) struct Machine {
     pub(crate) guest_ram_bytes: u64,
 }
 
-/// Figures of one configuration: medians over the rounds, each figure's for itself.
+/// One configuration.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Config {
+pub(crate) struct Config<S> {
     pub(crate) name: String,
-    /// `carom` or `qemu`.
-    pub(crate) vmm: String,
-    /// By block size: 1 job on 1 vCPU.
-    pub(crate) fio: BTreeMap<String, Fio>,
-    /// `fio` round by round, where there were several.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) fio_rounds: Vec<BTreeMap<String, Fio>>,
-    /// By block size: 2 jobs on 2 vCPUs; full run only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) fio_2_jobs: Option<BTreeMap<String, Fio>>,
-    pub(crate) dma_map: DmaMap,
-    /// Of the first round: requests from the guest's start to the end of fio's reads; null where there is no virtio-iommu or it does not count.
-    pub(crate) requests: Option<Requests>,
-    /// Most memory that the VMM had pinned in any round, in bytes.
-    pub(crate) pinned_bytes: u64,
-    /// Bytes that were written and verified in each round; only where the configuration has that pass.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) verified_bytes: Option<u64>,
+    /// What its guests' figures come to.
+    #[serde(flatten)]
+    pub(crate) figures: S,
     /// How often a guest of this configuration hung and was started again.
     pub(crate) retries: u32,
 }
 
 impl Results {
     /// Puts `samples` together.
-    pub(crate) fn new(
+    pub(crate) fn new<F: Form>(
         machine: Machine,
         mut versions: BTreeMap<String, String>,
         quick: bool,
         rounds: u32,
-        samples: &[Sample],
+        samples: &[Sample<F>],
     ) -> Self {
         let mut names: Vec<&str> = Vec::new();
         let mut failures = Vec::new();
@@ -82,46 +81,40 @@ impl Results {
                 Err(error) => failures.push(format!("{}: {error}", sample.name)),
             }
         }
-        let configs = names.into_iter().filter_map(|name| Config::new(name, samples)).collect();
+        let configs = F::field(names.into_iter().filter_map(|name| Config::new(name, samples)).collect());
+        let quick = matches!(configs, Configs::Plain(_)).then_some(quick);
         Self { machine, versions, quick, rounds, configs, failures }
     }
 }
 
-impl Config {
+impl<S> Config<S> {
     /// `None` where no guest with one job ended well.
-    fn new(name: &str, samples: &[Sample]) -> Option<Self> {
-        let select = |two_jobs: bool| -> Vec<&Measured> {
+    fn new<F: Form<Summary = S>>(name: &str, samples: &[Sample<F>]) -> Option<Self> {
+        let select = |two_jobs: bool| -> Vec<&Measured<F>> {
             let of_it = samples.iter().filter(|sample| sample.name == name && sample.two_jobs == two_jobs);
             of_it.filter_map(|sample| sample.measured.as_ref().ok()).collect()
         };
         let (single, double) = (select(false), select(true));
-        let first = single.first()?;
-        let dma_map =
-            |figure: fn(&DmaMap) -> f64| median(single.iter().filter_map(|one| Some(figure(one.dma_map.as_ref()?))));
+        if single.is_empty() {
+            return None;
+        }
+        let figures = [&single, &double].map(|guests| guests.iter().map(|one| &one.figures).collect::<Vec<_>>());
         Some(Self {
             name: name.into(),
-            vmm: first.vmm.clone(),
-            fio: medians(&single),
-            fio_rounds: if single.len() > 1 { single.iter().map(|one| one.fio.clone()).collect() } else { Vec::new() },
-            fio_2_jobs: (!double.is_empty()).then(|| medians(&double)),
-            dma_map: DmaMap { map_us: dma_map(|one| one.map_us)?, unmap_us: dma_map(|one| one.unmap_us)? },
-            requests: first.requests,
-            pinned_bytes: single.iter().map(|one| one.pinned_bytes).max()?,
-            verified_bytes: single.iter().filter_map(|one| one.verified_bytes).min(),
+            figures: F::summary(&figures[0], &figures[1])?,
             retries: single.iter().chain(&double).map(|one| one.retries).sum(),
         })
     }
 }
 
-fn medians(samples: &[&Measured]) -> BTreeMap<String, Fio> {
-    let of =
-        |size: &str, figure: fn(&Fio) -> f64| median(samples.iter().filter_map(|one| Some(figure(one.fio.get(size)?))));
-    BLOCK_SIZES
-        .iter()
-        .filter_map(|size| {
-            Some(((*size).to_owned(), Fio { iops: of(size, |f| f.iops)?, mib_s: of(size, |f| f.mib_s)? }))
-        })
-        .collect()
+/// The configuration of this name.
+pub(crate) fn find<'configs, S>(configs: &'configs [Config<S>], name: &str) -> Option<&'configs Config<S>> {
+    configs.iter().find(|config| config.name == name)
+}
+
+/// A figure at each block size at which there is one.
+pub(crate) fn by_size<T>(figure: impl Fn(&str) -> Option<T>) -> BTreeMap<String, T> {
+    BLOCK_SIZES.iter().filter_map(|size| Some(((*size).to_owned(), figure(size)?))).collect()
 }
 
 /// The middle one; of an even number, the mean of the two in the middle.
@@ -134,6 +127,8 @@ pub(crate) fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[test]
@@ -143,27 +138,30 @@ mod tests {
         assert_eq!(median([].into_iter()), None);
     }
 
+    /// Files of each form that were written before must stay readable.
     #[test]
-    fn failed_guest_is_a_failure_and_the_others_count() {
-        let sample = |round: u32, iops: Option<f64>| {
-            let measured = iops.ok_or_else(|| "it failed".to_owned()).map(|iops| Measured {
-                vmm: "carom".into(),
-                versions: BTreeMap::new(),
-                fio: BLOCK_SIZES.map(|size| (size.into(), Fio { iops, mib_s: 1.0 })).into(),
-                dma_map: Some(DmaMap { map_us: iops, unmap_us: 1.0 }),
-                requests: None,
-                pinned_bytes: u64::from(round),
-                verified_bytes: None,
-                retries: 0,
-            });
-            Sample { name: "lazy".into(), round, two_jobs: false, measured }
-        };
-        let samples = [sample(0, Some(10.0)), sample(1, None), sample(2, Some(30.0)), sample(3, Some(11.0))];
-        let machine = Machine { host: "h".into(), rig: "tcg".into(), kernel: "k".into(), guest_ram_bytes: 1 };
-        let results = Results::new(machine, BTreeMap::new(), false, 4, &samples);
-        assert_eq!(results.failures, ["lazy: it failed"]);
-        let [config] = &results.configs[..] else { panic!("one configuration wanted") };
-        assert_eq!((config.fio["4k"].iops, config.fio_rounds.len(), config.pinned_bytes), (11.0, 3, 3));
-        assert!(config.fio_2_jobs.is_none());
+    fn stored_results_are_read_and_written_as_they_were() {
+        let fio = r#"{"4k":{"iops":1.5,"mib_s":2.5}}"#;
+        let plain = format!(
+            r#""quick":false,"rounds":2,"configs":[{{"name":"bounce","vmm":"carom","fio":{fio},"fio_rounds":[{fio},{fio}],
+            "fio_2_jobs":{fio},"dma_map":{{"map_us":1.25,"unmap_us":2.5}},
+            "requests":{{"map":11,"unmap":12,"window_add":13,"window_del":0,"attach":1}},"pinned_bytes":104857600,
+            "verified_bytes":50331648,"retries":1}},{{"name":"qemu-strict","vmm":"qemu","fio":{fio},
+            "dma_map":{{"map_us":1.25,"unmap_us":2.5}},"requests":null,"pinned_bytes":1,"retries":0}}]"#
+        );
+        let one = r#"{"iops":{"randwrite":{"4k":1.5},"randrw":{"4k":2.5}},"read_latency_us":99.5}"#;
+        let patterns =
+            format!(r#""rounds":1,"patterns":[{{"name":"lazy","fio":{one},"fio_rounds":[{one}],"retries":0}}]"#);
+        let map_times =
+            r#""rounds":1,"map_times":[{"name":"strict","times":{"4k":{"map_s":0.5,"unmap_s":1.5}},"retries":2}]"#;
+        for form in [&plain, &patterns, map_times] {
+            let text = format!(
+                r#"{{"machine":{{"host":"h","rig":"tcg","kernel":"k","guest_ram_bytes":2147483648}},
+                "versions":{{"carom":"1"}},{form},"failures":["lazy: it failed"]}}"#
+            );
+            let results: Results = serde_json::from_str(&text).unwrap();
+            let again = serde_json::to_value(&results).unwrap();
+            assert_eq!(again, serde_json::from_str::<Value>(&text).unwrap());
+        }
     }
 }

@@ -7,53 +7,49 @@ use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use carom_integration::events::Requests;
-use carom_integration::workload::{DmaMap, Fio};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::form::Form;
 
 /// How often a guest is begun at most: the machine dies for reasons of its own, but not always.
 const TRIES: usize = 3;
 
-/// Figures of one guest.
+/// What is measured in one guest.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Measured {
-    pub(crate) vmm: String,
+pub(crate) struct Measured<F> {
+    #[serde(flatten)]
+    pub(crate) figures: F,
     /// Of what runs in the guest.
     pub(crate) versions: BTreeMap<String, String>,
-    pub(crate) fio: BTreeMap<String, Fio>,
-    pub(crate) dma_map: Option<DmaMap>,
-    pub(crate) requests: Option<Requests>,
-    pub(crate) pinned_bytes: u64,
-    pub(crate) verified_bytes: Option<u64>,
     pub(crate) retries: u32,
 }
 
 /// One guest that ended, well or not.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Sample<M = Measured> {
+pub(crate) struct Sample<F> {
     pub(crate) name: String,
     pub(crate) round: u32,
     pub(crate) two_jobs: bool,
     /// The figures, or why there are none.
-    pub(crate) measured: Result<M, String>,
+    pub(crate) measured: Result<Measured<F>, String>,
 }
 
 /// A line of the file.
 #[derive(Debug, Serialize, Deserialize)]
-enum Line<M> {
+enum Line<F> {
     Begin { name: String, round: u32, two_jobs: bool },
-    End(Sample<M>),
+    End(Sample<F>),
 }
 
 /// All samples, and the file that each is noted in at once.
 #[derive(Debug)]
-pub(crate) struct Samples<M = Measured> {
+pub(crate) struct Samples<F> {
     file: File,
-    pub(crate) all: Vec<Sample<M>>,
+    pub(crate) all: Vec<Sample<F>>,
 }
 
-impl<M: Clone + Serialize + DeserializeOwned> Samples<M> {
+impl<F: Form> Samples<F> {
     /// Opens the file, or makes it.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let text = match fs::read_to_string(path) {
@@ -72,26 +68,26 @@ impl<M: Clone + Serialize + DeserializeOwned> Samples<M> {
 
     /// Notes that a guest starts.
     pub(crate) fn begin(&mut self, name: &str, round: u32, two_jobs: bool) -> Result<()> {
-        self.write(&Line::<M>::Begin { name: name.into(), round, two_jobs })
+        self.write(&Line::<F>::Begin { name: name.into(), round, two_jobs })
     }
 
     /// Notes what came of it.
-    pub(crate) fn end(&mut self, sample: Sample<M>) -> Result<()> {
+    pub(crate) fn end(&mut self, sample: Sample<F>) -> Result<()> {
         self.write(&Line::End(sample.clone()))?;
         self.all.push(sample);
         Ok(())
     }
 
-    fn write(&mut self, line: &Line<M>) -> Result<()> {
+    fn write(&mut self, line: &Line<F>) -> Result<()> {
         let text = serde_json::to_string(line)? + "\n";
         self.file.write_all(text.as_bytes()).context("noting a sample")
     }
 }
 
 /// The samples in a file's `text`. A guest that was begun too often without an end failed.
-fn ended<M: Clone + DeserializeOwned>(text: &str) -> Vec<Sample<M>> {
+fn ended<F: Clone + DeserializeOwned>(text: &str) -> Vec<Sample<F>> {
     // The machine may have died while it wrote: a line that is cut counts for nothing.
-    let lines: Vec<Line<M>> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let lines: Vec<Line<F>> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let mut samples = Vec::new();
     let mut begun: BTreeMap<(&str, u32, bool), usize> = BTreeMap::new();
     for line in &lines {
@@ -112,30 +108,12 @@ fn ended<M: Clone + DeserializeOwned>(text: &str) -> Vec<Sample<M>> {
     samples
 }
 
-/// The figures of each configuration, in the order in which those were begun, and a line for each guest that failed.
-pub(crate) fn by_name<M>(samples: &[Sample<M>]) -> (Vec<(&str, Vec<&M>)>, Vec<String>) {
-    let mut by_name: Vec<(&str, Vec<&M>)> = Vec::new();
-    let mut failures = Vec::new();
-    for sample in samples {
-        if !by_name.iter().any(|(name, _)| *name == sample.name) {
-            by_name.push((&sample.name, Vec::new()));
-        }
-        match &sample.measured {
-            Err(error) => failures.push(format!("{}: {error}", sample.name)),
-            Ok(measured) => {
-                by_name.iter_mut().filter(|(name, _)| *name == sample.name).for_each(|(_, all)| all.push(measured));
-            }
-        }
-    }
-    by_name.retain(|(_, all)| !all.is_empty());
-    (by_name, failures)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plain::Plain;
 
-    fn failed(name: &str) -> Sample {
+    fn failed(name: &str) -> Sample<Plain> {
         Sample { name: name.into(), round: 0, two_jobs: false, measured: Err("it failed".into()) }
     }
 
@@ -143,22 +121,34 @@ mod tests {
     fn samples_are_there_when_the_file_is_opened_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("samples");
-        let mut samples: Samples = Samples::open(&path).unwrap();
+        let mut samples: Samples<Plain> = Samples::open(&path).unwrap();
         samples.begin("strict", 0, false).unwrap();
         samples.end(failed("strict")).unwrap();
         samples.begin("lazy", 0, false).unwrap();
 
-        let again: Samples = Samples::open(&path).unwrap();
+        let again: Samples<Plain> = Samples::open(&path).unwrap();
         assert!(again.has("strict", 0, false));
         assert!(!again.has("strict", 1, false) && !again.has("strict", 0, true));
         assert!(!again.has("lazy", 0, false), "it has not ended: it is tried again");
     }
 
     #[test]
+    fn noted_figures_are_read_and_written_as_they_were() {
+        let line = r#"{"End":{"name":"strict","round":0,"two_jobs":true,"measured":{"Ok":{"vmm":"carom",
+            "versions":{"fio":"3"},"fio":{"4k":{"iops":1.5,"mib_s":2.5}},"dma_map":null,
+            "requests":{"map":11,"unmap":12,"window_add":13,"window_del":0,"attach":1},"pinned_bytes":4096,
+            "verified_bytes":null,"retries":1}}}}"#;
+        let samples: Vec<Sample<Plain>> = ended(&line.replace('\n', ""));
+        let [sample] = &samples[..] else { panic!("one sample wanted") };
+        let again = serde_json::to_value(Line::End(sample.clone())).unwrap();
+        assert_eq!(again, serde_json::from_str::<serde_json::Value>(line).unwrap());
+    }
+
+    #[test]
     fn guest_that_always_ends_the_machine_is_given_up() {
         let begin = r#"{"Begin":{"name":"strict","round":0,"two_jobs":true}}"#;
-        assert!(ended::<Measured>(&format!("{begin}\n{begin}\n")).is_empty());
-        let samples: Vec<Sample> = ended(&format!("{begin}\n{begin}\n{begin}\n{{\"Beg"));
+        assert!(ended::<Plain>(&format!("{begin}\n{begin}\n")).is_empty());
+        let samples: Vec<Sample<Plain>> = ended(&format!("{begin}\n{begin}\n{begin}\n{{\"Beg"));
         assert_eq!(samples.len(), 1);
         assert!(samples[0].measured.as_ref().unwrap_err().contains("3 times"));
     }

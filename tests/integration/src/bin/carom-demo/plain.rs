@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The demo's plain form: reads in sequence, what a single map and unmap cost, what is sent and pinned for it, and a verified
+//! pass under bounce.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use carom_integration::events::Requests;
+use carom_integration::workload::{self, BLOCK_SIZES, DmaMap, Fio};
+use carom_integration::{Outcome, Site, Vmm};
+use serde::{Deserialize, Serialize};
+
+use crate::form::Form;
+use crate::plan::{Plan, Step};
+use crate::report::{self, NONE};
+use crate::results::{self, Configs, Machine, find, median};
+
+/// Bytes written and verified under bounce, in MiB.
+const VERIFY_MIB: u32 = 48;
+
+/// By block size.
+type BySize = BTreeMap<String, Fio>;
+
+/// Figures of one guest.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Plain {
+    vmm: String,
+    fio: BySize,
+    dma_map: Option<DmaMap>,
+    requests: Option<Requests>,
+    pinned_bytes: u64,
+    verified_bytes: Option<u64>,
+}
+
+/// Figures of one configuration: medians over the rounds, each figure's for itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Summary {
+    /// `carom` or `qemu`.
+    vmm: String,
+    /// By block size: 1 job on 1 vCPU.
+    fio: BySize,
+    /// `fio` round by round, where there were several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    fio_rounds: Vec<BySize>,
+    /// By block size: 2 jobs on 2 vCPUs; full run only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fio_2_jobs: Option<BySize>,
+    dma_map: DmaMap,
+    /// Of the first round: requests from the guest's start to the end of fio's reads; null where there is no virtio-iommu or it does not count.
+    requests: Option<Requests>,
+    /// Most memory that the VMM had pinned in any round, in bytes.
+    pinned_bytes: u64,
+    /// Bytes that were written and verified in each round; only where the configuration has that pass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    verified_bytes: Option<u64>,
+}
+
+type Config = results::Config<Summary>;
+
+impl Form for Plain {
+    type Summary = Summary;
+
+    const TIME_LIMIT: Duration = Duration::from_secs(180);
+    const TWO_JOBS: bool = true;
+    const FIO: &'static str = "read, direct, libaio, depth 64, 1 job on 1 vCPU";
+
+    /// Cloud Hypervisor is left out where the site has none.
+    fn is_usual(plan: &Plan, site: &Site) -> bool {
+        plan.vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some()
+    }
+
+    fn job(step: &Step, quick: bool) -> String {
+        let mut job = workload::fio_reads(if quick { 2 } else { 3 }, if step.two_jobs { 2 } else { 1 });
+        if !step.two_jobs {
+            job += "echo CAROM-MARK reads\nsleep 0.5\n";
+            if step.plan.bounce {
+                job += &workload::fio_verify(VERIFY_MIB, 64);
+            }
+            job += &workload::dma_map_benchmark(if quick { 1 } else { 3 });
+        }
+        job
+    }
+
+    fn read(step: &Step, outcome: &Outcome) -> Result<Self> {
+        let plan = step.plan;
+        let requests = outcome.counters.first().map(|counters| counters.requests);
+        ensure!(
+            requests.is_some() == (plan.iommu && plan.vmm == Vmm::Carom),
+            "the VMM's events hold counters where there is no virtio-iommu, or none where there is one"
+        );
+        Ok(Self {
+            vmm: plan.vmm.name().into(),
+            fio: workload::fio_results(outcome)?,
+            dma_map: if step.two_jobs { None } else { Some(workload::dma_map_result(outcome)?) },
+            requests,
+            pinned_bytes: outcome.peak_pinned_bytes,
+            verified_bytes: if plan.bounce && !step.two_jobs { Some(verified(outcome)?) } else { None },
+        })
+    }
+
+    fn summary(one_job: &[&Self], two_jobs: &[&Self]) -> Option<Summary> {
+        let first = one_job.first()?;
+        let dma_map =
+            |figure: fn(&DmaMap) -> f64| median(one_job.iter().filter_map(|one| Some(figure(one.dma_map.as_ref()?))));
+        let several = one_job.len() > 1;
+        Some(Summary {
+            vmm: first.vmm.clone(),
+            fio: medians(one_job),
+            fio_rounds: if several { one_job.iter().map(|one| one.fio.clone()).collect() } else { Vec::new() },
+            fio_2_jobs: (!two_jobs.is_empty()).then(|| medians(two_jobs)),
+            dma_map: DmaMap { map_us: dma_map(|one| one.map_us)?, unmap_us: dma_map(|one| one.unmap_us)? },
+            requests: first.requests,
+            pinned_bytes: one_job.iter().map(|one| one.pinned_bytes).max()?,
+            verified_bytes: one_job.iter().filter_map(|one| one.verified_bytes).min(),
+        })
+    }
+
+    fn field(configs: Vec<Config>) -> Configs {
+        Configs::Plain(configs)
+    }
+
+    fn tables(configs: &[Config], machine: &Machine) -> String {
+        let mut text = "\nIOPS (ratio to strict, ratio to no-viommu):\n\n".to_owned();
+        text += &speeds(configs, |figures| Some(&figures.fio));
+        text += "\nWhat it takes:\n\n";
+        text += &costs(configs, machine);
+        if configs.iter().any(|config| config.figures.fio_2_jobs.is_some()) {
+            text += "\nIOPS with 2 jobs on 2 vCPUs (ratio to strict):\n\n";
+            text += &speeds(configs, |figures| figures.fio_2_jobs.as_ref());
+        }
+        text.push('\n');
+        for config in configs {
+            if let Some(bytes) = config.figures.verified_bytes {
+                // Writing to a String does not fail.
+                let _ = writeln!(
+                    text,
+                    "{}: {:.1} MiB written in mixed sizes and verified (crc32c), no error",
+                    config.name,
+                    mib(bytes)
+                );
+            }
+        }
+        for (carom, mode) in [("bounce", "strict"), ("strict", "strict"), ("lazy", "lazy")] {
+            for vmm in ["qemu", "ch"] {
+                if let (Some(carom), Some(peer)) = (find(configs, carom), find(configs, &format!("{vmm}-{mode}"))) {
+                    text += &ratios(carom, peer);
+                }
+            }
+        }
+        text
+    }
+}
+
+fn verified(outcome: &Outcome) -> Result<u64> {
+    workload::check_verified(outcome, 1)?;
+    let result = outcome.value("CAROM-VERIFY")?;
+    result.split(' ').next_back().unwrap_or_default().parse().with_context(|| format!("verification: {result:?}"))
+}
+
+fn medians(guests: &[&Plain]) -> BySize {
+    let of =
+        |size: &str, figure: fn(&Fio) -> f64| median(guests.iter().filter_map(|one| Some(figure(one.fio.get(size)?))));
+    results::by_size(|size| Some(Fio { iops: of(size, |f| f.iops)?, mib_s: of(size, |f| f.mib_s)? }))
+}
+
+fn speeds<'configs>(
+    configs: &'configs [Config],
+    select: impl Fn(&'configs Summary) -> Option<&'configs BySize>,
+) -> String {
+    let base = |name| find(configs, name).and_then(|config| select(&config.figures));
+    let (strict, none) = (base("strict"), base("no-viommu"));
+    let rows = configs.iter().filter_map(|config| Some((&config.name, select(&config.figures)?)));
+    report::table_by_size(rows, |fio, size| {
+        let iops = fio.get(size).map_or(NONE.into(), |fio| format!("{:.0}", fio.iops));
+        let mut ratios = vec![ratio(fio, strict, size)];
+        ratios.extend(none.map(|base| ratio(fio, Some(base), size)));
+        format!("{iops} ({})", ratios.join(", "))
+    })
+}
+
+fn costs(configs: &[Config], machine: &Machine) -> String {
+    let mut table = report::new_table([
+        "configuration",
+        "map µs",
+        "unmap µs",
+        "MAP",
+        "UNMAP",
+        "WINDOW_ADD",
+        "pinned MiB",
+        "of RAM",
+    ]);
+    for results::Config { name, figures, .. } in configs {
+        let count = |value: Option<u64>| value.map_or(NONE.to_owned(), |value| value.to_string());
+        #[expect(clippy::cast_precision_loss, reason = "shown to a tenth of a per cent")]
+        let share = 100.0 * figures.pinned_bytes as f64 / machine.guest_ram_bytes as f64;
+        table.add_row([
+            name.clone(),
+            format!("{:.1}", figures.dma_map.map_us),
+            format!("{:.1}", figures.dma_map.unmap_us),
+            count(figures.requests.map(|requests| requests.map)),
+            count(figures.requests.map(|requests| requests.unmap)),
+            count(figures.requests.map(|requests| requests.window_add)),
+            format!("{:.1}", mib(figures.pinned_bytes)),
+            format!("{share:.1} %"),
+        ]);
+    }
+    report::finish(table)
+}
+
+fn ratios(config: &Config, peer: &Config) -> String {
+    let ratio = |size| ratio(&config.figures.fio, Some(&peer.figures.fio), size);
+    let ratios = BLOCK_SIZES.map(|size| format!("{} at {size}", ratio(size)));
+    format!("{} ÷ {}: {}\n", config.name, peer.name, ratios.join(", "))
+}
+
+fn ratio(fio: &BySize, base: Option<&BySize>, size: &str) -> String {
+    let iops = |fio: &BySize| fio.get(size).map(|fio| fio.iops);
+    iops(fio).map_or(NONE.into(), |own| report::ratio(own, base.and_then(iops)))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown to a tenth of a MiB")]
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::Results;
+    use crate::samples::{Measured, Sample};
+
+    fn results() -> Results {
+        let config = |name: &str, iops: u32, requests: &str| {
+            let fio: Vec<String> =
+                BLOCK_SIZES.iter().map(|size| format!(r#""{size}":{{"iops":{iops},"mib_s":1}}"#)).collect();
+            format!(
+                r#"{{"name":"{name}","vmm":"carom","fio":{{{}}},"dma_map":{{"map_us":1.25,"unmap_us":2}},
+                "requests":{requests},"pinned_bytes":104857600,"retries":0}}"#,
+                fio.join(",")
+            )
+        };
+        let requests = r#"{"map":11,"unmap":12,"window_add":13,"window_del":0,"attach":1}"#;
+        let text = format!(
+            r#"{{"machine":{{"host":"h","rig":"tcg","kernel":"k","guest_ram_bytes":2147483648}},"versions":{{"carom":"1"}},
+            "quick":true,"rounds":1,"failures":["lazy: it failed"],"configs":[{},{},{},{}]}}"#,
+            config("no-viommu", 4000, "null"),
+            config("strict", 1000, requests),
+            config("bounce", 3600, requests),
+            config("qemu-strict", 800, "null"),
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn table_has_ratios_requests_and_failures() {
+        let text = report::table(&results());
+        assert!(text.contains("3600 (3.60, 0.90)"), "{text}");
+        assert!(text.contains("bounce ÷ qemu-strict: 4.50 at 4k"), "{text}");
+        assert!(text.contains("\nstrict ÷ qemu-strict: 1.25 at 4k"), "{text}");
+        assert!(
+            text.lines().any(|line| line.contains("bounce") && line.contains("13") && line.contains("4.9 %")),
+            "{text}"
+        );
+        assert!(text.contains("FAILED: lazy: it failed"), "{text}");
+    }
+
+    #[test]
+    fn ratio_to_a_configuration_that_failed_is_left_open() {
+        let mut results = results();
+        let Configs::Plain(configs) = &mut results.configs else { panic!("{results:?}") };
+        configs.retain(|config| config.name != "strict");
+        assert!(report::table(&results).contains("3600 (–, 0.90)"));
+    }
+
+    #[test]
+    fn failed_guest_is_a_failure_and_the_others_count() {
+        let sample = |round: u32, iops: Option<f64>| {
+            let measured = iops.ok_or_else(|| "it failed".to_owned()).map(|iops| Measured {
+                figures: Plain {
+                    vmm: "carom".into(),
+                    fio: BLOCK_SIZES.map(|size| (size.into(), Fio { iops, mib_s: 1.0 })).into(),
+                    dma_map: Some(DmaMap { map_us: iops, unmap_us: 1.0 }),
+                    requests: None,
+                    pinned_bytes: u64::from(round),
+                    verified_bytes: None,
+                },
+                versions: BTreeMap::new(),
+                retries: 0,
+            });
+            Sample { name: "lazy".into(), round, two_jobs: false, measured }
+        };
+        let samples = [sample(0, Some(10.0)), sample(1, None), sample(2, Some(30.0)), sample(3, Some(11.0))];
+        let machine = Machine { host: "h".into(), rig: "tcg".into(), kernel: "k".into(), guest_ram_bytes: 1 };
+        let results = Results::new(machine, BTreeMap::new(), false, 4, &samples);
+        assert_eq!(results.failures, ["lazy: it failed"]);
+        let Configs::Plain(configs) = &results.configs else { panic!("{results:?}") };
+        let [results::Config { figures, .. }] = &configs[..] else { panic!("one configuration wanted") };
+        assert_eq!((figures.fio["4k"].iops, figures.fio_rounds.len(), figures.pinned_bytes), (11.0, 3, 3));
+        assert!(figures.fio_2_jobs.is_none());
+    }
+}
