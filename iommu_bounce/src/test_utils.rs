@@ -5,6 +5,7 @@
 //! Each checks what the engine promises its host, and panics where a promise is broken.
 
 mod chunks;
+mod corpus;
 pub mod fuzz;
 mod mapper;
 mod null;
@@ -12,6 +13,7 @@ mod ram;
 mod requests;
 
 pub use chunks::{ChunkProbe, TestChunks};
+pub use corpus::replay;
 pub use mapper::{HostMapping, MapperProbe, RecordingMapper, TestGroup};
 pub use null::NullMapper;
 pub use ram::TestRam;

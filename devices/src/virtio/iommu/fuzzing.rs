@@ -232,18 +232,11 @@ pub fn device(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::Path;
+    use iommu_bounce::test_utils::replay;
 
     #[test]
     fn stored_inputs_break_no_promise() {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/device");
-        let mut count = 0;
-        for entry in fs::read_dir(&corpus).expect("the corpus is there") {
-            super::device(&fs::read(entry.unwrap().path()).unwrap());
-            count += 1;
-        }
-        assert!(count >= 20, "only {count} inputs in {}", corpus.display());
+        replay(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/device"), 20, super::device);
     }
 
     #[test]
