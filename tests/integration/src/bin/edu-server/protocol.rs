@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Messages of vfio-user, as far as this server needs them (QEMU, docs/interop/vfio-user.rst).
+//!
+//! The numbers are the specification's, written down here a second time: were they the client's, one that is wrong there would
+//! be wrong on both sides, and no test would notice.
 
 use std::fs::File;
 use std::io::{IoSliceMut, Write};
