@@ -40,6 +40,8 @@ pub struct Site {
     /// PCI address of a network card whose network has a server that sends back what it gets, at 10.0.2.100 port 7
     /// (`CAROM_NET`).
     pub net: Option<String>,
+    /// PCI address of a device below a root port, whose errors the kernel handles (`CAROM_AER`).
+    pub aer: Option<String>,
     /// Directory for consoles and results (`CAROM_OUT`).
     pub out: PathBuf,
     /// Whether devices are reached by IOMMUFD (`CAROM_IOMMUFD` is `on`).
@@ -71,6 +73,7 @@ impl Site {
             edu2: env::var("CAROM_EDU2").ok(),
             edu_narrow: env::var("CAROM_EDU_NARROW").ok(),
             net: env::var("CAROM_NET").ok(),
+            aer: env::var("CAROM_AER").ok(),
             out: existing("CAROM_OUT")?,
             iommufd: env::var("CAROM_IOMMUFD").is_ok_and(|value| value == "on"),
             rig: env::var("CAROM_RIG").unwrap_or_else(|_| "direct".into()),

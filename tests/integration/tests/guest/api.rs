@@ -23,7 +23,7 @@ use crate::support::{MIB, SITE};
 pub(crate) const BOOT_TIME: Duration = Duration::from_secs(60);
 
 /// Says that it is there, then counts, and tells of NMIs and presses of the power button as it sees them.
-const COUNT: &str = r#"
+pub(crate) const COUNT: &str = r#"
 irqs() { awk -v key="$1" 'index($0, key) { for (i = 2; i <= NF && $i ~ /^[0-9]+$/; i++) n += $i } END { print n + 0 }' /proc/interrupts; }
 echo "CAROM-READY $(nproc)"
 i=0
@@ -60,7 +60,7 @@ pub(crate) fn status(error: &ClientError) -> u16 {
     }
 }
 
-fn ticks(vmm: &ApiVmm) -> usize {
+pub(crate) fn ticks(vmm: &ApiVmm) -> usize {
     vmm.console().matches("CAROM-TICK ").count()
 }
 

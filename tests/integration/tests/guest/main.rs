@@ -7,6 +7,7 @@
 mod api;
 mod boot;
 mod command_line;
+mod device_error;
 mod hotplug;
 mod isolation;
 mod lifecycle;
