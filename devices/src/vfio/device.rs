@@ -4,6 +4,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use log::{error, info, warn};
@@ -41,6 +42,8 @@ pub struct VfioPciDevice {
     slots: Arc<dyn MemorySlots>,
     throttle: Throttle,
     watch: Mutex<Option<HostWatch>>,
+    /// The last reset failed as the host held it.
+    held: AtomicBool,
     // The mappings of the BARs hold the device open, so they go before it.
     bars: Vec<HostBar>,
     host: Box<dyn HostFunction>,
@@ -97,6 +100,7 @@ impl VfioPciDevice {
             slots,
             throttle: Throttle::default(),
             watch: Mutex::default(),
+            held: AtomicBool::new(false),
             bars,
             host,
         };
@@ -123,6 +127,11 @@ impl VfioPciDevice {
     pub fn unwatch(&self) {
         let watch = lock(&self.watch).take();
         drop(watch);
+    }
+
+    /// Whether the host held it when it was last to be reset: the host is taking it from its driver.
+    pub fn is_held(&self) -> bool {
+        self.held.load(Ordering::Relaxed)
     }
 
     /// What moves the function to another address space.
@@ -288,12 +297,13 @@ impl PciDevice for VfioPciDevice {
 
     /// One that the host is taking back cannot be reset: the host holds it until it is closed. That is no reason to end the VM.
     fn reset(&self) -> io::Result<()> {
-        match self.restart() {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                warn!("{}: the host holds it, and so it is not reset; its DMA is off, its registers stay", self.name);
-                Ok(())
-            }
-            outcome => outcome,
+        let outcome = self.restart();
+        let held = outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        self.held.store(held, Ordering::Relaxed);
+        if held {
+            warn!("{}: the host holds it, and so it is not reset; its DMA is off, its registers stay", self.name);
+            return Ok(());
         }
+        outcome
     }
 }

@@ -420,8 +420,12 @@ fn device_that_the_host_holds_is_quiet_and_no_reason_to_fail_but_is_not_taken_ei
     m.device.reset().unwrap();
     assert_eq!((m.host.get(regs::COMMAND), m.device.bar_address(0)), (2, None));
     assert!(!m.host.events().contains(&Event::Reset));
+    assert!(m.device.is_held());
     let error = refusal(&m.host);
     assert!(error.to_string().contains("resetting 0000:00:05.0"), "{error}");
+    m.host.0.held.store(false, Ordering::Relaxed);
+    m.device.reset().unwrap();
+    assert!(!m.device.is_held() && m.host.events().contains(&Event::Reset));
 }
 
 mod hostile {

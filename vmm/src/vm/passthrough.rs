@@ -90,6 +90,8 @@ pub(super) struct Passthrough {
     devices: Vec<Device>,
     iommu: Option<Arc<IommuHandle>>,
     shared: Option<SharedSpace>,
+    /// Such spaces that take no more devices, while those that are in them may go on.
+    retired: Vec<SharedSpace>,
     /// There once a device was.
     host: Option<HostIommu>,
     iommufd: bool,
@@ -100,7 +102,8 @@ impl Passthrough {
     /// Opens the devices of `config`, and puts them and the virtio-iommu on the root bus.
     pub(super) fn new(config: &VmConfig, around: Surroundings) -> Result<Self, VmError> {
         let iommufd = config.platform.iommufd;
-        let mut all = Self { devices: Vec::new(), iommu: None, shared: None, host: None, iommufd, around };
+        let mut all =
+            Self { devices: Vec::new(), iommu: None, shared: None, retired: Vec::new(), host: None, iommufd, around };
         let mut endpoints = Vec::new();
         for device in &config.devices {
             // Which slots a device may take follows from whether there will be an IOMMU.
@@ -174,6 +177,11 @@ impl Passthrough {
             error!("{id}: resetting it: {error}");
         }
         self.disconnect(address, behind);
+        if !behind && !self.iommufd && function.is_held() {
+            // The kernel may take the group out of the container before it is closed, which the container does not learn: it
+            // would not take the group again.
+            self.retired.extend(self.shared.take());
+        }
         drop(function);
         self.end_shared_space();
         Some(id)
@@ -191,6 +199,7 @@ impl Passthrough {
     fn end_shared_space(&mut self) {
         if self.devices.iter().all(|device| device.behind) {
             self.shared = None;
+            self.retired.clear();
         }
     }
 

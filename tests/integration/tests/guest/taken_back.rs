@@ -84,9 +84,8 @@ fn of_devices(vmm: &ApiVmm) -> Vec<(String, Value)> {
     named.filter(|(event, _)| event.starts_with("device-") && event != "device-added").collect()
 }
 
-fn add(vmm: &ApiVmm, address: &str, id: &str) {
-    let device = json!({"path": Site::sysfs(address), "iommu": true, "id": id});
-    let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-device", Some(&device)).unwrap();
+fn add(vmm: &ApiVmm, device: &Value) {
+    let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-device", Some(device)).unwrap();
     assert_eq!((status, &answer["bdf"]), (200, &json!("0000:00:03.0")), "{answer}");
 }
 
@@ -100,7 +99,7 @@ fn drive_that_the_host_wants_back_leaves_the_guest_which_works_on() {
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let device = |number: usize, id: &str| json!({"path": Site::sysfs(&SITE.nvme[number]), "iommu": true, "id": id});
     let devices = [device(0, "first"), device(1, "second")];
-    create(&vmm, json!({"devices": devices, "iommu_bounce": {"size": 64 * MIB}}));
+    create(&vmm, json!({"devices": devices.clone(), "iommu_bounce": {"size": 64 * MIB}}));
     put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-WORKED 1\n", 1, BOOT_TIME).unwrap();
     vmm.wait_for("CAROM-FIRST 0", 1, BOOT_TIME).unwrap();
@@ -125,7 +124,7 @@ fn drive_that_the_host_wants_back_leaves_the_guest_which_works_on() {
 
     // It comes again, and is taken while the guest stands still: the kernel insists, and once is told.
     assert!(taken.bind(), "vfio-pci does not take it");
-    add(&vmm, &SITE.nvme[1], "second");
+    add(&vmm, &devices[1]);
     vmm.wait_for("CAROM-WORKED 2\n", 1, BOOT_TIME).unwrap();
     put(&vmm, "vm.pause", &Value::Null);
     taken.unbind();
@@ -139,7 +138,7 @@ fn drive_that_the_host_wants_back_leaves_the_guest_which_works_on() {
 
     // And once more, from a guest that is reset before it has done anything.
     assert!(taken.bind(), "vfio-pci does not take it");
-    add(&vmm, &SITE.nvme[1], "second");
+    add(&vmm, &devices[1]);
     vmm.wait_for("CAROM-WORKED 3\n", 1, BOOT_TIME).unwrap();
     put(&vmm, "vm.pause", &Value::Null);
     taken.unbind();
@@ -158,5 +157,38 @@ fn drive_that_the_host_wants_back_leaves_the_guest_which_works_on() {
     assert!(figures.contains("\ncarom_device_errors_total 0\n"), "{figures}");
     let console = vmm.console();
     assert!(!console.contains("CAROM-VERIFY 1") && !console.contains("CAROM-FIRST 1"), "{console}");
+    put(&vmm, "vmm.shutdown", &Value::Null);
+}
+
+/// Devices without a virtual IOMMU share an address space of the host, in which one comes back to the other.
+#[test]
+fn drive_without_iommu_that_the_host_wanted_back_comes_again_beside_another() {
+    let on_the_first =
+        workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
+    let job = format!("{WAIT_FOR_NVME}\n(while :; do\n{on_the_first}\ndone) &\n{}", use_whenever_there("nvme1"));
+    let mut taken = HostDevice::new(&SITE.nvme[1]);
+    let vmm = ApiVmm::start(&SITE, &job).unwrap();
+    let devices = [0, 1].map(|number| json!({"path": Site::sysfs(&SITE.nvme[number]), "id": format!("drive{number}")}));
+    create(&vmm, json!({"devices": devices.clone()}));
+    put(&vmm, "vm.boot", &Value::Null);
+    for round in 1..=2 {
+        vmm.wait_for(&format!("CAROM-WORKED {round}\n"), 1, BOOT_TIME).unwrap();
+        taken.unbind();
+        vmm.wait_for(&format!("CAROM-GONE {round}\n"), 1, BOOT_TIME).unwrap();
+        taken.wait_unbound();
+        wait_gone(&vmm, "drive1");
+        assert!(taken.bind(), "vfio-pci does not take it");
+        add(&vmm, &devices[1]);
+    }
+    vmm.wait_for("CAROM-WORKED 3\n", 1, BOOT_TIME).unwrap();
+    let done = vmm.console().matches("CAROM-FIRST 0").count();
+    vmm.wait_for("CAROM-FIRST 0", done + 2, BOOT_TIME).unwrap();
+    let console = vmm.console();
+    assert!(!console.contains("CAROM-VERIFY 1") && !console.contains("CAROM-FIRST 1"), "{console}");
+    for id in ["drive0", "drive1"] {
+        put(&vmm, "vm.remove-device", &json!({"id": id}));
+        wait_gone(&vmm, id);
+    }
+    assert_eq!(pinned(&vmm), 0);
     put(&vmm, "vmm.shutdown", &Value::Null);
 }
