@@ -5,6 +5,7 @@
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
 
+#include <linux/atomic.h>
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
 #include <linux/iova.h>
@@ -13,9 +14,18 @@
 #include "dma-bounce-pool.h"
 
 #define PAGE_CHUNK_SIZE		SZ_2M
-/* The most memory that one domain's pool takes, if that is no large part of all memory */
+/* The most memory that one domain's pool takes */
 #define PAGE_POOL_SIZE		SZ_64M
+/* What part of all memory the pools of all domains take at most */
 #define PAGE_POOL_MEMORY_PART	8
+
+/* Bytes in the pools of all domains */
+static atomic_long_t page_total = ATOMIC_LONG_INIT(0);
+
+static u64 page_total_limit(void)
+{
+	return ((u64)totalram_pages() << PAGE_SHIFT) / PAGE_POOL_MEMORY_PART;
+}
 
 static int page_limits(struct iommu_domain *domain, struct iommu_bounce_limits *limits)
 {
@@ -27,8 +37,7 @@ static int page_limits(struct iommu_domain *domain, struct iommu_bounce_limits *
 
 	limits->chunk_size = PAGE_CHUNK_SIZE;
 	limits->len = PAGE_POOL_SIZE;
-	limits->budget = min_t(u64, PAGE_POOL_SIZE,
-			       ((u64)totalram_pages() << PAGE_SHIFT) / PAGE_POOL_MEMORY_PART);
+	limits->budget = min_t(u64, PAGE_POOL_SIZE, page_total_limit());
 	/* It is asked again, also if the pool could not be made ready the first time. */
 	if (iova) {
 		limits->iova = iova_dma_addr(iovad, iova);
@@ -48,21 +57,41 @@ static int page_limits(struct iommu_domain *domain, struct iommu_bounce_limits *
 	return 0;
 }
 
-static void *page_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot)
+static struct page *alloc_chunk(size_t *size)
 {
 	gfp_t gfp = GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN | __GFP_NORETRY;
 	unsigned int order = get_order(*size);
 	struct page *page;
-	int ret;
 
 	while (!(page = alloc_pages(gfp, order))) {
 		if (order-- == get_order(DMA_BOUNCE_MAX_SLOT))
-			return ERR_PTR(-ENOMEM);
+			return NULL;
 	}
 	*size = PAGE_SIZE << order;
+	if (atomic_long_add_return(*size, &page_total) > page_total_limit()) {
+		atomic_long_sub(*size, &page_total);
+		__free_pages(page, order);
+		return NULL;
+	}
+	return page;
+}
+
+static void free_chunk(struct page *page, size_t size)
+{
+	__free_pages(page, get_order(size));
+	atomic_long_sub(size, &page_total);
+}
+
+static void *page_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot)
+{
+	struct page *page = alloc_chunk(size);
+	int ret;
+
+	if (!page)
+		return ERR_PTR(-ENOMEM);
 	ret = iommu_map(domain, iova, page_to_phys(page), *size, prot | IOMMU_CACHE, GFP_KERNEL);
 	if (ret) {
-		__free_pages(page, order);
+		free_chunk(page, *size);
 		return ERR_PTR(ret);
 	}
 	return page_address(page);
@@ -75,7 +104,7 @@ static bool page_del(struct iommu_domain *domain, dma_addr_t iova, void *va, siz
 		pr_err_ratelimited("cannot unmap the chunk at %pad\n", &iova);
 		return false;
 	}
-	__free_pages(virt_to_page(va), get_order(size));
+	free_chunk(virt_to_page(va), size);
 	return true;
 }
 
