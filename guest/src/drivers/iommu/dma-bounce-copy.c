@@ -133,20 +133,23 @@ void dma_bounce_slot_finish(struct dma_bounce_pool *pool, struct device *dev,
  * @slot: the slot
  * @skip: where in the mapping the part starts
  * @len: its bytes; all of them are in the mapping
- * @for_device: copy to the slot; otherwise from it
+ * @dir: direction of the transfers that the call is about
+ * @for_device: the device gets it; otherwise the CPU
+ *
+ * Nothing is copied to a slot for a device that is only to write: it may have written meanwhile.
+ * Nothing comes back from a slot that the device was only to read: the CPU may have written.
  */
 void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
-			  struct dma_bounce_slot *slot, size_t skip, size_t len, bool for_device)
+			  struct dma_bounce_slot *slot, size_t skip, size_t len,
+			  enum dma_data_direction dir, bool for_device)
 {
-	bool copy = for_device || slot->chunk->kind != DMA_BOUNCE_READ;
+	bool copy = dma_bounce_sync_copies(dir, for_device) &&
+		    (for_device || slot->chunk->kind != DMA_BOUNCE_READ);
 
 	dma_bounce_count(pool, DMA_BOUNCE_SYNCS, 1);
 	if (READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DEAD)
 		return;
-	/*
-	 * What the CPU wrote is copied whatever the direction, as at map. Nothing comes back from a
-	 * slot that the device cannot write, or that it may not have written all of.
-	 */
+	/* The device may not have written all of it. */
 	if (!for_device && copy && WARN_ON_ONCE(slot->no_copy_in))
 		copy = false;
 	if (copy)

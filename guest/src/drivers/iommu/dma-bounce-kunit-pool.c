@@ -155,7 +155,7 @@ static void budget_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
 	/* Nobody gets the other slots meanwhile. */
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 8, bytes, sizeof(bytes)));
-	other = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
+	other = bounce_kunit_map(test, 8192, 4096, DMA_FROM_DEVICE, 0);
 	dma_unmap_single(t->dev, other, 4096, DMA_FROM_DEVICE);
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
@@ -259,10 +259,12 @@ static void single_use_test(struct kunit *test)
 		KUNIT_ASSERT_EQ(test, page[i], 0);
 	KUNIT_EXPECT_MEMEQ(test, page + 4000, t->area + 4000, 96);
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 50, bytes, 100));
-	KUNIT_EXPECT_TRUE(test, dma_bounce_single_sync(t->pool, addr + 100, 50, false));
+	KUNIT_EXPECT_TRUE(test, dma_bounce_single_sync(t->pool, addr + 100, 50, DMA_FROM_DEVICE,
+						       false));
 	memset(t->expect + 4100, SECRET, 50);
 	bounce_kunit_expect_area(test);
-	KUNIT_EXPECT_FALSE(test, dma_bounce_single_sync(t->pool, addr - SZ_64K, 1, false));
+	KUNIT_EXPECT_FALSE(test, dma_bounce_single_sync(t->pool, addr - SZ_64K, 1, DMA_FROM_DEVICE,
+							false));
 	KUNIT_EXPECT_TRUE(test, dma_bounce_single_unmap(t->pool, addr, 0));
 	memset(t->expect + 4050, SECRET, 100);
 	bounce_kunit_expect_area(test);

@@ -270,6 +270,37 @@ static void sync_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_SYNCS), 3);
 }
 
+/* The direction of a sync call says what moves, whatever the mapping allows. */
+static void sync_direction_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	u8 bytes[32], seen[16];
+	dma_addr_t addr;
+
+	bounce_kunit_fill(t);
+	memset(bytes, SECRET, sizeof(bytes));
+	addr = bounce_kunit_map_bounced(test, 1000, 512, DMA_BIDIRECTIONAL, 0);
+	/* A driver that polls looks, finds nothing, and gives back; the device writes meanwhile. */
+	dma_sync_single_for_cpu(t->dev, addr, 512, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 16, bytes, sizeof(bytes)));
+	dma_sync_single_for_device(t->dev, addr, 512, DMA_FROM_DEVICE);
+	bounce_kunit_expect_area(test);
+	dma_sync_single_for_cpu(t->dev, addr, 512, DMA_FROM_DEVICE);
+	memset(t->expect + 1016, SECRET, sizeof(bytes));
+	bounce_kunit_expect_area(test);
+
+	/* What the CPU wrote is not undone by a call about what the device reads. */
+	memset(t->area + 1100, 0x11, 16);
+	memset(t->expect + 1100, 0x11, 16);
+	dma_sync_single_for_cpu(t->dev, addr, 512, DMA_TO_DEVICE);
+	bounce_kunit_expect_area(test);
+	dma_sync_single_for_device(t->dev, addr, 512, DMA_TO_DEVICE);
+	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, addr + 100, seen, 16));
+	KUNIT_EXPECT_MEMEQ(test, seen, t->area + 1100, 16);
+	dma_unmap_single(t->dev, addr, 512, DMA_BIDIRECTIONAL);
+	bounce_kunit_expect_area(test);
+}
+
 /* A coherent device elides sync calls until it bounces for the first time, and then no more. */
 static void sync_elision_test(struct kunit *test)
 {
@@ -372,6 +403,36 @@ static void list_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
+/* What the CPU writes to a list gets to the device by entry, and only towards one that reads. */
+static void list_sync_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	u8 *flat = kunit_kzalloc(test, LIST_LEN, GFP_KERNEL);
+	struct scatterlist sgl[PIECES];
+	unsigned int i;
+
+	KUNIT_ASSERT_NOT_NULL(test, flat);
+	bounce_kunit_fill(t);
+	bounce_kunit_warm(test, LIST_LEN, DMA_BIDIRECTIONAL);
+	init_list(t, sgl);
+	KUNIT_ASSERT_EQ(test, dma_map_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL), 1);
+	KUNIT_ASSERT_TRUE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
+	for (i = 0; i < PIECES; i++)
+		memset(t->area + pieces[i].offset, 0x11, pieces[i].len);
+	dma_sync_sg_for_device(t->dev, sgl, PIECES, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
+	KUNIT_EXPECT_TRUE(test, list_is(t->expect, flat));
+
+	dma_sync_sg_for_device(t->dev, sgl, 2, DMA_BIDIRECTIONAL);
+	for (i = 0; i < 2; i++)
+		memset(t->expect + pieces[i].offset, 0x11, pieces[i].len);
+	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
+	KUNIT_EXPECT_TRUE(test, list_is(t->expect, flat));
+	/* The other entries come back as the device has them. */
+	dma_unmap_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL);
+	bounce_kunit_expect_area(test);
+}
+
 /* One slot, but as many segments as the device needs */
 static void max_segment_test(struct kunit *test)
 {
@@ -441,6 +502,12 @@ static void not_bounced_test(struct kunit *test)
 		dma_unmap_single_attrs(t->dev, addr, 4096, DMA_FROM_DEVICE, attrs[i]);
 	}
 	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_ATTRS), ARRAY_SIZE(attrs));
+
+	/* Registers of a device: no memory that could be copied */
+	addr = dma_map_resource(t->dev, 0xfe000000, 4096, DMA_FROM_DEVICE, 0);
+	KUNIT_ASSERT_FALSE(test, dma_mapping_error(t->dev, addr));
+	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
+	dma_unmap_resource(t->dev, addr, 4096, DMA_FROM_DEVICE, 0);
 
 	t->dev->iommu->bounce->threshold = 2048;
 	addr = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
@@ -537,9 +604,11 @@ static struct kunit_case bounce_cases[] = {
 	KUNIT_CASE(partial_write_test),
 	KUNIT_CASE(no_copy_in_test),
 	KUNIT_CASE(sync_test),
+	KUNIT_CASE(sync_direction_test),
 	KUNIT_CASE(sync_elision_test),
 	KUNIT_CASE(min_align_test),
 	KUNIT_CASE(list_test),
+	KUNIT_CASE(list_sync_test),
 	KUNIT_CASE(max_segment_test),
 	KUNIT_CASE(list_layout_test),
 	KUNIT_CASE(not_bounced_test),

@@ -79,7 +79,10 @@ static bool dma_bounce_required(struct dma_bounce_pool *pool, struct device *dev
 /* The pool that may serve mappings of a device, or NULL */
 static struct dma_bounce_pool *pool_of_dev(struct device *dev)
 {
-	return dev_is_dma_coherent(dev) ? dma_bounce_pool_of(dev) : NULL;
+	/* A kernel that boots after a crash attaches devices when they first map something. */
+	if (!dev_is_dma_coherent(dev) || dev->iommu->attach_deferred)
+		return NULL;
+	return dma_bounce_pool_of(dev);
 }
 
 /* Whether attributes let a mapping bounce; otherwise that is counted. */
@@ -134,6 +137,11 @@ struct dma_bounce_slot *dma_bounce_slot_take(struct dma_bounce_pool *pool, struc
 		return NULL;
 	}
 	slot = dma_bounce_pool_get(pool, dma_bounce_kind(dir), max(offset + len, align + 1));
+	/* From this CPU's cache, which is not flushed yet: a device would not reach it any more. */
+	if (slot && unlikely(READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DEAD)) {
+		dma_bounce_slots_put(&pool->slots, slot);
+		slot = NULL;
+	}
 	if (!slot) {
 		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_FULL);
 		return NULL;
@@ -212,6 +220,17 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t si
 	if (addr != DMA_MAPPING_ERROR)
 		dma_bounce_need_sync(pool, dev);
 	return addr;
+}
+
+/**
+ * __dma_bounce_by_piece - whether pieces of a larger mapping are to be mapped each by itself
+ * @dev: the device
+ *
+ * Return: true for a device that is not trusted: those that do not fill their pages must bounce.
+ */
+bool __dma_bounce_by_piece(struct device *dev)
+{
+	return dma_bounce_untrusted(dev) && pool_of_dev(dev);
 }
 
 /**
@@ -340,6 +359,15 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 
 /* Unmapping and synchronising */
 
+/* Whether a list is the one that a slot serves, from its start */
+static bool is_list_of(struct device *dev, struct scatterlist *sgl, struct dma_bounce_slot *slot)
+{
+	dma_addr_t addr = sg_dma_address(sgl);
+
+	return !dev_WARN_ONCE(dev, addr != dma_bounce_slot_iova(slot) + slot->offset,
+			      "no start of a bounced list: %pad\n", &addr);
+}
+
 /**
  * __dma_bounce_unmap_page - unmap a buffer
  * @dev: the device
@@ -392,6 +420,9 @@ bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nent
 	if (dev_WARN_ONCE(dev, !slot, "unmaps a bounced list that is not mapped: %pad\n", &addr)) {
 		ours = true;
 	} else if (slot->mapped == DMA_BOUNCE_LIST) {
+		ours = true;
+		if (!is_list_of(dev, sgl, slot))
+			goto out;
 		/* The list may be a copy of the one that was mapped, which may be gone. */
 		slot->sgl = sgl;
 		if (dev_WARN_ONCE(dev, nents != slot->nents, "unmaps %d of %u entries\n", nents,
@@ -399,8 +430,8 @@ bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nent
 			slot->nents = min_t(unsigned int, nents, slot->nents);
 		dma_bounce_slot_finish(pool, dev, slot, attrs);
 		sg_dma_address(sgl) = DMA_MAPPING_ERROR;
-		ours = true;
 	}
+out:
 	rcu_read_unlock();
 	return ours;
 }
@@ -410,11 +441,15 @@ bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nent
  * @dev: the device
  * @addr: where in the mapping the part starts
  * @size: its bytes
- * @for_device: copy to the slot; otherwise from it
+ * @dir: direction of the transfers that the call is about
+ * @for_device: the device gets it; otherwise the CPU
+ *
+ * The part of a list is looked for in the list that was mapped, which must be there still.
  *
  * Return: true if the address was one of a pool.
  */
-bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size, bool for_device)
+bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
+			      enum dma_data_direction dir, bool for_device)
 {
 	struct dma_bounce_pool *pool = dma_bounce_pool_of(dev);
 	struct dma_bounce_slot *slot;
@@ -423,7 +458,7 @@ bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size, 
 	if (!pool)
 		return false;
 	if (!dma_bounce_owns(pool, addr)) {
-		if (dma_bounce_single_sync(pool, addr, size, for_device))
+		if (dma_bounce_single_sync(pool, addr, size, dir, for_device))
 			return true;
 		dma_bounce_count(pool, DMA_BOUNCE_SYNCS_PLAIN, 1);
 		return false;
@@ -438,7 +473,7 @@ bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size, 
 			  "syncs %zu bytes at %pad of a mapping of %u at %pad\n", size, &addr,
 			  slot->len, &start))
 		goto out;
-	dma_bounce_slot_sync(pool, dev, slot, addr - start, size, for_device);
+	dma_bounce_slot_sync(pool, dev, slot, addr - start, size, dir, for_device);
 out:
 	rcu_read_unlock();
 	return true;
@@ -449,13 +484,15 @@ out:
  * @dev: the device
  * @sgl: the list
  * @nents: entries to synchronise
- * @for_device: copy to the slot; otherwise from it
+ * @dir: direction of the transfers that the call is about
+ * @for_device: the device gets them; otherwise the CPU
  *
  * Lengths are those of the entries: DMA lengths of a packed list mean nothing after the first.
  *
  * Return: true if the list was mapped by a slot.
  */
-bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents, bool for_device)
+bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents,
+			  enum dma_data_direction dir, bool for_device)
 {
 	struct dma_bounce_pool *pool = dma_bounce_pool_of(dev);
 	struct dma_bounce_slot *slot;
@@ -470,11 +507,15 @@ bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents
 	slot = dma_bounce_slots_find(&pool->slots, sg_dma_address(sgl));
 	if (slot && slot->mapped == DMA_BOUNCE_LIST) {
 		ours = true;
+		if (!is_list_of(dev, sgl, slot))
+			goto out;
 		for_each_sg(sgl, s, min_t(unsigned int, nents, slot->nents), i)
 			len += s->length;
 		slot->sgl = sgl;
-		dma_bounce_slot_sync(pool, dev, slot, 0, min_t(size_t, len, slot->len), for_device);
+		dma_bounce_slot_sync(pool, dev, slot, 0, min_t(size_t, len, slot->len), dir,
+				     for_device);
 	}
+out:
 	rcu_read_unlock();
 	return ours;
 }

@@ -49,7 +49,8 @@ void dma_bounce_slot_fill(struct dma_bounce_pool *pool, struct device *dev,
 void dma_bounce_slot_finish(struct dma_bounce_pool *pool, struct device *dev,
 			    struct dma_bounce_slot *slot, unsigned long attrs);
 void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
-			  struct dma_bounce_slot *slot, size_t skip, size_t len, bool for_device);
+			  struct dma_bounce_slot *slot, size_t skip, size_t len,
+			  enum dma_data_direction dir, bool for_device);
 
 #ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST
 void dma_bounce_copy_request(void *buffer, struct request *req, size_t skip, size_t len,

@@ -39,6 +39,8 @@
 /* How many times longer the last one of its kind and size is kept */
 #define DMA_BOUNCE_KEEP_FACTOR	6
 
+static_assert(IOMMU_BOUNCE_MIN_CHUNK >= DMA_BOUNCE_MAX_SLOT);
+
 static LIST_HEAD(dma_bounce_pools);
 static DEFINE_MUTEX(dma_bounce_pools_lock);
 static DEFINE_IDA(dma_bounce_ida);
@@ -292,9 +294,14 @@ static void pool_trim(struct dma_bounce_pool *pool, unsigned int surplus)
 
 static void pool_set_limits(struct dma_bounce_pool *pool, struct iommu_bounce_limits *limits)
 {
-	size_t threshold = dma_bounce_threshold_option() ?: limits->threshold ?: pool->calibrated;
+	size_t threshold = dma_bounce_threshold_option() ?: limits->threshold;
 
 	pool->budget = limits->budget;
+	if (!threshold) {
+		if (!pool->calibrated)
+			pool->calibrated = dma_bounce_calibrate(pool);
+		threshold = pool->calibrated;
+	}
 	threshold = min_not_zero(threshold, (size_t)DMA_BOUNCE_MAX_SLOT);
 	WRITE_ONCE(pool->threshold, threshold);
 }
@@ -324,13 +331,15 @@ static int pool_start(struct dma_bounce_pool *pool)
 	ret = pool->ops->limits(pool->domain, &limits);
 	if (ret)
 		return ret;
-	if (!is_power_of_2(limits.chunk_size))
+	if (!is_power_of_2(limits.chunk_size) || limits.chunk_size < IOMMU_BOUNCE_MIN_CHUNK)
 		return -EINVAL;
-	if (!dma_bounce_threshold_option() && !limits.threshold)
-		pool->calibrated = dma_bounce_calibrate(pool);
 	pool_set_limits(pool, &limits);
-	return dma_bounce_slots_open(&pool->slots, limits.iova, limits.len,
-				     ilog2(limits.chunk_size));
+	ret = dma_bounce_slots_open(&pool->slots, limits.iova, limits.len,
+				    ilog2(limits.chunk_size));
+	if (!ret)
+		pr_info("%s: up to %zu KiB through %s, at most %llu KiB of memory\n", pool->name,
+			pool->threshold >> 10, pool->ops->name, pool->budget >> 10);
+	return ret;
 }
 
 static void pool_work(struct work_struct *work)
@@ -371,9 +380,12 @@ static void pool_idle_work(struct work_struct *work)
 	bool last;
 
 	mutex_lock(&pool->slots.mutex);
-	if (!pool->slots.len || !pool->active)
+	if (!pool->slots.len)
 		goto out;
+	/* After the last device has left too: what could not be given back then is tried again. */
 	pool_reap(pool);
+	if (!pool->active)
+		goto again;
 	dma_bounce_slots_flush(&pool->slots, false);
 	for (place = 0; (chunk = next_chunk(pool, &place));) {
 		last = chunks_of(pool, chunk->kind, chunk->class) <= 1;
@@ -383,6 +395,7 @@ static void pool_idle_work(struct work_struct *work)
 			chunk_del(pool, chunk);
 		}
 	}
+again:
 	if (pool->nchunks)
 		queue_delayed_work(dma_bounce_wq, &pool->idle_work, max(age / 2, 1UL));
 out:

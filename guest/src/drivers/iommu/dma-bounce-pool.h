@@ -152,6 +152,15 @@ static inline unsigned int dma_bounce_class(size_t size)
 	return max(order_base_2(size), DMA_BOUNCE_MIN_SHIFT) - DMA_BOUNCE_MIN_SHIFT;
 }
 
+/*
+ * Whether a sync call has to copy, as far as its direction tells: towards a device that reads, or
+ * back from one that writes
+ */
+static inline bool dma_bounce_sync_copies(enum dma_data_direction dir, bool for_device)
+{
+	return dir != (for_device ? DMA_FROM_DEVICE : DMA_TO_DEVICE);
+}
+
 static inline bool dma_bounce_owns(struct dma_bounce_pool *pool, dma_addr_t addr)
 {
 	return dma_bounce_slots_own(&pool->slots, addr);
@@ -174,7 +183,7 @@ dma_addr_t dma_bounce_single_map(struct dma_bounce_pool *pool, u64 mask, phys_ad
 				 size_t size, enum dma_data_direction dir, unsigned long attrs);
 bool dma_bounce_single_unmap(struct dma_bounce_pool *pool, dma_addr_t addr, unsigned long attrs);
 bool dma_bounce_single_sync(struct dma_bounce_pool *pool, dma_addr_t addr, size_t size,
-			    bool for_device);
+			    enum dma_data_direction dir, bool for_device);
 void dma_bounce_single_free_all(struct dma_bounce_pool *pool);
 
 void dma_bounce_copy(void *buffer, phys_addr_t phys, size_t len, bool to_buffer);

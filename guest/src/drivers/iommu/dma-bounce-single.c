@@ -220,12 +220,13 @@ bool dma_bounce_single_unmap(struct dma_bounce_pool *pool, dma_addr_t addr, unsi
  * @pool: the pool of the device's domain
  * @addr: where in the mapping the part starts
  * @size: its bytes
- * @for_device: copy to those pages; otherwise from them
+ * @dir: direction of the transfers that the call is about
+ * @for_device: the device gets it; otherwise the CPU
  *
  * Return: false if @addr is no such address.
  */
 bool dma_bounce_single_sync(struct dma_bounce_pool *pool, dma_addr_t addr, size_t size,
-			    bool for_device)
+			    enum dma_data_direction dir, bool for_device)
 {
 	struct single_use *single = single_find(pool, addr);
 	size_t skip;
@@ -235,7 +236,7 @@ bool dma_bounce_single_sync(struct dma_bounce_pool *pool, dma_addr_t addr, size_
 	skip = addr - single->addr;
 	if (WARN_ON_ONCE(addr < single->addr || skip > single->len || size > single->len - skip))
 		return true;
-	if (for_device || !single->read_only)
+	if (dma_bounce_sync_copies(dir, for_device) && (for_device || !single->read_only))
 		dma_bounce_copy(single->va + skip, single->phys + skip, size, for_device);
 	return true;
 }

@@ -408,6 +408,55 @@ static int test_orphan(struct edu *edu)
 	return test_partial_write(edu);
 }
 
+/* Each piece of a list that does not fill its pages has a slot, in which there is nothing else. */
+static int untrusted_list(struct edu *edu)
+{
+	static const struct { unsigned int offset, len; } pieces[] = {
+		{ 100, 300 }, { 5000, 700 },
+	};
+	struct scatterlist sgl[ARRAY_SIZE(pieces)], *s;
+	unsigned int i, n;
+	int ret = 0;
+
+	edu_fill(edu);
+	sg_init_table(sgl, ARRAY_SIZE(pieces));
+	for (i = 0; i < ARRAY_SIZE(pieces); i++)
+		sg_set_buf(&sgl[i], edu->area + pieces[i].offset, pieces[i].len);
+	n = dma_map_sg(edu->dev, sgl, ARRAY_SIZE(pieces), DMA_TO_DEVICE);
+	if (FAILS(n == ARRAY_SIZE(pieces)))
+		return -EIO;
+	for_each_sg(sgl, s, n, i) {
+		if (FAILS(dma_bounce_owns(edu->pool, sg_dma_address(s))))
+			ret = -EIO;
+		else
+			ret = ret ?: edu_reads(edu, sg_dma_address(s), 1024);
+		if (ret)
+			break;
+		if (FAILS(!memcmp(edu->seen, edu->area + pieces[i].offset, pieces[i].len)) ||
+		    FAILS(!memchr_inv(edu->seen + pieces[i].len, 0, 1024 - pieces[i].len))) {
+			ret = -EIO;
+			break;
+		}
+	}
+	dma_unmap_sg(edu->dev, sgl, ARRAY_SIZE(pieces), DMA_TO_DEVICE);
+	return ret;
+}
+
+/* Pieces are not put together to one range of IOVA: there they could not bounce. */
+static bool untrusted_by_piece(struct edu *edu)
+{
+#ifdef DMA_ATTR_REQUIRE_COHERENT
+	struct dma_iova_state state;
+	bool one = dma_iova_try_alloc(edu->dev, &state, virt_to_phys(edu->area), 8192);
+
+	if (one)
+		dma_iova_free(edu->dev, &state);
+	return !one;
+#else
+	return true;
+#endif
+}
+
 /* A device that is not trusted bounces whatever its switch says, and sees only its bytes. */
 static int untrusted_cases(struct edu *edu)
 {
@@ -436,7 +485,9 @@ static int untrusted_cases(struct edu *edu)
 	edu_unmap(edu, addr, 4096, DMA_TO_DEVICE, 0);
 	if (FAILS(!bounced))
 		return -EIO;
-	return 0;
+	if (FAILS(untrusted_by_piece(edu)))
+		return -EIO;
+	return untrusted_list(edu);
 }
 
 static int test_untrusted(struct edu *edu)

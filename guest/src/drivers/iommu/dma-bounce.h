@@ -38,12 +38,15 @@ void dma_bounce_release_device(struct device *dev);
 dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
 				 enum dma_data_direction dir, unsigned long attrs);
 bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long attrs);
+bool __dma_bounce_by_piece(struct device *dev);
 int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			enum dma_data_direction dir, unsigned long attrs);
 bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			   unsigned long attrs);
-bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size, bool for_device);
-bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents, bool for_device);
+bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
+			      enum dma_data_direction dir, bool for_device);
+bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents,
+			  enum dma_data_direction dir, bool for_device);
 
 /* Returns the address to use, or DMA_MAPPING_ERROR if the caller is to map the memory itself. */
 static inline dma_addr_t dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
@@ -59,6 +62,12 @@ static inline bool dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, un
 {
 	return static_branch_unlikely(&dma_bounce_key) &&
 	       __dma_bounce_unmap_page(dev, addr, attrs);
+}
+
+/* Returns true if the pieces of a larger mapping are to be mapped each by itself. */
+static inline bool dma_bounce_by_piece(struct device *dev)
+{
+	return static_branch_unlikely(&dma_bounce_key) && __dma_bounce_by_piece(dev);
 }
 
 /* Returns the number of DMA segments, or 0 if the caller is to map the list itself. */
@@ -78,17 +87,17 @@ static inline bool dma_bounce_unmap_sg(struct device *dev, struct scatterlist *s
 }
 
 static inline bool dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
-					  bool for_device)
+					  enum dma_data_direction dir, bool for_device)
 {
 	return static_branch_unlikely(&dma_bounce_key) &&
-	       __dma_bounce_sync_single(dev, addr, size, for_device);
+	       __dma_bounce_sync_single(dev, addr, size, dir, for_device);
 }
 
 static inline bool dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents,
-				      bool for_device)
+				      enum dma_data_direction dir, bool for_device)
 {
 	return static_branch_unlikely(&dma_bounce_key) &&
-	       __dma_bounce_sync_sg(dev, sgl, nents, for_device);
+	       __dma_bounce_sync_sg(dev, sgl, nents, dir, for_device);
 }
 
 #else /* !CONFIG_IOMMU_DMA_BOUNCE */
@@ -117,6 +126,11 @@ static inline bool dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, un
 	return false;
 }
 
+static inline bool dma_bounce_by_piece(struct device *dev)
+{
+	return false;
+}
+
 static inline int dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 				    enum dma_data_direction dir, unsigned long attrs)
 {
@@ -130,13 +144,13 @@ static inline bool dma_bounce_unmap_sg(struct device *dev, struct scatterlist *s
 }
 
 static inline bool dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
-					  bool for_device)
+					  enum dma_data_direction dir, bool for_device)
 {
 	return false;
 }
 
 static inline bool dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents,
-				      bool for_device)
+				      enum dma_data_direction dir, bool for_device)
 {
 	return false;
 }

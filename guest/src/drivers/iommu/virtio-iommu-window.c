@@ -150,7 +150,7 @@ static bool read_geometry(struct viommu_window *window)
 	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_iova_end, &last);
 	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_chunk_size,
 			&window->chunk_size);
-	if (!is_power_of_2(window->chunk_size) || window->chunk_size < PAGE_SIZE ||
+	if (!is_power_of_2(window->chunk_size) || window->chunk_size < IOMMU_BOUNCE_MIN_CHUNK ||
 	    window->chunk_size > SZ_1G || last < window->iova_start || last > U32_MAX ||
 	    !IS_ALIGNED(window->iova_start, window->chunk_size))
 		return false;
@@ -296,15 +296,13 @@ static bool claim_shown(struct viommu_window *window, u64 offset)
 /**
  * viommu_window_add - have a chunk backed and mapped
  * @window: the windows
- * @domain: number of a domain
- * @attached: whether the domain has endpoints, without which the device knows none
+ * @domain: number of a domain. The device knows none without endpoints.
  * @iova: where, a multiple of the chunk size in the aperture
  * @prot: IOMMU_READ, IOMMU_WRITE or both
  *
  * Return: where the chunk is, or an error pointer; -ENOMEM if the budget is used up.
  */
-void *viommu_window_add(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
-			int prot)
+void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iova, int prot)
 {
 	struct virtio_iommu_req_window_add req = {
 		.head.type	= VIRTIO_IOMMU_T_WINDOW_ADD,
@@ -319,8 +317,6 @@ void *viommu_window_add(struct viommu_window *window, u32 domain, bool attached,
 	u64 offset;
 	int ret;
 
-	if (!attached)
-		return ERR_PTR(-ENODEV);
 	ret = window->send(window->viommu, &req, sizeof(req));
 	if (ret)
 		return ERR_PTR(ret);
@@ -337,17 +333,15 @@ EXPORT_SYMBOL_GPL(viommu_window_add);
 /**
  * viommu_window_del - give a chunk back
  * @window: the windows
- * @domain: number of its domain
- * @attached: whether the domain has endpoints; if it has not, its chunks are gone already
+ * @domain: number of its domain. If that has lost its last endpoint, the chunk is gone already.
  * @iova: the chunk
  * @va: what viommu_window_add() returned for it
  *
  * Return: false if the device still has the chunk.
  */
-bool viommu_window_del(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
-		       void *va)
+bool viommu_window_del(struct viommu_window *window, u32 domain, dma_addr_t iova, void *va)
 {
-	int ret = attached ? send_del(window, domain, iova) : 0;
+	int ret = send_del(window, domain, iova);
 
 	if (ret && ret != -ENOENT) {
 		/* The device still has the chunk: its place in the region stays taken. */

@@ -32,10 +32,8 @@ struct viommu_window *viommu_window_probe(struct virtio_device *vdev, viommu_win
 void viommu_window_remove(struct viommu_window *window);
 bool viommu_window_config_changed(struct viommu_window *window);
 int viommu_window_limits(struct viommu_window *window, struct iommu_bounce_limits *limits);
-void *viommu_window_add(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
-			int prot);
-bool viommu_window_del(struct viommu_window *window, u32 domain, bool attached, dma_addr_t iova,
-		       void *va);
+void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iova, int prot);
+bool viommu_window_del(struct viommu_window *window, u32 domain, dma_addr_t iova, void *va);
 
 #else /* !CONFIG_VIRTIO_IOMMU_WINDOW */
 
@@ -68,14 +66,14 @@ static inline int viommu_window_limits(struct viommu_window *window,
 	return -ENODEV;
 }
 
-static inline void *viommu_window_add(struct viommu_window *window, u32 domain, bool attached,
-				      dma_addr_t iova, int prot)
+static inline void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iova,
+				      int prot)
 {
 	return ERR_PTR(-ENODEV);
 }
 
-static inline bool viommu_window_del(struct viommu_window *window, u32 domain, bool attached,
-				     dma_addr_t iova, void *va)
+static inline bool viommu_window_del(struct viommu_window *window, u32 domain, dma_addr_t iova,
+				     void *va)
 {
 	return true;
 }

@@ -6,6 +6,7 @@
 #ifndef _LINUX_DMA_BOUNCE_H
 #define _LINUX_DMA_BOUNCE_H
 
+#include <linux/sizes.h>
 #include <linux/types.h>
 
 struct blk_dma_iter;
@@ -14,11 +15,14 @@ struct dma_iova_state;
 struct iommu_domain;
 struct request;
 
+/* Bytes of the smallest chunk that a provider may add */
+#define IOMMU_BOUNCE_MIN_CHUNK	SZ_256K
+
 /**
  * struct iommu_bounce_limits - what a provider of bounce memory allows a domain
  * @iova:	first IOVA of the range in which chunks are mapped, a multiple of @chunk_size
  * @len:	length of that range in bytes, a multiple of @chunk_size
- * @chunk_size:	bytes from one chunk to the next, a power of two
+ * @chunk_size:	bytes from one chunk to the next, a power of two of at least IOMMU_BOUNCE_MIN_CHUNK
  * @budget:	most bytes of memory that the domain's chunks may have together
  * @threshold:	size in bytes up to which bouncing is worthwhile; 0 if the provider cannot tell
  * @surplus:	number of chunks that the provider wants back
@@ -38,9 +42,9 @@ struct iommu_bounce_limits {
  * @limits:	Tells the limits of a domain. They can change, except iova, len and chunk_size.
  *		Returns 0, or a negative error if the provider does not serve this domain.
  * @add:	Maps a chunk of zeroed memory at the given IOVA. Its size is the chunk size, and
- *		may be set to a lower power of two that is not below 256 KiB. The protection is
+ *		may be set to a lower power of two down to IOMMU_BOUNCE_MIN_CHUNK. The protection is
  *		IOMMU_READ, IOMMU_WRITE or both. Returns where the CPU sees the chunk, or an error
- *		pointer: -ENOMEM if there is no memory left, -ENODEV if no device is attached.
+ *		pointer, which is -ENOMEM if there is no memory left.
  * @del:	Unmaps what @add mapped and gives its memory back. Neither the CPU nor a device
  *		uses it any more. Returns false if devices may still reach it: then it is kept, and
  *		it may be tried again.

@@ -44,11 +44,28 @@ DEFINE_EVENT(dma_bounce_slot, dma_bounce_unmap,
 		 bool copy),
 	TP_ARGS(dev, addr, len, nents, copy));
 
-/* A sync call copied part of a slot; nents is 1 if that was towards the device. */
-DEFINE_EVENT(dma_bounce_slot, dma_bounce_sync,
-	TP_PROTO(struct device *dev, dma_addr_t addr, unsigned int len, unsigned int nents,
+/* A sync call for part of a slot: which way, and whether that copied anything */
+TRACE_EVENT(dma_bounce_sync,
+	TP_PROTO(struct device *dev, dma_addr_t addr, unsigned int len, bool for_device,
 		 bool copy),
-	TP_ARGS(dev, addr, len, nents, copy));
+	TP_ARGS(dev, addr, len, for_device, copy),
+	TP_STRUCT__entry(
+		__string(device, dev_name(dev))
+		__field(u64, addr)
+		__field(unsigned int, len)
+		__field(bool, for_device)
+		__field(bool, copy)
+	),
+	TP_fast_assign(
+		__assign_str(device);
+		__entry->addr = addr;
+		__entry->len = len;
+		__entry->for_device = for_device;
+		__entry->copy = copy;
+	),
+	TP_printk("%s addr=%#llx len=%u for=%s copy=%d", __get_str(device), __entry->addr,
+		  __entry->len, __entry->for_device ? "device" : "cpu", __entry->copy)
+);
 
 /* Something was not bounced; the reason is the name of the counter in debugfs. */
 TRACE_EVENT(dma_bounce_fallback,
