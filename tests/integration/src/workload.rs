@@ -171,12 +171,16 @@ pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
     Ok(Patterns { iops, read_latency_us: figure(number, errors).context("randread at 4k")? })
 }
 
-/// Reads `mib` MiB with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`], with the kernel's function profiler
-/// on the functions that map and unmap; [`map_times`] reads the results. The kernel needs `guest/config/profile.config`.
+/// Reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`], `mib` MiB at the smallest and twice as much at
+/// each next one, with the kernel's function profiler on the functions that map and unmap; [`map_times`] reads the results. The
+/// kernel needs `guest/config/profile.config`.
 #[must_use]
 pub fn fio_profiled(mib: u32) -> String {
     let mut job = format!("cd /sys/kernel/tracing || exit 95\necho {PROFILED} >set_ftrace_filter || exit 95\n");
-    for size in BLOCK_SIZES {
+    for (step, size) in BLOCK_SIZES.iter().enumerate() {
+        // Large blocks are few: each buffer has to be used many times, or its first use, at which the host gives the guest
+        // the memory, is what is measured.
+        let mib = mib << step;
         // The first round gets the pool what it needs, and is not counted: turning the profiler on clears what it had.
         // A line of it: function, hits, time in µs, and so on.
         job += &format!(
@@ -219,12 +223,18 @@ pub fn map_times(outcome: &Outcome) -> Result<BTreeMap<String, MapTime>> {
     Ok(times)
 }
 
-/// Writes `mib` MiB in mixed block sizes at random places, then reads and checks all of it (crc32c), with `depth` requests
-/// in flight. Prints `CAROM-VERIFY <fio's status> <bytes checked>`.
+/// Writes `mib` MiB of the NVMe drive in mixed block sizes at random places, then reads and checks all of it (crc32c), with `depth`
+/// requests in flight. Prints `CAROM-VERIFY <fio's status> <bytes checked>`.
 #[must_use]
 pub fn fio_verify(mib: u32, depth: u32) -> String {
+    fio_verify_on("/dev/nvme0n1", mib, depth)
+}
+
+/// The same as [`fio_verify`] on any block device.
+#[must_use]
+pub fn fio_verify_on(device: &str, mib: u32, depth: u32) -> String {
     format!(
-        "fio --name=verify --filename=/dev/nvme0n1 --direct=1 --rw=randwrite --ioengine=libaio --iodepth={depth} \
+        "fio --name=verify --filename={device} --direct=1 --rw=randwrite --ioengine=libaio --iodepth={depth} \
          --bssplit=512/5:4k/35:12k/10:16k/15:64k/20:128k/15 --bs_unaligned=0 --size={mib}M --verify=crc32c --do_verify=1 \
          --verify_fatal=1 --verify_dump=0 --output-format=terse --terse-version=3 >/tmp/verify 2>&1\n\
          status=$?\n\
