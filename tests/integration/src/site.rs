@@ -31,6 +31,8 @@ pub struct Site {
     pub cloud_hypervisor: Option<PathBuf>,
     /// PCI addresses of the NVMe drives that guests get, at least one (`CAROM_NVME`, `CAROM_NVME2`).
     pub nvme: Vec<String>,
+    /// Byte of the second of them of which each read fails (`CAROM_NVME2_BAD`).
+    pub nvme2_bad: Option<String>,
     /// PCI address of QEMU's edu device, where there is one (`CAROM_EDU`).
     pub edu: Option<String>,
     /// PCI address of another one (`CAROM_EDU2`).
@@ -42,6 +44,8 @@ pub struct Site {
     pub net: Option<String>,
     /// PCI address of a device below a root port, whose errors the kernel handles (`CAROM_AER`).
     pub aer: Option<String>,
+    /// PCI address of an xHCI host controller that has a drive (`CAROM_USB`).
+    pub usb: Option<String>,
     /// Directory for consoles and results (`CAROM_OUT`).
     pub out: PathBuf,
     /// Whether devices are reached by IOMMUFD (`CAROM_IOMMUFD` is `on`).
@@ -69,11 +73,13 @@ impl Site {
             edu_dma: optional("CAROM_EDU_DMA")?,
             cloud_hypervisor: optional("CAROM_CLOUD_HYPERVISOR")?,
             nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),
+            nvme2_bad: env::var("CAROM_NVME2_BAD").ok(),
             edu: env::var("CAROM_EDU").ok(),
             edu2: env::var("CAROM_EDU2").ok(),
             edu_narrow: env::var("CAROM_EDU_NARROW").ok(),
             net: env::var("CAROM_NET").ok(),
             aer: env::var("CAROM_AER").ok(),
+            usb: env::var("CAROM_USB").ok(),
             out: existing("CAROM_OUT")?,
             iommufd: env::var("CAROM_IOMMUFD").is_ok_and(|value| value == "on"),
             rig: env::var("CAROM_RIG").unwrap_or_else(|_| "direct".into()),

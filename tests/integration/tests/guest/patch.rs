@@ -127,6 +127,53 @@ fn io_is_verified_and_bounced_on_the_newer_kernel() {
     assert_no_complaint(&outcome);
 }
 
+#[test]
+fn windows_are_refused_where_their_memory_would_not_be_cached() {
+    // Without the page attribute table, mappings of a BAR are what the MTRRs say, silently.
+    let job = format!(
+        "{WAIT_FOR_NVME}{}echo \"CAROM-POOLS $(ls /sys/kernel/debug/iommu_bounce 2>/dev/null | wc -l)\"\n{COMPLAINTS}",
+        workload::fio_verify(2, 16)
+    );
+
+    let guest =
+        Guest::new("patch-nopat").iommu_device(&SITE.nvme[0]).bounce("size=32M").cmdline("iommu.strict=1 nopat");
+    let outcome = run(&guest.job(&job));
+
+    workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(number(&outcome, "CAROM-POOLS"), 0, "console:\n{}", outcome.console);
+    let requests = &outcome.counters.last().expect("counters at the end").requests;
+    assert!(requests.window_add == 0 && requests.map > 0, "{requests:?}");
+    assert_no_complaint(&outcome);
+}
+
+#[test]
+fn threshold_of_a_device_is_set_in_sysfs() {
+    let read = "dd if=/dev/nvme0n1 of=/dev/null iflag=direct bs=64k count=32 2>/dev/null || exit 91\n";
+    let job = format!(
+        r#"{WAIT_FOR_NVME}THRESHOLD=/sys/bus/pci/devices/$NVME/iommu_bounce_threshold
+large() {{ sed -n 's/^fallback_size //p' /sys/kernel/debug/iommu_bounce/*/stats; }}
+for wrong in -1 x 512K 4Kx ''; do
+    if echo "$wrong" >$THRESHOLD; then echo "CAROM-TAKEN $wrong"; fi
+done 2>/dev/null
+echo "CAROM-BEFORE $(cat $THRESHOLD)"
+start=$(large)
+{read}echo "CAROM-LARGE $(($(large) - start))"
+echo 16K >$THRESHOLD
+echo "CAROM-SET $(cat $THRESHOLD)"
+start=$(large)
+{read}echo "CAROM-LARGE-WHEN-SET $(($(large) - start))"
+"#
+    );
+
+    let guest = Guest::new("patch-sysfs").iommu_device(&SITE.nvme[0]).bounce("size=64M").cmdline("iommu.strict=1");
+    let outcome = run(&guest.job(&job));
+
+    assert_eq!(outcome.values("CAROM-TAKEN").collect::<Vec<_>>(), [""; 0]);
+    assert_eq!([number(&outcome, "CAROM-BEFORE"), number(&outcome, "CAROM-SET")], [0, 16384]);
+    assert_eq!(number(&outcome, "CAROM-LARGE"), 0, "console:\n{}", outcome.console);
+    assert!(number(&outcome, "CAROM-LARGE-WHEN-SET") >= 32, "console:\n{}", outcome.console);
+}
+
 /// Has the drive's DMA bounce through pages of the guest, behind an IOMMU that offers no windows.
 fn guest_pages_serve(name: &str, vmm: Vmm, cmdline: &str) {
     let job = format!(

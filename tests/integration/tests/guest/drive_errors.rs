@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a bounced drive leaves in buffers besides what it read: after reads that fail, and after commands by passthrough.
+
+use carom_integration::workload::WAIT_FOR_NVME;
+use carom_integration::{Guest, Kernel};
+
+use crate::support::{SITE, number, required, run};
+
+/// Cases of `nvme-check`.
+const CASES: usize = 9;
+
+fn buffers_are_right(name: &str, kernel: Kernel) {
+    let drive = required(SITE.nvme.get(1), "a second NVMe drive (CAROM_NVME2)");
+    let bad = required(SITE.nvme2_bad.as_ref(), "a place where its reads fail (CAROM_NVME2_BAD)");
+    // Without huge pages, a large buffer has several pieces. The kernel's messages must not come between the results.
+    let job = format!(
+        "{WAIT_FOR_NVME}echo never >/sys/kernel/mm/transparent_hugepage/enabled\n\
+         nvme-check /dev/nvme0n1 {bad} >/tmp/checked && right=1\n\
+         cat /tmp/checked\n\
+         [ \"$right\" = 1 ] || exit 96\n\
+         sed 's/^/CAROM-STAT-/' /sys/kernel/debug/iommu_bounce/*/stats\n"
+    );
+
+    let guest = Guest::new(name).kernel(kernel).iommu_device(drive).bounce("size=64M").cmdline("iommu.strict=1");
+    let outcome = run(&guest.job(&job));
+
+    let right = outcome.console.lines().filter(|line| line.starts_with("nvme-check: ") && line.ends_with(": right"));
+    assert_eq!(right.count(), CASES, "console:\n{}", outcome.console);
+    // The three reads that the kernel makes itself are not copied back when they fail.
+    assert!(number(&outcome, "CAROM-STAT-not_copied_back") >= 3, "console:\n{}", outcome.console);
+    assert_eq!(number(&outcome, "CAROM-STAT-slots_orphaned"), 0, "console:\n{}", outcome.console);
+}
+
+#[test]
+fn buffers_keep_what_they_had_when_reads_fail() {
+    buffers_are_right("drive-errors", Kernel::Patched);
+}
+
+#[test]
+fn buffers_keep_what_they_had_when_reads_fail_on_the_newer_kernel() {
+    buffers_are_right("drive-errors-newer", Kernel::Newer);
+}
