@@ -138,17 +138,10 @@ fn check_config(control: &mut Control<Unbootable>) {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::Path;
+    use iommu_bounce::test_utils::replay;
 
     #[test]
     fn stored_bodies_break_no_promise() {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/body");
-        let mut count = 0;
-        for entry in fs::read_dir(&corpus).expect("the corpus is there") {
-            super::body(&fs::read(entry.unwrap().path()).unwrap());
-            count += 1;
-        }
-        assert!(count >= 20, "only {count} inputs in {}", corpus.display());
+        replay(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/body"), 20, super::body);
     }
 }
