@@ -221,7 +221,7 @@ static void orphan_test(struct kunit *test)
 	u8 byte = SECRET;
 
 	bounce_kunit_fill(t);
-	addr = bounce_kunit_map_bounced(test, 0, 4096, DMA_FROM_DEVICE, 0);
+	addr = bounce_kunit_map_bounced(test, 8192, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, &byte, 1));
 	iommu_dma_bounce_stop(&t->fake->domain);
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 0);
@@ -229,7 +229,7 @@ static void orphan_test(struct kunit *test)
 	dma_sync_single_for_cpu(t->dev, addr, 4096, DMA_FROM_DEVICE);
 	iommu_dma_bounce_start(&t->fake->domain);
 	/* New memory goes elsewhere as long as the orphan has its address. */
-	other = bounce_kunit_map_bounced(test, 8192, 4096, DMA_FROM_DEVICE, 0);
+	other = bounce_kunit_map_bounced(test, 16384, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_NE(test, addr / FAKE_CHUNK, other / FAKE_CHUNK);
 	dma_unmap_single(t->dev, other, 4096, DMA_FROM_DEVICE);
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);

@@ -57,23 +57,21 @@ static int page_limits(struct iommu_domain *domain, struct iommu_bounce_limits *
 	return 0;
 }
 
+/* Allocates @size bytes or, where that is too much, half of them, and so on. */
 static struct page *alloc_chunk(size_t *size)
 {
 	gfp_t gfp = GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN | __GFP_NORETRY;
-	unsigned int order = get_order(*size);
 	struct page *page;
 
-	while (!(page = alloc_pages(gfp, order))) {
-		if (order-- == get_order(DMA_BOUNCE_MAX_SLOT))
-			return NULL;
-	}
-	*size = PAGE_SIZE << order;
-	if (atomic_long_add_return(*size, &page_total) > page_total_limit()) {
+	for (; *size >= IOMMU_BOUNCE_MIN_CHUNK; *size /= 2) {
+		if (atomic_long_add_return(*size, &page_total) <= page_total_limit()) {
+			page = alloc_pages(gfp, get_order(*size));
+			if (page)
+				return page;
+		}
 		atomic_long_sub(*size, &page_total);
-		__free_pages(page, order);
-		return NULL;
 	}
-	return page;
+	return NULL;
 }
 
 static void free_chunk(struct page *page, size_t size)

@@ -228,7 +228,10 @@ static void pool_grow(struct dma_bounce_pool *pool, unsigned int kind, unsigned 
 	}
 }
 
-/* Frees retired chunks whose last slot has come back, those that could not be freed before too. */
+/*
+ * Frees retired chunks whose last slot has come back, those that could not be freed before too. But
+ * without a device, mappings of pages wait for the next one: it may be having them replayed.
+ */
 static void pool_reap(struct dma_bounce_pool *pool)
 {
 	struct dma_bounce_chunk *chunk;
@@ -236,6 +239,8 @@ static void pool_reap(struct dma_bounce_pool *pool)
 
 	for (place = 0; (chunk = next_chunk(pool, &place));) {
 		if (chunk->state == DMA_BOUNCE_LIVE || dma_bounce_chunk_used(&pool->slots, chunk))
+			continue;
+		if (chunk->va && !pool->active && pool->ops == &dma_bounce_page_ops)
 			continue;
 		if (chunk->state == DMA_BOUNCE_DRAINING) {
 			pool->ndraining--;

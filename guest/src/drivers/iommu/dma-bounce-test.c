@@ -442,7 +442,7 @@ static int untrusted_list(struct edu *edu)
 	return ret;
 }
 
-/* Pieces are not put together to one range of IOVA: there they could not bounce. */
+/* Pieces are not put together to one range of IOVA, where the pool could not serve them. */
 static bool untrusted_by_piece(struct edu *edu)
 {
 #ifdef DMA_ATTR_REQUIRE_COHERENT
