@@ -6,6 +6,8 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use log::{error, info, warn};
 
@@ -21,8 +23,28 @@ use super::sysfs::HostFunctionPath;
 use super::throttle::Throttle;
 use super::view::ConfigView;
 use crate::pci::{Bar, MsixTable, PciDevice, regs};
-use crate::platform::{HostListener, MemorySlots, MsiAllocator, MsiVectors};
+use crate::platform::{HostListener, HostNotice, MemorySlots, MsiAllocator, MsiVectors};
 use crate::sync::lock;
+
+/// How long the host may hold a device that is to be reset: while it resets it itself, or recovers the link from an error.
+const HELD_FOR: Duration = Duration::from_secs(3);
+/// How long to wait before the next attempt then.
+const HELD_PAUSE: Duration = Duration::from_millis(50);
+
+/// Notes that the host wants the device back, and passes on everything.
+struct Watcher {
+    requested: Arc<AtomicBool>,
+    listener: Arc<dyn HostListener>,
+}
+
+impl HostListener for Watcher {
+    fn notify(&self, id: &str, host: &str, notice: HostNotice) {
+        if notice == HostNotice::Requested {
+            self.requested.store(true, Ordering::Relaxed);
+        }
+        self.listener.notify(id, host, notice);
+    }
+}
 
 struct State {
     view: ConfigView,
@@ -44,6 +66,8 @@ pub struct VfioPciDevice {
     watch: Mutex<Option<HostWatch>>,
     /// The last reset failed as the host held it.
     held: AtomicBool,
+    /// The host has said that it wants it back.
+    requested: Arc<AtomicBool>,
     // The mappings of the BARs hold the device open, so they go before it.
     bars: Vec<HostBar>,
     host: Box<dyn HostFunction>,
@@ -101,6 +125,7 @@ impl VfioPciDevice {
             throttle: Throttle::default(),
             watch: Mutex::default(),
             held: AtomicBool::new(false),
+            requested: Arc::default(),
             bars,
             host,
         };
@@ -116,9 +141,10 @@ impl VfioPciDevice {
     /// From now on has `listener` told what the host tells of the function, if it can tell anything.
     ///
     /// # Errors
-    /// The host gives no event, no thread, or does not take the event.
+    /// The host gives no event or no thread.
     pub fn watch(&self, listener: Arc<dyn HostListener>) -> io::Result<()> {
-        let watch = HostWatch::start(&self.id, &self.name, &*self.host, listener)?;
+        let watcher = Watcher { requested: self.requested.clone(), listener };
+        let watch = HostWatch::start(&self.id, &self.name, &*self.host, Arc::new(watcher))?;
         *lock(&self.watch) = watch;
         Ok(())
     }
@@ -295,15 +321,22 @@ impl PciDevice for VfioPciDevice {
         });
     }
 
-    /// One that the host is taking back cannot be reset: the host holds it until it is closed. That is no reason to end the VM.
+    /// One that the host is taking back cannot be reset: the host holds it until it is closed. That is no reason to end the VM, as
+    /// the guest loses it. For anything else the host holds a device for a moment only.
     fn reset(&self) -> io::Result<()> {
-        let outcome = self.restart();
-        let held = outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
-        self.held.store(held, Ordering::Relaxed);
-        if held {
-            warn!("{}: the host holds it, and so it is not reset; its DMA is off, its registers stay", self.name);
-            return Ok(());
+        let since = Instant::now();
+        loop {
+            let outcome = self.restart();
+            let held = outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+            self.held.store(held, Ordering::Relaxed);
+            if held && self.requested.load(Ordering::Relaxed) {
+                warn!("{}: the host holds it, and so it is not reset; its DMA is off, its registers stay", self.name);
+                return Ok(());
+            }
+            if !held || since.elapsed() >= HELD_FOR {
+                return outcome;
+            }
+            thread::sleep(HELD_PAUSE);
         }
-        outcome
     }
 }

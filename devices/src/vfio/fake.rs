@@ -32,6 +32,8 @@ pub(super) struct Inner {
     pub(super) irqs: (u32, u32),
     /// Interrupts of the host's own that it has, with the event of each that is on.
     pub(super) notices: Mutex<Vec<(IrqKind, Option<EventFd>)>>,
+    /// Those of them for which the host takes no event.
+    pub(super) refused: Mutex<Vec<IrqKind>>,
     pub(super) events: Mutex<Vec<Event>>,
     pub(super) resets: bool,
     /// It cannot be reset now, as the host holds it.
@@ -63,6 +65,7 @@ impl FakeFunction {
             regions,
             irqs,
             notices: Mutex::default(),
+            refused: Mutex::default(),
             events: Mutex::default(),
             resets: true,
             held: AtomicBool::new(false),
@@ -155,6 +158,9 @@ impl HostFunction for FakeFunction {
         }
     }
     fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()> {
+        if self.0.refused.lock().unwrap().contains(&kind) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
         if let Some((_, event)) = self.0.notices.lock().unwrap().iter_mut().find(|(other, _)| *other == kind) {
             *event = Some(events[0].try_clone()?);
         }

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use log::error;
+use log::{error, warn};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::poll::PollContext;
 
@@ -27,7 +27,7 @@ impl HostWatch {
     /// Starts to watch the function called `id`, at `name` in the host; `None` if its host tells nothing.
     ///
     /// # Errors
-    /// The host gives no event, no thread, or does not take the event.
+    /// The host gives no event or no thread.
     pub(super) fn start(
         id: &str,
         name: &str,
@@ -38,8 +38,11 @@ impl HostWatch {
         for (kind, notice) in [(IrqKind::Error, HostNotice::Failed), (IrqKind::Request, HostNotice::Requested)] {
             if host.irq_count(kind) != 0 {
                 let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
-                host.enable_irqs(kind, vec![&event])?;
-                sources.push((event, notice));
+                match host.enable_irqs(kind, vec![&event]) {
+                    Ok(()) => sources.push((event, notice)),
+                    // The other one is still worth having.
+                    Err(error) => warn!("{name}: the host does not take the event for its {kind:?} interrupt: {error}"),
+                }
             }
         }
         if sources.is_empty() {

@@ -2,9 +2,11 @@
 
 //! The passed-through function as a whole, over a fake one.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvError, Sender, TryRecvError};
+use std::thread;
 use std::time::Duration;
 
 use super::device::VfioPciDevice;
@@ -412,20 +414,59 @@ fn device_whose_host_tells_nothing_is_not_watched() {
 }
 
 #[test]
-fn device_that_the_host_holds_is_quiet_and_no_reason_to_fail_but_is_not_taken_either() {
-    let m = machine(&nvme());
+fn device_that_the_host_takes_back_is_quiet_and_no_reason_to_fail_but_is_not_taken_either() {
+    let host = nvme();
+    host.offer(IrqKind::Request);
+    let m = machine(&host);
+    let (sender, notices) = mpsc::channel();
+    m.device.watch(Arc::new(Listener(sender))).unwrap();
     m.device.write_config(regs::COMMAND, &[6, 0]);
+    host.0.held.store(true, Ordering::Relaxed);
+    assert!(host.tell(IrqKind::Request));
+    notices.recv_timeout(Duration::from_secs(20)).unwrap();
+    host.events();
+    m.device.reset().unwrap();
+    assert_eq!((host.get(regs::COMMAND), m.device.bar_address(0)), (2, None));
+    assert!(!host.events().contains(&Event::Reset));
+    assert!(m.device.is_held());
+    let error = refusal(&host);
+    assert!(error.to_string().contains("resetting 0000:00:05.0"), "{error}");
+    host.0.held.store(false, Ordering::Relaxed);
+    m.device.reset().unwrap();
+    assert!(!m.device.is_held() && host.events().contains(&Event::Reset));
+}
+
+#[test]
+fn reset_waits_for_a_host_that_holds_the_device_and_fails_if_it_goes_on() {
+    let m = machine(&nvme());
+    m.host.0.held.store(true, Ordering::Relaxed);
+    let host = m.host.0.clone();
+    let release = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(200));
+        host.held.store(false, Ordering::Relaxed);
+    });
+    m.device.reset().unwrap();
+    release.join().unwrap();
+    assert!(m.host.events().contains(&Event::Reset));
+
+    // Nobody said that it is to be given back: it must not go on as it is.
     m.host.0.held.store(true, Ordering::Relaxed);
     m.host.events();
-    m.device.reset().unwrap();
-    assert_eq!((m.host.get(regs::COMMAND), m.device.bar_address(0)), (2, None));
+    assert_eq!(m.device.reset().unwrap_err().kind(), ErrorKind::WouldBlock);
     assert!(!m.host.events().contains(&Event::Reset));
-    assert!(m.device.is_held());
-    let error = refusal(&m.host);
-    assert!(error.to_string().contains("resetting 0000:00:05.0"), "{error}");
-    m.host.0.held.store(false, Ordering::Relaxed);
-    m.device.reset().unwrap();
-    assert!(!m.device.is_held() && m.host.events().contains(&Event::Reset));
+}
+
+#[test]
+fn one_interrupt_that_the_host_does_not_take_leaves_the_other() {
+    let host = nvme();
+    host.offer(IrqKind::Error);
+    host.offer(IrqKind::Request);
+    host.0.refused.lock().unwrap().push(IrqKind::Request);
+    let m = machine(&host);
+    let (sender, notices) = mpsc::channel();
+    m.device.watch(Arc::new(Listener(sender))).unwrap();
+    assert!(host.tell(IrqKind::Error) && !host.tell(IrqKind::Request));
+    assert_eq!(notices.recv_timeout(Duration::from_secs(20)).unwrap().2, HostNotice::Failed);
 }
 
 mod hostile {

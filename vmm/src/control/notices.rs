@@ -36,8 +36,15 @@ impl<M: Machine> Control<M> {
     fn device_failed(&mut self, id: &str, host: &str) -> ControlFlow<Result<(), VmError>> {
         let Some(bdf) = self.guest_address(id) else { return ControlFlow::Continue(()) };
         self.device_errors += 1;
-        // A guest may have a way to have its device err.
-        self.monitor.event_of_guest("vm", "device-error", Some(properties(id, &bdf, host)));
+        let running = self.created.as_ref().is_some_and(|created| created.state == State::Running);
+        let what = Some(properties(id, &bdf, host));
+        if running {
+            // It ends the guest or pauses it: no more of them come unless somebody has it go on.
+            self.monitor.event_with("vm", "device-error", what);
+        } else {
+            // A guest may have a way to have its device err.
+            self.monitor.event_of_guest("vm", "device-error", what);
+        }
         if !self.options.has_api {
             let reason = format!(
                 "the host reports an uncorrectable error of device '{id}' at {host}, and without --api-socket nobody can \
@@ -45,7 +52,7 @@ impl<M: Machine> Control<M> {
             );
             return self.end_of_guest(Err(VmError::Guest(reason)));
         }
-        if self.created.as_ref().is_some_and(|created| created.state == State::Running) {
+        if running {
             log::error!("device '{id}': the host reports an uncorrectable error of {host}; the VM is paused");
             if let Err(error) = self.pause() {
                 log::error!("pausing the VM: {error}");
