@@ -20,7 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::support::{MIB, SITE};
 
 /// Longest boot of a guest under emulation.
-pub(crate) const BOOT_TIME: Duration = Duration::from_secs(60);
+pub(crate) const BOOT_TIME: Duration = Duration::from_secs(120);
 
 /// Says that it is there, then counts, and tells of NMIs and presses of the power button as it sees them.
 pub(crate) const COUNT: &str = r#"
