@@ -201,7 +201,8 @@ impl Guest {
         let mut retries = 0;
         let (mut finished, mut events) = self.run_once(site, retries)?;
         let hung = finished.ended == Ended::TimedOut;
-        if hung || (site.rig == "tcg" && emulator_failed(&finished.stdout)) {
+        let failed = || emulator_failed(&finished.stdout) || (qemu && reset_without_a_word(&finished));
+        if hung || (site.rig == "tcg" && failed()) {
             let limit = self.time_limit.as_secs();
             let what = if hung { format!("hung for {limit} s") } else { "was stopped by the emulated CPU".into() };
             note_retry(site, &format!("guest {} {what} and was started again", self.name))?;
@@ -268,12 +269,7 @@ impl Guest {
         let vmm_status =
             status.code().with_context(|| format!("the VMM of guest {} was killed: {status}", self.name))?;
         ensure!(vmm_status == 0, "the VMM of guest {} failed with status {vmm_status}{}", self.name, tail(&finished));
-        let job_status = finished
-            .stdout
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix(JOB_EXIT))
-            .next_back()
-            .and_then(|status| status.trim().parse().ok())
+        let job_status = job_status(&finished.stdout)
             .with_context(|| format!("guest {} ended without its job's status{}", self.name, tail(&finished)))?;
         Ok(Outcome {
             counters: events::counters(&events)?,
@@ -308,6 +304,18 @@ impl Outcome {
 /// system calls, where interrupts are off. QEMU's emulation of nested guests does so now and then.
 fn emulator_failed(console: &str) -> bool {
     console.contains("PANIC: double fault") && console.contains("RIP: 0010:entry_SYSCALL_64+0x0/")
+}
+
+/// Whether QEMU, which runs a guest until it powers off or is reset, ended in the midst of the job: the same as
+/// [`emulator_failed`], where not even the double fault could be handled. Carom says so, and boots the guest again.
+fn reset_without_a_word(finished: &Finished) -> bool {
+    matches!(finished.ended, Ended::Exited(status) if status.success()) && job_status(&finished.stdout).is_none()
+}
+
+/// What the job said of its end.
+fn job_status(console: &str) -> Option<i32> {
+    let status = console.lines().filter_map(|line| line.trim().strip_prefix(JOB_EXIT)).next_back()?;
+    status.trim().parse().ok()
 }
 
 /// Retries are listed in a file, so that the scripts can report them whatever becomes of stderr.
