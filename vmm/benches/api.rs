@@ -175,7 +175,7 @@ impl Guest {
             config.prepare().unwrap();
             control.create(config).unwrap();
             control.boot().unwrap();
-            let _server = ApiServer::start(Some(api), None, Shared { control: control.handle() }).unwrap();
+            let _server = ApiServer::start(Some(api), None, Shared::new(control.handle())).unwrap();
             control.run().unwrap();
         });
         Self { socket: socket.into(), control, load, done }

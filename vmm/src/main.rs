@@ -60,7 +60,7 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
     let metrics = metrics.map(listen_for_metrics).transpose()?;
     monitor.event("vmm", "starting");
     let server = (socket.is_some() || metrics.is_some())
-        .then(|| ApiServer::start(socket, metrics, Shared { control: control.handle() }))
+        .then(|| ApiServer::start(socket, metrics, Shared::new(control.handle())))
         .transpose()
         .map_err(|source| VmError::Device { what: "serving the API", source })?;
     let result = serve(control, vm);

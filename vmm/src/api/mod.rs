@@ -10,6 +10,7 @@ pub mod body;
 pub mod document;
 pub mod metrics;
 pub mod operations;
+mod reading;
 mod respond;
 pub mod server;
 pub mod socket;

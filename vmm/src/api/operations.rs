@@ -40,6 +40,8 @@ pub enum Action {
     Ping,
     /// Answers with the OpenAPI document.
     Document,
+    /// Asks the control thread what is the case, which changes nothing.
+    Read(fn() -> Call),
     /// Asks the control thread, with a call that takes no body.
     Plain(fn() -> Call),
     /// Asks the control thread, with a call made of the body.
@@ -197,7 +199,7 @@ pub static OPERATIONS: &[Operation] = &[
         request: None,
         success: Success::Body("VmInfo"),
         refusals: &[NOT_CREATED],
-        action: Action::Plain(|| Call::Info),
+        action: Action::Read(|| Call::Info),
     },
     Operation {
         verb: Verb::Get,
@@ -207,7 +209,7 @@ pub static OPERATIONS: &[Operation] = &[
         request: None,
         success: Success::Body("VmCounters"),
         refusals: &[NOT_CREATED, NOT_BOOTED],
-        action: Action::Plain(|| Call::Counters),
+        action: Action::Read(|| Call::Counters),
     },
     Operation {
         verb: Verb::Get,
@@ -217,7 +219,7 @@ pub static OPERATIONS: &[Operation] = &[
         request: None,
         success: Success::Body("IommuBounceReport"),
         refusals: &[(404, "No VM is created, or it has no bounce windows.")],
-        action: Action::Plain(|| Call::Bounce),
+        action: Action::Read(|| Call::Bounce),
     },
     Operation {
         verb: Verb::Put,
@@ -247,7 +249,7 @@ pub static OPERATIONS: &[Operation] = &[
         request: None,
         success: Success::Text,
         refusals: &[],
-        action: Action::Plain(|| Call::Snapshot),
+        action: Action::Read(|| Call::Snapshot),
     },
     Operation {
         verb: Verb::Put,

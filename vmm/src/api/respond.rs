@@ -11,7 +11,7 @@ use hyper::{Request, Response, StatusCode};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::operations::{self, Action, Operation, Verb};
+use super::operations::{self, Action, Operation};
 use super::server::{Door, Shared};
 use super::types::VmmPing;
 use super::{document, metrics};
@@ -20,8 +20,36 @@ use crate::vm::VmError;
 
 /// Longest body in bytes.
 const MAX_BODY: usize = 1 << 20;
+/// Media type of what is not metrics.
+const JSON: &str = "application/json";
 /// How long a client may take to send a body.
 const BODY_TIME: Duration = Duration::from_secs(10);
+
+/// A response before it is put in HTTP.
+#[derive(Clone, Debug)]
+pub(super) struct Page {
+    status: StatusCode,
+    /// Of the body, if there is one.
+    media_type: Option<&'static str>,
+    body: Bytes,
+}
+
+impl Page {
+    fn new(status: StatusCode, media_type: &'static str, body: impl Into<Bytes>) -> Self {
+        Self { status, media_type: Some(media_type), body: body.into() }
+    }
+}
+
+impl From<Page> for Response<Full<Bytes>> {
+    fn from(page: Page) -> Self {
+        let mut response = Self::new(Full::new(page.body));
+        *response.status_mut() = page.status;
+        if let Some(media_type) = page.media_type {
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+        }
+        response
+    }
+}
 
 /// Answers a request that came through `door`.
 pub(super) async fn respond(door: Door, shared: &Shared, request: Request<Incoming>) -> Response<Full<Bytes>> {
@@ -39,37 +67,46 @@ pub(super) async fn respond(door: Door, shared: &Shared, request: Request<Incomi
     // Read even so: a client that still sends when the connection is closed may lose the answer.
     let _ = read_body(request.into_body()).await;
     if verbs.is_empty() {
-        return refusal(StatusCode::NOT_FOUND, &format!("there is nothing at {path}{}", door.hint()));
+        return refusal(StatusCode::NOT_FOUND, &format!("there is nothing at {path}{}", door.hint())).into();
     }
     let allowed = verbs.join(", ");
-    let mut response = refusal(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} takes {allowed} only"));
+    let mut response = Response::from(refusal(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} takes {allowed} only")));
     if let Ok(allowed) = HeaderValue::from_str(&allowed) {
         response.headers_mut().insert(ALLOW, allowed);
     }
     response
 }
 
-async fn perform(shared: &Shared, operation: &Operation, request: Request<Incoming>) -> Response<Full<Bytes>> {
+async fn perform(shared: &Shared, operation: &'static Operation, request: Request<Incoming>) -> Response<Full<Bytes>> {
     let body = match read_body(request.into_body()).await {
         Ok(body) => body,
-        Err(response) => return response,
+        Err(page) => return page.into(),
     };
     let call = match &operation.action {
-        Action::Ping => return json(&ping()),
-        Action::Document => return with_type(StatusCode::OK, "application/json", document::SERVED.into()),
-        Action::Plain(_) if operation.verb == Verb::Put && !body.is_empty() => {
-            Err(format!("{} takes no body", operation.name))
-        }
+        Action::Ping => return json(&ping()).into(),
+        Action::Document => return Page::new(StatusCode::OK, JSON, document::SERVED).into(),
+        Action::Read(call) => return read(shared, operation.name, *call).await,
+        Action::Plain(_) if !body.is_empty() => Err(format!("{} takes no body", operation.name)),
         Action::Plain(call) => Ok(call()),
         Action::WithBody(call) => call(&body),
     };
     match call {
-        Ok(call) => answer(ask(&shared.control, call).await),
-        Err(error) => refusal(StatusCode::BAD_REQUEST, &error),
+        Ok(call) => answer(ask(&shared.control, call).await).into(),
+        Err(error) => refusal(StatusCode::BAD_REQUEST, &error).into(),
     }
 }
 
-async fn read_body(body: Incoming) -> Result<Bytes, Response<Full<Bytes>>> {
+/// What `call` tells, which changes nothing: one answer does for all who ask at the same time.
+async fn read(shared: &Shared, name: &'static str, call: fn() -> Call) -> Response<Full<Bytes>> {
+    let control = shared.control.clone();
+    let ask = move || {
+        let control = control.clone();
+        async move { answer(ask(&control, call()).await) }
+    };
+    shared.readings.read(name, ask).await.unwrap_or_else(|| answer(Err(ControlError::Ending))).into()
+}
+
+async fn read_body(body: Incoming) -> Result<Bytes, Page> {
     match timeout(BODY_TIME, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) => Err(refusal(StatusCode::BAD_REQUEST, &format!("reading the body: {error}"))),
@@ -85,19 +122,15 @@ async fn ask(control: &ControlHandle, call: Call) -> Result<Reply, ControlError>
     answer.await.unwrap_or(Err(ControlError::Ending))
 }
 
-fn answer(outcome: Result<Reply, ControlError>) -> Response<Full<Bytes>> {
+fn answer(outcome: Result<Reply, ControlError>) -> Page {
     match outcome {
-        Ok(Reply::Done) => {
-            let mut response = Response::new(Full::default());
-            *response.status_mut() = StatusCode::NO_CONTENT;
-            response
-        }
+        Ok(Reply::Done) => Page { status: StatusCode::NO_CONTENT, media_type: None, body: Bytes::new() },
         Ok(Reply::Info(info)) => json(&info),
         Ok(Reply::Added(device)) => json(&device),
         Ok(Reply::Counters(counters)) => json(&counters),
         Ok(Reply::Bounce(bounce)) => json(&bounce),
         Ok(Reply::Snapshot(snapshot)) => match metrics::render(&snapshot) {
-            Ok(text) => with_type(StatusCode::OK, metrics::CONTENT_TYPE, text.into()),
+            Ok(text) => Page::new(StatusCode::OK, metrics::CONTENT_TYPE, text),
             Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
         },
         Err(error) => {
@@ -131,25 +164,14 @@ fn ping() -> VmmPing {
     }
 }
 
-fn with_type(status: StatusCode, media_type: &'static str, body: Bytes) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
-    response
-}
-
-fn with_json(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
-    with_type(status, "application/json", body.into())
-}
-
-fn json<T: serde::Serialize>(value: &T) -> Response<Full<Bytes>> {
+fn json<T: serde::Serialize>(value: &T) -> Page {
     match serde_json::to_vec(value) {
-        Ok(body) => with_json(StatusCode::OK, body),
+        Ok(body) => Page::new(StatusCode::OK, JSON, body),
         Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
 }
 
 /// A refusal in Cloud Hypervisor's form: a list of messages, the last the cause of all.
-fn refusal(status: StatusCode, message: &str) -> Response<Full<Bytes>> {
-    with_json(status, serde_json::json!([message]).to_string().into_bytes())
+fn refusal(status: StatusCode, message: &str) -> Page {
+    Page::new(status, JSON, serde_json::json!([message]).to_string())
 }

@@ -22,7 +22,8 @@ use tokio_io_timeout::TimeoutStream;
 
 use super::ApiSocket;
 use super::operations::{self, Operation};
-use super::respond::respond;
+use super::reading::Readings;
+use super::respond::{Page, respond};
 use crate::control::ControlHandle;
 
 /// How long a client may take to send the head of a request, and be silent between two.
@@ -41,7 +42,16 @@ const BUSY: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: applicatio
 /// What all connections share.
 pub struct Shared {
     /// The way to the control thread.
-    pub control: ControlHandle,
+    pub(super) control: ControlHandle,
+    /// What is being read of it.
+    pub(super) readings: Readings<Page>,
+}
+
+impl Shared {
+    /// With this way to the control thread.
+    pub fn new(control: ControlHandle) -> Self {
+        Self { control, readings: Readings::default() }
+    }
 }
 
 /// Where clients come in.
