@@ -286,6 +286,36 @@ static void page_range_test(struct kunit *test)
 	KUNIT_EXPECT_LE(test, first.iova + first.len - 1, DMA_BIT_MASK(32));
 }
 
+/* Guest pages of all domains: as much as the limit leaves, then none until some are given back */
+static void page_limit_test(struct kunit *test)
+{
+	const struct iommu_bounce_ops *ops = &dma_bounce_page_ops;
+	size_t first_size = SZ_2M, size = SZ_2M, again_size = SZ_2M;
+	struct bounce_test *t = test->priv;
+	struct iommu_domain *domain = &t->fake->domain;
+	long others = dma_bounce_page_limit() - SZ_512K;
+	void *first, *none, *again;
+
+	/* As if other domains had all but this */
+	others -= atomic_long_read(&dma_bounce_page_total);
+	atomic_long_add(others, &dma_bounce_page_total);
+	first = ops->add(domain, SZ_1G, &first_size, IOMMU_WRITE);
+	none = ops->add(domain, SZ_1G + SZ_2M, &size, IOMMU_WRITE);
+	if (!IS_ERR(first))
+		KUNIT_EXPECT_TRUE(test, ops->del(domain, SZ_1G, first, first_size));
+	again = ops->add(domain, SZ_1G, &again_size, IOMMU_WRITE);
+	if (!IS_ERR(again))
+		KUNIT_EXPECT_TRUE(test, ops->del(domain, SZ_1G, again, again_size));
+	if (!IS_ERR(none))
+		ops->del(domain, SZ_1G + SZ_2M, none, size);
+	atomic_long_sub(others, &dma_bounce_page_total);
+	KUNIT_EXPECT_FALSE(test, IS_ERR(first));
+	KUNIT_EXPECT_EQ(test, first_size, SZ_512K);
+	KUNIT_EXPECT_TRUE(test, IS_ERR(none));
+	KUNIT_EXPECT_FALSE(test, IS_ERR(again));
+	KUNIT_EXPECT_EQ(test, again_size, SZ_512K);
+}
+
 static void calibrate_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -307,6 +337,7 @@ static struct kunit_case bounce_pool_cases[] = {
 	KUNIT_CASE(orphan_test),
 	KUNIT_CASE(single_use_test),
 	KUNIT_CASE(page_range_test),
+	KUNIT_CASE(page_limit_test),
 	KUNIT_CASE(calibrate_test),
 	{ }
 };

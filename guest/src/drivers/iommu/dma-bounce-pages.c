@@ -5,6 +5,7 @@
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
 
+#include <kunit/visibility.h>
 #include <linux/atomic.h>
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
@@ -20,9 +21,9 @@
 #define PAGE_POOL_MEMORY_PART	8
 
 /* Bytes in the pools of all domains */
-static atomic_long_t page_total = ATOMIC_LONG_INIT(0);
+VISIBLE_IF_KUNIT atomic_long_t dma_bounce_page_total = ATOMIC_LONG_INIT(0);
 
-static u64 page_total_limit(void)
+VISIBLE_IF_KUNIT u64 dma_bounce_page_limit(void)
 {
 	return ((u64)totalram_pages() << PAGE_SHIFT) / PAGE_POOL_MEMORY_PART;
 }
@@ -37,7 +38,7 @@ static int page_limits(struct iommu_domain *domain, struct iommu_bounce_limits *
 
 	limits->chunk_size = PAGE_CHUNK_SIZE;
 	limits->len = PAGE_POOL_SIZE;
-	limits->budget = min_t(u64, PAGE_POOL_SIZE, page_total_limit());
+	limits->budget = min_t(u64, PAGE_POOL_SIZE, dma_bounce_page_limit());
 	/* It is asked again, also if the pool could not be made ready the first time. */
 	if (iova) {
 		limits->iova = iova_dma_addr(iovad, iova);
@@ -64,12 +65,13 @@ static struct page *alloc_chunk(size_t *size)
 	struct page *page;
 
 	for (; *size >= IOMMU_BOUNCE_MIN_CHUNK; *size /= 2) {
-		if (atomic_long_add_return(*size, &page_total) <= page_total_limit()) {
+		if (atomic_long_add_return(*size, &dma_bounce_page_total) <=
+		    dma_bounce_page_limit()) {
 			page = alloc_pages(gfp, get_order(*size));
 			if (page)
 				return page;
 		}
-		atomic_long_sub(*size, &page_total);
+		atomic_long_sub(*size, &dma_bounce_page_total);
 	}
 	return NULL;
 }
@@ -77,7 +79,7 @@ static struct page *alloc_chunk(size_t *size)
 static void free_chunk(struct page *page, size_t size)
 {
 	__free_pages(page, get_order(size));
-	atomic_long_sub(size, &page_total);
+	atomic_long_sub(size, &dma_bounce_page_total);
 }
 
 static void *page_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot)

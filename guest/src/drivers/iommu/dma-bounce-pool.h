@@ -5,6 +5,7 @@
 #ifndef _DMA_BOUNCE_POOL_H
 #define _DMA_BOUNCE_POOL_H
 
+#include <linux/atomic.h>
 #include <linux/dma-bounce.h>
 #include <linux/dma-direction.h>
 #include <linux/iommu.h>
@@ -192,6 +193,11 @@ size_t dma_bounce_calibrate(struct dma_bounce_pool *pool);
 size_t dma_bounce_threshold_option(void);
 
 extern const struct iommu_bounce_ops dma_bounce_page_ops;
+
+#if IS_ENABLED(CONFIG_KUNIT)
+extern atomic_long_t dma_bounce_page_total;
+u64 dma_bounce_page_limit(void);
+#endif
 
 void dma_bounce_debugfs_add(struct dma_bounce_pool *pool);
 void dma_bounce_debugfs_del(struct dma_bounce_pool *pool);
