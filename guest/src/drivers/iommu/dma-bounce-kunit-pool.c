@@ -237,6 +237,59 @@ static void orphan_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->pool->orphaned, 1);
 }
 
+/* A chunk dies while a CPU keeps slots of it: they are not handed out. */
+static void dead_slot_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct dma_bounce_slots *slots = &t->pool->slots;
+	struct dma_bounce_chunk *chunk;
+	dma_addr_t addr;
+	u64 full;
+
+	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
+	full = bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_FULL);
+	mutex_lock(&slots->mutex);
+	chunk = dma_bounce_slots_chunk(slots, 0);
+	if (chunk)
+		dma_bounce_chunk_retire(slots, chunk, DMA_BOUNCE_DEAD);
+	mutex_unlock(&slots->mutex);
+	KUNIT_ASSERT_NOT_NULL(test, chunk);
+	KUNIT_EXPECT_GT(test, dma_bounce_slots_cached(slots, DMA_BOUNCE_WRITE, 0), 1);
+	addr = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
+	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_FULL), full + 1);
+	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
+	/* The slot that was not handed out is back with the others, or it would be an orphan. */
+	iommu_dma_bounce_stop(&t->fake->domain);
+	KUNIT_EXPECT_EQ(test, chunks(t->pool), 0);
+	KUNIT_EXPECT_EQ(test, t->pool->orphaned, 0);
+}
+
+/* Nothing is copied to or from a dead chunk, also if the device could not be kept from it. */
+static void dead_copy_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	u8 bytes[64], seen[64];
+	dma_addr_t addr;
+
+	bounce_kunit_fill(t);
+	memset(bytes, SECRET, sizeof(bytes));
+	addr = bounce_kunit_map_bounced(test, 8192, 512, DMA_BIDIRECTIONAL, 0);
+	WRITE_ONCE(t->fake->refuse_del, true);
+	iommu_dma_bounce_stop(&t->fake->domain);
+	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, bytes, sizeof(bytes)));
+	dma_sync_single_for_cpu(t->dev, addr, 512, DMA_BIDIRECTIONAL);
+	bounce_kunit_expect_area(test);
+	dma_sync_single_for_device(t->dev, addr, 512, DMA_BIDIRECTIONAL);
+	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, addr, seen, sizeof(seen)));
+	KUNIT_EXPECT_MEMEQ(test, seen, bytes, sizeof(seen));
+	WRITE_ONCE(t->fake->refuse_del, false);
+	dma_unmap_single(t->dev, addr, 512, DMA_BIDIRECTIONAL);
+	bounce_kunit_expect_area(test);
+	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
+}
+
 /* Buffers of their own, as devices get that are not trusted */
 static void single_use_test(struct kunit *test)
 {
@@ -335,6 +388,8 @@ static struct kunit_case bounce_pool_cases[] = {
 	KUNIT_CASE(idle_test),
 	KUNIT_CASE(stuck_test),
 	KUNIT_CASE(orphan_test),
+	KUNIT_CASE(dead_slot_test),
+	KUNIT_CASE(dead_copy_test),
 	KUNIT_CASE(single_use_test),
 	KUNIT_CASE(page_range_test),
 	KUNIT_CASE(page_limit_test),
