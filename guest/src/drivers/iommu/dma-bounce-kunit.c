@@ -563,6 +563,28 @@ static void not_bounced_test(struct kunit *test)
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
 }
 
+/* A device whose attach is put off until it maps something is left alone. */
+static void attach_deferred_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct scatterlist sgl[PIECES];
+	dma_addr_t addr;
+
+	bounce_kunit_warm(test, LIST_LEN, DMA_FROM_DEVICE);
+	init_list(t, sgl);
+	t->dev->iommu->attach_deferred = 1;
+	addr = bounce_kunit_map(test, 0, LIST_LEN, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
+	dma_unmap_single(t->dev, addr, LIST_LEN, DMA_FROM_DEVICE);
+	KUNIT_ASSERT_GT(test, dma_map_sg(t->dev, sgl, PIECES, DMA_FROM_DEVICE), 0);
+	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
+	dma_unmap_sg(t->dev, sgl, PIECES, DMA_FROM_DEVICE);
+	t->dev->iommu->attach_deferred = 0;
+	addr = bounce_kunit_map(test, 0, LIST_LEN, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_TRUE(test, dma_bounce_owns(t->pool, addr));
+	dma_unmap_single(t->dev, addr, LIST_LEN, DMA_FROM_DEVICE);
+}
+
 /* A device that cannot address all of the pool does not bounce, whatever its mask looks like. */
 static void odd_mask_test(struct kunit *test)
 {
@@ -656,6 +678,7 @@ static struct kunit_case bounce_cases[] = {
 	KUNIT_CASE(list_layout_test),
 	KUNIT_CASE(list_middle_test),
 	KUNIT_CASE(not_bounced_test),
+	KUNIT_CASE(attach_deferred_test),
 	KUNIT_CASE(odd_mask_test),
 	KUNIT_CASE(attack_test),
 	{ }
