@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * KUnit tests of bounced DMA: block requests as a whole, and which of them are declined
+ */
+
+#include <kunit/test.h>
+#include <linux/bio.h>
+#include <linux/blk-mq-dma.h>
+#include <linux/dma-mapping.h>
+#include <linux/mm.h>
+#include <linux/slab.h>
+
+#include "dma-bounce.h"
+#include "dma-bounce-kunit.h"
+
+/* Pieces of the area: the second follows the first within a page, and they are as long as a page */
+static const struct { unsigned int offset, len; } pieces[] = {
+	{ 1000, 700 }, { 3 * 4096 + 1700, 3396 },
+};
+
+#define PIECES		ARRAY_SIZE(pieces)
+#define REQUEST_LEN	(700 + 3396)
+/* Of the whole area, so many are more than the largest slot. */
+#define AREAS		(DMA_BOUNCE_MAX_SLOT / AREA + 1)
+
+/**
+ * struct test_request - a request that no queue knows
+ * @req:	the request
+ * @bio:	its only one
+ * @vecs:	where its data is
+ * @state:	what mapping it makes of this
+ * @iter:	and of this
+ */
+struct test_request {
+	struct request		req;
+	struct bio		bio;
+	struct bio_vec		vecs[AREAS];
+	struct dma_iova_state	state;
+	struct blk_dma_iter	iter;
+};
+
+static void start_request(struct test_request *r, enum req_op op)
+{
+	memset(r, 0, sizeof(*r));
+	bio_init(&r->bio, NULL, r->vecs, ARRAY_SIZE(r->vecs), op);
+	r->req.bio = &r->bio;
+	r->req.cmd_flags = op;
+}
+
+static void add_piece(struct bounce_test *t, struct test_request *r, unsigned int offset,
+		      unsigned int len)
+{
+	__bio_add_page(&r->bio, virt_to_page(t->area + offset), len,
+		       offset_in_page(t->area + offset));
+	r->req.__data_len += len;
+}
+
+static void init_request(struct bounce_test *t, struct test_request *r, enum req_op op)
+{
+	unsigned int i;
+
+	start_request(r, op);
+	for (i = 0; i < PIECES; i++)
+		add_piece(t, r, pieces[i].offset, pieces[i].len);
+}
+
+/* A request that reads and that would bounce */
+static struct test_request *make_request(struct kunit *test)
+{
+	struct test_request *r = kunit_kzalloc(test, sizeof(*r), GFP_KERNEL);
+	struct bounce_test *t = test->priv;
+
+	KUNIT_ASSERT_NOT_NULL(test, r);
+	bounce_kunit_fill(t);
+	init_request(t, r, REQ_OP_READ);
+	return r;
+}
+
+static bool map(struct kunit *test, struct test_request *r, unsigned long attrs)
+{
+	struct bounce_test *t = test->priv;
+
+	memset(&r->state, 0, sizeof(r->state));
+	memset(&r->iter, 0, sizeof(r->iter));
+	return dma_bounce_map_request(&r->req, t->dev, &r->state, &r->iter, attrs);
+}
+
+static void unmap(struct kunit *test, struct test_request *r)
+{
+	struct bounce_test *t = test->priv;
+
+	dma_bounce_unmap_request(&r->req, t->dev, &r->state, 0);
+}
+
+/* Slots in use, without those that CPUs keep */
+static unsigned int slots_used(struct dma_bounce_pool *pool)
+{
+	struct dma_bounce_chunk *chunk;
+	unsigned int used = 0;
+	unsigned long place;
+
+	mutex_lock(&pool->slots.mutex);
+	if (pool->slots.len)
+		dma_bounce_slots_flush(&pool->slots, true);
+	for (place = 0; place < dma_bounce_slots_places(&pool->slots); place++) {
+		chunk = dma_bounce_slots_chunk(&pool->slots, place);
+		if (chunk)
+			used += dma_bounce_chunk_used(&pool->slots, chunk);
+	}
+	mutex_unlock(&pool->slots.mutex);
+	return used;
+}
+
+/* It is declined, which changes nothing and takes no slot. */
+static void expect_declined(struct kunit *test, struct test_request *r, unsigned long attrs)
+{
+	struct bounce_test *t = test->priv;
+	bool mapped = map(test, r, attrs);
+
+	KUNIT_EXPECT_FALSE(test, mapped);
+	KUNIT_EXPECT_EQ(test, r->state.__size, 0);
+	KUNIT_EXPECT_EQ(test, r->iter.len, 0);
+	if (mapped)
+		unmap(test, r);
+	KUNIT_EXPECT_EQ(test, slots_used(t->pool), 0);
+}
+
+/* ... for this reason */
+static void expect_declined_as(struct kunit *test, struct test_request *r, unsigned long attrs,
+			       enum dma_bounce_stat reason)
+{
+	struct bounce_test *t = test->priv;
+	u64 before = bounce_kunit_stat(t->pool, reason);
+
+	expect_declined(test, r, attrs);
+	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, reason), before + 1);
+}
+
+/* It bounces: what a test takes back did keep it from that, and nothing else did. */
+static void expect_mapped(struct kunit *test, struct test_request *r)
+{
+	bool mapped = map(test, r, 0);
+
+	KUNIT_EXPECT_TRUE(test, mapped);
+	if (mapped)
+		unmap(test, r);
+}
+
+/* The device sees one range, and all pieces get what it writes there. */
+static void request_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	u8 *flat = kunit_kmalloc(test, REQUEST_LEN, GFP_KERNEL);
+	struct test_request *r = make_request(test);
+	unsigned int i;
+
+	KUNIT_ASSERT_NOT_NULL(test, flat);
+	bounce_kunit_warm(test, REQUEST_LEN, DMA_TO_DEVICE);
+	bounce_kunit_warm(test, REQUEST_LEN, DMA_FROM_DEVICE);
+	KUNIT_ASSERT_TRUE(test, map(test, r, 0));
+	KUNIT_EXPECT_TRUE(test, dma_bounce_owns(t->pool, r->iter.addr));
+	KUNIT_EXPECT_EQ(test, r->iter.addr, r->state.addr);
+	KUNIT_EXPECT_EQ(test, r->iter.len, REQUEST_LEN);
+	KUNIT_EXPECT_EQ(test, dma_iova_size(&r->state), REQUEST_LEN);
+	KUNIT_EXPECT_EQ(test, slots_used(t->pool), 1);
+	memset(flat, SECRET, REQUEST_LEN);
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, r->iter.addr, flat, REQUEST_LEN));
+	bounce_kunit_expect_area(test);
+	unmap(test, r);
+	for (i = 0; i < PIECES; i++)
+		memset(t->expect + pieces[i].offset, SECRET, pieces[i].len);
+	bounce_kunit_expect_area(test);
+
+	bounce_kunit_fill(t);
+	init_request(t, r, REQ_OP_WRITE);
+	KUNIT_ASSERT_TRUE(test, map(test, r, 0));
+	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, r->iter.addr, flat, REQUEST_LEN));
+	KUNIT_EXPECT_MEMEQ(test, flat, t->area + pieces[0].offset, pieces[0].len);
+	KUNIT_EXPECT_MEMEQ(test, flat + pieces[0].len, t->area + pieces[1].offset, pieces[1].len);
+	unmap(test, r);
+	KUNIT_EXPECT_EQ(test, slots_used(t->pool), 0);
+	bounce_kunit_expect_area(test);
+}
+
+/* Declined for what the pool is: not ready, without a free slot, or not for this device */
+static void request_pool_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct test_request *r = make_request(test);
+
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_STARTING);
+	bounce_kunit_warm(test, REQUEST_LEN, DMA_FROM_DEVICE);
+	expect_mapped(test, r);
+	/* There is no memory yet that the device may read. */
+	r->req.cmd_flags = REQ_OP_WRITE;
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_FULL);
+	r->req.cmd_flags = REQ_OP_READ;
+
+	KUNIT_ASSERT_EQ(test, dma_set_mask(t->dev, DMA_BIT_MASK(28)), 0);
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_MASK);
+	KUNIT_ASSERT_EQ(test, dma_set_mask(t->dev, DMA_BIT_MASK(64)), 0);
+	t->dev->iommu->bounce->choice = DMA_BOUNCE_SWITCH_OFF;
+	expect_declined(test, r, 0);
+	t->dev->iommu->bounce->choice = DMA_BOUNCE_SWITCH_ON;
+	t->dev->iommu->attach_deferred = 1;
+	expect_declined(test, r, 0);
+	t->dev->iommu->attach_deferred = 0;
+	dev_clear_dma_iommu(t->dev);
+	expect_declined(test, r, 0);
+	dev_set_dma_iommu(t->dev);
+	expect_mapped(test, r);
+	bounce_kunit_expect_area(test);
+}
+
+/* Declined for its attributes */
+static void request_attrs_test(struct kunit *test)
+{
+	static const unsigned long attrs[] = {
+		DMA_ATTR_SKIP_CPU_SYNC, DMA_ATTR_PRIVILEGED, DMA_BOUNCE_ATTR_LASTING,
+		DMA_BOUNCE_ATTR_NO_MEMORY,
+	};
+	struct bounce_test *t = test->priv;
+	struct test_request *r = make_request(test);
+	unsigned int i;
+
+	bounce_kunit_warm(test, REQUEST_LEN, DMA_FROM_DEVICE);
+	for (i = 0; i < ARRAY_SIZE(attrs); i++)
+		expect_declined_as(test, r, attrs[i], DMA_BOUNCE_FB_ATTRS);
+	expect_mapped(test, r);
+	KUNIT_EXPECT_EQ(test, slots_used(t->pool), 0);
+	bounce_kunit_expect_area(test);
+}
+
+/* Declined for its size: above the threshold, the device's longest segment, or the largest slot */
+static void request_size_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	unsigned int max = dma_get_max_seg_size(t->dev), i;
+	struct test_request *r = make_request(test);
+
+	bounce_kunit_warm(test, REQUEST_LEN, DMA_FROM_DEVICE);
+	t->dev->iommu->bounce->threshold = REQUEST_LEN - 1;
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_SIZE);
+	t->dev->iommu->bounce->threshold = REQUEST_LEN;
+	expect_mapped(test, r);
+	dma_set_max_seg_size(t->dev, REQUEST_LEN - 1);
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_SIZE);
+	dma_set_max_seg_size(t->dev, REQUEST_LEN);
+	expect_mapped(test, r);
+
+	t->dev->iommu->bounce->threshold = SZ_1M;
+	dma_set_max_seg_size(t->dev, SZ_1M);
+	start_request(r, REQ_OP_READ);
+	for (i = 0; i < AREAS; i++)
+		add_piece(t, r, 0, AREA);
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_SIZE);
+	t->dev->iommu->bounce->threshold = 0;
+	dma_set_max_seg_size(t->dev, max);
+	bounce_kunit_expect_area(test);
+}
+
+/* Declined for where its data is: not in pieces that fit behind each other, or not in memory */
+static void request_layout_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	unsigned long boundary = dma_get_seg_boundary(t->dev);
+	struct test_request *r = make_request(test);
+
+	bounce_kunit_warm(test, SZ_8K, DMA_FROM_DEVICE);
+	dma_set_min_align_mask(t->dev, SZ_4K - 1);
+	expect_mapped(test, r);
+	r->vecs[1].bv_offset--;
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_LAYOUT);
+	r->vecs[1].bv_offset++;
+	dma_set_min_align_mask(t->dev, 0);
+
+	bounce_kunit_warm(test, REQUEST_LEN, DMA_FROM_DEVICE);
+	dma_set_seg_boundary(t->dev, DMA_BOUNCE_MAX_SLOT / 2 - 1);
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_LAYOUT);
+	dma_set_seg_boundary(t->dev, DMA_BOUNCE_MAX_SLOT - 1);
+	expect_mapped(test, r);
+	dma_set_seg_boundary(t->dev, boundary);
+
+	/* Its bios do not have what it says. */
+	r->req.__data_len--;
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_LAYOUT);
+	r->req.__data_len++;
+	r->req.bio = NULL;
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_LAYOUT);
+	r->req.bio = &r->bio;
+	/* Its data is elsewhere. */
+	r->req.special_vec = (struct bio_vec) { .bv_len = REQUEST_LEN };
+	r->req.rq_flags |= RQF_SPECIAL_PAYLOAD;
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_LAYOUT);
+	r->req.rq_flags &= ~RQF_SPECIAL_PAYLOAD;
+	expect_mapped(test, r);
+	KUNIT_EXPECT_EQ(test, slots_used(t->pool), 0);
+	bounce_kunit_expect_area(test);
+}
+
+/* Declined if a piece of it is memory of another device */
+static void request_memory_test(struct kunit *test)
+{
+#ifdef CONFIG_ZONE_DEVICE
+	struct bounce_test *t = test->priv;
+	struct test_request *r = make_request(test);
+	struct page *page = virt_to_page(t->area + pieces[1].offset);
+	enum zone_type zone = page_zonenum(page);
+
+	bounce_kunit_warm(test, REQUEST_LEN, DMA_FROM_DEVICE);
+	expect_mapped(test, r);
+	set_page_zone(page, ZONE_DEVICE);
+	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_MEMORY);
+	set_page_zone(page, zone);
+	expect_mapped(test, r);
+	bounce_kunit_expect_area(test);
+#else
+	kunit_skip(test, "no memory of devices has pages here");
+#endif
+}
+
+static struct kunit_case bounce_request_cases[] = {
+	KUNIT_CASE(request_test),
+	KUNIT_CASE(request_pool_test),
+	KUNIT_CASE(request_attrs_test),
+	KUNIT_CASE(request_size_test),
+	KUNIT_CASE(request_layout_test),
+	KUNIT_CASE(request_memory_test),
+	{ }
+};
+
+static struct kunit_suite bounce_request_suite = {
+	.name		= "dma-bounce-request",
+	.init		= bounce_kunit_init,
+	.exit		= bounce_kunit_exit,
+	.test_cases	= bounce_request_cases,
+};
+
+kunit_test_suite(bounce_request_suite);
