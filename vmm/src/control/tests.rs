@@ -9,11 +9,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use devices::platform::{HostListener, HostNotice};
 use proptest::prelude::*;
 
 use super::*;
 use crate::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig};
+
+mod notices;
 
 thread_local! {
     /// How often a VM was told to change its windows.
@@ -600,133 +601,4 @@ fn calls_in_parallel_are_each_answered_and_end_in_a_stated_state() {
     });
     control.run().unwrap();
     end.join().unwrap();
-}
-
-/// The host tells this of devices, all at once.
-fn tell(control: &mut Control<Null>, notices: &[(&str, HostNotice)]) -> ControlFlow<Result<(), VmError>> {
-    let mailbox = MAILBOX.with_borrow(Clone::clone).unwrap();
-    notices.iter().for_each(|(id, notice)| mailbox.notify(id, "0000:03:00.0", *notice));
-    while let Ok(message) = control.messages.try_recv() {
-        control.serve(message)?;
-    }
-    ControlFlow::Continue(())
-}
-
-/// The events so far, by name with their properties, of those that there are `wanted` names of.
-fn events(monitor: &EventMonitor, mut file: &File, wanted: &[&str]) -> Vec<(String, serde_json::Value)> {
-    monitor.flush(Duration::from_secs(20));
-    let mut text = String::new();
-    file.rewind().unwrap();
-    file.read_to_string(&mut text).unwrap();
-    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    let named = lines.map(|mut line| (line["event"].as_str().unwrap().to_string(), line["properties"].take()));
-    named.filter(|(name, _)| wanted.contains(&name.as_str())).collect()
-}
-
-fn figures(control: &mut Control<Null>) -> (u64, u64) {
-    match control.serve_call(Call::Snapshot) {
-        Ok(Reply::Snapshot(snapshot)) => (snapshot.device_errors, snapshot.device_requests),
-        other => panic!("{other:?}"),
-    }
-}
-
-fn names_of(event: &str, id: &str) -> (String, serde_json::Value) {
-    (event.into(), serde_json::json!({"id": id, "bdf": "0000:00:02.0", "host": "0000:03:00.0"}))
-}
-
-#[test]
-fn device_that_the_host_wants_back_is_removed_once_however_often_it_says_so() {
-    let file = tempfile::tempfile().unwrap();
-    let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
-    let mut control = Control::<Null>::new(monitor.clone(), Options { no_shutdown: true, ..Options::default() });
-    control.create(config("")).unwrap();
-    add(&mut control, "/a", Some("a")).unwrap();
-    add(&mut control, "/b", Some("b")).unwrap();
-    control.boot().unwrap();
-    for _ in 0..3 {
-        assert!(tell(&mut control, &[("a", HostNotice::Requested), ("nobody", HostNotice::Requested)]).is_continue());
-        assert_eq!(names(&mut control), (vec!["b".into()], vec!["a".into(), "b".into()]));
-    }
-    assert_eq!((state(&mut control), figures(&mut control)), (Some(VmState::Running), (0, 1)));
-    guest(&mut control, GuestEvent::DeviceLeft);
-    assert_eq!(names(&mut control), (vec!["b".into()], vec!["b".into()]));
-    assert!(tell(&mut control, &[("a", HostNotice::Requested)]).is_continue());
-
-    // It comes again under its name, and is wanted again; this time a client was faster, and a reset completes it.
-    add(&mut control, "/a", Some("a")).unwrap();
-    control.serve_call(Call::RemoveDevice("a".into())).unwrap();
-    MAILBOX.with_borrow(|mailbox| mailbox.as_ref().unwrap().leave(GuestEvent::Reset));
-    assert!(tell(&mut control, &[("a", HostNotice::Requested)]).is_continue());
-    assert_eq!(names(&mut control), (vec!["b".into()], vec!["b".into()]));
-    assert_eq!((state(&mut control), figures(&mut control)), (Some(VmState::Running), (0, 2)));
-    let told = events(&monitor, &file, &["device-requested", "device-removed"]);
-    let gone = ("device-removed".to_string(), serde_json::json!({"id": "a", "bdf": "0000:00:02.0"}));
-    assert_eq!(told, [names_of("device-requested", "a"), gone.clone(), names_of("device-requested", "a"), gone]);
-    control.delete();
-    assert!(tell(&mut control, &[("b", HostNotice::Requested), ("b", HostNotice::Failed)]).is_continue());
-    assert_eq!((state(&mut control), figures(&mut control)), (None, (0, 2)));
-}
-
-#[test]
-fn error_of_a_device_pauses_the_vm_until_a_client_decides() {
-    let file = tempfile::tempfile().unwrap();
-    let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
-    let mut control = Control::<Null>::new(monitor.clone(), Options { has_api: true, ..Options::default() });
-    control.create(config("")).unwrap();
-    add(&mut control, "/a", Some("a")).unwrap();
-    control.boot().unwrap();
-    let fail = |control: &mut Control<Null>| {
-        assert!(tell(control, &[("a", HostNotice::Failed)]).is_continue());
-        assert_eq!(state(control), Some(VmState::Paused));
-    };
-    assert!(tell(&mut control, &[("nobody", HostNotice::Failed)]).is_continue());
-    assert_eq!(state(&mut control), Some(VmState::Running));
-    for (call, then) in [
-        (Call::Resume, VmState::Running),
-        (Call::Reboot, VmState::Running),
-        (Call::Shutdown, VmState::Created),
-        (Call::Boot, VmState::Running),
-    ] {
-        if !matches!(call, Call::Boot) {
-            fail(&mut control);
-            fail(&mut control);
-        }
-        control.serve_call(call).unwrap();
-        assert_eq!(state(&mut control), Some(then));
-    }
-    // A guest that resets as its device fails stays where it is, at its start.
-    MAILBOX.with_borrow(|mailbox| mailbox.as_ref().unwrap().leave(GuestEvent::Reset));
-    fail(&mut control);
-    assert_eq!(figures(&mut control), (7, 0));
-    let told = events(&monitor, &file, &["device-error", "paused"]);
-    let (errors, pauses): (Vec<_>, Vec<_>) = told.into_iter().partition(|(name, _)| name == "device-error");
-    assert_eq!((errors, pauses.len()), (vec![names_of("device-error", "a"); 7], 4));
-    control.delete();
-}
-
-#[test]
-fn error_of_a_device_ends_a_guest_that_nobody_could_resume() {
-    for no_shutdown in [false, true] {
-        let file = tempfile::tempfile().unwrap();
-        let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
-        let mut control = Control::<Null>::new(monitor.clone(), Options { no_shutdown, ..Options::default() });
-        control.create(config("")).unwrap();
-        add(&mut control, "/a", Some("a")).unwrap();
-        control.boot().unwrap();
-        // What else it does by then is of no concern any more.
-        MAILBOX.with_borrow(|mailbox| mailbox.as_ref().unwrap().leave(GuestEvent::Failed("it broke".into())));
-        let end = tell(&mut control, &[("a", HostNotice::Failed), ("a", HostNotice::Requested)]);
-        match end {
-            ControlFlow::Break(Err(VmError::Guest(reason))) if !no_shutdown => {
-                assert!(reason.contains("device 'a' at 0000:03:00.0") && reason.contains("--api-socket"), "{reason}");
-                assert_eq!(state(&mut control), Some(VmState::Running), "the end of the program ends it");
-            }
-            ControlFlow::Continue(()) if no_shutdown => assert_eq!(state(&mut control), Some(VmState::Created)),
-            other => panic!("{other:?}"),
-        }
-        let told = events(&monitor, &file, &["device-requested", "device-error", "failed"]);
-        let order: Vec<_> = told.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(order, ["device-requested", "device-error", "failed"]);
-        control.delete();
-    }
 }
