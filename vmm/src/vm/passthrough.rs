@@ -73,6 +73,8 @@ struct Device {
     address: PciAddress,
     /// Whether it is behind the virtio-iommu.
     behind: bool,
+    /// How many shared spaces were retired before the one that it was put in, if it is not.
+    retired_before: usize,
     function: Arc<VfioPciDevice>,
 }
 
@@ -130,7 +132,7 @@ impl Passthrough {
 
     fn put(&mut self, address: PciAddress, behind: bool, function: Arc<VfioPciDevice>) -> Result<(), VmError> {
         self.around.pci.add(address, function.clone())?;
-        self.devices.push(Device { address, behind, function });
+        self.devices.push(Device { address, behind, retired_before: self.retired.len(), function });
         Ok(())
     }
 
@@ -148,7 +150,8 @@ impl Passthrough {
             self.disconnect(address, device.iommu);
             self.end_shared_space();
         } else {
-            self.devices.push(Device { address, behind: device.iommu, function });
+            let retired_before = self.retired.len();
+            self.devices.push(Device { address, behind: device.iommu, retired_before, function });
         }
         added.map(|()| address)
     }
@@ -170,14 +173,14 @@ impl Passthrough {
     /// Gives a device back that has left the bus. Returns its name. Nothing is mapped for it or pinned afterwards.
     pub(super) fn close(&mut self, address: PciAddress) -> Option<String> {
         let place = self.devices.iter().position(|device| device.address == address)?;
-        let Device { behind, function, .. } = self.devices.remove(place);
+        let Device { behind, retired_before, function, .. } = self.devices.remove(place);
         let id = function.id().to_string();
         function.unwatch();
         if let Err(error) = function.reset() {
             error!("{id}: resetting it: {error}");
         }
         self.disconnect(address, behind);
-        if !behind && !self.iommufd && function.is_held() {
+        if !behind && !self.iommufd && function.is_held() && retired_before == self.retired.len() {
             // The kernel may take the group out of the container before it is closed, which the container does not learn: it
             // would not take the group again.
             self.retired.extend(self.shared.take());
