@@ -5,6 +5,7 @@
 //! results as lines `CAROM-…`, which [`Outcome::values`] finds.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -262,29 +263,71 @@ pub fn check_verified(outcome: &Outcome, times: usize) -> Result<()> {
     Ok(())
 }
 
-/// Gives the NVMe drive to the kernel's `dma_map_benchmark` and lets it map and unmap one page from the device for `seconds`;
-/// [`dma_map_result`] reads the result. The drive is not usable afterwards. Where there are windows, they are switched on for
-/// the device, as that driver does not ask for them by itself.
+/// How the kernel's `dma_map_benchmark` maps its page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mapping {
+    /// For the device to write, by one thread.
+    FromDevice,
+    /// For the device to read, by one thread.
+    ToDevice,
+    /// For the device to write, by each of two threads.
+    FromDeviceTwoThreads,
+}
+
+impl Mapping {
+    /// Its name on the console.
+    fn key(self) -> &'static str {
+        match self {
+            Self::FromDevice => "FROM",
+            Self::ToDevice => "TO",
+            Self::FromDeviceTwoThreads => "FROM-TWICE",
+        }
+    }
+
+    /// Direction and number of threads, as the program takes them.
+    fn options(self) -> &'static str {
+        match self {
+            Self::FromDevice => "-d 2 -t 1",
+            Self::ToDevice => "-d 1 -t 1",
+            Self::FromDeviceTwoThreads => "-d 2 -t 2",
+        }
+    }
+}
+
+/// Gives the NVMe drive to the kernel's `dma_map_benchmark` and lets it map and unmap one page for `seconds` in each of these
+/// ways; [`dma_map_result`] reads the results. The drive is not usable afterwards. Where there are windows, they are switched on
+/// for the device, as that driver does not ask for them by itself.
 #[must_use]
-pub fn dma_map_benchmark(seconds: u32) -> String {
-    format!(
-        r#"
+pub fn dma_map_benchmark(seconds: u32, mappings: &[Mapping]) -> String {
+    let mut job = r#"
 echo "$NVME" >/sys/bus/pci/drivers/nvme/unbind
 echo dma_map_benchmark >"/sys/bus/pci/devices/$NVME/driver_override"
 echo "$NVME" >/sys/bus/pci/drivers_probe
 SWITCH="/sys/bus/pci/devices/$NVME/iommu_bounce"
 [ ! -e "$SWITCH" ] || echo on >"$SWITCH"
-dma_map_benchmark -t 1 -s {seconds} -g 1 -d 2 >/tmp/dma_map 2>&1 || {{ cat /tmp/dma_map; exit 92; }}
-sed -n 's/^average map latency(us):\([0-9.]*\).*/CAROM-MAP-US \1/p;s/^average unmap latency(us):\([0-9.]*\).*/CAROM-UNMAP-US \1/p' /tmp/dma_map
 "#
-    )
+    .to_owned();
+    for mapping in mappings {
+        let (key, options) = (mapping.key(), mapping.options());
+        // Writing to a String does not fail.
+        let _ = write!(
+            job,
+            "dma_map_benchmark {options} -s {seconds} -g 1 >/tmp/dma_map 2>&1 || {{ cat /tmp/dma_map; exit 92; }}\n\
+             sed -n 's/^average map latency(us):\\([0-9.]*\\).*/CAROM-MAP-US-{key} \\1/p\n\
+             s/^average unmap latency(us):\\([0-9.]*\\).*/CAROM-UNMAP-US-{key} \\1/p' /tmp/dma_map\n"
+        );
+    }
+    job
 }
 
 /// Reads the result of [`dma_map_benchmark`].
 ///
 /// # Errors
 /// When it is missing.
-pub fn dma_map_result(outcome: &Outcome) -> Result<DmaMap> {
-    let number = |key| outcome.value(key)?.parse::<f64>().with_context(|| format!("{key} on the console"));
-    Ok(DmaMap { map_us: number("CAROM-MAP-US")?, unmap_us: number("CAROM-UNMAP-US")? })
+pub fn dma_map_result(outcome: &Outcome, mapping: Mapping) -> Result<DmaMap> {
+    let number = |what| {
+        let key = format!("CAROM-{what}-US-{}", mapping.key());
+        outcome.value(&key)?.parse::<f64>().with_context(|| format!("{key} on the console"))
+    };
+    Ok(DmaMap { map_us: number("MAP")?, unmap_us: number("UNMAP")? })
 }

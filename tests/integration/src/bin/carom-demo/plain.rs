@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use carom_integration::events::Requests;
-use carom_integration::workload::{self, BLOCK_SIZES, DmaMap, Fio};
+use carom_integration::workload::{self, BLOCK_SIZES, DmaMap, Fio, Mapping};
 use carom_integration::{Outcome, Site, Vmm};
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,9 @@ type BySize = BTreeMap<String, Fio>;
 pub(crate) struct Plain {
     vmm: String,
     fio: BySize,
-    dma_map: Option<DmaMap>,
+    /// With two jobs: by two threads.
+    dma_map: DmaMap,
+    dma_map_to_device: Option<DmaMap>,
     requests: Option<Requests>,
     pinned_bytes: u64,
     verified_bytes: Option<u64>,
@@ -47,7 +49,14 @@ pub(crate) struct Summary {
     /// By block size: 2 jobs on 2 vCPUs; full run only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fio_2_jobs: Option<BySize>,
+    /// One page from the device.
     dma_map: DmaMap,
+    /// One page to the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dma_map_to_device: Option<DmaMap>,
+    /// One page from the device by each of two threads on 2 vCPUs; full run only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dma_map_2_threads: Option<DmaMap>,
     /// Of the first round: requests from the guest's start to the end of fio's reads; null where there is no virtio-iommu or it does not count.
     requests: Option<Requests>,
     /// Most memory that the VMM had pinned in any round, in bytes.
@@ -78,9 +87,8 @@ impl Form for Plain {
             if step.plan.bounce {
                 job += &workload::fio_verify(VERIFY_MIB, 64);
             }
-            job += &workload::dma_map_benchmark(if quick { 1 } else { 3 });
         }
-        job
+        job + &workload::dma_map_benchmark(if quick { 1 } else { 3 }, mappings(step))
     }
 
     fn read(step: &Step, outcome: &Outcome) -> Result<Self> {
@@ -93,7 +101,11 @@ impl Form for Plain {
         Ok(Self {
             vmm: plan.vmm.name().into(),
             fio: workload::fio_results(outcome)?,
-            dma_map: if step.two_jobs { None } else { Some(workload::dma_map_result(outcome)?) },
+            dma_map: workload::dma_map_result(outcome, mappings(step)[0])?,
+            dma_map_to_device: match mappings(step).get(1) {
+                Some(&mapping) => Some(workload::dma_map_result(outcome, mapping)?),
+                None => None,
+            },
             requests,
             pinned_bytes: outcome.peak_pinned_bytes,
             verified_bytes: if plan.bounce && !step.two_jobs { Some(verified(outcome)?) } else { None },
@@ -102,15 +114,15 @@ impl Form for Plain {
 
     fn summary(one_job: &[&Self], two_jobs: &[&Self]) -> Option<Summary> {
         let first = one_job.first()?;
-        let dma_map =
-            |figure: fn(&DmaMap) -> f64| median(one_job.iter().filter_map(|one| Some(figure(one.dma_map.as_ref()?))));
         let several = one_job.len() > 1;
         Some(Summary {
             vmm: first.vmm.clone(),
             fio: medians(one_job),
             fio_rounds: if several { one_job.iter().map(|one| one.fio.clone()).collect() } else { Vec::new() },
             fio_2_jobs: (!two_jobs.is_empty()).then(|| medians(two_jobs)),
-            dma_map: DmaMap { map_us: dma_map(|one| one.map_us)?, unmap_us: dma_map(|one| one.unmap_us)? },
+            dma_map: median_map(one_job.iter().map(|one| one.dma_map))?,
+            dma_map_to_device: median_map(one_job.iter().filter_map(|one| one.dma_map_to_device)),
+            dma_map_2_threads: median_map(two_jobs.iter().map(|two| two.dma_map)),
             requests: first.requests,
             pinned_bytes: one_job.iter().map(|one| one.pinned_bytes).max()?,
             verified_bytes: one_job.iter().filter_map(|one| one.verified_bytes).min(),
@@ -126,6 +138,8 @@ impl Form for Plain {
         text += &speeds(configs, |figures| Some(&figures.fio));
         text += "\nWhat it takes:\n\n";
         text += &costs(configs, machine);
+        text += "\nMapping and unmapping one page, in µs:\n\n";
+        text += &maps(configs);
         if configs.iter().any(|config| config.figures.fio_2_jobs.is_some()) {
             text += "\nIOPS with 2 jobs on 2 vCPUs (ratio to strict):\n\n";
             text += &speeds(configs, |figures| figures.fio_2_jobs.as_ref());
@@ -151,6 +165,16 @@ impl Form for Plain {
         }
         text
     }
+}
+
+/// What a guest maps in a single piece; the first is the one that it is known for.
+fn mappings(step: &Step) -> &'static [Mapping] {
+    if step.two_jobs { &[Mapping::FromDeviceTwoThreads] } else { &[Mapping::FromDevice, Mapping::ToDevice] }
+}
+
+fn median_map(maps: impl Iterator<Item = DmaMap> + Clone) -> Option<DmaMap> {
+    let of = |figure: fn(DmaMap) -> f64| median(maps.clone().map(figure));
+    Some(DmaMap { map_us: of(|map| map.map_us)?, unmap_us: of(|map| map.unmap_us)? })
 }
 
 fn verified(outcome: &Outcome) -> Result<u64> {
@@ -181,30 +205,31 @@ fn speeds<'configs>(
 }
 
 fn costs(configs: &[Config], machine: &Machine) -> String {
-    let mut table = report::new_table([
-        "configuration",
-        "map µs",
-        "unmap µs",
-        "MAP",
-        "UNMAP",
-        "WINDOW_ADD",
-        "pinned MiB",
-        "of RAM",
-    ]);
+    let mut table = report::new_table(["configuration", "MAP", "UNMAP", "WINDOW_ADD", "pinned MiB", "of RAM"]);
     for results::Config { name, figures, .. } in configs {
         let count = |value: Option<u64>| value.map_or(NONE.to_owned(), |value| value.to_string());
         #[expect(clippy::cast_precision_loss, reason = "shown to a tenth of a per cent")]
         let share = 100.0 * figures.pinned_bytes as f64 / machine.guest_ram_bytes as f64;
         table.add_row([
             name.clone(),
-            format!("{:.1}", figures.dma_map.map_us),
-            format!("{:.1}", figures.dma_map.unmap_us),
             count(figures.requests.map(|requests| requests.map)),
             count(figures.requests.map(|requests| requests.unmap)),
             count(figures.requests.map(|requests| requests.window_add)),
             format!("{:.1}", mib(figures.pinned_bytes)),
             format!("{share:.1} %"),
         ]);
+    }
+    report::finish(table)
+}
+
+fn maps(configs: &[Config]) -> String {
+    let mut table =
+        report::new_table(["configuration", "from the device", "to the device", "from, 2 threads on 2 vCPUs"]);
+    for results::Config { name, figures, .. } in configs {
+        let both =
+            |map: Option<DmaMap>| map.map_or(NONE.into(), |map| format!("{:.1} + {:.1}", map.map_us, map.unmap_us));
+        let Summary { dma_map, dma_map_to_device, dma_map_2_threads, .. } = *figures;
+        table.add_row([name.clone(), both(Some(dma_map)), both(dma_map_to_device), both(dma_map_2_threads)]);
     }
     report::finish(table)
 }
@@ -281,7 +306,8 @@ mod tests {
                 figures: Plain {
                     vmm: "carom".into(),
                     fio: BLOCK_SIZES.map(|size| (size.into(), Fio { iops, mib_s: 1.0 })).into(),
-                    dma_map: Some(DmaMap { map_us: iops, unmap_us: 1.0 }),
+                    dma_map: DmaMap { map_us: iops, unmap_us: 1.0 },
+                    dma_map_to_device: None,
                     requests: None,
                     pinned_bytes: u64::from(round),
                     verified_bytes: None,

@@ -145,6 +145,7 @@ mod tests {
         let plain = format!(
             r#""quick":false,"rounds":2,"configs":[{{"name":"bounce","vmm":"carom","fio":{fio},"fio_rounds":[{fio},{fio}],
             "fio_2_jobs":{fio},"dma_map":{{"map_us":1.25,"unmap_us":2.5}},
+            "dma_map_to_device":{{"map_us":1.5,"unmap_us":0.5}},"dma_map_2_threads":{{"map_us":1.75,"unmap_us":2.5}},
             "requests":{{"map":11,"unmap":12,"window_add":13,"window_del":0,"attach":1}},"pinned_bytes":104857600,
             "verified_bytes":50331648,"retries":1}},{{"name":"qemu-strict","vmm":"qemu","fio":{fio},
             "dma_map":{{"map_us":1.25,"unmap_us":2.5}},"requests":null,"pinned_bytes":1,"retries":0}}]"#

@@ -135,8 +135,8 @@ mod tests {
     #[test]
     fn noted_figures_are_read_and_written_as_they_were() {
         let line = r#"{"End":{"name":"strict","round":0,"two_jobs":true,"measured":{"Ok":{"vmm":"carom",
-            "versions":{"fio":"3"},"fio":{"4k":{"iops":1.5,"mib_s":2.5}},"dma_map":null,
-            "requests":{"map":11,"unmap":12,"window_add":13,"window_del":0,"attach":1},"pinned_bytes":4096,
+            "versions":{"fio":"3"},"fio":{"4k":{"iops":1.5,"mib_s":2.5}},"dma_map":{"map_us":1.5,"unmap_us":2.5},
+            "dma_map_to_device":null,"requests":{"map":11,"unmap":12,"window_add":13,"window_del":0,"attach":1},"pinned_bytes":4096,
             "verified_bytes":null,"retries":1}}}}"#;
         let samples: Vec<Sample<Plain>> = ended(&line.replace('\n', ""));
         let [sample] = &samples[..] else { panic!("one sample wanted") };
