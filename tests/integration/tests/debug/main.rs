@@ -120,9 +120,9 @@ for round in 1 2 3 4; do
     fio --name=load --filename=/dev/nvme0n1 --direct=1 --rw=randread --ioengine=libaio --iodepth=16 --bs=16k --size=64M \
         --time_based --runtime=60 >/tmp/load 2>&1 &
     LOAD=$!
-    i=0
-    while slots=$(mapped_slots) && [ "$slots" = 0 ] && [ $i -lt 300 ]; do i=$((i + 1)); sleep 0.1; done
+    while slots=$(mapped_slots) && [ "$slots" = 0 ] && kill -0 $LOAD; do sleep 0.1; done
     echo "CAROM-IN-FLIGHT $slots"
+    [ "$slots" != 0 ] || cat /tmp/load
     echo "$NVME" >/sys/bus/pci/drivers/nvme/unbind
     # It may take the end of the drive for the end of a file, and read on.
     kill $LOAD
