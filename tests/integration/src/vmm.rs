@@ -70,6 +70,15 @@ pub(crate) struct Device {
     pub(crate) iommu: bool,
 }
 
+/// An NVMe drive that QEMU emulates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Drive {
+    /// The file with its content.
+    pub(crate) image: PathBuf,
+    /// Whether each block has 8 bytes of metadata, with protection information (type 1).
+    pub(crate) metadata: bool,
+}
+
 /// What a VMM is told about a guest.
 #[derive(Debug, Clone)]
 pub(crate) struct Machine {
@@ -81,8 +90,8 @@ pub(crate) struct Machine {
     /// Whether it is shared with other processes.
     pub(crate) shared_memory: bool,
     pub(crate) devices: Vec<Device>,
-    /// Images of emulated NVMe drives that are one IOMMU group.
-    pub(crate) group_drives: Vec<PathBuf>,
+    /// Emulated NVMe drives, which are one IOMMU group.
+    pub(crate) drives: Vec<Drive>,
     /// Values of Carom's `--user-device`.
     pub(crate) user_devices: Vec<String>,
     pub(crate) bounce: Option<String>,
@@ -163,23 +172,28 @@ fn qemu(machine: &Machine, iommu: &str, group: Group) -> Command {
         .arg(&machine.initramfs)
         .args(["-append", &machine.cmdline]);
     // Before the devices: those that are made earlier are not behind it.
-    if machine.devices.iter().any(|device| device.iommu) || !machine.group_drives.is_empty() {
+    if machine.devices.iter().any(|device| device.iommu) || !machine.drives.is_empty() {
         command.args(["-device", iommu]);
     }
     for device in &machine.devices {
         command.args(["-device", &format!("vfio-pci,host={}", device.address)]);
     }
-    if group == Group::Bridge && !machine.group_drives.is_empty() {
+    if group == Group::Bridge && !machine.drives.is_empty() {
         command.args(["-device", "pcie-pci-bridge,id=bridge"]);
     }
-    for (number, image) in machine.group_drives.iter().enumerate() {
+    for (number, Drive { image, metadata }) in machine.drives.iter().enumerate() {
         let place = match group {
             Group::Functions => format!("addr=0x10.{number},multifunction=on"),
             Group::Bridge => format!("bus=bridge,addr={}", number + 1),
         };
-        command
-            .args(["-drive", &format!("if=none,id=drive{number},format=raw,file={}", image.display())])
-            .args(["-device", &format!("nvme,drive=drive{number},serial={number},{place}")]);
+        command.args(["-drive", &format!("if=none,id=drive{number},format=raw,file={}", image.display())]);
+        if *metadata {
+            command
+                .args(["-device", &format!("nvme,id=nvme{number},serial={number},{place}")])
+                .args(["-device", &format!("nvme-ns,drive=drive{number},bus=nvme{number},ms=8,pi=1")]);
+        } else {
+            command.args(["-device", &format!("nvme,drive=drive{number},serial={number},{place}")]);
+        }
     }
     command
 }

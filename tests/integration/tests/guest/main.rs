@@ -9,6 +9,7 @@ mod boot;
 mod command_line;
 mod device_error;
 mod drive_errors;
+mod drive_metadata;
 mod hotplug;
 mod isolation;
 mod lifecycle;

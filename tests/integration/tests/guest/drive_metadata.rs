@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A drive that keeps metadata beside each block, in memory of its own for each request, which bounces as data does. The
+//! metadata protects the block (protection information, type 1): the drive checks what is written and the kernel what is read.
+
+use std::time::Duration;
+
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Guest, Kernel, Vmm};
+
+use crate::support::{MIB, number, run};
+
+fn blocks_and_metadata_are_verified(name: &str, kernel: Kernel) {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(32 * MIB).unwrap();
+    let job = format!(
+        r#"{WAIT_FOR_NVME}echo "CAROM-FORMAT $(cat /sys/block/nvme0n1/integrity/format)"
+POOL=$(grep -lx "device $NVME" /sys/kernel/debug/iommu_bounce/*/stats)
+bounced() {{ awk '/^bounced_/ {{ n += $2 }} END {{ print n }}' "$POOL"; }}
+requests() {{ awk '{{ print $1 + $5 }}' /sys/block/nvme0n1/stat; }}
+START=$(bounced) FIRST=$(requests)
+{verify}echo "CAROM-REQUESTS $(($(requests) - FIRST))"
+echo "CAROM-BOUNCED $(($(bounced) - START))"
+"#,
+        verify = workload::fio_verify(8, 16)
+    );
+    let guest = Guest::new(name)
+        .kernel(kernel)
+        .vmm(Vmm::Qemu)
+        .metadata_drive(image.path())
+        .cmdline("iommu.strict=1 iommu.bounce=256K")
+        .time_limit(Duration::from_secs(150))
+        .job(&job);
+
+    let outcome = run(&guest);
+
+    assert_eq!(outcome.value("CAROM-FORMAT").unwrap_or_default(), "T10-DIF-TYPE1-CRC");
+    workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
+    let (requests, bounced) = (number(&outcome, "CAROM-REQUESTS"), number(&outcome, "CAROM-BOUNCED"));
+    assert!(requests > 200, "console:\n{}", outcome.console);
+    // The data of each and its metadata; the first few are made before the pool has memory.
+    assert!(bounced > requests * 3 / 2, "{bounced} of {requests}; console:\n{}", outcome.console);
+}
+
+#[test]
+fn drive_with_metadata_is_verified() {
+    blocks_and_metadata_are_verified("metadata", Kernel::Patched);
+}
+
+#[test]
+fn drive_with_metadata_is_verified_on_the_newer_kernel() {
+    blocks_and_metadata_are_verified("metadata-newer", Kernel::Newer);
+}
