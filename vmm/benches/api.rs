@@ -6,20 +6,18 @@
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 
 use std::fs;
-use std::os::unix::net::UnixStream as StdUnixStream;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, unmap};
 use iommu_bounce::{Engine, EngineConfig, Report};
-use tokio::net::UnixStream;
-use tokio::task::JoinSet;
-use tokio::time::sleep;
 use vmm::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use vmm::api::{ApiServer, ApiSocket, Shared};
 use vmm::config::{DeviceConfig, VmConfig};
@@ -108,7 +106,7 @@ impl Program {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        while StdUnixStream::connect(socket).is_err() {
+        while UnixStream::connect(socket).is_err() {
             thread::sleep(Duration::from_micros(50));
         }
         Self { child, socket: socket.into() }
@@ -121,13 +119,9 @@ impl Program {
     }
 
     fn request(&self, head: &str, body: &str) -> String {
-        runtime().block_on(async {
-            let mut client = Client::new(&self.socket).await;
-            client
-                .request(&format!("{head} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len()))
-                .await;
-            String::from_utf8_lossy(&client.answer).into_owned()
-        })
+        let mut client = Client::new(&self.socket);
+        client.request(&format!("{head} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+        String::from_utf8_lossy(&client.answer).into_owned()
     }
 }
 
@@ -183,10 +177,7 @@ impl Guest {
 
     /// Ends it; how often a second its driver mapped and unmapped.
     fn end(self) -> f64 {
-        runtime().block_on(async {
-            let mut client = Client::new(&self.socket).await;
-            client.request("PUT /api/v1/vmm.shutdown HTTP/1.1\r\nHost: x\r\n\r\n").await;
-        });
+        Client::new(&self.socket).request("PUT /api/v1/vmm.shutdown HTTP/1.1\r\nHost: x\r\n\r\n");
         self.control.join().unwrap();
         self.done.store(true, Ordering::Relaxed);
         self.load.join().unwrap()
@@ -271,17 +262,22 @@ impl Machine for Null {
     fn report_counters(&self, _: &EventMonitor) {}
 }
 
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-}
-
-/// Times requests of so many clients at once, each with so long a pause between two of its own.
+/// Times requests of so many clients at once, each with so long a pause between two of its own. Each client is a thread, which
+/// sleeps until it has its answer, as those of a machine are.
 fn measure(socket: &Path, head: &str, clients: usize, requests: usize, pause: Duration) {
-    let request: Arc<str> = format!("{head} HTTP/1.1\r\nHost: x\r\n\r\n").into();
+    let request = format!("{head} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let ready = Barrier::new(clients);
     let start = Instant::now();
-    let mut times = runtime().block_on(async {
-        let clients = (0..clients).map(|_| run(socket.to_path_buf(), request.clone(), requests, pause));
-        clients.collect::<JoinSet<_>>().join_all().await.concat()
+    let mut times: Vec<Duration> = thread::scope(|scope| {
+        let client = || {
+            scope.spawn(|| {
+                let client = Client::new(socket);
+                ready.wait();
+                run(client, &request, requests, pause)
+            })
+        };
+        let clients: Vec<_> = (0..clients).map(|_| client()).collect();
+        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
     });
     let rate = times.len() as f64 / start.elapsed().as_secs_f64();
     times.sort();
@@ -297,16 +293,13 @@ fn measure(socket: &Path, head: &str, clients: usize, requests: usize, pause: Du
 }
 
 /// How long each of one client's requests took.
-async fn run(socket: PathBuf, request: Arc<str>, requests: usize, pause: Duration) -> Vec<Duration> {
-    let mut client = Client::new(&socket).await;
+fn run(mut client: Client, request: &str, requests: usize, pause: Duration) -> Vec<Duration> {
     let mut times = Vec::with_capacity(requests);
     for _ in 0..requests {
         let start = Instant::now();
-        client.request(&request).await;
+        client.request(request);
         times.push(start.elapsed());
-        if !pause.is_zero() {
-            sleep(pause).await;
-        }
+        thread::sleep(pause);
     }
     times
 }
@@ -319,24 +312,19 @@ struct Client {
 }
 
 impl Client {
-    async fn new(socket: &Path) -> Self {
-        let stream = UnixStream::connect(socket).await.unwrap();
+    fn new(socket: &Path) -> Self {
+        let stream = UnixStream::connect(socket).unwrap();
         Self { stream, buffer: vec![0; 1 << 16], answer: Vec::new() }
     }
 
     /// Sends a request and takes the whole answer.
-    async fn request(&mut self, request: &str) {
-        self.stream.writable().await.unwrap();
-        assert_eq!(self.stream.try_write(request.as_bytes()).unwrap(), request.len());
+    fn request(&mut self, request: &str) {
+        self.stream.write_all(request.as_bytes()).unwrap();
         self.answer.clear();
         while !is_whole(&self.answer) {
-            self.stream.readable().await.unwrap();
-            match self.stream.try_read(&mut self.buffer) {
-                Ok(0) => panic!("the server hung up: {}", String::from_utf8_lossy(&self.answer)),
-                Ok(len) => self.answer.extend(&self.buffer[..len]),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(error) => panic!("{error}"),
-            }
+            let len = self.stream.read(&mut self.buffer).unwrap();
+            assert_ne!(len, 0, "the server hung up: {}", String::from_utf8_lossy(&self.answer));
+            self.answer.extend(&self.buffer[..len]);
         }
         assert!(self.answer.starts_with(b"HTTP/1.1 20"), "{}", String::from_utf8_lossy(&self.answer));
     }
