@@ -343,3 +343,27 @@ fn tail(finished: &Finished) -> String {
     };
     format!("; end of its console:{}\nand of stderr:{}", last(&finished.stdout, 30), last(&finished.stderr, 10))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[test]
+    fn only_an_end_without_the_jobs_status_is_a_reset() {
+        let finished = |ended, console: &str| Finished {
+            ended,
+            stdout: console.into(),
+            stderr: String::new(),
+            peak_pinned_bytes: 0,
+            elapsed: Duration::ZERO,
+        };
+        let exited = |status| Ended::Exited(ExitStatus::from_raw(status << 8));
+        assert!(reset_without_a_word(&finished(exited(0), "CAROM-JOB-BEGIN\n")));
+        assert!(!reset_without_a_word(&finished(exited(0), "CAROM-JOB-EXIT 1\n")));
+        assert!(!reset_without_a_word(&finished(exited(1), "CAROM-JOB-BEGIN\n")));
+        assert!(!reset_without_a_word(&finished(Ended::TimedOut, "CAROM-JOB-BEGIN\n")));
+        assert!(!reset_without_a_word(&finished(Ended::GuestPanicked, "CAROM-JOB-BEGIN\n")));
+    }
+}
