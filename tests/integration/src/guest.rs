@@ -43,7 +43,7 @@ pub struct Guest {
 }
 
 /// What came of a guest that ended.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Outcome {
     /// The serial console.
     pub console: String,

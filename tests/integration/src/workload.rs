@@ -71,17 +71,38 @@ pub struct Patterns {
     pub read_latency_us: f64,
 }
 
-/// What the kernel's function profiler says of mapping and unmapping at one block size, in seconds for each GiB that is read.
+/// What the kernel's function profiler says of mapping and unmapping at one block size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct MapTime {
-    /// In the functions that map.
-    pub map_s: f64,
-    /// In those that unmap.
-    pub unmap_s: f64,
+    /// The functions that map.
+    pub map: Profiled,
+    /// Those that unmap.
+    pub unmap: Profiled,
+}
+
+/// Functions that were profiled, in seconds for each GiB that is read.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Profiled {
+    /// From their beginning to their end, as the profiler sees it.
+    pub seconds: f64,
+    /// What of it is the profiler's own: it would be seen in as many calls of a function that does nothing.
+    pub profiler_s: f64,
+}
+
+impl Profiled {
+    /// Without what the profiler takes itself.
+    #[must_use]
+    pub fn net_s(self) -> f64 {
+        self.seconds - self.profiler_s
+    }
 }
 
 /// The functions of `drivers/iommu/dma-iommu.c` in Linux 6.12 that map and unmap for a driver.
 const PROFILED: &str = "iommu_dma_map_page iommu_dma_map_sg iommu_dma_unmap_page iommu_dma_unmap_sg";
+
+/// The function that is called for each write to `/dev/null` (`drivers/char/mem.c`). It returns and does nothing else, so what
+/// the profiler sees of it is the profiler.
+const EMPTY: &str = "write_null";
 
 /// Reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`] for `seconds` after a second of warming
 /// up, in `jobs` processes; [`fio_results`] reads the results.
@@ -173,11 +194,18 @@ pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
 }
 
 /// Reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`], `mib` MiB at the smallest and twice as much at
-/// each next one, with the kernel's function profiler on the functions that map and unmap; [`map_times`] reads the results. The
-/// kernel needs `guest/config/profile.config`.
+/// each next one, with the kernel's function profiler on the functions that map and unmap, and on one that does nothing before;
+/// [`map_times`] reads the results. The kernel needs `guest/config/profile.config`.
 #[must_use]
 pub fn fio_profiled(mib: u32) -> String {
-    let mut job = format!("cd /sys/kernel/tracing || exit 95\necho {PROFILED} >set_ftrace_filter || exit 95\n");
+    let mut job = format!(
+        "cd /sys/kernel/tracing || exit 95\necho {PROFILED} {EMPTY} >set_ftrace_filter || exit 95\n\
+         echo 1 >function_profile_enabled || exit 95\n\
+         dd if=/dev/zero of=/dev/null bs=1 count=20000 2>/tmp/dd || exit 95\n\
+         echo 0 >function_profile_enabled\n\
+         awk '$1 == \"{EMPTY}\" {{ calls += $2; us += $3 }} END {{ print \"CAROM-PROFILER\", calls + 0, us + 0 }}' \
+         trace_stat/function*\n"
+    );
     for (step, size) in BLOCK_SIZES.iter().enumerate() {
         // Large blocks are few: each buffer has to be used many times, or its first use, at which the host gives the guest
         // the memory, is what is measured.
@@ -193,8 +221,8 @@ pub fn fio_profiled(mib: u32) -> String {
              echo 0 >function_profile_enabled\n\
              BYTES=$(awk -F';' '/^3;/ {{ print $6 * 1024 }}' /tmp/fio)\n\
              cat trace_stat/function* | awk -v bytes=\"$BYTES\" '\n\
-             $1 ~ /^iommu_dma_map/ {{ map += $3 }} $1 ~ /^iommu_dma_unmap/ {{ unmap += $3 }}\n\
-             END {{ print \"CAROM-MAP-TIME\", \"{size}\", bytes, map + 0, unmap + 0 }}'\n"
+             $1 ~ /^iommu_dma_map/ {{ maps += $2; map += $3 }} $1 ~ /^iommu_dma_unmap/ {{ unmaps += $2; unmap += $3 }}\n\
+             END {{ print \"CAROM-MAP-TIME\", \"{size}\", bytes, maps + 0, map + 0, unmaps + 0, unmap + 0 }}'\n"
         );
     }
     job
@@ -205,23 +233,30 @@ pub fn fio_profiled(mib: u32) -> String {
 /// # Errors
 /// When one is missing, nothing was read or nothing was mapped.
 pub fn map_times(outcome: &Outcome) -> Result<BTreeMap<String, MapTime>> {
+    let [calls, us] = positive(outcome.value("CAROM-PROFILER")?)?;
+    let profiler_us = us / calls;
     let mut times = BTreeMap::new();
     for line in outcome.values("CAROM-MAP-TIME") {
-        let words: Vec<&str> = line.split(' ').collect();
-        let [size, bytes, map, unmap] = words[..] else { anyhow::bail!("{line:?}: four words wanted") };
-        let number = |text: &str| {
-            let number: f64 = text.parse().with_context(|| format!("profile {line:?}"))?;
-            ensure!(number > 0.0, "profile {line:?}: nothing was done");
-            Ok(number)
-        };
-        let gib = number(bytes)? / f64::from(1 << 30);
-        let seconds = |text| Ok::<_, anyhow::Error>(number(text)? / 1e6 / gib);
-        times.insert(size.to_owned(), MapTime { map_s: seconds(map)?, unmap_s: seconds(unmap)? });
+        let (size, numbers) = line.split_once(' ').with_context(|| format!("{line:?}: a size wanted"))?;
+        let [bytes, maps, map_us, unmaps, unmap_us] = positive(numbers)?;
+        let each_gib = f64::from(1 << 30) / bytes / 1e6;
+        let profiled =
+            |calls: f64, us: f64| Profiled { seconds: us * each_gib, profiler_s: calls * profiler_us * each_gib };
+        let time = MapTime { map: profiled(maps, map_us), unmap: profiled(unmaps, unmap_us) };
+        times.insert(size.to_owned(), time);
     }
     for size in BLOCK_SIZES {
         ensure!(times.contains_key(size), "no profile at {size}; console:\n{}", outcome.console);
     }
     Ok(times)
+}
+
+/// The numbers of a line, all above 0.
+fn positive<const N: usize>(line: &str) -> Result<[f64; N]> {
+    let numbers: Vec<f64> =
+        line.split(' ').map(str::parse).collect::<Result<_, _>>().with_context(|| format!("profile {line:?}"))?;
+    ensure!(numbers.iter().all(|number| *number > 0.0), "profile {line:?}: nothing was done");
+    numbers.try_into().ok().with_context(|| format!("profile {line:?}: {N} numbers wanted"))
 }
 
 /// Writes `mib` MiB of the NVMe drive in mixed block sizes at random places, then reads and checks all of it (crc32c), with `depth`
@@ -330,4 +365,32 @@ pub fn dma_map_result(outcome: &Outcome, mapping: Mapping) -> Result<DmaMap> {
         outcome.value(&key)?.parse::<f64>().with_context(|| format!("{key} on the console"))
     };
     Ok(DmaMap { map_us: number("MAP")?, unmap_us: number("UNMAP")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a guest prints of which each call took 3 µs, 2 of them the profiler's own, for half a GiB at each size.
+    fn profile(profiler: &str) -> Outcome {
+        let line = |size| format!("CAROM-MAP-TIME {size} 536870912 1000000 3000000 1000000 6000000\n");
+        Outcome { console: format!("{profiler}\n{}", BLOCK_SIZES.map(line).concat()), ..Outcome::default() }
+    }
+
+    #[test]
+    fn profile_is_read_with_what_of_it_is_the_profilers() {
+        let times = map_times(&profile("CAROM-PROFILER 20000 40000.0")).unwrap();
+        for size in BLOCK_SIZES {
+            let MapTime { map, unmap } = times[size];
+            assert_eq!((map, unmap.seconds), (Profiled { seconds: 6.0, profiler_s: 4.0 }, 12.0));
+            assert!((map.net_s() - 2.0).abs() < 1e-9 && (unmap.net_s() - 8.0).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn profile_without_the_function_that_does_nothing_is_an_error() {
+        for profiler in ["", "CAROM-PROFILER 0 0", "CAROM-PROFILER 20000"] {
+            map_times(&profile(profiler)).unwrap_err();
+        }
+    }
 }
