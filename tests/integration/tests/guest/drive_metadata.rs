@@ -7,7 +7,7 @@ use std::time::Duration;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Kernel, Vmm};
 
-use crate::support::{MIB, number, run};
+use crate::support::{COMPLAINTS, MIB, assert_no_complaint, number, run};
 
 fn blocks_and_metadata_are_verified(name: &str, kernel: Kernel) {
     let image = tempfile::NamedTempFile::new().unwrap();
@@ -20,7 +20,7 @@ requests() {{ awk '{{ print $1 + $5 }}' /sys/block/nvme0n1/stat; }}
 START=$(bounced) FIRST=$(requests)
 {verify}echo "CAROM-REQUESTS $(($(requests) - FIRST))"
 echo "CAROM-BOUNCED $(($(bounced) - START))"
-"#,
+{COMPLAINTS}"#,
         verify = workload::fio_verify(8, 16)
     );
     let guest = Guest::new(name)
@@ -33,6 +33,7 @@ echo "CAROM-BOUNCED $(($(bounced) - START))"
 
     let outcome = run(&guest);
 
+    assert_no_complaint(&outcome);
     assert_eq!(outcome.value("CAROM-FORMAT").unwrap_or_default(), "T10-DIF-TYPE1-CRC");
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
     let (requests, bounced) = (number(&outcome, "CAROM-REQUESTS"), number(&outcome, "CAROM-BOUNCED"));

@@ -8,19 +8,7 @@ use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Kernel, Outcome, Vmm, kunit};
 
 use crate::support::edu::{FIND_EDU, TEST_EDU};
-use crate::support::{MIB, SITE, number, required, run};
-
-/// Fails if the kernel complained of anything, which KUnit does not notice.
-fn assert_no_complaint(outcome: &Outcome) {
-    assert_eq!(number(outcome, "CAROM-COMPLAINTS"), 0, "console:\n{}", outcome.console);
-}
-
-/// Prints how many lines of the kernel's log look like a complaint, but for one about the rig's emulated CPU.
-const COMPLAINTS: &str = "
-dmesg | grep -E 'WARNING:|BUG:|KASAN|possible (recursive|circular) locking|DMA-API: ' | grep -v fpu__init >/tmp/complaints
-cat /tmp/complaints
-echo \"CAROM-COMPLAINTS $(wc -l </tmp/complaints)\"
-";
+use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, number, required, run};
 
 /// Has KUnit run the patch's tests while the kernel boots, without any device, and checks what it says of each.
 fn kunit_is_run(name: &str, guest: impl FnOnce(Guest) -> Guest) {

@@ -27,6 +27,18 @@ pub(crate) fn number(outcome: &Outcome, key: &str) -> u64 {
     parsed.unwrap_or_else(|_| panic!("{key}: {text:?} is no number; console:\n{}", outcome.console))
 }
 
+/// Prints how many lines of the kernel's log look like a complaint, but for one about the rig's emulated CPU.
+pub(crate) const COMPLAINTS: &str = "
+dmesg | grep -E 'WARNING:|BUG:|KASAN|possible (recursive|circular) locking|DMA-API: ' | grep -v fpu__init >/tmp/complaints
+cat /tmp/complaints
+echo \"CAROM-COMPLAINTS $(wc -l </tmp/complaints)\"
+";
+
+/// Fails if the kernel complained of anything; its job prints [`COMPLAINTS`].
+pub(crate) fn assert_no_complaint(outcome: &Outcome) {
+    assert_eq!(number(outcome, "CAROM-COMPLAINTS"), 0, "console:\n{}", outcome.console);
+}
+
 /// A device of the site that a test cannot do without.
 pub(crate) fn required<'site>(what: Option<&'site String>, name: &str) -> &'site str {
     what.unwrap_or_else(|| panic!("this test needs {name}"))
