@@ -2,11 +2,13 @@
 
 //! How long the API takes to answer: of a `carom` process without a guest, and of the same server and control thread with
 //! a null guest whose driver maps and unmaps as fast as exits allow, on a host that does nothing. No KVM is needed.
+//!
+//! What the machine itself takes is seen in the same run: [`Echo`] sends the same bytes with nothing behind them.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -18,6 +20,8 @@ use std::time::{Duration, Instant};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, unmap};
 use iommu_bounce::{Engine, EngineConfig, Report};
+use tokio::net::UnixListener;
+use tokio::sync::oneshot;
 use vmm::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use vmm::api::{ApiServer, ApiSocket, Shared};
 use vmm::config::{DeviceConfig, VmConfig};
@@ -66,8 +70,11 @@ fn several(socket: &Path) {
     let back_to_back = Duration::ZERO;
     measure(socket, "GET /api/v1/vmm.ping", 1, REQUESTS, back_to_back);
     measure(socket, "GET /api/v1/vm.info", 1, REQUESTS, back_to_back);
-    measure(socket, "GET /api/v1/vm.info", CLIENTS, REQUESTS / 10, back_to_back);
-    measure(socket, "GET /api/v1/vm.info", CLIENTS, 50, Duration::from_millis(100));
+    let echo = Echo::start(socket);
+    for (requests, pause) in [(REQUESTS / 10, back_to_back), (50, Duration::from_millis(100))] {
+        measure(socket, "GET /api/v1/vm.info", CLIENTS, requests, pause);
+        measure(&echo.socket, "GET /echo", CLIENTS, requests, pause);
+    }
     measure(socket, "GET /metrics", 1, REQUESTS / 5, back_to_back);
 }
 
@@ -129,6 +136,63 @@ impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The least that a server can do: one thread, which sends the same answer to whoever sends something.
+struct Echo {
+    socket: PathBuf,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Echo {
+    /// With the answer that the server at `api` gives to `vm.info` now, beside that one's socket.
+    fn start(api: &Path) -> Self {
+        let mut client = Client::new(api);
+        client.request("GET /api/v1/vm.info HTTP/1.1\r\nHost: x\r\n\r\n");
+        let answer = Arc::new(client.answer);
+        let socket = api.with_extension("echo");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let entered = runtime.enter();
+        let listener = UnixListener::bind(&socket).unwrap();
+        drop(entered);
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = echo(&listener, &answer) => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        Self { socket, stop: Some(stop), thread: Some(thread) }
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// Answers whoever comes, for ever.
+async fn echo(listener: &UnixListener, answer: &Arc<Vec<u8>>) {
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let answer = answer.clone();
+        tokio::spawn(async move {
+            let mut request = [0; 4096];
+            while stream.readable().await.is_ok() {
+                match stream.try_read(&mut request) {
+                    Ok(0) => break,
+                    // The socket has room for it, as its client waits for nothing else.
+                    Ok(_) => assert_eq!(stream.try_write(&answer).unwrap(), answer.len()),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+                }
+            }
+        });
     }
 }
 

@@ -20,5 +20,6 @@ pub mod kvm;
 pub mod layout;
 pub mod memory;
 pub mod terminal;
+pub mod time_slice;
 pub mod vcpu;
 pub mod vm;

@@ -25,6 +25,7 @@ use super::operations::{self, Operation};
 use super::reading::Readings;
 use super::respond::{Page, respond};
 use crate::control::ControlHandle;
+use crate::time_slice::ShortSlice;
 
 /// How long a client may take to send the head of a request, and be silent between two.
 const HEAD_TIME: Duration = Duration::from_secs(30);
@@ -111,9 +112,10 @@ impl ApiServer {
         let metrics = metrics.map(TcpListener::from_std).transpose()?;
         drop(entered);
         let (stop, stopped) = oneshot::channel();
-        let thread = thread::Builder::new()
-            .name("api".into())
-            .spawn(move || runtime.block_on(serve(api, metrics, Arc::new(shared), stopped)))?;
+        let thread = thread::Builder::new().name("api".into()).spawn(move || {
+            let _short = ShortSlice::take();
+            runtime.block_on(serve(api, metrics, Arc::new(shared), stopped));
+        })?;
         Ok(Self { stop: Some(stop), thread: Some(thread), _socket: socket })
     }
 }

@@ -29,6 +29,13 @@ pub(super) enum Message {
     ReportCounters,
 }
 
+impl Message {
+    /// Whether what it asks for changes nothing.
+    pub(super) fn only_reads(&self) -> bool {
+        matches!(self, Self::Call(call, _) if call.only_reads())
+    }
+}
+
 /// A client that waits in the queue. One that is dropped without an answer is told that the VMM ends: that is when what
 /// waits in the queue is dropped.
 pub(super) struct Caller {

@@ -31,6 +31,7 @@ use crate::api::types::{
 };
 use crate::config::{ConfigError, CpusConfig, DeviceConfig, UserDeviceConfig, VmConfig};
 use crate::event_monitor::EventMonitor;
+use crate::time_slice::ShortSlice;
 use crate::vm::{IOMMU_ID, Vm, VmError};
 
 pub use channel::{Answer, ControlHandle, GuestEvent, Mailbox};
@@ -79,6 +80,13 @@ pub enum Call {
     Snapshot,
     /// End the VMM.
     ShutdownVmm,
+}
+
+impl Call {
+    /// Whether it changes nothing.
+    fn only_reads(&self) -> bool {
+        matches!(self, Self::Info | Self::Counters | Self::Bounce | Self::Snapshot)
+    }
 }
 
 /// What a call is answered with.
@@ -275,8 +283,11 @@ impl<M: Machine> Control<M> {
 
     /// Serves until the VMM is to end. A guest's failure that ends it is the error.
     pub fn run(mut self) -> Result<(), VmError> {
+        let slice = ShortSlice::take();
         let result = loop {
             let message = self.messages.recv().expect("this thread holds a sender");
+            // Whoever asks for figures has them at once; what may start a thread, a vCPU's for one, does not hand it such a slice.
+            let _ordinary = slice.as_ref().filter(|_| !message.only_reads()).map(ShortSlice::ordinary);
             if let ControlFlow::Break(result) = self.serve(message) {
                 break result;
             }
