@@ -27,6 +27,7 @@ use vmm::api::{ApiServer, ApiSocket, Shared};
 use vmm::config::{DeviceConfig, VmConfig};
 use vmm::control::{Control, Machine, Mailbox, Options};
 use vmm::event_monitor::EventMonitor;
+use vmm::time_slice::ShortSlice;
 use vmm::vm::VmError;
 
 /// Starts that are timed.
@@ -159,6 +160,8 @@ impl Echo {
         drop(entered);
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
+            // As the server's.
+            let _ = ShortSlice::take();
             runtime.block_on(async {
                 tokio::select! {
                     () = echo(&listener, &answer) => {}

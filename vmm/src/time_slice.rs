@@ -2,34 +2,39 @@
 
 //! Short time slices for threads that answer clients.
 //!
-//! vCPUs and a thread that polls use all of a host CPU. A thread that wakes up beside them gets it at once only if its
-//! slice is shorter than theirs; else it waits for the end of one of theirs, some milliseconds. It takes no privilege, nor any
-//! more of the CPU than before: what is short is the turn, not the share. Before Linux 6.12 it has no effect
-//! (`sched_attr::sched_runtime` of `SCHED_OTHER`, `kernel/sched/syscalls.c`).
+//! vCPUs and a thread that polls use all of a host CPU. A thread that wakes up beside them and had no more than its share gets it
+//! at once, as a rule, if its slice is shorter than theirs; else it may wait for the end of one of theirs, some milliseconds. It
+//! takes no privilege, nor any more of the CPU than before: what is short is the turn, not the share. Before Linux 6.12 it has no
+//! effect (`sched_attr::sched_runtime` of `SCHED_OTHER`, `kernel/sched/syscalls.c`).
 
-use std::mem;
+use std::{mem, ptr};
 
 /// The shortest slice that the scheduler gives, in ns.
 const SHORT: u64 = 100_000;
+/// The slice that the scheduler chooses itself, and changes with the number of CPUs.
+const ITS_OWN: u64 = 0;
 
-/// The short slice of the thread that took it.
+/// A thread's short slice, which it keeps until it ends.
 #[derive(Debug)]
-pub struct ShortSlice {
-    /// What it was before, in ns; threads that are to have that are started under [`ShortSlice::ordinary`].
-    before: u64,
-}
+pub struct ShortSlice(());
 
 impl ShortSlice {
     /// Gives this thread a short slice. `None` if that cannot be, or would change how somebody had it scheduled: in real time,
-    /// as a batch or when idle.
+    /// as a batch, when idle, or in slices that were chosen (`chrt --sched-runtime`).
     pub fn take() -> Option<Self> {
-        let before = set_runtime(SHORT)?;
-        Some(Self { before })
+        (current()?.sched_policy == SCHED_OTHER).then_some(())?;
+        let found = set_slice(ITS_OWN)?;
+        let own = set_slice(SHORT)?;
+        if found != own {
+            set_slice(found);
+            return None;
+        }
+        Some(Self(()))
     }
 
-    /// Gives this thread its slice of before back, until the answer is dropped: threads that it starts have it from it.
+    /// Gives this thread the scheduler's own slice back, until the answer is dropped: threads that it starts inherit its slice.
     pub fn ordinary(&self) -> Ordinary {
-        set_runtime(self.before);
+        set_slice(ITS_OWN);
         Ordinary(())
     }
 }
@@ -40,21 +45,28 @@ pub struct Ordinary(());
 
 impl Drop for Ordinary {
     fn drop(&mut self) {
-        set_runtime(SHORT);
+        set_slice(SHORT);
     }
 }
 
-/// Changes the slice of this thread to `runtime` ns, and nothing else of how it is scheduled; what it was. `None` if it has none,
-/// or the kernel does not let itself be asked.
-fn set_runtime(runtime: u64) -> Option<u64> {
+/// `SCHED_OTHER` as the structure has it.
+const SCHED_OTHER: u32 = libc::SCHED_OTHER.cast_unsigned();
+
+/// Changes the slice of this thread, in ns, and nothing else of how it is scheduled; what it was. `None` if it has none, as in real
+/// time, or the kernel does not let itself be asked.
+fn set_slice(slice: u64) -> Option<u64> {
     let mut attr = current()?;
-    if attr.sched_policy != libc::SCHED_OTHER.cast_unsigned() {
+    if ![SCHED_OTHER, libc::SCHED_BATCH.cast_unsigned()].contains(&attr.sched_policy) {
         return None;
     }
-    let before = mem::replace(&mut attr.sched_runtime, runtime);
+    let before = mem::replace(&mut attr.sched_runtime, slice);
+    set(&attr).then_some(before)
+}
+
+/// Changes how this thread is scheduled; whether the kernel did.
+fn set(attr: &libc::sched_attr) -> bool {
     // SAFETY: 0 is the calling thread. The kernel reads `attr`, whose size it holds, and changes how this thread is scheduled.
-    let status = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
-    (status == 0).then_some(before)
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, ptr::from_ref(attr), 0) == 0 }
 }
 
 /// How this thread is scheduled.
@@ -67,46 +79,55 @@ fn current() -> Option<libc::sched_attr> {
     (status == 0).then_some(attr)
 }
 
+/// The slice of this thread, in ns; 0 before Linux 6.12.
+#[cfg(test)]
+pub(crate) fn of_this_thread() -> u64 {
+    current().unwrap().sched_runtime
+}
+
+/// Runs `test` in a thread that nobody has had scheduled otherwise; it may change that.
+#[cfg(test)]
+pub(crate) fn in_ordinary_thread(test: impl FnOnce() + Send + 'static) {
+    let attr =
+        libc::sched_attr { sched_policy: SCHED_OTHER, sched_priority: 0, sched_runtime: ITS_OWN, ..current().unwrap() };
+    let run = move || {
+        assert!(set(&attr));
+        test();
+    };
+    std::thread::spawn(run).join().unwrap();
+}
+
+/// Whether the slice is a short one, where the kernel has such.
+#[cfg(test)]
+pub(crate) fn is_short(slice: u64) -> bool {
+    slice == 0 || slice == SHORT
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{ptr, thread};
+    use std::thread;
 
     use super::*;
 
-    /// Runs `test` in a thread of its own, as it changes how that is scheduled.
-    fn in_a_thread(test: impl FnOnce() + Send + 'static) {
-        thread::spawn(test).join().unwrap();
-    }
-
-    fn runtime() -> u64 {
-        current().unwrap().sched_runtime
-    }
-
-    fn set(attr: &libc::sched_attr) {
-        // SAFETY: as in `set_runtime`.
-        assert_eq!(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, ptr::from_ref(attr), 0) }, 0);
-    }
-
     #[test]
     fn short_slice_is_not_for_threads_started_under_the_ordinary_one() {
-        in_a_thread(|| {
-            let before = runtime();
+        in_ordinary_thread(|| {
+            let before = of_this_thread();
             let slice = ShortSlice::take().unwrap();
-            // A kernel that is older has no slices to set, and says 0 all the while.
-            assert_eq!(runtime(), if before == 0 { 0 } else { SHORT });
+            assert!(is_short(of_this_thread()));
             {
                 let _ordinary = slice.ordinary();
-                assert_eq!(thread::spawn(runtime).join().unwrap(), before);
+                assert_eq!(thread::spawn(of_this_thread).join().unwrap(), before);
             }
-            assert_eq!(runtime(), if before == 0 { 0 } else { SHORT });
+            assert!(is_short(of_this_thread()));
         });
     }
 
     #[test]
     fn thread_scheduled_as_a_batch_stays_so() {
-        in_a_thread(|| {
-            set(&libc::sched_attr { sched_policy: libc::SCHED_BATCH.cast_unsigned(), ..current().unwrap() });
-            let before = runtime();
+        in_ordinary_thread(|| {
+            assert!(set(&libc::sched_attr { sched_policy: libc::SCHED_BATCH.cast_unsigned(), ..current().unwrap() }));
+            let before = of_this_thread();
             assert!(ShortSlice::take().is_none());
             let after = current().unwrap();
             assert_eq!((after.sched_policy, after.sched_runtime), (libc::SCHED_BATCH.cast_unsigned(), before));
@@ -114,10 +135,21 @@ mod tests {
     }
 
     #[test]
+    fn slice_that_somebody_chose_stays() {
+        in_ordinary_thread(|| {
+            set_slice(7_000_000);
+            let chosen = of_this_thread();
+            assert_eq!(ShortSlice::take().is_none(), chosen != 0);
+            assert_eq!(of_this_thread(), chosen);
+        });
+    }
+
+    #[test]
     fn thread_keeps_its_niceness() {
-        in_a_thread(|| {
-            let nicer = (current().unwrap().sched_nice + 1).min(19);
-            set(&libc::sched_attr { sched_nice: nicer, ..current().unwrap() });
+        in_ordinary_thread(|| {
+            let nice = current().unwrap().sched_nice;
+            let nicer = if nice < 19 { nice + 1 } else { nice };
+            assert!(set(&libc::sched_attr { sched_nice: nicer, ..current().unwrap() }));
             drop(ShortSlice::take().unwrap().ordinary());
             assert_eq!(current().unwrap().sched_nice, nicer);
         });

@@ -113,7 +113,8 @@ impl ApiServer {
         drop(entered);
         let (stop, stopped) = oneshot::channel();
         let thread = thread::Builder::new().name("api".into()).spawn(move || {
-            let _short = ShortSlice::take();
+            // Until the thread ends.
+            let _ = ShortSlice::take();
             runtime.block_on(serve(api, metrics, Arc::new(shared), stopped));
         })?;
         Ok(Self { stop: Some(stop), thread: Some(thread), _socket: socket })

@@ -30,9 +30,9 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// Whether what it asks for changes nothing.
-    pub(super) fn only_reads(&self) -> bool {
-        matches!(self, Self::Call(call, _) if call.only_reads())
+    /// Whether a client asks something, which changes nothing.
+    pub(super) fn is_question(&self) -> bool {
+        matches!(self, Self::Call(Call::Info | Call::Counters | Call::Bounce | Call::Snapshot, _))
     }
 }
 

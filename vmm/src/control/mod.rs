@@ -82,13 +82,6 @@ pub enum Call {
     ShutdownVmm,
 }
 
-impl Call {
-    /// Whether it changes nothing.
-    fn only_reads(&self) -> bool {
-        matches!(self, Self::Info | Self::Counters | Self::Bounce | Self::Snapshot)
-    }
-}
-
 /// What a call is answered with.
 #[derive(Debug)]
 pub enum Reply {
@@ -286,8 +279,8 @@ impl<M: Machine> Control<M> {
         let slice = ShortSlice::take();
         let result = loop {
             let message = self.messages.recv().expect("this thread holds a sender");
-            // Whoever asks for figures has them at once; what may start a thread, a vCPU's for one, does not hand it such a slice.
-            let _ordinary = slice.as_ref().filter(|_| !message.only_reads()).map(ShortSlice::ordinary);
+            // Whoever asks for figures has them soon; what may start a thread, a vCPU's for one, does not hand it such a slice.
+            let _ordinary = slice.as_ref().filter(|_| !message.is_question()).map(ShortSlice::ordinary);
             if let ControlFlow::Break(result) = self.serve(message) {
                 break result;
             }

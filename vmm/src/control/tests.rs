@@ -13,6 +13,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig};
+use crate::time_slice;
 
 mod notices;
 
@@ -21,6 +22,8 @@ thread_local! {
     static TUNED: Cell<usize> = const { Cell::new(0) };
     /// VMs that exist now.
     static ALIVE: Cell<usize> = const { Cell::new(0) };
+    /// What VMs were asked to do, and in which time slice of the thread.
+    static SLICES: RefCell<Vec<(&'static str, u64)>> = const { RefCell::new(Vec::new()) };
     /// Mailbox of the VM that was built last.
     static MAILBOX: RefCell<Option<Arc<Mailbox>>> = const { RefCell::new(None) };
 }
@@ -38,6 +41,7 @@ impl Machine for Null {
             return Err(VmError::Guest("cannot be built".into()));
         }
         assert_eq!(ALIVE.replace(1), 0, "two VMs at once");
+        note_slice("build");
         MAILBOX.set(Some(mailbox));
         let name = |device: &DeviceConfig| (device.id.clone().unwrap(), false);
         Ok(Self { vcpus_run: false, devices: config.devices.iter().map(name).collect() })
@@ -85,6 +89,7 @@ impl Machine for Null {
     }
 
     fn add_device(&mut self, device: &DeviceConfig) -> Result<PciDeviceInfo, VmError> {
+        note_slice("add_device");
         if device.path.as_os_str() == "/fail" {
             return Err(VmError::Guest("cannot be opened".into()));
         }
@@ -108,6 +113,7 @@ impl Machine for Null {
     }
 
     fn iommu(&self) -> Option<IommuStatus> {
+        note_slice("iommu");
         Some(IommuStatus::default())
     }
 
@@ -128,6 +134,10 @@ impl Drop for Null {
         assert!(!self.vcpus_run, "dropped with its vCPUs running");
         ALIVE.set(0);
     }
+}
+
+fn note_slice(asked: &'static str) {
+    SLICES.with_borrow_mut(|slices| slices.push((asked, time_slice::of_this_thread())));
 }
 
 fn config(cmdline: &str) -> VmConfig {
@@ -601,4 +611,28 @@ fn calls_in_parallel_are_each_answered_and_end_in_a_stated_state() {
     });
     control.run().unwrap();
     end.join().unwrap();
+}
+
+#[test]
+fn questions_are_answered_in_short_slices_and_threads_of_a_vm_get_ordinary_ones() {
+    time_slice::in_ordinary_thread(|| {
+        let own = time_slice::of_this_thread();
+        let control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });
+        let handle = control.handle();
+        let client = thread::spawn(move || {
+            let create = Call::Create(Box::new(config("")));
+            let add = Call::AddDevice(device("/d", None));
+            for wanted in [create, Call::Info, Call::Boot, Call::Info, add, Call::Info, Call::ShutdownVmm] {
+                let _ = call(&handle, wanted);
+            }
+        });
+        control.run().unwrap();
+        client.join().unwrap();
+
+        let slices = SLICES.take();
+        let asked: Vec<_> = slices.iter().map(|(asked, _)| *asked).collect();
+        assert_eq!(asked, ["build", "iommu", "add_device", "iommu"]);
+        assert_eq!((slices[0].1, slices[2].1), (own, own), "{slices:?}");
+        assert!(time_slice::is_short(slices[1].1) && time_slice::is_short(slices[3].1), "{slices:?}");
+    });
 }
