@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
-use carom_integration::workload::{self, MapTime, Profiled};
+use carom_integration::workload::{self, MapTime, ProfilerTime};
 use carom_integration::{Outcome, Site};
 use serde::{Deserialize, Serialize};
 
@@ -50,15 +50,19 @@ impl Form for MapTimes {
     }
 
     fn summary(guests: &[&Self], _: &[&Self]) -> Option<Self> {
-        let of = |size: &str, figure: &dyn Fn(&MapTime) -> f64| {
+        let of = |size: &str, figure: fn(&MapTime) -> f64| {
             median(guests.iter().filter_map(|one| one.times.get(size)).map(figure))
         };
-        let profiled = |size: &str, what: fn(&MapTime) -> Profiled| {
-            let seconds = of(size, &|time| what(time).seconds)?;
-            Some(Profiled { seconds, profiler_s: of(size, &|time| what(time).profiler_s)? })
+        // Each figure's for itself: what is left without the profiler's own is the difference of two medians.
+        let profiler = |size: &str| {
+            let of = |figure: fn(&ProfilerTime) -> f64| {
+                median(guests.iter().filter_map(|one| one.times.get(size)?.profiler.as_ref()).map(figure))
+            };
+            Some(ProfilerTime { map_s: of(|time| time.map_s)?, unmap_s: of(|time| time.unmap_s)? })
         };
         let time = |size: &str| {
-            Some(MapTime { map: profiled(size, |time| time.map)?, unmap: profiled(size, |time| time.unmap)? })
+            let (map_s, unmap_s) = (of(size, |time| time.map_s)?, of(size, |time| time.unmap_s)?);
+            Some(MapTime { map_s, unmap_s, profiler: profiler(size) })
         };
         Some(Self { times: results::by_size(time) })
     }
@@ -68,29 +72,31 @@ impl Form for MapTimes {
     }
 
     fn tables(configs: &[Config], _: &Machine) -> String {
-        let table = |what, profiled: fn(&MapTime) -> Profiled| {
-            let net = times(configs, |time| profiled(time).net_s());
-            let profiler = times_alone(configs, |time| profiled(time).profiler_s);
+        let table = |what, net: fn(&MapTime) -> f64, profiler: fn(&ProfilerTime) -> f64| {
+            let profiler = times_alone(configs, |time| time.profiler.as_ref().map(profiler));
+            let net = times(configs, net);
             format!(
                 "\nSeconds of {what} for each GiB, by the kernel's function profiler (less than {PEER}):\n\n{net}\n\
                  Of {what}, taken off above: what the profiler sees of as many calls of a function that does nothing:\n\n\
                  {profiler}"
             )
         };
-        table("mapping", |time| time.map) + &table("unmapping", |time| time.unmap) + "\n"
+        table("mapping", MapTime::net_map_s, |time| time.map_s)
+            + &table("unmapping", MapTime::net_unmap_s, |time| time.unmap_s)
+            + "\n"
     }
 }
 
 /// A table of `figure`.
-fn times_alone(configs: &[Config], figure: impl Fn(&MapTime) -> f64) -> String {
+fn times_alone(configs: &[Config], figure: impl Fn(&MapTime) -> Option<f64>) -> String {
     report::table_by_size(configs.iter().map(|config| (&config.name, config)), |config, size| {
-        config.figures.times.get(size).map_or_else(|| NONE.into(), |time| format!("{:.3}", figure(time)))
+        config.figures.times.get(size).and_then(&figure).map_or_else(|| NONE.into(), |time| format!("{time:.3}"))
     })
 }
 
 /// A table of `figure`, and what part of the peer's it is.
-fn times(configs: &[Config], figure: impl Fn(&MapTime) -> f64) -> String {
-    let of = |config: &Config, size: &str| config.figures.times.get(size).map(&figure);
+fn times(configs: &[Config], figure: fn(&MapTime) -> f64) -> String {
+    let of = |config: &Config, size: &str| config.figures.times.get(size).map(figure);
     let peer = find(configs, PEER);
     report::table_by_size(configs.iter().map(|config| (&config.name, config)), |config, size| {
         let peer = peer.filter(|peer| peer.name != config.name);
@@ -113,9 +119,9 @@ mod tests {
     #[test]
     fn table_has_medians_and_what_is_saved() {
         let sample = |name: &str, round: u32, map_s: f64| {
-            let map = Profiled { seconds: map_s + 1.0, profiler_s: 1.0 };
-            let unmap = Profiled { seconds: 2.0 * map_s + 3.0, profiler_s: 3.0 };
-            let times = BLOCK_SIZES.map(|size| (size.to_owned(), MapTime { map, unmap })).into();
+            let profiler = Some(ProfilerTime { map_s: 1.0, unmap_s: 3.0 });
+            let time = MapTime { map_s: map_s + 1.0, unmap_s: 2.0 * map_s + 3.0, profiler };
+            let times = BLOCK_SIZES.map(|size| (size.to_owned(), time)).into();
             let measured = Ok(Measured { figures: MapTimes { times }, versions: BTreeMap::new(), retries: 1 });
             Sample { name: name.into(), round, two_jobs: false, measured }
         };

@@ -153,9 +153,11 @@ mod tests {
         let one = r#"{"iops":{"randwrite":{"4k":1.5},"randrw":{"4k":2.5}},"read_latency_us":99.5}"#;
         let patterns =
             format!(r#""rounds":1,"patterns":[{{"name":"lazy","fio":{one},"fio_rounds":[{one}],"retries":0}}]"#);
-        let map_times = r#""rounds":1,"map_times":[{"name":"strict","times":{"4k":{"map":{"seconds":0.5,"profiler_s":0.25},
-            "unmap":{"seconds":1.5,"profiler_s":0.25}}},"retries":2}]"#;
-        for form in [&plain, &patterns, map_times] {
+        let map_times = r#""rounds":1,"map_times":[{"name":"strict","times":{"4k":{"map_s":0.5,"unmap_s":1.5,
+            "profiler":{"map_s":0.25,"unmap_s":0.25}}},"retries":2}]"#;
+        let without_profiler =
+            r#""rounds":1,"map_times":[{"name":"strict","times":{"4k":{"map_s":0.5,"unmap_s":1.5}},"retries":2}]"#;
+        for form in [&plain, &patterns, map_times, without_profiler] {
             let text = format!(
                 r#"{{"machine":{{"host":"h","rig":"tcg","kernel":"k","guest_ram_bytes":2147483648}},
                 "versions":{{"carom":"1"}},{form},"failures":["lazy: it failed"]}}"#
