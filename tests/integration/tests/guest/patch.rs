@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use carom_integration::workload::{self, WAIT_FOR_NVME};
-use carom_integration::{Guest, Kernel, Outcome, Vmm, kunit};
+use carom_integration::{Guest, Kernel, Vmm, kunit};
 
 use crate::support::edu::{FIND_EDU, TEST_EDU};
 use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, number, required, run};
