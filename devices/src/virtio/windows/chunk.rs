@@ -6,11 +6,14 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use iommu_bounce::Permissions;
+use log::debug;
 use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create, open,
 };
 use rustix::io::retry_on_intr;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+
+use super::region::Region;
 
 /// Bytes of the huge pages that chunks can be made of.
 pub(super) const HUGE_PAGE: u64 = 2 << 20;
@@ -25,10 +28,10 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    /// Allocates `size` bytes, as huge pages of 2 MiB if `huge`.
+    /// Allocates `size` bytes: of reserved huge pages of 2 MiB if `huge`, otherwise of transparent ones where the host has some.
     ///
     /// # Errors
-    /// `ENOMEM` or `ENOSPC` when the host has no memory or no huge page left.
+    /// `ENOMEM` or `ENOSPC` when the host has no memory or no reserved huge page left.
     pub(super) fn allocate(size: u64, huge: bool) -> io::Result<Self> {
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         if huge {
@@ -36,6 +39,14 @@ impl Chunk {
         }
         let file = memfd_create("carom-window", flags)?;
         ftruncate(&file, size)?;
+        if !huge && size.is_multiple_of(HUGE_PAGE) {
+            // For one entry in the page tables of this process, KVM and the IOMMU instead of 512, of which the first are made
+            // while the guest waits.
+            let len = usize::try_from(size).map_err(io::Error::other)?;
+            if let Err(error) = Region::collapse(&file, len) {
+                debug!("window chunk of small pages: {error}");
+            }
+        }
         // vCPU threads are kicked by signals, which interrupt an allocation half way.
         retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, size))?;
         // The seal on seals comes when it is handed out: which others there are depends on what for.

@@ -14,6 +14,9 @@ use vm_memory::VolatileSlice;
 
 use crate::platform::HostRange;
 
+/// Bytes of the smallest page.
+const SMALL_PAGE: usize = 4096;
+
 /// A reserved range of this process's addresses, into which chunks are mapped. It holds no memory of its own, and no
 /// Rust reference to its bytes is ever made: the guest and devices change them at any time.
 pub(super) struct Region {
@@ -77,6 +80,30 @@ impl Region {
         Ok(())
     }
 
+    /// Has the kernel make the first `len` bytes of `file`, a multiple of the huge page's size, of huge pages: at once, with
+    /// whatever it takes to free some, and whatever the host's settings say memory files get by themselves (madvise(2),
+    /// `MADV_COLLAPSE`; Linux 6.1 and later).
+    ///
+    /// # Errors
+    /// What the kernel refused: it knows no such advice, has no huge page, or was told to deny them to memory files. The
+    /// file may have some then; its bytes are as they were.
+    pub(super) fn collapse(file: impl AsFd, len: usize) -> io::Result<()> {
+        // A place of its own, aligned on its length.
+        let region = Self::reserve(len, 1)?;
+        let address = ptr::with_exposed_provenance_mut::<c_void>(region.base);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: The range lies within the reservation, which nobody else knows of.
+        unsafe { mmap(address, len, access, MapFlags::SHARED | MapFlags::FIXED, file, 0) }?;
+        // Where no page table is yet, some kernels (6.18) find nothing to do.
+        // SAFETY: The range was just mapped; the advice changes neither its bytes nor its access.
+        unsafe { madvise(address, SMALL_PAGE, Advice::LinuxPopulateWrite) }?;
+        // SAFETY: As above.
+        match unsafe { libc::madvise(address, len, libc::MADV_COLLAPSE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// A kernel that fails to map over a range may have unmapped it already. Reserves it again, so that nothing else of
     /// this process comes to lie where the guest may look.
     fn fill_hole(&self, place: HostRange) {
@@ -108,5 +135,42 @@ impl Drop for Region {
         if let Err(error) = unsafe { munmap(address, self.reserved.len) } {
             warn!("window memory could not be unmapped: {error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, read_to_string};
+
+    use super::super::chunk::{Chunk, HUGE_PAGE};
+    use super::*;
+
+    /// Whether this kernel makes memory files of huge pages when it is asked to.
+    fn has_huge_pages() -> bool {
+        let file = File::from(rustix::fs::memfd_create("carom-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(HUGE_PAGE).unwrap();
+        let result = Region::collapse(&file, usize::try_from(HUGE_PAGE).unwrap());
+        result.inspect_err(|error| eprintln!("skipped: no huge pages for memory files here: {error}")).is_ok()
+    }
+
+    /// The line of `/proc/self/smaps` that tells `field` of the mapping that begins at `address`, in KiB.
+    fn mapping(address: usize, field: &str) -> u64 {
+        let smaps = read_to_string("/proc/self/smaps").unwrap();
+        let lines = smaps.lines().skip_while(|line| !line.starts_with(&format!("{address:x}-")));
+        let line = lines.skip(1).find(|line| line.starts_with(field)).expect("no such mapping");
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn chunk_is_mapped_by_a_huge_page_where_the_host_has_one() {
+        if !has_huge_pages() {
+            return;
+        }
+        let len = usize::try_from(HUGE_PAGE).unwrap();
+        let region = Region::reserve(len, 2).unwrap();
+        let chunk = Chunk::allocate(HUGE_PAGE, false).unwrap();
+        region.map(1, &chunk).unwrap();
+        let place = region.place(1).unwrap();
+        assert_eq!(mapping(place.address, "ShmemPmdMapped:"), HUGE_PAGE >> 10);
     }
 }
