@@ -20,8 +20,10 @@ use std::time::{Duration, Instant};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, unmap};
 use iommu_bounce::{Engine, EngineConfig, Report};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use vmm::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use vmm::api::{ApiServer, ApiSocket, Shared};
 use vmm::config::{DeviceConfig, VmConfig};
@@ -75,6 +77,8 @@ fn several(socket: &Path) {
     for (requests, pause) in [(REQUESTS / 10, back_to_back), (50, Duration::from_millis(100))] {
         measure(socket, "GET /api/v1/vm.info", CLIENTS, requests, pause);
         measure(&echo.socket, "GET /echo", CLIENTS, requests, pause);
+        measure_connections(socket, "GET /api/v1/vm.info", requests, pause);
+        measure_connections(&echo.socket, "GET /echo", requests, pause);
     }
     measure(socket, "GET /metrics", 1, REQUESTS / 5, back_to_back);
 }
@@ -335,7 +339,7 @@ fn measure(socket: &Path, head: &str, clients: usize, requests: usize, pause: Du
     let request = format!("{head} HTTP/1.1\r\nHost: x\r\n\r\n");
     let ready = Barrier::new(clients);
     let start = Instant::now();
-    let mut times: Vec<Duration> = thread::scope(|scope| {
+    let times: Vec<Duration> = thread::scope(|scope| {
         let client = || {
             scope.spawn(|| {
                 let client = Client::new(socket);
@@ -346,17 +350,50 @@ fn measure(socket: &Path, head: &str, clients: usize, requests: usize, pause: Du
         let clients: Vec<_> = (0..clients).map(|_| client()).collect();
         clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
     });
-    let rate = times.len() as f64 / start.elapsed().as_secs_f64();
+    show(head, &format!("{clients} clients"), pause, times, start.elapsed());
+}
+
+/// A line of percentiles of `times`, which were taken within `whole`.
+fn show(head: &str, who: &str, pause: Duration, mut times: Vec<Duration>, whole: Duration) {
+    let rate = times.len() as f64 / whole.as_secs_f64();
     times.sort();
     let at = |per_mille: usize| ms(times[(times.len() - 1) * per_mille / 1000]);
     let name = head.split('/').next_back().unwrap();
     let pace = if pause.is_zero() { "back to back".into() } else { format!("every {} ms", pause.as_millis()) };
-    println!(
-        "  {name:9} {clients:2} clients {pace:13} p50 {}  p99 {}  p99.9 {}  {rate:7.0}/s",
-        at(500),
-        at(990),
-        at(999)
-    );
+    println!("  {name:9} {who:14} {pace:13} p50 {}  p99 {}  p99.9 {}  {rate:7.0}/s", at(500), at(990), at(999));
+}
+
+/// As [`measure`], but with one thread that has [`CLIENTS`] connections, as load generators do: what a request takes then is the
+/// server's time and not that of so many threads which want the same cores.
+fn measure_connections(socket: &Path, head: &str, requests: usize, pause: Duration) {
+    let request = format!("{head} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let start = Instant::now();
+    let client = || {
+        let (socket, request) = (socket.to_owned(), request.clone());
+        async move {
+            let mut stream = tokio::net::UnixStream::connect(socket).await.unwrap();
+            let (mut times, mut buffer, mut answer) = (Vec::with_capacity(requests), vec![0; 1 << 16], Vec::new());
+            for _ in 0..requests {
+                let start = Instant::now();
+                stream.write_all(request.as_bytes()).await.unwrap();
+                answer.clear();
+                while !is_whole(&answer) {
+                    let len = stream.read(&mut buffer).await.unwrap();
+                    assert_ne!(len, 0, "the server hung up: {}", String::from_utf8_lossy(&answer));
+                    answer.extend(&buffer[..len]);
+                }
+                times.push(start.elapsed());
+                if !pause.is_zero() {
+                    tokio::time::sleep(pause).await;
+                }
+            }
+            times
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _slice = ShortSlice::take();
+    let times = runtime.block_on(async { (0..CLIENTS).map(|_| client()).collect::<JoinSet<_>>().join_all().await });
+    show(head, &format!("{CLIENTS} connections"), pause, times.concat(), start.elapsed());
 }
 
 /// How long each of one client's requests took.
