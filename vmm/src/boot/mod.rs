@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader};
+use rustix::fs::{Mode, OFlags, open};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -201,7 +202,9 @@ struct Loaded {
 
 fn open_file(option: &'static str, path: &Path) -> Result<(File, u64), BootError> {
     let fail = |source| BootError::File { option, path: path.to_path_buf(), source };
-    let file = File::open(path).map_err(fail)?;
+    // A pipe that nobody writes to would have the opener wait, and all clients of the API with it.
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(open(path, OFlags::RDONLY | flags, Mode::empty()).map_err(|error| fail(error.into()))?);
     let metadata = file.metadata().map_err(fail)?;
     if !metadata.is_file() {
         return Err(fail(io::Error::other("not a regular file")));

@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
 use super::*;
 use crate::config::MemoryConfig;
 use crate::layout::MIB;
@@ -51,6 +53,19 @@ fn empty_file_and_directory_are_refused() {
     assert!(refused(b"").contains("empty"));
     let config = PayloadConfig { kernel: "/".into(), ..Default::default() };
     assert!(Payload::open(&config).err().unwrap().to_string().contains("not a regular file"));
+}
+
+#[test]
+fn pipe_that_nobody_writes_to_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let config = PayloadConfig { kernel: pipe.clone(), ..Default::default() };
+    assert!(Payload::open(&config).err().unwrap().to_string().contains("not a regular file"));
+    let (_kernel, config) = payload(&bzimage(0x20c, 4096));
+    let config = PayloadConfig { initramfs: Some(pipe), ..config };
+    let refused = Payload::open(&config).and_then(|payload| payload.check(64 * MIB)).err().unwrap().to_string();
+    assert!(refused.contains("not a regular file"), "{refused}");
 }
 
 #[test]
