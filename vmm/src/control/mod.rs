@@ -17,7 +17,7 @@ mod signals;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -257,7 +257,7 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Builds the VM and starts the guest. If it fails, the VM is as it was before.
+    /// Builds the VM and starts the guest. If it fails, the VM is as it was before, and an event says why.
     pub fn boot(&mut self) -> Result<(), ControlError> {
         let mailbox = self.handle.mailbox();
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
@@ -266,8 +266,9 @@ impl<M: Machine> Control<M> {
             return Err(ControlError::WrongState { call: "vm.boot", state: created.state, needed });
         }
         self.monitor.event("vm", "booting");
-        let mut vm = M::build(&created.config, mailbox.clone(), &self.monitor)?;
-        vm.start(true)?;
+        let built = M::build(&created.config, mailbox.clone(), &self.monitor);
+        let started = built.and_then(|mut vm| vm.start(true).map(|()| vm));
+        let vm = started.inspect_err(|error| tell_failure(&self.monitor, error))?;
         created.booted = Some(Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new() });
         created.state = State::Running;
         self.monitor.event("vm", "booted");
@@ -462,10 +463,20 @@ impl<M: Machine> Control<M> {
         if *state != State::Running {
             return Ok(vm.raise_nmi()?);
         }
-        vm.pause()?;
-        let raised = vm.raise_nmi();
-        vm.resume()?;
-        Ok(raised?)
+        let stopped = vm.pause();
+        let raised = stopped.and_then(|()| {
+            let raised = vm.raise_nmi();
+            vm.resume().map(|()| raised)
+        });
+        Ok(self.or_end(raised)??)
+    }
+
+    /// The outcome of a step that the guest cannot go on without: where it fails, the VM is shut down, and an event says why.
+    fn or_end<T>(&mut self, outcome: Result<T, VmError>) -> Result<T, VmError> {
+        outcome.inspect_err(|error| {
+            tell_failure(&self.monitor, error);
+            self.shut_down();
+        })
     }
 
     fn pause(&mut self) -> Result<(), ControlError> {
@@ -475,8 +486,8 @@ impl<M: Machine> Control<M> {
             return Err(ControlError::WrongState { call: "vm.pause", state: *state, needed: "running" });
         }
         monitor.event("vm", "pausing");
-        vm.pause()?;
-        *state = State::Paused;
+        let paused = vm.pause().map(|()| *state = State::Paused);
+        self.or_end(paused)?;
         monitor.event("vm", "paused");
         Ok(())
     }
@@ -488,8 +499,8 @@ impl<M: Machine> Control<M> {
             return Err(ControlError::WrongState { call: "vm.resume", state: *state, needed: "paused (vm.pause)" });
         }
         monitor.event("vm", "resuming");
-        vm.resume()?;
-        *state = State::Running;
+        let resumed = vm.resume().map(|()| *state = State::Running);
+        self.or_end(resumed)?;
         monitor.event("vm", "resumed");
         Ok(())
     }
@@ -497,7 +508,8 @@ impl<M: Machine> Control<M> {
     /// Resets the guest and lets it run, whether it was paused or not. A VM that cannot be reset is shut down.
     fn reboot(&mut self) -> Result<(), ControlError> {
         self.booted("vm.reboot")?;
-        self.reset(true).inspect_err(|_| self.shut_down()).map_err(ControlError::Vm)
+        let reset = self.reset(true);
+        Ok(self.or_end(reset)?)
     }
 
     /// Puts everything back to power-on and boots again; the vCPUs run afterwards if `run` says so.
@@ -567,11 +579,7 @@ impl<M: Machine> Control<M> {
     /// The guest has come to its end: so does the VMM, unless it is to stay.
     fn end_of_guest(&mut self, result: Result<(), VmError>) -> ControlFlow<Result<(), VmError>> {
         if let Err(error) = &result {
-            self.monitor.event_with(
-                "vm",
-                "failed",
-                Some([("reason", error.to_string())].into_iter().collect::<Reason>()),
-            );
+            tell_failure(&self.monitor, error);
         }
         if !self.options.no_shutdown {
             return ControlFlow::Break(result);
@@ -599,5 +607,7 @@ fn no_windows() -> ControlError {
     ControlError::NoSuchPart("the VM has no bounce windows: create it with iommu_bounce".into())
 }
 
-/// Properties of the event `vm:failed`.
-type Reason = std::collections::BTreeMap<&'static str, String>;
+/// Writes the event `vm:failed`.
+fn tell_failure(monitor: &EventMonitor, error: &VmError) {
+    monitor.event_with("vm", "failed", Some(BTreeMap::from([("reason", error.to_string())])));
+}

@@ -28,8 +28,10 @@ thread_local! {
     static MAILBOX: RefCell<Option<Arc<Mailbox>>> = const { RefCell::new(None) };
 }
 
-/// A VM without a guest. One whose command line is `fail` cannot be built, and a device whose path is `/fail` not opened.
+/// A VM without a guest. One whose command line is `fail` cannot be built, one with `fail-` and a step of its life does that one but
+/// says that it failed, and a device whose path is `/fail` is not opened.
 struct Null {
+    fails: String,
     vcpus_run: bool,
     /// Names of the devices, and whether each is to go.
     devices: Vec<(String, bool)>,
@@ -44,29 +46,31 @@ impl Machine for Null {
         note_slice("build");
         MAILBOX.set(Some(mailbox));
         let name = |device: &DeviceConfig| (device.id.clone().unwrap(), false);
-        Ok(Self { vcpus_run: false, devices: config.devices.iter().map(name).collect() })
+        let fails = config.payload.cmdline.clone();
+        Ok(Self { fails, vcpus_run: false, devices: config.devices.iter().map(name).collect() })
     }
 
     fn start(&mut self, run: bool) -> Result<(), VmError> {
         assert!(!self.vcpus_run);
+        self.outcome("start")?;
         self.vcpus_run = run;
         Ok(())
     }
 
     fn pause(&mut self) -> Result<(), VmError> {
         self.vcpus_run = false;
-        Ok(())
+        self.outcome("pause")
     }
 
     fn resume(&mut self) -> Result<(), VmError> {
         assert!(!self.vcpus_run);
         self.vcpus_run = true;
-        Ok(())
+        self.outcome("resume")
     }
 
     fn reset(&mut self) -> Result<(), VmError> {
         assert!(!self.vcpus_run, "reset of a VM whose vCPUs run");
-        Ok(())
+        self.outcome("reset")
     }
 
     fn press_power_button(&self) -> Result<(), VmError> {
@@ -129,6 +133,15 @@ impl Machine for Null {
     fn report_counters(&self, _: &EventMonitor) {}
 }
 
+impl Null {
+    fn outcome(&self, step: &str) -> Result<(), VmError> {
+        if self.fails == format!("fail-{step}") {
+            return Err(VmError::Guest(format!("cannot {step}")));
+        }
+        Ok(())
+    }
+}
+
 impl Drop for Null {
     fn drop(&mut self) {
         assert!(!self.vcpus_run, "dropped with its vCPUs running");
@@ -152,6 +165,52 @@ fn config(cmdline: &str) -> VmConfig {
         pvpanic: false,
         iommu_bounce: None,
     }
+}
+
+#[test]
+fn vm_that_cannot_go_on_is_shut_down_and_an_event_says_why() {
+    // What fails, what is called of it after it booted, and the events before the failure.
+    let cases: [(&str, &[Step], &[&str]); 7] = [
+        ("", &[], &["booting"]),
+        ("-start", &[], &["booting"]),
+        ("-pause", &[Step::Pause], &["booting", "booted", "pausing"]),
+        ("-pause", &[Step::Nmi], &["booting", "booted"]),
+        ("-resume", &[Step::Pause, Step::Resume], &["booting", "booted", "pausing", "paused", "resuming"]),
+        ("-resume", &[Step::Nmi], &["booting", "booted"]),
+        ("-reset", &[Step::Reboot], &["booting", "booted", "rebooting"]),
+    ];
+    for (step, calls, before) in cases {
+        let file = tempfile::tempfile().unwrap();
+        let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
+        let mut control = Control::<Null>::new(monitor.clone(), Options::default());
+        control.create(config(&format!("fail{step}"))).unwrap();
+        let mut outcomes: Vec<_> =
+            [&[Step::Boot][..], calls].concat().iter().map(|call| apply(&mut control, *call)).collect();
+        assert_eq!(outcomes.pop(), Some(Err(Refusal::Unbootable)), "{step}");
+        assert!(outcomes.iter().all(Result::is_ok), "{step}: {outcomes:?}");
+        assert_eq!(state(&mut control), Some(VmState::Created), "{step}");
+        let mut expected: Vec<&str> = [before, &["failed"]].concat();
+        if !calls.is_empty() {
+            expected.push("shutdown");
+        }
+        let told: Vec<_> = events(&monitor, &file).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(told, expected, "{step}");
+        // Nothing is left of it: the next one boots.
+        control.delete();
+        control.create(config("")).unwrap();
+        control.boot().unwrap();
+        control.delete();
+    }
+}
+
+/// The events of a monitor so far, with their properties.
+fn events(monitor: &EventMonitor, mut file: &File) -> Vec<(String, serde_json::Value)> {
+    monitor.flush(Duration::from_secs(20));
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.map(|mut line| (line["event"].as_str().unwrap().to_string(), line["properties"].take())).collect()
 }
 
 /// What happens to a VM.
