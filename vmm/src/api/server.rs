@@ -235,6 +235,8 @@ async fn connection<S: AsyncRead + AsyncWrite>(
     stream.set_write_timeout(Some(ANSWER_TIME));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
+        // Who sends no more may still take the answer: what was asked for is done.
+        .half_close(true)
         .header_read_timeout(HEAD_TIME)
         .serve_connection(TokioIo::new(Box::pin(stream)), service);
     tokio::pin!(connection);
