@@ -47,16 +47,21 @@ fn main() -> ExitCode {
 
 fn run(invocation: Invocation) -> Result<(), VmError> {
     let Invocation { vm, api_socket, metrics, no_shutdown, event_monitor, verbosity, log_file } = invocation;
-    // Descriptors before any are opened; the socket when what ends the program ends it in order.
+    // Descriptors before any are opened; the socket when what ends the program ends it in order, but before any file is emptied:
+    // those of a process that serves the socket already stay as they are.
     let mut inherited = take_inherited(api_socket.as_ref(), event_monitor.as_ref())?;
-    start_log(verbosity, log_file.as_deref())?;
-    let monitor = match event_monitor {
+    let log_file = log_file.map(|path| LogFile::open("--log-file", &path)).transpose()?;
+    start_log(verbosity, log_file.as_ref())?;
+    let (monitor, events) = match event_monitor {
         Some(option) => open_event_monitor(&option, &mut inherited)?,
-        None => EventMonitor::none(),
+        None => (EventMonitor::none(), None),
     };
     let control = Control::<Vm>::new(monitor.clone(), Options { no_shutdown, has_api: api_socket.is_some() });
     control.watch_signals()?;
     let socket = api_socket.map(|option| make_socket(&option, &mut inherited)).transpose()?;
+    for file in log_file.into_iter().chain(events) {
+        file.empty()?;
+    }
     let metrics = metrics.map(listen_for_metrics).transpose()?;
     monitor.event("vmm", "starting");
     let server = (socket.is_some() || metrics.is_some())
@@ -82,11 +87,40 @@ fn serve(mut control: Control<Vm>, vm: Option<vmm::config::VmConfig>) -> Result<
     control.run()
 }
 
-fn create(option: &'static str, path: &Path) -> Result<File, VmError> {
-    File::create(path).map_err(|source| VmError::File { option, path: path.display().to_string(), source })
+/// A file of lines that this process writes, each to the end of it.
+struct LogFile {
+    option: &'static str,
+    path: String,
+    file: File,
 }
 
-fn start_log(verbosity: u8, file: Option<&Path>) -> Result<(), VmError> {
+impl LogFile {
+    /// Makes the file, or opens it with what is in it.
+    fn open(option: &'static str, path: &Path) -> Result<Self, VmError> {
+        let path_text = path.display().to_string();
+        match File::options().append(true).create(true).open(path) {
+            Ok(file) => Ok(Self { option, path: path_text, file }),
+            Err(source) => Err(VmError::File { option, path: path_text, source }),
+        }
+    }
+
+    /// The same file, for somebody who writes to it.
+    fn writer(&self) -> Result<File, VmError> {
+        self.file.try_clone().map_err(|source| self.error(source))
+    }
+
+    /// Removes what is in it from earlier, if it is a file that keeps anything.
+    fn empty(&self) -> Result<(), VmError> {
+        let is_file = self.file.metadata().map_err(|source| self.error(source))?.is_file();
+        if is_file { self.file.set_len(0).map_err(|source| self.error(source)) } else { Ok(()) }
+    }
+
+    fn error(&self, source: std::io::Error) -> VmError {
+        VmError::File { option: self.option, path: self.path.clone(), source }
+    }
+}
+
+fn start_log(verbosity: u8, file: Option<&LogFile>) -> Result<(), VmError> {
     let level = match verbosity {
         0 => log::LevelFilter::Warn,
         1 => log::LevelFilter::Info,
@@ -99,8 +133,8 @@ fn start_log(verbosity: u8, file: Option<&Path>) -> Result<(), VmError> {
         // It warns of each interrupt kind that a device lacks, which is none of the user's concern.
         builder.filter_module("vfio_ioctls", log::LevelFilter::Error);
     }
-    if let Some(path) = file {
-        builder.target(env_logger::Target::Pipe(Box::new(create("--log-file", path)?)));
+    if let Some(file) = file {
+        builder.target(env_logger::Target::Pipe(Box::new(file.writer()?)));
     }
     builder.init();
     Ok(())
@@ -138,17 +172,23 @@ fn listen_for_metrics(MetricsAddress(address): MetricsAddress) -> Result<TcpList
     Ok(listener)
 }
 
+/// The event monitor, and the file of it that is to be emptied: a descriptor was opened by somebody who knows what is in it.
 fn open_event_monitor(
     option: &FileOrFd<EventMonitorOption>,
     inherited: &mut InheritedFds,
-) -> Result<EventMonitor, VmError> {
-    let (path, file) = match option {
-        FileOrFd::Path(path) => (path.display().to_string(), File::create(path)),
+) -> Result<(EventMonitor, Option<LogFile>), VmError> {
+    let option_name = EventMonitorOption::NAME;
+    match option {
+        FileOrFd::Path(path) => {
+            let file = LogFile::open(option_name, path)?;
+            let monitor = EventMonitor::new(file.writer()?).map_err(|source| file.error(source))?;
+            Ok((monitor, Some(file)))
+        }
         FileOrFd::Fd(number, _) => {
             let fd = inherited.give(*number).ok_or_else(|| std::io::Error::other("not open"));
-            (format!("fd={number}"), fd.map(File::from))
+            let monitor = fd.map(File::from).and_then(EventMonitor::new);
+            let path = format!("fd={number}");
+            Ok((monitor.map_err(|source| VmError::File { option: option_name, path, source })?, None))
         }
-    };
-    let file_error = |source| VmError::File { option: EventMonitorOption::NAME, path, source };
-    file.and_then(EventMonitor::new).map_err(file_error)
+    }
 }

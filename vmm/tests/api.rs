@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -156,6 +156,72 @@ fn second_process_on_a_live_socket_is_refused() {
     let text = String::from_utf8(second.stderr).unwrap();
     assert!(text.starts_with("carom: --api-socket ") && text.contains("another process"), "{text}");
     assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
+}
+
+#[test]
+fn second_process_that_is_refused_leaves_the_files_of_the_first_alone() {
+    let carom = Carom::start();
+    let file = |name: &str| carom.socket.with_file_name(name);
+    let (events, log) = (file("events"), file("log"));
+    fs::write(&log, "what the first wrote").unwrap();
+    let starting = wait_for(|| fs::read_to_string(&events).ok().filter(|text| text.contains("starting")));
+    let same = || {
+        let mut command = program();
+        command.args(["--event-monitor", &format!("path={}", events.display()), "--log-file", log.to_str().unwrap()]);
+        command
+    };
+    let second = same().arg("--api-socket").arg(format!("path={}", carom.socket.display())).output().unwrap();
+    assert_eq!(second.status.code(), Some(2));
+    assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
+    assert_eq!(fs::read_to_string(&events).unwrap(), starting);
+    assert_eq!(fs::read_to_string(&log).unwrap(), "what the first wrote");
+    // One that does start begins them anew.
+    let other = carom.socket.with_file_name("other.sock");
+    let mut third = same().arg("--api-socket").arg(format!("path={}", other.display())).spawn().unwrap();
+    wait_for(|| UnixStream::connect(&other).ok());
+    assert_eq!(fs::read_to_string(&log).unwrap(), "");
+    third.kill().unwrap();
+    third.wait().unwrap();
+}
+
+#[test]
+fn pipe_that_nobody_writes_to_is_no_kernel_and_holds_nobody_up() {
+    let mut carom = Carom::start();
+    let pipe = carom.socket.with_file_name("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    assert_eq!(carom.request("PUT", "vm.create", Some(&json!({"payload": {"kernel": pipe}}))).0, 204);
+    let (status, body) = carom.put("vm.boot");
+    assert!(status == 400 && body[0].as_str().unwrap().contains("not a regular file"), "{status} {body}");
+    assert_eq!(carom.request("GET", "vm.info", None).0, 200);
+    kill_process(Pid::from_child(&carom.child), Signal::TERM).unwrap();
+    assert!(carom.wait().success());
+}
+
+#[test]
+fn client_that_sends_no_more_gets_its_answer() {
+    let carom = Carom::start();
+    for (method, name, expected) in [("GET", "vmm.ping", 200), ("GET", "vm.info", 404), ("PUT", "vm.boot", 404)] {
+        for _ in 0..50 {
+            let mut stream = carom.connect();
+            send(&mut stream, method, name, None);
+            stream.shutdown(Shutdown::Write).unwrap();
+            let mut reader = BufReader::new(stream);
+            assert_eq!(receive(&mut reader).0, expected, "{name}");
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0, "and its connection ends");
+        }
+    }
+}
+
+/// What `look` finds, as soon as it finds something.
+fn wait_for<T>(look: impl Fn() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "nothing came");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
@@ -395,7 +461,7 @@ fn oversized_bodies_and_nonsense_are_refused() {
     for nonsense in [&b"\x16\x03\x01\x02\x00"[..], b"GET\r\n\r\n", b"\r\n\r\n\r\n", &[b'A'; 200_000]] {
         let mut stream = carom.connect();
         let _ = stream.write_all(nonsense);
-        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let _ = stream.shutdown(Shutdown::Write);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
     }

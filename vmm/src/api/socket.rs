@@ -9,8 +9,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, flock};
+use rustix::io::Errno;
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use rustix::process::umask;
@@ -23,6 +26,9 @@ pub struct ApiSocket {
 }
 
 type Identity = (u64, u64);
+
+/// How long to wait for the directory while others that start lock it.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 fn identity(path: &Path) -> io::Result<Identity> {
     let metadata = fs::symlink_metadata(path)?;
@@ -39,7 +45,7 @@ impl ApiSocket {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         // Two that start at once must not both find a stale socket and replace each other's new one.
         let directory = File::open(parent)?;
-        flock(&directory, FlockOperation::LockExclusive)?;
+        lock(&directory)?;
         remove_stale(path)?;
         let before = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
         let listener = UnixListener::bind(path);
@@ -73,6 +79,23 @@ impl Drop for ApiSocket {
             && let Err(error) = fs::remove_file(path)
         {
             log::warn!("removing the API socket {}: {error}", path.display());
+        }
+    }
+}
+
+/// Locks the directory, unless somebody else has it locked for longer than the likes of us do: whoever may read it can.
+fn lock(directory: &File) -> io::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match flock(directory, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(PATIENCE / 100),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::WouldBlock,
+                    "another process keeps its directory locked (flock)",
+                ));
+            }
+            other => return Ok(other?),
         }
     }
 }
@@ -126,6 +149,20 @@ mod tests {
         let socket = ApiSocket::bind(&path).unwrap();
         UnixStream::connect(&path).unwrap();
         drop(socket);
+    }
+
+    #[test]
+    fn directory_that_stays_locked_is_an_error_and_one_that_is_let_go_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        let holder = File::open(dir.path()).unwrap();
+        flock(&holder, FlockOperation::LockExclusive).unwrap();
+        let error = ApiSocket::bind(&path).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+        let waiting = thread::spawn(move || ApiSocket::bind(&path).map(drop));
+        thread::sleep(PATIENCE / 20);
+        drop(holder);
+        waiting.join().unwrap().unwrap();
     }
 
     #[test]
