@@ -322,15 +322,16 @@ impl Engine {
             let space = self.spaces.get(endpoint.space);
             let attached = endpoint.domain.and_then(|domain| self.domains.get(&domain));
             let domain = attached.or(space.identity.then_some(&self.identity));
-            let chunks = domain.map_or(0, |domain| domain.chunks.len()) + space.parked.len();
+            let parked_bytes = space.parked.len() as u64 * chunk_size;
             let mapped_bytes = domain.map_or(0, |domain| domain.mapped_bytes);
-            let window_bytes = chunks as u64 * chunk_size;
+            let window_bytes = domain.map_or(0, |domain| domain.chunks.len()) as u64 * chunk_size + parked_bytes;
             EndpointReport {
                 endpoint: id,
                 domain: endpoint.domain,
                 bypass: domain.is_some_and(|domain| domain.bypass),
                 mapped_bytes,
                 window_bytes,
+                parked_bytes,
                 pinned_bytes: mapped_bytes + window_bytes,
                 activity: endpoint.activity,
             }

@@ -107,6 +107,8 @@ pub struct EndpointReport {
     pub mapped_bytes: u64,
     /// Bytes of windows that it reaches, parked chunks included.
     pub window_bytes: u64,
+    /// Of these, the parked ones: no domain's, as its domain ended, and kept mapped for the next one after a reset of the VM.
+    pub parked_bytes: u64,
     /// Bytes that this keeps the host from moving or giving to others: RAM and windows together.
     pub pinned_bytes: u64,
     /// ATTACH, DETACH and PROBE requests for it.

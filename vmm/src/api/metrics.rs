@@ -131,10 +131,13 @@ fn iommu(scrape: &Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> 
 /// What each device behind the virtio-iommu reaches.
 fn endpoints(scrape: &Scrape, engine: &Report, devices: &[DeviceNode]) -> Result<(), prometheus::Error> {
     type Figure = fn(&EndpointReport) -> u64;
-    let metrics: [(&str, &str, Figure); 3] = [
+    let metrics: [(&str, &str, Figure); 4] = [
         ("carom_iommu_endpoint_mapped_bytes", "RAM that the device reaches.", |of| of.mapped_bytes),
         ("carom_iommu_endpoint_window_bytes", "Windows that the device reaches, parked chunks included.", |of| {
             of.window_bytes
+        }),
+        ("carom_iommu_endpoint_parked_bytes", "Windows that are kept mapped for the device over a reset.", |of| {
+            of.parked_bytes
         }),
         ("carom_iommu_endpoint_pinned_bytes", "What the host cannot move because of the device.", |of| of.pinned_bytes),
     ];

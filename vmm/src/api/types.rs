@@ -196,6 +196,8 @@ pub struct EndpointFigures {
     pub mapped_bytes: u64,
     /// Bytes of windows that it reaches, parked chunks included.
     pub window_bytes: u64,
+    /// Of these, the parked ones: no domain's, as its domain ended, and kept mapped for the next one after a reset of the VM.
+    pub parked_bytes: u64,
     /// Bytes that this keeps the host from moving or giving to others: both together.
     pub pinned_bytes: u64,
     /// Requests that named it, by kind: ATTACH, DETACH and PROBE.

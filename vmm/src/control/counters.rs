@@ -78,6 +78,7 @@ pub(super) fn of_endpoint(engine: &Report, address: &str) -> Option<BTreeMap<Str
     let mut named: BTreeMap<_, _> = activity.into_iter().filter(|(name, _)| !name.starts_with("latency")).collect();
     named.insert("mapped_bytes".into(), endpoint.mapped_bytes);
     named.insert("window_bytes".into(), endpoint.window_bytes);
+    named.insert("parked_bytes".into(), endpoint.parked_bytes);
     named.insert("pinned_bytes".into(), endpoint.pinned_bytes);
     let domain = engine.domains.iter().find(|domain| Some(domain.domain) == endpoint.domain);
     if let Some(domain) = domain {

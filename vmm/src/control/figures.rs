@@ -79,6 +79,7 @@ pub(super) fn endpoint(report: &EndpointReport) -> EndpointFigures {
         bypass: report.bypass,
         mapped_bytes: report.mapped_bytes,
         window_bytes: report.window_bytes,
+        parked_bytes: report.parked_bytes,
         pinned_bytes: report.pinned_bytes,
         requests: flatten(&report.activity.requests),
         failed: flatten(&report.activity.failed),

@@ -32,6 +32,8 @@ fn rebooted_guest_takes_its_chunks_up_without_a_call_to_the_host() {
     reboot(&mut rig);
     assert_eq!((rig.chunks.parked(), rig.chunks.backed()), (2, 2));
     assert_eq!(rig.mapper(1).mappings().len(), 1, "only the chunk is left");
+    let parked = |rig: &Rig| rig.engine.report().endpoints.iter().map(|of| of.parked_bytes).collect::<Vec<_>>();
+    assert_eq!(parked(&rig), [CHUNK, CHUNK, 0], "for whom they are");
     rig.all_ok([attach(1, 7)]);
     assert_eq!(rig.status(&window_del(7, APERTURE)), NOENT, "a parked chunk is no chunk of the domain");
     let before = rig.engine.counters();
@@ -39,6 +41,7 @@ fn rebooted_guest_takes_its_chunks_up_without_a_call_to_the_host() {
     let after = rig.engine.counters();
     assert_eq!((before.host_maps, before.host_unmaps), (after.host_maps, after.host_unmaps));
     assert_eq!((after.parked_chunks, after.unparked_chunks), (1, 1));
+    assert_eq!(parked(&rig), [0, CHUNK, 0]);
     assert_eq!(rig.mapper(1).translate(APERTURE), Some(host));
     assert_eq!(offset, 0, "it is where it was");
     rig.all_ok([window_del(7, APERTURE)]);
