@@ -87,7 +87,7 @@ pub fn body(data: &[u8]) {
             let refused = match read(data) {
                 Ok(call) => {
                     check_call(&call);
-                    control.serve_call(call).map(drop).map_err(|error| message(&error))
+                    control.serve_call(call).map(drop).map_err(|error| error.in_json())
                 }
                 Err(message) => Err(message),
             };
@@ -96,14 +96,6 @@ pub fn body(data: &[u8]) {
             }
             check_config(&mut control);
         }
-    }
-}
-
-/// What a client is told.
-fn message(error: &ControlError) -> String {
-    match error {
-        ControlError::Config(error) => error.in_json(),
-        error => error.to_string(),
     }
 }
 

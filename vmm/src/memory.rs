@@ -51,7 +51,7 @@ pub enum MemoryError {
 
 fn hint(hugepages: bool) -> &'static str {
     if hugepages {
-        " (--memory hugepages=on needs as many free huge pages of 2 MiB, see /proc/sys/vm/nr_hugepages)"
+        " (memory of hugepages needs as many free huge pages of 2 MiB, see /proc/sys/vm/nr_hugepages)"
     } else {
         ""
     }

@@ -107,7 +107,7 @@ pub enum VfioPciError {
     /// Somebody uses the group already.
     #[error(
         "IOMMU group {group} of {name} is in use: by another process, or by another device of this VM; devices of one group \
-         can be passed through together only without iommu=on"
+         can be passed through together only with iommu off"
     )]
     Busy {
         /// Address of the function.
@@ -135,13 +135,13 @@ pub enum VfioPciError {
     /// The host has no IOMMUFD.
     #[error(
         "/dev/iommu: no such file: load IOMMUFD on the host (modprobe iommufd) if its kernel has it (CONFIG_IOMMUFD), \
-         or use --platform iommufd=off"
+         or turn iommufd of the platform off"
     )]
     NoIommufd,
     /// VFIO has no character device for the function.
     #[error(
         "{name} has no character device in /dev/vfio/devices: the host's kernel is built without \
-         CONFIG_VFIO_DEVICE_CDEV; use --platform iommufd=off"
+         CONFIG_VFIO_DEVICE_CDEV; turn iommufd of the platform off"
     )]
     NoCdev {
         /// Address of the function.

@@ -38,7 +38,7 @@ pub fn map_guest_ram(space: &DmaSpace, memory: &GuestMemoryMmap) -> Result<Guest
 fn map_error(gpa: u64, len: u64, source: io::Error) -> VfioPciError {
     let hint = match source.raw_os_error() {
         Some(libc::ENOMEM) => {
-            " (all guest RAM is pinned: raise the limit on locked memory, ulimit -l, or use iommu=on)"
+            " (all guest RAM is pinned: raise the limit on locked memory, ulimit -l, or turn iommu on)"
         }
         _ => "",
     };

@@ -15,8 +15,8 @@ use super::operations::{self, Action, Operation};
 use super::server::{Door, Shared};
 use super::types::VmmPing;
 use super::{document, metrics};
+use crate::config::one_line;
 use crate::control::{Call, ControlError, ControlHandle, Reply};
-use crate::vm::VmError;
 
 /// Longest body in bytes.
 const MAX_BODY: usize = 1 << 20;
@@ -133,13 +133,7 @@ fn answer(outcome: Result<Reply, ControlError>) -> Page {
             Ok(text) => Page::new(StatusCode::OK, metrics::CONTENT_TYPE, text),
             Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
         },
-        Err(error) => {
-            let message = match &error {
-                ControlError::Config(error) | ControlError::Vm(VmError::Config(error)) => error.in_json(),
-                error => error.to_string(),
-            };
-            refusal(status(&error), &message)
-        }
+        Err(error) => refusal(status(&error), &one_line(&error.in_json())),
     }
 }
 

@@ -18,9 +18,12 @@ use rustix::fs::{Mode, OFlags, open};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use crate::config::PayloadConfig;
+use crate::config::{PayloadConfig, field_of};
 use crate::kvm::registers::{self, Entry};
 use crate::layout::{CMDLINE, HIGH_RAM_START, LOW_MEMORY_END, PAGE_SIZE};
+
+/// What can be booted.
+const KERNELS: &str = "a bzImage, or an ELF image (vmlinux) built with CONFIG_PVH, is needed";
 
 /// Why the guest has nothing to boot.
 #[derive(Debug, Error)]
@@ -36,7 +39,7 @@ pub enum BootError {
         source: io::Error,
     },
     /// The file is no kernel that Carom can boot.
-    #[error("--kernel {}: {reason}; a bzImage, or an ELF image (vmlinux) built with CONFIG_PVH, is needed", path.display())]
+    #[error("--kernel {}: {reason}; {KERNELS}", path.display())]
     NoKernel {
         /// The file.
         path: PathBuf,
@@ -60,6 +63,16 @@ impl BootError {
     /// Whether the user can mend it.
     pub fn is_user_error(&self) -> bool {
         !matches!(self, Self::Write { .. })
+    }
+
+    /// The same in the terms of JSON, for clients of the API.
+    pub fn in_json(&self) -> String {
+        match self {
+            Self::File { option, path, source } => format!("{}: {}: {source}", field_of(option), path.display()),
+            Self::NoKernel { path, reason } => format!("payload.kernel: {}: {reason}; {KERNELS}", path.display()),
+            Self::NoRoom(rule) => format!("memory.size: {rule}"),
+            Self::Write { .. } => self.to_string(),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 //! What a VM is made of, in Cloud Hypervisor's terms, and the rules it must keep.
 
+mod names;
 mod option_list;
 mod parse;
 mod size;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::ToSchema;
 
+pub(crate) use names::field_of;
 pub use option_list::{OptionList, OptionListError};
 pub use size::parse_size;
 
@@ -41,30 +43,23 @@ pub struct ConfigError {
     pub field: String,
     /// What is wrong, and what would be right.
     pub rule: String,
+    /// The same for those who wrote JSON, where it names other parts of the configuration.
+    rule_in_json: Option<String>,
 }
 
 impl ConfigError {
     pub(crate) fn new(field: impl Into<String>, rule: impl Into<String>) -> Self {
-        Self { field: field.into(), rule: one_line(&rule.into()) }
+        Self { field: field.into(), rule: one_line(&rule.into()), rule_in_json: None }
+    }
+
+    /// A rule that names options, and the same in the terms of JSON.
+    fn in_both_terms(field: &str, rule: &str, rule_in_json: &str) -> Self {
+        Self { rule_in_json: Some(one_line(rule_in_json)), ..Self::new(field, rule) }
     }
 
     /// The same in the terms of JSON: `--memory size` is `memory.size` there.
     pub fn in_json(&self) -> String {
-        let field = match self.field.as_str() {
-            "--kernel" => "payload.kernel".to_string(),
-            "--initramfs" => "payload.initramfs".to_string(),
-            "--cmdline" => "payload.cmdline".to_string(),
-            "--cpus boot" => "cpus.boot_vcpus".to_string(),
-            "--cpus max" => "cpus.max_vcpus".to_string(),
-            field => {
-                let field = field.trim_start_matches("--").replace(' ', ".").replace('-', "_");
-                let (head, rest) =
-                    field.split_once('.').map_or((&*field, ""), |(head, _)| (head, &field[head.len()..]));
-                let list = if matches!(head, "device" | "user_device") { "s" } else { "" };
-                format!("{head}{list}{rest}")
-            }
-        };
-        format!("{field}: {}", self.rule)
+        format!("{}: {}", field_of(&self.field), self.rule_in_json.as_ref().unwrap_or(&self.rule))
     }
 }
 
@@ -326,7 +321,8 @@ impl VmConfig {
         if self.iommu_bounce.is_some() && behind == 0 && beside != 0 {
             // Not a rule that always holds: devices come and go while the VM runs.
             let rule = "needs a device behind the virtio-iommu: add ',iommu=on' to a --device or --user-device";
-            return Err(ConfigError::new("--iommu-bounce", rule));
+            let in_json = "needs a device behind the virtio-iommu: set iommu of one of devices or user_devices to true";
+            return Err(ConfigError::in_both_terms("--iommu-bounce", rule, in_json));
         }
         self.validate()
     }
@@ -415,7 +411,7 @@ impl VmConfig {
             Some(format!("at most {} devices fit behind the virtio-iommu", PCI_SLOTS_BEHIND_IOMMU.len()))
         } else {
             let most = most_beside(PCI_SLOTS_BESIDE_IOMMU);
-            (beside > most).then(|| format!("at most {most} devices without iommu=on fit beside the virtio-iommu"))
+            (beside > most).then(|| format!("at most {most} devices with iommu off fit beside the virtio-iommu"))
         };
         if let Some(rule) = rule {
             return Err(ConfigError::new("--device", rule));
@@ -449,9 +445,14 @@ impl VmConfig {
             return Err(ConfigError::new("--user-device id", format!("'{id}' is given twice")));
         }
         if !device.iommu && !self.memory.shared && !self.memory.hugepages {
-            let rule = "is off, so that the server is given all guest RAM, which needs --memory shared=on (memory.shared); \
-                        or turn it on, and the server reaches what the guest maps";
-            return Err(ConfigError::new("--user-device iommu", rule));
+            let rule = |shared| {
+                format!(
+                    "is off, so that the server is given all guest RAM, which needs {shared}; or turn it on, and the server \
+                     reaches what the guest maps"
+                )
+            };
+            let (rule, in_json) = (rule("--memory shared=on"), rule("memory.shared to be true"));
+            return Err(ConfigError::in_both_terms("--user-device iommu", &rule, &in_json));
         }
         Ok(())
     }

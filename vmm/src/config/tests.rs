@@ -80,7 +80,11 @@ fn bounce_is_refused_where_all_devices_are_beside_the_iommu() {
     config.clone().prepare().unwrap();
     assert!(config.has_iommu(), "for a device that will come");
     config.devices.push("path=/a".parse().unwrap());
-    assert_eq!(config.clone().prepare().unwrap_err().field, "--iommu-bounce");
+    let error = config.clone().prepare().unwrap_err();
+    assert!(error.to_string().contains("--iommu-bounce: ") && error.to_string().contains("to a --device"), "{error}");
+    let in_json = error.in_json();
+    assert!(in_json.starts_with("iommu_bounce: ") && in_json.contains("iommu of one of devices"), "{in_json}");
+    assert!(!in_json.contains("--"), "{in_json}");
     config.complete();
     config.validate().expect("the last device behind it may go while the VM runs");
     config.devices.push("path=/b,iommu=on".parse().unwrap());
@@ -99,10 +103,10 @@ fn devices_that_do_not_fit_are_refused() {
     assert_eq!((fits(0, 30), fits(16, 14), fits(1, 14)), (Ok(()), Ok(()), Ok(())));
     assert_eq!(fits(0, 31).unwrap_err(), "--device: at most 30 devices fit on the bus");
     assert_eq!(fits(17, 0).unwrap_err(), "--device: at most 16 devices fit behind the virtio-iommu");
-    assert_eq!(fits(1, 15).unwrap_err(), "--device: at most 14 devices without iommu=on fit beside the virtio-iommu");
+    assert_eq!(fits(1, 15).unwrap_err(), "--device: at most 14 devices with iommu off fit beside the virtio-iommu");
     assert_eq!((fits_with(true, 0, 29), fits_with(true, 16, 13)), (Ok(()), Ok(())));
     assert_eq!(fits_with(true, 0, 30).unwrap_err(), "--device: at most 29 devices fit on the bus");
-    assert!(fits_with(true, 1, 14).unwrap_err().contains("at most 13 devices without iommu=on"));
+    assert!(fits_with(true, 1, 14).unwrap_err().contains("at most 13 devices with iommu off"));
 }
 
 #[test]
@@ -152,7 +156,11 @@ fn user_devices_have_names_and_sockets_of_their_own() {
 fn user_device_beside_the_iommu_needs_shared_memory() {
     let mut config = config();
     config.user_devices.push("socket=/s".parse().unwrap());
-    let error = config.prepare().unwrap_err().to_string();
+    let error = config.prepare().unwrap_err();
+    let in_json = error.in_json();
+    assert!(in_json.starts_with("user_devices.iommu: is off") && in_json.contains("memory.shared"), "{in_json}");
+    assert!(!in_json.contains("--"), "{in_json}");
+    let error = error.to_string();
     assert!(error.starts_with("--user-device iommu: is off") && error.contains("shared=on"), "{error}");
     assert!(!config.has_iommu());
     config.memory.shared = true;

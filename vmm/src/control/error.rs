@@ -44,3 +44,19 @@ pub enum ControlError {
     #[error("the VMM is about to end")]
     Ending,
 }
+
+impl ControlError {
+    /// The same in the terms of JSON, for clients of the API.
+    pub fn in_json(&self) -> String {
+        match self {
+            Self::Config(error) => error.in_json(),
+            Self::Vm(error) => error.in_json(),
+            Self::NotCreated
+            | Self::AlreadyCreated
+            | Self::WrongState { .. }
+            | Self::NoSuchPart(_)
+            | Self::TooManyCalls
+            | Self::Ending => self.to_string(),
+        }
+    }
+}

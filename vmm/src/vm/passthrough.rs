@@ -219,7 +219,7 @@ impl Passthrough {
             (false, false) => (PCI_SLOTS, "without"),
             (false, true) => {
                 let rule = "the VM runs without a virtio-iommu; it has one if it is booted with iommu_bounce, or with a \
-                            device with iommu=on";
+                            device that has iommu on";
                 return Err(ConfigError::new("--device iommu", rule).into());
             }
         };
@@ -360,7 +360,7 @@ fn polls(config: &VmConfig) -> bool {
 
 fn window(bounce: &IommuBounceConfig, limits: &[MapperLimits]) -> Result<WindowConfig, VmError> {
     let aperture = promise::window_aperture(limits).ok_or_else(|| {
-        VmError::Iommu("the host's IOMMU has no room for bounce windows below 4G; leave --iommu-bounce out".to_string())
+        ConfigError::new("--iommu-bounce", "the host's IOMMU has no room for bounce windows below 4G; leave it out")
     })?;
     Ok(WindowConfig { aperture, budget: bounce.size, threshold: bounce.threshold.unwrap_or(0) })
 }
