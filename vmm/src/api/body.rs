@@ -5,6 +5,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::json;
 use crate::config::one_line;
 
 /// Fields of Cloud Hypervisor that Carom has no use for, as path in the body and the value that asks for nothing: with
@@ -89,12 +90,12 @@ fn strip(value: &mut Value, path: &str, neutral: &Value) {
 
 /// Reads a body. The error is one line that names the field and the rule.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
-    read(serde_json::from_slice(body).map_err(|error| format!("the body is no JSON: {error}"))?)
+    read(json::read(body)?)
 }
 
 /// Reads the configuration of a VM, in which fields of Cloud Hypervisor's that ask for nothing are forgotten.
 pub fn parse_config<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
-    let mut value: Value = serde_json::from_slice(body).map_err(|error| format!("the body is no JSON: {error}"))?;
+    let mut value = json::read(body)?;
     for (path, neutral) in neutral() {
         strip(&mut value, path, &neutral);
     }
@@ -103,7 +104,7 @@ pub fn parse_config<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
 
 /// Reads the configuration of a device, likewise; `list` is the field that has those of its kind.
 pub fn parse_device<T: DeserializeOwned>(body: &[u8], list: &str) -> Result<T, String> {
-    let mut value: Value = serde_json::from_slice(body).map_err(|error| format!("the body is no JSON: {error}"))?;
+    let mut value = json::read(body)?;
     for (path, neutral) in neutral() {
         if let Some(field) = path.strip_prefix(list).and_then(|path| path.strip_prefix(".*.")) {
             strip(&mut value, field, &neutral);
@@ -164,6 +165,20 @@ mod tests {
             assert!(words.iter().all(|word| error.contains(word)), "{body}: {error}");
             assert_eq!(error.lines().count(), 1);
         }
+    }
+
+    #[test]
+    fn field_that_is_given_twice_is_refused() {
+        let twice = |body: &[u8]| {
+            for error in [
+                parse_config::<VmConfig>(body).unwrap_err(),
+                parse_device::<DeviceConfig>(body, "devices").unwrap_err(),
+                parse::<VmResize>(body).unwrap_err(),
+            ] {
+                assert_eq!(error, "memory.size: is given twice");
+            }
+        };
+        twice(br#"{"payload": {"kernel": "/k"}, "memory": {"size": 1073741824, "size": 67108864}}"#);
     }
 
     #[test]

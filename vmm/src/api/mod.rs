@@ -8,6 +8,7 @@
 
 pub mod body;
 pub mod document;
+mod json;
 pub mod metrics;
 pub mod operations;
 mod reading;

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! JSON as bodies have it: no object has a field twice, of which a reader could take one and a checker the other.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::error::Category;
+use serde_json::{Map, Value};
+
+use crate::config::one_line;
+
+/// Reads a body of JSON. The error is one line: that it is none, or which field is given twice.
+pub(super) fn read(body: &[u8]) -> Result<Value, String> {
+    let mut place = String::new();
+    let mut source = serde_json::Deserializer::from_slice(body);
+    let value = Once(&mut place).deserialize(&mut source).and_then(|value| source.end().map(|()| value));
+    value.map_err(|error| match error.classify() {
+        Category::Data => one_line(&format!("{place}: is given twice")),
+        Category::Io | Category::Syntax | Category::Eof => format!("the body is no JSON: {error}"),
+    })
+}
+
+/// A value, with where it is: on error that stays where the error is.
+struct Once<'p>(&'p mut String);
+
+impl Once<'_> {
+    /// Reads what is one step further.
+    fn step<T, E>(&mut self, step: fmt::Arguments<'_>, read: impl FnOnce(Once<'_>) -> Result<T, E>) -> Result<T, E> {
+        let len = self.0.len();
+        self.0.push_str(&step.to_string());
+        let value = read(Once(self.0))?;
+        self.0.truncate(len);
+        Ok(value)
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Once<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Once<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut source: A) -> Result<Value, A::Error> {
+        let mut elements = Vec::new();
+        while let Some(element) =
+            self.step(format_args!("[{}]", elements.len()), |element| source.next_element_seed(element))?
+        {
+            elements.push(element);
+        }
+        Ok(Value::Array(elements))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut source: A) -> Result<Value, A::Error> {
+        let mut fields = Map::new();
+        while let Some(name) = source.next_key::<String>()? {
+            let dot = if self.0.is_empty() { "" } else { "." };
+            let value = self.step(format_args!("{dot}{name}"), |value| {
+                if fields.contains_key(&name) { Err(A::Error::custom("twice")) } else { source.next_value_seed(value) }
+            })?;
+            fields.insert(name, value);
+        }
+        Ok(Value::Object(fields))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn field_that_is_given_twice_is_refused_with_its_place() {
+        for (body, place) in [
+            (r#"{"a": 1, "a": 1}"#, "a"),
+            (r#"{"a": {"b": 1, "c": {}, "b": null}}"#, "a.b"),
+            (r#"{"z": [], "a": [{"b": 1}, {"b": {"c": 1, "d": [1], "c": 2}}], "b": 1}"#, "a[1].b.c"),
+            (r#"{"a": 1, "\u0061": 1}"#, "a"),
+            (r#"{"a\nb": 1, "a\nb": 1}"#, "a\\nb"),
+        ] {
+            assert_eq!(read(body.as_bytes()).unwrap_err(), format!("{place}: is given twice"));
+        }
+    }
+
+    #[test]
+    fn all_else_is_read_as_it_is() {
+        for body in [
+            r#"{"a": {"b": 1}, "b": {"b": -1}, "c": [{"b": 1.5e300}, {"b": 18446744073709551615}], "": "\u00e4\n"}"#,
+            r#"[null, true, [], {}, "", -9223372036854775808]"#,
+            " 0 ",
+        ] {
+            assert_eq!(read(body.as_bytes()).unwrap(), serde_json::from_str::<Value>(body).unwrap());
+        }
+    }
+
+    #[test]
+    fn what_is_no_json_is_refused_as_that() {
+        let deep = "[".repeat(100_000);
+        for body in ["", "{", "{} {}", "{\"a\": 1e999}", "\u{7f}", &deep] {
+            assert!(read(body.as_bytes()).unwrap_err().starts_with("the body is no JSON: "), "{body}");
+        }
+    }
+}
