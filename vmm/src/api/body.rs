@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 use super::json;
 use crate::config::one_line;
 
+/// Longest text in bytes that a refusal quotes.
+const MAX_QUOTED: usize = 64;
+
 /// Fields of Cloud Hypervisor that Carom has no use for, as path in the body and the value that asks for nothing: with
 /// that value, or null, they are accepted and forgotten. `*` is every element of a list.
 fn neutral() -> Vec<(&'static str, Value)> {
@@ -88,6 +91,66 @@ fn strip(value: &mut Value, path: &str, neutral: &Value) {
     }
 }
 
+/// Takes out what asks for nothing, and refuses what asks for something that Carom does not have.
+fn forget_neutral(value: &mut Value, neutral: &[(&str, Value)]) -> Result<(), String> {
+    for (path, neutral) in neutral {
+        strip(value, path, neutral);
+    }
+    // A console that is not off tells more than that it has a file.
+    let mut left: Vec<_> = neutral.iter().collect();
+    left.sort_by_key(|(path, _)| path.matches('.').count());
+    left.into_iter().try_for_each(|(path, neutral)| check_absent(value, path, String::new(), neutral))
+}
+
+/// Refuses what is left at `path`. `place` is where `value` is in the body.
+fn check_absent(value: &Value, path: &str, place: String, neutral: &Value) -> Result<(), String> {
+    let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
+    match (value, rest) {
+        (Value::Array(elements), Some(rest)) if head == "*" => elements
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, element)| check_absent(element, rest, format!("{place}[{index}]"), neutral)),
+        (Value::Object(fields), rest) => {
+            let Some(field) = fields.get(head) else { return Ok(()) };
+            let place = if place.is_empty() { head.to_string() } else { format!("{place}.{head}") };
+            match rest {
+                Some(rest) => check_absent(field, rest, place, neutral),
+                None => Err(one_line(&not_supported(&place, field, neutral))),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says that `value` is not supported at `place`, or which field of it is not.
+fn not_supported(place: &str, value: &Value, neutral: &Value) -> String {
+    if let (Value::Object(fields), Value::Object(neutral)) = (value, neutral)
+        && !neutral.is_empty()
+        && let wrong = fields.iter().filter(|(name, field)| neutral.get(*name) != Some(field))
+        && let Some((name, field)) = wrong.min_by_key(|(name, _)| !neutral.contains_key(*name))
+    {
+        return not_supported(&format!("{place}.{name}"), field, neutral.get(name).unwrap_or(&Value::Null));
+    }
+    let what = match value {
+        Value::Bool(_) | Value::Number(_) => format!("{value} "),
+        Value::String(text) if text.len() <= MAX_QUOTED => format!("{value} "),
+        _ => String::new(),
+    };
+    let right = match neutral {
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => format!("only {neutral} is"),
+        Value::Object(fields) if !fields.is_empty() => format!("only {neutral} is"),
+        _ => "leave it out".to_string(),
+    };
+    let instead = match place.split('.').next().unwrap_or_default() {
+        "console" | "debug_console" => "; the guest's console is serial",
+        "disks" | "fs" | "generic_vhost_user" | "net" | "pmem" | "vdpa" | "vsock" => {
+            "; the guest can have devices of the host (devices) and of other processes (user_devices)"
+        }
+        _ => "",
+    };
+    format!("{place}: {what}is not supported: {right}{instead}")
+}
+
 /// Reads a body. The error is one line that names the field and the rule.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     read(json::read(body)?)
@@ -96,20 +159,16 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
 /// Reads the configuration of a VM, in which fields of Cloud Hypervisor's that ask for nothing are forgotten.
 pub fn parse_config<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     let mut value = json::read(body)?;
-    for (path, neutral) in neutral() {
-        strip(&mut value, path, &neutral);
-    }
+    forget_neutral(&mut value, &neutral())?;
     read(value)
 }
 
 /// Reads the configuration of a device, likewise; `list` is the field that has those of its kind.
 pub fn parse_device<T: DeserializeOwned>(body: &[u8], list: &str) -> Result<T, String> {
     let mut value = json::read(body)?;
-    for (path, neutral) in neutral() {
-        if let Some(field) = path.strip_prefix(list).and_then(|path| path.strip_prefix(".*.")) {
-            strip(&mut value, field, &neutral);
-        }
-    }
+    let of_list = |path: &'static str| path.strip_prefix(list)?.strip_prefix(".*.");
+    let fields: Vec<_> = neutral().into_iter().filter_map(|(path, neutral)| Some((of_list(path)?, neutral))).collect();
+    forget_neutral(&mut value, &fields)?;
     read(value)
 }
 
@@ -153,18 +212,63 @@ mod tests {
                 json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}, {"path": "/e", "x": 1}]}),
                 ["devices[1]", "`x`"],
             ),
-            (json!({"payload": {"kernel": "/k"}, "watchdog": true}), ["watchdog", "unknown field"]),
             (json!({"payload": {"kernel": "/k"}, "memory": {"size": "2G"}}), ["memory.size", "2G"]),
             (json!({"payload": {}}), ["payload", "kernel"]),
             (json!({"payload": {"kernel": "/k"}, "a\nb": 1}), ["a\\nb", "unknown field"]),
             (json!({}), ["payload", "missing"]),
             (json!([{"kernel": "/k"}]), ["JSON", "object"]),
-            (json!({"payload": {"kernel": "/k"}, "disks": [{"path": "/x"}]}), ["disks", "unknown field"]),
         ] {
             let error = config(&body).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{body}: {error}");
             assert_eq!(error.lines().count(), 1);
         }
+    }
+
+    #[test]
+    fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
+        let devices =
+            "leave it out; the guest can have devices of the host (devices) and of other processes (user_devices)";
+        for (field, message) in [
+            (
+                json!({"console": {"mode": "Tty"}}),
+                r#"console.mode: "Tty" is not supported: only "Off" is; the guest's console is serial"#,
+            ),
+            (
+                json!({"console": {"mode": "File", "file": "/f"}}),
+                r#"console.mode: "File" is not supported: only "Off" is; the guest's console is serial"#,
+            ),
+            (
+                json!({"console": {"mode": "Off", "file": "/f"}}),
+                r#"console.file: "/f" is not supported: leave it out; the guest's console is serial"#,
+            ),
+            (
+                json!({"console": {}}),
+                r#"console: is not supported: only {"mode":"Off"} is; the guest's console is serial"#,
+            ),
+            (json!({"disks": [{"path": "/x"}]}), &format!("disks: is not supported: {devices}")),
+            (json!({"rng": {"src": "/dev/urandom"}}), "rng: is not supported: leave it out"),
+            (json!({"watchdog": true}), "watchdog: true is not supported: only false is"),
+            (
+                json!({"cpus": {"boot_vcpus": 1, "features": {"amx": true}}}),
+                "cpus.features: is not supported: leave it out",
+            ),
+            (
+                json!({"memory": {"size": 1 << 30, "hotplug_size": 5}}),
+                "memory.hotplug_size: 5 is not supported: only 0 is",
+            ),
+            (json!({"payload": {"firmware": "/a\nb"}}), r#"payload.firmware: "/a\nb" is not supported: leave it out"#),
+            (json!({"payload": {"firmware": "x".repeat(65)}}), "payload.firmware: is not supported: leave it out"),
+            (
+                json!({"devices": [{"path": "/d"}, {"path": "/e", "pci_segment": 1}]}),
+                "devices[1].pci_segment: 1 is not supported: only 0 is",
+            ),
+        ] {
+            let mut body = json!({"payload": {"kernel": "/k"}});
+            body.as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
+            assert_eq!(config(&body).unwrap_err(), message, "{body}");
+        }
+        let error = parse_device::<DeviceConfig>(br#"{"path": "/d", "pci_segment": 1}"#, "devices").unwrap_err();
+        assert_eq!(error, "pci_segment: 1 is not supported: only 0 is");
     }
 
     #[test]
