@@ -4,7 +4,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use carom_integration::workload::{self, WAIT_FOR_NVME};
-use carom_integration::{Guest, Kernel};
+use carom_integration::{Guest, Kernel, Outcome};
 
 use crate::support::{MIB, SITE, number, run};
 
@@ -69,9 +69,8 @@ fn reboots_twice(name: &str, bounce: Option<&str>) {
     }
 }
 
-#[test]
-fn distributions_kernel_restarts_without_firmware() {
-    // Linux with EFI built in does not use ACPI's reset register of a machine like this one.
+/// The guest restarts without shutting down, and comes back. `guest` makes it of a job.
+fn restarts(guest: impl FnOnce(&str) -> Guest) -> Outcome {
     let id = unique();
     let job = format!(
         r#"{WAIT_FOR_NVME}{MARKER}
@@ -85,9 +84,23 @@ fi
 "#
     );
 
-    let outcome = run(&Guest::new("restart-stock").kernel(Kernel::Stock).iommu_device(&SITE.nvme[0]).job(&job));
+    let outcome = run(&guest(&job));
 
     assert!(outcome.console.contains("CAROM-RESTARTED"), "console:\n{}", outcome.console);
+    outcome
+}
+
+#[test]
+fn distributions_kernel_restarts_without_firmware() {
+    // Linux with EFI built in does not use ACPI's reset register of a machine like this one.
+    restarts(|job| Guest::new("restart-stock").kernel(Kernel::Stock).iommu_device(&SITE.nvme[0]).job(job));
+}
+
+#[test]
+fn triple_fault_resets_the_guest() {
+    let name = "restart-triple-fault";
+    let outcome = restarts(|job| Guest::new(name).iommu_device(&SITE.nvme[0]).cmdline("reboot=t").job(job));
+    assert!(outcome.stderr.contains("triple fault"), "the VMM said:\n{}", outcome.stderr);
 }
 
 #[test]
