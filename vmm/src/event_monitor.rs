@@ -2,21 +2,21 @@
 
 //! A stream of events as JSON, one a line, with Cloud Hypervisor's fields.
 //!
-//! A thread of its own writes: the file may be a pipe whose reader has stopped to read, and the VM must not stop with it.
+//! A [`QueuedWriter`] writes them, so that nobody waits for a reader.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, fcntl_getfl};
 use serde::Serialize;
 
-/// Most events that wait to be written. Further ones are lost, and counted.
-const MAX_WAITING: usize = 1024;
+use crate::queued_writer::QueuedWriter;
+
+/// Most bytes of events that wait to be written, about a thousand events. Further ones are lost, and counted.
+const MAX_WAITING: u64 = 256 << 10;
 /// Most events that a guest can have written at once: see [`EventMonitor::event_of_guest`].
 const MAX_OF_GUEST: u32 = 64;
 /// How long it takes until a guest may have one more written.
@@ -25,7 +25,7 @@ const PACE_OF_GUEST: Duration = Duration::from_millis(125);
 /// Where events are written; clones write to the same place. Without a file, events are dropped.
 #[derive(Clone)]
 pub struct EventMonitor {
-    queue: Option<SyncSender<Task>>,
+    queue: Option<Arc<QueuedWriter>>,
     /// Events that were lost since the last that was not.
     lost: Arc<AtomicU64>,
     allowance: Arc<Mutex<Allowance>>,
@@ -55,14 +55,6 @@ impl Allowance {
         }
         self.events.checked_sub(1).inspect(|left| self.events = *left).is_some()
     }
-}
-
-/// What the writing thread is to do.
-enum Task {
-    /// Write a line.
-    Line(Vec<u8>),
-    /// Say that all before is written.
-    Flush(SyncSender<()>),
 }
 
 #[derive(Serialize)]
@@ -100,9 +92,8 @@ impl EventMonitor {
         if fcntl_getfl(&file)?.intersection(OFlags::RWMODE) == OFlags::RDONLY {
             return Err(io::Error::other("it is not open for writing"));
         }
-        let (queue, tasks) = mpsc::sync_channel(MAX_WAITING);
-        thread::Builder::new().name("events".into()).spawn(move || write(file, &tasks))?;
-        Ok(Self { queue: Some(queue), ..Self::none() })
+        let queue = QueuedWriter::new("--event-monitor", file, MAX_WAITING)?;
+        Ok(Self { queue: Some(Arc::new(queue)), ..Self::none() })
     }
 
     /// Writes an event without properties.
@@ -114,12 +105,14 @@ impl EventMonitor {
     pub fn event_with<P: Serialize>(&self, source: &str, event: &str, properties: Option<P>) {
         let Some(queue) = &self.queue else { return };
         let lost = self.lost.swap(0, Ordering::Relaxed);
-        let told = lost == 0 || self.send(queue, "event-monitor", "lost", Some(Lost { count: lost }));
-        let sent = told && self.send(queue, source, event, properties);
-        // Of what is lost, the number is told as soon as something can be.
-        let again = u64::from(!sent) + if told { 0 } else { lost };
-        self.lost.fetch_add(again, Ordering::Relaxed);
-        if again == 1 {
+        // Of what is lost, the number is told as soon as there is room for it and for what follows.
+        let told = (lost > 0).then(|| self.line("event-monitor", "lost", Some(Lost { count: lost }))).flatten();
+        let line = self.line(source, event, properties);
+        if line.is_some_and(|line| queue.try_push(&[told.unwrap_or_default(), line].concat())) {
+            return;
+        }
+        self.lost.fetch_add(lost + 1, Ordering::Relaxed);
+        if lost == 0 {
             log::warn!("event {source}:{event} is lost, and maybe more to come: nobody reads them");
         }
     }
@@ -137,42 +130,20 @@ impl EventMonitor {
         }
     }
 
-    fn send<P: Serialize>(&self, queue: &SyncSender<Task>, source: &str, event: &str, properties: Option<P>) -> bool {
+    fn line<P: Serialize>(&self, source: &str, event: &str, properties: Option<P>) -> Option<Vec<u8>> {
         let elapsed = self.start.elapsed();
         let timestamp = Timestamp { secs: elapsed.as_secs(), nanos: elapsed.subsec_nanos() };
-        match serde_json::to_vec(&Event { timestamp, source, event, properties }) {
-            Ok(mut line) => {
-                line.push(b'\n');
-                queue.try_send(Task::Line(line)).is_ok()
-            }
-            Err(error) => {
-                log::warn!("event {source}:{event}: {error}");
-                false
-            }
-        }
+        let line = serde_json::to_vec(&Event { timestamp, source, event, properties });
+        let mut line = line.inspect_err(|error| log::warn!("event {source}:{event}: {error}")).ok()?;
+        line.push(b'\n');
+        Some(line)
     }
 
     /// Waits until all events so far are written, but not longer than `limit`.
     pub fn flush(&self, limit: Duration) {
         let Some(queue) = &self.queue else { return };
-        let (written, all) = mpsc::sync_channel(1);
-        if queue.try_send(Task::Flush(written)).is_err() || all.recv_timeout(limit).is_err() {
+        if !queue.drain(limit, limit) {
             log::warn!("the last events are lost: nobody reads them");
-        }
-    }
-}
-
-/// Writes what comes, until nobody can send any more.
-fn write(mut file: File, tasks: &Receiver<Task>) {
-    for task in tasks {
-        match task {
-            Task::Line(line) => {
-                if let Err(error) = file.write_all(&line) {
-                    log::warn!("an event is lost: {error}");
-                }
-            }
-            // Whoever asked may have stopped to wait.
-            Task::Flush(written) => drop(written.send(())),
         }
     }
 }
@@ -212,7 +183,7 @@ mod tests {
         let monitor = EventMonitor::new(File::from(OwnedFd::from(writer))).unwrap();
         // Enough that a pipe, of 64 KiB, holds few of them.
         let big = "x".repeat(2_000);
-        const SENT: usize = MAX_WAITING + 500;
+        const SENT: usize = 1_000;
         let start = Instant::now();
         (0..SENT).for_each(|number| monitor.event_with("vm", "big", Some((number, &big))));
         monitor.flush(Duration::from_millis(10));

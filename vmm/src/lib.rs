@@ -19,6 +19,7 @@ pub mod inherited;
 pub mod kvm;
 pub mod layout;
 pub mod memory;
+pub mod queued_writer;
 pub mod terminal;
 pub mod time_slice;
 pub mod vcpu;

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Output by a thread of its own: the file may be a pipe whose reader has stopped to read, and the VM must not stop with it.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Write};
+use std::mem;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Up to how many bytes what waits is put together to be written by one call. So few that a slow line (9600 bits a second) takes
+/// them in a third of a second: each call that returns shows that somebody reads.
+const PIECE: usize = 256;
+
+/// A bounded queue of bytes and the thread that writes them. What is queued when this is dropped is written still, as long as the
+/// process lives.
+pub struct QueuedWriter(Arc<Shared>);
+
+struct Shared {
+    /// What the log calls it.
+    name: &'static str,
+    /// Most bytes that wait to be written, or are being written.
+    limit: u64,
+    state: Mutex<State>,
+    /// There is something to write, or nothing comes any more.
+    filled: Condvar,
+    /// Something was written.
+    emptied: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Vec<u8>>,
+    /// Bytes that were ever queued.
+    queued: u64,
+    /// How many of these are written, or could not be.
+    written: u64,
+    /// Nothing was written for as long as somebody was ready to wait.
+    stuck: bool,
+    /// Bytes lost since it is stuck.
+    lost: u64,
+    closed: bool,
+}
+
+impl QueuedWriter {
+    /// A queue of up to `limit` bytes before `file`; the log calls it `name`.
+    ///
+    /// # Errors
+    /// There can be no more threads.
+    pub fn new(name: &'static str, file: File, limit: u64) -> io::Result<Self> {
+        let (filled, emptied) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { name, limit, state: Mutex::default(), filled, emptied });
+        let of_thread = shared.clone();
+        thread::Builder::new().name(name.trim_start_matches('-').into()).spawn(move || of_thread.write(file))?;
+        Ok(Self(shared))
+    }
+
+    /// Queues `bytes` to be written whole; `false` if there is no room.
+    #[must_use]
+    pub fn try_push(&self, bytes: &[u8]) -> bool {
+        let state = self.0.lock();
+        let room = self.0.has_room(&state, bytes);
+        if room {
+            self.0.append(state, bytes);
+        }
+        room
+    }
+
+    /// Queues `bytes` to be written whole, and waits for room while something is written at least every `patience`. Once nothing was,
+    /// what there is no room for is lost at once, until something is written again; the log then tells how much it was.
+    pub fn push(&self, bytes: &[u8], patience: Duration) {
+        let mut state = self.0.lock();
+        while !state.stuck && !self.0.has_room(&state, bytes) {
+            let progress;
+            (state, progress) = self.0.wait_for_progress(state, patience);
+            state.stuck = !progress;
+        }
+        if self.0.has_room(&state, bytes) {
+            self.0.append(state, bytes);
+        } else {
+            state.lost += bytes.len() as u64;
+        }
+    }
+
+    /// Waits until all so far is written: as long as something is at least every `patience`, and not longer than `limit`. Returns
+    /// whether it is.
+    #[must_use]
+    pub fn drain(&self, patience: Duration, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        let mut state = self.0.lock();
+        let all = state.queued;
+        while state.written < all {
+            let progress;
+            let left = end.saturating_duration_since(Instant::now());
+            (state, progress) = self.0.wait_for_progress(state, patience.min(left));
+            if !progress {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+impl Drop for QueuedWriter {
+    fn drop(&mut self) {
+        self.0.lock().closed = true;
+        self.0.filled.notify_one();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether `bytes` fit; alone, they do however many they are.
+    fn has_room(&self, state: &State, bytes: &[u8]) -> bool {
+        let unwritten = state.queued - state.written;
+        unwritten == 0 || unwritten + bytes.len() as u64 <= self.limit
+    }
+
+    fn append(&self, mut state: MutexGuard<'_, State>, bytes: &[u8]) {
+        let was_empty = state.waiting.is_empty();
+        match state.waiting.back_mut().filter(|last| last.len() + bytes.len() <= PIECE) {
+            Some(last) => last.extend_from_slice(bytes),
+            None => state.waiting.push_back(bytes.to_vec()),
+        }
+        state.queued += bytes.len() as u64;
+        drop(state);
+        if was_empty {
+            self.filled.notify_one();
+        }
+    }
+
+    /// Waits until something is written; `false` if nothing was for `patience`.
+    fn wait_for_progress<'a>(&self, state: MutexGuard<'a, State>, patience: Duration) -> (MutexGuard<'a, State>, bool) {
+        let before = state.written;
+        let waited = self.emptied.wait_timeout_while(state, patience, |state| state.written == before);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let progress = state.written != before;
+        (state, progress)
+    }
+
+    /// The thread: writes what comes, until nothing can come any more.
+    ///
+    /// It alone writes to the log, which may go where nobody reads either.
+    fn write(&self, mut file: File) {
+        let mut failing = false;
+        loop {
+            let state = self.lock();
+            let next = self.filled.wait_while(state, |state| state.waiting.is_empty() && !state.closed);
+            let Some(piece) = next.unwrap_or_else(PoisonError::into_inner).waiting.pop_front() else { return };
+            let result = file.write_all(&piece);
+
+            let mut state = self.lock();
+            state.written += piece.len() as u64;
+            state.stuck = false;
+            let lost = mem::take(&mut state.lost);
+            drop(state);
+            self.emptied.notify_all();
+            if lost > 0 {
+                log::warn!("{}: {lost} bytes are lost: nobody read them", self.name);
+            }
+            match result {
+                Ok(()) => failing = false,
+                // Once, as there is no limit to what may follow.
+                Err(error) if !failing => {
+                    failing = true;
+                    log::warn!("{}: output is lost: {error}", self.name);
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{PipeReader, Read};
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    const LIMIT: u64 = 16 << 10;
+    const PATIENCE: Duration = Duration::from_millis(300);
+    /// Longest time that anything else may take.
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn pipe() -> (PipeReader, QueuedWriter) {
+        let (reader, writer) = io::pipe().unwrap();
+        (reader, QueuedWriter::new("--test", File::from(OwnedFd::from(writer)), LIMIT).unwrap())
+    }
+
+    /// Bytes of which no two neighbouring stretches are the same.
+    fn bytes(len: u32) -> Vec<u8> {
+        (0..len / 4).flat_map(u32::to_le_bytes).collect()
+    }
+
+    #[test]
+    fn reader_that_takes_nothing_holds_up_once_and_gets_what_was_queued() {
+        let (mut reader, queue) = pipe();
+        let bytes = bytes(200_000);
+        let start = Instant::now();
+
+        bytes.chunks(1).for_each(|byte| queue.push(byte, PATIENCE));
+        let drained = queue.drain(Duration::from_millis(10), LONG);
+
+        assert!((PATIENCE..LONG).contains(&start.elapsed()), "{:?}", start.elapsed());
+        assert!(!drained);
+        let lost = queue.0.lock().lost;
+        // What the pipe and the queue hold was not lost; the pipe's pages need not be full.
+        assert!((100_000..125_000).contains(&lost), "{lost}");
+        let mut read = vec![0; 200_000 - usize::try_from(lost).unwrap()];
+        reader.read_exact(&mut read).unwrap();
+        assert!(bytes.starts_with(&read));
+        // From now on it is waited for again.
+        assert!(queue.drain(LONG, LONG));
+        assert!(!queue.0.lock().stuck);
+        assert_eq!(queue.0.lock().lost, 0);
+        queue.push(b"after", PATIENCE);
+        drop(queue);
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "after");
+    }
+
+    #[test]
+    fn slow_reader_loses_nothing() {
+        let (mut reader, queue) = pipe();
+        let bytes = bytes(200_000);
+        let slow = thread::spawn(move || {
+            let (mut all, mut page) = (Vec::new(), [0; 4096]);
+            loop {
+                thread::sleep(Duration::from_millis(10));
+                match reader.read(&mut page).unwrap() {
+                    0 => return all,
+                    read => all.extend_from_slice(&page[..read]),
+                }
+            }
+        });
+
+        bytes.chunks(1).for_each(|byte| queue.push(byte, LONG));
+        assert!(queue.drain(LONG, LONG));
+        drop(queue);
+
+        assert!(slow.join().unwrap() == bytes);
+    }
+
+    #[test]
+    fn drain_ends_at_its_limit_however_the_reader_reads() {
+        let (mut reader, queue) = pipe();
+        bytes(80_000).chunks(1).for_each(|byte| queue.push(byte, LONG));
+        // Not even a page is free in the pipe when it is over.
+        let start = Instant::now();
+        assert!(!queue.drain(LONG, Duration::from_millis(50)));
+        assert!(start.elapsed() < LONG);
+        drop(queue);
+        let mut all = Vec::new();
+        reader.read_to_end(&mut all).unwrap();
+        assert!(all == bytes(80_000), "what is queued comes, even when the queue is gone");
+    }
+
+    #[test]
+    fn closed_pipe_costs_the_output_only() {
+        let (reader, queue) = pipe();
+        drop(reader);
+        let start = Instant::now();
+        bytes(200_000).chunks(1).for_each(|byte| queue.push(byte, LONG));
+        assert!(queue.drain(LONG, LONG));
+        assert!(start.elapsed() < LONG);
+    }
+
+    #[test]
+    fn what_has_no_room_is_not_taken_in_part() {
+        let (mut reader, queue) = pipe();
+        let big = [b'x'; 10_000];
+        let taken = (0..20).filter(|_| queue.try_push(&big)).count();
+        drop(queue);
+        let mut all = Vec::new();
+        reader.read_to_end(&mut all).unwrap();
+        assert_eq!(all.len(), taken * big.len());
+        assert!((1..20).contains(&taken), "{taken}");
+    }
+}
