@@ -20,6 +20,7 @@ pub mod kvm;
 pub mod layout;
 pub mod memory;
 pub mod queued_writer;
+pub mod serial_output;
 pub mod terminal;
 pub mod time_slice;
 pub mod vcpu;

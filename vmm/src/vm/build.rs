@@ -2,8 +2,7 @@
 
 //! Building a VM from its configuration.
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -35,6 +34,7 @@ use crate::layout::{
     PCI_SLOTS_BEHIND_IOMMU, PVPANIC_SLOT, SERIAL_IRQ, SERIAL_PORT,
 };
 use crate::memory;
+use crate::serial_output::SerialOutput;
 use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
 
@@ -94,7 +94,7 @@ impl Vm {
         }
         let initial_irqchip = IrqchipState::save(&kvm.fd)?;
         let power_button = add_power_button(&kvm)?;
-        let terminal = add_serial_port(config, &kvm, &io_map)?;
+        let (serial_output, terminal) = add_serial_port(config, &kvm, &io_map)?;
         Ok(Self {
             vcpus,
             initial,
@@ -111,6 +111,7 @@ impl Vm {
             ram_size,
             clock: None,
             power_button,
+            _serial_output: serial_output,
             _terminal: terminal,
         })
     }
@@ -182,27 +183,33 @@ fn add_power_button(kvm: &KvmVm) -> Result<EventFd, VmError> {
 }
 
 /// Adds the serial port and connects it; with `tty`, gives it the terminal.
-fn add_serial_port(config: &VmConfig, kvm: &KvmVm, io_map: &IoMap) -> Result<Option<Terminal>, VmError> {
-    let output: Box<dyn Write + Send> = match config.serial.mode {
-        ConsoleMode::Off => return Ok(None),
-        ConsoleMode::Null => Box::new(io::sink()),
-        ConsoleMode::Tty => Box::new(io::stdout()),
+fn add_serial_port(
+    config: &VmConfig,
+    kvm: &KvmVm,
+    io_map: &IoMap,
+) -> Result<(Option<SerialOutput>, Option<Terminal>), VmError> {
+    let fail = |source| VmError::Device { what: "setting the serial port up", source };
+    let output = match config.serial.mode {
+        ConsoleMode::Off => return Ok((None, None)),
+        ConsoleMode::Null => None,
+        ConsoleMode::Tty => Some(SerialOutput::stdout().map_err(fail)?),
         ConsoleMode::File => {
             let path = config.serial.file.clone().unwrap_or_default();
             let fail = |source| VmError::File { option: "--serial", path: path.display().to_string(), source };
-            Box::new(File::create(&path).map_err(fail)?)
+            Some(SerialOutput::file(&path).map_err(fail)?)
         }
     };
-    let fail = |source| VmError::Device { what: "setting the serial port up", source };
     let interrupt = EventFd::new(EFD_NONBLOCK).map_err(fail)?;
     kvm.fd.register_irqfd(&interrupt, SERIAL_IRQ).map_err(KvmError::call("connecting the serial port's interrupt"))?;
-    let port = Arc::new(SerialPort::new(interrupt, output));
+    let writer = output.as_ref().map_or_else(|| Box::new(io::sink()) as Box<_>, SerialOutput::writer);
+    let port = Arc::new(SerialPort::new(interrupt, writer));
     io_map.insert(Space::Port, SERIAL_PORT, serial::REGISTERS_LEN, port.clone()).map_err(fail)?;
     if config.serial.mode != ConsoleMode::Tty {
-        return Ok(None);
+        return Ok((output, None));
     }
     let what = "giving the terminal to the guest";
-    Terminal::take(port).map(Some).map_err(|source| VmError::Device { what, source })
+    let terminal = Terminal::take(port).map_err(|source| VmError::Device { what, source })?;
+    Ok((output, Some(terminal)))
 }
 
 #[cfg(test)]

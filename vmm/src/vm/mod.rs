@@ -28,6 +28,7 @@ use crate::control::{Machine, Mailbox};
 use crate::event_monitor::EventMonitor;
 use crate::kvm::registers::{self, Entry, VcpuState};
 use crate::kvm::{IrqchipState, KvmError, KvmVm};
+use crate::serial_output::SerialOutput;
 use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
 
@@ -41,7 +42,7 @@ const PVPANIC_ID: &str = "_pvpanic";
 /// A VM whose devices are built and whose vCPUs are paused.
 ///
 /// Fields are dropped in this order: the vCPUs stop first, as their threads use the devices; then devices let go of the
-/// host's, then RAM.
+/// host's, then RAM. Then what the guest has written is waited for, while the terminal is still the guest's.
 pub struct Vm {
     vcpus: Vec<Vcpu>,
     initial: Vec<VcpuState>,
@@ -61,6 +62,7 @@ pub struct Vm {
     clock: Option<kvm_clock_data>,
     /// Raises the interrupt line of ACPI events.
     power_button: EventFd,
+    _serial_output: Option<SerialOutput>,
     _terminal: Option<Terminal>,
 }
 

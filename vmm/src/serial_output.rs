@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Where the guest's serial port writes to. Whoever reads that, or does not, the VM goes on.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+use crate::queued_writer::QueuedWriter;
+
+const NAME: &str = "--serial";
+/// Most bytes that wait to be written, beside what the kernel holds in a pipe.
+const MAX_WAITING: u64 = 16 << 10;
+/// How long a vCPU waits for a reader that takes nothing, before output is lost: long enough for a pipe that is read at 8 KB/s, as
+/// its reader makes room by pages, and for a line of 9600 bits a second. A guest gets over a pause of this length, as a real serial
+/// port makes it wait longer for a line of text, and so does a client that pauses the VM meanwhile.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a reader may take nothing when the VM ends, before the rest is not waited for.
+const PATIENCE_AT_END: Duration = Duration::from_secs(1);
+/// How long the end of a VM may take, however its output is read.
+const MAX_END: Duration = Duration::from_secs(10);
+/// How long the log may take to say so: it may go where nobody reads either.
+const MAX_LOG: Duration = Duration::from_millis(100);
+
+/// Standard output, once a guest has it. One VM after the other writes there, and what one has left comes before what the next
+/// writes.
+static STDOUT: Mutex<Option<Arc<QueuedWriter>>> = Mutex::new(None);
+
+/// Where the serial port of a VM writes to; dropping it waits until all is written, but not for a reader that takes nothing.
+pub struct SerialOutput(Arc<QueuedWriter>);
+
+/// What the serial port writes with.
+struct Pen(Arc<QueuedWriter>);
+
+impl SerialOutput {
+    /// Standard output.
+    pub fn stdout() -> io::Result<Self> {
+        let mut stdout = STDOUT.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = match &*stdout {
+            Some(queue) => queue.clone(),
+            None => {
+                // Not by `Stdout`: that has a lock, which a thread that cannot write would hold.
+                let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+                stdout.insert(Arc::new(QueuedWriter::new(NAME, file, MAX_WAITING)?)).clone()
+            }
+        };
+        Ok(Self(queue))
+    }
+
+    /// A file, which is made, or emptied if it is a regular one.
+    ///
+    /// # Errors
+    /// It cannot be opened at once.
+    pub fn file(path: &Path) -> io::Result<Self> {
+        Ok(Self(Arc::new(QueuedWriter::new(NAME, create(path)?, MAX_WAITING)?)))
+    }
+
+    /// What the serial port writes with: it never fails, and waits for half a second at most.
+    pub fn writer(&self) -> Box<dyn Write + Send> {
+        Box::new(Pen(self.0.clone()))
+    }
+}
+
+impl Drop for SerialOutput {
+    fn drop(&mut self) {
+        if self.0.drain(PATIENCE_AT_END, MAX_END) {
+            return;
+        }
+        let (done, logged) = mpsc::sync_channel::<()>(0);
+        let say = move || {
+            log::warn!("{NAME}: the last output is not written: nobody reads it");
+            drop(done);
+        };
+        if thread::Builder::new().name("serial-end".into()).spawn(say).is_ok() {
+            // It ends when the thread is done.
+            let _ = logged.recv_timeout(MAX_LOG);
+        }
+    }
+}
+
+impl Write for Pen {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.push(bytes, PATIENCE);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// As [`File::create`], but waits neither for a FIFO's reader nor for a terminal's carrier, and does not make a terminal this
+/// process's own.
+fn create(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().write(true).create(true).truncate(true).custom_flags(flags).open(path);
+    let file = file.map_err(|error| {
+        let is_fifo = || path.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo());
+        if error.raw_os_error() == Some(libc::ENXIO) && is_fifo() {
+            return io::Error::other("a FIFO that nobody reads; start its reader first");
+        }
+        error
+    })?;
+    // Writing may wait: a thread of its own does it.
+    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    Ok(file)
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The serial port of a real `carom` process with a guest of a few instructions: whoever reads, or does not read, what it writes.
+//!
+//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::pipe::fcntl_setpipe_size;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Longest time that anything here may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Where the guest's code is loaded.
+const ENTRY: u32 = 0x20_0000;
+/// `mov dx, 0x3f8; mov al, 'A'; again: out dx, al; jmp again`
+const WRITE_FOR_EVER: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'A', 0xee, 0xeb, 0xfd];
+/// Bytes that [`write_and_power_off`] writes: more than a small pipe and all queues hold.
+const LEN: u32 = 100_000;
+
+/// Code that writes the lowest bytes of the numbers from [`LEN`] down to 1, and powers off.
+fn write_and_power_off() -> Vec<u8> {
+    // mov dx, 0x3f8; mov ecx, LEN
+    let mut code = vec![0x66, 0xba, 0xf8, 0x03, 0xb9];
+    code.extend(LEN.to_le_bytes());
+    // again: mov al, cl; out dx, al; loop again
+    code.extend([0x88, 0xc8, 0xee, 0xe2, 0xfb]);
+    // mov dx, 0x600 (sleep control); mov al, 0x34 (S5); out dx, al; hlt
+    code.extend([0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xf4]);
+    code
+}
+
+/// What [`write_and_power_off`] writes.
+fn written() -> Vec<u8> {
+    (1..=LEN).rev().map(|number| number.to_le_bytes()[0]).collect()
+}
+
+/// An ELF image of `code` with a PVH entry point.
+fn elf(code: &[u8]) -> Vec<u8> {
+    const HEADERS: u64 = 64 + 2 * 56;
+    let entry = u64::from(ENTRY);
+    let mut note = Vec::new();
+    // Lengths of name and value, XEN_ELFNOTE_PHYS32_ENTRY.
+    [4, 4, 18u32].iter().for_each(|word| note.extend(word.to_le_bytes()));
+    note.extend(b"Xen\0");
+    note.extend(ENTRY.to_le_bytes());
+    let note_len = note.len() as u64;
+
+    let mut image = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    // ET_EXEC, EM_X86_64, version; entry, offset of program headers, none of sections; flags; sizes and numbers.
+    image.extend([2, 0, 62, 0, 1, 0, 0, 0]);
+    [entry, 64, 0].iter().for_each(|word| image.extend(word.to_le_bytes()));
+    image.extend([0; 4]);
+    [64, 56, 2, 64, 0, 0u16].iter().for_each(|half| image.extend(half.to_le_bytes()));
+    let code_len = code.len() as u64;
+    // PT_NOTE, PT_LOAD; both may be read and executed.
+    for (kind, offset, address, len) in [(4u32, HEADERS, 0, note_len), (1, HEADERS + note_len, entry, code_len)] {
+        [kind, 5].iter().for_each(|word| image.extend(word.to_le_bytes()));
+        [offset, address, address, len, len, 4].iter().for_each(|word| image.extend(word.to_le_bytes()));
+    }
+    image.extend(note);
+    image.extend(code);
+    image
+}
+
+/// A process that is gone at the end of the test.
+struct Carom {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Drop for Carom {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Carom {
+    /// Starts a guest with `code`; with `serial` as the option says, given the test's directory.
+    fn start(code: &[u8], serial: impl FnOnce(&Path) -> String, stdout: Stdio, stderr: Stdio) -> Option<Self> {
+        if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+            eprintln!("not tested: /dev/kvm: {error}");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = dir.path().join("kernel");
+        std::fs::write(&kernel, elf(code)).unwrap();
+        let serial = serial(dir.path());
+        let child = Command::new(env!("CARGO_BIN_EXE_carom"))
+            .args([OsStr::new("--kernel"), kernel.as_os_str()])
+            .args(["--memory", "size=64M", "--serial", &serial])
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(stderr)
+            .spawn()
+            .unwrap();
+        Some(Self { child, dir })
+    }
+
+    fn terminate(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+    }
+
+    /// Exit status, and what was written to standard error.
+    fn wait(&mut self) -> (Option<i32>, String) {
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(start.elapsed() < PATIENCE, "it does not end");
+            thread::sleep(Duration::from_millis(1));
+        };
+        let mut said = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            stderr.read_to_string(&mut said).unwrap();
+        }
+        (status.code(), said)
+    }
+}
+
+fn make_fifo(dir: &Path) -> PathBuf {
+    let path = dir.join("fifo");
+    mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    path
+}
+
+/// A pipe that is full soon.
+fn small_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, writer) = io::pipe().unwrap();
+    fcntl_setpipe_size(&writer, 4096).unwrap();
+    (reader, writer)
+}
+
+/// The reading end of a FIFO that is full soon, whether somebody writes or not.
+fn open_reader(fifo: &Path) -> File {
+    let reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(fifo).unwrap();
+    fcntl_setpipe_size(&reader, 4096).unwrap();
+    reader
+}
+
+/// Reads until `len` bytes are there, or the writer is gone, a page at a time with a pause behind each: more
+/// slowly than a guest writes.
+fn read_slowly(mut reader: impl Read, len: usize) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut page = [0; 4096];
+    let start = Instant::now();
+    while all.len() < len {
+        assert!(start.elapsed() < PATIENCE, "{} bytes came", all.len());
+        match reader.read(&mut page) {
+            Ok(0) => break,
+            Ok(read) => all.extend_from_slice(&page[..read]),
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}"),
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    all
+}
+
+#[test]
+fn standard_output_that_nobody_reads_does_not_hold_up_the_end() {
+    let (mut reader, writer) = small_pipe();
+    let Some(mut carom) = Carom::start(WRITE_FOR_EVER, |_| "tty".into(), writer.into(), Stdio::piped()) else { return };
+    // The guest runs; when the pipe and the queue are full, it writes still.
+    reader.read_exact(&mut [0]).unwrap();
+    thread::sleep(Duration::from_secs(2));
+    carom.terminate();
+
+    let (status, said) = carom.wait();
+
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("--serial: the last output is not written: nobody reads it"), "{said}");
+}
+
+#[test]
+fn standard_error_of_the_same_pipe_does_not_hold_up_the_end() {
+    let (mut reader, writer) = small_pipe();
+    let stderr = writer.try_clone().unwrap().into();
+    let Some(mut carom) = Carom::start(WRITE_FOR_EVER, |_| "tty".into(), writer.into(), stderr) else { return };
+    reader.read_exact(&mut [0]).unwrap();
+    thread::sleep(Duration::from_secs(2));
+    carom.terminate();
+
+    assert_eq!(carom.wait().0, Some(0));
+}
+
+#[test]
+fn slow_reader_of_standard_output_gets_all_before_the_end() {
+    let (reader, writer) = small_pipe();
+    let Some(mut carom) = Carom::start(&write_and_power_off(), |_| "tty".into(), writer.into(), Stdio::piped()) else {
+        return;
+    };
+
+    let read = read_slowly(reader, usize::MAX);
+
+    assert!(read == written(), "{} of {LEN} bytes", read.len());
+    assert_eq!(carom.wait(), (Some(0), String::new()));
+}
+
+#[test]
+fn fifo_with_a_reader_is_written_and_one_that_stops_does_not_hold_up_the_end() {
+    let mut reader = None;
+    let serial = |dir: &Path| {
+        let fifo = make_fifo(dir);
+        reader = Some(open_reader(&fifo));
+        format!("file={}", fifo.display())
+    };
+    let Some(mut carom) = Carom::start(WRITE_FOR_EVER, serial, Stdio::null(), Stdio::piped()) else { return };
+    let start = Instant::now();
+    // Before it is opened for writing, a FIFO reads as one that has ended.
+    while read_slowly(reader.as_ref().unwrap(), 1).is_empty() {
+        assert!(start.elapsed() < PATIENCE, "nothing came");
+    }
+    thread::sleep(Duration::from_secs(2));
+    carom.terminate();
+
+    assert_eq!(carom.wait().0, Some(0));
+}
+
+#[test]
+fn fifo_without_a_reader_is_refused() {
+    let serial = |dir: &Path| format!("file={}", make_fifo(dir).display());
+    let Some(mut carom) = Carom::start(WRITE_FOR_EVER, serial, Stdio::null(), Stdio::piped()) else { return };
+
+    let (status, said) = carom.wait();
+
+    let fifo = carom.dir.path().join("fifo");
+    let expected = format!("carom: --serial {}: a FIFO that nobody reads; start its reader first\n", fifo.display());
+    assert_eq!((status, said), (Some(2), expected));
+}
+
+#[test]
+fn regular_file_holds_what_the_guest_wrote_and_nothing_else() {
+    let mut path = PathBuf::new();
+    let serial = |dir: &Path| {
+        path = dir.join("log");
+        File::create(&path).unwrap().write_all(&[b'z'; 2 * LEN as usize]).unwrap();
+        format!("file={}", path.display())
+    };
+    let Some(mut carom) = Carom::start(&write_and_power_off(), serial, Stdio::null(), Stdio::piped()) else { return };
+
+    assert_eq!(carom.wait(), (Some(0), String::new()));
+    assert!(std::fs::read(path).unwrap() == written());
+}
