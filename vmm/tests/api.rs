@@ -4,12 +4,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+mod http;
+
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,8 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-/// Longest time that anything here may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+use http::{PATIENCE, connect, receive, send};
 
 struct Carom {
     child: Child,
@@ -85,39 +86,6 @@ impl Drop for Carom {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn connect(socket: &Path) -> UnixStream {
-    let stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream
-}
-
-fn send(stream: &mut UnixStream, method: &str, name: &str, body: Option<&Value>) {
-    let body = body.map_or(String::new(), Value::to_string);
-    let head = format!("{method} /api/v1/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
-    stream.write_all((head + &body).as_bytes()).unwrap();
-}
-
-/// Reads one response.
-fn receive(reader: &mut impl BufRead) -> (u16, Vec<u8>) {
-    let mut line = String::new();
-    reader.read_line(&mut line).unwrap();
-    let status = line.split(' ').nth(1).unwrap_or_else(|| panic!("no status: {line:?}")).parse().unwrap();
-    let mut len = 0;
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header).unwrap();
-        if header.trim().is_empty() {
-            break;
-        }
-        if let Some(value) = header.to_ascii_lowercase().strip_prefix("content-length:") {
-            len = value.trim().parse().unwrap();
-        }
-    }
-    let mut body = vec![0; len];
-    reader.read_exact(&mut body).unwrap();
-    (status, body)
 }
 
 #[test]

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What clients are told when the host fails, and when too many call: the real server and control thread, with a VM without a
+//! guest whose steps fail or last as long as wanted.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod http;
+
+use std::io::{self, BufReader};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::thread::{self, JoinHandle};
+
+use devices::virtio::iommu::IommuStatus;
+use iommu_bounce::Report;
+use serde_json::{Value, json};
+use vmm::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
+use vmm::api::{ApiServer, ApiSocket, Shared};
+use vmm::config::{DeviceConfig, VmConfig};
+use vmm::control::{Control, Machine, Mailbox, Options};
+use vmm::event_monitor::EventMonitor;
+use vmm::vm::VmError;
+
+use http::{PATIENCE, connect, receive, send};
+
+/// Most calls that may wait (docs/api.md).
+const MAX_CALLS: usize = 128;
+
+/// How far the only power button that is pressed is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Button {
+    Untouched,
+    Down,
+    LetGo,
+}
+
+static BUTTON: Mutex<Button> = Mutex::new(Button::Untouched);
+static BUTTON_MOVED: Condvar = Condvar::new();
+
+/// Waits until the button is as wanted.
+fn await_button(wanted: Button) {
+    let (_guard, timeout) =
+        BUTTON_MOVED.wait_timeout_while(BUTTON.lock().unwrap(), PATIENCE, |button| *button != wanted).unwrap();
+    assert!(!timeout.timed_out(), "not {wanted:?}");
+}
+
+fn move_button(to: Button) {
+    *BUTTON.lock().unwrap() = to;
+    BUTTON_MOVED.notify_all();
+}
+
+/// A VM without a guest, that cannot be reset and whose power button stays down until it is let go.
+struct Null;
+
+impl Machine for Null {
+    fn build(_: &VmConfig, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
+        Ok(Self)
+    }
+
+    fn start(&mut self, _: bool) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn pause(&mut self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<(), VmError> {
+        let source = io::Error::from_raw_os_error(libc::EIO);
+        Err(VmError::Device { what: "resetting the devices", source })
+    }
+
+    fn press_power_button(&self) -> Result<(), VmError> {
+        if *BUTTON.lock().unwrap() == Button::Untouched {
+            move_button(Button::Down);
+        }
+        await_button(Button::LetGo);
+        Ok(())
+    }
+
+    fn raise_nmi(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn devices(&self) -> Vec<DeviceNode> {
+        Vec::new()
+    }
+
+    fn add_device(&mut self, _: &DeviceConfig) -> Result<PciDeviceInfo, VmError> {
+        unreachable!("nobody asks")
+    }
+
+    fn remove_device(&mut self, _: &str) -> bool {
+        false
+    }
+
+    fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
+        Vec::new()
+    }
+
+    fn iommu(&self) -> Option<IommuStatus> {
+        None
+    }
+
+    fn engine_report(&self) -> Option<Report> {
+        None
+    }
+
+    fn tune_bounce(&self, _: &IommuBounceChange) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn report_counters(&self, _: &EventMonitor) {}
+}
+
+/// Server and control thread with a VM that is booted.
+struct Vmm {
+    socket: PathBuf,
+    control: JoinHandle<()>,
+    _dir: tempfile::TempDir,
+}
+
+impl Vmm {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("api.sock");
+        let api = ApiSocket::bind(&socket).unwrap();
+        let control = thread::spawn(move || {
+            let control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, has_api: true });
+            let _server = ApiServer::start(Some(api), None, Shared::new(control.handle())).unwrap();
+            control.run().unwrap();
+        });
+        let vmm = Self { socket, control, _dir: dir };
+        assert_eq!(vmm.request("PUT", "vm.create", Some(&json!({"payload": {"kernel": "/k"}}))).0, 204);
+        assert_eq!(vmm.request("PUT", "vm.boot", None).0, 204);
+        vmm
+    }
+
+    fn request(&self, method: &str, name: &str, body: Option<&Value>) -> (u16, Value) {
+        let mut stream = connect(&self.socket);
+        send(&mut stream, method, name, body);
+        let (status, body) = receive(&mut BufReader::new(stream));
+        (status, if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() })
+    }
+
+    fn end(self) {
+        assert_eq!(self.request("PUT", "vmm.shutdown", None).0, 204);
+        self.control.join().unwrap();
+    }
+}
+
+#[test]
+fn failure_of_the_host_is_told_with_500_and_the_server_goes_on() {
+    let vmm = Vmm::start();
+    let (status, error) = vmm.request("PUT", "vm.reboot", None);
+    assert_eq!((status, error), (500, json!(["resetting the devices: Input/output error (os error 5)"])));
+    // A VM that cannot be reset is shut down, and can be booted again.
+    let (status, info) = vmm.request("GET", "vm.info", None);
+    assert_eq!((status, &info["state"]), (200, &json!("Created")));
+    assert_eq!(vmm.request("PUT", "vm.boot", None).0, 204);
+    vmm.end();
+}
+
+#[test]
+fn calls_beyond_those_that_may_wait_are_told_to_come_again_and_places_come_back() {
+    const BEYOND: usize = 13;
+    let vmm = Vmm::start();
+    let (sender, answers) = mpsc::channel();
+    thread::scope(|scope| {
+        let call = || {
+            let (sender, vmm) = (sender.clone(), &vmm);
+            scope.spawn(move || sender.send(vmm.request("PUT", "vm.power-button", None)).unwrap());
+        };
+        call();
+        await_button(Button::Down);
+        // With the one that is being done, as many as may wait, and some more: which of them come late is chance.
+        (1..MAX_CALLS + BEYOND).for_each(|_| call());
+        let answer = || answers.recv_timeout(PATIENCE).unwrap();
+        for _ in 0..BEYOND {
+            assert_eq!(answer(), (429, json!(["too many calls wait already: try again later"])));
+        }
+        // What needs no control thread is answered even so.
+        assert_eq!(vmm.request("GET", "vmm.ping", None).0, 200);
+        assert_eq!(vmm.request("PUT", "vm.pause", None).0, 429);
+        move_button(Button::LetGo);
+        for _ in 0..MAX_CALLS {
+            assert_eq!(answer(), (204, Value::Null));
+        }
+    });
+    assert_eq!(vmm.request("PUT", "vm.power-button", None).0, 204);
+    vmm.end();
+}
