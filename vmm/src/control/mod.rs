@@ -134,7 +134,7 @@ impl Snapshot {
 }
 
 /// The state of a VM that is created.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// There is a configuration; nothing was built from it yet.
     Created,

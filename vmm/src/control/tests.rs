@@ -5,6 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::{Read, Seek};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use crate::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, Payloa
 use crate::time_slice;
 
 mod notices;
+mod parallel;
 
 thread_local! {
     /// How often a VM was told to change its windows.
@@ -261,7 +263,7 @@ enum Refusal {
 }
 
 /// The life cycle in a few lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Model {
     state: Option<State>,
     bootable: bool,
@@ -308,9 +310,8 @@ fn refusal(error: &ControlError) -> Refusal {
 
 /// A number that was not there before, of RAM in units of 2 MiB too.
 fn next_number() -> u64 {
-    thread_local! { static LAST: Cell<u64> = const { Cell::new(64) } }
-    LAST.set(LAST.get() + 1);
-    LAST.get()
+    static LAST: AtomicU64 = AtomicU64::new(64);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 fn guest(control: &mut Control<Null>, event: GuestEvent) {
@@ -323,8 +324,9 @@ fn guest(control: &mut Control<Null>, event: GuestEvent) {
     }
 }
 
-fn apply(control: &mut Control<Null>, step: Step) -> Result<(), Refusal> {
-    let call = match step {
+/// The call that a step is, if it is one.
+fn call_of(step: Step) -> Option<Call> {
+    Some(match step {
         Step::Create => Call::Create(Box::new(config(""))),
         Step::CreateUnbootable => Call::Create(Box::new(config("fail"))),
         Step::Boot => Call::Boot,
@@ -334,6 +336,17 @@ fn apply(control: &mut Control<Null>, step: Step) -> Result<(), Refusal> {
         Step::PowerButton => Call::PowerButton,
         Step::Nmi => Call::Nmi,
         Step::Grow => Call::Resize(VmResize { desired_ram: Some(next_number() << 21), ..VmResize::default() }),
+        Step::Shutdown => Call::Shutdown,
+        Step::Delete => Call::Delete,
+        Step::AddDevice | Step::GuestPowersOff | Step::GuestResets | Step::GuestFails => return None,
+    })
+}
+
+fn apply(control: &mut Control<Null>, step: Step) -> Result<(), Refusal> {
+    if let Some(call) = call_of(step) {
+        return control.serve_call(call).map(drop).map_err(|error| refusal(&error));
+    }
+    match step {
         Step::AddDevice => {
             // One is removed again, as only so many fit.
             let id = format!("device{}", next_number());
@@ -343,22 +356,12 @@ fn apply(control: &mut Control<Null>, step: Step) -> Result<(), Refusal> {
             guest(control, GuestEvent::DeviceLeft);
             return removed.map_err(|error| refusal(&error));
         }
-        Step::Shutdown => Call::Shutdown,
-        Step::Delete => Call::Delete,
-        Step::GuestPowersOff => {
-            guest(control, GuestEvent::PowerOff);
-            return Ok(());
-        }
-        Step::GuestResets => {
-            guest(control, GuestEvent::Reset);
-            return Ok(());
-        }
-        Step::GuestFails => {
-            guest(control, GuestEvent::Failed("it broke".into()));
-            return Ok(());
-        }
-    };
-    control.serve_call(call).map(drop).map_err(|error| refusal(&error))
+        Step::GuestPowersOff => guest(control, GuestEvent::PowerOff),
+        Step::GuestResets => guest(control, GuestEvent::Reset),
+        Step::GuestFails => guest(control, GuestEvent::Failed("it broke".into())),
+        step => unreachable!("{step:?} is a call"),
+    }
+    Ok(())
 }
 
 fn state(control: &mut Control<Null>) -> Option<VmState> {
@@ -622,54 +625,6 @@ fn call(handle: &ControlHandle, call: Call) -> Result<Reply, ControlError> {
     let (sender, answer) = mpsc::channel();
     handle.call(call, Box::new(move |outcome| sender.send(outcome).expect("the caller waits")));
     answer.recv().expect("every call is answered")
-}
-
-#[test]
-fn calls_in_parallel_are_each_answered_and_end_in_a_stated_state() {
-    const CLIENTS: usize = 16;
-    let control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });
-    let handle = control.handle();
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|client| {
-            let handle = handle.clone();
-            thread::spawn(move || {
-                let mut done = 0;
-                for round in 0..200 {
-                    let wanted = match (client + round) % 8 {
-                        0 => Call::Create(Box::new(config(""))),
-                        1 => Call::Boot,
-                        2 => Call::Pause,
-                        3 => Call::Resume,
-                        4 => Call::Reboot,
-                        5 => Call::Shutdown,
-                        6 => Call::Delete,
-                        _ => Call::Info,
-                    };
-                    match call(&handle, wanted) {
-                        Ok(_) => done += 1,
-                        Err(error) => drop(refusal(&error)),
-                    }
-                }
-                done
-            })
-        })
-        .collect();
-    let end = thread::spawn(move || {
-        let done: usize = clients.into_iter().map(|client| client.join().unwrap()).sum();
-        // Deleting always succeeds.
-        assert!(done >= CLIENTS * 200 / 8, "{done}");
-        call(&handle, Call::ShutdownVmm).unwrap();
-        // Whoever comes too late is told so.
-        loop {
-            match call(&handle, Call::Info) {
-                Err(ControlError::Ending) => break,
-                Err(ControlError::NotCreated) => thread::yield_now(),
-                other => panic!("{other:?}"),
-            }
-        }
-    });
-    control.run().unwrap();
-    end.join().unwrap();
 }
 
 #[test]
