@@ -145,12 +145,25 @@ mod tests {
     use super::super::chunk::{Chunk, HUGE_PAGE};
     use super::*;
 
-    /// Whether this kernel makes memory files of huge pages when it is asked to.
+    /// Whether the host makes memory files of huge pages when it is asked to, and has one now. Who it does not for is told why.
     fn has_huge_pages() -> bool {
+        let release = read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().unwrap_or(0));
+        let version = (numbers.next().unwrap(), numbers.next().unwrap());
+        let setting = read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+        if version < (6, 1) || setting.is_empty() || setting.contains("[deny]") {
+            eprintln!("skipped: no huge pages for memory files: Linux {}, {}", release.trim(), setting.trim());
+            return false;
+        }
         let file = File::from(rustix::fs::memfd_create("carom-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.set_len(HUGE_PAGE).unwrap();
-        let result = Region::collapse(&file, usize::try_from(HUGE_PAGE).unwrap());
-        result.inspect_err(|error| eprintln!("skipped: no huge pages for memory files here: {error}")).is_ok()
+        match Region::collapse(&file, usize::try_from(HUGE_PAGE).unwrap()) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN | libc::EBUSY)) => {
+                eprintln!("skipped: no huge page is to be had now: {error}");
+                false
+            }
+            other => other.map(|()| true).expect("this kernel collapses memory files"),
+        }
     }
 
     /// The line of `/proc/self/smaps` that tells `field` of the mapping that begins at `address`, in KiB.
