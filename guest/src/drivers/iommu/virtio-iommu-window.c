@@ -237,17 +237,28 @@ void viommu_window_remove(struct viommu_window *window)
 }
 EXPORT_SYMBOL_GPL(viommu_window_remove);
 
+/* The windows of a domain's device, and the number by which the device knows the domain */
+static struct viommu_window *window_of(struct iommu_domain *domain, u32 *id)
+{
+	const struct iommu_bounce_ops *ops = domain->ops->bounce_ops;
+
+	return container_of(ops, struct viommu_window_provider, ops)->find(domain, id);
+}
+
 /**
  * viommu_window_limits - what the windows allow a domain
- * @window: the windows, or NULL
+ * @domain: the domain
  * @limits: where to tell it
  *
  * Return: 0, or -ENODEV without windows.
  */
-int viommu_window_limits(struct viommu_window *window, struct iommu_bounce_limits *limits)
+int viommu_window_limits(struct iommu_domain *domain, struct iommu_bounce_limits *limits)
 {
+	struct viommu_window *window;
 	u64 backed;
+	u32 id;
 
+	window = window_of(domain, &id);
 	if (!window)
 		return -ENODEV;
 	limits->iova = window->iova_start;
@@ -295,18 +306,17 @@ static bool claim_shown(struct viommu_window *window, u64 offset)
 
 /**
  * viommu_window_add - have a chunk backed and mapped
- * @window: the windows
- * @domain: number of a domain. The device knows none without endpoints.
+ * @domain: a domain that has windows. The device knows none without endpoints.
  * @iova: where, a multiple of the chunk size in the aperture
+ * @size: the chunk size, which stays
  * @prot: IOMMU_READ, IOMMU_WRITE or both
  *
  * Return: where the chunk is, or an error pointer; -ENOMEM if the budget is used up.
  */
-void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iova, int prot)
+void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot)
 {
 	struct virtio_iommu_req_window_add req = {
 		.head.type	= VIRTIO_IOMMU_T_WINDOW_ADD,
-		.domain		= cpu_to_le32(domain),
 		.flags		= cpu_to_le32((prot & IOMMU_READ ? VIRTIO_IOMMU_MAP_F_READ : 0) |
 					      (prot & IOMMU_WRITE ? VIRTIO_IOMMU_MAP_F_WRITE : 0)),
 		.iova		= cpu_to_le64(iova),
@@ -314,16 +324,20 @@ void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iov
 		.shm_offset	= cpu_to_le64(U64_MAX),
 		.tail.status	= VIRTIO_IOMMU_S_IOERR,
 	};
+	struct viommu_window *window;
 	u64 offset;
+	u32 id;
 	int ret;
 
+	window = window_of(domain, &id);
+	req.domain = cpu_to_le32(id);
 	ret = window->send(window->viommu, &req, sizeof(req));
 	if (ret)
 		return ERR_PTR(ret);
 	offset = le64_to_cpu(req.shm_offset);
 	if (!claim_shown(window, offset)) {
 		dev_err_ratelimited(&window->vdev->dev, "device puts a chunk at %#llx\n", offset);
-		send_del(window, domain, iova);
+		send_del(window, id, iova);
 		return ERR_PTR(-EIO);
 	}
 	return window->region + offset;
@@ -332,17 +346,21 @@ EXPORT_SYMBOL_GPL(viommu_window_add);
 
 /**
  * viommu_window_del - give a chunk back
- * @window: the windows
- * @domain: number of its domain. If that has lost its last endpoint, the chunk is gone already.
+ * @domain: its domain. If that has lost its last endpoint, the chunk is gone already.
  * @iova: the chunk
  * @va: what viommu_window_add() returned for it
+ * @size: the chunk size
  *
  * Return: false if the device still has the chunk.
  */
-bool viommu_window_del(struct viommu_window *window, u32 domain, dma_addr_t iova, void *va)
+bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size)
 {
-	int ret = send_del(window, domain, iova);
+	struct viommu_window *window;
+	u32 id;
+	int ret;
 
+	window = window_of(domain, &id);
+	ret = send_del(window, id, iova);
 	if (ret && ret != -ENOENT) {
 		/* The device still has the chunk: its place in the region stays taken. */
 		dev_err_ratelimited(&window->vdev->dev, "cannot give back the chunk at %pad: %d\n",

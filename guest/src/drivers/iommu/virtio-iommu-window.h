@@ -17,6 +17,24 @@ struct viommu_window;
 /* Sends a request, waits for the answer, and returns the status as an error number */
 typedef int (*viommu_window_send_t)(struct viommu_dev *viommu, void *buf, size_t len);
 
+/**
+ * struct viommu_window_provider - windows as bounce memory
+ * @ops:	VIOMMU_WINDOW_OPS; what the domains' operations point to
+ * @find:	Returns the windows of a domain's device, NULL if it has none, and puts the number
+ *		by which the device knows the domain in @id.
+ */
+struct viommu_window_provider {
+	struct iommu_bounce_ops	ops;
+	struct viommu_window	*(*find)(struct iommu_domain *domain, u32 *id);
+};
+
+#define VIOMMU_WINDOW_OPS {			\
+	.name	= "windows",			\
+	.limits	= viommu_window_limits,		\
+	.add	= viommu_window_add,		\
+	.del	= viommu_window_del,		\
+}
+
 /* Bytes at the end of a request that the device writes, besides what the tail takes */
 static inline size_t viommu_window_reply_len(u8 type)
 {
@@ -31,9 +49,9 @@ struct viommu_window *viommu_window_probe(struct virtio_device *vdev, viommu_win
 					  const struct iommu_bounce_ops *ops);
 void viommu_window_remove(struct viommu_window *window);
 bool viommu_window_config_changed(struct viommu_window *window);
-int viommu_window_limits(struct viommu_window *window, struct iommu_bounce_limits *limits);
-void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iova, int prot);
-bool viommu_window_del(struct viommu_window *window, u32 domain, dma_addr_t iova, void *va);
+int viommu_window_limits(struct iommu_domain *domain, struct iommu_bounce_limits *limits);
+void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot);
+bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size);
 
 #else /* !CONFIG_VIRTIO_IOMMU_WINDOW */
 
@@ -60,20 +78,20 @@ static inline bool viommu_window_config_changed(struct viommu_window *window)
 	return false;
 }
 
-static inline int viommu_window_limits(struct viommu_window *window,
+static inline int viommu_window_limits(struct iommu_domain *domain,
 				       struct iommu_bounce_limits *limits)
 {
 	return -ENODEV;
 }
 
-static inline void *viommu_window_add(struct viommu_window *window, u32 domain, dma_addr_t iova,
+static inline void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size,
 				      int prot)
 {
 	return ERR_PTR(-ENODEV);
 }
 
-static inline bool viommu_window_del(struct viommu_window *window, u32 domain, dma_addr_t iova,
-				     void *va)
+static inline bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iova, void *va,
+				     size_t size)
 {
 	return true;
 }
