@@ -99,7 +99,7 @@ static void *page_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size
 
 static bool page_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size)
 {
-	/* IOMMU drivers may want memory for this. What a device may still reach is not freed. */
+	/* What a device may still reach is not freed. */
 	if (iommu_unmap(domain, iova, size) != size) {
 		pr_err_ratelimited("cannot unmap the chunk at %pad\n", &iova);
 		return false;

@@ -26,6 +26,10 @@
 
 #include "virtio-iommu-window.h"
 
+/* Fit in the spare request of virtio-iommu.c, so that no chunk is kept for want of memory */
+static_assert(sizeof(struct virtio_iommu_req_window_add) <= sizeof(struct virtio_iommu_req_map));
+static_assert(sizeof(struct virtio_iommu_req_window_del) <= sizeof(struct virtio_iommu_req_map));
+
 /**
  * struct viommu_window - the windows of one virtio-iommu device
  * @vdev:	the device

@@ -46,8 +46,9 @@ struct iommu_bounce_limits {
  *		IOMMU_READ, IOMMU_WRITE or both. Returns where the CPU sees the chunk, or an error
  *		pointer, which is -ENOMEM if there is no memory left.
  * @del:	Unmaps what @add mapped and gives its memory back. Neither the CPU nor a device
- *		uses it any more. Returns false if devices may still reach it: then it is kept, and
- *		it may be tried again.
+ *		uses it any more. Does not fail for want of memory, as it is called to free some.
+ *		Returns false if devices may still reach it, because the IOMMU refuses: then it is
+ *		kept, and it may be tried again.
  *
  * All may sleep. Calls of @add and @del for one domain are serialised.
  */
