@@ -196,22 +196,12 @@ static bool fake_capable(struct device *dev, enum iommu_cap cap)
 	return cap == IOMMU_CAP_CACHE_COHERENCY;
 }
 
-static void fake_get_resv_regions(struct device *dev, struct list_head *list)
-{
-	struct iommu_resv_region *region;
-
-	region = iommu_alloc_resv_region(FAKE_WINDOW_IOVA, FAKE_WINDOW_LEN, 0,
-					 IOMMU_RESV_RESERVED, GFP_KERNEL);
-	if (region)
-		list_add_tail(&region->list, list);
-}
-
+/* It does not tell that the range of its chunks is reserved, as one should that is not a fake. */
 static const struct iommu_ops fake_ops = {
 	.capable		= fake_capable,
 	.domain_alloc_paging	= fake_domain_alloc,
 	.probe_device		= fake_probe_device,
 	.device_group		= generic_device_group,
-	.get_resv_regions	= fake_get_resv_regions,
 	.def_domain_type	= fake_def_domain_type,
 	.owner			= THIS_MODULE,
 };

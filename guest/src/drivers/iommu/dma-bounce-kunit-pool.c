@@ -325,6 +325,27 @@ static void single_use_test(struct kunit *test)
 	KUNIT_EXPECT_NULL(test, fake_device_page(t->fake, addr >> PAGE_SHIFT, IOMMU_READ));
 }
 
+/* Nothing but chunks is ever mapped where those of the provider are. */
+static void provider_range_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct iova_domain *iovad = t->pool->iovad;
+	unsigned long first = iova_pfn(iovad, FAKE_WINDOW_IOVA), pages;
+	unsigned long last = iova_pfn(iovad, FAKE_WINDOW_IOVA + FAKE_WINDOW_LEN - 1);
+	struct iova *iova;
+
+	for (pages = 1; pages <= last - first + 1; pages *= 2) {
+		/* What is highest is taken first. */
+		iova = alloc_iova(iovad, pages, last, true);
+		KUNIT_ASSERT_NOT_NULL(test, iova);
+		KUNIT_EXPECT_LT(test, iova->pfn_hi, first);
+		__free_iova(iovad, iova);
+	}
+	/* The pool itself is there. */
+	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_EQ(test, t->pool->slots.base, FAKE_WINDOW_IOVA);
+}
+
 /* The kernel's own pages take one range of IOVA, however often a pool tries to become ready. */
 static void page_range_test(struct kunit *test)
 {
@@ -391,6 +412,7 @@ static struct kunit_case bounce_pool_cases[] = {
 	KUNIT_CASE(dead_slot_test),
 	KUNIT_CASE(dead_copy_test),
 	KUNIT_CASE(single_use_test),
+	KUNIT_CASE(provider_range_test),
 	KUNIT_CASE(page_range_test),
 	KUNIT_CASE(page_limit_test),
 	KUNIT_CASE(calibrate_test),

@@ -16,6 +16,7 @@
 #include <linux/cc_platform.h>
 #include <linux/device.h>
 #include <linux/iommu.h>
+#include <linux/iova.h>
 #include <linux/slab.h>
 
 #include "dma-bounce.h"
@@ -198,6 +199,18 @@ static bool init_device(struct device *dev)
 	return true;
 }
 
+/*
+ * Takes the range of IOVA in which a provider maps chunks, so that nothing else is mapped there. A
+ * provider should have it reserved, but what the host forgot to say must not confuse us. What is
+ * reserved already stays so.
+ */
+static bool reserve_range(struct iova_domain *iovad, const struct iommu_bounce_limits *limits)
+{
+	dma_addr_t last = limits->iova + limits->len - 1;
+
+	return reserve_iova(iovad, iova_pfn(iovad, limits->iova), iova_pfn(iovad, last));
+}
+
 /**
  * dma_bounce_init_domain - a device got a DMA domain
  * @domain: the domain
@@ -223,6 +236,9 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 	if (!init_device(dev))
 		return;
 	if (!domain->bounce) {
+		/* Nothing is mapped yet. Pages of the kernel take a range when the pool is used. */
+		if (ops != &dma_bounce_page_ops && !reserve_range(iovad, &limits))
+			return;
 		domain->bounce = dma_bounce_pool_create(domain, iovad, ops, dev_name(dev));
 		if (!domain->bounce)
 			return;
