@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Bounce pools in debugfs: /sys/kernel/debug/iommu_bounce/domainN/stats has lines of `key value`,
- * idle_ms says how long a chunk must have been idle to be given back, and can be written.
+ * idle_ms says how long a chunk must have been idle to be given back, and can be written: 1 to
+ * DMA_BOUNCE_MAX_IDLE_MS.
  */
 
 #include <linux/debugfs.h>
@@ -98,6 +99,25 @@ static int stats_show(struct seq_file *m, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(stats);
 
+static int idle_ms_get(void *data, u64 *value)
+{
+	struct dma_bounce_pool *pool = data;
+
+	*value = READ_ONCE(pool->idle_ms);
+	return 0;
+}
+
+static int idle_ms_set(void *data, u64 value)
+{
+	struct dma_bounce_pool *pool = data;
+
+	if (!value || value > DMA_BOUNCE_MAX_IDLE_MS)
+		return -EINVAL;
+	WRITE_ONCE(pool->idle_ms, value);
+	return 0;
+}
+DEFINE_DEBUGFS_ATTRIBUTE(idle_ms_fops, idle_ms_get, idle_ms_set, "%llu\n");
+
 /**
  * dma_bounce_debugfs_add - show a pool's statistics
  * @pool: the pool
@@ -111,7 +131,7 @@ void dma_bounce_debugfs_add(struct dma_bounce_pool *pool)
 		dma_bounce_dir = debugfs_create_dir("iommu_bounce", NULL);
 	pool->dir = debugfs_create_dir(name, dma_bounce_dir);
 	debugfs_create_file("stats", 0400, pool->dir, pool, &stats_fops);
-	debugfs_create_u32("idle_ms", 0600, pool->dir, &pool->idle_ms);
+	debugfs_create_file_unsafe("idle_ms", 0600, pool->dir, pool, &idle_ms_fops);
 }
 
 /**

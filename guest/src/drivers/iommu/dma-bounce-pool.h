@@ -16,6 +16,9 @@
 
 #include "dma-bounce-slots.h"
 
+/* The most that idle_ms can be: a day, a multiple of which does not overflow in jiffies */
+#define DMA_BOUNCE_MAX_IDLE_MS	(24 * 60 * 60 * 1000)
+
 struct dentry;
 struct iova;
 struct iova_domain;

@@ -304,6 +304,10 @@ fn idle_memory_goes_back_to_the_host() {
 POOL=$(echo /sys/kernel/debug/iommu_bounce/domain*)
 {verify}
 sed 's/^/CAROM-STAT-/' "$POOL/stats"
+for wrong in 0 -1 86400001 4294967295 4294967496 x; do
+    if echo "$wrong" >"$POOL/idle_ms"; then echo "CAROM-TAKEN $wrong"; fi
+done 2>/dev/null
+echo "CAROM-IDLE-MS $(cat "$POOL/idle_ms")"
 echo 200 >"$POOL/idle_ms"
 i=0
 while ! grep -qx 'chunks 0' "$POOL/stats"; do
@@ -326,6 +330,8 @@ sleep 0.5
 
     workload::check_verified(&outcome, 2).unwrap_or_else(|error| panic!("{error:#}"));
     assert!(number(&outcome, "CAROM-STAT-chunks") > 0, "console:\n{}", outcome.console);
+    assert_eq!(outcome.values("CAROM-TAKEN").collect::<Vec<_>>(), [""; 0]);
+    assert_eq!(number(&outcome, "CAROM-IDLE-MS"), 10_000);
     assert_eq!(number(&outcome, "CAROM-IDLE-chunks"), 0, "console:\n{}", outcome.console);
     let host = outcome.counters.first().expect("the mark made the VMM report its counters");
     assert_eq!(host.window_bytes, 0, "{host:?}");
