@@ -15,7 +15,7 @@
 #include "dma-bounce-pool.h"
 
 #define PAGE_CHUNK_SIZE		SZ_2M
-/* The most memory that one domain's pool takes */
+/* The most memory that one domain's pool takes, and the IOVA set aside for it below 4 GiB */
 #define PAGE_POOL_SIZE		SZ_64M
 /* What part of all memory the pools of all domains take at most */
 #define PAGE_POOL_MEMORY_PART	8
