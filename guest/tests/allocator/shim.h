@@ -32,6 +32,8 @@ typedef uint64_t phys_addr_t;
 #define __percpu
 #define __rcu
 #define __counted_by(member)
+#define noinline		__attribute__((__noinline__))
+#define PAGE_SIZE		4096UL
 
 #define likely(x)		__builtin_expect(!!(x), 1)
 #define unlikely(x)		__builtin_expect(!!(x), 0)
@@ -137,7 +139,7 @@ struct mutex {
 extern __thread unsigned int shim_cpu;
 
 #define for_each_possible_cpu(i)	for ((i) = 0; (i) < SHIM_CPUS; (i)++)
-#define alloc_percpu(type)		((type *)calloc(SHIM_CPUS, sizeof(type)))
+#define __alloc_percpu(size, align)	(calloc(SHIM_CPUS, size))
 #define free_percpu(p)			free(p)
 #define per_cpu_ptr(p, i)		(&(p)[i])
 #define raw_cpu_ptr(p)			(&(p)[shim_cpu])

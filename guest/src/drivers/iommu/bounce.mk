@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
-obj-$(CONFIG_IOMMU_DMA_BOUNCE) += dma-bounce.o dma-bounce-map.o dma-bounce-copy.o
-obj-$(CONFIG_IOMMU_DMA_BOUNCE) += dma-bounce-pool.o dma-bounce-slots.o
+# What each mapping runs through comes first, next to each other.
+obj-$(CONFIG_IOMMU_DMA_BOUNCE) += dma-bounce-map.o dma-bounce-copy.o dma-bounce-slots.o
+obj-$(CONFIG_IOMMU_DMA_BOUNCE) += dma-bounce.o dma-bounce-pool.o
 obj-$(CONFIG_IOMMU_DMA_BOUNCE) += dma-bounce-pages.o dma-bounce-single.o
 obj-$(CONFIG_IOMMU_DMA_BOUNCE) += dma-bounce-calibrate.o dma-bounce-debugfs.o
 obj-$(CONFIG_IOMMU_DMA_BOUNCE_REQUEST) += dma-bounce-request.o

@@ -67,6 +67,7 @@ static void slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot
 
 	switch (slot->mapped) {
 	case DMA_BOUNCE_SINGLE:
+	case DMA_BOUNCE_ENTRY:
 		dma_bounce_copy(va + skip, slot->phys + skip, len, to_slot);
 		break;
 	case DMA_BOUNCE_LIST:

@@ -199,9 +199,9 @@ static void request_pool_test(struct kunit *test)
 	KUNIT_ASSERT_EQ(test, dma_set_mask(t->dev, DMA_BIT_MASK(28)), 0);
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_MASK);
 	KUNIT_ASSERT_EQ(test, dma_set_mask(t->dev, DMA_BIT_MASK(64)), 0);
-	t->dev->iommu->bounce->choice = DMA_BOUNCE_SWITCH_OFF;
+	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_OFF;
 	expect_declined(test, r, 0);
-	t->dev->iommu->bounce->choice = DMA_BOUNCE_SWITCH_ON;
+	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_ON;
 	t->dev->iommu->attach_deferred = 1;
 	expect_declined(test, r, 0);
 	t->dev->iommu->attach_deferred = 0;
@@ -239,22 +239,22 @@ static void request_size_test(struct kunit *test)
 	struct test_request *r = make_request(test);
 
 	bounce_kunit_warm(test, REQUEST_LEN, DMA_FROM_DEVICE);
-	t->dev->iommu->bounce->threshold = REQUEST_LEN - 1;
+	t->dev->iommu->bounce.threshold = REQUEST_LEN - 1;
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_SIZE);
-	t->dev->iommu->bounce->threshold = REQUEST_LEN;
+	t->dev->iommu->bounce.threshold = REQUEST_LEN;
 	expect_mapped(test, r);
 	dma_set_max_seg_size(t->dev, REQUEST_LEN - 1);
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_SIZE);
 	dma_set_max_seg_size(t->dev, REQUEST_LEN);
 	expect_mapped(test, r);
 
-	t->dev->iommu->bounce->threshold = SZ_1M;
+	t->dev->iommu->bounce.threshold = SZ_1M;
 	dma_set_max_seg_size(t->dev, SZ_1M);
 	start_request(r, REQ_OP_READ);
 	for (i = 0; i < AREAS; i++)
 		add_piece(t, r, 0, AREA);
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_SIZE);
-	t->dev->iommu->bounce->threshold = 0;
+	t->dev->iommu->bounce.threshold = 0;
 	dma_set_max_seg_size(t->dev, max);
 	bounce_kunit_expect_area(test);
 }

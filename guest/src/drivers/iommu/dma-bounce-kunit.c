@@ -40,7 +40,7 @@ int bounce_kunit_init(struct kunit *test)
 	test->priv = t;
 	t->dev = t->fake->dev;
 	t->pool = t->fake->domain.bounce;
-	t->dev->iommu->bounce->choice = DMA_BOUNCE_SWITCH_ON;
+	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_ON;
 	t->area = (u8 *)__get_free_pages(GFP_KERNEL, get_order(AREA));
 	t->expect = kunit_kmalloc(test, AREA, GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, t->area);
@@ -316,7 +316,7 @@ static void sync_elision_test(struct kunit *test)
 
 	if (IS_ENABLED(CONFIG_DMA_API_DEBUG))
 		kunit_skip(test, "DMA API debugging never elides them");
-	t->dev->iommu->bounce->choice = DMA_BOUNCE_SWITCH_OFF;
+	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_OFF;
 	addr = bounce_kunit_map(test, 0, 512, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_FALSE(test, dma_dev_need_sync(t->dev));
 	dma_sync_single_for_cpu(t->dev, addr, 512, DMA_FROM_DEVICE);
@@ -324,7 +324,7 @@ static void sync_elision_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_SYNCS_PLAIN), 0);
 	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_ELISION_LOST), 0);
 
-	t->dev->iommu->bounce->choice = DMA_BOUNCE_SWITCH_ON;
+	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_ON;
 	addr = bounce_kunit_map_bounced(test, 0, 512, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_TRUE(test, dma_dev_need_sync(t->dev));
 	dma_unmap_single(t->dev, addr, 512, DMA_FROM_DEVICE);
@@ -391,8 +391,11 @@ static void list_test(struct kunit *test)
 	bounce_kunit_fill(t);
 	bounce_kunit_warm(test, LIST_LEN, DMA_BIDIRECTIONAL);
 	init_list(t, sgl);
+	sg_dma_len(&sgl[1]) = SECRET;
 	KUNIT_ASSERT_EQ(test, dma_map_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL), 1);
 	KUNIT_EXPECT_EQ(test, sg_dma_len(sgl), LIST_LEN);
+	/* the end, for those who look for it */
+	KUNIT_EXPECT_EQ(test, sg_dma_len(&sgl[1]), 0);
 	KUNIT_EXPECT_TRUE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
 	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
 	KUNIT_EXPECT_TRUE(test, list_is(t->area, flat));
@@ -407,6 +410,40 @@ static void list_test(struct kunit *test)
 		memset(t->expect + pieces[i].offset, SECRET, pieces[i].len);
 	}
 	dma_unmap_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL);
+	bounce_kunit_expect_area(test);
+}
+
+/* A list of one entry is not needed any more when what it mapped is synchronised by address. */
+static void list_of_one_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct scatterlist sgl[1];
+	u8 bytes[300];
+	dma_addr_t addr;
+
+	bounce_kunit_fill(t);
+	bounce_kunit_warm(test, 1000, DMA_BIDIRECTIONAL);
+	sg_init_one(sgl, t->area + 5000, 1000);
+	KUNIT_ASSERT_EQ(test, dma_map_sg(t->dev, sgl, 1, DMA_BIDIRECTIONAL), 1);
+	addr = sg_dma_address(sgl);
+	KUNIT_ASSERT_TRUE(test, dma_bounce_owns(t->pool, addr));
+	sg_init_one(sgl, t->area, 1000);
+	memset(bytes, SECRET, sizeof(bytes));
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 100, bytes, sizeof(bytes)));
+	memset(t->expect + 5000 + 100, SECRET, sizeof(bytes));
+	dma_sync_single_for_cpu(t->dev, addr, 1000, DMA_BIDIRECTIONAL);
+	bounce_kunit_expect_area(test);
+	memset(t->area + 5000, 0x11, 1000);
+	memset(t->expect + 5000, 0x11, 1000);
+	dma_sync_single_for_device(t->dev, addr + 50, 950, DMA_BIDIRECTIONAL);
+	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, addr + 50, bytes, sizeof(bytes)));
+	KUNIT_EXPECT_MEMEQ(test, bytes, t->area + 5000 + 50, sizeof(bytes));
+	sg_dma_address(sgl) = addr;
+	memset(t->expect + 5000, SECRET, 1000);
+	memset(bytes, SECRET, sizeof(bytes));
+	for (unsigned int at = 0; at < 1000; at += 250)
+		KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + at, bytes, 250));
+	dma_unmap_sg(t->dev, sgl, 1, DMA_BIDIRECTIONAL);
 	bounce_kunit_expect_area(test);
 }
 
@@ -552,12 +589,12 @@ static void not_bounced_test(struct kunit *test)
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
 	dma_unmap_resource(t->dev, addr, 4096, DMA_FROM_DEVICE, 0);
 
-	t->dev->iommu->bounce->threshold = 2048;
+	t->dev->iommu->bounce.threshold = 2048;
 	addr = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
-	t->dev->iommu->bounce->threshold = 0;
-	t->dev->iommu->bounce->choice = DMA_BOUNCE_SWITCH_AUTO;
+	t->dev->iommu->bounce.threshold = 0;
+	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_AUTO;
 	addr = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
@@ -673,6 +710,7 @@ static struct kunit_case bounce_cases[] = {
 	KUNIT_CASE(sync_elision_test),
 	KUNIT_CASE(min_align_test),
 	KUNIT_CASE(list_test),
+	KUNIT_CASE(list_of_one_test),
 	KUNIT_CASE(list_sync_test),
 	KUNIT_CASE(max_segment_test),
 	KUNIT_CASE(list_layout_test),

@@ -208,7 +208,8 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t si
 	required = dma_bounce_required(pool, dev, phys, size);
 	if ((!required && !dma_bounce_wanted(dev)) || !attrs_allow(pool, dev, attrs))
 		return addr;
-	if (!pfn_valid(PHYS_PFN(phys)) || is_zone_device_page(pfn_to_page(PHYS_PFN(phys)))) {
+	/* What is no memory and has no struct page says so by its attributes. */
+	if (is_zone_device_page(pfn_to_page(PHYS_PFN(phys)))) {
 		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
 		return addr;
 	}
@@ -284,28 +285,35 @@ static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 	return len;
 }
 
-/* Writes the DMA segments into the list: one, or as few as max_seg_size allows. */
-static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, dma_addr_t addr)
+/*
+ * Writes the DMA segments into the list: one, or as few as max_seg_size allows. The entry behind
+ * them has a DMA length of 0, which some users take for the end.
+ */
+static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, dma_addr_t addr,
+		       size_t len)
 {
-	unsigned int max_seg = dma_get_max_seg_size(dev), seg_len = 0;
-	struct scatterlist *s, *seg = NULL;
-	int i, count = 0;
+	unsigned int max_seg = dma_get_max_seg_size(dev), seg_len = len;
+	struct scatterlist *s, *seg = sgl;
+	int i, count = 1;
 
-	for_each_sg(sgl, s, nents, i) {
-		unsigned int len = s->length;
-
-		sg_dma_address(s) = DMA_MAPPING_ERROR;
-		sg_dma_len(s) = 0;
-		if (!seg || max_seg - seg_len < len) {
-			seg = seg ? sg_next(seg) : sgl;
-			sg_dma_address(seg) = addr;
-			seg_len = 0;
-			count++;
+	sg_dma_address(seg) = addr;
+	if (unlikely(len > max_seg)) {
+		seg_len = 0;
+		for_each_sg(sgl, s, nents, i) {
+			if (max_seg - seg_len < s->length) {
+				sg_dma_len(seg) = seg_len;
+				seg = sg_next(seg);
+				sg_dma_address(seg) = addr;
+				seg_len = 0;
+				count++;
+			}
+			seg_len += s->length;
+			addr += s->length;
 		}
-		seg_len += len;
-		sg_dma_len(seg) = seg_len;
-		addr += len;
 	}
+	sg_dma_len(seg) = seg_len;
+	if (count < nents)
+		sg_dma_len(sg_next(seg)) = 0;
 	return count;
 }
 
@@ -345,11 +353,18 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	rcu_read_lock();
 	slot = dma_bounce_slot_take(pool, dev, sg_phys(sgl), len, limit, dir);
 	if (slot) {
-		slot->sgl = sgl;
 		slot->nents = nents;
-		slot->mapped = DMA_BOUNCE_LIST;
+		/* Some who map a lone entry have it on their stack, and synchronise by address. */
+		if (nents == 1) {
+			slot->phys = sg_phys(sgl);
+			slot->mapped = DMA_BOUNCE_ENTRY;
+		} else {
+			slot->sgl = sgl;
+			slot->mapped = DMA_BOUNCE_LIST;
+		}
 		dma_bounce_slot_fill(pool, dev, slot, dir, attrs);
-		count = sg_fill_dma(dev, sgl, nents, dma_bounce_slot_iova(slot) + slot->offset);
+		count = sg_fill_dma(dev, sgl, nents, dma_bounce_slot_iova(slot) + slot->offset,
+				    len);
 		dma_bounce_count(pool, DMA_BOUNCE_LISTS, 1);
 		dma_bounce_need_sync(pool, dev);
 	}
@@ -358,6 +373,18 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 }
 
 /* Unmapping and synchronising */
+
+static bool serves_list(struct dma_bounce_slot *slot)
+{
+	return slot->mapped == DMA_BOUNCE_LIST || slot->mapped == DMA_BOUNCE_ENTRY;
+}
+
+/* The list may be a copy of the one that was mapped, which may be gone. */
+static void use_list(struct dma_bounce_slot *slot, struct scatterlist *sgl)
+{
+	if (slot->mapped == DMA_BOUNCE_LIST)
+		slot->sgl = sgl;
+}
 
 /* Whether a list is the one that a slot serves, from its start */
 static bool is_list_of(struct device *dev, struct scatterlist *sgl, struct dma_bounce_slot *slot)
@@ -419,12 +446,11 @@ bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nent
 	slot = dma_bounce_slots_find(&pool->slots, addr);
 	if (dev_WARN_ONCE(dev, !slot, "unmaps a bounced list that is not mapped: %pad\n", &addr)) {
 		ours = true;
-	} else if (slot->mapped == DMA_BOUNCE_LIST) {
+	} else if (serves_list(slot)) {
 		ours = true;
 		if (!is_list_of(dev, sgl, slot))
 			goto out;
-		/* The list may be a copy of the one that was mapped, which may be gone. */
-		slot->sgl = sgl;
+		use_list(slot, sgl);
 		if (dev_WARN_ONCE(dev, nents != slot->nents, "unmaps %d of %u entries\n", nents,
 				  slot->nents))
 			slot->nents = min_t(unsigned int, nents, slot->nents);
@@ -444,7 +470,8 @@ out:
  * @dir: direction of the transfers that the call is about
  * @for_device: the device gets it; otherwise the CPU
  *
- * The part of a list is looked for in the list that was mapped, which must be there still.
+ * A part of a list is looked for in the list that was mapped, which must be there still if it has
+ * more than one entry.
  *
  * Return: true if the address was one of a pool.
  */
@@ -505,13 +532,13 @@ bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents
 		return false;
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, sg_dma_address(sgl));
-	if (slot && slot->mapped == DMA_BOUNCE_LIST) {
+	if (slot && serves_list(slot)) {
 		ours = true;
 		if (!is_list_of(dev, sgl, slot))
 			goto out;
 		for_each_sg(sgl, s, min_t(unsigned int, nents, slot->nents), i)
 			len += s->length;
-		slot->sgl = sgl;
+		use_list(slot, sgl);
 		dma_bounce_slot_sync(pool, dev, slot, 0, min_t(size_t, len, slot->len), dir,
 				     for_device);
 	}

@@ -27,13 +27,27 @@ static inline struct dma_bounce_pool *dma_bounce_pool_of(struct device *dev)
 /* Size in bytes up to which mappings of a device bounce */
 static inline size_t dma_bounce_threshold(struct dma_bounce_pool *pool, struct device *dev)
 {
-	struct dma_bounce_device *bounce = dev->iommu->bounce;
-	size_t own = bounce ? READ_ONCE(bounce->threshold) : 0;
-
-	return own ?: READ_ONCE(pool->threshold);
+	return READ_ONCE(dev->iommu->bounce.threshold) ?: READ_ONCE(pool->threshold);
 }
 
-bool dma_bounce_wanted(struct device *dev);
+/* iommu.bounce=all was given at boot */
+extern bool dma_bounce_all_devices;
+
+/**
+ * dma_bounce_wanted - whether small DMA of a device is to be bounced
+ * @dev: the device, which has a DMA domain
+ *
+ * Return: what sysfs says, otherwise what the driver and the boot option say.
+ */
+static inline bool dma_bounce_wanted(struct device *dev)
+{
+	struct dma_bounce_device *bounce = &dev->iommu->bounce;
+	u8 choice = READ_ONCE(bounce->choice);
+
+	if (likely(choice == DMA_BOUNCE_SWITCH_AUTO))
+		return READ_ONCE(bounce->opt_in) || dma_bounce_all_devices;
+	return choice == DMA_BOUNCE_SWITCH_ON;
+}
 
 struct dma_bounce_pool *dma_bounce_pool_for(struct device *dev, unsigned long attrs);
 struct dma_bounce_slot *dma_bounce_slot_take(struct dma_bounce_pool *pool, struct device *dev,

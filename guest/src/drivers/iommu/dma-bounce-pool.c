@@ -54,28 +54,19 @@ static const int dma_bounce_prot[DMA_BOUNCE_KINDS] = {
 };
 
 /**
- * dma_bounce_pool_get - take a free slot
- * @pool: a pool that is ready, as dma_bounce_owns() or pool->slots.len tells
- * @kind: what the device may do with it
- * @size: bytes needed, at most DMA_BOUNCE_MAX_SLOT
+ * dma_bounce_pool_missed - a mapping found no slot
+ * @pool: the pool
+ * @kind: what the device was to do with it
+ * @class: log2 of the slot's size, less DMA_BOUNCE_MIN_SHIFT
  *
- * The caller is in an RCU read-side critical section until it is done with the slot's memory.
- *
- * Return: a slot whose size is the next power of two, or NULL if there is none now; then there may
- * be soon.
+ * Has chunks added, unless that failed just now.
  */
-struct dma_bounce_slot *dma_bounce_pool_get(struct dma_bounce_pool *pool,
-					    enum dma_bounce_kind kind, size_t size)
+void dma_bounce_pool_missed(struct dma_bounce_pool *pool, enum dma_bounce_kind kind,
+			    unsigned int class)
 {
-	unsigned int class = dma_bounce_class(size);
-	struct dma_bounce_slot *slot = dma_bounce_slots_get(&pool->slots, kind, class);
-
-	if (!slot) {
-		atomic_inc(&pool->missed[kind][class]);
-		if (time_after_eq(jiffies, READ_ONCE(pool->retry_at)))
-			queue_work(dma_bounce_wq, &pool->work);
-	}
-	return slot;
+	atomic_inc(&pool->missed[kind][class]);
+	if (time_after_eq(jiffies, READ_ONCE(pool->retry_at)))
+		queue_work(dma_bounce_wq, &pool->work);
 }
 
 static void pool_drained(struct dma_bounce_slots *slots)

@@ -30,20 +30,6 @@ enum dma_bounce_switch {
 	DMA_BOUNCE_SWITCH_OFF,
 };
 
-/**
- * struct dma_bounce_device - what is known of one device
- * @opt_in:	its driver has called dma_bounce_opt_in()
- * @choice:	&enum dma_bounce_switch
- * @threshold:	size in bytes up to which its mappings are bounced, 0 for the domain's
- * @files:	it has files in sysfs
- */
-struct dma_bounce_device {
-	bool	opt_in;
-	u8	choice;
-	u32	threshold;
-	bool	files;
-};
-
 enum dma_bounce_stat {
 	DMA_BOUNCE_PAGES,		/* single mappings bounced */
 	DMA_BOUNCE_LISTS,		/* scatter-gather lists bounced */
@@ -179,8 +165,30 @@ void dma_bounce_pool_stop(struct dma_bounce_pool *pool);
 void dma_bounce_pool_resume(struct dma_bounce_pool *pool);
 void dma_bounce_pool_refresh(struct dma_bounce_pool *pool);
 void dma_bounce_pool_first_use(struct dma_bounce_pool *pool, u64 mask);
-struct dma_bounce_slot *dma_bounce_pool_get(struct dma_bounce_pool *pool,
-					    enum dma_bounce_kind kind, size_t size);
+void dma_bounce_pool_missed(struct dma_bounce_pool *pool, enum dma_bounce_kind kind,
+			    unsigned int class);
+
+/**
+ * dma_bounce_pool_get - take a free slot
+ * @pool: a pool that is ready, as dma_bounce_owns() or pool->slots.len tells
+ * @kind: what the device may do with it
+ * @size: bytes needed, at most DMA_BOUNCE_MAX_SLOT
+ *
+ * The caller is in an RCU read-side critical section until it is done with the slot's memory.
+ *
+ * Return: a slot whose size is the next power of two, or NULL if there is none now; then there may
+ * be soon.
+ */
+static inline struct dma_bounce_slot *dma_bounce_pool_get(struct dma_bounce_pool *pool,
+							  enum dma_bounce_kind kind, size_t size)
+{
+	unsigned int class = dma_bounce_class(size);
+	struct dma_bounce_slot *slot = dma_bounce_slots_get(&pool->slots, kind, class);
+
+	if (unlikely(!slot))
+		dma_bounce_pool_missed(pool, kind, class);
+	return slot;
+}
 
 /* Single-use buffers: dma-bounce-single.c */
 dma_addr_t dma_bounce_single_map(struct dma_bounce_pool *pool, u64 mask, phys_addr_t phys,

@@ -50,7 +50,10 @@ static bool chunk_idle(struct dma_bounce_chunk *chunk)
 	return chunk->nfree == chunk->nslots;
 }
 
-/* Depots and per-CPU caches. All of this runs with interrupts off. */
+/*
+ * Depots and per-CPU caches. All of this runs with interrupts off. What few mappings need is kept
+ * out of the functions that all of them run through.
+ */
 
 static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_slot *slot)
 {
@@ -72,8 +75,8 @@ static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_slot *sl
 	spin_unlock(&depot->lock);
 }
 
-static void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
-			 enum dma_bounce_kind kind, unsigned int class)
+static noinline void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
+				  enum dma_bounce_kind kind, unsigned int class)
 {
 	struct dma_bounce_depot *depot = &slots->depots[kind][class];
 	unsigned int n = cpu->n[kind][class], want = cache_slots(class) / 2;
@@ -107,8 +110,8 @@ static void cache_flush(struct dma_bounce_slots *slots, struct dma_bounce_cpu *c
 	cpu->low[kind][class] = min(cpu->low[kind][class], rest);
 }
 
-static struct dma_bounce_slot *cache_pop(struct dma_bounce_cpu *cpu, enum dma_bounce_kind kind,
-					 unsigned int class)
+static __always_inline struct dma_bounce_slot *
+cache_pop(struct dma_bounce_cpu *cpu, enum dma_bounce_kind kind, unsigned int class)
 {
 	unsigned int n = cpu->n[kind][class];
 
@@ -121,8 +124,8 @@ static struct dma_bounce_slot *cache_pop(struct dma_bounce_cpu *cpu, enum dma_bo
 }
 
 /* The depot is empty: take a slot that another CPU keeps. */
-static struct dma_bounce_slot *cache_steal(struct dma_bounce_slots *slots,
-					   enum dma_bounce_kind kind, unsigned int class)
+static noinline struct dma_bounce_slot *
+cache_steal(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned int class)
 {
 	struct dma_bounce_slot *slot = NULL;
 	struct dma_bounce_cpu *cpu;
@@ -467,7 +470,8 @@ int dma_bounce_slots_open(struct dma_bounce_slots *slots, dma_addr_t base, u64 l
 	slots->chunks = kvcalloc(len >> chunk_shift, sizeof(*slots->chunks), GFP_KERNEL);
 	if (!slots->chunks)
 		return -ENOMEM;
-	cpus = alloc_percpu(struct dma_bounce_cpu);
+	/* The stacks that are used most are on one page, to save translations. */
+	cpus = __alloc_percpu(sizeof(struct dma_bounce_cpu), PAGE_SIZE);
 	if (!cpus) {
 		kvfree(slots->chunks);
 		slots->chunks = NULL;

@@ -51,6 +51,7 @@ enum dma_bounce_chunk_state {
 
 enum dma_bounce_mapped {
 	DMA_BOUNCE_SINGLE,
+	DMA_BOUNCE_ENTRY,	/* a list that has one entry */
 	DMA_BOUNCE_LIST,
 	DMA_BOUNCE_REQUEST,
 };
@@ -58,10 +59,10 @@ enum dma_bounce_mapped {
 /**
  * struct dma_bounce_slot - one bounce buffer, and what is mapped by it
  * @chunk:	where it is
- * @phys:	what a single mapping bounces
- * @sgl:	what a list mapping bounces
+ * @phys:	what a single mapping bounces, or that of a list of one entry
+ * @sgl:	what a longer list's mapping bounces
  * @req:	whose data the mapping of a block request bounces
- * @nents:	entries of @sgl
+ * @nents:	entries of the list
  * @mapped:	&enum dma_bounce_mapped
  * @offset:	where in the slot the mapped bytes start
  * @len:	mapped bytes; 0 if the slot is free

@@ -196,7 +196,7 @@ int edu_test_min_align(struct edu *edu)
  */
 int edu_test_stale_list(struct edu *edu)
 {
-	u8 bounce_switch = edu->dev->iommu->bounce->choice;
+	u8 bounce_switch = edu->dev->iommu->bounce.choice;
 	struct scatterlist owner;
 	dma_addr_t stale;
 	int n, ret;
@@ -215,11 +215,11 @@ int edu_test_stale_list(struct edu *edu)
 	if (FAILS(ret == 1 && sg_dma_address(&owner) == stale))
 		return -EIO;
 	sg_dma_address(edu->sgl) = stale;
-	edu->dev->iommu->bounce->choice = DMA_BOUNCE_SWITCH_OFF;
+	edu->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_OFF;
 	n = dma_map_sg(edu->dev, edu->sgl, PIECES, DMA_TO_DEVICE);
 	if (n)
 		dma_unmap_sg(edu->dev, edu->sgl, PIECES, DMA_TO_DEVICE);
-	edu->dev->iommu->bounce->choice = bounce_switch;
+	edu->dev->iommu->bounce.choice = bounce_switch;
 	ret = edu_reads(edu, stale, 2569);
 	dma_unmap_sg(edu->dev, &owner, 1, DMA_TO_DEVICE);
 	if (ret)

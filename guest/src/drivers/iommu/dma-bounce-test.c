@@ -493,14 +493,14 @@ static int untrusted_cases(struct edu *edu)
 static int test_untrusted(struct edu *edu)
 {
 	struct pci_dev *pdev = to_pci_dev(edu->dev);
-	u8 choice = edu->dev->iommu->bounce->choice;
+	u8 choice = edu->dev->iommu->bounce.choice;
 	bool untrusted = pdev->untrusted;
 	int ret;
 
 	pdev->untrusted = true;
-	edu->dev->iommu->bounce->choice = DMA_BOUNCE_SWITCH_OFF;
+	edu->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_OFF;
 	ret = untrusted_cases(edu);
-	edu->dev->iommu->bounce->choice = choice;
+	edu->dev->iommu->bounce.choice = choice;
 	pdev->untrusted = untrusted;
 	return ret;
 }

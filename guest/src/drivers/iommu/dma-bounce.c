@@ -17,7 +17,6 @@
 #include <linux/device.h>
 #include <linux/iommu.h>
 #include <linux/iova.h>
-#include <linux/slab.h>
 
 #include "dma-bounce.h"
 #include "dma-bounce-map.h"
@@ -28,12 +27,12 @@ DEFINE_STATIC_KEY_FALSE(dma_bounce_key);
 enum dma_bounce_mode {
 	DMA_BOUNCE_DEFAULT,	/* nothing: use windows if there are any */
 	DMA_BOUNCE_OFF,
-	DMA_BOUNCE_AUTO,	/* devices whose driver opted in */
-	DMA_BOUNCE_ALL,
+	DMA_BOUNCE_AUTO,	/* also pages of the guest */
 };
 
 static enum dma_bounce_mode dma_bounce_mode __ro_after_init;
 static size_t dma_bounce_threshold_param __ro_after_init;
+bool dma_bounce_all_devices __ro_after_init;
 
 static const char * const dma_bounce_switch_names[] = { "auto", "on", "off" };
 
@@ -47,10 +46,9 @@ static int __init dma_bounce_setup(char *str)
 	while ((word = strsep(&str, ","))) {
 		if (!strcmp(word, "off")) {
 			dma_bounce_mode = DMA_BOUNCE_OFF;
-		} else if (!strcmp(word, "auto")) {
+		} else if (!strcmp(word, "auto") || !strcmp(word, "all")) {
 			dma_bounce_mode = DMA_BOUNCE_AUTO;
-		} else if (!strcmp(word, "all")) {
-			dma_bounce_mode = DMA_BOUNCE_ALL;
+			dma_bounce_all_devices = !strcmp(word, "all");
 		} else {
 			bytes = memparse(word, &end);
 			if (*end || end == word || !bytes) {
@@ -92,8 +90,8 @@ static void dma_bounce_opt_out(void *data)
 {
 	struct device *dev = data;
 
-	if (dev->iommu && dev->iommu->bounce)
-		WRITE_ONCE(dev->iommu->bounce->opt_in, false);
+	if (dev->iommu)
+		WRITE_ONCE(dev->iommu->bounce.opt_in, false);
 }
 
 /**
@@ -106,39 +104,17 @@ static void dma_bounce_opt_out(void *data)
  */
 void dma_bounce_opt_in(struct device *dev)
 {
-	if (!dev->iommu || !dev->iommu->bounce || devm_add_action(dev, dma_bounce_opt_out, dev))
+	if (!dev->iommu || devm_add_action(dev, dma_bounce_opt_out, dev))
 		return;
-	WRITE_ONCE(dev->iommu->bounce->opt_in, true);
+	WRITE_ONCE(dev->iommu->bounce.opt_in, true);
 }
 EXPORT_SYMBOL_GPL(dma_bounce_opt_in);
-
-/**
- * dma_bounce_wanted - whether small DMA of a device is to be bounced
- * @dev: the device, which has a DMA domain
- *
- * Return: what sysfs says, otherwise what the driver and the boot option say.
- */
-bool dma_bounce_wanted(struct device *dev)
-{
-	struct dma_bounce_device *bounce = dev->iommu->bounce;
-
-	if (!bounce)
-		return false;
-	switch (READ_ONCE(bounce->choice)) {
-	case DMA_BOUNCE_SWITCH_ON:
-		return true;
-	case DMA_BOUNCE_SWITCH_OFF:
-		return false;
-	default:
-		return READ_ONCE(bounce->opt_in) || dma_bounce_mode == DMA_BOUNCE_ALL;
-	}
-}
 
 /* Set-up */
 
 static ssize_t iommu_bounce_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
-	unsigned int i, now = READ_ONCE(dev->iommu->bounce->choice), n = 0;
+	unsigned int i, now = READ_ONCE(dev->iommu->bounce.choice), n = 0;
 
 	for (i = 0; i < ARRAY_SIZE(dma_bounce_switch_names); i++)
 		n += sysfs_emit_at(buf, n, i == now ? "[%s] " : "%s ", dma_bounce_switch_names[i]);
@@ -152,7 +128,7 @@ static ssize_t iommu_bounce_store(struct device *dev, struct device_attribute *a
 
 	if (i < 0)
 		return i;
-	WRITE_ONCE(dev->iommu->bounce->choice, i);
+	WRITE_ONCE(dev->iommu->bounce.choice, i);
 	return len;
 }
 static DEVICE_ATTR_RW(iommu_bounce);
@@ -160,7 +136,7 @@ static DEVICE_ATTR_RW(iommu_bounce);
 static ssize_t iommu_bounce_threshold_show(struct device *dev, struct device_attribute *attr,
 					   char *buf)
 {
-	return sysfs_emit(buf, "%u\n", READ_ONCE(dev->iommu->bounce->threshold));
+	return sysfs_emit(buf, "%u\n", READ_ONCE(dev->iommu->bounce.threshold));
 }
 
 static ssize_t iommu_bounce_threshold_store(struct device *dev, struct device_attribute *attr,
@@ -172,7 +148,7 @@ static ssize_t iommu_bounce_threshold_store(struct device *dev, struct device_at
 	bytes = memparse(buf, &end);
 	if (end == buf || (*end && *end != '\n') || bytes > DMA_BOUNCE_MAX_SLOT)
 		return -EINVAL;
-	WRITE_ONCE(dev->iommu->bounce->threshold, bytes);
+	WRITE_ONCE(dev->iommu->bounce.threshold, bytes);
 	return len;
 }
 static DEVICE_ATTR_RW(iommu_bounce_threshold);
@@ -186,18 +162,6 @@ static struct attribute *dma_bounce_attrs[] = {
 static const struct attribute_group dma_bounce_group = {
 	.attrs	= dma_bounce_attrs,
 };
-
-/* Makes what is known of a device, unless it is there already. */
-static bool init_device(struct device *dev)
-{
-	if (!dev->iommu->bounce)
-		dev->iommu->bounce = kzalloc(sizeof(*dev->iommu->bounce), GFP_KERNEL);
-	if (!dev->iommu->bounce)
-		return false;
-	if (!dev->iommu->bounce->files)
-		dev->iommu->bounce->files = !device_add_group(dev, &dma_bounce_group);
-	return true;
-}
 
 /*
  * Takes the range of IOVA in which a provider maps chunks, so that nothing else is mapped there. A
@@ -233,8 +197,8 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 			return;
 		ops = &dma_bounce_page_ops;
 	}
-	if (!init_device(dev))
-		return;
+	if (!dev->iommu->bounce.files)
+		dev->iommu->bounce.files = !device_add_group(dev, &dma_bounce_group);
 	if (!domain->bounce) {
 		/* Nothing is mapped yet. Pages of the kernel take a range when the pool is used. */
 		if (ops != &dma_bounce_page_ops && !reserve_range(iovad, &limits))
@@ -266,12 +230,8 @@ void dma_bounce_free_domain(struct iommu_domain *domain)
  */
 void dma_bounce_release_device(struct device *dev)
 {
-	struct dma_bounce_device *bounce = dev->iommu ? dev->iommu->bounce : NULL;
-
-	if (!bounce)
+	if (!dev->iommu || !dev->iommu->bounce.files)
 		return;
-	if (bounce->files)
-		device_remove_group(dev, &dma_bounce_group);
-	dev->iommu->bounce = NULL;
-	kfree(bounce);
+	device_remove_group(dev, &dma_bounce_group);
+	dev->iommu->bounce.files = false;
 }

@@ -19,6 +19,20 @@ struct request;
 #define IOMMU_BOUNCE_MIN_CHUNK	SZ_256K
 
 /**
+ * struct dma_bounce_device - what is known of one device behind an IOMMU
+ * @opt_in:	its driver has called dma_bounce_opt_in()
+ * @choice:	what sysfs says: enum dma_bounce_switch
+ * @files:	it has files in sysfs
+ * @threshold:	size in bytes up to which its mappings are bounced, 0 for the domain's
+ */
+struct dma_bounce_device {
+	bool	opt_in;
+	u8	choice;
+	bool	files;
+	u32	threshold;
+};
+
+/**
  * struct iommu_bounce_limits - what a provider of bounce memory allows a domain
  * @iova:	first IOVA of the range in which chunks are mapped, a multiple of @chunk_size
  * @len:	length of that range in bytes, a multiple of @chunk_size
