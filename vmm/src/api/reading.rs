@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Answers that clients share: however many ask for the same at once, the control thread is asked once and its answer is put
-//! in HTTP once.
+//! Answers that clients share: however many ask for the same at once, the VM is read once, mostly by the control thread, and
+//! the answer is put in HTTP once.
 //!
 //! A client gets what was the case at some time between its request and its answer, as if it had asked alone: who comes
-//! while the control thread is being asked waits for the next time.
+//! while the VM is being read waits for the next time.
 
 use std::collections::BTreeMap;
 use std::future::Future;

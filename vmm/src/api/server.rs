@@ -3,7 +3,8 @@
 //! The HTTP server: one thread, however many clients.
 //!
 //! A client that sends slowly or not at all, or does not take its answers, holds nothing but its own connection, and that
-//! only for a while. Calls go to the control thread; a client that goes away meanwhile does not undo its call.
+//! only for a while. Calls go to the control thread, but for `vm.info` where nothing has to be waited for; a client that goes
+//! away meanwhile does not undo its call.
 
 use std::convert::Infallible;
 use std::io;

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use devices::platform::{HostListener, HostNotice};
 
@@ -61,20 +61,41 @@ impl Drop for Caller {
     }
 }
 
+/// What the control thread owns, as others may read it.
+pub(super) trait Readable: Send + Sync {
+    /// What `vm.info` is answered with, at once or not at all: `None` while the control thread changes something, or where
+    /// reading would have to wait for somebody else.
+    fn info_soon(&self) -> Option<Result<Reply, ControlError>>;
+}
+
 /// The way to the control thread, for as many threads as want it.
 #[derive(Clone)]
 pub struct ControlHandle {
     sender: Sender<Message>,
     calls: Arc<AtomicUsize>,
+    /// There while the control thread serves.
+    read: Arc<OnceLock<Weak<dyn Readable>>>,
 }
 
 /// Makes the way to the control thread, and its end.
 pub(super) fn channel() -> (ControlHandle, Receiver<Message>) {
     let (sender, receiver) = mpsc::channel();
-    (ControlHandle { sender, calls: Arc::default() }, receiver)
+    (ControlHandle { sender, calls: Arc::default(), read: Arc::default() }, receiver)
 }
 
 impl ControlHandle {
+    /// What is read by [`Self::info_soon`] from now on.
+    pub(super) fn let_read<R: Readable + 'static>(&self, owned: &Arc<R>) {
+        let owned: Weak<R> = Arc::downgrade(owned);
+        self.read.get_or_init(|| owned);
+    }
+
+    /// What [`Call::Info`] is answered with, as it is now, read by this thread. `None` if that is not to be had at once: then it
+    /// takes a call. Whoever has had an answer to a call sees here what that did.
+    pub fn info_soon(&self) -> Option<Result<Reply, ControlError>> {
+        self.read.get()?.upgrade()?.info_soon()
+    }
+
     /// Hands a call over; `answer` is called with what came of it, at once if the call cannot even wait.
     pub fn call(&self, call: Call, answer: Answer) {
         let waiting = self.calls.fetch_add(1, Ordering::AcqRel);

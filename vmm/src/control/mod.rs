@@ -3,7 +3,8 @@
 //! The control thread: owns the VM, and is the only one to create, boot, pause, reset and delete it.
 //!
 //! Everybody else sends it messages ([`ControlHandle`]), which it takes one after the other, so that no two changes of
-//! the VM's state ever meet. A call is answered when it is done.
+//! the VM's state ever meet. A call is answered when it is done. What the VM is (`vm.info`) others may read themselves while this
+//! thread waits for messages, so that however many ask they need no switch to it.
 
 mod bounce;
 mod channel;
@@ -18,10 +19,10 @@ mod signals;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, mem};
 
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
@@ -37,7 +38,7 @@ use crate::vm::{IOMMU_ID, Vm, VmError};
 pub use channel::{Answer, ControlHandle, GuestEvent, Mailbox};
 pub use error::ControlError;
 
-use channel::Message;
+use channel::{Message, Readable};
 
 /// What can be asked of the control thread.
 #[derive(Debug)]
@@ -158,7 +159,7 @@ impl fmt::Display for State {
 }
 
 /// What the control thread makes a VM of: the real thing, or a null guest in tests.
-pub trait Machine: Sized {
+pub trait Machine: Sized + Send + 'static {
     /// Builds a VM with its vCPUs stopped. Its guest's wishes go to `mailbox`.
     /// What its guest does with devices goes to `monitor`.
     fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError>;
@@ -185,6 +186,10 @@ pub trait Machine: Sized {
     fn close_devices(&mut self) -> Vec<PciDeviceInfo>;
     /// What its virtio-iommu is set to and holds, if it has one.
     fn iommu(&self) -> Option<IommuStatus>;
+    /// The same for a thread that must not sleep: `None` if somebody keeps what it is read from. As here, where that is not known.
+    fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
+        None
+    }
     /// That one's figures, with latencies.
     fn engine_report(&self) -> Option<Report>;
     /// Changes what its bounce windows may use, within the rules; the guest is told.
@@ -208,6 +213,25 @@ struct Created<M> {
     state: State,
     /// There while the state is `Running` or `Paused`.
     booted: Option<Booted<M>>,
+}
+
+impl<M: Machine> Created<M> {
+    /// What the VM is, with `status` of its virtio-iommu.
+    fn info(&self, status: Option<IommuStatus>) -> Box<VmInfo> {
+        let devices = self.booted.iter().flat_map(|booted| booted.vm.devices());
+        Box::new(VmInfo {
+            iommu_bounce: self.config.iommu_bounce.as_ref().map(|config| bounce::status(config, status.as_ref())),
+            config: self.config.clone(),
+            state: match self.state {
+                // As in Cloud Hypervisor: what is left of a guest that has ended is its configuration.
+                State::Created | State::Shutdown => VmState::Created,
+                State::Running => VmState::Running,
+                State::Paused => VmState::Paused,
+            },
+            memory_actual_size: self.config.memory.size,
+            device_tree: devices.map(|device| (device.id.clone(), device)).collect(),
+        })
+    }
 }
 
 struct Booted<M> {
@@ -278,15 +302,21 @@ impl<M: Machine> Control<M> {
     /// Serves until the VMM is to end. A guest's failure that ends it is the error.
     pub fn run(mut self) -> Result<(), VmError> {
         let slice = ShortSlice::take();
+        let handle = self.handle();
+        let messages = mem::replace(&mut self.messages, mpsc::channel().1);
+        let control = Arc::new(Mutex::new(self));
+        // Held while a message is served and not while this thread waits for one: so others see the VM between two changes.
+        let lock = || control.lock().unwrap_or_else(PoisonError::into_inner);
+        handle.let_read(&control);
         let result = loop {
-            let message = self.messages.recv().expect("this thread holds a sender");
+            let message = messages.recv().expect("this thread holds a sender");
             // Whoever asks for figures has them soon; what may start a thread, a vCPU's for one, does not hand it such a slice.
             let _ordinary = slice.as_ref().filter(|_| !message.is_question()).map(ShortSlice::ordinary);
-            if let ControlFlow::Break(result) = self.serve(message) {
+            if let ControlFlow::Break(result) = lock().serve(message) {
                 break result;
             }
         };
-        self.delete();
+        lock().delete();
         result
     }
 
@@ -358,20 +388,7 @@ impl<M: Machine> Control<M> {
 
     fn info(&self) -> Result<Box<VmInfo>, ControlError> {
         let created = self.created.as_ref().ok_or(ControlError::NotCreated)?;
-        let devices = created.booted.iter().flat_map(|booted| booted.vm.devices());
-        let status = created.booted.as_ref().and_then(|booted| booted.vm.iommu());
-        Ok(Box::new(VmInfo {
-            iommu_bounce: created.config.iommu_bounce.as_ref().map(|config| bounce::status(config, status.as_ref())),
-            config: created.config.clone(),
-            state: match created.state {
-                // As in Cloud Hypervisor: what is left of a guest that has ended is its configuration.
-                State::Created | State::Shutdown => VmState::Created,
-                State::Running => VmState::Running,
-                State::Paused => VmState::Paused,
-            },
-            memory_actual_size: created.config.memory.size,
-            device_tree: devices.map(|device| (device.id.clone(), device)).collect(),
-        }))
+        Ok(created.info(created.booted.as_ref().and_then(|booted| booted.vm.iommu())))
     }
 
     fn bounce(&self) -> Result<Box<IommuBounceReport>, ControlError> {
@@ -589,6 +606,18 @@ impl<M: Machine> Control<M> {
         }
         self.shut_down();
         ControlFlow::Continue(())
+    }
+}
+
+impl<M: Machine> Readable for Mutex<Control<M>> {
+    fn info_soon(&self) -> Option<Result<Reply, ControlError>> {
+        let control = self.try_lock().ok()?;
+        let Some(created) = &control.created else { return Some(Err(ControlError::NotCreated)) };
+        let status = match &created.booted {
+            Some(booted) => booted.vm.iommu_soon()?,
+            None => None,
+        };
+        Some(Ok(Reply::Info(created.info(status))))
     }
 }
 

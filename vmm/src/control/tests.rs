@@ -112,7 +112,7 @@ impl Machine for Null {
 
     /// Its guest lets go as soon as somebody looks.
     fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
-        let (gone, kept) = std::mem::take(&mut self.devices).into_iter().partition(|(_, to_go)| *to_go);
+        let (gone, kept) = mem::take(&mut self.devices).into_iter().partition(|(_, to_go)| *to_go);
         self.devices = kept;
         let gone: Vec<(String, bool)> = gone;
         gone.into_iter().map(|(id, _)| PciDeviceInfo { id, bdf: "0000:00:02.0".into() }).collect()
@@ -121,6 +121,10 @@ impl Machine for Null {
     fn iommu(&self) -> Option<IommuStatus> {
         note_slice("iommu");
         Some(IommuStatus::default())
+    }
+
+    fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
+        (!self.is_busy()).then(|| Some(IommuStatus::default()))
     }
 
     fn engine_report(&self) -> Option<Report> {
@@ -136,6 +140,11 @@ impl Machine for Null {
 }
 
 impl Null {
+    /// Whether its IOMMU has no time for who cannot wait.
+    fn is_busy(&self) -> bool {
+        self.fails == "busy"
+    }
+
     fn outcome(&self, step: &str) -> Result<(), VmError> {
         if self.fails == format!("fail-{step}") {
             return Err(VmError::Guest(format!("cannot {step}")));

@@ -170,6 +170,10 @@ impl Machine for Vm {
         self.passthrough.iommu().map(|iommu| iommu.status())
     }
 
+    fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
+        self.passthrough.iommu().map(|iommu| iommu.status_soon()).map_or(Some(None), |status| status.map(Some))
+    }
+
     fn engine_report(&self) -> Option<Report> {
         self.passthrough.iommu().map(|iommu| iommu.engine_report())
     }

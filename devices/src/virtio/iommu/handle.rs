@@ -9,7 +9,7 @@ use iommu_bounce::{
 };
 
 use super::device::VirtioIommu;
-use crate::sync::lock;
+use crate::sync::{lock, lock_soon};
 use crate::virtio::Interrupt;
 use crate::virtio::windows::WindowMemory;
 
@@ -111,15 +111,14 @@ impl IommuHandle {
     /// What the device is set to and what it holds: its windows first of all.
     pub fn status(&self) -> IommuStatus {
         let held_window_bytes = self.held_window_bytes();
-        let engine = lock(&self.engine);
-        IommuStatus {
-            counters: engine.counters(),
-            budget: engine.budget(),
-            threshold: engine.threshold(),
-            chunk_size: engine.chunk_size(),
-            held_window_bytes,
-            windows: engine.domain_windows(),
-        }
+        status_of(&lock(&self.engine), held_window_bytes)
+    }
+
+    /// The same for who must not wait; `None` if somebody keeps what it is read from for more than some microseconds, such as
+    /// for a mapping that the host takes long for.
+    pub fn status_soon(&self) -> Option<IommuStatus> {
+        let held_window_bytes = self.windows.as_ref().map_or(Some(0), |windows| windows.held_bytes_soon())?;
+        Some(status_of(&*lock_soon(&self.engine)?, held_window_bytes))
     }
 
     /// Bytes of window memory that the host has allocated, the stash included; 0 without bounce windows.
@@ -151,5 +150,16 @@ impl IommuHandle {
         let notify = lock(&self.engine).set_threshold(bytes)?;
         self.interrupt.config_changed(notify);
         Ok(())
+    }
+}
+
+fn status_of(engine: &Engine, held_window_bytes: u64) -> IommuStatus {
+    IommuStatus {
+        counters: engine.counters(),
+        budget: engine.budget(),
+        threshold: engine.threshold(),
+        chunk_size: engine.chunk_size(),
+        held_window_bytes,
+        windows: engine.domain_windows(),
     }
 }

@@ -9,14 +9,16 @@ mod polling;
 mod rings;
 mod windows;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
 
 use iommu_bounce::spec::{Status, feature};
 use iommu_bounce::test_utils::{MapperProbe, RecordingMapper, attach, map, probe, unmap};
-use iommu_bounce::{EngineConfig, Permissions, WindowConfig};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use iommu_bounce::{DmaMapper, EngineConfig, MapError, MapperLimits, Permissions, UnmapError, WindowConfig};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, VolatileSlice};
 
-use super::{IommuHandle, IommuParams, RingFeatures, WindowRegion, create};
+use super::{IommuHandle, IommuParams, IommuStatus, RingFeatures, WindowRegion, create};
 use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
 use crate::virtio::VirtioPciDevice;
@@ -268,6 +270,52 @@ fn guest_maps_and_unmaps_through_the_queue() {
     assert_eq!(guest.handle.counters().mapped_bytes, 0x2000);
     assert_eq!(guest.simple(&unmap(1, 0x1000, 0x2fff)), OK);
     assert!(guest.mapper.is_empty());
+}
+
+/// What asks the device for its status while the engine has it map.
+struct Asking {
+    device: Weak<IommuHandle>,
+    refused: Arc<AtomicUsize>,
+    mapper: RecordingMapper,
+}
+
+impl DmaMapper for Asking {
+    fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError> {
+        if self.device.upgrade().unwrap().status_soon().is_none() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        self.mapper.map(iova, memory, permissions)
+    }
+
+    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
+        self.mapper.unmap(iova, len)
+    }
+
+    fn limits(&self) -> MapperLimits {
+        self.mapper.limits()
+    }
+}
+
+#[test]
+fn status_is_told_soon_unless_the_host_is_busy_with_a_mapping() {
+    for features in [BASIC, BASIC | feature::BOUNCE_WINDOW] {
+        let mut guest = Guest::running(features);
+        let (device, refused) = (Arc::downgrade(&guest.handle), Arc::new(AtomicUsize::new(0)));
+        let asking = Asking { device, refused: refused.clone(), mapper: RecordingMapper::new() };
+        guest.handle.add_endpoint(ENDPOINT + 8, Box::new(asking)).unwrap();
+        assert_eq!(guest.simple(&attach(ENDPOINT + 8, 1)), OK);
+        assert_eq!(guest.simple(&map(1, 0x1000, 0x2fff, 0x8000, 1)), OK);
+        assert_eq!(refused.load(Ordering::Relaxed), 1);
+        // The thread that prepares window memory has its lock now and then, and the bytes held grow by what it does.
+        let soon = (0..1_000_000).find_map(|_| {
+            thread::yield_now();
+            guest.handle.status_soon()
+        });
+        let (soon, status) = (soon.unwrap(), guest.handle.status());
+        assert_eq!(soon.counters.mapped_bytes, 0x2000);
+        let soon = IommuStatus { held_window_bytes: status.held_window_bytes, ..soon };
+        assert_eq!(format!("{soon:?}"), format!("{status:?}"));
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use super::region::Region;
 use super::store::WindowStore;
 use super::supply::{self, Monitor, Supply};
 use crate::platform::MemorySlots;
-use crate::sync::lock;
+use crate::sync::{lock, lock_soon};
 
 /// The smallest chunk: a page.
 const MIN_CHUNK: u64 = 4096;
@@ -185,6 +185,11 @@ impl WindowMemory {
     /// budget, unless the budget was lowered below what was backed. The scratch chunk does not count.
     pub fn held_bytes(&self) -> u64 {
         lock(&self.shared.state).supply.held() * self.shared.chunk_size
+    }
+
+    /// The same; `None` if somebody keeps what it is read from.
+    pub(crate) fn held_bytes_soon(&self) -> Option<u64> {
+        lock_soon(&self.shared.state).map(|state| state.supply.held() * self.shared.chunk_size)
     }
 
     /// Changes the bytes that may be held. Stashed chunks beyond it are given back at once, backed ones stay.

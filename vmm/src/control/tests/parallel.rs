@@ -4,6 +4,7 @@
 
 use std::collections::HashSet;
 use std::sync::Barrier;
+use std::time::Instant;
 
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -95,12 +96,54 @@ fn ask(handle: &ControlHandle, step: Option<Step>) -> Answered {
             let outcome = call(handle, call_of(step).expect("only calls are asked for"));
             Answered::Step(step, outcome.map(drop).map_err(|error| refusal(&error)))
         }
-        None => Answered::State(match call(handle, Call::Info) {
+        // As the API has it: without a call where that can be.
+        None => Answered::State(match handle.info_soon().unwrap_or_else(|| call(handle, Call::Info)) {
             Ok(Reply::Info(info)) => Some(info.state),
             Err(ControlError::NotCreated) => None,
             other => panic!("{other:?}"),
         }),
     }
+}
+
+#[test]
+fn vm_is_read_beside_the_control_thread_where_nothing_has_to_be_waited_for() {
+    let mut control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });
+    let handle = control.handle();
+    assert!(handle.info_soon().is_none(), "the control thread does not serve yet");
+    control.create(config("")).unwrap();
+    let end = thread::spawn(move || {
+        let state = |expected: Option<VmState>| {
+            // The control thread may not have got as far as to wait for messages.
+            let start = Instant::now();
+            let outcome = loop {
+                match handle.info_soon() {
+                    Some(outcome) => break outcome,
+                    None => assert!(start.elapsed() < Duration::from_secs(20), "never told"),
+                }
+                thread::yield_now();
+            };
+            match (outcome, expected) {
+                (Ok(Reply::Info(info)), Some(state)) => assert_eq!(info.state, state),
+                (Err(ControlError::NotCreated), None) => {}
+                other => panic!("{other:?}"),
+            }
+        };
+        state(Some(VmState::Created));
+        call(&handle, Call::Boot).unwrap();
+        state(Some(VmState::Running));
+        call(&handle, Call::Delete).unwrap();
+        state(None);
+        call(&handle, Call::Create(Box::new(config("busy")))).unwrap();
+        call(&handle, Call::Boot).unwrap();
+        for _ in 0..1000 {
+            assert!(handle.info_soon().is_none(), "its IOMMU is busy");
+        }
+        assert!(matches!(call(&handle, Call::Info), Ok(Reply::Info(info)) if info.state == VmState::Running));
+        call(&handle, Call::ShutdownVmm).unwrap();
+        handle
+    });
+    control.run().unwrap();
+    assert!(end.join().unwrap().info_soon().is_none(), "the control thread has ended");
 }
 
 #[test]
