@@ -90,6 +90,8 @@ pub const KVM_TSS: usize = 0xfffb_d000;
 /// One page that KVM needs on Intel hosts, for an identity-mapped page table.
 pub const KVM_IDENTITY_MAP: u64 = 0xfffb_c000;
 
+/// System control port B.
+pub const CONTROL_PORT: u64 = 0x61;
 /// First COM port.
 pub const SERIAL_PORT: u64 = 0x3f8;
 /// Interrupt line of the first COM port.

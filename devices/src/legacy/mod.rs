@@ -2,5 +2,6 @@
 
 //! Devices of the PC that are no PCI functions.
 
+pub mod control_port;
 pub mod power;
 pub mod serial;

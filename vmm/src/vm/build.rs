@@ -6,6 +6,7 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use devices::legacy::control_port::{self, ControlPort};
 use devices::legacy::power::{self, PowerRegisters, PowerRequest};
 use devices::legacy::serial::{self, SerialPort};
 use devices::pci::{BarWindows, ConfigPorts, Ecam, HotplugRegisters, PciAddress, PciRoot};
@@ -30,7 +31,7 @@ use crate::kvm::registers::{VcpuState, set_mtrr_write_back};
 use crate::kvm::slots::KvmSlots;
 use crate::kvm::{IrqchipState, KvmError, KvmVm};
 use crate::layout::{
-    ACPI_EVENT_IRQ, ACPI_PORTS, GIB, PCI_ECAM, PCI_HOTPLUG_IRQ, PCI_HOTPLUG_PORTS, PCI_IO, PCI_MEM32,
+    ACPI_EVENT_IRQ, ACPI_PORTS, CONTROL_PORT, GIB, PCI_ECAM, PCI_HOTPLUG_IRQ, PCI_HOTPLUG_PORTS, PCI_IO, PCI_MEM32,
     PCI_SLOTS_BEHIND_IOMMU, PVPANIC_SLOT, SERIAL_IRQ, SERIAL_PORT,
 };
 use crate::memory;
@@ -57,6 +58,7 @@ impl Vm {
         memory::show(&memory, slots.as_ref())?;
         let io_map = IoMapOwner::new();
         add_power_registers(&io_map, mailbox.clone())?;
+        add_control_port(&io_map)?;
         let pci = add_root_bus(&io_map, &machine)?;
         let msi = KvmMsi::new(kvm.fd.clone())
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
@@ -146,6 +148,12 @@ fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), VmEr
     io_map
         .insert(Space::Port, ACPI_PORTS, power::REGISTERS_LEN, Arc::new(registers))
         .map_err(|source| VmError::Device { what: "placing the ACPI registers", source })
+}
+
+fn add_control_port(io_map: &IoMap) -> Result<(), VmError> {
+    io_map
+        .insert(Space::Port, CONTROL_PORT, control_port::REGISTERS_LEN, Arc::new(ControlPort::default()))
+        .map_err(|source| VmError::Device { what: "placing the control port", source })
 }
 
 fn add_root_bus(io_map: &Arc<IoMap>, machine: &acpi::Machine) -> Result<Arc<PciRoot>, VmError> {
