@@ -18,7 +18,7 @@ use crate::process::{self, Ended, Finished, Limits};
 use crate::vmm::{self, Device, Drive, Kernel, Machine, Vmm};
 
 /// Kernel parameters that every guest gets: console, and a panic that ends the guest.
-const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off";
+const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1 oops=panic unknown_nmi_panic mitigations=off";
 
 /// Printed by the base initramfs' `/init` when the job has ended; the status follows.
 const JOB_EXIT: &str = "CAROM-JOB-EXIT ";
@@ -214,11 +214,17 @@ impl Guest {
             let limit = self.time_limit.as_secs();
             let what = if hung { format!("hung for {limit} s") } else { "was stopped by the emulated CPU".into() };
             note_retry(site, &format!("guest {} {what} and was started again", self.name))?;
+            if let Some(stuck) = &finished.stuck {
+                eprintln!("{stuck}{}", tail(&finished));
+            }
             retries = 1;
             (finished, events) = self.run_once(site, retries)?;
         }
         match finished.ended {
-            Ended::TimedOut => bail!("guest {} hung twice{}", self.name, tail(&finished)),
+            Ended::TimedOut => {
+                let stuck = finished.stuck.as_deref().unwrap_or_default();
+                bail!("guest {} hung twice; {stuck}{}", self.name, tail(&finished))
+            }
             Ended::GuestPanicked => bail!("the kernel of guest {} failed{}", self.name, tail(&finished)),
             Ended::Exited(status) => self.outcome(finished, status, events, retries),
         }
@@ -244,14 +250,15 @@ impl Guest {
         fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
         let console = dir.join(format!("{}-{round}.console", self.name));
         let scratch = tempfile::tempdir().context("creating a directory for the guest's files")?;
-        let (mut command, events) = self.prepare(site, scratch.path())?;
+        let (mut command, machine) = self.prepare(site, scratch.path())?;
         let limits = Limits { time: self.time_limit, stop_on_panic: true };
-        let finished = process::run_limited(&mut command, &console, limits, self.vmm == Vmm::Carom)?;
-        Ok((finished, events::read(&events)?))
+        let api = (self.vmm == Vmm::Carom).then_some(machine.api.as_path());
+        let finished = process::run_limited(&mut command, &console, limits, api)?;
+        Ok((finished, events::read(&machine.events)?))
     }
 
-    /// Writes the guest's files to `dir`; returns the VMM's command and the file that it writes events to.
-    fn prepare(&self, site: &Site, dir: &Path) -> Result<(Command, PathBuf)> {
+    /// Writes the guest's files to `dir`; returns the VMM's command and what it says.
+    fn prepare(&self, site: &Site, dir: &Path) -> Result<(Command, Machine)> {
         let (kernel, base) = self.kernel.files(site)?;
         let initramfs = dir.join("initramfs");
         let mut extras = self.extras.clone();
@@ -269,8 +276,9 @@ impl Guest {
             user_devices: self.user_devices.clone(),
             bounce: self.bounce.clone(),
             events: dir.join("events"),
+            api: dir.join("api"),
         };
-        Ok((vmm::command(site, self.vmm, &machine), machine.events))
+        Ok((vmm::command(site, self.vmm, &machine), machine))
     }
 
     fn outcome(&self, finished: Finished, status: ExitStatus, events: Vec<Event>, retries: u32) -> Result<Outcome> {
@@ -358,6 +366,7 @@ mod tests {
             stderr: String::new(),
             peak_pinned_bytes: 0,
             elapsed: Duration::ZERO,
+            stuck: None,
         };
         let exited = |status| Ended::Exited(ExitStatus::from_raw(status << 8));
         assert!(reset_without_a_word(&finished(exited(0), "CAROM-JOB-BEGIN\n")));

@@ -12,6 +12,7 @@ mod initramfs;
 pub mod kunit;
 mod process;
 mod site;
+mod stuck;
 pub mod vmm;
 pub mod workload;
 

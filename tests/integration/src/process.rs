@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::stuck;
+
 /// How often the process is looked at.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -51,6 +53,8 @@ pub struct Finished {
     pub peak_pinned_bytes: u64,
     /// Time from start to end.
     pub elapsed: Duration,
+    /// Where its time was over: what it was at.
+    pub stuck: Option<String>,
 }
 
 /// Text on the console that makes it poll the process' counters.
@@ -58,11 +62,12 @@ const MARK: &str = "CAROM-MARK ";
 
 /// Runs `command` with stdout going to the file `console`.
 ///
-/// Each line with `CAROM-MARK` on the console sends the process SIGUSR1 if `signal_marks` is set.
+/// `api` is the socket of a Carom's API; of any other program it is `None`. Each line with `CAROM-MARK` on a Carom's console
+/// sends it SIGUSR1.
 ///
 /// # Errors
 /// When the program cannot be started or watched; how it ended is no error.
-pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, signal_marks: bool) -> Result<Finished> {
+pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, api: Option<&Path>) -> Result<Finished> {
     let stderr_path = console.with_extension("stderr");
     let create = |path: &Path| File::create(path).with_context(|| format!("creating {}", path.display()));
     command.stdin(Stdio::null()).stdout(create(console)?).stderr(create(&stderr_path)?);
@@ -70,6 +75,7 @@ pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, signal
     let mut child = Guarded(command.spawn().with_context(|| format!("starting {}", command.get_program().display()))?);
     let mut watch = Watch { file: File::open(console)?, text: String::new(), rest: Vec::new(), marks: 0 };
     let mut peak_pinned_bytes = 0;
+    let mut stuck = None;
 
     let ended = loop {
         if let Some(status) = child.0.try_wait()? {
@@ -77,7 +83,7 @@ pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, signal
         }
         peak_pinned_bytes = peak_pinned_bytes.max(pinned_bytes(child.0.id()));
         watch.read()?;
-        if signal_marks && watch.new_marks() {
+        if api.is_some() && watch.new_marks() {
             child.signal(Signal::USR1)?;
         }
         if limits.stop_on_panic && watch.panicked() {
@@ -86,6 +92,7 @@ pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, signal
             break Ended::GuestPanicked;
         }
         if start.elapsed() > limits.time {
+            stuck = Some(stuck::report(child.0.id(), api));
             break Ended::TimedOut;
         }
         thread::sleep(POLL);
@@ -98,6 +105,7 @@ pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, signal
         stderr: String::from_utf8_lossy(&fs::read(&stderr_path)?).into_owned(),
         peak_pinned_bytes,
         elapsed: start.elapsed(),
+        stuck,
     })
 }
 
@@ -183,7 +191,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        run_limited(&mut command, &dir.path().join("console"), limits, true).unwrap()
+        run_limited(&mut command, &dir.path().join("console"), limits, Some(&dir.path().join("api"))).unwrap()
     }
 
     #[test]

@@ -96,6 +96,8 @@ pub(crate) struct Machine {
     pub(crate) user_devices: Vec<String>,
     pub(crate) bounce: Option<String>,
     pub(crate) events: PathBuf,
+    /// Socket for the API (Carom only).
+    pub(crate) api: PathBuf,
 }
 
 /// The command that runs `machine` on `vmm`, with the guest's serial console on stdout.
@@ -138,6 +140,7 @@ fn cloud_hypervisor(program: &Path, machine: &Machine) -> Command {
 fn carom(site: &Site, machine: &Machine) -> Command {
     let mut command = cloud_hypervisor(&site.carom, machine);
     command.arg("--event-monitor").arg(format!("path={}", machine.events.display()));
+    command.arg("--api-socket").arg(format!("path={}", machine.api.display()));
     if site.iommufd {
         command.args(["--platform", "iommufd=on"]);
     }

@@ -15,7 +15,7 @@ fn run(mut command: Command) -> Finished {
     command.current_dir(cwd.path()).env("TMPDIR", cwd.path());
     let limits = Limits { time: Duration::from_secs(30), stop_on_panic: false };
 
-    let finished = run_limited(&mut command, &logs.path().join("console"), limits, false).unwrap();
+    let finished = run_limited(&mut command, &logs.path().join("console"), limits, None).unwrap();
 
     let left: Vec<_> = fs::read_dir(cwd.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
@@ -181,7 +181,7 @@ fn run_as_nobody(mut command: Command) -> Finished {
     let logs = tempfile::tempdir().unwrap();
     command.current_dir("/");
     let limits = Limits { time: Duration::from_secs(30), stop_on_panic: false };
-    run_limited(&mut command, &logs.path().join("console"), limits, false).unwrap()
+    run_limited(&mut command, &logs.path().join("console"), limits, None).unwrap()
 }
 
 #[test]

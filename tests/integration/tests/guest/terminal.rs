@@ -27,7 +27,7 @@ fn on_terminal(guest: &Guest, dir: &Path, script: &str) -> String {
     ]);
     let limits = Limits { time: Duration::from_secs(90), stop_on_panic: true };
 
-    let finished = run_limited(&mut outer, &dir.join("terminal"), limits, false).unwrap();
+    let finished = run_limited(&mut outer, &dir.join("terminal"), limits, None).unwrap();
 
     assert!(matches!(finished.ended, Ended::Exited(status) if status.success()), "{finished:?}");
     finished.stdout

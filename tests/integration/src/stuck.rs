@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a VMM and its guest are at that do not end: the VMM's threads and KVM's counters over a while, and where the guest's
+//! kernel is, by an NMI that it panics of.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::io::{Read, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+/// How long threads and counters are watched.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long the guest's kernel may take to print where it was.
+const PANIC_TIME: Duration = Duration::from_secs(5);
+
+/// What is seen of process `pid`, a line each, and, if it is a Carom with an API at `api`, has its guest told an NMI, of which
+/// a kernel booted with `unknown_nmi_panic` tells on its console.
+///
+/// It is no error where something cannot be read: what can be is worth having.
+pub(crate) fn report(pid: u32, api: Option<&Path>) -> String {
+    let (threads, counters) = (threads(pid), kvm_counters(pid));
+    thread::sleep(LOOK);
+    let mut text =
+        String::from("threads (state, time on a CPU in 1/100 s of the last second, where in the host's kernel):");
+    for (id, now) in self::threads(pid) {
+        let before = threads.get(&id).map_or(now.ticks, |before| before.ticks);
+        let _ = write!(text, "\n  {}: {} {} {}", now.name, now.state, now.ticks.saturating_sub(before), now.place);
+    }
+    text.push_str("\nKVM counted in the last second:");
+    for (name, now) in kvm_counters(pid) {
+        let before = counters.get(&name).copied().unwrap_or(0);
+        if now != before {
+            let _ = write!(text, " {name} {}", now.wrapping_sub(before));
+        }
+    }
+    if let Some(api) = api {
+        let answer = nmi(api).unwrap_or_else(|error| error.to_string());
+        let _ = write!(text, "\nvm.nmi: {}", answer.lines().next().unwrap_or("no answer"));
+        thread::sleep(PANIC_TIME);
+    }
+    text
+}
+
+struct Thread {
+    name: String,
+    state: String,
+    /// Time on a CPU, in clock ticks (USER_HZ, 1/100 s).
+    ticks: u64,
+    place: String,
+}
+
+/// The process' threads by their numbers (proc_pid_stat(5)).
+fn threads(pid: u32) -> BTreeMap<String, Thread> {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return BTreeMap::new() };
+    tasks
+        .flatten()
+        .filter_map(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+            let place = fs::read_to_string(task.path().join("stack")).unwrap_or_default();
+            let frames = place.lines().filter_map(|line| line.split(' ').nth(1)).take(4).collect::<Vec<_>>();
+            let (name, state, ticks) = parse_stat(&stat)?;
+            let id = task.file_name().to_string_lossy().into_owned();
+            Some((id, Thread { name, state, ticks, place: frames.join(" < ") }))
+        })
+        .collect()
+}
+
+/// Name, state and ticks on a CPU.
+fn parse_stat(stat: &str) -> Option<(String, String, u64)> {
+    // The name may hold blanks and parentheses.
+    let (head, rest) = stat.rsplit_once(')')?;
+    let name = head.split_once('(')?.1;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    Some((name.into(), (*fields.first()?).into(), ticks))
+}
+
+/// KVM's counters of the process' VM (`/sys/kernel/debug/kvm/PID-FD/`).
+fn kvm_counters(pid: u32) -> BTreeMap<String, u64> {
+    let Ok(vms) = fs::read_dir("/sys/kernel/debug/kvm") else { return BTreeMap::new() };
+    let prefix = format!("{pid}-");
+    vms.flatten()
+        .filter(|vm| vm.file_name().to_string_lossy().starts_with(&prefix))
+        .flat_map(|vm| fs::read_dir(vm.path()).into_iter().flatten().flatten())
+        .filter_map(|file| {
+            let value = fs::read_to_string(file.path()).ok()?.trim().parse().ok()?;
+            Some((file.file_name().to_string_lossy().into_owned(), value))
+        })
+        .collect()
+}
+
+/// Calls `vm.nmi`; the answer.
+fn nmi(api: &Path) -> std::io::Result<String> {
+    let mut stream = UnixStream::connect(api)?;
+    stream.set_read_timeout(Some(PANIC_TIME))?;
+    let head = "PUT /api/v1/vm.nmi HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    stream.write_all(head.as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_of_a_thread_with_any_name_is_read() {
+        let stat = "7 (a) (b c) S 1 7 7 0 -1 4194560 94 0 0 0 30 12 0 0 20 0 1 0 2 0 0";
+        assert_eq!(parse_stat(stat), Some(("a) (b c".into(), "S".into(), 42)));
+        assert_eq!(parse_stat("7 (sh) S 1"), None);
+    }
+
+    #[test]
+    fn threads_of_this_process_are_named() {
+        let report = report(std::process::id(), None);
+        assert!(report.contains("stuck::tests::t"), "{report}");
+    }
+}
