@@ -8,7 +8,7 @@ obj-$(CONFIG_IOMMU_DMA_BOUNCE_REQUEST) += dma-bounce-request.o
 obj-$(CONFIG_VIRTIO_IOMMU_WINDOW) += virtio-iommu-window.o
 obj-$(CONFIG_IOMMU_DMA_BOUNCE_TEST) += dma-bounce-test.o dma-bounce-test-list.o dma-bounce-test-attack.o
 obj-$(CONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST) += dma-bounce-kunit.o dma-bounce-kunit-pool.o
-obj-$(CONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST) += dma-bounce-kunit-iommu.o
+obj-$(CONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST) += dma-bounce-kunit-list.o dma-bounce-kunit-iommu.o
 ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST
 obj-$(CONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST) += dma-bounce-kunit-request.o
 endif

@@ -3,26 +3,19 @@
  * KUnit tests of bounced DMA: the DMA API with a device made of software
  *
  * Each test maps memory as a driver does, plays the device, and looks at all bytes afterwards, also
- * at those that nobody should have touched. Tests of the memory behind it are in
- * dma-bounce-kunit-pool.c.
+ * at those that nobody should have touched. Tests of lists are in dma-bounce-kunit-list.c, those of
+ * the memory behind it in dma-bounce-kunit-pool.c.
  */
 
 #include <kunit/test.h>
 #include <linux/delay.h>
 #include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
-#include <linux/printk.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
 
 #include "dma-bounce.h"
 #include "dma-bounce-kunit.h"
-
-#ifndef kunit_warning_suppress
-/* Older kernels do not let a test expect a warning: they say nothing at all meanwhile. */
-#define kunit_warning_suppress(test) \
-	for (suppress_printk = !!(test); suppress_printk; suppress_printk = 0)
-#endif
 
 /**
  * bounce_kunit_init - make the IOMMU, its device and memory for a test
@@ -352,218 +345,6 @@ static void min_align_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Lists */
-
-static const struct { unsigned int offset, len; } pieces[] = {
-	{ 4096 - 700, 700 }, { 2 * 4096, 1024 }, { 5 * 4096 + 1024, 512 }, { 9 * 4096 + 1536, 333 },
-};
-
-#define PIECES		ARRAY_SIZE(pieces)
-#define LIST_LEN	(700 + 1024 + 512 + 333)
-
-static void init_list(struct bounce_test *t, struct scatterlist *sgl)
-{
-	unsigned int i;
-
-	sg_init_table(sgl, PIECES);
-	for (i = 0; i < PIECES; i++)
-		sg_set_buf(&sgl[i], t->area + pieces[i].offset, pieces[i].len);
-}
-
-/* Whether the flat bytes are those of the pieces of @area */
-static bool list_is(u8 *area, u8 *flat)
-{
-	unsigned int i;
-
-	for (i = 0; i < PIECES; flat += pieces[i++].len)
-		if (memcmp(area + pieces[i].offset, flat, pieces[i].len))
-			return false;
-	return true;
-}
-
-static void list_test(struct kunit *test)
-{
-	struct bounce_test *t = test->priv;
-	u8 *flat = kunit_kzalloc(test, LIST_LEN, GFP_KERNEL);
-	struct scatterlist sgl[PIECES];
-	unsigned int i;
-
-	bounce_kunit_fill(t);
-	bounce_kunit_warm(test, LIST_LEN, DMA_BIDIRECTIONAL);
-	init_list(t, sgl);
-	sg_dma_len(&sgl[1]) = SECRET;
-	KUNIT_ASSERT_EQ(test, dma_map_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL), 1);
-	KUNIT_EXPECT_EQ(test, sg_dma_len(sgl), LIST_LEN);
-	/* the end, for those who look for it */
-	KUNIT_EXPECT_EQ(test, sg_dma_len(&sgl[1]), 0);
-	KUNIT_EXPECT_TRUE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
-	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
-	KUNIT_EXPECT_TRUE(test, list_is(t->area, flat));
-
-	/* Back by a sync of the first two pieces, then by unmapping all */
-	memset(flat, SECRET, LIST_LEN);
-	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
-	dma_sync_sg_for_cpu(t->dev, sgl, 2, DMA_BIDIRECTIONAL);
-	for (i = 0; i < PIECES; i++) {
-		if (i == 2)
-			bounce_kunit_expect_area(test);
-		memset(t->expect + pieces[i].offset, SECRET, pieces[i].len);
-	}
-	dma_unmap_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL);
-	bounce_kunit_expect_area(test);
-}
-
-/* A list of one entry is not needed any more when what it mapped is synchronised by address. */
-static void list_of_one_test(struct kunit *test)
-{
-	struct bounce_test *t = test->priv;
-	struct scatterlist sgl[1];
-	u8 bytes[300];
-	dma_addr_t addr;
-
-	bounce_kunit_fill(t);
-	bounce_kunit_warm(test, 1000, DMA_BIDIRECTIONAL);
-	sg_init_one(sgl, t->area + 5000, 1000);
-	KUNIT_ASSERT_EQ(test, dma_map_sg(t->dev, sgl, 1, DMA_BIDIRECTIONAL), 1);
-	addr = sg_dma_address(sgl);
-	KUNIT_ASSERT_TRUE(test, dma_bounce_owns(t->pool, addr));
-	sg_init_one(sgl, t->area, 1000);
-	memset(bytes, SECRET, sizeof(bytes));
-	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 100, bytes, sizeof(bytes)));
-	memset(t->expect + 5000 + 100, SECRET, sizeof(bytes));
-	dma_sync_single_for_cpu(t->dev, addr, 1000, DMA_BIDIRECTIONAL);
-	bounce_kunit_expect_area(test);
-	memset(t->area + 5000, 0x11, 1000);
-	memset(t->expect + 5000, 0x11, 1000);
-	dma_sync_single_for_device(t->dev, addr + 50, 950, DMA_BIDIRECTIONAL);
-	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, addr + 50, bytes, sizeof(bytes)));
-	KUNIT_EXPECT_MEMEQ(test, bytes, t->area + 5000 + 50, sizeof(bytes));
-	sg_dma_address(sgl) = addr;
-	memset(t->expect + 5000, SECRET, 1000);
-	memset(bytes, SECRET, sizeof(bytes));
-	for (unsigned int at = 0; at < 1000; at += 250)
-		KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + at, bytes, 250));
-	dma_unmap_sg(t->dev, sgl, 1, DMA_BIDIRECTIONAL);
-	bounce_kunit_expect_area(test);
-}
-
-/* What the CPU writes to a list gets to the device by entry, and only towards one that reads. */
-static void list_sync_test(struct kunit *test)
-{
-	struct bounce_test *t = test->priv;
-	u8 *flat = kunit_kzalloc(test, LIST_LEN, GFP_KERNEL);
-	struct scatterlist sgl[PIECES];
-	unsigned int i;
-
-	KUNIT_ASSERT_NOT_NULL(test, flat);
-	bounce_kunit_fill(t);
-	bounce_kunit_warm(test, LIST_LEN, DMA_BIDIRECTIONAL);
-	init_list(t, sgl);
-	KUNIT_ASSERT_EQ(test, dma_map_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL), 1);
-	KUNIT_ASSERT_TRUE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
-	for (i = 0; i < PIECES; i++)
-		memset(t->area + pieces[i].offset, 0x11, pieces[i].len);
-	dma_sync_sg_for_device(t->dev, sgl, PIECES, DMA_FROM_DEVICE);
-	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
-	KUNIT_EXPECT_TRUE(test, list_is(t->expect, flat));
-
-	dma_sync_sg_for_device(t->dev, sgl, 2, DMA_BIDIRECTIONAL);
-	for (i = 0; i < 2; i++)
-		memset(t->expect + pieces[i].offset, 0x11, pieces[i].len);
-	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
-	KUNIT_EXPECT_TRUE(test, list_is(t->expect, flat));
-	/* The other entries come back as the device has them. */
-	dma_unmap_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL);
-	bounce_kunit_expect_area(test);
-}
-
-/* One slot, but as many segments as the device needs */
-static void max_segment_test(struct kunit *test)
-{
-	struct bounce_test *t = test->priv;
-	unsigned int max = dma_get_max_seg_size(t->dev), i, sum = 0, n;
-	struct scatterlist sgl[PIECES], *s;
-
-	bounce_kunit_fill(t);
-	bounce_kunit_warm(test, LIST_LEN, DMA_TO_DEVICE);
-	init_list(t, sgl);
-	dma_set_max_seg_size(t->dev, 1024);
-	n = dma_map_sg(t->dev, sgl, PIECES, DMA_TO_DEVICE);
-	/* 700; 1024; 512 and 333 */
-	KUNIT_EXPECT_EQ(test, n, 3);
-	for_each_sg(sgl, s, n, i) {
-		KUNIT_EXPECT_LE(test, sg_dma_len(s), 1024);
-		KUNIT_EXPECT_EQ(test, sg_dma_address(s), sg_dma_address(sgl) + sum);
-		sum += sg_dma_len(s);
-	}
-	KUNIT_EXPECT_EQ(test, sum, LIST_LEN);
-	if (n)
-		dma_unmap_sg(t->dev, sgl, PIECES, DMA_TO_DEVICE);
-	dma_set_max_seg_size(t->dev, max);
-	bounce_kunit_expect_area(test);
-}
-
-/* A list whose pieces do not fit behind each other is mapped the ordinary way. */
-static void list_layout_test(struct kunit *test)
-{
-	struct bounce_test *t = test->priv;
-	u64 before = bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_LAYOUT);
-	struct scatterlist sgl[PIECES];
-	int n;
-
-	bounce_kunit_fill(t);
-	bounce_kunit_warm(test, SZ_8K, DMA_TO_DEVICE);
-	dma_set_min_align_mask(t->dev, SZ_4K - 1);
-	init_list(t, sgl);
-	KUNIT_EXPECT_EQ(test, dma_map_sg(t->dev, sgl, PIECES, DMA_TO_DEVICE), 1);
-	KUNIT_EXPECT_EQ(test, offset_in_page(sg_dma_address(sgl)), 4096 - 700);
-	dma_unmap_sg(t->dev, sgl, PIECES, DMA_TO_DEVICE);
-	sgl[PIECES - 1].offset++;
-	n = dma_map_sg(t->dev, sgl, PIECES, DMA_TO_DEVICE);
-	KUNIT_EXPECT_GT(test, n, 0);
-	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
-	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_LAYOUT), before + 1);
-	dma_unmap_sg(t->dev, sgl, PIECES, DMA_TO_DEVICE);
-	dma_set_min_align_mask(t->dev, 0);
-	bounce_kunit_expect_area(test);
-}
-
-/* Entries from the middle of a list are not taken for the list, which stays mapped. */
-static void list_middle_test(struct kunit *test)
-{
-	struct bounce_test *t = test->priv;
-	u8 *flat = kunit_kmalloc(test, LIST_LEN, GFP_KERNEL);
-	unsigned int max = dma_get_max_seg_size(t->dev), i;
-	bool synced = false, unmapped = false;
-	struct scatterlist sgl[PIECES];
-
-	KUNIT_ASSERT_NOT_NULL(test, flat);
-	bounce_kunit_fill(t);
-	bounce_kunit_warm(test, LIST_LEN, DMA_FROM_DEVICE);
-	init_list(t, sgl);
-	/* The second entry has an address in the slot then. */
-	dma_set_max_seg_size(t->dev, 1024);
-	KUNIT_EXPECT_EQ(test, dma_map_sg(t->dev, sgl, PIECES, DMA_FROM_DEVICE), 3);
-	dma_set_max_seg_size(t->dev, max);
-	KUNIT_ASSERT_TRUE(test, dma_bounce_owns(t->pool, sg_dma_address(&sgl[1])));
-	memset(flat, SECRET, LIST_LEN);
-	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
-
-	kunit_warning_suppress(test)
-		synced = __dma_bounce_sync_sg(t->dev, &sgl[1], 2, DMA_FROM_DEVICE, false);
-	bounce_kunit_expect_area(test);
-	kunit_warning_suppress(test)
-		unmapped = __dma_bounce_unmap_sg(t->dev, &sgl[1], PIECES - 1, 0);
-	bounce_kunit_expect_area(test);
-	/* Nobody else is to deal with them either. */
-	KUNIT_EXPECT_TRUE(test, synced);
-	KUNIT_EXPECT_TRUE(test, unmapped);
-	dma_unmap_sg(t->dev, sgl, PIECES, DMA_FROM_DEVICE);
-	for (i = 0; i < PIECES; i++)
-		memset(t->expect + pieces[i].offset, SECRET, pieces[i].len);
-	bounce_kunit_expect_area(test);
-}
-
 /* What does not bounce */
 
 static void not_bounced_test(struct kunit *test)
@@ -604,22 +385,22 @@ static void not_bounced_test(struct kunit *test)
 static void attach_deferred_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
-	struct scatterlist sgl[PIECES];
+	struct scatterlist sgl[1];
 	dma_addr_t addr;
 
-	bounce_kunit_warm(test, LIST_LEN, DMA_FROM_DEVICE);
-	init_list(t, sgl);
+	bounce_kunit_warm(test, 2000, DMA_FROM_DEVICE);
+	sg_init_one(sgl, t->area, 2000);
 	t->dev->iommu->attach_deferred = 1;
-	addr = bounce_kunit_map(test, 0, LIST_LEN, DMA_FROM_DEVICE, 0);
+	addr = bounce_kunit_map(test, 0, 2000, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
-	dma_unmap_single(t->dev, addr, LIST_LEN, DMA_FROM_DEVICE);
-	KUNIT_ASSERT_GT(test, dma_map_sg(t->dev, sgl, PIECES, DMA_FROM_DEVICE), 0);
+	dma_unmap_single(t->dev, addr, 2000, DMA_FROM_DEVICE);
+	KUNIT_ASSERT_GT(test, dma_map_sg(t->dev, sgl, 1, DMA_FROM_DEVICE), 0);
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
-	dma_unmap_sg(t->dev, sgl, PIECES, DMA_FROM_DEVICE);
+	dma_unmap_sg(t->dev, sgl, 1, DMA_FROM_DEVICE);
 	t->dev->iommu->attach_deferred = 0;
-	addr = bounce_kunit_map(test, 0, LIST_LEN, DMA_FROM_DEVICE, 0);
+	addr = bounce_kunit_map(test, 0, 2000, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_TRUE(test, dma_bounce_owns(t->pool, addr));
-	dma_unmap_single(t->dev, addr, LIST_LEN, DMA_FROM_DEVICE);
+	dma_unmap_single(t->dev, addr, 2000, DMA_FROM_DEVICE);
 }
 
 /* A device that cannot address all of the pool does not bounce, whatever its mask looks like. */
@@ -709,12 +490,6 @@ static struct kunit_case bounce_cases[] = {
 	KUNIT_CASE(sync_direction_test),
 	KUNIT_CASE(sync_elision_test),
 	KUNIT_CASE(min_align_test),
-	KUNIT_CASE(list_test),
-	KUNIT_CASE(list_of_one_test),
-	KUNIT_CASE(list_sync_test),
-	KUNIT_CASE(max_segment_test),
-	KUNIT_CASE(list_layout_test),
-	KUNIT_CASE(list_middle_test),
 	KUNIT_CASE(not_bounced_test),
 	KUNIT_CASE(attach_deferred_test),
 	KUNIT_CASE(odd_mask_test),
