@@ -39,6 +39,7 @@ pub struct Guest {
     bounce: Option<String>,
     job: String,
     extras: Vec<Extra>,
+    locked_memory: Option<u64>,
     time_limit: Duration,
 }
 
@@ -84,6 +85,7 @@ impl Guest {
             bounce: None,
             job: String::new(),
             extras: Vec::new(),
+            locked_memory: None,
             time_limit: Duration::from_secs(90),
         }
     }
@@ -189,6 +191,13 @@ impl Guest {
         self
     }
 
+    /// Limits the memory that the VMM may lock, in bytes (Carom only).
+    #[must_use]
+    pub fn locked_memory(mut self, bytes: u64) -> Self {
+        self.locked_memory = Some(bytes);
+        self
+    }
+
     /// Sets the longest time that the guest may take, 90 s unless said otherwise.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
@@ -277,6 +286,7 @@ impl Guest {
             bounce: self.bounce.clone(),
             events: dir.join("events"),
             api: dir.join("api"),
+            locked_memory: self.locked_memory,
         };
         Ok((vmm::command(site, self.vmm, &machine), machine))
     }

@@ -98,6 +98,8 @@ pub(crate) struct Machine {
     pub(crate) events: PathBuf,
     /// Socket for the API (Carom only).
     pub(crate) api: PathBuf,
+    /// Most memory that the VMM may lock, in bytes, whoever runs it (Carom only).
+    pub(crate) locked_memory: Option<u64>,
 }
 
 /// The command that runs `machine` on `vmm`, with the guest's serial console on stdout.
@@ -150,7 +152,18 @@ fn carom(site: &Site, machine: &Machine) -> Command {
     if let Some(bounce) = &machine.bounce {
         command.args(["--iommu-bounce", bounce]);
     }
-    command
+    match machine.locked_memory {
+        Some(bytes) => limited(&command, bytes),
+        None => command,
+    }
+}
+
+/// The same command with a limit on locked memory, and without the right to go beyond it.
+fn limited(command: &Command, bytes: u64) -> Command {
+    let mut limited = Command::new("prlimit");
+    limited.arg(format!("--memlock={bytes}")).args(["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"]);
+    limited.arg(command.get_program()).args(command.get_args());
+    limited
 }
 
 /// How emulated drives come to be one IOMMU group.

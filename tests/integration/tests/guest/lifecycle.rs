@@ -198,6 +198,53 @@ done
     assert!(counters.window_bytes <= 64 * MIB, "{counters:?}");
 }
 
+/// The host may lock less than the guest's RAM, so that an identity domain is refused; the drive goes back to the domain that it
+/// had, whose mappings and windows work as before.
+fn refused_domain_leaves_the_old_one(name: &str, kernel: Kernel) {
+    let job = format!(
+        r#"{WAIT_FOR_NVME}
+{verify}
+GROUP=$(readlink -f /sys/bus/pci/devices/$NVME/iommu_group)
+for round in 1 2; do
+    echo "$NVME" >/sys/bus/pci/devices/$NVME/driver/unbind
+    echo identity >"$GROUP/type" || echo CAROM-REFUSED
+    echo "CAROM-TYPE $(cat "$GROUP/type")"
+    echo "$NVME" >/sys/bus/pci/drivers_probe
+    i=0
+    while [ ! -b /dev/nvme0n1 ]; do i=$((i + 1)); [ $i -lt 300 ] || exit 81; sleep 0.1; done
+{verify}
+done
+"#,
+        verify = workload::fio_verify(8, 32)
+    );
+    let guest = Guest::new(name)
+        .kernel(kernel)
+        .iommu_device(&SITE.nvme[0])
+        .bounce("size=64M")
+        .cmdline("iommu.strict=1")
+        .locked_memory(256 * MIB)
+        .job(&job);
+
+    let outcome = run(&guest);
+
+    workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(outcome.console.matches("CAROM-REFUSED").count(), 2, "console:\n{}", outcome.console);
+    assert_eq!(outcome.values("CAROM-TYPE").collect::<Vec<_>>(), ["DMA", "DMA"]);
+    let counters = outcome.counters.last().expect("counters");
+    assert!(counters.failed.attach >= 2, "{counters:?}");
+    assert!(counters.requests.window_add > 2, "each time windows came back: {counters:?}");
+}
+
+#[test]
+fn refused_domain_leaves_the_old_one_to_the_device() {
+    refused_domain_leaves_the_old_one("refused", Kernel::Patched);
+}
+
+#[test]
+fn refused_domain_leaves_the_old_one_to_the_device_on_the_newer_kernel() {
+    refused_domain_leaves_the_old_one("refused-newer", Kernel::Newer);
+}
+
 #[test]
 fn ended_guest_leaves_the_device_to_the_next() {
     for round in 0..2 {
