@@ -17,8 +17,7 @@ static SITE: LazyLock<Site> = LazyLock::new(|| Site::from_env().expect("scripts/
 /// A kernel with KASAN and lockdep is ten times slower, in an emulated machine within another; the longest took 350 s on a busy one.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
-/// Shell functions. `waste NAME` lets idle chunks of the pools go at once, so that they come and go all the time;
-/// `reports` prints what the kernel complained of, with what kmemleak found, and how many lines that is.
+/// Shell functions. `reports` prints what the kernel complained of, with what kmemleak found, and how many lines that is.
 const FUNCTIONS: &str = r#"
 POOLS=/sys/kernel/debug/iommu_bounce
 reports() {
@@ -51,6 +50,20 @@ settle() {
     echo "CAROM-CHUNKS $(awk '/^chunks / { n += $2 } END { print n }' $POOLS/*/stats)"
     awk '/^(chunk_adds|chunk_failures|chunks_shrunk|chunks_drained|slots_orphaned|fallback_full|bounced_[a-z]*) / { n[$1] += $2 }
         END { for (key in n) print "CAROM-SUM-" key, n[key] }' $POOLS/*/stats
+}
+# Takes the drive, which has no driver, out of its domain for VFIO, and back.
+lend_to_vfio() {
+    echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
+    echo vfio-pci >"/sys/bus/pci/devices/$NVME/driver_override"
+    echo "$NVME" >/sys/bus/pci/drivers_probe
+    vfio-claim "$(basename "$(readlink "/sys/bus/pci/devices/$NVME/iommu_group")")" || exit 93
+    echo "$NVME" >/sys/bus/pci/drivers/vfio-pci/unbind
+    echo >"/sys/bus/pci/devices/$NVME/driver_override"
+}
+bind_nvme() {
+    echo "$NVME" >/sys/bus/pci/drivers/nvme/bind
+    i=0
+    while [ ! -b /dev/nvme0n1 ] && [ $i -lt 300 ]; do i=$((i + 1)); sleep 0.1; done
 }
 "#;
 
@@ -113,9 +126,6 @@ fn driver_is_unbound_and_bound_under_load() {
     let verify = workload::fio_verify(2, 16);
     let work = format!(
         r#"
-DEVICE=/sys/bus/pci/devices/$NVME
-GROUP=$(basename "$(readlink "$DEVICE/iommu_group")")
-echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
 for round in 1 2 3 4; do
     fio --name=load --filename=/dev/nvme0n1 --direct=1 --rw=randread --ioengine=libaio --iodepth=16 --bs=16k --size=64M \
         --time_based --runtime=60 >/tmp/load 2>&1 &
@@ -127,16 +137,8 @@ for round in 1 2 3 4; do
     # It may take the end of the drive for the end of a file, and read on.
     kill $LOAD
     wait $LOAD
-    if [ $((round % 2)) = 0 ]; then
-        echo vfio-pci >"$DEVICE/driver_override"
-        echo "$NVME" >/sys/bus/pci/drivers_probe
-        vfio-claim "$GROUP" || exit 93
-        echo "$NVME" >/sys/bus/pci/drivers/vfio-pci/unbind
-        echo >"$DEVICE/driver_override"
-    fi
-    echo "$NVME" >/sys/bus/pci/drivers/nvme/bind
-    i=0
-    while [ ! -b /dev/nvme0n1 ] && [ $i -lt 300 ]; do i=$((i + 1)); sleep 0.1; done
+    [ $((round % 2)) != 0 ] || lend_to_vfio
+    bind_nvme
     {verify}
 done
 settle
@@ -307,17 +309,9 @@ echo 33 >$knobs/probability
 {verify}
 echo 0 >$knobs/probability
 echo "CAROM-FAILED $(dmesg | grep -c 'FAULT_INJECTION: forcing a failure')"
-DEVICE=/sys/bus/pci/devices/$NVME
-echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
 echo "$NVME" >/sys/bus/pci/drivers/nvme/unbind
-echo vfio-pci >"$DEVICE/driver_override"
-echo "$NVME" >/sys/bus/pci/drivers_probe
-vfio-claim "$(basename "$(readlink "$DEVICE/iommu_group")")" || exit 93
-echo "$NVME" >/sys/bus/pci/drivers/vfio-pci/unbind
-echo >"$DEVICE/driver_override"
-echo "$NVME" >/sys/bus/pci/drivers/nvme/bind
-i=0
-while [ ! -b /dev/nvme0n1 ] && [ $i -lt 300 ]; do i=$((i + 1)); sleep 0.1; done
+lend_to_vfio
+bind_nvme
 {verify}
 "#,
         verify = workload::fio_verify(4, 32)
