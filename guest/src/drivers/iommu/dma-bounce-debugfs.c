@@ -113,7 +113,7 @@ static int idle_ms_set(void *data, u64 value)
 
 	if (!value || value > DMA_BOUNCE_MAX_IDLE_MS)
 		return -EINVAL;
-	WRITE_ONCE(pool->idle_ms, value);
+	dma_bounce_pool_set_idle(pool, value);
 	return 0;
 }
 DEFINE_DEBUGFS_ATTRIBUTE(idle_ms_fops, idle_ms_get, idle_ms_set, "%llu\n");

@@ -102,7 +102,10 @@ static void list_of_one_test(struct kunit *test)
 	dma_sync_single_for_device(t->dev, addr + 50, 950, DMA_BIDIRECTIONAL);
 	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, addr + 50, bytes, sizeof(bytes)));
 	KUNIT_EXPECT_MEMEQ(test, bytes, t->area + 5000 + 50, sizeof(bytes));
+	/* To unmap it takes the list as it was. */
+	sg_init_one(sgl, t->area + 5000, 1000);
 	sg_dma_address(sgl) = addr;
+	sg_dma_len(sgl) = 1000;
 	memset(t->expect + 5000, SECRET, 1000);
 	memset(bytes, SECRET, sizeof(bytes));
 	for (unsigned int at = 0; at < 1000; at += 250)

@@ -187,6 +187,18 @@ static void idle_test(struct kunit *test)
 	KUNIT_EXPECT_GE(test, t->pool->shrunk, 2);
 }
 
+/* A time that is lowered counts at once, and not after the one before. */
+static void idle_lowered_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+
+	dma_bounce_pool_set_idle(t->pool, DMA_BOUNCE_MAX_IDLE_MS);
+	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
+	dma_bounce_pool_set_idle(t->pool, 20);
+	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
+}
+
 /* A chunk that cannot be unmapped keeps its place, where nothing else may be, and goes later. */
 static void stuck_test(struct kunit *test)
 {
@@ -407,6 +419,7 @@ static struct kunit_case bounce_pool_cases[] = {
 	KUNIT_CASE(exhaustion_test),
 	KUNIT_CASE(budget_test),
 	KUNIT_CASE(idle_test),
+	KUNIT_CASE(idle_lowered_test),
 	KUNIT_CASE(stuck_test),
 	KUNIT_CASE(orphan_test),
 	KUNIT_CASE(dead_slot_test),

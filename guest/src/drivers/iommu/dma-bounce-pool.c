@@ -366,6 +366,20 @@ out:
 	mutex_unlock(&pool->slots.mutex);
 }
 
+/**
+ * dma_bounce_pool_set_idle - set how long a chunk must have been idle to be given back
+ * @pool: the pool
+ * @ms: the time in milliseconds, 1 to DMA_BOUNCE_MAX_IDLE_MS
+ *
+ * The next look at the chunks is after this time: the one that was due by the time before may be a
+ * day away.
+ */
+void dma_bounce_pool_set_idle(struct dma_bounce_pool *pool, u32 ms)
+{
+	WRITE_ONCE(pool->idle_ms, ms);
+	mod_delayed_work(dma_bounce_wq, &pool->idle_work, msecs_to_jiffies(ms));
+}
+
 /* Gives back chunks that have been idle for long, and goes on as long as there are any chunks. */
 static void pool_idle_work(struct work_struct *work)
 {

@@ -210,6 +210,7 @@ extern atomic_long_t dma_bounce_page_total;
 u64 dma_bounce_page_limit(void);
 #endif
 
+void dma_bounce_pool_set_idle(struct dma_bounce_pool *pool, u32 ms);
 void dma_bounce_debugfs_add(struct dma_bounce_pool *pool);
 void dma_bounce_debugfs_del(struct dma_bounce_pool *pool);
 
