@@ -24,6 +24,23 @@ const POLL: Duration = Duration::from_millis(50);
 /// Longest wait for an answer: booting pins and loads, which takes seconds under emulation.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
 
+/// Calls the API at `socket`; status and body.
+pub(crate) fn exchange(socket: &Path, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, String)> {
+    let mut stream = UnixStream::connect(socket).context("connecting to the API")?;
+    stream.set_read_timeout(Some(ANSWER_TIME))?;
+    let body = body.map_or(String::new(), Value::to_string);
+    let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
+    write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len())?;
+    let mut reader = BufReader::new(stream);
+    let mut status = String::new();
+    reader.read_line(&mut status)?;
+    let status = status.split(' ').nth(1).and_then(|code| code.parse().ok()).context("no status in the answer")?;
+    let mut rest = String::new();
+    reader.read_to_string(&mut rest)?;
+    let (_, body) = rest.split_once("\r\n\r\n").context("no end of the answer's head")?;
+    Ok((status, body.to_string()))
+}
+
 /// A running `carom --api-socket`, with the files of a guest to boot.
 pub struct ApiVmm {
     child: Child,
@@ -157,19 +174,7 @@ impl ApiVmm {
     }
 
     fn exchange(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, String)> {
-        let mut stream = UnixStream::connect(self.socket()).context("connecting to the API")?;
-        stream.set_read_timeout(Some(ANSWER_TIME))?;
-        let body = body.map_or(String::new(), Value::to_string);
-        let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
-        write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len())?;
-        let mut reader = BufReader::new(stream);
-        let mut status = String::new();
-        reader.read_line(&mut status)?;
-        let status = status.split(' ').nth(1).and_then(|code| code.parse().ok()).context("no status in the answer")?;
-        let mut rest = String::new();
-        reader.read_to_string(&mut rest)?;
-        let (_, body) = rest.split_once("\r\n\r\n").context("no end of the answer's head")?;
-        Ok((status, body.to_string()))
+        exchange(&self.socket(), method, path, body)
     }
 
     /// Process ID.

@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
-use std::io::{Read, Write as _};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
+
+use crate::api::exchange;
 
 /// How long threads and counters are watched.
 const LOOK: Duration = Duration::from_secs(1);
@@ -38,8 +38,10 @@ pub(crate) fn report(pid: u32, api: Option<&Path>) -> String {
         }
     }
     if let Some(api) = api {
-        let answer = nmi(api).unwrap_or_else(|error| error.to_string());
-        let _ = write!(text, "\nvm.nmi: {}", answer.lines().next().unwrap_or("no answer"));
+        let _ = match exchange(api, "PUT", "/api/v1/vm.nmi", None) {
+            Ok((status, _)) => write!(text, "\nvm.nmi: status {status}"),
+            Err(error) => write!(text, "\nvm.nmi: {error:#}"),
+        };
         thread::sleep(PANIC_TIME);
     }
     text
@@ -91,17 +93,6 @@ fn kvm_counters(pid: u32) -> BTreeMap<String, u64> {
             Some((file.file_name().to_string_lossy().into_owned(), value))
         })
         .collect()
-}
-
-/// Calls `vm.nmi`; the answer.
-fn nmi(api: &Path) -> std::io::Result<String> {
-    let mut stream = UnixStream::connect(api)?;
-    stream.set_read_timeout(Some(PANIC_TIME))?;
-    let head = "PUT /api/v1/vm.nmi HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
-    stream.write_all(head.as_bytes())?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
 }
 
 #[cfg(test)]
