@@ -44,12 +44,11 @@ static bool list_is(u8 *area, u8 *flat)
 	return true;
 }
 
-static void list_test(struct kunit *test)
+/* Maps the list for both directions. Returns room for as many bytes in one piece. */
+static u8 *map_list(struct kunit *test, struct scatterlist *sgl)
 {
 	struct bounce_test *t = test->priv;
 	u8 *flat = kunit_kzalloc(test, LIST_LEN, GFP_KERNEL);
-	struct scatterlist sgl[PIECES];
-	unsigned int i;
 
 	KUNIT_ASSERT_NOT_NULL(test, flat);
 	bounce_kunit_fill(t);
@@ -57,10 +56,20 @@ static void list_test(struct kunit *test)
 	init_list(t, sgl);
 	sg_dma_len(&sgl[1]) = SECRET;
 	KUNIT_ASSERT_EQ(test, dma_map_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL), 1);
+	KUNIT_ASSERT_TRUE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
+	return flat;
+}
+
+static void list_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct scatterlist sgl[PIECES];
+	u8 *flat = map_list(test, sgl);
+	unsigned int i;
+
 	KUNIT_EXPECT_EQ(test, sg_dma_len(sgl), LIST_LEN);
 	/* the end, for those who look for it */
 	KUNIT_EXPECT_EQ(test, sg_dma_len(&sgl[1]), 0);
-	KUNIT_EXPECT_TRUE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
 	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
 	KUNIT_EXPECT_TRUE(test, list_is(t->area, flat));
 
@@ -118,16 +127,10 @@ static void list_of_one_test(struct kunit *test)
 static void list_sync_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
-	u8 *flat = kunit_kzalloc(test, LIST_LEN, GFP_KERNEL);
 	struct scatterlist sgl[PIECES];
+	u8 *flat = map_list(test, sgl);
 	unsigned int i;
 
-	KUNIT_ASSERT_NOT_NULL(test, flat);
-	bounce_kunit_fill(t);
-	bounce_kunit_warm(test, LIST_LEN, DMA_BIDIRECTIONAL);
-	init_list(t, sgl);
-	KUNIT_ASSERT_EQ(test, dma_map_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL), 1);
-	KUNIT_ASSERT_TRUE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
 	for (i = 0; i < PIECES; i++)
 		memset(t->area + pieces[i].offset, 0x11, pieces[i].len);
 	dma_sync_sg_for_device(t->dev, sgl, PIECES, DMA_FROM_DEVICE);
