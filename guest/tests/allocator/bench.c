@@ -45,7 +45,7 @@ static void *user(void *arg)
 		n = 1 + ops % DEPTH;
 		for (i = 0; i < n; i++) {
 			rcu_read_lock();
-			held[i] = dma_bounce_slots_get(&slots, DMA_BOUNCE_RW, 0);
+			held[i] = dma_bounce_slots_get(&slots, DMA_BOUNCE_RW, 0, DMA_BOUNCE_SINGLE);
 			rcu_read_unlock();
 			if (!held[i])
 				abort();

@@ -86,11 +86,12 @@ static void take(u32 me, struct held *held, unsigned long long *state)
 {
 	unsigned int kind = next_random(state) % DMA_BOUNCE_KINDS;
 	unsigned int class = next_random(state) % DMA_BOUNCE_CLASSES;
+	unsigned int mapped = next_random(state) % DMA_BOUNCE_MAPPED_TYPES;
 	struct dma_bounce_slot *slot;
 	u8 *va;
 
 	rcu_read_lock();
-	slot = dma_bounce_slots_get(&slots, kind, class);
+	slot = dma_bounce_slots_get(&slots, kind, class, mapped);
 	if (!slot) {
 		__atomic_add_fetch(&misses, 1, __ATOMIC_RELAXED);
 		rcu_read_unlock();
@@ -98,7 +99,7 @@ static void take(u32 me, struct held *held, unsigned long long *state)
 		sched_yield();
 		return;
 	}
-	CHECK(slot->chunk->kind == kind && slot->chunk->class == class);
+	CHECK(slot->chunk->kind == kind && slot->chunk->class == class && slot->mapped == mapped);
 	held->slot = slot;
 	held->iova = dma_bounce_slot_iova(slot);
 	held->size = dma_bounce_slot_size(slot);
@@ -304,9 +305,12 @@ static void check_nothing_lost(void)
 {
 	unsigned int kind, class, sum[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES] = {};
 	struct dma_bounce_chunk *chunk;
-	unsigned long place;
+	unsigned long place, served = 0;
 	size_t i;
 
+	for (i = 0; i < DMA_BOUNCE_MAPPED_TYPES; i++)
+		served += dma_bounce_slots_served(&slots, i);
+	CHECK(served == gets);
 	dma_bounce_slots_flush(&slots, true);
 	reap();
 	for (place = 0; place < PLACES; place++) {

@@ -80,25 +80,26 @@ static void slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot
 }
 
 /**
- * dma_bounce_slot_fill - copy to a slot at map
+ * __dma_bounce_slot_fill - copy to a slot at map; the rest of one for an untrusted device is zeroed
  * @pool: its pool
  * @dev: the device that maps
  * @slot: a slot that says what is mapped by it
- * @dir: direction of the transfer
- * @attrs: attributes of the mapping
  */
-void dma_bounce_slot_fill(struct dma_bounce_pool *pool, struct device *dev,
-			  struct dma_bounce_slot *slot, enum dma_data_direction dir,
-			  unsigned long attrs)
+void __dma_bounce_slot_fill(struct dma_bounce_pool *pool, struct device *dev,
+			    struct dma_bounce_slot *slot)
 {
-	bool untrusted = dma_bounce_untrusted(dev);
-
-	slot->no_copy_in = dir == DMA_FROM_DEVICE && !untrusted &&
-			   (attrs & DMA_ATTR_BOUNCE_NO_COPY_IN);
-	if (untrusted)
+	if (dma_bounce_untrusted(dev))
 		memset(dma_bounce_slot_va(slot), 0, dma_bounce_slot_size(slot));
-	if (!slot->no_copy_in)
-		slot_copy(pool, slot, 0, slot->len, true);
+	slot_copy(pool, slot, 0, slot->len, true);
+}
+
+/**
+ * dma_bounce_slot_trace - trace that something was mapped
+ * @dev: the device that maps
+ * @slot: the slot
+ */
+void dma_bounce_slot_trace(struct device *dev, struct dma_bounce_slot *slot)
+{
 	trace_dma_bounce_map(dev, dma_bounce_slot_iova(slot) + slot->offset, slot->len,
 			     slot->nents, !slot->no_copy_in);
 }

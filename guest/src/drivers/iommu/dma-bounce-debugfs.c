@@ -19,9 +19,6 @@ static const char * const kind_names[DMA_BOUNCE_KINDS] = {
 };
 
 static const char * const stat_names[DMA_BOUNCE_STATS] = {
-	[DMA_BOUNCE_PAGES]		= "bounced_pages",
-	[DMA_BOUNCE_LISTS]		= "bounced_lists",
-	[DMA_BOUNCE_REQUESTS]		= "bounced_requests",
 	[DMA_BOUNCE_BYTES_IN]		= "bytes_in",
 	[DMA_BOUNCE_BYTES_OUT]		= "bytes_out",
 	[DMA_BOUNCE_UNWRITTEN]		= "not_copied_back",
@@ -46,6 +43,19 @@ static u64 stat_sum(struct dma_bounce_pool *pool, enum dma_bounce_stat stat)
 	for_each_possible_cpu(cpu)
 		sum += READ_ONCE(per_cpu_ptr(pool->stats, cpu)->count[stat]);
 	return sum;
+}
+
+/* How many mappings bounced: none before the range is open, when no CPU keeps slots yet */
+static void show_bounced(struct seq_file *m, struct dma_bounce_slots *slots)
+{
+	u64 n[DMA_BOUNCE_MAPPED_TYPES] = {};
+	unsigned int i;
+
+	for (i = 0; slots->len && i < DMA_BOUNCE_MAPPED_TYPES; i++)
+		n[i] = dma_bounce_slots_served(slots, i);
+	seq_printf(m, "bounced_pages %llu\nbounced_lists %llu\nbounced_requests %llu\n",
+		   n[DMA_BOUNCE_SINGLE], n[DMA_BOUNCE_ENTRY] + n[DMA_BOUNCE_LIST],
+		   n[DMA_BOUNCE_REQUEST]);
 }
 
 static void show_slots(struct seq_file *m, struct dma_bounce_pool *pool)
@@ -90,6 +100,7 @@ static int stats_show(struct seq_file *m, void *unused)
 	seq_printf(m, "chunks_recycled %llu\nchunks_shrunk %llu\nchunks_drained %llu\n",
 		   pool->recycled, pool->shrunk, pool->drained);
 	seq_printf(m, "chunks_stuck %llu\nslots_orphaned %llu\n", pool->stuck, pool->orphaned);
+	show_bounced(m, &pool->slots);
 	for (i = 0; i < DMA_BOUNCE_STATS; i++)
 		seq_printf(m, "%s %llu\n", stat_names[i], stat_sum(pool, i));
 	if (pool->slots.len)

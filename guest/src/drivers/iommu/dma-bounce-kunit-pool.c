@@ -38,6 +38,12 @@ static void no_drain(struct dma_bounce_slots *slots)
 {
 }
 
+static struct dma_bounce_slot *take(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
+				    unsigned int class)
+{
+	return dma_bounce_slots_get(slots, kind, class, DMA_BOUNCE_LIST);
+}
+
 static void allocator_test(struct kunit *test)
 {
 	struct dma_bounce_slots *slots = kunit_kzalloc(test, sizeof(*slots), GFP_KERNEL);
@@ -57,13 +63,14 @@ static void allocator_test(struct kunit *test)
 	dma_bounce_chunk_publish(slots, chunk, memory, SZ_1G + SZ_1M, SZ_1M);
 
 	rcu_read_lock();
-	KUNIT_EXPECT_NULL(test, dma_bounce_slots_get(slots, DMA_BOUNCE_READ, 4));
-	KUNIT_EXPECT_NULL(test, dma_bounce_slots_get(slots, DMA_BOUNCE_WRITE, 3));
+	KUNIT_EXPECT_NULL(test, take(slots, DMA_BOUNCE_READ, 4));
+	KUNIT_EXPECT_NULL(test, take(slots, DMA_BOUNCE_WRITE, 3));
 	for (i = 0; i < 16; i++) {
-		slot[i] = dma_bounce_slots_get(slots, DMA_BOUNCE_WRITE, 4);
+		slot[i] = take(slots, DMA_BOUNCE_WRITE, 4);
 		KUNIT_EXPECT_NOT_NULL(test, slot[i]);
 		if (!slot[i])
 			goto out_unlock;
+		KUNIT_EXPECT_EQ(test, slot[i]->mapped, DMA_BOUNCE_LIST);
 		KUNIT_EXPECT_TRUE(test, IS_ALIGNED(dma_bounce_slot_iova(slot[i]), SZ_64K));
 		KUNIT_EXPECT_NULL(test, dma_bounce_slots_find(slots,
 							      dma_bounce_slot_iova(slot[i])));
@@ -72,12 +79,12 @@ static void allocator_test(struct kunit *test)
 								dma_bounce_slot_iova(slot[i]) +
 								SZ_64K - 1), slot[i]);
 	}
-	extra = dma_bounce_slots_get(slots, DMA_BOUNCE_WRITE, 4);
+	extra = take(slots, DMA_BOUNCE_WRITE, 4);
 	KUNIT_EXPECT_NULL(test, extra);
 	/* What was put back last is handed out first. */
 	dma_bounce_slots_put(slots, slot[3]);
 	dma_bounce_slots_put(slots, slot[7]);
-	extra = dma_bounce_slots_get(slots, DMA_BOUNCE_WRITE, 4);
+	extra = take(slots, DMA_BOUNCE_WRITE, 4);
 	KUNIT_EXPECT_TRUE(test, extra == slot[7] || extra == slot[3]);
 	dma_bounce_slots_put(slots, extra);
 out_unlock:
@@ -87,12 +94,15 @@ out_unlock:
 	dma_bounce_slots_flush(slots, true);
 	KUNIT_EXPECT_EQ(test, dma_bounce_chunk_used(slots, chunk), 14);
 	rcu_read_lock();
-	KUNIT_EXPECT_NULL(test, dma_bounce_slots_get(slots, DMA_BOUNCE_WRITE, 4));
+	KUNIT_EXPECT_NULL(test, take(slots, DMA_BOUNCE_WRITE, 4));
 	rcu_read_unlock();
 	for (i = 0; i < 16; i++)
 		if (slot[i]->len)
 			dma_bounce_slots_put(slots, slot[i]);
 	KUNIT_EXPECT_EQ(test, dma_bounce_chunk_used(slots, chunk), 0);
+	/* All sixteen, and one of them twice */
+	KUNIT_EXPECT_EQ(test, dma_bounce_slots_served(slots, DMA_BOUNCE_LIST), 17);
+	KUNIT_EXPECT_EQ(test, dma_bounce_slots_served(slots, DMA_BOUNCE_SINGLE), 0);
 	mutex_lock(&slots->mutex);
 	dma_bounce_chunk_remove(slots, chunk);
 	mutex_unlock(&slots->mutex);

@@ -26,18 +26,6 @@
 #define DMA_BOUNCE_NEVER	(DMA_ATTR_SKIP_CPU_SYNC | DMA_ATTR_PRIVILEGED | \
 				 DMA_BOUNCE_ATTR_LASTING | DMA_BOUNCE_ATTR_NO_MEMORY)
 
-static enum dma_bounce_kind dma_bounce_kind(enum dma_data_direction dir)
-{
-	switch (dir) {
-	case DMA_TO_DEVICE:
-		return DMA_BOUNCE_READ;
-	case DMA_FROM_DEVICE:
-		return DMA_BOUNCE_WRITE;
-	default:
-		return DMA_BOUNCE_RW;
-	}
-}
-
 static const char * const dma_bounce_reasons[DMA_BOUNCE_STATS] = {
 	[DMA_BOUNCE_FB_STARTING]	= "starting",
 	[DMA_BOUNCE_FB_FULL]		= "full",
@@ -53,9 +41,11 @@ static const char * const dma_bounce_reasons[DMA_BOUNCE_STATS] = {
  * @pool: the pool of the device's domain
  * @dev: the device
  * @reason: why, one of DMA_BOUNCE_FB_*
+ *
+ * Kept out of what most mappings run through.
  */
-void dma_bounce_fallback(struct dma_bounce_pool *pool, struct device *dev,
-			 enum dma_bounce_stat reason)
+noinline void dma_bounce_fallback(struct dma_bounce_pool *pool, struct device *dev,
+				  enum dma_bounce_stat reason)
 {
 	dma_bounce_count(pool, reason, 1);
 	trace_dma_bounce_fallback(dev, dma_bounce_reasons[reason]);
@@ -76,13 +66,13 @@ static bool dma_bounce_required(struct dma_bounce_pool *pool, struct device *dev
 	return dma_bounce_untrusted(dev) && iova_offset(pool->iovad, phys | size);
 }
 
-/* The pool that may serve mappings of a device, or NULL */
-static struct dma_bounce_pool *pool_of_dev(struct device *dev)
+/* The pool that may serve mappings of a device in its DMA domain, or NULL */
+static struct dma_bounce_pool *pool_in(struct iommu_domain *domain, struct device *dev)
 {
 	/* A kernel that boots after a crash attaches devices when they first map something. */
 	if (!dev_is_dma_coherent(dev) || dev->iommu->attach_deferred)
 		return NULL;
-	return dma_bounce_pool_of(dev);
+	return domain->bounce;
 }
 
 /* Whether attributes let a mapping bounce; otherwise that is counted. */
@@ -94,74 +84,25 @@ static bool attrs_allow(struct dma_bounce_pool *pool, struct device *dev, unsign
 	return false;
 }
 
-/* Whether the pool has slots that the device can address; otherwise the reason is counted. */
-static bool pool_usable(struct dma_bounce_pool *pool, struct device *dev)
+/* Why the pool has no slots that the device can address; that is counted. */
+static noinline void pool_unusable(struct dma_bounce_pool *pool, struct device *dev, u64 len,
+				   u64 mask)
 {
+	if (!len)
+		dma_bounce_pool_first_use(pool, mask);
+	dma_bounce_fallback(pool, dev, len ? DMA_BOUNCE_FB_MASK : DMA_BOUNCE_FB_STARTING);
+}
+
+/* Whether the pool has slots that the device can address; otherwise the reason is counted. */
+static __always_inline bool pool_usable(struct dma_bounce_pool *pool, struct device *dev)
+{
+	u64 len = smp_load_acquire(&pool->slots.len);	/* pairs with dma_bounce_slots_open() */
 	u64 mask = dma_bounce_mask(dev);
 
-	if (!smp_load_acquire(&pool->slots.len)) {	/* pairs with dma_bounce_slots_open() */
-		dma_bounce_pool_first_use(pool, mask);
-		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_STARTING);
-		return false;
-	}
-	if (pool->slots.base + pool->slots.len - 1 > mask) {
-		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MASK);
-		return false;
-	}
-	return true;
-}
-
-/**
- * dma_bounce_slot_take - take a slot for a mapping
- * @pool: the pool, which is usable
- * @dev: the device
- * @phys: what is mapped first: the address has those of its low bits that the device needs
- * @len: bytes
- * @limit: most bytes that bounce
- * @dir: direction of the transfer
- *
- * The slot's address itself has none of the low bits set, as it is aligned to its size. The caller
- * is in an RCU read-side critical section until it is done with the slot's memory.
- *
- * Return: a slot that has @offset and @len set, or NULL with the reason counted.
- */
-struct dma_bounce_slot *dma_bounce_slot_take(struct dma_bounce_pool *pool, struct device *dev,
-					     phys_addr_t phys, size_t len, size_t limit,
-					     enum dma_data_direction dir)
-{
-	size_t align = dma_get_min_align_mask(dev), offset = phys & align;
-	struct dma_bounce_slot *slot;
-
-	if (len > limit || align >= DMA_BOUNCE_MAX_SLOT || offset + len > DMA_BOUNCE_MAX_SLOT) {
-		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_SIZE);
-		return NULL;
-	}
-	slot = dma_bounce_pool_get(pool, dma_bounce_kind(dir), max(offset + len, align + 1));
-	/* From this CPU's cache, which is not flushed yet: a device would not reach it any more. */
-	if (slot && unlikely(READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DEAD)) {
-		dma_bounce_slots_put(&pool->slots, slot);
-		slot = NULL;
-	}
-	if (!slot) {
-		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_FULL);
-		return NULL;
-	}
-	slot->offset = offset;
-	WRITE_ONCE(slot->len, len);
-	return slot;
-}
-
-/**
- * dma_bounce_need_sync - have the sync calls of a device reach us
- * @pool: the pool of the device's domain
- * @dev: a device that has bounced; a coherent one elides them otherwise
- */
-void dma_bounce_need_sync(struct dma_bounce_pool *pool, struct device *dev)
-{
-	if (likely(dma_dev_need_sync(dev)))
-		return;
-	dma_reset_need_sync(dev);
-	dma_bounce_count(pool, DMA_BOUNCE_ELISION_LOST, 1);
+	if (likely(len && pool->slots.base + len - 1 <= mask))
+		return true;
+	pool_unusable(pool, dev, len, mask);
+	return false;
 }
 
 static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, phys_addr_t phys,
@@ -172,14 +113,12 @@ static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, 
 	struct dma_bounce_slot *slot;
 
 	rcu_read_lock();
-	slot = dma_bounce_slot_take(pool, dev, phys, size, limit, dir);
+	slot = dma_bounce_slot_take(pool, dev, phys, size, limit, dir, DMA_BOUNCE_SINGLE);
 	if (slot) {
 		slot->phys = phys;
 		slot->nents = 0;
-		slot->mapped = DMA_BOUNCE_SINGLE;
 		dma_bounce_slot_fill(pool, dev, slot, dir, attrs);
 		addr = dma_bounce_slot_iova(slot) + slot->offset;
-		dma_bounce_count(pool, DMA_BOUNCE_PAGES, 1);
 	}
 	rcu_read_unlock();
 	return addr;
@@ -188,6 +127,7 @@ static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, 
 /**
  * __dma_bounce_map_page - map a buffer by a slot
  * @dev: the device
+ * @domain: its DMA domain
  * @phys: the buffer
  * @size: its bytes
  * @dir: direction of the transfer
@@ -195,10 +135,10 @@ static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, 
  *
  * Return: the address for the device, or DMA_MAPPING_ERROR if the buffer does not bounce.
  */
-dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
-				 enum dma_data_direction dir, unsigned long attrs)
+dma_addr_t __dma_bounce_map_page(struct device *dev, struct iommu_domain *domain, phys_addr_t phys,
+				 size_t size, enum dma_data_direction dir, unsigned long attrs)
 {
-	struct dma_bounce_pool *pool = pool_of_dev(dev);
+	struct dma_bounce_pool *pool = pool_in(domain, dev);
 	dma_addr_t addr = DMA_MAPPING_ERROR;
 	bool required;
 	size_t limit;
@@ -231,19 +171,21 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t si
  */
 bool __dma_bounce_by_piece(struct device *dev)
 {
-	return dma_bounce_untrusted(dev) && pool_of_dev(dev);
+	return dma_bounce_untrusted(dev) && pool_in(iommu_get_dma_domain(dev), dev);
 }
 
 /**
  * dma_bounce_pool_for - the pool for a mapping of a device that is to be bounced as a whole
  * @dev: the device
+ * @domain: its DMA domain
  * @attrs: attributes of the mapping
  *
  * Return: a pool that is usable, or NULL if the mapping does not bounce.
  */
-struct dma_bounce_pool *dma_bounce_pool_for(struct device *dev, unsigned long attrs)
+struct dma_bounce_pool *dma_bounce_pool_for(struct device *dev, struct iommu_domain *domain,
+					    unsigned long attrs)
 {
-	struct dma_bounce_pool *pool = pool_of_dev(dev);
+	struct dma_bounce_pool *pool = pool_in(domain, dev);
 
 	if (!pool || !dma_bounce_wanted(dev) || !attrs_allow(pool, dev, attrs) ||
 	    !pool_usable(pool, dev))
@@ -320,6 +262,7 @@ static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, d
 /**
  * __dma_bounce_map_sg - map a whole list by one slot
  * @dev: the device
+ * @domain: its DMA domain
  * @sgl: the list
  * @nents: its entries
  * @dir: direction of the transfer
@@ -327,8 +270,8 @@ static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, d
  *
  * Return: the number of DMA segments, or 0 if the list does not bounce.
  */
-int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
-			enum dma_data_direction dir, unsigned long attrs)
+int __dma_bounce_map_sg(struct device *dev, struct iommu_domain *domain, struct scatterlist *sgl,
+			int nents, enum dma_data_direction dir, unsigned long attrs)
 {
 	struct dma_bounce_pool *pool;
 	struct dma_bounce_slot *slot;
@@ -343,7 +286,7 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	 */
 	sg_dma_address(sgl) = DMA_MAPPING_ERROR;
 	/* Lists of untrusted devices that do not bounce as a whole come back here by entry. */
-	pool = dma_bounce_pool_for(dev, attrs);
+	pool = dma_bounce_pool_for(dev, domain, attrs);
 	if (!pool)
 		return 0;
 	limit = dma_bounce_threshold(pool, dev);
@@ -351,21 +294,18 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	if (!len)
 		return 0;
 	rcu_read_lock();
-	slot = dma_bounce_slot_take(pool, dev, sg_phys(sgl), len, limit, dir);
+	slot = dma_bounce_slot_take(pool, dev, sg_phys(sgl), len, limit, dir,
+				    nents == 1 ? DMA_BOUNCE_ENTRY : DMA_BOUNCE_LIST);
 	if (slot) {
 		slot->nents = nents;
 		/* Some who map a lone entry have it on their stack, and synchronise by address. */
-		if (nents == 1) {
+		if (nents == 1)
 			slot->phys = sg_phys(sgl);
-			slot->mapped = DMA_BOUNCE_ENTRY;
-		} else {
+		else
 			slot->sgl = sgl;
-			slot->mapped = DMA_BOUNCE_LIST;
-		}
 		dma_bounce_slot_fill(pool, dev, slot, dir, attrs);
 		count = sg_fill_dma(dev, sgl, nents, dma_bounce_slot_iova(slot) + slot->offset,
 				    len);
-		dma_bounce_count(pool, DMA_BOUNCE_LISTS, 1);
 		dma_bounce_need_sync(pool, dev);
 	}
 	rcu_read_unlock();

@@ -31,9 +31,6 @@ enum dma_bounce_switch {
 };
 
 enum dma_bounce_stat {
-	DMA_BOUNCE_PAGES,		/* single mappings bounced */
-	DMA_BOUNCE_LISTS,		/* scatter-gather lists bounced */
-	DMA_BOUNCE_REQUESTS,		/* block requests bounced as a whole */
 	DMA_BOUNCE_BYTES_IN,		/* copied from buffers to slots */
 	DMA_BOUNCE_BYTES_OUT,		/* copied from slots to buffers */
 	DMA_BOUNCE_UNWRITTEN,		/* not copied back, as not known to be written */
@@ -65,7 +62,7 @@ struct dma_bounce_stats {
  * @dir:	in debugfs
  * @name:	the first device of the domain, for messages
  * @id:		number of the pool, for debugfs
- * @stats:	per-CPU counters
+ * @stats:	per-CPU counters; how many mappings bounced is counted with @slots
  * @mask:	what the device that mapped first can address; 0 before that
  * @threshold:	size in bytes up to which mappings are bounced
  * @calibrated:	@threshold as measured, 0 if it was not
@@ -173,6 +170,7 @@ void dma_bounce_pool_missed(struct dma_bounce_pool *pool, enum dma_bounce_kind k
  * @pool: a pool that is ready, as dma_bounce_owns() or pool->slots.len tells
  * @kind: what the device may do with it
  * @size: bytes needed, at most DMA_BOUNCE_MAX_SLOT
+ * @mapped: what for
  *
  * The caller is in an RCU read-side critical section until it is done with the slot's memory.
  *
@@ -180,10 +178,11 @@ void dma_bounce_pool_missed(struct dma_bounce_pool *pool, enum dma_bounce_kind k
  * be soon.
  */
 static inline struct dma_bounce_slot *dma_bounce_pool_get(struct dma_bounce_pool *pool,
-							  enum dma_bounce_kind kind, size_t size)
+							  enum dma_bounce_kind kind, size_t size,
+							  enum dma_bounce_mapped mapped)
 {
 	unsigned int class = dma_bounce_class(size);
-	struct dma_bounce_slot *slot = dma_bounce_slots_get(&pool->slots, kind, class);
+	struct dma_bounce_slot *slot = dma_bounce_slots_get(&pool->slots, kind, class, mapped);
 
 	if (unlikely(!slot))
 		dma_bounce_pool_missed(pool, kind, class);

@@ -106,7 +106,7 @@ bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
 
 	if (!static_branch_unlikely(&dma_bounce_key) || !use_dma_iommu(dma_dev))
 		return false;
-	pool = dma_bounce_pool_for(dma_dev, attrs);
+	pool = dma_bounce_pool_for(dma_dev, iommu_get_dma_domain(dma_dev), attrs);
 	if (!pool)
 		return false;
 	limit = dma_bounce_threshold(pool, dma_dev);
@@ -116,11 +116,11 @@ bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
 		return false;
 	}
 	rcu_read_lock();
-	slot = dma_bounce_slot_take(pool, dma_dev, start, len, limit, rq_dma_dir(req));
+	slot = dma_bounce_slot_take(pool, dma_dev, start, len, limit, rq_dma_dir(req),
+				    DMA_BOUNCE_REQUEST);
 	if (slot) {
 		slot->req = req;
 		slot->nents = 0;
-		slot->mapped = DMA_BOUNCE_REQUEST;
 		dma_bounce_slot_fill(pool, dma_dev, slot, rq_dma_dir(req), attrs);
 		*iter = (struct blk_dma_iter) {
 			.addr = dma_bounce_slot_iova(slot) + slot->offset,
@@ -128,7 +128,6 @@ bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
 			.p2pdma.map = PCI_P2PDMA_MAP_NONE,
 		};
 		*state = (struct dma_iova_state) { .addr = iter->addr, .__size = len };
-		dma_bounce_count(pool, DMA_BOUNCE_REQUESTS, 1);
 		dma_bounce_need_sync(pool, dma_dev);
 	}
 	rcu_read_unlock();

@@ -75,8 +75,8 @@ static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_slot *sl
 	spin_unlock(&depot->lock);
 }
 
-static noinline void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
-				  enum dma_bounce_kind kind, unsigned int class)
+static void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
+			 enum dma_bounce_kind kind, unsigned int class)
 {
 	struct dma_bounce_depot *depot = &slots->depots[kind][class];
 	unsigned int n = cpu->n[kind][class], want = cache_slots(class) / 2;
@@ -110,22 +110,10 @@ static void cache_flush(struct dma_bounce_slots *slots, struct dma_bounce_cpu *c
 	cpu->low[kind][class] = min(cpu->low[kind][class], rest);
 }
 
-static __always_inline struct dma_bounce_slot *
-cache_pop(struct dma_bounce_cpu *cpu, enum dma_bounce_kind kind, unsigned int class)
-{
-	unsigned int n = cpu->n[kind][class];
-
-	if (!n)
-		return NULL;
-	WRITE_ONCE(cpu->n[kind][class], --n);
-	if (n < cpu->low[kind][class])
-		cpu->low[kind][class] = n;
-	return cpu->slots[kind][class][n];
-}
-
 /* The depot is empty: take a slot that another CPU keeps. */
-static noinline struct dma_bounce_slot *
-cache_steal(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned int class)
+static struct dma_bounce_slot *
+cache_steal(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned int class,
+	    enum dma_bounce_mapped mapped)
 {
 	struct dma_bounce_slot *slot = NULL;
 	struct dma_bounce_cpu *cpu;
@@ -137,7 +125,7 @@ cache_steal(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned 
 		if (!READ_ONCE(cpu->n[kind][class]))
 			continue;
 		spin_lock_irqsave(&cpu->lock, flags);
-		slot = cache_pop(cpu, kind, class);
+		slot = dma_bounce_cache_pop(cpu, kind, class, mapped);
 		spin_unlock_irqrestore(&cpu->lock, flags);
 		if (slot)
 			break;
@@ -146,17 +134,19 @@ cache_steal(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned 
 }
 
 /**
- * dma_bounce_slots_get - take a free slot
+ * __dma_bounce_slots_get - take a slot that this CPU does not keep
  * @slots: an allocator that is open
  * @kind: what the device may do with it
  * @class: log2 of its size, less DMA_BOUNCE_MIN_SHIFT
+ * @mapped: what for
  *
- * The caller is in an RCU read-side critical section until it is done with the slot's memory.
+ * See dma_bounce_slots_get().
  *
- * Return: a slot, or NULL if there is none now.
+ * Return: a slot that has @mapped set, or NULL if there is none now.
  */
-struct dma_bounce_slot *dma_bounce_slots_get(struct dma_bounce_slots *slots,
-					     enum dma_bounce_kind kind, unsigned int class)
+struct dma_bounce_slot *__dma_bounce_slots_get(struct dma_bounce_slots *slots,
+					       enum dma_bounce_kind kind, unsigned int class,
+					       enum dma_bounce_mapped mapped)
 {
 	struct dma_bounce_cpu *cpu = raw_cpu_ptr(slots->cpus);
 	struct dma_bounce_slot *slot;
@@ -165,9 +155,9 @@ struct dma_bounce_slot *dma_bounce_slots_get(struct dma_bounce_slots *slots,
 	spin_lock_irqsave(&cpu->lock, flags);
 	if (!cpu->n[kind][class])
 		cache_refill(slots, cpu, kind, class);
-	slot = cache_pop(cpu, kind, class);
+	slot = dma_bounce_cache_pop(cpu, kind, class, mapped);
 	spin_unlock_irqrestore(&cpu->lock, flags);
-	return slot ?: cache_steal(slots, kind, class);
+	return slot ?: cache_steal(slots, kind, class, mapped);
 }
 
 /**
@@ -264,6 +254,23 @@ unsigned int dma_bounce_slots_cached(struct dma_bounce_slots *slots, enum dma_bo
 
 	for_each_possible_cpu(i)
 		n += READ_ONCE(per_cpu_ptr(slots->cpus, i)->n[kind][class]);
+	return n;
+}
+
+/**
+ * dma_bounce_slots_served - count the slots that were ever taken
+ * @slots: an allocator that is open
+ * @mapped: for this
+ *
+ * Return: their number, which may be outdated already.
+ */
+u64 dma_bounce_slots_served(struct dma_bounce_slots *slots, enum dma_bounce_mapped mapped)
+{
+	unsigned int i;
+	u64 n = 0;
+
+	for_each_possible_cpu(i)
+		n += READ_ONCE(per_cpu_ptr(slots->cpus, i)->served[mapped]);
 	return n;
 }
 

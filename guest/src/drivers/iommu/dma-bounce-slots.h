@@ -54,6 +54,7 @@ enum dma_bounce_mapped {
 	DMA_BOUNCE_ENTRY,	/* a list that has one entry */
 	DMA_BOUNCE_LIST,
 	DMA_BOUNCE_REQUEST,
+	DMA_BOUNCE_MAPPED_TYPES,
 };
 
 /**
@@ -121,11 +122,16 @@ struct dma_bounce_depot {
 	unsigned int		nfree;
 };
 
-/* The slots that a CPU keeps. @low is the least that @n has been since caches were flushed last. */
+/*
+ * The slots that a CPU keeps. @low is the least that @n has been since caches were flushed last.
+ * @served counts slots that were taken from here, by what for: it would cost each mapping another
+ * entry of the TLB elsewhere.
+ */
 struct dma_bounce_cpu {
 	spinlock_t		lock;	/* nests outside the depots' locks */
 	u8			n[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
 	u8			low[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
+	u64			served[DMA_BOUNCE_MAPPED_TYPES];
 	struct dma_bounce_slot	*slots[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES]
 				      [DMA_BOUNCE_CACHE_SLOTS];
 };
@@ -206,13 +212,15 @@ int dma_bounce_slots_open(struct dma_bounce_slots *slots, dma_addr_t base, u64 l
 			  unsigned int chunk_shift);
 void dma_bounce_slots_close(struct dma_bounce_slots *slots);
 
-struct dma_bounce_slot *dma_bounce_slots_get(struct dma_bounce_slots *slots,
-					     enum dma_bounce_kind kind, unsigned int class);
+struct dma_bounce_slot *__dma_bounce_slots_get(struct dma_bounce_slots *slots,
+					       enum dma_bounce_kind kind, unsigned int class,
+					       enum dma_bounce_mapped mapped);
 void dma_bounce_slots_put(struct dma_bounce_slots *slots, struct dma_bounce_slot *slot);
 struct dma_bounce_slot *dma_bounce_slots_find(struct dma_bounce_slots *slots, dma_addr_t addr);
 void dma_bounce_slots_flush(struct dma_bounce_slots *slots, bool all);
 unsigned int dma_bounce_slots_cached(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
 				     unsigned int class);
+u64 dma_bounce_slots_served(struct dma_bounce_slots *slots, enum dma_bounce_mapped mapped);
 
 struct dma_bounce_chunk *dma_bounce_chunk_alloc(enum dma_bounce_kind kind, unsigned int class,
 						size_t size);
@@ -225,5 +233,53 @@ void dma_bounce_chunk_retire(struct dma_bounce_slots *slots, struct dma_bounce_c
 			     enum dma_bounce_chunk_state state);
 unsigned int dma_bounce_chunk_used(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk);
 void dma_bounce_chunk_remove(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk);
+
+/* Takes the slot that the CPU got back last, or returns NULL. Runs under the lock of @cpu. */
+static __always_inline struct dma_bounce_slot *
+dma_bounce_cache_pop(struct dma_bounce_cpu *cpu, enum dma_bounce_kind kind, unsigned int class,
+		     enum dma_bounce_mapped mapped)
+{
+	unsigned int n = cpu->n[kind][class];
+	struct dma_bounce_slot *slot;
+
+	if (!n)
+		return NULL;
+	slot = cpu->slots[kind][class][--n];
+	/* The cache is about to be flushed: devices do not reach the memory any more. */
+	if (unlikely(READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DEAD))
+		return NULL;
+	WRITE_ONCE(cpu->n[kind][class], n);
+	if (n < cpu->low[kind][class])
+		cpu->low[kind][class] = n;
+	WRITE_ONCE(cpu->served[mapped], cpu->served[mapped] + 1);
+	slot->mapped = mapped;
+	return slot;
+}
+
+/**
+ * dma_bounce_slots_get - take a free slot
+ * @slots: an allocator that is open
+ * @kind: what the device may do with it
+ * @class: log2 of its size, less DMA_BOUNCE_MIN_SHIFT
+ * @mapped: what for
+ *
+ * The caller is in an RCU read-side critical section until it is done with the slot's memory. Each
+ * mapping runs through this: what the CPU keeps is taken without a call.
+ *
+ * Return: a slot that has @mapped set, or NULL if there is none now.
+ */
+static __always_inline struct dma_bounce_slot *
+dma_bounce_slots_get(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned int class,
+		     enum dma_bounce_mapped mapped)
+{
+	struct dma_bounce_cpu *cpu = raw_cpu_ptr(slots->cpus);
+	struct dma_bounce_slot *slot;
+	unsigned long flags;
+
+	spin_lock_irqsave(&cpu->lock, flags);
+	slot = dma_bounce_cache_pop(cpu, kind, class, mapped);
+	spin_unlock_irqrestore(&cpu->lock, flags);
+	return likely(slot) ? slot : __dma_bounce_slots_get(slots, kind, class, mapped);
+}
 
 #endif /* _DMA_BOUNCE_SLOTS_H */
