@@ -42,7 +42,7 @@ impl Form for MapTimes {
     }
 
     fn job(_: &Step, quick: bool) -> String {
-        workload::fio_profiled(if quick { 8 } else { 24 })
+        workload::fio_profiled(if quick { 8 } else { 48 })
     }
 
     fn read(_: &Step, outcome: &Outcome) -> Result<Self> {
