@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::Site;
+use crate::apart::Apart;
 use crate::events::{self, Counters, Event};
 use crate::initramfs::{self, Extra};
 use crate::process::{self, Ended, Finished, Limits};
@@ -40,6 +41,7 @@ pub struct Guest {
     job: String,
     extras: Vec<Extra>,
     locked_memory: Option<u64>,
+    vcpus_apart: bool,
     time_limit: Duration,
 }
 
@@ -86,6 +88,7 @@ impl Guest {
             job: String::new(),
             extras: Vec::new(),
             locked_memory: None,
+            vcpus_apart: false,
             time_limit: Duration::from_secs(90),
         }
     }
@@ -198,6 +201,14 @@ impl Guest {
         self
     }
 
+    /// Keeps the vCPUs' threads on the last CPUs and, in the rig, the interrupts of the guest's devices on the first one, for
+    /// measurements of what the guest's kernel does itself.
+    #[must_use]
+    pub fn vcpus_apart(mut self) -> Self {
+        self.vcpus_apart = true;
+        self
+    }
+
     /// Sets the longest time that the guest may take, 90 s unless said otherwise.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
@@ -262,7 +273,9 @@ impl Guest {
         let (mut command, machine) = self.prepare(site, scratch.path())?;
         let limits = Limits { time: self.time_limit, stop_on_panic: true };
         let api = (self.vmm == Vmm::Carom).then_some(machine.api.as_path());
-        let finished = process::run_limited(&mut command, &console, limits, api)?;
+        let mut apart = self.vcpus_apart.then(|| Apart::new(site.rig != "direct")).transpose()?;
+        let place = |pid| apart.as_mut().into_iter().for_each(|apart| apart.place(pid));
+        let finished = process::run_watched(&mut command, &console, limits, api, place)?;
         Ok((finished, events::read(&machine.events)?))
     }
 
@@ -327,9 +340,10 @@ impl Outcome {
 }
 
 /// Whether the guest's kernel was ended by what no kernel or VMM can do: an interrupt at the first instruction of the entry for
-/// system calls, where interrupts are off. QEMU's emulation of nested guests does so now and then.
+/// system calls or for interrupts, where interrupts are off. QEMU's emulation of nested guests does so now and then.
 fn emulator_failed(console: &str) -> bool {
-    console.contains("PANIC: double fault") && console.contains("RIP: 0010:entry_SYSCALL_64+0x0/")
+    let entries = ["RIP: 0010:entry_SYSCALL_64+0x0/", "RIP: 0010:irq_entries_start+0x"];
+    console.contains("PANIC: double fault") && entries.iter().any(|entry| console.contains(entry))
 }
 
 /// Whether QEMU, which runs a guest until it powers off or is reset, ended in the midst of the job: the same as
@@ -367,6 +381,19 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     use super::*;
+
+    #[test]
+    fn interrupt_at_a_kernels_entry_is_the_emulators_failure_and_another_fault_is_not() {
+        let console = |rip: &str| {
+            format!("traps: PANIC: double fault, error_code: 0x0\nRIP: 0010:exc_page_fault+0x18/0x690\n{rip}\n")
+        };
+        for entry in ["entry_SYSCALL_64+0x0/0x7e", "irq_entries_start+0x20/0x660"] {
+            assert!(emulator_failed(&console(&format!("RIP: 0010:{entry}"))), "{entry}");
+            assert!(!emulator_failed(&format!("RIP: 0010:{entry}")), "{entry}");
+        }
+        assert!(!emulator_failed(&console("RIP: 0010:entry_SYSCALL_64+0x1/0x7e")));
+        assert!(!emulator_failed(&console("")));
+    }
 
     #[test]
     fn only_an_end_without_the_jobs_status_is_a_reset() {

@@ -5,6 +5,7 @@
 //! its own. [`Site`] says what is there, [`Guest`] describes one guest and runs it, [`Outcome`] is what came of it, and
 //! [`workload`] holds the jobs that more than one user gives to guests.
 
+mod apart;
 pub mod api;
 pub mod events;
 mod guest;

@@ -68,6 +68,20 @@ const MARK: &str = "CAROM-MARK ";
 /// # Errors
 /// When the program cannot be started or watched; how it ended is no error.
 pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, api: Option<&Path>) -> Result<Finished> {
+    run_watched(command, console, limits, api, |_| {})
+}
+
+/// The same as [`run_limited`], and calls `look` with the process' number at each look at it.
+///
+/// # Errors
+/// As there.
+pub(crate) fn run_watched(
+    command: &mut Command,
+    console: &Path,
+    limits: Limits,
+    api: Option<&Path>,
+    mut look: impl FnMut(u32),
+) -> Result<Finished> {
     let stderr_path = console.with_extension("stderr");
     let create = |path: &Path| File::create(path).with_context(|| format!("creating {}", path.display()));
     command.stdin(Stdio::null()).stdout(create(console)?).stderr(create(&stderr_path)?);
@@ -82,6 +96,7 @@ pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, api: O
             break Ended::Exited(status);
         }
         peak_pinned_bytes = peak_pinned_bytes.max(pinned_bytes(child.0.id()));
+        look(child.0.id());
         watch.read()?;
         if api.is_some() && watch.new_marks() {
             child.signal(Signal::USR1)?;

@@ -23,6 +23,8 @@ pub(crate) trait Form: Clone + Serialize + DeserializeOwned {
     const TIME_LIMIT: Duration;
     /// Whether some configurations are also measured with two jobs.
     const TWO_JOBS: bool;
+    /// Whether guests get a CPU for themselves ([`carom_integration::Guest::vcpus_apart`]).
+    const VCPUS_APART: bool;
     /// What fio does, for the report.
     const FIO: &'static str;
 
@@ -62,7 +64,11 @@ pub(crate) fn run<F: Form>(options: Options<'_>) -> Result<Results> {
 
 fn measure<F: Form>(step: &Step, site: &Site, quick: bool) -> Result<Measured<F>> {
     let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}", F::job(step, quick));
-    let outcome = step.guest(site).time_limit(F::TIME_LIMIT).job(&job).run(site)?;
+    let mut guest = step.guest(site).time_limit(F::TIME_LIMIT).job(&job);
+    if F::VCPUS_APART {
+        guest = guest.vcpus_apart();
+    }
+    let outcome = guest.run(site)?;
     ensure!(outcome.job_status == 0, "the job ended with status {}; console:\n{}", outcome.job_status, outcome.console);
     Ok(Measured {
         figures: F::read(step, &outcome)?,

@@ -35,6 +35,7 @@ impl Form for MapTimes {
 
     const TIME_LIMIT: Duration = Duration::from_secs(300);
     const TWO_JOBS: bool = false;
+    const VCPUS_APART: bool = true;
     const FIO: &'static str = "read, direct, libaio, depth 64, 1 job on 1 vCPU";
 
     fn is_usual(plan: &Plan, _: &Site) -> bool {

@@ -41,6 +41,7 @@ impl Form for PatternFigures {
 
     const TIME_LIMIT: Duration = Duration::from_secs(240);
     const TWO_JOBS: bool = false;
+    const VCPUS_APART: bool = false;
     const FIO: &'static str = "direct, libaio, 1 job on 1 vCPU";
 
     fn is_usual(plan: &Plan, _: &Site) -> bool {

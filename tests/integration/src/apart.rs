@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Keeps a guest's CPU free of what else runs, for measurements of what the guest's kernel does itself.
+//!
+//! An interrupt of a device that comes to the CPU on which the guest runs takes the guest off it, and the guest counts that time
+//! for what it was doing. Whether the host's kernel puts both on one CPU is chance, unless they are told to keep apart.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
+
+/// Where the kernel keeps the CPUs, as a hexadecimal mask, that interrupts get which are requested from now on
+/// (Documentation/core-api/irq/irq-affinity.rst in Linux).
+const DEFAULT_AFFINITY: &str = "/proc/irq/default_smp_affinity";
+
+/// vCPUs' threads on the last CPUs, and devices' interrupts on the first as long as this value lives.
+#[derive(Debug)]
+pub(crate) struct Apart {
+    /// CPUs on which we may run.
+    cpus: Vec<usize>,
+    /// vCPUs whose threads have their CPU.
+    placed: BTreeSet<usize>,
+    /// What the interrupts' CPUs were, if they were changed.
+    affinity: Option<String>,
+}
+
+impl Apart {
+    /// With `interrupts`, those that are requested from now on come to the first CPU, whose ever they are: for a machine that is
+    /// ours alone. Interrupts that there are already stay where they are.
+    ///
+    /// # Errors
+    /// The kernel does not take it.
+    pub(crate) fn new(interrupts: bool) -> Result<Self> {
+        let may_run = sched_getaffinity(None).context("CPUs on which we may run")?;
+        let cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| may_run.is_set(cpu)).collect();
+        let affinity = interrupts.then(|| {
+            let before = fs::read_to_string(DEFAULT_AFFINITY)?;
+            fs::write(DEFAULT_AFFINITY, "1").map(|()| before)
+        });
+        let affinity = affinity.transpose().context(DEFAULT_AFFINITY)?;
+        Ok(Self { cpus, placed: BTreeSet::new(), affinity })
+    }
+
+    /// Places those vCPU threads of the VMM with number `pid` that have not been placed yet: that of vCPU 0 on the last CPU, that
+    /// of vCPU 1 on the one before it, and so on around.
+    pub(crate) fn place(&mut self, pid: u32) {
+        // The VMM may have ended meanwhile, and threads come and go: what cannot be read or told is left.
+        let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return };
+        for task in tasks.flatten() {
+            let Some(vcpu) = vcpu_of(&task.path()).filter(|vcpu| !self.placed.contains(vcpu)) else { continue };
+            let thread = task.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+            let mut set = CpuSet::new();
+            set.set(self.cpus[self.cpus.len() - 1 - vcpu % self.cpus.len()]);
+            if thread.is_some_and(|thread| sched_setaffinity(Some(thread), &set).is_ok()) {
+                self.placed.insert(vcpu);
+            }
+        }
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        let Some(before) = self.affinity.as_deref().map(str::trim) else { return };
+        if let Err(error) = fs::write(DEFAULT_AFFINITY, before) {
+            eprintln!("{DEFAULT_AFFINITY} cannot be set back to {before}: {error}");
+        }
+    }
+}
+
+/// The number of the vCPU that a thread runs, by the thread's name.
+fn vcpu_of(task: &Path) -> Option<usize> {
+    parse_name(fs::read_to_string(task.join("comm")).ok()?.trim_end())
+}
+
+/// `vcpu0` in Carom and Cloud Hypervisor, `CPU 0/KVM` in QEMU.
+fn parse_name(name: &str) -> Option<usize> {
+    let number = name.strip_prefix("vcpu").or_else(|| name.strip_prefix("CPU ")?.strip_suffix("/KVM"))?;
+    number.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use rustix::thread::gettid;
+
+    use super::*;
+
+    #[test]
+    fn thread_of_a_vcpu_gets_the_last_cpu_and_another_thread_stays() {
+        let mut apart = Apart::new(false).unwrap();
+        let ids = ["vcpu0", "api"].map(|name| {
+            let (tell, told) = mpsc::channel();
+            let (end, ended) = mpsc::channel::<()>();
+            let thread = thread::Builder::new().name(name.into()).spawn(move || {
+                tell.send(gettid()).unwrap();
+                let _ = ended.recv();
+            });
+            (told.recv().unwrap(), end, thread.unwrap())
+        });
+        let before = sched_getaffinity(Some(ids[1].0)).unwrap();
+
+        apart.place(std::process::id());
+
+        let placed = sched_getaffinity(Some(ids[0].0)).unwrap();
+        assert!(placed.count() == 1 && placed.is_set(*apart.cpus.last().unwrap()), "{placed:?}");
+        assert_eq!(sched_getaffinity(Some(ids[1].0)).unwrap(), before);
+        for (_, end, thread) in ids {
+            drop(end);
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn vcpu_threads_are_known_by_their_names_in_each_vmm() {
+        assert_eq!(parse_name("vcpu0"), Some(0));
+        assert_eq!(parse_name("CPU 12/KVM"), Some(12));
+        for other in ["carom", "vcpu", "CPU 0/TCG", "CPU x/KVM", "api"] {
+            assert_eq!(parse_name(other), None, "{other}");
+        }
+    }
+}
