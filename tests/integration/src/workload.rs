@@ -15,14 +15,18 @@ use crate::Outcome;
 /// Block sizes that are measured, as fio and the report write them.
 pub const BLOCK_SIZES: [&str; 4] = ["4k", "16k", "64k", "128k"];
 
-/// First lines of a job that uses the NVMe drive: it waits for the drive, and ends the job when there is none.
+/// First lines of a job that uses the NVMe drive: they wait for the drive, and end the job when there is none. `wait_for_nvme` does
+/// so again, once the drive has been away.
 pub const WAIT_FOR_NVME: &str = r#"
-i=0
-while [ ! -b /dev/nvme0n1 ]; do
-    i=$((i + 1))
-    [ $i -lt 300 ] || { echo "CAROM-NO-NVME"; exit 90; }
-    sleep 0.1
-done
+wait_for_nvme() {
+    i=0
+    while [ ! -b /dev/nvme0n1 ]; do
+        i=$((i + 1))
+        [ $i -lt 300 ] || { echo "CAROM-NO-NVME"; exit 90; }
+        sleep 0.1
+    done
+}
+wait_for_nvme
 NVME=$(basename "$(readlink -f /sys/class/nvme/nvme0/device)")
 "#;
 

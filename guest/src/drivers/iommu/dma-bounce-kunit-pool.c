@@ -265,11 +265,12 @@ static void dead_slot_test(struct kunit *test)
 	struct bounce_test *t = test->priv;
 	struct dma_bounce_slots *slots = &t->pool->slots;
 	struct dma_bounce_chunk *chunk;
+	u64 full, served;
 	dma_addr_t addr;
-	u64 full;
 
 	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
 	full = bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_FULL);
+	served = dma_bounce_slots_served(slots, DMA_BOUNCE_SINGLE);
 	mutex_lock(&slots->mutex);
 	chunk = dma_bounce_slots_chunk(slots, 0);
 	if (chunk)
@@ -280,6 +281,7 @@ static void dead_slot_test(struct kunit *test)
 	addr = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
 	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_FULL), full + 1);
+	KUNIT_EXPECT_EQ(test, dma_bounce_slots_served(slots, DMA_BOUNCE_SINGLE), served);
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
 	/* The slot that was not handed out is back with the others, or it would be an orphan. */
 	iommu_dma_bounce_stop(&t->fake->domain);

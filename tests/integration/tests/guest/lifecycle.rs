@@ -142,8 +142,7 @@ for round in $(seq {ROUNDS}); do
     echo "$NVME" >/sys/bus/pci/drivers/nvme/unbind
     [ ! -e /dev/nvme0n1 ] || exit 80
     echo "$NVME" >/sys/bus/pci/drivers/nvme/bind
-    i=0
-    while [ ! -b /dev/nvme0n1 ]; do i=$((i + 1)); [ $i -lt 300 ] || exit 81; sleep 0.1; done
+    wait_for_nvme
 done
 "#
     );
@@ -174,8 +173,7 @@ for round in $(seq {ROUNDS}); do
     echo "$NVME" >"$DEVICE/driver/unbind"
     echo >"$DEVICE/driver_override"
     echo "$NVME" >/sys/bus/pci/drivers_probe
-    i=0
-    while [ ! -b /dev/nvme0n1 ]; do i=$((i + 1)); [ $i -lt 300 ] || exit 81; sleep 0.1; done
+    wait_for_nvme
 done
 {verify}
 "#
@@ -210,8 +208,7 @@ for round in 1 2; do
     echo identity >"$GROUP/type" || echo CAROM-REFUSED
     echo "CAROM-TYPE $(cat "$GROUP/type")"
     echo "$NVME" >/sys/bus/pci/drivers_probe
-    i=0
-    while [ ! -b /dev/nvme0n1 ]; do i=$((i + 1)); [ $i -lt 300 ] || exit 81; sleep 0.1; done
+    wait_for_nvme
 {verify}
     echo "CAROM-CHUNKS $(awk '/^chunks / {{ n += $2 }} END {{ print n + 0 }}' /sys/kernel/debug/iommu_bounce/*/stats)"
 done
