@@ -166,7 +166,7 @@ need_command() {
 # What is nowhere else comes from a newer release's backports: sources of newer kernels.
 export _fetch_suite=bookworm _fetch_newer=trixie-backports
 
-# Prints `URI SUITE` pairs for our suites on the Debian mirrors that this machine's own apt configuration names.
+# Prints lines `TYPE URI SUITE` for our suites on the Debian mirrors that this machine's own apt configuration names.
 _debian_sources() {
     local uris archive security
     if [[ -n ${CAROM_DEBIAN_MIRROR:-} ]]; then
@@ -179,9 +179,10 @@ _debian_sources() {
         security=$(grep -m1 -E '/debian-security$|^[a-z]+://security\.[^/]*/debian-security$' <<<"$uris" || true)
     fi
     [[ -n $archive ]] || die "apt's configuration names no Debian mirror; set CAROM_DEBIAN_MIRROR to one (http://HOST/debian)"
-    printf '%s %s\n' "$archive" "$_fetch_suite" "$archive" "$_fetch_suite-updates" "$archive" "$_fetch_suite-backports" \
+    printf 'deb %s %s\n' "$archive" "$_fetch_suite" "$archive" "$_fetch_suite-updates" "$archive" "$_fetch_suite-backports" \
         "$archive" "$_fetch_newer"
-    [[ -z $security ]] || printf '%s %s\n' "$security" "$_fetch_suite-security"
+    [[ -z $security ]] || printf 'deb %s %s\n' "$security" "$_fetch_suite-security"
+    printf 'deb-src %s %s\n' "$archive" "$_fetch_suite-backports"
 }
 
 # private_apt COMMAND…: runs `apt-get` or `apt-cache` on sources and lists of our own; the machine's stay as they are.
@@ -211,7 +212,7 @@ _private_apt_update() {
     # The first line says which version of this script made it: several checkouts share a cache.
     (
         echo "# $ours"
-        _debian_sources | sed "s,^,deb [arch=amd64 signed-by=$keyring] ,;s,\$, main,"
+        _debian_sources | sed "s, , [arch=amd64 signed-by=$keyring] ,;s,\$, main,"
     ) >"$dir/sources.list.new"
     mv "$dir/sources.list.new" "$dir/sources.list"
     progress "reading Debian's package lists"
@@ -291,6 +292,25 @@ fetch_backport() {
     local suite=$_fetch_suite-backports version
     version=$(_apt_answer "candidate-$1-$suite" _apt_candidate "$1" "$suite") || return
     fetch_deb "$1" "$version"
+}
+
+# source_version PACKAGE: prints the newest version of a source package of the backports.
+source_version() {
+    _apt_answer "source-$1" _apt_source_version "$1"
+}
+
+_apt_source_version() {
+    private_apt apt-cache showsrc --only-source "$1" | sed -n 's/^Version: //p' | sort -rV | head -n 1 | grep . ||
+        die "Debian $_fetch_suite-backports has no source package $1"
+}
+
+# fetch_source PACKAGE VERSION DIR: downloads the original source of a Debian source package (its checksum is in the signed lists)
+# and unpacks it as DIR, without Debian's changes.
+fetch_source() {
+    mkdir "$3"
+    (cd "$3" && private_apt apt-get source -qq --tar-only --download-only "$1=$2")
+    tar -C "$3" -xf "$3"/*.orig.tar.* --strip-components=1
+    rm -f "$3"/*.orig.tar.*
 }
 
 _fetch_deb_build() {
