@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Carom driven by its API: a process that a test starts, calls and looks at, and that does not outlive it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,9 @@ use crate::vmm::Kernel;
 
 /// How often something is looked at again.
 const POLL: Duration = Duration::from_millis(50);
+
+/// Characters of the console, and of stderr, that are shown of a test that failed.
+const SHOWN: usize = 4000;
 
 /// Longest wait for an answer: booting pins and loads, which takes seconds under emulation.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
@@ -74,6 +77,7 @@ impl ApiVmm {
             .arg(format!("path={}", dir.path().join("events").display()))
             .arg("--no-shutdown")
             .stdin(Stdio::null())
+            .stderr(File::create(dir.path().join("stderr")).context("creating a file for stderr")?)
             .spawn()
             .context("starting carom")?;
         let vmm = Self { child, dir, kernel: kernel.to_path_buf() };
@@ -119,7 +123,7 @@ impl ApiVmm {
     /// Waits until the console has `text` `times` times.
     ///
     /// # Errors
-    /// When `limit` is over; with the end of the console.
+    /// When `limit` is over.
     pub fn wait_for(&self, text: &str, times: usize, limit: Duration) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -128,11 +132,7 @@ impl ApiVmm {
                 return Ok(());
             }
             if start.elapsed() > limit {
-                let from = console.len().saturating_sub(3000);
-                bail!(
-                    "no {text:?} ({times} times) on the console after {limit:?}:\n{}",
-                    console.get(from..).unwrap_or(&console)
-                );
+                bail!("no {text:?} ({times} times) on the console after {limit:?}");
             }
             thread::sleep(POLL);
         }
@@ -208,9 +208,21 @@ impl ApiVmm {
 }
 
 impl Drop for ApiVmm {
+    /// Of a test that fails, what guest and VMM have said is told.
     fn drop(&mut self) {
+        if thread::panicking() {
+            let (console, stderr) =
+                (self.console(), fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default());
+            eprintln!("end of the console:\n{}\nand of stderr:\n{}", end(&console), end(&stderr));
+        }
         // Fails only where it has ended already.
         let _ = self.child.kill();
         let _ = self.wait(Duration::from_secs(30));
     }
+}
+
+/// The end of a text that may be long.
+fn end(text: &str) -> &str {
+    let from = text.char_indices().rev().nth(SHOWN - 1).map_or(0, |(at, _)| at);
+    &text[from..]
 }

@@ -229,7 +229,8 @@ impl Guest {
         let mut retries = 0;
         let (mut finished, mut events) = self.run_once(site, retries)?;
         let hung = finished.ended == Ended::TimedOut;
-        let failed = || emulator_failed(&finished.stdout) || (qemu && reset_without_a_word(&finished));
+        let reset = |finished: &Finished| if qemu { reset_without_a_word(finished) } else { self.fell_over(finished) };
+        let failed = || emulator_failed(&finished.stdout) || reset(&finished);
         if hung || (site.rig == "tcg" && failed()) {
             let limit = self.time_limit.as_secs();
             let what = if hung { format!("hung for {limit} s") } else { "was stopped by the emulated CPU".into() };
@@ -246,6 +247,9 @@ impl Guest {
                 bail!("guest {} hung twice; {stuck}{}", self.name, tail(&finished))
             }
             Ended::GuestPanicked => bail!("the kernel of guest {} failed{}", self.name, tail(&finished)),
+            Ended::Exited(_) if self.fell_over(&finished) => {
+                bail!("a triple fault reset guest {}{}", self.name, tail(&finished))
+            }
             Ended::Exited(status) => self.outcome(finished, status, events, retries),
         }
     }
@@ -277,6 +281,11 @@ impl Guest {
         let place = |pid| apart.as_mut().into_iter().for_each(|apart| apart.place(pid));
         let finished = process::run_watched(&mut command, &console, limits, api, place)?;
         Ok((finished, events::read(&machine.events)?))
+    }
+
+    /// Whether a triple fault reset a guest of Carom, which began anew then, though its kernel was not told to restart by one.
+    fn fell_over(&self, finished: &Finished) -> bool {
+        finished.stderr.contains("triple fault; the guest is reset") && !self.cmdline.contains("reboot=t")
     }
 
     /// Writes the guest's files to `dir`; returns the VMM's command and what it says.
@@ -340,7 +349,8 @@ impl Outcome {
 }
 
 /// Whether the guest's kernel was ended by what no kernel or VMM can do: an interrupt at the first instruction of the entry for
-/// system calls or for interrupts, where interrupts are off. QEMU's emulation of nested guests does so now and then.
+/// system calls or for interrupts, where interrupts are off. QEMU's emulation of nested guests does so now and then, where it is not
+/// mended (`scripts/lib/emulator.sh`).
 ///
 /// At the entry for interrupts this holds for the stack on which interrupts of user space begin: a task's own stack, if it is full,
 /// ends there too.
@@ -350,7 +360,7 @@ fn emulator_failed(console: &str) -> bool {
 }
 
 /// Whether QEMU, which runs a guest until it powers off or is reset, ended in the midst of the job: the same as
-/// [`emulator_failed`], where not even the double fault could be handled. Carom says so, and boots the guest again.
+/// [`emulator_failed`], where not even the double fault could be handled.
 fn reset_without_a_word(finished: &Finished) -> bool {
     matches!(finished.ended, Ended::Exited(status) if status.success()) && job_status(&finished.stdout).is_none()
 }
@@ -399,21 +409,30 @@ mod tests {
         }
     }
 
+    fn finished(ended: Ended, console: &str, stderr: &str) -> Finished {
+        let (stdout, stderr) = (console.into(), stderr.into());
+        Finished { ended, stdout, stderr, peak_pinned_bytes: 0, elapsed: Duration::ZERO, stuck: None }
+    }
+
+    fn exited(status: i32) -> Ended {
+        Ended::Exited(ExitStatus::from_raw(status << 8))
+    }
+
     #[test]
     fn only_an_end_without_the_jobs_status_is_a_reset() {
-        let finished = |ended, console: &str| Finished {
-            ended,
-            stdout: console.into(),
-            stderr: String::new(),
-            peak_pinned_bytes: 0,
-            elapsed: Duration::ZERO,
-            stuck: None,
-        };
-        let exited = |status| Ended::Exited(ExitStatus::from_raw(status << 8));
-        assert!(reset_without_a_word(&finished(exited(0), "CAROM-JOB-BEGIN\n")));
-        assert!(!reset_without_a_word(&finished(exited(0), "CAROM-JOB-EXIT 1\n")));
-        assert!(!reset_without_a_word(&finished(exited(1), "CAROM-JOB-BEGIN\n")));
-        assert!(!reset_without_a_word(&finished(Ended::TimedOut, "CAROM-JOB-BEGIN\n")));
-        assert!(!reset_without_a_word(&finished(Ended::GuestPanicked, "CAROM-JOB-BEGIN\n")));
+        let reset = |ended, console| reset_without_a_word(&finished(ended, console, ""));
+        assert!(reset(exited(0), "CAROM-JOB-BEGIN\n"));
+        assert!(!reset(exited(0), "CAROM-JOB-EXIT 1\n"));
+        assert!(!reset(exited(1), "CAROM-JOB-BEGIN\n"));
+        assert!(!reset(Ended::TimedOut, "CAROM-JOB-BEGIN\n"));
+        assert!(!reset(Ended::GuestPanicked, "CAROM-JOB-BEGIN\n"));
+    }
+
+    #[test]
+    fn triple_fault_is_a_failure_where_the_kernel_was_not_told_to_restart_by_one() {
+        let reset = finished(exited(0), "", "vCPU 0: triple fault; the guest is reset\n");
+        assert!(Guest::new("plain").fell_over(&reset));
+        assert!(!Guest::new("told").cmdline("reboot=t").fell_over(&reset));
+        assert!(!Guest::new("plain").fell_over(&finished(exited(0), "", "")));
     }
 }
