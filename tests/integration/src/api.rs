@@ -14,6 +14,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::Site;
+use crate::document;
 use crate::events::{self, Event};
 use crate::initramfs::{self, Extra};
 use crate::vmm::Kernel;
@@ -141,9 +142,10 @@ impl ApiVmm {
     /// Calls the API; status and body, null where there is none.
     ///
     /// # Errors
-    /// When there is no answer, or none that is HTTP.
+    /// When there is no answer, or none that is HTTP, or it is not as the API's document says.
     pub fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, Value)> {
         let (status, body) = self.exchange(method, path, body)?;
+        document::check(method, path, status, &body)?;
         Ok((status, if body.is_empty() { Value::Null } else { serde_json::from_str(&body)? }))
     }
 

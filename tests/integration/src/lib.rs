@@ -7,6 +7,7 @@
 
 mod apart;
 pub mod api;
+mod document;
 pub mod events;
 mod guest;
 mod initramfs;
