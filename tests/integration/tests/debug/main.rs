@@ -202,12 +202,13 @@ settle
 
 /// Shell functions. `inject TASKS LONG PERCENT` has that share of all allocations fail, of slabs and of pages, wherever they
 /// are made: with `Y N` those of tasks that are marked, but not of interrupts on top of them; with `N Y` everybody's, but only
-/// those that cannot wait for memory. `try_io WHAT` does I/O with verification three times, and marks the process that does it
-/// if WHAT is `marked`; what comes of it is printed.
+/// those that cannot wait for memory. `try_io TASKS LONG PERCENT` does I/O with verification three times, marks the process that
+/// does it, and has allocations fail meanwhile; what comes of it is printed.
 const INJECT: &str = r#"
 inject() {
     for kind in failslab fail_page_alloc; do
         knobs=/sys/kernel/debug/$kind
+        echo 0 >$knobs/probability
         echo "$1" >$knobs/task-filter
         echo "$2" >$knobs/ignore-gfp-wait
         echo 1 >$knobs/interval
@@ -217,20 +218,27 @@ inject() {
     done
 }
 # Of two processes of fio, the one with the higher number does the I/O.
-mark() {
+worker() {
     set -- $(pidof fio | tr ' ' '\n' | sort -n)
-    [ $# -lt 2 ] || echo 1 >"/proc/$2/make-it-fail"
+    echo "$2"
 }
 # Prints fio's status, and how many lines say that data was wrong.
 try_io() {
     before=$(failures)
     for round in 1 2 3; do
-        rm -f /tmp/done
-        { verify >/tmp/console; touch /tmp/done; } &
-        while [ ! -e /tmp/done ]; do
-            [ "$1" != marked ] || mark 2>/dev/null
-            sleep 0.2
+        rm -f /tmp/done /tmp/over
+        { verify >/tmp/console; : >/tmp/done; } &
+        verifier=$!
+        until worker=$(worker); [ -n "$worker" ] || [ -e /tmp/done ]; do sleep 0.2; done
+        [ -z "$worker" ] || echo 1 >"/proc/$worker/make-it-fail"
+        # Others work meanwhile, as bounced I/O hardly allocates. A shell that cannot start a process ends: this one starts none.
+        for other in 1 2 3 4; do
+            until [ -e /tmp/over ]; do sleep 0.2; done 2>/dev/null &
         done
+        inject "$@"
+        wait $verifier
+        inject N Y 0
+        : >/tmp/over
         wait
         echo "CAROM-TRIED $(sed -n 's/^CAROM-VERIFY \([0-9]*\).*/\1/p' /tmp/console) $(grep -cE 'verify: |verify failed|bad (magic|header)' /tmp/verify)"
     done
@@ -258,11 +266,8 @@ verify
 verify
 verify
 BEFORE=$(fallbacks)
-inject Y N 3
-try_io marked
-inject N Y 3
-try_io all
-inject N Y 0
+try_io Y N 3
+try_io N Y 10
 echo "CAROM-FALLBACKS $(($(fallbacks) - BEFORE))"
 verify
 settle
