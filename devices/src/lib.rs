@@ -10,6 +10,7 @@ pub mod pci;
 pub mod platform;
 pub mod pvpanic;
 pub mod shown;
+pub mod state;
 mod sync;
 pub mod vfio;
 pub mod virtio;

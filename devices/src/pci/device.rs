@@ -5,6 +5,7 @@
 use std::io;
 
 use super::Bar;
+use crate::state::{DeviceState, StateError};
 
 /// A PCI function.
 ///
@@ -41,4 +42,25 @@ pub trait PciDevice: Send + Sync {
     /// Puts the device back to its state at power-on, DMA and interrupts off; its BARs keep the addresses that
     /// [`PciDevice::assign_bar`] gave. Called with all vCPUs stopped.
     fn reset(&self) -> io::Result<()>;
+    /// Stops what the device does on threads of its own. When it returns, the device touches no guest memory and its state
+    /// does not change before [`PciDevice::resume`]. Called with all vCPUs stopped. A device of the host goes on.
+    fn pause(&self) {}
+    /// Lets the device go on. Called before the vCPUs run.
+    fn resume(&self) {}
+    /// What the device is. Called with all vCPUs stopped and the device paused.
+    ///
+    /// # Errors
+    /// The device has state that cannot be saved.
+    fn save(&self) -> Result<DeviceState, StateError> {
+        Err(StateError::Unsupported("devices of the host and of other processes keep it to themselves"))
+    }
+    /// Makes a device that was just built or reset what `state` says, paused. BARs of `state` that are decoded are claimed by
+    /// whoever calls. Called with all vCPUs stopped.
+    ///
+    /// # Errors
+    /// What of the state is refused. The device is good for [`PciDevice::reset`] only then.
+    fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        let _ = state;
+        Err(StateError::Unsupported("devices of the host and of other processes keep it to themselves"))
+    }
 }
