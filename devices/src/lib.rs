@@ -12,5 +12,6 @@ pub mod pvpanic;
 pub mod shown;
 pub mod state;
 mod sync;
+mod throttle;
 pub mod vfio;
 pub mod virtio;

@@ -191,3 +191,14 @@ impl VfioPciError {
         !matches!(self, Self::Nonsense { .. } | Self::Host { .. } | Self::Vfio { .. })
     }
 }
+
+/// Why a device file of VFIO could not be opened.
+pub(in crate::vfio) fn file_error(path: PathBuf, source: io::Error) -> VfioPciError {
+    match source.kind() {
+        io::ErrorKind::NotFound => VfioPciError::NoVfio { path },
+        io::ErrorKind::PermissionDenied => VfioPciError::NoAccess { path, source },
+        // The file is there while the module behind it is not.
+        _ if matches!(source.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => VfioPciError::NoVfio { path },
+        _ => VfioPciError::Host { what: format!("opening {}", path.display()), source },
+    }
+}

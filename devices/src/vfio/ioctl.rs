@@ -34,7 +34,7 @@ fn outcome(result: i32) -> io::Result<()> {
 }
 
 /// Lets the devices of `container` reach `memory` at `iova`, and pins it.
-pub(super) fn map_dma(
+pub(in crate::vfio) fn map_dma(
     container: &impl AsRawFd,
     iova: u64,
     memory: &VolatileSlice<'_>,
@@ -62,12 +62,12 @@ pub(super) fn map_dma(
 }
 
 /// Takes `[iova, iova + size)` away from the devices of `container`; returns how many bytes were mapped there.
-pub(super) fn unmap_dma(container: &impl AsRawFd, iova: u64, size: u64) -> io::Result<u64> {
+pub(in crate::vfio) fn unmap_dma(container: &impl AsRawFd, iova: u64, size: u64) -> io::Result<u64> {
     unmap(container, vfio_iommu_type1_dma_unmap { iova, size, ..Default::default() })
 }
 
 /// Takes everything away from the devices of `container`; returns how many bytes were mapped. Linux 5.12.
-pub(super) fn unmap_all(container: &impl AsRawFd) -> io::Result<u64> {
+pub(in crate::vfio) fn unmap_all(container: &impl AsRawFd) -> io::Result<u64> {
     unmap(container, vfio_iommu_type1_dma_unmap { flags: VFIO_DMA_UNMAP_FLAG_ALL, ..Default::default() })
 }
 
@@ -79,7 +79,7 @@ fn unmap(container: &impl AsRawFd, mut request: vfio_iommu_type1_dma_unmap) -> i
 }
 
 /// What the IOMMU behind `container` can do: `vfio_iommu_type1_info` with its capabilities, as bytes.
-pub(super) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
+pub(in crate::vfio) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
     /// More capabilities than this make no sense.
     const LARGEST: u32 = 1 << 20;
     let mut size = argsz::<vfio_iommu_type1_info>();
@@ -102,7 +102,7 @@ pub(super) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
 }
 
 /// Whether the device can be reset.
-pub(super) fn has_reset(device: &impl AsRawFd) -> io::Result<bool> {
+pub(in crate::vfio) fn has_reset(device: &impl AsRawFd) -> io::Result<bool> {
     let mut info = vfio_device_info { argsz: argsz::<vfio_device_info>(), ..Default::default() };
     // SAFETY: The kernel writes no more of the structure than its size, which it is told.
     outcome(unsafe { ioctl_with_mut_ref(device, VFIO_DEVICE_GET_INFO(), &mut info) })?;
@@ -110,7 +110,7 @@ pub(super) fn has_reset(device: &impl AsRawFd) -> io::Result<bool> {
 }
 
 /// Resets the device.
-pub(super) fn reset(device: &impl AsRawFd) -> io::Result<()> {
+pub(in crate::vfio) fn reset(device: &impl AsRawFd) -> io::Result<()> {
     // SAFETY: The request takes no argument.
     outcome(unsafe { ioctl(device, VFIO_DEVICE_RESET()) })
 }

@@ -9,16 +9,16 @@ use std::sync::{Arc, Weak};
 use log::warn;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::borrow::borrow;
 use super::client::{Client, Description};
 use super::connection::CallError;
+use super::event_fd::borrow;
 use super::wire::{CONFIG_REGION, MSI_IRQS, MSIX_IRQS};
 use crate::pci::regs;
-use crate::vfio::host::{ConfigAccess, HostFunction, IrqKind, Region};
-use crate::vfio::mmap::Mapping;
-use crate::vfio::residents::Movable;
+use crate::throttle::Throttle;
+use crate::vfio::function::BarMapping;
+use crate::vfio::function::{ConfigAccess, HostFunction, IrqKind, Region};
+use crate::vfio::space::Attachable;
 use crate::vfio::space::DmaSpace;
-use crate::vfio::throttle::Throttle;
 
 /// The device behind a client. What its server refuses reads as all ones, or is not done; a server that is gone was
 /// reported, and nothing more is said.
@@ -45,8 +45,8 @@ impl UserFunction {
 /// A server's device moves nowhere.
 enum Bound {}
 
-impl Movable for Bound {
-    fn enter(&self, _: &DmaSpace) -> io::Result<()> {
+impl Attachable for Bound {
+    fn attach(&self, _: &DmaSpace) -> io::Result<()> {
         match *self {}
     }
 }
@@ -86,7 +86,7 @@ impl HostFunction for UserFunction {
         }
     }
 
-    fn map_region(&self, _: u8, _: u64, _: usize, _: bool) -> io::Result<Mapping> {
+    fn map_region(&self, _: u8, _: u64, _: usize, _: bool) -> io::Result<BarMapping> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -125,7 +125,7 @@ impl HostFunction for UserFunction {
         Ok(true)
     }
 
-    fn movable(&self) -> Weak<dyn Movable> {
+    fn attachable(&self) -> Weak<dyn Attachable> {
         Weak::<Bound>::new()
     }
 }

@@ -12,7 +12,7 @@ use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMma
 use super::connection::DmaTarget;
 use super::faults::{FaultSender, Stopped};
 use crate::sync::lock;
-use crate::vfio::throttle::Throttle;
+use crate::throttle::Throttle;
 use crate::virtio::windows::WindowMemory;
 
 /// What a mapping leads to.

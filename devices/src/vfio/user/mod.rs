@@ -2,23 +2,23 @@
 
 //! vfio-user: devices that a process of the host emulates, which is not trusted.
 //!
-//! The process, a *server*, is reached by a socket. Its device is a [`HostFunction`](super::host::HostFunction) as those of
+//! The process, a *server*, is reached by a socket. Its device is a [`HostFunction`](super::function::HostFunction) as those of
 //! VFIO are, so that one PCI front end serves both. Behind the virtual IOMMU it reaches what the guest maps and nothing
 //! else ([`UserMapper`]); without one it is given all guest RAM.
 
-mod borrow;
 mod client;
 mod connection;
+mod event_fd;
 mod faults;
 mod function;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-mod mapper;
 mod mappings;
 #[cfg(test)]
-mod scripted;
+mod scripted_server;
 #[cfg(test)]
 mod tests;
+mod user_mapper;
 mod version;
 mod wire;
 
@@ -32,13 +32,13 @@ use iommu_bounce::{EndpointId, Permissions};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 pub use self::faults::{FaultRelay, FaultSender, fault_relay};
-pub use self::mapper::UserMapper;
+pub use self::user_mapper::UserMapper;
 
 use self::client::{Client, open_socket};
 use self::function::UserFunction;
 use self::mappings::{Mappings, Memory};
-use super::device::VfioPciDevice;
 use super::error::VfioPciError;
+use super::function::VfioPciDevice;
 use crate::platform::{MemorySlots, MsiAllocator};
 
 /// A server that was connected to.

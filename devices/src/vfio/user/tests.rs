@@ -17,13 +17,13 @@ use super::client::{Client, open_socket};
 use super::connection::{CallError, DmaTarget};
 use super::faults::{FaultRelay, fault_relay};
 use super::mappings::Mappings;
-use super::scripted::{Asked, Instead, MSI, Server};
+use super::scripted_server::{Asked, Instead, MSI, Server};
 use super::wire::{self, ACCESS, Command, Header, Kind, MOST_DATA};
 use super::{UserMapper, UserServer};
 use crate::pci::{PciDevice, regs};
 use crate::platform::MsiMessage;
 use crate::vfio::error::VfioPciError;
-use crate::vfio::fake::{FakeAllocator, FakeSlots};
+use crate::vfio::function::fake::{FakeAllocator, FakeSlots};
 use crate::virtio::windows::{WindowMemory, WindowMemoryConfig};
 
 const RW: Permissions = Permissions::READ.union(Permissions::WRITE);

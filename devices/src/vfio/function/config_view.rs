@@ -2,14 +2,14 @@
 
 //! The guest's view of a device's configuration space: the device's own bits, and emulated ones over them.
 
-use super::host::ConfigAccess;
+use super::host_function::ConfigAccess;
 use crate::pci::{Bar, ConfigSpace, Identity, regs};
 
 const SIZE: usize = regs::CONFIG_SIZE as usize;
 
 /// Which bits of configuration space are emulated, and their values.
 #[derive(Clone, Debug)]
-pub(super) struct ConfigView {
+pub(crate) struct ConfigView {
     /// What the guest reads in emulated bits, and which of them it may write.
     space: ConfigSpace,
     emulated: Vec<u8>,
@@ -19,7 +19,7 @@ pub(super) struct ConfigView {
 
 impl ConfigView {
     /// A view that emulates nothing but the BARs and the decoding of them.
-    pub(super) fn new(bars: &[Bar]) -> Self {
+    pub(crate) fn new(bars: &[Bar]) -> Self {
         let nobody = Identity { vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0, class: 0, revision: 0 };
         let mut view = Self { space: ConfigSpace::new(nobody), emulated: vec![0; SIZE], host: vec![0; SIZE] };
         let decoding = regs::COMMAND_IO | regs::COMMAND_MEMORY;
@@ -38,7 +38,7 @@ impl ConfigView {
     }
 
     /// Emulates the bits of `mask` from `offset` on with those of `value`; the guest may write those of `writable`.
-    pub(super) fn emulate(&mut self, offset: u16, mask: &[u8], value: &[u8], writable: &[u8]) {
+    pub(crate) fn emulate(&mut self, offset: u16, mask: &[u8], value: &[u8], writable: &[u8]) {
         let mut bytes = vec![0; mask.len()];
         self.space.read(offset, &mut bytes);
         for ((byte, mask), value) in bytes.iter_mut().zip(mask).zip(value) {
@@ -50,25 +50,25 @@ impl ConfigView {
     }
 
     /// Emulates whole bytes that the guest cannot write.
-    pub(super) fn fix(&mut self, offset: u16, value: &[u8]) {
+    pub(crate) fn fix(&mut self, offset: u16, value: &[u8]) {
         self.emulate(offset, &vec![0xff; value.len()], value, &[]);
     }
 
     /// What the device is to have in emulated bits of bytes that are not emulated wholly.
-    pub(super) fn pin(&mut self, offset: u16, value: &[u8]) {
+    pub(crate) fn pin(&mut self, offset: u16, value: &[u8]) {
         for (byte, value) in self.host.iter_mut().skip(offset.into()).zip(value) {
             *byte = *value;
         }
     }
 
     /// What is pinned at `offset`.
-    pub(super) fn pinned(&self, offset: u16) -> u16 {
+    pub(crate) fn pinned(&self, offset: u16) -> u16 {
         let at = usize::from(offset);
         u16::from_le_bytes([self.host[at], self.host[at + 1]])
     }
 
     /// The guest's read.
-    pub(super) fn read(&self, config: &dyn ConfigAccess, offset: u16, data: &mut [u8]) {
+    pub(crate) fn read(&self, config: &dyn ConfigAccess, offset: u16, data: &mut [u8]) {
         let range = usize::from(offset)..usize::from(offset) + data.len();
         let Some(masks) = self.emulated.get(range) else { return };
         data.fill(0xff);
@@ -84,7 +84,7 @@ impl ConfigView {
 
     /// The guest's write: emulated bits change here, the others in the device, in one access where no wholly emulated
     /// byte parts them.
-    pub(super) fn write(&mut self, config: &dyn ConfigAccess, offset: u16, data: &[u8]) {
+    pub(crate) fn write(&mut self, config: &dyn ConfigAccess, offset: u16, data: &[u8]) {
         let start = usize::from(offset);
         let (Some(masks), Some(host)) =
             (self.emulated.get(start..start + data.len()), self.host.get(start..start + data.len()))
@@ -105,22 +105,22 @@ impl ConfigView {
     }
 
     /// A 16-bit register as far as it is emulated.
-    pub(super) fn word(&self, offset: u16) -> u16 {
+    pub(crate) fn word(&self, offset: u16) -> u16 {
         self.space.word(offset)
     }
 
     /// A 32-bit register as far as it is emulated.
-    pub(super) fn dword(&self, offset: u16) -> u32 {
+    pub(crate) fn dword(&self, offset: u16) -> u32 {
         self.space.dword(offset)
     }
 
     /// Sets BAR `index`, as firmware would.
-    pub(super) fn assign_bar(&mut self, index: u8, address: u64) {
+    pub(crate) fn assign_bar(&mut self, index: u8, address: u64) {
         self.space.assign_bar(index, address);
     }
 
     /// Where BAR `index` is decoded.
-    pub(super) fn bar_address(&self, index: u8) -> Option<u64> {
+    pub(crate) fn bar_address(&self, index: u8) -> Option<u64> {
         self.space.bar_address(index)
     }
 }

@@ -11,14 +11,14 @@ use log::{error, warn};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::poll::PollContext;
 
-use super::host::{HostFunction, IrqKind};
+use super::host_function::{HostFunction, IrqKind};
 use crate::platform::{HostListener, HostNotice};
 
 /// Stands for the event that ends the thread; each other one has its place in the list.
 const STOP: usize = usize::MAX;
 
 /// A thread that waits for the host to tell something. Dropping it ends the thread.
-pub(super) struct HostWatch {
+pub(crate) struct HostWatch {
     stop: EventFd,
     thread: Option<JoinHandle<()>>,
 }
@@ -28,7 +28,7 @@ impl HostWatch {
     ///
     /// # Errors
     /// The host gives no event or no thread.
-    pub(super) fn start(
+    pub(crate) fn start(
         id: &str,
         name: &str,
         host: &dyn HostFunction,

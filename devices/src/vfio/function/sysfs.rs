@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::error::{Holder, VfioPciError};
+use crate::vfio::error::{Holder, VfioPciError};
 
 /// Drivers that leave a function's DMA alone, so that VFIO lets them stay in a group that it hands out.
 const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
@@ -60,13 +60,13 @@ impl HostFunctionPath {
     }
 
     /// VFIO's character device for the function, where the kernel makes one.
-    pub(super) fn cdev(&self) -> Option<PathBuf> {
+    pub(crate) fn cdev(&self) -> Option<PathBuf> {
         let entry = fs::read_dir(self.path.join("vfio-dev")).ok()?.next()?.ok()?;
         Some(Path::new("/dev/vfio/devices").join(entry.file_name()))
     }
 
     /// The functions of the group that drivers of the host hold.
-    pub(super) fn in_the_way(&self) -> Vec<Holder> {
+    pub(crate) fn in_the_way(&self) -> Vec<Holder> {
         let Ok(entries) = fs::read_dir(self.path.join("iommu_group/devices")) else { return Vec::new() };
         let holder = |entry: fs::DirEntry| {
             let name = entry.file_name().into_string().ok()?;

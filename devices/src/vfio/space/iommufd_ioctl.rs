@@ -12,7 +12,7 @@ use vmm_sys_util::ioctl_io_nr;
 ioctl_io_nr!(IOMMU_IOAS_IOVA_RANGES, IOMMUFD_TYPE as u32, IOMMUFD_CMD_IOAS_IOVA_RANGES);
 
 /// Size of a request's structure, as its `size` field wants it.
-pub(super) const fn size_field<T>() -> u32 {
+pub(crate) const fn size_field<T>() -> u32 {
     let size = size_of::<T>();
     assert!(size <= 4096);
     #[expect(clippy::cast_possible_truncation, reason = "checked above")]
@@ -21,7 +21,7 @@ pub(super) const fn size_field<T>() -> u32 {
 }
 
 /// The IOVAs that can be mapped in address space `ioas_id`, as first and last, and the alignment of a mapping.
-pub(super) fn iova_ranges(iommufd: &IommuFd, ioas_id: u32) -> io::Result<(Vec<(u64, u64)>, u64)> {
+pub(crate) fn iova_ranges(iommufd: &IommuFd, ioas_id: u32) -> io::Result<(Vec<(u64, u64)>, u64)> {
     /// More ranges than this make no sense.
     const MOST: u32 = 1 << 16;
     let mut room = 16;

@@ -9,7 +9,7 @@ use crate::sync::lock;
 
 /// Lets one line pass every ten seconds.
 #[derive(Debug, Default)]
-pub(super) struct Throttle {
+pub(crate) struct Throttle {
     last: Mutex<Option<Instant>>,
 }
 
@@ -17,7 +17,7 @@ impl Throttle {
     const PAUSE: Duration = Duration::from_secs(10);
 
     /// Whether a line may be written now.
-    pub(super) fn pass(&self) -> bool {
+    pub(crate) fn pass(&self) -> bool {
         let mut last = lock(&self.last);
         let pass = last.is_none_or(|last| last.elapsed() >= Self::PAUSE);
         if pass {

@@ -2,18 +2,18 @@
 
 //! Reading the capability lists of a device that may be broken or hostile.
 
-use super::host::ConfigAccess;
+use super::host_function::ConfigAccess;
 use crate::pci::regs;
 
 /// A capability where the device has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(crate) struct FoundCapability {
     /// Capability ID; 8 bits in the standard list.
-    pub(super) id: u16,
+    pub(crate) id: u16,
     /// Version; 0 in the standard list.
-    pub(super) version: u8,
+    pub(crate) version: u8,
     /// Offset in configuration space, a multiple of 4.
-    pub(super) offset: u16,
+    pub(crate) offset: u16,
 }
 
 fn dword(config: &dyn ConfigAccess, offset: u16) -> u32 {
@@ -23,13 +23,13 @@ fn dword(config: &dyn ConfigAccess, offset: u16) -> u32 {
 }
 
 /// Whether a list goes on at `offset`: a place for a capability that the list has not been at.
-fn goes_on(list: &[Found], offset: u16, space: std::ops::Range<u16>) -> bool {
+fn goes_on(list: &[FoundCapability], offset: u16, space: std::ops::Range<u16>) -> bool {
     space.contains(&offset) && !list.iter().any(|found| found.offset == offset)
 }
 
 /// The standard capabilities in list order (PCI Local Bus 3.0, section 6.7). A list that leaves its space or comes back
 /// to itself ends there.
-pub(super) fn standard(config: &dyn ConfigAccess) -> Vec<Found> {
+pub(crate) fn standard(config: &dyn ConfigAccess) -> Vec<FoundCapability> {
     let mut list = Vec::new();
     let status = dword(config, regs::COMMAND).to_le_bytes();
     if u16::from_le_bytes([status[2], status[3]]) & regs::STATUS_CAPABILITIES == 0 {
@@ -41,14 +41,14 @@ pub(super) fn standard(config: &dyn ConfigAccess) -> Vec<Found> {
         if id == 0xff {
             break;
         }
-        list.push(Found { id: id.into(), version: 0, offset });
+        list.push(FoundCapability { id: id.into(), version: 0, offset });
         offset = u16::from(next & 0xfc);
     }
     list
 }
 
 /// The extended capabilities in list order (PCI Express Base, section 7.6.3), within the same bounds.
-pub(super) fn extended(config: &dyn ConfigAccess) -> Vec<Found> {
+pub(crate) fn extended(config: &dyn ConfigAccess) -> Vec<FoundCapability> {
     let mut list = Vec::new();
     if config.config_size() < u64::from(regs::CONFIG_SIZE) {
         return list;
@@ -60,7 +60,7 @@ pub(super) fn extended(config: &dyn ConfigAccess) -> Vec<Found> {
             break;
         }
         let [low, high, middle, _] = header.to_le_bytes();
-        list.push(Found { id: u16::from_le_bytes([low, high]), version: middle & 0xf, offset });
+        list.push(FoundCapability { id: u16::from_le_bytes([low, high]), version: middle & 0xf, offset });
         offset = u16::try_from(header >> 20).unwrap_or(0) & 0xffc;
     }
     list

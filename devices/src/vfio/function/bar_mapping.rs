@@ -13,14 +13,14 @@ use crate::platform::{HostRange, MemorySlots};
 
 /// A piece of a device's memory, mapped into this process and never accessed by it: it is there for memory slots.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(crate) struct BarMapping {
     range: HostRange,
     read_only: bool,
 }
 
-impl Mapping {
+impl BarMapping {
     /// Maps `len` bytes at `offset` of `file`, shared, both multiples of the page size.
-    pub(super) fn new(file: &impl AsRawFd, offset: u64, len: usize, read_only: bool) -> io::Result<Self> {
+    pub(crate) fn new(file: &impl AsRawFd, offset: u64, len: usize, read_only: bool) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
         let protection = if read_only { libc::PROT_READ } else { libc::PROT_READ | libc::PROT_WRITE };
         // SAFETY: A new mapping at an address that the kernel chooses touches no memory in use.
@@ -33,7 +33,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for BarMapping {
     fn drop(&mut self) {
         // SAFETY: The range was mapped by `new`, and nothing uses it any more: slots made of it hold a reference.
         if unsafe { libc::munmap(self.range.address as *mut libc::c_void, self.range.len) } != 0 {
@@ -43,28 +43,28 @@ impl Drop for Mapping {
 }
 
 /// A mapping that the guest sees, until it is hidden or this is dropped.
-pub(super) struct Shown {
+pub(crate) struct BarSlot {
     slots: Arc<dyn MemorySlots>,
     slot: Option<u32>,
-    mapping: Option<Arc<Mapping>>,
+    mapping: Option<Arc<BarMapping>>,
 }
 
-impl Shown {
+impl BarSlot {
     /// Shows `mapping` to the guest at `gpa`.
-    pub(super) fn new(slots: &Arc<dyn MemorySlots>, mapping: &Arc<Mapping>, gpa: u64) -> io::Result<Self> {
-        // SAFETY: The reference kept below keeps the range mapped until the slot is gone, and `Mapping` gives no
+    pub(crate) fn new(slots: &Arc<dyn MemorySlots>, mapping: &Arc<BarMapping>, gpa: u64) -> io::Result<Self> {
+        // SAFETY: The reference kept below keeps the range mapped until the slot is gone, and `BarMapping` gives no
         // access to its bytes.
         let slot = unsafe { slots.insert(gpa, mapping.range, mapping.read_only) }?;
         Ok(Self { slots: slots.clone(), slot: Some(slot), mapping: Some(mapping.clone()) })
     }
 
     /// Nobody but the guest is to reach it for now.
-    pub(super) fn withhold(&self) -> io::Result<()> {
+    pub(crate) fn withhold(&self) -> io::Result<()> {
         self.slot.map_or(Ok(()), |slot| self.slots.withhold(slot))
     }
 
     /// Takes it out of the guest's view. On failure the guest sees it still.
-    pub(super) fn hide(&mut self) -> io::Result<()> {
+    pub(crate) fn hide(&mut self) -> io::Result<()> {
         if let Some(slot) = self.slot {
             self.slots.remove(slot)?;
             self.slot = None;
@@ -73,7 +73,7 @@ impl Shown {
     }
 }
 
-impl Drop for Shown {
+impl Drop for BarSlot {
     fn drop(&mut self) {
         if let Err(error) = self.hide() {
             error!("taking a piece of a BAR out of the guest's memory: {error}");

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use log::warn;
 
-use super::host::HostFunction;
-use super::layout::MsixCapability;
-use super::mmap::{Mapping, Shown};
-use super::pieces::pieces;
+use super::bar_mapping::{BarMapping, BarSlot};
+use super::direct_areas::direct_areas;
+use super::examine::MsixCapability;
+use super::host_function::HostFunction;
 use crate::pci::{Bar, BarKind};
 use crate::platform::MemorySlots;
 use crate::sync::lock;
@@ -19,7 +19,7 @@ use crate::sync::lock;
 #[derive(Default)]
 struct Window {
     at: Option<u64>,
-    shown: Vec<Shown>,
+    shown: Vec<BarSlot>,
 }
 
 impl Window {
@@ -35,18 +35,18 @@ impl Window {
 }
 
 /// One BAR.
-pub(super) struct HostBar {
+pub(crate) struct HostBar {
     bar: Bar,
     // Before the mappings, which it refers to.
     window: Mutex<Window>,
     /// Pieces that need no exit, by offset.
-    mapped: Vec<(u64, Arc<Mapping>)>,
+    mapped: Vec<(u64, Arc<BarMapping>)>,
 }
 
 impl HostBar {
     /// Maps what can be mapped of `bar`; the rest traps. The pages of the MSI-X table and its pending bits, which are
     /// emulated, always trap.
-    pub(super) fn new(name: &str, host: &dyn HostFunction, bar: Bar, msix: Option<&MsixCapability>) -> Self {
+    pub(crate) fn new(name: &str, host: &dyn HostFunction, bar: Bar, msix: Option<&MsixCapability>) -> Self {
         let mut mapped = Vec::new();
         if bar.kind != BarKind::Io {
             let region = host.region(bar.index);
@@ -56,7 +56,7 @@ impl HostBar {
                 .filter(|place| place.bar == bar.index)
                 .map(|place| place.range.clone())
                 .collect();
-            let direct = if region.readable { pieces(bar.size, &region.mappable, &trapped) } else { Vec::new() };
+            let direct = if region.readable { direct_areas(bar.size, &region.mappable, &trapped) } else { Vec::new() };
             for piece in direct {
                 let len = usize::try_from(piece.end - piece.start).unwrap_or(usize::MAX);
                 match host.map_region(bar.index, piece.start, len, !region.writable) {
@@ -71,20 +71,20 @@ impl HostBar {
     }
 
     /// The register.
-    pub(super) fn bar(&self) -> Bar {
+    pub(crate) fn bar(&self) -> Bar {
         self.bar
     }
 
     /// Shows the pieces at `address`; nothing changes if they are there already. On failure nothing is shown, and the
     /// whole BAR traps.
-    pub(super) fn show(&self, slots: &Arc<dyn MemorySlots>, address: u64) -> io::Result<()> {
+    pub(crate) fn show(&self, slots: &Arc<dyn MemorySlots>, address: u64) -> io::Result<()> {
         let mut window = lock(&self.window);
         if window.at == Some(address) {
             return Ok(());
         }
         window.close()?;
         for (offset, mapping) in &self.mapped {
-            match Shown::new(slots, mapping, address + offset) {
+            match BarSlot::new(slots, mapping, address + offset) {
                 Ok(shown) => window.shown.push(shown),
                 Err(error) => {
                     window.close()?;
@@ -97,12 +97,12 @@ impl HostBar {
     }
 
     /// Has nobody but the guest reach the pieces, which are about to cease to answer.
-    pub(super) fn withhold(&self) -> io::Result<()> {
-        lock(&self.window).shown.iter().try_for_each(Shown::withhold)
+    pub(crate) fn withhold(&self) -> io::Result<()> {
+        lock(&self.window).shown.iter().try_for_each(BarSlot::withhold)
     }
 
     /// Takes all pieces out of the guest's view.
-    pub(super) fn hide(&self) -> io::Result<()> {
+    pub(crate) fn hide(&self) -> io::Result<()> {
         lock(&self.window).close()
     }
 }

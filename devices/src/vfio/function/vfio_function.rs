@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The host's side of a passed-through function, behind traits so that a test can stand in for the hardware.
+//! A function of the host that VFIO gives access to.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,80 +14,21 @@ use vfio_bindings::bindings::vfio::{
 use vfio_ioctls::{VfioDevice, VfioError, VfioRegionInfoCap};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::error::VfioPciError;
-use super::ioctl;
-use super::mmap::Mapping;
-use super::residents::Movable;
-use super::space::{DmaSpace, file_error};
+use super::bar_mapping::BarMapping;
+use super::host_function::{ConfigAccess, HostFunction, IrqKind, Region};
 use super::sysfs::HostFunctionPath;
-
-/// Configuration space as the host gives access to it.
-pub(super) trait ConfigAccess: Send + Sync {
-    /// Bytes of configuration space: 256, or 4096 with extended configuration space.
-    fn config_size(&self) -> u64;
-    /// Reads bytes; on failure they are left as they are.
-    fn read_config(&self, offset: u16, data: &mut [u8]);
-    /// Writes bytes.
-    fn write_config(&self, offset: u16, data: &[u8]);
-}
-
-/// A BAR as the host gives access to it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Region {
-    /// Size in bytes; 0: there is no such BAR.
-    pub(super) size: u64,
-    /// It can be read.
-    pub(super) readable: bool,
-    /// It can be written.
-    pub(super) writable: bool,
-    /// The areas that can be mapped, as offset and size, in no order and unchecked.
-    pub(super) mappable: Vec<(u64, u64)>,
-}
-
-/// Which kind of interrupt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum IrqKind {
-    /// MSI.
-    Msi,
-    /// MSI-X.
-    Msix,
-    /// Not the device's: the host has found an uncorrectable error of it. PCI Express only.
-    Error,
-    /// Not the device's: the host wants it back.
-    Request,
-}
-
-/// A function of the host.
-pub(super) trait HostFunction: ConfigAccess {
-    /// BAR `bar`, 0 to 5.
-    fn region(&self, bar: u8) -> Region;
-    /// Reads in a BAR; on failure the bytes are left as they are.
-    fn read_region(&self, bar: u8, offset: u64, data: &mut [u8]);
-    /// Writes in a BAR.
-    fn write_region(&self, bar: u8, offset: u64, data: &[u8]);
-    /// Maps a part of a BAR into this process.
-    fn map_region(&self, bar: u8, offset: u64, len: usize, read_only: bool) -> io::Result<Mapping>;
-    /// How many vectors of a kind it has.
-    fn irq_count(&self, kind: IrqKind) -> u32;
-    /// Turns interrupts of a kind on: vector n writes event n.
-    fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()>;
-    /// Turns interrupts of a kind off.
-    fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
-    /// Resets it; `false` if the host knows no way to. Fails with `WouldBlock` while the host holds it, as when it takes it from
-    /// its driver.
-    fn reset(&self) -> io::Result<bool>;
-    /// What moves it to another address space, as long as it is open.
-    fn movable(&self) -> Weak<dyn Movable>;
-}
+use crate::vfio::error::{VfioPciError, file_error};
+use crate::vfio::ioctl;
+use crate::vfio::space::{Attachable, DmaSpace};
 
 /// A function of the host behind VFIO.
-pub(super) struct VfioFunction {
+pub(crate) struct VfioFunction {
     device: Arc<VfioDevice>,
     has_reset: bool,
 }
 
 impl VfioFunction {
-    pub(super) fn open(function: &HostFunctionPath, space: &DmaSpace) -> Result<Self, VfioPciError> {
+    pub(crate) fn open(function: &HostFunctionPath, space: &DmaSpace) -> Result<Self, VfioPciError> {
         let device =
             VfioDevice::new(function.path(), space.opener(), true).map_err(|error| open_error(function, error))?;
         let has_reset = ioctl::has_reset(&device)
@@ -96,8 +37,8 @@ impl VfioFunction {
     }
 }
 
-impl Movable for VfioDevice {
-    fn enter(&self, space: &DmaSpace) -> io::Result<()> {
+impl Attachable for VfioDevice {
+    fn attach(&self, space: &DmaSpace) -> io::Result<()> {
         let DmaSpace::Ioas(ioas) = space else { return Err(io::ErrorKind::Unsupported.into()) };
         self.attach_hwpt(ioas.ioas().id()).map_err(|error| match error {
             VfioError::VfioDeviceAttachIommufdPt(errno) => errno.into(),
@@ -177,10 +118,10 @@ impl HostFunction for VfioFunction {
         self.device.region_write(bar.into(), data, offset);
     }
 
-    fn map_region(&self, bar: u8, offset: u64, len: usize, read_only: bool) -> io::Result<Mapping> {
+    fn map_region(&self, bar: u8, offset: u64, len: usize, read_only: bool) -> io::Result<BarMapping> {
         let start = self.device.get_region_offset(bar.into());
         let offset = start.checked_add(offset).ok_or_else(|| io::Error::other("a region's offset wraps"))?;
-        Mapping::new(&*self.device, offset, len, read_only)
+        BarMapping::new(&*self.device, offset, len, read_only)
     }
 
     fn irq_count(&self, kind: IrqKind) -> u32 {
@@ -202,8 +143,8 @@ impl HostFunction for VfioFunction {
         Ok(self.has_reset)
     }
 
-    fn movable(&self) -> Weak<dyn Movable> {
-        let device: Arc<dyn Movable> = self.device.clone();
+    fn attachable(&self) -> Weak<dyn Attachable> {
+        let device: Arc<dyn Attachable> = self.device.clone();
         Arc::downgrade(&device)
     }
 }

@@ -20,7 +20,7 @@ use super::iommufd_ioctl::{self, size_field};
 const PAGE_SIZE: u64 = 4096;
 
 /// Lets the devices of `ioas` reach `memory` at `iova`. The pages are pinned if a device is attached, or when one is.
-pub(super) fn map(
+pub(crate) fn map(
     ioas: &VfioIommufd,
     iova: u64,
     memory: &VolatileSlice<'_>,
@@ -50,7 +50,7 @@ pub(super) fn map(
 /// Takes `[iova, iova + len)` away from the devices: whole mappings only. Returns how many bytes were mapped there.
 ///
 /// Unlike type 1, IOMMUFD goes from mapping to mapping and stops at one that is cut.
-pub(super) fn unmap(ioas: &VfioIommufd, iova: u64, length: u64) -> io::Result<u64> {
+pub(crate) fn unmap(ioas: &VfioIommufd, iova: u64, length: u64) -> io::Result<u64> {
     let size = size_field::<iommu_ioas_unmap>();
     let mut request = iommu_ioas_unmap { size, ioas_id: ioas.ioas().id(), iova, length };
     ioas.iommufd().unmap_iommu_ioas(&mut request).map_err(io_error)?;
@@ -58,7 +58,7 @@ pub(super) fn unmap(ioas: &VfioIommufd, iova: u64, length: u64) -> io::Result<u6
 }
 
 /// Takes everything away from the devices.
-pub(super) fn unmap_all(ioas: &VfioIommufd) -> io::Result<()> {
+pub(crate) fn unmap_all(ioas: &VfioIommufd) -> io::Result<()> {
     match unmap(ioas, 0, u64::MAX) {
         // There was nothing.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
@@ -67,7 +67,7 @@ pub(super) fn unmap_all(ioas: &VfioIommufd) -> io::Result<()> {
 }
 
 /// What can be mapped, as the devices attached now leave it. IOMMUFD has no limit on the number of mappings.
-pub(super) fn limits(ioas: &VfioIommufd) -> io::Result<MapperLimits> {
+pub(crate) fn limits(ioas: &VfioIommufd) -> io::Result<MapperLimits> {
     let (ranges, alignment) = iommufd_ioctl::iova_ranges(ioas.iommufd(), ioas.ioas().id())?;
     Ok(describe(&ranges, alignment))
 }
@@ -81,7 +81,7 @@ fn describe(ranges: &[(u64, u64)], alignment: u64) -> MapperLimits {
 }
 
 /// The kernel's error in one of the library.
-pub(super) fn io_error(error: IommufdError) -> io::Error {
+pub(crate) fn io_error(error: IommufdError) -> io::Error {
     match error {
         IommufdError::OpenIommufd(source) => source,
         IommufdError::IommuDestroy(source)

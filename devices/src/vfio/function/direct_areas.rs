@@ -5,13 +5,13 @@
 use std::ops::Range;
 
 /// What memory slots are made of.
-pub(super) const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 /// More areas than this in one BAR would eat up the memory slots of the VM; the rest traps.
 const MOST_PIECES: usize = 16;
 
 /// The whole pages of a BAR of `size` bytes that lie in the `mappable` areas (offset and size, as the host says) and
 /// hold nothing of the `trapped` ranges; sorted, apart from each other.
-pub(super) fn pieces(size: u64, mappable: &[(u64, u64)], trapped: &[Range<u64>]) -> Vec<Range<u64>> {
+pub(crate) fn direct_areas(size: u64, mappable: &[(u64, u64)], trapped: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut areas: Vec<Range<u64>> = mappable
         .iter()
         .filter_map(|(offset, len)| {
@@ -50,26 +50,26 @@ mod tests {
 
     #[test]
     fn table_in_the_middle_leaves_a_piece_on_each_side() {
-        assert_eq!(pieces(0x4000, &[(0, 0x4000)], &[0x2000..0x2410, 0x3000..0x3010]), [0..0x2000]);
-        assert_eq!(pieces(0x8000, &[(0, 0x8000)], &[0x2ff0..0x3010]), [0..0x2000, 0x4000..0x8000]);
+        assert_eq!(direct_areas(0x4000, &[(0, 0x4000)], &[0x2000..0x2410, 0x3000..0x3010]), [0..0x2000]);
+        assert_eq!(direct_areas(0x8000, &[(0, 0x8000)], &[0x2ff0..0x3010]), [0..0x2000, 0x4000..0x8000]);
     }
 
     #[test]
     fn sparse_areas_are_cut_to_whole_pages_within_the_bar() {
-        assert_eq!(pieces(0x3000, &[(0x10, 0x2000), (0x2000, 0x9000)], &[]), [0x1000..0x3000]);
-        assert_eq!(pieces(0x3000, &[(u64::MAX, 2), (0, u64::MAX)], &[]), [0..0x3000]);
+        assert_eq!(direct_areas(0x3000, &[(0x10, 0x2000), (0x2000, 0x9000)], &[]), [0x1000..0x3000]);
+        assert_eq!(direct_areas(0x3000, &[(u64::MAX, 2), (0, u64::MAX)], &[]), [0..0x3000]);
     }
 
     #[test]
     fn bar_smaller_than_a_page_traps() {
-        assert!(pieces(0x800, &[(0, 0x800)], &[]).is_empty());
-        assert!(pieces(0x800, &[(0, 0x1000)], &[]).is_empty());
+        assert!(direct_areas(0x800, &[(0, 0x800)], &[]).is_empty());
+        assert!(direct_areas(0x800, &[(0, 0x1000)], &[]).is_empty());
     }
 
     #[test]
     fn nothing_mappable_traps() {
-        assert!(pieces(0x8000, &[], &[]).is_empty());
-        assert!(pieces(0x1000, &[(0, 0x1000)], &[0..16]).is_empty());
+        assert!(direct_areas(0x8000, &[], &[]).is_empty());
+        assert!(direct_areas(0x1000, &[(0, 0x1000)], &[0..16]).is_empty());
     }
 
     proptest! {
@@ -80,7 +80,7 @@ mod tests {
             traps in prop::collection::vec((0u64..0xc000, 0u64..0x2000), 0..3),
         ) {
             let traps: Vec<_> = traps.into_iter().map(|(at, len)| at..at + len).collect();
-            let shown = pieces(pages * PAGE, &areas, &traps);
+            let shown = direct_areas(pages * PAGE, &areas, &traps);
             prop_assert!(shown.windows(2).all(|pair| pair[0].end <= pair[1].start));
             for page in 0..24 {
                 let range = page * PAGE..(page + 1) * PAGE;

@@ -12,19 +12,20 @@ use std::time::{Duration, Instant};
 use log::{error, info, warn};
 
 use super::bars::HostBar;
-use super::error::VfioPciError;
-use super::host::{HostFunction, VfioFunction};
+use super::config_view::ConfigView;
+use super::examine::{MsixCapability, examine};
+use super::host_function::HostFunction;
+use super::host_watch::HostWatch;
 use super::interrupts::Interrupts;
-use super::layout::{MsixCapability, examine};
-use super::notices::HostWatch;
-use super::residents::Movable;
-use super::space::DmaSpace;
 use super::sysfs::HostFunctionPath;
-use super::throttle::Throttle;
-use super::view::ConfigView;
+use super::vfio_function::VfioFunction;
 use crate::pci::{Bar, MsixTable, PciDevice, regs};
 use crate::platform::{HostListener, HostNotice, MemorySlots, MsiAllocator, MsiVectors};
 use crate::sync::lock;
+use crate::throttle::Throttle;
+use crate::vfio::error::VfioPciError;
+use crate::vfio::space::Attachable;
+use crate::vfio::space::DmaSpace;
 
 /// How long the host may hold a device that is to be reset: while it resets it itself, or recovers the link from an error.
 const HELD_FOR: Duration = Duration::from_secs(3);
@@ -95,7 +96,7 @@ impl VfioPciDevice {
         Self::assemble(id, function.name(), Box::new(host), &*msi, slots)
     }
 
-    pub(super) fn assemble(
+    pub(crate) fn assemble(
         id: &str,
         name: &str,
         host: Box<dyn HostFunction>,
@@ -161,8 +162,8 @@ impl VfioPciDevice {
     }
 
     /// What moves the function to another address space.
-    pub(super) fn movable(&self) -> Weak<dyn Movable> {
-        self.host.movable()
+    pub(crate) fn attachable(&self) -> Weak<dyn Attachable> {
+        self.host.attachable()
     }
 
     fn bar(&self, index: u8) -> Option<&HostBar> {

@@ -8,8 +8,8 @@ use iommu_bounce::Permissions;
 use log::error;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
 
-use super::error::VfioPciError;
-use super::space::DmaSpace;
+use super::dma_space::DmaSpace;
+use crate::vfio::error::VfioPciError;
 
 /// Guest RAM mapped in an address space, each address at itself, until this is dropped.
 pub struct GuestRamMapping {

@@ -10,11 +10,11 @@ use std::ops::Range;
 
 use log::warn;
 
-use super::capabilities::{self, Found};
-use super::error::VfioPciError;
-use super::host::{HostFunction, IrqKind};
-use super::view::ConfigView;
+use super::capabilities::{self, FoundCapability};
+use super::config_view::ConfigView;
+use super::host_function::{HostFunction, IrqKind};
 use crate::pci::{Bar, BarKind, ENTRY_SIZE, regs};
+use crate::vfio::error::VfioPciError;
 
 /// Extended capabilities that are hidden: address translation services, SR-IOV, page requests, PASID and resizable BARs
 /// (of a function and of its virtual ones) would let the guest change what the host arranged.
@@ -26,64 +26,64 @@ const MULTIFUNCTION: u8 = 0x80;
 
 /// Message signalled interrupts (PCI Local Bus 3.0, section 6.8.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MsiCapability {
+pub(crate) struct MsiCapability {
     /// Offset of the capability.
-    pub(super) offset: u16,
+    pub(crate) offset: u16,
     /// It has a 64-bit address.
-    pub(super) wide: bool,
+    pub(crate) wide: bool,
     /// It has a mask bit for each vector.
-    pub(super) maskable: bool,
+    pub(crate) maskable: bool,
     /// Vectors: 1, 2, 4, 8, 16 or 32.
-    pub(super) vectors: u16,
+    pub(crate) vectors: u16,
 }
 
 impl MsiCapability {
     /// Offset of the 16-bit data register.
-    pub(super) fn data(self) -> u16 {
+    pub(crate) fn data(self) -> u16 {
         self.offset + if self.wide { 12 } else { 8 }
     }
     /// Offset of the 32 mask bits.
-    pub(super) fn mask(self) -> Option<u16> {
+    pub(crate) fn mask(self) -> Option<u16> {
         self.maskable.then_some(self.offset + if self.wide { 16 } else { 12 })
     }
     /// Bytes that it takes in configuration space.
-    pub(super) fn len(self) -> u16 {
+    pub(crate) fn len(self) -> u16 {
         10 + if self.wide { 4 } else { 0 } + if self.maskable { 10 } else { 0 }
     }
 }
 
 /// A range of bytes in a BAR.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(crate) struct BarRange {
     /// The BAR.
-    pub(super) bar: u8,
+    pub(crate) bar: u8,
     /// The bytes.
-    pub(super) range: Range<u64>,
+    pub(crate) range: Range<u64>,
 }
 
 /// MSI-X (PCI Local Bus 3.0, section 6.8.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct MsixCapability {
+pub(crate) struct MsixCapability {
     /// Offset of the capability.
-    pub(super) offset: u16,
+    pub(crate) offset: u16,
     /// Vectors, 1 to 2048.
-    pub(super) vectors: u16,
+    pub(crate) vectors: u16,
     /// The table.
-    pub(super) table: Place,
+    pub(crate) table: BarRange,
     /// The pending-bit array.
-    pub(super) pending: Place,
+    pub(crate) pending: BarRange,
 }
 
 /// A device as the guest is to see it.
-pub(super) struct Layout {
-    pub(super) view: ConfigView,
-    pub(super) bars: Vec<Bar>,
-    pub(super) msi: Option<MsiCapability>,
-    pub(super) msix: Option<MsixCapability>,
+pub(crate) struct FunctionLayout {
+    pub(crate) view: ConfigView,
+    pub(crate) bars: Vec<Bar>,
+    pub(crate) msi: Option<MsiCapability>,
+    pub(crate) msix: Option<MsixCapability>,
 }
 
 /// Examines `host`, called `name` in messages.
-pub(super) fn examine(name: &str, host: &dyn HostFunction) -> Result<Layout, VfioPciError> {
+pub(crate) fn examine(name: &str, host: &dyn HostFunction) -> Result<FunctionLayout, VfioPciError> {
     let size = host.config_size();
     if size < u64::from(regs::EXTENDED) {
         let what = format!("VFIO gives {size} bytes of configuration space in place of 256 or 4096");
@@ -94,7 +94,7 @@ pub(super) fn examine(name: &str, host: &dyn HostFunction) -> Result<Layout, Vfi
         return Err(VfioPciError::Bridge { name: name.to_string(), header_type });
     }
     let bars = bars(name, host)?;
-    let mut layout = Layout { view: ConfigView::new(&bars), bars, msi: None, msix: None };
+    let mut layout = FunctionLayout { view: ConfigView::new(&bars), bars, msi: None, msix: None };
     emulate_header(&mut layout);
     link_standard(name, &mut layout, host);
     link_extended(&mut layout, host);
@@ -151,7 +151,7 @@ fn bar(index: u8, register: u32, size: u64) -> Option<Bar> {
     (size.is_power_of_two() && sizes.contains(&size)).then_some(Bar { index, kind, size })
 }
 
-fn emulate_header(layout: &mut Layout) {
+fn emulate_header(layout: &mut FunctionLayout) {
     let view = &mut layout.view;
     // Decoding stays on in the device whatever the guest asks for: memory of a device that does not decode faults when
     // it is accessed, and the guest's slots stay while its decoding is off.
@@ -166,12 +166,12 @@ fn emulate_header(layout: &mut Layout) {
 }
 
 /// First byte behind the capability at `offset`, as far as can be told: where the next one starts in memory.
-fn end_of(offset: u16, list: &[Found], limit: u16) -> u16 {
+fn end_of(offset: u16, list: &[FoundCapability], limit: u16) -> u16 {
     list.iter().map(|found| found.offset).filter(|other| *other > offset).min().unwrap_or(limit)
 }
 
 /// Sets the links of the standard list so that it leads through what the guest may see.
-fn link_standard(name: &str, layout: &mut Layout, host: &dyn HostFunction) {
+fn link_standard(name: &str, layout: &mut FunctionLayout, host: &dyn HostFunction) {
     let list = capabilities::standard(host);
     let mut seen = Vec::new();
     for found in &list {
@@ -205,7 +205,7 @@ fn link_standard(name: &str, layout: &mut Layout, host: &dyn HostFunction) {
 }
 
 /// Emulates the power state: the guest may write it, the device stays in D0 and says that it keeps its state.
-fn emulate_power(layout: &mut Layout, offset: u16, end: u16) -> Result<(), String> {
+fn emulate_power(layout: &mut FunctionLayout, offset: u16, end: u16) -> Result<(), String> {
     const STATE: u8 = 3;
     const NO_SOFT_RESET: u8 = 8;
     if end - offset < 8 {
@@ -215,7 +215,7 @@ fn emulate_power(layout: &mut Layout, offset: u16, end: u16) -> Result<(), Strin
     Ok(())
 }
 
-fn emulate_msi(layout: &mut Layout, host: &dyn HostFunction, offset: u16, end: u16) -> Result<(), String> {
+fn emulate_msi(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u16, end: u16) -> Result<(), String> {
     let control = word(host, offset + 2);
     let irqs = host.irq_count(IrqKind::Msi).min(32);
     let most = 1u32 << ((control >> 1) & 7).min(5);
@@ -250,7 +250,7 @@ fn emulate_msi(layout: &mut Layout, host: &dyn HostFunction, offset: u16, end: u
     Ok(())
 }
 
-fn emulate_msix(layout: &mut Layout, host: &dyn HostFunction, offset: u16, end: u16) -> Result<(), String> {
+fn emulate_msix(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u16, end: u16) -> Result<(), String> {
     if end - offset < 12 {
         return Err("is cut short".to_string());
     }
@@ -263,7 +263,7 @@ fn emulate_msix(layout: &mut Layout, host: &dyn HostFunction, offset: u16, end: 
         let [low, ..] = register.to_le_bytes();
         let (bar, start) = (low & 7, u64::from(register & !7));
         let fits = |b: &&Bar| b.index == bar && b.kind != BarKind::Io && start + len <= b.size;
-        layout.bars.iter().find(fits).map(|_| Place { bar, range: start..start + len })
+        layout.bars.iter().find(fits).map(|_| BarRange { bar, range: start..start + len })
     };
     let table = dword(host, offset + 4);
     let pending = dword(host, offset + 8);
@@ -285,14 +285,15 @@ fn emulate_msix(layout: &mut Layout, host: &dyn HostFunction, offset: u16, end: 
 }
 
 /// Sets the links of the extended list so that it leads through what the guest may see.
-fn link_extended(layout: &mut Layout, host: &dyn HostFunction) {
+fn link_extended(layout: &mut FunctionLayout, host: &dyn HostFunction) {
     let view = &mut layout.view;
     if host.config_size() < u64::from(regs::CONFIG_SIZE) {
         view.fix(regs::EXTENDED, &vec![0; usize::from(regs::CONFIG_SIZE - regs::EXTENDED)]);
         return;
     }
     let list = capabilities::extended(host);
-    let (hidden, seen): (Vec<&Found>, Vec<_>) = list.iter().partition(|found| HIDDEN_EXTENDED.contains(&found.id));
+    let (hidden, seen): (Vec<&FoundCapability>, Vec<_>) =
+        list.iter().partition(|found| HIDDEN_EXTENDED.contains(&found.id));
     for found in hidden {
         let end = end_of(found.offset, &list, regs::CONFIG_SIZE);
         view.fix(found.offset, &vec![0; usize::from(end - found.offset)]);

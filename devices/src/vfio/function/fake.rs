@@ -9,16 +9,16 @@ use std::sync::{Arc, Mutex, Weak};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::host::{ConfigAccess, HostFunction, IrqKind, Region};
-use super::mmap::Mapping;
-use super::residents::Movable;
-use super::space::DmaSpace;
+use super::bar_mapping::BarMapping;
+use super::host_function::{ConfigAccess, HostFunction, IrqKind, Region};
 use crate::pci::regs;
 use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
+use crate::vfio::space::Attachable;
+use crate::vfio::space::DmaSpace;
 
 /// What happened to the function, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Event {
+pub(crate) enum Event {
     Config(u16, Vec<u8>),
     Region(u8, u64, Vec<u8>),
     Enable(IrqKind, usize),
@@ -26,29 +26,29 @@ pub(super) enum Event {
     Reset,
 }
 
-pub(super) struct Inner {
-    pub(super) config: Mutex<Vec<u8>>,
-    pub(super) regions: Vec<Region>,
-    pub(super) irqs: (u32, u32),
+pub(crate) struct Inner {
+    pub(crate) config: Mutex<Vec<u8>>,
+    pub(crate) regions: Vec<Region>,
+    pub(crate) irqs: (u32, u32),
     /// Interrupts of the host's own that it has, with the event of each that is on.
-    pub(super) notices: Mutex<Vec<(IrqKind, Option<EventFd>)>>,
+    pub(crate) notices: Mutex<Vec<(IrqKind, Option<EventFd>)>>,
     /// Those of them for which the host takes no event.
-    pub(super) refused: Mutex<Vec<IrqKind>>,
-    pub(super) events: Mutex<Vec<Event>>,
-    pub(super) resets: bool,
+    pub(crate) refused: Mutex<Vec<IrqKind>>,
+    pub(crate) events: Mutex<Vec<Event>>,
+    pub(crate) resets: bool,
     /// It cannot be reset now, as the host holds it.
-    pub(super) held: AtomicBool,
+    pub(crate) held: AtomicBool,
     file: File,
 }
 
 /// The function; clones are the same one.
 #[derive(Clone)]
-pub(super) struct FakeFunction(pub(super) Arc<Inner>);
+pub(crate) struct FakeFunction(pub(crate) Arc<Inner>);
 
 impl FakeFunction {
     /// An endpoint with `config` bytes of configuration space, BARs `bars` (index, low bits of the register, size;
     /// all mappable) and `irqs` MSI and MSI-X vectors.
-    pub(super) fn new(config: usize, bars: &[(u8, u32, u64)], irqs: (u32, u32)) -> Self {
+    pub(crate) fn new(config: usize, bars: &[(u8, u32, u64)], irqs: (u32, u32)) -> Self {
         let mut bytes = vec![0; config];
         bytes[..4].copy_from_slice(&0x0010_1b36u32.to_le_bytes());
         let mut regions = vec![Region::default(); 6];
@@ -75,33 +75,33 @@ impl FakeFunction {
     }
 
     /// The host can tell this of it.
-    pub(super) fn offer(&self, kind: IrqKind) {
+    pub(crate) fn offer(&self, kind: IrqKind) {
         self.0.notices.lock().unwrap().push((kind, None));
     }
 
     /// The host tells it, if anybody wants to know; returns whether.
-    pub(super) fn tell(&self, kind: IrqKind) -> bool {
+    pub(crate) fn tell(&self, kind: IrqKind) -> bool {
         let notices = self.0.notices.lock().unwrap();
         let event = notices.iter().find(|(other, _)| *other == kind).and_then(|(_, event)| event.as_ref());
         event.map(|event| event.write(1).unwrap()).is_some()
     }
 
-    pub(super) fn set(&self, offset: u16, bytes: &[u8]) {
+    pub(crate) fn set(&self, offset: u16, bytes: &[u8]) {
         self.0.config.lock().unwrap()[usize::from(offset)..][..bytes.len()].copy_from_slice(bytes);
     }
 
     /// Sets the status bit and the head of the list of capabilities.
-    pub(super) fn list(&self, head: u8) {
+    pub(crate) fn list(&self, head: u8) {
         self.set(regs::STATUS, &regs::STATUS_CAPABILITIES.to_le_bytes());
         self.set(regs::CAPABILITIES, &[head]);
     }
 
-    pub(super) fn get(&self, offset: u16) -> u8 {
+    pub(crate) fn get(&self, offset: u16) -> u8 {
         self.0.config.lock().unwrap()[usize::from(offset)]
     }
 
     /// What happened since the last call.
-    pub(super) fn events(&self) -> Vec<Event> {
+    pub(crate) fn events(&self) -> Vec<Event> {
         std::mem::take(&mut self.0.events.lock().unwrap())
     }
 
@@ -110,8 +110,8 @@ impl FakeFunction {
     }
 }
 
-impl Movable for Inner {
-    fn enter(&self, _: &DmaSpace) -> io::Result<()> {
+impl Attachable for Inner {
+    fn attach(&self, _: &DmaSpace) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
@@ -147,8 +147,8 @@ impl HostFunction for FakeFunction {
     fn write_region(&self, bar: u8, offset: u64, data: &[u8]) {
         self.record(Event::Region(bar, offset, data.to_vec()));
     }
-    fn map_region(&self, _: u8, offset: u64, len: usize, read_only: bool) -> io::Result<Mapping> {
-        Mapping::new(&self.0.file, offset, len, read_only)
+    fn map_region(&self, _: u8, offset: u64, len: usize, read_only: bool) -> io::Result<BarMapping> {
+        BarMapping::new(&self.0.file, offset, len, read_only)
     }
     fn irq_count(&self, kind: IrqKind) -> u32 {
         match kind {
@@ -178,16 +178,16 @@ impl HostFunction for FakeFunction {
         self.record(Event::Reset);
         Ok(self.0.resets)
     }
-    fn movable(&self) -> Weak<dyn Movable> {
-        let inner: Arc<dyn Movable> = self.0.clone();
+    fn attachable(&self) -> Weak<dyn Attachable> {
+        let inner: Arc<dyn Attachable> = self.0.clone();
         Arc::downgrade(&inner)
     }
 }
 
 /// Vectors that record their routes.
-pub(super) struct FakeVectors {
+pub(crate) struct FakeVectors {
     events: Vec<EventFd>,
-    pub(super) routes: Mutex<Vec<Option<MsiMessage>>>,
+    pub(crate) routes: Mutex<Vec<Option<MsiMessage>>>,
 }
 
 impl MsiVectors for FakeVectors {
@@ -208,7 +208,7 @@ impl MsiVectors for FakeVectors {
 
 /// Hands out [`FakeVectors`] and keeps them.
 #[derive(Default)]
-pub(super) struct FakeAllocator(pub(super) Mutex<Vec<Arc<FakeVectors>>>);
+pub(crate) struct FakeAllocator(pub(crate) Mutex<Vec<Arc<FakeVectors>>>);
 
 impl MsiAllocator for FakeAllocator {
     fn allocate(&self, count: u16) -> io::Result<Arc<dyn MsiVectors>> {
@@ -221,19 +221,19 @@ impl MsiAllocator for FakeAllocator {
 
 /// Memory slots that record what the guest sees.
 #[derive(Default)]
-pub(super) struct FakeSlots {
+pub(crate) struct FakeSlots {
     /// Slots by number: address and length while shown.
-    pub(super) shown: Mutex<Vec<Option<(u64, usize)>>>,
+    pub(crate) shown: Mutex<Vec<Option<(u64, usize)>>>,
     /// Slots made after this many fail.
-    pub(super) most: Mutex<Option<usize>>,
+    pub(crate) most: Mutex<Option<usize>>,
 }
 
 impl FakeSlots {
-    pub(super) fn visible(&self) -> Vec<(u64, usize)> {
+    pub(crate) fn visible(&self) -> Vec<(u64, usize)> {
         self.shown.lock().unwrap().iter().flatten().copied().collect()
     }
     /// How many slots were ever made.
-    pub(super) fn made(&self) -> usize {
+    pub(crate) fn made(&self) -> usize {
         self.shown.lock().unwrap().len()
     }
 }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use log::error;
 
-use super::host::{HostFunction, IrqKind};
-use super::layout::{MsiCapability, MsixCapability};
-use super::throttle::Throttle;
-use super::view::ConfigView;
+use super::config_view::ConfigView;
+use super::examine::{MsiCapability, MsixCapability};
+use super::host_function::{HostFunction, IrqKind};
 use crate::pci::{CONTROL_ENABLE, MsixTable, regs};
 use crate::platform::{MsiMessage, MsiVectors};
+use crate::throttle::Throttle;
 
 /// MSI as the guest has set it.
 struct Msi {
@@ -29,7 +29,7 @@ struct Active {
 }
 
 /// The interrupts of one function.
-pub(super) struct Interrupts {
+pub(crate) struct Interrupts {
     name: String,
     msi: Option<Msi>,
     msix: Option<MsixCapability>,
@@ -38,7 +38,7 @@ pub(super) struct Interrupts {
 }
 
 impl Interrupts {
-    pub(super) fn new(
+    pub(crate) fn new(
         name: &str,
         msi: Option<(MsiCapability, Arc<dyn MsiVectors>)>,
         msix: Option<MsixCapability>,
@@ -52,7 +52,7 @@ impl Interrupts {
     }
 
     /// Called after the guest wrote `len` bytes at `offset` of configuration space.
-    pub(super) fn written(
+    pub(crate) fn written(
         &mut self,
         host: &dyn HostFunction,
         view: &ConfigView,
@@ -144,7 +144,7 @@ impl Interrupts {
     }
 
     /// All interrupts off, as at power-on.
-    pub(super) fn reset(&mut self, host: &dyn HostFunction, table: Option<&mut MsixTable>) {
+    pub(crate) fn reset(&mut self, host: &dyn HostFunction, table: Option<&mut MsixTable>) {
         let outcome = self.switch(host, None, None);
         self.report("interrupts", outcome);
         if let Some(table) = table {

@@ -9,12 +9,12 @@ use std::sync::mpsc::{self, RecvError, Sender, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use super::device::VfioPciDevice;
-use super::error::VfioPciError;
 use super::fake::{Event, FakeAllocator, FakeFunction, FakeSlots};
-use super::host::IrqKind;
+use super::host_function::IrqKind;
+use super::vfio_pci_device::VfioPciDevice;
 use crate::pci::{Bar, BarKind, CONTROL_ENABLE, PciDevice, regs};
 use crate::platform::{HostListener, HostNotice, MsiMessage};
+use crate::vfio::error::VfioPciError;
 
 const MEM64: u32 = 4;
 const HOME: u64 = 0x40_0000_0000;

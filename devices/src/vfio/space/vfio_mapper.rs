@@ -10,10 +10,10 @@ use log::{error, warn};
 use rustix::process::{Resource, getrlimit};
 use vm_memory::VolatileSlice;
 
-use super::error::VfioPciError;
-use super::residents::Residents;
-use super::space::DmaSpace;
-use super::throttle::Throttle;
+use super::dma_space::DmaSpace;
+use super::endpoint_devices::EndpointDevices;
+use crate::throttle::Throttle;
+use crate::vfio::error::VfioPciError;
 
 /// A VM has one IOMMUFD, and its address spaces are all of one kind.
 const GROUP: MapperGroup = MapperGroup(0);
@@ -25,23 +25,23 @@ pub struct VfioMapper {
     space: DmaSpace,
     limits: MapperLimits,
     /// The devices that can move here and away, if they can.
-    residents: Option<Residents>,
+    devices: Option<EndpointDevices>,
     /// What the mappings lead to outlives them: a slice's lifetime ends with the call that maps it.
     _memory: Box<dyn Any + Send>,
     throttle: Throttle,
 }
 
 impl VfioMapper {
-    pub(super) fn new(
+    pub(crate) fn new(
         space: DmaSpace,
-        residents: Option<Residents>,
+        devices: Option<EndpointDevices>,
         memory: impl Any + Send,
     ) -> Result<Self, VfioPciError> {
         let limits = space.limits().map_err(|source| VfioPciError::Host {
             what: "asking VFIO for the limits of the host's IOMMU".to_string(),
             source,
         })?;
-        Ok(Self { space, limits, residents, _memory: Box::new(memory), throttle: Throttle::default() })
+        Ok(Self { space, limits, devices, _memory: Box::new(memory), throttle: Throttle::default() })
     }
 
     /// Says in the log which limit of the host is reached, if one is.
@@ -64,7 +64,7 @@ fn classify(error: io::Error) -> MapError {
 }
 
 /// Which limit of the host made the kernel refuse to map, if one did, and how to raise it.
-pub(super) fn limit_reached(error: &io::Error) -> Option<String> {
+pub(crate) fn limit_reached(error: &io::Error) -> Option<String> {
     match error.raw_os_error()? {
         libc::ENOSPC => Some(
             "the container holds as many mappings as the host allows; raise dma_entry_limit of module vfio_iommu_type1, \
@@ -110,13 +110,13 @@ impl DmaMapper for VfioMapper {
     }
 
     fn group(&self) -> Option<MapperGroup> {
-        self.residents.as_ref().map(|_| GROUP)
+        self.devices.as_ref().map(|_| GROUP)
     }
 
     fn adopt(&mut self, endpoint: EndpointId) -> io::Result<()> {
-        let residents = self.residents.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let devices = self.devices.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         // Where the first device comes in, all that is mapped gets pinned.
-        residents.settle(endpoint, &self.space).inspect_err(|error| self.explain(error))
+        devices.attach(endpoint, &self.space).inspect_err(|error| self.explain(error))
     }
 }
 

@@ -30,7 +30,7 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Reads the limits out of the structure. What a kernel does not say is taken as unlimited, pages as 4 KiB.
-pub(super) fn parse(bytes: &[u8]) -> MapperLimits {
+pub(crate) fn parse(bytes: &[u8]) -> MapperLimits {
     let flags = word(bytes, FLAGS).unwrap_or(0);
     let page_sizes = long(bytes, PAGE_SIZES).filter(|mask| *mask != 0 && flags & VFIO_IOMMU_INFO_PGSIZES != 0);
     let mut limits =

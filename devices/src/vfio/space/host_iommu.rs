@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The host's IOMMU, by which address spaces and their mappers are made.
+
+use std::any::Any;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use iommu_bounce::EndpointId;
+use iommufd_ioctls::{IommuFd, IommufdError};
+use vfio_ioctls::{VfioContainer, VfioDeviceFd, VfioError, VfioIommufd};
+
+use super::dma_space::DmaSpace;
+use super::endpoint_devices::EndpointDevices;
+use super::ioas;
+use super::vfio_mapper::VfioMapper;
+use crate::vfio::error::{VfioPciError, file_error};
+use crate::vfio::function::VfioPciDevice;
+
+/// The way to the host's IOMMU, which makes address spaces.
+pub struct HostIommu {
+    way: Way,
+    /// KVM's own VFIO device, which learns what devices the VM uses.
+    kvm_vfio: Option<Arc<VfioDeviceFd>>,
+}
+
+enum Way {
+    Containers,
+    Iommufd(Arc<IommuFd>, EndpointDevices),
+}
+
+impl HostIommu {
+    /// By VFIO's groups and containers (`/dev/vfio/vfio`), which every host has.
+    pub fn containers(kvm_vfio: Option<Arc<VfioDeviceFd>>) -> Self {
+        Self { way: Way::Containers, kvm_vfio }
+    }
+
+    /// By IOMMUFD (`/dev/iommu`) and VFIO's character devices: Linux 6.6 built with `CONFIG_IOMMUFD` and
+    /// `CONFIG_VFIO_DEVICE_CDEV`.
+    pub fn iommufd(kvm_vfio: Option<Arc<VfioDeviceFd>>) -> Result<Self, VfioPciError> {
+        let iommufd = IommuFd::new().map_err(|error| match error {
+            IommufdError::OpenIommufd(source) => iommufd_error(source),
+            error => VfioPciError::Host { what: "opening /dev/iommu".to_string(), source: ioas::io_error(error) },
+        })?;
+        Ok(Self { way: Way::Iommufd(Arc::new(iommufd), EndpointDevices::default()), kvm_vfio })
+    }
+
+    /// Makes an empty address space.
+    pub fn new_space(&self) -> Result<DmaSpace, VfioPciError> {
+        let kvm_vfio = self.kvm_vfio.clone();
+        match &self.way {
+            Way::Containers => {
+                let container = VfioContainer::new(kvm_vfio).map_err(container_error)?;
+                Ok(DmaSpace::Container(Arc::new(container)))
+            }
+            Way::Iommufd(iommufd, _) => {
+                let ioas = VfioIommufd::new(iommufd.clone(), None, kvm_vfio).map_err(|source| VfioPciError::Vfio {
+                    what: "making an address space (IOAS) of /dev/iommu".to_string(),
+                    source,
+                })?;
+                Ok(DmaSpace::Ioas(Arc::new(ioas)))
+            }
+        }
+    }
+
+    /// The mapper of `endpoint`: for `space`, in which its device `function` is and no other. `memory` owns the guest RAM
+    /// (and whatever else will be mapped) and is kept as long as the mapper. By IOMMUFD, the mappers of one `HostIommu`
+    /// can take one another's endpoints in.
+    pub fn mapper(
+        &self,
+        space: DmaSpace,
+        endpoint: EndpointId,
+        function: &VfioPciDevice,
+        memory: impl Any + Send,
+    ) -> Result<VfioMapper, VfioPciError> {
+        let devices = match &self.way {
+            Way::Containers => None,
+            Way::Iommufd(_, devices) => {
+                devices.insert(endpoint, function.attachable());
+                Some(devices.clone())
+            }
+        };
+        VfioMapper::new(space, devices, memory)
+    }
+}
+
+fn container_error(error: VfioError) -> VfioPciError {
+    match error {
+        VfioError::OpenContainer(source) => file_error(PathBuf::from("/dev/vfio/vfio"), source),
+        VfioError::VfioExtension => VfioPciError::NoType1,
+        source => VfioPciError::Vfio { what: "opening a VFIO container".to_string(), source },
+    }
+}
+
+fn iommufd_error(source: io::Error) -> VfioPciError {
+    match file_error(PathBuf::from("/dev/iommu"), source) {
+        VfioPciError::NoVfio { .. } => VfioPciError::NoIommufd,
+        error => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absent_iommufd_says_how_to_do_without() {
+        for errno in [libc::ENOENT, libc::ENODEV, libc::ENXIO] {
+            let error = iommufd_error(io::Error::from_raw_os_error(errno));
+            assert!(error.is_user_error(), "{error}");
+            assert!(error.to_string().contains("turn iommufd of the platform off"), "{error}");
+        }
+        let error = iommufd_error(io::Error::from_raw_os_error(libc::EACCES));
+        assert!(error.to_string().starts_with("/dev/iommu: Permission denied"), "{error}");
+    }
+}
