@@ -9,6 +9,7 @@ pub mod legacy;
 pub mod pci;
 pub mod platform;
 pub mod pvpanic;
+pub mod ram;
 pub mod shown;
 pub mod state;
 mod sync;

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use devices::pci::{PciDevice, regs};
 use devices::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
+use devices::ram::Ram;
 use devices::shown::ShownMemory;
 use devices::vfio::{DmaSpace, HostIommu, VfioMapper, VfioPciDevice, VfioPciError, map_guest_ram};
 use devices::virtio::iommu::RamView;
@@ -24,7 +25,7 @@ use iommu_bounce::test_utils::{self, TestRam};
 use iommu_bounce::{DmaMapper, Engine, EngineConfig, GuestRam, MapError, Permissions, UnmapError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const PAGE: u64 = 4096;
@@ -178,8 +179,8 @@ impl Edu {
 }
 
 /// Four pages of memory; page n holds the byte n + 1.
-fn memory() -> GuestMemoryMmap {
-    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4 * 4096)]).unwrap();
+fn memory() -> Ram {
+    let memory = Ram::from_ranges(&[(GuestAddress(0), 4 * 4096)]).unwrap();
     for page in 0..4 {
         memory.write_slice(&[page + 1; 4096], GuestAddress(u64::from(page) * PAGE)).unwrap();
     }
@@ -187,7 +188,7 @@ fn memory() -> GuestMemoryMmap {
 }
 
 /// The half of a page that the device copies.
-fn page(memory: &GuestMemoryMmap, number: u64) -> Vec<u8> {
+fn page(memory: &Ram, number: u64) -> Vec<u8> {
     let mut data = vec![0; 2048];
     memory.read_slice(&mut data, GuestAddress(number * PAGE)).unwrap();
     data
@@ -195,7 +196,7 @@ fn page(memory: &GuestMemoryMmap, number: u64) -> Vec<u8> {
 
 fn map(
     mapper: &mut VfioMapper,
-    memory: &GuestMemoryMmap,
+    memory: &Ram,
     iova: u64,
     number: u64,
     permissions: Permissions,

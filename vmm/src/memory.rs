@@ -7,13 +7,12 @@ use std::io;
 use std::sync::Arc;
 
 use devices::platform::{HostRange, MemorySlots};
+use devices::ram::{Ram, RamRegion};
 use log::debug;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, madvise};
 use thiserror::Error;
-use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
-};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MmapRegion};
 
 use crate::config::MemoryConfig;
 use crate::layout::{HIGH_MEMORY_START, LOW_MEMORY_END, MIB};
@@ -79,7 +78,7 @@ const HUGE_PAGE: u64 = 2 * MIB;
 ///
 /// Private memory is the default, as the host's kernels by default give huge pages to that, but none to a memfd: with 4 KiB
 /// pages, all that the guest does is slower (docs/benchmarks.md). A memfd is for those who share the RAM with other processes.
-pub fn create(config: &MemoryConfig) -> Result<Arc<GuestMemoryMmap>, MemoryError> {
+pub fn create(config: &MemoryConfig) -> Result<Arc<Ram>, MemoryError> {
     let size = config.size;
     let file = (config.shared || config.hugepages).then(|| memfd(config)).transpose()?;
     let mut offset = 0;
@@ -90,12 +89,12 @@ pub fn create(config: &MemoryConfig) -> Result<Arc<GuestMemoryMmap>, MemoryError
         if config.thp && !config.hugepages {
             ask_for_huge_pages(&mapping);
         }
-        let region = GuestRegionMmap::new(mapping, GuestAddress(gpa))
+        let region = RamRegion::new(mapping, GuestAddress(gpa))
             .ok_or_else(|| MemoryError::Map { size, message: "it wraps around".into() })?;
         regions.push(region);
         offset += len;
     }
-    let memory = GuestMemoryMmap::from_regions(regions);
+    let memory = Ram::from_regions(regions);
     Ok(Arc::new(memory.map_err(|error| MemoryError::Map { size, message: error.to_string() })?))
 }
 
@@ -158,7 +157,7 @@ fn ask_for_huge_pages(mapping: &MmapRegion) {
 }
 
 /// Shows all RAM to the guest. The slots stay for the life of the VM.
-pub fn show(memory: &Arc<GuestMemoryMmap>, slots: &dyn MemorySlots) -> Result<(), MemoryError> {
+pub fn show(memory: &Arc<Ram>, slots: &dyn MemorySlots) -> Result<(), MemoryError> {
     for region in memory.iter() {
         let gpa = region.start_addr().0;
         let host = HostRange { address: region.as_ptr() as usize, len: region.size() };

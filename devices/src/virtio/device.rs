@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 use virtio_queue::Queue;
-use vm_memory::GuestMemoryMmap;
+
+use crate::ram::Ram;
 
 /// Why a device cannot go on. The transport answers with `DEVICE_NEEDS_RESET` (virtio 1.3, section 2.1).
 #[derive(Debug, Error)]
@@ -53,7 +54,7 @@ pub trait Interrupt: Send + Sync {
 /// What a driver has set up, handed to the device when it sets `DRIVER_OK`.
 pub struct Activation {
     /// Guest memory, in which the queues lie.
-    pub memory: Arc<GuestMemoryMmap>,
+    pub memory: Arc<Ram>,
     /// All queues, those checked that the driver enabled and `None` for the others.
     pub queues: Vec<Option<Queue>>,
     /// The way to the driver.

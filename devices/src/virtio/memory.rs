@@ -5,30 +5,33 @@
 use std::cell::Cell;
 use std::iter::FusedIterator;
 
+use vm_memory::bitmap::BS;
 use vm_memory::guest_memory::{GuestMemoryBackendSliceIterator, GuestMemorySliceIterator, Result};
-use vm_memory::{
-    GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, Permissions,
-    VolatileSlice,
-};
+use vm_memory::{GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryRegion, Permissions, VolatileSlice};
+
+use crate::ram::{Ram, RamBitmap, RamRegion};
+
+/// Bytes of RAM.
+type RamSlice<'a> = VolatileSlice<'a, BS<'a, RamBitmap>>;
 
 /// A view of guest memory that remembers which region was accessed last.
 ///
 /// Serving one request takes about ten accesses to rings, descriptors and buffers, while the guest waits. Through
-/// `GuestMemoryMmap` itself they cost more than all else: each looks its region up anew, twice, and is prepared to
+/// `Ram` itself they cost more than all else: each looks its region up anew, twice, and is prepared to
 /// span several.
 pub(crate) struct NearMemory<'m> {
-    memory: &'m GuestMemoryMmap,
-    last: Cell<Option<&'m GuestRegionMmap>>,
+    memory: &'m Ram,
+    last: Cell<Option<&'m RamRegion>>,
 }
 
 impl<'m> NearMemory<'m> {
     /// A view of `memory`.
-    pub(crate) fn new(memory: &'m GuestMemoryMmap) -> Self {
+    pub(crate) fn new(memory: &'m Ram) -> Self {
         Self { memory, last: Cell::new(None) }
     }
 
     /// `count` bytes at `addr` if they lie in the region that was accessed last.
-    fn near(&self, addr: GuestAddress, count: usize) -> Option<VolatileSlice<'_>> {
+    fn near(&self, addr: GuestAddress, count: usize) -> Option<RamSlice<'_>> {
         let region = self.last.get()?;
         let offset = region.to_region_addr(addr)?;
         // Fails beyond the end of the region.
@@ -36,7 +39,7 @@ impl<'m> NearMemory<'m> {
     }
 
     /// `count` bytes at `addr` if they lie in one region.
-    fn slice(&self, addr: GuestAddress, count: usize) -> Option<VolatileSlice<'_>> {
+    fn slice(&self, addr: GuestAddress, count: usize) -> Option<RamSlice<'_>> {
         self.near(addr, count).or_else(|| {
             self.last.set(self.memory.find_region(addr));
             self.near(addr, count)
@@ -45,8 +48,8 @@ impl<'m> NearMemory<'m> {
 }
 
 impl GuestMemory for NearMemory<'_> {
-    type PhysicalMemory = GuestMemoryMmap;
-    type Bitmap = ();
+    type PhysicalMemory = Ram;
+    type Bitmap = RamBitmap;
 
     fn check_range(&self, addr: GuestAddress, count: usize, _access: Permissions) -> bool {
         GuestMemoryBackend::check_range(self.memory, addr, count)
@@ -57,14 +60,14 @@ impl GuestMemory for NearMemory<'_> {
         addr: GuestAddress,
         count: usize,
         _access: Permissions,
-    ) -> Result<impl GuestMemorySliceIterator<'a, ()>> {
+    ) -> Result<impl GuestMemorySliceIterator<'a, BS<'a, RamBitmap>>> {
         Ok(match self.slice(addr, count) {
             Some(slice) => Slices::One(Some(slice)),
             None => Slices::Several(GuestMemoryBackend::get_slices(self.memory, addr, count)),
         })
     }
 
-    fn physical_memory(&self) -> Option<&GuestMemoryMmap> {
+    fn physical_memory(&self) -> Option<&Ram> {
         Some(self.memory)
     }
 }
@@ -72,13 +75,13 @@ impl GuestMemory for NearMemory<'_> {
 /// The slices of one access.
 enum Slices<'a> {
     /// All in one region.
-    One(Option<VolatileSlice<'a>>),
+    One(Option<RamSlice<'a>>),
     /// In several, or not all in guest memory.
-    Several(GuestMemoryBackendSliceIterator<'a, GuestMemoryMmap>),
+    Several(GuestMemoryBackendSliceIterator<'a, Ram>),
 }
 
 impl<'a> Iterator for Slices<'a> {
-    type Item = Result<VolatileSlice<'a>>;
+    type Item = Result<RamSlice<'a>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         match self {
@@ -90,7 +93,7 @@ impl<'a> Iterator for Slices<'a> {
 
 impl FusedIterator for Slices<'_> {}
 
-impl<'a> GuestMemorySliceIterator<'a, ()> for Slices<'a> {}
+impl<'a> GuestMemorySliceIterator<'a, BS<'a, RamBitmap>> for Slices<'a> {}
 
 #[cfg(test)]
 mod tests {
@@ -98,9 +101,9 @@ mod tests {
 
     use super::*;
 
-    fn memory() -> GuestMemoryMmap {
+    fn memory() -> Ram {
         let ranges = [(GuestAddress(0), 0x2000), (GuestAddress(0x2000), 0x1000), (GuestAddress(0x10000), 0x1000)];
-        GuestMemoryMmap::from_ranges(&ranges).unwrap()
+        Ram::from_ranges(&ranges).unwrap()
     }
 
     #[test]

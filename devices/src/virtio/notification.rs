@@ -88,12 +88,12 @@ pub(crate) fn wants_interrupt(queue: &mut Queue, memory: &NearMemory<'_>) -> Res
 #[cfg(test)]
 mod tests {
     use virtio_queue::mock::MockSplitQueue;
-    use vm_memory::GuestMemoryMmap;
 
     use super::*;
+    use crate::ram::Ram;
 
     /// A queue of 4 with `used` elements used.
-    fn queue(memory: &GuestMemoryMmap, event_idx: bool, used: u16) -> Queue {
+    fn queue(memory: &Ram, event_idx: bool, used: u16) -> Queue {
         let mock = MockSplitQueue::create(memory, GuestAddress(0x1000), 4);
         let mut queue: Queue = mock.create_queue().unwrap();
         queue.set_event_idx(event_idx);
@@ -103,8 +103,8 @@ mod tests {
         queue
     }
 
-    fn memory() -> GuestMemoryMmap {
-        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap()
+    fn memory() -> Ram {
+        Ram::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap()
     }
 
     #[test]

@@ -16,8 +16,9 @@ use acpi_tables::viot::{PciDevice, PciRange, VIOT, VirtIoPciIommu};
 use acpi_tables::xsdt::XSDT;
 use devices::legacy::power::{RESET_OFFSET, RESET_VALUE, SLEEP_CONTROL_OFFSET, SLEEP_STATUS_OFFSET};
 use devices::pci::PciAddress;
+use devices::ram::Ram;
 use std::ops::RangeInclusive;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use crate::layout::{ACPI_PORTS, ACPI_TABLES, IO_APIC, LOCAL_APIC, PCI_ECAM, RESET_VECTOR};
 
@@ -42,7 +43,7 @@ pub struct Machine {
 }
 
 /// Writes all tables to guest memory; returns the address of the root pointer (RSDP).
-pub fn write(memory: &GuestMemoryMmap, machine: &Machine) -> Result<u64, GuestMemoryError> {
+pub fn write(memory: &Ram, machine: &Machine) -> Result<u64, GuestMemoryError> {
     let tables = build(machine, ACPI_TABLES);
     assert!(ACPI_TABLES + tables.len() as u64 <= RESET_VECTOR, "the tables of 254 vCPUs and 32 devices fit in 128 KiB");
     memory.write_slice(&tables, GuestAddress(ACPI_TABLES))?;

@@ -2,10 +2,11 @@
 
 //! The Linux boot protocol, 64-bit entry (Documentation/arch/x86/boot.rst).
 
+use devices::ram::Ram;
 use linux_loader::configurator::linux::LinuxBootConfigurator;
 use linux_loader::configurator::{BootConfigurator, BootParams};
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params, setup_header};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use super::BootError;
 use super::memory_map::Range;
@@ -35,7 +36,7 @@ pub(super) fn end_of_kernel(header: &setup_header) -> u64 {
 
 /// Writes the zero page: header, command line, initramfs (address, size), memory map, ACPI root.
 pub(super) fn write_zero_page(
-    memory: &GuestMemoryMmap,
+    memory: &Ram,
     header: setup_header,
     cmdline_len: usize,
     initramfs: Option<(u64, u64)>,

@@ -11,12 +11,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use devices::ram::Ram;
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader};
 use rustix::fs::{Mode, OFlags, open};
 use thiserror::Error;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::config::{PayloadConfig, field_of};
 use crate::kvm::registers::{self, Entry};
@@ -117,7 +118,7 @@ impl Payload {
 
     /// Loads everything into RAM of `ram_size` bytes, with the ACPI tables' root at `rsdp`; returns where the boot
     /// processor enters.
-    pub fn load(&self, memory: &GuestMemoryMmap, ram_size: u64, rsdp: u64) -> Result<Entry, BootError> {
+    pub fn load(&self, memory: &Ram, ram_size: u64, rsdp: u64) -> Result<Entry, BootError> {
         let loaded = self.load_kernel(memory)?;
         let initramfs = self.load_initramfs(memory, ram_size, &loaded)?;
         let cmdline = self.config.cmdline.as_bytes();
@@ -139,7 +140,7 @@ impl Payload {
         }
     }
 
-    fn load_kernel(&self, memory: &GuestMemoryMmap) -> Result<Loaded, BootError> {
+    fn load_kernel(&self, memory: &Ram) -> Result<Loaded, BootError> {
         let reason = |reason: String| BootError::NoKernel { path: self.config.kernel.clone(), reason };
         let start = Some(GuestAddress(HIGH_RAM_START));
         let mut file = self.kernel.try_clone().map_err(|e| reason(e.to_string()))?;
@@ -164,12 +165,7 @@ impl Payload {
     }
 
     /// Puts the initramfs as high as it may be, below 4 GiB; returns its address and size.
-    fn load_initramfs(
-        &self,
-        memory: &GuestMemoryMmap,
-        ram_size: u64,
-        kernel: &Loaded,
-    ) -> Result<Option<(u64, u64)>, BootError> {
+    fn load_initramfs(&self, memory: &Ram, ram_size: u64, kernel: &Loaded) -> Result<Option<(u64, u64)>, BootError> {
         let low_end = ram_size.min(LOW_MEMORY_END);
         let limit = kernel.header.map_or(low_end, |header| low_end.min(u64::from(header.initrd_addr_max) + 1));
         let no_room = |what: &str| BootError::NoRoom(format!("{ram_size} bytes are too little for this {what}"));

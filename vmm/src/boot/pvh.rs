@@ -2,10 +2,11 @@
 
 //! The PVH boot protocol (Xen's `docs/misc/pvh.pandoc`, `xen/include/public/arch-x86/hvm/start_info.h`).
 
+use devices::ram::Ram;
 use linux_loader::configurator::pvh::PvhBootConfigurator;
 use linux_loader::configurator::{BootConfigurator, BootParams};
 use linux_loader::loader::elf::start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use super::BootError;
 use super::memory_map::Range;
@@ -16,7 +17,7 @@ const MAGIC: u32 = 0x336e_c578;
 
 /// Writes the start information: command line, initramfs (address, size), memory map, ACPI root.
 pub(super) fn write_start_info(
-    memory: &GuestMemoryMmap,
+    memory: &Ram,
     initramfs: Option<(u64, u64)>,
     map: &[Range],
     rsdp: u64,

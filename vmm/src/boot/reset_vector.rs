@@ -7,12 +7,13 @@
 //! real mode to the firmware's entry. So something has to be there that resets the machine.
 
 use devices::legacy::power::{RESET_OFFSET, RESET_VALUE};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+use devices::ram::Ram;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use crate::layout::{ACPI_PORTS, RESET_VECTOR};
 
 /// Writes the code.
-pub(super) fn write(memory: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
+pub(super) fn write(memory: &Ram) -> Result<(), GuestMemoryError> {
     memory.write_slice(&code(), GuestAddress(RESET_VECTOR))
 }
 
@@ -49,7 +50,7 @@ mod tests {
     #[test]
     fn code_writes_the_reset_value_to_the_reset_port_and_fits_below_a_mib() {
         assert_eq!(code(), [0xba, 0x02, 0x06, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd]);
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        let memory = Ram::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         write(&memory).unwrap();
         assert_eq!(memory.read_obj::<[u8; 9]>(GuestAddress(0xf_fff0)).unwrap(), code());
     }

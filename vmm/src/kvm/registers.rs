@@ -2,12 +2,13 @@
 
 //! The state of a vCPU: at power-on, and at the entry of a kernel.
 
+use devices::ram::Ram;
 use kvm_bindings::{
     Msrs, kvm_debugregs, kvm_fpu, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
     kvm_vcpu_events, kvm_xcrs,
 };
 use kvm_ioctls::{Kvm, VcpuFd};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::KvmError;
 use crate::layout::{BOOT_GDT, BOOT_IDT, BOOT_PML4, BOOT_STACK, PAGE_SIZE, PVH_START_INFO, ZERO_PAGE};
@@ -136,7 +137,7 @@ pub fn set_entry(vcpu: &VcpuFd, entry: Entry) -> Result<(), KvmError> {
 }
 
 /// Writes the boot processor's descriptor table and page tables: 1 GiB mapped one to one by 2 MiB pages.
-pub fn write_tables(memory: &GuestMemoryMmap) -> Result<(), vm_memory::GuestMemoryError> {
+pub fn write_tables(memory: &Ram) -> Result<(), vm_memory::GuestMemoryError> {
     let mut tables = Vec::new();
     for (index, descriptor) in descriptors(true).into_iter().enumerate() {
         tables.push((BOOT_GDT + 8 * index as u64, descriptor));

@@ -11,10 +11,10 @@ mod promise;
 use std::sync::Arc;
 
 use devices::pci::{HotplugRegisters, PciAddress, PciDevice, PciRoot};
+use devices::ram::Ram;
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 use kvm_bindings::kvm_clock_data;
-use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
 pub use error::VmError;
@@ -56,7 +56,7 @@ pub struct Vm {
     machine: acpi::Machine,
     payload: Payload,
     kvm: KvmVm,
-    memory: Arc<GuestMemoryMmap>,
+    memory: Arc<Ram>,
     ram_size: u64,
     /// The guest's clock when it was paused.
     clock: Option<kvm_clock_data>,
@@ -210,7 +210,7 @@ impl Vm {
 }
 
 /// Writes kernel, initramfs, command line and tables to RAM.
-fn load(payload: &Payload, memory: &GuestMemoryMmap, size: u64, machine: &acpi::Machine) -> Result<Entry, VmError> {
+fn load(payload: &Payload, memory: &Ram, size: u64, machine: &acpi::Machine) -> Result<Entry, VmError> {
     let rsdp = acpi::write(memory, machine).map_err(VmError::Tables)?;
     Ok(payload.load(memory, size, rsdp)?)
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::platform::{DeviceObserver, HostListener, MemorySlots, MsiAllocator};
+use devices::ram::Ram;
 use devices::shown::ShownMemory;
 use devices::vfio::user::{FaultRelay, FaultSender, UserMapper, UserServer, fault_relay};
 use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioMapper, VfioPciDevice, map_guest_ram};
@@ -15,7 +16,6 @@ use iommu_bounce::{DmaMapper, EngineConfig, MapperLimits, WindowConfig};
 use kvm_ioctls::VmFd;
 use log::{error, warn};
 use vfio_ioctls::VfioDeviceFd;
-use vm_memory::GuestMemoryMmap;
 
 use super::{VmError, promise};
 use crate::config::{CHUNK_SIZE, ConfigError, DeviceConfig, IommuBounceConfig, IommuPoll, UserDeviceConfig, VmConfig};
@@ -30,7 +30,7 @@ const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_id
 /// What devices are connected to.
 pub(super) struct Surroundings {
     pub(super) vm: Arc<VmFd>,
-    pub(super) memory: Arc<GuestMemoryMmap>,
+    pub(super) memory: Arc<Ram>,
     pub(super) slots: Arc<dyn MemorySlots>,
     /// Those for BARs.
     pub(super) bars: Arc<ShownMemory>,

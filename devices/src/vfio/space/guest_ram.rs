@@ -6,22 +6,23 @@ use std::io;
 
 use iommu_bounce::Permissions;
 use log::error;
-use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
 use super::dma_space::DmaSpace;
+use crate::ram::Ram;
 use crate::vfio::error::VfioPciError;
 
 /// Guest RAM mapped in an address space, each address at itself, until this is dropped.
 pub struct GuestRamMapping {
     space: DmaSpace,
-    memory: GuestMemoryMmap,
+    memory: Ram,
     /// How many of the memory's regions are mapped.
     mapped: usize,
 }
 
 /// Maps all of `memory` in `space`, IOVA equal to GPA, readable and writable: what devices without a virtual IOMMU
 /// need. The space must have a device already. All of it is pinned.
-pub fn map_guest_ram(space: &DmaSpace, memory: &GuestMemoryMmap) -> Result<GuestRamMapping, VfioPciError> {
+pub fn map_guest_ram(space: &DmaSpace, memory: &Ram) -> Result<GuestRamMapping, VfioPciError> {
     let mut mapping = GuestRamMapping { space: space.clone(), memory: memory.clone(), mapped: 0 };
     for region in memory.iter() {
         let slice = region.as_volatile_slice().map_err(io::Error::other);

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use iommu_bounce::Permissions;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::connection::{Calls, take_message};
 use super::faults::fault_relay;
 use super::mappings::{Mappings, Memory};
 use super::version;
 use super::wire::{self, ACCESS, Command, HEADER, Header, Kind};
+use crate::ram::Ram;
 
 /// Questions that wait for answers; their numbers are 0, 1 and so on.
 const QUESTIONS: [Command; 8] = [
@@ -38,7 +39,7 @@ const FILL: [u8; 4] = [0xa0, 0xa1, 0xa2, 0xa3];
 /// # Panics
 /// When it did.
 pub fn server(mut data: &[u8]) {
-    let ram = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x4000)]).expect("there is memory"));
+    let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x4000)]).expect("there is memory"));
     for (page, byte) in (0u64..).zip(FILL) {
         ram.write_slice(&[byte; 0x1000], GuestAddress(page * PAGE)).expect("it is RAM");
     }

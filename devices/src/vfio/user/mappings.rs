@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use iommu_bounce::{EndpointId, Permissions};
 use log::warn;
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
 use super::connection::DmaTarget;
 use super::faults::{FaultSender, Stopped};
+use crate::ram::Ram;
 use crate::sync::lock;
 use crate::throttle::Throttle;
 use crate::virtio::windows::WindowMemory;
@@ -45,7 +46,7 @@ struct Stop(u64);
 /// The mappings of one device.
 pub(super) struct Mappings {
     name: String,
-    ram: Arc<GuestMemoryMmap>,
+    ram: Arc<Ram>,
     windows: OnceLock<Arc<WindowMemory>>,
     /// Whom to tell of accesses that were stopped; nobody where there is no virtual IOMMU.
     faults: Option<(EndpointId, FaultSender)>,
@@ -55,7 +56,7 @@ pub(super) struct Mappings {
 
 impl Mappings {
     /// No mappings yet. `name` is the device's in logs.
-    pub(super) fn new(name: &str, ram: Arc<GuestMemoryMmap>, faults: Option<(EndpointId, FaultSender)>) -> Self {
+    pub(super) fn new(name: &str, ram: Arc<Ram>, faults: Option<(EndpointId, FaultSender)>) -> Self {
         let name = name.to_string();
         let (windows, table, throttle) = (OnceLock::new(), Mutex::default(), Throttle::default());
         Self { name, ram, windows, faults, table, throttle }
@@ -215,7 +216,7 @@ mod tests {
 
     fn rig() -> (Mappings, FaultRelay) {
         let ranges = [(GuestAddress(0), 0x8000), (GuestAddress(0x1_0000), 0x8000)];
-        let ram = Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap());
+        let ram = Arc::new(Ram::from_ranges(&ranges).unwrap());
         let (sender, relay) = fault_relay();
         (Mappings::new("user0", ram, Some((ENDPOINT, sender))), relay)
     }

@@ -29,7 +29,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use iommu_bounce::{EndpointId, Permissions};
-use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 
 pub use self::faults::{FaultRelay, FaultSender, fault_relay};
 pub use self::user_mapper::UserMapper;
@@ -40,12 +40,13 @@ use self::mappings::{Mappings, Memory};
 use super::error::VfioPciError;
 use super::function::VfioPciDevice;
 use crate::platform::{MemorySlots, MsiAllocator};
+use crate::ram::Ram;
 
 /// A server that was connected to.
 pub struct UserServer {
     client: Arc<Client>,
     mappings: Arc<Mappings>,
-    ram: Arc<GuestMemoryMmap>,
+    ram: Arc<Ram>,
 }
 
 impl UserServer {
@@ -56,7 +57,7 @@ impl UserServer {
     /// There is no server, or it does not speak the protocol.
     pub fn connect(
         socket: &Path,
-        ram: Arc<GuestMemoryMmap>,
+        ram: Arc<Ram>,
         faults: Option<(EndpointId, FaultSender)>,
     ) -> Result<Self, VfioPciError> {
         Self::start(&socket.display().to_string(), open_socket(socket)?, ram, faults)
@@ -65,7 +66,7 @@ impl UserServer {
     fn start(
         name: &str,
         socket: UnixStream,
-        ram: Arc<GuestMemoryMmap>,
+        ram: Arc<Ram>,
         faults: Option<(EndpointId, FaultSender)>,
     ) -> Result<Self, VfioPciError> {
         let mappings = Arc::new(Mappings::new(name, ram.clone(), faults));

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use iommu_bounce::{ChunkStore, DmaMapper, MapError, Permissions, UnmapError};
-use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, VolatileSlice};
 
 use super::client::{Client, open_socket};
 use super::connection::{CallError, DmaTarget};
@@ -22,6 +22,7 @@ use super::wire::{self, ACCESS, Command, Header, Kind, MOST_DATA};
 use super::{UserMapper, UserServer};
 use crate::pci::{PciDevice, regs};
 use crate::platform::MsiMessage;
+use crate::ram::Ram;
 use crate::vfio::error::VfioPciError;
 use crate::vfio::function::fake::{FakeAllocator, FakeSlots};
 use crate::virtio::windows::{WindowMemory, WindowMemoryConfig};
@@ -55,8 +56,8 @@ fn refusal(server: (Server, UnixStream)) -> String {
     error
 }
 
-fn ram() -> Arc<GuestMemoryMmap> {
-    Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap())
+fn ram() -> Arc<Ram> {
+    Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap())
 }
 
 /// A server's device behind an IOMMU.
@@ -65,7 +66,7 @@ struct Rig {
     mapper: UserMapper,
     mappings: Arc<Mappings>,
     client: Arc<Client>,
-    ram: Arc<GuestMemoryMmap>,
+    ram: Arc<Ram>,
     relay: FaultRelay,
 }
 
@@ -577,7 +578,7 @@ fn all_ram_goes_to_a_server_without_an_iommu() {
     file.set_len(0x8000).unwrap();
     let place = |offset| Some(FileOffset::new(file.try_clone().unwrap(), offset));
     let ranges = [(GuestAddress(0), 0x4000, place(0)), (GuestAddress(0x10_0000), 0x4000, place(0x4000))];
-    let ram = Arc::new(GuestMemoryMmap::from_ranges_with_files(ranges).unwrap());
+    let ram = Arc::new(Ram::from_ranges_with_files(ranges).unwrap());
     let (server, socket) = Server::good();
     let host = UserServer::start("/run/x", socket, ram.clone(), None).unwrap();
     server.asked();

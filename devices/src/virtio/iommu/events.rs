@@ -5,8 +5,8 @@
 use iommu_bounce::Engine;
 use iommu_bounce::spec::fault;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::GuestMemoryMmap;
 
+use crate::ram::Ram;
 use crate::virtio::DeviceError;
 use crate::virtio::chain::{broken, read_request, ring_error};
 use crate::virtio::memory::NearMemory;
@@ -18,7 +18,7 @@ pub(super) const EVENT_QUEUE: u16 = 1;
 /// Hands the faults that wait to the driver, as far as it has given buffers; `true` if it wants to be told.
 ///
 /// A buffer that is too small for a report is given back empty: the fault goes into the next one.
-pub(super) fn deliver(queue: &mut Queue, memory: &GuestMemoryMmap, engine: &mut Engine) -> Result<bool, DeviceError> {
+pub(super) fn deliver(queue: &mut Queue, memory: &Ram, engine: &mut Engine) -> Result<bool, DeviceError> {
     let memory = &NearMemory::new(memory);
     let (broken, ring_error) = (broken(EVENT_QUEUE), ring_error(EVENT_QUEUE));
     ask_for_notifications(queue, memory).map_err(&ring_error)?;

@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use iommu_bounce::spec::feature;
 use iommu_bounce::test_utils::{MapperProbe, RecordingMapper};
 use iommu_bounce::{EngineConfig, Fault, FaultReason, Permissions, WindowConfig};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{IommuHandle, IommuParams, RingFeatures, WindowRegion, create};
 use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
 use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
+use crate::ram::Ram;
 use crate::virtio::VirtioPciDevice;
 
 const RAM: usize = 0x2_0000;
@@ -78,7 +79,7 @@ impl MemorySlots for Platform {
 }
 
 struct Machine {
-    memory: Arc<GuestMemoryMmap>,
+    memory: Arc<Ram>,
     function: Arc<VirtioPciDevice>,
     handle: Arc<IommuHandle>,
     mapper: MapperProbe,
@@ -93,7 +94,7 @@ fn word(data: &[u8]) -> Option<(u16, &[u8])> {
 
 impl Machine {
     fn new() -> Self {
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).expect("it is little memory");
+        let memory = Ram::from_ranges(&[(GuestAddress(0), RAM)]).expect("it is little memory");
         let memory = Arc::new(memory);
         let platform = Arc::new(Platform::default());
         let window = WindowConfig { aperture: APERTURE..=APERTURE + 8 * CHUNK - 1, budget: 3 * CHUNK, threshold: 0 };

@@ -20,7 +20,6 @@ use std::sync::{Arc, Mutex};
 
 use iommu_bounce::{ChunkStore, ConfigError, Engine, EngineConfig};
 use thiserror::Error;
-use vm_memory::GuestMemoryMmap;
 
 pub use self::device::VirtioIommu;
 pub use self::handle::{IommuHandle, IommuStatus};
@@ -28,6 +27,7 @@ pub use self::ram::RamView;
 use super::windows::{WindowError, WindowMemory, WindowMemoryConfig};
 use super::{TransportError, VirtioPciDevice};
 use crate::platform::{DeviceObserver, MemorySlots, MsiAllocator};
+use crate::ram::Ram;
 use crate::shown::ShownMemory;
 use crate::sync::lock;
 
@@ -57,7 +57,7 @@ pub struct IommuParams {
     /// Name for logs and the API.
     pub id: String,
     /// Guest RAM: the queues lie in it, and only it can be mapped.
-    pub memory: Arc<GuestMemoryMmap>,
+    pub memory: Arc<Ram>,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
     /// The engine's set-up. `engine.window` goes with `windows`: both or neither.

@@ -9,12 +9,13 @@ use std::time::Duration;
 use iommu_bounce::Engine;
 use log::debug;
 use virtio_queue::Queue;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::device::REQUEST_QUEUE;
 use super::events::{EVENT_QUEUE, deliver};
 use super::pace::Pace;
 use super::requests::RequestQueue;
+use crate::ram::Ram;
 use crate::sync::lock;
 use crate::virtio::{Activation, DeviceError, Interrupt};
 
@@ -22,7 +23,7 @@ use crate::virtio::{Activation, DeviceError, Interrupt};
 struct Active {
     /// How many drivers came before.
     number: u64,
-    memory: Arc<GuestMemoryMmap>,
+    memory: Arc<Ram>,
     requests: Option<RequestQueue>,
     events: Option<Queue>,
     interrupt: Arc<dyn Interrupt>,
@@ -42,7 +43,7 @@ pub(super) struct Queues {
 /// Where the polling thread looks for requests, without a lock.
 pub(super) struct Watch {
     number: u64,
-    memory: Arc<GuestMemoryMmap>,
+    memory: Arc<Ram>,
     interrupt: Arc<dyn Interrupt>,
     index: GuestAddress,
     /// The available ring's index at which everything has been served.

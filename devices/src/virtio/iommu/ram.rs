@@ -5,19 +5,20 @@
 use std::sync::Arc;
 
 use iommu_bounce::{GuestRam, Permissions};
-use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
+use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
+use crate::ram::Ram;
 use crate::shown::ShownMemory;
 
-/// Guest RAM, which alone is in a `GuestMemoryMmap`, and what the guest sees of devices' memory.
+/// Guest RAM, and what the guest sees of devices' memory.
 pub struct RamView {
-    ram: Arc<GuestMemoryMmap>,
+    ram: Arc<Ram>,
     devices: Option<Arc<ShownMemory>>,
 }
 
 impl RamView {
     /// A view of `memory` and of what is in these slots.
-    pub fn new(memory: Arc<GuestMemoryMmap>, devices: Option<Arc<ShownMemory>>) -> Self {
+    pub fn new(memory: Arc<Ram>, devices: Option<Arc<ShownMemory>>) -> Self {
         Self { ram: memory, devices }
     }
 
@@ -61,7 +62,7 @@ mod tests {
 
     fn view() -> RamView {
         let ranges = [(GuestAddress(0), 0x4000), (GuestAddress(0x4000), 0x4000), (GuestAddress(0x10000), 0x1000)];
-        RamView::new(Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap()), None)
+        RamView::new(Arc::new(Ram::from_ranges(&ranges).unwrap()), None)
     }
 
     #[test]

@@ -5,9 +5,10 @@
 use iommu_bounce::spec::TAIL_SIZE;
 use iommu_bounce::{Engine, MAX_REPLY, UnmapRequest};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::device::REQUEST_QUEUE;
+use crate::ram::Ram;
 use crate::virtio::DeviceError;
 use crate::virtio::chain::{OUTSIDE, broken, read_request, ring_error};
 use crate::virtio::memory::NearMemory;
@@ -49,7 +50,7 @@ impl RequestQueue {
     /// One call serves at most as many requests as the queue can hold: all that were there when the driver notified, so a
     /// vCPU cannot be kept here by another one that goes on adding. What is added later has its own notification, or is
     /// found by the polling thread, which asks for notifications again only when there is nothing left.
-    pub(super) fn serve(&mut self, memory: &GuestMemoryMmap, engine: &mut Engine) -> Result<bool, DeviceError> {
+    pub(super) fn serve(&mut self, memory: &Ram, engine: &mut Engine) -> Result<bool, DeviceError> {
         let memory = &NearMemory::new(memory);
         if !self.suppressed {
             ask_for_notifications(&self.queue, memory).map_err(ring_error(REQUEST_QUEUE))?;
@@ -64,14 +65,14 @@ impl RequestQueue {
     }
 
     /// Asks the driver for no notifications (virtio 1.3, section 2.7.7), or with `EVENT_IDX` does not ask for any more.
-    pub(super) fn suppress_notifications(&mut self, memory: &GuestMemoryMmap) -> Result<(), DeviceError> {
+    pub(super) fn suppress_notifications(&mut self, memory: &Ram) -> Result<(), DeviceError> {
         self.suppressed = true;
         self.queue.disable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
     }
 
     /// Asks the driver for notifications again; `true` if it has put something into the queue meanwhile, of which it may
     /// not notify.
-    pub(super) fn resume_notifications(&mut self, memory: &GuestMemoryMmap) -> Result<bool, DeviceError> {
+    pub(super) fn resume_notifications(&mut self, memory: &Ram) -> Result<bool, DeviceError> {
         self.suppressed = false;
         self.queue.enable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
     }

@@ -16,11 +16,12 @@ use std::thread;
 use iommu_bounce::spec::{Status, feature};
 use iommu_bounce::test_utils::{MapperProbe, RecordingMapper, attach, map, probe, unmap};
 use iommu_bounce::{DmaMapper, EngineConfig, MapError, MapperLimits, Permissions, UnmapError, WindowConfig};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, VolatileSlice};
+use vm_memory::{Bytes, GuestAddress, VolatileSlice};
 
 use super::{IommuHandle, IommuParams, IommuStatus, RingFeatures, WindowRegion, create};
 use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
+use crate::ram::Ram;
 use crate::virtio::VirtioPciDevice;
 use crate::virtio::test_support::{FakeMsi, FakeSlots};
 
@@ -52,7 +53,7 @@ const INDIRECT: u16 = 4;
 type Descriptor = (u64, u32, u16, u16);
 
 struct Guest {
-    memory: Arc<GuestMemoryMmap>,
+    memory: Arc<Ram>,
     function: Arc<VirtioPciDevice>,
     handle: Arc<IommuHandle>,
     slots: Arc<FakeSlots>,
@@ -63,7 +64,7 @@ struct Guest {
     event_idx: bool,
 }
 
-fn params(memory: &Arc<GuestMemoryMmap>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlots>, windows: bool) -> IommuParams {
+fn params(memory: &Arc<Ram>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlots>, windows: bool) -> IommuParams {
     let aperture = APERTURE..=APERTURE + 16 * CHUNK - 1;
     let window = windows.then_some(WindowConfig { aperture, budget: 4 * CHUNK, threshold: 0 });
     IommuParams {
@@ -92,7 +93,7 @@ impl Guest {
 
     /// As [`new`](Self::new); `poll`: with a thread that polls for requests.
     fn with(windows: bool, poll: bool) -> Self {
-        let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
+        let memory = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
         let (msi, slots) = (Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));
         let params = IommuParams { poll, ..params(&memory, &msi, &slots, windows) };
         let (function, handle) = create(params).unwrap();

@@ -3,10 +3,11 @@
 //! The common configuration structure and the device status (virtio 1.3, sections 2.1 and 4.1.4.3).
 
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use super::interrupts::Interrupts;
 use super::layout::COMMON_SIZE;
+use crate::ram::Ram;
 
 /// `VIRTIO_F_RING_EVENT_IDX` (virtio 1.3, section 6).
 const EVENT_IDX: u64 = 1 << 29;
@@ -149,11 +150,11 @@ impl CommonConfig {
 
     /// The queues as the driver has set them up; `None` if one of them cannot be used: rings that are misaligned or not
     /// in guest memory.
-    pub(super) fn build_queues(&self, memory: &GuestMemoryMmap) -> Option<Vec<Option<Queue>>> {
+    pub(super) fn build_queues(&self, memory: &Ram) -> Option<Vec<Option<Queue>>> {
         self.queues.iter().map(|setup| self.build_queue(setup, memory)).collect()
     }
 
-    fn build_queue(&self, setup: &QueueSetup, memory: &GuestMemoryMmap) -> Option<Option<Queue>> {
+    fn build_queue(&self, setup: &QueueSetup, memory: &Ram) -> Option<Option<Queue>> {
         if !setup.enabled {
             return Some(None);
         }

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 
 use log::{debug, warn};
 use thiserror::Error;
-use vm_memory::GuestMemoryMmap;
 
 use super::common::{Action, CommonConfig, status};
 use super::interrupts::Interrupts;
@@ -18,6 +17,7 @@ use super::layout::{
 };
 use crate::pci::{Bar, ConfigSpace, MsixTable, PciDevice};
 use crate::platform::{DeviceEvent, DeviceObserver, MsiAllocator};
+use crate::ram::Ram;
 use crate::sync::lock;
 use crate::virtio::{Activation, DeviceError, Interrupt, VirtioDevice};
 
@@ -105,7 +105,7 @@ impl Interrupt for State {
 /// A virtio device on the modern PCI transport.
 pub struct VirtioPciDevice {
     device: Arc<dyn VirtioDevice>,
-    memory: Arc<GuestMemoryMmap>,
+    memory: Arc<Ram>,
     state: Arc<State>,
     space: Mutex<ConfigSpace>,
     /// What `space` is at power-on, with the addresses that the VMM assigned.
@@ -125,7 +125,7 @@ impl VirtioPciDevice {
     pub fn new(
         id: String,
         device: Arc<dyn VirtioDevice>,
-        memory: Arc<GuestMemoryMmap>,
+        memory: Arc<Ram>,
         msi: &dyn MsiAllocator,
         observer: Option<Arc<dyn DeviceObserver>>,
     ) -> Result<Self, TransportError> {

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use super::VirtioPciDevice;
 use super::common::status::{DRIVER_OK, FEATURES_OK, NEEDS_RESET};
@@ -14,6 +14,7 @@ use crate::pci::regs::{BAR0, CAP_MSIX, CAP_PM, CAP_VENDOR, CAPABILITIES, COMMAND
 use crate::pci::{BarKind, CONTROL_ENABLE, PciDevice};
 use crate::platform::DeviceEvent;
 use crate::platform::test_support::Witness;
+use crate::ram::Ram;
 use crate::sync::lock;
 use crate::virtio::test_support::{FakeMsi, FakeVectors};
 use crate::virtio::{Activation, DeviceError, Interrupt, SharedRegion, VirtioDevice};
@@ -95,7 +96,7 @@ impl Harness {
 
     fn with(recorder: Recorder) -> Self {
         let recorder = Arc::new(recorder);
-        let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
+        let memory = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
         let msi = FakeMsi::default();
         let witness = Arc::new(Witness::default());
         let function =

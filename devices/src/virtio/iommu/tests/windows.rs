@@ -7,11 +7,12 @@ use std::sync::Arc;
 use iommu_bounce::Permissions;
 use iommu_bounce::spec::{Status, feature};
 use iommu_bounce::test_utils::{attach, map, window_add, window_del};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use super::{APERTURE, BAR, BASIC, CHUNK, DEVICE_CONFIG, ENDPOINT, Guest, OK, RAM, STATUS, params};
 use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
+use crate::ram::Ram;
 use crate::virtio::iommu::{IommuError, create};
 use crate::virtio::test_support::{FakeMsi, FakeSlots};
 
@@ -134,7 +135,7 @@ fn configuration_is_read_only() {
 
 #[test]
 fn windows_without_memory_and_memory_without_windows_are_refused() {
-    let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
+    let memory = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
     let (msi, slots) = (Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));
     let mut without_memory = params(&memory, &msi, &slots, true);
     without_memory.windows = None;
