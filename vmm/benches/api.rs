@@ -27,10 +27,10 @@ use tokio::task::JoinSet;
 use vmm::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use vmm::api::{ApiServer, ApiSocket, Shared};
 use vmm::config::{DeviceConfig, VmConfig};
-use vmm::control::{Control, Machine, Mailbox, Options};
+use vmm::control::{Control, Options};
 use vmm::event_monitor::EventMonitor;
+use vmm::machine::{Machine, Mailbox, VmError};
 use vmm::time_slice::ShortSlice;
-use vmm::vm::VmError;
 
 /// Starts that are timed.
 const STARTS: usize = 31;

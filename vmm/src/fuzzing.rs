@@ -9,9 +9,10 @@ use iommu_bounce::Report;
 use crate::api::operations::{Action, OPERATIONS};
 use crate::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use crate::config::{DeviceConfig, UserDeviceConfig, VmConfig};
-use crate::control::{Call, Control, ControlError, Machine, Mailbox, Options, Reply};
+use crate::control::{Call, Control, ControlError, Options, Reply};
 use crate::event_monitor::EventMonitor;
-use crate::vm::VmError;
+use crate::machine::VmError;
+use crate::machine::{Machine, Mailbox};
 use devices::virtio::iommu::IommuStatus;
 
 /// A VM that is never booted.

@@ -2,13 +2,12 @@
 
 //! Carom: command line, VM life cycle, memory, vCPUs, boot and wiring.
 //!
-//! [`cli`] and [`config`] say what the user wants, [`control`] decides what becomes of the VM, [`vm`] builds and runs it, [`kvm`] is the kernel's side,
-//! [`boot`] and [`acpi`] what the guest's kernel finds.
+//! [`cli`] and [`config`] say what the user wants, [`control`] decides what becomes of the VM, [`vm`] builds and runs it. [`machine`] is
+//! the ground that these stand on, [`kvm`] the kernel's side, [`arch`] what differs between processor architectures.
 
-pub mod acpi;
 pub mod address_space;
 pub mod api;
-pub mod boot;
+pub mod arch;
 pub mod cli;
 pub mod config;
 pub mod control;
@@ -17,7 +16,7 @@ pub mod event_monitor;
 pub mod fuzzing;
 pub mod inherited;
 pub mod kvm;
-pub mod layout;
+pub mod machine;
 pub mod memory;
 pub mod queued_writer;
 pub mod serial_output;

@@ -15,7 +15,8 @@ use vmm::cli::{
 use vmm::control::{Control, ControlError, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::inherited::InheritedFds;
-use vmm::vm::{Vm, VmError};
+use vmm::machine::VmError;
+use vmm::vm::Vm;
 
 /// Exit status for a failure that the user cannot mend on the command line.
 const FAILURE: u8 = 1;

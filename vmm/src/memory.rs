@@ -14,8 +14,8 @@ use rustix::mm::{Advice, madvise};
 use thiserror::Error;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MmapRegion};
 
+use crate::arch::layout::{HIGH_MEMORY_START, LOW_MEMORY_END, MIB};
 use crate::config::MemoryConfig;
-use crate::layout::{HIGH_MEMORY_START, LOW_MEMORY_END, MIB};
 
 /// Why the guest has no RAM.
 #[derive(Debug, Error)]
@@ -171,7 +171,7 @@ pub fn show(memory: &Arc<Ram>, slots: &dyn MemorySlots) -> Result<(), MemoryErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::GIB;
+    use crate::arch::layout::GIB;
 
     #[test]
     fn ram_below_the_hole_is_one_range() {

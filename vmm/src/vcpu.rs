@@ -13,7 +13,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::address_space::IoMap;
-use crate::control::{GuestEvent, Mailbox};
+use crate::machine::{GuestEvent, Mailbox};
 
 /// How long to wait for a vCPU to notice that it is to pause before it is signalled again: the signal is lost if it
 /// comes between the look at the order and the entry into the guest.

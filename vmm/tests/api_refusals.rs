@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 use vmm::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use vmm::api::{ApiServer, ApiSocket, Shared};
 use vmm::config::{DeviceConfig, VmConfig};
-use vmm::control::{Control, Machine, Mailbox, Options};
+use vmm::control::{Control, Options};
 use vmm::event_monitor::EventMonitor;
-use vmm::vm::VmError;
+use vmm::machine::{Machine, Mailbox, VmError};
 
 use http::{PATIENCE, connect, receive, send};
 

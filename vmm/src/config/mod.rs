@@ -18,7 +18,9 @@ pub(crate) use names::field_of;
 pub use option_list::{OptionList, OptionListError};
 pub use size::parse_size;
 
-use crate::layout::{MAX_MEMORY, MIB, PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BESIDE_IOMMU, WINDOW_APERTURE};
+use crate::arch::layout::{
+    MAX_MEMORY, MIB, PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BESIDE_IOMMU, WINDOW_APERTURE,
+};
 
 /// Most vCPUs a VM may have: what the 8-bit local APIC IDs of the MADT can name.
 pub const MAX_VCPUS: u32 = 254;
@@ -377,9 +379,12 @@ impl VmConfig {
             return Err(ConfigError::new("--serial file", "is needed with mode File"));
         }
         self.validate_memory()?;
-        if self.payload.cmdline.len() >= crate::layout::CMDLINE_MAX {
-            let rule =
-                format!("{} bytes long, must be below {}", self.payload.cmdline.len(), crate::layout::CMDLINE_MAX);
+        if self.payload.cmdline.len() >= crate::arch::layout::CMDLINE_MAX {
+            let rule = format!(
+                "{} bytes long, must be below {}",
+                self.payload.cmdline.len(),
+                crate::arch::layout::CMDLINE_MAX
+            );
             return Err(ConfigError::new("--cmdline", rule));
         }
         self.validate_devices()?;

@@ -8,8 +8,8 @@ use iommu_bounce::{DomainWindow, Report};
 use super::figures::{self, address};
 use super::{ControlError, counters};
 use crate::api::types::{BounceWindow, IommuBounce, IommuBounceChange, IommuBounceReport};
+use crate::arch::layout::MIB;
 use crate::config::{CHUNK_SIZE, ConfigError, IommuBounceConfig};
-use crate::layout::MIB;
 
 /// What there is to tell of the windows of `config`; `status` is there while the VM is booted.
 pub(super) fn status(config: &IommuBounceConfig, status: Option<&IommuStatus>) -> IommuBounce {

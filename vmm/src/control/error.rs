@@ -5,7 +5,7 @@
 use thiserror::Error;
 
 use crate::config::ConfigError;
-use crate::vm::VmError;
+use crate::machine::VmError;
 
 use super::State;
 

@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Booted, Control, ControlError, Created, Machine, Reply};
+use super::{Booted, Control, ControlError, Created, Reply};
 use crate::api::types::PciDeviceInfo;
 use crate::config::{ConfigError, DeviceConfig, UserDeviceConfig, one_line};
+use crate::machine::Machine;
 
 impl<M: Machine> Control<M> {
     /// Adds a device to the configuration, and to the VM if it is booted.

@@ -32,10 +32,11 @@ use crate::api::types::{
 };
 use crate::config::{ConfigError, CpusConfig, DeviceConfig, UserDeviceConfig, VmConfig};
 use crate::event_monitor::EventMonitor;
+use crate::machine::{GuestEvent, Machine, Mailbox, VmError};
 use crate::time_slice::ShortSlice;
-use crate::vm::{IOMMU_ID, Vm, VmError};
+use crate::vm::{IOMMU_ID, Vm};
 
-pub use channel::{Answer, ControlHandle, GuestEvent, Mailbox};
+pub use channel::{Answer, ControlHandle};
 pub use error::ControlError;
 
 use channel::{Message, Readable};
@@ -156,46 +157,6 @@ impl fmt::Display for State {
             Self::Shutdown => "shut down",
         })
     }
-}
-
-/// What the control thread makes a VM of: the real thing, or a null guest in tests.
-pub trait Machine: Sized + Send + 'static {
-    /// Builds a VM with its vCPUs stopped. Its guest's wishes go to `mailbox`.
-    /// What its guest does with devices goes to `monitor`.
-    fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError>;
-    /// Loads what the guest boots, points the boot processor at it, and lets the vCPUs run if `run` says so.
-    fn start(&mut self, run: bool) -> Result<(), VmError>;
-    /// Stops all vCPUs and returns when they stand still.
-    fn pause(&mut self) -> Result<(), VmError>;
-    /// Lets them go on.
-    fn resume(&mut self) -> Result<(), VmError>;
-    /// With the vCPUs standing still: puts everything back to power-on.
-    fn reset(&mut self) -> Result<(), VmError>;
-    /// Presses the guest's power button.
-    fn press_power_button(&self) -> Result<(), VmError>;
-    /// Raises an NMI on every vCPU, all of which stand still.
-    fn raise_nmi(&self) -> Result<(), VmError>;
-    /// The guest's devices.
-    fn devices(&self) -> Vec<DeviceNode>;
-    /// Adds a device of the host and tells the guest. On error nothing has changed.
-    fn add_device(&mut self, device: &DeviceConfig) -> Result<PciDeviceInfo, VmError>;
-    /// Asks the guest to let go of the device of this ID; `false` if there is none. Once the guest did, or is reset, the
-    /// device is off the bus, and the mailbox has a note.
-    fn remove_device(&mut self, id: &str) -> bool;
-    /// Gives the devices back that have left the bus since the last call, and returns what they were.
-    fn close_devices(&mut self) -> Vec<PciDeviceInfo>;
-    /// What its virtio-iommu is set to and holds, if it has one.
-    fn iommu(&self) -> Option<IommuStatus>;
-    /// The same for a thread that must not sleep: `None` if somebody keeps what it is read from. As here, where that is not known.
-    fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
-        None
-    }
-    /// That one's figures, with latencies.
-    fn engine_report(&self) -> Option<Report>;
-    /// Changes what its bounce windows may use, within the rules; the guest is told.
-    fn tune_bounce(&self, change: &IommuBounceChange) -> Result<(), VmError>;
-    /// Writes the counters to the event stream.
-    fn report_counters(&self, monitor: &EventMonitor);
 }
 
 /// How the control thread behaves.

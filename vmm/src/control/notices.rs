@@ -5,9 +5,8 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use super::channel::HostNotes;
-use super::{Booted, Control, Created, Machine, State};
-use crate::vm::VmError;
+use super::{Booted, Control, Created, State};
+use crate::machine::{HostNotes, Machine, VmError};
 
 impl<M: Machine> Control<M> {
     /// Acts on what the host told. An error may be the end of the guest.

@@ -2,11 +2,9 @@
 
 //! The VM in the kernel: KVM's descriptors, memory slots, interrupt routes, and the state of vCPUs.
 
-pub mod cpuid;
-mod irqchip;
+mod error;
 pub mod line;
 pub mod msi;
-pub mod registers;
 pub mod slots;
 mod vfio_device;
 
@@ -14,48 +12,11 @@ use std::io;
 use std::sync::Arc;
 
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
-use thiserror::Error;
 
-pub use irqchip::IrqchipState;
+pub use error::KvmError;
 pub use vfio_device::create_vfio_device;
 
-use crate::layout::{KVM_IDENTITY_MAP, KVM_TSS};
-
-/// Why the VM could not be set up in the kernel.
-#[derive(Debug, Error)]
-pub enum KvmError {
-    /// `/dev/kvm` cannot be opened.
-    #[error("/dev/kvm: {source}: {advice}")]
-    Open {
-        /// What the kernel said.
-        source: io::Error,
-        /// How to mend it.
-        advice: &'static str,
-    },
-    /// The kernel's KVM lacks something.
-    #[error("/dev/kvm: this kernel's KVM has no {0}")]
-    Missing(&'static str),
-    /// A call failed.
-    #[error("{what}: {source}")]
-    Call {
-        /// What was being done.
-        what: String,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
-
-impl KvmError {
-    /// Whether the user can mend it.
-    pub fn is_user_error(&self) -> bool {
-        matches!(self, Self::Open { .. })
-    }
-
-    pub(crate) fn call(what: impl Into<String>) -> impl FnOnce(kvm_ioctls::Error) -> Self {
-        let what = what.into();
-        move |error| Self::Call { what, source: error.into() }
-    }
-}
+use crate::arch::irqchip;
 
 /// Capabilities without which Carom cannot run a guest.
 const NEEDED: [(Cap, &str); 6] = [
@@ -80,9 +41,7 @@ impl KvmVm {
     pub fn new() -> Result<Self, KvmError> {
         let kvm = open()?;
         let fd = kvm.create_vm().map_err(KvmError::call("creating a VM"))?;
-        fd.set_identity_map_address(KVM_IDENTITY_MAP).map_err(KvmError::call("placing KVM's identity map"))?;
-        fd.set_tss_address(KVM_TSS).map_err(KvmError::call("placing KVM's task state segment"))?;
-        fd.create_irq_chip().map_err(KvmError::call("creating the interrupt controllers"))?;
+        irqchip::create(&fd)?;
         Ok(Self { kvm, fd: Arc::new(fd) })
     }
 

@@ -7,14 +7,12 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use devices::platform::{MsiAllocator, MsiMessage, MsiVectors};
-use kvm_bindings::{
-    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KvmIrqRouting, kvm_irq_routing_entry,
-};
+use kvm_bindings::{KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_irq_routing_entry};
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::layout::FIRST_MSI_GSI;
+use crate::arch::irqchip::line_routes;
+use crate::arch::layout::FIRST_MSI_GSI;
 
 /// Most routes that KVM takes (`KVM_MAX_IRQ_ROUTES`).
 const MAX_GSI: u32 = 4096;
@@ -76,23 +74,6 @@ impl Routes {
         }
         result
     }
-}
-
-/// The interrupt lines: 16 of the 8259s, 24 of the I/O APIC.
-fn line_routes() -> Vec<kvm_irq_routing_entry> {
-    let pic = (0..16).map(|gsi| {
-        let chip = if gsi < 8 { KVM_IRQCHIP_PIC_MASTER } else { KVM_IRQCHIP_PIC_SLAVE };
-        line_route(gsi, chip, gsi % 8)
-    });
-    let io_apic = (0..FIRST_MSI_GSI).map(|gsi| line_route(gsi, KVM_IRQCHIP_IOAPIC, gsi));
-    pic.chain(io_apic).collect()
-}
-
-fn line_route(gsi: u32, irqchip: u32, pin: u32) -> kvm_irq_routing_entry {
-    let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
-    entry.u.irqchip.irqchip = irqchip;
-    entry.u.irqchip.pin = pin;
-    entry
 }
 
 fn msi_route(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {

@@ -6,34 +6,27 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use devices::legacy::control_port::{self, ControlPort};
-use devices::legacy::power::{self, PowerRegisters, PowerRequest};
-use devices::legacy::serial::{self, SerialPort};
-use devices::pci::{BarWindows, ConfigPorts, Ecam, HotplugRegisters, PciAddress, PciRoot};
+use devices::pci::{BarWindows, Ecam, PciAddress, PciRoot};
 use devices::platform::{AddressSpace, DeviceObserver, Space};
 use devices::pvpanic::PvPanic;
 use devices::shown::ShownMemory;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::observer::Observer;
 use super::passthrough::{IOMMU_ADDRESS, Passthrough, Surroundings};
-use super::{PVPANIC_ID, Vm, VmError, load};
-use crate::acpi;
+use super::{PVPANIC_ID, Vm, load};
 use crate::address_space::{IoMap, IoMapOwner};
-use crate::boot::Payload;
+use crate::arch::boot::Payload;
+use crate::arch::cpuid::CpuidTemplate;
+use crate::arch::irqchip::IrqchipState;
+use crate::arch::layout::{GIB, PCI_ECAM, PCI_IO, PCI_MEM32, PCI_SLOTS_BEHIND_IOMMU, PVPANIC_SLOT};
+use crate::arch::registers::{VcpuState, set_mtrr_write_back};
+use crate::arch::{acpi, platform};
 use crate::config::{ConsoleMode, VmConfig};
-use crate::control::{GuestEvent, Mailbox};
 use crate::event_monitor::EventMonitor;
-use crate::kvm::cpuid::CpuidTemplate;
-use crate::kvm::line::KvmLine;
 use crate::kvm::msi::KvmMsi;
-use crate::kvm::registers::{VcpuState, set_mtrr_write_back};
 use crate::kvm::slots::KvmSlots;
-use crate::kvm::{IrqchipState, KvmError, KvmVm};
-use crate::layout::{
-    ACPI_EVENT_IRQ, ACPI_PORTS, CONTROL_PORT, GIB, PCI_ECAM, PCI_HOTPLUG_IRQ, PCI_HOTPLUG_PORTS, PCI_IO, PCI_MEM32,
-    PCI_SLOTS_BEHIND_IOMMU, PVPANIC_SLOT, SERIAL_IRQ, SERIAL_PORT,
-};
+use crate::kvm::{KvmError, KvmVm};
+use crate::machine::{Mailbox, VmError};
 use crate::memory;
 use crate::serial_output::SerialOutput;
 use crate::terminal::Terminal;
@@ -48,21 +41,21 @@ impl Vm {
     pub(super) fn new(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError> {
         let kvm = KvmVm::new()?;
         let cpuid = CpuidTemplate::new(&kvm.kvm, config.cpus.boot_vcpus)?;
-        let machine = describe(config, cpuid.physical_bits());
+        let tables = describe(config, cpuid.physical_bits());
         let ram_size = config.memory.size;
         let memory = memory::create(&config.memory)?;
         let payload = Payload::open(&config.payload)?;
-        load(&payload, &memory, ram_size, &machine)?;
+        let loaded = Some(load(&payload, &memory, ram_size, &tables)?);
 
         let slots = Arc::new(KvmSlots::new(kvm.fd.clone(), kvm.kvm.get_nr_memslots()));
         memory::show(&memory, slots.as_ref())?;
         let io_map = IoMapOwner::new();
-        add_power_registers(&io_map, mailbox.clone())?;
-        add_control_port(&io_map)?;
-        let pci = add_root_bus(&io_map, &machine)?;
+        platform::add_power_registers(&io_map, mailbox.clone())?;
+        platform::add_control_port(&io_map)?;
+        let pci = add_root_bus(&io_map, &tables)?;
         let msi = KvmMsi::new(kvm.fd.clone())
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
-        let hotplug = add_hotplug_registers(&io_map, &kvm, &pci, mailbox.clone())?;
+        let hotplug = platform::add_hotplug_registers(&io_map, &kvm, &pci, mailbox.clone())?;
         let observer: Arc<dyn DeviceObserver> = Arc::new(Observer(monitor.clone()));
         if config.pvpanic {
             let device = PvPanic::new(PVPANIC_ID.into(), observer.clone());
@@ -95,7 +88,7 @@ impl Vm {
             vcpus.push(vcpu);
         }
         let initial_irqchip = IrqchipState::save(&kvm.fd)?;
-        let power_button = add_power_button(&kvm)?;
+        let power_button = platform::add_power_button(&kvm)?;
         let (serial_output, terminal) = add_serial_port(config, &kvm, &io_map)?;
         Ok(Self {
             vcpus,
@@ -106,8 +99,9 @@ impl Vm {
             hotplug,
             passthrough,
             closed: Vec::new(),
-            machine,
+            tables,
             payload,
+            loaded,
             kvm,
             memory,
             ram_size,
@@ -120,10 +114,10 @@ impl Vm {
 }
 
 /// What the ACPI tables say of the VM: its CPUs, and which function sits where.
-fn describe(config: &VmConfig, physical_bits: u8) -> acpi::Machine {
+fn describe(config: &VmConfig, physical_bits: u8) -> acpi::TableConfig {
     let (first, last) = PCI_SLOTS_BEHIND_IOMMU.into_inner();
     let behind = PciAddress::on_root_bus(first)..=PciAddress::on_root_bus(last);
-    acpi::Machine {
+    acpi::TableConfig {
         vcpus: config.cpus.boot_vcpus,
         mem64: mem64(config.memory.size, physical_bits),
         iommu: config.has_iommu().then_some((IOMMU_ADDRESS, behind)),
@@ -138,56 +132,13 @@ fn mem64(ram_size: u64, physical_bits: u8) -> RangeInclusive<u64> {
     if start < end { start..=end - 1 } else { memory::end(ram_size)..=end.max(memory::end(ram_size) + GIB) - 1 }
 }
 
-fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), VmError> {
-    let registers = PowerRegisters::new(move |request| {
-        mailbox.leave(match request {
-            PowerRequest::PowerOff => GuestEvent::PowerOff,
-            PowerRequest::Reset => GuestEvent::Reset,
-        });
-    });
-    io_map
-        .insert(Space::Port, ACPI_PORTS, power::REGISTERS_LEN, Arc::new(registers))
-        .map_err(|source| VmError::Device { what: "placing the ACPI registers", source })
-}
-
-fn add_control_port(io_map: &IoMap) -> Result<(), VmError> {
-    io_map
-        .insert(Space::Port, CONTROL_PORT, control_port::REGISTERS_LEN, Arc::new(ControlPort::default()))
-        .map_err(|source| VmError::Device { what: "placing the control port", source })
-}
-
-fn add_root_bus(io_map: &Arc<IoMap>, machine: &acpi::Machine) -> Result<Arc<PciRoot>, VmError> {
-    let windows = BarWindows { io: PCI_IO, mem32: PCI_MEM32, mem64: machine.mem64.clone() };
+fn add_root_bus(io_map: &Arc<IoMap>, tables: &acpi::TableConfig) -> Result<Arc<PciRoot>, VmError> {
+    let windows = BarWindows { io: PCI_IO, mem32: PCI_MEM32, mem64: tables.mem64.clone() };
     let root = Arc::new(PciRoot::new(io_map.clone(), windows)?);
     let place = |source| VmError::Device { what: "placing PCI configuration space", source };
     io_map.insert(Space::Memory, PCI_ECAM, Ecam::SIZE, Arc::new(Ecam::new(root.clone()))).map_err(place)?;
-    let ports = Arc::new(ConfigPorts::new(root.clone()));
-    io_map.insert(Space::Port, ConfigPorts::BASE, ConfigPorts::SIZE, ports).map_err(place)?;
+    platform::add_config_ports(io_map, &root).map_err(place)?;
     Ok(root)
-}
-
-/// Places the registers of PCI hot plug. A device that the guest lets go of is given back by the control thread.
-fn add_hotplug_registers(
-    io_map: &IoMap,
-    kvm: &KvmVm,
-    pci: &Arc<PciRoot>,
-    mailbox: Arc<Mailbox>,
-) -> Result<Arc<HotplugRegisters>, VmError> {
-    let line = Box::new(KvmLine::new(kvm.fd.clone(), PCI_HOTPLUG_IRQ));
-    let left = Box::new(move || mailbox.leave(GuestEvent::DeviceLeft));
-    let registers = Arc::new(HotplugRegisters::new(pci.clone(), line, left));
-    io_map
-        .insert(Space::Port, PCI_HOTPLUG_PORTS, HotplugRegisters::LEN, registers.clone())
-        .map_err(|source| VmError::Device { what: "placing the hot-plug registers", source })?;
-    Ok(registers)
-}
-
-/// Connects the interrupt line of ACPI events.
-fn add_power_button(kvm: &KvmVm) -> Result<EventFd, VmError> {
-    let event =
-        EventFd::new(EFD_NONBLOCK).map_err(|source| VmError::Device { what: "making the power button", source })?;
-    kvm.fd.register_irqfd(&event, ACPI_EVENT_IRQ).map_err(KvmError::call("connecting the power button's interrupt"))?;
-    Ok(event)
 }
 
 /// Adds the serial port and connects it; with `tty`, gives it the terminal.
@@ -207,11 +158,8 @@ fn add_serial_port(
             Some(SerialOutput::file(&path).map_err(fail)?)
         }
     };
-    let interrupt = EventFd::new(EFD_NONBLOCK).map_err(fail)?;
-    kvm.fd.register_irqfd(&interrupt, SERIAL_IRQ).map_err(KvmError::call("connecting the serial port's interrupt"))?;
     let writer = output.as_ref().map_or_else(|| Box::new(io::sink()) as Box<_>, SerialOutput::writer);
-    let port = Arc::new(SerialPort::new(interrupt, writer));
-    io_map.insert(Space::Port, SERIAL_PORT, serial::REGISTERS_LEN, port.clone()).map_err(fail)?;
+    let port = platform::add_serial_port(io_map, kvm, writer)?;
     if config.serial.mode != ConsoleMode::Tty {
         return Ok((output, None));
     }

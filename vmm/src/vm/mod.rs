@@ -3,7 +3,6 @@
 //! A VM: built from its configuration, started, paused, reset. [`crate::control`] decides when.
 
 mod build;
-mod error;
 mod observer;
 mod passthrough;
 mod promise;
@@ -17,17 +16,16 @@ use iommu_bounce::Report;
 use kvm_bindings::kvm_clock_data;
 use vmm_sys_util::eventfd::EventFd;
 
-pub use error::VmError;
-
-use crate::acpi;
 use crate::address_space::IoMapOwner;
 use crate::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
-use crate::boot::Payload;
+use crate::arch::acpi;
+use crate::arch::boot::Payload;
+use crate::arch::irqchip::IrqchipState;
+use crate::arch::registers::{self, Entry, VcpuState};
 use crate::config::{DeviceConfig, VmConfig};
-use crate::control::{Machine, Mailbox};
 use crate::event_monitor::EventMonitor;
-use crate::kvm::registers::{self, Entry, VcpuState};
-use crate::kvm::{IrqchipState, KvmError, KvmVm};
+use crate::kvm::{KvmError, KvmVm};
+use crate::machine::{Machine, Mailbox, VmError};
 use crate::serial_output::SerialOutput;
 use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
@@ -53,8 +51,10 @@ pub struct Vm {
     passthrough: Passthrough,
     /// Devices that are given back and that nobody was told of yet.
     closed: Vec<PciDeviceInfo>,
-    machine: acpi::Machine,
+    tables: acpi::TableConfig,
     payload: Payload,
+    /// Where the guest is entered, while RAM holds what was loaded and the guest has not run.
+    loaded: Option<Entry>,
     kvm: KvmVm,
     memory: Arc<Ram>,
     ram_size: u64,
@@ -72,7 +72,10 @@ impl Machine for Vm {
     }
 
     fn start(&mut self, run: bool) -> Result<(), VmError> {
-        let entry = load(&self.payload, &self.memory, self.ram_size, &self.machine)?;
+        let entry = match self.loaded.take() {
+            Some(entry) => entry,
+            None => load(&self.payload, &self.memory, self.ram_size, &self.tables)?,
+        };
         for vcpu in &self.vcpus {
             vcpu.with_fd(registers::set_mtrr_write_back)?;
         }
@@ -210,7 +213,7 @@ impl Vm {
 }
 
 /// Writes kernel, initramfs, command line and tables to RAM.
-fn load(payload: &Payload, memory: &Ram, size: u64, machine: &acpi::Machine) -> Result<Entry, VmError> {
-    let rsdp = acpi::write(memory, machine).map_err(VmError::Tables)?;
+fn load(payload: &Payload, memory: &Ram, size: u64, tables: &acpi::TableConfig) -> Result<Entry, VmError> {
+    let rsdp = acpi::write(memory, tables).map_err(VmError::Tables)?;
     Ok(payload.load(memory, size, rsdp)?)
 }

@@ -17,10 +17,11 @@ use kvm_ioctls::VmFd;
 use log::{error, warn};
 use vfio_ioctls::VfioDeviceFd;
 
-use super::{VmError, promise};
+use super::promise;
+use crate::arch::layout::{MSI_WINDOW, PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BESIDE_IOMMU};
 use crate::config::{CHUNK_SIZE, ConfigError, DeviceConfig, IommuBounceConfig, IommuPoll, UserDeviceConfig, VmConfig};
 use crate::kvm::create_vfio_device;
-use crate::layout::{MSI_WINDOW, PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BESIDE_IOMMU};
+use crate::machine::VmError;
 
 /// Where the virtio-iommu sits.
 pub(super) const IOMMU_ADDRESS: PciAddress = PciAddress::on_root_bus(1);

@@ -7,8 +7,8 @@ use std::ops::RangeInclusive;
 use iommu_bounce::MapperLimits;
 use rangemap::RangeInclusiveSet;
 
+use crate::arch::layout::{PAGE_SIZE, WINDOW_APERTURE};
 use crate::config::CHUNK_SIZE;
-use crate::layout::{PAGE_SIZE, WINDOW_APERTURE};
 
 /// The page sizes that every endpoint's host IOMMU has, none below the host's pages.
 pub(super) fn page_size_mask(limits: &[MapperLimits]) -> u64 {

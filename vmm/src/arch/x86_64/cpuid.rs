@@ -6,7 +6,7 @@
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
 
-use super::KvmError;
+use crate::kvm::KvmError;
 
 /// Leaf 1, ECX: the local APIC's timer takes a TSC deadline.
 const TSC_DEADLINE: u32 = 1 << 24;

@@ -10,7 +10,7 @@ use vm_memory::GuestAddress;
 
 use super::BootError;
 use super::memory_map::Range;
-use crate::layout::{CMDLINE, PVH_MEMORY_MAP, PVH_MODULES, PVH_START_INFO};
+use crate::arch::layout::{CMDLINE, PVH_MEMORY_MAP, PVH_MODULES, PVH_START_INFO};
 
 /// `hvm_start_info.magic`: "xEn3" with the top bit of the E set.
 const MAGIC: u32 = 0x336e_c578;

@@ -20,7 +20,7 @@ use devices::ram::Ram;
 use std::ops::RangeInclusive;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
-use crate::layout::{ACPI_PORTS, ACPI_TABLES, IO_APIC, LOCAL_APIC, PCI_ECAM, RESET_VECTOR};
+use crate::arch::layout::{ACPI_PORTS, ACPI_TABLES, IO_APIC, LOCAL_APIC, PCI_ECAM, RESET_VECTOR};
 
 /// Who made the tables.
 const OEM_ID: [u8; 6] = *b"CAROM ";
@@ -31,7 +31,7 @@ const OEM_REVISION: u32 = 1;
 
 /// What the tables say that differs between VMs.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct TableConfig {
     /// vCPUs, numbered from 0 like their APIC IDs.
     pub vcpus: u32,
     /// Where 64-bit BARs are.
@@ -43,15 +43,15 @@ pub struct Machine {
 }
 
 /// Writes all tables to guest memory; returns the address of the root pointer (RSDP).
-pub fn write(memory: &Ram, machine: &Machine) -> Result<u64, GuestMemoryError> {
-    let tables = build(machine, ACPI_TABLES);
+pub fn write(memory: &Ram, config: &TableConfig) -> Result<u64, GuestMemoryError> {
+    let tables = build(config, ACPI_TABLES);
     assert!(ACPI_TABLES + tables.len() as u64 <= RESET_VECTOR, "the tables of 254 vCPUs and 32 devices fit in 128 KiB");
     memory.write_slice(&tables, GuestAddress(ACPI_TABLES))?;
     Ok(ACPI_TABLES)
 }
 
 /// All tables as they lie from `base` on, the RSDP first.
-fn build(machine: &Machine, base: u64) -> Vec<u8> {
+fn build(config: &TableConfig, base: u64) -> Vec<u8> {
     let mut image = vec![0; Rsdp::len().next_multiple_of(16)];
     let mut place = |table: &dyn Aml| {
         let address = base + image.len() as u64;
@@ -59,10 +59,10 @@ fn build(machine: &Machine, base: u64) -> Vec<u8> {
         image.resize(image.len().next_multiple_of(16), 0);
         address
     };
-    let dsdt = place(&definition_block(machine));
+    let dsdt = place(&definition_block(config));
     let fadt = place(&fadt(dsdt));
-    let mut entries = vec![fadt, place(&madt(machine)), place(&mcfg())];
-    if let Some((iommu, endpoints)) = &machine.iommu {
+    let mut entries = vec![fadt, place(&madt(config)), place(&mcfg())];
+    if let Some((iommu, endpoints)) = &config.iommu {
         entries.push(place(&viot(*iommu, endpoints)));
     }
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
@@ -74,10 +74,10 @@ fn build(machine: &Machine, base: u64) -> Vec<u8> {
     image
 }
 
-fn definition_block(machine: &Machine) -> Sdt {
+fn definition_block(config: &TableConfig) -> Sdt {
     // 36 bytes: the common table header.
     let mut dsdt = Sdt::new(*b"DSDT", 36, 6, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    dsdt.append_slice(&dsdt::build(machine));
+    dsdt.append_slice(&dsdt::build(config));
     dsdt
 }
 
@@ -100,9 +100,9 @@ fn fadt(dsdt: u64) -> impl Aml {
     fadt.finalize()
 }
 
-fn madt(machine: &Machine) -> MADT {
+fn madt(config: &TableConfig) -> MADT {
     let mut madt = MADT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, LocalInterruptController::Address(LOCAL_APIC));
-    for id in 0..machine.vcpus {
+    for id in 0..config.vcpus {
         let id = u8::try_from(id).expect("at most 254 vCPUs");
         madt.add_structure(ProcessorLocalApic::new(id, id, EnabledStatus::Enabled));
     }
@@ -129,8 +129,8 @@ fn viot(iommu: PciAddress, endpoints: &RangeInclusive<PciAddress>) -> VIOT {
 mod tests {
     use super::*;
 
-    fn machine() -> Machine {
-        Machine {
+    fn config() -> TableConfig {
+        TableConfig {
             vcpus: 2,
             mem64: 0x40_0000_0000..=0x7f_ffff_ffff,
             iommu: Some((PciAddress::on_root_bus(1), PciAddress::on_root_bus(2)..=PciAddress::on_root_bus(17))),
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn every_table_is_reached_from_the_root_and_sums_to_zero() {
-        let image = build(&machine(), 0);
+        let image = build(&config(), 0);
         assert_eq!(&image[..8], b"RSD PTR ");
         let xsdt = table(&image, u64_at(&image, 24));
         let entries: Vec<_> = xsdt[36..].chunks(8).map(|entry| u64_at(entry, 0)).collect();
@@ -169,13 +169,13 @@ mod tests {
 
     #[test]
     fn machine_without_iommu_has_no_viot() {
-        let image = build(&Machine { iommu: None, ..machine() }, 0);
+        let image = build(&TableConfig { iommu: None, ..config() }, 0);
         assert!(!image.windows(4).any(|window| window == b"VIOT"));
     }
 
     #[test]
     fn tables_of_the_largest_machine_fit() {
-        let image = build(&Machine { vcpus: 254, ..machine() }, ACPI_TABLES);
+        let image = build(&TableConfig { vcpus: 254, ..config() }, ACPI_TABLES);
         assert!(ACPI_TABLES + image.len() as u64 <= RESET_VECTOR);
     }
 }

@@ -2,7 +2,7 @@
 
 //! The memory map that the kernel is given (types of ACPI's system address map, "E820").
 
-use crate::layout::{HIGH_RAM_START, LOW_RAM_END, PCI_ECAM, PCI_ECAM_SIZE};
+use crate::arch::layout::{HIGH_RAM_START, LOW_RAM_END, PCI_ECAM, PCI_ECAM_SIZE};
 use crate::memory;
 
 /// Usable memory.
@@ -39,7 +39,7 @@ pub(super) fn build(ram_size: u64) -> Vec<Range> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::GIB;
+    use crate::arch::layout::GIB;
 
     #[test]
     fn ranges_are_sorted_disjoint_and_hold_all_ram_but_the_legacy_hole() {

@@ -11,7 +11,7 @@ use acpi_tables::aml::{
 use devices::pci::HotplugRegisters;
 
 use super::narrow;
-use crate::layout::{PCI_HOTPLUG_PORTS, PCI_SLOTS};
+use crate::arch::layout::{PCI_HOTPLUG_PORTS, PCI_SLOTS};
 
 /// Notification: a device has come (ACPI 6.5, section 5.6.6, "device check").
 const DEVICE_CHECK: u8 = 1;

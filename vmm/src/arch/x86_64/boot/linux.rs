@@ -10,7 +10,7 @@ use vm_memory::GuestAddress;
 
 use super::BootError;
 use super::memory_map::Range;
-use crate::layout::{CMDLINE, ZERO_PAGE};
+use crate::arch::layout::{CMDLINE, ZERO_PAGE};
 
 /// First version of the protocol that has the 64-bit entry and `xloadflags`: 2.12.
 const VERSION_64BIT: u16 = 0x20c;

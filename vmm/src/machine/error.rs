@@ -8,7 +8,7 @@ use devices::pci::PciError;
 use devices::vfio::VfioPciError;
 use thiserror::Error;
 
-use crate::boot::BootError;
+use crate::arch::boot::BootError;
 use crate::config::{ConfigError, field_of};
 use crate::kvm::KvmError;
 use crate::memory::MemoryError;
@@ -138,7 +138,7 @@ mod tests {
         let no_image = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(no_image.path(), "text").unwrap();
         let text = PayloadConfig { kernel: no_image.path().into(), ..Default::default() };
-        let boot = |config| VmError::Boot(crate::boot::Payload::open(config).err().unwrap());
+        let boot = |config| VmError::Boot(crate::arch::boot::Payload::open(config).err().unwrap());
         let (path, name) = ("/sys/d".to_string(), "0000:00:05.0".to_string());
         for (error, option, field) in [
             (boot(&no_kernel), "--kernel /no/kernel: ", "payload.kernel: /no/kernel: No such file"),

@@ -10,8 +10,8 @@ use acpi_tables::aml::{
     MethodCall, Name, Notify, ONE, Package, Path, ResourceTemplate, Scope, ZERO,
 };
 
-use super::Machine;
-use crate::layout::{
+use super::TableConfig;
+use crate::arch::layout::{
     ACPI_EVENT_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOLE, PCI_HOTPLUG_IRQ, PCI_IO, SERIAL_IRQ,
     SERIAL_PORT, WINDOW_APERTURE,
 };
@@ -24,12 +24,12 @@ fn narrow<T: TryFrom<u64>>(value: u64) -> T {
 }
 
 /// The definition block's body.
-pub(super) fn build(machine: &Machine) -> Vec<u8> {
+pub(super) fn build(config: &TableConfig) -> Vec<u8> {
     let mut aml = Vec::new();
-    host_bridge(machine, &mut aml);
+    host_bridge(config, &mut aml);
     hotplug::slots(&mut aml);
     hotplug::registers(&mut aml);
-    if machine.serial {
+    if config.serial {
         serial_port(&mut aml);
     }
     events(&mut aml);
@@ -39,7 +39,7 @@ pub(super) fn build(machine: &Machine) -> Vec<u8> {
 
 /// The PCI Express host bridge. Its windows cover the aperture of bounce windows too: the guest's DMA layer never
 /// hands out IOVAs that lie in a host bridge's window.
-fn host_bridge(machine: &Machine, aml: &mut Vec<u8>) {
+fn host_bridge(config: &TableConfig, aml: &mut Vec<u8>) {
     let (io, ports) = (PCI_IO, PCI_CONFIG_PORTS);
     let before: AddressSpace<u16> = AddressSpace::new_io(0, narrow(ports.start() - 1), None);
     let after: AddressSpace<u16> = AddressSpace::new_io(narrow(*io.start()), narrow(*io.end()), None);
@@ -54,13 +54,13 @@ fn host_bridge(machine: &Machine, aml: &mut Vec<u8>) {
     let high: AddressSpace<u64> = AddressSpace::new_memory(
         AddressSpaceCacheable::NotCacheable,
         true,
-        *machine.mem64.start(),
-        *machine.mem64.end(),
+        *config.mem64.start(),
+        *config.mem64.end(),
         None,
     );
     let bus: AddressSpace<u16> = AddressSpace::new_bus_number(0, 0);
-    let config = IO::new(narrow(*ports.start()), narrow(*ports.start()), 1, ports_len);
-    let resources = ResourceTemplate::new(vec![&bus, &config, &before, &after, &hole, &high]);
+    let config_ports = IO::new(narrow(*ports.start()), narrow(*ports.start()), 1, ports_len);
+    let resources = ResourceTemplate::new(vec![&bus, &config_ports, &before, &after, &hole, &high]);
     let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE));
     let (start, end) = WINDOW_APERTURE.into_inner();
     let aperture = Memory32Fixed::new(true, narrow(start), narrow(end - start + 1));

@@ -10,7 +10,7 @@ use devices::legacy::power::{RESET_OFFSET, RESET_VALUE};
 use devices::ram::Ram;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
-use crate::layout::{ACPI_PORTS, RESET_VECTOR};
+use crate::arch::layout::{ACPI_PORTS, RESET_VECTOR};
 
 /// Writes the code.
 pub(super) fn write(memory: &Ram) -> Result<(), GuestMemoryError> {

@@ -19,9 +19,9 @@ use rustix::fs::{Mode, OFlags, open};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
+use crate::arch::layout::{CMDLINE, HIGH_RAM_START, LOW_MEMORY_END, PAGE_SIZE};
+use crate::arch::registers::{self, Entry};
 use crate::config::{PayloadConfig, field_of};
-use crate::kvm::registers::{self, Entry};
-use crate::layout::{CMDLINE, HIGH_RAM_START, LOW_MEMORY_END, PAGE_SIZE};
 
 /// What can be booted.
 const KERNELS: &str = "a bzImage, or an ELF image (vmlinux) built with CONFIG_PVH, is needed";

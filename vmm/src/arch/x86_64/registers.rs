@@ -10,8 +10,8 @@ use kvm_bindings::{
 use kvm_ioctls::{Kvm, VcpuFd};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::KvmError;
-use crate::layout::{BOOT_GDT, BOOT_IDT, BOOT_PML4, BOOT_STACK, PAGE_SIZE, PVH_START_INFO, ZERO_PAGE};
+use super::layout::{BOOT_GDT, BOOT_IDT, BOOT_PML4, BOOT_STACK, PAGE_SIZE, PVH_START_INFO, ZERO_PAGE};
+use crate::kvm::KvmError;
 
 /// The time stamp counter: it goes on over a reset, as on a machine, so that the vCPUs' counters stay in step.
 const MSR_TSC: u32 = 0x10;

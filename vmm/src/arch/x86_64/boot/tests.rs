@@ -5,8 +5,8 @@ use std::io::Write;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
+use crate::arch::layout::MIB;
 use crate::config::MemoryConfig;
-use crate::layout::MIB;
 use crate::memory;
 
 fn payload(content: &[u8]) -> (tempfile::NamedTempFile, PayloadConfig) {

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The interrupt controllers that all vCPUs share: their creation, their lines and their state.
+
+use kvm_bindings::{
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_irq_routing_entry,
+    kvm_irqchip,
+};
+use kvm_ioctls::VmFd;
+
+use super::layout::{FIRST_MSI_GSI, KVM_IDENTITY_MAP, KVM_TSS};
+use crate::kvm::KvmError;
+
+/// Makes the interrupt controllers of a new VM, in the kernel, and places what KVM needs for that.
+pub fn create(vm: &VmFd) -> Result<(), KvmError> {
+    vm.set_identity_map_address(KVM_IDENTITY_MAP).map_err(KvmError::call("placing KVM's identity map"))?;
+    vm.set_tss_address(KVM_TSS).map_err(KvmError::call("placing KVM's task state segment"))?;
+    vm.create_irq_chip().map_err(KvmError::call("creating the interrupt controllers"))
+}
+
+/// Routes of the interrupt lines: 16 of the 8259s, 24 of the I/O APIC.
+pub fn line_routes() -> Vec<kvm_irq_routing_entry> {
+    let pic = (0..16).map(|gsi| {
+        let chip = if gsi < 8 { KVM_IRQCHIP_PIC_MASTER } else { KVM_IRQCHIP_PIC_SLAVE };
+        line_route(gsi, chip, gsi % 8)
+    });
+    let io_apic = (0..FIRST_MSI_GSI).map(|gsi| line_route(gsi, KVM_IRQCHIP_IOAPIC, gsi));
+    pic.chain(io_apic).collect()
+}
+
+fn line_route(gsi: u32, irqchip: u32, pin: u32) -> kvm_irq_routing_entry {
+    let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
+    entry.u.irqchip.irqchip = irqchip;
+    entry.u.irqchip.pin = pin;
+    entry
+}
+
+/// State of the two 8259s and the I/O APIC.
+pub struct IrqchipState([kvm_irqchip; 3]);
+
+impl IrqchipState {
+    /// Reads it.
+    pub fn save(vm: &VmFd) -> Result<Self, KvmError> {
+        let chips = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
+        let mut state = chips.map(|chip_id| kvm_irqchip { chip_id, ..Default::default() });
+        for chip in &mut state {
+            vm.get_irqchip(chip).map_err(KvmError::call("reading an interrupt controller"))?;
+        }
+        Ok(Self(state))
+    }
+
+    /// Puts it back.
+    pub fn restore(&self, vm: &VmFd) -> Result<(), KvmError> {
+        self.0
+            .iter()
+            .try_for_each(|chip| vm.set_irqchip(chip).map_err(KvmError::call("resetting an interrupt controller")))
+    }
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The devices that sit on no bus: where they are and which interrupt lines they have.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use devices::legacy::control_port::{self, ControlPort};
+use devices::legacy::power::{self, PowerRegisters, PowerRequest};
+use devices::legacy::serial::{self, SerialPort};
+use devices::pci::{ConfigPorts, HotplugRegisters, PciRoot};
+use devices::platform::{AddressSpace, Space};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::layout::{
+    ACPI_EVENT_IRQ, ACPI_PORTS, CONTROL_PORT, PCI_HOTPLUG_IRQ, PCI_HOTPLUG_PORTS, SERIAL_IRQ, SERIAL_PORT,
+};
+use crate::address_space::IoMap;
+use crate::kvm::line::KvmLine;
+use crate::kvm::{KvmError, KvmVm};
+use crate::machine::{GuestEvent, Mailbox, VmError};
+
+/// Places the registers of ACPI sleep and reset.
+pub fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), VmError> {
+    let registers = PowerRegisters::new(move |request| {
+        mailbox.leave(match request {
+            PowerRequest::PowerOff => GuestEvent::PowerOff,
+            PowerRequest::Reset => GuestEvent::Reset,
+        });
+    });
+    io_map
+        .insert(Space::Port, ACPI_PORTS, power::REGISTERS_LEN, Arc::new(registers))
+        .map_err(|source| VmError::Device { what: "placing the ACPI registers", source })
+}
+
+/// Places system control port B.
+pub fn add_control_port(io_map: &IoMap) -> Result<(), VmError> {
+    io_map
+        .insert(Space::Port, CONTROL_PORT, control_port::REGISTERS_LEN, Arc::new(ControlPort::default()))
+        .map_err(|source| VmError::Device { what: "placing the control port", source })
+}
+
+/// Places the registers of PCI hot plug. A device that the guest lets go of is given back by the control thread.
+pub fn add_hotplug_registers(
+    io_map: &IoMap,
+    kvm: &KvmVm,
+    pci: &Arc<PciRoot>,
+    mailbox: Arc<Mailbox>,
+) -> Result<Arc<HotplugRegisters>, VmError> {
+    let line = Box::new(KvmLine::new(kvm.fd.clone(), PCI_HOTPLUG_IRQ));
+    let left = Box::new(move || mailbox.leave(GuestEvent::DeviceLeft));
+    let registers = Arc::new(HotplugRegisters::new(pci.clone(), line, left));
+    io_map
+        .insert(Space::Port, PCI_HOTPLUG_PORTS, HotplugRegisters::LEN, registers.clone())
+        .map_err(|source| VmError::Device { what: "placing the hot-plug registers", source })?;
+    Ok(registers)
+}
+
+/// Connects the interrupt line of ACPI events.
+pub fn add_power_button(kvm: &KvmVm) -> Result<EventFd, VmError> {
+    let event =
+        EventFd::new(EFD_NONBLOCK).map_err(|source| VmError::Device { what: "making the power button", source })?;
+    kvm.fd.register_irqfd(&event, ACPI_EVENT_IRQ).map_err(KvmError::call("connecting the power button's interrupt"))?;
+    Ok(event)
+}
+
+/// Places the first serial port and connects its interrupt line. What the guest writes goes to `output`.
+pub fn add_serial_port(io_map: &IoMap, kvm: &KvmVm, output: Box<dyn Write + Send>) -> Result<Arc<SerialPort>, VmError> {
+    let fail = |source| VmError::Device { what: "setting the serial port up", source };
+    let interrupt = EventFd::new(EFD_NONBLOCK).map_err(fail)?;
+    kvm.fd.register_irqfd(&interrupt, SERIAL_IRQ).map_err(KvmError::call("connecting the serial port's interrupt"))?;
+    let port = Arc::new(SerialPort::new(interrupt, output));
+    io_map.insert(Space::Port, SERIAL_PORT, serial::REGISTERS_LEN, port.clone()).map_err(fail)?;
+    Ok(port)
+}
+
+/// Places the ports by which configuration space is reached where the guest does not use ECAM.
+pub fn add_config_ports(io_map: &IoMap, root: &Arc<PciRoot>) -> io::Result<()> {
+    let ports = Arc::new(ConfigPorts::new(root.clone()));
+    io_map.insert(Space::Port, ConfigPorts::BASE, ConfigPorts::SIZE, ports)
+}

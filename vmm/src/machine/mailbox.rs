@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Where a VM's vCPUs, its devices and their host leave notes for whoever runs the VM.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use devices::platform::{HostListener, HostNotice};
+
+/// What a guest did that is the VMM's concern.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GuestEvent {
+    /// It powered off.
+    PowerOff,
+    /// It asked for a reset, or crashed such that a machine resets.
+    Reset,
+    /// It let go of a device that it was asked for.
+    DeviceLeft,
+    /// It, or KVM on its behalf, cannot go on.
+    Failed(String),
+}
+
+/// What the host told of devices: their names, and their addresses in the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HostNotes {
+    /// Those that had an uncorrectable error.
+    pub(crate) failed: BTreeMap<String, String>,
+    /// Those that the host wants back.
+    pub(crate) requested: BTreeMap<String, String>,
+}
+
+#[derive(Default)]
+struct Notes {
+    failed: Option<String>,
+    power_off: bool,
+    reset: bool,
+    device_left: bool,
+    host: HostNotes,
+}
+
+impl Notes {
+    fn is_empty(&self) -> bool {
+        let Self { failed, power_off, reset, device_left, host } = self;
+        failed.is_none() && !power_off && !reset && !device_left && *host == HostNotes::default()
+    }
+}
+
+/// Where a VM's vCPUs and the host of its devices leave notes for the control thread. It holds at most one of each kind (and
+/// device), so a guest that asks in a loop takes no memory, and leaving a note never waits: the control thread may itself be
+/// waiting for the vCPU to pause.
+pub struct Mailbox {
+    notes: Mutex<Notes>,
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Mailbox {
+    /// An empty mailbox. `wake` is called when the first note comes to it; it must not wait.
+    pub fn new(wake: Box<dyn Fn() + Send + Sync>) -> Self {
+        Self { notes: Mutex::default(), wake }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves a note.
+    pub fn leave(&self, event: GuestEvent) {
+        self.note(|notes| match event {
+            GuestEvent::PowerOff => notes.power_off = true,
+            GuestEvent::Reset => notes.reset = true,
+            GuestEvent::DeviceLeft => notes.device_left = true,
+            GuestEvent::Failed(reason) => notes.failed = notes.failed.take().or(Some(reason)),
+        });
+    }
+
+    /// The first note wakes the control thread up, which takes all.
+    fn note(&self, write: impl FnOnce(&mut Notes)) {
+        let mut notes = self.lock();
+        let was_empty = notes.is_empty();
+        write(&mut notes);
+        drop(notes);
+        if was_empty {
+            (self.wake)();
+        }
+    }
+
+    /// Takes all notes out: those of the host, and the gravest of the guest's, which makes its others pointless (with each of
+    /// them, devices are closed too).
+    pub(crate) fn take(&self) -> (HostNotes, Option<GuestEvent>) {
+        let Notes { failed, power_off, reset, device_left, host } = std::mem::take(&mut *self.lock());
+        let left = device_left.then_some(GuestEvent::DeviceLeft);
+        let reset = reset.then_some(GuestEvent::Reset);
+        let power_off = power_off.then_some(GuestEvent::PowerOff);
+        (host, failed.map(GuestEvent::Failed).or(power_off).or(reset).or(left))
+    }
+
+    /// Forgets requests for a reset, which is being done: several vCPUs, or one that insists, may have asked for it.
+    pub fn forget_resets(&self) {
+        self.lock().reset = false;
+    }
+
+    /// Forgets what the host told of a device that is closed: another may get its name.
+    pub(crate) fn forget_device(&self, id: &str) {
+        let HostNotes { failed, requested } = &mut self.lock().host;
+        failed.remove(id);
+        requested.remove(id);
+    }
+}
+
+impl HostListener for Mailbox {
+    fn notify(&self, id: &str, host: &str, notice: HostNotice) {
+        self.note(|notes| {
+            let devices = match notice {
+                HostNotice::Failed => &mut notes.host.failed,
+                HostNotice::Requested => &mut notes.host.requested,
+            };
+            devices.insert(id.into(), host.into());
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// A mailbox, and how often it rang.
+    fn mailbox() -> (Mailbox, Arc<AtomicUsize>) {
+        let rings = Arc::new(AtomicUsize::new(0));
+        let counted = rings.clone();
+        let wake = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        };
+        (Mailbox::new(Box::new(wake)), rings)
+    }
+
+    #[test]
+    fn guest_that_asks_in_a_loop_rings_once() {
+        let (mailbox, rings) = mailbox();
+        for _ in 0..1000 {
+            mailbox.leave(GuestEvent::Reset);
+        }
+        assert_eq!(rings.swap(0, Ordering::Relaxed), 1);
+        assert_eq!(mailbox.take().1, Some(GuestEvent::Reset));
+        assert_eq!(mailbox.take().1, None);
+    }
+
+    #[test]
+    fn gravest_note_counts() {
+        let (mailbox, _) = mailbox();
+        mailbox.leave(GuestEvent::Reset);
+        mailbox.leave(GuestEvent::PowerOff);
+        mailbox.leave(GuestEvent::Failed("first".into()));
+        mailbox.leave(GuestEvent::Failed("second".into()));
+        assert_eq!(mailbox.take().1, Some(GuestEvent::Failed("first".into())));
+        assert_eq!(mailbox.take().1, None);
+    }
+
+    #[test]
+    fn forgotten_reset_leaves_the_rest() {
+        let (mailbox, _) = mailbox();
+        mailbox.leave(GuestEvent::Reset);
+        mailbox.leave(GuestEvent::PowerOff);
+        mailbox.forget_resets();
+        assert_eq!(mailbox.take().1, Some(GuestEvent::PowerOff));
+    }
+
+    #[test]
+    fn notes_of_the_host_ring_once_and_are_taken_beside_the_guests() {
+        let (mailbox, rings) = mailbox();
+        for _ in 0..1000 {
+            mailbox.notify("a", "0000:00:05.0", HostNotice::Requested);
+            mailbox.notify("b", "0000:00:06.0", HostNotice::Failed);
+            mailbox.notify("c", "0000:00:07.0", HostNotice::Failed);
+        }
+        mailbox.leave(GuestEvent::Reset);
+        mailbox.forget_device("c");
+        assert_eq!(rings.swap(0, Ordering::Relaxed), 1);
+        let one = |id: &str, host: &str| BTreeMap::from([(id.to_string(), host.to_string())]);
+        let host = HostNotes { failed: one("b", "0000:00:06.0"), requested: one("a", "0000:00:05.0") };
+        assert_eq!(mailbox.take(), (host, Some(GuestEvent::Reset)));
+        assert_eq!(mailbox.take(), (HostNotes::default(), None));
+        mailbox.notify("b", "0000:00:06.0", HostNotice::Failed);
+        assert_eq!(rings.swap(0, Ordering::Relaxed), 1);
+    }
+}
