@@ -23,8 +23,6 @@ const PCI_CLASS: u32 = 0x08_8000;
 /// The `shmid` of the region that windows appear in.
 const WINDOW_SHMID: u8 = 0;
 
-/// Index of the request queue.
-pub(super) const REQUEST_QUEUE: u16 = 0;
 /// Largest sizes of the request and the event queue.
 const QUEUE_SIZES: [u16; 2] = [256, 64];
 

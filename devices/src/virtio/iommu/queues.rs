@@ -11,10 +11,9 @@ use log::debug;
 use virtio_queue::Queue;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::device::REQUEST_QUEUE;
 use super::events::{EVENT_QUEUE, deliver};
 use super::pace::Pace;
-use super::requests::RequestQueue;
+use super::requests::{REQUEST_QUEUE, RequestQueue};
 use crate::ram::Ram;
 use crate::sync::lock;
 use crate::virtio::{Activation, DeviceError, Interrupt};

@@ -7,12 +7,14 @@ use iommu_bounce::{Engine, MAX_REPLY, UnmapRequest};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::device::REQUEST_QUEUE;
 use crate::ram::Ram;
 use crate::virtio::DeviceError;
 use crate::virtio::chain::{OUTSIDE, broken, read_request, ring_error};
 use crate::virtio::memory::NearMemory;
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+
+/// Index of the request queue.
+pub(super) const REQUEST_QUEUE: u16 = 0;
 
 /// Room for the readable part of a request: more than the longest has (PROBE, 72 bytes). What lies behind it counts for
 /// nothing, as the engine ignores bytes behind a request.
@@ -22,7 +24,7 @@ const MAX_REQUEST: usize = 128;
 const AVAILABLE_INDEX: u64 = 2;
 
 /// Where the reply to an UNMAP goes.
-struct Place {
+struct UnmapReply {
     /// Head of the request's chain.
     head: u16,
     /// Where the tail is to be written.
@@ -36,13 +38,13 @@ pub(super) struct RequestQueue {
     suppressed: bool,
     unmaps: Vec<UnmapRequest>,
     /// Of each of them, in the order of the queue.
-    places: Vec<Place>,
+    replies: Vec<UnmapReply>,
 }
 
 impl RequestQueue {
     pub(super) fn new(queue: Queue) -> Self {
         let size = queue.size().into();
-        Self { queue, suppressed: false, unmaps: Vec::with_capacity(size), places: Vec::with_capacity(size) }
+        Self { queue, suppressed: false, unmaps: Vec::with_capacity(size), replies: Vec::with_capacity(size) }
     }
 
     /// Serves what is in the queue; `true` if the driver wants to be told.
@@ -99,12 +101,12 @@ impl RequestQueue {
             let chain = read_request(chain, memory, size, &mut request).map_err(&broken)?;
             let readable = &request[..chain.readable.min(MAX_REQUEST)];
             let head = chain.head;
-            let tag = u16::try_from(self.places.len()).expect("a queue holds no more than 2^15 requests");
+            let tag = u16::try_from(self.replies.len()).expect("a queue holds no more than 2^15 requests");
             if let Some(unmap) = UnmapRequest::decode(readable, chain.writable, tag)
                 && let Some(tail) = chain.reply_place(TAIL_SIZE)
             {
                 self.unmaps.push(unmap);
-                self.places.push(Place { head, tail });
+                self.replies.push(UnmapReply { head, tail });
                 continue;
             }
             self.flush(memory, engine)?;
@@ -124,12 +126,12 @@ impl RequestQueue {
         }
         engine.handle_unmaps(&mut self.unmaps);
         for unmap in self.unmaps.drain(..) {
-            let place = &self.places[usize::from(unmap.tag())];
-            memory.write_slice(&unmap.reply(), place.tail).map_err(|_| broken(REQUEST_QUEUE)(OUTSIDE))?;
+            let reply = &self.replies[usize::from(unmap.tag())];
+            memory.write_slice(&unmap.reply(), reply.tail).map_err(|_| broken(REQUEST_QUEUE)(OUTSIDE))?;
         }
         let used = u32::try_from(TAIL_SIZE).expect("a tail has 4 bytes");
-        for place in self.places.drain(..) {
-            self.queue.add_used(memory, place.head, used).map_err(ring_error(REQUEST_QUEUE))?;
+        for reply in self.replies.drain(..) {
+            self.queue.add_used(memory, reply.head, used).map_err(ring_error(REQUEST_QUEUE))?;
         }
         Ok(())
     }

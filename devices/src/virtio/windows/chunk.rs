@@ -130,7 +130,7 @@ pub(super) fn is_shortage(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
+    use std::fs::{File, read_to_string};
     use std::os::unix::fs::FileExt;
 
     use rustix::fs::{fcntl_get_seals, fstat};
@@ -198,5 +198,47 @@ mod tests {
         let (mut chunk, _view) = mapped();
         assert!(chunk.hand_out(Permissions::WRITE).unwrap().is_none());
         assert!(!chunk.is_handed_out());
+    }
+
+    /// Whether the host makes memory files of huge pages when it is asked to, and has one now. Who it does not for is told why.
+    fn has_huge_pages() -> bool {
+        let release = read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().unwrap_or(0));
+        let version = (numbers.next().unwrap(), numbers.next().unwrap());
+        let setting = read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+        if version < (6, 1) || setting.is_empty() || setting.contains("[deny]") {
+            eprintln!("skipped: no huge pages for memory files: Linux {}, {}", release.trim(), setting.trim());
+            return false;
+        }
+        let file = File::from(memfd_create("carom-test", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(HUGE_PAGE).unwrap();
+        match Region::collapse(&file, usize::try_from(HUGE_PAGE).unwrap()) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN | libc::EBUSY)) => {
+                eprintln!("skipped: no huge page is to be had now: {error}");
+                false
+            }
+            other => other.map(|()| true).expect("this kernel collapses memory files"),
+        }
+    }
+
+    /// The line of `/proc/self/smaps` that tells `field` of the mapping that begins at `address`, in KiB.
+    fn mapping(address: usize, field: &str) -> u64 {
+        let smaps = read_to_string("/proc/self/smaps").unwrap();
+        let lines = smaps.lines().skip_while(|line| !line.starts_with(&format!("{address:x}-")));
+        let line = lines.skip(1).find(|line| line.starts_with(field)).expect("no such mapping");
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn chunk_is_mapped_by_a_huge_page_where_the_host_has_one() {
+        if !has_huge_pages() {
+            return;
+        }
+        let len = usize::try_from(HUGE_PAGE).unwrap();
+        let region = Region::reserve(len, 2).unwrap();
+        let chunk = Chunk::allocate(HUGE_PAGE, false).unwrap();
+        region.map(1, &chunk).unwrap();
+        let place = region.place(1).unwrap();
+        assert_eq!(mapping(place.address, "ShmemPmdMapped:"), HUGE_PAGE >> 10);
     }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The owner of window memory, and the state that it shares with the engine's store and the stash.
+//! The owner of window memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
 use iommu_bounce::Permissions;
@@ -14,8 +14,9 @@ use vm_memory::VolatileSlice;
 
 use super::chunk::{Chunk, HUGE_PAGE};
 use super::region::Region;
+use super::shared::{ChunkPlace, SharedWindows, WindowState};
 use super::store::WindowStore;
-use super::supply::{self, Monitor, Supply};
+use super::supply::{self, Supply};
 use crate::platform::MemorySlots;
 use crate::sync::{lock, lock_soon};
 
@@ -67,58 +68,8 @@ pub enum WindowError {
 /// The owner of window memory: tells it where the guest sees the region, and what it may use. The engine's side is
 /// [`WindowStore`].
 pub struct WindowMemory {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWindows>,
     stash: Option<JoinHandle<()>>,
-}
-
-/// What owner, store and stash share.
-pub(super) struct Shared {
-    pub(super) chunk_size: u64,
-    pub(super) region_size: u64,
-    pub(super) hugepages: bool,
-    pub(super) region: Region,
-    pub(super) slots: Arc<dyn MemorySlots>,
-    /// What released places show.
-    pub(super) scratch: Chunk,
-    pub(super) state: Mutex<State>,
-    /// Wakes the stash: there is something to do.
-    pub(super) work: Condvar,
-    /// Wakes those who wait for the stash.
-    pub(super) done: Condvar,
-}
-
-/// What a place in the region holds.
-#[derive(Debug)]
-pub(super) enum Place {
-    /// Nothing yet: not mapped, no slot.
-    Fresh,
-    /// A chunk that the engine has.
-    Backed(Chunk),
-    /// A chunk that the engine has and the guest does not see: it sees the scratch chunk.
-    Parked(Chunk),
-    /// The scratch chunk.
-    Released,
-    /// Something that could not be taken away. Never used again, and counted as backed.
-    Lost,
-}
-
-/// The state of window memory.
-pub(super) struct State {
-    /// Guest-physical address of the region, once it has one.
-    pub(super) address: Option<u64>,
-    pub(super) places: Vec<Place>,
-    /// The memory slot of each place that was ever backed.
-    pub(super) slots: Vec<Option<u32>>,
-    /// Places to use, the next one last.
-    pub(super) free: Vec<u32>,
-    /// Chunks, backed and to come, against the budget.
-    pub(super) supply: Supply<Chunk>,
-}
-
-impl AsMut<Supply<Chunk>> for State {
-    fn as_mut(&mut self) -> &mut Supply<Chunk> {
-        &mut self.supply
-    }
 }
 
 impl WindowMemory {
@@ -145,14 +96,14 @@ impl WindowMemory {
         let host = |what| move |source| WindowError::Host { what, source };
         let region = Region::reserve(chunk_len, places).map_err(host("reserving addresses for window memory"))?;
         let scratch = Chunk::allocate(chunk_size, false).map_err(host("allocating a scratch chunk"))?;
-        let state = State {
+        let state = WindowState {
             address: None,
-            places: (0..count).map(|_| Place::Fresh).collect(),
+            places: (0..count).map(|_| ChunkPlace::Fresh).collect(),
             slots: vec![None; places],
             free: (0..count).rev().collect(),
             supply: Supply::new(budget / chunk_size),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedWindows {
             chunk_size,
             region_size,
             hugepages,
@@ -223,7 +174,7 @@ impl WindowMemory {
     /// There is no such chunk, or the kernel refused.
     pub(crate) fn hand_out(&self, index: u32, permissions: Permissions) -> io::Result<Option<OwnedFd>> {
         match lock(&self.shared.state).places.get_mut(index as usize) {
-            Some(Place::Backed(chunk)) => chunk.hand_out(permissions),
+            Some(ChunkPlace::Backed(chunk)) => chunk.hand_out(permissions),
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
@@ -258,70 +209,6 @@ impl Drop for WindowMemory {
             && stash.join().is_err()
         {
             warn!("the thread that prepares window memory panicked");
-        }
-    }
-}
-
-impl Monitor for Shared {
-    type Chunk = Chunk;
-    type Guard<'g> = MutexGuard<'g, State>;
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-    fn wait_for_work<'g>(&'g self, guard: MutexGuard<'g, State>) -> MutexGuard<'g, State> {
-        self.work.wait(guard).unwrap_or_else(PoisonError::into_inner)
-    }
-    fn wait_until_done<'g>(&'g self, guard: MutexGuard<'g, State>) -> MutexGuard<'g, State> {
-        self.done.wait(guard).unwrap_or_else(PoisonError::into_inner)
-    }
-    fn tell_done(&self) {
-        self.done.notify_all();
-    }
-    fn allocate(&self) -> io::Result<Chunk> {
-        Chunk::allocate(self.chunk_size, self.hugepages)
-    }
-}
-
-impl Shared {
-    /// Bytes of a chunk.
-    pub(super) fn chunk_len(&self) -> io::Result<usize> {
-        usize::try_from(self.chunk_size).map_err(io::Error::other)
-    }
-
-    /// Makes the slot of place `index`, to which something is mapped, unless it has one.
-    pub(super) fn show(&self, state: &mut State, index: u32) -> io::Result<()> {
-        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
-        let slot = state.slots.get_mut(index as usize).ok_or_else(invalid)?;
-        if slot.is_some() {
-            return Ok(());
-        }
-        let offset = u64::from(index) * self.chunk_size;
-        let gpa = state.address.and_then(|address| address.checked_add(offset)).ok_or_else(invalid)?;
-        let host = self.region.place(index).ok_or_else(invalid)?;
-        // SAFETY: The region stays mapped until it is dropped, which is after `Drop for Shared` has removed all slots,
-        // and nobody makes references to its bytes.
-        *slot = Some(unsafe { self.slots.insert(gpa, host, false) }?);
-        Ok(())
-    }
-
-    /// Takes the slot of place `index` away, for a place that cannot be used any more.
-    pub(super) fn hide(&self, state: &mut State, index: u32) {
-        if let Some(slot) = state.slots.get_mut(index as usize).and_then(Option::take)
-            && let Err(error) = self.slots.remove(slot)
-        {
-            warn!("memory slot {slot} of window chunk {index} could not be removed: {error}");
-        }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for slot in state.slots.iter_mut().filter_map(Option::take) {
-            if let Err(error) = self.slots.remove(slot) {
-                warn!("memory slot {slot} of window memory could not be removed: {error}");
-            }
         }
     }
 }

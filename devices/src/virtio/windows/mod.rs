@@ -17,8 +17,10 @@
 //! against the budget as what is backed does.
 
 mod chunk;
+
 mod memory;
 mod region;
+mod shared;
 mod store;
 mod supply;
 

@@ -9,32 +9,32 @@ use iommu_bounce::{ChunkError, ChunkStore};
 use vm_memory::VolatileSlice;
 
 use super::chunk::Chunk;
-use super::memory::{Place, Shared, State};
+use super::shared::{ChunkPlace, SharedWindows, WindowState};
 use super::supply::{self, shortage};
 use crate::sync::lock;
 
 /// The engine's side of window memory.
-pub struct WindowStore(Arc<Shared>);
+pub struct WindowStore(Arc<SharedWindows>);
 
 impl WindowStore {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<SharedWindows>) -> Self {
         Self(shared)
     }
 
     /// Maps `chunk` at place `index` and shows it to the guest.
-    fn install(&self, state: &mut State, index: u32, chunk: &Chunk) -> io::Result<()> {
+    fn install(&self, state: &mut WindowState, index: u32, chunk: &Chunk) -> io::Result<()> {
         self.0.region.map(index, chunk)?;
         self.0.show(state, index)
     }
 
     /// Leaves place `index`, where a chunk could not be installed, without a trace of the chunk.
-    fn abandon(&self, state: &mut State, index: u32) {
+    fn abandon(&self, state: &mut WindowState, index: u32) {
         if self.0.region.map(index, &self.0.scratch).is_ok() {
-            state.places[index as usize] = Place::Released;
+            state.places[index as usize] = ChunkPlace::Released;
             state.free.push(index);
         } else {
             self.0.hide(state, index);
-            state.places[index as usize] = Place::Lost;
+            state.places[index as usize] = ChunkPlace::Lost;
             state.supply.note_backed();
         }
     }
@@ -71,14 +71,14 @@ impl ChunkStore for WindowStore {
             self.abandon(&mut state, index);
             return Err(shortage(error));
         }
-        state.places[index as usize] = Place::Backed(chunk);
+        state.places[index as usize] = ChunkPlace::Backed(chunk);
         state.supply.note_backed();
         self.0.work.notify_one();
         Ok(())
     }
 
     fn memory(&self, index: u32) -> Option<VolatileSlice<'_>> {
-        let backed = matches!(lock(&self.0.state).places.get(index as usize), Some(Place::Backed(_)));
+        let backed = matches!(lock(&self.0.state).places.get(index as usize), Some(ChunkPlace::Backed(_)));
         backed.then(|| self.0.region.slice(index)).flatten()
     }
 
@@ -87,25 +87,25 @@ impl ChunkStore for WindowStore {
         let place = state.places.get_mut(index as usize).ok_or_else(unknown)?;
         match place {
             // Another process could write to it at any time, and nobody else may have it.
-            Place::Backed(chunk) if chunk.is_handed_out() => {
+            ChunkPlace::Backed(chunk) if chunk.is_handed_out() => {
                 return Err(ChunkError::Host(io::ErrorKind::Unsupported.into()));
             }
-            Place::Backed(chunk) => {
+            ChunkPlace::Backed(chunk) => {
                 self.0.region.map(index, &self.0.scratch)?;
                 chunk.zero(self.0.chunk_len()?)?;
             }
-            Place::Parked(chunk) => return Ok(chunk.zero(self.0.chunk_len()?)?),
+            ChunkPlace::Parked(chunk) => return Ok(chunk.zero(self.0.chunk_len()?)?),
             _ => return Err(unknown()),
         }
-        if let Place::Backed(chunk) = std::mem::replace(place, Place::Lost) {
-            *place = Place::Parked(chunk);
+        if let ChunkPlace::Backed(chunk) = std::mem::replace(place, ChunkPlace::Lost) {
+            *place = ChunkPlace::Parked(chunk);
         }
         Ok(())
     }
 
     fn unpark(&mut self, index: u32) -> Result<(), ChunkError> {
         let mut state = lock(&self.0.state);
-        let Some(Place::Parked(chunk)) = state.places.get(index as usize) else { return Err(unknown()) };
+        let Some(ChunkPlace::Parked(chunk)) = state.places.get(index as usize) else { return Err(unknown()) };
         let shown = self.0.region.map(index, chunk).and_then(|()| self.0.show(&mut state, index));
         if let Err(error) = shown {
             if self.0.region.map(index, &self.0.scratch).is_err() {
@@ -114,8 +114,8 @@ impl ChunkStore for WindowStore {
             return Err(shortage(error));
         }
         let place = &mut state.places[index as usize];
-        if let Place::Parked(chunk) = std::mem::replace(place, Place::Lost) {
-            *place = Place::Backed(chunk);
+        if let ChunkPlace::Parked(chunk) = std::mem::replace(place, ChunkPlace::Lost) {
+            *place = ChunkPlace::Backed(chunk);
         }
         Ok(())
     }
@@ -123,8 +123,9 @@ impl ChunkStore for WindowStore {
     fn release(&mut self, index: u32) -> Result<(), ChunkError> {
         let mut state = lock(&self.0.state);
         let place = state.places.get_mut(index as usize);
-        let place = place.filter(|place| matches!(place, Place::Backed(_) | Place::Parked(_))).ok_or_else(unknown)?;
-        let (Place::Backed(chunk) | Place::Parked(chunk)) = std::mem::replace(place, Place::Lost) else {
+        let place =
+            place.filter(|place| matches!(place, ChunkPlace::Backed(_) | ChunkPlace::Parked(_))).ok_or_else(unknown)?;
+        let (ChunkPlace::Backed(chunk) | ChunkPlace::Parked(chunk)) = std::mem::replace(place, ChunkPlace::Lost) else {
             unreachable!("filtered above")
         };
         if let Err(error) = self.0.region.map(index, &self.0.scratch) {
@@ -132,7 +133,7 @@ impl ChunkStore for WindowStore {
             self.0.hide(&mut state, index);
             return Err(ChunkError::Host(error));
         }
-        state.places[index as usize] = Place::Released;
+        state.places[index as usize] = ChunkPlace::Released;
         state.free.push(index);
         state.supply.retire(chunk);
         self.0.work.notify_one();
