@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Which files of a crate import which others, and the circles among them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use petgraph::algo::tarjan_scc;
+use petgraph::graphmap::DiGraphMap;
+
+use crate::names::{Definition, resolve};
+use crate::source::{Crate, ModuleId};
+
+/// A file that imports, and one that it imports from.
+pub(crate) type Import = (PathBuf, PathBuf);
+
+/// The names that tie two files.
+pub(crate) type Ties = BTreeMap<Import, BTreeSet<String>>;
+
+/// All imports between files of `krate`. Those between a module and one inside it are left out: the language forces them.
+pub(crate) fn imports(krate: &Crate) -> Ties {
+    let mut ties = Ties::new();
+    for (id, module) in krate.modules.iter().enumerate() {
+        for path in &module.references {
+            // A module that is named gives nothing by itself: what is taken from it has a path of its own.
+            let Some(Definition::Item(source, name)) = resolve(krate, id, path) else { continue };
+            let file = &krate.modules[source].file;
+            if *file == module.file || is_inside(krate, id, source) || is_inside(krate, source, id) {
+                continue;
+            }
+            ties.entry((module.file.clone(), file.clone())).or_default().insert(name);
+        }
+    }
+    ties
+}
+
+/// The file's own module that holds `module`, which may be inline.
+fn module_of_file(krate: &Crate, mut module: ModuleId) -> ModuleId {
+    while let Some(parent) = krate.modules[module].parent {
+        if krate.modules[parent].file != krate.modules[module].file {
+            break;
+        }
+        module = parent;
+    }
+    module
+}
+
+/// Whether the file of `inner` is a module somewhere below the file of `outer`.
+fn is_inside(krate: &Crate, inner: ModuleId, outer: ModuleId) -> bool {
+    let outer = module_of_file(krate, outer);
+    let parents = std::iter::successors(Some(module_of_file(krate, inner)), |id| krate.modules[*id].parent);
+    parents.skip(1).any(|parent| module_of_file(krate, parent) == outer)
+}
+
+/// The circles of imports: sets of files each of which leads to all others of its set, with what ties them.
+pub(crate) fn circles(ties: &Ties) -> Vec<Ties> {
+    let graph: DiGraphMap<&Path, ()> = ties.keys().map(|(from, to)| (from.as_path(), to.as_path())).collect();
+    let mut circles: Vec<Ties> = tarjan_scc(&graph)
+        .iter()
+        .filter(|files| files.len() > 1)
+        .map(|files| {
+            let within = |(from, to): &Import| files.contains(&from.as_path()) && files.contains(&to.as_path());
+            ties.iter()
+                .filter(|(import, _)| within(import))
+                .map(|(import, names)| (import.clone(), names.clone()))
+                .collect()
+        })
+        .collect();
+    circles.sort();
+    circles
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A crate of these files, whose root is the first.
+    fn krate(files: &[(&str, &str)]) -> (TempDir, Crate) {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let krate = Crate::read(&root.path().join(files[0].0)).unwrap();
+        (root, krate)
+    }
+
+    /// What ties the files of circles, as `from to: names`.
+    fn found(files: &[(&str, &str)]) -> Vec<Vec<String>> {
+        let (root, krate) = krate(files);
+        let short = |path: &Path| path.strip_prefix(root.path()).unwrap().display().to_string();
+        let line = |((from, to), names): (&Import, &BTreeSet<String>)| {
+            format!("{} {}: {}", short(from), short(to), Vec::from_iter(names.clone()).join(" "))
+        };
+        circles(&imports(&krate)).iter().map(|circle| circle.iter().map(line).collect()).collect()
+    }
+
+    #[test]
+    fn two_files_that_import_each_other_are_a_circle_with_the_names_that_tie_them() {
+        let files = [
+            ("lib.rs", "mod a; mod b;"),
+            ("a.rs", "use super::b::{One, Two}; pub struct A(One, Two);"),
+            ("b.rs", "use crate::a::A; pub struct One; pub struct Two(Box<A>);"),
+        ];
+        assert_eq!(found(&files), [["a.rs b.rs: One Two", "b.rs a.rs: A"]]);
+    }
+
+    #[test]
+    fn files_in_a_row_are_none() {
+        let files = [
+            ("lib.rs", "mod a; mod b; mod c;"),
+            ("a.rs", "use super::b::B;"),
+            ("b.rs", "use super::c::C; pub struct B;"),
+            ("c.rs", "pub struct C;"),
+        ];
+        assert!(found(&files).is_empty());
+    }
+
+    #[test]
+    fn circle_over_three_files_is_found_as_one() {
+        let files = [
+            ("lib.rs", "mod a; mod b; mod c;"),
+            ("a.rs", "use super::b::B; pub struct A;"),
+            ("b.rs", "use super::c::C; pub struct B;"),
+            ("c.rs", "use super::a::A; pub struct C;"),
+        ];
+        assert_eq!(found(&files), [["a.rs b.rs: B", "b.rs c.rs: C", "c.rs a.rs: A"]]);
+    }
+
+    #[test]
+    fn parent_and_child_may_import_each_other_at_any_depth() {
+        let files = [
+            ("lib.rs", "mod a; pub struct Root;"),
+            ("a.rs", "mod b; use b::c::C; pub struct A(C);"),
+            ("a/b.rs", "pub mod c; use crate::Root;"),
+            ("a/b/c.rs", "use crate::a::A; use crate::Root; pub struct C;"),
+        ];
+        assert!(found(&files).is_empty());
+    }
+
+    #[test]
+    fn name_is_of_the_file_that_defines_it_and_not_of_one_that_hands_it_on() {
+        let files = [
+            ("lib.rs", "mod a; mod b;"),
+            ("a/mod.rs", "mod low; mod high; pub use low::Low; pub use self::high::*;"),
+            ("a/low.rs", "pub struct Low;"),
+            ("a/high.rs", "use crate::b::B; pub struct High(B);"),
+            ("b.rs", "use crate::a::Low; pub struct B(Low);"),
+        ];
+        assert!(found(&files).is_empty());
+        let mut circle = files;
+        circle[4].1 = "use crate::a::High; pub struct B(Box<High>);";
+        assert_eq!(found(&circle), [["a/high.rs b.rs: B", "b.rs a/high.rs: High"]]);
+    }
+
+    #[test]
+    fn names_are_found_in_types_expressions_macros_and_local_imports() {
+        let uses = [
+            "fn f(_: &crate::b::B) {}",
+            "fn f() { let _ = super::b::B { x: 1 }; }",
+            "fn f() { assert!(matches!(1, crate::b::B)); }",
+            "fn f() { use super::b; let _: b::B; }",
+            "use super::b as other; fn f() -> Vec<other::B> { todo!() }",
+            "use super::*; type T = b::B;",
+            "impl crate::b::B { }",
+            "mod inner { use super::super::b::B; }",
+            "trait T { type X; } impl T for u8 { type X = <u8 as crate::b::B>::X; }",
+        ];
+        for text in uses {
+            let a = format!("{text} pub struct A;");
+            let files = [("lib.rs", "mod a; mod b;"), ("a.rs", &a), ("b.rs", "use crate::a::A; pub struct B;")];
+            assert_eq!(found(&files), [["a.rs b.rs: B", "b.rs a.rs: A"]], "{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_other_crates_and_modules_alone_tie_nothing() {
+        let files = [
+            ("lib.rs", "mod a; mod b;"),
+            ("a.rs", "use super::b; use std::fmt::{self, Debug}; use ::b::B; pub struct A;"),
+            ("b.rs", "use super::a::A; pub struct B;"),
+        ];
+        assert!(found(&files).is_empty());
+    }
+
+    #[test]
+    fn files_elsewhere_and_inline_modules_are_followed() {
+        let files = [
+            ("src/lib.rs", "#[path = \"../odd/place.rs\"] mod a; mod inline { pub mod b; }"),
+            ("odd/place.rs", "use crate::inline::b::B; pub struct A;"),
+            ("src/inline/b.rs", "use crate::a::A; pub struct B;"),
+        ];
+        let circle = found(&files);
+        assert_eq!(circle.len(), 1);
+        assert_eq!(circle[0][1], "src/inline/b.rs src/../odd/place.rs: A");
+    }
+
+    #[test]
+    fn imports_that_lead_nowhere_end() {
+        let files = [
+            ("lib.rs", "mod a; mod b;"),
+            ("a.rs", "pub use super::b::*; pub use super::b::X;"),
+            ("b.rs", "pub use super::a::*; pub use super::a::X;"),
+        ];
+        assert!(found(&files).is_empty());
+    }
+
+    #[test]
+    fn missing_file_and_broken_syntax_are_named() {
+        let root = tempfile::tempdir().unwrap();
+        let lib = root.path().join("lib.rs");
+        for (text, part) in [("mod gone;", "module gone has no file"), ("fn {", "lib.rs")] {
+            fs::write(&lib, text).unwrap();
+            let error = Crate::read(&lib).err().unwrap();
+            assert!(format!("{error:#}").contains(part), "{error:#}");
+        }
+    }
+}

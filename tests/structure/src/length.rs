@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! How long a file may be.
+
+/// Lines that a file may have without a reason.
+pub(crate) const MOST_LINES: usize = 600;
+/// What the line that gives the reason starts with.
+pub(crate) const REASON: &str = "// Long because";
+/// Lines at the start of a file among which the reason stands.
+const HEAD: usize = 5;
+
+/// What is wrong with the length of a file with this text, if something is.
+pub(crate) fn complaint(text: &str) -> Option<String> {
+    let lines = text.lines().count();
+    let has_reason = text.lines().take(HEAD).any(|line| line.starts_with(REASON) && line.len() > REASON.len());
+    match (lines > MOST_LINES, has_reason) {
+        (true, false) => Some(format!(
+            "has {lines} lines, more than {MOST_LINES}: split it, or say why below its licence: `{REASON} …`"
+        )),
+        (false, true) => Some(format!("says `{REASON} …`, but has {lines} lines, no more than {MOST_LINES}")),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_file_needs_a_reason_and_a_short_one_must_have_none() {
+        let long = "fn f() {}\n".repeat(MOST_LINES + 1);
+        assert!(complaint(&long).unwrap().starts_with("has 601 lines"));
+        assert!(complaint(&format!("// SPDX\n\n{REASON} it is one table.\n{long}")).is_none());
+        assert!(complaint(&format!("{REASON}\n{long}")).unwrap().starts_with("has 602 lines"));
+        assert!(complaint(&format!("{long}{REASON} it is one table.\n")).is_some());
+        assert!(complaint(&"fn f() {}\n".repeat(MOST_LINES)).is_none());
+        assert!(complaint(&format!("{REASON} it is one table.\nfn f() {{}}\n")).unwrap().contains("has 2 lines"));
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Checks how the source files of the workspace stand to each other.
+//!
+//! - Files import each other in no circle, a module and those inside it apart.
+//! - A file has 600 lines at most, or says why it has more.
+//!
+//! What is known and not yet mended stands in `known.txt`, which only ever gets shorter.
+//!
+//! `cargo run -p carom-structure` prints what is wrong, and ends with status 1 if something is.
+
+mod imports;
+mod known;
+mod length;
+mod names;
+mod source;
+mod workspace;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::imports::{Ties, circles, imports};
+use crate::source::Crate;
+
+/// The list of what is known, below the workspace.
+const KNOWN: &str = "tests/structure/known.txt";
+
+fn main() -> Result<ExitCode> {
+    let (root, targets) = workspace::targets(Path::new("."))?;
+    let list = root.join(KNOWN);
+    let known = fs::read_to_string(&list).with_context(|| format!("{}", list.display()))?;
+    let complaints = check(&root, &targets, &known::parse(&known))?;
+    for complaint in &complaints {
+        println!("{complaint}");
+    }
+    Ok(if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What is wrong with the crates below `root` whose root files are `targets`, but for what is known.
+fn check(root: &Path, targets: &[PathBuf], known: &BTreeSet<String>) -> Result<Vec<String>> {
+    let mut ties = Ties::new();
+    let mut files = BTreeSet::new();
+    for target in targets {
+        let krate = Crate::read(target)?;
+        ties.extend(imports(&krate));
+        files.extend(krate.modules.into_iter().map(|module| module.file));
+    }
+    let short = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
+    let mut complaints = Vec::new();
+    let mut found = BTreeSet::new();
+    for circle in circles(&ties) {
+        let (mut lines, mut is_new) = (Vec::new(), false);
+        for ((from, to), names) in circle {
+            let import = format!("{} -> {}", short(&from), short(&to));
+            let note = if known.contains(&import) { " (known)" } else { "" };
+            lines.push(format!("    {import}: {}{note}", Vec::from_iter(names).join(", ")));
+            is_new |= !known.contains(&import);
+            found.insert(import);
+        }
+        if is_new {
+            complaints.push("these files import each other in a circle:".to_string());
+            complaints.extend(lines);
+        }
+    }
+    for file in files {
+        let text = fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
+        if let Some(complaint) = length::complaint(&text) {
+            let file = short(&file);
+            if !known.contains(&file) {
+                complaints.push(format!("{file} {complaint}"));
+            }
+            found.insert(file);
+        }
+    }
+    for line in known::mended(known, &found) {
+        complaints.push(format!("{KNOWN}: '{line}' is mended: remove the line"));
+    }
+    Ok(complaints)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Complaints about a crate of two files, the second with `more` at its end, while `known` is known.
+    fn complaints(more: &str, known: &str) -> Vec<String> {
+        let root = tempfile::tempdir().unwrap();
+        let files =
+            [("lib.rs", "mod a; mod b;"), ("a.rs", "use super::b::B; pub struct A;"), ("b.rs", "pub struct B;")];
+        for (file, text) in files {
+            fs::write(root.path().join(file), text).unwrap();
+        }
+        fs::write(root.path().join("b.rs"), format!("pub struct B;{more}")).unwrap();
+        check(root.path(), &[root.path().join("lib.rs")], &known::parse(known)).unwrap()
+    }
+
+    #[test]
+    fn sound_tree_has_no_complaints() {
+        assert!(complaints("", "").is_empty());
+    }
+
+    #[test]
+    fn circle_is_told_by_its_files_and_names_until_it_is_known() {
+        let circle = " use crate::a::A;";
+        let told = complaints(circle, "a.rs -> b.rs");
+        let expected =
+            ["these files import each other in a circle:", "    a.rs -> b.rs: B (known)", "    b.rs -> a.rs: A"];
+        assert_eq!(told, expected);
+        assert!(complaints(circle, "a.rs -> b.rs\nb.rs -> a.rs").is_empty());
+    }
+
+    #[test]
+    fn long_file_is_told_until_it_is_known() {
+        let lines = "\n".repeat(700);
+        assert!(complaints(&lines, "")[0].starts_with("b.rs has 700 lines"));
+        assert!(complaints(&lines, "b.rs").is_empty());
+    }
+
+    #[test]
+    fn known_finding_that_is_mended_must_leave_the_list() {
+        assert_eq!(
+            complaints("", "b.rs -> a.rs"),
+            ["tests/structure/known.txt: 'b.rs -> a.rs' is mended: remove the line"]
+        );
+    }
+}
