@@ -452,6 +452,6 @@ impl Client {
 fn is_whole(answer: &[u8]) -> bool {
     let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else { return false };
     let head = String::from_utf8_lossy(&answer[..end]).to_ascii_lowercase();
-    let len = head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
+    let len = head.lines().find_map(|line| line.strip_prefix("Content-Length:")?.trim().parse::<usize>().ok());
     answer.len() >= end + 4 + len.unwrap_or(0)
 }

@@ -7,8 +7,10 @@
 mod http;
 
 use std::fs;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -16,6 +18,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -327,7 +330,7 @@ fn document_and_metrics_are_served() {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         assert!(
-            answer.starts_with("HTTP/1.1 200") && answer.contains("content-type: text/plain; version=0.0.4"),
+            answer.starts_with("HTTP/1.1 200") && answer.contains("Content-Type: text/plain; version=0.0.4"),
             "{answer}"
         );
         assert!(answer.contains(&format!("carom_vm_state{{state=\"{wanted}\"}} 1")), "{answer}");
@@ -367,6 +370,82 @@ fn several_requests_on_one_connection_are_answered_in_order() {
         assert_eq!(receive(&mut reader).0, 200);
         assert_eq!(receive(&mut reader).0, 404);
     }
+}
+
+#[test]
+fn answers_have_the_form_that_cloud_hypervisors_clients_read() {
+    let carom = Carom::start();
+    let mut stream = carom.connect();
+    stream.write_all(b"GET /api/v1/vmm.ping HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n").unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    // They take all between the version and the end of the line for a number, and look for this name in this case.
+    assert!(text.starts_with("HTTP/1.1 200 \r\n"), "{text}");
+    assert!(text.contains("\r\nContent-Length: ") && text.contains("\r\nContent-Type: "), "{text}");
+    stream = carom.connect();
+    stream.write_all(b"PUT /api/v1/vm.boot HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    text.clear();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 404 \r\n"), "{text}");
+}
+
+/// Sends `bytes` with `count` descriptors in one message.
+fn send_with_descriptors(stream: &UnixStream, bytes: &[u8], count: usize) {
+    let file = fs::File::open("/dev/null").unwrap();
+    let files = vec![file.as_fd(); count];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(count == 0 || control.push(SendAncillaryMessage::ScmRights(&files)));
+    let sent = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+    assert_eq!(sent, bytes.len());
+}
+
+#[test]
+fn descriptors_that_come_with_requests_are_closed_where_nothing_uses_them() {
+    let carom = Carom::start();
+    let open = || fs::read_dir(format!("/proc/{}/fd", carom.child.id())).unwrap().count();
+    let stream = carom.connect();
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let body = r#"{"desired_vcpus": 1}"#;
+    let head = "PUT /api/v1/vm.resize HTTP/1.1\r\nHost: localhost\r\n";
+    let length = format!("Content-Length: {}\r\n\r\n", body.len());
+    send_with_descriptors(&stream, format!("{head}{length}{body}").as_bytes(), 1);
+    assert_eq!(receive(&mut reader).0, 404);
+    let before = open();
+    for round in 0..10_000 {
+        // With all of the request, with its head, and with a part of the head.
+        let parts: &[&str] = match round % 3 {
+            0 => &[&format!("{head}{length}{body}")],
+            1 => &[&format!("{head}{length}"), body],
+            _ => &[head, &length, body],
+        };
+        for (place, part) in parts.iter().enumerate() {
+            send_with_descriptors(&stream, part.as_bytes(), if place == 0 { 1 + round % 4 } else { 0 });
+        }
+        assert_eq!(receive(&mut reader).0, 404, "{round}");
+    }
+    assert_eq!(open(), before);
+}
+
+#[test]
+fn more_descriptors_than_a_request_may_have_are_refused_and_closed() {
+    let carom = Carom::start();
+    let open = || fs::read_dir(format!("/proc/{}/fd", carom.child.id())).unwrap().count();
+    let stream = carom.connect();
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let request = b"PUT /api/v1/vm.boot HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    send_with_descriptors(&stream, request, 0);
+    assert_eq!(receive(&mut reader).0, 404);
+    let before = open();
+    send_with_descriptors(&stream, request, 253);
+    let (status, body) = receive(&mut reader);
+    assert_eq!(status, 400);
+    assert!(String::from_utf8(body).unwrap().contains("at most 64"));
+    send_with_descriptors(&stream, request, 64);
+    assert_eq!(receive(&mut reader).0, 404);
+    assert_eq!(open(), before);
 }
 
 #[test]

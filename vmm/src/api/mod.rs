@@ -7,6 +7,8 @@
 //! `respond` turns requests into calls and what comes of them into responses. What a call does is [`crate::control`]'s.
 
 pub mod body;
+mod client_stream;
+mod descriptors;
 pub mod document;
 mod json;
 pub mod metrics;

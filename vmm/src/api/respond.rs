@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
+use hyper::ext::ReasonPhrase;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::client_stream::Requests;
+use super::descriptors::MAX_DESCRIPTORS;
 use super::operations::{self, Action, Operation};
 use super::server::{Door, Shared};
 use super::types::VmmPing;
@@ -44,6 +47,8 @@ impl From<Page> for Response<Full<Bytes>> {
     fn from(page: Page) -> Self {
         let mut response = Self::new(Full::new(page.body));
         *response.status_mut() = page.status;
+        // As in Cloud Hypervisor, whose clients take all that follows the version for the number.
+        response.extensions_mut().insert(ReasonPhrase::from_static(b""));
         if let Some(media_type) = page.media_type {
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
         }
@@ -51,13 +56,18 @@ impl From<Page> for Response<Full<Bytes>> {
     }
 }
 
-/// Answers a request that came through `door`.
-pub(super) async fn respond(door: Door, shared: &Shared, request: Request<Incoming>) -> Response<Full<Bytes>> {
+/// Answers a request that came through `door` as one of `requests`.
+pub(super) async fn respond(
+    door: Door,
+    shared: &Shared,
+    request: Request<Incoming>,
+    requests: &Requests,
+) -> Response<Full<Bytes>> {
     let path = request.uri().path().to_string();
     let mut verbs = Vec::new();
     for operation in operations::at(&path).filter(|operation| door.has(operation)) {
         if request.method().as_str() == operation.verb.name() {
-            let response = perform(shared, operation, request).await;
+            let response = perform(shared, operation, request, requests).await;
             log::debug!("API: {} {path}: {}", operation.verb.name(), response.status());
             return response;
         }
@@ -77,11 +87,27 @@ pub(super) async fn respond(door: Door, shared: &Shared, request: Request<Incomi
     response
 }
 
-async fn perform(shared: &Shared, operation: &'static Operation, request: Request<Incoming>) -> Response<Full<Bytes>> {
+async fn perform(
+    shared: &Shared,
+    operation: &'static Operation,
+    request: Request<Incoming>,
+    requests: &Requests,
+) -> Response<Full<Bytes>> {
     let body = match read_body(request.into_body()).await {
         Ok(body) => body,
         Err(page) => return page.into(),
     };
+    // They may come with any part of the request.
+    match requests.take_descriptors() {
+        None => {
+            let message = format!("descriptors were lost: at most {MAX_DESCRIPTORS} may come with a request");
+            return refusal(StatusCode::BAD_REQUEST, &message).into();
+        }
+        Some(unused) if !unused.is_empty() => {
+            log::debug!("API: {} uses no descriptors: {} are closed", operation.name, unused.len());
+        }
+        Some(_) => {}
+    }
     let call = match &operation.action {
         Action::Ping => return json(&ping()).into(),
         Action::Document => return Page::new(StatusCode::OK, JSON, document::SERVED).into(),

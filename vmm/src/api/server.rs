@@ -15,21 +15,19 @@ use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::timeout;
 use tokio_io_timeout::TimeoutStream;
 
 use super::ApiSocket;
+use super::client_stream::{ClientSocket, ClientStream};
 use super::operations::{self, Operation};
 use super::reading::Readings;
 use super::respond::{Page, respond};
 use crate::control::ControlHandle;
 use crate::time_slice::ShortSlice;
 
-/// How long a client may take to send the head of a request, and be silent between two.
-const HEAD_TIME: Duration = Duration::from_secs(30);
 /// How long a client may take nothing of its answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// How long the last answers may take to be sent when the VMM ends.
@@ -38,7 +36,7 @@ const LAST_ANSWERS: Duration = Duration::from_millis(500);
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// What one client too many gets.
-const BUSY: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nContent-Length: 34\r\n\
+const BUSY: &[u8] = b"HTTP/1.1 429 \r\nContent-Type: application/json\r\nContent-Length: 34\r\n\
     Connection: close\r\n\r\n[\"too many clients are connected\"]";
 
 /// What all connections share.
@@ -136,7 +134,7 @@ impl Drop for ApiServer {
 /// What connections come from.
 trait Listener {
     /// A connection.
-    type Stream: AsyncRead + AsyncWrite + Send + 'static;
+    type Stream: ClientSocket;
     /// The next one.
     async fn next(&self) -> io::Result<Self::Stream>;
     /// Sends as much as it takes at once.
@@ -221,15 +219,17 @@ async fn accept<L: Listener>(
     }
 }
 
-async fn connection<S: AsyncRead + AsyncWrite>(
-    stream: S,
-    door: Door,
-    shared: Arc<Shared>,
-    mut stopping: watch::Receiver<bool>,
-) {
+async fn connection<S: ClientSocket>(stream: S, door: Door, shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
+    let stream = ClientStream::new(stream);
+    let requests = stream.requests();
     let service = service_fn(|request| {
-        let shared = shared.clone();
-        async move { Ok::<_, Infallible>(respond(door, &shared, request).await) }
+        let (shared, requests) = (shared.clone(), requests.clone());
+        async move {
+            requests.begin();
+            let response = respond(door, &shared, request, &requests).await;
+            requests.end();
+            Ok::<_, Infallible>(response)
+        }
     });
     let mut stream = TimeoutStream::new(stream);
     // Reading has limits of its own, for heads and bodies.
@@ -238,7 +238,10 @@ async fn connection<S: AsyncRead + AsyncWrite>(
         .timer(TokioTimer::new())
         // Who sends no more may still take the answer: what was asked for is done.
         .half_close(true)
-        .header_read_timeout(HEAD_TIME)
+        // The names' case in Cloud Hypervisor, whose clients compare it.
+        .title_case_headers(true)
+        // The stream's, as hyper's would cut idle connections.
+        .header_read_timeout(None)
         .serve_connection(TokioIo::new(Box::pin(stream)), service);
     tokio::pin!(connection);
     let result = tokio::select! {

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A client's connection: how long it may take to send a request, and the descriptors that come with it.
+//!
+//! Some clients keep one connection for as long as the VM lives and do not connect again, so that silence between two
+//! requests has no limit. A request that has begun has one.
+
+use std::future::Future;
+use std::io;
+use std::mem;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::descriptors::{self, MAX_DESCRIPTORS};
+
+/// How long a client may take to send the head of a request, and its first one from when it connects.
+const HEAD_TIME: Duration = Duration::from_secs(30);
+
+/// A connection from which descriptors may come.
+pub(super) trait ClientSocket: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// Reads bytes to `buf`, and what descriptors came with them to `descriptors`; `false` if some of them were lost.
+    fn poll_receive(
+        &self,
+        context: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> Option<Poll<io::Result<bool>>>;
+}
+
+impl ClientSocket for UnixStream {
+    fn poll_receive(
+        &self,
+        context: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> Option<Poll<io::Result<bool>>> {
+        Some(descriptors::poll_receive(self, context, buf, descriptors))
+    }
+}
+
+impl ClientSocket for TcpStream {
+    /// None come by TCP.
+    fn poll_receive(
+        &self,
+        _: &mut Context<'_>,
+        _: &mut ReadBuf<'_>,
+        _: &mut Vec<OwnedFd>,
+    ) -> Option<Poll<io::Result<bool>>> {
+        None
+    }
+}
+
+/// What a connection is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Nothing of the next request has come.
+    Idle,
+    /// Its head comes.
+    Head,
+    /// It is being served. Its body has a limit of its own.
+    Serving,
+}
+
+/// What a connection and the request that comes by it share.
+struct Progress {
+    phase: Phase,
+    descriptors: Vec<OwnedFd>,
+    /// Some were more than are taken, or than this process may have.
+    lost: bool,
+}
+
+/// The requests of one connection, which come one after the other.
+#[derive(Clone)]
+pub(super) struct Requests(Arc<Mutex<Progress>>);
+
+impl Requests {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The head of a request is there.
+    pub(super) fn begin(&self) {
+        self.lock().phase = Phase::Serving;
+    }
+
+    /// Takes the descriptors that came with the request, whose body is there; `None` if some of them were lost.
+    pub(super) fn take_descriptors(&self) -> Option<Vec<OwnedFd>> {
+        let mut progress = self.lock();
+        let descriptors = mem::take(&mut progress.descriptors);
+        (!mem::take(&mut progress.lost)).then_some(descriptors)
+    }
+
+    /// The answer is there. What came and nobody took is closed.
+    pub(super) fn end(&self) {
+        let mut progress = self.lock();
+        progress.phase = Phase::Idle;
+        progress.descriptors.clear();
+        progress.lost = false;
+    }
+}
+
+/// The connection.
+pub(super) struct ClientStream<S> {
+    socket: S,
+    requests: Requests,
+    /// When the head that has begun must be there.
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl<S: ClientSocket> ClientStream<S> {
+    /// Over `socket`, which has just connected. To be called within a runtime.
+    pub(super) fn new(socket: S) -> Self {
+        let progress = Progress { phase: Phase::Head, descriptors: Vec::new(), lost: false };
+        Self { socket, requests: Requests(Arc::new(Mutex::new(progress))), deadline: Box::pin(sleep(HEAD_TIME)) }
+    }
+
+    /// Its requests.
+    pub(super) fn requests(&self) -> Requests {
+        self.requests.clone()
+    }
+
+    fn poll_socket(&mut self, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let mut came = Vec::new();
+        let Some(received) = self.socket.poll_receive(context, buf, &mut came) else {
+            return Pin::new(&mut self.socket).poll_read(context, buf);
+        };
+        let whole = ready!(received)?;
+        let mut progress = self.requests.lock();
+        let room = MAX_DESCRIPTORS - progress.descriptors.len();
+        progress.lost |= !whole || came.len() > room;
+        progress.descriptors.extend(came.into_iter().take(room));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: ClientSocket> AsyncRead for ClientStream<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let outcome = self.poll_socket(context, buf);
+        let phase = self.requests.lock().phase;
+        match outcome {
+            Poll::Ready(Ok(())) if phase == Phase::Idle && buf.filled().len() > before => {
+                self.requests.lock().phase = Phase::Head;
+                self.deadline.as_mut().reset(Instant::now() + HEAD_TIME);
+                outcome
+            }
+            Poll::Pending if phase == Phase::Head => {
+                ready!(self.deadline.as_mut().poll(context));
+                Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+impl<S: ClientSocket> AsyncWrite for ClientStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_io().enable_time().start_paused(true).build();
+        runtime.unwrap().block_on(test);
+    }
+
+    #[test]
+    fn head_that_stops_half_way_ends_the_connection() {
+        run(async {
+            let (mut client, server) = UnixStream::pair().unwrap();
+            let mut stream = ClientStream::new(server);
+            let mut buf = [0; 64];
+            client.write_all(b"GET").await.unwrap();
+            assert_eq!(stream.read(&mut buf).await.unwrap(), 3);
+            assert_eq!(stream.read(&mut buf).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        });
+    }
+
+    #[test]
+    fn client_that_never_speaks_is_not_waited_for_for_ever() {
+        run(async {
+            let (_client, server) = UnixStream::pair().unwrap();
+            let mut stream = ClientStream::new(server);
+            assert_eq!(stream.read(&mut [0; 64]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        });
+    }
+
+    #[test]
+    fn silence_between_requests_has_no_limit() {
+        run(async {
+            let (mut client, server) = UnixStream::pair().unwrap();
+            let mut stream = ClientStream::new(server);
+            let requests = stream.requests();
+            let mut buf = [0; 64];
+            client.write_all(b"GET").await.unwrap();
+            stream.read_exact(&mut buf[..3]).await.unwrap();
+            requests.begin();
+            requests.end();
+            tokio::join!(async { assert_eq!(stream.read(&mut buf).await.unwrap(), 1) }, async {
+                sleep(100 * HEAD_TIME).await;
+                client.write_all(b"P").await.unwrap();
+            });
+            // The next head has begun with that.
+            assert_eq!(stream.read(&mut buf).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        });
+    }
+}
