@@ -3,12 +3,22 @@
 //! Locks that stay usable after a thread died.
 
 use std::hint;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 /// Locks `mutex`, also after a thread panicked while it held it: the state of a device stays valid between any two of
 /// its statements, and one dead vCPU thread must not take the others along before the VM is torn down.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`lock`], for one of several readers.
+pub(crate) fn read_lock<T: ?Sized>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`lock`], for the only writer.
+pub(crate) fn write_lock<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How often [`lock_soon`] tries: some microseconds, several times what the engine takes for a request that needs no host.

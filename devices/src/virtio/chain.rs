@@ -6,7 +6,7 @@ use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::DeviceError;
-use super::memory::NearMemory;
+use crate::dma::NearMemory;
 
 /// What is wrong with a buffer outside guest memory.
 pub(crate) const OUTSIDE: &str = "a buffer is not in guest memory";

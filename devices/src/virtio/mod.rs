@@ -5,7 +5,6 @@
 mod chain;
 mod device;
 pub mod iommu;
-mod memory;
 mod notification;
 #[cfg(test)]
 mod test_support;

@@ -9,7 +9,7 @@ use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Error, Queue, QueueT};
 use vm_memory::{Address, Bytes, GuestAddress};
 
-use super::memory::NearMemory;
+use crate::dma::NearMemory;
 
 /// A ring with `avail_event`, for [`keep_up`].
 trait EventRing {

@@ -5,11 +5,12 @@
 
 use std::sync::Arc;
 
+use devices::dma::{FaultRelay, FaultSender, fault_relay};
 use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::platform::{DeviceObserver, HostListener, MemorySlots, MsiAllocator};
 use devices::ram::Ram;
 use devices::shown::ShownMemory;
-use devices::vfio::user::{FaultRelay, FaultSender, UserMapper, UserServer, fault_relay};
+use devices::vfio::user::{UserMapper, UserServer};
 use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioMapper, VfioPciDevice, map_guest_ram};
 use devices::virtio::iommu::{self, IommuHandle, IommuParams, RingFeatures, WindowRegion};
 use iommu_bounce::{DmaMapper, EngineConfig, MapperLimits, WindowConfig};

@@ -9,10 +9,9 @@ use iommu_bounce::Permissions;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::connection::{Calls, take_message};
-use super::faults::fault_relay;
-use super::mappings::{Mappings, Memory};
 use super::version;
 use super::wire::{self, ACCESS, Command, HEADER, Header, Kind};
+use crate::dma::{Backing, DmaTable, fault_relay};
 use crate::ram::Ram;
 
 /// Questions that wait for answers; their numbers are 0, 1 and so on.
@@ -44,12 +43,12 @@ pub fn server(mut data: &[u8]) {
         ram.write_slice(&[byte; 0x1000], GuestAddress(page * PAGE)).expect("it is RAM");
     }
     let (sender, _relay) = fault_relay();
-    let mappings = Mappings::new("fuzzed", ram.clone(), Some((1, sender)));
+    let table = DmaTable::new("fuzzed", ram.clone(), Some((1, sender)));
     let both = Permissions::READ | Permissions::WRITE;
     for (iova, gpa, permissions) in
         [(READ_WRITE, PAGE, both), (READ, 2 * PAGE, Permissions::READ), (WRITE, 3 * PAGE, Permissions::WRITE)]
     {
-        assert!(mappings.insert(iova, PAGE, Memory::Ram(gpa), permissions));
+        assert!(table.insert(iova, PAGE, Backing::Ram(gpa), permissions));
     }
     let calls = Calls::default();
     let ids = QUESTIONS.map(|command| calls.expect(command, 4096).expect("the server is there"));
@@ -57,7 +56,7 @@ pub fn server(mut data: &[u8]) {
         check_answer(answer);
         Ok(())
     };
-    while take_message(&mut data, &calls, &mappings, &mut send).is_ok() {}
+    while take_message(&mut data, &calls, &table, &mut send).is_ok() {}
     for (id, command) in ids.into_iter().zip(QUESTIONS) {
         if let Some(Ok(answer)) = calls.wait(id, Instant::now()) {
             decode(command, &answer);

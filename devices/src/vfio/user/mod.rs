@@ -9,11 +9,9 @@
 mod client;
 mod connection;
 mod event_fd;
-mod faults;
 mod function;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-mod mappings;
 #[cfg(test)]
 mod scripted_server;
 #[cfg(test)]
@@ -31,21 +29,20 @@ use std::sync::Arc;
 use iommu_bounce::{EndpointId, Permissions};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 
-pub use self::faults::{FaultRelay, FaultSender, fault_relay};
 pub use self::user_mapper::UserMapper;
 
 use self::client::{Client, open_socket};
 use self::function::UserFunction;
-use self::mappings::{Mappings, Memory};
 use super::error::VfioPciError;
 use super::function::VfioPciDevice;
+use crate::dma::{Backing, DmaTable, FaultSender};
 use crate::platform::{MemorySlots, MsiAllocator};
 use crate::ram::Ram;
 
 /// A server that was connected to.
 pub struct UserServer {
     client: Arc<Client>,
-    mappings: Arc<Mappings>,
+    table: Arc<DmaTable>,
     ram: Arc<Ram>,
 }
 
@@ -69,9 +66,9 @@ impl UserServer {
         ram: Arc<Ram>,
         faults: Option<(EndpointId, FaultSender)>,
     ) -> Result<Self, VfioPciError> {
-        let mappings = Arc::new(Mappings::new(name, ram.clone(), faults));
-        let client = Arc::new(Client::new(name, socket, mappings.clone())?);
-        Ok(Self { client, mappings, ram })
+        let table = Arc::new(DmaTable::new(name, ram.clone(), faults));
+        let client = Arc::new(Client::new(name, socket, table.clone())?);
+        Ok(Self { client, table, ram })
     }
 
     /// Gives the server all guest RAM, each address at itself, for reading and writing: what a device without a virtual
@@ -89,7 +86,7 @@ impl UserServer {
             let (gpa, len) = (region.start_addr().raw_value(), region.len());
             let file = region.file_offset().ok_or_else(|| fail(io::ErrorKind::Unsupported.into()))?;
             let descriptor = (file.file().as_fd(), file.start());
-            self.mappings.insert(gpa, len, Memory::Ram(gpa), everything);
+            self.table.insert(gpa, len, Backing::Ram(gpa), everything);
             self.client.map(gpa, len, everything, Some(descriptor)).map_err(|error| fail(error.into()))?;
         }
         Ok(())
@@ -97,7 +94,7 @@ impl UserServer {
 
     /// The mapper of its device, behind a virtual IOMMU.
     pub fn mapper(&self) -> UserMapper {
-        UserMapper::new(self.client.clone(), self.mappings.clone())
+        UserMapper::new(self.client.clone(), self.table.clone())
     }
 
     /// Its device as a function of the guest's, which is reset. `id` is its name in logs and the API.

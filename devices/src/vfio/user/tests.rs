@@ -15,11 +15,10 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, VolatileSli
 
 use super::client::{Client, open_socket};
 use super::connection::{CallError, DmaTarget};
-use super::faults::{FaultRelay, fault_relay};
-use super::mappings::Mappings;
 use super::scripted_server::{Asked, Instead, MSI, Server};
 use super::wire::{self, ACCESS, Command, Header, Kind, MOST_DATA};
 use super::{UserMapper, UserServer};
+use crate::dma::{DmaTable, FaultRelay, fault_relay};
 use crate::pci::{PciDevice, regs};
 use crate::platform::MsiMessage;
 use crate::ram::Ram;
@@ -64,7 +63,7 @@ fn ram() -> Arc<Ram> {
 struct Rig {
     server: Server,
     mapper: UserMapper,
-    mappings: Arc<Mappings>,
+    table: Arc<DmaTable>,
     client: Arc<Client>,
     ram: Arc<Ram>,
     relay: FaultRelay,
@@ -74,10 +73,10 @@ fn rig(server: (Server, UnixStream)) -> Rig {
     let (server, socket) = server;
     let (sender, relay) = fault_relay();
     let ram = ram();
-    let mappings = Arc::new(Mappings::new("/run/x", ram.clone(), Some((ENDPOINT, sender))));
-    let client = Arc::new(Client::with_limit("/run/x", socket, mappings.clone(), LIMIT).unwrap());
+    let table = Arc::new(DmaTable::new("/run/x", ram.clone(), Some((ENDPOINT, sender))));
+    let client = Arc::new(Client::with_limit("/run/x", socket, table.clone(), LIMIT).unwrap());
     server.asked();
-    Rig { server, mapper: UserMapper::new(client.clone(), mappings.clone()), mappings, client, ram, relay }
+    Rig { server, mapper: UserMapper::new(client.clone(), table.clone()), table, client, ram, relay }
 }
 
 impl Rig {
@@ -357,7 +356,7 @@ fn server_that_keeps_what_is_unmapped_is_given_up() {
     rig.map(0x1000, 0x1000, 0x1000, RW).unwrap();
     rig.mapper.unmap(0x1000, 0x1000).unwrap();
     assert!(rig.client.gone().unwrap().contains("does not take DMA_UNMAP"));
-    assert!(!rig.mappings.read(0x1000, &mut [0]));
+    assert!(!rig.table.read(0x1000, &mut [0]));
 }
 
 #[test]
@@ -418,7 +417,7 @@ fn windows() -> (Arc<WindowMemory>, Arc<FakeSlots>) {
 fn chunks_go_with_descriptors_of_their_own_and_their_permissions() {
     let mut rig = rig(Server::good());
     let (windows, _slots) = windows();
-    rig.mappings.set_windows(windows.clone());
+    rig.table.set_windows(windows.clone());
     let mut store = windows.store();
     let kinds = [RW, Permissions::READ, Permissions::WRITE];
     let mut chunks = Vec::new();

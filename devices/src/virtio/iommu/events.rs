@@ -6,10 +6,10 @@ use iommu_bounce::Engine;
 use iommu_bounce::spec::fault;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 
+use crate::dma::NearMemory;
 use crate::ram::Ram;
 use crate::virtio::DeviceError;
 use crate::virtio::chain::{broken, read_request, ring_error};
-use crate::virtio::memory::NearMemory;
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 
 /// Index of the event queue.

@@ -5,10 +5,12 @@
 use std::sync::{Arc, Mutex};
 
 use iommu_bounce::{
-    ConfigError, Counters, DmaMapper, DomainWindow, EndpointId, Engine, Fault, Permissions, Report, Translation,
+    ConfigError, Counters, DmaMapper, DomainWindow, EndpointId, Engine, Fault, FaultReason, Permissions, Report,
+    Translation,
 };
 
 use super::device::VirtioIommu;
+use crate::dma::{FaultReporter, Stopped};
 use crate::sync::{lock, lock_soon};
 use crate::virtio::Interrupt;
 use crate::virtio::windows::WindowMemory;
@@ -86,15 +88,8 @@ impl IommuHandle {
         reported
     }
 
-    /// Counts faults that nobody could be told of.
-    pub fn count_lost_faults(&self, count: u64) {
-        if count != 0 {
-            lock(&self.engine).count_lost_faults(count);
-        }
-    }
-
     /// The memory of bounce windows, if there are any.
-    pub(crate) fn windows(&self) -> Option<&Arc<WindowMemory>> {
+    pub fn windows(&self) -> Option<&Arc<WindowMemory>> {
         self.windows.as_ref()
     }
 
@@ -150,6 +145,20 @@ impl IommuHandle {
         let notify = lock(&self.engine).set_threshold(bytes)?;
         self.interrupt.config_changed(notify);
         Ok(())
+    }
+}
+
+impl FaultReporter for IommuHandle {
+    fn report_stopped(&self, Stopped { endpoint, iova, access }: Stopped) {
+        // The engine knows, and reports, whether the endpoint is in a domain at all.
+        if self.translate(endpoint, iova, access).is_ok() {
+            // It was mapped since.
+            self.report_fault(Fault { reason: FaultReason::Mapping, endpoint, address: Some(iova), access });
+        }
+    }
+
+    fn count_lost_faults(&self, count: u64) {
+        lock(&self.engine).count_lost_faults(count);
     }
 }
 

@@ -7,10 +7,10 @@ use iommu_bounce::{Engine, MAX_REPLY, UnmapRequest};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
+use crate::dma::NearMemory;
 use crate::ram::Ram;
 use crate::virtio::DeviceError;
 use crate::virtio::chain::{OUTSIDE, broken, read_request, ring_error};
-use crate::virtio::memory::NearMemory;
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 
 /// Index of the request queue.

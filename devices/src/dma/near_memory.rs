@@ -12,7 +12,7 @@ use vm_memory::{GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryRegion
 use crate::ram::{Ram, RamBitmap, RamRegion};
 
 /// Bytes of RAM.
-type RamSlice<'a> = VolatileSlice<'a, BS<'a, RamBitmap>>;
+pub(super) type RamSlice<'a> = VolatileSlice<'a, BS<'a, RamBitmap>>;
 
 /// A view of guest memory that remembers which region was accessed last.
 ///
@@ -45,6 +45,14 @@ impl<'m> NearMemory<'m> {
             self.near(addr, count)
         })
     }
+
+    /// The memory of one access.
+    pub(super) fn slices(&self, addr: GuestAddress, count: usize) -> NearSlices<'_> {
+        match self.slice(addr, count) {
+            Some(slice) => NearSlices::One(Some(slice)),
+            None => NearSlices::Several(GuestMemoryBackend::get_slices(self.memory, addr, count)),
+        }
+    }
 }
 
 impl GuestMemory for NearMemory<'_> {
@@ -61,10 +69,7 @@ impl GuestMemory for NearMemory<'_> {
         count: usize,
         _access: Permissions,
     ) -> Result<impl GuestMemorySliceIterator<'a, BS<'a, RamBitmap>>> {
-        Ok(match self.slice(addr, count) {
-            Some(slice) => Slices::One(Some(slice)),
-            None => Slices::Several(GuestMemoryBackend::get_slices(self.memory, addr, count)),
-        })
+        Ok(self.slices(addr, count))
     }
 
     fn physical_memory(&self) -> Option<&Ram> {
@@ -73,14 +78,14 @@ impl GuestMemory for NearMemory<'_> {
 }
 
 /// The slices of one access.
-enum Slices<'a> {
+pub(super) enum NearSlices<'a> {
     /// All in one region.
     One(Option<RamSlice<'a>>),
     /// In several, or not all in guest memory.
     Several(GuestMemoryBackendSliceIterator<'a, Ram>),
 }
 
-impl<'a> Iterator for Slices<'a> {
+impl<'a> Iterator for NearSlices<'a> {
     type Item = Result<RamSlice<'a>>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -91,9 +96,9 @@ impl<'a> Iterator for Slices<'a> {
     }
 }
 
-impl FusedIterator for Slices<'_> {}
+impl FusedIterator for NearSlices<'_> {}
 
-impl<'a> GuestMemorySliceIterator<'a, BS<'a, RamBitmap>> for Slices<'a> {}
+impl<'a> GuestMemorySliceIterator<'a, BS<'a, RamBitmap>> for NearSlices<'a> {}
 
 #[cfg(test)]
 mod tests {

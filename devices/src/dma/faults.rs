@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Accesses of servers that were stopped, on their way to the driver of the virtio-iommu.
+//! Accesses of devices that were stopped, on their way to the driver of the virtio-iommu.
 //!
-//! Who stops them must not wait for the engine, which may be waiting for the very server. So they go through a short
-//! queue to a thread of their own, and those that find it full are counted.
+//! Whoever stops an access must not wait for the engine: the engine may be waiting for the very device, or for the server
+//! behind it. So faults go through a short queue to a thread of their own. Those that find the queue full are counted.
 
 use std::io;
 use std::sync::Arc;
@@ -11,19 +11,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-use iommu_bounce::{EndpointId, Fault, FaultReason, Permissions};
-
-use crate::virtio::iommu::IommuHandle;
+use iommu_bounce::{EndpointId, Permissions};
 
 /// As many as the driver may be told at once.
 const QUEUE: usize = 64;
 
 /// An access that was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stopped {
-    pub(super) endpoint: EndpointId,
-    pub(super) iova: u64,
-    pub(super) access: Permissions,
+pub struct Stopped {
+    /// Whose access it was.
+    pub endpoint: EndpointId,
+    /// The first address that it may not access so.
+    pub iova: u64,
+    /// What the device wanted to do there.
+    pub access: Permissions,
+}
+
+/// Whoever tells the guest's driver.
+pub trait FaultReporter: Send + Sync {
+    /// Reports an access that was stopped.
+    fn report_stopped(&self, stopped: Stopped);
+    /// Counts faults that nobody is told of.
+    fn count_lost_faults(&self, count: u64);
 }
 
 /// Takes accesses that were stopped. Clones lead to the same driver.
@@ -35,7 +44,7 @@ pub struct FaultSender {
 
 impl FaultSender {
     /// Passes one on, or counts it. It never waits.
-    pub(super) fn send(&self, stopped: Stopped) {
+    pub(crate) fn send(&self, stopped: Stopped) {
         if self.queue.try_send(stopped).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -48,7 +57,7 @@ pub struct FaultRelay {
     lost: Arc<AtomicU64>,
 }
 
-/// A way for faults of vfio-user devices.
+/// A way for the faults of devices whose DMA goes through this process.
 pub fn fault_relay() -> (FaultSender, FaultRelay) {
     let (sender, receiver) = sync_channel(QUEUE);
     let lost = Arc::new(AtomicU64::new(0));
@@ -56,29 +65,28 @@ pub fn fault_relay() -> (FaultSender, FaultRelay) {
 }
 
 impl FaultRelay {
-    /// Passes faults on to the driver of `iommu`, as long as it and a sender are there.
+    /// Passes faults on to `reporter`, as long as it and a sender are there.
     ///
     /// # Errors
     /// The host gives no thread.
-    pub fn spawn(self, iommu: &Arc<IommuHandle>) -> io::Result<()> {
-        let iommu = Arc::downgrade(iommu);
+    pub fn spawn(self, reporter: &Arc<impl FaultReporter + 'static>) -> io::Result<()> {
+        let reporter = Arc::downgrade(reporter);
         let run = move || {
-            while let Ok(Stopped { endpoint, iova, access }) = self.queue.recv() {
-                let Some(iommu) = iommu.upgrade() else { return };
-                // It knows, and reports, whether the endpoint is in a domain at all.
-                if iommu.translate(endpoint, iova, access).is_ok() {
-                    // It was mapped since.
-                    iommu.report_fault(Fault { reason: FaultReason::Mapping, endpoint, address: Some(iova), access });
+            while let Ok(stopped) = self.queue.recv() {
+                let Some(reporter) = reporter.upgrade() else { return };
+                reporter.report_stopped(stopped);
+                let lost = self.lost.swap(0, Ordering::Relaxed);
+                if lost != 0 {
+                    reporter.count_lost_faults(lost);
                 }
-                iommu.count_lost_faults(self.lost.swap(0, Ordering::Relaxed));
             }
         };
-        thread::Builder::new().name("vfio-user-faults".into()).spawn(run).map(drop)
+        thread::Builder::new().name("dma-faults".into()).spawn(run).map(drop)
     }
 
     /// What came so far.
     #[cfg(test)]
-    pub(super) fn take(&self) -> (Vec<Stopped>, u64) {
+    pub(crate) fn take(&self) -> (Vec<Stopped>, u64) {
         (self.queue.try_iter().collect(), self.lost.swap(0, Ordering::Relaxed))
     }
 }

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! I/O of the host's kernel into guest memory, such as an asynchronous read of a disk's file: what of it is under way.
+//!
+//! The kernel goes on with such an operation whatever this process does with its mappings. So who takes memory away from
+//! a device must know of it, have it cancelled and wait for its end.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::platform::HostRange;
+use crate::sync::lock;
+
+/// How long an UNMAP waits for I/O of the host's kernel that was asked to end. A vCPU of the guest waits that long, with
+/// interrupts off.
+pub const IO_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Whoever runs I/O of the host's kernel for a device.
+pub trait IoOwner: Send + Sync {
+    /// Asks the kernel to end this operation, the number that [`HostIo::number`] told. Comes on the thread of a vCPU, with
+    /// the engine locked: it must not wait. The operation may have ended already.
+    fn cancel(&self, number: u64);
+    /// The operation did not end in time: the device is to fail until its driver resets it. Must not wait either.
+    fn give_up(&self);
+}
+
+/// An operation under way.
+struct Operation {
+    number: u64,
+    /// First and last IOVA of its parts.
+    parts: Vec<(u64, u64)>,
+    owner: Arc<dyn IoOwner>,
+}
+
+impl Operation {
+    fn touches(&self, first: u64, last: u64) -> bool {
+        self.parts.iter().any(|(start, end)| *start <= last && first <= *end)
+    }
+}
+
+#[derive(Default)]
+struct Running {
+    next: u64,
+    operations: Vec<Operation>,
+}
+
+/// The operations of one table.
+#[derive(Default)]
+pub(super) struct Operations {
+    running: Mutex<Running>,
+    ended: Condvar,
+}
+
+impl Operations {
+    /// Notes an operation; returns its number.
+    pub(super) fn begin(&self, parts: Vec<(u64, u64)>, owner: Arc<dyn IoOwner>) -> u64 {
+        let mut running = lock(&self.running);
+        let number = running.next;
+        running.next += 1;
+        running.operations.push(Operation { number, parts, owner });
+        number
+    }
+
+    fn end(&self, number: u64) {
+        let mut running = lock(&self.running);
+        if let Some(place) = running.operations.iter().position(|operation| operation.number == number) {
+            running.operations.swap_remove(place);
+        }
+        drop(running);
+        self.ended.notify_all();
+    }
+
+    /// Whether any touches `[first, last]`.
+    pub(super) fn touch(&self, first: u64, last: u64) -> bool {
+        lock(&self.running).operations.iter().any(|operation| operation.touches(first, last))
+    }
+
+    /// Those that touch `[first, last]`. Their owners are called without the lock.
+    fn touching(&self, first: u64, last: u64) -> Vec<(u64, Arc<dyn IoOwner>)> {
+        let running = lock(&self.running);
+        let touching = running.operations.iter().filter(|operation| operation.touches(first, last));
+        touching.map(|operation| (operation.number, operation.owner.clone())).collect()
+    }
+
+    /// Has those that touch `[first, last]` cancelled, and waits for their end. `false` if one goes on after `limit`: its
+    /// owner was told. To be called when no other can begin there.
+    pub(super) fn end_all(&self, first: u64, last: u64, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        for (number, owner) in self.touching(first, last) {
+            owner.cancel(number);
+        }
+        let mut running = lock(&self.running);
+        while running.operations.iter().any(|operation| operation.touches(first, last)) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                drop(running);
+                self.touching(first, last).iter().for_each(|(_, owner)| owner.give_up());
+                return false;
+            }
+            running = self.ended.wait_timeout(running, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+/// An operation of the host's kernel on guest memory. Dropping it says that the operation has ended; until then the memory
+/// stays mapped for the device.
+pub struct HostIo {
+    ranges: Vec<HostRange>,
+    /// Where it is noted, for a device behind the virtio-iommu. RAM itself never goes away.
+    noted: Option<(Arc<Operations>, u64)>,
+}
+
+impl HostIo {
+    pub(super) fn new(ranges: Vec<HostRange>, noted: Option<(Arc<Operations>, u64)>) -> Self {
+        Self { ranges, noted }
+    }
+
+    /// Where the memory lies in this process, in the order of the IOVAs that were asked for.
+    pub fn ranges(&self) -> &[HostRange] {
+        &self.ranges
+    }
+
+    /// By which number [`IoOwner::cancel`] names it; 0 if it never does.
+    pub fn number(&self) -> u64 {
+        self.noted.as_ref().map_or(0, |(_, number)| *number)
+    }
+}
+
+impl Drop for HostIo {
+    fn drop(&mut self) {
+        if let Some((operations, number)) = &self.noted {
+            operations.end(*number);
+        }
+    }
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Tests of the table: what it allows, and what an UNMAP waits for.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+
+use proptest::prelude::*;
+use vm_memory::{GuestMemory, Permissions as Access};
+
+use super::super::faults::{FaultRelay, fault_relay};
+use super::super::memory::DeviceMemory;
+use super::*;
+use crate::sync::lock;
+
+const RW: Permissions = Permissions::READ.union(Permissions::WRITE);
+const ENDPOINT: EndpointId = 0x18;
+
+fn rig() -> (DmaTable, FaultRelay) {
+    let ranges = [(GuestAddress(0), 0x8000), (GuestAddress(0x1_0000), 0x8000)];
+    let ram = Arc::new(Ram::from_ranges(&ranges).unwrap());
+    let (sender, relay) = fault_relay();
+    (DmaTable::new("user0", ram, Some((ENDPOINT, sender))), relay)
+}
+
+/// Takes a range away: the pieces that it was made of, if it was made of whole ones.
+fn remove(table: &DmaTable, iova: u64, len: u64) -> Option<Vec<(u64, u64)>> {
+    let mut removed = Vec::new();
+    match table.remove(iova, len, |iova, len| removed.push((iova, len))) {
+        Ok(()) => Some(removed),
+        Err(error) => {
+            assert_eq!((error, removed), (RemoveError::NotWhole, vec![]));
+            None
+        }
+    }
+}
+
+fn stopped(relay: &FaultRelay) -> Vec<(u64, Permissions)> {
+    relay.take().0.into_iter().map(|fault| (fault.iova, fault.access)).collect()
+}
+
+#[test]
+fn device_reaches_what_is_mapped_as_it_is_mapped() {
+    let (table, relay) = rig();
+    assert!(table.insert(0x10_0000, 0x1000, Backing::Ram(0x2000), RW));
+    assert!(table.insert(0x10_1000, 0x1000, Backing::Ram(0x1_0000), Permissions::READ));
+    assert!(table.insert(0x10_2000, 0x1000, Backing::Ram(0x3000), Permissions::WRITE));
+    assert!(table.write(0x10_0ffc, &[1, 2, 3, 4]));
+    table.ram.write_slice(&[5, 6], GuestAddress(0x1_0000)).unwrap();
+    let mut data = [0; 6];
+    assert!(table.read(0x10_0ffc, &mut data));
+    assert_eq!(data, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(table.ram.read_obj::<u32>(GuestAddress(0x2ffc)).unwrap(), 0x0403_0201);
+    assert_eq!(stopped(&relay), []);
+    // Over the end into what may only be read: nothing is written, the first byte that may not is reported.
+    assert!(!table.write(0x10_0ffc, &[9; 8]));
+    assert_eq!(table.ram.read_obj::<u32>(GuestAddress(0x2ffc)).unwrap(), 0x0403_0201);
+    assert!(!table.read(0x10_2000, &mut data));
+    assert!(!table.read(0xf_ffff, &mut data));
+    let (read, write) = (Permissions::READ, Permissions::WRITE);
+    assert_eq!(stopped(&relay), [(0x10_1000, write), (0x10_2000, read), (0xf_ffff, read)]);
+    assert!(table.write(0x10_2000, &[7]));
+    assert!(!table.read(u64::MAX - 1, &mut data));
+    assert!(table.read(0, &mut []));
+}
+
+#[test]
+fn nothing_is_reached_after_it_was_taken_away() {
+    let (table, relay) = rig();
+    for page in 0..4u64 {
+        assert!(table.insert(page << 12, 0x1000, Backing::Ram(page << 12), RW));
+    }
+    for (iova, len) in [(0x800, 0x1000), (0, 0x800), (0x3000, 0x2000), (0x8000, 0x1000), (0, 0), (u64::MAX, 2)] {
+        assert_eq!(remove(&table, iova, len), None, "{iova:#x} {len:#x}");
+    }
+    assert_eq!(table.count(), 4);
+    assert_eq!(remove(&table, 0x1000, 0x2000), Some(vec![(0x1000, 0x1000), (0x2000, 0x1000)]));
+    assert!(!table.read(0x1000, &mut [0]));
+    assert_eq!(stopped(&relay), [(0x1000, Permissions::READ)]);
+    assert_eq!(remove(&table, 0, 0x4000), None, "there is a hole");
+    table.clear();
+    assert!(!table.read(0, &mut [0]));
+}
+
+#[test]
+fn mapping_over_another_is_refused() {
+    let (table, _relay) = rig();
+    assert!(table.insert(0x2000, 0x2000, Backing::Ram(0), RW));
+    for (iova, len) in [(0x2000, 0x2000), (0x1000, 0x1001), (0x3fff, 1), (0, 0x8000), (0, 0), (u64::MAX, 2)] {
+        assert!(!table.insert(iova, len, Backing::Ram(0), RW), "{iova:#x} {len:#x}");
+    }
+    assert!(table.insert(0x1000, 0x1000, Backing::Ram(0), RW));
+    assert!(table.insert(u64::MAX, 1, Backing::Ram(0), RW));
+    assert!(table.read(u64::MAX, &mut [0]));
+}
+
+#[test]
+fn memory_is_found_by_its_address_and_nothing_else_is() {
+    let (table, _relay) = rig();
+    let slice = table.ram.get_slice(GuestAddress(0x1_1000), 0x2000).unwrap();
+    assert_eq!(table.backing_of(&slice), Some(Backing::Ram(0x1_1000)));
+    let mut other = [0u8; 64];
+    assert_eq!(table.backing_of(&VolatileSlice::from(&mut other[..])), None);
+}
+
+#[test]
+fn view_reaches_what_is_mapped_and_reports_what_is_not() {
+    let (table, relay) = rig();
+    assert!(table.insert(0x10_0000, 0x1000, Backing::Ram(0x7000), RW));
+    assert!(table.insert(0x10_1000, 0x1000, Backing::Ram(0x1_0000), Permissions::READ));
+    assert!(table.insert(u64::MAX - 0xfff, 0x1000, Backing::Ram(0), RW));
+    let memory = DeviceMemory::mapped(Arc::new(table));
+    let view = memory.view();
+    let at = GuestAddress;
+    view.write_obj(0x1122_3344u32, at(0x10_0ff8)).unwrap();
+    assert_eq!(view.read_obj::<u64>(at(0x10_0ffc)).unwrap(), 0);
+    assert_eq!(view.load::<u32>(at(0x10_0ff8), Ordering::Relaxed).unwrap(), 0x1122_3344);
+    assert_eq!(memory.ram().read_obj::<u32>(at(0x7ff8)).unwrap(), 0x1122_3344);
+    view.read_slice(&mut [0; 16], at(u64::MAX - 15)).unwrap();
+    assert_eq!(stopped(&relay), []);
+    assert!(view.write_obj(1u64, at(0x10_0ffc)).is_err());
+    assert!(view.store(1u16, at(0x10_1000), Ordering::Relaxed).is_err());
+    assert!(view.read_obj::<u64>(at(0x10_2000)).is_err());
+    assert!(view.read_slice(&mut [0; 17], at(u64::MAX - 15)).is_err());
+    assert!(!view.check_range(at(0x10_0000), 0x2000, Access::Write));
+    assert!(view.check_range(at(0x10_0000), 0x2000, Access::Read));
+    let (read, write) = (Permissions::READ, Permissions::WRITE);
+    let expected = [(0x10_1000, write), (0x10_1000, write), (0x10_2000, read), (u64::MAX, read), (0x10_1000, write)];
+    assert_eq!(stopped(&relay), expected);
+}
+
+#[test]
+fn unmap_waits_for_a_view_that_is_open() {
+    let (table, _relay) = rig();
+    assert!(table.insert(0, 0x1000, Backing::Ram(0), RW));
+    let table = Arc::new(table);
+    let memory = DeviceMemory::mapped(table.clone());
+    let view = memory.view();
+    let (done, is_done) = channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            table.remove(0, 0x1000, |_, _| {}).unwrap();
+            done.send(()).unwrap();
+        });
+        assert!(is_done.recv_timeout(Duration::from_millis(50)).is_err(), "it was answered early");
+        view.write_obj(1u8, GuestAddress(0)).unwrap();
+        drop(view);
+        is_done.recv_timeout(Duration::from_secs(10)).unwrap();
+    });
+    assert!(memory.view().write_obj(1u8, GuestAddress(0)).is_err());
+}
+
+/// Ends its operation on a thread of its own when it is cancelled, as a completion of the kernel's does.
+#[derive(Default)]
+struct Disk {
+    running: Mutex<Vec<HostIo>>,
+    cancelled: Mutex<Vec<u64>>,
+    given_up: AtomicBool,
+    deaf: bool,
+}
+
+impl IoOwner for Disk {
+    fn cancel(&self, number: u64) {
+        lock(&self.cancelled).push(number);
+        if !self.deaf {
+            let ended = lock(&self.running).extract_if(.., |io| io.number() == number).collect::<Vec<_>>();
+            thread::spawn(move || {
+                thread::sleep(Duration::from_millis(10));
+                drop(ended);
+            });
+        }
+    }
+    fn give_up(&self) {
+        self.given_up.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Disk {
+    fn begin(self: &Arc<Self>, memory: &DeviceMemory, parts: &[(u64, usize)]) -> Option<u64> {
+        let io = memory.begin_io(parts, Permissions::WRITE, self.clone())?;
+        let number = io.number();
+        lock(&self.running).push(io);
+        Some(number)
+    }
+}
+
+fn rig_of_two_pages() -> (Arc<DmaTable>, DeviceMemory, FaultRelay) {
+    let (table, relay) = rig();
+    assert!(table.insert(0x1000, 0x1000, Backing::Ram(0x7000), RW));
+    assert!(table.insert(0x2000, 0x1000, Backing::Ram(0x1_0000), RW));
+    let table = Arc::new(table);
+    (table.clone(), DeviceMemory::mapped(table), relay)
+}
+
+#[test]
+fn io_of_the_kernel_is_told_where_memory_lies() {
+    let (table, memory, relay) = rig_of_two_pages();
+    let disk = Arc::new(Disk::default());
+    let io = memory.begin_io(&[(0x1800, 0x1000), (0x1000, 1), (0x1000, 0)], RW, disk.clone()).unwrap();
+    let address = |gpa| table.ram.get_host_address(GuestAddress(gpa)).unwrap().addr();
+    let expected = [(address(0x7800), 0x800), (address(0x1_0000), 0x800), (address(0x7000), 1)];
+    assert_eq!(io.ranges().iter().map(|range| (range.address, range.len)).collect::<Vec<_>>(), expected);
+    assert!(memory.begin_io(&[(0x1000, 1), (0x2fff, 2)], RW, disk).is_none());
+    assert_eq!(stopped(&relay), [(0x3000, RW)]);
+}
+
+#[test]
+fn unmap_has_io_of_the_kernel_cancelled_and_waits_for_its_end() {
+    let (table, memory, _relay) = rig_of_two_pages();
+    let disk = Arc::new(Disk::default());
+    let other = disk.begin(&memory, &[(0x1000, 16)]).unwrap();
+    let number = disk.begin(&memory, &[(0x2ff0, 16)]).unwrap();
+    table.remove(0x2000, 0x1000, |_, _| {}).unwrap();
+    assert_eq!(*lock(&disk.cancelled), [number], "what has nothing to do with it goes on");
+    assert_eq!(lock(&disk.running).iter().map(HostIo::number).collect::<Vec<_>>(), [other]);
+    assert!(!disk.given_up.load(Ordering::SeqCst));
+    assert!(disk.begin(&memory, &[(0x2000, 1)]).is_none());
+}
+
+#[test]
+fn unmap_fails_and_leaves_no_access_when_io_of_the_kernel_does_not_end() {
+    let (table, memory, _relay) = rig_of_two_pages();
+    let disk = Arc::new(Disk { deaf: true, ..Disk::default() });
+    disk.begin(&memory, &[(0x2000, 16)]).unwrap();
+    let remove = || table.remove_within(0x1000, 0x2000, Duration::from_millis(20), |_, _| {});
+    assert_eq!(remove(), Err(RemoveError::Busy));
+    assert!(disk.given_up.load(Ordering::SeqCst));
+    for iova in [0x1000u64, 0x2000] {
+        assert!(memory.view().write_obj(1u8, GuestAddress(iova)).is_err(), "{iova:#x} is still accessible");
+        assert!(disk.begin(&memory, &[(iova, 1)]).is_none());
+    }
+    assert_eq!(remove(), Err(RemoveError::Busy), "it is never answered early");
+    lock(&disk.running).clear();
+    assert_eq!(remove(), Ok(()));
+    assert_eq!(table.count(), 0);
+}
+
+proptest! {
+    /// Whatever is mapped and taken away, an access is allowed exactly where a page by page model allows it, and
+    /// reaches the right bytes.
+    #[test]
+    fn table_is_kept_as_a_model_keeps_it(
+        steps in prop::collection::vec((0u64..8, 1u64..4, 0u64..8, 1u32..4, any::<bool>()), 1..30),
+        (iova, len, write) in (0u64..0x8000, 0usize..0x3000, any::<bool>()),
+    ) {
+        let (table, _relay) = rig();
+        for page in 0..8u8 {
+            table.ram.write_slice(&[page + 1; 0x1000], GuestAddress(u64::from(page) << 12)).unwrap();
+        }
+        let mut model: [Option<(u64, u64, Permissions)>; 16] = [None; 16];
+        for (page, pages, at, bits, removes) in steps {
+            let all = usize::try_from(page).unwrap()..usize::try_from(page + pages).unwrap();
+            if removes {
+                let starts = model[all.start].is_some_and(|(start, ..)| start == page);
+                let ends = model[all.end - 1].is_some() && model[all.end].is_none_or(|(start, ..)| start == page + pages);
+                let whole = starts && ends && model[all.clone()].iter().all(Option::is_some);
+                prop_assert_eq!(remove(&table, page << 12, pages << 12).is_some(), whole);
+                if whole {
+                    model[all].fill(None);
+                }
+            } else if at + pages <= 8 {
+                let permissions = Permissions::from_bits_truncate(bits);
+                let free = model[all.clone()].iter().all(Option::is_none);
+                prop_assert_eq!(table.insert(page << 12, pages << 12, Backing::Ram(at << 12), permissions), free);
+                if free {
+                    for (step, place) in model[all].iter_mut().enumerate() {
+                        *place = Some((page, at + step as u64, permissions));
+                    }
+                }
+            }
+        }
+        let access = if write { Permissions::WRITE } else { Permissions::READ };
+        let page = |at: u64| model[usize::try_from(at >> 12).unwrap()];
+        let allowed = (iova..iova + len as u64).all(|at| page(at).is_some_and(|(.., has)| has.contains(access)));
+        let mut data = vec![0; len];
+        if write {
+            prop_assert_eq!(table.write(iova, &data), allowed);
+        } else {
+            prop_assert_eq!(table.read(iova, &mut data), allowed);
+            if allowed {
+                let right = |(byte, at): (&u8, u64)| u64::from(*byte) == page(at).unwrap().1 + 1;
+                prop_assert!(data.iter().zip(iova..).all(right));
+            }
+        }
+    }
+}
