@@ -2,12 +2,15 @@
 
 //! The configuration space of a function that Carom emulates.
 
+use serde::{Deserialize, Serialize};
+
 use super::regs::{
     BAR0, CAPABILITIES, COMMAND, COMMAND_BUS_MASTER, COMMAND_INTX_DISABLE, COMMAND_IO, COMMAND_MEMORY, CONFIG_SIZE,
     EXTENDED, HEADER_END, INTERRUPT_LINE, REVISION, STATUS, STATUS_CAPABILITIES, SUBSYSTEM_ID, SUBSYSTEM_VENDOR_ID,
     VENDOR_ID,
 };
 use super::{Bar, BarKind};
+use crate::state::StateError;
 
 /// What a function says it is.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +38,24 @@ pub struct Capability<'a> {
     pub body: &'a [u8],
     /// Writable bits of `body`; where it is shorter, the rest is read-only.
     pub writable: &'a [u8],
+}
+
+/// What a guest has written to a configuration space: the rest follows from what the function is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfigState {
+    /// All bytes with bits that the guest may write, in ascending order.
+    pub registers: Vec<WrittenBytes>,
+}
+
+/// Bytes of configuration space that follow each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WrittenBytes {
+    /// Offset of the first one.
+    pub offset: u16,
+    /// Their bits that the guest may write; the others are 0.
+    pub bytes: Vec<u8>,
 }
 
 /// Bytes of configuration space with the mask of what the guest may write.
@@ -178,6 +199,41 @@ impl ConfigSpace {
         Some((high | u64::from(self.dword(offset))) & !(bar.size - 1))
     }
 
+    /// What the guest has written.
+    pub fn state(&self) -> ConfigState {
+        let written: Vec<(u16, u8)> = (0..CONFIG_SIZE)
+            .zip(self.bytes.iter().zip(&self.writable))
+            .filter(|(_, (_, mask))| **mask != 0)
+            .map(|(offset, (byte, mask))| (offset, byte & mask))
+            .collect();
+        let runs = written.chunk_by(|before, after| before.0 + 1 == after.0);
+        let run =
+            |run: &[(u16, u8)]| WrittenBytes { offset: run[0].0, bytes: run.iter().map(|(_, byte)| *byte).collect() };
+        ConfigState { registers: runs.map(run).collect() }
+    }
+
+    /// Makes it what the guest had written. What follows of it, such as what is decoded where, is the caller's to bring about.
+    ///
+    /// # Errors
+    /// The state is that of a function with other registers. Nothing has changed then.
+    pub fn restore(&mut self, state: &ConfigState) -> Result<(), StateError> {
+        let shape = |state: &ConfigState| -> Vec<(u16, usize)> {
+            state.registers.iter().map(|run| (run.offset, run.bytes.len())).collect()
+        };
+        if shape(state) != shape(&self.state()) {
+            return Err(StateError::rule("registers", "they are not those that the guest may write in this function"));
+        }
+        let bytes = state.registers.iter().flat_map(|run| (run.offset..).zip(&run.bytes));
+        if let Some((offset, _)) =
+            bytes.clone().find(|(offset, byte)| **byte & !self.writable[usize::from(*offset)] != 0)
+        {
+            let rule = "it has bits that the guest may not write";
+            return Err(StateError::rule(format!("registers: byte at {offset:#x}"), rule));
+        }
+        bytes.for_each(|(offset, byte)| self.write(offset, &[*byte]));
+        Ok(())
+    }
+
     /// Whether the function may do DMA.
     pub fn is_bus_master(&self) -> bool {
         self.word(COMMAND) & COMMAND_BUS_MASTER != 0
@@ -247,6 +303,45 @@ mod tests {
         let mut body = [0; 3];
         space.read(first + 2, &mut body);
         assert_eq!(body, [5, 9, 2]);
+    }
+
+    #[test]
+    fn restored_space_reads_as_the_one_that_was_saved() {
+        let mut old = space();
+        old.add_capability(Capability { id: CAP_VENDOR, body: &[5, 1, 2], writable: &[0, 0x0f] });
+        let mut new = old.clone();
+        old.assign_bar(0, 0xe000_0000);
+        old.assign_bar(2, 0x40_0000_0000);
+        old.write(COMMAND, &COMMAND_MEMORY.to_le_bytes());
+        old.write(HEADER_END + 3, &[0xff]);
+        let text = serde_json::to_string(&old.state()).unwrap();
+        new.restore(&serde_json::from_str(&text).unwrap()).unwrap();
+        assert_eq!(new.state(), old.state());
+        assert_eq!(new.bytes, old.bytes);
+        assert_eq!(new.bar_address(2), Some(0x40_0000_0000));
+    }
+
+    #[test]
+    fn state_that_the_guest_cannot_have_written_is_refused_and_changes_nothing() {
+        let mut space = space();
+        let good = space.state();
+        let spoil = |change: fn(&mut ConfigState)| {
+            let mut state = good.clone();
+            change(&mut state);
+            state
+        };
+        for state in [
+            ConfigState::default(),
+            spoil(|state| drop(state.registers.pop())),
+            spoil(|state| state.registers[0].offset += 1),
+            spoil(|state| state.registers[0].bytes.push(0)),
+            spoil(|state| state.registers[0].bytes[0] = 0xff),
+            spoil(|state| state.registers.last_mut().unwrap().offset = u16::MAX),
+            spoil(|state| state.registers.reverse()),
+        ] {
+            assert!(space.restore(&state).is_err(), "{state:?}");
+            assert_eq!(space.state(), good);
+        }
     }
 
     #[test]

@@ -5,10 +5,12 @@
 use std::io;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::platform::{MsiMessage, MsiVectors};
+use crate::state::StateError;
 
 /// Bytes of a table entry: message address (8), data (4), vector control (4).
 pub const ENTRY_SIZE: u64 = 16;
@@ -30,6 +32,30 @@ pub enum MsixError {
         /// What the platform said.
         source: io::Error,
     },
+}
+
+/// What a guest has made of an MSI-X table, and what waits in it. Routes are made anew of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MsixState {
+    /// The message control register's bits "enable" and "function mask".
+    pub control: u16,
+    /// All vectors in order.
+    pub vectors: Vec<MsixVectorState>,
+}
+
+/// A vector of an MSI-X table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MsixVectorState {
+    /// Message address.
+    pub address: u64,
+    /// Message data.
+    pub data: u32,
+    /// Vector control.
+    pub control: u32,
+    /// An interrupt waits for the vector to be unmasked.
+    pub pending: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -147,6 +173,42 @@ impl MsixTable {
             }
             Ok(())
         }
+    }
+
+    /// What the guest has made of the table. No vCPU runs and nobody triggers a vector meanwhile.
+    pub fn state(&self) -> MsixState {
+        let vector = |(index, entry): (usize, &Entry)| {
+            let waiting = self.waiting(index / 8 * 8) & (1 << (index % 8)) != 0;
+            let pending = waiting || self.pending[index / 64] & (1 << (index % 64)) != 0;
+            MsixVectorState { address: entry.address, data: entry.data, control: entry.control, pending }
+        };
+        MsixState { control: self.control, vectors: self.entries.iter().enumerate().map(vector).collect() }
+    }
+
+    /// Makes a table that was just made or reset what `state` says, and its routes with it. What is pending and not masked is
+    /// raised, so the vCPUs' local APICs must be restored by then.
+    ///
+    /// # Errors
+    /// A field breaks a rule, and nothing has changed; or the interrupt controller refused a route.
+    pub fn restore(&mut self, state: &MsixState) -> Result<(), StateError> {
+        if state.vectors.len() != self.entries.len() {
+            return Err(StateError::rule("vectors", format!("must be {}, as this function has", self.entries.len())));
+        }
+        if state.control & !(CONTROL_ENABLE | CONTROL_FUNCTION_MASK) != 0 {
+            return Err(StateError::rule("control", "has bits that the guest cannot set"));
+        }
+        for (index, vector) in state.vectors.iter().enumerate() {
+            let MsixVectorState { address, data, control, pending } = *vector;
+            let entry = &mut self.entries[index];
+            (entry.address, entry.data, entry.control) = (address, data, control);
+            let bit = 1 << (index % 64);
+            let word = &mut self.pending[index / 64];
+            *word = if pending { *word | bit } else { *word & !bit };
+        }
+        self.set_control(state.control).map_err(|MsixError::Route { vector, source }| StateError::Host {
+            what: format!("routing vector {vector}"),
+            source,
+        })
     }
 
     /// Back to the state at power-on: off, masked, nothing pending.
@@ -304,6 +366,41 @@ mod tests {
         program(&mut table, 1, 0);
         assert_eq!(pending(&table), 0);
         assert_eq!(recorder.events[1].read().unwrap(), 1, "the interrupt is still there for KVM to take");
+    }
+
+    #[test]
+    fn restored_table_has_the_routes_and_what_waited_in_the_saved_one() {
+        let (recorder, mut old) = table();
+        old.set_control(CONTROL_ENABLE).unwrap();
+        program(&mut old, 0, 0);
+        program(&mut old, 2, 1);
+        old.trigger(2).unwrap();
+        recorder.events[1].write(1).unwrap();
+        let text = serde_json::to_string(&old.state()).unwrap();
+        let (recorder, mut new) = table();
+        new.restore(&serde_json::from_str(&text).unwrap()).unwrap();
+        assert_eq!(new.state(), old.state());
+        assert_eq!(pending(&new), 0b110);
+        let message = MsiMessage { address: 0xfee0_1000, data: 0x41 };
+        assert_eq!(*recorder.routes.lock().unwrap(), [(0, Some(message))]);
+        assert!(recorder.raised.lock().unwrap().is_empty());
+        program(&mut new, 2, 0);
+        assert_eq!(*recorder.raised.lock().unwrap(), [2]);
+    }
+
+    #[test]
+    fn state_of_another_table_is_refused_and_changes_nothing() {
+        let (recorder, mut table) = table();
+        let good = table.state();
+        let mut states = vec![good.clone(), good.clone(), good.clone()];
+        states[0].vectors.pop();
+        states[1].vectors.push(good.vectors[0]);
+        states[2].control = 7;
+        for state in states {
+            assert!(table.restore(&state).is_err(), "{state:?}");
+            assert_eq!(table.state(), good);
+        }
+        assert!(recorder.routes.lock().unwrap().is_empty());
     }
 
     #[test]
