@@ -9,8 +9,11 @@ use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::pci::{Bar, BarKind, ConfigSpace, Identity, PciDevice};
+use serde::{Deserialize, Serialize};
+
+use crate::pci::{Bar, BarKind, ConfigSpace, ConfigState, Identity, PciDevice};
 use crate::platform::{DeviceEvent, DeviceObserver};
+use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 
 /// Vendor and device ID, class and revision, as in the specification and QEMU.
@@ -28,6 +31,18 @@ const BAR: Bar = Bar { index: 0, kind: BarKind::Memory32 { prefetchable: false }
 
 /// Events by their bit in the register.
 const EVENTS: [(u8, DeviceEvent); 2] = [(1 << 0, DeviceEvent::Panicked), (1 << 1, DeviceEvent::CrashLoaded)];
+
+/// Kind and version of its saved state.
+const STATE: (&str, u32) = ("pvpanic", 1);
+
+/// Its saved state.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PvPanicState {
+    config: ConfigState,
+    /// Bits of events that were told.
+    told: u8,
+}
 
 /// The device.
 pub struct PvPanic {
@@ -101,6 +116,18 @@ impl PciDevice for PvPanic {
         *lock(&self.config) = pristine;
         Ok(())
     }
+
+    fn save(&self) -> Result<DeviceState, StateError> {
+        let state = PvPanicState { config: lock(&self.config).state(), told: self.told.load(Ordering::Relaxed) };
+        DeviceState::new(STATE.0, STATE.1, &state)
+    }
+
+    fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        let state: PvPanicState = state.payload(STATE.0, STATE.1)?;
+        lock(&self.config).restore(&state.config)?;
+        self.told.store(state.told, Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -114,6 +141,25 @@ mod tests {
     fn device() -> (PvPanic, Arc<Witness>) {
         let witness = Arc::new(Witness::default());
         (PvPanic::new("_pvpanic".into(), witness.clone()), witness)
+    }
+
+    #[test]
+    fn restored_device_is_the_one_that_was_saved_and_tells_nothing_twice() {
+        let (old, _) = device();
+        old.assign_bar(0, 0xe000_0000);
+        old.write_config(COMMAND, &COMMAND_MEMORY.to_le_bytes());
+        old.write_bar(0, 0, &[1]);
+        let state = old.save().unwrap();
+        let (new, witness) = device();
+        new.restore(&state).unwrap();
+        assert_eq!(new.save().unwrap(), state);
+        assert_eq!(new.bar_address(0), Some(0xe000_0000));
+        new.write_bar(0, 0, &[1]);
+        assert!(witness.take().is_empty());
+        let mut other = state.clone();
+        other.kind = "serial".into();
+        assert!(new.restore(&other).is_err());
+        assert_eq!(new.save().unwrap(), state);
     }
 
     #[test]

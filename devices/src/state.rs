@@ -62,6 +62,14 @@ pub enum StateError {
     /// The device keeps state that cannot be saved, such as that of a device of the host.
     #[error("its state cannot be saved: {0}")]
     Unsupported(&'static str),
+    /// What is wrong concerns one device.
+    #[error("{id}: {source}")]
+    Device {
+        /// Its name.
+        id: String,
+        /// What is wrong.
+        source: Box<StateError>,
+    },
     /// The host refused something.
     #[error("{what}: {source}")]
     Host {
@@ -76,6 +84,11 @@ impl StateError {
     /// A field that breaks a rule.
     pub fn rule(field: impl Into<String>, rule: impl Into<String>) -> Self {
         Self::Rule { field: field.into(), rule: rule.into() }
+    }
+
+    /// The same of the device of this name.
+    pub fn of(id: &str) -> impl FnOnce(Self) -> Self + '_ {
+        move |source| Self::Device { id: id.into(), source: Box::new(source) }
     }
 }
 

@@ -6,7 +6,10 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use crate::platform::BusDevice;
+use crate::state::{DeviceState, StateError};
 
 /// Bytes of the register.
 pub const REGISTERS_LEN: u64 = 1;
@@ -20,9 +23,43 @@ const REFRESH: u8 = 1 << 4;
 /// Output of timer 2: always high, so that who waits for the timer, which is not there, need not do so for ever.
 const TIMER_2_OUT: u8 = 1 << 5;
 
+/// Kind and version of its saved state.
+const STATE: (&str, u32) = ("control-port", 1);
+
+/// Its saved state.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ControlPortState {
+    /// What was written, and the bit that changes with each look.
+    value: u8,
+}
+
 /// The register.
 #[derive(Default)]
 pub struct ControlPort(AtomicU8);
+
+impl ControlPort {
+    /// What it is. Called with all vCPUs stopped.
+    ///
+    /// # Errors
+    /// None of today.
+    pub fn save(&self) -> Result<DeviceState, StateError> {
+        DeviceState::new(STATE.0, STATE.1, &ControlPortState { value: self.0.load(Ordering::Relaxed) })
+    }
+
+    /// Makes it what `state` says.
+    ///
+    /// # Errors
+    /// What of the state is refused. Nothing has changed then.
+    pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        let ControlPortState { value } = state.payload(STATE.0, STATE.1)?;
+        if value & !(WRITABLE | REFRESH) != 0 {
+            return Err(StateError::rule("value", "has bits that the register does not keep"));
+        }
+        self.0.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+}
 
 impl BusDevice for ControlPort {
     fn read(&self, _offset: u64, data: &mut [u8]) {
@@ -64,6 +101,19 @@ mod tests {
         assert_eq!([read(&port), read(&port), read(&port)], [0x2f, 0x3f, 0x2f]);
         port.write(0, &[0]);
         assert_eq!(read(&port), 0x20);
+    }
+
+    #[test]
+    fn restored_port_goes_on_and_impossible_values_are_refused() {
+        let (old, new) = (ControlPort::default(), ControlPort::default());
+        old.write(0, &[0x03]);
+        read(&old);
+        let mut state = old.save().unwrap();
+        new.restore(&state).unwrap();
+        assert_eq!(new.save().unwrap(), state);
+        assert_eq!(read(&new), 0x33);
+        state.payload = serde_json::json!({ "value": 0x80 });
+        assert_eq!(new.restore(&state).unwrap_err().to_string(), "value: has bits that the register does not keep");
     }
 
     #[test]

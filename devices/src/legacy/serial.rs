@@ -5,14 +5,69 @@
 use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
 
-use vm_superio::Trigger;
-use vm_superio::serial::{NoEvents, Serial};
+use serde::{Deserialize, Serialize};
+use vm_superio::serial::{NoEvents, Serial, SerialState};
+use vm_superio::{Trigger, serial};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::platform::BusDevice;
+use crate::state::{DeviceState, StateError};
 
 /// Bytes of the register file.
 pub const REGISTERS_LEN: u64 = 8;
+
+/// Kind and version of its saved state.
+const STATE: (&str, u32) = ("serial", 1);
+
+/// The registers and the receiver's FIFO, as `vm-superio` has them.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SerialPortState {
+    baud_divisor_low: u8,
+    baud_divisor_high: u8,
+    interrupt_enable: u8,
+    interrupt_identification: u8,
+    line_control: u8,
+    line_status: u8,
+    modem_control: u8,
+    modem_status: u8,
+    scratch: u8,
+    received: Vec<u8>,
+}
+
+impl From<SerialState> for SerialPortState {
+    fn from(state: SerialState) -> Self {
+        Self {
+            baud_divisor_low: state.baud_divisor_low,
+            baud_divisor_high: state.baud_divisor_high,
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            received: state.in_buffer,
+        }
+    }
+}
+
+impl From<SerialPortState> for SerialState {
+    fn from(state: SerialPortState) -> Self {
+        Self {
+            baud_divisor_low: state.baud_divisor_low,
+            baud_divisor_high: state.baud_divisor_high,
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            in_buffer: state.received,
+        }
+    }
+}
 
 /// The event that raises the port's interrupt line.
 struct InterruptEvent(EventFd);
@@ -49,6 +104,35 @@ impl SerialPort {
             log::warn!("serial port: input lost: {error:?}");
             room
         })
+    }
+
+    /// What the port is. Called with all vCPUs stopped. What the guest has sent is on its way to the output already.
+    ///
+    /// # Errors
+    /// None of today.
+    pub fn save(&self) -> Result<DeviceState, StateError> {
+        DeviceState::new(STATE.0, STATE.1, &SerialPortState::from(self.lock().state()))
+    }
+
+    /// Makes the port what `state` says, and raises its interrupt if one waits: the interrupt controllers must be restored by
+    /// then. What was received before is lost.
+    ///
+    /// # Errors
+    /// What of the state is refused. Nothing has changed then.
+    pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        let state: SerialPortState = state.payload(STATE.0, STATE.1)?;
+        let host = |source| StateError::Host { what: "raising the serial port's interrupt".into(), source };
+        let mut uart = self.lock();
+        let event = uart.interrupt_evt().0.try_clone().map_err(host)?;
+        let restored: Result<Uart, _> =
+            Serial::from_state(&state.into(), InterruptEvent(event), NoEvents, Box::new(io::sink()));
+        let restored = restored.map_err(|error| match error {
+            serial::Error::FullFifo => StateError::rule("received", "holds more bytes than the port's FIFO"),
+            serial::Error::Trigger(source) | serial::Error::IOError(source) => host(source),
+        })?;
+        let output = std::mem::replace(&mut *uart, restored).into_writer();
+        *uart.writer_mut() = output;
+        Ok(())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Uart> {
@@ -104,6 +188,38 @@ mod tests {
         let mut byte = [0];
         port.read(0, &mut byte);
         assert_eq!(&byte, b"x");
+    }
+
+    #[test]
+    fn restored_port_has_what_was_received_and_its_own_output() {
+        let old = SerialPort::new(EventFd::new(EFD_NONBLOCK).unwrap(), Box::new(io::sink()));
+        old.write(7, &[0x5a]);
+        old.write(1, &[1]);
+        old.receive(b"xy");
+        let state = old.save().unwrap();
+        let (output, event) = (Output::default(), EventFd::new(EFD_NONBLOCK).unwrap());
+        let new = SerialPort::new(event.try_clone().unwrap(), Box::new(output.clone()));
+        new.restore(&state).unwrap();
+        assert_eq!(new.save().unwrap(), state);
+        assert_eq!(event.read().unwrap(), 1, "bytes wait for the guest");
+        let mut byte = [0];
+        new.read(0, &mut byte);
+        assert_eq!(&byte, b"x");
+        new.write(0, b"A");
+        assert_eq!(*output.0.lock().unwrap(), b"A");
+    }
+
+    #[test]
+    fn state_with_more_bytes_than_the_fifo_is_refused_and_the_port_goes_on() {
+        let output = Output::default();
+        let port = SerialPort::new(EventFd::new(EFD_NONBLOCK).unwrap(), Box::new(output.clone()));
+        let mut state = port.save().unwrap();
+        state.payload["received"] = vec![0; 65].into();
+        assert_eq!(port.restore(&state).unwrap_err().to_string(), "received: holds more bytes than the port's FIFO");
+        state.payload["received"] = vec![300].into();
+        assert!(port.restore(&state).is_err());
+        port.write(0, b"B");
+        assert_eq!(*output.0.lock().unwrap(), b"B");
     }
 
     #[test]

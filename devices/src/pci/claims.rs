@@ -15,6 +15,7 @@ use vm_allocator::{AddressAllocator, AllocPolicy};
 
 use super::{Bar, BarKind, PciDevice, PciError};
 use crate::platform::{AddressSpace, BusDevice, Space};
+use crate::state::StateError;
 
 /// Where BARs may lie. The guest may move them within these windows, hence nothing else may lie in them.
 #[derive(Clone, Debug)]
@@ -218,6 +219,39 @@ impl Claims {
                 Some(address) => self.relocate(index, address),
             }
         }
+    }
+
+    /// Whether the BARs of `owner` that are decoded lie where its function says: a guest's forbidden move leaves them apart.
+    ///
+    /// # Errors
+    /// They do not, and could not be restored.
+    pub(super) fn check(&self, owner: u8) -> Result<(), StateError> {
+        for claim in self.list.iter().filter(|claim| claim.owner == owner) {
+            let bar = claim.bar().index;
+            if let Some(address) = claim.access.device.bar_address(bar).filter(|address| claim.place != Some(*address))
+            {
+                let rule = format!("the guest has moved it to {address:#x}, where it cannot lie");
+                return Err(StateError::rule(format!("BAR {bar}"), rule));
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Self::follow`], for what a saved state says: a place that cannot be claimed is an error.
+    pub(super) fn restore(&mut self, owner: u8) -> Result<(), StateError> {
+        for index in 0..self.list.len() {
+            let claim = &self.list[index];
+            if claim.owner != owner {
+                continue;
+            }
+            let bar = claim.bar().index;
+            if let Some(address) = claim.access.device.bar_address(bar) {
+                self.try_relocate(index, address).map_err(|why| {
+                    StateError::rule(format!("BAR {bar}"), format!("cannot lie at {address:#x}: {why}"))
+                })?;
+            }
+        }
+        Ok(())
     }
 
     fn relocate(&mut self, index: usize, address: u64) {

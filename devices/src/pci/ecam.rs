@@ -5,8 +5,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use super::{PciAddress, PciRoot};
 use crate::platform::BusDevice;
+use crate::state::{DeviceState, StateError};
 
 /// The enhanced configuration access mechanism of bus 0 (PCI Express Base, section 7.2.2): 4 KiB a function.
 pub struct Ecam {
@@ -46,6 +49,17 @@ impl BusDevice for Ecam {
     }
 }
 
+/// Kind and version of the saved state of [`ConfigPorts`].
+const PORTS_STATE: (&str, u32) = ("pci-config-ports", 1);
+
+/// Saved state of [`ConfigPorts`].
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConfigPortsState {
+    /// The address port.
+    address: u32,
+}
+
 /// Configuration mechanism #1 (PCI Local Bus 3.0, section 3.2.2.3.2): an address port and a data port, for the first
 /// 256 bytes of configuration space.
 pub struct ConfigPorts {
@@ -64,6 +78,25 @@ impl ConfigPorts {
     /// The ports that lead to `root`.
     pub fn new(root: Arc<PciRoot>) -> Self {
         Self { root, address: AtomicU32::new(0) }
+    }
+
+    /// What the ports are. Called with all vCPUs stopped.
+    ///
+    /// # Errors
+    /// None of today.
+    pub fn save(&self) -> Result<DeviceState, StateError> {
+        let address = self.address.load(Ordering::Relaxed);
+        DeviceState::new(PORTS_STATE.0, PORTS_STATE.1, &ConfigPortsState { address })
+    }
+
+    /// Makes them what `state` says. Any address is one that a guest can have written.
+    ///
+    /// # Errors
+    /// What of the state is refused. Nothing has changed then.
+    pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        let ConfigPortsState { address } = state.payload(PORTS_STATE.0, PORTS_STATE.1)?;
+        self.address.store(address, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Bus in bits 23 to 16, device in 15 to 11, function in 10 to 8, register in 7 to 2.

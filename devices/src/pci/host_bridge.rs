@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Mutex;
 
 use super::{Bar, ConfigSpace, Identity, PciDevice};
+use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 
 /// Vendor and device ID of a generic PCI Express host bridge, as the Linux PCI ID list has them.
@@ -13,6 +14,9 @@ const VENDOR: u16 = 0x1b36;
 const DEVICE: u16 = 0x0008;
 /// Base class bridge, subclass host.
 const CLASS: u32 = 0x06_0000;
+
+/// Kind and version of its saved state.
+const STATE: (&str, u32) = ("host-bridge", 1);
 
 /// A host bridge with no register of its own beyond the standard header.
 pub(super) struct HostBridge {
@@ -61,5 +65,11 @@ impl PciDevice for HostBridge {
     fn reset(&self) -> io::Result<()> {
         *lock(&self.config) = Self::power_on();
         Ok(())
+    }
+    fn save(&self) -> Result<DeviceState, StateError> {
+        DeviceState::new(STATE.0, STATE.1, &lock(&self.config).state())
+    }
+    fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        lock(&self.config).restore(&state.payload(STATE.0, STATE.1)?)
     }
 }

@@ -15,9 +15,11 @@
 use std::sync::{Arc, Mutex};
 
 use log::{debug, info};
+use serde::{Deserialize, Serialize};
 
 use super::{PciAddress, PciRoot};
 use crate::platform::{BusDevice, InterruptLine};
+use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 
 /// Offset of the devices that came.
@@ -26,6 +28,17 @@ const CAME: u64 = 0;
 const TO_GO: u64 = 4;
 /// Offset of the devices that the guest has let go of.
 const EJECT: u64 = 8;
+
+/// Kind and version of the saved state.
+const STATE: (&str, u32) = ("pci-hotplug", 1);
+
+/// Saved state: the guest has yet to learn of these devices.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HotplugState {
+    /// Bit n: device n came.
+    came: u32,
+}
 
 #[derive(Default)]
 struct State {
@@ -93,6 +106,40 @@ impl HotplugRegisters {
         self.remove(&mut state, leaving);
         *state = State { gone: state.gone, ..State::default() };
         self.drive(&state);
+    }
+
+    /// What the registers are. Called with all vCPUs stopped.
+    ///
+    /// # Errors
+    /// A device is on its way out: what the guest still has of it the restored VM would not have.
+    pub fn save(&self) -> Result<DeviceState, StateError> {
+        let state = lock(&self.state);
+        if state.leaving | state.gone != 0 {
+            return Err(StateError::Unsupported(
+                "a device is about to leave; save it once the guest has let go of that",
+            ));
+        }
+        DeviceState::new(STATE.0, STATE.1, &HotplugState { came: state.came })
+    }
+
+    /// Makes registers that were just made or reset what `state` says, and the interrupt line with them: the interrupt
+    /// controllers must be restored by then, and all devices be on the bus.
+    ///
+    /// # Errors
+    /// What of the state is refused. Nothing has changed then.
+    pub fn restore(&self, saved: &DeviceState) -> Result<(), StateError> {
+        let HotplugState { came } = saved.payload(STATE.0, STATE.1)?;
+        let on_bus = self.root.devices().iter().fold(0, |mask, (address, _)| mask | bit(address.device));
+        if came & !on_bus != 0 {
+            return Err(StateError::rule(
+                "came",
+                format!("names devices that are not on the bus ({:#x})", came & !on_bus),
+            ));
+        }
+        let mut state = lock(&self.state);
+        state.came = came;
+        self.drive(&state);
+        Ok(())
     }
 
     /// Takes devices off the bus.
@@ -265,6 +312,24 @@ mod tests {
         assert!(!rig.is_up());
         assert_eq!((rig.on_bus(), rig.registers.take_gone()), (vec![2], vec![3]));
         assert_eq!((rig.read(CAME), rig.read(TO_GO)), (0, 0));
+    }
+
+    #[test]
+    fn restored_registers_tell_of_the_devices_that_the_saved_ones_had_not_told_of() {
+        let old = rig();
+        old.plug(2);
+        let state = old.registers.save().unwrap();
+        let new = rig();
+        let refused = new.registers.restore(&state).unwrap_err().to_string();
+        assert_eq!(refused, "came: names devices that are not on the bus (0x4)");
+        assert!(!new.is_up());
+        new.root.add(PciAddress::on_root_bus(2), Function::new(2, &[])).unwrap();
+        new.registers.restore(&state).unwrap();
+        assert_eq!(new.registers.save().unwrap(), state);
+        assert!(new.is_up());
+        assert_eq!(new.read(CAME), 1 << 2);
+        old.registers.request(2);
+        assert!(old.registers.save().is_err(), "a device is to go");
     }
 
     #[test]

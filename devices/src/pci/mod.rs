@@ -27,4 +27,4 @@ pub use ecam::{ConfigPorts, Ecam};
 pub use error::PciError;
 pub use hotplug::HotplugRegisters;
 pub use msix::{CONTROL_ENABLE, CONTROL_FUNCTION_MASK, ENTRY_SIZE, MsixError, MsixState, MsixTable, MsixVectorState};
-pub use root::PciRoot;
+pub use root::{FunctionState, PciRoot};

@@ -6,16 +6,30 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use log::error;
+use serde::{Deserialize, Serialize};
 
 use super::claims::Claims;
 use super::host_bridge::HostBridge;
 use super::split::aligned_pieces;
 use super::{BarWindows, PciAddress, PciDevice, PciError, regs};
 use crate::platform::AddressSpace;
+use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 
 /// Devices on a bus.
 const DEVICES: usize = 32;
+
+/// Saved state of one function, and where it sits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionState {
+    /// Device number on the root bus.
+    pub device: u8,
+    /// Name of the function.
+    pub id: String,
+    /// What it is.
+    pub state: DeviceState,
+}
 
 /// PCI bus 0 with its host bridge: 32 devices of one function each.
 ///
@@ -114,6 +128,50 @@ impl PciRoot {
         outcome
     }
 
+    /// Pauses every function, the highest first: the IOMMU has a low address, and serves those behind it to the last.
+    pub fn pause(&self) {
+        self.devices().iter().rev().for_each(|(_, function)| function.pause());
+    }
+
+    /// Lets every function go on, the lowest first.
+    pub fn resume(&self) {
+        self.devices().iter().for_each(|(_, function)| function.resume());
+    }
+
+    /// What all functions are. Called with all vCPUs stopped and all functions paused.
+    ///
+    /// # Errors
+    /// A function cannot be saved; its name is in the error.
+    pub fn save(&self) -> Result<Vec<FunctionState>, StateError> {
+        let save = |(address, function): &(PciAddress, Arc<dyn PciDevice>)| {
+            let state = lock(&self.claims).check(address.device).and_then(|()| function.save());
+            let state = state.map_err(StateError::of(function.id()))?;
+            Ok(FunctionState { device: address.device, id: function.id().into(), state })
+        };
+        self.devices().iter().map(save).collect()
+    }
+
+    /// Makes the functions, which were just made or reset and are paused, what `states` says, and claims the places of their
+    /// BARs. The lowest address goes first: the IOMMU has a low one, and those behind it need what it maps.
+    ///
+    /// # Errors
+    /// The functions are others than those that were saved, or what of a state is refused. The bus is good for
+    /// [`PciRoot::reset`] only then.
+    pub fn restore(&self, states: &[FunctionState]) -> Result<(), StateError> {
+        let devices = self.devices();
+        let here: Vec<(u8, &str)> = devices.iter().map(|(address, function)| (address.device, function.id())).collect();
+        let saved: Vec<(u8, &str)> = states.iter().map(|state| (state.device, state.id.as_str())).collect();
+        if here != saved {
+            let rule = format!("must be those of this VM: {}, not {}", list(&here), list(&saved));
+            return Err(StateError::rule("functions", rule));
+        }
+        for ((address, function), state) in devices.iter().zip(states) {
+            let restored = function.restore(&state.state).and_then(|()| lock(&self.claims).restore(address.device));
+            restored.map_err(StateError::of(function.id()))?;
+        }
+        Ok(())
+    }
+
     fn number(&self, address: PciAddress) -> Option<usize> {
         let number = usize::from(address.device);
         let on_bus = address == PciAddress::on_root_bus(address.device);
@@ -125,6 +183,12 @@ impl PciRoot {
         let number = self.number(address)?;
         self.functions.read().unwrap_or_else(PoisonError::into_inner)[number].clone()
     }
+}
+
+/// Functions by name and device number.
+fn list(functions: &[(u8, &str)]) -> String {
+    let names: Vec<String> = functions.iter().map(|(device, id)| format!("{id} at {device}")).collect();
+    names.join(", ")
 }
 
 /// The accesses of one, two or four bytes that make up the one at `offset`, as offset and place in its data; those

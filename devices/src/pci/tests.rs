@@ -9,6 +9,9 @@ use super::{
     Bar, BarKind, BarWindows, ConfigPorts, ConfigSpace, Ecam, Identity, PciAddress, PciDevice, PciError, PciRoot, regs,
 };
 use crate::platform::{AddressSpace, BusDevice, Space};
+use crate::state::{DeviceState, StateError};
+
+mod state;
 
 const MEM32: u64 = 0xc000_0000;
 const MEM64: u64 = 0x40_0000_0000;
@@ -122,6 +125,12 @@ impl PciDevice for Function {
     fn reset(&self) -> io::Result<()> {
         self.config.lock().unwrap().write(regs::COMMAND, &[0, 0]);
         Ok(())
+    }
+    fn save(&self) -> Result<DeviceState, StateError> {
+        DeviceState::new("function", 1, &self.config.lock().unwrap().state())
+    }
+    fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        self.config.lock().unwrap().restore(&state.payload("function", 1)?)
     }
 }
 
