@@ -4,8 +4,8 @@
 
 use serde::Serialize;
 
-use crate::report::HostLatency;
-use crate::space::Memory;
+use crate::latency::HostLatency;
+use crate::mapping::MappedMemory;
 use crate::wire::{Kind, by_kind};
 
 /// How many requests of each kind.
@@ -101,23 +101,23 @@ impl Counters {
     }
 
     /// Counts what a mapper mapped.
-    pub(crate) fn note_mapped(&mut self, memory: Memory, len: u64) {
+    pub(crate) fn note_mapped(&mut self, memory: MappedMemory, len: u64) {
         self.host_maps += 1;
-        if memory == Memory::Ram {
+        if memory == MappedMemory::Ram {
             self.mapped_bytes += len;
             self.peak_mapped_bytes = self.peak_mapped_bytes.max(self.mapped_bytes);
         }
     }
 
     /// Counts what a mapper unmapped.
-    pub(crate) fn note_unmapped(&mut self, memory: Memory, len: u64) {
+    pub(crate) fn note_unmapped(&mut self, memory: MappedMemory, len: u64) {
         self.host_unmaps += 1;
         self.forget_mapped(memory, len);
     }
 
     /// Counts what went away with its mapper.
-    pub(crate) fn forget_mapped(&mut self, memory: Memory, len: u64) {
-        if memory == Memory::Ram {
+    pub(crate) fn forget_mapped(&mut self, memory: MappedMemory, len: u64) {
+        if memory == MappedMemory::Ram {
             self.mapped_bytes -= len;
         }
     }

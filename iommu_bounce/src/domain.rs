@@ -6,41 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::EndpointId;
-use crate::backend::Permissions;
-use crate::report::Activity;
-use crate::space::SpaceId;
+use crate::activity::Activity;
+use crate::mapping::{Chunk, DeviceMapping, Mapping};
 use crate::tree::MappingTree;
-
-/// A mapping of guest RAM, made by one MAP request and removed whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mapping {
-    /// Last IOVA.
-    pub(crate) last: u64,
-    /// Where the memory starts.
-    pub(crate) gpa: u64,
-    pub(crate) permissions: Permissions,
-}
-
-/// A mapping of a device's memory, made by one MAP request and removed whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceMapping {
-    /// Last IOVA.
-    pub(crate) last: u64,
-    /// Where the guest saw the memory.
-    pub(crate) gpa: u64,
-    pub(crate) permissions: Permissions,
-    /// Whether it is mapped: the guest sees the memory where it saw it.
-    pub(crate) live: bool,
-}
-
-/// A chunk of window memory, mapped by one WINDOW_ADD request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Chunk {
-    /// Its place in the store.
-    pub(crate) index: u32,
-    pub(crate) permissions: Permissions,
-}
+use crate::{EndpointId, SpaceId};
 
 /// An I/O address space of the guest's. It exists as long as an endpoint is attached.
 #[derive(Clone, Debug, Default)]

@@ -6,10 +6,9 @@ use std::ops::RangeInclusive;
 
 use rangemap::RangeInclusiveSet;
 
-use crate::DomainId;
+use crate::activity::Activity;
 use crate::backend::MapperLimits;
-use crate::report::Activity;
-use crate::space::SpaceId;
+use crate::{DomainId, SpaceId};
 
 /// An endpoint.
 pub(crate) struct Endpoint {

@@ -9,7 +9,7 @@ mod attach;
 mod batch;
 mod bypass;
 mod device;
-mod mapping;
+mod map_unmap;
 mod parking;
 mod report;
 mod state;
@@ -33,8 +33,9 @@ use crate::counters::Counters;
 use crate::domain::Domain;
 use crate::endpoint::{Endpoint, usable};
 use crate::fault::FaultQueue;
+use crate::latency::RequestLatency;
 use crate::probe;
-use crate::report::{DomainReport, EndpointReport, Report, RequestLatency};
+use crate::report::{DomainReport, EndpointReport, Report};
 use crate::space::{Space, Spaces};
 use crate::spec::{MAP_F_READ, MAP_F_WRITE, Status, config, feature, property};
 use crate::windows::Windows;
@@ -42,7 +43,7 @@ use crate::wire::{self, Kind, Request};
 use crate::{DomainId, EndpointId};
 
 pub use batch::UnmapRequest;
-use mapping::unmap_run;
+use map_unmap::unmap_run;
 pub use report::DomainWindow;
 
 /// The state of one virtio-iommu device.

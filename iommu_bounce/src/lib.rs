@@ -17,6 +17,7 @@
 //! decodes and encodes them, and the state modules never see a byte of the guest's.
 #![forbid(unsafe_code)]
 
+mod activity;
 mod backend;
 mod config;
 mod counters;
@@ -25,6 +26,8 @@ mod endpoint;
 mod engine;
 mod fault;
 mod histogram;
+mod latency;
+mod mapping;
 mod probe;
 mod report;
 mod space;
@@ -36,6 +39,7 @@ mod tree;
 mod windows;
 mod wire;
 
+pub use activity::Activity;
 pub use backend::{
     ChunkError, ChunkStore, DmaMapper, GuestRam, MapError, MapperGroup, MapperLimits, Permissions, UnmapError,
 };
@@ -44,7 +48,8 @@ pub use counters::{Counters, RequestCounts};
 pub use engine::{DomainWindow, Engine, Target, Translation, UnmapRequest};
 pub use fault::{Fault, FaultReason};
 pub use histogram::{BUCKETS, Histogram};
-pub use report::{Activity, DomainReport, EndpointReport, HostLatency, Report, RequestLatency};
+pub use latency::{HostLatency, RequestLatency};
+pub use report::{DomainReport, EndpointReport, Report};
 pub use spec::MAX_REPLY;
 pub use state::{ChunkState, DomainState, EngineState, MappingState, RestoreError, STATE_VERSION, WindowState};
 
@@ -53,3 +58,6 @@ pub type EndpointId = u32;
 
 /// Names a domain. The driver chooses the number (virtio 1.3, section 5.13.6.1).
 pub type DomainId = u32;
+
+/// Names an address space of the host within the engine.
+type SpaceId = usize;

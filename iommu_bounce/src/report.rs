@@ -4,73 +4,10 @@
 
 use serde::Serialize;
 
-use crate::counters::{Counters, RequestCounts};
-use crate::histogram::Histogram;
-use crate::wire::{Kind, by_kind};
+use crate::activity::Activity;
+use crate::counters::Counters;
+use crate::latency::{HostLatency, RequestLatency};
 use crate::{DomainId, EndpointId};
-
-/// Requests that concern one domain or endpoint, since it exists.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Activity {
-    /// Requests by kind.
-    pub requests: RequestCounts,
-    /// Of these, the ones whose status was not `OK`.
-    pub failed: RequestCounts,
-    /// How long they took, host calls included.
-    pub latency: Histogram,
-}
-
-impl Activity {
-    pub(crate) fn note(&mut self, kind: Kind, ok: bool, took: std::time::Duration) {
-        self.requests.add(kind);
-        if !ok {
-            self.failed.add(kind);
-        }
-        self.latency.record(took);
-    }
-}
-
-/// How long requests took, by kind, host calls included.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct RequestLatency {
-    /// ATTACH requests.
-    pub attach: Histogram,
-    /// DETACH requests.
-    pub detach: Histogram,
-    /// MAP requests.
-    pub map: Histogram,
-    /// UNMAP requests.
-    pub unmap: Histogram,
-    /// PROBE requests.
-    pub probe: Histogram,
-    /// WINDOW_ADD requests.
-    pub window_add: Histogram,
-    /// WINDOW_DEL requests.
-    pub window_del: Histogram,
-}
-
-impl RequestLatency {
-    pub(crate) fn of(&mut self, kind: Kind) -> &mut Histogram {
-        by_kind!(self, kind)
-    }
-}
-
-/// How long calls to mappers took, failed ones included. One in eight is timed: reading the clock around each would cost a
-/// fifth of all that the engine does for a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct HostLatency {
-    /// Calls to [`DmaMapper::map`](crate::DmaMapper::map).
-    pub map: Histogram,
-    /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap).
-    pub unmap: Histogram,
-}
-
-impl HostLatency {
-    /// Whether the call after so many is timed.
-    pub(crate) fn is_due(calls: u64) -> bool {
-        calls.is_multiple_of(8)
-    }
-}
 
 /// One domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

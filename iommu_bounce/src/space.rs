@@ -14,29 +14,19 @@ use vm_memory::VolatileSlice;
 
 use crate::backend::{DmaMapper, GuestRam, MapError, MapperGroup, MapperLimits, UnmapError};
 use crate::counters::Counters;
-use crate::domain::{Chunk, DeviceMapping, Domain, Mapping};
-use crate::report::HostLatency;
+use crate::domain::Domain;
+use crate::latency::HostLatency;
+use crate::mapping::{Chunk, DeviceMapping, MappedMemory, Mapping};
 use crate::spec::Status;
 use crate::windows::Windows;
-use crate::{EndpointId, Permissions};
-
-/// What lies behind a range of an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Memory {
-    /// Guest RAM.
-    Ram,
-    /// The chunk of this index.
-    Chunk(u32),
-    /// Memory of a device.
-    Device,
-}
+use crate::{EndpointId, Permissions, SpaceId};
 
 /// A range that the host would not unmap.
 #[derive(Clone, Copy, Debug)]
 struct Stuck {
     iova: u64,
     len: u64,
-    memory: Memory,
+    memory: MappedMemory,
 }
 
 impl Stuck {
@@ -44,9 +34,6 @@ impl Stuck {
         self.iova <= last && self.iova + (self.len - 1) >= start
     }
 }
-
-/// Names an address space within [`Spaces`].
-pub(crate) type SpaceId = usize;
 
 /// An address space and its mapper.
 pub(crate) struct Space {
@@ -166,11 +153,11 @@ enum Part<'w> {
 }
 
 impl Part<'_> {
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> MappedMemory {
         match self {
-            Self::Ram(_) => Memory::Ram,
-            Self::Device(_) => Memory::Device,
-            Self::Chunk(chunk, _) => Memory::Chunk(chunk.index),
+            Self::Ram(_) => MappedMemory::Ram,
+            Self::Device(_) => MappedMemory::Device,
+            Self::Chunk(chunk, _) => MappedMemory::Chunk(chunk.index),
         }
     }
 }
@@ -241,14 +228,14 @@ impl Space {
     /// The chunks that are stuck here.
     pub(crate) fn stuck_chunks(&self) -> impl Iterator<Item = u32> {
         self.stuck.iter().filter_map(|stuck| match stuck.memory {
-            Memory::Chunk(index) => Some(index),
-            Memory::Ram | Memory::Device => None,
+            MappedMemory::Chunk(index) => Some(index),
+            MappedMemory::Ram | MappedMemory::Device => None,
         })
     }
 
     /// Whether memory of a device is stuck here.
     pub(crate) fn holds_device_memory(&self) -> bool {
-        self.stuck.iter().any(|stuck| stuck.memory == Memory::Device)
+        self.stuck.iter().any(|stuck| stuck.memory == MappedMemory::Device)
     }
 
     /// Whether the chunk is stuck here.
@@ -261,7 +248,7 @@ impl Space {
         iova: u64,
         slice: VolatileSlice<'_>,
         permissions: Permissions,
-        memory: Memory,
+        memory: MappedMemory,
         counters: &mut Counters,
     ) -> Result<(), Status> {
         let len = slice.len() as u64;
@@ -297,7 +284,7 @@ impl Space {
     ) -> Result<(), Status> {
         let len = mapping.last - iova + 1;
         if let Some(slice) = ram.slice(mapping.gpa, len) {
-            return self.map(iova, slice, mapping.permissions, Memory::Ram, counters);
+            return self.map(iova, slice, mapping.permissions, MappedMemory::Ram, counters);
         }
         if !is_ram(ram, mapping.gpa, len) {
             return Err(Status::Inval);
@@ -306,14 +293,14 @@ impl Space {
         while done < len {
             let outcome = part(ram, mapping.gpa + done, len - done).ok_or(Status::Inval).and_then(|part| {
                 let at = iova + done;
-                self.map(at, part, mapping.permissions, Memory::Ram, counters)?;
+                self.map(at, part, mapping.permissions, MappedMemory::Ram, counters)?;
                 Ok(part.len() as u64)
             });
             match outcome {
                 Ok(more) => done += more,
                 Err(status) => {
                     if done > 0 {
-                        self.discard(iova, done, Memory::Ram, counters);
+                        self.discard(iova, done, MappedMemory::Ram, counters);
                     }
                     return Err(status);
                 }
@@ -334,7 +321,7 @@ impl Space {
         let mut outcome = Err(Status::Inval);
         ram.device(gpa, len, permissions, &mut |slice| {
             if slice.len() as u64 == len {
-                outcome = self.map(iova, slice, permissions, Memory::Device, counters);
+                outcome = self.map(iova, slice, permissions, MappedMemory::Device, counters);
             }
         });
         outcome
@@ -349,11 +336,17 @@ impl Space {
         counters: &mut Counters,
     ) -> Result<(), Status> {
         let slice = windows.memory(chunk.index).ok_or(Status::DevErr)?;
-        let memory = Memory::Chunk(chunk.index);
+        let memory = MappedMemory::Chunk(chunk.index);
         self.map(iova, slice, chunk.permissions, memory, counters)
     }
 
-    fn try_unmap(&mut self, iova: u64, len: u64, memory: Memory, counters: &mut Counters) -> Result<(), UnmapError> {
+    fn try_unmap(
+        &mut self,
+        iova: u64,
+        len: u64,
+        memory: MappedMemory,
+        counters: &mut Counters,
+    ) -> Result<(), UnmapError> {
         let began = HostLatency::is_due(counters.host_unmaps).then(Instant::now);
         let outcome = self.mapper.unmap(iova, len);
         if let Some(began) = began {
@@ -367,7 +360,13 @@ impl Space {
     }
 
     /// Unmaps one or several whole mappings, or a chunk. On error all are still mapped.
-    pub(crate) fn unmap(&mut self, iova: u64, len: u64, memory: Memory, counters: &mut Counters) -> Result<(), Status> {
+    pub(crate) fn unmap(
+        &mut self,
+        iova: u64,
+        len: u64,
+        memory: MappedMemory,
+        counters: &mut Counters,
+    ) -> Result<(), Status> {
         self.try_unmap(iova, len, memory, counters).map_err(|error| {
             warn!("endpoint {:#x}: unmapping {len:#x} bytes at IOVA {iova:#x}: {error}", self.name);
             Status::DevErr
@@ -375,7 +374,7 @@ impl Space {
     }
 
     /// Unmaps what the state does not want any more; what the host keeps is stuck.
-    pub(crate) fn discard(&mut self, iova: u64, len: u64, memory: Memory, counters: &mut Counters) {
+    pub(crate) fn discard(&mut self, iova: u64, len: u64, memory: MappedMemory, counters: &mut Counters) {
         if let Err(error) = self.try_unmap(iova, len, memory, counters) {
             error!(
                 "endpoint {:#x}: {len:#x} bytes at IOVA {iova:#x} stay mapped until the host lets go: {error}",
@@ -443,7 +442,7 @@ impl Space {
     /// Unmaps all of a domain but its chunks; what the host keeps is stuck.
     pub(crate) fn withdraw_ram(&mut self, domain: &Domain, counters: &mut Counters) {
         for (start, last) in domain.runs() {
-            self.discard(start, last - start + 1, Memory::Ram, counters);
+            self.discard(start, last - start + 1, MappedMemory::Ram, counters);
         }
         for (iova, len, part) in devices(domain) {
             self.discard(iova, len, part.memory(), counters);
@@ -455,7 +454,7 @@ impl Space {
         self.withdraw_ram(domain, counters);
         if let Some(windows) = windows {
             for (&iova, chunk) in &domain.chunks {
-                let memory = Memory::Chunk(chunk.index);
+                let memory = MappedMemory::Chunk(chunk.index);
                 self.discard(iova, windows.chunk_size(), memory, counters);
             }
         }

@@ -13,7 +13,7 @@ mod pool;
 use node::{FAN, Inner, LEAF, Leaf};
 use pool::{NIL, Pool};
 
-use crate::domain::Mapping;
+use crate::mapping::Mapping;
 
 /// The most levels above the leaves. Each node but those on the edges has 16 children at least, so 2^32 mappings fit.
 const MAX_HEIGHT: usize = 8;

@@ -10,10 +10,9 @@ use crate::backend::Permissions;
 use crate::domain::Domain;
 use crate::endpoint::Endpoint;
 use crate::fault::{Fault, FaultReason};
-use crate::space::SpaceId;
 use crate::spec::{ATTACH_F_BYPASS, Status, feature};
 use crate::wire;
-use crate::{DomainId, EndpointId};
+use crate::{DomainId, EndpointId, SpaceId};
 
 impl Engine {
     /// Attaches an endpoint. If it is attached elsewhere it leaves there, but only once it has all of the new domain.

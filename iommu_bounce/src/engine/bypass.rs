@@ -8,9 +8,10 @@
 use log::warn;
 
 use super::Engine;
+use crate::SpaceId;
 use crate::backend::{GuestRam, Permissions};
-use crate::domain::{Domain, Mapping};
-use crate::space::SpaceId;
+use crate::domain::Domain;
+use crate::mapping::Mapping;
 use crate::spec::{Status, feature};
 
 /// A bypass domain: all RAM in whole granules.

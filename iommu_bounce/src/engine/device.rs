@@ -10,8 +10,9 @@
 use super::Engine;
 use crate::backend::Permissions;
 use crate::counters::Counters;
-use crate::domain::{DeviceMapping, Domain};
-use crate::space::{Memory, Spaces};
+use crate::domain::Domain;
+use crate::mapping::{DeviceMapping, MappedMemory};
+use crate::space::Spaces;
 use crate::spec::Status;
 use crate::wire;
 
@@ -25,7 +26,12 @@ impl Engine {
             let outcome = self.spaces.get_mut(id).map_device(start, &mapping, &*self.ram, &mut self.counters);
             if let Err(status) = outcome {
                 for &done in &domain.spaces[..place] {
-                    self.spaces.get_mut(done).discard(start, last - start + 1, Memory::Device, &mut self.counters);
+                    self.spaces.get_mut(done).discard(
+                        start,
+                        last - start + 1,
+                        MappedMemory::Device,
+                        &mut self.counters,
+                    );
                 }
                 return Err(status);
             }
@@ -49,7 +55,7 @@ impl Engine {
                 mapping.live = false;
                 for &id in &domain.spaces {
                     let len = mapping.last - iova + 1;
-                    self.spaces.get_mut(id).discard(iova, len, Memory::Device, &mut self.counters);
+                    self.spaces.get_mut(id).discard(iova, len, MappedMemory::Device, &mut self.counters);
                 }
             }
         }
@@ -67,7 +73,7 @@ pub(super) fn unmap_devices(
     while let Some((iova, mapping)) = domain.last_device(start, last) {
         if mapping.live {
             for &id in &domain.spaces {
-                spaces.get_mut(id).discard(iova, mapping.last - iova + 1, Memory::Device, counters);
+                spaces.get_mut(id).discard(iova, mapping.last - iova + 1, MappedMemory::Device, counters);
             }
         }
         domain.devices.remove(&iova);

@@ -9,10 +9,9 @@
 use std::collections::BTreeMap;
 
 use super::Engine;
-use crate::DomainId;
 use crate::backend::Permissions;
-use crate::domain::Chunk;
-use crate::space::{Memory, SpaceId};
+use crate::mapping::{Chunk, MappedMemory};
+use crate::{DomainId, SpaceId};
 
 impl Engine {
     /// A reset of the whole VM. To be called when every endpoint was reset or can no longer access memory, and no vCPU
@@ -77,7 +76,7 @@ impl Engine {
         };
         if let Some(chunk) = space.parked.remove(&iova) {
             self.counters.parked_chunks -= 1;
-            space.discard(iova, windows.chunk_size(), Memory::Chunk(chunk.index), &mut self.counters);
+            space.discard(iova, windows.chunk_size(), MappedMemory::Chunk(chunk.index), &mut self.counters);
             self.give_back(chunk.index);
         }
     }

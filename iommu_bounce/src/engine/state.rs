@@ -4,7 +4,7 @@
 //! go through.
 
 use super::{Engine, permissions};
-use crate::domain::Chunk;
+use crate::mapping::Chunk;
 use crate::spec::{ATTACH_F_BYPASS, MAP_F_MMIO, Status};
 use crate::state::{ChunkState, DomainState, EngineState, MappingState, RestoreError, STATE_VERSION, WindowState};
 use crate::{DomainId, wire};

@@ -9,7 +9,7 @@ mod device;
 mod failure;
 mod faults;
 mod format;
-mod mapping;
+mod map_unmap;
 mod parking;
 mod report;
 mod setup;

@@ -5,8 +5,7 @@
 use super::{Engine, permissions};
 use crate::DomainId;
 use crate::backend::Permissions;
-use crate::domain::Chunk;
-use crate::space::Memory;
+use crate::mapping::{Chunk, MappedMemory};
 use crate::spec::Status;
 use crate::wire;
 
@@ -66,7 +65,7 @@ impl Engine {
     pub(super) fn map_chunk(&mut self, domain: u32, iova: u64, chunk: Chunk) -> Result<(), Status> {
         let domain = self.domains.get(&domain).ok_or(Status::NoEnt)?;
         let windows = self.windows.as_ref().ok_or(Status::Unsupp)?;
-        let (len, memory) = (windows.chunk_size(), Memory::Chunk(chunk.index));
+        let (len, memory) = (windows.chunk_size(), MappedMemory::Chunk(chunk.index));
         for (place, &id) in domain.spaces.iter().enumerate() {
             let space = self.spaces.get_mut(id);
             let outcome = space.map_chunk(iova, chunk, windows, &mut self.counters);
@@ -110,7 +109,7 @@ impl Engine {
             return (Err(Status::NoEnt), true);
         };
         let (ids, counters) = (&domain.spaces, &mut self.counters);
-        let (len, memory) = (windows.chunk_size(), Memory::Chunk(chunk.index));
+        let (len, memory) = (windows.chunk_size(), MappedMemory::Chunk(chunk.index));
         for (place, &id) in ids.iter().enumerate() {
             let space = self.spaces.get_mut(id);
             let Err(status) = space.unmap(iova, len, memory, counters) else {

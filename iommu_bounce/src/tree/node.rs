@@ -4,7 +4,7 @@
 
 use super::pool::{NIL, Node};
 use crate::backend::Permissions;
-use crate::domain::Mapping;
+use crate::mapping::Mapping;
 
 /// Mappings in a leaf at most.
 pub(super) const LEAF: usize = 16;

@@ -5,6 +5,7 @@
 mod model;
 mod ops;
 mod rig;
+mod setup;
 
 use iommu_bounce::spec::Status;
 use proptest::prelude::*;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use iommu_bounce::spec::{Status, feature};
 
 use crate::ops::{Map, Op};
-use crate::rig::{
+use crate::setup::{
     APERTURE, APERTURE_CHUNKS, CHUNK, DEVICE_PAGES, FIRST_IOVA, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES,
 };
 

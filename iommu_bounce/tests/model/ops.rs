@@ -5,7 +5,7 @@
 use iommu_bounce::test_utils as encode;
 use proptest::prelude::*;
 
-use crate::rig::{CHUNK, ENDPOINTS, FIRST_IOVA, PAGE};
+use crate::setup::{CHUNK, ENDPOINTS, FIRST_IOVA, PAGE};
 
 /// A request, or another event. Addresses are in pages from [`FIRST_IOVA`], so that most of them meet.
 #[derive(Clone, Debug)]

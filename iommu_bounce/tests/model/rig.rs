@@ -10,22 +10,12 @@ use iommu_bounce::{DmaMapper, Engine, EngineConfig, Limits, Permissions, UnmapRe
 
 use crate::model::{DEAD, Domain, Model};
 use crate::ops::{HostFailure, Op};
+use crate::setup::{
+    APERTURE, APERTURE_CHUNKS, CHUNK, DEVICE_PAGES, ENDPOINTS, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES,
+};
 
-pub(crate) const PAGE: u64 = 0x1000;
-pub(crate) const CHUNK: u64 = 4 * PAGE;
-/// Requests use pages from here on: eight below the aperture, the aperture, and some above.
-pub(crate) const FIRST_IOVA: u64 = APERTURE - 8 * PAGE;
-pub(crate) const APERTURE: u64 = 0xe000_0000;
-pub(crate) const APERTURE_CHUNKS: u64 = 4;
-pub(crate) const MAX_DOMAINS: usize = 2;
-pub(crate) const MAX_MAPPINGS: usize = 12;
-/// Guest RAM: two regions that follow each other in the guest, not in the host.
-pub(crate) const RAM_PAGES: u64 = 40;
-/// A device's memory, right behind RAM.
-pub(crate) const DEVICE_PAGES: std::ops::Range<u64> = RAM_PAGES..RAM_PAGES + 4;
 const FIRST_REGION: usize = 0x1_4000;
 const SECOND_REGION: usize = 0x1_4000;
-pub(crate) const ENDPOINTS: std::ops::RangeInclusive<u32> = 1..=4;
 /// The endpoint that stays in its address space. The host can move the others.
 const BOUND: u32 = 1;
 const REGION_CHUNKS: u32 = 5;

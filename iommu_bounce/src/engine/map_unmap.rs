@@ -4,13 +4,14 @@
 
 use super::device::unmap_devices;
 use super::{Engine, permissions};
-use crate::DomainId;
 use crate::backend::GuestRam;
 use crate::counters::Counters;
-use crate::domain::{Cover, Domain, Mapping};
-use crate::space::{Memory, SpaceId, Spaces};
+use crate::domain::{Cover, Domain};
+use crate::mapping::{MappedMemory, Mapping};
+use crate::space::Spaces;
 use crate::spec::{MAP_F_MMIO, Status, feature};
 use crate::wire;
+use crate::{DomainId, SpaceId};
 
 impl Engine {
     /// Maps guest RAM for every endpoint of the domain, or for none.
@@ -167,7 +168,7 @@ fn map_all(
         if let Err(status) = outcome {
             let len = mapping.last - iova + 1;
             for &done in &ids[..place] {
-                spaces.get_mut(done).discard(iova, len, Memory::Ram, counters);
+                spaces.get_mut(done).discard(iova, len, MappedMemory::Ram, counters);
             }
             return Err(status);
         }
@@ -187,7 +188,7 @@ pub(super) fn unmap_run(
     let len = last - start + 1;
     let ids = &domain.spaces;
     for (place, &id) in ids.iter().enumerate() {
-        let outcome = spaces.get_mut(id).unmap(start, len, Memory::Ram, counters);
+        let outcome = spaces.get_mut(id).unmap(start, len, MappedMemory::Ram, counters);
         let Err(status) = outcome else {
             continue;
         };
@@ -195,7 +196,7 @@ pub(super) fn unmap_run(
         if let Err(still_mapped) = restored {
             let rest = domain.spaces[..still_mapped].iter();
             for &id in rest.chain(&domain.spaces[place..]) {
-                spaces.get_mut(id).discard(start, len, Memory::Ram, counters);
+                spaces.get_mut(id).discard(start, len, MappedMemory::Ram, counters);
             }
             counters.mappings -= domain.forget(start, last);
         }
@@ -220,7 +221,7 @@ fn remap(
         for (iova, mapping) in domain.mappings.from(start).take_while(|(iova, _)| *iova <= last) {
             if space.map_ram(iova, &mapping, ram, counters).is_err() {
                 if iova > start {
-                    space.discard(start, iova - start, Memory::Ram, counters);
+                    space.discard(start, iova - start, MappedMemory::Ram, counters);
                 }
                 return Err(place);
             }

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a domain maps: guest RAM, memory of devices, and chunks of window memory.
+
+use crate::backend::Permissions;
+
+/// A mapping of guest RAM, made by one MAP request and removed whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    /// Last IOVA.
+    pub(crate) last: u64,
+    /// Where the memory starts.
+    pub(crate) gpa: u64,
+    pub(crate) permissions: Permissions,
+}
+
+/// A mapping of a device's memory, made by one MAP request and removed whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceMapping {
+    /// Last IOVA.
+    pub(crate) last: u64,
+    /// Where the guest saw the memory.
+    pub(crate) gpa: u64,
+    pub(crate) permissions: Permissions,
+    /// Whether it is mapped: the guest sees the memory where it saw it.
+    pub(crate) live: bool,
+}
+
+/// A chunk of window memory, mapped by one WINDOW_ADD request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// Its place in the store.
+    pub(crate) index: u32,
+    pub(crate) permissions: Permissions,
+}
+
+/// What lies behind a range of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MappedMemory {
+    /// Guest RAM.
+    Ram,
+    /// The chunk of this index.
+    Chunk(u32),
+    /// Memory of a device.
+    Device,
+}
