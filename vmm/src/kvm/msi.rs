@@ -17,9 +17,34 @@ use crate::arch::layout::FIRST_MSI_GSI;
 /// Most routes that KVM takes (`KVM_MAX_IRQ_ROUTES`).
 const MAX_GSI: u32 = 4096;
 
+/// What is asked of KVM.
+trait RoutingHost: Send + Sync {
+    /// Replaces the whole table of routes: those of the interrupt lines and these.
+    fn set_routes(&self, messages: &[(u32, MsiMessage)]) -> io::Result<()>;
+    /// Has a write to `event` fire the interrupt that `gsi` is routed to.
+    fn register(&self, event: &EventFd, gsi: u32) -> io::Result<()>;
+    /// Ends that.
+    fn unregister(&self, event: &EventFd, gsi: u32) -> io::Result<()>;
+}
+
+impl RoutingHost for VmFd {
+    fn set_routes(&self, messages: &[(u32, MsiMessage)]) -> io::Result<()> {
+        let mut entries = line_routes();
+        entries.extend(messages.iter().map(|(gsi, message)| msi_route(*gsi, *message)));
+        let table = KvmIrqRouting::from_entries(&entries).map_err(|e| io::Error::other(format!("{e:?}")))?;
+        Ok(self.set_gsi_routing(&table)?)
+    }
+    fn register(&self, event: &EventFd, gsi: u32) -> io::Result<()> {
+        Ok(self.register_irqfd(event, gsi)?)
+    }
+    fn unregister(&self, event: &EventFd, gsi: u32) -> io::Result<()> {
+        Ok(self.unregister_irqfd(event, gsi)?)
+    }
+}
+
 /// The VM's table of interrupt routes.
 struct Routes {
-    vm: Arc<VmFd>,
+    host: Arc<dyn RoutingHost>,
     /// All vectors handed out, with their message while they are routed.
     messages: Mutex<BTreeMap<u32, Option<MsiMessage>>>,
 }
@@ -32,7 +57,11 @@ pub struct KvmMsi {
 impl KvmMsi {
     /// Vectors of `vm`; sets the routes of the interrupt lines at once.
     pub fn new(vm: Arc<VmFd>) -> io::Result<Self> {
-        let routes = Routes { vm, messages: Mutex::new(BTreeMap::new()) };
+        Self::on(vm)
+    }
+
+    fn on(host: Arc<dyn RoutingHost>) -> io::Result<Self> {
+        let routes = Routes { host, messages: Mutex::new(BTreeMap::new()) };
         routes.write(&BTreeMap::new())?;
         Ok(Self { routes: Arc::new(routes) })
     }
@@ -49,7 +78,11 @@ impl MsiAllocator for KvmMsi {
         }
         messages.extend(free.iter().map(|gsi| (*gsi, None)));
         drop(messages);
-        let vectors = free.into_iter().zip(events).map(|(gsi, event)| Vector { gsi, event }).collect();
+        let vectors = free
+            .into_iter()
+            .zip(events)
+            .map(|(gsi, event)| Vector { gsi, event, is_registered: Mutex::new(false) })
+            .collect();
         Ok(Arc::new(KvmVectors { routes: self.routes.clone(), vectors }))
     }
 }
@@ -57,11 +90,8 @@ impl MsiAllocator for KvmMsi {
 impl Routes {
     /// Gives KVM the whole table, as its interface wants it.
     fn write(&self, messages: &BTreeMap<u32, Option<MsiMessage>>) -> io::Result<()> {
-        let mut entries = line_routes();
         let routed = messages.iter().filter_map(|(gsi, message)| message.map(|message| (*gsi, message)));
-        entries.extend(routed.map(|(gsi, message)| msi_route(gsi, message)));
-        let table = KvmIrqRouting::from_entries(&entries).map_err(|e| io::Error::other(format!("{e:?}")))?;
-        Ok(self.vm.set_gsi_routing(&table)?)
+        self.host.set_routes(&routed.collect::<Vec<_>>())
     }
 
     /// Changes one route; on failure the table is as before.
@@ -88,6 +118,8 @@ fn msi_route(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
 struct Vector {
     gsi: u32,
     event: EventFd,
+    /// Whether a write to the event fires the interrupt. The host can refuse this and take the route, so the table does not tell.
+    is_registered: Mutex<bool>,
 }
 
 /// The vectors of one device.
@@ -119,17 +151,24 @@ impl MsiVectors for KvmVectors {
     }
 
     fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()> {
-        let Vector { gsi, event } = self.vector(vector)?;
-        let was_routed = self.is_routed(*gsi);
+        let Vector { gsi, event, is_registered } = self.vector(vector)?;
+        let mut is_registered = is_registered.lock().unwrap_or_else(PoisonError::into_inner);
         if message.is_some() {
             // The route first, then the irqfd: an event that is pending from masked times fires to the right place.
             self.routes.set(*gsi, message)?;
-            if !was_routed {
-                self.routes.vm.register_irqfd(event, *gsi)?;
+            if !*is_registered {
+                // A route without its event does no harm where the host does not take it back either.
+                self.routes.host.register(event, *gsi).inspect_err(|_| drop(self.routes.set(*gsi, None)))?;
+                *is_registered = true;
             }
-        } else if was_routed {
-            self.routes.vm.unregister_irqfd(event, *gsi)?;
-            self.routes.set(*gsi, None)?;
+        } else {
+            if *is_registered {
+                self.routes.host.unregister(event, *gsi)?;
+                *is_registered = false;
+            }
+            if self.is_routed(*gsi) {
+                self.routes.set(*gsi, None)?;
+            }
         }
         Ok(())
     }
@@ -150,5 +189,127 @@ impl Drop for KvmVectors {
         for vector in &self.vectors {
             messages.remove(&vector.gsi);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const MESSAGE: MsiMessage = MsiMessage { address: 0xfee0_0000, data: 0x41 };
+
+    /// What KVM has: routes of vectors, and GSIs whose event is registered.
+    #[derive(Default)]
+    struct State {
+        routed: BTreeMap<u32, u32>,
+        registered: BTreeSet<u32>,
+        /// Calls that fail, the next one first.
+        failing: Vec<&'static str>,
+    }
+
+    /// A KVM that fails where a test wants it to.
+    #[derive(Default)]
+    struct FakeHost(Mutex<State>);
+
+    impl FakeHost {
+        fn call(&self, name: &str, change: impl FnOnce(&mut State)) -> io::Result<()> {
+            let mut state = self.0.lock().unwrap();
+            if state.failing.first().is_some_and(|next| *next == name) {
+                state.failing.remove(0);
+                return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+            }
+            change(&mut state);
+            Ok(())
+        }
+
+        fn fail(&self, calls: &[&'static str]) {
+            self.0.lock().unwrap().failing = calls.to_vec();
+        }
+
+        /// Data of the messages that are routed, and whether the first vector's event is registered.
+        fn has(&self) -> (Vec<u32>, bool) {
+            let state = self.0.lock().unwrap();
+            (state.routed.values().copied().collect(), state.registered.contains(&FIRST_MSI_GSI))
+        }
+    }
+
+    impl RoutingHost for FakeHost {
+        fn set_routes(&self, messages: &[(u32, MsiMessage)]) -> io::Result<()> {
+            let routed = messages.iter().map(|(gsi, message)| (*gsi, message.data)).collect();
+            self.call("route", |state| state.routed = routed)
+        }
+        fn register(&self, _: &EventFd, gsi: u32) -> io::Result<()> {
+            self.call("register", |state| assert!(state.registered.insert(gsi), "registered twice"))
+        }
+        fn unregister(&self, _: &EventFd, gsi: u32) -> io::Result<()> {
+            self.call("unregister", |state| assert!(state.registered.remove(&gsi), "is not registered"))
+        }
+    }
+
+    fn vector() -> (Arc<FakeHost>, Arc<dyn MsiVectors>) {
+        let host = Arc::new(FakeHost::default());
+        let vectors = KvmMsi::on(host.clone()).unwrap().allocate(1).unwrap();
+        (host, vectors)
+    }
+
+    #[test]
+    fn vector_is_routed_and_registered_until_it_is_not_wanted() {
+        let (host, vectors) = vector();
+        vectors.route(0, Some(MESSAGE)).unwrap();
+        assert_eq!(host.has(), (vec![0x41], true));
+        vectors.route(0, Some(MsiMessage { data: 0x42, ..MESSAGE })).unwrap();
+        assert_eq!(host.has(), (vec![0x42], true));
+        vectors.route(0, None).unwrap();
+        assert_eq!(host.has(), (vec![], false));
+        vectors.route(0, Some(MESSAGE)).unwrap();
+        drop(vectors);
+        assert_eq!(host.has(), (vec![], false));
+    }
+
+    #[test]
+    fn vector_whose_event_was_refused_is_registered_the_next_time() {
+        let (host, vectors) = vector();
+        host.fail(&["register"]);
+        assert!(vectors.route(0, Some(MESSAGE)).is_err());
+        assert_eq!(host.has(), (vec![], false), "nothing is left of what failed");
+        vectors.route(0, Some(MESSAGE)).unwrap();
+        assert_eq!(host.has(), (vec![0x41], true));
+    }
+
+    #[test]
+    fn route_that_stays_without_its_event_is_taken_up_or_away_later() {
+        for then in [Some(MESSAGE), None] {
+            let (host, vectors) = vector();
+            // Not even the route goes back.
+            host.fail(&["register", "route"]);
+            assert!(vectors.route(0, Some(MESSAGE)).is_err());
+            assert_eq!(host.has(), (vec![0x41], false));
+            vectors.route(0, then).unwrap();
+            assert_eq!(host.has(), if then.is_some() { (vec![0x41], true) } else { (vec![], false) });
+        }
+    }
+
+    #[test]
+    fn vector_whose_route_stayed_when_it_ended_is_registered_the_next_time() {
+        let (host, vectors) = vector();
+        vectors.route(0, Some(MESSAGE)).unwrap();
+        host.fail(&["route"]);
+        assert!(vectors.route(0, None).is_err());
+        assert_eq!(host.has(), (vec![0x41], false));
+        vectors.route(0, Some(MESSAGE)).unwrap();
+        assert_eq!(host.has(), (vec![0x41], true));
+    }
+
+    #[test]
+    fn event_that_stays_when_a_vector_ends_keeps_its_route() {
+        let (host, vectors) = vector();
+        vectors.route(0, Some(MESSAGE)).unwrap();
+        host.fail(&["unregister"]);
+        assert!(vectors.route(0, None).is_err());
+        assert_eq!(host.has(), (vec![0x41], true));
+        vectors.route(0, None).unwrap();
+        assert_eq!(host.has(), (vec![], false));
     }
 }
