@@ -6,6 +6,7 @@
 //! traits, which the VMM implements.
 
 pub mod dma;
+mod event_fd;
 pub mod legacy;
 pub mod pci;
 pub mod platform;
@@ -17,3 +18,4 @@ mod sync;
 mod throttle;
 pub mod vfio;
 pub mod virtio;
+pub mod worker;

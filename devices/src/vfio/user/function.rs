@@ -11,8 +11,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::client::{Client, Description};
 use super::connection::CallError;
-use super::event_fd::borrow;
 use super::wire::{CONFIG_REGION, MSI_IRQS, MSIX_IRQS};
+use crate::event_fd::borrow;
 use crate::pci::regs;
 use crate::throttle::Throttle;
 use crate::vfio::function::BarMapping;

@@ -8,7 +8,6 @@
 
 mod client;
 mod connection;
-mod event_fd;
 mod function;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

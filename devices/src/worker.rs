@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Threads of devices: one helper for how they start, pause, go on and end.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::event_fd;
+use crate::sync::lock;
+
+/// What a thread does, which says what it needs of the host's kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Reads random bytes from a file for a guest.
+    Rng,
+}
+
+impl Role {
+    /// Its name, as in names of threads.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rng => "rng",
+        }
+    }
+}
+
+/// What a worker waits for before it works again. A doorbell and orders wake it in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Nothing else.
+    Doorbell,
+    /// [`Task::source`] can be read.
+    Source,
+    /// This time is over.
+    Time(Duration),
+}
+
+/// The work of a thread.
+pub trait Task: Send + 'static {
+    /// Does what there is to do. Between two pieces of it, looks whether [`Orders::call`] and returns if so; what is left is done
+    /// after that.
+    fn run(&mut self, orders: &Orders) -> Wait;
+    /// The file that [`Wait::Source`] waits for.
+    fn source(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    /// [`run`](Self::run) panicked; it is not called again.
+    fn panicked(&self);
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Run,
+    Pause,
+    Stop,
+}
+
+struct State {
+    order: Order,
+    /// The thread waits for another order, or has ended.
+    parked: bool,
+    ended: bool,
+}
+
+/// What a worker was told.
+pub struct Orders {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// The order is not to run: what tasks look at without the lock.
+    calls: AtomicBool,
+    wake: EventFd,
+}
+
+impl Orders {
+    fn new(paused: bool) -> io::Result<Self> {
+        let order = if paused { Order::Pause } else { Order::Run };
+        Ok(Self {
+            state: Mutex::new(State { order, parked: false, ended: false }),
+            changed: Condvar::new(),
+            calls: AtomicBool::new(paused),
+            wake: EventFd::new(EFD_NONBLOCK)?,
+        })
+    }
+
+    /// Orders for a task that runs in no thread, which never call.
+    ///
+    /// # Errors
+    /// The process can have no more descriptors.
+    pub fn none() -> io::Result<Self> {
+        Self::new(false)
+    }
+
+    /// Whether the worker is to pause or to stop.
+    pub fn call(&self) -> bool {
+        self.calls.load(Ordering::Acquire)
+    }
+
+    fn give(&self, order: Order) {
+        let mut state = lock(&self.state);
+        if state.order != Order::Stop {
+            state.order = order;
+            state.parked &= order != Order::Run;
+            self.calls.store(order != Order::Run, Ordering::Release);
+        }
+        drop(state);
+        self.changed.notify_all();
+        // It fails only where nobody has read a great many, and then it wakes as well.
+        let _ = self.wake.write(1);
+    }
+
+    /// Waits as long as the order is to pause; `false` if it is to stop.
+    fn may_run(&self) -> bool {
+        let mut state = lock(&self.state);
+        while state.order == Order::Pause {
+            state.parked = true;
+            self.changed.notify_all();
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.order == Order::Run
+    }
+
+    fn wait_parked(&self) {
+        let mut state = lock(&self.state);
+        while !state.parked && !state.ended {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn ended(&self) {
+        lock(&self.state).ended = true;
+        self.changed.notify_all();
+    }
+}
+
+/// A thread with its task. Dropping it ends the thread.
+pub struct Worker<T: Task> {
+    orders: Arc<Orders>,
+    /// The thread holds the lock while it is not parked.
+    task: Arc<Mutex<T>>,
+    role: Role,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<T: Task> Worker<T> {
+    /// Starts a thread, paused if `paused`. It runs `task` once, and again each time when `doorbell` was rung.
+    ///
+    /// # Errors
+    /// The host gives no thread or no descriptor.
+    pub fn spawn(name: String, role: Role, doorbell: EventFd, paused: bool, task: T) -> io::Result<Self> {
+        let orders = Arc::new(Orders::new(paused)?);
+        let task = Arc::new(Mutex::new(task));
+        let (of_thread, task_of_thread) = (orders.clone(), task.clone());
+        let thread = thread::Builder::new().name(name).spawn(move || {
+            let work = AssertUnwindSafe(|| work(&of_thread, &task_of_thread, &doorbell));
+            if catch_unwind(work).is_err() {
+                lock(&task_of_thread).panicked();
+            }
+            of_thread.ended();
+        })?;
+        Ok(Self { orders, task, role, thread: Some(thread) })
+    }
+
+    /// What the thread does.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Tells the thread to pause, and waits until it does or has ended.
+    pub fn pause(&self) {
+        self.orders.give(Order::Pause);
+        self.orders.wait_parked();
+    }
+
+    /// Lets the thread go on: it runs its task once, whatever came meanwhile.
+    pub fn resume(&self) {
+        self.orders.give(Order::Run);
+    }
+
+    /// Calls `look` with the task of a worker that is paused. Otherwise it waits until the worker is.
+    pub fn with_task<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
+        look(&mut lock(&self.task))
+    }
+
+    /// Ends the thread and calls `look` with its task.
+    pub fn stop<R>(mut self, look: impl FnOnce(&mut T) -> R) -> R {
+        self.end();
+        self.with_task(look)
+    }
+
+    fn end(&mut self) {
+        self.orders.give(Order::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("a worker of role '{}' panicked", self.role.name());
+        }
+    }
+}
+
+impl<T: Task> Drop for Worker<T> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {
+    while orders.may_run() {
+        // Rung from here on, it wakes the thread again. They fail where nobody rang.
+        let _ = (orders.wake.read(), doorbell.read());
+        let mut task = lock(task);
+        let wait = task.run(orders);
+        if !orders.call() {
+            sleep(orders, doorbell, &*task, wait);
+        }
+    }
+}
+
+/// Waits for what `wait` says, the doorbell, or an order.
+fn sleep(orders: &Orders, doorbell: &EventFd, task: &impl Task, wait: Wait) {
+    let mut files = vec![event_fd::borrow(&orders.wake), event_fd::borrow(doorbell)];
+    if wait == Wait::Source {
+        files.extend(task.source());
+    }
+    let mut files: Vec<_> = files.iter().map(|file| PollFd::new(file, PollFlags::IN)).collect();
+    let time = match wait {
+        Wait::Time(time) => Timespec::try_from(time).ok(),
+        Wait::Doorbell | Wait::Source => None,
+    };
+    if let Err(error) = poll(&mut files, time.as_ref())
+        && error != rustix::io::Errno::INTR
+    {
+        log::error!("a worker waits for its work: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// Tells of each of its runs, and panics in the last one.
+    struct Counter {
+        runs: u32,
+        panics_at: Option<u32>,
+        wait: Wait,
+        tell: Sender<u32>,
+    }
+
+    impl Task for Counter {
+        fn run(&mut self, _: &Orders) -> Wait {
+            self.runs += 1;
+            assert_ne!(Some(self.runs), self.panics_at, "as the test wants it");
+            self.tell.send(self.runs).unwrap();
+            self.wait
+        }
+        fn panicked(&self) {
+            self.tell.send(u32::MAX).unwrap();
+        }
+    }
+
+    fn start(paused: bool, panics_at: Option<u32>, wait: Wait) -> (Worker<Counter>, EventFd, Receiver<u32>) {
+        let (tell, told) = channel();
+        let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
+        let ours = doorbell.try_clone().unwrap();
+        let task = Counter { runs: 0, panics_at, wait, tell };
+        (Worker::spawn("test".into(), Role::Rng, doorbell, paused, task).unwrap(), ours, told)
+    }
+
+    #[test]
+    fn worker_runs_once_at_its_start_and_once_for_each_bell() {
+        let (worker, doorbell, told) = start(false, None, Wait::Doorbell);
+        assert_eq!(told.recv(), Ok(1));
+        doorbell.write(1).unwrap();
+        assert_eq!(told.recv(), Ok(2));
+        assert_eq!(worker.stop(|task| task.runs), 2);
+    }
+
+    #[test]
+    fn paused_worker_does_nothing_and_runs_when_it_is_resumed() {
+        let (worker, doorbell, told) = start(true, None, Wait::Doorbell);
+        worker.pause();
+        doorbell.write(1).unwrap();
+        assert_eq!(worker.with_task(|task| task.runs), 0);
+        worker.resume();
+        assert_eq!(told.recv(), Ok(1));
+        worker.pause();
+        let runs = worker.with_task(|task| task.runs);
+        doorbell.write(1).unwrap();
+        assert_eq!(worker.with_task(|task| task.runs), runs);
+        assert_eq!(worker.stop(|task| task.runs), runs);
+    }
+
+    #[test]
+    fn worker_that_waits_for_time_runs_again_by_itself() {
+        let (worker, _doorbell, told) = start(false, None, Wait::Time(Duration::from_millis(1)));
+        assert!((1..=3).all(|run| told.recv() == Ok(run)));
+        drop(worker);
+    }
+
+    #[test]
+    fn worker_that_panicked_says_so_and_keeps_nobody_waiting() {
+        let (worker, _doorbell, told) = start(false, Some(1), Wait::Doorbell);
+        assert_eq!(told.recv(), Ok(u32::MAX));
+        worker.pause();
+        worker.resume();
+        assert_eq!(worker.stop(|task| task.runs), 1);
+    }
+}
