@@ -71,6 +71,21 @@ pub trait MsiAllocator: Send + Sync {
     fn allocate(&self, count: u16) -> io::Result<Arc<dyn MsiVectors>>;
 }
 
+/// Connects writes of the guest with events, so that whoever waits for an event is woken without an exit to the VMM.
+pub trait Doorbells: Send + Sync {
+    /// Has the host's kernel write `event` for each write of the guest, of any width, at `address`. Who has claimed the address
+    /// sees them no more.
+    ///
+    /// # Errors
+    /// The kernel refuses; writes go to whoever has claimed the address.
+    fn connect(&self, space: Space, address: u64, event: &EventFd) -> io::Result<()>;
+    /// Ends what [`connect`](Self::connect) began.
+    ///
+    /// # Errors
+    /// There is no such connection.
+    fn disconnect(&self, space: Space, address: u64, event: &EventFd) -> io::Result<()>;
+}
+
 /// A range of this process's memory that the guest is to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostRange {

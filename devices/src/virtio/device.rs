@@ -4,10 +4,13 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use virtio_queue::Queue;
+use virtio_queue::{Queue, QueueT};
+use vmm_sys_util::eventfd::EventFd;
 
-use crate::ram::Ram;
+use crate::dma::DeviceMemory;
+use crate::state::{DeviceState, StateError};
 
 /// Why a device cannot go on. The transport answers with `DEVICE_NEEDS_RESET` (virtio 1.3, section 2.1).
 #[derive(Debug, Error)]
@@ -28,6 +31,20 @@ pub enum DeviceError {
         /// What the queue found.
         source: virtio_queue::Error,
     },
+    /// The host gave no thread to serve a queue with.
+    #[error("queue {queue}: starting its thread: {source}")]
+    Thread {
+        /// The queue.
+        queue: u16,
+        /// What the host said.
+        source: std::io::Error,
+    },
+    /// The thread that serves a queue has panicked.
+    #[error("queue {queue}: its thread panicked")]
+    Panicked {
+        /// The queue.
+        queue: u16,
+    },
 }
 
 /// A shared memory region that a device shows to its driver (virtio 1.3, section 2.10).
@@ -47,20 +64,36 @@ pub trait Interrupt: Send + Sync {
     /// that it runs (virtio 1.3, section 2.4).
     fn config_changed(&self, notify: bool);
     /// The device cannot go on, found on a thread other than a vCPU's: the driver is told as if
-    /// [`notify`](VirtioDevice::notify) had returned the error. The device holds no lock that its `reset` takes.
+    /// [`notify`](VirtioDevice::notify) had returned the error. Takes no lock that is held while a device is reset or paused.
     fn failed(&self, error: &DeviceError);
 }
 
-/// What a driver has set up, handed to the device when it sets `DRIVER_OK`.
-pub struct Activation {
-    /// Guest memory, in which the queues lie.
-    pub memory: Arc<Ram>,
-    /// All queues, those checked that the driver enabled and `None` for the others.
-    pub queues: Vec<Option<Queue>>,
+/// A driver that is ready: it has set `DRIVER_OK`.
+#[derive(Clone)]
+pub struct Driver {
+    /// Memory as the device sees it, in which the queues lie.
+    pub memory: DeviceMemory,
     /// The way to the driver.
     pub interrupt: Arc<dyn Interrupt>,
     /// The negotiated features, the transport's bits among them.
     pub features: u64,
+}
+
+/// How far a queue was served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueueState {
+    /// Index of the next element of the available ring that is to be served.
+    pub next_avail: u16,
+    /// Index of the next element of the used ring that is to be written.
+    pub next_used: u16,
+}
+
+impl QueueState {
+    /// Of `queue`.
+    pub fn of(queue: &Queue) -> Self {
+        Self { next_avail: queue.next_avail(), next_used: queue.next_used() }
+    }
 }
 
 /// A virtio device, whatever the transport.
@@ -82,15 +115,31 @@ pub trait VirtioDevice: Send + Sync {
     fn read_config(&self, offset: usize, data: &mut [u8]);
     /// Writes the device configuration at `offset`; read-only fields stay as they are.
     fn write_config(&self, offset: usize, data: &[u8]);
-    /// The driver is ready: queues may be used from now on.
-    fn activate(&self, activation: Activation);
+    /// A driver is ready. The queues that it has enabled are started next.
+    fn activate(&self, driver: Driver);
+    /// `queue`, which the driver has set up, may be used from now on; it stands where it was stopped, if it ever was. In a device
+    /// that is paused it is used once that is resumed.
+    ///
+    /// # Errors
+    /// The host gives no thread for it.
+    fn start_queue(&self, index: u16, queue: Queue) -> std::io::Result<()>;
+    /// When it returns, the device touches the queue no more. `None` if it was not started.
+    fn stop_queue(&self, index: u16) -> Option<QueueState>;
+    /// How far a queue is served, of a device that is paused. `None` if it is not started.
+    fn queue_state(&self, index: u16) -> Option<QueueState>;
+    /// The event by which the driver may tell of buffers in `queue` without a vCPU that waits for the device. Without one,
+    /// [`notify`](Self::notify) is called.
+    fn doorbell(&self, queue: u16) -> Option<&EventFd> {
+        let _ = queue;
+        None
+    }
     /// The driver has put buffers into `queue`. Comes on the thread of the vCPU that told so, which does not run on
     /// before this returns; so the work of one call must be bounded.
     ///
     /// # Errors
     /// A driver's mistake that the device cannot recover from without a reset.
     fn notify(&self, queue: u16) -> Result<(), DeviceError>;
-    /// Back to the state before the driver came. When it returns, the device touches no queue any more.
+    /// Back to the state before the driver came. All queues are stopped.
     fn reset(&self);
     /// As [`reset`](Self::reset), when the whole VM is reset: no vCPU runs, and every device above this one on the bus was
     /// reset before.
@@ -109,4 +158,20 @@ pub trait VirtioDevice: Send + Sync {
         let _ = address;
         Ok(())
     }
+    /// Stops what the device does on threads of its own, until [`resume`](Self::resume). When it returns, no request is half
+    /// served.
+    fn pause(&self) {}
+    /// Lets the device go on.
+    fn resume(&self) {}
+    /// The device's own state: what is in no register and no ring.
+    ///
+    /// # Errors
+    /// It has state that cannot be saved.
+    fn save(&self) -> Result<DeviceState, StateError>;
+    /// Makes a device that was just made or reset, and activated if its driver was ready, what `state` says. Its queues are
+    /// started afterwards.
+    ///
+    /// # Errors
+    /// What of the state is refused. The device is good for a reset only then.
+    fn restore(&self, state: &DeviceState) -> Result<(), StateError>;
 }

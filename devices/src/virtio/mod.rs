@@ -11,5 +11,5 @@ mod test_support;
 mod transport;
 pub mod windows;
 
-pub use self::device::{Activation, DeviceError, Interrupt, SharedRegion, VirtioDevice};
-pub use self::transport::{TransportError, VirtioPciDevice};
+pub use self::device::{DeviceError, Driver, Interrupt, QueueState, SharedRegion, VirtioDevice};
+pub use self::transport::{TransportError, VirtioPciDevice, VirtioPciParams};

@@ -7,9 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Error, Queue, QueueT};
-use vm_memory::{Address, Bytes, GuestAddress};
-
-use crate::dma::NearMemory;
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemory};
 
 /// A ring with `avail_event`, for [`keep_up`].
 trait EventRing {
@@ -21,13 +19,13 @@ trait EventRing {
     fn fence(&self);
 }
 
-struct GuestRing<'r, 'm> {
+struct GuestRing<'r, M> {
     queue: &'r Queue,
-    memory: &'r NearMemory<'m>,
+    memory: &'r M,
     avail_event: GuestAddress,
 }
 
-impl EventRing for GuestRing<'_, '_> {
+impl<M: GuestMemory> EventRing for GuestRing<'_, M> {
     fn available(&self) -> Result<Wrapping<u16>, Error> {
         self.queue.avail_idx(self.memory, Ordering::Acquire)
     }
@@ -63,7 +61,7 @@ fn keep_up(ring: &impl EventRing, size: u16) -> Result<Wrapping<u16>, Error> {
 /// adds the element that `avail_event` names. To be called before a queue is served: what comes later
 /// has a notification of its own then, and serving may end after what was there, and need not go on for as long as another
 /// vCPU adds.
-pub(crate) fn ask_for_notifications(queue: &Queue, memory: &NearMemory<'_>) -> Result<(), Error> {
+pub(crate) fn ask_for_notifications(queue: &Queue, memory: &impl GuestMemory) -> Result<(), Error> {
     if !queue.event_idx_enabled() {
         return Ok(());
     }
@@ -75,7 +73,7 @@ pub(crate) fn ask_for_notifications(queue: &Queue, memory: &NearMemory<'_>) -> R
 
 /// Whether the driver wants to be told of the buffers that were used since the last call: by `used_event` where
 /// `EVENT_IDX` was negotiated, else by the flag in the available ring.
-pub(crate) fn wants_interrupt(queue: &mut Queue, memory: &NearMemory<'_>) -> Result<bool, Error> {
+pub(crate) fn wants_interrupt(queue: &mut Queue, memory: &impl GuestMemory) -> Result<bool, Error> {
     if queue.event_idx_enabled() {
         return queue.needs_notification(memory);
     }
@@ -90,6 +88,7 @@ mod tests {
     use virtio_queue::mock::MockSplitQueue;
 
     use super::*;
+    use crate::dma::NearMemory;
     use crate::ram::Ram;
 
     /// A queue of 4 with `used` elements used.

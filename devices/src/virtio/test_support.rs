@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use vm_memory::VolatileSlice;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
+use crate::platform::{Doorbells, HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors, Space};
 use crate::sync::lock;
 
 /// Vectors that count how often each was raised.
@@ -57,6 +57,35 @@ impl MsiAllocator for FakeMsi {
         let vectors = Arc::new(FakeVectors { raised: (0..count).map(|_| AtomicU32::new(0)).collect() });
         *lock(&self.0) = Some(vectors.clone());
         Ok(vectors)
+    }
+}
+
+/// Doorbells that a test rings as the kernel would.
+#[derive(Default)]
+pub(super) struct FakeDoorbells(Mutex<BTreeMap<u64, EventFd>>);
+
+impl FakeDoorbells {
+    /// How many are connected.
+    pub(super) fn count(&self) -> usize {
+        lock(&self.0).len()
+    }
+
+    /// A write of the guest at `address`.
+    pub(super) fn ring(&self, address: u64) {
+        lock(&self.0)[&address].write(1).unwrap();
+    }
+}
+
+impl Doorbells for FakeDoorbells {
+    fn connect(&self, space: Space, address: u64, event: &EventFd) -> io::Result<()> {
+        assert_eq!(space, Space::Port);
+        assert!(lock(&self.0).insert(address, event.try_clone()?).is_none(), "connected twice");
+        Ok(())
+    }
+
+    fn disconnect(&self, _: Space, address: u64, _: &EventFd) -> io::Result<()> {
+        assert!(lock(&self.0).remove(&address).is_some(), "not connected");
+        Ok(())
     }
 }
 

@@ -8,13 +8,15 @@ use std::sync::{Arc, Mutex};
 use iommu_bounce::Engine;
 use iommu_bounce::spec::{config, feature};
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_queue::Queue;
 
 use super::RingFeatures;
 use super::poller::Poller;
 use super::queues::Queues;
+use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::windows::WindowMemory;
-use crate::virtio::{Activation, DeviceError, SharedRegion, VirtioDevice};
+use crate::virtio::{DeviceError, Driver, QueueState, SharedRegion, VirtioDevice};
 
 /// Device type (virtio 1.3, section 5).
 const DEVICE_TYPE: u16 = 23;
@@ -105,12 +107,25 @@ impl VirtioDevice for VirtioIommu {
         }
     }
 
-    fn activate(&self, activation: Activation) {
-        lock(self.queues.engine()).accept_features(activation.features);
+    fn activate(&self, driver: Driver) {
+        lock(self.queues.engine()).accept_features(driver.features);
         if let Some(windows) = &self.windows {
-            windows.set_in_use(activation.features & feature::BOUNCE_WINDOW != 0);
+            windows.set_in_use(driver.features & feature::BOUNCE_WINDOW != 0);
         }
-        self.queues.open(activation);
+        self.queues.open(&driver);
+    }
+
+    fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
+        self.queues.start(index, queue);
+        Ok(())
+    }
+
+    fn stop_queue(&self, index: u16) -> Option<QueueState> {
+        self.queues.stop(index)
+    }
+
+    fn queue_state(&self, index: u16) -> Option<QueueState> {
+        self.queues.state(index)
     }
 
     fn notify(&self, queue: u16) -> Result<(), DeviceError> {
@@ -127,6 +142,14 @@ impl VirtioDevice for VirtioIommu {
 
     fn system_reset(&self) {
         self.stop(Engine::system_reset);
+    }
+
+    fn save(&self) -> Result<DeviceState, StateError> {
+        Err(StateError::Unsupported("that of a virtio-iommu is not there yet"))
+    }
+
+    fn restore(&self, _: &DeviceState) -> Result<(), StateError> {
+        Err(StateError::Unsupported("that of a virtio-iommu is not there yet"))
     }
 
     fn shared_region(&self) -> Option<SharedRegion> {

@@ -25,7 +25,8 @@ pub use self::device::VirtioIommu;
 pub use self::handle::{IommuHandle, IommuStatus};
 pub use self::ram::RamView;
 use super::windows::{WindowError, WindowMemory, WindowMemoryConfig};
-use super::{TransportError, VirtioPciDevice};
+use super::{TransportError, VirtioPciDevice, VirtioPciParams};
+use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, MemorySlots, MsiAllocator};
 use crate::ram::Ram;
 use crate::shown::ShownMemory;
@@ -117,7 +118,10 @@ pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHan
     }
     let device = VirtioIommu::new(engine.clone(), windows.clone(), rings, poll).map_err(IommuError::Thread)?;
     let device = Arc::new(device);
-    let function = Arc::new(VirtioPciDevice::new(id, device.clone(), memory, &*msi, observer)?);
+    let memory = DeviceMemory::all_ram(memory);
+    // Notifications are served in the exit of the vCPU, whose driver spins for the answer.
+    let params = VirtioPciParams { id, device: device.clone(), memory, msi, doorbells: None, observer };
+    let function = Arc::new(VirtioPciDevice::new(params)?);
     let handle = IommuHandle::new(engine, device, windows, function.interrupt());
     Ok((function, Arc::new(handle)))
 }

@@ -16,7 +16,7 @@ use super::pace::Pace;
 use super::requests::{REQUEST_QUEUE, RequestQueue};
 use crate::ram::Ram;
 use crate::sync::lock;
-use crate::virtio::{Activation, DeviceError, Interrupt};
+use crate::virtio::{DeviceError, Driver, Interrupt, QueueState};
 
 /// What a driver has set up.
 struct Active {
@@ -80,14 +80,56 @@ impl Queues {
         &self.engine
     }
 
-    /// A driver's queues.
-    pub(super) fn open(&self, activation: Activation) {
-        let Activation { memory, queues, interrupt, .. } = activation;
-        let mut queues = queues.into_iter();
-        let (requests, events) = (queues.next().flatten().map(RequestQueue::new), queues.next().flatten());
+    /// A driver, whose queues are to be started.
+    pub(super) fn open(&self, driver: &Driver) {
         let number = self.drivers.fetch_add(1, Ordering::Relaxed);
-        let pace = Pace::default();
-        *lock(&self.active) = Some(Active { number, memory, requests, events, interrupt, pace, polled: false });
+        *lock(&self.active) = Some(Active {
+            number,
+            memory: driver.memory.ram().clone(),
+            requests: None,
+            events: None,
+            interrupt: driver.interrupt.clone(),
+            pace: Pace::default(),
+            polled: false,
+        });
+    }
+
+    /// A queue of the driver's.
+    pub(super) fn start(&self, index: u16, queue: Queue) {
+        if let Some(active) = lock(&self.active).as_mut() {
+            match index {
+                REQUEST_QUEUE => active.requests = Some(RequestQueue::new(queue)),
+                EVENT_QUEUE => active.events = Some(queue),
+                _ => {}
+            }
+        }
+    }
+
+    /// Lets go of a queue. When it returns, nobody touches it any more, the polling thread neither.
+    pub(super) fn stop(&self, index: u16) -> Option<QueueState> {
+        let mut active = lock(&self.active);
+        let active = active.as_mut()?;
+        match index {
+            REQUEST_QUEUE => {
+                // Who polls it sees another driver's number.
+                active.number = self.drivers.fetch_add(1, Ordering::Relaxed);
+                active.polled = false;
+                active.requests.take().map(|requests| requests.state())
+            }
+            EVENT_QUEUE => active.events.take().map(|queue| QueueState::of(&queue)),
+            _ => None,
+        }
+    }
+
+    /// How far a queue is served.
+    pub(super) fn state(&self, index: u16) -> Option<QueueState> {
+        let active = lock(&self.active);
+        let active = active.as_ref()?;
+        match index {
+            REQUEST_QUEUE => active.requests.as_ref().map(RequestQueue::state),
+            EVENT_QUEUE => active.events.as_ref().map(QueueState::of),
+            _ => None,
+        }
     }
 
     /// Lets go of the queues. When it returns, nobody touches them any more, the polling thread neither.

@@ -9,9 +9,9 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::dma::NearMemory;
 use crate::ram::Ram;
-use crate::virtio::DeviceError;
 use crate::virtio::chain::{OUTSIDE, broken, read_request, ring_error};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::{DeviceError, QueueState};
 
 /// Index of the request queue.
 pub(super) const REQUEST_QUEUE: u16 = 0;
@@ -64,6 +64,11 @@ impl RequestQueue {
             return Ok(false);
         }
         wants_interrupt(&mut self.queue, memory).map_err(ring_error(REQUEST_QUEUE))
+    }
+
+    /// How far it is served.
+    pub(super) fn state(&self) -> QueueState {
+        QueueState::of(&self.queue)
     }
 
     /// Asks the driver for no notifications (virtio 1.3, section 2.7.7), or with `EVENT_IDX` does not ask for any more.

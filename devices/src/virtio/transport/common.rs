@@ -2,17 +2,22 @@
 
 //! The common configuration structure and the device status (virtio 1.3, sections 2.1 and 4.1.4.3).
 
+use serde::{Deserialize, Serialize};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
 
 use super::interrupts::Interrupts;
 use super::layout::COMMON_SIZE;
-use crate::ram::Ram;
+use crate::dma::DmaView;
+use crate::state::StateError;
+use crate::virtio::QueueState;
 
 /// `VIRTIO_F_RING_EVENT_IDX` (virtio 1.3, section 6).
 const EVENT_IDX: u64 = 1 << 29;
 /// `VIRTIO_F_VERSION_1` (virtio 1.3, section 6): a driver that does not accept it is a legacy one.
 const VERSION_1: u64 = 1 << 32;
+/// `VIRTIO_F_ACCESS_PLATFORM` (virtio 1.3, section 6): addresses are those of the platform's IOMMU.
+const ACCESS_PLATFORM: u64 = 1 << 33;
 
 /// Bits of the device status (virtio 1.3, section 2.1).
 pub(super) mod status {
@@ -22,6 +27,8 @@ pub(super) mod status {
     pub(in super::super) const DRIVER_OK: u8 = 4;
     /// The device cannot go on.
     pub(in super::super) const NEEDS_RESET: u8 = 64;
+    /// All, with `ACKNOWLEDGE`, `DRIVER` and `FAILED`.
+    pub(in super::super) const ALL: u8 = 1 | 2 | DRIVER_OK | FEATURES_OK | NEEDS_RESET | 128;
 }
 
 /// Offsets of the registers (virtio 1.3, section 4.1.4.3).
@@ -70,9 +77,35 @@ impl QueueSetup {
     }
 }
 
+/// Saved registers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CommonState {
+    device_select: u32,
+    driver_select: u32,
+    driver_features: u64,
+    status: u8,
+    queue_select: u16,
+    pub(super) queues: Vec<QueueSetupState>,
+}
+
+/// Saved registers of a queue, and how far it was served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct QueueSetupState {
+    size: u16,
+    enabled: bool,
+    descriptors: u64,
+    available: u64,
+    used: u64,
+    pub(super) served: Option<QueueState>,
+}
+
 /// The registers.
 pub(super) struct CommonConfig {
     offered: u64,
+    /// Of those, what a driver must accept.
+    needed: u64,
     device_select: u32,
     driver_select: u32,
     driver_features: u64,
@@ -82,10 +115,13 @@ pub(super) struct CommonConfig {
 }
 
 impl CommonConfig {
-    /// For a device that offers `features` beside `VERSION_1`.
-    pub(super) fn new(features: u64, queue_sizes: &[u16]) -> Self {
+    /// For a device that offers `features` beside those of the transport. `translated`: it is behind an IOMMU, and its driver must
+    /// know it.
+    pub(super) fn new(features: u64, translated: bool, queue_sizes: &[u16]) -> Self {
+        let needed = VERSION_1 | if translated { ACCESS_PLATFORM } else { 0 };
         Self {
-            offered: features | VERSION_1,
+            offered: features | needed,
+            needed,
             device_select: 0,
             driver_select: 0,
             driver_features: 0,
@@ -108,6 +144,59 @@ impl CommonConfig {
     /// The device cannot go on; stays so until a reset.
     pub(super) fn set_needs_reset(&mut self) {
         self.status |= status::NEEDS_RESET;
+    }
+
+    /// What the driver has set up, and how far each queue was served, of those that are started.
+    pub(super) fn state(&self, served: impl Fn(u16) -> Option<QueueState>) -> CommonState {
+        let queues = (0..).zip(&self.queues).map(|(index, queue)| QueueSetupState {
+            size: queue.size,
+            enabled: queue.enabled,
+            descriptors: queue.rings[0],
+            available: queue.rings[1],
+            used: queue.rings[2],
+            served: served(index),
+        });
+        CommonState {
+            device_select: self.device_select,
+            driver_select: self.driver_select,
+            driver_features: self.driver_features,
+            status: self.status,
+            queue_select: self.queue_select,
+            queues: queues.collect(),
+        }
+    }
+
+    /// Makes registers that were just made or reset what `state` says, if a driver could have made them so.
+    pub(super) fn restore(&mut self, state: &CommonState) -> Result<(), StateError> {
+        if state.queues.len() != self.queues.len() {
+            return Err(StateError::rule("queues", format!("must be {}, as the device has", self.queues.len())));
+        }
+        let (accepted, running) = (state.status & status::FEATURES_OK != 0, state.status & status::DRIVER_OK != 0);
+        if state.status & !status::ALL != 0 || running && !accepted {
+            return Err(StateError::rule("status", format!("{:#x} is none that a driver can set", state.status)));
+        }
+        if accepted && !self.features_fit(state.driver_features) {
+            let rule =
+                format!("{:#x} does not suit what the device offers, {:#x}", state.driver_features, self.offered);
+            return Err(StateError::rule("driver_features", rule));
+        }
+        for (index, (queue, setup)) in state.queues.iter().zip(&self.queues).enumerate() {
+            let rule = |rule: &str| Err(StateError::rule(format!("queues[{index}]"), rule));
+            if !queue.size.is_power_of_two() || queue.size > setup.max_size {
+                return rule("size must be a power of two and at most that of the device");
+            }
+            if queue.enabled && !accepted || queue.served.is_some() && !(queue.enabled && running) {
+                return rule("a queue is enabled once features are accepted, and served once the driver is ready");
+            }
+        }
+        (self.device_select, self.driver_select) = (state.device_select, state.driver_select);
+        (self.driver_features, self.status) = (state.driver_features, state.status);
+        self.queue_select = state.queue_select;
+        for (queue, setup) in state.queues.iter().zip(&mut self.queues) {
+            (setup.size, setup.enabled) = (queue.size, queue.enabled);
+            setup.rings = [queue.descriptors, queue.available, queue.used];
+        }
+        Ok(())
     }
 
     /// Back to the state before the driver came.
@@ -150,11 +239,11 @@ impl CommonConfig {
 
     /// The queues as the driver has set them up; `None` if one of them cannot be used: rings that are misaligned or not
     /// in guest memory.
-    pub(super) fn build_queues(&self, memory: &Ram) -> Option<Vec<Option<Queue>>> {
+    pub(super) fn build_queues(&self, memory: &DmaView<'_>) -> Option<Vec<Option<Queue>>> {
         self.queues.iter().map(|setup| self.build_queue(setup, memory)).collect()
     }
 
-    fn build_queue(&self, setup: &QueueSetup, memory: &Ram) -> Option<Option<Queue>> {
+    fn build_queue(&self, setup: &QueueSetup, memory: &DmaView<'_>) -> Option<Option<Queue>> {
         if !setup.enabled {
             return Some(None);
         }
@@ -201,7 +290,7 @@ impl CommonConfig {
             return Action::Reset;
         }
         let mut added = value & !self.status & !status::NEEDS_RESET;
-        if added & status::FEATURES_OK != 0 && !self.features_fit() {
+        if added & status::FEATURES_OK != 0 && !self.features_fit(self.driver_features) {
             added &= !status::FEATURES_OK;
         }
         // DRIVER_OK without accepted features is no legal state; nothing starts.
@@ -213,9 +302,9 @@ impl CommonConfig {
         if starts { Action::Start } else { Action::None }
     }
 
-    /// Whether the driver accepted only what was offered, and is no legacy driver.
-    fn features_fit(&self) -> bool {
-        self.driver_features & !self.offered == 0 && self.driver_features & VERSION_1 != 0
+    /// Whether a driver accepted only what was offered, is no legacy driver, and knows of the IOMMU if there is one.
+    fn features_fit(&self, accepted: u64) -> bool {
+        accepted & !self.offered == 0 && accepted & self.needed == self.needed
     }
 
     fn write_word(&mut self, offset: u64, value: u16, interrupts: &Interrupts) {

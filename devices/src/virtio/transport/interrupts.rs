@@ -6,8 +6,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 use log::warn;
+use serde::{Deserialize, Serialize};
 
-use crate::pci::{MsixError, MsixTable};
+use crate::pci::{MsixError, MsixState, MsixTable};
+use crate::state::StateError;
 use crate::sync::lock;
 
 /// The vector number that stands for none (virtio 1.3, section 4.1.5.1.2).
@@ -17,6 +19,17 @@ pub(super) const NO_VECTOR: u16 = 0xffff;
 const ISR_QUEUE: u8 = 1 << 0;
 /// ISR status: the device configuration changed.
 const ISR_CONFIG: u8 = 1 << 1;
+
+/// Saved interrupt state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct InterruptsState {
+    msix: MsixState,
+    config_vector: u16,
+    queue_vectors: Vec<u16>,
+    isr: u8,
+    generation: u8,
+}
 
 /// Interrupt state of one device.
 pub(super) struct Interrupts {
@@ -101,6 +114,39 @@ impl Interrupts {
             vector.store(NO_VECTOR, Ordering::Relaxed);
         }
         self.isr.store(0, Ordering::Release);
+    }
+
+    /// All of it, but for whether the driver runs.
+    pub(super) fn state(&self) -> InterruptsState {
+        InterruptsState {
+            msix: lock(&self.msix).state(),
+            config_vector: self.config_vector(),
+            queue_vectors: self.queue_vectors.iter().map(|vector| vector.load(Ordering::Relaxed)).collect(),
+            isr: self.isr.load(Ordering::Acquire),
+            generation: self.generation(),
+        }
+    }
+
+    /// Makes it what `state` says. See [`MsixTable::restore`].
+    pub(super) fn restore(&self, state: &InterruptsState) -> Result<(), StateError> {
+        if state.queue_vectors.len() != self.queue_vectors.len() {
+            return Err(StateError::rule("queue_vectors", format!("must be {}", self.queue_vectors.len())));
+        }
+        let mut vectors = state.queue_vectors.iter().chain([&state.config_vector]);
+        if let Some(vector) = vectors.find(|vector| self.existing(**vector) != **vector) {
+            return Err(StateError::rule("queue_vectors, config_vector", format!("there is no vector {vector}")));
+        }
+        if state.isr & !(ISR_QUEUE | ISR_CONFIG) != 0 {
+            return Err(StateError::rule("isr", format!("{:#x} has bits that there are not", state.isr)));
+        }
+        lock(&self.msix).restore(&state.msix)?;
+        self.config_vector.store(state.config_vector, Ordering::Relaxed);
+        for (place, vector) in self.queue_vectors.iter().zip(&state.queue_vectors) {
+            place.store(*vector, Ordering::Relaxed);
+        }
+        self.isr.store(state.isr, Ordering::Release);
+        self.generation.store(state.generation, Ordering::Release);
+        Ok(())
     }
 
     fn existing(&self, vector: u16) -> u16 {

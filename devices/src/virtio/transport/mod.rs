@@ -3,11 +3,14 @@
 //! Virtio over PCI, modern interface only (virtio 1.3, section 4.1).
 
 mod common;
+mod doorbells;
 mod interrupts;
 mod layout;
+mod life;
 mod pci;
+mod state;
 
 #[cfg(test)]
 mod tests;
 
-pub use pci::{TransportError, VirtioPciDevice};
+pub use pci::{TransportError, VirtioPciDevice, VirtioPciParams};

@@ -4,22 +4,29 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use log::{debug, warn};
 use thiserror::Error;
 
+use virtio_queue::{Queue, QueueT};
+
 use super::common::{Action, CommonConfig, status};
+use super::doorbells::QueueDoorbells;
 use super::interrupts::Interrupts;
 use super::layout::{
     self, COMMON, DEVICE, ISR, MAX_QUEUES, MSIX_PENDING, MSIX_TABLE, NOTIFY, NOTIFY_BAR, NOTIFY_MULTIPLIER, PAGE,
     SHARED_BAR, STRUCTURES_BAR, Shape, access,
 };
+use super::life::{DriverNumber, Life};
+use super::state::{STATE, TransportState};
+use crate::dma::DeviceMemory;
+use crate::pci::regs::COMMAND;
 use crate::pci::{Bar, ConfigSpace, MsixTable, PciDevice};
-use crate::platform::{DeviceEvent, DeviceObserver, MsiAllocator};
-use crate::ram::Ram;
+use crate::platform::{DeviceEvent, DeviceObserver, Doorbells, MsiAllocator};
+use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
-use crate::virtio::{Activation, DeviceError, Interrupt, VirtioDevice};
+use crate::virtio::{DeviceError, Driver, Interrupt, VirtioDevice};
 
 /// Why a virtio device could not be put on PCI.
 #[derive(Debug, Error)]
@@ -30,6 +37,9 @@ pub enum TransportError {
     /// The device's configuration is larger than its page.
     #[error("{0} bytes of device configuration: the transport has room for {PAGE}")]
     Config(usize),
+    /// The process can have no more descriptors.
+    #[error("making the device's events: {0}")]
+    Descriptors(#[source] io::Error),
     /// The platform had no interrupt vectors.
     #[error("allocating {count} interrupt vectors: {source}")]
     Vectors {
@@ -45,8 +55,7 @@ struct State {
     id: String,
     interrupts: Interrupts,
     common: Mutex<CommonConfig>,
-    /// The device was activated and neither reset nor failed since.
-    live: AtomicBool,
+    life: Life,
     /// The device was activated and not reset since. Changed with `common` locked.
     activated: AtomicBool,
     complained: AtomicBool,
@@ -67,16 +76,11 @@ impl State {
         }
     }
 
-    /// The device cannot go on until its driver resets it (virtio 1.3, section 2.1.2).
-    fn fail(&self, cause: &dyn std::fmt::Display) {
-        {
-            let mut common = lock(&self.common);
-            // A reset may have come in between; then there is nothing to stop.
-            if common.status() & status::DRIVER_OK == 0 {
-                return;
-            }
-            self.live.store(false, Ordering::Release);
-            common.set_needs_reset();
+    /// The device cannot go on until this driver resets it (virtio 1.3, section 2.1.2). Takes no lock on the registers: a reset
+    /// holds it while it waits for the device's threads.
+    fn fail(&self, driver: DriverNumber, cause: &dyn std::fmt::Display) {
+        if !self.life.fail(driver) {
+            return;
         }
         if self.complained.swap(true, Ordering::Relaxed) {
             debug!("{}: the guest's driver must reset the device: {cause}", self.id);
@@ -86,26 +90,58 @@ impl State {
         self.observe(DeviceEvent::Failed);
         self.interrupts.config_changed(true);
     }
+
+    /// The registers as they are, with what became of the device meanwhile.
+    fn registers(&self) -> MutexGuard<'_, CommonConfig> {
+        let mut common = lock(&self.common);
+        if self.life.has_failed() {
+            common.set_needs_reset();
+        }
+        common
+    }
 }
 
-impl Interrupt for State {
+/// The way to a driver, for the device that it has activated.
+struct DriverLine {
+    state: Arc<State>,
+    driver: DriverNumber,
+}
+
+impl Interrupt for DriverLine {
     fn queue_used(&self, queue: u16) {
-        self.interrupts.queue_used(queue);
+        self.state.interrupts.queue_used(queue);
     }
 
     fn config_changed(&self, notify: bool) {
-        self.interrupts.config_changed(notify);
+        self.state.interrupts.config_changed(notify);
     }
 
     fn failed(&self, error: &DeviceError) {
-        self.fail(error);
+        self.state.fail(self.driver, error);
     }
+}
+
+/// What a virtio device on PCI is made of.
+pub struct VirtioPciParams {
+    /// Name for logs and the API.
+    pub id: String,
+    /// The device.
+    pub device: Arc<dyn VirtioDevice>,
+    /// What it sees of memory. Its queues lie in it.
+    pub memory: DeviceMemory,
+    /// Gives one vector for each queue and one for configuration changes.
+    pub msi: Arc<dyn MsiAllocator>,
+    /// Where notifications of queues that have an event are connected.
+    pub doorbells: Option<Arc<dyn Doorbells>>,
+    /// Who learns when the device is activated, fails and is reset.
+    pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
 /// A virtio device on the modern PCI transport.
 pub struct VirtioPciDevice {
     device: Arc<dyn VirtioDevice>,
-    memory: Arc<Ram>,
+    memory: DeviceMemory,
+    doorbells: QueueDoorbells,
     state: Arc<State>,
     space: Mutex<ConfigSpace>,
     /// What `space` is at power-on, with the addresses that the VMM assigned.
@@ -117,18 +153,12 @@ pub struct VirtioPciDevice {
 }
 
 impl VirtioPciDevice {
-    /// Puts `device` on PCI. `id` names it in logs; its queues lie in `memory`; `msi` gives one vector for each queue
-    /// and one for configuration changes. `observer` learns when the device is activated and reset.
+    /// Puts a device on PCI.
     ///
     /// # Errors
     /// The device does not fit the transport, or the platform has no vectors.
-    pub fn new(
-        id: String,
-        device: Arc<dyn VirtioDevice>,
-        memory: Arc<Ram>,
-        msi: &dyn MsiAllocator,
-        observer: Option<Arc<dyn DeviceObserver>>,
-    ) -> Result<Self, TransportError> {
+    pub fn new(params: VirtioPciParams) -> Result<Self, TransportError> {
+        let VirtioPciParams { id, device, memory, msi, doorbells, observer } = params;
         let sizes = device.queue_sizes();
         let queues = u16::try_from(sizes.len()).ok().filter(|count| usize::from(*count) <= MAX_QUEUES);
         let queues = queues.ok_or(TransportError::Queues(sizes.len()))?;
@@ -146,8 +176,8 @@ impl VirtioPciDevice {
         let state = State {
             id,
             interrupts: Interrupts::new(MsixTable::new(vectors), sizes.len()),
-            common: Mutex::new(CommonConfig::new(device.features(), sizes)),
-            live: AtomicBool::new(false),
+            common: Mutex::new(CommonConfig::new(device.features(), memory.is_translated(), sizes)),
+            life: Life::default(),
             activated: AtomicBool::new(false),
             complained: AtomicBool::new(false),
             observer,
@@ -156,6 +186,7 @@ impl VirtioPciDevice {
             state: Arc::new(state),
             device,
             memory,
+            doorbells: QueueDoorbells::new(doorbells),
             pristine: Mutex::new(space.config.clone()),
             space: Mutex::new(space.config),
             msix_capability: space.msix,
@@ -166,7 +197,7 @@ impl VirtioPciDevice {
 
     /// The way to the driver, for changes that come from the VMM's side.
     pub fn interrupt(&self) -> Arc<dyn Interrupt> {
-        self.state.clone()
+        Arc::new(DriverLine { state: self.state.clone(), driver: self.state.life.driver() })
     }
 
     /// A write at `place` of a notification structure: the queue's number is in the address; what is written only
@@ -178,45 +209,66 @@ impl VirtioPciDevice {
     }
 
     fn notify(&self, queue: u16) {
-        if !self.state.live.load(Ordering::Acquire) || !self.bus_master.load(Ordering::Relaxed) {
+        let Some(driver) = self.state.life.served() else { return };
+        if !self.bus_master.load(Ordering::Relaxed) {
             return;
         }
         if let Err(error) = self.device.notify(queue) {
-            self.state.fail(&error);
+            self.state.fail(driver, &error);
         }
     }
 
     fn write_common(&self, offset: u64, data: &[u8]) {
-        let mut common = lock(&self.state.common);
-        let started = match common.write(offset, data, &self.state.interrupts) {
-            Action::None => true,
-            Action::Reset => {
-                self.reset_device(&mut common, false);
-                true
+        let mut common = self.state.registers();
+        match common.write(offset, data, &self.state.interrupts) {
+            Action::None => {}
+            Action::Reset => self.reset_device(&mut common, false),
+            Action::Start => {
+                self.state.interrupts.set_running(true);
+                let driver = self.state.life.driver();
+                match self.build_queues(&common) {
+                    Some(queues) => self.start(&common, queues, driver),
+                    None => self.state.fail(driver, &"the rings of a queue are misaligned or not in its memory"),
+                }
             }
-            Action::Start => self.start(&common),
-        };
-        drop(common);
-        if !started {
-            self.state.fail(&"the rings of a queue are misaligned or not in guest memory");
         }
+        drop(common);
+        self.update_doorbells();
     }
 
-    /// Activates the device; `false` if its queues cannot be used. The lock on the registers is held, so that no reset
-    /// comes in between.
-    fn start(&self, common: &CommonConfig) -> bool {
-        self.state.interrupts.set_running(true);
-        let Some(queues) = common.build_queues(&self.memory) else { return false };
-        let (memory, interrupt) = (self.memory.clone(), self.interrupt());
-        self.device.activate(Activation { memory, queues, interrupt, features: common.features() });
-        self.state.live.store(true, Ordering::Release);
+    fn build_queues(&self, common: &CommonConfig) -> Option<Vec<Option<Queue>>> {
+        common.build_queues(&self.memory.view())
+    }
+
+    /// Activates the device and starts its queues. The lock on the registers is held, so that no reset comes in between.
+    fn start(&self, common: &CommonConfig, queues: Vec<Option<Queue>>, driver: DriverNumber) {
+        self.device.activate(self.driver(common, driver));
+        self.start_queues(queues, driver);
         self.state.set_activated(true);
-        true
+    }
+
+    fn driver(&self, common: &CommonConfig, driver: DriverNumber) -> Driver {
+        let interrupt = Arc::new(DriverLine { state: self.state.clone(), driver });
+        Driver { memory: self.memory.clone(), interrupt, features: common.features() }
+    }
+
+    fn start_queues(&self, queues: Vec<Option<Queue>>, driver: DriverNumber) {
+        for (index, queue) in (0..).zip(queues) {
+            let started = queue.map_or(Ok(()), |queue| self.device.start_queue(index, queue));
+            if let Err(source) = started {
+                self.state.fail(driver, &DeviceError::Thread { queue: index, source });
+            }
+        }
+        self.state.life.start();
     }
 
     /// `of_all`: the whole VM is reset.
     fn reset_device(&self, common: &mut CommonConfig, of_all: bool) {
-        self.state.live.store(false, Ordering::Release);
+        // From here on no failure of the device counts: its threads may find one while they are waited for.
+        self.state.life.stop();
+        for index in 0..self.queue_count() {
+            self.device.stop_queue(index);
+        }
         if of_all {
             self.device.system_reset();
         } else {
@@ -225,6 +277,17 @@ impl VirtioPciDevice {
         self.state.interrupts.reset();
         common.reset();
         self.state.set_activated(false);
+    }
+
+    fn queue_count(&self) -> u16 {
+        u16::try_from(self.device.queue_sizes().len()).expect("checked when the device was made")
+    }
+
+    /// Has notifications go to the device's threads directly, or to the vCPU.
+    fn update_doorbells(&self) {
+        let serves = self.state.life.served().is_some() && self.bus_master.load(Ordering::Relaxed);
+        let decoded = lock(&self.space).bar_address(NOTIFY_BAR);
+        self.doorbells.update(&*self.device, serves, decoded);
     }
 
     /// The access that the PCI configuration access capability describes: BAR, place and width, if it is a legal one into
@@ -246,7 +309,7 @@ impl VirtioPciDevice {
     fn read_structures(&self, offset: u64, data: &mut [u8]) {
         let place = offset % PAGE;
         match offset - place {
-            COMMON => lock(&self.state.common).read(place, data, &self.state.interrupts),
+            COMMON => self.state.registers().read(place, data, &self.state.interrupts),
             ISR => {
                 data.fill(0);
                 if let (0, Some(first)) = (place, data.first_mut()) {
@@ -308,6 +371,9 @@ impl PciDevice for VirtioPciDevice {
             let described = self.reads_access_data(offset, data.len()).then(|| self.described_access(&space)).flatten();
             (control, described, space.dword(self.access_capability + access::DATA))
         };
+        if touches(offset, data.len(), COMMAND, 2) {
+            self.update_doorbells();
+        }
         if let Some(control) = control {
             self.state.interrupts.with_msix(|msix| msix.set_control(control));
         }
@@ -330,12 +396,28 @@ impl PciDevice for VirtioPciDevice {
     }
 
     fn bar_moved(&self, index: u8, address: u64) -> io::Result<()> {
-        if index == SHARED_BAR { self.device.shared_region_moved(address) } else { Ok(()) }
+        match index {
+            SHARED_BAR => return self.device.shared_region_moved(address),
+            NOTIFY_BAR => {
+                self.doorbells.set_bar(Some(address));
+                self.update_doorbells();
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     fn bar_released(&self, index: u8) -> io::Result<()> {
-        // Chunks may be shown there, and their memory slots are not made anew for a place that is not decoded.
-        if index == SHARED_BAR { Err(io::Error::other("the shared memory region keeps its place")) } else { Ok(()) }
+        match index {
+            // Chunks may be shown there, and their memory slots are not made anew for a place that is not decoded.
+            SHARED_BAR => return Err(io::Error::other("the shared memory region keeps its place")),
+            NOTIFY_BAR => {
+                self.doorbells.set_bar(None);
+                self.update_doorbells();
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]) {
@@ -357,6 +439,71 @@ impl PciDevice for VirtioPciDevice {
         self.state.interrupts.with_msix(MsixTable::reset);
         let pristine = lock(&self.pristine).clone();
         *lock(&self.space) = pristine;
+        self.update_doorbells();
+        Ok(())
+    }
+
+    fn pause(&self) {
+        self.device.pause();
+    }
+
+    fn resume(&self) {
+        self.device.resume();
+    }
+
+    fn save(&self) -> Result<DeviceState, StateError> {
+        let common = self.state.registers();
+        let state = TransportState {
+            config: lock(&self.space).state(),
+            interrupts: self.state.interrupts.state(),
+            common: common.state(|queue| self.device.queue_state(queue)),
+            device: self.device.save()?,
+        };
+        DeviceState::new(STATE.0, STATE.1, &state)
+    }
+
+    fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        let state: TransportState = state.payload(STATE.0, STATE.1)?;
+        let mut common = lock(&self.state.common);
+        common.restore(&state.common)?;
+        let bus_master = {
+            let mut space = lock(&self.space);
+            space.restore(&state.config)?;
+            space.is_bus_master()
+        };
+        self.bus_master.store(bus_master, Ordering::Relaxed);
+        let (ready, failed) = (common.status() & status::DRIVER_OK != 0, common.status() & status::NEEDS_RESET != 0);
+        self.state.interrupts.restore(&state.interrupts)?;
+        self.state.interrupts.set_running(ready);
+        let driver = self.state.life.driver();
+        if failed {
+            self.state.life.fail(driver);
+        }
+        if !ready || failed {
+            return self.device.restore(&state.device);
+        }
+        self.device.activate(self.driver(&common, driver));
+        self.device.restore(&state.device)?;
+        // Not before: what the device maps of memory comes with its state, or with that of the IOMMU in front of it.
+        let unusable = || StateError::rule("common.queues", "rings are misaligned or not in the device's memory");
+        let mut queues = self.build_queues(&common).ok_or_else(unusable)?;
+        for (queue, setup) in queues.iter_mut().zip(&state.common.queues) {
+            match (queue, setup.served) {
+                (Some(queue), Some(served)) => {
+                    queue.set_next_avail(served.next_avail);
+                    queue.set_next_used(served.next_used);
+                }
+                (None, None) => {}
+                _ => {
+                    return Err(StateError::rule(
+                        "common.queues",
+                        "of a driver that is ready each enabled queue is served",
+                    ));
+                }
+            }
+        }
+        self.start_queues(queues, driver);
+        self.state.set_activated(true);
         Ok(())
     }
 }
