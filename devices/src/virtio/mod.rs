@@ -6,6 +6,7 @@ mod chain;
 mod device;
 pub mod iommu;
 mod notification;
+pub mod rng;
 #[cfg(test)]
 mod test_support;
 mod transport;

@@ -2,6 +2,7 @@
 
 //! The VM in the kernel: KVM's descriptors, memory slots, interrupt routes, and the state of vCPUs.
 
+pub mod doorbells;
 mod error;
 pub mod line;
 pub mod msi;

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What an emulated device's access to memory costs behind the virtio-iommu, with few and with many mappings, and what it
+//! costs beside it.
+
+use std::sync::Arc;
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use devices::dma::{Backing, DeviceMemory, DmaTable};
+use devices::ram::Ram;
+use iommu_bounce::Permissions;
+use vm_memory::{Bytes, GuestAddress};
+
+const PAGE: u64 = 0x1000;
+/// Pages of RAM that all mappings lead to.
+const PAGES: u64 = 1024;
+
+fn ram() -> Arc<Ram> {
+    let len = usize::try_from(PAGES * PAGE).expect("a small number");
+    Arc::new(Ram::from_ranges(&[(GuestAddress(0), len)]).expect("memory"))
+}
+
+/// What a device sees that has so many mappings of a page each, every second page.
+fn mapped(mappings: u64) -> DeviceMemory {
+    let table = DmaTable::new("bench", ram(), None);
+    for number in 0..mappings {
+        let (iova, gpa) = (2 * number * PAGE, number % PAGES * PAGE);
+        assert!(table.insert(iova, PAGE, Backing::Ram(gpa), Permissions::READ | Permissions::WRITE));
+    }
+    DeviceMemory::mapped(Arc::new(table))
+}
+
+/// Reads 64 bytes from one place after the other, each in another mapping.
+fn read(memory: &DeviceMemory, next: &mut u64, mappings: u64, stride: u64) {
+    // A step that meets all mappings in an order that is none of theirs.
+    *next = (*next + 611_953) % mappings;
+    let mut bytes = [0; 64];
+    memory.view().read_slice(&mut bytes, GuestAddress(*next * stride)).expect("it is mapped");
+    std::hint::black_box(bytes);
+}
+
+fn translation(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("read_64_bytes");
+    let beside = DeviceMemory::all_ram(ram());
+    let mut next = 0;
+    group.bench_function("all_ram", |bencher| bencher.iter(|| read(&beside, &mut next, PAGES, PAGE)));
+    for mappings in [1, 100, 10_000, 1_000_000] {
+        let memory = mapped(mappings);
+        let mut next = 0;
+        group.bench_function(BenchmarkId::new("mappings", mappings), |bencher| {
+            bencher.iter(|| read(&memory, &mut next, mappings, 2 * PAGE));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, translation);
+criterion_main!(benches);

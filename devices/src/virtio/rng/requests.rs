@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The request queue: buffers that the driver wants filled (virtio 1.3, section 5.4.6).
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use log::warn;
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::device::Counts;
+use super::spec::REQUEST_QUEUE;
+use crate::dma::DmaView;
+use crate::throttle::Throttle;
+use crate::virtio::chain::{OUTSIDE, broken, ring_error};
+use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::{DeviceError, Driver, QueueState};
+use crate::worker::{Orders, Task, Wait};
+
+/// Most bytes that one request gets. A device may use less than the buffer (section 5.4.6.1).
+pub(super) const MOST_BYTES: usize = 64 << 10;
+/// How long to wait after the source could not be read.
+const SOURCE_AGAIN: Duration = Duration::from_secs(1);
+
+/// The work of the thread that serves the queue.
+pub(super) struct Requests {
+    queue: Queue,
+    driver: Driver,
+    source: Arc<File>,
+    counts: Arc<Counts>,
+    /// Bytes of the source that no request has got yet. None is given out twice.
+    random: Vec<u8>,
+    /// The buffers of the request at hand.
+    buffers: Vec<(GuestAddress, usize)>,
+    failed: bool,
+    throttle: Throttle,
+}
+
+/// What came of a look at the queue.
+enum Step {
+    /// A request was served.
+    Served,
+    /// There is none.
+    Empty,
+    /// So many random bytes are needed first.
+    Needs(usize),
+}
+
+impl Requests {
+    pub(super) fn new(queue: Queue, driver: Driver, source: Arc<File>, counts: Arc<Counts>) -> Self {
+        let (random, buffers, throttle) = (Vec::new(), Vec::new(), Throttle::default());
+        Self { queue, driver, source, counts, random, buffers, failed: false, throttle }
+    }
+
+    /// How far the queue is served.
+    pub(super) fn state(&self) -> QueueState {
+        QueueState::of(&self.queue)
+    }
+
+    /// Serves all requests that there are, or goes as far as the source does.
+    fn serve(&mut self, orders: &Orders) -> Result<Wait, DeviceError> {
+        {
+            let memory = self.driver.memory.view();
+            ask_for_notifications(&self.queue, &memory).map_err(ring_error(REQUEST_QUEUE))?;
+        }
+        while !orders.call() {
+            match self.step()? {
+                Step::Served => {}
+                Step::Empty => break,
+                Step::Needs(bytes) => match self.read_source(bytes) {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Wait::Source),
+                    Err(error) => {
+                        self.counts.source_errors.fetch_add(1, Ordering::Relaxed);
+                        if self.throttle.pass() {
+                            warn!("virtio-rng: reading the source: {error}; requests wait");
+                        }
+                        return Ok(Wait::Time(SOURCE_AGAIN));
+                    }
+                },
+            }
+        }
+        Ok(Wait::Doorbell)
+    }
+
+    /// Serves the next request, if the bytes that it wants are there. Otherwise it stays in the queue.
+    fn step(&mut self) -> Result<Step, DeviceError> {
+        let memory = &self.driver.memory.view();
+        let ring = ring_error(REQUEST_QUEUE);
+        let size = self.queue.size();
+        let Some(chain) = self.queue.iter(memory).map_err(&ring)?.next() else { return Ok(Step::Empty) };
+        let head = chain.head_index();
+        let wanted = writable_buffers(chain, size, &mut self.buffers).map_err(broken(REQUEST_QUEUE))?;
+        if self.random.is_empty() {
+            self.queue.go_to_previous_position();
+            return Ok(Step::Needs(wanted));
+        }
+        let mut used = 0;
+        for (address, len) in &self.buffers {
+            let bytes = self.random.split_off(self.random.len() - (*len).min(self.random.len()));
+            memory.write_slice(&bytes, *address).map_err(|_| broken(REQUEST_QUEUE)(OUTSIDE))?;
+            used += bytes.len();
+        }
+        let len = u32::try_from(used).expect("no request gets more than MOST_BYTES");
+        self.queue.add_used(memory, head, len).map_err(&ring)?;
+        self.counts.requests.fetch_add(1, Ordering::Relaxed);
+        self.counts.bytes.fetch_add(len.into(), Ordering::Relaxed);
+        if wants_interrupt(&mut self.queue, memory).map_err(&ring)? {
+            self.driver.interrupt.queue_used(REQUEST_QUEUE);
+        }
+        Ok(Step::Served)
+    }
+
+    /// Gets random bytes for a request: one at least.
+    fn read_source(&mut self, bytes: usize) -> io::Result<()> {
+        self.random.resize(bytes, 0);
+        let read = (&*self.source).read(&mut self.random);
+        self.random.truncate(*read.as_ref().unwrap_or(&0));
+        match read? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Notes the buffers of a request in `buffers`, as far as the device fills them; returns their bytes.
+fn writable_buffers(
+    mut chain: DescriptorChain<&DmaView<'_>>,
+    queue_size: u16,
+    buffers: &mut Vec<(GuestAddress, usize)>,
+) -> Result<usize, &'static str> {
+    buffers.clear();
+    let mut room = 0;
+    for _ in 0..queue_size {
+        // The iterator just ends where a chain is broken; a whole chain ends with a descriptor that names no next one.
+        let descriptor = chain.next().ok_or("a descriptor chain leads out of its table, nowhere, or in a circle")?;
+        if !descriptor.is_write_only() {
+            return Err("a request has a device-readable buffer");
+        }
+        let len = usize::try_from(descriptor.len()).map_err(|_| "a buffer is too long")?.min(MOST_BYTES - room);
+        if len != 0 {
+            buffers.push((descriptor.addr(), len));
+            room += len;
+        }
+        if !descriptor.has_next() {
+            return if room == 0 { Err("a request has no room for a byte") } else { Ok(room) };
+        }
+    }
+    Err("a descriptor chain is longer than the queue")
+}
+
+impl Task for Requests {
+    fn run(&mut self, orders: &Orders) -> Wait {
+        if self.failed {
+            return Wait::Doorbell;
+        }
+        self.serve(orders).unwrap_or_else(|error| {
+            self.failed = true;
+            self.driver.interrupt.failed(&error);
+            Wait::Doorbell
+        })
+    }
+
+    fn source(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.source.as_fd())
+    }
+
+    fn panicked(&self) {
+        self.driver.interrupt.failed(&DeviceError::Panicked { queue: REQUEST_QUEUE });
+    }
+}

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Numbers of the specification (virtio 1.3, section 5.4). The device has no features and no configuration.
+
+/// Device type (virtio 1.3, section 5).
+pub const DEVICE_TYPE: u16 = 4;
+/// PCI class: unclassified device, as the specification has no class for it.
+pub const PCI_CLASS: u32 = 0xff_0000;
+/// Index of the only queue (section 5.4.2).
+pub const REQUEST_QUEUE: u16 = 0;
