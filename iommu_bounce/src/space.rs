@@ -35,6 +35,15 @@ impl Stuck {
     }
 }
 
+/// Why an address space does not hold another domain now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExchangeError {
+    /// For this reason. It holds what it held before.
+    Undone(Status),
+    /// For this reason, and the host did not map again what was there before. It holds nothing but stuck ranges.
+    Lost(Status),
+}
+
 /// An address space and its mapper.
 pub(crate) struct Space {
     /// The endpoint that it was made for: its name in logs.
@@ -437,6 +446,36 @@ impl Space {
         counters.stuck_ranges -= self.stuck.len() as u64;
         self.stuck.clear();
         Ok(())
+    }
+
+    /// Maps all that `new` has in place of all that `old` has.
+    pub(crate) fn exchange(
+        &mut self,
+        old: Option<&Domain>,
+        new: &Domain,
+        ram: &dyn GuestRam,
+        windows: Option<&Windows>,
+        counters: &mut Counters,
+    ) -> Result<(), ExchangeError> {
+        let Some(old) = old else {
+            return self.install(new, ram, windows, counters).map_err(ExchangeError::Undone);
+        };
+        self.withdraw(old, windows, counters);
+        let status = if self.is_stuck() {
+            Status::DevErr
+        } else {
+            let Err(status) = self.install(new, ram, windows, counters) else { return Ok(()) };
+            if self.is_stuck() {
+                // What is stuck is of the new domain, and may lie where the old one had something.
+                return Err(ExchangeError::Lost(status));
+            }
+            status
+        };
+        // What is stuck here is of the old domain, and counts as mapped again.
+        match self.restore(old, ram, windows, counters) {
+            Ok(()) => Err(ExchangeError::Undone(status)),
+            Err(_) => Err(ExchangeError::Lost(status)),
+        }
     }
 
     /// Unmaps all of a domain but its chunks; what the host keeps is stuck.

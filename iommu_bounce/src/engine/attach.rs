@@ -10,6 +10,7 @@ use crate::backend::Permissions;
 use crate::domain::Domain;
 use crate::endpoint::Endpoint;
 use crate::fault::{Fault, FaultReason};
+use crate::space::ExchangeError;
 use crate::spec::{ATTACH_F_BYPASS, Status, feature};
 use crate::wire;
 use crate::{DomainId, EndpointId, SpaceId};
@@ -160,62 +161,50 @@ impl Engine {
     }
 
     /// Has the endpoint's address space, which is its alone, hold the new domain in place of the old one. On error it
-    /// holds the old one again; if even that fails, the endpoint is attached to nothing.
+    /// holds the old one again. If even that fails, the endpoint is attached to nothing.
     fn switch(&mut self, id: EndpointId, old: Option<DomainId>, new: DomainId) -> Result<SpaceId, Status> {
         let place = endpoint_mut(&mut self.endpoints, id).space;
         if self.domains.get(&new).is_some_and(|domain| !domain.chunks.is_empty() || domain.bypass) {
             self.evict_from(place);
         }
-        let (ram, windows) = (&*self.ram, self.windows.as_ref());
         let space = self.spaces.get_mut(place);
+        let new_domain = self.domains.get(&new).ok_or(Status::NoEnt)?;
         if space.is_stuck() {
             return Err(Status::DevErr);
         }
-        if self.domains.get(&new).is_some_and(|domain| !space.has_room_for(domain)) {
+        if !space.has_room_for(new_domain) {
             return Err(Status::NoMem);
         }
         let old_domain = match old {
             Some(old) => self.domains.get(&old),
             None => space.identity.then_some(&self.identity),
         };
-        let mut outcome = Ok(());
-        if let Some(domain) = old_domain {
-            space.withdraw(domain, windows, &mut self.counters);
-        }
-        // What is stuck now is the old domain's, and counts as mapped when that is restored.
-        let mut restorable = true;
-        if space.is_stuck() {
-            outcome = Err(Status::DevErr);
-        } else if let Some(domain) = self.domains.get(&new) {
-            outcome = space.install(domain, ram, windows, &mut self.counters);
-            restorable = !space.is_stuck();
-        }
-        let Err(status) = outcome else {
-            space.identity = false;
-            if let Some(old) = old {
-                self.forget_space(place, old);
+        match space.exchange(old_domain, new_domain, &*self.ram, self.windows.as_ref(), &mut self.counters) {
+            Ok(()) => {
+                self.forget_content(place, old);
+                Ok(place)
             }
-            return Ok(place);
-        };
-        let mut lost = false;
-        if let Some(domain) = old_domain {
-            let restored = restorable && space.restore(domain, ram, windows, &mut self.counters).is_ok();
-            if !restored {
+            Err(ExchangeError::Undone(status)) => Err(status),
+            Err(ExchangeError::Lost(status)) => {
                 log::error!("endpoint {id:#x} reaches nothing: the host did not undo a failed ATTACH");
-                lost = true;
-                space.identity = false;
+                self.forget_content(place, old);
                 if let Some(old) = old {
-                    self.forget_space(place, old);
                     self.leave(id, place, old);
                 }
+                // The driver takes it to be in its old domain still.
+                let nothing = Permissions::empty();
+                self.report_fault(Fault { reason: FaultReason::Unknown, endpoint: id, address: None, access: nothing });
+                Err(status)
             }
         }
-        if lost {
-            // The driver takes it to be in its old domain still.
-            let nothing = Permissions::empty();
-            self.report_fault(Fault { reason: FaultReason::Unknown, endpoint: id, address: None, access: nothing });
+    }
+
+    /// The address space has nothing any more of what it had: the domain `old`, or all RAM for an endpoint in bypass mode.
+    fn forget_content(&mut self, space: SpaceId, old: Option<DomainId>) {
+        self.spaces.get_mut(space).identity = false;
+        if let Some(old) = old {
+            self.forget_space(space, old);
         }
-        Err(status)
     }
 
     /// Detaches an endpoint. If the host does not unmap everything the endpoint is detached all the same, for the guest
