@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! One device: what it shows, its interrupts, and what its DMA reaches.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use devices::pci::{PciDevice, regs};
+use devices::vfio::{VfioPciDevice, VfioPciError, map_guest_ram};
+use iommu_bounce::{DmaMapper, MapError, Permissions, UnmapError};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+
+use crate::hardware::*;
+
+#[test]
+fn nvme_shows_itself_and_its_registers() {
+    let nvme = open("CAROM_NVME");
+    assert_eq!(nvme.config(regs::REVISION) >> 8, 0x01_0802, "class code of NVMe");
+    assert_eq!(nvme.config(regs::INTERRUPT_LINE) >> 8 & 0xff, 0, "no INTx");
+    assert!(nvme.capability(regs::CAP_MSIX).is_some());
+    assert_eq!(nvme.config(regs::BAR0) & !0xf, 0, "the host's address is hidden");
+    let bar = nvme.device.bars()[0];
+    nvme.device.assign_bar(0, 0x40_0000_0000);
+    nvme.command(regs::COMMAND_MEMORY);
+    assert_eq!(nvme.device.bar_address(0), Some(0x40_0000_0000));
+    // Version register, by an access that traps and through the memory slot.
+    let version = nvme.register(8);
+    assert!((0x1_0000..0x3_0000).contains(&version), "NVMe version {version:#x}");
+    nvme.device.bar_moved(0, 0x40_0000_0000).unwrap();
+    let slots = nvme.platform.slots.lock().unwrap().clone();
+    assert!(!slots.is_empty());
+    assert!(slots.iter().map(|(_, host)| host.len as u64).sum::<u64>() < bar.size, "the table's page traps");
+    let (_, host) = slots.iter().find(|(gpa, _)| *gpa == 0x40_0000_0000).unwrap();
+    // SAFETY: The device keeps the range mapped; it is a register that reads have no effect on.
+    let seen = unsafe { std::ptr::read_volatile((host.address + 8) as *const u32) };
+    assert_eq!(seen, version);
+    // The guest's decoding goes off; the slot stays and must not fault.
+    nvme.command(0);
+    // SAFETY: As above.
+    let seen = unsafe { std::ptr::read_volatile((host.address + 8) as *const u32) };
+    assert_eq!(seen, version);
+    let pm = nvme.capability(regs::CAP_PM).unwrap();
+    nvme.device.write_config(pm + 4, &[3, 0]);
+    // SAFETY: As above; the guest has put the device to sleep.
+    let seen = unsafe { std::ptr::read_volatile((host.address + 8) as *const u32) };
+    assert_eq!(seen, version);
+    nvme.device.reset().unwrap();
+    assert_eq!(nvme.register(8), version);
+}
+
+#[test]
+fn msix_can_be_turned_on_and_off() {
+    let nvme = open("CAROM_NVME");
+    let control = nvme.capability(regs::CAP_MSIX).unwrap() + 2;
+    for _ in 0..2 {
+        nvme.device.write_config(control, &[0, 0xc0]);
+        nvme.device.write_config(control, &[0, 0x80]);
+        let interrupts = std::fs::read_to_string("/proc/interrupts").unwrap();
+        assert!(interrupts.contains("vfio-msix[0]"), "the host delivers:\n{interrupts}");
+        nvme.device.write_config(control, &[0, 0]);
+        assert!(!std::fs::read_to_string("/proc/interrupts").unwrap().contains("vfio-msix"));
+    }
+}
+
+#[test]
+fn msi_reaches_its_event() {
+    let edu = Edu::open();
+    let msi = edu.0.capability(regs::CAP_MSI).unwrap();
+    edu.0.device.write_config(msi + 2, &[1, 0]);
+    edu.0.set_register(0x60, 1);
+    let vectors = edu.0.platform.vectors.lock().unwrap()[0].clone();
+    let end = Instant::now() + Duration::from_secs(10);
+    while vectors.0[0].read().is_err() {
+        assert!(Instant::now() < end, "no interrupt");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    edu.0.set_register(0x64, 1);
+    edu.0.device.write_config(msi + 2, &[0, 0]);
+    edu.0.set_register(0x60, 1);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(vectors.0[0].read().is_err(), "interrupt after MSI was turned off");
+}
+
+#[test]
+fn dma_reaches_what_is_mapped_as_it_is_mapped() {
+    let edu = Edu::open();
+    let memory = memory();
+    let mut mapper = edu.0.mapper(7, memory.clone());
+    let limits = mapper.limits();
+    println!("{limits:x?}");
+    assert_ne!(limits.page_size_mask & PAGE, 0);
+    assert!(!limits.iova_ranges.iter().any(|range| range.contains(&0xfee0_0000)), "the MSI window is reserved");
+    let both = Permissions::READ | Permissions::WRITE;
+    map(&mut mapper, &memory, 0x10_0000, 0, both).unwrap();
+    map(&mut mapper, &memory, 0x10_1000, 1, Permissions::READ).unwrap();
+    map(&mut mapper, &memory, 0x10_2000, 2, Permissions::WRITE).unwrap();
+    // Page 0 to page 2.
+    edu.copy(0x10_0000, true);
+    edu.copy(0x10_2000, false);
+    assert_eq!(page(&memory, 2), [1; 2048]);
+    // Page 1 can be read, not written.
+    edu.copy(0x10_1000, true);
+    edu.copy(0x10_0000, false);
+    assert_eq!(page(&memory, 0), [2; 2048]);
+    memory.write_slice(&[9; 4096], GuestAddress(0)).unwrap();
+    edu.copy(0x10_0000, true);
+    edu.copy(0x10_1000, false);
+    assert_eq!(page(&memory, 1), [2; 2048], "written in spite of READ alone");
+    // What was never mapped, and what is no longer.
+    edu.copy(0x10_3000, false);
+    assert_eq!(page(&memory, 3), [4; 2048]);
+    mapper.unmap(0x10_2000, PAGE).unwrap();
+    edu.copy(0x10_2000, false);
+    assert_eq!(page(&memory, 2), [1; 2048], "written after unmap");
+    // Without bus mastering there is no DMA.
+    edu.0.command(regs::COMMAND_MEMORY);
+    memory.write_slice(&[7; 4096], GuestAddress(0)).unwrap();
+    edu.copy(0x10_0000, false);
+    assert_eq!(page(&memory, 0), [7; 2048], "written without bus mastering");
+}
+
+#[test]
+fn unmap_takes_whole_mappings_only() {
+    let edu = Edu::open();
+    let memory = memory();
+    let mut mapper = edu.0.mapper(7, memory.clone());
+    let slice = memory.get_slice(GuestAddress(0), 8192).unwrap();
+    mapper.map(0x10_0000, slice, Permissions::READ).unwrap();
+    map(&mut mapper, &memory, 0x10_2000, 2, Permissions::READ).unwrap();
+    assert!(matches!(map(&mut mapper, &memory, 0x10_1000, 3, Permissions::READ), Err(MapError::Exists)));
+    assert!(matches!(mapper.unmap(0x10_0000, PAGE), Err(UnmapError::NotMapped)));
+    assert!(matches!(mapper.unmap(0x20_0000, PAGE), Err(UnmapError::NotMapped)));
+    mapper.unmap(0x10_0000, 3 * PAGE).unwrap();
+    assert!(matches!(mapper.map(0x10_0001, slice, Permissions::READ), Err(MapError::Host(_))));
+}
+
+#[test]
+fn limit_on_mappings_is_no_resources() {
+    if by_iommufd() {
+        // There is no such limit: only memory counts.
+        return;
+    }
+    let parameter = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
+    let before = std::fs::read_to_string(parameter).unwrap();
+    std::fs::write(parameter, "2").unwrap();
+    let edu = Edu::open();
+    std::fs::write(parameter, before.trim()).unwrap();
+    let memory = memory();
+    let mut mapper = edu.0.mapper(7, memory.clone());
+    assert_eq!(mapper.limits().max_mappings, Some(2));
+    for number in 0..2 {
+        map(&mut mapper, &memory, 0x10_0000 + number * PAGE, number, Permissions::READ).unwrap();
+    }
+    let third = map(&mut mapper, &memory, 0x20_0000, 2, Permissions::READ);
+    assert!(matches!(third, Err(MapError::NoResources)));
+    mapper.unmap(0x10_0000, PAGE).unwrap();
+    map(&mut mapper, &memory, 0x20_0000, 2, Permissions::READ).unwrap();
+}
+
+/// This thread without the right to lock more memory than the limit, and the limit lowered, until this is dropped.
+struct LockedMemoryLimit {
+    limit: Rlimit,
+    capabilities: CapabilitySets,
+}
+
+impl LockedMemoryLimit {
+    fn lower_to(bytes: u64) -> Self {
+        let limit = getrlimit(Resource::Memlock);
+        let capabilities = rustix::thread::capabilities(None).unwrap();
+        setrlimit(Resource::Memlock, Rlimit { current: Some(bytes), maximum: limit.maximum }).unwrap();
+        let effective = capabilities.effective - CapabilitySet::IPC_LOCK;
+        rustix::thread::set_capabilities(None, CapabilitySets { effective, ..capabilities }).unwrap();
+        Self { limit, capabilities }
+    }
+}
+
+impl Drop for LockedMemoryLimit {
+    fn drop(&mut self) {
+        rustix::thread::set_capabilities(None, self.capabilities).unwrap();
+        setrlimit(Resource::Memlock, self.limit).unwrap();
+    }
+}
+
+#[test]
+fn limit_on_locked_memory_is_no_resources_and_changes_nothing_else() {
+    let edu = Edu::open();
+    let memory = memory();
+    let mut mapper = edu.0.mapper(7, memory.clone());
+    let both = Permissions::READ | Permissions::WRITE;
+    let limit = LockedMemoryLimit::lower_to(2 * PAGE);
+    for number in 0..2 {
+        map(&mut mapper, &memory, 0x10_0000 + number * PAGE, number, both).unwrap();
+    }
+    for _ in 0..3 {
+        let third = map(&mut mapper, &memory, 0x20_0000, 2, both);
+        assert!(matches!(third, Err(MapError::NoResources)), "{third:?}");
+    }
+    // What was mapped works, what was refused does not.
+    edu.copy(0x10_0000, true);
+    edu.copy(0x10_1000, false);
+    edu.copy(0x20_0000, false);
+    assert_eq!(page(&memory, 1), [1; 2048]);
+    assert_eq!(page(&memory, 2), [3; 2048]);
+    // What is unmapped makes room.
+    mapper.unmap(0x10_1000, PAGE).unwrap();
+    map(&mut mapper, &memory, 0x20_0000, 2, both).unwrap();
+    edu.copy(0x20_0000, false);
+    assert_eq!(page(&memory, 2), [1; 2048]);
+    drop(limit);
+    map(&mut mapper, &memory, 0x10_1000, 1, both).unwrap();
+}
+
+#[test]
+fn guest_ram_is_mapped_at_itself_until_the_mapping_goes() {
+    let edu = Edu::open();
+    let memory = memory();
+    let mapping = map_guest_ram(&edu.0.space, &memory).unwrap();
+    edu.copy(0, true);
+    edu.copy(0x3000, false);
+    assert_eq!(page(&memory, 3), [1; 2048]);
+    drop(mapping);
+    edu.copy(0x2000, false);
+    assert_eq!(page(&memory, 2), [3; 2048]);
+}
+
+#[test]
+fn second_user_of_a_device_is_told_that_it_is_busy() {
+    let edu = Edu::open();
+    let platform = Arc::new(Platform::default());
+    let other = host().new_space().unwrap();
+    let error = VfioPciDevice::open("vfio1", &sysfs("CAROM_EDU"), &other, platform.clone(), platform).err().unwrap();
+    assert!(matches!(error, VfioPciError::Busy { .. }) && error.is_user_error(), "{error}");
+    drop(edu);
+    Edu::open();
+}
