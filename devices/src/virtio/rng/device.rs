@@ -4,13 +4,13 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::counters::{Counts, RngCounters};
 use super::requests::Requests;
 use super::spec::{DEVICE_TYPE, PCI_CLASS, REQUEST_QUEUE};
 use super::state::{self, STATE};
@@ -21,25 +21,6 @@ use crate::worker::{Role, Worker};
 
 /// Largest size of the queue. A driver has one request at a time in it.
 const QUEUE_SIZES: [u16; 1] = [256];
-
-/// What the device has done since it was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RngCounters {
-    /// Requests that were served.
-    pub requests: u64,
-    /// Random bytes that they got.
-    pub bytes: u64,
-    /// How often the source could not be read.
-    pub source_errors: u64,
-}
-
-/// The same, as the worker counts.
-#[derive(Default)]
-pub(super) struct Counts {
-    pub(super) requests: AtomicU64,
-    pub(super) bytes: AtomicU64,
-    pub(super) source_errors: AtomicU64,
-}
 
 /// What changes with the driver.
 #[derive(Default)]
@@ -76,12 +57,7 @@ impl VirtioRng {
 
     /// What it has done.
     pub fn counters(&self) -> RngCounters {
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        RngCounters {
-            requests: read(&self.counts.requests),
-            bytes: read(&self.counts.bytes),
-            source_errors: read(&self.counts.source_errors),
-        }
+        self.counts.read()
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::device::Counts;
+use super::counters::Counts;
 use super::requests::{MOST_BYTES, Requests};
 use crate::dma::DeviceMemory;
 use crate::ram::Ram;

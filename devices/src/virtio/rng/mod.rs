@@ -5,6 +5,7 @@
 //! The smallest device that there is, and the pattern for others: [`spec`] has the numbers of the specification, `device` is
 //! what the transport sees, `requests` the work of the thread that serves the queue, `state` what is saved of it.
 
+mod counters;
 mod device;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -18,7 +19,8 @@ mod tests;
 use std::fs::File;
 use std::sync::Arc;
 
-pub use self::device::{RngCounters, VirtioRng};
+pub use self::counters::RngCounters;
+pub use self::device::VirtioRng;
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};

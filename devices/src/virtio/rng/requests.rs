@@ -13,7 +13,7 @@ use log::warn;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::device::Counts;
+use super::counters::Counts;
 use super::spec::REQUEST_QUEUE;
 use crate::dma::DmaView;
 use crate::throttle::Throttle;

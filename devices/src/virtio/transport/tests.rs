@@ -2,12 +2,13 @@
 
 //! Tests of the PCI transport with a device that records what reaches it.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+mod recorder;
 
-use virtio_queue::Queue;
+use std::sync::Arc;
+
 use vm_memory::GuestAddress;
 
+use self::recorder::Recorder;
 use super::VirtioPciDevice;
 use super::common::status::{DRIVER_OK, FEATURES_OK, NEEDS_RESET};
 use super::interrupts::NO_VECTOR;
@@ -18,10 +19,9 @@ use crate::pci::{BarKind, CONTROL_ENABLE, PciDevice};
 use crate::platform::DeviceEvent;
 use crate::platform::test_support::Witness;
 use crate::ram::Ram;
-use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::test_support::{FakeMsi, FakeVectors};
-use crate::virtio::{DeviceError, Driver, Interrupt, QueueState, SharedRegion, VirtioDevice, VirtioPciParams};
+use crate::virtio::{Interrupt, SharedRegion, VirtioPciParams};
 
 const ACKNOWLEDGE: u8 = 1;
 const DRIVER: u8 = 2;
@@ -29,79 +29,6 @@ const VERSION_1: u64 = 1 << 32;
 const FEATURE: u64 = 1 << 5;
 const RAM: usize = 0x10_0000;
 const SHARED_SIZE: u64 = 0x60_0000;
-
-#[derive(Default)]
-struct Recorder {
-    activations: Mutex<Vec<Driver>>,
-    queues: Mutex<BTreeMap<u16, Queue>>,
-    notified: Mutex<Vec<u16>>,
-    config: Mutex<[u8; 8]>,
-    moved: Mutex<Vec<u64>>,
-    resets: Mutex<u32>,
-    fail: Mutex<bool>,
-    shared: Option<SharedRegion>,
-}
-
-impl VirtioDevice for Recorder {
-    fn device_type(&self) -> u16 {
-        23
-    }
-    fn pci_class(&self) -> u32 {
-        0x08_8000
-    }
-    fn features(&self) -> u64 {
-        FEATURE
-    }
-    fn queue_sizes(&self) -> &[u16] {
-        &[16, 8]
-    }
-    fn config_len(&self) -> usize {
-        8
-    }
-    fn read_config(&self, offset: usize, data: &mut [u8]) {
-        for (value, byte) in data.iter_mut().zip(lock(&self.config).iter().skip(offset)) {
-            *value = *byte;
-        }
-    }
-    fn write_config(&self, offset: usize, data: &[u8]) {
-        for (byte, value) in lock(&self.config).iter_mut().skip(offset).zip(data) {
-            *byte = *value;
-        }
-    }
-    fn activate(&self, driver: Driver) {
-        lock(&self.activations).push(driver);
-    }
-    fn start_queue(&self, index: u16, queue: Queue) -> std::io::Result<()> {
-        assert!(lock(&self.queues).insert(index, queue).is_none());
-        Ok(())
-    }
-    fn stop_queue(&self, index: u16) -> Option<QueueState> {
-        lock(&self.queues).remove(&index).map(|queue| QueueState::of(&queue))
-    }
-    fn queue_state(&self, index: u16) -> Option<QueueState> {
-        lock(&self.queues).get(&index).map(QueueState::of)
-    }
-    fn save(&self) -> Result<DeviceState, StateError> {
-        DeviceState::new("recorder", 1, &())
-    }
-    fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
-        state.payload("recorder", 1)
-    }
-    fn notify(&self, queue: u16) -> Result<(), DeviceError> {
-        lock(&self.notified).push(queue);
-        if *lock(&self.fail) { Err(DeviceError::Queue { queue, rule: "test" }) } else { Ok(()) }
-    }
-    fn reset(&self) {
-        *lock(&self.resets) += 1;
-    }
-    fn shared_region(&self) -> Option<SharedRegion> {
-        self.shared
-    }
-    fn shared_region_moved(&self, address: u64) -> std::io::Result<()> {
-        lock(&self.moved).push(address);
-        Ok(())
-    }
-}
 
 struct Harness {
     recorder: Arc<Recorder>,
