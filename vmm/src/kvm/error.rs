@@ -4,6 +4,7 @@
 
 use std::io;
 
+use devices::state::StateError;
 use thiserror::Error;
 
 /// Why the VM could not be set up in the kernel.
@@ -20,6 +21,9 @@ pub enum KvmError {
     /// The kernel's KVM lacks something.
     #[error("/dev/kvm: this kernel's KVM has no {0}")]
     Missing(&'static str),
+    /// A saved state is refused.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// A call failed.
     #[error("{what}: {source}")]
     Call {

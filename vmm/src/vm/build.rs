@@ -19,7 +19,8 @@ use crate::arch::boot::Payload;
 use crate::arch::cpuid::CpuidTemplate;
 use crate::arch::irqchip::IrqchipState;
 use crate::arch::layout::{GIB, PCI_ECAM, PCI_IO, PCI_MEM32, PCI_SLOTS_BEHIND_IOMMU, PVPANIC_SLOT};
-use crate::arch::registers::{VcpuState, set_mtrr_write_back};
+use crate::arch::registers::set_mtrr_write_back;
+use crate::arch::vcpu_state::VcpuState;
 use crate::arch::{acpi, platform};
 use crate::config::{ConsoleMode, VmConfig};
 use crate::event_monitor::EventMonitor;
@@ -81,7 +82,7 @@ impl Vm {
         for id in 0..config.cpus.boot_vcpus {
             let fd = kvm.create_vcpu(id)?;
             fd.set_cpuid2(&cpuid.for_vcpu(id)?).map_err(KvmError::call(format!("setting CPUID of vCPU {id}")))?;
-            initial.push(VcpuState::save(&kvm.kvm, &fd)?);
+            initial.push(VcpuState::save(&kvm.kvm, &kvm.fd, &fd)?);
             set_mtrr_write_back(&fd)?;
             let vcpu = Vcpu::spawn(id, fd, Arc::clone(&io_map), mailbox.clone())
                 .map_err(|source| VmError::Device { what: "starting a vCPU's thread", source })?;

@@ -13,15 +13,16 @@ use devices::pci::{HotplugRegisters, PciAddress, PciDevice, PciRoot};
 use devices::ram::Ram;
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
-use kvm_bindings::kvm_clock_data;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::address_space::IoMapOwner;
 use crate::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use crate::arch::acpi;
 use crate::arch::boot::Payload;
+use crate::arch::clock::ClockState;
 use crate::arch::irqchip::IrqchipState;
-use crate::arch::registers::{self, Entry, VcpuState};
+use crate::arch::registers::{self, Entry};
+use crate::arch::vcpu_state::{UnwritableMsr, VcpuState};
 use crate::config::{DeviceConfig, VmConfig};
 use crate::event_monitor::EventMonitor;
 use crate::kvm::{KvmError, KvmVm};
@@ -59,7 +60,7 @@ pub struct Vm {
     memory: Arc<Ram>,
     ram_size: u64,
     /// The guest's clock when it was paused.
-    clock: Option<kvm_clock_data>,
+    clock: Option<ClockState>,
     /// Raises the interrupt line of ACPI events.
     power_button: EventFd,
     _serial_output: Option<SerialOutput>,
@@ -93,18 +94,15 @@ impl Machine for Vm {
     fn pause(&mut self) -> Result<(), VmError> {
         self.stop_vcpus();
         if self.clock.is_none() {
-            let clock = self.kvm.fd.get_clock().map_err(KvmError::call("reading the guest's clock"))?;
-            self.clock = Some(clock);
+            self.clock = Some(ClockState::save(&self.kvm.fd)?);
         }
         Ok(())
     }
 
     /// The guest's clock goes on where it stood, and its watchdogs learn that it was not its own fault.
     fn resume(&mut self) -> Result<(), VmError> {
-        if let Some(mut clock) = self.clock.take() {
-            // Of the flags that reading gives, none may be set when writing.
-            clock.flags = 0;
-            self.kvm.fd.set_clock(&clock).map_err(KvmError::call("setting the guest's clock"))?;
+        if let Some(clock) = self.clock.take() {
+            clock.go_on(&self.kvm.fd)?;
         }
         for vcpu in &self.vcpus {
             if let Err(error) = vcpu.with_fd(|fd| fd.kvmclock_ctrl()) {
@@ -124,7 +122,7 @@ impl Machine for Vm {
         self.pci.reset().map_err(|source| VmError::Device { what: "resetting the devices", source })?;
         self.initial_irqchip.restore(&self.kvm.fd)?;
         for (vcpu, state) in self.vcpus.iter().zip(&self.initial) {
-            vcpu.with_fd(|fd| state.restore(fd))?;
+            vcpu.with_fd(|fd| state.restore(&self.kvm.kvm, &self.kvm.fd, fd, UnwritableMsr::Leave))?;
         }
         Ok(())
     }

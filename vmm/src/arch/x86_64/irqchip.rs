@@ -2,12 +2,15 @@
 
 //! The interrupt controllers that all vCPUs share: their creation, their lines and their state.
 
+use devices::state::StateError;
 use kvm_bindings::{
     KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_irq_routing_entry,
     kvm_irqchip,
 };
 use kvm_ioctls::VmFd;
+use serde::{Deserialize, Serialize};
 
+use super::kvm_bytes::KvmBytes;
 use super::layout::{FIRST_MSI_GSI, KVM_IDENTITY_MAP, KVM_TSS};
 use crate::kvm::KvmError;
 
@@ -36,23 +39,29 @@ fn line_route(gsi: u32, irqchip: u32, pin: u32) -> kvm_irq_routing_entry {
 }
 
 /// State of the two 8259s and the I/O APIC.
-pub struct IrqchipState([kvm_irqchip; 3]);
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct IrqchipState([KvmBytes<kvm_irqchip>; 3]);
+
+/// The chips in the order of the state.
+const CHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
 
 impl IrqchipState {
     /// Reads it.
     pub fn save(vm: &VmFd) -> Result<Self, KvmError> {
-        let chips = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
-        let mut state = chips.map(|chip_id| kvm_irqchip { chip_id, ..Default::default() });
+        let mut state = CHIPS.map(|chip_id| KvmBytes(kvm_irqchip { chip_id, ..Default::default() }));
         for chip in &mut state {
-            vm.get_irqchip(chip).map_err(KvmError::call("reading an interrupt controller"))?;
+            vm.get_irqchip(&mut chip.0).map_err(KvmError::call("reading an interrupt controller"))?;
         }
         Ok(Self(state))
     }
 
     /// Puts it back.
     pub fn restore(&self, vm: &VmFd) -> Result<(), KvmError> {
+        if self.0.each_ref().map(|chip| chip.0.chip_id) != CHIPS {
+            return Err(StateError::rule("irqchip", "must be the two 8259s and the I/O APIC, in this order").into());
+        }
         self.0
             .iter()
-            .try_for_each(|chip| vm.set_irqchip(chip).map_err(KvmError::call("resetting an interrupt controller")))
+            .try_for_each(|chip| vm.set_irqchip(&chip.0).map_err(KvmError::call("setting an interrupt controller")))
     }
 }

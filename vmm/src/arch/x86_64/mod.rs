@@ -4,8 +4,16 @@
 
 pub mod acpi;
 pub mod boot;
+pub mod clock;
 pub mod cpuid;
+mod ioctl;
 pub mod irqchip;
+mod kvm_bytes;
 pub mod layout;
+mod msr;
 pub mod platform;
 pub mod registers;
+pub mod saved;
+mod saved_cpuid;
+mod tsc;
+pub mod vcpu_state;

@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The state of a vCPU: at power-on, and at the entry of a kernel.
+//! The registers of a vCPU at the entry of a kernel.
 
 use devices::ram::Ram;
-use kvm_bindings::{
-    Msrs, kvm_debugregs, kvm_fpu, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
-    kvm_vcpu_events, kvm_xcrs,
-};
-use kvm_ioctls::{Kvm, VcpuFd};
+use kvm_bindings::{kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
+use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::layout::{BOOT_GDT, BOOT_IDT, BOOT_PML4, BOOT_STACK, PAGE_SIZE, PVH_START_INFO, ZERO_PAGE};
+use super::msr;
 use crate::kvm::KvmError;
 
-/// The time stamp counter: it goes on over a reset, as on a machine, so that the vCPUs' counters stay in step.
-const MSR_TSC: u32 = 0x10;
 /// Default MTRR type and its enable bit (Intel SDM volume 4, `IA32_MTRR_DEF_TYPE`).
 const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
 /// MTRRs on, and memory that none describes is write-back: window memory in a BAR is then cached like RAM, while
@@ -39,84 +35,10 @@ pub enum Entry {
     Pvh(u64),
 }
 
-/// All state of a vCPU that a reset must put back.
-pub struct VcpuState {
-    regs: kvm_regs,
-    sregs: kvm_sregs,
-    fpu: kvm_fpu,
-    lapic: kvm_lapic_state,
-    msrs: Vec<kvm_msr_entry>,
-    xcrs: Option<kvm_xcrs>,
-    mp_state: kvm_mp_state,
-    events: kvm_vcpu_events,
-    debug: kvm_debugregs,
-}
-
-impl VcpuState {
-    /// Reads the state of a vCPU that has its CPUID and has not run: that of power-on.
-    pub fn save(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Self, KvmError> {
-        Ok(Self {
-            regs: vcpu.get_regs().map_err(KvmError::call("reading registers"))?,
-            sregs: vcpu.get_sregs().map_err(KvmError::call("reading special registers"))?,
-            fpu: vcpu.get_fpu().map_err(KvmError::call("reading the FPU"))?,
-            lapic: vcpu.get_lapic().map_err(KvmError::call("reading the local APIC"))?,
-            msrs: read_msrs(kvm, vcpu)?,
-            // A CPU without XSAVE has none.
-            xcrs: vcpu.get_xcrs().ok(),
-            mp_state: vcpu.get_mp_state().map_err(KvmError::call("reading the run state"))?,
-            events: vcpu.get_vcpu_events().map_err(KvmError::call("reading pending events"))?,
-            debug: vcpu.get_debug_regs().map_err(KvmError::call("reading debug registers"))?,
-        })
-    }
-
-    /// Puts a vCPU that is not running back to this state.
-    pub fn restore(&self, vcpu: &VcpuFd) -> Result<(), KvmError> {
-        vcpu.set_mp_state(self.mp_state).map_err(KvmError::call("resetting the run state"))?;
-        vcpu.set_regs(&self.regs).map_err(KvmError::call("resetting registers"))?;
-        vcpu.set_sregs(&self.sregs).map_err(KvmError::call("resetting special registers"))?;
-        if let Some(xcrs) = &self.xcrs {
-            vcpu.set_xcrs(xcrs).map_err(KvmError::call("resetting extended control registers"))?;
-        }
-        vcpu.set_fpu(&self.fpu).map_err(KvmError::call("resetting the FPU"))?;
-        for entry in &self.msrs {
-            // One at a time: a register that this host lets be read but not written must not stop the others.
-            write_msr(vcpu, *entry)?;
-        }
-        vcpu.set_lapic(&self.lapic).map_err(KvmError::call("resetting the local APIC"))?;
-        vcpu.set_debug_regs(&self.debug).map_err(KvmError::call("resetting debug registers"))?;
-        vcpu.set_vcpu_events(&self.events).map_err(KvmError::call("resetting pending events"))
-    }
-}
-
-fn read_msrs(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>, KvmError> {
-    let list = kvm.get_msr_index_list().map_err(KvmError::call("listing model-specific registers"))?;
-    let mut read = Vec::with_capacity(list.as_slice().len());
-    for index in list.as_slice() {
-        if *index == MSR_TSC {
-            continue;
-        }
-        let entry = kvm_msr_entry { index: *index, ..Default::default() };
-        let Ok(mut one) = Msrs::from_entries(&[entry]) else { continue };
-        if vcpu.get_msrs(&mut one).is_ok_and(|count| count == 1) {
-            read.extend_from_slice(one.as_slice());
-        }
-    }
-    Ok(read)
-}
-
-fn write_msr(vcpu: &VcpuFd, entry: kvm_msr_entry) -> Result<(), KvmError> {
-    let one = Msrs::from_entries(&[entry]).map_err(|_| KvmError::Missing("model-specific registers"))?;
-    match vcpu.set_msrs(&one) {
-        Ok(1) => {}
-        Ok(_) => log::debug!("model-specific register {:#x} cannot be written", entry.index),
-        Err(error) => return Err(KvmError::call(format!("writing MSR {:#x}", entry.index))(error)),
-    }
-    Ok(())
-}
-
 /// Sets the default MTRR type of a vCPU to write-back.
 pub fn set_mtrr_write_back(vcpu: &VcpuFd) -> Result<(), KvmError> {
-    write_msr(vcpu, kvm_msr_entry { index: MSR_MTRR_DEF_TYPE, data: MTRR_ENABLED_WRITE_BACK, ..Default::default() })
+    let entry = kvm_msr_entry { index: MSR_MTRR_DEF_TYPE, data: MTRR_ENABLED_WRITE_BACK, ..Default::default() };
+    msr::write(vcpu, entry).map(drop)
 }
 
 /// Sets the boot processor up to enter the kernel, whose page tables and descriptor table [`write_tables`] has made.

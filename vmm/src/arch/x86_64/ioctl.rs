@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Calls of KVM's vCPUs that are unsafe, or that `kvm-ioctls` does not have (Documentation/virt/kvm/api.rst). All unsafe code
+//! of saved state stands here.
+
+use std::io;
+
+use kvm_bindings::{
+    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, KVMIO, Xsave, kvm_device_attr, kvm_sregs2, kvm_xsave, kvm_xsave2,
+};
+use kvm_ioctls::{Cap, VcpuFd, VmFd};
+use vmm_sys_util::fam::FamStruct;
+use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
+use vmm_sys_util::{ioctl_ior_nr, ioctl_iow_nr};
+use zerocopy::{FromBytes, IntoBytes};
+
+ioctl_ior_nr!(KVM_GET_SREGS2, KVMIO, 0xcc, kvm_sregs2);
+ioctl_iow_nr!(KVM_SET_SREGS2, KVMIO, 0xcd, kvm_sregs2);
+ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
+ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
+
+/// Bytes of the part of the extended state area that every kernel has.
+const XSAVE_LEN: usize = size_of::<kvm_xsave>();
+
+/// Bytes of a vCPU's extended state area on this host. It is larger than 4 KiB where the guest may use AMX.
+pub(super) fn xsave_len(vm: &VmFd) -> usize {
+    usize::try_from(vm.check_extension_int(Cap::Xsave2)).unwrap_or(0).max(XSAVE_LEN)
+}
+
+/// An area of `len` bytes, all zero.
+fn new_xsave(len: usize) -> io::Result<Xsave> {
+    let more = len.saturating_sub(XSAVE_LEN).div_ceil(size_of::<<kvm_xsave2 as FamStruct>::Entry>());
+    Xsave::new(more).map_err(|error| io::Error::other(format!("{error:?}")))
+}
+
+/// Reads a vCPU's extended state: x87, SSE, AVX and what follows.
+pub(super) fn xsave(vm: &VmFd, vcpu: &VcpuFd) -> io::Result<Vec<u8>> {
+    let len = xsave_len(vm);
+    if len == XSAVE_LEN {
+        return Ok(vcpu.get_xsave()?.region.as_bytes().to_vec());
+    }
+    let mut area = new_xsave(len)?;
+    // SAFETY: The area has the size that KVM names. Nothing turns features on afterwards: the program never asks for any.
+    unsafe { vcpu.get_xsave2(&mut area) }?;
+    Ok([area.as_fam_struct_ref().xsave.region.as_bytes(), area.as_slice().as_bytes()].concat())
+}
+
+/// Sets a vCPU's extended state. Where this host's area is larger, what lies beyond `bytes` is in its initial state.
+///
+/// # Errors
+/// This host's area is smaller, or KVM refused.
+pub(super) fn set_xsave(vm: &VmFd, vcpu: &VcpuFd, bytes: &[u8]) -> io::Result<()> {
+    let len = xsave_len(vm);
+    let mut area = new_xsave(len)?;
+    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    if bytes.len() < XSAVE_LEN || bytes.len() > len || !bytes.len().is_multiple_of(4) {
+        return Err(invalid(format!("{} bytes: this host's area has {len}", bytes.len())));
+    }
+    let (first, rest) = bytes.split_at(XSAVE_LEN);
+    let region = <[u32; 1024]>::read_from_bytes(first).map_err(|_| invalid("its first part has no 4 KiB".into()))?;
+    for (word, value) in area.as_mut_slice().iter_mut().zip(rest.chunks_exact(4)) {
+        *word = u32::from_le_bytes([value[0], value[1], value[2], value[3]]);
+    }
+    // SAFETY: The length of the area's flexible part stays as it is.
+    unsafe { area.as_mut_fam_struct() }.xsave.region = region;
+    // SAFETY: The area has the size that KVM names. Nothing turns features on afterwards.
+    Ok(unsafe { vcpu.set_xsave2(&area) }?)
+}
+
+/// Reads special registers with the page directory pointers of 32-bit paging with large addresses.
+pub(super) fn sregs2(vcpu: &VcpuFd) -> io::Result<kvm_sregs2> {
+    let mut sregs = kvm_sregs2::default();
+    // SAFETY: The call writes the structure that it is defined for, and nothing beyond.
+    match unsafe { ioctl_with_mut_ref(vcpu, KVM_GET_SREGS2(), &mut sregs) } {
+        0 => Ok(sregs),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sets them.
+pub(super) fn set_sregs2(vcpu: &VcpuFd, sregs: &kvm_sregs2) -> io::Result<()> {
+    // SAFETY: The call reads the structure that it is defined for, and nothing beyond.
+    match unsafe { ioctl_with_ref(vcpu, KVM_SET_SREGS2(), sregs) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// What a vCPU's time stamp counter is ahead of the host's (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
+pub(super) fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
+    let mut offset = 0u64;
+    let attribute = tsc_attribute((&raw mut offset).expose_provenance());
+    // SAFETY: KVM writes the 64 bits of this attribute to the place that it names, which lives as long as the call.
+    match unsafe { ioctl_with_ref(vcpu, KVM_GET_DEVICE_ATTR(), &attribute) } {
+        0 => Ok(offset),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sets it.
+pub(super) fn set_tsc_offset(vcpu: &VcpuFd, offset: u64) -> io::Result<()> {
+    let attribute = tsc_attribute((&raw const offset).expose_provenance());
+    // SAFETY: KVM reads the 64 bits of this attribute from the place that it names, which lives as long as the call.
+    match unsafe { ioctl_with_ref(vcpu, KVM_SET_DEVICE_ATTR(), &attribute) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn tsc_attribute(address: usize) -> kvm_device_attr {
+    kvm_device_attr { flags: 0, group: KVM_VCPU_TSC_CTRL, attr: KVM_VCPU_TSC_OFFSET.into(), addr: address as u64 }
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Model-specific registers of a vCPU, one at a time: one that this host lets be read but not written, or not even read, must
+//! not stop the others.
+
+use kvm_bindings::{Msrs, kvm_msr_entry};
+use kvm_ioctls::{Kvm, VcpuFd};
+
+use crate::kvm::KvmError;
+
+/// The time stamp counter.
+pub(super) const TSC: u32 = 0x10;
+/// `IA32_FEATURE_CONTROL`: whether VMX may be turned on, which nested state relies on.
+pub(super) const FEATURE_CONTROL: u32 = 0x3a;
+/// `IA32_TSC_DEADLINE`: the local APIC's timer takes it in that mode only, and measures it against the time stamp counter.
+pub(super) const TSC_DEADLINE: u32 = 0x6e0;
+
+fn one(index: u32, data: u64) -> Result<Msrs, KvmError> {
+    let entry = kvm_msr_entry { index, data, ..Default::default() };
+    Msrs::from_entries(&[entry]).map_err(|_| KvmError::Missing("model-specific registers"))
+}
+
+/// The value of a register; `None` if KVM does not tell.
+pub(super) fn read(vcpu: &VcpuFd, index: u32) -> Result<Option<u64>, KvmError> {
+    let mut entry = one(index, 0)?;
+    let read = vcpu.get_msrs(&mut entry).is_ok_and(|count| count == 1);
+    Ok(entry.as_slice().first().filter(|_| read).map(|entry| entry.data))
+}
+
+/// Writes a register; `false` if KVM does not take the value.
+pub(super) fn write(vcpu: &VcpuFd, entry: kvm_msr_entry) -> Result<bool, KvmError> {
+    match vcpu.set_msrs(&one(entry.index, entry.data)?) {
+        Ok(1) => Ok(true),
+        Ok(_) => {
+            log::debug!("model-specific register {:#x} cannot be written", entry.index);
+            Ok(false)
+        }
+        Err(error) => Err(KvmError::call(format!("writing MSR {:#x}", entry.index))(error)),
+    }
+}
+
+/// All registers that KVM says make up the state of a vCPU, KVM's own (its clock, stolen time, asynchronous page faults)
+/// among them. The time stamp counter is not: it never stands still.
+pub(super) fn read_all(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>, KvmError> {
+    let list = kvm.get_msr_index_list().map_err(KvmError::call("listing model-specific registers"))?;
+    let mut all = Vec::with_capacity(list.as_slice().len());
+    for index in list.as_slice().iter().copied().filter(|index| *index != TSC) {
+        all.extend(read(vcpu, index)?.map(|data| kvm_msr_entry { index, data, ..Default::default() }));
+    }
+    Ok(all)
+}

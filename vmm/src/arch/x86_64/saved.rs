@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a snapshot keeps of a VM's processors: vCPUs with CPUID and time stamp counters, interrupt controllers, clock.
+
+use devices::state::StateError;
+use kvm_bindings::CpuId;
+use kvm_ioctls::VcpuFd;
+use serde::{Deserialize, Serialize};
+
+use super::clock::{self, ClockState};
+use super::irqchip::IrqchipState;
+use super::saved_cpuid::SavedCpuid;
+use super::tsc::TscState;
+use super::vcpu_state::{UnwritableMsr, VcpuState};
+use crate::kvm::{KvmError, KvmVm};
+
+/// The version of [`ProcessorsState`] that this program writes, and the only one that it reads.
+const VERSION: u32 = 1;
+
+/// A vCPU.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedVcpu {
+    cpuid: SavedCpuid,
+    tsc: TscState,
+    registers: VcpuState,
+}
+
+/// All of them, and what they share.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProcessorsState {
+    version: u32,
+    /// The guest's clock when the VM was paused.
+    clock: ClockState,
+    /// The host's time of day when the counters were read.
+    realtime_ns: u64,
+    vcpus: Vec<SavedVcpu>,
+    irqchip: IrqchipState,
+}
+
+/// Calls something with the vCPU of a number.
+pub trait Vcpus {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// The CPUID that vCPU `index` was given. What KVM reads back has bits that follow what the guest does.
+    fn cpuid(&self, index: usize) -> &CpuId;
+    /// Calls `then` with vCPU `index`, which is not running.
+    fn with<R>(&self, index: usize, then: impl FnOnce(&VcpuFd) -> R) -> R;
+}
+
+impl ProcessorsState {
+    /// Reads the state of paused vCPUs. `clock` is what the guest's clock stood at when they were paused.
+    pub fn save(vm: &KvmVm, vcpus: &impl Vcpus, clock: ClockState) -> Result<Self, KvmError> {
+        // All counters at once, before what takes longer: their values are those of one moment.
+        let realtime_ns = clock::realtime_ns();
+        let counters = (0..vcpus.count()).map(|index| vcpus.with(index, TscState::save));
+        let counters = counters.collect::<Result<Vec<_>, _>>()?;
+        let save = |(index, tsc)| {
+            vcpus.with(index, |vcpu| {
+                Ok(SavedVcpu {
+                    cpuid: SavedCpuid::new(vcpus.cpuid(index)),
+                    tsc,
+                    registers: VcpuState::save(&vm.kvm, &vm.fd, vcpu)?,
+                })
+            })
+        };
+        let vcpus = counters.into_iter().enumerate().map(save).collect::<Result<Vec<_>, KvmError>>()?;
+        Ok(Self { version: VERSION, clock, realtime_ns, vcpus, irqchip: IrqchipState::save(&vm.fd)? })
+    }
+
+    /// Checks what can be checked before anything is built: that the state is of this program's form and of a VM of `vcpus`
+    /// vCPUs.
+    ///
+    /// # Errors
+    /// What is refused.
+    pub fn check(&self, vcpus: u32) -> Result<(), StateError> {
+        if self.version != VERSION {
+            return Err(StateError::Version { kind: "processors", wanted: VERSION, found: self.version });
+        }
+        if u32::try_from(self.vcpus.len()).ok() != Some(vcpus) {
+            let rule = format!("has {} vCPUs, and the configuration {vcpus}", self.vcpus.len());
+            return Err(StateError::rule("vcpus", rule));
+        }
+        Ok(())
+    }
+
+    /// The CPUID that vCPU `index` must have, if this host can give it that: `host` is what it would have otherwise.
+    ///
+    /// # Errors
+    /// What the host lacks.
+    pub fn cpuid(&self, index: u32, host: &CpuId) -> Result<CpuId, KvmError> {
+        let saved = usize::try_from(index).ok().and_then(|index| self.vcpus.get(index));
+        let saved = saved.ok_or_else(|| StateError::rule("vcpus", format!("has none of number {index}")))?;
+        Ok(saved.cpuid.for_host(host).map_err(StateError::of(&format!("vCPU {index}")))?)
+    }
+
+    /// Width in bits of physical addresses, as the guest knows it.
+    pub fn physical_bits(&self) -> Option<u8> {
+        self.vcpus.first().and_then(|vcpu| vcpu.cpuid.physical_bits())
+    }
+
+    /// What the guest's clock stood at when the VM was paused.
+    pub fn clock(&self) -> ClockState {
+        self.clock
+    }
+
+    /// Makes vCPUs that have not run, and have the CPUID of the saved ones, what the state says, with the clock and the
+    /// interrupt controllers. Devices that raise interrupts come afterwards.
+    pub fn restore(&self, vm: &KvmVm, vcpus: &impl Vcpus) -> Result<(), KvmError> {
+        // The clock first: where a guest has KVM write its page of the clock, that is done while registers are set.
+        self.clock.catch_up(&vm.fd)?;
+        let mut first = None;
+        for (index, saved) in self.vcpus.iter().enumerate() {
+            let set =
+                vcpus.with(index, |vcpu| saved.tsc.restore(&vm.kvm, vcpu, clock::since(self.realtime_ns), first))?;
+            first = first.or(Some((saved.tsc, set)));
+        }
+        for (index, saved) in self.vcpus.iter().enumerate() {
+            vcpus.with(index, |vcpu| saved.registers.restore(&vm.kvm, &vm.fd, vcpu, UnwritableMsr::Refuse))?;
+        }
+        self.irqchip.restore(&vm.fd)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::time::Duration;
+
+    use super::super::cpuid::CpuidTemplate;
+    use super::super::msr;
+    use super::*;
+
+    /// vCPUs of a VM that does not run.
+    struct Machine {
+        vm: KvmVm,
+        vcpus: Vec<RefCell<VcpuFd>>,
+        cpuids: Vec<CpuId>,
+    }
+
+    impl Vcpus for Machine {
+        fn count(&self) -> usize {
+            self.vcpus.len()
+        }
+        fn cpuid(&self, index: usize) -> &CpuId {
+            &self.cpuids[index]
+        }
+        fn with<R>(&self, index: usize, then: impl FnOnce(&VcpuFd) -> R) -> R {
+            then(&self.vcpus[index].borrow())
+        }
+    }
+
+    /// A VM of two vCPUs; `None`, and why, where the host has no KVM. `saved` is what it is to be made.
+    fn machine(saved: Option<&ProcessorsState>) -> Option<Machine> {
+        let vm = match KvmVm::new() {
+            Ok(vm) => vm,
+            Err(error) => {
+                eprintln!("skipped: {error}");
+                return None;
+            }
+        };
+        let template = CpuidTemplate::new(&vm.kvm, 2).unwrap();
+        let cpuids = (0..2).map(|id| {
+            let host = template.for_vcpu(id).unwrap();
+            saved.map_or(Ok(host.clone()), |saved| saved.cpuid(id, &host)).unwrap()
+        });
+        let cpuids: Vec<CpuId> = cpuids.collect();
+        let vcpus = (0..).zip(&cpuids).map(|(id, cpuid)| {
+            let vcpu = vm.create_vcpu(id).unwrap();
+            vcpu.set_cpuid2(cpuid).unwrap();
+            RefCell::new(vcpu)
+        });
+        Some(Machine { vcpus: vcpus.collect(), cpuids, vm })
+    }
+
+    fn save(machine: &Machine) -> ProcessorsState {
+        let clock = ClockState::save(&machine.vm.fd).unwrap();
+        ProcessorsState::save(&machine.vm, machine, clock).unwrap()
+    }
+
+    /// A VM whose vCPUs are not as at power-on.
+    fn lived() -> Option<Machine> {
+        let machine = machine(None)?;
+        for (index, vcpu) in machine.vcpus.iter().enumerate() {
+            let vcpu = vcpu.borrow();
+            let mut regs = vcpu.get_regs().unwrap();
+            (regs.rax, regs.rip) = (0x1234_5678_9abc_def0 + index as u64, 0x10_0000);
+            vcpu.set_regs(&regs).unwrap();
+            let mut sregs = vcpu.get_sregs().unwrap();
+            sregs.cr2 = 0xdead_0000 + index as u64;
+            vcpu.set_sregs(&sregs).unwrap();
+            let lstar =
+                kvm_bindings::kvm_msr_entry { index: 0xc000_0082, data: 0xffff_ffff_8100_0000, ..Default::default() };
+            assert!(msr::write(&vcpu, lstar).unwrap());
+            let mut xsave = super::super::ioctl::xsave(&machine.vm.fd, &vcpu).unwrap();
+            // XMM0, and the bit that says that it is not as at power-on.
+            xsave[160..176].fill(0x5a);
+            xsave[512] |= 0b11;
+            super::super::ioctl::set_xsave(&machine.vm.fd, &vcpu, &xsave).unwrap();
+        }
+        Some(machine)
+    }
+
+    /// What must be equal of two states that were read at different times.
+    fn still(state: &ProcessorsState) -> serde_json::Value {
+        let mut value = serde_json::to_value(state).unwrap();
+        for field in ["clock", "realtime_ns"] {
+            value[field] = serde_json::Value::Null;
+        }
+        for vcpu in value["vcpus"].as_array_mut().unwrap() {
+            vcpu["tsc"]["value"] = 0.into();
+            vcpu["tsc"]["offset"] = 0.into();
+        }
+        value
+    }
+
+    #[test]
+    fn restored_processors_are_those_that_were_saved() {
+        let Some(old) = lived() else { return };
+        let saved = save(&old);
+        let text = serde_json::to_string(&saved).unwrap();
+        let read: ProcessorsState = serde_json::from_str(&text).unwrap();
+        read.check(2).unwrap();
+        let new = machine(Some(&read)).unwrap();
+        read.restore(&new.vm, &new).unwrap();
+        assert_eq!(still(&save(&new)), still(&saved));
+        assert!(text.contains(&"5a".repeat(16)), "the state of SSE");
+    }
+
+    #[test]
+    fn counters_go_on_and_stay_in_step() {
+        let Some(old) = lived() else { return };
+        let saved = save(&old);
+        std::thread::sleep(Duration::from_millis(200));
+        let new = machine(Some(&saved)).unwrap();
+        saved.restore(&new.vm, &new).unwrap();
+        let after = save(&new);
+        let passed = Duration::from_nanos(after.realtime_ns - saved.realtime_ns).as_secs_f64();
+        for (before, after) in saved.vcpus.iter().zip(&after.vcpus) {
+            let ticks = after.tsc.value.wrapping_sub(before.tsc.value);
+            let seconds = Duration::from_millis(ticks / u64::from(before.tsc.khz.max(1))).as_secs_f64();
+            assert!((seconds - passed).abs() < 0.1, "{seconds} s of {passed} s");
+        }
+        if let ([Some(a), Some(b)], [Some(c), Some(d)]) = (
+            [saved.vcpus[0].tsc.offset, saved.vcpus[1].tsc.offset],
+            [after.vcpus[0].tsc.offset, after.vcpus[1].tsc.offset],
+        ) {
+            assert_eq!(a.wrapping_sub(b), c.wrapping_sub(d));
+        }
+        let clock = Duration::from_nanos(after.clock.ns.wrapping_sub(saved.clock.ns)).as_secs_f64();
+        assert!((clock - passed).abs() < 0.1, "the clock went on by {clock} s in {passed} s");
+    }
+
+    #[test]
+    fn state_that_no_vm_can_have_is_refused() {
+        let Some(old) = lived() else { return };
+        let good = serde_json::to_value(save(&old)).unwrap();
+        let refusal = |path: &str, value: serde_json::Value| -> String {
+            let mut spoiled = good.clone();
+            *spoiled.pointer_mut(path).unwrap() = value;
+            let state: ProcessorsState = match serde_json::from_value(spoiled) {
+                Ok(state) => state,
+                Err(error) => return error.to_string(),
+            };
+            if let Err(error) = state.check(2) {
+                return error.to_string();
+            }
+            let new = machine(None).unwrap();
+            state.restore(&new.vm, &new).unwrap_err().to_string()
+        };
+        let cases: [(&str, serde_json::Value, &str); 8] = [
+            ("/version", 2.into(), "version 2"),
+            ("/vcpus", serde_json::json!([]), "has 0 vCPUs, and the configuration 2"),
+            ("/vcpus/0/registers/regs", "00".into(), "1 bytes, where 144 belong"),
+            ("/vcpus/1/registers/xsave", "00".repeat(1 << 16).into(), "setting the extended state"),
+            ("/vcpus/0/registers/xsave", "ff".repeat(4096).into(), "setting the extended state"),
+            ("/vcpus/0/registers/nested", "ff".repeat(64).into(), "nested"),
+            ("/irqchip", serde_json::json!([good["irqchip"][0], good["irqchip"][0], good["irqchip"][0]]), "irqchip"),
+            ("/vcpus/0/registers/sregs", "ff".repeat(312).into(), "setting special registers"),
+        ];
+        for (path, value, wanted) in cases {
+            let error = refusal(path, value);
+            assert!(error.contains(wanted), "{path}: {error}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! CPUID in a snapshot: a guest has looked at it once, and relies on all that it said.
+
+use devices::state::StateError;
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+use serde::{Deserialize, Serialize};
+
+/// What CPUID says to one vCPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedCpuid(Vec<Entry>);
+
+/// An entry, as KVM has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    function: u32,
+    index: u32,
+    flags: u32,
+    eax: u32,
+    ebx: u32,
+    ecx: u32,
+    edx: u32,
+}
+
+impl From<&kvm_cpuid_entry2> for Entry {
+    fn from(entry: &kvm_cpuid_entry2) -> Self {
+        let kvm_cpuid_entry2 { function, index, flags, eax, ebx, ecx, edx, .. } = *entry;
+        Self { function, index, flags, eax, ebx, ecx, edx }
+    }
+}
+
+impl From<Entry> for kvm_cpuid_entry2 {
+    fn from(entry: Entry) -> Self {
+        let Entry { function, index, flags, eax, ebx, ecx, edx } = entry;
+        Self { function, index, flags, eax, ebx, ecx, edx, ..Default::default() }
+    }
+}
+
+/// A register of CPUID's answer.
+#[derive(Clone, Copy, Debug)]
+enum Register {
+    Eax,
+    Ebx,
+    Ecx,
+    Edx,
+}
+
+impl Entry {
+    fn get(&self, register: Register) -> u32 {
+        match register {
+            Register::Eax => self.eax,
+            Register::Ebx => self.ebx,
+            Register::Ecx => self.ecx,
+            Register::Edx => self.edx,
+        }
+    }
+}
+
+/// Registers that are made of features: function, index, register, and the bits that are none but follow what the guest does
+/// (`OSXSAVE`, `APIC`, `MWAIT`, `OSPKE`).
+const FEATURES: [(u32, u32, Register, u32); 17] = [
+    (1, 0, Register::Ecx, 1 << 27 | 1 << 3),
+    (1, 0, Register::Edx, 1 << 9),
+    (7, 0, Register::Ebx, 0),
+    (7, 0, Register::Ecx, 1 << 4),
+    (7, 0, Register::Edx, 0),
+    (7, 1, Register::Eax, 0),
+    (7, 1, Register::Edx, 0),
+    (7, 2, Register::Edx, 0),
+    (0xd, 0, Register::Eax, 0),
+    (0xd, 0, Register::Edx, 0),
+    (0xd, 1, Register::Eax, 0),
+    (0x4000_0001, 0, Register::Eax, 0),
+    (0x8000_0001, 0, Register::Ecx, 0),
+    (0x8000_0001, 0, Register::Edx, 0),
+    (0x8000_0007, 0, Register::Edx, 0),
+    (0x8000_0008, 0, Register::Ebx, 0),
+    (0x8000_000a, 0, Register::Edx, 0),
+];
+
+/// Leaf with the width of physical addresses.
+const SIZES: u32 = 0x8000_0008;
+
+impl SavedCpuid {
+    /// What a vCPU has.
+    pub(super) fn new(cpuid: &CpuId) -> Self {
+        Self(cpuid.as_slice().iter().map(Entry::from).collect())
+    }
+
+    fn find(&self, function: u32, index: u32) -> Option<&Entry> {
+        self.0.iter().find(|entry| entry.function == function && entry.index == index)
+    }
+
+    /// Width of physical addresses in bits.
+    pub(super) fn physical_bits(&self) -> Option<u8> {
+        self.find(SIZES, 0).map(|entry| entry.eax.to_le_bytes()[0])
+    }
+
+    /// The same for KVM, if a vCPU of this host, to which CPUID would say `host`, can do all that it promises.
+    ///
+    /// # Errors
+    /// What the host lacks.
+    pub(super) fn for_host(&self, host: &CpuId) -> Result<CpuId, StateError> {
+        let host = Self::new(host);
+        let vendor = |cpuid: &Self| cpuid.find(0, 0).map(|entry| (entry.ebx, entry.edx, entry.ecx));
+        if vendor(self) != vendor(&host) {
+            return Err(StateError::rule("cpuid", "the guest's CPU is one of another vendor than this host's"));
+        }
+        for (function, index, register, not_features) in FEATURES {
+            let of = |cpuid: &Self| cpuid.find(function, index).map_or(0, |entry| entry.get(register));
+            let missing = of(self) & !of(&host) & !not_features;
+            if missing != 0 {
+                let field = format!("cpuid: leaf {function:#x}, {index}, {register:?}");
+                let rule = format!("this host's CPU or KVM lacks features that the guest was promised ({missing:#x})");
+                return Err(StateError::rule(field, rule));
+            }
+        }
+        if self.physical_bits() > host.physical_bits() {
+            let bits = |cpuid: &Self| cpuid.physical_bits().unwrap_or(36);
+            let rule = format!(
+                "the guest's CPU has physical addresses of {} bits, this host's of {}",
+                bits(self),
+                bits(&host)
+            );
+            return Err(StateError::rule("cpuid", rule));
+        }
+        let entries: Vec<kvm_cpuid_entry2> = self.0.iter().map(|entry| (*entry).into()).collect();
+        CpuId::from_entries(&entries).map_err(|_| StateError::rule("cpuid", "has more entries than KVM takes"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpuid(change: impl Fn(&mut Vec<kvm_cpuid_entry2>)) -> CpuId {
+        let leaf = |function| kvm_cpuid_entry2 { function, ..Default::default() };
+        let mut entries: Vec<_> = [0, 1, 7, SIZES].into_iter().map(leaf).collect();
+        entries[0].ebx = 0x6874_7541;
+        entries[2].ebx = 0b101;
+        entries[3].eax = 0x3028;
+        change(&mut entries);
+        CpuId::from_entries(&entries).unwrap()
+    }
+
+    fn refusal(guest: impl Fn(&mut Vec<kvm_cpuid_entry2>)) -> String {
+        SavedCpuid::new(&cpuid(guest)).for_host(&cpuid(|_| {})).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn guest_keeps_what_it_saw_where_the_host_can_do_as_much() {
+        let guest = cpuid(|entries| {
+            entries[2].ebx = 0b001;
+            entries[1].ecx = 1 << 27;
+        });
+        let saved = SavedCpuid::new(&guest);
+        let text = serde_json::to_string(&saved).unwrap();
+        let read: SavedCpuid = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, saved);
+        assert_eq!(read.for_host(&cpuid(|_| {})).unwrap(), guest);
+        assert_eq!(read.physical_bits(), Some(0x28));
+    }
+
+    #[test]
+    fn host_that_lacks_something_is_told_what() {
+        let feature = refusal(|entries| entries[2].ebx = 0b111);
+        assert_eq!(
+            feature,
+            "cpuid: leaf 0x7, 0, Ebx: this host's CPU or KVM lacks features that the guest was promised (0x2)"
+        );
+        assert!(refusal(|entries| entries[3].eax = 0x3030).contains("48 bits, this host's of 40"));
+        assert!(refusal(|entries| entries[0].ebx = 0).contains("another vendor"));
+    }
+}

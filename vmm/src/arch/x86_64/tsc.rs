@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The time stamp counter of a vCPU in a snapshot.
+//!
+//! It counts on while a VM is saved, as on a machine that sleeps, so that a guest which tells the time by it is right
+//! afterwards. What the counters of the vCPUs differ by stays what it was: their offsets from the host's counter are set, not
+//! their values, which would grow apart while they are set (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
+
+use std::time::Duration;
+
+use devices::state::StateError;
+use kvm_bindings::kvm_msr_entry;
+use kvm_ioctls::{Cap, Kvm, VcpuFd};
+use serde::{Deserialize, Serialize};
+
+use super::{ioctl, msr};
+use crate::kvm::KvmError;
+
+/// By how many millionths frequencies may differ and still count as one: what the host's own measurement of its counter
+/// differs by from one boot to the next, and what NTP corrects.
+const TOLERANCE: u64 = 250;
+
+/// The counter of one vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TscState {
+    /// Frequency in kHz; 0 where KVM does not tell it.
+    pub(super) khz: u32,
+    /// What it stood at.
+    pub(super) value: u64,
+    /// What it is ahead of the host's, where KVM tells that.
+    pub(super) offset: Option<u64>,
+}
+
+impl TscState {
+    /// Reads the counter of a vCPU that is not running.
+    pub(super) fn save(vcpu: &VcpuFd) -> Result<Self, KvmError> {
+        let value = msr::read(vcpu, msr::TSC)?.ok_or(KvmError::Missing("time stamp counter"))?;
+        Ok(Self { khz: vcpu.get_tsc_khz().unwrap_or(0), value, offset: ioctl::tsc_offset(vcpu).ok() })
+    }
+
+    /// Sets the counter of a vCPU that has not run, `elapsed` after it was saved. `first` is what was saved of the first vCPU,
+    /// and what its offset was set to; `None` for the first one itself. Returns what the offset was set to.
+    pub(super) fn restore(
+        &self,
+        kvm: &Kvm,
+        vcpu: &VcpuFd,
+        elapsed: Duration,
+        first: Option<(Self, Option<u64>)>,
+    ) -> Result<Option<u64>, KvmError> {
+        self.restore_frequency(kvm, vcpu)?;
+        let target = self.value.wrapping_add(ticks(elapsed, self.khz));
+        let Ok(now) = ioctl::tsc_offset(vcpu) else {
+            // KVM keeps the counters of vCPUs in step that are set to nearly the same within a second.
+            msr::write(vcpu, kvm_msr_entry { index: msr::TSC, data: target, ..Default::default() })?;
+            return Ok(None);
+        };
+        let offset = match (first, self.offset) {
+            (Some((TscState { offset: Some(first), .. }, Some(set))), Some(own)) => {
+                set.wrapping_add(own.wrapping_sub(first))
+            }
+            _ => {
+                let value = msr::read(vcpu, msr::TSC)?.ok_or(KvmError::Missing("time stamp counter"))?;
+                now.wrapping_add(target.wrapping_sub(value))
+            }
+        };
+        ioctl::set_tsc_offset(vcpu, offset)
+            .map_err(|source| KvmError::Call { what: "setting the offset of the time stamp counter".into(), source })?;
+        Ok(Some(offset))
+    }
+
+    fn restore_frequency(&self, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
+        let host = vcpu.get_tsc_khz().unwrap_or(0);
+        if is_one(self.khz, host) {
+            return Ok(());
+        }
+        if !kvm.check_extension(Cap::TscControl) {
+            let rule = format!("is {}: this host's counter runs at {host}, and its CPU cannot scale it", self.khz);
+            return Err(StateError::rule("tsc.khz", rule).into());
+        }
+        vcpu.set_tsc_khz(self.khz)
+            .map_err(KvmError::call(format!("setting the frequency of the counter to {} kHz", self.khz)))
+    }
+}
+
+/// Whether two frequencies count as one; 0 is not known.
+fn is_one(wanted: u32, host: u32) -> bool {
+    wanted == 0 || host == 0 || u64::from(wanted.abs_diff(host)) * 1_000_000 <= u64::from(wanted) * TOLERANCE
+}
+
+/// How far a counter of `khz` comes in that time.
+fn ticks(elapsed: Duration, khz: u32) -> u64 {
+    let ticks = elapsed.as_nanos().saturating_mul(khz.into()) / 1_000_000;
+    u64::try_from(ticks).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counter_goes_on_at_its_own_frequency() {
+        assert_eq!(ticks(Duration::from_millis(1500), 2_000_000), 3_000_000_000);
+        assert_eq!(ticks(Duration::from_secs(1), 0), 0);
+        assert_eq!(ticks(Duration::MAX, u32::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn frequencies_that_two_measurements_give_are_one() {
+        assert!(is_one(2_000_000, 2_000_400) && is_one(2_000_400, 2_000_000) && is_one(0, 5) && is_one(5, 0));
+        assert!(!is_one(2_000_000, 2_001_000) && !is_one(2_000_000, 3_000_000));
+    }
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! All registers of a vCPU but its time stamp counter: what a reset puts back to power-on, and a snapshot to what it was.
+
+use devices::state::StateError;
+use kvm_bindings::nested::KvmNestedStateBuffer;
+use kvm_bindings::{
+    KVM_STATE_NESTED_FORMAT_VMX, KVM_STATE_NESTED_GIF_SET, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
+    kvm_nested_state, kvm_regs, kvm_sregs, kvm_sregs2, kvm_vcpu_events, kvm_vmx_nested_state_hdr, kvm_xcrs,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::kvm_bytes::{self, KvmBytes};
+use super::{ioctl, msr};
+use crate::kvm::KvmError;
+
+/// Bit of `kvm_sregs2.flags`: the page directory pointers are valid.
+const PDPTRS_VALID: u64 = 1;
+
+/// A model-specific register.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MsrState {
+    index: u32,
+    value: u64,
+}
+
+/// The state.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VcpuState {
+    regs: KvmBytes<kvm_regs>,
+    sregs: KvmBytes<kvm_sregs>,
+    /// The page directory pointers, where they are not those that memory has any more.
+    pdptrs: Option<[u64; 4]>,
+    #[serde(with = "kvm_bytes::bytes")]
+    xsave: Vec<u8>,
+    /// A CPU without XSAVE has none.
+    xcrs: Option<KvmBytes<kvm_xcrs>>,
+    lapic: KvmBytes<kvm_lapic_state>,
+    msrs: Vec<MsrState>,
+    /// What the guest made of its own virtualization extensions, if it has them.
+    #[serde(with = "kvm_bytes::bytes")]
+    nested: Vec<u8>,
+    mp_state: KvmBytes<kvm_mp_state>,
+    events: KvmBytes<kvm_vcpu_events>,
+    debug: KvmBytes<kvm_debugregs>,
+}
+
+/// What becomes of a model-specific register that this host does not let be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnwritableMsr {
+    /// It is left as it is: the vCPU itself was read.
+    Leave,
+    /// An error, unless it has the value already: the guest was another host's.
+    Refuse,
+}
+
+fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> KvmError {
+    move |source| KvmError::Call { what: what.into(), source }
+}
+
+impl VcpuState {
+    /// Reads the state of a vCPU that is not running and has its CPUID.
+    pub fn save(kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd) -> Result<Self, KvmError> {
+        // First: KVM takes pending INIT and SIPI into the run state by this call, and may change events by that.
+        let mp_state = vcpu.get_mp_state().map_err(KvmError::call("reading the run state"))?;
+        let pdptrs = ioctl::sregs2(vcpu).ok().filter(|sregs| sregs.flags & PDPTRS_VALID != 0).map(|sregs| sregs.pdptrs);
+        let msrs = msr::read_all(kvm, vcpu)?;
+        Ok(Self {
+            mp_state: KvmBytes(mp_state),
+            regs: KvmBytes(vcpu.get_regs().map_err(KvmError::call("reading registers"))?),
+            sregs: KvmBytes(vcpu.get_sregs().map_err(KvmError::call("reading special registers"))?),
+            pdptrs,
+            xsave: ioctl::xsave(vm, vcpu).map_err(failed("reading the extended state"))?,
+            xcrs: vcpu.get_xcrs().ok().map(KvmBytes),
+            lapic: KvmBytes(vcpu.get_lapic().map_err(KvmError::call("reading the local APIC"))?),
+            msrs: msrs.into_iter().map(|entry| MsrState { index: entry.index, value: entry.data }).collect(),
+            nested: nested(kvm, vcpu)?,
+            debug: KvmBytes(vcpu.get_debug_regs().map_err(KvmError::call("reading debug registers"))?),
+            events: KvmBytes(vcpu.get_vcpu_events().map_err(KvmError::call("reading pending events"))?),
+        })
+    }
+
+    /// Makes a vCPU that is not running, and has the CPUID that the saved one had, what the state says. Its time stamp counter
+    /// must be right by then, as timers are armed against it.
+    ///
+    /// The order is KVM's: special registers turn on what nested state needs, and place the local APIC; setting registers
+    /// drops pending exceptions, which come with the events; a timer's deadline is taken by a local APIC that is in that mode.
+    pub fn restore(&self, kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd, unwritable: UnwritableMsr) -> Result<(), KvmError> {
+        // A guest within the guest would keep special registers from being set.
+        leave_nested(kvm, vcpu)?;
+        self.restore_sregs(vcpu)?;
+        self.restore_msrs(vcpu, unwritable, |index| index == msr::FEATURE_CONTROL)?;
+        self.restore_nested(kvm, vcpu)?;
+        vcpu.set_regs(&self.regs.0).map_err(KvmError::call("setting registers"))?;
+        if let Some(xcrs) = &self.xcrs {
+            vcpu.set_xcrs(&xcrs.0).map_err(KvmError::call("setting extended control registers"))?;
+        }
+        ioctl::set_xsave(vm, vcpu, &self.xsave).map_err(failed("setting the extended state"))?;
+        vcpu.set_lapic(&self.lapic.0).map_err(KvmError::call("setting the local APIC"))?;
+        self.restore_msrs(vcpu, unwritable, |index| {
+            !matches!(index, msr::FEATURE_CONTROL | msr::TSC | msr::TSC_DEADLINE)
+        })?;
+        self.restore_msrs(vcpu, unwritable, |index| index == msr::TSC_DEADLINE)?;
+        vcpu.set_debug_regs(&self.debug.0).map_err(KvmError::call("setting debug registers"))?;
+        vcpu.set_mp_state(self.mp_state.0).map_err(KvmError::call("setting the run state"))?;
+        vcpu.set_vcpu_events(&self.events.0).map_err(KvmError::call("setting pending events"))
+    }
+
+    fn restore_sregs(&self, vcpu: &VcpuFd) -> Result<(), KvmError> {
+        let sregs = &self.sregs.0;
+        let Some(pdptrs) = self.pdptrs else {
+            return vcpu.set_sregs(sregs).map_err(KvmError::call("setting special registers"));
+        };
+        let kvm_sregs { cs, ds, es, fs, gs, ss, tr, ldt, gdt, idt, cr0, cr2, cr3, cr4, cr8, efer, apic_base, .. } =
+            *sregs;
+        let flags = PDPTRS_VALID;
+        let sregs = kvm_sregs2 {
+            cs,
+            ds,
+            es,
+            fs,
+            gs,
+            ss,
+            tr,
+            ldt,
+            gdt,
+            idt,
+            cr0,
+            cr2,
+            cr3,
+            cr4,
+            cr8,
+            efer,
+            apic_base,
+            flags,
+            pdptrs,
+        };
+        ioctl::set_sregs2(vcpu, &sregs).map_err(failed("setting special registers"))
+    }
+
+    fn restore_msrs(
+        &self,
+        vcpu: &VcpuFd,
+        unwritable: UnwritableMsr,
+        which: impl Fn(u32) -> bool,
+    ) -> Result<(), KvmError> {
+        for MsrState { index, value } in self.msrs.iter().copied().filter(|msr| which(msr.index)) {
+            let written = msr::write(vcpu, kvm_msr_entry { index, data: value, ..Default::default() })?;
+            if !written && unwritable == UnwritableMsr::Refuse && msr::read(vcpu, index)? != Some(value) {
+                let rule = format!("this host does not take {value:#x}, which the guest's had");
+                return Err(StateError::rule(format!("model-specific register {index:#x}"), rule).into());
+            }
+        }
+        Ok(())
+    }
+
+    fn restore_nested(&self, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
+        if self.nested.is_empty() {
+            return Ok(());
+        }
+        if !kvm.check_extension(Cap::NestedState) {
+            let rule = "this host's KVM does not know virtualization extensions of a guest's, which the guest has";
+            return Err(StateError::rule("nested", rule).into());
+        }
+        let buffer = nested_of(&self.nested)?;
+        vcpu.set_nested_state(&buffer).map_err(KvmError::call("setting the state of the guest's own virtualization"))
+    }
+}
+
+/// The bytes of KVM's header of nested state, in which its size stands.
+const NESTED_HEADER: usize = size_of::<kvm_nested_state>();
+
+/// What the guest made of its own virtualization extensions: as many bytes as there are; none where KVM knows no such state.
+fn nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<u8>, KvmError> {
+    if !kvm.check_extension(Cap::NestedState) {
+        return Ok(Vec::new());
+    }
+    let mut buffer = KvmNestedStateBuffer::empty();
+    match vcpu.nested_state(&mut buffer) {
+        Ok(_) => {}
+        // This vCPU's CPUID has no such extension.
+        Err(error) if error.errno() == libc::EINVAL => return Ok(Vec::new()),
+        Err(error) => return Err(KvmError::call("reading the state of the guest's own virtualization")(error)),
+    }
+    let len = usize::try_from(buffer.size).unwrap_or(usize::MAX);
+    Ok(buffer.as_bytes().iter().take(len).copied().collect())
+}
+
+/// The same as KVM takes it.
+fn nested_of(bytes: &[u8]) -> Result<KvmNestedStateBuffer, KvmError> {
+    let rule = |rule: &str| KvmError::from(StateError::rule("nested", rule));
+    if bytes.len() < NESTED_HEADER || bytes.len() > size_of::<KvmNestedStateBuffer>() {
+        return Err(rule("it has not as many bytes as KVM's structure can have"));
+    }
+    let mut padded = bytes.to_vec();
+    padded.resize(size_of::<KvmNestedStateBuffer>(), 0);
+    let buffer: KvmNestedStateBuffer =
+        KvmNestedStateBuffer::read_from_bytes(&padded).map_err(|_| rule("it is not KVM's structure"))?;
+    if usize::try_from(buffer.size).ok() != Some(bytes.len()) {
+        return Err(rule("its size is not that which it names"));
+    }
+    Ok(buffer)
+}
+
+/// Takes a vCPU out of a guest within the guest, and turns the virtualization extensions off.
+fn leave_nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
+    let bytes = nested(kvm, vcpu)?;
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let mut buffer = KvmNestedStateBuffer::empty();
+    buffer.format = nested_of(&bytes)?.format;
+    buffer.size = u32::try_from(NESTED_HEADER).expect("it is a few bytes");
+    if u32::from(buffer.format) == KVM_STATE_NESTED_FORMAT_VMX {
+        // No VMXON region, and no VMCS.
+        buffer.hdr.vmx = kvm_vmx_nested_state_hdr { vmxon_pa: u64::MAX, vmcs12_pa: u64::MAX, ..Default::default() };
+    } else {
+        // SVM: interrupts are not held off globally.
+        buffer.flags = u16::try_from(KVM_STATE_NESTED_GIF_SET).expect("the flags have 16 bits");
+    }
+    vcpu.set_nested_state(&buffer).map_err(KvmError::call("ending the guest's own virtualization"))
+}
