@@ -16,6 +16,7 @@ use crate::apart::Apart;
 use crate::events::{self, Counters, Event};
 use crate::initramfs::{self, Extra};
 use crate::process::{self, Ended, Finished, Limits};
+use crate::tally;
 use crate::vmm::{self, Device, Drive, Kernel, Machine, Vmm};
 
 /// Kernel parameters that every guest gets: console, and a panic that ends the guest.
@@ -216,25 +217,22 @@ impl Guest {
         self
     }
 
-    /// Runs the guest to its end. A guest that hangs, or that the rig's emulated CPU ends, is started once more, which is
-    /// counted in the outcome and said on stderr.
+    /// Runs the guest to its end. Where the machine is emulated, a guest that hangs or that the emulated CPU ends is started once
+    /// more, which is counted in the outcome, noted for the run's last line and said on stderr. On hardware it fails at once.
     ///
     /// # Errors
-    /// When the VMM cannot be started or fails, the guest panics, hangs twice, or ends without its job's status. The error
-    /// has the end of the console.
+    /// When the VMM cannot be started or fails, the guest panics, hangs, is reset by a triple fault, or ends without its job's
+    /// status. The error has the end of the console.
     pub fn run(&self, site: &Site) -> Result<Outcome> {
         ensure!(!self.job.is_empty(), "guest {} has no job", self.name);
         let qemu = matches!(self.vmm, Vmm::Qemu | Vmm::QemuIntel);
         ensure!(qemu || self.drives.is_empty(), "guest {} has drives that only QEMU emulates", self.name);
+        tally::note_started(&site.out, &self.name)?;
         let mut retries = 0;
         let (mut finished, mut events) = self.run_once(site, retries)?;
-        let hung = finished.ended == Ended::TimedOut;
-        let reset = |finished: &Finished| if qemu { reset_without_a_word(finished) } else { self.fell_over(finished) };
-        let failed = || emulator_failed(&finished.stdout) || reset(&finished);
-        if hung || (site.rig == "tcg" && failed()) {
-            let limit = self.time_limit.as_secs();
-            let what = if hung { format!("hung for {limit} s") } else { "was stopped by the emulated CPU".into() };
-            note_retry(site, &format!("guest {} {what} and was started again", self.name))?;
+        if let Some(why) = self.second_chance(site, &finished) {
+            tally::note_again(&site.out, &self.name, &why)?;
+            eprintln!("guest {} {why} and is started again", self.name);
             if let Some(stuck) = &finished.stuck {
                 eprintln!("{stuck}{}", tail(&finished));
             }
@@ -244,13 +242,29 @@ impl Guest {
         match finished.ended {
             Ended::TimedOut => {
                 let stuck = finished.stuck.as_deref().unwrap_or_default();
-                bail!("guest {} hung twice; {stuck}{}", self.name, tail(&finished))
+                let times = if retries == 0 { "" } else { " once more" };
+                bail!("guest {} hung{times}; {stuck}{}", self.name, tail(&finished))
             }
             Ended::GuestPanicked => bail!("the kernel of guest {} failed{}", self.name, tail(&finished)),
             Ended::Exited(_) if self.fell_over(&finished) => {
                 bail!("a triple fault reset guest {}{}", self.name, tail(&finished))
             }
             Ended::Exited(status) => self.outcome(finished, status, events, retries),
+        }
+    }
+
+    /// Why the guest is to be started again, if it is: what an emulated CPU does to a guest now and then, no other CPU does.
+    fn second_chance(&self, site: &Site, finished: &Finished) -> Option<String> {
+        let qemu = matches!(self.vmm, Vmm::Qemu | Vmm::QemuIntel);
+        let reset = || if qemu { reset_without_a_word(finished) } else { self.fell_over(finished) };
+        if site.rig != "tcg" {
+            None
+        } else if finished.ended == Ended::TimedOut {
+            Some(format!("hung for {} s", self.time_limit.as_secs()))
+        } else if emulator_failed(&finished.stdout) {
+            Some("was ended by the emulated CPU".into())
+        } else {
+            reset().then(|| "was reset by the emulated CPU".into())
         }
     }
 
@@ -371,15 +385,6 @@ fn job_status(console: &str) -> Option<i32> {
     status.trim().parse().ok()
 }
 
-/// Retries are listed in a file, so that the scripts can report them whatever becomes of stderr.
-fn note_retry(site: &Site, line: &str) -> Result<()> {
-    use std::io::Write;
-    eprintln!("{line}");
-    let path = site.out.join("retries");
-    let mut file = fs::OpenOptions::new().create(true).append(true).open(&path)?;
-    writeln!(file, "{line}").with_context(|| format!("writing {}", path.display()))
-}
-
 /// The end of console and stderr, for an error.
 fn tail(finished: &Finished) -> String {
     let last = |text: &str, count: usize| -> String {
@@ -426,6 +431,29 @@ mod tests {
         assert!(!reset(exited(1), "CAROM-JOB-BEGIN\n"));
         assert!(!reset(Ended::TimedOut, "CAROM-JOB-BEGIN\n"));
         assert!(!reset(Ended::GuestPanicked, "CAROM-JOB-BEGIN\n"));
+    }
+
+    /// A site that says how the machine is run and nothing else.
+    fn site(rig: &str) -> Site {
+        Site { rig: rig.into(), ..Site::default() }
+    }
+
+    #[test]
+    fn guest_gets_a_second_chance_where_the_machine_is_emulated_and_only_there() {
+        let guest = Guest::new("any");
+        let fell = finished(exited(0), "", "vCPU 0: triple fault; the guest is reset\n");
+        let hung = finished(Ended::TimedOut, "", "");
+        for (ended, why) in [(&fell, "was reset by the emulated CPU"), (&hung, "hung for 90 s")] {
+            assert_eq!(guest.second_chance(&site("tcg"), ended).as_deref(), Some(why));
+            for hardware in ["kvm", "direct"] {
+                assert_eq!(guest.second_chance(&site(hardware), ended), None, "{hardware}");
+            }
+        }
+        let fine = finished(exited(0), "CAROM-JOB-EXIT 0\n", "");
+        let panicked = finished(Ended::GuestPanicked, "Kernel panic - not syncing: x\n", "");
+        for ended in [fine, panicked] {
+            assert_eq!(guest.second_chance(&site("tcg"), &ended), None, "{ended:?}");
+        }
     }
 
     #[test]

@@ -15,10 +15,12 @@ pub mod kunit;
 mod process;
 mod site;
 mod stuck;
+mod tally;
 pub mod vmm;
 pub mod workload;
 
 pub use guest::{Guest, Outcome};
 pub use process::{Ended, Finished, Limits, run_limited};
 pub use site::Site;
+pub use tally::Tally;
 pub use vmm::{Kernel, Vmm};

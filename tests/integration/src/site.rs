@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 /// Programs, kernels and devices for running guests, read from the environment by [`Site::from_env`].
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Site {
     /// The VMM under test (`CAROM_BIN`).
     pub carom: PathBuf,

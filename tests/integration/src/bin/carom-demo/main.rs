@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use carom_integration::Tally;
 use clap::{Parser, Subcommand};
 
 use crate::map_time::MapTimes;
@@ -65,6 +66,11 @@ enum Action {
         /// The file.
         json: PathBuf,
     },
+    /// Say how many guests were started, and how many of them again, by the notes in the directory of the results.
+    Tally {
+        /// The directory.
+        out: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -93,6 +99,10 @@ fn act(action: Action) -> Result<ExitCode> {
         }
         Action::Report { json } => {
             print!("{}", report(&json).with_context(|| format!("reading {}", json.display()))?);
+            Ok(ExitCode::SUCCESS)
+        }
+        Action::Tally { out } => {
+            println!("{}", Tally::read(&out)?);
             Ok(ExitCode::SUCCESS)
         }
     }
