@@ -61,6 +61,18 @@ target_dir() {
         grep -o '"target_directory":"[^"]*"' | cut -d'"' -f4
 }
 
+# build_rig: the program that starts the emulated machine. Needs a linker and cargo.
+build_rig() {
+    need_packages -w "building" gcc libc6-dev
+    need_rust
+    progress "building the rig's supervisor"
+    quietly "$(carom_cache)/rig-build.$$.log" cargo build --locked --manifest-path "$CAROM_ROOT/Cargo.toml" -p carom-integration --bin rig
+    rm -f "$(carom_cache)/rig-build.$$.log"
+    CAROM_RIG_PROGRAM=$(target_dir)/debug/rig
+    export CAROM_RIG_PROGRAM
+    progress_end
+}
+
 # build_carom: the VMM, optimized.
 build_carom() {
     progress "building carom"

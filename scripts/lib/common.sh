@@ -55,6 +55,32 @@ progress_end() {
     fi
 }
 
+# attended COMMAND…: runs it so that a signal to this script need not wait for its end, and returns its status.
+attended() {
+    local status=0
+    "$@" &
+    _attended=$!
+    wait "$_attended" || status=$?
+    _attended=
+    return "$status"
+}
+
+# end_attended: ends what `attended` runs, with all that descends from it, and waits for it. For a script's cleanup.
+end_attended() {
+    [[ -n ${_attended:-} ]] || return 0
+    _end_tree "$_attended"
+    wait "$_attended" 2>/dev/null || true
+}
+
+_end_tree() {
+    local child children
+    children=$(cat "/proc/$1/task/"*/children 2>/dev/null || true)
+    for child in $children; do
+        _end_tree "$child"
+    done
+    kill "$1" 2>/dev/null || true
+}
+
 # ---- cache ------------------------------------------------------------------------------------------------------
 
 # carom_cache: prints the cache directory, which exists afterwards.
@@ -62,6 +88,26 @@ carom_cache() {
     local dir=${CAROM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/carom}
     mkdir -p "$dir"
     (cd "$dir" && pwd)
+}
+
+# check_places: fails where this checkout or the cache is at a place with which a program that is needed later cannot do.
+check_places() {
+    local cache target=${CARGO_TARGET_DIR:-$CAROM_ROOT/target}
+    cache=$(carom_cache)
+    [[ $CAROM_ROOT$target != *[:$'\n']* ]] || die "cargo cannot do with a colon or a line break in a directory's name: $CAROM_ROOT, $target"
+    [[ $cache != *[:[:space:]]* ]] ||
+        die "the kernel cannot be built in a directory with a blank or a colon in its name: $cache; set CAROM_CACHE to another one"
+}
+
+# run_dir NAME: makes a directory for this run, prints its name, and removes those of runs that were killed.
+run_dir() {
+    local stale pid
+    for stale in "${TMPDIR:-/tmp}/$1".*; do
+        pid=${stale##*/"$1".}
+        pid=${pid%%.*}
+        [[ ! -O $stale || ! $pid =~ ^[0-9]+$ ]] || kill -0 "$pid" 2>/dev/null || rm -rf "$stale"
+    done
+    mktemp -d "${TMPDIR:-/tmp}/$1.$$.XXXXXX"
 }
 
 # content_key [FILE|DIR|=STRING]…: prints 20 hex digits that change when any of the files (their bytes, executable bits

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The bash script that the emulated machine runs: environment, devices, directory, command.
+
+use std::borrow::Cow;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::options::Options;
+
+/// Byte of the second NVMe drive at which reads fail.
+pub(super) const BAD_PLACE: u64 = 300 << 20;
+
+/// Where the devices are that are given to vfio-pci, by the variables that name them; see `qemu.rs`.
+const DEVICES: [(&str, &str); 9] = [
+    ("CAROM_NVME", "0000:00:05.0"),
+    ("CAROM_NVME2", "0000:00:06.0"),
+    ("CAROM_EDU", "0000:00:07.0"),
+    ("CAROM_EDU2", "0000:00:09.0"),
+    ("CAROM_EDU_NARROW", "0000:00:0a.0"),
+    ("CAROM_NET", "0000:00:0b.0"),
+    ("CAROM_AER", "0000:01:00.0"),
+    ("CAROM_USB", "0000:00:0d.0"),
+    ("CAROM_NOT_VIABLE", "0000:00:08.0"),
+];
+
+/// What surrounds the command.
+pub(super) struct Surroundings<'a> {
+    /// Top of the checkout.
+    pub(super) checkout: &'a Path,
+    /// Where the command starts.
+    pub(super) directory: &'a Path,
+    /// This process' variables.
+    pub(super) environment: &'a [(OsString, OsString)],
+    /// How the machine is run: `tcg` or `kvm`.
+    pub(super) accelerator: &'a str,
+    /// The directory that it can write to.
+    pub(super) out: Option<&'a Path>,
+}
+
+/// The script for `options`.
+///
+/// # Errors
+/// A word that holds a NUL.
+pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>> {
+    let mut script = b"ulimit -l unlimited 2>/dev/null\n".to_vec();
+    for (name, value) in around.environment.iter().filter(|(name, _)| is_passed(name)) {
+        export(&mut script, name, value)?;
+    }
+    for item in &options.env {
+        let (name, value) = match item.split_once('=') {
+            Some((name, value)) => (name, OsStr::new(value)),
+            None => (item.as_str(), find(around.environment, item)),
+        };
+        export(&mut script, name.as_ref(), value)?;
+    }
+    export(&mut script, "CAROM_RIG".as_ref(), around.accelerator.as_ref())?;
+    export(&mut script, "CAROM_NVME2_BAD".as_ref(), BAD_PLACE.to_string().as_ref())?;
+    for (name, address) in DEVICES {
+        export(&mut script, name.as_ref(), address.as_ref())?;
+    }
+    if let Some(out) = around.out {
+        export(&mut script, "CAROM_OUT".as_ref(), out.as_os_str())?;
+    }
+    if !options.no_bind {
+        script.extend_from_slice(&quoted(around.checkout.join("scripts/lib/vfio-bind").as_os_str())?);
+        for (_, address) in DEVICES {
+            script.push(b' ');
+            script.extend_from_slice(address.as_bytes());
+        }
+        script.extend_from_slice(b" || exit 125\n");
+    }
+    script.extend_from_slice(b"cd ");
+    script.extend_from_slice(&quoted(around.directory.as_os_str())?);
+    script.extend_from_slice(b" || exit 125\nexec");
+    for word in &options.command {
+        script.push(b' ');
+        script.extend_from_slice(&quoted(word)?);
+    }
+    script.push(b'\n');
+    Ok(script)
+}
+
+/// Whether the command gets this variable without being asked.
+fn is_passed(name: &OsStr) -> bool {
+    match name.to_str() {
+        Some("PATH" | "HOME" | "LANG") => true,
+        Some("CAROM_SCRIPT") | None => false,
+        Some(name) => name.starts_with("CAROM_"),
+    }
+}
+
+fn find<'a>(environment: &'a [(OsString, OsString)], name: &str) -> &'a OsStr {
+    environment.iter().find(|(known, _)| known == name).map_or(OsStr::new(""), |(_, value)| value)
+}
+
+fn export(script: &mut Vec<u8>, name: &OsStr, value: &OsStr) -> Result<()> {
+    script.extend_from_slice(b"export ");
+    script.extend_from_slice(name.as_bytes());
+    script.push(b'=');
+    script.extend_from_slice(&quoted(value)?);
+    script.push(b'\n');
+    Ok(())
+}
+
+fn quoted(word: &OsStr) -> Result<Cow<'_, [u8]>> {
+    shlex::bytes::try_quote(word.as_bytes()).with_context(|| format!("{}", word.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::process::Command;
+
+    use super::*;
+
+    fn options(command: &[&str]) -> Options {
+        Options { command: command.iter().map(OsString::from).collect(), ..Options::plain() }
+    }
+
+    /// Runs the script for `options` as the machine does, in a checkout with a blank, a quote and a comma in its name whose
+    /// `vfio-bind` prints its arguments.
+    fn output(options: &Options, environment: &[(&str, &str)]) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let checkout = dir.path().join("a clone, it's $HOME");
+        fs::create_dir_all(checkout.join("scripts/lib")).unwrap();
+        let bind = checkout.join("scripts/lib/vfio-bind");
+        fs::write(&bind, "#!/bin/sh\necho \"bind $*\"\n").unwrap();
+        fs::set_permissions(&bind, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let environment: Vec<_> = environment.iter().map(|&(name, value)| (name.into(), value.into())).collect();
+        let around = Surroundings {
+            checkout: &checkout,
+            directory: &checkout,
+            environment: &environment,
+            accelerator: "tcg",
+            out: Some(&checkout.join("out put")),
+        };
+        let file = dir.path().join("job");
+        fs::write(&file, script(options, &around).unwrap()).unwrap();
+        let output = Command::new("bash").arg(&file).env_clear().output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().replace(dir.path().to_str().unwrap(), "DIR")
+    }
+
+    #[test]
+    fn command_gets_its_words_its_directory_and_bound_devices_whatever_their_names() {
+        let script = r#"printf '<%s>\n' "$PWD" "$CAROM_OUT" "$CAROM_NVME" "$CAROM_RIG" "$CAROM_NVME2_BAD" "$@""#;
+
+        let said = output(&options(&["/bin/bash", "-c", script, "bash", "a b", "it's", "", "$HOME\n"]), &[]);
+
+        let devices = DEVICES.map(|(_, address)| address).join(" ");
+        let clone = "DIR/a clone, it's $HOME";
+        let expected = format!(
+            "bind {devices}\n<{clone}>\n<{clone}/out put>\n<0000:00:05.0>\n<tcg>\n<314572800>\n<a b>\n<it's>\n<>\n<$HOME\n>\n"
+        );
+        assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn no_device_is_bound_where_none_is_to_be() {
+        let options = Options { no_bind: true, ..options(&["/bin/echo", "hi"]) };
+        assert_eq!(output(&options, &[]), "hi\n");
+    }
+
+    #[test]
+    fn own_variables_pass_and_others_where_they_are_named() {
+        let environment = [
+            ("HOME", "/a b"),
+            ("CAROM_X", "x y"),
+            ("CAROM_SCRIPT", "rig"),
+            ("SECRET", "no"),
+            ("ASKED", "yes"),
+            ("CAROM_RIG", "other"),
+        ];
+        let script =
+            r#"echo "$HOME/$CAROM_X/${CAROM_SCRIPT-none}/${SECRET-none}/$ASKED/$SET/${UNSET-none}/$CAROM_RIG""#;
+        let env = ["ASKED", "SET=to this", "UNSET"].map(String::from).to_vec();
+        let options = Options { env, no_bind: true, ..options(&["/bin/bash", "-c", script]) };
+
+        assert_eq!(output(&options, &environment), "/a b/x y/none/none/yes/to this//tcg\n");
+    }
+}

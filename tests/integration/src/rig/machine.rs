@@ -1,0 +1,509 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Starts the emulated machine and watches it to its end.
+
+use std::env;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+use tempfile::TempDir;
+
+use super::assets::{self, Boot};
+use super::job::{self, Surroundings};
+use super::options::{self, Accelerator, Options};
+use super::qemu::{self, Files};
+use super::{checkout, places, work_dir};
+use crate::initramfs::{self, Extra};
+use crate::progress::Progress;
+use crate::signals::Signals;
+
+/// How often the machine is looked at.
+const POLL: Duration = Duration::from_millis(200);
+
+/// How long it may take to come up.
+const COMING_UP: Duration = Duration::from_secs(120);
+
+/// The emulated CPUs sometimes wait for each other for ever. The kernel's own watchdogs panic after a minute, where a CPU still
+/// takes interrupts; after this time without a sign the machine is dead.
+const DEAD_AFTER: Duration = Duration::from_secs(100);
+
+/// Size of the drive at the USB controller.
+const STICK_BYTES: u64 = 64 << 20;
+
+/// Lines of the console that are shown of a machine that ended badly.
+const TAIL: usize = 30;
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The command ended with this status.
+    Exited(u8),
+    /// Its time was over.
+    TimeLimit,
+    /// The machine did not start or died.
+    Died,
+    /// A signal came, of this number.
+    Interrupted(u8),
+}
+
+impl End {
+    /// The exit status that says so.
+    #[must_use]
+    pub fn status(self) -> u8 {
+        match self {
+            Self::Exited(status) => status,
+            Self::TimeLimit => 124,
+            Self::Died => 125,
+            Self::Interrupted(signal) => 128 + signal,
+        }
+    }
+}
+
+/// Runs the command of `options` in a machine of its own. What the command writes appears on stdout and stderr as it comes.
+///
+/// # Errors
+/// The machine cannot be made. How the run ended is no error.
+pub fn run(options: &Options, signals: &Signals, progress: &mut Progress) -> Result<End> {
+    match Machine::start(options, signals, progress) {
+        Ok(machine) => Ok(machine.watch(options, signals, progress)),
+        Err(error) => signals.caught().map(End::Interrupted).ok_or(error),
+    }
+}
+
+/// A machine that runs. It ends with this value.
+struct Machine {
+    qemu: Child,
+    /// Threads that hand on what the command writes.
+    forwards: Vec<JoinHandle<()>>,
+    /// When it wrote last.
+    written: Arc<Mutex<Instant>>,
+    /// How it is run: `tcg` or `kvm`.
+    accelerator: &'static str,
+    keep_console: Option<PathBuf>,
+    dir: TempDir,
+}
+
+impl Machine {
+    fn start(options: &Options, signals: &Signals, progress: &mut Progress) -> Result<Self> {
+        let checkout = checkout();
+        let directory = match &options.directory {
+            Some(directory) => directory.clone(),
+            None => env::current_dir().context("the current directory")?,
+        };
+        let dir = work_dir::create(&env::temp_dir())?;
+        let places = places(options, &checkout, &directory);
+        let binds = places::list(&places::binds(&places))?;
+        let boot = assets::boot(&checkout, options.kernel, signals)?;
+        let out = options.out.as_ref().map(|out| made(out)).transpose()?;
+        let accelerator = accelerator(options.accel, dir.path())?;
+        let emulator = match accelerator {
+            "kvm" => vec!["qemu-system-x86_64".into()],
+            _ => assets::emulator(&checkout, signals)?,
+        };
+
+        let environment: Vec<_> = env::vars_os().collect();
+        let around = Surroundings {
+            checkout: &checkout,
+            directory: &directory,
+            environment: &environment,
+            accelerator,
+            out: out.as_deref(),
+        };
+        let mut extras = vec![Extra { path: "job".into(), bytes: job::script(options, &around)? }];
+        if let Some(out) = &out {
+            extras.push(Extra { path: "out-dir".into(), bytes: [out.as_os_str().as_bytes(), b"\n"].concat() });
+        }
+        if !binds.is_empty() {
+            extras.push(Extra { path: "binds".into(), bytes: binds });
+        }
+        let files = Files(dir.path());
+        initramfs::append(&boot.initramfs, &extras, &files.initramfs())?;
+        let size = options::bytes(&options.nvme_size).context("--nvme-size: too large")?;
+        for (path, size) in files.drives().into_iter().map(|path| (path, size)).chain([(files.stick(), STICK_BYTES)]) {
+            File::create(&path)
+                .and_then(|file| file.set_len(size))
+                .with_context(|| format!("making {}", path.display()))?;
+        }
+        for path in [files.console(), files.control()] {
+            File::create(&path).with_context(|| format!("making {}", path.display()))?;
+        }
+        let written = Arc::new(Mutex::new(Instant::now()));
+        let forwards = vec![
+            forward(&files.out(), io::stdout(), written.clone())?,
+            forward(&files.err(), io::stderr(), written.clone())?,
+        ];
+        let qemu = spawn(&emulator, accelerator, &files, &boot, options, out.as_deref())?;
+        progress.show(&coming_up(accelerator, Duration::ZERO));
+        Ok(Self { qemu, forwards, written, accelerator, keep_console: options.keep_console.clone(), dir })
+    }
+
+    fn files(&self) -> Files<'_> {
+        Files(self.dir.path())
+    }
+
+    fn watch(mut self, options: &Options, signals: &Signals, progress: &mut Progress) -> End {
+        let start = Instant::now();
+        let mut shown = options.verbose.then(|| File::open(self.files().console())).and_then(Result::ok);
+        let mut vital = Vital::new(start);
+        let status = loop {
+            if let Some(signal) = signals.caught() {
+                return End::Interrupted(signal);
+            }
+            if let Some(console) = &mut shown {
+                // What cannot be shown is lost.
+                let _ = io::copy(console, &mut io::stderr());
+            }
+            if let Ok(Some(status)) = self.qemu.try_wait() {
+                break status;
+            }
+            let now = Instant::now();
+            let written = *self.written.lock().unwrap_or_else(PoisonError::into_inner);
+            let signs = fs::metadata(self.files().control()).map_or(0, |meta| meta.len());
+            if let Some(reason) = vital.look(now, signs, written, options.silence_limit) {
+                self.show_end(progress, &reason);
+                return End::Died;
+            }
+            match vital.comes_up_for(now) {
+                Some(time) => progress.show(&coming_up(self.accelerator, time)),
+                None => progress.end(),
+            }
+            if now.duration_since(start) >= options.time_limit {
+                let seconds = options.time_limit.as_secs();
+                let more = if vital.comes_up_for(now).is_some() { "; it had not come up" } else { "" };
+                self.show_end(
+                    progress,
+                    &format!("time limit of {seconds} s reached; the emulated machine is stopped{more}"),
+                );
+                return if more.is_empty() { End::TimeLimit } else { End::Died };
+            }
+            thread::sleep(POLL);
+        };
+        progress.end();
+        self.drain();
+        self.ended(status, signals, progress)
+    }
+
+    /// What came of a machine that ended by itself.
+    fn ended(&self, status: ExitStatus, signals: &Signals, progress: &mut Progress) -> End {
+        if let Some(signal) = signals.caught() {
+            return End::Interrupted(signal);
+        }
+        let said = read_lossy(&self.files().control());
+        match said_of_itself(&said) {
+            Ok(status) => End::Exited(status),
+            Err(reason) => {
+                let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+                self.show_end(progress, &format!("the emulated machine ended early{reason} (emulator's {status})"));
+                End::Died
+            }
+        }
+    }
+
+    /// Waits until all that the command wrote has been handed on.
+    fn drain(&mut self) {
+        for path in [self.files().out(), self.files().err()] {
+            // An emulator that failed early has not opened it, and the reader waits for a writer: this is one, for a moment.
+            let _ = OpenOptions::new().write(true).custom_flags(nonblocking()).open(path);
+        }
+        for forward in self.forwards.drain(..) {
+            // It does not panic.
+            let _ = forward.join();
+        }
+    }
+
+    /// What there is to see of a machine that ended badly.
+    fn show_end(&self, progress: &mut Progress, reason: &str) {
+        progress.say(reason);
+        progress.say("the end of its console:");
+        let console = read_lossy(&self.files().console()).replace('\r', "");
+        let lines: Vec<&str> = console.lines().collect();
+        let panic = lines.iter().find(|line| line.contains("Kernel panic")).map(|line| format!("  > {line}\n"));
+        let tail = lines[lines.len().saturating_sub(TAIL)..].iter().map(|line| format!("  | {line}\n"));
+        let log = read_lossy(&self.files().log());
+        let text: String =
+            panic.into_iter().chain(tail).chain(log.lines().map(|line| format!("  qemu: {line}\n"))).collect();
+        // Nothing else can be done with it where stderr is gone.
+        let _ = io::stderr().write_all(text.as_bytes());
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Fails only where it has ended.
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+        if let Some(kept) = &self.keep_console
+            && let Err(error) = fs::copy(self.files().console(), kept)
+        {
+            eprintln!("the console could not be copied to {}: {error}", kept.display());
+        }
+    }
+}
+
+/// What the run needs and the machine may have nothing in place of: checkout, working directory, target directory, cache, the
+/// command and what the variables of this project name.
+fn places(options: &Options, checkout: &Path, directory: &Path) -> Vec<PathBuf> {
+    let mut places = vec![checkout.to_path_buf(), directory.to_path_buf()];
+    // This program is PROFILE/rig in the target directory.
+    let target = env::current_exe().ok().and_then(|program| Some(program.parent()?.parent()?.to_path_buf()));
+    places.extend(target);
+    let named = env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(b"CAROM_")).map(|(_, value)| value);
+    let values = options.env.iter().filter_map(|item| Some(item.split_once('=')?.1.into()));
+    let program = options.command.first().filter(|program| program.as_bytes().contains(&b'/')).cloned();
+    places.extend(named.chain(values).chain(program).map(PathBuf::from).filter(|path| path.is_absolute()));
+    places
+}
+
+/// The directory `out`, made where it is missing, as an absolute path.
+fn made(out: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(out).with_context(|| format!("--out: making {}", out.display()))?;
+    let out = fs::canonicalize(out).with_context(|| format!("--out: {}", out.display()))?;
+    ensure!(!out.as_os_str().as_bytes().contains(&b'\n'), "--out: {}: a line break in the name", out.display());
+    Ok(out)
+}
+
+/// How to run the machine.
+fn accelerator(wanted: Accelerator, dir: &Path) -> Result<&'static str> {
+    match wanted {
+        Accelerator::Tcg => Ok("tcg"),
+        Accelerator::Auto => Ok(if nested_kvm_works(dir) { "kvm" } else { "tcg" }),
+        Accelerator::Kvm => {
+            ensure!(
+                nested_kvm_works(dir),
+                "--accel kvm: nested KVM does not work on this machine; leave the option out to emulate"
+            );
+            Ok("kvm")
+        }
+    }
+}
+
+/// Whether KVM here can run a machine that itself runs KVM. The device file alone proves nothing: a boot sector must run.
+fn nested_kvm_works(dir: &Path) -> bool {
+    let may_open = OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let has = |flag| flags.split_whitespace().any(|word| word == flag);
+    let module = if has("svm") { "kvm_amd" } else { "kvm_intel" };
+    let nested = fs::read_to_string(format!("/sys/module/{module}/parameters/nested")).unwrap_or_default();
+    may_open && (has("svm") || has("vmx")) && ["Y", "1"].contains(&nested.trim()) && boot_sector_runs(dir)
+}
+
+fn boot_sector_runs(dir: &Path) -> bool {
+    // mov dx,0xf4; mov al,0x10; out dx,al; hlt. The debug-exit device makes of it the exit status 0x10 * 2 + 1.
+    let mut sector = [0; 512];
+    sector[..7].copy_from_slice(b"\xba\xf4\x00\xb0\x10\xee\xf4");
+    sector[510..].copy_from_slice(b"\x55\xaa");
+    let image = dir.join("probe.img");
+    let Ok(()) = fs::write(&image, sector) else { return false };
+    let drive = format!("file={},format=raw", image.display().to_string().replace(',', ",,"));
+    let status = Command::new("timeout")
+        .args(["-k", "1", "15", "qemu-system-x86_64", "-accel", "kvm", "-cpu", "host", "-m", "64"])
+        .args(["-display", "none", "-nic", "none", "-drive", &drive])
+        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-no-reboot"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    status.is_ok_and(|status| status.code() == Some(33))
+}
+
+fn spawn(
+    emulator: &[String],
+    accelerator: &str,
+    files: &Files,
+    boot: &Boot,
+    options: &Options,
+    out: Option<&Path>,
+) -> Result<Child> {
+    let log = File::create(files.log()).context("making QEMU's log")?;
+    // The kernel ends the emulator should this program be killed.
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL"])
+        .args(emulator)
+        .args(qemu::accelerator(accelerator))
+        .args(qemu::arguments(files, boot, &options.memory, out)?)
+        .args(options.qemu_args.iter().flat_map(|words| words.split_whitespace()))
+        // What the terminal sends is for this program, which takes the emulator down.
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().context("QEMU's log")?)
+        .stderr(log);
+    command.spawn().context("starting QEMU by setpriv")
+}
+
+/// Has a thread hand on to `target` what comes out of a new FIFO.
+fn forward(
+    path: &Path,
+    mut target: impl Write + Send + 'static,
+    written: Arc<Mutex<Instant>>,
+) -> Result<JoinHandle<()>> {
+    let mode = Mode::RUSR | Mode::WUSR;
+    mknodat(CWD, path, FileType::Fifo, mode, 0).with_context(|| format!("making {}", path.display()))?;
+    let path = path.to_path_buf();
+    Ok(thread::spawn(move || {
+        let Ok(mut fifo) = File::open(path) else { return };
+        let mut bytes = [0; 65536];
+        let mut wanted = true;
+        loop {
+            match fifo.read(&mut bytes) {
+                Ok(0) => return,
+                Ok(count) => {
+                    *written.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                    // Who reads this may have gone: the command goes on all the same.
+                    wanted = wanted && target.write_all(&bytes[..count]).and_then(|()| target.flush()).is_ok();
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    }))
+}
+
+fn nonblocking() -> i32 {
+    OFlags::NONBLOCK.bits().cast_signed()
+}
+
+fn coming_up(accelerator: &str, time: Duration) -> String {
+    format!("rig: starting the emulated machine ({accelerator}), {} s", time.as_secs())
+}
+
+/// Signs of life of a machine.
+struct Vital {
+    start: Instant,
+    /// Bytes that it had written about itself at the last look, and since when it is so many.
+    signs: (u64, Instant),
+    /// When it was up.
+    up: Option<Instant>,
+}
+
+impl Vital {
+    fn new(start: Instant) -> Self {
+        Self { start, signs: (0, start), up: None }
+    }
+
+    /// Why the machine is dead, if it is.
+    fn look(&mut self, now: Instant, signs: u64, written: Instant, silence_limit: Duration) -> Option<String> {
+        if signs != self.signs.0 {
+            self.signs = (signs, now);
+            self.up.get_or_insert(now);
+        }
+        let Some(up) = self.up else {
+            let late = now.duration_since(self.start) >= COMING_UP;
+            return late.then(|| format!("the emulated machine did not come up in {} s", COMING_UP.as_secs()));
+        };
+        let dead_after = DEAD_AFTER.as_secs();
+        if now.duration_since(self.signs.1) >= DEAD_AFTER {
+            return Some(format!("the emulated machine has given no sign of life for {dead_after} s"));
+        }
+        let silent = !silence_limit.is_zero() && now.saturating_duration_since(written.max(up)) >= silence_limit;
+        silent.then(|| {
+            let seconds = silence_limit.as_secs();
+            format!("the command has written nothing for {seconds} s; the emulated machine is taken for dead")
+        })
+    }
+
+    /// For how long it has been coming up, if it has not.
+    fn comes_up_for(&self, now: Instant) -> Option<Duration> {
+        self.up.is_none().then(|| now.duration_since(self.start))
+    }
+}
+
+/// The command's status, or else why the machine gave up, if it said.
+fn said_of_itself(control: &str) -> Result<u8, Option<String>> {
+    let status = control.lines().rev().find_map(|line| line.strip_prefix("EXIT ")?.parse().ok());
+    status.ok_or_else(|| control.lines().find_map(|line| line.strip_prefix("FAIL ")).map(String::from))
+}
+
+fn read_lossy(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    // What cannot be read is not there to be shown.
+    let _ = File::open(path).and_then(|mut file| {
+        file.seek(SeekFrom::Start(0))?;
+        file.read_to_end(&mut bytes)
+    });
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO_LIMIT: Duration = Duration::ZERO;
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn machine_that_does_not_come_up_is_dead() {
+        let start = Instant::now();
+        let mut vital = Vital::new(start);
+        assert_eq!(vital.look(start + seconds(119), 0, start, NO_LIMIT), None);
+        assert!(vital.look(start + seconds(120), 0, start, NO_LIMIT).unwrap().contains("did not come up"));
+    }
+
+    #[test]
+    fn machine_without_a_sign_is_dead_and_one_with_signs_is_not() {
+        let start = Instant::now();
+        let mut vital = Vital::new(start);
+        assert_eq!(vital.look(start + seconds(5), 3, start, NO_LIMIT), None);
+        assert_eq!(vital.look(start + seconds(104), 3, start, NO_LIMIT), None);
+        assert_eq!(vital.look(start + seconds(104), 5, start, NO_LIMIT), None);
+        assert_eq!(vital.look(start + seconds(203), 5, start, NO_LIMIT), None);
+        assert!(vital.look(start + seconds(204), 5, start, NO_LIMIT).unwrap().contains("no sign of life for 100 s"));
+    }
+
+    #[test]
+    fn silence_counts_from_when_the_machine_is_up() {
+        let start = Instant::now();
+        let mut vital = Vital::new(start);
+        assert_eq!(vital.look(start + seconds(50), 3, start, seconds(20)), None);
+        assert_eq!(vital.look(start + seconds(69), 4, start, seconds(20)), None);
+        assert_eq!(vital.look(start + seconds(80), 5, start + seconds(61), seconds(20)), None);
+        assert!(vital.look(start + seconds(81), 6, start + seconds(61), seconds(20)).unwrap().contains("for 20 s"));
+    }
+
+    #[test]
+    fn status_is_what_the_machine_says_last_of_itself() {
+        assert_eq!(said_of_itself("UP\n.\n.\nEXIT 3\n"), Ok(3));
+        assert_eq!(said_of_itself("FAIL cannot mount /x\n"), Err(Some("cannot mount /x".into())));
+        assert_eq!(said_of_itself("UP\n.\n"), Err(None));
+        assert_eq!(said_of_itself("UP\nEXIT \n"), Err(None));
+    }
+
+    #[test]
+    fn end_is_told_by_the_exit_status() {
+        let ends = [End::Exited(7), End::TimeLimit, End::Died, End::Interrupted(15)];
+        assert_eq!(ends.map(End::status), [7, 124, 125, 143]);
+    }
+
+    #[test]
+    fn what_is_written_to_a_fifo_is_handed_on_and_a_writer_that_never_came_is_no_hang() {
+        let dir = tempfile::tempdir().unwrap();
+        let (used, unused) = (dir.path().join("used"), dir.path().join("unused"));
+        let copy = dir.path().join("copy");
+        let long_ago = Arc::new(Mutex::new(Instant::now()));
+        let before = *long_ago.lock().unwrap();
+        let first = forward(&used, File::create(&copy).unwrap(), long_ago.clone()).unwrap();
+        let second = forward(&unused, io::sink(), long_ago.clone()).unwrap();
+
+        fs::write(&used, "said").unwrap();
+        first.join().unwrap();
+        while OpenOptions::new().write(true).custom_flags(nonblocking()).open(&unused).is_err() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        second.join().unwrap();
+
+        assert_eq!(fs::read_to_string(copy).unwrap(), "said");
+        assert!(*long_ago.lock().unwrap() > before);
+    }
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Directories of the host that the emulated machine must see though it has an empty directory in their place.
+//!
+//! The machine's root is the host's, but `/tmp`, `/run` and `/dev/shm` are file systems of its own (`scripts/lib/rig-init`). A
+//! checkout, a target directory or a cache below these is bound to its place there.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Result, ensure};
+
+/// Where the machine has file systems of its own.
+const OWN: [&str; 3] = ["/tmp", "/run", "/dev/shm"];
+
+/// A place of the host and where the machine is to have it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Bind {
+    /// Where it is to appear.
+    pub(super) target: PathBuf,
+    /// Where it is, without symbolic links.
+    pub(super) source: PathBuf,
+}
+
+/// What has to be bound so that `paths` are seen, as they are written and without symbolic links. Those that do not exist are
+/// left out, and so is what another bind brings along.
+pub(super) fn binds(paths: &[PathBuf]) -> Vec<Bind> {
+    let mut binds = Vec::new();
+    for path in paths {
+        let Ok(source) = fs::canonicalize(path) else { continue };
+        let Ok(written) = std::path::absolute(path) else { continue };
+        let targets = [without_dots(&written), source.clone()];
+        binds.extend(
+            targets
+                .into_iter()
+                .filter(|target| is_hidden(target))
+                .map(|target| Bind { target, source: source.clone() }),
+        );
+    }
+    binds.sort();
+    binds.dedup();
+    let mut kept: Vec<Bind> = Vec::new();
+    for bind in binds {
+        if !kept.iter().any(|outer| outer.covers(&bind)) {
+            kept.push(bind);
+        }
+    }
+    kept
+}
+
+impl Bind {
+    /// Whether `inner` is where it has to be when this one is.
+    fn covers(&self, inner: &Self) -> bool {
+        inner.target.strip_prefix(&self.target).is_ok_and(|rest| self.source.join(rest) == inner.source)
+    }
+}
+
+/// Whether the machine has something else in the place of `path`. A whole `/tmp` is not bound: programs may count on an empty one.
+fn is_hidden(path: &Path) -> bool {
+    OWN.iter().any(|own| path.strip_prefix(own).is_ok_and(|rest| rest != Path::new("")))
+}
+
+/// The path with `..` resolved by its letters.
+fn without_dots(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::ParentDir => {
+                plain.pop();
+            }
+            other => plain.push(other),
+        }
+    }
+    plain
+}
+
+/// The list that `rig-init` reads: source and target, a line each.
+///
+/// # Errors
+/// A name with a line break.
+pub(super) fn list(binds: &[Bind]) -> Result<Vec<u8>> {
+    let mut list = OsString::new();
+    for path in binds.iter().flat_map(|bind| [&bind.source, &bind.target]) {
+        ensure!(
+            !path.as_os_str().as_bytes().contains(&b'\n'),
+            "{}: the rig cannot do with a line break in a name",
+            path.display()
+        );
+        list.push(path);
+        list.push("\n");
+    }
+    Ok(list.as_bytes().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A directory that exists below `/tmp`.
+    fn place() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir_in("/tmp").unwrap();
+        let path = fs::canonicalize(dir.path()).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn directories_below_tmp_are_bound_and_those_elsewhere_are_not() {
+        let (_dir, path) = place();
+        let elsewhere = [PathBuf::from("/usr/bin"), "/tmp".into(), "/".into(), path.join("missing")];
+
+        let binds = binds(&[elsewhere.as_slice(), std::slice::from_ref(&path)].concat());
+
+        assert_eq!(binds, [Bind { target: path.clone(), source: path }]);
+    }
+
+    #[test]
+    fn what_is_inside_another_is_not_bound_again() {
+        let (_dir, path) = place();
+        let inner = path.join("a clone/target");
+        fs::create_dir_all(&inner).unwrap();
+
+        let binds = binds(&[inner, path.join("a clone/../a clone"), path.join("a clone")]);
+
+        assert_eq!(binds.len(), 1);
+        assert_eq!(binds[0].target, path.join("a clone"));
+    }
+
+    #[test]
+    fn symbolic_link_is_bound_as_written_and_as_it_is() {
+        let (_dir, path) = place();
+        let (real, link, outside) = (path.join("real"), path.join("link"), path.join("outside"));
+        fs::create_dir_all(real.join("clone")).unwrap();
+        symlink(&real, &link).unwrap();
+        symlink("/usr/bin", &outside).unwrap();
+
+        let binds = binds(&[link.join("clone"), outside.clone()]);
+
+        let expected = [
+            Bind { target: link.join("clone"), source: real.join("clone") },
+            Bind { target: outside, source: fs::canonicalize("/usr/bin").unwrap() },
+            Bind { target: real.join("clone"), source: real.join("clone") },
+        ];
+        assert_eq!(binds, expected);
+    }
+
+    #[test]
+    fn list_has_two_lines_for_each_and_refuses_line_breaks() {
+        let bind = |name: &str| Bind { target: name.into(), source: name.into() };
+        assert_eq!(list(&[bind("/tmp/a b")]).unwrap(), b"/tmp/a b\n/tmp/a b\n");
+        assert!(list(&[bind("/tmp/a\nb")]).is_err());
+    }
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! QEMU's arguments: the machine and its devices.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::assets::Boot;
+use super::job::BAD_PLACE;
+
+/// Files of a run, all in its directory.
+pub(super) struct Files<'a>(pub(super) &'a Path);
+
+impl Files<'_> {
+    pub(super) fn console(&self) -> PathBuf {
+        self.0.join("console")
+    }
+    /// FIFO with what the command writes to stdout.
+    pub(super) fn out(&self) -> PathBuf {
+        self.0.join("out")
+    }
+    /// The same of stderr.
+    pub(super) fn err(&self) -> PathBuf {
+        self.0.join("err")
+    }
+    /// What the machine says of itself, see `scripts/lib/rig-init`.
+    pub(super) fn control(&self) -> PathBuf {
+        self.0.join("ctl")
+    }
+    /// The initramfs with the job.
+    pub(super) fn initramfs(&self) -> PathBuf {
+        self.0.join("initramfs")
+    }
+    /// What QEMU itself says.
+    pub(super) fn log(&self) -> PathBuf {
+        self.0.join("qemu.log")
+    }
+    pub(super) fn drives(&self) -> [PathBuf; 2] {
+        ["nvme1.img", "nvme2.img"].map(|name| self.0.join(name))
+    }
+    pub(super) fn stick(&self) -> PathBuf {
+        self.0.join("usb.img")
+    }
+}
+
+/// The arguments that choose how the machine is run.
+pub(super) fn accelerator(name: &str) -> [&'static str; 4] {
+    if name == "kvm" {
+        ["-accel", "kvm", "-cpu", "host"]
+    } else {
+        // -fsrm,-erms: emulated `rep movsb` goes byte by byte, which would make copying ten times dearer than it is on hardware.
+        ["-accel", "tcg,thread=multi,tb-size=1024", "-cpu", "max,+svm,+npt,-fsrm,-erms"]
+    }
+}
+
+/// All arguments but those of [`accelerator`].
+///
+/// # Errors
+/// A path that is no UTF-8.
+pub(super) fn arguments(files: &Files, boot: &Boot, memory: &str, out: Option<&Path>) -> Result<Vec<String>> {
+    let file = |path: PathBuf| value(&path);
+    let [first, second] = files.drives();
+    let mut all = Arguments::default();
+    all.add(&["-machine", "q35,kernel-irqchip=split", "-smp", "2", "-m", memory]);
+    all.add(&["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]);
+    // 48 bits: with QEMU 7.2's default of 39, mapping a device BAR above that fails.
+    all.add(&["-device", "intel-iommu,intremap=on,aw-bits=48"]);
+    all.add(&["-kernel", plain(&boot.kernel)?, "-initrd", plain(&files.initramfs())?]);
+    all.add(&["-append", &command_line(&boot.parameters)]);
+    all.add(&["-chardev", &format!("file,id=console,path={}", file(files.console())?), "-serial", "chardev:console"]);
+    all.share("host", "/", ",readonly=on");
+    all.add(&["-device", "virtio-serial-pci"]);
+    for (name, path) in [("out", files.out()), ("err", files.err()), ("ctl", files.control())] {
+        all.add(&["-chardev", &format!("file,id={name},path={}", file(path)?)]);
+        all.add(&["-device", &format!("virtserialport,chardev={name},name=carom.{name}")]);
+    }
+    all.add(&["-drive", &format!("file={},if=none,id=nvme1,format=raw,cache=unsafe", file(first)?)]);
+    all.add(&["-device", "nvme,drive=nvme1,serial=carom1,addr=0x5"]);
+    // Of the second drive, reads of one place fail.
+    let backing = format!("driver=file,node-name=nvme2-file,filename={},cache.no-flush=on", file(second)?);
+    let failing = format!(
+        "driver=blkdebug,node-name=nvme2,image=nvme2-file,inject-error.0.event=none,inject-error.0.iotype=read,\
+         inject-error.0.sector={}",
+        BAD_PLACE / 512
+    );
+    all.add(&["-blockdev", &backing, "-blockdev", &failing, "-device", "nvme,drive=nvme2,serial=carom2,addr=0x6"]);
+    for (address, mask) in [("0x7", "0xffffffffffffffff"), ("0x9", "0xffffffffffffffff"), ("0xa", "0xfffffff")] {
+        all.add(&["-device", &format!("edu,addr={address},dma_mask={mask}")]);
+    }
+    // Its network has nothing but a server that sends back what it gets, at 10.0.2.100 port 7.
+    all.add(&["-netdev", "user,id=net,restrict=on,guestfwd=tcp:10.0.2.100:7-cmd:cat"]);
+    all.add(&["-device", "e1000e,netdev=net,addr=0xb,romfile="]);
+    // Errors are reported by a root port: devices without one have none to report them.
+    all.add(&["-device", "pcie-root-port,id=root_port,chassis=1,addr=0xc", "-device", "e1000e,bus=root_port,romfile="]);
+    all.add(&["-drive", &format!("file={},if=none,id=stick,format=raw,cache=unsafe", file(files.stick())?)]);
+    all.add(&["-device", "qemu-xhci,id=usb,addr=0xd", "-device", "usb-storage,bus=usb.0,drive=stick"]);
+    // Two functions of one device share an IOMMU group: with a driver on the second, the first cannot be passed through.
+    all.add(&["-device", "edu,addr=0x8.0,multifunction=on", "-device", "virtio-rng-pci,addr=0x8.1"]);
+    if let Some(out) = out {
+        all.share("out", &value(out)?, "");
+    }
+    Ok(all.0)
+}
+
+/// The kernel's parameters.
+fn command_line(parameters: &str) -> String {
+    // no_timer_check: on a busy host the emulated timer can be too late for the kernel's boot-time check, which panics.
+    // tsc=unstable: where the kernel trusts the emulated TSC, the timers of its guests stop now and then.
+    // softlockup_panic: the emulated CPUs sometimes wait for each other for ever; better to end then than at the time limit.
+    format!(
+        "console=ttyS0 panic=-1 oops=panic softlockup_panic=1 hung_task_panic=1 watchdog_thresh=30 no_timer_check tsc=unstable \
+         intel_iommu=on,sm_off mitigations=off quiet loglevel=4 {parameters}"
+    )
+}
+
+#[derive(Default)]
+struct Arguments(Vec<String>);
+
+impl Arguments {
+    fn add(&mut self, words: &[&str]) {
+        self.0.extend(words.iter().copied().map(String::from));
+    }
+
+    /// A directory of the host by 9p; `path` as [`value`] gives it.
+    fn share(&mut self, name: &str, path: &str, more: &str) {
+        self.add(&["-fsdev", &format!("local,id={name},path={path},security_model=none,multidevs=remap{more}")]);
+        self.add(&["-device", &format!("virtio-9p-pci,fsdev={name},mount_tag={name}")]);
+    }
+}
+
+/// A path as it is, where QEMU takes a whole word.
+fn plain(path: &Path) -> Result<&str> {
+    path.to_str().with_context(|| format!("{} is no UTF-8", path.display()))
+}
+
+/// A path as the value of an option, where a comma would end it.
+fn value(path: &Path) -> Result<String> {
+    Ok(plain(path)?.replace(',', ",,"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    use super::*;
+
+    fn boot() -> Boot {
+        Boot { kernel: "/cache/vm linuz,1".into(), initramfs: "/cache/i".into(), parameters: "x=1".into() }
+    }
+
+    #[test]
+    fn commas_and_blanks_in_names_stay_inside_their_values() {
+        let files = Files(Path::new("/tmp/a, b"));
+
+        let words = arguments(&files, &boot(), "4G", Some(Path::new("/srv/o,ut"))).unwrap();
+
+        let has = |word: &str| assert!(words.iter().any(|known| known == word), "{word} in {words:?}");
+        has("/cache/vm linuz,1");
+        has("/tmp/a, b/initramfs");
+        has("file,id=console,path=/tmp/a,, b/console");
+        has("file=/tmp/a,, b/nvme1.img,if=none,id=nvme1,format=raw,cache=unsafe");
+        has("driver=file,node-name=nvme2-file,filename=/tmp/a,, b/nvme2.img,cache.no-flush=on");
+        has("local,id=host,path=/,security_model=none,multidevs=remap,readonly=on");
+        has("local,id=out,path=/srv/o,,ut,security_model=none,multidevs=remap");
+    }
+
+    #[test]
+    fn directory_to_write_to_is_shared_only_where_there_is_one() {
+        let words = arguments(&Files(Path::new("/tmp/a")), &boot(), "4G", None).unwrap();
+        assert!(!words.iter().any(|word| word.contains("id=out,path=/srv") || word.contains("mount_tag=out")));
+    }
+
+    #[test]
+    fn path_that_is_no_utf8_is_refused() {
+        let path = Path::new(OsStr::from_bytes(b"/tmp/\xff"));
+        assert!(arguments(&Files(path), &boot(), "4G", None).is_err());
+    }
+}

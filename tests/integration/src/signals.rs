@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Signals that end a program, noted so that it can take down what it has started.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+
+/// Whether a signal has asked this program to end.
+#[derive(Debug, Clone, Default)]
+pub struct Signals(Arc<AtomicUsize>);
+
+impl Signals {
+    /// From now on these signals are noted and end nothing by themselves.
+    ///
+    /// # Errors
+    /// The kernel refuses a handler.
+    pub fn catch() -> Result<Self> {
+        let noted = Arc::new(AtomicUsize::new(0));
+        for (signal, number) in [(SIGHUP, 1), (SIGINT, 2), (SIGTERM, 15)] {
+            flag::register_usize(signal, noted.clone(), number).context("catching signals")?;
+        }
+        Ok(Self(noted))
+    }
+
+    /// The number of the last signal that came, if one did.
+    #[must_use]
+    pub fn caught(&self) -> Option<u8> {
+        u8::try_from(self.0.load(Ordering::Relaxed)).ok().filter(|&signal| signal != 0)
+    }
+}
