@@ -61,15 +61,15 @@ target_dir() {
         grep -o '"target_directory":"[^"]*"' | cut -d'"' -f4
 }
 
-# build_rig: the program that starts the emulated machine. Needs a linker and cargo.
+# build_rig: the programs that start the emulated machine and run the tests in it. Needs a linker and cargo.
 build_rig() {
     need_packages -w "building" gcc libc6-dev
     need_rust
     progress "building the rig's supervisor"
-    quietly "$(carom_cache)/rig-build.$$.log" cargo build --locked --manifest-path "$CAROM_ROOT/Cargo.toml" -p carom-integration --bin rig
+    quietly "$(carom_cache)/rig-build.$$.log" cargo build --locked --manifest-path "$CAROM_ROOT/Cargo.toml" -p carom-integration --bin rig --bin guest-tests
     rm -f "$(carom_cache)/rig-build.$$.log"
-    CAROM_RIG_PROGRAM=$(target_dir)/debug/rig
-    export CAROM_RIG_PROGRAM
+    CAROM_RIG_PROGRAM=$(target_dir)/debug/rig CAROM_GUEST_TESTS=$(target_dir)/debug/guest-tests
+    export CAROM_RIG_PROGRAM CAROM_GUEST_TESTS
     progress_end
 }
 

@@ -10,6 +10,7 @@ pub mod api;
 mod document;
 pub mod events;
 mod guest;
+pub mod harness;
 mod initramfs;
 pub mod kunit;
 mod process;

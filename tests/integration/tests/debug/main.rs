@@ -3,11 +3,15 @@
 //! purpose. `scripts/test debug` builds that kernel and runs these; they take minutes each, and are no part of a plain
 //! `scripts/test`.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::process::ExitCode;
 use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use carom_integration::api::ApiVmm;
+use carom_integration::harness::{self, guest_test};
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Outcome, Site, kunit};
 use serde_json::{Value, json};
@@ -101,7 +105,7 @@ fn settled(outcome: &Outcome) {
     assert_eq!(number(outcome, "CAROM-CHUNKS"), 0, "console:\n{}", outcome.console);
 }
 
-#[test]
+#[guest_test]
 fn kunit_passes() {
     let outcome = run(&guest("debug-kunit", kunit::JOB).cmdline(kunit::CMDLINE).cpus(2));
 
@@ -109,7 +113,7 @@ fn kunit_passes() {
     kunit::check(&outcome, &["sync_elision_test"]).unwrap_or_else(|error| panic!("{error:#}"));
 }
 
-#[test]
+#[guest_test]
 fn io_is_verified() {
     let work = format!("{}settle\n", workload::fio_verify(8, 32));
 
@@ -120,7 +124,7 @@ fn io_is_verified() {
     assert!(number(&outcome, "CAROM-SUM-bounced_lists") + number(&outcome, "CAROM-SUM-bounced_pages") > 300);
 }
 
-#[test]
+#[guest_test]
 fn driver_is_unbound_and_bound_under_load() {
     // Each round takes the drive from its driver while I/O is in flight, every second one takes it out of its domain too.
     let verify = workload::fio_verify(2, 16);
@@ -155,7 +159,7 @@ settle
     assert!(number(&outcome, "CAROM-SUM-chunk_adds") > 2, "console:\n{}", outcome.console);
 }
 
-#[test]
+#[guest_test]
 fn memory_runs_out_while_io_runs() {
     // Every third allocation below the patch's functions fails, of slabs and of pages, while chunks come and go. The files that
     // the kernel is made of are next to each other, and this one is the last that matters.
@@ -248,7 +252,7 @@ failures() { dmesg | grep -c 'FAULT_INJECTION: forcing a failure'; }
 fallbacks() { awk '/^fallback_/ { n += $2 } END { print n + 0 }' $POOLS/*/stats; }
 "#;
 
-#[test]
+#[guest_test]
 fn memory_runs_out_anywhere_while_io_runs() {
     // All I/O bounces meanwhile, as a mapping of its own may fail: the pools take what they need first, and keep it.
     // Known: what looks for mistakes gives up when it has no memory itself.
@@ -292,7 +296,7 @@ settle
     }
 }
 
-#[test]
+#[guest_test]
 fn memory_runs_out_while_mappings_are_removed() {
     // Nothing bounces, so every transfer is mapped and its mapping removed, and of the memory for that every third allocation
     // fails. A mapping that the host keeps is in the way of the next one there, whose refusal nobody notices: data goes to the
@@ -329,7 +333,7 @@ bind_nvme
     assert!(number(&outcome, "CAROM-FAILED") > 20, "console:\n{}", outcome.console);
 }
 
-#[test]
+#[guest_test]
 fn guest_sleeps_with_chunks_backed() {
     // As far as the kernel's own test of sleep goes: all drivers suspend and resume, and the machine too. The NVMe driver of
     // 6.12 freezes its queues in one work item and thaws them in another, of which lockdep complains: it is left alone here.
@@ -357,7 +361,7 @@ settle
     assert_eq!(outcome.values("CAROM-SLEPT").collect::<Vec<_>>(), ["freezer", "devices", "platform"]);
 }
 
-#[test]
+#[guest_test]
 fn budget_is_cut_under_load() {
     let verify = workload::fio_verify(6, 32);
     // Of each size something is in flight at any time, so that idle chunks alone are never enough.
@@ -426,4 +430,8 @@ sleep 60
     assert_eq!(value("CAROM-CHUNKS "), Some("0"), "{console}");
     assert_eq!(console.matches("CAROM-VERIFY 0 ").count(), 6, "{console}");
     assert!(value("CAROM-SUM-chunks_drained ").is_some_and(|count| count != "0"), "{console}");
+}
+
+fn main() -> ExitCode {
+    harness::main()
 }

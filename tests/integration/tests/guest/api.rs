@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The API with a real guest: Cloud Hypervisor's client from crates.io as it is, and bounce windows tuned under load.
 
+use carom_integration::harness::guest_test;
 use std::fs;
 use std::future::Future;
 use std::thread;
@@ -64,7 +65,7 @@ pub(crate) fn ticks(vmm: &ApiVmm) -> usize {
     vmm.console().matches("CAROM-TICK ").count()
 }
 
-#[test]
+#[guest_test]
 fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     let mut vmm = ApiVmm::start(&SITE, &format!("{WAIT_FOR_NVME}{COUNT}")).unwrap();
     let client = socket_based_api_client(vmm.socket());
@@ -168,7 +169,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     assert!(ids.iter().all(|properties| **properties == json!({"id": "_iommu"})), "{ids:?}");
 }
 
-#[test]
+#[guest_test]
 fn guest_follows_a_changed_budget_under_load() {
     // Verified I/O all the while; between two runs, slots are idle.
     let verify = workload::fio_verify(32, 64);

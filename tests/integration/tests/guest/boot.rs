@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Both kernel formats, one and two vCPUs, memory below and above the PCI hole.
 
+use carom_integration::harness::guest_test;
 use carom_integration::{Guest, Kernel};
 
 use crate::support::{number, run};
@@ -31,27 +32,27 @@ fn boots(name: &str, kernel: Kernel, cpus: u8, memory_mib: u32) {
     assert!(outcome.events.iter().any(|event| event.source == "vm" && event.event == "shutdown"));
 }
 
-#[test]
+#[guest_test]
 fn bzimage_on_one_vcpu() {
     boots("boot-bzimage-1", Kernel::Patched, 1, 512);
 }
 
-#[test]
+#[guest_test]
 fn bzimage_on_two_vcpus() {
     boots("boot-bzimage-2", Kernel::Patched, 2, 512);
 }
 
-#[test]
+#[guest_test]
 fn elf_on_one_vcpu() {
     boots("boot-elf-1", Kernel::PatchedElf, 1, 512);
 }
 
-#[test]
+#[guest_test]
 fn elf_on_two_vcpus() {
     boots("boot-elf-2", Kernel::PatchedElf, 2, 512);
 }
 
-#[test]
+#[guest_test]
 fn memory_above_the_pci_hole_is_usable() {
     // 3.25 GiB: the part beyond 3 GiB lies above 4 GiB. The machine backs only what is touched.
     let job = format!(

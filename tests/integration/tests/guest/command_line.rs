@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The user's mistakes: each gets one line that names what is wrong, exit status 2, and nothing is left behind.
 
+use carom_integration::harness::guest_test;
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
@@ -50,13 +51,13 @@ fn device(address: &str, options: &str) -> String {
     format!("path={}{options}", Site::sysfs(address).display())
 }
 
-#[test]
+#[guest_test]
 fn unknown_option() {
     check(&["--memroy", "size=512M"], &["--memroy"]);
     check(&["stray"], &["stray"]);
 }
 
-#[test]
+#[guest_test]
 fn malformed_values() {
     for (arguments, word) in [
         (["--memory", "size=512Q"], "512Q"),
@@ -72,14 +73,14 @@ fn malformed_values() {
     }
 }
 
-#[test]
+#[guest_test]
 fn memory_sizes_that_make_no_sense() {
     for size in ["size=0", "size=1", "size=1M", "size=4097K", "size=900000G"] {
         check(&["--memory", size], &["--memory"]);
     }
 }
 
-#[test]
+#[guest_test]
 fn missing_kernel_and_files() {
     let without_kernel = Command::new(&SITE.carom);
     assert_mistake(&run(without_kernel), &["--kernel"], "no kernel");
@@ -100,7 +101,7 @@ fn missing_kernel_and_files() {
     check(&["--event-monitor", "path=/no/such/directory/file"], &["--event-monitor", "/no/such/directory/file"]);
 }
 
-#[test]
+#[guest_test]
 fn kernel_that_is_none() {
     for file in ["/etc/passwd", "/bin/sh", "/dev/null"] {
         let mut command = Command::new(&SITE.carom);
@@ -116,7 +117,7 @@ fn kernel_that_is_none() {
     assert_mistake(&run(command), &["--kernel"], "a kernel cut short");
 }
 
-#[test]
+#[guest_test]
 fn devices_that_cannot_be_passed_through() {
     check(&["--device", "path=/no/such/device"], &["--device", "/no/such/device"]);
     check(&["--device", "iommu=on"], &["--device", "path"]);
@@ -126,7 +127,7 @@ fn devices_that_cannot_be_passed_through() {
     check(&["--device", &same, "--device", &same], &["--device", &SITE.nvme[0]]);
 }
 
-#[test]
+#[guest_test]
 fn device_of_another_driver() {
     let unbound = fs::read_dir("/sys/bus/pci/devices")
         .unwrap()
@@ -136,7 +137,7 @@ fn device_of_another_driver() {
     check(&["--device", &format!("path={}", unbound.display())], &["--device", "vfio-pci"]);
 }
 
-#[test]
+#[guest_test(needs(NotViable))]
 fn device_whose_group_is_not_viable() {
     let address = std::env::var("CAROM_NOT_VIABLE").ok();
     let address =
@@ -144,13 +145,13 @@ fn device_whose_group_is_not_viable() {
     check(&["--device", &device(address, "")], &["--device", "group", "vfio-pci"]);
 }
 
-#[test]
+#[guest_test]
 fn bounce_without_a_device_behind_the_iommu() {
     check(&["--iommu-bounce", "size=64M"], &["--iommu-bounce", "iommu=on"]);
     check(&["--iommu-bounce", "size=64M", "--device", &device(&SITE.nvme[0], "")], &["--iommu-bounce", "iommu=on"]);
 }
 
-#[test]
+#[guest_test]
 fn bounce_with_values_that_make_no_sense() {
     let behind = device(&SITE.nvme[0], ",iommu=on");
     for value in ["size=0", "size=1K", "size=64M,max=32M", "size=lots", "threshold=-1", "hugepages=maybe", "depth=3"] {
@@ -166,7 +167,7 @@ fn without(directory: &str, command: &Command) -> Command {
     outer
 }
 
-#[test]
+#[guest_test]
 fn no_access_to_kvm() {
     assert_mistake(&run(without("/dev", &carom(&[]))), &["/dev/kvm"], "no /dev/kvm");
 
@@ -184,14 +185,14 @@ fn run_as_nobody(mut command: Command) -> Finished {
     run_limited(&mut command, &logs.path().join("console"), limits, None).unwrap()
 }
 
-#[test]
+#[guest_test]
 fn no_access_to_vfio() {
     let behind = device(&SITE.nvme[0], ",iommu=on");
     let command = without("/dev/vfio", &carom(&["--device", &behind]));
     assert_mistake(&run(command), &["/dev/vfio"], "no /dev/vfio");
 }
 
-#[test]
+#[guest_test]
 fn help_and_version_are_no_mistakes() {
     for option in ["--help", "--version"] {
         let mut command = Command::new(&SITE.carom);

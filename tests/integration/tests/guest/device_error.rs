@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Errors of a device that the host's kernel finds and handles (AER), made by its module `aer_inject`.
 
+use carom_integration::harness::guest_test;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -63,7 +64,7 @@ fn wait_running(vmm: &ApiVmm) {
     assert_eq!(info(vmm)["state"], "Running");
 }
 
-#[test]
+#[guest_test(needs(ErrorInjection))]
 fn error_that_the_host_finds_pauses_the_guest_and_the_client_decides() {
     let card = required(SITE.aer.as_ref(), "a device below a root port (CAROM_AER)");
     let vmm = ApiVmm::start(&SITE, COUNT).unwrap();
@@ -102,7 +103,7 @@ impl Drop for Program {
     }
 }
 
-#[test]
+#[guest_test(needs(ErrorInjection))]
 fn error_ends_a_guest_that_nobody_could_resume() {
     let card = required(SITE.aer.as_ref(), "a device below a root port (CAROM_AER)");
     // For its files.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a bounced drive leaves in buffers besides what it read: after reads that fail, and after commands by passthrough.
 
+use carom_integration::harness::guest_test;
 use carom_integration::workload::WAIT_FOR_NVME;
 use carom_integration::{Guest, Kernel};
 
@@ -31,12 +32,12 @@ fn buffers_are_right(name: &str, kernel: Kernel) {
     assert_eq!(number(&outcome, "CAROM-STAT-slots_orphaned"), 0, "console:\n{}", outcome.console);
 }
 
-#[test]
+#[guest_test(needs(FailingDrive))]
 fn buffers_keep_what_they_had_when_reads_fail() {
     buffers_are_right("drive-errors", Kernel::Patched);
 }
 
-#[test]
+#[guest_test(needs(FailingDrive))]
 fn buffers_keep_what_they_had_when_reads_fail_on_the_newer_kernel() {
     buffers_are_right("drive-errors-newer", Kernel::Newer);
 }

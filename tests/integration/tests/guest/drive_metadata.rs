@@ -2,6 +2,7 @@
 //! A drive that keeps metadata beside each block, in memory of its own for each request, which bounces as data does. The
 //! metadata protects the block (protection information, type 1): the drive checks what is written and the kernel what is read.
 
+use carom_integration::harness::guest_test;
 use std::time::Duration;
 
 use carom_integration::workload::{self, WAIT_FOR_NVME};
@@ -42,12 +43,12 @@ echo "CAROM-BOUNCED $(($(bounced) - START))"
     assert!(bounced > requests * 3 / 2, "{bounced} of {requests}; console:\n{}", outcome.console);
 }
 
-#[test]
+#[guest_test]
 fn drive_with_metadata_is_verified() {
     blocks_and_metadata_are_verified("metadata", Kernel::Patched);
 }
 
-#[test]
+#[guest_test]
 fn drive_with_metadata_is_verified_on_the_newer_kernel() {
     blocks_and_metadata_are_verified("metadata-newer", Kernel::Newer);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Devices that come to a running guest and go again, by Cloud Hypervisor's client from crates.io as it is, and by Carom's own.
 
+use carom_integration::harness::guest_test;
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -96,7 +97,7 @@ fn windows(vmm: &ApiVmm) -> (u64, Vec<String>) {
     (bytes("mapped_bytes") + bytes("window_bytes"), names)
 }
 
-#[test]
+#[guest_test(needs(SecondDrive))]
 fn drive_behind_the_iommu_comes_works_and_goes_while_another_works_on() {
     let on_the_first =
         workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
@@ -163,7 +164,7 @@ fn drive_behind_the_iommu_comes_works_and_goes_while_another_works_on() {
     assert_eq!(devices, [&pair[..], &pair, &pair, &pair[..1]].concat());
 }
 
-#[test]
+#[guest_test]
 fn devices_come_to_a_guest_that_has_none() {
     let job = format!("({}) &\n{}", edu_is_tested_whenever_there(), use_whenever_there("nvme0"));
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
@@ -268,7 +269,7 @@ fn edu_comes_and_goes(vmm: &ApiVmm, rounds: usize) {
     }
 }
 
-#[test]
+#[guest_test(needs(Edu))]
 fn devices_come_and_go_on_the_newer_kernel() {
     let job = format!("({}) &\n{}", edu_is_tested_whenever_there(), use_whenever_there("nvme0"));
     let vmm = ApiVmm::start_with(&SITE, Kernel::Newer, &job).unwrap();
@@ -291,7 +292,7 @@ fn devices_come_and_go_on_the_newer_kernel() {
 
 /// Devices on a kernel that knows nothing of windows and sees nothing of them, and that in the end panics of an NMI, as it is
 /// asked to where nobody knows of a reason for one, and says so.
-#[test]
+#[guest_test]
 fn stock_kernel_takes_devices_and_tells_of_its_panic() {
     let job = format!("echo 1 >/proc/sys/kernel/unknown_nmi_panic\n{}", use_whenever_there("nvme0"));
     let vmm = ApiVmm::start_with(&SITE, Kernel::Stock, &job).unwrap();

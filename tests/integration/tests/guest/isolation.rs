@@ -2,6 +2,7 @@
 //! What a device behind the IOMMU can reach: QEMU's edu device, passed through, does DMA where the test tells it, while the
 //! NVMe drive has windows.
 
+use carom_integration::harness::guest_test;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -36,7 +37,7 @@ fn host_faults(address: &str) -> usize {
         .count()
 }
 
-#[test]
+#[guest_test(needs(Edu))]
 fn device_without_iommu_reaches_ram() {
     let job = format!("{FIND_EDU}{}", steer("raw", &edu::ATTACK_ON_VICTIM));
 
@@ -45,7 +46,7 @@ fn device_without_iommu_reaches_ram() {
     assert_result(&outcome, "victim-count 0xa5", &[TRANSFER]);
 }
 
-#[test]
+#[guest_test(needs(Edu))]
 fn device_in_no_domain_reaches_nothing() {
     let commands = ["victim VICTIM 0xa5", "store victim", "store 0x0", "store 0x100000", "victim-count 0xa5"];
     let job = format!("{FIND_EDU}{}", steer("raw", &commands));
@@ -59,7 +60,7 @@ fn device_in_no_domain_reaches_nothing() {
     assert_eq!(outcome.peak_pinned_bytes, 0, "nothing is mapped for the device");
 }
 
-#[test]
+#[guest_test(needs(Edu))]
 fn device_reaches_what_is_mapped_as_it_is_mapped_and_nothing_else() {
     let nothing_there = ["store 0x300000", "load 0x300000"];
     let commands = [&edu::REACH_MAPPED[..], &nothing_there, &edu::REACH_UNMAPPED].concat();
@@ -72,7 +73,7 @@ fn device_reaches_what_is_mapped_as_it_is_mapped_and_nothing_else() {
     assert!(host_faults(edu()) > before, "the attempts arrived at the host's IOMMU and failed there");
 }
 
-#[test]
+#[guest_test(needs(Edu, Edu2), by_iommufd)]
 fn two_devices_of_a_domain_reach_the_same_and_nothing_else() {
     let commands = [
         "map 0x100000 rw",
@@ -139,7 +140,7 @@ attack() {
 }
 "#;
 
-#[test]
+#[guest_test(needs(Edu), by_iommufd)]
 fn device_does_not_reach_chunks_of_another_domain() {
     // The drive is filled with 0xc3 and read through its window, so that slots hold these bytes. The edu device, in a domain
     // of its own, first tries to read them, then to overwrite them while the drive's I/O is verified.
@@ -187,7 +188,7 @@ echo "CAROM-STORES $(grep -c '^CAROM-EDU store .* done$' /tmp/stores)"
     assert!(host_faults(edu()) > before, "the attempts arrived at the host's IOMMU and failed there");
 }
 
-#[test]
+#[guest_test(needs(Edu))]
 fn aperture_of_windows_is_reserved_for_every_endpoint() {
     let job = format!(
         r#"{WAIT_FOR_NVME}{FIND_EDU}{TAKE_EDU}

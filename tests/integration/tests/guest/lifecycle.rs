@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What ends a domain and its window: reboot of the guest, unbinding and rebinding of the driver.
 
+use carom_integration::harness::guest_test;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use carom_integration::workload::{self, WAIT_FOR_NVME};
@@ -90,30 +91,30 @@ fi
     outcome
 }
 
-#[test]
+#[guest_test]
 fn distributions_kernel_restarts_without_firmware() {
     // Linux with EFI built in does not use ACPI's reset register of a machine like this one.
     restarts(|job| Guest::new("restart-stock").kernel(Kernel::Stock).iommu_device(&SITE.nvme[0]).job(job));
 }
 
-#[test]
+#[guest_test]
 fn triple_fault_resets_the_guest() {
     let name = "restart-triple-fault";
     let outcome = restarts(|job| Guest::new(name).iommu_device(&SITE.nvme[0]).cmdline("reboot=t").job(job));
     assert!(outcome.stderr.contains("triple fault"), "the VMM said:\n{}", outcome.stderr);
 }
 
-#[test]
+#[guest_test]
 fn reboot_under_windows_loses_nothing() {
     reboots_twice("reboot-bounce", Some("size=64M"));
 }
 
-#[test]
+#[guest_test(slow = "reboot_under_windows_loses_nothing covers the reboot")]
 fn reboot_without_windows_loses_nothing() {
     reboots_twice("reboot-strict", None);
 }
 
-#[test]
+#[guest_test]
 fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
     // An emergency restart, as a crash: the kernel neither unmaps nor resets anything before the machine resets.
     let job = three_boots("echo b >/proc/sysrq-trigger; sleep 60");
@@ -131,7 +132,7 @@ fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
     assert!(last.window_bytes <= 64 * MIB, "{last:?}");
 }
 
-#[test]
+#[guest_test]
 fn driver_is_unbound_and_rebound_under_windows() {
     const ROUNDS: usize = 4;
     let verify = workload::fio_verify(8, 32);
@@ -154,7 +155,7 @@ done
     workload::check_verified(&outcome, ROUNDS).unwrap_or_else(|error| panic!("{error:#}"));
 }
 
-#[test]
+#[guest_test]
 fn device_taken_out_of_its_domain_and_back_under_windows() {
     // VFIO in the guest replaces the DMA domain: the window ends with it (protocol, rule 2) and grows afresh afterwards.
     const ROUNDS: usize = 3;
@@ -235,17 +236,17 @@ done
     assert!(chunks.len() == 2 && chunks.iter().all(|count| *count != "0"), "windows came back each time: {chunks:?}");
 }
 
-#[test]
+#[guest_test]
 fn refused_domain_leaves_the_old_one_to_the_device() {
     refused_domain_leaves_the_old_one("refused", Kernel::Patched);
 }
 
-#[test]
+#[guest_test]
 fn refused_domain_leaves_the_old_one_to_the_device_on_the_newer_kernel() {
     refused_domain_leaves_the_old_one("refused-newer", Kernel::Newer);
 }
 
-#[test]
+#[guest_test]
 fn ended_guest_leaves_the_device_to_the_next() {
     for round in 0..2 {
         let guest = Guest::new(&format!("again-{round}"))

@@ -4,6 +4,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::process::ExitCode;
+
+use carom_integration::harness;
+
 mod api;
 mod boot;
 mod command_line;
@@ -24,3 +28,7 @@ mod terminal;
 mod usb;
 mod user_device;
 mod windows;
+
+fn main() -> ExitCode {
+    harness::main()
+}

@@ -2,6 +2,7 @@
 //! A device of which DMA is small, quick and in both directions: a network card, passed through, whose driver has not opted
 //! in to bouncing.
 
+use carom_integration::harness::guest_test;
 use carom_integration::{Guest, Outcome};
 
 use crate::support::{SITE, number, required, run};
@@ -46,7 +47,7 @@ fn echoed(name: &str, choice: &str) -> Outcome {
     outcome
 }
 
-#[test]
+#[guest_test(needs(Net), slow = "every_byte_of_a_bounced_network_card_is_right has the harder traffic")]
 fn network_card_is_left_alone_by_default() {
     let outcome = echoed("network-auto", "auto");
 
@@ -55,7 +56,7 @@ fn network_card_is_left_alone_by_default() {
     assert_eq!(number(&outcome, "CAROM-STAT-chunk_adds"), 0);
 }
 
-#[test]
+#[guest_test(needs(Net))]
 fn every_byte_of_a_bounced_network_card_is_right() {
     let outcome = echoed("network-on", "on");
 

@@ -2,6 +2,7 @@
 //! The guest patch by itself: its KUnit tests, its test driver on a device, its other provider of memory, what it does when
 //! nothing is to do.
 
+use carom_integration::harness::guest_test;
 use std::time::Duration;
 
 use carom_integration::workload::{self, WAIT_FOR_NVME};
@@ -20,12 +21,12 @@ fn kunit_is_run(name: &str, guest: impl FnOnce(Guest) -> Guest) {
     assert_no_complaint(&outcome);
 }
 
-#[test]
+#[guest_test]
 fn kunit_passes() {
     kunit_is_run("patch-kunit", |guest| guest);
 }
 
-#[test]
+#[guest_test]
 fn kunit_passes_on_the_newer_kernel() {
     kunit_is_run("patch-kunit-newer", |guest| guest.kernel(Kernel::Newer));
 }
@@ -60,7 +61,7 @@ wait
     assert_no_complaint(&outcome);
 }
 
-#[test]
+#[guest_test(needs(EduNarrow))]
 fn device_that_cannot_address_the_windows_is_mapped() {
     let edu = required(SITE.edu_narrow.as_ref(), "an edu device with 28 address bits (CAROM_EDU_NARROW)");
     let job = format!(
@@ -81,17 +82,17 @@ sed 's/^/CAROM-STAT-/' /sys/kernel/debug/iommu_bounce/*/stats
     assert_no_complaint(&outcome);
 }
 
-#[test]
+#[guest_test(needs(Edu))]
 fn every_byte_of_a_real_device_is_right() {
     edu_is_right("patch-edu", Kernel::Patched);
 }
 
-#[test]
+#[guest_test(needs(Edu))]
 fn every_byte_of_a_real_device_is_right_on_the_newer_kernel() {
     edu_is_right("patch-edu-newer", Kernel::Newer);
 }
 
-#[test]
+#[guest_test]
 fn io_is_verified_and_bounced_on_the_newer_kernel() {
     // Without huge pages, large requests have several pieces.
     let job = format!(
@@ -115,7 +116,7 @@ fn io_is_verified_and_bounced_on_the_newer_kernel() {
     assert_no_complaint(&outcome);
 }
 
-#[test]
+#[guest_test]
 fn windows_are_refused_where_their_memory_would_not_be_cached() {
     // Without the page attribute table, mappings of a BAR are what the MTRRs say, silently.
     let job = format!(
@@ -134,7 +135,7 @@ fn windows_are_refused_where_their_memory_would_not_be_cached() {
     assert_no_complaint(&outcome);
 }
 
-#[test]
+#[guest_test]
 fn threshold_of_a_device_is_set_in_sysfs() {
     let read = "dd if=/dev/nvme0n1 of=/dev/null iflag=direct bs=64k count=32 2>/dev/null || exit 91\n";
     let job = format!(
@@ -191,12 +192,12 @@ fn guest_pages_serve(name: &str, vmm: Vmm, cmdline: &str) {
     assert_no_complaint(&outcome);
 }
 
-#[test]
+#[guest_test(slow = "drives_of_a_group_* have guest pages serve, with more drives")]
 fn guest_pages_serve_where_there_are_no_windows() {
     guest_pages_serve("patch-pages", Vmm::Qemu, "");
 }
 
-#[test]
+#[guest_test(slow = "drives_of_a_group_* have guest pages serve, with more drives")]
 fn guest_pages_serve_on_an_iommu_that_is_not_virtio() {
     guest_pages_serve("patch-intel", Vmm::QemuIntel, "intel_iommu=on");
 }
@@ -287,17 +288,17 @@ fn drives_of_a_group_share_a_pool(name: &str, vmm: Vmm, cmdline: &str) {
     assert_no_complaint(&outcome);
 }
 
-#[test]
+#[guest_test]
 fn drives_of_a_group_share_a_pool_on_virtio_iommu() {
     drives_of_a_group_share_a_pool("patch-group", Vmm::Qemu, "");
 }
 
-#[test]
+#[guest_test]
 fn drives_of_a_group_share_a_pool_on_an_iommu_that_is_not_virtio() {
     drives_of_a_group_share_a_pool("patch-group-intel", Vmm::QemuIntel, "intel_iommu=on");
 }
 
-#[test]
+#[guest_test]
 fn idle_memory_goes_back_to_the_host() {
     let job = format!(
         r#"{WAIT_FOR_NVME}

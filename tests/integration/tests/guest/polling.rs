@@ -2,6 +2,7 @@
 //! Many clients that ask for `vm.info` again and again: how long they wait when there is no guest, when there is one, and
 //! when it does I/O.
 
+use carom_integration::harness::guest_test;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -143,7 +144,7 @@ fn line(what: &str, times: &mut [Vec<Duration>; 2]) -> String {
     format!("{what}: back to back {}; once a second {}\n", of(busy), of(calm))
 }
 
-#[test]
+#[guest_test(slow = "scraping and the API's own tests ask while guests work")]
 fn many_clients_are_answered_while_the_guest_works() {
     let count = rounds(1);
     let mut vmm = ApiVmm::start(&SITE, &job(count)).unwrap();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Figures of a guest that does I/O: what clients get of them, and what asking once a second costs the guest.
 
+use carom_integration::harness::guest_test;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
@@ -57,7 +58,7 @@ fn sample(metrics: &str, name: &str) -> f64 {
     line.and_then(|line| line.rsplit_once(' ')).unwrap_or_else(|| panic!("no {name} in\n{metrics}")).1.parse().unwrap()
 }
 
-#[test]
+#[guest_test]
 fn figures_are_true_of_a_guest_that_works_while_they_are_asked_for() {
     // Every second one is scraped.
     let count = rounds(2);

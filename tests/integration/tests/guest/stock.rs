@@ -2,6 +2,7 @@
 //! Debian's own kernel, unchanged, on the virtio-iommu with a passed-through NVMe drive. Where windows are offered to it:
 //! see [`crate::hotplug`].
 
+use carom_integration::harness::guest_test;
 use std::time::Duration;
 
 use carom_integration::workload::{self, WAIT_FOR_NVME};
@@ -36,7 +37,7 @@ fn check(outcome: &Outcome, domain_type: &str) -> carom_integration::events::Req
     counters.requests
 }
 
-#[test]
+#[guest_test]
 fn strict_io_is_verified() {
     let outcome = run(&guest("stock-strict").cmdline("iommu.strict=1"));
 
@@ -47,7 +48,7 @@ fn strict_io_is_verified() {
     assert!(left.is_some_and(|bytes| bytes < 4 * MIB), "{left:?} bytes are still mapped");
 }
 
-#[test]
+#[guest_test]
 fn lazy_io_is_verified() {
     let outcome = run(&guest("stock-lazy").cmdline("iommu.strict=0"));
 
@@ -55,7 +56,7 @@ fn lazy_io_is_verified() {
     assert!(requests.unmap > 0, "{requests:?}");
 }
 
-#[test]
+#[guest_test]
 fn passthrough_domain_maps_all_ram_once() {
     let outcome = run(&guest("stock-identity").cmdline("iommu.passthrough=1"));
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Devices that the host's administrator takes from vfio-pci while a guest has them.
 
+use carom_integration::harness::guest_test;
 use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -89,7 +90,7 @@ fn add(vmm: &ApiVmm, device: &Value) {
     assert_eq!((status, &answer["bdf"]), (200, &json!("0000:00:03.0")), "{answer}");
 }
 
-#[test]
+#[guest_test(needs(SecondDrive))]
 fn drive_that_the_host_wants_back_leaves_the_guest_which_works_on() {
     let on_the_first =
         workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
@@ -161,7 +162,7 @@ fn drive_that_the_host_wants_back_leaves_the_guest_which_works_on() {
 }
 
 /// Devices without a virtual IOMMU share an address space of the host, in which one comes back to the other.
-#[test]
+#[guest_test(needs(SecondDrive), slow = "drive_that_the_host_wants_back_* has the way with the IOMMU")]
 fn drive_without_iommu_that_the_host_wanted_back_comes_again_beside_another() {
     let on_the_first =
         workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");

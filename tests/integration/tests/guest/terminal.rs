@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The serial port as a terminal: raw while the guest runs, as it was before however the VM ends, and what is typed arrives.
 
+use carom_integration::harness::guest_test;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -33,7 +34,7 @@ fn on_terminal(guest: &Guest, dir: &Path, script: &str) -> String {
     finished.stdout
 }
 
-#[test]
+#[guest_test]
 fn modes_are_restored_after_power_off_and_after_a_signal() {
     let dir = tempfile::tempdir().unwrap();
     let guest = Guest::new("terminal-modes").job("sleep 4\n");
@@ -55,7 +56,7 @@ fn modes_are_restored_after_power_off_and_after_a_signal() {
     }
 }
 
-#[test]
+#[guest_test]
 fn what_is_typed_reaches_the_guest() {
     let dir = tempfile::tempdir().unwrap();
     // The first line may have lost its start while the guest's driver set the port up.

@@ -2,6 +2,7 @@
 //! A host controller with many small rings and buffers: xHCI, passed through, with a drive on it. Its driver has not opted in to
 //! bouncing.
 
+use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, fio_verify_on};
 use carom_integration::{Guest, Outcome};
 
@@ -42,7 +43,7 @@ fn verified(name: &str, choice: &str) -> Outcome {
     outcome
 }
 
-#[test]
+#[guest_test(needs(Usb), slow = "every_byte_of_a_bounced_usb_drive_is_right has the harder traffic")]
 fn usb_drive_is_left_alone_by_default() {
     let outcome = verified("usb-auto", "auto");
 
@@ -50,7 +51,7 @@ fn usb_drive_is_left_alone_by_default() {
     assert_eq!(number(&outcome, "CAROM-STAT-chunk_adds"), 0);
 }
 
-#[test]
+#[guest_test(needs(Usb))]
 fn every_byte_of_a_bounced_usb_drive_is_right() {
     let outcome = verified("usb-on", "on");
 

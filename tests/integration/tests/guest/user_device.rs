@@ -2,6 +2,7 @@
 //! A device of another process (vfio-user) behind the virtio-iommu: `edu-server`, which behaves like QEMU's edu device and
 //! writes down what it is given.
 
+use carom_integration::harness::guest_test;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -116,7 +117,7 @@ fn steered(name: &str, mode: &str, commands: &[&str]) -> Guest {
     edu::guest(name, &format!("{FIND_EDU}{prepare}{}{FAULTS}", edu::steer(mode, commands)))
 }
 
-#[test]
+#[guest_test]
 fn every_byte_of_a_user_device_with_windows_is_right() {
     let server = EduServer::start(&[]);
     let job = format!("{}{FAULTS}", test_edu());
@@ -138,7 +139,7 @@ fn every_byte_of_a_user_device_with_windows_is_right() {
     assert_eq!(outcome.peak_pinned_bytes, 0, "nothing is pinned for it");
 }
 
-#[test]
+#[guest_test]
 fn user_device_that_cannot_address_the_windows_is_mapped() {
     let server = EduServer::start(&["--address-bits", "28"]);
 
@@ -154,7 +155,7 @@ fn user_device_that_cannot_address_the_windows_is_mapped() {
     check_descriptors(&log);
 }
 
-#[test]
+#[guest_test]
 fn user_device_reaches_what_is_mapped_as_it_is_mapped_and_nothing_else() {
     let server = EduServer::start(&[]);
     let commands = [&edu::REACH_MAPPED[..], &edu::REACH_UNMAPPED].concat();
@@ -176,7 +177,7 @@ fn user_device_reaches_what_is_mapped_as_it_is_mapped_and_nothing_else() {
     );
 }
 
-#[test]
+#[guest_test]
 fn user_device_without_iommu_is_given_all_ram() {
     let server = EduServer::start(&[]);
 
@@ -189,7 +190,7 @@ fn user_device_without_iommu_is_given_all_ram() {
     assert_eq!(count(&log, "descriptor"), 2, "{log:#?}");
 }
 
-#[test]
+#[guest_test]
 fn guest_outlives_a_server_that_dies() {
     let server = EduServer::start(&["--die-at", "2"]);
     let commands = [

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The patched kernel with bounce windows: I/O, counters, budget, pinned memory, caching.
 
+use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Outcome};
 
@@ -35,7 +36,7 @@ fn verified(outcome: &Outcome, times: usize) {
     workload::check_verified(outcome, times).unwrap_or_else(|error| panic!("{error:#}"));
 }
 
-#[test]
+#[guest_test(by_iommufd)]
 fn io_is_verified_and_bounced_and_counters_agree() {
     let work = workload::fio_verify(32, 64).repeat(2);
 
@@ -53,7 +54,7 @@ fn io_is_verified_and_bounced_and_counters_agree() {
     assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 48 * MIB, "what was verified came back through slots");
 }
 
-#[test]
+#[guest_test]
 fn two_vcpus_with_several_jobs_are_verified() {
     let work = "fio --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bssplit=4k/50:32k/30:128k/20 --size=8M \
                 --offset_increment=16M --numjobs=4 --verify=crc32c --verify_fatal=1 --do_verify=1 --group_reporting \
@@ -67,7 +68,7 @@ fn two_vcpus_with_several_jobs_are_verified() {
     assert_counters_agree(&outcome);
 }
 
-#[test]
+#[guest_test]
 fn lazy_mode_uses_windows_too() {
     let guest = Guest::new("windows-lazy")
         .iommu_device(&SITE.nvme[0])
@@ -82,7 +83,7 @@ fn lazy_mode_uses_windows_too() {
     assert!(number(&outcome, "CAROM-STAT-chunk_adds") > 0);
 }
 
-#[test]
+#[guest_test]
 fn exhausted_budget_falls_back_and_loses_nothing() {
     let outcome = run(&guest("windows-exhausted", "size=4M", &workload::fio_verify(32, 64)));
 
@@ -94,7 +95,7 @@ fn exhausted_budget_falls_back_and_loses_nothing() {
     assert!(host.peak_window_bytes <= 4 * MIB, "{host:?}");
 }
 
-#[test]
+#[guest_test]
 fn pinned_memory_is_bounded_by_budget_and_live_mappings() {
     let budget = 32 * MIB;
     let work = workload::fio_verify(32, 64);
@@ -117,7 +118,7 @@ fn pinned_memory_is_bounded_by_budget_and_live_mappings() {
     assert!(outcome.peak_pinned_bytes > 0, "VFIO maps are accounted, so that this test means something");
 }
 
-#[test]
+#[guest_test]
 fn without_windows_only_live_mappings_are_pinned() {
     let guest = Guest::new("strict-pinned")
         .iommu_device(&SITE.nvme[0])
@@ -134,7 +135,7 @@ fn without_windows_only_live_mappings_are_pinned() {
     assert!(outcome.peak_pinned_bytes < 2048 * MIB / 20, "{} bytes pinned", outcome.peak_pinned_bytes);
 }
 
-#[test]
+#[guest_test]
 fn window_memory_is_mapped_write_back() {
     // Emulation does not model caching, so that speed does not show this: only the kernel's own list does.
     let work = format!(

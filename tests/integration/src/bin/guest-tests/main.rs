@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The stages `integration` and `debug` of `scripts/test`: builds the programs of tests with real guests and devices, and runs
+//! them in the rig, in a new machine where one has died, or on this host.
+
+mod program;
+mod suite;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use carom_integration::Tally;
+use carom_integration::progress::Progress;
+use carom_integration::rig::Kernel;
+use carom_integration::signals::Signals;
+use clap::{Args, Parser, Subcommand};
+
+use crate::program::Program;
+use crate::suite::{Limits, Place, Suites};
+
+/// Runs tests with real guests.
+#[derive(Debug, Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// The tests of a plain run.
+    Integration {
+        #[command(flatten)]
+        common: Common,
+        /// Tests that are left out for their time, too.
+        #[arg(long)]
+        all: bool,
+        /// All by IOMMUFD, in a rig whose kernel has it.
+        #[arg(long)]
+        iommufd: bool,
+        /// On this host in place of the rig.
+        #[arg(long)]
+        direct: bool,
+    },
+    /// The tests in a kernel that looks for mistakes.
+    Debug {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Say how many guests were started and how many of them again; fails if those are too many.
+    Tally {
+        /// Directory of the results.
+        out: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// Directory of the results.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Only tests whose name contains this.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let mut progress = Progress::new("guest-tests");
+    match act(Arguments::parse().action, &mut progress) {
+        Ok(code) => code,
+        Err(error) => {
+            progress.say(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn act(action: Action, progress: &mut Progress) -> Result<ExitCode> {
+    let signals = match &action {
+        Action::Tally { out } => return tally(out),
+        _ => Signals::catch()?,
+    };
+    let passed = match action {
+        Action::Integration { common, all, iommufd, direct } => {
+            let place = if direct { Place::Here } else { Place::Rig(kernel(iommufd)) };
+            integration(&common, all, place, &signals, progress)
+        }
+        Action::Debug { common } => debug(&common, &signals, progress),
+        Action::Tally { .. } => Ok(true),
+    };
+    match (signals.caught(), passed) {
+        (Some(signal), _) => Ok(ExitCode::from(128 + signal)),
+        (None, passed) => Ok(if passed? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
+    }
+}
+
+fn kernel(iommufd: bool) -> Kernel {
+    if iommufd { Kernel::Iommufd } else { Kernel::Debian }
+}
+
+/// The guests' tests, and before them those of VFIO itself; in a whole run in the rig some of both by IOMMUFD as well.
+fn integration(common: &Common, all: bool, place: Place, signals: &Signals, progress: &mut Progress) -> Result<bool> {
+    let guests = Program::build("carom-integration", "guest", signals)?;
+    let mut arguments = Vec::new();
+    if all || common.filter.is_some() {
+        arguments.push(OsString::from("--include-ignored"));
+    }
+    if let Some(filter) = &common.filter {
+        ensure!(guests.has_test(filter)?, "no test's name contains {filter:?}");
+        arguments.push(filter.into());
+    }
+    let mut suites = Suites::new(&common.out, PLAIN, signals, progress);
+    if let (None, Place::Rig(kernel)) = (&common.filter, place) {
+        let devices = Program::build("devices", "vfio_hardware", signals)?;
+        suites.run_whole(&devices, place)?;
+        suites.run(&guests, place, &arguments, false)?;
+        if kernel == Kernel::Debian {
+            let iommufd = Place::Rig(Kernel::Iommufd);
+            suites.run_whole(&devices, iommufd)?;
+            suites.run(&guests, iommufd, &[], true)?;
+        }
+    } else {
+        suites.run(&guests, place, &arguments, false)?;
+    }
+    Ok(suites.passed())
+}
+
+/// A silence longer than any guest's time limit, twice (each has a second chance), means that the machine hangs.
+const PLAIN: Limits = Limits { time: Duration::from_secs(2700), silence: Duration::from_secs(480) };
+
+/// The same for guests that are ten times slower.
+const SLOW: Limits = Limits { time: Duration::from_secs(5400), silence: Duration::from_secs(1000) };
+
+fn debug(common: &Common, signals: &Signals, progress: &mut Progress) -> Result<bool> {
+    let guests = Program::build("carom-integration", "debug", signals)?;
+    let mut arguments = vec![OsString::from("--nocapture")];
+    if let Some(filter) = &common.filter {
+        ensure!(guests.has_test(filter)?, "no test's name contains {filter:?}");
+        arguments.push(filter.into());
+    }
+    let mut suites = Suites::new(&common.out, SLOW, signals, progress);
+    suites.run(&guests, Place::Rig(Kernel::Debian), &arguments, false)?;
+    Ok(suites.passed())
+}
+
+fn tally(out: &Path) -> Result<ExitCode> {
+    let tally = Tally::read(out)?;
+    for guest in &tally.again {
+        println!("started again: {guest}");
+    }
+    println!("{tally}");
+    Ok(if tally.too_many_again() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

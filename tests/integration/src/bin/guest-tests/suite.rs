@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Runs programs of tests to their end, though machines die.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use carom_integration::harness::{Done, Outcome, Record, SELECTION};
+use carom_integration::progress::Progress;
+use carom_integration::rig::{self, End, Kernel, Options, run_command};
+use carom_integration::signals::Signals;
+
+use crate::program::Program;
+
+/// Memory of the emulated machine.
+const MEMORY: &str = "6G";
+
+/// Where tests run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the emulated machine, with this kernel; with the one that has IOMMUFD, devices are reached by it.
+    Rig(Kernel),
+    /// On this host.
+    Here,
+}
+
+/// What ends a machine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) time: Duration,
+    /// Time without output.
+    pub(crate) silence: Duration,
+}
+
+/// A run of several programs.
+pub(crate) struct Suites<'a> {
+    out: &'a Path,
+    limits: Limits,
+    signals: &'a Signals,
+    progress: &'a mut Progress,
+    /// Machines that died.
+    died: usize,
+    failed: bool,
+    /// Programs that have run, for the names of their records.
+    runs: usize,
+}
+
+impl<'a> Suites<'a> {
+    pub(crate) fn new(out: &'a Path, limits: Limits, signals: &'a Signals, progress: &'a mut Progress) -> Self {
+        Self { out, limits, signals, progress, died: 0, failed: false, runs: 0 }
+    }
+
+    /// Runs a program that has the harness; with `by_iommufd`, only its tests that have this attribute. The emulated machine itself
+    /// hangs now and then, whatever runs in it: tests that are finished are done, the others, the one at hand among them, get a new
+    /// machine, unless that one has had its second chance.
+    pub(crate) fn run(
+        &mut self,
+        program: &Program,
+        place: Place,
+        arguments: &[OsString],
+        by_iommufd: bool,
+    ) -> Result<()> {
+        self.runs += 1;
+        let record = Record::new(&self.out.join(format!("record-{}-{}", self.runs, program.name)));
+        let mut environment = vec![(Record::VARIABLE, record.path().as_os_str().to_owned())];
+        if by_iommufd {
+            environment.push((SELECTION, "by_iommufd".into()));
+        }
+        let mut before = Done::default();
+        loop {
+            let start = Instant::now();
+            let end = self.start(program, place, arguments, &environment)?;
+            if end != End::Died {
+                self.failed |= end != End::Exited(0);
+                break;
+            }
+            self.died += 1;
+            let done = record.done();
+            let give_up = done.finished() == before.finished();
+            // What the machine could not say any more: its failures and its result.
+            print!(
+                "\n{}{}",
+                new_part(&record.failures(), &before),
+                result_line(&before, &done, give_up, start.elapsed())
+            );
+            let at_hand = done.at_hand().map(|test| format!(" in {test}")).unwrap_or_default();
+            let goes_on =
+                if give_up { "no test was finished since the last one died" } else { "the others run in a new one" };
+            self.progress
+                .say(&format!("the emulated machine died{at_hand}; {} tests are done, {goes_on}", done.finished()));
+            self.failed |= give_up || done.count(Outcome::Failed) > 0;
+            if give_up {
+                break;
+            }
+            before = done;
+        }
+        Ok(())
+    }
+
+    /// Runs a program of Rust's own tests, which keeps no record: once more as a whole if the machine dies.
+    pub(crate) fn run_whole(&mut self, program: &Program, place: Place) -> Result<()> {
+        let arguments = [OsString::from("--test-threads=1")];
+        let mut end = self.start(program, place, &arguments, &[])?;
+        if end == End::Died {
+            self.died += 1;
+            self.progress.say(&format!("the emulated machine died; {} runs again in a new one", program.name));
+            end = self.start(program, place, &arguments, &[])?;
+        }
+        self.failed |= end != End::Exited(0);
+        Ok(())
+    }
+
+    /// Whether all tests passed. Says how many machines died.
+    pub(crate) fn passed(&self) -> bool {
+        if self.died > 0 {
+            println!("emulated machines that died: {}", self.died);
+        }
+        !self.failed
+    }
+
+    fn start(
+        &mut self,
+        program: &Program,
+        place: Place,
+        arguments: &[OsString],
+        environment: &[(&str, OsString)],
+    ) -> Result<End> {
+        let end = match place {
+            Place::Here => self.start_here(program, arguments, environment)?,
+            Place::Rig(kernel) => {
+                if kernel == Kernel::Iommufd {
+                    self.progress.say(&format!("by IOMMUFD: {}", program.name));
+                }
+                let options = self.options(program, kernel, arguments, environment)?;
+                rig::run(&options, self.signals, self.progress)?
+            }
+        };
+        match end {
+            End::Interrupted(_) => bail!("interrupted"),
+            end => Ok(end),
+        }
+    }
+
+    fn options(
+        &self,
+        program: &Program,
+        kernel: Kernel,
+        arguments: &[OsString],
+        environment: &[(&str, OsString)],
+    ) -> Result<Options> {
+        let mut env = Vec::new();
+        for (name, value) in environment {
+            let value = value.to_str().with_context(|| format!("{name}: {} is no UTF-8", value.display()))?;
+            env.push(format!("{name}={value}"));
+        }
+        if kernel == Kernel::Iommufd {
+            env.push("CAROM_IOMMUFD=on".into());
+        }
+        let program_and_arguments =
+            [program.executable.as_os_str()].into_iter().chain(arguments.iter().map(AsRef::as_ref));
+        Ok(Options {
+            kernel,
+            env,
+            memory: MEMORY.into(),
+            time_limit: self.limits.time,
+            silence_limit: self.limits.silence,
+            out: Some(self.out.into()),
+            keep_console: Some(self.out.join("rig.console")),
+            directory: Some(program.directory.clone()),
+            command: program_and_arguments.map(Into::into).collect(),
+            ..Options::plain()
+        })
+    }
+
+    fn start_here(&self, program: &Program, arguments: &[OsString], environment: &[(&str, OsString)]) -> Result<End> {
+        let mut command = Command::new(&program.executable);
+        command.args(arguments).current_dir(&program.directory).stdin(Stdio::null());
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        let mut child = command.spawn().with_context(|| format!("starting {}", program.executable.display()))?;
+        let status = run_command(&mut child, self.signals)?;
+        let code = status.and_then(|status| u8::try_from(status.code()?).ok());
+        Ok(match self.signals.caught() {
+            Some(signal) => End::Interrupted(signal),
+            None => End::Exited(code.unwrap_or(u8::MAX)),
+        })
+    }
+}
+
+/// The failures of the machine that has just died.
+fn new_part(failures: &str, before: &Done) -> String {
+    let sections = failures.split_inclusive('\n').filter(|line| line.starts_with("---- ")).count();
+    let known = before.count(Outcome::Failed);
+    if sections <= known {
+        return String::new();
+    }
+    let start =
+        failures.match_indices("---- ").filter(|(at, _)| *at == 0 || failures[..*at].ends_with('\n')).nth(known);
+    start.map(|(at, _)| format!("failures:\n\n{}\n", &failures[at..])).unwrap_or_default()
+}
+
+/// The result of a machine that died, in the form of the result of one that did not. `gave_up` counts the test at hand as failed.
+fn result_line(before: &Done, done: &Done, gave_up: bool, time: Duration) -> String {
+    let of = |outcome| done.count(outcome) - before.count(outcome);
+    let failed = of(Outcome::Failed) + usize::from(gave_up);
+    let word = if failed == 0 { "ok" } else { "FAILED" };
+    format!(
+        "test result: {word}. {} passed; {failed} failed; 0 ignored; 0 measured; 0 filtered out; finished in {:.2}s\n\n",
+        of(Outcome::Passed),
+        time.as_secs_f64()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn done(text: &str) -> Done {
+        let dir = tempfile::tempdir().unwrap();
+        let record = Record::new(&dir.path().join("record"));
+        fs::write(record.path(), text).unwrap();
+        record.done()
+    }
+
+    #[test]
+    fn result_of_a_dead_machine_counts_its_own_tests_in_the_usual_form() {
+        let before = done("passed a\nfailed b\n");
+        let after = done("passed a\nfailed b\npassed c\npassed d\nstarted e\n");
+        let line = result_line(&before, &after, false, Duration::from_millis(1500));
+        let expected =
+            "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.50s\n\n";
+        assert_eq!(line, expected);
+        assert!(
+            result_line(&Done::default(), &after, false, Duration::ZERO)
+                .starts_with("test result: FAILED. 3 passed; 1 failed;")
+        );
+    }
+
+    #[test]
+    fn test_that_ends_two_machines_is_counted_as_failed() {
+        let same = done("passed a\nstarted b\n");
+        assert!(
+            result_line(&same, &same, true, Duration::ZERO).starts_with("test result: FAILED. 0 passed; 1 failed;")
+        );
+    }
+
+    #[test]
+    fn failures_are_shown_once() {
+        let failures = "---- a ----\nfirst ---- x\n---- b ----\nsecond\n";
+        assert_eq!(new_part(failures, &Done::default()), format!("failures:\n\n{failures}\n"));
+        assert_eq!(new_part(failures, &done("failed a\n")), "failures:\n\n---- b ----\nsecond\n\n");
+        assert_eq!(new_part(failures, &done("failed a\nfailed b\n")), "");
+        assert_eq!(new_part("", &Done::default()), "");
+    }
+}

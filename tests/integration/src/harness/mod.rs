@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Runs tests with real guests: those whose needs are met, one after the other, and notes each that is finished.
+//!
+//! A test is a function with the attribute [`guest_test`]. A program of such tests has [`main`] for its main function, and takes
+//! the options of Rust's own tests (`--list`, `--skip`, `--exact`, `--nocapture`, `--include-ignored`, …).
+
+mod capture;
+mod need;
+mod record;
+
+use std::env;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+pub use carom_integration_macros::guest_test;
+pub use inventory;
+pub use need::Need;
+pub use record::{Done, Outcome, Record};
+
+use capture::Capture;
+
+/// Set to `by_iommufd`, has only the tests run that have this attribute.
+pub const SELECTION: &str = "CAROM_TESTS";
+
+/// A test, as [`guest_test`] registers it.
+#[derive(Debug)]
+pub struct GuestTest {
+    /// Path of the module, which begins with the program's name.
+    pub module: &'static str,
+    /// Name of the function.
+    pub function: &'static str,
+    /// What it cannot do without.
+    pub needs: &'static [Need],
+    /// Why it is left out of a plain run, if it is.
+    pub slow: Option<&'static str>,
+    /// Whether it runs once more by IOMMUFD.
+    pub by_iommufd: bool,
+    /// The test. It fails by a panic.
+    pub run: fn(),
+}
+
+inventory::collect!(GuestTest);
+
+impl GuestTest {
+    /// The name as Rust's own tests have it: modules and function, without the program.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self.module.split_once("::") {
+            Some((_, modules)) => format!("{modules}::{}", self.function),
+            None => self.function.into(),
+        }
+    }
+
+    /// Why it does not run here, if it does not.
+    fn left_out(&self, slow_too: bool) -> Option<String> {
+        let lacking = self.needs.iter().find_map(|need| need.lacking());
+        lacking.or_else(|| self.slow.filter(|_| !slow_too).map(|reason| format!("slow: {reason}")))
+    }
+}
+
+/// Runs the registered tests as the command line says. With a [`Record`] in the environment, those that it has are left out, and
+/// the others are noted there.
+pub fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // They share devices.
+    arguments.test_threads = Some(1);
+    let record = match Record::from_env() {
+        Ok(record) => Arc::new(record),
+        Err(error) => {
+            eprintln!("{error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let selection = env::var(SELECTION).ok();
+    let mut tests: Vec<_> = inventory::iter::<GuestTest>.into_iter().map(|test| (test.name(), test)).collect();
+    tests.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let done = record.as_ref().as_ref().map(Record::done).unwrap_or_default();
+    tests.retain(|(name, test)| !done.has(name) && (test.by_iommufd || selection.as_deref() != Some("by_iommufd")));
+    let trials = tests.into_iter().map(|(name, test)| trial(name, test, &arguments, &record)).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn trial(name: String, test: &'static GuestTest, arguments: &Arguments, record: &Arc<Option<Record>>) -> Trial {
+    let slow_too = arguments.include_ignored || arguments.ignored;
+    let (nocapture, record, own_name) = (arguments.nocapture, record.clone(), name.clone());
+    let runner = move || match test.left_out(slow_too) {
+        Some(reason) => Ok(Completion::ignored_with(reason)),
+        None => run(&own_name, test.run, nocapture, record.as_ref().as_ref()),
+    };
+    // With `--ignored` the others are left out by this mark.
+    Trial::ignorable_test(name, runner).with_ignored_flag(arguments.ignored && test.slow.is_some())
+}
+
+/// Runs a test in a thread of its name, as Rust's own tests do. What it says is shown if it fails.
+fn run(name: &str, test: fn(), nocapture: bool, record: Option<&Record>) -> Result<Completion, Failed> {
+    let note = |outcome: Outcome, text: &str| match record {
+        Some(record) => record.note(name, outcome, text).map_err(|error| Failed::from(format!("{error:#}"))),
+        None => Ok(()),
+    };
+    note(Outcome::Started, "")?;
+    let capture = (!nocapture).then(Capture::start).transpose().map_err(Failed::from)?;
+    let joined = thread::Builder::new().name(name.into()).spawn(test).map(thread::JoinHandle::join);
+    let said = capture.map(Capture::end).unwrap_or_default();
+    match joined.map_err(Failed::from)? {
+        Ok(()) => note(Outcome::Passed, "").map(|()| Completion::Completed),
+        Err(_) => {
+            note(Outcome::Failed, &said)?;
+            Err(said.into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    const PLAIN: GuestTest =
+        GuestTest { module: "guest::usb", function: "works", needs: &[], slow: None, by_iommufd: false, run: || {} };
+
+    #[test]
+    fn name_has_the_modules_and_not_the_program() {
+        assert_eq!(PLAIN.name(), "usb::works");
+        assert_eq!(GuestTest { module: "debug", ..PLAIN }.name(), "works");
+    }
+
+    #[test]
+    fn slow_test_runs_only_when_asked_for_and_one_that_lacks_something_never() {
+        let slow = GuestTest { slow: Some("others do"), ..PLAIN };
+        assert_eq!(PLAIN.left_out(false), None);
+        assert_eq!(slow.left_out(false).as_deref(), Some("slow: others do"));
+        assert_eq!(slow.left_out(true), None);
+        let lacking = GuestTest { needs: &[Need::Usb], ..PLAIN };
+        assert!(lacking.left_out(true).unwrap().contains("CAROM_USB"));
+    }
+
+    /// A function with Rust's own attribute would be compiled out of a program that has this main function.
+    #[test]
+    fn no_guest_test_has_the_attribute_of_other_tests() {
+        let mut rest = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")];
+        let mut files = 0;
+        while let Some(path) = rest.pop() {
+            if path.is_dir() {
+                rest.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let wrong = text.lines().position(|line| line.trim() == "#[test]");
+            assert_eq!(wrong, None, "{}: `#[guest_test]` is the attribute here (line counted from 0)", path.display());
+            files += 1;
+        }
+        assert!(files > 10, "{files} files");
+    }
+}

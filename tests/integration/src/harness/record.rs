@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Which tests are finished, noted at once, so that another machine can go on where one has died.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// What became of a test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It has begun.
+    Started,
+    /// It is finished and passed.
+    Passed,
+    /// It is finished and failed.
+    Failed,
+}
+
+impl Outcome {
+    const ALL: [(Self, &'static str); 3] =
+        [(Self::Started, "started"), (Self::Passed, "passed"), (Self::Failed, "failed")];
+
+    fn word(self) -> &'static str {
+        Self::ALL.into_iter().find(|(outcome, _)| *outcome == self).map_or("", |(_, word)| word)
+    }
+}
+
+/// A file of lines `OUTCOME TEST`, the last of which holds for a test; beside it, in `FILE.failures`, what failed tests said.
+#[derive(Debug, Clone)]
+pub struct Record {
+    path: PathBuf,
+}
+
+/// What a record says: the tests that it has, with what was noted last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Done(BTreeMap<String, Outcome>);
+
+impl Record {
+    /// The variable that names the file.
+    pub const VARIABLE: &'static str = "CAROM_TEST_RECORD";
+
+    /// A record in this file, which need not exist.
+    #[must_use]
+    pub fn new(path: &Path) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// The record that the environment names.
+    ///
+    /// # Errors
+    /// It names a file that cannot be written.
+    pub(super) fn from_env() -> Result<Option<Self>> {
+        let Some(path) = env::var_os(Self::VARIABLE) else { return Ok(None) };
+        let record = Self { path: path.into() };
+        append(&record.path, "").with_context(|| Self::VARIABLE.to_owned())?;
+        Ok(Some(record))
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What has been noted. A file that cannot be read has nothing; of a line that was cut off as the machine died nothing is known.
+    #[must_use]
+    pub fn done(&self) -> Done {
+        let text = fs::read_to_string(&self.path).unwrap_or_default();
+        let whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')?.split_once(' '));
+        let known = |(word, test): (&str, &str)| {
+            let (outcome, _) = Outcome::ALL.into_iter().find(|(_, known)| *known == word)?;
+            Some((test.into(), outcome))
+        };
+        Done(whole.filter_map(known).collect())
+    }
+
+    /// What the failed tests said.
+    #[must_use]
+    pub fn failures(&self) -> String {
+        fs::read_to_string(self.failures_path()).unwrap_or_default()
+    }
+
+    pub(super) fn note(&self, test: &str, outcome: Outcome, said: &str) -> Result<()> {
+        if outcome == Outcome::Failed {
+            append(&self.failures_path(), &format!("---- {test} ----\n{said}\n"))?;
+        }
+        append(&self.path, &format!("{} {test}\n", outcome.word()))
+    }
+
+    fn failures_path(&self) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        path.push(".failures");
+        path.into()
+    }
+}
+
+impl Done {
+    /// How many tests ended like this.
+    #[must_use]
+    pub fn count(&self, outcome: Outcome) -> usize {
+        self.0.values().filter(|&&known| known == outcome).count()
+    }
+
+    /// How many are finished.
+    #[must_use]
+    pub fn finished(&self) -> usize {
+        self.count(Outcome::Passed) + self.count(Outcome::Failed)
+    }
+
+    /// The test that has begun and is not finished.
+    #[must_use]
+    pub fn at_hand(&self) -> Option<&str> {
+        self.0.iter().find(|(_, outcome)| **outcome == Outcome::Started).map(|(test, _)| test.as_str())
+    }
+
+    /// Whether this test is finished.
+    pub(super) fn has(&self, test: &str) -> bool {
+        self.0.get(test).is_some_and(|&outcome| outcome != Outcome::Started)
+    }
+}
+
+fn append(path: &Path, text: &str) -> Result<()> {
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes())).with_context(|| format!("writing {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finished_tests_are_known_and_the_one_at_hand_is_not_finished() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = Record::new(&dir.path().join("record"));
+        assert_eq!(record.done(), Done::default());
+        for (test, outcome) in [("a", Outcome::Passed), ("b::c", Outcome::Failed)] {
+            record.note(test, Outcome::Started, "").unwrap();
+            record.note(test, outcome, "what it said").unwrap();
+        }
+        record.note("d", Outcome::Started, "").unwrap();
+
+        let done = record.done();
+
+        assert!(done.has("a") && done.has("b::c") && !done.has("d") && !done.has("e"));
+        assert_eq!((done.count(Outcome::Passed), done.count(Outcome::Failed), done.finished()), (1, 1, 2));
+        assert_eq!(done.at_hand(), Some("d"));
+        assert_eq!(record.failures(), "---- b::c ----\nwhat it said\n");
+    }
+
+    #[test]
+    fn line_that_was_cut_off_does_not_finish_a_test() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = Record::new(&dir.path().join("record"));
+        fs::write(record.path(), "started a\npassed a").unwrap();
+        assert!(!record.done().has("a"));
+    }
+}
