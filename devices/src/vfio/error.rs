@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Why a host device could not be passed through, in words that say how to mend it.
+//! Why a host device could not be passed through, and what the user can do about it.
 
 use std::fmt;
 use std::io;
@@ -104,7 +104,7 @@ pub enum VfioPciError {
         /// The other functions in the way.
         others: Vec<Holder>,
     },
-    /// Somebody uses the group already.
+    /// Another process or device uses the group.
     #[error(
         "IOMMU group {group} of {name} is in use: by another process, or by another device of this VM; devices of one group \
          can be passed through together only with iommu off"
@@ -158,12 +158,12 @@ pub enum VfioPciError {
         /// Its IOMMU group.
         group: u32,
     },
-    /// The device, or VFIO on its behalf, says what cannot be.
+    /// The device, or VFIO, reports something impossible.
     #[error("{name}: {what}")]
     Nonsense {
         /// Address of the function.
         name: String,
-        /// What cannot be.
+        /// What is impossible.
         what: String,
     },
     /// A request to VFIO failed.
@@ -185,8 +185,8 @@ pub enum VfioPciError {
 }
 
 impl VfioPciError {
-    /// Whether the user can mend it: a wrong path, a device that is not set free for VFIO, missing rights. All else is
-    /// a failure of the host or the device.
+    /// Whether the user can mend it: a wrong path, a device that is not bound to VFIO, missing rights. All else is a
+    /// failure of the host or the device.
     pub fn is_user_error(&self) -> bool {
         !matches!(self, Self::Nonsense { .. } | Self::Host { .. } | Self::Vfio { .. })
     }
@@ -197,7 +197,7 @@ pub(in crate::vfio) fn file_error(path: PathBuf, source: io::Error) -> VfioPciEr
     match source.kind() {
         io::ErrorKind::NotFound => VfioPciError::NoVfio { path },
         io::ErrorKind::PermissionDenied => VfioPciError::NoAccess { path, source },
-        // The file is there while the module behind it is not.
+        // The file exists although the module behind it is not loaded.
         _ if matches!(source.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => VfioPciError::NoVfio { path },
         _ => VfioPciError::Host { what: format!("opening {}", path.display()), source },
     }

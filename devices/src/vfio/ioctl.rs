@@ -61,12 +61,12 @@ pub(in crate::vfio) fn map_dma(
     outcome(unsafe { ioctl_with_ref(container, VFIO_IOMMU_MAP_DMA(), &request) })
 }
 
-/// Takes `[iova, iova + size)` away from the devices of `container`; returns how many bytes were mapped there.
+/// Unmaps `[iova, iova + size)` in `container`. Returns how many bytes were mapped there.
 pub(in crate::vfio) fn unmap_dma(container: &impl AsRawFd, iova: u64, size: u64) -> io::Result<u64> {
     unmap(container, vfio_iommu_type1_dma_unmap { iova, size, ..Default::default() })
 }
 
-/// Takes everything away from the devices of `container`; returns how many bytes were mapped. Linux 5.12.
+/// Unmaps everything in `container`. Returns how many bytes were mapped. Linux 5.12.
 pub(in crate::vfio) fn unmap_all(container: &impl AsRawFd) -> io::Result<u64> {
     unmap(container, vfio_iommu_type1_dma_unmap { flags: VFIO_DMA_UNMAP_FLAG_ALL, ..Default::default() })
 }
@@ -80,7 +80,7 @@ fn unmap(container: &impl AsRawFd, mut request: vfio_iommu_type1_dma_unmap) -> i
 
 /// What the IOMMU behind `container` can do: `vfio_iommu_type1_info` with its capabilities, as bytes.
 pub(in crate::vfio) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
-    /// More capabilities than this make no sense.
+    /// Most bytes that are accepted.
     const LARGEST: u32 = 1 << 20;
     let mut size = argsz::<vfio_iommu_type1_info>();
     loop {

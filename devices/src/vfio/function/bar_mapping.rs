@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Pieces of a device's BARs in this process's address space, and shown to the guest.
+//! Areas of a BAR: mapped into this process, and shown to the guest by memory slots.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -11,7 +11,7 @@ use log::error;
 
 use crate::platform::{HostRange, MemorySlots};
 
-/// A piece of a device's memory, mapped into this process and never accessed by it: it is there for memory slots.
+/// An area of a BAR, mapped into this process. Memory slots refer to it; this process never accesses it.
 #[derive(Debug)]
 pub(crate) struct BarMapping {
     range: HostRange,
@@ -37,12 +37,12 @@ impl Drop for BarMapping {
     fn drop(&mut self) {
         // SAFETY: The range was mapped by `new`, and nothing uses it any more: slots made of it hold a reference.
         if unsafe { libc::munmap(self.range.address as *mut libc::c_void, self.range.len) } != 0 {
-            error!("unmapping a piece of a BAR: {}", io::Error::last_os_error());
+            error!("unmapping an area of a BAR: {}", io::Error::last_os_error());
         }
     }
 }
 
-/// A mapping that the guest sees, until it is hidden or this is dropped.
+/// A memory slot that shows a mapping to the guest. Dropping it removes the slot.
 pub(crate) struct BarSlot {
     slots: Arc<dyn MemorySlots>,
     slot: Option<u32>,
@@ -58,12 +58,12 @@ impl BarSlot {
         Ok(Self { slots: slots.clone(), slot: Some(slot), mapping: Some(mapping.clone()) })
     }
 
-    /// Nobody but the guest is to reach it for now.
+    /// Keeps other devices' DMA away from it for now.
     pub(crate) fn withhold(&self) -> io::Result<()> {
         self.slot.map_or(Ok(()), |slot| self.slots.withhold(slot))
     }
 
-    /// Takes it out of the guest's view. On failure the guest sees it still.
+    /// Removes the slot. On failure the guest still sees the mapping.
     pub(crate) fn hide(&mut self) -> io::Result<()> {
         if let Some(slot) = self.slot {
             self.slots.remove(slot)?;
@@ -76,8 +76,8 @@ impl BarSlot {
 impl Drop for BarSlot {
     fn drop(&mut self) {
         if let Err(error) = self.hide() {
-            error!("taking a piece of a BAR out of the guest's memory: {error}");
-            // The guest may see it still, so it must stay mapped for ever.
+            error!("removing the memory slot of an area of a BAR: {error}");
+            // The guest may still see it, so the mapping must never go.
             std::mem::forget(self.mapping.take());
         }
     }

@@ -15,20 +15,21 @@ use crate::pci::{Bar, BarKind};
 use crate::platform::MemorySlots;
 use crate::sync::lock;
 
-/// Where the guest sees the pieces of a BAR.
+/// The areas of a BAR that the guest sees.
 #[derive(Default)]
-struct Window {
-    at: Option<u64>,
-    shown: Vec<BarSlot>,
+struct ShownAreas {
+    /// Address of the BAR while they are shown.
+    address: Option<u64>,
+    slots: Vec<BarSlot>,
 }
 
-impl Window {
-    /// Takes everything out of the guest's view; what fails to go is kept, so that it is not forgotten.
+impl ShownAreas {
+    /// Removes all slots. A slot that cannot be removed stays in the list.
     fn close(&mut self) -> io::Result<()> {
-        self.at = None;
-        while let Some(shown) = self.shown.last_mut() {
-            shown.hide()?;
-            self.shown.pop();
+        self.address = None;
+        while let Some(slot) = self.slots.last_mut() {
+            slot.hide()?;
+            self.slots.pop();
         }
         Ok(())
     }
@@ -38,8 +39,8 @@ impl Window {
 pub(crate) struct HostBar {
     bar: Bar,
     // Before the mappings, which it refers to.
-    window: Mutex<Window>,
-    /// Pieces that need no exit, by offset.
+    shown: Mutex<ShownAreas>,
+    /// Areas that the guest reaches without an exit, by offset.
     mapped: Vec<(u64, Arc<BarMapping>)>,
 }
 
@@ -57,17 +58,17 @@ impl HostBar {
                 .map(|place| place.range.clone())
                 .collect();
             let direct = if region.readable { direct_areas(bar.size, &region.mappable, &trapped) } else { Vec::new() };
-            for piece in direct {
-                let len = usize::try_from(piece.end - piece.start).unwrap_or(usize::MAX);
-                match host.map_region(bar.index, piece.start, len, !region.writable) {
-                    Ok(mapping) => mapped.push((piece.start, Arc::new(mapping))),
+            for area in direct {
+                let len = usize::try_from(area.end - area.start).unwrap_or(usize::MAX);
+                match host.map_region(bar.index, area.start, len, !region.writable) {
+                    Ok(mapping) => mapped.push((area.start, Arc::new(mapping))),
                     Err(error) => {
-                        warn!("{name}: accesses to BAR {} at {:#x} exit: {error}", bar.index, piece.start);
+                        warn!("{name}: accesses to BAR {} at {:#x} exit: {error}", bar.index, area.start);
                     }
                 }
             }
         }
-        Self { bar, window: Mutex::default(), mapped }
+        Self { bar, shown: Mutex::default(), mapped }
     }
 
     /// The register.
@@ -75,34 +76,34 @@ impl HostBar {
         self.bar
     }
 
-    /// Shows the pieces at `address`; nothing changes if they are there already. On failure nothing is shown, and the
-    /// whole BAR traps.
+    /// Shows the areas to the guest at `address`. Does nothing if they are there already. On failure no area is
+    /// shown, and every access to the BAR exits.
     pub(crate) fn show(&self, slots: &Arc<dyn MemorySlots>, address: u64) -> io::Result<()> {
-        let mut window = lock(&self.window);
-        if window.at == Some(address) {
+        let mut shown = lock(&self.shown);
+        if shown.address == Some(address) {
             return Ok(());
         }
-        window.close()?;
+        shown.close()?;
         for (offset, mapping) in &self.mapped {
             match BarSlot::new(slots, mapping, address + offset) {
-                Ok(shown) => window.shown.push(shown),
+                Ok(slot) => shown.slots.push(slot),
                 Err(error) => {
-                    window.close()?;
+                    shown.close()?;
                     return Err(error);
                 }
             }
         }
-        window.at = Some(address);
+        shown.address = Some(address);
         Ok(())
     }
 
-    /// Has nobody but the guest reach the pieces, which are about to cease to answer.
+    /// Keeps other devices' DMA away from the areas: the device is about to stop decoding them.
     pub(crate) fn withhold(&self) -> io::Result<()> {
-        lock(&self.window).shown.iter().try_for_each(BarSlot::withhold)
+        lock(&self.shown).slots.iter().try_for_each(BarSlot::withhold)
     }
 
-    /// Takes all pieces out of the guest's view.
+    /// Removes all areas from the guest's view.
     pub(crate) fn hide(&self) -> io::Result<()> {
-        lock(&self.window).close()
+        lock(&self.shown).close()
     }
 }

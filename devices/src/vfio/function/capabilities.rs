@@ -22,7 +22,7 @@ fn dword(config: &dyn ConfigAccess, offset: u16) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Whether a list goes on at `offset`: a place for a capability that the list has not been at.
+/// Whether a list goes on at `offset`: within its space, and not at a capability that it already has.
 fn goes_on(list: &[FoundCapability], offset: u16, space: std::ops::Range<u16>) -> bool {
     space.contains(&offset) && !list.iter().any(|found| found.offset == offset)
 }

@@ -13,7 +13,7 @@ pub(crate) struct ConfigView {
     /// What the guest reads in emulated bits, and which of them it may write.
     space: ConfigSpace,
     emulated: Vec<u8>,
-    /// What goes to the device in emulated bits when their neighbours in a byte are written.
+    /// What is written to the device in the emulated bits of a byte when the guest writes its other bits.
     host: Vec<u8>,
 }
 
@@ -37,7 +37,7 @@ impl ConfigView {
         }
     }
 
-    /// Emulates the bits of `mask` from `offset` on with those of `value`; the guest may write those of `writable`.
+    /// Emulates the bits of `mask` from `offset` on. They read as in `value`; the guest may write those of `writable`.
     pub(crate) fn emulate(&mut self, offset: u16, mask: &[u8], value: &[u8], writable: &[u8]) {
         let mut bytes = vec![0; mask.len()];
         self.space.read(offset, &mut bytes);
@@ -54,20 +54,20 @@ impl ConfigView {
         self.emulate(offset, &vec![0xff; value.len()], value, &[]);
     }
 
-    /// What the device is to have in emulated bits of bytes that are not emulated wholly.
+    /// Sets what is written to the device in the emulated bits of a byte that also has bits of the device.
     pub(crate) fn pin(&mut self, offset: u16, value: &[u8]) {
         for (byte, value) in self.host.iter_mut().skip(offset.into()).zip(value) {
             *byte = *value;
         }
     }
 
-    /// What is pinned at `offset`.
+    /// The 16 bits that [`pin`](Self::pin) has set at `offset`.
     pub(crate) fn pinned(&self, offset: u16) -> u16 {
         let at = usize::from(offset);
         u16::from_le_bytes([self.host[at], self.host[at + 1]])
     }
 
-    /// The guest's read.
+    /// Serves a read of the guest's.
     pub(crate) fn read(&self, config: &dyn ConfigAccess, offset: u16, data: &mut [u8]) {
         let range = usize::from(offset)..usize::from(offset) + data.len();
         let Some(masks) = self.emulated.get(range) else { return };
@@ -82,8 +82,8 @@ impl ConfigView {
         }
     }
 
-    /// The guest's write: emulated bits change here, the others in the device, in one access where no wholly emulated
-    /// byte parts them.
+    /// Serves a write of the guest's: emulated bits change here, all others in the device. Bytes that follow each
+    /// other go to the device in one access, up to a byte that is wholly emulated.
     pub(crate) fn write(&mut self, config: &dyn ConfigAccess, offset: u16, data: &[u8]) {
         let start = usize::from(offset);
         let (Some(masks), Some(host)) =

@@ -4,10 +4,10 @@
 
 use std::ops::Range;
 
-/// What memory slots are made of.
+/// Bytes of a page, of which memory slots are made.
 pub(crate) const PAGE: u64 = 4096;
-/// More areas than this in one BAR would eat up the memory slots of the VM; the rest traps.
-const MOST_PIECES: usize = 16;
+/// Most areas of one BAR. Each takes a memory slot of the VM, which has few; accesses to the rest exit.
+const MOST_AREAS: usize = 16;
 
 /// The whole pages of a BAR of `size` bytes that lie in the `mappable` areas (offset and size, as the host says) and
 /// hold nothing of the `trapped` ranges; sorted, apart from each other.
@@ -37,19 +37,19 @@ pub(crate) fn direct_areas(size: u64, mappable: &[(u64, u64)], trapped: &[Range<
             .filter(|part| part.start < part.end)
             .collect();
     }
-    merged.truncate(MOST_PIECES);
+    merged.truncate(MOST_AREAS);
     merged
 }
 
 #[cfg(test)]
-#[expect(clippy::single_range_in_vec_init, reason = "a list of one piece is meant")]
+#[expect(clippy::single_range_in_vec_init, reason = "a list of one area is meant")]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
     #[test]
-    fn table_in_the_middle_leaves_a_piece_on_each_side() {
+    fn table_in_the_middle_leaves_an_area_on_each_side() {
         assert_eq!(direct_areas(0x4000, &[(0, 0x4000)], &[0x2000..0x2410, 0x3000..0x3010]), [0..0x2000]);
         assert_eq!(direct_areas(0x8000, &[(0, 0x8000)], &[0x2ff0..0x3010]), [0..0x2000, 0x4000..0x8000]);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a device is, as its configuration space says, and what of it the guest gets to see.
+//! Examines a device by its configuration space, and decides what the guest sees of it.
 //!
 //! Emulated are the BARs, the links of both capability lists, MSI, MSI-X, the interrupt pin (there is no INTx), the
 //! power state (the device stays in D0: memory that the guest sees would fault otherwise) and the expansion ROM (there
@@ -165,12 +165,12 @@ fn emulate_header(layout: &mut FunctionLayout) {
     view.fix(regs::INTERRUPT_PIN, &[0]);
 }
 
-/// First byte behind the capability at `offset`, as far as can be told: where the next one starts in memory.
+/// Where the capability at `offset` ends at the latest: at the next one in configuration space, or at `limit`.
 fn end_of(offset: u16, list: &[FoundCapability], limit: u16) -> u16 {
     list.iter().map(|found| found.offset).filter(|other| *other > offset).min().unwrap_or(limit)
 }
 
-/// Sets the links of the standard list so that it leads through what the guest may see.
+/// Links the standard capabilities that the guest may see into one list.
 fn link_standard(name: &str, layout: &mut FunctionLayout, host: &dyn HostFunction) {
     let list = capabilities::standard(host);
     let mut seen = Vec::new();
@@ -284,7 +284,7 @@ fn emulate_msix(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u1
     Ok(())
 }
 
-/// Sets the links of the extended list so that it leads through what the guest may see.
+/// Links the extended capabilities that the guest may see into one list.
 fn link_extended(layout: &mut FunctionLayout, host: &dyn HostFunction) {
     let view = &mut layout.view;
     if host.config_size() < u64::from(regs::CONFIG_SIZE) {
@@ -298,7 +298,7 @@ fn link_extended(layout: &mut FunctionLayout, host: &dyn HostFunction) {
         let end = end_of(found.offset, &list, regs::CONFIG_SIZE);
         view.fix(found.offset, &vec![0; usize::from(end - found.offset)]);
     }
-    // The list starts at a fixed place: what is hidden there becomes a null capability that leads on.
+    // The list starts at a fixed offset. If the capability there is hidden, a null capability takes its place.
     let mut heads: Vec<(u16, u32)> =
         seen.iter().map(|found| (found.offset, u32::from(found.id) | (u32::from(found.version) << 16))).collect();
     if heads.first().is_none_or(|(offset, _)| *offset != regs::EXTENDED) {

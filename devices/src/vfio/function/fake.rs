@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A function that stands in for hardware in tests, as broken or hostile as a test wants it.
+//! A function for tests instead of hardware, as broken or hostile as a test needs.
 
 use std::fs::File;
 use std::io;
@@ -30,9 +30,9 @@ pub(crate) struct Inner {
     pub(crate) config: Mutex<Vec<u8>>,
     pub(crate) regions: Vec<Region>,
     pub(crate) irqs: (u32, u32),
-    /// Interrupts of the host's own that it has, with the event of each that is on.
+    /// The host's notices that it has, with the event of each that is on.
     pub(crate) notices: Mutex<Vec<(IrqKind, Option<EventFd>)>>,
-    /// Those of them for which the host takes no event.
+    /// Notices for which the host refuses an event.
     pub(crate) refused: Mutex<Vec<IrqKind>>,
     pub(crate) events: Mutex<Vec<Event>>,
     pub(crate) resets: bool,
@@ -74,12 +74,12 @@ impl FakeFunction {
         Self(Arc::new(inner))
     }
 
-    /// The host can tell this of it.
+    /// Gives it this notice.
     pub(crate) fn offer(&self, kind: IrqKind) {
         self.0.notices.lock().unwrap().push((kind, None));
     }
 
-    /// The host tells it, if anybody wants to know; returns whether.
+    /// Sends the notice if an event is set; returns whether.
     pub(crate) fn tell(&self, kind: IrqKind) -> bool {
         let notices = self.0.notices.lock().unwrap();
         let event = notices.iter().find(|(other, _)| *other == kind).and_then(|(_, event)| event.as_ref());

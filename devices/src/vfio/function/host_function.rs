@@ -40,9 +40,9 @@ pub(crate) enum IrqKind {
     Msi,
     /// MSI-X.
     Msix,
-    /// Not the device's: the host has found an uncorrectable error of it. PCI Express only.
+    /// A notice of the host's: the device had an uncorrectable error. PCI Express only.
     Error,
-    /// Not the device's: the host wants it back.
+    /// A notice of the host's: it asks for the device.
     Request,
 }
 
@@ -65,6 +65,6 @@ pub(crate) trait HostFunction: ConfigAccess {
     /// Resets it; `false` if the host knows no way to. Fails with `WouldBlock` while the host holds it, as when it takes it from
     /// its driver.
     fn reset(&self) -> io::Result<bool>;
-    /// What moves it to another address space, as long as it is open.
+    /// Attaches it to another address space, as long as it is open.
     fn attachable(&self) -> Weak<dyn Attachable>;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the host tells of a passed-through function, by two interrupts that are VFIO's own and not the device's: that the
-//! device had an error, and that the host wants it back.
+//! The host's notices about a passed-through function. VFIO sends them by two interrupts of its own: one tells of an
+//! error of the device, the other asks for the device.
 
 use std::io;
 use std::sync::Arc;
@@ -14,17 +14,18 @@ use vmm_sys_util::poll::PollContext;
 use super::host_function::{HostFunction, IrqKind};
 use crate::platform::{HostListener, HostNotice};
 
-/// Stands for the event that ends the thread; each other one has its place in the list.
+/// Token of the event that ends the thread. The token of any other event is its place in the list.
 const STOP: usize = usize::MAX;
 
-/// A thread that waits for the host to tell something. Dropping it ends the thread.
+/// A thread that waits for notices. Dropping it ends the thread.
 pub(crate) struct HostWatch {
     stop: EventFd,
     thread: Option<JoinHandle<()>>,
 }
 
 impl HostWatch {
-    /// Starts to watch the function called `id`, at `name` in the host; `None` if its host tells nothing.
+    /// Starts to wait for notices about a function. The listener knows it as `id`; `name` is its address in the host.
+    /// `None` if the host sends no notices about it.
     ///
     /// # Errors
     /// The host gives no event or no thread.
@@ -40,7 +41,7 @@ impl HostWatch {
                 let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
                 match host.enable_irqs(kind, vec![&event]) {
                     Ok(()) => sources.push((event, notice)),
-                    // The other one is still worth having.
+                    // The other notice is still worth having.
                     Err(error) => warn!("{name}: the host does not take the event for its {kind:?} interrupt: {error}"),
                 }
             }
@@ -57,7 +58,7 @@ impl HostWatch {
         let (id, name) = (id.to_string(), name.to_string());
         let run = move || {
             if let Err(error) = relay(&poll, &sources, |notice| listener.notify(&id, &name, notice)) {
-                error!("{name}: what the host tells of it is not heard any more: {error}");
+                error!("{name}: notices of the host are not received any more: {error}");
             }
         };
         let thread = Builder::new().name("vfio-notices".into()).spawn(run)?;
@@ -70,13 +71,13 @@ impl Drop for HostWatch {
         // An event that nobody has written before takes a 1.
         let stopping = self.stop.write(1).is_ok();
         if let (true, Some(thread)) = (stopping, self.thread.take()) {
-            // It says itself what it fails at.
+            // The thread logs its failures itself.
             let _ = thread.join();
         }
     }
 }
 
-/// Passes on what comes until it is stopped. What comes several times before it is seen is passed on once.
+/// Passes notices on until it is stopped. One that comes several times before the thread reads it is passed on once.
 fn relay(poll: &PollContext<usize>, sources: &[(EventFd, HostNotice)], tell: impl Fn(HostNotice)) -> io::Result<()> {
     loop {
         for ready in poll.wait()?.iter_readable() {

@@ -23,7 +23,7 @@ struct Msi {
 
 /// Which interrupts VFIO delivers now: a device has one kind at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Active {
+struct ActiveIrqs {
     kind: IrqKind,
     vectors: u16,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Interrupts {
     name: String,
     msi: Option<Msi>,
     msix: Option<MsixCapability>,
-    active: Option<Active>,
+    active: Option<ActiveIrqs>,
     throttle: Throttle,
 }
 
@@ -79,7 +79,7 @@ impl Interrupts {
         let control = view.word(at.offset + 2);
         let exponent = ((control & regs::MSI_MULTIPLE_ENABLE) >> 4).min(5);
         let count = (1 << exponent).min(at.vectors);
-        let wanted = (control & regs::MSI_ENABLE != 0).then_some(Active { kind: IrqKind::Msi, vectors: count });
+        let wanted = (control & regs::MSI_ENABLE != 0).then_some(ActiveIrqs { kind: IrqKind::Msi, vectors: count });
         if wanted.is_none() && self.active.is_some_and(|active| active.kind == IrqKind::Msi) {
             self.switch(host, None, None)?;
         }
@@ -110,7 +110,7 @@ impl Interrupts {
         vectors: u16,
         table: &mut MsixTable,
     ) -> io::Result<()> {
-        let wanted = (control & CONTROL_ENABLE != 0).then_some(Active { kind: IrqKind::Msix, vectors });
+        let wanted = (control & CONTROL_ENABLE != 0).then_some(ActiveIrqs { kind: IrqKind::Msix, vectors });
         if wanted.is_none() && self.active.is_some_and(|active| active.kind == IrqKind::Msix) {
             self.switch(host, None, None)?;
         }
@@ -125,7 +125,7 @@ impl Interrupts {
     fn switch(
         &mut self,
         host: &dyn HostFunction,
-        wanted: Option<Active>,
+        wanted: Option<ActiveIrqs>,
         vectors: Option<&dyn MsiVectors>,
     ) -> io::Result<()> {
         if wanted == self.active {
@@ -143,7 +143,7 @@ impl Interrupts {
         Ok(())
     }
 
-    /// All interrupts off, as at power-on.
+    /// Turns all interrupts off, as at power-on.
     pub(crate) fn reset(&mut self, host: &dyn HostFunction, table: Option<&mut MsixTable>) {
         let outcome = self.switch(host, None, None);
         self.report("interrupts", outcome);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::vfio::error::{Holder, VfioPciError};
 
-/// Drivers that leave a function's DMA alone, so that VFIO lets them stay in a group that it hands out.
+/// Drivers that do no DMA. VFIO accepts a group with functions that they hold.
 const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
 
 /// A function of the host that VFIO can hand out, as far as sysfs tells.

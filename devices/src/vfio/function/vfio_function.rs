@@ -60,7 +60,7 @@ fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
         VfioError::OpenDeviceCdev(source) => {
             file_error(function.cdev().unwrap_or_else(|| PathBuf::from("/dev/vfio/devices")), source)
         }
-        // All devices of a group are in one address space, and another one put the group elsewhere.
+        // All devices of a group share one address space, and another device's use has chosen a different one.
         VfioError::VfioDeviceAttachIommufdPt(errno) if errno.errno() == libc::EINVAL => busy(),
         VfioError::VfioDeviceBindIommufd(errno) => match errno.errno() {
             // The group is open, or the character device is (EINVAL).
@@ -70,7 +70,7 @@ fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
             libc::EPERM => VfioPciError::NotViable { name, group, others: function.in_the_way() },
             _ => VfioPciError::Vfio { what: format!("opening {name}"), source: error },
         },
-        // Sysfs had no objection before, so a driver has come since.
+        // Sysfs showed no driver before, so one was bound since.
         VfioError::GroupViable => VfioPciError::NotViable { name, group, others: function.in_the_way() },
         source => VfioPciError::Vfio { what: format!("opening {name}"), source },
     }

@@ -27,18 +27,18 @@ use crate::vfio::error::VfioPciError;
 use crate::vfio::space::Attachable;
 use crate::vfio::space::DmaSpace;
 
-/// How long the host may hold a device that is to be reset: while it resets it itself, or recovers the link from an error.
+/// How long a reset waits for the host, which may be resetting the device itself or recovering its link from an error.
 const HELD_FOR: Duration = Duration::from_secs(3);
-/// How long to wait before the next attempt then.
+/// How long to wait between two attempts.
 const HELD_PAUSE: Duration = Duration::from_millis(50);
 
-/// Notes that the host wants the device back, and passes on everything.
-struct Watcher {
+/// Passes every notice on, and remembers whether the host has asked for the device.
+struct RequestWatcher {
     requested: Arc<AtomicBool>,
     listener: Arc<dyn HostListener>,
 }
 
-impl HostListener for Watcher {
+impl HostListener for RequestWatcher {
     fn notify(&self, id: &str, host: &str, notice: HostNotice) {
         if notice == HostNotice::Requested {
             self.requested.store(true, Ordering::Relaxed);
@@ -47,7 +47,7 @@ impl HostListener for Watcher {
     }
 }
 
-struct State {
+struct FunctionState {
     view: ConfigView,
     /// The view at power-on, with the BARs as assigned.
     initial: ConfigView,
@@ -58,24 +58,24 @@ struct State {
 pub struct VfioPciDevice {
     id: String,
     name: String,
-    state: Mutex<State>,
+    state: Mutex<FunctionState>,
     /// Locked after `state`, where both are.
     table: Option<Mutex<MsixTable>>,
     msix: Option<MsixCapability>,
     slots: Arc<dyn MemorySlots>,
     throttle: Throttle,
     watch: Mutex<Option<HostWatch>>,
-    /// The last reset failed as the host held it.
+    /// The last reset failed because the host held the device.
     held: AtomicBool,
-    /// The host has said that it wants it back.
+    /// The host has asked for the device, to take it from its driver.
     requested: Arc<AtomicBool>,
     // The mappings of the BARs hold the device open, so they go before it.
     bars: Vec<HostBar>,
     host: Box<dyn HostFunction>,
 }
 
-/// What an access at an offset in a BAR reaches, and the first offset that it does not.
-enum Target {
+/// What an access to a BAR reaches: the MSI-X table or the pending bits at this offset, or the device.
+enum BarTarget {
     Table(u64),
     Pending(u64),
     Device,
@@ -115,7 +115,7 @@ impl VfioPciDevice {
         let bars: Vec<_> =
             layout.bars.iter().map(|bar| HostBar::new(name, &*host, *bar, layout.msix.as_ref())).collect();
         let interrupts = Interrupts::new(name, msi, layout.msix.clone());
-        let state = State { initial: layout.view.clone(), view: layout.view, interrupts };
+        let state = FunctionState { initial: layout.view.clone(), view: layout.view, interrupts };
         let device = Self {
             id: id.to_string(),
             name: name.to_string(),
@@ -139,29 +139,29 @@ impl VfioPciDevice {
         &self.name
     }
 
-    /// From now on has `listener` told what the host tells of the function, if it can tell anything.
+    /// Passes the host's notices about the function to `listener` from now on. A function may have none.
     ///
     /// # Errors
     /// The host gives no event or no thread.
     pub fn watch(&self, listener: Arc<dyn HostListener>) -> io::Result<()> {
-        let watcher = Watcher { requested: self.requested.clone(), listener };
+        let watcher = RequestWatcher { requested: self.requested.clone(), listener };
         let watch = HostWatch::start(&self.id, &self.name, &*self.host, Arc::new(watcher))?;
         *lock(&self.watch) = watch;
         Ok(())
     }
 
-    /// Has nobody told any more. Returns when the last notice is delivered.
+    /// Stops passing notices on. Returns once the last one is delivered.
     pub fn unwatch(&self) {
         let watch = lock(&self.watch).take();
         drop(watch);
     }
 
-    /// Whether the host held it when it was last to be reset: the host is taking it from its driver.
+    /// Whether the last reset failed because the host held the function: it is taking it from its driver.
     pub fn is_held(&self) -> bool {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// What moves the function to another address space.
+    /// Attaches the function to another address space.
     pub(crate) fn attachable(&self) -> Weak<dyn Attachable> {
         self.host.attachable()
     }
@@ -174,12 +174,13 @@ impl VfioPciDevice {
         self.table.as_ref().map(lock)
     }
 
-    /// What the byte at `offset` in BAR `bar` is, and how many bytes from there on are the same.
-    fn target(&self, bar: u8, offset: u64) -> (Target, u64) {
+    /// What the byte at `offset` of BAR `bar` belongs to, and how many bytes from there on belong to the same.
+    fn target(&self, bar: u8, offset: u64) -> (BarTarget, u64) {
         let mut left = u64::MAX;
         if let Some(msix) = &self.msix {
-            type Make = fn(u64) -> Target;
-            for (place, make) in [(&msix.table, Target::Table as Make), (&msix.pending, Target::Pending as Make)] {
+            type Make = fn(u64) -> BarTarget;
+            for (place, make) in [(&msix.table, BarTarget::Table as Make), (&msix.pending, BarTarget::Pending as Make)]
+            {
                 if place.bar != bar {
                 } else if place.range.contains(&offset) {
                     return (make(offset - place.range.start), place.range.end - offset);
@@ -188,16 +189,16 @@ impl VfioPciDevice {
                 }
             }
         }
-        (Target::Device, left)
+        (BarTarget::Device, left)
     }
 
-    /// Splits an access at the borders of what it reaches.
+    /// Splits an access where what it reaches changes.
     fn each_target(
         &self,
         bar: u8,
         offset: u64,
         len: usize,
-        mut access: impl FnMut(Target, u64, std::ops::Range<usize>),
+        mut access: impl FnMut(BarTarget, u64, std::ops::Range<usize>),
     ) {
         let mut done = 0;
         while done < len {
@@ -210,7 +211,7 @@ impl VfioPciDevice {
         }
     }
 
-    /// Resets it; with the host's `WouldBlock` while the host holds it.
+    /// Resets the function. Fails with `WouldBlock` while the host holds it.
     fn restart(&self) -> io::Result<()> {
         let mut state = lock(&self.state);
         let mut table = self.lock_table();
@@ -228,12 +229,12 @@ impl VfioPciDevice {
     }
 
     /// Writes the command register as at power-on: decoding on, no bus mastering.
-    fn quiesce(&self, state: &State) {
+    fn quiesce(&self, state: &FunctionState) {
         self.host.write_config(regs::COMMAND, &state.initial.pinned(regs::COMMAND).to_le_bytes());
     }
 }
 
-/// Whether a write to configuration space leaves BARs in memory without decoding.
+/// Whether a write to configuration space turns the decoding of memory BARs off.
 fn ends_decoding(offset: u16, data: &[u8]) -> bool {
     let low = regs::COMMAND.checked_sub(offset).and_then(|at| data.get(usize::from(at)));
     low.is_some_and(|low| u16::from(*low) & regs::COMMAND_MEMORY == 0)
@@ -256,7 +257,7 @@ impl PciDevice for VfioPciDevice {
         {
             warn!("{}: decoding goes off while other devices may reach a BAR: {error}", self.name);
         }
-        let State { view, interrupts, .. } = &mut *state;
+        let FunctionState { view, interrupts, .. } = &mut *state;
         view.write(&*self.host, offset, data);
         let mut table = self.lock_table();
         interrupts.written(&*self.host, view, table.as_deref_mut(), offset, data.len());
@@ -289,8 +290,8 @@ impl PciDevice for VfioPciDevice {
         self.each_target(index, offset, data.len(), |target, at, part| {
             let data = &mut data[part];
             match (target, self.lock_table()) {
-                (Target::Table(at), Some(table)) => table.read_table(at, data),
-                (Target::Pending(at), Some(table)) => {
+                (BarTarget::Table(at), Some(table)) => table.read_table(at, data),
+                (BarTarget::Pending(at), Some(table)) => {
                     data.fill(0);
                     table.read_pending(at, data);
                 }
@@ -306,14 +307,14 @@ impl PciDevice for VfioPciDevice {
         self.each_target(index, offset, data.len(), |target, at, part| {
             let data = &data[part];
             match (target, self.lock_table()) {
-                (Target::Table(at), Some(mut table)) => {
+                (BarTarget::Table(at), Some(mut table)) => {
                     if let Err(error) = table.write_table(at, data)
                         && self.throttle.pass()
                     {
                         error!("{}: {error}", self.name);
                     }
                 }
-                (Target::Pending(_), _) => {}
+                (BarTarget::Pending(_), _) => {}
                 (_, table) => {
                     drop(table);
                     self.host.write_region(index, at, data);
@@ -322,8 +323,9 @@ impl PciDevice for VfioPciDevice {
         });
     }
 
-    /// One that the host is taking back cannot be reset: the host holds it until it is closed. That is no reason to end the VM, as
-    /// the guest loses it. For anything else the host holds a device for a moment only.
+    /// A function that the host takes back cannot be reset: the host holds it until it is closed. The VM goes on,
+    /// since the guest loses the function anyway. For any other reason the host holds a function for a moment only,
+    /// so the reset is tried again.
     fn reset(&self) -> io::Result<()> {
         let since = Instant::now();
         loop {

@@ -12,7 +12,7 @@ use vm_memory::VolatileSlice;
 use super::{ioas, type1_info};
 use crate::vfio::ioctl;
 
-/// An I/O address space of the host: what the devices that are put in it can reach. Clones are the same one.
+/// An I/O address space of the host: what the devices attached to it can reach. Clones are the same one.
 ///
 /// It starts empty. What is mapped stays mapped until it is unmapped, or the last clone and the last device are gone.
 #[derive(Clone)]
@@ -41,7 +41,7 @@ impl DmaSpace {
         }
     }
 
-    /// Takes `[iova, iova + len)` away from the devices: whole mappings only. Returns how many bytes were mapped there.
+    /// Unmaps `[iova, iova + len)`, which must be whole mappings. Returns how many bytes were mapped there.
     /// The error is `EINVAL` or `ENOENT` when the range cuts a mapping or holds none.
     pub(crate) fn unmap(&self, iova: u64, len: u64) -> io::Result<u64> {
         match self {
@@ -50,7 +50,7 @@ impl DmaSpace {
         }
     }
 
-    /// Takes everything away from the devices.
+    /// Unmaps everything.
     pub(crate) fn unmap_all(&self) -> io::Result<()> {
         match self {
             Self::Container(container) => match ioctl::unmap_all(&**container) {
@@ -62,7 +62,7 @@ impl DmaSpace {
         }
     }
 
-    /// What the host's IOMMU can translate here. There must be a device in the space: it is not known before.
+    /// What the host's IOMMU can translate here. A device must be attached: the limits are not known before.
     pub(crate) fn limits(&self) -> io::Result<MapperLimits> {
         match self {
             Self::Container(container) => Ok(type1_info::parse(&ioctl::iommu_info(&**container)?)),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which device is behind which endpoint, for address spaces among which devices can move.
+//! The device behind each endpoint. With IOMMUFD, the engine attaches endpoints to other address spaces while they run.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,9 +11,9 @@ use iommu_bounce::EndpointId;
 use super::dma_space::DmaSpace;
 use crate::sync::lock;
 
-/// A device that can change its address space while it runs.
+/// A device that can be attached to another address space while it runs.
 pub(crate) trait Attachable: Send + Sync {
-    /// Puts the device in `space` and takes it out of the one where it was, in one step. On error it stays there.
+    /// Attaches the device to `space` and detaches it from the one it was in, in one step. On error it stays where it was.
     fn attach(&self, space: &DmaSpace) -> io::Result<()>;
 }
 
@@ -27,7 +27,7 @@ impl EndpointDevices {
         lock(&self.0).insert(endpoint, device);
     }
 
-    /// Puts the device behind `endpoint` in `space`. On error it stays where it is.
+    /// Attaches the device behind `endpoint` to `space`. On error it stays where it is.
     pub(crate) fn attach(&self, endpoint: EndpointId, space: &DmaSpace) -> io::Result<()> {
         let device = lock(&self.0).get(&endpoint).and_then(Weak::upgrade);
         let gone = || io::Error::new(io::ErrorKind::NotFound, format!("endpoint {endpoint:#x} has no open device"));

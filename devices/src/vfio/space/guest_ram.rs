@@ -20,8 +20,8 @@ pub struct GuestRamMapping {
     mapped: usize,
 }
 
-/// Maps all of `memory` in `space`, IOVA equal to GPA, readable and writable: what devices without a virtual IOMMU
-/// need. The space must have a device already. All of it is pinned.
+/// Maps all of `memory` in `space`, IOVA equal to GPA, readable and writable, as devices without a virtual IOMMU
+/// need. A device must be attached to `space` already. All of the memory is pinned.
 pub fn map_guest_ram(space: &DmaSpace, memory: &Ram) -> Result<GuestRamMapping, VfioPciError> {
     let mut mapping = GuestRamMapping { space: space.clone(), memory: memory.clone(), mapped: 0 };
     for region in memory.iter() {

@@ -18,14 +18,14 @@ use super::vfio_mapper::VfioMapper;
 use crate::vfio::error::{VfioPciError, file_error};
 use crate::vfio::function::VfioPciDevice;
 
-/// The way to the host's IOMMU, which makes address spaces.
+/// The host's IOMMU, which makes address spaces.
 pub struct HostIommu {
-    way: Way,
-    /// KVM's own VFIO device, which learns what devices the VM uses.
+    backend: Backend,
+    /// KVM's VFIO device, which is told of the devices that the VM uses.
     kvm_vfio: Option<Arc<VfioDeviceFd>>,
 }
 
-enum Way {
+enum Backend {
     Containers,
     Iommufd(Arc<IommuFd>, EndpointDevices),
 }
@@ -33,7 +33,7 @@ enum Way {
 impl HostIommu {
     /// By VFIO's groups and containers (`/dev/vfio/vfio`), which every host has.
     pub fn containers(kvm_vfio: Option<Arc<VfioDeviceFd>>) -> Self {
-        Self { way: Way::Containers, kvm_vfio }
+        Self { backend: Backend::Containers, kvm_vfio }
     }
 
     /// By IOMMUFD (`/dev/iommu`) and VFIO's character devices: Linux 6.6 built with `CONFIG_IOMMUFD` and
@@ -43,18 +43,18 @@ impl HostIommu {
             IommufdError::OpenIommufd(source) => iommufd_error(source),
             error => VfioPciError::Host { what: "opening /dev/iommu".to_string(), source: ioas::io_error(error) },
         })?;
-        Ok(Self { way: Way::Iommufd(Arc::new(iommufd), EndpointDevices::default()), kvm_vfio })
+        Ok(Self { backend: Backend::Iommufd(Arc::new(iommufd), EndpointDevices::default()), kvm_vfio })
     }
 
     /// Makes an empty address space.
     pub fn new_space(&self) -> Result<DmaSpace, VfioPciError> {
         let kvm_vfio = self.kvm_vfio.clone();
-        match &self.way {
-            Way::Containers => {
+        match &self.backend {
+            Backend::Containers => {
                 let container = VfioContainer::new(kvm_vfio).map_err(container_error)?;
                 Ok(DmaSpace::Container(Arc::new(container)))
             }
-            Way::Iommufd(iommufd, _) => {
+            Backend::Iommufd(iommufd, _) => {
                 let ioas = VfioIommufd::new(iommufd.clone(), None, kvm_vfio).map_err(|source| VfioPciError::Vfio {
                     what: "making an address space (IOAS) of /dev/iommu".to_string(),
                     source,
@@ -64,9 +64,9 @@ impl HostIommu {
         }
     }
 
-    /// The mapper of `endpoint`: for `space`, in which its device `function` is and no other. `memory` owns the guest RAM
-    /// (and whatever else will be mapped) and is kept as long as the mapper. By IOMMUFD, the mappers of one `HostIommu`
-    /// can take one another's endpoints in.
+    /// The mapper of `endpoint`. Its device `function` is the only one attached to `space`. `memory` owns the guest
+    /// RAM and all else that will be mapped, and is kept as long as the mapper. With IOMMUFD, a mapper of one
+    /// `HostIommu` can adopt the endpoints of its others.
     pub fn mapper(
         &self,
         space: DmaSpace,
@@ -74,9 +74,9 @@ impl HostIommu {
         function: &VfioPciDevice,
         memory: impl Any + Send,
     ) -> Result<VfioMapper, VfioPciError> {
-        let devices = match &self.way {
-            Way::Containers => None,
-            Way::Iommufd(_, devices) => {
+        let devices = match &self.backend {
+            Backend::Containers => None,
+            Backend::Iommufd(_, devices) => {
                 devices.insert(endpoint, function.attachable());
                 Some(devices.clone())
             }

@@ -47,9 +47,9 @@ pub(crate) fn map(
     ioas.iommufd().map_iommu_ioas(&request).map_err(io_error)
 }
 
-/// Takes `[iova, iova + len)` away from the devices: whole mappings only. Returns how many bytes were mapped there.
+/// Unmaps `[iova, iova + len)`, which must be whole mappings. Returns how many bytes were mapped there.
 ///
-/// Unlike type 1, IOMMUFD goes from mapping to mapping and stops at one that is cut.
+/// Unlike type 1, IOMMUFD unmaps one mapping after the other, and stops at one that the range cuts.
 pub(crate) fn unmap(ioas: &VfioIommufd, iova: u64, length: u64) -> io::Result<u64> {
     let size = size_field::<iommu_ioas_unmap>();
     let mut request = iommu_ioas_unmap { size, ioas_id: ioas.ioas().id(), iova, length };
@@ -57,7 +57,7 @@ pub(crate) fn unmap(ioas: &VfioIommufd, iova: u64, length: u64) -> io::Result<u6
     Ok(request.length)
 }
 
-/// Takes everything away from the devices.
+/// Unmaps everything.
 pub(crate) fn unmap_all(ioas: &VfioIommufd) -> io::Result<()> {
     match unmap(ioas, 0, u64::MAX) {
         // There was nothing.
@@ -80,7 +80,7 @@ fn describe(ranges: &[(u64, u64)], alignment: u64) -> MapperLimits {
     MapperLimits { page_size_mask: !(granule - 1), iova_ranges, max_mappings: None }
 }
 
-/// The kernel's error in one of the library.
+/// The kernel's error inside an error of the library.
 pub(crate) fn io_error(error: IommufdError) -> io::Error {
     match error {
         IommufdError::OpenIommufd(source) => source,

@@ -22,7 +22,7 @@ pub(crate) const fn size_field<T>() -> u32 {
 
 /// The IOVAs that can be mapped in address space `ioas_id`, as first and last, and the alignment of a mapping.
 pub(crate) fn iova_ranges(iommufd: &IommuFd, ioas_id: u32) -> io::Result<(Vec<(u64, u64)>, u64)> {
-    /// More ranges than this make no sense.
+    /// Most ranges that are asked for.
     const MOST: u32 = 1 << 16;
     let mut room = 16;
     loop {

@@ -15,7 +15,7 @@ use super::endpoint_devices::EndpointDevices;
 use crate::throttle::Throttle;
 use crate::vfio::error::VfioPciError;
 
-/// A VM has one IOMMUFD, and its address spaces are all of one kind.
+/// A VM has one IOMMUFD, and any of its address spaces can adopt any of its devices.
 const GROUP: MapperGroup = MapperGroup(0);
 
 /// Maps for the devices of one address space of the host, with the permissions asked for and no more.
@@ -24,9 +24,9 @@ const GROUP: MapperGroup = MapperGroup(0);
 pub struct VfioMapper {
     space: DmaSpace,
     limits: MapperLimits,
-    /// The devices that can move here and away, if they can.
+    /// The devices that can be attached to other address spaces; `None` with containers.
     devices: Option<EndpointDevices>,
-    /// What the mappings lead to outlives them: a slice's lifetime ends with the call that maps it.
+    /// Keeps the mapped memory as long as the mappings: the lifetime of a slice ends with the call that maps it.
     _memory: Box<dyn Any + Send>,
     throttle: Throttle,
 }
@@ -115,7 +115,7 @@ impl DmaMapper for VfioMapper {
 
     fn adopt(&mut self, endpoint: EndpointId) -> io::Result<()> {
         let devices = self.devices.as_ref().ok_or(io::ErrorKind::Unsupported)?;
-        // Where the first device comes in, all that is mapped gets pinned.
+        // When the first device is attached, the kernel pins all that is mapped.
         devices.attach(endpoint, &self.space).inspect_err(|error| self.explain(error))
     }
 }

@@ -17,12 +17,12 @@ use super::version::{self, Abilities};
 use super::wire::{self, ACCESS, Command, DmaFlags, RegionInfo};
 use crate::vfio::error::VfioPciError;
 
-/// Most bytes of an answer that tells little or nothing: some servers send back what they were asked.
+/// Most bytes of an answer without data. Some servers send the request back as their answer.
 const SHORT: usize = 256;
-/// Most bytes in which a server may describe itself.
+/// Most bytes of an answer to VERSION.
 const MOST_VERSION: usize = 4096;
 
-/// A server's device, as far as it does not change.
+/// What does not change of a server's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Description {
     /// It can be reset.
@@ -56,8 +56,8 @@ pub(super) fn open_socket(path: &Path) -> Result<UnixStream, VfioPciError> {
 }
 
 impl Client {
-    /// Talks to the server on `socket`; `name` is the device's in messages. DMA_READ and DMA_WRITE of the server's go to
-    /// `dma`.
+    /// Connects to the server on `socket`. `name` is the device's in messages. The server's DMA_READ and DMA_WRITE go
+    /// to `dma`.
     pub(super) fn new(name: &str, socket: UnixStream, dma: Arc<dyn DmaTarget>) -> Result<Self, VfioPciError> {
         Self::with_limit(name, socket, dma, TIME_LIMIT)
     }
@@ -92,18 +92,19 @@ impl Client {
         self.connection.gone()
     }
 
-    /// Has nothing more to do with a server that did what it must not.
+    /// Ends the connection to a server that broke a rule.
     pub(super) fn give_up(&self, reason: &str) {
         self.connection.give_up(reason);
     }
 
     /// Asks what the device is.
     pub(super) fn describe(&self) -> Result<Description, VfioPciError> {
-        let ask = |command: Command, question: &[u8]| {
-            let answer = self.connection.call(command, question, &[], SHORT);
+        let ask = |command: Command, request: &[u8]| {
+            let answer = self.connection.call(command, request, &[], SHORT);
             answer.map_err(|error| failure(&self.name, &self.connection, command, error))
         };
-        let broken = |command: Command| nonsense(&self.name, &format!("answers {} with what is none", command.name()));
+        let broken =
+            |command: Command| nonsense(&self.name, &format!("answers {} with an invalid message", command.name()));
         let answer = ask(Command::DeviceInfo, &wire::device_info())?;
         let info = wire::parse_device_info(&answer).ok_or_else(|| broken(Command::DeviceInfo))?;
         if !info.pci || info.regions < wire::PCI_REGIONS {
@@ -128,10 +129,10 @@ impl Client {
         Ok(Description { resets: info.resets, bars, config, irqs })
     }
 
-    /// Reads in a region. A server that does not do as it is asked is gone.
+    /// Reads in a region. An invalid answer ends the connection.
     pub(super) fn read_region(&self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), CallError> {
-        let question = wire::region_access(region, offset, data.len());
-        let answer = self.connection.call(Command::RegionRead, &question, &[], ACCESS + data.len())?;
+        let request = wire::region_access(region, offset, data.len());
+        let answer = self.connection.call(Command::RegionRead, &request, &[], ACCESS + data.len())?;
         match wire::parse_region_access(&answer, region, offset, data.len()) {
             Some(bytes) if bytes.len() == data.len() => data.copy_from_slice(bytes),
             _ => return Err(self.breach(Command::RegionRead)),
@@ -149,11 +150,11 @@ impl Client {
     }
 
     fn breach(&self, command: Command) -> CallError {
-        self.give_up(&format!("answers {} with what is none", command.name()));
+        self.give_up(&format!("answers {} with an invalid message", command.name()));
         CallError::Gone
     }
 
-    /// Tells the server of memory. Without a file, it reaches the memory by DMA_READ and DMA_WRITE only.
+    /// Announces memory to the server. Without a file, the server reaches it by DMA_READ and DMA_WRITE only.
     pub(super) fn map(
         &self,
         iova: u64,
@@ -168,12 +169,12 @@ impl Client {
         self.connection.call(Command::DmaMap, &message, &descriptors, SHORT).map(drop)
     }
 
-    /// Tells the server that memory is not to be used any more: exactly what one [`map`](Self::map) gave it.
+    /// Takes memory back from the server: exactly what one [`map`](Self::map) has announced.
     pub(super) fn unmap(&self, iova: u64, len: u64) -> Result<(), CallError> {
         self.connection.call(Command::DmaUnmap, &wire::dma_unmap(iova, len), &[], SHORT).map(drop)
     }
 
-    /// Gives interrupts of a kind, from 0 on, their events.
+    /// Turns interrupts of a kind on: vector n writes event n.
     pub(super) fn enable_irqs(&self, kind: u32, events: &[impl AsFd]) -> Result<(), CallError> {
         let most = usize::try_from(self.abilities.descriptors).unwrap_or(MOST_DESCRIPTORS).min(MOST_DESCRIPTORS);
         let mut start = 0;
@@ -203,7 +204,7 @@ fn nonsense(name: &str, what: &str) -> VfioPciError {
     VfioPciError::Nonsense { name: name.to_string(), what: format!("the vfio-user server {what}") }
 }
 
-/// Why a device cannot be used whose server does not answer `command`.
+/// Why a device cannot be used: its server did not answer `command`.
 fn failure(name: &str, connection: &Connection, command: Command, error: CallError) -> VfioPciError {
     match (error, connection.gone()) {
         (CallError::Gone, Some(reason)) => nonsense(name, &reason),

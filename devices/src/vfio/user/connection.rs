@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The socket to a server that may be broken or hostile: questions and their answers, and the server's own accesses to
-//! memory in between.
+//! The socket to a server, which may be broken or hostile. It carries this side's requests and their answers, and the
+//! server's own requests to read and write memory.
 //!
-//! One thread reads all that comes. It hands answers to those who wait for them, and serves DMA_READ and DMA_WRITE by
-//! itself, without any lock that somebody holds who waits for the server: a server may want memory before it answers.
-//! Who asks waits for a limited time. A server that breaks the protocol, is silent for too long or goes away is *gone*:
-//! that is said once, everybody who waits is told, and nothing is sent or taken any more.
+//! One thread reads all messages. It hands each answer to the thread that waits for it, and serves DMA_READ and
+//! DMA_WRITE itself. For these it takes no lock that a waiting thread may hold, since a server may access memory
+//! before it answers. Threads wait for a limited time. A server that breaks the protocol, is silent for too long or
+//! closes the socket is *gone*: this is logged once, all waiting threads get an error, and no more messages are sent
+//! or read.
 //!
-//! Descriptors are only ever sent. No room is given for those that a server sends, so the kernel closes them.
+//! Descriptors are only sent. Messages are read without room for descriptors, so the kernel closes those that a server sends.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,17 +30,17 @@ use crate::sync::lock;
 
 /// How long a server may take for anything. A vCPU may be waiting, with interrupts off in its guest.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Most descriptors that go with one message.
+/// Most descriptors in one message.
 pub(super) const MOST_DESCRIPTORS: usize = 32;
 /// Bytes that are read ahead.
 const READ_AHEAD: usize = 16 << 10;
 
-/// Why a question has no answer.
+/// Why a request failed.
 #[derive(Debug)]
 pub(super) enum CallError {
     /// The server refuses, with this error number, which may be 0.
     Refused(u32),
-    /// The server is gone. It was reported.
+    /// The server is gone. The log says so already.
     Gone,
 }
 
@@ -53,7 +54,7 @@ impl fmt::Display for CallError {
     }
 }
 
-/// A server's error number as an error, whatever number it is.
+/// A server's error number as an error. It may be any number.
 fn errno(error: u32) -> io::Error {
     i32::try_from(error).map_or_else(|_| io::ErrorKind::Other.into(), io::Error::from_raw_os_error)
 }
@@ -75,8 +76,8 @@ pub(super) trait DmaTarget: Send + Sync {
     fn write(&self, iova: u64, data: &[u8]) -> bool;
 }
 
-/// A question that waits.
-struct Waiting {
+/// A request that waits for its answer.
+struct PendingRequest {
     command: Command,
     /// Most bytes that an answer can have.
     most: usize,
@@ -84,58 +85,58 @@ struct Waiting {
 }
 
 #[derive(Default)]
-struct Questions {
+struct Requests {
     next: u16,
-    waiting: BTreeMap<u16, Waiting>,
+    waiting: BTreeMap<u16, PendingRequest>,
     /// Why the server is gone, if it is.
     gone: Option<String>,
 }
 
-/// Who waits for what.
+/// The requests that wait for their answers.
 #[derive(Default)]
 pub(super) struct Calls {
-    questions: Mutex<Questions>,
+    requests: Mutex<Requests>,
     changed: Condvar,
 }
 
 impl Calls {
-    /// Expects the answer to a question. Returns the number that the question gets.
+    /// Registers a request whose answer may have `most` bytes. Returns its number.
     pub(super) fn expect(&self, command: Command, most: usize) -> Result<u16, CallError> {
-        let mut questions = lock(&self.questions);
-        if questions.gone.is_some() {
+        let mut requests = lock(&self.requests);
+        if requests.gone.is_some() {
             return Err(CallError::Gone);
         }
-        let first = questions.next;
+        let first = requests.next;
         // There are far fewer threads than numbers.
         let number = (0..=u16::MAX).map(|step| first.wrapping_add(step));
-        let free = number.into_iter().find(|id| !questions.waiting.contains_key(id)).ok_or(CallError::Gone)?;
-        questions.next = free.wrapping_add(1);
-        questions.waiting.insert(free, Waiting { command, most, answer: None });
+        let free = number.into_iter().find(|id| !requests.waiting.contains_key(id)).ok_or(CallError::Gone)?;
+        requests.next = free.wrapping_add(1);
+        requests.waiting.insert(free, PendingRequest { command, most, answer: None });
         Ok(free)
     }
 
-    /// Waits for the answer to question `id` until `deadline`; `None` if there is none by then.
+    /// Waits for the answer to request `id` until `deadline`; `None` if there is none by then.
     pub(super) fn wait(&self, id: u16, deadline: Instant) -> Option<Result<Vec<u8>, CallError>> {
-        let mut questions = lock(&self.questions);
+        let mut requests = lock(&self.requests);
         loop {
-            let answered = questions.waiting.get(&id).is_none_or(|waiting| waiting.answer.is_some());
+            let answered = requests.waiting.get(&id).is_none_or(|waiting| waiting.answer.is_some());
             let left = deadline.saturating_duration_since(Instant::now());
-            if answered || questions.gone.is_some() || left.is_zero() {
-                let answer = questions.waiting.remove(&id).and_then(|waiting| waiting.answer);
+            if answered || requests.gone.is_some() || left.is_zero() {
+                let answer = requests.waiting.remove(&id).and_then(|waiting| waiting.answer);
                 return match answer {
                     Some(answer) => Some(answer.map_err(CallError::Refused)),
-                    None => questions.gone.is_some().then_some(Err(CallError::Gone)),
+                    None => requests.gone.is_some().then_some(Err(CallError::Gone)),
                 };
             }
-            let waited = self.changed.wait_timeout(questions, left);
-            questions = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.changed.wait_timeout(requests, left);
+            requests = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Whether the answer that `header` announces can be one. The error says why not.
+    /// Checks the header of an answer. The error says what is wrong.
     fn check(&self, header: &Header) -> Result<(), String> {
-        let questions = lock(&self.questions);
-        let waiting = questions.waiting.get(&header.id).filter(|waiting| waiting.answer.is_none());
+        let requests = lock(&self.requests);
+        let waiting = requests.waiting.get(&header.id).filter(|waiting| waiting.answer.is_none());
         let Some(waiting) = waiting else { return Err("answers what it was not asked".into()) };
         let name = waiting.command.name();
         if waiting.command.number() != header.command {
@@ -147,9 +148,9 @@ impl Calls {
         Ok(())
     }
 
-    /// Hands an answer to who waits for it.
+    /// Hands an answer to the thread that waits for it.
     fn answer(&self, id: u16, answer: Result<Vec<u8>, u32>) {
-        if let Some(waiting) = lock(&self.questions).waiting.get_mut(&id) {
+        if let Some(waiting) = lock(&self.requests).waiting.get_mut(&id) {
             waiting.answer = Some(answer);
         }
         self.changed.notify_all();
@@ -157,23 +158,23 @@ impl Calls {
 
     /// The server is gone; `false` if it was already.
     fn give_up(&self, reason: &str) -> bool {
-        let mut questions = lock(&self.questions);
-        let first = questions.gone.is_none();
+        let mut requests = lock(&self.requests);
+        let first = requests.gone.is_none();
         if first {
-            questions.gone = Some(reason.to_string());
+            requests.gone = Some(reason.to_string());
         }
-        drop(questions);
+        drop(requests);
         self.changed.notify_all();
         first
     }
 
     /// Why the server is gone, if it is.
     pub(super) fn gone(&self) -> Option<String> {
-        lock(&self.questions).gone.clone()
+        lock(&self.requests).gone.clone()
     }
 }
 
-/// Takes one message, and sends what it has to be answered with by `send`. The error says why no other can follow.
+/// Reads one message and sends the answer, if it needs one, by `send`. The error says why the connection ends.
 pub(super) fn take_message(
     input: &mut impl Read,
     calls: &Calls,
@@ -211,7 +212,7 @@ fn fill(input: &mut impl Read, bytes: &mut [u8]) -> Result<(), String> {
     })
 }
 
-/// What to call it when the other side is not there any more, whoever notices first.
+/// The reason given when the server has closed the socket, whichever call notices it.
 const CLOSED: &str = "closed the connection";
 
 /// That, if this is what the error says.
@@ -219,7 +220,7 @@ fn closed(error: &io::Error) -> Option<String> {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset).then(|| CLOSED.to_string())
 }
 
-/// Does what the server asks for. Returns the whole answer.
+/// Serves a request of the server's. Returns the whole answer.
 fn serve(header: &Header, payload: &[u8], dma: &dyn DmaTarget) -> Vec<u8> {
     let refuse = |error: i32| header.answer(Some(error.unsigned_abs()), 0).encode().to_vec();
     let is = |command: Command| header.command == command.number();
@@ -241,17 +242,17 @@ fn serve(header: &Header, payload: &[u8], dma: &dyn DmaTarget) -> Vec<u8> {
     refuse(if is(Command::DmaRead) || is(Command::DmaWrite) { libc::EINVAL } else { libc::EOPNOTSUPP })
 }
 
-struct Shared {
+struct SharedConnection {
     name: String,
     socket: UnixStream,
-    /// Whoever holds it sends a whole message.
+    /// Held while a whole message is sent.
     sending: Mutex<()>,
     calls: Calls,
     limit: Duration,
 }
 
-impl Shared {
-    /// The server is gone; that is said once.
+impl SharedConnection {
+    /// Marks the server as gone, and logs it once.
     fn give_up(&self, reason: &str) {
         if self.calls.give_up(reason) {
             error!("{}: the vfio-user server {reason}; the device does not answer any more", self.name);
@@ -273,7 +274,7 @@ impl Shared {
             match sendmsg(&self.socket, &[IoSlice::new(&message[sent..])], &mut control, SendFlags::NOSIGNAL) {
                 Ok(more) => {
                     sent += more;
-                    // They went with the first byte.
+                    // The descriptors went with the first byte.
                     control.clear();
                 }
                 Err(rustix::io::Errno::INTR) => {}
@@ -287,15 +288,15 @@ impl Shared {
 
 /// A connection to a server. When it is dropped, it is closed, and the memory is not touched any more.
 pub(super) struct Connection {
-    shared: Arc<Shared>,
+    shared: Arc<SharedConnection>,
     reader: Option<JoinHandle<()>>,
 }
 
 impl Connection {
-    /// Talks over `socket`, which blocks. `name` is the device's in logs; the server may take `limit` for anything.
+    /// A connection over `socket`, which blocks. `name` is the device's in logs. The server may take `limit` for each answer.
     pub(super) fn new(name: &str, socket: UnixStream, dma: Arc<dyn DmaTarget>, limit: Duration) -> io::Result<Self> {
         socket.set_write_timeout(Some(limit))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedConnection {
             name: name.to_string(),
             socket,
             sending: Mutex::new(()),
@@ -325,10 +326,10 @@ impl Connection {
         descriptors: &[BorrowedFd<'_>],
         most: usize,
     ) -> Result<Vec<u8>, CallError> {
-        let Shared { calls, limit, .. } = &*self.shared;
+        let SharedConnection { calls, limit, .. } = &*self.shared;
         let deadline = Instant::now() + *limit;
         let id = calls.expect(command, most)?;
-        let mut message = Header::question(id, command, payload.len()).encode().to_vec();
+        let mut message = Header::request(id, command, payload.len()).encode().to_vec();
         message.extend(payload);
         if let Err(error) = self.shared.send(&message, descriptors) {
             let reason = closed(&error).unwrap_or_else(|| format!("takes no {}: {error}", command.name()));
@@ -340,7 +341,7 @@ impl Connection {
         })
     }
 
-    /// Has nothing more to do with a server that did what it must not.
+    /// Ends the connection to a server that broke a rule.
     pub(super) fn give_up(&self, reason: &str) {
         self.shared.give_up(reason);
     }

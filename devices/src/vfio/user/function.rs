@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A server's device as a function of the host: the same PCI front end serves it as serves VFIO's.
+//! A server's device as a function of the host, so that the PCI front end for VFIO serves it, too.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -20,8 +20,8 @@ use crate::vfio::function::{ConfigAccess, HostFunction, IrqKind, Region};
 use crate::vfio::space::Attachable;
 use crate::vfio::space::DmaSpace;
 
-/// The device behind a client. What its server refuses reads as all ones, or is not done; a server that is gone was
-/// reported, and nothing more is said.
+/// The device behind a client. A read that the server refuses gives all ones; a write that it refuses does nothing.
+/// Once the server is gone, all accesses end so, without another line in the log.
 pub(super) struct UserFunction {
     client: Arc<Client>,
     description: Description,
@@ -42,10 +42,10 @@ impl UserFunction {
     }
 }
 
-/// A server's device moves nowhere.
-enum Bound {}
+/// A server's device is never attached to an address space of the host.
+enum NeverAttached {}
 
-impl Attachable for Bound {
+impl Attachable for NeverAttached {
     fn attach(&self, _: &DmaSpace) -> io::Result<()> {
         match *self {}
     }
@@ -104,7 +104,7 @@ impl HostFunction for UserFunction {
         let events: Vec<BorrowedFd<'_>> = events.into_iter().map(borrow).collect();
         let outcome = self.client.enable_irqs(index, &events);
         if let Err(CallError::Refused(_)) = outcome {
-            // Some may be on.
+            // Some of them may be on.
             self.note("turning interrupts off", self.client.disable_irqs(index));
         }
         unless_gone(outcome)
@@ -114,7 +114,7 @@ impl HostFunction for UserFunction {
         unless_gone(self.client.disable_irqs(irq_index(kind)?))
     }
 
-    /// A device that does not let itself be reset cannot be left to the next guest: its server is given up.
+    /// If the server does not reset the device, its state would reach the next guest. So the connection ends.
     fn reset(&self) -> io::Result<bool> {
         if !self.description.resets {
             return Ok(false);
@@ -126,11 +126,11 @@ impl HostFunction for UserFunction {
     }
 
     fn attachable(&self) -> Weak<dyn Attachable> {
-        Weak::<Bound>::new()
+        Weak::<NeverAttached>::new()
     }
 }
 
-/// What a device that is gone does not do needs no report.
+/// A failure because the server is gone needs no report.
 fn unless_gone(outcome: Result<(), CallError>) -> io::Result<()> {
     match outcome {
         Ok(()) | Err(CallError::Gone) => Ok(()),

@@ -14,7 +14,7 @@ use super::wire::{self, ACCESS, Command, HEADER, Header, Kind};
 use crate::dma::{Backing, DmaTable, fault_relay};
 use crate::ram::Ram;
 
-/// Questions that wait for answers; their numbers are 0, 1 and so on.
+/// Requests that wait for answers; their numbers are 0, 1 and so on.
 const QUESTIONS: [Command; 8] = [
     Command::Version,
     Command::DeviceInfo,
@@ -33,10 +33,10 @@ const WRITE: u64 = 0x20_0000;
 /// What fills the RAM.
 const FILL: [u8; 4] = [0xa0, 0xa1, 0xa2, 0xa3];
 
-/// Takes what a server sends, in answer to questions and of its own accord, and checks what it must not bring about.
+/// Takes messages of a server, answers and requests of its own, and checks what they must not bring about.
 ///
 /// # Panics
-/// When it did.
+/// When they did.
 pub fn server(mut data: &[u8]) {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x4000)]).expect("there is memory"));
     for (page, byte) in (0u64..).zip(FILL) {
@@ -70,7 +70,7 @@ pub fn server(mut data: &[u8]) {
     }
 }
 
-/// An answer is whole, and has no byte of RAM that must not be read.
+/// Checks that an answer is whole and holds no byte of RAM that must not be read.
 fn check_answer(answer: &[u8]) {
     let header = Header::decode(answer.first_chunk().expect("an answer has a header")).expect("it can be one");
     assert_eq!(answer.len(), HEADER + header.payload);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! vfio-user: devices that a process of the host emulates, which is not trusted.
+//! vfio-user: devices that another process of the host emulates. That process is not trusted.
 //!
-//! The process, a *server*, is reached by a socket. Its device is a [`HostFunction`](super::function::HostFunction) as those of
-//! VFIO are, so that one PCI front end serves both. Behind the virtual IOMMU it reaches what the guest maps and nothing
-//! else ([`UserMapper`]); without one it is given all guest RAM.
+//! The process is called the *server* and is reached by a socket. Its device is a
+//! [`HostFunction`](super::function::HostFunction), as those of VFIO are, so one PCI front end serves both. Behind
+//! the virtual IOMMU the device reaches what the guest maps and nothing else ([`UserMapper`]). Without a virtual
+//! IOMMU it reaches all guest RAM.
 
 mod client;
 mod connection;
@@ -38,7 +39,7 @@ use crate::dma::{Backing, DmaTable, FaultSender};
 use crate::platform::{MemorySlots, MsiAllocator};
 use crate::ram::Ram;
 
-/// A server that was connected to.
+/// A connection to a server.
 pub struct UserServer {
     client: Arc<Client>,
     table: Arc<DmaTable>,
@@ -70,11 +71,11 @@ impl UserServer {
         Ok(Self { client, table, ram })
     }
 
-    /// Gives the server all guest RAM, each address at itself, for reading and writing: what a device without a virtual
-    /// IOMMU needs. It has it until it ends.
+    /// Gives the server all guest RAM for reading and writing, IOVA equal to GPA, as a device without a virtual IOMMU
+    /// needs. It cannot be taken back.
     ///
     /// # Errors
-    /// RAM is no file, or the server refuses it.
+    /// Guest RAM is not backed by a file, or the server refuses it.
     pub fn share_ram(&self) -> Result<(), VfioPciError> {
         let fail = |source| VfioPciError::Host {
             what: format!("giving guest RAM to the server of {}", self.client.name()),
@@ -96,10 +97,10 @@ impl UserServer {
         UserMapper::new(self.client.clone(), self.table.clone())
     }
 
-    /// Its device as a function of the guest's, which is reset. `id` is its name in logs and the API.
+    /// Makes its device a function of the guest, and resets it. `id` is its name in logs and the API.
     ///
     /// # Errors
-    /// The device is none that can be, or cannot be reset.
+    /// The device is no PCI endpoint that can be passed through, or cannot be reset.
     pub fn function(
         &self,
         id: &str,

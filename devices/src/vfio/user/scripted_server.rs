@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A server for tests that behaves, but for where a test wants it otherwise.
+//! A server for tests. It follows the protocol except where a test tells it otherwise.
 
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -31,7 +31,7 @@ pub(super) struct Asked {
     pub(super) descriptors: Vec<OwnedFd>,
 }
 
-/// What it does in place of what it should.
+/// How it breaks the protocol.
 pub(super) enum Instead {
     /// It refuses, with this error number.
     Refuse(u32),
@@ -59,7 +59,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// A server that keeps to `rule` first, and the client's end of its socket.
+    /// A server with this rule, and the client's end of its socket.
     pub(super) fn start(rule: Rule) -> (Self, UnixStream) {
         let (client, socket) = UnixStream::pair().unwrap();
         let (sender, answers) = channel();
@@ -69,12 +69,12 @@ impl Server {
         (Self { socket, asked, answers, thread: Some(thread) }, client)
     }
 
-    /// One that behaves.
+    /// A server that follows the protocol.
     pub(super) fn good() -> (Self, UnixStream) {
         Self::start(Box::new(|_, _| None))
     }
 
-    /// One that does `instead` when it is asked `command`.
+    /// A server that does `instead` at each request of this kind.
     pub(super) fn that(command: Command, instead: impl Fn() -> Instead + Send + 'static) -> (Self, UnixStream) {
         Self::start(Box::new(move |header, _| (header.command == command.number()).then(&instead)))
     }
@@ -106,7 +106,7 @@ impl Server {
 
     /// Asks the client, and returns what it answers.
     pub(super) fn ask(&self, command: Command, payload: &[u8]) -> (Header, Vec<u8>) {
-        let mut message = Header::question(0x7777, command, payload.len()).encode().to_vec();
+        let mut message = Header::request(0x7777, command, payload.len()).encode().to_vec();
         message.extend(payload);
         self.send(&message);
         self.answer()
@@ -196,7 +196,7 @@ fn config() -> Vec<u8> {
     config
 }
 
-/// What a server that behaves answers.
+/// The answer of a server that follows the protocol.
 fn answer(header: &Header, payload: &[u8], config: &mut [u8]) -> Vec<u8> {
     let long = |at: usize| u32::from_ne_bytes(*payload[at..].first_chunk().unwrap());
     let numbers = |numbers: &[u32]| numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();

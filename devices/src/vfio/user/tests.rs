@@ -168,7 +168,7 @@ fn server_that_is_not_there_is_the_users_mistake() {
 fn wrong_handshakes_are_told_in_one_line() {
     let answer = |payload: &'static [u8]| Server::that(Command::Version, move || Instead::Answer(payload.to_vec()));
     assert!(refusal(answer(&[1, 0, 0, 0])).contains("version 1.0"));
-    assert!(refusal(answer(&[])).contains("answers VERSION with what is none"));
+    assert!(refusal(answer(&[])).contains("answers VERSION with an invalid message"));
     assert!(refusal(answer(&[0, 0, 1, 0, b'{', 0])).contains("no JSON"));
     assert!(refusal(answer(&[0; 5000])).contains("answers VERSION with 5000 bytes"));
     assert!(refusal(Server::that(Command::Version, || Instead::Refuse(22))).contains("Invalid argument"));
@@ -185,7 +185,7 @@ fn server_that_breaks_the_protocol_is_gone() {
     let reply = Kind::Reply { refused: None };
     let read = Command::RegionRead.number();
     for (bytes, part) in [
-        // An answer to nothing, one to another question, a size that cannot be, a type that is none.
+        // An answer to nothing, one to another request, a size that cannot be, a type that is none.
         (header(999, read, reply, 0), "what it was not asked"),
         (header(1, 77, reply, 0), "with an answer to command 77"),
         (header(1, read, reply, 5000), "with 5000 bytes"),
@@ -193,10 +193,13 @@ fn server_that_breaks_the_protocol_is_gone() {
         (vec![1, 0, 9, 0, 255, 255, 255, 255, 1, 0, 0, 0, 0, 0, 0, 0], "message of 4294967295 bytes"),
         (vec![1, 0, 9, 0, 16, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0], "type 9"),
         // The right size, and nothing of what was asked.
-        (header(1, read, reply, 20).into_iter().chain([0x55; 20]).collect(), "answers REGION_READ with what is none"),
+        (
+            header(1, read, reply, 20).into_iter().chain([0x55; 20]).collect(),
+            "answers REGION_READ with an invalid message",
+        ),
         (
             header(1, read, reply, 17).into_iter().chain(wire::region_access(0, 0, 4)).chain([1]).collect(),
-            "what is none",
+            "an invalid message",
         ),
     ] {
         let (_server, socket) = Server::that(Command::RegionRead, move || Instead::Bytes(bytes.clone()));
@@ -275,7 +278,7 @@ fn unwanted_descriptors_are_not_taken() {
     let file = tempfile::tempfile().unwrap();
     let mut message =
         Header { id: 9, command: 99, kind: Kind::Command { no_reply: true }, payload: 0 }.encode().to_vec();
-    message.extend(Header::question(5, Command::DmaRead, 0).encode());
+    message.extend(Header::request(5, Command::DmaRead, 0).encode());
     server.send_with(&message, &file);
     // The second one is answered, so both were taken.
     let (header, _) = server.answer();

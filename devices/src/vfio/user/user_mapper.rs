@@ -2,10 +2,10 @@
 
 //! The I/O address space of a server's device behind virtio-iommu.
 //!
-//! A server that has a descriptor of guest RAM reaches all of it, whatever the guest maps. So RAM that is mapped is
-//! announced without one: the server gets at it by messages, which this side checks. A chunk of a window is a file of its
-//! own, and goes to the server with its descriptor. What the server has of a chunk cannot be taken back: the chunk goes
-//! to nobody else afterwards.
+//! A server that has a descriptor of guest RAM reaches all of it, whatever the guest maps. So mapped RAM is announced
+//! without a descriptor: the server reads and writes it by messages, which this side checks. A chunk of a window is a
+//! file of its own, and its descriptor goes to the server. A descriptor cannot be taken back, so no other endpoint
+//! gets the chunk afterwards.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -19,14 +19,14 @@ use super::connection::{CallError, DmaTarget};
 use crate::dma::{Backing, DmaTable, RemoveError};
 use crate::virtio::iommu::IommuHandle;
 
-/// What is mapped at most: what the page tables of most hosts' IOMMUs can translate. A server names no bound.
+/// Last IOVA that can be mapped: 48 bits, as in the page tables of most IOMMUs. A server names no limit.
 const LAST_IOVA: u64 = (1 << 48) - 1;
 
 /// Maps for the device of one server, with the permissions asked for and no more.
 ///
-/// An UNMAP always succeeds: what it takes away is refused from then on, whatever the server says, and one that does not
-/// take the news is given up. Of a server that is gone, mappings are kept in the table only: nobody is there to use them,
-/// and the other devices of a domain are to go on.
+/// An UNMAP always succeeds: accesses to the range are refused from then on, whatever the server answers. The connection to a
+/// server that refuses the UNMAP ends. When a server is gone, mappings are only kept in the table: nobody uses them, and the
+/// other devices of the domain go on.
 pub struct UserMapper {
     client: Arc<Client>,
     table: Arc<DmaTable>,
@@ -37,14 +37,14 @@ impl UserMapper {
         Self { client, table }
     }
 
-    /// To be called before the mapper goes to `iommu`: its windows can be mapped from then on.
+    /// Lets chunks of `iommu`'s windows be mapped. To be called before the mapper goes to `iommu`.
     pub fn connect(&self, iommu: &IommuHandle) {
         if let Some(windows) = iommu.windows() {
             self.table.set_windows(windows.clone());
         }
     }
 
-    /// Tells the server of a mapping.
+    /// Announces a mapping to the server.
     fn announce(&self, iova: u64, len: u64, memory: Backing, permissions: Permissions) -> Result<(), MapError> {
         let file = match (memory, self.table.windows()) {
             (Backing::Chunk(index), Some(windows)) => windows.hand_out(index, permissions)?,
@@ -73,7 +73,7 @@ impl DmaMapper for UserMapper {
         if self.table.count() as u64 >= u64::from(self.client.abilities().mappings) {
             return Err(MapError::NoResources);
         }
-        // First, as the server may use it before its answer is here.
+        // Before the server is told: it may use the mapping before its answer arrives.
         if !self.table.insert(iova, len, memory, permissions) {
             return Err(MapError::Exists);
         }
@@ -93,7 +93,7 @@ impl DmaMapper for UserMapper {
             RemoveError::Busy => UnmapError::Host(io::ErrorKind::TimedOut.into()),
         })?;
         for (iova, len) in removed {
-            // A server gets back what it was given, piece by piece.
+            // Each DMA_UNMAP is for exactly one DMA_MAP.
             if let Err(error @ CallError::Refused(_)) = self.client.unmap(iova, len) {
                 self.client.give_up(&format!("does not take DMA_UNMAP ({error})"));
             }
@@ -123,7 +123,7 @@ impl DmaTarget for DmaTable {
 
 impl Drop for UserMapper {
     fn drop(&mut self) {
-        // Nothing is reached any more, though the server may live on.
+        // The server may live on. From now on it reaches nothing.
         self.table.clear();
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What both sides of a connection can do, which they tell each other first (VERSION).
+//! VERSION, the first message: both sides tell their version of the protocol and their limits.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ const PAGE: u64 = 4096;
 /// Widest access of a vCPU, in bytes.
 const WIDEST_ACCESS: u64 = 8;
 
-/// What one side can do, as far as it is of interest here. What is missing has the specification's default.
+/// The limits of one side that matter here. A missing field has the specification's default.
 #[derive(Serialize, Deserialize)]
 #[serde(default)]
 struct Capabilities {
@@ -47,16 +47,16 @@ pub(super) struct Abilities {
     pub(super) granule: u64,
 }
 
-/// What this side says of itself.
+/// The request: what this side says of itself.
 pub(super) fn proposal() -> Vec<u8> {
-    // Nothing in it can fail to be written.
+    // None of the fields can fail to be serialized.
     let data = serde_json::to_string(&Data::default()).unwrap_or_default();
     wire::version(MAJOR, MINOR, &data)
 }
 
-/// What the server said of itself. The error says what is wrong.
+/// Reads the answer: what the server says of itself. The error says what is wrong.
 pub(super) fn parse(answer: &[u8]) -> Result<Abilities, String> {
-    let (major, minor, text) = wire::parse_version(answer).ok_or("answers VERSION with what is none")?;
+    let (major, minor, text) = wire::parse_version(answer).ok_or("answers VERSION with an invalid message")?;
     if major != MAJOR || minor > MINOR {
         return Err(format!("speaks version {major}.{minor} of the protocol, and not {MAJOR}.{MINOR}"));
     }

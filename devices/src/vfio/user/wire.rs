@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The protocol's messages: fields to bytes, and bytes of a server that may say anything to fields.
+//! The protocol's messages: encodes requests, and decodes answers and requests of a server, which may send any bytes.
 //!
 //! The numbers are those of the vfio-user specification (QEMU, `docs/interop/vfio-user.rst`). All are in the byte order of
 //! the host. Where it borrows a structure of VFIO's, the offsets are those of `linux/vfio.h`.
 
 /// Bytes of the header that every message starts with.
 pub(super) const HEADER: usize = 16;
-/// Most bytes that one message reads or writes: what is said to the server of this side.
+/// Most bytes that one message may read or write. VERSION tells the server.
 pub(super) const MOST_DATA: usize = 1 << 20;
 /// Bytes before the data of a message that reads or writes.
 pub(super) const ACCESS: usize = 16;
-/// Bytes of the longest message that can come.
+/// Bytes of the longest message that is accepted.
 const LONGEST: usize = HEADER + ACCESS + MOST_DATA;
 
 /// Region of a PCI device: its configuration space. The BARs are 0 to 5.
@@ -102,7 +102,7 @@ const ERROR: u32 = 0x20;
 /// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Chosen by who asks; an answer has that of the question.
+    /// Chosen by the sender of a request; its answer has the same.
     pub(super) id: u16,
     /// Number of the command, which need not be one that is known.
     pub(super) command: u16,
@@ -113,8 +113,8 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// The header of a question.
-    pub(super) fn question(id: u16, command: Command, payload: usize) -> Self {
+    /// The header of a request.
+    pub(super) fn request(id: u16, command: Command, payload: usize) -> Self {
         Self { id, command: command.number(), kind: Kind::Command { no_reply: false }, payload }
     }
 
@@ -131,7 +131,7 @@ impl Header {
             Kind::Reply { refused: None } => (TYPE_REPLY, 0),
             Kind::Reply { refused: Some(error) } => (TYPE_REPLY | ERROR, error),
         };
-        // Longer messages than the field can tell are not made.
+        // No message is longer than the field can say.
         let size = u32::try_from(HEADER + self.payload).unwrap_or(u32::MAX);
         let mut bytes = [0; HEADER];
         bytes[..2].copy_from_slice(&self.id.to_ne_bytes());
@@ -190,7 +190,7 @@ impl Fields {
     }
 }
 
-/// A length of what is sent, which is far below what the field can tell.
+/// A length as the field has it. No message is that long.
 fn count(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
@@ -312,7 +312,7 @@ pub(super) fn parse_region_access(bytes: &[u8], region: u32, offset: u64, len: u
     bytes.get(ACCESS..).filter(|_| echoed)
 }
 
-/// DMA_READ, or the start of DMA_WRITE: address and how many bytes, if those are as many as a message can have.
+/// DMA_READ, or the start of DMA_WRITE: address and length; `None` for more bytes than a message may have.
 pub(super) fn parse_dma_access(bytes: &[u8]) -> Option<(u64, usize)> {
     let len = usize::try_from(quad(bytes, 8)).ok().filter(|len| *len <= MOST_DATA)?;
     (bytes.len() >= ACCESS).then(|| (quad(bytes, 0), len))
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn messages_have_the_layout_of_the_specification() {
-        let header = Header::question(0x0102, Command::DmaMap, 32).encode();
+        let header = Header::request(0x0102, Command::DmaMap, 32).encode();
         assert_eq!(header, [2, 1, 2, 0, 48, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         let map = dma_map(DmaFlags { read: true, write: true }, 0x1000, 0x2000, 0x3000);
         assert_eq!(map[..16], [32, 0, 0, 0, 3, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0]);
@@ -358,13 +358,13 @@ mod tests {
             let header = Header { id: 7, command: 99, kind, payload: 1000 };
             assert_eq!(Header::decode(&header.encode()), Ok(header));
         }
-        let question = Header::question(3, Command::Reset, 0);
-        assert_eq!(question.answer(Some(1), 0).kind, Kind::Reply { refused: Some(1) });
+        let request = Header::request(3, Command::Reset, 0);
+        assert_eq!(request.answer(Some(1), 0).kind, Kind::Reply { refused: Some(1) });
     }
 
     #[test]
     fn impossible_headers_are_refused() {
-        let mut bytes = Header::question(0, Command::Version, 0).encode();
+        let mut bytes = Header::request(0, Command::Version, 0).encode();
         for (size, fits) in [(0u32, false), (15, false), (16, true), (count(LONGEST), true), (u32::MAX, false)] {
             bytes[4..8].copy_from_slice(&size.to_ne_bytes());
             assert_eq!(Header::decode(&bytes).is_ok(), fits, "{size}");
