@@ -24,7 +24,8 @@ bitflags::bitflags! {
 /// Why a mapper could not map.
 #[derive(Debug, Error)]
 pub enum MapError {
-    /// A limit of the host is reached: its number of mappings, or the memory that may be pinned. The guest sees `NOMEM`.
+    /// A limit of the host is reached: its number of mappings, or the memory that may be pinned. The guest sees
+    /// `NOMEM`.
     #[error("a host limit on mappings or pinned memory is reached")]
     NoResources,
     /// Something is mapped in the range already. The guest sees `DEVERR`: the engine checks before it asks.
@@ -51,10 +52,10 @@ pub enum UnmapError {
 pub struct MapperLimits {
     /// Bit n: pages of 2^n bytes can be mapped. The lowest bit is the granule.
     pub page_size_mask: u64,
-    /// The IOVAs that can be mapped; what lies between is reserved by the host.
+    /// The IOVAs that can be mapped. The host reserves all others.
     pub iova_ranges: Vec<RangeInclusive<u64>>,
-    /// How many `map` calls can be outstanding at once; `None` when the host names no limit. The mapper itself enforces
-    /// it with [`MapError::NoResources`]; the engine uses it to refuse early what cannot fit.
+    /// How many mappings there can be at once; `None` when the host names no limit. The mapper enforces it with
+    /// [`MapError::NoResources`]. The engine uses it to refuse early what cannot fit.
     pub max_mappings: Option<u32>,
 }
 
@@ -63,11 +64,12 @@ pub struct MapperLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MapperGroup(pub u32);
 
-/// An I/O address space of the host, and the endpoint that it translates, or several of them.
+/// An I/O address space of the host, which translates for one endpoint or several.
 ///
-/// An address space starts empty and holds only what the engine has put there. The engine is given one for each endpoint,
-/// with that endpoint in it. Where a [`group`](Self::group) allows it, the endpoints of a domain then share one of them,
-/// so that a mapping costs one call and not one for each endpoint; those left over wait for when endpoints part again.
+/// It starts empty and holds only what the engine maps. The engine is given one for each endpoint, with that endpoint
+/// attached. Where a [`group`](Self::group) allows it, the endpoints of a domain share one of them, so that a mapping
+/// costs one call and not one for each endpoint. Address spaces without endpoints are kept until endpoints leave
+/// their domain.
 pub trait DmaMapper: Send {
     /// Lets the device reach `memory` at `iova`, `memory.len()` bytes long, with `permissions` and no more.
     ///
@@ -78,8 +80,8 @@ pub trait DmaMapper: Send {
     /// On error nothing is mapped.
     fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError>;
 
-    /// Takes `[iova, iova + len)` away: exactly one or several former [`map`](Self::map) calls that follow each other.
-    /// When it returns, the device reaches none of the memory any more (translation caches are flushed).
+    /// Unmaps `[iova, iova + len)`: exactly what one [`map`](Self::map) call mapped, or several whose ranges follow
+    /// each other. When it returns, the device no longer reaches any of the memory (translation caches are flushed).
     ///
     /// # Errors
     /// On error everything in the range is still mapped.
@@ -88,21 +90,20 @@ pub trait DmaMapper: Send {
     /// What this mapper can translate. It does not change.
     fn limits(&self) -> MapperLimits;
 
-    /// The set of address spaces that this one belongs to. It does not change. `None`: its endpoint is bound to it, as
-    /// that of a VFIO type 1 container is while its device is open.
+    /// The group of address spaces that this one belongs to. It does not change. `None`: its endpoint cannot leave
+    /// it, as with a VFIO type 1 container while the device is open.
     fn group(&self) -> Option<MapperGroup> {
         None
     }
 
-    /// Has the host translate `endpoint` with this address space from now on, instead of with the one that did so until
-    /// now, which is of the same [`group`](Self::group). On the way the endpoint may reach nothing, but never anything
-    /// else than what one of the two maps.
+    /// Attaches `endpoint` to this address space and detaches it from the one of the same [`group`](Self::group) that
+    /// it was in. Meanwhile the endpoint may reach nothing. It never reaches anything that neither of the two maps.
     ///
     /// The engine calls it only for a group, and only for endpoints that were added with a mapper of that group. What
     /// this address space maps lies within the limits of the mapper that `endpoint` was added with.
     ///
     /// # Errors
-    /// On error the endpoint is translated as before.
+    /// On error the endpoint stays where it was.
     fn adopt(&mut self, endpoint: EndpointId) -> io::Result<()> {
         let _ = endpoint;
         Err(io::ErrorKind::Unsupported.into())
@@ -125,17 +126,17 @@ pub trait GuestRam: Send + Sync {
     /// All of it: guest-physical address and length in bytes of each region. Bypass maps these.
     fn regions(&self) -> Vec<(u64, u64)>;
 
-    /// Whether there can be memory of devices beside it, which [`device`](Self::device) knows. It does not change.
+    /// Whether [`device`](Self::device) can find memory of devices. It does not change.
     fn has_devices(&self) -> bool {
         false
     }
 
-    /// Calls `then` with the memory at `[gpa, gpa + len)`, if all of it belongs to one device of the host whose memory the guest
-    /// sees there, is contiguous in host memory, and allows `permissions`. It is valid for the call. Mappers only
-    /// take its address; nobody reads or writes it.
+    /// Calls `then` with the memory at `[gpa, gpa + len)`, if all of it belongs to one device of the host whose
+    /// memory the guest sees there, is contiguous in host memory, and allows `permissions`. The slice is valid during
+    /// the call. Mappers only take its address; nobody reads or writes it.
     ///
-    /// Before the guest ceases to see it there, [`Engine::revoke_device_memory`](crate::Engine::revoke_device_memory) must
-    /// be called.
+    /// Before the guest's view of the memory goes,
+    /// [`Engine::revoke_device_memory`](crate::Engine::revoke_device_memory) must be called.
     fn device(&self, gpa: u64, len: u64, permissions: Permissions, then: &mut dyn FnMut(VolatileSlice<'_>)) {
         let _ = (gpa, len, permissions, then);
     }
@@ -154,7 +155,7 @@ pub enum ChunkError {
 
 /// Host memory behind the shared memory region, in chunks of one size.
 ///
-/// A chunk's index is its place in the region: it appears at `index * chunk_size`.
+/// A chunk's index says where it is in the region: at `index * chunk_size`.
 pub trait ChunkStore: Send {
     /// Bytes per chunk, a power of two. It does not change.
     fn chunk_size(&self) -> u64;
@@ -168,7 +169,7 @@ pub trait ChunkStore: Send {
     /// On error nothing has changed.
     fn back(&mut self) -> Result<u32, ChunkError>;
 
-    /// As [`back`](Self::back), for the chunk of this index and no other: to restore what was.
+    /// As [`back`](Self::back), for the chunk of this index. A restored state needs this.
     ///
     /// # Errors
     /// On error nothing has changed; [`io::ErrorKind::InvalidInput`] if there is no such place, or a chunk is there.
@@ -180,17 +181,18 @@ pub trait ChunkStore: Send {
     /// The memory of a backed chunk; `None` for any other index.
     fn memory(&self, index: u32) -> Option<VolatileSlice<'_>>;
 
-    /// Takes a backed chunk out of the guest's view and then zeroes it; its memory stays the same that mappers have. Of a
-    /// parked chunk it only zeroes the memory again.
+    /// Parks a backed chunk: hides it from the guest, then zeroes it. Its memory stays, since mappers have it mapped.
+    /// A chunk that is parked already is zeroed again.
     ///
     /// # Errors
-    /// On error the chunk may be in view still, and is good for [`release`](Self::release) only.
+    /// On error the guest may still see the chunk, and only [`release`](Self::release) may follow.
     fn park(&mut self, index: u32) -> Result<(), ChunkError> {
         let _ = index;
         Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }
 
-    /// Shows a parked chunk to the guest again, at the same place and with the same memory: it is backed from then on.
+    /// Shows a parked chunk to the guest again, at the same place and with the same memory. It counts as backed from
+    /// then on.
     ///
     /// # Errors
     /// On error it is still parked.
@@ -199,8 +201,8 @@ pub trait ChunkStore: Send {
         Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }
 
-    /// Takes a chunk, backed or parked, out of the guest's view and drops or zeroes its memory. The engine calls it only
-    /// after every mapper let go of the chunk.
+    /// Hides a backed or parked chunk from the guest, and drops or zeroes its memory. The engine calls it only after
+    /// every mapper has unmapped the chunk.
     ///
     /// # Errors
     /// On error the chunk is lost: the store never hands it out again, and the engine goes on counting it as backed.

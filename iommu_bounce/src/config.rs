@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How an engine is set up, and the rules a set-up must keep.
+//! The configuration of an engine, and its rules.
 
 use std::ops::RangeInclusive;
 
@@ -10,7 +10,8 @@ use crate::EndpointId;
 use crate::backend::{ChunkStore, GuestRam, MapperLimits};
 use crate::spec::{MAX_PROBE_SIZE, property};
 
-/// The window must end below this address: guests' drivers hand out IOVAs downwards from here (bounce windows, Discovery).
+/// The window must end below this address: guests' drivers hand out IOVAs downwards from here (bounce windows,
+/// Discovery).
 const APERTURE_LIMIT: u64 = 1 << 32;
 
 /// The fewest properties that PROBE must have room for: the MSI window, and what is reserved below and above it.
@@ -31,7 +32,7 @@ pub struct EngineConfig {
     pub msi_window: RangeInclusive<u64>,
     /// Whether endpoints that are attached to nothing reach all RAM at power-on, before the driver says otherwise.
     pub bypass: bool,
-    /// What a guest may make the host remember.
+    /// Limits on what a guest makes the host keep.
     pub limits: Limits,
     /// Bounce windows; `None` makes a plain virtio-iommu.
     pub window: Option<WindowConfig>,
@@ -53,7 +54,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// What a guest may make the host remember. Beyond it requests get `NOMEM`.
+/// Limits on what a guest makes the host keep. Requests beyond them get `NOMEM`.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Mappings over all domains.
@@ -79,7 +80,7 @@ pub struct WindowConfig {
     pub threshold: u32,
 }
 
-/// What is wrong with a set-up.
+/// What is wrong with a configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// `page_size_mask` is zero.

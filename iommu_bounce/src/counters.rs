@@ -34,7 +34,7 @@ pub struct RequestCounts {
 pub struct Counters {
     /// Requests received.
     pub requests: RequestCounts,
-    /// Of these, the ones whose status was not `OK`, or that were answered with nothing.
+    /// Of these, the ones whose status was not `OK`, or that got no answer.
     pub failed: RequestCounts,
     /// Mappings that exist, over all domains. Chunks are not mappings.
     pub mappings: u64,
@@ -47,29 +47,30 @@ pub struct Counters {
     pub window_bytes: u64,
     /// The largest [`window_bytes`](Self::window_bytes) so far.
     pub peak_window_bytes: u64,
-    /// Chunks that are parked: mapped on the host for when the guest asks again after a reset of the VM.
+    /// Parked chunks: still mapped on the host after a reset of the VM, for when the guest asks for them again.
     pub parked_chunks: u64,
-    /// Parked chunks that the guest took up again, each without a call to the host.
+    /// Parked chunks that the guest got back, each without a call to the host.
     pub unparked_chunks: u64,
     /// Calls to [`DmaMapper::map`](crate::DmaMapper::map) that succeeded.
     pub host_maps: u64,
     /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) that succeeded.
     pub host_unmaps: u64,
-    /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) that were saved because neighbouring UNMAP requests of one
-    /// notification shared one.
+    /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) that were saved because neighbouring UNMAP requests of
+    /// one notification shared one.
     pub merged_unmaps: u64,
     /// Calls to a mapper or to the chunk store that failed.
     pub host_errors: u64,
-    /// Ranges that the host would not unmap and that belong to no domain any more; tried again at every request.
+    /// Stuck ranges: the host did not unmap them, and no domain has them any more. Each request tries again.
     pub stuck_ranges: u64,
-    /// Chunks that could not be given back: never used again, counted in [`window_bytes`](Self::window_bytes).
+    /// Lost chunks: they could not be given back, are never used again, and count in
+    /// [`window_bytes`](Self::window_bytes).
     pub lost_chunks: u64,
     /// Faults queued for the driver.
     pub faults: u64,
-    /// Faults that the driver was not told of: too many at once, no endpoint, or no use for them. Also those that waited
-    /// when the device was reset.
+    /// Faults that were not reported to the driver: too many at once, of no endpoint, or with no buffer for them.
+    /// Also those that waited when the device was reset.
     pub faults_dropped: u64,
-    /// How long the host takes: apart from the figures that count.
+    /// How long the host takes. Reported apart from the counters.
     #[serde(skip)]
     pub(crate) host: HostLatency,
 }
@@ -94,7 +95,7 @@ impl Counters {
         }
     }
 
-    /// Counts a request that is none.
+    /// Counts an invalid request.
     pub(crate) fn count_invalid(&mut self) {
         self.requests.invalid += 1;
         self.failed.invalid += 1;
@@ -115,7 +116,7 @@ impl Counters {
         self.forget_mapped(memory, len);
     }
 
-    /// Counts what went away with its mapper.
+    /// Counts memory whose mapping ended with its mapper.
     pub(crate) fn forget_mapped(&mut self, memory: MappedMemory, len: u64) {
         if memory == MappedMemory::Ram {
             self.mapped_bytes -= len;

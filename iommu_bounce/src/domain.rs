@@ -2,7 +2,8 @@
 
 //! Domains: who is attached, what is mapped.
 //!
-//! A domain's mappings do not overlap, so a tree keyed by the first IOVA finds all that touch a range in logarithmic time.
+//! The mappings of a domain do not overlap. So a tree keyed by the first IOVA finds those that touch a range in O(log
+//! n).
 
 use std::collections::BTreeMap;
 
@@ -14,16 +15,16 @@ use crate::{EndpointId, SpaceId};
 /// An I/O address space of the guest's. It exists as long as an endpoint is attached.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Domain {
-    /// A bypass domain: its mappings are all RAM, and the driver neither adds nor removes any.
+    /// A bypass domain: it maps all RAM, and the driver neither adds nor removes a mapping.
     pub(crate) bypass: bool,
     pub(crate) endpoints: Vec<EndpointId>,
-    /// Where its endpoints are. Each holds all that the domain maps.
+    /// The address spaces of its endpoints. Each holds all that the domain maps.
     pub(crate) spaces: Vec<SpaceId>,
     /// By first IOVA.
     pub(crate) mappings: MappingTree,
     /// Bytes that the mappings map.
     pub(crate) mapped_bytes: u64,
-    /// What the driver asked for.
+    /// Counts of the driver's requests.
     pub(crate) activity: Activity,
     /// By IOVA.
     pub(crate) chunks: BTreeMap<u64, Chunk>,
@@ -31,12 +32,12 @@ pub(crate) struct Domain {
     pub(crate) devices: BTreeMap<u64, DeviceMapping>,
 }
 
-/// What an UNMAP range covers: whole mappings.
+/// What an UNMAP range covers. It cuts no mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cover {
     /// No mapping.
     Nothing,
-    /// One mapping, which starts where the range does and ends at this IOVA: what a driver asks for as a rule.
+    /// One mapping, which starts where the range does and ends at this IOVA. Most UNMAPs are of this kind.
     One(u64),
     /// Any number of mappings.
     Several,
@@ -114,7 +115,7 @@ impl Domain {
         })
     }
 
-    /// Forgets the mappings in `[start, last]`, whole ones all. Returns how many there were.
+    /// Forgets the mappings in `[start, last]`, which cuts none. Returns how many there were.
     pub(crate) fn forget(&mut self, start: u64, last: u64) -> u64 {
         let (count, bytes) = self.mappings.remove_range(start, last);
         self.mapped_bytes -= bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Endpoints: what each can reach, and where it is.
+//! Endpoints: what each can map, and in which address space it is.
 
 use std::ops::RangeInclusive;
 
@@ -14,10 +14,10 @@ use crate::{DomainId, SpaceId};
 pub(crate) struct Endpoint {
     /// What can be mapped: disjoint, in order.
     usable: Vec<RangeInclusive<u64>>,
-    /// The address space that the host translates it with.
+    /// The address space of the host that it is attached to.
     pub(crate) space: SpaceId,
     pub(crate) domain: Option<DomainId>,
-    /// What the driver asked for.
+    /// Counts of the driver's requests.
     pub(crate) activity: Activity,
 }
 

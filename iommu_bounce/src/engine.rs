@@ -2,8 +2,8 @@
 
 //! The engine: takes requests, keeps the state, and answers.
 //!
-//! Requests are served one at a time, so nothing here locks. A request that fails changes nothing, unless the host fails
-//! to undo what it did: see [`crate::space`] for what happens then.
+//! Requests are served one at a time, so nothing here locks. A request that fails changes nothing, unless the host
+//! fails to undo a step. [`crate::space`] says what happens then.
 
 mod attach;
 mod batch;
@@ -55,7 +55,7 @@ pub struct Engine {
     accepted: u64,
     /// Whether endpoints that are attached to nothing are in bypass mode.
     bypass: bool,
-    /// What they have then.
+    /// What these endpoints have mapped then.
     identity: Domain,
     endpoints: BTreeMap<EndpointId, Endpoint>,
     spaces: Spaces,
@@ -94,8 +94,9 @@ impl Engine {
         })
     }
 
-    /// Takes an endpoint in, attached to no domain. `mapper` is an empty address space with the endpoint in it; if it has
-    /// a [`group`](DmaMapper::group), the engine may move the endpoint to another of that group.
+    /// Adds an endpoint, attached to no domain. `mapper` is an empty address space to which the endpoint is attached
+    /// on the host. If it has a [`group`](DmaMapper::group), the engine may attach the endpoint to another address
+    /// space of that group.
     ///
     /// # Errors
     /// A [`ConfigError`] if the ID is in use, or the host cannot translate what the configuration promises.
@@ -117,10 +118,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets an endpoint go: detaches it, unmaps everything, and returns a mapper that nobody needs any more: its own, or
-    /// another of its group, while its own serves others. The VMM must see to it that the endpoint has no access.
+    /// Removes an endpoint: detaches it, unmaps everything, and returns a mapper that is no longer needed. That is
+    /// its own, or another of its group if its own serves other endpoints. The VMM must make sure that the endpoint
+    /// does no DMA.
     ///
-    /// What the host would not unmap goes with the mapper; a chunk behind it is lost, as nobody can tell when it is free.
+    /// What the host would not unmap goes with the mapper. A chunk among it is lost, since nobody knows when it
+    /// becomes free.
     ///
     /// # Errors
     /// [`ConfigError::NoEndpoint`] if there is none of that ID.
@@ -135,7 +138,7 @@ impl Engine {
         let spare = if shared { self.spaces.spare(group) } else { None };
         let going = spare.unwrap_or(own);
         self.evict_from(going);
-        // Nobody is in it any more, so this ends bypass there.
+        // No endpoint is in it any more, so this unmaps what bypass has mapped.
         let ended = self.settle(going);
         debug_assert!(ended.is_ok(), "unmapping does not fail, it gets stuck");
         let space = self.spaces.remove(going).expect("an endpoint has an address space");
@@ -163,8 +166,8 @@ impl Engine {
         features
     }
 
-    /// Takes what the driver accepted, when it sets `FEATURES_OK`. Bits that were not offered are ignored. While a domain
-    /// exists the features cannot change: then the call does nothing.
+    /// Sets the features that the driver accepted, when it sets `FEATURES_OK`. Bits that were not offered are
+    /// ignored. While a domain exists the features cannot change, and the call does nothing.
     pub fn accept_features(&mut self, features: u64) {
         if self.domains.is_empty() {
             self.accepted = features & self.features();
@@ -177,7 +180,7 @@ impl Engine {
         }
     }
 
-    /// The device configuration, [`config_len`](Self::config_len) bytes of which count; the rest is zero.
+    /// The device configuration. [`config_len`](Self::config_len) says how many bytes are valid; the rest is zero.
     pub fn config_space(&self) -> [u8; config::WINDOW_SIZE] {
         let mut space = [0; config::WINDOW_SIZE];
         let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
@@ -210,11 +213,11 @@ impl Engine {
 
     /// Serves one request.
     ///
-    /// `request` is the device-readable part, whole. `reply` is where the device-writable part goes: as long as that
+    /// `request` is the whole device-readable part. `reply` takes the device-writable part: it is as long as that
     /// part, or [`MAX_REPLY`](crate::MAX_REPLY) bytes if that is shorter. Returns the used length: how many bytes of
-    /// `reply` to write to the guest. It is 0 when the request cannot be answered: its type is unknown, or there is no
-    /// room for a status. A request that is too short for its type, or whose reply has too little room, does nothing and
-    /// is answered with `INVAL` in the last four bytes.
+    /// `reply` to write to the guest. It is 0 when the request cannot be answered: its type is unknown, or there is
+    /// no room for a status. A request that is too short for its type, or whose writable part is, does nothing and
+    /// gets `INVAL` in the last four bytes.
     pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
         let began = Instant::now();
         self.retry_stuck();
@@ -285,13 +288,13 @@ impl Engine {
         Ok(wire::probed(reply, &properties))
     }
 
-    /// A reset of the virtio device: unmaps and forgets everything, accepted features too. What the host would not unmap
-    /// is tried again later.
+    /// Resets the virtio device: unmaps and forgets everything, the accepted features too. What the host would not
+    /// unmap is tried again later.
     pub fn reset(&mut self) {
         self.retry_stuck();
         self.end_domains(false);
         self.counters.faults_dropped += self.faults.clear();
-        // Before a driver came nothing has changed since the last reset: what is parked may stay.
+        // Without a driver nothing has changed since the last reset, so parked chunks may stay.
         if self.accepted != 0 {
             self.evict_all();
         }
@@ -306,7 +309,7 @@ impl Engine {
         self.counters
     }
 
-    /// All figures, per domain and endpoint too. Those of a domain begin and end with it.
+    /// All figures, also of each domain and endpoint. Those of a domain begin and end with it.
     pub fn report(&self) -> Report {
         let chunk_size = self.windows.as_ref().map_or(0, Windows::chunk_size);
         let domains = self.domains.iter().map(|(&id, domain)| DomainReport {
@@ -346,8 +349,9 @@ impl Engine {
         }
     }
 
-    /// Changes the bytes of window memory that all domains may use. If more is backed, parked chunks
-    /// go; nothing is taken away from a domain, but no more is given. `Ok(true)`: the driver must be told that the configuration has changed.
+    /// Changes the budget: the bytes of window memory that all domains may use. If more is backed, parked chunks are
+    /// given back. Chunks of domains stay, but no more are backed. `Ok(true)`: the driver must be told that the
+    /// configuration has changed.
     ///
     /// # Errors
     /// [`ConfigError::NoWindows`], or [`ConfigError::Budget`] if the region is smaller.
@@ -359,8 +363,8 @@ impl Engine {
         Ok(before != bytes && self.active_windows().is_some())
     }
 
-    /// Changes the advice from which size on a driver should map. `Ok(true)`: the driver must be told that the
-    /// configuration has changed.
+    /// Changes the threshold: the size at or below which a driver should copy. `Ok(true)`: the driver must be told
+    /// that the configuration has changed.
     ///
     /// # Errors
     /// [`ConfigError::NoWindows`].
@@ -376,7 +380,7 @@ impl Engine {
         self.windows.as_ref().filter(|_| active)
     }
 
-    /// Tries again to unmap what is stuck, and gives the chunks back that this set free.
+    /// Tries again to unmap stuck ranges, and gives back the chunks that become free.
     fn retry_stuck(&mut self) {
         if self.counters.stuck_ranges == 0 {
             return;
@@ -393,7 +397,7 @@ impl Engine {
         }
     }
 
-    /// Gives the held chunks back that no address space maps any more.
+    /// Gives back held chunks that no address space maps any more.
     fn give_back_held(&mut self) {
         let held = self.windows.as_mut().map(Windows::take_held);
         for index in held.unwrap_or_default() {
@@ -401,7 +405,7 @@ impl Engine {
         }
     }
 
-    /// Gives a chunk back that no domain has any more, at once or when the last host mapping of it is gone.
+    /// Gives back a chunk that no domain has any more: at once, or when the last host mapping of it is gone.
     fn give_back(&mut self, index: u32) {
         let Some(windows) = &mut self.windows else {
             return;
@@ -413,20 +417,20 @@ impl Engine {
         }
     }
 
-    /// Whether an endpoint of the domain has something mapped that it should not. Such a domain does not grow.
+    /// Whether a range is stuck in an address space of the domain. Such a domain gets no more mappings.
     fn is_stuck(&self, domain: &Domain) -> bool {
         self.counters.stuck_ranges != 0 && domain.spaces.iter().any(|space| self.spaces.get(*space).is_stuck())
     }
 }
 
-/// The permissions that flags of MAP or WINDOW_ADD ask for; `INVAL` if a flag is unknown, or none is set: there is no
-/// mapping that allows nothing.
+/// The permissions that flags of MAP or WINDOW_ADD ask for; `INVAL` if a flag is unknown, or if none is set: a
+/// mapping must allow something.
 fn permissions(flags: u32) -> Result<Permissions, Status> {
     const { assert!(MAP_F_READ == Permissions::READ.bits() && MAP_F_WRITE == Permissions::WRITE.bits()) };
     Permissions::from_bits(flags).filter(|permissions| !permissions.is_empty()).ok_or(Status::Inval)
 }
 
-/// The endpoint of a domain's list.
+/// An endpoint that is known to exist.
 fn endpoint_mut(endpoints: &mut BTreeMap<EndpointId, Endpoint>, id: EndpointId) -> &mut Endpoint {
     endpoints.get_mut(&id).expect("an endpoint leaves its domain before it is removed")
 }

@@ -9,15 +9,15 @@ use crate::EndpointId;
 use crate::backend::Permissions;
 use crate::spec::fault;
 
-/// Faults that wait for a buffer of the driver's, and faults that may come at once.
+/// Most faults that wait for a buffer of the driver's, and most that are taken at once.
 const BURST: u32 = 64;
-/// A fault more may come after each such time.
+/// After each such time, one more fault is taken.
 const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why an access was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultReason {
-    /// None of the others, such as an endpoint that the host left without its domain.
+    /// None of the others: for example, the host failed and left the endpoint without its domain.
     Unknown,
     /// The endpoint is attached to nothing.
     Domain,
@@ -61,10 +61,10 @@ impl Fault {
     }
 }
 
-/// Faults that wait. A device that faults without end must neither fill memory nor keep the driver busy with nothing else.
+/// Faults that wait for the driver. A device that faults without end must neither fill memory nor keep the driver busy.
 pub(crate) struct FaultQueue {
     pending: VecDeque<Fault>,
-    /// Faults that may still come at once.
+    /// Faults that are still taken at once.
     allowed: u32,
     /// When `allowed` last grew.
     grown: Instant,

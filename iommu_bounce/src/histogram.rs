@@ -18,8 +18,8 @@ pub struct Histogram {
     pub sum_ns: u64,
     /// Nanoseconds of the longest.
     pub max_ns: u64,
-    /// How many took from 2^n nanoseconds to less than 2^(n+1); the first also has what took none, the last all that took
-    /// longer.
+    /// Place n counts those of 2^n up to, not including, 2^(n+1) nanoseconds. The first also has those of 0, the last
+    /// all longer ones.
     pub buckets: [u64; BUCKETS],
 }
 
@@ -34,8 +34,8 @@ impl Histogram {
         self.buckets[class.min(BUCKETS - 1)] += 1;
     }
 
-    /// Nanoseconds that `per_mille` of a thousand did not exceed, as the upper end of a class, but never more than the
-    /// longest took; 0 when there were none.
+    /// The quantile: nanoseconds that `per_mille` of a thousand did not exceed. It is the upper end of a class, but
+    /// never above the longest; 0 when there were none.
     pub fn quantile_ns(&self, per_mille: u64) -> u64 {
         let wanted = u128::from(self.count) * u128::from(per_mille.min(1000));
         let mut seen = 0u128;

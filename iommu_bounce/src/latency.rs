@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How long requests take, and the calls to the host for them.
+//! How long requests take, and calls to the host.
 
 use serde::Serialize;
 
@@ -32,8 +32,8 @@ impl RequestLatency {
     }
 }
 
-/// How long calls to mappers took, failed ones included. One in eight is timed: reading the clock around each would cost a
-/// fifth of all that the engine does for a request.
+/// How long calls to mappers took, failed ones included. One call in eight is timed: reading the clock around each
+/// would add a fifth to the engine's time for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostLatency {
     /// Calls to [`DmaMapper::map`](crate::DmaMapper::map).
@@ -43,7 +43,7 @@ pub struct HostLatency {
 }
 
 impl HostLatency {
-    /// Whether the call after so many is timed.
+    /// Whether the call that follows this many is timed.
     pub(crate) fn is_due(calls: u64) -> bool {
         calls.is_multiple_of(8)
     }

@@ -3,9 +3,8 @@
 //! The virtio-iommu engine and its bounce windows: requests in, status out.
 //!
 //! [`Engine`] holds the state of one virtio-iommu device: which endpoint is attached to which domain, what each domain
-//! maps, and which chunks of host memory back its bounce window. It takes a request as the bytes that the driver put on
-//! the request queue and returns the bytes of the answer; on the way it calls the traits below, behind which the host
-//! lies:
+//! maps, and which chunks of host memory back its bounce window. It takes a request as the bytes that the driver put
+//! on the request queue, and returns the bytes of the answer. It reaches the host by the traits below:
 //!
 //! - [`DmaMapper`]: an IOMMU address space of an endpoint, or of several (VFIO, or anything that can map),
 //! - [`GuestRam`]: the guest's memory,
@@ -13,8 +12,8 @@
 //!
 //! Nothing here knows of virtqueues, KVM or PCI, so a test, a model or a fuzzer drives the engine without a VM.
 //!
-//! The modules part the format from the state: [`spec`] has the numbers and layouts of the specification, a wire module
-//! decodes and encodes them, and the state modules never see a byte of the guest's.
+//! Format and state are apart: [`spec`] has the numbers and layouts of the specification, the wire module decodes and
+//! encodes them, and the modules that keep the state never see a byte of the guest's.
 #![forbid(unsafe_code)]
 
 mod activity;

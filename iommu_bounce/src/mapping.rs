@@ -22,19 +22,19 @@ pub(crate) struct DeviceMapping {
     /// Where the guest saw the memory.
     pub(crate) gpa: u64,
     pub(crate) permissions: Permissions,
-    /// Whether it is mapped: the guest sees the memory where it saw it.
+    /// Whether the host maps it. It does so until the memory moves or goes in the guest's view.
     pub(crate) live: bool,
 }
 
 /// A chunk of window memory, mapped by one WINDOW_ADD request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
-    /// Its place in the store.
+    /// Its index in the store.
     pub(crate) index: u32,
     pub(crate) permissions: Permissions,
 }
 
-/// What lies behind a range of an endpoint.
+/// Which kind of memory a mapped range leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MappedMemory {
     /// Guest RAM.

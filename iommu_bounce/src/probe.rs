@@ -11,7 +11,7 @@ use crate::wire::ReservedMemory;
 /// The reserved ranges of an endpoint, at most `room` of them (at least 3), disjoint and in order.
 ///
 /// `usable` is what the endpoint can map of `input`, without `msi`. If there are more ranges than room, neighbours
-/// become one, those closest to each other first: the driver then leaves some IOVAs unused that it could use.
+/// are merged, the closest ones first. The driver then leaves some IOVAs unused that it could use.
 pub(crate) fn reserved(
     input: &RangeInclusive<u64>,
     usable: &[RangeInclusive<u64>],
@@ -34,8 +34,8 @@ fn property(range: &RangeInclusive<u64>, msi: bool) -> ReservedMemory {
     ReservedMemory { start: *range.start(), last: *range.end(), msi }
 }
 
-/// Makes the two reserved ranges one that have the smallest gap between them. The MSI window stays what it is. `false`
-/// if there are no two that can be one.
+/// Merges the two reserved ranges with the smallest gap between them. The MSI window is never merged. `false` if no
+/// two can be merged.
 fn merge_closest(properties: &mut Vec<ReservedMemory>) -> bool {
     let closest = properties
         .windows(2)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! All figures of an engine, per domain and endpoint too.
+//! All figures of an engine, also of each domain and endpoint.
 
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ pub struct DomainReport {
     pub bypass: bool,
     /// The endpoints that are attached.
     pub endpoints: Vec<EndpointId>,
-    /// Address spaces of the host that hold what it maps: so often is it mapped.
+    /// Address spaces of the host that hold its mappings. Each mapping is made in each of them.
     pub address_spaces: usize,
     /// Mappings of the driver's.
     pub mappings: u64,
@@ -44,9 +44,9 @@ pub struct EndpointReport {
     pub mapped_bytes: u64,
     /// Bytes of windows that it reaches, parked chunks included.
     pub window_bytes: u64,
-    /// Of these, the parked ones: no domain's, as its domain ended, and kept mapped for the next one after a reset of the VM.
+    /// Of these, parked chunks: their domain has ended, and they stay mapped for the next one after a reset of the VM.
     pub parked_bytes: u64,
-    /// Bytes that this keeps the host from moving or giving to others: RAM and windows together.
+    /// Bytes that are pinned for it: RAM and windows together.
     pub pinned_bytes: u64,
     /// ATTACH, DETACH and PROBE requests for it.
     #[serde(flatten)]

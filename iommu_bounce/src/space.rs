@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Address spaces of the host: a mapper each, and the care for what a mapper fails at.
+//! Address spaces of the host: each has a mapper, and keeps track of what the mapper failed to unmap.
 //!
-//! The engine's state says what each address space of a domain has mapped. The one exception is what a mapper would not unmap
-//! although the state has moved on: such a range is *stuck*. It is remembered here, keeps its memory from being reused,
-//! and is tried again until the host lets go.
+//! Each address space of a domain maps what the domain has. The one exception is a *stuck* range: the domain no
+//! longer has it, but the mapper failed to unmap it. It is kept here, its memory is not used again, and each request
+//! tries again to unmap it.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -46,26 +46,26 @@ pub(crate) enum ExchangeError {
 
 /// An address space and its mapper.
 pub(crate) struct Space {
-    /// The endpoint that it was made for: its name in logs.
+    /// The endpoint that it was made for. Logs name it so.
     name: EndpointId,
     mapper: Box<dyn DmaMapper>,
     group: Option<MapperGroup>,
     max_mappings: Option<u32>,
-    /// Whom the host translates with it.
+    /// The endpoints that are attached to it on the host.
     pub(crate) endpoints: Vec<EndpointId>,
     /// Whether it holds all RAM, for endpoints in bypass mode that are attached to nothing.
     pub(crate) identity: bool,
-    /// Chunks that are mapped here and that no domain has, by IOVA.
+    /// Parked chunks: mapped here, in no domain, by IOVA.
     pub(crate) parked: BTreeMap<u64, Chunk>,
     stuck: Vec<Stuck>,
 }
 
-/// All address spaces. Their number is that of the endpoints, in each group and without one.
+/// All address spaces. In each group there are as many as endpoints.
 #[derive(Default)]
 pub(crate) struct Spaces(Vec<Option<Space>>);
 
 impl Spaces {
-    /// Takes an address space in.
+    /// Adds an address space.
     pub(crate) fn insert(&mut self, space: Space) -> SpaceId {
         let free = self.0.iter().position(Option::is_none).unwrap_or_else(|| {
             self.0.push(None);
@@ -75,12 +75,12 @@ impl Spaces {
         free
     }
 
-    /// Takes an address space out.
+    /// Removes an address space.
     pub(crate) fn remove(&mut self, id: SpaceId) -> Option<Space> {
         self.0.get_mut(id)?.take()
     }
 
-    /// The address space of an endpoint or of a domain's list.
+    /// An address space that is known to exist.
     pub(crate) fn get(&self, id: SpaceId) -> &Space {
         self.0[id].as_ref().expect("an address space goes only when nobody is in it")
     }
@@ -98,13 +98,13 @@ impl Spaces {
         self.0.iter_mut().flatten()
     }
 
-    /// The names of all.
+    /// The IDs of all.
     pub(crate) fn ids(&self) -> Vec<SpaceId> {
         let taken = self.0.iter().enumerate().filter(|(_, space)| space.is_some());
         taken.map(|(id, _)| id).collect()
     }
 
-    /// An address space of the group that nobody is in, preferably one where nothing is stuck.
+    /// A spare address space of the group: one without endpoints, preferably with nothing stuck.
     pub(crate) fn spare(&self, group: Option<MapperGroup>) -> Option<SpaceId> {
         let wanted = group?;
         let spaces = self.0.iter().enumerate();
@@ -115,7 +115,7 @@ impl Spaces {
         spares.min().map(|(_, id)| id)
     }
 
-    /// Moves an endpoint from one address space to another of its group.
+    /// Attaches an endpoint to another address space of its group.
     pub(crate) fn adopt(
         &mut self,
         endpoint: EndpointId,
@@ -134,7 +134,7 @@ impl Spaces {
     }
 }
 
-/// Where the longest part of guest RAM at `gpa` lies; `None` where there is none.
+/// The longest part of guest RAM at `gpa` that is contiguous in the host; `None` where there is none.
 fn part(ram: &dyn GuestRam, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
     let part = ram.prefix(gpa, len)?;
     let fits = !part.is_empty() && part.len() as u64 <= len;
@@ -154,14 +154,14 @@ fn is_ram(ram: &dyn GuestRam, gpa: u64, len: u64) -> bool {
     true
 }
 
-/// Part of what a domain has.
-enum Part<'w> {
+/// A mapping of any kind, or a chunk, of a domain.
+enum DomainPart<'w> {
     Ram(Mapping),
     Device(DeviceMapping),
     Chunk(Chunk, &'w Windows),
 }
 
-impl Part<'_> {
+impl DomainPart<'_> {
     fn memory(&self) -> MappedMemory {
         match self {
             Self::Ram(_) => MappedMemory::Ram,
@@ -172,19 +172,20 @@ impl Part<'_> {
 }
 
 /// All that a domain has: IOVA and length of each.
-fn parts<'d>(domain: &'d Domain, windows: Option<&'d Windows>) -> impl Iterator<Item = (u64, u64, Part<'d>)> {
-    let mappings = domain.mappings.iter().map(|(iova, mapping)| (iova, mapping.last - iova + 1, Part::Ram(mapping)));
+fn parts<'d>(domain: &'d Domain, windows: Option<&'d Windows>) -> impl Iterator<Item = (u64, u64, DomainPart<'d>)> {
+    let mappings =
+        domain.mappings.iter().map(|(iova, mapping)| (iova, mapping.last - iova + 1, DomainPart::Ram(mapping)));
     let chunks = windows.into_iter().flat_map(|windows| {
-        let chunk = |(&iova, &chunk)| (iova, windows.chunk_size(), Part::Chunk(chunk, windows));
+        let chunk = |(&iova, &chunk)| (iova, windows.chunk_size(), DomainPart::Chunk(chunk, windows));
         domain.chunks.iter().map(chunk)
     });
     mappings.chain(devices(domain)).chain(chunks)
 }
 
 /// The device memory that a domain maps: IOVA and length of each.
-fn devices(domain: &Domain) -> impl Iterator<Item = (u64, u64, Part<'_>)> {
+fn devices(domain: &Domain) -> impl Iterator<Item = (u64, u64, DomainPart<'_>)> {
     let live = domain.devices.iter().filter(|(_, mapping)| mapping.live);
-    live.map(|(&iova, mapping)| (iova, mapping.last - iova + 1, Part::Device(*mapping)))
+    live.map(|(&iova, mapping)| (iova, mapping.last - iova + 1, DomainPart::Device(*mapping)))
 }
 
 impl Space {
@@ -204,12 +205,12 @@ impl Space {
         }
     }
 
-    /// The set of address spaces that it belongs to.
+    /// The group of address spaces that it belongs to.
     pub(crate) fn group(&self) -> Option<MapperGroup> {
         self.group
     }
 
-    /// Gives the mapper back. What is stuck goes with it.
+    /// Gives the mapper back, with what is stuck.
     pub(crate) fn into_mapper(self, counters: &mut Counters) -> Box<dyn DmaMapper> {
         for stuck in &self.stuck {
             counters.stuck_ranges -= 1;
@@ -273,7 +274,7 @@ impl Space {
             }
             Err(error) => {
                 counters.host_errors += 1;
-                // Not a warning: a guest can bring this about as often as it likes.
+                // Not a warning: a guest can cause this as often as it likes.
                 debug!("endpoint {:#x}: mapping {len:#x} bytes at IOVA {iova:#x}: {error}", self.name);
                 Err(match error {
                     MapError::NoResources => Status::NoMem,
@@ -283,7 +284,8 @@ impl Space {
         }
     }
 
-    /// Maps guest RAM, in as many parts as it has on the host. On error nothing of it is mapped, or it is stuck.
+    /// Maps guest RAM, with a call for each part that is contiguous in the host. On error nothing of it is mapped but
+    /// what is stuck.
     pub(crate) fn map_ram(
         &mut self,
         iova: u64,
@@ -382,7 +384,7 @@ impl Space {
         })
     }
 
-    /// Unmaps what the state does not want any more; what the host keeps is stuck.
+    /// Unmaps what no domain has any more. If the host refuses, the range is stuck.
     pub(crate) fn discard(&mut self, iova: u64, len: u64, memory: MappedMemory, counters: &mut Counters) {
         if let Err(error) = self.try_unmap(iova, len, memory, counters) {
             error!(
@@ -394,7 +396,7 @@ impl Space {
         }
     }
 
-    /// Tries again to unmap what is stuck.
+    /// Tries again to unmap stuck ranges.
     pub(crate) fn retry_stuck(&mut self, counters: &mut Counters) {
         let stuck = std::mem::take(&mut self.stuck);
         for range in stuck {
@@ -406,7 +408,8 @@ impl Space {
         }
     }
 
-    /// Maps all that a domain has, but for what is stuck here. On error nothing that it mapped is left, or it is stuck.
+    /// Maps all that a domain has, except where a range is stuck. On error it unmaps what it mapped; what the host
+    /// keeps is stuck.
     pub(crate) fn install(
         &mut self,
         domain: &Domain,
@@ -420,9 +423,9 @@ impl Space {
                 continue;
             }
             let outcome = match part {
-                Part::Ram(mapping) => self.map_ram(iova, &mapping, ram, counters),
-                Part::Device(mapping) => self.map_device(iova, &mapping, ram, counters),
-                Part::Chunk(chunk, windows) => self.map_chunk(iova, chunk, windows, counters),
+                DomainPart::Ram(mapping) => self.map_ram(iova, &mapping, ram, counters),
+                DomainPart::Device(mapping) => self.map_device(iova, &mapping, ram, counters),
+                DomainPart::Chunk(chunk, windows) => self.map_chunk(iova, chunk, windows, counters),
             };
             if let Err(status) = outcome {
                 done.into_iter().for_each(|(iova, len, memory)| self.discard(iova, len, memory, counters));
@@ -433,8 +436,8 @@ impl Space {
         Ok(())
     }
 
-    /// Maps again what [`withdraw`](Self::withdraw) took away, so that all is as it was; what was stuck counts as
-    /// mapped. On error nothing but stuck ranges is mapped.
+    /// Maps again what [`withdraw`](Self::withdraw) has unmapped. Ranges that were stuck count as mapped again. On
+    /// error nothing is mapped but stuck ranges.
     pub(crate) fn restore(
         &mut self,
         domain: &Domain,
@@ -478,7 +481,7 @@ impl Space {
         }
     }
 
-    /// Unmaps all of a domain but its chunks; what the host keeps is stuck.
+    /// Unmaps all that a domain has except its chunks. What the host keeps is stuck.
     pub(crate) fn withdraw_ram(&mut self, domain: &Domain, counters: &mut Counters) {
         for (start, last) in domain.runs() {
             self.discard(start, last - start + 1, MappedMemory::Ram, counters);
@@ -488,7 +491,7 @@ impl Space {
         }
     }
 
-    /// Unmaps all that a domain has; what the host keeps is stuck.
+    /// Unmaps all that a domain has. What the host keeps is stuck.
     pub(crate) fn withdraw(&mut self, domain: &Domain, windows: Option<&Windows>, counters: &mut Counters) {
         self.withdraw_ram(domain, counters);
         if let Some(windows) = windows {

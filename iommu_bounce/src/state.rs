@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The engine's state in a form that can be kept: for snapshots and migration.
+//! The engine's state in a form that can be saved: for snapshots and migration.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -11,7 +11,7 @@ use crate::{DomainId, EndpointId};
 /// The version of [`EngineState`] that this engine writes, and the only one that it reads.
 pub const STATE_VERSION: u32 = 1;
 
-/// What a guest has made of an engine. The bytes of chunks are not part of it, nor is what is parked.
+/// The state that a guest has made. Neither the bytes of chunks nor parked chunks are part of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineState {
@@ -53,7 +53,8 @@ pub struct DomainState {
     pub chunks: Vec<ChunkState>,
 }
 
-/// A mapping of guest RAM, or of a device's memory: then the guest must see that where it saw it before a state is restored.
+/// A mapping of guest RAM or of a device's memory. The guest must see the device's memory at the same address before
+/// the state is restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MappingState {
@@ -73,7 +74,7 @@ pub struct MappingState {
 pub struct ChunkState {
     /// Where it is mapped.
     pub iova: u64,
-    /// Its place in the shared region: `shm_offset` divided by the chunk size.
+    /// Its index in the shared region: `shm_offset` divided by the chunk size.
     pub index: u32,
     /// As in WINDOW_ADD.
     pub flags: u32,
@@ -85,7 +86,7 @@ pub enum RestoreError {
     /// The state was written by another version.
     #[error("the state has version {0}: this engine reads version {STATE_VERSION}")]
     Version(u32),
-    /// The engine has lived already.
+    /// The engine is not fresh.
     #[error("the engine has domains already: a state can only be restored to one that was just made or reset")]
     NotFresh,
     /// The state has features that this engine does not offer.

@@ -2,10 +2,9 @@
 
 //! The mappings of a domain, in order of their IOVAs: a B+ tree whose nodes lie in pools.
 //!
-//! The standard library's tree would do but for two things that this one is measured by: a request must not allocate once
-//! the tree has had its size before (nodes that fall free are kept for the next), and a mapping must cost few bytes even
-//! where a guest leaves every node half full. The tree itself rejects nothing: that mappings do not overlap is up to its
-//! user.
+//! The standard library's tree lacks two things. A request must not allocate once the tree has had its size before,
+//! so nodes that become free are kept. And a mapping must cost few bytes even if a guest leaves every node half full.
+//! The tree does not check for overlaps; its user does.
 
 mod node;
 mod pool;
@@ -15,10 +14,10 @@ use pool::{NIL, Pool};
 
 use crate::mapping::Mapping;
 
-/// The most levels above the leaves. Each node but those on the edges has 16 children at least, so 2^32 mappings fit.
+/// Most levels above the leaves. Each node except those on the edges has 16 children at least, so 2^32 mappings fit.
 const MAX_HEIGHT: usize = 8;
 
-/// Where a descent went: each inner node with the place of the child that was taken, from the root on.
+/// The way from the root to a leaf: each inner node, and the place of the child that was taken.
 #[derive(Clone, Copy)]
 struct Path {
     steps: [(u32, usize); MAX_HEIGHT],
@@ -63,7 +62,7 @@ impl MappingTree {
         let mut leaf = self.leaves.get(self.descend(iova).leaf);
         let mut place = leaf.starts().partition_point(|start| *start <= iova);
         if place == 0 {
-            // Only its separator was low enough; all that is left of it starts above.
+            // Its separator is low enough, but all its mappings start above `iova`.
             if leaf.prev == NIL {
                 return None;
             }
@@ -112,7 +111,7 @@ impl MappingTree {
         }
         let at_end = place == LEAF && leaf.next == NIL;
         let at_front = place == 0 && leaf.prev == NIL;
-        // Who fills the tree from one end, as drivers do, is to leave full nodes behind.
+        // Drivers fill the tree from one end. That must leave full nodes behind.
         let keep = if at_end {
             LEAF
         } else if at_front {
@@ -134,7 +133,7 @@ impl MappingTree {
             let mut path = self.descend(start);
             let leaf = self.leaves.get(path.leaf);
             if leaf.next != NIL && leaf.starts().last().is_none_or(|highest| *highest < start) {
-                // What is wanted starts in the next leaf, if anywhere.
+                // If there is a mapping in the range, it is in the next leaf.
                 path = self.descend(self.leaves.get(leaf.next).first());
             }
             let leaf = self.leaves.get_mut(path.leaf);
@@ -166,8 +165,8 @@ impl MappingTree {
         path
     }
 
-    /// Moves all but `keep` entries of a full leaf to a new one behind it. Returns that and what parts the two, for a
-    /// mapping that is to come at `start`.
+    /// Moves all but `keep` entries of a full leaf to a new one behind it, for a mapping at `start`. Returns the new
+    /// leaf and the separator of the two.
     fn split_leaf(&mut self, left: u32, keep: usize, start: u64) -> (u32, u64) {
         let right = self.leaves.take();
         let (leaf, new) = self.leaves.pair_mut(left, right);
@@ -183,7 +182,7 @@ impl MappingTree {
         (right, separator)
     }
 
-    /// Enters a new node behind the one that the path leads to, and splits what is full on the way up.
+    /// Adds a new node behind the one that the path leads to. Splits full inner nodes on the way up.
     fn insert_child(&mut self, path: &Path, separator: u64, child: u32) {
         let (mut separator, mut child) = (separator, child);
         for &(id, place) in path.steps[..self.height].iter().rev() {
@@ -209,7 +208,7 @@ impl MappingTree {
         assert!(self.height < MAX_HEIGHT, "2^32 mappings fit, and more are not allowed");
     }
 
-    /// Sees to it that the leaf is half full at least, with what a neighbour has.
+    /// Fills a leaf that is less than half full from a neighbour, or merges the two.
     fn rebalance_leaf(&mut self, path: &Path) {
         let Some(&(parent, place)) = path.steps[..self.height].last() else { return };
         if self.leaves.get(path.leaf).len() >= LEAF / 2 {
@@ -232,15 +231,16 @@ impl MappingTree {
         self.remove_child(path, left_place + 1);
     }
 
-    /// Two children of `parent` that are next to each other, the one at `place` among them: the left one's place, and both.
+    /// Two children of `parent` that are next to each other, the one at `place` among them: the left one's place, and
+    /// both.
     fn neighbours(&self, parent: u32, place: usize) -> (usize, u32, u32) {
         let inner = self.inners.get(parent);
         let left = if place + 1 < inner.len() { place } else { place - 1 };
         (left, inner.child(left), inner.child(left + 1))
     }
 
-    /// Takes a child, which is merged into the one before it, out of the lowest inner node of the path, and rebalances
-    /// upwards.
+    /// Removes a child from the lowest inner node of the path: it was merged into the child before it. Rebalances on
+    /// the way up.
     fn remove_child(&mut self, path: &Path, place: usize) {
         let mut place = place;
         for level in (0..self.height).rev() {
@@ -250,7 +250,7 @@ impl MappingTree {
             let len = inner.len();
             let Some(&(parent, at)) = level.checked_sub(1).and_then(|above| path.steps.get(above)) else {
                 if len == 1 {
-                    // The root has one child left, which takes its place.
+                    // The root has one child left, which becomes the root.
                     self.root = inner.child(0);
                     self.inners.give_back(id);
                     self.height -= 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Window memory: how much is backed, and who may not have it back yet.
+//! Window memory: how much is backed, and which chunks cannot be given back yet.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,9 +19,9 @@ pub(crate) struct Windows {
     store: Box<dyn ChunkStore>,
     /// Chunks backed: those of domains, held and lost ones.
     backed: u64,
-    /// Chunks that no domain has any more, but that an endpoint's host mapping still reaches.
+    /// Held chunks: no domain has them any more, but an address space of the host still maps them.
     held: Vec<u32>,
-    /// Chunks that can never be given back: whether a host mapping reaches them can no longer be known.
+    /// Chunks that can never be given back: nobody knows whether the host still maps them.
     doomed: BTreeSet<u32>,
 }
 
@@ -82,8 +82,8 @@ impl Windows {
         Ok(backed)
     }
 
-    /// Hides and zeroes a chunk that is to keep its host mapping, or one that is parked already. `false` if the store
-    /// does not.
+    /// Hides and zeroes a chunk that keeps its host mapping, or zeroes one that is parked already. `false` if the
+    /// store fails.
     pub(crate) fn park(&mut self, index: u32, counters: &mut Counters) -> bool {
         if self.doomed.contains(&index) {
             return false;
@@ -92,7 +92,7 @@ impl Windows {
         note(outcome, "parking", index, counters)
     }
 
-    /// Shows a parked chunk to the guest again. `false` if the store does not.
+    /// Shows a parked chunk to the guest again. `false` if the store fails.
     pub(crate) fn unpark(&mut self, index: u32, counters: &mut Counters) -> bool {
         let outcome = self.store.unpark(index);
         note(outcome, "showing", index, counters)
@@ -114,7 +114,7 @@ impl Windows {
         u64::from(index) * self.chunk_size()
     }
 
-    /// Gives a chunk back that no endpoint reaches any more, unless it is doomed.
+    /// Gives a chunk back that no address space maps any more, unless it is doomed.
     pub(crate) fn release(&mut self, index: u32, counters: &mut Counters) {
         if self.doomed.contains(&index) {
             counters.lost_chunks += 1;
@@ -133,12 +133,12 @@ impl Windows {
         }
     }
 
-    /// Keeps a chunk that an endpoint still reaches.
+    /// Keeps a chunk that an address space still maps.
     pub(crate) fn hold(&mut self, index: u32) {
         self.held.push(index);
     }
 
-    /// Sees to it that a chunk is never given back.
+    /// Marks a chunk as never to be given back.
     pub(crate) fn doom(&mut self, index: u32) {
         self.doomed.insert(index);
     }

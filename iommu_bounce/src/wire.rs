@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The wire format: bytes of the request queue to requests, outcomes to bytes.
+//! The wire format: decodes requests, and encodes replies.
 //!
 //! Everything that comes in was written by the guest. A request is decoded only when it is as long as its type needs.
 
@@ -81,7 +81,7 @@ impl Kind {
     }
 }
 
-/// A request as the driver meant it. Fields are in the guest's words: nothing is checked yet.
+/// A decoded request. Its fields are the guest's and unchecked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Attach(Attach),

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! ATTACH and DETACH (virtio 1.3, sections 5.13.6.2 and 5.13.6.3), and which address space of the host an endpoint is in.
+//! ATTACH and DETACH (virtio 1.3, sections 5.13.6.2 and 5.13.6.3), and which address space of the host an endpoint is
+//! in.
 //!
-//! An endpoint starts in an address space of its own. Where the host can move endpoints, those of a domain come together
-//! in one, and what is left over is *spare*: an endpoint that leaves the others moves to a spare one.
+//! An endpoint starts in an address space of its own. Where the host can attach endpoints to other address spaces,
+//! those of a domain share one. Address spaces without endpoints are *spare*: an endpoint that leaves a shared one
+//! moves to a spare one.
 
 use super::{Engine, endpoint_mut};
 use crate::backend::Permissions;
@@ -16,7 +18,8 @@ use crate::wire;
 use crate::{DomainId, EndpointId, SpaceId};
 
 impl Engine {
-    /// Attaches an endpoint. If it is attached elsewhere it leaves there, but only once it has all of the new domain.
+    /// Attaches an endpoint. If it is attached to another domain, it leaves that one only when all of the new domain
+    /// is mapped for it.
     pub(super) fn attach(&mut self, request: wire::Attach) -> Result<(), Status> {
         let (id, new) = (request.endpoint, request.domain);
         let known = if self.accepted & feature::BYPASS_CONFIG == 0 { 0 } else { ATTACH_F_BYPASS };
@@ -39,7 +42,7 @@ impl Engine {
         let fresh = || if bypass { self.identity.clone() } else { Domain::default() };
         self.domains.entry(new).or_insert_with(fresh);
         let mut placed = self.place(id, from, old, new);
-        // What is parked goes before anything is refused.
+        // Parked chunks are given back before anything is refused.
         while placed == Err(Status::NoMem) && self.evict_one() {
             let still = endpoint_mut(&mut self.endpoints, id).domain == old;
             placed = if still { self.place(id, from, old, new) } else { break };
@@ -57,7 +60,7 @@ impl Engine {
         placed.map(|_| ())
     }
 
-    /// Has the endpoint translated with all of the new domain, and takes it out of the old one. Returns where it is.
+    /// Maps all of the new domain for the endpoint, and takes it out of the old domain. Returns its address space.
     fn place(
         &mut self,
         id: EndpointId,
@@ -76,18 +79,18 @@ impl Engine {
         Ok(to)
     }
 
-    /// Looks after an address space that an endpoint may have left: when nobody is in it, nothing is either.
+    /// Empties an address space that its last endpoint may have left.
     fn vacate(&mut self, id: SpaceId) {
         if self.spaces.get(id).endpoints.is_empty() {
             self.evict_from(id);
         }
         if let Err(status) = self.settle(id) {
-            // It did not before, either: something is stuck there.
+            // Something is stuck there, so it failed before, too.
             log::debug!("endpoints in bypass mode reach nothing yet ({status:?})");
         }
     }
 
-    /// Whether the endpoint could be attached, as far as this can be known before the host is asked.
+    /// Checks all that can be known before the host is asked.
     fn check_attach(&self, endpoint: &Endpoint, new: DomainId, bypass: bool) -> Result<(), Status> {
         let domain = self.domains.get(&new);
         if domain.is_none() {
@@ -119,7 +122,7 @@ impl Engine {
     /// Moves the endpoint into an address space that has all of its new domain.
     fn join(&mut self, id: EndpointId, to: SpaceId) -> Result<SpaceId, Status> {
         if !self.spaces.get(to).endpoints.contains(&id) {
-            // What is parked there is for those that had it.
+            // Parked chunks are for the endpoints that had them.
             self.evict_from(to);
         }
         if self.spaces.get(to).is_stuck() {
@@ -160,8 +163,8 @@ impl Engine {
         Ok(to)
     }
 
-    /// Has the endpoint's address space, which is its alone, hold the new domain in place of the old one. On error it
-    /// holds the old one again. If even that fails, the endpoint is attached to nothing.
+    /// Maps the new domain in place of the old one, in the address space of an endpoint that shares it with no other.
+    /// On error the old domain is mapped again. If even that fails, the endpoint is attached to nothing.
     fn switch(&mut self, id: EndpointId, old: Option<DomainId>, new: DomainId) -> Result<SpaceId, Status> {
         let place = endpoint_mut(&mut self.endpoints, id).space;
         if self.domains.get(&new).is_some_and(|domain| !domain.chunks.is_empty() || domain.bypass) {
@@ -191,7 +194,7 @@ impl Engine {
                 if let Some(old) = old {
                     self.leave(id, place, old);
                 }
-                // The driver takes it to be in its old domain still.
+                // The driver believes that it is still in its old domain.
                 let nothing = Permissions::empty();
                 self.report_fault(Fault { reason: FaultReason::Unknown, endpoint: id, address: None, access: nothing });
                 Err(status)
@@ -199,7 +202,8 @@ impl Engine {
         }
     }
 
-    /// The address space has nothing any more of what it had: the domain `old`, or all RAM for an endpoint in bypass mode.
+    /// Notes that the address space no longer holds what it held: the domain `old`, or all RAM for an endpoint in
+    /// bypass mode.
     fn forget_content(&mut self, space: SpaceId, old: Option<DomainId>) {
         self.spaces.get_mut(space).identity = false;
         if let Some(old) = old {
@@ -207,10 +211,10 @@ impl Engine {
         }
     }
 
-    /// Detaches an endpoint. If the host does not unmap everything the endpoint is detached all the same, for the guest
-    /// will use the memory otherwise; the rest is tried again before every request. It is too when bypass is on and the
-    /// host does not map RAM; then it reaches nothing. An endpoint that the host does not
-    /// part from others of the domain stays attached.
+    /// Detaches an endpoint. It is detached even if the host does not unmap everything, because the guest will use
+    /// the memory for something else; every request tries to unmap the rest. If bypass is on and the host does not
+    /// map RAM, it is detached and reaches nothing. It stays attached only if it shares an address space and the host
+    /// does not move it to another.
     pub(super) fn detach(&mut self, request: wire::Detach) -> Result<(), Status> {
         let id = request.endpoint;
         let endpoint = self.endpoints.get(&id).ok_or(Status::NoEnt)?;
@@ -229,7 +233,7 @@ impl Engine {
         self.settle(place)
     }
 
-    /// Takes an endpoint that is about to go out of its domain, if it is in one.
+    /// Takes an endpoint that is about to be removed out of its domain, if it is in one.
     pub(super) fn release_endpoint(&mut self, id: EndpointId) {
         let Some(endpoint) = self.endpoints.get(&id) else {
             return;
@@ -249,8 +253,8 @@ impl Engine {
         self.spaces.get(space).endpoints.iter().any(attached)
     }
 
-    /// Takes an endpoint, which was in the address space `from`, out of a domain. What is left there without an endpoint
-    /// of the domain is unmapped. The domain ends with its last endpoint.
+    /// Takes an endpoint, which was in the address space `from`, out of a domain. If `from` has no other endpoint of
+    /// the domain, the domain is unmapped there. The domain ends with its last endpoint.
     fn leave(&mut self, id: EndpointId, from: SpaceId, old: DomainId) {
         let shared = self.is_shared(id, from, old);
         let endpoint = endpoint_mut(&mut self.endpoints, id);
@@ -269,14 +273,14 @@ impl Engine {
         }
     }
 
-    /// The address space has nothing of the domain any more.
+    /// Notes that the address space holds nothing of the domain any more.
     fn forget_space(&mut self, space: SpaceId, domain: DomainId) {
         if let Some(domain) = self.domains.get_mut(&domain) {
             domain.spaces.retain(|other| *other != space);
         }
     }
 
-    /// A domain has ended and is unmapped: its chunks go back.
+    /// Gives back the chunks of a domain that has ended and is unmapped.
     fn forget_domain(&mut self, domain: &Domain) {
         self.counters.mappings -= domain.count();
         for chunk in domain.chunks.values() {
@@ -284,8 +288,8 @@ impl Engine {
         }
     }
 
-    /// Ends all domains. Endpoints stay in the address spaces in which they are, which hold nothing then but what is
-    /// parked: with `park`, the chunks of domains that one address space alone has.
+    /// Ends all domains. Endpoints stay in their address spaces, which hold nothing then but parked chunks. With
+    /// `park`, chunks are parked if only one address space has their domain.
     pub(super) fn end_domains(&mut self, park: bool) {
         let domains = std::mem::take(&mut self.domains);
         for endpoint in self.endpoints.values_mut() {

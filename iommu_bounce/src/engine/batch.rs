@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! UNMAP requests that the driver sent together, with as few calls to the host as they need.
+//! UNMAP requests that the driver sent together, served with as few calls to the host as possible.
 //!
-//! Only UNMAPs are put together. MAPs that follow each other could share a call, but the driver may remove each of them alone
-//! later, and neither VFIO nor IOMMUFD cuts a mapping: what one call has mapped must go in one piece.
+//! Only UNMAPs share calls. MAPs of neighbouring ranges could share one, too, but the driver may unmap each of them
+//! alone later. VFIO and IOMMUFD never cut a mapping: what one call has mapped must be unmapped whole.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use super::{Engine, unmap_run};
 use crate::spec::{Status, TAIL_SIZE};
 use crate::wire::{self, Kind, Request};
 
-/// An UNMAP request, decoded but not served yet, and then its status.
+/// A decoded UNMAP request, and its status once it is served.
 #[derive(Clone, Copy, Debug)]
 pub struct UnmapRequest {
     request: wire::Unmap,
@@ -20,9 +20,9 @@ pub struct UnmapRequest {
 }
 
 impl UnmapRequest {
-    /// Decodes a request; `None` if it is not an UNMAP that can be served, which [`Engine::handle`] is for then. `room` is how
-    /// many bytes the device-writable part has. `tag` is the caller's, to know the request again; tags go up in
-    /// the order that the driver sent the requests in.
+    /// Decodes a request. `None` if it is not an UNMAP that can be served: then [`Engine::handle`] serves it. `room`
+    /// is the length of the device-writable part. `tag` identifies the request for the caller; tags go up in the
+    /// order in which the driver sent the requests.
     pub fn decode(request: &[u8], room: usize, tag: u16) -> Option<Self> {
         let kind = Kind::of(request).filter(|kind| *kind == Kind::Unmap && room >= TAIL_SIZE)?;
         match wire::decode(kind, request)? {
@@ -50,17 +50,17 @@ impl UnmapRequest {
         self.request.domain == next.request.domain && self.request.last.checked_add(1) == Some(next.request.start)
     }
 
-    /// Whether the ranges of this one and of `next`, which does not begin below it, have something in common.
+    /// Whether the ranges of this one and of `next`, which does not begin below it, overlap.
     fn overlaps(&self, next: &Self) -> bool {
         self.request.domain == next.request.domain && self.request.last >= next.request.start
     }
 }
 
 impl Engine {
-    /// Serves UNMAP requests, each with the outcome that it would have in its turn. Neighbours share calls to the host. The
-    /// requests are in another order afterwards.
+    /// Serves UNMAP requests. Each gets the status that it would have if they were served one by one. Neighbours
+    /// share calls to the host. The requests are in another order afterwards.
     ///
-    /// Each counts as having taken the same part of the time.
+    /// The time taken is divided equally among them.
     pub fn handle_unmaps(&mut self, requests: &mut [UnmapRequest]) {
         let began = Instant::now();
         self.retry_stuck();
@@ -68,7 +68,7 @@ impl Engine {
         if requests.is_sorted_by(|one, next| !one.overlaps(next)) {
             self.unmap_neighbours(requests);
         } else {
-            // Which of them removes what they share depends on who comes first.
+            // Where they overlap, the first one that the driver sent removes the mapping.
             requests.sort_unstable_by_key(|unmap| unmap.tag);
             self.unmap_each(requests);
         }
@@ -79,23 +79,24 @@ impl Engine {
         }
     }
 
-    /// Serves requests that are in order and have nothing in common, so that none has an influence on another's outcome.
+    /// Serves requests in the order of their ranges, which do not overlap. So none changes another's status.
     fn unmap_neighbours(&mut self, requests: &mut [UnmapRequest]) {
         for neighbours in requests.chunk_by_mut(UnmapRequest::touches) {
-            // Together they may remove a mapping that each alone would have cut.
+            // A mapping that each of them cuts alone must not be removed by all together.
             let together = neighbours.len() > 1
                 && !self.maps_devices(neighbours)
                 && neighbours.iter().all(|unmap| self.check_unmap(&unmap.request).is_ok());
             if together && self.unmap_together(neighbours).is_ok() {
                 neighbours.iter_mut().for_each(|unmap| unmap.status = Status::Ok);
             } else {
-                // After a failure of the host, each is told what is true of it.
+                // After a failure of the host, each gets its own status.
                 self.unmap_each(neighbours);
             }
         }
     }
 
-    /// Whether a device's memory is mapped in the domain of requests, all of one. Who does that has no need for speed here.
+    /// Whether the domain of these requests maps a device's memory. Such domains are rare and are served one request
+    /// at a time.
     fn maps_devices(&self, requests: &[UnmapRequest]) -> bool {
         let domain = requests.first().and_then(|unmap| self.domains.get(&unmap.request.domain));
         domain.is_some_and(|domain| !domain.devices.is_empty())
@@ -107,7 +108,7 @@ impl Engine {
         }
     }
 
-    /// Removes all mappings in the ranges of requests that follow each other without a gap and cut nothing.
+    /// Removes all mappings in the ranges of these requests, which follow each other without a gap and cut no mapping.
     fn unmap_together(&mut self, neighbours: &[UnmapRequest]) -> Result<(), Status> {
         let [first, .., end] = neighbours else { return Err(Status::Inval) };
         let (start, last) = (first.request.start, end.request.last);

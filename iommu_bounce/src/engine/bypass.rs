@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Bypass: endpoints that reach all guest RAM, each address at itself (virtio 1.3, section 5.13.6).
+//! Bypass: endpoints that reach all guest RAM, IOVA equal to GPA (virtio 1.3, section 5.13.6).
 //!
 //! An endpoint is in bypass mode when it is attached to a bypass domain, or to nothing while the configuration says
-//! `bypass`. For the host both are a domain like others, with the regions of RAM as its mappings.
+//! `bypass`. On the host both are like any other domain, with the regions of RAM as its mappings.
 
 use log::warn;
 
@@ -30,9 +30,9 @@ pub(super) fn identity(ram: &dyn GuestRam, granule: u64) -> Domain {
 }
 
 impl Engine {
-    /// The driver writes the configuration's field `bypass`: endpoints that are attached to nothing reach all RAM, or
-    /// nothing. Ignored unless the feature was accepted and the value is 0 or 1. If the host cannot map RAM for all of
-    /// them the field stays as it was, which the driver can read back.
+    /// Serves the driver's write of the configuration's field `bypass`: endpoints that are attached to nothing reach
+    /// all RAM, or nothing. It is ignored unless the feature was accepted and the value is 0 or 1. If the host cannot
+    /// map RAM for all of them, the field stays as it was, and the driver can read it back.
     pub fn write_bypass(&mut self, value: u8) {
         if self.accepted & feature::BYPASS_CONFIG == 0 || value > 1 {
             return;
@@ -50,8 +50,8 @@ impl Engine {
         }
     }
 
-    /// Has every address space whose endpoints are attached to nothing hold what it should: all RAM, or nothing. Goes on
-    /// where one fails, and returns the first failure.
+    /// Maps all RAM, or nothing, in every address space whose endpoints are attached to nothing. Goes on after a
+    /// failure, and returns the first one.
     pub(super) fn settle_all(&mut self) -> Result<(), Status> {
         let mut outcome = Ok(());
         for id in self.spaces.ids() {

@@ -2,10 +2,10 @@
 
 //! Mappings of other devices' memory, for DMA from device to device (`MAP_F_MMIO`, virtio 1.3, section 5.13.6.4).
 //!
-//! They are few, and apart from those of guest RAM. The host does not tell when a device's memory goes away, so the VMM
-//! must before: [`Engine::revoke_device_memory`]. Then the mapping is *dead*: the host has nothing there any more, but
-//! the driver still has to remove it as any other. It does not come to life again when the guest sees the memory again:
-//! the driver that moved the memory has to map it anew.
+//! They are few, and kept apart from those of guest RAM. The host does not tell when a device's memory goes, so the
+//! VMM says so before: [`Engine::revoke_device_memory`]. The mapping is *dead* then: the host maps nothing there any
+//! more, but the driver must still unmap it like any other. It stays dead when the guest sees the memory again: the
+//! driver has to map it anew.
 
 use super::Engine;
 use crate::backend::Permissions;
@@ -41,9 +41,9 @@ impl Engine {
         Ok(())
     }
 
-    /// The guest is about to see no longer what it sees at `[gpa, gpa + len)`, which
-    /// [`GuestRam::device`](crate::GuestRam::device) must not give out any more: unmaps it for all endpoints. `false` if the
-    /// host refuses. Then an endpoint may reach it still, and it must not be given to anybody else; asking again tries again.
+    /// Unmaps the device memory at `[gpa, gpa + len)` for all endpoints, before the guest's view of it goes.
+    /// [`GuestRam::device`](crate::GuestRam::device) must no longer give it out. `false` if the host refuses: then an
+    /// endpoint may still reach the memory, so nobody else may get it. Another call tries again.
     pub fn revoke_device_memory(&mut self, gpa: u64, len: u64) -> bool {
         self.retry_stuck();
         let end = gpa.saturating_add(len);
@@ -63,7 +63,7 @@ impl Engine {
     }
 }
 
-/// Removes the device memory in a range, which cuts none. What the host keeps is stuck.
+/// Unmaps the device memory in a range, which cuts no mapping. What the host keeps is stuck.
 pub(super) fn unmap_devices(
     spaces: &mut Spaces,
     domain: &mut Domain,

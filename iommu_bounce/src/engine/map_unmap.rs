@@ -18,7 +18,7 @@ impl Engine {
     pub(super) fn map(&mut self, request: wire::Map) -> Result<(), Status> {
         let wire::Map { start, last, .. } = request;
         self.check_mapping_feature()?;
-        // Without the feature the flag is an unknown one.
+        // Without the feature the flag is unknown.
         let device = request.flags & MAP_F_MMIO != 0 && self.accepted & feature::MMIO != 0;
         let permissions = permissions(if device { request.flags & !MAP_F_MMIO } else { request.flags })?;
         self.check_place(start, last)?;
@@ -59,7 +59,7 @@ impl Engine {
                     domain.remember(start, mapping);
                     break;
                 }
-                // What is parked goes before anything is refused.
+                // Parked chunks are given back before anything is refused.
                 Err(Status::NoMem) if self.evict_one() => {}
                 Err(status) => return Err(status),
             }
@@ -98,13 +98,13 @@ impl Engine {
         if start < *input.start() || last > *input.end() {
             return Err(Status::Range);
         }
-        // The length of all 2^64 addresses, or an end of the memory beyond them, has no number.
+        // A length of 2^64, or memory that ends beyond the last address, does not fit in 64 bits.
         let len = (last - start).checked_add(1);
         len.and_then(|len| gpa.checked_add(len - 1)).ok_or(Status::Inval)?;
         Ok(())
     }
 
-    /// Removes all mappings in a range, which must not split one.
+    /// Removes all mappings in a range, which must not cut one.
     ///
     /// When the host refuses, the status is `DEVERR`: what it refused to unmap stays mapped for all endpoints, and the
     /// driver can ask again.
@@ -143,7 +143,7 @@ impl Engine {
         domain.cover(start, last).ok_or(Status::Range)
     }
 
-    /// Whether the host has let go of all that was in a range of the domain.
+    /// Whether the host has unmapped all that was in a range of the domain.
     pub(super) fn check_unstuck(&self, domain: DomainId, start: u64, last: u64) -> Result<(), Status> {
         if self.counters.stuck_ranges == 0 {
             return Ok(());
@@ -176,8 +176,8 @@ fn map_all(
     Ok(())
 }
 
-/// Unmaps mappings that follow each other, in all address spaces, and forgets them. On error they are as before; if the host
-/// fails at that too, they are gone and their rest is stuck.
+/// Unmaps mappings that follow each other in all address spaces, and forgets them. On error they are mapped again. If
+/// the host fails at that too, they are forgotten, and what the host keeps is stuck.
 pub(super) fn unmap_run(
     spaces: &mut Spaces,
     domain: &mut Domain,
@@ -206,8 +206,8 @@ pub(super) fn unmap_run(
     Ok(())
 }
 
-/// Maps a run again in the first `count` address spaces of the domain. On error, says how many of them have it again; the
-/// others have nothing of it, or it is stuck.
+/// Maps a run again in the first `count` address spaces of the domain. The error says how many of them have it again;
+/// the others have nothing of it but what is stuck.
 fn remap(
     spaces: &mut Spaces,
     domain: &Domain,

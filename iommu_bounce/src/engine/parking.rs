@@ -2,9 +2,10 @@
 
 //! Parking: chunks whose host mapping outlives a reset of the VM (bounce windows, rule 7).
 //!
-//! A parked chunk belongs to no domain. It is out of the guest's view and zeroed, but one address space of the host still
-//! maps it, in which the endpoint is that had it. WINDOW_ADD of the same IOVA and permissions for that endpoint takes it
-//! up again without a call to the host. It counts against the budget, and goes before anything is refused for lack of it.
+//! A parked chunk belongs to no domain. The guest does not see it, and it is zeroed, but the address space of the
+//! endpoint that had it still maps it. WINDOW_ADD of the same IOVA and permissions for that endpoint takes it up
+//! again without a call to the host. It counts against the budget, and is given back before a request is refused for
+//! lack of memory.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +15,13 @@ use crate::mapping::{Chunk, MappedMemory};
 use crate::{DomainId, SpaceId};
 
 impl Engine {
-    /// A reset of the whole VM. To be called when every endpoint was reset or can no longer access memory, and no vCPU
-    /// runs: chunks of windows are parked, all else is as after [`reset`](Self::reset), and the configuration's field
-    /// `bypass` has its first value again.
+    /// Resets the device as part of a reset of the VM. To be called when no vCPU runs and no endpoint can access
+    /// memory. Chunks are parked, all else is as after [`reset`](Self::reset), and the configuration's field `bypass`
+    /// has its first value again.
     pub fn system_reset(&mut self) {
         self.retry_stuck();
         for id in self.spaces.ids() {
-            // The endpoint may have written to what was parked since the last reset.
+            // The endpoint may have written to parked chunks since the last reset.
             let parked = std::mem::take(&mut self.spaces.get_mut(id).parked);
             self.counters.parked_chunks -= parked.len() as u64;
             self.park(id, &parked);
@@ -46,8 +47,8 @@ impl Engine {
         }
     }
 
-    /// Takes up the chunk that is parked for a domain of one address space; `None` if there is none that fits. Chunks
-    /// that are in the way of a new one go.
+    /// Takes up the chunk that is parked for a domain with one address space; `None` if none fits. Parked chunks in
+    /// the way of a new one are given back.
     pub(super) fn unpark(&mut self, domain: DomainId, iova: u64, permissions: Permissions) -> Option<Chunk> {
         if self.counters.parked_chunks == 0 {
             return None;
@@ -81,7 +82,7 @@ impl Engine {
         }
     }
 
-    /// Evicts one chunk, whichever; `false` if none is parked.
+    /// Unmaps and gives back any one parked chunk; `false` if none is parked.
     pub(super) fn evict_one(&mut self) -> bool {
         let first = |id: SpaceId| Some((id, *self.spaces.get(id).parked.first_key_value()?.0));
         let found = self.spaces.ids().into_iter().find_map(first);
@@ -91,14 +92,14 @@ impl Engine {
         })
     }
 
-    /// Evicts what is parked in an address space.
+    /// Unmaps and gives back all chunks that are parked in an address space.
     pub(super) fn evict_from(&mut self, id: SpaceId) {
         while let Some((&iova, _)) = self.spaces.get(id).parked.first_key_value() {
             self.evict(id, iova);
         }
     }
 
-    /// Evicts all.
+    /// Unmaps and gives back all parked chunks.
     pub(super) fn evict_all(&mut self) {
         while self.counters.parked_chunks != 0 && self.evict_one() {}
     }

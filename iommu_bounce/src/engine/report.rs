@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What an engine tells of its windows.
+//! Figures about the windows of domains.
 
 use serde::Serialize;
 

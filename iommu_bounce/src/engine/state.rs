@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saving and restoring. A state comes from a file or a network, so everything in it goes through the checks that requests
-//! go through.
+//! Saving and restoring. A state comes from a file or a network, so everything in it goes through the checks that
+//! requests go through.
 
 use super::{Engine, permissions};
 use crate::mapping::Chunk;
@@ -10,7 +10,7 @@ use crate::state::{ChunkState, DomainState, EngineState, MappingState, RestoreEr
 use crate::{DomainId, wire};
 
 impl Engine {
-    /// What the guest has made of this engine. No vCPU may run between this call and those that save the bytes of chunks.
+    /// The state that the guest has made. No vCPU may run between this call and the saving of the chunks' bytes.
     pub fn state(&self) -> EngineState {
         let window = self
             .windows
@@ -19,7 +19,7 @@ impl Engine {
         let domains = self.domains.iter().map(|(&id, domain)| {
             let mappings = domain.mappings.iter().filter(|_| !domain.bypass);
             let chunks = domain.chunks.iter();
-            // What is dead is nothing to whoever restores it.
+            // A dead mapping is not restored.
             let devices = domain.devices.iter().filter(|(_, mapping)| mapping.live);
             DomainState {
                 domain: id,
@@ -53,8 +53,8 @@ impl Engine {
         }
     }
 
-    /// Makes a fresh engine what `state` says, on the host too. Chunks are backed with zeros at the places that they had;
-    /// their bytes are the VMM's to write before a vCPU runs.
+    /// Brings a fresh engine into this state, on the host too. Chunks are backed with zeros at the places that they
+    /// had. The VMM writes their bytes before a vCPU runs.
     ///
     /// # Errors
     /// A [`RestoreError`] that names what is refused. The engine is as after [`system_reset`](Self::system_reset) then.

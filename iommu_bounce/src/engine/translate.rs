@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Translation for devices that the VMM emulates, and the faults of theirs and of others.
+//! Translation for devices that the VMM emulates, and the faults of all endpoints.
 
 use std::time::Instant;
 
@@ -29,17 +29,17 @@ pub enum Target {
 pub struct Translation {
     /// What is at the IOVA.
     pub target: Target,
-    /// How many bytes from there on go on in the same way: 1 at least.
+    /// How many bytes from there on are contiguous, 1 at least.
     pub len: u64,
 }
 
 impl Engine {
-    /// Translates an access of an endpoint's, for a device that the VMM emulates: what [`DmaMapper`](crate::DmaMapper)s do
-    /// for others. `access` is what the device wants to do, all of it.
+    /// Translates an access of a device that the VMM emulates; for other devices a [`DmaMapper`](crate::DmaMapper)
+    /// does. The mapping must allow all of `access`.
     ///
     /// # Errors
-    /// The fault, which is reported to the driver by this very call. An access that is longer than [`Translation::len`] is
-    /// to be asked for part by part.
+    /// The fault. This call reports it to the driver. An access that is longer than [`Translation::len`] takes
+    /// several calls.
     pub fn translate(&mut self, endpoint: EndpointId, iova: u64, access: Permissions) -> Result<Translation, Fault> {
         self.look_up(endpoint, iova, access).map_err(|reason| {
             let fault = Fault { reason, endpoint, address: Some(iova), access };
@@ -68,8 +68,8 @@ impl Engine {
         Some((Translation { target: Target::Chunk { index: chunk.index, offset }, len }, chunk.permissions))
     }
 
-    /// Reports a fault of an endpoint's to the driver: of a device that the VMM emulates, or of one in another process.
-    /// `false` if it is dropped, which is counted: there is no such endpoint, or too many faults came already.
+    /// Reports a fault of an endpoint to the driver: of a device that the VMM emulates, or of one in another process.
+    /// `false` if the fault is dropped and counted, because there is no such endpoint or too many faults came.
     pub fn report_fault(&mut self, fault: Fault) -> bool {
         let queued = self.endpoints.contains_key(&fault.endpoint) && self.faults.push(fault, Instant::now());
         if queued {
@@ -85,7 +85,7 @@ impl Engine {
         !self.faults.is_empty()
     }
 
-    /// The fault to report next, which is taken out.
+    /// Takes out the fault to report next.
     pub fn take_fault(&mut self) -> Option<Fault> {
         self.faults.pop()
     }

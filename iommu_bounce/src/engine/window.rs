@@ -10,7 +10,7 @@ use crate::spec::Status;
 use crate::wire;
 
 impl Engine {
-    /// Backs a chunk and maps it for every endpoint of the domain, or does nothing. Returns its place in the shared
+    /// Backs a chunk and maps it for every endpoint of the domain, or does nothing. Returns its offset in the shared
     /// region.
     pub(super) fn window_add(&mut self, request: wire::WindowAdd) -> Result<u64, Status> {
         let iova = request.iova;
@@ -44,7 +44,7 @@ impl Engine {
         let index = loop {
             let windows = self.windows.as_mut().ok_or(Status::Unsupp)?;
             match windows.back(&mut self.counters) {
-                // What is parked goes before anything is refused.
+                // Parked chunks are given back before anything is refused.
                 Err(Status::NoMem) if self.evict_one() => {}
                 outcome => break outcome?,
             }
@@ -102,8 +102,9 @@ impl Engine {
         outcome
     }
 
-    /// Unmaps a chunk in all address spaces of a domain. Returns the outcome, and whether the chunk is as before: on error it
-    /// is, unless the host fails to map it again where it was unmapped; then it is gone and its rest is stuck.
+    /// Unmaps a chunk in all address spaces of a domain. Returns the outcome, and whether the chunk is still mapped.
+    /// On error it is mapped again where it was unmapped. If the host fails at that too, it is gone, and what the
+    /// host keeps is stuck.
     fn unmap_chunk(&mut self, domain: u32, iova: u64, chunk: Chunk) -> (Result<(), Status>, bool) {
         let (Some(domain), Some(windows)) = (self.domains.get(&domain), &self.windows) else {
             return (Err(Status::NoEnt), true);

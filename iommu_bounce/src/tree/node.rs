@@ -11,7 +11,7 @@ pub(super) const LEAF: usize = 16;
 /// Children of an inner node at most.
 pub(super) const FAN: usize = 32;
 
-/// Mappings in order. The fields of each are apart, so that a search reads first IOVAs only.
+/// Mappings in order. Each field has an array of its own, so that a search reads first IOVAs only.
 #[derive(Clone, Copy)]
 pub(super) struct Leaf {
     starts: [u64; LEAF],
@@ -72,7 +72,7 @@ impl Leaf {
         Some((start, Mapping { last: self.lasts[place], gpa: self.gpas[place], permissions }))
     }
 
-    /// Bytes that the mappings at `[from, to)` map; modulo 2^64, should they be all there are.
+    /// Bytes that the mappings at `[from, to)` map, modulo 2^64.
     pub(super) fn bytes(&self, from: usize, to: usize) -> u64 {
         let pairs = self.starts[from..to].iter().zip(&self.lasts[from..to]);
         pairs.fold(0, |sum, (start, last)| sum.wrapping_add((last - start).wrapping_add(1)))
@@ -99,7 +99,7 @@ impl Leaf {
         self.len = small(len - (to - from));
     }
 
-    /// Moves what is at `keep` and behind to the front of `right`, which is moved up for it and has room.
+    /// Moves the entries from `keep` on to the front of `right`, which has room for them.
     pub(super) fn move_tail(&mut self, keep: usize, right: &mut Self) {
         let (len, count) = (self.len(), self.len() - keep);
         let end = right.len();
@@ -117,7 +117,7 @@ impl Leaf {
         self.len = small(keep);
     }
 
-    /// Moves the first `count` behind what `left` has.
+    /// Moves the first `count` entries to the end of `left`.
     fn move_head(&mut self, count: usize, left: &mut Self) {
         let end = left.len();
         left.starts[end..end + count].copy_from_slice(&self.starts[..count]);
@@ -128,12 +128,12 @@ impl Leaf {
         self.remove(0, count);
     }
 
-    /// Moves all behind what `left` has.
+    /// Moves all entries to the end of `left`.
     pub(super) fn move_all_behind(&mut self, left: &mut Self) {
         self.move_head(self.len(), left);
     }
 
-    /// Shares what this one and the one behind have in equal parts. Returns what parts them now.
+    /// Shares the entries of this leaf and the next equally. Returns their new separator.
     pub(super) fn share(&mut self, right: &mut Self) -> u64 {
         let half = (self.len() + right.len()) / 2;
         match self.len().checked_sub(half) {
@@ -145,8 +145,8 @@ impl Leaf {
     }
 }
 
-/// Children in order. A child has what starts at its key and above, up to the next one's key. The first key is not used:
-/// what is lower than the second belongs to the first child.
+/// Children in order. A child has the mappings that start at its key or above, and below the next child's key. The
+/// first key is not used: all below the second belongs to the first child.
 #[derive(Clone, Copy)]
 pub(super) struct Inner {
     keys: [u64; FAN],
@@ -207,8 +207,8 @@ impl Inner {
         self.len -= 1;
     }
 
-    /// Moves what is at `keep` and behind to the front of `right`, which is moved up for it and has room. Returns what
-    /// parts the two.
+    /// Moves the children from `keep` on to the front of `right`, which has room for them. Returns the separator of
+    /// the two.
     pub(super) fn move_tail(&mut self, keep: usize, right: &mut Self) -> u64 {
         let (len, count) = (self.len(), self.len() - keep);
         let end = right.len();
@@ -221,8 +221,8 @@ impl Inner {
         right.keys[0]
     }
 
-    /// Moves the first `count` behind what `left` has. Their first key is `separator`, which parted the two. Returns what
-    /// parts them now, if anything is left here.
+    /// Moves the first `count` children to the end of `left`. The first of them gets the key `separator`. Returns the
+    /// new separator, if children are left here.
     fn move_head(&mut self, count: usize, left: &mut Self, separator: u64) -> u64 {
         let end = left.len();
         self.keys[0] = separator;
@@ -236,12 +236,12 @@ impl Inner {
         self.keys[0]
     }
 
-    /// Moves all behind what `left` has, from which `separator` parts it.
+    /// Moves all children to the end of `left`. `separator` is the separator of the two.
     pub(super) fn move_all_behind(&mut self, left: &mut Self, separator: u64) {
         self.move_head(self.len(), left, separator);
     }
 
-    /// Shares what this one and the one behind have in equal parts. `separator` parts them; returns what does now.
+    /// Shares the children of this node and the next equally. `separator` is their separator; returns the new one.
     pub(super) fn share(&mut self, right: &mut Self, separator: u64) -> u64 {
         let half = (self.len() + right.len()) / 2;
         right.keys[0] = separator;

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Nodes of one kind, named by numbers. What falls free is kept.
+//! Nodes of one kind, named by numbers. Free nodes are kept for later.
 
 /// The number of no node.
 pub(super) const NIL: u32 = u32::MAX;
 
 /// Nodes in the first blocks: so few that a small domain stays small.
 const SMALLEST: usize = 8;
-/// A block more has this part of the nodes that there are. Large blocks cost fewer misses in caches of the CPU, and what is
-/// not used of the last one is to be little.
+/// A new block has this part of the nodes that there are already. Large blocks cost fewer cache misses; too large a
+/// block leaves memory unused.
 const GROWTH: usize = 16;
 /// Bits of a node's number that say its place in its block; those above say which block.
 const PLACE_BITS: u32 = 20;
 
-/// What can lie in a pool.
+/// What a pool can hold.
 pub(super) trait Node: Copy {
     /// A node without content.
     const EMPTY: Self;
-    /// The field that names another node. While the node is free it chains the free ones.
+    /// A field that names another node. In free nodes it links the list of free ones.
     fn link(&mut self) -> &mut u32;
 }
 
@@ -62,7 +62,7 @@ impl<N: Node> Pool<N> {
         let block = block.expect("mappings have a limit far below") << PLACE_BITS;
         self.blocks.push(vec![N::EMPTY; size].into_boxed_slice());
         self.count += size;
-        // The first one is to be used first.
+        // So that the first one is used first.
         let last = block + u32::try_from(size - 1).expect("the size has an upper limit");
         (block..=last).rev().for_each(|id| self.give_back(id));
     }
