@@ -5,9 +5,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use carom_api::size::parse_size;
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
-use vmm::config::{DeviceConfig, UserDeviceConfig, parse_size};
+
+use crate::add_verb::AddVerb;
 
 /// Controls a Carom VMM by its REST API.
 #[derive(Debug, Parser)]
@@ -64,16 +66,8 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         memory: Option<u64>,
     },
-    /// Add a device, to a running guest too: path=DIR[,iommu=on|off][,id=NAME]
-    AddDevice {
-        /// The device
-        device: DeviceConfig,
-    },
-    /// Add a device that another process emulates to a VM that is not booted: socket=FILE[,iommu=on|off][,id=NAME]
-    AddUserDevice {
-        /// The device
-        device: UserDeviceConfig,
-    },
+    #[command(flatten)]
+    Add(AddVerb),
     /// Take a device away; a running guest is asked to let go of it
     RemoveDevice {
         /// Its ID
@@ -138,6 +132,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use serde_json::json;
 
     use super::*;
 
@@ -156,5 +151,24 @@ mod tests {
         assert!(parse_threshold("5G").is_err() && parse_threshold("x").is_err());
         assert_eq!(parse_interval("0.5"), Ok(Duration::from_millis(500)));
         assert!(parse_interval("0").is_err() && parse_interval("NaN").is_err() && parse_interval("1e9").is_err());
+    }
+
+    #[test]
+    fn verb_of_each_kind_has_its_operation_and_body() {
+        for (verb, device, operation, body) in [
+            ("add-device", "path=/d,iommu=on", "vm.add-device", json!({"path": "/d", "iommu": true, "id": null})),
+            (
+                "add-user-device",
+                "socket=/s,id=x",
+                "vm.add-user-device",
+                json!({"socket": "/s", "iommu": false, "id": "x"}),
+            ),
+        ] {
+            let cli = Cli::try_parse_from(["carom-remote", verb, device]).unwrap();
+            let Verb::Add(add) = cli.verb else { panic!("{verb}") };
+            assert_eq!((add.operation, json!(add.device)), (operation, body));
+        }
+        assert!(Cli::try_parse_from(["carom-remote", "add-device", "socket=/s"]).is_err());
+        assert!(Cli::try_parse_from(["carom-remote", "add-device"]).is_err());
     }
 }

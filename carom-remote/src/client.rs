@@ -116,7 +116,7 @@ async fn exchange(
     name: &str,
     body: Option<Vec<u8>>,
 ) -> Result<(u16, Bytes), Box<dyn std::error::Error + Send + Sync>> {
-    let path = if name.starts_with('/') { name.into() } else { format!("{}{name}", vmm::api::operations::ROOT) };
+    let path = if name.starts_with('/') { name.into() } else { format!("{}{name}", carom_api::operations::ROOT) };
     let request = Request::builder()
         .method(method)
         .uri(path)

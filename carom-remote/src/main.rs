@@ -2,6 +2,7 @@
 
 //! The `carom-remote` program: exit status 0 when the VMM did as asked, 1 when it did not, 2 for a mistake of the user's.
 
+mod add_verb;
 mod cli;
 mod client;
 mod pages;
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
             error.exit()
         }
         Err(error) => {
-            eprintln!("carom-remote: {}", vmm::cli::one_line(&error, "carom-remote"));
+            eprintln!("carom-remote: {}", carom_api::cli::one_line(&error, "carom-remote"));
             return ExitCode::from(MISTAKE);
         }
     };
@@ -91,8 +92,7 @@ fn run(cli: Cli) -> Result<(), RemoteError> {
         Verb::PowerButton => put("vm.power-button", None),
         Verb::Nmi => put("vm.nmi", None),
         Verb::Resize { cpus, memory } => put("vm.resize", Some(json!({"desired_vcpus": cpus, "desired_ram": memory}))),
-        Verb::AddDevice { device } => put("vm.add-device", Some(json!(device))),
-        Verb::AddUserDevice { device } => put("vm.add-user-device", Some(json!(device))),
+        Verb::Add(add) => put(add.operation, Some(json!(add.device))),
         Verb::RemoveDevice { id } => put("vm.remove-device", Some(json!({"id": id}))),
         Verb::IommuBounce { budget: None, threshold: None } => show_json(&client()?.get("vm.iommu-bounce")?),
         Verb::IommuBounce { budget, threshold } => {

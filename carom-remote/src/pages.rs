@@ -12,7 +12,7 @@ use crate::RemoteError;
 use crate::cli::Cli;
 
 fn programs() -> [Command; 2] {
-    [vmm::cli::Cli::command(), Cli::command()]
+    [carom_api::cli::Cli::command(), Cli::command()]
 }
 
 /// Completions of both programs for `shell`.

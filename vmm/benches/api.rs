@@ -17,6 +17,8 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
+use carom_api::{PartConfig, VmConfig};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, unmap};
 use iommu_bounce::{Engine, EngineConfig, Report};
@@ -24,9 +26,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use vmm::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use vmm::api::{ApiServer, ApiSocket, Shared};
-use vmm::config::{DeviceConfig, VmConfig};
 use vmm::control::{Control, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::machine::{Machine, Mailbox, VmError};
@@ -236,8 +236,8 @@ impl Guest {
         let control = thread::spawn(move || {
             let mut control =
                 Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });
-            let mut config: VmConfig = serde_json::from_str(CONFIG).unwrap();
-            config.prepare().unwrap();
+            let config: VmConfig = serde_json::from_str(CONFIG).unwrap();
+            let config = config.check().unwrap();
             control.create(config).unwrap();
             control.boot().unwrap();
             let _server = ApiServer::start(Some(api), None, Shared::new(control.handle())).unwrap();
@@ -314,7 +314,7 @@ impl Machine for Null {
         };
         vec![node("_iommu", "0000:00:01.0"), node("drive", "0000:00:02.0")]
     }
-    fn add_device(&mut self, _: &DeviceConfig) -> Result<PciDeviceInfo, VmError> {
+    fn add_device(&mut self, _: &PartConfig) -> Result<PciDeviceInfo, VmError> {
         Err(VmError::Guest("has no room".into()))
     }
     fn remove_device(&mut self, _: &str) -> bool {
@@ -452,6 +452,6 @@ impl Client {
 fn is_whole(answer: &[u8]) -> bool {
     let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else { return false };
     let head = String::from_utf8_lossy(&answer[..end]).to_ascii_lowercase();
-    let len = head.lines().find_map(|line| line.strip_prefix("Content-Length:")?.trim().parse::<usize>().ok());
+    let len = head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
     answer.len() >= end + 4 + len.unwrap_or(0)
 }

@@ -2,14 +2,12 @@
 
 //! Carom: command line, VM life cycle, memory, vCPUs, boot and wiring.
 //!
-//! [`cli`] and [`config`] say what the user wants, [`control`] decides what becomes of the VM, [`vm`] builds and runs it. [`machine`] is
+//! [`carom_api`] says what the user wants, [`control`] decides what becomes of the VM, [`vm`] builds and runs it. [`machine`] is
 //! the ground that these stand on, [`kvm`] the kernel's side, [`arch`] what differs between processor architectures.
 
 pub mod address_space;
 pub mod api;
 pub mod arch;
-pub mod cli;
-pub mod config;
 pub mod control;
 pub mod event_monitor;
 #[cfg(any(test, feature = "fuzzing"))]

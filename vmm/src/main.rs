@@ -8,10 +8,12 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use vmm::api::{ApiServer, ApiSocket, Shared};
-use vmm::cli::{
+use carom_api::cli::{
     self, ApiSocketOption, CliOutcome, EventMonitorOption, FileOrFd, Invocation, MetricsAddress, OptionName,
 };
+use carom_api::error::FileError;
+use carom_api::{CheckedConfig, Field};
+use vmm::api::{ApiServer, ApiSocket, Shared};
 use vmm::control::{Control, ControlError, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::inherited::InheritedFds;
@@ -51,7 +53,7 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
     // Descriptors before any are opened; the socket when what ends the program ends it in order, but before any file is emptied:
     // those of a process that serves the socket already stay as they are.
     let mut inherited = take_inherited(api_socket.as_ref(), event_monitor.as_ref())?;
-    let log_file = log_file.map(|path| LogFile::open("--log-file", &path)).transpose()?;
+    let log_file = log_file.map(|path| LogFile::open(Field::only("--log-file"), &path)).transpose()?;
     start_log(verbosity, log_file.as_ref())?;
     let (monitor, events) = match event_monitor {
         Some(option) => open_event_monitor(&option, &mut inherited)?,
@@ -77,7 +79,7 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
 }
 
 /// Boots the VM of the command line, if there is one, and serves until the end.
-fn serve(mut control: Control<Vm>, vm: Option<vmm::config::VmConfig>) -> Result<(), VmError> {
+fn serve(mut control: Control<Vm>, vm: Option<CheckedConfig>) -> Result<(), VmError> {
     if let Some(vm) = vm {
         let booted = control.create(vm).and_then(|()| control.boot());
         booted.map_err(|error| match error {
@@ -90,18 +92,18 @@ fn serve(mut control: Control<Vm>, vm: Option<vmm::config::VmConfig>) -> Result<
 
 /// A file of lines that this process writes, each to the end of it.
 struct LogFile {
-    option: &'static str,
+    field: Field,
     path: String,
     file: File,
 }
 
 impl LogFile {
     /// Makes the file, or opens it with what is in it.
-    fn open(option: &'static str, path: &Path) -> Result<Self, VmError> {
+    fn open(field: Field, path: &Path) -> Result<Self, VmError> {
         let path_text = path.display().to_string();
         match File::options().append(true).create(true).open(path) {
-            Ok(file) => Ok(Self { option, path: path_text, file }),
-            Err(source) => Err(VmError::File { option, path: path_text, source }),
+            Ok(file) => Ok(Self { field, path: path_text, file }),
+            Err(source) => Err(FileError { field, path: path_text, source }.into()),
         }
     }
 
@@ -117,7 +119,7 @@ impl LogFile {
     }
 
     fn error(&self, source: std::io::Error) -> VmError {
-        VmError::File { option: self.option, path: self.path.clone(), source }
+        FileError { field: self.field, path: self.path.clone(), source }.into()
     }
 }
 
@@ -149,8 +151,8 @@ fn take_inherited(
     let numbers: Vec<i32> = socket.into_iter().chain(events).collect();
     InheritedFds::take(&numbers).map_err(|(number, source)| {
         // Where both name the same, the later one is to blame.
-        let option = if events == Some(number) { EventMonitorOption::NAME } else { ApiSocketOption::NAME };
-        VmError::File { option, path: format!("fd={number}"), source }
+        let field = if events == Some(number) { EventMonitorOption::OPTION } else { ApiSocketOption::OPTION };
+        FileError { field, path: format!("fd={number}"), source }.into()
     })
 }
 
@@ -162,11 +164,11 @@ fn make_socket(option: &FileOrFd<ApiSocketOption>, inherited: &mut InheritedFds)
             (fd.and_then(ApiSocket::inherited), format!("fd={number}"))
         }
     };
-    made.map_err(|source| VmError::File { option: ApiSocketOption::NAME, path, source })
+    made.map_err(|source| FileError { field: ApiSocketOption::OPTION, path, source }.into())
 }
 
 fn listen_for_metrics(MetricsAddress(address): MetricsAddress) -> Result<TcpListener, VmError> {
-    let file_error = |source| VmError::File { option: MetricsAddress::NAME, path: format!("tcp={address}"), source };
+    let file_error = |source| FileError { field: MetricsAddress::OPTION, path: format!("tcp={address}"), source };
     let listener = TcpListener::bind(address).map_err(file_error)?;
     // With port 0 this is how to learn which it is.
     log::info!("metrics are served at http://{}/metrics", listener.local_addr().map_err(file_error)?);
@@ -178,10 +180,10 @@ fn open_event_monitor(
     option: &FileOrFd<EventMonitorOption>,
     inherited: &mut InheritedFds,
 ) -> Result<(EventMonitor, Option<LogFile>), VmError> {
-    let option_name = EventMonitorOption::NAME;
+    let field = EventMonitorOption::OPTION;
     match option {
         FileOrFd::Path(path) => {
-            let file = LogFile::open(option_name, path)?;
+            let file = LogFile::open(field, path)?;
             let monitor = EventMonitor::new(file.writer()?).map_err(|source| file.error(source))?;
             Ok((monitor, Some(file)))
         }
@@ -189,7 +191,7 @@ fn open_event_monitor(
             let fd = inherited.give(*number).ok_or_else(|| std::io::Error::other("not open"));
             let monitor = fd.map(File::from).and_then(EventMonitor::new);
             let path = format!("fd={number}");
-            Ok((monitor.map_err(|source| VmError::File { option: option_name, path, source })?, None))
+            Ok((monitor.map_err(|source| FileError { field, path, source })?, None))
         }
     }
 }

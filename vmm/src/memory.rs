@@ -15,7 +15,7 @@ use thiserror::Error;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MmapRegion};
 
 use crate::arch::layout::{HIGH_MEMORY_START, LOW_MEMORY_END, MIB};
-use crate::config::MemoryConfig;
+use carom_api::config::MemoryConfig;
 
 /// Why the guest has no RAM.
 #[derive(Debug, Error)]

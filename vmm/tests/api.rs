@@ -572,7 +572,7 @@ fn address_for_metrics_serves_them_and_nothing_else() {
     let answer = ask("GET /metrics");
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("carom_vm_state{state=\"none\"} 1"), "{answer}");
     assert!(ask("PUT /metrics").starts_with("HTTP/1.1 405"));
-    for operation in vmm::api::operations::OPERATIONS.iter().filter(|operation| operation.name != "/metrics") {
+    for operation in carom_api::operations::all().filter(|operation| operation.name != "/metrics") {
         let answer = ask(&format!("{} {}", operation.verb.name(), operation.path()));
         assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("only /metrics"), "{answer}");
     }

@@ -12,12 +12,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 
+use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
+use carom_api::{PartConfig, VmConfig};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 use serde_json::{Value, json};
-use vmm::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use vmm::api::{ApiServer, ApiSocket, Shared};
-use vmm::config::{DeviceConfig, VmConfig};
 use vmm::control::{Control, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::machine::{Machine, Mailbox, VmError};
@@ -91,7 +91,7 @@ impl Machine for Null {
         Vec::new()
     }
 
-    fn add_device(&mut self, _: &DeviceConfig) -> Result<PciDeviceInfo, VmError> {
+    fn add_device(&mut self, _: &PartConfig) -> Result<PciDeviceInfo, VmError> {
         unreachable!("nobody asks")
     }
 

@@ -5,7 +5,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use vmm::api::types::{VmCounters, VmInfo};
+use carom_api::IommuBounceConfig;
+use carom_api::types::{VmCounters, VmInfo};
 
 /// Looks that are kept, for the curve.
 const KEPT: usize = 120;
@@ -19,7 +20,7 @@ pub(crate) const RATES: [(&str, &str); 4] = [
 ];
 
 /// ID of the virtio-iommu.
-const IOMMU: &str = "_iommu";
+const IOMMU: &str = IommuBounceConfig::ID;
 
 /// One look.
 pub(crate) struct Look {

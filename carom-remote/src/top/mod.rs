@@ -7,9 +7,9 @@ mod view;
 
 use std::time::{Duration, Instant};
 
+use carom_api::types::{VmCounters, VmInfo};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::crossterm::terminal::{disable_raw_mode, enable_raw_mode};
-use vmm::api::types::{VmCounters, VmInfo};
 
 use crate::RemoteError;
 use crate::client::{CallError, Client};

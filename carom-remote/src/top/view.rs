@@ -2,6 +2,7 @@
 
 //! The view as text and on a terminal.
 
+use carom_api::kinds::KindConfig;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Style, Stylize};
@@ -58,14 +59,14 @@ fn devices(history: &History) -> Vec<[String; DEVICES.len()]> {
     let Some(look) = history.newest() else { return Vec::new() };
     let Some(info) = &look.info else { return Vec::new() };
     let dash = || "–".to_string();
-    let row = |device: &vmm::config::DeviceConfig| {
-        let id = device.id.clone().unwrap_or_default();
+    let row = |device: &dyn KindConfig| {
+        let id = device.id().unwrap_or_default().to_string();
         let address = info.device_tree.get(&id).map_or_else(dash, |node| node.pci_bdf.clone());
         let windows = info.iommu_bounce.iter().flat_map(|bounce| &bounce.windows);
         let window = windows.into_iter().find(|window| window.endpoints.contains(&address));
         let domain = match window {
             Some(window) => window.domain.to_string(),
-            None if device.iommu => dash(),
+            None if device.is_behind_iommu() => dash(),
             None => "none, no IOMMU".into(),
         };
         let size = window.map_or_else(dash, |window| bytes(window.bytes));
@@ -75,10 +76,11 @@ fn devices(history: &History) -> Vec<[String; DEVICES.len()]> {
         let rate = |name| history.rate_of(&id, name).map_or_else(dash, |rate| rate.to_string());
         let (maps, unmaps) = (rate("domain_requests_map"), rate("domain_requests_unmap"));
         let pinned = look.counter_of(&id, "pinned_bytes").map_or_else(dash, bytes);
-        let host = device.path.file_name().map_or_else(dash, |name| name.to_string_lossy().into_owned());
+        let name = device.source().and_then(|path| path.file_name());
+        let host = name.map_or_else(dash, |name| name.to_string_lossy().into_owned());
         [id, address, domain, maps, unmaps, pinned, size, chunks, host]
     };
-    info.config.devices.iter().map(row).collect()
+    info.config.parts().filter(|part| part.kind().takes_slot).map(row).collect()
 }
 
 /// One look as plain text.
@@ -137,6 +139,7 @@ fn draw_devices(frame: &mut Frame<'_>, area: Rect, history: &History) {
 mod tests {
     use std::time::{Duration, Instant};
 
+    use carom_api::{DeviceConfig, UserDeviceConfig};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -184,15 +187,20 @@ mod tests {
         let mut history = history_from(start);
         let mut look = running(start + Duration::from_secs(2), 450);
         let info = look.info.as_mut().unwrap();
-        info.config.devices.push(vmm::config::DeviceConfig {
+        info.config.devices.push(DeviceConfig {
             path: "/sys/bus/pci/devices/0000:03:00.0".into(),
             iommu: true,
             id: Some("drive".into()),
         });
-        info.config.devices.push(vmm::config::DeviceConfig {
+        info.config.devices.push(DeviceConfig {
             path: "/sys/bus/pci/devices/0000:04:00.0".into(),
             iommu: false,
             id: Some("card".into()),
+        });
+        info.config.user_devices.push(UserDeviceConfig {
+            socket: "/run/edu.sock".into(),
+            iommu: true,
+            id: Some("edu".into()),
         });
         history.add(look);
         let rows = devices(&history);
@@ -204,6 +212,7 @@ mod tests {
             rows[1].each_ref().map(String::as_str),
             ["card", "–", "none, no IOMMU", "–", "–", "–", "–", "–", "0000:04:00.0"]
         );
+        assert_eq!((&*rows[2][0], &*rows[2][8]), ("edu", "edu.sock"));
     }
 
     #[test]

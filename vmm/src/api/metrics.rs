@@ -2,18 +2,15 @@
 
 //! Metrics in Prometheus' text form, with its conventions for names: base units, `_total` for what only grows.
 
+use carom_api::types::DeviceNode;
 use iommu_bounce::{EndpointReport, Histogram, Report};
 use prometheus::core::Collector;
 use prometheus::proto::{self, Bucket, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
-use crate::api::types::DeviceNode;
-use crate::control::{Snapshot, figures};
+use crate::control::{Figures, figures};
 
-/// Media type of the text form.
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// The metrics of one scrape: made of a snapshot, rendered, and dropped.
+/// The metrics of one scrape: made of figures, rendered, and dropped.
 struct Scrape(Registry);
 
 impl Scrape {
@@ -40,16 +37,16 @@ impl Scrape {
     }
 }
 
-/// Renders a snapshot.
-pub fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
+/// Renders the figures of one moment.
+pub fn render(all: &Figures) -> Result<String, prometheus::Error> {
     let scrape = Scrape(Registry::new());
     vmm(&scrape)?;
-    vm(&scrape, snapshot)?;
-    devices(&scrape, snapshot)?;
-    iommu(&scrape, snapshot)?;
-    snapshot.engine.as_ref().map_or(Ok(()), |engine| endpoints(&scrape, engine, &snapshot.devices))?;
+    vm(&scrape, all)?;
+    devices(&scrape, all)?;
+    iommu(&scrape, all)?;
+    all.engine.as_ref().map_or(Ok(()), |engine| endpoints(&scrape, engine, &all.devices))?;
     let mut families = scrape.0.gather();
-    families.extend(snapshot.engine.iter().flat_map(latencies));
+    families.extend(all.engine.iter().flat_map(latencies));
     TextEncoder::new().encode_to_string(&families)
 }
 
@@ -59,26 +56,26 @@ fn vmm(scrape: &Scrape) -> Result<(), prometheus::Error> {
     scrape.add(Box::new(build))
 }
 
-fn vm(scrape: &Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
+fn vm(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     let states = IntGaugeVec::new(Opts::new("carom_vm_state", "1 for the state that the VM is in."), &["state"])?;
     for name in ["none", "created", "running", "paused", "shutdown"] {
-        states.with_label_values(&[name]).set(i64::from(name == snapshot.state_name()));
+        states.with_label_values(&[name]).set(i64::from(name == all.state_name()));
     }
     scrape.add(Box::new(states))?;
-    scrape.gauge("carom_vm_vcpus", "vCPUs of the VM.", snapshot.vcpus.into())?;
-    scrape.gauge("carom_vm_memory_bytes", "RAM of the VM.", snapshot.memory_bytes)
+    scrape.gauge("carom_vm_vcpus", "vCPUs of the VM.", all.vcpus.into())?;
+    scrape.gauge("carom_vm_memory_bytes", "RAM of the VM.", all.memory_bytes)
 }
 
 /// What the host told of passed-through devices.
-fn devices(scrape: &Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
+fn devices(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     let help = "Uncorrectable errors of passed-through devices that the host reported.";
-    scrape.total("carom_device_errors_total", help, snapshot.device_errors)?;
+    scrape.total("carom_device_errors_total", help, all.device_errors)?;
     let help = "Passed-through devices that the host wanted back.";
-    scrape.total("carom_device_requests_total", help, snapshot.device_requests)
+    scrape.total("carom_device_requests_total", help, all.device_requests)
 }
 
-fn iommu(scrape: &Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
-    let Some(report) = &snapshot.iommu else { return Ok(()) };
+fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
+    let Some(report) = &all.iommu else { return Ok(()) };
     let counters = &report.counters;
     let kinds = |counts: &iommu_bounce::RequestCounts| {
         [
@@ -244,16 +241,16 @@ mod tests {
         report.counters.requests.map = 7;
         report.counters.failed.map = 2;
         report.counters.mapped_bytes = 4096;
-        let snapshot = Snapshot {
+        let all = Figures {
             state: Some(State::Running),
             vcpus: 2,
             memory_bytes: 1 << 30,
             iommu: Some(report),
             device_errors: 3,
             device_requests: 5,
-            ..Snapshot::default()
+            ..Figures::default()
         };
-        let text = render(&snapshot).unwrap();
+        let text = render(&all).unwrap();
         let samples = parse(&text);
         assert_eq!(samples["carom_vm_state{state=\"running\"}"], 1);
         assert_eq!(samples["carom_vm_state{state=\"paused\"}"], 0);
@@ -290,7 +287,7 @@ mod tests {
             children: Vec::new(),
             pci_bdf: "0000:00:02.0".into(),
         };
-        let text = render(&Snapshot { engine: Some(engine()), devices: vec![node], ..Snapshot::default() }).unwrap();
+        let text = render(&Figures { engine: Some(engine()), devices: vec![node], ..Figures::default() }).unwrap();
         let value = |name: &str| -> f64 {
             let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
             line.unwrap_or_else(|| panic!("no {name} in\n{text}")).rsplit_once(' ').unwrap().1.parse().unwrap()
@@ -316,7 +313,7 @@ mod tests {
 
     #[test]
     fn without_a_vm_there_is_little_to_tell() {
-        let text = render(&Snapshot::default()).unwrap();
+        let text = render(&Figures::default()).unwrap();
         assert_eq!(parse(&text)["carom_vm_state{state=\"none\"}"], 1);
         assert!(!text.contains("carom_iommu"));
     }

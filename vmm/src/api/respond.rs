@@ -4,6 +4,9 @@
 
 use std::time::Duration;
 
+use carom_api::operations::{self, Action, METRICS_TYPE, Operation};
+use carom_api::types::VmmPing;
+use carom_api::{Call, Explain, Terms, document, one_line};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::ext::ReasonPhrase;
@@ -14,12 +17,9 @@ use tokio::time::timeout;
 
 use super::client_stream::Requests;
 use super::descriptors::MAX_DESCRIPTORS;
-use super::operations::{self, Action, Operation};
+use super::metrics;
 use super::server::{Door, Shared};
-use super::types::VmmPing;
-use super::{document, metrics};
-use crate::config::one_line;
-use crate::control::{Call, ControlError, ControlHandle, Reply};
+use crate::control::{ControlError, ControlHandle, Reply};
 
 /// Longest body in bytes.
 const MAX_BODY: usize = 1 << 20;
@@ -114,7 +114,7 @@ async fn perform(
         Action::Read(call) => return read(shared, operation.name, *call).await,
         Action::Plain(_) if !body.is_empty() => Err(format!("{} takes no body", operation.name)),
         Action::Plain(call) => Ok(call()),
-        Action::WithBody(call) => call(&body),
+        action @ (Action::WithBody(_) | Action::AddDevice(_)) => action.read(&body),
     };
     match call {
         Ok(call) => answer(ask(&shared.control, call).await).into(),
@@ -161,11 +161,11 @@ fn answer(outcome: Result<Reply, ControlError>) -> Page {
         Ok(Reply::Added(device)) => json(&device),
         Ok(Reply::Counters(counters)) => json(&counters),
         Ok(Reply::Bounce(bounce)) => json(&bounce),
-        Ok(Reply::Snapshot(snapshot)) => match metrics::render(&snapshot) {
-            Ok(text) => Page::new(StatusCode::OK, metrics::CONTENT_TYPE, text),
+        Ok(Reply::Figures(figures)) => match metrics::render(&figures) {
+            Ok(text) => Page::new(StatusCode::OK, METRICS_TYPE, text),
             Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
         },
-        Err(error) => refusal(status(&error), &one_line(&error.in_json())),
+        Err(error) => refusal(status(&error), &one_line(&error.explain(Terms::Json))),
     }
 }
 

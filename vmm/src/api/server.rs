@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use carom_api::operations::{self, Operation};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -22,7 +23,6 @@ use tokio_io_timeout::TimeoutStream;
 
 use super::ApiSocket;
 use super::client_stream::{ClientSocket, ClientStream};
-use super::operations::{self, Operation};
 use super::reading::Readings;
 use super::respond::{Page, respond};
 use crate::control::ControlHandle;

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, OnceLock, Weak};
 
-use super::{Call, ControlError, Reply};
+use carom_api::Call;
+
+use super::{ControlError, Reply};
 use crate::machine::Mailbox;
 
 /// Most calls of clients that may wait for the control thread; whoever comes then is told to try again.
@@ -30,7 +32,7 @@ pub(super) enum Message {
 impl Message {
     /// Whether a client asks something, which changes nothing.
     pub(super) fn is_question(&self) -> bool {
-        matches!(self, Self::Call(Call::Info | Call::Counters | Call::Bounce | Call::Snapshot, _))
+        matches!(self, Self::Call(Call::Info | Call::Counters | Call::Bounce | Call::Figures, _))
     }
 }
 

@@ -2,9 +2,9 @@
 
 //! Why a call could not be done.
 
+use carom_api::{ConfigError, Explain, Terms};
 use thiserror::Error;
 
-use crate::config::ConfigError;
 use crate::machine::VmError;
 
 use super::State;
@@ -45,12 +45,11 @@ pub enum ControlError {
     Ending,
 }
 
-impl ControlError {
-    /// The same in the terms of JSON, for clients of the API.
-    pub fn in_json(&self) -> String {
+impl Explain for ControlError {
+    fn explain(&self, terms: Terms) -> String {
         match self {
-            Self::Config(error) => error.in_json(),
-            Self::Vm(error) => error.in_json(),
+            Self::Config(error) => error.explain(terms),
+            Self::Vm(error) => error.explain(terms),
             Self::NotCreated
             | Self::AlreadyCreated
             | Self::WrongState { .. }

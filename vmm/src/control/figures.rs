@@ -2,11 +2,11 @@
 
 //! Figures of the virtio-iommu's engine, in the form that clients get.
 
+use carom_api::types::{DomainFigures, EndpointFigures, Latency, LatencyBucket};
 use devices::pci::PciAddress;
 use iommu_bounce::{DomainReport, EndpointId, EndpointReport, Histogram, HostLatency, RequestLatency};
 
 use super::counters::flatten;
-use crate::api::types::{DomainFigures, EndpointFigures, Latency, LatencyBucket};
 
 /// How long requests took, by the kind's name.
 pub(crate) fn of_requests(latency: &RequestLatency) -> [(&'static str, &Histogram); 7] {

@@ -4,27 +4,27 @@
 
 use std::collections::BTreeMap;
 
-use super::{Booted, Control, ControlError, Created, Reply};
-use crate::api::types::PciDeviceInfo;
-use crate::config::{ConfigError, DeviceConfig, UserDeviceConfig, one_line};
-use crate::machine::Machine;
+use carom_api::types::PciDeviceInfo;
+use carom_api::{ConfigError, PartConfig, one_line};
+
+use super::{Booted, Control, ControlError, Created, Machine, Reply};
 
 impl<M: Machine> Control<M> {
     /// Adds a device to the configuration, and to the VM if it is booted.
-    pub(super) fn add_device(&mut self, device: DeviceConfig) -> Result<Reply, ControlError> {
+    pub(super) fn add_device(&mut self, device: PartConfig) -> Result<Reply, ControlError> {
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         let leaving = created.booted.as_ref().map_or(&[][..], |booted| &booted.leaving);
         check_leaving(leaving, &device)?;
         // What the guest has still takes names and places, too.
-        let mut config = created.config.clone();
-        let kept = config.devices.len();
-        config.devices.push(device);
-        config.devices.extend_from_slice(leaving);
-        config.complete();
-        config.validate()?;
-        config.devices.truncate(kept + 1);
-        let added = match (&mut created.booted, config.devices.last()) {
-            (Some(booted), Some(device)) => Some(booted.vm.add_device(device)?),
+        let mut added = None;
+        let mut config = created.config.with(|config| {
+            leaving.iter().try_for_each(|device| config.push(device.clone()))?;
+            added = Some(config.add(device)?);
+            Ok::<_, ConfigError>(())
+        })?;
+        leaving.iter().filter_map(|device| device.id()).for_each(|id| drop(config.remove(id)));
+        let added = match (&mut created.booted, added) {
+            (Some(booted), Some(device)) => Some(booted.vm.add_device(&device)?),
             _ => None,
         };
         created.config = config;
@@ -34,37 +34,24 @@ impl<M: Machine> Control<M> {
         Ok(added.map_or(Reply::Done, Reply::Added))
     }
 
-    /// Adds a device that another process emulates, for the next boot.
-    pub(super) fn add_user_device(&mut self, device: UserDeviceConfig) -> Result<(), ControlError> {
-        self.change_config("vm.add-user-device", |config| {
-            config.user_devices.push(device);
-            config.complete();
-            Ok(())
-        })
-    }
-
     /// Takes a device out of the configuration, and asks the guest of a VM that is booted to let go of it: once more, if
     /// it was asked before.
     pub(super) fn remove_device(&mut self, id: &str) -> Result<(), ControlError> {
-        let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
-        let user = created.config.user_devices.iter().position(|device| device.id.as_deref() == Some(id));
-        if let Some(place) = user {
-            return self.change_config("vm.remove-device of a vfio-user device", |config| {
-                config.user_devices.remove(place);
-                Ok(())
-            });
-        }
-        let Created { config, booted, .. } = created;
-        let place = position(&config.devices, id);
+        let Created { config, booted, state } = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         let unknown = || ControlError::NoSuchPart(one_line(&format!("there is no device '{id}'")));
-        if let Some(Booted { vm, leaving, .. }) = booted {
-            if place.is_none() && position(leaving, id).is_none() || !vm.remove_device(id) {
-                return Err(unknown());
-            }
-            leaving.extend(place.map(|place| config.devices.remove(place)));
-        } else {
-            config.devices.remove(place.ok_or_else(unknown)?);
+        let is_it = |part: &dyn carom_api::kinds::KindConfig| part.id() == Some(id);
+        let Some(Booted { vm, leaving, .. }) = booted else {
+            return config.remove(id).map(drop).ok_or_else(unknown);
+        };
+        let kind = config.parts().find(|part| is_it(*part)).map(|part| part.kind());
+        if kind.is_some_and(|kind| kind.add.is_none()) {
+            let (call, needed) = ("vm.remove-device of a device that cannot come back", "created or shut down");
+            return Err(ControlError::WrongState { call, state: *state, needed });
         }
+        if kind.is_none() && !leaving.iter().any(|part| is_it(&**part)) || !vm.remove_device(id) {
+            return Err(unknown());
+        }
+        leaving.extend(config.remove(id));
         Ok(())
     }
 
@@ -72,7 +59,7 @@ impl<M: Machine> Control<M> {
     pub(super) fn close_devices(&mut self) {
         let Some(Created { booted: Some(booted), .. }) = &mut self.created else { return };
         let closed = booted.vm.close_devices();
-        booted.leaving.retain(|device| closed.iter().all(|closed| device.id.as_ref() != Some(&closed.id)));
+        booted.leaving.retain(|device| closed.iter().all(|closed| device.id() != Some(&closed.id)));
         for device in &closed {
             booted.requested.remove(&device.id);
             booted.mailbox.forget_device(&device.id);
@@ -87,18 +74,8 @@ impl<M: Machine> Control<M> {
     }
 }
 
-fn position(devices: &[DeviceConfig], id: &str) -> Option<usize> {
-    devices.iter().position(|device| device.id.as_deref() == Some(id))
-}
-
 /// A device that is to come must not be one that the guest has still.
-fn check_leaving(leaving: &[DeviceConfig], device: &DeviceConfig) -> Result<(), ConfigError> {
-    let (field, what) = if leaving.iter().any(|other| other.path == device.path) {
-        ("--device path", device.path.display().to_string())
-    } else if leaving.iter().any(|other| other.id.is_some() && other.id == device.id) {
-        ("--device id", format!("'{}'", device.id.as_deref().unwrap_or_default()))
-    } else {
-        return Ok(());
-    };
-    Err(ConfigError::new(field, format!("{what} is about to be removed, and the guest has not let go of it yet")))
+fn check_leaving(leaving: &[PartConfig], device: &PartConfig) -> Result<(), ConfigError> {
+    let Some((field, value)) = leaving.iter().find_map(|other| device.same_as(&**other)) else { return Ok(()) };
+    Err(ConfigError::new(field, format!("{value} is about to be removed, and the guest has not let go of it yet")))
 }

@@ -24,65 +24,22 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, mem};
 
+use carom_api::types::{
+    DeviceNode, IommuBounceChange, IommuBounceReport, PciDeviceInfo, VmCounters, VmInfo, VmResize, VmState,
+};
+use carom_api::{Call, CheckedConfig, IommuBounceConfig, PartConfig, VmConfig};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 
-use crate::api::types::{
-    DeviceNode, IommuBounceChange, IommuBounceReport, PciDeviceInfo, VmCounters, VmInfo, VmResize, VmState,
-};
-use crate::config::{ConfigError, CpusConfig, DeviceConfig, UserDeviceConfig, VmConfig};
 use crate::event_monitor::EventMonitor;
 use crate::machine::{GuestEvent, Machine, Mailbox, VmError};
 use crate::time_slice::ShortSlice;
-use crate::vm::{IOMMU_ID, Vm};
+use crate::vm::Vm;
 
 pub use channel::{Answer, ControlHandle};
 pub use error::ControlError;
 
 use channel::{Message, Readable};
-
-/// What can be asked of the control thread.
-#[derive(Debug)]
-pub enum Call {
-    /// Keep this configuration for a VM to be booted.
-    Create(Box<VmConfig>),
-    /// Shut the VM down, if it runs, and forget its configuration.
-    Delete,
-    /// Build the VM and start the guest.
-    Boot,
-    /// Stop the guest and give all devices back; the configuration stays.
-    Shutdown,
-    /// Reset the guest.
-    Reboot,
-    /// Stop the vCPUs where they are.
-    Pause,
-    /// Let them go on.
-    Resume,
-    /// What the VM is.
-    Info,
-    /// The counters of its devices.
-    Counters,
-    /// Press its power button.
-    PowerButton,
-    /// Raise an NMI on every vCPU.
-    Nmi,
-    /// Change its size.
-    Resize(VmResize),
-    /// Add a device.
-    AddDevice(DeviceConfig),
-    /// Add a device that another process emulates.
-    AddUserDevice(UserDeviceConfig),
-    /// Remove the device with this ID.
-    RemoveDevice(String),
-    /// What the bounce windows are.
-    Bounce,
-    /// Change what they may use.
-    TuneBounce(IommuBounceChange),
-    /// All figures, for metrics.
-    Snapshot,
-    /// End the VMM.
-    ShutdownVmm,
-}
 
 /// What a call is answered with.
 #[derive(Debug)]
@@ -98,12 +55,12 @@ pub enum Reply {
     /// What the bounce windows are.
     Bounce(Box<IommuBounceReport>),
     /// All figures.
-    Snapshot(Box<Snapshot>),
+    Figures(Box<Figures>),
 }
 
 /// All figures of one moment.
 #[derive(Debug, Default)]
-pub struct Snapshot {
+pub struct Figures {
     /// State of the VM, if one is created.
     pub state: Option<State>,
     /// Its vCPUs.
@@ -122,7 +79,7 @@ pub struct Snapshot {
     pub device_requests: u64,
 }
 
-impl Snapshot {
+impl Figures {
     /// The state in a word.
     pub fn state_name(&self) -> &'static str {
         match self.state {
@@ -170,7 +127,7 @@ pub struct Options {
 
 /// A VM that is created.
 struct Created<M> {
-    config: VmConfig,
+    config: CheckedConfig,
     state: State,
     /// There while the state is `Running` or `Paused`.
     booted: Option<Booted<M>>,
@@ -182,7 +139,7 @@ impl<M: Machine> Created<M> {
         let devices = self.booted.iter().flat_map(|booted| booted.vm.devices());
         Box::new(VmInfo {
             iommu_bounce: self.config.iommu_bounce.as_ref().map(|config| bounce::status(config, status.as_ref())),
-            config: self.config.clone(),
+            config: VmConfig::clone(&self.config),
             state: match self.state {
                 // As in Cloud Hypervisor: what is left of a guest that has ended is its configuration.
                 State::Created | State::Shutdown => VmState::Created,
@@ -199,7 +156,7 @@ struct Booted<M> {
     vm: M,
     mailbox: Arc<Mailbox>,
     /// Devices that the guest was asked to let go of and has still. The configuration has them no more.
-    leaving: Vec<DeviceConfig>,
+    leaving: Vec<PartConfig>,
     /// Names of those that the host wants back.
     requested: BTreeSet<String>,
 }
@@ -233,11 +190,10 @@ impl<M: Machine> Control<M> {
     }
 
     /// Keeps a configuration for a VM to be booted.
-    pub fn create(&mut self, config: VmConfig) -> Result<(), ControlError> {
+    pub fn create(&mut self, config: CheckedConfig) -> Result<(), ControlError> {
         if self.created.is_some() {
             return Err(ControlError::AlreadyCreated);
         }
-        config.validate()?;
         self.created = Some(Created { config, state: State::Created, booted: None });
         Ok(())
     }
@@ -325,12 +281,11 @@ impl<M: Machine> Control<M> {
             }
             Call::Bounce => return self.bounce().map(Reply::Bounce),
             Call::TuneBounce(change) => self.tune_bounce(&change)?,
-            Call::Snapshot => return Ok(Reply::Snapshot(Box::new(self.snapshot()))),
+            Call::Figures => return Ok(Reply::Figures(Box::new(self.figures()))),
             Call::PowerButton => self.booted("vm.power-button")?.1.press_power_button()?,
             Call::Nmi => self.raise_nmi()?,
             Call::Resize(size) => self.resize(&size)?,
             Call::AddDevice(device) => return self.add_device(device),
-            Call::AddUserDevice(device) => self.add_user_device(device)?,
             Call::RemoveDevice(id) => self.remove_device(&id)?,
             // The caller's, as it ends the loop.
             Call::ShutdownVmm => {}
@@ -363,23 +318,24 @@ impl<M: Machine> Control<M> {
     /// Changes what the windows may use, of a VM that runs and for its next boot.
     fn tune_bounce(&mut self, change: &IommuBounceChange) -> Result<(), ControlError> {
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
-        let config = created.config.iommu_bounce.as_mut().ok_or_else(no_windows)?;
-        let mut changed = config.clone();
-        bounce::change(&mut changed, change)?;
+        let config = created.config.with(|config| {
+            let bounce = config.iommu_bounce.as_mut().ok_or_else(no_windows)?;
+            Ok::<_, ControlError>(change.apply(bounce)?)
+        })?;
         if let Some(booted) = &created.booted {
             booted.vm.tune_bounce(change)?;
         }
-        *config = changed;
+        created.config = config;
         Ok(())
     }
 
-    fn snapshot(&self) -> Snapshot {
+    fn figures(&self) -> Figures {
         let (device_errors, device_requests) = (self.device_errors, self.device_requests);
         let Some(created) = &self.created else {
-            return Snapshot { device_errors, device_requests, ..Snapshot::default() };
+            return Figures { device_errors, device_requests, ..Figures::default() };
         };
         let vm = created.booted.as_ref().map(|booted| &booted.vm);
-        Snapshot {
+        Figures {
             state: Some(created.state),
             vcpus: created.config.cpus.boot_vcpus,
             memory_bytes: created.config.memory.size,
@@ -391,32 +347,12 @@ impl<M: Machine> Control<M> {
         }
     }
 
-    /// Changes the configuration of a VM that is not booted; one that then breaks a rule stays as it was.
-    fn change_config(
-        &mut self,
-        call: &'static str,
-        change: impl FnOnce(&mut VmConfig) -> Result<(), ControlError>,
-    ) -> Result<(), ControlError> {
-        let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
-        if created.booted.is_some() {
-            let needed = "created or shut down";
-            return Err(ControlError::WrongState { call, state: created.state, needed });
-        }
-        let mut config = created.config.clone();
-        change(&mut config)?;
-        config.validate()?;
-        created.config = config;
-        Ok(())
-    }
-
+    /// Changes the size of a VM that is not booted; a configuration that then breaks a rule stays as it was.
     fn resize(&mut self, size: &VmResize) -> Result<(), ControlError> {
-        let created = self.created.as_ref().ok_or(ControlError::NotCreated)?;
-        if size.desired_balloon.is_some_and(|bytes| bytes != 0) {
-            return Err(ConfigError::new("desired_balloon", "must be 0: there is no balloon").into());
-        }
-        let stays = size.desired_vcpus.is_none_or(|vcpus| vcpus == created.config.cpus.boot_vcpus)
-            && size.desired_ram.is_none_or(|bytes| bytes == created.config.memory.size);
-        if stays {
+        let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
+        let mut wanted = VmConfig::clone(&created.config);
+        size.apply(&mut wanted)?;
+        if wanted == *created.config {
             if created.booted.is_some() {
                 // As in Cloud Hypervisor, of a VM that is booted only.
                 self.monitor.event("vm", "resizing");
@@ -424,15 +360,12 @@ impl<M: Machine> Control<M> {
             }
             return Ok(());
         }
-        self.change_config("vm.resize", |config| {
-            if let Some(vcpus) = size.desired_vcpus {
-                config.cpus = CpusConfig { boot_vcpus: vcpus, max_vcpus: vcpus };
-            }
-            if let Some(bytes) = size.desired_ram {
-                config.memory.size = bytes;
-            }
-            Ok(())
-        })
+        if created.booted.is_some() {
+            let needed = "created or shut down";
+            return Err(ControlError::WrongState { call: "vm.resize", state: created.state, needed });
+        }
+        created.config = created.config.with(|config| size.apply(config))?;
+        Ok(())
     }
 
     /// vCPUs take an NMI only between two runs.
@@ -584,7 +517,7 @@ impl<M: Machine> Readable for Mutex<Control<M>> {
 
 /// The counters of a VM's devices, by ID.
 fn counters_of<M: Machine>(vm: &M) -> VmCounters {
-    let iommu = vm.iommu().map(|status| (IOMMU_ID.to_string(), counters::of_iommu(&status)));
+    let iommu = vm.iommu().map(|status| (IommuBounceConfig::ID.to_string(), counters::of_iommu(&status)));
     let engine = vm.engine_report();
     let devices = engine.iter().flat_map(|engine| {
         let of = |device: DeviceNode| Some((device.id, counters::of_endpoint(engine, &device.pci_bdf)?));

@@ -10,10 +10,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use carom_api::DeviceConfig;
+use carom_api::config::{MemoryConfig, PayloadConfig};
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig};
 use crate::time_slice;
 
 mod notices;
@@ -47,9 +48,9 @@ impl Machine for Null {
         assert_eq!(ALIVE.replace(1), 0, "two VMs at once");
         note_slice("build");
         MAILBOX.set(Some(mailbox));
-        let name = |device: &DeviceConfig| (device.id.clone().unwrap(), false);
         let fails = config.payload.cmdline.clone();
-        Ok(Self { fails, vcpus_run: false, devices: config.devices.iter().map(name).collect() })
+        let names = config.parts().filter_map(|part| part.id());
+        Ok(Self { fails, vcpus_run: false, devices: names.map(|id| (id.to_string(), false)).collect() })
     }
 
     fn start(&mut self, run: bool) -> Result<(), VmError> {
@@ -94,12 +95,12 @@ impl Machine for Null {
         self.devices.iter().map(node).collect()
     }
 
-    fn add_device(&mut self, device: &DeviceConfig) -> Result<PciDeviceInfo, VmError> {
+    fn add_device(&mut self, device: &PartConfig) -> Result<PciDeviceInfo, VmError> {
         note_slice("add_device");
-        if device.path.as_os_str() == "/fail" {
+        if device.source() == Some("/fail".as_ref()) {
             return Err(VmError::Guest("cannot be opened".into()));
         }
-        let id = device.id.clone().unwrap();
+        let id = device.id().unwrap().to_string();
         assert!(self.devices.iter().all(|(other, _)| *other != id), "two devices of one name");
         self.devices.push((id.clone(), false));
         Ok(PciDeviceInfo { id, bdf: "0000:00:02.0".into() })
@@ -164,17 +165,15 @@ fn note_slice(asked: &'static str) {
     SLICES.with_borrow_mut(|slices| slices.push((asked, time_slice::of_this_thread())));
 }
 
-fn config(cmdline: &str) -> VmConfig {
+fn config(cmdline: &str) -> CheckedConfig {
+    unchecked(cmdline).check().unwrap()
+}
+
+fn unchecked(cmdline: &str) -> VmConfig {
     VmConfig {
         payload: PayloadConfig { kernel: "kernel".into(), initramfs: None, cmdline: cmdline.into() },
-        cpus: CpusConfig::default(),
         memory: MemoryConfig::with_size(64 << 20),
-        platform: PlatformConfig::default(),
-        devices: Vec::new(),
-        user_devices: Vec::new(),
-        serial: ConsoleConfig { mode: ConsoleMode::Null, file: None },
-        pvpanic: false,
-        iommu_bounce: None,
+        ..VmConfig::default()
     }
 }
 
@@ -360,7 +359,7 @@ fn apply(control: &mut Control<Null>, step: Step) -> Result<(), Refusal> {
             // One is removed again, as only so many fit.
             let id = format!("device{}", next_number());
             let device = DeviceConfig { path: format!("/{id}").into(), iommu: false, id: Some(id.clone()) };
-            let added = control.serve_call(Call::AddDevice(device)).map(drop);
+            let added = control.serve_call(Call::AddDevice(PartConfig::Vfio(device))).map(drop);
             let removed = added.and_then(|()| control.serve_call(Call::RemoveDevice(id)).map(drop));
             guest(control, GuestEvent::DeviceLeft);
             return removed.map_err(|error| refusal(&error));
@@ -445,20 +444,12 @@ fn end_of_the_guest_ends_the_vmm_unless_it_is_to_stay() {
     }
 }
 
-#[test]
-fn configuration_that_breaks_a_rule_creates_nothing() {
-    let mut control = Control::<Null>::new(EventMonitor::none(), Options::default());
-    let broken = VmConfig { cpus: CpusConfig { boot_vcpus: 0, max_vcpus: 0 }, ..config("") };
-    assert!(matches!(control.create(broken), Err(ControlError::Config(_))));
-    assert_eq!(state(&mut control), None);
-}
-
 fn device(path: &str, id: Option<&str>) -> DeviceConfig {
     DeviceConfig { path: path.into(), iommu: false, id: id.map(Into::into) }
 }
 
 fn add(control: &mut Control<Null>, path: &str, id: Option<&str>) -> Result<Option<String>, String> {
-    match control.serve_call(Call::AddDevice(device(path, id))) {
+    match control.serve_call(Call::AddDevice(PartConfig::Vfio(device(path, id)))) {
         Ok(Reply::Done) => Ok(None),
         Ok(Reply::Added(info)) => Ok(Some(info.id)),
         Ok(other) => panic!("{other:?}"),
@@ -545,10 +536,16 @@ fn removal_is_completed_by_a_reset_and_lasts_beyond_the_next_boot() {
 }
 
 #[test]
-fn user_devices_come_and_go_while_the_vm_is_not_booted() {
+fn devices_of_all_kinds_come_and_go_alike() {
     let mut control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });
     let add = |control: &mut Control<Null>, text: &str| {
-        control.serve_call(Call::AddUserDevice(text.parse().unwrap())).map(drop).map_err(|error| error.to_string())
+        let device = PartConfig::VfioUser(text.parse().unwrap());
+        match control.serve_call(Call::AddDevice(device)) {
+            Ok(Reply::Done) => Ok(None),
+            Ok(Reply::Added(info)) => Ok(Some(info.id)),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.to_string()),
+        }
     };
     let remove = |control: &mut Control<Null>, id: &str| {
         control.serve_call(Call::RemoveDevice(id.into())).map(drop).map_err(|error| error.to_string())
@@ -561,20 +558,29 @@ fn user_devices_come_and_go_while_the_vm_is_not_booted() {
     };
     control.create(config("")).unwrap();
     assert!(add(&mut control, "socket=/s").unwrap_err().starts_with("--user-device iommu: is off"));
-    add(&mut control, "socket=/s,iommu=on").unwrap();
-    add(&mut control, "socket=/t,iommu=on,id=u").unwrap();
+    assert_eq!(add(&mut control, "socket=/s,iommu=on"), Ok(None));
+    assert_eq!(add(&mut control, "socket=/t,iommu=on,id=u"), Ok(None));
     assert!(add(&mut control, "socket=/t,iommu=on").unwrap_err().contains("/t is given twice"));
     let both = [("/s".into(), "_vfio_user0".into()), ("/t".into(), "u".into())];
     assert_eq!(sockets(&mut control), both);
     control.boot().unwrap();
-    let error = add(&mut control, "socket=/v,iommu=on").unwrap_err();
-    assert_eq!(error, "the VM is running: vm.add-user-device needs it created or shut down");
-    let error = remove(&mut control, "u").unwrap_err();
-    assert_eq!(error, "the VM is running: vm.remove-device of a vfio-user device needs it created or shut down");
-    assert_eq!(sockets(&mut control), both);
+
+    assert_eq!(add(&mut control, "socket=/v,iommu=on"), Ok(Some("_vfio_user1".into())));
+    assert!(add(&mut control, "socket=/w").unwrap_err().starts_with("--user-device iommu: is off"));
+    assert!(add(&mut control, "socket=/fail,iommu=on").unwrap_err().contains("cannot be opened"));
+    remove(&mut control, "u").unwrap();
+    let still = add(&mut control, "socket=/t,iommu=on").unwrap_err();
+    assert!(still.starts_with("--user-device socket: /t is about to be removed"), "{still}");
+    let left = [("/s".into(), "_vfio_user0".into()), ("/v".into(), "_vfio_user1".into())];
+    assert_eq!(sockets(&mut control), left);
+    assert_eq!(names(&mut control).1, ["_vfio_user0", "_vfio_user1", "u"]);
+    guest(&mut control, GuestEvent::DeviceLeft);
+    assert_eq!(names(&mut control).1, ["_vfio_user0", "_vfio_user1"]);
+    assert_eq!(add(&mut control, "socket=/t,iommu=on"), Ok(Some("_vfio_user2".into())));
+
     control.serve_call(Call::Shutdown).unwrap();
     remove(&mut control, "_vfio_user0").unwrap();
-    assert_eq!(sockets(&mut control), both[1..]);
+    assert_eq!(sockets(&mut control).len(), 2);
     assert!(remove(&mut control, "_vfio_user0").unwrap_err().contains("there is no device"));
     control.delete();
 }
@@ -589,11 +595,10 @@ fn windows_are_changed_for_the_running_vm_and_for_its_next_boot() {
     assert!(matches!(control.serve_call(Call::Bounce), Err(ControlError::NoSuchPart(_))));
     control.delete();
 
-    let mut with_windows = config("");
+    let mut with_windows = unchecked("");
     with_windows.devices.push(DeviceConfig { path: "/d".into(), iommu: true, id: None });
-    with_windows.complete();
     with_windows.iommu_bounce = Some("size=8M,max=16M".parse().unwrap());
-    control.create(with_windows).unwrap();
+    control.create(with_windows.check().unwrap()).unwrap();
     let budget = |control: &mut Control<Null>| match control.serve_call(Call::Bounce) {
         Ok(Reply::Bounce(report)) => report.bounce.budget,
         other => panic!("{other:?}"),
@@ -644,7 +649,7 @@ fn questions_are_answered_in_short_slices_and_threads_of_a_vm_get_ordinary_ones(
         let handle = control.handle();
         let client = thread::spawn(move || {
             let create = Call::Create(Box::new(config("")));
-            let add = Call::AddDevice(device("/d", None));
+            let add = Call::AddDevice(PartConfig::Vfio(device("/d", None)));
             for wanted in [create, Call::Info, Call::Boot, Call::Info, add, Call::Info, Call::ShutdownVmm] {
                 let _ = call(&handle, wanted);
             }

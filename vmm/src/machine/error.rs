@@ -4,12 +4,13 @@
 
 use std::io;
 
+use carom_api::error::FileError;
+use carom_api::{ConfigError, Explain, Field, Terms};
 use devices::pci::PciError;
 use devices::vfio::VfioPciError;
 use thiserror::Error;
 
 use crate::arch::boot::BootError;
-use crate::config::{ConfigError, field_of};
 use crate::kvm::KvmError;
 use crate::memory::MemoryError;
 
@@ -34,39 +35,22 @@ pub enum VmError {
     /// What a client asked of a running VM breaks a rule.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The way to the host's IOMMU.
-    #[error("--platform: {source}")]
-    Platform {
+    /// A device of the host or of another process, or the way to it.
+    #[error("{}", explain_vfio(*field, path.as_deref(), source, Terms::Options))]
+    Vfio {
+        /// What is to blame.
+        field: Field,
+        /// The device's directory, where the source may not name it.
+        path: Option<String>,
         /// What is wrong.
-        source: VfioPciError,
-    },
-    /// A device that is to be passed through.
-    #[error("--device {path}: {source}")]
-    Passthrough {
-        /// The device's directory.
-        path: String,
-        /// What is wrong.
-        source: VfioPciError,
-    },
-    /// A device that another process emulates.
-    #[error("--user-device: {source}")]
-    UserDevice {
-        /// What is wrong.
-        source: VfioPciError,
+        source: Box<VfioPciError>,
     },
     /// The virtio-iommu.
     #[error("virtio-iommu: {0}")]
     Iommu(String),
     /// A file that the command line names, or a client of the API.
-    #[error("{option} {path}: {source}")]
-    File {
-        /// The option.
-        option: &'static str,
-        /// The file.
-        path: String,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// Anything else of a device.
     #[error("{what}: {source}")]
     Device {
@@ -86,30 +70,20 @@ impl VmError {
         match self {
             Self::Boot(error) => error.is_user_error(),
             Self::Kvm(error) => error.is_user_error(),
-            Self::Passthrough { source, .. } | Self::UserDevice { source } | Self::Platform { source } => {
-                source.is_user_error()
-            }
-            Self::File { .. } | Self::Config(_) => true,
+            Self::Vfio { source, .. } => source.is_user_error(),
+            Self::File(_) | Self::Config(_) => true,
             _ => false,
         }
     }
+}
 
-    /// The same in the terms of JSON, for clients of the API.
-    pub fn in_json(&self) -> String {
+impl Explain for VmError {
+    fn explain(&self, terms: Terms) -> String {
         match self {
-            Self::Boot(error) => error.in_json(),
-            Self::Config(error) => error.in_json(),
-            Self::Platform { source } => format!("platform.iommufd: {source}"),
-            // These name the path themselves.
-            Self::Passthrough {
-                source: source @ (VfioPciError::NoSuchDevice { .. } | VfioPciError::NotPci { .. }),
-                ..
-            } => format!("devices.path: {source}"),
-            Self::Passthrough { path, source } => format!("devices.path: {path}: {source}"),
-            Self::UserDevice { source } => format!("user_devices.socket: {source}"),
-            // The file is a value of its own there.
-            Self::File { option: "--serial", path, source } => format!("serial.file: {path}: {source}"),
-            Self::File { option, path, source } => format!("{}: {path}: {source}", field_of(option)),
+            Self::Boot(error) => error.explain(terms),
+            Self::Config(error) => error.explain(terms),
+            Self::File(error) => error.explain(terms),
+            Self::Vfio { field, path, source } => explain_vfio(*field, path.as_deref(), source, terms),
             Self::Kvm(_)
             | Self::Memory(_)
             | Self::Tables(_)
@@ -121,10 +95,23 @@ impl VmError {
     }
 }
 
+fn explain_vfio(field: Field, path: Option<&str>, source: &VfioPciError, terms: Terms) -> String {
+    // These name the path themselves.
+    let named = matches!(source, VfioPciError::NoSuchDevice { .. } | VfioPciError::NotPci { .. });
+    match (path, terms) {
+        (Some(path), Terms::Options) => format!("{}: {source}", field.with_value(path, terms)),
+        (Some(path), Terms::Json) if !named => format!("{}: {source}", field.with_value(path, terms)),
+        (None, Terms::Options) => format!("{}: {source}", field.option()),
+        (_, Terms::Json) => format!("{}: {source}", field.name(terms)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use carom_api::config::{ConsoleConfig, MemoryConfig, PayloadConfig, PlatformConfig};
+    use carom_api::{DeviceConfig, UserDeviceConfig};
+
     use super::*;
-    use crate::config::PayloadConfig;
 
     #[test]
     fn clients_of_the_api_are_told_of_fields_rather_than_of_options() {
@@ -144,38 +131,47 @@ mod tests {
             (boot(&no_kernel), "--kernel /no/kernel: ", "payload.kernel: /no/kernel: No such file"),
             (boot(&no_initramfs), "--initramfs /no/initramfs: ", "payload.initramfs: /no/initramfs: No such file"),
             (boot(&text), "--kernel /", "payload.kernel: /"),
-            (BootError::NoRoom("x".into()).into(), "--memory size: x", "memory.size: x"),
-            (ConfigError::new("--device path", "x").into(), "--device path: x", "devices.path: x"),
+            (BootError::NoRoom(ConfigError::new(MemoryConfig::SIZE, "x")).into(), "--memory size: x", "memory.size: x"),
+            (ConfigError::new(DeviceConfig::PATH, "x").into(), "--device path: x", "devices.path: x"),
             (
-                VmError::Platform { source: VfioPciError::NoIommufd },
+                VmError::Vfio { field: PlatformConfig::IOMMUFD, path: None, source: VfioPciError::NoIommufd.into() },
                 "--platform: /dev/iommu",
                 "platform.iommufd: /dev/iommu",
             ),
             (
-                VmError::Passthrough {
-                    path: path.clone(),
-                    source: VfioPciError::NoSuchDevice { path: "/sys/d".into(), source: io() },
+                VmError::Vfio {
+                    field: DeviceConfig::PATH,
+                    path: Some(path.clone()),
+                    source: Box::new(VfioPciError::NoSuchDevice { path: "/sys/d".into(), source: io() }),
                 },
                 "--device /sys/d: ",
                 "devices.path: /sys/d: No such file",
             ),
             (
-                VmError::Passthrough { path, source: VfioPciError::NoGroup { name } },
+                VmError::Vfio {
+                    field: DeviceConfig::PATH,
+                    path: Some(path),
+                    source: VfioPciError::NoGroup { name }.into(),
+                },
                 "--device /sys/d: 0000:00:05.0 is in no",
                 "devices.path: /sys/d: 0000:00:05.0 is in no",
             ),
             (
-                VmError::UserDevice { source: VfioPciError::NoServer { path: "/s".into(), source: io() } },
+                VmError::Vfio {
+                    field: UserDeviceConfig::SOCKET,
+                    path: None,
+                    source: Box::new(VfioPciError::NoServer { path: "/s".into(), source: io() }),
+                },
                 "--user-device: /s: ",
                 "user_devices.socket: /s: No such file",
             ),
             (
-                VmError::File { option: "--serial", path: "/f".into(), source: io() },
+                FileError { field: ConsoleConfig::SERIAL_FILE, path: "/f".into(), source: io() }.into(),
                 "--serial /f: ",
                 "serial.file: /f: No such file",
             ),
         ] {
-            let in_json = error.in_json();
+            let in_json = error.explain(Terms::Json);
             assert!(error.to_string().starts_with(option), "{error}");
             assert!(in_json.starts_with(field) && !in_json.contains("--"), "{in_json}");
             assert!(error.is_user_error(), "{error}");

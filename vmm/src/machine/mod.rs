@@ -8,6 +8,8 @@ mod mailbox;
 
 use std::sync::Arc;
 
+use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
+use carom_api::{PartConfig, VmConfig};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 
@@ -15,8 +17,6 @@ pub use error::VmError;
 pub(crate) use mailbox::HostNotes;
 pub use mailbox::{GuestEvent, Mailbox};
 
-use crate::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
-use crate::config::{DeviceConfig, VmConfig};
 use crate::event_monitor::EventMonitor;
 
 /// What the control thread makes a VM of: the real thing, or a null guest in tests.
@@ -38,8 +38,8 @@ pub trait Machine: Sized + Send + 'static {
     fn raise_nmi(&self) -> Result<(), VmError>;
     /// The guest's devices.
     fn devices(&self) -> Vec<DeviceNode>;
-    /// Adds a device of the host and tells the guest. On error nothing has changed.
-    fn add_device(&mut self, device: &DeviceConfig) -> Result<PciDeviceInfo, VmError>;
+    /// Adds a device, of a kind that can come, and tells the guest. On error nothing has changed.
+    fn add_device(&mut self, device: &PartConfig) -> Result<PciDeviceInfo, VmError>;
     /// Asks the guest to let go of the device of this ID; `false` if there is none. Once the guest did, or is reset, the
     /// device is off the bus, and the mailbox has a note.
     fn remove_device(&mut self, id: &str) -> bool;

@@ -6,6 +6,9 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use carom_api::VmConfig;
+use carom_api::config::{ConsoleConfig, ConsoleMode};
+use carom_api::error::FileError;
 use devices::pci::{BarWindows, Ecam, PciAddress, PciRoot};
 use devices::platform::{AddressSpace, DeviceObserver, Space};
 use devices::pvpanic::PvPanic;
@@ -22,7 +25,6 @@ use crate::arch::layout::{GIB, PCI_ECAM, PCI_IO, PCI_MEM32, PCI_SLOTS_BEHIND_IOM
 use crate::arch::registers::set_mtrr_write_back;
 use crate::arch::vcpu_state::VcpuState;
 use crate::arch::{acpi, platform};
-use crate::config::{ConsoleMode, VmConfig};
 use crate::event_monitor::EventMonitor;
 use crate::kvm::msi::KvmMsi;
 use crate::kvm::slots::KvmSlots;
@@ -155,7 +157,8 @@ fn add_serial_port(
         ConsoleMode::Tty => Some(SerialOutput::stdout().map_err(fail)?),
         ConsoleMode::File => {
             let path = config.serial.file.clone().unwrap_or_default();
-            let fail = |source| VmError::File { option: "--serial", path: path.display().to_string(), source };
+            let fail =
+                |source| FileError { field: ConsoleConfig::SERIAL_FILE, path: path.display().to_string(), source };
             Some(SerialOutput::file(&path).map_err(fail)?)
         }
     };

@@ -9,6 +9,8 @@ mod promise;
 
 use std::sync::Arc;
 
+use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
+use carom_api::{PartConfig, VmConfig};
 use devices::pci::{HotplugRegisters, PciAddress, PciDevice, PciRoot};
 use devices::ram::Ram;
 use devices::virtio::iommu::IommuStatus;
@@ -16,14 +18,12 @@ use iommu_bounce::Report;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::address_space::IoMapOwner;
-use crate::api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use crate::arch::acpi;
 use crate::arch::boot::Payload;
 use crate::arch::clock::ClockState;
 use crate::arch::irqchip::IrqchipState;
 use crate::arch::registers::{self, Entry};
 use crate::arch::vcpu_state::{UnwritableMsr, VcpuState};
-use crate::config::{DeviceConfig, VmConfig};
 use crate::event_monitor::EventMonitor;
 use crate::kvm::{KvmError, KvmVm};
 use crate::machine::{Machine, Mailbox, VmError};
@@ -33,8 +33,6 @@ use crate::vcpu::Vcpu;
 
 use passthrough::Passthrough;
 
-/// ID of the virtio-iommu.
-pub(crate) const IOMMU_ID: &str = "_iommu";
 /// ID of the device by which the guest tells of a panic.
 const PVPANIC_ID: &str = "_pvpanic";
 
@@ -148,10 +146,10 @@ impl Machine for Vm {
         self.pci.devices().into_iter().map(node).collect()
     }
 
-    fn add_device(&mut self, device: &DeviceConfig) -> Result<PciDeviceInfo, VmError> {
+    fn add_device(&mut self, device: &PartConfig) -> Result<PciDeviceInfo, VmError> {
         let address = self.passthrough.add(device)?;
         self.hotplug.announce(address.device);
-        Ok(PciDeviceInfo { id: device.id.clone().unwrap_or_default(), bdf: address.to_string() })
+        Ok(PciDeviceInfo { id: device.id().unwrap_or_default().to_string(), bdf: address.to_string() })
     }
 
     fn remove_device(&mut self, id: &str) -> bool {

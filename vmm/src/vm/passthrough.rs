@@ -5,6 +5,9 @@
 
 use std::sync::Arc;
 
+use carom_api::config::{IommuPoll, PlatformConfig};
+use carom_api::limits::CHUNK_SIZE;
+use carom_api::{ConfigError, DeviceConfig, IommuBounceConfig, PartConfig, UserDeviceConfig, VmConfig};
 use devices::dma::{FaultRelay, FaultSender, fault_relay};
 use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::platform::{DeviceObserver, HostListener, MemorySlots, MsiAllocator};
@@ -20,7 +23,6 @@ use vfio_ioctls::VfioDeviceFd;
 
 use super::promise;
 use crate::arch::layout::{MSI_WINDOW, PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BESIDE_IOMMU};
-use crate::config::{CHUNK_SIZE, ConfigError, DeviceConfig, IommuBounceConfig, IommuPoll, UserDeviceConfig, VmConfig};
 use crate::kvm::create_vfio_device;
 use crate::machine::VmError;
 
@@ -99,6 +101,8 @@ pub(super) struct Passthrough {
     /// There once a device was.
     host: Option<HostIommu>,
     iommufd: bool,
+    /// There once a device of another process was.
+    faults: Option<FaultSender>,
     around: Surroundings,
 }
 
@@ -106,8 +110,8 @@ impl Passthrough {
     /// Opens the devices of `config`, and puts them and the virtio-iommu on the root bus.
     pub(super) fn new(config: &VmConfig, around: Surroundings) -> Result<Self, VmError> {
         let iommufd = config.platform.iommufd;
-        let mut all =
-            Self { devices: Vec::new(), iommu: None, shared: None, retired: Vec::new(), host: None, iommufd, around };
+        let (devices, retired) = (Vec::new(), Vec::new());
+        let mut all = Self { devices, iommu: None, shared: None, retired, host: None, iommufd, faults: None, around };
         let mut endpoints = Vec::new();
         for device in &config.devices {
             // Which slots a device may take follows from whether there will be an IOMMU.
@@ -116,17 +120,18 @@ impl Passthrough {
             endpoints.extend(mapper.map(|mapper| (address, Mapper::Vfio(mapper))));
             all.put(address, device.iommu, function)?;
         }
-        let mut faults = None;
+        let (faults, relay) = fault_relay();
+        let relay = (!config.user_devices.is_empty()).then_some(relay);
+        all.faults = relay.is_some().then_some(faults);
         for device in &config.user_devices {
             let address = all.free_address(config.has_iommu(), device.iommu)?;
-            let (sender, _) = faults.get_or_insert_with(fault_relay);
-            let (function, mapper) = all.open_user(device, address, sender)?;
+            let (function, mapper) = all.open_user(device, address)?;
             endpoints.extend(mapper.map(|mapper| (address, Mapper::User(mapper))));
             all.put(address, device.iommu, function)?;
         }
         if config.has_iommu() {
             let iommu = add_iommu(config, endpoints, &all.around)?;
-            relay_faults(faults, &iommu)?;
+            relay_faults(relay, &iommu)?;
             all.iommu = Some(iommu);
         }
         Ok(all)
@@ -144,16 +149,32 @@ impl Passthrough {
     }
 
     /// Opens a device and puts it on the root bus of the running VM. Returns where it is. On error nothing has changed.
-    pub(super) fn add(&mut self, device: &DeviceConfig) -> Result<PciAddress, VmError> {
-        let address = self.free_address(self.iommu.is_some(), device.iommu)?;
-        let (function, mapper) = self.open(device, address)?;
+    pub(super) fn add(&mut self, device: &PartConfig) -> Result<PciAddress, VmError> {
+        let behind = device.is_behind_iommu();
+        let address = self.free_address(self.iommu.is_some(), behind)?;
+        let (function, mapper) = match device {
+            PartConfig::Vfio(device) => {
+                let (function, mapper) = self.open(device, address)?;
+                (function, mapper.map(Mapper::Vfio))
+            }
+            PartConfig::VfioUser(device) => {
+                if let (None, Some(iommu)) = (&self.faults, &self.iommu) {
+                    let (faults, relay) = fault_relay();
+                    relay_faults(Some(relay), iommu)?;
+                    self.faults = Some(faults);
+                }
+                let (function, mapper) = self.open_user(device, address)?;
+                (function, mapper.map(Mapper::User))
+            }
+            PartConfig::Iommu(_) => return Err(VmError::Iommu("it is there from the start or not at all".into())),
+        };
         let added = self.connect(address, &function, mapper);
         if added.is_err() {
-            self.disconnect(address, device.iommu);
+            self.disconnect(address, behind);
             self.end_shared_space();
         } else {
             let retired_before = self.retired.len();
-            self.devices.push(Device { address, behind: device.iommu, retired_before, function });
+            self.devices.push(Device { address, behind, retired_before, function });
         }
         added.map(|()| address)
     }
@@ -162,11 +183,11 @@ impl Passthrough {
         &self,
         address: PciAddress,
         function: &Arc<VfioPciDevice>,
-        mapper: Option<VfioMapper>,
+        mapper: Option<Mapper>,
     ) -> Result<(), VmError> {
         if let (Some(iommu), Some(mapper)) = (&self.iommu, mapper) {
             iommu
-                .add_endpoint(address.endpoint_id(), Box::new(mapper))
+                .add_endpoint(address.endpoint_id(), mapper.behind(iommu))
                 .map_err(|error| VmError::Iommu(format!("device at {address}: {error}")))?;
         }
         Ok(self.around.pci.add(address, function.clone())?)
@@ -222,7 +243,7 @@ impl Passthrough {
             (false, true) => {
                 let rule = "the VM runs without a virtio-iommu; it has one if it is booted with iommu_bounce, or with a \
                             device that has iommu on";
-                return Err(ConfigError::new("--device iommu", rule).into());
+                return Err(ConfigError::new(DeviceConfig::IOMMU, rule).into());
             }
         };
         // Those of devices that have left the bus and are not given back yet, too.
@@ -230,7 +251,7 @@ impl Passthrough {
         let taken: Vec<PciAddress> = on_bus.chain(self.devices.iter().map(|device| device.address)).collect();
         slots.map(PciAddress::on_root_bus).find(|address| !taken.contains(address)).ok_or_else(|| {
             let rule = format!("all slots {which} the virtio-iommu are taken: remove a device first");
-            ConfigError::new("--device", rule).into()
+            ConfigError::new(DeviceConfig::OPTION, rule).into()
         })
     }
 
@@ -241,7 +262,10 @@ impl Passthrough {
         device: &DeviceConfig,
         address: PciAddress,
     ) -> Result<(Arc<VfioPciDevice>, Option<VfioMapper>), VmError> {
-        let fail = |source| VmError::Passthrough { path: device.path.display().to_string(), source };
+        let fail = |source| {
+            let path = Some(device.path.display().to_string());
+            VmError::Vfio { field: DeviceConfig::PATH, path, source: Box::new(source) }
+        };
         if self.host.is_none() {
             self.host = Some(open_host_iommu(self.iommufd, &self.around.vm)?);
         }
@@ -276,10 +300,9 @@ impl Passthrough {
         &self,
         device: &UserDeviceConfig,
         address: PciAddress,
-        faults: &FaultSender,
     ) -> Result<(Arc<VfioPciDevice>, Option<UserMapper>), VmError> {
         let open = || {
-            let faults = device.iommu.then(|| (address.endpoint_id(), faults.clone()));
+            let faults = self.faults.clone().filter(|_| device.iommu).map(|faults| (address.endpoint_id(), faults));
             let server = UserServer::connect(&device.socket, self.around.memory.clone(), faults)?;
             if !device.iommu {
                 server.share_ram()?;
@@ -289,13 +312,13 @@ impl Passthrough {
             let function = server.function(id, &*self.around.msi, self.around.bars.clone())?;
             Ok((Arc::new(function), device.iommu.then(|| server.mapper())))
         };
-        open().map_err(|source| VmError::UserDevice { source })
+        open().map_err(|source| VmError::Vfio { field: UserDeviceConfig::SOCKET, path: None, source: Box::new(source) })
     }
 }
 
 /// Has faults of devices that other processes emulate come to the virtio-iommu's driver.
-fn relay_faults(faults: Option<(FaultSender, FaultRelay)>, iommu: &Arc<IommuHandle>) -> Result<(), VmError> {
-    let Some((_, relay)) = faults else { return Ok(()) };
+fn relay_faults(relay: Option<FaultRelay>, iommu: &Arc<IommuHandle>) -> Result<(), VmError> {
+    let Some(relay) = relay else { return Ok(()) };
     relay.spawn(iommu).map_err(|source| VmError::Device { what: "starting the thread for faults of devices", source })
 }
 
@@ -304,7 +327,11 @@ fn open_host_iommu(iommufd: bool, vm: &VmFd) -> Result<HostIommu, VmError> {
     if !iommufd {
         return Ok(HostIommu::containers(Some(kvm_vfio)));
     }
-    HostIommu::iommufd(Some(kvm_vfio)).map_err(|source| VmError::Platform { source })
+    HostIommu::iommufd(Some(kvm_vfio)).map_err(|source| VmError::Vfio {
+        field: PlatformConfig::IOMMUFD,
+        path: None,
+        source: Box::new(source),
+    })
 }
 
 /// Makes the virtio-iommu for `endpoints`: it promises the guest what all of their mappers can do.
@@ -329,7 +356,7 @@ fn add_iommu(
         slots: around.slots.clone(),
     });
     let params = IommuParams {
-        id: super::IOMMU_ID.into(),
+        id: IommuBounceConfig::ID.into(),
         memory: around.memory.clone(),
         msi: around.msi.clone(),
         engine,
@@ -362,7 +389,10 @@ fn polls(config: &VmConfig) -> bool {
 
 fn window(bounce: &IommuBounceConfig, limits: &[MapperLimits]) -> Result<WindowConfig, VmError> {
     let aperture = promise::window_aperture(limits).ok_or_else(|| {
-        ConfigError::new("--iommu-bounce", "the host's IOMMU has no room for bounce windows below 4G; leave it out")
+        ConfigError::new(
+            IommuBounceConfig::OPTION,
+            "the host's IOMMU has no room for bounce windows below 4G; leave it out",
+        )
     })?;
     Ok(WindowConfig { aperture, budget: bounce.size, threshold: bounce.threshold.unwrap_or(0) })
 }

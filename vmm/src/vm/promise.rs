@@ -4,11 +4,11 @@
 
 use std::ops::RangeInclusive;
 
+use carom_api::limits::CHUNK_SIZE;
 use iommu_bounce::MapperLimits;
 use rangemap::RangeInclusiveSet;
 
 use crate::arch::layout::{PAGE_SIZE, WINDOW_APERTURE};
-use crate::config::CHUNK_SIZE;
 
 /// The page sizes that every endpoint's host IOMMU has, none below the host's pages.
 pub(super) fn page_size_mask(limits: &[MapperLimits]) -> u64 {

@@ -13,10 +13,8 @@
 
 use std::ops::RangeInclusive;
 
-/// Bytes in a GiB.
-pub const GIB: u64 = 1 << 30;
-/// Bytes in a MiB.
-pub const MIB: u64 = 1 << 20;
+use carom_api::limits;
+pub use carom_api::limits::{GIB, MIB};
 
 /// Global descriptor table of the boot processor.
 pub const BOOT_GDT: u64 = 0x500;
@@ -34,10 +32,8 @@ pub const ZERO_PAGE: u64 = 0x7000;
 pub const BOOT_STACK: u64 = 0x8ff0;
 /// Top-level page table of the boot processor; two more levels follow, a page each.
 pub const BOOT_PML4: u64 = 0x9000;
-/// Kernel command line.
+/// Kernel command line, with room for [`limits::CMDLINE_MAX`] bytes.
 pub const CMDLINE: u64 = 0x2_0000;
-/// Room for the kernel command line and its terminating zero, in bytes.
-pub const CMDLINE_MAX: usize = 0x1_0000;
 /// End of conventional memory; what the legacy VGA and BIOS areas would take follows.
 pub const LOW_RAM_END: u64 = 0xa_0000;
 /// ACPI tables, starting with the RSDP (where firmware-less kernels search for it).
@@ -51,8 +47,6 @@ pub const HIGH_RAM_START: u64 = 0x10_0000;
 pub const LOW_MEMORY_END: u64 = 3 * GIB;
 /// Start of RAM above 4 GiB.
 pub const HIGH_MEMORY_START: u64 = 4 * GIB;
-/// What guest RAM must not exceed: 1 TiB, the reach of 40-bit addressing, less what the 64-bit BARs need.
-pub const MAX_MEMORY: u64 = 512 * GIB;
 
 /// IOVA aperture of bounce windows. It lies in the PCI hole, which the guest's DMA layer never hands out, so no
 /// mapping's IOVA can fall into it; no BAR is placed here either.
@@ -109,3 +103,21 @@ pub const FIRST_MSI_GSI: u32 = 24;
 
 /// Size of a page of guest and host.
 pub const PAGE_SIZE: u64 = 4096;
+
+/// How many device numbers are in `slots`.
+const fn slots_in(slots: &RangeInclusive<u8>) -> usize {
+    (*slots.end() - *slots.start()) as usize + 1
+}
+
+// A configuration that was checked has its place here.
+const _: () = {
+    assert!(CMDLINE + limits::CMDLINE_MAX as u64 <= LOW_RAM_END);
+    // All RAM lies in the lower half of the 1 TiB that 40-bit addressing reaches: the upper half is for BARs.
+    assert!(limits::MAX_MEMORY <= 512 * GIB && LOW_MEMORY_END < limits::MAX_MEMORY);
+    // The local APIC ID 255 means all CPUs, and 254 is the last that the MADT can name beside the I/O APIC's.
+    assert!(limits::MAX_VCPUS <= 254);
+    assert!(limits::SLOTS == slots_in(&PCI_SLOTS));
+    assert!(limits::SLOTS_BEHIND_IOMMU == slots_in(&PCI_SLOTS_BEHIND_IOMMU));
+    assert!(limits::SLOTS_BESIDE_IOMMU == slots_in(&PCI_SLOTS_BESIDE_IOMMU));
+    assert!(limits::MAX_BOUNCE_SIZE == 32 * (*WINDOW_APERTURE.end() - *WINDOW_APERTURE.start() + 1));
+};

@@ -22,8 +22,8 @@ fn some_events(monitor: &EventMonitor, file: &File, wanted: &[&str]) -> Vec<(Str
 }
 
 fn figures(control: &mut Control<Null>) -> (u64, u64) {
-    match control.serve_call(Call::Snapshot) {
-        Ok(Reply::Snapshot(snapshot)) => (snapshot.device_errors, snapshot.device_requests),
+    match control.serve_call(Call::Figures) {
+        Ok(Reply::Figures(figures)) => (figures.device_errors, figures.device_requests),
         other => panic!("{other:?}"),
     }
 }

@@ -11,6 +11,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use carom_api::config::{MemoryConfig, PayloadConfig};
+use carom_api::error::FileError;
+use carom_api::{ConfigError, Explain, Field, Terms};
 use devices::ram::Ram;
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::elf::PvhBootCapability;
@@ -21,7 +24,6 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::arch::layout::{CMDLINE, HIGH_RAM_START, LOW_MEMORY_END, PAGE_SIZE};
 use crate::arch::registers::{self, Entry};
-use crate::config::{PayloadConfig, field_of};
 
 /// What can be booted.
 const KERNELS: &str = "a bzImage, or an ELF image (vmlinux) built with CONFIG_PVH, is needed";
@@ -30,17 +32,10 @@ const KERNELS: &str = "a bzImage, or an ELF image (vmlinux) built with CONFIG_PV
 #[derive(Debug, Error)]
 pub enum BootError {
     /// A file cannot be opened or read.
-    #[error("{option} {}: {source}", path.display())]
-    File {
-        /// The option that named it.
-        option: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The file is no kernel that Carom can boot.
-    #[error("--kernel {}: {reason}; {KERNELS}", path.display())]
+    #[error("{}", no_kernel(path, reason, Terms::Options))]
     NoKernel {
         /// The file.
         path: PathBuf,
@@ -48,8 +43,8 @@ pub enum BootError {
         reason: String,
     },
     /// Kernel and initramfs do not fit into RAM.
-    #[error("--memory size: {0}")]
-    NoRoom(String),
+    #[error(transparent)]
+    NoRoom(ConfigError),
     /// Guest memory could not be written.
     #[error("writing {what} to guest memory: {message}")]
     Write {
@@ -65,16 +60,26 @@ impl BootError {
     pub fn is_user_error(&self) -> bool {
         !matches!(self, Self::Write { .. })
     }
+}
 
-    /// The same in the terms of JSON, for clients of the API.
-    pub fn in_json(&self) -> String {
+impl Explain for BootError {
+    fn explain(&self, terms: Terms) -> String {
         match self {
-            Self::File { option, path, source } => format!("{}: {}: {source}", field_of(option), path.display()),
-            Self::NoKernel { path, reason } => format!("payload.kernel: {}: {reason}; {KERNELS}", path.display()),
-            Self::NoRoom(rule) => format!("memory.size: {rule}"),
+            Self::File(error) => error.explain(terms),
+            Self::NoKernel { path, reason } => no_kernel(path, reason, terms),
+            Self::NoRoom(error) => error.explain(terms),
             Self::Write { .. } => self.to_string(),
         }
     }
+}
+
+fn no_kernel(path: &Path, reason: &str, terms: Terms) -> String {
+    let kernel = PayloadConfig::KERNEL.with_value(&path.display().to_string(), terms);
+    format!("{kernel}: {reason}; {KERNELS}")
+}
+
+fn file_error(field: Field, path: &Path) -> impl Fn(io::Error) -> BootError {
+    move |source| BootError::File(FileError { field, path: path.display().to_string(), source })
 }
 
 fn write_error(what: &'static str) -> impl Fn(vm_memory::GuestMemoryError) -> BootError {
@@ -100,18 +105,15 @@ enum Image {
 impl Payload {
     /// Opens both files and looks at the kernel's magic numbers.
     pub fn open(config: &PayloadConfig) -> Result<Self, BootError> {
-        let (mut kernel, kernel_len) = open_file("--kernel", &config.kernel)?;
+        let (mut kernel, kernel_len) = open_file(PayloadConfig::KERNEL, &config.kernel)?;
         let mut head = vec![0; 0x206.min(usize::try_from(kernel_len).unwrap_or(usize::MAX))];
-        kernel.read_exact(&mut head).map_err(|source| BootError::File {
-            option: "--kernel",
-            path: config.kernel.clone(),
-            source,
-        })?;
+        kernel.read_exact(&mut head).map_err(file_error(PayloadConfig::KERNEL, &config.kernel))?;
         let image = identify(&head).ok_or_else(|| BootError::NoKernel {
             path: config.kernel.clone(),
             reason: "neither the bzImage nor the ELF magic number is there".into(),
         })?;
-        let initramfs = config.initramfs.as_deref().map(|path| open_file("--initramfs", path)).transpose()?;
+        let initramfs =
+            config.initramfs.as_deref().map(|path| open_file(PayloadConfig::INITRAMFS, path)).transpose()?;
         let (initramfs, initramfs_len) = initramfs.map_or((None, 0), |(file, len)| (Some(file), len));
         Ok(Self { config: config.clone(), kernel, image, initramfs, initramfs_len })
     }
@@ -168,7 +170,10 @@ impl Payload {
     fn load_initramfs(&self, memory: &Ram, ram_size: u64, kernel: &Loaded) -> Result<Option<(u64, u64)>, BootError> {
         let low_end = ram_size.min(LOW_MEMORY_END);
         let limit = kernel.header.map_or(low_end, |header| low_end.min(u64::from(header.initrd_addr_max) + 1));
-        let no_room = |what: &str| BootError::NoRoom(format!("{ram_size} bytes are too little for this {what}"));
+        let no_room = |what: &str| {
+            let rule = format!("{ram_size} bytes are too little for this {what}");
+            BootError::NoRoom(ConfigError::new(MemoryConfig::SIZE, rule))
+        };
         if kernel.end > limit {
             return Err(no_room("kernel"));
         }
@@ -177,13 +182,10 @@ impl Payload {
         if address < kernel.end {
             return Err(no_room("kernel and initramfs"));
         }
-        let read = |source| BootError::File {
-            option: "--initramfs",
-            path: self.config.initramfs.clone().unwrap_or_default(),
-            source,
-        };
-        let mut file = file.try_clone().map_err(read)?;
-        io::Seek::seek(&mut file, io::SeekFrom::Start(0)).map_err(read)?;
+        let path = self.config.initramfs.as_deref().unwrap_or(Path::new(""));
+        let read = file_error(PayloadConfig::INITRAMFS, path);
+        let mut file = file.try_clone().map_err(&read)?;
+        io::Seek::seek(&mut file, io::SeekFrom::Start(0)).map_err(&read)?;
         let len = usize::try_from(self.initramfs_len).map_err(|_| no_room("initramfs"))?;
         memory
             .read_exact_volatile_from(GuestAddress(address), &mut file, len)
@@ -194,7 +196,7 @@ impl Payload {
     /// Loads into memory that is thrown away.
     #[cfg(test)]
     fn check(&self, ram_size: u64) -> Result<(), BootError> {
-        let memory = crate::memory::create(&crate::config::MemoryConfig::with_size(ram_size))
+        let memory = crate::memory::create(&MemoryConfig::with_size(ram_size))
             .map_err(|error| BootError::Write { what: "a trial load", message: error.to_string() })?;
         self.load(memory.as_ref(), ram_size, 0).map(|_| ())
     }
@@ -209,12 +211,12 @@ struct Loaded {
     header: Option<setup_header>,
 }
 
-fn open_file(option: &'static str, path: &Path) -> Result<(File, u64), BootError> {
-    let fail = |source| BootError::File { option, path: path.to_path_buf(), source };
+fn open_file(field: Field, path: &Path) -> Result<(File, u64), BootError> {
+    let fail = file_error(field, path);
     // A pipe that nobody writes to would have the opener wait, and all clients of the API with it.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(open(path, OFlags::RDONLY | flags, Mode::empty()).map_err(|error| fail(error.into()))?);
-    let metadata = file.metadata().map_err(fail)?;
+    let metadata = file.metadata().map_err(&fail)?;
     if !metadata.is_file() {
         return Err(fail(io::Error::other("not a regular file")));
     }

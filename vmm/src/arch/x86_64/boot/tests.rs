@@ -6,7 +6,6 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
 use crate::arch::layout::MIB;
-use crate::config::MemoryConfig;
 use crate::memory;
 
 fn payload(content: &[u8]) -> (tempfile::NamedTempFile, PayloadConfig) {

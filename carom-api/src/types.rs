@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What goes over the wire, in Cloud Hypervisor's terms. The configuration is [`crate::config`]'s.
+//! What goes over the wire, in Cloud Hypervisor's terms. The configuration is [`crate::vm_config`]'s.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::config::VmConfig;
+use crate::config::CpusConfig;
+use crate::error::ConfigError;
+use crate::field::Field;
+use crate::kinds::IommuBounceConfig;
+use crate::limits::{CHUNK_SIZE, MIB};
+use crate::vm_config::VmConfig;
 
 /// The VMM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -237,4 +242,88 @@ pub struct IommuBounceChange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     pub threshold: Option<u32>,
+}
+
+impl IommuBounceChange {
+    /// Makes the change in `config`, or leaves it as it was.
+    ///
+    /// # Errors
+    /// The budget is none that can be.
+    pub fn apply(&self, config: &mut IommuBounceConfig) -> Result<(), ConfigError> {
+        if let Some(budget) = self.budget {
+            let rule = if budget == 0 || !budget.is_multiple_of(CHUNK_SIZE) {
+                format!("{budget} bytes are no positive multiple of {}M", CHUNK_SIZE / MIB)
+            } else if budget > config.max {
+                format!("{budget} bytes are more than max, the {} bytes that the VM was created with", config.max)
+            } else {
+                config.size = budget;
+                String::new()
+            };
+            if !rule.is_empty() {
+                return Err(ConfigError::new(Field::only("budget"), rule));
+            }
+        }
+        if let Some(threshold) = self.threshold {
+            config.threshold = Some(threshold).filter(|bytes| *bytes != 0);
+        }
+        Ok(())
+    }
+}
+
+impl VmResize {
+    /// Makes the change in `config`, to be checked as a whole.
+    ///
+    /// # Errors
+    /// A balloon is wanted.
+    pub fn apply(&self, config: &mut VmConfig) -> Result<(), ConfigError> {
+        if self.desired_balloon.is_some_and(|bytes| bytes != 0) {
+            return Err(ConfigError::new(Field::only("desired_balloon"), "must be 0: there is no balloon"));
+        }
+        if let Some(vcpus) = self.desired_vcpus {
+            config.cpus = CpusConfig { boot_vcpus: vcpus, max_vcpus: vcpus };
+        }
+        if let Some(bytes) = self.desired_ram {
+            config.memory.size = bytes;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> IommuBounceConfig {
+        IommuBounceConfig { size: 8 << 20, max: 64 << 20, threshold: None, hugepages: false }
+    }
+
+    #[test]
+    fn change_that_breaks_a_rule_changes_nothing() {
+        for budget in [0, 1, (2 << 20) + 1, 66 << 20, u64::MAX] {
+            let mut changed = config();
+            let wanted = IommuBounceChange { budget: Some(budget), threshold: Some(5) };
+            let error = wanted.apply(&mut changed).unwrap_err().to_string();
+            assert!(error.starts_with("budget: "), "{error}");
+            assert_eq!(changed, config());
+        }
+    }
+
+    #[test]
+    fn threshold_of_zero_is_left_to_the_guest() {
+        let mut changed = config();
+        IommuBounceChange { budget: Some(64 << 20), threshold: Some(4096) }.apply(&mut changed).unwrap();
+        assert_eq!((changed.size, changed.threshold), (64 << 20, Some(4096)));
+        IommuBounceChange { budget: None, threshold: Some(0) }.apply(&mut changed).unwrap();
+        assert_eq!((changed.size, changed.threshold), (64 << 20, None));
+    }
+
+    #[test]
+    fn size_is_changed_where_it_is_given() {
+        let mut vm = VmConfig::default();
+        VmResize { desired_vcpus: Some(3), ..VmResize::default() }.apply(&mut vm).unwrap();
+        assert_eq!((vm.cpus.boot_vcpus, vm.cpus.max_vcpus, vm.memory.size), (3, 3, 512 << 20));
+        VmResize { desired_ram: Some(64 << 20), ..VmResize::default() }.apply(&mut vm).unwrap();
+        assert_eq!((vm.cpus.boot_vcpus, vm.memory.size), (3, 64 << 20));
+        assert!(VmResize { desired_balloon: Some(1), ..VmResize::default() }.apply(&mut vm).is_err());
+    }
 }

@@ -2,18 +2,23 @@
 
 //! The table of operations: what the server serves and the OpenAPI document describes.
 
-use serde::de::DeserializeOwned;
+use std::sync::LazyLock;
 
-use super::body;
-use super::types::{IommuBounceChange, VmRemoveDevice, VmResize};
-use crate::config::{DeviceConfig, UserDeviceConfig, VmConfig};
-use crate::control::Call;
+use crate::body;
+use crate::call::Call;
+use crate::error::Explain;
+use crate::field::Terms;
+use crate::kinds::{Add, KINDS, Kind};
+use crate::types::VmRemoveDevice;
+use crate::vm_config::VmConfig;
 
 /// Where all paths start.
 pub const ROOT: &str = "/api/v1/";
 
 /// Path of the metrics.
 pub const METRICS: &str = "/metrics";
+/// Media type of the metrics, Prometheus' text form.
+pub const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// How an operation is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +51,22 @@ pub enum Action {
     Plain(fn() -> Call),
     /// Asks the control thread, with a call made of the body.
     WithBody(fn(&[u8]) -> Result<Call, String>),
+    /// Asks the control thread to add a device of this kind, which the body describes.
+    AddDevice(&'static Kind),
+}
+
+impl Action {
+    /// The call that comes of `body`.
+    ///
+    /// # Errors
+    /// One line in the words of JSON: the body is none that the action takes, which may take none.
+    pub fn read(&self, body: &[u8]) -> Result<Call, String> {
+        match self {
+            Self::WithBody(read) => read(body),
+            Self::AddDevice(kind) => kind.read(body).map(Call::AddDevice),
+            Self::Ping | Self::Document | Self::Read(_) | Self::Plain(_) => Err("takes no body".into()),
+        }
+    }
 }
 
 /// What an operation answers with when all went well.
@@ -86,26 +107,10 @@ pub struct Operation {
 const NOT_CREATED: (u16, &str) = (404, "No VM is created.");
 const NOT_BOOTED: (u16, &str) = (405, "The VM is not booted.");
 
-fn with_body<T: DeserializeOwned>(bytes: &[u8], call: fn(T) -> Call) -> Result<Call, String> {
-    body::parse(bytes).map(call)
-}
-
 fn create(bytes: &[u8]) -> Result<Call, String> {
-    let mut config: VmConfig = body::parse_config(bytes)?;
-    config.prepare().map_err(|error| error.in_json())?;
+    let config: VmConfig = body::parse_config(bytes)?;
+    let config = config.check().map_err(|error| error.explain(Terms::Json))?;
     Ok(Call::Create(Box::new(config)))
-}
-
-fn add_device(bytes: &[u8]) -> Result<Call, String> {
-    let device: DeviceConfig = body::parse_device(bytes, "devices")?;
-    device.check_id().map_err(|error| error.in_json())?;
-    Ok(Call::AddDevice(device))
-}
-
-fn add_user_device(bytes: &[u8]) -> Result<Call, String> {
-    let device: UserDeviceConfig = body::parse_device(bytes, "user_devices")?;
-    device.check_id().map_err(|error| error.in_json())?;
-    Ok(Call::AddUserDevice(device))
 }
 
 /// An operation that takes and answers nothing.
@@ -128,7 +133,28 @@ impl Operation {
 }
 
 /// All operations.
-pub static OPERATIONS: &[Operation] = &[
+pub fn all() -> impl Iterator<Item = &'static Operation> {
+    static OF_KINDS: LazyLock<Vec<Operation>> =
+        LazyLock::new(|| KINDS.iter().filter_map(|kind| Some(adding(kind, kind.add.as_ref()?))).collect());
+    OPERATIONS.iter().chain(OF_KINDS.iter())
+}
+
+/// The operation that adds a device of this kind.
+fn adding(kind: &'static Kind, add: &Add) -> Operation {
+    Operation {
+        verb: Verb::Put,
+        name: add.operation,
+        id: add.id,
+        summary: add.summary,
+        request: Some(add.schema),
+        success: Success::BodyIfBooted("PciDeviceInfo"),
+        refusals: &[NOT_CREATED],
+        action: Action::AddDevice(kind),
+    }
+}
+
+/// Those that do not belong to a kind of device.
+static OPERATIONS: &[Operation] = &[
     Operation {
         verb: Verb::Get,
         name: "vmm.ping",
@@ -229,7 +255,7 @@ pub static OPERATIONS: &[Operation] = &[
         request: Some("IommuBounceChange"),
         success: Success::Nothing,
         refusals: &[(404, "No VM is created, or it has no bounce windows.")],
-        action: Action::WithBody(|body| with_body::<IommuBounceChange>(body, Call::TuneBounce)),
+        action: Action::WithBody(|bytes| body::parse(bytes).map(Call::TuneBounce)),
     },
     Operation {
         verb: Verb::Get,
@@ -249,7 +275,7 @@ pub static OPERATIONS: &[Operation] = &[
         request: None,
         success: Success::Text,
         refusals: &[],
-        action: Action::Read(|| Call::Snapshot),
+        action: Action::Read(|| Call::Figures),
     },
     Operation {
         verb: Verb::Put,
@@ -259,27 +285,7 @@ pub static OPERATIONS: &[Operation] = &[
         request: Some("VmResize"),
         success: Success::Nothing,
         refusals: &[NOT_CREATED, (405, "The VM is booted, and its size would change.")],
-        action: Action::WithBody(|body| with_body::<VmResize>(body, Call::Resize)),
-    },
-    Operation {
-        verb: Verb::Put,
-        name: "vm.add-device",
-        id: "addDeviceVM",
-        summary: "Adds a device, to a running VM too.",
-        request: Some("DeviceConfig"),
-        success: Success::BodyIfBooted("PciDeviceInfo"),
-        refusals: &[NOT_CREATED],
-        action: Action::WithBody(add_device),
-    },
-    Operation {
-        verb: Verb::Put,
-        name: "vm.add-user-device",
-        id: "addUserDeviceVM",
-        summary: "Adds a device that another process emulates, to a VM that is not booted.",
-        request: Some("UserDeviceConfig"),
-        success: Success::Nothing,
-        refusals: &[NOT_CREATED, (405, "The VM is booted.")],
-        action: Action::WithBody(add_user_device),
+        action: Action::WithBody(|bytes| body::parse(bytes).map(Call::Resize)),
     },
     Operation {
         verb: Verb::Put,
@@ -290,9 +296,11 @@ pub static OPERATIONS: &[Operation] = &[
         success: Success::Nothing,
         refusals: &[
             (404, "No VM is created, or it has no such device."),
-            (405, "The VM is booted, and another process emulates the device."),
+            (405, "The VM is booted, and the device is there from its start."),
         ],
-        action: Action::WithBody(|body| with_body::<VmRemoveDevice>(body, |device| Call::RemoveDevice(device.id))),
+        action: Action::WithBody(|bytes| {
+            body::parse(bytes).map(|device: VmRemoveDevice| Call::RemoveDevice(device.id))
+        }),
     },
 ];
 
@@ -300,7 +308,7 @@ pub static OPERATIONS: &[Operation] = &[
 pub fn at(path: &str) -> impl Iterator<Item = &'static Operation> {
     let name = path.strip_prefix(ROOT).unwrap_or(path);
     let absolute = name.len() == path.len();
-    OPERATIONS.iter().filter(move |operation| operation.name == name && name.starts_with('/') == absolute)
+    all().filter(move |operation| operation.name == name && name.starts_with('/') == absolute)
 }
 
 #[cfg(test)]
@@ -312,7 +320,7 @@ mod tests {
     #[test]
     fn operations_are_unique_and_found_by_their_path() {
         let mut ids = BTreeSet::new();
-        for operation in OPERATIONS {
+        for operation in all() {
             assert!(ids.insert(operation.id), "{}", operation.id);
             let path = operation.path();
             assert_eq!(at(&path).filter(|found| found.verb == operation.verb).count(), 1, "{path}");
@@ -339,10 +347,14 @@ mod tests {
         assert!(error.starts_with("memory.size: "), "{error}");
         let error = create(br#"{"payload":{"kernel":"/k"},"devices":[{"path":"/d","id":"_x"}]}"#).unwrap_err();
         assert!(error.starts_with("devices.id: "), "{error}");
-        assert!(add_device(br#"{"path":"/d","pci_segment":0}"#).is_ok());
-        assert!(add_device(br#"{"path":"/d","pci_segment":1}"#).unwrap_err().contains("pci_segment"));
-        assert!(add_user_device(br#"{"socket":"/s","pci_segment":0}"#).is_ok());
-        let error = add_user_device(br#"{"socket":"/s","id":""}"#).unwrap_err();
+        let add = |name: &str, body: &str| {
+            let operation = at(&format!("{ROOT}{name}")).next().unwrap();
+            operation.action.read(body.as_bytes()).map(drop)
+        };
+        assert_eq!(add("vm.add-device", r#"{"path":"/d","pci_segment":0}"#), Ok(()));
+        assert!(add("vm.add-device", r#"{"path":"/d","pci_segment":1}"#).unwrap_err().contains("pci_segment"));
+        assert_eq!(add("vm.add-user-device", r#"{"socket":"/s","pci_segment":0}"#), Ok(()));
+        let error = add("vm.add-user-device", r#"{"socket":"/s","id":""}"#).unwrap_err();
         assert!(error.starts_with("user_devices.id: "), "{error}");
     }
 }

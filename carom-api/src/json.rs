@@ -8,7 +8,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::error::Category;
 use serde_json::{Map, Value};
 
-use crate::config::one_line;
+use crate::error::one_line;
 
 /// Reads a body of JSON. The error is one line: that it is none, or which field is given twice.
 pub(super) fn read(body: &[u8]) -> Result<Value, String> {

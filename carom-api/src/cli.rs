@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The command line.
+//! The command line of `carom`.
+
+mod part_arguments;
 
 use std::ffi::OsString;
 use std::marker::PhantomData;
@@ -9,10 +11,12 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 
-use crate::config::{
-    ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DeviceConfig, IommuBounceConfig, MemoryConfig, PayloadConfig,
-    PlatformConfig, UserDeviceConfig, VmConfig,
-};
+use crate::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig};
+use crate::error::ConfigError;
+use crate::field::Field;
+use crate::kinds::IommuBounceConfig;
+use crate::vm_config::{CheckedConfig, VmConfig};
+use part_arguments::PartArguments;
 
 /// A virtual machine monitor for device passthrough behind a virtual IOMMU.
 #[derive(Debug, Parser)]
@@ -33,12 +37,8 @@ pub struct Cli {
     /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off]
     #[arg(long, value_name = "size=SIZE,…", default_value = "size=512M", requires = "kernel")]
     memory: MemoryConfig,
-    /// PCI device to pass through, bound to vfio-pci: path=DIR[,iommu=on|off][,id=NAME]; may be given several times
-    #[arg(long = "device", value_name = "path=DIR,…", action = ArgAction::Append, requires = "kernel")]
-    devices: Vec<DeviceConfig>,
-    /// PCI device that another process emulates, a vfio-user server: socket=FILE[,iommu=on|off][,id=NAME]; may be given several times
-    #[arg(long = "user-device", value_name = "socket=FILE,…", action = ArgAction::Append, requires = "kernel")]
-    user_devices: Vec<UserDeviceConfig>,
+    #[command(flatten)]
+    parts: PartArguments,
     /// What devices of the host are reached by, and whether a thread polls for requests of the virtio-iommu while they come fast:
     /// [iommufd=on|off][,iommu_poll=auto|on|off]
     #[arg(
@@ -48,9 +48,6 @@ pub struct Cli {
         requires = "kernel"
     )]
     platform: PlatformConfig,
-    /// Bounce windows: [size=64M][,max=SIZE][,threshold=auto|SIZE][,hugepages=on|off]
-    #[arg(long, value_name = "size=SIZE,…", num_args = 0..=1, default_missing_value = "", requires = "kernel")]
-    iommu_bounce: Option<IommuBounceConfig>,
     /// First serial port: off, null, tty or file=PATH
     #[arg(long, value_name = "MODE", default_value = "tty", requires = "kernel")]
     serial: ConsoleConfig,
@@ -83,7 +80,7 @@ pub struct Cli {
 /// The option whose value a [`FileOrFd`] is.
 pub trait OptionName {
     /// Its name.
-    const NAME: &'static str;
+    const OPTION: Field;
     /// Whether a value without a key is a path, as Cloud Hypervisor has it.
     const BARE_PATH: bool = false;
 }
@@ -93,7 +90,7 @@ pub trait OptionName {
 pub struct ApiSocketOption;
 
 impl OptionName for ApiSocketOption {
-    const NAME: &'static str = "--api-socket";
+    const OPTION: Field = Field::only("--api-socket");
     const BARE_PATH: bool = true;
 }
 
@@ -102,7 +99,7 @@ impl OptionName for ApiSocketOption {
 pub struct EventMonitorOption;
 
 impl OptionName for EventMonitorOption {
-    const NAME: &'static str = "--event-monitor";
+    const OPTION: Field = Field::only("--event-monitor");
 }
 
 /// A file, or a descriptor in its place.
@@ -129,15 +126,14 @@ impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
 
     /// Parses `path=FILE` or `fd=NUMBER`, or a path alone where [`OptionName::BARE_PATH`] says so.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let wrong = || ConfigError::new(O::NAME, format!("'{text}' is neither path=FILE nor fd=NUMBER"));
+        let wrong = || ConfigError::new(O::OPTION, format!("'{text}' is neither path=FILE nor fd=NUMBER"));
         if O::BARE_PATH && !text.is_empty() && !text.contains('=') {
             return Ok(Self::Path(text.into()));
         }
         match text.split_once('=').ok_or_else(wrong)? {
             ("path", path) if !path.is_empty() => Ok(Self::Path(path.into())),
             ("fd", number) => {
-                let rule =
-                    || ConfigError::new(format!("{} fd", O::NAME), format!("'{number}' is no descriptor above 2"));
+                let rule = || ConfigError::new(O::OPTION.key("fd"), format!("'{number}' is no descriptor above 2"));
                 number.parse().ok().filter(|fd| *fd > 2).map(|fd| Self::Fd(fd, PhantomData)).ok_or_else(rule)
             }
             _ => Err(wrong()),
@@ -150,7 +146,7 @@ impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
 pub struct MetricsAddress(pub SocketAddr);
 
 impl OptionName for MetricsAddress {
-    const NAME: &'static str = "--metrics";
+    const OPTION: Field = Field::only("--metrics");
 }
 
 impl std::str::FromStr for MetricsAddress {
@@ -159,10 +155,10 @@ impl std::str::FromStr for MetricsAddress {
     /// Parses `tcp=ADDRESS:PORT`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let address = text.strip_prefix("tcp=").ok_or_else(|| {
-            ConfigError::new(Self::NAME, format!("'{text}' is not tcp=ADDRESS:PORT, such as tcp=127.0.0.1:9100"))
+            ConfigError::new(Self::OPTION, format!("'{text}' is not tcp=ADDRESS:PORT, such as tcp=127.0.0.1:9100"))
         })?;
         let rule = || format!("'{address}' is no IP address with a port, such as 127.0.0.1:9100 or [::1]:9100");
-        address.parse().map(Self).map_err(|_| ConfigError::new("--metrics tcp", rule()))
+        address.parse().map(Self).map_err(|_| ConfigError::new(Self::OPTION.key("tcp"), rule()))
     }
 }
 
@@ -170,7 +166,7 @@ impl std::str::FromStr for MetricsAddress {
 #[derive(Debug)]
 pub struct Invocation {
     /// The VM to run; without one, a client of the API creates it.
-    pub vm: Option<VmConfig>,
+    pub vm: Option<CheckedConfig>,
     /// Where the API is served.
     pub api_socket: Option<FileOrFd<ApiSocketOption>>,
     /// Where metrics are served besides.
@@ -209,24 +205,28 @@ where
     })?;
     let mistake = |error: ConfigError| CliOutcome::Mistake(error.to_string());
     if cli.console.mode != ConsoleMode::Off {
-        return Err(mistake(ConfigError::new("--console", "only 'off' is supported; use --serial")));
+        return Err(mistake(ConfigError::new(Field::only("--console"), "only 'off' is supported; use --serial")));
     }
-    let mut vm = cli.kernel.map(|kernel| VmConfig {
-        payload: PayloadConfig { kernel, initramfs: cli.initramfs, cmdline: cli.cmdline },
-        cpus: cli.cpus,
-        memory: cli.memory,
-        devices: cli.devices,
-        user_devices: cli.user_devices,
-        platform: cli.platform,
-        serial: cli.serial,
-        pvpanic: cli.pvpanic,
-        iommu_bounce: cli.iommu_bounce,
-    });
-    vm.as_mut().map_or(Ok(()), VmConfig::prepare).map_err(mistake)?;
+    let vm = match cli.kernel {
+        None => None,
+        Some(kernel) => {
+            let mut vm = VmConfig {
+                payload: PayloadConfig { kernel, initramfs: cli.initramfs, cmdline: cli.cmdline },
+                cpus: cli.cpus,
+                memory: cli.memory,
+                platform: cli.platform,
+                serial: cli.serial,
+                pvpanic: cli.pvpanic,
+                ..VmConfig::default()
+            };
+            let added = cli.parts.0.into_iter().try_for_each(|part| vm.push(part));
+            Some(added.and_then(|()| vm.check()).map_err(mistake)?)
+        }
+    };
     if cli.api_socket.is_none() && vm.as_ref().is_some_and(|vm| !vm.has_devices() && vm.iommu_bounce.is_some()) {
         let rule =
             "needs a device behind the virtio-iommu (--device path=…,iommu=on), or --api-socket, by which one can come";
-        return Err(mistake(ConfigError::new("--iommu-bounce", rule)));
+        return Err(mistake(ConfigError::new(IommuBounceConfig::OPTION, rule)));
     }
     Ok(Invocation {
         vm,
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn bare_iommu_bounce_takes_its_defaults() {
         let all = ["carom", "--iommu-bounce", "--kernel", "k", "--device", "path=/d,iommu=on"];
-        assert_eq!(parse(all).unwrap().vm.unwrap().iommu_bounce.unwrap().size, 64 << 20);
+        assert_eq!(parse(all).unwrap().vm.unwrap().iommu_bounce.as_ref().unwrap().size, 64 << 20);
     }
 
     #[test]

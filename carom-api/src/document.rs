@@ -11,12 +11,11 @@ use utoipa::openapi::schema::{
 };
 use utoipa::openapi::{Components, Ref, RefOr, Required, ResponseBuilder};
 
-use super::operations::{Action, OPERATIONS, Operation, Success, Verb};
-use super::{metrics, types};
-use crate::config;
+use crate::operations::{self, Action, METRICS_TYPE, Operation, Success, Verb};
+use crate::{types, vm_config};
 
 /// The document as it is stored and served; a test keeps it up to date.
-pub const SERVED: &str = include_str!("../../../docs/openapi.json");
+pub const SERVED: &str = include_str!("../../docs/openapi.json");
 
 #[derive(OpenApi)]
 #[openapi(
@@ -40,16 +39,7 @@ pub const SERVED: &str = include_str!("../../../docs/openapi.json");
         types::DomainFigures,
         types::EndpointFigures,
         types::IommuBounceChange,
-        config::VmConfig,
-        config::PayloadConfig,
-        config::CpusConfig,
-        config::MemoryConfig,
-        config::DeviceConfig,
-        config::UserDeviceConfig,
-        config::PlatformConfig,
-        config::ConsoleConfig,
-        config::ConsoleMode,
-        config::IommuBounceConfig,
+        vm_config::VmConfig,
     ))
 )]
 struct Types;
@@ -58,7 +48,7 @@ struct Types;
 pub fn generate() -> utoipa::openapi::OpenApi {
     let mut document = Types::openapi();
     let mut paths = PathsBuilder::new();
-    for operation in OPERATIONS {
+    for operation in operations::all() {
         let method = match operation.verb {
             Verb::Get => HttpMethod::Get,
             Verb::Put => HttpMethod::Put,
@@ -128,7 +118,7 @@ fn success(success: Success) -> Vec<(&'static str, utoipa::openapi::Response)> {
         }
         Success::Text => {
             let text = ObjectBuilder::new().schema_type(Type::String);
-            let media_type = metrics::CONTENT_TYPE.split(';').next().unwrap_or_default();
+            let media_type = METRICS_TYPE.split(';').next().unwrap_or_default();
             vec![("200", done.content(media_type, Content::new(Some(text))).build())]
         }
     }
@@ -160,7 +150,7 @@ fn refusal() -> Schema {
 mod tests {
     use super::*;
 
-    /// `CAROM_BLESS=1 cargo test -p vmm stored_document` writes it anew.
+    /// `CAROM_BLESS=1 cargo test -p carom-api stored_document` writes it anew.
     #[test]
     fn stored_document_is_up_to_date() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
@@ -169,7 +159,10 @@ mod tests {
             std::fs::write(path, &text).unwrap();
         }
         let stored = std::fs::read_to_string(path).unwrap();
-        assert!(stored == text, "docs/openapi.json is stale: run CAROM_BLESS=1 cargo test -p vmm stored_document");
+        assert!(
+            stored == text,
+            "docs/openapi.json is stale: run CAROM_BLESS=1 cargo test -p carom-api stored_document"
+        );
     }
 
     #[test]

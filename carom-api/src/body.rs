@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Reading request bodies: strictly, but for what Cloud Hypervisor's clients say that asks for nothing.
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::error::one_line;
+use crate::field::Field;
+use crate::json;
+use crate::unsupported::{UNSUPPORTED, Unsupported};
+
+/// Longest text in bytes that a refusal quotes.
+const MAX_QUOTED: usize = 64;
+
+/// Takes out the field at `path` if its value is `neutral` or null.
+fn strip(value: &mut Value, path: &str, neutral: &Value) {
+    let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
+    match (value, rest) {
+        (Value::Array(elements), Some(rest)) if head == "*" => {
+            elements.iter_mut().for_each(|element| strip(element, rest, neutral));
+        }
+        (Value::Object(fields), Some(rest)) => {
+            if let Some(field) = fields.get_mut(head) {
+                strip(field, rest, neutral);
+            }
+        }
+        (Value::Object(fields), None) if fields.get(head).is_some_and(|field| field.is_null() || field == neutral) => {
+            fields.remove(head);
+        }
+        _ => {}
+    }
+}
+
+/// Takes out what asks for nothing, and refuses what asks for something that Carom does not have.
+fn forget_neutral(value: &mut Value, fields: &[Unsupported]) -> Result<(), String> {
+    // What is within an object first: what is left of it may then ask for nothing.
+    for field in fields.iter().rev() {
+        strip(value, field.path, &field.neutral.value());
+    }
+    // A console that is not off tells more than that it has a file.
+    fields.iter().try_for_each(|field| check_absent(value, field.path, String::new(), field))
+}
+
+/// Refuses what is left at `path`. `place` is where `value` is in the body.
+fn check_absent(value: &Value, path: &str, place: String, field: &Unsupported) -> Result<(), String> {
+    let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
+    match (value, rest) {
+        (Value::Array(elements), Some(rest)) if head == "*" => elements
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, element)| check_absent(element, rest, format!("{place}[{index}]"), field)),
+        (Value::Object(fields), rest) => {
+            let Some(found) = fields.get(head) else { return Ok(()) };
+            let place = if place.is_empty() { head.to_string() } else { format!("{place}.{head}") };
+            match rest {
+                Some(rest) => check_absent(found, rest, place, field),
+                None => {
+                    let instead = if field.instead.is_empty() { String::new() } else { format!("; {}", field.instead) };
+                    Err(one_line(&(not_supported(&place, found, &field.neutral.value()) + &instead)))
+                }
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says that `value` is not supported at `place`, or which field of it is not.
+fn not_supported(place: &str, value: &Value, neutral: &Value) -> String {
+    if let (Value::Object(fields), Value::Object(neutral)) = (value, neutral)
+        && !neutral.is_empty()
+        && let wrong = fields.iter().filter(|(name, field)| neutral.get(*name) != Some(field))
+        && let Some((name, field)) = wrong.min_by_key(|(name, _)| !neutral.contains_key(*name))
+    {
+        return not_supported(&format!("{place}.{name}"), field, neutral.get(name).unwrap_or(&Value::Null));
+    }
+    let what = match value {
+        Value::Bool(_) | Value::Number(_) => format!("{value} "),
+        Value::String(text) if text.len() <= MAX_QUOTED => format!("{value} "),
+        _ => String::new(),
+    };
+    let right = match neutral {
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => format!("only {neutral} is"),
+        Value::Object(fields) if !fields.is_empty() => format!("only {neutral} is"),
+        _ => "leave it out".to_string(),
+    };
+    format!("{place}: {what}is not supported: {right}")
+}
+
+/// Reads a body.
+///
+/// # Errors
+/// One line that names the field and the rule.
+pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+    read(json::read(body)?)
+}
+
+/// Reads the configuration of a VM, in which fields of Cloud Hypervisor's that ask for nothing are forgotten.
+///
+/// # Errors
+/// One line that names the field and the rule.
+pub fn parse_config<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+    let mut value = json::read(body)?;
+    forget_neutral(&mut value, UNSUPPORTED)?;
+    read(value)
+}
+
+/// Reads the configuration of a device, likewise; `kind` is the field of a VM's configuration that has it.
+///
+/// # Errors
+/// One line that names the field and the rule.
+pub fn parse_device<T: DeserializeOwned>(body: &[u8], kind: Field) -> Result<T, String> {
+    let mut value = json::read(body)?;
+    let of_device = |path: &'static str| {
+        let path = path.strip_prefix(kind.json())?.strip_prefix('.')?;
+        Some(path.strip_prefix("*.").unwrap_or(path))
+    };
+    let fields: Vec<_> =
+        UNSUPPORTED.iter().filter_map(|field| Some(Unsupported { path: of_device(field.path)?, ..*field })).collect();
+    forget_neutral(&mut value, &fields)?;
+    read(value)
+}
+
+fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+    if !value.is_object() {
+        return Err("the body must be a JSON object".into());
+    }
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let place = error.path().to_string();
+        one_line(&if place == "." { error.inner().to_string() } else { format!("{place}: {}", error.inner()) })
+    })
+}

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What every VM has: what it boots, its CPUs, RAM and console, and what it uses of the host. Devices are [`crate::kinds`]'.
+
+mod console;
+mod cpus;
+mod memory;
+mod payload;
+mod platform;
+
+pub use console::{ConsoleConfig, ConsoleMode};
+pub use cpus::CpusConfig;
+pub use memory::MemoryConfig;
+pub use payload::PayloadConfig;
+pub use platform::{IommuPoll, PlatformConfig};

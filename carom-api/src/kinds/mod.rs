@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The registry of the kinds of devices that a VM may have.
+//!
+//! A [`Kind`] says how a device is written on the command line and in JSON, and how one comes to a VM that runs. Command line,
+//! [`VmConfig`](crate::VmConfig), operations, OpenAPI document and the client's verbs go over [`KINDS`]. A new kind is a file
+//! here and a line in `for_each_kind`; the VMM has a builder for each.
+
+mod iommu;
+mod vfio;
+mod vfio_user;
+
+use std::ops::{Deref, DerefMut};
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::config::MemoryConfig;
+use crate::error::{ConfigError, Explain};
+use crate::field::{Field, Terms};
+
+pub use iommu::IommuBounceConfig;
+pub use vfio::DeviceConfig;
+pub use vfio_user::UserDeviceConfig;
+
+/// The registry. `lists` are fields of the configuration that hold any number of devices, `singles` those that hold one; each
+/// names the variant of [`PartConfig`] and the type.
+macro_rules! for_each_kind {
+    ($define:ident) => {
+        $define! {
+            lists {
+                /// Devices of the host that it is given.
+                devices: Vfio(DeviceConfig),
+                /// Devices that other processes of the host emulate.
+                user_devices: VfioUser(UserDeviceConfig),
+            }
+            singles {
+                /// Bounce windows, if it has them.
+                iommu_bounce: Iommu(IommuBounceConfig),
+            }
+        }
+    };
+}
+pub(crate) use for_each_kind;
+
+/// How many devices of a kind a VM may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Number {
+    /// As many as there are slots.
+    Many,
+    /// One.
+    One,
+}
+
+/// A kind of device.
+pub struct Kind {
+    /// Its name in saved states, metrics and messages, such as `vfio`.
+    pub name: &'static str,
+    /// Its option, and its field of the configuration.
+    pub field: Field,
+    /// How many of it a VM may have.
+    pub number: Number,
+    /// The value of its option in a few words, for the help.
+    pub value: &'static str,
+    /// What its option does, for the help.
+    pub help: &'static str,
+    /// What the option stands for without a value, where it may have none.
+    pub bare: Option<&'static str>,
+    /// What IDs begin with that are made up. Where there is one device, this is its ID.
+    pub id: &'static str,
+    /// Whether a device of it takes one of the slots for devices; otherwise it has a place of its own.
+    pub takes_slot: bool,
+    /// The key that puts a device behind the virtio-iommu, where that is possible.
+    pub iommu: Option<Field>,
+    /// How one comes to a VM that is created, and to one that runs; `None` where they are there from the start.
+    pub add: Option<Add>,
+    /// Reads the value of its option.
+    parse: fn(&str) -> Result<PartConfig, ConfigError>,
+    /// Reads the body of its operation.
+    read: fn(&[u8]) -> Result<PartConfig, String>,
+}
+
+/// The operation that adds a device.
+pub struct Add {
+    /// Its name in the path.
+    pub operation: &'static str,
+    /// Its name in the document and in clients generated from it.
+    pub id: &'static str,
+    /// What it does, for the document.
+    pub summary: &'static str,
+    /// Schema of the body.
+    pub schema: &'static str,
+    /// The client's verb.
+    pub verb: &'static str,
+    /// What that does, for its help.
+    pub about: &'static str,
+}
+
+impl Kind {
+    /// Reads the value of its option.
+    ///
+    /// # Errors
+    /// A rule that can be checked without the rest of the configuration does not hold.
+    pub fn parse(&self, text: &str) -> Result<PartConfig, ConfigError> {
+        let part = (self.parse)(text)?;
+        part.check_id()?;
+        Ok(part)
+    }
+
+    /// Reads the body of its operation.
+    ///
+    /// # Errors
+    /// One line in the words of JSON: it is none of this kind, or breaks a rule.
+    pub fn read(&self, body: &[u8]) -> Result<PartConfig, String> {
+        let part = (self.read)(body)?;
+        part.check_id().map_err(|error| error.explain(Terms::Json))?;
+        Ok(part)
+    }
+}
+
+/// What the configurations of all kinds have in common.
+pub trait KindConfig {
+    /// The kind.
+    fn kind(&self) -> &'static Kind;
+
+    /// Its name in logs and the API, once it has one.
+    fn id(&self) -> Option<&str>;
+
+    /// Gives it a name. Kinds whose one device has a fixed name take none.
+    fn set_id(&mut self, id: String);
+
+    /// Whether it is behind the virtio-iommu.
+    fn is_behind_iommu(&self) -> bool {
+        false
+    }
+
+    /// What it is made of on the host.
+    fn source(&self) -> Option<&Path> {
+        None
+    }
+
+    /// The field of [`Self::source`] where two devices cannot share it.
+    fn exclusive(&self) -> Option<Field> {
+        None
+    }
+
+    /// Fills in what follows from the rest.
+    fn complete(&mut self) {}
+
+    /// Checks it beside the VM's RAM, without touching the host.
+    ///
+    /// # Errors
+    /// A rule does not hold.
+    fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
+        let _ = memory;
+        Ok(())
+    }
+
+    /// The same as one of all kinds.
+    fn to_part(&self) -> PartConfig;
+}
+
+impl dyn KindConfig + '_ {
+    /// Checks a name that the user gave.
+    ///
+    /// # Errors
+    /// It is empty, or one of those that are made up.
+    pub fn check_id(&self) -> Result<(), ConfigError> {
+        match self.id() {
+            Some(id) if id.is_empty() || id.starts_with('_') => {
+                Err(ConfigError::new(self.kind().field.key("id"), "must not be empty or start with '_'"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What of this device and `other` must not be the same but is: the field, and its value for a message.
+    pub fn same_as(&self, other: &dyn KindConfig) -> Option<(Field, String)> {
+        if let (Some(field), Some(source)) = (self.exclusive(), self.source())
+            && other.exclusive() == Some(field)
+            && other.source() == Some(source)
+        {
+            return Some((field, source.display().to_string()));
+        }
+        let id = self.id().filter(|id| other.id() == Some(id))?;
+        Some((self.kind().field.key("id"), format!("'{id}'")))
+    }
+}
+
+macro_rules! define_part_config {
+    (
+        lists { $($(#[$list_doc:meta])* $list:ident: $list_variant:ident($list_config:ident),)* }
+        singles { $($(#[$single_doc:meta])* $single:ident: $single_variant:ident($single_config:ident),)* }
+    ) => {
+        /// The kinds, in the order in which their devices get slots.
+        pub static KINDS: &[&Kind] = &[$(&$list_config::KIND,)* $(&$single_config::KIND,)*];
+
+        /// The configuration of a device of any kind.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+        #[serde(untagged)]
+        pub enum PartConfig {
+            $($(#[$list_doc])* $list_variant($list_config),)*
+            $($(#[$single_doc])* $single_variant($single_config),)*
+        }
+
+        impl Deref for PartConfig {
+            type Target = dyn KindConfig;
+
+            fn deref(&self) -> &Self::Target {
+                match self {
+                    $(Self::$list_variant(config) => config,)*
+                    $(Self::$single_variant(config) => config,)*
+                }
+            }
+        }
+
+        impl DerefMut for PartConfig {
+            fn deref_mut(&mut self) -> &mut Self::Target {
+                match self {
+                    $(Self::$list_variant(config) => config,)*
+                    $(Self::$single_variant(config) => config,)*
+                }
+            }
+        }
+    };
+}
+for_each_kind!(define_part_config);
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn kinds_have_names_options_and_ids_of_their_own() {
+        for name in [
+            |kind: &Kind| kind.name,
+            |kind: &Kind| kind.field.option(),
+            |kind: &Kind| kind.field.json(),
+            |kind: &Kind| kind.id,
+        ] {
+            let names: BTreeSet<_> = KINDS.iter().map(|kind| name(kind)).collect();
+            assert_eq!(names.len(), KINDS.len(), "{names:?}");
+        }
+        for kind in KINDS {
+            assert!(kind.field.option().starts_with("--") && kind.id.starts_with('_'), "{}", kind.name);
+            assert_eq!(kind.name, kind.name.to_lowercase());
+            assert!(kind.takes_slot || kind.add.is_none(), "{}: what comes needs a slot", kind.name);
+        }
+    }
+
+    #[test]
+    fn name_of_the_users_is_checked_however_it_is_given() {
+        for kind in KINDS.iter().filter(|kind| kind.add.is_some()) {
+            let source = if kind.name == "vfio" { "path" } else { "socket" };
+            let refused = kind.parse(&format!("{source}=/x,id=_x")).unwrap_err();
+            let field = kind.field.key("id");
+            assert_eq!(refused.field, field, "{refused}");
+            let refused = kind.read(format!(r#"{{"{source}": "/x", "id": ""}}"#).as_bytes()).unwrap_err();
+            assert!(refused.starts_with(&field.name(Terms::Json)), "{refused}");
+            let part = kind.parse(&format!("{source}=/x,id=x")).unwrap();
+            assert_eq!((part.id(), part.kind().name), (Some("x"), kind.name));
+            assert_eq!(kind.read(serde_json::to_string(&part).unwrap().as_bytes()), Ok(part));
+        }
+    }
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! PCI devices of the host, by VFIO.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Add, Kind, KindConfig, Number, PartConfig};
+use crate::body;
+use crate::error::ConfigError;
+use crate::field::Field;
+use crate::option_list::OptionList;
+
+/// A device of the host that the guest is given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceConfig {
+    /// Directory of the device in sysfs.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// Whether the device is behind the virtio-iommu.
+    #[serde(default)]
+    pub iommu: bool,
+    /// Name in logs and the API, not empty and without `_` at its start. Names that are not given are made up.
+    #[serde(default)]
+    pub id: Option<String>,
+}
+
+impl DeviceConfig {
+    /// The option.
+    pub const OPTION: Field = Field::new("--device", "devices");
+    /// [`Self::path`].
+    pub const PATH: Field = Self::OPTION.key("path");
+    /// [`Self::iommu`].
+    pub const IOMMU: Field = Self::OPTION.key("iommu");
+
+    /// The kind.
+    pub const KIND: Kind = Kind {
+        name: "vfio",
+        field: Self::OPTION,
+        number: Number::Many,
+        value: "path=DIR,…",
+        help: "PCI device to pass through, bound to vfio-pci: path=DIR[,iommu=on|off][,id=NAME]",
+        bare: None,
+        id: "_vfio",
+        takes_slot: true,
+        iommu: Some(Self::IOMMU),
+        add: Some(Add {
+            operation: "vm.add-device",
+            id: "addDeviceVM",
+            summary: "Adds a device, to a running VM too.",
+            schema: "DeviceConfig",
+            verb: "add-device",
+            about: "Add a device, to a running guest too: path=DIR[,iommu=on|off][,id=NAME]",
+        }),
+        parse: |text| text.parse().map(PartConfig::Vfio),
+        read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Vfio),
+    };
+}
+
+impl KindConfig for DeviceConfig {
+    fn kind(&self) -> &'static Kind {
+        &Self::KIND
+    }
+
+    fn id(&self) -> Option<&str> {
+        self.id.as_deref()
+    }
+
+    fn set_id(&mut self, id: String) {
+        self.id = Some(id);
+    }
+
+    fn is_behind_iommu(&self) -> bool {
+        self.iommu
+    }
+
+    fn source(&self) -> Option<&Path> {
+        Some(&self.path)
+    }
+
+    fn exclusive(&self) -> Option<Field> {
+        Some(Self::PATH)
+    }
+
+    fn to_part(&self) -> PartConfig {
+        PartConfig::Vfio(self.clone())
+    }
+}
+
+impl FromStr for DeviceConfig {
+    type Err = ConfigError;
+
+    /// Parses `path=PATH[,iommu=on|off][,id=NAME]`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let list = OptionList::parse(Self::OPTION, text, &["path", "iommu", "id"])?;
+        Ok(Self {
+            path: list.required("path")?.into(),
+            iommu: list.toggle("iommu", false)?,
+            id: list.get("id").map(str::to_string),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_parses_as_cloud_hypervisor_spells_it() {
+        let device: DeviceConfig = "path=/sys/bus/pci/devices/0000:00:05.0,iommu=on".parse().unwrap();
+        assert!(device.iommu);
+        assert_eq!(device.path, PathBuf::from("/sys/bus/pci/devices/0000:00:05.0"));
+    }
+
+    #[test]
+    fn malformed_devices_name_option_and_rule() {
+        let refused = |text: &str| text.parse::<DeviceConfig>().unwrap_err().to_string();
+        assert_eq!(refused("iommu=on"), "--device: 'path=' is needed");
+        assert_eq!(refused("path=/x,iommu=yes"), "--device iommu: 'yes' is neither 'on' nor 'off'");
+    }
+}

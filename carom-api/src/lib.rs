@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Carom's configuration and API: what a user may write on the command line and a client in JSON, the rules for it, and what
+//! is answered. It knows no KVM, no devices and no HTTP; the VMM and its client both stand on it.
+//!
+//! [`kinds`] is the registry of devices: command line, configuration, operations and documents go over it.
+
+pub mod body;
+pub mod call;
+pub mod cli;
+pub mod config;
+pub mod document;
+pub mod error;
+pub mod field;
+mod json;
+pub mod kinds;
+pub mod limits;
+pub mod operations;
+pub mod option_list;
+pub mod size;
+pub mod types;
+pub mod unsupported;
+pub mod vm_config;
+
+pub use call::Call;
+pub use error::{ConfigError, Explain, one_line};
+pub use field::{Field, Terms};
+pub use kinds::{DeviceConfig, IommuBounceConfig, Kind, PartConfig, UserDeviceConfig};
+pub use vm_config::{CheckedConfig, VmConfig};

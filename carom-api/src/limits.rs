@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a VM may have at most. The VMM's address map has room for as much, which it asserts when it is compiled.
+
+/// Bytes in a MiB.
+pub const MIB: u64 = 1 << 20;
+/// Bytes in a GiB.
+pub const GIB: u64 = 1 << 30;
+
+/// Most vCPUs of a VM: what the 8-bit local APIC IDs of the ACPI MADT can name.
+pub const MAX_VCPUS: u32 = 254;
+/// Least RAM in bytes that a kernel boots in.
+pub const MIN_MEMORY: u64 = 32 * MIB;
+/// Most RAM in bytes.
+pub const MAX_MEMORY: u64 = 512 * GIB;
+/// What the size of RAM is a multiple of, in bytes: one huge page.
+pub const MEMORY_GRANULE: u64 = 2 * MIB;
+/// Room for the kernel command line with its terminating zero, in bytes.
+pub const CMDLINE_MAX: usize = 0x1_0000;
+
+/// Bytes of a chunk of a bounce window: one huge page.
+pub const CHUNK_SIZE: u64 = 2 * MIB;
+/// Budget of all bounce windows in bytes where none is given.
+pub const DEFAULT_BOUNCE_SIZE: u64 = 64 * MIB;
+/// Most bytes that the budget of bounce windows may be raised to: 32 domains whose windows fill the aperture of IOVAs.
+pub const MAX_BOUNCE_SIZE: u64 = 16 * GIB;
+
+/// Slots for devices in a VM without a virtio-iommu.
+pub const SLOTS: usize = 30;
+/// Slots for devices behind the virtio-iommu.
+pub const SLOTS_BEHIND_IOMMU: usize = 16;
+/// Slots for devices beside the virtio-iommu.
+pub const SLOTS_BESIDE_IOMMU: usize = 14;

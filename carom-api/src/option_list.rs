@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! `key=value,key=value` arguments, in Cloud Hypervisor's syntax.
+
+use thiserror::Error;
+
+use crate::error::ConfigError;
+use crate::field::Field;
+use crate::size::parse_size;
+
+/// Why an argument could not be read.
+#[derive(Debug, Error, PartialEq, Eq)]
+enum Malformed {
+    /// A part is not `key=value`.
+    #[error("'{0}' is no key=value")]
+    NoValue(String),
+    /// The key is not one of those that this option knows.
+    #[error("unknown key '{key}', known are: {known}")]
+    UnknownKey {
+        /// What was given.
+        key: String,
+        /// What would be right.
+        known: String,
+    },
+    /// The key stands there twice.
+    #[error("'{0}' is given twice")]
+    Repeated(String),
+    /// A double quote is not closed.
+    #[error("a double quote is not closed")]
+    UnclosedQuote,
+    /// There is an empty part.
+    #[error("empty part in '{0}'")]
+    Empty(String),
+}
+
+/// The parsed parts of one argument. A value may stand in double quotes to hold commas.
+#[derive(Debug)]
+pub struct OptionList {
+    option: Field,
+    values: Vec<(&'static str, String)>,
+}
+
+impl OptionList {
+    /// Parses `text`, the argument of `option`, in which `keys` may occur, each once, as `key=value`.
+    ///
+    /// # Errors
+    /// The text is none of these.
+    pub fn parse(option: Field, text: &str, keys: &[&'static str]) -> Result<Self, ConfigError> {
+        let values = parse(text, keys).map_err(|error| ConfigError::new(option, error.to_string()))?;
+        Ok(Self { option, values })
+    }
+
+    /// The value of `key`, if it was given.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.values.iter().find(|(known, _)| *known == key).map(|(_, value)| value.as_str())
+    }
+
+    /// The value of `key`, which must be given.
+    ///
+    /// # Errors
+    /// It is not, or is empty.
+    pub fn required(&self, key: &str) -> Result<&str, ConfigError> {
+        match self.get(key) {
+            Some(value) if !value.is_empty() => Ok(value),
+            _ => Err(ConfigError::new(self.option, format!("'{key}=' is needed"))),
+        }
+    }
+
+    /// Whether `key` is on; `default` where it was not given.
+    ///
+    /// # Errors
+    /// It is neither on nor off.
+    pub fn toggle(&self, key: &'static str, default: bool) -> Result<bool, ConfigError> {
+        match self.get(key) {
+            None => Ok(default),
+            Some("off") => Ok(false),
+            Some("on") => Ok(true),
+            Some(other) => Err(ConfigError::new(self.option.key(key), format!("'{other}' is neither 'on' nor 'off'"))),
+        }
+    }
+
+    /// The number of bytes that `key` says, if it was given.
+    ///
+    /// # Errors
+    /// It is no size.
+    pub fn size(&self, key: &'static str) -> Result<Option<u64>, ConfigError> {
+        let bytes = self.get(key).map(parse_size).transpose();
+        bytes.map_err(|rule| ConfigError::new(self.option.key(key), rule))
+    }
+}
+
+fn parse(text: &str, keys: &[&'static str]) -> Result<Vec<(&'static str, String)>, Malformed> {
+    let mut values: Vec<(&'static str, String)> = Vec::new();
+    for part in split(text)? {
+        if part.is_empty() {
+            return Err(Malformed::Empty(text.to_string()));
+        }
+        let (key, value) = part.split_once('=').ok_or_else(|| Malformed::NoValue(part.clone()))?;
+        let known = keys.iter().copied().find(|known| *known == key);
+        let key = known.ok_or_else(|| Malformed::UnknownKey { key: key.into(), known: keys.join(", ") })?;
+        if values.iter().any(|(seen, _)| *seen == key) {
+            return Err(Malformed::Repeated(key.into()));
+        }
+        values.push((key, value.to_string()));
+    }
+    Ok(values)
+}
+/// Splits at commas outside double quotes and takes the quotes away.
+fn split(text: &str) -> Result<Vec<String>, Malformed> {
+    let mut parts = vec![String::new()];
+    let mut quoted = false;
+    for c in text.chars() {
+        match c {
+            '"' => quoted = !quoted,
+            ',' if !quoted => parts.push(String::new()),
+            _ => parts.last_mut().expect("there is always a last part").push(c),
+        }
+    }
+    if quoted { Err(Malformed::UnclosedQuote) } else { Ok(parts) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPTION: Field = Field::new("--device", "devices");
+
+    #[test]
+    fn values_are_found_by_key() {
+        let list = OptionList::parse(OPTION, "path=/a,iommu=on,size=2K", &["path", "iommu", "id", "size"]).unwrap();
+        assert_eq!(list.required("path"), Ok("/a"));
+        assert_eq!(list.toggle("iommu", false), Ok(true));
+        assert_eq!(list.size("size"), Ok(Some(2048)));
+        assert_eq!(list.get("id"), None);
+        assert_eq!(list.required("id").unwrap_err().to_string(), "--device: 'id=' is needed");
+        assert_eq!(list.toggle("path", true).unwrap_err().to_string(), "--device path: '/a' is neither 'on' nor 'off'");
+    }
+
+    #[test]
+    fn quoted_value_may_hold_commas_and_equals_signs() {
+        let list = OptionList::parse(OPTION, "path=\"/a,b=c\"", &["path"]).unwrap();
+        assert_eq!(list.get("path"), Some("/a,b=c"));
+    }
+
+    #[test]
+    fn mistakes_name_the_part() {
+        let mistake = |text| parse(text, &["path", "id"]).unwrap_err();
+        assert_eq!(mistake("pth=/a").to_string(), "unknown key 'pth', known are: path, id");
+        assert_eq!(mistake("path").to_string(), "'path' is no key=value");
+        assert_eq!(mistake("path=/a,path=/b").to_string(), "'path' is given twice");
+        assert_eq!(mistake("path=\"/a"), Malformed::UnclosedQuote);
+        assert_eq!(mistake("path=/a,"), Malformed::Empty("path=/a,".into()));
+    }
+}

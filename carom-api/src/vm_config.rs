@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a VM is made of, in Cloud Hypervisor's terms, and the rules that concern the whole of it.
+
+use std::ops::Deref;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
+
+use crate::config::{ConsoleConfig, CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig};
+use crate::error::ConfigError;
+use crate::field::Terms;
+use crate::kinds::{
+    DeviceConfig, IommuBounceConfig, KINDS, KindConfig, Number, PartConfig, UserDeviceConfig, for_each_kind,
+};
+use crate::limits::{SLOTS, SLOTS_BEHIND_IOMMU, SLOTS_BESIDE_IOMMU};
+
+macro_rules! define_vm_config {
+    (
+        lists { $($(#[$list_doc:meta])* $list:ident: $list_variant:ident($list_config:ident),)* }
+        singles { $($(#[$single_doc:meta])* $single:ident: $single_variant:ident($single_config:ident),)* }
+    ) => {
+        /// A whole VM.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+        #[serde(deny_unknown_fields)]
+        pub struct VmConfig {
+            /// What it boots.
+            pub payload: PayloadConfig,
+            /// Its CPUs.
+            #[serde(default)]
+            pub cpus: CpusConfig,
+            /// Its RAM.
+            #[serde(default)]
+            pub memory: MemoryConfig,
+            $(
+                $(#[$list_doc])*
+                #[serde(default, deserialize_with = "list_or_null")]
+                #[schema(value_type = Option<Vec<$list_config>>)]
+                pub $list: Vec<$list_config>,
+            )*
+            /// What it uses of the host.
+            #[serde(default)]
+            pub platform: PlatformConfig,
+            /// Its first serial port.
+            #[serde(default)]
+            pub serial: ConsoleConfig,
+            /// Whether it has a pvpanic device, by which the guest's kernel tells of a panic.
+            #[serde(default)]
+            pub pvpanic: bool,
+            $(
+                $(#[$single_doc])*
+                #[serde(default)]
+                pub $single: Option<$single_config>,
+            )*
+        }
+
+        impl VmConfig {
+            /// Its devices, in the order of the registry.
+            pub fn parts(&self) -> impl Iterator<Item = &dyn KindConfig> {
+                let none = std::iter::empty::<&dyn KindConfig>();
+                none
+                    $(.chain(self.$list.iter().map(|part| part as &dyn KindConfig)))*
+                    $(.chain(self.$single.iter().map(|part| part as &dyn KindConfig)))*
+            }
+
+            fn parts_mut(&mut self) -> impl Iterator<Item = &mut dyn KindConfig> {
+                let none = std::iter::empty::<&mut dyn KindConfig>();
+                none
+                    $(.chain(self.$list.iter_mut().map(|part| part as &mut dyn KindConfig)))*
+                    $(.chain(self.$single.iter_mut().map(|part| part as &mut dyn KindConfig)))*
+            }
+
+            /// Adds a device behind the others of its kind.
+            ///
+            /// # Errors
+            /// There can be one only, and there is one.
+            pub fn push(&mut self, part: PartConfig) -> Result<(), ConfigError> {
+                match part {
+                    $(PartConfig::$list_variant(part) => self.$list.push(part),)*
+                    $(PartConfig::$single_variant(part) if self.$single.is_none() => self.$single = Some(part),)*
+                    part => return Err(ConfigError::new(part.kind().field, "the VM has one already")),
+                }
+                Ok(())
+            }
+
+            /// Takes the device of this name out.
+            pub fn remove(&mut self, id: &str) -> Option<PartConfig> {
+                let is_it = |part: &dyn KindConfig| part.id() == Some(id);
+                $(
+                    if let Some(place) = self.$list.iter().position(|part| is_it(part)) {
+                        return Some(PartConfig::$list_variant(self.$list.remove(place)));
+                    }
+                )*
+                $(
+                    if let Some(part) = self.$single.take_if(|part| is_it(part)) {
+                        return Some(PartConfig::$single_variant(part));
+                    }
+                )*
+                None
+            }
+        }
+    };
+}
+for_each_kind!(define_vm_config);
+
+/// Clients of Cloud Hypervisor may send null for an empty list.
+fn list_or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(list: D) -> Result<Vec<T>, D::Error> {
+    Ok(Option::deserialize(list)?.unwrap_or_default())
+}
+
+impl VmConfig {
+    /// Checks what a user gave, and fills in what follows from it.
+    ///
+    /// # Errors
+    /// A rule does not hold.
+    pub fn check(self) -> Result<CheckedConfig, ConfigError> {
+        // Before anything else: a client may send thousands, and each is compared with all others.
+        self.check_slots()?;
+        self.parts().try_for_each(|part| part.check_id())?;
+        let (behind, beside) = self.count();
+        if self.iommu_bounce.is_some() && behind == 0 && beside != 0 {
+            // Not a rule that always holds: devices come and go while the VM runs.
+            return Err(ConfigError::in_terms(IommuBounceConfig::OPTION, |terms| {
+                format!("needs a device behind the virtio-iommu: {}", way_behind_iommu(terms))
+            }));
+        }
+        self.complete_and_check()
+    }
+
+    /// Checks what was a [`CheckedConfig`] once, was kept where others could change it, and is to be one again. Names that were
+    /// made up stand in it.
+    ///
+    /// # Errors
+    /// A rule does not hold.
+    pub fn check_again(self) -> Result<CheckedConfig, ConfigError> {
+        self.check_slots()?;
+        self.complete_and_check()
+    }
+
+    fn complete_and_check(mut self) -> Result<CheckedConfig, ConfigError> {
+        self.cpus.complete();
+        self.parts_mut().for_each(KindConfig::complete);
+        let mut taken = self.ids();
+        self.parts_mut().for_each(|part| name(part, &mut taken));
+        self.cpus.check()?;
+        self.serial.check()?;
+        self.memory.check()?;
+        self.payload.check()?;
+        self.check_parts()?;
+        Ok(CheckedConfig(self))
+    }
+
+    /// Adds a device behind the others of its kind, and returns it with a name, which is made up if it has none.
+    ///
+    /// # Errors
+    /// There can be one only, and there is one.
+    pub fn add(&mut self, mut part: PartConfig) -> Result<PartConfig, ConfigError> {
+        part.complete();
+        name(&mut *part, &mut self.ids());
+        self.push(part.clone())?;
+        Ok(part)
+    }
+
+    /// The names of all devices that have one.
+    fn ids(&self) -> Vec<String> {
+        self.parts().filter_map(KindConfig::id).map(String::from).collect()
+    }
+
+    /// How many devices that take a slot are behind the virtio-iommu, and how many are not.
+    fn count(&self) -> (usize, usize) {
+        let in_slots = self.parts().filter(|part| part.kind().takes_slot);
+        let (behind, beside): (Vec<_>, Vec<_>) = in_slots.partition(|part| part.is_behind_iommu());
+        (behind.len(), beside.len())
+    }
+
+    /// Whether a device is configured that takes a slot, of whatever kind.
+    pub fn has_devices(&self) -> bool {
+        self.parts().any(|part| part.kind().takes_slot)
+    }
+
+    /// Whether the VM has a virtio-iommu: for a device behind it, or for one that will come to it while the VM runs.
+    pub fn has_iommu(&self) -> bool {
+        self.iommu_bounce.is_some() || self.parts().any(KindConfig::is_behind_iommu)
+    }
+
+    fn check_slots(&self) -> Result<(), ConfigError> {
+        let (behind, beside) = self.count();
+        // pvpanic takes a slot from those.
+        let most_beside = |slots: usize| slots - usize::from(self.pvpanic);
+        let rule = if !self.has_iommu() {
+            let most = most_beside(SLOTS);
+            (beside > most).then(|| format!("at most {most} devices fit on the bus"))
+        } else if behind > SLOTS_BEHIND_IOMMU {
+            Some(format!("at most {SLOTS_BEHIND_IOMMU} devices fit behind the virtio-iommu"))
+        } else {
+            let most = most_beside(SLOTS_BESIDE_IOMMU);
+            (beside > most).then(|| format!("at most {most} devices with iommu off fit beside the virtio-iommu"))
+        };
+        rule.map_or(Ok(()), |rule| Err(ConfigError::new(DeviceConfig::OPTION, rule)))
+    }
+
+    fn check_parts(&self) -> Result<(), ConfigError> {
+        self.check_slots()?;
+        let mut earlier: Vec<&dyn KindConfig> = Vec::new();
+        for part in self.parts() {
+            if let Some((field, value)) = earlier.iter().find_map(|other| part.same_as(*other)) {
+                return Err(ConfigError::new(field, format!("{value} is given twice")));
+            }
+            part.check(&self.memory)?;
+            earlier.push(part);
+        }
+        Ok(())
+    }
+}
+
+/// Names a device that has no name, with one that is not `taken`.
+fn name(part: &mut dyn KindConfig, taken: &mut Vec<String>) {
+    if part.id().is_some() {
+        return;
+    }
+    let kind = part.kind();
+    let id = match kind.number {
+        Number::One => kind.id.to_string(),
+        Number::Many => {
+            let numbered = |number: u32| format!("{}{number}", kind.id);
+            (0..).map(numbered).find(|id| !taken.contains(id)).expect("there are fewer devices than numbers")
+        }
+    };
+    part.set_id(id.clone());
+    taken.push(id);
+}
+
+/// How a device gets behind the virtio-iommu, of all kinds that can.
+fn way_behind_iommu(terms: Terms) -> String {
+    let fields = KINDS.iter().filter_map(|kind| kind.iommu);
+    let names: Vec<&str> = fields
+        .map(|field| match terms {
+            Terms::Options => field.option(),
+            Terms::Json => field.json(),
+        })
+        .collect();
+    let names = match names.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => names.concat(),
+    };
+    match terms {
+        Terms::Options => format!("add ',iommu=on' to a {names}"),
+        Terms::Json => format!("set iommu of one of {names} to true"),
+    }
+}
+
+/// A configuration that keeps all rules that can be checked without touching the host, with what was left to defaults filled in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckedConfig(VmConfig);
+
+impl CheckedConfig {
+    /// The same with a change, if that keeps the rules.
+    ///
+    /// # Errors
+    /// The change says so, or a rule does not hold.
+    pub fn with<E: From<ConfigError>>(&self, change: impl FnOnce(&mut VmConfig) -> Result<(), E>) -> Result<Self, E> {
+        let mut changed = self.0.clone();
+        change(&mut changed)?;
+        Ok(changed.check_again()?)
+    }
+
+    /// Takes the device of this name out, which breaks no rule.
+    pub fn remove(&mut self, id: &str) -> Option<PartConfig> {
+        self.0.remove(id)
+    }
+}
+
+impl Deref for CheckedConfig {
+    type Target = VmConfig;
+
+    fn deref(&self) -> &VmConfig {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+use super::*;
+use crate::config::ConsoleMode;
+use crate::error::Explain;
+use crate::limits::MIB;
+
+fn config() -> VmConfig {
+    VmConfig {
+        payload: PayloadConfig { kernel: "k".into(), ..PayloadConfig::default() },
+        serial: ConsoleConfig { mode: ConsoleMode::Tty, file: None },
+        ..VmConfig::default()
+    }
+}
+
+fn refused(config: VmConfig) -> ConfigError {
+    config.check().expect_err("must be refused")
+}
+
+#[test]
+fn kernel_alone_makes_a_vm_with_cloud_hypervisors_defaults() {
+    let config: VmConfig = serde_json::from_str(r#"{"payload": {"kernel": "/k"}, "devices": null}"#).unwrap();
+    let config = config.check().unwrap();
+    assert_eq!((config.cpus.boot_vcpus, config.cpus.max_vcpus), (1, 1));
+    assert_eq!(config.memory.size, 512 * MIB);
+    assert!(!config.has_devices() && !config.has_iommu());
+}
+
+#[test]
+fn every_part_is_checked() {
+    let mut wrong = config();
+    wrong.cpus.boot_vcpus = 0;
+    assert_eq!(refused(wrong).field, CpusConfig::BOOT);
+    let mut wrong = config();
+    wrong.memory.size = 1;
+    assert_eq!(refused(wrong).field, MemoryConfig::SIZE);
+    let mut wrong = config();
+    wrong.serial.mode = ConsoleMode::File;
+    assert_eq!(refused(wrong).field, ConsoleConfig::SERIAL_FILE);
+    let mut wrong = config();
+    wrong.payload.cmdline = "x".repeat(1 << 16);
+    assert_eq!(refused(wrong).field, PayloadConfig::CMDLINE);
+    let mut wrong = config();
+    wrong.iommu_bounce = Some("size=3M".parse().unwrap());
+    assert_eq!(refused(wrong).field, IommuBounceConfig::SIZE);
+}
+
+#[test]
+fn vcpus_at_most_are_as_many_as_at_boot_unless_said() {
+    let mut config = config();
+    config.cpus = CpusConfig { boot_vcpus: 3, max_vcpus: 0 };
+    assert_eq!(config.check().unwrap().cpus.max_vcpus, 3);
+}
+
+#[test]
+fn bounce_is_refused_where_all_devices_are_beside_the_iommu() {
+    let mut config = config();
+    config.iommu_bounce = Some("".parse().unwrap());
+    assert!(config.clone().check().unwrap().has_iommu(), "for a device that will come");
+    config.devices.push("path=/a".parse().unwrap());
+    let error = refused(config.clone());
+    assert_eq!(
+        error.to_string(),
+        "--iommu-bounce: needs a device behind the virtio-iommu: add ',iommu=on' to a --device or --user-device"
+    );
+    let json = error.explain(Terms::Json);
+    assert!(json.starts_with("iommu_bounce: ") && json.contains("iommu of one of devices or user_devices"), "{json}");
+    assert!(!json.contains("--"), "{json}");
+    config.clone().check_again().expect("the last device behind it may go while the VM runs");
+    config.devices.push("path=/b,iommu=on".parse().unwrap());
+    config.check().unwrap();
+}
+
+#[test]
+fn devices_that_do_not_fit_are_refused() {
+    let fits_with = |pvpanic: bool, behind: usize, beside: usize| {
+        let device =
+            |number: usize| DeviceConfig { path: format!("/{number}").into(), iommu: number < behind, id: None };
+        let devices = (0..behind + beside).map(device).collect();
+        VmConfig { devices, pvpanic, ..config() }.check().map(drop).map_err(|error| error.to_string())
+    };
+    let fits = |behind, beside| fits_with(false, behind, beside);
+    assert_eq!((fits(0, 30), fits(16, 14), fits(1, 14)), (Ok(()), Ok(()), Ok(())));
+    assert_eq!(fits(0, 31).unwrap_err(), "--device: at most 30 devices fit on the bus");
+    assert_eq!(fits(17, 0).unwrap_err(), "--device: at most 16 devices fit behind the virtio-iommu");
+    assert_eq!(fits(1, 15).unwrap_err(), "--device: at most 14 devices with iommu off fit beside the virtio-iommu");
+    assert_eq!((fits_with(true, 0, 29), fits_with(true, 16, 13)), (Ok(()), Ok(())));
+    assert_eq!(fits_with(true, 0, 30).unwrap_err(), "--device: at most 29 devices fit on the bus");
+    assert!(fits_with(true, 1, 14).unwrap_err().contains("at most 13 devices with iommu off"));
+}
+
+#[test]
+fn devices_of_all_kinds_share_the_bus() {
+    let mut config = config();
+    config.devices = (0..16).map(|number| format!("path=/{number},iommu=on").parse().unwrap()).collect();
+    config.clone().check().unwrap();
+    config.user_devices.push("socket=/s,iommu=on".parse().unwrap());
+    assert_eq!(refused(config).rule(Terms::Options), "at most 16 devices fit behind the virtio-iommu");
+}
+
+#[test]
+fn devices_have_names_and_sources_of_their_own() {
+    let mut config = config();
+    config.devices = vec!["path=/a,iommu=on,id=x".parse().unwrap()];
+    config.user_devices = ["socket=/s,iommu=on", "socket=/t,iommu=on,id=y", "socket=/u,iommu=on"]
+        .map(|text| text.parse().unwrap())
+        .into();
+    let checked = config.clone().check().unwrap();
+    let ids: Vec<_> = checked.parts().filter_map(KindConfig::id).collect();
+    assert_eq!(ids, ["x", "_vfio_user0", "y", "_vfio_user1"]);
+
+    let mut twice = config.clone();
+    twice.user_devices[1].id = Some("x".into());
+    assert_eq!(refused(twice).to_string(), "--user-device id: 'x' is given twice");
+    let mut twice = config.clone();
+    twice.devices.push("path=/a,iommu=on".parse().unwrap());
+    assert_eq!(refused(twice).to_string(), "--device path: /a is given twice");
+    config.user_devices[1].socket = "/s".into();
+    let error = refused(config);
+    assert_eq!(error.to_string(), "--user-device socket: /s is given twice");
+    assert_eq!(error.explain(Terms::Json), "user_devices.socket: /s is given twice");
+}
+
+#[test]
+fn name_that_is_made_up_is_none_that_somebody_has() {
+    let checked = VmConfig { devices: vec!["path=/a".parse().unwrap()], ..config() }.check().unwrap();
+    let kept = checked.with::<ConfigError>(|config| config.push("path=/b".parse().map(PartConfig::Vfio)?)).unwrap();
+    let mut kept = kept.with::<ConfigError>(|config| config.push("path=/c".parse().map(PartConfig::Vfio)?)).unwrap();
+    let ids = |config: &VmConfig| config.devices.iter().filter_map(|device| device.id.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&kept), ["_vfio0", "_vfio1", "_vfio2"]);
+    assert_eq!(kept.remove("_vfio1").unwrap().source(), Some("/b".as_ref()));
+    assert_eq!(kept.remove("_vfio1"), None);
+    let kept = kept.with::<ConfigError>(|config| config.push("path=/b".parse().map(PartConfig::Vfio)?)).unwrap();
+    assert_eq!(ids(&kept), ["_vfio0", "_vfio2", "_vfio1"]);
+}
+
+#[test]
+fn change_that_breaks_a_rule_changes_nothing() {
+    let checked = config().check().unwrap();
+    let error = checked.with::<ConfigError>(|config| {
+        config.memory.size = 3;
+        Ok(())
+    });
+    assert_eq!(error.unwrap_err().field, MemoryConfig::SIZE);
+    assert_eq!(checked.memory.size, 512 * MIB);
+}
+
+#[test]
+fn only_one_is_taken_of_a_kind_that_is_there_once() {
+    for kind in KINDS.iter().filter(|kind| kind.bare.is_some()) {
+        let part = kind.parse("").unwrap();
+        let mut config = config();
+        assert_eq!(config.push(part.clone()), Ok(()));
+        assert_eq!(config.push(part).is_err(), kind.number == Number::One, "{}", kind.name);
+    }
+}
+
+#[test]
+fn configuration_that_was_checked_passes_again_as_it_is() {
+    let mut config = config();
+    config.devices = vec!["path=/a,iommu=on".parse().unwrap()];
+    config.iommu_bounce = Some(serde_json::from_str("{}").unwrap());
+    let checked = config.check().unwrap();
+    let kept: VmConfig = serde_json::from_str(&serde_json::to_string(&*checked).unwrap()).unwrap();
+    assert_eq!(kept.clone().check_again(), Ok(checked));
+    assert!(kept.check().is_err(), "a name that is made up is none that a user may give");
+}

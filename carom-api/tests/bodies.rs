@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Bodies that clients send, and what they are told of those that are refused.
+
+use carom_api::body::{parse, parse_config, parse_device};
+use carom_api::kinds::KINDS;
+use carom_api::types::VmResize;
+use carom_api::unsupported::UNSUPPORTED;
+use carom_api::{DeviceConfig, Explain, Terms, VmConfig};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn config(body: &Value) -> Result<VmConfig, String> {
+    parse_config(body.to_string().as_bytes())
+}
+
+#[test]
+fn unknown_fields_are_refused_with_their_name_and_place() {
+    for (body, words) in [
+        (json!({"payload": {"kernel": "/k"}, "colour": 1}), ["colour", "unknown field"]),
+        (json!({"payload": {"kernel": "/k", "flavour": 1}}), ["payload", "flavour"]),
+        (
+            json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}, {"path": "/e", "x": 1}]}),
+            ["devices[1]", "`x`"],
+        ),
+        (json!({"payload": {"kernel": "/k"}, "memory": {"size": "2G"}}), ["memory.size", "2G"]),
+        (json!({"payload": {}}), ["payload", "kernel"]),
+        (json!({"payload": {"kernel": "/k"}, "a\nb": 1}), ["a\\nb", "unknown field"]),
+        (json!({}), ["payload", "missing"]),
+        (json!([{"kernel": "/k"}]), ["JSON", "object"]),
+    ] {
+        let error = config(&body).unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{body}: {error}");
+        assert_eq!(error.lines().count(), 1);
+    }
+}
+
+#[test]
+fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
+    let devices =
+        "leave it out; the guest can have devices of the host (devices) and of other processes (user_devices)";
+    for (field, message) in [
+        (
+            json!({"console": {"mode": "Tty"}}),
+            r#"console.mode: "Tty" is not supported: only "Off" is; the guest's console is serial"#,
+        ),
+        (
+            json!({"console": {"mode": "File", "file": "/f"}}),
+            r#"console.mode: "File" is not supported: only "Off" is; the guest's console is serial"#,
+        ),
+        (
+            json!({"console": {"mode": "Off", "file": "/f"}}),
+            r#"console.file: "/f" is not supported: leave it out; the guest's console is serial"#,
+        ),
+        (json!({"console": {}}), r#"console: is not supported: only {"mode":"Off"} is; the guest's console is serial"#),
+        (json!({"disks": [{"path": "/x"}]}), &format!("disks: is not supported: {devices}")),
+        (json!({"rng": {"src": "/dev/urandom"}}), "rng: is not supported: leave it out"),
+        (json!({"watchdog": true}), "watchdog: true is not supported: only false is"),
+        (
+            json!({"cpus": {"boot_vcpus": 1, "features": {"amx": true}}}),
+            "cpus.features: is not supported: leave it out",
+        ),
+        (json!({"memory": {"size": 1 << 30, "hotplug_size": 5}}), "memory.hotplug_size: 5 is not supported: only 0 is"),
+        (json!({"payload": {"firmware": "/a\nb"}}), r#"payload.firmware: "/a\nb" is not supported: leave it out"#),
+        (json!({"payload": {"firmware": "x".repeat(65)}}), "payload.firmware: is not supported: leave it out"),
+        (
+            json!({"devices": [{"path": "/d"}, {"path": "/e", "pci_segment": 1}]}),
+            "devices[1].pci_segment: 1 is not supported: only 0 is",
+        ),
+    ] {
+        let mut body = json!({"payload": {"kernel": "/k"}});
+        body.as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
+        assert_eq!(config(&body).unwrap_err(), message, "{body}");
+    }
+    let error = parse_device::<DeviceConfig>(br#"{"path": "/d", "pci_segment": 1}"#, DeviceConfig::OPTION).unwrap_err();
+    assert_eq!(error, "pci_segment: 1 is not supported: only 0 is");
+}
+
+#[test]
+fn field_that_is_given_twice_is_refused() {
+    let twice = |body: &[u8]| {
+        for error in [
+            parse_config::<VmConfig>(body).unwrap_err(),
+            parse_device::<DeviceConfig>(body, DeviceConfig::OPTION).unwrap_err(),
+            parse::<VmResize>(body).unwrap_err(),
+        ] {
+            assert_eq!(error, "memory.size: is given twice");
+        }
+    };
+    twice(br#"{"payload": {"kernel": "/k"}, "memory": {"size": 1073741824, "size": 67108864}}"#);
+}
+
+#[test]
+fn fields_that_ask_for_nothing_are_forgotten() {
+    for field in UNSUPPORTED {
+        let path = field.path;
+        let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}],
+            "memory": {"size": 1 << 30}, "cpus": {"boot_vcpus": 1, "max_vcpus": 1}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
+            "debug_console": {"mode": "Off"}});
+        let pointer = format!("/{}", path.replace('*', "0").replace('.', "/"));
+        let (parent, name) = pointer.rsplit_once('/').unwrap();
+        body.pointer_mut(parent).unwrap().as_object_mut().unwrap().insert(name.into(), field.neutral.value());
+        config(&body).unwrap_or_else(|error| panic!("{body}: {error}"));
+    }
+}
+
+/// Any JSON, with names that mean something now and then.
+fn any_json() -> impl Strategy<Value = Value> {
+    let names = [
+        "payload",
+        "kernel",
+        "cpus",
+        "boot_vcpus",
+        "memory",
+        "size",
+        "devices",
+        "path",
+        "user_devices",
+        "socket",
+        "iommu",
+        "id",
+        "max",
+        "console",
+        "x",
+    ];
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        ".{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(5, 64, 8, move |inner| {
+        let name = prop_oneof![prop::sample::select(names.to_vec()).prop_map(String::from), "(?s).{0,4}"];
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
+            prop::collection::btree_map(name, inner, 0..8)
+                .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn any_body_is_read_or_refused_in_one_line(value in any_json(), cut in 0usize..64, noise in any::<Vec<u8>>()) {
+        let text = value.to_string();
+        let mut broken = text.as_bytes()[..text.len().saturating_sub(cut)].to_vec();
+        broken.extend(&noise);
+        for body in [text.as_bytes(), &broken, &noise] {
+            let config = parse_config::<VmConfig>(body)
+                .and_then(|config| config.check().map(drop).map_err(|error| error.explain(Terms::Json)));
+            let devices = KINDS.iter().map(|kind| kind.read(body).map(drop));
+            for outcome in devices.chain([config, parse::<VmResize>(body).map(drop)]) {
+                prop_assert!(outcome.is_ok() || outcome.is_err_and(|error| error.lines().count() == 1));
+            }
+        }
+    }
+}
+
+#[test]
+fn bodies_that_are_no_json_are_refused() {
+    for body in [&b""[..], b"{", b"\xff\xfe", b"{\"payload\":}", &[b'['; 100_000]] {
+        assert!(parse_config::<VmConfig>(body).unwrap_err().contains("JSON"));
+    }
+}

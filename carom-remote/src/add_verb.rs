@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The verbs that add devices, one for each kind that can come to a VM, made of their registry.
+
+use carom_api::kinds::{Add, KINDS, Kind, PartConfig};
+use clap::error::ErrorKind;
+use clap::{Arg, ArgMatches, Command, Error, FromArgMatches, Subcommand};
+
+/// Adds a device.
+#[derive(Debug)]
+pub(crate) struct AddVerb {
+    /// The operation.
+    pub(crate) operation: &'static str,
+    /// Its body.
+    pub(crate) device: PartConfig,
+}
+
+fn verbs() -> impl Iterator<Item = (&'static Kind, &'static Add)> {
+    KINDS.iter().filter_map(|kind| Some((*kind, kind.add.as_ref()?)))
+}
+
+impl Subcommand for AddVerb {
+    fn augment_subcommands(command: Command) -> Command {
+        command.subcommands(verbs().map(|(kind, add)| {
+            let value = Arg::new("device").help("The device").required(true).value_name("DEVICE");
+            Command::new(add.verb).about(add.about).arg(value.value_parser(move |text: &str| kind.parse(text)))
+        }))
+    }
+
+    fn augment_subcommands_for_update(command: Command) -> Command {
+        Self::augment_subcommands(command)
+    }
+
+    fn has_subcommand(name: &str) -> bool {
+        verbs().any(|(_, add)| add.verb == name)
+    }
+}
+
+impl FromArgMatches for AddVerb {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let given = matches.subcommand().and_then(|(name, arguments)| {
+            let (_, add) = verbs().find(|(_, add)| add.verb == name)?;
+            let device = arguments.get_one::<PartConfig>("device")?.clone();
+            Some(Self { operation: add.operation, device })
+        });
+        given.ok_or_else(|| Error::new(ErrorKind::InvalidSubcommand))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
