@@ -5,6 +5,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use crate::EndpointId;
 use crate::backend::Permissions;
 use crate::spec::fault;
@@ -15,7 +17,7 @@ const BURST: u32 = 64;
 const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why an access was stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FaultReason {
     /// None of the others: for example, the host failed and left the endpoint without its domain.
     Unknown,
@@ -26,7 +28,8 @@ pub enum FaultReason {
 }
 
 /// An access that was stopped, or another event that concerns an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Fault {
     /// Why.
     pub reason: FaultReason,
@@ -35,6 +38,7 @@ pub struct Fault {
     /// The IOVA, if one is known.
     pub address: Option<u64>,
     /// What kind of access, if known.
+    #[serde(with = "access")]
     pub access: Permissions,
 }
 
@@ -58,6 +62,23 @@ impl Fault {
         bytes[4..8].copy_from_slice(&flags.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.endpoint.to_le_bytes());
         bytes
+    }
+}
+
+/// Permissions in saved state: their bits, and no others.
+mod access {
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use crate::Permissions;
+
+    pub(super) fn serialize<S: Serializer>(access: &Permissions, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u32(access.bits())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Permissions, D::Error> {
+        let bits = u32::deserialize(deserializer)?;
+        Permissions::from_bits(bits).ok_or_else(|| D::Error::custom(format!("access {bits:#x} has bits that are none")))
     }
 }
 
@@ -93,6 +114,20 @@ impl FaultQueue {
 
     pub(crate) fn pop(&mut self) -> Option<Fault> {
         self.pending.pop_front()
+    }
+
+    /// All that wait, the oldest first.
+    pub(crate) fn waiting(&self) -> Vec<Fault> {
+        self.pending.iter().copied().collect()
+    }
+
+    /// Has these wait, and no others. `false` if they are more than ever can.
+    pub(crate) fn restore(&mut self, faults: &[Fault]) -> bool {
+        let fit = faults.len() <= BURST as usize;
+        if fit {
+            self.pending = faults.iter().copied().collect();
+        }
+        fit
     }
 
     pub(crate) fn is_empty(&self) -> bool {

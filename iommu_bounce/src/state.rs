@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::spec::Status;
-use crate::{DomainId, EndpointId};
+use crate::{DomainId, EndpointId, Fault};
 
 /// The version of [`EngineState`] that this engine writes, and the only one that it reads.
 pub const STATE_VERSION: u32 = 1;
@@ -25,6 +25,21 @@ pub struct EngineState {
     pub window: Option<WindowState>,
     /// All domains.
     pub domains: Vec<DomainState>,
+    /// Faults that wait for the driver, the oldest first.
+    pub faults: Vec<Fault>,
+}
+
+impl EngineState {
+    /// Bytes of all windows, with chunks of `chunk_size` bytes.
+    pub fn window_bytes(&self, chunk_size: u64) -> u64 {
+        let chunks: usize = self.domains.iter().map(|domain| domain.chunks.len()).sum();
+        (chunks as u64).saturating_mul(chunk_size)
+    }
+
+    /// Indices of all chunks, in no order.
+    pub fn chunks(&self) -> impl Iterator<Item = u32> + '_ {
+        self.domains.iter().flat_map(|domain| &domain.chunks).map(|chunk| chunk.index)
+    }
 }
 
 /// What can change of the windows' configuration.
@@ -98,6 +113,12 @@ pub enum RestoreError {
     /// The host does not map RAM for endpoints in bypass mode.
     #[error("bypass is on, and the host does not map RAM for all endpoints ({0:?})")]
     Bypass(Status),
+    /// A fault is of an endpoint that there is not.
+    #[error("faults: there is no endpoint {0:#x}")]
+    Fault(EndpointId),
+    /// More faults wait than ever can.
+    #[error("faults: {0} wait, which are more than ever can")]
+    TooManyFaults(usize),
     /// Something of a domain is refused.
     #[error("domain {domain}: {what}: {status:?}")]
     Domain {

@@ -4,6 +4,7 @@
 //! requests go through.
 
 use super::{Engine, permissions};
+use crate::Fault;
 use crate::mapping::Chunk;
 use crate::spec::{ATTACH_F_BYPASS, MAP_F_MMIO, Status};
 use crate::state::{ChunkState, DomainState, EngineState, MappingState, RestoreError, STATE_VERSION, WindowState};
@@ -50,6 +51,7 @@ impl Engine {
             bypass: self.bypass,
             window,
             domains: domains.collect(),
+            faults: self.faults.waiting(),
         }
     }
 
@@ -92,7 +94,26 @@ impl Engine {
         }
         self.bypass = state.bypass;
         self.settle_all().map_err(RestoreError::Bypass)?;
-        state.domains.iter().try_for_each(|domain| self.restore_domain(domain))
+        let budget = self.windows.as_mut().map(|windows| {
+            // A budget that was lowered leaves what is backed.
+            let needed = state.window_bytes(windows.chunk_size()).min(windows.region_size());
+            let budget = windows.config.budget;
+            windows.config.budget = budget.max(needed);
+            budget
+        });
+        let restored = state.domains.iter().try_for_each(|domain| self.restore_domain(domain));
+        if let (Some(windows), Some(budget)) = (&mut self.windows, budget) {
+            windows.config.budget = budget;
+        }
+        restored?;
+        self.restore_faults(&state.faults)
+    }
+
+    fn restore_faults(&mut self, faults: &[Fault]) -> Result<(), RestoreError> {
+        if let Some(fault) = faults.iter().find(|fault| !self.endpoints.contains_key(&fault.endpoint)) {
+            return Err(RestoreError::Fault(fault.endpoint));
+        }
+        if self.faults.restore(faults) { Ok(()) } else { Err(RestoreError::TooManyFaults(faults.len())) }
     }
 
     fn restore_domain(&mut self, state: &DomainState) -> Result<(), RestoreError> {

@@ -10,9 +10,9 @@ use iommu_bounce::spec::{config, feature};
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::Queue;
 
-use super::RingFeatures;
 use super::poller::Poller;
 use super::queues::Queues;
+use super::{RingFeatures, state};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::windows::WindowMemory;
@@ -144,12 +144,22 @@ impl VirtioDevice for VirtioIommu {
         self.stop(Engine::system_reset);
     }
 
-    fn save(&self) -> Result<DeviceState, StateError> {
-        Err(StateError::Unsupported("that of a virtio-iommu is not there yet"))
+    fn pause(&self) {
+        self.queues.pause();
     }
 
-    fn restore(&self, _: &DeviceState) -> Result<(), StateError> {
-        Err(StateError::Unsupported("that of a virtio-iommu is not there yet"))
+    fn resume(&self) {
+        self.queues.resume();
+    }
+
+    fn save(&self) -> Result<DeviceState, StateError> {
+        state::save(&lock(self.queues.engine()))
+    }
+
+    /// The device comes paused, as all are that are restored.
+    fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        self.queues.pause();
+        state::restore(&mut lock(self.queues.engine()), self.windows.as_deref(), state)
     }
 
     fn shared_region(&self) -> Option<SharedRegion> {

@@ -8,6 +8,7 @@ use iommu_bounce::{
     ConfigError, Counters, DmaMapper, DomainWindow, EndpointId, Engine, Fault, FaultReason, Permissions, Report,
     Translation,
 };
+use vm_memory::VolatileSlice;
 
 use super::device::VirtioIommu;
 use crate::dma::{FaultReporter, Stopped};
@@ -91,6 +92,19 @@ impl IommuHandle {
     /// The memory of bounce windows, if there are any.
     pub fn windows(&self) -> Option<&Arc<WindowMemory>> {
         self.windows.as_ref()
+    }
+
+    /// Indices of the chunks that bounce windows have, in ascending order.
+    pub fn window_chunks(&self) -> Vec<u32> {
+        let mut chunks: Vec<u32> = lock(&self.engine).state().chunks().collect();
+        chunks.sort_unstable();
+        chunks
+    }
+
+    /// Calls `then` with the memory of a chunk of a bounce window, all of it; `None` if there is no such chunk. The device is
+    /// paused, and no vCPU runs: nobody gives it back meanwhile.
+    pub fn with_window_chunk<R>(&self, index: u32, then: impl FnOnce(VolatileSlice<'_>) -> R) -> Option<R> {
+        self.windows.as_ref().filter(|windows| windows.is_backed(index))?.chunk(index).map(then)
     }
 
     /// The engine's figures, per domain and endpoint too, with latencies.

@@ -12,6 +12,7 @@ mod poller;
 mod queues;
 mod ram;
 mod requests;
+mod state;
 
 #[cfg(test)]
 mod tests;

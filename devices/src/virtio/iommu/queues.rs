@@ -2,7 +2,7 @@
 
 //! The queues of a running driver in front of the engine: what vCPUs and the polling thread share.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -37,6 +37,8 @@ pub(super) struct Queues {
     active: Mutex<Option<Active>>,
     /// How many drivers there have been.
     drivers: AtomicU64,
+    /// Nobody polls. Changed with `active` locked.
+    paused: AtomicBool,
 }
 
 /// Where the polling thread looks for requests, without a lock.
@@ -72,7 +74,7 @@ impl Watch {
 impl Queues {
     /// No queues yet, in front of `engine`.
     pub(super) fn new(engine: Arc<Mutex<Engine>>) -> Self {
-        Self { engine, active: Mutex::new(None), drivers: AtomicU64::new(0) }
+        Self { engine, active: Mutex::new(None), drivers: AtomicU64::new(0), paused: AtomicBool::new(false) }
     }
 
     /// The engine.
@@ -132,6 +134,27 @@ impl Queues {
         }
     }
 
+    /// Has nobody poll until [`Self::resume`]. When it returns, all requests that the driver has made are served, and it
+    /// notifies of the next one. No vCPU runs.
+    pub(super) fn pause(&self) {
+        let mut active = lock(&self.active);
+        self.paused.store(true, Ordering::Relaxed);
+        let Some(active) = active.as_mut().filter(|active| active.polled) else { return };
+        // Who polls sees another driver's number.
+        active.number = self.drivers.fetch_add(1, Ordering::Relaxed);
+        active.polled = false;
+        active.pace.restart();
+        if let Err(error) = active.drain(&self.engine) {
+            debug!("{error}, found by polling");
+            active.interrupt.failed(&error);
+        }
+    }
+
+    /// Lets requests be polled for again.
+    pub(super) fn resume(&self) {
+        self.paused.store(false, Ordering::Relaxed);
+    }
+
     /// Lets go of the queues. When it returns, nobody touches them any more, the polling thread neither.
     pub(super) fn close(&self) {
         *lock(&self.active) = None;
@@ -166,7 +189,7 @@ impl Queues {
     /// Asks the driver for no notifications of requests; `None` if there is no driver.
     pub(super) fn begin_polling(&self) -> Option<Watch> {
         let mut active = lock(&self.active);
-        let active = active.as_mut()?;
+        let active = active.as_mut().filter(|_| !self.paused.load(Ordering::Relaxed))?;
         let requests = active.requests.as_mut()?;
         requests.suppress_notifications(&active.memory).ok()?;
         active.polled = true;
@@ -215,6 +238,17 @@ impl Active {
             self.interrupt.queue_used(REQUEST_QUEUE);
         }
         if queue == EVENT_QUEUE || engine.has_faults() { self.deliver(&mut engine) } else { Ok(()) }
+    }
+
+    /// Serves all that is in the request queue, of a driver that makes no more, and has it notify of what comes.
+    fn drain(&mut self, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
+        while let Some(requests) = &mut self.requests {
+            if !requests.resume_notifications(&self.memory)? {
+                break;
+            }
+            self.serve(REQUEST_QUEUE, engine)?;
+        }
+        Ok(())
     }
 
     fn deliver(&mut self, engine: &mut Engine) -> Result<(), DeviceError> {

@@ -7,6 +7,7 @@ mod faults;
 mod hostile;
 mod polling;
 mod rings;
+mod state;
 mod windows;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

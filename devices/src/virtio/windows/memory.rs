@@ -160,6 +160,11 @@ impl WindowMemory {
         self.shared.region.index(address).filter(|_| len as u64 == self.shared.chunk_size)
     }
 
+    /// Whether there is a chunk of this index that the guest sees.
+    pub(crate) fn is_backed(&self, index: u32) -> bool {
+        matches!(lock(&self.shared.state).places.get(index as usize), Some(ChunkPlace::Backed(_)))
+    }
+
     /// The memory of chunk `index`, which is backed; of another, it may be anything that belongs to nobody, or not
     /// accessible.
     pub(crate) fn chunk(&self, index: u32) -> Option<VolatileSlice<'_>> {
@@ -191,8 +196,13 @@ impl WindowMemory {
         state.address = Some(address);
         let mut result = Ok(());
         for index in (0u32..).take(state.places.len()) {
-            let Some(slot) = state.slots.get_mut(index as usize).and_then(Option::take) else { continue };
-            let moved = self.shared.slots.remove(slot).and_then(|()| self.shared.show(&mut state, index));
+            let slot = state.slots.get_mut(index as usize).and_then(Option::take);
+            // A chunk that was restored before the region had an address has no slot yet.
+            if slot.is_none() && !matches!(state.places.get(index as usize), Some(ChunkPlace::Backed(_))) {
+                continue;
+            }
+            let removed = slot.map_or(Ok(()), |slot| self.shared.slots.remove(slot));
+            let moved = removed.and_then(|()| self.shared.show(&mut state, index));
             if result.is_ok() {
                 result = moved;
             }

@@ -24,6 +24,10 @@ impl WindowStore {
     /// Maps `chunk` at place `index` and shows it to the guest.
     fn install(&self, state: &mut WindowState, index: u32, chunk: &Chunk) -> io::Result<()> {
         self.0.region.map(index, chunk)?;
+        if state.address.is_none() {
+            // Shown once the region has an address.
+            return Ok(());
+        }
         self.0.show(state, index)
     }
 
@@ -50,17 +54,20 @@ impl ChunkStore for WindowStore {
     }
 
     fn back(&mut self) -> Result<u32, ChunkError> {
-        let next = lock(&self.0.state).free.last().copied().ok_or(ChunkError::NoResources)?;
+        let state = lock(&self.0.state);
+        let next = state.free.last().copied().filter(|_| state.address.is_some()).ok_or(ChunkError::NoResources)?;
+        drop(state);
         self.back_at(next)?;
         Ok(next)
     }
 
+    /// Without an address of the region too: what is restored has one later.
     fn back_at(&mut self, index: u32) -> Result<(), ChunkError> {
         let state = lock(&self.0.state);
         if !state.free.iter().rev().any(|free| *free == index) {
             return Err(unknown());
         }
-        if state.address.is_none() || state.supply.is_used_up() {
+        if state.supply.is_used_up() {
             return Err(ChunkError::NoResources);
         }
         let (mut state, chunk) = supply::take(&*self.0, state)?;

@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::test_utils::*;
-use crate::{EngineState, RestoreError};
+use crate::{EngineState, Fault, FaultReason, Permissions, RestoreError};
 
 /// A guest with all kinds of things.
 fn lived() -> Rig {
@@ -16,6 +16,8 @@ fn lived() -> Rig {
     rig.all_ok([window_del(1, APERTURE)]);
     rig.engine.set_budget(2 * CHUNK).expect("it fits");
     rig.engine.write_bypass(1);
+    let fault = Fault { reason: FaultReason::Mapping, endpoint: 2, address: Some(0x7000), access: Permissions::WRITE };
+    assert!(rig.engine.report_fault(fault));
     rig
 }
 
@@ -47,7 +49,7 @@ fn restored_engine_and_host_are_the_same() {
 #[test]
 fn state_that_is_refused_leaves_a_fresh_engine() {
     type Spoil = fn(&mut EngineState);
-    let cases: [(Spoil, &str); 12] = [
+    let cases: [(Spoil, &str); 14] = [
         (|s| s.version = 2, "version 2"),
         (|s| s.accepted |= 1 << 3, "accepted is"),
         (|s| s.window = None, "both have bounce windows"),
@@ -59,6 +61,8 @@ fn state_that_is_refused_leaves_a_fresh_engine() {
         (|s| s.domains[0].mappings[1].start = 0x2000, "domain 1: mapping at 0x2000: Inval"),
         (|s| s.domains[0].chunks[0].index = 99, "domain 1: chunk at 0xe0030000: Inval"),
         (|s| s.domains[0].chunks[0].iova += 1, "domain 1: chunk at 0xe0030001: Range"),
+        (|s| s.faults[0].endpoint = 77, "faults: there is no endpoint 0x4d"),
+        (|s| s.faults = vec![s.faults[0]; 65], "faults: 65 wait"),
         (|s| s.domains[1].chunks = s.domains[0].chunks.clone(), "domain 9: chunk at 0xe0030000: Inval"),
     ];
     let good = lived().engine.state();
@@ -78,6 +82,19 @@ fn state_that_is_refused_leaves_a_fresh_engine() {
     rig.assert_host_is_clean();
     rig.engine.restore(&good).expect("the host is well again");
     assert_eq!(rig.engine.restore(&good), Err(RestoreError::NotFresh));
+}
+
+#[test]
+fn windows_beyond_a_budget_that_was_lowered_are_restored_and_no_more_can_be_had() {
+    let mut old = lived();
+    old.add_chunk(1, APERTURE + 5 * CHUNK);
+    old.engine.set_budget(CHUNK).expect("what is backed stays");
+    let state = old.engine.state();
+    let mut new = Rig::new();
+    new.engine.reset();
+    new.engine.restore(&state).expect("it is what was");
+    assert_eq!(new.engine.state(), state);
+    assert_eq!(new.engine.budget(), CHUNK);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::rings::AVAIL_EVENT;
 use super::{BASIC, BUFFERS, ENDPOINT, EVENT_IDX, Guest, NEEDS_RESET, NEXT, OK, STATUS, USED, WRITE};
+use crate::pci::PciDevice;
 
 /// No wait of these tests takes so long unless something is wrong.
 const LONG: Duration = Duration::from_secs(120);
@@ -43,6 +44,14 @@ fn notifications_wanted(guest: &Guest) -> bool {
     }
     let flags: u16 = guest.memory.load(GuestAddress(USED), Ordering::Relaxed).unwrap();
     u32::from(flags) & VRING_USED_F_NO_NOTIFY == 0
+}
+
+/// Whether the device wants to be notified of the request that the driver makes next.
+fn next_is_notified(guest: &Guest) -> bool {
+    if guest.event_idx {
+        return guest.memory.load::<u16>(GuestAddress(AVAIL_EVENT), Ordering::Acquire).unwrap() == guest.available;
+    }
+    notifications_wanted(guest)
 }
 
 /// Puts a request into the queue, and notifies if that is wanted.
@@ -113,6 +122,29 @@ fn reset_while_polling_lets_go_of_the_queue() {
         assert_eq!(used, [0xaa; 0x100], "the used ring was written after the reset");
         guest.start(BASIC);
         assert_eq!(ask(&mut guest, &attach(ENDPOINT, 1)), (OK, true));
+    }
+}
+
+#[test]
+fn paused_device_has_served_all_and_is_not_polled_before_it_is_resumed() {
+    for features in [BASIC, BASIC | EVENT_IDX] {
+        let mut guest = running_with(features);
+        for _ in 0..20 {
+            make_polled(&mut guest, 1);
+            let before = guest.used_index();
+            let request = map(1, 0x5000, 0x5fff, 0x8000, 3);
+            put(&mut guest, &request, u32::try_from(request.len()).unwrap());
+            guest.function.pause();
+            assert_eq!(guest.used_index(), before.wrapping_add(1), "a request that came before is served");
+            assert!(next_is_notified(&guest));
+            let served = guest.function.save().unwrap().payload["common"]["queues"][0]["served"].clone();
+            assert_eq!(served["next_avail"], guest.available);
+            // Whatever the thread does now, it does not touch the queue.
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(next_is_notified(&guest));
+            guest.function.resume();
+            assert_eq!(ask(&mut guest, &unmap(1, 0x5000, 0x5fff)), (OK, true));
+        }
     }
 }
 
