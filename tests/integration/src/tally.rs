@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 /// The file, in the directory of a run's results.
-const FILE: &str = "guests";
+const FILE: &str = "started";
 
 /// So many guests that were started again are never too many.
 const FEW: usize = 2;
