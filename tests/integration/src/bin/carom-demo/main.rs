@@ -2,6 +2,7 @@
 //! The part of `scripts/demo` that runs where KVM and the NVMe drive are: starts the guests, measures, writes JSON; and the
 //! part that shows a table of it.
 
+mod config;
 mod form;
 mod map_time;
 mod patterns;
@@ -9,7 +10,9 @@ mod plain;
 mod plan;
 mod report;
 mod results;
+mod run;
 mod samples;
+mod tables;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -89,9 +92,9 @@ fn act(action: Action) -> Result<ExitCode> {
             let rounds = rounds.unwrap_or(if quick { 1 } else { 3 });
             let options = Options { quick, rounds, only: &only, host: machine, samples: &samples };
             let run = match (patterns, map_time) {
-                (true, _) => form::run::<PatternFigures>,
-                (_, true) => form::run::<MapTimes>,
-                _ => form::run::<Plain>,
+                (true, _) => run::run::<PatternFigures>,
+                (_, true) => run::run::<MapTimes>,
+                _ => run::run::<Plain>,
             };
             let results = run(options)?;
             write(&json, &results)?;

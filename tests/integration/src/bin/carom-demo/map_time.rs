@@ -10,10 +10,10 @@ use carom_integration::workload::{self, MapTime, ProfilerTime};
 use carom_integration::{Outcome, Site};
 use serde::{Deserialize, Serialize};
 
+use crate::config::{self, Machine, find, median};
 use crate::form::Form;
 use crate::plan::{Plan, Step};
-use crate::report::{self, NONE};
-use crate::results::{self, Configs, Machine, find, median};
+use crate::tables::{self, NONE};
 
 /// Configurations that are measured unless others are asked for.
 const CONFIGS: [&str; 3] = ["qemu-strict", "strict", "bounce"];
@@ -28,7 +28,7 @@ pub(crate) struct MapTimes {
     times: BTreeMap<String, MapTime>,
 }
 
-type Config = results::Config<MapTimes>;
+type Config = config::Config<MapTimes>;
 
 impl Form for MapTimes {
     type Summary = Self;
@@ -65,11 +65,7 @@ impl Form for MapTimes {
             let (map_s, unmap_s) = (of(size, |time| time.map_s)?, of(size, |time| time.unmap_s)?);
             Some(MapTime { map_s, unmap_s, profiler: profiler(size) })
         };
-        Some(Self { times: results::by_size(time) })
-    }
-
-    fn field(configs: Vec<Config>) -> Configs {
-        Configs::MapTimes(configs)
+        Some(Self { times: config::by_size(time) })
     }
 
     fn tables(configs: &[Config], _: &Machine) -> String {
@@ -90,7 +86,7 @@ impl Form for MapTimes {
 
 /// A table of `figure`.
 fn times_alone(configs: &[Config], figure: impl Fn(&MapTime) -> Option<f64>) -> String {
-    report::table_by_size(configs.iter().map(|config| (&config.name, config)), |config, size| {
+    tables::table_by_size(configs.iter().map(|config| (&config.name, config)), |config, size| {
         config.figures.times.get(size).and_then(&figure).map_or_else(|| NONE.into(), |time| format!("{time:.3}"))
     })
 }
@@ -99,7 +95,7 @@ fn times_alone(configs: &[Config], figure: impl Fn(&MapTime) -> Option<f64>) -> 
 fn times(configs: &[Config], figure: fn(&MapTime) -> f64) -> String {
     let of = |config: &Config, size: &str| config.figures.times.get(size).map(figure);
     let peer = find(configs, PEER);
-    report::table_by_size(configs.iter().map(|config| (&config.name, config)), |config, size| {
+    tables::table_by_size(configs.iter().map(|config| (&config.name, config)), |config, size| {
         let peer = peer.filter(|peer| peer.name != config.name);
         match (of(config, size), peer.and_then(|peer| of(peer, size))) {
             (None, _) => NONE.into(),
@@ -110,35 +106,4 @@ fn times(configs: &[Config], figure: fn(&MapTime) -> f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use carom_integration::workload::BLOCK_SIZES;
-
-    use super::*;
-    use crate::results::Results;
-    use crate::samples::{Measured, Sample};
-
-    #[test]
-    fn table_has_medians_and_what_is_saved() {
-        let sample = |name: &str, round: u32, map_s: f64| {
-            let profiler = Some(ProfilerTime { map_s: 1.0, unmap_s: 3.0 });
-            let time = MapTime { map_s: map_s + 1.0, unmap_s: 2.0 * map_s + 3.0, profiler };
-            let times = BLOCK_SIZES.map(|size| (size.to_owned(), time)).into();
-            let measured = Ok(Measured { figures: MapTimes { times }, versions: BTreeMap::new(), retries: 1 });
-            Sample { name: name.into(), round, two_jobs: false, measured }
-        };
-        let mut samples = vec![sample(PEER, 0, 10.0), sample("bounce", 0, 0.25), sample("bounce", 1, 0.15)];
-        samples.push(Sample { name: PEER.into(), round: 1, two_jobs: false, measured: Err("it failed".into()) });
-        let machine = Machine { host: "h".into(), rig: "tcg".into(), kernel: "k".into(), guest_ram_bytes: 1 << 30 };
-        let results = Results::new(machine, BTreeMap::new(), false, 2, &samples);
-        let text = report::table(&results);
-        assert_eq!(text.matches("0.200 (-98.0 %)").count(), 4, "{text}");
-        assert_eq!(text.matches("0.400 (-98.0 %)").count(), 4, "{text}");
-        assert_eq!((text.matches("| 1.000 ").count(), text.matches("| 3.000 ").count()), (8, 8), "{text}");
-        assert!(
-            text.contains(" 10.000 ") && text.contains("started again: 3\nFAILED: qemu-strict: it failed"),
-            "{text}"
-        );
-        let again: Results = serde_json::from_str(&serde_json::to_string(&results).unwrap()).unwrap();
-        assert_eq!(report::table(&again), text);
-    }
-}
+mod tests;

@@ -12,10 +12,10 @@ use carom_integration::workload::{self, BLOCK_SIZES, DmaMap, Fio, Mapping};
 use carom_integration::{Outcome, Site, Vmm};
 use serde::{Deserialize, Serialize};
 
+use crate::config::{self, Machine, find, median};
 use crate::form::Form;
 use crate::plan::{Plan, Step};
-use crate::report::{self, NONE};
-use crate::results::{self, Configs, Machine, find, median};
+use crate::tables::{self, NONE};
 
 /// Bytes written and verified under bounce, in MiB.
 const VERIFY_MIB: u32 = 48;
@@ -66,7 +66,7 @@ pub(crate) struct Summary {
     verified_bytes: Option<u64>,
 }
 
-type Config = results::Config<Summary>;
+type Config = config::Config<Summary>;
 
 impl Form for Plain {
     type Summary = Summary;
@@ -130,10 +130,6 @@ impl Form for Plain {
         })
     }
 
-    fn field(configs: Vec<Config>) -> Configs {
-        Configs::Plain(configs)
-    }
-
     fn tables(configs: &[Config], machine: &Machine) -> String {
         let mut text = "\nIOPS (ratio to strict, ratio to no-viommu):\n\n".to_owned();
         text += &speeds(configs, |figures| Some(&figures.fio));
@@ -187,7 +183,7 @@ fn verified(outcome: &Outcome) -> Result<u64> {
 fn medians(guests: &[&Plain]) -> BySize {
     let of =
         |size: &str, figure: fn(&Fio) -> f64| median(guests.iter().filter_map(|one| Some(figure(one.fio.get(size)?))));
-    results::by_size(|size| Some(Fio { iops: of(size, |f| f.iops)?, mib_s: of(size, |f| f.mib_s)? }))
+    config::by_size(|size| Some(Fio { iops: of(size, |f| f.iops)?, mib_s: of(size, |f| f.mib_s)? }))
 }
 
 fn speeds<'configs>(
@@ -197,7 +193,7 @@ fn speeds<'configs>(
     let base = |name| find(configs, name).and_then(|config| select(&config.figures));
     let (strict, none) = (base("strict"), base("no-viommu"));
     let rows = configs.iter().filter_map(|config| Some((&config.name, select(&config.figures)?)));
-    report::table_by_size(rows, |fio, size| {
+    tables::table_by_size(rows, |fio, size| {
         let iops = fio.get(size).map_or(NONE.into(), |fio| format!("{:.0}", fio.iops));
         let mut ratios = vec![ratio(fio, strict, size)];
         ratios.extend(none.map(|base| ratio(fio, Some(base), size)));
@@ -206,8 +202,8 @@ fn speeds<'configs>(
 }
 
 fn costs(configs: &[Config], machine: &Machine) -> String {
-    let mut table = report::new_table(["configuration", "MAP", "UNMAP", "WINDOW_ADD", "pinned MiB", "of RAM"]);
-    for results::Config { name, figures, .. } in configs {
+    let mut table = tables::new_table(["configuration", "MAP", "UNMAP", "WINDOW_ADD", "pinned MiB", "of RAM"]);
+    for config::Config { name, figures, .. } in configs {
         let count = |value: Option<u64>| value.map_or(NONE.to_owned(), |value| value.to_string());
         #[expect(clippy::cast_precision_loss, reason = "shown to a tenth of a per cent")]
         let share = 100.0 * figures.pinned_bytes as f64 / machine.guest_ram_bytes as f64;
@@ -220,19 +216,19 @@ fn costs(configs: &[Config], machine: &Machine) -> String {
             format!("{share:.1} %"),
         ]);
     }
-    report::finish(table)
+    tables::finish(table)
 }
 
 fn maps(configs: &[Config]) -> String {
     let mut table =
-        report::new_table(["configuration", "from the device", "to the device", "from, 2 threads on 2 vCPUs"]);
-    for results::Config { name, figures, .. } in configs {
+        tables::new_table(["configuration", "from the device", "to the device", "from, 2 threads on 2 vCPUs"]);
+    for config::Config { name, figures, .. } in configs {
         let both =
             |map: Option<DmaMap>| map.map_or(NONE.into(), |map| format!("{:.1} + {:.1}", map.map_us, map.unmap_us));
         let Summary { dma_map, dma_map_to_device, dma_map_2_threads, .. } = *figures;
         table.add_row([name.clone(), both(Some(dma_map)), both(dma_map_to_device), both(dma_map_2_threads)]);
     }
-    report::finish(table)
+    tables::finish(table)
 }
 
 fn ratios(config: &Config, peer: &Config) -> String {
@@ -243,7 +239,7 @@ fn ratios(config: &Config, peer: &Config) -> String {
 
 fn ratio(fio: &BySize, base: Option<&BySize>, size: &str) -> String {
     let iops = |fio: &BySize| fio.get(size).map(|fio| fio.iops);
-    iops(fio).map_or(NONE.into(), |own| report::ratio(own, base.and_then(iops)))
+    iops(fio).map_or(NONE.into(), |own| tables::ratio(own, base.and_then(iops)))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to a tenth of a MiB")]
@@ -252,79 +248,4 @@ fn mib(bytes: u64) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::results::Results;
-    use crate::samples::{Measured, Sample};
-
-    fn results() -> Results {
-        let config = |name: &str, iops: u32, requests: &str| {
-            let fio: Vec<String> =
-                BLOCK_SIZES.iter().map(|size| format!(r#""{size}":{{"iops":{iops},"mib_s":1}}"#)).collect();
-            format!(
-                r#"{{"name":"{name}","vmm":"carom","fio":{{{}}},"dma_map":{{"map_us":1.25,"unmap_us":2}},
-                "requests":{requests},"pinned_bytes":104857600,"retries":0}}"#,
-                fio.join(",")
-            )
-        };
-        let requests = r#"{"map":11,"unmap":12,"window_add":13,"window_del":0,"attach":1}"#;
-        let text = format!(
-            r#"{{"machine":{{"host":"h","rig":"tcg","kernel":"k","guest_ram_bytes":2147483648}},"versions":{{"carom":"1"}},
-            "quick":true,"rounds":1,"failures":["lazy: it failed"],"configs":[{},{},{},{}]}}"#,
-            config("no-viommu", 4000, "null"),
-            config("strict", 1000, requests),
-            config("bounce", 3600, requests),
-            config("qemu-strict", 800, "null"),
-        );
-        serde_json::from_str(&text).unwrap()
-    }
-
-    #[test]
-    fn table_has_ratios_requests_and_failures() {
-        let text = report::table(&results());
-        assert!(text.contains("3600 (3.60, 0.90)"), "{text}");
-        assert!(text.contains("bounce ÷ qemu-strict: 4.50 at 4k"), "{text}");
-        assert!(text.contains("\nstrict ÷ qemu-strict: 1.25 at 4k"), "{text}");
-        assert!(
-            text.lines().any(|line| line.contains("bounce") && line.contains("13") && line.contains("4.9 %")),
-            "{text}"
-        );
-        assert!(text.contains("FAILED: lazy: it failed"), "{text}");
-    }
-
-    #[test]
-    fn ratio_to_a_configuration_that_failed_is_left_open() {
-        let mut results = results();
-        let Configs::Plain(configs) = &mut results.configs else { panic!("{results:?}") };
-        configs.retain(|config| config.name != "strict");
-        assert!(report::table(&results).contains("3600 (–, 0.90)"));
-    }
-
-    #[test]
-    fn failed_guest_is_a_failure_and_the_others_count() {
-        let sample = |round: u32, iops: Option<f64>| {
-            let measured = iops.ok_or_else(|| "it failed".to_owned()).map(|iops| Measured {
-                figures: Plain {
-                    vmm: "carom".into(),
-                    fio: BLOCK_SIZES.map(|size| (size.into(), Fio { iops, mib_s: 1.0 })).into(),
-                    dma_map: DmaMap { map_us: iops, unmap_us: 1.0 },
-                    dma_map_to_device: None,
-                    requests: None,
-                    pinned_bytes: u64::from(round),
-                    verified_bytes: None,
-                },
-                versions: BTreeMap::new(),
-                retries: 0,
-            });
-            Sample { name: "lazy".into(), round, two_jobs: false, measured }
-        };
-        let samples = [sample(0, Some(10.0)), sample(1, None), sample(2, Some(30.0)), sample(3, Some(11.0))];
-        let machine = Machine { host: "h".into(), rig: "tcg".into(), kernel: "k".into(), guest_ram_bytes: 1 };
-        let results = Results::new(machine, BTreeMap::new(), false, 4, &samples);
-        assert_eq!(results.failures, ["lazy: it failed"]);
-        let Configs::Plain(configs) = &results.configs else { panic!("{results:?}") };
-        let [results::Config { figures, .. }] = &configs[..] else { panic!("one configuration wanted") };
-        assert_eq!((figures.fio["4k"].iops, figures.fio_rounds.len(), figures.pinned_bytes), (11.0, 3, 3));
-        assert!(figures.fio_2_jobs.is_none());
-    }
-}
+mod tests;

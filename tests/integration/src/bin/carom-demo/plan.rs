@@ -9,9 +9,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use carom_integration::{Guest, Site, Vmm};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use crate::form::Form;
-use crate::results::Machine;
+use crate::config::Machine;
 use crate::samples::{Measured, Sample, Samples};
 
 /// RAM of each guest. The goal for pinned memory is stated for this size.
@@ -70,7 +71,7 @@ pub(crate) struct Options<'text> {
 }
 
 /// Measures each guest but those that an earlier call has noted in `samples`, and notes it there.
-pub(crate) fn run_steps<F: Form>(
+pub(crate) fn run_steps<F: Clone + Serialize + DeserializeOwned>(
     steps: &[Step],
     samples: &mut Samples<F>,
     measure: impl Fn(&Step) -> Result<Measured<F>>,

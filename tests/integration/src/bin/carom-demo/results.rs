@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use carom_integration::workload::BLOCK_SIZES;
 use serde::{Deserialize, Serialize};
 
+use crate::config::{Config, Machine};
 use crate::form::Form;
 use crate::samples::{Measured, Sample};
 use crate::{map_time, patterns, plain};
@@ -37,30 +37,6 @@ pub(crate) enum Configs {
     MapTimes(Vec<Config<map_time::MapTimes>>),
 }
 
-/// Where it ran.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Machine {
-    /// The physical machine.
-    pub(crate) host: String,
-    /// `tcg` or `kvm`: how the rig's machine was run; `direct`: no rig.
-    pub(crate) rig: String,
-    /// Kernel that KVM and VFIO are of.
-    pub(crate) kernel: String,
-    /// RAM of each guest.
-    pub(crate) guest_ram_bytes: u64,
-}
-
-/// One configuration.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Config<S> {
-    pub(crate) name: String,
-    /// What its guests' figures come to.
-    #[serde(flatten)]
-    pub(crate) figures: S,
-    /// How often a guest of this configuration hung and was started again.
-    pub(crate) retries: u32,
-}
-
 impl Results {
     /// Puts `samples` together.
     pub(crate) fn new<F: Form>(
@@ -69,7 +45,10 @@ impl Results {
         quick: bool,
         rounds: u32,
         samples: &[Sample<F>],
-    ) -> Self {
+    ) -> Self
+    where
+        Configs: From<Vec<Config<F::Summary>>>,
+    {
         let mut names: Vec<&str> = Vec::new();
         let mut failures = Vec::new();
         for sample in samples {
@@ -81,48 +60,46 @@ impl Results {
                 Err(error) => failures.push(format!("{}: {error}", sample.name)),
             }
         }
-        let configs = F::field(names.into_iter().filter_map(|name| Config::new(name, samples)).collect());
+        let configs = names.into_iter().filter_map(|name| summarize(name, samples)).collect::<Vec<_>>().into();
         let quick = matches!(configs, Configs::Plain(_)).then_some(quick);
         Self { machine, versions, quick, rounds, configs, failures }
     }
 }
 
-impl<S> Config<S> {
-    /// `None` where no guest with one job ended well.
-    fn new<F: Form<Summary = S>>(name: &str, samples: &[Sample<F>]) -> Option<Self> {
-        let select = |two_jobs: bool| -> Vec<&Measured<F>> {
-            let of_it = samples.iter().filter(|sample| sample.name == name && sample.two_jobs == two_jobs);
-            of_it.filter_map(|sample| sample.measured.as_ref().ok()).collect()
-        };
-        let (single, double) = (select(false), select(true));
-        if single.is_empty() {
-            return None;
-        }
-        let figures = [&single, &double].map(|guests| guests.iter().map(|one| &one.figures).collect::<Vec<_>>());
-        Some(Self {
-            name: name.into(),
-            figures: F::summary(&figures[0], &figures[1])?,
-            retries: single.iter().chain(&double).map(|one| one.retries).sum(),
-        })
+/// The figures of one configuration. `None` where no guest with one job ended well.
+fn summarize<F: Form>(name: &str, samples: &[Sample<F>]) -> Option<Config<F::Summary>> {
+    let select = |two_jobs: bool| -> Vec<&Measured<F>> {
+        let of_it = samples.iter().filter(|sample| sample.name == name && sample.two_jobs == two_jobs);
+        of_it.filter_map(|sample| sample.measured.as_ref().ok()).collect()
+    };
+    let (single, double) = (select(false), select(true));
+    if single.is_empty() {
+        return None;
+    }
+    let figures = [&single, &double].map(|guests| guests.iter().map(|one| &one.figures).collect::<Vec<_>>());
+    Some(Config {
+        name: name.into(),
+        figures: F::summary(&figures[0], &figures[1])?,
+        retries: single.iter().chain(&double).map(|one| one.retries).sum(),
+    })
+}
+
+impl From<Vec<Config<plain::Summary>>> for Configs {
+    fn from(configs: Vec<Config<plain::Summary>>) -> Self {
+        Self::Plain(configs)
     }
 }
 
-/// The configuration of this name.
-pub(crate) fn find<'configs, S>(configs: &'configs [Config<S>], name: &str) -> Option<&'configs Config<S>> {
-    configs.iter().find(|config| config.name == name)
+impl From<Vec<Config<patterns::Summary>>> for Configs {
+    fn from(configs: Vec<Config<patterns::Summary>>) -> Self {
+        Self::Patterns(configs)
+    }
 }
 
-/// A figure at each block size at which there is one.
-pub(crate) fn by_size<T>(figure: impl Fn(&str) -> Option<T>) -> BTreeMap<String, T> {
-    BLOCK_SIZES.iter().filter_map(|size| Some(((*size).to_owned(), figure(size)?))).collect()
-}
-
-/// The middle one; of an even number, the mean of the two in the middle.
-pub(crate) fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut figures: Vec<f64> = figures.collect();
-    figures.sort_by(f64::total_cmp);
-    let (low, high) = (figures.get(figures.len().checked_sub(1)? / 2)?, figures.get(figures.len() / 2)?);
-    Some(f64::midpoint(*low, *high))
+impl From<Vec<Config<map_time::MapTimes>>> for Configs {
+    fn from(configs: Vec<Config<map_time::MapTimes>>) -> Self {
+        Self::MapTimes(configs)
+    }
 }
 
 #[cfg(test)]
@@ -130,13 +107,6 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-
-    #[test]
-    fn median_is_the_middle_or_between_the_two_there() {
-        assert_eq!(median([3.0, 1.0, 9.0].into_iter()), Some(3.0));
-        assert_eq!(median([4.0, 1.0, 2.0, 9.0].into_iter()), Some(3.0));
-        assert_eq!(median([].into_iter()), None);
-    }
 
     /// Files of each form that were written before must stay readable.
     #[test]
