@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a server reaches, and what it is told of mappings.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use iommu_bounce::{ChunkStore, DmaMapper, MapError, Permissions, UnmapError};
+use vm_memory::{Bytes, FileOffset, GuestAddress, VolatileSlice};
+
+use super::*;
+use crate::vfio::function::fake::FakeSlots;
+use crate::vfio::user::scripted_server::{Instead, Server};
+use crate::vfio::user::wire::{self, Command};
+use crate::virtio::windows::{WindowMemory, WindowMemoryConfig};
+
+#[test]
+fn ram_is_announced_without_a_descriptor_and_reached_by_messages() {
+    let mut rig = rig(Server::good());
+    rig.ram.write_slice(&[1, 2, 3, 4], GuestAddress(0x2ffe)).unwrap();
+    rig.map(0x10_0000, 0x2000, 0x1000, RW).unwrap();
+    rig.map(0x10_1000, 0x3000, 0x1000, Permissions::READ).unwrap();
+    let asked = rig.server.asked();
+    assert_eq!(commands(&asked), [2, 2]);
+    assert!(asked.iter().all(|asked| asked.descriptors.is_empty()), "{asked:?}");
+    let flags = wire::DmaFlags { read: true, write: false };
+    assert_eq!(asked[1].payload, wire::dma_map(flags, 0, 0x10_1000, 0x1000));
+    assert_eq!(rig.read(0x10_0ffe, 4), Some(vec![1, 2, 3, 4]));
+    assert!(rig.write(0x10_0000, &[9; 16]));
+    assert_eq!(rig.ram.read_obj::<u8>(GuestAddress(0x200f)).unwrap(), 9);
+    assert!(!rig.write(0x10_1000, &[9]));
+    assert_eq!(rig.read(0x2000, 4), None, "a guest-physical address is none of its addresses");
+    let faults: Vec<_> = rig.relay.take().0.iter().map(|fault| (fault.endpoint, fault.iova, fault.access)).collect();
+    assert_eq!(faults, [(ENDPOINT, 0x10_1000, Permissions::WRITE), (ENDPOINT, 0x2000, Permissions::READ)]);
+    rig.mapper.unmap(0x10_0000, 0x2000).unwrap();
+    let asked = rig.server.asked();
+    let unmaps: Vec<_> = asked.iter().map(|asked| asked.payload.clone()).collect();
+    assert_eq!(
+        unmaps,
+        [wire::dma_unmap(0x10_0000, 0x1000), wire::dma_unmap(0x10_1000, 0x1000)],
+        "each as it was mapped"
+    );
+    assert_eq!(rig.read(0x10_0000, 1), None);
+}
+
+#[test]
+fn refused_map_is_an_error_and_leaves_nothing() {
+    for (errno, exists, full) in
+        [(libc::EEXIST, true, false), (libc::ENOMEM, false, true), (libc::EINVAL, false, false), (0, false, false)]
+    {
+        let mut rig = rig(Server::that(Command::DmaMap, move || Instead::Refuse(errno.unsigned_abs())));
+        let error = rig.map(0x1000, 0x1000, 0x1000, RW).unwrap_err();
+        assert_eq!(matches!(error, MapError::Exists), exists, "{error}");
+        assert_eq!(matches!(error, MapError::NoResources), full, "{error}");
+        assert!(rig.client.gone().is_none());
+        assert_eq!(rig.read(0x1000, 1), None);
+        assert!(matches!(rig.mapper.unmap(0x1000, 0x1000), Err(UnmapError::NotMapped)));
+    }
+}
+
+#[test]
+fn server_that_keeps_what_is_unmapped_is_given_up() {
+    let mut rig = rig(Server::that(Command::DmaUnmap, || Instead::Refuse(16)));
+    rig.map(0x1000, 0x1000, 0x1000, RW).unwrap();
+    rig.mapper.unmap(0x1000, 0x1000).unwrap();
+    assert!(rig.client.gone().unwrap().contains("does not take DMA_UNMAP"));
+    assert!(!rig.table.read(0x1000, &mut [0]));
+}
+
+#[test]
+fn domain_goes_on_when_a_server_is_gone() {
+    let mut rig = rig(Server::that(Command::Reset, || Instead::Close));
+    rig.map(0x1000, 0x1000, 0x1000, RW).unwrap();
+    let _ = rig.client.reset();
+    rig.wait_until_gone();
+    rig.map(0x2000, 0x2000, 0x1000, RW).unwrap();
+    assert!(matches!(rig.map(0x2000, 0x3000, 0x1000, RW), Err(MapError::Exists)));
+    rig.mapper.unmap(0x1000, 0x2000).unwrap();
+    assert!(matches!(rig.mapper.unmap(0x1000, 0x1000), Err(UnmapError::NotMapped)));
+}
+
+#[test]
+fn map_in_the_middle_of_which_a_server_dies_fails() {
+    let mut rig = rig(Server::that(Command::DmaMap, || Instead::Close));
+    assert!(matches!(rig.map(0x1000, 0x1000, 0x1000, RW), Err(MapError::Host(_))));
+    assert!(matches!(rig.mapper.unmap(0x1000, 0x1000), Err(UnmapError::NotMapped)));
+}
+
+#[test]
+fn servers_limits_are_kept_and_told() {
+    let mut rig = rig(Server::good());
+    let limits = rig.mapper.limits();
+    assert_eq!((limits.page_size_mask, limits.max_mappings), (!0xfff, Some(6)));
+    for page in 0..6 {
+        rig.map(page << 12, page << 12, 0x1000, RW).unwrap();
+    }
+    assert!(matches!(rig.map(0x6000, 0x6000, 0x1000, RW), Err(MapError::NoResources)));
+    rig.mapper.unmap(0x5000, 0x1000).unwrap();
+    rig.map(0x6000, 0x6000, 0x1000, RW).unwrap();
+}
+
+#[test]
+fn memory_of_other_devices_is_not_mapped() {
+    let mut rig = rig(Server::good());
+    let mut registers = [0u8; 4096];
+    assert!(matches!(rig.mapper.map(0, VolatileSlice::from(&mut registers[..]), RW), Err(MapError::Host(_))));
+    assert!(rig.server.asked().is_empty());
+}
+
+fn windows() -> (Arc<WindowMemory>, Arc<FakeSlots>) {
+    let slots = Arc::new(FakeSlots::default());
+    let config = WindowMemoryConfig {
+        region_size: 8 * CHUNK,
+        chunk_size: CHUNK,
+        budget: 8 * CHUNK,
+        hugepages: false,
+        slots: slots.clone(),
+    };
+    let windows = Arc::new(WindowMemory::new(&config).unwrap());
+    windows.moved(0x40_0000_0000).unwrap();
+    (windows, slots)
+}
+
+#[test]
+fn chunks_go_with_descriptors_of_their_own_and_their_permissions() {
+    let mut rig = rig(Server::good());
+    let (windows, _slots) = windows();
+    rig.table.set_windows(windows.clone());
+    let mut store = windows.store();
+    let kinds = [RW, Permissions::READ, Permissions::WRITE];
+    let mut chunks = Vec::new();
+    for (iova, permissions) in (0u64..).step_by(4096).zip(kinds) {
+        let index = store.back().unwrap();
+        rig.mapper.map(iova, store.memory(index).unwrap(), permissions).unwrap();
+        chunks.push(index);
+    }
+    let asked = rig.server.asked();
+    assert_eq!(asked.iter().map(|asked| asked.descriptors.len()).collect::<Vec<_>>(), [1, 1, 0]);
+    let file = |place: usize| File::from(asked[place].descriptors[0].try_clone().unwrap());
+    let (both, read) = (file(0), file(1));
+    assert!([&both, &read].into_iter().all(|file| file.metadata().unwrap().len() == CHUNK && file.set_len(0).is_err()));
+    both.write_all_at(&[7; 8], 0).unwrap();
+    assert_eq!(store.memory(chunks[0]).unwrap().read_obj::<u64>(0).unwrap(), 0x0707_0707_0707_0707);
+    store.memory(chunks[1]).unwrap().write_obj(0x1122u16, 4094).unwrap();
+    let mut bytes = [0; 2];
+    read.read_exact_at(&mut bytes, 4094).unwrap();
+    assert_eq!(bytes, [0x22, 0x11]);
+    assert!(read.write_at(&[1], 0).is_err());
+    assert!(vm_memory::MmapRegion::<()>::from_file(FileOffset::new(read, 0), 4096).is_err(), "mapped for writing");
+    // By messages, all are reached as they are mapped.
+    assert_eq!(rig.read(0xffe, 4), Some(vec![0; 4]));
+    assert!(rig.write(0x2000, &[3; 4]) && !rig.write(0x1000, &[3; 4]));
+    assert_eq!(rig.read(0x2000, 4), None);
+    assert_eq!(store.memory(chunks[2]).unwrap().read_obj::<u8>(3).unwrap(), 3);
+    // What was handed out is not kept for another guest, and its memory goes with it.
+    assert!(store.park(chunks[0]).is_err() && store.park(chunks[1]).is_err());
+    assert!(store.park(chunks[2]).is_ok());
+    rig.mapper.unmap(0, 4096).unwrap();
+    store.release(chunks[0]).unwrap();
+    assert_eq!(rig.read(0, 1), None);
+    let again = store.back().unwrap();
+    both.write_all_at(&[9; 8], 0).unwrap();
+    assert_eq!(store.memory(again).unwrap().read_obj::<u64>(0).unwrap(), 0, "a chunk that nobody had");
+}
+
+// ---- the device -------------------------------------------------------------------------------------------------

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The client in front of servers that keep to the protocol and servers that break it.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::vfio::user::client::open_socket;
+use crate::vfio::user::connection::{CallError, Connection};
+use crate::vfio::user::scripted_server::{Instead, Server};
+use crate::vfio::user::wire::{self, ACCESS, Command, Header, Kind, MOST_DATA};
+
+#[test]
+fn device_of_a_good_server_is_described() {
+    let (_server, socket) = Server::good();
+    let client = client(socket).unwrap();
+    let description = client.describe().unwrap();
+    assert_eq!((description.resets, description.irqs, description.bars[0].size), (true, (1, 0), 1 << 20));
+    assert_eq!((description.config.size, description.bars[1].size), (256, 0));
+    let mut data = [0; 4];
+    client.read_region(0, 0x10, &mut data).unwrap();
+    assert_eq!(data, [0x10, 0x11, 0x12, 0x13]);
+    client.write_region(wire::CONFIG_REGION, 4, &[6, 0]).unwrap();
+    client.read_region(wire::CONFIG_REGION, 4, &mut data[..2]).unwrap();
+    assert_eq!(data[..2], [6, 0]);
+    assert_eq!(client.abilities().descriptors, 8);
+}
+
+#[test]
+fn server_that_is_not_there_is_the_users_mistake() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("none");
+    let error = open_socket(&path).unwrap_err();
+    assert!(error.is_user_error() && error.to_string().contains("start the vfio-user server first"), "{error}");
+    // One that listens and takes no connection is noticed by its silence, however many wait already.
+    let path = dir.path().join("full");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let mut waiting = Vec::new();
+    let full = loop {
+        match open_socket(&path) {
+            Ok(socket) => waiting.push(socket),
+            Err(error) => break error,
+        }
+    };
+    assert!(full.is_user_error());
+    let error = client(waiting.remove(0)).err().unwrap().to_string();
+    assert!(error.contains("has not answered VERSION"), "{error}");
+}
+
+#[test]
+fn wrong_handshakes_are_told_in_one_line() {
+    let answer = |payload: &'static [u8]| Server::that(Command::Version, move || Instead::Answer(payload.to_vec()));
+    assert!(refusal(answer(&[1, 0, 0, 0])).contains("version 1.0"));
+    assert!(refusal(answer(&[])).contains("answers VERSION with an invalid message"));
+    assert!(refusal(answer(&[0, 0, 1, 0, b'{', 0])).contains("no JSON"));
+    assert!(refusal(answer(&[0; 5000])).contains("answers VERSION with 5000 bytes"));
+    assert!(refusal(Server::that(Command::Version, || Instead::Refuse(22))).contains("Invalid argument"));
+    assert!(refusal(Server::that(Command::Version, || Instead::Close)).contains("closed the connection"));
+    assert!(refusal(Server::that(Command::DeviceInfo, || Instead::Answer(vec![0; 16]))).contains("no PCI function"));
+    assert!(refusal(Server::that(Command::DeviceInfo, || Instead::Answer(vec![0; 8]))).contains("GET_INFO"));
+    assert!(refusal(Server::that(Command::RegionInfo, || Instead::Answer(vec![9; 32]))).contains("REGION_INFO"));
+    assert!(refusal(Server::that(Command::IrqInfo, || Instead::Answer(Vec::new()))).contains("IRQ_INFO"));
+}
+
+#[test]
+fn server_that_breaks_the_protocol_is_gone() {
+    let header = |id, command, kind, payload| Header { id, command, kind, payload }.encode().to_vec();
+    let reply = Kind::Reply { refused: None };
+    let read = Command::RegionRead.number();
+    for (bytes, part) in [
+        // An answer to nothing, one to another request, a size that cannot be, a type that is none.
+        (header(999, read, reply, 0), "what it was not asked"),
+        (header(1, 77, reply, 0), "with an answer to command 77"),
+        (header(1, read, reply, 5000), "with 5000 bytes"),
+        (vec![1, 0, 9, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], "message of 3 bytes"),
+        (vec![1, 0, 9, 0, 255, 255, 255, 255, 1, 0, 0, 0, 0, 0, 0, 0], "message of 4294967295 bytes"),
+        (vec![1, 0, 9, 0, 16, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0], "type 9"),
+        // The right size, and nothing of what was asked.
+        (
+            header(1, read, reply, 20).into_iter().chain([0x55; 20]).collect(),
+            "answers REGION_READ with an invalid message",
+        ),
+        (
+            header(1, read, reply, 17).into_iter().chain(wire::region_access(0, 0, 4)).chain([1]).collect(),
+            "an invalid message",
+        ),
+    ] {
+        let (_server, socket) = Server::that(Command::RegionRead, move || Instead::Bytes(bytes.clone()));
+        let client = client(socket).unwrap();
+        let mut data = [0xff; 4];
+        assert!(matches!(client.read_region(0, 0, &mut data), Err(CallError::Gone)), "{part}");
+        let reason = client.gone().unwrap();
+        assert!(reason.contains(part), "{reason}");
+        assert_eq!(data, [0xff; 4]);
+        let start = Instant::now();
+        assert!(matches!(client.reset(), Err(CallError::Gone)));
+        assert!(start.elapsed() < LIMIT, "nobody waits for who is gone");
+    }
+}
+
+#[test]
+fn silence_and_death_end_every_wait() {
+    for (instead, threads, part) in [
+        ((|| Instead::Silence) as fn() -> Instead, 4, "has not answered REGION_READ for 1 s"),
+        (|| Instead::Close, 4, "closed the connection"),
+        // Half an answer.
+        (|| Instead::Bytes(vec![1, 0, 9, 0, 36]), 1, "has not answered"),
+    ] {
+        let (_server, socket) = Server::that(Command::RegionRead, instead);
+        let client = client(socket).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| assert!(matches!(client.read_region(0, 0, &mut [0; 4]), Err(CallError::Gone))));
+            }
+        });
+        assert!(client.gone().unwrap().contains(part), "{:?}", client.gone());
+    }
+}
+
+#[test]
+fn server_that_takes_nothing_holds_nobody_up() {
+    // It reads nothing, and its socket is full at some time.
+    let (socket, _other) = UnixStream::pair().unwrap();
+    let connection = Connection::new("/run/x", socket, Arc::new(Nothing), LIMIT);
+    let connection = connection.unwrap();
+    let start = Instant::now();
+    let big = vec![0; MOST_DATA];
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| assert!(connection.call(Command::RegionWrite, &big, &[], 0).is_err()));
+        }
+    });
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn threads_get_each_its_own_answer() {
+    let (_server, socket) = Server::good();
+    let client = client(socket).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let client = &client;
+            scope.spawn(move || {
+                for round in 0..100 {
+                    let at = thread * 16 + round % 16;
+                    let mut data = [0];
+                    client.read_region(0, at, &mut data).unwrap();
+                    assert_eq!(u64::from(data[0]), at);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn unwanted_descriptors_are_not_taken() {
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let (server, socket) = Server::that(Command::RegionRead, || Instead::Silence);
+    let _client = client(socket).unwrap();
+    let before = open();
+    let file = tempfile::tempfile().unwrap();
+    let mut message =
+        Header { id: 9, command: 99, kind: Kind::Command { no_reply: true }, payload: 0 }.encode().to_vec();
+    message.extend(Header::request(5, Command::DmaRead, 0).encode());
+    server.send_with(&message, &file);
+    // The second one is answered, so both were taken.
+    let (header, _) = server.answer();
+    assert_eq!((header.id, header.kind), (5, Kind::Reply { refused: Some(libc::EINVAL.unsigned_abs()) }));
+    drop(file);
+    // Other tests open and close theirs at the same time.
+    assert!(open() < before + 64);
+}
+
+#[test]
+fn commands_that_are_none_are_refused() {
+    let rig = rig(Server::good());
+    let too_many = wire::dma_access(0, MOST_DATA + 1);
+    for (command, payload, error) in [
+        (Command::DmaRead, &[][..], libc::EINVAL),
+        (Command::DmaRead, &too_many, libc::EINVAL),
+        (Command::DmaRead, &[0; ACCESS + 1], libc::EINVAL),
+        (Command::DmaWrite, &wire::dma_access(0, 8), libc::EINVAL),
+        (Command::Reset, &[], libc::EOPNOTSUPP),
+        (Command::Version, &[0; 40], libc::EOPNOTSUPP),
+    ] {
+        let (header, answer) = rig.server.ask(command, payload);
+        let kind = Kind::Reply { refused: Some(error.unsigned_abs()) };
+        assert_eq!((header.kind, header.command, answer.len()), (kind, command.number(), 0), "{command:?}");
+    }
+    assert!(rig.client.gone().is_none());
+}
+
+// ---- the mapper -------------------------------------------------------------------------------------------------
