@@ -13,6 +13,8 @@ use crate::virtio::windows::WindowMemory;
 
 /// Granule of what is mapped: the guest's smallest page.
 const PAGE: u64 = 4096;
+/// What can be mapped at most: what page tables of most hosts' IOMMUs can translate, as for other endpoints.
+const LAST_IOVA: u64 = (1 << 48) - 1;
 
 /// Fills the table of a device that this process emulates.
 ///
@@ -51,7 +53,7 @@ impl DmaMapper for TableMapper {
     }
 
     fn limits(&self) -> MapperLimits {
-        MapperLimits { page_size_mask: !(PAGE - 1), iova_ranges: vec![0..=u64::MAX], max_mappings: None }
+        MapperLimits { page_size_mask: !(PAGE - 1), iova_ranges: vec![0..=LAST_IOVA], max_mappings: None }
     }
 }
 
