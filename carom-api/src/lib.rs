@@ -25,5 +25,5 @@ pub mod vm_config;
 pub use call::Call;
 pub use error::{ConfigError, Explain, one_line};
 pub use field::{Field, Terms};
-pub use kinds::{DeviceConfig, IommuBounceConfig, Kind, PartConfig, UserDeviceConfig};
+pub use kinds::{DeviceConfig, IommuBounceConfig, Kind, PartConfig, RngConfig, UserDeviceConfig};
 pub use vm_config::{CheckedConfig, VmConfig};

@@ -54,7 +54,7 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
         ),
         (json!({"console": {}}), r#"console: is not supported: only {"mode":"Off"} is; the guest's console is serial"#),
         (json!({"disks": [{"path": "/x"}]}), &format!("disks: is not supported: {devices}")),
-        (json!({"rng": {"src": "/dev/urandom"}}), "rng: is not supported: leave it out"),
+        (json!({"rng": {"pci_segment": 1}}), "rng.pci_segment: 1 is not supported: only 0 is"),
         (json!({"watchdog": true}), "watchdog: true is not supported: only false is"),
         (
             json!({"cpus": {"boot_vcpus": 1, "features": {"amx": true}}}),
@@ -94,7 +94,7 @@ fn field_that_is_given_twice_is_refused() {
 fn fields_that_ask_for_nothing_are_forgotten() {
     for field in UNSUPPORTED {
         let path = field.path;
-        let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}],
+        let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}], "rng": {},
             "memory": {"size": 1 << 30}, "cpus": {"boot_vcpus": 1, "max_vcpus": 1}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
             "debug_console": {"mode": "Off"}});
         let pointer = format!("/{}", path.replace('*', "0").replace('.', "/"));

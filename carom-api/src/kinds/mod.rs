@@ -7,6 +7,7 @@
 //! here and a line in `for_each_kind`; the VMM has a builder for each.
 
 mod iommu;
+mod rng;
 mod vfio;
 mod vfio_user;
 
@@ -20,6 +21,7 @@ use crate::error::{ConfigError, Explain};
 use crate::field::{Field, Terms};
 
 pub use iommu::IommuBounceConfig;
+pub use rng::RngConfig;
 pub use vfio::DeviceConfig;
 pub use vfio_user::UserDeviceConfig;
 
@@ -37,6 +39,8 @@ macro_rules! for_each_kind {
             singles {
                 /// Bounce windows, if it has them.
                 iommu_bounce: Iommu(IommuBounceConfig),
+                /// Its source of random bytes, if it has one.
+                rng: Rng(RngConfig),
             }
         }
     };

@@ -61,10 +61,13 @@ fn bounce_is_refused_where_all_devices_are_beside_the_iommu() {
     let error = refused(config.clone());
     assert_eq!(
         error.to_string(),
-        "--iommu-bounce: needs a device behind the virtio-iommu: add ',iommu=on' to a --device or --user-device"
+        "--iommu-bounce: needs a device behind the virtio-iommu: add ',iommu=on' to a --device, --user-device or --rng"
     );
     let json = error.explain(Terms::Json);
-    assert!(json.starts_with("iommu_bounce: ") && json.contains("iommu of one of devices or user_devices"), "{json}");
+    assert!(
+        json.starts_with("iommu_bounce: ") && json.contains("iommu of one of devices, user_devices or rng"),
+        "{json}"
+    );
     assert!(!json.contains("--"), "{json}");
     config.clone().check_again().expect("the last device behind it may go while the VM runs");
     config.devices.push("path=/b,iommu=on".parse().unwrap());

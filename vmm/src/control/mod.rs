@@ -523,7 +523,12 @@ fn counters_of<M: Machine>(vm: &M) -> VmCounters {
         let of = |device: DeviceNode| Some((device.id, counters::of_endpoint(engine, &device.pci_bdf)?));
         vm.devices().into_iter().filter_map(of)
     });
-    iommu.into_iter().chain(devices).collect()
+    let mut all: VmCounters = iommu.into_iter().chain(devices).collect();
+    // A device that the VMM emulates may be behind the virtio-iommu, too.
+    for (id, counters) in vm.device_counters() {
+        all.entry(id).or_default().extend(counters);
+    }
+    all
 }
 
 fn no_windows() -> ControlError {

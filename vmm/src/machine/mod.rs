@@ -8,7 +8,7 @@ mod mailbox;
 
 use std::sync::Arc;
 
-use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
+use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo, VmCounters};
 use carom_api::{PartConfig, VmConfig};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
@@ -51,7 +51,11 @@ pub trait Machine: Sized + Send + 'static {
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
         None
     }
-    /// That one's figures, with latencies.
+    /// Counters of devices that the VMM emulates, by their IDs.
+    fn device_counters(&self) -> VmCounters {
+        VmCounters::new()
+    }
+    /// The virtio-iommu's figures, with latencies.
     fn engine_report(&self) -> Option<Report>;
     /// Changes what its bounce windows may use, within the rules; the guest is told.
     fn tune_bounce(&self, change: &IommuBounceChange) -> Result<(), VmError>;

@@ -26,6 +26,7 @@ use crate::arch::registers::set_mtrr_write_back;
 use crate::arch::vcpu_state::VcpuState;
 use crate::arch::{acpi, platform};
 use crate::event_monitor::EventMonitor;
+use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::msi::KvmMsi;
 use crate::kvm::slots::KvmSlots;
 use crate::kvm::{KvmError, KvmVm};
@@ -73,6 +74,7 @@ impl Vm {
             slots,
             bars,
             msi,
+            doorbells: Arc::new(KvmDoorbells::new(kvm.fd.clone())),
             pci: pci_of_devices,
             observer,
             listener: mailbox.clone(),

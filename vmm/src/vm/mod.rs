@@ -6,14 +6,16 @@ mod build;
 mod observer;
 mod passthrough;
 mod promise;
+mod rng;
 
 use std::sync::Arc;
 
-use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
-use carom_api::{PartConfig, VmConfig};
+use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo, VmCounters};
+use carom_api::{PartConfig, RngConfig, VmConfig};
 use devices::pci::{HotplugRegisters, PciAddress, PciDevice, PciRoot};
 use devices::ram::Ram;
 use devices::virtio::iommu::IommuStatus;
+use devices::virtio::rng::RngCounters;
 use iommu_bounce::Report;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -84,6 +86,8 @@ impl Machine for Vm {
         }
         self.clock = None;
         if run {
+            // A VM may be reset while it is paused.
+            self.pci.resume();
             self.vcpus.iter().for_each(Vcpu::resume);
         }
         Ok(())
@@ -91,6 +95,7 @@ impl Machine for Vm {
 
     fn pause(&mut self) -> Result<(), VmError> {
         self.stop_vcpus();
+        self.pci.pause();
         if self.clock.is_none() {
             self.clock = Some(ClockState::save(&self.kvm.fd)?);
         }
@@ -102,6 +107,7 @@ impl Machine for Vm {
         if let Some(clock) = self.clock.take() {
             clock.go_on(&self.kvm.fd)?;
         }
+        self.pci.resume();
         for vcpu in &self.vcpus {
             if let Err(error) = vcpu.with_fd(|fd| fd.kvmclock_ctrl()) {
                 // The guest does not use this clock.
@@ -171,6 +177,15 @@ impl Machine for Vm {
 
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
         self.passthrough.iommu().map(|iommu| iommu.status_soon()).map_or(Some(None), |status| status.map(Some))
+    }
+
+    fn device_counters(&self) -> VmCounters {
+        let rng = self.passthrough.rng().map(|rng| {
+            let RngCounters { requests, bytes, source_errors } = rng.counters();
+            let named = [("requests", requests), ("bytes", bytes), ("source_errors", source_errors)];
+            (RngConfig::ID.to_string(), named.map(|(name, count)| (name.to_string(), count)).into())
+        });
+        rng.into_iter().collect()
     }
 
     fn engine_report(&self) -> Option<Report> {

@@ -8,20 +8,22 @@ use std::sync::Arc;
 use carom_api::config::{IommuPoll, PlatformConfig};
 use carom_api::limits::CHUNK_SIZE;
 use carom_api::{ConfigError, DeviceConfig, IommuBounceConfig, PartConfig, UserDeviceConfig, VmConfig};
-use devices::dma::{FaultRelay, FaultSender, fault_relay};
+use devices::dma::{FaultRelay, FaultSender, TableMapper, fault_relay};
 use devices::pci::{PciAddress, PciDevice, PciRoot};
-use devices::platform::{DeviceObserver, HostListener, MemorySlots, MsiAllocator};
+use devices::platform::{DeviceObserver, Doorbells, HostListener, MemorySlots, MsiAllocator};
 use devices::ram::Ram;
 use devices::shown::ShownMemory;
 use devices::vfio::user::{UserMapper, UserServer};
 use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioMapper, VfioPciDevice, map_guest_ram};
 use devices::virtio::iommu::{self, IommuHandle, IommuParams, RingFeatures, WindowRegion};
+use devices::virtio::rng::VirtioRng;
 use iommu_bounce::{DmaMapper, EngineConfig, MapperLimits, WindowConfig};
 use kvm_ioctls::VmFd;
 use log::{error, warn};
 use vfio_ioctls::VfioDeviceFd;
 
 use super::promise;
+use super::rng::Rng;
 use crate::arch::layout::{MSI_WINDOW, PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BESIDE_IOMMU};
 use crate::kvm::create_vfio_device;
 use crate::machine::VmError;
@@ -39,6 +41,7 @@ pub(super) struct Surroundings {
     /// Those for BARs.
     pub(super) bars: Arc<ShownMemory>,
     pub(super) msi: Arc<dyn MsiAllocator>,
+    pub(super) doorbells: Arc<dyn Doorbells>,
     pub(super) pci: Arc<PciRoot>,
     /// Who is to know what the guest does with the virtio-iommu.
     pub(super) observer: Arc<dyn DeviceObserver>,
@@ -50,6 +53,8 @@ pub(super) struct Surroundings {
 enum Mapper {
     Vfio(VfioMapper),
     User(UserMapper),
+    /// Of a device that this process emulates.
+    Table(TableMapper),
 }
 
 impl Mapper {
@@ -57,6 +62,7 @@ impl Mapper {
         match self {
             Self::Vfio(mapper) => mapper.limits(),
             Self::User(mapper) => mapper.limits(),
+            Self::Table(mapper) => mapper.limits(),
         }
     }
 
@@ -66,6 +72,10 @@ impl Mapper {
             Self::Vfio(mapper) => Box::new(mapper),
             Self::User(mapper) => {
                 mapper.connect(iommu);
+                Box::new(mapper)
+            }
+            Self::Table(mapper) => {
+                mapper.connect(iommu.windows());
                 Box::new(mapper)
             }
         }
@@ -103,6 +113,7 @@ pub(super) struct Passthrough {
     iommufd: bool,
     /// There once a device of another process was.
     faults: Option<FaultSender>,
+    rng: Option<Arc<VirtioRng>>,
     around: Surroundings,
 }
 
@@ -111,7 +122,8 @@ impl Passthrough {
     pub(super) fn new(config: &VmConfig, around: Surroundings) -> Result<Self, VmError> {
         let iommufd = config.platform.iommufd;
         let (devices, retired) = (Vec::new(), Vec::new());
-        let mut all = Self { devices, iommu: None, shared: None, retired, host: None, iommufd, faults: None, around };
+        let mut all =
+            Self { devices, iommu: None, shared: None, retired, host: None, iommufd, faults: None, rng: None, around };
         let mut endpoints = Vec::new();
         for device in &config.devices {
             // Which slots a device may take follows from whether there will be an IOMMU.
@@ -121,7 +133,15 @@ impl Passthrough {
             all.put(address, device.iommu, function)?;
         }
         let (faults, relay) = fault_relay();
-        let relay = (!config.user_devices.is_empty()).then_some(relay);
+        if let Some(rng) = &config.rng {
+            let address = all.free_address(config.has_iommu(), rng.iommu)?;
+            let rng = Rng::open(rng, address, &faults, &all.around)?;
+            endpoints.extend(rng.mapper.map(|mapper| (address, Mapper::Table(mapper))));
+            all.around.pci.add(address, rng.function)?;
+            all.rng = Some(rng.device);
+        }
+        let emulated_behind = config.rng.as_ref().is_some_and(|rng| rng.iommu);
+        let relay = (emulated_behind || !config.user_devices.is_empty()).then_some(relay);
         all.faults = relay.is_some().then_some(faults);
         for device in &config.user_devices {
             let address = all.free_address(config.has_iommu(), device.iommu)?;
@@ -141,6 +161,11 @@ impl Passthrough {
         self.around.pci.add(address, function.clone())?;
         self.devices.push(Device { address, behind, retired_before: self.retired.len(), function });
         Ok(())
+    }
+
+    /// The virtio-rng device, if there is one.
+    pub(super) fn rng(&self) -> Option<&VirtioRng> {
+        self.rng.as_deref()
     }
 
     /// The virtio-iommu, if there is one.
@@ -166,7 +191,9 @@ impl Passthrough {
                 let (function, mapper) = self.open_user(device, address)?;
                 (function, mapper.map(Mapper::User))
             }
-            PartConfig::Iommu(_) => return Err(VmError::Iommu("it is there from the start or not at all".into())),
+            PartConfig::Iommu(_) | PartConfig::Rng(_) => {
+                return Err(ConfigError::new(device.kind().field, "is there from the start or not at all").into());
+            }
         };
         let added = self.connect(address, &function, mapper);
         if added.is_err() {

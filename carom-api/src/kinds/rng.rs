@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The virtio-rng device: random bytes of the host.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Kind, KindConfig, Number, PartConfig};
+use crate::body;
+use crate::error::ConfigError;
+use crate::field::Field;
+use crate::option_list::OptionList;
+
+/// Where random bytes come from if nothing else is said.
+const DEFAULT_SOURCE: &str = "/dev/urandom";
+
+/// A source of random bytes for the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RngConfig {
+    /// File of the host that they are read from.
+    #[serde(default = "default_source")]
+    #[schema(value_type = String)]
+    pub src: PathBuf,
+    /// Whether the device is behind the virtio-iommu.
+    #[serde(default)]
+    pub iommu: bool,
+}
+
+fn default_source() -> PathBuf {
+    DEFAULT_SOURCE.into()
+}
+
+impl RngConfig {
+    /// The option.
+    pub const OPTION: Field = Field::new("--rng", "rng");
+    /// [`Self::src`].
+    pub const SRC: Field = Self::OPTION.key("src");
+    /// ID of the device. A VM has one at most.
+    pub const ID: &'static str = "_rng";
+
+    /// The kind.
+    pub const KIND: Kind = Kind {
+        name: "rng",
+        field: Self::OPTION,
+        number: Number::One,
+        value: "src=FILE,…",
+        help: "Random bytes of the host: [src=/dev/urandom][,iommu=on|off]",
+        bare: Some(""),
+        id: Self::ID,
+        takes_slot: true,
+        iommu: Some(Self::OPTION.key("iommu")),
+        add: None,
+        parse: |text| text.parse().map(PartConfig::Rng),
+        read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Rng),
+    };
+}
+
+impl KindConfig for RngConfig {
+    fn kind(&self) -> &'static Kind {
+        &Self::KIND
+    }
+
+    fn id(&self) -> Option<&str> {
+        None
+    }
+
+    fn set_id(&mut self, _: String) {}
+
+    fn is_behind_iommu(&self) -> bool {
+        self.iommu
+    }
+
+    fn source(&self) -> Option<&Path> {
+        Some(&self.src)
+    }
+
+    fn to_part(&self) -> PartConfig {
+        PartConfig::Rng(self.clone())
+    }
+}
+
+impl FromStr for RngConfig {
+    type Err = ConfigError;
+
+    /// Parses `[src=PATH][,iommu=on|off]`; the text may be empty.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        if text.is_empty() {
+            return Ok(Self { src: default_source(), iommu: false });
+        }
+        let list = OptionList::parse(Self::OPTION, text, &["src", "iommu"])?;
+        Ok(Self {
+            src: list.get("src").map_or_else(default_source, PathBuf::from),
+            iommu: list.toggle("iommu", false)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_is_the_kernels_unless_another_is_named() {
+        let rng = |text: &str| text.parse::<RngConfig>().unwrap();
+        assert_eq!(rng(""), RngConfig { src: "/dev/urandom".into(), iommu: false });
+        assert_eq!(rng("iommu=on"), serde_json::from_str(r#"{"iommu": true}"#).unwrap());
+        assert_eq!(rng("src=/dev/hwrng,iommu=off").src, Path::new("/dev/hwrng"));
+    }
+
+    #[test]
+    fn malformed_devices_name_option_and_rule() {
+        let refused = |text: &str| text.parse::<RngConfig>().unwrap_err().to_string();
+        assert_eq!(refused("iommu=yes"), "--rng iommu: 'yes' is neither 'on' nor 'off'");
+        assert!(refused("source=/x").starts_with("--rng: unknown key 'source'"));
+    }
+}
