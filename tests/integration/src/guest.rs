@@ -38,6 +38,7 @@ pub struct Guest {
     devices: Vec<Device>,
     drives: Vec<Drive>,
     user_devices: Vec<String>,
+    rng: Option<String>,
     bounce: Option<String>,
     job: String,
     extras: Vec<Extra>,
@@ -85,6 +86,7 @@ impl Guest {
             devices: Vec::new(),
             drives: Vec::new(),
             user_devices: Vec::new(),
+            rng: None,
             bounce: None,
             job: String::new(),
             extras: Vec::new(),
@@ -164,6 +166,13 @@ impl Guest {
     #[must_use]
     pub fn user_device(mut self, value: &str) -> Self {
         self.user_devices.push(value.into());
+        self
+    }
+
+    /// Adds a source of random bytes (Carom only): the value of `--rng`.
+    #[must_use]
+    pub fn rng(mut self, value: &str) -> Self {
+        self.rng = Some(value.into());
         self
     }
 
@@ -319,6 +328,7 @@ impl Guest {
             devices: self.devices.clone(),
             drives: self.drives.clone(),
             user_devices: self.user_devices.clone(),
+            rng: self.rng.clone(),
             bounce: self.bounce.clone(),
             events: dir.join("events"),
             api: dir.join("api"),

@@ -94,6 +94,8 @@ pub(crate) struct Machine {
     pub(crate) drives: Vec<Drive>,
     /// Values of Carom's `--user-device`.
     pub(crate) user_devices: Vec<String>,
+    /// Value of Carom's `--rng`.
+    pub(crate) rng: Option<String>,
     pub(crate) bounce: Option<String>,
     pub(crate) events: PathBuf,
     /// Socket for the API (Carom only).
@@ -148,6 +150,9 @@ fn carom(site: &Site, machine: &Machine) -> Command {
     }
     for device in &machine.user_devices {
         command.args(["--user-device", device]);
+    }
+    if let Some(rng) = &machine.rng {
+        command.args(["--rng", rng]);
     }
     if let Some(bounce) = &machine.bounce {
         command.args(["--iommu-bounce", bounce]);

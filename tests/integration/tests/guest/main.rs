@@ -20,6 +20,7 @@ mod lifecycle;
 mod network;
 mod patch;
 mod polling;
+mod rng;
 mod scraping;
 mod stock;
 mod support;

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! virtio-rng: random bytes for a real guest, beside the virtio-iommu, behind it through mappings, and through a window.
+
+use carom_integration::harness::guest_test;
+use carom_integration::{Guest, Outcome};
+
+use crate::support::{number, run};
+
+/// Reads 2 KiB twice and tells how many bytes came, how many of the two reads were alike, and who gave them.
+const READ: &str = r#"
+echo "CAROM-RNG $(cat /sys/class/misc/hw_random/rng_current)"
+for round in 1 2; do
+    dd if=/dev/hwrng of=/tmp/random$round bs=64 count=32 iflag=fullblock 2>/dev/null
+done
+echo "CAROM-BYTES $(cat /tmp/random1 /tmp/random2 | wc -c)"
+echo "CAROM-ALIKE $(cmp -s /tmp/random1 /tmp/random2 && echo 1 || echo 0)"
+echo CAROM-MARK rng
+sleep 0.5
+"#;
+
+fn reads(guest: Guest) -> Outcome {
+    let outcome = run(&guest.memory_mib(512).job(READ));
+    assert!(outcome.value("CAROM-RNG").unwrap().starts_with("virtio_rng"), "console:\n{}", outcome.console);
+    assert_eq!(number(&outcome, "CAROM-BYTES"), 4096);
+    assert_eq!(number(&outcome, "CAROM-ALIKE"), 0, "random bytes repeat");
+    assert!(outcome.events.iter().any(|event| event.event == "activated"));
+    outcome
+}
+
+#[guest_test]
+fn guest_reads_random_bytes_of_a_device_beside_the_iommu() {
+    let outcome = reads(Guest::new("rng-beside").rng("src=/dev/urandom"));
+
+    assert!(outcome.counters.is_empty(), "there is no virtio-iommu");
+}
+
+#[guest_test]
+fn device_behind_the_iommu_writes_what_is_mapped_for_it() {
+    let outcome = reads(Guest::new("rng-mapped").cmdline("iommu.strict=1").rng("iommu=on"));
+
+    let host = outcome.counters.last().expect("the mark made the VMM report its counters");
+    assert!(host.requests.map > 8 && host.requests.unmap > 8, "each buffer is mapped: {host:?}");
+    assert_eq!((host.faults, host.window_bytes), (0, 0));
+}
+
+#[guest_test]
+fn device_behind_the_iommu_writes_through_a_window() {
+    let guest = Guest::new("rng-window").cmdline("iommu.strict=1 iommu.bounce=all").rng("iommu=on").bounce("size=16M");
+
+    let outcome = reads(guest);
+
+    let host = outcome.counters.last().expect("the mark made the VMM report its counters");
+    assert!(host.window_bytes > 0, "the device has a window: {host:?}");
+    assert_eq!(host.faults, 0);
+}
