@@ -3,6 +3,7 @@
 //! What a client can ask for, once it is read and checked.
 
 use crate::kinds::PartConfig;
+use crate::snapshot::{RestoreConfig, VmSnapshotConfig};
 use crate::types::{IommuBounceChange, VmResize};
 use crate::vm_config::CheckedConfig;
 
@@ -27,6 +28,10 @@ pub enum Call {
     Info,
     /// The counters of its devices.
     Counters,
+    /// Save it, which is paused.
+    Snapshot(VmSnapshotConfig),
+    /// Make one of what was saved.
+    Restore(RestoreConfig),
     /// Press its power button.
     PowerButton,
     /// Raise an NMI on every vCPU.

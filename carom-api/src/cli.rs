@@ -15,6 +15,7 @@ use crate::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, Payloa
 use crate::error::ConfigError;
 use crate::field::Field;
 use crate::kinds::IommuBounceConfig;
+use crate::snapshot::RestoreConfig;
 use crate::vm_config::{CheckedConfig, VmConfig};
 use part_arguments::PartArguments;
 
@@ -23,7 +24,7 @@ use part_arguments::PartArguments;
 #[command(name = "carom", version, max_term_width = 110)]
 pub struct Cli {
     /// Kernel to boot: a bzImage, or an ELF image with a PVH entry point; without, a client of the API creates the VM
-    #[arg(long, value_name = "FILE", required_unless_present = "api_socket")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["api_socket", "restore"])]
     kernel: Option<PathBuf>,
     /// Initial RAM file system
     #[arg(long, value_name = "FILE", requires = "kernel")]
@@ -57,6 +58,12 @@ pub struct Cli {
     /// Device by which the guest's kernel tells of a panic (event guest:panic)
     #[arg(long, requires = "kernel")]
     pvpanic: bool,
+    /// Snapshot to make the VM of, which is paused then: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
+    #[arg(long, value_name = "source_url=file:///PATH,…",
+        // clap waives `requires = "kernel"` where the kernel itself would be in conflict.
+        conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "memory", "platform", "serial", "pvpanic"]
+    )]
+    restore: Option<RestoreConfig>,
     /// Socket to serve the REST API on: path=FILE or fd=NUMBER; FILE alone is a path too
     #[arg(long, value_name = "path=FILE|fd=N")]
     api_socket: Option<FileOrFd<ApiSocketOption>>,
@@ -167,6 +174,8 @@ impl std::str::FromStr for MetricsAddress {
 pub struct Invocation {
     /// The VM to run; without one, a client of the API creates it.
     pub vm: Option<CheckedConfig>,
+    /// What the VM is made of instead.
+    pub restore: Option<RestoreConfig>,
     /// Where the API is served.
     pub api_socket: Option<FileOrFd<ApiSocketOption>>,
     /// Where metrics are served besides.
@@ -207,6 +216,10 @@ where
     if cli.console.mode != ConsoleMode::Off {
         return Err(mistake(ConfigError::new(Field::only("--console"), "only 'off' is supported; use --serial")));
     }
+    if cli.restore.is_some() && !cli.parts.0.is_empty() {
+        let rule = "takes no devices: the VM has those that it was saved with";
+        return Err(mistake(ConfigError::new(RestoreConfig::OPTION, rule)));
+    }
     let vm = match cli.kernel {
         None => None,
         Some(kernel) => {
@@ -228,8 +241,13 @@ where
             "needs a device behind the virtio-iommu (--device path=…,iommu=on), or --api-socket, by which one can come";
         return Err(mistake(ConfigError::new(IommuBounceConfig::OPTION, rule)));
     }
+    if cli.api_socket.is_none() && cli.restore.as_ref().is_some_and(|restore| !restore.resume) {
+        let rule = "the VM would stay paused: add resume=on, or --api-socket, by which it can be resumed";
+        return Err(mistake(ConfigError::new(RestoreConfig::OPTION, rule)));
+    }
     Ok(Invocation {
         vm,
+        restore: cli.restore,
         api_socket: cli.api_socket,
         metrics: cli.metrics,
         no_shutdown: cli.no_shutdown,
@@ -331,6 +349,14 @@ mod tests {
             (&["--api-socket", "path=/s", "--pvpanic"][..], "--kernel"),
             (&["--kernel", "k", "--cpus", "boot=2,max=4"][..], "--cpus max: 4 is not 2"),
             (&["--kernel", "k", "extra"][..], "extra"),
+            (&["--restore", "source_url=file:///s"][..], "--restore: the VM would stay paused"),
+            (&["--restore", "source_url=s,resume=on"][..], "--restore source_url: 's' is no file:///PATH"),
+            (&["--restore", "source_url=file:///s,resume=on", "--kernel", "k"][..], "--kernel"),
+            (&["--restore", "source_url=file:///s,resume=on", "--memory", "size=1G"][..], "--memory"),
+            (
+                &["--restore", "source_url=file:///s,resume=on", "--device", "path=/d"][..],
+                "--restore: takes no devices",
+            ),
         ] {
             let text = mistake(arguments);
             assert!(text.contains(part), "{text}");
@@ -345,6 +371,14 @@ mod tests {
         assert_eq!(invocation.api_socket.unwrap().fd(), Some(7));
         let invocation = parse(["carom", "--api-socket", "/run/vm.sock"]).unwrap();
         assert_eq!(invocation.api_socket, Some(FileOrFd::Path("/run/vm.sock".into())));
+    }
+
+    #[test]
+    fn snapshot_takes_the_place_of_a_kernel() {
+        let invocation = parse(["carom", "--restore", "source_url=file:///s,resume=on"]).unwrap();
+        assert!(invocation.vm.is_none() && invocation.restore.unwrap().resume);
+        let invocation = parse(["carom", "--restore", "source_url=file:///s", "--api-socket", "/a"]).unwrap();
+        assert!(!invocation.restore.unwrap().resume);
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub const SERVED: &str = include_str!("../../docs/openapi.json");
         types::PciDeviceInfo,
         types::VmResize,
         types::VmRemoveDevice,
+        crate::snapshot::VmSnapshotConfig,
+        crate::snapshot::RestoreConfig,
         types::IommuBounce,
         types::IommuBounceReport,
         types::BounceWindow,

@@ -289,6 +289,33 @@ static OPERATIONS: &[Operation] = &[
     },
     Operation {
         verb: Verb::Put,
+        name: "vm.snapshot",
+        id: "snapshotVM",
+        summary: "Saves a paused VM to a directory. It stays paused.",
+        request: Some("VmSnapshotConfig"),
+        success: Success::Nothing,
+        refusals: &[
+            (400, "The directory cannot be used, or a device of the VM cannot be saved."),
+            NOT_CREATED,
+            (405, "The VM is not paused."),
+        ],
+        action: Action::WithBody(|bytes| body::parse(bytes).map(Call::Snapshot)),
+    },
+    Operation {
+        verb: Verb::Put,
+        name: "vm.restore",
+        id: "restoreVM",
+        summary: "Makes the VM that was saved to a directory. It is paused, unless it is to be resumed.",
+        request: Some("RestoreConfig"),
+        success: Success::Nothing,
+        refusals: &[
+            (400, "The directory is no snapshot that this VMM reads, or this host cannot be what the VM's was."),
+            (405, "A VM is created already."),
+        ],
+        action: Action::WithBody(|bytes| body::parse(bytes).map(Call::Restore)),
+    },
+    Operation {
+        verb: Verb::Put,
         name: "vm.remove-device",
         id: "removeDeviceVM",
         summary: "Takes a device away; a running guest is asked to let go of it.",

@@ -5,7 +5,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use carom_api::RestoreConfig;
 use carom_api::size::parse_size;
+use carom_api::snapshot::DirectoryUrl;
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 
@@ -46,6 +48,16 @@ pub(crate) enum Verb {
     Pause,
     /// Let them go on
     Resume,
+    /// Save the VM, which is paused
+    Snapshot {
+        /// A directory that is empty or does not exist: file:///PATH
+        destination_url: DirectoryUrl,
+    },
+    /// Make the VM that was saved; it is paused, unless it is to be resumed
+    Restore {
+        /// source_url=file:///PATH[,prefault=on|off][,resume=on|off]
+        source: RestoreConfig,
+    },
     /// Reset the guest
     Reboot,
     /// End the guest at once; the configuration stays

@@ -12,6 +12,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use carom_api::VmSnapshotConfig;
 use clap::Parser;
 use clap::error::ErrorKind;
 use serde_json::{Value, json};
@@ -86,6 +87,8 @@ fn run(cli: Cli) -> Result<(), RemoteError> {
         Verb::Delete => put("vm.delete", None),
         Verb::Pause => put("vm.pause", None),
         Verb::Resume => put("vm.resume", None),
+        Verb::Snapshot { destination_url } => put("vm.snapshot", Some(json!(VmSnapshotConfig { destination_url }))),
+        Verb::Restore { source } => put("vm.restore", Some(json!(source))),
         Verb::Reboot => put("vm.reboot", None),
         Verb::Shutdown => put("vm.shutdown", None),
         Verb::ShutdownVmm => put("vmm.shutdown", None),

@@ -18,6 +18,7 @@ pub mod machine;
 pub mod memory;
 pub mod queued_writer;
 pub mod serial_output;
+pub mod snapshot;
 pub mod terminal;
 pub mod time_slice;
 pub mod vcpu;

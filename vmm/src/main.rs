@@ -12,7 +12,7 @@ use carom_api::cli::{
     self, ApiSocketOption, CliOutcome, EventMonitorOption, FileOrFd, Invocation, MetricsAddress, OptionName,
 };
 use carom_api::error::FileError;
-use carom_api::{CheckedConfig, Field};
+use carom_api::{CheckedConfig, Field, RestoreConfig};
 use vmm::api::{ApiServer, ApiSocket, Shared};
 use vmm::control::{Control, ControlError, Options};
 use vmm::event_monitor::EventMonitor;
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 }
 
 fn run(invocation: Invocation) -> Result<(), VmError> {
-    let Invocation { vm, api_socket, metrics, no_shutdown, event_monitor, verbosity, log_file } = invocation;
+    let Invocation { vm, restore, api_socket, metrics, no_shutdown, event_monitor, verbosity, log_file } = invocation;
     // Descriptors before any are opened; the socket when what ends the program ends it in order, but before any file is emptied:
     // those of a process that serves the socket already stay as they are.
     let mut inherited = take_inherited(api_socket.as_ref(), event_monitor.as_ref())?;
@@ -71,7 +71,7 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
         .then(|| ApiServer::start(socket, metrics, Shared::new(control.handle())))
         .transpose()
         .map_err(|source| VmError::Device { what: "serving the API", source })?;
-    let result = serve(control, vm);
+    let result = serve(control, vm, restore);
     monitor.event("vmm", "shutdown");
     drop(server);
     monitor.flush(LAST_EVENTS);
@@ -79,14 +79,16 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
 }
 
 /// Boots the VM of the command line, if there is one, and serves until the end.
-fn serve(mut control: Control<Vm>, vm: Option<CheckedConfig>) -> Result<(), VmError> {
-    if let Some(vm) = vm {
-        let booted = control.create(vm).and_then(|()| control.boot());
-        booted.map_err(|error| match error {
-            ControlError::Vm(error) => error,
-            error => VmError::Guest(error.to_string()),
-        })?;
-    }
+fn serve(mut control: Control<Vm>, vm: Option<CheckedConfig>, restore: Option<RestoreConfig>) -> Result<(), VmError> {
+    let started = match (vm, restore) {
+        (Some(vm), _) => control.create(vm).and_then(|()| control.boot()),
+        (None, Some(source)) => control.restore(&source),
+        (None, None) => Ok(()),
+    };
+    started.map_err(|error| match error {
+        ControlError::Vm(error) => error,
+        error => VmError::Guest(error.to_string()),
+    })?;
     control.run()
 }
 

@@ -21,6 +21,7 @@ use vmm::api::{ApiServer, ApiSocket, Shared};
 use vmm::control::{Control, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::machine::{Machine, Mailbox, VmError};
+use vmm::snapshot::{NewSnapshot, Snapshot};
 
 use http::{PATIENCE, connect, receive, send};
 
@@ -56,6 +57,14 @@ struct Null;
 impl Machine for Null {
     fn build(_: &VmConfig, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
         Ok(Self)
+    }
+
+    fn restore(_: &Snapshot, _: bool, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
+        Ok(Self)
+    }
+
+    fn save(&mut self, _: &VmConfig, _: NewSnapshot) -> Result<(), VmError> {
+        Ok(())
     }
 
     fn start(&mut self, _: bool) -> Result<(), VmError> {

@@ -27,12 +27,13 @@ use std::{fmt, mem};
 use carom_api::types::{
     DeviceNode, IommuBounceChange, IommuBounceReport, PciDeviceInfo, VmCounters, VmInfo, VmResize, VmState,
 };
-use carom_api::{Call, CheckedConfig, IommuBounceConfig, PartConfig, VmConfig};
+use carom_api::{Call, CheckedConfig, IommuBounceConfig, PartConfig, RestoreConfig, VmConfig, VmSnapshotConfig};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 
 use crate::event_monitor::EventMonitor;
 use crate::machine::{GuestEvent, Machine, Mailbox, VmError};
+use crate::snapshot::{NewSnapshot, Snapshot};
 use crate::time_slice::ShortSlice;
 use crate::vm::Vm;
 
@@ -274,6 +275,8 @@ impl<M: Machine> Control<M> {
             Call::Reboot => self.reboot()?,
             Call::Pause => self.pause()?,
             Call::Resume => self.resume()?,
+            Call::Snapshot(destination) => self.save(&destination)?,
+            Call::Restore(source) => self.restore(&source)?,
             Call::Info => return self.info().map(Reply::Info),
             Call::Counters => {
                 let vm = self.booted("vm.counters")?.1;
@@ -414,6 +417,37 @@ impl<M: Machine> Control<M> {
         self.or_end(resumed)?;
         monitor.event("vm", "resumed");
         Ok(())
+    }
+
+    /// Writes all that the VM is to a directory. It stays paused, whatever comes of it.
+    fn save(&mut self, destination: &VmSnapshotConfig) -> Result<(), ControlError> {
+        let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
+        let (call, needed) = ("vm.snapshot", "paused (vm.pause)");
+        let booted = created.booted.as_mut().filter(|_| created.state == State::Paused);
+        let booted = booted.ok_or(ControlError::WrongState { call, state: created.state, needed })?;
+        self.monitor.event("vm", "snapshotting");
+        let snapshot = NewSnapshot::create(destination.destination_url.path()).map_err(VmError::from)?;
+        booted.vm.save(&created.config, snapshot)?;
+        self.monitor.event("vm", "snapshotted");
+        Ok(())
+    }
+
+    /// Makes the VM that was saved to a directory. If it fails, there is none, and an event says why.
+    pub fn restore(&mut self, source: &RestoreConfig) -> Result<(), ControlError> {
+        if self.created.is_some() {
+            return Err(ControlError::AlreadyCreated);
+        }
+        self.monitor.event("vm", "restoring");
+        let mailbox = self.handle.mailbox();
+        let made = Snapshot::open(source.source_url.path()).map_err(VmError::from).and_then(|snapshot| {
+            let vm = M::restore(&snapshot, source.prefault, mailbox.clone(), &self.monitor)?;
+            Ok((vm, snapshot.config))
+        });
+        let (vm, config) = made.inspect_err(|error| tell_failure(&self.monitor, error))?;
+        let booted = Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new() };
+        self.created = Some(Created { config, state: State::Paused, booted: Some(booted) });
+        self.monitor.event("vm", "restored");
+        if source.resume { self.resume() } else { Ok(()) }
     }
 
     /// Resets the guest and lets it run, whether it was paused or not. A VM that cannot be reset is shut down.

@@ -19,6 +19,7 @@ use crate::time_slice;
 
 mod notices;
 mod parallel;
+mod snapshot;
 
 thread_local! {
     /// How often a VM was told to change its windows.
@@ -51,6 +52,15 @@ impl Machine for Null {
         let fails = config.payload.cmdline.clone();
         let names = config.parts().filter_map(|part| part.id());
         Ok(Self { fails, vcpus_run: false, devices: names.map(|id| (id.to_string(), false)).collect() })
+    }
+
+    fn restore(snapshot: &Snapshot, _: bool, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError> {
+        Self::build(&snapshot.config, mailbox, monitor)
+    }
+
+    fn save(&mut self, _: &VmConfig, _: NewSnapshot) -> Result<(), VmError> {
+        assert!(!self.vcpus_run, "saved while the vCPUs run");
+        self.outcome("save")
     }
 
     fn start(&mut self, run: bool) -> Result<(), VmError> {

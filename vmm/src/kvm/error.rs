@@ -37,7 +37,7 @@ pub enum KvmError {
 impl KvmError {
     /// Whether the user can mend it.
     pub fn is_user_error(&self) -> bool {
-        matches!(self, Self::Open { .. })
+        matches!(self, Self::Open { .. } | Self::State(_))
     }
 
     pub(crate) fn call(what: impl Into<String>) -> impl FnOnce(kvm_ioctls::Error) -> Self {

@@ -13,6 +13,7 @@ use thiserror::Error;
 use crate::arch::boot::BootError;
 use crate::kvm::KvmError;
 use crate::memory::MemoryError;
+use crate::snapshot::SnapshotError;
 
 /// Why a VM could not be built or go on; one line for the user.
 #[derive(Debug, Error)]
@@ -51,6 +52,9 @@ pub enum VmError {
     /// A file that the command line names, or a client of the API.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The VM could not be saved or restored.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// Anything else of a device.
     #[error("{what}: {source}")]
     Device {
@@ -71,6 +75,7 @@ impl VmError {
             Self::Boot(error) => error.is_user_error(),
             Self::Kvm(error) => error.is_user_error(),
             Self::Vfio { source, .. } => source.is_user_error(),
+            Self::Snapshot(error) => error.is_user_error(),
             Self::File(_) | Self::Config(_) => true,
             _ => false,
         }
@@ -89,6 +94,7 @@ impl Explain for VmError {
             | Self::Tables(_)
             | Self::Pci(_)
             | Self::Iommu(_)
+            | Self::Snapshot(_)
             | Self::Device { .. }
             | Self::Guest(_) => self.to_string(),
         }

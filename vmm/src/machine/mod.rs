@@ -18,12 +18,23 @@ pub(crate) use mailbox::HostNotes;
 pub use mailbox::{GuestEvent, Mailbox};
 
 use crate::event_monitor::EventMonitor;
+use crate::snapshot::{NewSnapshot, Snapshot};
 
 /// What the control thread makes a VM of: the real thing, or a null guest in tests.
 pub trait Machine: Sized + Send + 'static {
     /// Builds a VM with its vCPUs stopped. Its guest's wishes go to `mailbox`.
     /// What its guest does with devices goes to `monitor`.
     fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError>;
+    /// Makes a VM what `snapshot` says, with its vCPUs stopped. `prefault`: all of its RAM is read now.
+    fn restore(
+        snapshot: &Snapshot,
+        prefault: bool,
+        mailbox: Arc<Mailbox>,
+        monitor: &EventMonitor,
+    ) -> Result<Self, VmError>;
+    /// Writes all that the VM is to `snapshot`; `config` is what it was built of. Its vCPUs stand still, and it is none the worse
+    /// for it, whatever comes of it.
+    fn save(&mut self, config: &VmConfig, snapshot: NewSnapshot) -> Result<(), VmError>;
     /// Loads what the guest boots, points the boot processor at it, and lets the vCPUs run if `run` says so.
     fn start(&mut self, run: bool) -> Result<(), VmError>;
     /// Stops all vCPUs and returns when they stand still.

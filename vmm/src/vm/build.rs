@@ -9,20 +9,24 @@ use std::sync::Arc;
 use carom_api::VmConfig;
 use carom_api::config::{ConsoleConfig, ConsoleMode};
 use carom_api::error::FileError;
-use devices::pci::{BarWindows, Ecam, PciAddress, PciRoot};
+use devices::legacy::serial::SerialPort;
+use devices::pci::{BarWindows, ConfigPorts, Ecam, PciAddress, PciRoot};
 use devices::platform::{AddressSpace, DeviceObserver, Space};
 use devices::pvpanic::PvPanic;
 use devices::shown::ShownMemory;
 
 use super::observer::Observer;
 use super::passthrough::{IOMMU_ADDRESS, Passthrough, Surroundings};
+use super::snapshot::Source;
 use super::{PVPANIC_ID, Vm, load};
 use crate::address_space::{IoMap, IoMapOwner};
 use crate::arch::boot::Payload;
 use crate::arch::cpuid::CpuidTemplate;
 use crate::arch::irqchip::IrqchipState;
 use crate::arch::layout::{GIB, PCI_ECAM, PCI_IO, PCI_MEM32, PCI_SLOTS_BEHIND_IOMMU, PVPANIC_SLOT};
+use crate::arch::platform::PlatformDevices;
 use crate::arch::registers::set_mtrr_write_back;
+use crate::arch::saved::ProcessorsState;
 use crate::arch::vcpu_state::VcpuState;
 use crate::arch::{acpi, platform};
 use crate::event_monitor::EventMonitor;
@@ -31,10 +35,10 @@ use crate::kvm::msi::KvmMsi;
 use crate::kvm::slots::KvmSlots;
 use crate::kvm::{KvmError, KvmVm};
 use crate::machine::{Mailbox, VmError};
-use crate::memory;
 use crate::serial_output::SerialOutput;
 use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
+use crate::{memory, snapshot};
 
 /// Where 64-bit BARs start where RAM leaves the place free: far enough that RAM could grow.
 const MEM64_ALIGN: u64 = 64 * GIB;
@@ -42,21 +46,41 @@ const MEM64_ALIGN: u64 = 64 * GIB;
 impl Vm {
     /// Builds the VM. What the user may have got wrong comes first, and the terminal is touched last, so that a
     /// mistake leaves nothing behind.
-    pub(super) fn new(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError> {
+    ///
+    /// With `source` it is the VM that was saved there as far as that is fixed when a VM is built: RAM and CPUID.
+    pub(super) fn new(
+        config: &VmConfig,
+        source: Option<&Source<'_>>,
+        mailbox: Arc<Mailbox>,
+        monitor: &EventMonitor,
+    ) -> Result<Self, VmError> {
         let kvm = KvmVm::new()?;
-        let cpuid = CpuidTemplate::new(&kvm.kvm, config.cpus.boot_vcpus)?;
-        let tables = describe(config, cpuid.physical_bits());
+        let template = CpuidTemplate::new(&kvm.kvm, config.cpus.boot_vcpus)?;
+        let saved = source.map(|source| &source.snapshot.state.processors);
+        let cpuids = (0..config.cpus.boot_vcpus).map(|id| {
+            let host = template.for_vcpu(id)?;
+            saved.map_or_else(|| Ok(host.clone()), |saved| saved.cpuid(id, &host))
+        });
+        let cpuids = cpuids.collect::<Result<Vec<_>, KvmError>>()?;
+        let physical_bits = saved.and_then(ProcessorsState::physical_bits).unwrap_or_else(|| template.physical_bits());
+        let tables = describe(config, physical_bits);
         let ram_size = config.memory.size;
-        let memory = memory::create(&config.memory)?;
         let payload = Payload::open(&config.payload)?;
-        let loaded = Some(load(&payload, &memory, ram_size, &tables)?);
+        let (memory, loaded) = match source {
+            Some(Source { snapshot, prefault }) => (snapshot::ram::restore(snapshot, *prefault)?, None),
+            None => {
+                let memory = memory::create(&config.memory)?;
+                let entry = load(&payload, &memory, ram_size, &tables)?;
+                (memory, Some(entry))
+            }
+        };
 
         let slots = Arc::new(KvmSlots::new(kvm.fd.clone(), kvm.kvm.get_nr_memslots()));
         memory::show(&memory, slots.as_ref())?;
         let io_map = IoMapOwner::new();
         platform::add_power_registers(&io_map, mailbox.clone())?;
-        platform::add_control_port(&io_map)?;
-        let pci = add_root_bus(&io_map, &tables)?;
+        let control_port = platform::add_control_port(&io_map)?;
+        let (pci, config_ports) = add_root_bus(&io_map, &tables)?;
         let msi = KvmMsi::new(kvm.fd.clone())
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
         let hotplug = platform::add_hotplug_registers(&io_map, &kvm, &pci, mailbox.clone())?;
@@ -78,14 +102,15 @@ impl Vm {
             pci: pci_of_devices,
             observer,
             listener: mailbox.clone(),
+            places: source.map(Source::places).unwrap_or_default(),
         };
         let passthrough = Passthrough::new(config, around)?;
 
         let mut vcpus = Vec::new();
         let mut initial = Vec::new();
-        for id in 0..config.cpus.boot_vcpus {
+        for (id, cpuid) in (0..).zip(&cpuids) {
             let fd = kvm.create_vcpu(id)?;
-            fd.set_cpuid2(&cpuid.for_vcpu(id)?).map_err(KvmError::call(format!("setting CPUID of vCPU {id}")))?;
+            fd.set_cpuid2(cpuid).map_err(KvmError::call(format!("setting CPUID of vCPU {id}")))?;
             initial.push(VcpuState::save(&kvm.kvm, &kvm.fd, &fd)?);
             set_mtrr_write_back(&fd)?;
             let vcpu = Vcpu::spawn(id, fd, Arc::clone(&io_map), mailbox.clone())
@@ -94,14 +119,16 @@ impl Vm {
         }
         let initial_irqchip = IrqchipState::save(&kvm.fd)?;
         let power_button = platform::add_power_button(&kvm)?;
-        let (serial_output, terminal) = add_serial_port(config, &kvm, &io_map)?;
+        let (serial, serial_output, terminal) = add_serial_port(config, &kvm, &io_map)?;
+        let platform = PlatformDevices { control_port, config_ports, hotplug, serial };
         Ok(Self {
             vcpus,
+            cpuids,
             initial,
             initial_irqchip,
             _io_map: io_map,
             pci,
-            hotplug,
+            platform,
             passthrough,
             closed: Vec::new(),
             tables,
@@ -137,24 +164,23 @@ fn mem64(ram_size: u64, physical_bits: u8) -> RangeInclusive<u64> {
     if start < end { start..=end - 1 } else { memory::end(ram_size)..=end.max(memory::end(ram_size) + GIB) - 1 }
 }
 
-fn add_root_bus(io_map: &Arc<IoMap>, tables: &acpi::TableConfig) -> Result<Arc<PciRoot>, VmError> {
+fn add_root_bus(io_map: &Arc<IoMap>, tables: &acpi::TableConfig) -> Result<(Arc<PciRoot>, Arc<ConfigPorts>), VmError> {
     let windows = BarWindows { io: PCI_IO, mem32: PCI_MEM32, mem64: tables.mem64.clone() };
     let root = Arc::new(PciRoot::new(io_map.clone(), windows)?);
     let place = |source| VmError::Device { what: "placing PCI configuration space", source };
     io_map.insert(Space::Memory, PCI_ECAM, Ecam::SIZE, Arc::new(Ecam::new(root.clone()))).map_err(place)?;
-    platform::add_config_ports(io_map, &root).map_err(place)?;
-    Ok(root)
+    let ports = platform::add_config_ports(io_map, &root).map_err(place)?;
+    Ok((root, ports))
 }
 
+/// A serial port, where what the guest writes goes, and the terminal if it has that.
+type Serial = (Option<Arc<SerialPort>>, Option<SerialOutput>, Option<Terminal>);
+
 /// Adds the serial port and connects it; with `tty`, gives it the terminal.
-fn add_serial_port(
-    config: &VmConfig,
-    kvm: &KvmVm,
-    io_map: &IoMap,
-) -> Result<(Option<SerialOutput>, Option<Terminal>), VmError> {
+fn add_serial_port(config: &VmConfig, kvm: &KvmVm, io_map: &IoMap) -> Result<Serial, VmError> {
     let fail = |source| VmError::Device { what: "setting the serial port up", source };
     let output = match config.serial.mode {
-        ConsoleMode::Off => return Ok((None, None)),
+        ConsoleMode::Off => return Ok((None, None, None)),
         ConsoleMode::Null => None,
         ConsoleMode::Tty => Some(SerialOutput::stdout().map_err(fail)?),
         ConsoleMode::File => {
@@ -167,11 +193,11 @@ fn add_serial_port(
     let writer = output.as_ref().map_or_else(|| Box::new(io::sink()) as Box<_>, SerialOutput::writer);
     let port = platform::add_serial_port(io_map, kvm, writer)?;
     if config.serial.mode != ConsoleMode::Tty {
-        return Ok((output, None));
+        return Ok((Some(port), output, None));
     }
     let what = "giving the terminal to the guest";
-    let terminal = Terminal::take(port).map_err(|source| VmError::Device { what, source })?;
-    Ok((output, Some(terminal)))
+    let terminal = Terminal::take(port.clone()).map_err(|source| VmError::Device { what, source })?;
+    Ok((Some(port), output, Some(terminal)))
 }
 
 #[cfg(test)]

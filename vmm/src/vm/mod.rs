@@ -7,16 +7,18 @@ mod observer;
 mod passthrough;
 mod promise;
 mod rng;
+mod snapshot;
 
 use std::sync::Arc;
 
 use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo, VmCounters};
 use carom_api::{PartConfig, RngConfig, VmConfig};
-use devices::pci::{HotplugRegisters, PciAddress, PciDevice, PciRoot};
+use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::ram::Ram;
 use devices::virtio::iommu::IommuStatus;
 use devices::virtio::rng::RngCounters;
 use iommu_bounce::Report;
+use kvm_bindings::CpuId;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::address_space::IoMapOwner;
@@ -24,16 +26,19 @@ use crate::arch::acpi;
 use crate::arch::boot::Payload;
 use crate::arch::clock::ClockState;
 use crate::arch::irqchip::IrqchipState;
+use crate::arch::platform::PlatformDevices;
 use crate::arch::registers::{self, Entry};
 use crate::arch::vcpu_state::{UnwritableMsr, VcpuState};
 use crate::event_monitor::EventMonitor;
 use crate::kvm::{KvmError, KvmVm};
 use crate::machine::{Machine, Mailbox, VmError};
 use crate::serial_output::SerialOutput;
+use crate::snapshot::{NewSnapshot, Snapshot};
 use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
 
 use passthrough::Passthrough;
+use snapshot::{Source, StoppedClock};
 
 /// ID of the device by which the guest tells of a panic.
 const PVPANIC_ID: &str = "_pvpanic";
@@ -44,11 +49,13 @@ const PVPANIC_ID: &str = "_pvpanic";
 /// host's, then RAM. Then what the guest has written is waited for, while the terminal is still the guest's.
 pub struct Vm {
     vcpus: Vec<Vcpu>,
+    /// What CPUID says to each of them.
+    cpuids: Vec<CpuId>,
     initial: Vec<VcpuState>,
     initial_irqchip: IrqchipState,
     _io_map: IoMapOwner,
     pci: Arc<PciRoot>,
-    hotplug: Arc<HotplugRegisters>,
+    platform: PlatformDevices,
     passthrough: Passthrough,
     /// Devices that are given back and that nobody was told of yet.
     closed: Vec<PciDeviceInfo>,
@@ -60,7 +67,7 @@ pub struct Vm {
     memory: Arc<Ram>,
     ram_size: u64,
     /// The guest's clock when it was paused.
-    clock: Option<ClockState>,
+    clock: Option<StoppedClock>,
     /// Raises the interrupt line of ACPI events.
     power_button: EventFd,
     _serial_output: Option<SerialOutput>,
@@ -69,7 +76,23 @@ pub struct Vm {
 
 impl Machine for Vm {
     fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError> {
-        Self::new(config, mailbox, monitor)
+        Self::new(config, None, mailbox, monitor)
+    }
+
+    fn restore(
+        snapshot: &Snapshot,
+        prefault: bool,
+        mailbox: Arc<Mailbox>,
+        monitor: &EventMonitor,
+    ) -> Result<Self, VmError> {
+        let source = Source { snapshot, prefault };
+        let mut vm = Self::new(&snapshot.config, Some(&source), mailbox, monitor)?;
+        vm.restore_state(snapshot)?;
+        Ok(vm)
+    }
+
+    fn save(&mut self, config: &VmConfig, snapshot: NewSnapshot) -> Result<(), VmError> {
+        Ok(self.save_to(config, snapshot)?)
     }
 
     fn start(&mut self, run: bool) -> Result<(), VmError> {
@@ -95,17 +118,21 @@ impl Machine for Vm {
 
     fn pause(&mut self) -> Result<(), VmError> {
         self.stop_vcpus();
+        // After the vCPUs: what they asked for last is served.
         self.pci.pause();
         if self.clock.is_none() {
-            self.clock = Some(ClockState::save(&self.kvm.fd)?);
+            self.clock = Some(StoppedClock::Paused(ClockState::save(&self.kvm.fd)?));
         }
         Ok(())
     }
 
-    /// The guest's clock goes on where it stood, and its watchdogs learn that it was not its own fault.
+    /// The guest's clock goes on where it stood, or where it would stand had the VM never been saved. Its watchdogs learn that it
+    /// was not its own fault.
     fn resume(&mut self) -> Result<(), VmError> {
-        if let Some(clock) = self.clock.take() {
-            clock.go_on(&self.kvm.fd)?;
+        match self.clock.take() {
+            Some(StoppedClock::Paused(clock)) => clock.go_on(&self.kvm.fd)?,
+            Some(StoppedClock::Restored(clock)) => clock.catch_up(&self.kvm.fd)?,
+            None => {}
         }
         self.pci.resume();
         for vcpu in &self.vcpus {
@@ -121,7 +148,7 @@ impl Machine for Vm {
     fn reset(&mut self) -> Result<(), VmError> {
         self.stop_vcpus();
         // What is to go goes now. The IOMMU relies on all devices behind it being quiet when it is reset.
-        self.hotplug.reset();
+        self.platform.hotplug.reset();
         self.close_gone();
         self.pci.reset().map_err(|source| VmError::Device { what: "resetting the devices", source })?;
         self.initial_irqchip.restore(&self.kvm.fd)?;
@@ -154,14 +181,14 @@ impl Machine for Vm {
 
     fn add_device(&mut self, device: &PartConfig) -> Result<PciDeviceInfo, VmError> {
         let address = self.passthrough.add(device)?;
-        self.hotplug.announce(address.device);
+        self.platform.hotplug.announce(address.device);
         Ok(PciDeviceInfo { id: device.id().unwrap_or_default().to_string(), bdf: address.to_string() })
     }
 
     fn remove_device(&mut self, id: &str) -> bool {
         let address = self.passthrough.find(id);
         if let Some(address) = address {
-            self.hotplug.request(address.device);
+            self.platform.hotplug.request(address.device);
         }
         address.is_some()
     }
@@ -211,7 +238,7 @@ impl Machine for Vm {
 impl Vm {
     /// Gives devices back that have left the bus.
     fn close_gone(&mut self) {
-        for address in self.hotplug.take_gone().into_iter().map(PciAddress::on_root_bus) {
+        for address in self.platform.hotplug.take_gone().into_iter().map(PciAddress::on_root_bus) {
             let closed = self.passthrough.close(address);
             self.closed.extend(closed.map(|id| PciDeviceInfo { id, bdf: address.to_string() }));
         }

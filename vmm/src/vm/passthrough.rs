@@ -3,11 +3,12 @@
 //! Devices of the host in the VM, and of other processes, and the virtio-iommu in front of them: what is there at boot, and
 //! what comes and goes while the guest runs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use carom_api::config::{IommuPoll, PlatformConfig};
 use carom_api::limits::CHUNK_SIZE;
-use carom_api::{ConfigError, DeviceConfig, IommuBounceConfig, PartConfig, UserDeviceConfig, VmConfig};
+use carom_api::{ConfigError, DeviceConfig, IommuBounceConfig, PartConfig, RngConfig, UserDeviceConfig, VmConfig};
 use devices::dma::{FaultRelay, FaultSender, TableMapper, fault_relay};
 use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::platform::{DeviceObserver, Doorbells, HostListener, MemorySlots, MsiAllocator};
@@ -47,6 +48,8 @@ pub(super) struct Surroundings {
     pub(super) observer: Arc<dyn DeviceObserver>,
     /// Who is to know what the host tells of its devices.
     pub(super) listener: Arc<dyn HostListener>,
+    /// Where devices were, by name, in a VM that is restored: the order in which they came is nowhere kept.
+    pub(super) places: BTreeMap<String, PciAddress>,
 }
 
 /// The address space of a device behind the virtio-iommu.
@@ -134,7 +137,7 @@ impl Passthrough {
         }
         let (faults, relay) = fault_relay();
         if let Some(rng) = &config.rng {
-            let address = all.free_address(config.has_iommu(), rng.iommu)?;
+            let address = all.place(RngConfig::ID, config.has_iommu(), rng.iommu)?;
             let rng = Rng::open(rng, address, &faults, &all.around)?;
             endpoints.extend(rng.mapper.map(|mapper| (address, Mapper::Table(mapper))));
             all.around.pci.add(address, rng.function)?;
@@ -259,6 +262,18 @@ impl Passthrough {
     /// Where the device of this name is.
     pub(super) fn find(&self, id: &str) -> Option<PciAddress> {
         self.devices.iter().find(|device| device.function.id() == id).map(|device| device.address)
+    }
+
+    /// The slot that the device of this name was saved in, if it was and that is one for it; otherwise a free one.
+    fn place(&self, id: &str, has_iommu: bool, behind: bool) -> Result<PciAddress, VmError> {
+        let free = self.free_address(has_iommu, behind)?;
+        let slots = match (has_iommu, behind) {
+            (true, true) => PCI_SLOTS_BEHIND_IOMMU,
+            (true, false) => PCI_SLOTS_BESIDE_IOMMU,
+            (false, _) => PCI_SLOTS,
+        };
+        let saved = self.around.places.get(id).filter(|saved| slots.contains(&saved.device));
+        Ok(saved.copied().unwrap_or(free))
     }
 
     /// A slot for a device, of a VM with or without a virtio-iommu.

@@ -12,6 +12,7 @@ use crate::kvm::KvmError;
 
 /// What the clock stood at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Default))]
 #[serde(deny_unknown_fields)]
 pub struct ClockState {
     /// The guest's clock in nanoseconds.

@@ -40,6 +40,7 @@ fn line_route(gsi: u32, irqchip: u32, pin: u32) -> kvm_irq_routing_entry {
 
 /// State of the two 8259s and the I/O APIC.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Default))]
 pub struct IrqchipState([KvmBytes<kvm_irqchip>; 3]);
 
 /// The chips in the order of the state.

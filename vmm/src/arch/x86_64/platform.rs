@@ -10,6 +10,7 @@ use devices::legacy::power::{self, PowerRegisters, PowerRequest};
 use devices::legacy::serial::{self, SerialPort};
 use devices::pci::{ConfigPorts, HotplugRegisters, PciRoot};
 use devices::platform::{AddressSpace, Space};
+use devices::state::{DeviceState, StateError};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::layout::{
@@ -34,10 +35,12 @@ pub fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), 
 }
 
 /// Places system control port B.
-pub fn add_control_port(io_map: &IoMap) -> Result<(), VmError> {
+pub fn add_control_port(io_map: &IoMap) -> Result<Arc<ControlPort>, VmError> {
+    let port = Arc::new(ControlPort::default());
     io_map
-        .insert(Space::Port, CONTROL_PORT, control_port::REGISTERS_LEN, Arc::new(ControlPort::default()))
-        .map_err(|source| VmError::Device { what: "placing the control port", source })
+        .insert(Space::Port, CONTROL_PORT, control_port::REGISTERS_LEN, port.clone())
+        .map_err(|source| VmError::Device { what: "placing the control port", source })?;
+    Ok(port)
 }
 
 /// Places the registers of PCI hot plug. A device that the guest lets go of is given back by the control thread.
@@ -75,7 +78,60 @@ pub fn add_serial_port(io_map: &IoMap, kvm: &KvmVm, output: Box<dyn Write + Send
 }
 
 /// Places the ports by which configuration space is reached where the guest does not use ECAM.
-pub fn add_config_ports(io_map: &IoMap, root: &Arc<PciRoot>) -> io::Result<()> {
+pub fn add_config_ports(io_map: &IoMap, root: &Arc<PciRoot>) -> io::Result<Arc<ConfigPorts>> {
     let ports = Arc::new(ConfigPorts::new(root.clone()));
-    io_map.insert(Space::Port, ConfigPorts::BASE, ConfigPorts::SIZE, ports)
+    io_map.insert(Space::Port, ConfigPorts::BASE, ConfigPorts::SIZE, ports.clone())?;
+    Ok(ports)
+}
+
+/// The devices that sit on no bus and have state.
+pub struct PlatformDevices {
+    /// System control port B.
+    pub control_port: Arc<ControlPort>,
+    /// The ports of configuration space.
+    pub config_ports: Arc<ConfigPorts>,
+    /// The registers of PCI hot plug.
+    pub hotplug: Arc<HotplugRegisters>,
+    /// The first serial port, if the VM has it.
+    pub serial: Option<Arc<SerialPort>>,
+}
+
+impl PlatformDevices {
+    /// What they are. Called with all vCPUs stopped.
+    ///
+    /// # Errors
+    /// A device is on its way out.
+    pub fn save(&self) -> Result<Vec<DeviceState>, StateError> {
+        let mut states = vec![self.control_port.save()?, self.config_ports.save()?, self.hotplug.save()?];
+        states.extend(self.serial.as_ref().map(|serial| serial.save()).transpose()?);
+        Ok(states)
+    }
+
+    /// Makes them what `states` say. Interrupt controllers must be restored, and functions be on the bus by then.
+    ///
+    /// # Errors
+    /// The devices are others than those that were saved, or what of a state is refused.
+    pub fn restore(&self, states: &[DeviceState]) -> Result<(), StateError> {
+        match (states, &self.serial) {
+            ([control_port, config_ports, hotplug], None) => {
+                self.restore_those_of_all(control_port, config_ports, hotplug)
+            }
+            ([control_port, config_ports, hotplug, saved], Some(serial)) => {
+                self.restore_those_of_all(control_port, config_ports, hotplug)?;
+                serial.restore(saved).map_err(StateError::of("serial"))
+            }
+            _ => Err(StateError::rule("platform", "has not the devices that this VM has")),
+        }
+    }
+
+    fn restore_those_of_all(
+        &self,
+        control_port: &DeviceState,
+        config_ports: &DeviceState,
+        hotplug: &DeviceState,
+    ) -> Result<(), StateError> {
+        self.control_port.restore(control_port).map_err(StateError::of("control port"))?;
+        self.config_ports.restore(config_ports).map_err(StateError::of("PCI configuration ports"))?;
+        self.hotplug.restore(hotplug).map_err(StateError::of("PCI hot plug"))
+    }
 }

@@ -19,6 +19,7 @@ const VERSION: u32 = 1;
 
 /// A vCPU.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Default))]
 #[serde(deny_unknown_fields)]
 struct SavedVcpu {
     cpuid: SavedCpuid,
@@ -83,6 +84,18 @@ impl ProcessorsState {
             return Err(StateError::rule("vcpus", rule));
         }
         Ok(())
+    }
+
+    /// The state of vCPUs that nobody has, for tests that need some.
+    #[cfg(test)]
+    pub(crate) fn example(vcpus: usize) -> Self {
+        Self {
+            version: VERSION,
+            clock: ClockState::default(),
+            realtime_ns: 0,
+            vcpus: vec![SavedVcpu::default(); vcpus],
+            irqchip: IrqchipState::default(),
+        }
     }
 
     /// The CPUID that vCPU `index` must have, if this host can give it that: `host` is what it would have otherwise.

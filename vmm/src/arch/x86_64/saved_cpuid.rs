@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// What CPUID says to one vCPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Default))]
 pub(super) struct SavedCpuid(Vec<Entry>);
 
 /// An entry, as KVM has it.

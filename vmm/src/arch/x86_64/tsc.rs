@@ -22,6 +22,7 @@ const TOLERANCE: u64 = 250;
 
 /// The counter of one vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Default))]
 #[serde(deny_unknown_fields)]
 pub(super) struct TscState {
     /// Frequency in kHz; 0 where KVM does not tell it.

@@ -29,6 +29,7 @@ struct MsrState {
 
 /// The state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Default))]
 #[serde(deny_unknown_fields)]
 pub struct VcpuState {
     regs: KvmBytes<kvm_regs>,

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The directory of a snapshot.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use carom_api::{CheckedConfig, VmConfig};
+use log::warn;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{RamFile, RamFileWriter, SnapshotError, SnapshotState};
+
+/// The configuration.
+const CONFIG: &str = "config.json";
+/// All but the configuration and the bytes of memory.
+const STATE: &str = "state.json";
+/// The same while it is written.
+const UNFINISHED_STATE: &str = "state.json.unfinished";
+/// The bytes of memory.
+const MEMORY: &str = "memory-ranges";
+
+/// Most bytes of a configuration that are read.
+const MAX_CONFIG: u64 = 4 << 20;
+/// Most bytes of a state that are read: a million mappings of the virtio-iommu take some 80 MiB.
+const MAX_STATE: u64 = 512 << 20;
+
+fn file_error(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + '_ {
+    move |source| SnapshotError::File { path: path.display().to_string(), source }
+}
+
+/// A snapshot that is being written. What it has made so far is removed when it is dropped unfinished.
+#[derive(Debug)]
+pub struct NewSnapshot {
+    directory: PathBuf,
+    /// Whether the directory was made for it.
+    made: bool,
+    finished: bool,
+}
+
+impl NewSnapshot {
+    /// Begins a snapshot in `directory`, which is empty, or does not exist while its parent does.
+    ///
+    /// # Errors
+    /// It has something in it, or cannot be made.
+    pub fn create(directory: &Path) -> Result<Self, SnapshotError> {
+        let made = match fs::create_dir(directory) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(file_error(directory)(error)),
+        };
+        let mut entries = fs::read_dir(directory).map_err(file_error(directory))?;
+        if entries.next().is_some() {
+            return Err(SnapshotError::NotEmpty(directory.display().to_string()));
+        }
+        Ok(Self { directory: directory.to_path_buf(), made, finished: false })
+    }
+
+    /// The file of the bytes of memory, which is made.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn memory(&self) -> Result<RamFileWriter, SnapshotError> {
+        Ok(RamFileWriter::new(self.make(MEMORY)?.0))
+    }
+
+    /// Says that a file of this snapshot could not be written.
+    pub fn memory_error(&self, source: io::Error) -> SnapshotError {
+        file_error(&self.directory.join(MEMORY))(source)
+    }
+
+    /// Writes what is left, and completes the snapshot.
+    ///
+    /// # Errors
+    /// What the kernel said. There is no snapshot then.
+    pub fn finish(mut self, config: &VmConfig, state: &SnapshotState) -> Result<(), SnapshotError> {
+        self.write(CONFIG, config)?;
+        self.write(UNFINISHED_STATE, state)?;
+        let (unfinished, path) = (self.directory.join(UNFINISHED_STATE), self.directory.join(STATE));
+        fs::rename(unfinished, &path).map_err(file_error(&path))?;
+        self.finished = true;
+        // For the names to be on the disk. It is a snapshot already.
+        if let Err(error) = File::open(&self.directory).and_then(|directory| directory.sync_all()) {
+            warn!("{}: {error}", self.directory.display());
+        }
+        Ok(())
+    }
+
+    fn make(&self, name: &str) -> Result<(File, PathBuf), SnapshotError> {
+        let path = self.directory.join(name);
+        // All that the guest knows is in it.
+        let mut options = File::options();
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options.write(true).create_new(true).open(&path).map_err(file_error(&path))?;
+        Ok((file, path))
+    }
+
+    fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), SnapshotError> {
+        let (file, path) = self.make(name)?;
+        let mut writer = io::BufWriter::new(file);
+        let written = serde_json::to_writer(&mut writer, value).map_err(io::Error::from);
+        let written = written.and_then(|()| writer.flush()).and_then(|()| writer.get_ref().sync_all());
+        written.map_err(file_error(&path))
+    }
+}
+
+impl Drop for NewSnapshot {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        for name in [STATE, UNFINISHED_STATE, CONFIG, MEMORY] {
+            // Not all were made.
+            let _ = fs::remove_file(self.directory.join(name));
+        }
+        if self.made {
+            let _ = fs::remove_dir(&self.directory);
+        }
+    }
+}
+
+/// A snapshot that was read and checked, as far as that is possible without a VM.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// The configuration.
+    pub config: CheckedConfig,
+    /// All but the bytes of memory.
+    pub state: SnapshotState,
+    /// The bytes of memory.
+    pub memory: RamFile,
+    directory: PathBuf,
+}
+
+impl Snapshot {
+    /// Reads the snapshot in `directory`.
+    ///
+    /// # Errors
+    /// A file is missing, or is not what it should be.
+    pub fn open(directory: &Path) -> Result<Self, SnapshotError> {
+        let state: SnapshotState = read(&directory.join(STATE), MAX_STATE)?;
+        let path = directory.join(CONFIG);
+        let config: VmConfig = read(&path, MAX_CONFIG)?;
+        let form = |rule: String| SnapshotError::Form { path: path.display().to_string(), rule };
+        let config =
+            config.check_again().map_err(|error| form(carom_api::Explain::explain(&error, carom_api::Terms::Json)))?;
+        let path = directory.join(MEMORY);
+        let memory = RamFile::new(open(&path)?);
+        let len = memory.size().map_err(file_error(&path))?;
+        let path = directory.join(STATE);
+        state
+            .check(config.cpus.boot_vcpus, config.memory.size, len)
+            .map_err(|error| SnapshotError::Form { path: path.display().to_string(), rule: error.to_string() })?;
+        Ok(Self { config, state, memory, directory: directory.to_path_buf() })
+    }
+
+    /// Says that the bytes of memory could not be read.
+    pub fn memory_error(&self, source: io::Error) -> SnapshotError {
+        file_error(&self.directory.join(MEMORY))(source)
+    }
+}
+
+/// Opens a file, and nothing else: what opens a pipe waits for its writer.
+fn open(path: &Path) -> Result<File, SnapshotError> {
+    let metadata = fs::metadata(path).map_err(file_error(path))?;
+    if !metadata.is_file() {
+        return Err(SnapshotError::Form { path: path.display().to_string(), rule: "is no file".into() });
+    }
+    File::open(path).map_err(file_error(path))
+}
+
+/// Reads a JSON file of at most `most` bytes.
+fn read<T: DeserializeOwned>(path: &Path, most: u64) -> Result<T, SnapshotError> {
+    let form = |rule: String| SnapshotError::Form { path: path.display().to_string(), rule };
+    let mut text = Vec::new();
+    open(path)?.take(most + 1).read_to_end(&mut text).map_err(file_error(path))?;
+    if text.len() as u64 > most {
+        return Err(form(format!("has more than {most} bytes")));
+    }
+    parse(&text).map_err(form)
+}
+
+/// Reads JSON; the error is one line that says where.
+pub(crate) fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let place = error.path().to_string();
+        let inner = error.into_inner();
+        carom_api::error::one_line(&if place == "." { inner.to_string() } else { format!("{place}: {inner}") })
+    })?;
+    reader.end().map_err(|error| error.to_string())?;
+    Ok(value)
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A VM on disk: a directory of three files, as Cloud Hypervisor has them.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `config.json` | the configuration, as `vm.create` takes it |
+//! | `memory-ranges` | the bytes of RAM and of bounce windows, with holes where all is zero |
+//! | `state.json` | the rest ([`SnapshotState`]), and where in `memory-ranges` what stands |
+//!
+//! `state.json` comes last, under its name only once all else is on the disk: a directory without it is no snapshot. What is
+//! read is checked as a request is: it may come from anybody.
+
+mod directory;
+pub mod ram;
+mod ram_file;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use devices::pci::FunctionState;
+use devices::state::{DeviceState, StateError};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use directory::parse;
+pub use directory::{NewSnapshot, Snapshot};
+pub use ram_file::{RamFile, RamFileWriter};
+
+use crate::arch::saved::ProcessorsState;
+use crate::kvm::KvmError;
+use crate::memory;
+
+/// The version of [`SnapshotState`] that this program writes, and the only one that it reads.
+pub const VERSION: u32 = 1;
+
+/// RAM in `memory-ranges`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RamRange {
+    /// Guest-physical address.
+    pub gpa: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Where it begins in the file, in bytes.
+    pub offset: u64,
+}
+
+/// A chunk of bounce windows in `memory-ranges`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChunkRange {
+    /// Its place in the shared memory region, in chunks.
+    pub index: u32,
+    /// Bytes.
+    pub len: u64,
+    /// Where it begins in the file, in bytes.
+    pub offset: u64,
+}
+
+/// What a VM is, but for its configuration and the bytes of its memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotState {
+    /// [`VERSION`].
+    pub version: u32,
+    /// vCPUs, interrupt controllers, clock.
+    pub processors: ProcessorsState,
+    /// Devices that sit on no bus.
+    pub platform: Vec<DeviceState>,
+    /// The functions on the root bus.
+    pub functions: Vec<FunctionState>,
+    /// RAM in `memory-ranges`.
+    pub ram: Vec<RamRange>,
+    /// Bounce windows in `memory-ranges`.
+    pub windows: Vec<ChunkRange>,
+}
+
+/// Why a VM could not be saved or restored.
+#[derive(Debug, Error)]
+pub enum SnapshotError {
+    /// The destination has something in it.
+    #[error("{0}: is not empty: a snapshot goes to a directory that is empty or does not exist")]
+    NotEmpty(String),
+    /// A file or directory.
+    #[error("{path}: {source}")]
+    File {
+        /// Which.
+        path: String,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// A file is not of its form.
+    #[error("{path}: {rule}")]
+    Form {
+        /// Which.
+        path: String,
+        /// What is wrong.
+        rule: String,
+    },
+    /// RAM could not be made.
+    #[error(transparent)]
+    Memory(#[from] memory::MemoryError),
+    /// The part of the kernel.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// A state cannot be saved, or is refused.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+/// What places and lengths in the file are multiples of.
+const PAGE: u64 = crate::arch::layout::PAGE_SIZE;
+
+impl SnapshotError {
+    /// Whether the user can mend it.
+    pub fn is_user_error(&self) -> bool {
+        match self {
+            Self::NotEmpty(_) | Self::File { .. } | Self::Form { .. } | Self::State(_) => true,
+            Self::Memory(_) => false,
+            Self::Kvm(error) => error.is_user_error(),
+        }
+    }
+}
+
+impl SnapshotState {
+    /// Checks what concerns the whole: that the state is of this program's form, of a VM with so many vCPUs and so much RAM,
+    /// and within a file of `file_len` bytes.
+    ///
+    /// # Errors
+    /// A rule does not hold.
+    pub fn check(&self, vcpus: u32, ram_size: u64, file_len: u64) -> Result<(), StateError> {
+        if self.version != VERSION {
+            return Err(StateError::Version { kind: "snapshot", wanted: VERSION, found: self.version });
+        }
+        self.processors.check(vcpus)?;
+        let ram: Vec<(u64, u64)> = self.ram.iter().map(|range| (range.gpa, range.len)).collect();
+        if ram != memory::ranges(ram_size) {
+            return Err(StateError::rule(
+                "ram",
+                format!("is not that of {ram_size} bytes, which the configuration has"),
+            ));
+        }
+        let mut places: Vec<(u64, u64)> = self.ram.iter().map(|range| (range.offset, range.len)).collect();
+        places.extend(self.windows.iter().map(|range| (range.offset, range.len)));
+        places.sort_unstable();
+        let mut free = 0;
+        for (offset, len) in places {
+            if !offset.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) || len == 0 {
+                let rule = format!("a range of {len:#x} bytes at {offset:#x} is not made of whole pages");
+                return Err(StateError::rule("memory-ranges", rule));
+            }
+            if offset < free {
+                let rule = format!("the range at {offset:#x} overlaps the one before it");
+                return Err(StateError::rule("memory-ranges", rule));
+            }
+            free = offset.checked_add(len).filter(|end| *end <= file_len).ok_or_else(|| {
+                let rule =
+                    format!("a range of {len:#x} bytes at {offset:#x} ends behind the file's {file_len:#x} bytes");
+                StateError::rule("memory-ranges", rule)
+            })?;
+        }
+        let mut chunks: Vec<u32> = self.windows.iter().map(|range| range.index).collect();
+        chunks.sort_unstable();
+        if let Some(twice) = chunks.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(StateError::rule("windows", format!("chunk {} is there twice", twice[0])));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! `memory-ranges`: the bytes of RAM and of bounce windows, one range behind the other. Pages that are all zero are holes.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{SeekFrom, seek};
+use vm_memory::VolatileSlice;
+use vm_memory::bitmap::BitmapSlice;
+
+use super::PAGE;
+
+/// Bytes that are copied at once.
+const BLOCK: usize = 1 << 20;
+
+/// The file while it is written.
+pub struct RamFileWriter {
+    file: File,
+    block: Vec<u8>,
+    /// Where the next range begins.
+    next: u64,
+}
+
+impl RamFileWriter {
+    /// Writes to `file`, which is empty.
+    pub fn new(file: File) -> Self {
+        Self { file, block: vec![0; BLOCK], next: 0 }
+    }
+
+    /// Adds the bytes of `memory`, whose length is a multiple of the page size. Returns where they begin.
+    ///
+    /// # Errors
+    /// What the kernel said, such as that the disk is full.
+    pub fn append<B: BitmapSlice>(&mut self, memory: &VolatileSlice<'_, B>) -> io::Result<u64> {
+        let start = self.next;
+        let mut done = 0;
+        while done < memory.len() {
+            let len = BLOCK.min(memory.len() - done);
+            let block = &mut self.block[..len];
+            let part = memory.subslice(done, len).map_err(io::Error::other)?;
+            part.copy_to(block);
+            write_pages(&self.file, block, start + done as u64)?;
+            done += len;
+        }
+        self.next = start + memory.len() as u64;
+        // A hole at the end is part of the file.
+        self.file.set_len(self.next)?;
+        Ok(start)
+    }
+
+    /// Has all of it be on the disk.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn finish(self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+}
+
+/// Writes the pages of `block` that are not all zero at `offset`, those that follow each other at once.
+fn write_pages(file: &File, block: &[u8], offset: u64) -> io::Result<()> {
+    let page = usize::try_from(PAGE).map_err(io::Error::other)?;
+    let is_zero = |page: &[u8]| page.iter().all(|byte| *byte == 0);
+    let pages: Vec<&[u8]> = block.chunks(page).collect();
+    let mut place = 0;
+    for run in pages.chunk_by(|a, b| is_zero(a) == is_zero(b)) {
+        let len = run.iter().map(|page| page.len()).sum::<usize>();
+        if !is_zero(run[0]) {
+            file.write_all_at(&block[place..place + len], offset + place as u64)?;
+        }
+        place += len;
+    }
+    Ok(())
+}
+
+/// The file when it is read.
+#[derive(Debug)]
+pub struct RamFile(File);
+
+impl AsFd for RamFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl RamFile {
+    pub(super) fn new(file: File) -> Self {
+        Self(file)
+    }
+
+    /// Bytes of the file.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn size(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    /// Copies the bytes from `offset` on to `memory`, which is all zero: holes are left out.
+    ///
+    /// # Errors
+    /// What the kernel said, or that the file ends before.
+    pub fn read<B: BitmapSlice>(&self, offset: u64, memory: &VolatileSlice<'_, B>) -> io::Result<()> {
+        let end = offset.checked_add(memory.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
+        if end > self.size()? {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut block = vec![0; BLOCK];
+        let mut at = offset;
+        while at < end {
+            let Some(data) = self.find(SeekFrom::Data(at))?.filter(|data| *data < end) else { break };
+            // A hole may begin within a page where the file system has smaller blocks.
+            let hole = self.find(SeekFrom::Hole(data))?.unwrap_or(end).min(end);
+            at = data;
+            while at < hole {
+                let len = BLOCK.min(usize::try_from(hole - at).unwrap_or(BLOCK));
+                self.0.read_exact_at(&mut block[..len], at)?;
+                let place = usize::try_from(at - offset).map_err(io::Error::other)?;
+                memory.subslice(place, len).map_err(io::Error::other)?.copy_from(&block[..len]);
+                at += len as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// The next data or hole; `None` where there is none to the end of the file.
+    fn find(&self, from: SeekFrom) -> io::Result<Option<u64>> {
+        match seek(&self.0, from) {
+            Ok(place) => Ok(Some(place)),
+            Err(rustix::io::Errno::NXIO) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    const LEN: usize = 3 << 20;
+
+    fn slice(bytes: &mut [u8]) -> VolatileSlice<'_> {
+        VolatileSlice::from(bytes)
+    }
+
+    #[test]
+    fn memory_reads_back_as_it_was_and_zero_pages_take_no_room() {
+        let mut memory = vec![0; LEN];
+        memory[4095] = 1;
+        memory[(1 << 20) - 1..(1 << 20) + 1].fill(2);
+        memory[LEN - 1] = 3;
+        let mut small = vec![7; 8192];
+        let file = tempfile::tempfile().unwrap();
+        let mut writer = RamFileWriter::new(file.try_clone().unwrap());
+        assert_eq!(writer.append(&slice(&mut memory)).unwrap(), 0);
+        assert_eq!(writer.append(&slice(&mut vec![0; LEN])).unwrap(), LEN as u64);
+        assert_eq!(writer.append(&slice(&mut small)).unwrap(), 2 * LEN as u64);
+        writer.finish().unwrap();
+        let metadata = file.metadata().unwrap();
+        assert_eq!(metadata.len(), 2 * LEN as u64 + 8192);
+        assert!(metadata.blocks() * 512 < 1 << 20, "{} blocks", metadata.blocks());
+        let file = RamFile::new(file);
+        let mut read = vec![0; LEN];
+        file.read(0, &slice(&mut read)).unwrap();
+        assert_eq!(read, memory);
+        let mut read = vec![0; LEN];
+        file.read(LEN as u64, &slice(&mut read)).unwrap();
+        assert!(read.iter().all(|byte| *byte == 0));
+        let mut read = vec![0; 8192];
+        file.read(2 * LEN as u64, &slice(&mut read)).unwrap();
+        assert_eq!(read, small);
+    }
+
+    #[test]
+    fn file_that_ends_too_early_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let file = RamFile::new(file);
+        let mut bytes = vec![0; 8192];
+        assert_eq!(file.read(0, &slice(&mut bytes)).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert!(file.read(u64::MAX - 1, &slice(&mut bytes)).is_err());
+    }
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Snapshots on disk, and what becomes of those that are none.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use carom_api::VmConfig;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+
+use super::*;
+
+const RAM: u64 = 64 << 20;
+const CHUNK: u64 = 2 << 20;
+
+fn config() -> VmConfig {
+    serde_json::from_value(json!({"payload": {"kernel": "/k"}, "memory": {"size": RAM}})).unwrap()
+}
+
+fn config_of(shared: bool) -> VmConfig {
+    let mut config = config();
+    config.memory.shared = shared;
+    config
+}
+
+/// A snapshot of a VM without devices, whose RAM has a byte in its second page and whose window has one chunk.
+pub(crate) fn write(directory: &Path) -> SnapshotState {
+    let config = config().check().unwrap();
+    let ram = memory::create(&config.memory).unwrap();
+    ram.write_obj(0x5au8, GuestAddress(4097)).unwrap();
+    ram.write_obj(0xa5u8, GuestAddress(RAM - 1)).unwrap();
+    let new = NewSnapshot::create(directory).unwrap();
+    let mut file = new.memory().unwrap();
+    let ram = ram::write(&ram, &mut file).unwrap();
+    let mut chunk = vec![7; usize::try_from(CHUNK).unwrap()];
+    let offset = file.append(&vm_memory::VolatileSlice::from(&mut chunk[..])).unwrap();
+    file.finish().unwrap();
+    let windows = vec![ChunkRange { index: 3, len: CHUNK, offset }];
+    let processors = ProcessorsState::example(1);
+    let state = SnapshotState { version: VERSION, processors, platform: vec![], functions: vec![], ram, windows };
+    new.finish(&config, &state).unwrap();
+    state
+}
+
+fn written() -> (TempDir, PathBuf) {
+    let parent = TempDir::new().unwrap();
+    let directory = parent.path().join("snapshot");
+    write(&directory);
+    (parent, directory)
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = entries.collect();
+    names.sort_unstable();
+    names
+}
+
+fn refusal(directory: &Path) -> String {
+    Snapshot::open(directory).unwrap_err().to_string()
+}
+
+#[test]
+fn snapshot_reads_back_and_is_the_owners_alone() {
+    let (_parent, directory) = written();
+    assert_eq!(names(&directory), ["config.json", "memory-ranges", "state.json"]);
+    for name in names(&directory) {
+        let mode = fs::metadata(directory.join(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+    let snapshot = Snapshot::open(&directory).unwrap();
+    assert_eq!(snapshot.config.memory.size, RAM);
+    assert_eq!((snapshot.state.ram[0].len, snapshot.state.windows[0].index), (RAM, 3));
+    assert_eq!(snapshot.memory.size().unwrap(), RAM + CHUNK);
+}
+
+#[test]
+fn ram_is_what_it_was_and_writes_do_not_reach_the_snapshot() {
+    for (shared, prefault) in [(false, false), (false, true), (true, false)] {
+        let (_parent, directory) = written();
+        let before = fs::read(directory.join("memory-ranges")).unwrap();
+        let text = serde_json::to_vec(&config_of(shared)).unwrap();
+        fs::write(directory.join("config.json"), text).unwrap();
+        let snapshot = Snapshot::open(&directory).unwrap();
+        let ram = ram::restore(&snapshot, prefault).unwrap();
+        assert_eq!(ram.read_obj::<u8>(GuestAddress(4097)).unwrap(), 0x5a, "shared {shared}, prefault {prefault}");
+        assert_eq!(ram.read_obj::<u8>(GuestAddress(RAM - 1)).unwrap(), 0xa5);
+        assert_eq!(ram.read_obj::<u64>(GuestAddress(0)).unwrap(), 0);
+        // Who gives RAM to another process asks for its file.
+        assert_eq!(ram.iter().next().unwrap().file_offset().is_some(), shared);
+        ram.write_obj(1u8, GuestAddress(4097)).unwrap();
+        drop(ram);
+        assert!(before == fs::read(directory.join("memory-ranges")).unwrap());
+    }
+}
+
+#[test]
+fn snapshot_that_is_not_finished_leaves_nothing() {
+    let parent = TempDir::new().unwrap();
+    let (made, empty) = (parent.path().join("made"), parent.path().join("empty"));
+    fs::create_dir(&empty).unwrap();
+    for directory in [&made, &empty] {
+        let new = NewSnapshot::create(directory).unwrap();
+        drop(new.memory().unwrap());
+        assert!(Snapshot::open(directory).is_err());
+        drop(new);
+    }
+    assert!(!made.exists());
+    assert!(names(&empty).is_empty());
+    write(&empty);
+    assert!(Snapshot::open(&empty).is_ok());
+}
+
+#[test]
+fn snapshot_does_not_go_over_anything() {
+    let (parent, directory) = written();
+    let before = fs::read(directory.join("state.json")).unwrap();
+    let refused = NewSnapshot::create(&directory).unwrap_err();
+    assert!(
+        refused.to_string().ends_with("is not empty: a snapshot goes to a directory that is empty or does not exist")
+    );
+    assert!(refused.is_user_error());
+    assert_eq!(fs::read(directory.join("state.json")).unwrap(), before);
+    assert!(NewSnapshot::create(&parent.path().join("none/there")).unwrap_err().to_string().contains("No such file"));
+    let file = parent.path().join("file");
+    File::create(&file).unwrap();
+    assert!(NewSnapshot::create(&file).is_err());
+    assert!(file.exists());
+}
+
+#[test]
+fn state_that_breaks_a_rule_is_refused_with_its_place() {
+    let (_parent, directory) = written();
+    let path = directory.join("state.json");
+    let good: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let cases: [(&str, Value, &str); 13] = [
+        ("/version", 2.into(), "the state of 'snapshot' has version 2; this program reads version 1"),
+        ("/version", (-1).into(), "version: invalid value"),
+        ("/ram", json!([]), "ram: is not that of 67108864 bytes"),
+        ("/ram/0/len", (RAM / 2).into(), "ram: is not that of"),
+        ("/ram/0/gpa", 4096.into(), "ram: is not that of"),
+        ("/ram/0/offset", 4096.into(), "memory-ranges: the range at 0x4000000 overlaps the one before it"),
+        ("/windows/0/offset", 0.into(), "memory-ranges: the range at 0x0 overlaps"),
+        ("/windows/0/offset", (u64::MAX - 4095).into(), "ends behind the file's 0x4200000 bytes"),
+        ("/windows/0/len", (CHUNK + 4096).into(), "ends behind the file"),
+        ("/windows/0/len", 0.into(), "is not made of whole pages"),
+        ("/windows/0/offset", (RAM + 1).into(), "is not made of whole pages"),
+        ("/processors/vcpus", json!([]), "vcpus: has 0 vCPUs, and the configuration 1"),
+        ("/platform", json!([{"kind": "serial", "version": 1, "payload": {}, "more": 1}]), "platform[0]"),
+    ];
+    for (place, value, wanted) in cases {
+        let mut spoiled = good.clone();
+        *spoiled.pointer_mut(place).unwrap() = value;
+        fs::write(&path, spoiled.to_string()).unwrap();
+        let error = refusal(&directory);
+        assert!(error.starts_with(path.to_str().unwrap()) && error.contains(wanted), "{place}: {error}");
+        assert_eq!(error.lines().count(), 1);
+    }
+    let mut twice = good.clone();
+    twice["windows"] = json!([good["windows"][0], {"index": 3, "len": 4096, "offset": RAM - 4096}]);
+    twice["ram"][0]["offset"] = 0.into();
+    fs::write(&path, twice.to_string()).unwrap();
+    assert!(refusal(&directory).contains("overlaps"));
+    fs::write(&path, good.to_string()).unwrap();
+    assert!(Snapshot::open(&directory).is_ok());
+}
+
+#[test]
+fn files_that_are_cut_missing_or_no_files_are_refused_by_name() {
+    for name in ["config.json", "memory-ranges", "state.json"] {
+        let (_parent, directory) = written();
+        let path = directory.join(name);
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(file.metadata().unwrap().len() - 1).unwrap();
+        let error = refusal(&directory);
+        assert!(error.contains(if name == "memory-ranges" { "ends behind the file" } else { name }), "{error}");
+        fs::remove_file(&path).unwrap();
+        assert!(refusal(&directory).contains(&format!("{name}: No such file")));
+        // Who opened it would wait.
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, 0o600.into()).unwrap();
+        assert!(refusal(&directory).ends_with("is no file"));
+    }
+}
+
+#[test]
+fn configuration_is_held_against_its_rules_again() {
+    let (_parent, directory) = written();
+    let path = directory.join("config.json");
+    for (text, wanted) in [
+        (json!({"payload": {"kernel": "/k"}, "memory": {"size": 1}}), "memory.size: "),
+        (json!({"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2}, "memory": {"size": RAM}}), "has 1 vCPUs"),
+        (json!({"payload": {"kernel": "/k"}, "memory": {"size": 2 * RAM}}), "ram: is not that of"),
+        (json!({"payload": {"kernel": "/k"}, "more": 1}), "unknown field `more`"),
+        (json!([]), "config.json"),
+    ] {
+        fs::write(&path, text.to_string()).unwrap();
+        let error = refusal(&directory);
+        assert!(error.contains(wanted), "{error}");
+    }
+}

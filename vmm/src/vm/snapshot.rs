@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A VM saved and restored.
+//!
+//! The order matters. Devices are saved before vCPUs, since what they have raised last is in a local APIC by then. They are
+//! restored after vCPUs and interrupt controllers, so that what they raise is not overwritten.
+
+use std::collections::BTreeMap;
+
+use carom_api::{IommuBounceConfig, VmConfig};
+use devices::pci::PciAddress;
+use devices::state::StateError;
+use devices::virtio::iommu::IommuHandle;
+use kvm_bindings::CpuId;
+use kvm_ioctls::VcpuFd;
+
+use super::Vm;
+use crate::arch::clock::ClockState;
+use crate::arch::saved::{ProcessorsState, Vcpus};
+use crate::snapshot::{ChunkRange, NewSnapshot, RamFileWriter, Snapshot, SnapshotError, SnapshotState, VERSION, ram};
+use crate::vcpu::Vcpu;
+
+/// What a VM is restored from.
+pub(super) struct Source<'s> {
+    pub(super) snapshot: &'s Snapshot,
+    /// All of the RAM is read when the VM is built.
+    pub(super) prefault: bool,
+}
+
+impl Source<'_> {
+    /// Where the functions were, by name.
+    pub(super) fn places(&self) -> BTreeMap<String, PciAddress> {
+        let functions = self.snapshot.state.functions.iter();
+        functions.map(|function| (function.id.clone(), PciAddress::on_root_bus(function.device))).collect()
+    }
+}
+
+/// The guest's clock while the VM is paused.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum StoppedClock {
+    /// It goes on where it stood.
+    Paused(ClockState),
+    /// It goes on where it would stand had it never stopped: the guest was saved, and the world went on.
+    Restored(ClockState),
+}
+
+impl StoppedClock {
+    fn state(self) -> ClockState {
+        match self {
+            Self::Paused(clock) | Self::Restored(clock) => clock,
+        }
+    }
+}
+
+/// vCPUs with the CPUID that they were given.
+struct PausedVcpus<'v>(&'v [Vcpu], &'v [CpuId]);
+
+impl Vcpus for PausedVcpus<'_> {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn cpuid(&self, index: usize) -> &CpuId {
+        &self.1[index]
+    }
+    fn with<R>(&self, index: usize, then: impl FnOnce(&VcpuFd) -> R) -> R {
+        self.0[index].with_fd(then)
+    }
+}
+
+impl Vm {
+    /// Writes all that the VM is, which is paused.
+    pub(super) fn save_to(&mut self, config: &VmConfig, snapshot: NewSnapshot) -> Result<(), SnapshotError> {
+        self.close_gone();
+        if self.passthrough.iommu().is_some() && !config.has_iommu() {
+            let rule = "is there for devices that have left; the configuration has nothing behind it, and it would not be restored";
+            return Err(StateError::rule(IommuBounceConfig::ID, rule).into());
+        }
+        // What cannot be saved is known before anything large is written.
+        let functions = self.pci.save()?;
+        let platform = self.platform.save()?;
+        let clock = self.clock.map_or_else(|| ClockState::save(&self.kvm.fd), |clock| Ok(clock.state()))?;
+        let vcpus = PausedVcpus(&self.vcpus, &self.cpuids);
+        let processors = ProcessorsState::save(&self.kvm, &vcpus, clock)?;
+        let mut file = snapshot.memory()?;
+        let written = ram::write(&self.memory, &mut file).and_then(|ram| {
+            let windows =
+                self.passthrough.iommu().map_or_else(|| Ok(Vec::new()), |iommu| write_windows(iommu, &mut file))?;
+            file.finish()?;
+            Ok((ram, windows))
+        });
+        let (ram, windows) = written.map_err(|error| snapshot.memory_error(error))?;
+        let state = SnapshotState { version: VERSION, processors, platform, functions, ram, windows };
+        snapshot.finish(config, &state)
+    }
+
+    /// Makes a VM that was just built what the snapshot says. It is paused.
+    pub(super) fn restore_state(&mut self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        let state = &snapshot.state;
+        state.processors.restore(&self.kvm, &PausedVcpus(&self.vcpus, &self.cpuids))?;
+        self.pci.restore(&state.functions)?;
+        self.platform.restore(&state.platform)?;
+        self.restore_windows(snapshot)?;
+        self.clock = Some(StoppedClock::Restored(state.processors.clock()));
+        Ok(())
+    }
+
+    fn restore_windows(&self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        let saved = &snapshot.state.windows;
+        let mut indices: Vec<u32> = saved.iter().map(|chunk| chunk.index).collect();
+        indices.sort_unstable();
+        let iommu = self.passthrough.iommu();
+        if indices != iommu.map_or_else(Vec::new, |iommu| iommu.window_chunks()) {
+            return Err(StateError::rule("windows", "are not those of the virtio-iommu's state").into());
+        }
+        let Some(iommu) = iommu else { return Ok(()) };
+        for ChunkRange { index, len, offset } in saved {
+            let read = iommu.with_window_chunk(*index, |chunk| {
+                (chunk.len() as u64 == *len).then(|| snapshot.memory.read(*offset, &chunk))
+            });
+            match read.flatten() {
+                Some(read) => read.map_err(|error| snapshot.memory_error(error))?,
+                None => return Err(StateError::rule("windows", format!("chunk {index} has another length")).into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes the bytes of all bounce windows; says where in the file they stand.
+fn write_windows(iommu: &IommuHandle, file: &mut RamFileWriter) -> std::io::Result<Vec<ChunkRange>> {
+    let mut written = Vec::new();
+    for index in iommu.window_chunks() {
+        let chunk = iommu.with_window_chunk(index, |chunk| (chunk.len() as u64, file.append(&chunk)));
+        if let Some((len, offset)) = chunk {
+            written.push(ChunkRange { index, len, offset: offset? });
+        }
+    }
+    Ok(written)
+}
