@@ -26,7 +26,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use vmm::api::{ApiServer, ApiSocket, Shared};
+use vmm::api::{ApiServer, ApiSocket, SharedApi};
 use vmm::control::{Control, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::machine::{Machine, Mailbox, VmError};
@@ -241,7 +241,7 @@ impl Guest {
             let config = config.check().unwrap();
             control.create(config).unwrap();
             control.boot().unwrap();
-            let _server = ApiServer::start(Some(api), None, Shared::new(control.handle())).unwrap();
+            let _server = ApiServer::start(Some(api), None, SharedApi::new(control.handle())).unwrap();
             control.run().unwrap();
         });
         Self { socket: socket.into(), control, load, done }

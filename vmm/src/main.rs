@@ -13,7 +13,7 @@ use carom_api::cli::{
 };
 use carom_api::error::FileError;
 use carom_api::{CheckedConfig, Field, RestoreConfig};
-use vmm::api::{ApiServer, ApiSocket, Shared};
+use vmm::api::{ApiServer, ApiSocket, SharedApi};
 use vmm::control::{Control, ControlError, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::inherited::InheritedFds;
@@ -68,7 +68,7 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
     let metrics = metrics.map(listen_for_metrics).transpose()?;
     monitor.event("vmm", "starting");
     let server = (socket.is_some() || metrics.is_some())
-        .then(|| ApiServer::start(socket, metrics, Shared::new(control.handle())))
+        .then(|| ApiServer::start(socket, metrics, SharedApi::new(control.handle())))
         .transpose()
         .map_err(|source| VmError::Device { what: "serving the API", source })?;
     let result = serve(control, vm, restore);

@@ -17,7 +17,7 @@ use carom_api::{PartConfig, VmConfig};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 use serde_json::{Value, json};
-use vmm::api::{ApiServer, ApiSocket, Shared};
+use vmm::api::{ApiServer, ApiSocket, SharedApi};
 use vmm::control::{Control, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::machine::{Machine, Mailbox, VmError};
@@ -141,7 +141,7 @@ impl Vmm {
         let api = ApiSocket::bind(&socket).unwrap();
         let control = thread::spawn(move || {
             let control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, has_api: true });
-            let _server = ApiServer::start(Some(api), None, Shared::new(control.handle())).unwrap();
+            let _server = ApiServer::start(Some(api), None, SharedApi::new(control.handle())).unwrap();
             control.run().unwrap();
         });
         let vmm = Self { socket, control, _dir: dir };

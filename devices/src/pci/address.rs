@@ -32,10 +32,27 @@ impl PciAddress {
     pub fn endpoint_id(self) -> u32 {
         (u32::from(self.segment) << 16) | u32::from(self.requester_id())
     }
+
+    /// The function that [`endpoint_id`](Self::endpoint_id) names so.
+    pub fn of_endpoint(id: u32) -> Self {
+        let [function, bus, low, high] = id.to_le_bytes();
+        Self { segment: u16::from_le_bytes([low, high]), bus, device: function >> 3, function: function & 7 }
+    }
 }
 
 impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.segment, self.bus, self.device, self.function)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoint_id_leads_back_to_its_function() {
+        let address = PciAddress { segment: 1, bus: 2, device: 31, function: 7 };
+        assert_eq!(PciAddress::of_endpoint(address.endpoint_id()), address);
     }
 }

@@ -3,6 +3,7 @@
 //! Metrics in Prometheus' text form, with its conventions for names: base units, `_total` for what only grows.
 
 use carom_api::types::DeviceNode;
+use devices::pci::PciAddress;
 use iommu_bounce::{EndpointReport, Histogram, Report};
 use prometheus::core::Collector;
 use prometheus::proto::{self, Bucket, LabelPair, Metric, MetricFamily, MetricType};
@@ -141,7 +142,7 @@ fn endpoints(scrape: &Scrape, engine: &Report, devices: &[DeviceNode]) -> Result
     for (name, help, figure) in metrics {
         let gauges = IntGaugeVec::new(Opts::new(name, help), &["device", "address"])?;
         for endpoint in &engine.endpoints {
-            let address = figures::address(endpoint.endpoint);
+            let address = PciAddress::of_endpoint(endpoint.endpoint).to_string();
             let id = devices.iter().find(|device| device.pci_bdf == address).map_or("", |device| device.id.as_str());
             let value = i64::try_from(figure(endpoint)).unwrap_or(i64::MAX);
             gauges.with_label_values(&[id, address.as_str()]).set(value);

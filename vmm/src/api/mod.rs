@@ -7,11 +7,15 @@
 
 mod client_stream;
 mod descriptors;
+mod door;
 pub mod metrics;
+mod page;
 mod reading;
 mod respond;
 pub mod server;
+mod shared;
 pub mod socket;
 
-pub use server::{ApiServer, Shared};
+pub use server::ApiServer;
+pub use shared::SharedApi;
 pub use socket::ApiSocket;

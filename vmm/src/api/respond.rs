@@ -9,16 +9,17 @@ use carom_api::types::VmmPing;
 use carom_api::{Call, Explain, Terms, document, one_line};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::ext::ReasonPhrase;
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::client_stream::Requests;
 use super::descriptors::MAX_DESCRIPTORS;
+use super::door::Door;
 use super::metrics;
-use super::server::{Door, Shared};
+use super::page::Page;
+use super::shared::SharedApi;
 use crate::control::{ControlError, ControlHandle, Reply};
 
 /// Longest body in bytes.
@@ -28,38 +29,10 @@ const JSON: &str = "application/json";
 /// How long a client may take to send a body.
 const BODY_TIME: Duration = Duration::from_secs(10);
 
-/// A response before it is put in HTTP.
-#[derive(Clone, Debug)]
-pub(super) struct Page {
-    status: StatusCode,
-    /// Of the body, if there is one.
-    media_type: Option<&'static str>,
-    body: Bytes,
-}
-
-impl Page {
-    fn new(status: StatusCode, media_type: &'static str, body: impl Into<Bytes>) -> Self {
-        Self { status, media_type: Some(media_type), body: body.into() }
-    }
-}
-
-impl From<Page> for Response<Full<Bytes>> {
-    fn from(page: Page) -> Self {
-        let mut response = Self::new(Full::new(page.body));
-        *response.status_mut() = page.status;
-        // As in Cloud Hypervisor, whose clients take all that follows the version for the number.
-        response.extensions_mut().insert(ReasonPhrase::from_static(b""));
-        if let Some(media_type) = page.media_type {
-            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
-        }
-        response
-    }
-}
-
 /// Answers a request that came through `door` as one of `requests`.
 pub(super) async fn respond(
     door: Door,
-    shared: &Shared,
+    shared: &SharedApi,
     request: Request<Incoming>,
     requests: &Requests,
 ) -> Response<Full<Bytes>> {
@@ -88,7 +61,7 @@ pub(super) async fn respond(
 }
 
 async fn perform(
-    shared: &Shared,
+    shared: &SharedApi,
     operation: &'static Operation,
     request: Request<Incoming>,
     requests: &Requests,
@@ -123,7 +96,7 @@ async fn perform(
 }
 
 /// What `call` tells, which changes nothing: one answer does for all who ask at the same time.
-async fn read(shared: &Shared, name: &'static str, call: fn() -> Call) -> Response<Full<Bytes>> {
+async fn read(shared: &SharedApi, name: &'static str, call: fn() -> Call) -> Response<Full<Bytes>> {
     let control = shared.control.clone();
     let ask = move || {
         let control = control.clone();

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use carom_api::operations::{self, Operation};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -23,9 +22,9 @@ use tokio_io_timeout::TimeoutStream;
 
 use super::ApiSocket;
 use super::client_stream::{ClientSocket, ClientStream};
-use super::reading::Readings;
-use super::respond::{Page, respond};
-use crate::control::ControlHandle;
+use super::door::Door;
+use super::respond::respond;
+use super::shared::SharedApi;
 use crate::time_slice::ShortSlice;
 
 /// How long a client may take nothing of its answer.
@@ -38,54 +37,6 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 /// What one client too many gets.
 const BUSY: &[u8] = b"HTTP/1.1 429 \r\nContent-Type: application/json\r\nContent-Length: 34\r\n\
     Connection: close\r\n\r\n[\"too many clients are connected\"]";
-
-/// What all connections share.
-pub struct Shared {
-    /// The way to the control thread.
-    pub(super) control: ControlHandle,
-    /// What is being read of it.
-    pub(super) readings: Readings<Page>,
-}
-
-impl Shared {
-    /// With this way to the control thread.
-    pub fn new(control: ControlHandle) -> Self {
-        Self { control, readings: Readings::default() }
-    }
-}
-
-/// Where clients come in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Door {
-    /// The API's socket, on which everything is served.
-    Api,
-    /// The address for metrics, on which nothing else is.
-    Metrics,
-}
-
-impl Door {
-    /// Most clients that are connected at once; who comes then is told to try again. Each takes a descriptor. The doors
-    /// share no places, so that strangers at one cannot keep the owner from the other.
-    fn places(self) -> usize {
-        match self {
-            Self::Api => 256,
-            Self::Metrics => 16,
-        }
-    }
-
-    /// Whether the operation is served here.
-    pub(super) fn has(self, operation: &Operation) -> bool {
-        self == Self::Api || operation.name == operations::METRICS
-    }
-
-    /// What to add when there is no such operation.
-    pub(super) fn hint(self) -> &'static str {
-        match self {
-            Self::Api => "",
-            Self::Metrics => ": only /metrics is served here",
-        }
-    }
-}
 
 /// The running server. Dropping it sends the last answers and ends it, and removes the socket.
 pub struct ApiServer {
@@ -100,7 +51,7 @@ impl ApiServer {
     ///
     /// # Errors
     /// A listener cannot be used, or the process can have no more descriptors or threads.
-    pub fn start(socket: Option<ApiSocket>, metrics: Option<StdTcpListener>, shared: Shared) -> io::Result<Self> {
+    pub fn start(socket: Option<ApiSocket>, metrics: Option<StdTcpListener>, shared: SharedApi) -> io::Result<Self> {
         let api = socket.as_ref().map(|socket| socket.listener().try_clone()).transpose()?;
         api.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true))?;
         metrics.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true))?;
@@ -168,7 +119,7 @@ impl Listener for TcpListener {
 async fn serve(
     api: Option<UnixListener>,
     metrics: Option<TcpListener>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedApi>,
     stopped: oneshot::Receiver<()>,
 ) {
     let (stop, stopping) = watch::channel(false);
@@ -194,7 +145,7 @@ async fn accept<L: Listener>(
     listener: Option<L>,
     door: Door,
     clients: &Arc<Semaphore>,
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedApi>,
     stopping: &watch::Receiver<bool>,
 ) {
     let Some(listener) = listener else { return std::future::pending().await };
@@ -219,7 +170,12 @@ async fn accept<L: Listener>(
     }
 }
 
-async fn connection<S: ClientSocket>(stream: S, door: Door, shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
+async fn connection<S: ClientSocket>(
+    stream: S,
+    door: Door,
+    shared: Arc<SharedApi>,
+    mut stopping: watch::Receiver<bool>,
+) {
     let stream = ClientStream::new(stream);
     let requests = stream.requests();
     let service = service_fn(|request| {

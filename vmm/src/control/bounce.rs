@@ -5,11 +5,12 @@
 use carom_api::IommuBounceConfig;
 use carom_api::limits::CHUNK_SIZE;
 use carom_api::types::{BounceWindow, IommuBounce, IommuBounceReport};
+use devices::pci::PciAddress;
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::{DomainWindow, Report};
 
 use super::counters;
-use super::figures::{self, address};
+use super::figures;
 
 /// What there is to tell of the windows of `config`; `status` is there while the VM is booted.
 pub(super) fn status(config: &IommuBounceConfig, status: Option<&IommuStatus>) -> IommuBounce {
@@ -44,7 +45,7 @@ fn describe(window: &DomainWindow, chunk_size: u64) -> BounceWindow {
     let DomainWindow { domain, ref endpoints, read_chunks, write_chunks, read_write_chunks } = *window;
     BounceWindow {
         domain,
-        endpoints: endpoints.iter().map(|id| address(*id)).collect(),
+        endpoints: endpoints.iter().map(|id| PciAddress::of_endpoint(*id).to_string()).collect(),
         read_chunks,
         write_chunks,
         read_write_chunks,

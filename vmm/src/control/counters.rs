@@ -4,12 +4,11 @@
 
 use std::collections::BTreeMap;
 
+use devices::pci::PciAddress;
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::{Counters, Report, RequestCounts};
 use serde::Serialize;
 use serde_json::Value;
-
-use super::figures;
 
 /// What [`flatten`] makes of them, at a fraction of its cost: `vm.info` has them, and many clients may ask for it at once.
 pub(super) fn of_engine(counters: &Counters) -> BTreeMap<String, u64> {
@@ -73,7 +72,8 @@ pub(super) fn of_iommu(status: &IommuStatus) -> BTreeMap<String, u64> {
 /// The counters of a device behind it, which the guest sees at `address`: what it reaches, the requests that named it, and
 /// those for its domain (`domain_…`). `None` if it is not behind it.
 pub(super) fn of_endpoint(engine: &Report, address: &str) -> Option<BTreeMap<String, u64>> {
-    let endpoint = engine.endpoints.iter().find(|endpoint| figures::address(endpoint.endpoint) == address)?;
+    let endpoint =
+        engine.endpoints.iter().find(|endpoint| PciAddress::of_endpoint(endpoint.endpoint).to_string() == address)?;
     let activity = flatten(&endpoint.activity);
     let mut named: BTreeMap<_, _> = activity.into_iter().filter(|(name, _)| !name.starts_with("latency")).collect();
     named.insert("mapped_bytes".into(), endpoint.mapped_bytes);

@@ -4,7 +4,7 @@
 
 use carom_api::types::{DomainFigures, EndpointFigures, Latency, LatencyBucket};
 use devices::pci::PciAddress;
-use iommu_bounce::{DomainReport, EndpointId, EndpointReport, Histogram, HostLatency, RequestLatency};
+use iommu_bounce::{DomainReport, EndpointReport, Histogram, HostLatency, RequestLatency};
 
 use super::counters::flatten;
 
@@ -50,18 +50,11 @@ fn latency(histogram: &Histogram) -> Latency {
     }
 }
 
-/// Where the guest sees the endpoint with this ID ([`PciAddress::endpoint_id`]).
-pub(crate) fn address(id: EndpointId) -> String {
-    let [function, bus, low, high] = id.to_le_bytes();
-    let segment = u16::from_le_bytes([low, high]);
-    PciAddress { segment, bus, device: function >> 3, function: function & 7 }.to_string()
-}
-
 pub(super) fn domain(report: &DomainReport) -> DomainFigures {
     DomainFigures {
         domain: report.domain,
         bypass: report.bypass,
-        endpoints: report.endpoints.iter().map(|id| address(*id)).collect(),
+        endpoints: report.endpoints.iter().map(|id| PciAddress::of_endpoint(*id).to_string()).collect(),
         address_spaces: report.address_spaces as u64,
         mappings: report.mappings,
         mapped_bytes: report.mapped_bytes,
@@ -74,7 +67,7 @@ pub(super) fn domain(report: &DomainReport) -> DomainFigures {
 
 pub(super) fn endpoint(report: &EndpointReport) -> EndpointFigures {
     EndpointFigures {
-        address: address(report.endpoint),
+        address: PciAddress::of_endpoint(report.endpoint).to_string(),
         domain: report.domain,
         bypass: report.bypass,
         mapped_bytes: report.mapped_bytes,
@@ -92,12 +85,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-
-    #[test]
-    fn endpoints_are_named_by_their_address() {
-        let pci = PciAddress { segment: 1, bus: 2, device: 31, function: 7 };
-        assert_eq!(address(pci.endpoint_id()), pci.to_string());
-    }
 
     #[test]
     fn latency_tells_the_classes_that_something_is_in() {

@@ -15,8 +15,9 @@ use devices::platform::{AddressSpace, DeviceObserver, Space};
 use devices::pvpanic::PvPanic;
 use devices::shown::ShownMemory;
 
+use super::device_context::DeviceContext;
 use super::observer::Observer;
-use super::passthrough::{IOMMU_ADDRESS, Passthrough, Surroundings};
+use super::passthrough::{IOMMU_ADDRESS, Passthrough};
 use super::snapshot::Source;
 use super::{PVPANIC_ID, Vm, load};
 use crate::address_space::{IoMap, IoMapOwner};
@@ -92,7 +93,7 @@ impl Vm {
         let bars = Arc::new(ShownMemory::new(slots.clone()));
         let (vm, memory_of_devices) = (kvm.fd.clone(), memory.clone());
         let (msi, pci_of_devices) = (Arc::new(msi), pci.clone());
-        let around = Surroundings {
+        let context = DeviceContext {
             vm,
             memory: memory_of_devices,
             slots,
@@ -104,7 +105,7 @@ impl Vm {
             listener: mailbox.clone(),
             places: source.map(Source::places).unwrap_or_default(),
         };
-        let passthrough = Passthrough::new(config, around)?;
+        let passthrough = Passthrough::new(config, context)?;
 
         let mut vcpus = Vec::new();
         let mut initial = Vec::new();

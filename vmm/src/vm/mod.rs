@@ -3,9 +3,10 @@
 //! A VM: built from its configuration, started, paused, reset. [`crate::control`] decides when.
 
 mod build;
+mod common_limits;
+mod device_context;
 mod observer;
 mod passthrough;
-mod promise;
 mod rng;
 mod snapshot;
 

@@ -3,17 +3,13 @@
 //! Devices of the host in the VM, and of other processes, and the virtio-iommu in front of them: what is there at boot, and
 //! what comes and goes while the guest runs.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use carom_api::config::{IommuPoll, PlatformConfig};
 use carom_api::limits::CHUNK_SIZE;
 use carom_api::{ConfigError, DeviceConfig, IommuBounceConfig, PartConfig, RngConfig, UserDeviceConfig, VmConfig};
 use devices::dma::{FaultRelay, FaultSender, TableMapper, fault_relay};
-use devices::pci::{PciAddress, PciDevice, PciRoot};
-use devices::platform::{DeviceObserver, Doorbells, HostListener, MemorySlots, MsiAllocator};
-use devices::ram::Ram;
-use devices::shown::ShownMemory;
+use devices::pci::{PciAddress, PciDevice};
 use devices::vfio::user::{UserMapper, UserServer};
 use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioMapper, VfioPciDevice, map_guest_ram};
 use devices::virtio::iommu::{self, IommuHandle, IommuParams, RingFeatures, WindowRegion};
@@ -23,7 +19,8 @@ use kvm_ioctls::VmFd;
 use log::{error, warn};
 use vfio_ioctls::VfioDeviceFd;
 
-use super::promise;
+use super::common_limits;
+use super::device_context::DeviceContext;
 use super::rng::Rng;
 use crate::arch::layout::{MSI_WINDOW, PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BESIDE_IOMMU};
 use crate::kvm::create_vfio_device;
@@ -33,24 +30,6 @@ use crate::machine::VmError;
 pub(super) const IOMMU_ADDRESS: PciAddress = PciAddress::on_root_bus(1);
 /// What the virtio-iommu's queues can do.
 const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_idx: true };
-
-/// What devices are connected to.
-pub(super) struct Surroundings {
-    pub(super) vm: Arc<VmFd>,
-    pub(super) memory: Arc<Ram>,
-    pub(super) slots: Arc<dyn MemorySlots>,
-    /// Those for BARs.
-    pub(super) bars: Arc<ShownMemory>,
-    pub(super) msi: Arc<dyn MsiAllocator>,
-    pub(super) doorbells: Arc<dyn Doorbells>,
-    pub(super) pci: Arc<PciRoot>,
-    /// Who is to know what the guest does with the virtio-iommu.
-    pub(super) observer: Arc<dyn DeviceObserver>,
-    /// Who is to know what the host tells of its devices.
-    pub(super) listener: Arc<dyn HostListener>,
-    /// Where devices were, by name, in a VM that is restored: the order in which they came is nowhere kept.
-    pub(super) places: BTreeMap<String, PciAddress>,
-}
 
 /// The address space of a device behind the virtio-iommu.
 enum Mapper {
@@ -117,16 +96,16 @@ pub(super) struct Passthrough {
     /// There once a device of another process was.
     faults: Option<FaultSender>,
     rng: Option<Arc<VirtioRng>>,
-    around: Surroundings,
+    context: DeviceContext,
 }
 
 impl Passthrough {
     /// Opens the devices of `config`, and puts them and the virtio-iommu on the root bus.
-    pub(super) fn new(config: &VmConfig, around: Surroundings) -> Result<Self, VmError> {
+    pub(super) fn new(config: &VmConfig, context: DeviceContext) -> Result<Self, VmError> {
         let iommufd = config.platform.iommufd;
         let (devices, retired) = (Vec::new(), Vec::new());
         let mut all =
-            Self { devices, iommu: None, shared: None, retired, host: None, iommufd, faults: None, rng: None, around };
+            Self { devices, iommu: None, shared: None, retired, host: None, iommufd, faults: None, rng: None, context };
         let mut endpoints = Vec::new();
         for device in &config.devices {
             // Which slots a device may take follows from whether there will be an IOMMU.
@@ -138,9 +117,9 @@ impl Passthrough {
         let (faults, relay) = fault_relay();
         if let Some(rng) = &config.rng {
             let address = all.place(RngConfig::ID, config.has_iommu(), rng.iommu)?;
-            let rng = Rng::open(rng, address, &faults, &all.around)?;
+            let rng = Rng::open(rng, address, &faults, &all.context)?;
             endpoints.extend(rng.mapper.map(|mapper| (address, Mapper::Table(mapper))));
-            all.around.pci.add(address, rng.function)?;
+            all.context.pci.add(address, rng.function)?;
             all.rng = Some(rng.device);
         }
         let emulated_behind = config.rng.as_ref().is_some_and(|rng| rng.iommu);
@@ -153,7 +132,7 @@ impl Passthrough {
             all.put(address, device.iommu, function)?;
         }
         if config.has_iommu() {
-            let iommu = add_iommu(config, endpoints, &all.around)?;
+            let iommu = add_iommu(config, endpoints, &all.context)?;
             relay_faults(relay, &iommu)?;
             all.iommu = Some(iommu);
         }
@@ -161,7 +140,7 @@ impl Passthrough {
     }
 
     fn put(&mut self, address: PciAddress, behind: bool, function: Arc<VfioPciDevice>) -> Result<(), VmError> {
-        self.around.pci.add(address, function.clone())?;
+        self.context.pci.add(address, function.clone())?;
         self.devices.push(Device { address, behind, retired_before: self.retired.len(), function });
         Ok(())
     }
@@ -220,7 +199,7 @@ impl Passthrough {
                 .add_endpoint(address.endpoint_id(), mapper.behind(iommu))
                 .map_err(|error| VmError::Iommu(format!("device at {address}: {error}")))?;
         }
-        Ok(self.around.pci.add(address, function.clone())?)
+        Ok(self.context.pci.add(address, function.clone())?)
     }
 
     /// Gives a device back that has left the bus. Returns its name. Nothing is mapped for it or pinned afterwards.
@@ -272,7 +251,7 @@ impl Passthrough {
             (true, false) => PCI_SLOTS_BESIDE_IOMMU,
             (false, _) => PCI_SLOTS,
         };
-        let saved = self.around.places.get(id).filter(|saved| slots.contains(&saved.device));
+        let saved = self.context.places.get(id).filter(|saved| slots.contains(&saved.device));
         Ok(saved.copied().unwrap_or(free))
     }
 
@@ -289,7 +268,7 @@ impl Passthrough {
             }
         };
         // Those of devices that have left the bus and are not given back yet, too.
-        let on_bus = self.around.pci.devices().into_iter().map(|(address, _)| address);
+        let on_bus = self.context.pci.devices().into_iter().map(|(address, _)| address);
         let taken: Vec<PciAddress> = on_bus.chain(self.devices.iter().map(|device| device.address)).collect();
         slots.map(PciAddress::on_root_bus).find(|address| !taken.contains(address)).ok_or_else(|| {
             let rule = format!("all slots {which} the virtio-iommu are taken: remove a device first");
@@ -309,7 +288,7 @@ impl Passthrough {
             VmError::Vfio { field: DeviceConfig::PATH, path, source: Box::new(source) }
         };
         if self.host.is_none() {
-            self.host = Some(open_host_iommu(self.iommufd, &self.around.vm)?);
+            self.host = Some(open_host_iommu(self.iommufd, &self.context.vm)?);
         }
         let host = self.host.as_ref().expect("just made");
         let space = match &self.shared {
@@ -317,19 +296,19 @@ impl Passthrough {
             _ => host.new_space().map_err(fail)?,
         };
         let id = device.id.as_deref().unwrap_or("_vfio");
-        let (msi, bars) = (self.around.msi.clone(), self.around.bars.clone());
+        let (msi, bars) = (self.context.msi.clone(), self.context.bars.clone());
         let function = Arc::new(VfioPciDevice::open(id, &device.path, &space, msi, bars).map_err(fail)?);
-        if let Err(error) = function.watch(self.around.listener.clone()) {
+        if let Err(error) = function.watch(self.context.listener.clone()) {
             warn!("{id}: its errors will not be heard of, nor that the host wants it back: {error}");
         }
         if device.iommu {
-            let memory = self.around.memory.clone();
+            let memory = self.context.memory.clone();
             let mapper = host.mapper(space, address.endpoint_id(), &function, memory).map_err(fail)?;
             return Ok((function, Some(mapper)));
         }
         if self.shared.is_none() {
             // The space must have a device by then.
-            let _ram = map_guest_ram(&space, &self.around.memory).map_err(fail)?;
+            let _ram = map_guest_ram(&space, &self.context.memory).map_err(fail)?;
             self.shared = Some(SharedSpace { _ram, space });
         }
         Ok((function, None))
@@ -345,13 +324,13 @@ impl Passthrough {
     ) -> Result<(Arc<VfioPciDevice>, Option<UserMapper>), VmError> {
         let open = || {
             let faults = self.faults.clone().filter(|_| device.iommu).map(|faults| (address.endpoint_id(), faults));
-            let server = UserServer::connect(&device.socket, self.around.memory.clone(), faults)?;
+            let server = UserServer::connect(&device.socket, self.context.memory.clone(), faults)?;
             if !device.iommu {
                 server.share_ram()?;
             }
             let id = device.id.as_deref().unwrap_or("_vfio_user");
             // Nothing of it is shown to the guest as memory, and so nothing to other devices.
-            let function = server.function(id, &*self.around.msi, self.around.bars.clone())?;
+            let function = server.function(id, &*self.context.msi, self.context.bars.clone())?;
             Ok((Arc::new(function), device.iommu.then(|| server.mapper())))
         };
         open().map_err(|source| VmError::Vfio { field: UserDeviceConfig::SOCKET, path: None, source: Box::new(source) })
@@ -380,13 +359,13 @@ fn open_host_iommu(iommufd: bool, vm: &VmFd) -> Result<HostIommu, VmError> {
 fn add_iommu(
     config: &VmConfig,
     endpoints: Vec<(PciAddress, Mapper)>,
-    around: &Surroundings,
+    context: &DeviceContext,
 ) -> Result<Arc<IommuHandle>, VmError> {
     let limits: Vec<MapperLimits> = endpoints.iter().map(|(_, mapper)| mapper.limits()).collect();
     let bounce = config.iommu_bounce.as_ref();
     let engine = EngineConfig {
-        page_size_mask: promise::page_size_mask(&limits),
-        input_range: promise::input_range(&limits),
+        page_size_mask: common_limits::page_size_mask(&limits),
+        input_range: common_limits::input_range(&limits),
         msi_window: MSI_WINDOW,
         window: bounce.map(|bounce| window(bounce, &limits)).transpose()?,
         ..Default::default()
@@ -395,19 +374,19 @@ fn add_iommu(
         size: bounce.max,
         chunk_size: CHUNK_SIZE,
         hugepages: bounce.hugepages,
-        slots: around.slots.clone(),
+        slots: context.slots.clone(),
     });
     let params = IommuParams {
         id: IommuBounceConfig::ID.into(),
-        memory: around.memory.clone(),
-        msi: around.msi.clone(),
+        memory: context.memory.clone(),
+        msi: context.msi.clone(),
         engine,
         windows,
         poll: polls(config),
         rings: RING_FEATURES,
         // IOMMUFD maps no memory of devices.
-        devices: (!config.platform.iommufd).then(|| around.bars.clone()),
-        observer: Some(around.observer.clone()),
+        devices: (!config.platform.iommufd).then(|| context.bars.clone()),
+        observer: Some(context.observer.clone()),
     };
     let (function, handle) = iommu::create(params).map_err(|error| VmError::Iommu(error.to_string()))?;
     for (address, mapper) in endpoints {
@@ -415,7 +394,7 @@ fn add_iommu(
             .add_endpoint(address.endpoint_id(), mapper.behind(&handle))
             .map_err(|error| VmError::Iommu(format!("device at {address}: {error}")))?;
     }
-    around.pci.add(IOMMU_ADDRESS, function)?;
+    context.pci.add(IOMMU_ADDRESS, function)?;
     Ok(handle)
 }
 
@@ -430,7 +409,7 @@ fn polls(config: &VmConfig) -> bool {
 }
 
 fn window(bounce: &IommuBounceConfig, limits: &[MapperLimits]) -> Result<WindowConfig, VmError> {
-    let aperture = promise::window_aperture(limits).ok_or_else(|| {
+    let aperture = common_limits::window_aperture(limits).ok_or_else(|| {
         ConfigError::new(
             IommuBounceConfig::OPTION,
             "the host's IOMMU has no room for bounce windows below 4G; leave it out",

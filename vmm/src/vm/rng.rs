@@ -15,7 +15,7 @@ use devices::virtio::VirtioPciDevice;
 use devices::virtio::rng::{self, RngParams, VirtioRng};
 use rustix::fs::{Mode, OFlags, open};
 
-use super::passthrough::Surroundings;
+use super::device_context::DeviceContext;
 use crate::machine::VmError;
 
 /// The device, and how it is connected.
@@ -32,14 +32,14 @@ impl Rng {
         config: &RngConfig,
         address: PciAddress,
         faults: &FaultSender,
-        around: &Surroundings,
+        context: &DeviceContext,
     ) -> Result<Self, VmError> {
         let source = open_source(&config.src).map_err(|source| FileError {
             field: RngConfig::SRC,
             path: config.src.display().to_string(),
             source,
         })?;
-        let ram = around.memory.clone();
+        let ram = context.memory.clone();
         let table = config.iommu.then(|| {
             Arc::new(DmaTable::new(RngConfig::ID, ram.clone(), Some((address.endpoint_id(), faults.clone()))))
         });
@@ -47,9 +47,9 @@ impl Rng {
             id: RngConfig::ID.into(),
             source,
             memory: table.clone().map_or_else(|| DeviceMemory::all_ram(ram), DeviceMemory::mapped),
-            msi: around.msi.clone(),
-            doorbells: Some(around.doorbells.clone()),
-            observer: Some(around.observer.clone()),
+            msi: context.msi.clone(),
+            doorbells: Some(context.doorbells.clone()),
+            observer: Some(context.observer.clone()),
         };
         let (function, device) = rng::create(params).map_err(|error| VmError::Device {
             what: "making the virtio-rng device",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the virtio-iommu can promise the guest, given what the host's IOMMUs can translate.
+//! What the mappers of all endpoints can translate: the virtio-iommu offers the guest that and no more.
 
 use std::ops::RangeInclusive;
 

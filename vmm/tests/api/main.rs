@@ -4,13 +4,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+mod clients;
+#[path = "../http/mod.rs"]
 mod http;
+mod metrics;
 
 use std::fs;
-use std::io::{BufRead, BufReader, ErrorKind, IoSlice, Read, Write};
-use std::mem::MaybeUninit;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::io::{BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -18,7 +19,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -389,251 +389,6 @@ fn answers_have_the_form_that_cloud_hypervisors_clients_read() {
     text.clear();
     stream.read_to_string(&mut text).unwrap();
     assert!(text.starts_with("HTTP/1.1 404 \r\n"), "{text}");
-}
-
-/// Sends `bytes` with `count` descriptors in one message.
-fn send_with_descriptors(stream: &UnixStream, bytes: &[u8], count: usize) {
-    let file = fs::File::open("/dev/null").unwrap();
-    let files = vec![file.as_fd(); count];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(count == 0 || control.push(SendAncillaryMessage::ScmRights(&files)));
-    let sent = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
-    assert_eq!(sent, bytes.len());
-}
-
-#[test]
-fn descriptors_that_come_with_requests_are_closed_where_nothing_uses_them() {
-    let carom = Carom::start();
-    let open = || fs::read_dir(format!("/proc/{}/fd", carom.child.id())).unwrap().count();
-    let stream = carom.connect();
-    let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let body = r#"{"desired_vcpus": 1}"#;
-    let head = "PUT /api/v1/vm.resize HTTP/1.1\r\nHost: localhost\r\n";
-    let length = format!("Content-Length: {}\r\n\r\n", body.len());
-    send_with_descriptors(&stream, format!("{head}{length}{body}").as_bytes(), 1);
-    assert_eq!(receive(&mut reader).0, 404);
-    let before = open();
-    for round in 0..10_000 {
-        // With all of the request, with its head, and with a part of the head.
-        let parts: &[&str] = match round % 3 {
-            0 => &[&format!("{head}{length}{body}")],
-            1 => &[&format!("{head}{length}"), body],
-            _ => &[head, &length, body],
-        };
-        for (place, part) in parts.iter().enumerate() {
-            send_with_descriptors(&stream, part.as_bytes(), if place == 0 { 1 + round % 4 } else { 0 });
-        }
-        assert_eq!(receive(&mut reader).0, 404, "{round}");
-    }
-    assert_eq!(open(), before);
-}
-
-#[test]
-fn more_descriptors_than_a_request_may_have_are_refused_and_closed() {
-    let carom = Carom::start();
-    let open = || fs::read_dir(format!("/proc/{}/fd", carom.child.id())).unwrap().count();
-    let stream = carom.connect();
-    let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let request = b"PUT /api/v1/vm.boot HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    send_with_descriptors(&stream, request, 0);
-    assert_eq!(receive(&mut reader).0, 404);
-    let before = open();
-    send_with_descriptors(&stream, request, 253);
-    let (status, body) = receive(&mut reader);
-    assert_eq!(status, 400);
-    assert!(String::from_utf8(body).unwrap().contains("at most 64"));
-    send_with_descriptors(&stream, request, 64);
-    assert_eq!(receive(&mut reader).0, 404);
-    assert_eq!(open(), before);
-}
-
-#[test]
-fn slow_and_half_open_clients_do_no_harm() {
-    let carom = Carom::start();
-    let mut held = Vec::new();
-    for head in [
-        &b""[..],
-        b"GET /api/v1/vmm.pi",
-        b"PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: 1000\r\n\r\n{\"payload\":",
-    ] {
-        for _ in 0..40 {
-            let mut stream = carom.connect();
-            stream.write_all(head).unwrap();
-            held.push(stream);
-        }
-    }
-    // One that has gone before its answer.
-    drop(carom.connect().write_all(b"GET /api/v1/vm.info HTTP/1.1\r\nHost: x\r\n\r\n"));
-    for _ in 0..50 {
-        assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
-    }
-    // Nor do they keep it from ending.
-    let mut carom = carom;
-    let start = Instant::now();
-    assert_eq!(carom.put("vmm.shutdown").0, 204);
-    assert!(carom.wait().success());
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-}
-
-#[test]
-fn clients_beyond_the_limit_are_told_so_and_places_come_back() {
-    let carom = Carom::start();
-    let mut held: Vec<_> = (0..256).map(|_| carom.connect()).collect();
-    let start = Instant::now();
-    loop {
-        let mut stream = carom.connect();
-        let mut text = String::new();
-        // The last of those before may not be counted yet: then this one is served, and says nothing.
-        stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-        if stream.read_to_string(&mut text).is_ok() && text.starts_with("HTTP/1.1 429") {
-            let body = text.split("\r\n\r\n").nth(1).unwrap();
-            assert_eq!(serde_json::from_str::<Value>(body).unwrap(), json!(["too many clients are connected"]));
-            break;
-        }
-        assert!(start.elapsed() < PATIENCE, "{text}");
-        held.push(stream);
-    }
-    drop(held);
-    thread::sleep(Duration::from_millis(100));
-    assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
-}
-
-#[test]
-fn oversized_bodies_and_nonsense_are_refused() {
-    let carom = Carom::start();
-    let mut stream = carom.connect();
-    let head = format!("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", 3 << 20);
-    stream.write_all(head.as_bytes()).unwrap();
-    // It may close before it has read all.
-    let _ = stream.write_all(&vec![b' '; 3 << 20]);
-    assert_eq!(receive(&mut BufReader::new(&stream)).0, 400);
-    for nonsense in [&b"\x16\x03\x01\x02\x00"[..], b"GET\r\n\r\n", b"\r\n\r\n\r\n", &[b'A'; 200_000]] {
-        let mut stream = carom.connect();
-        let _ = stream.write_all(nonsense);
-        let _ = stream.shutdown(Shutdown::Write);
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer);
-    }
-    assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
-}
-
-#[test]
-fn many_clients_at_once_are_all_answered() {
-    let carom = Carom::start();
-    let config = json!({"payload": {"kernel": "/k"}});
-    assert_eq!(carom.request("PUT", "vm.create", Some(&config)).0, 204);
-    thread::scope(|scope| {
-        for _ in 0..64 {
-            scope.spawn(|| {
-                let mut stream = carom.connect();
-                let mut reader = BufReader::new(stream.try_clone().unwrap());
-                for _ in 0..50 {
-                    send(&mut stream, "GET", "vm.info", None);
-                    assert_eq!(receive(&mut reader).0, 200);
-                }
-            });
-        }
-    });
-}
-
-/// Starts the program with metrics on a port of the kernel's choice, and tells which it is.
-fn with_metrics(arguments: &[&str]) -> (Child, SocketAddr) {
-    let mut child = program().args(["--metrics", "tcp=127.0.0.1:0", "-v"]).args(arguments).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let address = lines.find_map(|line| {
-        let line = line.unwrap();
-        line.split_once("http://")?.1.strip_suffix("/metrics")?.parse().ok()
-    });
-    // Whatever else it says must not fill the pipe.
-    thread::spawn(move || lines.count());
-    (child, address.unwrap())
-}
-
-/// What comes of some bytes on a connection of their own.
-fn exchange(address: SocketAddr, request: &[u8]) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(request).unwrap();
-    let mut answer = String::new();
-    // One that was sent away before its request was read may see a reset.
-    let _ = stream.read_to_string(&mut answer);
-    answer
-}
-
-#[test]
-fn address_for_metrics_serves_them_and_nothing_else() {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("api.sock");
-    let (child, address) = with_metrics(&["--api-socket", &socket.display().to_string()]);
-    let mut carom = Carom { child, socket, _dir: dir };
-    let ask =
-        |head: &str| exchange(address, format!("{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes());
-    let answer = ask("GET /metrics");
-    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("carom_vm_state{state=\"none\"} 1"), "{answer}");
-    assert!(ask("PUT /metrics").starts_with("HTTP/1.1 405"));
-    for operation in carom_api::operations::all().filter(|operation| operation.name != "/metrics") {
-        let answer = ask(&format!("{} {}", operation.verb.name(), operation.path()));
-        assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("only /metrics"), "{answer}");
-    }
-    assert_eq!(carom.put("vmm.shutdown").0, 204);
-    assert!(carom.wait().success());
-    assert!(TcpStream::connect(address).is_err());
-}
-
-#[test]
-fn strangers_at_the_address_for_metrics_keep_nobody_from_the_api() {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("api.sock");
-    let (child, address) = with_metrics(&["--api-socket", &socket.display().to_string()]);
-    let mut carom = Carom { child, socket, _dir: dir };
-    // More than there are places, half of them in the middle of a request.
-    let mut held: Vec<_> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
-    held.iter_mut().step_by(2).for_each(|stream| drop(stream.write_all(b"GET /metr")));
-    let start = Instant::now();
-    while !exchange(address, b"").starts_with("HTTP/1.1 429") {
-        assert!(start.elapsed() < PATIENCE);
-    }
-    for _ in 0..50 {
-        assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
-    }
-    // Places come back.
-    drop(held);
-    while !exchange(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        .starts_with("HTTP/1.1 200")
-    {
-        assert!(start.elapsed() < PATIENCE);
-    }
-    assert_eq!(carom.put("vmm.shutdown").0, 204);
-    assert!(carom.wait().success());
-}
-
-#[test]
-fn address_for_metrics_that_cannot_be_had_is_said_so() {
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = format!("tcp={}", taken.local_addr().unwrap());
-    let output = program().args(["--kernel", "/k", "--metrics", &address]).output().unwrap();
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.starts_with(&format!("carom: --metrics {address}: ")), "{text}");
-}
-
-#[test]
-fn client_that_does_not_take_its_answers_is_cut_off() {
-    let carom = Carom::start();
-    let mut greedy = carom.connect();
-    let start = Instant::now();
-    // The document is long: the answers soon fill what the kernel keeps, and then the requests do.
-    let request = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n";
-    greedy.set_write_timeout(Some(PATIENCE * 2)).unwrap();
-    let error = loop {
-        if let Err(error) = greedy.write_all(request) {
-            break error;
-        }
-        assert!(start.elapsed() < PATIENCE * 2);
-    };
-    assert!(matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{error}");
-    assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
 }
 
 #[test]

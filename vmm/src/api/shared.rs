@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What all connections share: the way to the control thread, and what is being read of it.
+
+use super::page::Page;
+use super::reading::Readings;
+use crate::control::ControlHandle;
+
+/// What all connections share.
+pub struct SharedApi {
+    /// The way to the control thread.
+    pub(super) control: ControlHandle,
+    /// What is being read of it.
+    pub(super) readings: Readings<Page>,
+}
+
+impl SharedApi {
+    /// With this way to the control thread.
+    pub fn new(control: ControlHandle) -> Self {
+        Self { control, readings: Readings::default() }
+    }
+}
