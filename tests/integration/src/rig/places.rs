@@ -96,8 +96,37 @@ pub(super) fn list(binds: &[Bind]) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::process::Command;
 
     use super::*;
+
+    /// Runs the scripts' `check_places` in a checkout of this name; its status and what it says.
+    fn checked(checkout: &str, variables: &[(&str, &str)]) -> (bool, String) {
+        let dir = tempfile::tempdir().unwrap();
+        let lib = dir.path().join(checkout).join("scripts/lib");
+        fs::create_dir_all(&lib).unwrap();
+        fs::copy(crate::rig::checkout().join("scripts/lib/common.sh"), lib.join("common.sh")).unwrap();
+        let mut command = Command::new("bash");
+        command.args(["-euc", "source \"$1\"; check_places", "test"]).arg(lib.join("common.sh"));
+        command.env_remove("CARGO_TARGET_DIR").env("CAROM_CACHE", dir.path().join("cache"));
+        command.envs(variables.iter().map(|(name, value)| (name, dir.path().join(value))));
+        let output = command.output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    #[test]
+    fn scripts_take_a_checkout_with_blanks_and_say_which_places_they_cannot_do_with() {
+        assert_eq!(checked("a clone, it's", &[("CARGO_TARGET_DIR", "a target")]), (true, String::new()));
+        for (checkout, variable, value, reason) in [
+            ("a:b", "OTHER", "", "a colon"),
+            ("a\nb", "OTHER", "", "a line break"),
+            ("a", "CARGO_TARGET_DIR", "b:c", "a colon"),
+            ("a", "CAROM_CACHE", "b c", "CAROM_CACHE"),
+        ] {
+            let (fine, said) = checked(checkout, &[(variable, value)]);
+            assert!(!fine && said.contains(reason), "{checkout:?} {value:?}: {said}");
+        }
+    }
 
     /// A directory that exists below `/tmp`.
     fn place() -> (tempfile::TempDir, PathBuf) {
