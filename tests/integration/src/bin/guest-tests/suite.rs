@@ -202,7 +202,7 @@ fn new_part(failures: &str, before: &Done) -> String {
 
 /// The result of a machine that died, in the form of the result of one that did not. `gave_up` counts the test at hand as failed.
 fn result_line(before: &Done, done: &Done, gave_up: bool, time: Duration) -> String {
-    let of = |outcome| done.count(outcome) - before.count(outcome);
+    let of = |outcome| done.count(outcome).saturating_sub(before.count(outcome));
     let failed = of(Outcome::Failed) + usize::from(gave_up);
     let word = if failed == 0 { "ok" } else { "FAILED" };
     format!(
