@@ -45,6 +45,21 @@ pub(crate) fn exchange(socket: &Path, method: &str, path: &str, body: Option<&Va
     Ok((status, body.to_string()))
 }
 
+/// Starts carom with its files in `dir`.
+fn spawn(site: &Site, dir: &Path, arguments: &[&str]) -> Result<Child> {
+    Command::new(&site.carom)
+        .arg("--api-socket")
+        .arg(format!("path={}", dir.join("socket").display()))
+        .arg("--event-monitor")
+        .arg(format!("path={}", dir.join("events").display()))
+        .arg("--no-shutdown")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stderr(File::create(dir.join("stderr")).context("creating a file for stderr")?)
+        .spawn()
+        .context("starting carom")
+}
+
 /// A running `carom --api-socket`, with the files of a guest to boot.
 pub struct ApiVmm {
     child: Child,
@@ -67,27 +82,56 @@ impl ApiVmm {
     /// # Errors
     /// When the site lacks the kernel, Carom cannot be started, or its API does not answer.
     pub fn start_with(site: &Site, kernel: Kernel, job: &str) -> Result<Self> {
+        Self::start_with_files(site, kernel, &[Extra { path: "job".into(), bytes: job.as_bytes().to_vec() }])
+    }
+
+    /// As [`ApiVmm::start`]; the guest has a program, `/bin/NAME`.
+    ///
+    /// # Errors
+    /// When Carom cannot be started, or its API does not answer.
+    pub fn start_with_program(site: &Site, name: &str, program: Vec<u8>, job: &str) -> Result<Self> {
+        let program = Extra { path: format!("bin/{name}"), bytes: program };
+        Self::start_with_files(
+            site,
+            Kernel::Patched,
+            &[program, Extra { path: "job".into(), bytes: job.as_bytes().to_vec() }],
+        )
+    }
+
+    fn start_with_files(site: &Site, kernel: Kernel, files: &[Extra]) -> Result<Self> {
         let dir = tempfile::tempdir().context("creating a directory for the guest's files")?;
         let (kernel, base) = kernel.files(site)?;
-        let extra = Extra { path: "job".into(), bytes: job.as_bytes().to_vec() };
-        initramfs::append(base, &[extra], &dir.path().join("initramfs"))?;
-        let child = Command::new(&site.carom)
-            .arg("--api-socket")
-            .arg(format!("path={}", dir.path().join("socket").display()))
-            .arg("--event-monitor")
-            .arg(format!("path={}", dir.path().join("events").display()))
-            .arg("--no-shutdown")
-            .stdin(Stdio::null())
-            .stderr(File::create(dir.path().join("stderr")).context("creating a file for stderr")?)
-            .spawn()
-            .context("starting carom")?;
+        initramfs::append(base, files, &dir.path().join("initramfs"))?;
+        let child = spawn(site, dir.path(), &[])?;
         let vmm = Self { child, dir, kernel: kernel.to_path_buf() };
+        vmm.wait_for_api()?;
+        Ok(vmm)
+    }
+
+    /// Starts another process in the place of one that has ended: with further arguments, and with the same socket and files. That
+    /// of events begins anew.
+    ///
+    /// # Errors
+    /// When the former has not ended, this one cannot be started, or its API does not answer.
+    pub fn start_again(&mut self, site: &Site, arguments: &[&str]) -> Result<()> {
+        ensure!(self.child.try_wait()?.is_some(), "carom runs still");
+        self.child = spawn(site, self.dir.path(), arguments)?;
+        self.wait_for_api()
+    }
+
+    fn wait_for_api(&self) -> Result<()> {
         let start = Instant::now();
-        while UnixStream::connect(vmm.socket()).is_err() {
+        while UnixStream::connect(self.socket()).is_err() {
             ensure!(start.elapsed() < ANSWER_TIME, "its API cannot be connected to");
             thread::sleep(POLL);
         }
-        Ok(vmm)
+        Ok(())
+    }
+
+    /// Directory of the files, which is removed in the end.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     /// Socket of its API.

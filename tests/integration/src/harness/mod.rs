@@ -9,11 +9,14 @@ mod need;
 mod record;
 
 use std::env;
+use std::fs::File;
+use std::io::{Write, stderr};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use rustix::io::fcntl_dupfd_cloexec;
 
 pub use carom_integration_macros::guest_test;
 pub use inventory;
@@ -24,6 +27,9 @@ use capture::Capture;
 
 /// Set to `by_iommufd`, has only the tests run that have this attribute.
 pub const SELECTION: &str = "CAROM_TESTS";
+
+/// The program's own stderr, also while a test runs.
+static STDERR: OnceLock<File> = OnceLock::new();
 
 /// A test, as [`guest_test`] registers it.
 #[derive(Debug)]
@@ -61,10 +67,24 @@ impl GuestTest {
     }
 }
 
+/// Tells at once how far a long test is; all else that a test writes is shown when it fails. A machine whose tests say nothing for
+/// minutes is taken for dead.
+pub fn tell(text: &str) {
+    // Nothing is lost where stderr cannot be written.
+    let _ = match STDERR.get() {
+        Some(mut own) => writeln!(own, "{text}"),
+        None => writeln!(stderr(), "{text}"),
+    };
+}
+
 /// Runs the registered tests as the command line says. With a [`Record`] in the environment, those that it has are left out, and
 /// the others are noted there.
 pub fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
+    if let Ok(own) = fcntl_dupfd_cloexec(stderr(), 3) {
+        // Set here only.
+        let _ = STDERR.set(own.into());
+    }
     // They share devices.
     arguments.test_threads = Some(1);
     let record = match Record::from_env() {

@@ -2,6 +2,7 @@
 //! Starts the emulated machine and watches it to its end.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -14,17 +15,18 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use carom_tools::progress::Progress;
+use carom_tools::rig::Boot;
+use carom_tools::signals::Signals;
+use carom_tools::{Tools, checkout, work_dir};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use tempfile::TempDir;
 
-use super::assets::{self, Boot};
 use super::job::{self, Surroundings};
-use super::options::{self, Accelerator, Options};
+use super::options::{self, Accelerator, Kernel, Options};
+use super::places;
 use super::qemu::{self, Files};
-use super::{checkout, places, work_dir};
 use crate::initramfs::{self, Extra};
-use crate::progress::Progress;
-use crate::signals::Signals;
 
 /// How often the machine is looked at.
 const POLL: Duration = Duration::from_millis(200);
@@ -72,7 +74,7 @@ impl End {
 ///
 /// # Errors
 /// The machine cannot be made. How the run ended is no error.
-pub fn run(options: &Options, signals: &Signals, progress: &mut Progress) -> Result<End> {
+pub fn run(options: &Options, signals: &Signals, progress: &Progress) -> Result<End> {
     match Machine::start(options, signals, progress) {
         Ok(machine) => Ok(machine.watch(options, signals, progress)),
         Err(error) => signals.caught().map(End::Interrupted).ok_or(error),
@@ -93,21 +95,26 @@ struct Machine {
 }
 
 impl Machine {
-    fn start(options: &Options, signals: &Signals, progress: &mut Progress) -> Result<Self> {
+    fn start(options: &Options, signals: &Signals, progress: &Progress) -> Result<Self> {
         let checkout = checkout();
         let directory = match &options.directory {
             Some(directory) => directory.clone(),
             None => env::current_dir().context("the current directory")?,
         };
-        let dir = work_dir::create(&env::temp_dir())?;
+        let dir = work_dir::create(&env::temp_dir(), "carom-rig")?;
         let places = places(options, &checkout, &directory);
         let binds = places::list(&places::binds(&places))?;
-        let boot = assets::boot(&checkout, options.kernel, signals)?;
+        let tools = Tools::new(signals, progress)?;
+        let boot = match options.kernel {
+            Kernel::Debian => tools.rig_debian(),
+            Kernel::Iommufd => tools.rig_iommufd(),
+        };
+        let boot = boot.context("what the emulated machine starts from could not be made")?;
         let out = options.out.as_ref().map(|out| made(out)).transpose()?;
         let accelerator = accelerator(options.accel, dir.path())?;
         let emulator = match accelerator {
             "kvm" => vec!["qemu-system-x86_64".into()],
-            _ => assets::emulator(&checkout, signals)?,
+            _ => tools.rig_emulator()?,
         };
 
         let environment: Vec<_> = env::vars_os().collect();
@@ -150,7 +157,7 @@ impl Machine {
         Files(self.dir.path())
     }
 
-    fn watch(mut self, options: &Options, signals: &Signals, progress: &mut Progress) -> End {
+    fn watch(mut self, options: &Options, signals: &Signals, progress: &Progress) -> End {
         let start = Instant::now();
         let mut shown = options.verbose.then(|| File::open(self.files().console())).and_then(Result::ok);
         let mut vital = Vital::new(start);
@@ -193,7 +200,7 @@ impl Machine {
     }
 
     /// What came of a machine that ended by itself.
-    fn ended(&self, status: ExitStatus, signals: &Signals, progress: &mut Progress) -> End {
+    fn ended(&self, status: ExitStatus, signals: &Signals, progress: &Progress) -> End {
         if let Some(signal) = signals.caught() {
             return End::Interrupted(signal);
         }
@@ -221,7 +228,7 @@ impl Machine {
     }
 
     /// What there is to see of a machine that ended badly.
-    fn show_end(&self, progress: &mut Progress, reason: &str) {
+    fn show_end(&self, progress: &Progress, reason: &str) {
         progress.say(reason);
         progress.say("the end of its console:");
         let console = read_lossy(&self.files().console()).replace('\r', "");
@@ -316,7 +323,7 @@ fn boot_sector_runs(dir: &Path) -> bool {
 }
 
 fn spawn(
-    emulator: &[String],
+    emulator: &[OsString],
     accelerator: &str,
     files: &Files,
     boot: &Boot,

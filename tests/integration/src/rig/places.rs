@@ -105,7 +105,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let lib = dir.path().join(checkout).join("scripts/lib");
         fs::create_dir_all(&lib).unwrap();
-        fs::copy(crate::rig::checkout().join("scripts/lib/common.sh"), lib.join("common.sh")).unwrap();
+        fs::copy(carom_tools::checkout().join("scripts/lib/common.sh"), lib.join("common.sh")).unwrap();
         let mut command = Command::new("bash");
         command.args(["-euc", "source \"$1\"; check_places", "test"]).arg(lib.join("common.sh"));
         command.env_remove("CARGO_TARGET_DIR").env("CAROM_CACHE", dir.path().join("cache"));

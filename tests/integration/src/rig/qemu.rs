@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use carom_tools::rig::Boot;
 
-use super::assets::Boot;
 use super::job::BAD_PLACE;
 
 /// Files of a run, all in its directory.
@@ -66,7 +66,7 @@ pub(super) fn arguments(files: &Files, boot: &Boot, memory: &str, out: Option<&P
     // 48 bits: with QEMU 7.2's default of 39, mapping a device BAR above that fails.
     all.add(&["-device", "intel-iommu,intremap=on,aw-bits=48"]);
     all.add(&["-kernel", plain(&boot.kernel)?, "-initrd", plain(&files.initramfs())?]);
-    all.add(&["-append", &command_line(&boot.parameters)]);
+    all.add(&["-append", &command_line(boot.parameters)]);
     all.add(&["-chardev", &format!("file,id=console,path={}", file(files.console())?), "-serial", "chardev:console"]);
     all.share("host", "/", ",readonly=on");
     all.add(&["-device", "virtio-serial-pci"]);
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     fn boot() -> Boot {
-        Boot { kernel: "/cache/vm linuz,1".into(), initramfs: "/cache/i".into(), parameters: "x=1".into() }
+        Boot { kernel: "/cache/vm linuz,1".into(), initramfs: "/cache/i".into(), parameters: "x=1" }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The stages `integration` and `debug` of `scripts/test`: builds the programs of tests with real guests and devices, and runs
-//! them in the rig, in a new machine where one has died, or on this host.
+//! The stages `integration` and `debug` of `scripts/test`: runs programs of tests with real guests and devices in the rig, in a new
+//! machine where one has died, or on this host.
 
 mod program;
 mod suite;
@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use carom_integration::Tally;
-use carom_integration::progress::Progress;
 use carom_integration::rig::Kernel;
-use carom_integration::signals::Signals;
+use carom_tools::progress::Progress;
+use carom_tools::signals::Signals;
 use clap::{Args, Parser, Subcommand};
 
 use crate::program::Program;
@@ -63,11 +63,14 @@ struct Common {
     /// Only tests whose name contains this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
+    /// A program of tests: its name, the directory of its package, its file (repeatable).
+    #[arg(long, num_args = 3, value_names = ["NAME", "DIR", "FILE"])]
+    program: Vec<PathBuf>,
 }
 
 fn main() -> ExitCode {
-    let mut progress = Progress::new("guest-tests");
-    match act(Arguments::parse().action, &mut progress) {
+    let progress = Progress::new("guest-tests");
+    match act(Arguments::parse().action, &progress) {
         Ok(code) => code,
         Err(error) => {
             progress.say(&format!("{error:#}"));
@@ -76,7 +79,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn act(action: Action, progress: &mut Progress) -> Result<ExitCode> {
+fn act(action: Action, progress: &Progress) -> Result<ExitCode> {
     let signals = match &action {
         Action::Tally { out } => return tally(out),
         _ => Signals::catch()?,
@@ -100,8 +103,8 @@ fn kernel(iommufd: bool) -> Kernel {
 }
 
 /// The guests' tests, and before them those of VFIO itself; in a whole run in the rig some of both by IOMMUFD as well.
-fn integration(common: &Common, all: bool, place: Place, signals: &Signals, progress: &mut Progress) -> Result<bool> {
-    let guests = Program::build("carom-integration", "guest", signals)?;
+fn integration(common: &Common, all: bool, place: Place, signals: &Signals, progress: &Progress) -> Result<bool> {
+    let guests = Program::find(&common.program, "guest")?;
     let mut arguments = Vec::new();
     if all || common.filter.is_some() {
         arguments.push(OsString::from("--include-ignored"));
@@ -112,7 +115,7 @@ fn integration(common: &Common, all: bool, place: Place, signals: &Signals, prog
     }
     let mut suites = Suites::new(&common.out, PLAIN, signals, progress);
     if let (None, Place::Rig(kernel)) = (&common.filter, place) {
-        let devices = Program::build("devices", "vfio_hardware", signals)?;
+        let devices = Program::find(&common.program, "vfio_hardware")?;
         suites.run_whole(&devices, place)?;
         suites.run(&guests, place, &arguments, false)?;
         if kernel == Kernel::Debian {
@@ -132,8 +135,8 @@ const PLAIN: Limits = Limits { time: Duration::from_secs(2700), silence: Duratio
 /// The same for guests that are ten times slower.
 const SLOW: Limits = Limits { time: Duration::from_secs(5400), silence: Duration::from_secs(1000) };
 
-fn debug(common: &Common, signals: &Signals, progress: &mut Progress) -> Result<bool> {
-    let guests = Program::build("carom-integration", "debug", signals)?;
+fn debug(common: &Common, signals: &Signals, progress: &Progress) -> Result<bool> {
+    let guests = Program::find(&common.program, "debug")?;
     let mut arguments = vec![OsString::from("--nocapture")];
     if let Some(filter) = &common.filter {
         ensure!(guests.has_test(filter)?, "no test's name contains {filter:?}");

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use carom_integration::harness::{Done, Outcome, Record, SELECTION};
-use carom_integration::progress::Progress;
-use carom_integration::rig::{self, End, Kernel, Options, run_command};
-use carom_integration::signals::Signals;
+use carom_integration::rig::{self, End, Kernel, Options};
+use carom_tools::children::run_command;
+use carom_tools::progress::Progress;
+use carom_tools::signals::Signals;
 
 use crate::program::Program;
 
@@ -34,12 +35,16 @@ pub(crate) struct Limits {
     pub(crate) silence: Duration,
 }
 
+/// Runs a command in a machine to its end.
+pub(crate) type Machine<'a> = Box<dyn Fn(&Options) -> Result<End> + 'a>;
+
 /// A run of several programs.
 pub(crate) struct Suites<'a> {
+    machine: Machine<'a>,
     out: &'a Path,
     limits: Limits,
     signals: &'a Signals,
-    progress: &'a mut Progress,
+    progress: &'a Progress,
     /// Machines that died.
     died: usize,
     failed: bool,
@@ -48,8 +53,9 @@ pub(crate) struct Suites<'a> {
 }
 
 impl<'a> Suites<'a> {
-    pub(crate) fn new(out: &'a Path, limits: Limits, signals: &'a Signals, progress: &'a mut Progress) -> Self {
-        Self { out, limits, signals, progress, died: 0, failed: false, runs: 0 }
+    pub(crate) fn new(out: &'a Path, limits: Limits, signals: &'a Signals, progress: &'a Progress) -> Self {
+        let machine = Box::new(move |options: &Options| rig::run(options, signals, progress));
+        Self { machine, out, limits, signals, progress, died: 0, failed: false, runs: 0 }
     }
 
     /// Runs a program that has the harness; with `by_iommufd`, only its tests that have this attribute. The emulated machine itself
@@ -134,7 +140,7 @@ impl<'a> Suites<'a> {
                     self.progress.say(&format!("by IOMMUFD: {}", program.name));
                 }
                 let options = self.options(program, kernel, arguments, environment)?;
-                rig::run(&options, self.signals, self.progress)?
+                (self.machine)(&options)?
             }
         };
         match end {
@@ -214,7 +220,9 @@ fn result_line(before: &Done, done: &Done, gave_up: bool, time: Duration) -> Str
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::fs;
+    use std::io::Write;
 
     use super::*;
 
@@ -223,6 +231,44 @@ mod tests {
         let record = Record::new(&dir.path().join("record"));
         fs::write(record.path(), text).unwrap();
         record.done()
+    }
+
+    /// Runs tests in machines, each of which notes these lines and comes to this end; returns how many were started, how many died,
+    /// and whether all is well.
+    fn run_in(machines: &[(&str, End)]) -> (usize, usize, bool) {
+        let out = tempfile::tempdir().unwrap();
+        let (signals, progress) = (Signals::default(), Progress::new("test"));
+        let limits = Limits { time: Duration::ZERO, silence: Duration::ZERO };
+        let mut suites = Suites::new(out.path(), limits, &signals, &progress);
+        let started = Cell::new(0);
+        suites.machine = Box::new(|options| {
+            let (lines, end) = machines[started.replace(started.get() + 1)];
+            let prefix = format!("{}=", Record::VARIABLE);
+            let record = options.env.iter().find_map(|item| item.strip_prefix(&prefix)).unwrap();
+            let file = fs::File::options().create(true).append(true).open(record);
+            file.unwrap().write_all(lines.as_bytes()).unwrap();
+            Ok(end)
+        });
+        let program = Program { name: "guest".into(), directory: "/".into(), executable: "/guest".into() };
+        suites.run(&program, Place::Rig(Kernel::Debian), &[], false).unwrap();
+        let (died, passed) = (suites.died, suites.passed());
+        drop(suites);
+        (started.get(), died, passed)
+    }
+
+    #[test]
+    fn run_goes_on_in_a_new_machine_where_one_died() {
+        let first = ("started a\npassed a\nstarted b\n", End::Died);
+        assert_eq!(run_in(&[first, ("started b\npassed b\n", End::Exited(0))]), (2, 1, true));
+        assert_eq!(run_in(&[first, ("started b\nfailed b\n", End::Exited(101))]), (2, 1, false));
+        assert_eq!(run_in(&[("started a\nfailed a\n", End::Died), ("", End::Exited(0))]), (2, 1, false));
+    }
+
+    #[test]
+    fn run_ends_where_two_machines_died_in_the_same_test() {
+        let same = ("started b\n", End::Died);
+        assert_eq!(run_in(&[("passed a\nstarted b\n", End::Died), same]), (2, 2, false));
+        assert_eq!(run_in(&[("", End::Died)]), (1, 1, false));
     }
 
     #[test]

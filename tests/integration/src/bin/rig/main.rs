@@ -3,9 +3,9 @@
 
 use std::process::ExitCode;
 
-use carom_integration::progress::Progress;
 use carom_integration::rig::{self, Options};
-use carom_integration::signals::Signals;
+use carom_tools::progress::Progress;
+use carom_tools::signals::Signals;
 use clap::Parser;
 
 /// Runs a command in an emulated machine that has KVM, an IOMMU and devices to pass through.
@@ -18,8 +18,8 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let options = Arguments::parse().options;
-    let mut progress = Progress::new("rig");
-    match Signals::catch().and_then(|signals| rig::run(&options, &signals, &mut progress)) {
+    let progress = Progress::new("rig");
+    match Signals::catch().and_then(|signals| rig::run(&options, &signals, &progress)) {
         Ok(end) => ExitCode::from(end.status()),
         Err(error) => {
             progress.say(&format!("{error:#}"));

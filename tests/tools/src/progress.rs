@@ -2,6 +2,7 @@
 //! What a program that takes long says on stderr: messages, and one line about what is being done.
 
 use std::io::{IsTerminal, Write, stderr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Where stderr is no terminal, lines of the same stage appear at most this often.
@@ -13,6 +14,11 @@ pub struct Progress {
     name: &'static str,
     start: Instant,
     terminal: bool,
+    shown: Mutex<Shown>,
+}
+
+#[derive(Debug, Default)]
+struct Shown {
     /// Whether the terminal's line is to be overwritten.
     open: bool,
     /// The stage shown last, and when.
@@ -23,22 +29,42 @@ impl Progress {
     /// For the program `name`.
     #[must_use]
     pub fn new(name: &'static str) -> Self {
-        Self { name, start: Instant::now(), terminal: stderr().is_terminal(), open: false, last: None }
+        Self { name, start: Instant::now(), terminal: stderr().is_terminal(), shown: Mutex::default() }
     }
 
     /// Shows what is being done: on a terminal in a line that the next one overwrites, elsewhere in a line that is left out if
     /// another one with the same text up to the first `:` was shown just before.
-    pub fn show(&mut self, text: &str) {
+    pub fn show(&self, text: &str) {
         let seconds = self.start.elapsed().as_secs();
+        let mut shown = self.shown();
         if self.terminal {
             // Nothing is lost where stderr cannot be written.
             let _ = write!(stderr(), "\r\x1b[K[{seconds:3} s] {text}");
-            self.open = true;
-        } else if self.is_due(text, Instant::now()) {
+            shown.open = true;
+        } else if shown.is_due(text, Instant::now()) {
             let _ = writeln!(stderr(), "[{seconds:3} s] {text}");
         }
     }
 
+    /// Ends a line that is to be overwritten.
+    pub fn end(&self) {
+        if std::mem::take(&mut self.shown().open) {
+            let _ = write!(stderr(), "\r\x1b[K");
+        }
+    }
+
+    /// One line that stays.
+    pub fn say(&self, text: &str) {
+        self.end();
+        let _ = writeln!(stderr(), "{}: {text}", self.name);
+    }
+
+    fn shown(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shown {
     fn is_due(&mut self, text: &str, now: Instant) -> bool {
         let stage = text.split(':').next().unwrap_or_default();
         if self.last.as_ref().is_some_and(|(last, at)| last == stage && now.duration_since(*at) < PAUSE) {
@@ -46,19 +72,6 @@ impl Progress {
         }
         self.last = Some((stage.into(), now));
         true
-    }
-
-    /// Ends a line that is to be overwritten.
-    pub fn end(&mut self) {
-        if std::mem::take(&mut self.open) {
-            let _ = write!(stderr(), "\r\x1b[K");
-        }
-    }
-
-    /// One line that stays.
-    pub fn say(&mut self, text: &str) {
-        self.end();
-        let _ = writeln!(stderr(), "{}: {text}", self.name);
     }
 }
 
@@ -74,7 +87,7 @@ mod tests {
 
     #[test]
     fn same_stage_is_shown_again_after_a_pause_and_another_one_at_once() {
-        let mut progress = Progress::new("test");
+        let mut progress = Shown::default();
         let now = Instant::now();
         assert!(progress.is_due("compiling: step 1", now));
         assert!(!progress.is_due("compiling: step 2", now + Duration::from_secs(9)));

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Our suites on the Debian mirrors that the machine's own apt configuration names, or the environment.
+
+use std::env;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::{BACKPORTS, KEYRING, SUITE};
+use crate::tools::Tools;
+
+/// What is nowhere else comes from a newer release's backports: sources of newer kernels.
+const NEWER: &str = "trixie-backports";
+
+/// Where Debian's packages are.
+#[derive(Debug, PartialEq, Eq)]
+struct Mirrors {
+    archive: String,
+    security: Option<String>,
+}
+
+impl Tools<'_> {
+    /// The lines of `sources.list`.
+    pub(super) fn apt_sources(&self) -> Result<String> {
+        let mirrors = match variable("CAROM_DEBIAN_MIRROR") {
+            Some(archive) => {
+                let security =
+                    variable("CAROM_DEBIAN_SECURITY_MIRROR").unwrap_or_else(|| format!("{archive}-security"));
+                Mirrors { archive, security: Some(security) }
+            }
+            None => {
+                let mut ask = Command::new("apt-get");
+                ask.args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]);
+                mirrors(&self.output(&mut ask)?).context(
+                    "apt's configuration names no Debian mirror; set CAROM_DEBIAN_MIRROR to one (http://HOST/debian)",
+                )?
+            }
+        };
+        Ok(lines(&mirrors))
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty()).map(|value| value.trim_end_matches('/').to_owned())
+}
+
+/// Debian's mirrors among the addresses of all that apt reads, a line each.
+fn mirrors(addresses: &str) -> Option<Mirrors> {
+    let mut addresses: Vec<&str> = addresses.lines().map(|line| line.trim().trim_end_matches('/')).collect();
+    addresses.sort_unstable();
+    let ending = |end: &str| addresses.iter().find(|address| address.ends_with(end)).map(|address| (*address).into());
+    Some(Mirrors { archive: ending("/debian")?, security: ending("/debian-security") })
+}
+
+fn lines(mirrors: &Mirrors) -> String {
+    let Mirrors { archive, security } = mirrors;
+    let line =
+        |kind: &str, uri: &str, suite: &str| format!("{kind} [arch=amd64 signed-by={KEYRING}] {uri} {suite} main\n");
+    let mut lines = String::new();
+    for suite in [SUITE, "bookworm-updates", BACKPORTS, NEWER] {
+        lines += &line("deb", archive, suite);
+    }
+    if let Some(security) = security {
+        lines += &line("deb", security, "bookworm-security");
+    }
+    lines + &line("deb-src", archive, BACKPORTS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mirrors_are_found_among_others() {
+        let addresses = "http://m/debian/\nhttps://dl/other\nhttp://m/debian-security/\nhttp://m/debian/\n";
+        let found = Mirrors { archive: "http://m/debian".into(), security: Some("http://m/debian-security".into()) };
+        assert_eq!(mirrors(addresses), Some(found));
+        assert_eq!(mirrors("http://m/debian\n").unwrap().security, None);
+        assert_eq!(mirrors("http://m/ubuntu\n"), None);
+    }
+
+    #[test]
+    fn sources_have_each_suite_and_security_only_where_there_is_a_mirror() {
+        let lines = lines(&Mirrors { archive: "http://m/debian".into(), security: None });
+        assert!(
+            lines.contains("] http://m/debian bookworm main\n")
+                && lines.contains("] http://m/debian trixie-backports main\n")
+        );
+        assert!(
+            lines.ends_with(&format!(
+                "deb-src [arch=amd64 signed-by={KEYRING}] http://m/debian bookworm-backports main\n"
+            ))
+        );
+        assert!(!lines.contains("security main"));
+    }
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What runs with guests needs: the VMM, its client, kernels and initramfs, told by the variables that
+//! `tests/integration/src/site.rs` reads.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::initramfs::GuestInitramfs;
+use crate::kernel::GuestKernel;
+use crate::key::Key;
+use crate::modules::Modules;
+use crate::rig::packaged_kernel;
+use crate::tools::Tools;
+
+/// Variables for a program.
+pub(crate) type Variables = Vec<(&'static str, OsString)>;
+
+impl Tools<'_> {
+    /// What all of it needs from Debian.
+    pub(crate) fn need_guest_packages(&self) -> Result<()> {
+        self.need_packages("building and running guests", &["qemu-system-x86", "fio", "gcc", "libc6-dev"])
+    }
+
+    /// The VMM, optimized.
+    pub(crate) fn carom(&self) -> Result<Variables> {
+        self.build("carom", &["build", "--release", "--locked", "-p", "vmm", "--bin", "carom"])?;
+        Ok(vec![("CAROM_BIN", self.target_dir()?.join("release/carom").into())])
+    }
+
+    /// A guest kernel with its initramfs.
+    pub(crate) fn guest(&self, kernel: &GuestKernel) -> Result<Variables> {
+        let kernel = self.guest_kernel(kernel)?;
+        let initramfs = self.guest_initramfs(&GuestInitramfs::default())?;
+        Ok(vec![("CAROM_GUEST_KERNEL", kernel.into()), ("CAROM_GUEST_INITRAMFS", initramfs.into())])
+    }
+
+    /// The patched kernel of the newest series that there is a patch for.
+    pub(crate) fn newer_guest(&self) -> Result<Variables> {
+        let dir = self.guest_kernel(&GuestKernel { series: Some("7.3".into()), ..GuestKernel::default() })?;
+        Ok(vec![("CAROM_NEWER_KERNEL", dir.join("bzImage").into())])
+    }
+
+    /// Debian's kernel as it is, and an initramfs with modules of it. Not bookworm's first kernel, 6.1: that one is built without
+    /// virtio-iommu.
+    pub(crate) fn stock_guest(&self) -> Result<Variables> {
+        let package = self.debian_depends("linux-image-6.12-amd64", "linux-image-6.12", |_| true)?;
+        let dir = self.fetch_deb(&package)?;
+        let (kernel, release) = packaged_kernel(&dir)?;
+        let modules = Some(dir.join(Modules::PLACE).join(release));
+        let initramfs = self.guest_initramfs(&GuestInitramfs { modules, with: vec!["pvpanic_pci".into()] })?;
+        Ok(vec![("CAROM_STOCK_KERNEL", kernel.into()), ("CAROM_STOCK_INITRAMFS", initramfs.into())])
+    }
+
+    /// The programs that tests start in guests: one that steers the edu device, and one that tells what it has lost.
+    pub(crate) fn guest_programs(&self) -> Result<Variables> {
+        let programs = [("CAROM_EDU_DMA", "edu-dma"), ("CAROM_WITNESS", "witness")];
+        programs.map(|(variable, name)| Ok((variable, self.guest_program(name)?.into()))).into_iter().collect()
+    }
+
+    fn guest_program(&self, name: &str) -> Result<PathBuf> {
+        let source = self.checkout.join(format!("tests/integration/guest/{name}.c"));
+        let dir = self.cached(name, &Key::default().path(&source)?.finish(), |dir| {
+            let mut gcc = Command::new("gcc");
+            gcc.args(["-O2", "-static", "-pthread", "-Wall", "-Wextra", "-Werror", "-o"]).arg(dir.join(name));
+            self.run(gcc.arg(&source))
+        })?;
+        Ok(dir.join(name))
+    }
+
+    /// Gives a PCI device of this host to vfio-pci until the value is dropped.
+    pub(crate) fn bind(&self, address: &str) -> Result<Bound> {
+        let script = self.checkout.join("scripts/lib/vfio-bind");
+        self.run(Command::new(&script).arg(address))?;
+        let mut release = Command::new(script);
+        release.args(["--release", address]);
+        Ok(Bound(release))
+    }
+}
+
+/// A device that is given back to its own driver when this is dropped.
+pub(crate) struct Bound(Command);
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        // It says itself what it cannot do.
+        let _ = self.0.status();
+    }
+}
+
+/// Whether this is a PCI address such as `0000:01:00.0`.
+pub(crate) fn is_pci_address(text: &str) -> bool {
+    let hex = |part: &str, digits: usize| {
+        part.len() == digits && part.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    };
+    let parts: Vec<&str> = text.split([':', '.']).collect();
+    let [domain, bus, device, function] = parts[..] else { return false };
+    let shape = hex(domain, 4) && hex(bus, 2) && hex(device, 2) && matches!(function.as_bytes(), [b'0'..=b'7']);
+    shape && text == format!("{domain}:{bus}:{device}.{function}")
+}
+
+/// Copies what a run left in `out` to the directory `keep`.
+pub(crate) fn keep_results(tools: &Tools, out: &Path, keep: &Path) {
+    let copied = std::fs::create_dir_all(keep).is_ok()
+        && Command::new("cp").arg("-r").arg(out.join(".")).arg(keep).status().is_ok_and(|status| status.success());
+    if !copied {
+        tools.progress.say(&format!("could not keep the results in {}", keep.display()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pci_addresses_are_told_from_others() {
+        assert!(is_pci_address("0000:01:00.0") && is_pci_address("ffff:ab:1f.7"));
+        for other in ["", "01:00.0", "0000:01:00.8", "0000:01:00:0", "0000.01.00.0", "0000:01:0g.0", "0000:01:00.0 "] {
+            assert!(!is_pci_address(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn all_that_a_run_left_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (out, keep) = (dir.path().join("out"), dir.path().join("a/keep"));
+        std::fs::create_dir_all(out.join("guests")).unwrap();
+        std::fs::write(out.join("guests/a.console"), "").unwrap();
+        let (signals, progress) = (crate::signals::Signals::default(), crate::progress::Progress::new("test"));
+        let tools =
+            Tools { checkout: "/".into(), cache: "/".into(), signals: &signals, progress: &progress, output: None };
+
+        keep_results(&tools, &out, &keep);
+
+        assert!(keep.join("guests/a.console").exists());
+    }
+}

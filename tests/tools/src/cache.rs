@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Entries of the cache: directories that are either whole or absent.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::tools::Tools;
+
+/// How often a lock is tried that another process holds.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Tools<'_> {
+    /// The directory `kind`/`key` of the cache. If there is none, `build` fills a new directory, which becomes it. Other processes
+    /// that want the same entry wait meanwhile.
+    pub(crate) fn cached(&self, kind: &str, key: &str, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+        let parent = self.cache.join(kind);
+        let entry = parent.join(key);
+        if entry.is_dir() {
+            return Ok(entry);
+        }
+        fs::create_dir_all(&parent).with_context(|| format!("making {}", parent.display()))?;
+        let _lock = self.lock(&parent.join(format!(".lock-{key}")), &format!("waiting for another build of {kind}"))?;
+        if entry.is_dir() {
+            return Ok(entry);
+        }
+        let prefix = format!(".tmp-{key}.");
+        remove_left_over(&parent, &prefix)?;
+        let made = tempfile::Builder::new().prefix(&prefix).tempdir_in(&parent);
+        let made = made.with_context(|| format!("making a directory in {}", parent.display()))?;
+        let failed = || format!("could not make {kind}/{key}");
+        fs::set_permissions(made.path(), Permissions::from_mode(0o755)).with_context(failed)?;
+        build(made.path()).with_context(failed)?;
+        fs::rename(made.path(), &entry).with_context(failed)?;
+        Ok(entry)
+    }
+
+    /// Takes the lock of a file, which is made where it is missing, and holds it until the value is dropped. Shows `waiting` while
+    /// another process has it.
+    pub(crate) fn lock(&self, path: &Path, waiting: &str) -> Result<File> {
+        let file = File::options().create(true).truncate(false).write(true).open(path);
+        let file = file.with_context(|| format!("opening {}", path.display()))?;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(error) => return Err(error).with_context(|| format!("locking {}", path.display())),
+            }
+            self.go_on()?;
+            self.progress.show(waiting);
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Removes what a build that was killed has left.
+fn remove_left_over(parent: &Path, prefix: &str) -> Result<()> {
+    for entry in fs::read_dir(parent).with_context(|| format!("reading {}", parent.display()))?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
+            fs::remove_dir_all(entry.path()).with_context(|| format!("removing {}", entry.path().display()))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+    use crate::progress::Progress;
+    use crate::signals::Signals;
+
+    #[test]
+    fn entry_is_built_once_and_not_at_all_where_building_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let (signals, progress) = (Signals::default(), Progress::new("test"));
+        let tools = Tools {
+            checkout: dir.path().into(),
+            cache: dir.path().into(),
+            signals: &signals,
+            progress: &progress,
+            output: None,
+        };
+        let left_over = dir.path().join("kind/.tmp-key.abc/inner");
+        fs::create_dir_all(&left_over).unwrap();
+
+        let failed = tools.cached("kind", "key", |made| {
+            fs::write(made.join("half"), "")?;
+            bail!("no")
+        });
+        assert!(failed.is_err() && !dir.path().join("kind/key").exists() && !left_over.exists());
+
+        let write = |text: &'static str| move |made: &Path| Ok(fs::write(made.join("file"), text)?);
+        let first = tools.cached("kind", "key", write("first")).unwrap();
+        let second = tools.cached("kind", "key", write("second")).unwrap();
+        assert_eq!(first, second);
+        assert_eq!(fs::read_to_string(first.join("file")).unwrap(), "first");
+        assert_eq!(fs::read_dir(dir.path().join("kind")).unwrap().count(), 2, "the entry and its lock");
+    }
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Builds programs of the workspace.
+//!
+//! Cargo gives a crate the features that the packages of one call ask for, and builds it once more for another set. So what is built
+//! without optimization is built as a part of the whole workspace, whichever programs are wanted of it.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::tools::Tools;
+
+/// What programs and tests are selected from, by options such as `--bin` and a name.
+pub(crate) const WORKSPACE: [&str; 5] =
+    ["build", "--locked", "--workspace", "--features", "carom-integration/rig,devices/rig"];
+
+/// An executable file with tests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TestProgram {
+    /// Name of the test target.
+    pub(crate) name: String,
+    /// Directory of the package, in which cargo would run it.
+    pub(crate) directory: PathBuf,
+    pub(crate) executable: PathBuf,
+}
+
+impl Tools<'_> {
+    /// Cargo at the top of the checkout.
+    pub(crate) fn cargo(&self) -> Command {
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+        cargo.current_dir(&self.checkout);
+        cargo
+    }
+
+    /// Runs cargo with these arguments, and shows what it said if it fails.
+    pub(crate) fn build(&self, what: &str, arguments: &[&str]) -> Result<()> {
+        self.progress.show(&format!("building {what}"));
+        let dir = tempfile::tempdir().context("making a directory for a log")?;
+        self.run_quietly(self.cargo().args(arguments), &dir.path().join("log"))?;
+        self.progress.end();
+        Ok(())
+    }
+
+    /// Builds the tests that `selection` names.
+    pub(crate) fn build_tests(&self, what: &str, selection: &[&str]) -> Result<Vec<TestProgram>> {
+        self.progress.show(&format!("building {what}"));
+        self.progress.end();
+        let mut cargo = self.cargo();
+        cargo.args(WORKSPACE).args(["--message-format", "json-render-diagnostics"]).args(selection);
+        Ok(test_programs(&self.output(&mut cargo)?))
+    }
+
+    /// Where cargo puts what it builds.
+    pub(crate) fn target_dir(&self) -> Result<PathBuf> {
+        let said = self.output(self.cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
+        target_dir(&said).context("cargo metadata names no target directory")
+    }
+}
+
+/// Finds tests in cargo's messages (the Cargo Book, External Tools, JSON messages).
+fn test_programs(messages: &str) -> Vec<TestProgram> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    messages
+        .filter(|message| message["reason"] == "compiler-artifact")
+        .filter_map(|message| test_program(&message))
+        .collect()
+}
+
+fn test_program(artifact: &Value) -> Option<TestProgram> {
+    let target = &artifact["target"];
+    let is_test = target["kind"].as_array()?.iter().any(|kind| kind == "test");
+    let manifest = Path::new(artifact["manifest_path"].as_str()?);
+    let executable = artifact["executable"].as_str()?;
+    let name = target["name"].as_str()?.to_owned();
+    let directory = manifest.parent()?.to_path_buf();
+    is_test.then(|| TestProgram { name, directory, executable: executable.into() })
+}
+
+fn target_dir(said: &str) -> Option<PathBuf> {
+    serde_json::from_str::<Value>(said).ok()?["target_directory"].as_str().map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_are_found_and_programs_of_the_same_name_are_not() {
+        let artifact = |kind: &str, name: &str, executable: &str| {
+            serde_json::json!({"reason": "compiler-artifact", "manifest_path": "/a b/p/Cargo.toml",
+                "target": {"kind": [kind], "name": name}, "executable": executable})
+            .to_string()
+        };
+        let messages = [
+            artifact("bin", "guest", "/a b/target/debug/guest"),
+            "no JSON".into(),
+            artifact("test", "guest", "/a b/target/debug/deps/guest-1"),
+        ];
+        let expected = TestProgram {
+            name: "guest".into(),
+            directory: "/a b/p".into(),
+            executable: "/a b/target/debug/deps/guest-1".into(),
+        };
+        assert_eq!(test_programs(&messages.join("\n")), [expected]);
+    }
+
+    #[test]
+    fn target_directory_is_read_whatever_its_name() {
+        assert_eq!(
+            target_dir(r#"{"packages": [], "target_directory": "/a \"b\"/target"}"#),
+            Some("/a \"b\"/target".into())
+        );
+        assert_eq!(target_dir("{}"), None);
+    }
+}

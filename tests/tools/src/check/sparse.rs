@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! sparse has nothing to say that it does not say without the patch.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::tree::{CheckTree, Mode, jobs};
+
+/// Source that this sparse may not understand, and the option by which it then does. Debian 12's, 0.6.4, lacks two things that 7.3 uses.
+/// `__typeof__` keeps qualifiers, with which sparse can only say more. A constant `__builtin_strlen()` is wanted where a `MODULE_*()` or
+/// `module_param()` asserts that its text holds no NUL, which the compiler has checked. No option may hold a space: 7.3's
+/// scripts/checker-valid.sh splits its arguments.
+const LACKS: [(&str, &str); 2] = [
+    (
+        "static inline int f(const int *p) { __typeof_unqual__(*p) v = *p; return v; }\n",
+        "-D__typeof_unqual__=__typeof__",
+    ),
+    ("_Static_assert(__builtin_strlen(\"ab\") == 2, \"\");\n", "'-D__builtin_strlen(s)=(sizeof(s)-1)'"),
+];
+
+impl CheckTree<'_> {
+    pub(super) fn check_sparse(&mut self) -> Result<String> {
+        self.tools.need_command("sparse", "sparse", "checking the guest patch")?;
+        self.patch_all()?;
+        self.tools.progress.show("building the patched objects");
+        self.configure(Mode::On)?;
+        self.build(Mode::On, &[])?;
+        self.tools.progress.show("sparse, patched");
+        let (ours, patched) = self.sparse_says("patched")?;
+        // Without the patch: the mainline files, with the same configuration.
+        self.tools.progress.show("sparse, unpatched");
+        self.renew()?;
+        self.configure(Mode::On)?;
+        self.build(Mode::On, &[])?;
+        let (mainline, unpatched) = self.sparse_says("unpatched")?;
+        let new = new_lines(&patched, unpatched);
+        ensure!(new.is_empty(), "sparse complains of the patch:\n{}", new.join("\n"));
+        Ok(format!("sparse has nothing to say of the patch: {ours} files checked, {mainline} of them mainline's"))
+    }
+
+    /// How many objects sparse looked at, and what it says of them, without line numbers.
+    fn sparse_says(&self, name: &str) -> Result<(usize, Vec<String>)> {
+        let is_checked = |object: &String| {
+            let source = self.tree.join(object).with_extension("c");
+            source.exists() && self.object(Mode::On, object).exists()
+        };
+        let sources = self.touched.iter().filter(|file| !file.contains("/i915"));
+        let objects = sources.filter_map(|file| Some(format!("{}.o", file.strip_suffix(".c")?)));
+        let objects: Vec<String> = objects.filter(is_checked).collect();
+        ensure!(!objects.is_empty(), "there is nothing for sparse to look at");
+        let log = self.work.join(format!("sparse-{name}.log"));
+        // C=2 checks without compiling, also what is up to date.
+        let mut make = self.make(Mode::On);
+        make.arg(jobs()).args(["C=2", &format!("CF={}", self.options()?.join(" "))]).args(&objects);
+        self.tools.run_quietly(&mut make, &log).context("sparse does not run")?;
+        let said = fs::read_to_string(&log).with_context(|| format!("reading {}", log.display()))?;
+        // make goes on without a sparse that the kernel finds too old, and after an error sparse keeps a file's warnings to itself.
+        if let Some(object) = objects.iter().find(|object| !was_checked(&said, object)) {
+            bail!("sparse did not look at {object}: see {}", log.display());
+        }
+        let errors: Vec<&str> = said.lines().filter(|line| line.contains("error:")).collect();
+        ensure!(errors.is_empty(), "sparse gave up on errors:\n{}", errors.join("\n"));
+        let warnings = said.lines().filter(|line| line.contains("warning:") && self.is_of_touched(line));
+        Ok((objects.len(), warnings.map(|line| without_place(&self.short(line))).collect()))
+    }
+
+    /// What makes this sparse understand the kernel's headers.
+    fn options(&self) -> Result<Vec<&'static str>> {
+        let file = self.work.join("sparse-probe.c");
+        let mut options = Vec::new();
+        for (source, option) in LACKS {
+            fs::write(&file, source).with_context(|| format!("writing {}", file.display()))?;
+            let output = Command::new("sparse").arg(&file).stdin(Stdio::null()).output().context("starting sparse")?;
+            if !(output.stdout.is_empty() && output.stderr.is_empty()) {
+                options.push(option);
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Whether make says that it had this object's source checked.
+fn was_checked(said: &str, object: &str) -> bool {
+    let source = format!("{}.c", object.strip_suffix(".o").unwrap_or(object));
+    said.lines()
+        .filter_map(|line| line.trim_start().strip_prefix("CHECK "))
+        .any(|line| line.strip_suffix(&source).is_some_and(|rest| rest.is_empty() || rest.ends_with([' ', '/'])))
+}
+
+/// A warning `FILE:LINE:COLUMN: …` without its place in the file.
+fn without_place(line: &str) -> String {
+    let mut parts = line.splitn(4, ':');
+    let number = |part: Option<&str>| part.is_some_and(|part| part.bytes().all(|byte| byte.is_ascii_digit()));
+    match (parts.next(), number(parts.next()) && number(parts.next()), parts.next()) {
+        (Some(file), true, Some(rest)) => format!("{file}:{rest}"),
+        _ => line.into(),
+    }
+}
+
+/// The lines that are in `now` more often than `before`.
+fn new_lines(now: &[String], mut before: Vec<String>) -> Vec<&str> {
+    let mut new = Vec::new();
+    for line in now {
+        match before.iter().position(|known| known == line) {
+            Some(at) => {
+                before.swap_remove(at);
+            }
+            None => new.push(line.as_str()),
+        }
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warning_is_new_only_beyond_those_that_were_there() {
+        let lines = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
+        assert_eq!(new_lines(&lines("a b b c"), lines("c b a")), ["b"]);
+        assert!(new_lines(&lines("a"), lines("a b")).is_empty());
+    }
+
+    #[test]
+    fn messages_are_read() {
+        assert_eq!(without_place("a.c:12:3: warning: x:1:2: y"), "a.c: warning: x:1:2: y");
+        assert_eq!(without_place("warning: x"), "warning: x");
+        let said = "  CC      drivers/a.o\n  CHECK   /tree/drivers/iommu/a.c\n  CHECK   drivers/b.c\n";
+        assert!(was_checked(said, "drivers/iommu/a.o") && was_checked(said, "drivers/b.o"));
+        assert!(!was_checked(said, "drivers/a.o") && !was_checked(said, "ivers/b.o"));
+    }
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The tree that is checked, a copy of Debian's, and builds of what the patch touches in it. What did not change is not compiled
+//! again.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::available_parallelism;
+
+use anyhow::{Context, Result};
+
+use crate::key::files_below;
+use crate::tools::Tools;
+
+/// Objects that are built besides `drivers/iommu/` once their sources are touched.
+const OBJECTS: [&str; 3] =
+    ["drivers/nvme/host/pci", "drivers/gpu/drm/i915/gem/i915_gem_dmabuf", "drivers/gpu/drm/i915/i915_gem_gtt"];
+
+/// A user of an attribute, of which two objects are built, and our tests.
+const MORE_OPTIONS: &str =
+    "CONFIG_DRM=y\nCONFIG_DRM_I915=y\nCONFIG_IOMMU_DMA_BOUNCE_TEST=y\nCONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST=y\n";
+
+/// Whether bouncing is compiled in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    On,
+    Off,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::On => "on",
+            Self::Off => "off",
+        })
+    }
+}
+
+pub(super) struct CheckTree<'a> {
+    pub(super) tools: &'a Tools<'a>,
+    pristine: PathBuf,
+    /// The work trees of this kernel.
+    pub(super) work: PathBuf,
+    patches: PathBuf,
+    pub(super) tree: PathBuf,
+    /// The files that patches touched so far.
+    pub(super) touched: BTreeSet<String>,
+}
+
+impl<'a> CheckTree<'a> {
+    pub(super) fn new(tools: &'a Tools<'a>, pristine: PathBuf, work: PathBuf, patches: PathBuf) -> Self {
+        let tree = work.join("check");
+        Self { tools, pristine, work, patches, tree, touched: BTreeSet::new() }
+    }
+
+    /// Our patches of mainline files.
+    pub(super) fn hooks(&self) -> Result<Vec<PathBuf>> {
+        let files = files_below(&self.patches)?.into_iter().map(|(file, _)| self.patches.join(file));
+        let mut hooks: Vec<PathBuf> =
+            files.filter(|file| file.extension().is_some_and(|kind| kind == "patch")).collect();
+        hooks.sort();
+        Ok(hooks)
+    }
+
+    /// Debian's source as it is, by hard links, which patch(1) does not write through.
+    pub(super) fn fresh(&mut self) -> Result<()> {
+        self.tools.progress.show("preparing a source tree");
+        self.touched.clear();
+        self.renew()
+    }
+
+    /// The same, while what was touched is still known.
+    pub(super) fn renew(&self) -> Result<()> {
+        self.tools.run(Command::new("rm").arg("-rf").arg(&self.tree))?;
+        self.tools.run(Command::new("cp").arg("-al").arg(&self.pristine).arg(&self.tree))
+    }
+
+    pub(super) fn apply(&mut self, patch: &Path) -> Result<()> {
+        let mut command = Command::new("patch");
+        command.arg("-d").arg(&self.tree).args(["-p1", "-s", "-F0", "--no-backup-if-mismatch", "-i"]).arg(patch);
+        self.tools.run(&mut command).with_context(|| format!("{} does not apply", patch.display()))?;
+        let text = fs::read_to_string(patch).with_context(|| format!("reading {}", patch.display()))?;
+        self.touched.extend(added_files(&text).map(String::from));
+        Ok(())
+    }
+
+    /// Debian's source with our files and hooks.
+    pub(super) fn patch_all(&mut self) -> Result<()> {
+        self.fresh()?;
+        let source = self.tools.checkout.join("guest/src");
+        self.tools.run(Command::new("cp").arg("-r").arg(source.join(".")).arg(&self.tree))?;
+        for hook in self.hooks()? {
+            self.apply(&hook)?;
+        }
+        self.touched.extend(files_below(&source)?.into_iter().map(|(file, _)| file.to_string_lossy().into_owned()));
+        Ok(())
+    }
+
+    /// Options that the tree does not know are left out.
+    pub(super) fn configure(&self, mode: Mode) -> Result<()> {
+        let out = self.out(mode);
+        fs::create_dir_all(&out).with_context(|| format!("making {}", out.display()))?;
+        let base = self.tools.checkout.join("guest/config/6.12.config");
+        let base = fs::read_to_string(&base).with_context(|| format!("reading {}", base.display()))?;
+        let mut options: String = base
+            .lines()
+            .filter(|line| !line.starts_with("CONFIG_BLK_DEV_INITRD"))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        options += MORE_OPTIONS;
+        options += if mode == Mode::On { "CONFIG_IOMMU_DMA_BOUNCE=y\n" } else { "CONFIG_IOMMU_DMA_BOUNCE=n\n" };
+        let fragment = self.work.join(format!("check-{mode}.fragment"));
+        fs::write(&fragment, options).with_context(|| format!("writing {}", fragment.display()))?;
+        let mut make = self.make(mode);
+        make.args(["-s", &format!("KCONFIG_ALLCONFIG={}", fragment.display()), "allnoconfig"]);
+        self.tools.run_quietly(&mut make, &self.log(mode)).context("cannot configure")
+    }
+
+    /// What the Makefile does not name yet is not built; of the others make knows which are out of date.
+    pub(super) fn build(&self, mode: Mode, arguments: &[&str]) -> Result<()> {
+        let is_touched = |name: &&str| self.touched.contains(&format!("{name}.c"));
+        let objects = OBJECTS.iter().copied().filter(is_touched).map(|name| format!("{name}.o"));
+        let all: Vec<String> = ["drivers/iommu/".to_owned()].into_iter().chain(objects).collect();
+        self.build_only(mode, arguments, &all)
+    }
+
+    pub(super) fn build_only(&self, mode: Mode, arguments: &[&str], objects: &[String]) -> Result<()> {
+        let mut make = self.make(mode);
+        make.arg(jobs()).args(arguments).args(objects);
+        self.tools.run_quietly(&mut make, &self.log(mode)).context("the kernel does not build")
+    }
+
+    /// Warnings of the last build that are about touched files.
+    pub(super) fn complaints(&self, mode: Mode) -> Result<Vec<String>> {
+        let log = fs::read(self.log(mode)).context("reading a build's log")?;
+        let log = String::from_utf8_lossy(&log);
+        let complaints = log.lines().filter(|line| line.contains("warning:") || line.contains("error:"));
+        Ok(complaints.filter(|line| self.is_of_touched(line)).map(|line| self.short(line)).collect())
+    }
+
+    pub(super) fn is_of_touched(&self, line: &str) -> bool {
+        self.touched.iter().any(|file| line.contains(file.as_str()))
+    }
+
+    /// A message without the place of the tree.
+    pub(super) fn short(&self, line: &str) -> String {
+        line.replace(&format!("{}/", self.tree.display()), "")
+    }
+
+    pub(super) fn make(&self, mode: Mode) -> Command {
+        let mut make = Command::new("nice");
+        make.args(["-n", "5", "make", "-C"]).arg(&self.tree).arg(format!("O={}", self.out(mode).display()));
+        make
+    }
+
+    pub(super) fn object(&self, mode: Mode, name: &str) -> PathBuf {
+        self.out(mode).join(name)
+    }
+
+    fn out(&self, mode: Mode) -> PathBuf {
+        self.work.join(format!("check-{mode}"))
+    }
+
+    fn log(&self, mode: Mode) -> PathBuf {
+        self.work.join(format!("check-{mode}.log"))
+    }
+}
+
+impl Drop for CheckTree<'_> {
+    fn drop(&mut self) {
+        // It is made anew the next time.
+        let _ = fs::remove_dir_all(&self.tree);
+    }
+}
+
+pub(super) fn jobs() -> String {
+    format!("-j{}", available_parallelism().map_or(1, usize::from))
+}
+
+/// The files that a patch changes or adds.
+pub(super) fn added_files(patch: &str) -> impl Iterator<Item = &str> {
+    patch.lines().filter_map(|line| line.strip_prefix("+++ b/")?.split_whitespace().next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_a_patch_leaves_are_known() {
+        let patch = "--- a/one.c\n+++ b/one.c\n--- /dev/null\n+++ b/new.c\t2026\n--- a/gone.c\n+++ /dev/null\n";
+        assert_eq!(added_files(patch).collect::<Vec<_>>(), ["one.c", "new.c"]);
+    }
+}

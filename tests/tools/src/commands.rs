@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Runs programs so that a signal ends them, and says which failed.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+use crate::children::run_command;
+use crate::tools::Tools;
+
+/// Lines that are shown of the log of a program that failed.
+const TAIL: usize = 40;
+
+impl Tools<'_> {
+    /// Runs a program. What it prints goes to stderr.
+    pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
+        let child = command.stdin(Stdio::null()).stdout(io::stderr()).spawn();
+        self.attend(child, command)
+    }
+
+    /// Runs a program and shows its output.
+    pub(crate) fn run_shown(&self, command: &mut Command) -> Result<()> {
+        self.show(command.stdin(Stdio::null()))
+    }
+
+    /// The same of a program that reads a file.
+    pub(crate) fn run_shown_with(&self, command: &mut Command, input: File) -> Result<()> {
+        self.show(command.stdin(input))
+    }
+
+    fn show(&self, command: &mut Command) -> Result<()> {
+        self.progress.end();
+        if let Some(output) = &self.output {
+            let copy = || output.try_clone().context("a program's output");
+            command.stdout(copy()?).stderr(copy()?);
+        }
+        let child = command.spawn();
+        self.attend(child, command)
+    }
+
+    /// Runs a program whose output goes to the file `log`. If it fails, the end of that is shown.
+    pub(crate) fn run_quietly(&self, command: &mut Command, log: &Path) -> Result<()> {
+        let file = File::create(log).with_context(|| format!("making {}", log.display()))?;
+        let again = file.try_clone().with_context(|| log.display().to_string())?;
+        let child = command.stdin(Stdio::null()).stdout(file).stderr(again).spawn();
+        self.attend(child, command).inspect_err(|_| self.show_tail(log))
+    }
+
+    /// What a program prints. Its messages go to stderr.
+    pub(crate) fn output(&self, command: &mut Command) -> Result<String> {
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut child = child.with_context(|| starting(command))?;
+        let mut stdout = child.stdout.take().context("a program's output")?;
+        let reader = thread::spawn(move || {
+            let mut bytes = Vec::new();
+            stdout.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        self.attend(Ok(child), command)?;
+        let bytes = reader.join().map_err(|_| anyhow!("a reader panicked"))?.with_context(|| starting(command))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Whether a program ends with status 0; one that cannot be started does not. It prints nothing.
+    pub(crate) fn succeeds(&self, command: &mut Command) -> bool {
+        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        quiet.spawn().is_ok_and(|mut child| {
+            run_command(&mut child, self.signals).is_ok_and(|status| status.is_some_and(|status| status.success()))
+        })
+    }
+
+    /// Runs a program that says how far it is: `line` gets each line, and all go to the file `log`. If it fails, the end of that is
+    /// shown.
+    pub(crate) fn run_watched(&self, command: &mut Command, log: &Path, mut line: impl FnMut(&str)) -> Result<()> {
+        let mut file = File::create(log).with_context(|| format!("making {}", log.display()))?;
+        let (reader, writer) = io::pipe().context("making a pipe")?;
+        let again = writer.try_clone().context("making a pipe")?;
+        let child = command.stdin(Stdio::null()).stdout(writer).stderr(again).spawn();
+        // The pipe's end is known only where nobody else has it open.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let (sender, lines) = mpsc::channel();
+        let reader = thread::spawn(move || {
+            for line in BufReader::new(reader).split(b'\n') {
+                let Ok(line) = line else { return };
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut child = child.with_context(|| starting(command))?;
+        let shown = thread::scope(|scope| {
+            let waiter = scope.spawn(|| run_command(&mut child, self.signals));
+            let mut written = Ok(());
+            for bytes in lines {
+                written = written.and_then(|()| file.write_all(&bytes)).and_then(|()| file.write_all(b"\n"));
+                line(&String::from_utf8_lossy(&bytes));
+            }
+            written.with_context(|| format!("writing {}", log.display()))?;
+            waiter.join().map_err(|_| anyhow!("a waiter panicked"))?
+        });
+        // It ended with the pipe.
+        let _ = reader.join();
+        let Some(status) = shown? else { bail!("interrupted") };
+        if !status.success() {
+            self.show_tail(log);
+            bail!("{} failed ({status})", name(command));
+        }
+        Ok(())
+    }
+
+    /// Runs a program that reads `input`, and returns what it prints.
+    pub(crate) fn filter(&self, command: &mut Command, input: Vec<u8>) -> Result<Vec<u8>> {
+        self.go_on()?;
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.with_context(|| starting(command))?;
+        let mut stdin = child.stdin.take().context("a program's input")?;
+        let writer = thread::spawn(move || stdin.write_all(&input));
+        let output = child.wait_with_output().with_context(|| starting(command))?;
+        ensure!(output.status.success(), "{} failed ({})", name(command), output.status);
+        writer.join().map_err(|_| anyhow!("a writer panicked"))?.with_context(|| starting(command))?;
+        Ok(output.stdout)
+    }
+
+    fn attend(&self, child: io::Result<Child>, command: &Command) -> Result<()> {
+        let mut child = child.with_context(|| starting(command))?;
+        let Some(status) = run_command(&mut child, self.signals)? else { bail!("interrupted") };
+        ensure!(status.success(), "{} failed ({status})", name(command));
+        Ok(())
+    }
+
+    fn show_tail(&self, log: &Path) {
+        self.progress.end();
+        let text = fs::read(log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        for line in &lines[lines.len().saturating_sub(TAIL)..] {
+            eprintln!("{line}");
+        }
+    }
+}
+
+/// A command's program and first argument, for messages.
+fn name(command: &Command) -> String {
+    let words = [command.get_program()].into_iter().chain(command.get_args().take(1));
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+fn starting(command: &Command) -> String {
+    format!("running {}", command.get_program().display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::Progress;
+    use crate::signals::Signals;
+
+    fn with_tools(test: impl FnOnce(&Tools, &Path)) {
+        let dir = tempfile::tempdir().unwrap();
+        let (signals, progress) = (Signals::default(), Progress::new("test"));
+        let tools = Tools {
+            checkout: dir.path().into(),
+            cache: dir.path().into(),
+            signals: &signals,
+            progress: &progress,
+            output: None,
+        };
+        test(&tools, dir.path());
+    }
+
+    fn sh(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn output_and_failure_of_a_program_are_told() {
+        with_tools(|tools, _| {
+            assert_eq!(tools.output(&mut sh("echo a; echo b")).unwrap(), "a\nb\n");
+            assert!(tools.output(&mut sh("exit 3")).unwrap_err().to_string().starts_with("sh -c failed"));
+            assert!(tools.run(&mut Command::new("/no/such/program")).is_err());
+            assert!(tools.succeeds(&mut sh("exit 0")) && !tools.succeeds(&mut sh("exit 1")));
+            assert_eq!(tools.filter(&mut sh("cat"), b"x".to_vec()).unwrap(), b"x");
+        });
+    }
+
+    #[test]
+    fn lines_of_both_outputs_are_seen_and_kept() {
+        with_tools(|tools, dir| {
+            let mut lines = Vec::new();
+            let log = dir.join("log");
+
+            let script = "echo one; echo two >&2; exit 1";
+            tools.run_watched(&mut sh(script), &log, |line| lines.push(line.to_owned())).unwrap_err();
+
+            assert_eq!(lines, ["one", "two"]);
+            assert_eq!(fs::read_to_string(log).unwrap(), "one\ntwo\n");
+        });
+    }
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The rig's emulator: QEMU from Debian's source, with three mistakes in its emulation of nested guests mended.
+//!
+//! The first: `helper_vmrun` (target/i386/tcg/system/svm_helper.c of QEMU 10.0) delivers the interrupt that KVM injects, and leaves
+//! its vector where the CPU's loop looks for exceptions that are still to be delivered. Should another thread ask the CPU to leave
+//! that loop before the guest's next exception or exit, as each interrupt of a device does, and do so between the loop's look at
+//! interrupts and its look at such requests (`cpu_handle_interrupt`, accel/tcg/cpu-exec.c), then the guest gets the interrupt a
+//! second time, even where it has interrupts off. At the first instruction of a kernel's entry that is a double fault.
+//!
+//! The second: `cpu_clear_ignne` (`fpu_helper.c`), which an XRSTOR of any CPU calls, writes the first CPU's `hflags2` without a lock
+//! and without an atomic operation. A VMRUN or #VMEXIT of the first CPU in between loses what it wrote there: nested paging or the
+//! global interrupt flag. Either ends in a triple fault of the guest or a panic of its host. Nothing in the rig ever sets the bit
+//! that is cleared, so the write is left out where it is clear.
+//!
+//! The third: `helper_vmrun` sets a bit of `interrupt_request` without the lock that all other writers hold. A request of another
+//! thread in between is lost until the next one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::key::Key;
+use crate::tools::Tools;
+
+/// A line of a file below `target/i386/tcg/system` that is replaced.
+struct Mend {
+    file: &'static str,
+    /// What must be there once.
+    text: &'static str,
+    by: &'static str,
+}
+
+const MENDS: [Mend; 4] = [
+    Mend {
+        file: "svm_helper.c",
+        text: "do_interrupt_x86_hardirq(env, vector, 1);",
+        by: "do_interrupt_x86_hardirq(env, vector, 1); cs->exception_index = -1;",
+    },
+    Mend {
+        file: "svm_helper.c",
+        text: "cs->interrupt_request |= CPU_INTERRUPT_VIRQ;",
+        by: "bql_lock(); cs->interrupt_request |= CPU_INTERRUPT_VIRQ; bql_unlock();",
+    },
+    Mend {
+        file: "svm_helper.c",
+        text: "#include \"qemu/log.h\"",
+        by: "#include \"qemu/log.h\"\n#include \"qemu/main-loop.h\"",
+    },
+    Mend {
+        file: "fpu_helper.c",
+        text: "env->hflags2 &= ~HF2_IGNNE_MASK;",
+        by: "if (env->hflags2 & HF2_IGNNE_MASK) env->hflags2 &= ~HF2_IGNNE_MASK;",
+    },
+];
+
+/// What the rig uses, and nothing else that is optional.
+const FEATURES: &str = "--target-list=x86_64-softmmu --without-default-features --disable-download --disable-docs --disable-tools \
+     --disable-debug-info --disable-werror --disable-install-blobs --enable-tcg --enable-virtfs --enable-attr --enable-slirp \
+     --enable-fdt=system";
+
+const PACKAGES: [&str; 10] = [
+    "gcc",
+    "libc6-dev",
+    "python3-venv",
+    "ninja-build",
+    "pkg-config",
+    "libglib2.0-dev",
+    "zlib1g-dev",
+    "libattr1-dev",
+    "libslirp-dev",
+    "libfdt-dev",
+];
+
+impl Tools<'_> {
+    /// The directory of `qemu-system-x86_64`, built where it is missing.
+    pub(crate) fn mended_qemu(&self) -> Result<PathBuf> {
+        let version = self.source_version("qemu")?;
+        // A change of how it is built needs another number here.
+        let mut key = Key::default().text(&version).text("recipe 2").text(FEATURES);
+        for mend in MENDS {
+            key = key.text(mend.file).text(mend.text).text(mend.by);
+        }
+        let key = key.path(&self.requirements())?.finish();
+        self.cached("qemu", &key, |dir| self.build_qemu(&version, dir))
+    }
+
+    /// What of Python's packages the build needs.
+    fn requirements(&self) -> PathBuf {
+        self.checkout.join("scripts/lib/qemu-build.txt")
+    }
+
+    fn build_qemu(&self, version: &str, dir: &Path) -> Result<()> {
+        let release = release(version);
+        let (tree, python) = (dir.join("tree"), dir.join("python"));
+        self.need_packages("building the rig's emulator", &PACKAGES)?;
+        self.progress.show(&format!("fetching QEMU {release}"));
+        self.fetch_source("qemu", version, &tree)?;
+        mend_tree(&tree)?;
+        self.progress.show(&format!("configuring QEMU {release}"));
+        self.run(Command::new("python3").args(["-m", "venv"]).arg(&python))?;
+        let interpreter = python.join("bin/python");
+        let mut pip = Command::new(&interpreter);
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"]).arg(self.requirements());
+        self.run(&mut pip)?;
+        let mut configure = Command::new("./configure");
+        configure
+            .arg(format!("--python={}", interpreter.display()))
+            .args(FEATURES.split(' ').filter(|word| !word.is_empty()));
+        self.run_quietly(configure.current_dir(&tree), &dir.join("log"))?;
+        let mut ninja = Command::new("ninja");
+        ninja.arg("-C").arg(tree.join("build")).arg("qemu-system-x86_64");
+        self.run_watched(&mut ninja, &dir.join("log"), |line| {
+            if let Some((step, all)) = step(line) {
+                self.progress.show(&format!("compiling QEMU {release}: step {step} of {all}"));
+            }
+        })?;
+        let program = "qemu-system-x86_64";
+        self.run(Command::new("strip").arg("-o").arg(dir.join(program)).arg(tree.join("build").join(program)))?;
+        for made in [tree, python] {
+            fs::remove_dir_all(&made).with_context(|| format!("removing {}", made.display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// QEMU's own version in that of the Debian package.
+fn release(version: &str) -> &str {
+    let upstream = version.split_once(':').map_or(version, |(_, upstream)| upstream);
+    upstream.split_once('+').map_or(upstream, |(release, _)| release)
+}
+
+/// How far ninja is, of a line `[STEP/ALL] …`.
+fn step(line: &str) -> Option<(&str, &str)> {
+    line.strip_prefix('[')?.split_once(']')?.0.split_once('/')
+}
+
+/// Mends the mistakes. Debian's source comes without the firmware that one of the build's files names.
+fn mend_tree(tree: &Path) -> Result<()> {
+    for mend in MENDS {
+        let path = tree.join("target/i386/tcg/system").join(mend.file);
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let mended = mended(&text, &mend).with_context(|| path.display().to_string())?;
+        fs::write(&path, mended).with_context(|| format!("writing {}", path.display()))?;
+    }
+    let firmware = tree.join("pc-bios/meson.build");
+    fs::write(&firmware, "roms = []\n").with_context(|| format!("writing {}", firmware.display()))
+}
+
+fn mended(text: &str, mend: &Mend) -> Result<String> {
+    ensure!(text.matches(mend.text).count() == 1, "not one '{}'", mend.text);
+    Ok(text.replace(mend.text, mend.by))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_is_mended_where_it_is_there_once() {
+        let mend = &MENDS[3];
+        let text = "a\n    env->hflags2 &= ~HF2_IGNNE_MASK;\n}\n";
+        let expected = "a\n    if (env->hflags2 & HF2_IGNNE_MASK) env->hflags2 &= ~HF2_IGNNE_MASK;\n}\n";
+        assert_eq!(mended(text, mend).unwrap(), expected);
+        assert!(mended("", mend).is_err());
+        assert!(mended(&[text, text].concat(), mend).is_err());
+    }
+
+    #[test]
+    fn version_and_steps_are_read() {
+        assert_eq!(release("1:10.0.3+ds-0+deb13u1~bpo12+1"), "10.0.3");
+        assert_eq!(release("9.2"), "9.2");
+        assert_eq!(step("[7/950] Compiling C object x.o"), Some(("7", "950")));
+        assert_eq!(step("ninja: entering"), None);
+    }
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The initramfs of test guests.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::archive::Archive;
+use crate::kernel::GuestKernel;
+use crate::key::Key;
+use crate::modules::Modules;
+use crate::tools::{Tools, Usage};
+
+/// What a disk behind virtio-iommu needs.
+const MODULES: [&str; 4] = ["virtio_pci", "virtio_iommu", "virtio_blk", "nvme"];
+
+const DIRECTORIES: [&str; 11] = ["bin", "dev", "proc", "sys", "tmp", "run", "root", "etc", "modules", "sbin", "usr"];
+
+/// Programs of ours that are in it.
+const PROGRAMS: [&str; 2] = ["vfio-claim", "nvme-check"];
+
+/// Debian's static busybox.
+const BUSYBOX: &str = "/bin/busybox";
+
+/// Which initramfs.
+#[derive(Debug, Clone, Default, Args)]
+pub struct GuestInitramfs {
+    /// The kernel's `lib/modules/VERSION`, if it has its drivers as modules.
+    #[arg(long, value_name = "DIR")]
+    pub modules: Option<PathBuf>,
+    /// Further modules.
+    #[arg(long, value_name = "MODULE")]
+    pub with: Vec<String>,
+}
+
+impl Tools<'_> {
+    /// The file of an initramfs, built where it is missing.
+    ///
+    /// # Errors
+    /// It cannot be made, or a signal came.
+    pub fn guest_initramfs(&self, wanted: &GuestInitramfs) -> Result<PathBuf> {
+        if let Some(dir) = wanted.modules.as_ref().filter(|dir| !dir.join("modules.builtin").is_file()) {
+            let dir = dir.display();
+            bail!(Usage(format!("--modules: '{dir}' is no lib/modules/VERSION directory (it has no modules.builtin)")));
+        }
+        self.need_packages(
+            "for the guest's initramfs",
+            &["busybox-static", "fio", "zstd", "xz-utils", "kmod", "gcc", "libc6-dev"],
+        )?;
+        let fio = self.need_command("fio", "fio", "for the guest's initramfs")?;
+        let sources = self.checkout.join("guest/initramfs");
+        let modules = wanted.modules.as_deref().map(Modules::read).transpose()?;
+        let names: Vec<&str> = MODULES.into_iter().chain(wanted.with.iter().map(String::as_str)).collect();
+        // A change of how the parts are packed, rather than of the parts, needs a new number here.
+        let mut key = Key::default().text("recipe 3").text(&names.join(" ")).path(&sources)?;
+        key = key.path(Path::new(BUSYBOX))?.path(&fio)?;
+        if let Some(modules) = &modules {
+            for name in &names {
+                key = match modules.file(name)? {
+                    Some(file) => key.text(name).path(file)?,
+                    None => key.text(&format!("{name} is built in")),
+                };
+            }
+        }
+        let dir = self.cached("guest-initramfs", &key.finish(), |dir| {
+            self.progress.show("building the guest's initramfs");
+            let archive = self.pack(&sources, &fio, modules.as_ref(), &names)?;
+            let mut packed = self.filter(Command::new("zstd").args(["-q", "-T0", "-9"]), archive.bytes()?)?;
+            // The kernel takes an archive that follows only at a multiple of 4 bytes, and skips zeros.
+            packed.resize(packed.len().next_multiple_of(512), 0);
+            let file = dir.join("initramfs");
+            fs::write(&file, packed).with_context(|| format!("writing {}", file.display()))
+        })?;
+        self.progress.end();
+        Ok(dir.join("initramfs"))
+    }
+
+    fn pack(&self, sources: &Path, fio: &Path, modules: Option<&Modules>, names: &[&str]) -> Result<Archive> {
+        let mut archive = Archive::default();
+        for directory in DIRECTORIES {
+            archive.directory(directory);
+        }
+        for link in ["usr/bin", "usr/sbin"] {
+            archive.link(link, "../bin");
+        }
+        archive.program("init", &sources.join("init"))?;
+        archive.program("bin/busybox", Path::new(BUSYBOX))?;
+        for applet in self.output(Command::new(BUSYBOX).arg("--list"))?.lines().filter(|applet| *applet != "busybox") {
+            archive.link(&format!("bin/{applet}"), "busybox");
+        }
+        archive.program("bin/fio", fio)?;
+        for library in libraries(&self.output(Command::new("ldd").arg(fio)).unwrap_or_default()) {
+            // On a merged-/usr system /lib64 and /lib are the same place as the loader's name says.
+            archive.program(library, Path::new(library))?;
+        }
+        let built = tempfile::tempdir().context("making a directory for the guest's programs")?;
+        for name in PROGRAMS {
+            let program = built.path().join(name);
+            self.run(compile(&program).arg("-Wall").arg(sources.join(format!("{name}.c"))))?;
+            archive.program(&format!("bin/{name}"), &program)?;
+        }
+        let benchmark = built.path().join("dma_map_benchmark");
+        self.build_benchmark(built.path(), &benchmark)?;
+        archive.program("bin/dma_map_benchmark", &benchmark)?;
+        if let Some(modules) = modules {
+            self.add_modules(&mut archive, modules, names)?;
+        }
+        Ok(archive)
+    }
+
+    /// The kernel's own DMA mapping benchmark, from the source that the guest kernel is built from.
+    fn build_benchmark(&self, dir: &Path, target: &Path) -> Result<()> {
+        let source = self.kernel_source(&GuestKernel { stock: true, ..GuestKernel::default() })?;
+        let include = dir.join("include");
+        fs::create_dir_all(include.join("linux")).context("making a directory for a header")?;
+        let header = "linux/map_benchmark.h";
+        fs::copy(source.join("include").join(header), include.join(header))
+            .context("copying a header of the kernel")?;
+        let source = source.join("tools/testing/selftests/dma/dma_map_benchmark.c");
+        self.run(compile(target).arg("-I").arg(include).arg(source))
+    }
+}
+
+fn compile(target: &Path) -> Command {
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O2", "-static", "-o"]).arg(target);
+    gcc
+}
+
+/// The files that `ldd` names.
+fn libraries(said: &str) -> impl Iterator<Item = &str> {
+    said.split_whitespace().filter(|word| word.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_the_paths_that_ldd_names() {
+        let said = "\tlinux-vdso.so.1 (0x00007ffe)\n\tlibaio.so.1 => /lib/x86_64-linux-gnu/libaio.so.1 (0x00007f)\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        let expected = ["/lib/x86_64-linux-gnu/libaio.so.1", "/lib64/ld-linux-x86-64.so.2"];
+        assert_eq!(libraries(said).collect::<Vec<_>>(), expected);
+        assert_eq!(libraries("\tnot a dynamic executable\n").count(), 0);
+    }
+}

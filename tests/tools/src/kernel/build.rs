@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Configures and compiles a kernel.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::available_parallelism;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::tools::Tools;
+
+impl Tools<'_> {
+    /// Builds `tree` in `out` with these fragments, and leaves in `dir` what is wanted of it.
+    pub(super) fn build_kernel(&self, tree: &Path, out: &Path, fragments: &[PathBuf], dir: &Path) -> Result<()> {
+        fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
+        self.configure(tree, out, fragments)?;
+        self.compile(tree, out)?;
+        copy(&out.join("arch/x86/boot/bzImage"), &dir.join("bzImage"))?;
+        copy(&out.join(".config"), &dir.join("config"))?;
+        self.run(Command::new("strip").args(["-s", "-o"]).arg(dir.join("vmlinux")).arg(out.join("vmlinux")))?;
+        // Addresses in a guest's oops can be looked up in it.
+        copy(&out.join("System.map"), &dir.join("System.map"))?;
+        for name in ["bzImage", "config", "vmlinux", "System.map"] {
+            fs::set_permissions(dir.join(name), Permissions::from_mode(0o644)).context("permissions of the kernel")?;
+        }
+        Ok(())
+    }
+
+    /// Everything off but what the fragments say; fails if the kernel's rules refuse any of it.
+    fn configure(&self, tree: &Path, out: &Path, fragments: &[PathBuf]) -> Result<()> {
+        let mut wanted = String::new();
+        for fragment in fragments {
+            wanted += &fs::read_to_string(fragment).with_context(|| format!("reading {}", fragment.display()))?;
+        }
+        let file = beside(out, ".fragment");
+        fs::write(&file, &wanted).with_context(|| format!("writing {}", file.display()))?;
+        let mut all = "KCONFIG_ALLCONFIG=".to_owned();
+        all += &file.to_string_lossy();
+        self.run(self.make(tree, out).args(["-s", &all, "allnoconfig"]))?;
+        let config = fs::read_to_string(out.join(".config")).context("reading the kernel's configuration")?;
+        let refused = refused(&wanted, &config);
+        ensure!(refused.is_empty(), "the kernel's configuration rules refuse: {}", refused.join(" "));
+        Ok(())
+    }
+
+    fn compile(&self, tree: &Path, out: &Path) -> Result<()> {
+        let log = beside(out, ".log");
+        let jobs = available_parallelism().map_or(1, usize::from);
+        let mut make = self.make(tree, out);
+        make.arg(format!("-j{jobs}")).arg("bzImage");
+        make.envs([
+            ("KBUILD_BUILD_TIMESTAMP", "1970-01-01"),
+            ("KBUILD_BUILD_USER", "carom"),
+            ("KBUILD_BUILD_HOST", "carom"),
+        ]);
+        let mut count = 0;
+        let made = self.run_watched(&mut make, &log, |_| {
+            count += 1;
+            if count % 20 == 0 {
+                self.progress.show(&format!("compiling the guest kernel: step {count} of at most 1900"));
+            }
+        });
+        self.progress.end();
+        made.with_context(|| format!("the guest kernel does not build; the whole log is in {}", log.display()))
+    }
+
+    fn make(&self, tree: &Path, out: &Path) -> Command {
+        let mut make = Command::new("nice");
+        make.args(["-n", "5", "make", "-C"]).arg(tree).arg(format!("O={}", out.display()));
+        make
+    }
+}
+
+/// What of `wanted` is not in `config`. The last line for an option counts; one that is off need not be named.
+fn refused<'wanted>(wanted: &'wanted str, config: &str) -> Vec<&'wanted str> {
+    let is_option = |line: &&str| line.starts_with("CONFIG_") && line.contains('=');
+    let options: BTreeMap<&str, &str> =
+        wanted.lines().filter(is_option).filter_map(|line| line.split_once('=')).collect();
+    let lines = wanted.lines().filter(is_option);
+    let last = lines.filter(|line| line.split_once('=').is_some_and(|(name, value)| options.get(name) == Some(&value)));
+    let mut refused: Vec<&str> =
+        last.filter(|line| !line.ends_with("=n") && !config.lines().any(|known| known == *line)).collect();
+    refused.sort_unstable();
+    refused.dedup();
+    refused
+}
+
+/// The directory's path with `end` behind its name.
+fn beside(directory: &Path, end: &str) -> PathBuf {
+    let mut path = directory.as_os_str().to_owned();
+    path.push(end);
+    path.into()
+}
+
+fn copy(source: &Path, target: &Path) -> Result<()> {
+    fs::copy(source, target).map(|_| ()).with_context(|| format!("copying {}", source.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_is_refused_where_its_last_line_did_not_come_through() {
+        let wanted =
+            "# a comment\nCONFIG_A=y\nCONFIG_B=y\nCONFIG_C=n\nCONFIG_D=\"x\"\nCONFIG_A=n\nCONFIG_E=y\nCONFIG_E=m\n";
+        assert_eq!(refused(wanted, "CONFIG_B=y\nCONFIG_E=m\n"), ["CONFIG_D=\"x\""]);
+        assert_eq!(refused(wanted, "CONFIG_D=\"x\"\nCONFIG_E=y\n"), ["CONFIG_B=y", "CONFIG_E=m"]);
+        assert!(refused(wanted, "CONFIG_B=y\nCONFIG_D=\"x\"\nCONFIG_E=m\n").is_empty());
+    }
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The patched source tree. Files whose content stays keep their time stamps, so that a build after a change compiles only what the
+//! change touches.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::key::files_below;
+use crate::tools::Tools;
+
+impl Tools<'_> {
+    /// Makes or refreshes `tree`, a copy of `pristine` (hard links) with our files.
+    pub(super) fn patched_tree(&self, pristine: &Path, tree: &Path, patches: &Path) -> Result<()> {
+        if !tree.is_dir() {
+            self.progress.show("preparing the patched source tree");
+            let new = tree.with_extension("new");
+            self.run(Command::new("rm").arg("-rf").arg(&new))?;
+            self.run(Command::new("cp").arg("-al").arg(pristine).arg(&new))?;
+            fs::rename(&new, tree).with_context(|| format!("making {}", tree.display()))?;
+        }
+        let ours = tempfile::tempdir().context("making a directory for our files")?;
+        self.our_files(pristine, ours.path(), patches)?;
+        let list = tree.with_extension("touched");
+        let mut touched: BTreeSet<PathBuf> =
+            fs::read_to_string(&list).unwrap_or_default().lines().map(PathBuf::from).collect();
+        let files = files_below(ours.path())?;
+        touched.extend(files.into_iter().map(|(file, _)| Path::new(".").join(file)));
+        let lines: String = touched.iter().map(|file| format!("{}\n", file.display())).collect();
+        fs::write(&list, lines).with_context(|| format!("writing {}", list.display()))?;
+        for file in &touched {
+            refresh(file, ours.path(), pristine, tree)?;
+        }
+        Ok(())
+    }
+
+    /// Leaves in `ours` every file that the patches change or our sources add, in its final form.
+    fn our_files(&self, pristine: &Path, ours: &Path, patches: &Path) -> Result<()> {
+        let series = read(&patches.join("series"))?;
+        let names: Vec<&str> = series.lines().filter_map(patch_name).collect();
+        for name in &names {
+            for file in changed_files(&read(&patches.join(name))?) {
+                copy(&pristine.join(file), &ours.join(file))?;
+            }
+        }
+        let src = self.checkout.join("guest/src");
+        for (file, _) in files_below(&src)? {
+            copy(&src.join(&file), &ours.join(&file))?;
+        }
+        for name in names {
+            let mut patch = Command::new("patch");
+            patch
+                .arg("-d")
+                .arg(ours)
+                .args(["-p1", "-s", "-F0", "--no-backup-if-mismatch", "-i"])
+                .arg(patches.join(name));
+            self.run(&mut patch).with_context(|| format!("{} does not apply", patches.join(name).display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// The patch that a line of quilt's `series` names.
+pub(crate) fn patch_name(line: &str) -> Option<&str> {
+    let name = line.split('#').next().unwrap_or_default().trim();
+    (!name.is_empty()).then_some(name)
+}
+
+/// The files that a patch changes, without those that it adds.
+pub(crate) fn changed_files(patch: &str) -> impl Iterator<Item = &str> {
+    patch.lines().filter_map(|line| line.strip_prefix("--- a/")?.split_whitespace().next())
+}
+
+/// Gives `tree` the file of `ours`, or of `pristine` where we have none any more.
+fn refresh(file: &Path, ours: &Path, pristine: &Path, tree: &Path) -> Result<()> {
+    let target = tree.join(file);
+    let source = [ours, pristine].into_iter().map(|top| top.join(file)).find(|source| source.exists());
+    let Some(source) = source else {
+        return match fs::remove_file(&target) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("removing {}", target.display()))
+            }
+            _ => Ok(()),
+        };
+    };
+    let wanted = fs::read(&source).with_context(|| format!("reading {}", source.display()))?;
+    if fs::read(&target).is_ok_and(|known| known == wanted) {
+        return Ok(());
+    }
+    // Not in its place: the file may be a hard link to Debian's.
+    let new = tree.join(".carom-new");
+    fs::write(&new, wanted).with_context(|| format!("writing {}", new.display()))?;
+    let parent = target.parent().unwrap_or(tree);
+    fs::create_dir_all(parent)
+        .and_then(|()| fs::rename(&new, &target))
+        .with_context(|| format!("writing {}", target.display()))
+}
+
+fn copy(source: &Path, target: &Path) -> Result<()> {
+    let parent = target.parent().unwrap_or(target);
+    fs::create_dir_all(parent).with_context(|| format!("making {}", parent.display()))?;
+    fs::copy(source, target).map(|_| ()).with_context(|| format!("copying {}", source.display()))
+}
+
+fn read(file: &Path) -> Result<String> {
+    fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+    use crate::progress::Progress;
+    use crate::signals::Signals;
+
+    const PATCH: &str = "--- a/drivers/a.c\n+++ b/drivers/a.c\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n";
+
+    #[test]
+    fn tree_has_our_files_and_only_what_changed_is_new() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |path: &str| dir.path().join(path);
+        let write = |path: &str, text: &str| {
+            fs::create_dir_all(at(path).parent().unwrap()).unwrap();
+            fs::write(at(path), text).unwrap();
+        };
+        write("pristine/drivers/a.c", "one\ntwo\nthree\n");
+        write("pristine/drivers/b.c", "b\n");
+        write("checkout/guest/src/drivers/new.c", "new\n");
+        write("checkout/guest/src/drivers/old.c", "old\n");
+        write("patches/series", "# hooks\n0001-a.patch\n\n");
+        write("patches/0001-a.patch", PATCH);
+        let (signals, progress) = (Signals::default(), Progress::new("test"));
+        let tools = Tools {
+            checkout: at("checkout"),
+            cache: at("cache"),
+            signals: &signals,
+            progress: &progress,
+            output: None,
+        };
+        let refresh = || tools.patched_tree(&at("pristine"), &at("work/patched"), &at("patches")).unwrap();
+        let read = |path: &str| fs::read_to_string(at("work/patched").join(path)).ok();
+        fs::create_dir(at("work")).unwrap();
+
+        refresh();
+
+        assert_eq!(read("drivers/a.c").as_deref(), Some("one\n2\nthree\n"));
+        assert_eq!(read("drivers/new.c").as_deref(), Some("new\n"));
+        assert_eq!(fs::read_to_string(at("pristine/drivers/a.c")).unwrap(), "one\ntwo\nthree\n");
+
+        let early = SystemTime::now() - Duration::from_secs(3600);
+        for file in ["drivers/a.c", "drivers/new.c"] {
+            let file = fs::File::options().append(true).open(at("work/patched").join(file)).unwrap();
+            file.set_modified(early).unwrap();
+        }
+        write("checkout/guest/src/drivers/new.c", "newer\n");
+        fs::remove_file(at("checkout/guest/src/drivers/old.c")).unwrap();
+        write("patches/series", "");
+
+        refresh();
+
+        assert_eq!(read("drivers/a.c").as_deref(), Some("one\ntwo\nthree\n"), "as Debian has it again");
+        assert_eq!(read("drivers/new.c").as_deref(), Some("newer\n"));
+        assert_eq!(read("drivers/old.c"), None);
+
+        let time = |file: &str| fs::metadata(at("work/patched").join(file)).unwrap().modified().unwrap();
+        let before = time("drivers/new.c");
+        refresh();
+        assert_eq!(time("drivers/new.c"), before);
+    }
+}

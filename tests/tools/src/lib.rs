@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the scripts are made of: they build this and become it (`scripts/lib/common.sh`).
+//!
+//! [`Tools`] runs programs, keeps results in the cache ([`cache`]) under keys of their inputs ([`key`]), and installs or fetches
+//! Debian packages ([`packages`], [`apt`]). With these are made guest kernels ([`kernel`]), initramfs ([`initramfs`], [`archive`])
+//! and what the rig starts from ([`rig`], [`emulator`]). [`test`] and [`demo`] make what their guests need ([`assets`], [`mod@cargo`]).
+
+mod apt;
+mod archive;
+mod assets;
+mod cache;
+mod cargo;
+pub mod check;
+pub mod children;
+mod commands;
+pub mod demo;
+mod emulator;
+pub mod initramfs;
+pub mod kernel;
+mod key;
+mod modules;
+mod packages;
+pub mod progress;
+pub mod rig;
+pub mod series;
+pub mod signals;
+pub mod test;
+mod tools;
+pub mod work_dir;
+
+pub use tools::{Tools, Usage, checkout};

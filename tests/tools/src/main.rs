@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What scripts become: each is a subcommand of its name. Their help is `help/NAME.txt`, which the scripts show without building
+//! anything.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use carom_tools::progress::Progress;
+use carom_tools::signals::Signals;
+use carom_tools::{Tools, Usage, check, demo, initramfs, kernel, series, test};
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "scripts", disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    #[command(override_help = include_str!("help/demo.txt"))]
+    Demo(demo::Options),
+    #[command(override_help = include_str!("help/test.txt"))]
+    Test(test::Options),
+    #[command(override_help = include_str!("help/guest-kernel.txt"))]
+    GuestKernel(kernel::Options),
+    #[command(override_help = include_str!("help/guest-check.txt"))]
+    GuestCheck(check::Options),
+    #[command(override_help = include_str!("help/guest-series.txt"))]
+    GuestSeries(series::Options),
+    #[command(override_help = include_str!("help/guest-initramfs.txt"))]
+    GuestInitramfs(initramfs::GuestInitramfs),
+}
+
+impl Action {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Demo(_) => "demo",
+            Self::Test(_) => "test",
+            Self::GuestKernel(_) => "guest-kernel",
+            Self::GuestCheck(_) => "guest-check",
+            Self::GuestSeries(_) => "guest-series",
+            Self::GuestInitramfs(_) => "guest-initramfs",
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let action = Arguments::parse().action;
+    let progress = Progress::new(action.name());
+    let signals = match Signals::catch() {
+        Ok(signals) => signals,
+        Err(error) => {
+            progress.say(&format!("{error:#}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    let done = Tools::new(&signals, &progress).and_then(|tools| act(&action, &tools));
+    match (signals.caught(), done) {
+        (Some(signal), _) => ExitCode::from(128 + signal),
+        (None, Ok(code)) => code,
+        (None, Err(error)) if error.is::<Usage>() => {
+            progress.say(&format!("{error:#} (try '{} --help')", action.name()));
+            ExitCode::from(2)
+        }
+        (None, Err(error)) => {
+            progress.say(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn act(action: &Action, tools: &Tools) -> Result<ExitCode> {
+    match action {
+        Action::Demo(options) => return tools.demo(options).map(ExitCode::from),
+        Action::Test(options) if !tools.test(options)? => return Ok(ExitCode::FAILURE),
+        Action::Test(_) => {}
+        Action::GuestKernel(options) => match tools.print_guest_kernel(options)? {
+            Some(path) => println!("{}", path.display()),
+            None => return Ok(ExitCode::FAILURE),
+        },
+        Action::GuestCheck(options) => tools.guest_check(options)?,
+        Action::GuestSeries(options) => tools.guest_series(options)?,
+        Action::GuestInitramfs(options) => println!("{}", tools.guest_initramfs(options)?.display()),
+    }
+    Ok(ExitCode::SUCCESS)
+}

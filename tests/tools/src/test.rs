@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `scripts/test`: runs stages and lists at the end how each went. They run one after the other, but for those that run beside the
+//! tests with guests, which leave much of the CPUs idle.
+
+mod api;
+mod checks;
+mod guests;
+
+use std::env;
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args, ValueEnum};
+use rustix::process::{geteuid, setpriority_process};
+
+use crate::assets::{is_pci_address, keep_results};
+use crate::kernel::patches_of;
+use crate::tools::{Tools, Usage};
+use crate::work_dir;
+
+/// A part of the tests. They run in this order, the last one only when it is named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Stage {
+    Format,
+    Lints,
+    Dependencies,
+    Scripts,
+    Patches,
+    Allocator,
+    Unit,
+    Api,
+    Integration,
+    Debug,
+}
+
+/// What is to be tested.
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    /// The kernel series of the debug stage.
+    #[arg(long, value_name = "N", default_value = "6.12")]
+    series: String,
+    /// Tests that are left out for their time, too.
+    #[arg(long)]
+    all: bool,
+    /// Only tests with guests whose name contains this.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// All by IOMMUFD.
+    #[arg(long)]
+    iommufd: bool,
+    /// On this host, with this drive.
+    #[arg(long, value_name = "ADDRESS")]
+    direct: Option<String>,
+    /// Where to keep the guests' consoles.
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// The stages; all but the last if none is named.
+    stages: Vec<Stage>,
+}
+
+impl Tools<'_> {
+    /// Runs the stages; returns whether all passed.
+    ///
+    /// # Errors
+    /// Wrong options, a signal, or no place for results. A stage that fails is none.
+    pub fn test(&self, options: &Options) -> Result<bool> {
+        self.check(options)?;
+        let stages: Vec<Stage> = match &options.stages[..] {
+            [] => Stage::value_variants().iter().copied().filter(|stage| *stage != Stage::Debug).collect(),
+            named => named.to_vec(),
+        };
+        let out = work_dir::create(&env::temp_dir(), "carom-test")?;
+        let passed = self.run_stages(&stages, options, out.path());
+        if let Some(keep) = &options.keep {
+            keep_results(self, out.path(), keep);
+        }
+        passed
+    }
+
+    fn check(&self, options: &Options) -> Result<()> {
+        patches_of(&self.checkout, &options.series)?;
+        if let Some(address) = &options.direct {
+            if !is_pci_address(address) {
+                bail!(Usage(format!("--direct '{address}': must be a PCI address such as 0000:01:00.0")));
+            }
+            if !geteuid().is_root() {
+                bail!(Usage("--direct: needs root".into()));
+            }
+        }
+        Ok(())
+    }
+
+    fn run_stages(&self, stages: &[Stage], options: &Options, out: &Path) -> Result<bool> {
+        let bound = options.direct.as_ref().filter(|_| stages.contains(&Stage::Integration));
+        let _bound = bound.map(|address| self.bind(address)).transpose()?;
+        let mut report = Report::default();
+        for stage in order(stages) {
+            if stage == Stage::Integration {
+                self.run_integration(stages, options, out, &mut report)?;
+            } else {
+                println!("\n==== {}", stage.name());
+                let result = self.timed(|| self.run_stage(stage, options, out))?;
+                report.add(self, stage, result);
+            }
+        }
+        print!("\n{}", report.summary(stages));
+        let mut passed = report.passed();
+        if out.join("started").exists() {
+            // A stage built it.
+            let program = self.target_dir()?.join("debug/guest-tests");
+            passed &= self.run_shown(Command::new(program).arg("tally").arg(out)).is_ok();
+        }
+        Ok(passed)
+    }
+
+    /// Runs the tests with guests, and beside them, for what they leave of the CPUs, the stages that can wait. The output of these
+    /// is shown when each has ended.
+    fn run_integration(&self, stages: &[Stage], options: &Options, out: &Path, report: &mut Report) -> Result<()> {
+        let beside: Vec<Stage> = stages.iter().copied().filter(|stage| stage.can_wait()).collect();
+        println!("\n==== {}", Stage::Integration.name());
+        let others = thread::scope(|scope| {
+            let mut others = None;
+            let result = self.timed(|| {
+                let mut tests = self.prepare_integration(options, out)?;
+                // Now, as cargo builds one thing at a time.
+                others = Some(scope.spawn(|| self.run_beside(&beside, options, out)));
+                self.run_shown(&mut tests)
+            })?;
+            report.add(self, Stage::Integration, result);
+            let others = match others {
+                Some(others) => others.join().map_err(|_| anyhow!("a stage panicked"))?,
+                None => self.run_beside(&beside, options, out),
+            };
+            anyhow::Ok(others)
+        })?;
+        for (stage, result) in others? {
+            report.note(stage, &result);
+        }
+        Ok(())
+    }
+
+    /// Runs these stages at the lowest priority.
+    fn run_beside(&self, stages: &[Stage], options: &Options, out: &Path) -> Result<Vec<(Stage, Timed)>> {
+        // Linux changes this thread's, which the programs that it starts have from it.
+        setpriority_process(None, 19).context("lowering the priority")?;
+        let mut results = Vec::new();
+        for &stage in stages {
+            let log = out.join(format!("{}.log", stage.name()));
+            let file = File::create(&log).with_context(|| format!("making {}", log.display()))?;
+            let tools = self.with_output(file);
+            let result = self.timed(|| tools.run_stage(stage, options, out))?;
+            // One write, so that it stays together.
+            let said = fs::read(&log).unwrap_or_default();
+            print!("\n==== {0}\n{1}==== {0}: {2}\n", stage.name(), String::from_utf8_lossy(&said), result);
+            results.push((stage, result));
+        }
+        Ok(results)
+    }
+
+    /// Runs a stage; fails only if a signal came.
+    fn timed(&self, stage: impl FnOnce() -> Result<()>) -> Result<Timed> {
+        let start = Instant::now();
+        let done = stage();
+        self.progress.end();
+        self.go_on()?;
+        if let Err(error) = &done {
+            self.progress.say(&format!("{error:#}"));
+        }
+        Ok(Timed { passed: done.is_ok(), seconds: start.elapsed().as_secs() })
+    }
+
+    fn run_stage(&self, stage: Stage, options: &Options, out: &Path) -> Result<()> {
+        match stage {
+            Stage::Format => self.test_format(),
+            Stage::Lints => self.test_lints(),
+            Stage::Dependencies => self.test_dependencies(),
+            Stage::Scripts => self.test_scripts(),
+            Stage::Patches => self.test_patches(),
+            Stage::Allocator => self.test_allocator(),
+            Stage::Unit => self.test_unit(),
+            Stage::Api => self.test_api(out),
+            Stage::Integration => self.run_shown(&mut self.prepare_integration(options, out)?),
+            Stage::Debug => self.test_debug(options, out),
+        }
+    }
+}
+
+impl Stage {
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// Whether it may run beside the tests with guests, slowly: it takes long, and expects nothing to happen within less than seconds.
+    fn can_wait(self) -> bool {
+        matches!(self, Self::Lints | Self::Patches | Self::Allocator | Self::Unit | Self::Api)
+    }
+}
+
+/// The stages in the order of running, without those that run beside the tests with guests.
+fn order(stages: &[Stage]) -> Vec<Stage> {
+    let beside = stages.contains(&Stage::Integration);
+    stages.iter().copied().filter(|stage| !(beside && stage.can_wait())).collect()
+}
+
+/// How a stage went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Timed {
+    passed: bool,
+    seconds: u64,
+}
+
+impl Timed {
+    fn word(self) -> &'static str {
+        if self.passed { "passed" } else { "FAILED" }
+    }
+}
+
+impl fmt::Display for Timed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in {} s", self.word(), self.seconds)
+    }
+}
+
+/// How all stages went.
+#[derive(Debug, Default)]
+struct Report(Vec<(Stage, Timed)>);
+
+impl Report {
+    /// Notes how a stage went, and says so.
+    fn add(&mut self, tools: &Tools, stage: Stage, result: Timed) {
+        tools.print(&format!("==== {}: {result}\n", stage.name()));
+        self.note(stage, &result);
+    }
+
+    fn note(&mut self, stage: Stage, result: &Timed) {
+        self.0.push((stage, *result));
+    }
+
+    fn passed(&self) -> bool {
+        self.0.iter().all(|(_, result)| result.passed)
+    }
+
+    /// A line for each stage, in this order.
+    fn summary(&self, order: &[Stage]) -> String {
+        let mut summary = String::new();
+        for stage in order {
+            for (_, result) in self.0.iter().filter(|(known, _)| known == stage) {
+                summary += &format!("{:<13} {:<7} {:5} s\n", stage.name(), result.word(), result.seconds);
+            }
+        }
+        summary
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::progress::Progress;
+    use crate::signals::Signals;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn checked(words: &[&str]) -> Result<(), String> {
+        let line = Line::try_parse_from([&["test"], words].concat()).map_err(|error| error.to_string())?;
+        let (signals, progress) = (Signals::default(), Progress::new("test"));
+        let tools = Tools {
+            checkout: crate::checkout(),
+            cache: "/".into(),
+            signals: &signals,
+            progress: &progress,
+            output: None,
+        };
+        tools.check(&line.options).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn wrong_use_is_told() {
+        assert_eq!(checked(&["--series", "7.3", "--filter", "a", "--all", "unit", "debug"]), Ok(()));
+        for (words, reason) in [
+            (vec!["nonsense"], "integration"),
+            (vec!["--series", "9.9"], "there is no guest/patches/9.9"),
+            (vec!["--series", "../.."], "there is no guest/patches"),
+            (vec!["--direct", "nvme0"], "must be a PCI address"),
+            (vec!["--filter"], "--filter"),
+        ] {
+            let said = checked(&words).unwrap_err();
+            assert!(said.contains(reason), "{words:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn what_can_wait_runs_beside_the_guests_where_there_are_any() {
+        use Stage::{Api, Format, Integration, Lints, Scripts, Unit};
+        assert_eq!(order(&[Format, Lints, Scripts, Unit, Api, Integration]), [Format, Scripts, Integration]);
+        assert_eq!(order(&[Unit, Lints, Format]), [Unit, Lints, Format]);
+    }
+
+    #[test]
+    fn summary_has_a_line_for_each_stage_in_their_order() {
+        let timed = |passed, seconds| Timed { passed, seconds };
+        let report = Report(vec![(Stage::Unit, timed(false, 1234)), (Stage::Format, timed(true, 1))]);
+        let expected = "format        passed      1 s\nunit          FAILED   1234 s\n";
+        assert_eq!(report.summary(&[Stage::Format, Stage::Lints, Stage::Unit]), expected);
+        assert!(!report.passed());
+        assert_eq!(timed(true, 7).to_string(), "passed in 7 s");
+    }
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Stages with real guests: makes what they need, and hands over to `guest-tests`.
+
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+
+use anyhow::{Result, anyhow, ensure};
+
+use super::Options;
+use crate::assets::Variables;
+use crate::cargo::TestProgram;
+use crate::kernel::GuestKernel;
+use crate::tools::Tools;
+
+impl Tools<'_> {
+    /// Makes all that the tests need; returns the program that runs them.
+    pub(super) fn prepare_integration(&self, options: &Options, out: &Path) -> Result<Command> {
+        self.need_guest_packages()?;
+        let targets = ["--bin", "carom-remote", "--test", "guest", "--test", "vfio_hardware"];
+        // At a time: where one links, the other compiles.
+        let (carom, tests) = thread::scope(|scope| {
+            let carom = scope.spawn(|| self.carom());
+            let tests = self.guest_tests("integration", &targets);
+            (carom.join(), tests)
+        });
+        let mut tests = tests?;
+        let mut variables: Variables = carom.map_err(|_| anyhow!("a builder panicked"))??;
+        variables.push(("CAROM_REMOTE", self.target_dir()?.join("debug/carom-remote").into()));
+        variables.extend(self.guest(&GuestKernel::default())?);
+        variables.extend(self.newer_guest()?);
+        variables.extend(self.stock_guest()?);
+        variables.extend(self.guest_programs()?);
+        tests.arg("--out").arg(out);
+        if let Some(filter) = &options.filter {
+            tests.args(["--filter", filter]);
+        }
+        for (wanted, option) in [(options.all, "--all"), (options.iommufd, "--iommufd")] {
+            if wanted {
+                tests.arg(option);
+            }
+        }
+        if let Some(address) = &options.direct {
+            variables.extend([
+                ("CAROM_NVME", address.into()),
+                ("CAROM_RIG", "direct".into()),
+                ("CAROM_OUT", out.into()),
+            ]);
+            tests.arg("--direct");
+        }
+        tests.envs(variables);
+        Ok(tests)
+    }
+
+    pub(super) fn test_debug(&self, options: &Options, out: &Path) -> Result<()> {
+        ensure!(options.direct.is_none(), "the debug stage runs in the rig only: leave out --direct");
+        self.need_guest_packages()?;
+        let mut tests = self.guest_tests("debug", &["--test", "debug"])?;
+        let kernel = GuestKernel { series: Some(options.series.clone()), debug: true, ..GuestKernel::default() };
+        let variables = [self.carom()?, self.guest(&kernel)?].concat();
+        tests.arg("--out").arg(out);
+        if let Some(filter) = &options.filter {
+            tests.args(["--filter", filter]);
+        }
+        self.run_shown(tests.envs(variables))
+    }
+
+    /// The program that runs them, built with them.
+    fn guest_tests(&self, stage: &str, targets: &[&str]) -> Result<Command> {
+        let programs = self.build_tests("the tests with guests", &[&["--bin", "guest-tests"], targets].concat())?;
+        let mut command = Command::new(self.target_dir()?.join("debug/guest-tests"));
+        command.arg(stage);
+        for TestProgram { name, directory, executable } in programs {
+            command.arg("--program").arg(name).arg(directory).arg(executable);
+        }
+        Ok(command)
+    }
+}
