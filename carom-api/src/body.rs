@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Reading request bodies: strictly, but for what Cloud Hypervisor's clients say that asks for nothing.
+//! Reading request bodies.
+//!
+//! What Cloud Hypervisor's clients say that asks for nothing is forgotten. A field that nobody knows is one of a newer client: the
+//! server warns of it and goes on, as there; whoever reads what a user wrote refuses it.
 
 use serde::de::DeserializeOwned;
+use serde_ignored::Path;
 use serde_json::Value;
 
 use crate::error::one_line;
@@ -87,22 +91,34 @@ fn not_supported(place: &str, value: &Value, neutral: &Value) -> String {
     format!("{place}: {what}is not supported: {right}")
 }
 
-/// Reads a body.
+/// What becomes of a field that is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unknown {
+    /// It is logged.
+    Ignored,
+    /// The body is.
+    Refused,
+}
+
+/// Unknown fields of one body that are logged by name.
+const MAX_LOGGED: usize = 8;
+
+/// Reads a body that a client sent.
 ///
 /// # Errors
 /// One line that names the field and the rule.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
-    read(json::read(body)?)
+    read(json::read(body)?, Unknown::Ignored)
 }
 
 /// Reads the configuration of a VM, in which fields of Cloud Hypervisor's that ask for nothing are forgotten.
 ///
 /// # Errors
 /// One line that names the field and the rule.
-pub fn parse_config<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+pub fn parse_config<T: DeserializeOwned>(body: &[u8], unknown: Unknown) -> Result<T, String> {
     let mut value = json::read(body)?;
     forget_neutral(&mut value, UNSUPPORTED)?;
-    read(value)
+    read(value, unknown)
 }
 
 /// Reads the configuration of a device, likewise; `kind` is the field of a VM's configuration that has it.
@@ -118,15 +134,53 @@ pub fn parse_device<T: DeserializeOwned>(body: &[u8], kind: Field) -> Result<T, 
     let fields: Vec<_> =
         UNSUPPORTED.iter().filter_map(|field| Some(Unsupported { path: of_device(field.path)?, ..*field })).collect();
     forget_neutral(&mut value, &fields)?;
-    read(value)
+    read(value, Unknown::Ignored)
 }
 
-fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+/// Reads a file of this program's own form, in which nothing is unknown.
+///
+/// # Errors
+/// One line that says where and why.
+pub fn parse_own<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
+    read(json::read(text)?, Unknown::Refused)
+}
+
+fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String> {
     if !value.is_object() {
         return Err("the body must be a JSON object".into());
     }
-    serde_path_to_error::deserialize(value).map_err(|error| {
+    let (mut names, mut count) = (Vec::new(), 0);
+    let mut note = |path: Path<'_>| {
+        count += 1;
+        if names.len() < MAX_LOGGED {
+            names.push(place_of(&path));
+        }
+    };
+    let read = serde_path_to_error::deserialize(serde_ignored::Deserializer::new(value, &mut note));
+    let read = read.map_err(|error| {
         let place = error.path().to_string();
         one_line(&if place == "." { error.inner().to_string() } else { format!("{place}: {}", error.inner()) })
-    })
+    })?;
+    match (unknown, names.first()) {
+        (Unknown::Refused, Some(name)) => return Err(one_line(&format!("{name}: unknown field"))),
+        (Unknown::Ignored, Some(_)) => {
+            let more = if count > names.len() { format!(" and {} more", count - names.len()) } else { String::new() };
+            log::warn!("{}", one_line(&format!("unknown fields of a request are ignored: {}{more}", names.join(", "))));
+        }
+        (_, None) => {}
+    }
+    Ok(read)
+}
+
+/// A place in the words of messages, such as `devices[1].x`.
+fn place_of(path: &Path<'_>) -> String {
+    match path {
+        Path::Root => String::new(),
+        Path::Seq { parent, index } => format!("{}[{index}]", place_of(parent)),
+        Path::Map { parent, key } => match place_of(parent) {
+            parent if parent.is_empty() => key.clone(),
+            parent => format!("{parent}.{key}"),
+        },
+        Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => place_of(parent),
+    }
 }

@@ -12,9 +12,10 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 
 use crate::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig};
+use crate::defaults::VmDefaults;
 use crate::error::ConfigError;
 use crate::field::Field;
-use crate::kinds::IommuBounceConfig;
+use crate::kinds::{IommuBounceConfig, PartConfig};
 use crate::snapshot::RestoreConfig;
 use crate::vm_config::{CheckedConfig, VmConfig};
 use part_arguments::PartArguments;
@@ -67,6 +68,10 @@ pub struct Cli {
     /// Socket to serve the REST API on: path=FILE or fd=NUMBER; FILE alone is a path too
     #[arg(long, value_name = "path=FILE|fd=N")]
     api_socket: Option<FileOrFd<ApiSocketOption>>,
+    /// Put every passed-through device behind the virtio-iommu, whatever the client of the API says; beside --iommu-bounce, which VMs
+    /// of clients have then that say nothing of it [env: CAROM_ALL_BEHIND_IOMMU=on, CAROM_IOMMU_BOUNCE=VALUE]
+    #[arg(long, requires = "api_socket")]
+    all_behind_iommu: bool,
     /// Address to serve metrics on, to whoever connects: tcp=ADDRESS:PORT
     #[arg(long, value_name = "tcp=ADDRESS:PORT")]
     metrics: Option<MetricsAddress>,
@@ -178,6 +183,8 @@ pub struct Invocation {
     pub restore: Option<RestoreConfig>,
     /// Where the API is served.
     pub api_socket: Option<FileOrFd<ApiSocketOption>>,
+    /// What VMs have that clients of the API create.
+    pub defaults: VmDefaults,
     /// Where metrics are served besides.
     pub metrics: Option<MetricsAddress>,
     /// Whether the VMM stays when the guest has ended.
@@ -199,8 +206,17 @@ pub enum CliOutcome {
     Mistake(String),
 }
 
-/// Parses the command line, the program's name first, and checks it.
+/// Parses the command line, the program's name first, and checks it, with what the environment says for it.
 pub fn parse<I, T>(arguments: I) -> Result<Invocation, CliOutcome>
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString> + Clone,
+{
+    parse_in(arguments, |name| std::env::var(name).ok())
+}
+
+/// [`parse`] where `variable` is the environment.
+fn parse_in<I, T>(arguments: I, variable: impl Fn(&str) -> Option<String>) -> Result<Invocation, CliOutcome>
 where
     I: IntoIterator<Item = T>,
     T: Into<OsString> + Clone,
@@ -219,6 +235,18 @@ where
     if cli.restore.is_some() && !cli.parts.0.is_empty() {
         let rule = "takes no devices: the VM has those that it was saved with";
         return Err(mistake(ConfigError::new(RestoreConfig::OPTION, rule)));
+    }
+    let mut defaults = VmDefaults { iommu_bounce: None, all_behind_iommu: cli.all_behind_iommu };
+    for part in &cli.parts.0 {
+        if let PartConfig::Iommu(bounce) = part {
+            defaults.iommu_bounce = Some(bounce.clone());
+        }
+    }
+    if cli.api_socket.is_some() {
+        defaults.complete(variable).map_err(mistake)?;
+    } else if cli.kernel.is_none() && cli.restore.is_none() {
+        let rule = "needs --kernel, or --api-socket, by which a VM comes";
+        return Err(mistake(ConfigError::new(IommuBounceConfig::OPTION, rule)));
     }
     let vm = match cli.kernel {
         None => None,
@@ -249,6 +277,7 @@ where
         vm,
         restore: cli.restore,
         api_socket: cli.api_socket,
+        defaults,
         metrics: cli.metrics,
         no_shutdown: cli.no_shutdown,
         event_monitor: cli.event_monitor,
@@ -371,6 +400,33 @@ mod tests {
         assert_eq!(invocation.api_socket.unwrap().fd(), Some(7));
         let invocation = parse(["carom", "--api-socket", "/run/vm.sock"]).unwrap();
         assert_eq!(invocation.api_socket, Some(FileOrFd::Path("/run/vm.sock".into())));
+    }
+
+    #[test]
+    fn windows_without_a_kernel_are_what_vms_of_clients_have() {
+        let parse = |arguments: &[&str]| parse_in([&["carom"], arguments].concat(), |_| None);
+        let invocation = parse(&["--api-socket", "/s", "--iommu-bounce", "size=32M", "--all-behind-iommu"]).unwrap();
+        assert!(invocation.vm.is_none() && invocation.defaults.all_behind_iommu);
+        assert_eq!(invocation.defaults.iommu_bounce.unwrap().max, 32 << 20);
+        for (arguments, part) in [
+            (&["--iommu-bounce", "--kernel", "k", "--all-behind-iommu"][..], "--api-socket"),
+            (&["--api-socket", "/s", "--all-behind-iommu"][..], "--all-behind-iommu: needs --iommu-bounce"),
+            (&["--api-socket", "/s", "--iommu-bounce", "size=3M"][..], "--iommu-bounce size: "),
+        ] {
+            let Err(CliOutcome::Mistake(text)) = parse(arguments) else { panic!("{arguments:?}") };
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn environment_says_what_vms_of_clients_have_and_nothing_of_others() {
+        let on = |name: &str| Some(if name == VmDefaults::BOUNCE_VARIABLE { "size=32M" } else { "on" }.to_string());
+        let invocation = parse_in(["carom", "--api-socket", "/s"], on).unwrap();
+        assert!(invocation.defaults.all_behind_iommu && invocation.defaults.iommu_bounce.is_some());
+        let invocation = parse_in(["carom", "--kernel", "k"], on).unwrap();
+        assert_eq!((invocation.vm.unwrap().has_iommu(), invocation.defaults), (false, VmDefaults::default()));
+        let wrong = parse_in(["carom", "--api-socket", "/s"], |_| Some("x".into()));
+        assert!(matches!(wrong, Err(CliOutcome::Mistake(_))));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 //! The OpenAPI document: made of the table of operations and of the types themselves.
 
+use std::collections::BTreeMap;
+
 use utoipa::OpenApi;
 use utoipa::openapi::content::Content;
 use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathItem, PathsBuilder};
@@ -92,8 +94,10 @@ fn describe(operation: &Operation) -> OperationBuilder {
         refusals.push((429, "Too many calls wait, or too many clients are connected.".into()));
         refusals.push((500, "The host failed.".into()));
     }
-    refusals.sort();
-    for (code, why) in refusals {
+    let mut by_code = BTreeMap::<u16, Vec<String>>::new();
+    refusals.into_iter().for_each(|(code, why)| by_code.entry(code).or_default().push(why));
+    for (code, why) in by_code {
+        let why = why.join(" ");
         let content = Content::new(Some(Ref::from_schema_name("Refusal")));
         let response = ResponseBuilder::new().description(why).content("application/json", content);
         described = described.response(code.to_string(), response.build());

@@ -32,6 +32,8 @@ pub struct ConfigError {
 enum Rule {
     /// In the same words for all.
     Plain(String),
+    /// The same, of something that two devices have and no two may.
+    Conflict(String),
     /// A rule that names other fields.
     InTerms { options: String, json: String },
 }
@@ -48,10 +50,20 @@ impl ConfigError {
         Self { field, rule: Rule::InTerms { options: rule(Terms::Options), json: rule(Terms::Json) } }
     }
 
+    /// A rule for `field`, which has what another device has and no two may.
+    pub fn conflict(field: Field, rule: impl AsRef<str>) -> Self {
+        Self { field, rule: Rule::Conflict(one_line(rule.as_ref())) }
+    }
+
+    /// Whether it is one of [`Self::conflict`].
+    pub fn is_conflict(&self) -> bool {
+        matches!(self.rule, Rule::Conflict(_))
+    }
+
     /// What is wrong, and what would be right.
     pub fn rule(&self, terms: Terms) -> &str {
         match (&self.rule, terms) {
-            (Rule::Plain(rule), _) => rule,
+            (Rule::Plain(rule) | Rule::Conflict(rule), _) => rule,
             (Rule::InTerms { options, .. }, Terms::Options) => options,
             (Rule::InTerms { json, .. }, Terms::Json) => json,
         }

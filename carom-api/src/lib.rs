@@ -9,6 +9,7 @@ pub mod body;
 pub mod call;
 pub mod cli;
 pub mod config;
+mod defaults;
 pub mod document;
 pub mod error;
 pub mod field;
@@ -24,6 +25,7 @@ pub mod unsupported;
 pub mod vm_config;
 
 pub use call::Call;
+pub use defaults::VmDefaults;
 pub use error::{ConfigError, Explain, one_line};
 pub use field::{Field, Terms};
 pub use kinds::{DeviceConfig, IommuBounceConfig, Kind, PartConfig, RngConfig, UserDeviceConfig};

@@ -4,9 +4,9 @@
 
 use std::sync::LazyLock;
 
-use crate::body;
+use crate::body::{self, Unknown};
 use crate::call::Call;
-use crate::error::Explain;
+use crate::error::{ConfigError, Explain};
 use crate::field::Terms;
 use crate::kinds::{Add, KINDS, Kind};
 use crate::types::VmRemoveDevice;
@@ -39,6 +39,27 @@ impl Verb {
     }
 }
 
+/// Why a body is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BodyError {
+    /// One line in the words of JSON.
+    pub message: String,
+    /// Two devices have something that no two may.
+    pub conflict: bool,
+}
+
+impl From<String> for BodyError {
+    fn from(message: String) -> Self {
+        Self { message, conflict: false }
+    }
+}
+
+impl From<ConfigError> for BodyError {
+    fn from(error: ConfigError) -> Self {
+        Self { message: error.explain(Terms::Json), conflict: error.is_conflict() }
+    }
+}
+
 /// What an operation does.
 pub enum Action {
     /// Answers with what the VMM is, without asking the control thread.
@@ -50,7 +71,7 @@ pub enum Action {
     /// Asks the control thread, with a call that takes no body.
     Plain(fn() -> Call),
     /// Asks the control thread, with a call made of the body.
-    WithBody(fn(&[u8]) -> Result<Call, String>),
+    WithBody(fn(&[u8]) -> Result<Call, BodyError>),
     /// Asks the control thread to add a device of this kind, which the body describes.
     AddDevice(&'static Kind),
 }
@@ -60,11 +81,11 @@ impl Action {
     ///
     /// # Errors
     /// One line in the words of JSON: the body is none that the action takes, which may take none.
-    pub fn read(&self, body: &[u8]) -> Result<Call, String> {
+    pub fn read(&self, body: &[u8]) -> Result<Call, BodyError> {
         match self {
             Self::WithBody(read) => read(body),
-            Self::AddDevice(kind) => kind.read(body).map(Call::AddDevice),
-            Self::Ping | Self::Document | Self::Read(_) | Self::Plain(_) => Err("takes no body".into()),
+            Self::AddDevice(kind) => Ok(kind.read(body).map(Call::AddDevice)?),
+            Self::Ping | Self::Document | Self::Read(_) | Self::Plain(_) => Err(String::from("takes no body").into()),
         }
     }
 }
@@ -105,12 +126,11 @@ pub struct Operation {
 }
 
 const NOT_CREATED: (u16, &str) = (404, "No VM is created.");
-const NOT_BOOTED: (u16, &str) = (405, "The VM is not booted.");
+const NOT_BOOTED: (u16, &str) = (500, "The VM is not booted.");
 
-fn create(bytes: &[u8]) -> Result<Call, String> {
-    let config: VmConfig = body::parse_config(bytes)?;
-    let config = config.check().map_err(|error| error.explain(Terms::Json))?;
-    Ok(Call::Create(Box::new(config)))
+fn create(bytes: &[u8]) -> Result<Call, BodyError> {
+    let config: VmConfig = body::parse_config(bytes, Unknown::Ignored)?;
+    Ok(Call::Create(Box::new(config.check()?)))
 }
 
 /// An operation that takes and answers nothing.
@@ -148,7 +168,7 @@ fn adding(kind: &'static Kind, add: &Add) -> Operation {
         summary: add.summary,
         request: Some(add.schema),
         success: Success::BodyIfBooted("PciDeviceInfo"),
-        refusals: &[NOT_CREATED],
+        refusals: &[NOT_CREATED, (409, "A device has this ID or path already.")],
         action: Action::AddDevice(kind),
     }
 }
@@ -173,7 +193,7 @@ static OPERATIONS: &[Operation] = &[
         summary: "Keeps the configuration of a VM. Nothing is built from it before vm.boot.",
         request: Some("VmConfig"),
         success: Success::Nothing,
-        refusals: &[(405, "A VM is created already.")],
+        refusals: &[(409, "Two devices have the same ID or path."), (500, "A VM is created already.")],
         action: Action::WithBody(create),
     },
     plain("vm.delete", "deleteVM", "Shuts the VM down and forgets its configuration.", &[], || Call::Delete),
@@ -184,7 +204,7 @@ static OPERATIONS: &[Operation] = &[
         &[
             (400, "A file or device of the configuration cannot be used."),
             NOT_CREATED,
-            (405, "The VM is booted already."),
+            (500, "The VM is booted already."),
         ],
         || Call::Boot,
     ),
@@ -200,10 +220,10 @@ static OPERATIONS: &[Operation] = &[
         "vm.pause",
         "pauseVM",
         "Stops the vCPUs. The devices' DMA goes on.",
-        &[NOT_CREATED, (405, "The VM does not run.")],
+        &[NOT_CREATED, (500, "The VM does not run.")],
         || Call::Pause,
     ),
-    plain("vm.resume", "resumeVM", "Lets the vCPUs go on.", &[NOT_CREATED, (405, "The VM is not paused.")], || {
+    plain("vm.resume", "resumeVM", "Lets the vCPUs go on.", &[NOT_CREATED, (500, "The VM is not paused.")], || {
         Call::Resume
     }),
     plain("vm.power-button", "power-buttonVM", "Presses the guest's power button.", &[NOT_CREATED, NOT_BOOTED], || {
@@ -255,7 +275,7 @@ static OPERATIONS: &[Operation] = &[
         request: Some("IommuBounceChange"),
         success: Success::Nothing,
         refusals: &[(404, "No VM is created, or it has no bounce windows.")],
-        action: Action::WithBody(|bytes| body::parse(bytes).map(Call::TuneBounce)),
+        action: Action::WithBody(|bytes| Ok(body::parse(bytes).map(Call::TuneBounce)?)),
     },
     Operation {
         verb: Verb::Get,
@@ -284,8 +304,8 @@ static OPERATIONS: &[Operation] = &[
         summary: "Changes the size of a VM that is not booted. A booted one can only be asked to stay what it is.",
         request: Some("VmResize"),
         success: Success::Nothing,
-        refusals: &[NOT_CREATED, (405, "The VM is booted, and its size would change.")],
-        action: Action::WithBody(|bytes| body::parse(bytes).map(Call::Resize)),
+        refusals: &[NOT_CREATED, (500, "The VM is booted, and its size would change.")],
+        action: Action::WithBody(|bytes| Ok(body::parse(bytes).map(Call::Resize)?)),
     },
     Operation {
         verb: Verb::Put,
@@ -297,9 +317,9 @@ static OPERATIONS: &[Operation] = &[
         refusals: &[
             (400, "The directory cannot be used, or a device of the VM cannot be saved."),
             NOT_CREATED,
-            (405, "The VM is not paused."),
+            (500, "The VM is not paused."),
         ],
-        action: Action::WithBody(|bytes| body::parse(bytes).map(Call::Snapshot)),
+        action: Action::WithBody(|bytes| Ok(body::parse(bytes).map(Call::Snapshot)?)),
     },
     Operation {
         verb: Verb::Put,
@@ -310,9 +330,9 @@ static OPERATIONS: &[Operation] = &[
         success: Success::Nothing,
         refusals: &[
             (400, "The directory is no snapshot that this VMM reads, or this host cannot be what the VM's was."),
-            (405, "A VM is created already."),
+            (500, "A VM is created already."),
         ],
-        action: Action::WithBody(|bytes| body::parse(bytes).map(Call::Restore)),
+        action: Action::WithBody(|bytes| Ok(body::parse(bytes).map(Call::Restore)?)),
     },
     Operation {
         verb: Verb::Put,
@@ -323,10 +343,10 @@ static OPERATIONS: &[Operation] = &[
         success: Success::Nothing,
         refusals: &[
             (404, "No VM is created, or it has no such device."),
-            (405, "The VM is booted, and the device is there from its start."),
+            (500, "The VM is booted, and the device is there from its start."),
         ],
         action: Action::WithBody(|bytes| {
-            body::parse(bytes).map(|device: VmRemoveDevice| Call::RemoveDevice(device.id))
+            Ok(body::parse(bytes).map(|device: VmRemoveDevice| Call::RemoveDevice(device.id))?)
         }),
     },
 ];
@@ -370,13 +390,15 @@ mod tests {
     #[test]
     fn body_of_a_call_is_checked_before_the_call_is_made() {
         assert!(create(br#"{"payload":{"kernel":"/k"}}"#).is_ok());
-        let error = create(br#"{"payload":{"kernel":"/k"},"memory":{"size":1}}"#).unwrap_err();
+        let error = create(br#"{"payload":{"kernel":"/k"},"memory":{"size":1}}"#).unwrap_err().message;
         assert!(error.starts_with("memory.size: "), "{error}");
-        let error = create(br#"{"payload":{"kernel":"/k"},"devices":[{"path":"/d","id":"_x"}]}"#).unwrap_err();
+        let error = create(br#"{"payload":{"kernel":"/k"},"devices":[{"path":"/d","id":"_x"}]}"#).unwrap_err().message;
         assert!(error.starts_with("devices.id: "), "{error}");
+        let twice = create(br#"{"payload":{"kernel":"/k"},"devices":[{"path":"/d"},{"path":"/d"}]}"#).unwrap_err();
+        assert!(twice.conflict && twice.message.starts_with("devices.path: "), "{twice:?}");
         let add = |name: &str, body: &str| {
             let operation = at(&format!("{ROOT}{name}")).next().unwrap();
-            operation.action.read(body.as_bytes()).map(drop)
+            operation.action.read(body.as_bytes()).map(drop).map_err(|error| error.message)
         };
         assert_eq!(add("vm.add-device", r#"{"path":"/d","pci_segment":0}"#), Ok(()));
         assert!(add("vm.add-device", r#"{"path":"/d","pci_segment":1}"#).unwrap_err().contains("pci_segment"));

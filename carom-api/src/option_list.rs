@@ -71,12 +71,7 @@ impl OptionList {
     /// # Errors
     /// It is neither on nor off.
     pub fn toggle(&self, key: &'static str, default: bool) -> Result<bool, ConfigError> {
-        match self.get(key) {
-            None => Ok(default),
-            Some("off") => Ok(false),
-            Some("on") => Ok(true),
-            Some(other) => Err(ConfigError::new(self.option.key(key), format!("'{other}' is neither 'on' nor 'off'"))),
-        }
+        self.get(key).map_or(Ok(default), |value| on_or_off(self.option.key(key), value))
     }
 
     /// The number of bytes that `key` says, if it was given.
@@ -117,6 +112,18 @@ fn split(text: &str) -> Result<Vec<String>, Malformed> {
         }
     }
     if quoted { Err(Malformed::UnclosedQuote) } else { Ok(parts) }
+}
+
+/// What `value` of `field` says.
+///
+/// # Errors
+/// It is neither on nor off.
+pub(crate) fn on_or_off(field: Field, value: &str) -> Result<bool, ConfigError> {
+    match value {
+        "off" => Ok(false),
+        "on" => Ok(true),
+        other => Err(ConfigError::new(field, format!("'{other}' is neither 'on' nor 'off'"))),
+    }
 }
 
 #[cfg(test)]

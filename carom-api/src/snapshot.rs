@@ -52,7 +52,6 @@ impl From<DirectoryUrl> for String {
 
 /// Where a VM is to be saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct VmSnapshotConfig {
     /// A directory that is empty, or does not exist while its parent does: `file:///path`.
     #[schema(value_type = String)]
@@ -61,7 +60,6 @@ pub struct VmSnapshotConfig {
 
 /// What a VM is to be restored from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct RestoreConfig {
     /// The directory of a snapshot: `file:///path`.
     #[schema(value_type = String)]

@@ -82,7 +82,6 @@ pub type VmCounters = BTreeMap<String, BTreeMap<String, u64>>;
 
 /// A new size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct VmResize {
     /// Number of vCPUs wanted: what it is, as vCPUs cannot be added or removed.
     #[serde(default)]
@@ -97,7 +96,6 @@ pub struct VmResize {
 
 /// The device to be removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct VmRemoveDevice {
     /// Its ID.
     pub id: String,
@@ -232,7 +230,6 @@ pub struct BounceWindow {
 
 /// What to change of the bounce windows; what is left out stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct IommuBounceChange {
     /// Bytes that all windows together may use: a positive multiple of the chunk size, at most `max`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

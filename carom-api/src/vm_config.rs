@@ -22,7 +22,6 @@ macro_rules! define_vm_config {
     ) => {
         /// A whole VM.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-        #[serde(deny_unknown_fields)]
         pub struct VmConfig {
             /// What it boots.
             pub payload: PayloadConfig,
@@ -63,7 +62,7 @@ macro_rules! define_vm_config {
                     $(.chain(self.$single.iter().map(|part| part as &dyn KindConfig)))*
             }
 
-            fn parts_mut(&mut self) -> impl Iterator<Item = &mut dyn KindConfig> {
+            pub(crate) fn parts_mut(&mut self) -> impl Iterator<Item = &mut dyn KindConfig> {
                 let none = std::iter::empty::<&mut dyn KindConfig>();
                 none
                     $(.chain(self.$list.iter_mut().map(|part| part as &mut dyn KindConfig)))*
@@ -204,7 +203,7 @@ impl VmConfig {
         let mut earlier: Vec<&dyn KindConfig> = Vec::new();
         for part in self.parts() {
             if let Some((field, value)) = earlier.iter().find_map(|other| part.same_as(*other)) {
-                return Err(ConfigError::new(field, format!("{value} is given twice")));
+                return Err(ConfigError::conflict(field, format!("{value} is given twice")));
             }
             part.check(&self.memory)?;
             earlier.push(part);

@@ -2,7 +2,7 @@
 
 //! Bodies that clients send, and what they are told of those that are refused.
 
-use carom_api::body::{parse, parse_config, parse_device};
+use carom_api::body::{Unknown, parse, parse_config, parse_device};
 use carom_api::kinds::KINDS;
 use carom_api::types::VmResize;
 use carom_api::unsupported::UNSUPPORTED;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn config(body: &Value) -> Result<VmConfig, String> {
-    parse_config(body.to_string().as_bytes())
+    parse_config(body.to_string().as_bytes(), Unknown::Refused)
 }
 
 #[test]
@@ -21,7 +21,7 @@ fn unknown_fields_are_refused_with_their_name_and_place() {
         (json!({"payload": {"kernel": "/k", "flavour": 1}}), ["payload", "flavour"]),
         (
             json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}, {"path": "/e", "x": 1}]}),
-            ["devices[1]", "`x`"],
+            ["devices[1].x", "unknown field"],
         ),
         (json!({"payload": {"kernel": "/k"}, "memory": {"size": "2G"}}), ["memory.size", "2G"]),
         (json!({"payload": {}}), ["payload", "kernel"]),
@@ -33,6 +33,15 @@ fn unknown_fields_are_refused_with_their_name_and_place() {
         assert!(words.iter().all(|word| error.contains(word)), "{body}: {error}");
         assert_eq!(error.lines().count(), 1);
     }
+}
+
+#[test]
+fn unknown_fields_change_nothing_where_they_are_ignored() {
+    let known = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}]});
+    let more = json!({"payload": {"kernel": "/k", "b": {}}, "devices": [{"path": "/d", "c": [1]}], "a\nb": 1});
+    let read = |body: &Value| parse_config::<VmConfig>(body.to_string().as_bytes(), Unknown::Ignored);
+    assert_eq!(read(&more), read(&known));
+    assert_eq!(parse::<VmResize>(br#"{"desired_disk": 1}"#), Ok(VmResize::default()));
 }
 
 #[test]
@@ -80,7 +89,7 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
 fn field_that_is_given_twice_is_refused() {
     let twice = |body: &[u8]| {
         for error in [
-            parse_config::<VmConfig>(body).unwrap_err(),
+            parse_config::<VmConfig>(body, Unknown::Ignored).unwrap_err(),
             parse_device::<DeviceConfig>(body, DeviceConfig::OPTION).unwrap_err(),
             parse::<VmResize>(body).unwrap_err(),
         ] {
@@ -148,7 +157,7 @@ proptest! {
         let mut broken = text.as_bytes()[..text.len().saturating_sub(cut)].to_vec();
         broken.extend(&noise);
         for body in [text.as_bytes(), &broken, &noise] {
-            let config = parse_config::<VmConfig>(body)
+            let config = parse_config::<VmConfig>(body, Unknown::Ignored)
                 .and_then(|config| config.check().map(drop).map_err(|error| error.explain(Terms::Json)));
             let devices = KINDS.iter().map(|kind| kind.read(body).map(drop));
             for outcome in devices.chain([config, parse::<VmResize>(body).map(drop)]) {
@@ -161,6 +170,6 @@ proptest! {
 #[test]
 fn bodies_that_are_no_json_are_refused() {
     for body in [&b""[..], b"{", b"\xff\xfe", b"{\"payload\":}", &[b'['; 100_000]] {
-        assert!(parse_config::<VmConfig>(body).unwrap_err().contains("JSON"));
+        assert!(parse_config::<VmConfig>(body, Unknown::Ignored).unwrap_err().contains("JSON"));
     }
 }

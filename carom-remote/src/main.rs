@@ -12,7 +12,8 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use carom_api::VmSnapshotConfig;
+use carom_api::body::Unknown;
+use carom_api::{VmConfig, VmSnapshotConfig};
 use clap::Parser;
 use clap::error::ErrorKind;
 use serde_json::{Value, json};
@@ -30,6 +31,8 @@ enum RemoteError {
     NoSocket,
     #[error("{what}: {source}")]
     Io { what: String, source: io::Error },
+    #[error("the configuration: {0}")]
+    Config(String),
 }
 
 impl RemoteError {
@@ -80,7 +83,7 @@ fn run(cli: Cli) -> Result<(), RemoteError> {
         Verb::Openapi => show(&client()?.get("openapi.json")?),
         Verb::Metrics => show(&client()?.get("/metrics")?),
         Verb::Create { config } => {
-            client()?.put("vm.create", Some(read(&config)?))?;
+            client()?.put("vm.create", Some(checked(read(&config)?)?))?;
             Ok(())
         }
         Verb::Boot => put("vm.boot", None),
@@ -115,6 +118,12 @@ fn read(path: &Path) -> Result<Vec<u8>, RemoteError> {
         bytes = std::fs::read(path).map_err(RemoteError::io(format!("reading {}", path.display())))?;
     }
     Ok(bytes)
+}
+
+/// A configuration, which must have no field that is not known: a server ignores such, as clients may be newer than it is.
+fn checked(config: Vec<u8>) -> Result<Vec<u8>, RemoteError> {
+    let read = carom_api::body::parse_config::<VmConfig>(&config, Unknown::Refused);
+    read.map(|_| config).map_err(RemoteError::Config)
 }
 
 fn show(text: &[u8]) -> Result<(), RemoteError> {

@@ -21,6 +21,14 @@ use crate::sync::lock;
 pub enum Role {
     /// Reads random bytes from a file for a guest.
     Rng,
+    /// Polls the request queue of the virtio-iommu.
+    IommuPoll,
+    /// Tells the driver of the virtio-iommu of accesses that were stopped.
+    DmaFaults,
+    /// Waits for what the host says of a device that it gave.
+    VfioNotices,
+    /// Reads what the server of a vfio-user device sends, and copies what it asks for.
+    VfioUser,
 }
 
 impl Role {
@@ -28,6 +36,10 @@ impl Role {
     pub fn name(self) -> &'static str {
         match self {
             Self::Rng => "rng",
+            Self::IommuPoll => "iommu_poll",
+            Self::DmaFaults => "dma-faults",
+            Self::VfioNotices => "vfio-notices",
+            Self::VfioUser => "vfio-user",
         }
     }
 }

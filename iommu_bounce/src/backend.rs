@@ -90,6 +90,13 @@ pub trait DmaMapper: Send {
     /// What this mapper can translate. It does not change.
     fn limits(&self) -> MapperLimits;
 
+    /// Whether the device still reaches the very memory of a chunk that the guest does not see. It does not change. `false`: it
+    /// reaches chunks through the place where the guest sees them, which holds other memory then; no chunk stays mapped for
+    /// it over a reset of the VM.
+    fn reaches_hidden_chunks(&self) -> bool {
+        true
+    }
+
     /// The group of address spaces that this one belongs to. It does not change. `None`: its endpoint cannot leave
     /// it, as with a VFIO type 1 container while the device is open.
     fn group(&self) -> Option<MapperGroup> {

@@ -219,6 +219,11 @@ impl Space {
         self.mapper
     }
 
+    /// [`DmaMapper::reaches_hidden_chunks`].
+    pub(crate) fn reaches_hidden_chunks(&self) -> bool {
+        self.mapper.reaches_hidden_chunks()
+    }
+
     /// Whether the host's limit on mappings leaves room for all of a domain.
     pub(crate) fn has_room_for(&self, domain: &Domain) -> bool {
         let wanted = domain.mappings.len() + domain.devices.len() + domain.chunks.len() + self.parked.len();

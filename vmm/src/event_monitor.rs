@@ -17,6 +17,9 @@ use crate::queued_writer::QueuedWriter;
 
 /// Most bytes of events that wait to be written, about a thousand events. Further ones are lost, and counted.
 const MAX_WAITING: u64 = 256 << 10;
+/// Most bytes of an event, its line break included: a reader with a buffer of a page, as libvirt has, never takes up again after a
+/// longer one.
+const MAX_EVENT: usize = 4095;
 /// Most events that a guest can have written at once: see [`EventMonitor::event_of_guest`].
 const MAX_OF_GUEST: u32 = 64;
 /// How long it takes until a guest may have one more written.
@@ -57,7 +60,7 @@ impl Allowance {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Clone, Copy, Serialize)]
 struct Timestamp {
     /// Seconds since the program started.
     secs: u64,
@@ -70,6 +73,12 @@ struct Event<'a, P: Serialize> {
     source: &'a str,
     event: &'a str,
     properties: Option<P>,
+}
+
+/// In place of properties that are too long.
+#[derive(Serialize)]
+struct Omitted {
+    omitted_bytes: usize,
 }
 
 #[derive(Serialize)]
@@ -133,8 +142,15 @@ impl EventMonitor {
     fn line<P: Serialize>(&self, source: &str, event: &str, properties: Option<P>) -> Option<Vec<u8>> {
         let elapsed = self.start.elapsed();
         let timestamp = Timestamp { secs: elapsed.as_secs(), nanos: elapsed.subsec_nanos() };
-        let line = serde_json::to_vec(&Event { timestamp, source, event, properties });
-        let mut line = line.inspect_err(|error| log::warn!("event {source}:{event}: {error}")).ok()?;
+        let write = |line: Result<Vec<u8>, serde_json::Error>| {
+            line.inspect_err(|error| log::warn!("event {source}:{event}: {error}")).ok()
+        };
+        let mut line = write(serde_json::to_vec(&Event { timestamp, source, event, properties }))?;
+        if line.len() >= MAX_EVENT {
+            log::warn!("event {source}:{event}: its properties are left out, {} bytes are too many", line.len());
+            let properties = Some(Omitted { omitted_bytes: line.len() });
+            line = write(serde_json::to_vec(&Event { timestamp, source, event, properties }))?;
+        }
         line.push(b'\n');
         Some(line)
     }
@@ -158,6 +174,25 @@ mod tests {
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn properties_that_make_an_event_too_long_are_left_out() {
+        let mut file = tempfile::tempfile().unwrap();
+        let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
+        for len in [4000, 4096, 100_000] {
+            monitor.event_with("vm", "failed", Some("x".repeat(len)));
+        }
+        monitor.flush(PATIENCE);
+        file.rewind().unwrap();
+        let lines: Vec<String> = BufReader::new(file).lines().map(Result::unwrap).collect();
+        assert!(lines.iter().all(|line| line.len() < MAX_EVENT), "{lines:?}");
+        let events: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(events[0]["properties"].as_str().unwrap().len(), 4000);
+        for event in &events[1..] {
+            assert_eq!((&event["source"], &event["event"]), (&"vm".into(), &"failed".into()));
+            assert!(event["properties"]["omitted_bytes"].as_u64().unwrap() > 4096, "{event}");
+        }
+    }
 
     #[test]
     fn events_are_lines_of_json_with_cloud_hypervisors_fields() {

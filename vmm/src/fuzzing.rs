@@ -114,7 +114,7 @@ pub fn body(data: &[u8]) {
                     check_call(&call);
                     control.serve_call(call).map(drop).map_err(|error| error.explain(Terms::Json))
                 }
-                Err(message) => Err(message),
+                Err(error) => Err(error.message),
             };
             if let Err(message) = refused {
                 assert!(!message.is_empty() && !message.contains(char::is_control), "{}: {message:?}", operation.name);
@@ -161,5 +161,17 @@ mod tests {
     #[test]
     fn stored_bodies_break_no_promise() {
         replay(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/body"), 20, super::body);
+    }
+
+    #[test]
+    fn stored_states_break_no_promise() {
+        replay(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/snapshot"), 2, super::snapshot_state);
+    }
+
+    #[test]
+    fn state_of_a_real_guest_is_read() {
+        let text = include_bytes!("../fuzz/corpus/snapshot/booting");
+        let state: super::SnapshotState = crate::snapshot::parse(text).unwrap();
+        state.check(1, 64 << 20, 64 << 20).unwrap();
     }
 }

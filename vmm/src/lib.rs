@@ -2,7 +2,8 @@
 
 //! Carom: command line, VM life cycle, memory, vCPUs, boot and wiring.
 //!
-//! [`carom_api`] says what the user wants, [`control`] decides what becomes of the VM, [`vm`] builds and runs it. [`machine`] is
+//! [`carom_api`] says what the user wants, [`control`] decides what becomes of the VM, [`vm`] builds and runs it, its
+//! devices by [`parts`]. [`machine`] is
 //! the ground that these stand on, [`kvm`] the kernel's side, [`arch`] what differs between processor architectures.
 
 pub mod address_space;
@@ -16,6 +17,7 @@ pub mod inherited;
 pub mod kvm;
 pub mod machine;
 pub mod memory;
+pub mod parts;
 pub mod queued_writer;
 pub mod serial_output;
 pub mod snapshot;

@@ -49,7 +49,8 @@ fn main() -> ExitCode {
 }
 
 fn run(invocation: Invocation) -> Result<(), VmError> {
-    let Invocation { vm, restore, api_socket, metrics, no_shutdown, event_monitor, verbosity, log_file } = invocation;
+    let Invocation { vm, restore, api_socket, defaults, metrics, no_shutdown, event_monitor, verbosity, log_file } =
+        invocation;
     // Descriptors before any are opened; the socket when what ends the program ends it in order, but before any file is emptied:
     // those of a process that serves the socket already stay as they are.
     let mut inherited = take_inherited(api_socket.as_ref(), event_monitor.as_ref())?;
@@ -59,7 +60,7 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
         Some(option) => open_event_monitor(&option, &mut inherited)?,
         None => (EventMonitor::none(), None),
     };
-    let control = Control::<Vm>::new(monitor.clone(), Options { no_shutdown, has_api: api_socket.is_some() });
+    let control = Control::<Vm>::new(monitor.clone(), Options { defaults, no_shutdown, has_api: api_socket.is_some() });
     control.watch_signals()?;
     let socket = api_socket.map(|option| make_socket(&option, &mut inherited)).transpose()?;
     for file in log_file.into_iter().chain(events) {

@@ -140,7 +140,10 @@ impl Vmm {
         let socket = dir.path().join("api.sock");
         let api = ApiSocket::bind(&socket).unwrap();
         let control = thread::spawn(move || {
-            let control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, has_api: true });
+            let control = Control::<Null>::new(
+                EventMonitor::none(),
+                Options { no_shutdown: true, has_api: true, ..Options::default() },
+            );
             let _server = ApiServer::start(Some(api), None, SharedApi::new(control.handle())).unwrap();
             control.run().unwrap();
         });

@@ -35,11 +35,9 @@ impl FromArgMatches for PartArguments {
 /// The option of a kind.
 fn argument(kind: &'static Kind) -> Arg {
     let option = kind.field.option().trim_start_matches("--");
-    let argument = Arg::new(kind.name)
-        .long(option)
-        .value_name(kind.value)
-        .value_parser(move |text: &str| kind.parse(text))
-        .requires("kernel");
+    let argument =
+        Arg::new(kind.name).long(option).value_name(kind.value).value_parser(move |text: &str| kind.parse(text));
+    let argument = if kind.default_for_clients { argument } else { argument.requires("kernel") };
     let argument = match kind.number {
         Number::Many => argument.help(format!("{}; may be given several times", kind.help)).action(ArgAction::Append),
         Number::One => argument.help(kind.help),

@@ -26,7 +26,6 @@ pub enum ConsoleMode {
 
 /// A console.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct ConsoleConfig {
     /// Where it goes.
     pub mode: ConsoleMode,

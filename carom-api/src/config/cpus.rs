@@ -14,7 +14,6 @@ use crate::option_list::OptionList;
 
 /// The guest's CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct CpusConfig {
     /// vCPUs at boot, 1 to 254.
     #[schema(minimum = 1, maximum = 254)]

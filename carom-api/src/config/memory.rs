@@ -14,7 +14,6 @@ use crate::option_list::OptionList;
 
 /// The guest's RAM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct MemoryConfig {
     /// Bytes, a multiple of 2 MiB.
     #[schema(minimum = 33_554_432, maximum = 549_755_813_888_u64, multiple_of = 2_097_152)]

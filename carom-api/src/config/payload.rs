@@ -13,7 +13,6 @@ use crate::limits::CMDLINE_MAX;
 
 /// What the guest boots.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct PayloadConfig {
     /// bzImage, or ELF image with a PVH entry point.
     #[schema(value_type = String)]

@@ -13,7 +13,6 @@ use crate::option_list::OptionList;
 
 /// What the VM uses of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct PlatformConfig {
     /// Whether devices of the host are reached by IOMMUFD rather than by VFIO's groups and containers.
     #[serde(default)]

@@ -18,7 +18,6 @@ use crate::option_list::OptionList;
 
 /// Bounce windows of the virtio-iommu.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct IommuBounceConfig {
     /// Budget of all windows in bytes, a multiple of the chunk size.
     #[serde(default = "default_size")]
@@ -62,6 +61,7 @@ impl IommuBounceConfig {
         id: Self::ID,
         takes_slot: false,
         iommu: None,
+        default_for_clients: true,
         add: None,
         parse: |text| text.parse().map(PartConfig::Iommu),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Iommu),

@@ -76,6 +76,8 @@ pub struct Kind {
     pub takes_slot: bool,
     /// The key that puts a device behind the virtio-iommu, where that is possible.
     pub iommu: Option<Field>,
+    /// Whether the option, beside `--api-socket`, is what VMs of clients have that say nothing of it ([`VmDefaults`](crate::VmDefaults)).
+    pub default_for_clients: bool,
     /// How one comes to a VM that is created, and to one that runs; `None` where they are there from the start.
     pub add: Option<Add>,
     /// Reads the value of its option.
@@ -137,6 +139,9 @@ pub trait KindConfig {
     fn is_behind_iommu(&self) -> bool {
         false
     }
+
+    /// Puts it behind the virtio-iommu, if it does DMA of the host's or of another process.
+    fn put_behind_iommu(&mut self) {}
 
     /// What it is made of on the host.
     fn source(&self) -> Option<&Path> {

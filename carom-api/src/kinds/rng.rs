@@ -19,7 +19,6 @@ const DEFAULT_SOURCE: &str = "/dev/urandom";
 
 /// A source of random bytes for the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct RngConfig {
     /// File of the host that they are read from.
     #[serde(default = "default_source")]
@@ -53,6 +52,7 @@ impl RngConfig {
         id: Self::ID,
         takes_slot: true,
         iommu: Some(Self::OPTION.key("iommu")),
+        default_for_clients: false,
         add: None,
         parse: |text| text.parse().map(PartConfig::Rng),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Rng),

@@ -16,7 +16,6 @@ use crate::option_list::OptionList;
 
 /// A device of the host that the guest is given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct DeviceConfig {
     /// Directory of the device in sysfs.
     #[schema(value_type = String)]
@@ -48,6 +47,7 @@ impl DeviceConfig {
         id: "_vfio",
         takes_slot: true,
         iommu: Some(Self::IOMMU),
+        default_for_clients: false,
         add: Some(Add {
             operation: "vm.add-device",
             id: "addDeviceVM",
@@ -72,6 +72,10 @@ impl KindConfig for DeviceConfig {
 
     fn set_id(&mut self, id: String) {
         self.id = Some(id);
+    }
+
+    fn put_behind_iommu(&mut self) {
+        self.iommu = true;
     }
 
     fn is_behind_iommu(&self) -> bool {

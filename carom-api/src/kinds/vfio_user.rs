@@ -17,7 +17,6 @@ use crate::option_list::OptionList;
 
 /// A device that another process of the host emulates, a vfio-user server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct UserDeviceConfig {
     /// Socket that the server listens on.
     #[schema(value_type = String)]
@@ -49,6 +48,7 @@ impl UserDeviceConfig {
         id: "_vfio_user",
         takes_slot: true,
         iommu: Some(Self::IOMMU),
+        default_for_clients: false,
         add: Some(Add {
             operation: "vm.add-user-device",
             id: "addUserDeviceVM",
@@ -73,6 +73,10 @@ impl KindConfig for UserDeviceConfig {
 
     fn set_id(&mut self, id: String) {
         self.id = Some(id);
+    }
+
+    fn put_behind_iommu(&mut self) {
+        self.iommu = true;
     }
 
     fn is_behind_iommu(&self) -> bool {

@@ -65,8 +65,9 @@ fn is_end(event: &Event) -> bool {
 /// Looks at the VM, which need not be there.
 fn look(client: &Client) -> Result<Look, CallError> {
     let info: Option<VmInfo> = unless_refused(client.get_as("vm.info"), 404)?;
+    // The VM may have ended since.
     let counters: Option<VmCounters> = match unless_refused(client.get_as("vm.counters"), 404) {
-        Err(CallError::Refused { status: 405, .. }) => None,
+        Err(CallError::Refused { status: 500, .. }) => None,
         other => other?,
     };
     Ok(Look::new(Instant::now(), info, counters.unwrap_or_default()))

@@ -60,7 +60,8 @@ fn devices(history: &History) -> Vec<[String; DEVICES.len()]> {
     let Some(info) = &look.info else { return Vec::new() };
     let dash = || "–".to_string();
     let row = |device: &dyn KindConfig| {
-        let id = device.id().unwrap_or_default().to_string();
+        // A device that is the only one of its kind has the kind's.
+        let id = device.id().unwrap_or(device.kind().id).to_string();
         let address = info.device_tree.get(&id).map_or_else(dash, |node| node.pci_bdf.clone());
         let windows = info.iommu_bounce.iter().flat_map(|bounce| &bounce.windows);
         let window = windows.into_iter().find(|window| window.endpoints.contains(&address));
@@ -139,7 +140,7 @@ fn draw_devices(frame: &mut Frame<'_>, area: Rect, history: &History) {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use carom_api::{DeviceConfig, UserDeviceConfig};
+    use carom_api::{DeviceConfig, RngConfig, UserDeviceConfig};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -202,6 +203,7 @@ mod tests {
             iommu: true,
             id: Some("edu".into()),
         });
+        info.config.rng = Some(RngConfig { src: "/dev/urandom".into(), iommu: true });
         history.add(look);
         let rows = devices(&history);
         assert_eq!(
@@ -213,6 +215,7 @@ mod tests {
             ["card", "–", "none, no IOMMU", "–", "–", "–", "–", "–", "0000:04:00.0"]
         );
         assert_eq!((&*rows[2][0], &*rows[2][8]), ("edu", "edu.sock"));
+        assert_eq!((&*rows[3][0], &*rows[3][8]), ("_rng", "urandom"));
     }
 
     #[test]

@@ -13,6 +13,8 @@ use std::thread;
 
 use iommu_bounce::{EndpointId, Permissions};
 
+use crate::worker::Role;
+
 /// As many as the driver may be told at once.
 const QUEUE: usize = 64;
 
@@ -81,7 +83,7 @@ impl FaultRelay {
                 }
             }
         };
-        thread::Builder::new().name("dma-faults".into()).spawn(run).map(drop)
+        thread::Builder::new().name(Role::DmaFaults.name().into()).spawn(run).map(drop)
     }
 
     /// What came so far.

@@ -52,6 +52,11 @@ impl DmaMapper for TableMapper {
         })
     }
 
+    /// The table names the place in this process, which shows other memory while the guest does not see the chunk.
+    fn reaches_hidden_chunks(&self) -> bool {
+        false
+    }
+
     fn limits(&self) -> MapperLimits {
         MapperLimits { page_size_mask: !(PAGE - 1), iova_ranges: vec![0..=LAST_IOVA], max_mappings: None }
     }

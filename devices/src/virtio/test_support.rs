@@ -7,6 +7,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use serde_json::Value;
 use vm_memory::VolatileSlice;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -168,4 +169,49 @@ impl MemorySlots for FakeSlots {
         self.removed.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
+}
+
+/// Changes a saved state in one place, of which `place` names one among all there are: a number to another, an element away or
+/// twice, anything else to a number.
+pub(crate) fn spoil(state: &mut Value, place: usize, with: u64) {
+    fn count(value: &Value) -> usize {
+        1 + match value {
+            Value::Array(elements) => elements.iter().map(count).sum(),
+            Value::Object(fields) => fields.values().map(count).sum(),
+            _ => 0,
+        }
+    }
+    fn change(value: &mut Value, mut place: usize, with: u64) {
+        if place > 0 {
+            place -= 1;
+            let parts: Vec<&mut Value> = match value {
+                Value::Array(elements) => elements.iter_mut().collect(),
+                Value::Object(fields) => fields.values_mut().collect(),
+                _ => Vec::new(),
+            };
+            for part in parts {
+                let inside = count(part);
+                if place < inside {
+                    return change(part, place, with);
+                }
+                place -= inside;
+            }
+            return;
+        }
+        // Numbers that are near those that mean something are the best.
+        let small = with >> (with % 64);
+        match value {
+            Value::Array(elements) if with.is_multiple_of(2) => drop(elements.pop()),
+            Value::Array(elements) => elements.extend(elements.first().cloned()),
+            Value::Number(number) => {
+                let old = number.as_u64().unwrap_or(0);
+                let new = [small, old.wrapping_add(1), old.wrapping_sub(1), old << 1, old ^ small, old | 1 << 63];
+                *value = new[usize::try_from(with % 6).unwrap_or(0)].into();
+            }
+            Value::Bool(old) => *value = (!*old).into(),
+            Value::Null => *value = small.into(),
+            _ => *value = Value::Null,
+        }
+    }
+    change(state, place % count(state), with);
 }

@@ -289,14 +289,16 @@ impl Engine {
     }
 
     /// Ends all domains. Endpoints stay in their address spaces, which hold nothing then but parked chunks. With
-    /// `park`, chunks are parked if only one address space has their domain.
+    /// `park`, chunks are parked if only one address space has their domain, and reaches them while they are parked.
     pub(super) fn end_domains(&mut self, park: bool) {
         let domains = std::mem::take(&mut self.domains);
         for endpoint in self.endpoints.values_mut() {
             endpoint.domain = None;
         }
         for domain in domains.values() {
-            if let (true, [space]) = (park, &domain.spaces[..]) {
+            if let (true, [space]) = (park, &domain.spaces[..])
+                && self.spaces.get(*space).reaches_hidden_chunks()
+            {
                 self.spaces.get_mut(*space).withdraw_ram(domain, &mut self.counters);
                 self.counters.mappings -= domain.count();
                 self.park(*space, &domain.chunks);

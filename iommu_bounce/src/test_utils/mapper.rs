@@ -30,6 +30,7 @@ struct State {
     fail_map: Option<(u32, Failure)>,
     fail_unmap: Option<u32>,
     refuse_unmaps: bool,
+    reaches_seen_chunks_only: bool,
     failures: u64,
     group: Option<GroupState>,
 }
@@ -118,6 +119,13 @@ impl RecordingMapper {
     pub fn with_limits(limits: MapperLimits) -> Self {
         let state = State { limits: Some(limits), ..State::default() };
         Self(MapperProbe(Arc::new(Mutex::new(state))))
+    }
+
+    /// As of a device that reaches chunks only where the guest sees them.
+    #[must_use]
+    pub fn without_hidden_chunks(self) -> Self {
+        self.0.state().reaches_seen_chunks_only = true;
+        self
     }
 
     /// A view of this mapper that stays when the engine takes it.
@@ -299,6 +307,10 @@ impl DmaMapper for RecordingMapper {
     fn limits(&self) -> MapperLimits {
         let limits = self.0.state().limits.clone();
         limits.expect("a mapper is made with limits")
+    }
+
+    fn reaches_hidden_chunks(&self) -> bool {
+        !self.0.state().reaches_seen_chunks_only
     }
 
     fn group(&self) -> Option<MapperGroup> {

@@ -2,6 +2,8 @@
 
 //! Metrics in Prometheus' text form, with its conventions for names: base units, `_total` for what only grows.
 
+use std::collections::BTreeMap;
+
 use carom_api::types::DeviceNode;
 use devices::pci::PciAddress;
 use iommu_bounce::{EndpointReport, Histogram, Report};
@@ -44,6 +46,7 @@ pub fn render(all: &Figures) -> Result<String, prometheus::Error> {
     vmm(&scrape)?;
     vm(&scrape, all)?;
     devices(&scrape, all)?;
+    parts(&scrape, all)?;
     iommu(&scrape, all)?;
     all.engine.as_ref().map_or(Ok(()), |engine| endpoints(&scrape, engine, &all.devices))?;
     let mut families = scrape.0.gather();
@@ -73,6 +76,19 @@ fn devices(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.total("carom_device_errors_total", help, all.device_errors)?;
     let help = "Passed-through devices that the host wanted back.";
     scrape.total("carom_device_requests_total", help, all.device_requests)
+}
+
+/// What devices count by themselves: a metric for each counter of a kind, labelled with the device.
+fn parts(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
+    let mut metrics = BTreeMap::new();
+    for part in &all.parts {
+        for counter in &part.counters {
+            let name = format!("carom_{}_{}_total", part.kind.replace('-', "_"), counter.name);
+            let (_, values) = metrics.entry(name).or_insert_with(|| (counter.help, Vec::new()));
+            values.push((part.id.as_str(), counter.value));
+        }
+    }
+    metrics.iter().try_for_each(|(name, (help, values))| scrape.totals(name, help, "device", values))
 }
 
 fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
@@ -219,8 +235,6 @@ fn seconds(ns: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -230,6 +244,7 @@ mod tests {
 
     use super::*;
     use crate::control::State;
+    use crate::machine::{Counter, PartCounters};
 
     fn parse(text: &str) -> BTreeMap<&str, u64> {
         let samples = text.lines().filter(|line| !line.starts_with('#'));
@@ -266,6 +281,18 @@ mod tests {
             assert_eq!(name.ends_with("_total"), kind == "counter", "{line}");
             assert!(text.contains(&format!("# HELP {name} ")), "{line}");
         }
+    }
+
+    #[test]
+    fn counters_of_devices_are_metrics_of_their_kind() {
+        let count = |value| vec![Counter { name: "requests", help: "Requests served.", value }];
+        let part = |id: &str, value| PartCounters { id: id.into(), kind: "rng", counters: count(value) };
+        let all = Figures { parts: vec![part("_rng", 3), part("other", 4)], ..Figures::default() };
+        let text = render(&all).unwrap();
+        let samples = parse(&text);
+        assert_eq!(samples["carom_rng_requests_total{device=\"_rng\"}"], 3);
+        assert_eq!(samples["carom_rng_requests_total{device=\"other\"}"], 4);
+        assert!(text.contains("# HELP carom_rng_requests_total Requests served."), "{text}");
     }
 
     /// What an engine with one device has to tell.

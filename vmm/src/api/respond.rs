@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use carom_api::operations::{self, Action, METRICS_TYPE, Operation};
+use carom_api::operations::{self, Action, BodyError, METRICS_TYPE, Operation};
 use carom_api::types::VmmPing;
 use carom_api::{Call, Explain, Terms, document, one_line};
 use http_body_util::{BodyExt, Full, Limited};
@@ -85,13 +85,14 @@ async fn perform(
         Action::Ping => return json(&ping()).into(),
         Action::Document => return Page::new(StatusCode::OK, JSON, document::SERVED).into(),
         Action::Read(call) => return read(shared, operation.name, *call).await,
-        Action::Plain(_) if !body.is_empty() => Err(format!("{} takes no body", operation.name)),
+        Action::Plain(_) if !body.is_empty() => Err(format!("{} takes no body", operation.name).into()),
         Action::Plain(call) => Ok(call()),
         action @ (Action::WithBody(_) | Action::AddDevice(_)) => action.read(&body),
     };
     match call {
         Ok(call) => answer(ask(&shared.control, call).await).into(),
-        Err(error) => refusal(StatusCode::BAD_REQUEST, &error).into(),
+        Err(BodyError { message, conflict: true }) => refusal(StatusCode::CONFLICT, &message).into(),
+        Err(BodyError { message, conflict: false }) => refusal(StatusCode::BAD_REQUEST, &message).into(),
     }
 }
 
@@ -142,13 +143,16 @@ fn answer(outcome: Result<Reply, ControlError>) -> Page {
     }
 }
 
+/// As Cloud Hypervisor has them (`api_error_status_code`): a state in which a call means nothing is an internal error there.
 fn status(error: &ControlError) -> StatusCode {
     match error {
         ControlError::NotCreated | ControlError::NoSuchPart(_) => StatusCode::NOT_FOUND,
-        ControlError::AlreadyCreated | ControlError::WrongState { .. } => StatusCode::METHOD_NOT_ALLOWED,
+        ControlError::Config(error) if error.is_conflict() => StatusCode::CONFLICT,
         ControlError::Config(_) => StatusCode::BAD_REQUEST,
         ControlError::Vm(error) if error.is_user_error() => StatusCode::BAD_REQUEST,
-        ControlError::Vm(_) | ControlError::Ending => StatusCode::INTERNAL_SERVER_ERROR,
+        ControlError::AlreadyCreated | ControlError::WrongState { .. } | ControlError::Vm(_) | ControlError::Ending => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
         ControlError::TooManyCalls => StatusCode::TOO_MANY_REQUESTS,
     }
 }

@@ -77,5 +77,5 @@ impl<M: Machine> Control<M> {
 /// A device that is to come must not be one that the guest has still.
 fn check_leaving(leaving: &[PartConfig], device: &PartConfig) -> Result<(), ConfigError> {
     let Some((field, value)) = leaving.iter().find_map(|other| device.same_as(&**other)) else { return Ok(()) };
-    Err(ConfigError::new(field, format!("{value} is about to be removed, and the guest has not let go of it yet")))
+    Err(ConfigError::conflict(field, format!("{value} is about to be removed, and the guest has not let go of it yet")))
 }

@@ -27,12 +27,15 @@ use std::{fmt, mem};
 use carom_api::types::{
     DeviceNode, IommuBounceChange, IommuBounceReport, PciDeviceInfo, VmCounters, VmInfo, VmResize, VmState,
 };
-use carom_api::{Call, CheckedConfig, IommuBounceConfig, PartConfig, RestoreConfig, VmConfig, VmSnapshotConfig};
+use carom_api::{
+    Call, CheckedConfig, ConfigError, IommuBounceConfig, PartConfig, RestoreConfig, VmConfig, VmDefaults,
+    VmSnapshotConfig,
+};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 
 use crate::event_monitor::EventMonitor;
-use crate::machine::{GuestEvent, Machine, Mailbox, VmError};
+use crate::machine::{GuestEvent, Machine, Mailbox, PartCounters, VmError};
 use crate::snapshot::{NewSnapshot, Snapshot};
 use crate::time_slice::ShortSlice;
 use crate::vm::Vm;
@@ -74,6 +77,8 @@ pub struct Figures {
     pub engine: Option<Report>,
     /// Its devices, while it is booted.
     pub devices: Vec<DeviceNode>,
+    /// What those count by themselves.
+    pub parts: Vec<PartCounters>,
     /// How often the host reported an error of a device since the program started.
     pub device_errors: u64,
     /// How often the host wanted a device back.
@@ -118,8 +123,10 @@ impl fmt::Display for State {
 }
 
 /// How the control thread behaves.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
+    /// What VMs have that clients create.
+    pub defaults: VmDefaults,
     /// The VMM stays when the guest has ended.
     pub no_shutdown: bool,
     /// There is an API: somebody can resume a VM that is paused, or do something else with it.
@@ -265,7 +272,13 @@ impl<M: Machine> Control<M> {
 
     pub(crate) fn serve_call(&mut self, call: Call) -> Result<Reply, ControlError> {
         match call {
-            Call::Create(config) => self.create(*config)?,
+            Call::Create(config) => {
+                let defaults = &self.options.defaults;
+                self.create(config.with(|config| {
+                    defaults.apply(config);
+                    Ok::<_, ConfigError>(())
+                })?)?;
+            }
             Call::Boot => self.boot()?,
             Call::Delete => self.delete(),
             Call::Shutdown => {
@@ -288,7 +301,10 @@ impl<M: Machine> Control<M> {
             Call::PowerButton => self.booted("vm.power-button")?.1.press_power_button()?,
             Call::Nmi => self.raise_nmi()?,
             Call::Resize(size) => self.resize(&size)?,
-            Call::AddDevice(device) => return self.add_device(device),
+            Call::AddDevice(mut device) => {
+                self.options.defaults.apply_to(&mut device);
+                return self.add_device(device);
+            }
             Call::RemoveDevice(id) => self.remove_device(&id)?,
             // The caller's, as it ends the loop.
             Call::ShutdownVmm => {}
@@ -345,6 +361,7 @@ impl<M: Machine> Control<M> {
             iommu: vm.and_then(M::iommu),
             engine: vm.and_then(M::engine_report),
             devices: vm.map(M::devices).unwrap_or_default(),
+            parts: vm.map(M::part_counters).unwrap_or_default(),
             device_errors,
             device_requests,
         }
@@ -558,8 +575,9 @@ fn counters_of<M: Machine>(vm: &M) -> VmCounters {
         vm.devices().into_iter().filter_map(of)
     });
     let mut all: VmCounters = iommu.into_iter().chain(devices).collect();
-    // A device that the VMM emulates may be behind the virtio-iommu, too.
-    for (id, counters) in vm.device_counters() {
+    // What counts by itself may be behind the virtio-iommu, too.
+    for PartCounters { id, counters, .. } in vm.part_counters() {
+        let counters = counters.into_iter().map(|counter| (counter.name.to_string(), counter.value));
         all.entry(id).or_default().extend(counters);
     }
     all

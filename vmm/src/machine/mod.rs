@@ -8,7 +8,7 @@ mod mailbox;
 
 use std::sync::Arc;
 
-use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo, VmCounters};
+use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use carom_api::{PartConfig, VmConfig};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
@@ -19,6 +19,28 @@ pub use mailbox::{GuestEvent, Mailbox};
 
 use crate::event_monitor::EventMonitor;
 use crate::snapshot::{NewSnapshot, Snapshot};
+
+/// A number that only grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// Its name, such as `requests`.
+    pub name: &'static str,
+    /// What it counts, in a sentence.
+    pub help: &'static str,
+    /// How much it has counted since the device was made.
+    pub value: u64,
+}
+
+/// The counters of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartCounters {
+    /// ID of the device.
+    pub id: String,
+    /// Name of its kind, such as `rng`. Devices of a kind have counters of the same names.
+    pub kind: &'static str,
+    /// The counters.
+    pub counters: Vec<Counter>,
+}
 
 /// What the control thread makes a VM of: the real thing, or a null guest in tests.
 pub trait Machine: Sized + Send + 'static {
@@ -62,9 +84,9 @@ pub trait Machine: Sized + Send + 'static {
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
         None
     }
-    /// Counters of devices that the VMM emulates, by their IDs.
-    fn device_counters(&self) -> VmCounters {
-        VmCounters::new()
+    /// What devices count by themselves, those that do. What the virtio-iommu counts of them is in [`Self::engine_report`].
+    fn part_counters(&self) -> Vec<PartCounters> {
+        Vec::new()
     }
     /// The virtio-iommu's figures, with latencies.
     fn engine_report(&self) -> Option<Report>;

@@ -139,9 +139,9 @@ impl Snapshot {
     /// # Errors
     /// A file is missing, or is not what it should be.
     pub fn open(directory: &Path) -> Result<Self, SnapshotError> {
-        let state: SnapshotState = read(&directory.join(STATE), MAX_STATE)?;
+        let state: SnapshotState = read(&directory.join(STATE), MAX_STATE, parse)?;
         let path = directory.join(CONFIG);
-        let config: VmConfig = read(&path, MAX_CONFIG)?;
+        let config: VmConfig = read(&path, MAX_CONFIG, carom_api::body::parse_own)?;
         let form = |rule: String| SnapshotError::Form { path: path.display().to_string(), rule };
         let config =
             config.check_again().map_err(|error| form(carom_api::Explain::explain(&error, carom_api::Terms::Json)))?;
@@ -171,7 +171,7 @@ fn open(path: &Path) -> Result<File, SnapshotError> {
 }
 
 /// Reads a JSON file of at most `most` bytes.
-fn read<T: DeserializeOwned>(path: &Path, most: u64) -> Result<T, SnapshotError> {
+fn read<T>(path: &Path, most: u64, parse: fn(&[u8]) -> Result<T, String>) -> Result<T, SnapshotError> {
     let form = |rule: String| SnapshotError::Form { path: path.display().to_string(), rule };
     let mut text = Vec::new();
     open(path)?.take(most + 1).read_to_end(&mut text).map_err(file_error(path))?;

@@ -118,6 +118,8 @@ impl SnapshotError {
         match self {
             Self::NotEmpty(_) | Self::File { .. } | Self::Form { .. } | Self::State(_) => true,
             Self::Memory(_) => false,
+            // KVM does not take a value that a file has.
+            Self::Kvm(KvmError::Call { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => true,
             Self::Kvm(error) => error.is_user_error(),
         }
     }

@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io;
+use std::iter;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
@@ -12,6 +13,10 @@ use vm_memory::VolatileSlice;
 use vm_memory::bitmap::BitmapSlice;
 
 use super::PAGE;
+
+/// A page without content. Pages are compared with it as a whole: byte by byte takes ten times as long.
+const ZEROS: [u8; 4096] = [0; 4096];
+const _: () = assert!(ZEROS.len() as u64 == PAGE);
 
 /// Bytes that are copied at once.
 const BLOCK: usize = 1 << 20;
@@ -62,16 +67,15 @@ impl RamFileWriter {
 
 /// Writes the pages of `block` that are not all zero at `offset`, those that follow each other at once.
 fn write_pages(file: &File, block: &[u8], offset: u64) -> io::Result<()> {
-    let page = usize::try_from(PAGE).map_err(io::Error::other)?;
-    let is_zero = |page: &[u8]| page.iter().all(|byte| *byte == 0);
-    let pages: Vec<&[u8]> = block.chunks(page).collect();
+    let is_zero = |page: &&[u8]| **page == ZEROS[..page.len()];
+    let mut pages = block.chunks(ZEROS.len()).peekable();
     let mut place = 0;
-    for run in pages.chunk_by(|a, b| is_zero(a) == is_zero(b)) {
-        let len = run.iter().map(|page| page.len()).sum::<usize>();
-        if !is_zero(run[0]) {
-            file.write_all_at(&block[place..place + len], offset + place as u64)?;
-        }
-        place += len;
+    while pages.peek().is_some() {
+        let zeros: usize = iter::from_fn(|| pages.next_if(is_zero)).map(<[u8]>::len).sum();
+        let data: usize = iter::from_fn(|| pages.next_if(|page| !is_zero(page))).map(<[u8]>::len).sum();
+        place += zeros;
+        file.write_all_at(&block[place..place + data], offset + place as u64)?;
+        place += data;
     }
     Ok(())
 }

@@ -193,7 +193,7 @@ fn configuration_is_held_against_its_rules_again() {
         (json!({"payload": {"kernel": "/k"}, "memory": {"size": 1}}), "memory.size: "),
         (json!({"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2}, "memory": {"size": RAM}}), "has 1 vCPUs"),
         (json!({"payload": {"kernel": "/k"}, "memory": {"size": 2 * RAM}}), "ram: is not that of"),
-        (json!({"payload": {"kernel": "/k"}, "more": 1}), "unknown field `more`"),
+        (json!({"payload": {"kernel": "/k"}, "more": 1}), "more: unknown field"),
         (json!([]), "config.json"),
     ] {
         fs::write(&path, text.to_string()).unwrap();

@@ -15,9 +15,6 @@ use devices::platform::{AddressSpace, DeviceObserver, Space};
 use devices::pvpanic::PvPanic;
 use devices::shown::ShownMemory;
 
-use super::device_context::DeviceContext;
-use super::observer::Observer;
-use super::passthrough::{IOMMU_ADDRESS, Passthrough};
 use super::snapshot::Source;
 use super::{PVPANIC_ID, Vm, load};
 use crate::address_space::{IoMap, IoMapOwner};
@@ -36,6 +33,10 @@ use crate::kvm::msi::KvmMsi;
 use crate::kvm::slots::KvmSlots;
 use crate::kvm::{KvmError, KvmVm};
 use crate::machine::{Mailbox, VmError};
+use crate::parts::IOMMU_ADDRESS;
+use crate::parts::bus::PartBus;
+use crate::parts::context::DeviceContext;
+use crate::parts::observer::Observer;
 use crate::serial_output::SerialOutput;
 use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
@@ -105,7 +106,7 @@ impl Vm {
             listener: mailbox.clone(),
             places: source.map(Source::places).unwrap_or_default(),
         };
-        let passthrough = Passthrough::new(config, context)?;
+        let parts = PartBus::new(config, context)?;
 
         let mut vcpus = Vec::new();
         let mut initial = Vec::new();
@@ -130,7 +131,7 @@ impl Vm {
             _io_map: io_map,
             pci,
             platform,
-            passthrough,
+            parts,
             closed: Vec::new(),
             tables,
             payload,

@@ -3,21 +3,15 @@
 //! A VM: built from its configuration, started, paused, reset. [`crate::control`] decides when.
 
 mod build;
-mod common_limits;
-mod device_context;
-mod observer;
-mod passthrough;
-mod rng;
 mod snapshot;
 
 use std::sync::Arc;
 
-use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo, VmCounters};
-use carom_api::{PartConfig, RngConfig, VmConfig};
+use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
+use carom_api::{PartConfig, VmConfig};
 use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::ram::Ram;
 use devices::virtio::iommu::IommuStatus;
-use devices::virtio::rng::RngCounters;
 use iommu_bounce::Report;
 use kvm_bindings::CpuId;
 use vmm_sys_util::eventfd::EventFd;
@@ -32,13 +26,13 @@ use crate::arch::registers::{self, Entry};
 use crate::arch::vcpu_state::{UnwritableMsr, VcpuState};
 use crate::event_monitor::EventMonitor;
 use crate::kvm::{KvmError, KvmVm};
-use crate::machine::{Machine, Mailbox, VmError};
+use crate::machine::{Machine, Mailbox, PartCounters, VmError};
+use crate::parts::bus::PartBus;
 use crate::serial_output::SerialOutput;
 use crate::snapshot::{NewSnapshot, Snapshot};
 use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
 
-use passthrough::Passthrough;
 use snapshot::{Source, StoppedClock};
 
 /// ID of the device by which the guest tells of a panic.
@@ -57,7 +51,7 @@ pub struct Vm {
     _io_map: IoMapOwner,
     pci: Arc<PciRoot>,
     platform: PlatformDevices,
-    passthrough: Passthrough,
+    parts: PartBus,
     /// Devices that are given back and that nobody was told of yet.
     closed: Vec<PciDeviceInfo>,
     tables: acpi::TableConfig,
@@ -181,13 +175,13 @@ impl Machine for Vm {
     }
 
     fn add_device(&mut self, device: &PartConfig) -> Result<PciDeviceInfo, VmError> {
-        let address = self.passthrough.add(device)?;
+        let address = self.parts.add(device)?;
         self.platform.hotplug.announce(address.device);
         Ok(PciDeviceInfo { id: device.id().unwrap_or_default().to_string(), bdf: address.to_string() })
     }
 
     fn remove_device(&mut self, id: &str) -> bool {
-        let address = self.passthrough.find(id);
+        let address = self.parts.find(id);
         if let Some(address) = address {
             self.platform.hotplug.request(address.device);
         }
@@ -200,28 +194,23 @@ impl Machine for Vm {
     }
 
     fn iommu(&self) -> Option<IommuStatus> {
-        self.passthrough.iommu().map(|iommu| iommu.status())
+        self.parts.iommu().map(|iommu| iommu.status())
     }
 
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
-        self.passthrough.iommu().map(|iommu| iommu.status_soon()).map_or(Some(None), |status| status.map(Some))
+        self.parts.iommu().map(|iommu| iommu.status_soon()).map_or(Some(None), |status| status.map(Some))
     }
 
-    fn device_counters(&self) -> VmCounters {
-        let rng = self.passthrough.rng().map(|rng| {
-            let RngCounters { requests, bytes, source_errors } = rng.counters();
-            let named = [("requests", requests), ("bytes", bytes), ("source_errors", source_errors)];
-            (RngConfig::ID.to_string(), named.map(|(name, count)| (name.to_string(), count)).into())
-        });
-        rng.into_iter().collect()
+    fn part_counters(&self) -> Vec<PartCounters> {
+        self.parts.counters()
     }
 
     fn engine_report(&self) -> Option<Report> {
-        self.passthrough.iommu().map(|iommu| iommu.engine_report())
+        self.parts.iommu().map(|iommu| iommu.engine_report())
     }
 
     fn tune_bounce(&self, change: &IommuBounceChange) -> Result<(), VmError> {
-        let Some(iommu) = self.passthrough.iommu() else { return Ok(()) };
+        let Some(iommu) = self.parts.iommu() else { return Ok(()) };
         let budget = change.budget.map_or(Ok(()), |bytes| iommu.set_budget(bytes));
         budget
             .and_then(|()| change.threshold.map_or(Ok(()), |bytes| iommu.set_threshold(bytes)))
@@ -229,9 +218,8 @@ impl Machine for Vm {
     }
 
     fn report_counters(&self, monitor: &EventMonitor) {
-        if let Some(iommu) = self.passthrough.iommu() {
+        if let Some(iommu) = self.parts.iommu() {
             monitor.event_with("virtio-iommu", "counters", Some(iommu.counters()));
-            monitor.event_with("virtio-iommu", "report", Some(iommu.engine_report()));
         }
     }
 }
@@ -240,7 +228,7 @@ impl Vm {
     /// Gives devices back that have left the bus.
     fn close_gone(&mut self) {
         for address in self.platform.hotplug.take_gone().into_iter().map(PciAddress::on_root_bus) {
-            let closed = self.passthrough.close(address);
+            let closed = self.parts.close(address);
             self.closed.extend(closed.map(|id| PciDeviceInfo { id, bdf: address.to_string() }));
         }
     }

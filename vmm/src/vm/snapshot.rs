@@ -71,7 +71,7 @@ impl Vm {
     /// Writes all that the VM is, which is paused.
     pub(super) fn save_to(&mut self, config: &VmConfig, snapshot: NewSnapshot) -> Result<(), SnapshotError> {
         self.close_gone();
-        if self.passthrough.iommu().is_some() && !config.has_iommu() {
+        if self.parts.iommu().is_some() && !config.has_iommu() {
             let rule = "is there for devices that have left; the configuration has nothing behind it, and it would not be restored";
             return Err(StateError::rule(IommuBounceConfig::ID, rule).into());
         }
@@ -83,8 +83,7 @@ impl Vm {
         let processors = ProcessorsState::save(&self.kvm, &vcpus, clock)?;
         let mut file = snapshot.memory()?;
         let written = ram::write(&self.memory, &mut file).and_then(|ram| {
-            let windows =
-                self.passthrough.iommu().map_or_else(|| Ok(Vec::new()), |iommu| write_windows(iommu, &mut file))?;
+            let windows = self.parts.iommu().map_or_else(|| Ok(Vec::new()), |iommu| write_windows(iommu, &mut file))?;
             file.finish()?;
             Ok((ram, windows))
         });
@@ -108,7 +107,7 @@ impl Vm {
         let saved = &snapshot.state.windows;
         let mut indices: Vec<u32> = saved.iter().map(|chunk| chunk.index).collect();
         indices.sort_unstable();
-        let iommu = self.passthrough.iommu();
+        let iommu = self.parts.iommu();
         if indices != iommu.map_or_else(Vec::new, |iommu| iommu.window_chunks()) {
             return Err(StateError::rule("windows", "are not those of the virtio-iommu's state").into());
         }

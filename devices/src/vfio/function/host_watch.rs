@@ -13,6 +13,7 @@ use vmm_sys_util::poll::PollContext;
 
 use super::host_function::{HostFunction, IrqKind};
 use crate::platform::{HostListener, HostNotice};
+use crate::worker::Role;
 
 /// Token of the event that ends the thread. The token of any other event is its place in the list.
 const STOP: usize = usize::MAX;
@@ -61,7 +62,7 @@ impl HostWatch {
                 error!("{name}: notices of the host are not received any more: {error}");
             }
         };
-        let thread = Builder::new().name("vfio-notices".into()).spawn(run)?;
+        let thread = Builder::new().name(Role::VfioNotices.name().into()).spawn(run)?;
         Ok(Some(Self { stop, thread: Some(thread) }))
     }
 }

@@ -27,6 +27,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::wire::{ACCESS, Command, HEADER, Header, Kind, dma_access, parse_dma_access};
 use crate::sync::lock;
+use crate::worker::Role;
 
 /// How long a server may take for anything. A vCPU may be waiting, with interrupts off in its guest.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
@@ -314,7 +315,7 @@ impl Connection {
                 }
             }
         };
-        let reader = thread::Builder::new().name("vfio-user".into()).spawn(run)?;
+        let reader = thread::Builder::new().name(Role::VfioUser.name().into()).spawn(run)?;
         Ok(Self { shared, reader: Some(reader) })
     }
 

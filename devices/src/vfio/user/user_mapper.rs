@@ -101,6 +101,12 @@ impl DmaMapper for UserMapper {
         Ok(())
     }
 
+    /// What the server asks for by message goes through the table, which names the chunk's place in this process: that shows other
+    /// memory while the guest does not see the chunk.
+    fn reaches_hidden_chunks(&self) -> bool {
+        false
+    }
+
     fn limits(&self) -> MapperLimits {
         let abilities = self.client.abilities();
         MapperLimits {

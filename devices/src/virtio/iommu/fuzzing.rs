@@ -17,6 +17,7 @@ use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
 use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
 use crate::ram::Ram;
+use crate::state::DeviceState;
 use crate::virtio::VirtioPciDevice;
 
 const RAM: usize = 0x2_0000;
@@ -231,20 +232,92 @@ pub fn device(data: &[u8]) {
     assert_eq!(machine.handle.counters().window_bytes, 0);
 }
 
+/// Reads a saved state of the device and restores it. Whether it is taken or refused, the next driver finds a sound device.
+///
+/// # Panics
+/// When it does not, or what was taken is saved as something else, or leads beyond what the device may have.
+pub fn state(data: &[u8]) {
+    let Ok(state) = serde_json::from_slice::<DeviceState>(data) else { return };
+    let mut machine = Machine::new();
+    machine.function.pause();
+    if machine.function.restore(&state).is_ok() {
+        let saved = machine.function.save().expect("it was just restored");
+        let other = Machine::new();
+        other.function.pause();
+        other.function.restore(&saved).expect("it was just saved");
+        assert_eq!(other.function.save().expect("it was just restored"), saved);
+        assert!(machine.handle.counters().window_bytes <= 4 * CHUNK);
+        machine.function.resume();
+        for queue in 0..2u64 {
+            machine.register(0x3000 + 4 * queue, &[0, 0]);
+        }
+        machine.function.pause();
+    }
+    machine.function.reset().expect("nothing is refused");
+    machine.function.resume();
+    machine.start(feature::MAP_UNMAP);
+    machine.register(20, &[0]);
+    assert!(machine.mapper.is_empty(), "something is still mapped");
+    assert_eq!(machine.handle.counters().window_bytes, 0);
+}
+
 #[cfg(test)]
 mod tests {
-    use iommu_bounce::test_utils::replay;
+    use iommu_bounce::test_utils::{attach, map, replay, window_add};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::virtio::test_support::spoil;
+
+    /// A device that has served a driver: a mapping, two chunks of windows, faults that wait.
+    fn lived() -> DeviceState {
+        let mut machine = Machine::new();
+        machine.start(ALL);
+        machine.send(&attach(ENDPOINT, 1), 4, false);
+        machine.send(&map(1, 0x1000, 0x1fff, 0x8000, 3), 4, false);
+        for index in 0..2 {
+            machine.send(&window_add(1, 3, APERTURE + index * CHUNK), 12, true);
+        }
+        let fault =
+            Fault { reason: FaultReason::Mapping, endpoint: ENDPOINT, address: Some(1), access: Permissions::READ };
+        machine.handle.report_fault(fault);
+        let counters = machine.handle.counters();
+        assert_eq!((counters.requests.map, counters.window_bytes), (1, 2 * CHUNK));
+        machine.function.pause();
+        machine.function.save().unwrap()
+    }
+
+    #[test]
+    fn good_state_breaks_no_promise() {
+        state(&serde_json::to_vec(&lived()).unwrap());
+    }
+
+    proptest! {
+        #[test]
+        fn spoiled_state_breaks_no_promise(changes in prop::collection::vec((any::<usize>(), any::<u64>()), 1..4)) {
+            let mut value = serde_json::to_value(lived()).unwrap();
+            for (place, with) in changes {
+                spoil(&mut value, place, with);
+            }
+            state(&serde_json::to_vec(&value).unwrap());
+        }
+    }
 
     #[test]
     fn stored_inputs_break_no_promise() {
-        replay(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/device"), 20, super::device);
+        replay(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/device"), 20, device);
+    }
+
+    #[test]
+    fn stored_states_break_no_promise() {
+        replay(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/state"), 1, state);
     }
 
     #[test]
     fn bytes_reach_the_engine() {
-        let mut machine = super::Machine::new();
-        machine.start(super::ALL);
-        let attach = iommu_bounce::test_utils::attach(super::ENDPOINT, 1);
+        let mut machine = Machine::new();
+        machine.start(ALL);
+        let attach = attach(ENDPOINT, 1);
         let mut data = vec![1, u8::try_from(attach.len()).unwrap()];
         data.extend(&attach);
         assert_eq!(machine.step(0, &data), Some(&[][..]));

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use log::debug;
 
 use super::queues::{Queues, Watch};
+use crate::worker::Role;
 
 /// How many looks at the ring are made between looks at the clock, which is dear on some hosts.
 const LOOKS_PER_TIME: u32 = 1024;
@@ -42,7 +43,8 @@ impl Poller {
     pub(super) fn spawn(queues: Arc<Queues>) -> std::io::Result<Self> {
         let shared = Arc::new(Shared { wanted: AtomicBool::new(false), stop: AtomicBool::new(false) });
         let of_thread = shared.clone();
-        let thread = thread::Builder::new().name("iommu_poll".into()).spawn(move || of_thread.run(&queues))?;
+        let thread =
+            thread::Builder::new().name(Role::IommuPoll.name().into()).spawn(move || of_thread.run(&queues))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

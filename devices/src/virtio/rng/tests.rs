@@ -20,7 +20,7 @@ use crate::platform::DeviceEvent;
 use crate::platform::test_support::Witness;
 use crate::ram::Ram;
 use crate::virtio::VirtioPciDevice;
-use crate::virtio::test_support::{FakeDoorbells, FakeMsi};
+use crate::virtio::test_support::{FakeDoorbells, FakeMsi, spoil};
 
 const ACCESS_PLATFORM: u32 = 1 << 1;
 const VERSION_1: u32 = 1 << 0;
@@ -361,7 +361,37 @@ fn state_that_no_driver_can_have_made_is_refused() {
     }
 }
 
+/// The state of a device that has served a request, on RAM that is not there any more.
+fn saved() -> crate::state::DeviceState {
+    let mut old = Harness::endless(false);
+    old.start();
+    old.add(BUFFER, 32, WRITE);
+    old.ring();
+    old.served();
+    old.function.pause();
+    old.function.save().unwrap()
+}
+
 proptest! {
+    #[test]
+    fn device_of_a_spoiled_state_can_be_reset(
+        changes in prop::collection::vec((any::<usize>(), any::<u64>()), 1..4)
+    ) {
+        let mut value = serde_json::to_value(saved()).unwrap();
+        for (place, with) in changes {
+            spoil(&mut value, place, with);
+        }
+        let new = Harness::endless(false);
+        new.function.pause();
+        if let Ok(state) = serde_json::from_value(value) && new.function.restore(&state).is_ok() {
+            new.function.save().unwrap();
+            new.function.resume();
+            new.function.pause();
+        }
+        new.function.reset().unwrap();
+        prop_assert_eq!(new.status(), 0);
+    }
+
     #[test]
     fn any_rings_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x1200)) {
         super::fuzzing::run(&bytes);

@@ -127,6 +127,22 @@ fn chunk_of_endpoints_with_address_spaces_of_their_own_is_not_parked() {
 }
 
 #[test]
+fn chunk_of_a_device_that_reaches_only_what_the_guest_sees_is_not_parked() {
+    let mut rig = Rig::new();
+    let mapper = RecordingMapper::new().without_hidden_chunks();
+    let emulated = mapper.probe();
+    rig.engine.add_endpoint(11, Box::new(mapper)).unwrap();
+    rig.all_ok([attach(11, 1), attach(1, 2)]);
+    rig.add_chunk(1, APERTURE);
+    rig.add_chunk(2, APERTURE);
+
+    reboot(&mut rig);
+
+    assert!(emulated.is_empty(), "it would reach what other domains see at places without a chunk");
+    assert_eq!((rig.chunks.parked(), rig.chunks.backed()), (1, 1));
+}
+
+#[test]
 fn endpoint_that_joins_a_window_drops_what_is_parked_for_it() {
     let mut rig = windowed();
     reboot(&mut rig);

@@ -15,6 +15,9 @@ pub(super) const FEATURE_CONTROL: u32 = 0x3a;
 /// `IA32_TSC_DEADLINE`: the local APIC's timer takes it in that mode only, and measures it against the time stamp counter.
 pub(super) const TSC_DEADLINE: u32 = 0x6e0;
 
+/// Hyper-V's clock, which cannot be written.
+const TIME_REF_COUNT: u32 = 0x4000_0020;
+
 fn one(index: u32, data: u64) -> Result<Msrs, KvmError> {
     let entry = kvm_msr_entry { index, data, ..Default::default() };
     Msrs::from_entries(&[entry]).map_err(|_| KvmError::Missing("model-specific registers"))
@@ -40,11 +43,11 @@ pub(super) fn write(vcpu: &VcpuFd, entry: kvm_msr_entry) -> Result<bool, KvmErro
 }
 
 /// All registers that KVM says make up the state of a vCPU, KVM's own (its clock, stolen time, asynchronous page faults)
-/// among them. The time stamp counter is not: it never stands still.
+/// among them. Those that never stand still are not: the time stamp counter, and one that goes on by itself.
 pub(super) fn read_all(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>, KvmError> {
     let list = kvm.get_msr_index_list().map_err(KvmError::call("listing model-specific registers"))?;
     let mut all = Vec::with_capacity(list.as_slice().len());
-    for index in list.as_slice().iter().copied().filter(|index| *index != TSC) {
+    for index in list.as_slice().iter().copied().filter(|index| ![TSC, TIME_REF_COUNT].contains(index)) {
         all.extend(read(vcpu, index)?.map(|data| kvm_msr_entry { index, data, ..Default::default() }));
     }
     Ok(all)

@@ -13,7 +13,7 @@ use kvm_bindings::kvm_msr_entry;
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use serde::{Deserialize, Serialize};
 
-use super::{ioctl, msr};
+use super::{clock, ioctl, msr};
 use crate::kvm::KvmError;
 
 /// By how many millionths frequencies may differ and still count as one: what the host's own measurement of its counter
@@ -34,26 +34,37 @@ pub(super) struct TscState {
 }
 
 impl TscState {
-    /// Reads the counter of a vCPU that is not running.
-    pub(super) fn save(vcpu: &VcpuFd) -> Result<Self, KvmError> {
-        let value = msr::read(vcpu, msr::TSC)?.ok_or(KvmError::Missing("time stamp counter"))?;
-        Ok(Self { khz: vcpu.get_tsc_khz().unwrap_or(0), value, offset: ioctl::tsc_offset(vcpu).ok() })
+    /// Reads the counter of a vCPU that is not running, and the host's time of day then in nanoseconds since 1970.
+    pub(super) fn save(vcpu: &VcpuFd) -> Result<(Self, u64), KvmError> {
+        let (value, realtime) = read(vcpu)?;
+        Ok((Self { khz: vcpu.get_tsc_khz().unwrap_or(0), value, offset: ioctl::tsc_offset(vcpu).ok() }, realtime))
     }
 
-    /// Sets the counter of a vCPU that has not run, `elapsed` after it was saved. `first` is what was saved of the first vCPU,
-    /// and what its offset was set to; `None` for the first one itself. Returns what the offset was set to.
+    /// The same counter, read at `at`, as it was at `then`.
+    pub(super) fn back(self, at: u64, then: u64) -> Self {
+        let ticks = |from: u64, to: u64| ticks(Duration::from_nanos(to.saturating_sub(from)), self.khz);
+        Self { value: self.value.wrapping_sub(ticks(then, at)).wrapping_add(ticks(at, then)), ..self }
+    }
+
+    /// Sets the counter of a vCPU that has not run, and that was saved when the host's time of day was `saved_at`. `first` is what
+    /// was saved of the first vCPU, and what its offset was set to; `None` for the first one itself. Returns what the offset was
+    /// set to.
     pub(super) fn restore(
         &self,
         kvm: &Kvm,
         vcpu: &VcpuFd,
-        elapsed: Duration,
+        saved_at: u64,
         first: Option<(Self, Option<u64>)>,
     ) -> Result<Option<u64>, KvmError> {
         self.restore_frequency(kvm, vcpu)?;
-        let target = self.value.wrapping_add(ticks(elapsed, self.khz));
+        let at = |realtime: u64| {
+            let elapsed = Duration::from_nanos(realtime.saturating_sub(saved_at));
+            self.value.wrapping_add(ticks(elapsed, self.khz))
+        };
         let Ok(now) = ioctl::tsc_offset(vcpu) else {
             // KVM keeps the counters of vCPUs in step that are set to nearly the same within a second.
-            msr::write(vcpu, kvm_msr_entry { index: msr::TSC, data: target, ..Default::default() })?;
+            let data = at(clock::realtime_ns());
+            msr::write(vcpu, kvm_msr_entry { index: msr::TSC, data, ..Default::default() })?;
             return Ok(None);
         };
         let offset = match (first, self.offset) {
@@ -61,8 +72,8 @@ impl TscState {
                 set.wrapping_add(own.wrapping_sub(first))
             }
             _ => {
-                let value = msr::read(vcpu, msr::TSC)?.ok_or(KvmError::Missing("time stamp counter"))?;
-                now.wrapping_add(target.wrapping_sub(value))
+                let (value, realtime) = read(vcpu)?;
+                now.wrapping_add(at(realtime).wrapping_sub(value))
             }
         };
         ioctl::set_tsc_offset(vcpu, offset)
@@ -82,6 +93,12 @@ impl TscState {
         vcpu.set_tsc_khz(self.khz)
             .map_err(KvmError::call(format!("setting the frequency of the counter to {} kHz", self.khz)))
     }
+}
+
+/// The counter, and the host's time of day then.
+fn read(vcpu: &VcpuFd) -> Result<(u64, u64), KvmError> {
+    let (value, realtime) = clock::timed(|| msr::read(vcpu, msr::TSC))?;
+    Ok((value.ok_or(KvmError::Missing("time stamp counter"))?, realtime))
 }
 
 /// Whether two frequencies count as one; 0 is not known.
@@ -104,6 +121,13 @@ mod tests {
         assert_eq!(ticks(Duration::from_millis(1500), 2_000_000), 3_000_000_000);
         assert_eq!(ticks(Duration::from_secs(1), 0), 0);
         assert_eq!(ticks(Duration::MAX, u32::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn counters_that_were_read_one_after_the_other_are_told_of_one_moment() {
+        let counter = |value| TscState { khz: 2_000_000, value, offset: None };
+        assert_eq!(counter(9_000).back(5_000, 4_000), counter(7_000));
+        assert_eq!(counter(9_000).back(4_000, 5_000), counter(11_000));
     }
 
     #[test]

@@ -33,6 +33,25 @@ fn device_comes_to_a_running_vm_and_goes_when_its_guest_lets_go() {
 }
 
 #[test]
+fn clients_vm_has_the_programs_defaults_and_so_has_what_comes_to_it() {
+    let defaults = VmDefaults { iommu_bounce: "size=32M".parse().ok(), all_behind_iommu: true };
+    let options = Options { defaults, no_shutdown: true, ..Options::default() };
+    let mut control = Control::<Null>::new(EventMonitor::none(), options);
+    control.serve_call(Call::Create(Box::new(config("")))).unwrap();
+    control.boot().unwrap();
+    add(&mut control, "/a", None).unwrap();
+    let Ok(Reply::Info(info)) = control.serve_call(Call::Info) else { panic!("no answer") };
+    assert!(info.config.devices[0].iommu && info.config.has_iommu());
+    assert_eq!(info.config.iommu_bounce.as_ref().unwrap().size, 32 << 20);
+    control.delete();
+
+    // That of the command line is what the command line says.
+    control.create(config("")).unwrap();
+    let Ok(Reply::Info(info)) = control.serve_call(Call::Info) else { panic!("no answer") };
+    assert!(info.config.iommu_bounce.is_none());
+}
+
+#[test]
 fn device_that_cannot_come_changes_nothing() {
     let mut control = Control::<Null>::new(EventMonitor::none(), Options::default());
     control.create(config("")).unwrap();

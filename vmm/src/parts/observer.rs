@@ -9,7 +9,7 @@ use devices::platform::{DeviceEvent, DeviceObserver};
 use crate::event_monitor::EventMonitor;
 
 /// Writes them to the event stream.
-pub(super) struct Observer(pub(super) EventMonitor);
+pub(crate) struct Observer(pub(crate) EventMonitor);
 
 impl DeviceObserver for Observer {
     fn observe(&self, id: &str, event: DeviceEvent) {

@@ -12,19 +12,19 @@ use devices::shown::ShownMemory;
 use kvm_ioctls::VmFd;
 
 /// What devices need of the VM.
-pub(super) struct DeviceContext {
-    pub(super) vm: Arc<VmFd>,
-    pub(super) memory: Arc<Ram>,
-    pub(super) slots: Arc<dyn MemorySlots>,
+pub struct DeviceContext {
+    pub(crate) vm: Arc<VmFd>,
+    pub(crate) memory: Arc<Ram>,
+    pub(crate) slots: Arc<dyn MemorySlots>,
     /// Shows BARs to the guest, and takes them from other devices before they go.
-    pub(super) bars: Arc<ShownMemory>,
-    pub(super) msi: Arc<dyn MsiAllocator>,
-    pub(super) doorbells: Arc<dyn Doorbells>,
-    pub(super) pci: Arc<PciRoot>,
+    pub(crate) bars: Arc<ShownMemory>,
+    pub(crate) msi: Arc<dyn MsiAllocator>,
+    pub(crate) doorbells: Arc<dyn Doorbells>,
+    pub(crate) pci: Arc<PciRoot>,
     /// Learns what the guest does with virtio devices.
-    pub(super) observer: Arc<dyn DeviceObserver>,
+    pub(crate) observer: Arc<dyn DeviceObserver>,
     /// Learns what the host says of its devices.
-    pub(super) listener: Arc<dyn HostListener>,
+    pub(crate) listener: Arc<dyn HostListener>,
     /// Where devices were, by name, in a VM that is restored. The order in which they were added is not kept.
-    pub(super) places: BTreeMap<String, PciAddress>,
+    pub(crate) places: BTreeMap<String, PciAddress>,
 }

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What VMs of clients have that cannot ask for it: Cloud Hypervisor's API has neither bounce windows nor a rule for all devices.
+
+use crate::error::ConfigError;
+use crate::field::Field;
+use crate::kinds::{IommuBounceConfig, KindConfig, PartConfig};
+use crate::option_list::on_or_off;
+use crate::vm_config::VmConfig;
+
+/// Defaults of the program for the VMs that clients of its API create.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VmDefaults {
+    /// Bounce windows of a VM that says nothing of them.
+    pub iommu_bounce: Option<IommuBounceConfig>,
+    /// Every passed-through device is behind the virtio-iommu, whatever the client says.
+    pub all_behind_iommu: bool,
+}
+
+impl VmDefaults {
+    /// `--all-behind-iommu`.
+    pub const ALL_BEHIND_IOMMU: Field = Field::only("--all-behind-iommu");
+    /// The environment variable that stands for `--iommu-bounce` beside `--api-socket`; its value is that of the option.
+    pub const BOUNCE_VARIABLE: &'static str = "CAROM_IOMMU_BOUNCE";
+    /// The environment variable that stands for `--all-behind-iommu`: `on` or `off`.
+    pub const ALL_BEHIND_VARIABLE: &'static str = "CAROM_ALL_BEHIND_IOMMU";
+
+    /// Completes them from the environment, and checks them. What the command line says stands.
+    ///
+    /// # Errors
+    /// A variable has a value that its option would not take, or a rule does not hold.
+    pub(crate) fn complete(&mut self, variable: impl Fn(&str) -> Option<String>) -> Result<(), ConfigError> {
+        if let (None, Some(text)) = (&self.iommu_bounce, variable(Self::BOUNCE_VARIABLE)) {
+            self.iommu_bounce = Some(text.parse()?);
+        }
+        if let Some(text) = variable(Self::ALL_BEHIND_VARIABLE) {
+            self.all_behind_iommu |= on_or_off(Self::ALL_BEHIND_IOMMU, &text)?;
+        }
+        if let Some(bounce) = &mut self.iommu_bounce {
+            bounce.complete();
+            bounce.check(&VmConfig::default().memory)?;
+        } else if self.all_behind_iommu {
+            let rule = "needs --iommu-bounce: a VM that is created without a device has a virtio-iommu for those to come only then";
+            return Err(ConfigError::new(Self::ALL_BEHIND_IOMMU, rule));
+        }
+        Ok(())
+    }
+
+    /// Gives a VM what it does not say. Bounce windows are left out where all of its passed-through devices are beside the
+    /// virtio-iommu: they would have no use for them.
+    pub fn apply(&self, config: &mut VmConfig) {
+        if self.all_behind_iommu {
+            config.parts_mut().for_each(KindConfig::put_behind_iommu);
+        }
+        let passed_through = config.devices.len() + config.user_devices.len();
+        let of_use = passed_through == 0 || config.parts().any(KindConfig::is_behind_iommu);
+        if config.iommu_bounce.is_none() && of_use {
+            config.iommu_bounce.clone_from(&self.iommu_bounce);
+        }
+    }
+
+    /// The same for a device that comes to a VM.
+    pub fn apply_to(&self, part: &mut PartConfig) {
+        if self.all_behind_iommu {
+            part.put_behind_iommu();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn none(_: &str) -> Option<String> {
+        None
+    }
+
+    fn config(text: &str) -> VmConfig {
+        serde_json::from_str(text).unwrap()
+    }
+
+    fn bounce_and_all() -> VmDefaults {
+        let mut defaults = VmDefaults { iommu_bounce: "size=32M".parse().ok(), all_behind_iommu: true };
+        defaults.complete(none).unwrap();
+        defaults
+    }
+
+    #[test]
+    fn client_that_says_nothing_gets_windows_and_devices_behind_the_iommu() {
+        let mut config =
+            config(r#"{"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}]}"#);
+        bounce_and_all().apply(&mut config);
+        assert!(config.devices[0].iommu && config.user_devices[0].iommu);
+        assert_eq!(config.iommu_bounce.as_ref().unwrap().size, 32 << 20);
+        let config = config.check().unwrap();
+        let mut part = PartConfig::Vfio(config.devices[0].clone());
+        part.put_behind_iommu();
+        bounce_and_all().apply_to(&mut part);
+        assert!(part.is_behind_iommu());
+    }
+
+    #[test]
+    fn client_that_asks_for_windows_gets_those() {
+        let mut config = config(r#"{"payload": {"kernel": "/k"}, "iommu_bounce": {"size": 4194304}}"#);
+        bounce_and_all().apply(&mut config);
+        assert_eq!(config.iommu_bounce.unwrap().size, 4 << 20);
+    }
+
+    #[test]
+    fn windows_alone_leave_a_vm_as_it_is_whose_devices_are_beside_the_iommu() {
+        let mut defaults = VmDefaults { iommu_bounce: "".parse().ok(), all_behind_iommu: false };
+        defaults.complete(none).unwrap();
+        let mut config = config(r#"{"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}]}"#);
+        let before = config.clone();
+        defaults.apply(&mut config);
+        assert_eq!(config, before);
+    }
+
+    #[test]
+    fn environment_stands_for_the_options_and_is_checked_as_they_are() {
+        let environment = |bounce: &'static str, all: &'static str| {
+            let mut defaults = VmDefaults::default();
+            let variable =
+                move |name: &str| Some(if name == VmDefaults::BOUNCE_VARIABLE { bounce } else { all }.to_string());
+            defaults.complete(variable).map(|()| defaults)
+        };
+        assert_eq!(environment("size=32M", "on").unwrap(), bounce_and_all());
+        assert!(!environment("", "off").unwrap().all_behind_iommu);
+        for (bounce, all, field) in [
+            ("size=3M", "on", IommuBounceConfig::SIZE),
+            ("sze=4M", "on", IommuBounceConfig::OPTION),
+            ("", "perhaps", VmDefaults::ALL_BEHIND_IOMMU),
+        ] {
+            assert_eq!(environment(bounce, all).unwrap_err().field, field);
+        }
+        let mut alone = VmDefaults { all_behind_iommu: true, ..VmDefaults::default() };
+        assert_eq!(alone.complete(none).unwrap_err().field, VmDefaults::ALL_BEHIND_IOMMU);
+    }
+}

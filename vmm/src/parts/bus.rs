@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The parts of a VM on its root bus, and behind its virtio-iommu: what is there at boot, and what comes and goes while the guest
+//! runs.
+
+use std::sync::Arc;
+
+use carom_api::kinds::Kind;
+use carom_api::{ConfigError, DeviceConfig, PartConfig, VmConfig};
+use devices::pci::PciAddress;
+use devices::virtio::iommu::IommuHandle;
+
+use super::context::DeviceContext;
+use super::faults::FaultPath;
+use super::vfio::HostDevices;
+use super::{Built, Part, Shared, Site, iommu};
+use crate::arch::layout::{PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BESIDE_IOMMU};
+use crate::machine::{PartCounters, VmError};
+
+/// A part on the bus.
+struct Placed {
+    id: String,
+    address: PciAddress,
+    /// Whether it is behind the virtio-iommu.
+    behind: bool,
+    part: Box<dyn Part>,
+}
+
+/// All parts of a VM.
+///
+/// Fields are dropped in this order: parts before what their DMA goes through.
+pub struct PartBus {
+    parts: Vec<Placed>,
+    iommu: Option<Arc<IommuHandle>>,
+    shared: Shared,
+}
+
+impl PartBus {
+    /// Builds the parts of `config`, and puts them and the virtio-iommu on the root bus.
+    ///
+    /// # Errors
+    /// What the user or the host did not provide.
+    pub fn new(config: &VmConfig, context: DeviceContext) -> Result<Self, VmError> {
+        let host_devices = HostDevices::new(config.platform.iommufd);
+        let shared = Shared { context, faults: FaultPath::new(), host_devices };
+        let mut bus = Self { parts: Vec::new(), iommu: None, shared };
+        let mut endpoints = Vec::new();
+        for part in config.parts().filter(|part| part.kind().takes_slot) {
+            // Which slots a device may take follows from whether there will be an IOMMU.
+            let address = bus.place(part.id(), part.kind(), config.has_iommu(), part.is_behind_iommu())?;
+            let built = Site { address, shared: &mut bus.shared }.build(&part.to_part())?;
+            endpoints.extend(built.mapper.map(|mapper| (address, mapper)));
+            bus.put(address, part.is_behind_iommu(), built.part)?;
+        }
+        if config.has_iommu() {
+            let (part, handle) = iommu::build(config, endpoints, &bus.shared.context)?;
+            bus.put(iommu::IOMMU_ADDRESS, false, part)?;
+            bus.shared.faults.connect(&handle)?;
+            bus.iommu = Some(handle);
+        }
+        Ok(bus)
+    }
+
+    fn put(&mut self, address: PciAddress, behind: bool, part: Box<dyn Part>) -> Result<(), VmError> {
+        let function = part.function();
+        let id = function.id().to_string();
+        self.shared.context.pci.add(address, function)?;
+        self.parts.push(Placed { id, address, behind, part });
+        Ok(())
+    }
+
+    /// The virtio-iommu, if there is one.
+    pub fn iommu(&self) -> Option<&Arc<IommuHandle>> {
+        self.iommu.as_ref()
+    }
+
+    /// What the parts count that count anything.
+    pub fn counters(&self) -> Vec<PartCounters> {
+        let of = |placed: &Placed| PartCounters {
+            id: placed.id.clone(),
+            kind: placed.part.kind().name,
+            counters: placed.part.counters(),
+        };
+        self.parts.iter().map(of).filter(|part| !part.counters.is_empty()).collect()
+    }
+
+    /// Builds a part and puts it on the root bus of the running VM. Returns where it is. On error nothing has changed.
+    ///
+    /// # Errors
+    /// It cannot come to a VM that runs, or what the user or the host did not provide.
+    pub fn add(&mut self, config: &PartConfig) -> Result<PciAddress, VmError> {
+        let kind = config.kind();
+        if kind.add.is_none() {
+            return Err(ConfigError::new(kind.field, "is there from the start or not at all").into());
+        }
+        let behind = config.is_behind_iommu();
+        let address = self.free_address(kind, self.iommu.is_some(), behind)?;
+        let Built { part, mapper } = Site { address, shared: &mut self.shared }.build(config)?;
+        if let Some(iommu) = &self.iommu {
+            self.shared.faults.connect(iommu)?;
+            mapper.map_or(Ok(()), |mapper| iommu::connect(iommu, address, mapper))?;
+        }
+        let put = self.put(address, behind, part);
+        if put.is_err() {
+            self.disconnect(address, behind);
+        }
+        put.map(|()| address)
+    }
+
+    /// Gives a part back that has left the bus. Returns its name. Nothing is mapped for it or pinned afterwards.
+    pub fn close(&mut self, address: PciAddress) -> Option<String> {
+        let place = self.parts.iter().position(|placed| placed.address == address)?;
+        let Placed { id, behind, mut part, .. } = self.parts.remove(place);
+        part.leave();
+        self.disconnect(address, behind);
+        Some(id)
+    }
+
+    /// Takes away what a part behind the virtio-iommu can reach.
+    fn disconnect(&self, address: PciAddress, behind: bool) {
+        if let (true, Some(iommu)) = (behind, &self.iommu) {
+            // Its mapper is dropped, which empties its address space.
+            drop(iommu.remove_endpoint(address.endpoint_id()));
+        }
+    }
+
+    /// Where the part of this name is, if it can leave.
+    pub fn find(&self, id: &str) -> Option<PciAddress> {
+        let mut leaving = self.parts.iter().filter(|placed| placed.part.kind().add.is_some());
+        leaving.find(|placed| placed.id == id).map(|placed| placed.address)
+    }
+
+    /// The slot that the part of this name was saved in, if it was and that is one for it; otherwise a free one.
+    fn place(&self, id: Option<&str>, kind: &Kind, has_iommu: bool, behind: bool) -> Result<PciAddress, VmError> {
+        let free = self.free_address(kind, has_iommu, behind)?;
+        let slots = match (has_iommu, behind) {
+            (true, true) => PCI_SLOTS_BEHIND_IOMMU,
+            (true, false) => PCI_SLOTS_BESIDE_IOMMU,
+            (false, _) => PCI_SLOTS,
+        };
+        let saved = self.shared.context.places.get(id.unwrap_or(kind.id));
+        Ok(saved.filter(|saved| slots.contains(&saved.device)).copied().unwrap_or(free))
+    }
+
+    /// A slot for a part, of a VM with or without a virtio-iommu.
+    fn free_address(&self, kind: &Kind, has_iommu: bool, behind: bool) -> Result<PciAddress, VmError> {
+        let (slots, which) = match (has_iommu, behind) {
+            (true, true) => (PCI_SLOTS_BEHIND_IOMMU, "behind"),
+            (true, false) => (PCI_SLOTS_BESIDE_IOMMU, "beside"),
+            (false, false) => (PCI_SLOTS, "without"),
+            (false, true) => {
+                let rule = "the VM runs without a virtio-iommu; it has one if it is booted with iommu_bounce, or with a \
+                            device that has iommu on";
+                return Err(ConfigError::new(kind.iommu.unwrap_or(DeviceConfig::IOMMU), rule).into());
+            }
+        };
+        // Those of parts that have left the bus and are not given back yet, too.
+        let on_bus = self.shared.context.pci.devices().into_iter().map(|(address, _)| address);
+        let taken: Vec<PciAddress> = on_bus.chain(self.parts.iter().map(|placed| placed.address)).collect();
+        slots.map(PciAddress::on_root_bus).find(|address| !taken.contains(address)).ok_or_else(|| {
+            let rule = format!("all slots {which} the virtio-iommu are taken: remove a device first");
+            ConfigError::new(kind.field, rule).into()
+        })
+    }
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The virtio-iommu with its bounce windows.
+
+use std::sync::Arc;
+
+use carom_api::config::IommuPoll;
+use carom_api::kinds::Kind;
+use carom_api::limits::CHUNK_SIZE;
+use carom_api::{ConfigError, IommuBounceConfig, VmConfig};
+use devices::pci::{PciAddress, PciDevice};
+use devices::virtio::iommu::{self, IommuHandle, IommuParams, RingFeatures, WindowRegion};
+use devices::worker::Role;
+use iommu_bounce::{DmaMapper, EngineConfig, MapperLimits, WindowConfig};
+
+use super::context::DeviceContext;
+use super::mapper::EndpointMapper;
+use super::{Part, common_limits};
+use crate::arch::layout::MSI_WINDOW;
+use crate::machine::VmError;
+
+/// Where the virtio-iommu sits.
+pub const IOMMU_ADDRESS: PciAddress = PciAddress::on_root_bus(1);
+/// Its kind.
+pub(super) const KIND: &Kind = &IommuBounceConfig::KIND;
+/// The threads that it runs.
+pub(super) const ROLES: &[Role] = &[Role::IommuPoll, Role::DmaFaults];
+/// What the virtio-iommu's queues can do.
+const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_idx: true };
+
+/// What it counts is asked of its handle: not all of it are numbers.
+struct Iommu(Arc<dyn PciDevice>);
+
+impl Part for Iommu {
+    fn kind(&self) -> &'static Kind {
+        KIND
+    }
+
+    fn function(&self) -> Arc<dyn PciDevice> {
+        self.0.clone()
+    }
+}
+
+/// Makes the virtio-iommu for `endpoints`: it promises the guest what all of their mappers can do.
+pub(super) fn build(
+    config: &VmConfig,
+    endpoints: Vec<(PciAddress, Box<dyn EndpointMapper>)>,
+    context: &DeviceContext,
+) -> Result<(Box<dyn Part>, Arc<IommuHandle>), VmError> {
+    let limits: Vec<MapperLimits> = endpoints.iter().map(|(_, mapper)| mapper.limits()).collect();
+    let bounce = config.iommu_bounce.as_ref();
+    let engine = EngineConfig {
+        page_size_mask: common_limits::page_size_mask(&limits),
+        input_range: common_limits::input_range(&limits),
+        msi_window: MSI_WINDOW,
+        window: bounce.map(|bounce| window(bounce, &limits)).transpose()?,
+        ..Default::default()
+    };
+    let windows = bounce.map(|bounce| WindowRegion {
+        size: bounce.max,
+        chunk_size: CHUNK_SIZE,
+        hugepages: bounce.hugepages,
+        slots: context.slots.clone(),
+    });
+    let params = IommuParams {
+        id: IommuBounceConfig::ID.into(),
+        memory: context.memory.clone(),
+        msi: context.msi.clone(),
+        engine,
+        windows,
+        poll: polls(config),
+        rings: RING_FEATURES,
+        // IOMMUFD maps no memory of devices.
+        devices: (!config.platform.iommufd).then(|| context.bars.clone()),
+        observer: Some(context.observer.clone()),
+    };
+    let (function, handle) = iommu::create(params).map_err(|error| VmError::Iommu(error.to_string()))?;
+    for (address, mapper) in endpoints {
+        connect(&handle, address, mapper)?;
+    }
+    Ok((Box::new(Iommu(function)), handle))
+}
+
+/// Puts the device at `address` behind `iommu`.
+pub(super) fn connect(
+    iommu: &IommuHandle,
+    address: PciAddress,
+    mapper: Box<dyn EndpointMapper>,
+) -> Result<(), VmError> {
+    mapper.connect(iommu);
+    let added = iommu.add_endpoint(address.endpoint_id(), mapper as Box<dyn DmaMapper>);
+    added.map_err(|error| VmError::Iommu(format!("device at {address}: {error}")))
+}
+
+/// Whether a thread may poll for requests. Where it would take a CPU from a vCPU, it could keep that one waiting.
+fn polls(config: &VmConfig) -> bool {
+    let vcpus = usize::try_from(config.cpus.boot_vcpus).unwrap_or(usize::MAX);
+    match config.platform.iommu_poll {
+        IommuPoll::On => true,
+        IommuPoll::Off => false,
+        IommuPoll::Auto => std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > vcpus),
+    }
+}
+
+fn window(bounce: &IommuBounceConfig, limits: &[MapperLimits]) -> Result<WindowConfig, VmError> {
+    let aperture = common_limits::window_aperture(limits).ok_or_else(|| {
+        ConfigError::new(
+            IommuBounceConfig::OPTION,
+            "the host's IOMMU has no room for bounce windows below 4G; leave it out",
+        )
+    })?;
+    Ok(WindowConfig { aperture, budget: bounce.size, threshold: bounce.threshold.unwrap_or(0) })
+}

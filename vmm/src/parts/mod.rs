@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The devices of a VM: each is one [`Part`].
+//!
+//! A file here builds the parts of one kind from their configuration, which `carom-api` has; [`BUILDERS`] lists them. [`bus`] puts
+//! parts on the root bus, and those that are to be behind the virtio-iommu behind it. All else goes over [`Part`]. Pause and
+//! resume, reset, and saved state belong to the function on the bus ([`PciDevice`]), as devices that are no parts have them
+//! too: the host bridge and pvpanic.
+
+pub mod bus;
+mod common_limits;
+pub mod context;
+mod faults;
+mod iommu;
+mod mapper;
+pub mod observer;
+mod rng;
+mod vfio;
+mod vfio_user;
+
+use std::sync::Arc;
+
+use carom_api::kinds::Kind;
+use carom_api::{ConfigError, PartConfig};
+use devices::pci::{PciAddress, PciDevice};
+use devices::worker::Role;
+
+use self::context::DeviceContext;
+use self::faults::FaultPath;
+pub use self::iommu::IOMMU_ADDRESS;
+use self::mapper::EndpointMapper;
+use self::vfio::HostDevices;
+use crate::machine::{Counter, VmError};
+
+/// A device in a VM.
+pub trait Part: Send {
+    /// Its kind.
+    fn kind(&self) -> &'static Kind;
+    /// Its function on the root bus, which bears its name.
+    fn function(&self) -> Arc<dyn PciDevice>;
+    /// What it counts.
+    fn counters(&self) -> Vec<Counter> {
+        Vec::new()
+    }
+    /// It has left the bus. When this returns, the device does no DMA of its own accord; it is disconnected next, and dropped.
+    fn leave(&mut self) {}
+}
+
+/// A part that is on no bus yet.
+struct Built {
+    part: Box<dyn Part>,
+    /// Its address space, if it is to be behind the virtio-iommu.
+    mapper: Option<Box<dyn EndpointMapper>>,
+}
+
+/// What parts of several kinds, or all of one, have in common.
+struct Shared {
+    context: DeviceContext,
+    faults: FaultPath,
+    host_devices: HostDevices,
+}
+
+/// Where a part comes to be.
+struct Site<'s> {
+    address: PciAddress,
+    shared: &'s mut Shared,
+}
+
+/// What builds the parts of a kind.
+struct Builder {
+    kind: &'static Kind,
+    /// The threads that a part runs.
+    roles: &'static [Role],
+    build: fn(&PartConfig, Site<'_>) -> Result<Built, VmError>,
+}
+
+/// The registry: a builder for each kind that takes a slot. The virtio-iommu is built of what all others need
+/// ([`bus`]), and is there from the start or not at all.
+static BUILDERS: &[Builder] = &[vfio::BUILDER, vfio_user::BUILDER, rng::BUILDER];
+
+impl Site<'_> {
+    /// Builds the part that `config` describes. On error nothing is left of it.
+    fn build(self, config: &PartConfig) -> Result<Built, VmError> {
+        let kind = config.kind().name;
+        let builder = BUILDERS.iter().find(|builder| builder.kind.name == kind);
+        builder.map_or_else(|| Err(not_built_here(config)), |builder| (builder.build)(config, self))
+    }
+}
+
+/// A builder was asked for another kind than its own.
+fn not_built_here(config: &PartConfig) -> VmError {
+    ConfigError::new(config.kind().field, "is there from the start or not at all").into()
+}
+
+/// What the threads do that parts of a kind run; `None` for a kind that nothing here builds.
+pub fn roles(kind: &Kind) -> Option<&'static [Role]> {
+    let of_iommu = (kind.name == iommu::KIND.name).then_some(iommu::ROLES);
+    let builder = BUILDERS.iter().find(|builder| builder.kind.name == kind.name);
+    of_iommu.or(builder.map(|builder| builder.roles))
+}
+
+#[cfg(test)]
+mod tests {
+    use carom_api::kinds::KINDS;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_of_the_configuration_has_one_builder_and_no_builder_is_for_nothing() {
+        for kind in KINDS {
+            assert!(roles(kind).is_some(), "nothing builds '{}'", kind.name);
+        }
+        let mut built: Vec<&str> = BUILDERS.iter().map(|builder| builder.kind.name).collect();
+        built.push(iommu::KIND.name);
+        let mut named: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
+        built.sort_unstable();
+        named.sort_unstable();
+        assert_eq!(built, named);
+    }
+
+    #[test]
+    fn kinds_that_come_to_a_vm_that_runs_have_builders_and_slots() {
+        for kind in KINDS.iter().filter(|kind| kind.add.is_some()) {
+            assert!(kind.takes_slot && BUILDERS.iter().any(|builder| builder.kind.name == kind.name), "{}", kind.name);
+        }
+    }
+}

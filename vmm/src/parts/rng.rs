@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! virtio-rng.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use carom_api::error::FileError;
+use carom_api::kinds::Kind;
+use carom_api::{PartConfig, RngConfig};
+use devices::dma::{DeviceMemory, DmaTable, TableMapper};
+use devices::pci::PciDevice;
+use devices::virtio::VirtioPciDevice;
+use devices::virtio::rng::{self, RngCounters, RngParams, VirtioRng};
+use devices::worker::Role;
+use rustix::fs::{Mode, OFlags, open};
+
+use super::{Builder, Built, Part, Site, not_built_here};
+use crate::machine::{Counter, VmError};
+
+pub(super) const BUILDER: Builder = Builder { kind: &RngConfig::KIND, roles: &[Role::Rng], build };
+
+struct Rng {
+    function: Arc<VirtioPciDevice>,
+    device: Arc<VirtioRng>,
+}
+
+impl Part for Rng {
+    fn kind(&self) -> &'static Kind {
+        BUILDER.kind
+    }
+
+    fn function(&self) -> Arc<dyn PciDevice> {
+        self.function.clone()
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let RngCounters { requests, bytes, source_errors } = self.device.counters();
+        vec![
+            Counter { name: "requests", help: "Requests for random bytes that were served.", value: requests },
+            Counter { name: "bytes", help: "Random bytes that the guest got.", value: bytes },
+            Counter { name: "source_errors", help: "How often the source could not be read.", value: source_errors },
+        ]
+    }
+}
+
+/// Opens the source and makes the device.
+fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
+    let PartConfig::Rng(config) = config else { return Err(not_built_here(config)) };
+    let Site { address, shared } = site;
+    let source = open_source(&config.src).map_err(|source| FileError {
+        field: RngConfig::SRC,
+        path: config.src.display().to_string(),
+        source,
+    })?;
+    let ram = shared.context.memory.clone();
+    let table = config.iommu.then(|| {
+        let faults = Some((address.endpoint_id(), shared.faults.sender()));
+        Arc::new(DmaTable::new(RngConfig::ID, ram.clone(), faults))
+    });
+    let params = RngParams {
+        id: RngConfig::ID.into(),
+        source,
+        memory: table.clone().map_or_else(|| DeviceMemory::all_ram(ram), DeviceMemory::mapped),
+        msi: shared.context.msi.clone(),
+        doorbells: Some(shared.context.doorbells.clone()),
+        observer: Some(shared.context.observer.clone()),
+    };
+    let (function, device) = rng::create(params)
+        .map_err(|error| VmError::Device { what: "making the virtio-rng device", source: io::Error::other(error) })?;
+    let mapper = table.map(|table| Box::new(TableMapper::new(table)) as Box<_>);
+    Ok(Built { part: Box::new(Rng { function, device }), mapper })
+}
+
+/// Opens a source such that neither opening nor reading waits.
+fn open_source(path: &Path) -> io::Result<File> {
+    let file =
+        File::from(open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?);
+    if file.metadata()?.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    Ok(file)
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Devices of the host.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use carom_api::config::PlatformConfig;
+use carom_api::kinds::Kind;
+use carom_api::{DeviceConfig, PartConfig};
+use devices::pci::PciDevice;
+use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioPciDevice, VfioPciError, map_guest_ram};
+use devices::worker::Role;
+use kvm_ioctls::VmFd;
+use log::{error, warn};
+use vfio_ioctls::VfioDeviceFd;
+
+use super::{Builder, Built, Part, Site, not_built_here};
+use crate::kvm::create_vfio_device;
+use crate::machine::VmError;
+
+pub(super) const BUILDER: Builder = Builder { kind: &DeviceConfig::KIND, roles: &[Role::VfioNotices], build };
+
+/// An address space of the host that devices share that are not behind the virtio-iommu. It ends with the last of them.
+struct RamSpace {
+    /// Held for its end: dropping it unmaps RAM for the devices, and unpins it.
+    _ram: GuestRamMapping,
+    space: DmaSpace,
+    /// It takes no more devices, while those in it go on.
+    closed: AtomicBool,
+}
+
+/// What devices of the host have in common.
+pub(super) struct HostDevices {
+    iommufd: bool,
+    /// There once a device was.
+    host: Option<HostIommu>,
+    /// The space that the next device joins, while there is one in it.
+    ram: Weak<RamSpace>,
+}
+
+impl HostDevices {
+    pub(super) fn new(iommufd: bool) -> Self {
+        Self { iommufd, host: None, ram: Weak::new() }
+    }
+
+    fn host(&mut self, vm: &VmFd) -> Result<&HostIommu, VmError> {
+        if self.host.is_none() {
+            self.host = Some(open_host_iommu(self.iommufd, vm)?);
+        }
+        Ok(self.host.as_ref().expect("just made"))
+    }
+}
+
+/// Fields are dropped in this order: the function before what its DMA goes through.
+struct HostDevice {
+    function: Arc<VfioPciDevice>,
+    /// Of a device that is not behind the virtio-iommu.
+    ram: Option<Arc<RamSpace>>,
+    iommufd: bool,
+}
+
+impl Part for HostDevice {
+    fn kind(&self) -> &'static Kind {
+        BUILDER.kind
+    }
+
+    fn function(&self) -> Arc<dyn PciDevice> {
+        self.function.clone()
+    }
+
+    fn leave(&mut self) {
+        let id = self.function.id();
+        self.function.unwatch();
+        if let Err(error) = self.function.reset() {
+            error!("{id}: resetting it: {error}");
+        }
+        if let (Some(ram), false, true) = (&self.ram, self.iommufd, self.function.is_held()) {
+            // The kernel may take the group out of the container before it is closed, which the container does not learn: it
+            // would not take the group again.
+            ram.closed.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Opens the device, in an address space of its own with its mapper if it is to be behind the virtio-iommu, and with the
+/// others in one that has all RAM if not.
+fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
+    let PartConfig::Vfio(config) = config else { return Err(not_built_here(config)) };
+    let Site { address, shared } = site;
+    let (context, devices) = (&shared.context, &mut shared.host_devices);
+    let fail = |source: VfioPciError| {
+        let path = Some(config.path.display().to_string());
+        VmError::Vfio { field: DeviceConfig::PATH, path, source: Box::new(source) }
+    };
+    let joined = devices.ram.upgrade().filter(|ram| !config.iommu && !ram.closed.load(Ordering::Relaxed));
+    let iommufd = devices.iommufd;
+    let host = devices.host(&context.vm)?;
+    let space = match &joined {
+        Some(ram) => ram.space.clone(),
+        None => host.new_space().map_err(fail)?,
+    };
+    let id = config.id.as_deref().unwrap_or(DeviceConfig::KIND.id);
+    let (msi, bars) = (context.msi.clone(), context.bars.clone());
+    let function = Arc::new(VfioPciDevice::open(id, &config.path, &space, msi, bars).map_err(fail)?);
+    if let Err(error) = function.watch(context.listener.clone()) {
+        warn!("{id}: its errors will not be heard of, nor that the host wants it back: {error}");
+    }
+    if config.iommu {
+        let mapper = host.mapper(space, address.endpoint_id(), &function, context.memory.clone()).map_err(fail)?;
+        let part = Box::new(HostDevice { function, ram: None, iommufd });
+        return Ok(Built { part, mapper: Some(Box::new(mapper)) });
+    }
+    let ram = match joined {
+        Some(ram) => ram,
+        None => {
+            // The space must have a device by then.
+            let _ram = map_guest_ram(&space, &context.memory).map_err(fail)?;
+            Arc::new(RamSpace { _ram, space, closed: AtomicBool::new(false) })
+        }
+    };
+    devices.ram = Arc::downgrade(&ram);
+    Ok(Built { part: Box::new(HostDevice { function, ram: Some(ram), iommufd }), mapper: None })
+}
+
+fn open_host_iommu(iommufd: bool, vm: &VmFd) -> Result<HostIommu, VmError> {
+    let kvm_vfio = Arc::new(VfioDeviceFd::new_from_kvm(create_vfio_device(vm)?));
+    if !iommufd {
+        return Ok(HostIommu::containers(Some(kvm_vfio)));
+    }
+    HostIommu::iommufd(Some(kvm_vfio)).map_err(|source| VmError::Vfio {
+        field: PlatformConfig::IOMMUFD,
+        path: None,
+        source: Box::new(source),
+    })
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Devices that other processes of the host emulate (vfio-user).
+
+use std::sync::Arc;
+
+use carom_api::kinds::Kind;
+use carom_api::{PartConfig, UserDeviceConfig};
+use devices::pci::PciDevice;
+use devices::vfio::VfioPciDevice;
+use devices::vfio::user::UserServer;
+use devices::worker::Role;
+use log::error;
+
+use super::{Builder, Built, Part, Site, not_built_here};
+use crate::machine::VmError;
+
+pub(super) const BUILDER: Builder = Builder { kind: &UserDeviceConfig::KIND, roles: &[Role::VfioUser], build };
+
+struct UserDevice(Arc<VfioPciDevice>);
+
+impl Part for UserDevice {
+    fn kind(&self) -> &'static Kind {
+        BUILDER.kind
+    }
+
+    fn function(&self) -> Arc<dyn PciDevice> {
+        self.0.clone()
+    }
+
+    fn leave(&mut self) {
+        if let Err(error) = self.0.reset() {
+            error!("{}: resetting it: {error}", self.0.id());
+        }
+    }
+}
+
+/// Connects to the server of the device.
+fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
+    let PartConfig::VfioUser(config) = config else { return Err(not_built_here(config)) };
+    let Site { address, shared } = site;
+    let faults = config.iommu.then(|| (address.endpoint_id(), shared.faults.sender()));
+    let context = &shared.context;
+    let open = || {
+        let server = UserServer::connect(&config.socket, context.memory.clone(), faults)?;
+        if !config.iommu {
+            server.share_ram()?;
+        }
+        let id = config.id.as_deref().unwrap_or(UserDeviceConfig::KIND.id);
+        // Nothing of it is shown to the guest as memory, and so nothing to other devices.
+        let function = server.function(id, &*context.msi, context.bars.clone())?;
+        let mapper = config.iommu.then(|| Box::new(server.mapper()) as Box<_>);
+        Ok(Built { part: Box::new(UserDevice(Arc::new(function))), mapper })
+    };
+    open().map_err(|source| VmError::Vfio { field: UserDeviceConfig::SOCKET, path: None, source: Box::new(source) })
+}
