@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::api::{BOOT_TIME, Calls, command_line, status};
 use crate::support::edu::TEST_EDU;
+use crate::support::edu_server::EduServer;
 use crate::support::{MIB, SITE, required};
 
 /// Each time the drive comes: verified I/O on it, then reads until it goes.
@@ -110,13 +111,14 @@ fn drive_behind_the_iommu_comes_works_and_goes_while_another_works_on() {
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
     vmm.wait_for("CAROM-FIRST 0", 1, BOOT_TIME).unwrap();
 
-    for wrong in [
-        drive(0, "second", true),
-        drive(1, "first", true),
-        DeviceConfig { id: Some("second".into()), ..DeviceConfig::new("/sys/bus/pci/devices/ffff:00:00.0".into()) },
-        drive(1, "_second", true),
+    let absent = DeviceConfig::new("/sys/bus/pci/devices/ffff:00:00.0".into());
+    for (wrong, why) in [
+        (drive(0, "second", true), 409),
+        (drive(1, "first", true), 409),
+        (DeviceConfig { id: Some("second".into()), ..absent }, 400),
+        (drive(1, "_second", true), 400),
     ] {
-        assert_eq!(status(&calls.make(client.vm_add_device_put(wrong)).unwrap_err()), 400);
+        assert_eq!(status(&calls.make(client.vm_add_device_put(wrong)).unwrap_err()), why);
     }
     let remove = |id: &str| calls.make(client.vm_remove_device_put(VmRemoveDevice { id: Some(id.into()) }));
     assert_eq!(status(&remove("second").unwrap_err()), 404);
@@ -147,7 +149,7 @@ fn drive_behind_the_iommu_comes_works_and_goes_while_another_works_on() {
     remove("second").unwrap();
     remove("second").unwrap();
     assert!(info(&vmm)["device_tree"]["second"].is_object());
-    assert_eq!(status(&calls.make(client.vm_add_device_put(drive(1, "third", true))).unwrap_err()), 400);
+    assert_eq!(status(&calls.make(client.vm_add_device_put(drive(1, "third", true))).unwrap_err()), 409);
     calls.make(client.reboot_vm()).unwrap();
     assert!(info(&vmm)["device_tree"]["second"].is_null());
     assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Running);
@@ -238,24 +240,33 @@ done
     )
 }
 
-/// Has carom-remote add the edu device to a running guest and take it away, so often.
+/// Has carom-remote add the edu device of the host to a running guest and take it away, so often.
 fn edu_comes_and_goes(vmm: &ApiVmm, rounds: usize) {
     let edu = required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)");
-    let device = format!("path={},iommu=on,id=edu", Site::sysfs(edu).display());
-    let remote = |arguments: &[&str]| vmm.remote(&SITE, arguments).unwrap();
+    let path = Site::sysfs(edu);
     for round in 1..=rounds {
-        let added: Value = serde_json::from_str(&remote(&["add-device", &device])).unwrap();
-        assert_eq!(added, json!({"id": "edu", "bdf": "0000:00:02.0"}));
-        vmm.wait_for(&format!("CAROM-EDU-WORKED {round}\n"), 1, BOOT_TIME).unwrap();
-        assert_eq!(remote(&["remove-device", "edu"]), "");
-        vmm.wait_for(&format!("CAROM-EDU-GONE {round}\n"), 1, BOOT_TIME).unwrap();
-        wait_gone(vmm, "edu");
-        assert_eq!((windows(vmm), pinned(vmm)), ((0, Vec::new()), 0));
+        edu_comes_and_goes_once(vmm, round, "add-device", &format!("path={}", path.display()));
     }
     let again = vmm.remote(&SITE, &["remove-device", "edu"]).unwrap_err().to_string();
     assert!(again.contains("there is no device 'edu' (status 404)"), "{again}");
+    check_edu(&vmm.console(), rounds);
+}
 
-    let console = vmm.console();
+/// Adds an edu device behind the virtio-iommu by a verb of carom-remote, and takes it away once the guest has tested it.
+fn edu_comes_and_goes_once(vmm: &ApiVmm, round: usize, verb: &str, source: &str) {
+    let remote = |arguments: &[&str]| vmm.remote(&SITE, arguments).unwrap();
+    let device = format!("{source},iommu=on,id=edu");
+    let added: Value = serde_json::from_str(&remote(&[verb, &device])).unwrap();
+    assert_eq!(added, json!({"id": "edu", "bdf": "0000:00:02.0"}));
+    vmm.wait_for(&format!("CAROM-EDU-WORKED {round}\n"), 1, BOOT_TIME).unwrap();
+    assert_eq!(remote(&["remove-device", "edu"]), "");
+    vmm.wait_for(&format!("CAROM-EDU-GONE {round}\n"), 1, BOOT_TIME).unwrap();
+    wait_gone(vmm, "edu");
+    assert_eq!((windows(vmm), pinned(vmm)), ((0, Vec::new()), 0));
+}
+
+/// Checks what the guest said of each time an edu device came.
+fn check_edu(console: &str, rounds: usize) {
     let values = |key: &str| -> Vec<String> {
         console.lines().filter_map(|line| line.strip_prefix(key)).map(str::to_owned).collect()
     };
@@ -269,7 +280,29 @@ fn edu_comes_and_goes(vmm: &ApiVmm, rounds: usize) {
     }
 }
 
-#[guest_test(needs(Edu))]
+/// A server of vfio-user serves one client after the other, so that a device that was taken away can come again.
+#[guest_test]
+fn user_device_comes_to_a_running_guest_and_goes() {
+    const ROUNDS: usize = 2;
+    let server = EduServer::start(&[]);
+    let vmm = ApiVmm::start(&SITE, &edu_is_tested_whenever_there()).unwrap();
+    create(&vmm, json!({"memory": {"size": 512 * MIB}, "iommu_bounce": {"size": 32 * MIB}}));
+    vmm.remote(&SITE, &["boot"]).unwrap();
+    for round in 1..=ROUNDS {
+        edu_comes_and_goes_once(&vmm, round, "add-user-device", &format!("socket={}", server.socket().display()));
+    }
+    check_edu(&vmm.console(), ROUNDS);
+    let events = vmm.events().unwrap();
+    for event in ["device-added", "device-removed"] {
+        assert_eq!(events.iter().filter(|told| told.event == event).count(), ROUNDS, "{event}");
+    }
+    vmm.remote(&SITE, &["shutdown-vmm"]).unwrap();
+}
+
+#[guest_test(
+    needs(Edu),
+    slow = "the same devices come and go on the older kernel, in devices_come_to_a_guest_that_has_none and others"
+)]
 fn devices_come_and_go_on_the_newer_kernel() {
     let job = format!("({}) &\n{}", edu_is_tested_whenever_there(), use_whenever_there("nvme0"));
     let vmm = ApiVmm::start_with(&SITE, Kernel::Newer, &job).unwrap();

@@ -241,7 +241,7 @@ fn refused_domain_leaves_the_old_one_to_the_device() {
     refused_domain_leaves_the_old_one("refused", Kernel::Patched);
 }
 
-#[guest_test]
+#[guest_test(slow = "the same runs on the older kernel, whose hook is this one")]
 fn refused_domain_leaves_the_old_one_to_the_device_on_the_newer_kernel() {
     refused_domain_leaves_the_old_one("refused-newer", Kernel::Newer);
 }

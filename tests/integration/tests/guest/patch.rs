@@ -87,7 +87,10 @@ fn every_byte_of_a_real_device_is_right() {
     edu_is_right("patch-edu", Kernel::Patched);
 }
 
-#[guest_test(needs(Edu))]
+#[guest_test(
+    needs(Edu),
+    slow = "on this kernel kunit_passes_* and io_is_verified_and_bounced_* run, and the same on the older one"
+)]
 fn every_byte_of_a_real_device_is_right_on_the_newer_kernel() {
     edu_is_right("patch-edu-newer", Kernel::Newer);
 }
@@ -192,7 +195,7 @@ fn guest_pages_serve(name: &str, vmm: Vmm, cmdline: &str) {
     assert_no_complaint(&outcome);
 }
 
-#[guest_test(slow = "drives_of_a_group_* have guest pages serve, with more drives")]
+#[guest_test(slow = "drive_with_metadata_is_verified has guest pages serve")]
 fn guest_pages_serve_where_there_are_no_windows() {
     guest_pages_serve("patch-pages", Vmm::Qemu, "");
 }
@@ -288,7 +291,7 @@ fn drives_of_a_group_share_a_pool(name: &str, vmm: Vmm, cmdline: &str) {
     assert_no_complaint(&outcome);
 }
 
-#[guest_test]
+#[guest_test(slow = "drive_with_metadata_is_verified has guest pages on this IOMMU, and the other one a group's pool")]
 fn drives_of_a_group_share_a_pool_on_virtio_iommu() {
     drives_of_a_group_share_a_pool("patch-group", Vmm::Qemu, "");
 }

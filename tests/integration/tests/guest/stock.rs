@@ -37,7 +37,9 @@ fn check(outcome: &Outcome, domain_type: &str) -> carom_integration::events::Req
     counters.requests
 }
 
-#[guest_test]
+#[guest_test(
+    slow = "lazy_io_is_verified has this kernel, without_windows_only_live_mappings_are_pinned what is left mapped"
+)]
 fn strict_io_is_verified() {
     let outcome = run(&guest("stock-strict").cmdline("iommu.strict=1"));
 

@@ -2,6 +2,7 @@
 //! What several tests share.
 
 pub(crate) mod edu;
+pub(crate) mod edu_server;
 
 use std::sync::LazyLock;
 

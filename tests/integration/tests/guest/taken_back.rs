@@ -129,7 +129,7 @@ fn drive_that_the_host_wants_back_leaves_the_guest_which_works_on() {
     vmm.wait_for("CAROM-WORKED 2\n", 1, BOOT_TIME).unwrap();
     put(&vmm, "vm.pause", &Value::Null);
     taken.unbind();
-    thread::sleep(2 * KERNEL_ASKS_AGAIN + Duration::from_secs(2));
+    thread::sleep(KERNEL_ASKS_AGAIN + Duration::from_secs(3));
     assert!(taken.waits(), "it was not closed, but taken");
     assert_eq!(of_devices(&vmm), [requested.clone(), removed.clone(), requested.clone()]);
     put(&vmm, "vm.resume", &Value::Null);

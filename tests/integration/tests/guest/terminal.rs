@@ -37,15 +37,15 @@ fn on_terminal(guest: &Guest, dir: &Path, script: &str) -> String {
 #[guest_test]
 fn modes_are_restored_after_power_off_and_after_a_signal() {
     let dir = tempfile::tempdir().unwrap();
-    let guest = Guest::new("terminal-modes").job("sleep 4\n");
+    let guest = Guest::new("terminal-modes").job("sleep 1\n");
 
     on_terminal(
         &guest,
         dir.path(),
         "stty -a >$D/before\n\
          $CAROM; stty -a >$D/after-power-off\n\
-         (sleep 4; stty -a </dev/tty >$D/during) & timeout --foreground -s TERM 6 $CAROM; wait; stty -a >$D/after-signal\n\
-         timeout --foreground -s INT 6 $CAROM; stty -a >$D/after-interrupt\n",
+         (sleep 2; stty -a </dev/tty >$D/during) & timeout --foreground -s TERM 3 $CAROM; wait; stty -a >$D/after-signal\n\
+         timeout --foreground -s INT 2 $CAROM; stty -a >$D/after-interrupt\n",
     );
 
     let modes = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();

@@ -3,71 +3,18 @@
 //! writes down what it is given.
 
 use carom_integration::harness::guest_test;
-use std::fs;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use carom_integration::Guest;
 
 use crate::support::edu::{self, FIND_EDU, TAKE_EDU, TEST_EDU, TRANSFER, assert_result};
+use crate::support::edu_server::EduServer;
 use crate::support::{number, run};
 
 /// First and last IOVA of windows.
 const APERTURE: std::ops::RangeInclusive<u64> = 0xc000_0000..=0xdfff_ffff;
 /// Bytes of a chunk.
 const CHUNK: u64 = 2 << 20;
-
-/// The server, until it is dropped.
-struct EduServer {
-    process: Child,
-    dir: tempfile::TempDir,
-}
-
-impl EduServer {
-    fn start(options: &[&str]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let process = Command::new(env!("CARGO_BIN_EXE_edu-server"))
-            .arg("--socket")
-            .arg(dir.path().join("socket"))
-            .arg("--log")
-            .arg(dir.path().join("log"))
-            .args(options)
-            .stdin(Stdio::null())
-            .spawn()
-            .expect("the server starts");
-        let server = Self { process, dir };
-        let start = Instant::now();
-        while !server.socket().exists() {
-            assert!(start.elapsed() < Duration::from_secs(20), "the server does not listen");
-            thread::sleep(Duration::from_millis(20));
-        }
-        server
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("socket")
-    }
-
-    /// The value of `--user-device`.
-    fn option(&self, more: &str) -> String {
-        format!("socket={}{more}", self.socket().display())
-    }
-
-    /// What it wrote down.
-    fn log(&self) -> Vec<String> {
-        let text = fs::read_to_string(self.dir.path().join("log")).unwrap();
-        text.lines().map(String::from).collect()
-    }
-}
-
-impl Drop for EduServer {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
 
 /// The field `name=0x…` of a line of the server's.
 fn field(line: &str, name: &str) -> u64 {

@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest is saved and restored by another process, and goes on with what it was at: time, timers, memory, registers, random
+//! bytes and the console. `guest/witness.c` is what it is at.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use carom_integration::Site;
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::guest_test;
+use serde_json::{Value, json};
+
+use crate::api::{BOOT_TIME, command_line};
+use crate::support::{MIB, SITE};
+
+/// Longest time until the guest has got on a little.
+const PROGRESS_TIME: Duration = Duration::from_secs(60);
+
+/// How far the guest's time of day may seem to be off when it is looked at: a line comes five times a second, and takes its way
+/// to the file.
+const OFF: i64 = 1500;
+
+/// How the guest's clocks may differ in what they went on by.
+const CLOCKS_DIFFER: Duration = Duration::from_millis(100);
+
+/// For how long a guest is away once.
+const AWAY: Duration = Duration::from_secs(3);
+
+/// What the guest is at is to have all of this more before it is saved again.
+const PROGRESS: Progress = Progress { lines: 3, random: 2048, blocks: 20, ticks: 8 };
+
+struct Progress {
+    lines: u64,
+    random: u64,
+    blocks: u64,
+    ticks: u64,
+}
+
+/// What `witness` has printed last.
+#[derive(Debug, Clone)]
+struct Line {
+    id: String,
+    numbers: BTreeMap<String, u64>,
+    ticks: Vec<u64>,
+}
+
+impl Line {
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields: BTreeMap<&str, &str> = line.split(' ').filter_map(|field| field.split_once('=')).collect();
+        let id = fields.remove("id")?.into();
+        let ticks = fields.remove("ticks")?.split(',').map(|ticks| ticks.parse().ok()).collect::<Option<_>>()?;
+        let number = |(name, value): (&str, &str)| Some((name.into(), value.parse().ok()?));
+        Some(Self { id, ticks, numbers: fields.into_iter().map(number).collect::<Option<_>>()? })
+    }
+
+    fn get(&self, name: &str) -> u64 {
+        *self.numbers.get(name).unwrap_or_else(|| panic!("no {name}: {self:?}"))
+    }
+
+    fn time(&self, clock: &str) -> Duration {
+        Duration::from_millis(self.get(clock))
+    }
+
+    /// Whether it has got on since `earlier`, in all that it is at.
+    fn is_beyond(&self, earlier: &Self) -> bool {
+        let more = |name| self.get(name) - earlier.get(name);
+        more("n") >= PROGRESS.lines
+            && more("rng") >= PROGRESS.random
+            && more("blocks") >= PROGRESS.blocks
+            && self.ticks.iter().zip(&earlier.ticks).all(|(new, old)| new - old >= PROGRESS.ticks)
+    }
+
+    /// It is the guest of `before`, later, and nothing has gone wrong with it.
+    fn check_goes_on(&self, before: &Self) {
+        assert_eq!(self.id, before.id, "the guest was started again");
+        for counter in ["n", "mono", "real", "rng", "blocks"] {
+            assert!(self.get(counter) >= before.get(counter), "{counter} went back: {before:?}, {self:?}");
+        }
+        assert_eq!(self.ticks.len(), 2);
+        self.check_nothing_wrong();
+        let passed = |clock| self.time(clock).saturating_sub(before.time(clock));
+        let difference = passed("mono").abs_diff(passed("real"));
+        assert!(difference < CLOCKS_DIFFER, "its clocks went on by {:?} and {:?}", passed("mono"), passed("real"));
+    }
+
+    fn check_nothing_wrong(&self) {
+        for counter in ["back", "registers", "repeats", "memory"] {
+            assert_eq!(self.get(counter), 0, "{counter}: {self:?}");
+        }
+    }
+}
+
+/// All whole lines of `witness` on the console.
+fn lines(vmm: &ApiVmm) -> Vec<Line> {
+    let console = vmm.console();
+    let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    assert!(!whole.contains("CAROM-WITNESS-FAILED"), "{whole}");
+    whole.lines().filter_map(|line| Line::parse(line.strip_prefix("CAROM-WITNESS ")?)).collect()
+}
+
+/// Waits for a line; fails if none is as wanted within the time.
+fn wait_for_line(vmm: &ApiVmm, wanted: impl Fn(&Line) -> bool) -> Line {
+    let start = Instant::now();
+    loop {
+        if let Some(line) = lines(vmm).into_iter().next_back().filter(&wanted) {
+            return line;
+        }
+        assert!(start.elapsed() < PROGRESS_TIME, "the guest does not get on: {:?}", lines(vmm).last());
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// How many milliseconds the guest's time of day in this line, which has just come, is ahead of the host's.
+fn ahead_of_host(line: &Line) -> i64 {
+    let host = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
+    i64::try_from(line.get("real")).unwrap() - i64::try_from(host).unwrap()
+}
+
+fn put(vmm: &ApiVmm, call: &str, body: Option<&Value>) {
+    let (status, answer) = vmm.call("PUT", &format!("/api/v1/{call}"), body).unwrap();
+    assert_eq!(status, 204, "{call}: {answer}");
+}
+
+/// What a call is refused with.
+fn refusal(vmm: &ApiVmm, call: &str, body: &Value) -> String {
+    let (status, answer) = vmm.call("PUT", &format!("/api/v1/{call}"), Some(body)).unwrap();
+    assert_eq!(status, 400, "{call}: {answer}");
+    let [Value::String(message)] = answer.as_array().unwrap().as_slice() else { panic!("{answer}") };
+    message.clone()
+}
+
+fn url(directory: &Path) -> String {
+    format!("file://{}", directory.display())
+}
+
+/// The names of events of the VM so far.
+fn events(vmm: &ApiVmm) -> String {
+    let events = vmm.events().unwrap();
+    let names = events.iter().filter(|event| event.source == "vm").map(|event| event.event.as_str());
+    names.collect::<Vec<_>>().join(" ")
+}
+
+/// How a guest is restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// By the option, and it runs at once.
+    Option,
+    /// By the option with all of its RAM read; the API resumes it. The snapshot is removed before that.
+    OptionPrefault,
+    /// By the API.
+    Api,
+}
+
+const WAYS: [Way; 3] = [Way::Option, Way::OptionPrefault, Way::Api];
+
+/// A guest that is saved and restored.
+struct Subject {
+    vmm: ApiVmm,
+    /// What it had printed last before it was saved.
+    before: Line,
+    /// How many milliseconds its time of day is ahead of the host's. One that boots slowly loses some seconds before it has
+    /// a clock.
+    ahead: i64,
+}
+
+impl Subject {
+    /// Boots it. `config` is what it has beside the rest.
+    fn boot(cmdline: &str, config: &[(&str, Value)]) -> Self {
+        let program = fs::read(SITE.witness.as_ref().expect("CAROM_WITNESS is set")).unwrap();
+        let vmm = ApiVmm::start_with_program(&SITE, "witness", program, "witness 16").unwrap();
+        let mut body = json!({
+            "payload": {
+                "kernel": vmm.kernel(),
+                "initramfs": vmm.initramfs(),
+                "cmdline": format!("{} {cmdline}", command_line()),
+            },
+            "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
+            "memory": {"size": 256 * MIB},
+            "serial": {"mode": "File", "file": vmm.console_file()},
+        });
+        for (key, value) in config {
+            body[key] = value.clone();
+        }
+        put(&vmm, "vm.create", Some(&body));
+        put(&vmm, "vm.boot", None);
+        vmm.wait_for("CAROM-WITNESS ", 1, BOOT_TIME).unwrap();
+        let first = wait_for_line(&vmm, |_| true);
+        let before = wait_for_line(&vmm, |line| line.is_beyond(&first));
+        before.check_goes_on(&first);
+        let ahead = ahead_of_host(&before);
+        assert!(ahead.abs() < 10_000, "its clock is {ahead} ms ahead");
+        Self { vmm, before: first, ahead }
+    }
+
+    /// The guest's time of day goes with the host's.
+    fn check_time(&self, line: &Line) {
+        let off = ahead_of_host(line) - self.ahead;
+        assert!(off.abs() < OFF, "its clock is {off} ms ahead of where it should be");
+    }
+
+    /// Saves the guest, which goes on at first, to `directory`, and ends the process.
+    fn save(&mut self, directory: &Path) {
+        let since = self.before.clone();
+        self.before = wait_for_line(&self.vmm, |line| line.is_beyond(&since));
+        put(&self.vmm, "vm.pause", None);
+        put(&self.vmm, "vm.snapshot", Some(&json!({"destination_url": url(directory)})));
+        let all = events(&self.vmm);
+        assert!(all.ends_with("pausing paused snapshotting snapshotted"), "{all}");
+        self.end();
+        self.before = lines(&self.vmm).pop().unwrap();
+        self.before.check_nothing_wrong();
+    }
+
+    fn end(&mut self) {
+        put(&self.vmm, "vmm.shutdown", None);
+        assert!(self.vmm.wait(PROGRESS_TIME).unwrap().success());
+        let console = self.vmm.console();
+        // The kernel compares kvmclock with the time stamp counter twice a second. It says so where it was away longer than that, and
+        // in the emulated machine, whose own counter is unstable, KVM lets those of guests stand while they do not run.
+        let known = if SITE.rig == "tcg" { "clocksource:" } else { "Long readout interval" };
+        let is_complaint = |line: &&str| line.starts_with("CAROM-KERNEL ") && !line.contains(known);
+        let said: Vec<&str> = console.lines().filter(is_complaint).collect();
+        assert!(said.is_empty(), "the guest's kernel complains: {said:#?}");
+    }
+
+    /// Has a new process restore the guest, and sees it go on.
+    fn restore(&mut self, directory: &Path, way: Way) {
+        let body = json!({"source_url": url(directory), "prefault": way == Way::OptionPrefault});
+        let option = |rest: &str| format!("source_url={}{rest}", url(directory));
+        // The API answers before the VM is there, which makes the file anew.
+        fs::remove_file(self.vmm.console_file()).unwrap();
+        let expected = match way {
+            Way::Option => {
+                self.vmm.start_again(&SITE, &["--restore", &option(",resume=on")]).unwrap();
+                "restoring restored resuming resumed"
+            }
+            Way::OptionPrefault => {
+                self.vmm.start_again(&SITE, &["--restore", &option(",prefault=on")]).unwrap();
+                assert_eq!(self.state(), "Paused");
+                fs::remove_dir_all(directory).unwrap();
+                put(&self.vmm, "vm.resume", None);
+                "restoring restored resuming resumed"
+            }
+            Way::Api => {
+                self.vmm.start_again(&SITE, &[]).unwrap();
+                put(&self.vmm, "vm.restore", Some(&body));
+                assert_eq!(self.state(), "Paused");
+                put(&self.vmm, "vm.resume", None);
+                "restoring restored resuming resumed"
+            }
+        };
+        let first = wait_for_line(&self.vmm, |_| true);
+        self.check_time(&first);
+        first.check_goes_on(&self.before);
+        let later = wait_for_line(&self.vmm, |line| line.is_beyond(&first));
+        self.check_time(&later);
+        later.check_goes_on(&self.before);
+        assert_eq!(events(&self.vmm), expected);
+        self.before = first;
+    }
+
+    fn state(&self) -> String {
+        let (status, info) = self.vmm.call("GET", "/api/v1/vm.info", None).unwrap();
+        assert_eq!(status, 200, "{info}");
+        info["state"].as_str().unwrap().into()
+    }
+
+    /// The counters of a device.
+    fn counters(&self, device: &str) -> BTreeMap<String, u64> {
+        let (status, counters) = self.vmm.call("GET", "/api/v1/vm.counters", None).unwrap();
+        assert_eq!(status, 200, "{counters}");
+        serde_json::from_value(counters[device].clone()).unwrap()
+    }
+
+    /// Saves and restores it, `rounds` times, each way after the other. In the second round it is away for a while.
+    fn rounds(&mut self, rounds: usize) {
+        for (round, way) in (0..rounds).zip(WAYS.into_iter().cycle()) {
+            let directory = self.vmm.dir().join(format!("snapshot-{round}"));
+            self.save(&directory);
+            if round == 1 {
+                thread::sleep(AWAY);
+            }
+            self.restore(&directory, way);
+            // What is mapped of its files stays until the guest is gone.
+            let _ = fs::remove_dir_all(&directory);
+            println!("round {round}, {way:?}: {:?}", self.before);
+        }
+    }
+}
+
+fn with_rng_beside() -> Subject {
+    Subject::boot("", &[("rng", json!({"src": "/dev/urandom"}))])
+}
+
+fn with_rng_behind_mappings() -> Subject {
+    Subject::boot("", &[("rng", json!({"src": "/dev/urandom", "iommu": true}))])
+}
+
+fn with_rng_behind_a_window() -> Subject {
+    let bounce = json!({"size": 16 * MIB});
+    Subject::boot(
+        "iommu.bounce=all",
+        &[("rng", json!({"src": "/dev/urandom", "iommu": true})), ("iommu_bounce", bounce)],
+    )
+}
+
+/// Has a snapshot say that it was made an hour earlier.
+fn antedate(directory: &Path, by: Duration) {
+    let path = directory.join("state.json");
+    let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for pointer in ["/processors/realtime_ns", "/processors/clock/realtime_ns"] {
+        let time = state.pointer_mut(pointer).unwrap();
+        *time = (time.as_u64().unwrap() - u64::try_from(by.as_nanos()).unwrap()).into();
+    }
+    fs::write(&path, state.to_string()).unwrap();
+}
+
+#[guest_test]
+fn guest_goes_on_in_other_processes() {
+    let mut subject = with_rng_beside();
+    subject.rounds(3);
+
+    let requests = subject.counters("_rng")["requests"];
+    assert!(requests > 0);
+    // A restored VM can be reset.
+    put(&subject.vmm, "vm.reboot", None);
+    let id = subject.before.id.clone();
+    let first = wait_for_line(&subject.vmm, |line| line.id != id);
+    let later = wait_for_line(&subject.vmm, |line| line.is_beyond(&first));
+    later.check_goes_on(&first);
+    subject.end();
+}
+
+#[guest_test]
+fn guest_that_was_away_for_an_hour_has_the_right_time() {
+    let mut subject = with_rng_beside();
+    let directory = subject.vmm.dir().join("snapshot");
+    subject.save(&directory);
+    let hour = Duration::from_secs(3600);
+    antedate(&directory, hour);
+    subject.ahead += 3_600_000;
+    subject.restore(&directory, Way::Option);
+    subject.end();
+}
+
+#[guest_test]
+fn guest_with_a_device_behind_mappings_goes_on_in_other_processes() {
+    let mut subject = with_rng_behind_mappings();
+    subject.rounds(3);
+    let iommu = subject.counters("_iommu");
+    assert!(iommu["requests_map"] > 0 && iommu["faults"] == 0, "{iommu:?}");
+    subject.end();
+}
+
+#[guest_test]
+fn guest_with_a_window_goes_on_in_other_processes() {
+    let mut subject = with_rng_behind_a_window();
+    subject.rounds(3);
+    let iommu = subject.counters("_iommu");
+    assert!(iommu["window_bytes"] > 0 && iommu["faults"] == 0, "{iommu:?}");
+    subject.end();
+}
+
+#[guest_test(slow = "guest_goes_on_in_other_processes does so three times")]
+fn guest_goes_on_in_a_hundred_processes() {
+    let mut subject = with_rng_beside();
+    subject.rounds(100);
+    subject.end();
+}
+
+#[guest_test(slow = "guest_with_a_window_goes_on_in_other_processes does so three times")]
+fn guest_with_a_window_goes_on_in_a_hundred_processes() {
+    let mut subject = with_rng_behind_a_window();
+    subject.rounds(100);
+    subject.end();
+}
+
+/// A VM that was paused as soon as it ran.
+fn paused(config: &[(&str, Value)]) -> ApiVmm {
+    let vmm = ApiVmm::start(&SITE, "true").unwrap();
+    let mut body = json!({
+        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
+        "memory": {"size": 128 * MIB},
+    });
+    for (key, value) in config {
+        body[key] = value.clone();
+    }
+    put(&vmm, "vm.create", Some(&body));
+    put(&vmm, "vm.boot", None);
+    put(&vmm, "vm.pause", None);
+    vmm
+}
+
+#[guest_test]
+fn vm_with_a_device_of_the_host_is_not_saved() {
+    let device = json!([{"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "drive"}]);
+    let vmm = paused(&[("devices", device)]);
+    let directory = vmm.dir().join("snapshot");
+    let message = refusal(&vmm, "vm.snapshot", &json!({"destination_url": url(&directory)}));
+    assert!(message.contains("drive") && message.contains("cannot be saved"), "{message}");
+    assert!(!directory.exists());
+    put(&vmm, "vm.resume", None);
+}
+
+/// What carom says, and with which status it ends, when it is to restore this.
+fn restored_by_option(directory: &Path) -> (Option<i32>, String) {
+    let stderr = directory.with_extension("stderr");
+    let status = Command::new(&SITE.carom)
+        .args(["--restore", &format!("source_url={},resume=on", url(directory))])
+        .stdin(Stdio::null())
+        .stderr(File::create(&stderr).unwrap())
+        .status()
+        .unwrap();
+    (status.code(), fs::read_to_string(stderr).unwrap())
+}
+
+#[guest_test]
+fn spoiled_snapshot_is_refused_and_leaves_nothing() {
+    let vmm = paused(&[("rng", json!({"iommu": true}))]);
+    let directory: PathBuf = vmm.dir().join("snapshot");
+    put(&vmm, "vm.snapshot", Some(&json!({"destination_url": url(&directory)})));
+    put(&vmm, "vm.delete", None);
+    let source = json!({"source_url": url(&directory)});
+    put(&vmm, "vm.restore", Some(&source));
+    put(&vmm, "vm.delete", None);
+
+    let refused = |why: &str| {
+        let message = refusal(&vmm, "vm.restore", &source);
+        assert!(message.contains(why), "wanted {why:?}: {message}");
+        assert_eq!(vmm.call("GET", "/api/v1/vm.info", None).unwrap().0, 404, "there is a VM");
+    };
+    let path = directory.join("state.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let with = |pointer: &str, value: Value| {
+        let mut state: Value = serde_json::from_str(&text).unwrap();
+        *state.pointer_mut(pointer).unwrap_or_else(|| panic!("no {pointer}")) = value;
+        fs::write(&path, state.to_string()).unwrap();
+    };
+    fs::write(&path, &text[..text.len() / 2]).unwrap();
+    refused("state.json: ");
+    let (status, said) = restored_by_option(&directory);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(status.is_some_and(|status| status != 0) && said.contains("state.json: "), "{status:?}: {said}");
+    with("/version", 2.into());
+    refused("version 2");
+    with("/processors/vcpus/0/registers/xsave", "ff".repeat(4096).into());
+    refused("the extended state");
+    with("/processors/vcpus/0/registers/nested", "00".into());
+    refused("nested");
+    with("/processors/vcpus/0/cpuid/0/ebx", 0.into());
+    refused("vendor");
+    with("/functions/1/state/kind", "virtio-cow".into());
+    refused("virtio-cow");
+    fs::write(&path, &text).unwrap();
+    let memory = File::options().write(true).open(directory.join("memory-ranges")).unwrap();
+    memory.set_len(128 * MIB - 4096).unwrap();
+    refused("ends behind the file");
+    memory.set_len(128 * MIB).unwrap();
+    put(&vmm, "vm.restore", Some(&source));
+    put(&vmm, "vm.delete", None);
+    fs::remove_file(&path).unwrap();
+    refused("state.json: No such file");
+}
