@@ -2,14 +2,16 @@
 
 //! The command line of `carom`.
 
+mod log_format;
 mod part_arguments;
+mod program;
+mod refused_options;
+mod sockets;
 
 use std::ffi::OsString;
-use std::marker::PhantomData;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{ArgAction, Parser};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 
 use crate::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig};
 use crate::defaults::VmDefaults;
@@ -19,6 +21,11 @@ use crate::kinds::{IommuBounceConfig, PartConfig};
 use crate::snapshot::RestoreConfig;
 use crate::vm_config::{CheckedConfig, VmConfig};
 use part_arguments::PartArguments;
+use refused_options::{RefusedOptions, no_seccomp};
+
+pub use log_format::{LogFormat, LogPart, LogZone};
+pub use program::Program;
+pub use sockets::{ApiSocketOption, EventMonitorOption, FileOrFd, MetricsAddress, OptionName};
 
 /// A virtual machine monitor for device passthrough behind a virtual IOMMU.
 #[derive(Debug, Parser)]
@@ -50,9 +57,9 @@ pub struct Cli {
         requires = "kernel"
     )]
     platform: PlatformConfig,
-    /// First serial port: off, null, tty or file=PATH
-    #[arg(long, value_name = "MODE", default_value = "tty", requires = "kernel")]
-    serial: ConsoleConfig,
+    /// First serial port: off, null, tty or file=PATH; tty where nothing is said, null under the name cloud-hypervisor
+    #[arg(long, value_name = "MODE", requires = "kernel")]
+    serial: Option<ConsoleConfig>,
     /// Paravirtual console: off is the only choice yet
     #[arg(long, value_name = "MODE", default_value = "off")]
     console: ConsoleConfig,
@@ -87,96 +94,21 @@ pub struct Cli {
     /// File for the log instead of standard error
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
-}
-
-/// The option whose value a [`FileOrFd`] is.
-pub trait OptionName {
-    /// Its name.
-    const OPTION: Field;
-    /// Whether a value without a key is a path, as Cloud Hypervisor has it.
-    const BARE_PATH: bool = false;
-}
-
-/// `--api-socket`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ApiSocketOption;
-
-impl OptionName for ApiSocketOption {
-    const OPTION: Field = Field::only("--api-socket");
-    const BARE_PATH: bool = true;
-}
-
-/// `--event-monitor`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EventMonitorOption;
-
-impl OptionName for EventMonitorOption {
-    const OPTION: Field = Field::only("--event-monitor");
-}
-
-/// A file, or a descriptor in its place.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FileOrFd<O> {
-    /// A path.
-    Path(PathBuf),
-    /// A descriptor that the parent left open.
-    Fd(i32, PhantomData<O>),
-}
-
-impl<O> FileOrFd<O> {
-    /// The descriptor's number.
-    pub fn fd(&self) -> Option<i32> {
-        match self {
-            Self::Path(_) => None,
-            Self::Fd(number, _) => Some(*number),
-        }
-    }
-}
-
-impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
-    type Err = ConfigError;
-
-    /// Parses `path=FILE` or `fd=NUMBER`, or a path alone where [`OptionName::BARE_PATH`] says so.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let wrong = || ConfigError::new(O::OPTION, format!("'{text}' is neither path=FILE nor fd=NUMBER"));
-        if O::BARE_PATH && !text.is_empty() && !text.contains('=') {
-            return Ok(Self::Path(text.into()));
-        }
-        match text.split_once('=').ok_or_else(wrong)? {
-            ("path", path) if !path.is_empty() => Ok(Self::Path(path.into())),
-            ("fd", number) => {
-                let rule = || ConfigError::new(O::OPTION.key("fd"), format!("'{number}' is no descriptor above 2"));
-                number.parse().ok().filter(|fd| *fd > 2).map(|fd| Self::Fd(fd, PhantomData)).ok_or_else(rule)
-            }
-            _ => Err(wrong()),
-        }
-    }
-}
-
-/// `--metrics`: a TCP address, whose port may be 0 for one of the kernel's choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MetricsAddress(pub SocketAddr);
-
-impl OptionName for MetricsAddress {
-    const OPTION: Field = Field::only("--metrics");
-}
-
-impl std::str::FromStr for MetricsAddress {
-    type Err = ConfigError;
-
-    /// Parses `tcp=ADDRESS:PORT`.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let address = text.strip_prefix("tcp=").ok_or_else(|| {
-            ConfigError::new(Self::OPTION, format!("'{text}' is not tcp=ADDRESS:PORT, such as tcp=127.0.0.1:9100"))
-        })?;
-        let rule = || format!("'{address}' is no IP address with a port, such as 127.0.0.1:9100 or [::1]:9100");
-        address.parse().map(Self).map_err(|_| ConfigError::new(Self::OPTION.key("tcp"), rule()))
-    }
+    /// What a line of the log is made of: text with {boottime}, {wallclock}, {thread}, {level}, {location}, {msg} and others in it
+    #[arg(long, value_name = "TEXT")]
+    log_format: Option<LogFormat>,
+    /// Filter of system calls: false is the only choice yet
+    #[arg(long, value_name = "false", value_parser = no_seccomp, action = ArgAction::Set)]
+    seccomp: Option<bool>,
+    #[command(flatten)]
+    refused: RefusedOptions,
 }
 
 /// What the program is to do.
 #[derive(Debug)]
 pub struct Invocation {
+    /// What the program was started as.
+    pub program: Program,
     /// The VM to run; without one, a client of the API creates it.
     pub vm: Option<CheckedConfig>,
     /// What the VM is made of instead.
@@ -195,6 +127,8 @@ pub struct Invocation {
     pub verbosity: u8,
     /// Where the log goes instead of standard error.
     pub log_file: Option<PathBuf>,
+    /// What a line of the log is made of, if the user says.
+    pub log_format: Option<LogFormat>,
 }
 
 /// How parsing ended when there is nothing to run.
@@ -221,9 +155,11 @@ where
     I: IntoIterator<Item = T>,
     T: Into<OsString> + Clone,
 {
-    let cli = Cli::try_parse_from(arguments).map_err(|error| {
+    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let program = arguments.first().map_or_else(Program::default, |path| Program::of(path));
+    let cli = read(program, arguments).map_err(|error| {
         if error.use_stderr() {
-            CliOutcome::Mistake(one_line(&error, "carom"))
+            CliOutcome::Mistake(one_line(&error, program.name()))
         } else {
             CliOutcome::Information(error.to_string())
         }
@@ -256,7 +192,7 @@ where
                 cpus: cli.cpus,
                 memory: cli.memory,
                 platform: cli.platform,
-                serial: cli.serial,
+                serial: cli.serial.unwrap_or_else(|| default_serial(program)),
                 pvpanic: cli.pvpanic,
                 ..VmConfig::default()
             };
@@ -274,6 +210,7 @@ where
         return Err(mistake(ConfigError::new(RestoreConfig::OPTION, rule)));
     }
     Ok(Invocation {
+        program,
         vm,
         restore: cli.restore,
         api_socket: cli.api_socket,
@@ -283,7 +220,24 @@ where
         event_monitor: cli.event_monitor,
         verbosity: cli.verbosity.min(3),
         log_file: cli.log_file,
+        log_format: cli.log_format,
     })
+}
+
+/// Parses the command line of a program of this name.
+fn read(program: Program, arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let command = Cli::command().name(program.name()).version(program.printed_version());
+    let mut command = command.bin_name(program.name());
+    let matches = command.try_get_matches_from_mut(arguments)?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// Where the serial port goes if nothing is said: whoever starts the program by hand wants to see the guest.
+fn default_serial(program: Program) -> ConsoleConfig {
+    match program {
+        Program::Carom => ConsoleConfig { mode: ConsoleMode::Tty, file: None },
+        Program::CloudHypervisor => ConsoleConfig::default(),
+    }
 }
 
 /// The first paragraph of the message for a user of `program` as one line, without what it is prefixed with. Our own errors
@@ -378,6 +332,14 @@ mod tests {
             (&["--api-socket", "path=/s", "--pvpanic"][..], "--kernel"),
             (&["--kernel", "k", "--cpus", "boot=2,max=4"][..], "--cpus max: 4 is not 2"),
             (&["--kernel", "k", "extra"][..], "extra"),
+            (&["--kernel", "k", "--disk", "path=/d"][..], "--disk is not there yet: the guest can have devices"),
+            (&["--kernel", "k", "--net", "tap=", "mac="][..], "--net is not there yet"),
+            (&["--kernel", "k", "--landlock"][..], "--landlock is not there yet"),
+            (&["--kernel", "k", "--watchdog"][..], "--watchdog is not there yet"),
+            (&["--kernel", "k", "--debug-console", "tty"][..], "--debug-console is not there yet"),
+            (&["--kernel", "k", "--seccomp", "true"][..], "--seccomp: 'true' is not there yet"),
+            (&["--kernel", "k", "--seccomp", "on"][..], "--seccomp: 'on' is none of true, false, log, errno"),
+            (&["--kernel", "k", "--log-format", "{lvl}"][..], "--log-format: in '{lvl}'"),
             (&["--restore", "source_url=file:///s"][..], "--restore: the VM would stay paused"),
             (&["--restore", "source_url=s,resume=on"][..], "--restore source_url: 's' is no file:///PATH"),
             (&["--restore", "source_url=file:///s,resume=on", "--kernel", "k"][..], "--kernel"),
@@ -443,6 +405,37 @@ mod tests {
             let invocation = parse(["carom", "--kernel", "k", "--metrics", &format!("tcp={address}")]).unwrap();
             assert_eq!(invocation.metrics, Some(MetricsAddress(address.parse().unwrap())));
         }
+    }
+
+    #[test]
+    fn several_values_may_follow_one_flag() {
+        let all = "carom --kernel k --device path=/a,iommu=on path=/b,iommu=on --user-device socket=/u,iommu=on --device path=/c";
+        let vm = parse(all.split_whitespace()).unwrap().vm.unwrap();
+        let paths: Vec<_> = vm.devices.iter().map(|device| device.path.to_str().unwrap()).collect();
+        assert_eq!((paths.as_slice(), vm.user_devices.len()), (&["/a", "/b", "/c"][..], 1));
+    }
+
+    #[test]
+    fn values_that_ask_for_nothing_are_taken_of_options_that_are_not_there() {
+        let all = "carom --kernel k --seccomp false --debug-console off,iobase=0xe9 --console off";
+        assert!(parse(all.split_whitespace()).is_ok());
+    }
+
+    #[test]
+    fn name_of_the_program_says_version_and_serial_port() {
+        let serial = |program: &str| parse([program, "--kernel", "k"]).unwrap().vm.unwrap().serial.mode;
+        assert_eq!(serial("carom"), ConsoleMode::Tty);
+        assert_eq!(serial("/usr/bin/cloud-hypervisor"), ConsoleMode::Null);
+        let version = |program: &str| match parse([program, "--version"]).unwrap_err() {
+            CliOutcome::Information(text) => text,
+            CliOutcome::Mistake(text) => panic!("mistake: {text}"),
+        };
+        assert_eq!(version("/x/cloud-hypervisor"), "cloud-hypervisor v53.0\n");
+        assert_eq!(version("carom"), concat!("carom ", env!("CARGO_PKG_VERSION"), "\n"));
+        let Err(CliOutcome::Mistake(text)) = parse(["cloud-hypervisor", "--disk", "path=/d", "--kernel", "k"]) else {
+            panic!()
+        };
+        assert!(text.ends_with("see 'cloud-hypervisor --help'"), "{text}");
     }
 
     #[test]

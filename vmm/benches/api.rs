@@ -241,7 +241,9 @@ impl Guest {
             let config = config.check().unwrap();
             control.create(config).unwrap();
             control.boot().unwrap();
-            let _server = ApiServer::start(Some(api), None, SharedApi::new(control.handle())).unwrap();
+            let _server =
+                ApiServer::start(Some(api), None, SharedApi::new(control.handle(), carom_api::cli::Program::default()))
+                    .unwrap();
             control.run().unwrap();
         });
         Self { socket: socket.into(), control, load, done }

@@ -15,6 +15,7 @@ pub mod event_monitor;
 pub mod fuzzing;
 pub mod inherited;
 pub mod kvm;
+pub mod log_lines;
 pub mod machine;
 pub mod memory;
 pub mod parts;

@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use carom_api::cli::{
-    self, ApiSocketOption, CliOutcome, EventMonitorOption, FileOrFd, Invocation, MetricsAddress, OptionName,
+    self, ApiSocketOption, CliOutcome, EventMonitorOption, FileOrFd, Invocation, LogFormat, MetricsAddress, OptionName,
+    Program,
 };
 use carom_api::error::FileError;
 use carom_api::{CheckedConfig, Field, RestoreConfig};
@@ -17,6 +18,7 @@ use vmm::api::{ApiServer, ApiSocket, SharedApi};
 use vmm::control::{Control, ControlError, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::inherited::InheritedFds;
+use vmm::log_lines::LogLines;
 use vmm::machine::VmError;
 use vmm::vm::Vm;
 
@@ -28,6 +30,7 @@ const MISTAKE: u8 = 2;
 const LAST_EVENTS: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
+    let program = std::env::args_os().next().map_or_else(Program::default, |path| Program::of(&path)).name();
     let invocation = match cli::parse(std::env::args_os()) {
         Ok(invocation) => invocation,
         Err(CliOutcome::Information(text)) => {
@@ -35,27 +38,26 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Err(CliOutcome::Mistake(text)) => {
-            eprintln!("carom: {text}");
+            eprintln!("{program}: {text}");
             return ExitCode::from(MISTAKE);
         }
     };
     match run(invocation) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("carom: {error}");
+            eprintln!("{program}: {error}");
             ExitCode::from(if error.is_user_error() { MISTAKE } else { FAILURE })
         }
     }
 }
 
 fn run(invocation: Invocation) -> Result<(), VmError> {
-    let Invocation { vm, restore, api_socket, defaults, metrics, no_shutdown, event_monitor, verbosity, log_file } =
-        invocation;
+    let Invocation { program, vm, restore, api_socket, defaults, metrics, no_shutdown, event_monitor, .. } = invocation;
     // Descriptors before any are opened; the socket when what ends the program ends it in order, but before any file is emptied:
     // those of a process that serves the socket already stay as they are.
     let mut inherited = take_inherited(api_socket.as_ref(), event_monitor.as_ref())?;
-    let log_file = log_file.map(|path| LogFile::open(Field::only("--log-file"), &path)).transpose()?;
-    start_log(verbosity, log_file.as_ref())?;
+    let log_file = invocation.log_file.map(|path| LogFile::open(Field::only("--log-file"), &path)).transpose()?;
+    start_log(invocation.verbosity, log_file.as_ref(), invocation.log_format)?;
     let (monitor, events) = match event_monitor {
         Some(option) => open_event_monitor(&option, &mut inherited)?,
         None => (EventMonitor::none(), None),
@@ -69,7 +71,7 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
     let metrics = metrics.map(listen_for_metrics).transpose()?;
     monitor.event("vmm", "starting");
     let server = (socket.is_some() || metrics.is_some())
-        .then(|| ApiServer::start(socket, metrics, SharedApi::new(control.handle())))
+        .then(|| ApiServer::start(socket, metrics, SharedApi::new(control.handle(), program)))
         .transpose()
         .map_err(|source| VmError::Device { what: "serving the API", source })?;
     let result = serve(control, vm, restore);
@@ -126,7 +128,7 @@ impl LogFile {
     }
 }
 
-fn start_log(verbosity: u8, file: Option<&LogFile>) -> Result<(), VmError> {
+fn start_log(verbosity: u8, file: Option<&LogFile>, format: Option<LogFormat>) -> Result<(), VmError> {
     let level = match verbosity {
         0 => log::LevelFilter::Warn,
         1 => log::LevelFilter::Info,
@@ -141,6 +143,10 @@ fn start_log(verbosity: u8, file: Option<&LogFile>) -> Result<(), VmError> {
     }
     if let Some(file) = file {
         builder.target(env_logger::Target::Pipe(Box::new(file.writer()?)));
+    }
+    if let Some(format) = format {
+        let lines = LogLines::new(format);
+        builder.format(move |out, record| lines.write(out, record));
     }
     builder.init();
     Ok(())

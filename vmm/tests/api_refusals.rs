@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 
+use carom_api::cli::Program;
 use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use carom_api::{PartConfig, VmConfig};
 use devices::virtio::iommu::IommuStatus;
@@ -144,7 +145,8 @@ impl Vmm {
                 EventMonitor::none(),
                 Options { no_shutdown: true, has_api: true, ..Options::default() },
             );
-            let _server = ApiServer::start(Some(api), None, SharedApi::new(control.handle())).unwrap();
+            let _server =
+                ApiServer::start(Some(api), None, SharedApi::new(control.handle(), Program::default())).unwrap();
             control.run().unwrap();
         });
         let vmm = Self { socket, control, _dir: dir };

@@ -39,7 +39,9 @@ fn argument(kind: &'static Kind) -> Arg {
         Arg::new(kind.name).long(option).value_name(kind.value).value_parser(move |text: &str| kind.parse(text));
     let argument = if kind.default_for_clients { argument } else { argument.requires("kernel") };
     let argument = match kind.number {
-        Number::Many => argument.help(format!("{}; may be given several times", kind.help)).action(ArgAction::Append),
+        Number::Many => {
+            argument.help(format!("{}; several may be given", kind.help)).action(ArgAction::Append).num_args(1..)
+        }
         Number::One => argument.help(kind.help),
     };
     match kind.bare {

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use carom_api::cli::Program;
 use carom_api::operations::{self, Action, BodyError, METRICS_TYPE, Operation};
 use carom_api::types::VmmPing;
 use carom_api::{Call, Explain, Terms, document, one_line};
@@ -82,7 +83,7 @@ async fn perform(
         Some(_) => {}
     }
     let call = match &operation.action {
-        Action::Ping => return json(&ping()).into(),
+        Action::Ping => return json(&ping(shared.program)).into(),
         Action::Document => return Page::new(StatusCode::OK, JSON, document::SERVED).into(),
         Action::Read(call) => return read(shared, operation.name, *call).await,
         Action::Plain(_) if !body.is_empty() => Err(format!("{} takes no body", operation.name).into()),
@@ -157,11 +158,10 @@ fn status(error: &ControlError) -> StatusCode {
     }
 }
 
-fn ping() -> VmmPing {
-    let version = env!("CARGO_PKG_VERSION");
+fn ping(program: Program) -> VmmPing {
     VmmPing {
-        build_version: format!("carom {version}"),
-        version: version.into(),
+        build_version: program.build_version().into(),
+        version: program.version().into(),
         pid: std::process::id(),
         features: vec!["kvm".into(), "iommu-bounce".into()],
     }

@@ -2,6 +2,8 @@
 
 //! What all connections share: the way to the control thread, and what is being read of it.
 
+use carom_api::cli::Program;
+
 use super::page::Page;
 use super::reading::Readings;
 use crate::control::ControlHandle;
@@ -12,11 +14,13 @@ pub struct SharedApi {
     pub(super) control: ControlHandle,
     /// What is being read of it.
     pub(super) readings: Readings<Page>,
+    /// What clients see the VMM as.
+    pub(super) program: Program,
 }
 
 impl SharedApi {
-    /// With this way to the control thread.
-    pub fn new(control: ControlHandle) -> Self {
-        Self { control, readings: Readings::default() }
+    /// With this way to the control thread, of a VMM that clients see as `program`.
+    pub fn new(control: ControlHandle, program: Program) -> Self {
+        Self { control, readings: Readings::default(), program }
     }
 }

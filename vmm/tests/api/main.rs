@@ -8,6 +8,7 @@ mod clients;
 #[path = "../http/mod.rs"]
 mod http;
 mod metrics;
+mod name;
 
 use std::fs;
 use std::io::{BufReader, Read, Write};
@@ -38,9 +39,13 @@ fn program() -> Command {
 
 impl Carom {
     fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::start_by(program(), tempfile::tempdir().unwrap())
+    }
+
+    /// Starts what `command` says, whose files are in `dir`.
+    fn start_by(mut command: Command, dir: tempfile::TempDir) -> Self {
         let socket = dir.path().join("api.sock");
-        let child = program()
+        let child = command
             .arg("--api-socket")
             .arg(format!("path={}", socket.display()))
             .arg("--event-monitor")

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Options that Cloud Hypervisor has and Carom has not: each is refused with what there is instead.
+
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
+
+use crate::error::{ConfigError, one_line};
+use crate::field::Field;
+use crate::unsupported::UNSUPPORTED;
+
+/// An option.
+struct Refused {
+    /// Without dashes.
+    name: &'static str,
+    /// The value that asks for nothing, if there is one.
+    neutral: Option<&'static str>,
+    /// What there is instead, or the field of the configuration of which that is known.
+    instead: Instead,
+}
+
+enum Instead {
+    Field(&'static str),
+    Text(&'static str),
+}
+
+const fn of_field(name: &'static str, path: &'static str) -> Refused {
+    Refused { name, neutral: None, instead: Instead::Field(path) }
+}
+
+const fn alone(name: &'static str, instead: &'static str) -> Refused {
+    Refused { name, neutral: None, instead: Instead::Text(instead) }
+}
+
+const NO_LANDLOCK: &str = "what the process may reach of the host is not limited by it";
+const NO_DBUS: &str = "the API is served on a socket (--api-socket)";
+
+static REFUSED: &[Refused] = &[
+    of_field("balloon", "balloon"),
+    alone("dbus-object-path", NO_DBUS),
+    alone("dbus-service-name", NO_DBUS),
+    alone("dbus-system-bus", NO_DBUS),
+    Refused { neutral: Some("off"), ..of_field("debug-console", "debug_console") },
+    of_field("disk", "disks"),
+    of_field("firmware", "payload.firmware"),
+    of_field("fs", "fs"),
+    alone("fw-cfg-config", "kernel, initramfs and command line are in the guest's memory when it starts"),
+    alone("gdb", ""),
+    of_field("generic-vhost-user", "generic_vhost_user"),
+    of_field("host-data", "payload.host_data"),
+    of_field("igvm", "payload.igvm"),
+    alone("ivshmem", ""),
+    alone("landlock", NO_LANDLOCK),
+    alone("landlock-rules", NO_LANDLOCK),
+    of_field("memory-zone", "memory.zones"),
+    of_field("net", "net"),
+    of_field("numa", "numa"),
+    of_field("pci-segment", "pci_segments"),
+    of_field("pmem", "pmem"),
+    alone("pvmemcontrol", ""),
+    of_field("rate-limit-group", "rate_limit_groups"),
+    of_field("rtc", "rtc"),
+    of_field("tpm", "tpm"),
+    of_field("vdpa", "vdpa"),
+    of_field("vsock", "vsock"),
+    of_field("watchdog", "watchdog"),
+];
+
+impl Refused {
+    fn instead(&self) -> &'static str {
+        match self.instead {
+            Instead::Text(text) => text,
+            Instead::Field(path) => {
+                UNSUPPORTED.iter().find(|field| field.path == path).map_or("", |field| field.instead)
+            }
+        }
+    }
+
+    fn error(&self) -> Error {
+        let instead = self.instead();
+        let rule = if instead.is_empty() { String::new() } else { format!(": {instead}") };
+        Error::raw(ErrorKind::UnknownArgument, format!("--{} is not there yet{rule}", self.name))
+    }
+
+    /// Whether these values ask for nothing.
+    fn is_neutral<'a>(&self, mut values: impl Iterator<Item = &'a String>) -> bool {
+        self.neutral.is_some_and(|neutral| values.all(|value| value.split(',').next() == Some(neutral)))
+    }
+}
+
+/// None of these was given, or only with a value that asks for nothing.
+#[derive(Debug)]
+pub(super) struct RefusedOptions;
+
+impl Args for RefusedOptions {
+    fn augment_args(command: Command) -> Command {
+        command.args(
+            REFUSED.iter().map(|option| {
+                Arg::new(option.name).long(option.name).num_args(0..).action(ArgAction::Append).hide(true)
+            }),
+        )
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for RefusedOptions {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let given = |option: &&Refused| {
+            matches.contains_id(option.name)
+                && !matches.get_many::<String>(option.name).is_some_and(|values| option.is_neutral(values))
+        };
+        REFUSED.iter().find(given).map_or(Ok(Self), |option| Err(option.error()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// `--seccomp`: there is no filter of system calls yet, which is what `false` asks for.
+pub(super) fn no_seccomp(text: &str) -> Result<bool, ConfigError> {
+    const OPTION: Field = Field::only("--seccomp");
+    match text {
+        "false" => Ok(false),
+        "true" | "log" | "errno" => {
+            let rule = format!("'{text}' is not there yet: system calls are not filtered; 'false' says so");
+            Err(ConfigError::new(OPTION, rule))
+        }
+        _ => Err(ConfigError::new(OPTION, format!("'{}' is none of true, false, log, errno", one_line(text)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::kinds::KINDS;
+
+    #[test]
+    fn option_stands_there_once_and_its_field_is_known() {
+        let mut seen: BTreeSet<_> = KINDS.iter().map(|kind| kind.field.option().trim_start_matches("--")).collect();
+        for option in REFUSED {
+            assert!(seen.insert(option.name), "{}", option.name);
+            if let Instead::Field(path) = option.instead {
+                assert!(UNSUPPORTED.iter().any(|field| field.path == path), "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn field_of_the_configuration_that_is_not_there_is_no_unknown_option() {
+        // These are no options of Cloud Hypervisor's, or have their say above.
+        let others = ["console", "iommu", "landlock_enable", "landlock_rules"];
+        let fields: BTreeSet<_> = REFUSED
+            .iter()
+            .filter_map(|option| if let Instead::Field(path) = option.instead { Some(path) } else { None })
+            .chain(others)
+            .collect();
+        for field in UNSUPPORTED.iter().filter(|field| !field.path.contains('.')) {
+            assert!(fields.contains(field.path), "{}", field.path);
+        }
+    }
+}

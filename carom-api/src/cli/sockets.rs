@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Values of options that say where something is served or written: a file, a descriptor, an address.
+
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use crate::error::ConfigError;
+use crate::field::Field;
+
+/// The option whose value a [`FileOrFd`] is.
+pub trait OptionName {
+    /// Its name.
+    const OPTION: Field;
+    /// Whether a value without a key is a path, as Cloud Hypervisor has it.
+    const BARE_PATH: bool = false;
+}
+
+/// `--api-socket`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ApiSocketOption;
+
+impl OptionName for ApiSocketOption {
+    const OPTION: Field = Field::only("--api-socket");
+    const BARE_PATH: bool = true;
+}
+
+/// `--event-monitor`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventMonitorOption;
+
+impl OptionName for EventMonitorOption {
+    const OPTION: Field = Field::only("--event-monitor");
+}
+
+/// A file, or a descriptor in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileOrFd<O> {
+    /// A path.
+    Path(PathBuf),
+    /// A descriptor that the parent left open.
+    Fd(i32, PhantomData<O>),
+}
+
+impl<O> FileOrFd<O> {
+    /// The descriptor's number.
+    pub fn fd(&self) -> Option<i32> {
+        match self {
+            Self::Path(_) => None,
+            Self::Fd(number, _) => Some(*number),
+        }
+    }
+}
+
+impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
+    type Err = ConfigError;
+
+    /// Parses `path=FILE` or `fd=NUMBER`, or a path alone where [`OptionName::BARE_PATH`] says so.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let wrong = || ConfigError::new(O::OPTION, format!("'{text}' is neither path=FILE nor fd=NUMBER"));
+        if O::BARE_PATH && !text.is_empty() && !text.contains('=') {
+            return Ok(Self::Path(text.into()));
+        }
+        match text.split_once('=').ok_or_else(wrong)? {
+            ("path", path) if !path.is_empty() => Ok(Self::Path(path.into())),
+            ("fd", number) => {
+                let rule = || ConfigError::new(O::OPTION.key("fd"), format!("'{number}' is no descriptor above 2"));
+                number.parse().ok().filter(|fd| *fd > 2).map(|fd| Self::Fd(fd, PhantomData)).ok_or_else(rule)
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// `--metrics`: a TCP address, whose port may be 0 for one of the kernel's choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetricsAddress(pub SocketAddr);
+
+impl OptionName for MetricsAddress {
+    const OPTION: Field = Field::only("--metrics");
+}
+
+impl std::str::FromStr for MetricsAddress {
+    type Err = ConfigError;
+
+    /// Parses `tcp=ADDRESS:PORT`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let address = text.strip_prefix("tcp=").ok_or_else(|| {
+            ConfigError::new(Self::OPTION, format!("'{text}' is not tcp=ADDRESS:PORT, such as tcp=127.0.0.1:9100"))
+        })?;
+        let rule = || format!("'{address}' is no IP address with a port, such as 127.0.0.1:9100 or [::1]:9100");
+        address.parse().map(Self).map_err(|_| ConfigError::new(Self::OPTION.key("tcp"), rule()))
+    }
+}

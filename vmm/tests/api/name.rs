@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The program started by a link named `cloud-hypervisor`.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::{Carom, program};
+
+fn by_link(dir: &Path) -> Command {
+    let link = dir.join("cloud-hypervisor");
+    symlink(env!("CARGO_BIN_EXE_carom"), &link).unwrap();
+    let mut command = Command::new(link);
+    command.stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn link_of_that_name_has_the_version_of_the_api_and_the_defaults_of_its_consoles() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = by_link(dir.path());
+    let version = command.arg("--version").output().unwrap();
+    assert_eq!(String::from_utf8(version.stdout).unwrap(), "cloud-hypervisor v53.0\n");
+
+    let mut command = Command::new(dir.path().join("cloud-hypervisor"));
+    command.args(["-v", "--seccomp", "false"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let carom = Carom::start_by(command, dir);
+    let (status, ping) = carom.request("GET", "vmm.ping", None);
+    assert_eq!((status, &ping["build_version"], &ping["version"]), (200, &json!("v53.0"), &json!("53.0.0")));
+    assert_eq!(ping["pid"], carom.child.id());
+}
+
+#[test]
+fn program_under_its_own_name_answers_with_its_own_version() {
+    let carom = Carom::start();
+    let (status, ping) = carom.request("GET", "vmm.ping", None);
+    let version: &Value = &ping["version"];
+    assert_eq!((status, version), (200, &json!(env!("CARGO_PKG_VERSION"))));
+    assert_eq!(ping["build_version"], format!("carom {}", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn mistake_names_the_program_as_it_was_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = by_link(dir.path()).args(["--kernel", "k", "--landlock"]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text.starts_with("cloud-hypervisor: --landlock is not there yet"), "{text}");
+}
+
+#[test]
+fn lines_of_the_log_are_made_of_what_the_user_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let mut command = program();
+    command.arg("-vv").arg("--log-format").arg("{levelchar} {thread} <{msg}>").arg("--log-file").arg(&log);
+    let carom = Carom::start_by(command, dir);
+    assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(text.lines().any(|line| line == "D api <API: GET /api/v1/vmm.ping: 200 OK>"), "{text}");
+}
