@@ -29,7 +29,7 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// First line of our sources. A change of them needs another one here: several checkouts share a cache.
-const STAMP: &str = "# carom sources 2";
+const STAMP: &str = "# carom sources 3";
 
 impl Tools<'_> {
     fn apt_dir(&self) -> PathBuf {

@@ -21,7 +21,7 @@ pub(crate) type Variables = Vec<(&'static str, OsString)>;
 impl Tools<'_> {
     /// What all of it needs from Debian.
     pub(crate) fn need_guest_packages(&self) -> Result<()> {
-        self.need_packages("building and running guests", &["qemu-system-x86", "fio", "gcc", "libc6-dev"])
+        self.need_packages("building and running guests", &["qemu-system-x86", "gcc", "libc6-dev"])
     }
 
     /// The VMM, optimized.

@@ -15,6 +15,7 @@ pub mod children;
 mod commands;
 pub mod demo;
 mod emulator;
+mod fio;
 pub mod initramfs;
 pub mod kernel;
 mod key;

@@ -63,7 +63,10 @@ fn lines(mirrors: &Mirrors) -> String {
     if let Some(security) = security {
         lines += &line("deb", security, "bookworm-security");
     }
-    lines + &line("deb-src", archive, BACKPORTS)
+    for suite in [SUITE, BACKPORTS] {
+        lines += &line("deb-src", archive, suite);
+    }
+    lines
 }
 
 #[cfg(test)]
