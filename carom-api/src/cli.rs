@@ -180,9 +180,6 @@ where
     }
     if cli.api_socket.is_some() {
         defaults.complete(variable).map_err(mistake)?;
-    } else if cli.kernel.is_none() && cli.restore.is_none() {
-        let rule = "needs --kernel, or --api-socket, by which a VM comes";
-        return Err(mistake(ConfigError::new(IommuBounceConfig::OPTION, rule)));
     }
     let vm = match cli.kernel {
         None => None,
@@ -371,6 +368,7 @@ mod tests {
         assert!(invocation.vm.is_none() && invocation.defaults.all_behind_iommu);
         assert_eq!(invocation.defaults.iommu_bounce.unwrap().max, 32 << 20);
         for (arguments, part) in [
+            (&["--iommu-bounce"][..], "--kernel"),
             (&["--iommu-bounce", "--kernel", "k", "--all-behind-iommu"][..], "--api-socket"),
             (&["--api-socket", "/s", "--all-behind-iommu"][..], "--all-behind-iommu: needs --iommu-bounce"),
             (&["--api-socket", "/s", "--iommu-bounce", "size=3M"][..], "--iommu-bounce size: "),
