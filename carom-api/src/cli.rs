@@ -57,7 +57,7 @@ pub struct Cli {
         requires = "kernel"
     )]
     platform: PlatformConfig,
-    /// First serial port: off, null, tty or file=PATH; tty where nothing is said, null under the name cloud-hypervisor
+    /// First serial port: off, null, tty, pty, file=PATH or socket=PATH; tty where nothing is said, null under the name cloud-hypervisor
     #[arg(long, value_name = "MODE", requires = "kernel")]
     serial: Option<ConsoleConfig>,
     /// Paravirtual console: off is the only choice yet
@@ -232,7 +232,7 @@ fn read(program: Program, arguments: Vec<OsString>) -> Result<Cli, clap::Error> 
 /// Where the serial port goes if nothing is said: whoever starts the program by hand wants to see the guest.
 fn default_serial(program: Program) -> ConsoleConfig {
     match program {
-        Program::Carom => ConsoleConfig { mode: ConsoleMode::Tty, file: None },
+        Program::Carom => ConsoleConfig::of(ConsoleMode::Tty),
         Program::CloudHypervisor => ConsoleConfig::default(),
     }
 }

@@ -115,7 +115,6 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     field("rng.pci_device_id", Neutral::Null),
     field("rng.pci_segment", Neutral::Number(0)),
     field("rtc", Neutral::Null),
-    field("serial.socket", Neutral::Null),
     field("tpm", Neutral::Null),
     field("user_devices.*.pci_device_id", Neutral::Null),
     field("user_devices.*.pci_segment", Neutral::Number(0)),

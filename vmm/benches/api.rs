@@ -26,7 +26,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use vmm::api::{ApiServer, ApiSocket, SharedApi};
+use vmm::api::{ApiServer, SharedApi};
 use vmm::control::{Control, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::machine::{Machine, Mailbox, VmError};
@@ -233,7 +233,7 @@ impl Guest {
             let done = done.clone();
             move || drive(&engine, loaded, &done)
         });
-        let api = ApiSocket::bind(socket).unwrap();
+        let api = vmm::listening_socket::ListeningSocket::bind(socket).unwrap();
         let control = thread::spawn(move || {
             let mut control =
                 Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });

@@ -9,20 +9,20 @@
 pub mod address_space;
 pub mod api;
 pub mod arch;
+pub mod console;
 pub mod control;
 pub mod event_monitor;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod inherited;
 pub mod kvm;
+pub mod listening_socket;
 pub mod log_lines;
 pub mod machine;
 pub mod memory;
 pub mod parts;
 pub mod queued_writer;
-pub mod serial_output;
 pub mod snapshot;
-pub mod terminal;
 pub mod time_slice;
 pub mod vcpu;
 pub mod vm;

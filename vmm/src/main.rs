@@ -14,10 +14,11 @@ use carom_api::cli::{
 };
 use carom_api::error::FileError;
 use carom_api::{CheckedConfig, Field, RestoreConfig};
-use vmm::api::{ApiServer, ApiSocket, SharedApi};
+use vmm::api::{ApiServer, SharedApi};
 use vmm::control::{Control, ControlError, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::inherited::InheritedFds;
+use vmm::listening_socket::ListeningSocket;
 use vmm::log_lines::LogLines;
 use vmm::machine::VmError;
 use vmm::vm::Vm;
@@ -165,12 +166,12 @@ fn take_inherited(
     })
 }
 
-fn make_socket(option: &FileOrFd<ApiSocketOption>, inherited: &mut InheritedFds) -> Result<ApiSocket, VmError> {
+fn make_socket(option: &FileOrFd<ApiSocketOption>, inherited: &mut InheritedFds) -> Result<ListeningSocket, VmError> {
     let (made, path) = match option {
-        FileOrFd::Path(path) => (ApiSocket::bind(path), path.display().to_string()),
+        FileOrFd::Path(path) => (ListeningSocket::bind(path), path.display().to_string()),
         FileOrFd::Fd(number, _) => {
             let fd = inherited.give(*number).ok_or_else(|| std::io::Error::other("not open"));
-            (fd.and_then(ApiSocket::inherited), format!("fd={number}"))
+            (fd.and_then(ListeningSocket::inherited), format!("fd={number}"))
         }
     };
     made.map_err(|source| FileError { field: ApiSocketOption::OPTION, path, source }.into())

@@ -18,7 +18,7 @@ use carom_api::{PartConfig, VmConfig};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 use serde_json::{Value, json};
-use vmm::api::{ApiServer, ApiSocket, SharedApi};
+use vmm::api::{ApiServer, SharedApi};
 use vmm::control::{Control, Options};
 use vmm::event_monitor::EventMonitor;
 use vmm::machine::{Machine, Mailbox, VmError};
@@ -139,7 +139,7 @@ impl Vmm {
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("api.sock");
-        let api = ApiSocket::bind(&socket).unwrap();
+        let api = vmm::listening_socket::ListeningSocket::bind(&socket).unwrap();
         let control = thread::spawn(move || {
             let control = Control::<Null>::new(
                 EventMonitor::none(),

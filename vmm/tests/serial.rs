@@ -6,10 +6,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+mod http;
+
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::io::{self, BufReader, PipeReader, PipeWriter, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -19,12 +22,15 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::pipe::fcntl_setpipe_size;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Longest time that anything here may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+use http::PATIENCE;
+
 /// Where the guest's code is loaded.
 const ENTRY: u32 = 0x20_0000;
 /// `mov dx, 0x3f8; mov al, 'A'; again: out dx, al; jmp again`
 const WRITE_FOR_EVER: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'A', 0xee, 0xeb, 0xfd];
+/// `again: mov dx, 0x3fd; in al, dx; test al, 1; jz again; mov dx, 0x3f8; in al, dx; out dx, al; jmp again`
+const ECHO: &[u8] =
+    &[0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7, 0x66, 0xba, 0xf8, 0x03, 0xec, 0xee, 0xeb, 0xef];
 /// Bytes that [`write_and_power_off`] writes: more than a small pipe and all queues hold.
 const LEN: u32 = 100_000;
 
@@ -100,12 +106,30 @@ impl Carom {
         let child = Command::new(env!("CARGO_BIN_EXE_carom"))
             .args([OsStr::new("--kernel"), kernel.as_os_str()])
             .args(["--memory", "size=64M", "--serial", &serial])
+            .arg("--api-socket")
+            .arg(dir.path().join("api.sock"))
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(stderr)
             .spawn()
             .unwrap();
         Some(Self { child, dir })
+    }
+
+    /// What `vm.info` says of the serial port, once the VM runs.
+    fn serial(&self) -> serde_json::Value {
+        let start = Instant::now();
+        loop {
+            assert!(start.elapsed() < PATIENCE, "it does not run");
+            thread::sleep(Duration::from_millis(1));
+            let Ok(mut stream) = UnixStream::connect(self.dir.path().join("api.sock")) else { continue };
+            http::send(&mut stream, "GET", "vm.info", None);
+            let (status, body) = http::receive(&mut BufReader::new(stream));
+            let Ok(mut info) = serde_json::from_slice::<serde_json::Value>(&body) else { continue };
+            if status == 200 && info["state"] == "Running" {
+                return info["config"]["serial"].take();
+            }
+        }
     }
 
     fn terminate(&self) {
@@ -252,4 +276,47 @@ fn regular_file_holds_what_the_guest_wrote_and_nothing_else() {
 
     assert_eq!(carom.wait(), (Some(0), String::new()));
     assert!(std::fs::read(path).unwrap() == written());
+}
+
+#[test]
+fn client_of_the_socket_gets_what_was_written_before_and_its_input_is_the_guests() {
+    let socket = |dir: &Path| format!("socket={}", dir.join("serial.sock").display());
+    let Some(mut carom) = Carom::start(ECHO, socket, Stdio::null(), Stdio::piped()) else { return };
+    let path = carom.dir.path().join("serial.sock");
+    let serial = carom.serial();
+    assert_eq!((&serial["mode"], &serial["socket"]), (&"Socket".into(), &path.display().to_string().into()));
+    for text in [b"first client", b"other client"] {
+        let mut client = http::connect(&path);
+        client.write_all(text).unwrap();
+        let mut echo = [0; 12];
+        client.read_exact(&mut echo).unwrap();
+        assert_eq!(&echo, text);
+    }
+    carom.terminate();
+    assert_eq!(carom.wait(), (Some(0), String::new()));
+    assert!(!path.exists());
+}
+
+#[test]
+fn pseudoterminal_is_where_the_vm_says_and_speaks_with_the_guest() {
+    let Some(mut carom) = Carom::start(ECHO, |_| "pty".into(), Stdio::null(), Stdio::piped()) else { return };
+    let serial = carom.serial();
+    assert_eq!(serial["mode"], "Pty");
+    let path = serial["file"].as_str().unwrap();
+    let mut pty = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open(path).unwrap();
+    pty.write_all(b"a\rb\x03c").unwrap();
+    let mut echo = [0; 5];
+    pty.read_exact(&mut echo).unwrap();
+    assert_eq!(&echo, b"a\rb\x03c");
+    carom.terminate();
+    assert_eq!(carom.wait(), (Some(0), String::new()));
+}
+
+#[test]
+fn socket_that_cannot_be_made_is_refused() {
+    let socket = |dir: &Path| format!("socket={}/no/serial.sock", dir.display());
+    let Some(mut carom) = Carom::start(ECHO, socket, Stdio::null(), Stdio::piped()) else { return };
+    let (status, said) = carom.wait();
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.starts_with("carom: --serial /") && said.contains("serial.sock: No such file or directory"), "{said}");
 }

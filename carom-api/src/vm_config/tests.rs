@@ -8,7 +8,7 @@ use crate::limits::MIB;
 fn config() -> VmConfig {
     VmConfig {
         payload: PayloadConfig { kernel: "k".into(), ..PayloadConfig::default() },
-        serial: ConsoleConfig { mode: ConsoleMode::Tty, file: None },
+        serial: ConsoleConfig::of(ConsoleMode::Tty),
         ..VmConfig::default()
     }
 }

@@ -14,8 +14,6 @@ mod reading;
 mod respond;
 pub mod server;
 mod shared;
-pub mod socket;
 
 pub use server::ApiServer;
 pub use shared::SharedApi;
-pub use socket::ApiSocket;

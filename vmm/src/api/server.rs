@@ -20,11 +20,11 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::timeout;
 use tokio_io_timeout::TimeoutStream;
 
-use super::ApiSocket;
 use super::client_stream::{ClientSocket, ClientStream};
 use super::door::Door;
 use super::respond::respond;
 use super::shared::SharedApi;
+use crate::listening_socket::ListeningSocket;
 use crate::time_slice::ShortSlice;
 
 /// How long a client may take nothing of its answer.
@@ -43,7 +43,7 @@ pub struct ApiServer {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     // Behind the thread: the socket's file goes when nobody serves it any more.
-    _socket: Option<ApiSocket>,
+    _socket: Option<ListeningSocket>,
 }
 
 impl ApiServer {
@@ -51,7 +51,11 @@ impl ApiServer {
     ///
     /// # Errors
     /// A listener cannot be used, or the process can have no more descriptors or threads.
-    pub fn start(socket: Option<ApiSocket>, metrics: Option<StdTcpListener>, shared: SharedApi) -> io::Result<Self> {
+    pub fn start(
+        socket: Option<ListeningSocket>,
+        metrics: Option<StdTcpListener>,
+        shared: SharedApi,
+    ) -> io::Result<Self> {
         let api = socket.as_ref().map(|socket| socket.listener().try_clone()).transpose()?;
         api.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true))?;
         metrics.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true))?;

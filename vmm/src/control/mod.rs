@@ -145,9 +145,13 @@ impl<M: Machine> Created<M> {
     /// What the VM is, with `status` of its virtio-iommu.
     fn info(&self, status: Option<IommuStatus>) -> Box<VmInfo> {
         let devices = self.booted.iter().flat_map(|booted| booted.vm.devices());
+        let mut config = VmConfig::clone(&self.config);
+        if let Some(pty) = self.booted.as_ref().and_then(|booted| booted.vm.serial_pty()) {
+            config.serial.file = Some(pty.to_path_buf());
+        }
         Box::new(VmInfo {
             iommu_bounce: self.config.iommu_bounce.as_ref().map(|config| bounce::status(config, status.as_ref())),
-            config: VmConfig::clone(&self.config),
+            config,
             state: match self.state {
                 // As in Cloud Hypervisor: what is left of a guest that has ended is its configuration.
                 State::Created | State::Shutdown => VmState::Created,

@@ -6,6 +6,7 @@
 mod error;
 mod mailbox;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
@@ -69,6 +70,10 @@ pub trait Machine: Sized + Send + 'static {
     fn press_power_button(&self) -> Result<(), VmError>;
     /// Raises an NMI on every vCPU, all of which stand still.
     fn raise_nmi(&self) -> Result<(), VmError>;
+    /// The path of the pseudoterminal that its serial port is connected with, if there is one.
+    fn serial_pty(&self) -> Option<&Path> {
+        None
+    }
     /// The guest's devices.
     fn devices(&self) -> Vec<DeviceNode>;
     /// Adds a device, of a kind that can come, and tells the guest. On error nothing has changed.

@@ -2,19 +2,17 @@
 
 //! Building a VM from its configuration.
 
-use std::io;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use carom_api::VmConfig;
-use carom_api::config::{ConsoleConfig, ConsoleMode};
-use carom_api::error::FileError;
-use devices::legacy::serial::SerialPort;
+use carom_api::config::ConsoleMode;
 use devices::pci::{BarWindows, ConfigPorts, Ecam, PciAddress, PciRoot};
 use devices::platform::{AddressSpace, DeviceObserver, Space};
 use devices::pvpanic::PvPanic;
 use devices::shown::ShownMemory;
 
+use super::serial::SerialLinks;
 use super::snapshot::Source;
 use super::{PVPANIC_ID, Vm, load};
 use crate::address_space::{IoMap, IoMapOwner};
@@ -37,8 +35,6 @@ use crate::parts::IOMMU_ADDRESS;
 use crate::parts::bus::PartBus;
 use crate::parts::context::DeviceContext;
 use crate::parts::observer::Observer;
-use crate::serial_output::SerialOutput;
-use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
 use crate::{memory, snapshot};
 
@@ -121,7 +117,7 @@ impl Vm {
         }
         let initial_irqchip = IrqchipState::save(&kvm.fd)?;
         let power_button = platform::add_power_button(&kvm)?;
-        let (serial, serial_output, terminal) = add_serial_port(config, &kvm, &io_map)?;
+        let (serial, serial_links) = SerialLinks::add_port(&config.serial, &kvm, &io_map)?;
         let platform = PlatformDevices { control_port, config_ports, hotplug, serial };
         Ok(Self {
             vcpus,
@@ -141,8 +137,7 @@ impl Vm {
             ram_size,
             clock: None,
             power_button,
-            _serial_output: serial_output,
-            _terminal: terminal,
+            serial: serial_links,
         })
     }
 }
@@ -173,33 +168,6 @@ fn add_root_bus(io_map: &Arc<IoMap>, tables: &acpi::TableConfig) -> Result<(Arc<
     io_map.insert(Space::Memory, PCI_ECAM, Ecam::SIZE, Arc::new(Ecam::new(root.clone()))).map_err(place)?;
     let ports = platform::add_config_ports(io_map, &root).map_err(place)?;
     Ok((root, ports))
-}
-
-/// A serial port, where what the guest writes goes, and the terminal if it has that.
-type Serial = (Option<Arc<SerialPort>>, Option<SerialOutput>, Option<Terminal>);
-
-/// Adds the serial port and connects it; with `tty`, gives it the terminal.
-fn add_serial_port(config: &VmConfig, kvm: &KvmVm, io_map: &IoMap) -> Result<Serial, VmError> {
-    let fail = |source| VmError::Device { what: "setting the serial port up", source };
-    let output = match config.serial.mode {
-        ConsoleMode::Off => return Ok((None, None, None)),
-        ConsoleMode::Null => None,
-        ConsoleMode::Tty => Some(SerialOutput::stdout().map_err(fail)?),
-        ConsoleMode::File => {
-            let path = config.serial.file.clone().unwrap_or_default();
-            let fail =
-                |source| FileError { field: ConsoleConfig::SERIAL_FILE, path: path.display().to_string(), source };
-            Some(SerialOutput::file(&path).map_err(fail)?)
-        }
-    };
-    let writer = output.as_ref().map_or_else(|| Box::new(io::sink()) as Box<_>, SerialOutput::writer);
-    let port = platform::add_serial_port(io_map, kvm, writer)?;
-    if config.serial.mode != ConsoleMode::Tty {
-        return Ok((Some(port), output, None));
-    }
-    let what = "giving the terminal to the guest";
-    let terminal = Terminal::take(port.clone()).map_err(|source| VmError::Device { what, source })?;
-    Ok((Some(port), output, Some(terminal)))
 }
 
 #[cfg(test)]

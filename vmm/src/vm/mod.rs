@@ -3,8 +3,10 @@
 //! A VM: built from its configuration, started, paused, reset. [`crate::control`] decides when.
 
 mod build;
+mod serial;
 mod snapshot;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
@@ -28,11 +30,10 @@ use crate::event_monitor::EventMonitor;
 use crate::kvm::{KvmError, KvmVm};
 use crate::machine::{Machine, Mailbox, PartCounters, VmError};
 use crate::parts::bus::PartBus;
-use crate::serial_output::SerialOutput;
 use crate::snapshot::{NewSnapshot, Snapshot};
-use crate::terminal::Terminal;
 use crate::vcpu::Vcpu;
 
+use serial::SerialLinks;
 use snapshot::{Source, StoppedClock};
 
 /// ID of the device by which the guest tells of a panic.
@@ -65,8 +66,7 @@ pub struct Vm {
     clock: Option<StoppedClock>,
     /// Raises the interrupt line of ACPI events.
     power_button: EventFd,
-    _serial_output: Option<SerialOutput>,
-    _terminal: Option<Terminal>,
+    serial: SerialLinks,
 }
 
 impl Machine for Vm {
@@ -162,6 +162,10 @@ impl Machine for Vm {
             vcpu.with_fd(|fd| fd.nmi()).map_err(KvmError::call(format!("raising an NMI on vCPU {}", vcpu.id())))?;
         }
         Ok(())
+    }
+
+    fn serial_pty(&self) -> Option<&Path> {
+        self.serial.pty_path()
     }
 
     fn devices(&self) -> Vec<DeviceNode> {

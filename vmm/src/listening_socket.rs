@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The socket that the API is served on: only its owner can connect, a live one is never taken over, and none is left
-//! behind.
+//! A unix socket that clients of the VMM connect to: only its owner can, a live one is never taken over, and none is left behind.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,7 +18,7 @@ use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use rustix::process::umask;
 
 /// A listening socket. Dropping it removes its file.
-pub struct ApiSocket {
+pub struct ListeningSocket {
     listener: UnixListener,
     /// The file, and what it was when it was made.
     file: Option<(PathBuf, Identity)>,
@@ -35,9 +34,9 @@ fn identity(path: &Path) -> io::Result<Identity> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-impl ApiSocket {
+impl ListeningSocket {
     /// Makes a socket at `path` that only this user can connect to. A socket that nobody serves any more is replaced. To be
-    /// called while no other thread makes files, as it sets the umask for a moment.
+    /// called by the main thread, which alone makes files, as it sets the umask for a moment.
     ///
     /// # Errors
     /// Somebody serves a socket there, something else is there, or it cannot be made.
@@ -71,14 +70,14 @@ impl ApiSocket {
     }
 }
 
-impl Drop for ApiSocket {
+impl Drop for ListeningSocket {
     fn drop(&mut self) {
         let Some((path, made)) = &self.file else { return };
         // Whoever has put another there meanwhile keeps it.
         if identity(path).is_ok_and(|now| now == *made)
             && let Err(error) = fs::remove_file(path)
         {
-            log::warn!("removing the API socket {}: {error}", path.display());
+            log::warn!("removing the socket {}: {error}", path.display());
         }
     }
 }
@@ -127,7 +126,7 @@ mod tests {
     fn socket_is_its_owners_only_and_removed_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("api.sock");
-        let socket = ApiSocket::bind(&path).unwrap();
+        let socket = ListeningSocket::bind(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
         drop(socket);
         assert!(!path.exists());
@@ -137,8 +136,8 @@ mod tests {
     fn live_socket_is_refused_and_a_stale_one_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("api.sock");
-        let socket = ApiSocket::bind(&path).unwrap();
-        let error = ApiSocket::bind(&path).err().unwrap();
+        let socket = ListeningSocket::bind(&path).unwrap();
+        let error = ListeningSocket::bind(&path).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{error}");
         assert!(path.exists());
         drop(socket);
@@ -146,7 +145,7 @@ mod tests {
         // As a process leaves it that was killed.
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        let socket = ApiSocket::bind(&path).unwrap();
+        let socket = ListeningSocket::bind(&path).unwrap();
         UnixStream::connect(&path).unwrap();
         drop(socket);
     }
@@ -157,9 +156,9 @@ mod tests {
         let path = dir.path().join("api.sock");
         let holder = File::open(dir.path()).unwrap();
         flock(&holder, FlockOperation::LockExclusive).unwrap();
-        let error = ApiSocket::bind(&path).err().unwrap();
+        let error = ListeningSocket::bind(&path).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
-        let waiting = thread::spawn(move || ApiSocket::bind(&path).map(drop));
+        let waiting = thread::spawn(move || ListeningSocket::bind(&path).map(drop));
         thread::sleep(PATIENCE / 20);
         drop(holder);
         waiting.join().unwrap().unwrap();
@@ -170,12 +169,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "precious").unwrap();
-        assert!(ApiSocket::bind(&path).is_err());
+        assert!(ListeningSocket::bind(&path).is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
-        assert!(ApiSocket::bind(&dir.path().join("no/such/directory")).is_err());
+        assert!(ListeningSocket::bind(&dir.path().join("no/such/directory")).is_err());
 
         let path = dir.path().join("api.sock");
-        let socket = ApiSocket::bind(&path).unwrap();
+        let socket = ListeningSocket::bind(&path).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "somebody else's").unwrap();
         drop(socket);
@@ -186,11 +185,11 @@ mod tests {
     fn inherited_descriptor_must_be_a_listening_socket() {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("s")).unwrap();
-        assert!(ApiSocket::inherited(listener.into()).is_ok());
-        assert!(ApiSocket::inherited(tempfile::tempfile().unwrap().into()).is_err());
+        assert!(ListeningSocket::inherited(listener.into()).is_ok());
+        assert!(ListeningSocket::inherited(tempfile::tempfile().unwrap().into()).is_err());
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        assert!(ApiSocket::inherited(tcp.into()).is_err());
+        assert!(ListeningSocket::inherited(tcp.into()).is_err());
         let (one, _other) = UnixStream::pair().unwrap();
-        assert!(ApiSocket::inherited(one.into()).is_err());
+        assert!(ListeningSocket::inherited(one.into()).is_err());
     }
 }
