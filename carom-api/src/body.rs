@@ -9,13 +9,13 @@ use serde::de::DeserializeOwned;
 use serde_ignored::Path;
 use serde_json::Value;
 
-use crate::error::one_line;
+use crate::error::{MAX_QUOTED, one_line, quotable};
 use crate::field::Field;
 use crate::json;
 use crate::unsupported::{UNSUPPORTED, Unsupported};
 
-/// Longest text in bytes that a refusal quotes.
-const MAX_QUOTED: usize = 64;
+/// Most bytes that a refusal takes over of what the reader of a type says, which quotes what it found.
+const MAX_REASON: usize = 512;
 
 /// Takes out the field at `path` if its value is `neutral` or null.
 fn strip(value: &mut Value, path: &str, neutral: &Value) {
@@ -76,7 +76,7 @@ fn not_supported(place: &str, value: &Value, neutral: &Value) -> String {
         && let wrong = fields.iter().filter(|(name, field)| neutral.get(*name) != Some(field))
         && let Some((name, field)) = wrong.min_by_key(|(name, _)| !neutral.contains_key(*name))
     {
-        return not_supported(&format!("{place}.{name}"), field, neutral.get(name).unwrap_or(&Value::Null));
+        return not_supported(&format!("{place}.{}", quotable(name)), field, neutral.get(name).unwrap_or(&Value::Null));
     }
     let what = match value {
         Value::Bool(_) | Value::Number(_) => format!("{value} "),
@@ -159,7 +159,8 @@ fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String
     let read = serde_path_to_error::deserialize(serde_ignored::Deserializer::new(value, &mut note));
     let read = read.map_err(|error| {
         let place = error.path().to_string();
-        one_line(&if place == "." { error.inner().to_string() } else { format!("{place}: {}", error.inner()) })
+        let reason = shortened(error.inner().to_string());
+        one_line(&if place == "." { reason } else { format!("{place}: {reason}") })
     })?;
     match (unknown, names.first()) {
         (Unknown::Refused, Some(name)) => return Err(one_line(&format!("{name}: unknown field"))),
@@ -172,14 +173,24 @@ fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String
     Ok(read)
 }
 
+/// A reason without its middle where it is too long: what was found comes first, and what would be right last.
+fn shortened(reason: String) -> String {
+    if reason.len() <= MAX_REASON {
+        return reason;
+    }
+    let head = reason.floor_char_boundary(MAX_REASON / 2);
+    let tail = reason.ceil_char_boundary(reason.len() - MAX_REASON / 2);
+    format!("{}…{}", &reason[..head], &reason[tail..])
+}
+
 /// A place in the words of messages, such as `devices[1].x`.
 fn place_of(path: &Path<'_>) -> String {
     match path {
         Path::Root => String::new(),
         Path::Seq { parent, index } => format!("{}[{index}]", place_of(parent)),
         Path::Map { parent, key } => match place_of(parent) {
-            parent if parent.is_empty() => key.clone(),
-            parent => format!("{parent}.{key}"),
+            parent if parent.is_empty() => quotable(key).into_owned(),
+            parent => format!("{parent}.{}", quotable(key)),
         },
         Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => place_of(parent),
     }

@@ -2,6 +2,7 @@
 
 //! Rules that do not hold, told in the words of whoever broke them.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 
@@ -11,6 +12,17 @@ use crate::field::{Field, Terms};
 pub fn one_line(message: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_default().collect() } else { c.to_string() };
     message.chars().map(escape).collect()
+}
+
+/// Longest text in bytes that a message quotes of what a client sent.
+pub(crate) const MAX_QUOTED: usize = 64;
+
+/// A name that a client sent, for a message: what is longer than [`MAX_QUOTED`] ends with `…` there.
+pub(crate) fn quotable(name: &str) -> Cow<'_, str> {
+    if name.len() <= MAX_QUOTED {
+        return name.into();
+    }
+    format!("{}…", &name[..name.floor_char_boundary(MAX_QUOTED)]).into()
 }
 
 /// An error that may name fields. `Display` has them in the words of the command line.

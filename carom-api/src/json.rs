@@ -8,7 +8,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::error::Category;
 use serde_json::{Map, Value};
 
-use crate::error::one_line;
+use crate::error::{one_line, quotable};
 
 /// Reads a body of JSON. The error is one line: that it is none, or which field is given twice.
 pub(super) fn read(body: &[u8]) -> Result<Value, String> {
@@ -92,7 +92,7 @@ impl<'de> Visitor<'de> for Once<'_> {
         let mut fields = Map::new();
         while let Some(name) = source.next_key::<String>()? {
             let dot = if self.0.is_empty() { "" } else { "." };
-            let value = self.step(format_args!("{dot}{name}"), |value| {
+            let value = self.step(format_args!("{dot}{}", quotable(&name)), |value| {
                 if fields.contains_key(&name) { Err(A::Error::custom("twice")) } else { source.next_value_seed(value) }
             })?;
             fields.insert(name, value);
