@@ -52,9 +52,9 @@ impl VmDefaults {
         if self.all_behind_iommu {
             config.parts_mut().for_each(KindConfig::put_behind_iommu);
         }
-        let passed_through = config.devices.len() + config.user_devices.len();
-        let of_use = passed_through == 0 || config.parts().any(KindConfig::is_behind_iommu);
-        if config.iommu_bounce.is_none() && of_use {
+        let all_beside =
+            config.parts().any(|part| part.kind().passed_through) && !config.parts().any(KindConfig::is_behind_iommu);
+        if config.iommu_bounce.is_none() && !all_beside {
             config.iommu_bounce.clone_from(&self.iommu_bounce);
         }
     }
@@ -110,10 +110,16 @@ mod tests {
     fn windows_alone_leave_a_vm_as_it_is_whose_devices_are_beside_the_iommu() {
         let mut defaults = VmDefaults { iommu_bounce: "".parse().ok(), all_behind_iommu: false };
         defaults.complete(none).unwrap();
-        let mut config = config(r#"{"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}]}"#);
-        let before = config.clone();
+        for devices in [r#""devices": [{"path": "/d"}]"#, r#""user_devices": [{"socket": "/s"}], "rng": {}"#] {
+            let mut config = config(&format!(r#"{{"payload": {{"kernel": "/k"}}, {devices}}}"#));
+            let before = config.clone();
+            defaults.apply(&mut config);
+            assert_eq!(config, before);
+        }
+        // The windows are for devices to come, whatever is emulated meanwhile.
+        let mut config = config(r#"{"payload": {"kernel": "/k"}, "rng": {}}"#);
         defaults.apply(&mut config);
-        assert_eq!(config, before);
+        assert!(config.iommu_bounce.is_some());
     }
 
     #[test]

@@ -60,6 +60,7 @@ impl IommuBounceConfig {
         bare: Some(""),
         id: Self::ID,
         takes_slot: false,
+        passed_through: false,
         iommu: None,
         default_for_clients: true,
         add: None,

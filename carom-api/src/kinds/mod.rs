@@ -74,6 +74,8 @@ pub struct Kind {
     pub id: &'static str,
     /// Whether a device of it takes one of the slots for devices; otherwise it has a place of its own.
     pub takes_slot: bool,
+    /// Whether its devices do DMA of the host's or of another process: those that bounce windows are for.
+    pub passed_through: bool,
     /// The key that puts a device behind the virtio-iommu, where that is possible.
     pub iommu: Option<Field>,
     /// Whether the option, beside `--api-socket`, is what VMs of clients have that say nothing of it ([`VmDefaults`](crate::VmDefaults)).
@@ -140,7 +142,7 @@ pub trait KindConfig {
         false
     }
 
-    /// Puts it behind the virtio-iommu, if it does DMA of the host's or of another process.
+    /// Puts it behind the virtio-iommu, if it is [passed through](Kind::passed_through).
     fn put_behind_iommu(&mut self) {}
 
     /// What it is made of on the host.
@@ -256,6 +258,7 @@ mod tests {
             assert!(kind.field.option().starts_with("--") && kind.id.starts_with('_'), "{}", kind.name);
             assert_eq!(kind.name, kind.name.to_lowercase());
             assert!(kind.takes_slot || kind.add.is_none(), "{}: what comes needs a slot", kind.name);
+            assert!(!kind.passed_through || kind.iommu.is_some(), "{}: windows are for it", kind.name);
         }
     }
 

@@ -51,6 +51,7 @@ impl RngConfig {
         bare: Some(""),
         id: Self::ID,
         takes_slot: true,
+        passed_through: false,
         iommu: Some(Self::OPTION.key("iommu")),
         default_for_clients: false,
         add: None,

@@ -46,6 +46,7 @@ impl DeviceConfig {
         bare: None,
         id: "_vfio",
         takes_slot: true,
+        passed_through: true,
         iommu: Some(Self::IOMMU),
         default_for_clients: false,
         add: Some(Add {

@@ -47,6 +47,7 @@ impl UserDeviceConfig {
         bare: None,
         id: "_vfio_user",
         takes_slot: true,
+        passed_through: true,
         iommu: Some(Self::IOMMU),
         default_for_clients: false,
         add: Some(Add {
