@@ -197,7 +197,9 @@ where
             Some(added.and_then(|()| vm.check()).map_err(mistake)?)
         }
     };
-    if cli.api_socket.is_none() && vm.as_ref().is_some_and(|vm| !vm.has_devices() && vm.iommu_bounce.is_some()) {
+    if cli.api_socket.is_none()
+        && vm.as_ref().is_some_and(|vm| vm.iommu_bounce.is_some() && !vm.has_device_behind_iommu())
+    {
         let rule =
             "needs a device behind the virtio-iommu (--device path=…,iommu=on), or --api-socket, by which one can come";
         return Err(mistake(ConfigError::new(IommuBounceConfig::OPTION, rule)));
@@ -301,6 +303,7 @@ mod tests {
             (&["--kernel", "k", "--platform", "iommufd=yes"][..], "--platform iommufd: 'yes'"),
             (&["--kernel", "k", "--platform", "iommu_poll=1"][..], "--platform iommu_poll: '1' is none of"),
             (&["--kernel", "k", "--iommu-bounce"][..], "iommu=on"),
+            (&["--kernel", "k", "--iommu-bounce", "--rng"][..], "iommu=on"),
             (&["--kernel", "k", "--user-device", "/s"][..], "--user-device: '/s' is no key=value"),
             (&["--kernel", "k", "--user-device", "socket=/s"][..], "--user-device iommu: is off"),
             (&["--kernel", "k", "--console", "tty"][..], "--console: only 'off'"),

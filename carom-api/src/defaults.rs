@@ -52,9 +52,7 @@ impl VmDefaults {
         if self.all_behind_iommu {
             config.parts_mut().for_each(KindConfig::put_behind_iommu);
         }
-        let all_beside =
-            config.parts().any(|part| part.kind().passed_through) && !config.parts().any(KindConfig::is_behind_iommu);
-        if config.iommu_bounce.is_none() && !all_beside {
+        if config.iommu_bounce.is_none() && config.has_use_for_windows() {
             config.iommu_bounce.clone_from(&self.iommu_bounce);
         }
     }
@@ -120,6 +118,7 @@ mod tests {
         let mut config = config(r#"{"payload": {"kernel": "/k"}, "rng": {}}"#);
         defaults.apply(&mut config);
         assert!(config.iommu_bounce.is_some());
+        config.check().unwrap();
     }
 
     #[test]

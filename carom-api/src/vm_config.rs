@@ -116,8 +116,7 @@ impl VmConfig {
         // Before anything else: a client may send thousands, and each is compared with all others.
         self.check_slots()?;
         self.parts().try_for_each(|part| part.check_id())?;
-        let (behind, beside) = self.count();
-        if self.iommu_bounce.is_some() && behind == 0 && beside != 0 {
+        if self.iommu_bounce.is_some() && !self.has_use_for_windows() {
             // Not a rule that always holds: devices come and go while the VM runs.
             return Err(ConfigError::in_terms(IommuBounceConfig::OPTION, |terms| {
                 format!("needs a device behind the virtio-iommu: {}", way_behind_iommu(terms))
@@ -172,14 +171,20 @@ impl VmConfig {
         (behind.len(), beside.len())
     }
 
-    /// Whether a device is configured that takes a slot, of whatever kind.
-    pub fn has_devices(&self) -> bool {
-        self.parts().any(|part| part.kind().takes_slot)
+    /// Whether a device is behind the virtio-iommu.
+    pub(crate) fn has_device_behind_iommu(&self) -> bool {
+        self.parts().any(KindConfig::is_behind_iommu)
+    }
+
+    /// Whether bounce windows have a use, for a device or for one to come: not where devices are passed through and all are beside
+    /// the virtio-iommu. Emulated devices beside it say nothing of that.
+    pub(crate) fn has_use_for_windows(&self) -> bool {
+        self.has_device_behind_iommu() || !self.parts().any(|part| part.kind().passed_through)
     }
 
     /// Whether the VM has a virtio-iommu: for a device behind it, or for one that will come to it while the VM runs.
     pub fn has_iommu(&self) -> bool {
-        self.iommu_bounce.is_some() || self.parts().any(KindConfig::is_behind_iommu)
+        self.iommu_bounce.is_some() || self.has_device_behind_iommu()
     }
 
     fn check_slots(&self) -> Result<(), ConfigError> {

@@ -23,7 +23,7 @@ fn kernel_alone_makes_a_vm_with_cloud_hypervisors_defaults() {
     let config = config.check().unwrap();
     assert_eq!((config.cpus.boot_vcpus, config.cpus.max_vcpus), (1, 1));
     assert_eq!(config.memory.size, 512 * MIB);
-    assert!(!config.has_devices() && !config.has_iommu());
+    assert!(config.parts().next().is_none() && !config.has_iommu());
 }
 
 #[test]
@@ -57,6 +57,8 @@ fn bounce_is_refused_where_all_devices_are_beside_the_iommu() {
     let mut config = config();
     config.iommu_bounce = Some("".parse().unwrap());
     assert!(config.clone().check().unwrap().has_iommu(), "for a device that will come");
+    config.rng = Some("".parse().unwrap());
+    assert!(config.clone().check().unwrap().has_iommu(), "and a source of random bytes changes nothing");
     config.devices.push("path=/a".parse().unwrap());
     let error = refused(config.clone());
     assert_eq!(
