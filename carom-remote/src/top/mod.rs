@@ -7,7 +7,7 @@ mod view;
 
 use std::time::{Duration, Instant};
 
-use carom_api::types::{VmCounters, VmInfo};
+use carom_api::types::{VmCounters, VmInfo, VmState};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::crossterm::terminal::{disable_raw_mode, enable_raw_mode};
 
@@ -64,13 +64,30 @@ fn is_end(event: &Event) -> bool {
 
 /// Looks at the VM, which need not be there.
 fn look(client: &Client) -> Result<Look, CallError> {
-    let info: Option<VmInfo> = unless_refused(client.get_as("vm.info"), 404)?;
-    // The VM may have ended since.
-    let counters: Option<VmCounters> = match unless_refused(client.get_as("vm.counters"), 404) {
-        Err(CallError::Refused { status: 500, .. }) => None,
-        other => other?,
-    };
-    Ok(Look::new(Instant::now(), info, counters.unwrap_or_default()))
+    let found = info(client)?;
+    if !is_booted(found.as_ref()) {
+        return Ok(Look::new(Instant::now(), found, VmCounters::default()));
+    }
+    match unless_refused(client.get_as("vm.counters"), 404) {
+        // Its guest may have ended since. Otherwise the VMM has failed.
+        Err(error @ CallError::Refused { status: 500, .. }) => {
+            let found = info(client)?;
+            if is_booted(found.as_ref()) {
+                return Err(error);
+            }
+            Ok(Look::new(Instant::now(), found, VmCounters::default()))
+        }
+        counters => Ok(Look::new(Instant::now(), found, counters?.unwrap_or_default())),
+    }
+}
+
+fn info(client: &Client) -> Result<Option<VmInfo>, CallError> {
+    unless_refused(client.get_as("vm.info"), 404)
+}
+
+/// Whether a VM counts.
+fn is_booted(info: Option<&VmInfo>) -> bool {
+    info.is_some_and(|info| matches!(info.state, VmState::Running | VmState::Paused))
 }
 
 fn unless_refused<T>(result: Result<T, CallError>, with: u16) -> Result<Option<T>, CallError> {
@@ -82,8 +99,12 @@ fn unless_refused<T>(result: Result<T, CallError>, with: u16) -> Result<Option<T
 
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use std::collections::BTreeMap;
+    use std::io::{self, BufRead, BufReader, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::thread;
 
+    use carom_api::VmConfig;
     use ratatui::crossterm::event::KeyEvent;
 
     use super::*;
@@ -105,5 +126,70 @@ mod tests {
         assert!(unless_refused(refused(500), 404).is_err());
         let io = io::Error::other("x");
         assert!(unless_refused(Err::<(), _>(CallError::Connect { path: "/s".into(), source: io }), 404).is_err());
+    }
+
+    const NO_VM: (u16, &str) = (404, "[\"no VM\"]");
+    const FAILED: (u16, &str) = (500, "[\"failed\"]");
+    const COUNTERS: (u16, &str) = (200, r#"{"_iommu": {"requests_map": 7}}"#);
+
+    /// What `vm.info` answers in this state.
+    fn told(state: VmState) -> String {
+        let config = VmConfig::default();
+        let device_tree = BTreeMap::new();
+        let info = VmInfo { config, state, memory_actual_size: 0, iommu_bounce: None, device_tree };
+        serde_json::to_string(&info).unwrap()
+    }
+
+    /// One look at a server with these answers, all of which it must ask for.
+    fn look_at(answers: &[(u16, &str)]) -> Result<Look, CallError> {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let listener = UnixListener::bind(&socket).unwrap();
+        thread::scope(|scope| {
+            let server = scope.spawn(move || {
+                for (status, body) in answers {
+                    let (mut client, _) = listener.accept().unwrap();
+                    let request = BufReader::new(&client).lines().map(Result::unwrap);
+                    assert!(request.take_while(|line| !line.is_empty()).count() > 1);
+                    let head = format!("HTTP/1.1 {status} \r\ncontent-length: {}\r\n\r\n", body.len());
+                    client.write_all((head + body).as_bytes()).unwrap();
+                }
+            });
+            let look = look(&Client::new(&socket).unwrap());
+            // A server that still waits fails by that.
+            drop(UnixStream::connect(&socket));
+            server.join().unwrap();
+            look
+        })
+    }
+
+    #[test]
+    fn vm_that_is_not_booted_has_no_counters_and_is_not_asked_for_them() {
+        assert!(look_at(&[NO_VM]).unwrap().info.is_none());
+        let look = look_at(&[(200, &told(VmState::Created))]).unwrap();
+        assert_eq!(look.info.unwrap().state, VmState::Created);
+    }
+
+    #[test]
+    fn vm_that_runs_or_is_paused_has_counters() {
+        for state in [VmState::Running, VmState::Paused] {
+            assert_eq!(look_at(&[(200, &told(state)), COUNTERS]).unwrap().counter("requests_map"), 7);
+        }
+    }
+
+    #[test]
+    fn vm_that_ends_meanwhile_is_shown_as_it_is_then() {
+        let running = told(VmState::Running);
+        let look = look_at(&[(200, &running), FAILED, (200, &told(VmState::Created))]).unwrap();
+        assert_eq!(look.info.unwrap().state, VmState::Created);
+        assert!(look_at(&[(200, &running), FAILED, NO_VM]).unwrap().info.is_none());
+        assert_eq!(look_at(&[(200, &running), NO_VM]).unwrap().counter("requests_map"), 0);
+    }
+
+    #[test]
+    fn failure_of_a_vm_that_runs_is_told() {
+        let running = told(VmState::Running);
+        let error = look_at(&[(200, &running), FAILED, (200, &running)]).err().unwrap();
+        assert_eq!(error.to_string(), "failed (status 500)");
     }
 }
