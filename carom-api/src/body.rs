@@ -3,7 +3,7 @@
 //! Reading request bodies.
 //!
 //! What Cloud Hypervisor's clients say that asks for nothing is forgotten. A field that nobody knows is one of a newer client: the
-//! server warns of it and goes on, as there; whoever reads what a user wrote refuses it.
+//! server warns of it and goes on; whoever reads what a user wrote refuses it.
 
 use serde::de::DeserializeOwned;
 use serde_ignored::Path;

@@ -17,8 +17,8 @@ use crate::queued_writer::QueuedWriter;
 
 /// Most bytes of events that wait to be written, about a thousand events. Further ones are lost, and counted.
 const MAX_WAITING: u64 = 256 << 10;
-/// Most bytes of an event, its line break included: a reader with a buffer of a page, as libvirt has, never takes up again after a
-/// longer one.
+/// Most bytes of an event, its line break included: less than a page, as a reader may have a buffer of one and no answer to a
+/// longer line.
 const MAX_EVENT: usize = 4095;
 /// Most events that a guest can have written at once: see [`EventMonitor::event_of_guest`].
 const MAX_OF_GUEST: u32 = 64;
