@@ -165,7 +165,7 @@ mod tests {
             "fn f() { let _ = super::b::B { x: 1 }; }",
             "fn f() { assert!(matches!(1, crate::b::B)); }",
             "fn f() { use super::b; let _: b::B; }",
-            "use super::b as other; fn f() -> Vec<other::B> { todo!() }",
+            "use super::b as other; fn f() -> Vec<other::B> { vec![] }",
             "use super::*; type T = b::B;",
             "impl crate::b::B { }",
             "mod inner { use super::super::b::B; }",
