@@ -78,12 +78,17 @@ fn devices(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.total("carom_device_requests_total", help, all.device_requests)
 }
 
+/// The metric of a counter that devices of a kind have.
+pub(crate) fn name_of(kind: &str, counter: &str) -> String {
+    format!("carom_{}_{counter}_total", kind.replace('-', "_"))
+}
+
 /// What devices count by themselves: a metric for each counter of a kind, labelled with the device.
 fn parts(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     let mut metrics = BTreeMap::new();
     for part in &all.parts {
         for counter in &part.counters {
-            let name = format!("carom_{}_{}_total", part.kind.replace('-', "_"), counter.name);
+            let name = name_of(part.kind, counter.name);
             let (_, values) = metrics.entry(name).or_insert_with(|| (counter.help, Vec::new()));
             values.push((part.id.as_str(), counter.value));
         }
@@ -235,6 +240,7 @@ fn seconds(ns: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -337,6 +343,23 @@ mod tests {
         assert_eq!(buckets("map").len(), buckets("attach").len());
         let pinned = "carom_iommu_endpoint_pinned_bytes{address=\"0000:00:02.0\",device=\"drive\"}";
         assert_eq!(value(pinned), 8192.0);
+    }
+
+    #[test]
+    fn documents_table_has_each_metric_and_no_other() {
+        let all = Figures { iommu: Some(IommuStatus::default()), engine: Some(engine()), ..Figures::default() };
+        let text = render(&all).unwrap();
+        let rendered: BTreeSet<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
+            .map(|(name, _)| name)
+            .collect();
+        let rows = include_str!("../../../docs/api.md").lines().filter(|line| line.starts_with("| `carom_"));
+        let names = rows.flat_map(|row| row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2));
+        let names = names.map(|name| name.split('{').next().unwrap()).filter(|name| name.starts_with("carom_"));
+        // Those of devices are held against the table where the devices are.
+        let documented: BTreeSet<&str> = names.filter(|name| !name.starts_with("carom_rng_")).collect();
+        assert_eq!(documented, rendered);
     }
 
     #[test]

@@ -37,13 +37,17 @@ impl Part for Rng {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        let RngCounters { requests, bytes, source_errors } = self.device.counters();
-        vec![
-            Counter { name: "requests", help: "Requests for random bytes that were served.", value: requests },
-            Counter { name: "bytes", help: "Random bytes that the guest got.", value: bytes },
-            Counter { name: "source_errors", help: "How often the source could not be read.", value: source_errors },
-        ]
+        named(self.device.counters())
     }
+}
+
+fn named(counters: RngCounters) -> Vec<Counter> {
+    let RngCounters { requests, bytes, source_errors } = counters;
+    vec![
+        Counter { name: "requests", help: "Requests for random bytes that were served.", value: requests },
+        Counter { name: "bytes", help: "Random bytes that the guest got.", value: bytes },
+        Counter { name: "source_errors", help: "How often the source could not be read.", value: source_errors },
+    ]
 }
 
 /// Opens the source and makes the device.
@@ -82,4 +86,19 @@ fn open_source(path: &Path) -> io::Result<File> {
         return Err(io::ErrorKind::IsADirectory.into());
     }
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::metrics;
+
+    #[test]
+    fn counters_are_in_the_documents_table_of_metrics() {
+        let document = include_str!("../../../docs/api.md");
+        for counter in named(RngCounters::default()) {
+            let name = metrics::name_of(BUILDER.kind.name, counter.name);
+            assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
+        }
+    }
 }
