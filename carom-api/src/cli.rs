@@ -40,7 +40,7 @@ pub struct Cli {
     /// Kernel command line
     #[arg(long, value_name = "TEXT", default_value = "", requires = "kernel")]
     cmdline: String,
-    /// CPUs: boot=N[,max=N]
+    /// CPUs: boot=N[,max=N][,topology=THREADS:CORES:DIES:PACKAGES][,max_phys_bits=46][,nested=on|off]
     #[arg(long, value_name = "boot=N", default_value = "boot=1", requires = "kernel")]
     cpus: CpusConfig,
     /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off]

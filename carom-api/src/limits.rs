@@ -2,6 +2,8 @@
 
 //! What a VM may have at most. The VMM's address map has room for as much, which it asserts when it is compiled.
 
+use std::ops::RangeInclusive;
+
 /// Bytes in a MiB.
 pub const MIB: u64 = 1 << 20;
 /// Bytes in a GiB.
@@ -9,6 +11,12 @@ pub const GIB: u64 = 1 << 30;
 
 /// Most vCPUs of a VM: what the 8-bit local APIC IDs of the ACPI MADT can name.
 pub const MAX_VCPUS: u32 = 254;
+/// Bits of a physical address that the guest's CPUs have at most if nothing else is said. Linux that starts by PVH knows as many.
+pub const MAX_PHYS_BITS: u8 = 46;
+/// Bits of a physical address that x86-64 CPUs may have, the least since they have 64-bit addresses.
+pub const PHYS_BITS: RangeInclusive<u8> = 36..=52;
+/// Bytes of physical addresses that are not RAM's, at least: the hole below 4 GiB, and as much for 64-bit BARs.
+pub const ROOM_BESIDE_RAM: u64 = 2 * GIB;
 /// Least RAM in bytes that a kernel boots in.
 pub const MIN_MEMORY: u64 = 32 * MIB;
 /// Most RAM in bytes.

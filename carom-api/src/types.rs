@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::config::CpusConfig;
 use crate::error::ConfigError;
 use crate::field::Field;
 use crate::kinds::IommuBounceConfig;
@@ -277,7 +276,7 @@ impl VmResize {
             return Err(ConfigError::new(Field::only("desired_balloon"), "must be 0: there is no balloon"));
         }
         if let Some(vcpus) = self.desired_vcpus {
-            config.cpus = CpusConfig { boot_vcpus: vcpus, max_vcpus: vcpus };
+            (config.cpus.boot_vcpus, config.cpus.max_vcpus) = (vcpus, vcpus);
         }
         if let Some(bytes) = self.desired_ram {
             config.memory.size = bytes;

@@ -79,7 +79,6 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     field("cpus.core_scheduling", Neutral::Text("Off")),
     field("cpus.features", Neutral::NoFields),
     field("cpus.kvm_hyperv", Neutral::Bool(false)),
-    field("cpus.topology", Neutral::Null),
     console("debug_console", Neutral::ModeOff),
     console("debug_console.file", Neutral::Null),
     console("debug_console.iobase", Neutral::Null),

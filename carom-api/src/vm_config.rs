@@ -140,9 +140,9 @@ impl VmConfig {
         self.parts_mut().for_each(KindConfig::complete);
         let mut taken = self.ids();
         self.parts_mut().for_each(|part| name(part, &mut taken));
-        self.cpus.check()?;
         self.serial.check()?;
         self.memory.check()?;
+        self.cpus.check(&self.memory)?;
         self.payload.check()?;
         self.check_parts()?;
         Ok(CheckedConfig(self))

@@ -7,9 +7,10 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::MemoryConfig;
 use crate::error::ConfigError;
 use crate::field::Field;
-use crate::limits::MAX_VCPUS;
+use crate::limits::{MAX_PHYS_BITS, MAX_VCPUS, PHYS_BITS, ROOM_BESIDE_RAM};
 use crate::option_list::OptionList;
 
 /// The guest's CPUs.
@@ -22,6 +23,41 @@ pub struct CpusConfig {
     #[serde(default)]
     #[schema(maximum = 254)]
     pub max_vcpus: u32,
+    /// How they are grouped: as cores of one package, the same as without it.
+    #[serde(default)]
+    pub topology: Option<CpuTopology>,
+    /// Most bits that a physical address has; fewer where the host has fewer.
+    #[serde(default = "default_max_phys_bits")]
+    #[schema(minimum = 36, maximum = 52)]
+    pub max_phys_bits: u8,
+    /// Whether the guest can run VMs, where the host allows it.
+    #[serde(default = "default_nested")]
+    pub nested: bool,
+}
+
+/// How vCPUs are grouped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CpuTopology {
+    /// 1.
+    #[schema(minimum = 1, maximum = 1)]
+    pub threads_per_core: u16,
+    /// As many as there are vCPUs.
+    #[schema(minimum = 1, maximum = 254)]
+    pub cores_per_die: u16,
+    /// 1.
+    #[schema(minimum = 1, maximum = 1)]
+    pub dies_per_package: u16,
+    /// 1.
+    #[schema(minimum = 1, maximum = 1)]
+    pub packages: u16,
+}
+
+fn default_max_phys_bits() -> u8 {
+    MAX_PHYS_BITS
+}
+
+fn default_nested() -> bool {
+    true
 }
 
 impl CpusConfig {
@@ -31,6 +67,21 @@ impl CpusConfig {
     pub const BOOT: Field = Self::OPTION.keys("boot", "boot_vcpus");
     /// [`Self::max_vcpus`].
     pub const MAX: Field = Self::OPTION.keys("max", "max_vcpus");
+    /// [`Self::topology`].
+    pub const TOPOLOGY: Field = Self::OPTION.key("topology");
+    /// [`Self::max_phys_bits`].
+    pub const MAX_PHYS_BITS: Field = Self::OPTION.key("max_phys_bits");
+
+    /// `count` vCPUs and nothing special.
+    pub fn with_count(count: u32) -> Self {
+        Self {
+            boot_vcpus: count,
+            max_vcpus: count,
+            topology: None,
+            max_phys_bits: default_max_phys_bits(),
+            nested: default_nested(),
+        }
+    }
 
     /// Fills in what follows from the rest.
     pub(crate) fn complete(&mut self) {
@@ -42,9 +93,9 @@ impl CpusConfig {
     /// Checks the numbers.
     ///
     /// # Errors
-    /// There are too many or none, or they differ.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        let Self { boot_vcpus, max_vcpus } = *self;
+    /// There are too many or none, they differ, or they are grouped; or addresses have too few or too many bits.
+    pub fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
+        let Self { boot_vcpus, max_vcpus, .. } = *self;
         if !(1..=MAX_VCPUS).contains(&boot_vcpus) {
             return Err(ConfigError::new(Self::BOOT, format!("{boot_vcpus} is not in 1 to {MAX_VCPUS}")));
         }
@@ -52,51 +103,136 @@ impl CpusConfig {
             let rule = format!("{max_vcpus} is not {boot_vcpus}: vCPUs cannot be added while the VM runs");
             return Err(ConfigError::new(Self::MAX, rule));
         }
-        Ok(())
+        if let Some(topology) = &self.topology {
+            topology.check(max_vcpus)?;
+        }
+        self.check_phys_bits(memory)
+    }
+
+    /// Checks that all RAM has an address, and something is left for BARs behind it.
+    fn check_phys_bits(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
+        let bits = self.max_phys_bits;
+        let rule = if !PHYS_BITS.contains(&bits) {
+            format!("{bits} is not in {} to {}", PHYS_BITS.start(), PHYS_BITS.end())
+        } else if memory.size > (1 << bits) - ROOM_BESIDE_RAM {
+            format!("{bits} bits are too few for {} bytes of RAM", memory.size)
+        } else {
+            return Ok(());
+        };
+        Err(ConfigError::new(Self::MAX_PHYS_BITS, rule))
+    }
+}
+
+impl CpuTopology {
+    /// Checks that it is what a guest of `vcpus` vCPUs sees.
+    fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
+        let Self { threads_per_core, cores_per_die, dies_per_package, packages } = *self;
+        let rule = if (threads_per_core, dies_per_package, packages) != (1, 1, 1) {
+            "vCPUs are cores of one package: threads_per_core, dies_per_package and packages must be 1".into()
+        } else if u32::from(cores_per_die) != vcpus {
+            format!("cores_per_die is {cores_per_die}, but there are {vcpus} vCPUs")
+        } else {
+            return Ok(());
+        };
+        Err(ConfigError::new(CpusConfig::TOPOLOGY, rule))
     }
 }
 
 impl Default for CpusConfig {
     fn default() -> Self {
-        Self { boot_vcpus: 1, max_vcpus: 1 }
+        Self::with_count(1)
     }
 }
 
 impl FromStr for CpusConfig {
     type Err = ConfigError;
 
-    /// Parses `boot=N[,max=N]`.
+    /// Parses `boot=N[,max=N][,topology=THREADS:CORES:DIES:PACKAGES][,max_phys_bits=N][,nested=on|off]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = OptionList::parse(Self::OPTION, text, &["boot", "max"])?;
+        let list = OptionList::parse(Self::OPTION, text, &["boot", "max", "topology", "max_phys_bits", "nested"])?;
         let number = |field, text: &str| {
             text.parse().map_err(|_| ConfigError::new(field, format!("'{text}' is no number of CPUs")))
         };
         let boot_vcpus = number(Self::BOOT, list.required("boot")?)?;
         let max_vcpus = list.get("max").map_or(Ok(boot_vcpus), |max| number(Self::MAX, max))?;
-        Ok(Self { boot_vcpus, max_vcpus })
+        let max_phys_bits = list.get("max_phys_bits").map_or(Ok(default_max_phys_bits()), |bits| {
+            bits.parse().map_err(|_| ConfigError::new(Self::MAX_PHYS_BITS, format!("'{bits}' is no number of bits")))
+        })?;
+        let topology = list.get("topology").map(str::parse).transpose()?;
+        Ok(Self { boot_vcpus, max_vcpus, topology, max_phys_bits, nested: list.toggle("nested", true)? })
+    }
+}
+
+impl FromStr for CpuTopology {
+    type Err = ConfigError;
+
+    /// Parses `THREADS:CORES:DIES:PACKAGES`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let numbers: Result<Vec<u16>, _> = text.split(':').map(str::parse).collect();
+        match numbers.as_deref() {
+            Ok(&[threads_per_core, cores_per_die, dies_per_package, packages]) => {
+                Ok(Self { threads_per_core, cores_per_die, dies_per_package, packages })
+            }
+            _ => {
+                let rule = format!("'{text}' is not THREADS:CORES:DIES:PACKAGES, four numbers");
+                Err(ConfigError::new(CpusConfig::TOPOLOGY, rule))
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::{GIB, MAX_MEMORY};
 
     #[test]
     fn number_is_read_and_mistakes_name_option_and_rule() {
-        assert_eq!("boot=2".parse(), Ok(CpusConfig { boot_vcpus: 2, max_vcpus: 2 }));
+        assert_eq!("boot=2".parse(), Ok(CpusConfig::with_count(2)));
+        let all: CpusConfig = "boot=4,max=4,topology=1:4:1:1,max_phys_bits=40,nested=off".parse().unwrap();
+        assert_eq!((all.topology.unwrap().cores_per_die, all.max_phys_bits, all.nested), (4, 40, false));
         let refused = |text: &str| text.parse::<CpusConfig>().unwrap_err().to_string();
         assert_eq!(refused("boot=two"), "--cpus boot: 'two' is no number of CPUs");
-        assert_eq!(refused("most=2"), "--cpus: unknown key 'most', known are: boot, max");
+        assert_eq!(
+            refused("most=2"),
+            "--cpus: unknown key 'most', known are: boot, max, topology, max_phys_bits, nested"
+        );
+        assert_eq!(refused("boot=2,max_phys_bits=-1"), "--cpus max_phys_bits: '-1' is no number of bits");
+        assert!(refused("boot=2,topology=1:2:1").starts_with("--cpus topology: '1:2:1' is not THREADS:"));
+    }
+
+    fn refused(cpus: &CpusConfig, ram: u64) -> Option<Field> {
+        cpus.check(&MemoryConfig::with_size(ram)).err().map(|error| error.field)
     }
 
     #[test]
     fn number_out_of_range_is_refused() {
         for count in [0, 255, u32::MAX] {
-            let cpus = CpusConfig { boot_vcpus: count, max_vcpus: count };
-            assert_eq!(cpus.check().unwrap_err().field, CpusConfig::BOOT);
+            assert_eq!(refused(&CpusConfig::with_count(count), GIB), Some(CpusConfig::BOOT));
         }
-        let cpus = CpusConfig { boot_vcpus: 2, max_vcpus: 4 };
-        assert_eq!(cpus.check().unwrap_err().field, CpusConfig::MAX);
-        assert_eq!(CpusConfig { boot_vcpus: 254, max_vcpus: 254 }.check(), Ok(()));
+        let cpus = CpusConfig { max_vcpus: 4, ..CpusConfig::with_count(2) };
+        assert_eq!(refused(&cpus, GIB), Some(CpusConfig::MAX));
+        assert_eq!(refused(&CpusConfig::with_count(254), GIB), None);
+    }
+
+    #[test]
+    fn topology_of_one_package_that_matches_the_vcpus_is_accepted_and_no_other() {
+        let with = |text: &str| CpusConfig { topology: Some(text.parse().unwrap()), ..CpusConfig::with_count(4) };
+        assert_eq!(refused(&with("1:4:1:1"), GIB), None);
+        for other in ["2:2:1:1", "1:2:2:1", "1:2:1:2", "1:1:1:1", "1:8:1:1", "0:0:0:0", "4:1:1:1"] {
+            assert_eq!(refused(&with(other), GIB), Some(CpusConfig::TOPOLOGY), "{other}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_do_not_reach_all_ram_are_refused() {
+        let with = |max_phys_bits| CpusConfig { max_phys_bits, ..CpusConfig::default() };
+        assert_eq!(
+            (refused(&with(36), 62 * GIB), refused(&with(46), MAX_MEMORY), refused(&with(52), GIB)),
+            (None, None, None)
+        );
+        for (bits, ram) in [(0, GIB), (35, GIB), (53, GIB), (255, GIB), (36, 62 * GIB + 1), (39, MAX_MEMORY)] {
+            assert_eq!(refused(&with(bits), ram), Some(CpusConfig::MAX_PHYS_BITS), "{bits}");
+        }
     }
 }

@@ -9,7 +9,7 @@ mod payload;
 mod platform;
 
 pub use console::{ConsoleConfig, ConsoleMode};
-pub use cpus::CpusConfig;
+pub use cpus::{CpuTopology, CpusConfig};
 pub use memory::MemoryConfig;
 pub use payload::PayloadConfig;
 pub use platform::{IommuPoll, PlatformConfig};

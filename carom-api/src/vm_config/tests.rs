@@ -32,6 +32,9 @@ fn every_part_is_checked() {
     wrong.cpus.boot_vcpus = 0;
     assert_eq!(refused(wrong).field, CpusConfig::BOOT);
     let mut wrong = config();
+    (wrong.cpus.max_phys_bits, wrong.memory.size) = (36, 64 << 30);
+    assert_eq!(refused(wrong).field, CpusConfig::MAX_PHYS_BITS);
+    let mut wrong = config();
     wrong.memory.size = 1;
     assert_eq!(refused(wrong).field, MemoryConfig::SIZE);
     let mut wrong = config();
@@ -48,7 +51,7 @@ fn every_part_is_checked() {
 #[test]
 fn vcpus_at_most_are_as_many_as_at_boot_unless_said() {
     let mut config = config();
-    config.cpus = CpusConfig { boot_vcpus: 3, max_vcpus: 0 };
+    config.cpus = CpusConfig { max_vcpus: 0, ..CpusConfig::with_count(3) };
     assert_eq!(config.check().unwrap().cpus.max_vcpus, 3);
 }
 

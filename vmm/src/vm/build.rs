@@ -53,7 +53,7 @@ impl Vm {
         monitor: &EventMonitor,
     ) -> Result<Self, VmError> {
         let kvm = KvmVm::new()?;
-        let template = CpuidTemplate::new(&kvm.kvm, config.cpus.boot_vcpus)?;
+        let template = CpuidTemplate::new(&kvm.kvm, &config.cpus)?;
         let saved = source.map(|source| &source.snapshot.state.processors);
         let cpuids = (0..config.cpus.boot_vcpus).map(|id| {
             let host = template.for_vcpu(id)?;

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! What CPUID tells the guest: what KVM supports, with this vCPU's place in the topology (one socket, one thread a
-//! core) and the features that KVM emulates but does not report.
+//! core) and the features that KVM emulates but does not report, less what the configuration takes away.
 
+use carom_api::config::CpusConfig;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
 
 use crate::kvm::KvmError;
 
+/// Leaf 1, ECX: Intel's virtual machine extensions.
+const VMX: u32 = 1 << 5;
+/// Leaf 0x8000_0001, ECX: AMD's.
+const SVM: u32 = 1 << 2;
 /// Leaf 1, ECX: the local APIC's timer takes a TSC deadline.
 const TSC_DEADLINE: u32 = 1 << 24;
 /// Leaf 1, ECX: running under a hypervisor.
@@ -23,22 +28,26 @@ const LEVEL_CORE: u32 = 2 << 8;
 pub struct CpuidTemplate {
     entries: Vec<kvm_cpuid_entry2>,
     vcpus: u32,
+    max_phys_bits: u8,
+    nested: bool,
     tsc_deadline: bool,
 }
 
 impl CpuidTemplate {
-    /// What KVM supports, for a VM of `vcpus` vCPUs.
-    pub fn new(kvm: &Kvm, vcpus: u32) -> Result<Self, KvmError> {
+    /// What KVM supports, for a VM of these CPUs.
+    pub fn new(kvm: &Kvm, cpus: &CpusConfig) -> Result<Self, KvmError> {
         let supported =
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(KvmError::call("reading the supported CPUID"))?;
         let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
-        Ok(Self { entries: supported.as_slice().to_vec(), vcpus, tsc_deadline })
+        let CpusConfig { boot_vcpus: vcpus, max_phys_bits, nested, .. } = *cpus;
+        Ok(Self { entries: supported.as_slice().to_vec(), vcpus, max_phys_bits, nested, tsc_deadline })
     }
 
     /// Width of the guest's physical addresses in bits (leaf 0x8000_0008).
     pub fn physical_bits(&self) -> u8 {
         let leaf = self.entries.iter().find(|entry| entry.function == 0x8000_0008);
-        leaf.map_or(36, |entry| entry.eax.to_le_bytes()[0]).clamp(32, 52)
+        let of_host = leaf.map_or(36, |entry| entry.eax.to_le_bytes()[0]).clamp(32, 52);
+        of_host.min(self.max_phys_bits)
     }
 
     /// The entries of vCPU `id`, which is its APIC ID as well.
@@ -61,6 +70,9 @@ impl CpuidTemplate {
             1 => {
                 entry.ebx = (entry.ebx & 0x0000_ffff) | (logical << 16) | (id << 24);
                 entry.ecx |= HYPERVISOR | if self.tsc_deadline { TSC_DEADLINE } else { 0 };
+                if !self.nested {
+                    entry.ecx &= !VMX;
+                }
                 entry.edx = if self.vcpus > 1 { entry.edx | HTT } else { entry.edx & !HTT };
             }
             // Intel's cache leaves: bits 26 to 31 say how many cores share the package, 14 to 25 how many the cache.
@@ -68,8 +80,15 @@ impl CpuidTemplate {
                 let shared = if (entry.eax >> 5) & 7 >= 3 { logical - 1 } else { 0 };
                 entry.eax = (entry.eax & 0x3fff) | (shared << 14) | ((logical - 1).min(63) << 26);
             }
-            // AMD: number of cores less one, and the width of the APIC ID's core part.
-            0x8000_0008 => entry.ecx = (logical - 1) | (id_bits(self.vcpus) << 12),
+            0x8000_0001 if !self.nested => entry.ecx &= !SVM,
+            0x8000_0008 => {
+                // Widths of addresses: physical, linear, and physical ones of a guest in the guest (0: as the first).
+                let [physical, linear, of_guests, rest] = entry.eax.to_le_bytes();
+                let most = self.max_phys_bits;
+                entry.eax = u32::from_le_bytes([physical.min(most), linear, of_guests.min(most), rest]);
+                // AMD: number of cores less one, and the width of the APIC ID's core part.
+                entry.ecx = (logical - 1) | (id_bits(self.vcpus) << 12);
+            }
             // AMD: extended APIC ID; compute unit; one node.
             0x8000_001e => (entry.eax, entry.ebx, entry.ecx) = (id, id, 0),
             _ => {}
@@ -104,9 +123,10 @@ mod tests {
 
     fn template(vcpus: u32) -> CpuidTemplate {
         let leaf = |function| kvm_cpuid_entry2 { function, eax: 0xd, ..Default::default() };
-        let mut entries: Vec<_> = [0, 1, 4, 0xb, 0x8000_0008, 0x8000_001e].into_iter().map(leaf).collect();
-        entries[4].eax = 0x3028;
-        CpuidTemplate { entries, vcpus, tsc_deadline: true }
+        let mut entries: Vec<_> = [0, 1, 4, 0xb, 0x8000_0001, 0x8000_0008, 0x8000_001e].into_iter().map(leaf).collect();
+        (entries[1].ecx, entries[4].ecx) = (VMX, SVM);
+        entries[5].eax = 0x0034_3034;
+        CpuidTemplate { entries, vcpus, max_phys_bits: 46, nested: true, tsc_deadline: true }
     }
 
     fn find(cpuid: &CpuId, function: u32, index: u32) -> kvm_cpuid_entry2 {
@@ -128,12 +148,31 @@ mod tests {
     #[test]
     fn features_that_kvm_emulates_are_added() {
         let cpuid = template(1).for_vcpu(0).unwrap();
-        assert_eq!(find(&cpuid, 1, 0).ecx, HYPERVISOR | TSC_DEADLINE);
+        assert_eq!(find(&cpuid, 1, 0).ecx, VMX | HYPERVISOR | TSC_DEADLINE);
         assert_eq!(find(&cpuid, 1, 0).edx & HTT, 0);
     }
 
     #[test]
-    fn physical_address_width_is_read() {
-        assert_eq!(template(1).physical_bits(), 40);
+    fn physical_addresses_are_as_wide_as_the_hosts_but_no_wider_than_configured() {
+        let width = |most| {
+            let template = CpuidTemplate { max_phys_bits: most, ..template(1) };
+            let eax = find(&template.for_vcpu(0).unwrap(), 0x8000_0008, 0).eax;
+            (template.physical_bits(), eax.to_le_bytes())
+        };
+        assert_eq!(width(52), (52, [52, 48, 52, 0]));
+        assert_eq!(width(46), (46, [46, 48, 46, 0]));
+        let mut narrow = template(1);
+        narrow.entries[5].eax = 0x3028;
+        assert_eq!(narrow.physical_bits(), 40);
+        assert_eq!(find(&narrow.for_vcpu(0).unwrap(), 0x8000_0008, 0).eax, 0x3028);
+    }
+
+    #[test]
+    fn guest_that_may_run_no_vms_is_not_told_that_it_could() {
+        let features = |nested| {
+            let cpuid = CpuidTemplate { nested, ..template(1) }.for_vcpu(0).unwrap();
+            (find(&cpuid, 1, 0).ecx & VMX, find(&cpuid, 0x8000_0001, 0).ecx & SVM)
+        };
+        assert_eq!((features(true), features(false)), ((VMX, SVM), (0, 0)));
     }
 }

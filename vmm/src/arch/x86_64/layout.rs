@@ -114,6 +114,8 @@ const _: () = {
     assert!(CMDLINE + limits::CMDLINE_MAX as u64 <= LOW_RAM_END);
     // All RAM lies in the lower half of the 1 TiB that 40-bit addressing reaches: the upper half is for BARs.
     assert!(limits::MAX_MEMORY <= 512 * GIB && LOW_MEMORY_END < limits::MAX_MEMORY);
+    // What a configuration leaves beside RAM is the hole below 4 GiB, and BARs' (`mem64` in `vm/build.rs`).
+    assert!(limits::ROOM_BESIDE_RAM == HIGH_MEMORY_START - LOW_MEMORY_END + GIB);
     // The local APIC ID 255 means all CPUs, and 254 is the last that the MADT can name beside the I/O APIC's.
     assert!(limits::MAX_VCPUS <= 254);
     assert!(limits::SLOTS == slots_in(&PCI_SLOTS));

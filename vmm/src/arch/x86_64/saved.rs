@@ -139,6 +139,8 @@ mod tests {
     use std::cell::RefCell;
     use std::time::Duration;
 
+    use carom_api::config::CpusConfig;
+
     use super::super::cpuid::CpuidTemplate;
     use super::super::msr;
     use super::*;
@@ -171,7 +173,7 @@ mod tests {
                 return None;
             }
         };
-        let template = CpuidTemplate::new(&vm.kvm, 2).unwrap();
+        let template = CpuidTemplate::new(&vm.kvm, &CpusConfig::with_count(2)).unwrap();
         let cpuids = (0..2).map(|id| {
             let host = template.for_vcpu(id).unwrap();
             saved.map_or(Ok(host.clone()), |saved| saved.cpuid(id, &host)).unwrap()
