@@ -12,12 +12,12 @@ use serde_json::Value;
 use crate::error::{MAX_QUOTED, one_line, quotable};
 use crate::field::Field;
 use crate::json;
-use crate::unsupported::{UNSUPPORTED, Unsupported};
+use crate::unsupported::{Neutral, UNSUPPORTED, Unsupported};
 
 /// Most bytes that a refusal takes over of what the reader of a type says, which quotes what it found.
 const MAX_REASON: usize = 512;
 
-/// Takes out the field at `path` if its value is `neutral` or null.
+/// Takes out the field at `path` if its value is `neutral`.
 fn strip(value: &mut Value, path: &str, neutral: &Value) {
     let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
     match (value, rest) {
@@ -29,7 +29,7 @@ fn strip(value: &mut Value, path: &str, neutral: &Value) {
                 strip(field, rest, neutral);
             }
         }
-        (Value::Object(fields), None) if fields.get(head).is_some_and(|field| field.is_null() || field == neutral) => {
+        (Value::Object(fields), None) if fields.get(head) == Some(neutral) => {
             fields.remove(head);
         }
         _ => {}
@@ -38,12 +38,16 @@ fn strip(value: &mut Value, path: &str, neutral: &Value) {
 
 /// Takes out what asks for nothing, and refuses what asks for something that Carom does not have.
 fn forget_neutral(value: &mut Value, fields: &[Unsupported]) -> Result<(), String> {
+    // Null is no value, of whatever field.
+    json::drop_nulls(value);
     // What is within an object first: what is left of it may then ask for nothing.
     for field in fields.iter().rev() {
         strip(value, field.path, &field.neutral.value());
     }
-    // A console that is not off tells more than that it has a file.
-    fields.iter().try_for_each(|field| check_absent(value, field.path, String::new(), field))
+    // A console that is not off tells more than that it has a file; a list of features tells less than one of them.
+    let (lists, others): (Vec<&Unsupported>, Vec<_>) =
+        fields.iter().partition(|field| field.neutral == Neutral::NoFields);
+    others.into_iter().chain(lists).try_for_each(|field| check_absent(value, field.path, String::new(), field))
 }
 
 /// Refuses what is left at `path`. `place` is where `value` is in the body.
@@ -60,8 +64,8 @@ fn check_absent(value: &Value, path: &str, place: String, field: &Unsupported) -
             match rest {
                 Some(rest) => check_absent(found, rest, place, field),
                 None => {
-                    let instead = if field.instead.is_empty() { String::new() } else { format!("; {}", field.instead) };
-                    Err(one_line(&(not_supported(&place, found, &field.neutral.value()) + &instead)))
+                    let what = not_supported(&place, found, &field.neutral.value());
+                    Err(one_line(&format!("{what}; {}", field.instead)))
                 }
             }
         }

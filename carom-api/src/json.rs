@@ -21,6 +21,18 @@ pub(super) fn read(body: &[u8]) -> Result<Value, String> {
     })
 }
 
+/// Takes the fields out of objects whose value is null.
+pub(super) fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            fields.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(elements) => elements.iter_mut().for_each(drop_nulls),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
 /// A value, with where it is: on error that stays where the error is.
 struct Once<'p>(&'p mut String);
 

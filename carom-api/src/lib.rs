@@ -20,6 +20,7 @@ pub mod operations;
 pub mod option_list;
 pub mod size;
 pub mod snapshot;
+mod told;
 pub mod types;
 pub mod unsupported;
 pub mod vm_config;

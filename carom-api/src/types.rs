@@ -11,6 +11,7 @@ use crate::error::ConfigError;
 use crate::field::Field;
 use crate::kinds::IommuBounceConfig;
 use crate::limits::{CHUNK_SIZE, MIB};
+use crate::told;
 use crate::vm_config::VmConfig;
 
 /// The VMM.
@@ -42,7 +43,9 @@ pub enum VmState {
 /// A VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmInfo {
-    /// Its configuration, with what was left to defaults filled in.
+    /// Its configuration, with what was left to defaults filled in. What Carom has not of Cloud Hypervisor's is told with the
+    /// value that asks for nothing, such as `"watchdog": false`.
+    #[serde(serialize_with = "told::serialize")]
     pub config: VmConfig,
     /// Its state.
     pub state: VmState,

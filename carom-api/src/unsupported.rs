@@ -3,7 +3,10 @@
 //! What Cloud Hypervisor has in its configuration and Carom has not.
 //!
 //! Its clients send such fields with a value that asks for nothing, which is forgotten. Any other value is refused with a
-//! sentence, rather than with a field that is not known.
+//! sentence, rather than with a field that is not known. `vm.info` tells the value that asks for nothing (`told.rs`), since
+//! clients may need it.
+//!
+//! A field that gets built leaves this table. `tests/cloud_hypervisor` holds it against all of Cloud Hypervisor's fields.
 
 use serde_json::{Map, Value, json};
 
@@ -27,6 +30,14 @@ pub enum Neutral {
 }
 
 impl Neutral {
+    /// What `vm.info` says of a field that asks for nothing, where a client may need to be told.
+    pub fn told(self) -> Option<Value> {
+        match self {
+            Self::Null | Self::NoElements => None,
+            neutral => Some(neutral.value()),
+        }
+    }
+
     /// The value.
     pub fn value(self) -> Value {
         match self {
@@ -52,22 +63,45 @@ pub struct Unsupported {
     pub instead: &'static str,
 }
 
-const fn field(path: &'static str, neutral: Neutral) -> Unsupported {
-    Unsupported { path, neutral, instead: "" }
+const fn field(path: &'static str, neutral: Neutral, instead: &'static str) -> Unsupported {
+    Unsupported { path, neutral, instead }
 }
 
 const fn console(path: &'static str, neutral: Neutral) -> Unsupported {
-    Unsupported { path, neutral, instead: "the guest's console is serial" }
+    field(path, neutral, "the guest's console is serial")
 }
 
 const fn devices(path: &'static str) -> Unsupported {
     let instead = "the guest can have devices of the host (devices) and of other processes (user_devices)";
-    Unsupported { path, neutral: Neutral::NoElements, instead }
+    field(path, Neutral::NoElements, instead)
 }
 
-/// All of them.
+const fn segment(path: &'static str) -> Unsupported {
+    field(path, Neutral::Number(0), "all devices are on segment 0")
+}
+
+const fn slot(path: &'static str) -> Unsupported {
+    field(path, Neutral::Null, "devices get slots in the order in which they come, and vm.info says which")
+}
+
+const fn encrypted(path: &'static str, neutral: Neutral) -> Unsupported {
+    field(path, neutral, "the guest's memory is not encrypted")
+}
+
+const fn more_memory(path: &'static str, neutral: Neutral) -> Unsupported {
+    field(path, neutral, "RAM cannot be added while the VM runs: memory.size is all of it")
+}
+
+const fn smbios(path: &'static str, neutral: Neutral) -> Unsupported {
+    field(path, neutral, "the guest has no SMBIOS tables")
+}
+
+/// For a process that may reach all that its user may.
+pub(crate) const NO_LANDLOCK: &str = "what the process may reach of the host is not limited by it";
+
+/// All of them: those of the document, and others that clients send.
 pub static UNSUPPORTED: &[Unsupported] = &[
-    field("balloon", Neutral::Null),
+    field("balloon", Neutral::Null, "RAM stays what it is (memory.size)"),
     console("console", Neutral::ModeOff),
     console("console.file", Neutral::Null),
     console("console.id", Neutral::Null),
@@ -75,51 +109,96 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     console("console.pci_device_id", Neutral::Null),
     console("console.pci_segment", Neutral::Number(0)),
     console("console.socket", Neutral::Null),
-    field("cpus.affinity", Neutral::Null),
-    field("cpus.core_scheduling", Neutral::Text("Off")),
-    field("cpus.features", Neutral::NoFields),
-    field("cpus.kvm_hyperv", Neutral::Bool(false)),
+    field(
+        "cpus.affinity",
+        Neutral::NoElements,
+        "the threads of vCPUs are called vcpu0, vcpu1 and so on, and can be pinned from outside",
+    ),
+    field("cpus.core_scheduling", Neutral::Text("Off"), "the host schedules the threads of vCPUs as all others"),
+    field("cpus.features", Neutral::NoFields, "the guest has the features of the host's CPU but AMX"),
+    field("cpus.features.amx", Neutral::Bool(false), "the guest has the features of the host's CPU but AMX"),
+    field("cpus.kvm_hyperv", Neutral::Bool(false), "the guest is offered KVM's paravirtual features, not Hyper-V's"),
+    field("cpus.profile", Neutral::Text("Host"), "the guest has the host's CPU"),
     console("debug_console", Neutral::ModeOff),
     console("debug_console.file", Neutral::Null),
-    console("debug_console.iobase", Neutral::Null),
-    field("devices.*.pci_device_id", Neutral::Null),
-    field("devices.*.pci_segment", Neutral::Number(0)),
-    field("devices.*.x_exclude_mmap_bars", Neutral::NoElements),
-    field("devices.*.x_nv_gpudirect_clique", Neutral::Null),
+    console("debug_console.iobase", Neutral::Number(0xe9)),
+    field("devices.*.fd", Neutral::Null, "devices are opened by their path"),
+    slot("devices.*.pci_device_id"),
+    segment("devices.*.pci_segment"),
+    field("devices.*.x_exclude_mmap_bars", Neutral::NoElements, "all BARs are mapped that can be"),
+    field("devices.*.x_nv_gpudirect_clique", Neutral::Null, "the guest sees the device's own capabilities"),
     devices("disks"),
     devices("fs"),
+    field("gdb", Neutral::Bool(false), "there is no debugger's port"),
     devices("generic_vhost_user"),
-    field("iommu", Neutral::Bool(false)),
-    field("landlock_enable", Neutral::Bool(false)),
-    field("landlock_rules", Neutral::NoElements),
-    field("memory.hotplug_method", Neutral::Text("Acpi")),
-    field("memory.hotplug_size", Neutral::Number(0)),
-    field("memory.hotplugged_size", Neutral::Number(0)),
-    field("memory.hugepage_size", Neutral::Null),
-    field("memory.mergeable", Neutral::Bool(false)),
-    field("memory.prefault", Neutral::Bool(false)),
-    field("memory.reserve", Neutral::Bool(false)),
-    field("memory.zones", Neutral::NoElements),
+    field("iommu", Neutral::Bool(false), "there is a virtio-iommu where a device has iommu on, or the VM iommu_bounce"),
+    field("ivshmem", Neutral::Null, "there is no memory that is shared with other VMs"),
+    field("landlock_enable", Neutral::Bool(false), NO_LANDLOCK),
+    field("landlock_rules", Neutral::NoElements, NO_LANDLOCK),
+    more_memory("memory.hotplug_method", Neutral::Text("Acpi")),
+    more_memory("memory.hotplug_size", Neutral::Number(0)),
+    more_memory("memory.hotplugged_size", Neutral::Number(0)),
+    field("memory.hugepage_size", Neutral::Null, "the pages of hugepages have 2 MiB"),
+    field("memory.mergeable", Neutral::Bool(false), "the host does not merge pages of RAM that are the same"),
+    field("memory.prefault", Neutral::Bool(false), "the host gives RAM when the guest touches it"),
+    field("memory.reserve", Neutral::Bool(false), "the host gives RAM when the guest touches it"),
+    field("memory.zones", Neutral::NoElements, "RAM is one zone (memory.size)"),
     devices("net"),
-    field("numa", Neutral::NoElements),
-    field("payload.firmware", Neutral::Null),
-    field("payload.host_data", Neutral::Null),
-    field("payload.igvm", Neutral::Null),
-    field("pci_segments", Neutral::NoElements),
-    field("platform.iommu_segments", Neutral::Null),
-    field("platform.num_pci_segments", Neutral::Number(1)),
-    field("platform.vfio_p2p_dma", Neutral::Bool(true)),
+    field("numa", Neutral::NoElements, "the guest is one node"),
+    field("payload.firmware", Neutral::Null, "the guest boots payload.kernel"),
+    field(
+        "payload.fw_cfg_config",
+        Neutral::Null,
+        "kernel, initramfs and command line are in the guest's memory when it starts",
+    ),
+    encrypted("payload.host_data", Neutral::Null),
+    field("payload.igvm", Neutral::Null, "the guest boots payload.kernel"),
+    encrypted("payload.mrconfigid", Neutral::Null),
+    field("pci_segments", Neutral::NoElements, "all devices are on segment 0"),
+    smbios("platform.chassis_asset_tag", Neutral::Null),
+    field(
+        "platform.iommu_address_width_bits",
+        Neutral::Number(64),
+        "the virtio-iommu takes the addresses that the host's IOMMU does",
+    ),
+    field(
+        "platform.iommu_segments",
+        Neutral::NoElements,
+        "iommu of each device says whether it is behind the virtio-iommu, and --all-behind-iommu says it for all",
+    ),
+    field("platform.iommufd_fd", Neutral::Null, "the program opens IOMMUFD itself (platform.iommufd)"),
+    field("platform.num_pci_segments", Neutral::Number(1), "all devices are on segment 0"),
+    smbios("platform.oem_strings", Neutral::NoElements),
+    smbios("platform.serial_number", Neutral::Null),
+    encrypted("platform.sev_snp", Neutral::Bool(false)),
+    smbios("platform.system_family", Neutral::Null),
+    smbios("platform.system_manufacturer", Neutral::Null),
+    smbios("platform.system_product_name", Neutral::Null),
+    smbios("platform.system_serial_number", Neutral::Null),
+    smbios("platform.system_sku_number", Neutral::Null),
+    smbios("platform.system_uuid", Neutral::Null),
+    smbios("platform.system_version", Neutral::Null),
+    encrypted("platform.tdx", Neutral::Bool(false)),
+    smbios("platform.uuid", Neutral::Null),
+    field(
+        "platform.vfio_p2p_dma",
+        Neutral::Bool(true),
+        "a device behind the virtio-iommu reaches another's memory where the guest maps it",
+    ),
     devices("pmem"),
-    field("rate_limit_groups", Neutral::NoElements),
-    field("rng.pci_device_id", Neutral::Null),
-    field("rng.pci_segment", Neutral::Number(0)),
-    field("rtc", Neutral::Null),
-    field("tpm", Neutral::Null),
-    field("user_devices.*.pci_device_id", Neutral::Null),
-    field("user_devices.*.pci_segment", Neutral::Number(0)),
+    field("pvmemcontrol", Neutral::Null, "the host gives RAM when the guest touches it"),
+    field("rate_limit_groups", Neutral::NoElements, "there is no device whose rate could be limited"),
+    field("rng.id", Neutral::Null, "the device is called _rng"),
+    slot("rng.pci_device_id"),
+    segment("rng.pci_segment"),
+    field("rtc", Neutral::Null, "the guest has KVM's clock"),
+    field("serial.iommu", Neutral::Bool(false), "the serial port does no DMA"),
+    field("tpm", Neutral::Null, "there is no TPM"),
+    slot("user_devices.*.pci_device_id"),
+    segment("user_devices.*.pci_segment"),
     devices("vdpa"),
     Unsupported { neutral: Neutral::Null, ..devices("vsock") },
-    field("watchdog", Neutral::Bool(false)),
+    field("watchdog", Neutral::Bool(false), "pvpanic tells of a kernel that panics"),
 ];
 
 #[cfg(test)]
@@ -134,6 +213,13 @@ mod tests {
         for Unsupported { path, .. } in UNSUPPORTED {
             assert!(seen.iter().all(|earlier: &&str| !earlier.starts_with(&format!("{path}."))), "{path}");
             assert!(seen.insert(*path), "{path}");
+        }
+    }
+
+    #[test]
+    fn field_says_what_there_is_instead() {
+        for Unsupported { path, instead, .. } in UNSUPPORTED {
+            assert!(!instead.is_empty() && !instead.ends_with('.'), "{path}");
         }
     }
 }

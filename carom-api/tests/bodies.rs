@@ -63,18 +63,33 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
         ),
         (json!({"console": {}}), r#"console: is not supported: only {"mode":"Off"} is; the guest's console is serial"#),
         (json!({"disks": [{"path": "/x"}]}), &format!("disks: is not supported: {devices}")),
-        (json!({"rng": {"pci_segment": 1}}), "rng.pci_segment: 1 is not supported: only 0 is"),
-        (json!({"watchdog": true}), "watchdog: true is not supported: only false is"),
+        (
+            json!({"rng": {"pci_segment": 1}}),
+            "rng.pci_segment: 1 is not supported: only 0 is; all devices are on segment 0",
+        ),
+        (
+            json!({"watchdog": true}),
+            "watchdog: true is not supported: only false is; pvpanic tells of a kernel that panics",
+        ),
         (
             json!({"cpus": {"boot_vcpus": 1, "features": {"amx": true}}}),
-            "cpus.features: is not supported: leave it out",
+            "cpus.features.amx: true is not supported: only false is; the guest has the features of the host's CPU but AMX",
         ),
-        (json!({"memory": {"size": 1 << 30, "hotplug_size": 5}}), "memory.hotplug_size: 5 is not supported: only 0 is"),
-        (json!({"payload": {"firmware": "/a\nb"}}), r#"payload.firmware: "/a\nb" is not supported: leave it out"#),
-        (json!({"payload": {"firmware": "x".repeat(65)}}), "payload.firmware: is not supported: leave it out"),
+        (
+            json!({"memory": {"size": 1 << 30, "hotplug_size": 5}}),
+            "memory.hotplug_size: 5 is not supported: only 0 is; RAM cannot be added while the VM runs: memory.size is all of it",
+        ),
+        (
+            json!({"payload": {"firmware": "/a\nb"}}),
+            r#"payload.firmware: "/a\nb" is not supported: leave it out; the guest boots payload.kernel"#,
+        ),
+        (
+            json!({"payload": {"firmware": "x".repeat(65)}}),
+            "payload.firmware: is not supported: leave it out; the guest boots payload.kernel",
+        ),
         (
             json!({"devices": [{"path": "/d"}, {"path": "/e", "pci_segment": 1}]}),
-            "devices[1].pci_segment: 1 is not supported: only 0 is",
+            "devices[1].pci_segment: 1 is not supported: only 0 is; all devices are on segment 0",
         ),
     ] {
         let mut body = json!({"payload": {"kernel": "/k"}});
@@ -82,7 +97,7 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
         assert_eq!(config(&body).unwrap_err(), message, "{body}");
     }
     let error = parse_device::<DeviceConfig>(br#"{"path": "/d", "pci_segment": 1}"#, DeviceConfig::OPTION).unwrap_err();
-    assert_eq!(error, "pci_segment: 1 is not supported: only 0 is");
+    assert_eq!(error, "pci_segment: 1 is not supported: only 0 is; all devices are on segment 0");
 }
 
 #[test]
@@ -104,7 +119,7 @@ fn fields_that_ask_for_nothing_are_forgotten() {
     for field in UNSUPPORTED {
         let path = field.path;
         let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}], "rng": {},
-            "memory": {"size": 1 << 30}, "cpus": {"boot_vcpus": 1, "max_vcpus": 1}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
+            "memory": {"size": 1 << 30}, "cpus": {"boot_vcpus": 1, "max_vcpus": 1, "features": {}}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
             "debug_console": {"mode": "Off"}});
         let pointer = format!("/{}", path.replace('*', "0").replace('.', "/"));
         let (parent, name) = pointer.rsplit_once('/').unwrap();

@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
 use crate::error::{ConfigError, one_line};
 use crate::field::Field;
-use crate::unsupported::UNSUPPORTED;
+use crate::unsupported::{NO_LANDLOCK, UNSUPPORTED};
 
 /// An option.
 struct Refused {
@@ -32,7 +32,6 @@ const fn alone(name: &'static str, instead: &'static str) -> Refused {
     Refused { name, neutral: None, instead: Instead::Text(instead) }
 }
 
-const NO_LANDLOCK: &str = "what the process may reach of the host is not limited by it";
 const NO_DBUS: &str = "the API is served on a socket (--api-socket)";
 
 static REFUSED: &[Refused] = &[
@@ -44,12 +43,12 @@ static REFUSED: &[Refused] = &[
     of_field("disk", "disks"),
     of_field("firmware", "payload.firmware"),
     of_field("fs", "fs"),
-    alone("fw-cfg-config", "kernel, initramfs and command line are in the guest's memory when it starts"),
-    alone("gdb", ""),
+    of_field("fw-cfg-config", "payload.fw_cfg_config"),
+    of_field("gdb", "gdb"),
     of_field("generic-vhost-user", "generic_vhost_user"),
     of_field("host-data", "payload.host_data"),
     of_field("igvm", "payload.igvm"),
-    alone("ivshmem", ""),
+    of_field("ivshmem", "ivshmem"),
     alone("landlock", NO_LANDLOCK),
     alone("landlock-rules", NO_LANDLOCK),
     of_field("memory-zone", "memory.zones"),
@@ -57,7 +56,7 @@ static REFUSED: &[Refused] = &[
     of_field("numa", "numa"),
     of_field("pci-segment", "pci_segments"),
     of_field("pmem", "pmem"),
-    alone("pvmemcontrol", ""),
+    of_field("pvmemcontrol", "pvmemcontrol"),
     of_field("rate-limit-group", "rate_limit_groups"),
     of_field("rtc", "rtc"),
     of_field("tpm", "tpm"),

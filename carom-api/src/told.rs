@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What `vm.info` says of a configuration.
+//!
+//! Clients that read it into types of their own need each field that Cloud Hypervisor always tells, and cannot read null where
+//! there may be nothing. So what is not there is left out, and what Carom has not is told with the value that asks for nothing.
+
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+use crate::json;
+use crate::unsupported::UNSUPPORTED;
+use crate::vm_config::VmConfig;
+
+/// Writes the configuration as it is told.
+pub(crate) fn serialize<S: Serializer>(config: &VmConfig, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut told = serde_json::to_value(config).map_err(serde::ser::Error::custom)?;
+    json::drop_nulls(&mut told);
+    for field in UNSUPPORTED {
+        if let Some(value) = field.neutral.told() {
+            add(&mut told, field.path, value);
+        }
+    }
+    told.serialize(serializer)
+}
+
+/// Adds a field where its object is and does not have it.
+fn add(told: &mut Value, path: &str, value: Value) {
+    let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
+    match (told, rest) {
+        (Value::Array(elements), Some(rest)) if head == "*" => {
+            elements.iter_mut().for_each(|element| add(element, rest, value.clone()));
+        }
+        (Value::Object(fields), Some(rest)) => {
+            if let Some(field) = fields.get_mut(head) {
+                add(field, rest, value);
+            }
+        }
+        (Value::Object(fields), None) => {
+            fields.entry(head).or_insert(value);
+        }
+        _ => {}
+    }
+}

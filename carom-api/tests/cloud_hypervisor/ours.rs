@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Carom's own OpenAPI document, to be asked for types.
+
+use carom_api::document;
+use serde_json::Value;
+
+/// The document's schemas.
+pub(crate) struct Ours(Value);
+
+/// The schema that stands for a null or something else.
+fn without_null(schema: &Value) -> &Value {
+    let choices = schema["oneOf"].as_array();
+    choices.and_then(|choices| choices.iter().find(|choice| choice["type"] != "null")).unwrap_or(schema)
+}
+
+impl Ours {
+    pub(crate) fn read() -> Self {
+        Self(serde_json::to_value(document::generate()).unwrap()["components"]["schemas"].take())
+    }
+
+    /// The schema itself, if this one is a reference.
+    fn resolve<'s>(&'s self, schema: &'s Value) -> &'s Value {
+        let schema = without_null(schema);
+        match schema["$ref"].as_str() {
+            Some(name) => &self.0[name.rsplit('/').next().unwrap()],
+            None => schema,
+        }
+    }
+
+    fn at(&self, schema: &str, path: &str) -> Option<&Value> {
+        let mut found = &self.0[schema];
+        for step in path.split('.') {
+            let object = self.resolve(found);
+            found = if step == "*" { &object["items"] } else { &object["properties"][step] };
+        }
+        found.is_object().then(|| self.resolve(found))
+    }
+
+    fn plain(&self, schema: &Value) -> String {
+        let schema = self.resolve(schema);
+        let kind = match &schema["type"] {
+            Value::Array(kinds) => kinds.iter().find(|kind| **kind != "null").unwrap(),
+            kind => kind,
+        };
+        match kind.as_str().unwrap() {
+            "array" => format!("[{}]", self.plain(&schema["items"])),
+            kind => kind.into(),
+        }
+    }
+
+    /// The type of the field at `path` of `schema`, as [`crate::theirs::Theirs::plain`] has it.
+    pub(crate) fn type_at(&self, schema: &str, path: &str) -> Option<String> {
+        self.at(schema, path).map(|schema| self.plain(schema))
+    }
+
+    /// The values of the text at `path`, if it has few.
+    pub(crate) fn values_at(&self, schema: &str, path: &str) -> Option<Vec<&str>> {
+        // Values with a description each are choices of one.
+        let schema = self.at(schema, path)?;
+        let own = schema["enum"].as_array().map(|values| values.iter().filter_map(Value::as_str).collect());
+        own.filter(|values: &Vec<_>| !values.is_empty())
+    }
+
+    /// Calls `visit` with the path of each field below `schema`; it says whether to go on within the field.
+    pub(crate) fn walk(&self, schema: &str, visit: &mut dyn FnMut(&str) -> bool) {
+        self.walk_from(&self.0[schema], "", visit);
+    }
+
+    fn walk_from(&self, schema: &Value, place: &str, visit: &mut dyn FnMut(&str) -> bool) {
+        for (name, field) in self.resolve(schema)["properties"].as_object().into_iter().flatten() {
+            let path = format!("{place}{name}");
+            if visit(&path) {
+                let field = self.resolve(field);
+                match &field["items"] {
+                    Value::Null => self.walk_from(field, &format!("{path}."), visit),
+                    items => self.walk_from(items, &format!("{path}.*."), visit),
+                }
+            }
+        }
+    }
+}
