@@ -49,13 +49,8 @@ pub struct Cli {
     #[command(flatten)]
     parts: PartArguments,
     /// What devices of the host are reached by, and whether a thread polls for requests of the virtio-iommu while they come fast:
-    /// [iommufd=on|off][,iommu_poll=auto|on|off]
-    #[arg(
-        long,
-        value_name = "iommufd=on|off,iommu_poll=auto|on|off",
-        default_value = "iommufd=off,iommu_poll=auto",
-        requires = "kernel"
-    )]
+    /// [iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N]
+    #[arg(long, value_name = "iommufd=on|off,…", default_value = "iommufd=off,iommu_poll=auto", requires = "kernel")]
     platform: PlatformConfig,
     /// First serial port: off, null, tty, pty, file=PATH or socket=PATH; tty where nothing is said, null under the name cloud-hypervisor
     #[arg(long, value_name = "MODE", requires = "kernel")]

@@ -33,6 +33,8 @@ pub const DEFAULT_BOUNCE_SIZE: u64 = 64 * MIB;
 /// Most bytes that the budget of bounce windows may be raised to: 32 domains whose windows fill the aperture of IOVAs.
 pub const MAX_BOUNCE_SIZE: u64 = 16 * GIB;
 
+/// Most PCI segments of a VM. Devices are on the first; the others are empty.
+pub const MAX_PCI_SEGMENTS: u16 = 16;
 /// Slots for devices in a VM without a virtio-iommu.
 pub const SLOTS: usize = 30;
 /// Slots for devices behind the virtio-iommu.

@@ -167,7 +167,6 @@ pub static UNSUPPORTED: &[Unsupported] = &[
         "iommu of each device says whether it is behind the virtio-iommu, and --all-behind-iommu says it for all",
     ),
     field("platform.iommufd_fd", Neutral::Null, "the program opens IOMMUFD itself (platform.iommufd)"),
-    field("platform.num_pci_segments", Neutral::Number(1), "all devices are on segment 0"),
     smbios("platform.oem_strings", Neutral::NoElements),
     smbios("platform.serial_number", Neutral::Null),
     encrypted("platform.sev_snp", Neutral::Bool(false)),

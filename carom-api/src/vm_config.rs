@@ -140,6 +140,7 @@ impl VmConfig {
         self.parts_mut().for_each(KindConfig::complete);
         let mut taken = self.ids();
         self.parts_mut().for_each(|part| name(part, &mut taken));
+        self.platform.check()?;
         self.serial.check()?;
         self.memory.check()?;
         self.cpus.check(&self.memory)?;

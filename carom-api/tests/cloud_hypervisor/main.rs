@@ -167,7 +167,7 @@ fn neutral_values_of_kata_and_libvirt_are_accepted() {
             "topology": {"threads_per_core": 1, "cores_per_die": 1, "dies_per_package": 1, "packages": 1}, "kvm_hyperv": false, "features": {"amx": false}, "affinity": null},
         "memory": {"size": 1 << 30, "shared": true, "hotplug_method": "Acpi", "hotplug_size": 0, "mergeable": false, "prefault": false,
             "hugepages": false, "thp": true, "reserve": false, "zones": null},
-        "platform": {"num_pci_segments": 1, "iommu_segments": [], "tdx": false, "sev_snp": false},
+        "platform": {"num_pci_segments": 2, "iommu_segments": [], "tdx": false, "sev_snp": false},
         "serial": {"mode": "Off", "iommu": false}, "console": {"mode": "Off", "iommu": false, "file": null},
         "rng": {"src": "/dev/urandom", "iommu": false}, "iommu": false, "watchdog": false, "pvpanic": false, "landlock_enable": false,
         "disks": null, "net": [], "fs": null, "vsock": null, "balloon": null, "pmem": null, "vdpa": null, "numa": null, "tpm": null,

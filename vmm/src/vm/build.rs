@@ -151,6 +151,7 @@ fn describe(config: &VmConfig, physical_bits: u8) -> acpi::TableConfig {
         mem64: mem64(config.memory.size, physical_bits),
         iommu: config.has_iommu().then_some((IOMMU_ADDRESS, behind)),
         serial: config.serial.mode != ConsoleMode::Off,
+        segments: config.platform.num_pci_segments,
     }
 }
 

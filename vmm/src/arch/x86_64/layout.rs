@@ -5,7 +5,7 @@
 //! ```text
 //! 0            RAM, with boot data structures in its first MiB
 //! 0xc000_0000  32-bit PCI hole: bounce-window aperture (IOVA only), then 32-bit BARs
-//! 0xf800_0000  ECAM of bus 0
+//! 0xf800_0000  ECAM of bus 0 of each segment
 //! 0xfec0_0000  I/O APIC, local APICs (MSI), KVM's own pages
 //! 4 GiB        the rest of RAM
 //! above        64-bit BARs
@@ -57,10 +57,12 @@ pub const PCI_MEM32: RangeInclusive<u64> = 0xe000_0000..=0xf7ff_ffff;
 pub const PCI_HOLE: RangeInclusive<u64> = 0xc000_0000..=0xf7ff_ffff;
 /// I/O BARs.
 pub const PCI_IO: RangeInclusive<u64> = 0x1000..=0xffff;
-/// ECAM of segment 0, bus 0 only.
+/// ECAM of segment 0, bus 0 only. That of the other segments follows.
 pub const PCI_ECAM: u64 = 0xf800_0000;
 /// Bytes of ECAM for one bus.
 pub const PCI_ECAM_SIZE: u64 = MIB;
+/// Bytes of ECAM for all segments that a VM may have.
+pub const PCI_ECAM_MAX_SIZE: u64 = PCI_ECAM_SIZE * limits::MAX_PCI_SEGMENTS as u64;
 /// Device numbers on the root bus: 0 is the host bridge, 1 the virtio-iommu, the rest are for devices of the host.
 pub const PCI_SLOTS: RangeInclusive<u8> = 2..=31;
 /// In a VM that has a virtio-iommu, the part of [`PCI_SLOTS`] that is behind it: the guest is told so from the start, so
@@ -116,6 +118,7 @@ const _: () = {
     assert!(limits::MAX_MEMORY <= 512 * GIB && LOW_MEMORY_END < limits::MAX_MEMORY);
     // What a configuration leaves beside RAM is the hole below 4 GiB, and BARs' (`mem64` in `vm/build.rs`).
     assert!(limits::ROOM_BESIDE_RAM == HIGH_MEMORY_START - LOW_MEMORY_END + GIB);
+    assert!(PCI_ECAM + PCI_ECAM_MAX_SIZE <= IO_APIC as u64);
     // The local APIC ID 255 means all CPUs, and 254 is the last that the MADT can name beside the I/O APIC's.
     assert!(limits::MAX_VCPUS <= 254);
     assert!(limits::SLOTS == slots_in(&PCI_SLOTS));

@@ -27,6 +27,7 @@ fn narrow<T: TryFrom<u64>>(value: u64) -> T {
 pub(super) fn build(config: &TableConfig) -> Vec<u8> {
     let mut aml = Vec::new();
     host_bridge(config, &mut aml);
+    (1..config.segments).for_each(|segment| empty_host_bridge(segment, &mut aml));
     hotplug::slots(&mut aml);
     hotplug::registers(&mut aml);
     if config.serial {
@@ -61,7 +62,7 @@ fn host_bridge(config: &TableConfig, aml: &mut Vec<u8>) {
     let bus: AddressSpace<u16> = AddressSpace::new_bus_number(0, 0);
     let config_ports = IO::new(narrow(*ports.start()), narrow(*ports.start()), 1, ports_len);
     let resources = ResourceTemplate::new(vec![&bus, &config_ports, &before, &after, &hole, &high]);
-    let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE));
+    let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE * u64::from(config.segments)));
     let (start, end) = WINDOW_APERTURE.into_inner();
     let aperture = Memory32Fixed::new(true, narrow(start), narrow(end - start + 1));
     Scope::new(
@@ -91,6 +92,28 @@ fn host_bridge(config: &TableConfig, aml: &mut Vec<u8>) {
                 ],
             ),
         ],
+    )
+    .to_aml_bytes(aml);
+}
+
+/// The host bridge of a segment where nothing is: no function answers in its ECAM, and it has no windows for BARs.
+fn empty_host_bridge(segment: u16, aml: &mut Vec<u8>) {
+    let bus: AddressSpace<u16> = AddressSpace::new_bus_number(0, 0);
+    let name = format!("PCI{segment:X}");
+    Scope::new(
+        "_SB_".into(),
+        vec![&Device::new(
+            name.as_str().into(),
+            vec![
+                &Name::new("_HID".into(), &EISAName::new("PNP0A08")),
+                &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
+                &Name::new("_SEG".into(), &segment),
+                &Name::new("_BBN".into(), &ZERO),
+                &Name::new("_UID".into(), &segment),
+                &Name::new("_CCA".into(), &ONE),
+                &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&bus])),
+            ],
+        )],
     )
     .to_aml_bytes(aml);
 }

@@ -20,7 +20,7 @@ use devices::ram::Ram;
 use std::ops::RangeInclusive;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
-use crate::arch::layout::{ACPI_PORTS, ACPI_TABLES, IO_APIC, LOCAL_APIC, PCI_ECAM, RESET_VECTOR};
+use crate::arch::layout::{ACPI_PORTS, ACPI_TABLES, IO_APIC, LOCAL_APIC, PCI_ECAM, PCI_ECAM_SIZE, RESET_VECTOR};
 
 /// Who made the tables.
 const OEM_ID: [u8; 6] = *b"CAROM ";
@@ -40,6 +40,8 @@ pub struct TableConfig {
     pub iommu: Option<(PciAddress, RangeInclusive<PciAddress>)>,
     /// Whether there is a first serial port.
     pub serial: bool,
+    /// PCI segments, at least one. All functions are on the first.
+    pub segments: u16,
 }
 
 /// Writes all tables to guest memory; returns the address of the root pointer (RSDP).
@@ -61,7 +63,7 @@ fn build(config: &TableConfig, base: u64) -> Vec<u8> {
     };
     let dsdt = place(&definition_block(config));
     let fadt = place(&fadt(dsdt));
-    let mut entries = vec![fadt, place(&madt(config)), place(&mcfg())];
+    let mut entries = vec![fadt, place(&madt(config)), place(&mcfg(config))];
     if let Some((iommu, endpoints)) = &config.iommu {
         entries.push(place(&viot(*iommu, endpoints)));
     }
@@ -110,9 +112,11 @@ fn madt(config: &TableConfig) -> MADT {
     madt
 }
 
-fn mcfg() -> MCFG {
+fn mcfg(config: &TableConfig) -> MCFG {
     let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    mcfg.add_ecam(PCI_ECAM, 0, 0, 0);
+    for segment in 0..config.segments {
+        mcfg.add_ecam(PCI_ECAM + u64::from(segment) * PCI_ECAM_SIZE, segment, 0, 0);
+    }
     mcfg
 }
 
@@ -127,6 +131,8 @@ fn viot(iommu: PciAddress, endpoints: &RangeInclusive<PciAddress>) -> VIOT {
 
 #[cfg(test)]
 mod tests {
+    use carom_api::limits::MAX_PCI_SEGMENTS;
+
     use super::*;
 
     fn config() -> TableConfig {
@@ -135,6 +141,7 @@ mod tests {
             mem64: 0x40_0000_0000..=0x7f_ffff_ffff,
             iommu: Some((PciAddress::on_root_bus(1), PciAddress::on_root_bus(2)..=PciAddress::on_root_bus(17))),
             serial: true,
+            segments: 1,
         }
     }
 
@@ -168,6 +175,20 @@ mod tests {
     }
 
     #[test]
+    fn each_segment_has_its_ecam_and_host_bridge() {
+        let build = |segments| build(&TableConfig { segments, ..config() }, 0);
+        let has = |image: &[u8], name: &[u8]| image.windows(name.len()).any(|window| window == name);
+        let (one, three) = (build(1), build(3));
+        assert!(has(&one, b"PCI0") && !has(&one, b"PCI1"));
+        assert!(has(&three, b"PCI2") && !has(&three, b"PCI3"));
+        let start = three.windows(4).position(|window| window == b"MCFG").unwrap();
+        let mcfg = table(&three, start as u64);
+        // Behind 44 bytes: base, segment, first and last bus, four bytes that are reserved.
+        let entries: Vec<_> = mcfg[44..].chunks(16).map(|entry| (u64_at(entry, 0), entry[8])).collect();
+        assert_eq!(entries, [(0xf800_0000, 0), (0xf810_0000, 1), (0xf820_0000, 2)]);
+    }
+
+    #[test]
     fn machine_without_iommu_has_no_viot() {
         let image = build(&TableConfig { iommu: None, ..config() }, 0);
         assert!(!image.windows(4).any(|window| window == b"VIOT"));
@@ -175,7 +196,7 @@ mod tests {
 
     #[test]
     fn tables_of_the_largest_machine_fit() {
-        let image = build(&TableConfig { vcpus: 254, ..config() }, ACPI_TABLES);
+        let image = build(&TableConfig { vcpus: 254, segments: MAX_PCI_SEGMENTS, ..config() }, ACPI_TABLES);
         assert!(ACPI_TABLES + image.len() as u64 <= RESET_VECTOR);
     }
 }

@@ -2,7 +2,7 @@
 
 //! The memory map that the kernel is given (types of ACPI's system address map, "E820").
 
-use crate::arch::layout::{HIGH_RAM_START, LOW_RAM_END, PCI_ECAM, PCI_ECAM_SIZE};
+use crate::arch::layout::{HIGH_RAM_START, LOW_RAM_END, PCI_ECAM, PCI_ECAM_MAX_SIZE};
 use crate::memory;
 
 /// Usable memory.
@@ -21,7 +21,7 @@ pub(super) struct Range {
     pub(super) kind: u32,
 }
 
-/// The map of a VM with `ram_size` bytes of RAM. ECAM is reserved, without which Linux does not trust it.
+/// The map of a VM with `ram_size` bytes of RAM. ECAM, of as many segments as there may be, is reserved, without which Linux does not trust it.
 pub(super) fn build(ram_size: u64) -> Vec<Range> {
     let mut map = vec![
         Range { start: 0, size: LOW_RAM_END, kind: RAM },
@@ -31,7 +31,7 @@ pub(super) fn build(ram_size: u64) -> Vec<Range> {
         let skip = HIGH_RAM_START.saturating_sub(start);
         map.push(Range { start: start + skip, size: size - skip, kind: RAM });
     }
-    map.push(Range { start: PCI_ECAM, size: PCI_ECAM_SIZE, kind: RESERVED });
+    map.push(Range { start: PCI_ECAM, size: PCI_ECAM_MAX_SIZE, kind: RESERVED });
     map.sort_by_key(|range| range.start);
     map
 }
