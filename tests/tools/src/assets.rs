@@ -113,6 +113,7 @@ pub(crate) fn keep_results(tools: &Tools, out: &Path, keep: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tools::with_tools;
 
     #[test]
     fn pci_addresses_are_told_from_others() {
@@ -128,11 +129,8 @@ mod tests {
         let (out, keep) = (dir.path().join("out"), dir.path().join("a/keep"));
         std::fs::create_dir_all(out.join("guests")).unwrap();
         std::fs::write(out.join("guests/a.console"), "").unwrap();
-        let (signals, progress) = (crate::signals::Signals::default(), crate::progress::Progress::new("test"));
-        let tools =
-            Tools { checkout: "/".into(), cache: "/".into(), signals: &signals, progress: &progress, output: None };
 
-        keep_results(&tools, &out, &keep);
+        with_tools("/".as_ref(), "/".as_ref(), |tools| keep_results(tools, &out, &keep));
 
         assert!(keep.join("guests/a.console").exists());
     }

@@ -74,32 +74,27 @@ mod tests {
     use anyhow::bail;
 
     use super::*;
-    use crate::progress::Progress;
-    use crate::signals::Signals;
+    use crate::tools::with_tools;
+
+    fn cached(cache: &Path, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+        with_tools(cache, cache, |tools| tools.cached("kind", "key", build))
+    }
 
     #[test]
     fn entry_is_built_once_and_not_at_all_where_building_fails() {
         let dir = tempfile::tempdir().unwrap();
-        let (signals, progress) = (Signals::default(), Progress::new("test"));
-        let tools = Tools {
-            checkout: dir.path().into(),
-            cache: dir.path().into(),
-            signals: &signals,
-            progress: &progress,
-            output: None,
-        };
         let left_over = dir.path().join("kind/.tmp-key.abc/inner");
         fs::create_dir_all(&left_over).unwrap();
 
-        let failed = tools.cached("kind", "key", |made| {
+        let failed = cached(dir.path(), |made| {
             fs::write(made.join("half"), "")?;
             bail!("no")
         });
         assert!(failed.is_err() && !dir.path().join("kind/key").exists() && !left_over.exists());
 
         let write = |text: &'static str| move |made: &Path| Ok(fs::write(made.join("file"), text)?);
-        let first = tools.cached("kind", "key", write("first")).unwrap();
-        let second = tools.cached("kind", "key", write("second")).unwrap();
+        let first = cached(dir.path(), write("first")).unwrap();
+        let second = cached(dir.path(), write("second")).unwrap();
         assert_eq!(first, second);
         assert_eq!(fs::read_to_string(first.join("file")).unwrap(), "first");
         assert_eq!(fs::read_dir(dir.path().join("kind")).unwrap().count(), 2, "the entry and its lock");

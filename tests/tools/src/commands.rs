@@ -156,20 +156,11 @@ fn starting(command: &Command) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::progress::Progress;
-    use crate::signals::Signals;
+    use crate::tools;
 
     fn with_tools(test: impl FnOnce(&Tools, &Path)) {
         let dir = tempfile::tempdir().unwrap();
-        let (signals, progress) = (Signals::default(), Progress::new("test"));
-        let tools = Tools {
-            checkout: dir.path().into(),
-            cache: dir.path().into(),
-            signals: &signals,
-            progress: &progress,
-            output: None,
-        };
-        test(&tools, dir.path());
+        tools::with_tools(dir.path(), dir.path(), |tools| test(tools, dir.path()));
     }
 
     fn sh(script: &str) -> Command {

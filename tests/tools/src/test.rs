@@ -262,8 +262,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::progress::Progress;
-    use crate::signals::Signals;
+    use crate::tools::with_tools;
 
     #[derive(Parser)]
     struct Line {
@@ -273,15 +272,8 @@ mod tests {
 
     fn checked(words: &[&str]) -> Result<(), String> {
         let line = Line::try_parse_from([&["test"], words].concat()).map_err(|error| error.to_string())?;
-        let (signals, progress) = (Signals::default(), Progress::new("test"));
-        let tools = Tools {
-            checkout: crate::checkout(),
-            cache: "/".into(),
-            signals: &signals,
-            progress: &progress,
-            output: None,
-        };
-        tools.check(&line.options).map_err(|error| format!("{error:#}"))
+        let check = |tools: &Tools| tools.check(&line.options).map_err(|error| format!("{error:#}"));
+        with_tools(&crate::checkout(), "/".as_ref(), check)
     }
 
     #[test]

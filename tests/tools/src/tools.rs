@@ -88,6 +88,19 @@ fn cache_place(variable: impl Fn(&str) -> Option<PathBuf>) -> Result<PathBuf> {
         .context("no place for the cache: set CAROM_CACHE")
 }
 
+/// Gives a test tools for this checkout and cache.
+#[cfg(test)]
+pub(crate) fn with_tools<T>(checkout: &Path, cache: &Path, test: impl FnOnce(&Tools) -> T) -> T {
+    let (signals, progress) = (Signals::default(), Progress::new("test"));
+    test(&Tools {
+        checkout: checkout.into(),
+        cache: cache.into(),
+        signals: &signals,
+        progress: &progress,
+        output: None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

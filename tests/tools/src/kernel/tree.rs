@@ -114,8 +114,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::progress::Progress;
-    use crate::signals::Signals;
+    use crate::tools::with_tools;
 
     const PATCH: &str = "--- a/drivers/a.c\n+++ b/drivers/a.c\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n";
 
@@ -133,15 +132,11 @@ mod tests {
         write("checkout/guest/src/drivers/old.c", "old\n");
         write("patches/series", "# hooks\n0001-a.patch\n\n");
         write("patches/0001-a.patch", PATCH);
-        let (signals, progress) = (Signals::default(), Progress::new("test"));
-        let tools = Tools {
-            checkout: at("checkout"),
-            cache: at("cache"),
-            signals: &signals,
-            progress: &progress,
-            output: None,
+        let refresh = || {
+            with_tools(&at("checkout"), &at("cache"), |tools| {
+                tools.patched_tree(&at("pristine"), &at("work/patched"), &at("patches")).unwrap();
+            });
         };
-        let refresh = || tools.patched_tree(&at("pristine"), &at("work/patched"), &at("patches")).unwrap();
         let read = |path: &str| fs::read_to_string(at("work/patched").join(path)).ok();
         fs::create_dir(at("work")).unwrap();
 
