@@ -16,7 +16,7 @@ const FILE: u32 = 0o100_644;
 
 /// Files by their paths, without a leading slash. All belong to root, and have no time.
 #[derive(Debug, Default)]
-pub(crate) struct Archive(BTreeMap<String, (u32, Vec<u8>)>);
+pub struct Archive(BTreeMap<String, (u32, Vec<u8>)>);
 
 impl Archive {
     pub(crate) fn directory(&mut self, path: &str) {
@@ -36,9 +36,13 @@ impl Archive {
 
     /// An executable file with the bytes of `source`.
     pub(crate) fn program(&mut self, path: &str, source: &Path) -> Result<()> {
-        let bytes = fs::read(source).with_context(|| format!("reading {}", source.display()))?;
-        self.add(path, PROGRAM, bytes);
+        self.executable(path, fs::read(source).with_context(|| format!("reading {}", source.display()))?);
         Ok(())
+    }
+
+    /// An executable file, and the directories that it is in.
+    pub fn executable(&mut self, path: &str, bytes: Vec<u8>) {
+        self.add(path, PROGRAM, bytes);
     }
 
     pub(crate) fn file(&mut self, path: &str, bytes: Vec<u8>) {
@@ -50,7 +54,10 @@ impl Archive {
     }
 
     /// The archive, directories before what is in them.
-    pub(crate) fn bytes(&self) -> Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// A file has 4 GiB or more.
+    pub fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.write(&mut bytes).context("packing an initramfs")?;
         Ok(bytes)

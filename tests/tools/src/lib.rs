@@ -6,7 +6,7 @@
 //! and what the rig starts from ([`rig`], [`emulator`]). [`test`] and [`demo`] make what their guests need ([`assets`], [`mod@cargo`]).
 
 mod apt;
-mod archive;
+pub mod archive;
 mod assets;
 mod cache;
 mod cargo;
