@@ -19,33 +19,41 @@ use crate::kernel::GuestKernel;
 use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
-const CONFIGURATIONS: [&str; 8] =
+/// Names of the configurations that are measured.
+pub const CONFIGURATIONS: [&str; 8] =
     ["no-viommu", "strict", "lazy", "bounce", "qemu-strict", "qemu-lazy", "ch-strict", "ch-lazy"];
 
 /// Exit status of the rig whose machine died.
 const DIED: u8 = 125;
 
-/// What is to be measured.
+/// What is measured.
+#[derive(Debug, Clone, Args)]
+pub struct Measurement {
+    /// Shorter measurements and no guests with two jobs.
+    #[arg(long)]
+    pub quick: bool,
+    /// Other patterns of I/O than the plain form's reads in sequence, on strict, lazy and bounce.
+    #[arg(long)]
+    pub patterns: bool,
+    /// What mapping and unmapping cost in the guest, by its kernel's function profiler, on qemu-strict, strict and bounce.
+    #[arg(long, conflicts_with = "patterns")]
+    pub map_time: bool,
+    /// How often each configuration is measured, 1 to 99; the figures are medians [default: 1 with --quick, else 3].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
+    pub rounds: Option<u32>,
+    /// Run only the configuration of this name (repeatable).
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(CONFIGURATIONS))]
+    pub only: Vec<String>,
+}
+
+/// What is to be measured, where, and what becomes of it.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// Shorter measurements.
-    #[arg(long)]
-    quick: bool,
-    /// Other patterns of I/O.
-    #[arg(long)]
-    patterns: bool,
-    /// What mapping costs in the guest's kernel.
-    #[arg(long, conflicts_with = "patterns")]
-    map_time: bool,
-    /// How often each configuration is measured.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
-    rounds: Option<u32>,
+    #[command(flatten)]
+    measurement: Measurement,
     /// File for the figures.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Only these configurations.
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(CONFIGURATIONS))]
-    only: Vec<String>,
     /// On this host, with this drive.
     #[arg(long, value_name = "ADDRESS")]
     direct: Option<String>,
@@ -67,8 +75,10 @@ impl Options {
         }
         Ok(())
     }
+}
 
-    /// The arguments of `carom-demo run` that say the same.
+impl Measurement {
+    /// The arguments that say the same.
     fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
         for (wanted, option) in [(self.quick, "--quick"), (self.patterns, "--patterns"), (self.map_time, "--map-time")]
@@ -127,7 +137,7 @@ impl Tools<'_> {
             "the measuring part",
             &["build", "--release", "--locked", "-p", "carom-integration", "--bin", "carom-demo"],
         )?;
-        variables.extend(self.guest(&GuestKernel { profile: options.map_time, ..GuestKernel::default() })?);
+        variables.extend(self.guest(&GuestKernel { profile: options.measurement.map_time, ..GuestKernel::default() })?);
         let mut git = self.git();
         if let Ok(commit) = self.output(git.args(["rev-parse", "--short", "HEAD"]).stderr(Stdio::null())) {
             variables.push(("CAROM_COMMIT", commit.trim().into()));
@@ -135,7 +145,7 @@ impl Tools<'_> {
         let target = self.target_dir()?;
         let (demo, results) = (target.join("release/carom-demo"), out.join("results.json"));
         let add_run = |command: &mut Command| {
-            command.arg("run").args(options.words()).arg("--machine").arg(machine());
+            command.arg("run").args(options.measurement.words()).arg("--machine").arg(machine());
             command.arg("--samples").arg(out.join("samples")).arg("--json").arg(&results);
         };
         let status = match &options.direct {
@@ -229,8 +239,8 @@ mod tests {
     #[test]
     fn options_reach_the_measuring_part() {
         let words = ["--quick", "--patterns", "--rounds", "2", "--only", "bounce", "--only", "strict"];
-        assert_eq!(parse(&words).unwrap().words(), words);
-        assert!(parse(&[]).unwrap().words().is_empty());
+        assert_eq!(parse(&words).unwrap().measurement.words(), words);
+        assert!(parse(&[]).unwrap().measurement.words().is_empty());
     }
 
     #[test]

@@ -20,6 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use carom_integration::Tally;
+use carom_tools::demo::Measurement;
 use clap::{Parser, Subcommand};
 
 use crate::map_time::MapTimes;
@@ -39,21 +40,8 @@ struct Arguments {
 enum Action {
     /// Run the guests here and write the figures as JSON.
     Run {
-        /// Shorter measurements and no guests with two jobs.
-        #[arg(long)]
-        quick: bool,
-        /// Other patterns of I/O than the plain form's reads in sequence, on strict, lazy and bounce.
-        #[arg(long)]
-        patterns: bool,
-        /// What mapping and unmapping cost in the guest, by its kernel's function profiler, on qemu-strict, strict and bounce.
-        #[arg(long, conflicts_with = "patterns")]
-        map_time: bool,
-        /// How often each configuration is measured, 1 to 99; the figures are medians [default: 1 with --quick, else 3].
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
-        rounds: Option<u32>,
-        /// Run only the configuration of this name (repeatable).
-        #[arg(long, value_name = "NAME")]
-        only: Vec<String>,
+        #[command(flatten)]
+        measurement: Measurement,
         /// What to say of the machine.
         #[arg(long, value_name = "TEXT", default_value = "")]
         machine: String,
@@ -88,7 +76,8 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<ExitCode> {
     match action {
-        Action::Run { quick, patterns, map_time, rounds, only, machine, samples, json } => {
+        Action::Run { measurement, machine, samples, json } => {
+            let Measurement { quick, patterns, map_time, rounds, only } = measurement;
             let rounds = rounds.unwrap_or(if quick { 1 } else { 3 });
             let options = Options { quick, rounds, only: &only, host: machine, samples: &samples };
             let run = match (patterns, map_time) {

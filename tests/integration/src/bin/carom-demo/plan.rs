@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use carom_integration::{Guest, Site, Vmm};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -110,19 +110,6 @@ pub(crate) fn machine(site: &Site, host: String) -> Result<Machine> {
     })
 }
 
-/// Fails if one of `names` is no configuration.
-pub(crate) fn check_names(names: &[String]) -> Result<()> {
-    for name in names {
-        if !PLANS.iter().any(|plan| plan.name == name) {
-            bail!(
-                "--only {name}: no such configuration; there are {}",
-                PLANS.each_ref().map(|plan| plan.name).join(", ")
-            );
-        }
-    }
-    Ok(())
-}
-
 /// One guest of each configuration that is asked for, or else of each that is `usual`, in each round; with `two_jobs`, in a
 /// full run also one with two jobs where the configuration has that. The rounds are interleaved, so that each configuration
 /// meets the machine's good and bad minutes.
@@ -173,4 +160,19 @@ fn first_line(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("starting {}", command.get_program().display()))?;
     ensure!(output.status.success(), "{} failed: {}", command.get_program().display(), output.status);
     Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use carom_tools::demo::CONFIGURATIONS;
+
+    use super::*;
+
+    #[test]
+    fn configurations_that_can_be_asked_for_are_those_that_there_are() {
+        let planned: BTreeSet<&str> = PLANS.iter().map(|plan| plan.name).collect();
+        assert_eq!(planned, BTreeSet::from(CONFIGURATIONS));
+    }
 }

@@ -17,7 +17,6 @@ pub(crate) fn run<F: Form>(options: Options<'_>) -> Result<Results>
 where
     Configs: From<Vec<Config<F::Summary>>>,
 {
-    plan::check_names(options.only)?;
     let site = Site::from_env()?;
     let mut samples: Samples<F> = Samples::open(options.samples)?;
     let steps = plan::steps(&options, |plan| F::is_usual(plan, &site), F::TWO_JOBS);
