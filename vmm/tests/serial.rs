@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod http;
+mod tiny_guest;
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -23,14 +24,10 @@ use rustix::pipe::fcntl_setpipe_size;
 use rustix::process::{Pid, Signal, kill_process};
 
 use http::PATIENCE;
+use tiny_guest::{ECHO, elf};
 
-/// Where the guest's code is loaded.
-const ENTRY: u32 = 0x20_0000;
 /// `mov dx, 0x3f8; mov al, 'A'; again: out dx, al; jmp again`
 const WRITE_FOR_EVER: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'A', 0xee, 0xeb, 0xfd];
-/// `again: mov dx, 0x3fd; in al, dx; test al, 1; jz again; mov dx, 0x3f8; in al, dx; out dx, al; jmp again`
-const ECHO: &[u8] =
-    &[0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7, 0x66, 0xba, 0xf8, 0x03, 0xec, 0xee, 0xeb, 0xef];
 /// Bytes that [`write_and_power_off`] writes: more than a small pipe and all queues hold.
 const LEN: u32 = 100_000;
 
@@ -49,34 +46,6 @@ fn write_and_power_off() -> Vec<u8> {
 /// What [`write_and_power_off`] writes.
 fn written() -> Vec<u8> {
     (1..=LEN).rev().map(|number| number.to_le_bytes()[0]).collect()
-}
-
-/// An ELF image of `code` with a PVH entry point.
-fn elf(code: &[u8]) -> Vec<u8> {
-    const HEADERS: u64 = 64 + 2 * 56;
-    let entry = u64::from(ENTRY);
-    let mut note = Vec::new();
-    // Lengths of name and value, XEN_ELFNOTE_PHYS32_ENTRY.
-    [4, 4, 18u32].iter().for_each(|word| note.extend(word.to_le_bytes()));
-    note.extend(b"Xen\0");
-    note.extend(ENTRY.to_le_bytes());
-    let note_len = note.len() as u64;
-
-    let mut image = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    // ET_EXEC, EM_X86_64, version; entry, offset of program headers, none of sections; flags; sizes and numbers.
-    image.extend([2, 0, 62, 0, 1, 0, 0, 0]);
-    [entry, 64, 0].iter().for_each(|word| image.extend(word.to_le_bytes()));
-    image.extend([0; 4]);
-    [64, 56, 2, 64, 0, 0u16].iter().for_each(|half| image.extend(half.to_le_bytes()));
-    let code_len = code.len() as u64;
-    // PT_NOTE, PT_LOAD; both may be read and executed.
-    for (kind, offset, address, len) in [(4u32, HEADERS, 0, note_len), (1, HEADERS + note_len, entry, code_len)] {
-        [kind, 5].iter().for_each(|word| image.extend(word.to_le_bytes()));
-        [offset, address, address, len, len, 4].iter().for_each(|word| image.extend(word.to_le_bytes()));
-    }
-    image.extend(note);
-    image.extend(code);
-    image
 }
 
 /// A process that is gone at the end of the test.

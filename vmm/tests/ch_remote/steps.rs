@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What the client is told to do, one thing after the other, and what comes of it.
+
+/// A call of the client.
+pub(crate) struct Step {
+    /// Verb and arguments.
+    pub(crate) arguments: &'static [&'static str],
+    /// Status of the answer.
+    pub(crate) status: u16,
+    /// What the answer says.
+    pub(crate) says: &'static [&'static str],
+}
+
+impl Step {
+    /// A name for files.
+    pub(crate) fn name(&self) -> String {
+        let place = STEPS.iter().position(|step| std::ptr::eq(step, self)).unwrap();
+        format!("{place:02}-{}", self.arguments[0])
+    }
+}
+
+const fn done(arguments: &'static [&'static str]) -> Step {
+    Step { arguments, status: 204, says: &[] }
+}
+
+const fn told(arguments: &'static [&'static str], says: &'static [&'static str]) -> Step {
+    Step { arguments, status: 200, says }
+}
+
+const fn refused(arguments: &'static [&'static str], status: u16, says: &'static [&'static str]) -> Step {
+    Step { arguments, status, says }
+}
+
+/// All verbs of operations that there are, and those of some that there are not.
+pub(crate) static STEPS: &[Step] = &[
+    told(&["ping"], &["\"version\":", "\"pid\":"]),
+    refused(&["info"], 404, &["created"]),
+    done(&["create", "/tmp/carom-ch-remote-XXXXXX/config.json"]),
+    refused(&["create", "/tmp/carom-ch-remote-XXXXXX/config.json"], 500, &["created already"]),
+    told(&["info"], &["\"state\":\"Created\"", "\"memory_actual_size\":67108864"]),
+    done(&["boot"]),
+    told(&["info"], &["\"state\":\"Running\""]),
+    told(&["counters"], &["{"]),
+    done(&["pause"]),
+    told(&["info"], &["\"state\":\"Paused\""]),
+    done(&["snapshot", "file:///tmp/carom-ch-remote-XXXXXX/snapshot"]),
+    done(&["resume"]),
+    done(&["resize", "--cpus", "1", "--memory", "64M"]),
+    refused(&["add-device", "path=/sys/bus/pci/devices/0000:ff:1f.7"], 400, &["0000:ff:1f.7"]),
+    refused(&["add-user-device", "socket=/tmp/carom-ch-remote-XXXXXX/none.sock"], 400, &["none.sock"]),
+    refused(&["remove-device", "nothing"], 404, &["nothing"]),
+    refused(&["add-disk", "path=/tmp/carom-ch-remote-XXXXXX/kernel"], 404, &["vm.add-disk"]),
+    refused(&["add-net", "tap=tap0"], 404, &["vm.add-net"]),
+    done(&["power-button"]),
+    done(&["reboot"]),
+    done(&["nmi"]),
+    done(&["shutdown"]),
+    done(&["boot"]),
+    done(&["delete"]),
+    done(&["restore", "source_url=file:///tmp/carom-ch-remote-XXXXXX/snapshot,resume=true"]),
+    told(&["info"], &["\"state\":\"Running\""]),
+    done(&["shutdown-vmm"]),
+];
+
+/// The configuration of the VM whose files are in `directory`.
+pub(crate) fn config(directory: &str) -> String {
+    serde_json::json!({
+        "payload": {"kernel": format!("{directory}/kernel")},
+        "cpus": {"boot_vcpus": 1, "max_vcpus": 1},
+        "memory": {"size": 64 << 20, "shared": true},
+        "serial": {"mode": "Null"},
+        "console": {"mode": "Off"},
+    })
+    .to_string()
+}
