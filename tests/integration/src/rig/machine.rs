@@ -31,6 +31,10 @@ use crate::initramfs::{self, Extra};
 /// How often the machine is looked at.
 const POLL: Duration = Duration::from_millis(200);
 
+/// How often it is started, where it dies before it has come up. QEMU's emulation of CPUs crashes there once in some hundred starts,
+/// as it looks addresses up in a table of devices that is gone.
+const STARTS: usize = 3;
+
 /// How long it may take to come up.
 const COMING_UP: Duration = Duration::from_secs(120);
 
@@ -75,10 +79,19 @@ impl End {
 /// # Errors
 /// The machine cannot be made. How the run ended is no error.
 pub fn run(options: &Options, signals: &Signals, progress: &Progress) -> Result<End> {
-    match Machine::start(options, signals, progress) {
-        Ok(machine) => Ok(machine.watch(options, signals, progress)),
-        Err(error) => signals.caught().map(End::Interrupted).ok_or(error),
+    for left in (0..STARTS).rev() {
+        match Machine::start(options, signals, progress) {
+            Ok(mut machine) => {
+                let end = machine.watch(options, signals, progress);
+                if end != End::Died || machine.refused || machine.came_up() || left == 0 {
+                    return Ok(end);
+                }
+                progress.say("the command had not begun: the emulated machine starts again");
+            }
+            Err(error) => return signals.caught().map(End::Interrupted).ok_or(error),
+        }
     }
+    Ok(End::Died)
 }
 
 /// A machine that runs. It ends with this value.
@@ -91,6 +104,8 @@ struct Machine {
     /// How it is run: `tcg` or `kvm`.
     accelerator: &'static str,
     keep_console: Option<PathBuf>,
+    /// The emulator ended with a status of its own: it will not do better another time.
+    refused: bool,
     dir: TempDir,
 }
 
@@ -150,14 +165,28 @@ impl Machine {
         ];
         let qemu = spawn(&emulator, accelerator, &files, &boot, options, out.as_deref())?;
         progress.show(&coming_up(accelerator, Duration::ZERO));
-        Ok(Self { qemu, forwards, written, accelerator, keep_console: options.keep_console.clone(), dir })
+        Ok(Self {
+            qemu,
+            forwards,
+            written,
+            accelerator,
+            keep_console: options.keep_console.clone(),
+            refused: false,
+            dir,
+        })
     }
 
     fn files(&self) -> Files<'_> {
         Files(self.dir.path())
     }
 
-    fn watch(mut self, options: &Options, signals: &Signals, progress: &Progress) -> End {
+    /// Whether it has begun to run the command.
+    fn came_up(&self) -> bool {
+        fs::metadata(self.files().control()).is_ok_and(|meta| meta.len() > 0)
+    }
+
+    /// Waits for its end.
+    fn watch(&mut self, options: &Options, signals: &Signals, progress: &Progress) -> End {
         let start = Instant::now();
         let mut shown = options.verbose.then(|| File::open(self.files().console())).and_then(Result::ok);
         let mut vital = Vital::new(start);
@@ -196,6 +225,7 @@ impl Machine {
         };
         progress.end();
         self.drain();
+        self.refused = status.code().is_some();
         self.ended(status, signals, progress)
     }
 

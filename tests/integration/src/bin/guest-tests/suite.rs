@@ -84,7 +84,7 @@ impl<'a> Suites<'a> {
             }
             self.died += 1;
             let done = record.done();
-            let give_up = done.finished() == before.finished();
+            let give_up = done.finished() == before.finished() && done.at_hand() == before.at_hand();
             // What the machine could not say any more: its failures and its result.
             print!(
                 "\n{}{}",
@@ -261,6 +261,7 @@ mod tests {
         let first = ("started a\npassed a\nstarted b\n", End::Died);
         assert_eq!(run_in(&[first, ("started b\npassed b\n", End::Exited(0))]), (2, 1, true));
         assert_eq!(run_in(&[first, ("started b\nfailed b\n", End::Exited(101))]), (2, 1, false));
+        assert_eq!(run_in(&[("started a\n", End::Died), ("started a\npassed a\n", End::Exited(0))]), (2, 1, true));
         assert_eq!(run_in(&[("started a\nfailed a\n", End::Died), ("", End::Exited(0))]), (2, 1, false));
     }
 
