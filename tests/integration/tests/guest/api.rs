@@ -12,7 +12,8 @@ use carom_integration::api::ApiVmm;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use cloud_hypervisor_client::apis::{DefaultApi, Error as ClientError};
 use cloud_hypervisor_client::models::{
-    ConsoleMode, CpusConfig, DeviceConfig, MemoryConfig, PayloadConfig, SerialConfig, VmConfig, VmRemoveDevice, VmState,
+    ConsoleMode, CpusConfig, DeviceConfig, MemoryConfig, PayloadConfig, PlatformConfig, SerialConfig, VmConfig,
+    VmRemoveDevice, VmState,
 };
 use cloud_hypervisor_client::socket_based_api_client;
 use serde_json::{Value, json};
@@ -67,7 +68,8 @@ pub(crate) fn ticks(vmm: &ApiVmm) -> usize {
 
 #[guest_test]
 fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
-    let mut vmm = ApiVmm::start(&SITE, &format!("{WAIT_FOR_NVME}{COUNT}")).unwrap();
+    let segments = "echo CAROM-SEGMENTS $(ls -d /sys/devices/pci*:00 | sed 's,.*/pci,,')\n";
+    let mut vmm = ApiVmm::start(&SITE, &format!("{segments}{WAIT_FOR_NVME}{COUNT}")).unwrap();
     let client = socket_based_api_client(vmm.socket());
     let calls = Calls::new();
 
@@ -77,8 +79,10 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     assert_eq!(status(&calls.make(client.boot_vm()).unwrap_err()), 404);
 
     let config = VmConfig {
-        cpus: Some(CpusConfig::new(2, 2)),
+        cpus: Some(CpusConfig { max_phys_bits: Some(46), ..CpusConfig::new(2, 2) }),
         memory: Some(MemoryConfig::new(512 << 20)),
+        // As Kata Containers does it. Nothing is on the second.
+        platform: Some(PlatformConfig { num_pci_segments: Some(2), ..PlatformConfig::new() }),
         serial: Some(SerialConfig {
             file: Some(vmm.console_file().display().to_string()),
             ..SerialConfig::new(ConsoleMode::File)
@@ -108,6 +112,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
 
     calls.make(client.boot_vm()).unwrap();
     vmm.wait_for("CAROM-READY 2", 1, BOOT_TIME).unwrap();
+    assert!(vmm.console().contains("CAROM-SEGMENTS 0000:00 0001:00"), "{}", vmm.console());
     let info = calls.make(client.vm_info_get()).unwrap();
     assert_eq!(info.state, VmState::Running);
     let tree = info.device_tree.unwrap();
