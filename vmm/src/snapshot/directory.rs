@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use carom_api::{CheckedConfig, VmConfig};
@@ -37,6 +38,8 @@ pub struct NewSnapshot {
     directory: PathBuf,
     /// Whether the directory was made for it.
     made: bool,
+    /// The files that were made for it: another VMM may make some in the same directory.
+    files: Vec<&'static str>,
     finished: bool,
 }
 
@@ -55,14 +58,14 @@ impl NewSnapshot {
         if entries.next().is_some() {
             return Err(SnapshotError::NotEmpty(directory.display().to_string()));
         }
-        Ok(Self { directory: directory.to_path_buf(), made, finished: false })
+        Ok(Self { directory: directory.to_path_buf(), made, files: Vec::new(), finished: false })
     }
 
     /// The file of the bytes of memory, which is made.
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn memory(&self) -> Result<RamFileWriter, SnapshotError> {
+    pub fn memory(&mut self) -> Result<RamFileWriter, SnapshotError> {
         Ok(RamFileWriter::new(self.make(MEMORY)?.0))
     }
 
@@ -88,16 +91,16 @@ impl NewSnapshot {
         Ok(())
     }
 
-    fn make(&self, name: &str) -> Result<(File, PathBuf), SnapshotError> {
+    fn make(&mut self, name: &'static str) -> Result<(File, PathBuf), SnapshotError> {
         let path = self.directory.join(name);
         // All that the guest knows is in it.
         let mut options = File::options();
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let file = options.write(true).create_new(true).open(&path).map_err(file_error(&path))?;
+        let file = options.mode(0o600).write(true).create_new(true).open(&path).map_err(file_error(&path))?;
+        self.files.push(name);
         Ok((file, path))
     }
 
-    fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), SnapshotError> {
+    fn write<T: Serialize>(&mut self, name: &'static str, value: &T) -> Result<(), SnapshotError> {
         let (file, path) = self.make(name)?;
         let mut writer = io::BufWriter::new(file);
         let written = serde_json::to_writer(&mut writer, value).map_err(io::Error::from);
@@ -111,8 +114,8 @@ impl Drop for NewSnapshot {
         if self.finished {
             return;
         }
-        for name in [STATE, UNFINISHED_STATE, CONFIG, MEMORY] {
-            // Not all were made.
+        for name in &self.files {
+            // Nothing can be done about one that stays.
             let _ = fs::remove_file(self.directory.join(name));
         }
         if self.made {
@@ -161,13 +164,13 @@ impl Snapshot {
     }
 }
 
-/// Opens a file, and nothing else: what opens a pipe waits for its writer.
+/// Opens a file, and nothing else. What opens a pipe would wait for its writer.
 fn open(path: &Path) -> Result<File, SnapshotError> {
-    let metadata = fs::metadata(path).map_err(file_error(path))?;
-    if !metadata.is_file() {
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(file_error(path))?;
+    if !file.metadata().map_err(file_error(path))?.is_file() {
         return Err(SnapshotError::Form { path: path.display().to_string(), rule: "is no file".into() });
     }
-    File::open(path).map_err(file_error(path))
+    Ok(file)
 }
 
 /// Reads a JSON file of at most `most` bytes.

@@ -32,7 +32,7 @@ pub(crate) fn write(directory: &Path) -> SnapshotState {
     let ram = memory::create(&config.memory).unwrap();
     ram.write_obj(0x5au8, GuestAddress(4097)).unwrap();
     ram.write_obj(0xa5u8, GuestAddress(RAM - 1)).unwrap();
-    let new = NewSnapshot::create(directory).unwrap();
+    let mut new = NewSnapshot::create(directory).unwrap();
     let mut file = new.memory().unwrap();
     let ram = ram::write(&ram, &mut file).unwrap();
     let mut chunk = vec![7; usize::try_from(CHUNK).unwrap()];
@@ -103,7 +103,7 @@ fn snapshot_that_is_not_finished_leaves_nothing() {
     let (made, empty) = (parent.path().join("made"), parent.path().join("empty"));
     fs::create_dir(&empty).unwrap();
     for directory in [&made, &empty] {
-        let new = NewSnapshot::create(directory).unwrap();
+        let mut new = NewSnapshot::create(directory).unwrap();
         drop(new.memory().unwrap());
         assert!(Snapshot::open(directory).is_err());
         drop(new);
@@ -112,6 +112,17 @@ fn snapshot_that_is_not_finished_leaves_nothing() {
     assert!(names(&empty).is_empty());
     write(&empty);
     assert!(Snapshot::open(&empty).is_ok());
+}
+
+#[test]
+fn snapshot_that_meets_another_in_its_directory_leaves_that_alone() {
+    let directory = TempDir::new().unwrap();
+    let (mut first, mut second) =
+        (NewSnapshot::create(directory.path()).unwrap(), NewSnapshot::create(directory.path()).unwrap());
+    drop(first.memory().unwrap());
+    assert!(second.memory().is_err());
+    drop(second);
+    assert_eq!(names(directory.path()), ["memory-ranges"]);
 }
 
 #[test]

@@ -69,7 +69,7 @@ impl Vcpus for PausedVcpus<'_> {
 
 impl Vm {
     /// Writes all that the VM is, which is paused.
-    pub(super) fn save_to(&mut self, config: &VmConfig, snapshot: NewSnapshot) -> Result<(), SnapshotError> {
+    pub(super) fn save_to(&mut self, config: &VmConfig, mut snapshot: NewSnapshot) -> Result<(), SnapshotError> {
         self.close_gone();
         if self.parts.iommu().is_some() && !config.has_iommu() {
             let rule = "is there for devices that have left; the configuration has nothing behind it, and it would not be restored";
