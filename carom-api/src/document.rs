@@ -2,6 +2,8 @@
 
 //! The OpenAPI document: made of the table of operations and of the types themselves.
 
+mod neutral_fields;
+
 use std::collections::BTreeMap;
 
 use utoipa::OpenApi;
@@ -64,6 +66,7 @@ pub fn generate() -> utoipa::openapi::OpenApi {
     let components = document.components.get_or_insert_with(Components::new);
     components.schemas.insert("VmCounters".into(), counters().into());
     components.schemas.insert("Refusal".into(), refusal().into());
+    neutral_fields::complete(&mut components.schemas, "VmConfig");
     document
 }
 

@@ -14,9 +14,25 @@ fn without_null(schema: &Value) -> &Value {
     choices.and_then(|choices| choices.iter().find(|choice| choice["type"] != "null")).unwrap_or(schema)
 }
 
+/// Removes the fields that the document knows but that do not work.
+fn remove_refused(schema: &mut Value) {
+    match schema {
+        Value::Object(members) => {
+            members.retain(|_, member| {
+                !member["description"].as_str().is_some_and(|text| text.starts_with("Not there: "))
+            });
+            members.values_mut().for_each(remove_refused);
+        }
+        Value::Array(elements) => elements.iter_mut().for_each(remove_refused),
+        _ => {}
+    }
+}
+
 impl Ours {
     pub(crate) fn read() -> Self {
-        Self(serde_json::to_value(document::generate()).unwrap()["components"]["schemas"].take())
+        let mut schemas = serde_json::to_value(document::generate()).unwrap()["components"]["schemas"].take();
+        remove_refused(&mut schemas);
+        Self(schemas)
     }
 
     /// The schema itself, if this one is a reference.

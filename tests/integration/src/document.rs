@@ -86,6 +86,25 @@ mod tests {
     }
 
     #[test]
+    fn all_that_vm_info_tells_of_a_configuration_is_in_the_document() {
+        let full = json!({
+            "payload": {"kernel": "/k", "initramfs": "/i", "cmdline": "c"},
+            "cpus": {"boot_vcpus": 1, "max_vcpus": 1, "max_phys_bits": 46,
+                "topology": {"threads_per_core": 1, "cores_per_die": 1, "dies_per_package": 1, "packages": 1}},
+            "devices": [{"path": "/d", "iommu": true}],
+            "user_devices": [{"socket": "/s", "iommu": true}],
+            "rng": {"src": "/dev/urandom"},
+            "iommu_bounce": {},
+        });
+        for config in [full, json!({"payload": {"kernel": "/k"}})] {
+            let config: carom_api::VmConfig = serde_json::from_value(config).unwrap();
+            let info = json!({"config": config, "state": "Created", "memory_actual_size": 0, "device_tree": {}});
+            let info: carom_api::types::VmInfo = serde_json::from_value(info).unwrap();
+            check("GET", "/api/v1/vm.info", 200, &serde_json::to_string(&info).unwrap()).unwrap();
+        }
+    }
+
+    #[test]
     fn answers_that_differ_are_named() {
         assert!(wrong(201, "").contains("status 201 is not in the document"));
         assert!(wrong(204, "{}").contains("no body for status 204"));
