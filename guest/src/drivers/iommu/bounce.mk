@@ -6,7 +6,8 @@ obj-$(CONFIG_IOMMU_DMA_BOUNCE) += dma-bounce-pages.o dma-bounce-single.o
 obj-$(CONFIG_IOMMU_DMA_BOUNCE) += dma-bounce-calibrate.o dma-bounce-debugfs.o
 obj-$(CONFIG_IOMMU_DMA_BOUNCE_REQUEST) += dma-bounce-request.o
 obj-$(CONFIG_VIRTIO_IOMMU_WINDOW) += virtio-iommu-window.o
-obj-$(CONFIG_IOMMU_DMA_BOUNCE_TEST) += dma-bounce-test.o dma-bounce-test-list.o dma-bounce-test-attack.o
+obj-$(CONFIG_IOMMU_DMA_BOUNCE_TEST) += dma-bounce-test.o dma-bounce-test-edu.o
+obj-$(CONFIG_IOMMU_DMA_BOUNCE_TEST) += dma-bounce-test-list.o dma-bounce-test-attack.o
 obj-$(CONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST) += dma-bounce-kunit.o dma-bounce-kunit-pool.o
 obj-$(CONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST) += dma-bounce-kunit-list.o dma-bounce-kunit-iommu.o
 ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST

@@ -11,6 +11,7 @@
  * All of this runs in an RCU read-side critical section: the memory of a slot stays until its end.
  */
 
+#include <linux/blk-mq.h>
 #include <linux/dma-mapping.h>
 #include <linux/io.h>
 #include <linux/scatterlist.h>
@@ -60,6 +61,29 @@ static void copy_sg(void *slot, struct scatterlist *sgl, int nents, size_t skip,
 	}
 }
 
+/* Copies @len bytes of a request's data that start @skip bytes into it. */
+static void copy_request(void *slot, struct request *req, size_t skip, size_t len, bool to_slot)
+{
+	struct req_iterator iter;
+	struct bio_vec bv;
+	size_t part;
+
+	rq_for_each_bvec(bv, req, iter) {
+		if (skip >= bv.bv_len) {
+			skip -= bv.bv_len;
+			slot += bv.bv_len;
+			continue;
+		}
+		part = min_t(size_t, bv.bv_len - skip, len);
+		dma_bounce_copy(slot + skip, bvec_phys(&bv) + skip, part, to_slot);
+		slot += bv.bv_len;
+		len -= part;
+		skip = 0;
+		if (!len)
+			break;
+	}
+}
+
 static void slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot, size_t skip,
 		      size_t len, bool to_slot)
 {
@@ -74,7 +98,8 @@ static void slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot
 		copy_sg(va, slot->sgl, slot->nents, skip, len, to_slot);
 		break;
 	default:
-		dma_bounce_copy_request(va, slot->req, skip, len, to_slot);
+		if (IS_ENABLED(CONFIG_IOMMU_DMA_BOUNCE_REQUEST))
+			copy_request(va, slot->req, skip, len, to_slot);
 	}
 	dma_bounce_count(pool, to_slot ? DMA_BOUNCE_BYTES_IN : DMA_BOUNCE_BYTES_OUT, len);
 }

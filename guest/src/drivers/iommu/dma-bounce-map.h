@@ -151,14 +151,4 @@ static inline void dma_bounce_need_sync(struct dma_bounce_pool *pool, struct dev
 	dma_bounce_count(pool, DMA_BOUNCE_ELISION_LOST, 1);
 }
 
-#ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST
-void dma_bounce_copy_request(void *buffer, struct request *req, size_t skip, size_t len,
-			     bool to_buffer);
-#else
-static inline void dma_bounce_copy_request(void *buffer, struct request *req, size_t skip,
-					   size_t len, bool to_buffer)
-{
-}
-#endif
-
 #endif /* _DMA_BOUNCE_MAP_H */

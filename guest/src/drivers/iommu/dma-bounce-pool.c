@@ -41,11 +41,10 @@
 
 static_assert(IOMMU_BOUNCE_MIN_CHUNK >= DMA_BOUNCE_MAX_SLOT);
 
-static LIST_HEAD(dma_bounce_pools);
-static DEFINE_MUTEX(dma_bounce_pools_lock);
 static DEFINE_IDA(dma_bounce_ida);
 /* Made with the first pool, which may be before initcalls that could make it */
 static struct workqueue_struct *dma_bounce_wq;
+static DEFINE_MUTEX(dma_bounce_wq_lock);
 
 static const int dma_bounce_prot[DMA_BOUNCE_KINDS] = {
 	[DMA_BOUNCE_READ]	= IOMMU_READ,
@@ -290,7 +289,7 @@ static void pool_trim(struct dma_bounce_pool *pool, unsigned int surplus)
 
 static void pool_set_limits(struct dma_bounce_pool *pool, struct iommu_bounce_limits *limits)
 {
-	size_t threshold = dma_bounce_threshold_option() ?: limits->threshold;
+	size_t threshold = pool->threshold_option ?: limits->threshold;
 
 	pool->budget = limits->budget;
 	if (!threshold) {
@@ -485,54 +484,9 @@ void dma_bounce_pool_refresh(struct dma_bounce_pool *pool)
 	queue_work(dma_bounce_wq, &pool->work);
 }
 
-/**
- * iommu_dma_bounce_stop - the last device is about to leave a domain
- * @domain: the domain, which need not be one that bounces
- *
- * For IOMMU drivers whose domains lose the chunks of their provider then. To be called before the
- * device leaves. May sleep.
- */
-void iommu_dma_bounce_stop(struct iommu_domain *domain)
-{
-	if (domain->bounce)
-		dma_bounce_pool_stop(domain->bounce);
-}
-EXPORT_SYMBOL_GPL(iommu_dma_bounce_stop);
-
-/**
- * iommu_dma_bounce_start - the first device was attached to a domain
- * @domain: the domain, which need not be one that bounces
- *
- * The opposite of iommu_dma_bounce_stop().
- */
-void iommu_dma_bounce_start(struct iommu_domain *domain)
-{
-	if (domain->bounce)
-		dma_bounce_pool_resume(domain->bounce);
-}
-EXPORT_SYMBOL_GPL(iommu_dma_bounce_start);
-
-/**
- * iommu_dma_bounce_limits_changed - a provider's limits have changed
- * @ops: the provider
- *
- * May sleep.
- */
-void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops *ops)
-{
-	struct dma_bounce_pool *pool;
-
-	mutex_lock(&dma_bounce_pools_lock);
-	list_for_each_entry(pool, &dma_bounce_pools, list)
-		if (pool->ops == ops)
-			dma_bounce_pool_refresh(pool);
-	mutex_unlock(&dma_bounce_pools_lock);
-}
-EXPORT_SYMBOL_GPL(iommu_dma_bounce_limits_changed);
-
 static bool make_workqueue(void)
 {
-	guard(mutex)(&dma_bounce_pools_lock);
+	guard(mutex)(&dma_bounce_wq_lock);
 	if (!dma_bounce_wq)
 		/* Freezable: while the system sleeps, the IOMMU does not answer requests. */
 		dma_bounce_wq = alloc_workqueue("dma_bounce", WQ_UNBOUND | WQ_FREEZABLE, 0);
@@ -545,6 +499,7 @@ static bool make_workqueue(void)
  * @iovad: its IOVA allocator
  * @ops: where its memory comes from
  * @name: of the first device, for messages
+ * @threshold: bytes that the boot option says, or 0
  *
  * The pool takes memory and IOVA only when something is mapped.
  *
@@ -552,7 +507,8 @@ static bool make_workqueue(void)
  */
 struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 					       struct iova_domain *iovad,
-					       const struct iommu_bounce_ops *ops, const char *name)
+					       const struct iommu_bounce_ops *ops, const char *name,
+					       size_t threshold)
 {
 	struct dma_bounce_pool *pool;
 
@@ -569,6 +525,7 @@ struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 	pool->domain = domain;
 	pool->iovad = iovad;
 	pool->ops = ops;
+	pool->threshold_option = threshold;
 	pool->active = true;
 	pool->retry_at = jiffies;
 	pool->idle_ms = DMA_BOUNCE_IDLE_MS;
@@ -576,10 +533,6 @@ struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 	xa_init_flags(&pool->single_use, XA_FLAGS_LOCK_IRQ);
 	INIT_WORK(&pool->work, pool_work);
 	INIT_DELAYED_WORK(&pool->idle_work, pool_idle_work);
-	mutex_lock(&dma_bounce_pools_lock);
-	list_add(&pool->list, &dma_bounce_pools);
-	dma_bounce_debugfs_add(pool);
-	mutex_unlock(&dma_bounce_pools_lock);
 	return pool;
 
 err_free:
@@ -600,12 +553,8 @@ void dma_bounce_pool_destroy(struct dma_bounce_pool *pool)
 	struct dma_bounce_chunk *chunk;
 	unsigned long place;
 
-	mutex_lock(&dma_bounce_pools_lock);
-	list_del(&pool->list);
-	mutex_unlock(&dma_bounce_pools_lock);
 	disable_work_sync(&pool->work);
 	disable_delayed_work_sync(&pool->idle_work);
-	dma_bounce_debugfs_del(pool);
 
 	mutex_lock(&pool->slots.mutex);
 	pool->active = false;

@@ -65,6 +65,7 @@ struct dma_bounce_stats {
  * @stats:	per-CPU counters; how many mappings bounced is counted with @slots
  * @mask:	what the device that mapped first can address; 0 before that
  * @threshold:	size in bytes up to which mappings are bounced
+ * @threshold_option: what the boot option says of it, 0 if nothing
  * @calibrated:	@threshold as measured, 0 if it was not
  * @missed:	mappings that found no slot since the work looked last
  * @single_use:	buffers for one mapping each, by the numbers of their pages
@@ -104,6 +105,7 @@ struct dma_bounce_pool {
 
 	u64				mask;
 	size_t				threshold;
+	size_t				threshold_option;
 	size_t				calibrated;
 	atomic_t			missed[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
 	struct xarray			single_use;
@@ -155,8 +157,8 @@ static inline bool dma_bounce_owns(struct dma_bounce_pool *pool, dma_addr_t addr
 
 struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 					       struct iova_domain *iovad,
-					       const struct iommu_bounce_ops *ops,
-					       const char *name);
+					       const struct iommu_bounce_ops *ops, const char *name,
+					       size_t threshold);
 void dma_bounce_pool_destroy(struct dma_bounce_pool *pool);
 void dma_bounce_pool_stop(struct dma_bounce_pool *pool);
 void dma_bounce_pool_resume(struct dma_bounce_pool *pool);
@@ -200,7 +202,6 @@ void dma_bounce_single_free_all(struct dma_bounce_pool *pool);
 void dma_bounce_copy(void *buffer, phys_addr_t phys, size_t len, bool to_buffer);
 
 size_t dma_bounce_calibrate(struct dma_bounce_pool *pool);
-size_t dma_bounce_threshold_option(void);
 
 extern const struct iommu_bounce_ops dma_bounce_page_ops;
 

@@ -51,37 +51,6 @@ static size_t request_packable(struct device *dev, struct request *req, size_t l
 }
 
 /**
- * dma_bounce_copy_request - copy between the data of a request and a bounce buffer
- * @buffer: the bounce buffer of the whole request
- * @req: the request
- * @skip: bytes at its start that are left out
- * @len: bytes to copy
- * @to_buffer: to the bounce buffer; otherwise from it
- */
-void dma_bounce_copy_request(void *buffer, struct request *req, size_t skip, size_t len,
-			     bool to_buffer)
-{
-	struct req_iterator iter;
-	struct bio_vec bv;
-	size_t part;
-
-	rq_for_each_bvec(bv, req, iter) {
-		if (skip >= bv.bv_len) {
-			skip -= bv.bv_len;
-			buffer += bv.bv_len;
-			continue;
-		}
-		part = min_t(size_t, bv.bv_len - skip, len);
-		dma_bounce_copy(buffer + skip, bvec_phys(&bv) + skip, part, to_buffer);
-		buffer += bv.bv_len;
-		len -= part;
-		skip = 0;
-		if (!len)
-			break;
-	}
-}
-
-/**
  * dma_bounce_map_request - map all data of a block request by one slot
  * @req: the request
  * @dma_dev: its device

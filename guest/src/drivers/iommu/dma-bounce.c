@@ -17,6 +17,8 @@
 #include <linux/device.h>
 #include <linux/iommu.h>
 #include <linux/iova.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
 
 #include "dma-bounce.h"
 #include "dma-bounce-map.h"
@@ -33,6 +35,10 @@ enum dma_bounce_mode {
 static enum dma_bounce_mode dma_bounce_mode __ro_after_init;
 static size_t dma_bounce_threshold_param __ro_after_init;
 bool dma_bounce_all_devices __ro_after_init;
+
+/* The pools of all domains */
+static LIST_HEAD(dma_bounce_pools);
+static DEFINE_MUTEX(dma_bounce_pools_lock);
 
 static const char * const dma_bounce_switch_names[] = { "auto", "on", "off" };
 
@@ -63,16 +69,6 @@ static int __init dma_bounce_setup(char *str)
 	return 0;
 }
 early_param("iommu.bounce", dma_bounce_setup);
-
-/**
- * dma_bounce_threshold_option - the threshold given at boot
- *
- * Return: bytes, or 0 if none was given.
- */
-size_t dma_bounce_threshold_option(void)
-{
-	return dma_bounce_threshold_param;
-}
 
 /**
  * iommu_dma_bounce_allowed - may providers be used at all
@@ -203,9 +199,14 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 		/* Nothing is mapped yet. Pages of the kernel take a range when the pool is used. */
 		if (ops != &dma_bounce_page_ops && !reserve_range(iovad, &limits))
 			return;
-		domain->bounce = dma_bounce_pool_create(domain, iovad, ops, dev_name(dev));
+		domain->bounce = dma_bounce_pool_create(domain, iovad, ops, dev_name(dev),
+							dma_bounce_threshold_param);
 		if (!domain->bounce)
 			return;
+		mutex_lock(&dma_bounce_pools_lock);
+		list_add(&domain->bounce->list, &dma_bounce_pools);
+		dma_bounce_debugfs_add(domain->bounce);
+		mutex_unlock(&dma_bounce_pools_lock);
 		static_branch_enable(&dma_bounce_key);
 	}
 }
@@ -220,9 +221,58 @@ void dma_bounce_free_domain(struct iommu_domain *domain)
 
 	if (!pool)
 		return;
+	mutex_lock(&dma_bounce_pools_lock);
+	list_del(&pool->list);
+	mutex_unlock(&dma_bounce_pools_lock);
+	dma_bounce_debugfs_del(pool);
 	dma_bounce_pool_destroy(pool);
 	domain->bounce = NULL;
 }
+
+/**
+ * iommu_dma_bounce_stop - the last device is about to leave a domain
+ * @domain: the domain, which need not be one that bounces
+ *
+ * For IOMMU drivers whose domains lose the chunks of their provider then. To be called before the
+ * device leaves. May sleep.
+ */
+void iommu_dma_bounce_stop(struct iommu_domain *domain)
+{
+	if (domain->bounce)
+		dma_bounce_pool_stop(domain->bounce);
+}
+EXPORT_SYMBOL_GPL(iommu_dma_bounce_stop);
+
+/**
+ * iommu_dma_bounce_start - the first device was attached to a domain
+ * @domain: the domain, which need not be one that bounces
+ *
+ * The opposite of iommu_dma_bounce_stop().
+ */
+void iommu_dma_bounce_start(struct iommu_domain *domain)
+{
+	if (domain->bounce)
+		dma_bounce_pool_resume(domain->bounce);
+}
+EXPORT_SYMBOL_GPL(iommu_dma_bounce_start);
+
+/**
+ * iommu_dma_bounce_limits_changed - a provider's limits have changed
+ * @ops: the provider
+ *
+ * May sleep.
+ */
+void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops *ops)
+{
+	struct dma_bounce_pool *pool;
+
+	mutex_lock(&dma_bounce_pools_lock);
+	list_for_each_entry(pool, &dma_bounce_pools, list)
+		if (pool->ops == ops)
+			dma_bounce_pool_refresh(pool);
+	mutex_unlock(&dma_bounce_pools_lock);
+}
+EXPORT_SYMBOL_GPL(iommu_dma_bounce_limits_changed);
 
 /**
  * dma_bounce_release_device - a device leaves its IOMMU
