@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Checks how the source files of the workspace stand to each other.
+//! Checks how the source files of the workspace, and the C files of the guest's side, stand to each other.
 //!
-//! - Files import each other in no circle, a module and those inside it apart.
+//! - Files import each other in no circle, a module and those inside it apart; no more do C files call each other in one.
 //! - A file has 600 lines at most, or says why it has more.
 //!
 //! What is known and not yet mended stands in `known.txt`, which only ever gets shorter.
 //!
 //! `cargo run -p carom-structure` prints what is wrong, and ends with status 1 if something is.
 
+mod c;
 mod imports;
 mod known;
 mod length;
@@ -28,22 +29,24 @@ use crate::source::Crate;
 
 /// The list of what is known, below the workspace.
 const KNOWN: &str = "tests/structure/known.txt";
+/// Where C files are, below the workspace.
+const C: &str = "guest";
 
 fn main() -> Result<ExitCode> {
     let (root, targets) = workspace::targets(Path::new("."))?;
     let list = root.join(KNOWN);
     let known = fs::read_to_string(&list).with_context(|| format!("{}", list.display()))?;
-    let complaints = check(&root, &targets, &known::parse(&known))?;
+    let complaints = check(&root, &targets, &c::files(&root.join(C))?, &known::parse(&known))?;
     for complaint in &complaints {
         println!("{complaint}");
     }
     Ok(if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What is wrong with the crates below `root` whose root files are `targets`, but for what is known.
-fn check(root: &Path, targets: &[PathBuf], known: &BTreeSet<String>) -> Result<Vec<String>> {
-    let mut ties = Ties::new();
-    let mut files = BTreeSet::new();
+/// What is wrong below `root` with the crates whose root files are `targets`, and with these C files, but for what is known.
+fn check(root: &Path, targets: &[PathBuf], c_files: &[PathBuf], known: &BTreeSet<String>) -> Result<Vec<String>> {
+    let mut ties: Ties = c::ties(c_files)?;
+    let mut files = BTreeSet::from_iter(c_files.iter().cloned());
     for target in targets {
         let krate = Crate::read(target)?;
         ties.extend(imports(&krate));
@@ -62,7 +65,7 @@ fn check(root: &Path, targets: &[PathBuf], known: &BTreeSet<String>) -> Result<V
             found.insert(import);
         }
         if is_new {
-            complaints.push("these files import each other in a circle:".to_string());
+            complaints.push("these files need each other in a circle:".to_string());
             complaints.extend(lines);
         }
     }
@@ -95,7 +98,7 @@ mod tests {
             fs::write(root.path().join(file), text).unwrap();
         }
         fs::write(root.path().join("b.rs"), format!("pub struct B;{more}")).unwrap();
-        check(root.path(), &[root.path().join("lib.rs")], &known::parse(known)).unwrap()
+        check(root.path(), &[root.path().join("lib.rs")], &[], &known::parse(known)).unwrap()
     }
 
     #[test]
@@ -108,7 +111,7 @@ mod tests {
         let circle = " use crate::a::A;";
         let told = complaints(circle, "a.rs -> b.rs");
         let expected =
-            ["these files import each other in a circle:", "    a.rs -> b.rs: B (known)", "    b.rs -> a.rs: A"];
+            ["these files need each other in a circle:", "    a.rs -> b.rs: B (known)", "    b.rs -> a.rs: A"];
         assert_eq!(told, expected);
         assert!(complaints(circle, "a.rs -> b.rs\nb.rs -> a.rs").is_empty());
     }
@@ -118,6 +121,17 @@ mod tests {
         let lines = "\n".repeat(700);
         assert!(complaints(&lines, "")[0].starts_with("b.rs has 700 lines"));
         assert!(complaints(&lines, "b.rs").is_empty());
+    }
+
+    #[test]
+    fn circle_of_c_files_and_long_ones_are_told() {
+        let root = tempfile::tempdir().unwrap();
+        let (a, b) = (root.path().join("a.c"), root.path().join("b.c"));
+        fs::write(&a, "void f(void)\n{\n\tg();\n}\n").unwrap();
+        fs::write(&b, "void g(void)\n{\n\tf();\n}\n".to_string() + &"\n".repeat(700)).unwrap();
+        let told = check(root.path(), &[], &[a, b], &BTreeSet::new()).unwrap();
+        assert_eq!(told[..3], ["these files need each other in a circle:", "    a.c -> b.c: g", "    b.c -> a.c: f"]);
+        assert!(told[3].starts_with("b.c has 704 lines"));
     }
 
     #[test]
