@@ -205,6 +205,11 @@ impl Space {
         }
     }
 
+    /// The endpoint that it was made for.
+    pub(crate) fn name(&self) -> EndpointId {
+        self.name
+    }
+
     /// The group of address spaces that it belongs to.
     pub(crate) fn group(&self) -> Option<MapperGroup> {
         self.group

@@ -8,25 +8,28 @@
 use log::warn;
 
 use super::Engine;
-use crate::SpaceId;
 use crate::backend::{GuestRam, Permissions};
+use crate::config::ConfigError;
 use crate::domain::Domain;
-use crate::mapping::Mapping;
+use crate::mapping::{MappedMemory, Mapping};
 use crate::spec::{Status, feature};
+use crate::{EndpointId, SpaceId};
 
 /// A bypass domain: all RAM in whole granules.
 pub(super) fn identity(ram: &dyn GuestRam, granule: u64) -> Domain {
-    let mask = granule - 1;
     let mut domain = Domain { bypass: true, ..Domain::default() };
-    for (gpa, len) in ram.regions() {
-        let Some(end) = gpa.checked_add(len).map(|end| end & !mask) else { continue };
-        let Some(start) = gpa.checked_add(mask).map(|start| start & !mask) else { continue };
-        if start < end {
-            let mapping = Mapping { last: end - 1, gpa: start, permissions: Permissions::READ | Permissions::WRITE };
-            domain.remember(start, mapping);
-        }
+    for mapping in ram.regions().into_iter().filter_map(|(gpa, len)| itself(gpa, len, granule)) {
+        domain.remember(mapping.gpa, mapping);
     }
     domain
+}
+
+/// A region of RAM in whole granules, at itself; `None` if it has none.
+fn itself(gpa: u64, len: u64, granule: u64) -> Option<Mapping> {
+    let mask = granule - 1;
+    let end = gpa.checked_add(len)? & !mask;
+    let start = gpa.checked_add(mask)? & !mask;
+    (start < end).then(|| Mapping { last: end - 1, gpa: start, permissions: Permissions::READ | Permissions::WRITE })
 }
 
 impl Engine {
@@ -48,6 +51,44 @@ impl Engine {
                 warn!("an endpoint that is attached to nothing reaches nothing ({status:?})");
             }
         }
+    }
+
+    /// The guest gets the RAM at `[gpa, gpa + len)`, where there was none: endpoints in bypass mode reach it from now on.
+    ///
+    /// # Errors
+    /// [`ConfigError::EndpointBypass`] if the host does not map it for one of them. Then no endpoint reaches it.
+    pub fn add_ram(&mut self, gpa: u64, len: u64) -> Result<(), ConfigError> {
+        let Some(mapping) = itself(gpa, len, self.config.granule()) else { return Ok(()) };
+        let bypassed = |domain: &&Domain| domain.bypass;
+        let mut spaces: Vec<SpaceId> =
+            self.domains.values().filter(bypassed).flat_map(|domain| domain.spaces.iter().copied()).collect();
+        spaces.extend(self.spaces.ids().into_iter().filter(|id| self.spaces.get(*id).identity));
+        for (done, id) in spaces.iter().enumerate() {
+            if let Err(endpoint) = self.map_for_bypass(*id, &mapping) {
+                for id in &spaces[..done] {
+                    let space = self.spaces.get_mut(*id);
+                    space.discard(mapping.gpa, mapping.last - mapping.gpa + 1, MappedMemory::Ram, &mut self.counters);
+                }
+                return Err(ConfigError::EndpointBypass(endpoint));
+            }
+        }
+        self.identity.remember(mapping.gpa, mapping);
+        for domain in self.domains.values_mut().filter(|domain| domain.bypass) {
+            domain.remember(mapping.gpa, mapping);
+        }
+        Ok(())
+    }
+
+    /// Maps more RAM in an address space that has all of it. The error is the endpoint that it was made for.
+    fn map_for_bypass(&mut self, id: SpaceId, mapping: &Mapping) -> Result<(), EndpointId> {
+        let space = self.spaces.get(id);
+        let reach = |id| self.endpoints.get(id).is_some_and(|endpoint| endpoint.can_map(mapping.gpa, mapping.last));
+        if let Some(short) = space.endpoints.iter().find(|id| !reach(id)) {
+            return Err(*short);
+        }
+        let space = self.spaces.get_mut(id);
+        let name = space.name();
+        space.map_ram(mapping.gpa, mapping, &*self.ram, &mut self.counters).map_err(|_| name)
     }
 
     /// Maps all RAM, or nothing, in every address space whose endpoints are attached to nothing. Goes on after a

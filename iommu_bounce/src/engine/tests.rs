@@ -74,7 +74,10 @@ impl Rig {
 
     fn with_config(config: EngineConfig) -> Self {
         let first = usize::try_from(SECOND_REGION).expect("it is small");
-        let ram = TestRam::new(&[(0, first), (SECOND_REGION, 0x10_0000), (1 << 32, 0x10_0000)]);
+        Self::with_ram(config, TestRam::new(&[(0, first), (SECOND_REGION, 0x10_0000), (1 << 32, 0x10_0000)]))
+    }
+
+    fn with_ram(config: EngineConfig, ram: TestRam) -> Self {
         let ram = Arc::new(ram);
         let store = TestChunks::new(CHUNK, REGION_CHUNKS);
         let chunks = store.probe();

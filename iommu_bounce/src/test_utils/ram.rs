@@ -14,6 +14,8 @@ use crate::{GuestRam, Permissions};
 #[derive(Debug)]
 pub struct TestRam {
     ram: GuestMemoryMmap<()>,
+    /// Regions from this address on come later: an engine that is set up is not told of them.
+    later: u64,
     device: Option<Device>,
 }
 
@@ -32,7 +34,17 @@ impl TestRam {
     /// If the regions overlap, or the memory is not to be had.
     pub fn new(regions: &[(u64, usize)]) -> Self {
         let regions: Vec<_> = regions.iter().map(|&(gpa, len)| (GuestAddress(gpa), len)).collect();
-        Self { ram: GuestMemoryMmap::from_ranges(&regions).expect("the regions are disjoint"), device: None }
+        Self {
+            ram: GuestMemoryMmap::from_ranges(&regions).expect("the regions are disjoint"),
+            later: u64::MAX,
+            device: None,
+        }
+    }
+
+    /// The same, whose regions from `gpa` on come later: [`regions`](GuestRam::regions) does not have them.
+    #[must_use]
+    pub fn with_later(self, gpa: u64) -> Self {
+        Self { later: gpa, ..self }
     }
 
     /// The same with a device, of which the guest sees `len` bytes at `gpa`.
@@ -71,7 +83,8 @@ impl GuestRam for TestRam {
     }
 
     fn regions(&self) -> Vec<(u64, u64)> {
-        self.ram.iter().map(|region| (region.start_addr().0, region.len())).collect()
+        let all = self.ram.iter().map(|region| (region.start_addr().0, region.len()));
+        all.filter(|(gpa, _)| *gpa < self.later).collect()
     }
 
     fn prefix(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {

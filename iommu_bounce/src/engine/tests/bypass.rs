@@ -3,8 +3,8 @@
 //! Bypass: domains with the flag, and endpoints that are attached to nothing.
 
 use super::*;
-use crate::MapperLimits;
 use crate::test_utils::*;
+use crate::{ConfigError, MapperLimits};
 
 /// What the host of `id` maps is RAM, each address at itself, and nothing else.
 fn assert_all_ram(rig: &Rig, id: u32) {
@@ -196,4 +196,42 @@ fn shared_address_space_in_bypass_holds_ram_once() {
     rig.engine.accept_features(u64::MAX);
     rig.engine.write_bypass(0);
     rig.assert_host_is_clean();
+}
+
+/// RAM that comes later, and what it has.
+const LATER: (u64, usize) = (2 << 32, 0x20_0000);
+
+/// An engine whose endpoint 1 is in a bypass domain, endpoint 2 in another domain, and 3 attached to nothing.
+fn rig_with_later_ram() -> Rig {
+    let mut rig = Rig::with_ram(engine_config(), TestRam::new(&[(0, 0x10_0000), LATER]).with_later(LATER.0));
+    rig.engine.write_bypass(1);
+    rig.all_ok([attach_bypass(1, 1), attach(2, 2)]);
+    rig
+}
+
+fn reach(rig: &Rig, id: u32) -> Vec<u64> {
+    rig.mapper(id).mappings().keys().copied().collect()
+}
+
+#[test]
+fn ram_that_comes_is_reached_in_bypass_and_nowhere_else() {
+    let mut rig = rig_with_later_ram();
+    rig.engine.add_ram(LATER.0, LATER.1 as u64).unwrap();
+    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0, LATER.0], vec![], vec![0, LATER.0]]);
+    rig.all_ok([detach(2, 2), detach(1, 1), attach_bypass(3, 3)]);
+    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [(); 3].map(|()| vec![0, LATER.0]));
+    rig.engine.write_bypass(0);
+    rig.engine.reset();
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn ram_that_the_host_does_not_map_for_one_is_reached_by_none() {
+    let mut rig = rig_with_later_ram();
+    rig.mapper(3).exhaust_map(0);
+    let refused = rig.engine.add_ram(LATER.0, LATER.1 as u64);
+    assert!(matches!(refused, Err(ConfigError::EndpointBypass(3))), "{refused:?}");
+    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0], vec![], vec![0]]);
+    rig.engine.add_ram(LATER.0, LATER.1 as u64).unwrap();
+    assert_eq!([1, 3].map(|id| reach(&rig, id)), [(); 2].map(|()| vec![0, LATER.0]));
 }
