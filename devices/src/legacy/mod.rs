@@ -3,5 +3,6 @@
 //! Devices of the PC that are no PCI functions.
 
 pub mod control_port;
+pub mod memory_devices;
 pub mod power;
 pub mod serial;

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Memory devices (ACPI 6.5, section 9.11): the registers by which the guest's ACPI methods learn what RAM has come since it
+//! booted, and where.
+//!
+//! | offset | register |
+//! | --- | --- |
+//! | 16 n | GPA of memory device n, 64 bits |
+//! | 16 n + 8 | its bytes, 64 bits; 0 if it is not there |
+//! | 512 | memory devices that came since the last read, which clears it: bit n for device n, 32 bits |
+//!
+//! They are read 32 bits at a time, and other accesses read zero; nothing can be written. The interrupt line is up while the last
+//! one has a bit set: a guest that does not listen yet will find it so. RAM that has come stays.
+
+use std::sync::Mutex;
+
+use log::debug;
+use serde::{Deserialize, Serialize};
+
+use crate::platform::{BusDevice, InterruptLine};
+use crate::state::{DeviceState, StateError};
+use crate::sync::lock;
+
+/// Most memory devices.
+pub const MAX_MEMORY_DEVICES: usize = 32;
+/// Bytes of the registers of one.
+pub const DEVICE_LEN: u64 = 16;
+/// Offset of the register that says which came.
+pub const CAME: u64 = DEVICE_LEN * MAX_MEMORY_DEVICES as u64;
+/// Bytes of all registers.
+pub const REGISTERS_LEN: u64 = CAME + 4;
+
+/// Kind and version of the saved state.
+const STATE: (&str, u32) = ("memory-devices", 1);
+
+/// RAM that has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryDevice {
+    /// Guest-physical address.
+    pub gpa: u64,
+    /// Bytes, not 0.
+    pub len: u64,
+}
+
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    devices: Vec<MemoryDevice>,
+    /// Bit n: the guest has not been told of device n yet.
+    came: u32,
+}
+
+/// The registers.
+pub struct MemoryDevices {
+    state: Mutex<State>,
+    line: Box<dyn InterruptLine>,
+}
+
+impl MemoryDevices {
+    /// Registers of a VM that was booted with these, as far as there is room: [`MAX_MEMORY_DEVICES`].
+    pub fn new(mut devices: Vec<MemoryDevice>, line: Box<dyn InterruptLine>) -> Self {
+        devices.truncate(MAX_MEMORY_DEVICES);
+        Self { state: Mutex::new(State { devices, came: 0 }), line }
+    }
+
+    /// Whether there is room for no more.
+    pub fn is_full(&self) -> bool {
+        lock(&self.state).devices.len() >= MAX_MEMORY_DEVICES
+    }
+
+    /// The RAM that has come, in order.
+    pub fn devices(&self) -> Vec<MemoryDevice> {
+        lock(&self.state).devices.clone()
+    }
+
+    /// Tells the guest of RAM that has come; `false`, and nothing has changed, if there is no room for it.
+    pub fn announce(&self, device: MemoryDevice) -> bool {
+        let mut state = lock(&self.state);
+        let number = state.devices.len();
+        if number >= MAX_MEMORY_DEVICES {
+            return false;
+        }
+        state.devices.push(device);
+        state.came |= 1 << number;
+        self.drive(&state);
+        true
+    }
+
+    /// Registers as a guest that boots finds them: the RAM is there, and there is nothing new to tell.
+    pub fn reset(&self) {
+        let mut state = lock(&self.state);
+        state.came = 0;
+        self.drive(&state);
+    }
+
+    /// What the registers are. Called with all vCPUs stopped.
+    ///
+    /// # Errors
+    /// None of today.
+    pub fn save(&self) -> Result<DeviceState, StateError> {
+        DeviceState::new(STATE.0, STATE.1, &*lock(&self.state))
+    }
+
+    /// Makes registers that were just made, of the same RAM, what `saved` says, and the interrupt line with them.
+    ///
+    /// # Errors
+    /// What of the state is refused. Nothing has changed then.
+    pub fn restore(&self, saved: &DeviceState) -> Result<(), StateError> {
+        let new: State = saved.payload(STATE.0, STATE.1)?;
+        let mut state = lock(&self.state);
+        if new.devices != state.devices {
+            return Err(StateError::rule("devices", "are not the RAM that the VM has"));
+        }
+        if u64::from(new.came) >> new.devices.len() != 0 {
+            return Err(StateError::rule("came", format!("names devices that are not there ({:#x})", new.came)));
+        }
+        state.came = new.came;
+        self.drive(&state);
+        Ok(())
+    }
+
+    fn drive(&self, state: &State) {
+        if let Err(error) = self.line.set(state.came != 0) {
+            // Not a warning, which a guest could bring about as often as it likes.
+            debug!("memory devices: setting the interrupt line: {error}");
+        }
+    }
+}
+
+impl BusDevice for MemoryDevices {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let Ok(data) = <&mut [u8; 4]>::try_from(data) else { return };
+        let mut state = lock(&self.state);
+        if offset == CAME {
+            *data = std::mem::take(&mut state.came).to_le_bytes();
+            self.drive(&state);
+            return;
+        }
+        let number = usize::try_from(offset / DEVICE_LEN).unwrap_or(usize::MAX);
+        let Some(device) = state.devices.get(number) else { return };
+        let (gpa, len) = (device.gpa.to_le_bytes(), device.len.to_le_bytes());
+        let half = match offset % DEVICE_LEN {
+            0 => gpa.first_chunk(),
+            4 => gpa.last_chunk(),
+            8 => len.first_chunk(),
+            12 => len.last_chunk(),
+            _ => None,
+        };
+        *data = half.copied().unwrap_or_default();
+    }
+
+    /// The guest has no say in what RAM there is.
+    fn write(&self, _offset: u64, _data: &[u8]) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Line(Arc<AtomicBool>);
+
+    impl InterruptLine for Line {
+        fn set(&self, active: bool) -> io::Result<()> {
+            self.0.store(active, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    const FIRST: MemoryDevice = MemoryDevice { gpa: 0x1_4000_0000, len: 0x800_0000 };
+    const SECOND: MemoryDevice = MemoryDevice { gpa: 0x1_4800_0000, len: 0x2_0000_0000 };
+
+    fn registers(devices: &[MemoryDevice]) -> (MemoryDevices, Line) {
+        let line = Line::default();
+        (MemoryDevices::new(devices.to_vec(), Box::new(line.clone())), line)
+    }
+
+    fn read(registers: &MemoryDevices, offset: u64) -> u32 {
+        let mut data = [0xff; 4];
+        registers.read(offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    #[test]
+    fn guest_learns_once_of_ram_that_came_and_always_where_it_is() {
+        let (registers, line) = registers(&[]);
+        assert!(registers.announce(FIRST) && registers.announce(SECOND));
+        assert!(line.0.load(Ordering::Relaxed));
+        assert_eq!(read(&registers, CAME), 0b11);
+        assert!(!line.0.load(Ordering::Relaxed));
+        assert_eq!(read(&registers, CAME), 0);
+        let words: Vec<u32> = (0..10).map(|word| read(&registers, word * 4)).collect();
+        assert_eq!(words, [0x4000_0000, 1, 0x800_0000, 0, 0x4800_0000, 1, 0, 2, 0, 0]);
+    }
+
+    #[test]
+    fn other_accesses_read_zero_and_change_nothing() {
+        let (registers, line) = registers(&[]);
+        registers.announce(FIRST);
+        for len in [0, 1, 2, 3, 8] {
+            let mut data = vec![0xff; len];
+            registers.read(CAME, &mut data);
+            assert_eq!(data, vec![0; len]);
+        }
+        for offset in [1, 2, 6, 14, CAME - 1, CAME + 1, CAME + 4, u64::MAX] {
+            assert_eq!(read(&registers, offset), 0, "{offset:#x}");
+            registers.write(offset, &[0xff; 4]);
+        }
+        registers.write(CAME, &[0xff; 4]);
+        assert!(line.0.load(Ordering::Relaxed));
+        assert_eq!((read(&registers, CAME), registers.devices()), (1, vec![FIRST]));
+    }
+
+    #[test]
+    fn ram_beyond_the_last_device_is_refused() {
+        let (registers, _) = registers(&[FIRST; MAX_MEMORY_DEVICES - 1]);
+        assert!(!registers.is_full() && registers.announce(SECOND) && registers.is_full());
+        assert_eq!(read(&registers, CAME), 1 << 31);
+        assert!(!registers.announce(FIRST));
+        assert_eq!(read(&registers, CAME), 0);
+    }
+
+    #[test]
+    fn ram_stays_over_a_reset_and_is_no_news_then() {
+        let (registers, line) = registers(&[]);
+        registers.announce(FIRST);
+        registers.reset();
+        assert!(!line.0.load(Ordering::Relaxed));
+        assert_eq!((read(&registers, CAME), registers.devices()), (0, vec![FIRST]));
+    }
+
+    #[test]
+    fn restored_registers_tell_what_the_saved_ones_had_not_told() {
+        let (old, _) = registers(&[FIRST]);
+        old.announce(SECOND);
+        let state = old.save().unwrap();
+        let (new, line) = registers(&[FIRST, SECOND]);
+        new.restore(&state).unwrap();
+        assert!(line.0.load(Ordering::Relaxed));
+        assert_eq!(new.save().unwrap(), state);
+        assert_eq!(read(&new, CAME), 0b10);
+        let (other, line) = registers(&[FIRST]);
+        assert_eq!(other.restore(&state).unwrap_err().to_string(), "devices: are not the RAM that the VM has");
+        let wrong = DeviceState::new(STATE.0, STATE.1, &State { devices: vec![FIRST], came: 2 }).unwrap();
+        let refused = other.restore(&wrong).unwrap_err().to_string();
+        assert_eq!(refused, "came: names devices that are not there (0x2)");
+        assert!(!line.0.load(Ordering::Relaxed));
+    }
+}
