@@ -94,7 +94,7 @@ pub fn create(config: &MemoryConfig) -> Result<Arc<Ram>, MemoryError> {
         regions.push(region);
         offset += len;
     }
-    let memory = Ram::from_regions(regions);
+    let memory = Ram::new(regions, 0);
     Ok(Arc::new(memory.map_err(|error| MemoryError::Map { size, message: error.to_string() })?))
 }
 

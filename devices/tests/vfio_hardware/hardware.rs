@@ -172,12 +172,12 @@ impl Edu {
 }
 
 /// Four pages of memory; page n holds the byte n + 1.
-pub(crate) fn memory() -> Ram {
+pub(crate) fn memory() -> Arc<Ram> {
     let memory = Ram::from_ranges(&[(GuestAddress(0), 4 * 4096)]).unwrap();
     for page in 0..4 {
         memory.write_slice(&[page + 1; 4096], GuestAddress(u64::from(page) * PAGE)).unwrap();
     }
-    memory
+    Arc::new(memory)
 }
 
 /// The half of a page that the device copies.

@@ -106,7 +106,7 @@ fn device_reaches_registers_of_another_while_the_guest_sees_them() {
     peer.command(regs::COMMAND_MEMORY);
     peer.device.bar_moved(0, BAR).unwrap();
 
-    let memory = Arc::new(memory());
+    let memory = memory();
     let ram = Arc::new(RamView::new(memory.clone(), Some(shown.clone())));
     let config = EngineConfig { input_range: 0..=0xffff_ffff, ..Default::default() };
     let engine = Arc::new(Mutex::new(Engine::new(config, ram, None).unwrap()));

@@ -3,37 +3,73 @@
 //! Guest RAM in an address space of the host, for devices that are behind no virtual IOMMU.
 
 use std::io;
+use std::sync::{Arc, Mutex};
 
 use iommu_bounce::Permissions;
 use log::error;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
 use super::dma_space::DmaSpace;
-use crate::ram::Ram;
+use crate::ram::{Ram, RamRegion};
+use crate::sync::lock;
 use crate::vfio::error::VfioPciError;
 
 /// Guest RAM mapped in an address space, each address at itself, until this is dropped.
 pub struct GuestRamMapping {
     space: DmaSpace,
-    memory: Ram,
-    /// How many of the memory's regions are mapped.
-    mapped: usize,
+    /// Owns what is mapped.
+    _memory: Arc<Ram>,
+    /// Address and length of each region that is mapped.
+    mapped: Mutex<Vec<(u64, u64)>>,
 }
 
 /// Maps all of `memory` in `space`, IOVA equal to GPA, readable and writable, as devices without a virtual IOMMU
 /// need. A device must be attached to `space` already. All of the memory is pinned.
-pub fn map_guest_ram(space: &DmaSpace, memory: &Ram) -> Result<GuestRamMapping, VfioPciError> {
-    let mut mapping = GuestRamMapping { space: space.clone(), memory: memory.clone(), mapped: 0 };
-    for region in memory.iter() {
+pub fn map_guest_ram(space: &DmaSpace, memory: &Arc<Ram>) -> Result<GuestRamMapping, VfioPciError> {
+    let mapping = GuestRamMapping { space: space.clone(), _memory: memory.clone(), mapped: Mutex::default() };
+    memory.iter().try_for_each(|region| mapping.add(region))?;
+    Ok(mapping)
+}
+
+impl GuestRamMapping {
+    /// Maps and pins a region of the same RAM too, if it is not mapped already.
+    ///
+    /// # Errors
+    /// The kernel does not map it.
+    pub fn add(&self, region: &RamRegion) -> Result<(), VfioPciError> {
+        let (gpa, len) = (region.start_addr().raw_value(), region.len());
+        let mut mapped = lock(&self.mapped);
+        if mapped.contains(&(gpa, len)) {
+            return Ok(());
+        }
         let slice = region.as_volatile_slice().map_err(io::Error::other);
         let result = slice.and_then(|slice: VolatileSlice<'_, _>| {
-            let everything = Permissions::READ | Permissions::WRITE;
-            space.map(region.start_addr().raw_value(), &slice, everything)
+            self.space.map(gpa, &slice, Permissions::READ | Permissions::WRITE)
         });
-        result.map_err(|source| map_error(region.start_addr().raw_value(), region.len(), source))?;
-        mapping.mapped += 1;
+        result.map_err(|source| map_error(gpa, len, source))?;
+        mapped.push((gpa, len));
+        Ok(())
     }
-    Ok(mapping)
+
+    /// Unmaps a region, if it is mapped.
+    pub fn remove(&self, region: &RamRegion) {
+        let range = (region.start_addr().raw_value(), region.len());
+        let mut mapped = lock(&self.mapped);
+        if mapped.contains(&range) {
+            mapped.retain(|other| *other != range);
+            self.unmap(range);
+        }
+    }
+
+    fn unmap(&self, (start, len): (u64, u64)) {
+        match self.space.unmap(start, len) {
+            Ok(done) if done == len => {}
+            Ok(done) => error!("VFIO unmapped {done:#x} bytes of {len:#x} of guest RAM at {start:#x}"),
+            // The container's last device is closed and its address space gone.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(error) => error!("unmapping guest RAM at {start:#x}: {error}"),
+        }
+    }
 }
 
 fn map_error(gpa: u64, len: u64, source: io::Error) -> VfioPciError {
@@ -48,15 +84,7 @@ fn map_error(gpa: u64, len: u64, source: io::Error) -> VfioPciError {
 
 impl Drop for GuestRamMapping {
     fn drop(&mut self) {
-        for region in self.memory.iter().take(self.mapped) {
-            let (start, len) = (region.start_addr().raw_value(), region.len());
-            match self.space.unmap(start, len) {
-                Ok(done) if done == len => {}
-                Ok(done) => error!("VFIO unmapped {done:#x} bytes of {len:#x} of guest RAM at {start:#x}"),
-                // The container's last device is closed and its address space gone.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-                Err(error) => error!("unmapping guest RAM at {start:#x}: {error}"),
-            }
-        }
+        let mapped = std::mem::take(&mut *lock(&self.mapped));
+        mapped.into_iter().for_each(|range| self.unmap(range));
     }
 }

@@ -27,6 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use iommu_bounce::{EndpointId, Permissions};
+use log::warn;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 
 pub use self::user_mapper::UserMapper;
@@ -37,7 +38,7 @@ use super::error::VfioPciError;
 use super::function::VfioPciDevice;
 use crate::dma::{Backing, DmaTable, FaultSender};
 use crate::platform::{MemorySlots, MsiAllocator};
-use crate::ram::Ram;
+use crate::ram::{Ram, RamRegion};
 
 /// A connection to a server.
 pub struct UserServer {
@@ -72,24 +73,47 @@ impl UserServer {
     }
 
     /// Gives the server all guest RAM for reading and writing, IOVA equal to GPA, as a device without a virtual IOMMU
-    /// needs. It cannot be taken back.
+    /// needs.
     ///
     /// # Errors
     /// Guest RAM is not backed by a file, or the server refuses it.
     pub fn share_ram(&self) -> Result<(), VfioPciError> {
+        self.ram.iter().try_for_each(|region| self.share(region))
+    }
+
+    /// The same with a region of it that came later.
+    ///
+    /// # Errors
+    /// It is not backed by a file, or the server refuses it. Then the server does not have it.
+    pub fn share(&self, region: &RamRegion) -> Result<(), VfioPciError> {
         let fail = |source| VfioPciError::Host {
             what: format!("giving guest RAM to the server of {}", self.client.name()),
             source,
         };
         let everything = Permissions::READ | Permissions::WRITE;
-        for region in self.ram.iter() {
-            let (gpa, len) = (region.start_addr().raw_value(), region.len());
-            let file = region.file_offset().ok_or_else(|| fail(io::ErrorKind::Unsupported.into()))?;
-            let descriptor = (file.file().as_fd(), file.start());
-            self.table.insert(gpa, len, Backing::Ram(gpa), everything);
-            self.client.map(gpa, len, everything, Some(descriptor)).map_err(|error| fail(error.into()))?;
+        let (gpa, len) = (region.start_addr().raw_value(), region.len());
+        let file = region.file_offset().ok_or_else(|| fail(io::ErrorKind::Unsupported.into()))?;
+        let descriptor = (file.file().as_fd(), file.start());
+        self.table.insert(gpa, len, Backing::Ram(gpa), everything);
+        self.client.map(gpa, len, everything, Some(descriptor)).map_err(|error| {
+            self.take_from_table(gpa, len);
+            fail(error.into())
+        })
+    }
+
+    /// Takes a region back.
+    pub fn take_back(&self, region: &RamRegion) {
+        let (gpa, len) = (region.start_addr().raw_value(), region.len());
+        if let Err(error) = self.client.unmap(gpa, len) {
+            warn!("{}: taking guest RAM at {gpa:#x} back: {error}", self.client.name());
         }
-        Ok(())
+        self.take_from_table(gpa, len);
+    }
+
+    fn take_from_table(&self, gpa: u64, len: u64) {
+        if let Err(error) = self.table.remove(gpa, len, |_, _| {}) {
+            warn!("{}: taking guest RAM at {gpa:#x} back: {error:?}", self.client.name());
+        }
     }
 
     /// The mapper of its device, behind a virtual IOMMU.

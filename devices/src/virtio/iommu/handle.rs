@@ -8,10 +8,11 @@ use iommu_bounce::{
     ConfigError, Counters, DmaMapper, DomainWindow, EndpointId, Engine, Fault, FaultReason, Permissions, Report,
     Translation,
 };
-use vm_memory::VolatileSlice;
+use vm_memory::{GuestMemoryRegion, VolatileSlice};
 
 use super::device::VirtioIommu;
 use crate::dma::{FaultReporter, Stopped};
+use crate::ram::RamRegion;
 use crate::sync::{lock, lock_soon};
 use crate::virtio::Interrupt;
 use crate::virtio::windows::WindowMemory;
@@ -58,6 +59,14 @@ impl IommuHandle {
     /// The ID is in use, or the host cannot translate what the configuration promises.
     pub fn add_endpoint(&self, id: EndpointId, mapper: Box<dyn DmaMapper>) -> Result<(), ConfigError> {
         lock(&self.engine).add_endpoint(id, mapper)
+    }
+
+    /// RAM comes: endpoints in bypass mode reach it from now on.
+    ///
+    /// # Errors
+    /// The host does not map it for one of them. Then none reaches it.
+    pub fn add_ram(&self, region: &RamRegion) -> Result<(), ConfigError> {
+        lock(&self.engine).add_ram(region.start_addr().0, region.len())
     }
 
     /// Takes an endpoint away: everything is unmapped for it. Returns its mapper.
