@@ -23,6 +23,8 @@ pub const MIN_MEMORY: u64 = 32 * MIB;
 pub const MAX_MEMORY: u64 = 512 * GIB;
 /// What the size of RAM is a multiple of, in bytes: one huge page.
 pub const MEMORY_GRANULE: u64 = 2 * MIB;
+/// RAM that comes while the guest runs is a multiple of this: the least that Linux adds.
+pub const HOTPLUG_GRANULE: u64 = 128 * MIB;
 /// Room for the kernel command line with its terminating zero, in bytes.
 pub const CMDLINE_MAX: usize = 0x1_0000;
 

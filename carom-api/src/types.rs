@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::config::MemoryConfig;
 use crate::error::ConfigError;
-use crate::field::Field;
+use crate::field::{Field, Terms};
 use crate::kinds::IommuBounceConfig;
-use crate::limits::{CHUNK_SIZE, MIB};
+use crate::limits::{CHUNK_SIZE, HOTPLUG_GRANULE, MIB};
 use crate::told;
 use crate::vm_config::VmConfig;
 
@@ -88,7 +89,7 @@ pub struct VmResize {
     /// Number of vCPUs wanted: what it is, as vCPUs cannot be added or removed.
     #[serde(default)]
     pub desired_vcpus: Option<u32>,
-    /// Bytes of RAM wanted: what it is, as RAM cannot be added or removed.
+    /// Bytes of RAM wanted. While the VM is booted it can grow by up to `hotplug_size` in steps of 128 MiB, and does not shrink.
     #[serde(default)]
     pub desired_ram: Option<u64>,
     /// Bytes of the balloon wanted: 0, as there is no balloon.
@@ -270,6 +271,38 @@ impl IommuBounceChange {
 }
 
 impl VmResize {
+    /// [`Self::desired_ram`].
+    pub const DESIRED_RAM: Field = Field::only("desired_ram");
+
+    /// By how many bytes RAM is to grow in a VM that is booted and has `config`, to which `added` came since.
+    ///
+    /// # Errors
+    /// It is to shrink, to grow by no whole steps, or by more than there is room for.
+    pub fn more_ram(&self, config: &MemoryConfig, added: u64) -> Result<u64, ConfigError> {
+        let refuse = |rule| Err(ConfigError::new(Self::DESIRED_RAM, rule));
+        let (has, wanted) = (config.size, self.desired_ram.unwrap_or(config.size));
+        let Some(more) = wanted.checked_sub(has) else {
+            return refuse(format!(
+                "{wanted} bytes are less than the {has} that the guest has, which it keeps while it runs"
+            ));
+        };
+        if !more.is_multiple_of(HOTPLUG_GRANULE) {
+            let step = HOTPLUG_GRANULE >> 20;
+            return refuse(format!(
+                "{wanted} bytes are not the {has} that the guest has and a multiple of {step}M more"
+            ));
+        }
+        let room = config.hotplug_size.saturating_sub(added);
+        if more > room {
+            let field = MemoryConfig::HOTPLUG_SIZE;
+            return refuse(format!(
+                "{wanted} bytes are {more} more than the guest has, and {} leaves {room}",
+                field.name(Terms::Json)
+            ));
+        }
+        Ok(more)
+    }
+
     /// Makes the change in `config`, to be checked as a whole.
     ///
     /// # Errors
@@ -314,6 +347,22 @@ mod tests {
         assert_eq!((changed.size, changed.threshold), (64 << 20, Some(4096)));
         IommuBounceChange { budget: None, threshold: Some(0) }.apply(&mut changed).unwrap();
         assert_eq!((changed.size, changed.threshold), (64 << 20, None));
+    }
+
+    #[test]
+    fn ram_of_a_guest_grows_in_steps_within_its_room() {
+        let config = MemoryConfig { hotplug_size: 512 << 20, ..MemoryConfig::with_size(1 << 30) };
+        let more = |wanted: u64, added| {
+            let resize = VmResize { desired_ram: Some(wanted), ..VmResize::default() };
+            resize.more_ram(&config, added).map_err(|error| error.to_string())
+        };
+        assert_eq!([more(1 << 30, 0), more((1 << 30) + (512 << 20), 0)], [Ok(0), Ok(512 << 20)]);
+        assert_eq!(VmResize::default().more_ram(&config, 0), Ok(0));
+        let shrink = "desired_ram: 536870912 bytes are less than the 1073741824 that the guest has, which it keeps while it runs";
+        assert_eq!(more(1 << 29, 0), Err(shrink.into()));
+        assert!(more((1 << 30) + (64 << 20), 0).unwrap_err().ends_with("and a multiple of 128M more"));
+        let full = "desired_ram: 1342177280 bytes are 268435456 more than the guest has, and memory.hotplug_size leaves 134217728";
+        assert_eq!(more(1280 << 20, 384 << 20), Err(full.into()));
     }
 
     #[test]

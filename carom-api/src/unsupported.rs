@@ -88,10 +88,6 @@ const fn encrypted(path: &'static str, neutral: Neutral) -> Unsupported {
     field(path, neutral, "the guest's memory is not encrypted")
 }
 
-const fn more_memory(path: &'static str, neutral: Neutral) -> Unsupported {
-    field(path, neutral, "RAM cannot be added while the VM runs: memory.size is all of it")
-}
-
 const fn smbios(path: &'static str, neutral: Neutral) -> Unsupported {
     field(path, neutral, "the guest has no SMBIOS tables")
 }
@@ -135,13 +131,13 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     field("ivshmem", Neutral::Null, "there is no memory that is shared with other VMs"),
     field("landlock_enable", Neutral::Bool(false), NO_LANDLOCK),
     field("landlock_rules", Neutral::NoElements, NO_LANDLOCK),
-    more_memory("memory.hotplug_method", Neutral::Text("Acpi")),
-    more_memory("memory.hotplug_size", Neutral::Number(0)),
-    more_memory("memory.hotplugged_size", Neutral::Number(0)),
-    field("memory.hugepage_size", Neutral::Null, "the pages of hugepages have 2 MiB"),
-    field("memory.mergeable", Neutral::Bool(false), "the host does not merge pages of RAM that are the same"),
-    field("memory.prefault", Neutral::Bool(false), "the host gives RAM when the guest touches it"),
-    field("memory.reserve", Neutral::Bool(false), "the host gives RAM when the guest touches it"),
+    field("memory.hotplug_method", Neutral::Text("Acpi"), "RAM comes while the VM runs by ACPI (vm.resize)"),
+    field("memory.hotplugged_size", Neutral::Number(0), "the VM boots with memory.size, and vm.resize adds to it"),
+    field(
+        "memory.reserve",
+        Neutral::Bool(false),
+        "the host gives RAM when the guest touches it, or at once with prefault",
+    ),
     field("memory.zones", Neutral::NoElements, "RAM is one zone (memory.size)"),
     devices("net"),
     field("numa", Neutral::NoElements, "the guest is one node"),

@@ -76,8 +76,8 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
             "cpus.features.amx: true is not supported: only false is; the guest has the features of the host's CPU but AMX",
         ),
         (
-            json!({"memory": {"size": 1 << 30, "hotplug_size": 5}}),
-            "memory.hotplug_size: 5 is not supported: only 0 is; RAM cannot be added while the VM runs: memory.size is all of it",
+            json!({"memory": {"size": 1 << 30, "hotplugged_size": 5}}),
+            "memory.hotplugged_size: 5 is not supported: only 0 is; the VM boots with memory.size, and vm.resize adds to it",
         ),
         (
             json!({"payload": {"firmware": "/a\nb"}}),

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
 use devices::platform::{HostRange, MemorySlots};
 use devices::ram::{Ram, RamRegion};
 use log::debug;
@@ -14,19 +15,27 @@ use rustix::mm::{Advice, madvise};
 use thiserror::Error;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MmapRegion};
 
-use crate::arch::layout::{HIGH_MEMORY_START, LOW_MEMORY_END, MIB};
+use crate::arch::layout::{GIB, HIGH_MEMORY_START, LOW_MEMORY_END, MIB};
 use carom_api::config::MemoryConfig;
 
 /// Why the guest has no RAM.
 #[derive(Debug, Error)]
 pub enum MemoryError {
     /// The memfd could not be made.
-    #[error("making {size} bytes of guest RAM: {source}{}", hint(*hugepages))]
+    #[error("making {size} bytes of guest RAM: {source}{}", hint(*huge_page))]
     Create {
         /// Bytes asked for.
         size: u64,
-        /// Whether they were to be reserved huge pages.
-        hugepages: bool,
+        /// Bytes of the reserved huge pages that they were to be made of.
+        huge_page: Option<u64>,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The host did not give all of it at once.
+    #[error("prefaulting {size} bytes of guest RAM: {source}")]
+    Prefault {
+        /// Bytes asked for.
+        size: u64,
         /// What the kernel said.
         source: io::Error,
     },
@@ -48,12 +57,9 @@ pub enum MemoryError {
     },
 }
 
-fn hint(hugepages: bool) -> &'static str {
-    if hugepages {
-        " (memory of hugepages needs as many free huge pages of 2 MiB, see /proc/sys/vm/nr_hugepages)"
-    } else {
-        ""
-    }
+fn hint(huge_page: Option<u64>) -> String {
+    let Some(bytes) = huge_page else { return String::new() };
+    format!(" (memory of hugepages needs as many free huge pages of {} MiB, see /sys/kernel/mm/hugepages)", bytes / MIB)
 }
 
 /// Ranges of RAM as (guest-physical address, size) for `size` bytes in all.
@@ -74,33 +80,55 @@ pub fn end(size: u64) -> u64 {
 /// Pages that make the host's page tables, KVM's and those of the IOMMU shorter.
 const HUGE_PAGE: u64 = 2 * MIB;
 
-/// Makes RAM. No page is there before the guest, or a device, touches it; but reserved huge pages are all taken at once.
+/// Makes RAM for the VM to boot with. No page is there before the guest, or a device, touches it; but reserved huge pages are all
+/// taken at once.
 ///
 /// Private memory is the default, as the host's kernels by default give huge pages to that, but none to a memfd: with 4 KiB
 /// pages, all that the guest does is slower (docs/benchmarks.md). A memfd is for those who share the RAM with other processes.
 pub fn create(config: &MemoryConfig) -> Result<Arc<Ram>, MemoryError> {
     let size = config.size;
-    let file = (config.shared || config.hugepages).then(|| memfd(config)).transpose()?;
+    let regions = regions(config, &ranges(size))?;
+    let more = if config.hotplug_size == 0 { 0 } else { MAX_MEMORY_DEVICES };
+    Ok(Arc::new(Ram::new(regions, more).map_err(|error| MemoryError::Map { size, message: error.to_string() })?))
+}
+
+/// Makes a region of RAM that comes while the guest runs.
+pub fn region(config: &MemoryConfig, gpa: u64, len: u64) -> Result<RamRegion, MemoryError> {
+    let mut regions = regions(config, &[(gpa, len)])?;
+    regions.pop().ok_or_else(|| MemoryError::Map { size: len, message: "it has no region".into() })
+}
+
+fn regions(config: &MemoryConfig, ranges: &[(u64, u64)]) -> Result<Vec<RamRegion>, MemoryError> {
+    let size = ranges.iter().map(|(_, len)| len).sum();
+    let file = config.can_be_shared().then(|| memfd(config, size)).transpose()?;
     let mut offset = 0;
     let mut regions = Vec::new();
-    for (gpa, len) in ranges(size) {
+    for &(gpa, len) in ranges {
         let place = file.as_ref().map(|file| FileOffset::from_arc(file.clone(), offset));
-        let mapping = map_aligned(place.as_ref(), len).map_err(|message| MemoryError::Map { size, message })?;
+        let mapping = map_aligned(config, place.as_ref(), len).map_err(|message| MemoryError::Map { size, message })?;
         if config.thp && !config.hugepages {
-            ask_for_huge_pages(&mapping);
+            advise(&mapping, Advice::LinuxHugepage, "transparent huge pages");
+        }
+        if config.mergeable {
+            advise(&mapping, Advice::LinuxMergeable, "merging of pages");
+        }
+        if config.prefault {
+            populate(&mapping).map_err(|source| MemoryError::Prefault { size, source })?;
         }
         let region = RamRegion::new(mapping, GuestAddress(gpa))
             .ok_or_else(|| MemoryError::Map { size, message: "it wraps around".into() })?;
         regions.push(region);
         offset += len;
     }
-    let memory = Ram::new(regions, 0);
-    Ok(Arc::new(memory.map_err(|error| MemoryError::Map { size, message: error.to_string() })?))
+    Ok(regions)
 }
 
-fn memfd(config: &MemoryConfig) -> Result<Arc<File>, MemoryError> {
-    let size = config.size;
-    let flags = if config.hugepages { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
+fn memfd(config: &MemoryConfig, size: u64) -> Result<Arc<File>, MemoryError> {
+    let flags = match config.huge_page() {
+        _ if !config.hugepages => MemfdFlags::empty(),
+        GIB => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+        _ => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+    };
     let make = || {
         let fd = memfd_create("carom-guest-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags)?;
         ftruncate(&fd, size)?;
@@ -114,14 +142,14 @@ fn memfd(config: &MemoryConfig) -> Result<Arc<File>, MemoryError> {
     };
     make().map_err(|error: rustix::io::Errno| MemoryError::Create {
         size,
-        hugepages: config.hugepages,
+        huge_page: config.hugepages.then(|| config.huge_page()),
         source: error.into(),
     })
 }
 
 /// Maps `len` bytes, at a multiple of the huge page's size if it can be had: KVM and the kernel can use huge pages only where
 /// guest-physical and host addresses are equal modulo their size.
-fn map_aligned(file: Option<&FileOffset>, len: u64) -> Result<MmapRegion, String> {
+fn map_aligned(config: &MemoryConfig, file: Option<&FileOffset>, len: u64) -> Result<MmapRegion, String> {
     let map = |len: u64| -> Result<MmapRegion, String> {
         let len = usize::try_from(len).map_err(|error| error.to_string())?;
         match file {
@@ -132,7 +160,8 @@ fn map_aligned(file: Option<&FileOffset>, len: u64) -> Result<MmapRegion, String
     let excess = |mapping: &MmapRegion| mapping.as_ptr() as u64 % HUGE_PAGE;
     let first = map(len)?;
     let too_high = excess(&first);
-    if too_high == 0 {
+    // The kernel places reserved huge pages right by itself.
+    if too_high == 0 || config.hugepages {
         return Ok(first);
     }
     // The kernel puts a mapping right below an earlier one. So with the first one gone and a filler that ends where it ended,
@@ -147,31 +176,38 @@ fn map_aligned(file: Option<&FileOffset>, len: u64) -> Result<MmapRegion, String
     Ok(second)
 }
 
-/// Asks for transparent huge pages: by default, some hosts give them to those that ask only.
-fn ask_for_huge_pages(mapping: &MmapRegion) {
+/// Asks the host for `what`. By default, some hosts give transparent huge pages to those that ask only.
+fn advise(mapping: &MmapRegion, advice: Advice, what: &str) {
     // SAFETY: the range is the mapping's own, and this advice changes nothing of its contents.
-    let result = unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), Advice::LinuxHugepage) };
+    let result = unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), advice) };
     if let Err(error) = result {
-        debug!("the host has no transparent huge pages: {error}");
+        debug!("the host has no {what}: {error}");
     }
+}
+
+/// Has the host give all pages of a mapping now.
+fn populate(mapping: &MmapRegion) -> io::Result<()> {
+    // SAFETY: the range is the mapping's own, and all that happens to its contents is that there are some.
+    Ok(unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), Advice::LinuxPopulateWrite) }?)
 }
 
 /// Shows all RAM to the guest. The slots stay for the life of the VM.
 pub fn show(memory: &Arc<Ram>, slots: &dyn MemorySlots) -> Result<(), MemoryError> {
-    for region in memory.iter() {
-        let gpa = region.start_addr().0;
-        let host = HostRange { address: region.as_ptr() as usize, len: region.size() };
-        // SAFETY: the VM keeps the guest memory mapped as long as KVM's VM exists (it owns both, and drops the memory
-        // last), and vm-memory hands out no Rust references to it.
-        unsafe { slots.insert(gpa, host, false) }.map_err(|source| MemoryError::Slot { gpa, source })?;
-    }
-    Ok(())
+    memory.iter().try_for_each(|region| show_region(region, slots).map(|_| ()))
+}
+
+/// Shows a region to the guest, of RAM that belongs to the VM. Returns its slot.
+pub fn show_region(region: &RamRegion, slots: &dyn MemorySlots) -> Result<u32, MemoryError> {
+    let gpa = region.start_addr().0;
+    let host = HostRange { address: region.as_ptr() as usize, len: region.size() };
+    // SAFETY: the VM keeps the guest memory mapped as long as KVM's VM exists (it owns both, and drops the memory
+    // last), and vm-memory hands out no Rust references to it.
+    unsafe { slots.insert(gpa, host, false) }.map_err(|source| MemoryError::Slot { gpa, source })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::layout::GIB;
 
     #[test]
     fn ram_below_the_hole_is_one_range() {
@@ -203,6 +239,37 @@ mod tests {
             let region = memory.iter().next().unwrap();
             assert_eq!(region.as_ptr() as u64 % HUGE_PAGE, 0);
         }
+    }
+
+    #[test]
+    fn ram_that_is_prefaulted_is_there_and_other_ram_is_not() {
+        for prefault in [false, true] {
+            let memory = create(&MemoryConfig { prefault, ..MemoryConfig::with_size(64 * MIB) }).unwrap();
+            let there = resident(memory.iter().next().unwrap());
+            assert_eq!(there, if prefault { 64 * MIB } else { 0 });
+        }
+    }
+
+    /// Bytes of the mapping of `region` that are in memory, as `/proc/self/smaps` says.
+    fn resident(region: &RamRegion) -> u64 {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:x}-", region.as_ptr() as u64);
+        let of_mapping = smaps.lines().skip_while(|line| !line.starts_with(&start));
+        let resident = of_mapping.take(8).find_map(|line| line.strip_prefix("Rss:")).unwrap();
+        resident.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    #[test]
+    fn region_that_comes_later_is_of_the_same_kind() {
+        for shared in [false, true] {
+            let config = MemoryConfig { shared, hotplug_size: GIB, ..MemoryConfig::with_size(32 * MIB) };
+            let memory = create(&config).unwrap();
+            memory.add(region(&config, 4 * GIB, 128 * MIB).unwrap()).unwrap();
+            let last = memory.iter().last().unwrap();
+            assert_eq!((last.start_addr().0, last.len(), last.file_offset().is_some()), (4 * GIB, 128 * MIB, shared));
+        }
+        let fixed = create(&MemoryConfig::with_size(32 * MIB)).unwrap();
+        assert!(fixed.add(region(&MemoryConfig::default(), 4 * GIB, 128 * MIB).unwrap()).is_err());
     }
 
     #[test]

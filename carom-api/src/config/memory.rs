@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use crate::error::ConfigError;
 use crate::field::Field;
-use crate::limits::{MAX_MEMORY, MEMORY_GRANULE, MIB, MIN_MEMORY};
+use crate::limits::{GIB, MAX_MEMORY, MEMORY_GRANULE, MIB, MIN_MEMORY};
 use crate::option_list::OptionList;
 
 /// The guest's RAM.
@@ -24,9 +24,21 @@ pub struct MemoryConfig {
     /// It is made of the host's reserved huge pages of 2 MiB (always as a memfd).
     #[serde(default)]
     pub hugepages: bool,
+    /// Bytes of one of these: 2 MiB or 1 GiB, of which `size` is a multiple; 2 MiB unless said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hugepage_size: Option<u64>,
     /// The host is asked for transparent huge pages. Of no meaning with `hugepages`.
     #[serde(default = "default_thp")]
     pub thp: bool,
+    /// The host gives all of it when the VM is built, and not each page when it is touched first.
+    #[serde(default)]
+    pub prefault: bool,
+    /// The host may keep pages of it that are the same as others once (KSM), where no other process maps it.
+    #[serde(default)]
+    pub mergeable: bool,
+    /// Most bytes that `vm.resize` can add while the guest runs, by ACPI. Fewer can where addresses end before.
+    #[serde(default)]
+    pub hotplug_size: u64,
 }
 
 fn default_thp() -> bool {
@@ -41,9 +53,30 @@ impl MemoryConfig {
     /// [`Self::shared`].
     pub const SHARED: Field = Self::OPTION.key("shared");
 
+    /// [`Self::hugepage_size`].
+    pub const HUGEPAGE_SIZE: Field = Self::OPTION.key("hugepage_size");
+    /// [`Self::hotplug_size`].
+    pub const HOTPLUG_SIZE: Field = Self::OPTION.key("hotplug_size");
+    /// [`Self::mergeable`].
+    pub const MERGEABLE: Field = Self::OPTION.key("mergeable");
+
     /// `size` bytes and nothing special.
     pub fn with_size(size: u64) -> Self {
-        Self { size, shared: false, hugepages: false, thp: true }
+        Self {
+            size,
+            shared: false,
+            hugepages: false,
+            hugepage_size: None,
+            thp: true,
+            prefault: false,
+            mergeable: false,
+            hotplug_size: 0,
+        }
+    }
+
+    /// Bytes of a reserved huge page.
+    pub fn huge_page(&self) -> u64 {
+        self.hugepage_size.unwrap_or(2 * MIB)
     }
 
     /// Whether another process can be given it.
@@ -51,10 +84,10 @@ impl MemoryConfig {
         self.shared || self.hugepages
     }
 
-    /// Checks the size.
+    /// Checks the size and what kind of memory it is.
     ///
     /// # Errors
-    /// It is too little, too much, or no multiple of a huge page.
+    /// It is too little, too much, or no multiple of a huge page; or it cannot be of this kind.
     pub fn check(&self) -> Result<(), ConfigError> {
         let size = self.size;
         let rule = if size < MIN_MEMORY {
@@ -63,10 +96,30 @@ impl MemoryConfig {
             format!("{size} bytes are too much, the most is {}G", MAX_MEMORY >> 30)
         } else if !size.is_multiple_of(MEMORY_GRANULE) {
             format!("{size} bytes are no multiple of {}M", MEMORY_GRANULE / MIB)
+        } else if self.hugepages && !size.is_multiple_of(self.huge_page()) {
+            format!("{size} bytes are no multiple of a huge page's {}", self.huge_page())
         } else {
-            return Ok(());
+            return self.check_pages();
         };
         Err(ConfigError::new(Self::SIZE, rule))
+    }
+
+    fn check_pages(&self) -> Result<(), ConfigError> {
+        if let Some(bytes) = self.hugepage_size {
+            let rule = match bytes {
+                _ if !self.hugepages => "needs hugepages, which are off".to_string(),
+                bytes if bytes != 2 * MIB && bytes != GIB => format!("{bytes} is neither 2M nor 1G"),
+                _ => String::new(),
+            };
+            if !rule.is_empty() {
+                return Err(ConfigError::new(Self::HUGEPAGE_SIZE, rule));
+            }
+        }
+        if self.mergeable && self.can_be_shared() {
+            let rule = "must be off with shared or hugepages: the host merges private pages only";
+            return Err(ConfigError::new(Self::MERGEABLE, rule));
+        }
+        Ok(())
     }
 }
 
@@ -79,15 +132,35 @@ impl Default for MemoryConfig {
 impl FromStr for MemoryConfig {
     type Err = ConfigError;
 
-    /// Parses `size=SIZE[,shared=on|off][,hugepages=on|off][,thp=on|off]`.
+    /// Parses `size=SIZE[,shared=on|off][,hugepages=on|off][,hugepage_size=2M|1G][,thp=on|off][,prefault=on|off]
+    /// [,mergeable=on|off][,hotplug_size=SIZE][,hotplug_method=acpi]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = OptionList::parse(Self::OPTION, text, &["size", "shared", "hugepages", "thp"])?;
+        let keys = [
+            "size",
+            "shared",
+            "hugepages",
+            "hugepage_size",
+            "thp",
+            "prefault",
+            "mergeable",
+            "hotplug_size",
+            "hotplug_method",
+        ];
+        let list = OptionList::parse(Self::OPTION, text, &keys)?;
         list.required("size")?;
+        if let Some(method) = list.get("hotplug_method").filter(|method| *method != "acpi") {
+            let rule = format!("'{method}' is not acpi, the one way that there is");
+            return Err(ConfigError::new(Self::OPTION.key("hotplug_method"), rule));
+        }
         Ok(Self {
             size: list.size("size")?.unwrap_or_default(),
             shared: list.toggle("shared", false)?,
             hugepages: list.toggle("hugepages", false)?,
+            hugepage_size: list.size("hugepage_size")?,
             thp: list.toggle("thp", true)?,
+            prefault: list.toggle("prefault", false)?,
+            mergeable: list.toggle("mergeable", false)?,
+            hotplug_size: list.size("hotplug_size")?.unwrap_or_default(),
         })
     }
 }
@@ -102,8 +175,19 @@ mod tests {
         assert_eq!(plain, MemoryConfig::with_size(64 * MIB));
         assert_eq!(plain, serde_json::from_str(r#"{"size":67108864}"#).unwrap());
         assert!(!plain.can_be_shared());
-        let all: MemoryConfig = "size=64M,shared=on,hugepages=on,thp=off".parse().unwrap();
-        assert_eq!(all, MemoryConfig { size: 64 * MIB, shared: true, hugepages: true, thp: false });
+        let all =
+            "size=1G,shared=on,hugepages=on,hugepage_size=1G,thp=off,prefault=on,hotplug_size=2G,hotplug_method=acpi";
+        let wanted = MemoryConfig {
+            size: GIB,
+            shared: true,
+            hugepages: true,
+            hugepage_size: Some(GIB),
+            thp: false,
+            prefault: true,
+            mergeable: false,
+            hotplug_size: 2 * GIB,
+        };
+        assert_eq!(all.parse(), Ok(wanted));
     }
 
     #[test]
@@ -112,6 +196,19 @@ mod tests {
             assert_eq!(MemoryConfig::with_size(size).check().unwrap_err().field, MemoryConfig::SIZE, "{size}");
         }
         assert_eq!(MemoryConfig::with_size(MAX_MEMORY).check(), Ok(()));
+    }
+
+    #[test]
+    fn pages_that_the_memory_cannot_have_are_refused() {
+        let refused = |text: &str| text.parse::<MemoryConfig>().unwrap().check().unwrap_err().to_string();
+        assert_eq!(refused("size=64M,hugepage_size=2M"), "--memory hugepage_size: needs hugepages, which are off");
+        let odd = refused("size=64M,hugepages=on,hugepage_size=4M");
+        assert_eq!(odd, "--memory hugepage_size: 4194304 is neither 2M nor 1G");
+        let cut = refused("size=64M,hugepages=on,hugepage_size=1G");
+        assert_eq!(cut, "--memory size: 67108864 bytes are no multiple of a huge page's 1073741824");
+        assert!(refused("size=64M,shared=on,mergeable=on").starts_with("--memory mergeable: must be off with shared"));
+        let method = "size=64M,hotplug_method=virtio-mem".parse::<MemoryConfig>().unwrap_err().to_string();
+        assert_eq!(method, "--memory hotplug_method: 'virtio-mem' is not acpi, the one way that there is");
     }
 
     #[test]

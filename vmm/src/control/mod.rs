@@ -13,6 +13,7 @@ mod error;
 pub(crate) mod figures;
 mod hotplug;
 mod notices;
+mod resize;
 mod signals;
 
 #[cfg(test)]
@@ -24,9 +25,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, mem};
 
-use carom_api::types::{
-    DeviceNode, IommuBounceChange, IommuBounceReport, PciDeviceInfo, VmCounters, VmInfo, VmResize, VmState,
-};
+use carom_api::types::{DeviceNode, IommuBounceChange, IommuBounceReport, PciDeviceInfo, VmCounters, VmInfo, VmState};
 use carom_api::{
     Call, CheckedConfig, ConfigError, IommuBounceConfig, PartConfig, RestoreConfig, VmConfig, VmDefaults,
     VmSnapshotConfig,
@@ -369,27 +368,6 @@ impl<M: Machine> Control<M> {
             device_errors,
             device_requests,
         }
-    }
-
-    /// Changes the size of a VM that is not booted; a configuration that then breaks a rule stays as it was.
-    fn resize(&mut self, size: &VmResize) -> Result<(), ControlError> {
-        let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
-        let mut wanted = VmConfig::clone(&created.config);
-        size.apply(&mut wanted)?;
-        if wanted == *created.config {
-            if created.booted.is_some() {
-                // As in Cloud Hypervisor, of a VM that is booted only.
-                self.monitor.event("vm", "resizing");
-                self.monitor.event("vm", "resized");
-            }
-            return Ok(());
-        }
-        if created.booted.is_some() {
-            let needed = "created or shut down";
-            return Err(ControlError::WrongState { call: "vm.resize", state: created.state, needed });
-        }
-        created.config = created.config.with(|config| size.apply(config))?;
-        Ok(())
     }
 
     /// vCPUs take an NMI only between two runs.

@@ -27,6 +27,9 @@ pub enum VmError {
     /// RAM.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// RAM that was to come while the guest runs.
+    #[error("adding RAM: {0}")]
+    MoreRam(String),
     /// ACPI tables.
     #[error("writing the ACPI tables: {0}")]
     Tables(vm_memory::GuestMemoryError),
@@ -96,6 +99,7 @@ impl Explain for VmError {
             | Self::Iommu(_)
             | Self::Snapshot(_)
             | Self::Device { .. }
+            | Self::MoreRam(_)
             | Self::Guest(_) => self.to_string(),
         }
     }

@@ -9,6 +9,7 @@ mod mailbox;
 use std::path::Path;
 use std::sync::Arc;
 
+use carom_api::config::MemoryConfig;
 use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use carom_api::{PartConfig, VmConfig};
 use devices::virtio::iommu::IommuStatus;
@@ -66,6 +67,15 @@ pub trait Machine: Sized + Send + 'static {
     fn resume(&mut self) -> Result<(), VmError>;
     /// With the vCPUs standing still: puts everything back to power-on.
     fn reset(&mut self) -> Result<(), VmError>;
+    /// Adds `len` bytes of RAM as `config` says, and tells the guest. On error the guest has what it had.
+    fn add_ram(&mut self, config: &MemoryConfig, len: u64) -> Result<(), VmError> {
+        let _ = (config, len);
+        Err(VmError::MoreRam("this machine takes none".into()))
+    }
+    /// Bytes of RAM that came so since the VM was booted.
+    fn added_ram(&self) -> u64 {
+        0
+    }
     /// Presses the guest's power button.
     fn press_power_button(&self) -> Result<(), VmError>;
     /// Raises an NMI on every vCPU, all of which stand still.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use carom_api::kinds::Kind;
 use carom_api::{ConfigError, DeviceConfig, PartConfig, VmConfig};
 use devices::pci::PciAddress;
+use devices::ram::RamRegion;
 use devices::virtio::iommu::IommuHandle;
 
 use super::context::DeviceContext;
@@ -105,6 +106,24 @@ impl PartBus {
             self.disconnect(address, behind);
         }
         put.map(|()| address)
+    }
+
+    /// Has all parts reach RAM that comes, those that reach RAM as such, and endpoints in bypass mode too.
+    ///
+    /// # Errors
+    /// The host does not map it for one of them. Then none reaches it.
+    pub fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
+        for (done, placed) in self.parts.iter().enumerate() {
+            if let Err(error) = placed.part.add_ram(region) {
+                self.parts[..done].iter().for_each(|placed| placed.part.take_ram(region));
+                return Err(error);
+            }
+        }
+        let Some(iommu) = &self.iommu else { return Ok(()) };
+        iommu.add_ram(region).map_err(|error| {
+            self.parts.iter().for_each(|placed| placed.part.take_ram(region));
+            VmError::Iommu(error.to_string())
+        })
     }
 
     /// Gives a part back that has left the bus. Returns its name. Nothing is mapped for it or pinned afterwards.

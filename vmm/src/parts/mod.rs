@@ -23,6 +23,7 @@ use std::sync::Arc;
 use carom_api::kinds::Kind;
 use carom_api::{ConfigError, PartConfig};
 use devices::pci::{PciAddress, PciDevice};
+use devices::ram::RamRegion;
 use devices::worker::Role;
 
 use self::context::DeviceContext;
@@ -41,6 +42,16 @@ pub trait Part: Send {
     /// What it counts.
     fn counters(&self) -> Vec<Counter> {
         Vec::new()
+    }
+    /// The guest gets this region of RAM: the device reaches it from now on, if it reaches RAM as such. On error nothing has
+    /// changed.
+    fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
+        let _ = region;
+        Ok(())
+    }
+    /// The guest does not get it after all.
+    fn take_ram(&self, region: &RamRegion) {
+        let _ = region;
     }
     /// It has left the bus. When this returns, the device does no DMA of its own accord; it is disconnected next, and dropped.
     fn leave(&mut self) {}

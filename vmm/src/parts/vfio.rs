@@ -9,6 +9,7 @@ use carom_api::config::PlatformConfig;
 use carom_api::kinds::Kind;
 use carom_api::{DeviceConfig, PartConfig};
 use devices::pci::PciDevice;
+use devices::ram::RamRegion;
 use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioPciDevice, VfioPciError, map_guest_ram};
 use devices::worker::Role;
 use kvm_ioctls::VmFd;
@@ -23,8 +24,8 @@ pub(super) const BUILDER: Builder = Builder { kind: &DeviceConfig::KIND, roles: 
 
 /// An address space of the host that devices share that are not behind the virtio-iommu. It ends with the last of them.
 struct RamSpace {
-    /// Held for its end: dropping it unmaps RAM for the devices, and unpins it.
-    _ram: GuestRamMapping,
+    /// Dropping it unmaps RAM for the devices, and unpins it.
+    ram: GuestRamMapping,
     space: DmaSpace,
     /// It takes no more devices, while those in it go on.
     closed: AtomicBool,
@@ -67,6 +68,17 @@ impl Part for HostDevice {
 
     fn function(&self) -> Arc<dyn PciDevice> {
         self.function.clone()
+    }
+
+    fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
+        let Some(ram) = &self.ram else { return Ok(()) };
+        ram.ram.add(region).map_err(|error| VmError::MoreRam(format!("{}: {error}", self.function.id())))
+    }
+
+    fn take_ram(&self, region: &RamRegion) {
+        if let Some(ram) = &self.ram {
+            ram.ram.remove(region);
+        }
     }
 
     fn leave(&mut self) {
@@ -115,8 +127,8 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
         Some(ram) => ram,
         None => {
             // The space must have a device by then.
-            let _ram = map_guest_ram(&space, &context.memory).map_err(fail)?;
-            Arc::new(RamSpace { _ram, space, closed: AtomicBool::new(false) })
+            let ram = map_guest_ram(&space, &context.memory).map_err(fail)?;
+            Arc::new(RamSpace { ram, space, closed: AtomicBool::new(false) })
         }
     };
     devices.ram = Arc::downgrade(&ram);

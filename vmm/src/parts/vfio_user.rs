@@ -7,6 +7,7 @@ use std::sync::Arc;
 use carom_api::kinds::Kind;
 use carom_api::{PartConfig, UserDeviceConfig};
 use devices::pci::PciDevice;
+use devices::ram::RamRegion;
 use devices::vfio::VfioPciDevice;
 use devices::vfio::user::UserServer;
 use devices::worker::Role;
@@ -17,7 +18,11 @@ use crate::machine::VmError;
 
 pub(super) const BUILDER: Builder = Builder { kind: &UserDeviceConfig::KIND, roles: &[Role::VfioUser], build };
 
-struct UserDevice(Arc<VfioPciDevice>);
+struct UserDevice {
+    function: Arc<VfioPciDevice>,
+    /// Of a device that is not behind the virtio-iommu: it is given all RAM.
+    server: Option<UserServer>,
+}
 
 impl Part for UserDevice {
     fn kind(&self) -> &'static Kind {
@@ -25,12 +30,23 @@ impl Part for UserDevice {
     }
 
     fn function(&self) -> Arc<dyn PciDevice> {
-        self.0.clone()
+        self.function.clone()
+    }
+
+    fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
+        let Some(server) = &self.server else { return Ok(()) };
+        server.share(region).map_err(|error| VmError::MoreRam(format!("{}: {error}", self.function.id())))
+    }
+
+    fn take_ram(&self, region: &RamRegion) {
+        if let Some(server) = &self.server {
+            server.take_back(region);
+        }
     }
 
     fn leave(&mut self) {
-        if let Err(error) = self.0.reset() {
-            error!("{}: resetting it: {error}", self.0.id());
+        if let Err(error) = self.function.reset() {
+            error!("{}: resetting it: {error}", self.function.id());
         }
     }
 }
@@ -50,7 +66,8 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
         // Nothing of it is shown to the guest as memory, and so nothing to other devices.
         let function = server.function(id, &*context.msi, context.bars.clone())?;
         let mapper = config.iommu.then(|| Box::new(server.mapper()) as Box<_>);
-        Ok(Built { part: Box::new(UserDevice(Arc::new(function))), mapper })
+        let part = UserDevice { function: Arc::new(function), server: (!config.iommu).then_some(server) };
+        Ok(Built { part: Box::new(part), mapper })
     };
     open().map_err(|source| VmError::Vfio { field: UserDeviceConfig::SOCKET, path: None, source: Box::new(source) })
 }

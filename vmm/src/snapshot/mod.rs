@@ -17,6 +17,7 @@ mod ram_file;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
 use devices::pci::FunctionState;
 use devices::state::{DeviceState, StateError};
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,7 @@ pub(crate) use directory::parse;
 pub use directory::{NewSnapshot, Snapshot};
 pub use ram_file::{RamFile, RamFileWriter};
 
+use crate::arch::layout::MEMORY_DEVICE_GRANULE;
 use crate::arch::saved::ProcessorsState;
 use crate::kvm::KvmError;
 use crate::memory;
@@ -70,8 +72,11 @@ pub struct SnapshotState {
     pub platform: Vec<DeviceState>,
     /// The functions on the root bus.
     pub functions: Vec<FunctionState>,
-    /// RAM in `memory-ranges`.
+    /// RAM in `memory-ranges` that the guest was booted with.
     pub ram: Vec<RamRange>,
+    /// RAM in `memory-ranges` that came since, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub added_ram: Vec<RamRange>,
     /// Bounce windows in `memory-ranges`.
     pub windows: Vec<ChunkRange>,
 }
@@ -136,14 +141,16 @@ impl SnapshotState {
             return Err(StateError::Version { kind: "snapshot", wanted: VERSION, found: self.version });
         }
         self.processors.check(vcpus)?;
+        let booted_with = self.check_added_ram(ram_size)?;
         let ram: Vec<(u64, u64)> = self.ram.iter().map(|range| (range.gpa, range.len)).collect();
-        if ram != memory::ranges(ram_size) {
+        if ram != memory::ranges(booted_with) {
             return Err(StateError::rule(
                 "ram",
                 format!("is not that of {ram_size} bytes, which the configuration has"),
             ));
         }
-        let mut places: Vec<(u64, u64)> = self.ram.iter().map(|range| (range.offset, range.len)).collect();
+        let all_ram = self.ram.iter().chain(&self.added_ram);
+        let mut places: Vec<(u64, u64)> = all_ram.map(|range| (range.offset, range.len)).collect();
         places.extend(self.windows.iter().map(|range| (range.offset, range.len)));
         places.sort_unstable();
         let mut free = 0;
@@ -168,5 +175,37 @@ impl SnapshotState {
             return Err(StateError::rule("windows", format!("chunk {} is there twice", twice[0])));
         }
         Ok(())
+    }
+
+    /// Checks the RAM that came since the guest was booted, of `ram_size` bytes in all. Returns with how many it was booted.
+    fn check_added_ram(&self, ram_size: u64) -> Result<u64, StateError> {
+        let refuse = |rule: String| Err(StateError::rule("added_ram", rule));
+        let mut booted_with = ram_size;
+        for range in &self.added_ram {
+            if range.len == 0
+                || !range.gpa.is_multiple_of(MEMORY_DEVICE_GRANULE)
+                || !range.len.is_multiple_of(MEMORY_DEVICE_GRANULE)
+            {
+                return refuse(format!(
+                    "{:#x} bytes at {:#x} are not in steps of {MEMORY_DEVICE_GRANULE:#x}",
+                    range.len, range.gpa
+                ));
+            }
+            match booted_with.checked_sub(range.len) {
+                Some(left) if left > 0 => booted_with = left,
+                _ => return refuse(format!("is not less than the {ram_size} bytes that the configuration has")),
+            }
+        }
+        if self.added_ram.len() > MAX_MEMORY_DEVICES {
+            return refuse(format!("has {} pieces, more than {MAX_MEMORY_DEVICES}", self.added_ram.len()));
+        }
+        let mut free = memory::end(booted_with);
+        for range in &self.added_ram {
+            if range.gpa < free {
+                return refuse(format!("begins at {:#x}, before the RAM below it ends", range.gpa));
+            }
+            free = range.gpa.saturating_add(range.len);
+        }
+        Ok(booted_with)
     }
 }

@@ -5,35 +5,44 @@
 use std::io;
 use std::sync::Arc;
 
+use carom_api::config::MemoryConfig;
 use devices::ram::{Ram, RamRegion};
+use devices::state::StateError;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::directory::Snapshot;
 use super::ram_file::{RamFile, RamFileWriter};
 use super::{RamRange, SnapshotError};
 use crate::memory;
 
-/// Writes all RAM; says where in the file it stands.
+/// Writes these ranges of RAM, of one region each; says where in the file they stand.
 ///
 /// # Errors
 /// What the kernel said.
-pub fn write(ram: &Ram, file: &mut RamFileWriter) -> io::Result<Vec<RamRange>> {
-    let write = |region: &RamRegion| {
-        let all = region.as_volatile_slice().map_err(io::Error::other)?;
-        Ok(RamRange { gpa: region.start_addr().0, len: region.len(), offset: file.append(&all)? })
+pub fn write(ram: &Ram, ranges: &[(u64, u64)], file: &mut RamFileWriter) -> io::Result<Vec<RamRange>> {
+    let write = |&(gpa, len): &(u64, u64)| {
+        let bytes = usize::try_from(len).map_err(io::Error::other)?;
+        let all = ram.get_slice(GuestAddress(gpa), bytes).map_err(io::Error::other)?;
+        Ok(RamRange { gpa, len, offset: file.append(&all)? })
     };
-    ram.iter().map(write).collect()
+    ranges.iter().map(write).collect()
 }
 
 /// Makes RAM with the bytes of `snapshot`. Private memory is read from the file page by page, when the guest or a device touches
-/// it, unless `prefault`: the file must stay as it is for the life of the VM. All other memory is copied.
+/// it, unless `prefault`: the file must stay as it is for the life of the VM. All other memory is copied. The guest was booted with
+/// `ram_size` bytes of it.
 ///
 /// # Errors
 /// The RAM could not be made, or the file not be read.
-pub fn restore(snapshot: &Snapshot, prefault: bool) -> Result<Arc<Ram>, SnapshotError> {
-    let ram = memory::create(&snapshot.config.memory)?;
-    for (region, saved) in ram.iter().zip(&snapshot.state.ram) {
+pub fn restore(snapshot: &Snapshot, ram_size: u64, prefault: bool) -> Result<Arc<Ram>, SnapshotError> {
+    let config = MemoryConfig { size: ram_size, ..snapshot.config.memory.clone() };
+    let ram = memory::create(&config)?;
+    for added in &snapshot.state.added_ram {
+        let region = memory::region(&config, added.gpa, added.len)?;
+        ram.add(region).map_err(|error| StateError::rule("added_ram", error.to_string()))?;
+    }
+    for (region, saved) in ram.iter().zip(snapshot.state.ram.iter().chain(&snapshot.state.added_ram)) {
         let read = if prefault || region.file_offset().is_some() {
             let all = region.as_volatile_slice().map_err(io::Error::other);
             all.and_then(|all| snapshot.memory.read(saved.offset, &all))

@@ -34,13 +34,21 @@ pub(crate) fn write(directory: &Path) -> SnapshotState {
     ram.write_obj(0xa5u8, GuestAddress(RAM - 1)).unwrap();
     let mut new = NewSnapshot::create(directory).unwrap();
     let mut file = new.memory().unwrap();
-    let ram = ram::write(&ram, &mut file).unwrap();
+    let ram = ram::write(&ram, &[(0, RAM)], &mut file).unwrap();
     let mut chunk = vec![7; usize::try_from(CHUNK).unwrap()];
     let offset = file.append(&vm_memory::VolatileSlice::from(&mut chunk[..])).unwrap();
     file.finish().unwrap();
     let windows = vec![ChunkRange { index: 3, len: CHUNK, offset }];
     let processors = ProcessorsState::example(1);
-    let state = SnapshotState { version: VERSION, processors, platform: vec![], functions: vec![], ram, windows };
+    let state = SnapshotState {
+        version: VERSION,
+        processors,
+        platform: vec![],
+        functions: vec![],
+        ram,
+        added_ram: vec![],
+        windows,
+    };
     new.finish(&config, &state).unwrap();
     state
 }
@@ -85,7 +93,7 @@ fn ram_is_what_it_was_and_writes_do_not_reach_the_snapshot() {
         let text = serde_json::to_vec(&config_of(shared)).unwrap();
         fs::write(directory.join("config.json"), text).unwrap();
         let snapshot = Snapshot::open(&directory).unwrap();
-        let ram = ram::restore(&snapshot, prefault).unwrap();
+        let ram = ram::restore(&snapshot, RAM, prefault).unwrap();
         assert_eq!(ram.read_obj::<u8>(GuestAddress(4097)).unwrap(), 0x5a, "shared {shared}, prefault {prefault}");
         assert_eq!(ram.read_obj::<u8>(GuestAddress(RAM - 1)).unwrap(), 0xa5);
         assert_eq!(ram.read_obj::<u64>(GuestAddress(0)).unwrap(), 0);
@@ -177,6 +185,39 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
     assert!(refusal(&directory).contains("overlaps"));
     fs::write(&path, good.to_string()).unwrap();
     assert!(Snapshot::open(&directory).is_ok());
+}
+
+#[test]
+fn ram_that_came_since_boot_is_held_against_the_configuration() {
+    const STEP: u64 = 128 << 20;
+    let (_parent, directory) = written();
+    let path = directory.join("state.json");
+    let good: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let piece = |gpa: u64, len: u64| json!({"gpa": gpa, "len": len, "offset": 0});
+    for (added, wanted) in [
+        (json!([piece(4 << 30, 4096)]), "added_ram: 0x1000 bytes at 0x100000000 are not in steps of 0x8000000"),
+        (json!([piece((4 << 30) + 4096, STEP)]), "are not in steps of"),
+        (json!([piece(4 << 30, 0)]), "are not in steps of"),
+        (json!([piece(4 << 30, STEP)]), "added_ram: is not less than the 67108864 bytes"),
+        (json!([piece(4 << 30, !(STEP - 1))]), "added_ram: is not less than"),
+    ] {
+        let mut spoiled = good.clone();
+        spoiled["added_ram"] = added;
+        fs::write(&path, spoiled.to_string()).unwrap();
+        let error = refusal(&directory);
+        assert!(error.contains(wanted), "{error}");
+    }
+    let mut state: SnapshotState = serde_json::from_value(good).unwrap();
+    let piece = |gpa, offset| RamRange { gpa, len: STEP, offset };
+    let check = |state: &SnapshotState| state.check(1, RAM + 2 * STEP, 1 << 40).map_err(|error| error.to_string());
+    state.added_ram = vec![piece(4 << 30, 1 << 32), piece((4 << 30) + 2 * STEP, 1 << 33)];
+    assert_eq!(check(&state), Ok(()));
+    state.added_ram[1].gpa = 4 << 30;
+    assert_eq!(check(&state), Err("added_ram: begins at 0x100000000, before the RAM below it ends".into()));
+    state.added_ram = vec![piece(0, 1 << 32), piece(4 << 30, 1 << 33)];
+    assert_eq!(check(&state), Err("added_ram: begins at 0x0, before the RAM below it ends".into()));
+    state.added_ram = vec![piece(4 << 30, 0), piece((4 << 30) + STEP, 1 << 33)];
+    assert!(check(&state).unwrap_err().contains("overlaps"));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 //! Building a VM from its configuration.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use carom_api::VmConfig;
@@ -12,6 +12,7 @@ use devices::platform::{AddressSpace, DeviceObserver, Space};
 use devices::pvpanic::PvPanic;
 use devices::shown::ShownMemory;
 
+use super::added_ram::{self, AddedRam};
 use super::serial::SerialLinks;
 use super::snapshot::Source;
 use super::{PVPANIC_ID, Vm, load};
@@ -61,11 +62,14 @@ impl Vm {
         });
         let cpuids = cpuids.collect::<Result<Vec<_>, KvmError>>()?;
         let physical_bits = saved.and_then(ProcessorsState::physical_bits).unwrap_or_else(|| template.physical_bits());
-        let tables = describe(config, physical_bits);
-        let ram_size = config.memory.size;
+        let added = source.map(Source::added_ram).unwrap_or_default();
+        // What the guest boots with: what came since is described to it by the memory devices.
+        let ram_size = config.memory.size - added.iter().map(|device| device.len).sum::<u64>();
+        let room = added_ram::room(&config.memory, ram_size, physical_bits);
+        let tables = describe(config, &room, physical_bits);
         let payload = Payload::open(&config.payload)?;
         let (memory, loaded) = match source {
-            Some(Source { snapshot, prefault }) => (snapshot::ram::restore(snapshot, *prefault)?, None),
+            Some(Source { snapshot, prefault }) => (snapshot::ram::restore(snapshot, ram_size, *prefault)?, None),
             None => {
                 let memory = memory::create(&config.memory)?;
                 let entry = load(&payload, &memory, ram_size, &tables)?;
@@ -82,18 +86,20 @@ impl Vm {
         let msi = KvmMsi::new(kvm.fd.clone())
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
         let hotplug = platform::add_hotplug_registers(&io_map, &kvm, &pci, mailbox.clone())?;
+        let memory_devices =
+            tables.memory_devices.then(|| platform::add_memory_devices(&io_map, &kvm, added)).transpose()?;
         let observer: Arc<dyn DeviceObserver> = Arc::new(Observer(monitor.clone()));
         if config.pvpanic {
             let device = PvPanic::new(PVPANIC_ID.into(), observer.clone());
             pci.add(PciAddress::on_root_bus(PVPANIC_SLOT), Arc::new(device))?;
         }
         let bars = Arc::new(ShownMemory::new(slots.clone()));
-        let (vm, memory_of_devices) = (kvm.fd.clone(), memory.clone());
+        let (vm, memory_of_devices, slots_of_devices) = (kvm.fd.clone(), memory.clone(), slots.clone());
         let (msi, pci_of_devices) = (Arc::new(msi), pci.clone());
         let context = DeviceContext {
             vm,
             memory: memory_of_devices,
-            slots,
+            slots: slots_of_devices,
             bars,
             msi,
             doorbells: Arc::new(KvmDoorbells::new(kvm.fd.clone())),
@@ -118,7 +124,7 @@ impl Vm {
         let initial_irqchip = IrqchipState::save(&kvm.fd)?;
         let power_button = platform::add_power_button(&kvm)?;
         let (serial, serial_links) = SerialLinks::add_port(&config.serial, &kvm, &io_map)?;
-        let platform = PlatformDevices { control_port, config_ports, hotplug, serial };
+        let platform = PlatformDevices { control_port, config_ports, hotplug, memory_devices, serial };
         Ok(Self {
             vcpus,
             cpuids,
@@ -134,7 +140,9 @@ impl Vm {
             loaded,
             kvm,
             memory,
+            slots,
             ram_size,
+            added_ram: AddedRam::new(room),
             clock: None,
             power_button,
             serial: serial_links,
@@ -143,23 +151,24 @@ impl Vm {
 }
 
 /// What the ACPI tables say of the VM: its CPUs, and which function sits where.
-fn describe(config: &VmConfig, physical_bits: u8) -> acpi::TableConfig {
+fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::TableConfig {
     let (first, last) = PCI_SLOTS_BEHIND_IOMMU.into_inner();
     let behind = PciAddress::on_root_bus(first)..=PciAddress::on_root_bus(last);
     acpi::TableConfig {
         vcpus: config.cpus.boot_vcpus,
-        mem64: mem64(config.memory.size, physical_bits),
+        mem64: mem64(room.end, physical_bits),
         iommu: config.has_iommu().then_some((IOMMU_ADDRESS, behind)),
         serial: config.serial.mode != ConsoleMode::Off,
+        memory_devices: !room.is_empty(),
         segments: config.platform.num_pci_segments,
     }
 }
 
-/// Where 64-bit BARs go: the upper end of what the guest's CPUs can address.
-fn mem64(ram_size: u64, physical_bits: u8) -> RangeInclusive<u64> {
+/// Where 64-bit BARs go, behind RAM and the room for more: the upper end of what the guest's CPUs can address.
+fn mem64(ram_end: u64, physical_bits: u8) -> RangeInclusive<u64> {
     let end = 1u64 << physical_bits;
-    let start = memory::end(ram_size).next_multiple_of(MEM64_ALIGN);
-    if start < end { start..=end - 1 } else { memory::end(ram_size)..=end.max(memory::end(ram_size) + GIB) - 1 }
+    let start = ram_end.next_multiple_of(MEM64_ALIGN);
+    if start < end { start..=end - 1 } else { ram_end..=end.max(ram_end + GIB) - 1 }
 }
 
 fn add_root_bus(io_map: &Arc<IoMap>, tables: &acpi::TableConfig) -> Result<(Arc<PciRoot>, Arc<ConfigPorts>), VmError> {
@@ -177,9 +186,10 @@ mod tests {
 
     #[test]
     fn bars_of_64_bits_lie_above_ram_and_within_reach() {
-        assert_eq!(mem64(2 * GIB, 40), 64 * GIB..=1024 * GIB - 1);
-        assert_eq!(mem64(100 * GIB, 39), 128 * GIB..=512 * GIB - 1);
-        let tight = mem64(40 * GIB, 36);
+        let behind = |ram_size, physical_bits| mem64(memory::end(ram_size), physical_bits);
+        assert_eq!(behind(2 * GIB, 40), 64 * GIB..=1024 * GIB - 1);
+        assert_eq!(behind(100 * GIB, 39), 128 * GIB..=512 * GIB - 1);
+        let tight = behind(40 * GIB, 36);
         assert!(*tight.start() >= memory::end(40 * GIB));
     }
 }

@@ -2,6 +2,7 @@
 
 //! A VM: built from its configuration, started, paused, reset. [`crate::control`] decides when.
 
+mod added_ram;
 mod build;
 mod serial;
 mod snapshot;
@@ -9,9 +10,11 @@ mod snapshot;
 use std::path::Path;
 use std::sync::Arc;
 
+use carom_api::config::MemoryConfig;
 use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use carom_api::{PartConfig, VmConfig};
 use devices::pci::{PciAddress, PciDevice, PciRoot};
+use devices::platform::MemorySlots;
 use devices::ram::Ram;
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
@@ -33,6 +36,7 @@ use crate::parts::bus::PartBus;
 use crate::snapshot::{NewSnapshot, Snapshot};
 use crate::vcpu::Vcpu;
 
+use added_ram::AddedRam;
 use serial::SerialLinks;
 use snapshot::{Source, StoppedClock};
 
@@ -61,7 +65,10 @@ pub struct Vm {
     loaded: Option<Entry>,
     kvm: KvmVm,
     memory: Arc<Ram>,
+    slots: Arc<dyn MemorySlots>,
+    /// Bytes of RAM that the guest was booted with.
     ram_size: u64,
+    added_ram: AddedRam,
     /// The guest's clock when it was paused.
     clock: Option<StoppedClock>,
     /// Raises the interrupt line of ACPI events.
@@ -144,6 +151,9 @@ impl Machine for Vm {
         self.stop_vcpus();
         // What is to go goes now. The IOMMU relies on all devices behind it being quiet when it is reset.
         self.platform.hotplug.reset();
+        if let Some(registers) = &self.platform.memory_devices {
+            registers.reset();
+        }
         self.close_gone();
         self.pci.reset().map_err(|source| VmError::Device { what: "resetting the devices", source })?;
         self.initial_irqchip.restore(&self.kvm.fd)?;
@@ -151,6 +161,14 @@ impl Machine for Vm {
             vcpu.with_fd(|fd| state.restore(&self.kvm.kvm, &self.kvm.fd, fd, UnwritableMsr::Leave))?;
         }
         Ok(())
+    }
+
+    fn add_ram(&mut self, config: &MemoryConfig, len: u64) -> Result<(), VmError> {
+        self.add_piece(config, len)
+    }
+
+    fn added_ram(&self) -> u64 {
+        self.added_ranges().iter().map(|(_, len)| len).sum()
     }
 
     fn press_power_button(&self) -> Result<(), VmError> {

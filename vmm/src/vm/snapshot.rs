@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use carom_api::{IommuBounceConfig, VmConfig};
+use devices::legacy::memory_devices::MemoryDevice;
 use devices::pci::PciAddress;
 use devices::state::StateError;
 use devices::virtio::iommu::IommuHandle;
@@ -17,6 +18,7 @@ use kvm_ioctls::VcpuFd;
 use super::Vm;
 use crate::arch::clock::ClockState;
 use crate::arch::saved::{ProcessorsState, Vcpus};
+use crate::memory;
 use crate::snapshot::{ChunkRange, NewSnapshot, RamFileWriter, Snapshot, SnapshotError, SnapshotState, VERSION, ram};
 use crate::vcpu::Vcpu;
 
@@ -32,6 +34,14 @@ impl Source<'_> {
     pub(super) fn places(&self) -> BTreeMap<String, PciAddress> {
         let functions = self.snapshot.state.functions.iter();
         functions.map(|function| (function.id.clone(), PciAddress::on_root_bus(function.device))).collect()
+    }
+}
+
+impl Source<'_> {
+    /// The RAM that came since the guest was booted.
+    pub(super) fn added_ram(&self) -> Vec<MemoryDevice> {
+        let ranges = self.snapshot.state.added_ram.iter();
+        ranges.map(|range| MemoryDevice { gpa: range.gpa, len: range.len }).collect()
     }
 }
 
@@ -82,13 +92,15 @@ impl Vm {
         let vcpus = PausedVcpus(&self.vcpus, &self.cpuids);
         let processors = ProcessorsState::save(&self.kvm, &vcpus, clock)?;
         let mut file = snapshot.memory()?;
-        let written = ram::write(&self.memory, &mut file).and_then(|ram| {
+        let mut write = || {
+            let ram = ram::write(&self.memory, &memory::ranges(self.ram_size), &mut file)?;
+            let added_ram = ram::write(&self.memory, &self.added_ranges(), &mut file)?;
             let windows = self.parts.iommu().map_or_else(|| Ok(Vec::new()), |iommu| write_windows(iommu, &mut file))?;
-            file.finish()?;
-            Ok((ram, windows))
-        });
-        let (ram, windows) = written.map_err(|error| snapshot.memory_error(error))?;
-        let state = SnapshotState { version: VERSION, processors, platform, functions, ram, windows };
+            Ok((ram, added_ram, windows))
+        };
+        let written = write().and_then(|written| file.finish().map(|_| written));
+        let (ram, added_ram, windows) = written.map_err(|error| snapshot.memory_error(error))?;
+        let state = SnapshotState { version: VERSION, processors, platform, functions, ram, added_ram, windows };
         snapshot.finish(config, &state)
     }
 

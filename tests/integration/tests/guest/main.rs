@@ -17,6 +17,7 @@ mod drive_metadata;
 mod hotplug;
 mod isolation;
 mod lifecycle;
+mod memory_hotplug;
 mod network;
 mod patch;
 mod polling;

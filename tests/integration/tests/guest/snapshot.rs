@@ -367,6 +367,18 @@ fn guest_with_a_window_goes_on_in_other_processes() {
     subject.end();
 }
 
+#[guest_test]
+fn guest_to_which_ram_came_goes_on_in_another_process() {
+    let memory = json!({"size": 256 * MIB, "hotplug_size": 256 * MIB});
+    let rng = json!({"src": "/dev/urandom"});
+    let mut subject = Subject::boot("memhp_default_state=online", &[("memory", memory), ("rng", rng)]);
+    put(&subject.vmm, "vm.resize", Some(&json!({"desired_ram": 384 * MIB})));
+    subject.rounds(2);
+    put(&subject.vmm, "vm.resize", Some(&json!({"desired_ram": 512 * MIB})));
+    subject.before = wait_for_line(&subject.vmm, |line| line.is_beyond(&subject.before));
+    subject.end();
+}
+
 #[guest_test(slow = "guest_goes_on_in_other_processes does so three times")]
 fn guest_goes_on_in_a_hundred_processes() {
     let mut subject = with_rng_beside();

@@ -98,6 +98,12 @@ pub const ACPI_EVENT_IRQ: u32 = 5;
 pub const PCI_HOTPLUG_IRQ: u32 = 16;
 /// PCI hot plug registers.
 pub const PCI_HOTPLUG_PORTS: u64 = 0x610;
+/// Registers of memory devices.
+pub const MEMORY_DEVICE_PORTS: u64 = 0x700;
+/// Interrupt line of memory devices, level-triggered.
+pub const MEMORY_DEVICE_IRQ: u32 = 17;
+/// What addresses and sizes of memory devices are multiples of: the least that Linux adds (`memory_block_size_bytes()`).
+pub const MEMORY_DEVICE_GRANULE: u64 = limits::HOTPLUG_GRANULE;
 /// ACPI sleep control, sleep status and reset registers, a byte each.
 pub const ACPI_PORTS: u64 = 0x600;
 /// Interrupt lines of the I/O APIC; message-signalled interrupts are numbered from here.

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use devices::legacy::control_port::{self, ControlPort};
+use devices::legacy::memory_devices::{self, MemoryDevice, MemoryDevices};
 use devices::legacy::power::{self, PowerRegisters, PowerRequest};
 use devices::legacy::serial::{self, SerialPort};
 use devices::pci::{ConfigPorts, HotplugRegisters, PciRoot};
@@ -14,7 +15,8 @@ use devices::state::{DeviceState, StateError};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::layout::{
-    ACPI_EVENT_IRQ, ACPI_PORTS, CONTROL_PORT, PCI_HOTPLUG_IRQ, PCI_HOTPLUG_PORTS, SERIAL_IRQ, SERIAL_PORT,
+    ACPI_EVENT_IRQ, ACPI_PORTS, CONTROL_PORT, MEMORY_DEVICE_IRQ, MEMORY_DEVICE_PORTS, PCI_HOTPLUG_IRQ,
+    PCI_HOTPLUG_PORTS, SERIAL_IRQ, SERIAL_PORT,
 };
 use crate::address_space::IoMap;
 use crate::kvm::line::KvmLine;
@@ -59,6 +61,20 @@ pub fn add_hotplug_registers(
     Ok(registers)
 }
 
+/// Places the registers of memory devices, of which `devices` are there.
+pub fn add_memory_devices(
+    io_map: &IoMap,
+    kvm: &KvmVm,
+    devices: Vec<MemoryDevice>,
+) -> Result<Arc<MemoryDevices>, VmError> {
+    let line = Box::new(KvmLine::new(kvm.fd.clone(), MEMORY_DEVICE_IRQ));
+    let registers = Arc::new(MemoryDevices::new(devices, line));
+    io_map
+        .insert(Space::Port, MEMORY_DEVICE_PORTS, memory_devices::REGISTERS_LEN, registers.clone())
+        .map_err(|source| VmError::Device { what: "placing the registers of memory devices", source })?;
+    Ok(registers)
+}
+
 /// Connects the interrupt line of ACPI events.
 pub fn add_power_button(kvm: &KvmVm) -> Result<EventFd, VmError> {
     let event =
@@ -92,19 +108,52 @@ pub struct PlatformDevices {
     pub config_ports: Arc<ConfigPorts>,
     /// The registers of PCI hot plug.
     pub hotplug: Arc<HotplugRegisters>,
+    /// The registers of memory devices, if RAM can come while the guest runs.
+    pub memory_devices: Option<Arc<MemoryDevices>>,
     /// The first serial port, if the VM has it.
     pub serial: Option<Arc<SerialPort>>,
 }
 
+/// A device with state.
+trait Saved {
+    fn save(&self) -> Result<DeviceState, StateError>;
+    fn restore(&self, state: &DeviceState) -> Result<(), StateError>;
+}
+
+macro_rules! saved {
+    ($($device:ty),*) => {$(
+        impl Saved for $device {
+            fn save(&self) -> Result<DeviceState, StateError> {
+                <$device>::save(self)
+            }
+            fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+                <$device>::restore(self, state)
+            }
+        }
+    )*};
+}
+
+saved!(ControlPort, ConfigPorts, HotplugRegisters, MemoryDevices, SerialPort);
+
 impl PlatformDevices {
+    /// All of them with their names, in the order of their states.
+    fn all(&self) -> Vec<(&'static str, &dyn Saved)> {
+        let mut all: Vec<(&str, &dyn Saved)> = vec![
+            ("control port", &*self.control_port),
+            ("PCI configuration ports", &*self.config_ports),
+            ("PCI hot plug", &*self.hotplug),
+        ];
+        all.extend(self.memory_devices.as_deref().map(|devices| ("memory devices", devices as &dyn Saved)));
+        all.extend(self.serial.as_deref().map(|serial| ("serial", serial as &dyn Saved)));
+        all
+    }
+
     /// What they are. Called with all vCPUs stopped.
     ///
     /// # Errors
     /// A device is on its way out.
     pub fn save(&self) -> Result<Vec<DeviceState>, StateError> {
-        let mut states = vec![self.control_port.save()?, self.config_ports.save()?, self.hotplug.save()?];
-        states.extend(self.serial.as_ref().map(|serial| serial.save()).transpose()?);
-        Ok(states)
+        self.all().into_iter().map(|(_, device)| device.save()).collect()
     }
 
     /// Makes them what `states` say. Interrupt controllers must be restored, and functions be on the bus by then.
@@ -112,26 +161,12 @@ impl PlatformDevices {
     /// # Errors
     /// The devices are others than those that were saved, or what of a state is refused.
     pub fn restore(&self, states: &[DeviceState]) -> Result<(), StateError> {
-        match (states, &self.serial) {
-            ([control_port, config_ports, hotplug], None) => {
-                self.restore_those_of_all(control_port, config_ports, hotplug)
-            }
-            ([control_port, config_ports, hotplug, saved], Some(serial)) => {
-                self.restore_those_of_all(control_port, config_ports, hotplug)?;
-                serial.restore(saved).map_err(StateError::of("serial"))
-            }
-            _ => Err(StateError::rule("platform", "has not the devices that this VM has")),
+        let all = self.all();
+        if all.len() != states.len() {
+            return Err(StateError::rule("platform", "has not the devices that this VM has"));
         }
-    }
-
-    fn restore_those_of_all(
-        &self,
-        control_port: &DeviceState,
-        config_ports: &DeviceState,
-        hotplug: &DeviceState,
-    ) -> Result<(), StateError> {
-        self.control_port.restore(control_port).map_err(StateError::of("control port"))?;
-        self.config_ports.restore(config_ports).map_err(StateError::of("PCI configuration ports"))?;
-        self.hotplug.restore(hotplug).map_err(StateError::of("PCI hot plug"))
+        let restore =
+            |((name, device), state): ((&str, &dyn Saved), _)| device.restore(state).map_err(StateError::of(name));
+        all.into_iter().zip(states).try_for_each(restore)
     }
 }

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The differentiated system description: host bridge, PCI hot plug, serial port, power button, sleep state.
+//! The differentiated system description: host bridge, PCI hot plug, memory devices, serial port, power button, sleep state.
 
 mod hotplug;
+mod memory;
 
-use acpi_tables::Aml;
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed, Method,
     MethodCall, Name, Notify, ONE, Package, Path, ResourceTemplate, Scope, ZERO,
 };
+use acpi_tables::{Aml, AmlSink};
 
 use super::TableConfig;
 use crate::arch::layout::{
-    ACPI_EVENT_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOLE, PCI_HOTPLUG_IRQ, PCI_IO, SERIAL_IRQ,
-    SERIAL_PORT, WINDOW_APERTURE,
+    ACPI_EVENT_IRQ, MEMORY_DEVICE_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOLE, PCI_HOTPLUG_IRQ, PCI_IO,
+    SERIAL_IRQ, SERIAL_PORT, WINDOW_APERTURE,
 };
 
 /// Value of the sleep type field that powers the machine off.
@@ -30,10 +31,13 @@ pub(super) fn build(config: &TableConfig) -> Vec<u8> {
     (1..config.segments).for_each(|segment| empty_host_bridge(segment, &mut aml));
     hotplug::slots(&mut aml);
     hotplug::registers(&mut aml);
+    if config.memory_devices {
+        memory::devices(&mut aml);
+    }
     if config.serial {
         serial_port(&mut aml);
     }
-    events(&mut aml);
+    events(config, &mut aml);
     Name::new("_S5_".into(), &Package::new(vec![&SLEEP_TYPE_S5])).to_aml_bytes(&mut aml);
     aml
 }
@@ -120,13 +124,20 @@ fn empty_host_bridge(segment: u16, aml: &mut Vec<u8>) {
 
 /// The power button, and the generic event device (ACPI 6.5, section 5.6.9) by whose interrupts it is pressed and devices
 /// come and go: a hardware-reduced machine has no fixed button.
-fn events(aml: &mut Vec<u8>) {
+fn events(config: &TableConfig, aml: &mut Vec<u8>) {
     /// Notification: the button was pressed (ACPI 6.5, section 5.6.6).
     const PRESSED: u8 = 0x80;
-    let press = Interrupt::new(true, true, false, false, ACPI_EVENT_IRQ);
-    let plug = Interrupt::new(true, false, false, false, PCI_HOTPLUG_IRQ);
-    let (button, line) = (Path::new("PWRB"), Arg(0));
-    let (pressed, plugged) = (Equal::new(&line, &ACPI_EVENT_IRQ), Equal::new(&line, &PCI_HOTPLUG_IRQ));
+    let press = bytes_of(&Notify::new(&Path::new("PWRB"), &PRESSED));
+    let scan = |method: &str| bytes_of(&MethodCall::new(method.into(), vec![]));
+    let mut lines = vec![
+        Event { irq: ACPI_EVENT_IRQ, edge: true, then: press },
+        Event { irq: PCI_HOTPLUG_IRQ, edge: false, then: scan(hotplug::SCAN) },
+    ];
+    if config.memory_devices {
+        lines.push(Event { irq: MEMORY_DEVICE_IRQ, edge: false, then: scan(memory::SCAN) });
+    }
+    let interrupts: Vec<Interrupt> =
+        lines.iter().map(|line| Interrupt::new(true, line.edge, false, false, line.irq)).collect();
     Scope::new(
         "_SB_".into(),
         vec![
@@ -139,21 +150,47 @@ fn events(aml: &mut Vec<u8>) {
                 vec![
                     &Name::new("_HID".into(), &"ACPI0013"),
                     &Name::new("_UID".into(), &ZERO),
-                    &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&press, &plug])),
-                    &Method::new(
-                        "_EVT".into(),
-                        1,
-                        true,
-                        vec![
-                            &If::new(&pressed, vec![&Notify::new(&button, &PRESSED)]),
-                            &If::new(&plugged, vec![&MethodCall::new(hotplug::SCAN.into(), vec![])]),
-                        ],
+                    &Name::new(
+                        "_CRS".into(),
+                        &ResourceTemplate::new(interrupts.iter().map(|line| line as &dyn Aml).collect()),
                     ),
+                    &Method::new("_EVT".into(), 1, true, lines.iter().map(|line| line as &dyn Aml).collect()),
                 ],
             ),
         ],
     )
     .to_aml_bytes(aml);
+}
+
+/// An interrupt line of the generic event device.
+struct Event {
+    irq: u32,
+    /// It is edge-triggered, not level-triggered.
+    edge: bool,
+    /// What the event device does when it is raised.
+    then: Vec<u8>,
+}
+
+impl Aml for Event {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let raised = Equal::new(&Arg(0), &self.irq);
+        If::new(&raised, vec![&Bytes(&self.then)]).to_aml_bytes(sink);
+    }
+}
+
+fn bytes_of(aml: &dyn Aml) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    aml.to_aml_bytes(&mut bytes);
+    bytes
+}
+
+/// AML that was made before.
+struct Bytes<'a>(&'a [u8]);
+
+impl Aml for Bytes<'_> {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.vec(self.0);
+    }
 }
 
 fn serial_port(aml: &mut Vec<u8>) {

@@ -40,6 +40,8 @@ pub struct TableConfig {
     pub iommu: Option<(PciAddress, RangeInclusive<PciAddress>)>,
     /// Whether there is a first serial port.
     pub serial: bool,
+    /// Whether RAM can come while the guest runs.
+    pub memory_devices: bool,
     /// PCI segments, at least one. All functions are on the first.
     pub segments: u16,
 }
@@ -141,6 +143,7 @@ mod tests {
             mem64: 0x40_0000_0000..=0x7f_ffff_ffff,
             iommu: Some((PciAddress::on_root_bus(1), PciAddress::on_root_bus(2)..=PciAddress::on_root_bus(17))),
             serial: true,
+            memory_devices: false,
             segments: 1,
         }
     }
@@ -189,6 +192,15 @@ mod tests {
     }
 
     #[test]
+    fn machine_to_which_ram_can_come_has_memory_devices() {
+        let has = |memory_devices| {
+            let image = build(&TableConfig { memory_devices, ..config() }, 0);
+            ["MHPC", "M000", "M031"].map(|name| image.windows(4).any(|window| window == name.as_bytes()))
+        };
+        assert_eq!((has(false), has(true)), ([false; 3], [true; 3]));
+    }
+
+    #[test]
     fn machine_without_iommu_has_no_viot() {
         let image = build(&TableConfig { iommu: None, ..config() }, 0);
         assert!(!image.windows(4).any(|window| window == b"VIOT"));
@@ -196,7 +208,10 @@ mod tests {
 
     #[test]
     fn tables_of_the_largest_machine_fit() {
-        let image = build(&TableConfig { vcpus: 254, segments: MAX_PCI_SEGMENTS, ..config() }, ACPI_TABLES);
+        let image = build(
+            &TableConfig { vcpus: 254, segments: MAX_PCI_SEGMENTS, memory_devices: true, ..config() },
+            ACPI_TABLES,
+        );
         assert!(ACPI_TABLES + image.len() as u64 <= RESET_VECTOR);
     }
 }

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! RAM that comes to a guest while it runs: drives reach it, behind the virtio-iommu and beside it.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::guest_test;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Kernel, Site};
+use serde_json::{Value, json};
+
+use crate::api::{BOOT_TIME, command_line};
+use crate::hotplug::{create, info, pinned, put};
+use crate::support::{MIB, SITE};
+
+/// Tells how much memory there is, and works with the drive whenever there is more.
+fn grow_and_work() -> String {
+    let verify = workload::fio_verify(4, 8);
+    format!(
+        "{WAIT_FOR_NVME}
+mem() {{ awk '/MemTotal/ {{ print $2 }}' /proc/meminfo; }}
+last=$(mem)
+echo \"CAROM-READY $last\"
+while :; do
+    now=$(mem)
+    if [ $now != $last ]; then
+        last=$now
+        {verify}
+        echo \"CAROM-GREW $now\"
+    fi
+    sleep 0.2
+done
+"
+    )
+}
+
+/// MiB of memory, as each line of this kind tells it that is printed whole.
+fn told(vmm: &ApiVmm, kind: &str) -> Vec<u64> {
+    let console = vmm.console();
+    let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let numbers = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse::<u64>().ok());
+    numbers.map(|kib| kib >> 10).collect()
+}
+
+/// Waits for the line of this kind and number, and returns what it tells.
+fn wait_told(vmm: &ApiVmm, kind: &str, number: usize) -> u64 {
+    let start = Instant::now();
+    loop {
+        if let Some(mib) = told(vmm, kind).get(number - 1) {
+            return *mib;
+        }
+        assert!(start.elapsed() < BOOT_TIME, "no line {number} of {kind}:\n{}", vmm.console());
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn resize(vmm: &ApiVmm, mib: u64) -> (u16, String) {
+    let body = json!({"desired_ram": mib * MIB});
+    let (status, answer) = vmm.call("PUT", "/api/v1/vm.resize", Some(&body)).unwrap();
+    (status, answer.to_string())
+}
+
+/// Boots a guest of 512 MiB to which 512 MiB can come, with the drive behind the IOMMU or not.
+fn boot(kernel: Kernel, iommu: bool, cmdline: &str, more: Value) -> ApiVmm {
+    let vmm = ApiVmm::start_with(&SITE, kernel, &grow_and_work()).unwrap();
+    let mut config = json!({
+        "memory": {"size": 512 * MIB, "hotplug_size": 512 * MIB},
+        "payload": {
+            "kernel": vmm.kernel(),
+            "initramfs": vmm.initramfs(),
+            // Where it is not said, added memory waits for a user to switch it on.
+            "cmdline": format!("{} memhp_default_state=online {cmdline}", command_line()),
+        },
+        "devices": [{"path": Site::sysfs(&SITE.nvme[0]), "iommu": iommu, "id": "drive"}],
+    });
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    create(&vmm, config);
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+    vmm
+}
+
+fn end(mut vmm: ApiVmm) {
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+}
+
+fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {
+    let vmm = boot(kernel, true, "", json!({"iommu_bounce": {"size": 16 * MIB}}));
+    let booted = wait_told(&vmm, "CAROM-READY", 1);
+    for (mib, part) in [(576, "and a multiple of 128M more"), (384, "keeps while it runs"), (1152, "leaves 536870912")]
+    {
+        let (status, answer) = resize(&vmm, mib);
+        assert!(status == 400 && answer.contains("desired_ram: ") && answer.contains(part), "{status}: {answer}");
+    }
+    for (round, mib) in [(1, 640), (2, 1024)] {
+        assert_eq!(resize(&vmm, mib), (204, "null".into()));
+        assert_eq!(info(&vmm)["memory_actual_size"], mib * MIB);
+        assert_eq!(wait_told(&vmm, "CAROM-GREW", round) - booted, mib - 512);
+        vmm.wait_for("CAROM-VERIFY 0 4194304", round, BOOT_TIME).unwrap();
+        let bytes = pinned(&vmm);
+        assert!(bytes <= 64 * MIB, "{bytes} bytes are pinned");
+    }
+    assert!(resize(&vmm, 1152).1.contains("memory.hotplug_size leaves 0"));
+    put(&vmm, "vm.reboot", &Value::Null);
+    // What came is there when the guest is, or soon after.
+    let ready = wait_told(&vmm, "CAROM-READY", 2);
+    let again = if ready - booted < 512 { wait_told(&vmm, "CAROM-GREW", 3) } else { ready };
+    assert_eq!(again - booted, 512);
+    end(vmm);
+}
+
+#[guest_test]
+fn ram_comes_to_a_guest_whose_drive_is_behind_the_iommu_and_is_not_pinned() {
+    grows_twice_and_keeps_it_over_a_reboot(Kernel::Patched);
+}
+
+#[guest_test(slow = "the guest with the older kernel does the same")]
+fn ram_comes_to_a_guest_with_the_newer_kernel() {
+    grows_twice_and_keeps_it_over_a_reboot(Kernel::Newer);
+}
+
+/// Adds 128 MiB, sees the drive work in them, and tells how many bytes more are pinned.
+fn grows_and_works(vmm: &ApiVmm) -> u64 {
+    let before = pinned(vmm);
+    assert_eq!(resize(vmm, 640), (204, "null".into()));
+    wait_told(vmm, "CAROM-GREW", 1);
+    vmm.wait_for("CAROM-VERIFY 0 4194304", 1, BOOT_TIME).unwrap();
+    pinned(vmm) - before
+}
+
+#[guest_test]
+fn ram_comes_to_a_guest_whose_drive_reaches_all_ram() {
+    let vmm = boot(Kernel::Patched, false, "", json!({}));
+    assert_eq!(grows_and_works(&vmm), 128 * MIB);
+    end(vmm);
+}
+
+#[guest_test]
+fn ram_comes_to_a_guest_whose_drive_is_in_a_domain_with_all_ram() {
+    let vmm = boot(Kernel::Patched, true, "iommu.passthrough=1", json!({}));
+    assert_eq!(grows_and_works(&vmm), 128 * MIB);
+    let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
+    assert_eq!(counters["_iommu"]["faults"], 0, "{counters}");
+    end(vmm);
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! RAM that comes while the guest runs: memory devices (ACPI 6.5, section 9.11), and the method that tells them so, by
+//! [`devices::legacy::memory_devices`].
+
+use acpi_tables::Aml;
+use acpi_tables::aml::{
+    Add, AddressSpace, AddressSpaceCacheable, And, CreateQWordField, Device, EISAName, Field, FieldAccessType,
+    FieldEntry, FieldLockRule, FieldUpdateRule, IO, If, Local, Method, Name, Notify, ONE, OpRegion, OpRegionSpace,
+    Path, ResourceTemplate, Return, Scope, Store, Subtract, ZERO,
+};
+use devices::legacy::memory_devices::{CAME, DEVICE_LEN, MAX_MEMORY_DEVICES, REGISTERS_LEN};
+
+use super::narrow;
+use crate::arch::layout::MEMORY_DEVICE_PORTS;
+
+/// The method that tells the memory devices of what has come.
+pub(super) const SCAN: &str = "\\_SB_.MHPC.SCAN";
+/// Notification: a device has come (ACPI 6.5, section 5.6.6, "device check").
+const DEVICE_CHECK: u8 = 1;
+/// A device is there, works, and is shown (ACPI 6.5, section 6.3.7).
+const PRESENT: u8 = 0xf;
+/// Where first address, last address and length are in the descriptor of an address space of 64 bits (ACPI 6.5, section
+/// 6.4.3.5.1).
+const FIRST: u8 = 14;
+const LAST: u8 = 22;
+const LENGTH: u8 = 38;
+
+fn name(number: u32) -> String {
+    format!("M{number:03}")
+}
+
+/// The devices, and the method. All of the registers' ports are the method's device's.
+pub(super) fn devices(aml: &mut Vec<u8>) {
+    let count = u32::try_from(MAX_MEMORY_DEVICES).expect("a few");
+    (0..count).for_each(|number| device(number, aml));
+    let base: u16 = narrow(MEMORY_DEVICE_PORTS);
+    let came_at: u16 = narrow(MEMORY_DEVICE_PORTS + CAME);
+    // In two parts: a descriptor of ports has 255 at most.
+    let half: u16 = narrow(CAME / 4);
+    let parts: Vec<IO> =
+        (0..4u16).map(|part| base + part * half).map(|at| IO::new(at, at, 1, narrow(CAME / 4))).collect();
+    let last = IO::new(came_at, came_at, 1, narrow(REGISTERS_LEN - CAME));
+    let mut ports: Vec<&dyn Aml> = parts.iter().map(|part| part as &dyn Aml).collect();
+    ports.push(&last);
+    let (came, told) = (Path::new("CAME"), Local(0));
+    let notices: Vec<Told> = (0..count).map(Told).collect();
+    // Reading clears, so it is read once.
+    let read = Store::new(&told, &came);
+    let mut steps: Vec<&dyn Aml> = vec![&read];
+    steps.extend(notices.iter().map(|notice| notice as &dyn Aml));
+    Scope::new(
+        "_SB_".into(),
+        vec![&Device::new(
+            "MHPC".into(),
+            vec![
+                &Name::new("_HID".into(), &EISAName::new("PNP0A06")),
+                &Name::new("_UID".into(), &"memory devices"),
+                &Name::new("_CRS".into(), &ResourceTemplate::new(ports)),
+                &OpRegion::new("REGS".into(), OpRegionSpace::SystemIO, &came_at, &4u8),
+                &fields(&[*b"CAME"]),
+                &Method::new("SCAN".into(), 0, true, steps),
+            ],
+        )],
+    )
+    .to_aml_bytes(aml);
+}
+
+fn fields(names: &[[u8; 4]]) -> Field {
+    Field::new(
+        "REGS".into(),
+        FieldAccessType::DWord,
+        FieldLockRule::NoLock,
+        FieldUpdateRule::WriteAsZeroes,
+        names.iter().map(|name| FieldEntry::Named(*name, if name == b"CAME" { 32 } else { 64 })).collect(),
+    )
+}
+
+/// One memory device. Whether it is there and where, its registers tell.
+fn device(number: u32, aml: &mut Vec<u8>) {
+    let base: u16 = narrow(MEMORY_DEVICE_PORTS + DEVICE_LEN * u64::from(number));
+    let (address, length) = (Path::new("ADDR"), Path::new("SIZE"));
+    let (first, last, bytes) = (Path::new("RMIN"), Path::new("RMAX"), Path::new("RLEN"));
+    // What is in it is written before it is returned.
+    let range: AddressSpace<u64> = AddressSpace::new_memory(AddressSpaceCacheable::Cacheable, true, 0, 1, None);
+    let buffer = Path::new("RANG");
+    let sum = Local(0);
+    Scope::new(
+        "_SB_".into(),
+        vec![&Device::new(
+            name(number).as_str().into(),
+            vec![
+                &Name::new("_HID".into(), &EISAName::new("PNP0C80")),
+                &Name::new("_UID".into(), &number),
+                &OpRegion::new("REGS".into(), OpRegionSpace::SystemIO, &base, &narrow::<u8>(DEVICE_LEN)),
+                &fields(&[*b"ADDR", *b"SIZE"]),
+                &Method::new(
+                    "_STA".into(),
+                    0,
+                    true,
+                    vec![&If::new(&length, vec![&Return::new(&PRESENT)]), &Return::new(&ZERO)],
+                ),
+                &Method::new(
+                    "_CRS".into(),
+                    0,
+                    true,
+                    vec![
+                        &Name::new("RANG".into(), &ResourceTemplate::new(vec![&range])),
+                        &CreateQWordField::new(&first, &buffer, &FIRST),
+                        &CreateQWordField::new(&last, &buffer, &LAST),
+                        &CreateQWordField::new(&bytes, &buffer, &LENGTH),
+                        &Store::new(&first, &address),
+                        &Store::new(&bytes, &length),
+                        &Add::new(&sum, &address, &length),
+                        &Subtract::new(&last, &sum, &ONE),
+                        &Return::new(&buffer),
+                    ],
+                ),
+            ],
+        )],
+    )
+    .to_aml_bytes(aml);
+}
+
+/// Tells the memory device of this number that it has come, if its bit is set in the first local variable.
+struct Told(u32);
+
+impl Aml for Told {
+    fn to_aml_bytes(&self, sink: &mut dyn acpi_tables::AmlSink) {
+        let (changed, bit) = (Local(0), 1u32 << self.0);
+        let path = Path::new(&format!("\\_SB_.{}", name(self.0)));
+        let set = And::new(&ZERO, &changed, &bit);
+        If::new(&set, vec![&Notify::new(&path, &DEVICE_CHECK)]).to_aml_bytes(sink);
+    }
+}
