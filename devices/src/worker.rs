@@ -21,6 +21,8 @@ use crate::sync::lock;
 pub enum Role {
     /// Reads random bytes from a file for a guest.
     Rng,
+    /// Serves a queue of a disk: reads and writes its image.
+    Block,
     /// Polls the request queue of the virtio-iommu.
     IommuPoll,
     /// Tells the driver of the virtio-iommu of accesses that were stopped.
@@ -36,6 +38,7 @@ impl Role {
     pub fn name(self) -> &'static str {
         match self {
             Self::Rng => "rng",
+            Self::Block => "block",
             Self::IommuPoll => "iommu_poll",
             Self::DmaFaults => "dma-faults",
             Self::VfioNotices => "vfio-notices",
@@ -60,6 +63,8 @@ pub trait Task: Send + 'static {
     /// Does what there is to do. Between two pieces of it, looks whether [`Orders::call`] and returns if so; what is left is done
     /// after that.
     fn run(&mut self, orders: &Orders) -> Wait;
+    /// The thread is about to pause or to end: when this returns, nothing that the task began is under way.
+    fn settle(&mut self) {}
     /// The file that [`Wait::Source`] waits for.
     fn source(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -128,9 +133,14 @@ impl Orders {
         let _ = self.wake.write(1);
     }
 
-    /// Waits as long as the order is to pause; `false` if it is to stop.
-    fn may_run(&self) -> bool {
+    /// Waits as long as the order is to pause; `false` if it is to stop. `settle` is called before either.
+    fn may_run(&self, settle: impl FnOnce()) -> bool {
         let mut state = lock(&self.state);
+        if state.order != Order::Run {
+            drop(state);
+            settle();
+            state = lock(&self.state);
+        }
         while state.order == Order::Pause {
             state.parked = true;
             self.changed.notify_all();
@@ -224,7 +234,7 @@ impl<T: Task> Drop for Worker<T> {
 }
 
 fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {
-    while orders.may_run() {
+    while orders.may_run(|| lock(task).settle()) {
         // Rung from here on, it wakes the thread again. They fail where nobody rang.
         let _ = (orders.wake.read(), doorbell.read());
         let mut task = lock(task);
@@ -262,6 +272,8 @@ mod tests {
     /// Tells of each of its runs, and panics in the last one.
     struct Counter {
         runs: u32,
+        /// Whether it has settled since the last run.
+        settled: bool,
         panics_at: Option<u32>,
         wait: Wait,
         tell: Sender<u32>,
@@ -270,9 +282,13 @@ mod tests {
     impl Task for Counter {
         fn run(&mut self, _: &Orders) -> Wait {
             self.runs += 1;
+            self.settled = false;
             assert_ne!(Some(self.runs), self.panics_at, "as the test wants it");
             self.tell.send(self.runs).unwrap();
             self.wait
+        }
+        fn settle(&mut self) {
+            self.settled = true;
         }
         fn panicked(&self) {
             self.tell.send(u32::MAX).unwrap();
@@ -283,7 +299,7 @@ mod tests {
         let (tell, told) = channel();
         let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
         let ours = doorbell.try_clone().unwrap();
-        let task = Counter { runs: 0, panics_at, wait, tell };
+        let task = Counter { runs: 0, settled: false, panics_at, wait, tell };
         (Worker::spawn("test".into(), Role::Rng, doorbell, paused, task).unwrap(), ours, told)
     }
 
@@ -309,6 +325,20 @@ mod tests {
         doorbell.write(1).unwrap();
         assert_eq!(worker.with_task(|task| task.runs), runs);
         assert_eq!(worker.stop(|task| task.runs), runs);
+    }
+
+    #[test]
+    fn worker_settles_before_it_pauses_and_before_it_ends() {
+        let (worker, doorbell, told) = start(false, None, Wait::Doorbell);
+        for _ in 0..100 {
+            doorbell.write(1).unwrap();
+            told.recv().unwrap();
+            worker.pause();
+            assert!(worker.with_task(|task| task.settled));
+            worker.resume();
+        }
+        doorbell.write(1).unwrap();
+        assert!(worker.stop(|task| task.settled));
     }
 
     #[test]
