@@ -39,6 +39,20 @@ pub enum DeviceError {
         /// What the host said.
         source: std::io::Error,
     },
+    /// The host's kernel still reads or writes memory that was taken away from the device.
+    #[error("queue {queue}: the host goes on with I/O to memory that is no longer mapped")]
+    Stuck {
+        /// The queue.
+        queue: u16,
+    },
+    /// The host does not take requests any more.
+    #[error("queue {queue}: the host takes no I/O: {source}")]
+    Io {
+        /// The queue.
+        queue: u16,
+        /// What the host said.
+        source: std::io::Error,
+    },
     /// The thread that serves a queue has panicked.
     #[error("queue {queue}: its thread panicked")]
     Panicked {

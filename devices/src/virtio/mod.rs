@@ -2,6 +2,7 @@
 
 //! Virtio: the PCI transport (virtio 1.x, modern only), and the devices behind it.
 
+pub mod block;
 mod chain;
 mod device;
 pub mod iommu;

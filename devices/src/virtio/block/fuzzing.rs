@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A driver that is written in bytes: for a fuzzer, and for replaying what one found.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::counters::Counts;
+use super::disk::Disk;
+use super::engine::IoMode;
+use super::image::Image;
+use super::requests::Requests;
+use super::spec::ID_BYTES;
+use crate::dma::DeviceMemory;
+use crate::ram::Ram;
+use crate::virtio::{DeviceError, Driver, Interrupt};
+use crate::worker::{Orders, Task};
+
+const RAM: usize = 0x1_0000;
+const SIZE: u16 = 16;
+/// Descriptors, available ring, used ring.
+const RINGS: [u32; 3] = [0x0, 0x200, 0x400];
+/// Bytes of the image.
+const IMAGE: u64 = 64 << 10;
+
+/// A driver that is told nothing.
+struct Silent;
+
+impl Interrupt for Silent {
+    fn queue_used(&self, _: u16) {}
+    fn config_changed(&self, _: bool) {}
+    fn failed(&self, _: &DeviceError) {}
+}
+
+/// Fills rings, descriptors and buffers with `bytes` and has them served: first all at once, then after each further piece. The first
+/// byte says what the device and its driver are.
+pub fn run(bytes: &[u8]) {
+    let (first, bytes) = bytes.split_first().map_or((0, bytes), |(first, rest)| (*first, rest));
+    let is = |bit: u8| first & 1 << bit != 0;
+    let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).expect("a small range"));
+    let (memory, orders) = (DeviceMemory::all_ram(ram.clone()), Orders::none().expect("a descriptor"));
+    let mut queue = Queue::new(SIZE).expect("a power of two");
+    queue.set_desc_table_address(Some(RINGS[0]), Some(0));
+    queue.set_avail_ring_address(Some(RINGS[1]), Some(0));
+    queue.set_used_ring_address(Some(RINGS[2]), Some(0));
+    queue.set_event_idx(is(0));
+    queue.set_ready(true);
+    let file = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).expect("a descriptor"));
+    file.set_len(IMAGE).expect("a little memory");
+    let content = file.try_clone().expect("a descriptor");
+    let mode = if is(1) { IoMode::Async } else { IoMode::Plain };
+    let image = Image::made_up(file, IMAGE, if is(2) { 512 } else { 1 }, is(3));
+    let disk =
+        Disk { id: "disk".into(), image: Arc::new(image), serial: [b'x'; ID_BYTES], counts: Counts::default(), mode };
+    let driver = Driver { memory, interrupt: Arc::new(Silent), features: if is(4) { u64::MAX } else { 0 } };
+    let doorbell = EventFd::new(EFD_NONBLOCK).expect("a descriptor");
+    let mut requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a descriptor");
+    let mut place = 0;
+    for piece in bytes.chunks(0x500) {
+        // Memory that is not there is no matter.
+        let _ = ram.write_slice(piece, GuestAddress(place));
+        let _ = requests.run(&orders);
+        place = (place + 0x500) % 0x1000;
+    }
+    requests.settle();
+    assert_eq!(content.metadata().expect("it is open").len(), IMAGE, "no request changes the image's size");
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! virtio-blk: disks whose content is an image on the host (virtio 1.4, section 5.2).
+//!
+//! `device` is what the transport sees. A thread for each queue does its `requests`: `request` reads one, `prepare` finds what is wrong
+//! with it and what is to be done, `flight` keeps it while that is done, step by step (`transfer`, `ranges`). The steps are operations of an
+//! `engine`: io_uring (`ring`), or system calls where that is not to be had (`plain`). `image` is the file.
+//!
+//! The kernel reads and writes the guest's buffers themselves ([`HostIo`](crate::dma::HostIo)). Where direct I/O does not take them as they
+//! lie, they are copied.
+
+mod buffer;
+mod config_space;
+mod counters;
+mod device;
+mod disk;
+mod engine;
+mod flight;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+mod image;
+mod op;
+mod plain;
+mod prepare;
+mod ranges;
+mod request;
+mod requests;
+mod ring;
+pub mod spec;
+mod state;
+mod transfer;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub use self::counters::BlockCounters;
+use self::counters::Counts;
+pub use self::device::VirtioBlock;
+use self::disk::Disk;
+pub use self::engine::IoMode;
+pub use self::image::{Image, ImageError, ImageOptions};
+use self::spec::ID_BYTES;
+use super::{TransportError, VirtioPciDevice, VirtioPciParams};
+use crate::dma::DeviceMemory;
+use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
+
+/// What a disk is made of.
+pub struct BlockParams {
+    /// Name for logs, threads and the API.
+    pub id: String,
+    /// Its content.
+    pub image: Image,
+    /// What the guest is told of it as its name: 20 bytes of it at most.
+    pub serial: String,
+    /// Queues, 1 at least.
+    pub queues: u16,
+    /// Size of each queue, a power of two and 4 at least.
+    pub queue_size: u16,
+    /// How I/O is done.
+    pub mode: IoMode,
+    /// What the device sees of memory.
+    pub memory: DeviceMemory,
+    /// Interrupt vectors.
+    pub msi: Arc<dyn MsiAllocator>,
+    /// Where notifications are connected.
+    pub doorbells: Option<Arc<dyn Doorbells>>,
+    /// Who learns when the device is activated, fails and is reset.
+    pub observer: Option<Arc<dyn DeviceObserver>>,
+}
+
+/// Makes a disk: the PCI function, and the device by which its counters are read.
+///
+/// # Errors
+/// The process can have no more descriptors, or the platform has no interrupt vectors.
+pub fn create(params: BlockParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioBlock>), TransportError> {
+    let BlockParams { id, image, serial, queues, queue_size, mode, memory, msi, doorbells, observer } = params;
+    let mut name = [0; ID_BYTES];
+    for (byte, of_serial) in name.iter_mut().zip(serial.bytes()) {
+        *byte = of_serial;
+    }
+    let disk = Disk { id: id.clone(), image: Arc::new(image), serial: name, counts: Counts::default(), mode };
+    let device = Arc::new(VirtioBlock::new(disk, queues, queue_size).map_err(TransportError::Descriptors)?);
+    let function =
+        VirtioPciDevice::new(VirtioPciParams { id, device: device.clone(), memory, msi, doorbells, observer })?;
+    Ok((Arc::new(function), device))
+}

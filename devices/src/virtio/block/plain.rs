@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! I/O by one system call after the other.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use super::image::Image;
+use super::op::{Buffers, Ended, Op};
+
+/// Runs each operation when it is begun.
+pub(super) struct Plain {
+    image: Arc<Image>,
+    ended: VecDeque<Ended>,
+}
+
+impl Plain {
+    pub(super) fn new(image: Arc<Image>) -> Self {
+        Self { image, ended: VecDeque::new() }
+    }
+
+    /// Runs an operation to its end.
+    ///
+    /// # Safety
+    /// As for [`super::engine::Engine::begin`].
+    pub(super) unsafe fn run(&mut self, number: u64, op: &Op) {
+        let result = loop {
+            // SAFETY: The caller's promise is what is asked for.
+            let result = unsafe { self.call(op) };
+            if result >= 0 {
+                break i32::try_from(result).unwrap_or(i32::MAX);
+            }
+            let error = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+            if error != libc::EINTR {
+                break -error;
+            }
+        };
+        self.ended.push_back(Ended { number, result });
+    }
+
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn call(&self, op: &Op) -> i64 {
+        let file = self.image.file().as_raw_fd();
+        let place = |offset: u64| i64::try_from(offset).unwrap_or(i64::MAX);
+        let count = |buffers: &Buffers| i32::try_from(buffers.count).unwrap_or(i32::MAX);
+        match *op {
+            // SAFETY: The caller has promised that the buffers are there.
+            Op::Read { buffers, offset } => unsafe {
+                libc::preadv(file, buffers.first, count(&buffers), place(offset)) as i64
+            },
+            // SAFETY: As above.
+            Op::Write { buffers, offset } => unsafe {
+                libc::pwritev(file, buffers.first, count(&buffers), place(offset)) as i64
+            },
+            // SAFETY: It takes numbers only.
+            Op::Allocate { mode, offset, len } => unsafe {
+                libc::fallocate(file, mode, place(offset), place(len)).into()
+            },
+            // SAFETY: It takes a descriptor only.
+            Op::Sync => unsafe { libc::fdatasync(file).into() },
+        }
+    }
+
+    /// An operation that has ended.
+    pub(super) fn next_ended(&mut self) -> Option<Ended> {
+        self.ended.pop_front()
+    }
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What is to be done for a request: all that the driver may have got wrong is found here (virtio 1.4, section 5.2.6.2).
+
+use std::sync::Arc;
+
+use vm_memory::{Bytes, GuestAddress};
+
+use super::config_space::{MAX_DISCARD_RANGES, MAX_DISCARD_SECTORS, MAX_ZEROES_RANGES, MAX_ZEROES_SECTORS};
+use super::disk::{Disk, Owner};
+use super::flight::{Flight, Work};
+use super::image::Image;
+use super::ranges::{Fate, Ranges};
+use super::request::{Parts, Request};
+use super::spec::{ID_BYTES, RANGE_BYTES, SECTOR, UNMAP, request, status};
+use super::transfer::Transfer;
+use crate::dma::DeviceMemory;
+
+/// What becomes of a request.
+pub(super) enum Prepared {
+    /// It is done, or refused.
+    Answered { status: u8, used: u32 },
+    /// There is something to do.
+    UnderWay(Box<Flight>),
+}
+
+/// Finds out what is to be done for `request`. `durable`: what it writes is to be durable when it ends.
+pub(super) fn prepare(
+    request: Request,
+    disk: &Disk,
+    memory: &DeviceMemory,
+    owner: &Arc<Owner>,
+    durable: bool,
+) -> Prepared {
+    let prepared = match request.kind {
+        request::IN | request::OUT => transfer(request, disk, memory, owner, durable),
+        request::FLUSH => Ok(Flight::new(request.head, request.status, 0, Work::None, true)),
+        request::GET_ID => return tell_id(&request.writable, disk, memory),
+        request::DISCARD | request::WRITE_ZEROES if !disk.image.is_read_only() => {
+            ranges(&request, &disk.image, memory, durable)
+        }
+        _ => Err(status::UNSUPP),
+    };
+    match prepared {
+        Ok(flight) => Prepared::UnderWay(Box::new(flight)),
+        Err(status) => Prepared::Answered { status, used: 1 },
+    }
+}
+
+/// Where `len` bytes from `sector` on are in the image, if they are there and whole blocks.
+fn place(image: &Image, sector: u64, len: u64) -> Result<u64, u8> {
+    let offset = sector.checked_mul(SECTOR).ok_or(status::IOERR)?;
+    let end = offset.checked_add(len).ok_or(status::IOERR)?;
+    let block = u64::from(image.block());
+    let fits = end <= image.bytes() && offset.is_multiple_of(block) && len.is_multiple_of(block);
+    fits.then_some(offset).ok_or(status::IOERR)
+}
+
+fn transfer(
+    request: Request,
+    disk: &Disk,
+    memory: &DeviceMemory,
+    owner: &Arc<Owner>,
+    durable: bool,
+) -> Result<Flight, u8> {
+    let writes = request.kind == request::OUT;
+    if writes && disk.image.is_read_only() {
+        return Err(status::IOERR);
+    }
+    let parts = if writes { request.readable } else { request.writable };
+    let len = parts.len;
+    let offset = place(&disk.image, request.sector, len as u64)?;
+    let transfer = Transfer::new(writes, offset, parts, memory, &disk.image, owner.clone());
+    let (transfer, number) = transfer.map_err(|_| status::IOERR)?;
+    let work = if writes { Work::Write(transfer) } else { Work::Read(transfer) };
+    Ok(Flight::new(request.head, request.status, len, work, writes && durable).numbered(number))
+}
+
+/// Tells the disk's name, or as much of it as there is room for.
+fn tell_id(room: &Parts, disk: &Disk, memory: &DeviceMemory) -> Prepared {
+    let view = memory.view();
+    let mut told = 0;
+    for (address, len) in room.range(0, ID_BYTES) {
+        if view.write_slice(&disk.serial[told..told + len], GuestAddress(address)).is_err() {
+            return Prepared::Answered { status: status::IOERR, used: 1 };
+        }
+        told += len;
+    }
+    Prepared::Answered { status: status::OK, used: u32::try_from(told).unwrap_or(0) + 1 }
+}
+
+/// A discard or a request to write zeroes.
+fn ranges(request: &Request, image: &Image, memory: &DeviceMemory, durable: bool) -> Result<Flight, u8> {
+    let discards = request.kind == request::DISCARD;
+    let (most, most_sectors) =
+        if discards { (MAX_DISCARD_RANGES, MAX_DISCARD_SECTORS) } else { (MAX_ZEROES_RANGES, MAX_ZEROES_SECTORS) };
+    let count = request.readable.len / RANGE_BYTES;
+    if count == 0 || !request.readable.len.is_multiple_of(RANGE_BYTES) || count > most as usize {
+        return Err(status::IOERR);
+    }
+    let mut bytes = vec![0; request.readable.len];
+    let mut at = 0;
+    {
+        let view = memory.view();
+        for (address, len) in &request.readable.list {
+            view.read_slice(&mut bytes[at..at + len], GuestAddress(*address)).map_err(|_| status::IOERR)?;
+            at += len;
+        }
+    }
+    let word = |entry: &[u8], at: usize| u32::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
+    let (mut list, mut unmaps) = (Vec::with_capacity(count), false);
+    for entry in bytes.chunks_exact(RANGE_BYTES) {
+        let sector = u64::from(word(entry, 4)) << 32 | u64::from(word(entry, 0));
+        let (sectors, flags) = (word(entry, 8), word(entry, 12));
+        if flags & !UNMAP != 0 || discards && flags != 0 {
+            return Err(status::UNSUPP);
+        }
+        if sectors > most_sectors {
+            return Err(status::IOERR);
+        }
+        let len = u64::from(sectors) * SECTOR;
+        list.push((place(image, sector, len)?, len));
+        unmaps = flags & UNMAP != 0;
+    }
+    // Of zeroes there is one range.
+    let fate = if discards { Fate::Discarded } else { Fate::Zeroed { unmap: unmaps } };
+    let work = Work::Ranges(fate, Ranges::new(fate, list));
+    Ok(Flight::new(request.head, request.status, 0, work, durable))
+}

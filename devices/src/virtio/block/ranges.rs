@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A discard or a request to write zeroes under way, range by range.
+
+use super::buffer::zeroes;
+use super::op::Op;
+use super::transfer::{Failure, IoBuffer, list};
+
+/// What becomes of ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// What is there is not needed any more.
+    Discarded,
+    /// They read as zero afterwards.
+    Zeroed {
+        /// They may be deallocated.
+        unmap: bool,
+    },
+}
+
+/// Buffers of zeroes in one write.
+const BUFFERS: usize = 16;
+
+/// A discard or a request to write zeroes.
+pub(super) struct Ranges {
+    fate: Fate,
+    /// Place and length of what is left, the next one last.
+    left: Vec<(u64, u64)>,
+    /// The host sets nothing to zero by itself, so that zeroes are written.
+    writes: Option<Vec<IoBuffer>>,
+}
+
+impl Ranges {
+    /// `ranges` are places and lengths in bytes.
+    pub(super) fn new(fate: Fate, mut ranges: Vec<(u64, u64)>) -> Self {
+        ranges.retain(|(_, len)| *len != 0);
+        ranges.reverse();
+        Self { fate, left: ranges, writes: None }
+    }
+
+    /// The next operation; `None` when all is done.
+    pub(super) fn next(&mut self) -> Option<Op> {
+        let (offset, len) = *self.left.last()?;
+        if let Some(buffers) = &mut self.writes {
+            let (address, most) = zeroes();
+            let mut left = usize::try_from(len).unwrap_or(usize::MAX).min(BUFFERS * most);
+            buffers.clear();
+            while left != 0 {
+                let part = left.min(most);
+                buffers.push(IoBuffer::new(address.cast_mut(), part));
+                left -= part;
+            }
+            return Some(Op::Write { buffers: list(buffers), offset });
+        }
+        let how = match self.fate {
+            Fate::Discarded | Fate::Zeroed { unmap: true } => libc::FALLOC_FL_PUNCH_HOLE,
+            Fate::Zeroed { unmap: false } => libc::FALLOC_FL_ZERO_RANGE,
+        };
+        Some(Op::Allocate { mode: how | libc::FALLOC_FL_KEEP_SIZE, offset, len })
+    }
+
+    /// The operation has ended with `result`.
+    pub(super) fn ended(&mut self, result: i32) -> Result<(), Failure> {
+        let Some((offset, len)) = self.left.last_mut() else { return Ok(()) };
+        match (&self.writes, result) {
+            (Some(_), 1..) => {
+                let bytes = u64::from(result.unsigned_abs()).min(*len);
+                (*offset, *len) = (*offset + bytes, *len - bytes);
+                if *len == 0 {
+                    self.left.pop();
+                }
+            }
+            (Some(_), 0) => return Err(Failure::Host(libc::ENOSPC)),
+            (None, 0..) => drop(self.left.pop()),
+            (None, error) if [-libc::EOPNOTSUPP, -libc::ENOSYS].contains(&error) => match self.fate {
+                // It was advice.
+                Fate::Discarded => drop(self.left.pop()),
+                Fate::Zeroed { .. } => self.writes = Some(Vec::with_capacity(BUFFERS)),
+            },
+            (_, error) => return Err(Failure::Host(-error)),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range_of(op: Option<Op>) -> Option<(i32, u64, u64)> {
+        match op {
+            Some(Op::Allocate { mode, offset, len }) => Some((mode & !libc::FALLOC_FL_KEEP_SIZE, offset, len)),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn ranges_are_done_in_order_and_empty_ones_not_at_all() {
+        let mut ranges = Ranges::new(Fate::Discarded, vec![(0, 512), (4096, 0), (1024, 1024)]);
+        assert_eq!(range_of(ranges.next()), Some((libc::FALLOC_FL_PUNCH_HOLE, 0, 512)));
+        ranges.ended(0).unwrap();
+        assert_eq!(range_of(ranges.next()), Some((libc::FALLOC_FL_PUNCH_HOLE, 1024, 1024)));
+        ranges.ended(-libc::EOPNOTSUPP).unwrap();
+        assert!(ranges.next().is_none());
+    }
+
+    #[test]
+    fn zeroes_are_written_where_the_host_cannot_do_it_by_itself() {
+        let mut ranges = Ranges::new(Fate::Zeroed { unmap: false }, vec![(512, 3 << 20)]);
+        assert_eq!(range_of(ranges.next()), Some((libc::FALLOC_FL_ZERO_RANGE, 512, 3 << 20)));
+        ranges.ended(-libc::EOPNOTSUPP).unwrap();
+        let mut told = Vec::new();
+        // The second one is cut short by the host.
+        for bytes in [1 << 20, (1 << 20) - 512, 1 << 20, 512] {
+            let Some(Op::Write { offset, buffers }) = ranges.next() else { panic!("zeroes are to be written") };
+            told.push((offset, buffers.count));
+            ranges.ended(bytes).unwrap();
+        }
+        assert_eq!(told, [(512, 16), ((1 << 20) + 512, 16), (2 << 20, 16), (3 << 20, 1)]);
+        assert!(ranges.next().is_none());
+    }
+
+    #[test]
+    fn error_of_the_host_is_one_of_the_request() {
+        let mut ranges = Ranges::new(Fate::Zeroed { unmap: true }, vec![(0, 512)]);
+        assert_eq!(ranges.ended(-libc::EIO), Err(Failure::Host(libc::EIO)));
+        ranges.ended(-libc::ENOSYS).unwrap();
+        assert!(matches!(ranges.next(), Some(Op::Write { .. })));
+        assert_eq!(ranges.ended(0), Err(Failure::Host(libc::ENOSPC)));
+    }
+}

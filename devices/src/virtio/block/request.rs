@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Requests as the driver writes them (virtio 1.4, section 5.2.6), however it splits them into buffers.
+
+use virtio_queue::DescriptorChain;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::spec::HEADER;
+use crate::dma::DmaView;
+use crate::virtio::chain::OUTSIDE;
+
+/// A request: its header, and where all else of it is.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// The chain's head, by which it is given back.
+    pub(super) head: u16,
+    /// Its type.
+    pub(super) kind: u32,
+    /// The sector that it begins with.
+    pub(super) sector: u64,
+    /// What the device reads, behind the header.
+    pub(super) readable: Parts,
+    /// What the device writes, before the status.
+    pub(super) writable: Parts,
+    /// Where the status goes.
+    pub(super) status: GuestAddress,
+}
+
+/// Memory of the guest in parts, none of them empty, as the device names it.
+#[derive(Debug, Default)]
+pub(super) struct Parts {
+    /// Address and length.
+    pub(super) list: Vec<(u64, usize)>,
+    /// Bytes of all.
+    pub(super) len: usize,
+}
+
+impl Parts {
+    fn push(&mut self, address: u64, len: usize) {
+        if len != 0 {
+            self.list.push((address, len));
+            self.len += len;
+        }
+    }
+
+    /// Takes the last byte away, and returns where it is.
+    fn pop_byte(&mut self) -> Option<u64> {
+        let (address, len) = self.list.last_mut()?;
+        *len -= 1;
+        let at = address.checked_add(*len as u64);
+        if *len == 0 {
+            self.list.pop();
+        }
+        self.len -= 1;
+        at
+    }
+
+    /// The parts from `skip` on, `len` bytes at most.
+    pub(super) fn range(&self, mut skip: usize, mut len: usize) -> impl Iterator<Item = (u64, usize)> {
+        self.list.iter().filter_map(move |(address, part)| {
+            let start = skip.min(*part);
+            skip -= start;
+            let count = (part - start).min(len);
+            len -= count;
+            // A part that wraps around was never in memory.
+            (count != 0).then(|| (address.wrapping_add(start as u64), count))
+        })
+    }
+}
+
+/// Walks `chain` and reads its header.
+///
+/// # Errors
+/// The rule that the chain breaks, so that nothing can be told of the request: its links lead nowhere or in a circle, it is longer
+/// than its queue, a readable buffer follows a writable one (virtio 1.4, section 2.7.4.2), the header is not whole or not in
+/// memory, or there is no room for the status.
+pub(super) fn read(
+    mut chain: DescriptorChain<&DmaView<'_>>,
+    memory: &DmaView<'_>,
+    queue_size: u16,
+) -> Result<Request, &'static str> {
+    let head = chain.head_index();
+    let mut header = [0; HEADER];
+    let mut have = 0;
+    let (mut readable, mut writable) = (Parts::default(), Parts::default());
+    for _ in 0..queue_size {
+        // The iterator just ends where a chain is broken; a whole chain ends with a descriptor that names no next one.
+        let descriptor = chain.next().ok_or("a descriptor chain leads out of its table, nowhere, or in a circle")?;
+        let (address, len) = (descriptor.addr(), descriptor.len() as usize);
+        if descriptor.is_write_only() {
+            writable.push(address.0, len);
+        } else if writable.len != 0 {
+            return Err("a device-readable buffer follows a device-writable one");
+        } else {
+            let of_header = len.min(HEADER - have);
+            memory.read_slice(&mut header[have..have + of_header], address).map_err(|_| OUTSIDE)?;
+            have += of_header;
+            readable.push(address.0.wrapping_add(of_header as u64), len - of_header);
+        }
+        if !descriptor.has_next() {
+            if have < HEADER {
+                return Err("a request is shorter than its header");
+            }
+            let status = writable.pop_byte().ok_or("a request has no room for its status")?;
+            let [kind, _, low, high] = [0, 4, 8, 12]
+                .map(|at| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]));
+            let sector = u64::from(high) << 32 | u64::from(low);
+            return Ok(Request { head, kind, sector, readable, writable, status: GuestAddress(status) });
+        }
+    }
+    Err("a descriptor chain is longer than the queue")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_cut_where_it_is_wanted() {
+        let mut parts = Parts::default();
+        for (address, len) in [(0x1000, 10), (0x2000, 0), (0x3000, 1), (0x4000, 20)] {
+            parts.push(address, len);
+        }
+        assert_eq!((parts.len, parts.list.len()), (31, 3));
+        let cut = |skip, len| parts.range(skip, len).collect::<Vec<_>>();
+        assert_eq!(cut(0, 31), parts.list);
+        assert_eq!(cut(9, 3), [(0x1009, 1), (0x3000, 1), (0x4000, 1)]);
+        assert_eq!(cut(12, 100), [(0x4001, 19)]);
+        assert_eq!(cut(31, 1), []);
+        assert_eq!(cut(5, 0), []);
+    }
+
+    #[test]
+    fn last_byte_is_taken_from_the_last_part() {
+        let mut parts = Parts::default();
+        parts.push(0x1000, 2);
+        parts.push(0x2000, 1);
+        assert_eq!(parts.pop_byte(), Some(0x2000));
+        assert_eq!(parts.pop_byte(), Some(0x1001));
+        assert_eq!((parts.pop_byte(), parts.len), (Some(0x1000), 0));
+        assert_eq!(parts.pop_byte(), None);
+    }
+}

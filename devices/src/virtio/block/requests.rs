@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The work of the thread that serves a queue.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::warn;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::Bytes;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::counters::count;
+use super::disk::{Disk, Owner};
+use super::engine::Engine;
+use super::flight::{Answer, Flight};
+use super::prepare::{Prepared, prepare};
+use super::request::{self, Request};
+use super::spec::{feature, status};
+use super::transfer::Failure;
+use crate::throttle::Throttle;
+use crate::virtio::chain::{OUTSIDE, broken, ring_error};
+use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::{DeviceError, Driver, QueueState};
+use crate::worker::{Orders, Task, Wait};
+
+/// Requests that are read from the queue at a time.
+const BATCH: usize = 16;
+/// When to try again after the kernel took no operation.
+const KERNEL_AGAIN: Duration = Duration::from_millis(2);
+
+/// The work of the thread that serves a queue.
+pub(super) struct Requests {
+    index: u16,
+    queue: Queue,
+    driver: Driver,
+    disk: Arc<Disk>,
+    engine: Engine,
+    /// Requests under way. The place of each is the number of its operations.
+    flights: Vec<Option<Flight>>,
+    /// Places without a request.
+    free: Vec<usize>,
+    owner: Arc<Owner>,
+    /// The driver knows no flushes, and relies on each write being durable.
+    durable: bool,
+    failed: bool,
+    throttle: Throttle,
+}
+
+impl Requests {
+    /// # Errors
+    /// The process can have no more descriptors.
+    pub(super) fn new(
+        index: u16,
+        queue: Queue,
+        driver: Driver,
+        disk: Arc<Disk>,
+        doorbell: &EventFd,
+    ) -> io::Result<Self> {
+        let places = usize::from(queue.size());
+        let owner = Owner::new(index, driver.interrupt.clone(), doorbell.try_clone()?);
+        Ok(Self {
+            index,
+            engine: Engine::new(disk.image.clone(), queue.size(), disk.mode),
+            durable: driver.features & feature::FLUSH == 0,
+            queue,
+            driver,
+            disk,
+            flights: (0..places).map(|_| None).collect(),
+            free: (0..places).rev().collect(),
+            owner: Arc::new(owner),
+            failed: false,
+            throttle: Throttle::default(),
+        })
+    }
+
+    /// How far the queue is served.
+    pub(super) fn state(&self) -> QueueState {
+        QueueState::of(&self.queue)
+    }
+
+    fn under_way(&self) -> usize {
+        self.flights.len() - self.free.len()
+    }
+
+    /// Begins all requests that there are, and answers those that are done.
+    fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
+        self.cancel_unwanted();
+        self.reap()?;
+        {
+            let memory = self.driver.memory.view();
+            ask_for_notifications(&self.queue, &memory).map_err(ring_error(self.index))?;
+        }
+        while !orders.call() {
+            let requests = self.pop()?;
+            if requests.is_empty() {
+                break;
+            }
+            let mut answers = Vec::new();
+            for request in requests {
+                answers.extend(self.start(request));
+            }
+            self.submit()?;
+            self.give_back(&answers)?;
+            self.reap()?;
+        }
+        self.submit()
+    }
+
+    fn submit(&mut self) -> Result<(), DeviceError> {
+        let queue = self.index;
+        self.engine.submit().map_err(|source| DeviceError::Io { queue, source })
+    }
+
+    /// Requests that the driver has added, as many as there is room for.
+    fn pop(&mut self) -> Result<Vec<Request>, DeviceError> {
+        let most = self.free.len().min(BATCH);
+        let mut requests = Vec::with_capacity(most);
+        if most == 0 {
+            return Ok(requests);
+        }
+        let memory = &self.driver.memory.view();
+        let size = self.queue.size();
+        let mut chains = self.queue.iter(memory).map_err(ring_error(self.index))?;
+        while requests.len() < most
+            && let Some(chain) = chains.next()
+        {
+            requests.push(request::read(chain, memory, size).map_err(broken(self.index))?);
+        }
+        Ok(requests)
+    }
+
+    /// Begins a request; the answer, if there is one already.
+    fn start(&mut self, request: Request) -> Option<Answer> {
+        let (head, place) = (request.head, request.status);
+        match prepare(request, &self.disk, &self.driver.memory, &self.owner, self.durable) {
+            Prepared::Answered { status: code, used } => {
+                if code != status::OK {
+                    count(&self.disk.counts.errors);
+                }
+                Some(Answer { head, place, status: code, used })
+            }
+            Prepared::UnderWay(flight) => {
+                let number = self.free.pop().expect("no more requests are read than there is room for");
+                self.flights[number] = Some(*flight);
+                self.advance(number, Ok(()))
+            }
+        }
+    }
+
+    /// Goes on with a request whose last operation had this outcome; its answer, when it is done.
+    fn advance(&mut self, number: usize, outcome: Result<(), Failure>) -> Option<Answer> {
+        let flight = self.flights.get_mut(number)?.as_mut()?;
+        match outcome.and_then(|()| flight.next(&self.driver.memory)) {
+            Ok(Some(op)) => {
+                // SAFETY: What the operation uses belongs to the request, which stays until its end was told: `Drop` waits for
+                // that too.
+                unsafe { self.engine.begin(number as u64, &op) };
+                None
+            }
+            outcome => {
+                let outcome = outcome.map(drop);
+                if let Err(Failure::Host(error)) = outcome
+                    && self.throttle.pass()
+                {
+                    let error = io::Error::from_raw_os_error(error);
+                    warn!("{}: the image: {error}; the request fails", self.disk.id);
+                }
+                let answer = flight.answer(outcome, &self.disk.counts);
+                self.flights[number] = None;
+                self.free.push(number);
+                Some(answer)
+            }
+        }
+    }
+
+    /// Goes on with requests whose operations have ended, and answers those that are done.
+    fn reap(&mut self) -> Result<(), DeviceError> {
+        let mut answers = Vec::new();
+        while let Some(ended) = self.engine.next_ended() {
+            let number = usize::try_from(ended.number).unwrap_or(usize::MAX);
+            let Some(Some(flight)) = self.flights.get_mut(number) else { continue };
+            let outcome = flight.ended(ended.result, &self.driver.memory);
+            answers.extend(self.advance(number, outcome));
+        }
+        self.submit()?;
+        self.give_back(&answers)
+    }
+
+    /// Gives requests back to the driver.
+    fn give_back(&mut self, answers: &[Answer]) -> Result<(), DeviceError> {
+        if answers.is_empty() || self.failed {
+            return Ok(());
+        }
+        let memory = &self.driver.memory.view();
+        let ring = ring_error(self.index);
+        for Answer { head, place, status, used } in answers {
+            memory.write_obj(*status, *place).map_err(|_| broken(self.index)(OUTSIDE))?;
+            self.queue.add_used(memory, *head, *used).map_err(&ring)?;
+        }
+        if wants_interrupt(&mut self.queue, memory).map_err(&ring)? {
+            self.driver.interrupt.queue_used(self.index);
+        }
+        Ok(())
+    }
+
+    /// Has operations end whose memory is to be taken away.
+    fn cancel_unwanted(&mut self) {
+        let unwanted = self.owner.take_unwanted();
+        if unwanted.is_empty() {
+            return;
+        }
+        for (number, flight) in (0..).zip(&mut self.flights) {
+            if let Some(flight) = flight
+                && unwanted.iter().any(|unwanted| flight.is(*unwanted))
+            {
+                flight.cancel();
+                self.engine.cancel(number);
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &DeviceError) {
+        self.failed = true;
+        self.driver.interrupt.failed(error);
+    }
+
+    /// Waits until nothing is under way.
+    fn drain(&mut self) {
+        while self.under_way() != 0 {
+            self.cancel_unwanted();
+            if let Err(error) = self.engine.wait() {
+                warn!("{}: waiting for the image: {error}", self.disk.id);
+                std::thread::sleep(KERNEL_AGAIN);
+            }
+            if let Err(error) = self.reap() {
+                self.fail(&error);
+            }
+        }
+    }
+}
+
+impl Task for Requests {
+    fn run(&mut self, orders: &Orders) -> Wait {
+        // Requests of a device that has failed end all the same, but nobody is told.
+        let served = if self.failed { self.reap() } else { self.serve(orders) };
+        if let Err(error) = served {
+            self.fail(&error);
+        }
+        if self.engine.has_unsubmitted() {
+            Wait::Time(KERNEL_AGAIN)
+        } else if self.under_way() != 0 {
+            Wait::Source
+        } else {
+            Wait::Doorbell
+        }
+    }
+
+    fn settle(&mut self) {
+        self.drain();
+    }
+
+    fn source(&self) -> Option<BorrowedFd<'_>> {
+        self.engine.source()
+    }
+
+    fn panicked(&self) {
+        self.driver.interrupt.failed(&DeviceError::Panicked { queue: self.index });
+    }
+}
+
+impl Drop for Requests {
+    /// The kernel must be done with the guest's memory. After a panic nothing else has waited for it.
+    fn drop(&mut self) {
+        self.failed = true;
+        self.drain();
+    }
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! I/O by io_uring.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+
+use super::image::Image;
+use super::op::{Buffers, Ended, Op};
+
+/// The number of what asks for another operation's end. Its own end says nothing.
+const CANCEL: u64 = u64::MAX;
+
+/// A ring of its own.
+pub(super) struct Ring {
+    ring: IoUring,
+    image: Arc<Image>,
+    /// Operations whose end was not told yet.
+    under_way: usize,
+}
+
+impl Ring {
+    /// For so many operations at a time.
+    ///
+    /// # Errors
+    /// The kernel has no io_uring, does not let this process use it, or lacks an operation.
+    pub(super) fn new(image: Arc<Image>, operations: u16) -> io::Result<Self> {
+        let ring = IoUring::builder().dontfork().build(u32::from(operations).max(2))?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        let needed = [
+            opcode::Readv::CODE,
+            opcode::Writev::CODE,
+            opcode::Fsync::CODE,
+            opcode::Fallocate::CODE,
+            opcode::AsyncCancel::CODE,
+        ];
+        if !needed.into_iter().all(|code| probe.is_supported(code)) {
+            return Err(io::Error::other("the host's kernel is too old"));
+        }
+        Ok(Self { ring, image, under_way: 0 })
+    }
+
+    /// Begins an operation.
+    ///
+    /// # Safety
+    /// As for [`super::engine::Engine::begin`].
+    pub(super) unsafe fn begin(&mut self, number: u64, op: &Op) {
+        let file = types::Fd(self.image.file().as_raw_fd());
+        let count = |buffers: &Buffers| u32::try_from(buffers.count).unwrap_or(u32::MAX);
+        let entry = match *op {
+            Op::Read { buffers, offset } => {
+                opcode::Readv::new(file, buffers.first, count(&buffers)).offset(offset).build()
+            }
+            Op::Write { buffers, offset } => {
+                opcode::Writev::new(file, buffers.first, count(&buffers)).offset(offset).build()
+            }
+            Op::Allocate { mode, offset, len } => opcode::Fallocate::new(file, len).offset(offset).mode(mode).build(),
+            Op::Sync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
+        };
+        // SAFETY: The caller has promised that what the entry leads to stays until its end is told.
+        unsafe { self.push(&entry.user_data(number)) };
+        self.under_way += 1;
+    }
+
+    /// Asks the kernel to end an operation.
+    pub(super) fn cancel(&mut self, number: u64) {
+        let entry = opcode::AsyncCancel::new(number).build().user_data(CANCEL);
+        // SAFETY: It leads to no memory.
+        unsafe { self.push(&entry) };
+    }
+
+    /// # Safety
+    /// What the entry leads to stays until its end is told.
+    unsafe fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: The caller's promise is what is asked for.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            // Full: what is in it goes to the kernel first.
+            if let Err(error) = self.submit(0) {
+                log::error!("io_uring takes no operations: {error}");
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+        }
+    }
+
+    /// Hands what was begun to the kernel, and waits for the ends of `wanted` operations if any are under way.
+    ///
+    /// # Errors
+    /// The kernel takes nothing any more.
+    pub(super) fn submit(&mut self, wanted: usize) -> io::Result<()> {
+        loop {
+            let ended = !self.ring.completion().is_empty();
+            let wait = if self.under_way == 0 || ended { 0 } else { wanted };
+            if wait == 0 && !self.has_unsubmitted() {
+                return Ok(());
+            }
+            match self.ring.submit_and_wait(wait) {
+                Ok(_) => return Ok(()),
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    // The kernel is short of something until other operations have ended: later.
+                    Some(libc::EAGAIN | libc::EBUSY) => return Ok(()),
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// An operation that has ended.
+    pub(super) fn next_ended(&mut self) -> Option<Ended> {
+        loop {
+            let entry = self.ring.completion().next()?;
+            if entry.user_data() != CANCEL {
+                self.under_way -= 1;
+                return Some(Ended { number: entry.user_data(), result: entry.result() });
+            }
+        }
+    }
+
+    /// Whether something was begun that the kernel does not have yet.
+    pub(super) fn has_unsubmitted(&mut self) -> bool {
+        !self.ring.submission().is_empty()
+    }
+
+    /// What can be read when an operation has ended.
+    pub(super) fn source(&self) -> BorrowedFd<'_> {
+        // SAFETY: The ring owns its descriptor, which stays open as long as the ring is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Pause, saved state, and memory that is taken away while the kernel uses it.
+
+use std::fs::File;
+use std::io::Write;
+use std::thread;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::harness::*;
+use crate::pci::PciDevice;
+use crate::platform::DeviceEvent;
+use crate::state::DeviceState;
+use crate::virtio::block::spec::{request, status};
+use crate::virtio::test_support::spoil;
+
+const BYTES: usize = 1 << 20;
+
+/// A disk whose reads wait until something is written to the pipe that is its image.
+fn slow(kind: Kind) -> (Harness, File) {
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let mut disk = Harness::silent(kind, File::from(reader), 1 << 20);
+    disk.start();
+    (disk, File::from(writer))
+}
+
+#[test]
+fn pause_waits_for_what_is_under_way_and_nothing_begins_until_it_ends() {
+    for translated in [false, true] {
+        let (mut disk, mut writer) = slow(Kind { translated, ..RING });
+        let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
+        disk.ring(0);
+        thread::sleep(Duration::from_millis(20));
+        assert_eq!(disk.used(0), 0);
+        let late = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            writer.write_all(&[7; 512]).unwrap();
+            writer
+        });
+        disk.function.pause();
+        assert_eq!((disk.used(0), disk.byte(first), disk.byte(DATA)), (1, status::OK, 7));
+        let mut writer = late.join().unwrap();
+        disk.add(0, request::IN, 0, &[(DATA, 512)]);
+        disk.ring(0);
+        writer.write_all(&[8; 512]).unwrap();
+        thread::sleep(Duration::from_millis(20));
+        assert_eq!(disk.used(0), 1, "it is paused");
+        disk.function.resume();
+        disk.served(0);
+        assert_eq!(disk.byte(DATA), 8);
+    }
+}
+
+#[test]
+fn unmap_ends_what_the_kernel_would_write_there_and_leaves_the_rest() {
+    let (mut disk, mut writer) = slow(Kind { translated: true, ..RING });
+    let gone = disk.add(0, request::IN, 0, &[(DATA, 512)]);
+    disk.ring(0);
+    thread::sleep(Duration::from_millis(20));
+    let stays = disk.add(0, request::IN, 0, &[(DATA + 0x1000, 512)]);
+    disk.ring(0);
+    thread::sleep(Duration::from_millis(20));
+    disk.unmap(DATA, 0x1000);
+    wait_until(|| disk.used(0) == 1);
+    assert_eq!((disk.byte(gone), disk.byte(stays)), (status::IOERR, 0xff));
+    writer.write_all(&[9; 512]).unwrap();
+    disk.served(0);
+    assert_eq!((disk.byte(stays), disk.byte(DATA), disk.byte(DATA + 0x1000)), (status::OK, 0, 9));
+    assert_eq!(disk.status(), 15);
+}
+
+#[test]
+fn restored_disk_goes_on_with_the_next_request() {
+    for kind in kinds() {
+        let kind = Kind { queues: 2, ..kind };
+        let mut old = Harness::new(kind, file(&pattern(BYTES, 0)));
+        assert_eq!(old.call(request::IN, 0, &[(DATA, 512)]), status::OK);
+        old.function.pause();
+        // It comes while the device is paused.
+        let late = old.add(1, request::IN, 1, &[(DATA, 512)]);
+        let state = old.function.save().unwrap();
+        let text = serde_json::to_string(&state).unwrap();
+        let content = old.content.try_clone().unwrap();
+        let mut new = Harness::silent(kind, content, BYTES as u64);
+        new.fill(0, &old.bytes(0, RAM));
+        new.map_all();
+        new.added.clone_from(&old.added);
+        new.function.restore(&serde_json::from_str(&text).unwrap()).unwrap();
+        assert_eq!(new.function.save().unwrap(), state);
+        thread::sleep(Duration::from_millis(5));
+        assert_eq!((new.used(0), new.used(1)), (1, 0), "it is paused");
+        new.function.resume();
+        new.served(1);
+        assert_eq!((new.byte(late), new.bytes(DATA, 512)), (status::OK, pattern(BYTES, 0)[512..1024].to_vec()));
+        assert_eq!(new.witness.take(), [DeviceEvent::Activated]);
+    }
+}
+
+/// The state of a disk that has served a request, on RAM that is not there any more.
+fn saved() -> DeviceState {
+    let mut old = Harness::new(RING, file(&pattern(BYTES, 0)));
+    old.call(request::IN, 0, &[(DATA, 512)]);
+    old.function.pause();
+    old.function.save().unwrap()
+}
+
+#[test]
+fn state_of_another_disk_is_refused() {
+    let state = saved();
+    for (pointer, value) in [
+        ("/device/payload/sectors", serde_json::json!(1)),
+        ("/device/payload/block_size", serde_json::json!(4096)),
+        ("/device/kind", serde_json::json!("rng")),
+        ("/device/version", serde_json::json!(2)),
+        ("/common/queues/0/served", serde_json::Value::Null),
+        ("/common/queues/0/size", serde_json::json!(128)),
+        ("/common/driver_features", serde_json::json!(1)),
+    ] {
+        let mut state = state.clone();
+        *state.payload.pointer_mut(pointer).unwrap() = value.clone();
+        let new = Harness::silent(RING, file(&[]), BYTES as u64);
+        assert!(new.function.restore(&state).is_err(), "{pointer} {value}");
+        new.function.reset().unwrap();
+        assert_eq!(new.status(), 0);
+    }
+}
+
+proptest! {
+    #[test]
+    fn device_of_a_spoiled_state_can_be_reset(
+        changes in prop::collection::vec((any::<usize>(), any::<u64>()), 1..4)
+    ) {
+        let mut value = serde_json::to_value(saved()).unwrap();
+        for (place, with) in changes {
+            spoil(&mut value, place, with);
+        }
+        let new = Harness::silent(RING, file(&pattern(BYTES, 0)), BYTES as u64);
+        new.function.pause();
+        if let Ok(state) = serde_json::from_value(value) && new.function.restore(&state).is_ok() {
+            new.function.save().unwrap();
+            new.function.resume();
+            new.function.pause();
+        }
+        new.function.reset().unwrap();
+        prop_assert_eq!(new.status(), 0);
+    }
+
+    #[test]
+    fn any_rings_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x1200)) {
+        crate::virtio::block::fuzzing::run(&bytes);
+    }
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a disk does for a driver that keeps to the rules.
+
+use std::os::unix::fs::MetadataExt;
+
+use super::harness::*;
+use crate::pci::PciDevice;
+use crate::virtio::block::spec::{DEVICE_TYPE, feature, request, status};
+
+const IMAGE: usize = 1 << 20;
+
+#[test]
+fn reads_and_writes_reach_the_image_however_the_bytes_go() {
+    for kind in kinds() {
+        let mut disk = Harness::new(kind, file(&pattern(IMAGE, 0)));
+        assert_eq!(disk.call(request::IN, 8, &[(DATA, 8192)]), status::OK, "{kind:?}");
+        assert_eq!(disk.last_len(0), 8193);
+        assert_eq!(disk.bytes(DATA, 8192), &pattern(IMAGE, 0)[4096..12288]);
+        let written = pattern(3 * 4096, 0x55);
+        disk.fill(DATA + 0x8000, &written);
+        assert_eq!(disk.call(request::OUT, 3, &[(DATA + 0x8000, 3 * 4096)]), status::OK, "{kind:?}");
+        assert_eq!(disk.last_len(0), 1);
+        assert_eq!(disk.image(3 * 512, 3 * 4096), written);
+        assert_eq!(disk.image(0, 3 * 512), &pattern(IMAGE, 0)[..3 * 512]);
+        assert_eq!(disk.call(request::FLUSH, 0, &[]), status::OK);
+        let counters = disk.device.counters();
+        assert_eq!((counters.read_ops, counters.read_bytes), (1, 8192));
+        assert_eq!((counters.write_ops, counters.write_bytes), (1, 3 * 4096));
+        assert_eq!((counters.flushes, counters.errors), (1, 0));
+    }
+}
+
+#[test]
+fn request_may_be_split_wherever_the_driver_likes() {
+    for kind in kinds() {
+        let mut disk = Harness::new(kind, file(&pattern(IMAGE, 0)));
+        let offset = disk.offset();
+        let at = |address: u64| address + offset;
+        // A write whose header and data share buffers, in odd pieces.
+        let mut all = Vec::new();
+        all.extend(request::OUT.to_le_bytes());
+        all.extend([0; 4]);
+        all.extend(2u64.to_le_bytes());
+        let data = pattern(1024, 0x99);
+        all.extend(&data);
+        disk.fill(DATA + 3, &all[..7]);
+        disk.fill(DATA + 0x1ffb, &all[7..23]);
+        disk.fill(DATA + 0x4001, &all[23..]);
+        let rest = u32::try_from(all.len() - 23).unwrap();
+        disk.fill(DATA + 0x7000, &[0xff]);
+        let chain = [
+            (at(DATA + 3), 7, NEXT),
+            (at(DATA + 0x1ffb), 16, NEXT),
+            (at(DATA), 0, NEXT),
+            (at(DATA + 0x4001), rest, NEXT),
+            (at(DATA + 0x7000), 1, WRITE),
+        ];
+        disk.chain(0, &chain);
+        disk.ring(0);
+        disk.served(0);
+        assert_eq!((disk.byte(DATA + 0x7000), disk.image(1024, 1024)), (status::OK, data.clone()), "{kind:?}");
+        // A read to odd pieces, the last of which has the status too.
+        disk.fill(DATA + 0x8000, &[request::IN.to_le_bytes().as_slice(), &[0; 4], &2u64.to_le_bytes()].concat());
+        let chain = [
+            (at(DATA + 0x8000), 16, NEXT),
+            (at(DATA + 0x9ff1), 100, NEXT | WRITE),
+            (at(DATA + 0xb003), 900, NEXT | WRITE),
+            (at(DATA + 0xc000), 25, WRITE),
+        ];
+        disk.chain(0, &chain);
+        disk.ring(0);
+        disk.served(0);
+        assert_eq!(disk.last_len(0), 1025);
+        let read = [disk.bytes(DATA + 0x9ff1, 100), disk.bytes(DATA + 0xb003, 900), disk.bytes(DATA + 0xc000, 25)];
+        assert_eq!(read.concat(), [data.as_slice(), &[status::OK]].concat(), "{kind:?}");
+    }
+}
+
+#[test]
+fn configuration_says_what_the_disk_is() {
+    let kind = Kind { queues: 3, ..RING };
+    let disk = Harness::new(kind, file(&[0; 12 << 10]));
+    let mut id = [0; 4];
+    disk.function.read_config(0, &mut id);
+    assert_eq!(u32::from_le_bytes(id), (u32::from(DEVICE_TYPE) + 0x1040) << 16 | 0x1af4);
+    assert_eq!(u64::from_le_bytes(disk.config(0)), 24);
+    assert_eq!(u32::from_le_bytes(disk.config(12)), u32::from(QUEUE_SIZE) - 2);
+    assert_eq!(u32::from_le_bytes(disk.config(20)), 512);
+    assert_eq!((disk.config(24), u16::from_le_bytes(disk.config(26))), ([3], 8));
+    assert_eq!(u16::from_le_bytes(disk.config(34)), 3);
+    let both = feature::DISCARD | feature::WRITE_ZEROES;
+    assert_eq!(disk.features() & (both | feature::RO | feature::MQ), both | feature::MQ);
+    let reader = Harness::new(Kind { read_only: true, ..RING }, file(&[0; 512]));
+    assert_eq!(reader.features() & (both | feature::RO | feature::MQ), feature::RO);
+    assert_eq!(u32::from_le_bytes(reader.config(36)), 0);
+}
+
+#[test]
+fn disk_tells_its_name_as_far_as_there_is_room() {
+    for kind in kinds() {
+        let mut disk = Harness::new(kind, file(&[0; 512]));
+        disk.fill(DATA, &[0xee; 64]);
+        assert_eq!(disk.call(request::GET_ID, 0, &[(DATA, 20)]), status::OK);
+        assert_eq!(
+            (disk.last_len(0), disk.bytes(DATA, 21)),
+            (21, [b"a-serial".as_slice(), &[0; 12], &[0xee]].concat())
+        );
+        assert_eq!(disk.call(request::GET_ID, 0, &[(DATA + 64, 4)]), status::OK);
+        assert_eq!(disk.bytes(DATA + 64, 5), b"a-se\0");
+    }
+}
+
+#[test]
+fn many_requests_are_under_way_and_each_gets_its_own_bytes() {
+    for kind in kinds() {
+        let whole = pattern(IMAGE, 0);
+        let mut disk = Harness::new(Kind { queues: 2, ..kind }, file(&whole));
+        for round in 0..4u64 {
+            let mut places = Vec::new();
+            for number in 0..16u64 {
+                for queue in [0, 1] {
+                    let address = DATA + (number * 2 + u64::from(queue)) * 0x4000 + 8 * number;
+                    let sector = round * 37 + number * 11 + u64::from(queue) * 500;
+                    places.push((address, sector, disk.add(queue, request::IN, sector, &[(address, 0x2000)])));
+                }
+            }
+            disk.ring(0);
+            disk.ring(1);
+            disk.served(0);
+            disk.served(1);
+            for (address, sector, code) in places {
+                let start = usize::try_from(sector * 512).unwrap();
+                assert_eq!(disk.byte(code), status::OK);
+                assert_eq!(disk.bytes(address, 0x2000), &whole[start..start + 0x2000], "{kind:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn zeroes_are_written_and_what_is_discarded_costs_no_room() {
+    for kind in kinds() {
+        let mut disk = Harness::new(kind, file(&pattern(IMAGE, 0)));
+        assert_eq!(disk.call_ranges(request::WRITE_ZEROES, &[(8, 9, 0)]), status::OK, "{kind:?}");
+        assert_eq!(disk.image(8 * 512, 9 * 512), [0; 9 * 512]);
+        assert_eq!(disk.call_ranges(request::WRITE_ZEROES, &[(32, 1, 1)]), status::OK);
+        assert_eq!(disk.image(32 * 512, 512), [0; 512]);
+        let whole = pattern(IMAGE, 0);
+        assert_eq!(disk.image(0, 8 * 512), &whole[..8 * 512]);
+        assert_eq!(disk.image(17 * 512, 15 * 512), &whole[17 * 512..32 * 512]);
+        assert_eq!(disk.image(33 * 512, 512), &whole[33 * 512..34 * 512]);
+        let before = disk.content.metadata().unwrap().blocks();
+        assert_eq!(disk.call_ranges(request::DISCARD, &[(64, 512, 0), (1024, 0, 0), (1024, 256, 0)]), status::OK);
+        assert!(disk.content.metadata().unwrap().blocks() <= before - 700, "{kind:?}");
+        assert_eq!(disk.image(1280 * 512, 512), &whole[1280 * 512..1281 * 512]);
+        assert_eq!(disk.content.metadata().unwrap().len(), IMAGE as u64);
+        let counters = disk.device.counters();
+        assert_eq!((counters.write_zeroes, counters.discards, counters.errors), (2, 1, 0));
+    }
+}
+
+#[test]
+fn driver_that_knows_no_flushes_is_served_too() {
+    for kind in kinds() {
+        let mut disk = Harness::new(Kind { without: NO_FLUSH, ..kind }, file(&[0; 4096]));
+        disk.fill(DATA, &pattern(512, 1));
+        assert_eq!(disk.call(request::OUT, 1, &[(DATA, 512)]), status::OK);
+        assert_eq!(disk.image(512, 512), pattern(512, 1));
+        assert_eq!(disk.call_ranges(request::WRITE_ZEROES, &[(1, 1, 0)]), status::OK);
+        assert_eq!(disk.image(512, 512), [0; 512]);
+    }
+}
+
+#[test]
+fn request_of_more_buffers_than_one_operation_takes_is_done_in_several() {
+    // Behind the IOMMU neighbouring pages lie anywhere: 4 MiB are 1024 of them, and these begin in the midst of one.
+    for kind in kinds() {
+        let mut disk = Harness::silent(kind, file(&pattern(IMAGE, 0)), IMAGE as u64);
+        disk.start();
+        let pieces: Vec<(u64, u32)> = (0..50).map(|piece| (DATA + 0x3000 * piece + 7, 0x2800)).collect();
+        assert_eq!(disk.call(request::IN, 1, &pieces), status::OK);
+        let read: Vec<u8> = pieces.iter().flat_map(|(address, len)| disk.bytes(*address, *len as usize)).collect();
+        assert_eq!(read, &pattern(IMAGE, 0)[512..512 + 50 * 0x2800]);
+    }
+}
