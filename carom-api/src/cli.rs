@@ -327,7 +327,9 @@ mod tests {
             (&["--api-socket", "path=/s", "--pvpanic"][..], "--kernel"),
             (&["--kernel", "k", "--cpus", "boot=2,max=4"][..], "--cpus max: 4 is not 2"),
             (&["--kernel", "k", "extra"][..], "extra"),
-            (&["--kernel", "k", "--disk", "path=/d"][..], "--disk is not there yet: the guest can have devices"),
+            (&["--kernel", "k", "--disk", "path=/d,queue_size=3"][..], "--disk queue_size: 3 is no power of two"),
+            (&["--kernel", "k", "--disk", "path=/d", "path=/d"][..], "--disk path: /d is given twice"),
+            (&["--kernel", "k", "--pmem", "file=/d"][..], "--pmem is not there yet: the guest can have disks, devices"),
             (&["--kernel", "k", "--net", "tap=", "mac="][..], "--net is not there yet"),
             (&["--kernel", "k", "--landlock"][..], "--landlock is not there yet"),
             (&["--kernel", "k", "--watchdog"][..], "--watchdog is not there yet"),
@@ -428,7 +430,7 @@ mod tests {
         };
         assert_eq!(version("/x/cloud-hypervisor"), "cloud-hypervisor v53.0\n");
         assert_eq!(version("carom"), concat!("carom ", env!("CARGO_PKG_VERSION"), "\n"));
-        let Err(CliOutcome::Mistake(text)) = parse(["cloud-hypervisor", "--disk", "path=/d", "--kernel", "k"]) else {
+        let Err(CliOutcome::Mistake(text)) = parse(["cloud-hypervisor", "--pmem", "file=/d", "--kernel", "k"]) else {
             panic!()
         };
         assert!(text.ends_with("see 'cloud-hypervisor --help'"), "{text}");

@@ -29,6 +29,6 @@ pub use call::Call;
 pub use defaults::VmDefaults;
 pub use error::{ConfigError, Explain, one_line};
 pub use field::{Field, Terms};
-pub use kinds::{DeviceConfig, IommuBounceConfig, Kind, PartConfig, RngConfig, UserDeviceConfig};
+pub use kinds::{DeviceConfig, DiskConfig, IommuBounceConfig, Kind, PartConfig, RngConfig, UserDeviceConfig};
 pub use snapshot::{RestoreConfig, VmSnapshotConfig};
 pub use vm_config::{CheckedConfig, VmConfig};

@@ -72,7 +72,7 @@ const fn console(path: &'static str, neutral: Neutral) -> Unsupported {
 }
 
 const fn devices(path: &'static str) -> Unsupported {
-    let instead = "the guest can have devices of the host (devices) and of other processes (user_devices)";
+    let instead = "the guest can have disks, devices of the host (devices) and of other processes (user_devices)";
     field(path, Neutral::NoElements, instead)
 }
 
@@ -91,6 +91,12 @@ const fn encrypted(path: &'static str, neutral: Neutral) -> Unsupported {
 const fn smbios(path: &'static str, neutral: Neutral) -> Unsupported {
     field(path, neutral, "the guest has no SMBIOS tables")
 }
+
+const IO: &str = "disks are read and written by io_uring, or by plain system calls where the host's kernel has none";
+const RAW: &str = "images are raw, and have no others behind them";
+const NO_RATE_LIMIT: &str = "the rate of disks is not limited";
+const NO_VHOST_USER: &str =
+    "the program serves disks itself, from disks.path; other processes can give devices by user_devices";
 
 /// For a process that may reach all that its user may.
 pub(crate) const NO_LANDLOCK: &str = "what the process may reach of the host is not limited by it";
@@ -123,7 +129,25 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     segment("devices.*.pci_segment"),
     field("devices.*.x_exclude_mmap_bars", Neutral::NoElements, "all BARs are mapped that can be"),
     field("devices.*.x_nv_gpudirect_clique", Neutral::Null, "the guest sees the device's own capabilities"),
-    devices("disks"),
+    field("disks.*.backing_files", Neutral::Bool(false), RAW),
+    field("disks.*.disable_aio", Neutral::Bool(false), IO),
+    field("disks.*.disable_io_uring", Neutral::Bool(false), IO),
+    slot("disks.*.pci_device_id"),
+    segment("disks.*.pci_segment"),
+    field(
+        "disks.*.queue_affinity",
+        Neutral::NoElements,
+        "the threads of a disk are called by its id and _q0, _q1 and so on, and can be pinned from outside",
+    ),
+    field("disks.*.rate_limit_group", Neutral::Null, NO_RATE_LIMIT),
+    field("disks.*.rate_limiter_config", Neutral::Null, NO_RATE_LIMIT),
+    field(
+        "disks.*.sparse",
+        Neutral::Bool(true),
+        "what the guest discards is given back to the host's file system where that can take it",
+    ),
+    field("disks.*.vhost_socket", Neutral::Null, NO_VHOST_USER),
+    field("disks.*.vhost_user", Neutral::Bool(false), NO_VHOST_USER),
     devices("fs"),
     field("gdb", Neutral::Bool(false), "there is no debugger's port"),
     devices("generic_vhost_user"),
@@ -182,7 +206,7 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     ),
     devices("pmem"),
     field("pvmemcontrol", Neutral::Null, "the host gives RAM when the guest touches it"),
-    field("rate_limit_groups", Neutral::NoElements, "there is no device whose rate could be limited"),
+    field("rate_limit_groups", Neutral::NoElements, NO_RATE_LIMIT),
     field("rng.id", Neutral::Null, "the device is called _rng"),
     slot("rng.pci_device_id"),
     segment("rng.pci_segment"),

@@ -47,7 +47,7 @@ fn unknown_fields_change_nothing_where_they_are_ignored() {
 #[test]
 fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
     let devices =
-        "leave it out; the guest can have devices of the host (devices) and of other processes (user_devices)";
+        "leave it out; the guest can have disks, devices of the host (devices) and of other processes (user_devices)";
     for (field, message) in [
         (
             json!({"console": {"mode": "Tty"}}),
@@ -62,7 +62,16 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
             r#"console.file: "/f" is not supported: leave it out; the guest's console is serial"#,
         ),
         (json!({"console": {}}), r#"console: is not supported: only {"mode":"Off"} is; the guest's console is serial"#),
-        (json!({"disks": [{"path": "/x"}]}), &format!("disks: is not supported: {devices}")),
+        (json!({"pmem": [{"file": "/x"}]}), &format!("pmem: is not supported: {devices}")),
+        (
+            json!({"disks": [{"path": "/x"}, {"path": "/y", "sparse": false}]}),
+            "disks[1].sparse: false is not supported: only true is; what the guest discards is given back to the host's file \
+             system where that can take it",
+        ),
+        (
+            json!({"disks": [{"path": "/x", "image_type": "Qcow2"}]}),
+            "disks[0].image_type: unknown variant `Qcow2`, expected `Raw` or `Unknown`",
+        ),
         (
             json!({"rng": {"pci_segment": 1}}),
             "rng.pci_segment: 1 is not supported: only 0 is; all devices are on segment 0",
@@ -118,7 +127,7 @@ fn field_that_is_given_twice_is_refused() {
 fn fields_that_ask_for_nothing_are_forgotten() {
     for field in UNSUPPORTED {
         let path = field.path;
-        let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}], "rng": {},
+        let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}], "disks": [{"path": "/i"}], "rng": {},
             "memory": {"size": 1 << 30}, "cpus": {"boot_vcpus": 1, "max_vcpus": 1, "features": {}}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
             "debug_console": {"mode": "Off"}});
         let pointer = format!("/{}", path.replace('*', "0").replace('.', "/"));

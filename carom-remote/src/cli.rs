@@ -175,6 +175,13 @@ mod tests {
                 "vm.add-user-device",
                 json!({"socket": "/s", "iommu": false, "id": "x"}),
             ),
+            (
+                "add-disk",
+                "path=/i,readonly=on",
+                "vm.add-disk",
+                json!({"path": "/i", "readonly": true, "direct": false, "iommu": false, "num_queues": 1, "queue_size": 128,
+                    "serial": null, "image_type": "Unknown", "lock_granularity": "ByteRange", "id": null}),
+            ),
         ] {
             let cli = Cli::try_parse_from(["carom-remote", verb, device]).unwrap();
             let Verb::Add(add) = cli.verb else { panic!("{verb}") };

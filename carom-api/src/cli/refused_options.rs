@@ -40,7 +40,6 @@ static REFUSED: &[Refused] = &[
     alone("dbus-service-name", NO_DBUS),
     alone("dbus-system-bus", NO_DBUS),
     Refused { neutral: Some("off"), ..of_field("debug-console", "debug_console") },
-    of_field("disk", "disks"),
     of_field("firmware", "payload.firmware"),
     of_field("fs", "fs"),
     of_field("fw-cfg-config", "payload.fw_cfg_config"),

@@ -6,6 +6,7 @@
 //! [`VmConfig`](crate::VmConfig), operations, OpenAPI document and the client's verbs go over [`KINDS`]. A new kind is a file
 //! here and a line in `for_each_kind`; the VMM has a builder for each.
 
+mod block;
 mod iommu;
 mod rng;
 mod vfio;
@@ -20,6 +21,7 @@ use crate::config::MemoryConfig;
 use crate::error::{ConfigError, Explain};
 use crate::field::{Field, Terms};
 
+pub use block::{DiskConfig, ImageType, LockGranularity};
 pub use iommu::IommuBounceConfig;
 pub use rng::RngConfig;
 pub use vfio::DeviceConfig;
@@ -35,6 +37,8 @@ macro_rules! for_each_kind {
                 devices: Vfio(DeviceConfig),
                 /// Devices that other processes of the host emulate.
                 user_devices: VfioUser(UserDeviceConfig),
+                /// Its disks.
+                disks: Disk(DiskConfig),
             }
             singles {
                 /// Bounce windows, if it has them.
@@ -265,7 +269,7 @@ mod tests {
     #[test]
     fn name_of_the_users_is_checked_however_it_is_given() {
         for kind in KINDS.iter().filter(|kind| kind.add.is_some()) {
-            let source = if kind.name == "vfio" { "path" } else { "socket" };
+            let source = if kind.name == "vfio-user" { "socket" } else { "path" };
             let refused = kind.parse(&format!("{source}=/x,id=_x")).unwrap_err();
             let field = kind.field.key("id");
             assert_eq!(refused.field, field, "{refused}");

@@ -38,6 +38,7 @@ fn full() -> Value {
         "payload": {"kernel": "/k", "initramfs": "/i", "cmdline": "console=ttyS0"},
         "devices": [{"path": "/d", "iommu": true}],
         "user_devices": [{"socket": "/s", "iommu": true, "id": "u"}],
+        "disks": [{"path": "/i"}],
         "rng": {"src": "/dev/urandom"},
         "iommu_bounce": {},
     })
@@ -144,7 +145,9 @@ fn other_answers_have_every_field_that_typed_clients_need() {
 fn configuration_that_is_told_can_be_sent_again() {
     let mut again = told(&full())["config"].clone();
     // A name that was made up is none that a client may give.
-    again["devices"][0].as_object_mut().unwrap().remove("id");
+    for list in ["devices", "disks"] {
+        again[list][0].as_object_mut().unwrap().remove("id");
+    }
     assert_eq!(
         read(&again),
         Ok(read(&full())
@@ -152,7 +155,7 @@ fn configuration_that_is_told_can_be_sent_again() {
             .check()
             .map(|config| {
                 let mut config = VmConfig::clone(&config);
-                config.devices[0].id = None;
+                (config.devices[0].id, config.disks[0].id) = (None, None);
                 config
             })
             .unwrap())
@@ -170,7 +173,8 @@ fn neutral_values_of_kata_and_libvirt_are_accepted() {
         "platform": {"num_pci_segments": 2, "iommu_segments": [], "tdx": false, "sev_snp": false},
         "serial": {"mode": "Off", "iommu": false}, "console": {"mode": "Off", "iommu": false, "file": null},
         "rng": {"src": "/dev/urandom", "iommu": false}, "iommu": false, "watchdog": false, "pvpanic": false, "landlock_enable": false,
-        "disks": null, "net": [], "fs": null, "vsock": null, "balloon": null, "pmem": null, "vdpa": null, "numa": null, "tpm": null,
+        "disks": [{"path": "/root.img", "readonly": true, "direct": false, "num_queues": 1, "queue_size": 128, "vhost_user": false,
+            "rate_limiter_config": null, "pci_segment": 0, "image_type": "Raw"}], "net": [], "fs": null, "vsock": null, "balloon": null, "pmem": null, "vdpa": null, "numa": null, "tpm": null,
     });
     let libvirt = json!({
         "payload": {"kernel": "/k", "cmdline": "c"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}, "memory": {"size": 1 << 30},

@@ -7,6 +7,7 @@
 //! resume, reset, and saved state belong to the function on the bus ([`PciDevice`]), as devices that are no parts have them
 //! too: the host bridge and pvpanic.
 
+mod block;
 pub mod bus;
 mod common_limits;
 pub mod context;
@@ -87,7 +88,7 @@ struct Builder {
 
 /// The registry: a builder for each kind that takes a slot. The virtio-iommu is built of what all others need
 /// ([`bus`]), and is there from the start or not at all.
-static BUILDERS: &[Builder] = &[vfio::BUILDER, vfio_user::BUILDER, rng::BUILDER];
+static BUILDERS: &[Builder] = &[vfio::BUILDER, vfio_user::BUILDER, block::BUILDER, rng::BUILDER];
 
 impl Site<'_> {
     /// Builds the part that `config` describes. On error nothing is left of it.

@@ -55,7 +55,10 @@ impl Vmm {
         }
         let dir = tempfile::Builder::new().prefix("carom-ch-remote-").rand_bytes(6).tempdir_in("/tmp").unwrap();
         assert_eq!(dir.path().to_str().unwrap().len(), DIRECTORY.len());
-        fs::write(dir.path().join("kernel"), tiny_guest::elf(tiny_guest::ECHO)).unwrap();
+        let mut kernel = tiny_guest::elf(tiny_guest::ECHO);
+        // It is the image of a disk too, which has a block at least.
+        kernel.resize(kernel.len().max(512), 0);
+        fs::write(dir.path().join("kernel"), kernel).unwrap();
         let config = steps::config(dir.path().to_str().unwrap());
         fs::write(dir.path().join("config.json"), config).unwrap();
         fs::create_dir(dir.path().join("snapshot")).unwrap();

@@ -50,7 +50,7 @@ pub(crate) static STEPS: &[Step] = &[
     refused(&["add-device", "path=/sys/bus/pci/devices/0000:ff:1f.7"], 400, &["0000:ff:1f.7"]),
     refused(&["add-user-device", "socket=/tmp/carom-ch-remote-XXXXXX/none.sock"], 400, &["none.sock"]),
     refused(&["remove-device", "nothing"], 404, &["nothing"]),
-    refused(&["add-disk", "path=/tmp/carom-ch-remote-XXXXXX/kernel"], 404, &["vm.add-disk"]),
+    told(&["add-disk", "path=/tmp/carom-ch-remote-XXXXXX/kernel"], &["\"id\":\"_disk0\"", "\"bdf\":"]),
     refused(&["add-net", "tap=tap0"], 404, &["vm.add-net"]),
     done(&["power-button"]),
     done(&["reboot"]),

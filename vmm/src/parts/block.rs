@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Disks: virtio-blk.
+
+use std::io;
+use std::sync::Arc;
+
+use carom_api::error::FileError;
+use carom_api::kinds::{ImageType, Kind, LockGranularity};
+use carom_api::{DiskConfig, Field, PartConfig};
+use devices::dma::{DeviceMemory, DmaTable, TableMapper};
+use devices::pci::PciDevice;
+use devices::virtio::VirtioPciDevice;
+use devices::virtio::block::{self, BlockCounters, BlockParams, Image, ImageError, ImageOptions, IoMode, VirtioBlock};
+use devices::worker::Role;
+use log::error;
+
+use super::{Builder, Built, Part, Site, not_built_here};
+use crate::machine::{Counter, VmError};
+
+pub(super) const BUILDER: Builder = Builder { kind: &DiskConfig::KIND, roles: &[Role::Block], build };
+
+struct Disk {
+    function: Arc<VirtioPciDevice>,
+    device: Arc<VirtioBlock>,
+}
+
+impl Part for Disk {
+    fn kind(&self) -> &'static Kind {
+        BUILDER.kind
+    }
+
+    fn function(&self) -> Arc<dyn PciDevice> {
+        self.function.clone()
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        named(self.device.counters())
+    }
+
+    /// What is under way ends, and the threads do.
+    fn leave(&mut self) {
+        if let Err(error) = self.function.reset() {
+            error!("{}: resetting it: {error}", self.function.id());
+        }
+    }
+}
+
+fn named(counters: BlockCounters) -> Vec<Counter> {
+    let BlockCounters {
+        read_ops,
+        read_bytes,
+        write_ops,
+        write_bytes,
+        flushes,
+        discards,
+        write_zeroes,
+        errors,
+        host_errors,
+    } = counters;
+    vec![
+        Counter { name: "read_ops", help: "Reads of disks.", value: read_ops },
+        Counter { name: "read_bytes", help: "Bytes that were read of disks.", value: read_bytes },
+        Counter { name: "write_ops", help: "Writes to disks.", value: write_ops },
+        Counter { name: "write_bytes", help: "Bytes that were written to disks.", value: write_bytes },
+        Counter { name: "flushes", help: "Flushes of disks.", value: flushes },
+        Counter { name: "discards", help: "Discards on disks.", value: discards },
+        Counter { name: "write_zeroes", help: "Requests to set parts of disks to zero.", value: write_zeroes },
+        Counter { name: "errors", help: "Requests to disks that failed.", value: errors },
+        Counter { name: "host_errors", help: "Of these, the ones that the host could not do.", value: host_errors },
+    ]
+}
+
+/// Opens and locks the image, and makes the device.
+fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
+    let PartConfig::Disk(config) = config else { return Err(not_built_here(config)) };
+    let Site { address, shared } = site;
+    let image = open(config)?;
+    let id = config.id.as_deref().unwrap_or(DiskConfig::KIND.id);
+    let ram = shared.context.memory.clone();
+    let table = config.iommu.then(|| {
+        let faults = Some((address.endpoint_id(), shared.faults.sender()));
+        Arc::new(DmaTable::new(id, ram.clone(), faults))
+    });
+    let params = BlockParams {
+        id: id.into(),
+        image,
+        serial: config.serial.clone().unwrap_or_else(|| id.into()),
+        queues: config.num_queues,
+        queue_size: config.queue_size,
+        mode: IoMode::Async,
+        memory: table.clone().map_or_else(|| DeviceMemory::all_ram(ram), DeviceMemory::mapped),
+        msi: shared.context.msi.clone(),
+        doorbells: Some(shared.context.doorbells.clone()),
+        observer: Some(shared.context.observer.clone()),
+    };
+    let (function, device) = block::create(params)
+        .map_err(|error| VmError::Device { what: "making a disk", source: io::Error::other(error) })?;
+    let mapper = table.map(|table| Box::new(TableMapper::new(table)) as Box<_>);
+    Ok(Built { part: Box::new(Disk { function, device }), mapper })
+}
+
+fn open(config: &DiskConfig) -> Result<Image, FileError> {
+    let options = ImageOptions {
+        read_only: config.readonly,
+        direct: config.direct,
+        raw: config.image_type == ImageType::Raw,
+        lock_all: config.lock_granularity == LockGranularity::Full,
+    };
+    Image::open(&config.path, options).map_err(|error| {
+        let (field, source): (Field, _) = match error {
+            ImageError::Host(source) => (DiskConfig::PATH, source),
+            ImageError::Format(_) => (DiskConfig::IMAGE_TYPE, io::Error::other(error)),
+            ImageError::Direct(_) => (DiskConfig::DIRECT, io::Error::other(error)),
+            ImageError::Locked { .. } | ImageError::Kind | ImageError::Empty { .. } => {
+                (DiskConfig::PATH, io::Error::other(error))
+            }
+        };
+        FileError { field, path: config.path.display().to_string(), source }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use carom_api::{Explain, Terms};
+
+    use super::*;
+    use crate::api::metrics;
+
+    #[test]
+    fn counters_are_in_the_documents_table_of_metrics() {
+        let document = include_str!("../../../docs/api.md");
+        for counter in named(BlockCounters::default()) {
+            let name = metrics::name_of(BUILDER.kind.name, counter.name);
+            assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
+        }
+    }
+
+    #[test]
+    fn image_that_cannot_be_used_is_named_with_the_field_that_is_to_blame() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().display().to_string();
+        let config: DiskConfig = format!("path={path}").parse().unwrap();
+        let refused = |config: &DiskConfig| open(config).unwrap_err().explain(Terms::Json);
+        assert_eq!(refused(&config), format!("disks.path: {path}: has 0 bytes, less than a block of 512"));
+        file.as_file().set_len(1024).unwrap();
+        let first = open(&config).unwrap();
+        let held = refused(&config);
+        assert!(held.starts_with(&format!("disks.path: {path}: is in use: another process has locked it")), "{held}");
+        drop(first);
+        std::fs::write(file.path(), [b"QFI\xfb".as_slice(), &[0; 1020]].concat()).unwrap();
+        let other = refused(&config);
+        assert!(
+            other.starts_with(&format!("disks.image_type: {path}: looks like an image in qcow2 format")),
+            "{other}"
+        );
+        let none: DiskConfig = "path=/no/image".parse().unwrap();
+        assert!(refused(&none).starts_with("disks.path: /no/image: No such file"));
+        assert_eq!(open(&none).unwrap_err().to_string(), "--disk /no/image: No such file or directory (os error 2)");
+    }
+}
