@@ -38,6 +38,7 @@ pub struct Guest {
     devices: Vec<Device>,
     drives: Vec<Drive>,
     user_devices: Vec<String>,
+    disks: Vec<String>,
     rng: Option<String>,
     bounce: Option<String>,
     job: String,
@@ -86,6 +87,7 @@ impl Guest {
             devices: Vec::new(),
             drives: Vec::new(),
             user_devices: Vec::new(),
+            disks: Vec::new(),
             rng: None,
             bounce: None,
             job: String::new(),
@@ -166,6 +168,13 @@ impl Guest {
     #[must_use]
     pub fn user_device(mut self, value: &str) -> Self {
         self.user_devices.push(value.into());
+        self
+    }
+
+    /// Adds a disk (Carom only): the value of `--disk`.
+    #[must_use]
+    pub fn disk(mut self, value: &str) -> Self {
+        self.disks.push(value.into());
         self
     }
 
@@ -328,6 +337,7 @@ impl Guest {
             devices: self.devices.clone(),
             drives: self.drives.clone(),
             user_devices: self.user_devices.clone(),
+            disks: self.disks.clone(),
             rng: self.rng.clone(),
             bounce: self.bounce.clone(),
             events: dir.join("events"),

@@ -94,6 +94,8 @@ pub(crate) struct Machine {
     pub(crate) drives: Vec<Drive>,
     /// Values of Carom's `--user-device`.
     pub(crate) user_devices: Vec<String>,
+    /// Values of Carom's `--disk`.
+    pub(crate) disks: Vec<String>,
     /// Value of Carom's `--rng`.
     pub(crate) rng: Option<String>,
     pub(crate) bounce: Option<String>,
@@ -150,6 +152,9 @@ fn carom(site: &Site, machine: &Machine) -> Command {
     }
     for device in &machine.user_devices {
         command.args(["--user-device", device]);
+    }
+    for disk in &machine.disks {
+        command.args(["--disk", disk]);
     }
     if let Some(rng) = &machine.rng {
         command.args(["--rng", rng]);

@@ -16,7 +16,7 @@ use crate::modules::{Modules, ORDER};
 use crate::tools::Tools;
 
 /// Modules for the machine, of which a kernel may have some built in and lack others. Not `nvme`: the drives are for vfio-pci.
-const MODULES: [&str; 12] = [
+const MODULES: [&str; 13] = [
     "virtio_pci",
     "virtio_console",
     "9pnet_virtio",
@@ -28,6 +28,7 @@ const MODULES: [&str; 12] = [
     "vfio_iommu_type1",
     "iommufd",
     "tun",
+    "loop",
     "aer_inject",
 ];
 

@@ -12,6 +12,7 @@ mod api;
 mod boot;
 mod command_line;
 mod device_error;
+mod disk;
 mod drive_errors;
 mod drive_metadata;
 mod hotplug;

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! virtio-blk: disks of raw images in a real guest, beside the virtio-iommu, behind it through mappings, and through a window.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::guest_test;
+use carom_integration::workload;
+use carom_integration::{Guest, Outcome};
+use serde_json::{Value, json};
+
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create, info, put, wait_gone};
+use crate::support::{MIB, SITE, number, run};
+
+/// Bytes of the images.
+const SIZE: u64 = 64 * MIB;
+
+/// Where a guest writes the numbers from 1 on, a line each, in MiB.
+const NUMBERS_AT: u64 = 32;
+
+/// Up to which it does.
+const NUMBERS: u32 = 200_000;
+
+/// An image that holds nothing.
+fn image(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    File::create_new(&path).unwrap().set_len(SIZE).unwrap();
+    path
+}
+
+/// The numbers that a guest writes.
+fn numbers() -> Vec<u8> {
+    (1..=NUMBERS).flat_map(|number| format!("{number}\n").into_bytes()).collect()
+}
+
+fn holds_the_numbers(image: &Path) {
+    let wanted = numbers();
+    let mut bytes = vec![0; wanted.len()];
+    File::open(image).unwrap().read_exact_at(&mut bytes, NUMBERS_AT * MIB).unwrap();
+    assert!(bytes == wanted, "what the guest wrote is not in the image");
+}
+
+/// Tells what the disk is, verifies I/O on it, and writes the numbers.
+fn work() -> String {
+    let verify = workload::fio_verify_on("/dev/vda", 16, 32);
+    format!(
+        "echo \"CAROM-SECTORS $(cat /sys/block/vda/size)\"
+echo \"CAROM-SERIAL $(cat /sys/block/vda/serial)\"
+echo \"CAROM-QUEUES $(ls /sys/block/vda/mq | wc -l)\"
+{verify}
+seq 1 {NUMBERS} | dd of=/dev/vda bs=1M seek={NUMBERS_AT} conv=fsync 2>/dev/null || exit 92
+echo CAROM-MARK disk
+sleep 0.5
+"
+    )
+}
+
+/// Runs a guest that works with a disk of `image`, of whose options `more` are the rest.
+fn works(guest: Guest, image: &Path, more: &str) -> Outcome {
+    let disk = format!("path={},serial=carom-17{more}", image.display());
+    let outcome = run(&guest.cpus(2).disk(&disk).job(&work()));
+    assert_eq!(number(&outcome, "CAROM-SECTORS"), SIZE / 512);
+    assert_eq!(outcome.value("CAROM-SERIAL").unwrap(), "carom-17");
+    workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
+    outcome
+}
+
+#[guest_test]
+fn io_on_a_disk_beside_the_iommu_is_verified_and_in_the_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "disk.img");
+
+    let outcome = works(Guest::new("disk-beside"), &image, "");
+
+    assert_eq!(number(&outcome, "CAROM-QUEUES"), 1);
+    assert!(outcome.counters.is_empty(), "there is no virtio-iommu");
+    holds_the_numbers(&image);
+}
+
+/// A block device of the host that shows a file, until it is dropped.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn new(image: &Path) -> Self {
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(image).output().unwrap();
+        assert!(output.status.success(), "losetup: {}", String::from_utf8_lossy(&output.stderr));
+        Self(String::from_utf8(output.stdout).unwrap().trim().into())
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let status = Command::new("losetup").arg("--detach").arg(&self.0).status();
+        if !status.is_ok_and(|status| status.success()) {
+            eprintln!("{} is left", self.0.display());
+        }
+    }
+}
+
+#[guest_test]
+fn block_device_behind_the_iommu_by_direct_io_and_two_queues_reaches_what_is_mapped() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "disk.img");
+    let device = LoopDevice::new(&image);
+
+    let guest = Guest::new("disk-mapped").cmdline("iommu.strict=1");
+    let outcome = works(guest, &device.0, ",iommu=on,direct=on,num_queues=2");
+
+    assert_eq!(number(&outcome, "CAROM-QUEUES"), 2);
+    let host = outcome.counters.last().expect("the mark made the VMM report its counters");
+    assert!(host.requests.map > 500 && host.requests.unmap > 500, "each buffer is mapped: {host:?}");
+    assert_eq!((host.faults, host.window_bytes), (0, 0));
+    drop(device);
+    holds_the_numbers(&image);
+}
+
+#[guest_test]
+fn disk_behind_the_iommu_is_served_through_a_window() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "disk.img");
+
+    let guest = Guest::new("disk-window").cmdline("iommu.strict=1 iommu.bounce=all").bounce("size=64M");
+    let outcome = works(guest, &image, ",iommu=on");
+
+    let host = outcome.counters.last().expect("the mark made the VMM report its counters");
+    assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the disk had a window: {host:?}");
+    // fio alone makes more than 500 requests.
+    assert!(host.requests.map < 250, "small buffers go through the window: {host:?}");
+    assert_eq!(host.faults, 0);
+    holds_the_numbers(&image);
+}
+
+#[guest_test]
+fn guest_reads_a_disk_that_is_read_only_and_cannot_write_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "disk.img");
+    File::options().write(true).open(&image).unwrap().write_all_at(&numbers(), NUMBERS_AT * MIB).unwrap();
+    let before = fs::read(&image).unwrap();
+    let job = format!(
+        "echo \"CAROM-READ-ONLY $(cat /sys/block/vda/ro)\"
+dd if=/dev/vda bs=1M skip={NUMBERS_AT} count=2 2>/dev/null | head -n {NUMBERS} >/tmp/read
+seq 1 {NUMBERS} | cmp -s - /tmp/read && echo CAROM-SAME 1 || echo CAROM-SAME 0
+dd if=/dev/zero of=/dev/vda bs=4k count=1 seek=8192 conv=fsync,notrunc 2>/dev/null && echo CAROM-WROTE 1 || echo CAROM-WROTE 0
+"
+    );
+
+    let disk = format!("path={},readonly=on", image.display());
+    let outcome = run(&Guest::new("disk-read-only").disk(&disk).job(&job));
+
+    assert_eq!(number(&outcome, "CAROM-READ-ONLY"), 1);
+    assert_eq!(number(&outcome, "CAROM-SAME"), 1);
+    assert_eq!(number(&outcome, "CAROM-WROTE"), 0);
+    assert!(fs::read(&image).unwrap() == before, "the image was changed");
+}
+
+/// The disk's counters.
+fn counters(vmm: &ApiVmm, id: &str) -> Value {
+    let (status, counters) = vmm.call("GET", "/api/v1/vm.counters", None).unwrap();
+    assert_eq!(status, 200, "{counters}");
+    counters[id].clone()
+}
+
+/// Each time the disk comes: verified I/O on it, then reads until it goes.
+fn use_whenever_there() -> String {
+    let verify = workload::fio_verify_on("/dev/vda", 4, 16);
+    format!(
+        "echo CAROM-READY
+n=0
+while :; do
+    while [ ! -b /dev/vda ]; do sleep 0.1; done
+    n=$((n + 1))
+    {verify}
+    (while dd if=/dev/vda of=/dev/null iflag=direct bs=64k; do :; done) 2>/dev/null &
+    reader=$!
+    echo \"CAROM-WORKED $n\"
+    while [ -e /sys/block/vda ]; do sleep 0.1; done
+    wait $reader
+    echo \"CAROM-GONE $n\"
+done
+"
+    )
+}
+
+#[guest_test]
+fn disk_comes_works_and_goes_while_it_is_read() {
+    let mut vmm = ApiVmm::start(&SITE, &use_whenever_there()).unwrap();
+    let image = image(vmm.dir(), "disk.img");
+    create(&vmm, json!({"iommu_bounce": {"size": 16 * MIB}}));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+
+    for (round, iommu, slot) in [(1, true, "0000:00:02.0"), (2, false, "0000:00:12.0")] {
+        let disk = json!({"path": image, "id": "disk", "iommu": iommu});
+        let (status, added) = vmm.call("PUT", "/api/v1/vm.add-disk", Some(&disk)).unwrap();
+        assert_eq!((status, &added), (200, &json!({"id": "disk", "bdf": slot})));
+        let again = json!({"path": image, "id": "other"});
+        let (status, message) = vmm.call("PUT", "/api/v1/vm.add-disk", Some(&again)).unwrap();
+        assert!(status == 409 && message.to_string().contains("is given twice"), "{status}: {message}");
+        vmm.wait_for(&format!("CAROM-WORKED {round}\n"), 1, BOOT_TIME).unwrap();
+        vmm.wait_for("CAROM-VERIFY 0 4194304", round, BOOT_TIME).unwrap();
+        let counted = counters(&vmm, "disk");
+        assert!(counted["write_bytes"].as_u64().unwrap() >= 4 * MIB, "{counted}");
+        assert_eq!(counted["errors"], 0, "{counted}");
+
+        put(&vmm, "vm.remove-device", &json!({"id": "disk"}));
+        vmm.wait_for(&format!("CAROM-GONE {round}\n"), 1, BOOT_TIME).unwrap();
+        wait_gone(&vmm, "disk");
+        assert!(info(&vmm)["config"]["disks"].as_array().is_none_or(Vec::is_empty), "{}", info(&vmm));
+    }
+    assert_eq!(counters(&vmm, "_iommu")["faults"], 0);
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+}
+
+/// Writes a number to the disk, flushes it, and tells so, over and over. First it tells what was there before.
+const COUNT_ON_DISK: &str = "
+echo \"CAROM-FOUND $(dd if=/dev/vda bs=512 count=1 iflag=direct 2>/dev/null | head -n 1)\"
+i=0
+while :; do
+    i=$((i + 1))
+    { echo $i; cat /dev/zero; } | dd of=/dev/vda bs=512 count=1 iflag=fullblock conv=fsync,notrunc 2>/dev/null
+    echo \"CAROM-FLUSHED $i\"
+done
+";
+
+/// The number in the last line of this kind that is whole.
+fn last_told(vmm: &ApiVmm, kind: &str) -> u64 {
+    let console = vmm.console();
+    let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let mut told = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok());
+    told.next_back().unwrap_or_else(|| panic!("no {kind}:\n{console}"))
+}
+
+#[guest_test]
+fn what_was_flushed_is_there_when_the_vmm_was_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "disk.img");
+    let disks = json!({"disks": [{"path": image, "num_queues": 2}], "cpus": {"boot_vcpus": 2, "max_vcpus": 2}});
+    let mut vmm = ApiVmm::start(&SITE, COUNT_ON_DISK).unwrap();
+    create(&vmm, disks.clone());
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-FLUSHED 40\n", 1, BOOT_TIME).unwrap();
+    let killed = Command::new("kill").args(["-KILL", &vmm.pid().to_string()]).status().unwrap();
+    assert!(killed.success() && !vmm.wait(BOOT_TIME).unwrap().success());
+    let flushed = last_told(&vmm, "CAROM-FLUSHED");
+
+    let mut start = [0; 512];
+    File::open(&image).unwrap().read_exact_at(&mut start, 0).unwrap();
+    let text = String::from_utf8_lossy(&start);
+    let there: u64 = text.lines().next().unwrap().parse().unwrap();
+    assert!(there == flushed || there == flushed + 1, "{flushed} was flushed, {there} is there");
+
+    // Its lock went with the process.
+    let next = ApiVmm::start(&SITE, COUNT_ON_DISK).unwrap();
+    create(&next, disks);
+    put(&next, "vm.boot", &Value::Null);
+    next.wait_for("CAROM-FLUSHED 1\n", 1, BOOT_TIME).unwrap();
+    assert_eq!(last_told(&next, "CAROM-FOUND"), there);
+}
+
+#[guest_test]
+fn guest_goes_on_in_another_process_in_the_midst_of_io_on_its_disk() {
+    let verify = workload::fio_verify_on("/dev/vda", 8, 32);
+    let mut vmm = ApiVmm::start(&SITE, &format!("while :; do\n{verify}\ndone\n")).unwrap();
+    let image = image(vmm.dir(), "disk.img");
+    let config = json!({
+        "disks": [{"path": image, "iommu": true, "num_queues": 2}],
+        "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
+        "iommu_bounce": {"size": 16 * MIB},
+    });
+    create(&vmm, config);
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-VERIFY 0", 1, BOOT_TIME).unwrap();
+    for round in 0..3 {
+        let snapshot = format!("file://{}", vmm.dir().join(format!("snapshot-{round}")).display());
+        thread::sleep(Duration::from_millis(700));
+        put(&vmm, "vm.pause", &Value::Null);
+        put(&vmm, "vm.snapshot", &json!({"destination_url": snapshot}));
+        put(&vmm, "vmm.shutdown", &Value::Null);
+        assert!(vmm.wait(BOOT_TIME).unwrap().success());
+        fs::remove_file(vmm.console_file()).unwrap();
+        vmm.start_again(&SITE, &["--restore", &format!("source_url={snapshot},resume=on")]).unwrap();
+        vmm.wait_for("CAROM-VERIFY 0 8388608", 2, BOOT_TIME).unwrap();
+        let counted = counters(&vmm, "_disk0");
+        assert_eq!(counted["errors"], 0, "{counted}");
+    }
+}
