@@ -23,6 +23,10 @@ pub enum Role {
     Rng,
     /// Serves a queue of a disk: reads and writes its image.
     Block,
+    /// Serves a queue of packets of a network device: reads and writes the file of the host's interface.
+    Net,
+    /// Serves the control queue of a network device: tells the host's interface of its queues.
+    NetControl,
     /// Polls the request queue of the virtio-iommu.
     IommuPoll,
     /// Tells the driver of the virtio-iommu of accesses that were stopped.
@@ -39,6 +43,8 @@ impl Role {
         match self {
             Self::Rng => "rng",
             Self::Block => "block",
+            Self::Net => "net",
+            Self::NetControl => "net_control",
             Self::IommuPoll => "iommu_poll",
             Self::DmaFaults => "dma-faults",
             Self::VfioNotices => "vfio-notices",

@@ -6,11 +6,13 @@ pub mod block;
 mod chain;
 mod device;
 pub mod iommu;
+pub mod net;
 mod notification;
 pub mod rng;
 #[cfg(test)]
 mod test_support;
 mod transport;
+mod used_batch;
 pub mod windows;
 
 pub use self::device::{DeviceError, Driver, Interrupt, QueueState, SharedRegion, VirtioDevice};

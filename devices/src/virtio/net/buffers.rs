@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The buffers of descriptor chains.
+
+use virtio_queue::DescriptorChain;
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::dma::DmaView;
+use crate::virtio::chain::OUTSIDE;
+
+/// Buffers, with their bytes.
+pub(super) type Buffers = Vec<(GuestAddress, usize)>;
+
+/// Which buffers a chain may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// The device reads them.
+    Readable,
+    /// The device writes them.
+    Writable,
+}
+
+/// Adds the buffers of a chain to `buffers`; returns their bytes.
+///
+/// # Errors
+/// The rule that the chain breaks.
+pub(super) fn collect(
+    mut chain: DescriptorChain<&DmaView<'_>>,
+    queue_size: u16,
+    direction: Direction,
+    buffers: &mut Buffers,
+) -> Result<usize, &'static str> {
+    let mut bytes = 0usize;
+    for _ in 0..queue_size {
+        // The iterator just ends where a chain is broken; a whole chain ends with a descriptor that names no next one.
+        let descriptor = chain.next().ok_or("a descriptor chain leads out of its table, nowhere, or in a circle")?;
+        match (direction, descriptor.is_write_only()) {
+            (Direction::Readable, true) => return Err("a packet to be sent has a device-writable buffer"),
+            (Direction::Writable, false) => return Err("room for a packet has a device-readable buffer"),
+            _ => {}
+        }
+        let len = usize::try_from(descriptor.len()).map_err(|_| "a buffer is too long")?;
+        if len != 0 {
+            buffers.push((descriptor.addr(), len));
+            bytes = bytes.checked_add(len).ok_or("buffers are too long together")?;
+        }
+        if !descriptor.has_next() {
+            return Ok(bytes);
+        }
+    }
+    Err("a descriptor chain is longer than the queue")
+}
+
+/// Reads what is in `buffers` into `data`, as far as either goes; returns the bytes.
+///
+/// # Errors
+/// A buffer is not in the memory that the device sees.
+pub(super) fn read(memory: &DmaView<'_>, buffers: &Buffers, data: &mut [u8]) -> Result<usize, &'static str> {
+    let mut done = 0;
+    for (address, len) in buffers {
+        let free = &mut data[done..];
+        let part = (*len).min(free.len());
+        if part == 0 {
+            break;
+        }
+        memory.read_slice(&mut free[..part], *address).map_err(|_| OUTSIDE)?;
+        done += part;
+    }
+    Ok(done)
+}
+
+/// Writes `data` to `buffers`, which have room for it.
+///
+/// # Errors
+/// A buffer is not in the memory that the device sees.
+pub(super) fn write(memory: &DmaView<'_>, buffers: &Buffers, data: &[u8]) -> Result<(), &'static str> {
+    let mut left = data;
+    for (address, len) in buffers {
+        let (part, rest) = left.split_at((*len).min(left.len()));
+        if part.is_empty() {
+            break;
+        }
+        memory.write_slice(part, *address).map_err(|_| OUTSIDE)?;
+        left = rest;
+    }
+    Ok(())
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The control queue: how many pairs of queues the driver uses (virtio 1.4, section 5.1.6.5).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use log::warn;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::link::Link;
+use super::spec::{CTRL_ERR, CTRL_MQ, CTRL_MQ_VQ_PAIRS_SET, CTRL_OK};
+use crate::throttle::Throttle;
+use crate::virtio::chain::{OUTSIDE, broken, ring_error};
+use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::{DeviceError, Driver, QueueState};
+use crate::worker::{Orders, Task, Wait};
+
+/// Bytes of a command that are looked at: class, command, and the number of pairs.
+const COMMAND: usize = 4;
+
+/// A command of the driver.
+struct Command {
+    /// Its chain.
+    head: u16,
+    /// Its first bytes.
+    bytes: [u8; COMMAND],
+    /// How many of them there are.
+    len: usize,
+    /// Where the answer goes.
+    answer: GuestAddress,
+}
+
+/// The work of the thread that serves the control queue.
+pub(super) struct Control {
+    index: u16,
+    queue: Queue,
+    driver: Driver,
+    link: Arc<Link>,
+    /// Pairs of queues that there are.
+    most: u16,
+    /// Pairs that are used.
+    pairs: Arc<AtomicU16>,
+    failed: bool,
+    throttle: Throttle,
+}
+
+impl Control {
+    pub(super) fn new(
+        index: u16,
+        queue: Queue,
+        driver: Driver,
+        link: Arc<Link>,
+        most: u16,
+        pairs: Arc<AtomicU16>,
+    ) -> Self {
+        Self { index, queue, driver, link, most, pairs, failed: false, throttle: Throttle::default() }
+    }
+
+    /// How far the queue is served.
+    pub(super) fn state(&self) -> QueueState {
+        QueueState::of(&self.queue)
+    }
+
+    fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
+        let ring = ring_error(self.index);
+        ask_for_notifications(&self.queue, &self.driver.memory.view()).map_err(&ring)?;
+        while !orders.call() {
+            let Some(Command { head, bytes, len, answer }) = self.next()? else { break };
+            let done = self.execute(&bytes[..len]);
+            let memory = &self.driver.memory.view();
+            memory.write_obj(done, answer).map_err(|_| broken(self.index)(OUTSIDE))?;
+            self.queue.add_used(memory, head, 1).map_err(&ring)?;
+            if wants_interrupt(&mut self.queue, memory).map_err(&ring)? {
+                self.driver.interrupt.queue_used(self.index);
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<Option<Command>, DeviceError> {
+        let rule = broken(self.index);
+        let memory = &self.driver.memory.view();
+        let size = self.queue.size();
+        let chain = self.queue.iter(memory).map_err(ring_error(self.index))?.next();
+        let Some(mut chain) = chain else { return Ok(None) };
+        let head = chain.head_index();
+        let (mut bytes, mut len) = ([0; COMMAND], 0);
+        for _ in 0..size {
+            let descriptor = chain
+                .next()
+                .ok_or_else(|| rule("a descriptor chain leads out of its table, nowhere, or in a circle"))?;
+            if descriptor.is_write_only() {
+                if descriptor.len() == 0 {
+                    return Err(rule("a command has no room for an answer"));
+                }
+                return Ok(Some(Command { head, bytes, len, answer: descriptor.addr() }));
+            }
+            let free = &mut bytes[len..];
+            let part = usize::try_from(descriptor.len()).map_or(free.len(), |len| len.min(free.len()));
+            if part != 0 {
+                memory.read_slice(&mut free[..part], descriptor.addr()).map_err(|_| rule(OUTSIDE))?;
+                len += part;
+            }
+            if !descriptor.has_next() {
+                return Err(rule("a command has no room for an answer"));
+            }
+        }
+        Err(rule("a descriptor chain is longer than the queue"))
+    }
+
+    /// Does a command; its answer.
+    fn execute(&self, command: &[u8]) -> u8 {
+        let [CTRL_MQ, CTRL_MQ_VQ_PAIRS_SET, low, high] = *command else { return CTRL_ERR };
+        let pairs = u16::from_le_bytes([low, high]);
+        if !(1..=self.most).contains(&pairs) {
+            return CTRL_ERR;
+        }
+        if let Err(error) = self.link.carrier.set_pairs(pairs) {
+            if self.throttle.pass() {
+                warn!("{}: having the host use {pairs} pairs of queues: {error}", self.link.id);
+            }
+            return CTRL_ERR;
+        }
+        self.pairs.store(pairs, Ordering::Release);
+        CTRL_OK
+    }
+}
+
+impl Task for Control {
+    fn run(&mut self, orders: &Orders) -> Wait {
+        if !self.failed
+            && let Err(error) = self.serve(orders)
+        {
+            self.failed = true;
+            self.driver.interrupt.failed(&error);
+        }
+        Wait::Doorbell
+    }
+
+    fn panicked(&self) {
+        self.driver.interrupt.failed(&DeviceError::Panicked { queue: self.index });
+    }
+}

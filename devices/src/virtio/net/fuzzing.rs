@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A driver that is written in bytes: for a fuzzer, and for replaying what one found.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU16;
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::carrier::{Carrier, Offloads};
+use super::control::Control;
+use super::counters::Counts;
+use super::link::Link;
+use super::receive::Receive;
+use super::spec::MRG_RXBUF;
+use super::transmit::Transmit;
+use crate::dma::DeviceMemory;
+use crate::ram::Ram;
+use crate::virtio::{DeviceError, Driver, Interrupt};
+use crate::worker::{Orders, Task};
+
+const RAM: usize = 0x1_0000;
+const SIZE: u16 = 16;
+/// Descriptors, available ring, used ring.
+const RINGS: [u32; 3] = [0x0, 0x200, 0x400];
+
+/// A driver that is told nothing.
+struct Silent;
+
+impl Interrupt for Silent {
+    fn queue_used(&self, _: u16) {}
+    fn config_changed(&self, _: bool) {}
+    fn failed(&self, _: &DeviceError) {}
+}
+
+/// An interface to a socket.
+struct Socket(File);
+
+impl Carrier for Socket {
+    fn file(&self, _: u16) -> &File {
+        &self.0
+    }
+    fn set_offloads(&self, _: Offloads) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_pairs(&self, _: u16) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Fills rings, descriptors and buffers with `bytes` and has the queue served that the first of them names: first all at once, then
+/// after each further piece, which is also a packet that comes.
+pub fn run(bytes: &[u8]) {
+    let Some((first, bytes)) = bytes.split_first() else { return };
+    let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).expect("a small range"));
+    let (memory, orders) = (DeviceMemory::all_ram(ram.clone()), Orders::none().expect("a descriptor"));
+    let mut queue = Queue::new(SIZE).expect("a power of two");
+    queue.set_desc_table_address(Some(RINGS[0]), Some(0));
+    queue.set_avail_ring_address(Some(RINGS[1]), Some(0));
+    queue.set_used_ring_address(Some(RINGS[2]), Some(0));
+    queue.set_event_idx(first & 1 != 0);
+    queue.set_ready(true);
+    let (ours, host) = UnixDatagram::pair().expect("descriptors");
+    for socket in [&ours, &host] {
+        socket.set_nonblocking(true).expect("a socket");
+    }
+    let carrier = Box::new(Socket(File::from(OwnedFd::from(ours))));
+    let link = Arc::new(Link { id: "net".into(), carrier, counts: Counts::default() });
+    let driver = Driver { memory, interrupt: Arc::new(Silent), features: if first & 2 != 0 { MRG_RXBUF } else { 0 } };
+    let mut task: Box<dyn FnMut()> = match first >> 2 & 3 {
+        0 => {
+            let mut control = Control::new(2, queue, driver, link, 2, Arc::new(AtomicU16::new(1)));
+            Box::new(move || _ = control.run(&orders))
+        }
+        1 => {
+            let mut transmit = Transmit::new(1, queue, driver, link);
+            Box::new(move || _ = transmit.run(&orders))
+        }
+        _ => {
+            let mut receive = Receive::new(0, queue, driver, link);
+            Box::new(move || _ = receive.run(&orders))
+        }
+    };
+    let (mut place, mut sent) = (0, [0; 2048]);
+    for piece in bytes.chunks(0x500) {
+        // Memory that is not there is no matter, nor is a packet that cannot be sent.
+        let _ = ram.write_slice(piece, GuestAddress(place));
+        let _ = host.send(&piece[..piece.len().min(0x400)]);
+        task();
+        while host.recv(&mut sent).is_ok() {}
+        place = (place + 0x500) % 0x1000;
+    }
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! virtio-net: network devices whose packets an interface of the host takes and gives (virtio 1.4, section 5.1).
+//!
+//! `device` is what the transport sees. Each queue has a thread: `receive` gives the guest what the host's interface gives, `transmit`
+//! the other way round, `control` does what the driver says of pairs of queues. The interface is a [`Carrier`], which has a file for
+//! each pair. Packets are copied once, between that file and the guest's `buffers`.
+
+mod buffers;
+mod carrier;
+mod control;
+mod counters;
+mod device;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+mod link;
+mod queue_worker;
+mod receive;
+pub mod spec;
+mod state;
+mod transmit;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub use self::carrier::{Carrier, Offloads};
+use self::counters::Counts;
+pub use self::counters::NetCounters;
+pub use self::device::{NetTraits, VirtioNet};
+use self::link::Link;
+use super::{TransportError, VirtioPciDevice, VirtioPciParams};
+use crate::dma::DeviceMemory;
+use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
+
+/// What a network device is made of.
+pub struct NetParams {
+    /// Name for logs, threads and the API.
+    pub id: String,
+    /// The host's interface.
+    pub carrier: Box<dyn Carrier>,
+    /// What the driver is told of it.
+    pub traits: NetTraits,
+    /// What the device sees of memory.
+    pub memory: DeviceMemory,
+    /// Interrupt vectors.
+    pub msi: Arc<dyn MsiAllocator>,
+    /// Where notifications are connected.
+    pub doorbells: Option<Arc<dyn Doorbells>>,
+    /// Who learns when the device is activated, fails and is reset.
+    pub observer: Option<Arc<dyn DeviceObserver>>,
+}
+
+/// Makes a network device: the PCI function, and the device by which its counters are read.
+///
+/// # Errors
+/// The process can have no more descriptors, or the platform has no interrupt vectors.
+pub fn create(params: NetParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioNet>), TransportError> {
+    let NetParams { id, carrier, traits, memory, msi, doorbells, observer } = params;
+    let link = Link { id: id.clone(), carrier, counts: Counts::default() };
+    let device = Arc::new(VirtioNet::new(link, traits).map_err(TransportError::Descriptors)?);
+    let function =
+        VirtioPciDevice::new(VirtioPciParams { id, device: device.clone(), memory, msi, doorbells, observer })?;
+    Ok((Arc::new(function), device))
+}

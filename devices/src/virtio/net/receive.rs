@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A receive queue: packets of the host for the guest (virtio 1.4, section 5.1.6.3).
+
+use std::io::{self, Read};
+use std::num::Wrapping;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use log::warn;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+
+use super::buffers::{Buffers, Direction, collect, write};
+use super::counters::count;
+use super::link::Link;
+use super::spec::{HEADER_BYTES, MAX_PACKET, MRG_RXBUF, NUM_BUFFERS};
+use crate::throttle::Throttle;
+use crate::virtio::chain::{broken, ring_error};
+use crate::virtio::notification::ask_for_notifications;
+use crate::virtio::used_batch::{add_used, wants_interrupt};
+use crate::virtio::{DeviceError, Driver, QueueState};
+use crate::worker::{Orders, Task, Wait};
+
+/// Packets after which the driver learns what came, while there are more.
+const BATCH: u32 = 64;
+/// How long to wait after the host's interface could not be read.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The work of the thread that serves a receive queue.
+pub(super) struct Receive {
+    index: u16,
+    queue: Queue,
+    driver: Driver,
+    link: Arc<Link>,
+    /// The packet at hand, with its header.
+    packet: Vec<u8>,
+    /// Its bytes; 0 if there is none at hand.
+    len: usize,
+    /// Buffers for it, and the chains that they are of.
+    buffers: Buffers,
+    used: Vec<(u16, u32)>,
+    /// The available ring's index when room was looked for last.
+    seen: Wrapping<u16>,
+    failed: bool,
+    throttle: Throttle,
+}
+
+/// What came of a look at packet and queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// A packet is with the driver, or is lost.
+    Done,
+    /// There is no packet.
+    NoPacket,
+    /// The driver has no room for one.
+    NoRoom,
+}
+
+impl Receive {
+    pub(super) fn new(index: u16, queue: Queue, driver: Driver, link: Arc<Link>) -> Self {
+        Self {
+            index,
+            queue,
+            driver,
+            link,
+            packet: vec![0; HEADER_BYTES + MAX_PACKET],
+            len: 0,
+            buffers: Vec::new(),
+            used: Vec::new(),
+            seen: Wrapping(0),
+            failed: false,
+            throttle: Throttle::default(),
+        }
+    }
+
+    /// How far the queue is served.
+    pub(super) fn state(&self) -> QueueState {
+        QueueState::of(&self.queue)
+    }
+
+    /// Gives the driver all packets that there are, as far as it has room.
+    fn serve(&mut self, orders: &Orders) -> Result<Wait, DeviceError> {
+        let (mut told, mut received) = (self.queue.next_used(), 0);
+        let mut wait = Wait::Source;
+        while !orders.call() {
+            match self.step() {
+                Ok(Step::Done) => received += 1,
+                Ok(Step::NoPacket) => break,
+                Ok(Step::NoRoom) if self.has_room_now()? => {}
+                Ok(Step::NoRoom) => {
+                    wait = Wait::Doorbell;
+                    break;
+                }
+                Err(Failure::Driver(error)) => return Err(error),
+                Err(Failure::Host(error)) => {
+                    count(&self.link.counts.host_errors, 1);
+                    if self.throttle.pass() {
+                        warn!("{}: reading the host's interface: {error}", self.link.id);
+                    }
+                    wait = Wait::Time(AGAIN);
+                    break;
+                }
+            }
+            if received == BATCH {
+                self.tell(told)?;
+                (told, received) = (self.queue.next_used(), 0);
+            }
+        }
+        self.tell(told)?;
+        Ok(wait)
+    }
+
+    /// Tells the driver of what came since, if it wants to know.
+    fn tell(&self, since: u16) -> Result<(), DeviceError> {
+        if wants_interrupt(&self.queue, &self.driver.memory.view(), since).map_err(ring_error(self.index))? {
+            self.driver.interrupt.queue_used(self.index);
+        }
+        Ok(())
+    }
+
+    /// Asks to be told of more room; `true` if some has come since there was none.
+    fn has_room_now(&mut self) -> Result<bool, DeviceError> {
+        let before = self.seen;
+        ask_for_notifications(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))?;
+        self.look()?;
+        Ok(self.seen != before)
+    }
+
+    /// Looks what the driver has put into the queue.
+    fn look(&mut self) -> Result<(), DeviceError> {
+        let available = self.queue.avail_idx(&self.driver.memory.view(), Ordering::Acquire);
+        self.seen = available.map_err(ring_error(self.index))?;
+        Ok(())
+    }
+
+    /// Gives the driver a packet.
+    fn step(&mut self) -> Result<Step, Failure> {
+        self.look()?;
+        if self.len == 0 {
+            // What the driver has no room for waits on the host's side, which drops what is too much.
+            if self.seen == Wrapping(self.queue.next_avail()) {
+                return Ok(Step::NoRoom);
+            }
+            match self.link.file(self.index).read(&mut self.packet) {
+                Ok(len) if len > HEADER_BYTES => self.len = len,
+                Ok(_) => return Err(Failure::Host(io::ErrorKind::UnexpectedEof.into())),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Step::NoPacket),
+                Err(error) => return Err(Failure::Host(error)),
+            }
+        }
+        let given = self.give()?;
+        if given != Step::NoRoom {
+            self.len = 0;
+        }
+        Ok(given)
+    }
+
+    /// Writes the packet at hand to as many buffers as it takes, or drops it if it cannot be put into them.
+    fn give(&mut self) -> Result<Step, DeviceError> {
+        let (ring, rule) = (ring_error(self.index), broken(self.index));
+        let memory = &self.driver.memory.view();
+        let (first, size) = (self.queue.next_avail(), self.queue.size());
+        let merges = self.driver.features & MRG_RXBUF != 0;
+        self.buffers.clear();
+        self.used.clear();
+        let mut room = 0;
+        while room < self.len {
+            let Some(chain) = self.queue.iter(memory).map_err(&ring)?.next() else {
+                self.queue.set_next_avail(first);
+                // If the driver has all of its buffers in the queue, it will never have more.
+                let all = self.used.len() >= usize::from(size);
+                return Ok(if all { self.lose() } else { Step::NoRoom });
+            };
+            let head = chain.head_index();
+            let bytes = collect(chain, size, Direction::Writable, &mut self.buffers).map_err(&rule)?;
+            if !merges && bytes < self.len {
+                // The buffers are still the driver's.
+                self.queue.set_next_avail(first);
+                return Ok(self.lose());
+            }
+            let part = bytes.min(self.len - room);
+            // No more than a packet has.
+            self.used.push((head, u32::try_from(part).map_err(|_| rule("a buffer is too long"))?));
+            room += part;
+            if self.used.len() > usize::from(size) {
+                return Err(rule("the driver has more buffers than the queue holds"));
+            }
+        }
+        let buffers = u16::try_from(self.used.len()).map_err(|_| rule("a packet takes too many buffers"))?;
+        self.packet[NUM_BUFFERS..HEADER_BYTES].copy_from_slice(&buffers.to_le_bytes());
+        write(memory, &self.buffers, &self.packet[..self.len]).map_err(&rule)?;
+        add_used(&mut self.queue, memory, &self.used).map_err(&ring)?;
+        count(&self.link.counts.rx_frames, 1);
+        count(&self.link.counts.rx_bytes, (self.len - HEADER_BYTES) as u64);
+        Ok(Step::Done)
+    }
+
+    /// The packet is too large for the driver.
+    fn lose(&self) -> Step {
+        count(&self.link.counts.rx_dropped, 1);
+        Step::Done
+    }
+}
+
+/// Why a packet cannot be given.
+enum Failure {
+    /// The driver's mistake.
+    Driver(DeviceError),
+    /// The host's interface.
+    Host(io::Error),
+}
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+impl Task for Receive {
+    fn run(&mut self, orders: &Orders) -> Wait {
+        if self.failed {
+            return Wait::Doorbell;
+        }
+        self.serve(orders).unwrap_or_else(|error| {
+            self.failed = true;
+            self.driver.interrupt.failed(&error);
+            Wait::Doorbell
+        })
+    }
+
+    fn source(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.link.file(self.index).as_fd())
+    }
+
+    fn panicked(&self) {
+        self.driver.interrupt.failed(&DeviceError::Panicked { queue: self.index });
+    }
+}

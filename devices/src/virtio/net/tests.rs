@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The device behind its transport, with a driver and an interface of the host that the tests play.
+
+mod harness;
+mod hostile;
+mod packets;
+mod queues;

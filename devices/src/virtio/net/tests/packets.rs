@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Packets that come and go.
+
+use std::time::Duration;
+
+use super::harness::{BUFFERS, Harness, RECEIVE, TRANSMIT, WRITE, frame, wait_until};
+use crate::pci::PciDevice;
+use crate::virtio::net::spec::{DEVICE_TYPE, HEADER_BYTES, MAX_PACKET};
+
+#[test]
+fn packet_of_the_host_reaches_the_guest_with_its_header() {
+    for (merges, translated) in [(true, false), (false, false), (true, true), (false, true)] {
+        let mut harness = Harness::new(1, translated);
+        let mut id = [0; 4];
+        harness.function.read_config(0, &mut id);
+        assert_eq!(u32::from_le_bytes(id), (u32::from(DEVICE_TYPE) + 0x1040) << 16 | 0x1af4);
+        harness.start(merges);
+        harness.add(RECEIVE, &[(BUFFERS + harness.offset(), 2048, WRITE)]);
+        harness.ring(RECEIVE);
+        harness.give(0, &frame(1514));
+        harness.wait_used(RECEIVE, 1);
+        assert_eq!(harness.used_len(RECEIVE, 0), 1526);
+        let bytes = harness.bytes(BUFFERS, 1526);
+        assert_eq!(bytes[..HEADER_BYTES], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0], "one buffer");
+        assert!(bytes[HEADER_BYTES..] == frame(1514));
+        let counters = harness.device.counters();
+        assert_eq!((counters.rx_frames, counters.rx_bytes, counters.rx_dropped), (1, 1514, 0));
+    }
+}
+
+#[test]
+fn large_packet_comes_in_several_buffers() {
+    let mut harness = Harness::new(1, false);
+    harness.start(true);
+    for index in 0..4 {
+        harness.add(RECEIVE, &[(BUFFERS + 0x1000 * index, 512, WRITE)]);
+    }
+    harness.ring(RECEIVE);
+    harness.give(0, &frame(1400));
+    harness.wait_used(RECEIVE, 3);
+    let lens: Vec<u32> = (0..3).map(|element| harness.used_len(RECEIVE, element)).collect();
+    assert_eq!(lens, [512, 512, 388]);
+    let bytes: Vec<u8> = (0..3u16).flat_map(|index| harness.bytes(BUFFERS + 0x1000 * u64::from(index), 512)).collect();
+    assert_eq!(bytes[10..12], [3, 0]);
+    assert!(bytes[HEADER_BYTES..1412] == frame(1400));
+    // The fourth is still there for the next.
+    harness.give(0, &frame(64));
+    harness.wait_used(RECEIVE, 4);
+    assert_eq!(harness.used_len(RECEIVE, 3), 76);
+}
+
+#[test]
+fn packet_waits_for_room_and_none_of_those_behind_it_is_lost() {
+    let mut harness = Harness::new(1, false);
+    harness.start(true);
+    harness.add(RECEIVE, &[(BUFFERS, 512, WRITE)]);
+    harness.ring(RECEIVE);
+    for len in [1000, 100, 200] {
+        harness.give(0, &frame(len));
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(harness.used(RECEIVE), 0, "half a packet is none");
+    for index in 1..4 {
+        harness.add(RECEIVE, &[(BUFFERS + 0x1000 * index, 512, WRITE)]);
+        harness.ring(RECEIVE);
+    }
+    harness.wait_used(RECEIVE, 4);
+    harness.add(RECEIVE, &[(BUFFERS + 0x4000, 512, WRITE)]);
+    harness.ring(RECEIVE);
+    let lens: Vec<u32> = (0..4).map(|element| harness.used_len(RECEIVE, element)).collect();
+    assert_eq!(lens, [512, 500, 112, 212]);
+    assert_eq!(harness.device.counters().rx_frames, 3);
+}
+
+#[test]
+fn packet_that_no_buffer_of_the_driver_holds_is_lost_and_counted() {
+    let mut harness = Harness::new(1, false);
+    harness.start(false);
+    harness.add(RECEIVE, &[(BUFFERS, 512, WRITE)]);
+    harness.ring(RECEIVE);
+    harness.give(0, &frame(1000));
+    wait_until(|| harness.device.counters().rx_dropped == 1);
+    harness.give(0, &frame(100));
+    harness.wait_used(RECEIVE, 1);
+    assert_eq!(harness.used_len(RECEIVE, 0), 112);
+
+    // With all buffers of the queue together likewise.
+    let mut harness = Harness::new(1, false);
+    harness.start(true);
+    for index in 0..16 {
+        harness.add(RECEIVE, &[(BUFFERS + 0x100 * index, 64, WRITE)]);
+    }
+    harness.ring(RECEIVE);
+    harness.give(0, &frame(2000));
+    wait_until(|| harness.device.counters().rx_dropped == 1);
+    harness.give(0, &frame(52));
+    harness.wait_used(RECEIVE, 1);
+}
+
+#[test]
+fn packets_of_the_guest_reach_the_host_as_they_are() {
+    for translated in [false, true] {
+        let mut harness = Harness::new(1, translated);
+        harness.start(true);
+        for (count, len) in (1..).zip([14, 60, 1514, MAX_PACKET]) {
+            harness.send(&frame(len));
+            let mut packet = vec![0; MAX_PACKET + HEADER_BYTES + 1];
+            let got = harness.host[0].recv(&mut packet).unwrap();
+            assert!(got == len + HEADER_BYTES && packet[HEADER_BYTES..got] == frame(len));
+            harness.wait_used(TRANSMIT, count);
+        }
+        let counters = harness.device.counters();
+        assert_eq!((counters.tx_frames, counters.tx_bytes, counters.tx_dropped), (4, 14 + 60 + 1514 + 65550, 0));
+    }
+}
+
+#[test]
+fn what_is_no_packet_goes_nowhere_and_comes_back_to_the_driver() {
+    let mut harness = Harness::new(1, false);
+    harness.start(true);
+    for buffers in
+        [vec![(BUFFERS, 12u32, 0u16)], vec![(BUFFERS, 25, 0)], vec![(BUFFERS, 0, 0)], vec![(BUFFERS, 0x1_8000, 0)]]
+    {
+        harness.add(TRANSMIT, &buffers);
+    }
+    harness.ring(TRANSMIT);
+    harness.wait_used(TRANSMIT, 4);
+    assert_eq!(harness.device.counters().tx_dropped, 4);
+    harness.send(&frame(60));
+    assert_eq!(harness.host[0].recv(&mut [0; 100]).unwrap(), 72);
+}
+
+#[test]
+fn interface_that_is_gone_is_counted_and_the_device_stays() {
+    let mut harness = Harness::new(1, false);
+    harness.start(true);
+    harness.host.clear();
+    harness.send(&frame(60));
+    harness.wait_used(TRANSMIT, 1);
+    assert_eq!((harness.device.counters().tx_dropped, harness.status()), (1, 15));
+}
+
+#[test]
+fn device_behind_the_iommu_reaches_what_is_mapped_and_nothing_else() {
+    let mut harness = Harness::new(1, true);
+    harness.start(true);
+    // A guest-physical address is no IOVA.
+    harness.add(RECEIVE, &[(BUFFERS, 2048, WRITE)]);
+    harness.ring(RECEIVE);
+    harness.give(0, &frame(100));
+    wait_until(|| harness.status() & 64 != 0);
+    let (faults, _) = harness.relay.take();
+    assert_eq!(faults[0].iova, BUFFERS);
+}

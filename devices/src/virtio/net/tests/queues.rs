@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Several pairs of queues, and what of a device outlives its process.
+
+use vm_memory::{Bytes, GuestAddress};
+
+use super::harness::{BUFFERS, Harness, MAC_ADDRESS, RECEIVE, TRANSMIT, WRITE, frame, wait_until};
+use crate::pci::PciDevice;
+use crate::state::DeviceState;
+use crate::sync::lock;
+use crate::virtio::VirtioDevice;
+use crate::virtio::net::Offloads;
+use crate::virtio::net::spec::{CONFIG_BYTES, CTRL_ERR, CTRL_MQ, CTRL_OK};
+
+/// Tells the device how many pairs of queues there are to be; its answer.
+fn set_pairs(harness: &mut Harness, command: &[u8]) -> u8 {
+    let (queue, place) = (4, BUFFERS + 0x3_0000);
+    harness.ram.write_slice(command, GuestAddress(place)).unwrap();
+    harness.ram.write_obj(0xffu8, GuestAddress(place + 16)).unwrap();
+    let len = u32::try_from(command.len()).unwrap();
+    harness.add(queue, &[(place, 2.min(len), 0), (place + 2, len.saturating_sub(2), 0), (place + 16, 1, WRITE)]);
+    harness.ring(queue);
+    harness.wait_used(queue, harness.added[4]);
+    harness.bytes(place + 16, 1)[0]
+}
+
+#[test]
+fn configuration_says_address_pairs_and_mtu() {
+    let harness = Harness::new(2, false);
+    let mut config = [0; CONFIG_BYTES];
+    harness.device.read_config(0, &mut config);
+    assert_eq!(config[..6], MAC_ADDRESS);
+    assert_eq!(config[8..], [2, 0, 0xdc, 5]);
+    assert_eq!(harness.device.queue_sizes(), [16, 16, 16, 16, 64]);
+    assert_eq!(Harness::new(1, false).device.queue_sizes(), [16, 16]);
+}
+
+#[test]
+fn driver_uses_as_many_pairs_as_there_are_and_the_host_learns_it() {
+    let mut harness = Harness::new(2, false);
+    harness.start(true);
+    assert_eq!(lock(&harness.asked).pairs, 1);
+    let tso4 = Offloads { csum: true, tso4: true, ..Offloads::default() };
+    assert_eq!(lock(&harness.asked).offloads, tso4);
+    assert_eq!(set_pairs(&mut harness, &[CTRL_MQ, 0, 2, 0]), CTRL_OK);
+    assert_eq!(lock(&harness.asked).pairs, 2);
+    for wrong in [&[CTRL_MQ, 0, 3, 0][..], &[CTRL_MQ, 0, 0, 0], &[CTRL_MQ, 1, 1, 0], &[CTRL_MQ, 0, 1], &[9, 0, 1, 0]] {
+        assert_eq!(set_pairs(&mut harness, wrong), CTRL_ERR);
+    }
+    lock(&harness.asked).refuses = true;
+    assert_eq!(set_pairs(&mut harness, &[CTRL_MQ, 0, 1, 0]), CTRL_ERR);
+    lock(&harness.asked).refuses = false;
+    assert_eq!(lock(&harness.asked).pairs, 2);
+
+    // The second pair has packets of its own.
+    harness.add(2, &[(BUFFERS, 2048, WRITE)]);
+    harness.ring(2);
+    harness.give(1, &frame(100));
+    harness.wait_used(2, 1);
+    assert_eq!(harness.used(RECEIVE), 0);
+
+    harness.write(20, &[0]);
+    let asked = lock(&harness.asked);
+    assert_eq!((asked.pairs, asked.offloads), (1, Offloads::default()));
+}
+
+#[test]
+fn paused_device_takes_and_gives_nothing_and_goes_on_when_it_is_resumed() {
+    let mut harness = Harness::new(1, false);
+    harness.start(true);
+    harness.function.pause();
+    harness.add(RECEIVE, &[(BUFFERS, 2048, WRITE)]);
+    harness.ring(RECEIVE);
+    harness.give(0, &frame(100));
+    harness.send(&frame(60));
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert_eq!((harness.used(RECEIVE), harness.used(TRANSMIT)), (0, 0));
+    harness.function.resume();
+    harness.wait_used(RECEIVE, 1);
+    harness.wait_used(TRANSMIT, 1);
+}
+
+#[test]
+fn saved_device_goes_on_with_its_pairs_and_another_one_is_refused() {
+    let mut harness = Harness::new(2, false);
+    harness.start(true);
+    assert_eq!(set_pairs(&mut harness, &[CTRL_MQ, 0, 2, 0]), CTRL_OK);
+    harness.function.pause();
+    let state = harness.device.save().unwrap();
+    wait_until(|| harness.device.queue_state(0).is_some());
+    lock(&harness.asked).pairs = 1;
+    harness.device.restore(&state).unwrap();
+    assert_eq!(lock(&harness.asked).pairs, 2);
+
+    for (field, value) in
+        [("mac", serde_json::json!([2, 0, 0, 0, 0, 8])), ("mtu", 9000.into()), ("pairs", 0.into()), ("pairs", 3.into())]
+    {
+        let mut other = serde_json::to_value(&state).unwrap();
+        other["payload"][field] = value;
+        let other: DeviceState = serde_json::from_value(other).unwrap();
+        let refused = harness.device.restore(&other).unwrap_err().to_string();
+        assert!(refused.contains(field), "{refused}");
+    }
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A transmit queue: packets of the guest for the host (virtio 1.4, section 5.1.6.2).
+
+use std::io::Write;
+use std::sync::Arc;
+
+use log::warn;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+
+use super::buffers::{Buffers, Direction, collect, read};
+use super::counters::count;
+use super::link::Link;
+use super::spec::{HEADER_BYTES, MAX_PACKET, MIN_FRAME};
+use crate::throttle::Throttle;
+use crate::virtio::chain::{broken, ring_error};
+use crate::virtio::notification::ask_for_notifications;
+use crate::virtio::used_batch::{add_used, wants_interrupt};
+use crate::virtio::{DeviceError, Driver, QueueState};
+use crate::worker::{Orders, Task, Wait};
+
+/// Packets after which the driver learns what was sent, while there are more.
+const BATCH: u32 = 64;
+
+/// The work of the thread that serves a transmit queue.
+pub(super) struct Transmit {
+    index: u16,
+    queue: Queue,
+    driver: Driver,
+    link: Arc<Link>,
+    /// The packet at hand.
+    packet: Vec<u8>,
+    /// Its buffers.
+    buffers: Buffers,
+    failed: bool,
+    throttle: Throttle,
+}
+
+impl Transmit {
+    pub(super) fn new(index: u16, queue: Queue, driver: Driver, link: Arc<Link>) -> Self {
+        let packet = vec![0; HEADER_BYTES + MAX_PACKET];
+        Self { index, queue, driver, link, packet, buffers: Vec::new(), failed: false, throttle: Throttle::default() }
+    }
+
+    /// How far the queue is served.
+    pub(super) fn state(&self) -> QueueState {
+        QueueState::of(&self.queue)
+    }
+
+    /// Sends all packets that there are.
+    fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
+        let ring = ring_error(self.index);
+        ask_for_notifications(&self.queue, &self.driver.memory.view()).map_err(&ring)?;
+        let (mut told, mut sent) = (self.queue.next_used(), 0);
+        while !orders.call() && self.send()? {
+            sent += 1;
+            if sent % BATCH == 0 {
+                self.tell(told)?;
+                told = self.queue.next_used();
+            }
+        }
+        self.tell(told)
+    }
+
+    /// Tells the driver of the packets that were sent since, if it wants to know.
+    fn tell(&self, since: u16) -> Result<(), DeviceError> {
+        if wants_interrupt(&self.queue, &self.driver.memory.view(), since).map_err(ring_error(self.index))? {
+            self.driver.interrupt.queue_used(self.index);
+        }
+        Ok(())
+    }
+
+    /// Sends the next packet; `false` if there is none.
+    fn send(&mut self) -> Result<bool, DeviceError> {
+        let ring = ring_error(self.index);
+        let (head, bytes, whole) = {
+            let memory = &self.driver.memory.view();
+            let size = self.queue.size();
+            let Some(chain) = self.queue.iter(memory).map_err(&ring)?.next() else { return Ok(false) };
+            let head = chain.head_index();
+            self.buffers.clear();
+            let whole = collect(chain, size, Direction::Readable, &mut self.buffers).map_err(broken(self.index))?;
+            (head, read(memory, &self.buffers, &mut self.packet).map_err(broken(self.index))?, whole)
+        };
+        // The view is gone: the host may take its time.
+        let counts = &self.link.counts;
+        if whole > bytes || bytes < HEADER_BYTES + MIN_FRAME {
+            count(&counts.tx_dropped, 1);
+        } else {
+            // A packet is taken whole or not at all.
+            match self.link.file(self.index).write_all(&self.packet[..bytes]) {
+                Ok(()) => {
+                    count(&counts.tx_frames, 1);
+                    count(&counts.tx_bytes, (bytes - HEADER_BYTES) as u64);
+                }
+                Err(error) => {
+                    count(&counts.tx_dropped, 1);
+                    if self.throttle.pass() {
+                        warn!("{}: the host does not take a packet: {error}", self.link.id);
+                    }
+                }
+            }
+        }
+        add_used(&mut self.queue, &self.driver.memory.view(), &[(head, 0)]).map_err(&ring)?;
+        Ok(true)
+    }
+}
+
+impl Task for Transmit {
+    fn run(&mut self, orders: &Orders) -> Wait {
+        if !self.failed
+            && let Err(error) = self.serve(orders)
+        {
+            self.failed = true;
+            self.driver.interrupt.failed(&error);
+        }
+        Wait::Doorbell
+    }
+
+    fn panicked(&self) {
+        self.driver.interrupt.failed(&DeviceError::Panicked { queue: self.index });
+    }
+}
