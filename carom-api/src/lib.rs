@@ -16,10 +16,12 @@ pub mod field;
 mod json;
 pub mod kinds;
 pub mod limits;
+pub mod mac_address;
 pub mod operations;
 pub mod option_list;
 pub mod size;
 pub mod snapshot;
+pub mod tap_files;
 mod told;
 pub mod types;
 pub mod unsupported;
@@ -29,6 +31,8 @@ pub use call::Call;
 pub use defaults::VmDefaults;
 pub use error::{ConfigError, Explain, one_line};
 pub use field::{Field, Terms};
-pub use kinds::{DeviceConfig, DiskConfig, IommuBounceConfig, Kind, PartConfig, RngConfig, UserDeviceConfig};
+pub use kinds::{
+    DeviceConfig, DiskConfig, IommuBounceConfig, Kind, NetConfig, PartConfig, RngConfig, UserDeviceConfig,
+};
 pub use snapshot::{RestoreConfig, VmSnapshotConfig};
 pub use vm_config::{CheckedConfig, VmConfig};

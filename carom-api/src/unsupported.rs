@@ -72,7 +72,7 @@ const fn console(path: &'static str, neutral: Neutral) -> Unsupported {
 }
 
 const fn devices(path: &'static str) -> Unsupported {
-    let instead = "the guest can have disks, devices of the host (devices) and of other processes (user_devices)";
+    let instead = "the guest can have disks, network devices, devices of the host (devices) and of other processes (user_devices)";
     field(path, Neutral::NoElements, instead)
 }
 
@@ -97,6 +97,9 @@ const RAW: &str = "images are raw, and have no others behind them";
 const NO_RATE_LIMIT: &str = "the rate of disks is not limited";
 const NO_VHOST_USER: &str =
     "the program serves disks itself, from disks.path; other processes can give devices by user_devices";
+
+const NO_VHOST_USER_NET: &str =
+    "the program reads and writes a tap interface itself; other processes can give devices by user_devices";
 
 /// For a process that may reach all that its user may.
 pub(crate) const NO_LANDLOCK: &str = "what the process may reach of the host is not limited by it";
@@ -163,7 +166,18 @@ pub static UNSUPPORTED: &[Unsupported] = &[
         "the host gives RAM when the guest touches it, or at once with prefault",
     ),
     field("memory.zones", Neutral::NoElements, "RAM is one zone (memory.size)"),
-    devices("net"),
+    field("net.*.fds", Neutral::Null, "descriptors come with the request itself (SCM_RIGHTS), one for each two queues"),
+    field(
+        "net.*.host_mac",
+        Neutral::Null,
+        "the host's interface keeps its address, or gets one from the host's kernel",
+    ),
+    slot("net.*.pci_device_id"),
+    segment("net.*.pci_segment"),
+    field("net.*.rate_limiter_config", Neutral::Null, "the host's traffic control (tc) limits the interface"),
+    field("net.*.vhost_mode", Neutral::Text("Client"), NO_VHOST_USER_NET),
+    field("net.*.vhost_socket", Neutral::Null, NO_VHOST_USER_NET),
+    field("net.*.vhost_user", Neutral::Bool(false), NO_VHOST_USER_NET),
     field("numa", Neutral::NoElements, "the guest is one node"),
     field("payload.firmware", Neutral::Null, "the guest boots payload.kernel"),
     field(

@@ -11,8 +11,8 @@ use crate::config::{ConsoleConfig, CpusConfig, MemoryConfig, PayloadConfig, Plat
 use crate::error::ConfigError;
 use crate::field::Terms;
 use crate::kinds::{
-    DeviceConfig, DiskConfig, IommuBounceConfig, KINDS, KindConfig, Number, PartConfig, RngConfig, UserDeviceConfig,
-    for_each_kind,
+    DeviceConfig, DiskConfig, IommuBounceConfig, KINDS, KindConfig, NetConfig, Number, PartConfig, RngConfig,
+    UserDeviceConfig, for_each_kind,
 };
 use crate::limits::{SLOTS, SLOTS_BEHIND_IOMMU, SLOTS_BESIDE_IOMMU};
 

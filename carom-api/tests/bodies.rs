@@ -46,8 +46,7 @@ fn unknown_fields_change_nothing_where_they_are_ignored() {
 
 #[test]
 fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
-    let devices =
-        "leave it out; the guest can have disks, devices of the host (devices) and of other processes (user_devices)";
+    let devices = "leave it out; the guest can have disks, network devices, devices of the host (devices) and of other processes (user_devices)";
     for (field, message) in [
         (
             json!({"console": {"mode": "Tty"}}),
@@ -127,7 +126,7 @@ fn field_that_is_given_twice_is_refused() {
 fn fields_that_ask_for_nothing_are_forgotten() {
     for field in UNSUPPORTED {
         let path = field.path;
-        let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}], "disks": [{"path": "/i"}], "rng": {},
+        let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}], "disks": [{"path": "/i"}], "net": [{}], "rng": {},
             "memory": {"size": 1 << 30}, "cpus": {"boot_vcpus": 1, "max_vcpus": 1, "features": {}}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
             "debug_console": {"mode": "Off"}});
         let pointer = format!("/{}", path.replace('*', "0").replace('.', "/"));

@@ -182,6 +182,13 @@ mod tests {
                 json!({"path": "/i", "readonly": true, "direct": false, "iommu": false, "num_queues": 1, "queue_size": 128,
                     "serial": null, "image_type": "Unknown", "lock_granularity": "ByteRange", "id": null}),
             ),
+            (
+                "add-net",
+                "tap=t,mac=02:00:00:00:00:01,offload_ufo=off",
+                "vm.add-net",
+                json!({"tap": "t", "ip": null, "mask": null, "mac": "02:00:00:00:00:01", "mtu": null, "iommu": false, "num_queues": 2,
+                    "queue_size": 256, "offload_tso": true, "offload_ufo": false, "offload_csum": true, "id": null}),
+            ),
         ] {
             let cli = Cli::try_parse_from(["carom-remote", verb, device]).unwrap();
             let Verb::Add(add) = cli.verb else { panic!("{verb}") };

@@ -23,6 +23,7 @@ pub mod memory;
 pub mod parts;
 pub mod queued_writer;
 pub mod snapshot;
+pub mod tap;
 pub mod time_slice;
 pub mod vcpu;
 pub mod vm;

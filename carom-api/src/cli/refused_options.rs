@@ -51,7 +51,6 @@ static REFUSED: &[Refused] = &[
     alone("landlock", NO_LANDLOCK),
     alone("landlock-rules", NO_LANDLOCK),
     of_field("memory-zone", "memory.zones"),
-    of_field("net", "net"),
     of_field("numa", "numa"),
     of_field("pci-segment", "pci_segments"),
     of_field("pmem", "pmem"),

@@ -8,6 +8,7 @@
 
 mod block;
 mod iommu;
+mod net;
 mod rng;
 mod vfio;
 mod vfio_user;
@@ -23,6 +24,7 @@ use crate::field::{Field, Terms};
 
 pub use block::{DiskConfig, ImageType, LockGranularity};
 pub use iommu::IommuBounceConfig;
+pub use net::NetConfig;
 pub use rng::RngConfig;
 pub use vfio::DeviceConfig;
 pub use vfio_user::UserDeviceConfig;
@@ -39,6 +41,8 @@ macro_rules! for_each_kind {
                 user_devices: VfioUser(UserDeviceConfig),
                 /// Its disks.
                 disks: Disk(DiskConfig),
+                /// Its network devices.
+                net: Net(NetConfig),
             }
             singles {
                 /// Bounce windows, if it has them.
@@ -269,13 +273,17 @@ mod tests {
     #[test]
     fn name_of_the_users_is_checked_however_it_is_given() {
         for kind in KINDS.iter().filter(|kind| kind.add.is_some()) {
-            let source = if kind.name == "vfio-user" { "socket" } else { "path" };
-            let refused = kind.parse(&format!("{source}=/x,id=_x")).unwrap_err();
+            let source = match kind.name {
+                "vfio-user" => "socket",
+                "net" => "tap",
+                _ => "path",
+            };
+            let refused = kind.parse(&format!("{source}=x,id=_x")).unwrap_err();
             let field = kind.field.key("id");
             assert_eq!(refused.field, field, "{refused}");
-            let refused = kind.read(format!(r#"{{"{source}": "/x", "id": ""}}"#).as_bytes()).unwrap_err();
+            let refused = kind.read(format!(r#"{{"{source}": "x", "id": ""}}"#).as_bytes()).unwrap_err();
             assert!(refused.starts_with(&field.name(Terms::Json)), "{refused}");
-            let part = kind.parse(&format!("{source}=/x,id=x")).unwrap();
+            let part = kind.parse(&format!("{source}=x,id=x")).unwrap();
             assert_eq!((part.id(), part.kind().name), (Some("x"), kind.name));
             assert_eq!(kind.read(serde_json::to_string(&part).unwrap().as_bytes()), Ok(part));
         }

@@ -39,6 +39,8 @@ fn full() -> Value {
         "devices": [{"path": "/d", "iommu": true}],
         "user_devices": [{"socket": "/s", "iommu": true, "id": "u"}],
         "disks": [{"path": "/i"}],
+        // Cloud Hypervisor's document has defaults for the addresses, but the program has none, and so have we.
+        "net": [{"tap": "tap0", "mac": "02:00:00:00:00:01", "ip": "192.168.249.1", "mask": "255.255.255.0"}],
         "rng": {"src": "/dev/urandom"},
         "iommu_bounce": {},
     })
@@ -145,7 +147,7 @@ fn other_answers_have_every_field_that_typed_clients_need() {
 fn configuration_that_is_told_can_be_sent_again() {
     let mut again = told(&full())["config"].clone();
     // A name that was made up is none that a client may give.
-    for list in ["devices", "disks"] {
+    for list in ["devices", "disks", "net"] {
         again[list][0].as_object_mut().unwrap().remove("id");
     }
     assert_eq!(
@@ -155,7 +157,7 @@ fn configuration_that_is_told_can_be_sent_again() {
             .check()
             .map(|config| {
                 let mut config = VmConfig::clone(&config);
-                (config.devices[0].id, config.disks[0].id) = (None, None);
+                (config.devices[0].id, config.disks[0].id, config.net[0].id) = (None, None, None);
                 config
             })
             .unwrap())

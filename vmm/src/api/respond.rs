@@ -2,12 +2,13 @@
 
 //! From a request to its response: which operation it asks for, what the control thread says, and how that is put in HTTP.
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use carom_api::cli::Program;
 use carom_api::operations::{self, Action, BodyError, METRICS_TYPE, Operation};
 use carom_api::types::VmmPing;
-use carom_api::{Call, Explain, Terms, document, one_line};
+use carom_api::{Call, Explain, PartConfig, Terms, document, one_line};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALLOW, HeaderValue};
@@ -72,16 +73,10 @@ async fn perform(
         Err(page) => return page.into(),
     };
     // They may come with any part of the request.
-    match requests.take_descriptors() {
-        None => {
-            let message = format!("descriptors were lost: at most {MAX_DESCRIPTORS} may come with a request");
-            return refusal(StatusCode::BAD_REQUEST, &message).into();
-        }
-        Some(unused) if !unused.is_empty() => {
-            log::debug!("API: {} uses no descriptors: {} are closed", operation.name, unused.len());
-        }
-        Some(_) => {}
-    }
+    let Some(descriptors) = requests.take_descriptors() else {
+        let message = format!("descriptors were lost: at most {MAX_DESCRIPTORS} may come with a request");
+        return refusal(StatusCode::BAD_REQUEST, &message).into();
+    };
     let call = match &operation.action {
         Action::Ping => return json(&ping(shared.program)).into(),
         Action::Document => return Page::new(StatusCode::OK, JSON, document::SERVED).into(),
@@ -90,11 +85,27 @@ async fn perform(
         Action::Plain(call) => Ok(call()),
         action @ (Action::WithBody(_) | Action::AddDevice(_)) => action.read(&body),
     };
+    let call = call.and_then(|mut call| {
+        hand_over(operation.name, &mut call, descriptors)?;
+        Ok(call)
+    });
     match call {
         Ok(call) => answer(ask(&shared.control, call).await).into(),
         Err(BodyError { message, conflict: true }) => refusal(StatusCode::CONFLICT, &message).into(),
         Err(BodyError { message, conflict: false }) => refusal(StatusCode::BAD_REQUEST, &message).into(),
     }
+}
+
+/// Gives a call the descriptors that came with its request. What has no use for them has them closed.
+fn hand_over(operation: &str, call: &mut Call, descriptors: Vec<OwnedFd>) -> Result<(), BodyError> {
+    if descriptors.is_empty() {
+        return Ok(());
+    }
+    if let Call::AddDevice(PartConfig::Net(net)) = call {
+        return net.take_files(descriptors).map_err(BodyError::from);
+    }
+    log::debug!("API: {operation} uses no descriptors: {} are closed", descriptors.len());
+    Ok(())
 }
 
 /// What `call` tells, which changes nothing: one answer does for all who ask at the same time.

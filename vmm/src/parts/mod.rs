@@ -14,6 +14,7 @@ pub mod context;
 mod faults;
 mod iommu;
 mod mapper;
+mod net;
 pub mod observer;
 mod rng;
 mod vfio;
@@ -88,7 +89,7 @@ struct Builder {
 
 /// The registry: a builder for each kind that takes a slot. The virtio-iommu is built of what all others need
 /// ([`bus`]), and is there from the start or not at all.
-static BUILDERS: &[Builder] = &[vfio::BUILDER, vfio_user::BUILDER, block::BUILDER, rng::BUILDER];
+static BUILDERS: &[Builder] = &[vfio::BUILDER, vfio_user::BUILDER, block::BUILDER, net::BUILDER, rng::BUILDER];
 
 impl Site<'_> {
     /// Builds the part that `config` describes. On error nothing is left of it.

@@ -51,7 +51,7 @@ pub(crate) static STEPS: &[Step] = &[
     refused(&["add-user-device", "socket=/tmp/carom-ch-remote-XXXXXX/none.sock"], 400, &["none.sock"]),
     refused(&["remove-device", "nothing"], 404, &["nothing"]),
     told(&["add-disk", "path=/tmp/carom-ch-remote-XXXXXX/kernel"], &["\"id\":\"_disk0\"", "\"bdf\":"]),
-    refused(&["add-net", "tap=tap0"], 404, &["vm.add-net"]),
+    refused(&["add-net", "tap=lo"], 400, &["net.tap: lo: "]),
     done(&["power-button"]),
     done(&["reboot"]),
     done(&["nmi"]),

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Network devices whose other side is a tap interface of the host.
+
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Add, Kind, KindConfig, Number, PartConfig};
+use crate::body;
+use crate::config::MemoryConfig;
+use crate::error::ConfigError;
+use crate::field::Field;
+use crate::mac_address::MacAddress;
+use crate::option_list::OptionList;
+use crate::tap_files::TapFiles;
+
+/// Most queues: each has a thread.
+const MAX_QUEUES: u16 = 64;
+/// Least size of a queue: a packet without merged buffers takes as many descriptors as it has pages.
+const MIN_QUEUE_SIZE: u16 = 32;
+/// Largest size of a queue.
+const MAX_QUEUE_SIZE: u16 = 1024;
+/// Least MTU, as Linux has it for IPv4 (`ETH_MIN_MTU`).
+const MIN_MTU: u16 = 68;
+/// Most bytes of the name of an interface (`IFNAMSIZ` without the zero byte).
+const MAX_NAME: usize = 15;
+
+/// A network device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NetConfig {
+    /// The tap interface of the host, which is made if it is not there; without a name, a new one: `vmtap0` and so on.
+    #[serde(default)]
+    pub tap: Option<String>,
+    /// IPv4 address of the host on the interface, if that is made.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, format = "ipv4")]
+    pub ip: Option<Ipv4Addr>,
+    /// Network mask beside it; 255.255.255.0 where nothing is said.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, format = "ipv4")]
+    pub mask: Option<Ipv4Addr>,
+    /// Address of the guest's device; one is made up where nothing is said.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub mac: Option<MacAddress>,
+    /// Most bytes of a packet without its Ethernet header, which the interface gets too; otherwise it is the interface's.
+    #[serde(default)]
+    #[schema(value_type = Option<u64>, minimum = 68, maximum = 65535)]
+    pub mtu: Option<u16>,
+    /// Whether the device is behind the virtio-iommu.
+    #[serde(default)]
+    pub iommu: bool,
+    /// Queues, an even number from 2 to 64: half of them receive. Each has a thread.
+    #[serde(default = "default_queues")]
+    #[schema(value_type = u64, minimum = 2, maximum = 64)]
+    pub num_queues: u16,
+    /// Size of each queue, a power of two from 32 to 1024.
+    #[serde(default = "default_queue_size")]
+    #[schema(value_type = u64, minimum = 32, maximum = 1024)]
+    pub queue_size: u16,
+    /// Whether segments of TCP may come and go as one packet.
+    #[serde(default = "yes")]
+    pub offload_tso: bool,
+    /// Whether segments of UDP may, where the host's kernel can.
+    #[serde(default = "yes")]
+    pub offload_ufo: bool,
+    /// Whether checksums may be left to the other side.
+    #[serde(default = "yes")]
+    pub offload_csum: bool,
+    /// Name in logs and the API, as that of other devices.
+    #[serde(default)]
+    pub id: Option<String>,
+    /// The interface's files that came with the request.
+    #[serde(skip)]
+    pub files: TapFiles,
+}
+
+impl Default for NetConfig {
+    /// A new interface of the host, with all that it can.
+    fn default() -> Self {
+        Self {
+            tap: None,
+            ip: None,
+            mask: None,
+            mac: None,
+            mtu: None,
+            iommu: false,
+            num_queues: default_queues(),
+            queue_size: default_queue_size(),
+            offload_tso: true,
+            offload_ufo: true,
+            offload_csum: true,
+            id: None,
+            files: TapFiles::default(),
+        }
+    }
+}
+
+fn default_queues() -> u16 {
+    2
+}
+
+fn default_queue_size() -> u16 {
+    256
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl NetConfig {
+    /// The option.
+    pub const OPTION: Field = Field::new("--net", "net");
+    /// [`Self::tap`].
+    pub const TAP: Field = Self::OPTION.key("tap");
+    /// [`Self::ip`].
+    pub const IP: Field = Self::OPTION.key("ip");
+    /// [`Self::mask`].
+    pub const MASK: Field = Self::OPTION.key("mask");
+    /// [`Self::mac`].
+    pub const MAC: Field = Self::OPTION.key("mac");
+    /// [`Self::mtu`].
+    pub const MTU: Field = Self::OPTION.key("mtu");
+    /// [`Self::num_queues`].
+    pub const NUM_QUEUES: Field = Self::OPTION.key("num_queues");
+    /// [`Self::queue_size`].
+    pub const QUEUE_SIZE: Field = Self::OPTION.key("queue_size");
+    /// Descriptors of the interface.
+    pub const FD: Field = Self::OPTION.keys("fd", "fds");
+
+    /// The kind.
+    pub const KIND: Kind = Kind {
+        name: "net",
+        field: Self::OPTION,
+        number: Number::Many,
+        value: "tap=NAME,…",
+        help: "Network device: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,id=NAME]",
+        bare: None,
+        id: "_net",
+        takes_slot: true,
+        passed_through: false,
+        iommu: Some(Self::OPTION.key("iommu")),
+        default_for_clients: false,
+        add: Some(Add {
+            operation: "vm.add-net",
+            id: "addNetVM",
+            summary: "Adds a network device, to a running VM too. Files of the tap interface may come as descriptors, one for each pair of queues.",
+            schema: "NetConfig",
+            verb: "add-net",
+            about: "Add a network device, to a running guest too: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,iommu=on|off][,…][,id=NAME]",
+        }),
+        parse: |text| text.parse().map(PartConfig::Net),
+        read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Net),
+    };
+
+    /// Pairs of queues, one to receive and one to transmit.
+    pub fn pairs(&self) -> u16 {
+        self.num_queues / 2
+    }
+
+    /// Gives the device an interface that a client has open.
+    ///
+    /// # Errors
+    /// There is not a file for each pair of queues, or the interface is named too.
+    pub fn take_files(&mut self, files: Vec<OwnedFd>) -> Result<(), ConfigError> {
+        let (files, pairs) = (TapFiles::new(files), self.pairs());
+        if self.tap.is_some() {
+            return Err(ConfigError::new(Self::TAP, "is for an interface that the program opens, not for descriptors"));
+        }
+        if files.count() != usize::from(pairs) {
+            let rule = format!("{} came, not {pairs}: one for each two queues", files.count());
+            return Err(ConfigError::new(Self::FD, rule));
+        }
+        self.files = files;
+        Ok(())
+    }
+}
+
+impl KindConfig for NetConfig {
+    fn kind(&self) -> &'static Kind {
+        &Self::KIND
+    }
+
+    fn id(&self) -> Option<&str> {
+        self.id.as_deref()
+    }
+
+    fn set_id(&mut self, id: String) {
+        self.id = Some(id);
+    }
+
+    fn is_behind_iommu(&self) -> bool {
+        self.iommu
+    }
+
+    fn source(&self) -> Option<&Path> {
+        self.tap.as_deref().map(Path::new)
+    }
+
+    /// An interface has one user.
+    fn exclusive(&self) -> Option<Field> {
+        self.tap.is_some().then_some(Self::TAP)
+    }
+
+    /// The address stays the same from one boot to the next.
+    fn complete(&mut self) {
+        self.mac.get_or_insert_with(MacAddress::random);
+    }
+
+    fn check(&self, _: &MemoryConfig) -> Result<(), ConfigError> {
+        let Self { num_queues, queue_size, .. } = *self;
+        let (field, rule) = if !num_queues.is_multiple_of(2) || !(2..=MAX_QUEUES).contains(&num_queues) {
+            (Self::NUM_QUEUES, format!("{num_queues} is no even number from 2 to {MAX_QUEUES}"))
+        } else if !queue_size.is_power_of_two() || !(MIN_QUEUE_SIZE..=MAX_QUEUE_SIZE).contains(&queue_size) {
+            let rule = format!("{queue_size} is no power of two from {MIN_QUEUE_SIZE} to {MAX_QUEUE_SIZE}");
+            (Self::QUEUE_SIZE, rule)
+        } else if let Some(mtu) = self.mtu
+            && mtu < MIN_MTU
+        {
+            (Self::MTU, format!("{mtu} is less than {MIN_MTU}"))
+        } else if self.tap.as_deref().is_some_and(|name| !is_interface_name(name)) {
+            (Self::TAP, format!("is no name of an interface: 1 to {MAX_NAME} bytes without '/', ':', '%' and blanks"))
+        } else if self.mask.is_some() && self.ip.is_none() {
+            (Self::MASK, "is used with ip only".to_string())
+        } else if self.mask.is_some_and(|mask| mask.to_bits().count_zeros() != mask.to_bits().trailing_zeros()) {
+            (Self::MASK, "has bits that are set behind others that are not".to_string())
+        } else {
+            return Ok(());
+        };
+        Err(ConfigError::new(field, rule))
+    }
+
+    fn to_part(&self) -> PartConfig {
+        PartConfig::Net(self.clone())
+    }
+}
+
+/// As Linux checks it (`dev_valid_name()`); a percent sign would have it make up a name.
+fn is_interface_name(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':' | b'%');
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(fits) && name != "." && name != ".."
+}
+
+impl FromStr for NetConfig {
+    type Err = ConfigError;
+
+    /// Parses any of the keys; the text may be empty.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let keys = [
+            "tap",
+            "ip",
+            "mask",
+            "mac",
+            "mtu",
+            "iommu",
+            "num_queues",
+            "queue_size",
+            "offload_tso",
+            "offload_ufo",
+            "offload_csum",
+            "pci_segment",
+            "id",
+        ];
+        if text.is_empty() {
+            return Ok(Self::default());
+        }
+        let list = OptionList::parse(Self::OPTION, text, &keys)?;
+        let number = |key: &'static str| match list.get(key).map(str::parse) {
+            None => Ok(None),
+            Some(Ok(number)) => Ok(Some(number)),
+            Some(Err(_)) => Err(ConfigError::new(Self::OPTION.key(key), "is no number that fits")),
+        };
+        let address = |key: &'static str| match list.get(key).map(str::parse) {
+            None => Ok(None),
+            Some(Ok(address)) => Ok(Some(address)),
+            Some(Err(_)) => Err(ConfigError::new(Self::OPTION.key(key), "is no IPv4 address, such as 192.168.249.1")),
+        };
+        let mac = match list.get("mac").map(str::parse::<MacAddress>) {
+            None => None,
+            Some(Ok(mac)) => Some(mac),
+            Some(Err(rule)) => return Err(ConfigError::new(Self::MAC, rule)),
+        };
+        if number("pci_segment")?.unwrap_or(0) != 0 {
+            let rule = "must be 0: all devices are on segment 0";
+            return Err(ConfigError::new(Self::OPTION.key("pci_segment"), rule));
+        }
+        Ok(Self {
+            tap: list.get("tap").map(str::to_string),
+            ip: address("ip")?,
+            mask: address("mask")?,
+            mac,
+            mtu: number("mtu")?,
+            iommu: list.toggle("iommu", false)?,
+            num_queues: number("num_queues")?.unwrap_or_else(default_queues),
+            queue_size: number("queue_size")?.unwrap_or_else(default_queue_size),
+            offload_tso: list.toggle("offload_tso", true)?,
+            offload_ufo: list.toggle("offload_ufo", true)?,
+            offload_csum: list.toggle("offload_csum", true)?,
+            id: list.get("id").map(str::to_string),
+            files: TapFiles::default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::error::Explain;
+    use crate::field::Terms;
+
+    fn net(text: &str) -> NetConfig {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn device_parses_as_cloud_hypervisor_spells_it() {
+        let plain = net("");
+        assert_eq!(plain, serde_json::from_str("{}").unwrap());
+        assert_eq!((plain.num_queues, plain.queue_size, plain.offload_tso, plain.iommu), (2, 256, true, false));
+        let text = "tap=tap0,ip=10.0.0.1,mask=255.255.0.0,mac=02:00:00:00:00:01,mtu=9000,iommu=on,num_queues=4,queue_size=512,\
+                    offload_tso=off,offload_ufo=off,offload_csum=off,pci_segment=0,id=n";
+        let json = r#"{"tap": "tap0", "ip": "10.0.0.1", "mask": "255.255.0.0", "mac": "02:00:00:00:00:01", "mtu": 9000, "iommu": true,
+            "num_queues": 4, "queue_size": 512, "offload_tso": false, "offload_ufo": false, "offload_csum": false, "id": "n"}"#;
+        assert_eq!(net(text), serde_json::from_str(json).unwrap());
+        assert_eq!(net(text).pairs(), 2);
+    }
+
+    #[test]
+    fn malformed_devices_name_option_and_rule() {
+        let refused = |text: &str| text.parse::<NetConfig>().unwrap_err().to_string();
+        assert_eq!(refused("iommu=yes"), "--net iommu: 'yes' is neither 'on' nor 'off'");
+        assert_eq!(refused("ip=fd00::1"), "--net ip: is no IPv4 address, such as 192.168.249.1");
+        assert_eq!(refused("mtu=65536"), "--net mtu: is no number that fits");
+        assert!(refused("mac=02:00").starts_with("--net mac: is no address of the form"));
+        assert_eq!(refused("pci_segment=1"), "--net pci_segment: must be 0: all devices are on segment 0");
+        assert!(refused("fd=3").starts_with("--net: unknown key 'fd'"));
+        let json = serde_json::from_str::<NetConfig>(r#"{"mac": "01:00:00:00:00:01"}"#).unwrap_err().to_string();
+        assert!(json.contains("is an address of a group"), "{json}");
+    }
+
+    #[test]
+    fn queues_name_and_mask_are_checked() {
+        let memory = MemoryConfig::default();
+        for (text, field) in [
+            ("num_queues=0", NetConfig::NUM_QUEUES),
+            ("num_queues=3", NetConfig::NUM_QUEUES),
+            ("num_queues=66", NetConfig::NUM_QUEUES),
+            ("queue_size=16", NetConfig::QUEUE_SIZE),
+            ("queue_size=100", NetConfig::QUEUE_SIZE),
+            ("mtu=67", NetConfig::MTU),
+            ("tap=sixteen-bytes-xx", NetConfig::TAP),
+            ("tap=tap%d", NetConfig::TAP),
+            ("tap=..", NetConfig::TAP),
+            ("mask=255.255.255.0", NetConfig::MASK),
+            ("ip=10.0.0.1,mask=255.0.255.0", NetConfig::MASK),
+        ] {
+            let error = net(text).check(&memory).unwrap_err();
+            assert_eq!(error.field, field, "{text}");
+            assert!(error.explain(Terms::Json).starts_with("net."), "{error}");
+        }
+        let most = net("tap=fifteen-bytes-x,num_queues=64,queue_size=1024,mtu=65535,ip=10.0.0.1,mask=0.0.0.0");
+        assert_eq!(most.check(&memory), Ok(()));
+    }
+
+    #[test]
+    fn interface_belongs_to_one_device_and_a_made_up_address_stays() {
+        let conflict = |one: &str, other: &str| {
+            let (one, other) = (net(one), net(other));
+            let (one, other): (&dyn KindConfig, &dyn KindConfig) = (&one, &other);
+            one.same_as(other).map(|(field, _)| field)
+        };
+        assert_eq!(conflict("tap=a", "tap=a"), Some(NetConfig::TAP));
+        assert_eq!((conflict("tap=a", "tap=b"), conflict("", "")), (None, None));
+        let mut device = net("");
+        device.complete();
+        let made = device.mac;
+        assert!(made.is_some());
+        device.complete();
+        assert_eq!(device.mac, made);
+    }
+
+    #[test]
+    fn descriptors_are_as_many_as_pairs_of_queues() {
+        let files = |count| (0..count).map(|_| File::open("/dev/null").unwrap().into()).collect::<Vec<OwnedFd>>();
+        let mut device = net("num_queues=4");
+        assert_eq!(device.take_files(files(1)).unwrap_err().field, NetConfig::FD);
+        assert_eq!(device.take_files(files(2)), Ok(()));
+        assert_eq!(device.files.iter().count(), 2);
+        assert_eq!((device.clone() == device, net("num_queues=4") == device), (true, false));
+        assert_eq!(net("tap=a").take_files(files(1)).unwrap_err().field, NetConfig::TAP);
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Addresses of network devices.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// An Ethernet address of one station, in text as `02:00:00:00:00:01`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct MacAddress([u8; 6]);
+
+impl MacAddress {
+    /// An address that nobody was given: locally administered, the rest by chance.
+    pub fn random() -> Self {
+        let mut bytes = [0; 6];
+        // Where the host has no random bytes yet, it waits; it fails only where a signal comes before that.
+        let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+        bytes[0] = bytes[0] & !1 | 2;
+        Self(bytes)
+    }
+
+    /// Its bytes, in the order in which they are sent.
+    pub fn bytes(self) -> [u8; 6] {
+        self.0
+    }
+}
+
+impl FromStr for MacAddress {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const FORM: &str = "is no address of the form 02:00:00:00:00:01";
+        let (mut bytes, mut count) = ([0; 6], 0);
+        for part in text.split(':') {
+            let byte = bytes.get_mut(count).ok_or(FORM)?;
+            if part.len() != 2 || !part.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+                return Err(FORM);
+            }
+            *byte = u8::from_str_radix(part, 16).map_err(|_| FORM)?;
+            count += 1;
+        }
+        if count < bytes.len() {
+            return Err(FORM);
+        }
+        // As Linux checks it for an interface (`is_valid_ether_addr()`).
+        if bytes[0] & 1 != 0 || bytes == [0; 6] {
+            return Err("is an address of a group, or zero: a device needs one of its own");
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl TryFrom<String> for MacAddress {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<MacAddress> for String {
+    fn from(address: MacAddress) -> Self {
+        address.to_string()
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_is_read_and_written_as_it_is_spelt() {
+        let address: MacAddress = "02:0a:ff:00:00:01".parse().unwrap();
+        assert_eq!((address.bytes(), address.to_string().as_str()), ([2, 10, 255, 0, 0, 1], "02:0a:ff:00:00:01"));
+        assert_eq!("02:0A:FF:00:00:01".parse(), Ok(address));
+        for wrong in [
+            "",
+            "02:0a:ff:00:00",
+            "02:0a:ff:00:00:01:02",
+            "02-0a-ff-00-00-01",
+            "2:a:ff:0:0:1",
+            "02:0a:ff:00:00:+1",
+            "02:0a:ff:00:00:1é",
+        ] {
+            assert!(wrong.parse::<MacAddress>().unwrap_err().starts_with("is no address"), "{wrong}");
+        }
+        for group in ["01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"] {
+            assert!(group.parse::<MacAddress>().unwrap_err().contains("group"), "{group}");
+        }
+    }
+
+    #[test]
+    fn made_up_addresses_differ_and_belong_to_one_station_that_nobody_registered() {
+        let (one, other) = (MacAddress::random(), MacAddress::random());
+        assert_ne!(one, other);
+        assert_eq!(one.bytes()[0] & 3, 2);
+        assert_eq!(one.to_string().parse(), Ok(one));
+    }
+}

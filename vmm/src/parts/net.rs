@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Network devices: virtio-net.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use carom_api::error::FileError;
+use carom_api::kinds::Kind;
+use carom_api::{NetConfig, PartConfig};
+use devices::dma::{DeviceMemory, DmaTable, TableMapper};
+use devices::pci::PciDevice;
+use devices::virtio::VirtioPciDevice;
+use devices::virtio::net::{self, NetCounters, NetParams, NetTraits, VirtioNet};
+use devices::worker::Role;
+use log::error;
+
+use super::{Builder, Built, Part, Site, not_built_here};
+use crate::machine::{Counter, VmError};
+use crate::tap::{Tap, TapOptions};
+
+pub(super) const BUILDER: Builder = Builder { kind: &NetConfig::KIND, roles: &[Role::Net, Role::NetControl], build };
+
+/// The network mask beside an address that has none.
+const DEFAULT_MASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 0);
+
+struct Net {
+    function: Arc<VirtioPciDevice>,
+    device: Arc<VirtioNet>,
+}
+
+impl Part for Net {
+    fn kind(&self) -> &'static Kind {
+        BUILDER.kind
+    }
+
+    fn function(&self) -> Arc<dyn PciDevice> {
+        self.function.clone()
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        named(self.device.counters())
+    }
+
+    /// Its threads end.
+    fn leave(&mut self) {
+        if let Err(error) = self.function.reset() {
+            error!("{}: resetting it: {error}", self.function.id());
+        }
+    }
+}
+
+fn named(counters: NetCounters) -> Vec<Counter> {
+    let NetCounters { rx_frames, rx_bytes, rx_dropped, tx_frames, tx_bytes, tx_dropped, host_errors } = counters;
+    vec![
+        Counter { name: "rx_frames", help: "Packets that the guest has received.", value: rx_frames },
+        Counter { name: "rx_bytes", help: "Bytes that the guest has received.", value: rx_bytes },
+        Counter { name: "rx_dropped", help: "Packets too large for the guest's buffers.", value: rx_dropped },
+        Counter { name: "tx_frames", help: "Packets that the guest has sent.", value: tx_frames },
+        Counter { name: "tx_bytes", help: "Bytes that the guest has sent.", value: tx_bytes },
+        Counter { name: "tx_dropped", help: "Packets of the guest that the host did not take.", value: tx_dropped },
+        Counter { name: "host_errors", help: "How often the host's interface could not be read.", value: host_errors },
+    ]
+}
+
+/// Opens the interface and makes the device.
+fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
+    let PartConfig::Net(config) = config else { return Err(not_built_here(config)) };
+    let Site { address, shared } = site;
+    let tap = open(config)?;
+    let id = config.id.as_deref().unwrap_or(NetConfig::KIND.id);
+    let ram = shared.context.memory.clone();
+    let table = config.iommu.then(|| {
+        let faults = Some((address.endpoint_id(), shared.faults.sender()));
+        Arc::new(DmaTable::new(id, ram.clone(), faults))
+    });
+    let traits = NetTraits {
+        mac: config.mac.unwrap_or_else(carom_api::mac_address::MacAddress::random).bytes(),
+        mtu: tap.mtu(),
+        pairs: config.pairs(),
+        queue_size: config.queue_size,
+        csum: config.offload_csum,
+        tso: config.offload_tso,
+        uso: config.offload_ufo && tap.has_uso(),
+    };
+    let params = NetParams {
+        id: id.into(),
+        carrier: Box::new(tap),
+        traits,
+        memory: table.clone().map_or_else(|| DeviceMemory::all_ram(ram), DeviceMemory::mapped),
+        msi: shared.context.msi.clone(),
+        doorbells: Some(shared.context.doorbells.clone()),
+        observer: Some(shared.context.observer.clone()),
+    };
+    let (function, device) = net::create(params)
+        .map_err(|error| VmError::Device { what: "making a network device", source: io::Error::other(error) })?;
+    let mapper = table.map(|table| Box::new(TableMapper::new(table)) as Box<_>);
+    Ok(Built { part: Box::new(Net { function, device }), mapper })
+}
+
+fn open(config: &NetConfig) -> Result<Tap, FileError> {
+    let (tap, field) = if config.files.is_empty() {
+        let address = config.ip.map(|ip| (ip, config.mask.unwrap_or(DEFAULT_MASK)));
+        let (name, mtu) = (config.tap.as_deref(), config.mtu);
+        (Tap::open(&TapOptions { name, pairs: config.pairs(), address, mtu }), NetConfig::TAP)
+    } else {
+        (Tap::given(config.files.iter(), config.mtu), NetConfig::FD)
+    };
+    let path = config.tap.clone().unwrap_or_else(|| "the interface".into());
+    tap.map_err(|source| FileError { field, path, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use carom_api::{Explain, Terms};
+
+    use super::*;
+    use crate::api::metrics;
+
+    #[test]
+    fn counters_are_in_the_documents_table_of_metrics() {
+        let document = include_str!("../../../docs/api.md");
+        for counter in named(NetCounters::default()) {
+            let name = metrics::name_of(BUILDER.kind.name, counter.name);
+            assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
+        }
+    }
+
+    #[test]
+    fn interface_that_cannot_be_used_is_named_with_the_field_that_is_to_blame() {
+        let refused = |config: &NetConfig| open(config).err().unwrap().explain(Terms::Json);
+        let mut config = NetConfig::default();
+        config.take_files(vec![File::open("/dev/null").unwrap().into()]).unwrap();
+        assert!(
+            refused(&config).starts_with("net.fds: the interface: a descriptor is of no tap"),
+            "{}",
+            refused(&config)
+        );
+        // The loopback interface is no tap, whoever asks.
+        let config: NetConfig = "tap=lo".parse().unwrap();
+        assert!(refused(&config).starts_with("net.tap: lo: "), "{}", refused(&config));
+    }
+}

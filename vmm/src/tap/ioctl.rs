@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Calls of tap interfaces (`drivers/net/tun.c`, `drivers/net/tap.c`) and of interfaces at all (`netdevice(7)`). All unsafe code of
+//! network devices stands here.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
+
+/// Bytes of the name of an interface, with a zero byte at its end.
+const NAME_LEN: usize = libc::IFNAMSIZ;
+
+/// An interface by its name, and a value of a kind that the call says (`struct ifreq`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Request {
+    name: [u8; NAME_LEN],
+    value: [u8; 24],
+}
+
+const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
+
+impl Request {
+    fn new(name: &str) -> io::Result<Self> {
+        let mut request = Self { name: [0; NAME_LEN], value: [0; 24] };
+        if name.len() >= NAME_LEN {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        request.name[..name.len()].copy_from_slice(name.as_bytes());
+        Ok(request)
+    }
+
+    fn with(name: &str, value: &[u8]) -> io::Result<Self> {
+        let mut request = Self::new(name)?;
+        request.value[..value.len()].copy_from_slice(value);
+        Ok(request)
+    }
+
+    fn name(&self) -> String {
+        let len = self.name.iter().position(|byte| *byte == 0).unwrap_or(NAME_LEN);
+        String::from_utf8_lossy(&self.name[..len]).into_owned()
+    }
+
+    fn flags(&self) -> u16 {
+        u16::from_ne_bytes([self.value[0], self.value[1]])
+    }
+
+    /// Makes a call that reads and writes a request.
+    fn call(&mut self, file: BorrowedFd<'_>, number: libc::c_ulong) -> io::Result<()> {
+        // SAFETY: Each call that this is used for takes a pointer to a `struct ifreq`, whose size this has, and neither reads nor
+        // writes beyond it.
+        result(unsafe { ioctl_with_mut_ref(&file.as_raw_fd(), number, self) })
+    }
+}
+
+fn result(status: libc::c_int) -> io::Result<()> {
+    if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Makes `file`, of `/dev/net/tun`, that of an interface, which is made if there is none of that name; returns its name.
+pub(super) fn set_interface(file: BorrowedFd<'_>, name: &str, flags: u16) -> io::Result<String> {
+    let mut request = Request::with(name, &flags.to_ne_bytes())?;
+    request.call(file, libc::TUNSETIFF)?;
+    Ok(request.name())
+}
+
+/// The flags of the interface that `file` is of.
+pub(super) fn interface_flags(file: BorrowedFd<'_>) -> io::Result<u16> {
+    let mut request = Request::new("")?;
+    request.call(file, libc::TUNGETIFF)?;
+    Ok(request.flags())
+}
+
+/// Sets the bytes of the header before each packet.
+pub(super) fn set_header_len(file: BorrowedFd<'_>, len: i32) -> io::Result<()> {
+    // SAFETY: The call reads an `int`.
+    result(unsafe { ioctl_with_ref(&file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &len) })
+}
+
+/// Sets what the reader of the file takes of packets that are not finished.
+pub(super) fn set_offloads(file: BorrowedFd<'_>, offloads: u32) -> io::Result<()> {
+    // SAFETY: The call takes a number.
+    result(unsafe { ioctl_with_val(&file.as_raw_fd(), libc::TUNSETOFFLOAD, offloads.into()) })
+}
+
+/// Has the interface use the file for packets, or not.
+pub(super) fn use_queue(file: BorrowedFd<'_>, used: bool) -> io::Result<()> {
+    let flag = if used { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
+    let mut request = Request::with("", &flag.to_ne_bytes()[..2])?;
+    request.call(file, libc::TUNSETQUEUE)
+}
+
+/// The flags of an interface. `socket` is any, as below.
+pub(super) fn flags(socket: BorrowedFd<'_>, name: &str) -> io::Result<u16> {
+    let mut request = Request::new(name)?;
+    request.call(socket, libc::SIOCGIFFLAGS)?;
+    Ok(request.flags())
+}
+
+/// Sets the flags of an interface.
+pub(super) fn set_flags(socket: BorrowedFd<'_>, name: &str, flags: u16) -> io::Result<()> {
+    Request::with(name, &flags.to_ne_bytes())?.call(socket, libc::SIOCSIFFLAGS)
+}
+
+/// Most bytes of a packet of an interface.
+pub(super) fn mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<i32> {
+    let mut request = Request::new(name)?;
+    request.call(socket, libc::SIOCGIFMTU)?;
+    let [a, b, c, d, ..] = request.value;
+    Ok(i32::from_ne_bytes([a, b, c, d]))
+}
+
+/// Sets them.
+pub(super) fn set_mtu(socket: BorrowedFd<'_>, name: &str, mtu: i32) -> io::Result<()> {
+    Request::with(name, &mtu.to_ne_bytes())?.call(socket, libc::SIOCSIFMTU)
+}
+
+/// Sets the host's address on an interface, and its network mask.
+pub(super) fn set_address(socket: BorrowedFd<'_>, name: &str, ip: Ipv4Addr, mask: Ipv4Addr) -> io::Result<()> {
+    for (number, address) in [(libc::SIOCSIFADDR, ip), (libc::SIOCSIFNETMASK, mask)] {
+        // `struct sockaddr_in`: the family, a port, the address.
+        let family = u16::try_from(libc::AF_INET).unwrap_or_default().to_ne_bytes();
+        let value = [&family[..], &[0; 2], &address.octets(), &[0; 8]].concat();
+        Request::with(name, &value)?.call(socket, number)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Tap interfaces of the host, which network devices of the guest are connected with.
+
+mod ioctl;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::{Mutex, PoisonError};
+
+use devices::virtio::net::spec::HEADER_BYTES;
+use devices::virtio::net::{Carrier, Offloads};
+use libc::{TUN_F_CSUM, TUN_F_TSO_ECN, TUN_F_TSO4, TUN_F_TSO6, TUN_F_USO4, TUN_F_USO6};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+/// The file that interfaces are made by.
+const TUN: &str = "/dev/net/tun";
+/// The name of an interface for which none is given; the kernel puts a number in.
+const ANY_NAME: &str = "vmtap%d";
+/// The MTU of an interface that a client opened: it may be in another network namespace, where nobody can look.
+const DEFAULT_MTU: u16 = 1500;
+
+/// How an interface is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct TapOptions<'o> {
+    /// Its name, if it has one.
+    pub name: Option<&'o str>,
+    /// Pairs of queues: a file for each.
+    pub pairs: u16,
+    /// The host's address on it and the network mask, if it is made.
+    pub address: Option<(Ipv4Addr, Ipv4Addr)>,
+    /// Its MTU, if that is to be another than it has.
+    pub mtu: Option<u16>,
+}
+
+/// An interface with its files.
+pub struct Tap {
+    files: Vec<File>,
+    mtu: u16,
+    has_uso: bool,
+    /// Its files came from a client.
+    is_given: bool,
+    /// Pairs of queues that the host uses.
+    used: Mutex<u16>,
+}
+
+fn tap_flags(pairs: u16) -> u16 {
+    let multi = if pairs > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
+    u16::try_from(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multi).unwrap_or_default()
+}
+
+impl Tap {
+    /// Opens an interface, makes it if it is not there, and sets it up. One that is made goes with its files.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn open(options: &TapOptions<'_>) -> io::Result<Self> {
+        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        let socket = socket.as_fd();
+        let was_there = options.name.is_some_and(|name| ioctl::flags(socket, name).is_ok());
+        let (mut name, mut files) = (options.name.unwrap_or(ANY_NAME).to_string(), Vec::new());
+        for _ in 0..options.pairs {
+            let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(TUN)?;
+            name = ioctl::set_interface(file.as_fd(), &name, tap_flags(options.pairs)).map_err(|error| {
+                if was_there && error.kind() == io::ErrorKind::InvalidInput {
+                    let kind = if options.pairs > 1 { "with several queues" } else { "with one queue" };
+                    return io::Error::other(format!("is there already, but is no tap interface {kind}"));
+                }
+                error
+            })?;
+            files.push(file);
+        }
+        if let Some((ip, mask)) = options.address {
+            if was_there {
+                log::warn!("{name} is there already and keeps its address");
+            } else {
+                ioctl::set_address(socket, &name, ip, mask)?;
+            }
+        }
+        if let Some(mtu) = options.mtu {
+            ioctl::set_mtu(socket, &name, mtu.into())?;
+        }
+        let (flags, up) = (ioctl::flags(socket, &name)?, u16::try_from(libc::IFF_UP).unwrap_or_default());
+        if flags & up == 0 {
+            ioctl::set_flags(socket, &name, flags | up)?;
+        }
+        let mtu = u16::try_from(ioctl::mtu(socket, &name)?).unwrap_or(u16::MAX);
+        if options.name.is_none() {
+            log::info!("{name} is the host's side of a network device");
+        }
+        Self::of(files, mtu, false)
+    }
+
+    /// An interface that a client opened, by a file for each pair of queues.
+    ///
+    /// # Errors
+    /// A file is that of no tap interface, or not of one as it is needed.
+    pub fn given<'f>(files: impl Iterator<Item = BorrowedFd<'f>>, mtu: Option<u16>) -> io::Result<Self> {
+        let files: Vec<File> =
+            files.map(|file| file.try_clone_to_owned().map(File::from)).collect::<io::Result<_>>()?;
+        for file in &files {
+            let is_tap = |flags: u16| flags & tap_flags(1) == tap_flags(1);
+            if !ioctl::interface_flags(file.as_fd()).is_ok_and(is_tap) {
+                let rule = "a descriptor is of no tap interface with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR";
+                return Err(io::Error::other(rule));
+            }
+            fcntl_setfl(file, fcntl_getfl(file)? | OFlags::NONBLOCK)?;
+        }
+        Self::of(files, mtu.unwrap_or(DEFAULT_MTU), true)
+    }
+
+    fn of(files: Vec<File>, mtu: u16, is_given: bool) -> io::Result<Self> {
+        let first = files.first().ok_or(io::ErrorKind::InvalidInput)?;
+        for file in &files {
+            ioctl::set_header_len(file.as_fd(), i32::try_from(HEADER_BYTES).unwrap_or_default())?;
+        }
+        let has_uso = ioctl::set_offloads(first.as_fd(), TUN_F_CSUM | TUN_F_USO4 | TUN_F_USO6).is_ok();
+        ioctl::set_offloads(first.as_fd(), 0)?;
+        let used = u16::try_from(files.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        Ok(Self { files, mtu, has_uso, is_given, used: Mutex::new(used) })
+    }
+
+    /// Most bytes of a packet, without its Ethernet header.
+    pub fn mtu(&self) -> u16 {
+        self.mtu
+    }
+
+    /// Whether the host's kernel can segment UDP.
+    pub fn has_uso(&self) -> bool {
+        self.has_uso
+    }
+}
+
+impl Carrier for Tap {
+    fn file(&self, pair: u16) -> &File {
+        &self.files[usize::from(pair)]
+    }
+
+    fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
+        let Offloads { csum, tso4, tso6, ecn, uso } = offloads;
+        let flags = [
+            (csum, TUN_F_CSUM),
+            (tso4, TUN_F_TSO4),
+            (tso6, TUN_F_TSO6),
+            // It goes with the others, for which alone it means something.
+            (ecn && (tso4 || tso6), TUN_F_TSO_ECN),
+            (uso, TUN_F_USO4 | TUN_F_USO6),
+        ];
+        let flags = flags.into_iter().filter(|(wanted, _)| *wanted).fold(0, |all, (_, flag)| all | flag);
+        ioctl::set_offloads(self.files[0].as_fd(), flags)
+    }
+
+    fn set_pairs(&self, pairs: u16) -> io::Result<()> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        // The first stays in use all the time.
+        while *used < pairs {
+            ioctl::use_queue(self.file(*used).as_fd(), true)?;
+            *used += 1;
+        }
+        while *used > pairs.max(1) {
+            ioctl::use_queue(self.file(*used - 1).as_fd(), false)?;
+            *used -= 1;
+        }
+        Ok(())
+    }
+
+    fn can_be_opened_again(&self) -> Result<(), &'static str> {
+        if self.is_given {
+            return Err("the descriptors of its interface came from a client, and another process has none");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_of_another_kind_is_no_interface() {
+        let file = File::open("/dev/null").unwrap();
+        let error = Tap::given([file.as_fd()].into_iter(), None).err().unwrap();
+        assert!(error.to_string().starts_with("a descriptor is of no tap interface"), "{error}");
+    }
+}
