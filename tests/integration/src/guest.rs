@@ -39,6 +39,7 @@ pub struct Guest {
     drives: Vec<Drive>,
     user_devices: Vec<String>,
     disks: Vec<String>,
+    cards: Vec<String>,
     rng: Option<String>,
     bounce: Option<String>,
     job: String,
@@ -88,6 +89,7 @@ impl Guest {
             drives: Vec::new(),
             user_devices: Vec::new(),
             disks: Vec::new(),
+            cards: Vec::new(),
             rng: None,
             bounce: None,
             job: String::new(),
@@ -175,6 +177,13 @@ impl Guest {
     #[must_use]
     pub fn disk(mut self, value: &str) -> Self {
         self.disks.push(value.into());
+        self
+    }
+
+    /// Adds a network device (Carom only): the value of `--net`.
+    #[must_use]
+    pub fn net(mut self, value: &str) -> Self {
+        self.cards.push(value.into());
         self
     }
 
@@ -338,6 +347,7 @@ impl Guest {
             drives: self.drives.clone(),
             user_devices: self.user_devices.clone(),
             disks: self.disks.clone(),
+            cards: self.cards.clone(),
             rng: self.rng.clone(),
             bounce: self.bounce.clone(),
             events: dir.join("events"),

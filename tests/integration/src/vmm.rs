@@ -96,6 +96,8 @@ pub(crate) struct Machine {
     pub(crate) user_devices: Vec<String>,
     /// Values of Carom's `--disk`.
     pub(crate) disks: Vec<String>,
+    /// Values of Carom's `--net`.
+    pub(crate) cards: Vec<String>,
     /// Value of Carom's `--rng`.
     pub(crate) rng: Option<String>,
     pub(crate) bounce: Option<String>,
@@ -155,6 +157,9 @@ fn carom(site: &Site, machine: &Machine) -> Command {
     }
     for disk in &machine.disks {
         command.args(["--disk", disk]);
+    }
+    for card in &machine.cards {
+        command.args(["--net", card]);
     }
     if let Some(rng) = &machine.rng {
         command.args(["--rng", rng]);

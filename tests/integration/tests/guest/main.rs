@@ -19,6 +19,7 @@ mod hotplug;
 mod isolation;
 mod lifecycle;
 mod memory_hotplug;
+mod net;
 mod network;
 mod patch;
 mod polling;

@@ -3,6 +3,7 @@
 
 pub(crate) mod edu;
 pub(crate) mod edu_server;
+pub(crate) mod tap;
 
 use std::sync::LazyLock;
 

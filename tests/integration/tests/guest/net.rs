@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! virtio-net: a real guest on a tap interface, beside the virtio-iommu, behind it through mappings, and through a window.
+
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::thread;
+
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::guest_test;
+use carom_integration::{Guest, Outcome};
+use serde_json::{Value, json};
+
+use crate::api::{BOOT_TIME, command_line};
+use crate::hotplug::{create, put, wait_gone};
+use crate::support::tap::{open_tap, put_with_descriptors};
+use crate::support::{MIB, SITE, run};
+
+/// MiB that go to the host and come back.
+const TRAFFIC_MIB: u64 = 8;
+
+/// Waits for the card, and has functions that send random bytes to the server, which sends them back, and compare them: over
+/// one connection in large packets, over another in small ones, over several at the same time.
+const FUNCTIONS: &str = r#"
+wait_for_card() {
+    i=0
+    while [ ! -e /sys/class/net/eth0/device ] && [ $i -lt 100 ]; do i=$((i + 1)); sleep 0.1; done
+    ip addr add NET.2/24 dev eth0
+    ip link set eth0 up
+}
+large() {
+    head -c $((MIB * 1048576)) /dev/urandom >/tmp/sent
+    nc -w 60 NET.1 PORT </tmp/sent >/tmp/back
+    cmp /tmp/sent /tmp/back && echo CAROM-SAME large
+}
+small() {
+    ip link set eth0 mtu 128
+    head -c 65536 /dev/urandom >/tmp/part
+    dd if=/tmp/part bs=64 2>/dev/null | nc -w 60 NET.1 PORT >/tmp/back
+    cmp /tmp/part /tmp/back && echo CAROM-SAME small
+    ip link set eth0 mtu 1500
+}
+several() {
+    head -c 2097152 /dev/urandom >/tmp/sent
+    for one in 1 2 3 4; do
+        (nc -w 60 NET.1 PORT </tmp/sent >/tmp/back$one
+        cmp /tmp/sent /tmp/back$one && echo CAROM-SAME one of several) &
+    done
+    wait
+}
+"#;
+
+/// A server that sends back what it gets, on all addresses, until the tests end; its port.
+fn echo_server() -> u16 {
+    let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            thread::spawn(move || echo(&stream.unwrap()));
+        }
+    });
+    port
+}
+
+/// Sends back what comes. A guest may go in the midst of it.
+fn echo(stream: &TcpStream) {
+    let _ = io::copy(&mut { stream }, &mut { stream });
+    let _ = stream.shutdown(Shutdown::Write);
+}
+
+/// A job that does `work` on the network `net`, of which the first three numbers are given.
+fn job(net: &str, work: &str) -> String {
+    let job = format!("{FUNCTIONS}\n{work}");
+    job.replace("NET", net).replace("PORT", &echo_server().to_string()).replace("MIB", &TRAFFIC_MIB.to_string())
+}
+
+fn echoed(guest: Guest, net: &str, options: &str) -> Outcome {
+    let work =
+        "wait_for_card\nlarge\nsmall\nping -c 3 -q NET.1 && echo CAROM-SAME ping\necho CAROM-MARK net\nsleep 0.5\n";
+    let card = format!("ip={net}.1,mac=02:00:00:00:00:17{options}");
+    let outcome = run(&guest.net(&card).job(&job(net, work)));
+    let same: Vec<&str> = outcome.values("CAROM-SAME").collect();
+    assert_eq!(same, ["large", "small", "ping"], "console:\n{}", outcome.console);
+    outcome
+}
+
+#[guest_test]
+fn bytes_go_to_the_host_and_come_back_beside_the_iommu() {
+    let outcome = echoed(Guest::new("net-beside"), "10.77.1", "");
+
+    assert!(outcome.counters.is_empty(), "there is no virtio-iommu");
+}
+
+#[guest_test]
+fn card_behind_the_iommu_reaches_what_is_mapped_for_it() {
+    let outcome = echoed(Guest::new("net-mapped").cmdline("iommu.strict=1"), "10.77.2", ",iommu=on");
+
+    let host = outcome.counters.last().expect("the mark made the VMM report its counters");
+    assert!(host.requests.map > 1000 && host.requests.unmap > 1000, "each buffer is mapped: {host:?}");
+    assert_eq!((host.faults, host.window_bytes), (0, 0));
+}
+
+#[guest_test]
+fn card_behind_the_iommu_is_served_through_a_window() {
+    let guest = Guest::new("net-window").cmdline("iommu.strict=1 iommu.bounce=all").bounce("size=64M");
+    let outcome = echoed(guest, "10.77.3", ",iommu=on");
+
+    let host = outcome.counters.last().expect("the mark made the VMM report its counters");
+    assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the card had a window: {host:?}");
+    assert_eq!(host.faults, 0);
+    println!("net-window: {} MAP, {} WINDOW_ADD", host.requests.map, host.requests.window_add);
+}
+
+#[guest_test]
+fn two_vcpus_use_two_pairs_of_queues() {
+    let work =
+        "wait_for_card\nseveral\necho \"CAROM-QUEUES $(ls -d /sys/class/net/eth0/queues/rx-* | wc -l)\"\nlarge\n";
+    let guest = Guest::new("net-queues").cpus(2).net("ip=10.77.4.1,num_queues=4,queue_size=512");
+    let outcome = run(&guest.job(&job("10.77.4", work)));
+
+    let same: Vec<&str> = outcome.values("CAROM-SAME").collect();
+    assert_eq!(same, [["one of several"; 4].as_slice(), &["large"]].concat(), "console:\n{}", outcome.console);
+    assert_eq!(outcome.value("CAROM-QUEUES").unwrap(), "2");
+}
+
+fn counter(vmm: &ApiVmm, id: &str, name: &str) -> u64 {
+    let (status, counters) = vmm.call("GET", "/api/v1/vm.counters", None).unwrap();
+    assert_eq!(status, 200, "{counters}");
+    counters[id][name].as_u64().unwrap_or_else(|| panic!("{id} {name}: {counters}"))
+}
+
+/// The interfaces of the host whose names begin so.
+fn interfaces(prefix: &str) -> usize {
+    let entries = std::fs::read_dir("/sys/class/net").unwrap();
+    entries.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(prefix)).count()
+}
+
+/// Each time the card comes: bytes that go and come back, then more of them until it goes.
+const USE_WHENEVER_THERE: &str = r#"
+echo CAROM-READY
+n=0
+while :; do
+    while [ ! -e /sys/class/net/eth0/device ]; do sleep 0.1; done
+    wait_for_card
+    large
+    n=$((n + 1))
+    (while [ -e /sys/class/net/eth0 ]; do nc -w 5 NET.1 PORT </tmp/sent >/dev/null; done) 2>/dev/null &
+    echo "CAROM-WORKED $n"
+    while [ -e /sys/class/net/eth0 ]; do sleep 0.1; done
+    echo "CAROM-GONE $n"
+done
+"#;
+
+#[guest_test]
+fn card_comes_works_and_goes_while_it_is_used() {
+    let mut vmm = ApiVmm::start(&SITE, &job("10.77.5", USE_WHENEVER_THERE)).unwrap();
+    create(&vmm, json!({"iommu_bounce": {"size": 16 * MIB}}));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+    for (round, iommu, slot) in [(1, true, "0000:00:02.0"), (2, false, "0000:00:12.0")] {
+        let card = json!({"tap": "caromtap", "ip": "10.77.5.1", "id": "card", "iommu": iommu});
+        let (status, added) = vmm.call("PUT", "/api/v1/vm.add-net", Some(&card)).unwrap();
+        assert_eq!((status, &added), (200, &json!({"id": "card", "bdf": slot})));
+        let again = json!({"tap": "caromtap", "id": "other"});
+        let (status, message) = vmm.call("PUT", "/api/v1/vm.add-net", Some(&again)).unwrap();
+        assert!(status == 409 && message.to_string().contains("net.tap"), "{status}: {message}");
+        vmm.wait_for(&format!("CAROM-WORKED {round}\n"), 1, BOOT_TIME).unwrap();
+        vmm.wait_for("CAROM-SAME large", round, BOOT_TIME).unwrap();
+        assert!(counter(&vmm, "card", "rx_bytes") > TRAFFIC_MIB * MIB);
+        assert!(counter(&vmm, "card", "tx_bytes") > TRAFFIC_MIB * MIB);
+        assert_eq!(interfaces("caromtap"), 1);
+        put(&vmm, "vm.remove-device", &json!({"id": "card"}));
+        vmm.wait_for(&format!("CAROM-GONE {round}\n"), 1, BOOT_TIME).unwrap();
+        wait_gone(&vmm, "card");
+        assert_eq!(interfaces("caromtap"), 0, "what the VMM made goes with the device");
+    }
+    assert_eq!(counter(&vmm, "_iommu", "faults"), 0);
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+}
+
+#[guest_test]
+fn card_whose_interface_a_client_opened_works_and_is_not_saved() {
+    let mut vmm =
+        ApiVmm::start(&SITE, &job("10.77.6", "wait_for_card\nlarge\necho CAROM-READY\nwhile :; do sleep 1; done\n"))
+            .unwrap();
+    create(&vmm, json!({}));
+    let card = json!({"id": "card", "mac": "02:00:00:00:00:18", "ip": "10.9.9.9", "mask": "255.255.255.0"});
+    let (status, message) = put_with_descriptors(&vmm.socket(), "vm.add-net", &card, &[]);
+    assert_eq!((status, message.as_str()), (204, ""));
+    put(&vmm, "vm.remove-device", &json!({"id": "card"}));
+    let tap = open_tap("caromfd", "10.77.6.1");
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let (status, message) = put_with_descriptors(&vmm.socket(), "vm.add-net", &card, &[&tap, &null]);
+    assert!(status == 400 && message.contains("net.fds: 2 came, not 1"), "{status}: {message}");
+    let (status, message) = put_with_descriptors(&vmm.socket(), "vm.add-net", &card, &[&tap]);
+    assert_eq!((status, message.as_str()), (204, ""));
+    // The VM has them from now on.
+    drop(tap);
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+    vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
+    put(&vmm, "vm.pause", &Value::Null);
+    let destination = json!({"destination_url": format!("file://{}", vmm.dir().join("snapshot").display())});
+    let (status, message) = vmm.call("PUT", "/api/v1/vm.snapshot", Some(&destination)).unwrap();
+    assert!(status == 400 && message.to_string().contains("descriptors of its interface"), "{status}: {message}");
+    put(&vmm, "vm.resume", &Value::Null);
+    // Over a boot too.
+    put(&vmm, "vm.shutdown", &Value::Null);
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+}
+
+/// What a VM is restored from.
+fn source(directory: &Path) -> String {
+    format!("file://{}", directory.display())
+}
+
+#[guest_test]
+fn guest_goes_on_with_its_card_in_another_process() {
+    let work = "wait_for_card\nwhile :; do large; ping -c 1 -q NET.1 >/dev/null && echo CAROM-SAME ping; done\n";
+    let mut vmm = ApiVmm::start(&SITE, &job("10.77.7", work)).unwrap();
+    let config = json!({
+        "net": [{"tap": "caromsaved", "ip": "10.77.7.1", "iommu": true, "num_queues": 4}],
+        "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
+        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": format!("{} iommu.bounce=all", command_line())},
+        "iommu_bounce": {"size": 32 * MIB},
+    });
+    create(&vmm, config);
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-SAME ping", 1, BOOT_TIME).unwrap();
+    let directory = vmm.dir().join("snapshot");
+    put(&vmm, "vm.pause", &Value::Null);
+    put(&vmm, "vm.snapshot", &json!({"destination_url": source(&directory)}));
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    std::fs::remove_file(vmm.console_file()).unwrap();
+    vmm.start_again(&SITE, &["--restore", &format!("source_url={},resume=on", source(&directory))]).unwrap();
+    vmm.wait_for("CAROM-SAME ping", 2, BOOT_TIME).unwrap();
+    vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
+    assert_eq!(counter(&vmm, "_iommu", "faults"), 0);
+}
