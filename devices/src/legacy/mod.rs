@@ -3,6 +3,7 @@
 //! Devices of the PC that are no PCI functions.
 
 pub mod control_port;
+pub mod cpu_hotplug;
 pub mod memory_devices;
 pub mod power;
 pub mod serial;
