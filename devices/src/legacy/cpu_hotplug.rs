@@ -89,14 +89,8 @@ fn take_word(numbers: &mut Numbers, first: u32) -> u32 {
 impl CpuHotplug {
     /// Registers of a VM that is to have the first `wanted` processors and has `present`. `left` is called on a vCPU's thread when
     /// the guest has let go of one.
-    pub fn new(
-        wanted: u32,
-        present: Numbers,
-        line: Box<dyn InterruptLine>,
-        left: Box<dyn Fn() + Send + Sync>,
-    ) -> Self {
-        let state =
-            State { wanted, present, came: Numbers::new(), to_go: Numbers::new(), leaving: Numbers::new() };
+    pub fn new(wanted: u32, present: Numbers, line: Box<dyn InterruptLine>, left: Box<dyn Fn() + Send + Sync>) -> Self {
+        let state = State { wanted, present, came: Numbers::new(), to_go: Numbers::new(), leaving: Numbers::new() };
         Self { inner: Mutex::new(Inner { state, gone: Numbers::new() }), line, left }
     }
 

@@ -156,6 +156,7 @@ fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::Ta
     let behind = PciAddress::on_root_bus(first)..=PciAddress::on_root_bus(last);
     acpi::TableConfig {
         vcpus: config.cpus.boot_vcpus,
+        max_vcpus: config.cpus.max_vcpus,
         mem64: mem64(room.end, physical_bits),
         iommu: config.has_iommu().then_some((IOMMU_ADDRESS, behind)),
         serial: config.serial.mode != ConsoleMode::Off,

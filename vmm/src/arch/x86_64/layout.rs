@@ -98,6 +98,10 @@ pub const ACPI_EVENT_IRQ: u32 = 5;
 pub const PCI_HOTPLUG_IRQ: u32 = 16;
 /// PCI hot plug registers.
 pub const PCI_HOTPLUG_PORTS: u64 = 0x610;
+/// Registers of processors that come and go.
+pub const CPU_HOTPLUG_PORTS: u64 = 0x620;
+/// Interrupt line of processors that come and go, level-triggered.
+pub const CPU_HOTPLUG_IRQ: u32 = 18;
 /// Registers of memory devices.
 pub const MEMORY_DEVICE_PORTS: u64 = 0x700;
 /// Interrupt line of memory devices, level-triggered.

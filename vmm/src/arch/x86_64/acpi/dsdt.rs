@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The differentiated system description: host bridge, PCI hot plug, memory devices, serial port, power button, sleep state.
+//! The differentiated system description: host bridge, PCI hot plug, processors, memory devices, serial port, power button, sleep
+//! state.
 
 mod hotplug;
 mod memory;
+mod processors;
+mod told;
 
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed, Method,
@@ -13,8 +16,8 @@ use acpi_tables::{Aml, AmlSink};
 
 use super::TableConfig;
 use crate::arch::layout::{
-    ACPI_EVENT_IRQ, MEMORY_DEVICE_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOLE, PCI_HOTPLUG_IRQ, PCI_IO,
-    SERIAL_IRQ, SERIAL_PORT, WINDOW_APERTURE,
+    ACPI_EVENT_IRQ, CPU_HOTPLUG_IRQ, MEMORY_DEVICE_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOLE,
+    PCI_HOTPLUG_IRQ, PCI_IO, SERIAL_IRQ, SERIAL_PORT, WINDOW_APERTURE,
 };
 
 /// Value of the sleep type field that powers the machine off.
@@ -31,6 +34,9 @@ pub(super) fn build(config: &TableConfig) -> Vec<u8> {
     (1..config.segments).for_each(|segment| empty_host_bridge(segment, &mut aml));
     hotplug::slots(&mut aml);
     hotplug::registers(&mut aml);
+    if config.processors_change() {
+        processors::processors(config.max_vcpus, &mut aml);
+    }
     if config.memory_devices {
         memory::devices(&mut aml);
     }
@@ -133,6 +139,9 @@ fn events(config: &TableConfig, aml: &mut Vec<u8>) {
         Event { irq: ACPI_EVENT_IRQ, edge: true, then: press },
         Event { irq: PCI_HOTPLUG_IRQ, edge: false, then: scan(hotplug::SCAN) },
     ];
+    if config.processors_change() {
+        lines.push(Event { irq: CPU_HOTPLUG_IRQ, edge: false, then: scan(processors::SCAN) });
+    }
     if config.memory_devices {
         lines.push(Event { irq: MEMORY_DEVICE_IRQ, edge: false, then: scan(memory::SCAN) });
     }

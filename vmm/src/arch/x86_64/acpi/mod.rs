@@ -32,8 +32,10 @@ const OEM_REVISION: u32 = 1;
 /// What the tables say that differs between VMs.
 #[derive(Clone, Debug)]
 pub struct TableConfig {
-    /// vCPUs, numbered from 0 like their APIC IDs.
+    /// vCPUs that the guest boots with, numbered from 0 like their APIC IDs.
     pub vcpus: u32,
+    /// vCPUs that it may have.
+    pub max_vcpus: u32,
     /// Where 64-bit BARs are.
     pub mem64: RangeInclusive<u64>,
     /// The virtio-iommu, and the range of functions behind it, whether they are there or yet to come.
@@ -44,6 +46,13 @@ pub struct TableConfig {
     pub memory_devices: bool,
     /// PCI segments, at least one. All functions are on the first.
     pub segments: u16,
+}
+
+impl TableConfig {
+    /// Whether vCPUs can come and go while the guest runs: wherever there can be more than one, however many there are now.
+    pub fn processors_change(&self) -> bool {
+        self.max_vcpus > 1
+    }
 }
 
 /// Writes all tables to guest memory; returns the address of the root pointer (RSDP).
@@ -106,9 +115,11 @@ fn fadt(dsdt: u64) -> impl Aml {
 
 fn madt(config: &TableConfig) -> MADT {
     let mut madt = MADT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, LocalInterruptController::Address(LOCAL_APIC));
-    for id in 0..config.vcpus {
+    for id in 0..config.max_vcpus {
+        // A guest has room for those only of which it learns here.
+        let status = if id < config.vcpus { EnabledStatus::Enabled } else { EnabledStatus::DisabledOnlineCapable };
         let id = u8::try_from(id).expect("at most 254 vCPUs");
-        madt.add_structure(ProcessorLocalApic::new(id, id, EnabledStatus::Enabled));
+        madt.add_structure(ProcessorLocalApic::new(id, id, status));
     }
     madt.add_structure(IoApic::new(0, IO_APIC, 0));
     madt
@@ -140,6 +151,7 @@ mod tests {
     fn config() -> TableConfig {
         TableConfig {
             vcpus: 2,
+            max_vcpus: 2,
             mem64: 0x40_0000_0000..=0x7f_ffff_ffff,
             iommu: Some((PciAddress::on_root_bus(1), PciAddress::on_root_bus(2)..=PciAddress::on_root_bus(17))),
             serial: true,
@@ -201,6 +213,23 @@ mod tests {
     }
 
     #[test]
+    fn processors_that_may_come_are_told_of_at_boot() {
+        let image = build(&TableConfig { vcpus: 2, max_vcpus: 35, ..config() }, 0);
+        let start = image.windows(4).position(|window| window == b"APIC").unwrap();
+        // Behind 44 bytes: type, length, UID, APIC ID, flags.
+        let entries = table(&image, start as u64)[44..].chunks(8).take(35).map(|entry| (entry[0], entry[3], entry[4]));
+        let wanted = (0..35).map(|id| (0, id, if id < 2 { 1 } else { 2 }));
+        assert_eq!(entries.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+        let has = |image: &[u8], name: &str| image.windows(4).any(|window| window == name.as_bytes());
+        assert_eq!(
+            ["C000", "C022", "P022", "GW01", "C023"].map(|name| has(&image, name)),
+            [true, true, true, true, false]
+        );
+        let one = build(&TableConfig { vcpus: 1, max_vcpus: 1, ..config() }, 0);
+        assert!(!has(&one, "CHPC") && !has(&one, "C000"));
+    }
+
+    #[test]
     fn machine_without_iommu_has_no_viot() {
         let image = build(&TableConfig { iommu: None, ..config() }, 0);
         assert!(!image.windows(4).any(|window| window == b"VIOT"));
@@ -209,7 +238,7 @@ mod tests {
     #[test]
     fn tables_of_the_largest_machine_fit() {
         let image = build(
-            &TableConfig { vcpus: 254, segments: MAX_PCI_SEGMENTS, memory_devices: true, ..config() },
+            &TableConfig { vcpus: 1, max_vcpus: 254, segments: MAX_PCI_SEGMENTS, memory_devices: true, ..config() },
             ACPI_TABLES,
         );
         assert!(ACPI_TABLES + image.len() as u64 <= RESET_VECTOR);

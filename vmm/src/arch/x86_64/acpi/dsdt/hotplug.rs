@@ -4,19 +4,14 @@
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
-    And, Arg, Device, EISAName, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, IO, If, Local,
-    Method, MethodCall, Name, Notify, ONE, OpRegion, OpRegionSpace, Path, ResourceTemplate, Scope, ShiftLeft, Store,
-    ZERO,
+    Arg, Device, EISAName, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, IO, Local, Method,
+    MethodCall, Name, ONE, OpRegion, OpRegionSpace, Path, ResourceTemplate, Scope, ShiftLeft, Store,
 };
 use devices::pci::HotplugRegisters;
 
 use super::narrow;
+use super::told::{DEVICE_CHECK, EJECT_REQUEST, Told};
 use crate::arch::layout::{PCI_HOTPLUG_PORTS, PCI_SLOTS};
-
-/// Notification: a device has come (ACPI 6.5, section 5.6.6, "device check").
-const DEVICE_CHECK: u8 = 1;
-/// Notification: the guest is asked to let go of a device ("eject request").
-const EJECT_REQUEST: u8 = 3;
 
 /// The method that tells the slots of what has changed.
 pub(super) const SCAN: &str = "\\_SB_.PHPC.SCAN";
@@ -56,8 +51,9 @@ pub(super) fn registers(aml: &mut Vec<u8>) {
     let (first, second) = (Local(0), Local(1));
     let mut scan: Vec<Box<dyn Aml>> = Vec::new();
     for slot in PCI_SLOTS {
-        scan.push(Box::new(Told { slot, changed: 0, event: DEVICE_CHECK }));
-        scan.push(Box::new(Told { slot, changed: 1, event: EJECT_REQUEST }));
+        let told = |local, event| Told { path: format!("\\_SB_.PCI0.{}", slot_name(slot)), local, bit: slot, event };
+        scan.push(Box::new(told(0, DEVICE_CHECK)));
+        scan.push(Box::new(told(1, EJECT_REQUEST)));
     }
     // Reading clears, so both are read once.
     let (read_came, read_to_go) = (Store::new(&first, &came), Store::new(&second, &to_go));
@@ -85,20 +81,4 @@ pub(super) fn registers(aml: &mut Vec<u8>) {
         )],
     )
     .to_aml_bytes(aml);
-}
-
-/// Tells a slot of an event if its bit is set in a local variable.
-struct Told {
-    slot: u8,
-    changed: u8,
-    event: u8,
-}
-
-impl Aml for Told {
-    fn to_aml_bytes(&self, sink: &mut dyn acpi_tables::AmlSink) {
-        let (changed, bit) = (Local(self.changed), 1u32 << self.slot);
-        let path = Path::new(&format!("\\_SB_.PCI0.{}", slot_name(self.slot)));
-        let set = And::new(&ZERO, &changed, &bit);
-        If::new(&set, vec![&Notify::new(&path, &self.event)]).to_aml_bytes(sink);
-    }
 }

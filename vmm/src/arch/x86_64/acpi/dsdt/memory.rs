@@ -5,19 +5,18 @@
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
-    Add, AddressSpace, AddressSpaceCacheable, And, CreateQWordField, Device, EISAName, Field, FieldAccessType,
-    FieldEntry, FieldLockRule, FieldUpdateRule, IO, If, Local, Method, Name, Notify, ONE, OpRegion, OpRegionSpace,
-    Path, ResourceTemplate, Return, Scope, Store, Subtract, ZERO,
+    Add, AddressSpace, AddressSpaceCacheable, CreateQWordField, Device, EISAName, Field, FieldAccessType, FieldEntry,
+    FieldLockRule, FieldUpdateRule, IO, If, Local, Method, Name, ONE, OpRegion, OpRegionSpace, Path, ResourceTemplate,
+    Return, Scope, Store, Subtract, ZERO,
 };
 use devices::legacy::memory_devices::{CAME, DEVICE_LEN, MAX_MEMORY_DEVICES, REGISTERS_LEN};
 
 use super::narrow;
+use super::told::{DEVICE_CHECK, Told};
 use crate::arch::layout::MEMORY_DEVICE_PORTS;
 
 /// The method that tells the memory devices of what has come.
 pub(super) const SCAN: &str = "\\_SB_.MHPC.SCAN";
-/// Notification: a device has come (ACPI 6.5, section 5.6.6, "device check").
-const DEVICE_CHECK: u8 = 1;
 /// A device is there, works, and is shown (ACPI 6.5, section 6.3.7).
 const PRESENT: u8 = 0xf;
 /// Where first address, last address and length are in the descriptor of an address space of 64 bits (ACPI 6.5, section
@@ -44,7 +43,14 @@ pub(super) fn devices(aml: &mut Vec<u8>) {
     let mut ports: Vec<&dyn Aml> = parts.iter().map(|part| part as &dyn Aml).collect();
     ports.push(&last);
     let (came, told) = (Path::new("CAME"), Local(0));
-    let notices: Vec<Told> = (0..count).map(Told).collect();
+    let notices: Vec<Told> = (0..count)
+        .map(|number| Told {
+            path: format!("\\_SB_.{}", name(number)),
+            local: 0,
+            bit: narrow(number.into()),
+            event: DEVICE_CHECK,
+        })
+        .collect();
     // Reading clears, so it is read once.
     let read = Store::new(&told, &came);
     let mut steps: Vec<&dyn Aml> = vec![&read];
@@ -120,16 +126,4 @@ fn device(number: u32, aml: &mut Vec<u8>) {
         )],
     )
     .to_aml_bytes(aml);
-}
-
-/// Tells the memory device of this number that it has come, if its bit is set in the first local variable.
-struct Told(u32);
-
-impl Aml for Told {
-    fn to_aml_bytes(&self, sink: &mut dyn acpi_tables::AmlSink) {
-        let (changed, bit) = (Local(0), 1u32 << self.0);
-        let path = Path::new(&format!("\\_SB_.{}", name(self.0)));
-        let set = And::new(&ZERO, &changed, &bit);
-        If::new(&set, vec![&Notify::new(&path, &DEVICE_CHECK)]).to_aml_bytes(sink);
-    }
 }

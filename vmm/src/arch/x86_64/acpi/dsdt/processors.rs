@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Processors that come while the guest runs, and go (ACPI 6.5, section 8.4): a device for each that there can be, and the methods
+//! that read and write [`devices::legacy::cpu_hotplug`].
+
+use acpi_tables::Aml;
+use acpi_tables::aml::{
+    Arg, BufferData, Device, EISAName, Equal, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, IO,
+    If, Local, Method, MethodCall, Name, NotEqual, OpRegion, OpRegionSpace, Path, ResourceTemplate, Return, Scope,
+    Store, ZERO,
+};
+use acpi_tables::madt::{EnabledStatus, ProcessorLocalApic};
+use devices::legacy::cpu_hotplug::{CAME, EJECT, MAX_PROCESSORS, REFUSE, REGISTERS_LEN, TO_GO};
+
+use super::told::{DEVICE_CHECK, EJECT_REQUEST, Told};
+use super::{bytes_of, narrow};
+use crate::arch::layout::CPU_HOTPLUG_PORTS;
+
+/// The method that tells the processors of what has changed.
+pub(super) const SCAN: &str = "\\_SB_.CHPC.SCAN";
+/// The method that lets go of the processor of this number.
+const EJECTED: &str = "\\_SB_.CHPC.EJCT";
+/// The method that takes what the guest says of an event of the processor of this number: the event, and its status.
+const STATUS: &str = "\\_SB_.CHPC.STAT";
+/// A processor is there, works, and is shown (ACPI 6.5, section 6.3.7).
+const PRESENT: u8 = 0xf;
+/// What the guest says of an eject request while it is about to follow it (ACPI 6.5, section 6.3.5).
+const IN_PROGRESS: u8 = 0x84;
+
+fn name(number: u32) -> String {
+    format!("C{number:03X}")
+}
+
+/// The field that says whether the processor of this number is there.
+fn is_there(number: u32) -> String {
+    format!("P{number:03X}")
+}
+
+/// The first `count` processors, and the methods on the registers.
+pub(super) fn processors(count: u32, aml: &mut Vec<u8>) {
+    let all: Vec<Processor> = (0..count).map(Processor).collect();
+    // A container of processors.
+    let hid = Name::new("_HID".into(), &"ACPI0010");
+    let mut container: Vec<&dyn Aml> = vec![&hid];
+    container.extend(all.iter().map(|processor| processor as &dyn Aml));
+    Scope::new("_SB_".into(), vec![&Device::new("CPUS".into(), container)]).to_aml_bytes(aml);
+    registers(count, aml);
+}
+
+fn registers(count: u32, aml: &mut Vec<u8>) {
+    let (base, len): (u16, u8) = (narrow(CPU_HOTPLUG_PORTS), narrow(REGISTERS_LEN));
+    let ports = IO::new(base, base, 1, len);
+    let scan = scan(count);
+    let (ejected, kept) = (Path::new("EJEC"), Path::new("KEPT"));
+    // Of an eject request alone: with any status but success it is over.
+    let (request, done, in_progress) = (EJECT_REQUEST, ZERO, IN_PROGRESS);
+    let keep = Store::new(&kept, &Arg(0));
+    let (not_done, not_in_progress) = (NotEqual::new(&Arg(2), &done), NotEqual::new(&Arg(2), &in_progress));
+    let refused = If::new(&not_in_progress, vec![&keep]);
+    let failed = If::new(&not_done, vec![&refused]);
+    let is_request = Equal::new(&Arg(1), &request);
+    Scope::new(
+        "_SB_".into(),
+        vec![&Device::new(
+            "CHPC".into(),
+            vec![
+                &Name::new("_HID".into(), &EISAName::new("PNP0A06")),
+                &Name::new("_UID".into(), &"processors"),
+                &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ports])),
+                &OpRegion::new("REGS".into(), OpRegionSpace::SystemIO, &base, &len),
+                &Field::new(
+                    "REGS".into(),
+                    FieldAccessType::DWord,
+                    FieldLockRule::NoLock,
+                    FieldUpdateRule::WriteAsZeroes,
+                    fields(count),
+                ),
+                &Method::new("EJCT".into(), 1, true, vec![&Store::new(&ejected, &Arg(0))]),
+                &Method::new("STAT".into(), 3, true, vec![&If::new(&is_request, vec![&failed])]),
+                &Method::new("SCAN".into(), 0, true, scan.iter().map(|step| &**step).collect()),
+            ],
+        )],
+    )
+    .to_aml_bytes(aml);
+}
+
+fn words(count: u32) -> u32 {
+    count.div_ceil(32)
+}
+
+/// The field of a register that has the bits of 32 processors: of those that came, or are to go.
+fn word_name(kind: char, word: u32) -> String {
+    format!("{kind}W{word:02}")
+}
+
+fn field(name: &str, bits: usize) -> FieldEntry {
+    let name = name.as_bytes().first_chunk().unwrap_or_else(|| panic!("{name} has four characters"));
+    FieldEntry::Named(*name, bits)
+}
+
+fn fields(count: u32) -> Vec<FieldEntry> {
+    let bits = |count: u32| usize::try_from(count).expect("a few");
+    let mut fields: Vec<FieldEntry> = (0..count).map(|number| field(&is_there(number), 1)).collect();
+    let mut used = count;
+    for kind in ['C', 'G'] {
+        // Up to the end of the registers before.
+        fields.push(FieldEntry::Reserved(bits(MAX_PROCESSORS - used)));
+        fields.extend((0..words(count)).map(|word| field(&word_name(kind, word), 32)));
+        used = words(count) * 32;
+    }
+    fields.push(FieldEntry::Reserved(bits(MAX_PROCESSORS - used)));
+    fields.retain(|field| !matches!(field, FieldEntry::Reserved(0)));
+    fields.extend([field("EJEC", 32), field("KEPT", 32)]);
+    fields
+}
+
+/// The steps of the method that tells: reading clears, so each register is read once.
+fn scan(count: u32) -> Vec<Box<dyn Aml>> {
+    let mut steps: Vec<Box<dyn Aml>> = Vec::new();
+    for word in 0..words(count) {
+        for (local, kind) in [(0, 'C'), (1, 'G')] {
+            steps.push(Box::new(Read { field: word_name(kind, word), local }));
+        }
+        for bit in 0..32u8 {
+            let number = word * 32 + u32::from(bit);
+            if number < count {
+                let told = |local, event| Told { path: format!("\\_SB_.CPUS.{}", name(number)), local, bit, event };
+                steps.push(Box::new(told(0, DEVICE_CHECK)));
+                steps.push(Box::new(told(1, EJECT_REQUEST)));
+            }
+        }
+    }
+    steps
+}
+
+/// Reads a field to a local variable.
+struct Read {
+    field: String,
+    local: u8,
+}
+
+impl Aml for Read {
+    fn to_aml_bytes(&self, sink: &mut dyn acpi_tables::AmlSink) {
+        Store::new(&Local(self.local), &Path::new(&self.field)).to_aml_bytes(sink);
+    }
+}
+
+/// The device of a processor.
+struct Processor(u32);
+
+impl Aml for Processor {
+    fn to_aml_bytes(&self, sink: &mut dyn acpi_tables::AmlSink) {
+        let number = self.0;
+        let id: u8 = narrow(number.into());
+        let apic = BufferData::new(bytes_of(&ProcessorLocalApic::new(id, id, EnabledStatus::Enabled)));
+        let there = Path::new(&format!("\\_SB_.CHPC.{}", is_there(number)));
+        let ejected = MethodCall::new(EJECTED.into(), vec![&number]);
+        let status = MethodCall::new(STATUS.into(), vec![&number, &Arg(0), &Arg(1)]);
+        let (hid, uid) = (Name::new("_HID".into(), &"ACPI0007"), Name::new("_UID".into(), &number));
+        let mat = Name::new("_MAT".into(), &apic);
+        let present = Return::new(&PRESENT);
+        let (if_there, absent) = (If::new(&there, vec![&present]), Return::new(&ZERO));
+        let state = Method::new("_STA".into(), 0, true, vec![&if_there, &absent]);
+        let eject = Method::new("_EJ0".into(), 1, true, vec![&ejected]);
+        let told = Method::new("_OST".into(), 3, true, vec![&status]);
+        let mut children: Vec<&dyn Aml> = vec![&hid, &uid, &mat, &state];
+        // The first one, which the guest boots with, stays.
+        if number > 0 {
+            children.extend([&eject as &dyn Aml, &told]);
+        }
+        Device::new(name(number).as_str().into(), children).to_aml_bytes(sink);
+    }
+}
+
+// Every processor has a bit, and the registers lie where the fields say.
+const _: () = {
+    assert!(carom_api::limits::MAX_VCPUS <= MAX_PROCESSORS);
+    assert!(CAME == MAX_PROCESSORS as u64 / 8 && TO_GO == 2 * CAME && EJECT == 3 * CAME && REFUSE == EJECT + 4);
+};
