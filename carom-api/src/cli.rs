@@ -325,7 +325,7 @@ mod tests {
             (&["--api-socket", "path=/s", "--device", "path=/d"][..], "--kernel"),
             (&["--api-socket", "path=/s", "--memory", "size=1G"][..], "--kernel"),
             (&["--api-socket", "path=/s", "--pvpanic"][..], "--kernel"),
-            (&["--kernel", "k", "--cpus", "boot=2,max=4"][..], "--cpus max: 4 is not 2"),
+            (&["--kernel", "k", "--cpus", "boot=2,max=1"][..], "--cpus max: 1 is not in 2, those at boot, to 254"),
             (&["--kernel", "k", "extra"][..], "extra"),
             (&["--kernel", "k", "--disk", "path=/d,queue_size=3"][..], "--disk queue_size: 3 is no power of two"),
             (&["--kernel", "k", "--disk", "path=/d", "path=/d"][..], "--disk path: /d is given twice"),

@@ -301,10 +301,10 @@ static OPERATIONS: &[Operation] = &[
         verb: Verb::Put,
         name: "vm.resize",
         id: "resizeVM",
-        summary: "Changes the size of a VM that is not booted. A booted one can only be asked to stay what it is.",
+        summary: "Changes vCPUs and RAM of a VM, for the next boot or while it runs. vCPUs leave when the guest lets go of them.",
         request: Some("VmResize"),
         success: Success::Nothing,
-        refusals: &[NOT_CREATED, (500, "The VM is booted, and its size would change.")],
+        refusals: &[NOT_CREATED, (429, "A vCPU that is wanted back is about to leave.")],
         action: Action::WithBody(|bytes| Ok(body::parse(bytes).map(Call::Resize)?)),
     },
     Operation {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::config::MemoryConfig;
+use crate::config::{CpusConfig, MemoryConfig};
 use crate::error::ConfigError;
 use crate::field::{Field, Terms};
 use crate::kinds::IommuBounceConfig;
@@ -86,7 +86,8 @@ pub type VmCounters = BTreeMap<String, BTreeMap<String, u64>>;
 /// A new size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmResize {
-    /// Number of vCPUs wanted: what it is, as vCPUs cannot be added or removed.
+    /// Number of vCPUs wanted, 1 to `max_vcpus`. While the VM is booted, those that are missing come, and the guest is asked to let go of the
+    /// last ones of those that are too many.
     #[serde(default)]
     pub desired_vcpus: Option<u32>,
     /// Bytes of RAM wanted. While the VM is booted it can grow by up to `hotplug_size` in steps of 128 MiB, and does not shrink.
@@ -271,6 +272,8 @@ impl IommuBounceChange {
 }
 
 impl VmResize {
+    /// [`Self::desired_vcpus`].
+    pub const DESIRED_VCPUS: Field = Field::only("desired_vcpus");
     /// [`Self::desired_ram`].
     pub const DESIRED_RAM: Field = Field::only("desired_ram");
 
@@ -306,13 +309,18 @@ impl VmResize {
     /// Makes the change in `config`, to be checked as a whole.
     ///
     /// # Errors
-    /// A balloon is wanted.
+    /// There cannot be so many vCPUs, or a balloon is wanted.
     pub fn apply(&self, config: &mut VmConfig) -> Result<(), ConfigError> {
         if self.desired_balloon.is_some_and(|bytes| bytes != 0) {
             return Err(ConfigError::new(Field::only("desired_balloon"), "must be 0: there is no balloon"));
         }
         if let Some(vcpus) = self.desired_vcpus {
-            (config.cpus.boot_vcpus, config.cpus.max_vcpus) = (vcpus, vcpus);
+            let most = config.cpus.max_vcpus;
+            if !(1..=most).contains(&vcpus) {
+                let rule = format!("{vcpus} is not in 1 to {most} ({})", CpusConfig::MAX.name(Terms::Json));
+                return Err(ConfigError::new(Self::DESIRED_VCPUS, rule));
+            }
+            config.cpus.boot_vcpus = vcpus;
         }
         if let Some(bytes) = self.desired_ram {
             config.memory.size = bytes;
@@ -367,11 +375,15 @@ mod tests {
 
     #[test]
     fn size_is_changed_where_it_is_given() {
-        let mut vm = VmConfig::default();
+        let mut vm = VmConfig { cpus: CpusConfig { max_vcpus: 4, ..CpusConfig::default() }, ..VmConfig::default() };
         VmResize { desired_vcpus: Some(3), ..VmResize::default() }.apply(&mut vm).unwrap();
-        assert_eq!((vm.cpus.boot_vcpus, vm.cpus.max_vcpus, vm.memory.size), (3, 3, 512 << 20));
+        assert_eq!((vm.cpus.boot_vcpus, vm.cpus.max_vcpus, vm.memory.size), (3, 4, 512 << 20));
         VmResize { desired_ram: Some(64 << 20), ..VmResize::default() }.apply(&mut vm).unwrap();
         assert_eq!((vm.cpus.boot_vcpus, vm.memory.size), (3, 64 << 20));
+        for vcpus in [0, 5, u32::MAX] {
+            let refused = VmResize { desired_vcpus: Some(vcpus), ..VmResize::default() }.apply(&mut vm).unwrap_err();
+            assert_eq!(refused.to_string(), format!("desired_vcpus: {vcpus} is not in 1 to 4 (cpus.max_vcpus)"));
+        }
         assert!(VmResize { desired_balloon: Some(1), ..VmResize::default() }.apply(&mut vm).is_err());
     }
 }

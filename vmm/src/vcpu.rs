@@ -39,7 +39,7 @@ struct Shared {
     changed: Condvar,
     /// Whether the order is `Run`: what the thread looks at after each exit, without the lock.
     running: AtomicBool,
-    vcpu: Mutex<VcpuFd>,
+    vcpu: Arc<Mutex<VcpuFd>>,
 }
 
 impl Shared {
@@ -64,14 +64,14 @@ pub struct Vcpu {
 extern "C" fn kicked(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 impl Vcpu {
-    /// Starts the thread of vCPU `id`, paused.
-    pub fn spawn(id: u32, vcpu: VcpuFd, io_map: Arc<IoMap>, mailbox: Arc<Mailbox>) -> io::Result<Self> {
+    /// Starts the thread of vCPU `id`, paused. It ends when this is dropped; another can be started for the vCPU then.
+    pub fn spawn(id: u32, vcpu: Arc<Mutex<VcpuFd>>, io_map: Arc<IoMap>, mailbox: Arc<Mailbox>) -> io::Result<Self> {
         register_signal_handler(SIGRTMIN(), kicked)?;
         let shared = Arc::new(Shared {
             state: Mutex::new(State { order: Order::Pause, parked: false }),
             changed: Condvar::new(),
             running: AtomicBool::new(false),
-            vcpu: Mutex::new(vcpu),
+            vcpu,
         });
         let of_thread = shared.clone();
         let thread = thread::Builder::new().name(format!("vcpu{id}")).spawn(move || {

@@ -19,11 +19,11 @@ pub struct CpusConfig {
     /// vCPUs at boot, 1 to 254.
     #[schema(minimum = 1, maximum = 254)]
     pub boot_vcpus: u32,
-    /// As many as `boot_vcpus`, which 0 stands for: vCPUs cannot be added to a running VM.
+    /// Most vCPUs that `vm.resize` can give a guest that runs: `boot_vcpus` to 254. 0 stands for as many as at boot.
     #[serde(default)]
     #[schema(maximum = 254)]
     pub max_vcpus: u32,
-    /// How they are grouped: as cores of one package, the same as without it.
+    /// How all that there can be are grouped: as cores of one package, the same as without it.
     #[serde(default)]
     pub topology: Option<CpuTopology>,
     /// Most bits that a physical address has; fewer where the host has fewer.
@@ -41,7 +41,7 @@ pub struct CpuTopology {
     /// 1.
     #[schema(minimum = 1, maximum = 1)]
     pub threads_per_core: u16,
-    /// As many as there are vCPUs.
+    /// As many as there can be vCPUs.
     #[schema(minimum = 1, maximum = 254)]
     pub cores_per_die: u16,
     /// 1.
@@ -93,14 +93,14 @@ impl CpusConfig {
     /// Checks the numbers.
     ///
     /// # Errors
-    /// There are too many or none, they differ, or they are grouped; or addresses have too few or too many bits.
+    /// There are too many or none, fewer than at boot, or they are grouped; or addresses have too few or too many bits.
     pub fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         let Self { boot_vcpus, max_vcpus, .. } = *self;
         if !(1..=MAX_VCPUS).contains(&boot_vcpus) {
             return Err(ConfigError::new(Self::BOOT, format!("{boot_vcpus} is not in 1 to {MAX_VCPUS}")));
         }
-        if max_vcpus != boot_vcpus {
-            let rule = format!("{max_vcpus} is not {boot_vcpus}: vCPUs cannot be added while the VM runs");
+        if !(boot_vcpus..=MAX_VCPUS).contains(&max_vcpus) {
+            let rule = format!("{max_vcpus} is not in {boot_vcpus}, those at boot, to {MAX_VCPUS}");
             return Err(ConfigError::new(Self::MAX, rule));
         }
         if let Some(topology) = &self.topology {
@@ -130,7 +130,7 @@ impl CpuTopology {
         let rule = if (threads_per_core, dies_per_package, packages) != (1, 1, 1) {
             "vCPUs are cores of one package: threads_per_core, dies_per_package and packages must be 1".into()
         } else if u32::from(cores_per_die) != vcpus {
-            format!("cores_per_die is {cores_per_die}, but there are {vcpus} vCPUs")
+            format!("cores_per_die is {cores_per_die}, but there can be {vcpus} vCPUs")
         } else {
             return Ok(());
         };
@@ -210,8 +210,12 @@ mod tests {
         for count in [0, 255, u32::MAX] {
             assert_eq!(refused(&CpusConfig::with_count(count), GIB), Some(CpusConfig::BOOT));
         }
-        let cpus = CpusConfig { max_vcpus: 4, ..CpusConfig::with_count(2) };
-        assert_eq!(refused(&cpus, GIB), Some(CpusConfig::MAX));
+        for (max, outcome) in
+            [(2, None), (4, None), (254, None), (1, Some(CpusConfig::MAX)), (255, Some(CpusConfig::MAX))]
+        {
+            let cpus = CpusConfig { max_vcpus: max, ..CpusConfig::with_count(2) };
+            assert_eq!(refused(&cpus, GIB), outcome, "{max}");
+        }
         assert_eq!(refused(&CpusConfig::with_count(254), GIB), None);
     }
 

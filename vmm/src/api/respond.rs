@@ -23,6 +23,7 @@ use super::metrics;
 use super::page::Page;
 use super::shared::SharedApi;
 use crate::control::{ControlError, ControlHandle, Reply};
+use crate::machine::VmError;
 
 /// Longest body in bytes.
 const MAX_BODY: usize = 1 << 20;
@@ -161,11 +162,12 @@ fn status(error: &ControlError) -> StatusCode {
         ControlError::NotCreated | ControlError::NoSuchPart(_) => StatusCode::NOT_FOUND,
         ControlError::Config(error) if error.is_conflict() => StatusCode::CONFLICT,
         ControlError::Config(_) => StatusCode::BAD_REQUEST,
+        // As there: a client is to try again.
+        ControlError::Vm(VmError::VcpuLeaving(_)) | ControlError::TooManyCalls => StatusCode::TOO_MANY_REQUESTS,
         ControlError::Vm(error) if error.is_user_error() => StatusCode::BAD_REQUEST,
         ControlError::AlreadyCreated | ControlError::WrongState { .. } | ControlError::Vm(_) | ControlError::Ending => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
-        ControlError::TooManyCalls => StatusCode::TOO_MANY_REQUESTS,
     }
 }
 

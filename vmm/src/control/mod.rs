@@ -509,7 +509,10 @@ impl<M: Machine> Control<M> {
                 self.end_of_guest(Ok(()))
             }
             Some(GuestEvent::Failed(reason)) => self.end_of_guest(Err(VmError::Guest(reason))),
-            Some(GuestEvent::DeviceLeft) => {
+            Some(GuestEvent::Left) => {
+                if let Some(Created { booted: Some(booted), .. }) = &mut self.created {
+                    booted.vm.close_vcpus();
+                }
                 self.close_devices();
                 ControlFlow::Continue(())
             }

@@ -2,33 +2,38 @@
 
 //! `vm.resize`.
 
-use carom_api::VmConfig;
+use carom_api::ConfigError;
 use carom_api::types::VmResize;
 
-use super::{Control, ControlError};
-use crate::machine::Machine;
+use super::{Control, ControlError, State};
+use crate::machine::{Machine, VmError};
 
 impl<M: Machine> Control<M> {
     /// Changes the size of a VM. Where a rule breaks, all stays as it was.
     pub(super) fn resize(&mut self, size: &VmResize) -> Result<(), ControlError> {
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
-        let mut wanted = VmConfig::clone(&created.config);
-        size.apply(&mut wanted)?;
+        let wanted = |config: &mut _| size.apply(config);
         let Some(booted) = created.booted.as_mut() else {
-            created.config = created.config.with(|config| size.apply(config))?;
+            created.config = created.config.with(wanted)?;
             return Ok(());
         };
-        if wanted.cpus != created.config.cpus {
-            let needed = "created or shut down";
-            return Err(ControlError::WrongState { call: "vm.resize", state: created.state, needed });
+        let more = size.more_ram(&created.config.memory, booted.vm.added_ram())?;
+        let config = created.config.with(wanted)?;
+        if let Some(number) = size.desired_vcpus.and_then(|count| booted.vm.leaving_vcpu(count)) {
+            return Err(VmError::VcpuLeaving(number).into());
         }
-        let memory = &created.config.memory;
-        let more = size.more_ram(memory, booted.vm.added_ram())?;
-        let config = created.config.with(|config| size.apply(config))?;
         // As in Cloud Hypervisor, of a VM that is booted only.
         self.monitor.event("vm", "resizing");
         if more > 0 {
-            booted.vm.add_ram(memory, more)?;
+            booted.vm.add_ram(&created.config.memory, more)?;
+            // It stays, whatever becomes of the vCPUs.
+            created.config = created.config.with(|changed| {
+                changed.memory.size = config.memory.size;
+                Ok::<_, ConfigError>(())
+            })?;
+        }
+        if let Some(count) = size.desired_vcpus {
+            booted.vm.set_vcpus(count, created.state == State::Running)?;
             created.config = config;
         }
         self.monitor.event("vm", "resized");

@@ -43,6 +43,8 @@ struct Null {
     /// Names of the devices, and whether each is to go.
     devices: Vec<(String, bool)>,
     added_ram: u64,
+    /// How many vCPUs there are, and of these, how many there are to be.
+    vcpus: (u32, u32),
 }
 
 impl Machine for Null {
@@ -56,7 +58,8 @@ impl Machine for Null {
         let fails = config.payload.cmdline.clone();
         let names = config.parts().filter_map(|part| part.id());
         let devices = names.map(|id| (id.to_string(), false)).collect();
-        Ok(Self { fails, vcpus_run: false, devices, added_ram: 0 })
+        let vcpus = (config.cpus.boot_vcpus, config.cpus.boot_vcpus);
+        Ok(Self { fails, vcpus_run: false, devices, added_ram: 0, vcpus })
     }
 
     fn restore(snapshot: &Snapshot, _: bool, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError> {
@@ -101,6 +104,23 @@ impl Machine for Null {
 
     fn added_ram(&self) -> u64 {
         self.added_ram
+    }
+
+    /// Its guest lets go of vCPUs when it is told that it did.
+    fn set_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
+        assert_eq!(run, self.vcpus_run);
+        self.outcome("vcpus")?;
+        self.vcpus = (self.vcpus.0.max(count), count);
+        Ok(())
+    }
+
+    fn leaving_vcpu(&self, count: u32) -> Option<u32> {
+        let (has, wanted) = self.vcpus;
+        (wanted < has && count > wanted).then_some(wanted)
+    }
+
+    fn close_vcpus(&mut self) {
+        self.vcpus.0 = self.vcpus.1;
     }
 
     fn press_power_button(&self) -> Result<(), VmError> {
@@ -392,7 +412,7 @@ fn apply(control: &mut Control<Null>, step: Step) -> Result<(), Refusal> {
             let device = DeviceConfig { path: format!("/{id}").into(), iommu: false, id: Some(id.clone()) };
             let added = control.serve_call(Call::AddDevice(PartConfig::Vfio(device))).map(drop);
             let removed = added.and_then(|()| control.serve_call(Call::RemoveDevice(id)).map(drop));
-            guest(control, GuestEvent::DeviceLeft);
+            guest(control, GuestEvent::Left);
             return removed.map_err(|error| refusal(&error));
         }
         Step::GuestPowersOff => guest(control, GuestEvent::PowerOff),

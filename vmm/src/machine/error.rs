@@ -30,6 +30,9 @@ pub enum VmError {
     /// RAM that was to come while the guest runs.
     #[error("adding RAM: {0}")]
     MoreRam(String),
+    /// A vCPU that is wanted back.
+    #[error("vCPU {0} is about to leave, and the guest has not let go of it yet: try again later")]
+    VcpuLeaving(u32),
     /// ACPI tables.
     #[error("writing the ACPI tables: {0}")]
     Tables(vm_memory::GuestMemoryError),
@@ -100,6 +103,7 @@ impl Explain for VmError {
             | Self::Snapshot(_)
             | Self::Device { .. }
             | Self::MoreRam(_)
+            | Self::VcpuLeaving(_)
             | Self::Guest(_) => self.to_string(),
         }
     }

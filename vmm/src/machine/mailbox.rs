@@ -14,8 +14,8 @@ pub enum GuestEvent {
     PowerOff,
     /// It asked for a reset, or crashed such that a machine resets.
     Reset,
-    /// It let go of a device that it was asked for.
-    DeviceLeft,
+    /// It let go of a device or vCPU that it was asked for.
+    Left,
     /// It, or KVM on its behalf, cannot go on.
     Failed(String),
 }
@@ -34,14 +34,14 @@ struct Notes {
     failed: Option<String>,
     power_off: bool,
     reset: bool,
-    device_left: bool,
+    left: bool,
     host: HostNotes,
 }
 
 impl Notes {
     fn is_empty(&self) -> bool {
-        let Self { failed, power_off, reset, device_left, host } = self;
-        failed.is_none() && !power_off && !reset && !device_left && *host == HostNotes::default()
+        let Self { failed, power_off, reset, left, host } = self;
+        failed.is_none() && !power_off && !reset && !left && *host == HostNotes::default()
     }
 }
 
@@ -68,7 +68,7 @@ impl Mailbox {
         self.note(|notes| match event {
             GuestEvent::PowerOff => notes.power_off = true,
             GuestEvent::Reset => notes.reset = true,
-            GuestEvent::DeviceLeft => notes.device_left = true,
+            GuestEvent::Left => notes.left = true,
             GuestEvent::Failed(reason) => notes.failed = notes.failed.take().or(Some(reason)),
         });
     }
@@ -85,10 +85,10 @@ impl Mailbox {
     }
 
     /// Takes all notes out: those of the host, and the gravest of the guest's, which makes its others pointless (with each of
-    /// them, devices are closed too).
+    /// them, what has left is closed too).
     pub(crate) fn take(&self) -> (HostNotes, Option<GuestEvent>) {
-        let Notes { failed, power_off, reset, device_left, host } = std::mem::take(&mut *self.lock());
-        let left = device_left.then_some(GuestEvent::DeviceLeft);
+        let Notes { failed, power_off, reset, left, host } = std::mem::take(&mut *self.lock());
+        let left = left.then_some(GuestEvent::Left);
         let reset = reset.then_some(GuestEvent::Reset);
         let power_off = power_off.then_some(GuestEvent::PowerOff);
         (host, failed.map(GuestEvent::Failed).or(power_off).or(reset).or(left))

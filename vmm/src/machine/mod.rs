@@ -76,6 +76,20 @@ pub trait Machine: Sized + Send + 'static {
     fn added_ram(&self) -> u64 {
         0
     }
+    /// Has the guest have `count` vCPUs, no more than there can be: adds those that it lacks, which run if `run` says so, and asks it
+    /// to let go of the others; again, if it was asked before. Once it did, or is reset, those are gone, and the mailbox has a note.
+    /// On error all stays as it was.
+    fn set_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
+        let _ = (count, run);
+        Err(VmError::Guest("this machine's vCPUs stay".into()))
+    }
+    /// A vCPU for which the number of vCPUs cannot be `count` now: the guest may be about to let go of it.
+    fn leaving_vcpu(&self, count: u32) -> Option<u32> {
+        let _ = count;
+        None
+    }
+    /// Gives up the vCPUs that the guest has let go of since the last call.
+    fn close_vcpus(&mut self) {}
     /// Presses the guest's power button.
     fn press_power_button(&self) -> Result<(), VmError>;
     /// Raises an NMI on every vCPU, all of which stand still.

@@ -17,6 +17,8 @@ mod ram_file;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::ops::RangeInclusive;
+
 use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
 use devices::pci::FunctionState;
 use devices::state::{DeviceState, StateError};
@@ -131,12 +133,12 @@ impl SnapshotError {
 }
 
 impl SnapshotState {
-    /// Checks what concerns the whole: that the state is of this program's form, of a VM with so many vCPUs and so much RAM,
-    /// and within a file of `file_len` bytes.
+    /// Checks what concerns the whole: that the state is of this program's form, of a VM with so many vCPUs, from what it is to have to
+    /// what it may, and so much RAM, and within a file of `file_len` bytes.
     ///
     /// # Errors
     /// A rule does not hold.
-    pub fn check(&self, vcpus: u32, ram_size: u64, file_len: u64) -> Result<(), StateError> {
+    pub fn check(&self, vcpus: &RangeInclusive<u32>, ram_size: u64, file_len: u64) -> Result<(), StateError> {
         if self.version != VERSION {
             return Err(StateError::Version { kind: "snapshot", wanted: VERSION, found: self.version });
         }

@@ -13,6 +13,7 @@ use devices::pvpanic::PvPanic;
 use devices::shown::ShownMemory;
 
 use super::added_ram::{self, AddedRam};
+use super::processors::Processors;
 use super::serial::SerialLinks;
 use super::snapshot::Source;
 use super::{PVPANIC_ID, Vm, load};
@@ -22,9 +23,7 @@ use crate::arch::cpuid::CpuidTemplate;
 use crate::arch::irqchip::IrqchipState;
 use crate::arch::layout::{GIB, PCI_ECAM, PCI_IO, PCI_MEM32, PCI_SLOTS_BEHIND_IOMMU, PVPANIC_SLOT};
 use crate::arch::platform::PlatformDevices;
-use crate::arch::registers::set_mtrr_write_back;
 use crate::arch::saved::ProcessorsState;
-use crate::arch::vcpu_state::VcpuState;
 use crate::arch::{acpi, platform};
 use crate::event_monitor::EventMonitor;
 use crate::kvm::doorbells::KvmDoorbells;
@@ -36,7 +35,6 @@ use crate::parts::IOMMU_ADDRESS;
 use crate::parts::bus::PartBus;
 use crate::parts::context::DeviceContext;
 use crate::parts::observer::Observer;
-use crate::vcpu::Vcpu;
 use crate::{memory, snapshot};
 
 /// Where 64-bit BARs start where RAM leaves the place free: far enough that RAM could grow.
@@ -56,9 +54,10 @@ impl Vm {
         let kvm = KvmVm::new()?;
         let template = CpuidTemplate::new(&kvm.kvm, &config.cpus)?;
         let saved = source.map(|source| &source.snapshot.state.processors);
-        let cpuids = (0..config.cpus.boot_vcpus).map(|id| {
-            let host = template.for_vcpu(id)?;
-            saved.map_or_else(|| Ok(host.clone()), |saved| saved.cpuid(id, &host))
+        let wanted = config.cpus.boot_vcpus;
+        let cpuids = saved.map_or_else(|| (0..wanted).collect(), ProcessorsState::numbers).into_iter().map(|number| {
+            let host = template.for_vcpu(number)?;
+            Ok((number, saved.map_or_else(|| Ok(host.clone()), |saved| saved.cpuid(number, &host))?))
         });
         let cpuids = cpuids.collect::<Result<Vec<_>, KvmError>>()?;
         let physical_bits = saved.and_then(ProcessorsState::physical_bits).unwrap_or_else(|| template.physical_bits());
@@ -88,6 +87,9 @@ impl Vm {
         let hotplug = platform::add_hotplug_registers(&io_map, &kvm, &pci, mailbox.clone())?;
         let memory_devices =
             tables.memory_devices.then(|| platform::add_memory_devices(&io_map, &kvm, added)).transpose()?;
+        let present = cpuids.iter().map(|(number, _)| *number).collect();
+        let add_cpu_hotplug = || platform::add_cpu_hotplug(&io_map, &kvm, wanted, present, mailbox.clone());
+        let cpu_hotplug = tables.processors_change().then(add_cpu_hotplug).transpose()?;
         let observer: Arc<dyn DeviceObserver> = Arc::new(Observer(monitor.clone()));
         if config.pvpanic {
             let device = PvPanic::new(PVPANIC_ID.into(), observer.clone());
@@ -110,25 +112,14 @@ impl Vm {
         };
         let parts = PartBus::new(config, context)?;
 
-        let mut vcpus = Vec::new();
-        let mut initial = Vec::new();
-        for (id, cpuid) in (0..).zip(&cpuids) {
-            let fd = kvm.create_vcpu(id)?;
-            fd.set_cpuid2(cpuid).map_err(KvmError::call(format!("setting CPUID of vCPU {id}")))?;
-            initial.push(VcpuState::save(&kvm.kvm, &kvm.fd, &fd)?);
-            set_mtrr_write_back(&fd)?;
-            let vcpu = Vcpu::spawn(id, fd, Arc::clone(&io_map), mailbox.clone())
-                .map_err(|source| VmError::Device { what: "starting a vCPU's thread", source })?;
-            vcpus.push(vcpu);
-        }
+        let processors = Processors::new(&kvm, cpuids, Arc::clone(&io_map), mailbox.clone())?;
         let initial_irqchip = IrqchipState::save(&kvm.fd)?;
         let power_button = platform::add_power_button(&kvm)?;
         let (serial, serial_links) = SerialLinks::add_port(&config.serial, &kvm, &io_map)?;
-        let platform = PlatformDevices { control_port, config_ports, hotplug, memory_devices, serial };
+        let platform =
+            PlatformDevices { control_port, config_ports, hotplug, processors: cpu_hotplug, memory_devices, serial };
         Ok(Self {
-            vcpus,
-            cpuids,
-            initial,
+            processors,
             initial_irqchip,
             _io_map: io_map,
             pci,

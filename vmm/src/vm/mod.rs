@@ -4,6 +4,7 @@
 
 mod added_ram;
 mod build;
+mod processors;
 mod serial;
 mod snapshot;
 
@@ -18,7 +19,6 @@ use devices::platform::MemorySlots;
 use devices::ram::Ram;
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
-use kvm_bindings::CpuId;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::address_space::IoMapOwner;
@@ -28,7 +28,6 @@ use crate::arch::clock::ClockState;
 use crate::arch::irqchip::IrqchipState;
 use crate::arch::platform::PlatformDevices;
 use crate::arch::registers::{self, Entry};
-use crate::arch::vcpu_state::{UnwritableMsr, VcpuState};
 use crate::event_monitor::EventMonitor;
 use crate::kvm::{KvmError, KvmVm};
 use crate::machine::{Machine, Mailbox, PartCounters, VmError};
@@ -37,6 +36,7 @@ use crate::snapshot::{NewSnapshot, Snapshot};
 use crate::vcpu::Vcpu;
 
 use added_ram::AddedRam;
+use processors::Processors;
 use serial::SerialLinks;
 use snapshot::{Source, StoppedClock};
 
@@ -48,10 +48,7 @@ const PVPANIC_ID: &str = "_pvpanic";
 /// Fields are dropped in this order: the vCPUs stop first, as their threads use the devices; then devices let go of the
 /// host's, then RAM. Then what the guest has written is waited for, while the terminal is still the guest's.
 pub struct Vm {
-    vcpus: Vec<Vcpu>,
-    /// What CPUID says to each of them.
-    cpuids: Vec<CpuId>,
-    initial: Vec<VcpuState>,
+    processors: Processors,
     initial_irqchip: IrqchipState,
     _io_map: IoMapOwner,
     pci: Arc<PciRoot>,
@@ -102,24 +99,24 @@ impl Machine for Vm {
             Some(entry) => entry,
             None => load(&self.payload, &self.memory, self.ram_size, &self.tables)?,
         };
-        for vcpu in &self.vcpus {
+        for vcpu in self.processors.iter() {
             vcpu.with_fd(registers::set_mtrr_write_back)?;
         }
         // All but the boot processor wait for it.
-        if let Some(boot_processor) = self.vcpus.first() {
+        if let Some(boot_processor) = self.processors.iter().next() {
             boot_processor.with_fd(|fd| registers::set_entry(fd, entry))?;
         }
         self.clock = None;
         if run {
             // A VM may be reset while it is paused.
             self.pci.resume();
-            self.vcpus.iter().for_each(Vcpu::resume);
+            self.processors.iter().for_each(Vcpu::resume);
         }
         Ok(())
     }
 
     fn pause(&mut self) -> Result<(), VmError> {
-        self.stop_vcpus();
+        self.processors.stop();
         // After the vCPUs: what they asked for last is served.
         self.pci.pause();
         if self.clock.is_none() {
@@ -137,7 +134,7 @@ impl Machine for Vm {
             None => {}
         }
         self.pci.resume();
-        for vcpu in &self.vcpus {
+        for vcpu in self.processors.iter() {
             if let Err(error) = vcpu.with_fd(|fd| fd.kvmclock_ctrl()) {
                 // The guest does not use this clock.
                 log::debug!("vCPU {}: telling the guest that it was paused: {error}", vcpu.id());
@@ -148,19 +145,20 @@ impl Machine for Vm {
     }
 
     fn reset(&mut self) -> Result<(), VmError> {
-        self.stop_vcpus();
+        self.processors.stop();
         // What is to go goes now. The IOMMU relies on all devices behind it being quiet when it is reset.
         self.platform.hotplug.reset();
         if let Some(registers) = &self.platform.memory_devices {
             registers.reset();
         }
+        if let Some(registers) = &self.platform.processors {
+            registers.reset();
+        }
+        self.park_gone();
         self.close_gone();
         self.pci.reset().map_err(|source| VmError::Device { what: "resetting the devices", source })?;
         self.initial_irqchip.restore(&self.kvm.fd)?;
-        for (vcpu, state) in self.vcpus.iter().zip(&self.initial) {
-            vcpu.with_fd(|fd| state.restore(&self.kvm.kvm, &self.kvm.fd, fd, UnwritableMsr::Leave))?;
-        }
-        Ok(())
+        Ok(self.processors.reset(&self.kvm)?)
     }
 
     fn add_ram(&mut self, config: &MemoryConfig, len: u64) -> Result<(), VmError> {
@@ -171,12 +169,24 @@ impl Machine for Vm {
         self.added_ranges().iter().map(|(_, len)| len).sum()
     }
 
+    fn set_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
+        self.want_vcpus(count, run)
+    }
+
+    fn leaving_vcpu(&self, count: u32) -> Option<u32> {
+        self.platform.processors.as_ref()?.in_the_way(count)
+    }
+
+    fn close_vcpus(&mut self) {
+        self.park_gone();
+    }
+
     fn press_power_button(&self) -> Result<(), VmError> {
         self.power_button.write(1).map_err(|source| VmError::Device { what: "pressing the power button", source })
     }
 
     fn raise_nmi(&self) -> Result<(), VmError> {
-        for vcpu in &self.vcpus {
+        for vcpu in self.processors.iter() {
             vcpu.with_fd(|fd| fd.nmi()).map_err(KvmError::call(format!("raising an NMI on vCPU {}", vcpu.id())))?;
         }
         Ok(())
@@ -253,11 +263,6 @@ impl Vm {
             let closed = self.parts.close(address);
             self.closed.extend(closed.map(|id| PciDeviceInfo { id, bdf: address.to_string() }));
         }
-    }
-
-    fn stop_vcpus(&self) {
-        self.vcpus.iter().for_each(Vcpu::pause);
-        self.vcpus.iter().for_each(Vcpu::wait_paused);
     }
 }
 

@@ -12,15 +12,12 @@ use devices::legacy::memory_devices::MemoryDevice;
 use devices::pci::PciAddress;
 use devices::state::StateError;
 use devices::virtio::iommu::IommuHandle;
-use kvm_bindings::CpuId;
-use kvm_ioctls::VcpuFd;
 
 use super::Vm;
 use crate::arch::clock::ClockState;
-use crate::arch::saved::{ProcessorsState, Vcpus};
+use crate::arch::saved::ProcessorsState;
 use crate::memory;
 use crate::snapshot::{ChunkRange, NewSnapshot, RamFileWriter, Snapshot, SnapshotError, SnapshotState, VERSION, ram};
-use crate::vcpu::Vcpu;
 
 /// What a VM is restored from.
 pub(super) struct Source<'s> {
@@ -62,25 +59,11 @@ impl StoppedClock {
     }
 }
 
-/// vCPUs with the CPUID that they were given.
-struct PausedVcpus<'v>(&'v [Vcpu], &'v [CpuId]);
-
-impl Vcpus for PausedVcpus<'_> {
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-    fn cpuid(&self, index: usize) -> &CpuId {
-        &self.1[index]
-    }
-    fn with<R>(&self, index: usize, then: impl FnOnce(&VcpuFd) -> R) -> R {
-        self.0[index].with_fd(then)
-    }
-}
-
 impl Vm {
     /// Writes all that the VM is, which is paused.
     pub(super) fn save_to(&mut self, config: &VmConfig, mut snapshot: NewSnapshot) -> Result<(), SnapshotError> {
         self.close_gone();
+        self.park_gone();
         if self.parts.iommu().is_some() && !config.has_iommu() {
             let rule = "is there for devices that have left; the configuration has nothing behind it, and it would not be restored";
             return Err(StateError::rule(IommuBounceConfig::ID, rule).into());
@@ -89,8 +72,7 @@ impl Vm {
         let functions = self.pci.save()?;
         let platform = self.platform.save()?;
         let clock = self.clock.map_or_else(|| ClockState::save(&self.kvm.fd), |clock| Ok(clock.state()))?;
-        let vcpus = PausedVcpus(&self.vcpus, &self.cpuids);
-        let processors = ProcessorsState::save(&self.kvm, &vcpus, clock)?;
+        let processors = ProcessorsState::save(&self.kvm, &self.processors, clock)?;
         let mut file = snapshot.memory()?;
         let mut write = || {
             let ram = ram::write(&self.memory, &memory::ranges(self.ram_size), &mut file)?;
@@ -107,7 +89,8 @@ impl Vm {
     /// Makes a VM that was just built what the snapshot says. It is paused.
     pub(super) fn restore_state(&mut self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
         let state = &snapshot.state;
-        state.processors.restore(&self.kvm, &PausedVcpus(&self.vcpus, &self.cpuids))?;
+        let counter = state.processors.restore(&self.kvm, &self.processors)?;
+        self.processors.follow(counter);
         self.pci.restore(&state.functions)?;
         self.platform.restore(&state.platform)?;
         self.restore_windows(snapshot)?;

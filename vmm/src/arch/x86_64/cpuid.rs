@@ -34,12 +34,12 @@ pub struct CpuidTemplate {
 }
 
 impl CpuidTemplate {
-    /// What KVM supports, for a VM of these CPUs.
+    /// What KVM supports, for a VM of these CPUs: as many as there can be, since what was said to one stays.
     pub fn new(kvm: &Kvm, cpus: &CpusConfig) -> Result<Self, KvmError> {
         let supported =
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(KvmError::call("reading the supported CPUID"))?;
         let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
-        let CpusConfig { boot_vcpus: vcpus, max_phys_bits, nested, .. } = *cpus;
+        let CpusConfig { max_vcpus: vcpus, max_phys_bits, nested, .. } = *cpus;
         Ok(Self { entries: supported.as_slice().to_vec(), vcpus, max_phys_bits, nested, tsc_deadline })
     }
 
@@ -56,19 +56,20 @@ impl CpuidTemplate {
         entries.retain(|entry| !matches!(entry.function, 0xb | 0x1f));
         let max_leaf = entries.iter().find(|entry| entry.function == 0).map_or(0, |entry| entry.eax);
         if max_leaf >= 0xb {
-            entries.extend(topology_leaves(id, self.vcpus));
+            entries.extend(topology_leaves(self.vcpus));
         }
         for entry in &mut entries {
-            self.adapt(entry, id);
+            self.adapt(entry);
         }
-        CpuId::from_entries(&entries).map_err(|_| KvmError::Missing("room for this CPU's CPUID entries"))
+        let entries = CpuId::from_entries(&entries);
+        entries.map(|of_any| of_vcpu(&of_any, id)).map_err(|_| KvmError::Missing("room for this CPU's CPUID entries"))
     }
 
-    fn adapt(&self, entry: &mut kvm_cpuid_entry2, id: u32) {
+    fn adapt(&self, entry: &mut kvm_cpuid_entry2) {
         let logical = self.vcpus.min(255);
         match entry.function {
             1 => {
-                entry.ebx = (entry.ebx & 0x0000_ffff) | (logical << 16) | (id << 24);
+                entry.ebx = (entry.ebx & 0x0000_ffff) | (logical << 16);
                 entry.ecx |= HYPERVISOR | if self.tsc_deadline { TSC_DEADLINE } else { 0 };
                 if !self.nested {
                     entry.ecx &= !VMX;
@@ -89,11 +90,26 @@ impl CpuidTemplate {
                 // AMD: number of cores less one, and the width of the APIC ID's core part.
                 entry.ecx = (logical - 1) | (id_bits(self.vcpus) << 12);
             }
-            // AMD: extended APIC ID; compute unit; one node.
-            0x8000_001e => (entry.eax, entry.ebx, entry.ecx) = (id, id, 0),
+            // AMD: one node.
+            0x8000_001e => (entry.ebx, entry.ecx) = (0, 0),
             _ => {}
         }
     }
+}
+
+/// The entries of vCPU `id`, which is its APIC ID as well, where another has `cpuid`: all but the ID is the same.
+pub fn of_vcpu(cpuid: &CpuId, id: u32) -> CpuId {
+    let mut cpuid = cpuid.clone();
+    for entry in cpuid.as_mut_slice() {
+        match entry.function {
+            1 => entry.ebx = (entry.ebx & 0x00ff_ffff) | (id << 24),
+            0xb => entry.edx = id,
+            // AMD: extended APIC ID; compute unit, which is a thread's own.
+            0x8000_001e => (entry.eax, entry.ebx) = (id, (entry.ebx & !0xff) | (id & 0xff)),
+            _ => {}
+        }
+    }
+    cpuid
 }
 
 /// How many bits of the APIC ID number the cores of the one package.
@@ -102,7 +118,7 @@ fn id_bits(vcpus: u32) -> u32 {
 }
 
 /// The extended topology leaf 0xb: one thread a core, all cores in one package.
-fn topology_leaves(id: u32, vcpus: u32) -> [kvm_cpuid_entry2; 3] {
+fn topology_leaves(vcpus: u32) -> [kvm_cpuid_entry2; 3] {
     // KVM_CPUID_FLAG_SIGNIFICANT_INDEX: the entry holds for its index only.
     let leaf = |index, eax, ebx, kind: u32| kvm_cpuid_entry2 {
         function: 0xb,
@@ -111,7 +127,6 @@ fn topology_leaves(id: u32, vcpus: u32) -> [kvm_cpuid_entry2; 3] {
         eax,
         ebx,
         ecx: index | kind,
-        edx: id,
         ..Default::default()
     };
     [leaf(0, 0, 1, LEVEL_SMT), leaf(1, id_bits(vcpus), vcpus, LEVEL_CORE), leaf(2, 0, 0, 0)]
@@ -142,6 +157,8 @@ mod tests {
             assert_eq!(find(&cpuid, 0xb, 1).edx, id);
             assert_eq!(find(&cpuid, 0xb, 1).eax, 2, "two bits number three cores");
             assert_eq!(find(&cpuid, 0x8000_001e, 0).eax, id);
+            // One that comes later has what it would have had from the start.
+            assert_eq!(of_vcpu(&template.for_vcpu((id + 1) % 3).unwrap(), id).as_slice(), cpuid.as_slice());
         }
     }
 

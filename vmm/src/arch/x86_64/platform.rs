@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use devices::legacy::control_port::{self, ControlPort};
+use devices::legacy::cpu_hotplug::{self, CpuHotplug, Numbers};
 use devices::legacy::memory_devices::{self, MemoryDevice, MemoryDevices};
 use devices::legacy::power::{self, PowerRegisters, PowerRequest};
 use devices::legacy::serial::{self, SerialPort};
@@ -15,8 +16,8 @@ use devices::state::{DeviceState, StateError};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::layout::{
-    ACPI_EVENT_IRQ, ACPI_PORTS, CONTROL_PORT, MEMORY_DEVICE_IRQ, MEMORY_DEVICE_PORTS, PCI_HOTPLUG_IRQ,
-    PCI_HOTPLUG_PORTS, SERIAL_IRQ, SERIAL_PORT,
+    ACPI_EVENT_IRQ, ACPI_PORTS, CONTROL_PORT, CPU_HOTPLUG_IRQ, CPU_HOTPLUG_PORTS, MEMORY_DEVICE_IRQ,
+    MEMORY_DEVICE_PORTS, PCI_HOTPLUG_IRQ, PCI_HOTPLUG_PORTS, SERIAL_IRQ, SERIAL_PORT,
 };
 use crate::address_space::IoMap;
 use crate::kvm::line::KvmLine;
@@ -53,11 +54,29 @@ pub fn add_hotplug_registers(
     mailbox: Arc<Mailbox>,
 ) -> Result<Arc<HotplugRegisters>, VmError> {
     let line = Box::new(KvmLine::new(kvm.fd.clone(), PCI_HOTPLUG_IRQ));
-    let left = Box::new(move || mailbox.leave(GuestEvent::DeviceLeft));
+    let left = Box::new(move || mailbox.leave(GuestEvent::Left));
     let registers = Arc::new(HotplugRegisters::new(pci.clone(), line, left));
     io_map
         .insert(Space::Port, PCI_HOTPLUG_PORTS, HotplugRegisters::LEN, registers.clone())
         .map_err(|source| VmError::Device { what: "placing the hot-plug registers", source })?;
+    Ok(registers)
+}
+
+/// Places the registers of processors: the first `wanted` are to be there, and `present` are. One that the guest lets go of is ended by
+/// the control thread.
+pub fn add_cpu_hotplug(
+    io_map: &IoMap,
+    kvm: &KvmVm,
+    wanted: u32,
+    present: Numbers,
+    mailbox: Arc<Mailbox>,
+) -> Result<Arc<CpuHotplug>, VmError> {
+    let line = Box::new(KvmLine::new(kvm.fd.clone(), CPU_HOTPLUG_IRQ));
+    let left = Box::new(move || mailbox.leave(GuestEvent::Left));
+    let registers = Arc::new(CpuHotplug::new(wanted, present, line, left));
+    io_map
+        .insert(Space::Port, CPU_HOTPLUG_PORTS, cpu_hotplug::REGISTERS_LEN, registers.clone())
+        .map_err(|source| VmError::Device { what: "placing the registers of processors", source })?;
     Ok(registers)
 }
 
@@ -108,6 +127,8 @@ pub struct PlatformDevices {
     pub config_ports: Arc<ConfigPorts>,
     /// The registers of PCI hot plug.
     pub hotplug: Arc<HotplugRegisters>,
+    /// The registers of processors, if there can be more than one.
+    pub processors: Option<Arc<CpuHotplug>>,
     /// The registers of memory devices, if RAM can come while the guest runs.
     pub memory_devices: Option<Arc<MemoryDevices>>,
     /// The first serial port, if the VM has it.
@@ -133,7 +154,7 @@ macro_rules! saved {
     )*};
 }
 
-saved!(ControlPort, ConfigPorts, HotplugRegisters, MemoryDevices, SerialPort);
+saved!(ControlPort, ConfigPorts, CpuHotplug, HotplugRegisters, MemoryDevices, SerialPort);
 
 impl PlatformDevices {
     /// All of them with their names, in the order of their states.
@@ -143,6 +164,7 @@ impl PlatformDevices {
             ("PCI configuration ports", &*self.config_ports),
             ("PCI hot plug", &*self.hotplug),
         ];
+        all.extend(self.processors.as_deref().map(|processors| ("processors", processors as &dyn Saved)));
         all.extend(self.memory_devices.as_deref().map(|devices| ("memory devices", devices as &dyn Saved)));
         all.extend(self.serial.as_deref().map(|serial| ("serial", serial as &dyn Saved)));
         all

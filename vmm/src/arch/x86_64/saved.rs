@@ -2,6 +2,8 @@
 
 //! What a snapshot keeps of a VM's processors: vCPUs with CPUID and time stamp counters, interrupt controllers, clock.
 
+use std::ops::RangeInclusive;
+
 use devices::state::StateError;
 use kvm_bindings::CpuId;
 use kvm_ioctls::VcpuFd;
@@ -10,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::clock::{self, ClockState};
 use super::irqchip::IrqchipState;
 use super::saved_cpuid::SavedCpuid;
+pub use super::tsc::LeadingCounter;
 use super::tsc::TscState;
 use super::vcpu_state::{UnwritableMsr, VcpuState};
 use crate::kvm::{KvmError, KvmVm};
@@ -37,52 +40,86 @@ pub struct ProcessorsState {
     /// The host's time of day when the counters were read.
     realtime_ns: u64,
     vcpus: Vec<SavedVcpu>,
+    /// Their numbers, in order, where these are not 0, 1, 2 and so on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    numbers: Vec<u32>,
     irqchip: IrqchipState,
 }
 
 /// Calls something with the vCPU of a number.
 pub trait Vcpus {
-    /// How many there are.
-    fn count(&self) -> usize;
-    /// The CPUID that vCPU `index` was given. What KVM reads back has bits that follow what the guest does.
-    fn cpuid(&self, index: usize) -> &CpuId;
-    /// Calls `then` with vCPU `index`, which is not running.
-    fn with<R>(&self, index: usize, then: impl FnOnce(&VcpuFd) -> R) -> R;
+    /// Which there are, in order.
+    fn numbers(&self) -> Vec<u32>;
+    /// The CPUID that vCPU `number` was given. What KVM reads back has bits that follow what the guest does.
+    fn cpuid(&self, number: u32) -> &CpuId;
+    /// Calls `then` with vCPU `number`, which is not running.
+    fn with<R>(&self, number: u32, then: impl FnOnce(&VcpuFd) -> R) -> R;
 }
 
 impl ProcessorsState {
     /// Reads the state of paused vCPUs. `clock` is what the guest's clock stood at when they were paused.
     pub fn save(vm: &KvmVm, vcpus: &impl Vcpus, clock: ClockState) -> Result<Self, KvmError> {
-        let counters = (0..vcpus.count()).map(|index| vcpus.with(index, TscState::save));
+        let mut numbers = vcpus.numbers();
+        let counters = numbers.iter().map(|number| vcpus.with(*number, TscState::save));
         let counters = counters.collect::<Result<Vec<_>, _>>()?;
         let realtime_ns = counters.first().map_or_else(clock::realtime_ns, |(_, realtime)| *realtime);
-        let save = |(index, (tsc, realtime)): (usize, (TscState, u64))| {
-            vcpus.with(index, |vcpu| {
+        let save = |(number, (tsc, realtime)): (&u32, (TscState, u64))| {
+            vcpus.with(*number, |vcpu| {
                 Ok(SavedVcpu {
-                    cpuid: SavedCpuid::new(vcpus.cpuid(index)),
+                    cpuid: SavedCpuid::new(vcpus.cpuid(*number)),
                     tsc: tsc.back(realtime, realtime_ns),
                     registers: VcpuState::save(&vm.kvm, &vm.fd, vcpu)?,
                 })
             })
         };
-        let vcpus = counters.into_iter().enumerate().map(save).collect::<Result<Vec<_>, KvmError>>()?;
-        Ok(Self { version: VERSION, clock, realtime_ns, vcpus, irqchip: IrqchipState::save(&vm.fd)? })
+        let vcpus = numbers.iter().zip(counters).map(save).collect::<Result<Vec<_>, KvmError>>()?;
+        if numbers.iter().copied().eq(0..) {
+            numbers.clear();
+        }
+        Ok(Self { version: VERSION, clock, realtime_ns, vcpus, numbers, irqchip: IrqchipState::save(&vm.fd)? })
     }
 
-    /// Checks what can be checked before anything is built: that the state is of this program's form and of a VM of `vcpus`
-    /// vCPUs.
+    /// Checks what can be checked before anything is built: that the state is of this program's form and of a VM that has the first of
+    /// `vcpus` at least, with numbers below the last.
     ///
     /// # Errors
     /// What is refused.
-    pub fn check(&self, vcpus: u32) -> Result<(), StateError> {
+    pub fn check(&self, vcpus: &RangeInclusive<u32>) -> Result<(), StateError> {
         if self.version != VERSION {
             return Err(StateError::Version { kind: "processors", wanted: VERSION, found: self.version });
         }
-        if u32::try_from(self.vcpus.len()).ok() != Some(vcpus) {
-            let rule = format!("has {} vCPUs, and the configuration {vcpus}", self.vcpus.len());
-            return Err(StateError::rule("vcpus", rule));
+        let (least, most) = (*vcpus.start(), *vcpus.end());
+        let count = u32::try_from(self.vcpus.len()).unwrap_or(u32::MAX);
+        if count < least {
+            return Err(StateError::rule("vcpus", format!("has {count} vCPUs, and the configuration {least}")));
+        }
+        if count > most {
+            return Err(StateError::rule("vcpus", format!("has {count} vCPUs, and the configuration {most} at most")));
+        }
+        if self.numbers.is_empty() {
+            return Ok(());
+        }
+        let refuse = |rule: String| Err(StateError::rule("numbers", rule));
+        if self.numbers.len() != self.vcpus.len() {
+            return refuse(format!("are {} of {count} vCPUs", self.numbers.len()));
+        }
+        if self.numbers.iter().zip(self.numbers.iter().skip(1)).any(|(one, next)| one >= next) {
+            return refuse("are not in order".into());
+        }
+        if let Some(number) = self.numbers.last().filter(|number| **number >= most) {
+            return refuse(format!("has vCPU {number}, and the configuration {most} at most"));
+        }
+        if let Some(missing) =
+            (0..least).zip(&self.numbers).find_map(|(wanted, has)| (wanted != *has).then_some(wanted))
+        {
+            return refuse(format!("lacks vCPU {missing}, which the configuration has"));
         }
         Ok(())
+    }
+
+    /// The numbers of the vCPUs, in order.
+    pub fn numbers(&self) -> Vec<u32> {
+        if self.numbers.is_empty() { (0..).take(self.vcpus.len()).collect() } else { self.numbers.clone() }
     }
 
     /// The state of vCPUs that nobody has, for tests that need some.
@@ -93,18 +130,19 @@ impl ProcessorsState {
             clock: ClockState::default(),
             realtime_ns: 0,
             vcpus: vec![SavedVcpu::default(); vcpus],
+            numbers: Vec::new(),
             irqchip: IrqchipState::default(),
         }
     }
 
-    /// The CPUID that vCPU `index` must have, if this host can give it that: `host` is what it would have otherwise.
+    /// The CPUID that vCPU `number` must have, if this host can give it that: `host` is what it would have otherwise.
     ///
     /// # Errors
     /// What the host lacks.
-    pub fn cpuid(&self, index: u32, host: &CpuId) -> Result<CpuId, KvmError> {
-        let saved = usize::try_from(index).ok().and_then(|index| self.vcpus.get(index));
-        let saved = saved.ok_or_else(|| StateError::rule("vcpus", format!("has none of number {index}")))?;
-        Ok(saved.cpuid.for_host(host).map_err(StateError::of(&format!("vCPU {index}")))?)
+    pub fn cpuid(&self, number: u32, host: &CpuId) -> Result<CpuId, KvmError> {
+        let saved = self.numbers().into_iter().zip(&self.vcpus).find(|(saved, _)| *saved == number);
+        let (_, saved) = saved.ok_or_else(|| StateError::rule("vcpus", format!("has none of number {number}")))?;
+        Ok(saved.cpuid.for_host(host).map_err(StateError::of(&format!("vCPU {number}")))?)
     }
 
     /// Width in bits of physical addresses, as the guest knows it.
@@ -118,19 +156,21 @@ impl ProcessorsState {
     }
 
     /// Makes vCPUs that have not run, and have the CPUID of the saved ones, what the state says, with the clock and the
-    /// interrupt controllers. Devices that raise interrupts come afterwards.
-    pub fn restore(&self, vm: &KvmVm, vcpus: &impl Vcpus) -> Result<(), KvmError> {
+    /// interrupt controllers. Devices that raise interrupts come afterwards. Returns what the counters of vCPUs follow that come later.
+    pub fn restore(&self, vm: &KvmVm, vcpus: &impl Vcpus) -> Result<Option<LeadingCounter>, KvmError> {
         // The clock first: where a guest has KVM write its page of the clock, that is done while registers are set.
         self.clock.catch_up(&vm.fd)?;
+        let numbers = self.numbers();
         let mut first = None;
-        for (index, saved) in self.vcpus.iter().enumerate() {
-            let set = vcpus.with(index, |vcpu| saved.tsc.restore(&vm.kvm, vcpu, self.realtime_ns, first))?;
+        for (number, saved) in numbers.iter().zip(&self.vcpus) {
+            let set = vcpus.with(*number, |vcpu| saved.tsc.restore(&vm.kvm, vcpu, self.realtime_ns, first))?;
             first = first.or(Some((saved.tsc, set)));
         }
-        for (index, saved) in self.vcpus.iter().enumerate() {
-            vcpus.with(index, |vcpu| saved.registers.restore(&vm.kvm, &vm.fd, vcpu, UnwritableMsr::Refuse))?;
+        for (number, saved) in numbers.iter().zip(&self.vcpus) {
+            vcpus.with(*number, |vcpu| saved.registers.restore(&vm.kvm, &vm.fd, vcpu, UnwritableMsr::Refuse))?;
         }
-        self.irqchip.restore(&vm.fd)
+        self.irqchip.restore(&vm.fd)?;
+        Ok(first.map(|(tsc, offset)| LeadingCounter::new(tsc, offset)))
     }
 }
 
@@ -153,14 +193,14 @@ mod tests {
     }
 
     impl Vcpus for Machine {
-        fn count(&self) -> usize {
-            self.vcpus.len()
+        fn numbers(&self) -> Vec<u32> {
+            (0..).take(self.vcpus.len()).collect()
         }
-        fn cpuid(&self, index: usize) -> &CpuId {
-            &self.cpuids[index]
+        fn cpuid(&self, number: u32) -> &CpuId {
+            &self.cpuids[number as usize]
         }
-        fn with<R>(&self, index: usize, then: impl FnOnce(&VcpuFd) -> R) -> R {
-            then(&self.vcpus[index].borrow())
+        fn with<R>(&self, number: u32, then: impl FnOnce(&VcpuFd) -> R) -> R {
+            then(&self.vcpus[number as usize].borrow())
         }
     }
 
@@ -236,7 +276,7 @@ mod tests {
         let saved = save(&old);
         let text = serde_json::to_string(&saved).unwrap();
         let read: ProcessorsState = serde_json::from_str(&text).unwrap();
-        read.check(2).unwrap();
+        read.check(&(2..=2)).unwrap();
         let new = machine(Some(&read)).unwrap();
         read.restore(&new.vm, &new).unwrap();
         assert_eq!(still(&save(&new)), still(&saved));
@@ -270,6 +310,27 @@ mod tests {
     }
 
     #[test]
+    fn vcpus_are_those_that_the_configuration_lets_the_guest_have() {
+        let check = |vcpus: usize, numbers: &[u32]| {
+            let state = ProcessorsState { numbers: numbers.to_vec(), ..ProcessorsState::example(vcpus) };
+            state.check(&(2..=4)).map(|()| state.numbers()).map_err(|error| error.to_string())
+        };
+        assert_eq!((check(2, &[]), check(4, &[])), (Ok(vec![0, 1]), Ok(vec![0, 1, 2, 3])));
+        assert_eq!((check(3, &[0, 1, 3]), check(2, &[0, 1])), (Ok(vec![0, 1, 3]), Ok(vec![0, 1])));
+        for (vcpus, numbers, wanted) in [
+            (1, &[][..], "vcpus: has 1 vCPUs, and the configuration 2"),
+            (5, &[], "vcpus: has 5 vCPUs, and the configuration 4 at most"),
+            (3, &[0, 1], "numbers: are 2 of 3 vCPUs"),
+            (3, &[0, 1, 1], "numbers: are not in order"),
+            (3, &[0, 1, 4], "numbers: has vCPU 4, and the configuration 4 at most"),
+            (3, &[0, 2, 3], "numbers: lacks vCPU 1, which the configuration has"),
+            (2, &[u32::MAX - 1, u32::MAX], "numbers: has vCPU 4294967295"),
+        ] {
+            assert!(check(vcpus, numbers).unwrap_err().starts_with(wanted), "{wanted}");
+        }
+    }
+
+    #[test]
     fn state_that_no_vm_can_have_is_refused() {
         let Some(old) = lived() else { return };
         let good = serde_json::to_value(save(&old)).unwrap();
@@ -280,7 +341,7 @@ mod tests {
                 Ok(state) => state,
                 Err(error) => return error.to_string(),
             };
-            if let Err(error) = state.check(2) {
+            if let Err(error) = state.check(&(2..=2)) {
                 return error.to_string();
             }
             let new = machine(None).unwrap();

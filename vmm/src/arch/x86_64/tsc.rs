@@ -56,7 +56,7 @@ impl TscState {
         saved_at: u64,
         first: Option<(Self, Option<u64>)>,
     ) -> Result<Option<u64>, KvmError> {
-        self.restore_frequency(kvm, vcpu)?;
+        set_frequency(self.khz, kvm, vcpu)?;
         let at = |realtime: u64| {
             let elapsed = Duration::from_nanos(realtime.saturating_sub(saved_at));
             self.value.wrapping_add(ticks(elapsed, self.khz))
@@ -76,23 +76,52 @@ impl TscState {
                 now.wrapping_add(at(realtime).wrapping_sub(value))
             }
         };
-        ioctl::set_tsc_offset(vcpu, offset)
-            .map_err(|source| KvmError::Call { what: "setting the offset of the time stamp counter".into(), source })?;
+        set_offset(vcpu, offset)?;
         Ok(Some(offset))
     }
+}
 
-    fn restore_frequency(&self, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
-        let host = vcpu.get_tsc_khz().unwrap_or(0);
-        if is_one(self.khz, host) {
-            return Ok(());
-        }
-        if !kvm.check_extension(Cap::TscControl) {
-            let rule = format!("is {}: this host's counter runs at {host}, and its CPU cannot scale it", self.khz);
-            return Err(StateError::rule("tsc.khz", rule).into());
-        }
-        vcpu.set_tsc_khz(self.khz)
-            .map_err(KvmError::call(format!("setting the frequency of the counter to {} kHz", self.khz)))
+/// The counter of the first vCPU as it was restored, which those of vCPUs follow that come later.
+#[derive(Clone, Copy, Debug)]
+pub struct LeadingCounter {
+    khz: u32,
+    /// What its offset was set to, where KVM has that.
+    offset: Option<u64>,
+}
+
+impl LeadingCounter {
+    pub(super) fn new(first: TscState, offset: Option<u64>) -> Self {
+        Self { khz: first.khz, offset }
     }
+
+    /// Sets the counter of a vCPU that was just made. KVM has it in step with the others unless they run at another frequency than
+    /// the host's.
+    pub fn lead(&self, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
+        match (set_frequency(self.khz, kvm, vcpu)?, self.offset) {
+            (true, Some(offset)) => set_offset(vcpu, offset),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Sets the frequency; `false` if it was that already.
+fn set_frequency(khz: u32, kvm: &Kvm, vcpu: &VcpuFd) -> Result<bool, KvmError> {
+    let host = vcpu.get_tsc_khz().unwrap_or(0);
+    if is_one(khz, host) {
+        return Ok(false);
+    }
+    if !kvm.check_extension(Cap::TscControl) {
+        let rule = format!("is {khz}: this host's counter runs at {host}, and its CPU cannot scale it");
+        return Err(StateError::rule("tsc.khz", rule).into());
+    }
+    vcpu.set_tsc_khz(khz)
+        .map_err(KvmError::call(format!("setting the frequency of the counter to {khz} kHz")))
+        .map(|()| true)
+}
+
+fn set_offset(vcpu: &VcpuFd, offset: u64) -> Result<(), KvmError> {
+    ioctl::set_tsc_offset(vcpu, offset)
+        .map_err(|source| KvmError::Call { what: "setting the offset of the time stamp counter".into(), source })
 }
 
 /// The counter, and the host's time of day then.

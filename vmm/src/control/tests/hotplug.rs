@@ -25,7 +25,7 @@ fn device_comes_to_a_running_vm_and_goes_when_its_guest_lets_go() {
     let still = add(&mut control, "/d", Some("_vfio1")).unwrap_err();
     assert!(still.starts_with("--device id: '_vfio1' is about to be removed"), "{still}");
     assert_eq!(add(&mut control, "/d", None), Ok(Some("_vfio2".into())), "a name that nobody has");
-    guest(&mut control, GuestEvent::DeviceLeft);
+    guest(&mut control, GuestEvent::Left);
     let gone = control.serve_call(Call::RemoveDevice("_vfio1".into())).unwrap_err();
     assert!(matches!(gone, ControlError::NoSuchPart(_)), "{gone}");
     assert_eq!(add(&mut control, "/b", None), Ok(Some("_vfio1".into())));
@@ -129,7 +129,7 @@ fn devices_of_all_kinds_come_and_go_alike() {
     let left = [("/s".into(), "_vfio_user0".into()), ("/v".into(), "_vfio_user1".into())];
     assert_eq!(sockets(&mut control), left);
     assert_eq!(names(&mut control).1, ["_vfio_user0", "_vfio_user1", "u"]);
-    guest(&mut control, GuestEvent::DeviceLeft);
+    guest(&mut control, GuestEvent::Left);
     assert_eq!(names(&mut control).1, ["_vfio_user0", "_vfio_user1"]);
     assert_eq!(add(&mut control, "socket=/t,iommu=on"), Ok(Some("_vfio_user2".into())));
 

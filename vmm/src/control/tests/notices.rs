@@ -46,7 +46,7 @@ fn device_that_the_host_wants_back_is_removed_once_however_often_it_says_so() {
         assert_eq!(names(&mut control), (vec!["b".into()], vec!["a".into(), "b".into()]));
     }
     assert_eq!((state(&mut control), figures(&mut control)), (Some(VmState::Running), (0, 1)));
-    guest(&mut control, GuestEvent::DeviceLeft);
+    guest(&mut control, GuestEvent::Left);
     assert_eq!(names(&mut control), (vec!["b".into()], vec!["b".into()]));
     assert!(tell(&mut control, &[("a", HostNotice::Requested)]).is_continue());
 

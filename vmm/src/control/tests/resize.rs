@@ -58,3 +58,84 @@ fn ram_comes_to_a_guest_within_its_room_and_stays_what_it_is_where_none_comes() 
     assert_eq!(size(&mut control), booted);
     control.delete();
 }
+
+/// A VM with 2 vCPUs of 4, which is booted.
+fn with_vcpus(cmdline: &str) -> (Control<Null>, File) {
+    let file = tempfile::tempfile().unwrap();
+    let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
+    let mut control = Control::<Null>::new(monitor, Options::default());
+    let mut config = unchecked(cmdline);
+    (config.cpus.boot_vcpus, config.cpus.max_vcpus) = (2, 4);
+    config.memory.hotplug_size = 256 << 20;
+    control.create(config.check().unwrap()).unwrap();
+    control.boot().unwrap();
+    (control, file)
+}
+
+fn want(control: &mut Control<Null>, vcpus: u32, mib: Option<u64>) -> Result<(), String> {
+    let size = VmResize { desired_vcpus: Some(vcpus), desired_ram: mib.map(|mib| mib << 20), ..VmResize::default() };
+    control.serve_call(Call::Resize(size)).map(|_| ()).map_err(|error| error.to_string())
+}
+
+/// vCPUs that are wanted, that there are, and MiB of RAM.
+fn size(control: &Control<Null>) -> (u32, u32, u64) {
+    let created = control.created.as_ref().unwrap();
+    let has = created.booted.as_ref().map_or(0, |booted| booted.vm.vcpus.0);
+    (created.config.cpus.boot_vcpus, has, created.config.memory.size >> 20)
+}
+
+#[test]
+fn vcpus_come_to_a_guest_and_leave_when_it_lets_go_of_them() {
+    let (mut control, file) = with_vcpus("");
+    want(&mut control, 4, None).unwrap();
+    assert_eq!(size(&control), (4, 4, 64));
+    want(&mut control, 2, None).unwrap();
+    // The configuration tells what is wanted.
+    assert_eq!(size(&control), (2, 4, 64));
+    let leaving = "vCPU 2 is about to leave, and the guest has not let go of it yet: try again later";
+    assert_eq!(want(&mut control, 3, None), Err(leaving.into()));
+    want(&mut control, 2, None).unwrap();
+    want(&mut control, 1, None).unwrap();
+    guest(&mut control, GuestEvent::Left);
+    assert_eq!(size(&control), (1, 1, 64));
+    control.pause().unwrap();
+    want(&mut control, 3, None).unwrap();
+    assert_eq!(size(&control), (3, 3, 64));
+    control.resume().unwrap();
+    let told = events(&control.monitor, &file).into_iter().filter(|(name, _)| name == "resized").count();
+    assert_eq!(told, 5);
+    control.shut_down();
+    want(&mut control, 2, None).unwrap();
+    control.boot().unwrap();
+    assert_eq!(size(&control), (2, 2, 64));
+    control.delete();
+}
+
+#[test]
+fn resize_that_breaks_a_rule_changes_neither_vcpus_nor_ram() {
+    let (mut control, file) = with_vcpus("");
+    for (vcpus, mib, wanted) in [
+        (0, Some(192), "desired_vcpus: 0 is not in 1 to 4 (cpus.max_vcpus)"),
+        (5, Some(192), "desired_vcpus: 5 is not in 1 to 4 (cpus.max_vcpus)"),
+        (3, Some(100), "desired_ram: "),
+        (3, Some(448), "desired_ram: "),
+    ] {
+        let refused = want(&mut control, vcpus, mib).unwrap_err();
+        assert!(refused.starts_with(wanted), "{refused}");
+        assert_eq!(size(&control), (2, 2, 64));
+    }
+    want(&mut control, 1, None).unwrap();
+    assert!(want(&mut control, 2, Some(192)).unwrap_err().starts_with("vCPU 1 is about to leave"));
+    assert_eq!(size(&control), (1, 2, 64));
+    let told = events(&control.monitor, &file).into_iter().filter(|(name, _)| name == "resizing").count();
+    assert_eq!(told, 1);
+    control.delete();
+}
+
+#[test]
+fn ram_that_has_come_stays_where_vcpus_do_not_come() {
+    let (mut control, _file) = with_vcpus("fail-vcpus");
+    assert_eq!(want(&mut control, 3, Some(192)), Err("cannot vcpus".into()));
+    assert_eq!(size(&control), (2, 2, 192));
+    control.delete();
+}

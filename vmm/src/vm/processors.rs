@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! vCPUs: those that the guest has, and those that it had. KVM takes none away, so what has left waits for its return, with neither
+//! a thread nor anything to do.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvm_bindings::CpuId;
+use kvm_ioctls::VcpuFd;
+use log::{info, warn};
+
+use super::Vm;
+use crate::address_space::IoMap;
+use crate::arch::cpuid;
+use crate::arch::registers::set_mtrr_write_back;
+use crate::arch::saved::{LeadingCounter, Vcpus};
+use crate::arch::vcpu_state::{UnwritableMsr, VcpuState};
+use crate::kvm::{KvmError, KvmVm};
+use crate::machine::{Mailbox, VmError};
+use crate::vcpu::Vcpu;
+
+/// A vCPU that KVM has.
+struct Made {
+    fd: Arc<Mutex<VcpuFd>>,
+    /// What CPUID says to it.
+    cpuid: CpuId,
+    /// What it is at power-on.
+    initial: VcpuState,
+}
+
+impl Made {
+    fn new(kvm: &KvmVm, number: u32, cpuid: CpuId) -> Result<Self, KvmError> {
+        let fd = kvm.create_vcpu(number)?;
+        fd.set_cpuid2(&cpuid).map_err(KvmError::call(format!("setting CPUID of vCPU {number}")))?;
+        let initial = VcpuState::save(&kvm.kvm, &kvm.fd, &fd)?;
+        set_mtrr_write_back(&fd)?;
+        Ok(Self { fd: Arc::new(Mutex::new(fd)), cpuid, initial })
+    }
+
+    /// Puts it back to power-on: a processor that waits for another to start it. It must not run.
+    fn power_on(&self, kvm: &KvmVm) -> Result<(), KvmError> {
+        let fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner);
+        self.initial.restore(&kvm.kvm, &kvm.fd, &fd, UnwritableMsr::Leave)?;
+        set_mtrr_write_back(&fd)
+    }
+}
+
+/// A vCPU of the guest's.
+struct Processor {
+    vcpu: Vcpu,
+    made: Made,
+}
+
+/// All vCPUs.
+pub(super) struct Processors {
+    /// Those of the guest, by number.
+    present: BTreeMap<u32, Processor>,
+    /// Those that have left.
+    parked: BTreeMap<u32, Made>,
+    /// Of a guest that was restored: what counters of vCPUs follow that come later.
+    counter: Option<LeadingCounter>,
+    io_map: Arc<IoMap>,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Processors {
+    /// vCPUs of these numbers and with this CPUID, paused and at power-on.
+    pub(super) fn new(
+        kvm: &KvmVm,
+        cpuids: Vec<(u32, CpuId)>,
+        io_map: Arc<IoMap>,
+        mailbox: Arc<Mailbox>,
+    ) -> Result<Self, VmError> {
+        let mut processors = Self { present: BTreeMap::new(), parked: BTreeMap::new(), counter: None, io_map, mailbox };
+        for (number, cpuid) in cpuids {
+            processors.run(number, Made::new(kvm, number, cpuid)?)?;
+        }
+        Ok(processors)
+    }
+
+    /// Gives it a thread, which is paused.
+    fn run(&mut self, number: u32, made: Made) -> Result<(), VmError> {
+        let vcpu = Vcpu::spawn(number, made.fd.clone(), self.io_map.clone(), self.mailbox.clone());
+        match vcpu {
+            Ok(vcpu) => {
+                self.present.insert(number, Processor { vcpu, made });
+                Ok(())
+            }
+            Err(source) => {
+                self.parked.insert(number, made);
+                Err(VmError::Device { what: "starting a vCPU's thread", source })
+            }
+        }
+    }
+
+    /// Makes a vCPU that comes to a guest with others, paused: a new one, or the one that has left.
+    fn bring(&mut self, kvm: &KvmVm, number: u32) -> Result<(), VmError> {
+        let Some(made) = self.parked.remove(&number) else {
+            let made = self.make(kvm, number)?;
+            return self.run(number, made);
+        };
+        if let Err(error) = made.power_on(kvm) {
+            self.parked.insert(number, made);
+            return Err(error.into());
+        }
+        self.run(number, made)
+    }
+
+    fn make(&self, kvm: &KvmVm, number: u32) -> Result<Made, KvmError> {
+        let first = self.present.values().next().ok_or(KvmError::Missing("first vCPU"))?;
+        let made = Made::new(kvm, number, cpuid::of_vcpu(&first.made.cpuid, number))?;
+        if let Some(counter) = &self.counter {
+            counter.lead(&kvm.kvm, &made.fd.lock().unwrap_or_else(PoisonError::into_inner))?;
+        }
+        Ok(made)
+    }
+
+    /// Ends the thread of a vCPU, which the guest has no more.
+    fn park(&mut self, kvm: &KvmVm, number: u32) {
+        let Some(Processor { vcpu, made }) = self.present.remove(&number) else { return };
+        drop(vcpu);
+        // It has timers otherwise, and whatever else the guest left there.
+        if let Err(error) = made.power_on(kvm) {
+            warn!("vCPU {number}: turning it off: {error}");
+        }
+        self.parked.insert(number, made);
+    }
+
+    /// Those of the guest, the boot processor first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Vcpu> {
+        self.present.values().map(|processor| &processor.vcpu)
+    }
+
+    /// Stops them all.
+    pub(super) fn stop(&self) {
+        self.iter().for_each(Vcpu::pause);
+        self.iter().for_each(Vcpu::wait_paused);
+    }
+
+    /// Puts them all back to power-on. They stand still.
+    pub(super) fn reset(&self, kvm: &KvmVm) -> Result<(), KvmError> {
+        self.present.values().try_for_each(|processor| processor.made.power_on(kvm))
+    }
+
+    /// Has counters of vCPUs that come later follow the first one's.
+    pub(super) fn follow(&mut self, counter: Option<LeadingCounter>) {
+        self.counter = counter;
+    }
+}
+
+impl Vcpus for Processors {
+    fn numbers(&self) -> Vec<u32> {
+        self.present.keys().copied().collect()
+    }
+    fn cpuid(&self, number: u32) -> &CpuId {
+        &self.present[&number].made.cpuid
+    }
+    fn with<R>(&self, number: u32, then: impl FnOnce(&VcpuFd) -> R) -> R {
+        self.present[&number].vcpu.with_fd(then)
+    }
+}
+
+impl Vm {
+    /// Has the guest have `count` vCPUs, as far as that is not its own choice. Those that come run if `run` says so.
+    pub(super) fn want_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
+        self.park_gone();
+        let Some(registers) = self.platform.processors.clone() else {
+            return if count == 1 { Ok(()) } else { Err(VmError::Guest("the VM has room for one vCPU".into())) };
+        };
+        let has = self.processors.numbers();
+        let missing: Vec<u32> = (0..count).filter(|number| !has.contains(number)).collect();
+        let brought = missing.iter().try_for_each(|number| self.processors.bring(&self.kvm, *number));
+        // The guest learns of them last.
+        let told = brought.and_then(|()| registers.want(count).map_err(VmError::VcpuLeaving));
+        if told.is_err() {
+            missing.iter().for_each(|number| self.processors.park(&self.kvm, *number));
+            return told;
+        }
+        self.tables.vcpus = count;
+        if run {
+            self.processors.iter().filter(|vcpu| missing.contains(&vcpu.id())).for_each(Vcpu::resume);
+        }
+        Ok(())
+    }
+
+    /// Ends the threads of vCPUs that the guest has let go of.
+    pub(super) fn park_gone(&mut self) {
+        let gone = self.platform.processors.as_ref().map(|registers| registers.take_gone()).unwrap_or_default();
+        for number in gone {
+            self.processors.park(&self.kvm, number);
+            info!("vCPU {number} has left");
+        }
+    }
+}
