@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use carom_api::config::IommuPoll;
 use carom_api::kinds::Kind;
 use carom_api::{ConfigError, DeviceConfig, PartConfig, VmConfig};
 use devices::pci::PciAddress;
@@ -33,6 +34,7 @@ struct Placed {
 pub struct PartBus {
     parts: Vec<Placed>,
     iommu: Option<Arc<IommuHandle>>,
+    poll: IommuPoll,
     shared: Shared,
 }
 
@@ -44,7 +46,7 @@ impl PartBus {
     pub fn new(config: &VmConfig, context: DeviceContext) -> Result<Self, VmError> {
         let host_devices = HostDevices::new(config.platform.iommufd);
         let shared = Shared { context, faults: FaultPath::new(), host_devices };
-        let mut bus = Self { parts: Vec::new(), iommu: None, shared };
+        let mut bus = Self { parts: Vec::new(), iommu: None, poll: config.platform.iommu_poll, shared };
         let mut endpoints = Vec::new();
         for part in config.parts().filter(|part| part.kind().takes_slot) {
             // Which slots a device may take follows from whether there will be an IOMMU.
@@ -68,6 +70,13 @@ impl PartBus {
         self.shared.context.pci.add(address, function)?;
         self.parts.push(Placed { id, address, behind, part });
         Ok(())
+    }
+
+    /// The guest has so many vCPUs from now on.
+    pub fn vcpus_changed(&self, count: u32) {
+        if let Some(iommu) = &self.iommu {
+            iommu.allow_polling(iommu::polls(self.poll, count));
+        }
     }
 
     /// The virtio-iommu, if there is one.

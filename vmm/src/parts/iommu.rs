@@ -68,7 +68,7 @@ pub(super) fn build(
         msi: context.msi.clone(),
         engine,
         windows,
-        poll: polls(config),
+        poll: polls(config.platform.iommu_poll, config.cpus.boot_vcpus),
         rings: RING_FEATURES,
         // IOMMUFD maps no memory of devices.
         devices: (!config.platform.iommufd).then(|| context.bars.clone()),
@@ -92,10 +92,10 @@ pub(super) fn connect(
     added.map_err(|error| VmError::Iommu(format!("device at {address}: {error}")))
 }
 
-/// Whether a thread may poll for requests. Where it would take a CPU from a vCPU, it could keep that one waiting.
-fn polls(config: &VmConfig) -> bool {
-    let vcpus = usize::try_from(config.cpus.boot_vcpus).unwrap_or(usize::MAX);
-    match config.platform.iommu_poll {
+/// Whether a thread may poll for requests of so many vCPUs. Where it would take a CPU from a vCPU, it could keep that one waiting.
+pub(super) fn polls(poll: IommuPoll, vcpus: u32) -> bool {
+    let vcpus = usize::try_from(vcpus).unwrap_or(usize::MAX);
+    match poll {
         IommuPoll::On => true,
         IommuPoll::Off => false,
         IommuPoll::Auto => std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > vcpus),

@@ -132,6 +132,10 @@ impl Processors {
         self.present.values().map(|processor| &processor.vcpu)
     }
 
+    fn count(&self) -> u32 {
+        u32::try_from(self.present.len()).unwrap_or(u32::MAX)
+    }
+
     /// Stops them all.
     pub(super) fn stop(&self) {
         self.iter().for_each(Vcpu::pause);
@@ -178,6 +182,7 @@ impl Vm {
             return told;
         }
         self.tables.vcpus = count;
+        self.parts.vcpus_changed(self.processors.count());
         if run {
             self.processors.iter().filter(|vcpu| missing.contains(&vcpu.id())).for_each(Vcpu::resume);
         }
@@ -190,6 +195,55 @@ impl Vm {
         for number in gone {
             self.processors.park(&self.kvm, number);
             info!("vCPU {number} has left");
+            self.parts.vcpus_changed(self.processors.count());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use carom_api::config::CpusConfig;
+
+    use super::*;
+    use crate::address_space::IoMapOwner;
+    use crate::arch::cpuid::CpuidTemplate;
+
+    fn apic_id(processors: &Processors, number: u32) -> u32 {
+        let leaf = processors.cpuid(number).as_slice().iter().find(|entry| entry.function == 1);
+        leaf.map_or(u32::MAX, |entry| entry.ebx >> 24)
+    }
+
+    #[test]
+    fn vcpu_that_left_comes_back_as_at_power_on() {
+        let kvm = match KvmVm::new() {
+            Ok(kvm) => kvm,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let template = CpuidTemplate::new(&kvm.kvm, &CpusConfig { max_vcpus: 4, ..CpusConfig::default() }).unwrap();
+        let io_map = IoMapOwner::new();
+        let mailbox = Arc::new(Mailbox::new(Box::new(|| {})));
+        let cpuids = vec![(0, template.for_vcpu(0).unwrap())];
+        let mut processors = Processors::new(&kvm, cpuids, Arc::clone(&io_map), mailbox).unwrap();
+        let rax = |processors: &Processors| processors.with(3, |fd| fd.get_regs().unwrap().rax);
+        for round in 0..3 {
+            processors.bring(&kvm, 3).unwrap();
+            assert_eq!((processors.numbers(), apic_id(&processors, 3)), (vec![0, 3], 3));
+            assert_eq!(processors.cpuid(3).as_slice(), template.for_vcpu(3).unwrap().as_slice());
+            // The first has nothing to run; this one waits for it.
+            processors.iter().filter(|vcpu| vcpu.id() == 3).for_each(Vcpu::resume);
+            processors.stop();
+            assert_eq!(rax(&processors), 0, "round {round}");
+            processors.with(3, |fd| {
+                let mut regs = fd.get_regs().unwrap();
+                regs.rax = 5;
+                fd.set_regs(&regs).unwrap();
+            });
+            if round < 2 {
+                processors.park(&kvm, 3);
+                assert_eq!((processors.numbers(), processors.parked.len()), (vec![0], 1));
+            }
+        }
+        processors.reset(&kvm).unwrap();
+        assert_eq!(rax(&processors), 0);
     }
 }

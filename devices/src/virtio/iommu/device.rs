@@ -72,6 +72,15 @@ impl VirtioIommu {
     }
 }
 
+impl VirtioIommu {
+    /// Lets the thread poll that may do so, or not.
+    pub(super) fn allow_polling(&self, allowed: bool) {
+        if let Some(poller) = &self.poller {
+            poller.allow(allowed);
+        }
+    }
+}
+
 impl VirtioDevice for VirtioIommu {
     fn device_type(&self) -> u16 {
         DEVICE_TYPE

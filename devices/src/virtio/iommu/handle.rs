@@ -61,6 +61,11 @@ impl IommuHandle {
         lock(&self.engine).add_endpoint(id, mapper)
     }
 
+    /// Lets the thread of a device that was made to [poll](super::IommuParams::poll) do so, or not.
+    pub fn allow_polling(&self, allowed: bool) {
+        self.device.allow_polling(allowed);
+    }
+
     /// RAM comes: endpoints in bypass mode reach it from now on.
     ///
     /// # Errors

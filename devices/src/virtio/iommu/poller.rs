@@ -31,6 +31,8 @@ pub(super) struct Poller {
 }
 
 struct Shared {
+    /// There is a CPU of the host for it.
+    allowed: AtomicBool,
     wanted: AtomicBool,
     stop: AtomicBool,
 }
@@ -41,7 +43,11 @@ impl Poller {
     /// # Errors
     /// The host gives no thread.
     pub(super) fn spawn(queues: Arc<Queues>) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared { wanted: AtomicBool::new(false), stop: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            allowed: AtomicBool::new(true),
+            wanted: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        });
         let of_thread = shared.clone();
         let thread =
             thread::Builder::new().name(Role::IommuPoll.name().into()).spawn(move || of_thread.run(&queues))?;
@@ -50,11 +56,17 @@ impl Poller {
 
     /// Has the thread take over the request queue. Costs little when it has already.
     pub(super) fn wake(&self) {
-        if !self.shared.wanted.swap(true, Ordering::AcqRel)
+        if self.shared.allowed.load(Ordering::Acquire)
+            && !self.shared.wanted.swap(true, Ordering::AcqRel)
             && let Some(thread) = &self.thread
         {
             thread.thread().unpark();
         }
+    }
+
+    /// Lets the thread take over, or not: then it gives up as soon as no request waits.
+    pub(super) fn allow(&self, allowed: bool) {
+        self.shared.allowed.store(allowed, Ordering::Release);
     }
 }
 
@@ -97,10 +109,12 @@ impl Shared {
                 std::hint::spin_loop();
                 looks -= 1;
             }
+            let allowed = self.allowed.load(Ordering::Acquire);
             let go_on = if looks != 0 {
                 idle.served = true;
-                queues.serve_polled(&mut watch)
-            } else if self.stopped() || idle.is_over(watch.patience()) {
+                let served = queues.serve_polled(&mut watch);
+                served.and_then(|go_on| if go_on && !allowed { queues.end_polling(&watch) } else { Ok(go_on) })
+            } else if !allowed || self.stopped() || idle.is_over(watch.patience()) {
                 queues.end_polling(&watch)
             } else {
                 Ok(true)

@@ -109,6 +109,26 @@ fn driver_is_asked_to_notify_again_when_no_requests_come() {
 }
 
 #[test]
+fn requests_are_polled_for_only_while_that_is_allowed() {
+    let mut guest = running();
+    for _ in 0..3 {
+        make_polled(&mut guest, 1);
+        guest.handle.allow_polling(false);
+        let mut polled = 0;
+        for _ in 0..100 {
+            for request in [map(1, 0x1000, 0x1fff, 0x8000, 3), unmap(1, 0x1000, 0x1fff)] {
+                let (status, notified) = ask(&mut guest, &request);
+                assert_eq!(status, OK);
+                polled += usize::from(!notified);
+            }
+        }
+        // The thread may have been about to begin, or in the midst of it.
+        assert!(polled < 20, "{polled} requests were polled for");
+        guest.handle.allow_polling(true);
+    }
+}
+
+#[test]
 fn reset_while_polling_lets_go_of_the_queue() {
     let mut guest = running();
     for _ in 0..20 {
