@@ -33,6 +33,7 @@ mod taken_back;
 mod terminal;
 mod usb;
 mod user_device;
+mod vcpus;
 mod windows;
 
 fn main() -> ExitCode {

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! vCPUs that come to a guest while it runs, and go.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::guest_test;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Kernel, Site};
+use serde_json::{Value, json};
+
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create, info, put};
+use crate::support::{MIB, SITE};
+
+/// Switches vCPUs on as they come, as udev of distributions can, and prints `CAROM-VCPUS` and how many are at work when that changes.
+pub(crate) const USE_VCPUS: &str = r#"
+at_work() { grep -c '^processor' /proc/cpuinfo; }
+use_vcpus() {
+    for online in /sys/devices/system/cpu/cpu[0-9]*/online; do
+        [ "$(cat "$online" 2>/dev/null)" != 0 ] || echo 1 >"$online"
+    done 2>/dev/null
+    now=$(at_work)
+    [ "$now" = "$last" ] || echo "CAROM-VCPUS $now"
+    last=$now
+}
+"#;
+
+/// Prints how many vCPUs there are at first, and then of each change.
+fn watch_vcpus() -> String {
+    format!(
+        "{USE_VCPUS}
+last=$(at_work)
+echo \"CAROM-READY $last\"
+while :; do
+    use_vcpus
+    sleep 0.2
+done
+"
+    )
+}
+
+/// Verified I/O on the drive, for ever, beside what is done with vCPUs.
+fn work_and_watch_vcpus() -> String {
+    let verify = workload::fio_verify(4, 8);
+    format!("{WAIT_FOR_NVME}\n(while :; do\n{verify}\ndone) &\n{}", watch_vcpus())
+}
+
+fn resize(vmm: &ApiVmm, vcpus: u32) -> (u16, String) {
+    let (status, answer) = vmm.call("PUT", "/api/v1/vm.resize", Some(&json!({"desired_vcpus": vcpus}))).unwrap();
+    (status, answer.to_string())
+}
+
+/// Asks for so many vCPUs, as clients do: again, while one that is wanted back is about to leave.
+fn resize_in_time(vmm: &ApiVmm, vcpus: u32) {
+    let start = Instant::now();
+    loop {
+        match resize(vmm, vcpus) {
+            (204, _) => return,
+            (429, why) => {
+                assert!(why.contains("about to leave") && start.elapsed() < BOOT_TIME, "{why}");
+                thread::sleep(Duration::from_millis(100));
+            }
+            (status, why) => panic!("{status}: {why}"),
+        }
+    }
+}
+
+/// Waits until the process has the threads of these vCPUs and no others.
+fn wait_for_threads(vmm: &ApiVmm, vcpus: u32) {
+    let wanted: Vec<String> = (0..vcpus).map(|number| format!("vcpu{number}")).collect();
+    let start = Instant::now();
+    loop {
+        let tasks = fs::read_dir(format!("/proc/{}/task", vmm.pid())).unwrap();
+        let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        let mut names: Vec<String> = names.map(|name| name.trim().into()).collect();
+        names.retain(|name| name.starts_with("vcpu"));
+        names.sort_unstable();
+        if names == wanted {
+            return;
+        }
+        assert!(start.elapsed() < BOOT_TIME, "threads of vCPUs: {names:?}, wanted {wanted:?}\n{}", vmm.console());
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Waits until the guest has said for the `times`th time that so many vCPUs are at work.
+fn wait_for_vcpus(vmm: &ApiVmm, vcpus: u32, times: usize) {
+    vmm.wait_for(&format!("CAROM-VCPUS {vcpus}\n"), times, BOOT_TIME).unwrap();
+}
+
+/// Boots a guest with 1 vCPU of 4 unless `more` says otherwise.
+fn boot(kernel: Kernel, job: &str, more: Value) -> ApiVmm {
+    let vmm = ApiVmm::start_with(&SITE, kernel, job).unwrap();
+    let mut config = json!({"cpus": {"boot_vcpus": 1, "max_vcpus": 4}});
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    create(&vmm, config);
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+    vmm
+}
+
+/// How often the drive was written and verified, each time without an error.
+fn verified(vmm: &ApiVmm) -> usize {
+    let console = vmm.console();
+    let bad = console.lines().find(|line| line.starts_with("CAROM-VERIFY ") && !line.starts_with("CAROM-VERIFY 0"));
+    assert!(bad.is_none(), "{console}");
+    console.matches("CAROM-VERIFY 0 4194304").count()
+}
+
+/// Waits until the drive was verified once more from the beginning.
+fn wait_verified(vmm: &ApiVmm) {
+    // What is under way began before.
+    let wanted = verified(vmm) + 2;
+    vmm.wait_for("CAROM-VERIFY 0 4194304", wanted, BOOT_TIME).unwrap();
+}
+
+fn end(mut vmm: ApiVmm) {
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+}
+
+fn come_and_go_while_a_drive_works(kernel: Kernel, rounds: usize) {
+    let drive = json!([{"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "drive"}]);
+    let vmm = boot(kernel, &work_and_watch_vcpus(), json!({"devices": drive, "iommu_bounce": {"size": 16 * MIB}}));
+    vmm.wait_for("CAROM-READY 1\n", 1, BOOT_TIME).unwrap();
+    for vcpus in [0, 5] {
+        let (status, why) = resize(&vmm, vcpus);
+        let wanted = format!("desired_vcpus: {vcpus} is not in 1 to 4 (cpus.max_vcpus)");
+        assert!(status == 400 && why.contains(&wanted), "{status}: {why}");
+    }
+    for round in 1..=rounds {
+        assert_eq!(resize(&vmm, 4), (204, "null".into()));
+        assert_eq!(info(&vmm)["config"]["cpus"]["boot_vcpus"], 4);
+        wait_for_vcpus(&vmm, 4, round);
+        wait_for_threads(&vmm, 4);
+        wait_verified(&vmm);
+
+        assert_eq!(resize(&vmm, 2), (204, "null".into()));
+        assert_eq!(info(&vmm)["config"]["cpus"]["boot_vcpus"], 2);
+        wait_for_vcpus(&vmm, 2, round);
+        wait_for_threads(&vmm, 2);
+        wait_verified(&vmm);
+    }
+    let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
+    assert_eq!(counters["_iommu"]["faults"], 0, "{counters}");
+    let events = vmm.events().unwrap();
+    for event in ["resizing", "resized"] {
+        assert_eq!(events.iter().filter(|told| told.event == event).count(), 2 * rounds, "{event}");
+    }
+
+    // A guest that boots has what was wanted last, whether the one before let go or not.
+    resize_in_time(&vmm, 4);
+    wait_for_vcpus(&vmm, 4, rounds + 1);
+    put(&vmm, "vm.pause", &Value::Null);
+    assert_eq!(resize(&vmm, 3), (204, "null".into()));
+    put(&vmm, "vm.reboot", &Value::Null);
+    vmm.wait_for("CAROM-READY 3\n", 1, BOOT_TIME).unwrap();
+    wait_for_threads(&vmm, 3);
+    wait_verified(&vmm);
+    resize_in_time(&vmm, 4);
+    wait_for_vcpus(&vmm, 4, rounds + 2);
+    wait_verified(&vmm);
+    end(vmm);
+}
+
+#[guest_test]
+fn vcpus_come_and_go_while_a_drive_behind_the_iommu_works() {
+    come_and_go_while_a_drive_works(Kernel::Patched, 2);
+}
+
+#[guest_test(slow = "the guest with the older kernel does the same")]
+fn vcpus_come_to_a_guest_with_the_newer_kernel_and_go() {
+    come_and_go_while_a_drive_works(Kernel::Newer, 2);
+}
+
+#[guest_test(slow = "vcpus_come_and_go_while_a_drive_behind_the_iommu_works does so twice")]
+fn vcpus_come_and_go_twenty_times() {
+    come_and_go_while_a_drive_works(Kernel::Patched, 20);
+}
+
+/// Refuses once to let go of a vCPU.
+const REFUSE_ONCE: &str = r#"
+enabled=/sys/firmware/acpi/hotplug/processor/enabled
+echo 0 >$enabled
+(
+    while ! dmesg | grep -q 'Eject disabled'; do sleep 0.1; done
+    echo CAROM-REFUSED
+    echo 1 >$enabled
+) &
+"#;
+
+#[guest_test]
+fn guest_that_keeps_a_vcpu_can_be_asked_again() {
+    let job = format!("{REFUSE_ONCE}{}", watch_vcpus());
+    let vmm = boot(Kernel::Patched, &job, json!({"cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
+    assert_eq!(resize(&vmm, 1), (204, "null".into()));
+    vmm.wait_for("CAROM-REFUSED", 1, BOOT_TIME).unwrap();
+    // It is not about to leave any more, once the guest has said so.
+    resize_in_time(&vmm, 2);
+    wait_for_threads(&vmm, 2);
+    assert!(!vmm.console().contains("CAROM-VCPUS 1"), "{}", vmm.console());
+    assert_eq!(resize(&vmm, 1), (204, "null".into()));
+    wait_for_vcpus(&vmm, 1, 1);
+    wait_for_threads(&vmm, 1);
+    resize_in_time(&vmm, 2);
+    wait_for_vcpus(&vmm, 2, 1);
+    end(vmm);
+}
+
+#[guest_test]
+fn vcpus_that_come_before_the_guest_listens_are_found() {
+    let vmm = ApiVmm::start(&SITE, &watch_vcpus()).unwrap();
+    create(&vmm, json!({"cpus": {"boot_vcpus": 1, "max_vcpus": 3}}));
+    assert_eq!(resize(&vmm, 4).0, 400);
+    assert_eq!(resize(&vmm, 2), (204, "null".into()));
+    put(&vmm, "vm.boot", &Value::Null);
+    assert_eq!(resize(&vmm, 3), (204, "null".into()));
+    wait_for_threads(&vmm, 3);
+    let start = Instant::now();
+    while !["CAROM-READY 3\n", "CAROM-VCPUS 3\n"].iter().any(|line| vmm.console().contains(line)) {
+        assert!(start.elapsed() < BOOT_TIME, "{}", vmm.console());
+        thread::sleep(Duration::from_millis(100));
+    }
+    // Both sizes at once.
+    let both = json!({"desired_vcpus": 1, "desired_ram": 1024 * MIB});
+    let (status, why) = vmm.call("PUT", "/api/v1/vm.resize", Some(&both)).unwrap();
+    assert!(status == 400 && why.to_string().contains("desired_ram"), "{status}: {why}");
+    assert_eq!(info(&vmm)["config"]["cpus"]["boot_vcpus"], 3);
+    end(vmm);
+}
