@@ -68,7 +68,7 @@ pub(crate) enum Verb {
     PowerButton,
     /// Raise an NMI on every vCPU
     Nmi,
-    /// Change the size of a VM that is not booted
+    /// Change vCPUs and RAM, for the next boot or while the guest runs
     #[command(arg_required_else_help = true)]
     Resize {
         /// Number of vCPUs

@@ -36,7 +36,7 @@ fn default_num_pci_segments() -> u16 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IommuPoll {
-    /// If the host has more CPUs for this process than the VM has vCPUs.
+    /// If the host has more CPUs for this process than the VM boots with vCPUs, and only while it has more than there are.
     #[default]
     Auto,
     /// Always.
