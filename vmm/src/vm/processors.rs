@@ -175,7 +175,10 @@ impl Vm {
         let has = self.processors.numbers();
         let missing: Vec<u32> = (0..count).filter(|number| !has.contains(number)).collect();
         let brought = missing.iter().try_for_each(|number| self.processors.bring(&self.kvm, *number));
-        // The guest learns of them last.
+        // They wait to be started. The guest learns of them last.
+        if run && brought.is_ok() {
+            self.processors.iter().filter(|vcpu| missing.contains(&vcpu.id())).for_each(Vcpu::resume);
+        }
         let told = brought.and_then(|()| registers.want(count).map_err(VmError::VcpuLeaving));
         if told.is_err() {
             missing.iter().for_each(|number| self.processors.park(&self.kvm, *number));
@@ -183,9 +186,6 @@ impl Vm {
         }
         self.tables.vcpus = count;
         self.parts.vcpus_changed(self.processors.count());
-        if run {
-            self.processors.iter().filter(|vcpu| missing.contains(&vcpu.id())).for_each(Vcpu::resume);
-        }
         Ok(())
     }
 

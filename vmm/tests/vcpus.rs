@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! vCPUs that come to a guest of a few instructions in a real `carom` process, and go.
+//!
+//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod http;
+mod tiny_guest;
+
+use std::fs::{self, OpenOptions};
+use std::io::BufReader;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use http::PATIENCE;
+use tiny_guest::{ECHO, elf};
+
+/// What becomes of processors that are to go.
+#[derive(Clone, Copy)]
+enum Guest {
+    LetsGo,
+    Refuses,
+    SaysNothing,
+}
+
+impl Guest {
+    /// Code that reads which processors are to go, and says of each what becomes of it.
+    fn code(self) -> [u8; 24] {
+        // Behind the registers is nothing.
+        let port = match self {
+            Self::LetsGo => 0x80,
+            Self::Refuses => 0x84,
+            Self::SaysNothing => 0x88,
+        };
+        // again: mov dx, 0x660; in eax, dx; mov ebx, eax
+        // one: bsf ecx, ebx; jz again; btr ebx, ecx; mov eax, ecx; mov dx, …; out dx, eax; jmp one
+        [
+            0x66, 0xba, 0x60, 0x06, 0xed, 0x89, 0xc3, 0x0f, 0xbc, 0xcb, 0x74, 0xf4, 0x0f, 0xb3, 0xcb, 0x89, 0xc8, 0x66,
+            0xba, port, 0x06, 0xef, 0xeb, 0xef,
+        ]
+    }
+}
+
+/// A process that is gone at the end of the test.
+struct Carom {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Drop for Carom {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Carom {
+    /// Boots a guest with `boot` vCPUs of 4.
+    fn start(guest: Guest, boot: u32) -> Option<Self> {
+        Self::start_with(&guest.code(), boot)
+    }
+
+    fn start_with(code: &[u8], boot: u32) -> Option<Self> {
+        if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+            eprintln!("not tested: /dev/kvm: {error}");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("kernel"), elf(code)).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_carom"))
+            .arg("--kernel")
+            .arg(dir.path().join("kernel"))
+            .args(["--cpus", &format!("boot={boot},max=4"), "--memory", "size=64M"])
+            .args(["--serial", "null"])
+            .arg("--api-socket")
+            .arg(dir.path().join("api.sock"))
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let carom = Self { child, dir };
+        carom.wait_until("it runs", || {
+            UnixStream::connect(carom.dir.path().join("api.sock")).is_ok()
+                && carom.call("GET", "vm.info", None).1["state"] == "Running"
+        });
+        Some(carom)
+    }
+
+    fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !is_so() {
+            assert!(start.elapsed() < PATIENCE, "never: {what}; threads {:?}", self.threads());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn call(&self, method: &str, name: &str, body: Option<&Value>) -> (u16, Value) {
+        let mut stream = http::connect(&self.dir.path().join("api.sock"));
+        http::send(&mut stream, method, name, body);
+        let (status, body) = http::receive(&mut BufReader::new(stream));
+        (status, serde_json::from_slice(&body).unwrap_or_default())
+    }
+
+    fn put(&self, name: &str, body: Option<&Value>) {
+        let (status, answer) = self.call("PUT", name, body);
+        assert_eq!(status, 204, "{name}: {answer}");
+    }
+
+    fn resize(&self, vcpus: u32) -> (u16, String) {
+        let (status, answer) = self.call("PUT", "vm.resize", Some(&json!({"desired_vcpus": vcpus})));
+        (status, answer[0].as_str().unwrap_or_default().into())
+    }
+
+    /// Names of the vCPUs' threads, put together.
+    fn threads(&self) -> String {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        let mut names: Vec<String> = names.filter_map(|name| Some(name.strip_prefix("vcpu")?.trim().into())).collect();
+        names.sort_unstable();
+        names.concat()
+    }
+
+    /// Has the guest have so many vCPUs.
+    fn becomes(&self, vcpus: u32) {
+        assert_eq!(self.resize(vcpus), (204, String::new()));
+        assert_eq!(self.call("GET", "vm.info", None).1["config"]["cpus"]["boot_vcpus"], vcpus);
+        self.has(vcpus);
+    }
+
+    fn has(&self, vcpus: u32) {
+        let wanted: String = (0..vcpus).map(|number| number.to_string()).collect();
+        self.wait_until(&format!("vCPUs {wanted}"), || self.threads() == wanted);
+    }
+}
+
+#[test]
+fn vcpus_come_go_and_come_back() {
+    let Some(carom) = Carom::start(Guest::LetsGo, 1) else { return };
+    carom.becomes(4);
+    carom.becomes(2);
+    carom.becomes(3);
+    carom.becomes(1);
+    carom.becomes(4);
+    assert_eq!(carom.resize(5), (400, "desired_vcpus: 5 is not in 1 to 4 (cpus.max_vcpus)".into()));
+    carom.becomes(1);
+    carom.put("vm.pause", None);
+    carom.becomes(2);
+    carom.put("vm.resume", None);
+    carom.has(2);
+    carom.put("vm.reboot", None);
+    carom.has(2);
+    carom.becomes(3);
+    carom.put("vm.shutdown", None);
+    carom.put("vm.boot", None);
+    carom.has(3);
+    carom.becomes(4);
+}
+
+#[test]
+fn snapshot_has_the_vcpus_that_are_there() {
+    let Some(carom) = Carom::start(Guest::LetsGo, 2) else { return };
+    let url = format!("file://{}", carom.dir.path().join("snapshot").display());
+    carom.becomes(4);
+    carom.becomes(3);
+    carom.put("vm.pause", None);
+    // The guest learns of it in its next life.
+    assert_eq!(carom.resize(1).0, 204);
+    carom.put("vm.snapshot", Some(&json!({"destination_url": url})));
+    carom.put("vm.delete", None);
+    carom.put("vm.restore", Some(&json!({"source_url": url})));
+    carom.has(3);
+    carom.put("vm.resume", None);
+    carom.has(1);
+    carom.becomes(4);
+    carom.put("vm.reboot", None);
+    carom.becomes(2);
+}
+
+#[test]
+fn guest_that_says_nothing_keeps_vcpus_until_it_is_reset() {
+    let Some(carom) = Carom::start(Guest::SaysNothing, 3) else { return };
+    assert_eq!(carom.resize(2).0, 204);
+    let leaving = "vCPU 2 is about to leave, and the guest has not let go of it yet: try again later";
+    // As long as it has not been told, it need not know.
+    carom.wait_until("the guest is told", || match carom.resize(3) {
+        (204, _) => carom.resize(2).0 != 204,
+        refused => refused == (429, leaving.into()),
+    });
+    assert_eq!((carom.resize(2).0, carom.resize(1).0, carom.threads()), (204, 204, "012".into()));
+    carom.put("vm.reboot", None);
+    carom.has(1);
+    carom.becomes(3);
+}
+
+#[test]
+fn guest_that_refuses_keeps_vcpus_and_can_have_more() {
+    let Some(carom) = Carom::start(Guest::Refuses, 3) else { return };
+    assert_eq!(carom.resize(1).0, 204);
+    carom.wait_until("the guest has refused", || carom.resize(3).0 == 204);
+    assert_eq!(carom.threads(), "012");
+    carom.becomes(4);
+    // It keeps all of them, in a snapshot too.
+    assert_eq!(carom.resize(2).0, 204);
+    carom.put("vm.pause", None);
+    let url = format!("file://{}", carom.dir.path().join("snapshot").display());
+    carom.put("vm.snapshot", Some(&json!({"destination_url": url})));
+    carom.put("vm.delete", None);
+    carom.put("vm.restore", Some(&json!({"source_url": url, "resume": true})));
+    carom.has(4);
+    carom.put("vm.reboot", None);
+    carom.has(2);
+}
+
+#[test]
+fn guest_that_does_not_listen_keeps_vcpus_that_are_wanted_back() {
+    let Some(carom) = Carom::start_with(ECHO, 3) else { return };
+    for wanted in [2, 1, 3, 4, 1, 2] {
+        assert_eq!(carom.resize(wanted), (204, String::new()));
+    }
+    carom.has(4);
+    carom.put("vm.reboot", None);
+    carom.has(2);
+}
