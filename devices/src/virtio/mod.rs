@@ -13,6 +13,7 @@ pub mod rng;
 mod test_support;
 mod transport;
 mod used_batch;
+pub mod vsock;
 pub mod windows;
 
 pub use self::device::{DeviceError, Driver, Interrupt, QueueState, SharedRegion, VirtioDevice};

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! All connections of a device, whichever side began them.
+//!
+//! Sockets are watched by an epoll that tells of each change once: what is noted then stays so until the socket says that it would
+//! wait. So nothing that a side does, or does not do, has the thread turn in circles. What the guest is to get waits in `turns`,
+//! each connection once, and gets there one packet each.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use log::warn;
+use rustix::event::{Timespec, epoll};
+
+use super::connection::{Connection, Fate};
+use super::counters::{Counts, count};
+use super::packet::Header;
+use super::spec::{HOST_CID, PORT_ANY, TYPE_STREAM, op};
+use super::unix::{Greeting, Listener, greeting};
+use crate::throttle::Throttle;
+
+/// Most connections, whatever the process may have.
+pub const MOST_CONNECTIONS: usize = 1024;
+/// Most clients that have not said yet what they want. When more come, those that came first are let go.
+pub const MOST_CLIENTS: usize = 128;
+/// Resets that may wait for the guest to give buffers before nothing new is begun: as many as a queue holds.
+const MOST_RESETS: usize = 256;
+/// Clients that are taken at a time.
+const ACCEPTS: usize = 32;
+/// Changes of sockets that are taken at a time.
+const EVENTS: usize = 64;
+/// The first port of the host's that clients get. Those below are for programs of the host that the guest connects to.
+const FIRST_PORT: u32 = 1 << 30;
+
+/// Which connection: the ports of both sides. What belongs to no connection yet has [`PORT_ANY`] as the guest's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    host: u32,
+    guest: u32,
+}
+
+impl Key {
+    const LISTENER: Self = Self { host: PORT_ANY, guest: PORT_ANY };
+
+    fn client(number: u32) -> Self {
+        Self { host: number, guest: PORT_ANY }
+    }
+
+    fn data(self) -> epoll::EventData {
+        epoll::EventData::new_u64(u64::from(self.host) << 32 | u64::from(self.guest))
+    }
+
+    fn of(data: epoll::EventData) -> Self {
+        let half = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or(PORT_ANY);
+        Self { host: half(data.u64() >> 32), guest: half(data.u64()) }
+    }
+}
+
+/// What of a socket is watched.
+fn watched() -> epoll::EventFlags {
+    epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET
+}
+
+/// What a device is, whoever drives it.
+pub(super) struct Ends {
+    /// The guest's.
+    pub(super) cid: u64,
+    /// The host's.
+    pub(super) listener: Listener,
+    /// Most connections.
+    pub(super) connections: usize,
+    pub(super) counts: Counts,
+}
+
+/// The connections of a device while a driver uses it.
+pub(super) struct Hub {
+    ends: Arc<Ends>,
+    epoll: OwnedFd,
+    connections: HashMap<Key, Connection>,
+    /// Clients of the host that have not said what they want, by the order in which they came.
+    clients: BTreeMap<u32, OwnedFd>,
+    next_client: u32,
+    next_port: u32,
+    /// Clients may wait at the listener.
+    accepts: bool,
+    /// Resets for the guest.
+    resets: VecDeque<Header>,
+    /// Connections that may have something for the guest.
+    turns: VecDeque<Key>,
+    throttle: Throttle,
+}
+
+impl Hub {
+    /// # Errors
+    /// The process can have no more descriptors.
+    pub(super) fn new(ends: Arc<Ends>) -> io::Result<Self> {
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&poll, ends.listener.socket(), Key::LISTENER.data(), flags)?;
+        Ok(Self {
+            ends,
+            epoll: poll,
+            connections: HashMap::new(),
+            clients: BTreeMap::new(),
+            next_client: 0,
+            next_port: FIRST_PORT,
+            accepts: true,
+            resets: VecDeque::new(),
+            turns: VecDeque::new(),
+            throttle: Throttle::default(),
+        })
+    }
+
+    /// What can be read when a socket has changed.
+    pub(super) fn source(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Whether so much waits for the guest that nothing more is to be taken of it.
+    pub(super) fn is_full(&self) -> bool {
+        self.resets.len() >= MOST_RESETS
+    }
+
+    /// Whether something waits for the guest.
+    pub(super) fn has_output(&self) -> bool {
+        !self.resets.is_empty() || !self.turns.is_empty()
+    }
+
+    /// Notes what has changed at sockets; `true` if anything has.
+    pub(super) fn notice(&mut self) -> bool {
+        let mut room = [MaybeUninit::uninit(); EVENTS];
+        // Of a descriptor of ours it fails only where a signal comes.
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut room, Some(&Timespec::default())) else { return false };
+        let mut some = false;
+        for event in events {
+            some = true;
+            // They stand packed.
+            let (changed, data) = (event.flags, event.data);
+            let is = |flags| changed.intersects(flags);
+            let hung_up = is(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+            let readable = is(epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
+            match Key::of(data) {
+                Key::LISTENER => self.accepts = true,
+                Key { host, guest: PORT_ANY } => self.greet(host, hung_up || is(epoll::EventFlags::RDHUP)),
+                key => {
+                    if let Some(connection) = self.connections.get_mut(&key) {
+                        let fate = connection.notice(readable, is(epoll::EventFlags::OUT), hung_up);
+                        self.settle(key, fate);
+                    }
+                }
+            }
+        }
+        some
+    }
+
+    /// Takes clients that wait; `true` if there were any.
+    pub(super) fn accept(&mut self) -> bool {
+        let mut some = false;
+        for _ in 0..ACCEPTS {
+            if !self.accepts || self.is_full() {
+                break;
+            }
+            match self.ends.listener.accept() {
+                Ok(Some(client)) => {
+                    some = true;
+                    self.add_client(client);
+                }
+                Ok(None) => self.accepts = false,
+                // They wait until something else happens.
+                Err(error) => {
+                    if self.throttle.pass() {
+                        warn!("virtio-vsock: taking a client: {error}");
+                    }
+                    break;
+                }
+            }
+        }
+        some
+    }
+
+    fn add_client(&mut self, client: OwnedFd) {
+        if self.clients.len() >= MOST_CLIENTS {
+            self.clients.pop_first();
+        }
+        let number = self.next_client;
+        // The listener has the last one.
+        self.next_client = (number + 1) % PORT_ANY;
+        match epoll::add(&self.epoll, &client, Key::client(number).data(), watched()) {
+            Ok(()) => drop(self.clients.insert(number, client)),
+            Err(error) => {
+                if self.throttle.pass() {
+                    warn!("virtio-vsock: watching a client: {error}");
+                }
+            }
+        }
+    }
+
+    /// Sees what a client wants. `ended`: it will say no more.
+    fn greet(&mut self, number: u32, ended: bool) {
+        let Some(client) = self.clients.get(&number) else { return };
+        let port = match greeting(client, ended) {
+            Greeting::None => return,
+            Greeting::Connect(port) => Some(port),
+            Greeting::Wrong => None,
+        };
+        let Some(client) = self.clients.remove(&number) else { return };
+        let Some(port) = port.filter(|_| self.connections.len() < self.ends.connections) else {
+            return count(&self.ends.counts.refused, 1);
+        };
+        let key = self.free_key(port);
+        if epoll::modify(&self.epoll, &client, key.data(), watched()).is_ok() {
+            self.connections.insert(key, Connection::of_host(client));
+            self.settle(key, Fate::Goes);
+        }
+    }
+
+    /// A port of the host's that no connection to this port of the guest's has.
+    fn free_key(&mut self, guest: u32) -> Key {
+        loop {
+            let key = Key { host: self.next_port, guest };
+            self.next_port = (self.next_port + 1) % PORT_ANY;
+            self.next_port = self.next_port.max(FIRST_PORT);
+            if !self.connections.contains_key(&key) {
+                return key;
+            }
+        }
+    }
+
+    /// A packet of the guest. `data` is what it has behind the header, or nothing where that is more than a connection takes.
+    pub(super) fn receive(&mut self, header: &Header, data: &[u8]) {
+        count(&self.ends.counts.tx_packets, 1);
+        let Header { src_cid, dst_cid, src_port, dst_port, kind, op, .. } = *header;
+        if src_cid != self.ends.cid || src_port == PORT_ANY {
+            // Nobody can be answered.
+            return;
+        }
+        if kind != TYPE_STREAM || dst_cid != HOST_CID {
+            return self.refuse(header);
+        }
+        let key = Key { host: dst_port, guest: src_port };
+        match self.connections.get_mut(&key) {
+            Some(connection) => {
+                let fate = connection.receive(header, data, dst_port);
+                match (fate, op) {
+                    (Fate::Goes, op::RW) => count(&self.ends.counts.tx_bytes, header.len.into()),
+                    (Fate::Goes, op::RESPONSE) => count(&self.ends.counts.connections, 1),
+                    _ => {}
+                }
+                self.settle(key, fate);
+            }
+            None if op == op::REQUEST => self.connect(key, header),
+            None => self.refuse(header),
+        }
+    }
+
+    /// The guest wants a connection.
+    fn connect(&mut self, key: Key, header: &Header) {
+        let full = self.connections.len() >= self.ends.connections;
+        let socket = if full { None } else { self.ends.listener.connect(key.host).ok() };
+        let watched = socket.filter(|socket| epoll::add(&self.epoll, socket, key.data(), watched()).is_ok());
+        let Some(socket) = watched else {
+            count(&self.ends.counts.refused, 1);
+            return self.refuse(header);
+        };
+        count(&self.ends.counts.connections, 1);
+        self.connections.insert(key, Connection::of_guest(socket, header));
+        self.settle(key, Fate::Goes);
+    }
+
+    /// Answers a packet with a reset, unless it is one.
+    fn refuse(&mut self, header: &Header) {
+        if header.op != op::RST {
+            let Header { src_port, dst_port, dst_cid, kind, .. } = *header;
+            self.resets.push_back(Header {
+                src_cid: dst_cid,
+                dst_cid: self.ends.cid,
+                src_port: dst_port,
+                dst_port: src_port,
+                kind,
+                op: op::RST,
+                ..Header::default()
+            });
+        }
+    }
+
+    /// Does with a connection what has become of it.
+    fn settle(&mut self, key: Key, fate: Fate) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        if fate == Fate::Goes {
+            if !connection.queued && connection.has_output() {
+                connection.queued = true;
+                self.turns.push_back(key);
+            }
+            return;
+        }
+        if connection.queued {
+            self.turns.retain(|other| *other != key);
+        }
+        self.connections.remove(&key);
+        if fate == Fate::Broken {
+            count(&self.ends.counts.resets, 1);
+        }
+        if fate != Fate::Ends {
+            self.resets.push_back(Header { op: op::RST, ..self.addressed(key) });
+        }
+    }
+
+    fn addressed(&self, key: Key) -> Header {
+        Header {
+            src_cid: HOST_CID,
+            dst_cid: self.ends.cid,
+            src_port: key.host,
+            dst_port: key.guest,
+            kind: TYPE_STREAM,
+            ..Header::default()
+        }
+    }
+
+    /// The next packet for the guest; `None` if there is none. `room` is what its buffer has behind the header, a byte at least;
+    /// bytes go to the start of `scratch`.
+    pub(super) fn next(&mut self, room: usize, scratch: &mut [u8]) -> Option<Header> {
+        let packet = self.resets.pop_front().or_else(|| self.next_of_turns(room, scratch))?;
+        count(&self.ends.counts.rx_packets, 1);
+        count(&self.ends.counts.rx_bytes, packet.len.into());
+        Some(packet)
+    }
+
+    fn next_of_turns(&mut self, room: usize, scratch: &mut [u8]) -> Option<Header> {
+        while let Some(key) = self.turns.pop_front() {
+            let Some(connection) = self.connections.get_mut(&key) else { continue };
+            let packet = connection.next(room, scratch);
+            connection.queued = connection.has_output();
+            if connection.queued {
+                self.turns.push_back(key);
+            }
+            if let Some(packet) = packet {
+                let Header { len, op, flags, buf_alloc, fwd_cnt, .. } = packet;
+                return Some(Header { len, op, flags, buf_alloc, fwd_cnt, ..self.addressed(key) });
+            }
+        }
+        None
+    }
+
+    /// Lets go of all sockets but the listener.
+    pub(super) fn close(&mut self) {
+        self.connections.clear();
+        self.clients.clear();
+        self.turns.clear();
+        self.resets.clear();
+    }
+
+    /// Whether it holds no more than it may.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn is_bounded(&self) -> bool {
+        self.connections.len() <= self.ends.connections
+            && self.clients.len() <= MOST_CLIENTS
+            && self.turns.len() <= self.connections.len()
+            && self.resets.len() <= MOST_RESETS + MOST_CONNECTIONS
+    }
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Packets in the guest's memory (virtio 1.4, section 5.10.6), however the driver splits them into buffers.
+//!
+//! The crate `virtio-vsock` reads packets of one buffer, or of a header and one more, each in memory that lies together on the host. A
+//! driver that copies nothing (Linux 6.7 and later) sends many buffers, and behind the virtio-iommu what lies together for the driver
+//! need not do so on the host.
+
+use virtio_queue::DescriptorChain;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::spec::HEADER;
+use crate::dma::DmaView;
+use crate::virtio::chain::OUTSIDE;
+
+/// The header of a packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) src_cid: u64,
+    pub(super) dst_cid: u64,
+    pub(super) src_port: u32,
+    pub(super) dst_port: u32,
+    /// Bytes behind the header.
+    pub(super) len: u32,
+    pub(super) kind: u16,
+    pub(super) op: u16,
+    pub(super) flags: u32,
+    /// Bytes that the sender's buffer has room for in all.
+    pub(super) buf_alloc: u32,
+    /// Bytes that have left that buffer since the connection began, modulo 2^32.
+    pub(super) fwd_cnt: u32,
+}
+
+/// The first bytes, and the rest.
+fn take<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
+    let (first, rest) = bytes.split_first_chunk().expect("the fields are as long as the header");
+    *bytes = rest;
+    *first
+}
+
+impl Header {
+    /// Reads one, all fields little-endian.
+    pub(super) fn decode(bytes: &[u8; HEADER]) -> Self {
+        let bytes = &mut bytes.as_slice();
+        Self {
+            src_cid: u64::from_le_bytes(take(bytes)),
+            dst_cid: u64::from_le_bytes(take(bytes)),
+            src_port: u32::from_le_bytes(take(bytes)),
+            dst_port: u32::from_le_bytes(take(bytes)),
+            len: u32::from_le_bytes(take(bytes)),
+            kind: u16::from_le_bytes(take(bytes)),
+            op: u16::from_le_bytes(take(bytes)),
+            flags: u32::from_le_bytes(take(bytes)),
+            buf_alloc: u32::from_le_bytes(take(bytes)),
+            fwd_cnt: u32::from_le_bytes(take(bytes)),
+        }
+    }
+
+    /// The bytes that [`Self::decode`] reads.
+    pub(super) fn encode(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
+        put(0, &self.src_cid.to_le_bytes());
+        put(8, &self.dst_cid.to_le_bytes());
+        put(16, &self.src_port.to_le_bytes());
+        put(20, &self.dst_port.to_le_bytes());
+        put(24, &self.len.to_le_bytes());
+        put(28, &self.kind.to_le_bytes());
+        put(30, &self.op.to_le_bytes());
+        put(32, &self.flags.to_le_bytes());
+        put(36, &self.buf_alloc.to_le_bytes());
+        put(40, &self.fwd_cnt.to_le_bytes());
+        bytes
+    }
+}
+
+/// The buffers of a descriptor chain, as if they were one. It is used again for chain after chain.
+#[derive(Default)]
+pub(super) struct Buffers {
+    parts: Vec<(GuestAddress, usize)>,
+    len: usize,
+}
+
+impl Buffers {
+    /// Notes the buffers of `chain`; returns the bytes that they have in all.
+    ///
+    /// # Errors
+    /// The rule that the chain breaks: its links lead nowhere or in a circle, it is longer than its queue, or one of its buffers is not
+    /// `writable` where it is to be, or is where it is not to be.
+    pub(super) fn gather(
+        &mut self,
+        mut chain: DescriptorChain<&DmaView<'_>>,
+        queue_size: u16,
+        writable: bool,
+    ) -> Result<usize, &'static str> {
+        self.parts.clear();
+        self.len = 0;
+        for _ in 0..queue_size {
+            // The iterator just ends where a chain is broken; a whole chain ends with a descriptor that names no next one.
+            let descriptor =
+                chain.next().ok_or("a descriptor chain leads out of its table, nowhere, or in a circle")?;
+            if descriptor.is_write_only() != writable {
+                return Err(if writable {
+                    "a buffer for the driver is device-readable"
+                } else {
+                    "a buffer of a packet is device-writable"
+                });
+            }
+            let len = usize::try_from(descriptor.len()).map_err(|_| "a buffer is too long")?;
+            if len != 0 {
+                self.parts.push((descriptor.addr(), len));
+                self.len += len;
+            }
+            if !descriptor.has_next() {
+                return Ok(self.len);
+            }
+        }
+        Err("a descriptor chain is longer than the queue")
+    }
+
+    /// Calls `each` with each part of `len` bytes from `skip` on: where it is, and which of these bytes it has.
+    fn for_each(
+        &self,
+        mut skip: usize,
+        len: usize,
+        mut each: impl FnMut(GuestAddress, std::ops::Range<usize>) -> vm_memory::guest_memory::Result<()>,
+    ) -> Result<(), &'static str> {
+        let mut done = 0;
+        for (address, part) in &self.parts {
+            let start = skip.min(*part);
+            skip -= start;
+            let count = (part - start).min(len - done);
+            if count != 0 {
+                let address = address.0.checked_add(start as u64).ok_or(OUTSIDE)?;
+                each(GuestAddress(address), done..done + count).map_err(|_| OUTSIDE)?;
+                done += count;
+            }
+        }
+        if done == len { Ok(()) } else { Err("a packet is shorter than it says") }
+    }
+
+    /// Copies what is at `skip` to `bytes`.
+    ///
+    /// # Errors
+    /// There are not so many bytes, or they are not in memory.
+    pub(super) fn read(&self, memory: &DmaView<'_>, skip: usize, bytes: &mut [u8]) -> Result<(), &'static str> {
+        self.for_each(skip, bytes.len(), |address, range| memory.read_slice(&mut bytes[range], address))
+    }
+
+    /// Copies `bytes` to what is at `skip`.
+    ///
+    /// # Errors
+    /// There is not so much room, or it is not in memory.
+    pub(super) fn write(&self, memory: &DmaView<'_>, skip: usize, bytes: &[u8]) -> Result<(), &'static str> {
+        self.for_each(skip, bytes.len(), |address, range| memory.write_slice(&bytes[range], address))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::dma::DeviceMemory;
+    use crate::ram::Ram;
+
+    #[test]
+    fn header_is_read_as_it_is_written() {
+        let mut bytes = [0; HEADER];
+        for (number, byte) in (0..).zip(&mut bytes) {
+            *byte = number;
+        }
+        let header = Header::decode(&bytes);
+        assert_eq!((header.src_cid, header.fwd_cnt), (0x0706_0504_0302_0100, 0x2b2a_2928));
+        assert_eq!((header.len, header.kind, header.op), (0x1b1a_1918, 0x1d1c, 0x1f1e));
+        assert_eq!(header.encode(), bytes);
+    }
+
+    #[test]
+    fn bytes_go_over_the_bounds_of_buffers() {
+        let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap());
+        let memory = DeviceMemory::all_ram(ram);
+        let view = memory.view();
+        let parts = vec![(GuestAddress(0x100), 3), (GuestAddress(0x10), 1), (GuestAddress(0x200), 8)];
+        let buffers = Buffers { parts, len: 12 };
+        buffers.write(&view, 2, b"abcdef").unwrap();
+        let mut bytes = [0; 4];
+        buffers.read(&view, 3, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"bcde");
+        assert_eq!(view.read_obj::<u8>(GuestAddress(0x102)).unwrap(), b'a');
+        assert_eq!(view.read_obj::<u8>(GuestAddress(0x10)).unwrap(), b'b');
+        assert!(buffers.read(&view, 9, &mut bytes).is_err(), "they end");
+        for far in [0xffeu64, u64::MAX - 1, 1 << 50] {
+            let buffers = Buffers { parts: vec![(GuestAddress(far), 12)], len: 12 };
+            assert!(buffers.read(&view, 4, &mut bytes).is_err(), "{far:#x}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The device with its queues and its thread.
+
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::guest::{CID, Guest, Ports};
+use super::harness::{CHAINS, Harness, NEXT, Part, RAM, WRITE, wait_until};
+use crate::pci::PciDevice;
+use crate::platform::DeviceEvent;
+use crate::virtio::test_support::spoil;
+use crate::virtio::vsock::packet::Header;
+use crate::virtio::vsock::spec::{DEVICE_TYPE, op, queue, shutdown};
+
+const PORTS: Ports = Ports { guest: 1025, host: 52 };
+/// Where the device configuration is in the first BAR.
+const DEVICE: u64 = 0x2000;
+
+#[test]
+fn driver_finds_the_device_and_the_guests_cid() {
+    let harness = Harness::new(false);
+    let mut id = [0; 4];
+    harness.function.read_config(0, &mut id);
+    assert_eq!(u32::from_le_bytes(id), (u32::from(DEVICE_TYPE) + 0x1040) << 16 | 0x1af4);
+    let mut cid = [0; 8];
+    harness.function.read_bar(0, DEVICE, &mut cid);
+    assert_eq!(u64::from_le_bytes(cid), CID);
+    // Bytes behind it are none.
+    harness.function.read_bar(0, DEVICE + 6, &mut cid);
+    assert_eq!(u64::from_le_bytes(cid), 0);
+}
+
+#[test]
+fn bytes_go_both_ways_beside_and_behind_the_iommu() {
+    for translated in [false, true] {
+        let mut harness = Harness::started(translated);
+        harness.give_all();
+        let (ports, mut client) = harness.connected(1024);
+        let sent: Vec<u8> = (0..100_000u32).map(|n| (n % 241) as u8).collect();
+        client.write_all(&sent).unwrap();
+        let mut got = Vec::new();
+        while got.len() < sent.len() {
+            let (header, data) = harness.receive();
+            assert_eq!((header.op, header.src_port), (op::RW, ports.host));
+            got.extend(data);
+        }
+        assert_eq!(got, sent);
+        let mut got = vec![0; sent.len()];
+        for part in sent.chunks(20_000) {
+            harness.write_data(ports, part);
+        }
+        client.read_exact(&mut got).unwrap();
+        assert_eq!(got, sent);
+        let counters = harness.device.counters();
+        assert_eq!((counters.connections, counters.tx_bytes, counters.rx_bytes), (1, 100_000, 100_000));
+        assert_eq!((counters.refused, counters.resets), (0, 0));
+    }
+}
+
+#[test]
+fn guest_reaches_programs_of_the_host() {
+    let mut harness = Harness::started(false);
+    harness.give_all();
+    let server = harness.serve(PORTS.host);
+    harness.say(PORTS, op::REQUEST);
+    assert_eq!(harness.receive().0.op, op::RESPONSE);
+    let (mut served, _) = server.accept().unwrap();
+    harness.write_data(PORTS, b"hello");
+    harness.send(&Header { flags: shutdown::BOTH, ..Guest::header(PORTS, op::SHUTDOWN) }, &[]);
+    assert_eq!(harness.receive().0.op, op::RST);
+    let mut text = String::new();
+    served.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "hello");
+}
+
+#[test]
+fn packets_wait_for_buffers() {
+    let mut harness = Harness::started(false);
+    let mut client = harness.client(3);
+    client.write_all(b"x").unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(harness.used(queue::RX), 0);
+    harness.give();
+    assert_eq!(harness.receive().0.op, op::REQUEST);
+}
+
+#[test]
+fn guest_that_gives_no_buffers_is_not_served_without_end() {
+    let mut harness = Harness::started(false);
+    // Each is to be answered with a reset.
+    for _ in 0..256 {
+        harness.say(PORTS, op::RW);
+    }
+    let before = harness.used(queue::TX);
+    let place = harness.place(queue::TX);
+    harness.ram.write_slice(&Guest::header(PORTS, op::RW).encode(), GuestAddress(place)).unwrap();
+    harness.add(queue::TX, &[(place, 44, 0)]);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(harness.used(queue::TX), before);
+    harness.give();
+    assert_eq!(harness.receive().0.op, op::RST);
+    harness.wait_used(queue::TX);
+}
+
+#[test]
+fn doorbells_of_all_queues_are_connected() {
+    let mut harness = Harness::started(false);
+    assert_eq!(harness.doorbells.count(), 3);
+    harness.reset();
+    assert_eq!(harness.doorbells.count(), 0);
+}
+
+#[test]
+fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
+    let header = Header { len: 100, ..Guest::header(PORTS, op::RW) }.encode();
+    let bad: [(u16, &[Part]); 11] = [
+        (queue::TX, &[(0x8_0000, 43, 0)]),
+        (queue::TX, &[(0x8_0000, 0, 0)]),
+        (queue::TX, &[(0x8_0000, 44 + 99, 0)]),
+        (queue::TX, &[(0x8_0000, 200, WRITE)]),
+        (queue::TX, &[(0x8_0000, 44, NEXT), (0x9_0000, 100, WRITE)]),
+        (queue::TX, &[(RAM as u64 - 10, 200, 0)]),
+        (queue::TX, &[(0x8_0000, 44, NEXT), (1 << 40, 100, 0)]),
+        (queue::TX, &[(u64::MAX - 4, 200, 0)]),
+        (queue::RX, &[(0x8_0000, 44, WRITE)]),
+        (queue::RX, &[(0x8_0000, 4000, 0)]),
+        (queue::RX, &[(RAM as u64 - 10, 4000, WRITE)]),
+    ];
+    for (queue, parts) in bad {
+        let mut harness = Harness::started(false);
+        let server = harness.serve(PORTS.host);
+        harness.give();
+        harness.say(PORTS, op::REQUEST);
+        harness.wait_used(queue::RX);
+        let (mut served, _) = server.accept().unwrap();
+        served.write_all(b"for a buffer").unwrap();
+        harness.ram.write_slice(&header, GuestAddress(0x8_0000)).unwrap();
+        harness.add(queue, parts);
+        wait_until(|| harness.status() & 64 != 0);
+        // Whoever was connected finds out.
+        assert!(matches!(served.read(&mut [0; 8]), Ok(0) | Err(_)));
+        harness.reset();
+        assert_eq!(harness.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
+        harness.start();
+        harness.give_all();
+        harness.connected(9);
+    }
+}
+
+#[test]
+fn access_that_is_not_mapped_is_reported() {
+    let mut harness = Harness::started(true);
+    // A guest-physical address is no IOVA.
+    harness.add(queue::TX, &[(0x8_0000, 44, 0)]);
+    wait_until(|| harness.status() & 64 != 0);
+    assert_eq!(harness.relay.take().0[0].iova, 0x8_0000);
+}
+
+#[test]
+fn reset_ends_connections_and_the_next_driver_gets_new_ones() {
+    let mut harness = Harness::started(false);
+    harness.give_all();
+    let (_, mut client) = harness.connected(1);
+    harness.reset();
+    assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
+    // It waits for the next driver.
+    let mut early = harness.client(2);
+    harness.start();
+    harness.give_all();
+    let (request, _) = harness.receive();
+    assert_eq!((request.op, request.dst_port), (op::REQUEST, 2));
+    harness.say(Ports { guest: 2, host: request.src_port }, op::RESPONSE);
+    early.read_exact(&mut [0; 3]).unwrap();
+}
+
+#[test]
+fn paused_device_carries_nothing_and_goes_on_afterwards() {
+    let mut harness = Harness::started(false);
+    harness.give_all();
+    let (ports, mut client) = harness.connected(1);
+    harness.function.pause();
+    let before = harness.used(queue::RX);
+    client.write_all(b"later").unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(harness.used(queue::RX), before);
+    harness.function.resume();
+    assert_eq!(harness.receive().1, b"later");
+    harness.write_data(ports, b"x");
+    client.read_exact(&mut [0]).unwrap();
+}
+
+#[test]
+fn restored_guest_is_told_that_its_connections_are_gone_before_new_ones_come() {
+    for translated in [false, true] {
+        let mut old = Harness::started(translated);
+        old.give_all();
+        let (ports, _client) = old.connected(1);
+        let place = old.place(queue::EVENT) + old.offset();
+        old.function.pause();
+        let state = old.function.save().unwrap();
+        let text = serde_json::to_string(&state).unwrap();
+        let mut new = Harness::new(translated);
+        let mut page = vec![0; RAM];
+        old.ram.read_slice(&mut page, GuestAddress(0)).unwrap();
+        new.ram.write_slice(&page, GuestAddress(0)).unwrap();
+        new.continue_from(&old);
+        new.function.restore(&serde_json::from_str(&text).unwrap()).unwrap();
+        assert_eq!(new.function.save().unwrap(), state);
+        let mut client = new.client(2);
+        new.function.resume();
+        let before = new.used(queue::RX);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(new.used(queue::RX), before, "the guest does not know yet");
+        new.add(queue::EVENT, &[(place, 4, WRITE)]);
+        assert_eq!(new.wait_used(queue::EVENT).1, 4);
+        let event: u32 = new.ram.read_obj(GuestAddress(place - new.offset())).unwrap();
+        assert_eq!(event, 0);
+        let (request, _) = new.receive();
+        assert_eq!((request.op, request.dst_port), (op::REQUEST, 2));
+        // Nobody knows of the old one.
+        new.write_data(ports, b"x");
+        assert_eq!(new.receive().0.op, op::RST);
+        new.say(Ports { guest: 2, host: request.src_port }, op::RST);
+        assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
+    }
+}
+
+#[test]
+fn state_of_something_else_is_refused() {
+    let mut old = Harness::started(false);
+    old.give_all();
+    old.function.pause();
+    let state = old.function.save().unwrap();
+    for (pointer, value) in [
+        ("/device/kind", serde_json::json!("rng")),
+        ("/device/version", serde_json::json!(2)),
+        ("/device/payload", serde_json::json!({"cid": 3})),
+        ("/common/queues", serde_json::json!([])),
+    ] {
+        let mut state = state.clone();
+        *state.payload.pointer_mut(pointer).unwrap() = value;
+        let new = Harness::new(false);
+        assert!(new.function.restore(&state).is_err(), "{pointer}");
+        new.function.reset().unwrap();
+    }
+}
+
+proptest! {
+    #[test]
+    fn device_of_a_spoiled_state_can_be_reset(
+        changes in prop::collection::vec((any::<usize>(), any::<u64>()), 1..4)
+    ) {
+        let mut old = Harness::started(false);
+        (0..CHAINS).for_each(|_| old.give());
+        old.function.pause();
+        let mut value = serde_json::to_value(old.function.save().unwrap()).unwrap();
+        for (place, with) in changes {
+            spoil(&mut value, place, with);
+        }
+        let new = Harness::new(false);
+        new.function.pause();
+        if let Ok(state) = serde_json::from_value(value) && new.function.restore(&state).is_ok() {
+            new.function.save().unwrap();
+            new.function.resume();
+            new.function.pause();
+        }
+        new.function.reset().unwrap();
+        prop_assert_eq!(new.status(), 0);
+    }
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Connections between programs of the host and a guest that keeps to the rules.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::sync::atomic::Ordering;
+
+use super::guest::{Guest, Ports, ROOM};
+use crate::virtio::vsock::connection::MOST_DATA;
+use crate::virtio::vsock::credit::BUF_ALLOC;
+use crate::virtio::vsock::packet::Header;
+use crate::virtio::vsock::spec::{op, shutdown};
+
+const PORTS: Ports = Ports { guest: 1025, host: 52 };
+
+#[test]
+fn client_of_the_host_is_connected_when_the_guest_takes_it() {
+    let mut guest = Guest::new();
+    let (ports, mut client) = guest.of_host(1024);
+    assert!(ports.host >= 1 << 30);
+    client.write_all(b"hello").unwrap();
+    assert_eq!(guest.data(), b"hello");
+    guest.write(ports, b"world!");
+    let mut text = [0; 6];
+    client.read_exact(&mut text).unwrap();
+    assert_eq!(&text, b"world!");
+    let (other, _client) = guest.of_host(1024);
+    assert_ne!(other.host, ports.host, "connections to one port have ports of their own");
+    assert_eq!(guest.ends.counts.connections.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn bytes_that_a_client_sends_before_it_is_answered_are_not_lost() {
+    let mut guest = Guest::new();
+    let mut client = guest.client(7);
+    client.write_all(b"early").unwrap();
+    let request = guest.expect(op::REQUEST);
+    assert!(guest.next().is_none(), "not before the guest has answered");
+    guest.say(Ports { guest: 7, host: request.src_port }, op::RESPONSE);
+    assert_eq!(guest.data(), b"early");
+}
+
+#[test]
+fn client_whom_the_guest_refuses_is_let_go() {
+    let mut guest = Guest::new();
+    let mut client = guest.client(7);
+    let request = guest.expect(op::REQUEST);
+    guest.say(Ports { guest: 7, host: request.src_port }, op::RST);
+    assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
+    assert!(guest.next().is_none());
+}
+
+#[test]
+fn guest_is_connected_with_the_program_that_serves_the_port() {
+    let mut guest = Guest::new();
+    let mut served = guest.of_guest(PORTS);
+    guest.write(PORTS, b"from the guest");
+    let mut text = [0; 14];
+    served.read_exact(&mut text).unwrap();
+    assert_eq!(&text, b"from the guest");
+    served.write_all(b"to the guest").unwrap();
+    assert_eq!(guest.data(), b"to the guest");
+}
+
+#[test]
+fn port_that_nobody_serves_is_refused() {
+    let mut guest = Guest::new();
+    guest.say(PORTS, op::REQUEST);
+    let reset = guest.expect(op::RST);
+    assert_eq!((reset.src_port, reset.dst_port), (PORTS.host, PORTS.guest));
+    assert_eq!(guest.ends.counts.refused.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn no_more_goes_to_the_guest_than_it_has_room_for() {
+    let mut guest = Guest::new();
+    let mut served = guest.of_guest(PORTS);
+    served.set_nonblocking(true).unwrap();
+    let block = [7u8; 8192];
+    let (mut sent, mut got, mut asked) = (0, 0, 0);
+    for _ in 0..1000 {
+        sent += served.write(&block).unwrap_or(0);
+        match guest.next_with(4000) {
+            Some((header, data)) if header.op == op::RW => {
+                assert!(data.len() <= 4000);
+                got += data.len();
+            }
+            Some((header, _)) => {
+                assert_eq!(header.op, op::CREDIT_REQUEST);
+                asked += 1;
+            }
+            None => {}
+        }
+    }
+    assert_eq!((got, asked), (ROOM as usize, 1));
+    // It has read a part.
+    guest.send(&Header { fwd_cnt: 1000, ..Guest::header(PORTS, op::CREDIT_UPDATE) }, &[]);
+    let (header, data) = guest.next().unwrap();
+    assert_eq!((header.op, data.len()), (op::RW, 1000));
+    guest.expect(op::CREDIT_REQUEST);
+    // And now all.
+    let mut forwarded = ROOM + 1000;
+    while got + 1000 < sent {
+        guest.send(&Header { fwd_cnt: forwarded, ..Guest::header(PORTS, op::CREDIT_UPDATE) }, &[]);
+        let (header, data) = guest.next_with(MOST_DATA).unwrap();
+        assert_eq!(header.op, op::RW);
+        got += data.len();
+        forwarded += header.len;
+    }
+    assert_eq!(guest.next(), None);
+}
+
+#[test]
+fn bytes_for_a_program_that_does_not_read_are_kept_and_no_more_than_was_said() {
+    let mut guest = Guest::new();
+    let mut served = guest.of_guest(PORTS);
+    // As a guest does: no more than it knows of room for.
+    let (mut known, mut sent) = (0u32, 0u32);
+    let pattern = |from: u32, len: u32| (from..from + len).map(|n| (n % 251) as u8).collect::<Vec<_>>();
+    loop {
+        let room = u32::try_from(BUF_ALLOC).unwrap() - (sent - known);
+        if room == 0 {
+            break;
+        }
+        let len = room.min(10_000);
+        guest.write(PORTS, &pattern(sent, len));
+        sent += len;
+        while let Some((header, _)) = guest.next() {
+            assert_eq!(header.op, op::CREDIT_UPDATE);
+            known = header.fwd_cnt;
+        }
+    }
+    // What the socket holds itself has been forwarded.
+    assert!(known > 0 && sent as usize == known as usize + BUF_ALLOC);
+    let mut got = vec![0; sent as usize];
+    let mut done = 0;
+    while done < got.len() {
+        done += served.read(&mut got[done..]).unwrap();
+        guest.turn();
+    }
+    assert_eq!(got, pattern(0, sent));
+    let update = guest.expect(op::CREDIT_UPDATE);
+    assert!(update.fwd_cnt > known, "the guest hears of room again");
+    known = update.fwd_cnt;
+    while let Some((header, _)) = guest.next() {
+        known = header.fwd_cnt;
+    }
+    assert!(sent - known <= u32::try_from(BUF_ALLOC).unwrap() / 2);
+}
+
+#[test]
+fn guest_that_asks_for_room_is_told() {
+    let mut guest = Guest::new();
+    let _served = guest.of_guest(PORTS);
+    guest.write(PORTS, b"12345");
+    assert!(guest.next().is_none());
+    guest.say(PORTS, op::CREDIT_REQUEST);
+    assert_eq!(guest.expect(op::CREDIT_UPDATE).fwd_cnt, 5);
+    assert!(guest.next().is_none());
+}
+
+#[test]
+fn each_side_may_stop_sending_and_still_receive() {
+    let mut guest = Guest::new();
+    let mut served = guest.of_guest(PORTS);
+    served.write_all(b"question").unwrap();
+    served.shutdown(Shutdown::Write).unwrap();
+    let (_, data) = guest.next().unwrap();
+    assert_eq!(data, b"question");
+    assert_eq!(guest.expect(op::SHUTDOWN).flags, shutdown::SEND);
+    guest.write(PORTS, b"answer");
+    guest.shut(PORTS, shutdown::BOTH);
+    guest.expect(op::RST);
+    let mut answer = String::new();
+    served.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "answer");
+
+    let (ports, mut client) = guest.of_host(9);
+    guest.write(ports, b"question");
+    guest.shut(ports, shutdown::SEND);
+    let mut question = String::new();
+    client.read_to_string(&mut question).unwrap();
+    assert_eq!(question, "question");
+    client.write_all(b"answer").unwrap();
+    drop(client);
+    assert_eq!(guest.next().unwrap().1, b"answer");
+    assert_eq!(guest.expect(op::SHUTDOWN).flags, shutdown::BOTH);
+    guest.say(ports, op::RST);
+    assert!(guest.next().is_none());
+}
+
+#[test]
+fn guest_that_takes_no_more_has_the_program_find_out() {
+    let mut guest = Guest::new();
+    let mut served = guest.of_guest(PORTS);
+    guest.shut(PORTS, shutdown::RECEIVE);
+    assert!(served.write_all(b"x").is_err());
+    guest.write(PORTS, b"still");
+    served.read_exact(&mut [0; 5]).unwrap();
+    drop(served);
+    assert_eq!(guest.expect(op::SHUTDOWN).flags, shutdown::BOTH);
+}
+
+#[test]
+fn program_that_takes_no_more_has_the_guest_find_out() {
+    let mut guest = Guest::new();
+    let served = guest.of_guest(PORTS);
+    served.shutdown(Shutdown::Read).unwrap();
+    guest.write(PORTS, b"for nobody");
+    assert_eq!(guest.expect(op::SHUTDOWN).flags, shutdown::RECEIVE);
+    // What it had sent before it knew does no harm.
+    guest.write(PORTS, b"for nobody");
+    (&served).write_all(b"but").unwrap();
+    assert_eq!(guest.data(), b"but");
+}
+
+#[test]
+fn bytes_of_a_guest_that_has_closed_still_arrive() {
+    let mut guest = Guest::new();
+    let mut served = guest.of_guest(PORTS);
+    let part = vec![1; 60_000];
+    let mut sent = 0;
+    // So much that a part is kept.
+    while sent < 300_000 {
+        guest.write(PORTS, &part);
+        sent += part.len();
+        while guest.next().is_some() {}
+    }
+    guest.shut(PORTS, shutdown::BOTH);
+    assert!(guest.next().is_none(), "it is told when all is through");
+    let mut got = 0;
+    while got < sent {
+        got += served.read(&mut [0; 65536]).unwrap();
+        guest.turn();
+    }
+    assert_eq!(served.read(&mut [0; 8]).unwrap(), 0);
+    while let Some((header, _)) = guest.next() {
+        assert!(header.op == op::RST || header.op == op::CREDIT_UPDATE, "{header:?}");
+    }
+}
+
+#[test]
+fn connection_that_the_host_closed_ends_with_the_guests_answer() {
+    for answer in [op::RST, op::SHUTDOWN] {
+        let mut guest = Guest::new();
+        let served = guest.of_guest(PORTS);
+        drop(served);
+        assert_eq!(guest.expect(op::SHUTDOWN).flags, shutdown::BOTH);
+        // Bytes that were under way.
+        guest.write(PORTS, b"late");
+        if answer == op::SHUTDOWN {
+            guest.shut(PORTS, shutdown::BOTH);
+            guest.expect(op::RST);
+        } else {
+            guest.say(PORTS, answer);
+        }
+        assert!(guest.next().is_none());
+        // Nothing is known of it any more.
+        guest.write(PORTS, b"later");
+        guest.expect(op::RST);
+    }
+}
+
+#[test]
+fn connections_get_their_turns() {
+    let mut guest = Guest::new();
+    let (first, mut one) = guest.of_host(1);
+    let (second, mut two) = guest.of_host(2);
+    one.write_all(&[1; 5000]).unwrap();
+    two.write_all(&[2; 5000]).unwrap();
+    let mut order = Vec::new();
+    while let Some((header, _)) = guest.next_with(1000) {
+        order.push(header.dst_port);
+    }
+    assert_eq!(order.len(), 10);
+    assert!(order.chunks(2).all(|pair| pair.contains(&first.guest) && pair.contains(&second.guest)), "{order:?}");
+}

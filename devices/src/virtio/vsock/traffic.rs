@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The work of the thread that serves the queues (virtio 1.4, section 5.10.6).
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+
+use super::connection::MOST_DATA;
+use super::credit::BUF_ALLOC;
+use super::hub::{Ends, Hub};
+use super::packet::{Buffers, Header};
+use super::spec::{EVENT, EVENT_TRANSPORT_RESET, HEADER, queue};
+use crate::virtio::chain::{broken, ring_error};
+use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::{DeviceError, Driver, QueueState};
+use crate::worker::{Orders, Task, Wait};
+
+/// Queues of a device.
+pub(super) const QUEUES: usize = 3;
+/// Packets that go one way before the other has its turn, and after which the driver is told.
+const BATCH: usize = 64;
+
+/// What came of a look at a queue.
+enum Step {
+    Done,
+    /// There is no buffer in it.
+    Empty,
+    /// There is nothing to put in.
+    Idle,
+}
+
+/// The work of the thread that serves the queues.
+pub(super) struct Traffic {
+    driver: Driver,
+    queues: [Option<Queue>; QUEUES],
+    hub: Hub,
+    /// The guest is to be told that connections that it knows of are gone. No client is taken before: it could be taken for one of them.
+    reset_due: bool,
+    buffers: Buffers,
+    /// Bytes of a packet.
+    scratch: Vec<u8>,
+    failed: bool,
+}
+
+impl Traffic {
+    /// # Errors
+    /// The process can have no more descriptors.
+    pub(super) fn new(ends: Arc<Ends>, driver: Driver, reset_due: bool) -> io::Result<Self> {
+        Ok(Self {
+            driver,
+            queues: [None, None, None],
+            hub: Hub::new(ends)?,
+            reset_due,
+            buffers: Buffers::default(),
+            scratch: vec![0; BUF_ALLOC.max(MOST_DATA)],
+            failed: false,
+        })
+    }
+
+    /// Serves a queue from now on.
+    pub(super) fn put(&mut self, index: u16, queue: Queue) {
+        if let Some(place) = self.queues.get_mut(usize::from(index)) {
+            *place = Some(queue);
+        }
+    }
+
+    /// Serves a queue no more; returns how far it was.
+    pub(super) fn take(&mut self, index: u16) -> Option<QueueState> {
+        let queue = self.queues.get_mut(usize::from(index))?.take()?;
+        Some(QueueState::of(&queue))
+    }
+
+    /// How far a queue is served.
+    pub(super) fn state(&self, index: u16) -> Option<QueueState> {
+        self.queues.get(usize::from(index))?.as_ref().map(QueueState::of)
+    }
+
+    /// Whether it has no queue.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queues.iter().all(Option::is_none)
+    }
+
+    /// Carries all that there is, either way.
+    fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
+        self.ask(queue::TX)?;
+        self.tell_of_reset()?;
+        loop {
+            let noticed = self.hub.notice();
+            let accepted = !self.reset_due && self.hub.accept();
+            let sent = self.serve_tx()?;
+            let received = self.serve_rx()?;
+            if orders.call() || !(noticed || accepted || sent || received) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Has the driver tell of buffers that it adds from now on.
+    fn ask(&self, index: u16) -> Result<(), DeviceError> {
+        let Some(queue) = &self.queues[usize::from(index)] else { return Ok(()) };
+        ask_for_notifications(queue, &self.driver.memory.view()).map_err(ring_error(index))
+    }
+
+    /// Tells the driver of used buffers, if it wants that.
+    fn interrupt(&mut self, index: u16) -> Result<(), DeviceError> {
+        let Some(queue) = &mut self.queues[usize::from(index)] else { return Ok(()) };
+        if wants_interrupt(queue, &self.driver.memory.view()).map_err(ring_error(index))? {
+            self.driver.interrupt.queue_used(index);
+        }
+        Ok(())
+    }
+
+    /// Takes packets of the guest; `true` if there were any.
+    fn serve_tx(&mut self) -> Result<bool, DeviceError> {
+        let mut some = false;
+        for _ in 0..BATCH {
+            if self.hub.is_full() || !matches!(self.take_packet()?, Step::Done) {
+                break;
+            }
+            some = true;
+        }
+        if some {
+            self.interrupt(queue::TX)?;
+        }
+        Ok(some)
+    }
+
+    fn take_packet(&mut self) -> Result<Step, DeviceError> {
+        const INDEX: u16 = queue::TX;
+        let Some(queue) = &mut self.queues[usize::from(INDEX)] else { return Ok(Step::Empty) };
+        let (ring, broken) = (ring_error(INDEX), broken(INDEX));
+        let memory = &self.driver.memory.view();
+        let size = queue.size();
+        let Some(chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(Step::Empty) };
+        let head = chain.head_index();
+        let all = self.buffers.gather(chain, size, false).map_err(&broken)?;
+        let mut header = [0; HEADER];
+        if all < HEADER {
+            return Err(broken("a packet is shorter than its header"));
+        }
+        self.buffers.read(memory, 0, &mut header).map_err(&broken)?;
+        let header = Header::decode(&header);
+        let len = header.len as usize;
+        if len > all - HEADER {
+            return Err(broken("a packet is shorter than it says"));
+        }
+        // What no connection takes is not read.
+        let data = &mut self.scratch[..if len > BUF_ALLOC { 0 } else { len }];
+        self.buffers.read(memory, HEADER, data).map_err(&broken)?;
+        queue.add_used(memory, head, 0).map_err(&ring)?;
+        self.hub.receive(&header, data);
+        Ok(Step::Done)
+    }
+
+    /// Gives the guest packets; `true` if there were any.
+    fn serve_rx(&mut self) -> Result<bool, DeviceError> {
+        let (mut some, mut asked) = (false, false);
+        for _ in 0..BATCH {
+            match self.give_packet()? {
+                Step::Done => some = true,
+                // The driver need not tell of buffers while there are enough.
+                Step::Empty if !asked => {
+                    asked = true;
+                    self.ask(queue::RX)?;
+                }
+                Step::Empty | Step::Idle => break,
+            }
+        }
+        if some {
+            self.interrupt(queue::RX)?;
+        }
+        Ok(some)
+    }
+
+    fn give_packet(&mut self) -> Result<Step, DeviceError> {
+        const INDEX: u16 = queue::RX;
+        let Some(queue) = &mut self.queues[usize::from(INDEX)] else { return Ok(Step::Idle) };
+        if !self.hub.has_output() {
+            return Ok(Step::Idle);
+        }
+        let (ring, broken) = (ring_error(INDEX), broken(INDEX));
+        let memory = &self.driver.memory.view();
+        let size = queue.size();
+        let Some(chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(Step::Empty) };
+        let head = chain.head_index();
+        let all = self.buffers.gather(chain, size, true).map_err(&broken)?;
+        if all <= HEADER {
+            return Err(broken("a buffer has no room for a header and a byte"));
+        }
+        let room = (all - HEADER).min(MOST_DATA);
+        let Some(packet) = self.hub.next(room, &mut self.scratch) else {
+            queue.go_to_previous_position();
+            return Ok(Step::Idle);
+        };
+        let data = &self.scratch[..packet.len as usize];
+        self.buffers.write(memory, 0, &packet.encode()).map_err(&broken)?;
+        self.buffers.write(memory, HEADER, data).map_err(&broken)?;
+        let used = u32::try_from(HEADER + data.len()).expect("no packet is longer than MOST_DATA");
+        queue.add_used(memory, head, used).map_err(&ring)?;
+        Ok(Step::Done)
+    }
+
+    /// Tells the guest that its connections are gone, once it has given a buffer for that.
+    fn tell_of_reset(&mut self) -> Result<(), DeviceError> {
+        const INDEX: u16 = queue::EVENT;
+        if !self.reset_due {
+            return Ok(());
+        }
+        self.ask(INDEX)?;
+        // A driver without this queue cannot be told.
+        let Some(queue) = &mut self.queues[usize::from(INDEX)] else { return Ok(()) };
+        let (ring, broken) = (ring_error(INDEX), broken(INDEX));
+        {
+            let memory = &self.driver.memory.view();
+            let size = queue.size();
+            let Some(chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(()) };
+            let head = chain.head_index();
+            let all = self.buffers.gather(chain, size, true).map_err(&broken)?;
+            if all < EVENT {
+                return Err(broken("a buffer has no room for an event"));
+            }
+            self.buffers.write(memory, 0, &EVENT_TRANSPORT_RESET.to_le_bytes()).map_err(&broken)?;
+            let used = u32::try_from(EVENT).expect("an event is short");
+            queue.add_used(memory, head, used).map_err(&ring)?;
+        }
+        self.reset_due = false;
+        self.interrupt(INDEX)
+    }
+
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn hub(&self) -> &Hub {
+        &self.hub
+    }
+}
+
+impl Task for Traffic {
+    fn run(&mut self, orders: &Orders) -> Wait {
+        if self.failed {
+            return Wait::Doorbell;
+        }
+        if let Err(error) = self.serve(orders) {
+            self.failed = true;
+            self.hub.close();
+            self.driver.interrupt.failed(&error);
+            return Wait::Doorbell;
+        }
+        Wait::Source
+    }
+
+    fn source(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.hub.source())
+    }
+
+    fn panicked(&self) {
+        self.driver.interrupt.failed(&DeviceError::Panicked { queue: queue::RX });
+    }
+}
