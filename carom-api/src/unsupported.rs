@@ -230,7 +230,8 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     slot("user_devices.*.pci_device_id"),
     segment("user_devices.*.pci_segment"),
     devices("vdpa"),
-    Unsupported { neutral: Neutral::Null, ..devices("vsock") },
+    slot("vsock.pci_device_id"),
+    segment("vsock.pci_segment"),
     field("watchdog", Neutral::Bool(false), "pvpanic tells of a kernel that panics"),
 ];
 

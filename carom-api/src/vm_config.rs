@@ -12,7 +12,7 @@ use crate::error::ConfigError;
 use crate::field::Terms;
 use crate::kinds::{
     DeviceConfig, DiskConfig, IommuBounceConfig, KINDS, KindConfig, NetConfig, Number, PartConfig, RngConfig,
-    UserDeviceConfig, for_each_kind,
+    UserDeviceConfig, VsockConfig, for_each_kind,
 };
 use crate::limits::{SLOTS, SLOTS_BEHIND_IOMMU, SLOTS_BESIDE_IOMMU};
 

@@ -189,6 +189,12 @@ mod tests {
                 json!({"tap": "t", "ip": null, "mask": null, "mac": "02:00:00:00:00:01", "mtu": null, "iommu": false, "num_queues": 2,
                     "queue_size": 256, "offload_tso": true, "offload_ufo": false, "offload_csum": true, "id": null}),
             ),
+            (
+                "add-vsock",
+                "cid=3,socket=/s",
+                "vm.add-vsock",
+                json!({"cid": 3, "socket": "/s", "iommu": false, "id": null}),
+            ),
         ] {
             let cli = Cli::try_parse_from(["carom-remote", verb, device]).unwrap();
             let Verb::Add(add) = cli.verb else { panic!("{verb}") };

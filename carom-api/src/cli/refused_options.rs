@@ -59,7 +59,6 @@ static REFUSED: &[Refused] = &[
     of_field("rtc", "rtc"),
     of_field("tpm", "tpm"),
     of_field("vdpa", "vdpa"),
-    of_field("vsock", "vsock"),
     of_field("watchdog", "watchdog"),
 ];
 

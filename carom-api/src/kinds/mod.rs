@@ -12,6 +12,7 @@ mod net;
 mod rng;
 mod vfio;
 mod vfio_user;
+mod vsock;
 
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
@@ -28,6 +29,7 @@ pub use net::NetConfig;
 pub use rng::RngConfig;
 pub use vfio::DeviceConfig;
 pub use vfio_user::UserDeviceConfig;
+pub use vsock::VsockConfig;
 
 /// The registry. `lists` are fields of the configuration that hold any number of devices, `singles` those that hold one; each
 /// names the variant of [`PartConfig`] and the type.
@@ -49,6 +51,8 @@ macro_rules! for_each_kind {
                 iommu_bounce: Iommu(IommuBounceConfig),
                 /// Its source of random bytes, if it has one.
                 rng: Rng(RngConfig),
+                /// Its sockets to the host, if it has them.
+                vsock: Vsock(VsockConfig),
             }
         }
     };
@@ -273,17 +277,18 @@ mod tests {
     #[test]
     fn name_of_the_users_is_checked_however_it_is_given() {
         for kind in KINDS.iter().filter(|kind| kind.add.is_some()) {
-            let source = match kind.name {
-                "vfio-user" => "socket",
-                "net" => "tap",
-                _ => "path",
+            let (option, json) = match kind.name {
+                "vfio-user" => ("socket=/x", r#""socket": "/x""#),
+                "vsock" => ("cid=3,socket=/x", r#""cid": 3, "socket": "/x""#),
+                "net" => ("tap=x", r#""tap": "x""#),
+                _ => ("path=/x", r#""path": "/x""#),
             };
-            let refused = kind.parse(&format!("{source}=x,id=_x")).unwrap_err();
+            let refused = kind.parse(&format!("{option},id=_x")).unwrap_err();
             let field = kind.field.key("id");
             assert_eq!(refused.field, field, "{refused}");
-            let refused = kind.read(format!(r#"{{"{source}": "x", "id": ""}}"#).as_bytes()).unwrap_err();
+            let refused = kind.read(format!(r#"{{{json}, "id": ""}}"#).as_bytes()).unwrap_err();
             assert!(refused.starts_with(&field.name(Terms::Json)), "{refused}");
-            let part = kind.parse(&format!("{source}=x,id=x")).unwrap();
+            let part = kind.parse(&format!("{option},id=x")).unwrap();
             assert_eq!((part.id(), part.kind().name), (Some("x"), kind.name));
             assert_eq!(kind.read(serde_json::to_string(&part).unwrap().as_bytes()), Ok(part));
         }

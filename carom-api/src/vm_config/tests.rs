@@ -66,11 +66,12 @@ fn bounce_is_refused_where_all_devices_are_beside_the_iommu() {
     let error = refused(config.clone());
     assert_eq!(
         error.to_string(),
-        "--iommu-bounce: needs a device behind the virtio-iommu: add ',iommu=on' to a --device, --user-device, --disk, --net or --rng"
+        "--iommu-bounce: needs a device behind the virtio-iommu: add ',iommu=on' to a --device, --user-device, --disk, --net, --rng or --vsock"
     );
     let json = error.explain(Terms::Json);
     assert!(
-        json.starts_with("iommu_bounce: ") && json.contains("iommu of one of devices, user_devices, disks, net or rng"),
+        json.starts_with("iommu_bounce: ")
+            && json.contains("iommu of one of devices, user_devices, disks, net, rng or vsock"),
         "{json}"
     );
     assert!(!json.contains("--"), "{json}");

@@ -42,6 +42,7 @@ fn full() -> Value {
         // Cloud Hypervisor's document has defaults for the addresses, but the program has none, and so have we.
         "net": [{"tap": "tap0", "mac": "02:00:00:00:00:01", "ip": "192.168.249.1", "mask": "255.255.255.0"}],
         "rng": {"src": "/dev/urandom"},
+        "vsock": {"cid": 3, "socket": "/v"},
         "iommu_bounce": {},
     })
 }
@@ -150,6 +151,7 @@ fn configuration_that_is_told_can_be_sent_again() {
     for list in ["devices", "disks", "net"] {
         again[list][0].as_object_mut().unwrap().remove("id");
     }
+    again["vsock"].as_object_mut().unwrap().remove("id");
     assert_eq!(
         read(&again),
         Ok(read(&full())
@@ -158,6 +160,7 @@ fn configuration_that_is_told_can_be_sent_again() {
             .map(|config| {
                 let mut config = VmConfig::clone(&config);
                 (config.devices[0].id, config.disks[0].id, config.net[0].id) = (None, None, None);
+                config.vsock.as_mut().unwrap().id = None;
                 config
             })
             .unwrap())
@@ -176,7 +179,7 @@ fn neutral_values_of_kata_and_libvirt_are_accepted() {
         "serial": {"mode": "Off", "iommu": false}, "console": {"mode": "Off", "iommu": false, "file": null},
         "rng": {"src": "/dev/urandom", "iommu": false}, "iommu": false, "watchdog": false, "pvpanic": false, "landlock_enable": false,
         "disks": [{"path": "/root.img", "readonly": true, "direct": false, "num_queues": 1, "queue_size": 128, "vhost_user": false,
-            "rate_limiter_config": null, "pci_segment": 0, "image_type": "Raw"}], "net": [], "fs": null, "vsock": null, "balloon": null, "pmem": null, "vdpa": null, "numa": null, "tpm": null,
+            "rate_limiter_config": null, "pci_segment": 0, "image_type": "Raw"}], "net": [], "fs": null, "vsock": {"cid": 3, "socket": "/run/vc/vm/x/clh.sock", "iommu": false, "pci_segment": 0, "id": null}, "balloon": null, "pmem": null, "vdpa": null, "numa": null, "tpm": null,
     });
     let libvirt = json!({
         "payload": {"kernel": "/k", "cmdline": "c"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}, "memory": {"size": 1 << 30},

@@ -19,6 +19,7 @@ pub mod observer;
 mod rng;
 mod vfio;
 mod vfio_user;
+mod vsock;
 
 use std::sync::Arc;
 
@@ -89,7 +90,8 @@ struct Builder {
 
 /// The registry: a builder for each kind that takes a slot. The virtio-iommu is built of what all others need
 /// ([`bus`]), and is there from the start or not at all.
-static BUILDERS: &[Builder] = &[vfio::BUILDER, vfio_user::BUILDER, block::BUILDER, net::BUILDER, rng::BUILDER];
+static BUILDERS: &[Builder] =
+    &[vfio::BUILDER, vfio_user::BUILDER, block::BUILDER, net::BUILDER, rng::BUILDER, vsock::BUILDER];
 
 impl Site<'_> {
     /// Builds the part that `config` describes. On error nothing is left of it.

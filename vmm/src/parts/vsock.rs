@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! virtio-vsock.
+
+use std::io;
+use std::sync::Arc;
+
+use carom_api::error::FileError;
+use carom_api::kinds::Kind;
+use carom_api::{ConfigError, PartConfig, VsockConfig};
+use devices::dma::{DeviceMemory, DmaTable, TableMapper};
+use devices::pci::PciDevice;
+use devices::virtio::VirtioPciDevice;
+use devices::virtio::vsock::{self, Listener, MOST_CLIENTS, MOST_CONNECTIONS, VirtioVsock, VsockCounters, VsockParams};
+use devices::worker::Role;
+use log::{error, warn};
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+use super::{Builder, Built, Part, Site, not_built_here};
+use crate::machine::{Counter, VmError};
+
+/// Descriptors that are enough for a VM beside those of connections.
+const OTHER_DESCRIPTORS: usize = 1024;
+
+pub(super) const BUILDER: Builder = Builder { kind: &VsockConfig::KIND, roles: &[Role::Vsock], build };
+
+struct Vsock {
+    function: Arc<VirtioPciDevice>,
+    device: Arc<VirtioVsock>,
+}
+
+impl Part for Vsock {
+    fn kind(&self) -> &'static Kind {
+        BUILDER.kind
+    }
+
+    fn function(&self) -> Arc<dyn PciDevice> {
+        self.function.clone()
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        named(self.device.counters())
+    }
+
+    /// Its thread ends, and all connections do.
+    fn leave(&mut self) {
+        if let Err(error) = self.function.reset() {
+            error!("{}: resetting it: {error}", self.function.id());
+        }
+    }
+}
+
+fn named(counters: VsockCounters) -> Vec<Counter> {
+    let VsockCounters { tx_packets, tx_bytes, rx_packets, rx_bytes, connections, refused, resets } = counters;
+    vec![
+        Counter { name: "tx_packets", help: "Packets of the guest's sockets.", value: tx_packets },
+        Counter { name: "tx_bytes", help: "Bytes that the guest sent by sockets.", value: tx_bytes },
+        Counter { name: "rx_packets", help: "Packets for the guest's sockets.", value: rx_packets },
+        Counter { name: "rx_bytes", help: "Bytes that the guest got by sockets.", value: rx_bytes },
+        Counter { name: "connections", help: "Connections between guest and host.", value: connections },
+        Counter { name: "refused", help: "Connections that the host's side did not take.", value: refused },
+        Counter { name: "resets", help: "Connections that were reset as the guest broke a rule.", value: resets },
+    ]
+}
+
+/// Makes the socket and the device.
+fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
+    let PartConfig::Vsock(config) = config else { return Err(not_built_here(config)) };
+    let Site { address, shared } = site;
+    let cid = u32::try_from(config.cid).map_err(|_| ConfigError::new(VsockConfig::CID, "does not fit in 32 bits"))?;
+    let listener = listen(config)?;
+    let id = config.id.as_deref().unwrap_or(VsockConfig::KIND.id);
+    let ram = shared.context.memory.clone();
+    let table = config.iommu.then(|| {
+        let faults = Some((address.endpoint_id(), shared.faults.sender()));
+        Arc::new(DmaTable::new(id, ram.clone(), faults))
+    });
+    let params = VsockParams {
+        id: id.into(),
+        cid,
+        listener,
+        connections: connections(),
+        memory: table.clone().map_or_else(|| DeviceMemory::all_ram(ram), DeviceMemory::mapped),
+        msi: shared.context.msi.clone(),
+        doorbells: Some(shared.context.doorbells.clone()),
+        observer: Some(shared.context.observer.clone()),
+    };
+    let (function, device) = vsock::create(params)
+        .map_err(|error| VmError::Device { what: "making the virtio-vsock device", source: io::Error::other(error) })?;
+    let mapper = table.map(|table| Box::new(TableMapper::new(table)) as Box<_>);
+    Ok(Built { part: Box::new(Vsock { function, device }), mapper })
+}
+
+/// How many connections there may be, so that a guest that makes as many as it can leaves descriptors for all else. The limit on them is
+/// raised as far as that needs and the host lets it be.
+fn connections() -> usize {
+    let all = OTHER_DESCRIPTORS + MOST_CLIENTS + MOST_CONNECTIONS;
+    let mut limit = getrlimit(Resource::Nofile);
+    let enough = limit.maximum.unwrap_or(u64::MAX).min(all as u64);
+    if limit.current.is_some_and(|current| current < enough) {
+        limit.current = Some(enough);
+        if let Err(error) = setrlimit(Resource::Nofile, limit) {
+            warn!("raising the limit on descriptors: {error}");
+        }
+    }
+    let current = getrlimit(Resource::Nofile).current.map_or(all, |current| usize::try_from(current).unwrap_or(all));
+    fitting(current)
+}
+
+/// The same of a limit: half of what is there after clients, where it is not enough for all.
+fn fitting(descriptors: usize) -> usize {
+    let without_clients = descriptors.saturating_sub(MOST_CLIENTS);
+    let rest = without_clients.saturating_sub(OTHER_DESCRIPTORS);
+    rest.max(without_clients / 2).min(MOST_CONNECTIONS)
+}
+
+fn listen(config: &VsockConfig) -> Result<Listener, FileError> {
+    Listener::bind(&config.socket).map_err(|source| FileError {
+        field: VsockConfig::SOCKET,
+        path: config.socket.display().to_string(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use carom_api::{Explain, Terms};
+
+    use super::*;
+    use crate::api::metrics;
+
+    #[test]
+    fn counters_are_in_the_documents_table_of_metrics() {
+        let document = include_str!("../../../docs/api.md");
+        for counter in named(VsockCounters::default()) {
+            let name = metrics::name_of(BUILDER.kind.name, counter.name);
+            assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
+        }
+    }
+
+    #[test]
+    fn connections_leave_descriptors_for_all_else() {
+        assert_eq!([20_000, 2176, 1024, 256, 100, 0].map(fitting), [1024, 1024, 448, 64, 0, 0]);
+        assert!((1..=MOST_CONNECTIONS).contains(&connections()));
+    }
+
+    #[test]
+    fn socket_that_cannot_be_made_is_named_with_its_field() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s").display().to_string();
+        let config: VsockConfig = format!("cid=3,socket={path}").parse().unwrap();
+        let first = listen(&config).unwrap();
+        let error = listen(&config).err().unwrap();
+        let rule = "exists already: remove it if no other VM listens there";
+        assert_eq!(error.explain(Terms::Json), format!("vsock.socket: {path}: {rule}"));
+        assert_eq!(error.to_string(), format!("--vsock {path}: {rule}"));
+        drop(first);
+        assert!(listen(&config).is_ok());
+        let nowhere: VsockConfig = "cid=3,socket=/no/directory/s".parse().unwrap();
+        let error = listen(&nowhere).err().unwrap().explain(Terms::Json);
+        assert!(error.starts_with("vsock.socket: /no/directory/s: No such file"), "{error}");
+    }
+}
