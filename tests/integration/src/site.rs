@@ -29,6 +29,8 @@ pub struct Site {
     pub edu_dma: Option<PathBuf>,
     /// Static program that works in guests and tells what of it went wrong (`CAROM_WITNESS`).
     pub witness: Option<PathBuf>,
+    /// Static program that is at the other end of sockets to guests (`CAROM_VSOCK`).
+    pub vsock: Option<PathBuf>,
     /// Cloud Hypervisor, a further peer of the demo (`CAROM_CLOUD_HYPERVISOR`).
     pub cloud_hypervisor: Option<PathBuf>,
     /// PCI addresses of the NVMe drives that guests get, at least one (`CAROM_NVME`, `CAROM_NVME2`).
@@ -74,6 +76,7 @@ impl Site {
             stock_initramfs: optional("CAROM_STOCK_INITRAMFS")?,
             edu_dma: optional("CAROM_EDU_DMA")?,
             witness: optional("CAROM_WITNESS")?,
+            vsock: optional("CAROM_VSOCK")?,
             cloud_hypervisor: optional("CAROM_CLOUD_HYPERVISOR")?,
             nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),
             nvme2_bad: env::var("CAROM_NVME2_BAD").ok(),

@@ -54,9 +54,9 @@ impl Tools<'_> {
         Ok(vec![("CAROM_STOCK_KERNEL", kernel.into()), ("CAROM_STOCK_INITRAMFS", initramfs.into())])
     }
 
-    /// The programs that tests start in guests: one that steers the edu device, and one that tells what it has lost.
+    /// The programs that tests start in guests: one that steers the edu device, one that tells what it has lost, and one that has sockets to the host.
     pub(crate) fn guest_programs(&self) -> Result<Variables> {
-        let programs = [("CAROM_EDU_DMA", "edu-dma"), ("CAROM_WITNESS", "witness")];
+        let programs = [("CAROM_EDU_DMA", "edu-dma"), ("CAROM_WITNESS", "witness"), ("CAROM_VSOCK", "vsock")];
         programs.map(|(variable, name)| Ok((variable, self.guest_program(name)?.into()))).into_iter().collect()
     }
 

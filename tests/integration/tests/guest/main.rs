@@ -34,6 +34,7 @@ mod terminal;
 mod usb;
 mod user_device;
 mod vcpus;
+mod vsock;
 mod windows;
 
 fn main() -> ExitCode {

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+/*
+ * Both ends of sockets between a guest and its host.
+ *
+ *   vsock
+ *
+ * Sends back what comes to port 1024, whoever connects and however many, until they send no more. Connects to port 5000 of the
+ * host over and over, sends some MiB there, says that it sends no more, and reads a checksum of them. It prints
+ *
+ *   CAROM-VSOCK cid           it listens; cid is that of the device, 4294967295 if there is none yet
+ *   CAROM-LOST why            a connection to port 1024 ended otherwise than by the other side's end
+ *   CAROM-CALLED n            the n-th answer of port 5000 was right
+ *   CAROM-CALL-WRONG what     it was not
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <linux/vm_sockets.h>
+
+#define ECHO_PORT 1024
+#define CALL_PORT 5000
+#define CALL_BYTES (3 << 20)
+#define BLOCK (32 * 1024)
+
+static void die(const char *what)
+{
+	printf("CAROM-VSOCK-FAILED %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static int write_all(int fd, const void *bytes, size_t len)
+{
+	const char *at = bytes;
+
+	while (len) {
+		ssize_t done = write(fd, at, len);
+
+		if (done < 0)
+			return -1;
+		at += done;
+		len -= done;
+	}
+	return 0;
+}
+
+static void *echo(void *argument)
+{
+	int fd = (int)(intptr_t)argument;
+	char *block = malloc(BLOCK);
+	ssize_t len;
+
+	if (!block)
+		die("memory");
+	while ((len = read(fd, block, BLOCK)) > 0) {
+		if (write_all(fd, block, len)) {
+			len = -1;
+			break;
+		}
+	}
+	if (len < 0)
+		printf("CAROM-LOST %s\n", strerror(errno));
+	free(block);
+	close(fd);
+	return NULL;
+}
+
+static void *serve(void *argument)
+{
+	int listener = (int)(intptr_t)argument;
+
+	for (;;) {
+		int fd = accept(listener, NULL, NULL);
+		pthread_t thread;
+
+		if (fd < 0)
+			die("accepting");
+		if (pthread_create(&thread, NULL, echo, (void *)(intptr_t)fd))
+			die("starting a thread");
+		pthread_detach(thread);
+	}
+	return NULL;
+}
+
+/* Fills a block with bytes of a sequence, and goes on with its checksum (FNV-1a). */
+static uint64_t fill(unsigned char *block, uint64_t *state, uint64_t sum)
+{
+	for (int i = 0; i < BLOCK; i++) {
+		*state = *state * 6364136223846793005ULL + 1442695040888963407ULL;
+		block[i] = *state >> 56;
+		sum = (sum ^ block[i]) * 0x100000001b3ULL;
+	}
+	return sum;
+}
+
+/* One call. 0 if it was answered, negative if nobody is there. */
+static int call(uint64_t seed)
+{
+	struct sockaddr_vm address = { .svm_family = AF_VSOCK, .svm_cid = VMADDR_CID_HOST, .svm_port = CALL_PORT };
+	static unsigned char block[BLOCK];
+	uint64_t sum = 0xcbf29ce484222325ULL;
+	char answer[64], right[64];
+	size_t got = 0;
+	ssize_t len;
+	int fd = socket(AF_VSOCK, SOCK_STREAM, 0);
+
+	if (fd < 0)
+		die("a socket");
+	if (connect(fd, (struct sockaddr *)&address, sizeof(address)))
+		goto nobody;
+	for (long sent = 0; sent < CALL_BYTES; sent += BLOCK) {
+		sum = fill(block, &seed, sum);
+		if (write_all(fd, block, BLOCK))
+			goto nobody;
+	}
+	if (shutdown(fd, SHUT_WR))
+		goto nobody;
+	while (got < sizeof(answer) - 1 && (len = read(fd, answer + got, sizeof(answer) - 1 - got)) > 0)
+		got += len;
+	/* The host may go away at any time, but what it says is to be right. */
+	if (!got)
+		goto nobody;
+	answer[got] = 0;
+	snprintf(right, sizeof(right), "%016llx", (unsigned long long)sum);
+	if (strcmp(answer, right))
+		printf("CAROM-CALL-WRONG %s, but %s is right\n", answer, right);
+	close(fd);
+	return 0;
+nobody:
+	close(fd);
+	return -1;
+}
+
+int main(void)
+{
+	struct sockaddr_vm address = { .svm_family = AF_VSOCK, .svm_cid = VMADDR_CID_ANY, .svm_port = ECHO_PORT };
+	int listener = socket(AF_VSOCK, SOCK_STREAM, 0), device = open("/dev/vsock", O_RDONLY);
+	unsigned int cid = VMADDR_CID_ANY, called = 0;
+	pthread_t thread;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof(address)) || listen(listener, 128))
+		die("listening");
+	/* Fails where there is no device. */
+	if (device >= 0 && ioctl(device, IOCTL_VM_SOCKETS_GET_LOCAL_CID, &cid))
+		cid = VMADDR_CID_ANY;
+	if (pthread_create(&thread, NULL, serve, (void *)(intptr_t)listener))
+		die("starting a thread");
+	printf("CAROM-VSOCK %u\n", cid);
+	for (uint64_t seed = 1;; seed++) {
+		if (!call(seed))
+			printf("CAROM-CALLED %u\n", ++called);
+		usleep(100 * 1000);
+	}
+}

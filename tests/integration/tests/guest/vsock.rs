@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! virtio-vsock: connections between programs of a real guest and of the host, from either side, beside the virtio-iommu, behind it
+//! through mappings, and through a window. `guest/vsock.c` is the guest's side.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::guest_test;
+use serde_json::{Value, json};
+
+use crate::api::{BOOT_TIME, command_line};
+use crate::hotplug::{create, put, wait_gone};
+use crate::support::{MIB, SITE};
+
+/// Port of the guest that sends back what it gets.
+const ECHO: u32 = 1024;
+/// Port of the host that the guest connects to.
+const CALLED: u32 = 5000;
+/// Bytes of one of its calls.
+const CALL_BYTES: usize = 3 << 20;
+/// Longest time that a side may take for its next bytes.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Boots a guest that has the program, and what `more` says.
+fn start(more: fn(&ApiVmm) -> Value) -> ApiVmm {
+    let program = fs::read(SITE.vsock.as_ref().expect("CAROM_VSOCK is set")).unwrap();
+    let vmm = ApiVmm::start_with_program(&SITE, "vsock", program, "vsock").unwrap();
+    create(&vmm, more(&vmm));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-VSOCK ", 1, BOOT_TIME).unwrap();
+    vmm
+}
+
+fn socket(vmm: &ApiVmm) -> PathBuf {
+    vmm.dir().join("vsock")
+}
+
+fn device(vmm: &ApiVmm, iommu: bool) -> Value {
+    json!({"cid": 3, "socket": socket(vmm), "iommu": iommu})
+}
+
+/// A VM's payload with more parameters for its kernel.
+fn payload(vmm: &ApiVmm, parameters: &str) -> Value {
+    json!({"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": format!("{} {parameters}", command_line())})
+}
+
+fn pattern(len: usize, seed: u32) -> Vec<u8> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state.to_be_bytes()[0]
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+/// FNV-1a, as the guest's side reckons it.
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// A connection to a port of the guest.
+fn connect(vmm: &ApiVmm, port: u32) -> BufReader<UnixStream> {
+    let mut stream = UnixStream::connect(socket(vmm)).unwrap();
+    stream.set_read_timeout(Some(SILENCE)).unwrap();
+    stream.set_write_timeout(Some(SILENCE)).unwrap();
+    stream.write_all(format!("CONNECT {port}\n").as_bytes()).unwrap();
+    let mut stream = BufReader::new(stream);
+    let mut line = String::new();
+    stream.read_line(&mut line).unwrap();
+    let named = line.strip_prefix("OK ").and_then(|port| port.trim_end().parse::<u32>().ok());
+    assert!(named.is_some_and(|port| port >= 1 << 30), "{line:?}");
+    stream
+}
+
+/// Has the guest send back so many bytes, and sees that all come, and then the end.
+fn echo(vmm: &ApiVmm, len: usize, seed: u32) {
+    let mut stream = connect(vmm, ECHO);
+    let sent = pattern(len, seed);
+    let mut writer = stream.get_ref().try_clone().unwrap();
+    let got = thread::scope(|scope| {
+        scope.spawn(|| {
+            writer.write_all(&sent).unwrap();
+            // The guest sends the rest back all the same.
+            writer.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).unwrap();
+        got
+    });
+    assert!(got == sent, "{} bytes came back of {}", got.len(), sent.len());
+}
+
+/// Takes a call of the guest, answers it, and sees that the guest finds the answer right. The number of calls is what the console says.
+fn take_call(vmm: &ApiVmm, listener: &UnixListener) {
+    let before = vmm.console().matches("CAROM-CALLED ").count();
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(SILENCE)).unwrap();
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).unwrap();
+    assert_eq!(got.len(), CALL_BYTES);
+    stream.write_all(format!("{:016x}", checksum(&got)).as_bytes()).unwrap();
+    drop(stream);
+    vmm.wait_for("CAROM-CALLED ", before + 1, BOOT_TIME).unwrap();
+    assert!(!vmm.console().contains("CAROM-CALL-WRONG"), "{}", vmm.console());
+}
+
+fn serve(vmm: &ApiVmm) -> UnixListener {
+    let path = vmm.dir().join(format!("vsock_{CALLED}"));
+    // The former one's file stays.
+    let _ = fs::remove_file(&path);
+    UnixListener::bind(path).unwrap()
+}
+
+fn counters(vmm: &ApiVmm, device: &str) -> BTreeMap<String, u64> {
+    let (status, counters) = vmm.call("GET", "/api/v1/vm.counters", None).unwrap();
+    assert_eq!(status, 200, "{counters}");
+    serde_json::from_value(counters[device].clone()).unwrap_or_else(|_| panic!("no {device}: {counters}"))
+}
+
+/// All that connections carry, from either side.
+fn carry(vmm: &ApiVmm) {
+    assert!(vmm.console().contains("CAROM-VSOCK 3"), "the guest's CID: {}", vmm.console());
+    echo(vmm, 1, 1);
+    echo(vmm, 4 << 20, 2);
+    thread::scope(|scope| {
+        for seed in 0..16 {
+            scope.spawn(move || echo(vmm, 100_000, seed));
+        }
+    });
+    let listener = serve(vmm);
+    take_call(vmm, &listener);
+    // Nobody there: the connection ends without an answer.
+    let mut nobody = UnixStream::connect(socket(vmm)).unwrap();
+    nobody.set_read_timeout(Some(SILENCE)).unwrap();
+    nobody.write_all(b"CONNECT 77\n").unwrap();
+    assert_eq!(nobody.read(&mut [0; 8]).unwrap(), 0);
+    let counters = counters(vmm, "_vsock");
+    assert!(counters["connections"] >= 19 && counters["tx_bytes"] > 7 << 20, "{counters:?}");
+    assert!(counters["rx_bytes"] > 5 << 20 && counters["resets"] == 0, "{counters:?}");
+    let console = vmm.console();
+    assert!(!console.contains("CAROM-LOST") && !console.contains("CAROM-VSOCK-FAILED"), "{console}");
+}
+
+fn end(vmm: &mut ApiVmm) {
+    put(vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(SILENCE).unwrap().success());
+    assert!(!socket(vmm).exists(), "the socket goes with the VM");
+}
+
+#[guest_test]
+fn guest_and_host_connect_beside_the_iommu() {
+    let mut vmm = start(|vmm| json!({"vsock": device(vmm, false)}));
+    carry(&vmm);
+    end(&mut vmm);
+}
+
+#[guest_test]
+fn guest_and_host_connect_through_what_is_mapped() {
+    let mut vmm = start(|vmm| json!({"vsock": device(vmm, true)}));
+    carry(&vmm);
+    let iommu = counters(&vmm, "_iommu");
+    assert!(iommu["requests_map"] > 8 && iommu["requests_unmap"] > 8 && iommu["faults"] == 0, "{iommu:?}");
+    end(&mut vmm);
+}
+
+#[guest_test]
+fn guest_and_host_connect_through_a_window() {
+    let mut vmm = start(|vmm| {
+        json!({
+            "vsock": device(vmm, true),
+            "iommu_bounce": {"size": 64 * MIB},
+            "payload": payload(vmm, "iommu.bounce=all"),
+        })
+    });
+    carry(&vmm);
+    let iommu = counters(&vmm, "_iommu");
+    assert!(iommu["window_bytes"] > 0 && iommu["faults"] == 0, "{iommu:?}");
+    end(&mut vmm);
+}
+
+#[guest_test]
+fn sockets_come_to_a_guest_and_go() {
+    let mut vmm = start(|vmm| json!({"iommu_bounce": {"size": 16 * MIB}, "payload": payload(vmm, "iommu.bounce=all")}));
+    for iommu in [false, true] {
+        let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-vsock", Some(&device(&vmm, iommu))).unwrap();
+        assert_eq!((status, answer["id"].as_str()), (200, Some("_vsock")), "{answer}");
+        let other = json!({"cid": 4, "socket": vmm.dir().join("other"), "id": "other"});
+        let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-vsock", Some(&other)).unwrap();
+        assert_eq!((status, &answer), (400, &json!(["vsock: the VM has one already"])));
+        // It waits until the guest has its driver.
+        echo(&vmm, 1 << 20, 3);
+        take_call(&vmm, &serve(&vmm));
+
+        let mut held = connect(&vmm, ECHO);
+        put(&vmm, "vm.remove-device", &json!({"id": "_vsock"}));
+        wait_gone(&vmm, "_vsock");
+        assert!(matches!(held.read(&mut [0; 8]), Ok(0) | Err(_)), "its connections end");
+        assert!(!socket(&vmm).exists());
+    }
+    end(&mut vmm);
+}
+
+#[guest_test]
+fn restored_guest_has_lost_its_connections_and_makes_new_ones() {
+    for more in [
+        (|vmm| json!({"vsock": device(vmm, false)})) as fn(&ApiVmm) -> Value,
+        |vmm| json!({"vsock": device(vmm, true), "iommu_bounce": {"size": 64 * MIB}, "payload": payload(vmm, "iommu.bounce=all")}),
+    ] {
+        let mut vmm = start(more);
+        let mut held = connect(&vmm, ECHO);
+        held.get_mut().write_all(b"x").unwrap();
+        held.read_exact(&mut [0]).unwrap();
+        let directory = vmm.dir().join("snapshot");
+        let url = format!("file://{}", directory.display());
+        put(&vmm, "vm.pause", &Value::Null);
+        put(&vmm, "vm.snapshot", &json!({"destination_url": url}));
+        // The guest that was saved goes on with it.
+        put(&vmm, "vm.resume", &Value::Null);
+        held.get_mut().write_all(b"y").unwrap();
+        held.read_exact(&mut [0]).unwrap();
+        end(&mut vmm);
+        assert!(matches!(held.read(&mut [0; 8]), Ok(0) | Err(_)));
+
+        fs::remove_file(vmm.console_file()).unwrap();
+        vmm.start_again(&SITE, &["--restore", &format!("source_url={url},resume=on")]).unwrap();
+        vmm.wait_for("CAROM-LOST Connection reset by peer", 1, BOOT_TIME).unwrap();
+        echo(&vmm, 1 << 20, 4);
+        take_call(&vmm, &serve(&vmm));
+        // A reset of the VM brings a driver that knows of nothing.
+        put(&vmm, "vm.reboot", &Value::Null);
+        vmm.wait_for("CAROM-VSOCK 3", 1, BOOT_TIME).unwrap();
+        echo(&vmm, 1 << 20, 5);
+        end(&mut vmm);
+    }
+}
