@@ -98,6 +98,8 @@ impl Processors {
     fn bring(&mut self, kvm: &KvmVm, number: u32) -> Result<(), VmError> {
         let Some(made) = self.parked.remove(&number) else {
             let made = self.make(kvm, number)?;
+            // KVM delivers INIT to a local APIC that it was told of after the vCPU was made: when another one changes, or by this.
+            made.power_on(kvm)?;
             return self.run(number, made);
         };
         if let Err(error) = made.power_on(kvm) {

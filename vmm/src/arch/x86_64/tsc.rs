@@ -94,29 +94,24 @@ impl LeadingCounter {
         Self { khz: first.khz, offset }
     }
 
-    /// Sets the counter of a vCPU that was just made. KVM has it in step with the others unless they run at another frequency than
-    /// the host's.
+    /// Sets the counter of a vCPU that was just made. Where KVM tells no offsets, it has it in step with the others.
     pub fn lead(&self, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
-        match (set_frequency(self.khz, kvm, vcpu)?, self.offset) {
-            (true, Some(offset)) => set_offset(vcpu, offset),
-            _ => Ok(()),
-        }
+        set_frequency(self.khz, kvm, vcpu)?;
+        self.offset.map_or(Ok(()), |offset| set_offset(vcpu, offset))
     }
 }
 
-/// Sets the frequency; `false` if it was that already.
-fn set_frequency(khz: u32, kvm: &Kvm, vcpu: &VcpuFd) -> Result<bool, KvmError> {
+/// Sets the frequency, unless it is that already.
+fn set_frequency(khz: u32, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
     let host = vcpu.get_tsc_khz().unwrap_or(0);
     if is_one(khz, host) {
-        return Ok(false);
+        return Ok(());
     }
     if !kvm.check_extension(Cap::TscControl) {
         let rule = format!("is {khz}: this host's counter runs at {host}, and its CPU cannot scale it");
         return Err(StateError::rule("tsc.khz", rule).into());
     }
-    vcpu.set_tsc_khz(khz)
-        .map_err(KvmError::call(format!("setting the frequency of the counter to {khz} kHz")))
-        .map(|()| true)
+    vcpu.set_tsc_khz(khz).map_err(KvmError::call(format!("setting the frequency of the counter to {khz} kHz")))
 }
 
 fn set_offset(vcpu: &VcpuFd, offset: u64) -> Result<(), KvmError> {
