@@ -7,6 +7,7 @@
 //! each connection once, and gets there one packet each.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -112,6 +113,13 @@ impl Hub {
             turns: VecDeque::new(),
             throttle: Throttle::default(),
         })
+    }
+
+    /// Has ports of the host be others than those that the guest was saved with: it may keep what it had with them for some seconds
+    /// after it has heard that they are gone, and would take a request of the same port for one of those.
+    pub(super) fn forget_ports(&mut self) {
+        let chance = u32::try_from(RandomState::new().hash_one(0) >> 34).unwrap_or_default();
+        self.next_port = FIRST_PORT + chance;
     }
 
     /// What can be read when a socket has changed.

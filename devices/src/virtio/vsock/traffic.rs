@@ -49,10 +49,14 @@ impl Traffic {
     /// # Errors
     /// The process can have no more descriptors.
     pub(super) fn new(ends: Arc<Ends>, driver: Driver, reset_due: bool) -> io::Result<Self> {
+        let mut hub = Hub::new(ends)?;
+        if reset_due {
+            hub.forget_ports();
+        }
         Ok(Self {
             driver,
             queues: [None, None, None],
-            hub: Hub::new(ends)?,
+            hub,
             reset_due,
             buffers: Buffers::default(),
             scratch: vec![0; BUF_ALLOC.max(MOST_DATA)],

@@ -221,6 +221,7 @@ fn restored_guest_is_told_that_its_connections_are_gone_before_new_ones_come() {
         assert_eq!(event, 0);
         let (request, _) = new.receive();
         assert_eq!((request.op, request.dst_port), (op::REQUEST, 2));
+        assert_ne!(request.src_port, ports.host, "the guest may know that one still");
         // Nobody knows of the old one.
         new.write_data(ports, b"x");
         assert_eq!(new.receive().0.op, op::RST);
