@@ -2,8 +2,12 @@
 
 //! What a VM is made of, in Cloud Hypervisor's terms, and the rules that concern the whole of it.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Deref;
 
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
@@ -105,7 +109,31 @@ for_each_kind!(define_vm_config);
 
 /// Clients of Cloud Hypervisor may send null for an empty list.
 fn list_or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(list: D) -> Result<Vec<T>, D::Error> {
-    Ok(Option::deserialize(list)?.unwrap_or_default())
+    let list: Option<Vec<Object<T>>> = Option::deserialize(list)?;
+    Ok(list.unwrap_or_default().into_iter().map(|Object(element)| element).collect())
+}
+
+/// An element that is an object. By itself, serde takes an array for one too, of the values of its fields.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(object: D) -> Result<Self, D::Error> {
+        object.deserialize_map(ObjectVisitor(PhantomData))
+    }
+}
+
+struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = Object<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, fields: M) -> Result<Object<T>, M::Error> {
+        T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
+    }
 }
 
 impl VmConfig {

@@ -67,6 +67,8 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
             "disks[1].sparse: false is not supported: only true is; what the guest discards is given back to the host's file \
              system where that can take it",
         ),
+        (json!({"net": [[null, null]]}), "net[0]: invalid type: sequence, expected an object"),
+        (json!({"disks": [["/x"]]}), "disks[0]: invalid type: sequence, expected an object"),
         (
             json!({"disks": [{"path": "/x", "image_type": "Qcow2"}]}),
             "disks[0].image_type: unknown variant `Qcow2`, expected `Raw` or `Unknown`",
