@@ -17,6 +17,7 @@ mod json;
 pub mod kinds;
 pub mod limits;
 pub mod mac_address;
+mod object;
 pub mod operations;
 pub mod option_list;
 pub mod size;

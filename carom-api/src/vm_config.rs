@@ -2,13 +2,9 @@
 
 //! What a VM is made of, in Cloud Hypervisor's terms, and the rules that concern the whole of it.
 
-use std::fmt;
-use std::marker::PhantomData;
 use std::ops::Deref;
 
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::config::{ConsoleConfig, CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig};
@@ -19,6 +15,7 @@ use crate::kinds::{
     UserDeviceConfig, VsockConfig, for_each_kind,
 };
 use crate::limits::{SLOTS, SLOTS_BEHIND_IOMMU, SLOTS_BESIDE_IOMMU};
+use crate::object;
 
 macro_rules! define_vm_config {
     (
@@ -29,31 +26,33 @@ macro_rules! define_vm_config {
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
         pub struct VmConfig {
             /// What it boots.
+            #[serde(deserialize_with = "object::required")]
             pub payload: PayloadConfig,
             /// Its CPUs.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "object::required")]
             pub cpus: CpusConfig,
             /// Its RAM.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "object::required")]
             pub memory: MemoryConfig,
             $(
                 $(#[$list_doc])*
-                #[serde(default, deserialize_with = "list_or_null")]
+                #[serde(default, deserialize_with = "object::list_or_null")]
                 #[schema(value_type = Option<Vec<$list_config>>)]
                 pub $list: Vec<$list_config>,
             )*
             /// What it uses of the host.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "object::required")]
             pub platform: PlatformConfig,
             /// Its first serial port.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "object::required")]
             pub serial: ConsoleConfig,
             /// Whether it has a pvpanic device, by which the guest's kernel tells of a panic.
             #[serde(default)]
             pub pvpanic: bool,
             $(
                 $(#[$single_doc])*
-                #[serde(default)]
+                #[serde(default, deserialize_with = "object::or_null")]
+                #[schema(value_type = Option<$single_config>)]
                 pub $single: Option<$single_config>,
             )*
         }
@@ -106,35 +105,6 @@ macro_rules! define_vm_config {
     };
 }
 for_each_kind!(define_vm_config);
-
-/// Clients of Cloud Hypervisor may send null for an empty list.
-fn list_or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(list: D) -> Result<Vec<T>, D::Error> {
-    let list: Option<Vec<Object<T>>> = Option::deserialize(list)?;
-    Ok(list.unwrap_or_default().into_iter().map(|Object(element)| element).collect())
-}
-
-/// An element that is an object. By itself, serde takes an array for one too, of the values of its fields.
-struct Object<T>(T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(object: D) -> Result<Self, D::Error> {
-        object.deserialize_map(ObjectVisitor(PhantomData))
-    }
-}
-
-struct ObjectVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-    type Value = Object<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<M: MapAccess<'de>>(self, fields: M) -> Result<Object<T>, M::Error> {
-        T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
-    }
-}
 
 impl VmConfig {
     /// Checks what a user gave, and fills in what follows from it.

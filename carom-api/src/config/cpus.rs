@@ -11,6 +11,7 @@ use super::MemoryConfig;
 use crate::error::ConfigError;
 use crate::field::Field;
 use crate::limits::{MAX_PHYS_BITS, MAX_VCPUS, PHYS_BITS, ROOM_BESIDE_RAM};
+use crate::object;
 use crate::option_list::OptionList;
 
 /// The guest's CPUs.
@@ -24,7 +25,8 @@ pub struct CpusConfig {
     #[schema(maximum = 254)]
     pub max_vcpus: u32,
     /// How all that there can be are grouped: as cores of one package, the same as without it.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object::or_null")]
+    #[schema(value_type = Option<CpuTopology>)]
     pub topology: Option<CpuTopology>,
     /// Most bits that a physical address has; fewer where the host has fewer.
     #[serde(default = "default_max_phys_bits")]
