@@ -13,7 +13,9 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 
-use crate::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig};
+use crate::config::{
+    ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
+};
 use crate::defaults::VmDefaults;
 use crate::error::ConfigError;
 use crate::field::Field;
@@ -49,9 +51,13 @@ pub struct Cli {
     #[command(flatten)]
     parts: PartArguments,
     /// What devices of the host are reached by, and whether a thread polls for requests of the virtio-iommu while they come fast:
-    /// [iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N]
+    /// [iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N][,iommu_segments=LIST]
     #[arg(long, value_name = "iommufd=on|off,…", default_value = "iommufd=off,iommu_poll=auto", requires = "kernel")]
     platform: PlatformConfig,
+    /// Part of the addresses for BARs that a PCI segment has, of which --platform says how many there are; several may be given:
+    /// pci_segment=N[,mmio32_aperture_weight=N][,mmio64_aperture_weight=N]
+    #[arg(long, value_name = "pci_segment=N,…", num_args = 1.., action = ArgAction::Append, requires = "kernel")]
+    pci_segment: Vec<PciSegmentConfig>,
     /// First serial port: off, null, tty, pty, file=PATH or socket=PATH; tty where nothing is said, null under the name cloud-hypervisor
     #[arg(long, value_name = "MODE", requires = "kernel")]
     serial: Option<ConsoleConfig>,
@@ -64,7 +70,7 @@ pub struct Cli {
     /// Snapshot to make the VM of, which is paused then: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
     #[arg(long, value_name = "source_url=file:///PATH,…",
         // clap waives `requires = "kernel"` where the kernel itself would be in conflict.
-        conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "memory", "platform", "serial", "pvpanic"]
+        conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "memory", "platform", "pci_segment", "serial", "pvpanic"]
     )]
     restore: Option<RestoreConfig>,
     /// Socket to serve the REST API on: path=FILE or fd=NUMBER; FILE alone is a path too
@@ -184,6 +190,7 @@ where
                 cpus: cli.cpus,
                 memory: cli.memory,
                 platform: cli.platform,
+                pci_segments: cli.pci_segment,
                 serial: cli.serial.unwrap_or_else(|| default_serial(program)),
                 pvpanic: cli.pvpanic,
                 ..VmConfig::default()

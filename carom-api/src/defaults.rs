@@ -50,7 +50,8 @@ impl VmDefaults {
     /// virtio-iommu: they would have no use for them.
     pub fn apply(&self, config: &mut VmConfig) {
         if self.all_behind_iommu {
-            config.parts_mut().for_each(KindConfig::put_behind_iommu);
+            let passed_through = config.parts_mut().filter(|part| part.kind().passed_through);
+            passed_through.for_each(KindConfig::put_behind_iommu);
         }
         if config.iommu_bounce.is_none() && config.has_use_for_windows() {
             config.iommu_bounce.clone_from(&self.iommu_bounce);
@@ -59,7 +60,7 @@ impl VmDefaults {
 
     /// The same for a device that comes to a VM.
     pub fn apply_to(&self, part: &mut PartConfig) {
-        if self.all_behind_iommu {
+        if self.all_behind_iommu && part.kind().passed_through {
             part.put_behind_iommu();
         }
     }

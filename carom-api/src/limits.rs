@@ -35,11 +35,27 @@ pub const DEFAULT_BOUNCE_SIZE: u64 = 64 * MIB;
 /// Most bytes that the budget of bounce windows may be raised to: 32 domains whose windows fill the aperture of IOVAs.
 pub const MAX_BOUNCE_SIZE: u64 = 16 * GIB;
 
-/// Most PCI segments of a VM. Devices are on the first; the others are empty.
+/// Most PCI segments of a VM.
 pub const MAX_PCI_SEGMENTS: u16 = 16;
-/// Slots for devices in a VM without a virtio-iommu.
-pub const SLOTS: usize = 30;
-/// Slots for devices behind the virtio-iommu.
-pub const SLOTS_BEHIND_IOMMU: usize = 16;
-/// Slots for devices beside the virtio-iommu.
-pub const SLOTS_BESIDE_IOMMU: usize = 14;
+
+/// How many devices fit on a PCI segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// In a VM without a virtio-iommu, and on a segment whose devices are all behind it.
+    pub all: usize,
+    /// On another segment of a VM that has a virtio-iommu, behind it.
+    pub behind_iommu: usize,
+    /// The same, beside it.
+    pub beside_iommu: usize,
+}
+
+impl Slots {
+    /// Those of `segment`. On the first, the virtio-iommu has a place.
+    pub const fn of(segment: u16) -> Self {
+        if segment == 0 {
+            Self { all: 30, behind_iommu: 16, beside_iommu: 14 }
+        } else {
+            Self { all: 31, behind_iommu: 17, beside_iommu: 14 }
+        }
+    }
+}

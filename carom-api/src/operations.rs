@@ -401,7 +401,7 @@ mod tests {
             operation.action.read(body.as_bytes()).map(drop).map_err(|error| error.message)
         };
         assert_eq!(add("vm.add-device", r#"{"path":"/d","pci_segment":0}"#), Ok(()));
-        assert!(add("vm.add-device", r#"{"path":"/d","pci_segment":1}"#).unwrap_err().contains("pci_segment"));
+        assert!(add("vm.add-device", r#"{"path":"/d","pci_segment":-1}"#).unwrap_err().contains("pci_segment"));
         assert_eq!(add("vm.add-user-device", r#"{"socket":"/s","pci_segment":0}"#), Ok(()));
         let error = add("vm.add-user-device", r#"{"socket":"/s","id":""}"#).unwrap_err();
         assert!(error.starts_with("user_devices.id: "), "{error}");

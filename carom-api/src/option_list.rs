@@ -2,6 +2,8 @@
 
 //! `key=value,key=value` arguments, in Cloud Hypervisor's syntax.
 
+use std::str::FromStr;
+
 use thiserror::Error;
 
 use crate::error::ConfigError;
@@ -28,6 +30,9 @@ enum Malformed {
     /// A double quote is not closed.
     #[error("a double quote is not closed")]
     UnclosedQuote,
+    /// A list is not closed.
+    #[error("a list is not closed: ']' is missing")]
+    UnclosedList,
     /// There is an empty part.
     #[error("empty part in '{0}'")]
     Empty(String),
@@ -74,6 +79,32 @@ impl OptionList {
         self.get(key).map_or(Ok(default), |value| on_or_off(self.option.key(key), value))
     }
 
+    /// The PCI segment that `pci_segment` says; the first where it was not given.
+    ///
+    /// # Errors
+    /// It is no number that fits.
+    pub fn segment(&self) -> Result<u16, ConfigError> {
+        self.number("pci_segment").map(|segment| segment.unwrap_or(0))
+    }
+
+    /// The number that `key` says, if it was given.
+    ///
+    /// # Errors
+    /// It is none that fits.
+    pub fn number<T: FromStr>(&self, key: &'static str) -> Result<Option<T>, ConfigError> {
+        let number = self.get(key).map(str::parse).transpose();
+        number.map_err(|_| ConfigError::new(self.option.key(key), "is no number that fits"))
+    }
+
+    /// The numbers that `key` says, if it was given: `2`, or `[0,2-4]`.
+    ///
+    /// # Errors
+    /// It is none of these.
+    pub fn numbers(&self, key: &'static str) -> Result<Option<Vec<u16>>, ConfigError> {
+        let numbers = self.get(key).map(parse_numbers).transpose();
+        numbers.map_err(|rule| ConfigError::new(self.option.key(key), rule))
+    }
+
     /// The number of bytes that `key` says, if it was given.
     ///
     /// # Errors
@@ -100,18 +131,47 @@ fn parse(text: &str, keys: &[&'static str]) -> Result<Vec<(&'static str, String)
     }
     Ok(values)
 }
-/// Splits at commas outside double quotes and takes the quotes away.
+
+/// The numbers of a list without spaces, `[0,2-4]`, or a single one.
+fn parse_numbers(text: &str) -> Result<Vec<u16>, String> {
+    let wrong = || format!("'{text}' is no number and no list of them, such as [0,2-4]");
+    let inner = match text.strip_prefix('[') {
+        Some(inner) => inner.strip_suffix(']').ok_or_else(wrong)?,
+        None => text,
+    };
+    if inner.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut numbers = Vec::new();
+    for part in inner.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (Ok(first), Ok(last)) = (first.parse::<u16>(), last.parse::<u16>()) else { return Err(wrong()) };
+        numbers.extend(first..=last);
+    }
+    Ok(numbers)
+}
+
+/// Splits at commas outside double quotes and lists, and takes the quotes away. A list is a value that begins with `[`.
 fn split(text: &str) -> Result<Vec<String>, Malformed> {
     let mut parts = vec![String::new()];
-    let mut quoted = false;
+    let (mut quoted, mut listed) = (false, false);
     for c in text.chars() {
+        let part = parts.last_mut().expect("there is always a last part");
         match c {
             '"' => quoted = !quoted,
-            ',' if !quoted => parts.push(String::new()),
-            _ => parts.last_mut().expect("there is always a last part").push(c),
+            ',' if !quoted && !listed => parts.push(String::new()),
+            _ => {
+                listed = !quoted
+                    && (listed && c != ']' || c == '[' && part.find('=').is_some_and(|at| at + 1 == part.len()));
+                part.push(c);
+            }
         }
     }
-    if quoted { Err(Malformed::UnclosedQuote) } else { Ok(parts) }
+    match (quoted, listed) {
+        (true, _) => Err(Malformed::UnclosedQuote),
+        (false, true) => Err(Malformed::UnclosedList),
+        (false, false) => Ok(parts),
+    }
 }
 
 /// What `value` of `field` says.
@@ -147,6 +207,20 @@ mod tests {
     fn quoted_value_may_hold_commas_and_equals_signs() {
         let list = OptionList::parse(OPTION, "path=\"/a,b=c\"", &["path"]).unwrap();
         assert_eq!(list.get("path"), Some("/a,b=c"));
+    }
+
+    #[test]
+    fn list_may_hold_commas_and_spans() {
+        let numbers = |text: &str| {
+            OptionList::parse(OPTION, text, &["a", "b"]).and_then(|list| list.numbers("a")).map_err(|e| e.to_string())
+        };
+        assert_eq!(numbers("a=[0,2-4],b=1"), Ok(Some(vec![0, 2, 3, 4])));
+        assert_eq!((numbers("a=7"), numbers("a=[]"), numbers("b=x")), (Ok(Some(vec![7])), Ok(Some(vec![])), Ok(None)));
+        assert_eq!(numbers("a=[1,b=2").unwrap_err(), "--device: a list is not closed: ']' is missing");
+        for wrong in ["x", "[1,]", "1,", "[1-]", "[65536]", "[1]2"] {
+            let refused = numbers(&format!("a={wrong}")).unwrap_err();
+            assert!(refused.contains("no list of them") || refused.contains("empty part"), "{refused}");
+        }
     }
 
     #[test]

@@ -76,10 +76,6 @@ const fn devices(path: &'static str) -> Unsupported {
     field(path, Neutral::NoElements, instead)
 }
 
-const fn segment(path: &'static str) -> Unsupported {
-    field(path, Neutral::Number(0), "all devices are on segment 0")
-}
-
 const fn slot(path: &'static str) -> Unsupported {
     field(path, Neutral::Null, "devices get slots in the order in which they come, and vm.info says which")
 }
@@ -129,14 +125,12 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     console("debug_console.iobase", Neutral::Number(0xe9)),
     field("devices.*.fd", Neutral::Null, "devices are opened by their path"),
     slot("devices.*.pci_device_id"),
-    segment("devices.*.pci_segment"),
     field("devices.*.x_exclude_mmap_bars", Neutral::NoElements, "all BARs are mapped that can be"),
     field("devices.*.x_nv_gpudirect_clique", Neutral::Null, "the guest sees the device's own capabilities"),
     field("disks.*.backing_files", Neutral::Bool(false), RAW),
     field("disks.*.disable_aio", Neutral::Bool(false), IO),
     field("disks.*.disable_io_uring", Neutral::Bool(false), IO),
     slot("disks.*.pci_device_id"),
-    segment("disks.*.pci_segment"),
     field(
         "disks.*.queue_affinity",
         Neutral::NoElements,
@@ -173,7 +167,6 @@ pub static UNSUPPORTED: &[Unsupported] = &[
         "the host's interface keeps its address, or gets one from the host's kernel",
     ),
     slot("net.*.pci_device_id"),
-    segment("net.*.pci_segment"),
     field("net.*.rate_limiter_config", Neutral::Null, "the host's traffic control (tc) limits the interface"),
     field("net.*.vhost_mode", Neutral::Text("Client"), NO_VHOST_USER_NET),
     field("net.*.vhost_socket", Neutral::Null, NO_VHOST_USER_NET),
@@ -188,17 +181,11 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     encrypted("payload.host_data", Neutral::Null),
     field("payload.igvm", Neutral::Null, "the guest boots payload.kernel"),
     encrypted("payload.mrconfigid", Neutral::Null),
-    field("pci_segments", Neutral::NoElements, "all devices are on segment 0"),
     smbios("platform.chassis_asset_tag", Neutral::Null),
     field(
         "platform.iommu_address_width_bits",
         Neutral::Number(64),
         "the virtio-iommu takes the addresses that the host's IOMMU does",
-    ),
-    field(
-        "platform.iommu_segments",
-        Neutral::NoElements,
-        "iommu of each device says whether it is behind the virtio-iommu, and --all-behind-iommu says it for all",
     ),
     field("platform.iommufd_fd", Neutral::Null, "the program opens IOMMUFD itself (platform.iommufd)"),
     smbios("platform.oem_strings", Neutral::NoElements),
@@ -223,15 +210,12 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     field("rate_limit_groups", Neutral::NoElements, NO_RATE_LIMIT),
     field("rng.id", Neutral::Null, "the device is called _rng"),
     slot("rng.pci_device_id"),
-    segment("rng.pci_segment"),
     field("rtc", Neutral::Null, "the guest has KVM's clock"),
     field("serial.iommu", Neutral::Bool(false), "the serial port does no DMA"),
     field("tpm", Neutral::Null, "there is no TPM"),
     slot("user_devices.*.pci_device_id"),
-    segment("user_devices.*.pci_segment"),
     devices("vdpa"),
     slot("vsock.pci_device_id"),
-    segment("vsock.pci_segment"),
     field("watchdog", Neutral::Bool(false), "pvpanic tells of a kernel that panics"),
 ];
 

@@ -7,14 +7,14 @@ use std::ops::Deref;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::config::{ConsoleConfig, CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig};
+use crate::config::{ConsoleConfig, CpusConfig, MemoryConfig, PayloadConfig, PciSegmentConfig, PlatformConfig};
 use crate::error::ConfigError;
 use crate::field::Terms;
 use crate::kinds::{
     DeviceConfig, DiskConfig, IommuBounceConfig, KINDS, KindConfig, NetConfig, Number, PartConfig, RngConfig,
     UserDeviceConfig, VsockConfig, for_each_kind,
 };
-use crate::limits::{SLOTS, SLOTS_BEHIND_IOMMU, SLOTS_BESIDE_IOMMU};
+use crate::limits::Slots;
 use crate::object;
 
 macro_rules! define_vm_config {
@@ -40,6 +40,10 @@ macro_rules! define_vm_config {
                 #[schema(value_type = Option<Vec<$list_config>>)]
                 pub $list: Vec<$list_config>,
             )*
+            /// How the addresses for BARs are divided among its PCI segments.
+            #[serde(default, deserialize_with = "object::list_or_null")]
+            #[schema(value_type = Option<Vec<PciSegmentConfig>>)]
+            pub pci_segments: Vec<PciSegmentConfig>,
             /// What it uses of the host.
             #[serde(default, deserialize_with = "object::required")]
             pub platform: PlatformConfig,
@@ -111,8 +115,9 @@ impl VmConfig {
     ///
     /// # Errors
     /// A rule does not hold.
-    pub fn check(self) -> Result<CheckedConfig, ConfigError> {
+    pub fn check(mut self) -> Result<CheckedConfig, ConfigError> {
         // Before anything else: a client may send thousands, and each is compared with all others.
+        self.place_on_segments()?;
         self.check_slots()?;
         self.parts().try_for_each(|part| part.check_id())?;
         if self.iommu_bounce.is_some() && !self.has_use_for_windows() {
@@ -129,7 +134,8 @@ impl VmConfig {
     ///
     /// # Errors
     /// A rule does not hold.
-    pub fn check_again(self) -> Result<CheckedConfig, ConfigError> {
+    pub fn check_again(mut self) -> Result<CheckedConfig, ConfigError> {
+        self.place_on_segments()?;
         self.check_slots()?;
         self.complete_and_check()
     }
@@ -139,7 +145,6 @@ impl VmConfig {
         self.parts_mut().for_each(KindConfig::complete);
         let mut taken = self.ids();
         self.parts_mut().for_each(|part| name(part, &mut taken));
-        self.platform.check()?;
         self.serial.check()?;
         self.memory.check()?;
         self.cpus.check(&self.memory)?;
@@ -154,6 +159,7 @@ impl VmConfig {
     /// There can be one only, and there is one.
     pub fn add(&mut self, mut part: PartConfig) -> Result<PartConfig, ConfigError> {
         part.complete();
+        self.place(&mut *part);
         name(&mut *part, &mut self.ids());
         self.push(part.clone())?;
         Ok(part)
@@ -164,9 +170,37 @@ impl VmConfig {
         self.parts().filter_map(KindConfig::id).map(String::from).collect()
     }
 
-    /// How many devices that take a slot are behind the virtio-iommu, and how many are not.
-    fn count(&self) -> (usize, usize) {
-        let in_slots = self.parts().filter(|part| part.kind().takes_slot);
+    /// Checks that the segments are there which devices are on, and puts those behind the virtio-iommu that are on segments of it.
+    fn place_on_segments(&mut self) -> Result<(), ConfigError> {
+        self.platform.check()?;
+        for (place, segment) in self.pci_segments.iter().enumerate() {
+            segment.check(&self.platform)?;
+            if self.pci_segments[..place].iter().any(|other| other.pci_segment == segment.pci_segment) {
+                let rule = format!("{} is given twice", segment.pci_segment);
+                return Err(ConfigError::new(PciSegmentConfig::PCI_SEGMENT, rule));
+            }
+        }
+        for part in self.parts() {
+            self.platform.check_segment(part.kind().field.key("pci_segment"), part.pci_segment())?;
+        }
+        let iommu_segments = std::mem::take(&mut self.platform.iommu_segments);
+        self.parts_mut()
+            .filter(|part| iommu_segments.contains(&part.pci_segment()))
+            .for_each(KindConfig::put_behind_iommu);
+        self.platform.iommu_segments = iommu_segments;
+        Ok(())
+    }
+
+    /// Puts a device behind the virtio-iommu if it is on a segment of it.
+    fn place(&self, part: &mut dyn KindConfig) {
+        if self.platform.iommu_segments.contains(&part.pci_segment()) {
+            part.put_behind_iommu();
+        }
+    }
+
+    /// How many devices of a segment that take a slot are behind the virtio-iommu, and how many are not.
+    fn count(&self, segment: u16) -> (usize, usize) {
+        let in_slots = self.parts().filter(|part| part.kind().takes_slot && part.pci_segment() == segment);
         let (behind, beside): (Vec<_>, Vec<_>) = in_slots.partition(|part| part.is_behind_iommu());
         (behind.len(), beside.len())
     }
@@ -179,26 +213,42 @@ impl VmConfig {
     /// Whether bounce windows have a use, for a device or for one to come: not where devices are passed through and all are beside
     /// the virtio-iommu. Emulated devices beside it say nothing of that.
     pub(crate) fn has_use_for_windows(&self) -> bool {
-        self.has_device_behind_iommu() || !self.parts().any(|part| part.kind().passed_through)
+        self.has_device_behind_iommu()
+            || !self.platform.iommu_segments.is_empty()
+            || !self.parts().any(|part| part.kind().passed_through)
     }
 
     /// Whether the VM has a virtio-iommu: for a device behind it, or for one that will come to it while the VM runs.
     pub fn has_iommu(&self) -> bool {
-        self.iommu_bounce.is_some() || self.has_device_behind_iommu()
+        self.iommu_bounce.is_some() || !self.platform.iommu_segments.is_empty() || self.has_device_behind_iommu()
     }
 
     fn check_slots(&self) -> Result<(), ConfigError> {
-        let (behind, beside) = self.count();
-        // pvpanic takes a slot from those.
-        let most_beside = |slots: usize| slots - usize::from(self.pvpanic);
+        (0..self.platform.num_pci_segments).try_for_each(|segment| self.check_slots_of(segment))
+    }
+
+    fn check_slots_of(&self, segment: u16) -> Result<(), ConfigError> {
+        let (behind, beside) = self.count(segment);
+        let slots = Slots::of(segment);
+        // pvpanic takes one of those.
+        let pvpanic = usize::from(self.pvpanic && segment == 0);
+        let where_to = |place: &str| match self.platform.num_pci_segments {
+            1 => place.to_string(),
+            _ => format!("{place} on segment {segment}"),
+        };
         let rule = if !self.has_iommu() {
-            let most = most_beside(SLOTS);
-            (beside > most).then(|| format!("at most {most} devices fit on the bus"))
-        } else if behind > SLOTS_BEHIND_IOMMU {
-            Some(format!("at most {SLOTS_BEHIND_IOMMU} devices fit behind the virtio-iommu"))
+            let most = slots.all - pvpanic;
+            (beside > most).then(|| format!("at most {most} devices fit {}", where_to("on the bus")))
+        } else if self.platform.iommu_segments.contains(&segment) {
+            let most = slots.all - pvpanic;
+            (behind > most).then(|| format!("at most {most} devices fit {}", where_to("behind the virtio-iommu")))
+        } else if behind > slots.behind_iommu {
+            let most = slots.behind_iommu;
+            Some(format!("at most {most} devices fit {}", where_to("behind the virtio-iommu")))
         } else {
-            let most = most_beside(SLOTS_BESIDE_IOMMU);
-            (beside > most).then(|| format!("at most {most} devices with iommu off fit beside the virtio-iommu"))
+            let most = slots.beside_iommu - pvpanic;
+            let place = where_to("beside the virtio-iommu");
+            (beside > most).then(|| format!("at most {most} devices with iommu off fit {place}"))
         };
         rule.map_or(Ok(()), |rule| Err(ConfigError::new(DeviceConfig::OPTION, rule)))
     }

@@ -74,10 +74,6 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
             "disks[0].image_type: unknown variant `Qcow2`, expected `Raw` or `Unknown`",
         ),
         (
-            json!({"rng": {"pci_segment": 1}}),
-            "rng.pci_segment: 1 is not supported: only 0 is; all devices are on segment 0",
-        ),
-        (
             json!({"watchdog": true}),
             "watchdog: true is not supported: only false is; pvpanic tells of a kernel that panics",
         ),
@@ -98,16 +94,16 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
             "payload.firmware: is not supported: leave it out; the guest boots payload.kernel",
         ),
         (
-            json!({"devices": [{"path": "/d"}, {"path": "/e", "pci_segment": 1}]}),
-            "devices[1].pci_segment: 1 is not supported: only 0 is; all devices are on segment 0",
+            json!({"devices": [{"path": "/d"}, {"path": "/e", "fd": 3}]}),
+            "devices[1].fd: 3 is not supported: leave it out; devices are opened by their path",
         ),
     ] {
         let mut body = json!({"payload": {"kernel": "/k"}});
         body.as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
         assert_eq!(config(&body).unwrap_err(), message, "{body}");
     }
-    let error = parse_device::<DeviceConfig>(br#"{"path": "/d", "pci_segment": 1}"#, DeviceConfig::OPTION).unwrap_err();
-    assert_eq!(error, "pci_segment: 1 is not supported: only 0 is; all devices are on segment 0");
+    let error = parse_device::<DeviceConfig>(br#"{"path": "/d", "fd": 3}"#, DeviceConfig::OPTION).unwrap_err();
+    assert_eq!(error, "fd: 3 is not supported: leave it out; devices are opened by their path");
 }
 
 #[test]

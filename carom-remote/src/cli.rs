@@ -168,32 +168,37 @@ mod tests {
     #[test]
     fn verb_of_each_kind_has_its_operation_and_body() {
         for (verb, device, operation, body) in [
-            ("add-device", "path=/d,iommu=on", "vm.add-device", json!({"path": "/d", "iommu": true, "id": null})),
+            (
+                "add-device",
+                "path=/d,iommu=on",
+                "vm.add-device",
+                json!({"path": "/d", "iommu": true, "pci_segment": 0, "id": null}),
+            ),
             (
                 "add-user-device",
                 "socket=/s,id=x",
                 "vm.add-user-device",
-                json!({"socket": "/s", "iommu": false, "id": "x"}),
+                json!({"socket": "/s", "iommu": false, "pci_segment": 0, "id": "x"}),
             ),
             (
                 "add-disk",
                 "path=/i,readonly=on",
                 "vm.add-disk",
-                json!({"path": "/i", "readonly": true, "direct": false, "iommu": false, "num_queues": 1, "queue_size": 128,
+                json!({"path": "/i", "readonly": true, "direct": false, "iommu": false, "pci_segment": 0, "num_queues": 1, "queue_size": 128,
                     "serial": null, "image_type": "Unknown", "lock_granularity": "ByteRange", "id": null}),
             ),
             (
                 "add-net",
                 "tap=t,mac=02:00:00:00:00:01,offload_ufo=off",
                 "vm.add-net",
-                json!({"tap": "t", "ip": null, "mask": null, "mac": "02:00:00:00:00:01", "mtu": null, "iommu": false, "num_queues": 2,
+                json!({"tap": "t", "ip": null, "mask": null, "mac": "02:00:00:00:00:01", "mtu": null, "iommu": false, "pci_segment": 0, "num_queues": 2,
                     "queue_size": 256, "offload_tso": true, "offload_ufo": false, "offload_csum": true, "id": null}),
             ),
             (
                 "add-vsock",
                 "cid=3,socket=/s",
                 "vm.add-vsock",
-                json!({"cid": 3, "socket": "/s", "iommu": false, "id": null}),
+                json!({"cid": 3, "socket": "/s", "iommu": false, "pci_segment": 0, "id": null}),
             ),
         ] {
             let cli = Cli::try_parse_from(["carom-remote", verb, device]).unwrap();

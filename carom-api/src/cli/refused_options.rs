@@ -52,7 +52,6 @@ static REFUSED: &[Refused] = &[
     alone("landlock-rules", NO_LANDLOCK),
     of_field("memory-zone", "memory.zones"),
     of_field("numa", "numa"),
-    of_field("pci-segment", "pci_segments"),
     of_field("pmem", "pmem"),
     of_field("pvmemcontrol", "pvmemcontrol"),
     of_field("rate-limit-group", "rate_limit_groups"),

@@ -6,10 +6,12 @@ mod console;
 mod cpus;
 mod memory;
 mod payload;
+mod pci_segment;
 mod platform;
 
 pub use console::{ConsoleConfig, ConsoleMode};
 pub use cpus::{CpuTopology, CpusConfig};
 pub use memory::MemoryConfig;
 pub use payload::PayloadConfig;
+pub use pci_segment::PciSegmentConfig;
 pub use platform::{IommuPoll, PlatformConfig};

@@ -155,7 +155,7 @@ mod tests {
         for (name, property, expected) in [
             ("VmConfig", "watchdog", json!([false, null])),
             ("CpusConfig", "core_scheduling", json!(["Off", null])),
-            ("DeviceConfig", "pci_segment", json!([0, null])),
+            ("NetConfig", "vhost_user", json!([false, null])),
         ] {
             assert_eq!(schemas[name]["properties"][property]["enum"], expected, "{name} {property}");
         }

@@ -76,6 +76,10 @@ pub struct DiskConfig {
     /// How much of the image is locked: for this VM alone, or beside other readers if it is read-only.
     #[serde(default)]
     pub lock_granularity: LockGranularity,
+    /// PCI segment that the device is on.
+    #[serde(default)]
+    #[schema(maximum = 15)]
+    pub pci_segment: u16,
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
@@ -111,7 +115,7 @@ impl DiskConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "path=FILE,…",
-        help: "Disk: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,num_queues=1][,queue_size=128][,serial=TEXT][,image_type=raw][,id=NAME]",
+        help: "Disk: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,num_queues=1][,queue_size=128][,serial=TEXT][,image_type=raw][,pci_segment=N][,id=NAME]",
         bare: None,
         id: "_disk",
         takes_slot: true,
@@ -124,7 +128,7 @@ impl DiskConfig {
             summary: "Adds a disk, to a running VM too.",
             schema: "DiskConfig",
             verb: "add-disk",
-            about: "Add a disk, to a running guest too: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,…][,id=NAME]",
+            about: "Add a disk, to a running guest too: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,…][,pci_segment=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::Disk),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Disk),
@@ -142,6 +146,14 @@ impl KindConfig for DiskConfig {
 
     fn set_id(&mut self, id: String) {
         self.id = Some(id);
+    }
+
+    fn put_behind_iommu(&mut self) {
+        self.iommu = true;
+    }
+
+    fn pci_segment(&self) -> u16 {
+        self.pci_segment
     }
 
     fn is_behind_iommu(&self) -> bool {
@@ -220,15 +232,12 @@ impl FromStr for DiskConfig {
                 return Err(ConfigError::new(Self::OPTION.key("lock_granularity"), rule));
             }
         };
-        if number("pci_segment", 0)? != 0 {
-            let rule = "must be 0: all devices are on segment 0";
-            return Err(ConfigError::new(Self::OPTION.key("pci_segment"), rule));
-        }
         Ok(Self {
             path: list.required("path")?.into(),
             readonly: list.toggle("readonly", false)?,
             direct: list.toggle("direct", false)?,
             iommu: list.toggle("iommu", false)?,
+            pci_segment: list.segment()?,
             num_queues: number("num_queues", default_queues())?,
             queue_size: number("queue_size", default_queue_size())?,
             serial: list.get("serial").map(str::to_string),
@@ -271,7 +280,7 @@ mod tests {
         assert_eq!(refused("path=/x,num_queues=65536"), "--disk num_queues: is no number that fits");
         assert_eq!(refused("path=/x,image_type=qcow2"), "--disk image_type: 'qcow2' is not there yet: only 'raw' is");
         assert!(refused("path=/x,lock_granularity=no").starts_with("--disk lock_granularity: 'no' is neither"));
-        assert_eq!(refused("path=/x,pci_segment=1"), "--disk pci_segment: must be 0: all devices are on segment 0");
+        assert_eq!(refused("path=/x,pci_segment=-1"), "--disk pci_segment: is no number that fits");
         assert!(refused("path=/x,bw_size=1").starts_with("--disk: unknown key 'bw_size'"));
     }
 

@@ -154,8 +154,13 @@ pub trait KindConfig {
         false
     }
 
-    /// Puts it behind the virtio-iommu, if it is [passed through](Kind::passed_through).
+    /// Puts it behind the virtio-iommu, if its kind can be.
     fn put_behind_iommu(&mut self) {}
+
+    /// The PCI segment that it is on.
+    fn pci_segment(&self) -> u16 {
+        0
+    }
 
     /// What it is made of on the host.
     fn source(&self) -> Option<&Path> {

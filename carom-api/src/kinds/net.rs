@@ -72,6 +72,10 @@ pub struct NetConfig {
     /// Whether checksums may be left to the other side.
     #[serde(default = "yes")]
     pub offload_csum: bool,
+    /// PCI segment that the device is on.
+    #[serde(default)]
+    #[schema(maximum = 15)]
+    pub pci_segment: u16,
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
@@ -90,6 +94,7 @@ impl Default for NetConfig {
             mac: None,
             mtu: None,
             iommu: false,
+            pci_segment: 0,
             num_queues: default_queues(),
             queue_size: default_queue_size(),
             offload_tso: true,
@@ -139,7 +144,7 @@ impl NetConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "tap=NAME,…",
-        help: "Network device: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,id=NAME]",
+        help: "Network device: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,pci_segment=N][,id=NAME]",
         bare: None,
         id: "_net",
         takes_slot: true,
@@ -152,7 +157,7 @@ impl NetConfig {
             summary: "Adds a network device, to a running VM too. Files of the tap interface may come as descriptors, one for each pair of queues.",
             schema: "NetConfig",
             verb: "add-net",
-            about: "Add a network device, to a running guest too: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,iommu=on|off][,…][,id=NAME]",
+            about: "Add a network device, to a running guest too: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,iommu=on|off][,…][,pci_segment=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::Net),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Net),
@@ -192,6 +197,14 @@ impl KindConfig for NetConfig {
 
     fn set_id(&mut self, id: String) {
         self.id = Some(id);
+    }
+
+    fn put_behind_iommu(&mut self) {
+        self.iommu = true;
+    }
+
+    fn pci_segment(&self) -> u16 {
+        self.pci_segment
     }
 
     fn is_behind_iommu(&self) -> bool {
@@ -285,10 +298,6 @@ impl FromStr for NetConfig {
             Some(Ok(mac)) => Some(mac),
             Some(Err(rule)) => return Err(ConfigError::new(Self::MAC, rule)),
         };
-        if number("pci_segment")?.unwrap_or(0) != 0 {
-            let rule = "must be 0: all devices are on segment 0";
-            return Err(ConfigError::new(Self::OPTION.key("pci_segment"), rule));
-        }
         Ok(Self {
             tap: list.get("tap").map(str::to_string),
             ip: address("ip")?,
@@ -296,6 +305,7 @@ impl FromStr for NetConfig {
             mac,
             mtu: number("mtu")?,
             iommu: list.toggle("iommu", false)?,
+            pci_segment: list.segment()?,
             num_queues: number("num_queues")?.unwrap_or_else(default_queues),
             queue_size: number("queue_size")?.unwrap_or_else(default_queue_size),
             offload_tso: list.toggle("offload_tso", true)?,
@@ -339,7 +349,7 @@ mod tests {
         assert_eq!(refused("ip=fd00::1"), "--net ip: is no IPv4 address, such as 192.168.249.1");
         assert_eq!(refused("mtu=65536"), "--net mtu: is no number that fits");
         assert!(refused("mac=02:00").starts_with("--net mac: is no address of the form"));
-        assert_eq!(refused("pci_segment=1"), "--net pci_segment: must be 0: all devices are on segment 0");
+        assert_eq!(refused("pci_segment=x"), "--net pci_segment: is no number that fits");
         assert!(refused("fd=3").starts_with("--net: unknown key 'fd'"));
         let json = serde_json::from_str::<NetConfig>(r#"{"mac": "01:00:00:00:00:01"}"#).unwrap_err().to_string();
         assert!(json.contains("is an address of a group"), "{json}");

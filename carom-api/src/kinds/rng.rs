@@ -27,6 +27,10 @@ pub struct RngConfig {
     /// Whether the device is behind the virtio-iommu.
     #[serde(default)]
     pub iommu: bool,
+    /// PCI segment that the device is on.
+    #[serde(default)]
+    #[schema(maximum = 15)]
+    pub pci_segment: u16,
 }
 
 fn default_source() -> PathBuf {
@@ -47,7 +51,7 @@ impl RngConfig {
         field: Self::OPTION,
         number: Number::One,
         value: "src=FILE,…",
-        help: "Random bytes of the host: [src=/dev/urandom][,iommu=on|off]",
+        help: "Random bytes of the host: [src=/dev/urandom][,iommu=on|off][,pci_segment=N]",
         bare: Some(""),
         id: Self::ID,
         takes_slot: true,
@@ -71,6 +75,14 @@ impl KindConfig for RngConfig {
 
     fn set_id(&mut self, _: String) {}
 
+    fn put_behind_iommu(&mut self) {
+        self.iommu = true;
+    }
+
+    fn pci_segment(&self) -> u16 {
+        self.pci_segment
+    }
+
     fn is_behind_iommu(&self) -> bool {
         self.iommu
     }
@@ -87,15 +99,16 @@ impl KindConfig for RngConfig {
 impl FromStr for RngConfig {
     type Err = ConfigError;
 
-    /// Parses `[src=PATH][,iommu=on|off]`; the text may be empty.
+    /// Parses `[src=PATH][,iommu=on|off][,pci_segment=N]`; the text may be empty.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         if text.is_empty() {
-            return Ok(Self { src: default_source(), iommu: false });
+            return Ok(Self { src: default_source(), iommu: false, pci_segment: 0 });
         }
-        let list = OptionList::parse(Self::OPTION, text, &["src", "iommu"])?;
+        let list = OptionList::parse(Self::OPTION, text, &["src", "iommu", "pci_segment"])?;
         Ok(Self {
             src: list.get("src").map_or_else(default_source, PathBuf::from),
             iommu: list.toggle("iommu", false)?,
+            pci_segment: list.segment()?,
         })
     }
 }
@@ -107,7 +120,7 @@ mod tests {
     #[test]
     fn source_is_the_kernels_unless_another_is_named() {
         let rng = |text: &str| text.parse::<RngConfig>().unwrap();
-        assert_eq!(rng(""), RngConfig { src: "/dev/urandom".into(), iommu: false });
+        assert_eq!(rng(""), RngConfig { src: "/dev/urandom".into(), iommu: false, pci_segment: 0 });
         assert_eq!(rng("iommu=on"), serde_json::from_str(r#"{"iommu": true}"#).unwrap());
         assert_eq!(rng("src=/dev/hwrng,iommu=off").src, Path::new("/dev/hwrng"));
     }

@@ -23,6 +23,10 @@ pub struct DeviceConfig {
     /// Whether the device is behind the virtio-iommu.
     #[serde(default)]
     pub iommu: bool,
+    /// PCI segment that the device is on.
+    #[serde(default)]
+    #[schema(maximum = 15)]
+    pub pci_segment: u16,
     /// Name in logs and the API, not empty and without `_` at its start. Names that are not given are made up.
     #[serde(default)]
     pub id: Option<String>,
@@ -42,7 +46,7 @@ impl DeviceConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "path=DIR,…",
-        help: "PCI device to pass through, bound to vfio-pci: path=DIR[,iommu=on|off][,id=NAME]",
+        help: "PCI device to pass through, bound to vfio-pci: path=DIR[,iommu=on|off][,pci_segment=N][,id=NAME]",
         bare: None,
         id: "_vfio",
         takes_slot: true,
@@ -55,7 +59,7 @@ impl DeviceConfig {
             summary: "Adds a device, to a running VM too.",
             schema: "DeviceConfig",
             verb: "add-device",
-            about: "Add a device, to a running guest too: path=DIR[,iommu=on|off][,id=NAME]",
+            about: "Add a device, to a running guest too: path=DIR[,iommu=on|off][,pci_segment=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::Vfio),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Vfio),
@@ -79,6 +83,10 @@ impl KindConfig for DeviceConfig {
         self.iommu = true;
     }
 
+    fn pci_segment(&self) -> u16 {
+        self.pci_segment
+    }
+
     fn is_behind_iommu(&self) -> bool {
         self.iommu
     }
@@ -99,12 +107,13 @@ impl KindConfig for DeviceConfig {
 impl FromStr for DeviceConfig {
     type Err = ConfigError;
 
-    /// Parses `path=PATH[,iommu=on|off][,id=NAME]`.
+    /// Parses `path=PATH[,iommu=on|off][,pci_segment=N][,id=NAME]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = OptionList::parse(Self::OPTION, text, &["path", "iommu", "id"])?;
+        let list = OptionList::parse(Self::OPTION, text, &["path", "iommu", "pci_segment", "id"])?;
         Ok(Self {
             path: list.required("path")?.into(),
             iommu: list.toggle("iommu", false)?,
+            pci_segment: list.segment()?,
             id: list.get("id").map(str::to_string),
         })
     }

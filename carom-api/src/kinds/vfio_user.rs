@@ -24,6 +24,10 @@ pub struct UserDeviceConfig {
     /// Whether the device is behind the virtio-iommu. Otherwise the server is given all guest RAM, which must be shared.
     #[serde(default)]
     pub iommu: bool,
+    /// PCI segment that the device is on.
+    #[serde(default)]
+    #[schema(maximum = 15)]
+    pub pci_segment: u16,
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
@@ -43,7 +47,7 @@ impl UserDeviceConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "socket=FILE,…",
-        help: "PCI device that another process emulates, a vfio-user server: socket=FILE[,iommu=on|off][,id=NAME]",
+        help: "PCI device that another process emulates, a vfio-user server: socket=FILE[,iommu=on|off][,pci_segment=N][,id=NAME]",
         bare: None,
         id: "_vfio_user",
         takes_slot: true,
@@ -56,7 +60,7 @@ impl UserDeviceConfig {
             summary: "Adds a device that another process emulates, to a running VM too.",
             schema: "UserDeviceConfig",
             verb: "add-user-device",
-            about: "Add a device that another process emulates, to a running guest too: socket=FILE[,iommu=on|off][,id=NAME]",
+            about: "Add a device that another process emulates, to a running guest too: socket=FILE[,iommu=on|off][,pci_segment=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::VfioUser),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::VfioUser),
@@ -78,6 +82,10 @@ impl KindConfig for UserDeviceConfig {
 
     fn put_behind_iommu(&mut self) {
         self.iommu = true;
+    }
+
+    fn pci_segment(&self) -> u16 {
+        self.pci_segment
     }
 
     fn is_behind_iommu(&self) -> bool {
@@ -113,12 +121,13 @@ impl KindConfig for UserDeviceConfig {
 impl FromStr for UserDeviceConfig {
     type Err = ConfigError;
 
-    /// Parses `socket=PATH[,iommu=on|off][,id=NAME]`.
+    /// Parses `socket=PATH[,iommu=on|off][,pci_segment=N][,id=NAME]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = OptionList::parse(Self::OPTION, text, &["socket", "iommu", "id"])?;
+        let list = OptionList::parse(Self::OPTION, text, &["socket", "iommu", "pci_segment", "id"])?;
         Ok(Self {
             socket: list.required("socket")?.into(),
             iommu: list.toggle("iommu", false)?,
+            pci_segment: list.segment()?,
             id: list.get("id").map(str::to_string),
         })
     }

@@ -34,6 +34,10 @@ pub struct VsockConfig {
     /// Whether the device is behind the virtio-iommu.
     #[serde(default)]
     pub iommu: bool,
+    /// PCI segment that the device is on.
+    #[serde(default)]
+    #[schema(maximum = 15)]
+    pub pci_segment: u16,
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
@@ -53,7 +57,7 @@ impl VsockConfig {
         field: Self::OPTION,
         number: Number::One,
         value: "cid=N,socket=FILE,…",
-        help: "Sockets between guest and host: cid=N,socket=FILE[,iommu=on|off][,id=NAME]",
+        help: "Sockets between guest and host: cid=N,socket=FILE[,iommu=on|off][,pci_segment=N][,id=NAME]",
         bare: None,
         id: "_vsock",
         takes_slot: true,
@@ -66,7 +70,7 @@ impl VsockConfig {
             summary: "Adds sockets between guest and host, to a running VM too. A VM has one such device.",
             schema: "VsockConfig",
             verb: "add-vsock",
-            about: "Add sockets between guest and host, to a running guest too: cid=N,socket=FILE[,iommu=on|off][,id=NAME]",
+            about: "Add sockets between guest and host, to a running guest too: cid=N,socket=FILE[,iommu=on|off][,pci_segment=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::Vsock),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Vsock),
@@ -84,6 +88,14 @@ impl KindConfig for VsockConfig {
 
     fn set_id(&mut self, id: String) {
         self.id = Some(id);
+    }
+
+    fn put_behind_iommu(&mut self) {
+        self.iommu = true;
+    }
+
+    fn pci_segment(&self) -> u16 {
+        self.pci_segment
     }
 
     fn is_behind_iommu(&self) -> bool {
@@ -115,18 +127,15 @@ impl KindConfig for VsockConfig {
 impl FromStr for VsockConfig {
     type Err = ConfigError;
 
-    /// Parses `cid=N,socket=PATH[,iommu=on|off][,id=NAME]`.
+    /// Parses `cid=N,socket=PATH[,iommu=on|off][,pci_segment=N][,id=NAME]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let list = OptionList::parse(Self::OPTION, text, &["cid", "socket", "iommu", "pci_segment", "id"])?;
         let cid = list.required("cid")?.parse().map_err(|_| ConfigError::new(Self::CID, "is no number that fits"))?;
-        if list.get("pci_segment").is_some_and(|segment| segment.parse() != Ok(0)) {
-            let rule = "must be 0: all devices are on segment 0";
-            return Err(ConfigError::new(Self::OPTION.key("pci_segment"), rule));
-        }
         Ok(Self {
             cid,
             socket: list.required("socket")?.into(),
             iommu: list.toggle("iommu", false)?,
+            pci_segment: list.segment()?,
             id: list.get("id").map(str::to_string),
         })
     }
@@ -158,10 +167,7 @@ mod tests {
         assert_eq!(refused("socket=/s"), "--vsock: 'cid=' is needed");
         assert_eq!(refused("cid=3"), "--vsock: 'socket=' is needed");
         assert_eq!(refused("cid=three,socket=/s"), "--vsock cid: is no number that fits");
-        assert_eq!(
-            refused("cid=3,socket=/s,pci_segment=1"),
-            "--vsock pci_segment: must be 0: all devices are on segment 0"
-        );
+        assert_eq!(refused("cid=3,socket=/s,pci_segment=65536"), "--vsock pci_segment: is no number that fits");
         assert!(refused("cid=3,path=/s").starts_with("--vsock: unknown key 'path'"));
     }
 

@@ -83,8 +83,12 @@ fn bounce_is_refused_where_all_devices_are_beside_the_iommu() {
 #[test]
 fn devices_that_do_not_fit_are_refused() {
     let fits_with = |pvpanic: bool, behind: usize, beside: usize| {
-        let device =
-            |number: usize| DeviceConfig { path: format!("/{number}").into(), iommu: number < behind, id: None };
+        let device = |number: usize| DeviceConfig {
+            path: format!("/{number}").into(),
+            iommu: number < behind,
+            pci_segment: 0,
+            id: None,
+        };
         let devices = (0..behind + beside).map(device).collect();
         VmConfig { devices, pvpanic, ..config() }.check().map(drop).map_err(|error| error.to_string())
     };
@@ -96,6 +100,58 @@ fn devices_that_do_not_fit_are_refused() {
     assert_eq!((fits_with(true, 0, 29), fits_with(true, 16, 13)), (Ok(()), Ok(())));
     assert_eq!(fits_with(true, 0, 30).unwrap_err(), "--device: at most 29 devices fit on the bus");
     assert!(fits_with(true, 1, 14).unwrap_err().contains("at most 13 devices with iommu off"));
+}
+
+#[test]
+fn each_segment_has_slots_of_its_own() {
+    let fits = |platform: &str, devices: &[(u16, bool, usize)]| {
+        let mut config = VmConfig { platform: platform.parse().unwrap(), ..config() };
+        for (pci_segment, iommu, count) in devices {
+            let first = config.devices.len();
+            config.devices.extend((first..first + count).map(|number| DeviceConfig {
+                path: format!("/{number}").into(),
+                iommu: *iommu,
+                pci_segment: *pci_segment,
+                id: None,
+            }));
+        }
+        config.check().map(|config| config.count(1)).map_err(|error| error.to_string())
+    };
+    assert_eq!(fits("num_pci_segments=2", &[(0, false, 30), (1, false, 31)]), Ok((0, 31)));
+    let refused = fits("num_pci_segments=2", &[(1, false, 32)]).unwrap_err();
+    assert_eq!(refused, "--device: at most 31 devices fit on the bus on segment 1");
+    assert_eq!(
+        fits("num_pci_segments=2", &[(0, true, 16), (0, false, 14), (1, true, 17), (1, false, 14)]),
+        Ok((17, 14))
+    );
+    let refused = fits("num_pci_segments=2", &[(1, true, 18)]).unwrap_err();
+    assert_eq!(refused, "--device: at most 17 devices fit behind the virtio-iommu on segment 1");
+    // All devices of such a segment are behind it.
+    assert_eq!(fits("num_pci_segments=2,iommu_segments=1", &[(0, false, 14), (1, false, 31)]), Ok((31, 0)));
+    assert_eq!(fits("iommu_segments=0", &[(0, false, 30)]), Ok((0, 0)));
+    let refused = fits("iommu_segments=0", &[(0, false, 31)]).unwrap_err();
+    assert_eq!(refused, "--device: at most 30 devices fit behind the virtio-iommu");
+    let refused = fits("num_pci_segments=2", &[(2, false, 1)]).unwrap_err();
+    assert_eq!(refused, "--device pci_segment: there is no segment 2, the last is 1 (--platform num_pci_segments)");
+}
+
+#[test]
+fn device_that_comes_to_a_segment_of_the_iommu_is_behind_it() {
+    let platform = "num_pci_segments=2,iommu_segments=1".parse().unwrap();
+    let mut config = VmConfig { platform, ..config() };
+    assert!(config.has_iommu() && config.has_use_for_windows());
+    let mut add = |text: &str| config.add(text.parse().map(PartConfig::Disk).unwrap()).unwrap().is_behind_iommu();
+    assert_eq!((add("path=/a"), add("path=/b,pci_segment=1")), (false, true));
+    let rng = VmConfig { rng: Some("pci_segment=1".parse().unwrap()), ..config };
+    assert!(rng.check_again().unwrap().rng.as_ref().unwrap().iommu);
+}
+
+#[test]
+fn segment_has_one_weight() {
+    let weights = ["pci_segment=0", "pci_segment=0,mmio32_aperture_weight=2"];
+    let pci_segments = weights.iter().map(|text| text.parse().unwrap()).collect();
+    let error = refused(VmConfig { pci_segments, ..config() });
+    assert_eq!(error.explain(Terms::Json), "pci_segments.pci_segment: 0 is given twice");
 }
 
 #[test]

@@ -18,9 +18,14 @@ pub struct PciAddress {
 }
 
 impl PciAddress {
-    /// Function 0 of `device` (0 to 31) on bus 0 of segment 0, where all of Carom's devices sit.
+    /// Function 0 of `device` (0 to 31) on bus 0 of segment 0.
     pub const fn on_root_bus(device: u8) -> Self {
-        Self { segment: 0, bus: 0, device, function: 0 }
+        Self::on_segment(0, device)
+    }
+
+    /// Function 0 of `device` (0 to 31) on bus 0 of `segment`. All of Carom's devices sit at such places.
+    pub const fn on_segment(segment: u16, device: u8) -> Self {
+        Self { segment, bus: 0, device, function: 0 }
     }
 
     /// Bus, device and function as the requester ID that DMA carries.

@@ -68,7 +68,7 @@ impl BusDevice for BarAccess {
 
 /// One BAR of one function.
 struct Claim {
-    /// Device number of the function on the root bus.
+    /// Device number of the function on the root bus of the segment.
     owner: u8,
     /// Where the VMM put it.
     home: u64,

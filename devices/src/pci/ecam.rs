@@ -11,13 +11,14 @@ use super::{PciAddress, PciRoot};
 use crate::platform::BusDevice;
 use crate::state::{DeviceState, StateError};
 
-/// The enhanced configuration access mechanism of bus 0 (PCI Express Base, section 7.2.2): 4 KiB a function.
+/// The enhanced configuration access mechanism (PCI Express Base, section 7.2.2): 4 KiB a function. That of bus 0 of each segment
+/// follows on that of the one before.
 pub struct Ecam {
     root: Arc<PciRoot>,
 }
 
 impl Ecam {
-    /// Bytes of guest-physical memory that it takes: one bus.
+    /// Bytes of guest-physical memory that one bus takes.
     pub const SIZE: u64 = 1 << 20;
 
     /// The mechanism that leads to `root`.
@@ -25,12 +26,17 @@ impl Ecam {
         Self { root }
     }
 
-    /// Bus in bits 27 to 20, device in 19 to 15, function in 14 to 12, register below.
+    /// Bytes of guest-physical memory that it takes.
+    pub fn size(&self) -> u64 {
+        Self::SIZE * u64::from(self.root.segments())
+    }
+
+    /// Bus 0 of the segment in bits 20 and up, device in 19 to 15, function in 14 to 12, register below.
     fn decode(offset: u64) -> Option<(PciAddress, u16)> {
-        let bits = u32::try_from(offset).ok().filter(|_| offset < Self::SIZE)?;
-        let [register_low, low, high, _] = bits.to_le_bytes();
-        let address =
-            PciAddress { segment: 0, bus: 0, device: ((high & 0xf) << 1) | (low >> 7), function: (low >> 4) & 7 };
+        let segment = u16::try_from(offset / Self::SIZE).ok()?;
+        let [register_low, low, high, ..] = offset.to_le_bytes();
+        let (device, function) = (((high & 0xf) << 1) | (low >> 7), (low >> 4) & 7);
+        let address = PciAddress { segment, bus: 0, device, function };
         Some((address, u16::from_le_bytes([register_low, low & 0xf])))
     }
 }

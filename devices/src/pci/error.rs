@@ -19,8 +19,8 @@ pub enum PciError {
         /// Its addresses.
         window: RangeInclusive<u64>,
     },
-    /// The place is not function 0 of a device on the root bus.
-    #[error("no function can be put at {0}: the root bus has device 0 to 31, function 0, of bus 0000:00")]
+    /// The place is not function 0 of a device on the root bus of a segment.
+    #[error("no function can be put at {0}: a segment that is there has device 0 to 31, function 0, of bus 00")]
     NoSuchPlace(PciAddress),
     /// Another function sits there.
     #[error("PCI address {address} is taken by {by}")]

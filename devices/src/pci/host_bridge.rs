@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The host bridge at `0000:00:00.0`.
+//! The host bridge of a segment, at `ssss:00:00.0`.
 
 use std::io;
 use std::sync::Mutex;
@@ -20,12 +20,14 @@ const STATE: (&str, u32) = ("host-bridge", 1);
 
 /// A host bridge with no register of its own beyond the standard header.
 pub(super) struct HostBridge {
+    id: String,
     config: Mutex<ConfigSpace>,
 }
 
 impl HostBridge {
-    pub(super) fn new() -> Self {
-        Self { config: Mutex::new(Self::power_on()) }
+    pub(super) fn new(segment: u16) -> Self {
+        let id = if segment == 0 { "_host_bridge".to_string() } else { format!("_host_bridge{segment}") };
+        Self { id, config: Mutex::new(Self::power_on()) }
     }
 
     fn power_on() -> ConfigSpace {
@@ -42,7 +44,7 @@ impl HostBridge {
 
 impl PciDevice for HostBridge {
     fn id(&self) -> &str {
-        "_host_bridge"
+        &self.id
     }
     fn read_config(&self, offset: u16, data: &mut [u8]) {
         lock(&self.config).read(offset, data);

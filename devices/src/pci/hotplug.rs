@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Hot plug on the root bus: the registers by which the guest's ACPI methods learn which devices came or are to go, and
+//! Hot plug on the root buses: the registers by which the guest's ACPI methods learn which devices came or are to go, and
 //! by which they let go of them.
 //!
 //! | offset | register | access |
@@ -9,8 +9,9 @@
 //! | 4 | devices that are to go, since the last read, which clears it | read |
 //! | 8 | devices that the guest has let go of | write |
 //!
-//! Each has 32 bits, bit n for device n of the bus, and takes accesses of its own width only. The interrupt line is up
-//! while one of the first two has a bit set: a guest that does not listen yet will find it so.
+//! Each has 32 bits, bit n for device n of the bus, and takes accesses of its own width only. Each segment has its own, a
+//! [`HotplugBank`]. The interrupt line is that of all: it is up while one of the first two of any has a bit set, so that a guest
+//! that does not listen yet will find it so.
 
 use std::sync::{Arc, Mutex};
 
@@ -36,11 +37,15 @@ const STATE: (&str, u32) = ("pci-hotplug", 1);
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HotplugState {
-    /// Bit n: device n came.
+    /// Bit n: device n of segment 0 came.
     came: u32,
+    /// The same of the segments behind it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    came_on_others: Vec<u32>,
 }
 
-#[derive(Default)]
+/// The registers of a segment.
+#[derive(Clone, Default)]
 struct State {
     came: u32,
     to_go: u32,
@@ -50,9 +55,10 @@ struct State {
     gone: u32,
 }
 
-/// The registers.
+/// The registers of all segments.
 pub struct HotplugRegisters {
-    state: Mutex<State>,
+    /// Those of each segment.
+    states: Mutex<Vec<State>>,
     root: Arc<PciRoot>,
     line: Box<dyn InterruptLine>,
     /// Called, on a vCPU's thread, when a device has left the bus.
@@ -69,43 +75,52 @@ fn devices(mask: u32) -> impl Iterator<Item = u8> {
 }
 
 impl HotplugRegisters {
-    /// Bytes of all registers.
+    /// Bytes of the registers of a segment.
     pub const LEN: u64 = 12;
 
     /// Registers for the devices of `root`. `left` is called on a vCPU's thread when the guest has let go of a device,
     /// which is off the bus by then.
     pub fn new(root: Arc<PciRoot>, line: Box<dyn InterruptLine>, left: Box<dyn Fn() + Send + Sync>) -> Self {
-        Self { state: Mutex::default(), root, line, left }
+        let states = Mutex::new(vec![State::default(); root.segments().into()]);
+        Self { states, root, line, left }
     }
 
-    /// Tells the guest that device number `device` has come to the bus.
-    pub fn announce(&self, device: u8) {
-        let mut state = lock(&self.state);
-        state.came |= bit(device);
-        self.drive(&state);
+    /// Tells the guest that the device at `address` has come to its bus.
+    pub fn announce(&self, address: PciAddress) {
+        let mut states = lock(&self.states);
+        if let Some(state) = states.get_mut(usize::from(address.segment)) {
+            state.came |= bit(address.device);
+            self.drive(&states);
+        }
     }
 
-    /// Asks the guest to let go of device number `device`; again, if it was asked before.
-    pub fn request(&self, device: u8) {
-        let mut state = lock(&self.state);
-        state.to_go |= bit(device);
-        state.leaving |= bit(device);
-        self.drive(&state);
+    /// Asks the guest to let go of the device at `address`; again, if it was asked before.
+    pub fn request(&self, address: PciAddress) {
+        let mut states = lock(&self.states);
+        if let Some(state) = states.get_mut(usize::from(address.segment)) {
+            state.to_go |= bit(address.device);
+            state.leaving |= bit(address.device);
+            self.drive(&states);
+        }
     }
 
-    /// The devices that have left the bus since the last call.
-    pub fn take_gone(&self) -> Vec<u8> {
-        devices(std::mem::take(&mut lock(&self.state).gone)).collect()
+    /// Where the devices were that have left their bus since the last call.
+    pub fn take_gone(&self) -> Vec<PciAddress> {
+        let of_segment = |(segment, state): (u16, &mut State)| {
+            devices(std::mem::take(&mut state.gone)).map(move |device| PciAddress::on_segment(segment, device))
+        };
+        (0..).zip(lock(&self.states).iter_mut()).flat_map(of_segment).collect()
     }
 
     /// Registers as at power-on. No guest holds what is to go any more, so it leaves the bus. To be called with all
     /// vCPUs stopped.
     pub fn reset(&self) {
-        let mut state = lock(&self.state);
-        let leaving = state.leaving;
-        self.remove(&mut state, leaving);
-        *state = State { gone: state.gone, ..State::default() };
-        self.drive(&state);
+        let mut states = lock(&self.states);
+        for (segment, state) in (0..).zip(states.iter_mut()) {
+            self.remove(segment, state, state.leaving);
+            *state = State { gone: state.gone, ..State::default() };
+        }
+        self.drive(&states);
     }
 
     /// What the registers are. Called with all vCPUs stopped.
@@ -113,13 +128,15 @@ impl HotplugRegisters {
     /// # Errors
     /// A device is on its way out: what the guest still has of it the restored VM would not have.
     pub fn save(&self) -> Result<DeviceState, StateError> {
-        let state = lock(&self.state);
-        if state.leaving | state.gone != 0 {
+        let states = lock(&self.states);
+        if states.iter().any(|state| state.leaving | state.gone != 0) {
             return Err(StateError::Unsupported(
                 "a device is about to leave; save it once the guest has let go of that",
             ));
         }
-        DeviceState::new(STATE.0, STATE.1, &HotplugState { came: state.came })
+        let mut came = states.iter().map(|state| state.came);
+        let came = HotplugState { came: came.next().unwrap_or(0), came_on_others: came.collect() };
+        DeviceState::new(STATE.0, STATE.1, &came)
     }
 
     /// Makes registers that were just made or reset what `state` says, and the interrupt line with them: the interrupt
@@ -128,24 +145,31 @@ impl HotplugRegisters {
     /// # Errors
     /// What of the state is refused. Nothing has changed then.
     pub fn restore(&self, saved: &DeviceState) -> Result<(), StateError> {
-        let HotplugState { came } = saved.payload(STATE.0, STATE.1)?;
-        let on_bus = self.root.devices().iter().fold(0, |mask, (address, _)| mask | bit(address.device));
-        if came & !on_bus != 0 {
-            return Err(StateError::rule(
-                "came",
-                format!("names devices that are not on the bus ({:#x})", came & !on_bus),
-            ));
+        let HotplugState { came, came_on_others } = saved.payload(STATE.0, STATE.1)?;
+        let came: Vec<u32> = [came].into_iter().chain(came_on_others).collect();
+        let mut states = lock(&self.states);
+        if came.len() != states.len() {
+            let rule = format!("is of {} segments, not {}", came.len(), states.len());
+            return Err(StateError::rule("came", rule));
         }
-        let mut state = lock(&self.state);
-        state.came = came;
-        self.drive(&state);
+        let there = self.root.devices();
+        for (segment, came) in (0..).zip(&came) {
+            let here = there.iter().filter(|(address, _)| address.segment == segment);
+            let on_bus = here.fold(0, |mask, (address, _)| mask | bit(address.device));
+            if came & !on_bus != 0 {
+                let rule = format!("names devices that are not on the bus ({:#x})", came & !on_bus);
+                return Err(StateError::rule("came", rule));
+            }
+        }
+        states.iter_mut().zip(came).for_each(|(state, came)| state.came = came);
+        self.drive(&states);
         Ok(())
     }
 
-    /// Takes devices off the bus.
-    fn remove(&self, state: &mut State, mask: u32) {
+    /// Takes devices off their bus.
+    fn remove(&self, segment: u16, state: &mut State, mask: u32) {
         for device in devices(mask) {
-            if let Some(function) = self.root.remove(PciAddress::on_root_bus(device)) {
+            if let Some(function) = self.root.remove(PciAddress::on_segment(segment, device)) {
                 info!("{}: off the bus", function.id());
             }
         }
@@ -155,8 +179,8 @@ impl HotplugRegisters {
         state.gone |= mask;
     }
 
-    fn drive(&self, state: &State) {
-        let active = state.came | state.to_go != 0;
+    fn drive(&self, states: &[State]) {
+        let active = states.iter().any(|state| state.came | state.to_go != 0);
         if let Err(error) = self.line.set(active) {
             // Not a warning, which a guest could bring about as often as it likes.
             debug!("hot plug: setting the interrupt line: {error}");
@@ -164,30 +188,45 @@ impl HotplugRegisters {
     }
 }
 
-impl BusDevice for HotplugRegisters {
+/// The registers of one segment, for the guest.
+pub struct HotplugBank {
+    registers: Arc<HotplugRegisters>,
+    segment: u16,
+}
+
+impl HotplugBank {
+    /// Those of `segment`.
+    pub fn new(registers: Arc<HotplugRegisters>, segment: u16) -> Self {
+        Self { registers, segment }
+    }
+}
+
+impl BusDevice for HotplugBank {
     fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let Ok(data) = <&mut [u8; 4]>::try_from(data) else { return };
-        let mut state = lock(&self.state);
+        let mut states = lock(&self.registers.states);
+        let Some(state) = states.get_mut(usize::from(self.segment)) else { return };
         let register = match offset {
             CAME => &mut state.came,
             TO_GO => &mut state.to_go,
             _ => return,
         };
         *data = std::mem::take(register).to_le_bytes();
-        self.drive(&state);
+        self.registers.drive(&states);
     }
 
     /// Devices that nobody asked for stay: the guest has no say in what the VM is made of.
     fn write(&self, offset: u64, data: &[u8]) {
         let (EJECT, Ok(data)) = (offset, <[u8; 4]>::try_from(data)) else { return };
-        let mut state = lock(&self.state);
+        let mut states = lock(&self.registers.states);
+        let Some(state) = states.get_mut(usize::from(self.segment)) else { return };
         let mask = u32::from_le_bytes(data) & state.leaving;
-        self.remove(&mut state, mask);
-        self.drive(&state);
-        drop(state);
+        self.registers.remove(self.segment, state, mask);
+        self.registers.drive(&states);
+        drop(states);
         if mask != 0 {
-            (self.left)();
+            (self.registers.left)();
         }
     }
 }
@@ -213,7 +252,7 @@ mod tests {
     }
 
     struct Rig {
-        registers: HotplugRegisters,
+        registers: Arc<HotplugRegisters>,
         root: Arc<PciRoot>,
         line: Line,
         left: Arc<AtomicUsize>,
@@ -226,24 +265,42 @@ mod tests {
         let called = Box::new(move || {
             count.fetch_add(1, Ordering::Relaxed);
         });
-        let registers = HotplugRegisters::new(root.clone(), Box::new(line.clone()), called);
+        let registers = Arc::new(HotplugRegisters::new(root.clone(), Box::new(line.clone()), called));
         Rig { registers, root, line, left }
     }
 
     impl Rig {
         fn plug(&self, device: u8) {
-            self.root.add(PciAddress::on_root_bus(device), Function::new(device, &[])).unwrap();
-            self.registers.announce(device);
+            self.plug_on(0, device);
+        }
+
+        fn plug_on(&self, segment: u16, device: u8) {
+            let address = PciAddress::on_segment(segment, device);
+            self.root.add(address, Function::new(device, &[])).unwrap();
+            self.registers.announce(address);
+        }
+
+        fn request(&self, device: u8) {
+            self.registers.request(PciAddress::on_root_bus(device));
+        }
+
+        /// The devices of segment 0 that have left.
+        fn gone(&self) -> Vec<u8> {
+            self.registers.take_gone().iter().map(|address| address.device).collect()
+        }
+
+        fn bank(&self, segment: u16) -> HotplugBank {
+            HotplugBank::new(self.registers.clone(), segment)
         }
 
         fn read(&self, offset: u64) -> u32 {
             let mut data = [0xff; 4];
-            self.registers.read(offset, &mut data);
+            self.bank(0).read(offset, &mut data);
             u32::from_le_bytes(data)
         }
 
         fn eject(&self, mask: u32) {
-            self.registers.write(EJECT, &mask.to_le_bytes());
+            self.bank(0).write(EJECT, &mask.to_le_bytes());
         }
 
         fn is_up(&self) -> bool {
@@ -261,7 +318,7 @@ mod tests {
         let rig = rig();
         rig.plug(2);
         rig.plug(31);
-        rig.registers.request(2);
+        rig.request(2);
         assert!(rig.is_up());
         assert_eq!(rig.read(CAME), (1 << 2) | (1 << 31));
         assert!(rig.is_up(), "a device is to go");
@@ -276,12 +333,12 @@ mod tests {
         let rig = rig();
         rig.plug(2);
         rig.plug(3);
-        rig.registers.request(3);
+        rig.request(3);
         rig.eject(u32::MAX);
         assert_eq!(rig.on_bus(), [2]);
-        assert_eq!((rig.registers.take_gone(), rig.left.load(Ordering::Relaxed)), (vec![3], 1));
+        assert_eq!((rig.gone(), rig.left.load(Ordering::Relaxed)), (vec![3], 1));
         rig.eject(u32::MAX);
-        assert_eq!((rig.registers.take_gone(), rig.left.load(Ordering::Relaxed)), (vec![], 1));
+        assert_eq!((rig.gone(), rig.left.load(Ordering::Relaxed)), (vec![], 1));
         // Its place is free for another, which nobody has asked for.
         rig.plug(3);
         rig.eject(1 << 3);
@@ -293,7 +350,7 @@ mod tests {
         let rig = rig();
         rig.plug(4);
         for _ in 0..3 {
-            rig.registers.request(4);
+            rig.request(4);
             assert_eq!((rig.is_up(), rig.read(TO_GO)), (true, 1 << 4));
         }
         rig.eject(1 << 4);
@@ -307,10 +364,10 @@ mod tests {
         let rig = rig();
         rig.plug(2);
         rig.plug(3);
-        rig.registers.request(3);
+        rig.request(3);
         rig.registers.reset();
         assert!(!rig.is_up());
-        assert_eq!((rig.on_bus(), rig.registers.take_gone()), (vec![2], vec![3]));
+        assert_eq!((rig.on_bus(), rig.gone()), (vec![2], vec![3]));
         assert_eq!((rig.read(CAME), rig.read(TO_GO)), (0, 0));
     }
 
@@ -328,7 +385,7 @@ mod tests {
         assert_eq!(new.registers.save().unwrap(), state);
         assert!(new.is_up());
         assert_eq!(new.read(CAME), 1 << 2);
-        old.registers.request(2);
+        old.request(2);
         assert!(old.registers.save().is_err(), "a device is to go");
     }
 
@@ -336,17 +393,49 @@ mod tests {
     fn accesses_of_other_widths_and_places_do_nothing() {
         let rig = rig();
         rig.plug(2);
-        rig.registers.request(2);
+        rig.request(2);
         for len in [0, 1, 2, 3, 8] {
             let mut data = vec![0xff; len];
-            rig.registers.read(CAME, &mut data);
+            rig.bank(0).read(CAME, &mut data);
             assert_eq!(data, vec![0; len]);
-            rig.registers.write(EJECT, &vec![0xff; len]);
+            rig.bank(0).write(EJECT, &vec![0xff; len]);
         }
         for offset in [0, 1, 4, 7, 9, 12, u64::MAX] {
-            rig.registers.write(offset, &[0xff; 4]);
+            rig.bank(0).write(offset, &[0xff; 4]);
         }
         assert_eq!((rig.on_bus(), rig.read(CAME)), (vec![2], 1 << 2));
+    }
+
+    #[test]
+    fn each_segment_has_registers_of_its_own_and_all_have_one_line() {
+        let rig = rig();
+        rig.plug(2);
+        rig.plug_on(1, 2);
+        let bank = rig.bank(1);
+        let read = |offset| {
+            let mut data = [0; 4];
+            bank.read(offset, &mut data);
+            u32::from_le_bytes(data)
+        };
+        let state = rig.registers.save().unwrap();
+        assert_eq!(read(CAME), 1 << 2);
+        assert!(rig.is_up(), "one came to segment 0");
+        assert_eq!((rig.read(CAME), rig.is_up()), (1 << 2, false));
+        rig.registers.restore(&state).unwrap();
+        assert_eq!((rig.read(CAME), rig.is_up()), (1 << 2, true));
+        assert_eq!((read(CAME), rig.is_up()), (1 << 2, false));
+        let place = PciAddress::on_segment(1, 2);
+        rig.registers.request(place);
+        rig.eject(1 << 2);
+        assert_eq!((rig.registers.take_gone(), read(TO_GO)), (vec![], 1 << 2), "the eject was of segment 0");
+        bank.write(EJECT, &(1u32 << 2).to_le_bytes());
+        assert_eq!(rig.registers.take_gone(), [place]);
+        assert_eq!(rig.on_bus(), [2]);
+        // A segment that there is not.
+        let mut data = [0xff; 4];
+        rig.bank(2).read(CAME, &mut data);
+        rig.bank(2).write(EJECT, &[0xff; 4]);
+        assert_eq!(data, [0; 4]);
     }
 
     proptest! {
@@ -363,18 +452,18 @@ mod tests {
                     0 if there.insert(device) => rig.plug(device),
                     1 if there.contains(&device) => {
                         leaving.insert(device);
-                        rig.registers.request(device);
+                        rig.request(device);
                     }
                     2 => drop(rig.read(offset)),
                     3 => {
-                        rig.registers.write(offset, &value.to_le_bytes());
+                        rig.bank(0).write(offset, &value.to_le_bytes());
                         if offset == EJECT {
                             let going: Vec<u8> = leaving.iter().copied().filter(|at| value & bit(*at) != 0).collect();
                             going.iter().for_each(|at| {
                                 there.remove(at);
                                 leaving.remove(at);
                             });
-                            prop_assert_eq!(rig.registers.take_gone(), going);
+                            prop_assert_eq!(rig.gone(), going);
                         }
                     }
                     _ => {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! PCI Express: configuration space, MSI-X, the root bus with its ECAM.
+//! PCI Express: configuration space, MSI-X, the root buses with their ECAM.
 
 mod address;
 mod bar;
@@ -25,6 +25,6 @@ pub use config_space::{Capability, ConfigSpace, ConfigState, Identity, WrittenBy
 pub use device::PciDevice;
 pub use ecam::{ConfigPorts, Ecam};
 pub use error::PciError;
-pub use hotplug::HotplugRegisters;
+pub use hotplug::{HotplugBank, HotplugRegisters};
 pub use msix::{CONTROL_ENABLE, CONTROL_FUNCTION_MASK, ENTRY_SIZE, MsixError, MsixState, MsixTable, MsixVectorState};
 pub use root::{FunctionState, PciRoot};

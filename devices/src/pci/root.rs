@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The root bus: which function sits where, and the way to its configuration space and BARs.
+//! The root bus of each segment: which function sits where, and the way to its configuration space and BARs.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -19,10 +19,16 @@ use crate::sync::lock;
 /// Devices on a bus.
 const DEVICES: usize = 32;
 
+/// The functions of a bus, by device number.
+type Functions = [Option<Arc<dyn PciDevice>>; DEVICES];
+
 /// Saved state of one function, and where it sits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FunctionState {
+    /// Segment.
+    #[serde(default)]
+    pub segment: u16,
     /// Device number on the root bus.
     pub device: u8,
     /// Name of the function.
@@ -31,63 +37,86 @@ pub struct FunctionState {
     pub state: DeviceState,
 }
 
-/// PCI bus 0 with its host bridge: 32 devices of one function each.
+impl FunctionState {
+    /// Where the function sits.
+    pub fn address(&self) -> PciAddress {
+        PciAddress::on_segment(self.segment, self.device)
+    }
+}
+
+/// PCI bus 0 of each segment with its host bridge: 32 devices of one function each.
 ///
-/// The bus is reached through [`super::Ecam`] and [`super::ConfigPorts`]. A write to configuration space that enables
+/// The buses are reached through [`super::Ecam`] and [`super::ConfigPorts`]. A write to configuration space that enables
 /// or moves a BAR claims or moves a range in the [`AddressSpace`] *during that access*, on the vCPU's thread: an
 /// `AddressSpace` must allow [`AddressSpace::insert`] and [`AddressSpace::remove`] from within a
 /// [`crate::platform::BusDevice`] call.
 pub struct PciRoot {
-    functions: RwLock<[Option<Arc<dyn PciDevice>>; DEVICES]>,
-    claims: Mutex<Claims>,
+    functions: RwLock<Vec<Functions>>,
+    /// Those of each segment.
+    claims: Vec<Mutex<Claims>>,
 }
 
 impl PciRoot {
-    /// A bus with nothing but the host bridge, whose functions claim their BARs in `space` within `windows`. It keeps no
-    /// reference to `space`, which holds one to the bus once [`super::Ecam`] is in it.
-    pub fn new(space: Arc<dyn AddressSpace>, windows: BarWindows) -> Result<Self, PciError> {
-        let mut functions = [const { None::<Arc<dyn PciDevice>> }; DEVICES];
-        functions[0] = Some(Arc::new(HostBridge::new()));
-        Ok(Self { functions: RwLock::new(functions), claims: Mutex::new(Claims::new(&space, windows)?) })
+    /// A bus for each of `windows`, segment by segment, with nothing but its host bridge. Functions claim their BARs in `space`
+    /// within the windows of their segment, which must be apart from those of others. It keeps no reference to `space`, which
+    /// holds one to the bus once [`super::Ecam`] is in it.
+    pub fn new(space: Arc<dyn AddressSpace>, windows: Vec<BarWindows>) -> Result<Self, PciError> {
+        let bus = |(segment, _): (u16, _)| {
+            let mut functions: Functions = Default::default();
+            functions[0] = Some(Arc::new(HostBridge::new(segment)));
+            functions
+        };
+        let functions = (0..).zip(&windows).map(bus).collect();
+        let claims = windows.into_iter().map(|windows| Claims::new(&space, windows).map(Mutex::new));
+        Ok(Self { functions: RwLock::new(functions), claims: claims.collect::<Result<_, _>>()? })
+    }
+
+    /// How many segments there are.
+    pub fn segments(&self) -> u16 {
+        u16::try_from(self.claims.len()).unwrap_or(u16::MAX)
     }
 
     /// Puts `device` at `address` and assigns its BARs; they become visible to the guest once decoding is enabled in
     /// the function's command register.
     pub fn add(&self, address: PciAddress, device: Arc<dyn PciDevice>) -> Result<(), PciError> {
-        let number = self.number(address).ok_or(PciError::NoSuchPlace(address))?;
+        let (segment, number) = self.place(address).ok_or(PciError::NoSuchPlace(address))?;
         // Claims first, as in `reset`; held so that two functions cannot be added to one place.
-        let mut claims = lock(&self.claims);
+        let mut claims = lock(&self.claims[segment]);
         if let Some(occupant) = self.function(address) {
             return Err(PciError::Occupied { address, by: occupant.id().to_string() });
         }
         claims.assign(address.device, &device)?;
         let mut functions = self.functions.write().unwrap_or_else(PoisonError::into_inner);
-        functions[number] = Some(device);
+        functions[segment][number] = Some(device);
         Ok(())
     }
 
     /// Takes the function at `address` off the bus: from then on nothing answers there, its BARs are out of the guest's
-    /// view and their places free. `None` if there is none, and for the host bridge, which stays. An access that a vCPU
+    /// view and their places free. `None` if there is none, and for a host bridge, which stays. An access that a vCPU
     /// has begun already may end later; the function is closed once that and all other holders have let go of it.
     pub fn remove(&self, address: PciAddress) -> Option<Arc<dyn PciDevice>> {
-        let number = self.number(address).filter(|number| *number != 0)?;
-        let mut claims = lock(&self.claims);
-        let function = self.functions.write().unwrap_or_else(PoisonError::into_inner)[number].take()?;
+        let (segment, number) = self.place(address).filter(|(_, number)| *number != 0)?;
+        let mut claims = lock(&self.claims[segment]);
+        let function = self.functions.write().unwrap_or_else(PoisonError::into_inner)[segment][number].take()?;
         claims.release(address.device);
         Some(function)
     }
 
-    /// All functions with their addresses, in ascending order, the host bridge included.
+    /// All functions with their addresses, in ascending order, the host bridges included.
     pub fn devices(&self) -> Vec<(PciAddress, Arc<dyn PciDevice>)> {
-        let functions = self.functions.read().unwrap_or_else(PoisonError::into_inner);
-        let addresses = (0..).map(PciAddress::on_root_bus);
-        addresses.zip(functions.iter()).filter_map(|(address, f)| Some((address, f.clone()?))).collect()
+        let buses = self.functions.read().unwrap_or_else(PoisonError::into_inner);
+        let of_bus = |(segment, functions)| {
+            let at = move |(device, f): (u8, &Option<_>)| Some((PciAddress::on_segment(segment, device), f.clone()?));
+            (0..).zip::<&Functions>(functions).filter_map(at)
+        };
+        (0..).zip(buses.iter()).flat_map(of_bus).collect()
     }
 
-    /// The lowest address that no function sits at.
+    /// The lowest address of segment 0 that no function sits at.
     pub fn free_address(&self) -> Option<PciAddress> {
-        let functions = self.functions.read().unwrap_or_else(PoisonError::into_inner);
-        (0..).map(PciAddress::on_root_bus).zip(functions.iter()).find(|(_, f)| f.is_none()).map(|(address, _)| address)
+        let buses = self.functions.read().unwrap_or_else(PoisonError::into_inner);
+        let mut places = (0..).map(PciAddress::on_root_bus).zip(buses.first()?);
+        places.find(|(_, f)| f.is_none()).map(|(address, _)| address)
     }
 
     /// Reads configuration space of the function at `address`, in any width and alignment. Where there is no function,
@@ -107,7 +136,9 @@ impl PciRoot {
         for (at, piece) in accesses(offset, data.len()) {
             function.write_config(at, &data[piece]);
         }
-        lock(&self.claims).follow(address.device);
+        if let Some(claims) = self.claims_at(address) {
+            lock(claims).follow(address.device);
+        }
     }
 
     /// Puts every function back to its state at power-on, its BARs where they were assigned. All are reset, whatever
@@ -121,9 +152,11 @@ impl PciRoot {
                 error!("{}: reset failed: {error}", function.id());
                 outcome = outcome.and(Err(error));
             }
-            let mut claims = lock(&self.claims);
-            claims.send_home(address.device);
-            claims.follow(address.device);
+            if let Some(claims) = self.claims_at(address) {
+                let mut claims = lock(claims);
+                claims.send_home(address.device);
+                claims.follow(address.device);
+            }
         }
         outcome
     }
@@ -144,9 +177,9 @@ impl PciRoot {
     /// A function cannot be saved; its name is in the error.
     pub fn save(&self) -> Result<Vec<FunctionState>, StateError> {
         let save = |(address, function): &(PciAddress, Arc<dyn PciDevice>)| {
-            let state = lock(&self.claims).check(address.device).and_then(|()| function.save());
-            let state = state.map_err(StateError::of(function.id()))?;
-            Ok(FunctionState { device: address.device, id: function.id().into(), state })
+            let checked = self.claims_at(*address).map_or(Ok(()), |claims| lock(claims).check(address.device));
+            let state = checked.and_then(|()| function.save()).map_err(StateError::of(function.id()))?;
+            Ok(FunctionState { segment: address.segment, device: address.device, id: function.id().into(), state })
         };
         self.devices().iter().map(save).collect()
     }
@@ -159,35 +192,42 @@ impl PciRoot {
     /// [`PciRoot::reset`] only then.
     pub fn restore(&self, states: &[FunctionState]) -> Result<(), StateError> {
         let devices = self.devices();
-        let here: Vec<(u8, &str)> = devices.iter().map(|(address, function)| (address.device, function.id())).collect();
-        let saved: Vec<(u8, &str)> = states.iter().map(|state| (state.device, state.id.as_str())).collect();
+        let here: Vec<(PciAddress, &str)> =
+            devices.iter().map(|(address, function)| (*address, function.id())).collect();
+        let saved: Vec<(PciAddress, &str)> = states.iter().map(|state| (state.address(), state.id.as_str())).collect();
         if here != saved {
             let rule = format!("must be those of this VM: {}, not {}", list(&here), list(&saved));
             return Err(StateError::rule("functions", rule));
         }
         for ((address, function), state) in devices.iter().zip(states) {
-            let restored = function.restore(&state.state).and_then(|()| lock(&self.claims).restore(address.device));
+            let follow = || self.claims_at(*address).map_or(Ok(()), |claims| lock(claims).restore(address.device));
+            let restored = function.restore(&state.state).and_then(|()| follow());
             restored.map_err(StateError::of(function.id()))?;
         }
         Ok(())
     }
 
-    fn number(&self, address: PciAddress) -> Option<usize> {
-        let number = usize::from(address.device);
-        let on_bus = address == PciAddress::on_root_bus(address.device);
-        (on_bus && number < DEVICES).then_some(number)
+    /// Segment and device number as indices, if a function can sit there.
+    fn place(&self, address: PciAddress) -> Option<(usize, usize)> {
+        let (segment, number) = (usize::from(address.segment), usize::from(address.device));
+        let on_bus = address == PciAddress::on_segment(address.segment, address.device);
+        (on_bus && number < DEVICES && segment < self.claims.len()).then_some((segment, number))
+    }
+
+    fn claims_at(&self, address: PciAddress) -> Option<&Mutex<Claims>> {
+        self.claims.get(usize::from(address.segment))
     }
 
     /// The function at `address`. No lock is held once it is returned, so the function may take its time.
     fn function(&self, address: PciAddress) -> Option<Arc<dyn PciDevice>> {
-        let number = self.number(address)?;
-        self.functions.read().unwrap_or_else(PoisonError::into_inner)[number].clone()
+        let (segment, number) = self.place(address)?;
+        self.functions.read().unwrap_or_else(PoisonError::into_inner)[segment][number].clone()
     }
 }
 
-/// Functions by name and device number.
-fn list(functions: &[(u8, &str)]) -> String {
-    let names: Vec<String> = functions.iter().map(|(device, id)| format!("{id} at {device}")).collect();
+/// Functions by name and address.
+fn list(functions: &[(PciAddress, &str)]) -> String {
+    let names: Vec<String> = functions.iter().map(|(address, id)| format!("{id} at {address}")).collect();
     names.join(", ")
 }
 

@@ -148,7 +148,13 @@ pub(super) fn machine() -> Machine {
     let map = Arc::new(Map::default());
     let windows =
         BarWindows { io: 0xc000..=0xffff, mem32: MEM32..=MEM32 + 0x3f_ffff, mem64: MEM64..=MEM64 + 0xfff_ffff };
-    let root = Arc::new(PciRoot::new(map.clone(), windows).unwrap());
+    // The second segment's are below.
+    let others = BarWindows {
+        io: 0x8000..=0xbfff,
+        mem32: MEM32 - 0x40_0000..=MEM32 - 1,
+        mem64: MEM64 - 0x1000_0000..=MEM64 - 1,
+    };
+    let root = Arc::new(PciRoot::new(map.clone(), vec![windows, others]).unwrap());
     Machine { map, ecam: Ecam::new(root.clone()), root }
 }
 
@@ -191,10 +197,40 @@ fn ecam_decodes_device_function_and_register() {
     m.ecam.read(5 << 15 | 0xffe, &mut data);
     assert_eq!(data, [0, 0, 0xff, 0xff], "beyond the function");
     data = [0xab; 4];
-    m.ecam.read(Ecam::SIZE, &mut data);
     m.ecam.read(u64::MAX, &mut data);
-    m.ecam.write(Ecam::SIZE, &data);
-    assert_eq!(data, [0xab; 4], "beyond the bus");
+    m.ecam.write(m.ecam.size(), &data);
+    assert_eq!(data, [0xab; 4], "beyond all segments that there can be");
+    m.ecam.read(m.ecam.size(), &mut data);
+    assert_eq!(data, [0xff; 4], "beyond the last segment");
+}
+
+#[test]
+fn each_segment_has_a_bus_and_windows_of_its_own() {
+    let m = machine();
+    let functions = [Function::new(7, &[SMALL, LARGE]), Function::new(9, &[SMALL, LARGE])];
+    for (function, segment) in functions.iter().zip(0..) {
+        m.root.add(PciAddress::on_segment(segment, 5), function.clone()).unwrap();
+    }
+    assert_eq!(m.ecam.size(), 2 * Ecam::SIZE);
+    let mut data = [0; 4];
+    m.ecam.read(Ecam::SIZE | 5 << 15, &mut data);
+    assert_eq!((m.read(5, 0), u32::from_le_bytes(data)), (0x0007_1af4, 0x0009_1af4));
+    m.ecam.write(Ecam::SIZE | 5 << 15 | u64::from(regs::COMMAND), &[3, 0]);
+    assert_eq!(m.map.ranges(), [(MEM32 - 0x40_0000, 0x1000), (MEM64 - 0x1000_0000, 0x10_0000)]);
+    // Another segment's window is none for its BARs.
+    for address in [MEM32 + 0x1000, MEM32 - 0x1000] {
+        let bytes = u32::try_from(address).unwrap().to_le_bytes();
+        m.ecam.write(Ecam::SIZE | 5 << 15 | u64::from(regs::BAR0), &bytes);
+    }
+    assert_eq!(m.map.ranges(), [(MEM32 - 0x1000, 0x1000), (MEM64 - 0x1000_0000, 0x10_0000)]);
+    let places: Vec<String> = m.root.devices().iter().map(|(address, _)| address.to_string()).collect();
+    assert_eq!(places, ["0000:00:00.0", "0000:00:05.0", "0001:00:00.0", "0001:00:05.0"]);
+    assert!(m.root.remove(PciAddress::on_segment(1, 0)).is_none(), "a host bridge stays");
+    assert!(m.root.remove(PciAddress::on_segment(2, 5)).is_none());
+    assert!(m.root.remove(PciAddress::on_segment(1, 5)).is_some());
+    assert!(m.map.ranges().is_empty());
+    let beyond = m.root.add(PciAddress::on_segment(2, 1), functions[1].clone());
+    assert!(matches!(beyond, Err(PciError::NoSuchPlace(_))));
 }
 
 #[test]
@@ -379,7 +415,7 @@ fn host_bridge_and_what_is_not_there_cannot_be_removed() {
     for address in [PciAddress::on_root_bus(0), PciAddress::on_root_bus(5), elsewhere] {
         assert!(m.root.remove(address).is_none(), "{address}");
     }
-    assert_eq!(m.root.devices().len(), 1);
+    assert_eq!(m.root.devices().len(), 2, "the host bridges");
 }
 
 #[test]
@@ -404,7 +440,7 @@ fn machine_that_goes_takes_its_functions_along() {
     m.add(5, &function);
     m.decode(5, true);
     let Machine { map, root, ecam } = m;
-    map.insert(Space::Memory, 0xf800_0000, Ecam::SIZE, Arc::new(ecam)).unwrap();
+    map.insert(Space::Memory, 0xf800_0000, ecam.size(), Arc::new(ecam)).unwrap();
     drop((map, root));
     assert_eq!(Arc::strong_count(&function), 1);
 }
@@ -421,7 +457,7 @@ fn impossible_additions_are_refused() {
     assert!(matches!(add(place(3), &[huge]), PciError::NoSpace { .. }));
     assert_eq!(m.root.free_address(), Some(place(1)));
     let windows = BarWindows { io: 0..=1, mem32: 0..=u64::MAX, mem64: 0..=1 };
-    assert!(matches!(PciRoot::new(Arc::new(Map::default()), windows), Err(PciError::Window { .. })));
+    assert!(matches!(PciRoot::new(Arc::new(Map::default()), vec![windows]), Err(PciError::Window { .. })));
 }
 
 mod hostile {

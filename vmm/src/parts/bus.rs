@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The parts of a VM on its root bus, and behind its virtio-iommu: what is there at boot, and what comes and goes while the guest
+//! The parts of a VM on its root buses, and behind its virtio-iommu: what is there at boot, and what comes and goes while the guest
 //! runs.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use carom_api::config::IommuPoll;
-use carom_api::kinds::Kind;
+use carom_api::kinds::KindConfig;
 use carom_api::{ConfigError, DeviceConfig, PartConfig, VmConfig};
 use devices::pci::PciAddress;
 use devices::ram::RamRegion;
@@ -16,7 +17,7 @@ use super::context::DeviceContext;
 use super::faults::FaultPath;
 use super::vfio::HostDevices;
 use super::{Built, Part, Shared, Site, iommu};
-use crate::arch::layout::{PCI_SLOTS, PCI_SLOTS_BEHIND_IOMMU, PCI_SLOTS_BESIDE_IOMMU};
+use crate::arch::segments;
 use crate::machine::{PartCounters, VmError};
 
 /// A part on the bus.
@@ -35,22 +36,30 @@ pub struct PartBus {
     parts: Vec<Placed>,
     iommu: Option<Arc<IommuHandle>>,
     poll: IommuPoll,
+    /// Segments whose devices are all behind the virtio-iommu.
+    iommu_segments: Vec<u16>,
     shared: Shared,
 }
 
 impl PartBus {
-    /// Builds the parts of `config`, and puts them and the virtio-iommu on the root bus.
+    /// Builds the parts of `config`, and puts them and the virtio-iommu on the root buses.
     ///
     /// # Errors
     /// What the user or the host did not provide.
     pub fn new(config: &VmConfig, context: DeviceContext) -> Result<Self, VmError> {
         let host_devices = HostDevices::new(config.platform.iommufd);
         let shared = Shared { context, faults: FaultPath::new(), host_devices };
-        let mut bus = Self { parts: Vec::new(), iommu: None, poll: config.platform.iommu_poll, shared };
+        let mut bus = Self {
+            parts: Vec::new(),
+            iommu: None,
+            poll: config.platform.iommu_poll,
+            iommu_segments: config.platform.iommu_segments.clone(),
+            shared,
+        };
         let mut endpoints = Vec::new();
         for part in config.parts().filter(|part| part.kind().takes_slot) {
             // Which slots a device may take follows from whether there will be an IOMMU.
-            let address = bus.place(part.id(), part.kind(), config.has_iommu(), part.is_behind_iommu())?;
+            let address = bus.place(part, config.has_iommu())?;
             let built = Site { address, shared: &mut bus.shared }.build(&part.to_part())?;
             endpoints.extend(built.mapper.map(|mapper| (address, mapper)));
             bus.put(address, part.is_behind_iommu(), built.part)?;
@@ -94,7 +103,7 @@ impl PartBus {
         self.parts.iter().map(of).filter(|part| !part.counters.is_empty()).collect()
     }
 
-    /// Builds a part and puts it on the root bus of the running VM. Returns where it is. On error nothing has changed.
+    /// Builds a part and puts it on a root bus of the running VM. Returns where it is. On error nothing has changed.
     ///
     /// # Errors
     /// It cannot come to a VM that runs, or what the user or the host did not provide.
@@ -104,7 +113,7 @@ impl PartBus {
             return Err(ConfigError::new(kind.field, "is there from the start or not at all").into());
         }
         let behind = config.is_behind_iommu();
-        let address = self.free_address(kind, self.iommu.is_some(), behind)?;
+        let address = self.free_address(&**config, self.iommu.is_some())?;
         let Built { part, mapper } = Site { address, shared: &mut self.shared }.build(config)?;
         if let Some(iommu) = &self.iommu {
             self.shared.faults.connect(iommu)?;
@@ -158,35 +167,43 @@ impl PartBus {
         leaving.find(|placed| placed.id == id).map(|placed| placed.address)
     }
 
-    /// The slot that the part of this name was saved in, if it was and that is one for it; otherwise a free one.
-    fn place(&self, id: Option<&str>, kind: &Kind, has_iommu: bool, behind: bool) -> Result<PciAddress, VmError> {
-        let free = self.free_address(kind, has_iommu, behind)?;
-        let slots = match (has_iommu, behind) {
-            (true, true) => PCI_SLOTS_BEHIND_IOMMU,
-            (true, false) => PCI_SLOTS_BESIDE_IOMMU,
-            (false, _) => PCI_SLOTS,
-        };
-        let saved = self.shared.context.places.get(id.unwrap_or(kind.id));
-        Ok(saved.filter(|saved| slots.contains(&saved.device)).copied().unwrap_or(free))
+    /// The slot that a part was saved in, if it was and that is one for it; otherwise a free one.
+    fn place(&self, part: &dyn KindConfig, has_iommu: bool) -> Result<PciAddress, VmError> {
+        let free = self.free_address(part, has_iommu)?;
+        let (slots, _) = self.slots(part, has_iommu);
+        let saved = self.shared.context.places.get(part.id().unwrap_or(part.kind().id));
+        let fits = |saved: &&PciAddress| saved.segment == part.pci_segment() && slots.contains(&saved.device);
+        Ok(saved.filter(fits).copied().unwrap_or(free))
+    }
+
+    /// The slots for a part, of a VM with or without a virtio-iommu, and what to call them.
+    fn slots(&self, part: &dyn KindConfig, has_iommu: bool) -> (RangeInclusive<u8>, &'static str) {
+        let segment = part.pci_segment();
+        let all = self.iommu_segments.contains(&segment);
+        match (has_iommu, part.is_behind_iommu()) {
+            (true, true) => (segments::slots_behind_iommu(segment, all), "behind"),
+            (true, false) => (segments::slots_beside_iommu(all), "beside"),
+            (false, _) => (segments::slots(segment), "without"),
+        }
     }
 
     /// A slot for a part, of a VM with or without a virtio-iommu.
-    fn free_address(&self, kind: &Kind, has_iommu: bool, behind: bool) -> Result<PciAddress, VmError> {
-        let (slots, which) = match (has_iommu, behind) {
-            (true, true) => (PCI_SLOTS_BEHIND_IOMMU, "behind"),
-            (true, false) => (PCI_SLOTS_BESIDE_IOMMU, "beside"),
-            (false, false) => (PCI_SLOTS, "without"),
-            (false, true) => {
-                let rule = "the VM runs without a virtio-iommu; it has one if it is booted with iommu_bounce, or with a \
-                            device that has iommu on";
-                return Err(ConfigError::new(kind.iommu.unwrap_or(DeviceConfig::IOMMU), rule).into());
-            }
-        };
+    fn free_address(&self, part: &dyn KindConfig, has_iommu: bool) -> Result<PciAddress, VmError> {
+        let kind = part.kind();
+        if !has_iommu && part.is_behind_iommu() {
+            let rule = "the VM runs without a virtio-iommu; it has one if it is booted with iommu_bounce, with a device that has \
+                        iommu on, or with iommu_segments";
+            return Err(ConfigError::new(kind.iommu.unwrap_or(DeviceConfig::IOMMU), rule).into());
+        }
+        let (slots, which) = self.slots(part, has_iommu);
+        let segment = part.pci_segment();
         // Those of parts that have left the bus and are not given back yet, too.
         let on_bus = self.shared.context.pci.devices().into_iter().map(|(address, _)| address);
         let taken: Vec<PciAddress> = on_bus.chain(self.parts.iter().map(|placed| placed.address)).collect();
-        slots.map(PciAddress::on_root_bus).find(|address| !taken.contains(address)).ok_or_else(|| {
-            let rule = format!("all slots {which} the virtio-iommu are taken: remove a device first");
+        let mut places = slots.map(|slot| PciAddress::on_segment(segment, slot));
+        places.find(|address| !taken.contains(address)).ok_or_else(|| {
+            let rule =
+                format!("all slots {which} the virtio-iommu are taken on segment {segment}: remove a device first");
             ConfigError::new(kind.field, rule).into()
         })
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use carom_api::VmConfig;
 use carom_api::config::ConsoleMode;
-use devices::pci::{BarWindows, ConfigPorts, Ecam, PciAddress, PciRoot};
+use devices::pci::{ConfigPorts, Ecam, PciAddress, PciRoot};
 use devices::platform::{AddressSpace, DeviceObserver, Space};
 use devices::pvpanic::PvPanic;
 use devices::shown::ShownMemory;
@@ -21,10 +21,10 @@ use crate::address_space::{IoMap, IoMapOwner};
 use crate::arch::boot::Payload;
 use crate::arch::cpuid::CpuidTemplate;
 use crate::arch::irqchip::IrqchipState;
-use crate::arch::layout::{GIB, PCI_ECAM, PCI_IO, PCI_MEM32, PCI_SLOTS_BEHIND_IOMMU, PVPANIC_SLOT};
+use crate::arch::layout::{GIB, PCI_ECAM, PVPANIC_SLOT};
 use crate::arch::platform::PlatformDevices;
 use crate::arch::saved::ProcessorsState;
-use crate::arch::{acpi, platform};
+use crate::arch::{acpi, platform, segments};
 use crate::event_monitor::EventMonitor;
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::msi::KvmMsi;
@@ -81,7 +81,7 @@ impl Vm {
         let io_map = IoMapOwner::new();
         platform::add_power_registers(&io_map, mailbox.clone())?;
         let control_port = platform::add_control_port(&io_map)?;
-        let (pci, config_ports) = add_root_bus(&io_map, &tables)?;
+        let (pci, config_ports) = add_root_buses(&io_map, &tables)?;
         let msi = KvmMsi::new(kvm.fd.clone())
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
         let hotplug = platform::add_hotplug_registers(&io_map, &kvm, &pci, mailbox.clone())?;
@@ -143,16 +143,13 @@ impl Vm {
 
 /// What the ACPI tables say of the VM: its CPUs, and which function sits where.
 fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::TableConfig {
-    let (first, last) = PCI_SLOTS_BEHIND_IOMMU.into_inner();
-    let behind = PciAddress::on_root_bus(first)..=PciAddress::on_root_bus(last);
     acpi::TableConfig {
         vcpus: config.cpus.boot_vcpus,
         max_vcpus: config.cpus.max_vcpus,
-        mem64: mem64(room.end, physical_bits),
-        iommu: config.has_iommu().then_some((IOMMU_ADDRESS, behind)),
+        segments: segments::windows(config, &mem64(room.end, physical_bits)),
+        iommu: config.has_iommu().then(|| (IOMMU_ADDRESS, segments::endpoints(config))),
         serial: config.serial.mode != ConsoleMode::Off,
         memory_devices: !room.is_empty(),
-        segments: config.platform.num_pci_segments,
     }
 }
 
@@ -163,11 +160,14 @@ fn mem64(ram_end: u64, physical_bits: u8) -> RangeInclusive<u64> {
     if start < end { start..=end - 1 } else { ram_end..=end.max(ram_end + GIB) - 1 }
 }
 
-fn add_root_bus(io_map: &Arc<IoMap>, tables: &acpi::TableConfig) -> Result<(Arc<PciRoot>, Arc<ConfigPorts>), VmError> {
-    let windows = BarWindows { io: PCI_IO, mem32: PCI_MEM32, mem64: tables.mem64.clone() };
-    let root = Arc::new(PciRoot::new(io_map.clone(), windows)?);
+fn add_root_buses(
+    io_map: &Arc<IoMap>,
+    tables: &acpi::TableConfig,
+) -> Result<(Arc<PciRoot>, Arc<ConfigPorts>), VmError> {
+    let root = Arc::new(PciRoot::new(io_map.clone(), tables.segments.clone())?);
     let place = |source| VmError::Device { what: "placing PCI configuration space", source };
-    io_map.insert(Space::Memory, PCI_ECAM, Ecam::SIZE, Arc::new(Ecam::new(root.clone()))).map_err(place)?;
+    let ecam = Arc::new(Ecam::new(root.clone()));
+    io_map.insert(Space::Memory, PCI_ECAM, ecam.size(), ecam).map_err(place)?;
     let ports = platform::add_config_ports(io_map, &root).map_err(place)?;
     Ok((root, ports))
 }

@@ -208,14 +208,14 @@ impl Machine for Vm {
 
     fn add_device(&mut self, device: &PartConfig) -> Result<PciDeviceInfo, VmError> {
         let address = self.parts.add(device)?;
-        self.platform.hotplug.announce(address.device);
+        self.platform.hotplug.announce(address);
         Ok(PciDeviceInfo { id: device.id().unwrap_or_default().to_string(), bdf: address.to_string() })
     }
 
     fn remove_device(&mut self, id: &str) -> bool {
         let address = self.parts.find(id);
         if let Some(address) = address {
-            self.platform.hotplug.request(address.device);
+            self.platform.hotplug.request(address);
         }
         address.is_some()
     }
@@ -259,7 +259,7 @@ impl Machine for Vm {
 impl Vm {
     /// Gives devices back that have left the bus.
     fn close_gone(&mut self) {
-        for address in self.platform.hotplug.take_gone().into_iter().map(PciAddress::on_root_bus) {
+        for address in self.platform.hotplug.take_gone() {
             let closed = self.parts.close(address);
             self.closed.extend(closed.map(|id| PciDeviceInfo { id, bdf: address.to_string() }));
         }

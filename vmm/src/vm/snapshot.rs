@@ -30,7 +30,7 @@ impl Source<'_> {
     /// Where the functions were, by name.
     pub(super) fn places(&self) -> BTreeMap<String, PciAddress> {
         let functions = self.snapshot.state.functions.iter();
-        functions.map(|function| (function.id.clone(), PciAddress::on_root_bus(function.device))).collect()
+        functions.map(|function| (function.id.clone(), function.address())).collect()
     }
 }
 

@@ -55,15 +55,19 @@ fn state_of_another_bus_is_refused_and_names_what_differs() {
     fewer.pop();
     assert_eq!(
         refusal(&fewer),
-        "functions: must be those of this VM: _host_bridge at 0, function at 2, function at 5, not _host_bridge at 0, \
-         function at 2"
+        "functions: must be those of this VM: _host_bridge at 0000:00:00.0, function at 0000:00:02.0, function at \
+         0000:00:05.0, _host_bridge1 at 0001:00:00.0, not _host_bridge at 0000:00:00.0, function at 0000:00:02.0, function at \
+         0000:00:05.0"
     );
     let mut twice = good.clone();
     twice.push(good[1].clone());
     assert!(refusal(&twice).starts_with("functions: "));
     let mut elsewhere = good.clone();
     elsewhere[2].device = 6;
-    assert!(refusal(&elsewhere).contains("function at 6"));
+    assert!(refusal(&elsewhere).contains("function at 0000:00:06.0"));
+    let mut elsewhere = good.clone();
+    elsewhere[2].segment = 1;
+    assert!(refusal(&elsewhere).contains("function at 0001:00:05.0"));
     let mut other = good;
     other[2].state.kind = "serial".into();
     assert_eq!(refusal(&other), "function: the state is that of kind 'serial', not 'function'");

@@ -26,6 +26,7 @@ mod polling;
 mod printing;
 mod rng;
 mod scraping;
+mod segments;
 mod snapshot;
 mod stock;
 mod support;

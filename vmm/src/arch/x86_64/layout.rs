@@ -51,11 +51,9 @@ pub const HIGH_MEMORY_START: u64 = 4 * GIB;
 /// IOVA aperture of bounce windows. It lies in the PCI hole, which the guest's DMA layer never hands out, so no
 /// mapping's IOVA can fall into it; no BAR is placed here either.
 pub const WINDOW_APERTURE: RangeInclusive<u64> = 0xc000_0000..=0xdfff_ffff;
-/// 32-bit BARs.
+/// 32-bit BARs, of all segments.
 pub const PCI_MEM32: RangeInclusive<u64> = 0xe000_0000..=0xf7ff_ffff;
-/// All of the 32-bit PCI hole that the host bridge claims in ACPI: aperture and BARs.
-pub const PCI_HOLE: RangeInclusive<u64> = 0xc000_0000..=0xf7ff_ffff;
-/// I/O BARs.
+/// I/O BARs, of all segments.
 pub const PCI_IO: RangeInclusive<u64> = 0x1000..=0xffff;
 /// ECAM of segment 0, bus 0 only. That of the other segments follows.
 pub const PCI_ECAM: u64 = 0xf800_0000;
@@ -63,14 +61,7 @@ pub const PCI_ECAM: u64 = 0xf800_0000;
 pub const PCI_ECAM_SIZE: u64 = MIB;
 /// Bytes of ECAM for all segments that a VM may have.
 pub const PCI_ECAM_MAX_SIZE: u64 = PCI_ECAM_SIZE * limits::MAX_PCI_SEGMENTS as u64;
-/// Device numbers on the root bus: 0 is the host bridge, 1 the virtio-iommu, the rest are for devices of the host.
-pub const PCI_SLOTS: RangeInclusive<u8> = 2..=31;
-/// In a VM that has a virtio-iommu, the part of [`PCI_SLOTS`] that is behind it: the guest is told so from the start, so
-/// that devices can come there at any time.
-pub const PCI_SLOTS_BEHIND_IOMMU: RangeInclusive<u8> = 2..=17;
-/// In a VM that has a virtio-iommu, the part of [`PCI_SLOTS`] that is not behind it.
-pub const PCI_SLOTS_BESIDE_IOMMU: RangeInclusive<u8> = 18..=31;
-/// Device number of pvpanic in a VM that has it; it takes the last of the [`PCI_SLOTS`].
+/// Device number of pvpanic on segment 0 of a VM that has it; it takes the last of the slots for devices.
 pub const PVPANIC_SLOT: u8 = 31;
 /// Legacy PCI configuration ports.
 pub const PCI_CONFIG_PORTS: RangeInclusive<u64> = 0xcf8..=0xcff;
@@ -96,8 +87,12 @@ pub const SERIAL_IRQ: u32 = 4;
 pub const ACPI_EVENT_IRQ: u32 = 5;
 /// Interrupt line of PCI hot plug, level-triggered. Above the lines that were ISA's, whose trigger mode guests presume.
 pub const PCI_HOTPLUG_IRQ: u32 = 16;
-/// PCI hot plug registers.
-pub const PCI_HOTPLUG_PORTS: u64 = 0x610;
+/// PCI hot plug registers of segment 0.
+const PCI_HOTPLUG_PORTS: u64 = 0x610;
+/// Those of the other segments.
+const PCI_HOTPLUG_PORTS_OF_OTHERS: u64 = 0xc00;
+/// Ports from those of one segment to those of the next.
+const PCI_HOTPLUG_STRIDE: u64 = 16;
 /// Registers of processors that come and go.
 pub const CPU_HOTPLUG_PORTS: u64 = 0x620;
 /// Interrupt line of processors that come and go, level-triggered.
@@ -116,9 +111,12 @@ pub const FIRST_MSI_GSI: u32 = 24;
 /// Size of a page of guest and host.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// How many device numbers are in `slots`.
-const fn slots_in(slots: &RangeInclusive<u8>) -> usize {
-    (*slots.end() - *slots.start()) as usize + 1
+/// PCI hot plug registers of a segment.
+pub const fn pci_hotplug_ports(segment: u16) -> u64 {
+    match segment {
+        0 => PCI_HOTPLUG_PORTS,
+        _ => PCI_HOTPLUG_PORTS_OF_OTHERS + (segment as u64 - 1) * PCI_HOTPLUG_STRIDE,
+    }
 }
 
 // A configuration that was checked has its place here.
@@ -128,11 +126,10 @@ const _: () = {
     assert!(limits::MAX_MEMORY <= 512 * GIB && LOW_MEMORY_END < limits::MAX_MEMORY);
     // What a configuration leaves beside RAM is the hole below 4 GiB, and BARs' (`mem64` in `vm/build.rs`).
     assert!(limits::ROOM_BESIDE_RAM == HIGH_MEMORY_START - LOW_MEMORY_END + GIB);
+    assert!(*WINDOW_APERTURE.end() + 1 == *PCI_MEM32.start());
+    assert!(pci_hotplug_ports(limits::MAX_PCI_SEGMENTS) <= *PCI_CONFIG_PORTS.start());
     assert!(PCI_ECAM + PCI_ECAM_MAX_SIZE <= IO_APIC as u64);
     // The local APIC ID 255 means all CPUs, and 254 is the last that the MADT can name beside the I/O APIC's.
     assert!(limits::MAX_VCPUS <= 254);
-    assert!(limits::SLOTS == slots_in(&PCI_SLOTS));
-    assert!(limits::SLOTS_BEHIND_IOMMU == slots_in(&PCI_SLOTS_BEHIND_IOMMU));
-    assert!(limits::SLOTS_BESIDE_IOMMU == slots_in(&PCI_SLOTS_BESIDE_IOMMU));
     assert!(limits::MAX_BOUNCE_SIZE == 32 * (*WINDOW_APERTURE.end() - *WINDOW_APERTURE.start() + 1));
 };

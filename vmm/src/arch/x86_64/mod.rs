@@ -15,5 +15,6 @@ pub mod platform;
 pub mod registers;
 pub mod saved;
 mod saved_cpuid;
+pub mod segments;
 mod tsc;
 pub mod vcpu_state;

@@ -10,14 +10,14 @@ use devices::legacy::cpu_hotplug::{self, CpuHotplug, Numbers};
 use devices::legacy::memory_devices::{self, MemoryDevice, MemoryDevices};
 use devices::legacy::power::{self, PowerRegisters, PowerRequest};
 use devices::legacy::serial::{self, SerialPort};
-use devices::pci::{ConfigPorts, HotplugRegisters, PciRoot};
+use devices::pci::{ConfigPorts, HotplugBank, HotplugRegisters, PciRoot};
 use devices::platform::{AddressSpace, Space};
 use devices::state::{DeviceState, StateError};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::layout::{
     ACPI_EVENT_IRQ, ACPI_PORTS, CONTROL_PORT, CPU_HOTPLUG_IRQ, CPU_HOTPLUG_PORTS, MEMORY_DEVICE_IRQ,
-    MEMORY_DEVICE_PORTS, PCI_HOTPLUG_IRQ, PCI_HOTPLUG_PORTS, SERIAL_IRQ, SERIAL_PORT,
+    MEMORY_DEVICE_PORTS, PCI_HOTPLUG_IRQ, SERIAL_IRQ, SERIAL_PORT, pci_hotplug_ports,
 };
 use crate::address_space::IoMap;
 use crate::kvm::line::KvmLine;
@@ -56,9 +56,12 @@ pub fn add_hotplug_registers(
     let line = Box::new(KvmLine::new(kvm.fd.clone(), PCI_HOTPLUG_IRQ));
     let left = Box::new(move || mailbox.leave(GuestEvent::Left));
     let registers = Arc::new(HotplugRegisters::new(pci.clone(), line, left));
-    io_map
-        .insert(Space::Port, PCI_HOTPLUG_PORTS, HotplugRegisters::LEN, registers.clone())
-        .map_err(|source| VmError::Device { what: "placing the hot-plug registers", source })?;
+    for segment in 0..pci.segments() {
+        let bank = Arc::new(HotplugBank::new(registers.clone(), segment));
+        io_map
+            .insert(Space::Port, pci_hotplug_ports(segment), HotplugRegisters::LEN, bank)
+            .map_err(|source| VmError::Device { what: "placing the hot-plug registers", source })?;
+    }
     Ok(registers)
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The differentiated system description: host bridge, PCI hot plug, processors, memory devices, serial port, power button, sleep
+//! The differentiated system description: host bridges, PCI hot plug, processors, memory devices, serial port, power button, sleep
 //! state.
 
 mod hotplug;
@@ -8,16 +8,19 @@ mod memory;
 mod processors;
 mod told;
 
+use std::ops::RangeInclusive;
+
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed, Method,
     MethodCall, Name, Notify, ONE, Package, Path, ResourceTemplate, Scope, ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
+use devices::pci::BarWindows;
 
 use super::TableConfig;
 use crate::arch::layout::{
-    ACPI_EVENT_IRQ, CPU_HOTPLUG_IRQ, MEMORY_DEVICE_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOLE,
-    PCI_HOTPLUG_IRQ, PCI_IO, SERIAL_IRQ, SERIAL_PORT, WINDOW_APERTURE,
+    ACPI_EVENT_IRQ, CPU_HOTPLUG_IRQ, MEMORY_DEVICE_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOTPLUG_IRQ,
+    SERIAL_IRQ, SERIAL_PORT, WINDOW_APERTURE,
 };
 
 /// Value of the sleep type field that powers the machine off.
@@ -30,10 +33,14 @@ fn narrow<T: TryFrom<u64>>(value: u64) -> T {
 /// The definition block's body.
 pub(super) fn build(config: &TableConfig) -> Vec<u8> {
     let mut aml = Vec::new();
-    host_bridge(config, &mut aml);
-    (1..config.segments).for_each(|segment| empty_host_bridge(segment, &mut aml));
-    hotplug::slots(&mut aml);
-    hotplug::registers(&mut aml);
+    for (segment, windows) in (0..).zip(&config.segments) {
+        match segment {
+            0 => host_bridge(config, windows, &mut aml),
+            _ => bridge(segment, &[], &windows.mem32, windows, &mut aml),
+        }
+        hotplug::slots(segment, &mut aml);
+    }
+    hotplug::registers(config, &mut aml);
     if config.processors_change() {
         processors::processors(config.max_vcpus, &mut aml);
     }
@@ -48,49 +55,21 @@ pub(super) fn build(config: &TableConfig) -> Vec<u8> {
     aml
 }
 
-/// The PCI Express host bridge. Its windows cover the aperture of bounce windows too: the guest's DMA layer never
-/// hands out IOVAs that lie in a host bridge's window.
-fn host_bridge(config: &TableConfig, aml: &mut Vec<u8>) {
-    let (io, ports) = (PCI_IO, PCI_CONFIG_PORTS);
+/// The PCI Express host bridge of segment 0, and what is beside it. Its windows cover the aperture of bounce windows too: the guest's
+/// DMA layer never hands out IOVAs that lie in a host bridge's window.
+fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
+    let ports = PCI_CONFIG_PORTS;
     let before: AddressSpace<u16> = AddressSpace::new_io(0, narrow(ports.start() - 1), None);
-    let after: AddressSpace<u16> = AddressSpace::new_io(narrow(*io.start()), narrow(*io.end()), None);
     let ports_len = narrow(ports.end() - ports.start() + 1);
-    let hole: AddressSpace<u32> = AddressSpace::new_memory(
-        AddressSpaceCacheable::NotCacheable,
-        true,
-        narrow(*PCI_HOLE.start()),
-        narrow(*PCI_HOLE.end()),
-        None,
-    );
-    let high: AddressSpace<u64> = AddressSpace::new_memory(
-        AddressSpaceCacheable::NotCacheable,
-        true,
-        *config.mem64.start(),
-        *config.mem64.end(),
-        None,
-    );
-    let bus: AddressSpace<u16> = AddressSpace::new_bus_number(0, 0);
     let config_ports = IO::new(narrow(*ports.start()), narrow(*ports.start()), 1, ports_len);
-    let resources = ResourceTemplate::new(vec![&bus, &config_ports, &before, &after, &hole, &high]);
-    let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE * u64::from(config.segments)));
     let (start, end) = WINDOW_APERTURE.into_inner();
+    bridge(0, &[&config_ports, &before], &(start..=*windows.mem32.end()), windows, aml);
+    let segments = config.segments.len() as u64;
+    let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE * segments));
     let aperture = Memory32Fixed::new(true, narrow(start), narrow(end - start + 1));
     Scope::new(
         "_SB_".into(),
         vec![
-            &Device::new(
-                "PCI0".into(),
-                vec![
-                    &Name::new("_HID".into(), &EISAName::new("PNP0A08")),
-                    &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
-                    &Name::new("_SEG".into(), &ZERO),
-                    &Name::new("_BBN".into(), &ZERO),
-                    &Name::new("_UID".into(), &ZERO),
-                    // DMA may snoop the caches: it is coherent.
-                    &Name::new("_CCA".into(), &ONE),
-                    &Name::new("_CRS".into(), &resources),
-                ],
-            ),
             // ECAM as a motherboard resource, which is what Linux wants besides the memory map; and the aperture of
             // windows, so that the guest does not put a BAR of a device there that comes later.
             &Device::new(
@@ -106,26 +85,49 @@ fn host_bridge(config: &TableConfig, aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
 }
 
-/// The host bridge of a segment where nothing is: no function answers in its ECAM, and it has no windows for BARs.
-fn empty_host_bridge(segment: u16, aml: &mut Vec<u8>) {
+/// The host bridge of a segment with its windows: `first`, I/O, `mem32`, and 64-bit memory.
+fn bridge(segment: u16, first: &[&dyn Aml], mem32: &RangeInclusive<u64>, windows: &BarWindows, aml: &mut Vec<u8>) {
     let bus: AddressSpace<u16> = AddressSpace::new_bus_number(0, 0);
-    let name = format!("PCI{segment:X}");
+    let io: AddressSpace<u16> = AddressSpace::new_io(narrow(*windows.io.start()), narrow(*windows.io.end()), None);
+    let low: AddressSpace<u32> = AddressSpace::new_memory(
+        AddressSpaceCacheable::NotCacheable,
+        true,
+        narrow(*mem32.start()),
+        narrow(*mem32.end()),
+        None,
+    );
+    let high: AddressSpace<u64> = AddressSpace::new_memory(
+        AddressSpaceCacheable::NotCacheable,
+        true,
+        *windows.mem64.start(),
+        *windows.mem64.end(),
+        None,
+    );
+    let mut resources: Vec<&dyn Aml> = vec![&bus];
+    resources.extend(first);
+    resources.extend([&io as &dyn Aml, &low, &high]);
     Scope::new(
         "_SB_".into(),
         vec![&Device::new(
-            name.as_str().into(),
+            bridge_name(segment).as_str().into(),
             vec![
                 &Name::new("_HID".into(), &EISAName::new("PNP0A08")),
                 &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
                 &Name::new("_SEG".into(), &segment),
                 &Name::new("_BBN".into(), &ZERO),
                 &Name::new("_UID".into(), &segment),
+                // DMA may snoop the caches: it is coherent.
                 &Name::new("_CCA".into(), &ONE),
-                &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&bus])),
+                &Name::new("_CRS".into(), &ResourceTemplate::new(resources)),
             ],
         )],
     )
     .to_aml_bytes(aml);
+}
+
+/// The name of a segment's host bridge.
+fn bridge_name(segment: u16) -> String {
+    format!("PCI{segment:X}")
 }
 
 /// The power button, and the generic event device (ACPI 6.5, section 5.6.9) by whose interrupts it is pressed and devices

@@ -4,6 +4,7 @@
 //! a sleep and a reset register, and none of the legacy power hardware.
 
 mod dsdt;
+mod viot;
 
 use acpi_tables::Aml;
 use acpi_tables::fadt::{FADTBuilder, Flags};
@@ -12,10 +13,9 @@ use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, P
 use acpi_tables::mcfg::MCFG;
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
-use acpi_tables::viot::{PciDevice, PciRange, VIOT, VirtIoPciIommu};
 use acpi_tables::xsdt::XSDT;
 use devices::legacy::power::{RESET_OFFSET, RESET_VALUE, SLEEP_CONTROL_OFFSET, SLEEP_STATUS_OFFSET};
-use devices::pci::PciAddress;
+use devices::pci::{BarWindows, PciAddress};
 use devices::ram::Ram;
 use std::ops::RangeInclusive;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
@@ -36,16 +36,14 @@ pub struct TableConfig {
     pub vcpus: u32,
     /// vCPUs that it may have.
     pub max_vcpus: u32,
-    /// Where 64-bit BARs are.
-    pub mem64: RangeInclusive<u64>,
-    /// The virtio-iommu, and the range of functions behind it, whether they are there or yet to come.
-    pub iommu: Option<(PciAddress, RangeInclusive<PciAddress>)>,
+    /// Where BARs are, of each PCI segment.
+    pub segments: Vec<BarWindows>,
+    /// The virtio-iommu, and the ranges of functions behind it, whether they are there or yet to come.
+    pub iommu: Option<(PciAddress, Vec<RangeInclusive<PciAddress>>)>,
     /// Whether there is a first serial port.
     pub serial: bool,
     /// Whether RAM can come while the guest runs.
     pub memory_devices: bool,
-    /// PCI segments, at least one. All functions are on the first.
-    pub segments: u16,
 }
 
 impl TableConfig {
@@ -58,7 +56,10 @@ impl TableConfig {
 /// Writes all tables to guest memory; returns the address of the root pointer (RSDP).
 pub fn write(memory: &Ram, config: &TableConfig) -> Result<u64, GuestMemoryError> {
     let tables = build(config, ACPI_TABLES);
-    assert!(ACPI_TABLES + tables.len() as u64 <= RESET_VECTOR, "the tables of 254 vCPUs and 32 devices fit in 128 KiB");
+    assert!(
+        ACPI_TABLES + tables.len() as u64 <= RESET_VECTOR,
+        "the tables of 254 vCPUs and 16 segments fit in 128 KiB"
+    );
     memory.write_slice(&tables, GuestAddress(ACPI_TABLES))?;
     Ok(ACPI_TABLES)
 }
@@ -76,7 +77,7 @@ fn build(config: &TableConfig, base: u64) -> Vec<u8> {
     let fadt = place(&fadt(dsdt));
     let mut entries = vec![fadt, place(&madt(config)), place(&mcfg(config))];
     if let Some((iommu, endpoints)) = &config.iommu {
-        entries.push(place(&viot(*iommu, endpoints)));
+        entries.push(place(&viot::build(*iommu, endpoints)));
     }
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     entries.into_iter().for_each(|entry| xsdt.add_entry(entry));
@@ -127,19 +128,10 @@ fn madt(config: &TableConfig) -> MADT {
 
 fn mcfg(config: &TableConfig) -> MCFG {
     let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    for segment in 0..config.segments {
+    for (segment, _) in (0..).zip(&config.segments) {
         mcfg.add_ecam(PCI_ECAM + u64::from(segment) * PCI_ECAM_SIZE, segment, 0, 0);
     }
     mcfg
-}
-
-/// The virtual I/O translation table (ACPI 6.5, section 5.2.31): the virtio-iommu, and the range of functions behind it.
-fn viot(iommu: PciAddress, endpoints: &RangeInclusive<PciAddress>) -> VIOT {
-    let device = |a: PciAddress| PciDevice::new(a.segment, a.bus, a.device, a.function);
-    let mut viot = VIOT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    let handle = viot.add_virtio_pci_iommu(VirtIoPciIommu::new(device(iommu)));
-    viot.add_pci_range(PciRange::new(device(*endpoints.start()), device(*endpoints.end()), &handle));
-    viot
 }
 
 #[cfg(test)]
@@ -147,17 +139,23 @@ mod tests {
     use carom_api::limits::MAX_PCI_SEGMENTS;
 
     use super::*;
+    use crate::arch::segments::windows;
 
     fn config() -> TableConfig {
         TableConfig {
             vcpus: 2,
             max_vcpus: 2,
-            mem64: 0x40_0000_0000..=0x7f_ffff_ffff,
-            iommu: Some((PciAddress::on_root_bus(1), PciAddress::on_root_bus(2)..=PciAddress::on_root_bus(17))),
+            segments: segments(1),
+            iommu: Some((PciAddress::on_root_bus(1), vec![PciAddress::on_root_bus(2)..=PciAddress::on_root_bus(17)])),
             serial: true,
             memory_devices: false,
-            segments: 1,
         }
+    }
+
+    fn segments(count: u16) -> Vec<BarWindows> {
+        let mut config = carom_api::VmConfig::default();
+        config.platform.num_pci_segments = count;
+        windows(&config, &(0x40_0000_0000..=0x7f_ffff_ffff))
     }
 
     fn u64_at(image: &[u8], offset: usize) -> u64 {
@@ -191,7 +189,7 @@ mod tests {
 
     #[test]
     fn each_segment_has_its_ecam_and_host_bridge() {
-        let build = |segments| build(&TableConfig { segments, ..config() }, 0);
+        let build = |count| build(&TableConfig { segments: segments(count), ..config() }, 0);
         let has = |image: &[u8], name: &[u8]| image.windows(name.len()).any(|window| window == name);
         let (one, three) = (build(1), build(3));
         assert!(has(&one, b"PCI0") && !has(&one, b"PCI1"));
@@ -201,6 +199,8 @@ mod tests {
         // Behind 44 bytes: base, segment, first and last bus, four bytes that are reserved.
         let entries: Vec<_> = mcfg[44..].chunks(16).map(|entry| (u64_at(entry, 0), entry[8])).collect();
         assert_eq!(entries, [(0xf800_0000, 0), (0xf810_0000, 1), (0xf820_0000, 2)]);
+        // A slot and registers of hot plug of the last.
+        assert!(has(&three, b"_SB_PCI2") && has(&three, b"CAM2") && !has(&three, b"CAM3"));
     }
 
     #[test]
@@ -238,7 +238,13 @@ mod tests {
     #[test]
     fn tables_of_the_largest_machine_fit() {
         let image = build(
-            &TableConfig { vcpus: 1, max_vcpus: 254, segments: MAX_PCI_SEGMENTS, memory_devices: true, ..config() },
+            &TableConfig {
+                vcpus: 1,
+                max_vcpus: 254,
+                segments: segments(MAX_PCI_SEGMENTS),
+                memory_devices: true,
+                ..config()
+            },
             ACPI_TABLES,
         );
         assert!(ACPI_TABLES + image.len() as u64 <= RESET_VECTOR);

@@ -9,31 +9,47 @@ use acpi_tables::aml::{
 };
 use devices::pci::HotplugRegisters;
 
-use super::narrow;
 use super::told::{DEVICE_CHECK, EJECT_REQUEST, Told};
-use crate::arch::layout::{PCI_HOTPLUG_PORTS, PCI_SLOTS};
+use super::{Bytes, TableConfig, bridge_name, narrow};
+use crate::arch::layout::pci_hotplug_ports;
+use crate::arch::segments;
 
 /// The method that tells the slots of what has changed.
 pub(super) const SCAN: &str = "\\_SB_.PHPC.SCAN";
-/// The method that lets go of the device in the slot of this number.
-const EJECT: &str = "\\_SB_.PHPC.EJCT";
 
 fn slot_name(slot: u8) -> String {
     format!("S{slot:03}")
 }
 
-/// The slots of the root bus that devices can come to and go from. There is no `_STA`: whether a device is there, its
+/// The name of what a segment has of its own: the hexadecimal digit of the segment follows on `stem`.
+fn of_segment(stem: &str, segment: u16) -> String {
+    format!("{stem}{segment:X}")
+}
+
+/// The same, as the name of a register.
+fn field_name(stem: [u8; 3], segment: u16) -> [u8; 4] {
+    let [first, second, third] = stem;
+    let digit = char::from_digit(segment.into(), 16).map_or('_', |digit| digit.to_ascii_uppercase());
+    [first, second, third, u8::try_from(digit).unwrap_or(b'_')]
+}
+
+/// The slots of a segment's root bus that devices can come to and go from. There is no `_STA`: whether a device is there, its
 /// configuration space tells.
-pub(super) fn slots(aml: &mut Vec<u8>) {
-    for slot in PCI_SLOTS {
-        let eject = MethodCall::new(EJECT.into(), vec![&slot]);
+pub(super) fn slots(segment: u16, aml: &mut Vec<u8>) {
+    let bridge = format!("\\_SB_.{}", bridge_name(segment));
+    // The method that lets go of the device in the slot of this number.
+    let eject_method = format!("\\_SB_.PHPC.{}", of_segment("EJC", segment));
+    for slot in segments::slots(segment) {
+        let eject = MethodCall::new(eject_method.as_str().into(), vec![&slot]);
+        // No two slots of the guest may have the same number.
+        let number = segment * 32 + u16::from(slot);
         Scope::new(
-            "\\_SB_.PCI0".into(),
+            bridge.as_str().into(),
             vec![&Device::new(
                 slot_name(slot).as_str().into(),
                 vec![
                     &Name::new("_ADR".into(), &(u32::from(slot) << 16)),
-                    &Name::new("_SUN".into(), &slot),
+                    &Name::new("_SUN".into(), &number),
                     &Method::new("_EJ0".into(), 1, true, vec![&eject]),
                 ],
             )],
@@ -42,23 +58,22 @@ pub(super) fn slots(aml: &mut Vec<u8>) {
     }
 }
 
-/// The registers, and the methods on them.
-pub(super) fn registers(aml: &mut Vec<u8>) {
-    let (base, len): (u16, u8) = (narrow(PCI_HOTPLUG_PORTS), narrow(HotplugRegisters::LEN));
-    let ports = IO::new(base, base, 1, len);
-    let fields = [*b"CAME", *b"TOGO", *b"EJEC"].map(|name| FieldEntry::Named(name, 32)).to_vec();
-    let (came, to_go, gone) = (Path::new("CAME"), Path::new("TOGO"), Path::new("EJEC"));
-    let (first, second) = (Local(0), Local(1));
-    let mut scan: Vec<Box<dyn Aml>> = Vec::new();
-    for slot in PCI_SLOTS {
-        let told = |local, event| Told { path: format!("\\_SB_.PCI0.{}", slot_name(slot)), local, bit: slot, event };
-        scan.push(Box::new(told(0, DEVICE_CHECK)));
-        scan.push(Box::new(told(1, EJECT_REQUEST)));
+/// The registers of all segments, and the methods on them.
+pub(super) fn registers(config: &TableConfig, aml: &mut Vec<u8>) {
+    let len: u8 = narrow(HotplugRegisters::LEN);
+    let segments = || (0..).zip(&config.segments).map(|(segment, _)| segment);
+    let ports: Vec<IO> = segments()
+        .map(|segment| {
+            let base = narrow(pci_hotplug_ports(segment));
+            IO::new(base, base, 1, len)
+        })
+        .collect();
+    let resources = ResourceTemplate::new(ports.iter().map(|ports| ports as &dyn Aml).collect());
+    let (mut parts, mut scan) = (Vec::new(), Vec::new());
+    for segment in segments() {
+        registers_of(segment, &mut parts);
+        scan_of(segment, &mut scan);
     }
-    // Reading clears, so both are read once.
-    let (read_came, read_to_go) = (Store::new(&first, &came), Store::new(&second, &to_go));
-    let mut steps: Vec<&dyn Aml> = vec![&read_came, &read_to_go];
-    steps.extend(scan.iter().map(|step| &**step));
     Scope::new(
         "_SB_".into(),
         vec![&Device::new(
@@ -66,19 +81,44 @@ pub(super) fn registers(aml: &mut Vec<u8>) {
             vec![
                 &Name::new("_HID".into(), &EISAName::new("PNP0A06")),
                 &Name::new("_UID".into(), &"PCI hot plug"),
-                &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ports])),
-                &OpRegion::new("REGS".into(), OpRegionSpace::SystemIO, &base, &len),
-                &Field::new(
-                    "REGS".into(),
-                    FieldAccessType::DWord,
-                    FieldLockRule::NoLock,
-                    FieldUpdateRule::WriteAsZeroes,
-                    fields,
-                ),
-                &Method::new("EJCT".into(), 1, true, vec![&ShiftLeft::new(&gone, &ONE, &Arg(0))]),
-                &Method::new("SCAN".into(), 0, true, steps),
+                &Name::new("_CRS".into(), &resources),
+                &Bytes(&parts),
+                &Method::new("SCAN".into(), 0, true, vec![&Bytes(&scan)]),
             ],
         )],
     )
     .to_aml_bytes(aml);
+}
+
+/// The registers of a segment, and the method that lets go of a device.
+fn registers_of(segment: u16, aml: &mut Vec<u8>) {
+    let (base, len): (u16, u8) = (narrow(pci_hotplug_ports(segment)), narrow(HotplugRegisters::LEN));
+    let region = of_segment("RGS", segment);
+    let fields = [*b"CAM", *b"TGO", *b"EJE"].map(|stem| FieldEntry::Named(field_name(stem, segment), 32)).to_vec();
+    OpRegion::new(region.as_str().into(), OpRegionSpace::SystemIO, &base, &len).to_aml_bytes(aml);
+    Field::new(
+        region.as_str().into(),
+        FieldAccessType::DWord,
+        FieldLockRule::NoLock,
+        FieldUpdateRule::WriteAsZeroes,
+        fields,
+    )
+    .to_aml_bytes(aml);
+    let gone = Path::new(&of_segment("EJE", segment));
+    let eject = of_segment("EJC", segment);
+    Method::new(eject.as_str().into(), 1, true, vec![&ShiftLeft::new(&gone, &ONE, &Arg(0))]).to_aml_bytes(aml);
+}
+
+/// What tells the slots of a segment. Reading clears, so both registers are read once.
+fn scan_of(segment: u16, aml: &mut Vec<u8>) {
+    let (came, to_go) = (Path::new(&of_segment("CAM", segment)), Path::new(&of_segment("TGO", segment)));
+    let (first, second) = (Local(0), Local(1));
+    Store::new(&first, &came).to_aml_bytes(aml);
+    Store::new(&second, &to_go).to_aml_bytes(aml);
+    for slot in segments::slots(segment) {
+        let path = || format!("\\_SB_.{}.{}", bridge_name(segment), slot_name(slot));
+        let told = |local, event| Told { path: path(), local, bit: slot, event };
+        told(0, DEVICE_CHECK).to_aml_bytes(aml);
+        told(1, EJECT_REQUEST).to_aml_bytes(aml);
+    }
 }

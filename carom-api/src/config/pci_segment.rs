@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! How much of the addresses for BARs a PCI segment has.
+
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::PlatformConfig;
+use crate::error::ConfigError;
+use crate::field::Field;
+use crate::option_list::OptionList;
+
+/// How much of the addresses for BARs a PCI segment has. Those of all segments are as their weights.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PciSegmentConfig {
+    /// The segment.
+    #[schema(maximum = 15)]
+    pub pci_segment: u16,
+    /// Its part of the addresses below 4 GiB, by weight.
+    #[serde(default = "default_weight")]
+    #[schema(minimum = 1, maximum = 1024)]
+    pub mmio32_aperture_weight: u32,
+    /// Its part of those above.
+    #[serde(default = "default_weight")]
+    #[schema(minimum = 1, maximum = 1024)]
+    pub mmio64_aperture_weight: u32,
+}
+
+/// Weight where nothing is said.
+const DEFAULT_WEIGHT: u32 = 1;
+/// Largest weight. The least part of the addresses below 4 GiB has room for the BARs of a few devices then.
+const MAX_WEIGHT: u32 = 1024;
+
+fn default_weight() -> u32 {
+    DEFAULT_WEIGHT
+}
+
+impl PciSegmentConfig {
+    /// The option.
+    pub const OPTION: Field = Field::new("--pci-segment", "pci_segments");
+    /// [`Self::pci_segment`].
+    pub const PCI_SEGMENT: Field = Self::OPTION.key("pci_segment");
+
+    /// Checks it beside the number of segments.
+    ///
+    /// # Errors
+    /// There is no such segment, or a weight is none.
+    pub fn check(&self, platform: &PlatformConfig) -> Result<(), ConfigError> {
+        platform.check_segment(Self::PCI_SEGMENT, self.pci_segment)?;
+        let weights = [
+            ("mmio32_aperture_weight", self.mmio32_aperture_weight),
+            ("mmio64_aperture_weight", self.mmio64_aperture_weight),
+        ];
+        for (key, weight) in weights {
+            if !(1..=MAX_WEIGHT).contains(&weight) {
+                let rule = format!("{weight} is not in 1 to {MAX_WEIGHT}");
+                return Err(ConfigError::new(Self::OPTION.key(key), rule));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for PciSegmentConfig {
+    type Err = ConfigError;
+
+    /// Parses `pci_segment=N[,mmio32_aperture_weight=N][,mmio64_aperture_weight=N]`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let keys = ["pci_segment", "mmio32_aperture_weight", "mmio64_aperture_weight"];
+        let list = OptionList::parse(Self::OPTION, text, &keys)?;
+        list.required("pci_segment")?;
+        Ok(Self {
+            pci_segment: list.segment()?,
+            mmio32_aperture_weight: list.number("mmio32_aperture_weight")?.unwrap_or(DEFAULT_WEIGHT),
+            mmio64_aperture_weight: list.number("mmio64_aperture_weight")?.unwrap_or(DEFAULT_WEIGHT),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_one_unless_said_and_never_none() {
+        let platform = PlatformConfig { num_pci_segments: 2, ..PlatformConfig::default() };
+        let read = |text: &str| {
+            let segment: PciSegmentConfig = text.parse()?;
+            segment.check(&platform).map(|()| segment)
+        };
+        let refused = |text: &str| read(text).unwrap_err().to_string();
+        let segment = read("pci_segment=1,mmio32_aperture_weight=8").unwrap();
+        assert_eq!((segment.pci_segment, segment.mmio32_aperture_weight, segment.mmio64_aperture_weight), (1, 8, 1));
+        assert_eq!(segment, serde_json::from_str(r#"{"pci_segment": 1, "mmio32_aperture_weight": 8}"#).unwrap());
+        assert_eq!(refused("mmio32_aperture_weight=1"), "--pci-segment: 'pci_segment=' is needed");
+        assert!(refused("pci_segment=2").starts_with("--pci-segment pci_segment: there is no segment 2"));
+        for key in ["mmio32_aperture_weight", "mmio64_aperture_weight"] {
+            for weight in ["0", "1025"] {
+                let error = refused(&format!("pci_segment=1,{key}={weight}"));
+                assert_eq!(error, format!("--pci-segment {key}: {weight} is not in 1 to 1024"));
+            }
+        }
+    }
+}
