@@ -10,6 +10,8 @@
 #[path = "../http/mod.rs"]
 #[expect(dead_code, reason = "these tests send what others made")]
 mod http;
+#[path = "../recorded/mod.rs"]
+mod recorded;
 mod steps;
 #[path = "../tiny_guest/mod.rs"]
 mod tiny_guest;
@@ -17,136 +19,38 @@ mod tiny_guest;
 use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsStr;
-use std::fs::{self, OpenOptions};
-use std::io::{BufReader, Read, Write};
-use std::net::Shutdown;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::fs;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use http::PATIENCE;
+use recorded::{Vmm, pass_on};
 use steps::{STEPS, Step};
 
-/// Stands for the test's directory in recorded requests, which must have the length of the real one.
+/// Stands for the test's directory in recorded requests.
 const DIRECTORY: &str = "/tmp/carom-ch-remote-XXXXXX";
 
 /// Where docs say how the client's output differs from what it is with Cloud Hypervisor.
 const DOCS: &str = "../docs/ch-remote.md";
 
-/// A VMM without a VM, in a directory whose name has the length of [`DIRECTORY`].
-struct Vmm {
-    child: Child,
-    dir: tempfile::TempDir,
+/// A VMM in a directory with what the steps need.
+fn start_as(program: &OsStr) -> Option<Vmm> {
+    Vmm::start(program, DIRECTORY, |dir| {
+        let config = steps::config(dir.to_str().unwrap());
+        fs::write(dir.join("config.json"), config).unwrap();
+        fs::create_dir(dir.join("snapshot")).unwrap();
+    })
 }
 
-impl Vmm {
-    fn start() -> Option<Self> {
-        Self::start_as(OsStr::new(env!("CARGO_BIN_EXE_carom")))
-    }
-
-    fn start_as(program: &OsStr) -> Option<Self> {
-        if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-            eprintln!("not tested: /dev/kvm: {error}");
-            return None;
-        }
-        let dir = tempfile::Builder::new().prefix("carom-ch-remote-").rand_bytes(6).tempdir_in("/tmp").unwrap();
-        assert_eq!(dir.path().to_str().unwrap().len(), DIRECTORY.len());
-        let mut kernel = tiny_guest::elf(tiny_guest::ECHO);
-        // It is the image of a disk too, which has a block at least.
-        kernel.resize(kernel.len().max(512), 0);
-        fs::write(dir.path().join("kernel"), kernel).unwrap();
-        let config = steps::config(dir.path().to_str().unwrap());
-        fs::write(dir.path().join("config.json"), config).unwrap();
-        fs::create_dir(dir.path().join("snapshot")).unwrap();
-        let child = Command::new(program)
-            .arg("--api-socket")
-            .arg(dir.path().join("api.sock"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let vmm = Self { child, dir };
-        vmm.connect();
-        Some(vmm)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn connect(&self) -> UnixStream {
-        let start = Instant::now();
-        loop {
-            match UnixStream::connect(self.path("api.sock")) {
-                Ok(stream) => {
-                    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                    return stream;
-                }
-                Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// What is written with the test's directory in it, as it is in any other run.
-    fn anywhere(&self, text: &str) -> String {
-        text.replace(self.dir.path().to_str().unwrap(), DIRECTORY)
-    }
-
-    fn here(&self, text: &str) -> String {
-        text.replace(DIRECTORY, self.dir.path().to_str().unwrap())
-    }
-
-    fn wait(mut self) {
-        let start = Instant::now();
-        while self.child.try_wait().unwrap().is_none() {
-            assert!(start.elapsed() < PATIENCE, "it does not end");
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
-impl Drop for Vmm {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start() -> Option<Vmm> {
+    start_as(OsStr::new(env!("CARGO_BIN_EXE_carom")))
 }
 
 /// Where a step's request is recorded.
 fn record(step: &Step) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ch_remote/requests").join(step.name()).with_extension("http")
-}
-
-/// Passes one connection on from `listener` to the VMM, and returns what the client sent. The client closes it when it has its
-/// answer.
-fn pass_on(listener: &UnixListener, vmm: &Vmm) -> String {
-    let (mut client, _) = listener.accept().unwrap();
-    let server = vmm.connect();
-    let mut answers = server.try_clone().unwrap();
-    let mut to_client = client.try_clone().unwrap();
-    let back = thread::spawn(move || {
-        let mut bytes = [0; 4096];
-        while let Ok(len @ 1..) = answers.read(&mut bytes) {
-            if to_client.write_all(&bytes[..len]).is_err() {
-                break;
-            }
-        }
-    });
-    let mut sent = Vec::new();
-    let mut bytes = [0; 4096];
-    while let Ok(len @ 1..) = client.read(&mut bytes) {
-        sent.extend_from_slice(&bytes[..len]);
-        (&server).write_all(&bytes[..len]).unwrap();
-    }
-    let _ = server.shutdown(Shutdown::Both);
-    back.join().unwrap();
-    String::from_utf8(sent).unwrap()
 }
 
 #[test]
@@ -155,7 +59,7 @@ fn every_verb_of_the_client_itself_ends_as_it_should() {
         eprintln!("not tested: CAROM_CH_REMOTE does not name Cloud Hypervisor's client");
         return;
     };
-    let Some(vmm) = Vmm::start() else { return };
+    let Some(vmm) = start() else { return };
     let proxy = vmm.path("proxy.sock");
     let listener = UnixListener::bind(&proxy).unwrap();
     for step in STEPS {
@@ -181,16 +85,9 @@ fn every_verb_of_the_client_itself_ends_as_it_should() {
 
 #[test]
 fn every_recorded_request_of_the_client_is_answered_as_it_should_be() {
-    let Some(vmm) = Vmm::start() else { return };
+    let Some(vmm) = start() else { return };
     for step in STEPS {
-        let request = fs::read_to_string(record(step)).unwrap();
-        let mut stream = vmm.connect();
-        // As the client does it: head and body apart.
-        let (head, body) = request.split_once("\r\n\r\n").unwrap();
-        stream.write_all(format!("{}\r\n\r\n", vmm.here(head)).as_bytes()).unwrap();
-        stream.write_all(vmm.here(body).as_bytes()).unwrap();
-        let (status, body) = http::receive(&mut BufReader::new(stream));
-        let body = String::from_utf8(body).unwrap();
+        let (status, body) = vmm.replay(&record(step));
         assert_eq!(status, step.status, "{}: {body}", step.name());
         assert!(step.says.iter().all(|part| body.contains(part)), "{}: {body}", step.name());
     }
@@ -238,7 +135,7 @@ fn client_reads_of_this_vmm_what_it_reads_of_cloud_hypervisor() {
         eprintln!("not tested: CAROM_CH_REMOTE and CAROM_CLOUD_HYPERVISOR do not name Cloud Hypervisor's programs");
         return;
     };
-    let (Some(here), Some(there)) = (Vmm::start(), Vmm::start_as(&peer)) else { return };
+    let (Some(here), Some(there)) = (start(), start_as(&peer)) else { return };
     let mut differences = BTreeSet::new();
     for step in STEPS {
         let run = |vmm: &Vmm| {

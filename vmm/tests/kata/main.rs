@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The calls that Kata Containers makes of Cloud Hypervisor, by its client in Go.
+//!
+//! `CAROM_KATA_CLIENT` names `driver.go`, built with that client (`docs/kata.md`); without, its requests as they were recorded are sent
+//! again. With `CAROM_BLESS=1` they are recorded. Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+//! Network devices, which come with descriptors, are in the guest test of the same name.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../http/mod.rs"]
+#[expect(dead_code, reason = "these tests send what others made")]
+mod http;
+#[path = "../recorded/mod.rs"]
+mod recorded;
+#[path = "../tiny_guest/mod.rs"]
+mod tiny_guest;
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use recorded::{Vmm, pass_on};
+
+/// Stands for the test's directory in recorded requests.
+const DIRECTORY: &str = "/tmp/carom-kata-XXXXXX";
+
+/// A call, the status of its answer, and what that says.
+type Step = (&'static str, u16, &'static [&'static str]);
+
+/// A sandbox's life, in the runtime's order.
+static STEPS: &[Step] = &[
+    ("ping", 200, &["\"version\":"]),
+    ("create", 204, &[]),
+    ("info", 200, &["\"state\":\"Created\"", "\"num_pci_segments\":2"]),
+    ("boot", 204, &[]),
+    ("info", 200, &["\"state\":\"Running\"", "\"_host_bridge1\"", "\"0001:00:00.0\""]),
+    ("add-disk", 200, &["\"id\":\"_disk0\"", "\"bdf\":\"0000:00:"]),
+    ("add-device=/sys/bus/pci/devices/0000:ff:1f.7", 400, &["0000:ff:1f.7"]),
+    ("info", 200, &["\"size\":268435456", "\"hotplug_size\":1073741824"]),
+    ("resize-memory", 204, &[]),
+    ("info", 200, &["\"boot_vcpus\":1", "\"max_vcpus\":2"]),
+    ("resize-vcpus", 204, &[]),
+    ("info", 200, &["\"boot_vcpus\":2"]),
+    ("pause", 204, &[]),
+    ("resume", 204, &[]),
+    ("remove-device=_disk0", 204, &[]),
+    ("ping", 200, &["\"pid\":"]),
+    ("shutdown-vmm", 204, &[]),
+];
+
+fn start() -> Option<Vmm> {
+    Vmm::start(OsStr::new(env!("CARGO_BIN_EXE_carom")), DIRECTORY, |dir| {
+        fs::write(dir.join("initrd"), "a guest of a few instructions does not look at it").unwrap();
+        File::create_new(dir.join("disk.img")).unwrap().set_len(1 << 20).unwrap();
+    })
+}
+
+/// Where a step's request is recorded.
+fn record(place: usize, (call, ..): Step) -> PathBuf {
+    let name = call.split('=').next().unwrap();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kata/requests");
+    dir.join(format!("{place:02}-{name}.http"))
+}
+
+#[test]
+fn client_itself_is_answered_as_its_runtime_expects() {
+    let Some(program) = env::var_os("CAROM_KATA_CLIENT") else {
+        eprintln!("not tested: CAROM_KATA_CLIENT does not name Kata Containers' client");
+        return;
+    };
+    let Some(vmm) = start() else { return };
+    let proxy = vmm.path("proxy.sock");
+    let listener = UnixListener::bind(&proxy).unwrap();
+    for (place, step) in STEPS.iter().enumerate() {
+        let (call, status, says) = *step;
+        let mut client = Command::new(&program);
+        client.arg(&proxy).arg(vmm.path("")).arg(call);
+        let client = thread::spawn(move || client.output().unwrap());
+        let sent = vmm.anywhere(&pass_on(&listener, &vmm));
+        let output = client.join().unwrap();
+        let said = [output.stdout, output.stderr].map(|said| String::from_utf8(said).unwrap()).concat();
+        println!("{call}: {} {said}", output.status);
+        assert_eq!(output.status.success(), status < 300, "{call}: {said}");
+        assert!(says.iter().all(|part| said.contains(part)), "{call}: {said}");
+        let file = record(place, *step);
+        if env::var_os("CAROM_BLESS").is_some() {
+            fs::write(&file, &sent).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), sent, "{}", file.display());
+    }
+    vmm.wait();
+}
+
+#[test]
+fn every_recorded_request_of_the_client_is_answered_as_it_should_be() {
+    let Some(vmm) = start() else { return };
+    for (place, step) in STEPS.iter().enumerate() {
+        let (call, wanted, says) = *step;
+        let (status, body) = vmm.replay(&record(place, *step));
+        assert_eq!(status, wanted, "{call}: {body}");
+        assert!(says.iter().all(|part| body.contains(part)), "{call}: {body}");
+    }
+    vmm.wait();
+}
