@@ -27,6 +27,8 @@ pub enum Role {
     Net,
     /// Serves the control queue of a network device: tells the host's interface of its queues.
     NetControl,
+    /// Carries bytes between the guest's console and the host.
+    Console,
     /// Carries bytes between sockets of the guest and of the host.
     Vsock,
     /// Polls the request queue of the virtio-iommu.
@@ -47,6 +49,7 @@ impl Role {
             Self::Block => "block",
             Self::Net => "net",
             Self::NetControl => "net_control",
+            Self::Console => "console",
             Self::Vsock => "vsock",
             Self::IommuPoll => "iommu_poll",
             Self::DmaFaults => "dma-faults",

@@ -4,6 +4,7 @@
 
 pub mod block;
 mod chain;
+pub mod console;
 mod device;
 pub mod iommu;
 pub mod net;

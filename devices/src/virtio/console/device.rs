@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The device as the transport sees it.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
+use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_queue::Queue;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::counters::ConsoleCounters;
+use super::ends::{Ends, MOST_INPUT, Size};
+use super::spec::{CONFIG_BYTES, DEVICE_TYPE, PCI_CLASS, feature};
+use super::state::{ConsoleState, STATE};
+use super::traffic::{QUEUES, Traffic};
+use crate::state::{DeviceState, StateError};
+use crate::sync::lock;
+use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
+use crate::worker::{Role, Worker};
+
+/// Largest sizes of the queues.
+const QUEUE_SIZES: [u16; QUEUES] = [256; QUEUES];
+
+/// What changes with the driver.
+#[derive(Default)]
+struct Active {
+    driver: Option<Driver>,
+    /// Serves both queues.
+    worker: Option<Worker<Traffic>>,
+    paused: bool,
+}
+
+/// A virtio-console device.
+pub struct VirtioConsole {
+    /// Name of the worker's thread.
+    thread: String,
+    ends: Arc<Ends>,
+    /// Of both queues, and of the host's side.
+    doorbell: EventFd,
+    active: Mutex<Active>,
+}
+
+impl VirtioConsole {
+    /// A device that prints to `output`.
+    ///
+    /// # Errors
+    /// The process can have no more descriptors.
+    pub(super) fn new(id: &str, output: Box<dyn Write + Send>) -> io::Result<Self> {
+        Ok(Self {
+            thread: id.to_string(),
+            ends: Arc::new(Ends::new(output)),
+            doorbell: EventFd::new(EFD_NONBLOCK)?,
+            active: Mutex::default(),
+        })
+    }
+
+    /// What it has done.
+    pub fn counters(&self) -> ConsoleCounters {
+        self.ends.counts.read()
+    }
+
+    /// Gives the guest bytes to read; returns how many there was room for. While no driver is there they are dropped.
+    pub fn receive(&self, bytes: &[u8]) -> usize {
+        let mut incoming = lock(&self.ends.incoming);
+        if !incoming.driver {
+            return bytes.len();
+        }
+        let room = (MOST_INPUT - incoming.input.len()).min(bytes.len());
+        incoming.input.extend(&bytes[..room]);
+        drop(incoming);
+        self.wake();
+        room
+    }
+
+    /// The terminal has this size from now on.
+    pub fn resize(&self, size: Size) {
+        lock(&self.ends.incoming).size = size;
+        self.wake();
+    }
+
+    /// The work of its thread with a driver that there is from now on, without the thread.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn traffic(&self, driver: Driver) -> Traffic {
+        lock(&self.ends.incoming).driver = true;
+        Traffic::new(self.ends.clone(), driver)
+    }
+
+    /// Bytes of input that wait for the driver.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn waiting(&self) -> usize {
+        lock(&self.ends.incoming).input.len()
+    }
+
+    fn wake(&self) {
+        // It fails where it was rung 2^64 times already.
+        let _ = self.doorbell.write(1);
+    }
+}
+
+impl VirtioDevice for VirtioConsole {
+    fn device_type(&self) -> u16 {
+        DEVICE_TYPE
+    }
+
+    fn pci_class(&self) -> u32 {
+        PCI_CLASS
+    }
+
+    fn features(&self) -> u64 {
+        feature::SIZE | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn config_len(&self) -> usize {
+        CONFIG_BYTES
+    }
+
+    fn read_config(&self, offset: usize, data: &mut [u8]) {
+        let Size { columns, rows } = lock(&self.ends.incoming).size;
+        let config = columns.to_le_bytes().into_iter().chain(rows.to_le_bytes());
+        for (value, byte) in data.iter_mut().zip(config.skip(offset)) {
+            *value = byte;
+        }
+    }
+
+    fn write_config(&self, _: usize, _: &[u8]) {}
+
+    fn activate(&self, driver: Driver) {
+        lock(&self.active).driver = Some(driver);
+        lock(&self.ends.incoming).driver = true;
+    }
+
+    fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
+        let mut active = lock(&self.active);
+        let Some(driver) = active.driver.clone() else { return Ok(()) };
+        if let Some(worker) = &active.worker {
+            worker.pause();
+            worker.with_task(|traffic| traffic.put(index, queue));
+            if !active.paused {
+                worker.resume();
+            }
+            return Ok(());
+        }
+        let mut traffic = Traffic::new(self.ends.clone(), driver);
+        traffic.put(index, queue);
+        let doorbell = self.doorbell.try_clone()?;
+        active.worker = Some(Worker::spawn(self.thread.clone(), Role::Console, doorbell, active.paused, traffic)?);
+        Ok(())
+    }
+
+    /// With its last queue the thread ends.
+    fn stop_queue(&self, index: u16) -> Option<QueueState> {
+        let mut active = lock(&self.active);
+        let paused = active.paused;
+        let worker = active.worker.as_ref()?;
+        worker.pause();
+        let (state, idle) = worker.with_task(|traffic| (traffic.take(index), traffic.is_idle()));
+        if idle {
+            active.worker = None;
+        } else if !paused {
+            worker.resume();
+        }
+        state
+    }
+
+    fn queue_state(&self, index: u16) -> Option<QueueState> {
+        let active = lock(&self.active);
+        active.worker.as_ref()?.with_task(|traffic| traffic.state(index))
+    }
+
+    fn doorbell(&self, queue: u16) -> Option<&EventFd> {
+        (usize::from(queue) < QUEUES).then_some(&self.doorbell)
+    }
+
+    /// A vCPU that found no doorbell rings it.
+    fn notify(&self, queue: u16) -> Result<(), DeviceError> {
+        if self.doorbell(queue).is_some() {
+            self.wake();
+        }
+        Ok(())
+    }
+
+    fn reset(&self) {
+        lock(&self.active).driver = None;
+        let mut incoming = lock(&self.ends.incoming);
+        incoming.input.clear();
+        (incoming.driver, incoming.told) = (false, None);
+    }
+
+    fn pause(&self) {
+        let mut active = lock(&self.active);
+        active.paused = true;
+        active.worker.iter().for_each(Worker::pause);
+    }
+
+    fn resume(&self) {
+        let mut active = lock(&self.active);
+        active.paused = false;
+        active.worker.iter().for_each(Worker::resume);
+    }
+
+    fn save(&self) -> Result<DeviceState, StateError> {
+        let incoming = lock(&self.ends.incoming);
+        let state = ConsoleState { input: incoming.input.iter().copied().collect(), told: incoming.told };
+        DeviceState::new(STATE.0, STATE.1, &state)
+    }
+
+    /// The device comes paused, as all are that are restored. Its driver learns of the terminal that there is now.
+    fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        let ConsoleState { input, told } = state.payload(STATE.0, STATE.1)?;
+        if input.len() > MOST_INPUT {
+            let rule = format!("has {} bytes, more than {MOST_INPUT}", input.len());
+            return Err(StateError::rule("input", rule));
+        }
+        lock(&self.active).paused = true;
+        let mut incoming = lock(&self.ends.incoming);
+        (incoming.input, incoming.told) = (input.into(), told);
+        Ok(())
+    }
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Numbers of the specification (virtio 1.3, section 5.3).
+
+/// Device type (virtio 1.3, section 5).
+pub const DEVICE_TYPE: u16 = 3;
+/// PCI class: communication controller, of no kind that PCI knows.
+pub const PCI_CLASS: u32 = 0x07_8000;
+
+/// Indices of the queues of the only port (section 5.3.2).
+pub mod queue {
+    /// Buffers for what is typed.
+    pub const RX: u16 = 0;
+    /// What the driver prints.
+    pub const TX: u16 = 1;
+}
+
+/// Feature bits (section 5.3.3).
+pub mod feature {
+    /// The configuration has the size of the terminal.
+    pub const SIZE: u64 = 1 << 0;
+}
+
+/// Bytes of the configuration: columns and rows (section 5.3.4). What is behind them belongs to features that the device does not have.
+pub const CONFIG_BYTES: usize = 4;
