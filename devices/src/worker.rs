@@ -7,57 +7,16 @@ use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::event_fd;
+use crate::sandbox;
+pub use crate::sandbox::Role;
 use crate::sync::lock;
-
-/// What a thread does, which says what it needs of the host's kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// Reads random bytes from a file for a guest.
-    Rng,
-    /// Serves a queue of a disk: reads and writes its image.
-    Block,
-    /// Serves a queue of packets of a network device: reads and writes the file of the host's interface.
-    Net,
-    /// Serves the control queue of a network device: tells the host's interface of its queues.
-    NetControl,
-    /// Carries bytes between the guest's console and the host.
-    Console,
-    /// Carries bytes between sockets of the guest and of the host.
-    Vsock,
-    /// Polls the request queue of the virtio-iommu.
-    IommuPoll,
-    /// Tells the driver of the virtio-iommu of accesses that were stopped.
-    DmaFaults,
-    /// Waits for what the host says of a device that it gave.
-    VfioNotices,
-    /// Reads what the server of a vfio-user device sends, and copies what it asks for.
-    VfioUser,
-}
-
-impl Role {
-    /// Its name, as in names of threads.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Rng => "rng",
-            Self::Block => "block",
-            Self::Net => "net",
-            Self::NetControl => "net_control",
-            Self::Console => "console",
-            Self::Vsock => "vsock",
-            Self::IommuPoll => "iommu_poll",
-            Self::DmaFaults => "dma-faults",
-            Self::VfioNotices => "vfio-notices",
-            Self::VfioUser => "vfio-user",
-        }
-    }
-}
 
 /// What a worker waits for before it works again. A doorbell and orders wake it in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,7 +151,7 @@ impl<T: Task> Worker<T> {
         let orders = Arc::new(Orders::new(paused)?);
         let task = Arc::new(Mutex::new(task));
         let (of_thread, task_of_thread) = (orders.clone(), task.clone());
-        let thread = thread::Builder::new().name(name).spawn(move || {
+        let thread = sandbox::start(role.thread(), name, move || {
             let work = AssertUnwindSafe(|| work(&of_thread, &task_of_thread, &doorbell));
             if catch_unwind(work).is_err() {
                 lock(&task_of_thread).panicked();

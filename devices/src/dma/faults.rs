@@ -9,11 +9,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
 
 use iommu_bounce::{EndpointId, Permissions};
 
-use crate::worker::Role;
+use crate::sandbox::{self, Role};
 
 /// As many as the driver may be told at once.
 const QUEUE: usize = 64;
@@ -83,7 +82,7 @@ impl FaultRelay {
                 }
             }
         };
-        thread::Builder::new().name(Role::DmaFaults.name().into()).spawn(run).map(drop)
+        sandbox::start(Role::DmaFaults.thread(), Role::DmaFaults.name().into(), run).map(drop)
     }
 
     /// What came so far.

@@ -24,7 +24,7 @@ pub const IOMMU_ADDRESS: PciAddress = PciAddress::on_root_bus(1);
 /// Its kind.
 pub(super) const KIND: &Kind = &IommuBounceConfig::KIND;
 /// The threads that it runs.
-pub(super) const ROLES: &[Role] = &[Role::IommuPoll, Role::DmaFaults];
+pub(super) const ROLES: &[Role] = &[Role::IommuPoll, Role::WindowStash, Role::WindowReader, Role::DmaFaults];
 /// What the virtio-iommu's queues can do.
 const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_idx: true };
 

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 use log::{error, warn};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -13,7 +13,7 @@ use vmm_sys_util::poll::PollContext;
 
 use super::host_function::{HostFunction, IrqKind};
 use crate::platform::{HostListener, HostNotice};
-use crate::worker::Role;
+use crate::sandbox::{self, Role};
 
 /// Token of the event that ends the thread. The token of any other event is its place in the list.
 const STOP: usize = usize::MAX;
@@ -62,7 +62,7 @@ impl HostWatch {
                 error!("{name}: notices of the host are not received any more: {error}");
             }
         };
-        let thread = Builder::new().name(Role::VfioNotices.name().into()).spawn(run)?;
+        let thread = sandbox::start(Role::VfioNotices.thread(), Role::VfioNotices.name().into(), run)?;
         Ok(Some(Self { stop, thread: Some(thread) }))
     }
 }

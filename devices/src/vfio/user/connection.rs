@@ -19,15 +19,15 @@ use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use log::error;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::wire::{ACCESS, Command, HEADER, Header, Kind, dma_access, parse_dma_access};
+use crate::sandbox::{self, Role};
 use crate::sync::lock;
-use crate::worker::Role;
 
 /// How long a server may take for anything. A vCPU may be waiting, with interrupts off in its guest.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
@@ -315,7 +315,7 @@ impl Connection {
                 }
             }
         };
-        let reader = thread::Builder::new().name(Role::VfioUser.name().into()).spawn(run)?;
+        let reader = sandbox::start(Role::VfioUser.thread(), Role::VfioUser.name().into(), run)?;
         Ok(Self { shared, reader: Some(reader) })
     }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use log::debug;
 
 use super::queues::{Queues, Watch};
-use crate::worker::Role;
+use crate::sandbox::{self, Role};
 
 /// How many looks at the ring are made between looks at the clock, which is dear on some hosts.
 const LOOKS_PER_TIME: u32 = 1024;
@@ -50,7 +50,7 @@ impl Poller {
         });
         let of_thread = shared.clone();
         let thread =
-            thread::Builder::new().name(Role::IommuPoll.name().into()).spawn(move || of_thread.run(&queues))?;
+            sandbox::start(Role::IommuPoll.thread(), Role::IommuPoll.name().into(), move || of_thread.run(&queues))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

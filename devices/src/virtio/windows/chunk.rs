@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc;
 
 use iommu_bounce::Permissions;
 use log::debug;
@@ -14,6 +15,7 @@ use rustix::io::retry_on_intr;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use super::region::Region;
+use crate::sandbox::{self, Role};
 
 /// Bytes of the huge pages that chunks can be made of.
 pub(super) const HUGE_PAGE: u64 = 2 << 20;
@@ -82,7 +84,11 @@ impl Chunk {
             return Ok(Some(self.file.try_clone()?));
         }
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        Ok(Some(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?))
+        let (tell, told) = mpsc::channel();
+        // Not by this thread, which may be a vCPU's: it has no right to open files. Who waits hears of a thread that is gone.
+        let open = move || drop(tell.send(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())));
+        sandbox::start(Role::WindowReader.thread(), Role::WindowReader.name().into(), open)?;
+        Ok(Some(told.recv().map_err(io::Error::other)??))
     }
 }
 

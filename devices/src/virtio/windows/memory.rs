@@ -5,7 +5,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use iommu_bounce::Permissions;
 use log::warn;
@@ -18,6 +18,7 @@ use super::shared::{ChunkPlace, SharedWindows, WindowState};
 use super::store::WindowStore;
 use super::supply::{self, Supply};
 use crate::platform::MemorySlots;
+use crate::sandbox::{self, Role};
 use crate::sync::{lock, lock_soon};
 
 /// The smallest chunk: a page.
@@ -115,9 +116,8 @@ impl WindowMemory {
             done: Condvar::new(),
         });
         let for_stash = shared.clone();
-        let stash = thread::Builder::new()
-            .name("window-stash".into())
-            .spawn(move || supply::run(&*for_stash))
+        let (role, name) = (Role::WindowStash.thread(), Role::WindowStash.name().into());
+        let stash = sandbox::start(role, name, move || supply::run(&*for_stash))
             .map_err(host("starting the thread that prepares window memory"))?;
         Ok(Self { shared, stash: Some(stash) })
     }

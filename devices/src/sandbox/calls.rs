@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Calls that belong together, for roles to name.
+
+use super::call::Call::{self, Any, Ioctl, IoctlsOf, Without};
+
+/// What the ioctl requests of VFIO and IOMMUFD have in common.
+const VFIO: u8 = b';';
+/// `KVM_SET_USER_MEMORY_REGION`: chunks of window memory come to the guest's view and leave it.
+const SHOW_MEMORY: u32 = 0x4020_ae46;
+/// `TUNSETOFFLOAD` and `TUNSETQUEUE`.
+const TAP_OFFLOADS: u32 = 0x4004_54d0;
+const TAP_QUEUES: u32 = 0x4004_54d9;
+/// Flags that would have a file written to, or made.
+const NOT_FOR_READING: u32 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC).cast_unsigned();
+/// `FIONBIO`.
+const NOT_BLOCKING: u32 = 0x5421;
+
+/// Reading and writing at a place of a file.
+pub const AT_PLACES: &[Call] = &[
+    Any(libc::SYS_pread64),
+    Any(libc::SYS_pwrite64),
+    Any(libc::SYS_preadv),
+    Any(libc::SYS_pwritev),
+    Any(libc::SYS_preadv2),
+    Any(libc::SYS_pwritev2),
+    Any(libc::SYS_fallocate),
+    Any(libc::SYS_ftruncate),
+    Any(libc::SYS_fdatasync),
+    Any(libc::SYS_fsync),
+];
+
+/// io_uring, and making it: a driver that comes has it made.
+pub const URING: &[Call] =
+    &[Any(libc::SYS_io_uring_setup), Any(libc::SYS_io_uring_enter), Any(libc::SYS_io_uring_register)];
+
+/// Waiting for many files, and for a time.
+pub const WAITING: &[Call] = &[
+    Any(libc::SYS_epoll_create1),
+    Any(libc::SYS_epoll_ctl),
+    Any(libc::SYS_epoll_wait),
+    Any(libc::SYS_epoll_pwait),
+    Any(libc::SYS_epoll_pwait2),
+    Any(libc::SYS_timerfd_create),
+    Any(libc::SYS_timerfd_settime),
+];
+
+/// Bytes of a socket that is there.
+pub const MESSAGES: &[Call] = &[
+    Any(libc::SYS_sendmsg),
+    Any(libc::SYS_recvmsg),
+    Any(libc::SYS_sendto),
+    Any(libc::SYS_recvfrom),
+    Any(libc::SYS_shutdown),
+    Any(libc::SYS_getsockopt),
+    Any(libc::SYS_setsockopt),
+];
+
+/// Sockets of programs of the host.
+pub(super) const SOCKETS: &[Call] = &[
+    Any(libc::SYS_accept),
+    Any(libc::SYS_accept4),
+    Any(libc::SYS_socket),
+    Any(libc::SYS_connect),
+    Ioctl(NOT_BLOCKING),
+];
+
+/// What the virtio-iommu's requests come to: mappings of the host's IOMMU, and window memory.
+pub const MAPPINGS: &[Call] = &[
+    IoctlsOf(VFIO),
+    Ioctl(SHOW_MEMORY),
+    Any(libc::SYS_fallocate),
+    Any(libc::SYS_ftruncate),
+    Any(libc::SYS_memfd_create),
+    Any(libc::SYS_fcntl),
+    Any(libc::SYS_prlimit64),
+    Any(libc::SYS_getrlimit),
+];
+
+/// Opening a file for reading.
+pub(super) const OPENING: &[Call] =
+    &[Without(libc::SYS_open, 1, NOT_FOR_READING), Without(libc::SYS_openat, 2, NOT_FOR_READING)];
+
+/// Queues and offloads of a tap interface.
+pub const TAP: &[Call] = &[Ioctl(TAP_OFFLOADS), Ioctl(TAP_QUEUES)];

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Calls that no role names: those of the C library and of Rust's, in any version that is in use, and of logging.
+
+use super::call::Call::{self, Any, Ioctl, OnItself, With, Without};
+
+/// `futex_wake`, `futex_wait` and `futex_requeue` of Linux 6.7, which newer C libraries use.
+const FUTEX_WAKE: i64 = 454;
+const FUTEX_WAIT: i64 = 455;
+const FUTEX_REQUEUE: i64 = 456;
+/// `PR_SET_VMA`, by which the C library may name its memory.
+const NAME_MEMORY: u32 = 0x5356_4d41;
+/// Nothing that can be run comes to be once a thread is filtered.
+const EXEC: u32 = libc::PROT_EXEC.cast_unsigned();
+
+const fn fcntl(command: i32) -> Call {
+    With(libc::SYS_fcntl, 1, command.cast_unsigned())
+}
+
+/// What each thread may call.
+pub(super) const COMMON: &[Call] = &[
+    // Threads that wait for each other, and time.
+    Any(libc::SYS_futex),
+    Any(libc::SYS_futex_waitv),
+    Any(FUTEX_WAKE),
+    Any(FUTEX_WAIT),
+    Any(FUTEX_REQUEUE),
+    Any(libc::SYS_sched_yield),
+    Any(libc::SYS_clock_gettime),
+    Any(libc::SYS_clock_getres),
+    Any(libc::SYS_clock_nanosleep),
+    Any(libc::SYS_nanosleep),
+    Any(libc::SYS_gettimeofday),
+    Any(libc::SYS_time),
+    Any(libc::SYS_restart_syscall),
+    // Memory.
+    Without(libc::SYS_mmap, 2, EXEC),
+    Without(libc::SYS_mprotect, 2, EXEC),
+    Any(libc::SYS_munmap),
+    Any(libc::SYS_mremap),
+    Any(libc::SYS_madvise),
+    Any(libc::SYS_brk),
+    With(libc::SYS_prctl, 0, NAME_MEMORY),
+    // Files that are open: events, the log.
+    Any(libc::SYS_read),
+    Any(libc::SYS_write),
+    Any(libc::SYS_readv),
+    Any(libc::SYS_writev),
+    Any(libc::SYS_lseek),
+    Any(libc::SYS_close),
+    Any(libc::SYS_fstat),
+    Any(libc::SYS_poll),
+    Any(libc::SYS_ppoll),
+    Any(libc::SYS_dup),
+    Any(libc::SYS_eventfd2),
+    fcntl(libc::F_GETFD),
+    fcntl(libc::F_SETFD),
+    fcntl(libc::F_GETFL),
+    fcntl(libc::F_SETFL),
+    fcntl(libc::F_DUPFD_CLOEXEC),
+    // A terminal's settings, which a thread that panics puts back: `TCGETS`, `TCSETS` to `TCSETSF`, and the same for any speed.
+    Ioctl(0x5401),
+    Ioctl(0x5402),
+    Ioctl(0x5403),
+    Ioctl(0x5404),
+    Ioctl(0x802c_542a),
+    Ioctl(0x402c_542b),
+    Ioctl(0x402c_542c),
+    Ioctl(0x402c_542d),
+    // The thread's own beginning, end and signals.
+    Any(libc::SYS_sigaltstack),
+    Any(libc::SYS_set_robust_list),
+    Any(libc::SYS_rseq),
+    Any(libc::SYS_getpid),
+    Any(libc::SYS_gettid),
+    Any(libc::SYS_sched_getaffinity),
+    Any(libc::SYS_getrandom),
+    Any(libc::SYS_rt_sigaction),
+    Any(libc::SYS_rt_sigprocmask),
+    Any(libc::SYS_rt_sigreturn),
+    OnItself(libc::SYS_tgkill),
+    // A handler of signals, which any thread may run, tells the thread that waits for them by a socket.
+    With(libc::SYS_sendto, 4, 0),
+    With(libc::SYS_prctl, 0, libc::PR_SET_NAME.cast_unsigned()),
+    Any(libc::SYS_exit),
+    Any(libc::SYS_exit_group),
+];
+
+/// What libraries look for of their own accord in a thread that opens no files, and do without: a setting of the kernel's when
+/// memory is given back, symbols for the trace of a panic. It is refused and nothing more.
+pub(super) const REFUSED: &[i64] = &[
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_access,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_getcwd,
+];

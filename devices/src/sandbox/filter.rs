@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The filters of a role, as the kernel takes them.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use seccompiler::{
+    BpfProgram, Error, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch, apply_filter,
+};
+
+use super::call::{Call, ThreadRole};
+use super::common::{COMMON, REFUSED};
+
+/// Calls by number; a list without rules is for any arguments.
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// The bits of an `ioctl` request that say whose it is.
+const IOCTL_TYPE: u64 = 0xff00;
+
+/// The filters of a thread. Of what they say to a call, the kernel takes what lets it do least.
+#[derive(Clone, Debug)]
+pub(super) struct Filters {
+    allowed: BpfProgram,
+    /// Absent where the role makes all these calls itself.
+    refused: Option<BpfProgram>,
+}
+
+impl Filters {
+    /// Those of `role`. Another call is met with `other`.
+    pub(super) fn of(role: &ThreadRole, other: SeccompAction) -> io::Result<Self> {
+        let mut rules = Rules::new();
+        let own = role.calls.iter().copied().flatten();
+        for call in COMMON.iter().chain(own).copied() {
+            add(&mut rules, call)?;
+        }
+        let refused: Rules =
+            REFUSED.iter().filter(|number| !rules.contains_key(number)).map(|number| (*number, Vec::new())).collect();
+        rules.extend(refused.clone());
+        let refused = match refused.is_empty() {
+            true => None,
+            false => {
+                let errno = SeccompAction::Errno(libc::EACCES.cast_unsigned());
+                Some(program(refused, SeccompAction::Allow, errno)?)
+            }
+        };
+        Ok(Self { allowed: program(rules, other, SeccompAction::Allow)?, refused })
+    }
+
+    /// Those of a thread that starts threads of all these roles, and theirs: what it allows is to be cut down by their own.
+    pub(super) fn of_starter(roles: &[ThreadRole], other: SeccompAction) -> io::Result<Self> {
+        let own = [libc::SYS_clone, libc::SYS_clone3, libc::SYS_seccomp, libc::SYS_prctl];
+        let calls = roles.iter().flat_map(|role| role.calls.iter().copied().flatten()).chain(COMMON);
+        let numbers = calls.map(|call| call.number()).chain(own).chain(REFUSED.iter().copied());
+        let rules = numbers.map(|number| (number, Vec::new())).collect();
+        Ok(Self { allowed: program(rules, other, SeccompAction::Allow)?, refused: None })
+    }
+
+    /// Has the kernel hold this thread to them, and those that it starts.
+    pub(super) fn install(&self) -> io::Result<()> {
+        // The last first: it is the one that takes the right to install more.
+        self.refused.as_ref().map_or(Ok(()), |refused| apply_filter(refused)).map_err(failed)?;
+        apply_filter(&self.allowed).map_err(failed)
+    }
+}
+
+fn program(rules: Rules, mismatch: SeccompAction, matching: SeccompAction) -> io::Result<BpfProgram> {
+    let filter = SeccompFilter::new(rules, mismatch, matching, TargetArch::x86_64);
+    filter.and_then(TryInto::try_into).map_err(|error| failed(Error::Backend(error)))
+}
+
+fn failed(error: Error) -> io::Error {
+    match error {
+        Error::Seccomp(error) | Error::Prctl(error) => error,
+        error => io::Error::other(error),
+    }
+}
+
+fn add(rules: &mut Rules, call: Call) -> io::Result<()> {
+    let number = call.number();
+    let earlier = rules.get(&number);
+    let condition = match call {
+        Call::Any(_) => None,
+        Call::With(_, index, value) => Some((index, SeccompCmpOp::Eq, u64::from(value))),
+        Call::Without(_, index, bits) => Some((index, SeccompCmpOp::MaskedEq(bits.into()), 0)),
+        Call::OnItself(_) => Some((0, SeccompCmpOp::Eq, u64::from(std::process::id()))),
+        Call::Ioctl(request) => Some((1, SeccompCmpOp::Eq, u64::from(request))),
+        Call::IoctlsOf(kind) => Some((1, SeccompCmpOp::MaskedEq(IOCTL_TYPE), u64::from(kind) << 8)),
+    };
+    let Some((index, op, value)) = condition else {
+        rules.insert(number, Vec::new());
+        return Ok(());
+    };
+    if earlier.is_some_and(Vec::is_empty) {
+        // With any arguments already.
+        return Ok(());
+    }
+    // The kernel takes 32 bits of these arguments, whatever the others are.
+    let condition = SeccompCondition::new(index, SeccompCmpArgLen::Dword, op, value);
+    let rule = condition.and_then(|condition| SeccompRule::new(vec![condition]));
+    rules.entry(number).or_default().push(rule.map_err(|error| failed(Error::Backend(error)))?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn call_with_any_arguments_stays_so_whatever_comes_before_or_after() {
+        for calls in [[Call::Ioctl(1), Call::Any(libc::SYS_ioctl)], [Call::Any(libc::SYS_ioctl), Call::IoctlsOf(2)]] {
+            let mut rules = Rules::new();
+            calls.into_iter().for_each(|call| add(&mut rules, call).unwrap());
+            assert_eq!(rules, Rules::from([(libc::SYS_ioctl, Vec::new())]));
+        }
+    }
+}

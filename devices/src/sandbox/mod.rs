@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What threads may ask of the host's kernel (seccomp).
+//!
+//! A thread starts with a role ([`start`]), which names its system calls (those of devices in `roles.rs`). [`begin`] has them filtered: from then on another call
+//! ends the process with a message, or is told of in the kernel's log. Threads inherit the filter of the one that starts them, so
+//! one thread that does nothing else starts them all: a vCPU, which has a device's threads started, needs no right to do so and
+//! theirs are not cut down to its own. Without [`begin`], as in tests, nothing is filtered.
+
+mod call;
+pub mod calls;
+mod common;
+mod filter;
+mod roles;
+mod starter;
+mod trap;
+
+pub use self::call::{Call, ThreadRole};
+pub use self::roles::Role;
+pub use self::starter::{Mode, begin, confine, start};

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The thread that starts all others, once calls are filtered.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::thread::{Builder, JoinHandle};
+
+use seccompiler::SeccompAction;
+
+use super::call::ThreadRole;
+use super::filter::Filters;
+use super::trap;
+
+/// What becomes of a call that a thread's role does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It ends the process.
+    Stop,
+    /// It fails.
+    Refuse,
+    /// It is made, and the kernel's log tells of it.
+    Log,
+}
+
+impl Mode {
+    fn action(self) -> SeccompAction {
+        match self {
+            Self::Stop => SeccompAction::Trap,
+            Self::Refuse => SeccompAction::Errno(libc::EPERM.cast_unsigned()),
+            Self::Log => SeccompAction::Log,
+        }
+    }
+}
+
+/// A thread to be started.
+struct Job {
+    role: ThreadRole,
+    name: String,
+    run: Box<dyn FnOnce() + Send>,
+    answer: Sender<io::Result<JoinHandle<()>>>,
+}
+
+static STARTER: OnceLock<(Mode, Sender<Job>)> = OnceLock::new();
+
+/// Filters the calls of all threads that are started from now on, whose roles are among `roles`. Call it once, as the first thread,
+/// before there are others; [`confine`] is for the first thread itself.
+///
+/// # Errors
+/// The kernel takes no filters.
+pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
+    trap::watch()?;
+    let starter = Filters::of_starter(roles, mode.action())?;
+    let known: Vec<&'static str> = roles.iter().map(|role| role.name).collect();
+    let (jobs, to_do) = channel();
+    let (tell, told) = sync_channel(1);
+    let run = move || {
+        trap::set_role("threads");
+        let installed = starter.install();
+        let is_installed = installed.is_ok();
+        // Nobody listens only where the process ends.
+        let _ = tell.send(installed);
+        if is_installed {
+            serve(&to_do, mode, &known);
+        }
+    };
+    // It ends with the process: threads may be started until then.
+    Builder::new().name("threads".into()).spawn(run)?;
+    told.recv().map_err(io::Error::other)??;
+    STARTER.set((mode, jobs)).map_err(|_| io::Error::other("calls are filtered already"))
+}
+
+/// Filters the calls of this thread, whose role is `own`, if those of others are. Call it once.
+///
+/// # Errors
+/// The kernel takes no filter.
+pub fn confine(own: ThreadRole) -> io::Result<()> {
+    let Some((mode, _)) = STARTER.get() else { return Ok(()) };
+    trap::set_role(own.name);
+    Filters::of(&own, mode.action())?.install()
+}
+
+/// Starts a thread of `role`, called `name`, which runs `run`.
+///
+/// # Errors
+/// The host gives no thread, or no filter can be made.
+pub fn start(role: ThreadRole, name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    let Some((_, starter)) = STARTER.get() else { return Builder::new().name(name).spawn(run) };
+    let (answer, answered) = channel();
+    let job = Job { role, name, run: Box::new(run), answer };
+    let gone = || io::Error::other("the thread that starts threads has ended");
+    starter.send(job).map_err(|_| gone())?;
+    answered.recv().map_err(|_| gone())?
+}
+
+fn serve(jobs: &Receiver<Job>, mode: Mode, known: &[&str]) {
+    // Made when the first thread of a role comes.
+    let mut made = HashMap::new();
+    for Job { role, name, run, answer } in jobs {
+        let filters = match made.get(role.name) {
+            Some(filters) => Ok(Filters::clone(filters)),
+            None if !known.contains(&role.name) => {
+                Err(io::Error::other(format!("no thread can have the role '{}'", role.name)))
+            }
+            None => Filters::of(&role, mode.action()).inspect(|filters| {
+                made.insert(role.name, filters.clone());
+            }),
+        };
+        let started = filters.and_then(|filters| start_filtered(role, name, filters, run));
+        // Whoever asked waits for it.
+        let _ = answer.send(started);
+    }
+}
+
+/// Starts the thread. Nobody waits for its filters: where the kernel does not take them, though it took others, the process ends.
+fn start_filtered(
+    role: ThreadRole,
+    name: String,
+    filters: Filters,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    Builder::new().name(name).spawn(move || {
+        trap::set_role(role.name);
+        if let Err(error) = filters.install() {
+            eprintln!("carom: the kernel takes no filter for a thread of role '{}': {error} (--seccomp)", role.name);
+            std::process::exit(1);
+        }
+        drop(filters);
+        run();
+    })
+}
