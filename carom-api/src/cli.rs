@@ -6,6 +6,7 @@ mod log_format;
 mod part_arguments;
 mod program;
 mod refused_options;
+mod seccomp;
 mod sockets;
 
 use std::ffi::OsString;
@@ -23,10 +24,11 @@ use crate::kinds::{IommuBounceConfig, PartConfig};
 use crate::snapshot::RestoreConfig;
 use crate::vm_config::{CheckedConfig, VmConfig};
 use part_arguments::PartArguments;
-use refused_options::{RefusedOptions, no_seccomp};
+use refused_options::RefusedOptions;
 
 pub use log_format::{LogFormat, LogPart, LogZone};
 pub use program::Program;
+pub use seccomp::Seccomp;
 pub use sockets::{ApiSocketOption, EventMonitorOption, FileOrFd, MetricsAddress, OptionName};
 
 /// A virtual machine monitor for device passthrough behind a virtual IOMMU.
@@ -98,9 +100,10 @@ pub struct Cli {
     /// What a line of the log is made of: text with {boottime}, {wallclock}, {thread}, {level}, {location}, {msg} and others in it
     #[arg(long, value_name = "TEXT")]
     log_format: Option<LogFormat>,
-    /// Filter of system calls: false is the only choice yet
-    #[arg(long, value_name = "false", value_parser = no_seccomp, action = ArgAction::Set)]
-    seccomp: Option<bool>,
+    /// What becomes of a system call that a thread has no need of: it ends the program (true), is logged by the kernel (log), fails
+    /// (errno), or is made (false)
+    #[arg(long, value_name = "true|false|log|errno", default_value = "false")]
+    seccomp: Seccomp,
     #[command(flatten)]
     refused: RefusedOptions,
 }
@@ -122,6 +125,8 @@ pub struct Invocation {
     pub metrics: Option<MetricsAddress>,
     /// Whether the VMM stays when the guest has ended.
     pub no_shutdown: bool,
+    /// What becomes of system calls that threads have no need of.
+    pub seccomp: Seccomp,
     /// Where events go.
     pub event_monitor: Option<FileOrFd<EventMonitorOption>>,
     /// 0 for warnings and errors only, up to 3 for everything.
@@ -218,6 +223,7 @@ where
         defaults,
         metrics: cli.metrics,
         no_shutdown: cli.no_shutdown,
+        seccomp: cli.seccomp,
         event_monitor: cli.event_monitor,
         verbosity: cli.verbosity.min(3),
         log_file: cli.log_file,
@@ -346,7 +352,6 @@ mod tests {
             (&["--kernel", "k", "--landlock"][..], "--landlock is not there yet"),
             (&["--kernel", "k", "--watchdog"][..], "--watchdog is not there yet"),
             (&["--kernel", "k", "--debug-console", "tty"][..], "--debug-console is not there yet"),
-            (&["--kernel", "k", "--seccomp", "true"][..], "--seccomp: 'true' is not there yet"),
             (&["--kernel", "k", "--seccomp", "on"][..], "--seccomp: 'on' is none of true, false, log, errno"),
             (&["--kernel", "k", "--log-format", "{lvl}"][..], "--log-format: in '{lvl}'"),
             (&["--restore", "source_url=file:///s"][..], "--restore: the VM would stay paused"),
@@ -427,8 +432,18 @@ mod tests {
 
     #[test]
     fn values_that_ask_for_nothing_are_taken_of_options_that_are_not_there() {
-        let all = "carom --kernel k --seccomp false --debug-console off,iobase=0xe9 --console off";
+        let all = "carom --kernel k --debug-console off,iobase=0xe9 --console off";
         assert!(parse(all.split_whitespace()).is_ok());
+    }
+
+    #[test]
+    fn calls_are_filtered_where_somebody_says_so() {
+        let seccomp = |more: &[&str]| parse(["carom", "--kernel", "k"].iter().chain(more)).unwrap().seccomp;
+        assert_eq!(seccomp(&[]), Seccomp::False);
+        assert_eq!(seccomp(&["--seccomp", "true"]), Seccomp::True);
+        assert_eq!(seccomp(&["--seccomp", "false"]), Seccomp::False);
+        assert_eq!(seccomp(&["--seccomp=log"]), Seccomp::Log);
+        assert_eq!(seccomp(&["--seccomp", "errno"]), Seccomp::Errno);
     }
 
     #[test]

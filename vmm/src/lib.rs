@@ -24,6 +24,7 @@ pub mod parts;
 pub mod queued_writer;
 pub mod snapshot;
 pub mod tap;
+pub mod thread_roles;
 pub mod time_slice;
 pub mod vcpu;
 pub mod vm;

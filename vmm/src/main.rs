@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use carom_api::cli::{
     self, ApiSocketOption, CliOutcome, EventMonitorOption, FileOrFd, Invocation, LogFormat, MetricsAddress, OptionName,
-    Program,
+    Program, Seccomp,
 };
 use carom_api::error::FileError;
 use carom_api::{CheckedConfig, Field, RestoreConfig};
+use devices::sandbox::{self, Mode};
+use rustix::thread::set_no_new_privs;
 use vmm::api::{ApiServer, SharedApi};
 use vmm::control::{Control, ControlError, Options};
 use vmm::event_monitor::EventMonitor;
@@ -21,6 +23,7 @@ use vmm::inherited::InheritedFds;
 use vmm::listening_socket::ListeningSocket;
 use vmm::log_lines::LogLines;
 use vmm::machine::VmError;
+use vmm::thread_roles;
 use vmm::vm::Vm;
 
 /// Exit status for a failure that the user cannot mend on the command line.
@@ -53,6 +56,9 @@ fn main() -> ExitCode {
 }
 
 fn run(invocation: Invocation) -> Result<(), VmError> {
+    // Never more rights than now, whatever file is run; nothing is.
+    set_no_new_privs(true).map_err(|error| VmError::Device { what: "giving up privileges", source: error.into() })?;
+    filter_calls(invocation.seccomp)?;
     let Invocation { program, vm, restore, api_socket, defaults, metrics, no_shutdown, event_monitor, .. } = invocation;
     // Descriptors before any are opened; the socket when what ends the program ends it in order, but before any file is emptied:
     // those of a process that serves the socket already stay as they are.
@@ -75,11 +81,28 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
         .then(|| ApiServer::start(socket, metrics, SharedApi::new(control.handle(), program)))
         .transpose()
         .map_err(|source| VmError::Device { what: "serving the API", source })?;
+    // Only now: clients are answered the sooner for it, and there is no guest before.
+    sandbox::confine(thread_roles::CONTROL).map_err(no_filter)?;
     let result = serve(control, vm, restore);
     monitor.event("vmm", "shutdown");
     drop(server);
     monitor.flush(LAST_EVENTS);
     result
+}
+
+/// Has the kernel hold each thread that is started to the system calls of its role.
+fn filter_calls(seccomp: Seccomp) -> Result<(), VmError> {
+    let mode = match seccomp {
+        Seccomp::True => Mode::Stop,
+        Seccomp::Log => Mode::Log,
+        Seccomp::Errno => Mode::Refuse,
+        Seccomp::False => return Ok(()),
+    };
+    sandbox::begin(mode, &thread_roles::all()).map_err(no_filter)
+}
+
+fn no_filter(source: std::io::Error) -> VmError {
+    VmError::Device { what: "filtering system calls (--seccomp)", source }
 }
 
 /// Boots the VM of the command line, if there is one, and serves until the end.

@@ -7,8 +7,11 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
+
+use devices::sandbox;
+
+use crate::thread_roles::WRITER;
 
 /// Up to how many bytes what waits is put together to be written by one call. So few that a slow line (9600 bits a second) takes
 /// them in a third of a second: each call that returns shows that somebody reads.
@@ -53,7 +56,7 @@ impl QueuedWriter {
         let (filled, emptied) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { name, limit, state: Mutex::default(), filled, emptied });
         let of_thread = shared.clone();
-        thread::Builder::new().name(name.trim_start_matches('-').into()).spawn(move || of_thread.write(file))?;
+        sandbox::start(WRITER, name.trim_start_matches('-').into(), move || of_thread.write(file))?;
         Ok(Self(shared))
     }
 
@@ -180,6 +183,7 @@ impl Shared {
 mod tests {
     use std::io::{PipeReader, Read};
     use std::os::fd::OwnedFd;
+    use std::thread;
 
     use super::*;
 

@@ -9,11 +9,13 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use devices::platform::Space;
+use devices::sandbox;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::address_space::IoMap;
 use crate::machine::{GuestEvent, Mailbox};
+use crate::thread_roles::VCPU;
 
 /// How long to wait for a vCPU to notice that it is to pause before it is signalled again: the signal is lost if it
 /// comes between the look at the order and the entry into the guest.
@@ -74,7 +76,7 @@ impl Vcpu {
             vcpu,
         });
         let of_thread = shared.clone();
-        let thread = thread::Builder::new().name(format!("vcpu{id}")).spawn(move || {
+        let thread = sandbox::start(VCPU, format!("vcpu{id}"), move || {
             let runner = Runner { id, shared: of_thread, io_map, mailbox };
             // A panic must end the VM, not leave it without one of its CPUs.
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runner.run())).is_err() {

@@ -5,8 +5,6 @@
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
-use crate::error::{ConfigError, one_line};
-use crate::field::Field;
 use crate::unsupported::{NO_LANDLOCK, UNSUPPORTED};
 
 /// An option.
@@ -113,19 +111,6 @@ impl FromArgMatches for RefusedOptions {
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
-    }
-}
-
-/// `--seccomp`: there is no filter of system calls yet, which is what `false` asks for.
-pub(super) fn no_seccomp(text: &str) -> Result<bool, ConfigError> {
-    const OPTION: Field = Field::only("--seccomp");
-    match text {
-        "false" => Ok(false),
-        "true" | "log" | "errno" => {
-            let rule = format!("'{text}' is not there yet: system calls are not filtered; 'false' says so");
-            Err(ConfigError::new(OPTION, rule))
-        }
-        _ => Err(ConfigError::new(OPTION, format!("'{}' is none of true, false, log, errno", one_line(text)))),
     }
 }
 

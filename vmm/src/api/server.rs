@@ -10,9 +10,10 @@ use std::convert::Infallible;
 use std::io;
 use std::net::TcpListener as StdTcpListener;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use devices::sandbox;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -25,6 +26,7 @@ use super::door::Door;
 use super::respond::respond;
 use super::shared::SharedApi;
 use crate::listening_socket::ListeningSocket;
+use crate::thread_roles::API;
 use crate::time_slice::ShortSlice;
 
 /// How long a client may take nothing of its answer.
@@ -66,7 +68,7 @@ impl ApiServer {
         let metrics = metrics.map(TcpListener::from_std).transpose()?;
         drop(entered);
         let (stop, stopped) = oneshot::channel();
-        let thread = thread::Builder::new().name("api".into()).spawn(move || {
+        let thread = sandbox::start(API, "api".into(), move || {
             // Until the thread ends.
             let _ = ShortSlice::take();
             runtime.block_on(serve(api, metrics, Arc::new(shared), stopped));

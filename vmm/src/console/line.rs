@@ -8,13 +8,15 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use devices::legacy::serial::SerialPort;
+use devices::sandbox;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::peer::Peer;
+use crate::thread_roles::SERIAL;
 
 /// Most bytes that wait for somebody to read them.
 const KEPT: usize = 64 << 10;
@@ -85,7 +87,7 @@ impl Line {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let shared = Arc::new(Shared { state: Mutex::default(), taken: Condvar::new(), wake });
         let of_thread = shared.clone();
-        let thread = thread::Builder::new().name("serial".into()).spawn(move || of_thread.serve(peer))?;
+        let thread = sandbox::start(SERIAL, "serial".into(), move || of_thread.serve(peer))?;
         Ok(Self { shared, thread: Some(thread), pty })
     }
 
@@ -258,6 +260,7 @@ mod tests {
     use std::fs::{File, OpenOptions};
     use std::io::Read;
     use std::os::unix::net::UnixStream;
+    use std::thread;
 
     use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 

@@ -9,12 +9,13 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
+use devices::sandbox;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::queued_writer::QueuedWriter;
+use crate::thread_roles::WRITER;
 
 const NAME: &str = "--serial";
 /// Most bytes that wait to be written, beside what the kernel holds in a pipe.
@@ -79,7 +80,7 @@ impl Drop for SerialOutput {
             log::warn!("{NAME}: the last output is not written: nobody reads it");
             drop(done);
         };
-        if thread::Builder::new().name("serial-end".into()).spawn(say).is_ok() {
+        if sandbox::start(WRITER, "serial-end".into(), say).is_ok() {
             // It ends when the thread is done.
             let _ = logged.recv_timeout(MAX_LOG);
         }

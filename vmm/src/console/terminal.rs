@@ -8,7 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use devices::legacy::serial::SerialPort;
+use devices::sandbox;
 use rustix::termios::{OptionalActions, OutputModes, Termios, tcgetattr, tcsetattr};
+
+use crate::thread_roles::SERIAL_INPUT;
 
 /// The terminal's settings before raw mode, kept where the panic hook finds them too.
 static ORIGINAL: Mutex<Option<Termios>> = Mutex::new(None);
@@ -42,7 +45,7 @@ impl Terminal {
         input.port = Some(port);
         if !input.reader {
             // It ends with the process: it holds nothing that must be given back.
-            thread::Builder::new().name("serial-input".into()).spawn(forward_input)?;
+            sandbox::start(SERIAL_INPUT, "serial-input".into(), forward_input)?;
             input.reader = true;
         }
         drop(input);

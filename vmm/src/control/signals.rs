@@ -3,12 +3,13 @@
 //! Signals to the VMM: SIGTERM, SIGINT and SIGHUP end it in order, SIGUSR1 has the counters reported.
 
 use std::io;
-use std::thread;
 
+use devices::sandbox;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::channel::{ControlHandle, Message};
+use crate::thread_roles::SIGNALS;
 
 /// Starts the thread that turns signals into messages.
 pub(super) fn watch(control: ControlHandle) -> io::Result<()> {
@@ -21,6 +22,6 @@ pub(super) fn watch(control: ControlHandle) -> io::Result<()> {
             }
         }
     };
-    thread::Builder::new().name("signals".into()).spawn(forward)?;
+    sandbox::start(SIGNALS, "signals".into(), forward)?;
     Ok(())
 }

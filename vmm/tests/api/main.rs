@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod clients;
+mod filters;
 #[path = "../http/mod.rs"]
 mod http;
 mod metrics;

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The VMM's own threads, and the system calls that each makes. Those of devices are in [`devices::sandbox`].
+
+use devices::sandbox::Call::{self, Any, Ioctl, IoctlsOf, OnItself};
+use devices::sandbox::calls::{AT_PLACES, MAPPINGS, MESSAGES, TAP as TAP_QUEUES, URING, WAITING};
+use devices::sandbox::{Role, ThreadRole};
+
+/// What KVM's ioctl requests have in common, those of VFIO and IOMMUFD, of sockets and interfaces, of block devices.
+const KVM: u8 = 0xae;
+const VFIO: u8 = b';';
+const INTERFACES: u8 = 0x89;
+const BLOCK_DEVICES: u8 = 0x12;
+
+/// What a vCPU asks of KVM: to run, and what an access of the guest's to a register comes to. `KVM_RUN`, `KVM_IRQ_LINE`,
+/// `KVM_SET_USER_MEMORY_REGION`, `KVM_SET_GSI_ROUTING`, `KVM_IRQFD`, `KVM_IOEVENTFD`, `KVM_SIGNAL_MSI`.
+const OF_VCPU: &[Call] = &[
+    Ioctl(0xae80),
+    Ioctl(0x4008_ae61),
+    Ioctl(0x4020_ae46),
+    Ioctl(0x4008_ae6a),
+    Ioctl(0x4020_ae76),
+    Ioctl(0x4040_ae79),
+    Ioctl(0x4020_aea5),
+];
+
+/// Making and opening files, and what is known of them.
+const FILES: &[Call] = &[
+    Any(libc::SYS_open),
+    Any(libc::SYS_openat),
+    Any(libc::SYS_openat2),
+    Any(libc::SYS_stat),
+    Any(libc::SYS_lstat),
+    Any(libc::SYS_newfstatat),
+    Any(libc::SYS_statx),
+    Any(libc::SYS_statfs),
+    Any(libc::SYS_fstatfs),
+    Any(libc::SYS_access),
+    Any(libc::SYS_faccessat),
+    Any(libc::SYS_faccessat2),
+    Any(libc::SYS_readlink),
+    Any(libc::SYS_readlinkat),
+    Any(libc::SYS_getdents64),
+    Any(libc::SYS_getcwd),
+    Any(libc::SYS_mkdir),
+    Any(libc::SYS_mkdirat),
+    Any(libc::SYS_rmdir),
+    Any(libc::SYS_unlink),
+    Any(libc::SYS_unlinkat),
+    Any(libc::SYS_rename),
+    Any(libc::SYS_renameat),
+    Any(libc::SYS_renameat2),
+    Any(libc::SYS_chmod),
+    Any(libc::SYS_fchmod),
+    Any(libc::SYS_fchmodat),
+    Any(libc::SYS_umask),
+    Any(libc::SYS_flock),
+    Any(libc::SYS_fcntl),
+    Any(libc::SYS_fadvise64),
+    Any(libc::SYS_memfd_create),
+    Any(libc::SYS_pipe2),
+];
+
+/// Sockets, of any kind: tap interfaces are set up by one.
+const SOCKETS: &[Call] = &[
+    Any(libc::SYS_socket),
+    Any(libc::SYS_socketpair),
+    Any(libc::SYS_bind),
+    Any(libc::SYS_listen),
+    Any(libc::SYS_connect),
+    Any(libc::SYS_getsockname),
+    Any(libc::SYS_getpeername),
+];
+
+/// A client of a socket.
+const CLIENT: &[Call] = &[
+    Any(libc::SYS_accept4),
+    Any(libc::SYS_accept),
+    Any(libc::SYS_recvfrom),
+    Any(libc::SYS_recvmsg),
+    Any(libc::SYS_sendto),
+    Any(libc::SYS_sendmsg),
+    Any(libc::SYS_shutdown),
+    Any(libc::SYS_getsockopt),
+    Any(libc::SYS_setsockopt),
+    Ioctl(0x5421),
+];
+
+/// `TUNSETIFF`, `TUNGETIFF`, `TUNGETFEATURES`, `TUNSETVNETHDRSZ`, `TUNSETPERSIST`. Terminals have the same type, by some of whose
+/// requests input can be made.
+const TAP: &[Call] =
+    &[Ioctl(0x4004_54ca), Ioctl(0x8004_54d2), Ioctl(0x8004_54cf), Ioctl(0x4004_54d8), Ioctl(0x4004_54cb)];
+
+/// What makes a pseudoterminal, and tells a terminal's size: `TIOCGWINSZ`, `TIOCGPTN`, `TIOCSPTLCK`, `TIOCGPTPEER`.
+const TERMINAL: &[Call] = &[Ioctl(0x5413), Ioctl(0x8004_5430), Ioctl(0x4004_5431), Ioctl(0x5441)];
+
+/// The scheduler, and limits of the process.
+const PROCESS: &[Call] = &[
+    Any(libc::SYS_sched_getattr),
+    Any(libc::SYS_sched_setattr),
+    Any(libc::SYS_prlimit64),
+    Any(libc::SYS_getrlimit),
+    Any(libc::SYS_setrlimit),
+    Any(libc::SYS_getuid),
+    Any(libc::SYS_geteuid),
+    Any(libc::SYS_getgid),
+    Any(libc::SYS_getegid),
+    Any(libc::SYS_uname),
+    Any(libc::SYS_sysinfo),
+    OnItself(libc::SYS_kill),
+];
+
+const DRIVERS: &[Call] = &[IoctlsOf(KVM), IoctlsOf(VFIO), IoctlsOf(INTERFACES), IoctlsOf(BLOCK_DEVICES)];
+
+/// The first thread, which makes the VM and all that is in it, and serves messages.
+pub const CONTROL: ThreadRole = ThreadRole {
+    name: "control",
+    calls: &[FILES, SOCKETS, CLIENT, TAP, TERMINAL, PROCESS, DRIVERS, MAPPINGS, URING, WAITING, AT_PLACES, TAP_QUEUES],
+};
+
+/// Speaks HTTP with clients.
+pub const API: ThreadRole = ThreadRole { name: "api", calls: &[CLIENT, PROCESS, WAITING] };
+
+/// Runs a vCPU, and serves the guest's accesses to devices.
+pub const VCPU: ThreadRole = ThreadRole {
+    name: "vcpu",
+    // Devices start, stop and are told in its accesses, and the virtio-iommu maps.
+    calls: &[OF_VCPU, MAPPINGS, URING, WAITING, AT_PLACES, TAP_QUEUES, MESSAGES],
+};
+
+/// Turns signals into messages.
+pub const SIGNALS: ThreadRole = ThreadRole { name: "signals", calls: &[CLIENT] };
+
+/// Writes what was queued: events, what the guest prints.
+pub const WRITER: ThreadRole = ThreadRole { name: "writer", calls: &[] };
+
+/// Serves the client of a serial port's socket or pseudoterminal, and removes the socket at last.
+pub const SERIAL: ThreadRole = ThreadRole {
+    name: "serial",
+    calls: &[CLIENT, &[Any(libc::SYS_lstat), Any(libc::SYS_newfstatat), Any(libc::SYS_statx), Any(libc::SYS_unlink)]],
+};
+
+/// Reads standard input for the guest.
+pub const SERIAL_INPUT: ThreadRole = ThreadRole { name: "serial-input", calls: &[] };
+
+/// The roles of all threads but the first, which starts them.
+pub fn all() -> Vec<ThreadRole> {
+    let own = [API, VCPU, SIGNALS, WRITER, SERIAL, SERIAL_INPUT];
+    own.into_iter().chain(Role::ALL.iter().map(|role| role.thread())).collect()
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Filters of system calls in a process that serves.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::http::PATIENCE;
+use super::{Carom, program};
+
+/// What the kernel says of a thread under this name.
+fn figure(task: &Path, name: &str) -> u32 {
+    let status = fs::read_to_string(task.join("status")).unwrap();
+    let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.unwrap().trim().parse().unwrap()
+}
+
+/// Of each thread of a program that was started with `--seccomp mode`: how many filters it has that this one has not, and
+/// whether it has given up privileges.
+fn threads(mode: &str) -> Vec<(u32, bool)> {
+    let mut command = program();
+    command.args(["--seccomp", mode]);
+    let carom = Carom::start_by(command, tempfile::tempdir().unwrap());
+    assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
+    let ours = figure(Path::new("/proc/self"), "Seccomp_filters");
+    let look = || -> Vec<_> {
+        let tasks =
+            fs::read_dir(format!("/proc/{}/task", carom.child.id())).unwrap().map(|entry| entry.unwrap().path());
+        tasks.map(|task| (figure(&task, "Seccomp_filters") - ours, figure(&task, "NoNewPrivs") == 1)).collect()
+    };
+    // The first thread takes its filters when clients are served already.
+    let start = Instant::now();
+    while mode != "false" && look().iter().any(|(filters, _)| *filters == 0) && start.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(1));
+    }
+    look()
+}
+
+#[test]
+fn every_thread_of_the_program_is_filtered_and_gains_no_privileges() {
+    for mode in ["true", "log", "errno"] {
+        let threads = threads(mode);
+        assert!(threads.len() >= 5, "{threads:?}");
+        assert!(threads.iter().all(|(filters, given_up)| *filters > 0 && *given_up), "{mode}: {threads:?}");
+    }
+}
+
+#[test]
+fn no_thread_is_filtered_where_nobody_wants_it_and_privileges_are_given_up_all_the_same() {
+    assert!(threads("false").iter().all(|(filters, given_up)| *filters == 0 && *given_up));
+}

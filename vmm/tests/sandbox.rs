@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Each role of a thread, held to its system calls, in a process of its own.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs::File;
+use std::process::{Command, Output};
+
+use devices::sandbox::{self, Mode as Filtered, Role};
+use rustix::fs::{Mode, OFlags};
+use vmm::thread_roles::{CONTROL, all};
+
+const ROLE: &str = "CAROM_TEST_ROLE";
+const MODE: &str = "CAROM_TEST_MODE";
+const WORK: &str = "CAROM_TEST_WORK";
+
+/// Runs `work` in a thread of `role`, in a process whose calls are filtered.
+fn run(role: &str, mode: &str, work: &str) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "process_with_a_thread_of_a_role", "--nocapture"]);
+    command.env(ROLE, role).env(MODE, mode).env(WORK, work).env("RUST_BACKTRACE", "1");
+    command.output().unwrap()
+}
+
+#[test]
+#[ignore = "the others run it, in a process of its own"]
+fn process_with_a_thread_of_a_role() {
+    let mode = match std::env::var(MODE).unwrap().as_str() {
+        "log" => Filtered::Log,
+        "errno" => Filtered::Refuse,
+        _ => Filtered::Stop,
+    };
+    let work = match std::env::var(WORK).unwrap().as_str() {
+        "forbidden" => forbidden,
+        "open" => open,
+        _ => ordinary,
+    };
+    let role = std::env::var(ROLE).unwrap();
+    sandbox::begin(mode, &all()).unwrap();
+    sandbox::confine(CONTROL).unwrap();
+    if role == CONTROL.name {
+        return work();
+    }
+    let role = *all().iter().find(|known| known.name == role).unwrap();
+    sandbox::start(role, "test".into(), work).unwrap().join().unwrap();
+}
+
+/// No thread begins a session.
+fn forbidden() {
+    eprintln!("it was: {:?}", rustix::process::setsid());
+}
+
+/// By either call that there is for it.
+fn open() {
+    let by_path = rustix::fs::open("/dev/null", OFlags::RDONLY, Mode::empty()).map_err(std::io::Error::from);
+    let opened = File::open("/dev/null").and(by_path.map(drop));
+    eprintln!("it was: {:?}", opened.map_err(|error| error.kind()));
+}
+
+/// What any thread may come to do: allocate, look at the time, wait, panic, start another.
+fn ordinary() {
+    let many: Vec<Vec<u8>> = (1..200).map(|len| vec![1; len * 1000]).collect();
+    std::thread::sleep(std::time::Duration::from_millis(1));
+    let panicked =
+        std::panic::catch_unwind(|| assert!(std::time::Instant::now().elapsed().is_zero(), "{}", many.len()));
+    drop(many);
+    sandbox::start(Role::Rng.thread(), "another".into(), || eprintln!("another one")).unwrap().join().unwrap();
+    eprintln!("it did: {}", panicked.is_err());
+}
+
+fn every_role() -> impl Iterator<Item = &'static str> {
+    all().into_iter().map(|role| role.name).chain([CONTROL.name])
+}
+
+#[test]
+fn call_that_a_role_does_not_have_ends_the_process_with_a_message() {
+    for role in every_role() {
+        let output = run(role, "true", "forbidden");
+        let text = String::from_utf8_lossy(&output.stderr);
+        let message = format!("carom: a thread of role '{role}' made system call {}, which", libc::SYS_setsid);
+        assert!(text.contains(&message) && !text.contains("it was"), "{role}: {text}");
+        assert_eq!(output.status.code(), Some(1), "{role}");
+    }
+}
+
+#[test]
+fn ordinary_work_and_a_panic_with_its_trace_are_for_every_role() {
+    for role in every_role() {
+        let output = run(role, "true", "ordinary");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && text.contains("another one") && text.contains("it did: true"),
+            "{role}: {text}"
+        );
+    }
+}
+
+#[test]
+fn file_is_opened_by_a_thread_whose_role_it_is_and_by_no_other() {
+    for role in every_role() {
+        let output = run(role, "true", "open");
+        let opens = [CONTROL.name, Role::WindowReader.name()].contains(&role);
+        let expected = if opens { "it was: Ok" } else { "it was: Err(PermissionDenied)" };
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains(expected), "{role}: {text}");
+    }
+}
+
+#[test]
+fn call_is_made_where_it_is_only_logged_and_fails_where_it_is_refused() {
+    for (mode, expected) in [("log", "it was: Ok"), ("errno", "it was: Err(Os { code: 1")] {
+        let output = run("rng", mode, "forbidden");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains(expected), "{mode}: {text}");
+    }
+}
