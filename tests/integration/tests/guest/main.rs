@@ -17,6 +17,7 @@ mod drive_errors;
 mod drive_metadata;
 mod hotplug;
 mod isolation;
+mod kata;
 mod lifecycle;
 mod memory_hotplug;
 mod net;

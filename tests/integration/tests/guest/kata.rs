@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A sandbox's life as the runtime of Kata Containers makes it, by its client (`docs/kata.md`), with a real guest.
+
+use std::env;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::Site;
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::guest_test;
+
+use crate::api::BOOT_TIME;
+use crate::hotplug::wait_gone;
+use crate::support::{MIB, SITE};
+
+/// The guest has no console: it writes what it sees to the disk that comes to it. CPUs and RAM that come it takes, as the
+/// runtime's agent does.
+const TELL: &str = r#"
+exec >/dev/null 2>&1
+while [ ! -b /dev/vda ]; do sleep 0.1; done
+while [ -b /dev/vda ]; do
+    for cpu in /sys/devices/system/cpu/cpu*/online; do echo 1 >$cpu; done
+    for block in /sys/devices/system/memory/memory*/state; do echo online >$block; done
+    {
+        echo "segments=$(ls -d /sys/devices/pci*:00 | wc -l)"
+        echo "net=$(cat /sys/class/net/*/address | grep -c 02:00:ca:fe:00:01)"
+        echo "nvme=$(ls -d /dev/nvme0n1 | wc -l)"
+        echo "cpus=$(nproc)"
+        echo "mib=$(awk '/^MemTotal/ { print int($2 / 1024) }' /proc/meminfo)"
+        echo end
+        cat /dev/zero
+    } | dd of=/dev/vda bs=512 count=1 iflag=fullblock conv=fsync,notrunc
+    sleep 0.2
+done
+sleep 1000
+"#;
+
+/// What the guest has written last.
+fn told(vmm: &ApiVmm) -> String {
+    let mut start = [0; 512];
+    File::open(vmm.dir().join("disk.img")).unwrap().read_exact(&mut start).unwrap();
+    String::from_utf8_lossy(&start).trim_end_matches('\0').to_owned()
+}
+
+/// Waits until the guest has written what is wanted.
+fn wait_told(vmm: &ApiVmm, wanted: impl Fn(&str) -> bool) {
+    let start = Instant::now();
+    while !wanted(&told(vmm)) {
+        assert!(start.elapsed() < BOOT_TIME, "the guest says: {}", told(vmm));
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn mib(told: &str) -> u64 {
+    told.lines().find_map(|line| line.strip_prefix("mib=")?.parse().ok()).unwrap_or(0)
+}
+
+#[guest_test]
+fn client_of_kata_containers_drives_a_guest_through_a_sandboxs_life() {
+    let Some(client) = env::var_os("CAROM_KATA_CLIENT") else {
+        println!("not tested: CAROM_KATA_CLIENT does not name Kata Containers' client");
+        return;
+    };
+    let mut vmm = ApiVmm::start(&SITE, TELL).unwrap();
+    symlink(vmm.kernel(), vmm.dir().join("kernel")).unwrap();
+    symlink(vmm.initramfs(), vmm.dir().join("initrd")).unwrap();
+    File::create_new(vmm.dir().join("disk.img")).unwrap().set_len(16 * MIB).unwrap();
+    let call = |step: &str| {
+        let output = Command::new(&client).arg(vmm.socket()).arg(vmm.dir()).arg(step).output().unwrap();
+        let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+        assert!(output.status.success(), "{step}: {said}");
+        said
+    };
+    for step in ["ping", "create", "info", "add-net", "boot"] {
+        call(step);
+    }
+    assert!(call("info").contains("\"state\":\"Running\""));
+    let disk = call("add-disk");
+    assert!(disk.contains("\"bdf\":\"0000:00:05.0\""), "{disk}");
+    wait_told(&vmm, |told| ["segments=2\n", "net=1\n", "nvme=0\n", "cpus=1\n"].iter().all(|part| told.contains(part)));
+    let before = mib(&told(&vmm));
+    let drive = call(&format!("add-device={}", Site::sysfs(&SITE.nvme[0]).display()));
+    assert!(drive.contains("\"bdf\":\"0000:00:06.0\""), "{drive}");
+    wait_told(&vmm, |told| told.contains("nvme=1\n"));
+    call("resize-memory");
+    wait_told(&vmm, |told| mib(told) >= before + 200);
+    call("resize-vcpus");
+    wait_told(&vmm, |told| told.contains("cpus=2\n"));
+    println!("CAROM-KATA {}", told(&vmm).replace('\n', " "));
+    call("remove-device=_vfio0");
+    wait_told(&vmm, |told| told.contains("nvme=0\n"));
+    wait_gone(&vmm, "_vfio0");
+    for step in ["pause", "resume", "remove-device=_disk0"] {
+        call(step);
+    }
+    wait_gone(&vmm, "_disk0");
+    call("ping");
+    call("shutdown-vmm");
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    assert!(fs::symlink_metadata(vmm.dir().join("clh.sock")).is_err(), "the socket stays");
+}
