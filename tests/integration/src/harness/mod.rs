@@ -14,6 +14,7 @@ use std::io::{Write, stderr};
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::thread;
+use std::time::Instant;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use rustix::io::fcntl_dupfd_cloexec;
@@ -116,8 +117,11 @@ fn trial(name: String, test: &'static GuestTest, arguments: &Arguments, record: 
 
 /// Runs a test in a thread of its name, as Rust's own tests do. What it says is shown if it fails.
 fn run(name: &str, test: fn(), nocapture: bool, record: Option<&Record>) -> Result<Completion, Failed> {
+    let start = Instant::now();
     let note = |outcome: Outcome, text: &str| match record {
-        Some(record) => record.note(name, outcome, text).map_err(|error| Failed::from(format!("{error:#}"))),
+        Some(record) => {
+            record.note(name, outcome, start.elapsed(), text).map_err(|error| Failed::from(format!("{error:#}")))
+        }
         None => Ok(()),
     };
     note(Outcome::Started, "")?;

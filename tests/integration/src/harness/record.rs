@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Which tests are finished, noted at once, so that another machine can go on where one has died.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -29,7 +31,8 @@ impl Outcome {
     }
 }
 
-/// A file of lines `OUTCOME TEST`, the last of which holds for a test; beside it, in `FILE.failures`, what failed tests said.
+/// A file of lines `OUTCOME TEST MILLISECONDS`, the last of which holds for a test; beside it, in `FILE.failures`, what failed
+/// tests said.
 #[derive(Debug, Clone)]
 pub struct Record {
     path: PathBuf,
@@ -37,7 +40,7 @@ pub struct Record {
 
 /// What a record says: the tests that it has, with what was noted last.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Done(BTreeMap<String, Outcome>);
+pub struct Done(BTreeMap<String, (Outcome, Duration)>);
 
 impl Record {
     /// The variable that names the file.
@@ -73,7 +76,8 @@ impl Record {
         let whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')?.split_once(' '));
         let known = |(word, test): (&str, &str)| {
             let (outcome, _) = Outcome::ALL.into_iter().find(|(_, known)| *known == word)?;
-            Some((test.into(), outcome))
+            let (test, time) = test.split_once(' ')?;
+            Some((test.into(), (outcome, Duration::from_millis(time.parse().ok()?))))
         };
         Done(whole.filter_map(known).collect())
     }
@@ -84,11 +88,12 @@ impl Record {
         fs::read_to_string(self.failures_path()).unwrap_or_default()
     }
 
-    pub(super) fn note(&self, test: &str, outcome: Outcome, said: &str) -> Result<()> {
+    /// Notes what became of a test, after this time, and what it said if it failed.
+    pub(super) fn note(&self, test: &str, outcome: Outcome, time: Duration, said: &str) -> Result<()> {
         if outcome == Outcome::Failed {
             append(&self.failures_path(), &format!("---- {test} ----\n{said}\n"))?;
         }
-        append(&self.path, &format!("{} {test}\n", outcome.word()))
+        append(&self.path, &format!("{} {test} {}\n", outcome.word(), time.as_millis()))
     }
 
     fn failures_path(&self) -> PathBuf {
@@ -102,7 +107,7 @@ impl Done {
     /// How many tests ended like this.
     #[must_use]
     pub fn count(&self, outcome: Outcome) -> usize {
-        self.0.values().filter(|&&known| known == outcome).count()
+        self.0.values().filter(|(known, _)| *known == outcome).count()
     }
 
     /// How many are finished.
@@ -114,12 +119,21 @@ impl Done {
     /// The test that has begun and is not finished.
     #[must_use]
     pub fn at_hand(&self) -> Option<&str> {
-        self.0.iter().find(|(_, outcome)| **outcome == Outcome::Started).map(|(test, _)| test.as_str())
+        self.0.iter().find(|(_, (outcome, _))| *outcome == Outcome::Started).map(|(test, _)| test.as_str())
+    }
+
+    /// The tests that took longest, `count` of them, the longest first.
+    #[must_use]
+    pub fn longest(&self, count: usize) -> Vec<(&str, Duration)> {
+        let mut tests: Vec<_> = self.0.iter().map(|(test, &(_, time))| (test.as_str(), time)).collect();
+        tests.sort_by_key(|&(_, time)| Reverse(time));
+        tests.truncate(count);
+        tests
     }
 
     /// Whether this test is finished.
     pub(super) fn has(&self, test: &str) -> bool {
-        self.0.get(test).is_some_and(|&outcome| outcome != Outcome::Started)
+        self.0.get(test).is_some_and(|&(outcome, _)| outcome != Outcome::Started)
     }
 }
 
@@ -137,17 +151,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let record = Record::new(&dir.path().join("record"));
         assert_eq!(record.done(), Done::default());
-        for (test, outcome) in [("a", Outcome::Passed), ("b::c", Outcome::Failed)] {
-            record.note(test, Outcome::Started, "").unwrap();
-            record.note(test, outcome, "what it said").unwrap();
+        for (test, outcome, time) in [("a", Outcome::Passed, 1), ("b::c", Outcome::Failed, 2)] {
+            record.note(test, Outcome::Started, Duration::ZERO, "").unwrap();
+            record.note(test, outcome, Duration::from_secs(time), "what it said").unwrap();
         }
-        record.note("d", Outcome::Started, "").unwrap();
+        record.note("d", Outcome::Started, Duration::ZERO, "").unwrap();
 
         let done = record.done();
 
         assert!(done.has("a") && done.has("b::c") && !done.has("d") && !done.has("e"));
         assert_eq!((done.count(Outcome::Passed), done.count(Outcome::Failed), done.finished()), (1, 1, 2));
         assert_eq!(done.at_hand(), Some("d"));
+        assert_eq!(done.longest(2), [("b::c", Duration::from_secs(2)), ("a", Duration::from_secs(1))]);
         assert_eq!(record.failures(), "---- b::c ----\nwhat it said\n");
     }
 
@@ -155,7 +170,9 @@ mod tests {
     fn line_that_was_cut_off_does_not_finish_a_test() {
         let dir = tempfile::tempdir().unwrap();
         let record = Record::new(&dir.path().join("record"));
-        fs::write(record.path(), "started a\npassed a").unwrap();
-        assert!(!record.done().has("a"));
+        for cut in ["passed a 12", "passed a", "pas"] {
+            fs::write(record.path(), format!("started a 0\n{cut}")).unwrap();
+            assert_eq!(record.done().at_hand(), Some("a"), "{cut}");
+        }
     }
 }

@@ -18,6 +18,9 @@ use crate::program::Program;
 /// Memory of the emulated machine.
 const MEMORY: &str = "6G";
 
+/// How many of the longest tests are named.
+const LONGEST: usize = 12;
+
 /// Where tests run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -80,6 +83,7 @@ impl<'a> Suites<'a> {
             let end = self.start(program, place, arguments, &environment)?;
             if end != End::Died {
                 self.failed |= end != End::Exited(0);
+                print!("{}", longest(&record.done()));
                 break;
             }
             self.died += 1;
@@ -194,6 +198,13 @@ impl<'a> Suites<'a> {
     }
 }
 
+/// A line that names the tests that took longest, so that who wants a shorter run sees where the time goes.
+fn longest(done: &Done) -> String {
+    let tests = done.longest(LONGEST).into_iter();
+    let words: Vec<_> = tests.map(|(test, time)| format!("{test} {:.0} s", time.as_secs_f64())).collect();
+    if words.is_empty() { String::new() } else { format!("longest tests: {}\n\n", words.join(", ")) }
+}
+
 /// The failures of the machine that has just died.
 fn new_part(failures: &str, before: &Done) -> String {
     let sections = failures.split_inclusive('\n').filter(|line| line.starts_with("---- ")).count();
@@ -258,24 +269,27 @@ mod tests {
 
     #[test]
     fn run_goes_on_in_a_new_machine_where_one_died() {
-        let first = ("started a\npassed a\nstarted b\n", End::Died);
-        assert_eq!(run_in(&[first, ("started b\npassed b\n", End::Exited(0))]), (2, 1, true));
-        assert_eq!(run_in(&[first, ("started b\nfailed b\n", End::Exited(101))]), (2, 1, false));
-        assert_eq!(run_in(&[("started a\n", End::Died), ("started a\npassed a\n", End::Exited(0))]), (2, 1, true));
-        assert_eq!(run_in(&[("started a\nfailed a\n", End::Died), ("", End::Exited(0))]), (2, 1, false));
+        let first = ("started a 0\npassed a 0\nstarted b 0\n", End::Died);
+        assert_eq!(run_in(&[first, ("started b 0\npassed b 0\n", End::Exited(0))]), (2, 1, true));
+        assert_eq!(run_in(&[first, ("started b 0\nfailed b 0\n", End::Exited(101))]), (2, 1, false));
+        assert_eq!(
+            run_in(&[("started a 0\n", End::Died), ("started a 0\npassed a 0\n", End::Exited(0))]),
+            (2, 1, true)
+        );
+        assert_eq!(run_in(&[("started a 0\nfailed a 0\n", End::Died), ("", End::Exited(0))]), (2, 1, false));
     }
 
     #[test]
     fn run_ends_where_two_machines_died_in_the_same_test() {
-        let same = ("started b\n", End::Died);
-        assert_eq!(run_in(&[("passed a\nstarted b\n", End::Died), same]), (2, 2, false));
+        let same = ("started b 0\n", End::Died);
+        assert_eq!(run_in(&[("passed a 0\nstarted b 0\n", End::Died), same]), (2, 2, false));
         assert_eq!(run_in(&[("", End::Died)]), (1, 1, false));
     }
 
     #[test]
     fn result_of_a_dead_machine_counts_its_own_tests_in_the_usual_form() {
-        let before = done("passed a\nfailed b\n");
-        let after = done("passed a\nfailed b\npassed c\npassed d\nstarted e\n");
+        let before = done("passed a 0\nfailed b 0\n");
+        let after = done("passed a 0\nfailed b 0\npassed c 0\npassed d 0\nstarted e 0\n");
         let line = result_line(&before, &after, false, Duration::from_millis(1500));
         let expected =
             "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.50s\n\n";
@@ -288,18 +302,24 @@ mod tests {
 
     #[test]
     fn test_that_ends_two_machines_is_counted_as_failed() {
-        let same = done("passed a\nstarted b\n");
+        let same = done("passed a 0\nstarted b 0\n");
         assert!(
             result_line(&same, &same, true, Duration::ZERO).starts_with("test result: FAILED. 0 passed; 1 failed;")
         );
     }
 
     #[test]
+    fn longest_tests_are_named_with_their_time() {
+        assert_eq!(longest(&done("passed a 1400\nfailed b 61000\n")), "longest tests: b 61 s, a 1 s\n\n");
+        assert_eq!(longest(&Done::default()), "");
+    }
+
+    #[test]
     fn failures_are_shown_once() {
         let failures = "---- a ----\nfirst ---- x\n---- b ----\nsecond\n";
         assert_eq!(new_part(failures, &Done::default()), format!("failures:\n\n{failures}\n"));
-        assert_eq!(new_part(failures, &done("failed a\n")), "failures:\n\n---- b ----\nsecond\n\n");
-        assert_eq!(new_part(failures, &done("failed a\nfailed b\n")), "");
+        assert_eq!(new_part(failures, &done("failed a 0\n")), "failures:\n\n---- b ----\nsecond\n\n");
+        assert_eq!(new_part(failures, &done("failed a 0\nfailed b 0\n")), "");
         assert_eq!(new_part("", &Done::default()), "");
     }
 }
