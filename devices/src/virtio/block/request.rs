@@ -7,7 +7,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::spec::HEADER;
 use crate::dma::DmaView;
-use crate::virtio::chain::OUTSIDE;
+use crate::virtio::chain::{OUTSIDE, walk};
 
 /// A request: its header, and where all else of it is.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ impl Parts {
 /// than its queue, a readable buffer follows a writable one (virtio 1.4, section 2.7.4.2), the header is not whole or not in
 /// memory, or there is no room for the status.
 pub(super) fn read(
-    mut chain: DescriptorChain<&DmaView<'_>>,
+    chain: DescriptorChain<&DmaView<'_>>,
     memory: &DmaView<'_>,
     queue_size: u16,
 ) -> Result<Request, &'static str> {
@@ -83,32 +83,27 @@ pub(super) fn read(
     let mut header = [0; HEADER];
     let mut have = 0;
     let (mut readable, mut writable) = (Parts::default(), Parts::default());
-    for _ in 0..queue_size {
-        // The iterator just ends where a chain is broken; a whole chain ends with a descriptor that names no next one.
-        let descriptor = chain.next().ok_or("a descriptor chain leads out of its table, nowhere, or in a circle")?;
-        let (address, len) = (descriptor.addr(), descriptor.len() as usize);
-        if descriptor.is_write_only() {
-            writable.push(address.0, len);
+    for buffer in walk(chain, queue_size) {
+        let buffer = buffer?;
+        if buffer.writable {
+            writable.push(buffer.address.0, buffer.len);
         } else if writable.len != 0 {
             return Err("a device-readable buffer follows a device-writable one");
         } else {
-            let of_header = len.min(HEADER - have);
-            memory.read_slice(&mut header[have..have + of_header], address).map_err(|_| OUTSIDE)?;
+            let of_header = buffer.len.min(HEADER - have);
+            memory.read_slice(&mut header[have..have + of_header], buffer.address).map_err(|_| OUTSIDE)?;
             have += of_header;
-            readable.push(address.0.wrapping_add(of_header as u64), len - of_header);
-        }
-        if !descriptor.has_next() {
-            if have < HEADER {
-                return Err("a request is shorter than its header");
-            }
-            let status = writable.pop_byte().ok_or("a request has no room for its status")?;
-            let [kind, _, low, high] = [0, 4, 8, 12]
-                .map(|at| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]));
-            let sector = u64::from(high) << 32 | u64::from(low);
-            return Ok(Request { head, kind, sector, readable, writable, status: GuestAddress(status) });
+            readable.push(buffer.address.0.wrapping_add(of_header as u64), buffer.len - of_header);
         }
     }
-    Err("a descriptor chain is longer than the queue")
+    if have < HEADER {
+        return Err("a request is shorter than its header");
+    }
+    let status = writable.pop_byte().ok_or("a request has no room for its status")?;
+    let [kind, _, low, high] =
+        [0, 4, 8, 12].map(|at| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]));
+    let sector = u64::from(high) << 32 | u64::from(low);
+    Ok(Request { head, kind, sector, readable, writable, status: GuestAddress(status) })
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::ends::Ends;
 use super::spec::{feature, queue};
 use crate::sync::lock;
 use crate::throttle::Throttle;
-use crate::virtio::chain::{OUTSIDE, broken, ring_error};
+use crate::virtio::chain::{OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
@@ -27,9 +27,6 @@ const BATCH: usize = 64;
 pub(super) const MOST_PRINTED: usize = 1 << 20;
 /// Bytes that are copied at a time.
 const PIECE: usize = 4 << 10;
-
-const BROKEN_CHAIN: &str = "a descriptor chain leads out of its table, nowhere, or in a circle";
-const LONG_CHAIN: &str = "a descriptor chain is longer than the queue";
 
 /// The work of the thread that serves the queues.
 pub(super) struct Traffic {
@@ -130,28 +127,22 @@ impl Traffic {
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
         let memory = &self.driver.memory.view();
         let size = queue.size();
-        let Some(mut chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(false) };
+        let Some(chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(false) };
         let head = chain.head_index();
-        let (mut all, mut count, mut open) = (0, 0, true);
-        while open {
-            let descriptor = chain.next().ok_or(broken(BROKEN_CHAIN))?;
-            count += 1;
-            if count > size {
-                return Err(broken(LONG_CHAIN));
-            }
-            if descriptor.is_write_only() {
+        let mut all = 0;
+        for buffer in walk(chain, size) {
+            let buffer = buffer.map_err(&broken)?;
+            if buffer.writable {
                 return Err(broken("what is to be printed is in a device-writable buffer"));
             }
-            open = descriptor.has_next();
-            let len = descriptor.len() as usize;
-            all += len;
+            all += buffer.len;
             if all > MOST_PRINTED {
                 return Err(broken("more is to be printed by one request than the device takes"));
             }
             let mut done = 0;
-            while done < len {
-                let piece = &mut self.scratch[..PIECE.min(len - done)];
-                let address = descriptor.addr().checked_add(done as u64).ok_or(broken(OUTSIDE))?;
+            while done < buffer.len {
+                let piece = &mut self.scratch[..PIECE.min(buffer.len - done)];
+                let address = buffer.address.checked_add(done as u64).ok_or(broken(OUTSIDE))?;
                 memory.read_slice(piece, address).map_err(|_| broken(OUTSIDE))?;
                 if let Err(error) = lock(&self.ends.output).write_all(piece)
                     && self.throttle.pass()
@@ -177,25 +168,23 @@ impl Traffic {
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
         let memory = &self.driver.memory.view();
         let size = queue.size();
-        let Some(mut chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(false) };
+        let Some(chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(false) };
         let head = chain.head_index();
-        let (mut used, mut count, mut open) = (0, 0, true);
-        while open && !incoming.input.is_empty() {
-            let descriptor = chain.next().ok_or(broken(BROKEN_CHAIN))?;
-            count += 1;
-            if count > size {
-                return Err(broken(LONG_CHAIN));
-            }
-            if !descriptor.is_write_only() {
+        let mut used = 0;
+        for buffer in walk(chain, size) {
+            let buffer = buffer.map_err(&broken)?;
+            if !buffer.writable {
                 return Err(broken("a buffer for input is device-readable"));
             }
-            open = descriptor.has_next();
-            let len = incoming.input.len().min(descriptor.len() as usize);
+            let len = incoming.input.len().min(buffer.len);
             if len != 0 {
                 let bytes = &incoming.input.make_contiguous()[..len];
-                memory.write_slice(bytes, descriptor.addr()).map_err(|_| broken(OUTSIDE))?;
+                memory.write_slice(bytes, buffer.address).map_err(|_| broken(OUTSIDE))?;
                 incoming.input.drain(..len);
                 used += u32::try_from(len).expect("no more than MOST_INPUT waits");
+            }
+            if incoming.input.is_empty() {
+                break;
             }
         }
         if used == 0 {

@@ -6,7 +6,7 @@ use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::dma::DmaView;
-use crate::virtio::chain::OUTSIDE;
+use crate::virtio::chain::{OUTSIDE, walk};
 
 /// Buffers, with their bytes.
 pub(super) type Buffers = Vec<(GuestAddress, usize)>;
@@ -25,30 +25,25 @@ pub(super) enum Direction {
 /// # Errors
 /// The rule that the chain breaks.
 pub(super) fn collect(
-    mut chain: DescriptorChain<&DmaView<'_>>,
+    chain: DescriptorChain<&DmaView<'_>>,
     queue_size: u16,
     direction: Direction,
     buffers: &mut Buffers,
 ) -> Result<usize, &'static str> {
     let mut bytes = 0usize;
-    for _ in 0..queue_size {
-        // The iterator just ends where a chain is broken; a whole chain ends with a descriptor that names no next one.
-        let descriptor = chain.next().ok_or("a descriptor chain leads out of its table, nowhere, or in a circle")?;
-        match (direction, descriptor.is_write_only()) {
+    for buffer in walk(chain, queue_size) {
+        let buffer = buffer?;
+        match (direction, buffer.writable) {
             (Direction::Readable, true) => return Err("a packet to be sent has a device-writable buffer"),
             (Direction::Writable, false) => return Err("room for a packet has a device-readable buffer"),
             _ => {}
         }
-        let len = usize::try_from(descriptor.len()).map_err(|_| "a buffer is too long")?;
-        if len != 0 {
-            buffers.push((descriptor.addr(), len));
-            bytes = bytes.checked_add(len).ok_or("buffers are too long together")?;
-        }
-        if !descriptor.has_next() {
-            return Ok(bytes);
+        if buffer.len != 0 {
+            buffers.push((buffer.address, buffer.len));
+            bytes = bytes.checked_add(buffer.len).ok_or("buffers are too long together")?;
         }
     }
-    Err("a descriptor chain is longer than the queue")
+    Ok(bytes)
 }
 
 /// Reads what is in `buffers` into `data`, as far as either goes; returns the bytes.

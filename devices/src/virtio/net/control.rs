@@ -12,7 +12,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::link::Link;
 use super::spec::{CTRL_ERR, CTRL_MQ, CTRL_MQ_VQ_PAIRS_SET, CTRL_OK};
 use crate::throttle::Throttle;
-use crate::virtio::chain::{OUTSIDE, broken, ring_error};
+use crate::virtio::chain::{OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
@@ -84,30 +84,25 @@ impl Control {
         let memory = &self.driver.memory.view();
         let size = self.queue.size();
         let chain = self.queue.iter(memory).map_err(ring_error(self.index))?.next();
-        let Some(mut chain) = chain else { return Ok(None) };
+        let Some(chain) = chain else { return Ok(None) };
         let head = chain.head_index();
         let (mut bytes, mut len) = ([0; COMMAND], 0);
-        for _ in 0..size {
-            let descriptor = chain
-                .next()
-                .ok_or_else(|| rule("a descriptor chain leads out of its table, nowhere, or in a circle"))?;
-            if descriptor.is_write_only() {
-                if descriptor.len() == 0 {
-                    return Err(rule("a command has no room for an answer"));
+        for buffer in walk(chain, size) {
+            let buffer = buffer.map_err(&rule)?;
+            if buffer.writable {
+                if buffer.len == 0 {
+                    break;
                 }
-                return Ok(Some(Command { head, bytes, len, answer: descriptor.addr() }));
+                return Ok(Some(Command { head, bytes, len, answer: buffer.address }));
             }
             let free = &mut bytes[len..];
-            let part = usize::try_from(descriptor.len()).map_or(free.len(), |len| len.min(free.len()));
+            let part = buffer.len.min(free.len());
             if part != 0 {
-                memory.read_slice(&mut free[..part], descriptor.addr()).map_err(|_| rule(OUTSIDE))?;
+                memory.read_slice(&mut free[..part], buffer.address).map_err(|_| rule(OUTSIDE))?;
                 len += part;
             }
-            if !descriptor.has_next() {
-                return Err(rule("a command has no room for an answer"));
-            }
         }
-        Err(rule("a descriptor chain is longer than the queue"))
+        Err(rule("a command has no room for an answer"))
     }
 
     /// Does a command; its answer.

@@ -17,7 +17,7 @@ use super::counters::Counts;
 use super::spec::REQUEST_QUEUE;
 use crate::dma::DmaView;
 use crate::throttle::Throttle;
-use crate::virtio::chain::{OUTSIDE, broken, ring_error};
+use crate::virtio::chain::{OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
@@ -130,28 +130,24 @@ impl Requests {
 
 /// Notes the buffers of a request in `buffers`, as far as the device fills them; returns their bytes.
 fn writable_buffers(
-    mut chain: DescriptorChain<&DmaView<'_>>,
+    chain: DescriptorChain<&DmaView<'_>>,
     queue_size: u16,
     buffers: &mut Vec<(GuestAddress, usize)>,
 ) -> Result<usize, &'static str> {
     buffers.clear();
     let mut room = 0;
-    for _ in 0..queue_size {
-        // The iterator just ends where a chain is broken; a whole chain ends with a descriptor that names no next one.
-        let descriptor = chain.next().ok_or("a descriptor chain leads out of its table, nowhere, or in a circle")?;
-        if !descriptor.is_write_only() {
+    for buffer in walk(chain, queue_size) {
+        let buffer = buffer?;
+        if !buffer.writable {
             return Err("a request has a device-readable buffer");
         }
-        let len = usize::try_from(descriptor.len()).map_err(|_| "a buffer is too long")?.min(MOST_BYTES - room);
+        let len = buffer.len.min(MOST_BYTES - room);
         if len != 0 {
-            buffers.push((descriptor.addr(), len));
+            buffers.push((buffer.address, len));
             room += len;
         }
-        if !descriptor.has_next() {
-            return if room == 0 { Err("a request has no room for a byte") } else { Ok(room) };
-        }
     }
-    Err("a descriptor chain is longer than the queue")
+    if room == 0 { Err("a request has no room for a byte") } else { Ok(room) }
 }
 
 impl Task for Requests {

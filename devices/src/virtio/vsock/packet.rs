@@ -11,7 +11,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::spec::HEADER;
 use crate::dma::DmaView;
-use crate::virtio::chain::OUTSIDE;
+use crate::virtio::chain::{OUTSIDE, walk};
 
 /// The header of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,33 +89,27 @@ impl Buffers {
     /// `writable` where it is to be, or is where it is not to be.
     pub(super) fn gather(
         &mut self,
-        mut chain: DescriptorChain<&DmaView<'_>>,
+        chain: DescriptorChain<&DmaView<'_>>,
         queue_size: u16,
         writable: bool,
     ) -> Result<usize, &'static str> {
         self.parts.clear();
         self.len = 0;
-        for _ in 0..queue_size {
-            // The iterator just ends where a chain is broken; a whole chain ends with a descriptor that names no next one.
-            let descriptor =
-                chain.next().ok_or("a descriptor chain leads out of its table, nowhere, or in a circle")?;
-            if descriptor.is_write_only() != writable {
+        for buffer in walk(chain, queue_size) {
+            let buffer = buffer?;
+            if buffer.writable != writable {
                 return Err(if writable {
                     "a buffer for the driver is device-readable"
                 } else {
                     "a buffer of a packet is device-writable"
                 });
             }
-            let len = usize::try_from(descriptor.len()).map_err(|_| "a buffer is too long")?;
-            if len != 0 {
-                self.parts.push((descriptor.addr(), len));
-                self.len += len;
-            }
-            if !descriptor.has_next() {
-                return Ok(self.len);
+            if buffer.len != 0 {
+                self.parts.push((buffer.address, buffer.len));
+                self.len += buffer.len;
             }
         }
-        Err("a descriptor chain is longer than the queue")
+        Ok(self.len)
     }
 
     /// Calls `each` with each part of `len` bytes from `skip` on: where it is, and which of these bytes it has.
