@@ -8,13 +8,13 @@ use std::sync::Arc;
 use carom_api::error::FileError;
 use carom_api::kinds::{ImageType, Kind, LockGranularity};
 use carom_api::{DiskConfig, Field, PartConfig};
-use devices::dma::{DeviceMemory, DmaTable, TableMapper};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::block::{self, BlockCounters, BlockParams, Image, ImageError, ImageOptions, IoMode, VirtioBlock};
 use devices::worker::Role;
 use log::error;
 
+use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::machine::{Counter, VmError};
 
@@ -72,16 +72,12 @@ fn named(counters: BlockCounters) -> Vec<Counter> {
 }
 
 /// Opens and locks the image, and makes the device.
-fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
+fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Disk(config) = config else { return Err(not_built_here(config)) };
-    let Site { address, shared } = site;
     let image = open(config)?;
     let id = config.id.as_deref().unwrap_or(DiskConfig::KIND.id);
-    let ram = shared.context.memory.clone();
-    let table = config.iommu.then(|| {
-        let faults = Some((address.endpoint_id(), shared.faults.sender()));
-        Arc::new(DmaTable::new(id, ram.clone(), faults))
-    });
+    let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
+    let context = &site.shared.context;
     let params = BlockParams {
         id: id.into(),
         image,
@@ -89,14 +85,13 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
         queues: config.num_queues,
         queue_size: config.queue_size,
         mode: IoMode::Async,
-        memory: table.clone().map_or_else(|| DeviceMemory::all_ram(ram), DeviceMemory::mapped),
-        msi: shared.context.msi.clone(),
-        doorbells: Some(shared.context.doorbells.clone()),
-        observer: Some(shared.context.observer.clone()),
+        memory,
+        msi: context.msi.clone(),
+        doorbells: Some(context.doorbells.clone()),
+        observer: Some(context.observer.clone()),
     };
     let (function, device) = block::create(params)
         .map_err(|error| VmError::Device { what: "making a disk", source: io::Error::other(error) })?;
-    let mapper = table.map(|table| Box::new(TableMapper::new(table)) as Box<_>);
     Ok(Built { part: Box::new(Disk { function, device }), mapper })
 }
 

@@ -16,6 +16,7 @@ mod iommu;
 mod mapper;
 mod net;
 pub mod observer;
+mod reach;
 mod rng;
 mod vfio;
 mod vfio_user;

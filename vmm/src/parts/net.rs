@@ -9,13 +9,13 @@ use std::sync::Arc;
 use carom_api::error::FileError;
 use carom_api::kinds::Kind;
 use carom_api::{NetConfig, PartConfig};
-use devices::dma::{DeviceMemory, DmaTable, TableMapper};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::net::{self, NetCounters, NetParams, NetTraits, VirtioNet};
 use devices::worker::Role;
 use log::error;
 
+use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::machine::{Counter, VmError};
 use crate::tap::{Tap, TapOptions};
@@ -65,16 +65,12 @@ fn named(counters: NetCounters) -> Vec<Counter> {
 }
 
 /// Opens the interface and makes the device.
-fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
+fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Net(config) = config else { return Err(not_built_here(config)) };
-    let Site { address, shared } = site;
     let tap = open(config)?;
     let id = config.id.as_deref().unwrap_or(NetConfig::KIND.id);
-    let ram = shared.context.memory.clone();
-    let table = config.iommu.then(|| {
-        let faults = Some((address.endpoint_id(), shared.faults.sender()));
-        Arc::new(DmaTable::new(id, ram.clone(), faults))
-    });
+    let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
+    let context = &site.shared.context;
     let traits = NetTraits {
         mac: config.mac.unwrap_or_else(carom_api::mac_address::MacAddress::random).bytes(),
         mtu: tap.mtu(),
@@ -88,14 +84,13 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
         id: id.into(),
         carrier: Box::new(tap),
         traits,
-        memory: table.clone().map_or_else(|| DeviceMemory::all_ram(ram), DeviceMemory::mapped),
-        msi: shared.context.msi.clone(),
-        doorbells: Some(shared.context.doorbells.clone()),
-        observer: Some(shared.context.observer.clone()),
+        memory,
+        msi: context.msi.clone(),
+        doorbells: Some(context.doorbells.clone()),
+        observer: Some(context.observer.clone()),
     };
     let (function, device) = net::create(params)
         .map_err(|error| VmError::Device { what: "making a network device", source: io::Error::other(error) })?;
-    let mapper = table.map(|table| Box::new(TableMapper::new(table)) as Box<_>);
     Ok(Built { part: Box::new(Net { function, device }), mapper })
 }
 

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use carom_api::error::FileError;
 use carom_api::kinds::Kind;
 use carom_api::{PartConfig, RngConfig};
-use devices::dma::{DeviceMemory, DmaTable, TableMapper};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::rng::{self, RngCounters, RngParams, VirtioRng};
 use devices::worker::Role;
 use rustix::fs::{Mode, OFlags, open};
 
+use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::machine::{Counter, VmError};
 
@@ -51,30 +51,25 @@ fn named(counters: RngCounters) -> Vec<Counter> {
 }
 
 /// Opens the source and makes the device.
-fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
+fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Rng(config) = config else { return Err(not_built_here(config)) };
-    let Site { address, shared } = site;
     let source = open_source(&config.src).map_err(|source| FileError {
         field: RngConfig::SRC,
         path: config.src.display().to_string(),
         source,
     })?;
-    let ram = shared.context.memory.clone();
-    let table = config.iommu.then(|| {
-        let faults = Some((address.endpoint_id(), shared.faults.sender()));
-        Arc::new(DmaTable::new(RngConfig::ID, ram.clone(), faults))
-    });
+    let Reach { memory, mapper } = Reach::new(RngConfig::ID, config.iommu, &mut site);
+    let context = &site.shared.context;
     let params = RngParams {
         id: RngConfig::ID.into(),
         source,
-        memory: table.clone().map_or_else(|| DeviceMemory::all_ram(ram), DeviceMemory::mapped),
-        msi: shared.context.msi.clone(),
-        doorbells: Some(shared.context.doorbells.clone()),
-        observer: Some(shared.context.observer.clone()),
+        memory,
+        msi: context.msi.clone(),
+        doorbells: Some(context.doorbells.clone()),
+        observer: Some(context.observer.clone()),
     };
     let (function, device) = rng::create(params)
         .map_err(|error| VmError::Device { what: "making the virtio-rng device", source: io::Error::other(error) })?;
-    let mapper = table.map(|table| Box::new(TableMapper::new(table)) as Box<_>);
     Ok(Built { part: Box::new(Rng { function, device }), mapper })
 }
 

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use carom_api::error::FileError;
 use carom_api::kinds::Kind;
 use carom_api::{ConfigError, PartConfig, VsockConfig};
-use devices::dma::{DeviceMemory, DmaTable, TableMapper};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::vsock::{self, Listener, MOST_CLIENTS, MOST_CONNECTIONS, VirtioVsock, VsockCounters, VsockParams};
@@ -16,6 +15,7 @@ use devices::worker::Role;
 use log::{error, warn};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::machine::{Counter, VmError};
 
@@ -64,30 +64,25 @@ fn named(counters: VsockCounters) -> Vec<Counter> {
 }
 
 /// Makes the socket and the device.
-fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
+fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Vsock(config) = config else { return Err(not_built_here(config)) };
-    let Site { address, shared } = site;
     let cid = u32::try_from(config.cid).map_err(|_| ConfigError::new(VsockConfig::CID, "does not fit in 32 bits"))?;
     let listener = listen(config)?;
     let id = config.id.as_deref().unwrap_or(VsockConfig::KIND.id);
-    let ram = shared.context.memory.clone();
-    let table = config.iommu.then(|| {
-        let faults = Some((address.endpoint_id(), shared.faults.sender()));
-        Arc::new(DmaTable::new(id, ram.clone(), faults))
-    });
+    let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
+    let context = &site.shared.context;
     let params = VsockParams {
         id: id.into(),
         cid,
         listener,
         connections: connections(),
-        memory: table.clone().map_or_else(|| DeviceMemory::all_ram(ram), DeviceMemory::mapped),
-        msi: shared.context.msi.clone(),
-        doorbells: Some(shared.context.doorbells.clone()),
-        observer: Some(shared.context.observer.clone()),
+        memory,
+        msi: context.msi.clone(),
+        doorbells: Some(context.doorbells.clone()),
+        observer: Some(context.observer.clone()),
     };
     let (function, device) = vsock::create(params)
         .map_err(|error| VmError::Device { what: "making the virtio-vsock device", source: io::Error::other(error) })?;
-    let mapper = table.map(|table| Box::new(TableMapper::new(table)) as Box<_>);
     Ok(Built { part: Box::new(Vsock { function, device }), mapper })
 }
 
