@@ -88,6 +88,8 @@ impl Carom {
             UnixStream::connect(carom.dir.path().join("api.sock")).is_ok()
                 && carom.call("GET", "vm.info", None).1["state"] == "Running"
         });
+        // A thread gives itself its name.
+        carom.has(boot);
         Some(carom)
     }
 
