@@ -26,7 +26,7 @@ fn send(engine: &mut Engine, request: &[u8]) {
 
 /// An engine with so many mappings of a page each, every second page.
 fn engine(live: u64) -> Engine {
-    let limits = Limits { max_mappings: 2_000_000, max_domains: 1 };
+    let limits = Limits { max_mappings: 2_000_000, max_domains: 1, ..Limits::default() };
     let config = EngineConfig { limits, ..EngineConfig::default() };
     let mut engine = Engine::new(config, Arc::new(TestRam::new(&[(0, 0x10_0000)])), None).expect("it is valid");
     engine.add_endpoint(1, Box::new(NullMapper)).expect("it is valid");

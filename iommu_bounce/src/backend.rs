@@ -97,6 +97,11 @@ pub trait DmaMapper: Send {
         true
     }
 
+    /// Whether the host makes page tables for it, in the kernel's memory, which it may keep after an unmap. It does not change.
+    fn keeps_page_tables(&self) -> bool {
+        false
+    }
+
     /// The group of address spaces that this one belongs to. It does not change. `None`: its endpoint cannot leave
     /// it, as with a VFIO type 1 container while the device is open.
     fn group(&self) -> Option<MapperGroup> {

@@ -61,11 +61,14 @@ pub struct Limits {
     pub max_mappings: usize,
     /// Domains at once.
     pub max_domains: usize,
+    /// For each address space of the host with [page tables](crate::DmaMapper::keeps_page_tables): pages of tables that mappings may ever
+    /// have the host make, of 4 KiB each. The host keeps them until the address space goes.
+    pub max_table_pages: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_mappings: 1 << 20, max_domains: 1024 }
+        Self { max_mappings: 1 << 20, max_domains: 1024, max_table_pages: 1 << 16 }
     }
 }
 
@@ -200,6 +203,9 @@ impl EngineConfig {
         }
         if self.limits.max_domains == 0 {
             return Err(ConfigError::ZeroLimit("max_domains"));
+        }
+        if self.limits.max_table_pages == 0 {
+            return Err(ConfigError::ZeroLimit("max_table_pages"));
         }
         let size = self.probe_size;
         let fits = size as usize >= MIN_PROBE_SIZE && size <= MAX_PROBE_SIZE && size.is_multiple_of(8);

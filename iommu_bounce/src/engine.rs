@@ -108,7 +108,7 @@ impl Engine {
         let usable = usable(&limits, &self.config.input_range, &self.config.msi_window);
         let aperture = self.windows.as_ref().map(|windows| &windows.config.aperture);
         self.config.check_endpoint(id, &limits, &usable, aperture)?;
-        let space = self.spaces.insert(Space::new(id, mapper, &limits));
+        let space = self.spaces.insert(Space::new(id, mapper, &limits, self.config.limits.max_table_pages));
         self.endpoints.insert(id, Endpoint::new(usable, space));
         if self.settle(space).is_err() {
             self.endpoints.remove(&id);

@@ -32,6 +32,7 @@ mod report;
 mod space;
 pub mod spec;
 mod state;
+mod table_pages;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod test_utils;
 mod tree;

@@ -18,6 +18,7 @@ use crate::domain::Domain;
 use crate::latency::HostLatency;
 use crate::mapping::{Chunk, DeviceMapping, MappedMemory, Mapping};
 use crate::spec::Status;
+use crate::table_pages::TablePages;
 use crate::windows::Windows;
 use crate::{EndpointId, Permissions, SpaceId};
 
@@ -58,6 +59,10 @@ pub(crate) struct Space {
     /// Parked chunks: mapped here, in no domain, by IOVA.
     pub(crate) parked: BTreeMap<u64, Chunk>,
     stuck: Vec<Stuck>,
+    /// `None` if the host keeps none.
+    tables: Option<TablePages>,
+    /// Whether a mapping was refused for them.
+    tables_were_full: bool,
 }
 
 /// All address spaces. In each group there are as many as endpoints.
@@ -190,8 +195,14 @@ fn devices(domain: &Domain) -> impl Iterator<Item = (u64, u64, DomainPart<'_>)> 
 
 impl Space {
     /// The address space of a new endpoint.
-    pub(crate) fn new(endpoint: EndpointId, mapper: Box<dyn DmaMapper>, limits: &MapperLimits) -> Self {
+    pub(crate) fn new(
+        endpoint: EndpointId,
+        mapper: Box<dyn DmaMapper>,
+        limits: &MapperLimits,
+        max_table_pages: u64,
+    ) -> Self {
         let group = mapper.group();
+        let tables = mapper.keeps_page_tables().then(|| TablePages::new(max_table_pages));
         let max_mappings = limits.max_mappings;
         Self {
             name: endpoint,
@@ -202,6 +213,8 @@ impl Space {
             identity: false,
             parked: BTreeMap::new(),
             stuck: Vec::new(),
+            tables,
+            tables_were_full: false,
         }
     }
 
@@ -272,6 +285,16 @@ impl Space {
         counters: &mut Counters,
     ) -> Result<(), Status> {
         let len = slice.len() as u64;
+        if self.tables.as_mut().is_some_and(|tables| !tables.touch(iova, iova + (len - 1))) {
+            if !self.tables_were_full {
+                self.tables_were_full = true;
+                warn!(
+                    "endpoint {:#x}: mappings were in so many places that the host makes no more page tables",
+                    self.name
+                );
+            }
+            return Err(Status::NoMem);
+        }
         let began = HostLatency::is_due(counters.host_maps).then(Instant::now);
         let outcome = self.mapper.map(iova, slice, permissions);
         if let Some(began) = began {

@@ -10,4 +10,5 @@
 
 mod hardware;
 mod one_device;
+mod page_tables;
 mod two_devices;

@@ -15,6 +15,7 @@ mod report;
 mod setup;
 mod shared;
 mod state;
+mod table_pages;
 mod window;
 
 use std::collections::BTreeMap;

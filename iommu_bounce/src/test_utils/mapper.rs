@@ -31,6 +31,7 @@ struct State {
     fail_unmap: Option<u32>,
     refuse_unmaps: bool,
     reaches_seen_chunks_only: bool,
+    keeps_page_tables: bool,
     failures: u64,
     group: Option<GroupState>,
 }
@@ -125,6 +126,13 @@ impl RecordingMapper {
     #[must_use]
     pub fn without_hidden_chunks(self) -> Self {
         self.0.state().reaches_seen_chunks_only = true;
+        self
+    }
+
+    /// As of a host whose kernel makes page tables.
+    #[must_use]
+    pub fn with_page_tables(self) -> Self {
+        self.0.state().keeps_page_tables = true;
         self
     }
 
@@ -311,6 +319,10 @@ impl DmaMapper for RecordingMapper {
 
     fn reaches_hidden_chunks(&self) -> bool {
         !self.0.state().reaches_seen_chunks_only
+    }
+
+    fn keeps_page_tables(&self) -> bool {
+        self.0.state().keeps_page_tables
     }
 
     fn group(&self) -> Option<MapperGroup> {

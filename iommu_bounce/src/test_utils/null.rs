@@ -24,4 +24,9 @@ impl DmaMapper for NullMapper {
     fn limits(&self) -> MapperLimits {
         MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=u64::MAX], max_mappings: None }
     }
+
+    /// As the host's, so that counting them is measured too.
+    fn keeps_page_tables(&self) -> bool {
+        true
+    }
 }

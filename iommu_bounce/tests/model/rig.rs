@@ -42,7 +42,7 @@ impl Rig {
         let chunks = store.probe();
         let config = EngineConfig {
             domain_range: 1..=4,
-            limits: Limits { max_mappings: MAX_MAPPINGS, max_domains: MAX_DOMAINS },
+            limits: Limits { max_mappings: MAX_MAPPINGS, max_domains: MAX_DOMAINS, ..Limits::default() },
             window: Some(WindowConfig {
                 aperture: APERTURE..=APERTURE + APERTURE_CHUNKS * CHUNK - 1,
                 budget: FIRST_BUDGET,

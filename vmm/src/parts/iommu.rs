@@ -11,7 +11,7 @@ use carom_api::{ConfigError, IommuBounceConfig, VmConfig};
 use devices::pci::{PciAddress, PciDevice};
 use devices::virtio::iommu::{self, IommuHandle, IommuParams, RingFeatures, WindowRegion};
 use devices::worker::Role;
-use iommu_bounce::{DmaMapper, EngineConfig, MapperLimits, WindowConfig};
+use iommu_bounce::{DmaMapper, EngineConfig, Limits, MapperLimits, WindowConfig};
 
 use super::context::DeviceContext;
 use super::mapper::EndpointMapper;
@@ -53,6 +53,7 @@ pub(super) fn build(
         page_size_mask: common_limits::page_size_mask(&limits),
         input_range: common_limits::input_range(&limits),
         msi_window: MSI_WINDOW,
+        limits: Limits { max_table_pages: max_table_pages(config), ..Default::default() },
         window: bounce.map(|bounce| window(bounce, &limits)).transpose()?,
         ..Default::default()
     };
@@ -79,6 +80,14 @@ pub(super) fn build(
         connect(&handle, address, mapper)?;
     }
     Ok((Box::new(Iommu(function)), handle))
+}
+
+/// Pages of the host's page tables for each address space. Drivers take IOVAs below 4 GiB first, which is 2048 pages of the lowest
+/// level and some of others. Beyond, what they have mapped at once and what their allocators keep apart is less than twice the RAM.
+fn max_table_pages(config: &VmConfig) -> u64 {
+    /// What one page of the lowest level translates.
+    const REACH: u64 = 2 << 20;
+    2560 + config.memory.size.saturating_add(config.memory.hotplug_size) / REACH * 2
 }
 
 /// Puts the device at `address` behind `iommu`.

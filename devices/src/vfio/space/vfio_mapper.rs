@@ -109,6 +109,10 @@ impl DmaMapper for VfioMapper {
         self.limits.clone()
     }
 
+    fn keeps_page_tables(&self) -> bool {
+        true
+    }
+
     fn group(&self) -> Option<MapperGroup> {
         self.devices.as_ref().map(|_| GROUP)
     }

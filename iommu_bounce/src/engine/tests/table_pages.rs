@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Page tables that the host keeps: mappings in ever new places.
+
+use super::*;
+use crate::test_utils::*;
+use crate::{EngineConfig, Limits};
+
+/// How much one page of tables translates.
+const PLACE: u64 = 0x20_0000;
+const MAX: u64 = 20;
+
+/// An engine with endpoint 4, whose host keeps tables, in domain 1.
+fn rig() -> Rig {
+    let limits = Limits { max_table_pages: MAX, ..Limits::default() };
+    let mut rig = Rig::with_config(EngineConfig { limits, ..engine_config() });
+    let mapper = RecordingMapper::new().with_page_tables();
+    rig.mappers.insert(4, mapper.probe());
+    rig.engine.add_endpoint(4, Box::new(mapper)).unwrap();
+    rig.all_ok([attach(4, 1)]);
+    rig
+}
+
+/// Maps a page in the place and unmaps it.
+fn visit(rig: &mut Rig, domain: u32, place: u64) -> u8 {
+    let start = place * PLACE;
+    let status = rig.status(&map(domain, start, start + PAGE - 1, 0, READ));
+    if status == OK {
+        rig.all_ok([unmap(domain, start, start + PAGE - 1)]);
+    }
+    status
+}
+
+#[test]
+fn mappings_that_go_again_leave_no_more_tables_than_there_may_be() {
+    let mut rig = rig();
+    let visited = (0..100).filter(|place| visit(&mut rig, 1, *place) == OK).count() as u64;
+    // Two of the pages are of higher levels.
+    assert_eq!(visited, MAX - 2);
+    assert_eq!(visit(&mut rig, 1, MAX), NOMEM);
+    // What the host has tables for is still served, and nothing is left of what was refused.
+    assert_eq!(visit(&mut rig, 1, 0), OK);
+    assert!(rig.mapper(4).is_empty());
+    assert_eq!(rig.engine.counters().mappings, 0);
+}
+
+#[test]
+fn tables_stay_over_domains_and_resets() {
+    let mut rig = rig();
+    (0..MAX - 2).for_each(|place| assert_eq!(visit(&mut rig, 1, place), OK));
+    rig.all_ok([detach(4, 1), attach(4, 2)]);
+    assert_eq!(visit(&mut rig, 2, MAX), NOMEM);
+    rig.engine.reset();
+    rig.engine.accept_features(rig.engine.features());
+    rig.all_ok([attach(4, 1)]);
+    assert_eq!((visit(&mut rig, 1, MAX), visit(&mut rig, 1, 3)), (NOMEM, OK));
+}
+
+#[test]
+fn host_without_tables_is_asked_for_any_number_of_places() {
+    let mut rig = rig();
+    rig.all_ok([attach(1, 2)]);
+    (0..2 * MAX).for_each(|place| assert_eq!(visit(&mut rig, 2, place), OK));
+}
+
+#[test]
+fn endpoint_of_a_domain_that_has_no_tables_left_keeps_the_others_from_nothing_that_is_mapped() {
+    let mut rig = rig();
+    (0..MAX - 2).for_each(|place| assert_eq!(visit(&mut rig, 1, place), OK));
+    rig.all_ok([attach(1, 1)]);
+    let far = MAX * PLACE;
+    assert_eq!(rig.status(&map(1, far, far + PAGE - 1, 0, READ)), NOMEM);
+    assert!(rig.mapper(1).is_empty() && rig.mapper(4).is_empty());
+    // What one endpoint has already is refused where another one joins that has no tables for it.
+    rig.all_ok([attach(1, 2), map(2, far, far + PAGE - 1, 0, READ)]);
+    assert_eq!(rig.status(&attach(4, 2)), NOMEM);
+    assert_eq!(rig.mapper(1).mappings().len(), 1);
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The page tables that the host's IOMMU keeps for an address space, as the places that were ever mapped there.
+//!
+//! The host's kernel makes a page of tables where something is mapped for the first time, and may keep it when all of that is unmapped
+//! (`domain_unmap()` of `drivers/iommu/intel/iommu.c` frees a table only where one call unmaps all that it translates). So it is not
+//! what is mapped that takes the host's memory, but in how many places something ever was.
+
+use std::ops::RangeInclusive;
+
+use rangemap::RangeInclusiveSet;
+
+/// How much a page of tables translates at each level, as a power of two: 512 entries, the lowest of 4 KiB (Intel VT-d 3.7, AMD IOMMU
+/// 2.2.3.2, Arm SMMU with pages of 4 KiB). One at the highest level translates all.
+const LEVELS: [u32; 3] = [21, 30, 39];
+/// Places of the lowest level below 4 GiB, where drivers take most IOVAs from.
+const LOW: usize = 1 << (32 - LEVELS[0]);
+
+/// The pages of tables of an address space. It takes the space of what it counts, in a tree of ranges for each level.
+#[derive(Debug)]
+pub(crate) struct TablePages {
+    /// Those of the lowest level below 4 GiB once more, a bit each: the look-up that nearly every mapping makes.
+    low: [u64; LOW / 64],
+    /// For each level, the numbers of its places.
+    levels: [RangeInclusiveSet<u64>; LEVELS.len()],
+    count: u64,
+    max: u64,
+}
+
+impl TablePages {
+    /// None yet, and never more than `max`.
+    pub(crate) fn new(max: u64) -> Self {
+        Self { low: [0; LOW / 64], levels: Default::default(), count: 0, max }
+    }
+
+    /// Notes that `[start, last]` is mapped; `false`, and nothing is noted, if that takes too many pages. For a small mapping in a place
+    /// that is known it is a look-up, otherwise O(log n) of the places that are known.
+    #[must_use]
+    pub(crate) fn touch(&mut self, start: u64, last: u64) -> bool {
+        let lowest = place(start, last, LEVELS[0]);
+        // A place that has its page has those of the levels above.
+        if lowest.start() == lowest.end() && self.is_known(*lowest.start()) {
+            return true;
+        }
+        let places = LEVELS.map(|level| place(start, last, level));
+        let lacking = |(set, places): (&RangeInclusiveSet<u64>, _)| -> u64 {
+            set.gaps(places).map(|gap| gap.end() - gap.start() + 1).sum()
+        };
+        let more: u64 = self.levels.iter().zip(&places).map(lacking).sum();
+        if self.count + more > self.max {
+            return false;
+        }
+        if more != 0 {
+            self.count += more;
+            self.levels.iter_mut().zip(places).for_each(|(set, places)| set.insert(places));
+            let below = (*lowest.end()).min(LOW as u64 - 1);
+            (*lowest.start()..=below).for_each(|place| self.low[index(place)] |= bit(place));
+        }
+        true
+    }
+
+    /// Whether this place of the lowest level has its page.
+    fn is_known(&self, place: u64) -> bool {
+        match self.low.get(index(place)) {
+            Some(bits) => bits & bit(place) != 0,
+            None => self.levels[0].contains(&place),
+        }
+    }
+}
+
+/// The numbers of the places that `[start, last]` touches.
+fn place(start: u64, last: u64, level: u32) -> RangeInclusive<u64> {
+    start >> level..=last >> level
+}
+
+fn index(place: u64) -> usize {
+    usize::try_from(place / 64).unwrap_or(usize::MAX)
+}
+
+fn bit(place: u64) -> u64 {
+    1 << (place % 64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn place_that_is_known_costs_nothing_more() {
+        let mut pages = TablePages::new(3);
+        for _ in 0..10 {
+            for at in [0, 0x1f_f000] {
+                assert!(pages.touch(at, at + 0xfff));
+            }
+        }
+        assert_eq!(pages.count, 3);
+        assert!(!pages.touch(0x20_0000, 0x20_0fff), "a fourth page");
+        assert!(!pages.touch(0, 0x20_0000), "a part of it is known");
+        assert!(pages.touch(0, 0x1f_ffff));
+        assert_eq!(pages.count, 3);
+    }
+
+    #[test]
+    fn each_level_has_its_pages() {
+        let mut pages = TablePages::new(u64::MAX);
+        for (at, count) in [(0, 3), (1 << 21, 4), (1 << 30, 6), (1 << 39, 9), (u64::MAX - 0xfff, 12)] {
+            assert!(pages.touch(at, at + 0xfff));
+            assert_eq!(pages.count, count, "{at:#x}");
+        }
+        // All of 4 GiB at once.
+        assert!(pages.touch(0, (1 << 32) - 1));
+        assert_eq!(pages.count, 12 + 2048 - 3 + 4 - 2);
+        assert!(pages.low.iter().all(|bits| *bits == u64::MAX));
+    }
+
+    proptest! {
+        /// Each page is counted once, whatever is mapped, and no more than there may be.
+        #[test]
+        fn pages_are_those_of_a_set_of_places(
+            ranges in prop::collection::vec((0u64..1 << 33, 0u64..1 << 24, prop::sample::select(vec![0, 1u64 << 39, 1 << 47])), 0..50),
+            max in 0u64..60,
+        ) {
+            let mut pages = TablePages::new(max);
+            let mut model = BTreeSet::new();
+            for (start, len, base) in ranges {
+                let (start, last) = (base + start, base + start + len);
+                let mut with = model.clone();
+                with.extend(LEVELS.iter().flat_map(|level| place(start, last, *level).map(move |place| (*level, place))));
+                let fits = with.len() as u64 <= max;
+                prop_assert_eq!(pages.touch(start, last), fits);
+                if fits {
+                    model = with;
+                }
+                prop_assert_eq!(pages.count, model.len() as u64);
+            }
+        }
+    }
+}
