@@ -12,6 +12,7 @@ pub mod pci;
 pub mod platform;
 pub mod pvpanic;
 pub mod ram;
+pub mod reclaim;
 pub mod sandbox;
 pub mod shown;
 pub mod state;

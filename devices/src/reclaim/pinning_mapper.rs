@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A mapper of the host's that tells of what it pins.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use iommu_bounce::{DmaMapper, EndpointId, MapError, MapperGroup, MapperLimits, Permissions, UnmapError};
+use vm_memory::VolatileSlice;
+
+use super::Reclaim;
+
+/// What is mapped, by IOVA: address in this process and length.
+struct Ledger {
+    reclaim: Arc<Reclaim>,
+    mapped: BTreeMap<u64, (usize, u64)>,
+}
+
+impl Ledger {
+    fn forget(&mut self, iova: u64, len: u64) {
+        let last = iova.saturating_add(len.saturating_sub(1));
+        while let Some((&first, &(address, len))) = self.mapped.range(iova..=last).next() {
+            self.mapped.remove(&first);
+            self.reclaim.count(address, len, false);
+        }
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        self.forget(0, u64::MAX);
+    }
+}
+
+/// Maps by another mapper, one that pins what it maps, and tells [`Reclaim`] of it.
+///
+/// A mapping costs O(log n) more in those that there are, and what [`Reclaim`] counts.
+pub struct PinningMapper<M> {
+    /// Dropped first: what it maps is pinned until then.
+    mapper: M,
+    ledger: Ledger,
+}
+
+impl<M: DmaMapper> PinningMapper<M> {
+    /// Of a mapper that maps nothing yet.
+    pub fn new(mapper: M, reclaim: Arc<Reclaim>) -> Self {
+        Self { mapper, ledger: Ledger { reclaim, mapped: BTreeMap::new() } }
+    }
+}
+
+impl<M: DmaMapper> DmaMapper for PinningMapper<M> {
+    fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError> {
+        let (address, len) = (memory.ptr_guard().as_ptr() as usize, memory.len() as u64);
+        // First, so that no page goes that the host has pinned already.
+        self.ledger.reclaim.count(address, len, true);
+        let outcome = self.mapper.map(iova, memory, permissions);
+        match outcome {
+            Ok(()) => drop(self.ledger.mapped.insert(iova, (address, len))),
+            Err(_) => self.ledger.reclaim.count(address, len, false),
+        }
+        outcome
+    }
+
+    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
+        self.mapper.unmap(iova, len)?;
+        self.ledger.forget(iova, len);
+        Ok(())
+    }
+
+    fn limits(&self) -> MapperLimits {
+        self.mapper.limits()
+    }
+
+    fn reaches_hidden_chunks(&self) -> bool {
+        self.mapper.reaches_hidden_chunks()
+    }
+
+    fn group(&self) -> Option<MapperGroup> {
+        self.mapper.group()
+    }
+
+    fn adopt(&mut self, endpoint: EndpointId) -> io::Result<()> {
+        self.mapper.adopt(endpoint)
+    }
+}
