@@ -10,6 +10,8 @@ use super::calls::{AT_PLACES, MAPPINGS, MESSAGES, OPENING, SOCKETS, TAP, URING, 
 pub enum Role {
     /// Reads random bytes from a file for a guest.
     Rng,
+    /// Gives memory of the guest back to the host.
+    Balloon,
     /// Serves a queue of a disk: reads and writes its image.
     Block,
     /// Serves a queue of packets of a network device: reads and writes the file of the host's interface.
@@ -38,6 +40,7 @@ impl Role {
     /// All of them.
     pub const ALL: &[Self] = &[
         Self::Rng,
+        Self::Balloon,
         Self::Block,
         Self::Net,
         Self::NetControl,
@@ -55,6 +58,7 @@ impl Role {
     pub fn name(self) -> &'static str {
         match self {
             Self::Rng => "rng",
+            Self::Balloon => "balloon",
             Self::Block => "block",
             Self::Net => "net",
             Self::NetControl => "net_control",
@@ -72,7 +76,7 @@ impl Role {
     /// The calls that it makes, beside those of every thread.
     fn calls(self) -> &'static [&'static [Call]] {
         match self {
-            Self::Rng | Self::Net | Self::Console | Self::DmaFaults => &[],
+            Self::Rng | Self::Balloon | Self::Net | Self::Console | Self::DmaFaults => &[],
             Self::Block => &[AT_PLACES, URING, WAITING],
             Self::NetControl => &[TAP],
             Self::Vsock => &[MESSAGES, SOCKETS, WAITING],

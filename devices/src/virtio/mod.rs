@@ -2,6 +2,7 @@
 
 //! Virtio: the PCI transport (virtio 1.x, modern only), and the devices behind it.
 
+pub mod balloon;
 pub mod block;
 mod chain;
 pub mod console;

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The work of the thread that serves the queues (virtio 1.3, section 5.5.6).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Address, Bytes};
+
+use super::counters::Counts;
+use super::spec::{PAGE, feature, queue};
+use crate::dma::DmaView;
+use crate::reclaim::Reclaim;
+use crate::virtio::chain::{Buffer, OUTSIDE, broken, ring_error, walk};
+use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::{DeviceError, Driver, QueueState};
+use crate::worker::{Orders, Task, Wait};
+
+/// Queues of a device, those among them that no driver uses.
+pub(super) const QUEUES: usize = *queue::REPORTING.end() as usize + 1;
+/// Requests of one queue before the next one has its turn, and after which the driver is told.
+const BATCH: usize = 16;
+/// Most bytes of page numbers of one request, so that none takes long.
+pub(super) const MOST_NUMBERS: usize = 64 << 10;
+/// Most bytes of free pages that are given back of one request. A device may leave free pages where they are.
+const MOST_REPORTED: usize = 1 << 30;
+/// Page numbers that are looked at together. Linux sends as many with a request.
+const PIECE: usize = 256;
+
+/// The work of the thread that serves the queues.
+pub(super) struct Traffic {
+    driver: Driver,
+    reclaim: Arc<Reclaim>,
+    counts: Arc<Counts>,
+    queues: [Option<Queue>; QUEUES],
+    numbers: Vec<u32>,
+    failed: bool,
+}
+
+impl Traffic {
+    pub(super) fn new(driver: Driver, reclaim: Arc<Reclaim>, counts: Arc<Counts>) -> Self {
+        let queues = std::array::from_fn(|_| None);
+        Self { driver, reclaim, counts, queues, numbers: Vec::with_capacity(PIECE), failed: false }
+    }
+
+    /// Serves a queue from now on.
+    pub(super) fn put(&mut self, index: u16, queue: Queue) {
+        if let Some(place) = self.queues.get_mut(usize::from(index)) {
+            *place = Some(queue);
+        }
+    }
+
+    /// Serves a queue no more; returns how far it was.
+    pub(super) fn take(&mut self, index: u16) -> Option<QueueState> {
+        let queue = self.queues.get_mut(usize::from(index))?.take()?;
+        Some(QueueState::of(&queue))
+    }
+
+    /// How far a queue is served.
+    pub(super) fn state(&self, index: u16) -> Option<QueueState> {
+        self.queues.get(usize::from(index))?.as_ref().map(QueueState::of)
+    }
+
+    /// Whether it has no queue.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queues.iter().all(Option::is_none)
+    }
+
+    /// Serves all requests that there are.
+    fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
+        let all = 0..=*queue::REPORTING.end();
+        for index in all.clone() {
+            if let Some(queue) = &self.queues[usize::from(index)] {
+                ask_for_notifications(queue, &self.driver.memory.view()).map_err(ring_error(index))?;
+            }
+        }
+        loop {
+            let mut some = false;
+            for index in all.clone() {
+                some |= self.batch(index, orders)?;
+            }
+            if orders.call() || !some {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Serves some requests of a queue, and tells the driver of them; `true` if there were any.
+    fn batch(&mut self, index: u16, orders: &Orders) -> Result<bool, DeviceError> {
+        let mut some = false;
+        for _ in 0..BATCH {
+            if orders.call() || !self.step(index)? {
+                break;
+            }
+            some = true;
+        }
+        let Some(queue) = self.queues[usize::from(index)].as_mut().filter(|_| some) else { return Ok(some) };
+        if wants_interrupt(queue, &self.driver.memory.view()).map_err(ring_error(index))? {
+            self.driver.interrupt.queue_used(index);
+        }
+        Ok(some)
+    }
+
+    /// Serves a request; `false` if there is none.
+    fn step(&mut self, index: u16) -> Result<bool, DeviceError> {
+        let (ring, broken) = (ring_error(index), broken(index));
+        let memory = &self.driver.memory.view();
+        let Some(queue) = &mut self.queues[usize::from(index)] else { return Ok(false) };
+        let size = queue.size();
+        let Some(chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(false) };
+        let head = chain.head_index();
+        let pages = Pages { reclaim: &self.reclaim, counts: &self.counts, numbers: &mut self.numbers };
+        let buffers = walk(chain, size);
+        let served = if queue::REPORTING.contains(&index) {
+            if self.driver.features & feature::REPORTING == 0 {
+                return Err(broken("free pages are reported, and the driver did not accept the feature"));
+            }
+            pages.report(buffers)
+        } else {
+            pages.number(buffers, memory, index == queue::INFLATE)
+        };
+        served.map_err(&broken)?;
+        queue.add_used(memory, head, 0).map_err(&ring)?;
+        Ok(true)
+    }
+}
+
+/// What a request is served with.
+struct Pages<'t> {
+    reclaim: &'t Reclaim,
+    counts: &'t Counts,
+    numbers: &'t mut Vec<u32>,
+}
+
+impl Pages<'_> {
+    /// Pages are free: each buffer is some of them. What the guest does not use before it gets the buffers back goes.
+    fn report(self, buffers: impl Iterator<Item = Result<Buffer, &'static str>>) -> Result<(), &'static str> {
+        let mut left = MOST_REPORTED;
+        for buffer in buffers {
+            let Buffer { address, len, writable } = buffer?;
+            if !writable {
+                return Err("free pages are in a device-readable buffer");
+            }
+            let len = len.min(left);
+            left -= len;
+            self.counts.reported.fetch_add(len as u64, Ordering::Relaxed);
+            self.counts.note(self.reclaim.give_back(address.raw_value(), len as u64));
+        }
+        Ok(())
+    }
+
+    /// Pages come into the balloon or leave it: their numbers are in the buffers. A number of no page is the driver's loss.
+    fn number(
+        self,
+        buffers: impl Iterator<Item = Result<Buffer, &'static str>>,
+        memory: &DmaView<'_>,
+        inflate: bool,
+    ) -> Result<(), &'static str> {
+        let mut all = 0;
+        for buffer in buffers {
+            let Buffer { address, len, writable } = buffer?;
+            if writable {
+                return Err("page numbers are in a device-writable buffer");
+            }
+            if !len.is_multiple_of(4) {
+                return Err("a buffer has no whole page numbers");
+            }
+            all += len;
+            if all > MOST_NUMBERS {
+                return Err("a request has more page numbers than the device takes");
+            }
+            if !inflate {
+                self.counts.deflated.fetch_add(len as u64 / 4 * PAGE, Ordering::Relaxed);
+                continue;
+            }
+            for first in (0..len).step_by(4 * PIECE) {
+                self.numbers.clear();
+                for at in (first..len.min(first + 4 * PIECE)).step_by(4) {
+                    let place = address.checked_add(at as u64).ok_or(OUTSIDE)?;
+                    self.numbers.push(u32::from_le(memory.read_obj(place).map_err(|_| OUTSIDE)?));
+                }
+                self.counts.inflated.fetch_add(self.numbers.len() as u64 * PAGE, Ordering::Relaxed);
+                // Pages that follow each other go together, in whatever order the driver names them.
+                self.numbers.sort_unstable();
+                self.numbers.dedup();
+                for run in self.numbers.chunk_by(|page, next| page + 1 == *next) {
+                    let done = self.reclaim.give_back(u64::from(run[0]) * PAGE, run.len() as u64 * PAGE);
+                    self.counts.note(done);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Task for Traffic {
+    fn run(&mut self, orders: &Orders) -> Wait {
+        if !self.failed
+            && let Err(error) = self.serve(orders)
+        {
+            self.failed = true;
+            self.driver.interrupt.failed(&error);
+        }
+        Wait::Doorbell
+    }
+
+    fn panicked(&self) {
+        self.driver.interrupt.failed(&DeviceError::Panicked { queue: queue::INFLATE });
+    }
+}
