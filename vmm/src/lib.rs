@@ -20,6 +20,7 @@ pub mod listening_socket;
 pub mod log_lines;
 pub mod machine;
 pub mod memory;
+pub mod output_file;
 pub mod parts;
 pub mod queued_writer;
 pub mod snapshot;

@@ -5,16 +5,16 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
-use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::umask;
 
 /// A listening socket. Dropping it removes its file.
@@ -26,7 +26,7 @@ pub struct ListeningSocket {
 
 type Identity = (u64, u64);
 
-/// How long to wait for the directory while others that start lock it.
+/// How long to wait for others that start.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 fn identity(path: &Path) -> io::Result<Identity> {
@@ -41,10 +41,8 @@ impl ListeningSocket {
     /// # Errors
     /// Somebody serves a socket there, something else is there, or it cannot be made.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         // Two that start at once must not both find a stale socket and replace each other's new one.
-        let directory = File::open(parent)?;
-        lock(&directory)?;
+        let _lock = StartLock::take(path)?;
         remove_stale(path)?;
         let before = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
         let listener = UnixListener::bind(path);
@@ -82,21 +80,51 @@ impl Drop for ListeningSocket {
     }
 }
 
-/// Locks the directory, unless somebody else has it locked for longer than the likes of us do: whoever may read it can.
-fn lock(directory: &File) -> io::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match flock(directory, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(PATIENCE / 100),
-            Err(Errno::WOULDBLOCK) => {
-                return Err(io::Error::new(
-                    io::ErrorKind::WouldBlock,
-                    "another process keeps its directory locked (flock)",
-                ));
+/// The lock of who makes a socket: a file beside it that nobody else can open, so that nobody else can lock it. It goes with the lock.
+struct StartLock {
+    file: File,
+    path: PathBuf,
+}
+
+impl StartLock {
+    /// Waits for others that start, but not for ever: one may have been stopped.
+    fn take(socket: &Path) -> io::Result<Self> {
+        let mut name = socket.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_os_string();
+        name.push(".lock");
+        let path = socket.with_file_name(name);
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut options = File::options();
+            let options = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+            let file = options.open(&path)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Who had it before may have removed the file since it was opened here.
+                Ok(()) if is_at(&file, &path) => return Ok(Self { file, path }),
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(PATIENCE / 100),
+                Err(Errno::WOULDBLOCK) => {
+                    let text = format!("another process keeps {} locked", path.display());
+                    return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
+                }
+                Err(error) => return Err(error.into()),
             }
-            other => return Ok(other?),
         }
     }
+}
+
+impl Drop for StartLock {
+    fn drop(&mut self) {
+        if is_at(&self.file, &self.path)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            log::warn!("removing {}: {error}", self.path.display());
+        }
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let opened = file.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
+    matches!((opened, identity(path)), (Ok(opened), Ok(there)) if opened == there)
 }
 
 /// Removes a socket that nobody serves.
@@ -108,11 +136,16 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     if !metadata.file_type().is_socket() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something that is no socket is there"));
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves this socket")),
+    // Without waiting for room in the queue of who serves it, which may never come.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&client, &SocketAddrUnix::new(path)?) {
+        Err(Errno::CONNREFUSED) => fs::remove_file(path),
+        Err(Errno::NOENT) => Ok(()),
+        Ok(()) | Err(Errno::AGAIN) => {
+            Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves this socket"))
+        }
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -146,22 +179,73 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let socket = ListeningSocket::bind(&path).unwrap();
-        UnixStream::connect(&path).unwrap();
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
         drop(socket);
     }
 
+    /// Who may read the directory can lock it.
     #[test]
-    fn directory_that_stays_locked_is_an_error_and_one_that_is_let_go_none() {
+    fn locked_directory_keeps_nobody_from_making_a_socket() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("api.sock");
         let holder = File::open(dir.path()).unwrap();
         flock(&holder, FlockOperation::LockExclusive).unwrap();
+        let socket = ListeningSocket::bind(&dir.path().join("api.sock")).unwrap();
+        drop(socket);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "something is left");
+    }
+
+    #[test]
+    fn lock_that_is_kept_is_an_error_and_one_that_is_let_go_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        let holder = StartLock::take(&path).unwrap();
+        let mode = fs::metadata(&holder.path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
         let error = ListeningSocket::bind(&path).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
         let waiting = thread::spawn(move || ListeningSocket::bind(&path).map(drop));
         thread::sleep(PATIENCE / 20);
         drop(holder);
         waiting.join().unwrap().unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "something is left");
+    }
+
+    #[test]
+    fn one_of_many_that_start_at_once_gets_the_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        let starts: Vec<_> = (0..16)
+            .map(|_| {
+                thread::spawn({
+                    let path = path.clone();
+                    move || ListeningSocket::bind(&path)
+                })
+            })
+            .collect();
+        let made: Vec<_> = starts.into_iter().map(|start| start.join().unwrap()).collect();
+        assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 1);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn socket_whose_queue_is_full_is_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        let socket = ListeningSocket::bind(&path).unwrap();
+        rustix::net::listen(socket.listener(), 0).unwrap();
+        let mut waiting = Vec::new();
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let full = loop {
+            let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+            match connect(&client, &address) {
+                Ok(()) => waiting.push(client),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full, Errno::AGAIN);
+        let error = ListeningSocket::bind(&path).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{error}");
     }
 
     #[test]
@@ -189,7 +273,7 @@ mod tests {
         assert!(ListeningSocket::inherited(tempfile::tempfile().unwrap().into()).is_err());
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert!(ListeningSocket::inherited(tcp.into()).is_err());
-        let (one, _other) = UnixStream::pair().unwrap();
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         assert!(ListeningSocket::inherited(one.into()).is_err());
     }
 }

@@ -23,6 +23,7 @@ use vmm::inherited::InheritedFds;
 use vmm::listening_socket::ListeningSocket;
 use vmm::log_lines::LogLines;
 use vmm::machine::VmError;
+use vmm::output_file;
 use vmm::thread_roles;
 use vmm::vm::Vm;
 
@@ -130,7 +131,7 @@ impl LogFile {
     /// Makes the file, or opens it with what is in it.
     fn open(field: Field, path: &Path) -> Result<Self, VmError> {
         let path_text = path.display().to_string();
-        match File::options().append(true).create(true).open(path) {
+        match output_file::open(File::options().append(true), 0, path) {
             Ok(file) => Ok(Self { field, path: path_text, file }),
             Err(source) => Err(FileError { field, path: path_text, source }.into()),
         }

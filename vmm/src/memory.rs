@@ -106,6 +106,8 @@ fn regions(config: &MemoryConfig, ranges: &[(u64, u64)]) -> Result<Vec<RamRegion
     for &(gpa, len) in ranges {
         let place = file.as_ref().map(|file| FileOffset::from_arc(file.clone(), offset));
         let mapping = map_aligned(config, place.as_ref(), len).map_err(|message| MemoryError::Map { size, message })?;
+        // It is the guest's, and far larger than all else.
+        advise(&mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
         if config.thp && !config.hugepages {
             advise(&mapping, Advice::LinuxHugepage, "transparent huge pages");
         }
@@ -206,7 +208,7 @@ pub fn show_region(region: &RamRegion, slots: &dyn MemorySlots) -> Result<u32, M
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     #[test]
@@ -250,13 +252,32 @@ mod tests {
         }
     }
 
-    /// Bytes of the mapping of `region` that are in memory, as `/proc/self/smaps` says.
+    /// Bytes of the mapping of `region` that are in memory.
     fn resident(region: &RamRegion) -> u64 {
+        said_by_smaps(region, "Rss:").trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    /// What `/proc/self/smaps` says of the mapping of `region`, which may be one with its neighbours'.
+    pub(crate) fn said_by_smaps(region: &RamRegion, key: &str) -> String {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let start = format!("{:x}-", region.as_ptr() as u64);
-        let of_mapping = smaps.lines().skip_while(|line| !line.starts_with(&start));
-        let resident = of_mapping.take(8).find_map(|line| line.strip_prefix("Rss:")).unwrap();
-        resident.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+        let has_start = |line: &str| {
+            let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            Some((number(start)?..number(end)?).contains(&(region.as_ptr() as u64)))
+        };
+        let of_mapping = smaps.lines().skip_while(|line| has_start(line) != Some(true));
+        of_mapping.skip(1).find_map(|line| line.strip_prefix(key)).unwrap().trim().into()
+    }
+
+    #[test]
+    fn core_dumps_have_no_guest_ram() {
+        for shared in [false, true] {
+            let memory = create(&MemoryConfig { shared, ..MemoryConfig::with_size(4 * GIB) }).unwrap();
+            for region in memory.iter() {
+                let flags = said_by_smaps(region, "VmFlags:");
+                assert!(flags.split(' ').any(|flag| flag == "dd"), "shared {shared}: {flags}");
+            }
+        }
     }
 
     #[test]

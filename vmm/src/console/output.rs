@@ -5,7 +5,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +14,7 @@ use std::time::Duration;
 use devices::sandbox;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
+use crate::output_file;
 use crate::queued_writer::QueuedWriter;
 use crate::thread_roles::WRITER;
 
@@ -102,7 +103,7 @@ impl Write for Pen {
 /// process's own.
 fn create(path: &Path) -> io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-    let file = OpenOptions::new().write(true).create(true).truncate(true).custom_flags(flags).open(path);
+    let file = output_file::open(OpenOptions::new().write(true).truncate(true), flags, path);
     let file = file.map_err(|error| {
         let is_fifo = || path.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo());
         if error.raw_os_error() == Some(libc::ENXIO) && is_fifo() {

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use carom_api::config::MemoryConfig;
 use devices::ram::{Ram, RamRegion};
 use devices::state::StateError;
-use rustix::mm::{MapFlags, ProtFlags, mmap};
+use log::debug;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::directory::Snapshot;
@@ -66,5 +67,9 @@ fn map_lazily(region: &RamRegion, file: &RamFile, offset: u64) -> io::Result<()>
     // SAFETY: The range is the region's own, which was just made, so that nobody has a reference to its bytes. It stays mapped,
     // and the region unmaps it as it would have unmapped what was there.
     unsafe { mmap(region.as_ptr().cast(), region.size(), access, flags, file, offset) }?;
+    // SAFETY: The range was just mapped; the advice changes neither its bytes nor its access.
+    if let Err(error) = unsafe { madvise(region.as_ptr().cast(), region.size(), Advice::LinuxDontDump) } {
+        debug!("guest RAM will be in core dumps: {error}");
+    }
     Ok(())
 }

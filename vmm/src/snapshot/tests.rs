@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::*;
+use crate::memory::tests::said_by_smaps;
 
 const RAM: u64 = 64 << 20;
 const CHUNK: u64 = 2 << 20;
@@ -99,6 +100,8 @@ fn ram_is_what_it_was_and_writes_do_not_reach_the_snapshot() {
         assert_eq!(ram.read_obj::<u64>(GuestAddress(0)).unwrap(), 0);
         // Who gives RAM to another process asks for its file.
         assert_eq!(ram.iter().next().unwrap().file_offset().is_some(), shared);
+        let flags = said_by_smaps(ram.iter().next().unwrap(), "VmFlags:");
+        assert!(flags.split(' ').any(|flag| flag == "dd"), "in core dumps: {flags}");
         ram.write_obj(1u8, GuestAddress(4097)).unwrap();
         drop(ram);
         assert!(before == fs::read(directory.join("memory-ranges")).unwrap());

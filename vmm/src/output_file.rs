@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Files that this process makes and writes for its user: the log, events, what the guest prints.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::process::geteuid;
+
+/// Opens the file at `path`, or makes it for this user alone, with further `flags` of open(2). A symbolic link is followed if it is this
+/// user's or root's, as `/dev/stdout` is: another's may lead to a file that only this user can write (the kernel has the same rule for
+/// directories like `/tmp`, `fs.protected_symlinks`).
+///
+/// # Errors
+/// The link is of another user, or the file cannot be opened.
+pub fn open(options: &mut OpenOptions, flags: i32, path: &Path) -> io::Result<File> {
+    options.create(true).mode(0o600);
+    match options.custom_flags(flags | libc::O_NOFOLLOW).open(path) {
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+            let owner = fs::symlink_metadata(path)?.uid();
+            if owner != 0 && owner != geteuid().as_raw() {
+                return Err(io::Error::other(format!("a symbolic link of another user (ID {owner})")));
+            }
+            options.custom_flags(flags).open(path)
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::{PermissionsExt, lchown, symlink};
+
+    use super::*;
+
+    fn append(path: &Path) -> io::Result<File> {
+        open(File::options().append(true), 0, path)
+    }
+
+    #[test]
+    fn file_is_its_owners_alone_and_one_that_is_there_stays_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        append(&path).unwrap().write_all(b"one").unwrap();
+        let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode(), 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        append(&path).unwrap().write_all(b"two").unwrap();
+        assert_eq!((mode(), fs::read(&path).unwrap().as_slice()), (0o640, b"onetwo".as_slice()));
+    }
+
+    #[test]
+    fn link_is_followed_if_it_is_this_users_or_roots() {
+        let dir = tempfile::tempdir().unwrap();
+        let (target, link) = (dir.path().join("target"), dir.path().join("link"));
+        symlink(&target, &link).unwrap();
+        append(&link).unwrap().write_all(b"x").unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"x");
+        assert!(append(Path::new("/dev/stderr")).is_ok());
+        if !geteuid().is_root() {
+            eprintln!("not tested: only root can give a link to another user");
+            return;
+        }
+        lchown(&link, Some(65534), None).unwrap();
+        let error = append(&link).unwrap_err().to_string();
+        assert_eq!(error, "a symbolic link of another user (ID 65534)");
+        assert_eq!(fs::read(&target).unwrap(), b"x");
+    }
+}
