@@ -177,7 +177,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
 #[guest_test]
 fn guest_follows_a_changed_budget_under_load() {
     // Verified I/O all the while; between two runs, slots are idle.
-    let verify = workload::fio_verify(32, 64);
+    let verify = workload::fio_verify(16, 64);
     let job = format!("{WAIT_FOR_NVME}\nwhile [ ! -e /stop ]; do\n{verify}\necho CAROM-ROUND\nsleep 0.5\ndone\n");
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
     let put = |path: &str, body: Value| {

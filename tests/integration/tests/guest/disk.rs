@@ -266,7 +266,7 @@ fn what_was_flushed_is_there_when_the_vmm_was_killed() {
 
 #[guest_test]
 fn guest_goes_on_in_another_process_in_the_midst_of_io_on_its_disk() {
-    let verify = workload::fio_verify_on("/dev/vda", 8, 32);
+    let verify = workload::fio_verify_on("/dev/vda", 4, 32);
     let mut vmm = ApiVmm::start(&SITE, &format!("while :; do\n{verify}\ndone\n")).unwrap();
     let image = image(vmm.dir(), "disk.img");
     let config = json!({
@@ -277,7 +277,7 @@ fn guest_goes_on_in_another_process_in_the_midst_of_io_on_its_disk() {
     create(&vmm, config);
     put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-VERIFY 0", 1, BOOT_TIME).unwrap();
-    for round in 0..3 {
+    for round in 0..2 {
         let snapshot = format!("file://{}", vmm.dir().join(format!("snapshot-{round}")).display());
         thread::sleep(Duration::from_millis(700));
         put(&vmm, "vm.pause", &Value::Null);
@@ -286,7 +286,7 @@ fn guest_goes_on_in_another_process_in_the_midst_of_io_on_its_disk() {
         assert!(vmm.wait(BOOT_TIME).unwrap().success());
         fs::remove_file(vmm.console_file()).unwrap();
         vmm.start_again(&SITE, &["--restore", &format!("source_url={snapshot},resume=on")]).unwrap();
-        vmm.wait_for("CAROM-VERIFY 0 8388608", 2, BOOT_TIME).unwrap();
+        vmm.wait_for("CAROM-VERIFY 0 4194304", 2, BOOT_TIME).unwrap();
         let counted = counters(&vmm, "_disk0");
         assert_eq!(counted["errors"], 0, "{counted}");
     }

@@ -21,7 +21,7 @@ use crate::support::{MIB, SITE, required};
 
 /// Each time the drive comes: verified I/O on it, then reads until it goes.
 pub(crate) fn use_whenever_there(drive: &str) -> String {
-    let verify = workload::fio_verify(16, 32).replace("nvme0n1", &format!("{drive}n1"));
+    let verify = workload::fio_verify(4, 32).replace("nvme0n1", &format!("{drive}n1"));
     format!(
         r#"
 echo CAROM-READY

@@ -144,7 +144,7 @@ attack() {
 fn device_does_not_reach_chunks_of_another_domain() {
     // The drive is filled with 0xc3 and read through its window, so that slots hold these bytes. The edu device, in a domain
     // of its own, first tries to read them, then to overwrite them while the drive's I/O is verified.
-    let verify = workload::fio_verify(24, 64);
+    let verify = workload::fio_verify(12, 64);
     let job = format!(
         r#"{WAIT_FOR_NVME}{FIND_EDU}
 tr '\000' '\303' </dev/zero | head -c 16777216 | dd of=/dev/nvme0n1 bs=128k conv=fsync 2>/dev/null

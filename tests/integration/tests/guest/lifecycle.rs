@@ -91,7 +91,7 @@ fi
     outcome
 }
 
-#[guest_test]
+#[guest_test(slow = "triple_fault_resets_the_guest restarts kernels, and stock_kernel_* in hotplug boots this one")]
 fn distributions_kernel_restarts_without_firmware() {
     // Linux with EFI built in does not use ACPI's reset register of a machine like this one.
     restarts(|job| Guest::new("restart-stock").kernel(Kernel::Stock).iommu_device(&SITE.nvme[0]).job(job));

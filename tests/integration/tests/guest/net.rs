@@ -17,7 +17,7 @@ use crate::support::tap::{open_tap, put_with_descriptors};
 use crate::support::{MIB, SITE, run};
 
 /// MiB that go to the host and come back.
-const TRAFFIC_MIB: u64 = 8;
+const TRAFFIC_MIB: u64 = 4;
 
 /// Waits for the card, and has functions that send random bytes to the server, which sends them back, and compare them: over
 /// one connection in large packets, over another in small ones, over several at the same time.
@@ -96,7 +96,7 @@ fn card_behind_the_iommu_reaches_what_is_mapped_for_it() {
     let outcome = echoed(Guest::new("net-mapped").cmdline("iommu.strict=1"), "10.77.2", ",iommu=on");
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
-    assert!(host.requests.map > 1000 && host.requests.unmap > 1000, "each buffer is mapped: {host:?}");
+    assert!(host.requests.map > 500 && host.requests.unmap > 500, "each buffer is mapped: {host:?}");
     assert_eq!((host.faults, host.window_bytes), (0, 0));
 }
 
@@ -221,7 +221,9 @@ fn source(directory: &Path) -> String {
 #[guest_test]
 fn guest_goes_on_with_its_card_in_another_process() {
     let work = "wait_for_card\nwhile :; do large; ping -c 1 -q NET.1 >/dev/null && echo CAROM-SAME ping; done\n";
-    let mut vmm = ApiVmm::start(&SITE, &job("10.77.7", work)).unwrap();
+    // A connection is lost if what came while there was no process has to be sent again too often: the next one is soon made.
+    let job = job("10.77.7", work).replace("nc -w 60", "nc -w 10");
+    let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
     let config = json!({
         "net": [{"tap": "caromsaved", "ip": "10.77.7.1", "iommu": true, "num_queues": 4}],
         "cpus": {"boot_vcpus": 2, "max_vcpus": 2},

@@ -237,6 +237,14 @@ impl Subject {
         self.before.check_nothing_wrong();
     }
 
+    /// Resets the restored VM, whose guest boots again.
+    fn reboot(&self) {
+        put(&self.vmm, "vm.reboot", None);
+        let first = wait_for_line(&self.vmm, |line| line.id != self.before.id);
+        let later = wait_for_line(&self.vmm, |line| line.is_beyond(&first));
+        later.check_goes_on(&first);
+    }
+
     fn end(&mut self) {
         put(&self.vmm, "vmm.shutdown", None);
         assert!(self.vmm.wait(PROGRESS_TIME).unwrap().success());
@@ -346,19 +354,14 @@ fn antedate(directory: &Path, by: Duration) {
     fs::write(&path, state.to_string()).unwrap();
 }
 
-#[guest_test]
+#[guest_test(slow = "guest_with_a_window_* goes on with more, guest_that_was_away_for_an_hour_* with as much")]
 fn guest_goes_on_in_other_processes() {
     let mut subject = with_rng_beside();
     subject.rounds(3);
 
     let requests = subject.counters("_rng")["requests"];
     assert!(requests > 0);
-    // A restored VM can be reset.
-    put(&subject.vmm, "vm.reboot", None);
-    let id = subject.before.id.clone();
-    let first = wait_for_line(&subject.vmm, |line| line.id != id);
-    let later = wait_for_line(&subject.vmm, |line| line.is_beyond(&first));
-    later.check_goes_on(&first);
+    subject.reboot();
     subject.end();
 }
 
@@ -374,7 +377,7 @@ fn guest_that_was_away_for_an_hour_has_the_right_time() {
     subject.end();
 }
 
-#[guest_test]
+#[guest_test(slow = "guest_with_a_window_* saves the same device and IOMMU")]
 fn guest_with_a_device_behind_mappings_goes_on_in_other_processes() {
     let mut subject = with_rng_behind_mappings();
     subject.rounds(3);
@@ -389,6 +392,7 @@ fn guest_with_a_window_goes_on_in_other_processes() {
     subject.rounds(3);
     let iommu = subject.counters("_iommu");
     assert!(iommu["window_bytes"] > 0 && iommu["faults"] == 0, "{iommu:?}");
+    subject.reboot();
     subject.end();
 }
 
@@ -404,7 +408,7 @@ fn guest_to_which_ram_came_goes_on_in_another_process() {
     subject.end();
 }
 
-#[guest_test]
+#[guest_test(slow = "vcpus_come_and_go_* has vCPUs in a guest, tests of the program have them in snapshots")]
 fn guest_to_which_vcpus_came_goes_on_in_another_process() {
     let job = format!("{USE_VCPUS}\n(last=$(at_work); while :; do use_vcpus; sleep 0.2; done) &\n");
     let config = [("cpus", json!({"boot_vcpus": 2, "max_vcpus": 4})), ("rng", json!({"src": "/dev/urandom"}))];
@@ -423,7 +427,7 @@ fn guest_to_which_vcpus_came_goes_on_in_another_process() {
     subject.end();
 }
 
-#[guest_test(slow = "guest_goes_on_in_other_processes does so three times")]
+#[guest_test(slow = "guest_with_a_window_goes_on_in_other_processes does so three times")]
 fn guest_goes_on_in_a_hundred_processes() {
     let mut subject = with_rng_beside();
     subject.rounds(100);

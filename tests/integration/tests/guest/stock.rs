@@ -13,7 +13,7 @@ use crate::support::{MIB, SITE, run};
 fn job() -> String {
     format!(
         "{WAIT_FOR_NVME}\necho \"CAROM-TYPE $(cat \"/sys/bus/pci/devices/$NVME/iommu_group/type\")\"\n{}",
-        workload::fio_verify(16, 32)
+        workload::fio_verify(8, 32)
     )
 }
 

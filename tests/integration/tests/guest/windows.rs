@@ -56,7 +56,7 @@ fn io_is_verified_and_bounced_and_counters_agree() {
 
 #[guest_test]
 fn two_vcpus_with_several_jobs_are_verified() {
-    let work = "fio --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bssplit=4k/50:32k/30:128k/20 --size=8M \
+    let work = "fio --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bssplit=4k/50:32k/30:128k/20 --size=4M \
                 --offset_increment=16M --numjobs=4 --verify=crc32c --verify_fatal=1 --do_verify=1 --group_reporting \
                 --filename=/dev/nvme0n1 --name=many --output-format=terse --terse-version=3 >/tmp/verify 2>&1\n\
                 status=$?; [ $status = 0 ] || cat /tmp/verify\n\
@@ -85,7 +85,7 @@ fn lazy_mode_uses_windows_too() {
 
 #[guest_test]
 fn exhausted_budget_falls_back_and_loses_nothing() {
-    let outcome = run(&guest("windows-exhausted", "size=4M", &workload::fio_verify(32, 64)));
+    let outcome = run(&guest("windows-exhausted", "size=4M", &workload::fio_verify(16, 64)));
 
     verified(&outcome, 1);
     assert_counters_agree(&outcome);
@@ -98,7 +98,7 @@ fn exhausted_budget_falls_back_and_loses_nothing() {
 #[guest_test]
 fn pinned_memory_is_bounded_by_budget_and_live_mappings() {
     let budget = 32 * MIB;
-    let work = workload::fio_verify(32, 64);
+    let work = workload::fio_verify(16, 64);
 
     let outcome = run(&guest("windows-pinned", "size=32M", &work).memory_mib(2048));
 
