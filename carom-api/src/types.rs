@@ -50,7 +50,7 @@ pub struct VmInfo {
     pub config: VmConfig,
     /// Its state.
     pub state: VmState,
-    /// Bytes of RAM.
+    /// Bytes of RAM, without those that the guest says are in the balloon.
     pub memory_actual_size: u64,
     /// Its bounce windows, if it has them.
     pub iommu_bounce: Option<IommuBounce>,
@@ -93,7 +93,7 @@ pub struct VmResize {
     /// Bytes of RAM wanted. While the VM is booted it can grow by up to `hotplug_size` in steps of 128 MiB, and does not shrink.
     #[serde(default)]
     pub desired_ram: Option<u64>,
-    /// Bytes of the balloon wanted: 0, as there is no balloon.
+    /// Bytes of the balloon wanted, of a VM that has one: those that the guest is to give back. Otherwise 0.
     #[serde(default)]
     pub desired_balloon: Option<u64>,
 }
@@ -276,6 +276,8 @@ impl VmResize {
     pub const DESIRED_VCPUS: Field = Field::only("desired_vcpus");
     /// [`Self::desired_ram`].
     pub const DESIRED_RAM: Field = Field::only("desired_ram");
+    /// [`Self::desired_balloon`].
+    pub const DESIRED_BALLOON: Field = Field::only("desired_balloon");
 
     /// By how many bytes RAM is to grow in a VM that is booted and has `config`, to which `added` came since.
     ///
@@ -309,10 +311,19 @@ impl VmResize {
     /// Makes the change in `config`, to be checked as a whole.
     ///
     /// # Errors
-    /// There cannot be so many vCPUs, or a balloon is wanted.
+    /// There cannot be so many vCPUs, or no such balloon.
     pub fn apply(&self, config: &mut VmConfig) -> Result<(), ConfigError> {
-        if self.desired_balloon.is_some_and(|bytes| bytes != 0) {
-            return Err(ConfigError::new(Field::only("desired_balloon"), "must be 0: there is no balloon"));
+        let memory = self.desired_ram.unwrap_or(config.memory.size);
+        match (self.desired_balloon, &mut config.balloon) {
+            (Some(bytes), Some(_)) if !bytes.is_multiple_of(4096) || bytes > memory => {
+                let rule = format!("{bytes} bytes are no multiple of 4096 up to the {memory} of RAM");
+                return Err(ConfigError::new(Self::DESIRED_BALLOON, rule));
+            }
+            (Some(bytes), Some(balloon)) => balloon.size = bytes,
+            (Some(1..), None) => {
+                return Err(ConfigError::new(Self::DESIRED_BALLOON, "must be 0: the VM has no balloon"));
+            }
+            (Some(0) | None, _) => {}
         }
         if let Some(vcpus) = self.desired_vcpus {
             let most = config.cpus.max_vcpus;
@@ -384,6 +395,18 @@ mod tests {
             let refused = VmResize { desired_vcpus: Some(vcpus), ..VmResize::default() }.apply(&mut vm).unwrap_err();
             assert_eq!(refused.to_string(), format!("desired_vcpus: {vcpus} is not in 1 to 4 (cpus.max_vcpus)"));
         }
-        assert!(VmResize { desired_balloon: Some(1), ..VmResize::default() }.apply(&mut vm).is_err());
+        let balloon = |bytes| VmResize { desired_balloon: Some(bytes), ..VmResize::default() };
+        assert_eq!(balloon(0).apply(&mut vm), Ok(()));
+        assert!(balloon(4096).apply(&mut vm).unwrap_err().to_string().ends_with("the VM has no balloon"));
+        vm.balloon = Some("size=0".parse().unwrap());
+        balloon(32 << 20).apply(&mut vm).unwrap();
+        assert_eq!(vm.balloon.as_ref().unwrap().size, 32 << 20);
+        for bytes in [4097, 65 << 20] {
+            let refused = balloon(bytes).apply(&mut vm).unwrap_err().to_string();
+            assert_eq!(
+                refused,
+                format!("desired_balloon: {bytes} bytes are no multiple of 4096 up to the 67108864 of RAM")
+            );
+        }
     }
 }

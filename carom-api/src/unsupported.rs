@@ -102,7 +102,7 @@ pub(crate) const NO_LANDLOCK: &str = "what the process may reach of the host is 
 
 /// All of them: those of the document, and others that clients send.
 pub static UNSUPPORTED: &[Unsupported] = &[
-    field("balloon", Neutral::Null, "RAM stays what it is (memory.size)"),
+    slot("balloon.pci_device_id"),
     console("console", Neutral::ModeOff),
     console("console.file", Neutral::Null),
     console("console.id", Neutral::Null),

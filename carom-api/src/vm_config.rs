@@ -11,8 +11,8 @@ use crate::config::{ConsoleConfig, CpusConfig, MemoryConfig, PayloadConfig, PciS
 use crate::error::ConfigError;
 use crate::field::Terms;
 use crate::kinds::{
-    DeviceConfig, DiskConfig, IommuBounceConfig, KINDS, KindConfig, NetConfig, Number, PartConfig, RngConfig,
-    UserDeviceConfig, VsockConfig, for_each_kind,
+    BalloonConfig, DeviceConfig, DiskConfig, IommuBounceConfig, KINDS, KindConfig, NetConfig, Number, PartConfig,
+    RngConfig, UserDeviceConfig, VsockConfig, for_each_kind,
 };
 use crate::limits::Slots;
 use crate::object;

@@ -124,7 +124,7 @@ fn field_that_is_given_twice_is_refused() {
 fn fields_that_ask_for_nothing_are_forgotten() {
     for field in UNSUPPORTED {
         let path = field.path;
-        let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}], "disks": [{"path": "/i"}], "net": [{}], "rng": {}, "vsock": {"cid": 3, "socket": "/v"},
+        let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}], "disks": [{"path": "/i"}], "net": [{}], "rng": {}, "vsock": {"cid": 3, "socket": "/v"}, "balloon": {"size": 0},
             "memory": {"size": 1 << 30}, "cpus": {"boot_vcpus": 1, "max_vcpus": 1, "features": {}}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
             "debug_console": {"mode": "Off"}});
         let pointer = format!("/{}", path.replace('*', "0").replace('.', "/"));

@@ -77,6 +77,9 @@ pub(crate) enum Verb {
         /// Bytes of RAM, with an optional K, M or G
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         memory: Option<u64>,
+        /// Bytes that the guest is to give back by its balloon, with an optional K, M or G
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        balloon: Option<u64>,
     },
     #[command(flatten)]
     Add(AddVerb),

@@ -97,7 +97,10 @@ fn run(cli: Cli) -> Result<(), RemoteError> {
         Verb::ShutdownVmm => put("vmm.shutdown", None),
         Verb::PowerButton => put("vm.power-button", None),
         Verb::Nmi => put("vm.nmi", None),
-        Verb::Resize { cpus, memory } => put("vm.resize", Some(json!({"desired_vcpus": cpus, "desired_ram": memory}))),
+        Verb::Resize { cpus, memory, balloon } => {
+            let size = json!({"desired_vcpus": cpus, "desired_ram": memory, "desired_balloon": balloon});
+            put("vm.resize", Some(size))
+        }
         Verb::Add(add) => put(add.operation, Some(json!(add.device))),
         Verb::RemoveDevice { id } => put("vm.remove-device", Some(json!({"id": id}))),
         Verb::IommuBounce { budget: None, threshold: None } => show_json(&client()?.get("vm.iommu-bounce")?),

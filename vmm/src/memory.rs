@@ -9,6 +9,7 @@ use std::sync::Arc;
 use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
 use devices::platform::{HostRange, MemorySlots};
 use devices::ram::{Ram, RamRegion};
+use devices::reclaim::Reclaim;
 use log::debug;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, madvise};
@@ -77,6 +78,8 @@ pub fn end(size: u64) -> u64 {
     HIGH_MEMORY_START + size.saturating_sub(LOW_MEMORY_END)
 }
 
+/// Pages that RAM is made of unless the host's reserved ones are asked for.
+const SMALL_PAGE: u64 = 4096;
 /// Pages that make the host's page tables, KVM's and those of the IOMMU shorter.
 const HUGE_PAGE: u64 = 2 * MIB;
 
@@ -123,6 +126,12 @@ fn regions(config: &MemoryConfig, ranges: &[(u64, u64)]) -> Result<Vec<RamRegion
         offset += len;
     }
     Ok(regions)
+}
+
+/// What gives RAM back to the host that the guest does without.
+pub fn reclaim(config: &MemoryConfig, ram: &Arc<Ram>) -> Arc<Reclaim> {
+    let page = if config.hugepages { config.huge_page() } else { SMALL_PAGE };
+    Arc::new(Reclaim::new(ram.clone(), page))
 }
 
 fn memfd(config: &MemoryConfig, size: u64) -> Result<Arc<File>, MemoryError> {

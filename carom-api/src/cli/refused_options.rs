@@ -33,7 +33,6 @@ const fn alone(name: &'static str, instead: &'static str) -> Refused {
 const NO_DBUS: &str = "the API is served on a socket (--api-socket)";
 
 static REFUSED: &[Refused] = &[
-    of_field("balloon", "balloon"),
     alone("dbus-object-path", NO_DBUS),
     alone("dbus-service-name", NO_DBUS),
     alone("dbus-system-bus", NO_DBUS),

@@ -6,6 +6,7 @@
 //! [`VmConfig`](crate::VmConfig), operations, OpenAPI document and the client's verbs go over [`KINDS`]. A new kind is a file
 //! here and a line in `for_each_kind`; the VMM has a builder for each.
 
+mod balloon;
 mod block;
 mod iommu;
 mod net;
@@ -23,6 +24,7 @@ use crate::config::MemoryConfig;
 use crate::error::{ConfigError, Explain};
 use crate::field::{Field, Terms};
 
+pub use balloon::BalloonConfig;
 pub use block::{DiskConfig, ImageType, LockGranularity};
 pub use iommu::IommuBounceConfig;
 pub use net::NetConfig;
@@ -53,6 +55,8 @@ macro_rules! for_each_kind {
                 rng: Rng(RngConfig),
                 /// Its sockets to the host, if it has them.
                 vsock: Vsock(VsockConfig),
+                /// Its balloon, if it has one.
+                balloon: Balloon(BalloonConfig),
             }
         }
     };

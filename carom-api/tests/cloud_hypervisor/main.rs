@@ -43,6 +43,7 @@ fn full() -> Value {
         "net": [{"tap": "tap0", "mac": "02:00:00:00:00:01", "ip": "192.168.249.1", "mask": "255.255.255.0"}],
         "rng": {"src": "/dev/urandom"},
         "vsock": {"cid": 3, "socket": "/v"},
+        "balloon": {"size": 4096},
         "iommu_bounce": {},
     })
 }
@@ -151,7 +152,9 @@ fn configuration_that_is_told_can_be_sent_again() {
     for list in ["devices", "disks", "net"] {
         again[list][0].as_object_mut().unwrap().remove("id");
     }
-    again["vsock"].as_object_mut().unwrap().remove("id");
+    for single in ["vsock", "balloon"] {
+        again[single].as_object_mut().unwrap().remove("id");
+    }
     assert_eq!(
         read(&again),
         Ok(read(&full())
@@ -161,6 +164,7 @@ fn configuration_that_is_told_can_be_sent_again() {
                 let mut config = VmConfig::clone(&config);
                 (config.devices[0].id, config.disks[0].id, config.net[0].id) = (None, None, None);
                 config.vsock.as_mut().unwrap().id = None;
+                config.balloon.as_mut().unwrap().id = None;
                 config
             })
             .unwrap())

@@ -144,6 +144,7 @@ impl<M: Machine> Created<M> {
     /// What the VM is, with `status` of its virtio-iommu.
     fn info(&self, status: Option<IommuStatus>) -> Box<VmInfo> {
         let devices = self.booted.iter().flat_map(|booted| booted.vm.devices());
+        let balloon = self.booted.as_ref().map_or(0, |booted| booted.vm.balloon_size());
         let mut config = VmConfig::clone(&self.config);
         if let Some(pty) = self.booted.as_ref().and_then(|booted| booted.vm.serial_pty()) {
             config.serial.file = Some(pty.to_path_buf());
@@ -157,7 +158,7 @@ impl<M: Machine> Created<M> {
                 State::Running => VmState::Running,
                 State::Paused => VmState::Paused,
             },
-            memory_actual_size: self.config.memory.size,
+            memory_actual_size: self.config.memory.size.saturating_sub(balloon),
             device_tree: devices.map(|device| (device.id.clone(), device)).collect(),
         })
     }

@@ -32,6 +32,13 @@ impl<M: Machine> Control<M> {
                 Ok::<_, ConfigError>(())
             })?;
         }
+        if let Some(bytes) = size.desired_balloon {
+            booted.vm.resize_balloon(bytes);
+            created.config = created.config.with(|changed| {
+                changed.balloon.iter_mut().for_each(|balloon| balloon.size = bytes);
+                Ok::<_, ConfigError>(())
+            })?;
+        }
         if let Some(count) = size.desired_vcpus {
             booted.vm.set_vcpus(count, created.state == State::Running)?;
             created.config = config;

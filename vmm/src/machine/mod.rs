@@ -76,6 +76,14 @@ pub trait Machine: Sized + Send + 'static {
     fn added_ram(&self) -> u64 {
         0
     }
+    /// Has the guest make its balloon as large as this, if it has one.
+    fn resize_balloon(&self, bytes: u64) {
+        let _ = bytes;
+    }
+    /// Bytes of RAM that the guest says are in its balloon.
+    fn balloon_size(&self) -> u64 {
+        0
+    }
     /// Has the guest have `count` vCPUs, no more than there can be: adds those that it lacks, which run if `run` says so, and asks it
     /// to let go of the others; again, if it was asked before. Once it did, or is reset, those are gone, and the mailbox has a note.
     /// On error all stays as it was.

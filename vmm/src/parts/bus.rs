@@ -11,6 +11,7 @@ use carom_api::kinds::KindConfig;
 use carom_api::{ConfigError, DeviceConfig, PartConfig, VmConfig};
 use devices::pci::PciAddress;
 use devices::ram::RamRegion;
+use devices::virtio::balloon::VirtioBalloon;
 use devices::virtio::iommu::IommuHandle;
 
 use super::context::DeviceContext;
@@ -91,6 +92,11 @@ impl PartBus {
     /// The virtio-iommu, if there is one.
     pub fn iommu(&self) -> Option<&Arc<IommuHandle>> {
         self.iommu.as_ref()
+    }
+
+    /// The guest's balloon, if it has one.
+    pub fn balloon(&self) -> Option<&VirtioBalloon> {
+        self.parts.iter().find_map(|placed| placed.part.balloon())
     }
 
     /// What the parts count that count anything.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use devices::pci::{PciAddress, PciRoot};
 use devices::platform::{DeviceObserver, Doorbells, HostListener, MemorySlots, MsiAllocator};
 use devices::ram::Ram;
+use devices::reclaim::Reclaim;
 use devices::shown::ShownMemory;
 use kvm_ioctls::VmFd;
 
@@ -15,6 +16,8 @@ use kvm_ioctls::VmFd;
 pub struct DeviceContext {
     pub(crate) vm: Arc<VmFd>,
     pub(crate) memory: Arc<Ram>,
+    /// Gives RAM back to the host that the guest does without, in a VM with a balloon: who pins RAM tells it.
+    pub(crate) reclaim: Option<Arc<Reclaim>>,
     pub(crate) slots: Arc<dyn MemorySlots>,
     /// Shows BARs to the guest, and takes them from other devices before they go.
     pub(crate) bars: Arc<ShownMemory>,

@@ -3,6 +3,7 @@
 //! The address spaces of devices on their way behind the virtio-iommu.
 
 use devices::dma::TableMapper;
+use devices::reclaim::PinningMapper;
 use devices::vfio::VfioMapper;
 use devices::vfio::user::UserMapper;
 use devices::virtio::iommu::IommuHandle;
@@ -18,6 +19,8 @@ pub(super) trait EndpointMapper: DmaMapper {
 
 /// The host maps windows as it maps RAM.
 impl EndpointMapper for VfioMapper {}
+
+impl EndpointMapper for PinningMapper<VfioMapper> {}
 
 impl EndpointMapper for UserMapper {
     fn connect(&self, iommu: &IommuHandle) {

@@ -7,6 +7,7 @@
 //! resume, reset, and saved state belong to the function on the bus ([`PciDevice`]), as devices that are no parts have them
 //! too: the host bridge and pvpanic.
 
+mod balloon;
 mod block;
 pub mod bus;
 mod common_limits;
@@ -28,6 +29,7 @@ use carom_api::kinds::Kind;
 use carom_api::{ConfigError, PartConfig};
 use devices::pci::{PciAddress, PciDevice};
 use devices::ram::RamRegion;
+use devices::virtio::balloon::VirtioBalloon;
 use devices::worker::Role;
 
 use self::context::DeviceContext;
@@ -46,6 +48,10 @@ pub trait Part: Send {
     /// What it counts.
     fn counters(&self) -> Vec<Counter> {
         Vec::new()
+    }
+    /// The guest's balloon, if it is that.
+    fn balloon(&self) -> Option<&VirtioBalloon> {
+        None
     }
     /// The guest gets this region of RAM: the device reaches it from now on, if it reaches RAM as such. On error nothing has
     /// changed.
@@ -92,7 +98,7 @@ struct Builder {
 /// The registry: a builder for each kind that takes a slot. The virtio-iommu is built of what all others need
 /// ([`bus`]), and is there from the start or not at all.
 static BUILDERS: &[Builder] =
-    &[vfio::BUILDER, vfio_user::BUILDER, block::BUILDER, net::BUILDER, rng::BUILDER, vsock::BUILDER];
+    &[vfio::BUILDER, vfio_user::BUILDER, block::BUILDER, net::BUILDER, rng::BUILDER, vsock::BUILDER, balloon::BUILDER];
 
 impl Site<'_> {
     /// Builds the part that `config` describes. On error nothing is left of it.

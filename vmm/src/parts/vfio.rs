@@ -10,12 +10,14 @@ use carom_api::kinds::Kind;
 use carom_api::{DeviceConfig, PartConfig};
 use devices::pci::PciDevice;
 use devices::ram::RamRegion;
+use devices::reclaim::{PinnedWhole, PinningMapper, Reclaim};
 use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioPciDevice, VfioPciError, map_guest_ram};
 use devices::worker::Role;
 use kvm_ioctls::VmFd;
 use log::{error, warn};
 use vfio_ioctls::VfioDeviceFd;
 
+use super::mapper::EndpointMapper;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::kvm::create_vfio_device;
 use crate::machine::VmError;
@@ -27,6 +29,8 @@ struct RamSpace {
     /// Dropping it unmaps RAM for the devices, and unpins it.
     ram: GuestRamMapping,
     space: DmaSpace,
+    /// Behind the mapping: RAM is pinned until that is gone.
+    _pinned: Option<PinnedWhole>,
     /// It takes no more devices, while those in it go on.
     closed: AtomicBool,
 }
@@ -120,15 +124,20 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
     }
     if config.iommu {
         let mapper = host.mapper(space, address.endpoint_id(), &function, context.memory.clone()).map_err(fail)?;
+        let mapper: Box<dyn EndpointMapper> = match &context.reclaim {
+            Some(reclaim) => Box::new(PinningMapper::new(mapper, reclaim.clone())),
+            None => Box::new(mapper),
+        };
         let part = Box::new(HostDevice { function, ram: None, iommufd });
-        return Ok(Built { part, mapper: Some(Box::new(mapper)) });
+        return Ok(Built { part, mapper: Some(mapper) });
     }
     let ram = match joined {
         Some(ram) => ram,
         None => {
             // The space must have a device by then.
+            let pinned = context.reclaim.as_ref().map(Reclaim::pin_whole);
             let ram = map_guest_ram(&space, &context.memory).map_err(fail)?;
-            Arc::new(RamSpace { ram, space, closed: AtomicBool::new(false) })
+            Arc::new(RamSpace { ram, space, _pinned: pinned, closed: AtomicBool::new(false) })
         }
     };
     devices.ram = Arc::downgrade(&ram);

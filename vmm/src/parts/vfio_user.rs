@@ -8,6 +8,7 @@ use carom_api::kinds::Kind;
 use carom_api::{PartConfig, UserDeviceConfig};
 use devices::pci::PciDevice;
 use devices::ram::RamRegion;
+use devices::reclaim::{PinnedWhole, Reclaim};
 use devices::vfio::VfioPciDevice;
 use devices::vfio::user::UserServer;
 use devices::worker::Role;
@@ -22,6 +23,8 @@ struct UserDevice {
     function: Arc<VfioPciDevice>,
     /// Of a device that is not behind the virtio-iommu: it is given all RAM.
     server: Option<UserServer>,
+    /// What a server has of RAM it may have pinned for a device of its own.
+    _pinned: Option<PinnedWhole>,
 }
 
 impl Part for UserDevice {
@@ -59,6 +62,8 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
     let context = &shared.context;
     let open = || {
         let server = UserServer::connect(&config.socket, context.memory.clone(), faults)?;
+        let reclaim = context.reclaim.as_ref().filter(|_| !config.iommu);
+        let pinned = reclaim.map(Reclaim::pin_whole);
         if !config.iommu {
             server.share_ram()?;
         }
@@ -66,7 +71,8 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
         // Nothing of it is shown to the guest as memory, and so nothing to other devices.
         let function = server.function(id, &*context.msi, context.bars.clone())?;
         let mapper = config.iommu.then(|| Box::new(server.mapper()) as Box<_>);
-        let part = UserDevice { function: Arc::new(function), server: (!config.iommu).then_some(server) };
+        let part =
+            UserDevice { function: Arc::new(function), server: (!config.iommu).then_some(server), _pinned: pinned };
         Ok(Built { part: Box::new(part), mapper })
     };
     open().map_err(|source| VmError::Vfio { field: UserDeviceConfig::SOCKET, path: None, source: Box::new(source) })

@@ -101,6 +101,7 @@ impl Vm {
         let context = DeviceContext {
             vm,
             memory: memory_of_devices,
+            reclaim: config.balloon.as_ref().map(|_| memory::reclaim(&config.memory, &memory)),
             slots: slots_of_devices,
             bars,
             msi,

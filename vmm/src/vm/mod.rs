@@ -17,6 +17,7 @@ use carom_api::{PartConfig, VmConfig};
 use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::platform::MemorySlots;
 use devices::ram::Ram;
+use devices::virtio::balloon::VirtioBalloon;
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 use vmm_sys_util::eventfd::EventFd;
@@ -167,6 +168,16 @@ impl Machine for Vm {
 
     fn added_ram(&self) -> u64 {
         self.added_ranges().iter().map(|(_, len)| len).sum()
+    }
+
+    fn resize_balloon(&self, bytes: u64) {
+        if let Some(balloon) = self.parts.balloon() {
+            balloon.resize(bytes);
+        }
+    }
+
+    fn balloon_size(&self) -> u64 {
+        self.parts.balloon().map_or(0, VirtioBalloon::actual_size)
     }
 
     fn set_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {

@@ -139,3 +139,29 @@ fn ram_that_has_come_stays_where_vcpus_do_not_come() {
     assert_eq!(size(&control), (2, 2, 192));
     control.delete();
 }
+
+#[test]
+fn balloon_has_the_size_that_is_wanted_last_and_a_vm_without_one_none() {
+    let monitor = EventMonitor::new(tempfile::tempfile().unwrap()).unwrap();
+    let mut control = Control::<Null>::new(monitor, Options::default());
+    let resize = |control: &mut Control<Null>, bytes| {
+        let size = VmResize { desired_balloon: Some(bytes), ..VmResize::default() };
+        control.serve_call(Call::Resize(size)).map(|_| ()).map_err(|error| error.to_string())
+    };
+    let size = |control: &Control<Null>| control.created.as_ref().unwrap().config.balloon.as_ref().unwrap().size;
+    control.create(config("")).unwrap();
+    control.boot().unwrap();
+    assert_eq!(resize(&mut control, 0), Ok(()));
+    assert!(resize(&mut control, 4096).unwrap_err().ends_with("the VM has no balloon"));
+    control.delete();
+    let mut wanted = unchecked("");
+    wanted.balloon = Some("size=8M".parse().unwrap());
+    control.create(wanted.check().unwrap()).unwrap();
+    resize(&mut control, 16 << 20).unwrap();
+    control.boot().unwrap();
+    assert_eq!(size(&control), 16 << 20);
+    resize(&mut control, 0).unwrap();
+    assert!(resize(&mut control, 1 << 40).unwrap_err().contains("desired_balloon: "));
+    assert_eq!(size(&control), 0);
+    control.delete();
+}
