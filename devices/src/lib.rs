@@ -5,6 +5,7 @@
 //! Nothing here knows KVM or the command line: what a device needs of the machine around it stands in [`platform`] as
 //! traits, which the VMM implements.
 
+pub mod descriptors;
 pub mod dma;
 mod event_fd;
 pub mod legacy;

@@ -14,6 +14,7 @@ use carom_api::cli::{
 };
 use carom_api::error::FileError;
 use carom_api::{CheckedConfig, Field, RestoreConfig};
+use devices::descriptors;
 use devices::sandbox::{self, Mode};
 use rustix::thread::set_no_new_privs;
 use vmm::api::{ApiServer, SharedApi};
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
 fn run(invocation: Invocation) -> Result<(), VmError> {
     // Never more rights than now, whatever file is run; nothing is.
     set_no_new_privs(true).map_err(|error| VmError::Device { what: "giving up privileges", source: error.into() })?;
+    descriptors::raise_limit();
     filter_calls(invocation.seccomp)?;
     let Invocation { program, vm, restore, api_socket, defaults, metrics, no_shutdown, event_monitor, .. } = invocation;
     // Descriptors before any are opened; the socket when what ends the program ends it in order, but before any file is emptied:

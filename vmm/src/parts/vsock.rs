@@ -12,8 +12,8 @@ use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::vsock::{self, Listener, MOST_CLIENTS, MOST_CONNECTIONS, VirtioVsock, VsockCounters, VsockParams};
 use devices::worker::Role;
-use log::{error, warn};
-use rustix::process::{Resource, getrlimit, setrlimit};
+use log::error;
+use rustix::process::{Resource, getrlimit};
 
 use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
@@ -86,20 +86,10 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     Ok(Built { part: Box::new(Vsock { function, device }), mapper })
 }
 
-/// How many connections there may be, so that a guest that makes as many as it can leaves descriptors for all else. The limit on them is
-/// raised as far as that needs and the host lets it be.
+/// How many connections there may be, so that a guest that makes as many as it can leaves descriptors for all else.
 fn connections() -> usize {
-    let all = OTHER_DESCRIPTORS + MOST_CLIENTS + MOST_CONNECTIONS;
-    let mut limit = getrlimit(Resource::Nofile);
-    let enough = limit.maximum.unwrap_or(u64::MAX).min(all as u64);
-    if limit.current.is_some_and(|current| current < enough) {
-        limit.current = Some(enough);
-        if let Err(error) = setrlimit(Resource::Nofile, limit) {
-            warn!("raising the limit on descriptors: {error}");
-        }
-    }
-    let current = getrlimit(Resource::Nofile).current.map_or(all, |current| usize::try_from(current).unwrap_or(all));
-    fitting(current)
+    let limit = getrlimit(Resource::Nofile).current.map(|current| usize::try_from(current).unwrap_or(usize::MAX));
+    fitting(limit.unwrap_or(usize::MAX))
 }
 
 /// The same of a limit: half of what is there after clients, where it is not enough for all.

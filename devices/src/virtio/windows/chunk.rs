@@ -15,6 +15,7 @@ use rustix::io::retry_on_intr;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use super::region::Region;
+use crate::descriptors::check_reserve;
 use crate::sandbox::{self, Role};
 
 /// Bytes of the huge pages that chunks can be made of.
@@ -33,13 +34,14 @@ impl Chunk {
     /// Allocates `size` bytes: of reserved huge pages of 2 MiB if `huge`, otherwise of transparent ones where the host has some.
     ///
     /// # Errors
-    /// `ENOMEM` or `ENOSPC` when the host has no memory or no reserved huge page left.
+    /// `ENOMEM` or `ENOSPC` when the host has no memory or no reserved huge page left, `EMFILE` when this process has too many files open.
     pub(super) fn allocate(size: u64, huge: bool) -> io::Result<Self> {
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         if huge {
             flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         }
         let file = memfd_create("carom-window", flags)?;
+        check_reserve(&file)?;
         ftruncate(&file, size)?;
         if !huge && size.is_multiple_of(HUGE_PAGE) {
             // For one entry in the page tables of this process, KVM and the IOMMU instead of 512, of which the first are made

@@ -11,6 +11,7 @@ use carom_integration::harness;
 mod api;
 mod boot;
 mod command_line;
+mod descriptors;
 mod device_error;
 mod disk;
 mod drive_errors;

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The descriptors of this process, of which a guest may have it open so many that some stay for all else: clients of the API, files of
+//! devices that come, snapshots, a reset.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use log::warn;
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+/// The most that are kept from guests.
+const MOST_RESERVED: u64 = 128;
+
+/// Raises the limit on descriptors as far as the host lets this process. To be called once, at the start.
+pub fn raise_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        warn!("raising the limit on descriptors: {error}");
+    }
+}
+
+/// Whether a descriptor that was just opened for a guest leaves enough for all else: the kernel takes the lowest number that is free.
+///
+/// # Errors
+/// `EMFILE`, as if the limit was reached: the descriptor is to be closed again.
+pub(crate) fn check_reserve(descriptor: &impl AsFd) -> io::Result<()> {
+    let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(()) };
+    let number = u64::try_from(descriptor.as_fd().as_raw_fd()).unwrap_or(0);
+    if number < for_guests(limit) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
+}
+
+/// How many of all may be open when a guest has one more opened.
+fn for_guests(limit: u64) -> u64 {
+    limit - MOST_RESERVED.min(limit / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+
+    use rustix::io::fcntl_dupfd_cloexec;
+
+    use super::*;
+
+    #[test]
+    fn some_of_a_low_limit_and_no_more_than_enough_of_a_high_one_are_kept() {
+        assert_eq!([0, 3, 128, 1024, 1 << 20].map(for_guests), [0, 3, 96, 896, (1 << 20) - 128]);
+    }
+
+    #[test]
+    fn descriptor_of_the_reserve_is_refused_and_one_below_it_is_not() {
+        let Some(limit) = getrlimit(Resource::Nofile).current else { return };
+        let file = File::open("/dev/null").unwrap();
+        let at = |number: u64| -> OwnedFd { fcntl_dupfd_cloexec(&file, i32::try_from(number).unwrap()).unwrap() };
+        assert!(check_reserve(&file).is_ok());
+        let refused = check_reserve(&at(for_guests(limit))).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EMFILE));
+    }
+}
