@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use carom_integration::harness;
 
 mod api;
+mod balloon;
 mod boot;
 mod command_line;
 mod descriptors;
