@@ -4,7 +4,7 @@
 
 use crate::kinds::PartConfig;
 use crate::snapshot::{RestoreConfig, VmSnapshotConfig};
-use crate::types::{IommuBounceChange, VmResize};
+use crate::types::{IommuBounceChange, VmResize, VmResizeDisk};
 use crate::vm_config::CheckedConfig;
 
 /// What can be asked of the VMM.
@@ -38,6 +38,8 @@ pub enum Call {
     Nmi,
     /// Change its size.
     Resize(VmResize),
+    /// Change the size of a disk.
+    ResizeDisk(VmResizeDisk),
     /// Add a device.
     AddDevice(PartConfig),
     /// Remove the device with this ID.

@@ -34,6 +34,7 @@ pub const SERVED: &str = include_str!("../../docs/openapi.json");
         types::DeviceNode,
         types::PciDeviceInfo,
         types::VmResize,
+        types::VmResizeDisk,
         types::VmRemoveDevice,
         crate::snapshot::VmSnapshotConfig,
         crate::snapshot::RestoreConfig,

@@ -309,6 +309,20 @@ static OPERATIONS: &[Operation] = &[
     },
     Operation {
         verb: Verb::Put,
+        name: "vm.resize-disk",
+        id: "resizeDiskVM",
+        summary: "Changes the size of a disk of a VM that is booted, and of the file that is its image. The guest is told.",
+        request: Some("VmResizeDisk"),
+        success: Success::Nothing,
+        refusals: &[
+            (400, "The image cannot have this size."),
+            (404, "No VM is created, or it has no such disk."),
+            NOT_BOOTED,
+        ],
+        action: Action::WithBody(|bytes| Ok(body::parse(bytes).map(Call::ResizeDisk)?)),
+    },
+    Operation {
+        verb: Verb::Put,
         name: "vm.snapshot",
         id: "snapshotVM",
         summary: "Saves a paused VM to a directory. It stays paused.",

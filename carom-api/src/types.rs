@@ -98,6 +98,15 @@ pub struct VmResize {
     pub desired_balloon: Option<u64>,
 }
 
+/// A new size of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmResizeDisk {
+    /// Its ID.
+    pub id: String,
+    /// Bytes wanted, a multiple of its blocks. Of a block device, and of a disk that is read-only, as many as the image has by now.
+    pub desired_size: u64,
+}
+
 /// The device to be removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmRemoveDevice {
@@ -269,6 +278,11 @@ impl IommuBounceChange {
         }
         Ok(())
     }
+}
+
+impl VmResizeDisk {
+    /// [`Self::desired_size`].
+    pub const DESIRED_SIZE: Field = Field::only("desired_size");
 }
 
 impl VmResize {

@@ -81,6 +81,15 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         balloon: Option<u64>,
     },
+    /// Change the size of a disk of a guest that runs, and of the file that is its image
+    ResizeDisk {
+        /// Its ID
+        #[arg(long, value_name = "ID")]
+        disk: String,
+        /// Bytes, with an optional K, M or G
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        size: u64,
+    },
     #[command(flatten)]
     Add(AddVerb),
     /// Take a device away; a running guest is asked to let go of it

@@ -101,6 +101,7 @@ fn run(cli: Cli) -> Result<(), RemoteError> {
             let size = json!({"desired_vcpus": cpus, "desired_ram": memory, "desired_balloon": balloon});
             put("vm.resize", Some(size))
         }
+        Verb::ResizeDisk { disk, size } => put("vm.resize-disk", Some(json!({"id": disk, "desired_size": size}))),
         Verb::Add(add) => put(add.operation, Some(json!(add.device))),
         Verb::RemoveDevice { id } => put("vm.remove-device", Some(json!({"id": id}))),
         Verb::IommuBounce { budget: None, threshold: None } => show_json(&client()?.get("vm.iommu-bounce")?),

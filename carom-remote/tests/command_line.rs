@@ -24,6 +24,8 @@ fn mistakes_are_one_line_with_status_2() {
         (&["add-device", "iommu=on"], "--device: 'path=' is needed"),
         (&["remove-device"], "<ID>"),
         (&["resize", "--memory", "1Q"], "--memory"),
+        (&["resize-disk", "--disk", "_disk0"], "--size"),
+        (&["resize-disk", "--disk", "_disk0", "--size", "1Q"], "--size"),
         (&["iommu-bounce", "--threshold", "x"], "--threshold"),
     ] {
         let (status, output, said) = run(arguments);

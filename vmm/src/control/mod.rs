@@ -305,6 +305,7 @@ impl<M: Machine> Control<M> {
             Call::PowerButton => self.booted("vm.power-button")?.1.press_power_button()?,
             Call::Nmi => self.raise_nmi()?,
             Call::Resize(size) => self.resize(&size)?,
+            Call::ResizeDisk(size) => self.resize_disk(&size)?,
             Call::AddDevice(mut device) => {
                 self.options.defaults.apply_to(&mut device);
                 return self.add_device(device);

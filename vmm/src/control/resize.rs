@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! `vm.resize`.
+//! `vm.resize` and `vm.resize-disk`.
 
-use carom_api::ConfigError;
-use carom_api::types::VmResize;
+use carom_api::types::{VmResize, VmResizeDisk};
+use carom_api::{ConfigError, one_line};
 
-use super::{Control, ControlError, State};
+use super::{Control, ControlError, Created, State};
 use crate::machine::{Machine, VmError};
 
 impl<M: Machine> Control<M> {
@@ -45,5 +45,18 @@ impl<M: Machine> Control<M> {
         }
         self.monitor.event("vm", "resized");
         Ok(())
+    }
+
+    /// Changes the size of a disk of a VM that is booted.
+    pub(super) fn resize_disk(&mut self, wanted: &VmResizeDisk) -> Result<(), ControlError> {
+        let VmResizeDisk { id, desired_size } = wanted;
+        self.booted("vm.resize-disk")?;
+        let unknown = || ControlError::NoSuchPart(one_line(&format!("there is no disk '{id}'")));
+        let Some(Created { config, booted: Some(booted), .. }) = &self.created else { return Err(unknown()) };
+        // One that is about to leave is none of the configuration's any more.
+        if !config.disks.iter().any(|disk| disk.id.as_ref() == Some(id)) {
+            return Err(unknown());
+        }
+        Ok(booted.vm.resize_disk(id, *desired_size)?)
     }
 }

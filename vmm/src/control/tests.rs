@@ -102,6 +102,12 @@ impl Machine for Null {
         Ok(())
     }
 
+    fn resize_disk(&self, id: &str, bytes: u64) -> Result<(), VmError> {
+        assert!(self.devices.iter().any(|(other, _)| other == id), "there is no {id}");
+        let rule = ConfigError::new(carom_api::types::VmResizeDisk::DESIRED_SIZE, "none is left");
+        if bytes == 0 { Err(rule.into()) } else { Ok(()) }
+    }
+
     fn added_ram(&self) -> u64 {
         self.added_ram
     }

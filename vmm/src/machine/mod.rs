@@ -72,6 +72,11 @@ pub trait Machine: Sized + Send + 'static {
         let _ = (config, len);
         Err(VmError::MoreRam("this machine takes none".into()))
     }
+    /// Gives the disk of this ID another size, and tells the guest. On error it has the one that it had.
+    fn resize_disk(&self, id: &str, bytes: u64) -> Result<(), VmError> {
+        let _ = (id, bytes);
+        Err(VmError::Guest("this machine's disks stay".into()))
+    }
     /// Bytes of RAM that came so since the VM was booted.
     fn added_ram(&self) -> u64 {
         0

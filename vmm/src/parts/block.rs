@@ -7,10 +7,13 @@ use std::sync::Arc;
 
 use carom_api::error::FileError;
 use carom_api::kinds::{ImageType, Kind, LockGranularity};
-use carom_api::{DiskConfig, Field, PartConfig};
+use carom_api::types::VmResizeDisk;
+use carom_api::{ConfigError, DiskConfig, Field, PartConfig};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
-use devices::virtio::block::{self, BlockCounters, BlockParams, Image, ImageError, ImageOptions, IoMode, VirtioBlock};
+use devices::virtio::block::{
+    self, BlockCounters, BlockParams, Image, ImageError, ImageOptions, IoMode, ResizeError, VirtioBlock,
+};
 use devices::worker::Role;
 use log::error;
 
@@ -36,6 +39,13 @@ impl Part for Disk {
 
     fn counters(&self) -> Vec<Counter> {
         named(self.device.counters())
+    }
+
+    fn resize_disk(&self, bytes: u64) -> Result<(), VmError> {
+        self.device.resize(bytes).map_err(|error| match error {
+            ResizeError::Host(source) => VmError::Device { what: "resizing a disk", source },
+            rule => ConfigError::new(VmResizeDisk::DESIRED_SIZE, rule.to_string()).into(),
+        })
     }
 
     /// What is under way ends, and the threads do.

@@ -150,6 +150,17 @@ impl PartBus {
         })
     }
 
+    /// Gives the disk of this name another size.
+    ///
+    /// # Errors
+    /// Why it keeps the one that it has.
+    pub fn resize_disk(&self, id: &str, bytes: u64) -> Result<(), VmError> {
+        let disk = self.parts.iter().find(|placed| placed.id == id);
+        // It left the bus while it was asked for.
+        let gone = || VmError::Device { what: "resizing a disk", source: std::io::ErrorKind::NotFound.into() };
+        disk.ok_or_else(gone)?.part.resize_disk(bytes)
+    }
+
     /// Gives a part back that has left the bus. Returns its name. Nothing is mapped for it or pinned afterwards.
     pub fn close(&mut self, address: PciAddress) -> Option<String> {
         let place = self.parts.iter().position(|placed| placed.address == address)?;

@@ -63,6 +63,11 @@ pub trait Part: Send {
     fn take_ram(&self, region: &RamRegion) {
         let _ = region;
     }
+    /// It is a disk, and gets another size. On error it has the one that it had.
+    fn resize_disk(&self, bytes: u64) -> Result<(), VmError> {
+        let _ = bytes;
+        Err(ConfigError::new(self.kind().field, "is no disk, and has no size").into())
+    }
     /// It has left the bus. When this returns, the device does no DMA of its own accord; it is disconnected next, and dropped.
     fn leave(&mut self) {}
 }

@@ -166,6 +166,10 @@ impl Machine for Vm {
         self.add_piece(config, len)
     }
 
+    fn resize_disk(&self, id: &str, bytes: u64) -> Result<(), VmError> {
+        self.parts.resize_disk(id, bytes)
+    }
+
     fn added_ram(&self) -> u64 {
         self.added_ranges().iter().map(|(_, len)| len).sum()
     }

@@ -25,12 +25,16 @@ pub(super) fn features(image: &Image, queues: u16) -> u64 {
     rings | always | several | writing
 }
 
-/// The configuration of a disk of `image`.
+/// The configuration's first field, which changes.
+pub(super) fn capacity(image: &Image) -> [u8; 8] {
+    image.sectors().to_le_bytes()
+}
+
+/// The configuration of a disk of `image`, but for [its size](capacity).
 pub(super) fn bytes(image: &Image, queues: u16, queue_size: u16) -> [u8; CONFIG_BYTES] {
     let mut bytes = [0; CONFIG_BYTES];
     let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
     let sectors_of_block = image.block() / u32::try_from(SECTOR).unwrap_or(512);
-    put(0, &image.sectors().to_le_bytes());
     // Beside the data there are the header and the status.
     put(12, &u32::from(queue_size.saturating_sub(2)).to_le_bytes());
     put(20, &image.block().to_le_bytes());

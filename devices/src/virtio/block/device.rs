@@ -11,6 +11,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::config_space;
 use super::counters::BlockCounters;
 use super::disk::Disk;
+use super::image::ResizeError;
 use super::requests::Requests;
 use super::spec::{CONFIG_BYTES, DEVICE_TYPE, PCI_CLASS};
 use super::state::{BlockState, STATE};
@@ -32,6 +33,7 @@ struct Active {
 pub struct VirtioBlock {
     disk: Arc<Disk>,
     features: u64,
+    /// All of the configuration but the disk's size.
     config: [u8; CONFIG_BYTES],
     queue_sizes: Vec<u16>,
     /// By queue.
@@ -58,6 +60,26 @@ impl VirtioBlock {
     pub fn counters(&self) -> BlockCounters {
         self.disk.counts.read()
     }
+
+    /// Gives the disk another size, and tells the driver. Requests that are under way end before; others wait for it.
+    ///
+    /// # Errors
+    /// Why it keeps its size.
+    pub fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        let driver = {
+            let active = lock(&self.active);
+            let running = || active.workers.iter().flatten().filter(|_| !active.paused);
+            running().for_each(Worker::pause);
+            let resized = self.disk.image.resize(bytes);
+            running().for_each(Worker::resume);
+            resized?;
+            active.driver.clone()
+        };
+        if let Some(driver) = driver {
+            driver.interrupt.config_changed(true);
+        }
+        Ok(())
+    }
 }
 
 impl VirtioDevice for VirtioBlock {
@@ -82,7 +104,10 @@ impl VirtioDevice for VirtioBlock {
     }
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
-        for (value, byte) in data.iter_mut().zip(self.config.iter().skip(offset)) {
+        let mut config = self.config;
+        let capacity = config_space::capacity(&self.disk.image);
+        config[..capacity.len()].copy_from_slice(&capacity);
+        for (value, byte) in data.iter_mut().zip(config.iter().skip(offset)) {
             *value = *byte;
         }
     }

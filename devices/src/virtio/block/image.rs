@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use log::warn;
 use rustix::fs::{
@@ -67,11 +68,44 @@ pub enum ImageError {
     Direct(#[source] io::Error),
 }
 
+/// Why a disk keeps its size.
+#[derive(Debug, Error)]
+pub enum ResizeError {
+    /// It would not be whole blocks, or none.
+    #[error("{bytes} bytes are no positive multiple of the disk's blocks of {block}")]
+    Blocks {
+        /// Bytes that were wanted.
+        bytes: u64,
+        /// Bytes of a block.
+        block: u32,
+    },
+    /// Others give the image its size.
+    #[error("{bytes} bytes are not the {has} that the image has: {why}")]
+    Fixed {
+        /// Bytes that were wanted.
+        bytes: u64,
+        /// Bytes that there are.
+        has: u64,
+        /// Why they stay.
+        why: &'static str,
+    },
+    /// Another process has what would belong to the disk.
+    #[error("another process has locked bytes that are to come")]
+    Locked,
+    /// The host cannot do it.
+    #[error("{0}")]
+    Host(#[from] io::Error),
+}
+
 /// An image that is open and locked.
 #[derive(Debug)]
 pub struct Image {
     file: File,
-    bytes: u64,
+    bytes: AtomicU64,
+    /// It is a block device, whose size others change.
+    device: bool,
+    /// All bytes that it may ever have are locked.
+    lock_all: bool,
     /// What requests are multiples of.
     block: u32,
     /// What they had better be multiples of.
@@ -134,7 +168,16 @@ impl Image {
                 bytes - whole
             );
         }
-        Ok(Self { file, bytes: whole, block, physical: physical.max(block), memory, read_only: options.read_only })
+        Ok(Self {
+            file,
+            bytes: AtomicU64::new(whole),
+            device: kind.is_block_device(),
+            lock_all: options.lock_all,
+            block,
+            physical: physical.max(block),
+            memory,
+            read_only: options.read_only,
+        })
     }
 
     /// The file.
@@ -144,12 +187,45 @@ impl Image {
 
     /// Bytes of the disk, a multiple of its blocks.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// The same in sectors.
     pub(super) fn sectors(&self) -> u64 {
-        self.bytes / SECTOR
+        self.bytes() / SECTOR
+    }
+
+    /// Gives the disk another size, and its file. Of a block device, and of an image that is only read, others have changed the size
+    /// before. Nobody writes to it meanwhile, as a write beyond the end would have the file grow again.
+    ///
+    /// # Errors
+    /// Why the disk keeps its size.
+    pub(super) fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        let block = self.block;
+        if bytes == 0 || !bytes.is_multiple_of(block.into()) {
+            return Err(ResizeError::Blocks { bytes, block });
+        }
+        let len = if self.device { size_of_device(&self.file)? } else { self.file.metadata()?.len() };
+        let has = len - len % u64::from(block);
+        if bytes != has && (self.device || self.read_only) {
+            let why = if self.device {
+                "a block device gets its size from the host"
+            } else {
+                "it is read-only, and gets its size from others"
+            };
+            return Err(ResizeError::Fixed { bytes, has, why });
+        }
+        if bytes > self.bytes() && !self.lock_all {
+            lock(&self.file, self.read_only, bytes).map_err(|error| match error {
+                ImageError::Host(error) => ResizeError::Host(error),
+                _ => ResizeError::Locked,
+            })?;
+        }
+        if bytes != has {
+            self.file.set_len(bytes)?;
+        }
+        self.bytes.store(bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Bytes of a block, which requests are multiples of.
@@ -175,7 +251,8 @@ impl Image {
     /// An image of any file, with what the host would say of it made up.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn made_up(file: File, bytes: u64, memory: usize, read_only: bool) -> Self {
-        Self { file, bytes, block: 512, physical: FILE_BLOCK, memory, read_only }
+        let bytes = AtomicU64::new(bytes);
+        Self { file, bytes, device: false, lock_all: false, block: 512, physical: FILE_BLOCK, memory, read_only }
     }
 }
 
@@ -320,6 +397,59 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
         assert!(matches!(Image::open(&pipe, READ), Err(ImageError::Kind)));
         assert!(matches!(Image::open(&directory.path().join("none"), READ), Err(ImageError::Host(_))));
+    }
+
+    #[test]
+    fn size_changes_with_the_file_and_what_breaks_a_rule_changes_nothing() {
+        let file = image(&[1; 1024]);
+        let disk = Image::open(file.path(), WRITTEN).unwrap();
+        let len = || file.as_file().metadata().unwrap().len();
+        disk.resize(4096).unwrap();
+        assert_eq!((disk.bytes(), disk.sectors(), len()), (4096, 8, 4096));
+        disk.resize(512).unwrap();
+        assert_eq!((disk.bytes(), len()), (512, 512));
+        for bytes in [0, 511, 513] {
+            let refused = disk.resize(bytes).unwrap_err().to_string();
+            assert_eq!(refused, format!("{bytes} bytes are no positive multiple of the disk's blocks of 512"));
+        }
+        // More than files can have.
+        assert!(matches!(disk.resize(u64::MAX - 511), Err(ResizeError::Host(_))));
+        assert_eq!((disk.bytes(), len()), (512, 512));
+        // Others have made it longer.
+        file.as_file().set_len(2048).unwrap();
+        disk.resize(2048).unwrap();
+        assert_eq!((disk.bytes(), len()), (2048, 2048));
+    }
+
+    #[test]
+    fn image_that_is_read_follows_its_file_only() {
+        let file = image(&[1; 1024]);
+        let disk = Image::open(file.path(), READ).unwrap();
+        let refused = disk.resize(2048).unwrap_err().to_string();
+        assert!(refused.starts_with("2048 bytes are not the 1024 that the image has: it is read-only"), "{refused}");
+        file.as_file().set_len(2048 + 100).unwrap();
+        disk.resize(2048).unwrap();
+        assert_eq!((disk.bytes(), file.as_file().metadata().unwrap().len()), (2048, 2148));
+    }
+
+    #[test]
+    fn bytes_that_come_are_locked_too() {
+        let file = image(&[1; 1024]);
+        let disk = Image::open(file.path(), WRITTEN).unwrap();
+        let other = File::options().read(true).write(true).open(file.path()).unwrap();
+        // SAFETY: All of its fields are numbers.
+        let mut tail: libc::flock = unsafe { std::mem::zeroed() };
+        (tail.l_type, tail.l_start, tail.l_len) = (i16::try_from(libc::F_WRLCK).unwrap(), 1024, 512);
+        // SAFETY: The descriptor is open, and the kernel reads the structure that the pointer leads to.
+        let take = || unsafe { libc::fcntl(other.as_raw_fd(), libc::F_OFD_SETLK, &raw const tail) };
+        assert_eq!(take(), 0);
+        assert!(matches!(disk.resize(2048), Err(ResizeError::Locked)));
+        assert_eq!((disk.bytes(), file.as_file().metadata().unwrap().len()), (1024, 1024));
+        drop(other);
+        disk.resize(2048).unwrap();
+        let other = File::options().read(true).write(true).open(file.path()).unwrap();
+        // SAFETY: As above.
+        assert_eq!(unsafe { libc::fcntl(other.as_raw_fd(), libc::F_OFD_SETLK, &raw const tail) }, -1);
     }
 
     #[test]

@@ -40,7 +40,7 @@ use self::counters::Counts;
 pub use self::device::VirtioBlock;
 use self::disk::Disk;
 pub use self::engine::IoMode;
-pub use self::image::{Image, ImageError, ImageOptions};
+pub use self::image::{Image, ImageError, ImageOptions, ResizeError};
 use self::spec::ID_BYTES;
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;

@@ -166,7 +166,7 @@ fn counters(vmm: &ApiVmm, id: &str) -> Value {
     counters[id].clone()
 }
 
-/// Each time the disk comes: verified I/O on it, then reads until it goes.
+/// Each time the disk comes: verified I/O on it, then reads until it goes. Tells each new size that it gets meanwhile.
 fn use_whenever_there() -> String {
     let verify = workload::fio_verify_on("/dev/vda", 4, 16);
     format!(
@@ -179,7 +179,11 @@ while :; do
     (while dd if=/dev/vda of=/dev/null iflag=direct bs=64k; do :; done) 2>/dev/null &
     reader=$!
     echo \"CAROM-WORKED $n\"
-    while [ -e /sys/block/vda ]; do sleep 0.1; done
+    size=$(cat /sys/block/vda/size)
+    while [ -e /sys/block/vda ]; do
+        now=$(cat /sys/block/vda/size 2>/dev/null) && [ \"$now\" != \"$size\" ] && echo \"CAROM-SIZE $now\" && size=$now
+        sleep 0.1
+    done
     wait $reader
     echo \"CAROM-GONE $n\"
 done
@@ -207,6 +211,18 @@ fn disk_comes_works_and_goes_while_it_is_read() {
         let counted = counters(&vmm, "disk");
         assert!(counted["write_bytes"].as_u64().unwrap() >= 4 * MIB, "{counted}");
         assert_eq!(counted["errors"], 0, "{counted}");
+
+        // Longer, as long as its file has become, and as it was, while the guest reads it.
+        for (size, of_file) in [(SIZE + MIB, None), (SIZE + 2 * MIB, Some(SIZE + 2 * MIB)), (SIZE, None)] {
+            let file = File::options().write(true).open(&image).unwrap();
+            of_file.into_iter().for_each(|size| file.set_len(size).unwrap());
+            put(&vmm, "vm.resize-disk", &json!({"id": "disk", "desired_size": size}));
+            assert_eq!(file.metadata().unwrap().len(), size);
+            vmm.wait_for(&format!("CAROM-SIZE {}\n", size / 512), round, BOOT_TIME).unwrap();
+        }
+        let resize = json!({"id": "disk", "desired_size": 1000});
+        let (status, message) = vmm.call("PUT", "/api/v1/vm.resize-disk", Some(&resize)).unwrap();
+        assert!(status == 400 && message.to_string().contains("desired_size: 1000 bytes"), "{status}: {message}");
 
         put(&vmm, "vm.remove-device", &json!({"id": "disk"}));
         vmm.wait_for(&format!("CAROM-GONE {round}\n"), 1, BOOT_TIME).unwrap();

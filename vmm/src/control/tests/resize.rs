@@ -4,6 +4,10 @@
 
 use std::io::{Read, Seek};
 
+use carom_api::DiskConfig;
+use carom_api::kinds::KindConfig;
+use carom_api::types::VmResizeDisk;
+
 use super::*;
 
 #[test]
@@ -163,5 +167,32 @@ fn balloon_has_the_size_that_is_wanted_last_and_a_vm_without_one_none() {
     resize(&mut control, 0).unwrap();
     assert!(resize(&mut control, 1 << 40).unwrap_err().contains("desired_balloon: "));
     assert_eq!(size(&control), 0);
+    control.delete();
+}
+
+#[test]
+fn size_of_a_disk_is_changed_where_the_vm_is_booted_and_has_it() {
+    let monitor = EventMonitor::new(tempfile::tempfile().unwrap()).unwrap();
+    let mut control = Control::<Null>::new(monitor, Options::default());
+    let resize = |control: &mut Control<Null>, id: &str, desired_size| {
+        let resized = control.serve_call(Call::ResizeDisk(VmResizeDisk { id: id.into(), desired_size }));
+        resized.map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert!(resize(&mut control, "disk", 512).unwrap_err().starts_with("no VM is created"));
+    let mut wanted = unchecked("");
+    wanted.add("path=/i,id=disk".parse::<DiskConfig>().unwrap().to_part()).unwrap();
+    control.create(wanted.check().unwrap()).unwrap();
+    let refused = resize(&mut control, "disk", 512).unwrap_err();
+    assert_eq!(refused, "the VM is created, but not booted: vm.resize-disk needs it booted (vm.boot)");
+    control.boot().unwrap();
+    assert_eq!(resize(&mut control, "disk", 512), Ok(()));
+    assert_eq!(resize(&mut control, "disk", 0), Err("desired_size: none is left".into()));
+    for other in ["_rng", "", "a\nb"] {
+        let refused = resize(&mut control, other, 512).unwrap_err();
+        assert!(refused.starts_with("there is no disk '") && !refused.contains('\n'), "{refused}");
+    }
+    // One that is about to leave is none any more.
+    control.remove_device("disk").unwrap();
+    assert_eq!(resize(&mut control, "disk", 512), Err("there is no disk 'disk'".into()));
     control.delete();
 }

@@ -148,6 +148,12 @@ impl Harness {
         status[0]
     }
 
+    pub(super) fn generation(&self) -> u8 {
+        let mut generation = [0];
+        self.function.read_bar(0, 21, &mut generation);
+        generation[0]
+    }
+
     /// The device configuration at `offset`.
     pub(super) fn config<const N: usize>(&self, offset: u64) -> [u8; N] {
         let mut bytes = [0; N];

@@ -54,6 +54,44 @@ fn pause_waits_for_what_is_under_way_and_nothing_begins_until_it_ends() {
 }
 
 #[test]
+fn new_size_waits_for_what_is_under_way_and_the_driver_is_told() {
+    let (mut disk, mut writer) = slow(RING);
+    let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
+    disk.ring(0);
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(disk.used(0), 0);
+    let late = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        writer.write_all(&[7; 512]).unwrap();
+    });
+    // Its image is a pipe, which keeps its size.
+    disk.device.resize(2 << 20).unwrap_err();
+    assert_eq!((disk.used(0), disk.byte(first)), (1, status::OK));
+    late.join().unwrap();
+    assert_eq!(u64::from_le_bytes(disk.config(0)), 2048);
+
+    for kind in kinds() {
+        let mut disk = Harness::new(kind, file(&pattern(BYTES, 0)));
+        let sectors = (BYTES / 512) as u64;
+        assert_eq!(disk.call(request::OUT, sectors, &[(DATA, 512)]), status::IOERR);
+        let generation = disk.generation();
+        disk.device.resize(BYTES as u64 + 512).unwrap();
+        assert_eq!((u64::from_le_bytes(disk.config(0)), disk.generation()), (sectors + 1, generation.wrapping_add(1)));
+        assert_eq!(disk.call(request::OUT, sectors, &[(DATA, 512)]), status::OK);
+        // A paused disk stays paused.
+        disk.function.pause();
+        disk.device.resize(BYTES as u64).unwrap();
+        let refused = disk.add(0, request::OUT, sectors, &[(DATA, 512)]);
+        disk.ring(0);
+        thread::sleep(Duration::from_millis(5));
+        assert_eq!(disk.byte(refused), 0xff);
+        disk.function.resume();
+        disk.served(0);
+        assert_eq!((disk.byte(refused), disk.content.metadata().unwrap().len()), (status::IOERR, BYTES as u64));
+    }
+}
+
+#[test]
 fn unmap_ends_what_the_kernel_would_write_there_and_leaves_the_rest() {
     let (mut disk, mut writer) = slow(Kind { translated: true, ..RING });
     let gone = disk.add(0, request::IN, 0, &[(DATA, 512)]);
