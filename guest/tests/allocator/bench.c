@@ -95,7 +95,7 @@ int main(void)
 	if (dma_bounce_slots_open(&slots, BASE, (u64)CHUNKS << CHUNK_SHIFT, CHUNK_SHIFT))
 		return 1;
 	for (i = 0; i < CHUNKS; i++) {
-		chunk = dma_bounce_chunk_alloc(DMA_BOUNCE_RW, 0, 1UL << CHUNK_SHIFT);
+		chunk = dma_bounce_chunk_alloc(DMA_BOUNCE_RW, 0, 1UL << CHUNK_SHIFT, NUMA_NO_NODE);
 		if (!chunk)
 			return 1;
 		/* Nobody looks into the slots here. */

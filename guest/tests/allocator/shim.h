@@ -34,10 +34,16 @@ typedef uint64_t phys_addr_t;
 #define __counted_by(member)
 #define noinline		__attribute__((__noinline__))
 #define PAGE_SIZE		4096UL
+#define NUMA_NO_NODE		(-1)
+#define U64_MAX			UINT64_MAX
+#define ____cacheline_aligned_in_smp __attribute__((aligned(64)))
 
 #define likely(x)		__builtin_expect(!!(x), 1)
 #define unlikely(x)		__builtin_expect(!!(x), 0)
 #define min(a, b)		((a) < (b) ? (a) : (b))
+#define max(a, b)		((a) > (b) ? (a) : (b))
+#define min_t(type, a, b)	min((type)(a), (type)(b))
+#define div_u64(a, b)		((a) / (b))
 #define clamp_t(type, x, lo, hi) \
 	((type)(x) < (type)(lo) ? (type)(lo) : (type)(x) > (type)(hi) ? (type)(hi) : (type)(x))
 #define container_of(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
@@ -51,9 +57,18 @@ typedef uint64_t phys_addr_t;
 #define struct_size(p, member, n) (sizeof(*(p)) + sizeof((p)->member[0]) * (n))
 #define array_size(a, b)	((size_t)(a) * (b))
 #define size_add(a, b)		((size_t)(a) + (b))
-#define kvzalloc(size, gfp)	calloc(1, (size))
-#define kvcalloc(n, size, gfp)	calloc((n), (size))
+#define kvzalloc_node(size, gfp, node) ((void)(node), shim_zalloc(size))
+#define kvcalloc(n, size, gfp)	shim_zalloc((n) * (size))
 #define kvfree(p)		free(p)
+
+/* As aligned as large allocations of the kernel are */
+static inline void *shim_zalloc(size_t size)
+{
+	size_t rounded = (size + 63) / 64 * 64;
+	void *p = aligned_alloc(64, rounded);
+
+	return p ? memset(p, 0, rounded) : NULL;
+}
 
 /* Lists */
 struct list_head {
@@ -121,8 +136,21 @@ static inline void spin_unlock(spinlock_t *lock)
 
 #define spin_lock_irq(lock)			spin_lock(lock)
 #define spin_unlock_irq(lock)			spin_unlock(lock)
-#define spin_lock_irqsave(lock, flags)		((void)((flags) = 0), spin_lock(lock))
-#define spin_unlock_irqrestore(lock, flags)	((void)(flags), spin_unlock(lock))
+#define local_irq_save(flags)			((void)((flags) = 0))
+#define local_irq_restore(flags)		((void)(flags))
+#define local_irq_disable()			((void)0)
+#define local_irq_enable()			((void)0)
+
+static inline void bit_spin_lock(int bit, unsigned long *word)
+{
+	while (__atomic_fetch_or(word, BIT(bit), __ATOMIC_ACQUIRE) & BIT(bit))
+		sched_yield();
+}
+
+static inline void __bit_spin_unlock(int bit, unsigned long *word)
+{
+	__atomic_fetch_and(word, ~BIT(bit), __ATOMIC_RELEASE);
+}
 
 struct mutex {
 	pthread_mutex_t lock;
@@ -139,7 +167,11 @@ struct mutex {
 extern __thread unsigned int shim_cpu;
 
 #define for_each_possible_cpu(i)	for ((i) = 0; (i) < SHIM_CPUS; (i)++)
-#define __alloc_percpu(size, align)	(calloc(SHIM_CPUS, size))
+#define for_each_cpu_wrap(i, mask, start) \
+	for (unsigned int _k = 0; (i) = ((start) + _k) % SHIM_CPUS, _k < SHIM_CPUS; _k++)
+#define num_online_cpus()		SHIM_CPUS
+#define raw_smp_processor_id()		shim_cpu
+#define __alloc_percpu(size, align)	shim_zalloc(SHIM_CPUS * (size))
 #define free_percpu(p)			free(p)
 #define per_cpu_ptr(p, i)		(&(p)[i])
 #define raw_cpu_ptr(p)			(&(p)[shim_cpu])

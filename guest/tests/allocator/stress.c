@@ -194,8 +194,13 @@ static void add_chunk(unsigned long long *state)
 	if (place == PLACES)
 		return;
 	chunk = dma_bounce_chunk_alloc(next_random(state) % DMA_BOUNCE_KINDS,
-				       next_random(state) % DMA_BOUNCE_CLASSES, CHUNK);
+				       next_random(state) % DMA_BOUNCE_CLASSES, CHUNK,
+				       NUMA_NO_NODE);
 	CHECK(chunk);
+	/* CPUs keep much, little, or nothing of the larger sizes. */
+	if (next_random(state) % 8 == 0)
+		dma_bounce_slots_limit(&slots, next_random(state) % 2 ? UINT64_MAX :
+				       next_random(state) % (256ULL * SZ_1M));
 	if (next_random(state) % 32 == 0) {
 		dma_bounce_chunk_discard(chunk);
 		return;
@@ -215,7 +220,8 @@ static void withdraw(struct dma_bounce_chunk *chunk, unsigned long long *state)
 	CHECK(!dma_bounce_chunk_used(&slots, chunk));
 	if (next_random(state) % 2)
 		anew = dma_bounce_chunk_alloc(chunk->kind,
-					      next_random(state) % DMA_BOUNCE_CLASSES, chunk->size);
+					      next_random(state) % DMA_BOUNCE_CLASSES, chunk->size,
+					      NUMA_NO_NODE);
 	if (anew) {
 		dma_bounce_chunk_publish(&slots, anew, chunk->va, chunk->iova, chunk->size);
 		recycled++;

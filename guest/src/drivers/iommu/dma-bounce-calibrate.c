@@ -22,6 +22,9 @@
 
 #define CALIBRATE_ROUNDS	9
 #define CALIBRATE_COPY		SZ_64K
+#define CALIBRATE_AREA		SZ_8M
+
+static_assert(CALIBRATE_ROUNDS * CALIBRATE_COPY <= CALIBRATE_AREA);
 
 static int compare_times(const void *a, const void *b)
 {
@@ -36,25 +39,30 @@ static u64 median(u64 *times)
 	return times[CALIBRATE_ROUNDS / 2];
 }
 
-/* Time for copying CALIBRATE_COPY bytes in ns, or 0 if it cannot be told */
+/*
+ * Time for copying CALIBRATE_COPY bytes in ns, or 0 if it cannot be told. What is copied was not
+ * touched just before: each time it is another part of an area that is larger than what a CPU
+ * caches for itself. Where it is copied to is used over and over again, as slots are.
+ */
 static u64 time_copy(void)
 {
-	void *from = kvmalloc(CALIBRATE_COPY, GFP_KERNEL);
+	void *area = kvmalloc(CALIBRATE_AREA, GFP_KERNEL);
 	void *to = kvmalloc(CALIBRATE_COPY, GFP_KERNEL);
 	u64 start, times[CALIBRATE_ROUNDS] = {};
 	unsigned int i;
 
-	if (from && to) {
-		memset(from, 0, CALIBRATE_COPY);
+	if (area && to) {
+		memset(to, 0, CALIBRATE_COPY);
+		memset(area, 0, CALIBRATE_AREA);
 		for (i = 0; i < CALIBRATE_ROUNDS; i++) {
 			start = ktime_get_ns();
-			memcpy(to, from, CALIBRATE_COPY);
+			memcpy(to, area + i * CALIBRATE_COPY, CALIBRATE_COPY);
 			/* The copy is not to be left out as unused. */
 			barrier_data(to);
 			times[i] = ktime_get_ns() - start;
 		}
 	}
-	kvfree(from);
+	kvfree(area);
 	kvfree(to);
 	return median(times);
 }

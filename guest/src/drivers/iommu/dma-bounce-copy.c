@@ -14,11 +14,27 @@
 #include <linux/blk-mq.h>
 #include <linux/dma-mapping.h>
 #include <linux/io.h>
+#include <linux/mm.h>
 #include <linux/scatterlist.h>
 
 #include <trace/events/dma_bounce.h>
 
 #include "dma-bounce-map.h"
+
+/*
+ * On x86, memcpy() is one instruction where the CPU says that this is fast for few bytes too.
+ * Otherwise it is a loop that moves 32 bytes at a time, where the instruction is fast for pages all
+ * the same: copy_page() has it.
+ */
+static bool copy_by_page(void *to, void *from, size_t len)
+{
+#ifdef CONFIG_X86
+	return !cpu_feature_enabled(X86_FEATURE_FSRM) &&
+	       PAGE_ALIGNED((unsigned long)to | (unsigned long)from | len);
+#else
+	return false;
+#endif
+}
 
 /**
  * dma_bounce_copy - copy between memory that is mapped and a bounce buffer
@@ -29,12 +45,15 @@
  */
 void dma_bounce_copy(void *buffer, phys_addr_t phys, size_t len, bool to_buffer)
 {
-	void *va = phys_to_virt(phys);
+	void *va = phys_to_virt(phys), *to = to_buffer ? buffer : va;
+	void *from = to_buffer ? va : buffer;
 
-	if (to_buffer)
-		memcpy(buffer, va, len);
-	else
-		memcpy(va, buffer, len);
+	if (!copy_by_page(to, from, len)) {
+		memcpy(to, from, len);
+		return;
+	}
+	for (; len; len -= PAGE_SIZE, to += PAGE_SIZE, from += PAGE_SIZE)
+		copy_page(to, from);
 }
 
 /* Copies @len bytes of a list that start @skip bytes into it. */
@@ -84,8 +103,18 @@ static void copy_request(void *slot, struct request *req, size_t skip, size_t le
 	}
 }
 
-static void slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot, size_t skip,
-		      size_t len, bool to_slot)
+/**
+ * dma_bounce_slot_copy - copy part of what is mapped by a slot
+ * @pool: its pool
+ * @slot: the slot
+ * @sgl: the list that it serves, as the caller has it: a copy of the one that was mapped may be all
+ *	that there is. NULL if it has none; then it must be the one that was mapped.
+ * @skip: where in the mapping the part starts
+ * @len: its bytes
+ * @to_slot: to the slot; otherwise from it
+ */
+void dma_bounce_slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot,
+			  struct scatterlist *sgl, size_t skip, size_t len, bool to_slot)
 {
 	void *va = dma_bounce_slot_va(slot) + slot->offset;
 
@@ -95,13 +124,13 @@ static void slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot
 		dma_bounce_copy(va + skip, slot->phys + skip, len, to_slot);
 		break;
 	case DMA_BOUNCE_LIST:
-		copy_sg(va, slot->sgl, slot->nents, skip, len, to_slot);
+		copy_sg(va, sgl ?: slot->sgl, slot->nents, skip, len, to_slot);
 		break;
 	default:
 		if (IS_ENABLED(CONFIG_IOMMU_DMA_BOUNCE_REQUEST))
 			copy_request(va, slot->req, skip, len, to_slot);
 	}
-	dma_bounce_count(pool, to_slot ? DMA_BOUNCE_BYTES_IN : DMA_BOUNCE_BYTES_OUT, len);
+	this_cpu_add(pool->slots.cpus->bytes[to_slot], len);
 }
 
 /**
@@ -115,7 +144,7 @@ void __dma_bounce_slot_fill(struct dma_bounce_pool *pool, struct device *dev,
 {
 	if (dma_bounce_untrusted(dev))
 		memset(dma_bounce_slot_va(slot), 0, dma_bounce_slot_size(slot));
-	slot_copy(pool, slot, 0, slot->len, true);
+	dma_bounce_slot_copy(pool, slot, NULL, 0, slot->len, true);
 }
 
 /**
@@ -130,27 +159,15 @@ void dma_bounce_slot_trace(struct device *dev, struct dma_bounce_slot *slot)
 }
 
 /**
- * dma_bounce_slot_finish - copy back at unmap what is to be copied back, and free the slot
- * @pool: its pool
+ * dma_bounce_slot_trace_end - trace that something is unmapped
  * @dev: the device that unmaps
- * @slot: a slot by which something is mapped
- * @attrs: attributes of the unmapping
+ * @slot: the slot
+ * @copy: whether it was copied back
  */
-void dma_bounce_slot_finish(struct dma_bounce_pool *pool, struct device *dev,
-			    struct dma_bounce_slot *slot, unsigned long attrs)
+void dma_bounce_slot_trace_end(struct device *dev, struct dma_bounce_slot *slot, bool copy)
 {
-	bool copy = slot->chunk->kind != DMA_BOUNCE_READ && !(attrs & DMA_ATTR_SKIP_CPU_SYNC) &&
-		    READ_ONCE(slot->chunk->state) != DMA_BOUNCE_DEAD;
-
-	if (copy && slot->no_copy_in && !(attrs & DMA_ATTR_BOUNCE_ALL_WRITTEN)) {
-		dma_bounce_count(pool, DMA_BOUNCE_UNWRITTEN, 1);
-		copy = false;
-	}
-	if (copy)
-		slot_copy(pool, slot, 0, slot->len, false);
 	trace_dma_bounce_unmap(dev, dma_bounce_slot_iova(slot) + slot->offset, slot->len,
 			       slot->nents, copy);
-	dma_bounce_slots_put(&pool->slots, slot);
 }
 
 /**
@@ -158,6 +175,7 @@ void dma_bounce_slot_finish(struct dma_bounce_pool *pool, struct device *dev,
  * @pool: its pool
  * @dev: the device
  * @slot: the slot
+ * @sgl: see dma_bounce_slot_copy()
  * @skip: where in the mapping the part starts
  * @len: its bytes; all of them are in the mapping
  * @dir: direction of the transfers that the call is about
@@ -167,8 +185,8 @@ void dma_bounce_slot_finish(struct dma_bounce_pool *pool, struct device *dev,
  * Nothing comes back from a slot that the device was only to read: the CPU may have written.
  */
 void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
-			  struct dma_bounce_slot *slot, size_t skip, size_t len,
-			  enum dma_data_direction dir, bool for_device)
+			  struct dma_bounce_slot *slot, struct scatterlist *sgl, size_t skip,
+			  size_t len, enum dma_data_direction dir, bool for_device)
 {
 	bool copy = dma_bounce_sync_copies(dir, for_device) &&
 		    (for_device || slot->chunk->kind != DMA_BOUNCE_READ);
@@ -180,7 +198,7 @@ void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
 	if (!for_device && copy && WARN_ON_ONCE(slot->no_copy_in))
 		copy = false;
 	if (copy)
-		slot_copy(pool, slot, skip, len, for_device);
+		dma_bounce_slot_copy(pool, slot, sgl, skip, len, for_device);
 	trace_dma_bounce_sync(dev, dma_bounce_slot_iova(slot) + slot->offset + skip, len,
 			      for_device, copy);
 }

@@ -35,13 +35,23 @@ static const char * const stat_names[DMA_BOUNCE_STATS] = {
 	[DMA_BOUNCE_FB_MEMORY]		= "fallback_memory",
 };
 
-static u64 stat_sum(struct dma_bounce_pool *pool, enum dma_bounce_stat stat)
+/**
+ * dma_bounce_pool_stat - read a counter
+ * @pool: of this pool, whose allocator is not being opened just now
+ * @stat: the counter
+ *
+ * Return: its sum over all CPUs, which may be outdated already.
+ */
+u64 dma_bounce_pool_stat(struct dma_bounce_pool *pool, enum dma_bounce_stat stat)
 {
 	u64 sum = 0;
 	int cpu;
 
 	for_each_possible_cpu(cpu)
 		sum += READ_ONCE(per_cpu_ptr(pool->stats, cpu)->count[stat]);
+	/* Those of buffers for one mapping are above. */
+	if (pool->slots.len && (stat == DMA_BOUNCE_BYTES_IN || stat == DMA_BOUNCE_BYTES_OUT))
+		sum += dma_bounce_slots_bytes(&pool->slots, stat == DMA_BOUNCE_BYTES_IN);
 	return sum;
 }
 
@@ -99,10 +109,11 @@ static int stats_show(struct seq_file *m, void *unused)
 		   pool->dels, pool->failures);
 	seq_printf(m, "chunks_recycled %llu\nchunks_shrunk %llu\nchunks_drained %llu\n",
 		   pool->recycled, pool->shrunk, pool->drained);
-	seq_printf(m, "chunks_stuck %llu\nslots_orphaned %llu\n", pool->stuck, pool->orphaned);
+	seq_printf(m, "chunks_stuck %llu\nchunks_yielded %llu\nslots_orphaned %llu\n", pool->stuck,
+		   pool->yielded, pool->orphaned);
 	show_bounced(m, &pool->slots);
 	for (i = 0; i < DMA_BOUNCE_STATS; i++)
-		seq_printf(m, "%s %llu\n", stat_names[i], stat_sum(pool, i));
+		seq_printf(m, "%s %llu\n", stat_names[i], dma_bounce_pool_stat(pool, i));
 	if (pool->slots.len)
 		show_slots(m, pool);
 	mutex_unlock(&pool->slots.mutex);

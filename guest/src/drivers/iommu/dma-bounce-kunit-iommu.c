@@ -15,6 +15,7 @@
 #include <linux/property.h>
 #include <linux/slab.h>
 
+#include "dma-bounce.h"
 #include "dma-bounce-kunit.h"
 
 /* Entries of the table: the address of the page of memory, and in its low bits the permissions */
@@ -106,32 +107,50 @@ static void fake_free(struct iommu_domain *domain)
 
 /* The provider of bounce memory */
 
+static struct fake_iommu *fake_giver(struct fake_iommu *fake)
+{
+	return fake->shares_with ?: fake;
+}
+
 static int fake_limits(struct iommu_domain *domain, struct iommu_bounce_limits *limits)
 {
+	struct fake_iommu *giver = fake_giver(to_fake(domain));
+	unsigned int most = READ_ONCE(giver->most), shown = atomic_read(&giver->shown);
+
 	limits->iova = FAKE_WINDOW_IOVA;
 	limits->len = FAKE_WINDOW_LEN;
 	limits->chunk_size = FAKE_CHUNK;
 	limits->budget = READ_ONCE(to_fake(domain)->budget);
 	limits->threshold = DMA_BOUNCE_MAX_SLOT;
+	limits->source = giver;
+	limits->surplus = most && shown > most ? shown - most : 0;
 	return 0;
 }
 
 static void *fake_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot)
 {
-	struct page *page = alloc_pages(GFP_KERNEL | __GFP_ZERO, get_order(*size));
+	struct fake_iommu *fake = to_fake(domain), *giver = fake_giver(fake);
+	unsigned int most = READ_ONCE(giver->most);
+	struct page *page;
 	size_t i;
 
+	if (iova == fake->refuse_add)
+		return ERR_PTR(-EIO);
+	if (most && atomic_read(&giver->shown) >= most)
+		return ERR_PTR(-ENOMEM);
+	page = alloc_pages(GFP_KERNEL | __GFP_ZERO, get_order(*size));
 	if (!page)
 		return ERR_PTR(-ENOMEM);
 	for (i = 0; i < *size; i += PAGE_SIZE)
-		if (fake_set(to_fake(domain), iova + i, page_to_phys(page) + i, prot, GFP_ATOMIC))
+		if (fake_set(fake, iova + i, page_to_phys(page) + i, prot, GFP_ATOMIC))
 			goto err_clear;
+	atomic_inc(&giver->shown);
 	return page_address(page);
 
 err_clear:
 	while (i) {
 		i -= PAGE_SIZE;
-		fake_clear(to_fake(domain), iova + i);
+		fake_clear(fake, iova + i);
 	}
 	__free_pages(page, get_order(*size));
 	return ERR_PTR(-ENOMEM);
@@ -149,6 +168,7 @@ static bool fake_del(struct iommu_domain *domain, dma_addr_t iova, void *va, siz
 	for (i = 0; i < size; i += PAGE_SIZE)
 		WARN_ON(!fake_clear(fake, iova + i));
 	free_pages((unsigned long)va, get_order(size));
+	atomic_dec(&fake_giver(fake)->shown);
 	return true;
 }
 
@@ -291,6 +311,57 @@ void fake_iommu_destroy(struct fake_iommu *fake)
 	WARN_ON(!xa_empty(&fake->table));
 	xa_destroy(&fake->table);
 	kfree(fake);
+}
+
+/**
+ * fake_domain_create - make another domain of the IOMMU, without devices
+ * @fake: the IOMMU
+ *
+ * Its pool gets its chunks from the same provider. Its IOVA are counted by the allocator of the
+ * first one, which knows that the range of chunks is taken.
+ *
+ * Return: what has the domain, or NULL if that failed.
+ */
+struct fake_iommu *fake_domain_create(struct fake_iommu *fake)
+{
+	struct fake_iommu *other = kzalloc(sizeof(*other), GFP_KERNEL);
+
+	if (!other)
+		return NULL;
+	xa_init_flags(&other->table, XA_FLAGS_LOCK_IRQ);
+	other->budget = fake->budget;
+	other->shares_with = fake;
+	other->domain.ops = &fake_domain_ops;
+	dma_bounce_init_domain(&other->domain, fake->dev, fake->domain.bounce->iovad);
+	/* It is not the domain that the device's mappings are in. */
+	fake->dev->iommu->bounce.pool = fake->domain.bounce;
+	if (other->domain.bounce)
+		return other;
+	kfree(other);
+	return NULL;
+}
+
+/**
+ * fake_domain_destroy - the opposite of fake_domain_create()
+ * @other: what it returned
+ */
+void fake_domain_destroy(struct fake_iommu *other)
+{
+	dma_bounce_free_domain(&other->domain);
+	WARN_ON(!xa_empty(&other->table));
+	xa_destroy(&other->table);
+	kfree(other);
+}
+
+/**
+ * fake_set_most - have the provider give all domains together another number of chunks
+ * @fake: the IOMMU
+ * @most: chunks
+ */
+void fake_set_most(struct fake_iommu *fake, unsigned int most)
+{
+	WRITE_ONCE(fake->most, most);
+	iommu_dma_bounce_limits_changed(&fake_bounce_ops);
 }
 
 /**

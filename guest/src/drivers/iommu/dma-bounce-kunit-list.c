@@ -5,6 +5,7 @@
 
 #include <kunit/test.h>
 #include <linux/dma-mapping.h>
+#include <linux/iommu-dma.h>
 #include <linux/printk.h>
 #include <linux/scatterlist.h>
 
@@ -20,6 +21,12 @@
 static const struct { unsigned int offset, len; } pieces[] = {
 	{ 4096 - 700, 700 }, { 2 * 4096, 1024 }, { 5 * 4096 + 1024, 512 }, { 9 * 4096 + 1536, 333 },
 };
+
+#ifdef DMA_ATTR_REQUIRE_COHERENT
+#define iommu_dma_unmap(dev, addr, size, dir)	iommu_dma_unmap_phys(dev, addr, size, dir, 0)
+#else
+#define iommu_dma_unmap(dev, addr, size, dir)	iommu_dma_unmap_page(dev, addr, size, dir, 0)
+#endif
 
 #define PIECES		ARRAY_SIZE(pieces)
 #define LIST_LEN	(700 + 1024 + 512 + 333)
@@ -177,7 +184,7 @@ static void max_segment_test(struct kunit *test)
 static void list_layout_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
-	u64 before = bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_LAYOUT);
+	u64 before = dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_LAYOUT);
 	struct scatterlist sgl[PIECES];
 	int n;
 
@@ -192,7 +199,7 @@ static void list_layout_test(struct kunit *test)
 	n = dma_map_sg(t->dev, sgl, PIECES, DMA_TO_DEVICE);
 	KUNIT_EXPECT_GT(test, n, 0);
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
-	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_LAYOUT), before + 1);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_LAYOUT), before + 1);
 	dma_unmap_sg(t->dev, sgl, PIECES, DMA_TO_DEVICE);
 	dma_set_min_align_mask(t->dev, 0);
 	bounce_kunit_expect_area(test);
@@ -234,6 +241,115 @@ static void list_middle_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
+static unsigned int slots_in_use(struct dma_bounce_pool *pool)
+{
+	struct dma_bounce_slots *slots = &pool->slots;
+	struct dma_bounce_chunk *chunk;
+	unsigned int used = 0;
+	unsigned long place;
+
+	mutex_lock(&slots->mutex);
+	dma_bounce_slots_flush(slots, true);
+	for (place = 0; place < dma_bounce_slots_places(slots); place++) {
+		chunk = dma_bounce_slots_chunk(slots, place);
+		if (chunk)
+			used += dma_bounce_chunk_used(slots, chunk);
+	}
+	mutex_unlock(&slots->mutex);
+	return used;
+}
+
+/* A list may be synchronised by a copy of it, which is gone when it is synchronised by address. */
+static void list_copy_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct scatterlist sgl[PIECES], copy[PIECES];
+	u8 *flat = map_list(test, sgl);
+	unsigned int i;
+
+	memcpy(copy, sgl, sizeof(copy));
+	dma_sync_sg_for_device(t->dev, copy, PIECES, DMA_TO_DEVICE);
+	/* What becomes of the copy's memory shows, if anybody follows it. */
+	sg_init_table(copy, PIECES);
+	for (i = 0; i < PIECES; i++)
+		sg_set_buf(&copy[i], t->area + AREA - SZ_4K, pieces[i].len);
+	memset(flat, SECRET, LIST_LEN);
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
+	dma_sync_single_for_cpu(t->dev, sg_dma_address(sgl), 700 + 1024, DMA_FROM_DEVICE);
+	for (i = 0; i < 2; i++)
+		memset(t->expect + pieces[i].offset, SECRET, pieces[i].len);
+	bounce_kunit_expect_area(test);
+	dma_unmap_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL);
+	for (i = 2; i < PIECES; i++)
+		memset(t->expect + pieces[i].offset, SECRET, pieces[i].len);
+	bounce_kunit_expect_area(test);
+}
+
+/* No entry behind the segments keeps an address: it may be that of another list by now. */
+static void list_stale_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct scatterlist sgl[PIECES], other[1];
+	unsigned int i;
+
+	bounce_kunit_fill(t);
+	bounce_kunit_warm(test, LIST_LEN, DMA_TO_DEVICE);
+	bounce_kunit_warm(test, 1000, DMA_TO_DEVICE);
+	sg_init_one(other, t->area + 40000, 1000);
+	KUNIT_ASSERT_EQ(test, dma_map_sg(t->dev, other, 1, DMA_TO_DEVICE), 1);
+	init_list(t, sgl);
+	for (i = 1; i < PIECES; i++) {
+		sg_dma_address(&sgl[i]) = sg_dma_address(other);
+		sg_dma_len(&sgl[i]) = 1000;
+	}
+	KUNIT_EXPECT_EQ(test, dma_map_sg(t->dev, sgl, PIECES, DMA_TO_DEVICE), 1);
+	for (i = 1; i < PIECES; i++) {
+		KUNIT_EXPECT_EQ(test, sg_dma_address(&sgl[i]), DMA_MAPPING_ERROR);
+		KUNIT_EXPECT_EQ(test, sg_dma_len(&sgl[i]), 0);
+	}
+	dma_unmap_sg(t->dev, sgl, PIECES, DMA_TO_DEVICE);
+	dma_unmap_sg(t->dev, other, 1, DMA_TO_DEVICE);
+	bounce_kunit_expect_area(test);
+}
+
+/* A list of one entry and a buffer are the same to mainline, whichever call unmaps. */
+static void list_or_page_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct scatterlist sgl[1];
+	dma_addr_t addr;
+	u8 bytes[1000];
+
+	memset(bytes, SECRET, sizeof(bytes));
+	bounce_kunit_fill(t);
+	bounce_kunit_warm(test, 1000, DMA_BIDIRECTIONAL);
+	sg_init_one(sgl, t->area + 5000, 1000);
+	KUNIT_ASSERT_EQ(test, dma_map_sg(t->dev, sgl, 1, DMA_BIDIRECTIONAL), 1);
+	addr = sg_dma_address(sgl);
+	KUNIT_ASSERT_TRUE(test, dma_bounce_owns(t->pool, addr));
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, bytes, 1000));
+	memset(t->expect + 5000, SECRET, 1000);
+	/* Past the DMA API's debugging, which wants both calls to be of a kind */
+	iommu_dma_unmap(t->dev, addr, 1000, DMA_BIDIRECTIONAL);
+	bounce_kunit_expect_area(test);
+
+	addr = bounce_kunit_map(test, 20000, 1000, DMA_BIDIRECTIONAL, 0);
+	KUNIT_ASSERT_TRUE(test, dma_bounce_owns(t->pool, addr));
+	sg_init_one(sgl, t->area + 20000, 1000);
+	sg_dma_address(sgl) = addr;
+	sg_dma_len(sgl) = 1000;
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, bytes, 500));
+	memset(t->expect + 20000, SECRET, 500);
+	iommu_dma_sync_sg_for_cpu(t->dev, sgl, 1, DMA_BIDIRECTIONAL);
+	bounce_kunit_expect_area(test);
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, bytes, 1000));
+	memset(t->expect + 20000, SECRET, 1000);
+	iommu_dma_unmap_sg(t->dev, sgl, 1, DMA_BIDIRECTIONAL, 0);
+	bounce_kunit_expect_area(test);
+	/* Both slots are free again. */
+	KUNIT_EXPECT_EQ(test, slots_in_use(t->pool), 0);
+}
+
 static struct kunit_case bounce_list_cases[] = {
 	KUNIT_CASE(list_test),
 	KUNIT_CASE(list_of_one_test),
@@ -241,6 +357,9 @@ static struct kunit_case bounce_list_cases[] = {
 	KUNIT_CASE(max_segment_test),
 	KUNIT_CASE(list_layout_test),
 	KUNIT_CASE(list_middle_test),
+	KUNIT_CASE(list_copy_test),
+	KUNIT_CASE(list_stale_test),
+	KUNIT_CASE(list_or_page_test),
 	{ }
 };
 

@@ -4,6 +4,7 @@
  */
 
 #include <kunit/test.h>
+#include <linux/cpumask.h>
 #include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/iova.h>
@@ -58,7 +59,7 @@ static void allocator_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, dma_bounce_slots_open(slots, SZ_4K, SZ_4M, 20), -EINVAL);
 	KUNIT_EXPECT_EQ(test, dma_bounce_slots_open(slots, SZ_1G, SZ_4M, 12), -EINVAL);
 	KUNIT_ASSERT_EQ(test, dma_bounce_slots_open(slots, SZ_1G, SZ_4M, 20), 0);
-	chunk = dma_bounce_chunk_alloc(DMA_BOUNCE_WRITE, 4, SZ_1M);
+	chunk = dma_bounce_chunk_alloc(DMA_BOUNCE_WRITE, 4, SZ_1M, NUMA_NO_NODE);
 	KUNIT_ASSERT_NOT_NULL(test, chunk);
 	dma_bounce_chunk_publish(slots, chunk, memory, SZ_1G + SZ_1M, SZ_1M);
 
@@ -109,6 +110,32 @@ out_unlock:
 	dma_bounce_slots_close(slots);
 }
 
+/* However many CPUs there are, they keep no more than they may. */
+static void cache_limit_test(struct kunit *test)
+{
+	static const u64 limits[] = { SZ_32M, SZ_2M, SZ_256K, 0 };
+	struct bounce_test *t = test->priv;
+	struct dma_bounce_slots *slots = &t->pool->slots;
+	unsigned int i, class;
+	dma_addr_t addr;
+	u64 sum;
+
+	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
+	for (i = 0; i < ARRAY_SIZE(limits); i++) {
+		dma_bounce_slots_limit(slots, limits[i]);
+		for (sum = 0, class = 0; class < DMA_BOUNCE_CLASSES; class++)
+			sum += slots->cap[class] * dma_bounce_class_size(class);
+		KUNIT_EXPECT_LE(test, sum * DMA_BOUNCE_KINDS * num_online_cpus(), limits[i]);
+	}
+	/* What a CPU may not keep it takes from the others, and gives them back. */
+	dma_bounce_slots_flush(slots, true);
+	addr = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_TRUE(test, dma_bounce_owns(t->pool, addr));
+	KUNIT_EXPECT_EQ(test, dma_bounce_slots_cached(slots, DMA_BOUNCE_WRITE, 0), 0);
+	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_EQ(test, dma_bounce_slots_cached(slots, DMA_BOUNCE_WRITE, 0), 0);
+}
+
 /* The size of the pool */
 
 /* No mapping fails because the pool is full, and nothing is mixed up. */
@@ -130,7 +157,7 @@ static void exhaustion_test(struct kunit *test)
 		bounced += dma_bounce_owns(t->pool, addr[i]);
 	}
 	KUNIT_EXPECT_EQ(test, bounced, slots);
-	KUNIT_EXPECT_GE(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_FULL), n - slots);
+	KUNIT_EXPECT_GE(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_FULL), n - slots);
 	for (i = 0; i < n; i++) {
 		KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, addr[i] + 77, &byte, 1));
 		KUNIT_EXPECT_EQ(test, byte, t->area[i * len + 77]);
@@ -235,6 +262,22 @@ static void stuck_test(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
 }
 
+/* A place at which the provider never adds a chunk is passed over. */
+static void refused_place_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	dma_addr_t addr;
+
+	t->fake->refuse_add = FAKE_WINDOW_IOVA;
+	bounce_kunit_fill(t);
+	addr = bounce_kunit_map_bounced(test, 0, 4096, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_NE(test, addr / FAKE_CHUNK, FAKE_WINDOW_IOVA / FAKE_CHUNK);
+	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
+	bounce_kunit_warm(test, 8192, DMA_FROM_DEVICE);
+	bounce_kunit_expect_area(test);
+	KUNIT_EXPECT_EQ(test, chunks(t->pool), 2);
+}
+
 /* The domain loses its memory while something is mapped: that is not touched any more. */
 static void orphan_test(struct kunit *test)
 {
@@ -269,7 +312,7 @@ static void dead_slot_test(struct kunit *test)
 	dma_addr_t addr;
 
 	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
-	full = bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_FULL);
+	full = dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_FULL);
 	served = dma_bounce_slots_served(slots, DMA_BOUNCE_SINGLE);
 	mutex_lock(&slots->mutex);
 	chunk = dma_bounce_slots_chunk(slots, 0);
@@ -280,7 +323,7 @@ static void dead_slot_test(struct kunit *test)
 	KUNIT_EXPECT_GT(test, dma_bounce_slots_cached(slots, DMA_BOUNCE_WRITE, 0), 1);
 	addr = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
-	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_FULL), full + 1);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_FULL), full + 1);
 	KUNIT_EXPECT_EQ(test, dma_bounce_slots_served(slots, DMA_BOUNCE_SINGLE), served);
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
 	/* The slot that was not handed out is back with the others, or it would be an orphan. */
@@ -428,11 +471,13 @@ static void calibrate_test(struct kunit *test)
 
 static struct kunit_case bounce_pool_cases[] = {
 	KUNIT_CASE(allocator_test),
+	KUNIT_CASE(cache_limit_test),
 	KUNIT_CASE(exhaustion_test),
 	KUNIT_CASE(budget_test),
 	KUNIT_CASE(idle_test),
 	KUNIT_CASE(idle_lowered_test),
 	KUNIT_CASE(stuck_test),
+	KUNIT_CASE(refused_place_test),
 	KUNIT_CASE(orphan_test),
 	KUNIT_CASE(dead_slot_test),
 	KUNIT_CASE(dead_copy_test),

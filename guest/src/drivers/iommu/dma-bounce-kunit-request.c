@@ -7,6 +7,7 @@
 #include <linux/bio.h>
 #include <linux/blk-mq-dma.h>
 #include <linux/dma-mapping.h>
+#include <linux/iommu-dma.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
 
@@ -130,10 +131,10 @@ static void expect_declined_as(struct kunit *test, struct test_request *r, unsig
 			       enum dma_bounce_stat reason)
 {
 	struct bounce_test *t = test->priv;
-	u64 before = bounce_kunit_stat(t->pool, reason);
+	u64 before = dma_bounce_pool_stat(t->pool, reason);
 
 	expect_declined(test, r, attrs);
-	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, reason), before + 1);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, reason), before + 1);
 }
 
 /* It bounces: what a test takes back did keep it from that, and nothing else did. */
@@ -319,6 +320,23 @@ static void request_memory_test(struct kunit *test)
 #endif
 }
 
+/* Not a request: an address that has no page at all, which is all that these kernels are told */
+static void no_page_test(struct kunit *test)
+{
+	const phys_addr_t nowhere = BIT_ULL(45);
+	struct bounce_test *t = test->priv;
+	dma_addr_t addr;
+
+	KUNIT_ASSERT_FALSE(test, pfn_valid(PHYS_PFN(nowhere)));
+	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
+	/* Past the DMA API's debugging, which looks for the page */
+	addr = iommu_dma_map_phys(t->dev, nowhere, 4096, DMA_FROM_DEVICE, 0);
+	KUNIT_ASSERT_NE(test, addr, DMA_MAPPING_ERROR);
+	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
+	iommu_dma_unmap_phys(t->dev, addr, 4096, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), 1);
+}
+
 static struct kunit_case bounce_request_cases[] = {
 	KUNIT_CASE(request_test),
 	KUNIT_CASE(request_pool_test),
@@ -326,6 +344,7 @@ static struct kunit_case bounce_request_cases[] = {
 	KUNIT_CASE(request_size_test),
 	KUNIT_CASE(request_layout_test),
 	KUNIT_CASE(request_memory_test),
+	KUNIT_CASE(no_page_test),
 	{ }
 };
 

@@ -11,6 +11,8 @@
 #include <linux/delay.h>
 #include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
+#include <linux/ioport.h>
+#include <linux/memremap.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
 
@@ -148,23 +150,6 @@ dma_addr_t bounce_kunit_map_bounced(struct kunit *test, unsigned int offset, siz
 	return addr;
 }
 
-/**
- * bounce_kunit_stat - read a counter
- * @pool: of this pool
- * @which: the counter
- *
- * Return: its sum over all CPUs.
- */
-u64 bounce_kunit_stat(struct dma_bounce_pool *pool, enum dma_bounce_stat which)
-{
-	u64 sum = 0;
-	int cpu;
-
-	for_each_possible_cpu(cpu)
-		sum += per_cpu_ptr(pool->stats, cpu)->count[which];
-	return sum;
-}
-
 /* What the device sees, and what comes back */
 
 static void to_device_test(struct kunit *test)
@@ -267,7 +252,7 @@ static void sync_test(struct kunit *test)
 	dma_unmap_single(t->dev, addr, 2000, DMA_BIDIRECTIONAL);
 	memset(t->expect + 1500, 0x11, 32);
 	bounce_kunit_expect_area(test);
-	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_SYNCS), 3);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_SYNCS), 3);
 }
 
 /* The direction of a sync call says what moves, whatever the mapping allows. */
@@ -307,21 +292,21 @@ static void sync_elision_test(struct kunit *test)
 	struct bounce_test *t = test->priv;
 	dma_addr_t addr;
 
-	if (IS_ENABLED(CONFIG_DMA_API_DEBUG))
-		kunit_skip(test, "DMA API debugging never elides them");
 	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_OFF;
 	addr = bounce_kunit_map(test, 0, 512, DMA_FROM_DEVICE, 0);
-	KUNIT_EXPECT_FALSE(test, dma_dev_need_sync(t->dev));
+	KUNIT_EXPECT_TRUE(test, dma_bounce_skips_sync(t->dev));
 	dma_sync_single_for_cpu(t->dev, addr, 512, DMA_FROM_DEVICE);
 	dma_unmap_single(t->dev, addr, 512, DMA_FROM_DEVICE);
-	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_SYNCS_PLAIN), 0);
-	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_ELISION_LOST), 0);
+	/* Debugging of the DMA API never elides them. */
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_SYNCS_PLAIN),
+			IS_ENABLED(CONFIG_DMA_API_DEBUG));
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_ELISION_LOST), 0);
 
 	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_ON;
 	addr = bounce_kunit_map_bounced(test, 0, 512, DMA_FROM_DEVICE, 0);
-	KUNIT_EXPECT_TRUE(test, dma_dev_need_sync(t->dev));
+	KUNIT_EXPECT_FALSE(test, dma_bounce_skips_sync(t->dev));
 	dma_unmap_single(t->dev, addr, 512, DMA_FROM_DEVICE);
-	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_ELISION_LOST), 1);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_ELISION_LOST), 1);
 }
 
 /* The low bits of the address that the device needs are kept. */
@@ -362,7 +347,8 @@ static void not_bounced_test(struct kunit *test)
 		KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
 		dma_unmap_single_attrs(t->dev, addr, 4096, DMA_FROM_DEVICE, attrs[i]);
 	}
-	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_ATTRS), ARRAY_SIZE(attrs));
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_ATTRS),
+			ARRAY_SIZE(attrs));
 
 	/* Registers of a device: no memory that could be copied */
 	addr = dma_map_resource(t->dev, 0xfe000000, 4096, DMA_FROM_DEVICE, 0);
@@ -379,6 +365,52 @@ static void not_bounced_test(struct kunit *test)
 	addr = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
+}
+
+/* Maps a page of another device's memory, which is not ours to copy. */
+static void map_device_page(struct kunit *test, struct page *page)
+{
+	struct bounce_test *t = test->priv;
+	u64 before = dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY);
+	struct scatterlist sgl[1];
+	dma_addr_t addr;
+
+	addr = dma_map_page(t->dev, page, 0, 4096, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_FALSE(test, dma_mapping_error(t->dev, addr));
+	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
+	dma_unmap_page(t->dev, addr, 4096, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 1);
+	sg_init_table(sgl, 1);
+	sg_set_page(sgl, page, 4096, 0);
+	KUNIT_EXPECT_EQ(test, dma_map_sg(t->dev, sgl, 1, DMA_FROM_DEVICE), 1);
+	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
+	dma_unmap_sg(t->dev, sgl, 1, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 2);
+}
+
+static void device_memory_test(struct kunit *test)
+{
+	struct dev_pagemap *map = kunit_kzalloc(test, sizeof(*map), GFP_KERNEL);
+	struct resource res = { .name = "dma-bounce-kunit", .flags = IORESOURCE_MEM };
+	void *va;
+
+	if (!IS_ENABLED(CONFIG_ZONE_DEVICE))
+		kunit_skip(test, "this kernel has none");
+	KUNIT_ASSERT_NOT_NULL(test, map);
+	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
+	KUNIT_ASSERT_EQ(test, allocate_resource(&iomem_resource, &res, SZ_128M, SZ_4G,
+						DMA_BIT_MASK(36), SZ_128M, NULL, NULL), 0);
+	map->type = MEMORY_DEVICE_GENERIC;
+	map->range.start = res.start;
+	map->range.end = res.end;
+	map->nr_range = 1;
+	va = memremap_pages(map, NUMA_NO_NODE);
+	KUNIT_EXPECT_FALSE(test, IS_ERR(va));
+	if (!IS_ERR(va)) {
+		map_device_page(test, virt_to_page(va));
+		memunmap_pages(map);
+	}
+	release_resource(&res);
 }
 
 /* A device whose attach is put off until it maps something is left alone. */
@@ -430,7 +462,7 @@ static void odd_mask_test(struct kunit *test)
 		dma_unmap_single(t->dev, addr, 100, DMA_FROM_DEVICE);
 		bounce_kunit_expect_area(test);
 	}
-	KUNIT_EXPECT_EQ(test, bounce_kunit_stat(t->pool, DMA_BOUNCE_FB_MASK), refused);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MASK), refused);
 	KUNIT_ASSERT_EQ(test, dma_set_mask(t->dev, DMA_BIT_MASK(64)), 0);
 }
 
@@ -491,6 +523,7 @@ static struct kunit_case bounce_cases[] = {
 	KUNIT_CASE(sync_elision_test),
 	KUNIT_CASE(min_align_test),
 	KUNIT_CASE(not_bounced_test),
+	KUNIT_CASE(device_memory_test),
 	KUNIT_CASE(attach_deferred_test),
 	KUNIT_CASE(odd_mask_test),
 	KUNIT_CASE(attack_test),

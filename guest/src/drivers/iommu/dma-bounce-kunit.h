@@ -29,6 +29,10 @@
  * @budget:	bytes that the provider gives
  * @refuse_del:	the provider does not take chunks back
  * @refused:	how often it did not
+ * @refuse_add:	IOVA at which the provider never adds a chunk
+ * @shares_with: whose @most counts, as one device counts for all its domains
+ * @most:	chunks that the provider gives to all who share them; 0 for no such limit
+ * @shown:	chunks that they have
  */
 struct fake_iommu {
 	struct iommu_device	iommu;
@@ -41,11 +45,18 @@ struct fake_iommu {
 	u64			budget;
 	bool			refuse_del;
 	unsigned long		refused;
+	dma_addr_t		refuse_add;
+	struct fake_iommu	*shares_with;
+	unsigned int		most;
+	atomic_t		shown;
 };
 
 struct fake_iommu *fake_iommu_create(void);
 void fake_iommu_destroy(struct fake_iommu *fake);
+struct fake_iommu *fake_domain_create(struct fake_iommu *fake);
+void fake_domain_destroy(struct fake_iommu *other);
 void fake_set_budget(struct fake_iommu *fake, u64 budget);
+void fake_set_most(struct fake_iommu *fake, unsigned int most);
 bool fake_device_read(struct fake_iommu *fake, dma_addr_t addr, void *to, size_t len);
 bool fake_device_write(struct fake_iommu *fake, dma_addr_t addr, const void *from, size_t len);
 void *fake_device_page(struct fake_iommu *fake, unsigned long pfn, int prot);
@@ -59,6 +70,7 @@ struct kunit;
 /**
  * struct bounce_test - what each test has
  * @fake:	the IOMMU and its device
+ * @other:	another domain of it, where one is needed
  * @dev:	the device
  * @pool:	the pool of its domain
  * @area:	memory that is mapped
@@ -67,6 +79,7 @@ struct kunit;
  */
 struct bounce_test {
 	struct fake_iommu	*fake;
+	struct fake_iommu	*other;
 	struct device		*dev;
 	struct dma_bounce_pool	*pool;
 	u8			*area;
@@ -83,6 +96,5 @@ dma_addr_t bounce_kunit_map(struct kunit *test, unsigned int offset, size_t len,
 			    enum dma_data_direction dir, unsigned long attrs);
 dma_addr_t bounce_kunit_map_bounced(struct kunit *test, unsigned int offset, size_t len,
 				    enum dma_data_direction dir, unsigned long attrs);
-u64 bounce_kunit_stat(struct dma_bounce_pool *pool, enum dma_bounce_stat which);
 
 #endif /* _DMA_BOUNCE_KUNIT_H */

@@ -11,7 +11,6 @@
 #include <linux/iommu-dma.h>
 #include <linux/iova.h>
 #include <linux/memremap.h>
-#include <linux/pci.h>
 #include <linux/scatterlist.h>
 
 #include <trace/events/dma_bounce.h>
@@ -67,12 +66,12 @@ static bool dma_bounce_required(struct dma_bounce_pool *pool, struct device *dev
 }
 
 /* The pool that may serve mappings of a device in its DMA domain, or NULL */
-static struct dma_bounce_pool *pool_in(struct iommu_domain *domain, struct device *dev)
+static struct dma_bounce_pool *pool_in(struct device *dev)
 {
 	/* A kernel that boots after a crash attaches devices when they first map something. */
 	if (!dev_is_dma_coherent(dev) || dev->iommu->attach_deferred)
 		return NULL;
-	return domain->bounce;
+	return dma_bounce_pool_of(dev);
 }
 
 /* Whether attributes let a mapping bounce; otherwise that is counted. */
@@ -127,7 +126,6 @@ static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, 
 /**
  * __dma_bounce_map_page - map a buffer by a slot
  * @dev: the device
- * @domain: its DMA domain
  * @phys: the buffer
  * @size: its bytes
  * @dir: direction of the transfer
@@ -135,10 +133,10 @@ static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, 
  *
  * Return: the address for the device, or DMA_MAPPING_ERROR if the buffer does not bounce.
  */
-dma_addr_t __dma_bounce_map_page(struct device *dev, struct iommu_domain *domain, phys_addr_t phys,
-				 size_t size, enum dma_data_direction dir, unsigned long attrs)
+dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
+				 enum dma_data_direction dir, unsigned long attrs)
 {
-	struct dma_bounce_pool *pool = pool_in(domain, dev);
+	struct dma_bounce_pool *pool = pool_in(dev);
 	dma_addr_t addr = DMA_MAPPING_ERROR;
 	bool required;
 	size_t limit;
@@ -148,8 +146,7 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, struct iommu_domain *domain
 	required = dma_bounce_required(pool, dev, phys, size);
 	if ((!required && !dma_bounce_wanted(dev)) || !attrs_allow(pool, dev, attrs))
 		return addr;
-	/* What is no memory and has no struct page says so by its attributes. */
-	if (is_zone_device_page(pfn_to_page(PHYS_PFN(phys)))) {
+	if (!dma_bounce_has_page(phys) || is_zone_device_page(pfn_to_page(PHYS_PFN(phys)))) {
 		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
 		return addr;
 	}
@@ -171,21 +168,19 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, struct iommu_domain *domain
  */
 bool __dma_bounce_by_piece(struct device *dev)
 {
-	return dma_bounce_untrusted(dev) && pool_in(iommu_get_dma_domain(dev), dev);
+	return dma_bounce_untrusted(dev) && pool_in(dev);
 }
 
 /**
  * dma_bounce_pool_for - the pool for a mapping of a device that is to be bounced as a whole
  * @dev: the device
- * @domain: its DMA domain
  * @attrs: attributes of the mapping
  *
  * Return: a pool that is usable, or NULL if the mapping does not bounce.
  */
-struct dma_bounce_pool *dma_bounce_pool_for(struct device *dev, struct iommu_domain *domain,
-					    unsigned long attrs)
+struct dma_bounce_pool *dma_bounce_pool_for(struct device *dev, unsigned long attrs)
 {
-	struct dma_bounce_pool *pool = pool_in(domain, dev);
+	struct dma_bounce_pool *pool = pool_in(dev);
 
 	if (!pool || !dma_bounce_wanted(dev) || !attrs_allow(pool, dev, attrs) ||
 	    !pool_usable(pool, dev))
@@ -228,8 +223,9 @@ static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 }
 
 /*
- * Writes the DMA segments into the list: one, or as few as max_seg_size allows. The entry behind
- * them has a DMA length of 0, which some users take for the end.
+ * Writes the DMA segments into the list: one, or as few as max_seg_size allows. Entries behind them
+ * have a DMA length of 0, which some users take for the end, and no address: what an earlier
+ * mapping left there may be a place of another list by now.
  */
 static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, dma_addr_t addr,
 		       size_t len)
@@ -238,31 +234,34 @@ static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, d
 	struct scatterlist *s, *seg = sgl;
 	int i, count = 1;
 
-	sg_dma_address(seg) = addr;
-	if (unlikely(len > max_seg)) {
+	if (unlikely(len > max_seg))
 		seg_len = 0;
-		for_each_sg(sgl, s, nents, i) {
-			if (max_seg - seg_len < s->length) {
-				sg_dma_len(seg) = seg_len;
-				seg = sg_next(seg);
-				sg_dma_address(seg) = addr;
-				seg_len = 0;
-				count++;
-			}
-			seg_len += s->length;
-			addr += s->length;
+	for_each_sg(sgl, s, nents, i) {
+		if (i) {
+			sg_dma_address(s) = DMA_MAPPING_ERROR;
+			sg_dma_len(s) = 0;
+		} else {
+			sg_dma_address(s) = addr;
 		}
+		if (likely(len <= max_seg))
+			continue;
+		if (max_seg - seg_len < s->length) {
+			sg_dma_len(seg) = seg_len;
+			seg = sg_next(seg);
+			sg_dma_address(seg) = addr;
+			seg_len = 0;
+			count++;
+		}
+		seg_len += s->length;
+		addr += s->length;
 	}
 	sg_dma_len(seg) = seg_len;
-	if (count < nents)
-		sg_dma_len(sg_next(seg)) = 0;
 	return count;
 }
 
 /**
  * __dma_bounce_map_sg - map a whole list by one slot
  * @dev: the device
- * @domain: its DMA domain
  * @sgl: the list
  * @nents: its entries
  * @dir: direction of the transfer
@@ -270,8 +269,8 @@ static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, d
  *
  * Return: the number of DMA segments, or 0 if the list does not bounce.
  */
-int __dma_bounce_map_sg(struct device *dev, struct iommu_domain *domain, struct scatterlist *sgl,
-			int nents, enum dma_data_direction dir, unsigned long attrs)
+int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
+			enum dma_data_direction dir, unsigned long attrs)
 {
 	struct dma_bounce_pool *pool;
 	struct dma_bounce_slot *slot;
@@ -286,7 +285,7 @@ int __dma_bounce_map_sg(struct device *dev, struct iommu_domain *domain, struct 
 	 */
 	sg_dma_address(sgl) = DMA_MAPPING_ERROR;
 	/* Lists of untrusted devices that do not bounce as a whole come back here by entry. */
-	pool = dma_bounce_pool_for(dev, domain, attrs);
+	pool = dma_bounce_pool_for(dev, attrs);
 	if (!pool)
 		return 0;
 	limit = dma_bounce_threshold(pool, dev);
@@ -319,13 +318,6 @@ static bool serves_list(struct dma_bounce_slot *slot)
 	return slot->mapped == DMA_BOUNCE_LIST || slot->mapped == DMA_BOUNCE_ENTRY;
 }
 
-/* The list may be a copy of the one that was mapped, which may be gone. */
-static void use_list(struct dma_bounce_slot *slot, struct scatterlist *sgl)
-{
-	if (slot->mapped == DMA_BOUNCE_LIST)
-		slot->sgl = sgl;
-}
-
 /* Whether a list is the one that a slot serves, from its start */
 static bool is_list_of(struct device *dev, struct scatterlist *sgl, struct dma_bounce_slot *slot)
 {
@@ -354,12 +346,22 @@ bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long 
 		return dma_bounce_single_unmap(pool, addr, attrs);
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, addr);
-	if (!dev_WARN_ONCE(dev, !slot || slot->mapped != DMA_BOUNCE_SINGLE ||
+	/* A list of one entry may be unmapped as what it is. */
+	if (!dev_WARN_ONCE(dev, !slot || slot->mapped > DMA_BOUNCE_ENTRY ||
 			   addr != dma_bounce_slot_iova(slot) + slot->offset,
 			   "unmaps a bounced address that is not mapped: %pad\n", &addr))
-		dma_bounce_slot_finish(pool, dev, slot, attrs);
+		dma_bounce_slot_finish(pool, dev, slot, NULL, attrs);
 	rcu_read_unlock();
 	return true;
+}
+
+/*
+ * Whether a list is one buffer that was mapped as such: mainline lets a list of one entry be
+ * unmapped that was not mapped as a list. Those of swiotlb's users are unmapped by entry anyhow.
+ */
+static bool is_lone_buffer(struct scatterlist *sgl, int nents)
+{
+	return nents == 1 && !sg_dma_is_swiotlb(sgl);
 }
 
 /**
@@ -378,24 +380,29 @@ bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nent
 	struct dma_bounce_pool *pool = dma_bounce_pool_of(dev);
 	dma_addr_t addr = sg_dma_address(sgl);
 	struct dma_bounce_slot *slot;
-	bool ours = false;
+	bool ours = true;
 
-	if (!pool || !dma_bounce_owns(pool, addr))
+	if (!pool)
 		return false;
+	if (!dma_bounce_owns(pool, addr))
+		return is_lone_buffer(sgl, nents) && dma_bounce_single_unmap(pool, addr, attrs);
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, addr);
-	if (dev_WARN_ONCE(dev, !slot, "unmaps a bounced list that is not mapped: %pad\n", &addr)) {
-		ours = true;
-	} else if (serves_list(slot)) {
-		ours = true;
+	if (dev_WARN_ONCE(dev, !slot, "unmaps a bounced list that is not mapped: %pad\n", &addr))
+		goto out;
+	if (serves_list(slot)) {
 		if (!is_list_of(dev, sgl, slot))
 			goto out;
-		use_list(slot, sgl);
 		if (dev_WARN_ONCE(dev, nents != slot->nents, "unmaps %d of %u entries\n", nents,
 				  slot->nents))
 			slot->nents = min_t(unsigned int, nents, slot->nents);
-		dma_bounce_slot_finish(pool, dev, slot, attrs);
+		dma_bounce_slot_finish(pool, dev, slot, sgl, attrs);
 		sg_dma_address(sgl) = DMA_MAPPING_ERROR;
+	} else if (is_lone_buffer(sgl, nents)) {
+		if (is_list_of(dev, sgl, slot))
+			dma_bounce_slot_finish(pool, dev, slot, NULL, attrs);
+	} else {
+		ours = false;
 	}
 out:
 	rcu_read_unlock();
@@ -440,7 +447,7 @@ bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
 			  "syncs %zu bytes at %pad of a mapping of %u at %pad\n", size, &addr,
 			  slot->len, &start))
 		goto out;
-	dma_bounce_slot_sync(pool, dev, slot, addr - start, size, dir, for_device);
+	dma_bounce_slot_sync(pool, dev, slot, NULL, addr - start, size, dir, for_device);
 out:
 	rcu_read_unlock();
 	return true;
@@ -462,24 +469,27 @@ bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents
 			  enum dma_data_direction dir, bool for_device)
 {
 	struct dma_bounce_pool *pool = dma_bounce_pool_of(dev);
+	dma_addr_t addr = sg_dma_address(sgl);
 	struct dma_bounce_slot *slot;
 	struct scatterlist *s;
 	bool ours = false;
 	size_t len = 0;
 	int i;
 
-	if (!pool || !dma_bounce_owns(pool, sg_dma_address(sgl)))
+	if (!pool)
 		return false;
+	if (!dma_bounce_owns(pool, addr))
+		return is_lone_buffer(sgl, nents) &&
+		       dma_bounce_single_sync(pool, addr, sgl->length, dir, for_device);
 	rcu_read_lock();
-	slot = dma_bounce_slots_find(&pool->slots, sg_dma_address(sgl));
-	if (slot && serves_list(slot)) {
+	slot = dma_bounce_slots_find(&pool->slots, addr);
+	if (slot && (serves_list(slot) || is_lone_buffer(sgl, nents))) {
 		ours = true;
 		if (!is_list_of(dev, sgl, slot))
 			goto out;
-		for_each_sg(sgl, s, min_t(unsigned int, nents, slot->nents), i)
+		for_each_sg(sgl, s, min_t(unsigned int, nents, max(slot->nents, 1)), i)
 			len += s->length;
-		use_list(slot, sgl);
-		dma_bounce_slot_sync(pool, dev, slot, 0, min_t(size_t, len, slot->len), dir,
+		dma_bounce_slot_sync(pool, dev, slot, sgl, 0, min_t(size_t, len, slot->len), dir,
 				     for_device);
 	}
 out:

@@ -11,22 +11,23 @@
 #include <linux/dma-mapping.h>
 #include <linux/iommu.h>
 #include <linux/iommu-dma.h>
-#include <linux/pci.h>
 #include <linux/tracepoint-defs.h>
 
+#include "dma-bounce.h"
 #include "dma-bounce-pool.h"
 
 DECLARE_TRACEPOINT(dma_bounce_map);
+DECLARE_TRACEPOINT(dma_bounce_unmap);
 
 static inline bool dma_bounce_untrusted(struct device *dev)
 {
-	return dev_is_pci(dev) && to_pci_dev(dev)->untrusted;
+	return dev->iommu->bounce.untrusted;
 }
 
 /* The pool of a device's DMA domain, or NULL */
 static inline struct dma_bounce_pool *dma_bounce_pool_of(struct device *dev)
 {
-	return iommu_get_dma_domain(dev)->bounce;
+	return READ_ONCE(dev->iommu->bounce.pool);
 }
 
 /* Size in bytes up to which mappings of a device bounce */
@@ -54,19 +55,19 @@ static inline bool dma_bounce_wanted(struct device *dev)
 	return choice == DMA_BOUNCE_SWITCH_ON;
 }
 
-struct dma_bounce_pool *dma_bounce_pool_for(struct device *dev, struct iommu_domain *domain,
-					    unsigned long attrs);
+struct dma_bounce_pool *dma_bounce_pool_for(struct device *dev, unsigned long attrs);
 void dma_bounce_fallback(struct dma_bounce_pool *pool, struct device *dev,
 			 enum dma_bounce_stat reason);
 
 void __dma_bounce_slot_fill(struct dma_bounce_pool *pool, struct device *dev,
 			    struct dma_bounce_slot *slot);
 void dma_bounce_slot_trace(struct device *dev, struct dma_bounce_slot *slot);
-void dma_bounce_slot_finish(struct dma_bounce_pool *pool, struct device *dev,
-			    struct dma_bounce_slot *slot, unsigned long attrs);
+void dma_bounce_slot_trace_end(struct device *dev, struct dma_bounce_slot *slot, bool copy);
+void dma_bounce_slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot,
+			  struct scatterlist *sgl, size_t skip, size_t len, bool to_slot);
 void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
-			  struct dma_bounce_slot *slot, size_t skip, size_t len,
-			  enum dma_data_direction dir, bool for_device);
+			  struct dma_bounce_slot *slot, struct scatterlist *sgl, size_t skip,
+			  size_t len, enum dma_data_direction dir, bool for_device);
 
 static inline enum dma_bounce_kind dma_bounce_kind(enum dma_data_direction dir)
 {
@@ -139,13 +140,40 @@ static inline void dma_bounce_slot_fill(struct dma_bounce_pool *pool, struct dev
 }
 
 /**
+ * dma_bounce_slot_finish - copy back at unmap what is to be copied back, and free the slot
+ * @pool: its pool
+ * @dev: the device that unmaps
+ * @slot: a slot by which something is mapped
+ * @sgl: the list that is unmapped, or NULL if it is none
+ * @attrs: attributes of the unmapping
+ */
+static __always_inline void dma_bounce_slot_finish(struct dma_bounce_pool *pool, struct device *dev,
+						   struct dma_bounce_slot *slot,
+						   struct scatterlist *sgl, unsigned long attrs)
+{
+	bool copy = slot->chunk->kind != DMA_BOUNCE_READ && !(attrs & DMA_ATTR_SKIP_CPU_SYNC) &&
+		    READ_ONCE(slot->chunk->state) != DMA_BOUNCE_DEAD;
+
+	if (copy && slot->no_copy_in && !(attrs & DMA_ATTR_BOUNCE_ALL_WRITTEN)) {
+		dma_bounce_count(pool, DMA_BOUNCE_UNWRITTEN, 1);
+		copy = false;
+	}
+	if (copy)
+		dma_bounce_slot_copy(pool, slot, sgl, 0, slot->len, false);
+	if (tracepoint_enabled(dma_bounce_unmap))
+		dma_bounce_slot_trace_end(dev, slot, copy);
+	dma_bounce_slots_put(&pool->slots, slot);
+}
+
+/**
  * dma_bounce_need_sync - have the sync calls of a device reach us
  * @pool: the pool of the device's domain
  * @dev: a device that has bounced; a coherent one elides them otherwise
  */
 static inline void dma_bounce_need_sync(struct dma_bounce_pool *pool, struct device *dev)
 {
-	if (likely(dma_dev_need_sync(dev)))
+	/* Not dma_dev_need_sync(), by which debugging of the DMA API would hide this */
+	if (likely(!dma_bounce_skips_sync(dev)))
 		return;
 	dma_reset_need_sync(dev);
 	dma_bounce_count(pool, DMA_BOUNCE_ELISION_LOST, 1);

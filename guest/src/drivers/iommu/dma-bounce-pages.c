@@ -39,6 +39,7 @@ static int page_limits(struct iommu_domain *domain, struct iommu_bounce_limits *
 	limits->chunk_size = PAGE_CHUNK_SIZE;
 	limits->len = PAGE_POOL_SIZE;
 	limits->budget = min_t(u64, PAGE_POOL_SIZE, dma_bounce_page_limit());
+	limits->source = &dma_bounce_page_total;
 	/* It is asked again, also if the pool could not be made ready the first time. */
 	if (iova) {
 		limits->iova = iova_dma_addr(iovad, iova);
@@ -58,8 +59,8 @@ static int page_limits(struct iommu_domain *domain, struct iommu_bounce_limits *
 	return 0;
 }
 
-/* Allocates @size bytes or, where that is too much, half of them, and so on. */
-static struct page *alloc_chunk(size_t *size)
+/* Allocates @size bytes or, where that is too much, half of them, and so on, near @node. */
+static struct page *alloc_chunk(int node, size_t *size)
 {
 	gfp_t gfp = GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN | __GFP_NORETRY;
 	struct page *page;
@@ -67,7 +68,7 @@ static struct page *alloc_chunk(size_t *size)
 	for (; *size >= IOMMU_BOUNCE_MIN_CHUNK; *size /= 2) {
 		if (atomic_long_add_return(*size, &dma_bounce_page_total) <=
 		    dma_bounce_page_limit()) {
-			page = alloc_pages(gfp, get_order(*size));
+			page = alloc_pages_node(node, gfp, get_order(*size));
 			if (page)
 				return page;
 		}
@@ -84,7 +85,7 @@ static void free_chunk(struct page *page, size_t size)
 
 static void *page_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot)
 {
-	struct page *page = alloc_chunk(size);
+	struct page *page = alloc_chunk(domain->bounce->node, size);
 	int ret;
 
 	if (!page)

@@ -14,13 +14,15 @@
  *  - Chunks that have been idle for long are given back; so memory in use follows the DMA in
  *    flight. The last chunk of a kind and size stays longer, to serve the next burst.
  *  - When the budget is lowered below what is there, idle chunks are given back at once and others
- *    as soon as the last slot in use has come back.
+ *    as soon as the last slot in use has come back. How pools share what one provider gives is in
+ *    dma-bounce-share.c.
  *  - When the last device leaves the domain, its windows end: all chunks are dead then.
  */
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
 
 #include <linux/cleanup.h>
+#include <linux/device.h>
 #include <linux/idr.h>
 #include <linux/jiffies.h>
 #include <linux/slab.h>
@@ -30,8 +32,8 @@
 #define CREATE_TRACE_POINTS
 #include <trace/events/dma_bounce.h>
 
-/* How long a chunk must have been idle before it is cut anew */
-#define DMA_BOUNCE_IDLE		HZ
+/* How many places are tried for a chunk where the provider fails, before it is tried again later */
+#define DMA_BOUNCE_PLACES	3
 /* How long to wait before a failed attempt to add a chunk is repeated */
 #define DMA_BOUNCE_RETRY	(HZ / 4)
 /* How long a chunk must have been idle before it is given back */
@@ -77,8 +79,14 @@ static void pool_drained(struct dma_bounce_slots *slots)
 
 /* Chunks. All of this runs under the mutex. */
 
-/* The first chunk at @place or behind it; @place becomes the place after that (NULL: none) */
-static struct dma_bounce_chunk *next_chunk(struct dma_bounce_pool *pool, unsigned long *place)
+/**
+ * dma_bounce_next_chunk - look at chunks one by one
+ * @pool: the pool
+ * @place: where to look first; becomes the place behind what is returned
+ *
+ * Return: the first chunk at @place or behind it, or NULL if there is none.
+ */
+struct dma_bounce_chunk *dma_bounce_next_chunk(struct dma_bounce_pool *pool, unsigned long *place)
 {
 	struct dma_bounce_chunk *chunk;
 
@@ -114,11 +122,15 @@ static bool chunk_unmap(struct dma_bounce_pool *pool, struct dma_bounce_chunk *c
 	return true;
 }
 
-/*
- * Gives a chunk back that was withdrawn, or retired and then unused. If that fails it keeps its
- * place, where nothing else may be as long as a device reaches it, until it is tried again.
+/**
+ * dma_bounce_chunk_del - give back a chunk that was withdrawn, or retired and then unused
+ * @pool: its pool
+ * @chunk: the chunk
+ *
+ * If that fails it keeps its place, where nothing else may be as long as a device reaches it, until
+ * it is tried again.
  */
-static void chunk_del(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk)
+void dma_bounce_chunk_del(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk)
 {
 	if (chunk_unmap(pool, chunk))
 		dma_bounce_chunk_remove(&pool->slots, chunk);
@@ -126,9 +138,33 @@ static void chunk_del(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chu
 		dma_bounce_chunk_retire(&pool->slots, chunk, DMA_BOUNCE_DEAD);
 }
 
+/*
+ * Has the provider add a chunk at a free place. A place may be one where it always fails: the next
+ * is tried then, and the search starts behind it the next time.
+ */
+static void *chunk_back(struct dma_bounce_pool *pool, dma_addr_t *iova, size_t *size, int prot)
+{
+	unsigned long i, place, places = dma_bounce_slots_places(&pool->slots);
+	unsigned int tried = 0;
+	void *va = ERR_PTR(-ENOMEM);
+
+	for (i = 0; i < places && tried < DMA_BOUNCE_PLACES; i++) {
+		place = (pool->first_place + i) % places;
+		if (dma_bounce_slots_chunk(&pool->slots, place))
+			continue;
+		*iova = pool->slots.base + ((dma_addr_t)place << pool->slots.chunk_shift);
+		va = pool->ops->add(pool->domain, *iova, size, prot);
+		if (!IS_ERR(va) || PTR_ERR(va) == -ENOMEM)
+			break;
+		tried++;
+	}
+	if (tried)
+		pool->first_place = (pool->first_place + i) % places;
+	return va;
+}
+
 static int chunk_add(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
 {
-	unsigned long place, places = dma_bounce_slots_places(&pool->slots);
 	size_t size = 1UL << pool->slots.chunk_shift;
 	struct dma_bounce_chunk *chunk;
 	dma_addr_t iova;
@@ -136,16 +172,10 @@ static int chunk_add(struct dma_bounce_pool *pool, unsigned int kind, unsigned i
 
 	if (pool->backed + size > pool->budget)
 		return -ENOMEM;
-	for (place = 0; place < places; place++)
-		if (!dma_bounce_slots_chunk(&pool->slots, place))
-			break;
-	if (place == places)
-		return -ENOMEM;
-	chunk = dma_bounce_chunk_alloc(kind, class, size);
+	chunk = dma_bounce_chunk_alloc(kind, class, size, pool->node);
 	if (!chunk)
 		return -ENOMEM;
-	iova = pool->slots.base + ((dma_addr_t)place << pool->slots.chunk_shift);
-	va = pool->ops->add(pool->domain, iova, &size, dma_bounce_prot[kind]);
+	va = chunk_back(pool, &iova, &size, dma_bounce_prot[kind]);
 	if (IS_ERR(va)) {
 		dma_bounce_chunk_discard(chunk);
 		return PTR_ERR(va);
@@ -160,17 +190,25 @@ static int chunk_add(struct dma_bounce_pool *pool, unsigned int kind, unsigned i
 	return 0;
 }
 
-static struct dma_bounce_chunk *find_idle_chunk(struct dma_bounce_pool *pool, unsigned int kind,
-						unsigned long age)
+/**
+ * dma_bounce_find_idle - withdraw an idle chunk
+ * @pool: the pool
+ * @kind: preferably one of this kind
+ * @age: it has been idle for this many jiffies
+ *
+ * Return: a chunk, or NULL if there is none.
+ */
+struct dma_bounce_chunk *dma_bounce_find_idle(struct dma_bounce_pool *pool, unsigned int kind,
+					      unsigned long age)
 {
 	struct dma_bounce_chunk *chunk;
 	unsigned long place;
 
 	/* One of the same kind needs no request: look for that first. */
-	for (place = 0; (chunk = next_chunk(pool, &place));)
+	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));)
 		if (chunk->kind == kind && dma_bounce_chunk_withdraw(&pool->slots, chunk, age))
 			return chunk;
-	for (place = 0; (chunk = next_chunk(pool, &place));)
+	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));)
 		if (dma_bounce_chunk_withdraw(&pool->slots, chunk, age))
 			return chunk;
 	return NULL;
@@ -181,20 +219,21 @@ static int chunk_recycle(struct dma_bounce_pool *pool, unsigned int kind, unsign
 {
 	struct dma_bounce_chunk *old, *chunk;
 
-	old = find_idle_chunk(pool, kind, DMA_BOUNCE_IDLE);
+	old = dma_bounce_find_idle(pool, kind, DMA_BOUNCE_IDLE);
 	if (!old) {
 		/* Slots in CPUs' caches hide idle chunks; they show next time. */
 		dma_bounce_slots_flush(&pool->slots, true);
 		return -ENOMEM;
 	}
 	pool->recycled++;
-	chunk = old->kind == kind ? dma_bounce_chunk_alloc(kind, class, old->size) : NULL;
+	chunk = old->kind == kind ?
+		dma_bounce_chunk_alloc(kind, class, old->size, pool->node) : NULL;
 	if (chunk) {
 		dma_bounce_chunk_publish(&pool->slots, chunk, old->va, old->iova, old->size);
 		dma_bounce_chunk_remove(&pool->slots, old);
 		return 0;
 	}
-	chunk_del(pool, old);
+	dma_bounce_chunk_del(pool, old);
 	return chunk_add(pool, kind, class);
 }
 
@@ -216,18 +255,24 @@ static void pool_grow(struct dma_bounce_pool *pool, unsigned int kind, unsigned 
 		pool->failures++;
 		WRITE_ONCE(pool->retry_at, jiffies + DMA_BOUNCE_RETRY);
 	}
+	/* Others can help where it is not its own limit that it is at. */
+	if (ret == -ENOMEM && pool->backed + (1UL << pool->slots.chunk_shift) <= pool->budget)
+		pool->no_memory(pool);
 }
 
-/*
- * Frees retired chunks whose last slot has come back, those that could not be freed before too. But
- * without a device, mappings of pages wait for the next one: it may be having them replayed.
+/**
+ * dma_bounce_pool_reap - free retired chunks whose last slot has come back
+ * @pool: the pool
+ *
+ * Those that could not be freed before too. But without a device, mappings of pages wait for the
+ * next one: it may be having them replayed.
  */
-static void pool_reap(struct dma_bounce_pool *pool)
+void dma_bounce_pool_reap(struct dma_bounce_pool *pool)
 {
 	struct dma_bounce_chunk *chunk;
 	unsigned long place;
 
-	for (place = 0; (chunk = next_chunk(pool, &place));) {
+	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));) {
 		if (chunk->state == DMA_BOUNCE_LIVE || dma_bounce_chunk_used(&pool->slots, chunk))
 			continue;
 		if (chunk->va && !pool->active && pool->ops == &dma_bounce_page_ops)
@@ -235,59 +280,19 @@ static void pool_reap(struct dma_bounce_pool *pool)
 		if (chunk->state == DMA_BOUNCE_DRAINING) {
 			pool->ndraining--;
 			pool->drained++;
+			/* It was wanted elsewhere: this pool is not the first to take it again. */
+			WRITE_ONCE(pool->retry_at, jiffies + DMA_BOUNCE_RETRY);
 		}
-		chunk_del(pool, chunk);
+		dma_bounce_chunk_del(pool, chunk);
 	}
 }
 
-/* Retires the chunk that has the fewest slots in use; false if there is none. */
-static bool retire_one(struct dma_bounce_pool *pool)
-{
-	struct dma_bounce_chunk *chunk, *best = NULL;
-	size_t used, least = SIZE_MAX;
-	unsigned long place;
-
-	for (place = 0; (chunk = next_chunk(pool, &place));) {
-		if (chunk->state != DMA_BOUNCE_LIVE)
-			continue;
-		used = dma_bounce_chunk_used(&pool->slots, chunk) *
-		       dma_bounce_class_size(chunk->class);
-		if (used < least) {
-			least = used;
-			best = chunk;
-		}
-	}
-	if (!best)
-		return false;
-	dma_bounce_chunk_retire(&pool->slots, best, DMA_BOUNCE_DRAINING);
-	pool->ndraining++;
-	return true;
-}
-
-/* Gives back as many chunks as the provider wants: idle ones now, others when they are. */
-static void pool_trim(struct dma_bounce_pool *pool, unsigned int surplus)
-{
-	struct dma_bounce_chunk *chunk;
-
-	surplus -= min(surplus, pool->ndraining);
-	if (!surplus)
-		return;
-	dma_bounce_slots_flush(&pool->slots, true);
-	for (; surplus; surplus--) {
-		chunk = find_idle_chunk(pool, DMA_BOUNCE_READ, 0);
-		if (!chunk)
-			break;
-		chunk_del(pool, chunk);
-	}
-	while (surplus && retire_one(pool))
-		surplus--;
-	if (pool->ndraining) {
-		dma_bounce_slots_flush(&pool->slots, true);
-		pool_reap(pool);
-	}
-}
-
-static void pool_set_limits(struct dma_bounce_pool *pool, struct iommu_bounce_limits *limits)
+/**
+ * dma_bounce_pool_set_limits - keep to what the provider says, but for what there is already
+ * @pool: the pool
+ * @limits: what it says
+ */
+void dma_bounce_pool_set_limits(struct dma_bounce_pool *pool, struct iommu_bounce_limits *limits)
 {
 	size_t threshold = pool->threshold_option ?: limits->threshold;
 
@@ -299,22 +304,17 @@ static void pool_set_limits(struct dma_bounce_pool *pool, struct iommu_bounce_li
 	}
 	threshold = min_not_zero(threshold, (size_t)DMA_BOUNCE_MAX_SLOT);
 	WRITE_ONCE(pool->threshold, threshold);
+	WRITE_ONCE(pool->source, limits->source ?: pool);
 }
 
-static void pool_read_limits(struct dma_bounce_pool *pool)
+/**
+ * dma_bounce_pool_retry - there may be memory for a pool that found none
+ * @pool: the pool
+ */
+void dma_bounce_pool_retry(struct dma_bounce_pool *pool)
 {
-	struct iommu_bounce_limits limits = {};
-	u64 excess;
-
-	if (pool->ops->limits(pool->domain, &limits))
-		return;
-	pool_set_limits(pool, &limits);
-	if (pool->backed > limits.budget) {
-		excess = (pool->backed - limits.budget - 1) >> pool->slots.chunk_shift;
-		limits.surplus = max_t(u64, limits.surplus, excess + 1);
-	}
-	pool_trim(pool, limits.surplus);
 	WRITE_ONCE(pool->retry_at, jiffies);
+	queue_work(dma_bounce_wq, &pool->work);
 }
 
 /* Makes the pool ready to be used: it is the first mapping that brings us here. */
@@ -328,7 +328,7 @@ static int pool_start(struct dma_bounce_pool *pool)
 		return ret;
 	if (!is_power_of_2(limits.chunk_size) || limits.chunk_size < IOMMU_BOUNCE_MIN_CHUNK)
 		return -EINVAL;
-	pool_set_limits(pool, &limits);
+	dma_bounce_pool_set_limits(pool, &limits);
 	ret = dma_bounce_slots_open(&pool->slots, limits.iova, limits.len,
 				    ilog2(limits.chunk_size));
 	if (!ret)
@@ -352,11 +352,13 @@ static void pool_work(struct work_struct *work)
 			goto out;
 		}
 	}
-	pool_reap(pool);
+	dma_bounce_pool_reap(pool);
 	if (!pool->active)
 		goto out;
-	if (xchg(&pool->refresh, false))
-		pool_read_limits(pool);
+	/* Half of the memory is for what is in flight, however many CPUs there are. */
+	dma_bounce_slots_limit(&pool->slots, pool->budget / 2);
+	if (time_before(jiffies, READ_ONCE(pool->retry_at)))
+		goto out;
 	for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++)
 		for (class = 0; class < DMA_BOUNCE_CLASSES; class++)
 			if (atomic_read(&pool->missed[kind][class]))
@@ -392,16 +394,16 @@ static void pool_idle_work(struct work_struct *work)
 	if (!pool->slots.len)
 		goto out;
 	/* After the last device has left too: what could not be given back then is tried again. */
-	pool_reap(pool);
+	dma_bounce_pool_reap(pool);
 	if (!pool->active)
 		goto again;
 	dma_bounce_slots_flush(&pool->slots, false);
-	for (place = 0; (chunk = next_chunk(pool, &place));) {
+	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));) {
 		last = chunks_of(pool, chunk->kind, chunk->class) <= 1;
 		if (dma_bounce_chunk_withdraw(&pool->slots, chunk,
 					      last ? age * DMA_BOUNCE_KEEP_FACTOR : age)) {
 			pool->shrunk++;
-			chunk_del(pool, chunk);
+			dma_bounce_chunk_del(pool, chunk);
 		}
 	}
 again:
@@ -433,17 +435,17 @@ static void pool_kill(struct dma_bounce_pool *pool)
 
 	if (!pool->slots.len)
 		return;
-	for (place = 0; (chunk = next_chunk(pool, &place));)
+	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));)
 		dma_bounce_chunk_retire(&pool->slots, chunk, DMA_BOUNCE_DEAD);
 	pool->ndraining = 0;
 	dma_bounce_slots_flush(&pool->slots, true);
 	/* Whoever is copying to or from a slot finishes. */
 	synchronize_rcu();
-	for (place = 0; (chunk = next_chunk(pool, &place));) {
+	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));) {
 		if (chunk->va && chunk_unmap(pool, chunk))
 			pool->orphaned += dma_bounce_chunk_used(&pool->slots, chunk);
 	}
-	pool_reap(pool);
+	dma_bounce_pool_reap(pool);
 }
 
 /**
@@ -474,16 +476,6 @@ void dma_bounce_pool_resume(struct dma_bounce_pool *pool)
 	mutex_unlock(&pool->slots.mutex);
 }
 
-/**
- * dma_bounce_pool_refresh - have the provider's limits read again
- * @pool: the pool; may be called in any context
- */
-void dma_bounce_pool_refresh(struct dma_bounce_pool *pool)
-{
-	WRITE_ONCE(pool->refresh, true);
-	queue_work(dma_bounce_wq, &pool->work);
-}
-
 static bool make_workqueue(void)
 {
 	guard(mutex)(&dma_bounce_wq_lock);
@@ -498,7 +490,7 @@ static bool make_workqueue(void)
  * @domain: the domain
  * @iovad: its IOVA allocator
  * @ops: where its memory comes from
- * @name: of the first device, for messages
+ * @dev: the first device
  * @threshold: bytes that the boot option says, or 0
  *
  * The pool takes memory and IOVA only when something is mapped.
@@ -507,8 +499,8 @@ static bool make_workqueue(void)
  */
 struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 					       struct iova_domain *iovad,
-					       const struct iommu_bounce_ops *ops, const char *name,
-					       size_t threshold)
+					       const struct iommu_bounce_ops *ops,
+					       struct device *dev, size_t threshold)
 {
 	struct dma_bounce_pool *pool;
 
@@ -517,11 +509,12 @@ struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 	pool = kzalloc(sizeof(*pool), GFP_KERNEL);
 	if (!pool)
 		return NULL;
-	pool->name = kstrdup(name, GFP_KERNEL);
+	pool->name = kstrdup(dev_name(dev), GFP_KERNEL);
 	pool->stats = alloc_percpu(struct dma_bounce_stats);
 	pool->id = ida_alloc(&dma_bounce_ida, GFP_KERNEL);
 	if (!pool->name || !pool->stats || pool->id < 0)
 		goto err_free;
+	pool->node = dev_to_node(dev);
 	pool->domain = domain;
 	pool->iovad = iovad;
 	pool->ops = ops;
@@ -559,7 +552,7 @@ void dma_bounce_pool_destroy(struct dma_bounce_pool *pool)
 	mutex_lock(&pool->slots.mutex);
 	pool->active = false;
 	pool_kill(pool);
-	for (place = 0; (chunk = next_chunk(pool, &place));)
+	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));)
 		dma_bounce_chunk_remove(&pool->slots, chunk);
 	mutex_unlock(&pool->slots.mutex);
 	dma_bounce_single_free_all(pool);

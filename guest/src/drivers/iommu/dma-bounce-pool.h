@@ -54,6 +54,9 @@ struct dma_bounce_stats {
 
 /**
  * struct dma_bounce_pool - the bounce memory of one DMA domain
+ * @threshold:	size in bytes up to which mappings are bounced
+ * @stats:	per-CPU counters; how many mappings bounced, and the bytes that were copied to and
+ *		from slots, are counted with @slots
  * @slots:	its slots; the mutex in it also protects everything from @active on
  * @domain:	the domain
  * @iovad:	its IOVA allocator
@@ -62,10 +65,9 @@ struct dma_bounce_stats {
  * @dir:	in debugfs
  * @name:	the first device of the domain, for messages
  * @id:		number of the pool, for debugfs
- * @stats:	per-CPU counters; how many mappings bounced is counted with @slots
+ * @node:	NUMA node of the first device
  * @mask:	what the device that mapped first can address; 0 before that
- * @threshold:	size in bytes up to which mappings are bounced
- * @threshold_option: what the boot option says of it, 0 if nothing
+ * @threshold_option: what the boot option says of @threshold, 0 if nothing
  * @calibrated:	@threshold as measured, 0 if it was not
  * @missed:	mappings that found no slot since the work looked last
  * @single_use:	buffers for one mapping each, by the numbers of their pages
@@ -73,15 +75,18 @@ struct dma_bounce_stats {
  * @work:	adds and removes chunks
  * @idle_work:	gives idle chunks back
  * @range:	IOVA taken for chunks of the kernel's own pages; goes with @iovad
+ * @source:	what its memory comes out of, which other pools may share; NULL before it is known
+ * @no_memory:	called with the mutex held when there is no memory within the pool's own limit
+ * @starved:	it found no memory since the others were asked for some
  * @retry_at:	do not try to add chunks before, in jiffies
  * @idle_ms:	how long a chunk must have been idle to be given back; the last of its kind and
  *		size is kept DMA_BOUNCE_KEEP_FACTOR times as long
  * @active:	devices are attached
- * @refresh:	the provider's limits are to be read again
  * @budget:	most bytes of chunks
  * @backed:	bytes of chunks that have memory
  * @nchunks:	number of them
  * @ndraining:	how many of them are to be given back when the last slot comes back
+ * @first_place: where to look first for a place for the next chunk
  * @peak:	most bytes that ever were backed
  * @adds:	chunks ever added
  * @dels:	chunks ever given back or lost
@@ -90,9 +95,14 @@ struct dma_bounce_stats {
  * @recycled:	chunks cut anew for another size
  * @shrunk:	chunks given back because they were idle
  * @drained:	chunks given back, when they had become idle, because the budget was lowered
+ * @yielded:	chunks given up, at once or when they are idle, for another domain
  * @orphaned:	slots that were mapped when their chunk went away
+ *
+ * What each mapping reads is in the first cache line.
  */
 struct dma_bounce_pool {
+	size_t				threshold;
+	struct dma_bounce_stats __percpu *stats;
 	struct dma_bounce_slots		slots;
 	struct iommu_domain		*domain;
 	struct iova_domain		*iovad;
@@ -101,10 +111,9 @@ struct dma_bounce_pool {
 	struct dentry			*dir;
 	const char			*name;
 	int				id;
-	struct dma_bounce_stats __percpu *stats;
+	int				node;
 
 	u64				mask;
-	size_t				threshold;
 	size_t				threshold_option;
 	size_t				calibrated;
 	atomic_t			missed[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
@@ -114,14 +123,17 @@ struct dma_bounce_pool {
 	struct work_struct		work;
 	struct delayed_work		idle_work;
 	struct iova			*range;
+	const void			*source;
+	void				(*no_memory)(struct dma_bounce_pool *pool);
+	bool				starved;
 	unsigned long			retry_at;
 	u32				idle_ms;
 	bool				active;
-	bool				refresh;
 	u64				budget;
 	u64				backed;
 	unsigned int			nchunks;
 	unsigned int			ndraining;
+	unsigned long			first_place;
 	u64				peak;
 	u64				adds;
 	u64				dels;
@@ -130,10 +142,15 @@ struct dma_bounce_pool {
 	u64				recycled;
 	u64				shrunk;
 	u64				drained;
+	u64				yielded;
 	u64				orphaned;
 };
 
+static_assert(offsetof(struct dma_bounce_pool, slots.cap) + DMA_BOUNCE_CLASSES <= 64);
+
 #define dma_bounce_count(pool, stat, n) this_cpu_add((pool)->stats->count[stat], n)
+
+u64 dma_bounce_pool_stat(struct dma_bounce_pool *pool, enum dma_bounce_stat stat);
 
 /* Class of the smallest slots that have @size bytes, at most DMA_BOUNCE_MAX_SLOT */
 static inline unsigned int dma_bounce_class(size_t size)
@@ -157,12 +174,20 @@ static inline bool dma_bounce_owns(struct dma_bounce_pool *pool, dma_addr_t addr
 
 struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 					       struct iova_domain *iovad,
-					       const struct iommu_bounce_ops *ops, const char *name,
-					       size_t threshold);
+					       const struct iommu_bounce_ops *ops,
+					       struct device *dev, size_t threshold);
 void dma_bounce_pool_destroy(struct dma_bounce_pool *pool);
 void dma_bounce_pool_stop(struct dma_bounce_pool *pool);
 void dma_bounce_pool_resume(struct dma_bounce_pool *pool);
-void dma_bounce_pool_refresh(struct dma_bounce_pool *pool);
+void dma_bounce_pool_retry(struct dma_bounce_pool *pool);
+
+/* To be called with the mutex of @pool held */
+struct dma_bounce_chunk *dma_bounce_next_chunk(struct dma_bounce_pool *pool, unsigned long *place);
+struct dma_bounce_chunk *dma_bounce_find_idle(struct dma_bounce_pool *pool, unsigned int kind,
+					      unsigned long age);
+void dma_bounce_chunk_del(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk);
+void dma_bounce_pool_reap(struct dma_bounce_pool *pool);
+void dma_bounce_pool_set_limits(struct dma_bounce_pool *pool, struct iommu_bounce_limits *limits);
 void dma_bounce_pool_first_use(struct dma_bounce_pool *pool, u64 mask);
 void dma_bounce_pool_missed(struct dma_bounce_pool *pool, enum dma_bounce_kind kind,
 			    unsigned int class);
@@ -190,6 +215,13 @@ static inline struct dma_bounce_slot *dma_bounce_pool_get(struct dma_bounce_pool
 		dma_bounce_pool_missed(pool, kind, class);
 	return slot;
 }
+
+/* What pools have to do with each other: dma-bounce-share.c */
+void dma_bounce_share_add(struct dma_bounce_pool *pool);
+void dma_bounce_share_del(struct dma_bounce_pool *pool);
+
+/* How long a chunk must have been idle before it is used otherwise */
+#define DMA_BOUNCE_IDLE		HZ
 
 /* Single-use buffers: dma-bounce-single.c */
 dma_addr_t dma_bounce_single_map(struct dma_bounce_pool *pool, u64 mask, phys_addr_t phys,

@@ -75,7 +75,7 @@ bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
 
 	if (!static_branch_unlikely(&dma_bounce_key) || !use_dma_iommu(dma_dev))
 		return false;
-	pool = dma_bounce_pool_for(dma_dev, iommu_get_dma_domain(dma_dev), attrs);
+	pool = dma_bounce_pool_for(dma_dev, attrs);
 	if (!pool)
 		return false;
 	limit = dma_bounce_threshold(pool, dma_dev);
@@ -122,7 +122,7 @@ void dma_bounce_unmap_request(struct request *req, struct device *dma_dev,
 		slot = dma_bounce_slots_find(&pool->slots, state->addr);
 	if (!dev_WARN_ONCE(dma_dev, !slot || slot->mapped != DMA_BOUNCE_REQUEST || slot->req != req,
 			   "unmaps a bounced request that is not mapped: %pad\n", &state->addr))
-		dma_bounce_slot_finish(pool, dma_dev, slot, attrs);
+		dma_bounce_slot_finish(pool, dma_dev, slot, NULL, attrs);
 	rcu_read_unlock();
 }
 EXPORT_SYMBOL_GPL(dma_bounce_unmap_request);

@@ -23,8 +23,10 @@
  */
 
 #ifdef __KERNEL__
+#include <linux/cpumask.h>
 #include <linux/jiffies.h>
 #include <linux/log2.h>
+#include <linux/math64.h>
 #include <linux/minmax.h>
 #include <linux/mm.h>
 #include <linux/overflow.h>
@@ -32,12 +34,6 @@
 #endif
 
 #include "dma-bounce-slots.h"
-
-static unsigned int cache_slots(unsigned int class)
-{
-	return clamp_t(unsigned int, DMA_BOUNCE_CACHE_BYTES >> (class + DMA_BOUNCE_MIN_SHIFT),
-		       DMA_BOUNCE_CACHE_MIN, DMA_BOUNCE_CACHE_SLOTS);
-}
 
 static struct dma_bounce_depot *depot_of(struct dma_bounce_slots *slots,
 					 struct dma_bounce_chunk *chunk)
@@ -55,22 +51,26 @@ static bool chunk_idle(struct dma_bounce_chunk *chunk)
  * out of the functions that all of them run through.
  */
 
-static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_slot *slot)
+/* Puts @n slots into the depot that they are of. */
+static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_depot *depot,
+		      struct dma_bounce_slot **slot, unsigned int n)
 {
-	struct dma_bounce_chunk *chunk = slot->chunk;
-	struct dma_bounce_depot *depot = depot_of(slots, chunk);
+	struct dma_bounce_chunk *chunk;
 
 	spin_lock(&depot->lock);
-	chunk->free[chunk->nfree++] = slot - chunk->slots;
-	if (chunk->state == DMA_BOUNCE_LIVE) {
-		depot->nfree++;
-		if (list_empty(&chunk->node))
-			list_add(&chunk->node, &depot->chunks);
-	}
-	if (chunk_idle(chunk)) {
-		chunk->idle_since = jiffies;
-		if (chunk->state != DMA_BOUNCE_LIVE)
-			slots->drained(slots);
+	for (; n; n--, slot++) {
+		chunk = (*slot)->chunk;
+		chunk->free[chunk->nfree++] = *slot - chunk->slots;
+		if (chunk->state == DMA_BOUNCE_LIVE) {
+			depot->nfree++;
+			if (list_empty(&chunk->node))
+				list_add(&chunk->node, &depot->chunks);
+		}
+		if (chunk_idle(chunk)) {
+			chunk->idle_since = jiffies;
+			if (chunk->state != DMA_BOUNCE_LIVE)
+				slots->drained(slots);
+		}
 	}
 	spin_unlock(&depot->lock);
 }
@@ -79,7 +79,7 @@ static void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *
 			 enum dma_bounce_kind kind, unsigned int class)
 {
 	struct dma_bounce_depot *depot = &slots->depots[kind][class];
-	unsigned int n = cpu->n[kind][class], want = cache_slots(class) / 2;
+	unsigned int n = cpu->n[kind][class], want = max(READ_ONCE(slots->cap[class]) / 2, 1);
 	struct dma_bounce_chunk *chunk;
 
 	spin_lock(&depot->lock);
@@ -101,34 +101,40 @@ static void cache_flush(struct dma_bounce_slots *slots, struct dma_bounce_cpu *c
 			enum dma_bounce_kind kind, unsigned int class, unsigned int n)
 {
 	struct dma_bounce_slot **stack = cpu->slots[kind][class];
-	unsigned int i, rest = cpu->n[kind][class] - n;
+	unsigned int rest = cpu->n[kind][class] - n;
 
-	for (i = 0; i < n; i++)
-		depot_put(slots, stack[i]);
+	if (!n)
+		return;
+	depot_put(slots, &slots->depots[kind][class], stack, n);
 	memmove(stack, stack + n, rest * sizeof(*stack));
 	WRITE_ONCE(cpu->n[kind][class], rest);
 	cpu->low[kind][class] = min(cpu->low[kind][class], rest);
 }
 
-/* The depot is empty: take a slot that another CPU keeps. */
+/*
+ * The depot is empty: take a slot that another CPU keeps. Of many CPUs only some are asked, as this
+ * is what each mapping does while there is too little memory.
+ */
 static struct dma_bounce_slot *
 cache_steal(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned int class,
 	    enum dma_bounce_mapped mapped)
 {
+	unsigned int i, asked = 0;
 	struct dma_bounce_slot *slot = NULL;
 	struct dma_bounce_cpu *cpu;
 	unsigned long flags;
-	unsigned int i;
 
-	for_each_possible_cpu(i) {
+	for_each_cpu_wrap(i, cpu_possible_mask, raw_smp_processor_id()) {
+		if (slot || asked++ == DMA_BOUNCE_STEAL_CPUS)
+			break;
 		cpu = per_cpu_ptr(slots->cpus, i);
 		if (!READ_ONCE(cpu->n[kind][class]))
 			continue;
-		spin_lock_irqsave(&cpu->lock, flags);
+		local_irq_save(flags);
+		dma_bounce_cpu_lock(cpu);
 		slot = dma_bounce_cache_pop(cpu, kind, class, mapped);
-		spin_unlock_irqrestore(&cpu->lock, flags);
-		if (slot)
-			break;
+		dma_bounce_cpu_unlock(cpu);
+		local_irq_restore(flags);
 	}
 	return slot;
 }
@@ -148,69 +154,46 @@ struct dma_bounce_slot *__dma_bounce_slots_get(struct dma_bounce_slots *slots,
 					       enum dma_bounce_kind kind, unsigned int class,
 					       enum dma_bounce_mapped mapped)
 {
-	struct dma_bounce_cpu *cpu = raw_cpu_ptr(slots->cpus);
 	struct dma_bounce_slot *slot;
+	struct dma_bounce_cpu *cpu;
 	unsigned long flags;
 
-	spin_lock_irqsave(&cpu->lock, flags);
+	local_irq_save(flags);
+	cpu = raw_cpu_ptr(slots->cpus);
+	dma_bounce_cpu_lock(cpu);
 	if (!cpu->n[kind][class])
 		cache_refill(slots, cpu, kind, class);
 	slot = dma_bounce_cache_pop(cpu, kind, class, mapped);
-	spin_unlock_irqrestore(&cpu->lock, flags);
+	dma_bounce_cpu_unlock(cpu);
+	local_irq_restore(flags);
 	return slot ?: cache_steal(slots, kind, class, mapped);
 }
 
 /**
- * dma_bounce_slots_put - give a slot back
+ * __dma_bounce_slots_put - give a slot back that this CPU does not just keep
  * @slots: its allocator
- * @slot: a slot from dma_bounce_slots_get()
+ * @cpu: what this CPU keeps, which is locked
+ * @slot: the slot
  *
- * The slot's chunk may have been retired meanwhile.
+ * See dma_bounce_slots_put().
  */
-void dma_bounce_slots_put(struct dma_bounce_slots *slots, struct dma_bounce_slot *slot)
+void __dma_bounce_slots_put(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
+			    struct dma_bounce_slot *slot)
 {
 	struct dma_bounce_chunk *chunk = slot->chunk;
-	unsigned int kind = chunk->kind, class = chunk->class;
-	struct dma_bounce_cpu *cpu;
-	unsigned long flags;
-	unsigned int n;
+	unsigned int kind = chunk->kind, class = chunk->class, n = cpu->n[kind][class];
+	unsigned int cap = READ_ONCE(slots->cap[class]);
 
-	WRITE_ONCE(slot->len, 0);
-	cpu = raw_cpu_ptr(slots->cpus);
-	spin_lock_irqsave(&cpu->lock, flags);
-	if (unlikely(READ_ONCE(chunk->state) != DMA_BOUNCE_LIVE)) {
-		depot_put(slots, slot);
-	} else {
-		if (cpu->n[kind][class] == cache_slots(class))
-			cache_flush(slots, cpu, kind, class, cache_slots(class) / 2);
-		n = cpu->n[kind][class];
-		cpu->slots[kind][class][n] = slot;
-		WRITE_ONCE(cpu->n[kind][class], n + 1);
+	if (READ_ONCE(chunk->state) != DMA_BOUNCE_LIVE || !cap) {
+		depot_put(slots, depot_of(slots, chunk), &slot, 1);
+		return;
 	}
-	spin_unlock_irqrestore(&cpu->lock, flags);
-}
-
-/**
- * dma_bounce_slots_find - find the slot that an address belongs to
- * @slots: the allocator
- * @addr: an address for which dma_bounce_slots_own() is true
- *
- * The caller is in an RCU read-side critical section.
- *
- * Return: the slot, or NULL if there is none or nothing is mapped by it.
- */
-struct dma_bounce_slot *dma_bounce_slots_find(struct dma_bounce_slots *slots, dma_addr_t addr)
-{
-	struct dma_bounce_chunk *chunk;
-	unsigned long number;
-
-	chunk = rcu_dereference(slots->chunks[(addr - slots->base) >> slots->chunk_shift]);
-	if (!chunk)
-		return NULL;
-	number = (addr - chunk->iova) >> (chunk->class + DMA_BOUNCE_MIN_SHIFT);
-	if (number >= chunk->nslots || !READ_ONCE(chunk->slots[number].len))
-		return NULL;
-	return &chunk->slots[number];
+	/* It may have kept more than it is to keep now. */
+	if (n >= cap)
+		cache_flush(slots, cpu, kind, class, n - cap / 2);
+	n = cpu->n[kind][class];
+	cpu->slots[kind][class][n] = slot;
+	WRITE_ONCE(cpu->n[kind][class], n + 1);
 }
 
 /**
@@ -227,7 +210,8 @@ void dma_bounce_slots_flush(struct dma_bounce_slots *slots, bool all)
 
 	for_each_possible_cpu(i) {
 		cpu = per_cpu_ptr(slots->cpus, i);
-		spin_lock_irq(&cpu->lock);
+		local_irq_disable();
+		dma_bounce_cpu_lock(cpu);
 		for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++) {
 			for (class = 0; class < DMA_BOUNCE_CLASSES; class++) {
 				n = all ? cpu->n[kind][class] : cpu->low[kind][class];
@@ -235,7 +219,8 @@ void dma_bounce_slots_flush(struct dma_bounce_slots *slots, bool all)
 				cpu->low[kind][class] = cpu->n[kind][class];
 			}
 		}
-		spin_unlock_irq(&cpu->lock);
+		dma_bounce_cpu_unlock(cpu);
+		local_irq_enable();
 	}
 }
 
@@ -274,6 +259,43 @@ u64 dma_bounce_slots_served(struct dma_bounce_slots *slots, enum dma_bounce_mapp
 	return n;
 }
 
+/**
+ * dma_bounce_slots_bytes - count the bytes that were ever copied
+ * @slots: an allocator that is open
+ * @to_slot: to slots; otherwise from them
+ *
+ * Return: their number, which may be outdated already.
+ */
+u64 dma_bounce_slots_bytes(struct dma_bounce_slots *slots, bool to_slot)
+{
+	unsigned int i;
+	u64 n = 0;
+
+	for_each_possible_cpu(i)
+		n += READ_ONCE(per_cpu_ptr(slots->cpus, i)->bytes[to_slot]);
+	return n;
+}
+
+/**
+ * dma_bounce_slots_limit - say how many slots CPUs may keep
+ * @slots: the allocator
+ * @bytes: most that all CPUs keep together, if each has kept all kinds and sizes
+ *
+ * What they keep above that goes when they give slots back.
+ */
+void dma_bounce_slots_limit(struct dma_bounce_slots *slots, u64 bytes)
+{
+	unsigned int class, shift;
+	u64 each;
+
+	each = div_u64(bytes, num_online_cpus() * DMA_BOUNCE_KINDS * DMA_BOUNCE_CLASSES);
+	each = min_t(u64, each, DMA_BOUNCE_CACHE_BYTES);
+	for (class = 0; class < DMA_BOUNCE_CLASSES; class++) {
+		shift = class + DMA_BOUNCE_MIN_SHIFT;
+		WRITE_ONCE(slots->cap[class], min_t(u64, each >> shift, DMA_BOUNCE_CACHE_SLOTS));
+	}
+}
+
 /* Chunks. All of this runs under the mutex. */
 
 static unsigned long chunk_place(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk)
@@ -286,11 +308,12 @@ static unsigned long chunk_place(struct dma_bounce_slots *slots, struct dma_boun
  * @kind: what devices may do with it
  * @class: log2 of the size of its slots, less DMA_BOUNCE_MIN_SHIFT
  * @size: most bytes that it will have
+ * @node: NUMA node on which it is used, or NUMA_NO_NODE
  *
  * Return: a chunk to be published or discarded, or NULL if there is not enough memory.
  */
 struct dma_bounce_chunk *dma_bounce_chunk_alloc(enum dma_bounce_kind kind, unsigned int class,
-						size_t size)
+						size_t size, int node)
 {
 	unsigned int nslots = size >> (class + DMA_BOUNCE_MIN_SHIFT), i;
 	struct dma_bounce_chunk *chunk;
@@ -298,7 +321,7 @@ struct dma_bounce_chunk *dma_bounce_chunk_alloc(enum dma_bounce_kind kind, unsig
 
 	/* The slots, then the stack of free ones */
 	bytes = size_add(struct_size(chunk, slots, nslots), array_size(nslots, sizeof(u32)));
-	chunk = kvzalloc(bytes, GFP_KERNEL | __GFP_NOWARN);
+	chunk = kvzalloc_node(bytes, GFP_KERNEL | __GFP_NOWARN, node);
 	if (!chunk)
 		return NULL;
 	chunk->nslots = nslots;
@@ -444,16 +467,8 @@ void dma_bounce_chunk_remove(struct dma_bounce_slots *slots, struct dma_bounce_c
 void dma_bounce_slots_init(struct dma_bounce_slots *slots,
 			   void (*drained)(struct dma_bounce_slots *slots))
 {
-	unsigned int kind, class;
-
 	slots->drained = drained;
 	mutex_init(&slots->mutex);
-	for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++) {
-		for (class = 0; class < DMA_BOUNCE_CLASSES; class++) {
-			spin_lock_init(&slots->depots[kind][class].lock);
-			INIT_LIST_HEAD(&slots->depots[kind][class].chunks);
-		}
-	}
 }
 
 /**
@@ -468,27 +483,36 @@ void dma_bounce_slots_init(struct dma_bounce_slots *slots,
 int dma_bounce_slots_open(struct dma_bounce_slots *slots, dma_addr_t base, u64 len,
 			  unsigned int chunk_shift)
 {
+	struct dma_bounce_depot (*depots)[DMA_BOUNCE_CLASSES];
+	struct dma_bounce_chunk __rcu **chunks;
 	struct dma_bounce_cpu __percpu *cpus;
-	unsigned int i;
+	unsigned int kind, class;
 
 	if (chunk_shift < DMA_BOUNCE_MAX_SHIFT || chunk_shift > 30 || !len ||
 	    (base | len) & ((1UL << chunk_shift) - 1) || base + len - 1 < base)
 		return -EINVAL;
-	slots->chunks = kvcalloc(len >> chunk_shift, sizeof(*slots->chunks), GFP_KERNEL);
-	if (!slots->chunks)
-		return -ENOMEM;
+	chunks = kvcalloc(len >> chunk_shift, sizeof(*chunks), GFP_KERNEL);
+	depots = kvcalloc(DMA_BOUNCE_KINDS, sizeof(*depots), GFP_KERNEL);
 	/* The stacks that are used most are on one page, to save translations. */
 	cpus = __alloc_percpu(sizeof(struct dma_bounce_cpu), PAGE_SIZE);
-	if (!cpus) {
-		kvfree(slots->chunks);
-		slots->chunks = NULL;
+	if (!chunks || !depots || !cpus) {
+		kvfree(chunks);
+		kvfree(depots);
+		free_percpu(cpus);
 		return -ENOMEM;
 	}
-	for_each_possible_cpu(i)
-		spin_lock_init(&per_cpu_ptr(cpus, i)->lock);
+	for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++) {
+		for (class = 0; class < DMA_BOUNCE_CLASSES; class++) {
+			spin_lock_init(&depots[kind][class].lock);
+			INIT_LIST_HEAD(&depots[kind][class].chunks);
+		}
+	}
+	slots->chunks = chunks;
+	slots->depots = depots;
 	slots->cpus = cpus;
 	slots->base = base;
 	slots->chunk_shift = chunk_shift;
+	dma_bounce_slots_limit(slots, U64_MAX);
 	smp_store_release(&slots->len, len);	/* pairs with dma_bounce_slots_own() */
 	return 0;
 }
@@ -500,5 +524,6 @@ int dma_bounce_slots_open(struct dma_bounce_slots *slots, dma_addr_t base, u64 l
 void dma_bounce_slots_close(struct dma_bounce_slots *slots)
 {
 	kvfree(slots->chunks);
+	kvfree(slots->depots);
 	free_percpu(slots->cpus);
 }

@@ -9,7 +9,9 @@
 #define _DMA_BOUNCE_SLOTS_H
 
 #ifdef __KERNEL__
+#include <linux/bit_spinlock.h>
 #include <linux/bits.h>
+#include <linux/cache.h>
 #include <linux/list.h>
 #include <linux/lockdep.h>
 #include <linux/mutex.h>
@@ -31,9 +33,10 @@ struct scatterlist;
 
 /* Most slots of one kind and class that a CPU keeps to itself */
 #define DMA_BOUNCE_CACHE_SLOTS	32
-/* ... and most bytes, but for the largest slots */
+/* ... and most bytes; less where many CPUs share little memory */
 #define DMA_BOUNCE_CACHE_BYTES	SZ_1M
-#define DMA_BOUNCE_CACHE_MIN	4
+/* How many CPUs are asked for a slot where the depot has none */
+#define DMA_BOUNCE_STEAL_CPUS	16
 
 /* What the device may do with a slot, as with mainline's mappings of the three directions. */
 enum dma_bounce_kind {
@@ -85,34 +88,38 @@ struct dma_bounce_slot {
 
 /**
  * struct dma_bounce_chunk - a piece of memory, cut into slots of one size
- * @node:	in the depot's list, if any slot is in the depot and @state is live
- * @rcu:	frees this structure
  * @va:		where the CPU sees it; not to be used once it is dead
  * @iova:	where devices see it
  * @size:	bytes
+ * @nslots:	number of slots
  * @kind:	&enum dma_bounce_kind
  * @class:	log2 of the slot size, less DMA_BOUNCE_MIN_SHIFT
  * @state:	&enum dma_bounce_chunk_state; the depot's lock protects this and what follows
- * @nslots:	number of slots
- * @nfree:	how many of them are in the depot
+ * @node:	in the depot's list, if any slot is in the depot and @state is live
+ * @nfree:	how many of the slots are in the depot
  * @idle_since:	when @nfree became @nslots, in jiffies
  * @free:	stack of the numbers of slots in the depot
- * @slots:	the slots
+ * @rcu:	frees this structure
+ * @slots:	the slots, none of which is in two cache lines
+ *
+ * What each mapping reads has a cache line of its own, which is seldom written.
  */
 struct dma_bounce_chunk {
-	struct list_head	node;
-	struct rcu_head		rcu;
 	void			*va;
 	dma_addr_t		iova;
 	size_t			size;
+	unsigned int		nslots;
 	u8			kind;
 	u8			class;
 	u8			state;
-	unsigned int		nslots;
+
+	struct list_head	node ____cacheline_aligned_in_smp;
 	unsigned int		nfree;
 	unsigned long		idle_since;
 	u32			*free;
-	struct dma_bounce_slot	slots[] __counted_by(nslots);
+	struct rcu_head		rcu;
+
+	struct dma_bounce_slot	slots[] __counted_by(nslots) ____cacheline_aligned_in_smp;
 };
 
 struct dma_bounce_depot {
@@ -120,30 +127,40 @@ struct dma_bounce_depot {
 	struct list_head	chunks;	/* those with a slot in the depot */
 	unsigned int		nslots;
 	unsigned int		nfree;
-};
+} ____cacheline_aligned_in_smp;
 
-/*
- * The slots that a CPU keeps. @low is the least that @n has been since caches were flushed last.
- * @served counts slots that were taken from here, by what for: it would cost each mapping another
- * entry of the TLB elsewhere.
+/**
+ * struct dma_bounce_cpu - the slots that a CPU keeps, and what it counts
+ * @lock:	bit 0 locks all but @bytes; nests outside the depots' locks. A spinlock of a guest
+ *		is unlocked by another locked operation, or by a call.
+ * @n:		slots by kind and class
+ * @low:	the least that @n has been since caches were flushed last
+ * @served:	slots that were taken from here, by what for. It would cost each mapping another
+ *		entry of the TLB elsewhere.
+ * @bytes:	bytes copied from slots, and to slots
+ * @slots:	the slots
  */
 struct dma_bounce_cpu {
-	spinlock_t		lock;	/* nests outside the depots' locks */
+	unsigned long		lock;
 	u8			n[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
 	u8			low[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
-	u64			served[DMA_BOUNCE_MAPPED_TYPES];
+
+	u64			served[DMA_BOUNCE_MAPPED_TYPES] ____cacheline_aligned_in_smp;
+	u64			bytes[2];
+
 	struct dma_bounce_slot	*slots[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES]
-				      [DMA_BOUNCE_CACHE_SLOTS];
+				      [DMA_BOUNCE_CACHE_SLOTS] ____cacheline_aligned_in_smp;
 };
 
 /**
  * struct dma_bounce_slots - an allocator
  * @base:	first IOVA of its range; valid once @len is not 0
  * @len:	bytes of IOVA, 0 as long as there is nothing to allocate
- * @chunk_shift: log2 of the distance of chunks
  * @cpus:	per-CPU caches of slots
  * @chunks:	by (IOVA - @base) >> @chunk_shift
  * @depots:	free slots
+ * @chunk_shift: log2 of the distance of chunks
+ * @cap:	how many slots of a class a CPU keeps; 0 for none
  * @drained:	called when the last slot of a chunk that is not live any more comes back, by
  *		whoever gives it back, with locks held
  * @mutex:	serialises changes of the set of chunks: to be held by whoever calls a function
@@ -152,10 +169,11 @@ struct dma_bounce_cpu {
 struct dma_bounce_slots {
 	dma_addr_t			base;
 	u64				len;
-	unsigned int			chunk_shift;
 	struct dma_bounce_cpu __percpu	*cpus;
 	struct dma_bounce_chunk __rcu	**chunks;
-	struct dma_bounce_depot		depots[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
+	struct dma_bounce_depot		(*depots)[DMA_BOUNCE_CLASSES];
+	u8				chunk_shift;
+	u8				cap[DMA_BOUNCE_CLASSES];
 	void				(*drained)(struct dma_bounce_slots *slots);
 	struct mutex			mutex;	/* serialises changes of the set of chunks */
 };
@@ -211,19 +229,21 @@ void dma_bounce_slots_init(struct dma_bounce_slots *slots,
 int dma_bounce_slots_open(struct dma_bounce_slots *slots, dma_addr_t base, u64 len,
 			  unsigned int chunk_shift);
 void dma_bounce_slots_close(struct dma_bounce_slots *slots);
+void dma_bounce_slots_limit(struct dma_bounce_slots *slots, u64 bytes);
 
 struct dma_bounce_slot *__dma_bounce_slots_get(struct dma_bounce_slots *slots,
 					       enum dma_bounce_kind kind, unsigned int class,
 					       enum dma_bounce_mapped mapped);
-void dma_bounce_slots_put(struct dma_bounce_slots *slots, struct dma_bounce_slot *slot);
-struct dma_bounce_slot *dma_bounce_slots_find(struct dma_bounce_slots *slots, dma_addr_t addr);
+void __dma_bounce_slots_put(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
+			    struct dma_bounce_slot *slot);
 void dma_bounce_slots_flush(struct dma_bounce_slots *slots, bool all);
 unsigned int dma_bounce_slots_cached(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
 				     unsigned int class);
 u64 dma_bounce_slots_served(struct dma_bounce_slots *slots, enum dma_bounce_mapped mapped);
+u64 dma_bounce_slots_bytes(struct dma_bounce_slots *slots, bool to_slot);
 
 struct dma_bounce_chunk *dma_bounce_chunk_alloc(enum dma_bounce_kind kind, unsigned int class,
-						size_t size);
+						size_t size, int node);
 void dma_bounce_chunk_discard(struct dma_bounce_chunk *chunk);
 void dma_bounce_chunk_publish(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
 			      void *va, dma_addr_t iova, size_t size);
@@ -233,6 +253,17 @@ void dma_bounce_chunk_retire(struct dma_bounce_slots *slots, struct dma_bounce_c
 			     enum dma_bounce_chunk_state state);
 unsigned int dma_bounce_chunk_used(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk);
 void dma_bounce_chunk_remove(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk);
+
+/* Interrupts are off. */
+static __always_inline void dma_bounce_cpu_lock(struct dma_bounce_cpu *cpu)
+{
+	bit_spin_lock(0, &cpu->lock);
+}
+
+static __always_inline void dma_bounce_cpu_unlock(struct dma_bounce_cpu *cpu)
+{
+	__bit_spin_unlock(0, &cpu->lock);
+}
 
 /* Takes the slot that the CPU got back last, or returns NULL. Runs under the lock of @cpu. */
 static __always_inline struct dma_bounce_slot *
@@ -272,14 +303,72 @@ static __always_inline struct dma_bounce_slot *
 dma_bounce_slots_get(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned int class,
 		     enum dma_bounce_mapped mapped)
 {
-	struct dma_bounce_cpu *cpu = raw_cpu_ptr(slots->cpus);
 	struct dma_bounce_slot *slot;
+	struct dma_bounce_cpu *cpu;
 	unsigned long flags;
 
-	spin_lock_irqsave(&cpu->lock, flags);
+	local_irq_save(flags);
+	cpu = raw_cpu_ptr(slots->cpus);
+	dma_bounce_cpu_lock(cpu);
 	slot = dma_bounce_cache_pop(cpu, kind, class, mapped);
-	spin_unlock_irqrestore(&cpu->lock, flags);
+	dma_bounce_cpu_unlock(cpu);
+	local_irq_restore(flags);
 	return likely(slot) ? slot : __dma_bounce_slots_get(slots, kind, class, mapped);
+}
+
+/**
+ * dma_bounce_slots_put - give a slot back
+ * @slots: its allocator
+ * @slot: a slot from dma_bounce_slots_get()
+ *
+ * The slot's chunk may have been retired meanwhile.
+ */
+static __always_inline void dma_bounce_slots_put(struct dma_bounce_slots *slots,
+						 struct dma_bounce_slot *slot)
+{
+	struct dma_bounce_chunk *chunk = slot->chunk;
+	unsigned int kind = chunk->kind, class = chunk->class, n;
+	struct dma_bounce_cpu *cpu;
+	unsigned long flags;
+
+	WRITE_ONCE(slot->len, 0);
+	local_irq_save(flags);
+	cpu = raw_cpu_ptr(slots->cpus);
+	dma_bounce_cpu_lock(cpu);
+	n = cpu->n[kind][class];
+	if (likely(n < READ_ONCE(slots->cap[class]) &&
+		   READ_ONCE(chunk->state) == DMA_BOUNCE_LIVE)) {
+		cpu->slots[kind][class][n] = slot;
+		WRITE_ONCE(cpu->n[kind][class], n + 1);
+	} else {
+		__dma_bounce_slots_put(slots, cpu, slot);
+	}
+	dma_bounce_cpu_unlock(cpu);
+	local_irq_restore(flags);
+}
+
+/**
+ * dma_bounce_slots_find - find the slot that an address belongs to
+ * @slots: the allocator
+ * @addr: an address for which dma_bounce_slots_own() is true
+ *
+ * The caller is in an RCU read-side critical section.
+ *
+ * Return: the slot, or NULL if there is none or nothing is mapped by it.
+ */
+static __always_inline struct dma_bounce_slot *
+dma_bounce_slots_find(struct dma_bounce_slots *slots, dma_addr_t addr)
+{
+	struct dma_bounce_chunk *chunk;
+	unsigned long number;
+
+	chunk = rcu_dereference(slots->chunks[(addr - slots->base) >> slots->chunk_shift]);
+	if (!chunk)
+		return NULL;
+	number = (addr - chunk->iova) >> (chunk->class + DMA_BOUNCE_MIN_SHIFT);
+	if (number >= chunk->nslots || !READ_ONCE(chunk->slots[number].len))
+		return NULL;
+	return &chunk->slots[number];
 }
 
 #endif /* _DMA_BOUNCE_SLOTS_H */

@@ -315,10 +315,12 @@ static int test_untrusted(struct edu *edu)
 	int ret;
 
 	pdev->untrusted = true;
+	edu->dev->iommu->bounce.untrusted = true;
 	edu->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_OFF;
 	ret = untrusted_cases(edu);
 	edu->dev->iommu->bounce.choice = choice;
 	pdev->untrusted = untrusted;
+	edu->dev->iommu->bounce.untrusted = untrusted;
 	return ret;
 }
 

@@ -17,8 +17,7 @@
 #include <linux/device.h>
 #include <linux/iommu.h>
 #include <linux/iova.h>
-#include <linux/list.h>
-#include <linux/mutex.h>
+#include <linux/pci.h>
 
 #include "dma-bounce.h"
 #include "dma-bounce-map.h"
@@ -35,10 +34,6 @@ enum dma_bounce_mode {
 static enum dma_bounce_mode dma_bounce_mode __ro_after_init;
 static size_t dma_bounce_threshold_param __ro_after_init;
 bool dma_bounce_all_devices __ro_after_init;
-
-/* The pools of all domains */
-static LIST_HEAD(dma_bounce_pools);
-static DEFINE_MUTEX(dma_bounce_pools_lock);
 
 static const char * const dma_bounce_switch_names[] = { "auto", "on", "off" };
 
@@ -186,6 +181,12 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 	const struct iommu_bounce_ops *ops = domain->ops->bounce_ops;
 	struct iommu_bounce_limits limits = {};
 
+	/*
+	 * No mapping comes between the end of an old domain and this, nor after a domain without a
+	 * pool, one that is not for DMA for example.
+	 */
+	WRITE_ONCE(dev->iommu->bounce.pool, NULL);
+	dev->iommu->bounce.untrusted = dev_is_pci(dev) && to_pci_dev(dev)->untrusted;
 	if (!iommu_dma_bounce_allowed())
 		return;
 	if (!ops || ops->limits(domain, &limits)) {
@@ -199,16 +200,14 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 		/* Nothing is mapped yet. Pages of the kernel take a range when the pool is used. */
 		if (ops != &dma_bounce_page_ops && !reserve_range(iovad, &limits))
 			return;
-		domain->bounce = dma_bounce_pool_create(domain, iovad, ops, dev_name(dev),
+		domain->bounce = dma_bounce_pool_create(domain, iovad, ops, dev,
 							dma_bounce_threshold_param);
 		if (!domain->bounce)
 			return;
-		mutex_lock(&dma_bounce_pools_lock);
-		list_add(&domain->bounce->list, &dma_bounce_pools);
-		dma_bounce_debugfs_add(domain->bounce);
-		mutex_unlock(&dma_bounce_pools_lock);
-		static_branch_enable(&dma_bounce_key);
+		dma_bounce_share_add(domain->bounce);
+		static_branch_inc(&dma_bounce_key);
 	}
+	WRITE_ONCE(dev->iommu->bounce.pool, domain->bounce);
 }
 
 /**
@@ -221,12 +220,10 @@ void dma_bounce_free_domain(struct iommu_domain *domain)
 
 	if (!pool)
 		return;
-	mutex_lock(&dma_bounce_pools_lock);
-	list_del(&pool->list);
-	mutex_unlock(&dma_bounce_pools_lock);
-	dma_bounce_debugfs_del(pool);
+	dma_bounce_share_del(pool);
 	dma_bounce_pool_destroy(pool);
 	domain->bounce = NULL;
+	static_branch_dec(&dma_bounce_key);
 }
 
 /**
@@ -255,24 +252,6 @@ void iommu_dma_bounce_start(struct iommu_domain *domain)
 		dma_bounce_pool_resume(domain->bounce);
 }
 EXPORT_SYMBOL_GPL(iommu_dma_bounce_start);
-
-/**
- * iommu_dma_bounce_limits_changed - a provider's limits have changed
- * @ops: the provider
- *
- * May sleep.
- */
-void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops *ops)
-{
-	struct dma_bounce_pool *pool;
-
-	mutex_lock(&dma_bounce_pools_lock);
-	list_for_each_entry(pool, &dma_bounce_pools, list)
-		if (pool->ops == ops)
-			dma_bounce_pool_refresh(pool);
-	mutex_unlock(&dma_bounce_pools_lock);
-}
-EXPORT_SYMBOL_GPL(iommu_dma_bounce_limits_changed);
 
 /**
  * dma_bounce_release_device - a device leaves its IOMMU

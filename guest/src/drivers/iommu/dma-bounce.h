@@ -16,14 +16,19 @@ struct iova_domain;
 
 /*
  * What says at map that a mapping is used without being synchronised, and what says that it is no
- * memory: newer kernels have attributes of their own for both.
+ * memory: newer kernels have attributes of their own for both. They are not told a page but an
+ * address, which may have none. Last: whether sync calls are elided.
  */
 #ifdef DMA_ATTR_REQUIRE_COHERENT
 #define DMA_BOUNCE_ATTR_LASTING		DMA_ATTR_REQUIRE_COHERENT
 #define DMA_BOUNCE_ATTR_NO_MEMORY	DMA_ATTR_MMIO
+#define dma_bounce_has_page(phys)	pfn_valid(PHYS_PFN(phys))
+#define dma_bounce_skips_sync(dev)	dev_dma_skip_sync(dev)
 #else
 #define DMA_BOUNCE_ATTR_LASTING		DMA_ATTR_PERSISTENT_STREAMING
 #define DMA_BOUNCE_ATTR_NO_MEMORY	0
+#define dma_bounce_has_page(phys)	((void)(phys), true)
+#define dma_bounce_skips_sync(dev)	((dev)->dma_skip_sync)
 #endif
 
 #ifdef CONFIG_IOMMU_DMA_BOUNCE
@@ -35,12 +40,12 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 void dma_bounce_free_domain(struct iommu_domain *domain);
 void dma_bounce_release_device(struct device *dev);
 
-dma_addr_t __dma_bounce_map_page(struct device *dev, struct iommu_domain *domain, phys_addr_t phys,
-				 size_t size, enum dma_data_direction dir, unsigned long attrs);
+dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
+				 enum dma_data_direction dir, unsigned long attrs);
 bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long attrs);
 bool __dma_bounce_by_piece(struct device *dev);
-int __dma_bounce_map_sg(struct device *dev, struct iommu_domain *domain, struct scatterlist *sgl,
-			int nents, enum dma_data_direction dir, unsigned long attrs);
+int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
+			enum dma_data_direction dir, unsigned long attrs);
 bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			   unsigned long attrs);
 bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
@@ -49,12 +54,11 @@ bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents
 			  enum dma_data_direction dir, bool for_device);
 
 /* Returns the address to use, or DMA_MAPPING_ERROR if the caller is to map the memory itself. */
-static inline dma_addr_t dma_bounce_map_page(struct device *dev, struct iommu_domain *domain,
-					     phys_addr_t phys, size_t size,
+static inline dma_addr_t dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
 					     enum dma_data_direction dir, unsigned long attrs)
 {
 	if (static_branch_unlikely(&dma_bounce_key))
-		return __dma_bounce_map_page(dev, domain, phys, size, dir, attrs);
+		return __dma_bounce_map_page(dev, phys, size, dir, attrs);
 	return DMA_MAPPING_ERROR;
 }
 
@@ -72,12 +76,11 @@ static inline bool dma_bounce_by_piece(struct device *dev)
 }
 
 /* Returns the number of DMA segments, or 0 if the caller is to map the list itself. */
-static inline int dma_bounce_map_sg(struct device *dev, struct iommu_domain *domain,
-				    struct scatterlist *sgl, int nents,
+static inline int dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 				    enum dma_data_direction dir, unsigned long attrs)
 {
 	if (static_branch_unlikely(&dma_bounce_key))
-		return __dma_bounce_map_sg(dev, domain, sgl, nents, dir, attrs);
+		return __dma_bounce_map_sg(dev, sgl, nents, dir, attrs);
 	return 0;
 }
 
@@ -117,8 +120,7 @@ static inline void dma_bounce_release_device(struct device *dev)
 {
 }
 
-static inline dma_addr_t dma_bounce_map_page(struct device *dev, struct iommu_domain *domain,
-					     phys_addr_t phys, size_t size,
+static inline dma_addr_t dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
 					     enum dma_data_direction dir, unsigned long attrs)
 {
 	return DMA_MAPPING_ERROR;
@@ -134,8 +136,7 @@ static inline bool dma_bounce_by_piece(struct device *dev)
 	return false;
 }
 
-static inline int dma_bounce_map_sg(struct device *dev, struct iommu_domain *domain,
-				    struct scatterlist *sgl, int nents,
+static inline int dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 				    enum dma_data_direction dir, unsigned long attrs)
 {
 	return 0;

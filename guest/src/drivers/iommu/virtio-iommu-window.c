@@ -11,6 +11,7 @@
 #define pr_fmt(fmt) "virtio_iommu: " fmt
 
 #include <linux/bitmap.h>
+#include <linux/cleanup.h>
 #include <linux/io.h>
 #include <linux/iommu.h>
 #include <linux/log2.h>
@@ -29,42 +30,6 @@
 /* Fit in the spare request of virtio-iommu.c, so that no chunk is kept for want of memory */
 static_assert(sizeof(struct virtio_iommu_req_window_add) <= sizeof(struct virtio_iommu_req_map));
 static_assert(sizeof(struct virtio_iommu_req_window_del) <= sizeof(struct virtio_iommu_req_map));
-
-/**
- * struct viommu_window - the windows of one virtio-iommu device
- * @vdev:	the device
- * @send:	how to send a request
- * @viommu:	what to send it with
- * @ops:	the provider that we are the back of
- * @region:	the shared memory region, mapped
- * @region_len:	its bytes
- * @iova_start:	first IOVA of the aperture
- * @iova_len:	its bytes
- * @chunk_size:	bytes
- * @lock:	protects the members after it
- * @budget:	bytes that the device backs over all domains
- * @threshold:	size up to which it advises to bounce, or 0
- * @shown:	chunks of the region that are in use
- * @nshown:	how many
- * @config_work: reads the configuration after it changed
- */
-struct viommu_window {
-	struct virtio_device		*vdev;
-	viommu_window_send_t		send;
-	struct viommu_dev		*viommu;
-	const struct iommu_bounce_ops	*ops;
-	void				*region;
-	u64				region_len;
-	u64				iova_start;
-	u64				iova_len;
-	u64				chunk_size;
-	struct mutex			lock;	/* protects what follows */
-	u64				budget;
-	u32				threshold;
-	unsigned long			*shown;
-	unsigned long			nshown;
-	struct work_struct		config_work;
-};
 
 /**
  * viommu_window_validate - decide whether to accept the feature
@@ -272,6 +237,7 @@ int viommu_window_limits(struct iommu_domain *domain, struct iommu_bounce_limits
 	backed = window->nshown * window->chunk_size;
 	limits->budget = min(window->budget, window->iova_len);
 	limits->threshold = window->threshold;
+	limits->source = window;
 	limits->surplus = 0;
 	if (backed > window->budget)
 		limits->surplus = DIV_ROUND_UP_ULL(backed - window->budget, window->chunk_size);
@@ -295,17 +261,11 @@ static int send_del(struct viommu_window *window, u32 domain, dma_addr_t iova)
 /* Marks a chunk of the region as in use, if there is one at @offset that is not. */
 static bool claim_shown(struct viommu_window *window, u64 offset)
 {
-	bool claimed = false;
-
-	if (!IS_ALIGNED(offset, window->chunk_size) || offset >= window->region_len)
+	if (!IS_ALIGNED(offset, window->chunk_size) || offset >= window->region_len ||
+	    test_and_set_bit(offset / window->chunk_size, window->shown))
 		return false;
-	mutex_lock(&window->lock);
-	if (!test_and_set_bit(offset / window->chunk_size, window->shown)) {
-		window->nshown++;
-		claimed = true;
-	}
-	mutex_unlock(&window->lock);
-	return claimed;
+	window->nshown++;
+	return true;
 }
 
 /**
@@ -315,7 +275,8 @@ static bool claim_shown(struct viommu_window *window, u64 offset)
  * @size: the chunk size, which stays
  * @prot: IOMMU_READ, IOMMU_WRITE or both
  *
- * Return: where the chunk is, or an error pointer; -ENOMEM if the budget is used up.
+ * Return: where the chunk is, or an error pointer; -ENOMEM if the budget is used up. After another
+ * error the device may have a chunk at @iova that we do not: it refuses the next one there.
  */
 void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot)
 {
@@ -335,13 +296,16 @@ void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *si
 
 	window = window_of(domain, &id);
 	req.domain = cpu_to_le32(id);
+	/* The device may reuse a place before we hear that it is free. */
+	guard(mutex)(&window->lock);
 	ret = window->send(window->viommu, &req, sizeof(req));
 	if (ret)
 		return ERR_PTR(ret);
 	offset = le64_to_cpu(req.shm_offset);
 	if (!claim_shown(window, offset)) {
 		dev_err_ratelimited(&window->vdev->dev, "device puts a chunk at %#llx\n", offset);
-		send_del(window, id, iova);
+		if (send_del(window, id, iova))
+			dev_err_ratelimited(&window->vdev->dev, "it keeps it at %pad\n", &iova);
 		return ERR_PTR(-EIO);
 	}
 	return window->region + offset;
@@ -364,6 +328,7 @@ bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iova, void *va, s
 	int ret;
 
 	window = window_of(domain, &id);
+	guard(mutex)(&window->lock);
 	ret = send_del(window, id, iova);
 	if (ret && ret != -ENOENT) {
 		/* The device still has the chunk: its place in the region stays taken. */
@@ -371,10 +336,8 @@ bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iova, void *va, s
 				    &iova, ret);
 		return false;
 	}
-	mutex_lock(&window->lock);
 	clear_bit((va - window->region) / window->chunk_size, window->shown);
 	window->nshown--;
-	mutex_unlock(&window->lock);
 	return true;
 }
 EXPORT_SYMBOL_GPL(viommu_window_del);

@@ -7,7 +7,9 @@
 
 #include <linux/dma-bounce.h>
 #include <linux/err.h>
+#include <linux/mutex.h>
 #include <linux/virtio.h>
+#include <linux/workqueue.h>
 
 #include <uapi/linux/virtio_iommu_window.h>
 
@@ -16,6 +18,43 @@ struct viommu_window;
 
 /* Sends a request, waits for the answer, and returns the status as an error number */
 typedef int (*viommu_window_send_t)(struct viommu_dev *viommu, void *buf, size_t len);
+
+/**
+ * struct viommu_window - the windows of one virtio-iommu device
+ * @vdev:	the device
+ * @send:	how to send a request
+ * @viommu:	what to send it with
+ * @ops:	the provider that we are the back of
+ * @region:	the shared memory region, mapped
+ * @region_len:	its bytes
+ * @iova_start:	first IOVA of the aperture
+ * @iova_len:	its bytes
+ * @chunk_size:	bytes
+ * @lock:	protects the members after it. Held while a chunk comes or goes too: the device
+ *		gives the place of the last one that went to the next one that comes.
+ * @budget:	bytes that the device backs over all domains
+ * @threshold:	size up to which it advises to bounce, or 0
+ * @shown:	chunks of the region that are in use
+ * @nshown:	how many
+ * @config_work: reads the configuration after it changed
+ */
+struct viommu_window {
+	struct virtio_device		*vdev;
+	viommu_window_send_t		send;
+	struct viommu_dev		*viommu;
+	const struct iommu_bounce_ops	*ops;
+	void				*region;
+	u64				region_len;
+	u64				iova_start;
+	u64				iova_len;
+	u64				chunk_size;
+	struct mutex			lock;	/* protects what follows */
+	u64				budget;
+	u32				threshold;
+	unsigned long			*shown;
+	unsigned long			nshown;
+	struct work_struct		config_work;
+};
 
 /**
  * struct viommu_window_provider - windows as bounce memory

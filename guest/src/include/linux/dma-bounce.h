@@ -11,6 +11,7 @@
 
 struct blk_dma_iter;
 struct device;
+struct dma_bounce_pool;
 struct dma_iova_state;
 struct iommu_domain;
 struct request;
@@ -20,16 +21,20 @@ struct request;
 
 /**
  * struct dma_bounce_device - what is known of one device behind an IOMMU
+ * @pool:	of its DMA domain, or NULL
+ * @threshold:	size in bytes up to which its mappings are bounced, 0 for the domain's
  * @opt_in:	its driver has called dma_bounce_opt_in()
  * @choice:	what sysfs says: enum dma_bounce_switch
  * @files:	it has files in sysfs
- * @threshold:	size in bytes up to which its mappings are bounced, 0 for the domain's
+ * @untrusted:	its bus does not trust it; that does not change
  */
 struct dma_bounce_device {
-	bool	opt_in;
-	u8	choice;
-	bool	files;
-	u32	threshold;
+	struct dma_bounce_pool	*pool;
+	u32			threshold;
+	bool			opt_in;
+	u8			choice;
+	bool			files;
+	bool			untrusted;
 };
 
 /**
@@ -39,7 +44,9 @@ struct dma_bounce_device {
  * @chunk_size:	bytes from one chunk to the next, a power of two of at least IOMMU_BOUNCE_MIN_CHUNK
  * @budget:	most bytes of memory that the domain's chunks may have together
  * @threshold:	size in bytes up to which bouncing is worthwhile; 0 if the provider cannot tell
- * @surplus:	number of chunks that the provider wants back
+ * @source:	what the memory comes out of: domains that have the same share one amount; NULL for
+ *		a domain that shares with none
+ * @surplus:	number of chunks that the provider wants back, from all domains of @source together
  */
 struct iommu_bounce_limits {
 	dma_addr_t	iova;
@@ -47,6 +54,7 @@ struct iommu_bounce_limits {
 	size_t		chunk_size;
 	u64		budget;
 	size_t		threshold;
+	const void	*source;
 	unsigned int	surplus;
 };
 

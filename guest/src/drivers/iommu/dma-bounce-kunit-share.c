@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * KUnit tests of bounced DMA: domains that get their memory from one provider
+ */
+
+#include <kunit/test.h>
+#include <linux/delay.h>
+
+#include "dma-bounce.h"
+#include "dma-bounce-kunit.h"
+
+#define SLOTS_PER_CHUNK		(FAKE_CHUNK / DMA_BOUNCE_MAX_SLOT)
+/* Chunks' worth of slots that a domain has at most here */
+#define MOST			8
+
+/**
+ * struct taker - one domain, and slots that are taken of its pool
+ * @pool:	the pool
+ * @slot:	the slots
+ * @n:		how many
+ */
+struct taker {
+	struct dma_bounce_pool	*pool;
+	struct dma_bounce_slot	*slot[MOST * SLOTS_PER_CHUNK];
+	unsigned int		n;
+};
+
+static unsigned int live(struct dma_bounce_pool *pool)
+{
+	unsigned int n;
+
+	mutex_lock(&pool->slots.mutex);
+	n = pool->nchunks - pool->ndraining;
+	mutex_unlock(&pool->slots.mutex);
+	return n;
+}
+
+/* Takes slots of @chunks chunks more, as far as there are any within the time. */
+static unsigned int take(struct taker *taker, unsigned int chunks)
+{
+	unsigned int i, want = taker->n + chunks * SLOTS_PER_CHUNK;
+	struct dma_bounce_slot *slot;
+
+	for (i = 0; i < 150 && taker->n < want; i++) {
+		if (!taker->pool->slots.len) {
+			dma_bounce_pool_first_use(taker->pool, DMA_BIT_MASK(64));
+			msleep(20);
+			continue;
+		}
+		rcu_read_lock();
+		slot = dma_bounce_pool_get(taker->pool, DMA_BOUNCE_RW, DMA_BOUNCE_MAX_SLOT,
+					   DMA_BOUNCE_SINGLE);
+		if (slot)
+			taker->slot[taker->n++] = slot;
+		rcu_read_unlock();
+		if (!slot)
+			msleep(20);
+	}
+	return taker->n / SLOTS_PER_CHUNK;
+}
+
+static void put(struct taker *taker, unsigned int chunks)
+{
+	unsigned int i;
+
+	for (i = 0; i < chunks * SLOTS_PER_CHUNK && taker->n; i++)
+		dma_bounce_slots_put(&taker->pool->slots, taker->slot[--taker->n]);
+}
+
+static int share_init(struct kunit *test)
+{
+	int ret = bounce_kunit_init(test);
+	struct bounce_test *t = test->priv;
+
+	if (!ret)
+		t->other = fake_domain_create(t->fake);
+	return ret ?: t->other ? 0 : -ENOMEM;
+}
+
+static void share_exit(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+
+	if (t && t->other)
+		fake_domain_destroy(t->other);
+	bounce_kunit_exit(test);
+}
+
+static struct taker *new_taker(struct kunit *test, struct dma_bounce_pool *pool)
+{
+	struct taker *taker = kunit_kzalloc(test, sizeof(*taker), GFP_KERNEL);
+
+	KUNIT_ASSERT_NOT_NULL(test, taker);
+	taker->pool = pool;
+	return taker;
+}
+
+/* What the provider wants back of all domains is given back once, not by each of them. */
+static void surplus_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct taker *a = new_taker(test, t->pool), *b = new_taker(test, t->other->domain.bounce);
+
+	KUNIT_EXPECT_EQ(test, take(a, 4), 4);
+	KUNIT_EXPECT_EQ(test, take(b, 4), 4);
+	KUNIT_EXPECT_EQ(test, live(a->pool) + live(b->pool), 8);
+	fake_set_most(t->fake, 5);
+	msleep(200);
+	/* All are in use: three of them go when they are not, and nobody asks for them again. */
+	KUNIT_EXPECT_EQ(test, live(a->pool) + live(b->pool), 5);
+	fake_set_most(t->fake, 5);
+	msleep(200);
+	KUNIT_EXPECT_EQ(test, live(a->pool) + live(b->pool), 5);
+	put(a, MOST);
+	put(b, MOST);
+	msleep(200);
+	KUNIT_EXPECT_EQ(test, atomic_read(&t->fake->shown), 5);
+}
+
+/* Idle chunks go first, whosever they are. */
+static void idle_first_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct taker *a = new_taker(test, t->pool), *b = new_taker(test, t->other->domain.bounce);
+
+	KUNIT_EXPECT_EQ(test, take(a, 3), 3);
+	KUNIT_EXPECT_EQ(test, take(b, 3), 3);
+	put(a, MOST);
+	fake_set_most(t->fake, 3);
+	msleep(200);
+	KUNIT_EXPECT_EQ(test, live(a->pool), 0);
+	KUNIT_EXPECT_EQ(test, live(b->pool), 3);
+	put(b, MOST);
+}
+
+/* A domain that gets nothing because others have it all gets some of it: their idle chunks, */
+static void starved_idle_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct taker *a = new_taker(test, t->pool), *b = new_taker(test, t->other->domain.bounce);
+
+	t->fake->most = 4;
+	KUNIT_EXPECT_EQ(test, take(a, 4), 4);
+	put(a, MOST);
+	KUNIT_EXPECT_EQ(test, take(b, 3), 3);
+	put(b, MOST);
+}
+
+/* Takes what there is. */
+static void grab(struct taker *taker)
+{
+	struct dma_bounce_slot *slot;
+
+	rcu_read_lock();
+	while (taker->n < ARRAY_SIZE(taker->slot)) {
+		slot = dma_bounce_pool_get(taker->pool, DMA_BOUNCE_RW, DMA_BOUNCE_MAX_SLOT,
+					   DMA_BOUNCE_SINGLE);
+		if (!slot)
+			break;
+		taker->slot[taker->n++] = slot;
+	}
+	rcu_read_unlock();
+}
+
+/* ... or chunks that they use, until it has as many as they, who want no less. */
+static void starved_busy_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct taker *a = new_taker(test, t->pool), *b = new_taker(test, t->other->domain.bounce);
+	unsigned int i;
+
+	t->fake->most = 6;
+	KUNIT_EXPECT_EQ(test, take(a, 6), 6);
+	dma_bounce_pool_first_use(b->pool, DMA_BIT_MASK(64));
+	/* Both have their DMA going on all the time. */
+	for (i = 0; i < 300 && live(b->pool) < 2; i++) {
+		put(a, MOST);
+		grab(a);
+		if (b->pool->slots.len) {
+			put(b, MOST);
+			grab(b);
+		}
+		msleep(20);
+	}
+	KUNIT_EXPECT_GE(test, live(b->pool), 2);
+	KUNIT_EXPECT_GE(test, live(a->pool), 2);
+	put(a, MOST);
+	put(b, MOST);
+}
+
+/* Without pools, nothing but mainline's instructions is run. */
+static void key_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	int before = static_key_count(&dma_bounce_key.key);
+
+	KUNIT_EXPECT_GE(test, before, 2);
+	fake_domain_destroy(t->other);
+	t->other = NULL;
+	KUNIT_EXPECT_EQ(test, static_key_count(&dma_bounce_key.key), before - 1);
+	t->other = fake_domain_create(t->fake);
+	KUNIT_ASSERT_NOT_NULL(test, t->other);
+	KUNIT_EXPECT_EQ(test, static_key_count(&dma_bounce_key.key), before);
+}
+
+static struct kunit_case bounce_share_cases[] = {
+	KUNIT_CASE(surplus_test),
+	KUNIT_CASE(idle_first_test),
+	KUNIT_CASE(starved_idle_test),
+	KUNIT_CASE(starved_busy_test),
+	KUNIT_CASE(key_test),
+	{ }
+};
+
+static struct kunit_suite bounce_share_suite = {
+	.name		= "dma-bounce-share",
+	.init		= share_init,
+	.exit		= share_exit,
+	.test_cases	= bounce_share_cases,
+};
+
+kunit_test_suite(bounce_share_suite);

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * How the pools of several domains share the memory of one provider
+ *
+ * What a provider gives is for all domains that it serves: windows have one budget of the host, the
+ * kernel's own pages one part of all memory. When there is to be less of it, idle chunks go first,
+ * whosever they are, then those of whoever has most. When a pool finds no memory, others give up
+ * chunks for it: what they have not used for a while, and what they have more than it does.
+ */
+
+#include <linux/cleanup.h>
+#include <linux/jiffies.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
+#include <linux/workqueue.h>
+
+#include "dma-bounce-pool.h"
+
+/* The pools of all domains. The mutex nests outside those of the pools. */
+static LIST_HEAD(pools);
+static DEFINE_MUTEX(pools_lock);
+
+/* Retires the chunk that has the fewest slots in use; false if there is none. */
+static bool retire_one(struct dma_bounce_pool *pool)
+{
+	struct dma_bounce_chunk *chunk, *best = NULL;
+	size_t used, least = SIZE_MAX;
+	unsigned long place;
+
+	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));) {
+		if (chunk->state != DMA_BOUNCE_LIVE)
+			continue;
+		used = dma_bounce_chunk_used(&pool->slots, chunk) *
+		       dma_bounce_class_size(chunk->class);
+		if (used < least) {
+			least = used;
+			best = chunk;
+		}
+	}
+	if (!best)
+		return false;
+	dma_bounce_chunk_retire(&pool->slots, best, DMA_BOUNCE_DRAINING);
+	pool->ndraining++;
+	return true;
+}
+
+/* Gives back idle chunks, at most @n, that were idle for @age jiffies. Returns how many. */
+static unsigned int pool_give_idle(struct dma_bounce_pool *pool, unsigned int n, unsigned long age)
+{
+	struct dma_bounce_chunk *chunk;
+	unsigned int given = 0;
+
+	if (!n)
+		return 0;
+	dma_bounce_slots_flush(&pool->slots, true);
+	while (given < n) {
+		chunk = dma_bounce_find_idle(pool, DMA_BOUNCE_READ, age);
+		if (!chunk)
+			break;
+		dma_bounce_chunk_del(pool, chunk);
+		given++;
+	}
+	return given;
+}
+
+/* Gives back what the pool has above its own budget: idle chunks now, others when they are. */
+static void pool_trim(struct dma_bounce_pool *pool)
+{
+	u64 keep = pool->budget + ((u64)pool->ndraining << pool->slots.chunk_shift);
+	unsigned int excess;
+
+	if (pool->backed <= keep)
+		return;
+	excess = ((pool->backed - keep - 1) >> pool->slots.chunk_shift) + 1;
+	excess -= pool_give_idle(pool, excess, 0);
+	while (excess && retire_one(pool))
+		excess--;
+}
+
+/* What was retired goes at once if only CPUs kept its slots. */
+static void pool_drain(struct dma_bounce_pool *pool)
+{
+	if (!pool->ndraining)
+		return;
+	dma_bounce_slots_flush(&pool->slots, true);
+	dma_bounce_pool_reap(pool);
+}
+
+/*
+ * Reads the provider's limits again, and keeps to those of this pool. Returns how many chunks the
+ * provider wants back from all that it serves.
+ */
+static unsigned int read_limits(struct dma_bounce_pool *pool)
+{
+	struct iommu_bounce_limits limits = {};
+
+	guard(mutex)(&pool->slots.mutex);
+	if (!pool->slots.len || !pool->active || pool->ops->limits(pool->domain, &limits))
+		return 0;
+	dma_bounce_pool_set_limits(pool, &limits);
+	pool_trim(pool);
+	pool_drain(pool);
+	WRITE_ONCE(pool->retry_at, jiffies);
+	return limits.surplus;
+}
+
+/* Has a pool give back at most @n idle chunks that have been so for @age jiffies. */
+static unsigned int give_idle(struct dma_bounce_pool *pool, unsigned int n, unsigned long age)
+{
+	guard(mutex)(&pool->slots.mutex);
+	return pool->slots.len ? pool_give_idle(pool, n, age) : 0;
+}
+
+/* Has a pool give back a chunk as soon as it is idle; false if it has none. */
+static bool give_one(struct dma_bounce_pool *pool)
+{
+	guard(mutex)(&pool->slots.mutex);
+	if (!pool->slots.len || !retire_one(pool))
+		return false;
+	pool_drain(pool);
+	return true;
+}
+
+static unsigned int live_chunks(struct dma_bounce_pool *pool)
+{
+	return READ_ONCE(pool->nchunks) - READ_ONCE(pool->ndraining);
+}
+
+/* The pool of @source that has most chunks, or NULL if none has any */
+static struct dma_bounce_pool *largest_pool(const void *source)
+{
+	struct dma_bounce_pool *pool, *largest = NULL;
+
+	list_for_each_entry(pool, &pools, list)
+		if (READ_ONCE(pool->source) == source && live_chunks(pool) &&
+		    (!largest || live_chunks(pool) > live_chunks(largest)))
+			largest = pool;
+	return largest;
+}
+
+/* Has the pools of @source give back @surplus chunks, those that are on their way included. */
+static void give_back(const void *source, unsigned int surplus)
+{
+	struct dma_bounce_pool *pool;
+
+	list_for_each_entry(pool, &pools, list)
+		if (READ_ONCE(pool->source) == source)
+			surplus -= min(surplus, READ_ONCE(pool->ndraining));
+	list_for_each_entry(pool, &pools, list)
+		if (surplus && READ_ONCE(pool->source) == source)
+			surplus -= give_idle(pool, surplus, 0);
+	for (; surplus; surplus--) {
+		pool = largest_pool(source);
+		if (!pool || !give_one(pool))
+			break;
+	}
+}
+
+/* Has others give up something for a pool that found no memory. */
+static bool find_memory(struct dma_bounce_pool *starved)
+{
+	const void *source = READ_ONCE(starved->source);
+	struct dma_bounce_pool *pool;
+
+	list_for_each_entry(pool, &pools, list) {
+		if (pool == starved || READ_ONCE(pool->source) != source)
+			continue;
+		if (give_idle(pool, 1, DMA_BOUNCE_IDLE)) {
+			pool->yielded++;
+			return true;
+		}
+	}
+	/* One is on its way already. */
+	list_for_each_entry(pool, &pools, list)
+		if (READ_ONCE(pool->source) == source && READ_ONCE(pool->ndraining))
+			return false;
+	pool = largest_pool(source);
+	if (!pool || pool == starved || live_chunks(pool) < live_chunks(starved) + 2)
+		return false;
+	if (!give_one(pool))
+		return false;
+	pool->yielded++;
+	/* Unless it was idle, it goes later: the next mapping that finds no slot tries again. */
+	return !READ_ONCE(pool->ndraining);
+}
+
+static void share_work(struct work_struct *work)
+{
+	struct dma_bounce_pool *pool;
+
+	mutex_lock(&pools_lock);
+	list_for_each_entry(pool, &pools, list)
+		if (xchg(&pool->starved, false) && find_memory(pool))
+			dma_bounce_pool_retry(pool);
+	mutex_unlock(&pools_lock);
+}
+
+static DECLARE_WORK(dma_bounce_share_work, share_work);
+
+/* A pool, whose mutex is held, found no memory for a chunk. */
+static void share_starved(struct dma_bounce_pool *pool)
+{
+	WRITE_ONCE(pool->starved, true);
+	queue_work(system_freezable_wq, &dma_bounce_share_work);
+}
+
+/**
+ * dma_bounce_share_add - a pool was made
+ * @pool: the pool
+ */
+void dma_bounce_share_add(struct dma_bounce_pool *pool)
+{
+	pool->no_memory = share_starved;
+	mutex_lock(&pools_lock);
+	list_add(&pool->list, &pools);
+	dma_bounce_debugfs_add(pool);
+	mutex_unlock(&pools_lock);
+}
+
+/**
+ * dma_bounce_share_del - a pool is about to be destroyed
+ * @pool: the pool
+ */
+void dma_bounce_share_del(struct dma_bounce_pool *pool)
+{
+	mutex_lock(&pools_lock);
+	list_del(&pool->list);
+	mutex_unlock(&pools_lock);
+	dma_bounce_debugfs_del(pool);
+}
+
+/**
+ * iommu_dma_bounce_limits_changed - a provider's limits have changed
+ * @ops: the provider
+ *
+ * May sleep.
+ */
+void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops *ops)
+{
+	struct dma_bounce_pool *pool;
+
+	mutex_lock(&pools_lock);
+	list_for_each_entry(pool, &pools, list)
+		if (pool->ops == ops)
+			give_back(READ_ONCE(pool->source), read_limits(pool));
+	mutex_unlock(&pools_lock);
+}
+EXPORT_SYMBOL_GPL(iommu_dma_bounce_limits_changed);

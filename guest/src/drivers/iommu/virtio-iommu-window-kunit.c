@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * KUnit tests of bounce windows of virtio-iommu, with a device that is made of software
+ */
+
+#include <kunit/test.h>
+#include <linux/bitmap.h>
+#include <linux/completion.h>
+#include <linux/delay.h>
+#include <linux/iommu.h>
+#include <linux/sizes.h>
+
+#include "virtio-iommu-window.h"
+
+#define CHUNKS		4
+#define CHUNK		SZ_2M
+#define IOVA		0xe0000000UL
+
+/**
+ * struct window_test - the device, and the windows that the driver sees
+ * @window:	the windows
+ * @vdev:	for messages
+ * @domain:	a domain of the device
+ * @shown:	bits for @window
+ * @iova:	of the chunk at each place of the region, 0 if there is none
+ * @last:	place that was freed last, which is taken first
+ * @slow:	the driver is kept from going on when the device has taken a chunk back
+ * @deleted:	the device has
+ * @del_work:	gives the first chunk back
+ * @ret:	what that said
+ */
+static struct window_test {
+	struct viommu_window	window;
+	struct virtio_device	vdev;
+	struct iommu_domain	domain;
+	unsigned long		shown[1];
+	u64			iova[CHUNKS];
+	unsigned int		last;
+	bool			slow;
+	struct completion	deleted;
+	struct work_struct	del_work;
+	bool			ret;
+} w;
+
+static int answer_add(struct virtio_iommu_req_window_add *req)
+{
+	unsigned int i, place;
+
+	for (i = 0; i < CHUNKS; i++) {
+		place = (w.last + i) % CHUNKS;
+		if (w.iova[place])
+			continue;
+		w.iova[place] = le64_to_cpu(req->iova);
+		req->shm_offset = cpu_to_le64(place * (u64)CHUNK);
+		return 0;
+	}
+	return -ENOMEM;
+}
+
+static int answer_del(struct virtio_iommu_req_window_del *req)
+{
+	unsigned int i;
+
+	for (i = 0; i < CHUNKS; i++) {
+		if (w.iova[i] != le64_to_cpu(req->iova))
+			continue;
+		w.iova[i] = 0;
+		w.last = i;
+		complete(&w.deleted);
+		if (w.slow)
+			msleep(200);
+		return 0;
+	}
+	return -ENOENT;
+}
+
+static int answer(struct viommu_dev *viommu, void *buf, size_t len)
+{
+	struct virtio_iommu_req_head *head = buf;
+
+	return head->type == VIRTIO_IOMMU_T_WINDOW_ADD ? answer_add(buf) : answer_del(buf);
+}
+
+static struct viommu_window *find_window(struct iommu_domain *domain, u32 *id)
+{
+	*id = 1;
+	return &w.window;
+}
+
+static const struct viommu_window_provider provider = {
+	.ops	= VIOMMU_WINDOW_OPS,
+	.find	= find_window,
+};
+
+static const struct iommu_domain_ops domain_ops = {
+	.bounce_ops	= &provider.ops,
+};
+
+static void del_first(struct work_struct *work)
+{
+	w.ret = viommu_window_del(&w.domain, IOVA, w.window.region, CHUNK);
+}
+
+static int window_init(struct kunit *test)
+{
+	memset(&w, 0, sizeof(w));
+	device_initialize(&w.vdev.dev);
+	w.domain.ops = &domain_ops;
+	/* Nobody looks at the memory. */
+	w.window = (struct viommu_window) {
+		.vdev		= &w.vdev,
+		.send		= answer,
+		.region		= (void *)SZ_1G,
+		.region_len	= CHUNKS * (u64)CHUNK,
+		.iova_start	= IOVA,
+		.iova_len	= CHUNKS * (u64)CHUNK,
+		.chunk_size	= CHUNK,
+		.budget		= CHUNKS * (u64)CHUNK,
+		.shown		= w.shown,
+	};
+	mutex_init(&w.window.lock);
+	init_completion(&w.deleted);
+	INIT_WORK(&w.del_work, del_first);
+	return 0;
+}
+
+/* A chunk comes to a place after the device has freed it, before the driver hears of that. */
+static void reused_place_test(struct kunit *test)
+{
+	size_t size = CHUNK;
+	void *first, *second;
+
+	first = viommu_window_add(&w.domain, IOVA, &size, IOMMU_READ);
+	KUNIT_ASSERT_PTR_EQ(test, first, w.window.region);
+	w.slow = true;
+	schedule_work(&w.del_work);
+	wait_for_completion(&w.deleted);
+	second = viommu_window_add(&w.domain, IOVA + CHUNK, &size, IOMMU_READ);
+	flush_work(&w.del_work);
+	KUNIT_EXPECT_TRUE(test, w.ret);
+	KUNIT_EXPECT_FALSE(test, IS_ERR(second));
+	KUNIT_EXPECT_EQ(test, w.window.nshown, 1);
+	KUNIT_EXPECT_EQ(test, bitmap_weight(w.shown, CHUNKS), 1);
+}
+
+static struct kunit_case window_cases[] = {
+	KUNIT_CASE(reused_place_test),
+	{ }
+};
+
+static struct kunit_suite window_suite = {
+	.name		= "dma-bounce-window",
+	.init		= window_init,
+	.test_cases	= window_cases,
+};
+
+kunit_test_suite(window_suite);
