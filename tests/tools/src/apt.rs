@@ -13,17 +13,18 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result, ensure};
 use rustix::process::geteuid;
 
+pub(crate) use self::fetch::only_file;
 use crate::packages::program;
 use crate::tools::Tools;
 
 /// The suite that packages come from: fixed, so that all machines get the same kernels.
-const SUITE: &str = "bookworm";
+pub(crate) const SUITE: &str = "bookworm";
 
 /// Its backports.
 const BACKPORTS: &str = "bookworm-backports";
 
 /// Keys of Debian's archive.
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// How old lists may be.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);

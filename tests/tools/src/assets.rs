@@ -50,7 +50,10 @@ impl Tools<'_> {
         let dir = self.fetch_deb(&package)?;
         let (kernel, release) = packaged_kernel(&dir)?;
         let modules = Some(dir.join(Modules::PLACE).join(release));
-        let initramfs = self.guest_initramfs(&GuestInitramfs { modules, with: vec!["pvpanic_pci".into()] })?;
+        let initramfs = self.guest_initramfs(&GuestInitramfs {
+            modules,
+            with: vec!["pvpanic_pci".into(), "i6300esb".into(), "virtio_pmem".into(), "nd_pmem".into()],
+        })?;
         Ok(vec![("CAROM_STOCK_KERNEL", kernel.into()), ("CAROM_STOCK_INITRAMFS", initramfs.into())])
     }
 

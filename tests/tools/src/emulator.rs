@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The rig's emulator: QEMU from Debian's source, with three mistakes in its emulation of nested guests mended.
+//! The rig's emulator: QEMU from Debian's source, with four mistakes in its emulation of nested guests mended.
 //!
 //! The first: `helper_vmrun` (target/i386/tcg/system/svm_helper.c of QEMU 10.0) delivers the interrupt that KVM injects, and leaves
 //! its vector where the CPU's loop looks for exceptions that are still to be delivered. Should another thread ask the CPU to leave
@@ -14,6 +14,9 @@
 //!
 //! The third: `helper_vmrun` sets a bit of `interrupt_request` without the lock that all other writers hold. A request of another
 //! thread in between is lost until the next one.
+//!
+//! The fourth: `helper_write_crN` (`misc_helper.c`) asks for a virtual interrupt without that lock where a guest writes CR8 while one is
+//! pending, which ends the emulator by an assertion. EDK2 writes CR8 at the end of each interrupt.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +35,7 @@ struct Mend {
     by: &'static str,
 }
 
-const MENDS: [Mend; 4] = [
+const MENDS: [Mend; 5] = [
     Mend {
         file: "svm_helper.c",
         text: "do_interrupt_x86_hardirq(env, vector, 1);",
@@ -52,6 +55,11 @@ const MENDS: [Mend; 4] = [
         file: "fpu_helper.c",
         text: "env->hflags2 &= ~HF2_IGNNE_MASK;",
         by: "if (env->hflags2 & HF2_IGNNE_MASK) env->hflags2 &= ~HF2_IGNNE_MASK;",
+    },
+    Mend {
+        file: "misc_helper.c",
+        text: "cpu_interrupt(cs, CPU_INTERRUPT_VIRQ);",
+        by: "bql_lock(); cpu_interrupt(cs, CPU_INTERRUPT_VIRQ); bql_unlock();",
     },
 ];
 

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use carom_tools::progress::Progress;
 use carom_tools::signals::Signals;
-use carom_tools::{Tools, Usage, check, demo, initramfs, kernel, series, test};
+use carom_tools::{Tools, Usage, check, demo, initramfs, kernel, package, series, test, vm};
 use clap::{Parser, Subcommand};
 
 #[derive(Debug, Parser)]
@@ -31,6 +31,10 @@ enum Action {
     GuestSeries(series::Options),
     #[command(override_help = include_str!("help/guest-initramfs.txt"))]
     GuestInitramfs(initramfs::GuestInitramfs),
+    #[command(override_help = include_str!("help/package.txt"))]
+    Package(package::Options),
+    #[command(override_help = include_str!("help/vm.txt"))]
+    Vm(vm::Options),
 }
 
 impl Action {
@@ -42,6 +46,8 @@ impl Action {
             Self::GuestCheck(_) => "guest-check",
             Self::GuestSeries(_) => "guest-series",
             Self::GuestInitramfs(_) => "guest-initramfs",
+            Self::Package(_) => "package",
+            Self::Vm(_) => "vm",
         }
     }
 }
@@ -73,6 +79,7 @@ fn main() -> ExitCode {
 
 fn act(action: &Action, tools: &Tools) -> Result<ExitCode> {
     match action {
+        Action::Vm(options) => return tools.vm(options).map(ExitCode::from),
         Action::Demo(options) => return tools.demo(options).map(ExitCode::from),
         Action::Test(options) if !tools.test(options)? => return Ok(ExitCode::FAILURE),
         Action::Test(_) => {}
@@ -82,6 +89,7 @@ fn act(action: &Action, tools: &Tools) -> Result<ExitCode> {
         },
         Action::GuestCheck(options) => tools.guest_check(options)?,
         Action::GuestSeries(options) => tools.guest_series(options)?,
+        Action::Package(options) => println!("{}", tools.package(options)?.display()),
         Action::GuestInitramfs(options) => println!("{}", tools.guest_initramfs(options)?.display()),
     }
     Ok(ExitCode::SUCCESS)

@@ -27,6 +27,8 @@ impl Tools<'_> {
         let install = || -> Result<Command> {
             let mut command = as_root("env")?;
             command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "--no-install-recommends"]);
+            // Another one may be at work, such as that of a machine that has just started.
+            command.args(["-o", "DPkg::Lock::Timeout=300"]);
             command.args(&missing);
             Ok(command)
         };
@@ -73,7 +75,7 @@ fn is_installed(package: &str) -> bool {
 }
 
 /// A command that runs as root, by sudo where need be.
-fn as_root(program_name: &str) -> Result<Command> {
+pub(crate) fn as_root(program_name: &str) -> Result<Command> {
     if geteuid().is_root() {
         return Ok(Command::new(program_name));
     }

@@ -16,9 +16,10 @@ use crate::modules::{Modules, ORDER};
 use crate::tools::Tools;
 
 /// Modules for the machine, of which a kernel may have some built in and lack others. Not `nvme`: the drives are for vfio-pci.
-const MODULES: [&str; 13] = [
+const MODULES: [&str; 14] = [
     "virtio_pci",
     "virtio_console",
+    "virtio_blk",
     "9pnet_virtio",
     "9p",
     "overlay",

@@ -37,7 +37,8 @@ enum Part {
 }
 
 const PARTS: [Part; 9] = [
-    Part::Hooks(|name| name.starts_with("0001-")),
+    // Mends of mainline, which stand alone, and the attributes.
+    Part::Hooks(|name| number(name) <= "0004"),
     Part::Files {
         subject: "iommu/dma: Add an allocator of bounce slots",
         body: "Chunks of memory, each cut into slots of one power-of-two size, in front of which each CPU keeps a few. It is not built
@@ -55,6 +56,7 @@ decides which mappings bounce and copies what has to be copied. It is not built 
             "drivers/iommu/dma-bounce-map.",
             "drivers/iommu/dma-bounce-copy.c",
             "drivers/iommu/dma-bounce-pool.",
+            "drivers/iommu/dma-bounce-share.c",
             "drivers/iommu/dma-bounce-pages.c",
             "drivers/iommu/dma-bounce-single.c",
             "drivers/iommu/dma-bounce-request.c",
@@ -72,12 +74,9 @@ is not built yet.",
         subject: "iommu/dma: Add tests of bounced DMA",
         body: "KUnit tests with an IOMMU and a device that are made of software, and a driver that has QEMU's edu device witness each
 byte. They are not built yet.",
-        starts: &["drivers/iommu/dma-bounce-", "drivers/iommu/bounce."],
+        starts: &["drivers/iommu/dma-bounce-", "drivers/iommu/virtio-iommu-window-kunit.c", "drivers/iommu/bounce."],
     },
-    Part::Hooks(|name| {
-        let number = name.split('-').next().unwrap_or_default();
-        number == "0002" || (number > "0002" && number < "0010" && !name.contains("-Documentation-"))
-    }),
+    Part::Hooks(|name| number(name) > "0004" && !name.contains("-Documentation-")),
     Part::Maintainers,
     Part::Files {
         subject: "Documentation: Describe the bouncing of small DMA",
@@ -86,6 +85,11 @@ byte. They are not built yet.",
     },
     Part::Hooks(|name| name.contains("-Documentation-")),
 ];
+
+/// The number that a patch's name starts with.
+fn number(name: &str) -> &str {
+    name.split('-').next().unwrap_or_default()
+}
 
 /// The entry in MAINTAINERS that ours stands before.
 const NEXT_ENTRY: &str = "DMA BUFFER SHARING FRAMEWORK";

@@ -22,7 +22,16 @@ struct Mirrors {
 impl Tools<'_> {
     /// The lines of `sources.list`.
     pub(super) fn apt_sources(&self) -> Result<String> {
-        let mirrors = match variable("CAROM_DEBIAN_MIRROR") {
+        Ok(lines(&self.mirrors()?))
+    }
+
+    /// The lines of `sources.list` of a guest: the suite, its updates and security.
+    pub(crate) fn guest_sources(&self) -> Result<String> {
+        Ok(guest_lines(&self.mirrors()?))
+    }
+
+    fn mirrors(&self) -> Result<Mirrors> {
+        Ok(match variable("CAROM_DEBIAN_MIRROR") {
             Some(archive) => {
                 let security =
                     variable("CAROM_DEBIAN_SECURITY_MIRROR").unwrap_or_else(|| format!("{archive}-security"));
@@ -35,8 +44,7 @@ impl Tools<'_> {
                     "apt's configuration names no Debian mirror; set CAROM_DEBIAN_MIRROR to one (http://HOST/debian)",
                 )?
             }
-        };
-        Ok(lines(&mirrors))
+        })
     }
 }
 
@@ -52,10 +60,21 @@ fn mirrors(addresses: &str) -> Option<Mirrors> {
     Some(Mirrors { archive: ending("/debian")?, security: ending("/debian-security") })
 }
 
+fn line(kind: &str, uri: &str, suite: &str) -> String {
+    format!("{kind} [arch=amd64 signed-by={KEYRING}] {uri} {suite} main\n")
+}
+
+fn guest_lines(mirrors: &Mirrors) -> String {
+    let Mirrors { archive, security } = mirrors;
+    let mut lines = line("deb", archive, SUITE) + &line("deb", archive, "bookworm-updates");
+    if let Some(security) = security {
+        lines += &line("deb", security, "bookworm-security");
+    }
+    lines
+}
+
 fn lines(mirrors: &Mirrors) -> String {
     let Mirrors { archive, security } = mirrors;
-    let line =
-        |kind: &str, uri: &str, suite: &str| format!("{kind} [arch=amd64 signed-by={KEYRING}] {uri} {suite} main\n");
     let mut lines = String::new();
     for suite in [SUITE, "bookworm-updates", BACKPORTS, NEWER] {
         lines += &line("deb", archive, suite);
@@ -95,5 +114,13 @@ mod tests {
             ))
         );
         assert!(!lines.contains("security main"));
+    }
+
+    #[test]
+    fn guest_has_the_suite_and_what_mends_it() {
+        let (archive, security) = ("http://m/debian".into(), Some("http://m/debian-security".into()));
+        let lines = guest_lines(&Mirrors { archive, security });
+        let suites: Vec<&str> = lines.lines().filter_map(|line| line.rsplit(' ').nth(1)).collect();
+        assert_eq!(suites, [SUITE, "bookworm-updates", "bookworm-security"]);
     }
 }

@@ -11,12 +11,14 @@ use super::Options;
 use crate::assets::Variables;
 use crate::cargo::TestProgram;
 use crate::kernel::GuestKernel;
+use crate::package;
 use crate::tools::Tools;
 
 impl Tools<'_> {
     /// Makes all that the tests need; returns the program that runs them.
     pub(super) fn prepare_integration(&self, options: &Options, out: &Path) -> Result<Command> {
         self.need_guest_packages()?;
+        self.need_packages("checking images of disks", &["qemu-utils"])?;
         let targets = ["--bin", "carom-remote", "--test", "guest", "--test", "vfio_hardware"];
         // At a time: where one links, the other compiles.
         let (carom, tests) = thread::scope(|scope| {
@@ -31,6 +33,7 @@ impl Tools<'_> {
         variables.extend(self.newer_guest()?);
         variables.extend(self.stock_guest()?);
         variables.extend(self.guest_programs()?);
+        variables.extend(self.distribution_for(options)?);
         tests.arg("--out").arg(out);
         if let Some(filter) = &options.filter {
             tests.args(["--filter", filter]);
@@ -50,6 +53,17 @@ impl Tools<'_> {
         }
         tests.envs(variables);
         Ok(tests)
+    }
+
+    /// What the tests of the distribution need, where they run: it takes minutes to make.
+    fn distribution_for(&self, options: &Options) -> Result<Variables> {
+        let named = options.filter.as_ref().is_some_and(|filter| filter.contains("distribution"));
+        if !options.all && !named {
+            return Ok(Vec::new());
+        }
+        self.need_packages("serving a Debian guest", &["dnsmasq-base", "iproute2", "gpg", "gpg-agent", "dpkg"])?;
+        let package = self.package(&package::Options::default())?;
+        Ok(vec![("CAROM_DISTRIBUTION", self.distribution()?.into()), ("CAROM_PACKAGE", package.into())])
     }
 
     pub(super) fn test_debug(&self, options: &Options, out: &Path) -> Result<()> {

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A Debian for guests: the image of a disk, made of packages by mmdebstrap, and Debian's kernel with its initrd.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::geteuid;
+
+use crate::apt::{SUITE, only_file};
+use crate::key::Key;
+use crate::tools::Tools;
+
+/// Label of the file system. `guest/distribution/customize` names it too.
+const LABEL: &str = "debian";
+
+/// Room in the image besides what is in it, in MiB. The file system grows with its disk when it is booted.
+const ROOM: u64 = 96;
+
+/// Files of a Debian that boots. The image is only read: who boots it gives the guest a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Distribution {
+    /// Raw image of its disk, which holds an ext4 file system and no partitions.
+    pub disk: PathBuf,
+    /// Debian's kernel.
+    pub kernel: PathBuf,
+    /// The initrd of that kernel.
+    pub initrd: PathBuf,
+}
+
+impl Distribution {
+    /// What the kernel's command line says of the root file system.
+    pub const ROOT: &str = "root=/dev/vda rw";
+
+    /// The files of a directory of the cache.
+    #[must_use]
+    pub fn in_directory(dir: &Path) -> Self {
+        let file = |name: &str| dir.join(name);
+        Self { disk: file("disk.raw"), kernel: file("vmlinuz"), initrd: file("initrd.img") }
+    }
+}
+
+impl Tools<'_> {
+    /// The distribution's directory, made where it is missing: of the newest packages of that day. It stays as it is until the list
+    /// of packages or the way that it is made changes.
+    ///
+    /// # Errors
+    /// It cannot be made, or a signal came.
+    pub fn distribution(&self) -> Result<PathBuf> {
+        let recipe = self.checkout.join("guest/distribution");
+        // A change of how the image is made, rather than of what is in the recipe, needs another number here.
+        let key = Key::default().text("recipe 1").text(SUITE).text(LABEL).text(&ROOM.to_string());
+        let dir = self.cached("distribution", &key.path(&recipe)?.finish(), |dir| self.make_distribution(&recipe, dir));
+        self.progress.end();
+        dir
+    }
+
+    fn make_distribution(&self, recipe: &Path, dir: &Path) -> Result<()> {
+        self.need_packages("to make a Debian root file system", &["perl", "python3-minimal", "e2fsprogs"])?;
+        if !geteuid().is_root() {
+            self.need_packages("to make a root file system without being root", &["fakeroot", "uidmap"])?;
+        }
+        let archive = dir.join("root.tar");
+        self.bootstrap(recipe, dir, &archive)?;
+        self.progress.show("making the image of the distribution's disk");
+        let (tree, files) = (dir.join("tree"), Distribution::in_directory(dir));
+        fs::create_dir(&tree).with_context(|| format!("making {}", tree.display()))?;
+        // Owners and devices are as in the archive for root, and for programs below fakeroot.
+        let script = "set -eu; tar -C \"$1\" --numeric-owner -xf \"$2\"; used=$(du -sm \"$1\" | cut -f1)
+            mke2fs -q -t ext4 -L \"$4\" -m 0 -E lazy_itable_init=0,lazy_journal_init=0 -d \"$1\" \"$3\" $((used + used / 8 + $5))M";
+        let mut pack = Command::new(if geteuid().is_root() { "sh" } else { "fakeroot" });
+        if !geteuid().is_root() {
+            pack.arg("sh");
+        }
+        pack.args(["-c", script, "sh"]).arg(&tree).arg(&archive).arg(&files.disk).args([LABEL, &ROOM.to_string()]);
+        self.run_quietly(pack.env("PATH", path_with_sbin()), &dir.join("log"))?;
+        for (start, target) in [("vmlinuz-", &files.kernel), ("initrd.img-", &files.initrd)] {
+            let source = only_file(&tree.join("boot"), |name| name.starts_with(start))?;
+            fs::copy(&source, target).with_context(|| format!("copying {}", source.display()))?;
+        }
+        fs::remove_dir_all(&tree).with_context(|| format!("removing {}", tree.display()))?;
+        fs::remove_file(&archive).with_context(|| format!("removing {}", archive.display()))
+    }
+
+    /// Has mmdebstrap, which is not installed for it, make an archive of the root file system.
+    fn bootstrap(&self, recipe: &Path, dir: &Path, archive: &Path) -> Result<()> {
+        let program = self.fetch_deb("mmdebstrap")?.join("usr/bin/mmdebstrap");
+        let list = recipe.join("packages");
+        let text = fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?;
+        let packages = packages(&text);
+        ensure!(!packages.is_empty(), "{} names no package", list.display());
+        let sources = dir.join("sources.list");
+        fs::write(&sources, self.guest_sources()?).with_context(|| format!("writing {}", sources.display()))?;
+        let mut command = Command::new("perl");
+        command.arg(program).args(["--variant=minbase", "--format=tar"]);
+        command.arg(if geteuid().is_root() { "--mode=root" } else { "--mode=unshare" });
+        for option in ["APT::Install-Recommends \"false\"", "Acquire::Languages \"none\""] {
+            command.arg(format!("--aptopt={option}"));
+        }
+        command.arg(format!("--include={}", packages.join(",")));
+        for (hook, name) in [("essential", "prepare"), ("customize", "customize")] {
+            command.arg(format!("--{hook}-hook={}", recipe.join(name).display()));
+        }
+        command.arg(SUITE).arg(archive).arg(&sources);
+        command.env("PATH", path_with_sbin());
+        self.progress.show("making a Debian root file system (once, two minutes)");
+        self.run_watched(&mut command, &dir.join("log"), |line| {
+            if let Some(step) = line.strip_prefix("I: ") {
+                self.progress.show(&format!("making a Debian root file system: {step}"));
+            }
+        })
+    }
+}
+
+/// Programs of root's are needed whoever runs this.
+fn path_with_sbin() -> String {
+    let path = std::env::var("PATH").unwrap_or_default();
+    format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")
+}
+
+/// The packages of a list, one a line, with comments and empty lines between.
+fn packages(text: &str) -> Vec<&str> {
+    text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_of_packages_has_comments() {
+        assert_eq!(packages("# a comment\n\nudev\n  dbus \n"), ["udev", "dbus"]);
+    }
+
+    #[test]
+    fn recipe_names_a_kernel_with_a_virtio_iommu_and_the_label() {
+        let recipe = crate::checkout().join("guest/distribution");
+        let list = fs::read_to_string(recipe.join("packages")).unwrap();
+        assert!(packages(&list).iter().any(|package| package.starts_with("linux-image-6.12")));
+        let customize = fs::read_to_string(recipe.join("customize")).unwrap();
+        assert!(customize.contains(&format!("LABEL={LABEL} /")), "{customize}");
+    }
+}

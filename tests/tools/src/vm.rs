@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `scripts/vm`: a Debian on Carom, with its console on this terminal, in the rig or on this host.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::children::run_command;
+use crate::distribution::Distribution;
+use crate::packages::as_root;
+use crate::tools::{Tools, Usage};
+use crate::{kvm, work_dir};
+
+/// Memory of the emulated machine besides the guest's, in MiB.
+const RIG_MIB: u64 = 1536;
+
+/// The guest's network: the tap interface and the first three numbers of its addresses.
+const TAP: &str = "carom0";
+const NET: &str = "10.99.17";
+
+/// Seconds that a machine may run in the rig, which has no other limit for it: 11 days.
+const RIG_TIME: &str = "999999";
+
+/// What machine is wanted, and where.
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    /// RAM, 256M or more.
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size)]
+    memory: u64,
+    /// vCPUs.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=254))]
+    cpus: u8,
+    /// Size of the disk.
+    #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = size)]
+    size: u64,
+    /// Image that is kept.
+    #[arg(long, value_name = "FILE")]
+    disk: Option<PathBuf>,
+    /// Disk and network behind the virtio-iommu.
+    #[arg(long)]
+    iommu: bool,
+    /// On this host's KVM, even where it does not seem to work.
+    #[arg(long, conflicts_with = "rig")]
+    direct: bool,
+    /// In the emulated machine, even where KVM works.
+    #[arg(long)]
+    rig: bool,
+    /// Only make what the machine needs, and print the directory of the distribution.
+    #[arg(long)]
+    prepare: bool,
+    /// Further options of carom.
+    #[arg(last = true, value_name = "OPTION")]
+    more: Vec<OsString>,
+}
+
+/// Parses a size in MiB, of at least one.
+fn size(text: &str) -> Result<u64, String> {
+    let bad = || "must be a size such as 2G or 512M".to_owned();
+    let (digits, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(bad)?;
+    let mib = match unit {
+        "M" => 1,
+        "G" => 1024,
+        _ => return Err(bad()),
+    };
+    digits.parse::<u64>().ok().filter(|&number| number > 0).and_then(|number| number.checked_mul(mib)).ok_or_else(bad)
+}
+
+impl Options {
+    fn check(&self) -> Result<()> {
+        if self.memory < 256 {
+            bail!(Usage("--memory: this Debian needs 256M or more".into()));
+        }
+        Ok(())
+    }
+
+    /// The arguments of carom. `disk` is what the guest's disk is there.
+    fn carom(&self, disk: &str, files: &Distribution) -> Vec<OsString> {
+        let iommu = if self.iommu { ",iommu=on" } else { "" };
+        let strict = if self.iommu { " iommu.strict=1" } else { "" };
+        let mut words: Vec<OsString> = vec!["--kernel".into(), (&files.kernel).into()];
+        words.extend(["--initramfs".into(), (&files.initrd).into()]);
+        let mut add = |option: &str, value: String| words.extend([option.into(), value.into()]);
+        add("--cmdline", format!("console=ttyS0 {} quiet{strict}", Distribution::ROOT));
+        add("--cpus", format!("boot={}", self.cpus));
+        add("--memory", format!("size={}M", self.memory));
+        add("--disk", format!("path={disk},image_type=raw{iommu}"));
+        add("--net", format!("tap={TAP}{iommu}"));
+        add("--rng", format!("src=/dev/urandom{iommu}"));
+        words.extend(self.more.iter().cloned());
+        words
+    }
+}
+
+impl Tools<'_> {
+    /// Starts the machine and waits for its end; returns the exit status.
+    ///
+    /// # Errors
+    /// Wrong options, something that cannot be made, or a signal.
+    pub fn vm(&self, options: &Options) -> Result<u8> {
+        options.check()?;
+        let dir = self.distribution()?;
+        if options.prepare {
+            println!("{}", dir.display());
+            return Ok(0);
+        }
+        let files = Distribution::in_directory(&dir);
+        self.need_packages("running guests", &["qemu-system-x86", "gcc", "libc6-dev", "dnsmasq-base", "iproute2"])?;
+        let carom = self.carom()?.remove(0).1;
+        let work = work_dir::create(&env::temp_dir(), "carom-vm")?;
+        let disk = match &options.disk {
+            Some(disk) => disk.clone(),
+            None => work.path().join("disk.raw"),
+        };
+        self.make_disk(&files.disk, &disk, options.size)?;
+        let direct = options.direct || (!options.rig && kvm::works(work.path()));
+        let network = self.checkout.join("scripts/lib/vm-network");
+        let mut command = if direct {
+            let mut command = as_root("env")?;
+            command.arg(network);
+            command
+        } else {
+            self.build("the rig", &["build", "--locked", "--workspace", "--bin", "rig"])?;
+            let mut command = Command::new(self.target_dir()?.join("debug/rig"));
+            command.args(["--terminal", "--no-bind", "--time-limit", RIG_TIME, "--disk"]).arg(&disk);
+            command.arg("--memory").arg(format!("{}M", options.memory + RIG_MIB)).arg("--").arg(network);
+            command
+        };
+        let disk = if direct { fs::canonicalize(&disk)?.display().to_string() } else { "/dev/vda".into() };
+        command.args([TAP, NET]).arg(&carom).args(options.carom(&disk, &files));
+        self.progress.say(&welcome(direct));
+        self.progress.end();
+        let mut child = command.spawn().context("starting the machine")?;
+        let Some(status) = run_command(&mut child, self.signals)? else { bail!("interrupted") };
+        Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    }
+
+    /// Makes the image of the machine's disk of the distribution's where it is missing, and no smaller than `size` MiB.
+    fn make_disk(&self, source: &Path, disk: &Path, size: u64) -> Result<()> {
+        let failed = || format!("making {}", disk.display());
+        if !disk.exists() {
+            self.progress.show(&failed());
+            self.run(Command::new("cp").args(["--sparse=always", "--reflink=auto"]).arg(source).arg(disk))
+                .with_context(failed)?;
+        }
+        let bytes = size.checked_mul(1 << 20).with_context(|| Usage("--size: too large".into()))?;
+        let file = File::options().write(true).open(disk).with_context(failed)?;
+        if file.metadata().with_context(failed)?.len() < bytes {
+            file.set_len(bytes).with_context(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a newcomer wants to know while the machine boots.
+fn welcome(direct: bool) -> String {
+    let (place, end) = if direct {
+        ("on this host's KVM, in some seconds", "")
+    } else {
+        ("in an emulated machine, in two minutes", "; Ctrl-] three times within a second ends it at once")
+    };
+    format!("Debian boots {place}. Log in as root, without a password. `poweroff` ends the machine{end}.")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::tools::with_tools;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parse(words: &[&str]) -> Result<Options, String> {
+        let line = Line::try_parse_from([&["vm"], words].concat()).map_err(|error| error.to_string())?;
+        line.options.check().map(|()| line.options).map_err(|error| error.to_string())
+    }
+
+    fn words(options: &[&str]) -> String {
+        let words = parse(options).unwrap().carom("/dev/vda", &Distribution::in_directory(Path::new("/d")));
+        words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn machine_is_what_the_options_say() {
+        let plain = words(&[]);
+        assert!(plain.contains("--memory size=1024M ") && plain.contains("--disk path=/dev/vda,image_type=raw "));
+        assert!(!plain.contains("iommu"), "{plain}");
+        let behind = words(&["--iommu", "--cpus", "3", "--", "--vsock", "cid=3,socket=/s"]);
+        assert!(behind.contains("boot=3") && behind.contains("image_type=raw,iommu=on"), "{behind}");
+        assert!(behind.ends_with("iommu=on --vsock cid=3,socket=/s"), "{behind}");
+    }
+
+    #[test]
+    fn wrong_use_is_told() {
+        for (words, reason) in [
+            (vec!["--memory", "128M"], "256M or more"),
+            (vec!["--memory", "1"], "must be a size"),
+            (vec!["--size", "0G"], "must be a size"),
+            (vec!["--cpus", "0"], "--cpus"),
+            (vec!["--direct", "--rig"], "cannot be used with"),
+            (vec!["disk"], "unexpected"),
+        ] {
+            let said = parse(&words).unwrap_err();
+            assert!(said.contains(reason), "{words:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn disk_is_made_once_grows_and_is_never_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let (source, disk) = (dir.path().join("source"), dir.path().join("disk"));
+        fs::write(&source, "file system").unwrap();
+        let make = |size| with_tools(dir.path(), dir.path(), |tools| tools.make_disk(&source, &disk, size)).unwrap();
+        make(2);
+        assert_eq!(fs::metadata(&disk).unwrap().len(), 2 << 20);
+        fs::write(&source, "another one").unwrap();
+        make(1);
+        let bytes = fs::read(&disk).unwrap();
+        assert!(bytes.starts_with(b"file system") && bytes.len() == 2 << 20);
+    }
+
+    #[test]
+    fn help_names_each_option() {
+        use clap::CommandFactory;
+        let help = include_str!("help/vm.txt");
+        for argument in Line::command().get_arguments() {
+            let Some(name) = argument.get_long() else { continue };
+            assert!(help.contains(&format!("--{name} ")), "--{name} is not in the help");
+        }
+    }
+}
