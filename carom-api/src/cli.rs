@@ -2,6 +2,7 @@
 
 //! The command line of `carom`.
 
+mod inherit;
 mod log_format;
 mod part_arguments;
 mod program;
@@ -15,64 +16,76 @@ use std::path::PathBuf;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 
 use crate::config::{
-    ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
+    ConsoleMode, CpusConfig, LandlockConfig, MemoryConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
+    RateLimitGroupConfig, SerialConfig,
 };
 use crate::defaults::VmDefaults;
 use crate::error::ConfigError;
-use crate::field::Field;
-use crate::kinds::{IommuBounceConfig, PartConfig};
+use crate::kinds::{ConsoleConfig, IommuBounceConfig, PartConfig};
 use crate::snapshot::RestoreConfig;
 use crate::vm_config::{CheckedConfig, VmConfig};
 use part_arguments::PartArguments;
 use refused_options::RefusedOptions;
 
+pub use inherit::InheritedFd;
 pub use log_format::{LogFormat, LogPart, LogZone};
 pub use program::Program;
 pub use seccomp::Seccomp;
-pub use sockets::{ApiSocketOption, EventMonitorOption, FileOrFd, MetricsAddress, OptionName};
+pub use sockets::{ApiSocketOption, CrashReportOption, EventMonitorOption, FileOrFd, MetricsAddress, OptionName};
+
+/// What boots: a kernel or firmware.
+const PAYLOAD: &str = "payload";
 
 /// A virtual machine monitor for device passthrough behind a virtual IOMMU.
 #[derive(Debug, Parser)]
 #[command(name = "carom", version, max_term_width = 110)]
 pub struct Cli {
     /// Kernel to boot: a bzImage, or an ELF image with a PVH entry point; without, a client of the API creates the VM
-    #[arg(long, value_name = "FILE", required_unless_present_any = ["api_socket", "restore"])]
+    #[arg(long, value_name = "FILE", group = PAYLOAD, required_unless_present_any = ["api_socket", "restore", "firmware"])]
     kernel: Option<PathBuf>,
+    /// Firmware instead of a kernel, by which the guest boots from a disk: an ELF image with a PVH entry point, such as EDK2's CLOUDHV.fd
+    #[arg(long, value_name = "FILE", group = PAYLOAD)]
+    firmware: Option<PathBuf>,
     /// Initial RAM file system
-    #[arg(long, value_name = "FILE", requires = "kernel")]
+    #[arg(long, value_name = "FILE", requires = PAYLOAD, conflicts_with = "firmware")]
     initramfs: Option<PathBuf>,
     /// Kernel command line
-    #[arg(long, value_name = "TEXT", default_value = "", requires = "kernel")]
+    #[arg(long, value_name = "TEXT", default_value = "", requires = PAYLOAD, conflicts_with = "firmware")]
     cmdline: String,
     /// CPUs: boot=N[,max=N][,topology=THREADS:CORES:DIES:PACKAGES][,max_phys_bits=46][,nested=on|off]
-    #[arg(long, value_name = "boot=N", default_value = "boot=1", requires = "kernel")]
+    #[arg(long, value_name = "boot=N", default_value = "boot=1", requires = PAYLOAD)]
     cpus: CpusConfig,
     /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off]
-    #[arg(long, value_name = "size=SIZE,…", default_value = "size=512M", requires = "kernel")]
+    #[arg(long, value_name = "size=SIZE,…", default_value = "size=512M", requires = PAYLOAD)]
     memory: MemoryConfig,
     #[command(flatten)]
     parts: PartArguments,
-    /// What devices of the host are reached by, and whether a thread polls for requests of the virtio-iommu while they come fast:
-    /// [iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N][,iommu_segments=LIST]
-    #[arg(long, value_name = "iommufd=on|off,…", default_value = "iommufd=off,iommu_poll=auto", requires = "kernel")]
+    /// What devices of the host are reached by, whether a thread polls for requests of the virtio-iommu while they come fast, PCI segments,
+    /// and what the machine is called: [iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N][,iommu_segments=LIST]
+    /// [,system_serial_number=TEXT][,system_uuid=UUID][,oem_strings=[TEXT,TEXT]] and other strings of SMBIOS
+    #[arg(long, value_name = "iommufd=on|off,…", default_value = "iommufd=off,iommu_poll=auto", requires = PAYLOAD)]
     platform: PlatformConfig,
     /// Part of the addresses for BARs that a PCI segment has, of which --platform says how many there are; several may be given:
     /// pci_segment=N[,mmio32_aperture_weight=N][,mmio64_aperture_weight=N]
-    #[arg(long, value_name = "pci_segment=N,…", num_args = 1.., action = ArgAction::Append, requires = "kernel")]
+    #[arg(long, value_name = "pci_segment=N,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     pci_segment: Vec<PciSegmentConfig>,
+    /// Limit on the rate that disks share which name it (rate_limit_group); several may be given: id=NAME[,bw_size=BYTES,bw_refill_time=MS]
+    /// [,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N]
+    #[arg(long, value_name = "id=NAME,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
+    rate_limit_group: Vec<RateLimitGroupConfig>,
     /// First serial port: off, null, tty, pty, file=PATH or socket=PATH; tty where nothing is said, null under the name cloud-hypervisor
-    #[arg(long, value_name = "MODE", requires = "kernel")]
-    serial: Option<ConsoleConfig>,
-    /// Paravirtual console: off is the only choice yet
-    #[arg(long, value_name = "MODE", default_value = "off")]
-    console: ConsoleConfig,
+    #[arg(long, value_name = "MODE", requires = PAYLOAD)]
+    serial: Option<SerialConfig>,
     /// Device by which the guest's kernel tells of a panic (event guest:panic)
-    #[arg(long, requires = "kernel")]
+    #[arg(long, requires = PAYLOAD)]
     pvpanic: bool,
+    /// Watchdog (i6300esb), which resets a guest that does not tell it in time that it works (event watchdog:expired)
+    #[arg(long, requires = PAYLOAD)]
+    watchdog: bool,
     /// Snapshot to make the VM of, which is paused then: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
     #[arg(long, value_name = "source_url=file:///PATH,…",
-        // clap waives `requires = "kernel"` where the kernel itself would be in conflict.
-        conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "memory", "platform", "pci_segment", "serial", "pvpanic"]
+        // clap waives `requires = PAYLOAD` where that itself would be in conflict.
+        conflicts_with_all = [PAYLOAD, "initramfs", "cmdline", "cpus", "memory", "platform", "pci_segment", "rate_limit_group", "serial", "pvpanic", "watchdog", "landlock"]
     )]
     restore: Option<RestoreConfig>,
     /// Socket to serve the REST API on: path=FILE or fd=NUMBER; FILE alone is a path too
@@ -100,10 +113,24 @@ pub struct Cli {
     /// What a line of the log is made of: text with {boottime}, {wallclock}, {thread}, {level}, {location}, {msg} and others in it
     #[arg(long, value_name = "TEXT")]
     log_format: Option<LogFormat>,
+    /// File for a report should the program crash: path=FILE or fd=NUMBER; FILE alone is a path too. Reports are added to it, and
+    /// where there are none it is gone when the program ends
+    #[arg(long, value_name = "path=FILE|fd=N")]
+    crash_report: Option<FileOrFd<CrashReportOption>>,
+    /// Descriptor that the program was started with, used in place of what it is of: /dev/kvm, /dev/iommu, a device of VFIO's
+    /// (/dev/vfio/devices/vfioN), or a disk with the path /dev/fd/N; several may be given: fd=N
+    #[arg(long, value_name = "fd=N", num_args = 1.., action = ArgAction::Append)]
+    inherit: Vec<InheritedFd>,
     /// What becomes of a system call that a thread has no need of: it ends the program (true), is logged by the kernel (log), fails
     /// (errno), or is made (false)
-    #[arg(long, value_name = "true|false|log|errno", default_value = "false")]
+    #[arg(long, value_name = "true|false|log|errno", default_value = "true")]
     seccomp: Seccomp,
+    /// Have the program reach no files of the host but those that the VM is made of (Landlock)
+    #[arg(long, requires = PAYLOAD)]
+    landlock: bool,
+    /// Files and directories that it may reach beside them; several may be given: path=PATH,access=r|w|rw
+    #[arg(long, value_name = "path=PATH,access=r|w|rw", num_args = 1.., action = ArgAction::Append, requires = "landlock")]
+    landlock_rules: Vec<LandlockConfig>,
     #[command(flatten)]
     refused: RefusedOptions,
 }
@@ -135,6 +162,10 @@ pub struct Invocation {
     pub log_file: Option<PathBuf>,
     /// What a line of the log is made of, if the user says.
     pub log_format: Option<LogFormat>,
+    /// Where reports of crashes go.
+    pub crash_report: Option<FileOrFd<CrashReportOption>>,
+    /// Descriptors in place of files.
+    pub inherit: Vec<InheritedFd>,
 }
 
 /// How parsing ended when there is nothing to run.
@@ -171,12 +202,13 @@ where
         }
     })?;
     let mistake = |error: ConfigError| CliOutcome::Mistake(error.to_string());
-    if cli.console.mode != ConsoleMode::Off {
-        return Err(mistake(ConfigError::new(Field::only("--console"), "only 'off' is supported; use --serial")));
-    }
     if cli.restore.is_some() && !cli.parts.0.is_empty() {
         let rule = "takes no devices: the VM has those that it was saved with";
         return Err(mistake(ConfigError::new(RestoreConfig::OPTION, rule)));
+    }
+    let has_vm = cli.kernel.is_some() || cli.firmware.is_some() || cli.restore.is_some();
+    if let Some(part) = cli.parts.0.iter().find(|part| !part.kind().default_for_clients && !has_vm) {
+        return Err(mistake(ConfigError::new(part.kind().field, "needs --kernel or --firmware, for a VM to be in")));
     }
     let mut defaults = VmDefaults { iommu_bounce: None, all_behind_iommu: cli.all_behind_iommu };
     for part in &cli.parts.0 {
@@ -187,20 +219,25 @@ where
     if cli.api_socket.is_some() {
         defaults.complete(variable).map_err(mistake)?;
     }
-    let vm = match cli.kernel {
-        None => None,
-        Some(kernel) => {
+    let vm = match (cli.kernel, cli.firmware) {
+        (None, None) => None,
+        (kernel, firmware) => {
             let mut vm = VmConfig {
-                payload: PayloadConfig { kernel, initramfs: cli.initramfs, cmdline: cli.cmdline },
+                payload: PayloadConfig { kernel, firmware, initramfs: cli.initramfs, cmdline: cli.cmdline },
                 cpus: cli.cpus,
                 memory: cli.memory,
                 platform: cli.platform,
                 pci_segments: cli.pci_segment,
+                rate_limit_groups: cli.rate_limit_group,
                 serial: cli.serial.unwrap_or_else(|| default_serial(program)),
                 pvpanic: cli.pvpanic,
+                landlock_enable: cli.landlock,
+                landlock_rules: cli.landlock_rules,
+                watchdog: cli.watchdog,
                 ..VmConfig::default()
             };
             let added = cli.parts.0.into_iter().try_for_each(|part| vm.push(part));
+            vm.console.get_or_insert_with(|| default_console(program));
             Some(added.and_then(|()| vm.check()).map_err(mistake)?)
         }
     };
@@ -228,6 +265,8 @@ where
         verbosity: cli.verbosity.min(3),
         log_file: cli.log_file,
         log_format: cli.log_format,
+        inherit: cli.inherit,
+        crash_report: cli.crash_report,
     })
 }
 
@@ -240,11 +279,19 @@ fn read(program: Program, arguments: Vec<OsString>) -> Result<Cli, clap::Error> 
 }
 
 /// Where the serial port goes if nothing is said: whoever starts the program by hand wants to see the guest.
-fn default_serial(program: Program) -> ConsoleConfig {
+fn default_serial(program: Program) -> SerialConfig {
     match program {
-        Program::Carom => ConsoleConfig::of(ConsoleMode::Tty),
-        Program::CloudHypervisor => ConsoleConfig::default(),
+        Program::Carom => SerialConfig::of(ConsoleMode::Tty),
+        Program::CloudHypervisor => SerialConfig::default(),
     }
+}
+
+/// The same of the paravirtual console.
+fn default_console(program: Program) -> ConsoleConfig {
+    ConsoleConfig::of(match program {
+        Program::Carom => ConsoleMode::Off,
+        Program::CloudHypervisor => ConsoleMode::Tty,
+    })
 }
 
 /// The first paragraph of the message for a user of `program` as one line, without what it is prefixed with. Our own errors
@@ -278,12 +325,12 @@ mod tests {
         let all = "carom --kernel k --initramfs i --cmdline console=ttyS0 --cpus boot=2 --memory size=2G \
                    --device path=/d,iommu=on --user-device socket=/u,iommu=on,id=u \
                    --platform iommufd=on --iommu-bounce size=64M --serial tty --console off \
-                   --pvpanic --event-monitor path=/e -v";
+                   --pvpanic --watchdog --event-monitor path=/e -v";
         let invocation = parse(all.split_whitespace()).unwrap();
         let vm = invocation.vm.unwrap();
         assert_eq!(vm.cpus.boot_vcpus, 2);
         assert!(vm.has_iommu());
-        assert!(vm.platform.iommufd && vm.pvpanic);
+        assert!(vm.platform.iommufd && vm.pvpanic && vm.watchdog);
         assert_eq!(vm.user_devices[0].id.as_deref(), Some("u"));
         assert_eq!(invocation.event_monitor, Some(FileOrFd::Path("/e".into())));
         assert_eq!(invocation.verbosity, 1);
@@ -314,7 +361,7 @@ mod tests {
             (&["--kernel", "k", "--iommu-bounce", "--rng"][..], "iommu=on"),
             (&["--kernel", "k", "--user-device", "/s"][..], "--user-device: '/s' is no key=value"),
             (&["--kernel", "k", "--user-device", "socket=/s"][..], "--user-device iommu: is off"),
-            (&["--kernel", "k", "--console", "tty"][..], "--console: only 'off'"),
+            (&["--kernel", "k", "--console", "vga"][..], "--console: 'vga' is no key=value"),
             (&["--kernel", "k", "--event-monitor", "fd=1"][..], "--event-monitor fd"),
             (
                 &["--kernel", "k", "--event-monitor", "/e"][..],
@@ -342,18 +389,29 @@ mod tests {
             (&["--kernel", "k", "extra"][..], "extra"),
             (&["--kernel", "k", "--disk", "path=/d,queue_size=3"][..], "--disk queue_size: 3 is no power of two"),
             (&["--kernel", "k", "--disk", "path=/d", "path=/d"][..], "--disk path: /d is given twice"),
-            (
-                &["--kernel", "k", "--pmem", "file=/d"][..],
-                "--pmem is not there yet: the guest can have disks, network devices, devices",
-            ),
             (&["--kernel", "k", "--net", "tap=t,mac="][..], "--net mac: is no address of the form"),
             (&["--kernel", "k", "--net", "tap=t", "tap=t"][..], "--net tap: t is given twice"),
             (&["--kernel", "k", "--vdpa", "path="][..], "--vdpa is not there yet"),
-            (&["--kernel", "k", "--landlock"][..], "--landlock is not there yet"),
-            (&["--kernel", "k", "--watchdog"][..], "--watchdog is not there yet"),
+            (&["--kernel", "k", "--landlock-rules", "path=/p,access=r"][..], "--landlock"),
+            (
+                &["--kernel", "k", "--landlock", "--landlock-rules", "path=/p,access=x"][..],
+                "--landlock-rules access: 'x' is none of r, w, rw",
+            ),
+            (&["--api-socket", "path=/s", "--landlock"][..], "--kernel"),
+            (&["--kernel", "k", "--rtc"][..], "--rtc is not there yet"),
             (&["--kernel", "k", "--debug-console", "tty"][..], "--debug-console is not there yet"),
+            (&["--kernel", "k", "--inherit", "7"][..], "--inherit: '7' is not fd=NUMBER"),
+            (&["--kernel", "k", "--inherit", "fd=7", "fd=2"][..], "--inherit fd: '2' is no descriptor above 2"),
             (&["--kernel", "k", "--seccomp", "on"][..], "--seccomp: 'on' is none of true, false, log, errno"),
             (&["--kernel", "k", "--log-format", "{lvl}"][..], "--log-format: in '{lvl}'"),
+            (&["--firmware", "f", "--kernel", "k"][..], "'--firmware <FILE>' cannot be used with '--kernel <FILE>'"),
+            (&["--firmware", "f", "--cmdline", "c"][..], "--firmware"),
+            (&["--firmware", "f", "--initramfs", "i"][..], "--firmware"),
+            (
+                &["--firmware", "f", "--platform", "num_pci_segments=2"][..],
+                "--platform num_pci_segments: 2 do not go with --firmware",
+            ),
+            (&["--restore", "source_url=file:///s,resume=on", "--firmware", "f"][..], "--firmware"),
             (&["--restore", "source_url=file:///s"][..], "--restore: the VM would stay paused"),
             (&["--restore", "source_url=s,resume=on"][..], "--restore source_url: 's' is no file:///PATH"),
             (&["--restore", "source_url=file:///s,resume=on", "--kernel", "k"][..], "--kernel"),
@@ -367,6 +425,14 @@ mod tests {
             assert!(text.contains(part), "{text}");
             assert_eq!(text.lines().count(), 1, "{text}");
         }
+    }
+
+    #[test]
+    fn firmware_takes_the_kernels_place() {
+        let invocation = parse(["carom", "--firmware", "f", "--memory", "size=1G", "--disk", "path=/d"]).unwrap();
+        let vm = invocation.vm.unwrap();
+        assert_eq!(vm.payload, PayloadConfig::of_firmware("f"));
+        assert_eq!((vm.memory.size, vm.disks.len()), (1 << 30, 1));
     }
 
     #[test]
@@ -437,9 +503,9 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_filtered_where_somebody_says_so() {
+    fn calls_are_filtered_unless_somebody_says_otherwise() {
         let seccomp = |more: &[&str]| parse(["carom", "--kernel", "k"].iter().chain(more)).unwrap().seccomp;
-        assert_eq!(seccomp(&[]), Seccomp::False);
+        assert_eq!(seccomp(&[]), Seccomp::True);
         assert_eq!(seccomp(&["--seccomp", "true"]), Seccomp::True);
         assert_eq!(seccomp(&["--seccomp", "false"]), Seccomp::False);
         assert_eq!(seccomp(&["--seccomp=log"]), Seccomp::Log);
@@ -447,17 +513,26 @@ mod tests {
     }
 
     #[test]
-    fn name_of_the_program_says_version_and_serial_port() {
-        let serial = |program: &str| parse([program, "--kernel", "k"]).unwrap().vm.unwrap().serial.mode;
-        assert_eq!(serial("carom"), ConsoleMode::Tty);
-        assert_eq!(serial("/usr/bin/cloud-hypervisor"), ConsoleMode::Null);
+    fn descriptors_are_inherited_in_one_option_or_in_several() {
+        let invocation = parse("carom --kernel k --inherit fd=7 fd=8 --inherit fd=9".split_whitespace()).unwrap();
+        assert_eq!(invocation.inherit, [7, 8, 9].map(InheritedFd));
+    }
+
+    #[test]
+    fn name_of_the_program_says_version_and_consoles() {
+        let consoles = |program: &str| {
+            let vm = parse([program, "--kernel", "k"]).unwrap().vm.unwrap();
+            (vm.serial.mode, vm.console.as_ref().unwrap().mode)
+        };
+        assert_eq!(consoles("carom"), (ConsoleMode::Tty, ConsoleMode::Off));
+        assert_eq!(consoles("/usr/bin/cloud-hypervisor"), (ConsoleMode::Null, ConsoleMode::Tty));
         let version = |program: &str| match parse([program, "--version"]).unwrap_err() {
             CliOutcome::Information(text) => text,
             CliOutcome::Mistake(text) => panic!("mistake: {text}"),
         };
         assert_eq!(version("/x/cloud-hypervisor"), "cloud-hypervisor v53.0\n");
         assert_eq!(version("carom"), concat!("carom ", env!("CARGO_PKG_VERSION"), "\n"));
-        let Err(CliOutcome::Mistake(text)) = parse(["cloud-hypervisor", "--pmem", "file=/d", "--kernel", "k"]) else {
+        let Err(CliOutcome::Mistake(text)) = parse(["cloud-hypervisor", "--vdpa", "path=/d", "--kernel", "k"]) else {
             panic!()
         };
         assert!(text.ends_with("see 'cloud-hypervisor --help'"), "{text}");

@@ -33,8 +33,8 @@ pub use defaults::VmDefaults;
 pub use error::{ConfigError, Explain, one_line};
 pub use field::{Field, Terms};
 pub use kinds::{
-    BalloonConfig, DeviceConfig, DiskConfig, IommuBounceConfig, Kind, NetConfig, PartConfig, RngConfig,
-    UserDeviceConfig, VsockConfig,
+    BalloonConfig, ConsoleConfig, DeviceConfig, DiskConfig, FsConfig, IommuBounceConfig, Kind, NetConfig, PartConfig,
+    PmemConfig, RngConfig, UserDeviceConfig, VsockConfig,
 };
 pub use snapshot::{RestoreConfig, VmSnapshotConfig};
 pub use vm_config::{CheckedConfig, VmConfig};

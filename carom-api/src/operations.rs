@@ -6,9 +6,10 @@ use std::sync::LazyLock;
 
 use crate::body::{self, Unknown};
 use crate::call::Call;
+use crate::config::ConsoleMode;
 use crate::error::{ConfigError, Explain};
 use crate::field::Terms;
-use crate::kinds::{Add, KINDS, Kind};
+use crate::kinds::{Add, ConsoleConfig, KINDS, Kind};
 use crate::types::VmRemoveDevice;
 use crate::vm_config::VmConfig;
 
@@ -129,7 +130,8 @@ const NOT_CREATED: (u16, &str) = (404, "No VM is created.");
 const NOT_BOOTED: (u16, &str) = (500, "The VM is not booted.");
 
 fn create(bytes: &[u8]) -> Result<Call, BodyError> {
-    let config: VmConfig = body::parse_config(bytes, Unknown::Ignored)?;
+    let mut config: VmConfig = body::parse_config(bytes, Unknown::Ignored)?;
+    config.console.get_or_insert(ConsoleConfig::of(ConsoleMode::Tty));
     Ok(Call::Create(Box::new(config.check()?)))
 }
 
@@ -271,7 +273,7 @@ static OPERATIONS: &[Operation] = &[
         verb: Verb::Put,
         name: "vm.iommu-bounce",
         id: "tuneIommuBounceVM",
-        summary: "Changes what the bounce windows may use; a running guest follows.",
+        summary: "Changes what the bounce windows may use, and what the guest may have mapped beside them; a running guest follows.",
         request: Some("IommuBounceChange"),
         success: Success::Nothing,
         refusals: &[(404, "No VM is created, or it has no bounce windows.")],
@@ -404,6 +406,9 @@ mod tests {
     #[test]
     fn body_of_a_call_is_checked_before_the_call_is_made() {
         assert!(create(br#"{"payload":{"kernel":"/k"}}"#).is_ok());
+        assert!(create(br#"{"payload":{"firmware":"/f","kernel":null}}"#).is_ok());
+        let error = create(br#"{"payload":{}}"#).unwrap_err().message;
+        assert_eq!(error, "payload.kernel: is missing, and payload.firmware too: one of them is what boots");
         let error = create(br#"{"payload":{"kernel":"/k"},"memory":{"size":1}}"#).unwrap_err().message;
         assert!(error.starts_with("memory.size: "), "{error}");
         let error = create(br#"{"payload":{"kernel":"/k"},"devices":[{"path":"/d","id":"_x"}]}"#).unwrap_err().message;

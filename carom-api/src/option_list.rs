@@ -51,7 +51,20 @@ impl OptionList {
     /// # Errors
     /// The text is none of these.
     pub fn parse(option: Field, text: &str, keys: &[&'static str]) -> Result<Self, ConfigError> {
-        let values = parse(text, keys).map_err(|error| ConfigError::new(option, error.to_string()))?;
+        Self::parse_with_words(option, text, &[], keys)
+    }
+
+    /// The same where `words` may stand among the parts, each without a value. One that does has an empty value here.
+    ///
+    /// # Errors
+    /// The text is none of these.
+    pub fn parse_with_words(
+        option: Field,
+        text: &str,
+        words: &[&'static str],
+        keys: &[&'static str],
+    ) -> Result<Self, ConfigError> {
+        let values = parse(text, words, keys).map_err(|error| ConfigError::new(option, error.to_string()))?;
         Ok(Self { option, values })
     }
 
@@ -105,6 +118,18 @@ impl OptionList {
         numbers.map_err(|rule| ConfigError::new(self.option.key(key), rule))
     }
 
+    /// The texts that `key` says: `one`, or `[one,two]`. None where it was not given.
+    pub fn texts(&self, key: &'static str) -> Vec<String> {
+        let inner = |text: &str| text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).map(str::to_string);
+        match self.get(key) {
+            None => Vec::new(),
+            Some(text) => inner(text).map_or_else(
+                || vec![text.to_string()],
+                |texts| if texts.is_empty() { Vec::new() } else { texts.split(',').map(str::to_string).collect() },
+            ),
+        }
+    }
+
     /// The number of bytes that `key` says, if it was given.
     ///
     /// # Errors
@@ -115,14 +140,16 @@ impl OptionList {
     }
 }
 
-fn parse(text: &str, keys: &[&'static str]) -> Result<Vec<(&'static str, String)>, Malformed> {
+fn parse(text: &str, words: &[&'static str], keys: &[&'static str]) -> Result<Vec<(&'static str, String)>, Malformed> {
     let mut values: Vec<(&'static str, String)> = Vec::new();
     for part in split(text)? {
         if part.is_empty() {
             return Err(Malformed::Empty(text.to_string()));
         }
-        let (key, value) = part.split_once('=').ok_or_else(|| Malformed::NoValue(part.clone()))?;
-        let known = keys.iter().copied().find(|known| *known == key);
+        let word = words.iter().find(|word| **word == part).map(|word| (*word, "", words));
+        let pair = || part.split_once('=').map(|(key, value)| (key, value, keys));
+        let (key, value, all) = word.or_else(pair).ok_or_else(|| Malformed::NoValue(part.clone()))?;
+        let known = all.iter().copied().find(|known| *known == key);
         let key = known.ok_or_else(|| Malformed::UnknownKey { key: key.into(), known: keys.join(", ") })?;
         if values.iter().any(|(seen, _)| *seen == key) {
             return Err(Malformed::Repeated(key.into()));
@@ -225,7 +252,7 @@ mod tests {
 
     #[test]
     fn mistakes_name_the_part() {
-        let mistake = |text| parse(text, &["path", "id"]).unwrap_err();
+        let mistake = |text| parse(text, &[], &["path", "id"]).unwrap_err();
         assert_eq!(mistake("pth=/a").to_string(), "unknown key 'pth', known are: path, id");
         assert_eq!(mistake("path").to_string(), "'path' is no key=value");
         assert_eq!(mistake("path=/a,path=/b").to_string(), "'path' is given twice");

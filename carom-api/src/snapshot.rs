@@ -53,7 +53,7 @@ impl From<DirectoryUrl> for String {
 /// Where a VM is to be saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmSnapshotConfig {
-    /// A directory that is empty, or does not exist while its parent does: `file:///path`.
+    /// A directory that has no snapshot, or does not exist while its parent does: `file:///path`.
     #[schema(value_type = String)]
     pub destination_url: DirectoryUrl,
 }

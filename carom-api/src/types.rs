@@ -45,7 +45,7 @@ pub enum VmState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmInfo {
     /// Its configuration, with what was left to defaults filled in. What Carom has not of Cloud Hypervisor's is told with the
-    /// value that asks for nothing, such as `"watchdog": false`.
+    /// value that asks for nothing, such as `"landlock_enable": false`.
     #[serde(serialize_with = "told::serialize")]
     pub config: VmConfig,
     /// Its state.
@@ -124,6 +124,9 @@ pub struct IommuBounce {
     /// Bytes at or below which the guest is advised to bounce a DMA; 0 leaves it to the guest.
     #[schema(value_type = u64, maximum = 4_294_967_295_u64)]
     pub threshold: u32,
+    /// The most bytes of RAM that the guest may have mapped beside the windows; `null` without a limit.
+    #[serde(default)]
+    pub max_mapped: Option<u64>,
     /// Bytes of a chunk.
     pub chunk_size: u64,
     /// Whether chunks are huge pages of the host.
@@ -252,14 +255,28 @@ pub struct IommuBounceChange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     pub threshold: Option<u32>,
+    /// The most bytes of RAM that the guest may have mapped beside the windows, a multiple of 4096; 0 lifts the limit. Where more is mapped, that
+    /// stays, and requests that map get NOMEM until it is less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(multiple_of = 4096)]
+    pub max_mapped: Option<u64>,
 }
 
 impl IommuBounceChange {
     /// Makes the change in `config`, or leaves it as it was.
     ///
     /// # Errors
-    /// The budget is none that can be.
+    /// The budget or the limit is none that can be, or there are no windows.
     pub fn apply(&self, config: &mut IommuBounceConfig) -> Result<(), ConfigError> {
+        let max_mapped = self.max_mapped.filter(|bytes| *bytes != 0);
+        if let Some(rule) = max_mapped.and_then(IommuBounceConfig::mapped_rule) {
+            return Err(ConfigError::new(Field::only("max_mapped"), rule));
+        }
+        if !config.has_windows() && (self.budget.is_some() || self.threshold.is_some()) {
+            let field = if self.budget.is_some() { "budget" } else { "threshold" };
+            let rule = "the VM has no bounce windows: it was created with a size of 0";
+            return Err(ConfigError::new(Field::only(field), rule));
+        }
         if let Some(budget) = self.budget {
             let rule = if budget == 0 || !budget.is_multiple_of(CHUNK_SIZE) {
                 format!("{budget} bytes are no positive multiple of {}M", CHUNK_SIZE / MIB)
@@ -275,6 +292,9 @@ impl IommuBounceChange {
         }
         if let Some(threshold) = self.threshold {
             config.threshold = Some(threshold).filter(|bytes| *bytes != 0);
+        }
+        if self.max_mapped.is_some() {
+            config.max_mapped = max_mapped;
         }
         Ok(())
     }
@@ -359,26 +379,53 @@ mod tests {
     use super::*;
 
     fn config() -> IommuBounceConfig {
-        IommuBounceConfig { size: 8 << 20, max: 64 << 20, threshold: None, hugepages: false }
+        IommuBounceConfig { size: 8 << 20, max: 64 << 20, threshold: None, max_mapped: Some(4096), hugepages: false }
     }
 
     #[test]
     fn change_that_breaks_a_rule_changes_nothing() {
         for budget in [0, 1, (2 << 20) + 1, 66 << 20, u64::MAX] {
             let mut changed = config();
-            let wanted = IommuBounceChange { budget: Some(budget), threshold: Some(5) };
+            let wanted = IommuBounceChange { budget: Some(budget), threshold: Some(5), max_mapped: Some(8192) };
             let error = wanted.apply(&mut changed).unwrap_err().to_string();
             assert!(error.starts_with("budget: "), "{error}");
+            assert_eq!(changed, config());
+        }
+        for max_mapped in [1, 4097, 1 << 63, u64::MAX] {
+            let mut changed = config();
+            let wanted =
+                IommuBounceChange { budget: Some(4 << 20), max_mapped: Some(max_mapped), ..Default::default() };
+            let error = wanted.apply(&mut changed).unwrap_err().to_string();
+            assert!(
+                error.starts_with("max_mapped: ") && error.contains("no positive multiple of 4096 up to"),
+                "{error}"
+            );
             assert_eq!(changed, config());
         }
     }
 
     #[test]
+    fn limit_on_what_is_mapped_changes_without_windows_and_is_lifted_by_zero() {
+        let mut changed = IommuBounceConfig { size: 0, max: 0, ..config() };
+        IommuBounceChange { max_mapped: Some(1 << 20), ..Default::default() }.apply(&mut changed).unwrap();
+        assert_eq!(changed.max_mapped, Some(1 << 20));
+        IommuBounceChange::default().apply(&mut changed).unwrap();
+        assert_eq!(changed.max_mapped, Some(1 << 20));
+        IommuBounceChange { max_mapped: Some(0), ..Default::default() }.apply(&mut changed).unwrap();
+        assert_eq!(changed.max_mapped, None);
+        let windows = IommuBounceChange { threshold: Some(0), ..Default::default() };
+        let refused = windows.apply(&mut changed).unwrap_err().to_string();
+        assert_eq!(refused, "threshold: the VM has no bounce windows: it was created with a size of 0");
+    }
+
+    #[test]
     fn threshold_of_zero_is_left_to_the_guest() {
         let mut changed = config();
-        IommuBounceChange { budget: Some(64 << 20), threshold: Some(4096) }.apply(&mut changed).unwrap();
+        IommuBounceChange { budget: Some(64 << 20), threshold: Some(4096), ..Default::default() }
+            .apply(&mut changed)
+            .unwrap();
         assert_eq!((changed.size, changed.threshold), (64 << 20, Some(4096)));
-        IommuBounceChange { budget: None, threshold: Some(0) }.apply(&mut changed).unwrap();
+        IommuBounceChange { threshold: Some(0), ..Default::default() }.apply(&mut changed).unwrap();
         assert_eq!((changed.size, changed.threshold), (64 << 20, None));
     }
 

@@ -68,11 +68,11 @@ const fn field(path: &'static str, neutral: Neutral, instead: &'static str) -> U
 }
 
 const fn console(path: &'static str, neutral: Neutral) -> Unsupported {
-    field(path, neutral, "the guest's console is serial")
+    field(path, neutral, "the guest has a serial port and a paravirtual console (console)")
 }
 
 const fn devices(path: &'static str) -> Unsupported {
-    let instead = "the guest can have disks, network devices, devices of the host (devices) and of other processes (user_devices)";
+    let instead = "the guest can have disks, network devices, file systems, devices of the host (devices) and of other processes (user_devices)";
     field(path, Neutral::NoElements, instead)
 }
 
@@ -84,32 +84,15 @@ const fn encrypted(path: &'static str, neutral: Neutral) -> Unsupported {
     field(path, neutral, "the guest's memory is not encrypted")
 }
 
-const fn smbios(path: &'static str, neutral: Neutral) -> Unsupported {
-    field(path, neutral, "the guest has no SMBIOS tables")
-}
-
 const IO: &str = "disks are read and written by io_uring, or by plain system calls where the host's kernel has none";
-const RAW: &str = "images are raw, and have no others behind them";
-const NO_RATE_LIMIT: &str = "the rate of disks is not limited";
-const NO_VHOST_USER: &str =
-    "the program serves disks itself, from disks.path; other processes can give devices by user_devices";
 
 const NO_VHOST_USER_NET: &str =
     "the program reads and writes a tap interface itself; other processes can give devices by user_devices";
 
-/// For a process that may reach all that its user may.
-pub(crate) const NO_LANDLOCK: &str = "what the process may reach of the host is not limited by it";
-
 /// All of them: those of the document, and others that clients send.
 pub static UNSUPPORTED: &[Unsupported] = &[
     slot("balloon.pci_device_id"),
-    console("console", Neutral::ModeOff),
-    console("console.file", Neutral::Null),
-    console("console.id", Neutral::Null),
-    console("console.iommu", Neutral::Bool(false)),
-    console("console.pci_device_id", Neutral::Null),
-    console("console.pci_segment", Neutral::Number(0)),
-    console("console.socket", Neutral::Null),
+    slot("console.pci_device_id"),
     field(
         "cpus.affinity",
         Neutral::NoElements,
@@ -127,7 +110,6 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     slot("devices.*.pci_device_id"),
     field("devices.*.x_exclude_mmap_bars", Neutral::NoElements, "all BARs are mapped that can be"),
     field("devices.*.x_nv_gpudirect_clique", Neutral::Null, "the guest sees the device's own capabilities"),
-    field("disks.*.backing_files", Neutral::Bool(false), RAW),
     field("disks.*.disable_aio", Neutral::Bool(false), IO),
     field("disks.*.disable_io_uring", Neutral::Bool(false), IO),
     slot("disks.*.pci_device_id"),
@@ -136,22 +118,16 @@ pub static UNSUPPORTED: &[Unsupported] = &[
         Neutral::NoElements,
         "the threads of a disk are called by its id and _q0, _q1 and so on, and can be pinned from outside",
     ),
-    field("disks.*.rate_limit_group", Neutral::Null, NO_RATE_LIMIT),
-    field("disks.*.rate_limiter_config", Neutral::Null, NO_RATE_LIMIT),
     field(
         "disks.*.sparse",
         Neutral::Bool(true),
         "what the guest discards is given back to the host's file system where that can take it",
     ),
-    field("disks.*.vhost_socket", Neutral::Null, NO_VHOST_USER),
-    field("disks.*.vhost_user", Neutral::Bool(false), NO_VHOST_USER),
-    devices("fs"),
+    slot("fs.*.pci_device_id"),
     field("gdb", Neutral::Bool(false), "there is no debugger's port"),
     devices("generic_vhost_user"),
     field("iommu", Neutral::Bool(false), "there is a virtio-iommu where a device has iommu on, or the VM iommu_bounce"),
     field("ivshmem", Neutral::Null, "there is no memory that is shared with other VMs"),
-    field("landlock_enable", Neutral::Bool(false), NO_LANDLOCK),
-    field("landlock_rules", Neutral::NoElements, NO_LANDLOCK),
     field("memory.hotplug_method", Neutral::Text("Acpi"), "RAM comes while the VM runs by ACPI (vm.resize)"),
     field("memory.hotplugged_size", Neutral::Number(0), "the VM boots with memory.size, and vm.resize adds to it"),
     field(
@@ -160,54 +136,34 @@ pub static UNSUPPORTED: &[Unsupported] = &[
         "the host gives RAM when the guest touches it, or at once with prefault",
     ),
     field("memory.zones", Neutral::NoElements, "RAM is one zone (memory.size)"),
-    field("net.*.fds", Neutral::Null, "descriptors come with the request itself (SCM_RIGHTS), one for each two queues"),
-    field(
-        "net.*.host_mac",
-        Neutral::Null,
-        "the host's interface keeps its address, or gets one from the host's kernel",
-    ),
     slot("net.*.pci_device_id"),
-    field("net.*.rate_limiter_config", Neutral::Null, "the host's traffic control (tc) limits the interface"),
     field("net.*.vhost_mode", Neutral::Text("Client"), NO_VHOST_USER_NET),
     field("net.*.vhost_socket", Neutral::Null, NO_VHOST_USER_NET),
     field("net.*.vhost_user", Neutral::Bool(false), NO_VHOST_USER_NET),
     field("numa", Neutral::NoElements, "the guest is one node"),
-    field("payload.firmware", Neutral::Null, "the guest boots payload.kernel"),
     field(
         "payload.fw_cfg_config",
         Neutral::Null,
         "kernel, initramfs and command line are in the guest's memory when it starts",
     ),
     encrypted("payload.host_data", Neutral::Null),
-    field("payload.igvm", Neutral::Null, "the guest boots payload.kernel"),
+    field("payload.igvm", Neutral::Null, "the guest boots payload.kernel or payload.firmware"),
     encrypted("payload.mrconfigid", Neutral::Null),
-    smbios("platform.chassis_asset_tag", Neutral::Null),
     field(
         "platform.iommu_address_width_bits",
         Neutral::Number(64),
         "the virtio-iommu takes the addresses that the host's IOMMU does",
     ),
     field("platform.iommufd_fd", Neutral::Null, "the program opens IOMMUFD itself (platform.iommufd)"),
-    smbios("platform.oem_strings", Neutral::NoElements),
-    smbios("platform.serial_number", Neutral::Null),
     encrypted("platform.sev_snp", Neutral::Bool(false)),
-    smbios("platform.system_family", Neutral::Null),
-    smbios("platform.system_manufacturer", Neutral::Null),
-    smbios("platform.system_product_name", Neutral::Null),
-    smbios("platform.system_serial_number", Neutral::Null),
-    smbios("platform.system_sku_number", Neutral::Null),
-    smbios("platform.system_uuid", Neutral::Null),
-    smbios("platform.system_version", Neutral::Null),
     encrypted("platform.tdx", Neutral::Bool(false)),
-    smbios("platform.uuid", Neutral::Null),
     field(
         "platform.vfio_p2p_dma",
         Neutral::Bool(true),
         "a device behind the virtio-iommu reaches another's memory where the guest maps it",
     ),
-    devices("pmem"),
+    slot("pmem.*.pci_device_id"),
     field("pvmemcontrol", Neutral::Null, "the host gives RAM when the guest touches it"),
-    field("rate_limit_groups", Neutral::NoElements, NO_RATE_LIMIT),
     field("rng.id", Neutral::Null, "the device is called _rng"),
     slot("rng.pci_device_id"),
     field("rtc", Neutral::Null, "the guest has KVM's clock"),
@@ -216,7 +172,6 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     slot("user_devices.*.pci_device_id"),
     devices("vdpa"),
     slot("vsock.pci_device_id"),
-    field("watchdog", Neutral::Bool(false), "pvpanic tells of a kernel that panics"),
 ];
 
 #[cfg(test)]

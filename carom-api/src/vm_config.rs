@@ -7,12 +7,15 @@ use std::ops::Deref;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::config::{ConsoleConfig, CpusConfig, MemoryConfig, PayloadConfig, PciSegmentConfig, PlatformConfig};
+use crate::config::{
+    ConsoleMode, CpusConfig, LandlockConfig, MemoryConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
+    RateLimitGroupConfig, SerialConfig,
+};
 use crate::error::ConfigError;
 use crate::field::Terms;
 use crate::kinds::{
-    BalloonConfig, DeviceConfig, DiskConfig, IommuBounceConfig, KINDS, KindConfig, NetConfig, Number, PartConfig,
-    RngConfig, UserDeviceConfig, VsockConfig, for_each_kind,
+    BalloonConfig, ConsoleConfig, DeviceConfig, DiskConfig, FsConfig, IommuBounceConfig, KINDS, KindConfig, NetConfig,
+    Number, PartConfig, PmemConfig, RngConfig, UserDeviceConfig, VsockConfig, for_each_kind,
 };
 use crate::limits::Slots;
 use crate::object;
@@ -44,15 +47,29 @@ macro_rules! define_vm_config {
             #[serde(default, deserialize_with = "object::list_or_null")]
             #[schema(value_type = Option<Vec<PciSegmentConfig>>)]
             pub pci_segments: Vec<PciSegmentConfig>,
+            /// Limits on the rate that its disks share.
+            #[serde(default, deserialize_with = "object::list_or_null")]
+            #[schema(value_type = Option<Vec<RateLimitGroupConfig>>)]
+            pub rate_limit_groups: Vec<RateLimitGroupConfig>,
             /// What it uses of the host.
             #[serde(default, deserialize_with = "object::required")]
             pub platform: PlatformConfig,
             /// Its first serial port.
             #[serde(default, deserialize_with = "object::required")]
-            pub serial: ConsoleConfig,
+            pub serial: SerialConfig,
             /// Whether it has a pvpanic device, by which the guest's kernel tells of a panic.
             #[serde(default)]
             pub pvpanic: bool,
+            /// Whether the program may reach no files of the host but those that the configuration names (Landlock).
+            #[serde(default)]
+            pub landlock_enable: bool,
+            /// Files that it may reach beside them: those of devices that come later, for one.
+            #[serde(default, deserialize_with = "object::list_or_null")]
+            #[schema(value_type = Option<Vec<LandlockConfig>>)]
+            pub landlock_rules: Vec<LandlockConfig>,
+            /// Whether it has a watchdog, which resets a guest that does not tell it in time that it works.
+            #[serde(default)]
+            pub watchdog: bool,
             $(
                 $(#[$single_doc])*
                 #[serde(default, deserialize_with = "object::or_null")]
@@ -68,6 +85,7 @@ macro_rules! define_vm_config {
                 none
                     $(.chain(self.$list.iter().map(|part| part as &dyn KindConfig)))*
                     $(.chain(self.$single.iter().map(|part| part as &dyn KindConfig)))*
+                    .filter(|part| part.is_there())
             }
 
             pub(crate) fn parts_mut(&mut self) -> impl Iterator<Item = &mut dyn KindConfig> {
@@ -75,6 +93,7 @@ macro_rules! define_vm_config {
                 none
                     $(.chain(self.$list.iter_mut().map(|part| part as &mut dyn KindConfig)))*
                     $(.chain(self.$single.iter_mut().map(|part| part as &mut dyn KindConfig)))*
+                    .filter(|part| part.is_there())
             }
 
             /// Adds a device behind the others of its kind.
@@ -142,6 +161,8 @@ impl VmConfig {
 
     fn complete_and_check(mut self) -> Result<CheckedConfig, ConfigError> {
         self.cpus.complete();
+        // Said of every VM, as a body that says nothing of it asks for one.
+        self.console.get_or_insert(ConsoleConfig::of(ConsoleMode::Off)).target().check()?;
         self.parts_mut().for_each(KindConfig::complete);
         let mut taken = self.ids();
         self.parts_mut().for_each(|part| name(part, &mut taken));
@@ -149,7 +170,19 @@ impl VmConfig {
         self.memory.check()?;
         self.cpus.check(&self.memory)?;
         self.payload.check()?;
+        if self.payload.firmware.is_some() && self.platform.num_pci_segments > 1 {
+            let segments = self.platform.num_pci_segments;
+            return Err(ConfigError::in_terms(PlatformConfig::NUM_PCI_SEGMENTS, |terms| {
+                let firmware = PayloadConfig::FIRMWARE.name(terms);
+                format!("{segments} do not go with {firmware}, which assigns addresses as if there were one")
+            }));
+        }
         self.check_parts()?;
+        if !self.landlock_rules.is_empty() && !self.landlock_enable {
+            return Err(ConfigError::in_terms(LandlockConfig::OPTION, |terms| {
+                format!("say nothing without {}", LandlockConfig::ENABLE.name(terms))
+            }));
+        }
         Ok(CheckedConfig(self))
     }
 
@@ -230,31 +263,41 @@ impl VmConfig {
     fn check_slots_of(&self, segment: u16) -> Result<(), ConfigError> {
         let (behind, beside) = self.count(segment);
         let slots = Slots::of(segment);
-        // pvpanic takes one of those.
-        let pvpanic = usize::from(self.pvpanic && segment == 0);
+        // pvpanic and the watchdog take one of those each.
+        let of_platform = usize::from(self.pvpanic && segment == 0) + usize::from(self.watchdog && segment == 0);
         let where_to = |place: &str| match self.platform.num_pci_segments {
             1 => place.to_string(),
             _ => format!("{place} on segment {segment}"),
         };
         let rule = if !self.has_iommu() {
-            let most = slots.all - pvpanic;
+            let most = slots.all - of_platform;
             (beside > most).then(|| format!("at most {most} devices fit {}", where_to("on the bus")))
         } else if self.platform.iommu_segments.contains(&segment) {
-            let most = slots.all - pvpanic;
+            let most = slots.all - of_platform;
             (behind > most).then(|| format!("at most {most} devices fit {}", where_to("behind the virtio-iommu")))
         } else if behind > slots.behind_iommu {
             let most = slots.behind_iommu;
             Some(format!("at most {most} devices fit {}", where_to("behind the virtio-iommu")))
         } else {
-            let most = slots.beside_iommu - pvpanic;
+            let most = slots.beside_iommu - of_platform;
             let place = where_to("beside the virtio-iommu");
             (beside > most).then(|| format!("at most {most} devices with iommu off fit {place}"))
         };
         rule.map_or(Ok(()), |rule| Err(ConfigError::new(DeviceConfig::OPTION, rule)))
     }
 
+    fn check_rate_limit_groups(&self) -> Result<(), ConfigError> {
+        RateLimitGroupConfig::check_all(&self.rate_limit_groups)?;
+        let names = || self.disks.iter().filter_map(|disk| disk.rate_limit_group.as_ref());
+        match names().find(|name| self.rate_limit_groups.iter().all(|group| group.id != **name)) {
+            None => Ok(()),
+            Some(name) => Err(ConfigError::new(DiskConfig::RATE_LIMIT_GROUP, format!("there is no group '{name}'"))),
+        }
+    }
+
     fn check_parts(&self) -> Result<(), ConfigError> {
         self.check_slots()?;
+        self.check_rate_limit_groups()?;
         let mut earlier: Vec<&dyn KindConfig> = Vec::new();
         for part in self.parts() {
             if let Some((field, value)) = earlier.iter().find_map(|other| part.same_as(*other)) {

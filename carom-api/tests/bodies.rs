@@ -24,7 +24,6 @@ fn unknown_fields_are_refused_with_their_name_and_place() {
             ["devices[1].x", "unknown field"],
         ),
         (json!({"payload": {"kernel": "/k"}, "memory": {"size": "2G"}}), ["memory.size", "2G"]),
-        (json!({"payload": {}}), ["payload", "kernel"]),
         (json!({"payload": {"kernel": "/k"}, "a\nb": 1}), ["a\\nb", "unknown field"]),
         (json!({}), ["payload", "missing"]),
         (json!([{"kernel": "/k"}]), ["JSON", "object"]),
@@ -46,22 +45,26 @@ fn unknown_fields_change_nothing_where_they_are_ignored() {
 
 #[test]
 fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
-    let devices = "leave it out; the guest can have disks, network devices, devices of the host (devices) and of other processes (user_devices)";
+    let devices = "leave it out; the guest can have disks, network devices, file systems, devices of the host (devices) and of other processes (user_devices)";
     for (field, message) in [
         (
-            json!({"console": {"mode": "Tty"}}),
-            r#"console.mode: "Tty" is not supported: only "Off" is; the guest's console is serial"#,
+            json!({"debug_console": {"mode": "Tty"}}),
+            r#"debug_console.mode: "Tty" is not supported: only "Off" is; the guest has a serial port and a paravirtual console (console)"#,
         ),
         (
-            json!({"console": {"mode": "File", "file": "/f"}}),
-            r#"console.mode: "File" is not supported: only "Off" is; the guest's console is serial"#,
+            json!({"debug_console": {"mode": "File", "file": "/f"}}),
+            r#"debug_console.mode: "File" is not supported: only "Off" is; the guest has a serial port and a paravirtual console (console)"#,
         ),
         (
-            json!({"console": {"mode": "Off", "file": "/f"}}),
-            r#"console.file: "/f" is not supported: leave it out; the guest's console is serial"#,
+            json!({"debug_console": {"mode": "Off", "file": "/f"}}),
+            r#"debug_console.file: "/f" is not supported: leave it out; the guest has a serial port and a paravirtual console (console)"#,
         ),
-        (json!({"console": {}}), r#"console: is not supported: only {"mode":"Off"} is; the guest's console is serial"#),
-        (json!({"pmem": [{"file": "/x"}]}), &format!("pmem: is not supported: {devices}")),
+        (
+            json!({"debug_console": {}}),
+            r#"debug_console: is not supported: only {"mode":"Off"} is; the guest has a serial port and a paravirtual console (console)"#,
+        ),
+        (json!({"console": {}}), "console: missing field `mode`"),
+        (json!({"vdpa": [{"path": "/x"}]}), &format!("vdpa: is not supported: {devices}")),
         (
             json!({"disks": [{"path": "/x"}, {"path": "/y", "sparse": false}]}),
             "disks[1].sparse: false is not supported: only true is; what the guest discards is given back to the host's file \
@@ -70,12 +73,12 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
         (json!({"net": [[null, null]]}), "net[0]: invalid type: sequence, expected an object"),
         (json!({"disks": [["/x"]]}), "disks[0]: invalid type: sequence, expected an object"),
         (
-            json!({"disks": [{"path": "/x", "image_type": "Qcow2"}]}),
-            "disks[0].image_type: unknown variant `Qcow2`, expected `Raw` or `Unknown`",
+            json!({"disks": [{"path": "/x", "image_type": "Vhdx"}]}),
+            "disks[0].image_type: unknown variant `Vhdx`, expected one of `Raw`, `Unknown`, `Qcow2`, `FixedVhd`",
         ),
         (
-            json!({"watchdog": true}),
-            "watchdog: true is not supported: only false is; pvpanic tells of a kernel that panics",
+            json!({"iommu": true}),
+            "iommu: true is not supported: only false is; there is a virtio-iommu where a device has iommu on, or the VM iommu_bounce",
         ),
         (
             json!({"cpus": {"boot_vcpus": 1, "features": {"amx": true}}}),
@@ -86,12 +89,12 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
             "memory.hotplugged_size: 5 is not supported: only 0 is; the VM boots with memory.size, and vm.resize adds to it",
         ),
         (
-            json!({"payload": {"firmware": "/a\nb"}}),
-            r#"payload.firmware: "/a\nb" is not supported: leave it out; the guest boots payload.kernel"#,
+            json!({"payload": {"igvm": "/a\nb"}}),
+            r#"payload.igvm: "/a\nb" is not supported: leave it out; the guest boots payload.kernel or payload.firmware"#,
         ),
         (
-            json!({"payload": {"firmware": "x".repeat(65)}}),
-            "payload.firmware: is not supported: leave it out; the guest boots payload.kernel",
+            json!({"payload": {"igvm": "x".repeat(65)}}),
+            "payload.igvm: is not supported: leave it out; the guest boots payload.kernel or payload.firmware",
         ),
         (
             json!({"devices": [{"path": "/d"}, {"path": "/e", "fd": 3}]}),
@@ -124,7 +127,7 @@ fn field_that_is_given_twice_is_refused() {
 fn fields_that_ask_for_nothing_are_forgotten() {
     for field in UNSUPPORTED {
         let path = field.path;
-        let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}], "disks": [{"path": "/i"}], "net": [{}], "rng": {}, "vsock": {"cid": 3, "socket": "/v"}, "balloon": {"size": 0},
+        let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}], "disks": [{"path": "/i"}], "net": [{}], "pmem": [{"file": "/f"}], "fs": [{"tag": "t", "socket": "/f"}], "rng": {}, "vsock": {"cid": 3, "socket": "/v"}, "balloon": {"size": 0},
             "memory": {"size": 1 << 30}, "cpus": {"boot_vcpus": 1, "max_vcpus": 1, "features": {}}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
             "debug_console": {"mode": "Off"}});
         let pointer = format!("/{}", path.replace('*', "0").replace('.', "/"));

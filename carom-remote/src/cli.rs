@@ -97,7 +97,7 @@ pub(crate) enum Verb {
         /// Its ID
         id: String,
     },
-    /// Show the bounce windows, or change what they may use
+    /// Show the bounce windows, or change what they may use and what may be mapped beside them
     IommuBounce {
         /// Bytes that all windows together may use, with an optional K, M or G
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -105,6 +105,9 @@ pub(crate) enum Verb {
         /// DMA up to this size is to bounce: bytes with an optional K or M, or auto to leave it to the guest
         #[arg(long, value_name = "auto|SIZE", value_parser = parse_threshold)]
         threshold: Option<u32>,
+        /// The most RAM that the guest may have mapped beside the windows: bytes with an optional K, M or G, or none to lift the limit
+        #[arg(long, value_name = "none|SIZE", value_parser = parse_max_mapped)]
+        max_mapped: Option<u64>,
     },
     /// Show the figures in Prometheus' text form
     Metrics,
@@ -142,6 +145,10 @@ fn parse_threshold(text: &str) -> Result<u32, String> {
         return Ok(0);
     }
     u32::try_from(parse_size(text)?).map_err(|_| format!("'{text}' is more than 32 bits can hold"))
+}
+
+fn parse_max_mapped(text: &str) -> Result<u64, String> {
+    if text == "none" { Ok(0) } else { parse_size(text) }
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
@@ -196,15 +203,21 @@ mod tests {
                 "add-disk",
                 "path=/i,readonly=on",
                 "vm.add-disk",
-                json!({"path": "/i", "readonly": true, "direct": false, "iommu": false, "pci_segment": 0, "num_queues": 1, "queue_size": 128,
-                    "serial": null, "image_type": "Unknown", "lock_granularity": "ByteRange", "id": null}),
+                json!({"path": "/i", "vhost_user": false, "vhost_socket": null, "readonly": true, "direct": false, "iommu": false, "pci_segment": 0, "num_queues": 1, "queue_size": 128,
+                    "serial": null, "image_type": "Unknown", "backing_files": false, "rate_limiter_config": null, "rate_limit_group": null, "lock_granularity": "ByteRange", "id": null}),
             ),
             (
                 "add-net",
                 "tap=t,mac=02:00:00:00:00:01,offload_ufo=off",
                 "vm.add-net",
-                json!({"tap": "t", "ip": null, "mask": null, "mac": "02:00:00:00:00:01", "mtu": null, "iommu": false, "pci_segment": 0, "num_queues": 2,
-                    "queue_size": 256, "offload_tso": true, "offload_ufo": false, "offload_csum": true, "id": null}),
+                json!({"tap": "t", "ip": null, "mask": null, "mac": "02:00:00:00:00:01", "host_mac": null, "mtu": null, "iommu": false, "pci_segment": 0, "num_queues": 2,
+                    "queue_size": 256, "offload_tso": true, "offload_ufo": false, "offload_csum": true, "rate_limiter_config": null, "id": null}),
+            ),
+            (
+                "add-fs",
+                "tag=t,socket=/s,queue_size=512",
+                "vm.add-fs",
+                json!({"tag": "t", "socket": "/s", "num_queues": 1, "queue_size": 512, "iommu": false, "pci_segment": 0, "id": null}),
             ),
             (
                 "add-vsock",

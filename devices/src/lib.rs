@@ -5,14 +5,19 @@
 //! Nothing here knows KVM or the command line: what a device needs of the machine around it stands in [`platform`] as
 //! traits, which the VMM implements.
 
+pub mod crash;
 pub mod descriptors;
 pub mod dma;
 mod event_fd;
+pub mod inherited;
 pub mod legacy;
+mod local_socket;
+pub mod patience;
 pub mod pci;
 pub mod platform;
 pub mod pvpanic;
 pub mod ram;
+pub mod rate_limit;
 pub mod reclaim;
 pub mod sandbox;
 pub mod shown;
@@ -21,4 +26,5 @@ mod sync;
 mod throttle;
 pub mod vfio;
 pub mod virtio;
+pub mod watchdog;
 pub mod worker;

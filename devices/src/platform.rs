@@ -56,8 +56,8 @@ pub trait MsiVectors: Send + Sync {
     /// How many vectors there are.
     fn count(&self) -> u16;
     /// The event behind `vector`: whoever writes it raises the interrupt with no exit to the VMM. An event written
-    /// while the vector is unrouted (masked) stays pending and fires once the vector is routed again. Reading it does not
-    /// block, and nobody does while the vector is routed.
+    /// while the vector is unrouted (masked) stays pending and fires once the vector is routed again. Nobody reads it
+    /// while the vector is routed. Another process may have it, and have it block.
     fn event(&self, vector: u16) -> Option<&EventFd>;
     /// Routes `vector` to `message`, or unroutes (masks) it with `None`.
     fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()>;
@@ -128,6 +128,8 @@ pub enum DeviceEvent {
     Panicked,
     /// The guest's kernel has panicked and goes on with a kernel that it keeps for that case.
     CrashLoaded,
+    /// The guest did not reload its watchdog in time, and is reset.
+    WatchdogExpired,
 }
 
 /// Whoever watches.

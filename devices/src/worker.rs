@@ -27,6 +27,8 @@ pub enum Wait {
     Source,
     /// This time is over.
     Time(Duration),
+    /// Either.
+    SourceOrTime(Duration),
 }
 
 /// The work of a thread.
@@ -219,12 +221,12 @@ fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {
 /// Waits for what `wait` says, the doorbell, or an order.
 fn sleep(orders: &Orders, doorbell: &EventFd, task: &impl Task, wait: Wait) {
     let mut files = vec![event_fd::borrow(&orders.wake), event_fd::borrow(doorbell)];
-    if wait == Wait::Source {
+    if matches!(wait, Wait::Source | Wait::SourceOrTime(_)) {
         files.extend(task.source());
     }
     let mut files: Vec<_> = files.iter().map(|file| PollFd::new(file, PollFlags::IN)).collect();
     let time = match wait {
-        Wait::Time(time) => Timespec::try_from(time).ok(),
+        Wait::Time(time) | Wait::SourceOrTime(time) => Timespec::try_from(time).ok(),
         Wait::Doorbell | Wait::Source => None,
     };
     if let Err(error) = poll(&mut files, time.as_ref())
@@ -314,9 +316,12 @@ mod tests {
 
     #[test]
     fn worker_that_waits_for_time_runs_again_by_itself() {
-        let (worker, _doorbell, told) = start(false, None, Wait::Time(Duration::from_millis(1)));
-        assert!((1..=3).all(|run| told.recv() == Ok(run)));
-        drop(worker);
+        let time = Duration::from_millis(1);
+        for wait in [Wait::Time(time), Wait::SourceOrTime(time)] {
+            let (worker, _doorbell, told) = start(false, None, wait);
+            assert!((1..=3).all(|run| told.recv() == Ok(run)));
+            drop(worker);
+        }
     }
 
     #[test]

@@ -64,11 +64,14 @@ pub struct Limits {
     /// For each address space of the host with [page tables](crate::DmaMapper::keeps_page_tables): pages of tables that mappings may ever
     /// have the host make, of 4 KiB each. The host keeps them until the address space goes.
     pub max_table_pages: u64,
+    /// Bytes of guest RAM that are mapped, over all address spaces of the host. What is mapped twice counts twice; chunks of windows do not
+    /// count. Bypass counts: it maps all RAM. `u64::MAX`: no limit. [`set_max_mapped_bytes`](crate::Engine::set_max_mapped_bytes) changes it.
+    pub max_mapped_bytes: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_mappings: 1 << 20, max_domains: 1024, max_table_pages: 1 << 16 }
+        Self { max_mappings: 1 << 18, max_domains: 1024, max_table_pages: 1 << 16, max_mapped_bytes: u64::MAX }
     }
 }
 
@@ -206,6 +209,9 @@ impl EngineConfig {
         }
         if self.limits.max_table_pages == 0 {
             return Err(ConfigError::ZeroLimit("max_table_pages"));
+        }
+        if self.limits.max_mapped_bytes == 0 {
+            return Err(ConfigError::ZeroLimit("max_mapped_bytes"));
         }
         let size = self.probe_size;
         let fits = size as usize >= MIN_PROBE_SIZE && size <= MAX_PROBE_SIZE && size.is_multiple_of(8);

@@ -43,6 +43,12 @@ pub struct Counters {
     pub mapped_bytes: u64,
     /// The largest [`mapped_bytes`](Self::mapped_bytes) so far.
     pub peak_mapped_bytes: u64,
+    /// Bytes that the host's kernel has pinned: guest RAM and chunks, counted once for each address space of its IOMMU that maps
+    /// them, as it accounts them (`VmLck` of containers, `VmPin` of IOMMUFD). Those of emulated devices and other processes pin
+    /// nothing.
+    pub pinned_bytes: u64,
+    /// The largest [`pinned_bytes`](Self::pinned_bytes) so far.
+    pub peak_pinned_bytes: u64,
     /// Bytes of window memory that are backed, lost chunks included.
     pub window_bytes: u64,
     /// The largest [`window_bytes`](Self::window_bytes) so far.
@@ -102,8 +108,12 @@ impl Counters {
     }
 
     /// Counts what a mapper mapped.
-    pub(crate) fn note_mapped(&mut self, memory: MappedMemory, len: u64) {
+    pub(crate) fn note_mapped(&mut self, memory: MappedMemory, len: u64, pins: bool) {
         self.host_maps += 1;
+        if pins && memory != MappedMemory::Device {
+            self.pinned_bytes += len;
+            self.peak_pinned_bytes = self.peak_pinned_bytes.max(self.pinned_bytes);
+        }
         if memory == MappedMemory::Ram {
             self.mapped_bytes += len;
             self.peak_mapped_bytes = self.peak_mapped_bytes.max(self.mapped_bytes);
@@ -111,13 +121,16 @@ impl Counters {
     }
 
     /// Counts what a mapper unmapped.
-    pub(crate) fn note_unmapped(&mut self, memory: MappedMemory, len: u64) {
+    pub(crate) fn note_unmapped(&mut self, memory: MappedMemory, len: u64, pins: bool) {
         self.host_unmaps += 1;
-        self.forget_mapped(memory, len);
+        self.forget_mapped(memory, len, pins);
     }
 
     /// Counts memory whose mapping ended with its mapper.
-    pub(crate) fn forget_mapped(&mut self, memory: MappedMemory, len: u64) {
+    pub(crate) fn forget_mapped(&mut self, memory: MappedMemory, len: u64, pins: bool) {
+        if pins && memory != MappedMemory::Device {
+            self.pinned_bytes -= len;
+        }
         if memory == MappedMemory::Ram {
             self.mapped_bytes -= len;
         }

@@ -10,6 +10,7 @@ mod batch;
 mod bypass;
 mod device;
 mod map_unmap;
+mod mapped;
 mod parking;
 mod report;
 mod state;
@@ -46,6 +47,9 @@ pub use batch::UnmapRequest;
 use map_unmap::unmap_run;
 pub use report::DomainWindow;
 
+/// How long requests of one batch may take until no more is taken of the host for it.
+const MOST_OF_BATCH: Duration = Duration::from_secs(1);
+
 /// The state of one virtio-iommu device.
 pub struct Engine {
     config: EngineConfig,
@@ -55,6 +59,10 @@ pub struct Engine {
     accepted: u64,
     /// Whether endpoints that are attached to nothing are in bypass mode.
     bypass: bool,
+    /// Until when the driver cannot turn that on again.
+    bypass_rests: Option<Instant>,
+    /// What the requests of a batch took so far, while one is served.
+    batch: Option<Duration>,
     /// What these endpoints have mapped then.
     identity: Domain,
     endpoints: BTreeMap<EndpointId, Endpoint>,
@@ -80,6 +88,8 @@ impl Engine {
         let identity = bypass::identity(&*ram, config.granule());
         Ok(Self {
             bypass: config.bypass,
+            bypass_rests: None,
+            batch: None,
             identity,
             config,
             ram,
@@ -238,10 +248,22 @@ impl Engine {
         outcome.unwrap_or_else(|status| wire::fail(kind, reply, status))
     }
 
+    /// The requests that follow, up to [`end_batch`](Self::end_batch), are served while their driver and all others wait. Once they
+    /// took a second, those among them that take something more of the host get `NOMEM`; what gives back is served.
+    pub fn begin_batch(&mut self) {
+        self.batch = Some(Duration::ZERO);
+    }
+
+    /// The batch is served.
+    pub fn end_batch(&mut self) {
+        self.batch = None;
+    }
+
     /// Counts a request.
     fn note(&mut self, kind: Kind, request: &Request, ok: bool, took: Duration) {
         self.counters.count(kind, ok);
         self.latency.of(kind).record(took);
+        self.batch = self.batch.map(|spent| spent + took);
         if let Some(domain) = request.domain().and_then(|id| self.domains.get_mut(&id)) {
             domain.activity.note(kind, ok, took);
         }
@@ -260,6 +282,10 @@ impl Engine {
     }
 
     fn serve(&mut self, request: Request, reply: &mut [u8]) -> Result<usize, Status> {
+        let takes = matches!(request, Request::Attach(_) | Request::Map(_) | Request::WindowAdd(_));
+        if takes && self.batch.is_some_and(|spent| spent >= MOST_OF_BATCH) {
+            return Err(Status::NoMem);
+        }
         match request {
             Request::Attach(request) => self.attach(request)?,
             Request::Detach(request) => self.detach(request)?,
@@ -336,7 +362,7 @@ impl Engine {
                 mapped_bytes,
                 window_bytes,
                 parked_bytes,
-                pinned_bytes: mapped_bytes + window_bytes,
+                pinned_bytes: if space.pins() { mapped_bytes + window_bytes } else { 0 },
                 activity: endpoint.activity,
             }
         });

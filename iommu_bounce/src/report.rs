@@ -46,7 +46,7 @@ pub struct EndpointReport {
     pub window_bytes: u64,
     /// Of these, parked chunks: their domain has ended, and they stay mapped for the next one after a reset of the VM.
     pub parked_bytes: u64,
-    /// Bytes that are pinned for it: RAM and windows together.
+    /// Bytes that the host's kernel has pinned for it: RAM and windows together. 0 if the endpoint is no device of the host.
     pub pinned_bytes: u64,
     /// ATTACH, DETACH and PROBE requests for it.
     #[serde(flatten)]

@@ -232,9 +232,14 @@ impl Space {
     pub(crate) fn into_mapper(self, counters: &mut Counters) -> Box<dyn DmaMapper> {
         for stuck in &self.stuck {
             counters.stuck_ranges -= 1;
-            counters.forget_mapped(stuck.memory, stuck.len);
+            counters.forget_mapped(stuck.memory, stuck.len, self.tables.is_some());
         }
         self.mapper
+    }
+
+    /// Whether the host's kernel pins what is mapped: its IOMMU translates, whose page tables are made for it.
+    pub(crate) fn pins(&self) -> bool {
+        self.tables.is_some()
     }
 
     /// [`DmaMapper::reaches_hidden_chunks`].
@@ -302,7 +307,7 @@ impl Space {
         }
         match outcome {
             Ok(()) => {
-                counters.note_mapped(memory, len);
+                counters.note_mapped(memory, len, self.pins());
                 Ok(())
             }
             Err(error) => {
@@ -397,7 +402,7 @@ impl Space {
             counters.host.unmap.record(began.elapsed());
         }
         match outcome {
-            Ok(()) => counters.note_unmapped(memory, len),
+            Ok(()) => counters.note_unmapped(memory, len, self.pins()),
             Err(_) => counters.host_errors += 1,
         }
         outcome

@@ -23,6 +23,9 @@ pub struct EngineState {
     pub bypass: bool,
     /// Budget in bytes and threshold; `None` without bounce windows.
     pub window: Option<WindowState>,
+    /// The most bytes of guest RAM that may be mapped; `None` without a limit. A state may have more: the limit was lowered.
+    #[serde(default)]
+    pub max_mapped_bytes: Option<u64>,
     /// All domains.
     pub domains: Vec<DomainState>,
     /// Faults that wait for the driver, the oldest first.
@@ -110,6 +113,9 @@ pub enum RestoreError {
     /// The windows' configuration does not suit this engine.
     #[error("window: {0}")]
     Window(String),
+    /// The cap on mapped bytes is none that can be.
+    #[error("max_mapped_bytes is 0: it must be at least 1")]
+    MappedBytes,
     /// The host does not map RAM for endpoints in bypass mode.
     #[error("bypass is on, and the host does not map RAM for all endpoints ({0:?})")]
     Bypass(Status),

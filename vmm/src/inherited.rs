@@ -4,12 +4,41 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvm_ioctls::Kvm;
+
+/// What `KVM_GET_API_VERSION` answers (`KVM_API_VERSION` of `include/uapi/linux/kvm.h`).
+const KVM_API_VERSION: i32 = 12;
 
 /// The descriptors that the command line names, taken before this program opens any.
 #[derive(Debug, Default)]
 pub struct InheritedFds(Vec<(i32, OwnedFd)>);
+
+/// KVM by a descriptor that was inherited, if one was.
+///
+/// # Errors
+/// The process can have no more descriptors.
+pub fn kvm() -> io::Result<Option<Kvm>> {
+    let Some(fd) = devices::inherited::kvm().transpose()? else { return Ok(None) };
+    // SAFETY: the descriptor is open, of KVM by its number of a device, and nobody else's.
+    Ok(Some(unsafe { Kvm::from_raw_fd(fd.into_raw_fd()) }))
+}
+
+/// Keeps a descriptor for whoever needs what it is of, if that can be used.
+///
+/// # Errors
+/// It is of nothing that is used, or of a KVM with another API.
+pub fn keep(number: i32, fd: OwnedFd) -> io::Result<()> {
+    devices::inherited::keep(number, fd)?;
+    match kvm()? {
+        Some(kvm) if kvm.get_api_version() != KVM_API_VERSION => {
+            Err(io::Error::other(format!("KVM's API has version {}, not {KVM_API_VERSION}", kvm.get_api_version())))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// Whether they were taken.
 static TAKEN: AtomicBool = AtomicBool::new(false);

@@ -11,12 +11,15 @@ pub mod api;
 pub mod arch;
 pub mod console;
 pub mod control;
+pub mod crash_file;
 pub mod event_monitor;
+pub mod file_limits;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod inherited;
 pub mod kvm;
 pub mod listening_socket;
+pub mod log_flood;
 pub mod log_lines;
 pub mod machine;
 pub mod memory;

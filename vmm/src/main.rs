@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use carom_api::cli::{
-    self, ApiSocketOption, CliOutcome, EventMonitorOption, FileOrFd, Invocation, LogFormat, MetricsAddress, OptionName,
-    Program, Seccomp,
+    self, ApiSocketOption, CliOutcome, CrashReportOption, EventMonitorOption, FileOrFd, InheritedFd, Invocation,
+    LogFormat, MetricsAddress, OptionName, Program, Seccomp,
 };
 use carom_api::error::FileError;
 use carom_api::{CheckedConfig, Field, RestoreConfig};
@@ -19,9 +19,11 @@ use devices::sandbox::{self, Mode};
 use rustix::thread::set_no_new_privs;
 use vmm::api::{ApiServer, SharedApi};
 use vmm::control::{Control, ControlError, Options};
+use vmm::crash_file::CrashFile;
 use vmm::event_monitor::EventMonitor;
 use vmm::inherited::InheritedFds;
 use vmm::listening_socket::ListeningSocket;
+use vmm::log_flood::LogFlood;
 use vmm::log_lines::LogLines;
 use vmm::machine::VmError;
 use vmm::output_file;
@@ -63,16 +65,24 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
     descriptors::raise_limit();
     filter_calls(invocation.seccomp)?;
     let Invocation { program, vm, restore, api_socket, defaults, metrics, no_shutdown, event_monitor, .. } = invocation;
+    let crash_report = invocation.crash_report;
     // Descriptors before any are opened; the socket when what ends the program ends it in order, but before any file is emptied:
     // those of a process that serves the socket already stay as they are.
-    let mut inherited = take_inherited(api_socket.as_ref(), event_monitor.as_ref())?;
+    let inherit = &invocation.inherit;
+    let mut inherited = take_inherited(api_socket.as_ref(), event_monitor.as_ref(), crash_report.as_ref(), inherit)?;
+    inherit.iter().try_for_each(|InheritedFd(number)| keep_inherited(*number, &mut inherited))?;
+    // It stays to the end.
+    let crash_file = crash_report.as_ref().map(|option| open_crash_file(option, &mut inherited)).transpose()?;
     let log_file = invocation.log_file.map(|path| LogFile::open(Field::only("--log-file"), &path)).transpose()?;
     start_log(invocation.verbosity, log_file.as_ref(), invocation.log_format)?;
     let (monitor, events) = match event_monitor {
         Some(option) => open_event_monitor(&option, &mut inherited)?,
         None => (EventMonitor::none(), None),
     };
-    let control = Control::<Vm>::new(monitor.clone(), Options { defaults, no_shutdown, has_api: api_socket.is_some() });
+    let removed = api_socket.as_ref().and_then(FileOrFd::path).into_iter();
+    let removed = removed.chain(crash_report.as_ref().and_then(FileOrFd::path)).map(Path::to_path_buf).collect();
+    let options = Options { defaults, no_shutdown, has_api: api_socket.is_some(), removed };
+    let control = Control::<Vm>::new(monitor.clone(), options);
     control.watch_signals()?;
     let socket = api_socket.map(|option| make_socket(&option, &mut inherited)).transpose()?;
     for file in log_file.into_iter().chain(events) {
@@ -90,6 +100,7 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
     monitor.event("vmm", "shutdown");
     drop(server);
     monitor.flush(LAST_EVENTS);
+    drop(crash_file);
     result
 }
 
@@ -105,7 +116,7 @@ fn filter_calls(seccomp: Seccomp) -> Result<(), VmError> {
 }
 
 fn no_filter(source: std::io::Error) -> VmError {
-    VmError::Device { what: "filtering system calls (--seccomp)", source }
+    VmError::Device { what: "filtering system calls (--seccomp false does without)", source }
 }
 
 /// Boots the VM of the command line, if there is one, and serves until the end.
@@ -175,21 +186,44 @@ fn start_log(verbosity: u8, file: Option<&LogFile>, format: Option<LogFormat>) -
         let lines = LogLines::new(format);
         builder.format(move |out, record| lines.write(out, record));
     }
-    builder.init();
+    let log = builder.build();
+    let level = log.filter();
+    // Nobody else has set one.
+    if log::set_boxed_logger(Box::new(LogFlood::new(log))).is_ok() {
+        log::set_max_level(level);
+    }
     Ok(())
 }
 
 fn take_inherited(
     api_socket: Option<&FileOrFd<ApiSocketOption>>,
     event_monitor: Option<&FileOrFd<EventMonitorOption>>,
+    crash_report: Option<&FileOrFd<CrashReportOption>>,
+    inherit: &[InheritedFd],
 ) -> Result<InheritedFds, VmError> {
     let (socket, events) = (api_socket.and_then(FileOrFd::fd), event_monitor.and_then(FileOrFd::fd));
-    let numbers: Vec<i32> = socket.into_iter().chain(events).collect();
+    let crashes = crash_report.and_then(FileOrFd::fd);
+    let others = inherit.iter().map(|InheritedFd(number)| *number);
+    let numbers: Vec<i32> = socket.into_iter().chain(events).chain(crashes).chain(others).collect();
     InheritedFds::take(&numbers).map_err(|(number, source)| {
-        // Where both name the same, the later one is to blame.
-        let field = if events == Some(number) { EventMonitorOption::OPTION } else { ApiSocketOption::OPTION };
+        // Where two name the same, the later one is to blame.
+        let field = if inherit.contains(&InheritedFd(number)) {
+            InheritedFd::OPTION
+        } else if crashes == Some(number) {
+            CrashReportOption::OPTION
+        } else if events == Some(number) {
+            EventMonitorOption::OPTION
+        } else {
+            ApiSocketOption::OPTION
+        };
         FileError { field, path: format!("fd={number}"), source }.into()
     })
+}
+
+fn keep_inherited(number: i32, inherited: &mut InheritedFds) -> Result<(), VmError> {
+    let fd = inherited.give(number).ok_or_else(|| std::io::Error::other("not open"));
+    let kept = fd.and_then(|fd| vmm::inherited::keep(number, fd));
+    kept.map_err(|source| FileError { field: InheritedFd::OPTION, path: format!("fd={number}"), source }.into())
 }
 
 fn make_socket(option: &FileOrFd<ApiSocketOption>, inherited: &mut InheritedFds) -> Result<ListeningSocket, VmError> {
@@ -201,6 +235,17 @@ fn make_socket(option: &FileOrFd<ApiSocketOption>, inherited: &mut InheritedFds)
         }
     };
     made.map_err(|source| FileError { field: ApiSocketOption::OPTION, path, source }.into())
+}
+
+fn open_crash_file(option: &FileOrFd<CrashReportOption>, inherited: &mut InheritedFds) -> Result<CrashFile, VmError> {
+    let (opened, path) = match option {
+        FileOrFd::Path(path) => (CrashFile::open(path), path.display().to_string()),
+        FileOrFd::Fd(number, _) => {
+            let fd = inherited.give(*number).ok_or_else(|| std::io::Error::other("not open"));
+            (fd.and_then(CrashFile::inherited), format!("fd={number}"))
+        }
+    };
+    opened.map_err(|source| FileError { field: CrashReportOption::OPTION, path, source }.into())
 }
 
 fn listen_for_metrics(MetricsAddress(address): MetricsAddress) -> Result<TcpListener, VmError> {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use devices::sandbox;
+use rustix::fs::fstat;
 
 use crate::thread_roles::WRITER;
 
@@ -26,6 +27,8 @@ struct Shared {
     name: &'static str,
     /// Most bytes that wait to be written, or are being written.
     limit: u64,
+    /// Bytes that the file takes.
+    most: u64,
     state: Mutex<State>,
     /// There is something to write, or nothing comes any more.
     filled: Condvar,
@@ -53,10 +56,21 @@ impl QueuedWriter {
     /// # Errors
     /// There can be no more threads.
     pub fn new(name: &'static str, file: File, limit: u64) -> io::Result<Self> {
+        Self::bounded(name, file, limit, u64::MAX)
+    }
+
+    /// The same for a file on a disk, which is to be no longer than `most` bytes: what comes while it is full is lost.
+    ///
+    /// # Errors
+    /// There can be no more threads.
+    pub fn bounded(name: &'static str, file: File, limit: u64, most: u64) -> io::Result<Self> {
         let (filled, emptied) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { name, limit, state: Mutex::default(), filled, emptied });
+        let shared = Arc::new(Shared { name, limit, most, state: Mutex::default(), filled, emptied });
         let of_thread = shared.clone();
-        sandbox::start(WRITER, name.trim_start_matches('-').into(), move || of_thread.write(file))?;
+        sandbox::start(WRITER, name.trim_start_matches('-').into(), move || {
+            sandbox::give_up_files();
+            of_thread.write(file);
+        })?;
         Ok(Self(shared))
     }
 
@@ -146,6 +160,18 @@ impl Shared {
         (state, progress)
     }
 
+    /// Whether the file takes so many bytes more. Whoever cuts it short makes room.
+    fn check_size(&self, file: &File, more: usize) -> io::Result<()> {
+        if self.most == u64::MAX {
+            return Ok(());
+        }
+        let size = u64::try_from(fstat(file)?.st_size).unwrap_or(u64::MAX);
+        if size.saturating_add(more as u64) <= self.most {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("the file has {size} bytes, and takes no more than {}", self.most)))
+    }
+
     /// The thread: writes what comes, until nothing can come any more.
     ///
     /// It alone writes to the log, which may go where nobody reads either.
@@ -155,7 +181,7 @@ impl Shared {
             let state = self.lock();
             let next = self.filled.wait_while(state, |state| state.waiting.is_empty() && !state.closed);
             let Some(piece) = next.unwrap_or_else(PoisonError::into_inner).waiting.pop_front() else { return };
-            let result = file.write_all(&piece);
+            let result = self.check_size(&file, piece.len()).and_then(|()| file.write_all(&piece));
 
             let mut state = self.lock();
             state.written += piece.len() as u64;
@@ -195,6 +221,23 @@ mod tests {
     fn pipe() -> (PipeReader, QueuedWriter) {
         let (reader, writer) = io::pipe().unwrap();
         (reader, QueuedWriter::new("--test", File::from(OwnedFd::from(writer)), LIMIT).unwrap())
+    }
+
+    #[test]
+    fn file_that_is_full_takes_more_once_it_is_cut_short() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let appending = File::options().append(true).open(file.path()).unwrap();
+        let writer = QueuedWriter::bounded("--test", appending, LIMIT, 1000).unwrap();
+        let len = || file.as_file().metadata().unwrap().len();
+        for _ in 0..30 {
+            writer.push(&[7; 100], PATIENCE);
+            assert!(writer.drain(LONG, LONG));
+        }
+        assert_eq!(len(), 1000);
+        file.as_file().set_len(0).unwrap();
+        writer.push(&[8; 100], PATIENCE);
+        assert!(writer.drain(LONG, LONG));
+        assert_eq!(std::fs::read(file.path()).unwrap(), [8; 100]);
     }
 
     /// Bytes of which no two neighbouring stretches are the same.

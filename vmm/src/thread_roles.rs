@@ -3,7 +3,7 @@
 //! The VMM's own threads, and the system calls that each makes. Those of devices are in [`devices::sandbox`].
 
 use devices::sandbox::Call::{self, Any, Ioctl, IoctlsOf, OnItself};
-use devices::sandbox::calls::{AT_PLACES, MAPPINGS, MESSAGES, TAP as TAP_QUEUES, URING, WAITING};
+use devices::sandbox::calls::{AT_PLACES, FILE_LIMITS, MAPPINGS, MESSAGES, TAP as TAP_QUEUES, URING, WAITING};
 use devices::sandbox::{Role, ThreadRole};
 
 /// What KVM's ioctl requests have in common, those of VFIO and IOMMUFD, of sockets and interfaces, of block devices.
@@ -115,11 +115,25 @@ const DRIVERS: &[Call] = &[IoctlsOf(KVM), IoctlsOf(VFIO), IoctlsOf(INTERFACES), 
 /// The first thread, which makes the VM and all that is in it, and serves messages.
 pub const CONTROL: ThreadRole = ThreadRole {
     name: "control",
-    calls: &[FILES, SOCKETS, CLIENT, TAP, TERMINAL, PROCESS, DRIVERS, MAPPINGS, URING, WAITING, AT_PLACES, TAP_QUEUES],
+    calls: &[
+        FILES,
+        SOCKETS,
+        CLIENT,
+        TAP,
+        TERMINAL,
+        PROCESS,
+        DRIVERS,
+        MAPPINGS,
+        URING,
+        WAITING,
+        AT_PLACES,
+        TAP_QUEUES,
+        FILE_LIMITS,
+    ],
 };
 
 /// Speaks HTTP with clients.
-pub const API: ThreadRole = ThreadRole { name: "api", calls: &[CLIENT, PROCESS, WAITING] };
+pub const API: ThreadRole = ThreadRole { name: "api", calls: &[CLIENT, PROCESS, WAITING, FILE_LIMITS] };
 
 /// Runs a vCPU, and serves the guest's accesses to devices.
 pub const VCPU: ThreadRole = ThreadRole {
@@ -128,23 +142,30 @@ pub const VCPU: ThreadRole = ThreadRole {
     calls: &[OF_VCPU, MAPPINGS, URING, WAITING, AT_PLACES, TAP_QUEUES, MESSAGES],
 };
 
-/// Turns signals into messages.
-pub const SIGNALS: ThreadRole = ThreadRole { name: "signals", calls: &[CLIENT] };
+/// `TIOCGWINSZ`.
+const TERMINAL_SIZE: &[Call] = &[Ioctl(0x5413)];
+
+/// Turns signals into messages, and looks what size the terminal has.
+pub const SIGNALS: ThreadRole = ThreadRole { name: "signals", calls: &[CLIENT, FILE_LIMITS, TERMINAL_SIZE] };
 
 /// Writes what was queued: events, what the guest prints.
-pub const WRITER: ThreadRole = ThreadRole { name: "writer", calls: &[] };
+pub const WRITER: ThreadRole = ThreadRole { name: "writer", calls: &[FILE_LIMITS] };
 
-/// Serves the client of a serial port's socket or pseudoterminal, and removes the socket at last.
-pub const SERIAL: ThreadRole = ThreadRole {
-    name: "serial",
-    calls: &[CLIENT, &[Any(libc::SYS_lstat), Any(libc::SYS_newfstatat), Any(libc::SYS_statx), Any(libc::SYS_unlink)]],
+/// Serves the client of a console's socket or pseudoterminal, and removes the socket at last.
+pub const LINE: ThreadRole = ThreadRole {
+    name: "line",
+    calls: &[
+        CLIENT,
+        TERMINAL_SIZE,
+        &[Any(libc::SYS_lstat), Any(libc::SYS_newfstatat), Any(libc::SYS_statx), Any(libc::SYS_unlink)],
+    ],
 };
 
 /// Reads standard input for the guest.
-pub const SERIAL_INPUT: ThreadRole = ThreadRole { name: "serial-input", calls: &[] };
+pub const STDIN: ThreadRole = ThreadRole { name: "stdin", calls: &[] };
 
 /// The roles of all threads but the first, which starts them.
 pub fn all() -> Vec<ThreadRole> {
-    let own = [API, VCPU, SIGNALS, WRITER, SERIAL, SERIAL_INPUT];
+    let own = [API, VCPU, SIGNALS, WRITER, LINE, STDIN];
     own.into_iter().chain(Role::ALL.iter().map(|role| role.thread())).collect()
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use devices::patience::Operation;
 use devices::platform::Space;
 use devices::sandbox;
 use kvm_ioctls::{VcpuExit, VcpuFd};
@@ -86,6 +87,14 @@ impl Vcpu {
             }
         })?;
         Ok(Self { id, shared, thread: Some(thread) })
+    }
+
+    /// Waits until the thread runs, paused: it has its name then, by which clients find it.
+    pub fn wait_started(&self) {
+        let mut state = self.shared.state();
+        while !state.parked && state.order == Order::Pause {
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// Number of the vCPU.
@@ -198,6 +207,8 @@ impl Runner {
 
     /// Runs the guest until its next exit and handles that.
     fn enter(&self, vcpu: &mut VcpuFd) -> Result<(), GuestEvent> {
+        // However many messages to other processes an access takes, the vCPU waits for them for a limited time.
+        let _operation = Operation::begin();
         match vcpu.run() {
             Ok(VcpuExit::MmioWrite(address, data)) => self.io_map.write(Space::Memory, address, data),
             Ok(VcpuExit::MmioRead(address, data)) => self.io_map.read(Space::Memory, address, data),

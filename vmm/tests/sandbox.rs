@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::process::{Command, Output};
 
+use devices::crash;
 use devices::sandbox::{self, Mode as Filtered, Role};
 use rustix::fs::{Mode, OFlags};
 use vmm::thread_roles::{CONTROL, all};
@@ -14,19 +15,26 @@ use vmm::thread_roles::{CONTROL, all};
 const ROLE: &str = "CAROM_TEST_ROLE";
 const MODE: &str = "CAROM_TEST_MODE";
 const WORK: &str = "CAROM_TEST_WORK";
+/// File for reports, if there is one.
+const REPORTS: &str = "CAROM_TEST_REPORTS";
 
 /// Runs `work` in a thread of `role`, in a process whose calls are filtered.
 fn run(role: &str, mode: &str, work: &str) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "process_with_a_thread_of_a_role", "--nocapture"]);
-    command.env(ROLE, role).env(MODE, mode).env(WORK, work).env("RUST_BACKTRACE", "1");
-    command.output().unwrap()
+    command(role, mode, work).output().unwrap()
 }
 
+fn command(role: &str, mode: &str, work: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "process_with_a_thread_of_a_role", "--nocapture"]);
+    command.env(ROLE, role).env(MODE, mode).env(WORK, work).env("RUST_BACKTRACE", "1");
+    command
+}
+
+/// No test of its own: the others start it as a process, and say by variables what it is to do.
 #[test]
-#[ignore = "the others run it, in a process of its own"]
 fn process_with_a_thread_of_a_role() {
-    let mode = match std::env::var(MODE).unwrap().as_str() {
+    let Ok(mode) = std::env::var(MODE) else { return };
+    let mode = match mode.as_str() {
         "log" => Filtered::Log,
         "errno" => Filtered::Refuse,
         _ => Filtered::Stop,
@@ -34,10 +42,17 @@ fn process_with_a_thread_of_a_role() {
     let work = match std::env::var(WORK).unwrap().as_str() {
         "forbidden" => forbidden,
         "open" => open,
+        "fault" => fault,
+        "nothing" => || {},
         _ => ordinary,
     };
     let role = std::env::var(ROLE).unwrap();
-    sandbox::begin(mode, &all()).unwrap();
+    if let Some(path) = std::env::var_os(REPORTS) {
+        crash::leave_reports_in(File::create(path).unwrap()).unwrap();
+    }
+    if std::env::var(MODE).unwrap() != "false" {
+        sandbox::begin(mode, &all()).unwrap();
+    }
     sandbox::confine(CONTROL).unwrap();
     if role == CONTROL.name {
         return work();
@@ -49,6 +64,15 @@ fn process_with_a_thread_of_a_role() {
 /// No thread begins a session.
 fn forbidden() {
     eprintln!("it was: {:?}", rustix::process::setsid());
+}
+
+/// Runs out of its stack.
+fn fault() {
+    fn deeper(depth: u64) -> u64 {
+        let room = std::hint::black_box([depth; 1000]);
+        if depth == 0 { 0 } else { deeper(depth + 1) + room[999] }
+    }
+    eprintln!("it was: {}", deeper(1));
 }
 
 /// By either call that there is for it.
@@ -114,4 +138,36 @@ fn call_is_made_where_it_is_only_logged_and_fails_where_it_is_refused() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && text.contains(expected), "{mode}: {text}");
     }
+}
+
+/// What is left of a thread of `role` that did `work`: the report, and what was written to standard error.
+fn report(role: &str, mode: &str, work: &str) -> (String, String) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let output = command(role, mode, work).env(REPORTS, file.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (std::fs::read_to_string(file.path()).unwrap(), said)
+}
+
+#[test]
+fn report_says_which_thread_of_which_role_crashed_and_why() {
+    let version = concat!("report of a crash, form 1\nversion: carom ", env!("CARGO_PKG_VERSION"), "\n");
+    for role in every_role() {
+        for (work, cause) in [
+            ("forbidden", format!("cause: system call {} with ", libc::SYS_setsid)),
+            ("fault", "cause: SIGSEGV (code ".into()),
+            ("ordinary", "cause: panic at vmm/tests/sandbox.rs:".into()),
+        ] {
+            let (report, said) = report(role, "true", work);
+            assert!(report.starts_with(version), "{role}, {work}: {report} {said}");
+            assert!(
+                report.contains(&cause) && report.contains(&format!(" (role {role})\n")),
+                "{role}, {work}: {report}"
+            );
+            assert!(role == CONTROL.name || report.contains("thread: test "), "{role}, {work}: {report}");
+            assert!(report.ends_with("end of the report\n"), "{role}, {work}: {report}");
+            assert_eq!(report.matches(version).count(), 1, "{role}, {work}: {report}");
+        }
+    }
+    assert_eq!(report("rng", "true", "nothing").0, "");
+    assert!(report("rng", "false", "fault").0.contains(" (role rng)\n"));
 }

@@ -6,6 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+mod echo_guest;
 mod http;
 mod tiny_guest;
 
@@ -23,8 +24,9 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::pipe::fcntl_setpipe_size;
 use rustix::process::{Pid, Signal, kill_process};
 
+use echo_guest::ECHO;
 use http::PATIENCE;
-use tiny_guest::{ECHO, elf};
+use tiny_guest::elf;
 
 /// `mov dx, 0x3f8; mov al, 'A'; again: out dx, al; jmp again`
 const WRITE_FOR_EVER: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'A', 0xee, 0xeb, 0xfd];

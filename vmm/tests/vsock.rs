@@ -6,6 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+mod echo_guest;
 mod http;
 mod tiny_guest;
 
@@ -19,8 +20,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use echo_guest::ECHO;
 use http::PATIENCE;
-use tiny_guest::{ECHO, elf};
+use tiny_guest::elf;
 
 /// A process that is gone at the end of the test.
 struct Carom(Child);

@@ -37,7 +37,6 @@ fn argument(kind: &'static Kind) -> Arg {
     let option = kind.field.option().trim_start_matches("--");
     let argument =
         Arg::new(kind.name).long(option).value_name(kind.value).value_parser(move |text: &str| kind.parse(text));
-    let argument = if kind.default_for_clients { argument } else { argument.requires("kernel") };
     let argument = match kind.number {
         Number::Many => {
             argument.help(format!("{}; several may be given", kind.help)).action(ArgAction::Append).num_args(1..)

@@ -5,7 +5,7 @@
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
-use crate::unsupported::{NO_LANDLOCK, UNSUPPORTED};
+use crate::unsupported::UNSUPPORTED;
 
 /// An option.
 struct Refused {
@@ -37,25 +37,18 @@ static REFUSED: &[Refused] = &[
     alone("dbus-service-name", NO_DBUS),
     alone("dbus-system-bus", NO_DBUS),
     Refused { neutral: Some("off"), ..of_field("debug-console", "debug_console") },
-    of_field("firmware", "payload.firmware"),
-    of_field("fs", "fs"),
     of_field("fw-cfg-config", "payload.fw_cfg_config"),
     of_field("gdb", "gdb"),
     of_field("generic-vhost-user", "generic_vhost_user"),
     of_field("host-data", "payload.host_data"),
     of_field("igvm", "payload.igvm"),
     of_field("ivshmem", "ivshmem"),
-    alone("landlock", NO_LANDLOCK),
-    alone("landlock-rules", NO_LANDLOCK),
     of_field("memory-zone", "memory.zones"),
     of_field("numa", "numa"),
-    of_field("pmem", "pmem"),
     of_field("pvmemcontrol", "pvmemcontrol"),
-    of_field("rate-limit-group", "rate_limit_groups"),
     of_field("rtc", "rtc"),
     of_field("tpm", "tpm"),
     of_field("vdpa", "vdpa"),
-    of_field("watchdog", "watchdog"),
 ];
 
 impl Refused {
@@ -134,7 +127,7 @@ mod tests {
     #[test]
     fn field_of_the_configuration_that_is_not_there_is_no_unknown_option() {
         // These are no options of Cloud Hypervisor's, or have their say above.
-        let others = ["console", "iommu", "landlock_enable", "landlock_rules"];
+        let others = ["iommu"];
         let fields: BTreeSet<_> = REFUSED
             .iter()
             .filter_map(|option| if let Instead::Field(path) = option.instead { Some(path) } else { None })

@@ -9,9 +9,9 @@ use crate::field::Field;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Seccomp {
     /// It ends the program.
+    #[default]
     True,
     /// It is made: nothing is filtered.
-    #[default]
     False,
     /// It is made, and the kernel's log tells of it.
     Log,

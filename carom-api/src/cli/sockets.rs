@@ -4,7 +4,7 @@
 
 use std::marker::PhantomData;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::error::ConfigError;
 use crate::field::Field;
@@ -34,6 +34,15 @@ impl OptionName for EventMonitorOption {
     const OPTION: Field = Field::only("--event-monitor");
 }
 
+/// `--crash-report`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CrashReportOption;
+
+impl OptionName for CrashReportOption {
+    const OPTION: Field = Field::only("--crash-report");
+    const BARE_PATH: bool = true;
+}
+
 /// A file, or a descriptor in its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileOrFd<O> {
@@ -44,6 +53,14 @@ pub enum FileOrFd<O> {
 }
 
 impl<O> FileOrFd<O> {
+    /// The path.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Path(path) => Some(path),
+            Self::Fd(..) => None,
+        }
+    }
+
     /// The descriptor's number.
     pub fn fd(&self) -> Option<i32> {
         match self {

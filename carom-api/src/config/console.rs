@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Where a console goes.
+//! Where a console goes, and the guest's first serial port, which is one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -28,9 +28,51 @@ pub enum ConsoleMode {
     Socket,
 }
 
-/// A console.
+/// Where a console of any kind goes.
+#[derive(Clone, Copy, Debug)]
+pub struct ConsoleTarget<'c> {
+    /// The option that says so.
+    pub option: Field,
+    /// Where.
+    pub mode: ConsoleMode,
+    /// The file of [`ConsoleMode::File`].
+    pub file: Option<&'c Path>,
+    /// The socket of [`ConsoleMode::Socket`].
+    pub socket: Option<&'c Path>,
+}
+
+impl ConsoleTarget<'_> {
+    /// The field of [`Self::file`].
+    pub fn file_field(&self) -> Field {
+        self.option.key("file")
+    }
+
+    /// The field of [`Self::socket`].
+    pub fn socket_field(&self) -> Field {
+        self.option.key("socket")
+    }
+
+    /// Checks that there is a file or a socket where there must be one.
+    ///
+    /// # Errors
+    /// There is none, or a socket that nothing would use.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        if self.mode == ConsoleMode::Socket && self.socket.is_none() {
+            return Err(ConfigError::new(self.socket_field(), "is needed with mode Socket"));
+        }
+        if self.mode != ConsoleMode::Socket && self.socket.is_some() {
+            return Err(ConfigError::new(self.socket_field(), "is used with mode Socket only"));
+        }
+        if self.mode == ConsoleMode::File && self.file.is_none() {
+            return Err(ConfigError::new(self.file_field(), "is needed with mode File"));
+        }
+        Ok(())
+    }
+}
+
+/// The first serial port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ConsoleConfig {
+pub struct SerialConfig {
     /// Where it goes.
     pub mode: ConsoleMode,
     /// The file of [`ConsoleMode::File`]; in answers, also the path of the pseudoterminal of [`ConsoleMode::Pty`].
@@ -43,18 +85,23 @@ pub struct ConsoleConfig {
     pub socket: Option<PathBuf>,
 }
 
-impl ConsoleConfig {
-    /// The option of the first serial port.
-    pub const SERIAL: Field = Field::new("--serial", "serial");
-    /// [`Self::file`] of the first serial port.
-    pub const SERIAL_FILE: Field = Self::SERIAL.key("file");
-
-    /// [`Self::socket`] of the first serial port.
-    pub const SERIAL_SOCKET: Field = Self::SERIAL.key("socket");
+impl SerialConfig {
+    /// The option.
+    pub const OPTION: Field = Field::new("--serial", "serial");
 
     /// This mode, with no file and no socket.
     pub const fn of(mode: ConsoleMode) -> Self {
         Self { mode, file: None, socket: None }
+    }
+
+    /// Where it goes.
+    pub fn target(&self) -> ConsoleTarget<'_> {
+        ConsoleTarget {
+            option: Self::OPTION,
+            mode: self.mode,
+            file: self.file.as_deref(),
+            socket: self.socket.as_deref(),
+        }
     }
 
     /// Checks that there is a file or a socket where there must be one.
@@ -62,27 +109,18 @@ impl ConsoleConfig {
     /// # Errors
     /// There is none, or a socket that nothing would use.
     pub fn check(&self) -> Result<(), ConfigError> {
-        if self.mode == ConsoleMode::Socket && self.socket.is_none() {
-            return Err(ConfigError::new(Self::SERIAL_SOCKET, "is needed with mode Socket"));
-        }
-        if self.mode != ConsoleMode::Socket && self.socket.is_some() {
-            return Err(ConfigError::new(Self::SERIAL_SOCKET, "is used with mode Socket only"));
-        }
-        if self.mode == ConsoleMode::File && self.file.is_none() {
-            return Err(ConfigError::new(Self::SERIAL_FILE, "is needed with mode File"));
-        }
-        Ok(())
+        self.target().check()
     }
 }
 
-impl Default for ConsoleConfig {
-    /// What a VM gets that says nothing of its console.
+impl Default for SerialConfig {
+    /// What a VM gets that says nothing of its serial port.
     fn default() -> Self {
         Self::of(ConsoleMode::Null)
     }
 }
 
-impl FromStr for ConsoleConfig {
+impl FromStr for SerialConfig {
     type Err = ConfigError;
 
     /// Parses `off`, `null`, `tty`, `pty`, `file=PATH` or `socket=PATH`.
@@ -100,7 +138,7 @@ impl FromStr for ConsoleConfig {
             }
             _ => {
                 let rule = format!("'{text}' is none of off, null, tty, pty, file=PATH, socket=PATH");
-                Err(ConfigError::new(Self::SERIAL, rule))
+                Err(ConfigError::new(Self::OPTION, rule))
             }
         }
     }
@@ -112,23 +150,24 @@ mod tests {
 
     #[test]
     fn mode_and_file_are_read() {
-        let serial: ConsoleConfig = "file=/tmp/log".parse().unwrap();
+        let serial: SerialConfig = "file=/tmp/log".parse().unwrap();
         assert_eq!((serial.mode, serial.file), (ConsoleMode::File, Some("/tmp/log".into())));
-        let serial: ConsoleConfig = "socket=/s".parse().unwrap();
+        let serial: SerialConfig = "socket=/s".parse().unwrap();
         assert_eq!((serial.mode, serial.socket), (ConsoleMode::Socket, Some("/s".into())));
-        assert_eq!("pty".parse(), Ok(ConsoleConfig::of(ConsoleMode::Pty)));
+        assert_eq!("pty".parse(), Ok(SerialConfig::of(ConsoleMode::Pty)));
         for wrong in ["pipe", "pty=/p", "socket=", "socket"] {
-            let error = wrong.parse::<ConsoleConfig>().unwrap_err().to_string();
+            let error = wrong.parse::<SerialConfig>().unwrap_err().to_string();
             assert_eq!(error, format!("--serial: '{wrong}' is none of off, null, tty, pty, file=PATH, socket=PATH"));
         }
     }
 
     #[test]
     fn mode_that_needs_a_file_is_refused_without_one() {
-        assert_eq!(ConsoleConfig::of(ConsoleMode::File).check().unwrap_err().field, ConsoleConfig::SERIAL_FILE);
-        assert_eq!(ConsoleConfig::of(ConsoleMode::Socket).check().unwrap_err().field, ConsoleConfig::SERIAL_SOCKET);
-        let stray = ConsoleConfig { socket: Some("/s".into()), ..ConsoleConfig::of(ConsoleMode::Pty) };
-        assert_eq!(stray.check().unwrap_err().field, ConsoleConfig::SERIAL_SOCKET);
-        assert_eq!(ConsoleConfig::of(ConsoleMode::Pty).check(), Ok(()));
+        let refused = |config: SerialConfig| config.check().unwrap_err().to_string();
+        assert_eq!(refused(SerialConfig::of(ConsoleMode::File)), "--serial file: is needed with mode File");
+        assert_eq!(refused(SerialConfig::of(ConsoleMode::Socket)), "--serial socket: is needed with mode Socket");
+        let stray = SerialConfig { socket: Some("/s".into()), ..SerialConfig::of(ConsoleMode::Pty) };
+        assert_eq!(refused(stray), "--serial socket: is used with mode Socket only");
+        assert_eq!(SerialConfig::of(ConsoleMode::Pty).check(), Ok(()));
     }
 }

@@ -4,14 +4,19 @@
 
 mod console;
 mod cpus;
+mod landlock;
 mod memory;
 mod payload;
 mod pci_segment;
 mod platform;
+mod rate_limit;
 
-pub use console::{ConsoleConfig, ConsoleMode};
+pub use console::{ConsoleMode, ConsoleTarget, SerialConfig};
 pub use cpus::{CpuTopology, CpusConfig};
+pub use landlock::{FileAccess, LandlockConfig};
 pub use memory::MemoryConfig;
 pub use payload::PayloadConfig;
 pub use pci_segment::PciSegmentConfig;
 pub use platform::{IommuPoll, PlatformConfig};
+pub(crate) use rate_limit::RATE_KEYS;
+pub use rate_limit::{RateLimitGroupConfig, RateLimiterConfig, TokenBucket};

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use uuid::Uuid;
 
 use crate::error::ConfigError;
 use crate::field::Field;
@@ -29,6 +30,40 @@ pub struct PlatformConfig {
     #[serde(default)]
     #[schema(max_items = 16)]
     pub iommu_segments: Vec<u16>,
+    /// The machine's manufacturer, as its SMBIOS tables have it.
+    #[serde(default)]
+    pub system_manufacturer: Option<String>,
+    /// Its name, likewise.
+    #[serde(default)]
+    pub system_product_name: Option<String>,
+    /// Its version, likewise.
+    #[serde(default)]
+    pub system_version: Option<String>,
+    /// Its serial number, likewise.
+    #[serde(default)]
+    pub system_serial_number: Option<String>,
+    /// The same by an older name.
+    #[serde(default)]
+    pub serial_number: Option<String>,
+    /// Its UUID, likewise.
+    #[serde(default)]
+    pub system_uuid: Option<String>,
+    /// The same by an older name.
+    #[serde(default)]
+    pub uuid: Option<String>,
+    /// Number of the product in the manufacturer's list, likewise.
+    #[serde(default)]
+    pub system_sku_number: Option<String>,
+    /// The family that the product belongs to, likewise.
+    #[serde(default)]
+    pub system_family: Option<String>,
+    /// Asset tag of its chassis, likewise.
+    #[serde(default)]
+    pub chassis_asset_tag: Option<String>,
+    /// Strings for the guest's own use, likewise, 255 at most.
+    #[serde(default)]
+    #[schema(max_items = 255)]
+    pub oem_strings: Vec<String>,
 }
 
 fn default_num_pci_segments() -> u16 {
@@ -54,17 +89,95 @@ impl PlatformConfig {
     pub const OPTION: Field = Field::new("--platform", "platform");
     /// [`Self::iommufd`].
     pub const IOMMUFD: Field = Self::OPTION.key("iommufd");
+    /// [`Self::oem_strings`].
+    pub const OEM_STRINGS: Field = Self::OPTION.key("oem_strings");
     /// [`Self::num_pci_segments`].
     pub const NUM_PCI_SEGMENTS: Field = Self::OPTION.key("num_pci_segments");
+
+    /// Most bytes of all strings of the SMBIOS tables together, with a byte of each for its end.
+    pub const MAX_STRINGS: usize = 60 << 10;
 
     /// [`Self::iommu_segments`].
     pub const IOMMU_SEGMENTS: Field = Self::OPTION.key("iommu_segments");
 
-    /// Checks the number of segments, and those behind the virtio-iommu.
+    /// The strings of the SMBIOS tables that there is one of each, by key.
+    fn smbios_strings(&self) -> [(&'static str, &Option<String>); 10] {
+        [
+            ("system_manufacturer", &self.system_manufacturer),
+            ("system_product_name", &self.system_product_name),
+            ("system_version", &self.system_version),
+            ("system_serial_number", &self.system_serial_number),
+            ("serial_number", &self.serial_number),
+            ("system_uuid", &self.system_uuid),
+            ("uuid", &self.uuid),
+            ("system_sku_number", &self.system_sku_number),
+            ("system_family", &self.system_family),
+            ("chassis_asset_tag", &self.chassis_asset_tag),
+        ]
+    }
+
+    /// The serial number, by whichever name it is given.
+    pub fn serial(&self) -> Option<&str> {
+        self.system_serial_number.as_deref().or(self.serial_number.as_deref())
+    }
+
+    /// The UUID, by whichever name it is given, once it was checked.
+    pub fn uuid(&self) -> Option<Uuid> {
+        self.system_uuid.as_deref().or(self.uuid.as_deref()).and_then(|uuid| uuid.parse().ok())
+    }
+
+    fn check_smbios(&self) -> Result<(), ConfigError> {
+        let mut len = 0;
+        let mut check_text = |field: Field, text: &str| {
+            len += text.len() + 1;
+            if text.chars().any(char::is_control) {
+                return Err(ConfigError::new(field, "has a control character, which no string of SMBIOS has"));
+            }
+            if len > Self::MAX_STRINGS {
+                let rule = format!("has the strings of SMBIOS take more than {} bytes", Self::MAX_STRINGS);
+                return Err(ConfigError::new(field, rule));
+            }
+            Ok(())
+        };
+        for (key, text) in self.smbios_strings() {
+            text.as_deref().map_or(Ok(()), |text| check_text(Self::OPTION.key(key), text))?;
+        }
+        for text in &self.oem_strings {
+            check_text(Self::OEM_STRINGS, text)?;
+            if text.is_empty() {
+                return Err(ConfigError::new(Self::OEM_STRINGS, "has an empty string, which SMBIOS cannot have"));
+            }
+        }
+        if self.oem_strings.len() > usize::from(u8::MAX) {
+            return Err(ConfigError::new(Self::OEM_STRINGS, "has more than 255 strings"));
+        }
+        let twice = [
+            ("system_serial_number", &self.system_serial_number, "serial_number", &self.serial_number),
+            ("system_uuid", &self.system_uuid, "uuid", &self.uuid),
+        ];
+        for (key, new, old_key, old) in twice {
+            if new.is_some() && old.is_some() && new != old {
+                return Err(ConfigError::in_terms(Self::OPTION.key(key), move |terms| {
+                    format!("is another than {}, which is an older name for it", Self::OPTION.key(old_key).name(terms))
+                }));
+            }
+        }
+        for (key, uuid) in [("system_uuid", &self.system_uuid), ("uuid", &self.uuid)] {
+            if let Some(text) = uuid
+                && let Err(error) = text.parse::<Uuid>()
+            {
+                return Err(ConfigError::new(Self::OPTION.key(key), format!("is no UUID: {error}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the number of segments, those behind the virtio-iommu, and the strings of the SMBIOS tables.
     ///
     /// # Errors
-    /// There are none or too many, or one is not among them or given twice.
+    /// There are none or too many, one is not among them or given twice, or a string is none of SMBIOS.
     pub fn check(&self) -> Result<(), ConfigError> {
+        self.check_smbios()?;
         let segments = self.num_pci_segments;
         if !(1..=MAX_PCI_SEGMENTS).contains(&segments) {
             let rule = format!("{segments} is not in 1 to {MAX_PCI_SEGMENTS}");
@@ -102,6 +215,17 @@ impl Default for PlatformConfig {
             iommu_poll: IommuPoll::Auto,
             num_pci_segments: default_num_pci_segments(),
             iommu_segments: Vec::new(),
+            system_manufacturer: None,
+            system_product_name: None,
+            system_version: None,
+            system_serial_number: None,
+            serial_number: None,
+            system_uuid: None,
+            uuid: None,
+            system_sku_number: None,
+            system_family: None,
+            chassis_asset_tag: None,
+            oem_strings: Vec::new(),
         }
     }
 }
@@ -109,10 +233,14 @@ impl Default for PlatformConfig {
 impl FromStr for PlatformConfig {
     type Err = ConfigError;
 
-    /// Parses `[iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N][,iommu_segments=LIST]`.
+    /// Parses `[iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N][,iommu_segments=LIST]` and the strings of the SMBIOS tables,
+    /// `[,uuid=UUID]` and so on, with `[,oem_strings=[TEXT,TEXT]]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list =
-            OptionList::parse(Self::OPTION, text, &["iommufd", "iommu_poll", "num_pci_segments", "iommu_segments"])?;
+        let none = Self::default();
+        let mut keys = vec!["iommufd", "iommu_poll", "num_pci_segments", "iommu_segments", "oem_strings"];
+        keys.extend(none.smbios_strings().map(|(key, _)| key));
+        let list = OptionList::parse(Self::OPTION, text, &keys)?;
+        let text_of = |key| list.get(key).map(str::to_string);
         let iommufd = list.toggle("iommufd", false)?;
         let iommu_poll = match list.get("iommu_poll") {
             None | Some("auto") => IommuPoll::Auto,
@@ -128,13 +256,57 @@ impl FromStr for PlatformConfig {
             number.parse().map_err(rule)
         })?;
         let iommu_segments = list.numbers("iommu_segments")?.unwrap_or_default();
-        Ok(Self { iommufd, iommu_poll, num_pci_segments, iommu_segments })
+        Ok(Self {
+            iommufd,
+            iommu_poll,
+            num_pci_segments,
+            iommu_segments,
+            system_manufacturer: text_of("system_manufacturer"),
+            system_product_name: text_of("system_product_name"),
+            system_version: text_of("system_version"),
+            system_serial_number: text_of("system_serial_number"),
+            serial_number: text_of("serial_number"),
+            system_uuid: text_of("system_uuid"),
+            uuid: text_of("uuid"),
+            system_sku_number: text_of("system_sku_number"),
+            system_family: text_of("system_family"),
+            chassis_asset_tag: text_of("chassis_asset_tag"),
+            oem_strings: list.texts("oem_strings"),
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn strings_of_smbios_are_read_and_what_cannot_be_one_is_refused() {
+        let platform =
+            |text: &str| text.parse::<PlatformConfig>().and_then(|platform| platform.check().map(|()| platform));
+        let all =
+            platform("uuid=00112233-4455-6677-8899-aabbccddeeff,serial_number=\"a, b\",oem_strings=[x=1,y]").unwrap();
+        assert_eq!(all.uuid(), Some(Uuid::from_u128(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff)));
+        assert_eq!((all.serial(), &all.oem_strings[..]), (Some("a, b"), &["x=1".to_string(), "y".into()][..]));
+        assert_eq!(platform("oem_strings=one").unwrap().oem_strings, ["one"]);
+        let long = format!("system_family={}", "x".repeat(PlatformConfig::MAX_STRINGS));
+        for (text, start) in [
+            ("uuid=1", "--platform uuid: is no UUID: "),
+            ("system_uuid=x", "--platform system_uuid: is no UUID: "),
+            ("system_family=a\nb", "--platform system_family: has a control character"),
+            ("oem_strings=[a,,b]", "--platform oem_strings: has an empty string"),
+            (&long, "--platform system_family: has the strings of SMBIOS take more than 61440 bytes"),
+            (
+                "serial_number=1,system_serial_number=2",
+                "--platform system_serial_number: is another than --platform serial_number, which is an older name",
+            ),
+        ] {
+            let error = platform(text).unwrap_err().to_string();
+            assert!(error.starts_with(start), "{error}");
+        }
+        let many = PlatformConfig { oem_strings: vec!["x".into(); 256], ..PlatformConfig::default() };
+        assert_eq!(many.check().unwrap_err().field, PlatformConfig::OEM_STRINGS);
+    }
 
     #[test]
     fn segments_are_read_and_none_or_too_many_refused() {

@@ -153,14 +153,14 @@ mod tests {
         let document = serde_json::to_value(crate::document::generate()).unwrap();
         let schemas = &document["components"]["schemas"];
         for (name, property, expected) in [
-            ("VmConfig", "watchdog", json!([false, null])),
+            ("VmConfig", "iommu", json!([false, null])),
             ("CpusConfig", "core_scheduling", json!(["Off", null])),
             ("NetConfig", "vhost_user", json!([false, null])),
         ] {
             assert_eq!(schemas[name]["properties"][property]["enum"], expected, "{name} {property}");
         }
-        let console = &schemas["VmConfig"]["properties"]["console"];
-        assert_eq!(console["properties"]["iommu"]["enum"], json!([false, null]));
+        let console = &schemas["VmConfig"]["properties"]["debug_console"];
+        assert_eq!(console["properties"]["iobase"]["enum"], json!([0xe9, null]));
         let descriptions = document.to_string();
         let told = descriptions.matches("\"Not there: ").count();
         assert_eq!(told, UNSUPPORTED.len());

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Kind, KindConfig, Number, PartConfig};
+use super::{Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
 use crate::config::MemoryConfig;
 use crate::error::ConfigError;
@@ -69,30 +69,8 @@ impl BalloonConfig {
 }
 
 impl KindConfig for BalloonConfig {
-    fn kind(&self) -> &'static Kind {
-        &Self::KIND
-    }
-
-    fn id(&self) -> Option<&str> {
-        self.id.as_deref()
-    }
-
-    fn set_id(&mut self, id: String) {
-        self.id = Some(id);
-    }
-
-    /// It cannot be there, which its check says.
-    fn put_behind_iommu(&mut self) {
-        self.iommu = true;
-    }
-
-    fn is_behind_iommu(&self) -> bool {
-        self.iommu
-    }
-
-    fn pci_segment(&self) -> u16 {
-        self.pci_segment
-    }
+    // It cannot be behind the virtio-iommu, which its check says.
+    usual_methods!(Balloon);
 
     fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         if self.iommu {
@@ -114,10 +92,6 @@ impl KindConfig for BalloonConfig {
             }));
         }
         Ok(())
-    }
-
-    fn to_part(&self) -> PartConfig {
-        PartConfig::Balloon(self.clone())
     }
 }
 
@@ -144,6 +118,7 @@ impl FromStr for BalloonConfig {
 mod tests {
     use super::*;
     use crate::VmConfig;
+    use crate::config::PayloadConfig;
     use crate::error::Explain;
 
     fn balloon(text: &str) -> BalloonConfig {
@@ -182,8 +157,12 @@ mod tests {
             let error = config.check().unwrap_err().to_string();
             assert!(error.starts_with("--balloon iommu: must be off"), "{error}");
         };
-        refused(VmConfig { balloon: Some(balloon("size=1M,iommu=on")), ..VmConfig::default() });
-        let mut config = VmConfig { balloon: Some(balloon("size=1M,pci_segment=1")), ..VmConfig::default() };
+        let with = |text| {
+            let payload = PayloadConfig::of_kernel("/k");
+            VmConfig { payload, balloon: Some(balloon(text)), ..VmConfig::default() }
+        };
+        refused(with("size=1M,iommu=on"));
+        let mut config = with("size=1M,pci_segment=1");
         config.platform.num_pci_segments = 2;
         config.platform.iommu_segments = vec![1];
         refused(config);

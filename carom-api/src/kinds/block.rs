@@ -8,11 +8,13 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Add, Kind, KindConfig, Number, PartConfig};
+use super::vhost_user::{check_memory, check_socket, toggle};
+use super::{Add, HostFile, Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
-use crate::config::MemoryConfig;
+use crate::config::{MemoryConfig, RATE_KEYS, RateLimiterConfig};
 use crate::error::ConfigError;
 use crate::field::Field;
+use crate::object;
 use crate::option_list::OptionList;
 
 /// Most queues of a disk: each has a thread.
@@ -32,6 +34,10 @@ pub enum ImageType {
     /// The same, but an image that looks like one of another form is refused. Nothing is guessed.
     #[default]
     Unknown,
+    /// A qcow2 image.
+    Qcow2,
+    /// A VHD image of fixed size.
+    FixedVhd,
 }
 
 /// How much of an image is locked.
@@ -47,9 +53,17 @@ pub enum LockGranularity {
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskConfig {
-    /// The image: a file or a block device of the host.
-    #[schema(value_type = String)]
+    /// The image: a file or a block device of the host. There is none where another process serves the disk.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    #[schema(value_type = Option<String>)]
     pub path: PathBuf,
+    /// Whether a vhost-user server serves the disk. It is given all guest RAM, which must be shared.
+    #[serde(default)]
+    pub vhost_user: bool,
+    /// Socket that the server listens on.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub vhost_socket: Option<PathBuf>,
     /// Whether the guest can only read it. Such an image may be that of several disks.
     #[serde(default)]
     pub readonly: bool,
@@ -73,9 +87,18 @@ pub struct DiskConfig {
     /// Form of the image.
     #[serde(default)]
     pub image_type: ImageType,
+    /// Whether the image may have others behind it, which are read too: files that it names.
+    #[serde(default)]
+    pub backing_files: bool,
     /// How much of the image is locked: for this VM alone, or beside other readers if it is read-only.
     #[serde(default)]
     pub lock_granularity: LockGranularity,
+    /// Limit on its rate, which all of its queues share.
+    #[serde(default, deserialize_with = "object::or_null")]
+    pub rate_limiter_config: Option<RateLimiterConfig>,
+    /// The group (`rate_limit_groups`) whose limit it shares instead.
+    #[serde(default)]
+    pub rate_limit_group: Option<String>,
     /// PCI segment that the device is on.
     #[serde(default)]
     #[schema(maximum = 15)]
@@ -89,6 +112,10 @@ fn default_queues() -> u16 {
     1
 }
 
+fn is_empty(path: &Path) -> bool {
+    path.as_os_str().is_empty()
+}
+
 fn default_queue_size() -> u16 {
     128
 }
@@ -98,6 +125,14 @@ impl DiskConfig {
     pub const OPTION: Field = Field::new("--disk", "disks");
     /// [`Self::path`].
     pub const PATH: Field = Self::OPTION.key("path");
+    /// [`Self::vhost_user`].
+    pub const VHOST_USER: Field = Self::OPTION.key("vhost_user");
+    /// [`Self::vhost_socket`].
+    pub const VHOST_SOCKET: Field = Self::OPTION.key("vhost_socket");
+    /// [`Self::readonly`].
+    pub const READONLY: Field = Self::OPTION.key("readonly");
+    /// [`Self::iommu`].
+    pub const IOMMU: Field = Self::OPTION.key("iommu");
     /// [`Self::direct`].
     pub const DIRECT: Field = Self::OPTION.key("direct");
     /// [`Self::num_queues`].
@@ -106,6 +141,12 @@ impl DiskConfig {
     pub const QUEUE_SIZE: Field = Self::OPTION.key("queue_size");
     /// [`Self::serial`].
     pub const SERIAL: Field = Self::OPTION.key("serial");
+    /// [`Self::rate_limiter_config`].
+    pub const RATE_LIMIT: Field = Self::OPTION.keys("", "rate_limiter_config");
+    /// [`Self::rate_limit_group`].
+    pub const RATE_LIMIT_GROUP: Field = Self::OPTION.key("rate_limit_group");
+    /// [`Self::backing_files`].
+    pub const BACKING_FILES: Field = Self::OPTION.key("backing_files");
     /// [`Self::image_type`].
     pub const IMAGE_TYPE: Field = Self::OPTION.key("image_type");
 
@@ -115,12 +156,12 @@ impl DiskConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "path=FILE,…",
-        help: "Disk: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,num_queues=1][,queue_size=128][,serial=TEXT][,image_type=raw][,pci_segment=N][,id=NAME]",
+        help: "Disk: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,num_queues=1][,queue_size=128][,serial=TEXT][,image_type=raw|qcow2|fixedvhd][,backing_files=on|off][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,rate_limit_group=NAME][,pci_segment=N][,id=NAME]",
         bare: None,
         id: "_disk",
         takes_slot: true,
         passed_through: false,
-        iommu: Some(Self::OPTION.key("iommu")),
+        iommu: Some(Self::IOMMU),
         default_for_clients: false,
         add: Some(Add {
             operation: "vm.add-disk",
@@ -135,42 +176,62 @@ impl DiskConfig {
     };
 }
 
+impl DiskConfig {
+    /// Checks whose matter it is what the disk holds.
+    fn check_source(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
+        let refused = |field: Field, rule: &str| Err(ConfigError::new(field, rule));
+        match (&self.vhost_socket, self.vhost_user) {
+            (Some(_), false) => return refused(Self::VHOST_SOCKET, "is for a disk with vhost_user on"),
+            (None, true) => return refused(Self::VHOST_USER, "is on, which needs a vhost_socket"),
+            (None, false) if is_empty(&self.path) => {
+                return refused(Self::PATH, "is needed, or vhost_user with a vhost_socket");
+            }
+            (None, false) => return Ok(()),
+            (Some(socket), true) => check_socket(Self::VHOST_SOCKET, socket)?,
+        }
+        if self.iommu {
+            let rule = "must be off with vhost_user, and the device on no segment of the virtio-iommu: servers are given all guest RAM";
+            return refused(Self::IOMMU, rule);
+        }
+        let servers = "is the server's matter where vhost_user is on: leave it out";
+        for (field, given) in [
+            (Self::PATH, !is_empty(&self.path)),
+            (Self::READONLY, self.readonly),
+            (Self::DIRECT, self.direct),
+            (Self::SERIAL, self.serial.is_some()),
+            (Self::BACKING_FILES, self.backing_files),
+            (Self::RATE_LIMIT, self.rate_limiter_config.is_some()),
+            (Self::RATE_LIMIT_GROUP, self.rate_limit_group.is_some()),
+        ] {
+            if given {
+                return refused(field, servers);
+            }
+        }
+        check_memory(Self::VHOST_SOCKET, memory)
+    }
+}
+
 impl KindConfig for DiskConfig {
-    fn kind(&self) -> &'static Kind {
-        &Self::KIND
-    }
-
-    fn id(&self) -> Option<&str> {
-        self.id.as_deref()
-    }
-
-    fn set_id(&mut self, id: String) {
-        self.id = Some(id);
-    }
-
-    fn put_behind_iommu(&mut self) {
-        self.iommu = true;
-    }
-
-    fn pci_segment(&self) -> u16 {
-        self.pci_segment
-    }
-
-    fn is_behind_iommu(&self) -> bool {
-        self.iommu
-    }
+    usual_methods!(Disk);
 
     fn source(&self) -> Option<&Path> {
-        Some(&self.path)
+        Some(self.vhost_socket.as_deref().unwrap_or(&self.path))
+    }
+
+    fn files(&self) -> Vec<HostFile<'_>> {
+        let path = self.vhost_socket.as_deref().unwrap_or(&self.path);
+        vec![if self.readonly { HostFile::Read(path) } else { HostFile::ReadWrite(path) }]
     }
 
     /// Disks that are only read can share an image. One that is written and another that is read cannot either, which the lock on
     /// it says.
     fn exclusive(&self) -> Option<Field> {
-        (!self.readonly).then_some(Self::PATH)
+        let own = if self.vhost_user { Self::VHOST_SOCKET } else { Self::PATH };
+        (!self.readonly).then_some(own)
     }
 
-    fn check(&self, _: &MemoryConfig) -> Result<(), ConfigError> {
+    fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
+        self.check_source(memory)?;
         let Self { num_queues, queue_size, .. } = *self;
         let (field, rule) = if !(1..=MAX_QUEUES).contains(&num_queues) {
             (Self::NUM_QUEUES, format!("{num_queues} is not 1 to {MAX_QUEUES}"))
@@ -181,14 +242,12 @@ impl KindConfig for DiskConfig {
             && (serial.len() > SERIAL_BYTES || serial.contains('\0'))
         {
             (Self::SERIAL, format!("has more than {SERIAL_BYTES} bytes, or one that is zero"))
+        } else if self.rate_limit_group.is_some() && self.rate_limiter_config.is_some() {
+            (Self::RATE_LIMIT_GROUP, "is for a disk without a limit of its own".to_string())
         } else {
-            return Ok(());
+            return self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION));
         };
         Err(ConfigError::new(field, rule))
-    }
-
-    fn to_part(&self) -> PartConfig {
-        PartConfig::Disk(self.clone())
     }
 }
 
@@ -199,6 +258,8 @@ impl FromStr for DiskConfig {
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let keys = [
             "path",
+            "vhost_user",
+            "vhost_socket",
             "readonly",
             "direct",
             "iommu",
@@ -206,11 +267,13 @@ impl FromStr for DiskConfig {
             "queue_size",
             "serial",
             "image_type",
+            "backing_files",
             "lock_granularity",
+            "rate_limit_group",
             "pci_segment",
             "id",
         ];
-        let list = OptionList::parse(Self::OPTION, text, &keys)?;
+        let list = OptionList::parse(Self::OPTION, text, &[&keys, &RATE_KEYS[..]].concat())?;
         let number = |key: &'static str, default: u16| match list.get(key).map(str::parse) {
             None => Ok(default),
             Some(Ok(number)) => Ok(number),
@@ -219,8 +282,10 @@ impl FromStr for DiskConfig {
         let image_type = match list.get("image_type") {
             None => ImageType::Unknown,
             Some("raw") => ImageType::Raw,
+            Some("qcow2") => ImageType::Qcow2,
+            Some("fixedvhd") => ImageType::FixedVhd,
             Some(other) => {
-                let rule = format!("'{other}' is not there yet: only 'raw' is");
+                let rule = format!("'{other}' is none of 'raw', 'qcow2' and 'fixedvhd'");
                 return Err(ConfigError::new(Self::IMAGE_TYPE, rule));
             }
         };
@@ -232,8 +297,11 @@ impl FromStr for DiskConfig {
                 return Err(ConfigError::new(Self::OPTION.key("lock_granularity"), rule));
             }
         };
+        let vhost_user = toggle(&list, Self::VHOST_USER, "vhost_user")?;
         Ok(Self {
-            path: list.required("path")?.into(),
+            path: if vhost_user { list.get("path").unwrap_or_default() } else { list.required("path")? }.into(),
+            vhost_user,
+            vhost_socket: list.get("vhost_socket").map(PathBuf::from),
             readonly: list.toggle("readonly", false)?,
             direct: list.toggle("direct", false)?,
             iommu: list.toggle("iommu", false)?,
@@ -242,7 +310,10 @@ impl FromStr for DiskConfig {
             queue_size: number("queue_size", default_queue_size())?,
             serial: list.get("serial").map(str::to_string),
             image_type,
+            backing_files: list.toggle("backing_files", false)?,
             lock_granularity,
+            rate_limiter_config: RateLimiterConfig::parse(&list, Self::OPTION)?,
+            rate_limit_group: list.get("rate_limit_group").map(str::to_string),
             id: list.get("id").map(str::to_string),
         })
     }
@@ -266,9 +337,10 @@ mod tests {
             (plain.num_queues, plain.queue_size, plain.readonly, plain.image_type),
             (1, 128, false, ImageType::Unknown)
         );
-        let text = "path=/i.img,readonly=on,direct=on,iommu=on,num_queues=4,queue_size=256,serial=x,image_type=raw,lock_granularity=full,pci_segment=0,id=d";
+        let text = "path=/i.img,readonly=on,direct=on,iommu=on,num_queues=4,queue_size=256,serial=x,image_type=qcow2,backing_files=on,lock_granularity=full,bw_size=1,bw_refill_time=2,pci_segment=0,id=d";
         let json = r#"{"path": "/i.img", "readonly": true, "direct": true, "iommu": true, "num_queues": 4, "queue_size": 256,
-            "serial": "x", "image_type": "Raw", "lock_granularity": "Full", "id": "d"}"#;
+            "serial": "x", "image_type": "Qcow2", "backing_files": true, "lock_granularity": "Full",
+            "rate_limiter_config": {"bandwidth": {"size": 1, "refill_time": 2}}, "id": "d"}"#;
         assert_eq!(disk(text), serde_json::from_str(json).unwrap());
     }
 
@@ -278,10 +350,13 @@ mod tests {
         assert_eq!(refused("readonly=on"), "--disk: 'path=' is needed");
         assert_eq!(refused("path=/x,direct=yes"), "--disk direct: 'yes' is neither 'on' nor 'off'");
         assert_eq!(refused("path=/x,num_queues=65536"), "--disk num_queues: is no number that fits");
-        assert_eq!(refused("path=/x,image_type=qcow2"), "--disk image_type: 'qcow2' is not there yet: only 'raw' is");
+        assert_eq!(
+            refused("path=/x,image_type=vhdx"),
+            "--disk image_type: 'vhdx' is none of 'raw', 'qcow2' and 'fixedvhd'"
+        );
         assert!(refused("path=/x,lock_granularity=no").starts_with("--disk lock_granularity: 'no' is neither"));
         assert_eq!(refused("path=/x,pci_segment=-1"), "--disk pci_segment: is no number that fits");
-        assert!(refused("path=/x,bw_size=1").starts_with("--disk: unknown key 'bw_size'"));
+        assert_eq!(refused("path=/x,bw_size=1"), "--disk bw_refill_time: is needed for a limit on the rate");
     }
 
     #[test]
@@ -294,6 +369,7 @@ mod tests {
             ("queue_size=100", DiskConfig::QUEUE_SIZE),
             ("queue_size=2048", DiskConfig::QUEUE_SIZE),
             ("serial=123456789012345678901", DiskConfig::SERIAL),
+            ("rate_limit_group=g,ops_size=1,ops_refill_time=1", DiskConfig::RATE_LIMIT_GROUP),
         ] {
             let error = disk(&format!("path=/x,{text}")).check(&memory).unwrap_err();
             assert_eq!(error.field, field, "{text}");
@@ -301,6 +377,35 @@ mod tests {
         }
         let most = disk("path=/x,num_queues=64,queue_size=1024,serial=12345678901234567890");
         assert_eq!(most.check(&memory), Ok(()));
+    }
+
+    #[test]
+    fn disk_of_a_server_parses_as_cloud_hypervisor_spells_it() {
+        let on = disk("vhost_user=on,vhost_socket=/s,num_queues=2");
+        assert_eq!(disk("vhost_user=true,vhost_socket=/s,num_queues=2"), on);
+        let json = r#"{"vhost_user": true, "vhost_socket": "/s", "num_queues": 2}"#;
+        assert_eq!(on, serde_json::from_str(json).unwrap());
+        assert!(!serde_json::to_string(&on).unwrap().contains(r#""path""#));
+        let shared = MemoryConfig { shared: true, ..MemoryConfig::default() };
+        assert_eq!(on.check(&shared), Ok(()));
+        assert_eq!(on.check(&MemoryConfig::default()).unwrap_err().field, DiskConfig::VHOST_SOCKET);
+        for (text, field) in [
+            ("vhost_user=on", DiskConfig::VHOST_USER),
+            ("path=/x,vhost_socket=/s", DiskConfig::VHOST_SOCKET),
+            ("vhost_user=on,vhost_socket=/s,iommu=on", DiskConfig::IOMMU),
+            ("vhost_user=on,vhost_socket=/s,path=/x", DiskConfig::PATH),
+            ("vhost_user=on,vhost_socket=/s,readonly=on", DiskConfig::READONLY),
+            ("vhost_user=on,vhost_socket=/s,direct=on", DiskConfig::DIRECT),
+            ("vhost_user=on,vhost_socket=/s,serial=x", DiskConfig::SERIAL),
+            ("vhost_user=on,vhost_socket=/s,backing_files=on", DiskConfig::BACKING_FILES),
+            ("vhost_user=on,vhost_socket=/s,ops_size=1,ops_refill_time=1", DiskConfig::RATE_LIMIT),
+            ("vhost_user=on,vhost_socket=/s,rate_limit_group=g", DiskConfig::RATE_LIMIT_GROUP),
+            ("vhost_user=on,vhost_socket=/s,num_queues=65", DiskConfig::NUM_QUEUES),
+        ] {
+            assert_eq!(disk(text).check(&shared).unwrap_err().field, field, "{text}");
+        }
+        let none: DiskConfig = serde_json::from_str("{}").unwrap();
+        assert_eq!(none.check(&shared).unwrap_err().field, DiskConfig::PATH);
     }
 
     #[test]

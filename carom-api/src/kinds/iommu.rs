@@ -16,12 +16,15 @@ use crate::field::Field;
 use crate::limits::{CHUNK_SIZE, DEFAULT_BOUNCE_SIZE, MAX_BOUNCE_SIZE, MIB};
 use crate::option_list::OptionList;
 
-/// Bounce windows of the virtio-iommu.
+/// The least that the guest can map.
+const PAGE_SIZE: u64 = 4096;
+
+/// Bounce windows of the virtio-iommu, and how much the guest may have mapped beside them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IommuBounceConfig {
-    /// Budget of all windows in bytes, a multiple of the chunk size.
+    /// Budget of all windows in bytes, a multiple of the chunk size. 0, which `max` has to be too: there are no windows.
     #[serde(default = "default_size")]
-    #[schema(minimum = 2_097_152, multiple_of = 2_097_152)]
+    #[schema(multiple_of = 2_097_152)]
     pub size: u64,
     /// How far the budget can be raised while the VM runs, in bytes: the size of the shared region. 0 stands for `size`.
     #[serde(default)]
@@ -31,6 +34,11 @@ pub struct IommuBounceConfig {
     #[serde(default)]
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     pub threshold: Option<u32>,
+    /// The most bytes of RAM that the guest may have mapped for devices, beside the windows: a positive multiple of 4096. A request beyond
+    /// it gets NOMEM. `None`: no limit but the host's.
+    #[serde(default)]
+    #[schema(minimum = 4096, multiple_of = 4096)]
+    pub max_mapped: Option<u64>,
     /// Whether windows are backed by huge pages of the host.
     #[serde(default)]
     pub hugepages: bool,
@@ -47,6 +55,8 @@ impl IommuBounceConfig {
     pub const SIZE: Field = Self::OPTION.key("size");
     /// [`Self::max`].
     pub const MAX: Field = Self::OPTION.key("max");
+    /// [`Self::max_mapped`].
+    pub const MAX_MAPPED: Field = Self::OPTION.key("max_mapped");
     /// ID of the virtio-iommu.
     pub const ID: &'static str = "_iommu";
 
@@ -56,7 +66,7 @@ impl IommuBounceConfig {
         field: Self::OPTION,
         number: Number::One,
         value: "size=SIZE,…",
-        help: "Bounce windows: [size=64M][,max=SIZE][,threshold=auto|SIZE][,hugepages=on|off]",
+        help: "Bounce windows: [size=64M][,max=SIZE][,threshold=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off]",
         bare: Some(""),
         id: Self::ID,
         takes_slot: false,
@@ -67,6 +77,20 @@ impl IommuBounceConfig {
         parse: |text| text.parse().map(PartConfig::Iommu),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Iommu),
     };
+}
+
+impl IommuBounceConfig {
+    /// Whether there are windows, or none and only a virtio-iommu with its limit.
+    pub fn has_windows(&self) -> bool {
+        self.size != 0 || self.max != 0
+    }
+
+    /// What is wrong with so many bytes as [`max_mapped`](Self::max_mapped).
+    pub(crate) fn mapped_rule(bytes: u64) -> Option<String> {
+        let most = i64::MAX.cast_unsigned();
+        let fits = bytes != 0 && bytes.is_multiple_of(PAGE_SIZE) && bytes <= most;
+        (!fits).then(|| format!("{bytes} bytes are no positive multiple of {PAGE_SIZE} up to {most}"))
+    }
 }
 
 impl KindConfig for IommuBounceConfig {
@@ -87,7 +111,13 @@ impl KindConfig for IommuBounceConfig {
     }
 
     fn check(&self, _: &MemoryConfig) -> Result<(), ConfigError> {
-        let Self { size, max, .. } = *self;
+        let Self { size, max, max_mapped, .. } = *self;
+        if let Some(rule) = max_mapped.and_then(Self::mapped_rule) {
+            return Err(ConfigError::new(Self::MAX_MAPPED, rule));
+        }
+        if !self.has_windows() {
+            return Ok(());
+        }
         let (field, rule) = if size == 0 || !size.is_multiple_of(CHUNK_SIZE) {
             (Self::SIZE, format!("{size} bytes are no positive multiple of {}M", CHUNK_SIZE / MIB))
         } else if !max.is_multiple_of(CHUNK_SIZE) {
@@ -110,13 +140,13 @@ impl KindConfig for IommuBounceConfig {
 impl FromStr for IommuBounceConfig {
     type Err = ConfigError;
 
-    /// Parses `[size=SIZE][,max=SIZE][,threshold=auto|SIZE][,hugepages=on|off]`; the text may be empty.
+    /// Parses `[size=SIZE][,max=SIZE][,threshold=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off]`; the text may be empty.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         if text.is_empty() {
             let size = DEFAULT_BOUNCE_SIZE;
-            return Ok(Self { size, max: size, threshold: None, hugepages: false });
+            return Ok(Self { size, max: size, threshold: None, max_mapped: None, hugepages: false });
         }
-        let list = OptionList::parse(Self::OPTION, text, &["size", "max", "threshold", "hugepages"])?;
+        let list = OptionList::parse(Self::OPTION, text, &["size", "max", "threshold", "max_mapped", "hugepages"])?;
         let size = list.size("size")?.unwrap_or(DEFAULT_BOUNCE_SIZE);
         let threshold = match list.get("threshold") {
             None | Some("auto") => None,
@@ -129,7 +159,8 @@ impl FromStr for IommuBounceConfig {
             },
         };
         let max = list.size("max")?.unwrap_or(size);
-        Ok(Self { size, max, threshold, hugepages: list.toggle("hugepages", false)? })
+        let (max_mapped, hugepages) = (list.size("max_mapped")?, list.toggle("hugepages", false)?);
+        Ok(Self { size, max, threshold, max_mapped, hugepages })
     }
 }
 
@@ -141,7 +172,9 @@ mod tests {
     fn bounce_defaults_to_64_mib_and_a_region_as_large() {
         let bounce: IommuBounceConfig = "".parse().unwrap();
         assert_eq!((bounce.size, bounce.max, bounce.threshold, bounce.hugepages), (64 * MIB, 64 * MIB, None, false));
-        let bounce: IommuBounceConfig = "size=32M,max=1G,threshold=64K,hugepages=on".parse().unwrap();
+        assert_eq!(bounce.max_mapped, None);
+        let bounce: IommuBounceConfig = "size=32M,max=1G,threshold=64K,max_mapped=96M,hugepages=on".parse().unwrap();
+        assert_eq!(bounce.max_mapped, Some(96 * MIB));
         assert_eq!((bounce.size, bounce.max, bounce.threshold), (32 * MIB, 1 << 30, Some(65536)));
         assert!(bounce.hugepages);
         let refused = "threshold=0".parse::<IommuBounceConfig>().unwrap_err().to_string();
@@ -153,7 +186,9 @@ mod tests {
         let memory = MemoryConfig::default();
         for (text, field) in [
             ("size=3M", IommuBounceConfig::SIZE),
-            ("size=0", IommuBounceConfig::SIZE),
+            ("size=0,max=64M", IommuBounceConfig::SIZE),
+            ("max_mapped=0", IommuBounceConfig::MAX_MAPPED),
+            ("size=0,max_mapped=4097", IommuBounceConfig::MAX_MAPPED),
             ("size=64M,max=32M", IommuBounceConfig::MAX),
             ("size=64M,max=65M", IommuBounceConfig::MAX),
             ("size=64M,max=64G", IommuBounceConfig::MAX),
@@ -161,5 +196,16 @@ mod tests {
             let bounce: IommuBounceConfig = text.parse().unwrap();
             assert_eq!(bounce.check(&memory).unwrap_err().field, field, "{text}");
         }
+    }
+
+    #[test]
+    fn no_windows_leave_the_limit_on_what_is_mapped() {
+        let mut bounce: IommuBounceConfig = "size=0,max_mapped=96M".parse().unwrap();
+        bounce.complete();
+        bounce.check(&MemoryConfig::default()).unwrap();
+        assert_eq!((bounce.has_windows(), bounce.max_mapped), (false, Some(96 * MIB)));
+        let json: IommuBounceConfig = serde_json::from_str(r#"{"size": 0, "max_mapped": 100663296}"#).unwrap();
+        assert_eq!(json, bounce);
+        assert!("".parse::<IommuBounceConfig>().unwrap().has_windows());
     }
 }

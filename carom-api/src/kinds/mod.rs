@@ -8,11 +8,17 @@
 
 mod balloon;
 mod block;
+mod console;
+mod fs;
+mod host_file;
 mod iommu;
 mod net;
+mod pmem;
 mod rng;
+mod usual_methods;
 mod vfio;
 mod vfio_user;
+mod vhost_user;
 mod vsock;
 
 use std::ops::{Deref, DerefMut};
@@ -26,9 +32,14 @@ use crate::field::{Field, Terms};
 
 pub use balloon::BalloonConfig;
 pub use block::{DiskConfig, ImageType, LockGranularity};
+pub use console::ConsoleConfig;
+pub use fs::FsConfig;
+pub use host_file::HostFile;
 pub use iommu::IommuBounceConfig;
 pub use net::NetConfig;
+pub use pmem::PmemConfig;
 pub use rng::RngConfig;
+use usual_methods::usual_methods;
 pub use vfio::DeviceConfig;
 pub use vfio_user::UserDeviceConfig;
 pub use vsock::VsockConfig;
@@ -47,6 +58,10 @@ macro_rules! for_each_kind {
                 disks: Disk(DiskConfig),
                 /// Its network devices.
                 net: Net(NetConfig),
+                /// File systems of the host.
+                fs: Fs(FsConfig),
+                /// Its files of the host that are memory which keeps what is written.
+                pmem: Pmem(PmemConfig),
             }
             singles {
                 /// Bounce windows, if it has them.
@@ -57,6 +72,8 @@ macro_rules! for_each_kind {
                 vsock: Vsock(VsockConfig),
                 /// Its balloon, if it has one.
                 balloon: Balloon(BalloonConfig),
+                /// Its paravirtual console. One with mode Tty where nothing is said, none with mode Off.
+                console: Console(ConsoleConfig),
             }
         }
     };
@@ -147,6 +164,11 @@ pub trait KindConfig {
     /// The kind.
     fn kind(&self) -> &'static Kind;
 
+    /// Whether there is such a device. Otherwise this says that there is none.
+    fn is_there(&self) -> bool {
+        true
+    }
+
     /// Its name in logs and the API, once it has one.
     fn id(&self) -> Option<&str>;
 
@@ -169,6 +191,11 @@ pub trait KindConfig {
     /// What it is made of on the host.
     fn source(&self) -> Option<&Path> {
         None
+    }
+
+    /// The files of the host that it is made of.
+    fn files(&self) -> Vec<HostFile<'_>> {
+        self.source().map(HostFile::ReadWrite).into_iter().collect()
     }
 
     /// The field of [`Self::source`] where two devices cannot share it.
@@ -288,8 +315,10 @@ mod tests {
         for kind in KINDS.iter().filter(|kind| kind.add.is_some()) {
             let (option, json) = match kind.name {
                 "vfio-user" => ("socket=/x", r#""socket": "/x""#),
+                "fs" => ("tag=t,socket=/x", r#""tag": "t", "socket": "/x""#),
                 "vsock" => ("cid=3,socket=/x", r#""cid": 3, "socket": "/x""#),
                 "net" => ("tap=x", r#""tap": "x""#),
+                "pmem" => ("file=/x", r#""file": "/x""#),
                 _ => ("path=/x", r#""path": "/x""#),
             };
             let refused = kind.parse(&format!("{option},id=_x")).unwrap_err();

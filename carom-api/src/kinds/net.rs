@@ -10,12 +10,13 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Add, Kind, KindConfig, Number, PartConfig};
+use super::{Add, HostFile, Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
-use crate::config::MemoryConfig;
+use crate::config::{MemoryConfig, RATE_KEYS, RateLimiterConfig};
 use crate::error::ConfigError;
 use crate::field::Field;
 use crate::mac_address::MacAddress;
+use crate::object;
 use crate::option_list::OptionList;
 use crate::tap_files::TapFiles;
 
@@ -48,6 +49,10 @@ pub struct NetConfig {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub mac: Option<MacAddress>,
+    /// Address of the host's side of the interface, if that is to be another than it has.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub host_mac: Option<MacAddress>,
     /// Most bytes of a packet without its Ethernet header, which the interface gets too; otherwise it is the interface's.
     #[serde(default)]
     #[schema(value_type = Option<u64>, minimum = 68, maximum = 65535)]
@@ -72,6 +77,9 @@ pub struct NetConfig {
     /// Whether checksums may be left to the other side.
     #[serde(default = "yes")]
     pub offload_csum: bool,
+    /// Limit on its rate, of each direction for itself.
+    #[serde(default, deserialize_with = "object::or_null")]
+    pub rate_limiter_config: Option<RateLimiterConfig>,
     /// PCI segment that the device is on.
     #[serde(default)]
     #[schema(maximum = 15)]
@@ -79,6 +87,10 @@ pub struct NetConfig {
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
+    /// Numbers that the interface's descriptors have in the client's process, which mean nothing here: the descriptors come with the
+    /// request itself (`SCM_RIGHTS`), one for each two queues. Taken where they do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fds: Vec<i32>,
     /// The interface's files that came with the request.
     #[serde(skip)]
     pub files: TapFiles,
@@ -92,6 +104,7 @@ impl Default for NetConfig {
             ip: None,
             mask: None,
             mac: None,
+            host_mac: None,
             mtu: None,
             iommu: false,
             pci_segment: 0,
@@ -100,7 +113,9 @@ impl Default for NetConfig {
             offload_tso: true,
             offload_ufo: true,
             offload_csum: true,
+            rate_limiter_config: None,
             id: None,
+            fds: Vec::new(),
             files: TapFiles::default(),
         }
     }
@@ -129,6 +144,8 @@ impl NetConfig {
     pub const MASK: Field = Self::OPTION.key("mask");
     /// [`Self::mac`].
     pub const MAC: Field = Self::OPTION.key("mac");
+    /// [`Self::host_mac`].
+    pub const HOST_MAC: Field = Self::OPTION.key("host_mac");
     /// [`Self::mtu`].
     pub const MTU: Field = Self::OPTION.key("mtu");
     /// [`Self::num_queues`].
@@ -144,7 +161,7 @@ impl NetConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "tap=NAME,…",
-        help: "Network device: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,pci_segment=N][,id=NAME]",
+        help: "Network device: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,host_mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,pci_segment=N][,id=NAME]",
         bare: None,
         id: "_net",
         takes_slot: true,
@@ -177,42 +194,29 @@ impl NetConfig {
         if self.tap.is_some() {
             return Err(ConfigError::new(Self::TAP, "is for an interface that the program opens, not for descriptors"));
         }
+        if self.host_mac.is_some() {
+            let rule = "is for an interface that the program opens, not for descriptors";
+            return Err(ConfigError::new(Self::HOST_MAC, rule));
+        }
         if files.count() != usize::from(pairs) {
             let rule = format!("{} came, not {pairs}: one for each two queues", files.count());
             return Err(ConfigError::new(Self::FD, rule));
         }
         self.files = files;
+        self.fds.clear();
         Ok(())
     }
 }
 
 impl KindConfig for NetConfig {
-    fn kind(&self) -> &'static Kind {
-        &Self::KIND
-    }
-
-    fn id(&self) -> Option<&str> {
-        self.id.as_deref()
-    }
-
-    fn set_id(&mut self, id: String) {
-        self.id = Some(id);
-    }
-
-    fn put_behind_iommu(&mut self) {
-        self.iommu = true;
-    }
-
-    fn pci_segment(&self) -> u16 {
-        self.pci_segment
-    }
-
-    fn is_behind_iommu(&self) -> bool {
-        self.iommu
-    }
+    usual_methods!(Net);
 
     fn source(&self) -> Option<&Path> {
         self.tap.as_deref().map(Path::new)
+    }
+
+    fn files(&self) -> Vec<HostFile<'_>> {
+        vec![HostFile::Taps]
     }
 
     /// An interface has one user.
@@ -242,14 +246,13 @@ impl KindConfig for NetConfig {
             (Self::MASK, "is used with ip only".to_string())
         } else if self.mask.is_some_and(|mask| mask.to_bits().count_zeros() != mask.to_bits().trailing_zeros()) {
             (Self::MASK, "has bits that are set behind others that are not".to_string())
+        } else if !self.fds.is_empty() {
+            let rule = "are numbers of the client: descriptors come with the request itself (SCM_RIGHTS), one for each two queues";
+            (Self::FD, rule.to_string())
         } else {
-            return Ok(());
+            return self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION));
         };
         Err(ConfigError::new(field, rule))
-    }
-
-    fn to_part(&self) -> PartConfig {
-        PartConfig::Net(self.clone())
     }
 }
 
@@ -269,6 +272,7 @@ impl FromStr for NetConfig {
             "ip",
             "mask",
             "mac",
+            "host_mac",
             "mtu",
             "iommu",
             "num_queues",
@@ -282,7 +286,7 @@ impl FromStr for NetConfig {
         if text.is_empty() {
             return Ok(Self::default());
         }
-        let list = OptionList::parse(Self::OPTION, text, &keys)?;
+        let list = OptionList::parse(Self::OPTION, text, &[&keys, &RATE_KEYS[..]].concat())?;
         let number = |key: &'static str| match list.get(key).map(str::parse) {
             None => Ok(None),
             Some(Ok(number)) => Ok(Some(number)),
@@ -293,16 +297,16 @@ impl FromStr for NetConfig {
             Some(Ok(address)) => Ok(Some(address)),
             Some(Err(_)) => Err(ConfigError::new(Self::OPTION.key(key), "is no IPv4 address, such as 192.168.249.1")),
         };
-        let mac = match list.get("mac").map(str::parse::<MacAddress>) {
-            None => None,
-            Some(Ok(mac)) => Some(mac),
-            Some(Err(rule)) => return Err(ConfigError::new(Self::MAC, rule)),
+        let mac = |field: Field, key: &str| {
+            let mac = list.get(key).map(str::parse::<MacAddress>).transpose();
+            mac.map_err(|rule| ConfigError::new(field, rule))
         };
         Ok(Self {
             tap: list.get("tap").map(str::to_string),
             ip: address("ip")?,
             mask: address("mask")?,
-            mac,
+            mac: mac(Self::MAC, "mac")?,
+            host_mac: mac(Self::HOST_MAC, "host_mac")?,
             mtu: number("mtu")?,
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
@@ -311,7 +315,9 @@ impl FromStr for NetConfig {
             offload_tso: list.toggle("offload_tso", true)?,
             offload_ufo: list.toggle("offload_ufo", true)?,
             offload_csum: list.toggle("offload_csum", true)?,
+            rate_limiter_config: RateLimiterConfig::parse(&list, Self::OPTION)?,
             id: list.get("id").map(str::to_string),
+            fds: Vec::new(),
             files: TapFiles::default(),
         })
     }
@@ -334,9 +340,10 @@ mod tests {
         let plain = net("");
         assert_eq!(plain, serde_json::from_str("{}").unwrap());
         assert_eq!((plain.num_queues, plain.queue_size, plain.offload_tso, plain.iommu), (2, 256, true, false));
-        let text = "tap=tap0,ip=10.0.0.1,mask=255.255.0.0,mac=02:00:00:00:00:01,mtu=9000,iommu=on,num_queues=4,queue_size=512,\
+        let text = "tap=tap0,ip=10.0.0.1,mask=255.255.0.0,mac=02:00:00:00:00:01,host_mac=02:00:00:00:00:02,mtu=9000,iommu=on,num_queues=4,queue_size=512,\
                     offload_tso=off,offload_ufo=off,offload_csum=off,pci_segment=0,id=n";
-        let json = r#"{"tap": "tap0", "ip": "10.0.0.1", "mask": "255.255.0.0", "mac": "02:00:00:00:00:01", "mtu": 9000, "iommu": true,
+        let json = r#"{"tap": "tap0", "ip": "10.0.0.1", "mask": "255.255.0.0", "mac": "02:00:00:00:00:01",
+            "host_mac": "02:00:00:00:00:02", "mtu": 9000, "iommu": true,
             "num_queues": 4, "queue_size": 512, "offload_tso": false, "offload_ufo": false, "offload_csum": false, "id": "n"}"#;
         assert_eq!(net(text), serde_json::from_str(json).unwrap());
         assert_eq!(net(text).pairs(), 2);
@@ -348,6 +355,7 @@ mod tests {
         assert_eq!(refused("iommu=yes"), "--net iommu: 'yes' is neither 'on' nor 'off'");
         assert_eq!(refused("ip=fd00::1"), "--net ip: is no IPv4 address, such as 192.168.249.1");
         assert_eq!(refused("mtu=65536"), "--net mtu: is no number that fits");
+        assert!(refused("host_mac=01:00:00:00:00:00").starts_with("--net host_mac: is an address of a group"));
         assert!(refused("mac=02:00").starts_with("--net mac: is no address of the form"));
         assert_eq!(refused("pci_segment=x"), "--net pci_segment: is no number that fits");
         assert!(refused("fd=3").starts_with("--net: unknown key 'fd'"));
@@ -405,5 +413,25 @@ mod tests {
         assert_eq!(device.files.iter().count(), 2);
         assert_eq!((device.clone() == device, net("num_queues=4") == device), (true, false));
         assert_eq!(net("tap=a").take_files(files(1)).unwrap_err().field, NetConfig::TAP);
+        let named = net("host_mac=02:00:00:00:00:02").take_files(files(1));
+        assert_eq!(named.unwrap_err().field, NetConfig::HOST_MAC);
+    }
+
+    #[test]
+    fn numbers_of_a_clients_descriptors_are_taken_where_these_come_and_refused_where_not() {
+        let read = || match NetConfig::KIND.read(br#"{"fds": [9]}"#).unwrap() {
+            PartConfig::Net(device) => device,
+            other => panic!("{other:?}"),
+        };
+        let mut device = read();
+        device.take_files(vec![File::open("/dev/null").unwrap().into()]).unwrap();
+        assert_eq!(device.check(&MemoryConfig::default()), Ok(()));
+        assert!(serde_json::to_value(&device).unwrap().get("fds").is_none());
+        let refused = read().check(&MemoryConfig::default()).unwrap_err();
+        assert!(
+            refused.explain(Terms::Json).contains("fds: are numbers of the client"),
+            "{}",
+            refused.explain(Terms::Json)
+        );
     }
 }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Kind, KindConfig, Number, PartConfig};
+use super::{HostFile, Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
 use crate::error::ConfigError;
 use crate::field::Field;
@@ -65,9 +65,7 @@ impl RngConfig {
 }
 
 impl KindConfig for RngConfig {
-    fn kind(&self) -> &'static Kind {
-        &Self::KIND
-    }
+    usual_methods!(Rng, fixed_id);
 
     fn id(&self) -> Option<&str> {
         None
@@ -75,24 +73,12 @@ impl KindConfig for RngConfig {
 
     fn set_id(&mut self, _: String) {}
 
-    fn put_behind_iommu(&mut self) {
-        self.iommu = true;
-    }
-
-    fn pci_segment(&self) -> u16 {
-        self.pci_segment
-    }
-
-    fn is_behind_iommu(&self) -> bool {
-        self.iommu
-    }
-
     fn source(&self) -> Option<&Path> {
         Some(&self.src)
     }
 
-    fn to_part(&self) -> PartConfig {
-        PartConfig::Rng(self.clone())
+    fn files(&self) -> Vec<HostFile<'_>> {
+        vec![HostFile::Read(&self.src)]
     }
 }
 

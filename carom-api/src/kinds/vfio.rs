@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Add, Kind, KindConfig, Number, PartConfig};
+use super::{Add, HostFile, Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
 use crate::error::ConfigError;
 use crate::field::Field;
@@ -67,40 +67,18 @@ impl DeviceConfig {
 }
 
 impl KindConfig for DeviceConfig {
-    fn kind(&self) -> &'static Kind {
-        &Self::KIND
-    }
-
-    fn id(&self) -> Option<&str> {
-        self.id.as_deref()
-    }
-
-    fn set_id(&mut self, id: String) {
-        self.id = Some(id);
-    }
-
-    fn put_behind_iommu(&mut self) {
-        self.iommu = true;
-    }
-
-    fn pci_segment(&self) -> u16 {
-        self.pci_segment
-    }
-
-    fn is_behind_iommu(&self) -> bool {
-        self.iommu
-    }
+    usual_methods!(Vfio);
 
     fn source(&self) -> Option<&Path> {
         Some(&self.path)
     }
 
-    fn exclusive(&self) -> Option<Field> {
-        Some(Self::PATH)
+    fn files(&self) -> Vec<HostFile<'_>> {
+        vec![HostFile::Function(&self.path)]
     }
 
-    fn to_part(&self) -> PartConfig {
-        PartConfig::Vfio(self.clone())
+    fn exclusive(&self) -> Option<Field> {
+        Some(Self::PATH)
     }
 }
 

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Add, Kind, KindConfig, Number, PartConfig};
+use super::{Add, Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
 use crate::config::MemoryConfig;
 use crate::error::ConfigError;
@@ -68,29 +68,7 @@ impl UserDeviceConfig {
 }
 
 impl KindConfig for UserDeviceConfig {
-    fn kind(&self) -> &'static Kind {
-        &Self::KIND
-    }
-
-    fn id(&self) -> Option<&str> {
-        self.id.as_deref()
-    }
-
-    fn set_id(&mut self, id: String) {
-        self.id = Some(id);
-    }
-
-    fn put_behind_iommu(&mut self) {
-        self.iommu = true;
-    }
-
-    fn pci_segment(&self) -> u16 {
-        self.pci_segment
-    }
-
-    fn is_behind_iommu(&self) -> bool {
-        self.iommu
-    }
+    usual_methods!(VfioUser);
 
     fn source(&self) -> Option<&Path> {
         Some(&self.socket)
@@ -111,10 +89,6 @@ impl KindConfig for UserDeviceConfig {
                  reaches what the guest maps"
             )
         }))
-    }
-
-    fn to_part(&self) -> PartConfig {
-        PartConfig::VfioUser(self.clone())
     }
 }
 

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Add, Kind, KindConfig, Number, PartConfig};
+use super::{Add, HostFile, Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
 use crate::config::MemoryConfig;
 use crate::error::ConfigError;
@@ -78,32 +78,14 @@ impl VsockConfig {
 }
 
 impl KindConfig for VsockConfig {
-    fn kind(&self) -> &'static Kind {
-        &Self::KIND
-    }
-
-    fn id(&self) -> Option<&str> {
-        self.id.as_deref()
-    }
-
-    fn set_id(&mut self, id: String) {
-        self.id = Some(id);
-    }
-
-    fn put_behind_iommu(&mut self) {
-        self.iommu = true;
-    }
-
-    fn pci_segment(&self) -> u16 {
-        self.pci_segment
-    }
-
-    fn is_behind_iommu(&self) -> bool {
-        self.iommu
-    }
+    usual_methods!(Vsock);
 
     fn source(&self) -> Option<&Path> {
         Some(&self.socket)
+    }
+
+    fn files(&self) -> Vec<HostFile<'_>> {
+        vec![HostFile::Socket(&self.socket)]
     }
 
     fn check(&self, _: &MemoryConfig) -> Result<(), ConfigError> {
@@ -117,10 +99,6 @@ impl KindConfig for VsockConfig {
             return Err(ConfigError::new(Self::SOCKET, rule));
         }
         Ok(())
-    }
-
-    fn to_part(&self) -> PartConfig {
-        PartConfig::Vsock(self.clone())
     }
 }
 

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 use super::*;
-use crate::config::ConsoleMode;
 use crate::error::Explain;
 use crate::limits::MIB;
 
 fn config() -> VmConfig {
     VmConfig {
-        payload: PayloadConfig { kernel: "k".into(), ..PayloadConfig::default() },
-        serial: ConsoleConfig::of(ConsoleMode::Tty),
+        payload: PayloadConfig::of_kernel("k"),
+        serial: SerialConfig::of(ConsoleMode::Tty),
         ..VmConfig::default()
     }
 }
@@ -39,7 +38,7 @@ fn every_part_is_checked() {
     assert_eq!(refused(wrong).field, MemoryConfig::SIZE);
     let mut wrong = config();
     wrong.serial.mode = ConsoleMode::File;
-    assert_eq!(refused(wrong).field, ConsoleConfig::SERIAL_FILE);
+    assert_eq!(refused(wrong).field, SerialConfig::OPTION.key("file"));
     let mut wrong = config();
     wrong.payload.cmdline = "x".repeat(1 << 16);
     assert_eq!(refused(wrong).field, PayloadConfig::CMDLINE);
@@ -66,12 +65,12 @@ fn bounce_is_refused_where_all_devices_are_beside_the_iommu() {
     let error = refused(config.clone());
     assert_eq!(
         error.to_string(),
-        "--iommu-bounce: needs a device behind the virtio-iommu: add ',iommu=on' to a --device, --user-device, --disk, --net, --rng or --vsock"
+        "--iommu-bounce: needs a device behind the virtio-iommu: add ',iommu=on' to a --device, --user-device, --disk, --net, --pmem, --rng, --vsock or --console"
     );
     let json = error.explain(Terms::Json);
     assert!(
         json.starts_with("iommu_bounce: ")
-            && json.contains("iommu of one of devices, user_devices, disks, net, rng or vsock"),
+            && json.contains("iommu of one of devices, user_devices, disks, net, pmem, rng, vsock or console"),
         "{json}"
     );
     assert!(!json.contains("--"), "{json}");
@@ -97,6 +96,11 @@ fn devices_that_do_not_fit_are_refused() {
     assert_eq!(fits(0, 31).unwrap_err(), "--device: at most 30 devices fit on the bus");
     assert_eq!(fits(17, 0).unwrap_err(), "--device: at most 16 devices fit behind the virtio-iommu");
     assert_eq!(fits(1, 15).unwrap_err(), "--device: at most 14 devices with iommu off fit beside the virtio-iommu");
+    let watchdog = VmConfig { watchdog: true, pvpanic: true, ..config() };
+    let devices = |count: usize| (0..count).map(|number| format!("path=/{number}").parse().unwrap()).collect();
+    assert!(VmConfig { devices: devices(28), ..watchdog.clone() }.check().is_ok());
+    let many = refused(VmConfig { devices: devices(29), ..watchdog });
+    assert_eq!(many.to_string(), "--device: at most 28 devices fit on the bus");
     assert_eq!((fits_with(true, 0, 29), fits_with(true, 16, 13)), (Ok(()), Ok(())));
     assert_eq!(fits_with(true, 0, 30).unwrap_err(), "--device: at most 29 devices fit on the bus");
     assert!(fits_with(true, 1, 14).unwrap_err().contains("at most 13 devices with iommu off"));

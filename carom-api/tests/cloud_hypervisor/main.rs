@@ -25,7 +25,6 @@ const NEEDED: &[&str] = &["config.console", "config.cpus", "config.memory", "con
 
 /// Where Carom's value that asks for nothing is not Cloud Hypervisor's default, and why.
 const OTHER_DEFAULTS: &[(&str, &str)] = &[
-    ("console", "Carom has no such console"),
     ("cpus.core_scheduling", "vCPUs are not kept from sharing cores with others, which the default asks for"),
     ("memory.hotplug_size", "there is no default"),
     ("memory.hotplugged_size", "there is no default"),
@@ -41,9 +40,13 @@ fn full() -> Value {
         "disks": [{"path": "/i"}],
         // Cloud Hypervisor's document has defaults for the addresses, but the program has none, and so have we.
         "net": [{"tap": "tap0", "mac": "02:00:00:00:00:01", "ip": "192.168.249.1", "mask": "255.255.255.0"}],
+        "fs": [{"tag": "t", "socket": "/f"}],
+        "memory": {"size": 1 << 30, "shared": true},
+        "pmem": [{"file": "/f", "size": 2097152}],
         "rng": {"src": "/dev/urandom"},
         "vsock": {"cid": 3, "socket": "/v"},
         "balloon": {"size": 4096},
+        "console": {"mode": "Pty", "file": "/dev/pts/5", "iommu": true},
         "iommu_bounce": {},
     })
 }
@@ -120,7 +123,7 @@ fn answer_has_every_field_that_typed_clients_need_and_no_null() {
     }
     let config = &told(&full())["config"];
     for (pointer, value) in [
-        ("/console/mode", json!("Off")),
+        ("/console/mode", json!("Pty")),
         ("/cpus/nested", json!(true)),
         ("/cpus/features/amx", json!(false)),
         ("/memory/hotplug_size", json!(0)),
@@ -149,10 +152,10 @@ fn other_answers_have_every_field_that_typed_clients_need() {
 fn configuration_that_is_told_can_be_sent_again() {
     let mut again = told(&full())["config"].clone();
     // A name that was made up is none that a client may give.
-    for list in ["devices", "disks", "net"] {
+    for list in ["devices", "disks", "net", "fs", "pmem"] {
         again[list][0].as_object_mut().unwrap().remove("id");
     }
-    for single in ["vsock", "balloon"] {
+    for single in ["vsock", "balloon", "console"] {
         again[single].as_object_mut().unwrap().remove("id");
     }
     assert_eq!(
@@ -163,8 +166,11 @@ fn configuration_that_is_told_can_be_sent_again() {
             .map(|config| {
                 let mut config = VmConfig::clone(&config);
                 (config.devices[0].id, config.disks[0].id, config.net[0].id) = (None, None, None);
+                config.fs[0].id = None;
+                config.pmem[0].id = None;
                 config.vsock.as_mut().unwrap().id = None;
                 config.balloon.as_mut().unwrap().id = None;
+                config.console.as_mut().unwrap().id = None;
                 config
             })
             .unwrap())
@@ -189,7 +195,14 @@ fn neutral_values_of_kata_and_libvirt_are_accepted() {
         "payload": {"kernel": "/k", "cmdline": "c"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}, "memory": {"size": 1 << 30},
         "console": {"mode": "Off"}, "serial": {"mode": "Null"}, "rng": {"src": "/dev/random"}, "devices": [{"path": "/d/"}],
     });
-    for body in [kata, libvirt] {
+    let consoles = json!({
+        "payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}, "memory": {"size": 1 << 30},
+        "console": {"mode": "Pty"}, "serial": {"mode": "Socket", "socket": "/run/serial.sock"},
+    });
+    let kata_in_debug = json!({
+        "payload": {"kernel": "/k"}, "serial": {"mode": "Tty", "iommu": false}, "console": {"mode": "Off", "iommu": false},
+    });
+    for body in [kata, libvirt, consoles, kata_in_debug] {
         let checked = read(&body).and_then(|config| config.check().map_err(|error| error.explain(Terms::Json)));
         checked.unwrap_or_else(|error| panic!("{body}: {error}"));
     }

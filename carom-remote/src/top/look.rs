@@ -111,10 +111,11 @@ pub(crate) mod tests {
             "config": {"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}},
             "state": "Running", "memory_actual_size": 2_u64 << 30, "device_tree": {
                 "drive": {"id": "drive", "resources": [], "children": [], "pci_bdf": "0000:00:02.0"}},
-            "iommu_bounce": {"budget": 64 << 20, "max": 1 << 30, "threshold": 65536, "chunk_size": 2 << 20, "hugepages": false,
+            "iommu_bounce": {"budget": 64 << 20, "max": 1 << 30, "threshold": 65536, "max_mapped": 96 << 20, "chunk_size": 2 << 20, "hugepages": false,
                 "held_bytes": 12 << 20, "counters": {}, "windows": [{"domain": 1, "endpoints": ["0000:00:02.0"], "read_chunks": 1,
                 "write_chunks": 2, "read_write_chunks": 0, "bytes": 6 << 20}]}});
-        let counters = json!({"_iommu": {"requests_map": maps, "mapped_bytes": 3 << 20, "window_bytes": 6 << 20},
+        let counters = json!({"_iommu": {"requests_map": maps, "mapped_bytes": 3 << 20, "window_bytes": 6 << 20,
+            "peak_mapped_bytes": 5 << 20, "pinned_bytes": 9 << 20, "peak_pinned_bytes": 11 << 20},
             "drive": {"domain_requests_map": maps / 2, "domain_requests_unmap": 7, "pinned_bytes": 9 << 20, "requests_map": 0}});
         Look::new(at, Some(serde_json::from_value(info).unwrap()), serde_json::from_value(counters).unwrap())
     }

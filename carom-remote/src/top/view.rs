@@ -31,8 +31,12 @@ fn summary(history: &History) -> Vec<String> {
     let Some(info) = &look.info else { return vec!["no VM is created".into()] };
     let vm =
         format!("VM {:?}   vCPUs {}   RAM {}", info.state, info.config.cpus.boot_vcpus, bytes(info.memory_actual_size));
+    let limit = info.iommu_bounce.as_ref().and_then(|bounce| bounce.max_mapped);
+    let limit = limit.map(|limit| format!(" of {}", bytes(limit))).unwrap_or_default();
     let mapped = format!(
-        "mapped {} (peak {})   failed requests {}   host errors {}",
+        "pinned {} (peak {})   mapped {}{limit} (peak {})   failed requests {}   host errors {}",
+        bytes(look.counter("pinned_bytes")),
+        bytes(look.counter("peak_pinned_bytes")),
         bytes(look.counter("mapped_bytes")),
         bytes(look.counter("peak_mapped_bytes")),
         ["map", "unmap", "attach", "window_add", "window_del", "invalid"]
@@ -41,7 +45,7 @@ fn summary(history: &History) -> Vec<String> {
             .sum::<u64>(),
         look.counter("host_errors"),
     );
-    let windows = info.iommu_bounce.as_ref().map(|bounce| {
+    let windows = info.iommu_bounce.as_ref().filter(|bounce| bounce.max != 0).map(|bounce| {
         let threshold = if bounce.threshold == 0 { "auto".into() } else { bytes(bounce.threshold.into()) };
         format!(
             "windows {} of {} (max {})   held by the host {}   threshold {threshold}",
@@ -176,7 +180,10 @@ mod tests {
     #[test]
     fn screen_and_text_tell_rates_memory_and_windows() {
         for shown in [screen(&history(), 140, 30), text(&history())] {
-            for word in ["Running", "250", "6.0 MiB of 64.0 MiB", "3.0 MiB", "64.0 KiB", "2.0 GiB"] {
+            let words = ["Running", "250", "6.0 MiB of 64.0 MiB", "64.0 KiB", "2.0 GiB"];
+            for word in
+                words.into_iter().chain(["pinned 9.0 MiB (peak 11.0 MiB)", "mapped 3.0 MiB of 96.0 MiB (peak 5.0 MiB)"])
+            {
                 assert!(shown.contains(word), "{word}:\n{shown}");
             }
         }

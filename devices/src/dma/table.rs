@@ -143,6 +143,11 @@ impl DmaTable {
         let _ = self.windows.set(windows);
     }
 
+    /// The device's name in logs.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The window memory, if there is any.
     pub(crate) fn windows(&self) -> Option<&Arc<WindowMemory>> {
         self.windows.get()

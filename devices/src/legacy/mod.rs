@@ -2,8 +2,11 @@
 
 //! Devices of the PC that are no PCI functions.
 
+pub mod cmos;
 pub mod control_port;
 pub mod cpu_hotplug;
+pub mod keyboard_reset;
 pub mod memory_devices;
+pub mod pm_timer;
 pub mod power;
 pub mod serial;

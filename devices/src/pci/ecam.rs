@@ -67,10 +67,12 @@ struct ConfigPortsState {
 }
 
 /// Configuration mechanism #1 (PCI Local Bus 3.0, section 3.2.2.3.2): an address port and a data port, for the first
-/// 256 bytes of configuration space.
+/// 256 bytes of configuration space. The second byte of the address port is the reset control register of Intel's chipsets (ICH9
+/// datasheet, section 13.7.5), which firmware resets the machine by.
 pub struct ConfigPorts {
     root: Arc<PciRoot>,
     address: AtomicU32,
+    reset: Box<dyn Fn() + Send + Sync>,
 }
 
 impl ConfigPorts {
@@ -80,10 +82,14 @@ impl ConfigPorts {
     pub const SIZE: u64 = 8;
     /// Bit of the address port that makes the data port lead to configuration space.
     const ENABLE: u32 = 1 << 31;
+    /// The reset control register: what is written to it is one byte.
+    const RESET_CONTROL: u64 = 1;
+    /// Of the reset control register: reset now.
+    const RESET_CPU: u8 = 1 << 2;
 
-    /// The ports that lead to `root`.
-    pub fn new(root: Arc<PciRoot>) -> Self {
-        Self { root, address: AtomicU32::new(0) }
+    /// The ports that lead to `root`. A reset that the guest asks for is handed to `reset`.
+    pub fn new(root: Arc<PciRoot>, reset: Box<dyn Fn() + Send + Sync>) -> Self {
+        Self { root, address: AtomicU32::new(0), reset }
     }
 
     /// What the ports are. Called with all vCPUs stopped.
@@ -129,6 +135,10 @@ impl BusDevice for ConfigPorts {
     fn write(&self, offset: u64, data: &[u8]) {
         if let (0, Ok(value)) = (offset, <[u8; 4]>::try_from(data)) {
             self.address.store(u32::from_le_bytes(value), Ordering::Relaxed);
+        } else if let (Self::RESET_CONTROL, [value]) = (offset, data) {
+            if value & Self::RESET_CPU != 0 {
+                (self.reset)();
+            }
         } else if let Some((address, register)) = self.decode(offset) {
             let within = data.len().min(usize::from(4 - (register & 3)));
             self.root.write_config(address, register, &data[..within]);

@@ -9,9 +9,26 @@ use super::{Bar, ConfigSpace, Identity, PciDevice};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 
-/// Vendor and device ID of a generic PCI Express host bridge, as the Linux PCI ID list has them.
-const VENDOR: u16 = 0x1b36;
-const DEVICE: u16 = 0x0008;
+/// What a host bridge says that it is: firmware knows the machine by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostBridgeKind {
+    /// A generic PCI Express host bridge, as the Linux PCI ID list has it.
+    #[default]
+    Generic,
+    /// Cloud Hypervisor's, by which EDK2's build for it knows its machine (`OvmfPkg/Include/IndustryStandard/CloudHv.h`).
+    CloudHypervisor,
+}
+
+impl HostBridgeKind {
+    /// Vendor and device ID.
+    const fn identity(self) -> (u16, u16) {
+        match self {
+            Self::Generic => (0x1b36, 0x0008),
+            Self::CloudHypervisor => (0x8086, 0x0d57),
+        }
+    }
+}
+
 /// Base class bridge, subclass host.
 const CLASS: u32 = 0x06_0000;
 
@@ -21,24 +38,19 @@ const STATE: (&str, u32) = ("host-bridge", 1);
 /// A host bridge with no register of its own beyond the standard header.
 pub(super) struct HostBridge {
     id: String,
+    kind: HostBridgeKind,
     config: Mutex<ConfigSpace>,
 }
 
 impl HostBridge {
-    pub(super) fn new(segment: u16) -> Self {
+    pub(super) fn new(kind: HostBridgeKind, segment: u16) -> Self {
         let id = if segment == 0 { "_host_bridge".to_string() } else { format!("_host_bridge{segment}") };
-        Self { id, config: Mutex::new(Self::power_on()) }
+        Self { id, kind, config: Mutex::new(Self::power_on(kind)) }
     }
 
-    fn power_on() -> ConfigSpace {
-        ConfigSpace::new(Identity {
-            vendor: VENDOR,
-            device: DEVICE,
-            subsystem_vendor: 0,
-            subsystem: 0,
-            class: CLASS,
-            revision: 0,
-        })
+    fn power_on(kind: HostBridgeKind) -> ConfigSpace {
+        let (vendor, device) = kind.identity();
+        ConfigSpace::new(Identity { vendor, device, subsystem_vendor: 0, subsystem: 0, class: CLASS, revision: 0 })
     }
 }
 
@@ -65,7 +77,7 @@ impl PciDevice for HostBridge {
     fn read_bar(&self, _: u8, _: u64, _: &mut [u8]) {}
     fn write_bar(&self, _: u8, _: u64, _: &[u8]) {}
     fn reset(&self) -> io::Result<()> {
-        *lock(&self.config) = Self::power_on();
+        *lock(&self.config) = Self::power_on(self.kind);
         Ok(())
     }
     fn save(&self) -> Result<DeviceState, StateError> {

@@ -25,6 +25,7 @@ pub use config_space::{Capability, ConfigSpace, ConfigState, Identity, WrittenBy
 pub use device::PciDevice;
 pub use ecam::{ConfigPorts, Ecam};
 pub use error::PciError;
+pub use host_bridge::HostBridgeKind;
 pub use hotplug::{HotplugBank, HotplugRegisters};
 pub use msix::{CONTROL_ENABLE, CONTROL_FUNCTION_MASK, ENTRY_SIZE, MsixError, MsixState, MsixTable, MsixVectorState};
 pub use root::{FunctionState, PciRoot};

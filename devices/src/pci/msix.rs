@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use vmm_sys_util::eventfd::EventFd;
 
+use crate::event_fd::{forget, has_fired};
 use crate::platform::{MsiMessage, MsiVectors};
 use crate::state::StateError;
 
@@ -221,8 +221,7 @@ impl MsixTable {
         // What waited is forgotten. No event is routed now, so that none of them is for KVM to take.
         for vector in 0..self.count() {
             if let Some(event) = self.vectors.event(vector) {
-                // Nothing to read is what is wanted.
-                let _ = event.read();
+                forget(event);
             }
         }
         Ok(())
@@ -248,12 +247,6 @@ impl MsixTable {
     }
 }
 
-/// Whether somebody wrote the event, of a masked vector, since it was last read; it stays as it is.
-fn has_fired(event: &EventFd) -> bool {
-    // Nobody else reads the event of a masked vector, and what is written meanwhile is added.
-    event.read().is_ok_and(|count| event.write(count).is_ok())
-}
-
 impl Entry {
     fn to_bytes(self) -> [u8; 16] {
         let mut bytes = [0; 16];
@@ -274,11 +267,14 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::{Mutex, mpsc};
+    use std::time::Duration;
 
-    use vmm_sys_util::eventfd::EFD_NONBLOCK;
+    use rustix::fs::{OFlags, fcntl_setfl};
+    use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
     use super::*;
+    use crate::event_fd::borrow;
 
     struct Recorder {
         routes: Mutex<Vec<(u16, Option<MsiMessage>)>>,
@@ -413,6 +409,24 @@ mod tests {
         table.set_control(CONTROL_ENABLE).unwrap();
         assert_eq!(pending(&table), 0);
         assert!(recorder.events[2].read().is_err());
+    }
+
+    #[test]
+    fn event_that_whoever_has_it_made_block_holds_nobody_up() {
+        let (recorder, mut table) = table();
+        for event in &recorder.events {
+            fcntl_setfl(borrow(event), OFlags::empty()).unwrap();
+        }
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            table.set_control(CONTROL_ENABLE).unwrap();
+            let before = pending(&table);
+            recorder.events[2].write(u64::MAX - 1).unwrap();
+            let seen = [before, pending(&table), pending(&table)];
+            table.reset().unwrap();
+            tell.send(seen).unwrap();
+        });
+        assert_eq!(told.recv_timeout(Duration::from_secs(10)).expect("it waits for ever"), [0, 4, 4]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use log::error;
 use serde::{Deserialize, Serialize};
 
 use super::claims::Claims;
-use super::host_bridge::HostBridge;
+use super::host_bridge::{HostBridge, HostBridgeKind};
 use super::split::aligned_pieces;
 use super::{BarWindows, PciAddress, PciDevice, PciError, regs};
 use crate::platform::AddressSpace;
@@ -57,13 +57,17 @@ pub struct PciRoot {
 }
 
 impl PciRoot {
-    /// A bus for each of `windows`, segment by segment, with nothing but its host bridge. Functions claim their BARs in `space`
+    /// A bus for each of `windows`, segment by segment, with nothing but its host bridge, a `bridge`. Functions claim their BARs in `space`
     /// within the windows of their segment, which must be apart from those of others. It keeps no reference to `space`, which
     /// holds one to the bus once [`super::Ecam`] is in it.
-    pub fn new(space: Arc<dyn AddressSpace>, windows: Vec<BarWindows>) -> Result<Self, PciError> {
+    pub fn new(
+        space: Arc<dyn AddressSpace>,
+        windows: Vec<BarWindows>,
+        bridge: HostBridgeKind,
+    ) -> Result<Self, PciError> {
         let bus = |(segment, _): (u16, _)| {
             let mut functions: Functions = Default::default();
-            functions[0] = Some(Arc::new(HostBridge::new(segment)));
+            functions[0] = Some(Arc::new(HostBridge::new(bridge, segment)));
             functions
         };
         let functions = (0..).zip(&windows).map(bus).collect();

@@ -3,10 +3,12 @@
 //! The root bus with functions on it, through the ways that a guest has.
 
 use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::{
-    Bar, BarKind, BarWindows, ConfigPorts, ConfigSpace, Ecam, Identity, PciAddress, PciDevice, PciError, PciRoot, regs,
+    Bar, BarKind, BarWindows, ConfigPorts, ConfigSpace, Ecam, HostBridgeKind, Identity, PciAddress, PciDevice,
+    PciError, PciRoot, regs,
 };
 use crate::platform::{AddressSpace, BusDevice, Space};
 use crate::state::{DeviceState, StateError};
@@ -154,7 +156,7 @@ pub(super) fn machine() -> Machine {
         mem32: MEM32 - 0x40_0000..=MEM32 - 1,
         mem64: MEM64 - 0x1000_0000..=MEM64 - 1,
     };
-    let root = Arc::new(PciRoot::new(map.clone(), vec![windows, others]).unwrap());
+    let root = Arc::new(PciRoot::new(map.clone(), vec![windows, others], HostBridgeKind::Generic).unwrap());
     Machine { map, ecam: Ecam::new(root.clone()), root }
 }
 
@@ -234,10 +236,46 @@ fn each_segment_has_a_bus_and_windows_of_its_own() {
 }
 
 #[test]
+fn host_bridge_is_cloud_hypervisors_where_firmware_looks_for_that() {
+    let windows =
+        BarWindows { io: 0x1000..=0xffff, mem32: MEM32..=MEM32 + 0xfff_ffff, mem64: MEM64..=MEM64 + 0xfff_ffff };
+    let map: Arc<dyn AddressSpace> = Arc::new(Map::default());
+    let root = PciRoot::new(map, vec![windows], HostBridgeKind::CloudHypervisor).unwrap();
+    let read = || {
+        let mut data = [0; 4];
+        root.read_config(PciAddress::on_root_bus(0), 0, &mut data);
+        u32::from_le_bytes(data)
+    };
+    assert_eq!(read(), 0x0d57_8086);
+    root.reset().unwrap();
+    assert_eq!(read(), 0x0d57_8086);
+}
+
+#[test]
+fn byte_at_cf9_resets_the_machine_if_it_says_so() {
+    let m = machine();
+    let asked = Arc::new(AtomicU32::new(0));
+    let count = asked.clone();
+    let ports = ConfigPorts::new(
+        m.root.clone(),
+        Box::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        }),
+    );
+    let after = |offset, data: &[u8]| {
+        ports.write(offset, data);
+        asked.load(Ordering::Relaxed)
+    };
+    assert_eq!(after(0, &0x8000_0600u32.to_le_bytes()), 0, "an address of configuration space");
+    assert_eq!((after(1, &[0x02]), after(1, &[6, 6]), after(0, &[6]), after(2, &[6])), (0, 0, 0, 0));
+    assert_eq!((after(1, &[0x06]), after(1, &[0x0e])), (1, 2));
+}
+
+#[test]
 fn ports_reach_the_first_256_bytes() {
     let m = machine();
     m.add(5, &Function::new(7, &[]));
-    let ports = ConfigPorts::new(m.root.clone());
+    let ports = ConfigPorts::new(m.root.clone(), Box::new(|| panic!("no reset is asked for")));
     let read = |offset, len: usize| {
         let mut data = vec![0xff; len];
         ports.read(offset, &mut data);
@@ -457,7 +495,10 @@ fn impossible_additions_are_refused() {
     assert!(matches!(add(place(3), &[huge]), PciError::NoSpace { .. }));
     assert_eq!(m.root.free_address(), Some(place(1)));
     let windows = BarWindows { io: 0..=1, mem32: 0..=u64::MAX, mem64: 0..=1 };
-    assert!(matches!(PciRoot::new(Arc::new(Map::default()), vec![windows]), Err(PciError::Window { .. })));
+    assert!(matches!(
+        PciRoot::new(Arc::new(Map::default()), vec![windows], HostBridgeKind::Generic),
+        Err(PciError::Window { .. })
+    ));
 }
 
 mod hostile {

@@ -65,6 +65,9 @@ pub(super) const SOCKETS: &[Call] = &[
     Ioctl(NOT_BLOCKING),
 ];
 
+/// Sockets whose other end goes to another process.
+pub(super) const SOCKET_PAIRS: &[Call] = &[Any(libc::SYS_socketpair)];
+
 /// What the virtio-iommu's requests come to: mappings of the host's IOMMU, and window memory.
 pub const MAPPINGS: &[Call] = &[
     IoctlsOf(VFIO),
@@ -76,6 +79,10 @@ pub const MAPPINGS: &[Call] = &[
     Any(libc::SYS_prlimit64),
     Any(libc::SYS_getrlimit),
 ];
+
+/// Limits on the files that the thread may reach (Landlock): there can be more of them, never less.
+pub const FILE_LIMITS: &[Call] =
+    &[Any(libc::SYS_landlock_create_ruleset), Any(libc::SYS_landlock_add_rule), Any(libc::SYS_landlock_restrict_self)];
 
 /// Opening a file for reading.
 pub(super) const OPENING: &[Call] =

@@ -82,6 +82,8 @@ pub(super) const COMMON: &[Call] = &[
     // A handler of signals, which any thread may run, tells the thread that waits for them by a socket.
     With(libc::SYS_sendto, 4, 0),
     With(libc::SYS_prctl, 0, libc::PR_SET_NAME.cast_unsigned()),
+    // For the report of a crash.
+    With(libc::SYS_prctl, 0, libc::PR_GET_NAME.cast_unsigned()),
     Any(libc::SYS_exit),
     Any(libc::SYS_exit_group),
 ];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What threads may ask of the host's kernel (seccomp).
+//! What threads may ask of the host's kernel (seccomp), and which files they may reach (Landlock).
 //!
 //! A thread starts with a role ([`start`]), which names its system calls (those of devices in `roles.rs`). [`begin`] has them filtered: from then on another call
 //! ends the process with a message, or is told of in the kernel's log. Threads inherit the filter of the one that starts them, so
@@ -10,11 +10,13 @@
 mod call;
 pub mod calls;
 mod common;
+mod files;
 mod filter;
 mod roles;
 mod starter;
 mod trap;
 
 pub use self::call::{Call, ThreadRole};
+pub use self::files::{files_are_limited, give_up_files, known_accesses, limit_files, no_files};
 pub use self::roles::Role;
 pub use self::starter::{Mode, begin, confine, start};

@@ -3,7 +3,7 @@
 //! The threads of devices: what each does, and the system calls that it makes for that.
 
 use super::call::{Call, ThreadRole};
-use super::calls::{AT_PLACES, MAPPINGS, MESSAGES, OPENING, SOCKETS, TAP, URING, WAITING};
+use super::calls::{AT_PLACES, MAPPINGS, MESSAGES, OPENING, SOCKET_PAIRS, SOCKETS, TAP, URING, WAITING};
 
 /// What a thread does, which says what it needs of the host's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,6 +12,8 @@ pub enum Role {
     Rng,
     /// Gives memory of the guest back to the host.
     Balloon,
+    /// Serves the queue of a device of persistent memory: flushes its file.
+    Pmem,
     /// Serves a queue of a disk: reads and writes its image.
     Block,
     /// Serves a queue of packets of a network device: reads and writes the file of the host's interface.
@@ -22,6 +24,8 @@ pub enum Role {
     Console,
     /// Carries bytes between sockets of the guest and of the host.
     Vsock,
+    /// Waits for the end of a watchdog's counter.
+    Watchdog,
     /// Polls the request queue of the virtio-iommu.
     IommuPoll,
     /// Allocates window memory ahead of requests, and gives it back.
@@ -34,6 +38,9 @@ pub enum Role {
     VfioNotices,
     /// Reads what the server of a vfio-user device sends, and copies what it asks for.
     VfioUser,
+    /// Waits for the server of a vhost-user device, looks for the next one and tells it of the device, or ends a connection whose
+    /// server takes too long.
+    VhostUser,
 }
 
 impl Role {
@@ -41,17 +48,20 @@ impl Role {
     pub const ALL: &[Self] = &[
         Self::Rng,
         Self::Balloon,
+        Self::Pmem,
         Self::Block,
         Self::Net,
         Self::NetControl,
         Self::Console,
         Self::Vsock,
+        Self::Watchdog,
         Self::IommuPoll,
         Self::WindowStash,
         Self::WindowReader,
         Self::DmaFaults,
         Self::VfioNotices,
         Self::VfioUser,
+        Self::VhostUser,
     ];
 
     /// Its name, as in names of threads.
@@ -59,24 +69,28 @@ impl Role {
         match self {
             Self::Rng => "rng",
             Self::Balloon => "balloon",
+            Self::Pmem => "pmem",
             Self::Block => "block",
             Self::Net => "net",
             Self::NetControl => "net_control",
             Self::Console => "console",
             Self::Vsock => "vsock",
+            Self::Watchdog => "watchdog",
             Self::IommuPoll => "iommu_poll",
             Self::WindowStash => "window-stash",
             Self::WindowReader => "window-reader",
             Self::DmaFaults => "dma-faults",
             Self::VfioNotices => "vfio-notices",
             Self::VfioUser => "vfio-user",
+            Self::VhostUser => "vhost-user",
         }
     }
 
     /// The calls that it makes, beside those of every thread.
     fn calls(self) -> &'static [&'static [Call]] {
         match self {
-            Self::Rng | Self::Balloon | Self::Net | Self::Console | Self::DmaFaults => &[],
+            Self::Rng | Self::Balloon | Self::Net | Self::Console | Self::Watchdog | Self::DmaFaults => &[],
+            Self::Pmem => &[AT_PLACES],
             Self::Block => &[AT_PLACES, URING, WAITING],
             Self::NetControl => &[TAP],
             Self::Vsock => &[MESSAGES, SOCKETS, WAITING],
@@ -85,6 +99,7 @@ impl Role {
             Self::WindowReader => &[OPENING],
             Self::VfioNotices => &[WAITING],
             Self::VfioUser => &[MESSAGES],
+            Self::VhostUser => &[MESSAGES, SOCKETS, SOCKET_PAIRS],
         }
     }
 

@@ -8,11 +8,13 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
+use landlock::RulesetCreated;
 use seccompiler::SeccompAction;
 
 use super::call::ThreadRole;
 use super::filter::Filters;
 use super::trap;
+use crate::crash;
 
 /// What becomes of a call that a thread's role does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +45,14 @@ struct Job {
     answer: Sender<io::Result<JoinHandle<()>>>,
 }
 
-static STARTER: OnceLock<(Mode, Sender<Job>)> = OnceLock::new();
+/// What the thread is to do.
+enum Order {
+    Start(Job),
+    /// To be held to these rules, as are those that it starts from then on.
+    LimitFiles(RulesetCreated, Sender<io::Result<()>>),
+}
+
+static STARTER: OnceLock<(Mode, Sender<Order>)> = OnceLock::new();
 
 /// Filters the calls of all threads that are started from now on, whose roles are among `roles`. Call it once, as the first thread,
 /// before there are others; [`confine`] is for the first thread itself.
@@ -54,10 +63,10 @@ pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
     trap::watch()?;
     let starter = Filters::of_starter(roles, mode.action())?;
     let known: Vec<&'static str> = roles.iter().map(|role| role.name).collect();
-    let (jobs, to_do) = channel();
+    let (orders, to_do) = channel();
     let (tell, told) = sync_channel(1);
     let run = move || {
-        trap::set_role("threads");
+        crash::set_role("threads");
         let installed = starter.install();
         let is_installed = installed.is_ok();
         // Nobody listens only where the process ends.
@@ -69,7 +78,7 @@ pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
     // It ends with the process: threads may be started until then.
     Builder::new().name("threads".into()).spawn(run)?;
     told.recv().map_err(io::Error::other)??;
-    STARTER.set((mode, jobs)).map_err(|_| io::Error::other("calls are filtered already"))
+    STARTER.set((mode, orders)).map_err(|_| io::Error::other("calls are filtered already"))
 }
 
 /// Filters the calls of this thread, whose role is `own`, if those of others are. Call it once.
@@ -77,8 +86,8 @@ pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
 /// # Errors
 /// The kernel takes no filter.
 pub fn confine(own: ThreadRole) -> io::Result<()> {
+    crash::set_role(own.name);
     let Some((mode, _)) = STARTER.get() else { return Ok(()) };
-    trap::set_role(own.name);
     Filters::of(&own, mode.action())?.install()
 }
 
@@ -87,18 +96,42 @@ pub fn confine(own: ThreadRole) -> io::Result<()> {
 /// # Errors
 /// The host gives no thread, or no filter can be made.
 pub fn start(role: ThreadRole, name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    let Some((_, starter)) = STARTER.get() else { return Builder::new().name(name).spawn(run) };
+    let Some((_, starter)) = STARTER.get() else {
+        return Builder::new().name(name).spawn(move || {
+            crash::set_role(role.name);
+            run();
+        });
+    };
     let (answer, answered) = channel();
     let job = Job { role, name, run: Box::new(run), answer };
-    let gone = || io::Error::other("the thread that starts threads has ended");
-    starter.send(job).map_err(|_| gone())?;
+    starter.send(Order::Start(job)).map_err(|_| gone())?;
     answered.recv().map_err(|_| gone())?
 }
 
-fn serve(jobs: &Receiver<Job>, mode: Mode, known: &[&str]) {
+/// Has the thread that starts others, if there is one, held to `rules`.
+pub(super) fn limit_files(rules: &RulesetCreated) -> io::Result<()> {
+    let Some((_, starter)) = STARTER.get() else { return Ok(()) };
+    let (answer, answered) = channel();
+    starter.send(Order::LimitFiles(rules.try_clone()?, answer)).map_err(|_| gone())?;
+    answered.recv().map_err(|_| gone())?
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the thread that starts threads has ended")
+}
+
+fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
     // Made when the first thread of a role comes.
     let mut made = HashMap::new();
-    for Job { role, name, run, answer } in jobs {
+    for order in orders {
+        let Job { role, name, run, answer } = match order {
+            Order::Start(job) => job,
+            Order::LimitFiles(rules, answer) => {
+                // Whoever asked waits for it.
+                let _ = answer.send(rules.restrict_self().map(drop).map_err(io::Error::other));
+                continue;
+            }
+        };
         let filters = match made.get(role.name) {
             Some(filters) => Ok(Filters::clone(filters)),
             None if !known.contains(&role.name) => {
@@ -122,7 +155,7 @@ fn start_filtered(
     run: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     Builder::new().name(name).spawn(move || {
-        trap::set_role(role.name);
+        crash::set_role(role.name);
         if let Err(error) = filters.install() {
             eprintln!("carom: the kernel takes no filter for a thread of role '{}': {error} (--seccomp)", role.name);
             std::process::exit(1);

@@ -2,26 +2,17 @@
 
 //! The end of a process of which a thread made a call that its role does not have.
 
-use std::cell::Cell;
 use std::io::{self, Write};
 
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
 use vmm_sys_util::signal::register_signal_handler;
 
+use crate::crash;
+
 /// Status of a process that ended so, as that of any failure.
 const STATUS: c_int = 1;
 /// `si_code` of the signal, where it is a filter's.
 const SYS_SECCOMP: c_int = 1;
-
-thread_local! {
-    /// The role of this thread. It takes no allocation and no destructor, so that a handler of signals may read it.
-    static ROLE: Cell<&'static str> = const { Cell::new("unknown") };
-}
-
-/// Says what this thread's role is called, for the message.
-pub(super) fn set_role(name: &'static str) {
-    ROLE.set(name);
-}
 
 /// Has the process end with a message when a filter stops a call.
 pub(super) fn watch() -> io::Result<()> {
@@ -40,7 +31,7 @@ extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let mut rest = &mut line[..];
     // They fail where the line is full: then it ends there.
     let _ = if by_filter {
-        write!(rest, "carom: a thread of role '{}' made system call {number}", ROLE.get())
+        write!(rest, "carom: a thread of role '{}' made system call {number}", crash::role())
     } else {
         write!(rest, "carom: signal SIGSYS came from outside")
     };
@@ -50,6 +41,14 @@ extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let _ = writeln!(rest, "{}", if by_filter { ", which it has no need of (--seccomp)" } else { "" });
     let left = rest.len();
     let _ = rustix::io::write(rustix::stdio::stderr(), &line[..line.len() - left]);
+    if by_filter {
+        crash::write_report(
+            format_args!(
+                "system call {number} with {second:#x} second, which the thread's role does not have (--seccomp)"
+            ),
+            format_args!("instruction {:#x}", register(libc::REG_RIP)),
+        );
+    }
     // SAFETY: It ends the process at once and runs nothing of it.
     unsafe { libc::_exit(STATUS) }
 }

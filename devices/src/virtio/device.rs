@@ -53,6 +53,12 @@ pub enum DeviceError {
         /// What the host said.
         source: std::io::Error,
     },
+    /// The process of the host that serves the device.
+    #[error("the vhost-user server {reason}")]
+    Server {
+        /// What became of it.
+        reason: String,
+    },
     /// The thread that serves a queue has panicked.
     #[error("queue {queue}: its thread panicked")]
     Panicked {
@@ -74,6 +80,12 @@ pub struct SharedRegion {
 pub trait Interrupt: Send + Sync {
     /// Tells the driver that buffers of `queue` were used.
     fn queue_used(&self, queue: u16);
+    /// The event that tells the driver the same when anybody writes it, without a way through this process. `None` while the driver
+    /// has set up no interrupt that is one: [`queue_used`](Self::queue_used) is to be called then.
+    fn queue_event(&self, queue: u16) -> Option<EventFd> {
+        let _ = queue;
+        None
+    }
     /// The device configuration has changed: a new generation, and if `notify`, a notification to the driver, provided
     /// that it runs (virtio 1.3, section 2.4).
     fn config_changed(&self, notify: bool);
@@ -171,6 +183,14 @@ pub trait VirtioDevice: Send + Sync {
     fn shared_region_moved(&self, address: u64) -> std::io::Result<()> {
         let _ = address;
         Ok(())
+    }
+    /// The region is shown nowhere from now on, until [`shared_region_moved`](Self::shared_region_moved) says where.
+    ///
+    /// # Errors
+    /// It keeps its place. As that of the virtio-iommu does: chunks may be shown there, and their memory slots are not made anew for a
+    /// place that is not decoded.
+    fn shared_region_released(&self) -> std::io::Result<()> {
+        Err(std::io::Error::other("the shared memory region keeps its place"))
     }
     /// Stops what the device does on threads of its own, until [`resume`](Self::resume). When it returns, no request is half
     /// served.

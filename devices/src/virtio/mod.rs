@@ -10,11 +10,13 @@ mod device;
 pub mod iommu;
 pub mod net;
 mod notification;
+pub mod pmem;
 pub mod rng;
 #[cfg(test)]
 mod test_support;
 mod transport;
 mod used_batch;
+pub mod vhost_user;
 pub mod vsock;
 pub mod windows;
 

@@ -58,7 +58,8 @@ fn walk(places: u64, max_table_pages: u64) -> (u64, u64) {
 fn mappings_in_ever_new_places_take_no_more_than_the_limit_of_the_hosts_memory() {
     let (taken, refused) = walk(100_000, 2800);
     println!("100000 places, 2800 pages of tables: {} KiB taken, {refused} refused", taken >> 10);
-    assert!(taken < 16 * MIB, "{taken} bytes");
+    // The tables are 11 MiB. What the kernel caches beside them comes on top, and is not known; without a limit it would be 390 MiB.
+    assert!(taken < 40 * MIB, "{taken} bytes");
     assert!(refused > 96_000, "{refused} refused");
     // So it is the limit that does it.
     let (taken, refused) = walk(20_000, u64::MAX);

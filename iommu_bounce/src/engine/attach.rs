@@ -109,11 +109,11 @@ impl Engine {
         {
             return Err(Status::Unsupp);
         }
-        Ok(())
+        self.check_mapped(self.more_mapped(endpoint.space, endpoint.domain, new, content))
     }
 
     /// The address space of the domain that an endpoint in `from` could move to.
-    fn joinable(&self, from: SpaceId, domain: DomainId) -> Option<SpaceId> {
+    pub(super) fn joinable(&self, from: SpaceId, domain: DomainId) -> Option<SpaceId> {
         let group = self.spaces.get(from).group()?;
         let spaces = &self.domains.get(&domain)?.spaces;
         spaces.iter().copied().find(|to| self.spaces.get(*to).group() == Some(group))

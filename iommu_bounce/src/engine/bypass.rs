@@ -5,6 +5,8 @@
 //! An endpoint is in bypass mode when it is attached to a bypass domain, or to nothing while the configuration says
 //! `bypass`. On the host both are like any other domain, with the regions of RAM as its mappings.
 
+use std::time::{Duration, Instant};
+
 use log::warn;
 
 use super::Engine;
@@ -14,6 +16,11 @@ use crate::domain::Domain;
 use crate::mapping::{MappedMemory, Mapping};
 use crate::spec::{Status, feature};
 use crate::{EndpointId, SpaceId};
+
+/// Mapping all RAM that takes so long, which nobody can interrupt, is not done again at once.
+const LONG: Duration = Duration::from_millis(500);
+/// For how many times as long it is not.
+const REST: u32 = 16;
 
 /// A bypass domain: all RAM in whole granules.
 pub(super) fn identity(ram: &dyn GuestRam, granule: u64) -> Domain {
@@ -34,16 +41,24 @@ fn itself(gpa: u64, len: u64, granule: u64) -> Option<Mapping> {
 
 impl Engine {
     /// Serves the driver's write of the configuration's field `bypass`: endpoints that are attached to nothing reach
-    /// all RAM, or nothing. It is ignored unless the feature was accepted and the value is 0 or 1. If the host cannot
+    /// all RAM, or nothing. It is ignored where RAM was just mapped so, and that took long, unless it ends that; and unless the feature was accepted and the value is 0 or 1. If the host cannot
     /// map RAM for all of them, the field stays as it was, and the driver can read it back.
     pub fn write_bypass(&mut self, value: u8) {
         if self.accepted & feature::BYPASS_CONFIG == 0 || value > 1 {
             return;
         }
+        let began = Instant::now();
+        if value == 1 && self.bypass_rests.is_some_and(|until| began < until) {
+            warn!("bypass stays 0: the host is given time before it maps RAM again");
+            return;
+        }
         let before = std::mem::replace(&mut self.bypass, value == 1);
-        if before != self.bypass
-            && let Err(status) = self.settle_all()
-        {
+        let settled = if before == self.bypass { Ok(()) } else { self.settle_all() };
+        if value == 1 {
+            let took = began.elapsed();
+            self.bypass_rests = (took >= LONG).then(|| began + took * REST);
+        }
+        if let Err(status) = settled {
             warn!("bypass stays {}: the host does not map RAM for all endpoints ({status:?})", u8::from(before));
             self.bypass = before;
             let restored = self.settle_all();
@@ -63,6 +78,10 @@ impl Engine {
         let mut spaces: Vec<SpaceId> =
             self.domains.values().filter(bypassed).flat_map(|domain| domain.spaces.iter().copied()).collect();
         spaces.extend(self.spaces.ids().into_iter().filter(|id| self.spaces.get(*id).identity));
+        let more = (mapping.last - mapping.gpa + 1).saturating_mul(spaces.len() as u64);
+        if let (Err(_), [first, ..]) = (self.check_mapped(more), &spaces[..]) {
+            return Err(ConfigError::EndpointBypass(self.spaces.get(*first).name()));
+        }
         for (done, id) in spaces.iter().enumerate() {
             if let Err(endpoint) = self.map_for_bypass(*id, &mapping) {
                 for id in &spaces[..done] {
@@ -110,9 +129,8 @@ impl Engine {
         if wanted == space.identity {
             return Ok(());
         }
-        let (windows, counters) = (self.windows.as_ref(), &mut self.counters);
         if !wanted {
-            space.withdraw(&self.identity, windows, counters);
+            space.withdraw(&self.identity, self.windows.as_ref(), &mut self.counters);
             space.identity = false;
             return Ok(());
         }
@@ -125,7 +143,9 @@ impl Engine {
         if space.is_stuck() {
             return Err(Status::DevErr);
         }
-        space.install(&self.identity, &*self.ram, windows, counters)?;
+        self.check_mapped(self.identity.mapped_bytes)?;
+        let space = self.spaces.get_mut(id);
+        space.install(&self.identity, &*self.ram, self.windows.as_ref(), &mut self.counters)?;
         space.identity = true;
         Ok(())
     }

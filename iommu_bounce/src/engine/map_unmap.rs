@@ -50,6 +50,8 @@ impl Engine {
             }
             return outcome;
         }
+        // The length fits in 64 bits, as its place was checked; what it is over all address spaces need not.
+        self.check_mapped((last - start + 1).saturating_mul(domain.spaces.len() as u64))?;
         let mapping = Mapping { last, gpa: request.gpa, permissions };
         loop {
             let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;

@@ -50,6 +50,7 @@ impl Engine {
             accepted: self.accepted,
             bypass: self.bypass,
             window,
+            max_mapped_bytes: self.max_mapped_bytes(),
             domains: domains.collect(),
             faults: self.faults.waiting(),
         }
@@ -67,8 +68,10 @@ impl Engine {
         if state.version != STATE_VERSION {
             return Err(RestoreError::Version(state.version));
         }
+        let max_mapped_bytes = self.max_mapped_bytes();
         let outcome = self.restore_all(state);
         if outcome.is_err() {
+            self.config.limits.max_mapped_bytes = max_mapped_bytes.unwrap_or(u64::MAX);
             self.end_domains(false);
             self.system_reset();
         }
@@ -92,6 +95,8 @@ impl Engine {
             self.set_budget(window.budget).map_err(refused)?;
             self.set_threshold(window.threshold).map_err(refused)?;
         }
+        // What is mapped stays under a cap that was lowered.
+        self.config.limits.max_mapped_bytes = u64::MAX;
         self.bypass = state.bypass;
         self.settle_all().map_err(RestoreError::Bypass)?;
         let budget = self.windows.as_mut().map(|windows| {
@@ -106,6 +111,7 @@ impl Engine {
             windows.config.budget = budget;
         }
         restored?;
+        self.set_max_mapped_bytes(state.max_mapped_bytes).map_err(|_| RestoreError::MappedBytes)?;
         self.restore_faults(&state.faults)
     }
 

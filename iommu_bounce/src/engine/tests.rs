@@ -10,6 +10,7 @@ mod failure;
 mod faults;
 mod format;
 mod map_unmap;
+mod mapped;
 mod parking;
 mod report;
 mod setup;

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use vm_memory::VolatileSlice;
 
@@ -30,6 +32,8 @@ struct State {
     fail_map: Option<(u32, Failure)>,
     fail_unmap: Option<u32>,
     refuse_unmaps: bool,
+    /// How long a call of `map` takes at least.
+    delay: Duration,
     reaches_seen_chunks_only: bool,
     keeps_page_tables: bool,
     failures: u64,
@@ -210,6 +214,11 @@ impl MapperProbe {
         self.state().refuse_unmaps = refuse;
     }
 
+    /// Has every `map` take so long.
+    pub fn delay(&self, time: Duration) {
+        self.state().delay = time;
+    }
+
     /// Takes back all that was told about failing.
     pub fn heal(&self) {
         let mut state = self.state();
@@ -275,6 +284,10 @@ impl State {
 
 impl DmaMapper for RecordingMapper {
     fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError> {
+        let delay = self.0.state().delay;
+        if !delay.is_zero() {
+            thread::sleep(delay);
+        }
         let mut state = self.0.state();
         let len = memory.len() as u64;
         assert!(len > 0, "map of nothing at {iova:#x}");

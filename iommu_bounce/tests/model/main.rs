@@ -17,12 +17,16 @@ use crate::rig::Rig;
 fn agree(ops: &[(Option<HostFailure>, Op)]) {
     let mut rig = Rig::new();
     for (failure, op) in ops {
+        if rig.model.is_undecided(op) {
+            continue;
+        }
+        rig.model.host = rig.look();
         // A host that does not map RAM leaves an endpoint outside of bypass mode: `survive` has that.
         if let Some(failure) = failure.as_ref().filter(|_| !rig.model.bypass) {
             rig.inject(failure);
         }
         let failures = rig.host_failures();
-        let budget_before = rig.engine.counters().window_bytes;
+        let before = rig.engine.counters();
         let status = rig.perform(op);
         let host_failed = rig.host_failures() != failures;
         let mut expected = rig.model.clone();
@@ -41,7 +45,7 @@ fn agree(ops: &[(Option<HostFailure>, Op)]) {
         rig.model = expected;
         rig.heal();
         rig.check_state();
-        rig.check_budget(budget_before);
+        rig.check_budget(&before);
     }
     rig.end();
     rig.check_empty();
@@ -55,10 +59,10 @@ fn survive(ops: &[(Option<HostFailure>, Op)]) {
         if let Some(failure) = failure {
             rig.inject(failure);
         }
-        let before = rig.engine.counters().window_bytes;
+        let before = rig.engine.counters();
         rig.perform(op);
         rig.check_counters();
-        rig.check_budget(before);
+        rig.check_budget(&before);
     }
     rig.heal();
     rig.end();

@@ -8,7 +8,7 @@ use iommu_bounce::spec::{Status, feature};
 
 use crate::ops::{Map, Op};
 use crate::setup::{
-    APERTURE, APERTURE_CHUNKS, CHUNK, DEVICE_PAGES, FIRST_IOVA, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES,
+    APERTURE, APERTURE_CHUNKS, BOUND, CHUNK, DEVICE_PAGES, FIRST_IOVA, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES,
 };
 
 /// Flag of MAP.
@@ -25,6 +25,24 @@ pub(crate) struct Domain {
     pub(crate) chunks: Vec<(u64, u32)>,
 }
 
+impl Domain {
+    /// Bytes of RAM that each address space of the domain maps.
+    fn ram(&self) -> u64 {
+        let ram = self.mappings.iter().filter(|mapping| mapping.3 & MMIO == 0);
+        let bytes = ram.map(|(start, last, ..)| last - start + 1).sum();
+        if self.bypass { RAM_PAGES * PAGE } else { bytes }
+    }
+}
+
+/// What the host has, seen from outside of the engine, before something happens.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Host {
+    /// Bytes of RAM that are mapped, in all address spaces.
+    pub(crate) mapped: u64,
+    /// Endpoints that are in an address space with others.
+    pub(crate) sharing: BTreeSet<u32>,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub(crate) features: u64,
@@ -36,6 +54,9 @@ pub(crate) struct Model {
     /// Whether endpoints that are attached to nothing reach all RAM.
     pub(crate) bypass: bool,
     pub(crate) budget: u64,
+    /// The cap on mapped bytes.
+    pub(crate) max_mapped: Option<u64>,
+    pub(crate) host: Host,
     /// Whether the guest does not see the device's memory.
     pub(crate) device_hidden: bool,
     /// Chunks that the store lost.
@@ -121,6 +142,10 @@ impl Model {
                 self.budget = chunks * CHUNK;
                 return None;
             }
+            Op::SetMaxMapped { pages } => {
+                self.max_mapped = pages.map(|pages| pages * PAGE);
+                return None;
+            }
             Op::Plug { endpoint } => {
                 self.endpoints.insert(*endpoint);
                 return None;
@@ -153,6 +178,10 @@ impl Model {
         if self.domains.get(&domain).is_some_and(|domain| domain.bypass != bypass) {
             return Err(Status::Inval);
         }
+        let old = self.attached.get(&endpoint);
+        if old == Some(&domain) {
+            return Ok(());
+        }
         let mut after = self.clone();
         after.attached.insert(endpoint, domain);
         after.domains.entry(domain).or_default().bypass = bypass;
@@ -160,8 +189,33 @@ impl Model {
         if after.domains.len() > MAX_DOMAINS {
             return Err(Status::NoMem);
         }
+        let joins = endpoint != BOUND && self.address_spaces(domain).1;
+        let needed = if joins { 0 } else { after.domains[&domain].ram() };
+        let stays = self.host.sharing.contains(&endpoint);
+        let goes = old.filter(|_| !stays).map_or(0, |old| self.domains[old].ram());
+        self.check_mapped(needed.saturating_sub(goes))?;
         *self = after;
         Ok(())
+    }
+
+    /// Whether the endpoint that stays in its address space is in the domain, and whether any of the others is, which share one.
+    fn address_spaces(&self, domain: u32) -> (bool, bool) {
+        let mut endpoints = self.attached.iter().filter(|(_, of)| **of == domain).map(|(endpoint, _)| *endpoint);
+        (endpoints.clone().any(|endpoint| endpoint == BOUND), endpoints.any(|endpoint| endpoint != BOUND))
+    }
+
+    fn check_mapped(&self, more: u64) -> Outcome {
+        let fits = self.max_mapped.is_none_or(|max| more == 0 || self.host.mapped + more <= max);
+        if fits { Ok(()) } else { Err(Status::NoMem) }
+    }
+
+    /// Whether endpoints in bypass mode and the cap come together: then it depends on the order which of them reach RAM.
+    pub(crate) fn is_undecided(&self, op: &Op) -> bool {
+        match op {
+            Op::WriteBypass { value } => *value == 1 && self.max_mapped.is_some(),
+            Op::SetMaxMapped { pages } => pages.is_some() && self.bypass,
+            _ => false,
+        }
     }
 
     fn detach(&mut self, endpoint: u32, domain: u32) -> Outcome {
@@ -180,6 +234,9 @@ impl Model {
         let (start, last, gpa) = map.bytes();
         let touches_window = self.has(feature::BOUNCE_WINDOW) && in_aperture(start, last);
         let total = self.mappings();
+        let (one, others) = self.address_spaces(map.domain);
+        let spaces = u64::from(one) + u64::from(others);
+        let capped = self.check_mapped(last.wrapping_sub(start).saturating_add(1).saturating_mul(spaces));
         if !self.has(feature::MAP_UNMAP) {
             return Err(Status::Unsupp);
         }
@@ -200,6 +257,9 @@ impl Model {
         }
         if total >= MAX_MAPPINGS {
             return Err(Status::NoMem);
+        }
+        if !device {
+            capped?;
         }
         let end = map.gpa_page + map.pages;
         let on_device = map.gpa_page >= DEVICE_PAGES.start && end <= DEVICE_PAGES.end && !self.device_hidden;

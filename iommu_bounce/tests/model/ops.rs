@@ -56,6 +56,10 @@ pub(crate) enum Op {
     SetBudget {
         chunks: u64,
     },
+    /// The cap on mapped bytes; none lifts it.
+    SetMaxMapped {
+        pages: Option<u64>,
+    },
     /// An endpoint comes; nothing happens if it is there.
     Plug {
         endpoint: u32,
@@ -117,6 +121,7 @@ impl Op {
             | Self::SystemReset { .. }
             | Self::WriteBypass { .. }
             | Self::SetBudget { .. }
+            | Self::SetMaxMapped { .. }
             | Self::Unmaps(_)
             | Self::ShowDevice { .. }
             | Self::Plug { .. }
@@ -215,6 +220,7 @@ pub(crate) fn any_op() -> impl Strategy<Value = Op> {
         1 => features().prop_map(|features| Op::SystemReset { features }),
         1 => (0u8..=2).prop_map(|value| Op::WriteBypass { value }),
         2 => (0u64..=5).prop_map(|chunks| Op::SetBudget { chunks }),
+        2 => prop::option::weighted(0.8, 1u64..=60).prop_map(|pages| Op::SetMaxMapped { pages }),
         2 => ENDPOINTS.prop_map(|endpoint| Op::Plug { endpoint }),
         2 => ENDPOINTS.prop_map(|endpoint| Op::Unplug { endpoint }),
         2 => any::<bool>().prop_map(|shown| Op::ShowDevice { shown }),

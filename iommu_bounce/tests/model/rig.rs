@@ -6,18 +6,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use iommu_bounce::test_utils::{ChunkProbe, MapperProbe, RecordingMapper, TestChunks, TestGroup, TestRam};
-use iommu_bounce::{DmaMapper, Engine, EngineConfig, Limits, Permissions, UnmapRequest, WindowConfig};
+use iommu_bounce::{Counters, DmaMapper, Engine, EngineConfig, Limits, Permissions, UnmapRequest, WindowConfig};
 
-use crate::model::{DEAD, Domain, Model};
+use crate::model::{DEAD, Domain, Host, Model};
 use crate::ops::{HostFailure, Op};
 use crate::setup::{
-    APERTURE, APERTURE_CHUNKS, CHUNK, DEVICE_PAGES, ENDPOINTS, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES,
+    APERTURE, APERTURE_CHUNKS, BOUND, CHUNK, DEVICE_PAGES, ENDPOINTS, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES,
 };
 
 const FIRST_REGION: usize = 0x1_4000;
 const SECOND_REGION: usize = 0x1_4000;
-/// The endpoint that stays in its address space. The host can move the others.
-const BOUND: u32 = 1;
 const REGION_CHUNKS: u32 = 5;
 const FIRST_BUDGET: u64 = 3 * CHUNK;
 
@@ -59,6 +57,8 @@ impl Rig {
             domains: BTreeMap::new(),
             bypass: false,
             budget: FIRST_BUDGET,
+            max_mapped: None,
+            host: Host::default(),
             device_hidden: false,
             lost: 0,
         };
@@ -78,12 +78,16 @@ impl Rig {
         if id != BOUND {
             mapper = self.group.mapper(id, mapper.limits());
         }
+        let mapper = mapper.with_page_tables();
         self.chunks.watch(mapper.probe());
         self.earlier.extend(self.mappers.insert(id, mapper.probe()));
         match self.engine.add_endpoint(id, Box::new(mapper)) {
             Ok(()) => {}
-            // The host did not map RAM for it.
-            Err(error) => assert!(self.model.bypass || self.host_failures() > 0, "{error}"),
+            // The host did not map RAM for it, or may not.
+            Err(error) => {
+                let capped = self.engine.max_mapped_bytes().is_some();
+                assert!(self.model.bypass || capped || self.host_failures() > 0, "{error}");
+            }
         }
     }
 
@@ -120,6 +124,10 @@ impl Rig {
             Op::SetBudget { chunks } => {
                 let set = self.engine.set_budget(chunks * CHUNK);
                 set.expect("the region is as large");
+            }
+            Op::SetMaxMapped { pages } => {
+                let set = self.engine.set_max_mapped_bytes(pages.map(|pages| pages * PAGE));
+                set.expect("it is not 0");
             }
             Op::Plug { endpoint } => self.plug(*endpoint),
             Op::Unplug { endpoint } => self.unplug(*endpoint),
@@ -283,23 +291,40 @@ impl Rig {
         })
     }
 
+    /// Bytes that the host maps at addresses of its own for which `of` holds, in all address spaces.
+    fn mapped(&self, of: impl Fn(usize) -> bool) -> u64 {
+        let mappings = self.all_mappers().flat_map(|mapper| mapper.mappings().into_values());
+        mappings.filter(|mapping| of(mapping.host_address)).map(|mapping| mapping.len).sum()
+    }
+
+    /// What the host has.
+    pub(crate) fn look(&self) -> Host {
+        let endpoints = &self.model.endpoints;
+        let shares = |id: &u32| {
+            let own = self.mapper_of(*id);
+            endpoints.iter().any(|other| other != id && self.mapper_of(*other).is(&own))
+        };
+        let sharing = endpoints.iter().copied().filter(shares).collect();
+        Host { mapped: self.mapped(|address| self.is_ram(address)), sharing }
+    }
+
     /// The figures are those of the host.
     pub(crate) fn check_counters(&self) {
         let counters = self.engine.counters();
-        let mut mapped = 0;
-        for mapper in self.all_mappers() {
-            let mappings = mapper.mappings().into_values();
-            let ram = mappings.filter(|mapping| self.is_ram(mapping.host_address));
-            mapped += ram.map(|mapping| mapping.len).sum::<u64>();
-        }
-        assert_eq!(counters.mapped_bytes, mapped);
+        assert_eq!(counters.mapped_bytes, self.mapped(|address| self.is_ram(address)));
+        let chunks = self.mapped(|address| self.is_chunk(address));
+        assert_eq!(counters.pinned_bytes, counters.mapped_bytes + chunks);
+        assert!(counters.peak_pinned_bytes >= counters.pinned_bytes);
         assert_eq!(counters.window_bytes, u64::from(self.chunks.backed()) * CHUNK);
         assert!(counters.peak_mapped_bytes >= counters.mapped_bytes);
     }
 
-    /// Window memory has not grown past the budget.
-    pub(crate) fn check_budget(&self, before: u64) {
-        let now = self.engine.counters().window_bytes;
+    /// Neither window memory has grown past the budget nor what is mapped past the cap.
+    pub(crate) fn check_budget(&self, before: &Counters) {
+        let (now, mapped) = (self.engine.counters().window_bytes, self.engine.counters().mapped_bytes);
+        let max = self.engine.max_mapped_bytes().unwrap_or(u64::MAX);
+        assert!(mapped <= before.mapped_bytes || mapped <= max, "{mapped:#x} over {max:#x}");
+        let before = before.window_bytes;
         let space = self.engine.config_space();
         let budget = u64::from_le_bytes(*space[64..].first_chunk().expect("it is there"));
         assert!(now <= before || now <= budget, "{now:#x} over {budget:#x}");

@@ -16,4 +16,6 @@ pub(crate) const MAX_MAPPINGS: usize = 12;
 pub(crate) const RAM_PAGES: u64 = 40;
 /// A device's memory, right behind RAM.
 pub(crate) const DEVICE_PAGES: Range<u64> = RAM_PAGES..RAM_PAGES + 4;
+/// The endpoint that stays in its address space. The host can move the others.
+pub(crate) const BOUND: u32 = 1;
 pub(crate) const ENDPOINTS: RangeInclusive<u32> = 1..=4;

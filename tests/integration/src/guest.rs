@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
 use std::iter;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
@@ -40,11 +40,14 @@ pub struct Guest {
     user_devices: Vec<String>,
     disks: Vec<String>,
     cards: Vec<String>,
+    rate_limit_groups: Vec<String>,
     rng: Option<String>,
     bounce: Option<String>,
     job: String,
     extras: Vec<Extra>,
     locked_memory: Option<u64>,
+    user: Option<u32>,
+    landlock: bool,
     vcpus_apart: bool,
     time_limit: Duration,
 }
@@ -90,11 +93,14 @@ impl Guest {
             user_devices: Vec::new(),
             disks: Vec::new(),
             cards: Vec::new(),
+            rate_limit_groups: Vec::new(),
             rng: None,
             bounce: None,
             job: String::new(),
             extras: Vec::new(),
             locked_memory: None,
+            user: None,
+            landlock: false,
             vcpus_apart: false,
             time_limit: Duration::from_secs(90),
         }
@@ -180,6 +186,13 @@ impl Guest {
         self
     }
 
+    /// Adds a limit on the rate that disks share (Carom only): the value of `--rate-limit-group`.
+    #[must_use]
+    pub fn rate_limit_group(mut self, value: &str) -> Self {
+        self.rate_limit_groups.push(value.into());
+        self
+    }
+
     /// Adds a network device (Carom only): the value of `--net`.
     #[must_use]
     pub fn net(mut self, value: &str) -> Self {
@@ -226,6 +239,20 @@ impl Guest {
     #[must_use]
     pub fn locked_memory(mut self, bytes: u64) -> Self {
         self.locked_memory = Some(bytes);
+        self
+    }
+
+    /// Has the VMM run as this user, with the group of that number, and no rights of root's (Carom only).
+    #[must_use]
+    pub fn user(mut self, id: u32) -> Self {
+        self.user = Some(id);
+        self
+    }
+
+    /// Has the VMM reach only the files that it is given (Carom only).
+    #[must_use]
+    pub fn landlock(mut self) -> Self {
+        self.landlock = true;
         self
     }
 
@@ -336,8 +363,20 @@ impl Guest {
         let mut extras = self.extras.clone();
         extras.push(Extra { path: "job".into(), bytes: self.job.clone().into_bytes() });
         initramfs::append(base, &extras, &initramfs)?;
+        let (mut kernel, mut program) = (kernel.to_path_buf(), None);
+        if let Some(id) = self.user {
+            // The originals may be where the user has no way to.
+            let copies = [(&mut kernel, dir.join("kernel")), (program.insert(site.carom.clone()), dir.join("carom"))];
+            for (file, copy) in copies {
+                fs::copy(&*file, &copy).with_context(|| format!("copying {} for the user", file.display()))?;
+                *file = copy;
+            }
+            for path in [dir, &initramfs] {
+                chown(path, Some(id), Some(id)).with_context(|| format!("giving {} to the user", path.display()))?;
+            }
+        }
         let machine = Machine {
-            kernel: kernel.into(),
+            kernel,
             initramfs,
             cmdline: format!("{BASE_CMDLINE}{}", self.cmdline),
             cpus: self.cpus,
@@ -348,11 +387,15 @@ impl Guest {
             user_devices: self.user_devices.clone(),
             disks: self.disks.clone(),
             cards: self.cards.clone(),
+            rate_limit_groups: self.rate_limit_groups.clone(),
             rng: self.rng.clone(),
             bounce: self.bounce.clone(),
             events: dir.join("events"),
             api: dir.join("api"),
             locked_memory: self.locked_memory,
+            user: self.user,
+            landlock: self.landlock,
+            program,
         };
         Ok((vmm::command(site, self.vmm, &machine), machine))
     }

@@ -16,15 +16,14 @@ pub const JOB: &str =
 
 /// The files that have the cases: what is in them must have run. The last is of kernels whose block layer maps requests as a
 /// whole, which 6.12 does not.
-static SOURCES: [&str; 4] = [
+static SOURCES: [&str; 6] = [
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-list.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-pool.c"),
+    include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-share.c"),
+    include_str!("../../../guest/src/drivers/iommu/virtio-iommu-window-kunit.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-request.c"),
 ];
-
-/// The case that needs memory of devices that has pages (`CONFIG_ZONE_DEVICE`), which the guests' kernels do without.
-const WITHOUT_ZONE_DEVICE: &str = "request_memory_test";
 
 /// What the kernel says of one case or suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,15 +40,14 @@ enum Verdict {
 /// Names what failed, was skipped or is missing.
 pub fn check(outcome: &Outcome, skipped: &[&str]) -> Result<()> {
     let lines: Vec<&str> = outcome.values("CAROM-KUNIT").collect();
-    let skipped = [skipped, &[WITHOUT_ZONE_DEVICE]].concat();
-    let wrong = wrong(&lines, sources(outcome.value("CAROM-RELEASE")?), &skipped);
+    let wrong = wrong(&lines, sources(outcome.value("CAROM-RELEASE")?), skipped);
     ensure!(wrong.is_empty(), "KUnit: {}; all results: {lines:?}; console:\n{}", wrong.join(", "), outcome.console);
     Ok(())
 }
 
 /// The files whose cases a kernel of this release has.
 fn sources(release: &str) -> &'static [&'static str] {
-    if release.starts_with("6.12.") { &SOURCES[..3] } else { &SOURCES }
+    if release.starts_with("6.12.") { &SOURCES[..SOURCES.len() - 1] } else { &SOURCES }
 }
 
 /// What is wrong with the results in `lines`, which are to be of all cases in `sources`.
@@ -115,11 +113,13 @@ mod tests {
     fn sources_name_the_suites_of_each_kernel_and_their_cases() {
         for (release, requests) in [("6.12.95", false), ("7.3.2-carom", true)] {
             let names: Vec<&str> = expected(sources(release)).collect();
-            for name in ["dma-bounce", "dma-bounce-pool", "stuck_test", "attack_test"] {
+            for name in
+                ["dma-bounce", "dma-bounce-pool", "dma-bounce-window", "stuck_test", "attack_test", "surplus_test"]
+            {
                 assert!(names.contains(&name), "{name}: {names:?}");
             }
             assert_eq!(names.contains(&"dma-bounce-request"), requests, "{names:?}");
-            assert_eq!(names.contains(&WITHOUT_ZONE_DEVICE), requests, "{names:?}");
+            assert_eq!(names.contains(&"request_memory_test"), requests, "{names:?}");
         }
     }
 

@@ -25,6 +25,10 @@ pub struct Site {
     pub stock_kernel: Option<PathBuf>,
     /// Initramfs with that kernel's modules (`CAROM_STOCK_INITRAMFS`).
     pub stock_initramfs: Option<PathBuf>,
+    /// Directory of a Debian of packages (`CAROM_DISTRIBUTION`), see `carom_tools::distribution`.
+    pub distribution: Option<PathBuf>,
+    /// Carom as a Debian package (`CAROM_PACKAGE`).
+    pub package: Option<PathBuf>,
     /// Static program that runs in guests and steers the edu device (`CAROM_EDU_DMA`).
     pub edu_dma: Option<PathBuf>,
     /// Static program that works in guests and tells what of it went wrong (`CAROM_WITNESS`).
@@ -74,6 +78,8 @@ impl Site {
             initramfs: existing("CAROM_GUEST_INITRAMFS")?,
             stock_kernel: optional("CAROM_STOCK_KERNEL")?,
             stock_initramfs: optional("CAROM_STOCK_INITRAMFS")?,
+            distribution: optional("CAROM_DISTRIBUTION")?,
+            package: optional("CAROM_PACKAGE")?,
             edu_dma: optional("CAROM_EDU_DMA")?,
             witness: optional("CAROM_WITNESS")?,
             vsock: optional("CAROM_VSOCK")?,

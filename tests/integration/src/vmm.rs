@@ -98,6 +98,8 @@ pub(crate) struct Machine {
     pub(crate) disks: Vec<String>,
     /// Values of Carom's `--net`.
     pub(crate) cards: Vec<String>,
+    /// The values of `--rate-limit-group`.
+    pub(crate) rate_limit_groups: Vec<String>,
     /// Value of Carom's `--rng`.
     pub(crate) rng: Option<String>,
     pub(crate) bounce: Option<String>,
@@ -106,6 +108,12 @@ pub(crate) struct Machine {
     pub(crate) api: PathBuf,
     /// Most memory that the VMM may lock, in bytes, whoever runs it (Carom only).
     pub(crate) locked_memory: Option<u64>,
+    /// The user that the VMM runs as, with that group and no rights of root's (Carom only).
+    pub(crate) user: Option<u32>,
+    /// Whether the VMM reaches only the files that it is given (Carom only).
+    pub(crate) landlock: bool,
+    /// A copy of the VMM that the user may run.
+    pub(crate) program: Option<PathBuf>,
 }
 
 /// The command that runs `machine` on `vmm`, with the guest's serial console on stdout.
@@ -146,7 +154,7 @@ fn cloud_hypervisor(program: &Path, machine: &Machine) -> Command {
 }
 
 fn carom(site: &Site, machine: &Machine) -> Command {
-    let mut command = cloud_hypervisor(&site.carom, machine);
+    let mut command = cloud_hypervisor(machine.program.as_ref().unwrap_or(&site.carom), machine);
     command.arg("--event-monitor").arg(format!("path={}", machine.events.display()));
     command.arg("--api-socket").arg(format!("path={}", machine.api.display()));
     if site.iommufd {
@@ -154,6 +162,9 @@ fn carom(site: &Site, machine: &Machine) -> Command {
     }
     for device in &machine.user_devices {
         command.args(["--user-device", device]);
+    }
+    for group in &machine.rate_limit_groups {
+        command.args(["--rate-limit-group", group]);
     }
     for disk in &machine.disks {
         command.args(["--disk", disk]);
@@ -167,16 +178,28 @@ fn carom(site: &Site, machine: &Machine) -> Command {
     if let Some(bounce) = &machine.bounce {
         command.args(["--iommu-bounce", bounce]);
     }
-    match machine.locked_memory {
-        Some(bytes) => limited(&command, bytes),
-        None => command,
+    if machine.landlock {
+        command.arg("--landlock");
+    }
+    match (machine.locked_memory, machine.user) {
+        (None, None) => command,
+        (bytes, user) => limited(&command, bytes, user),
     }
 }
 
-/// The same command with a limit on locked memory, and without the right to go beyond it.
-fn limited(command: &Command, bytes: u64) -> Command {
+/// The same command with a limit on locked memory and without the right to go beyond it, and as a user with that group and without
+/// any right beyond those of users.
+fn limited(command: &Command, bytes: Option<u64>, user: Option<u32>) -> Command {
     let mut limited = Command::new("prlimit");
-    limited.arg(format!("--memlock={bytes}")).args(["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"]);
+    limited.args(bytes.map(|bytes| format!("--memlock={bytes}"))).arg("setpriv");
+    match user {
+        None => limited.args(["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"]),
+        Some(id) => limited.args([format!("--reuid={id}"), format!("--regid={id}")]).args([
+            "--clear-groups",
+            "--bounding-set=-all",
+            "--inh-caps=-all",
+        ]),
+    };
     limited.arg(command.get_program()).args(command.get_args());
     limited
 }

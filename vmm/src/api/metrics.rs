@@ -121,9 +121,15 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
         &kinds(&counters.failed),
     )?;
     scrape.gauge("carom_iommu_mappings", "Mappings that exist.", counters.mappings)?;
-    let help = "Guest RAM that is mapped, and so pinned, counted once for each address space of the host.";
+    let help = "Guest RAM that is mapped, counted once for each address space of the host.";
     scrape.gauge("carom_iommu_mapped_bytes", help, counters.mapped_bytes)?;
     scrape.gauge("carom_iommu_mapped_bytes_peak", "The most that it has been.", counters.peak_mapped_bytes)?;
+    if let Some(limit) = report.max_mapped_bytes {
+        scrape.gauge("carom_iommu_mapped_bytes_limit", "The most that it may be.", limit)?;
+    }
+    let help = "What the host has pinned for devices behind the virtio-iommu: RAM that is mapped, and windows.";
+    scrape.gauge("carom_iommu_pinned_bytes", help, counters.pinned_bytes)?;
+    scrape.gauge("carom_iommu_pinned_bytes_peak", "The most that it has been.", counters.peak_pinned_bytes)?;
     let calls = [("map", counters.host_maps), ("unmap", counters.host_unmaps)];
     scrape.totals("carom_iommu_host_calls_total", "Calls to the host's IOMMU that succeeded.", "call", &calls)?;
     let help = "Calls to the host that neighbouring UNMAP requests saved by sharing one.";
@@ -260,7 +266,8 @@ mod tests {
 
     #[test]
     fn figures_arrive_under_prometheus_names() {
-        let mut report = IommuStatus { budget: 64 << 20, ..Default::default() };
+        let mut report = IommuStatus { budget: 64 << 20, max_mapped_bytes: Some(96 << 20), ..Default::default() };
+        (report.counters.pinned_bytes, report.counters.peak_pinned_bytes) = (8192, 12288);
         report.counters.requests.map = 7;
         report.counters.failed.map = 2;
         report.counters.mapped_bytes = 4096;
@@ -280,6 +287,8 @@ mod tests {
         assert_eq!(samples["carom_iommu_requests_total{kind=\"map\"}"], 7);
         assert_eq!(samples["carom_iommu_requests_failed_total{kind=\"map\"}"], 2);
         assert_eq!(samples["carom_iommu_mapped_bytes"], 4096);
+        assert_eq!(samples["carom_iommu_mapped_bytes_limit"], 96 << 20);
+        assert_eq!((samples["carom_iommu_pinned_bytes"], samples["carom_iommu_pinned_bytes_peak"]), (8192, 12288));
         assert_eq!((samples["carom_device_errors_total"], samples["carom_device_requests_total"]), (3, 5));
         assert_eq!(samples["carom_iommu_window_budget_bytes"], 64 << 20);
         // Every metric has its help and type, and what only grows is named so.
@@ -348,7 +357,8 @@ mod tests {
 
     #[test]
     fn documents_table_has_each_metric_and_no_other() {
-        let all = Figures { iommu: Some(IommuStatus::default()), engine: Some(engine()), ..Figures::default() };
+        let iommu = IommuStatus { max_mapped_bytes: Some(4096), ..IommuStatus::default() };
+        let all = Figures { iommu: Some(iommu), engine: Some(engine()), ..Figures::default() };
         let text = render(&all).unwrap();
         let rendered: BTreeSet<&str> = text
             .lines()

@@ -69,6 +69,7 @@ impl ApiServer {
         drop(entered);
         let (stop, stopped) = oneshot::channel();
         let thread = sandbox::start(API, "api".into(), move || {
+            sandbox::give_up_files();
             // Until the thread ends.
             let _ = ShortSlice::take();
             runtime.block_on(serve(api, metrics, Arc::new(shared), stopped));

@@ -2,7 +2,7 @@
 
 //! What differs between processor architectures. The rest of the VMM names this module, and no architecture.
 //!
-//! An architecture brings its address map ([`layout`]), what is loaded for the guest ([`boot`], [`acpi`]), the state of its
+//! An architecture brings its address map ([`layout`]), what is loaded for the guest ([`boot`], [`acpi`], [`smbios`]), the state of its
 //! vCPUs ([`registers`], [`cpuid`]) and interrupt controllers ([`irqchip`]), and the devices that sit on no bus
 //! ([`platform`]).
 

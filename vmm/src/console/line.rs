@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A line between the guest's serial port and whoever comes to its other end, and goes again. What the guest writes while nobody is
+//! A line between the guest's console and whoever comes to its other end, and goes again. What the guest writes while nobody is
 //! there waits for the next one, the last of it if it is too much.
 
 use std::collections::VecDeque;
@@ -11,12 +11,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use devices::legacy::serial::SerialPort;
 use devices::sandbox;
+use devices::virtio::console::Size;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::peer::Peer;
-use crate::thread_roles::SERIAL;
+use super::receiver::{Names, Receiver};
+use crate::thread_roles::LINE;
 
 /// Most bytes that wait for somebody to read them.
 const KEPT: usize = 64 << 10;
@@ -39,6 +40,8 @@ pub struct Line {
 }
 
 struct Shared {
+    /// What the log calls the console.
+    name: &'static str,
     state: Mutex<State>,
     /// Output was taken, or somebody came or went.
     taken: Condvar,
@@ -57,11 +60,11 @@ struct State {
     /// Bytes lost since then.
     lost: u64,
     /// Who takes input.
-    port: Weak<SerialPort>,
+    receiver: Option<Weak<dyn Receiver>>,
     closing: bool,
 }
 
-/// What the serial port writes with.
+/// What the console writes with.
 struct Pen(Arc<Shared>);
 
 impl Line {
@@ -69,25 +72,25 @@ impl Line {
     ///
     /// # Errors
     /// There can be no more pseudoterminals or threads.
-    pub fn pty() -> io::Result<Self> {
+    pub fn pty(names: Names) -> io::Result<Self> {
         let (peer, path) = Peer::pty()?;
-        log::info!("serial port: {}", path.display());
-        Self::new(peer, Some(path))
+        log::info!("{}: {}", names.shown, path.display());
+        Self::new(names, peer, Some(path))
     }
 
     /// A line to the client of a socket at `path`; the one that comes last is served.
     ///
     /// # Errors
     /// The socket cannot be made, or there can be no more threads.
-    pub fn socket(path: &Path) -> io::Result<Self> {
-        Self::new(Peer::socket(path)?, None)
+    pub fn socket(names: Names, path: &Path) -> io::Result<Self> {
+        Self::new(names, Peer::socket(path)?, None)
     }
 
-    fn new(peer: Peer, pty: Option<PathBuf>) -> io::Result<Self> {
+    fn new(names: Names, peer: Peer, pty: Option<PathBuf>) -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        let shared = Arc::new(Shared { state: Mutex::default(), taken: Condvar::new(), wake });
+        let shared = Arc::new(Shared { name: names.shown, state: Mutex::default(), taken: Condvar::new(), wake });
         let of_thread = shared.clone();
-        let thread = sandbox::start(SERIAL, "serial".into(), move || of_thread.serve(peer))?;
+        let thread = sandbox::start(LINE, names.thread.into(), move || of_thread.serve(peer))?;
         Ok(Self { shared, thread: Some(thread), pty })
     }
 
@@ -96,14 +99,15 @@ impl Line {
         self.pty.as_deref()
     }
 
-    /// What the serial port writes with: it never fails, and waits for half a second at most.
+    /// What the console writes with: it never fails, and waits for half a second at most.
     pub fn writer(&self) -> Box<dyn Write + Send> {
         Box::new(Pen(self.shared.clone()))
     }
 
-    /// Hands input to `port`.
-    pub fn connect(&self, port: &Arc<SerialPort>) {
-        self.shared.lock().port = Arc::downgrade(port);
+    /// Hands input to `receiver`, and tells it of the terminal's size.
+    pub fn connect(&self, receiver: &Arc<dyn Receiver>) {
+        self.shared.lock().receiver = Some(Arc::downgrade(receiver));
+        self.shared.wake();
     }
 }
 
@@ -167,9 +171,11 @@ impl Shared {
     fn serve(&self, mut peer: Peer) {
         let mut input = Vec::with_capacity(INPUT);
         let mut deadlines: Option<(Instant, Instant)> = None;
+        let mut size = None;
         loop {
             peer.look();
             self.set_attached(peer.is_there());
+            self.tell_size(&peer, &mut size);
             let progress = self.send(&mut peer);
             let (waits, closing) = {
                 let state = self.lock();
@@ -194,8 +200,9 @@ impl Shared {
                 deadlines.map(|(patience, end)| patience.min(end).saturating_duration_since(Instant::now()))
             };
             // What is read goes nowhere while input waits.
-            if let Err(error) = peer.wait(self.wake.as_fd(), input.is_empty(), waits, limit) {
-                log::warn!("serial port: waiting for its other end: {error}");
+            let look = self.receiver().is_some_and(|receiver| receiver.has_size());
+            if let Err(error) = peer.wait(self.wake.as_fd(), input.is_empty(), waits, look, limit) {
+                log::warn!("{}: waiting for its other end: {error}", self.name);
                 self.set_attached(false);
                 return;
             }
@@ -236,7 +243,7 @@ impl Shared {
             self.taken.notify_all();
         }
         if lost > 0 {
-            log::warn!("serial port: {lost} bytes are lost: nobody read them");
+            log::warn!("{}: {lost} bytes are lost: nobody read them", self.name);
         }
         sent
     }
@@ -248,10 +255,24 @@ impl Shared {
             let read = peer.read(input);
             input.truncate(read);
         }
-        // Without the lock: the port holds its own while it writes here.
-        let port = self.lock().port.upgrade();
-        let taken = port.map_or(input.len(), |port| port.receive(input));
+        // Without the lock: the guest's end holds its own while it writes here.
+        let receiver = self.receiver();
+        let taken = receiver.map_or(input.len(), |receiver| receiver.receive(input));
         input.drain(..taken);
+    }
+
+    fn receiver(&self) -> Option<Arc<dyn Receiver>> {
+        self.lock().receiver.as_ref().and_then(Weak::upgrade)
+    }
+
+    /// Tells the guest of the terminal's size if it is another than `told`.
+    fn tell_size(&self, peer: &Peer, told: &mut Option<Size>) {
+        let Some(receiver) = self.receiver().filter(|receiver| receiver.has_size()) else { return };
+        let size = peer.size();
+        if size.is_some() && size != *told {
+            *told = size;
+            receiver.resize(size.unwrap_or_default());
+        }
     }
 }
 
@@ -262,16 +283,19 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::thread;
 
+    use devices::legacy::serial::SerialPort;
+    use rustix::termios::{Winsize, tcsetwinsize};
     use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
     use super::*;
 
+    const NAMES: Names = Names { shown: "serial port", thread: "serial" };
     const LONG: Duration = Duration::from_secs(20);
 
     fn socket() -> (tempfile::TempDir, PathBuf, Line) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("serial.sock");
-        let line = Line::socket(&path).unwrap();
+        let line = Line::socket(NAMES, &path).unwrap();
         (dir, path, line)
     }
 
@@ -365,7 +389,7 @@ mod tests {
     fn last_client_is_served_and_the_one_before_is_cut_off() {
         let (_dir, path, line) = socket();
         let port = port();
-        line.connect(&port);
+        line.connect(&(port.clone() as Arc<dyn Receiver>));
         let mut first = UnixStream::connect(&path).unwrap();
         first.write_all(b"a").unwrap();
         wait_until("no input", || received(&port) == b"a");
@@ -383,7 +407,7 @@ mod tests {
     fn input_waits_for_room_in_the_port_and_none_of_it_is_lost() {
         let (_dir, path, line) = socket();
         let port = port();
-        line.connect(&port);
+        line.connect(&(port.clone() as Arc<dyn Receiver>));
         let mut client = UnixStream::connect(&path).unwrap();
         let typed: Vec<u8> = (0..1000u32).map(|number| number.to_le_bytes()[0]).collect();
         client.write_all(&typed).unwrap();
@@ -398,9 +422,9 @@ mod tests {
 
     #[test]
     fn pseudoterminal_is_raw_and_may_be_opened_again_and_again() {
-        let line = Line::pty().unwrap();
+        let line = Line::pty(NAMES).unwrap();
         let port = port();
-        line.connect(&port);
+        line.connect(&(port.clone() as Arc<dyn Receiver>));
         let path = line.pty_path().unwrap().to_path_buf();
         let open = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
         line.writer().write_all(b"before\n").unwrap();
@@ -417,10 +441,41 @@ mod tests {
         }
     }
 
+    /// A console that learns of its terminal's size.
+    #[derive(Default)]
+    struct Sized(Mutex<Vec<Size>>);
+
+    impl Receiver for Sized {
+        fn receive(&self, bytes: &[u8]) -> usize {
+            bytes.len()
+        }
+
+        fn has_size(&self) -> bool {
+            true
+        }
+
+        fn resize(&self, size: Size) {
+            self.0.lock().unwrap().push(size);
+        }
+    }
+
+    #[test]
+    fn guest_learns_of_the_size_of_a_pseudoterminal_and_of_each_other_one() {
+        let line = Line::pty(NAMES).unwrap();
+        let console = Arc::new(Sized::default());
+        line.connect(&(console.clone() as Arc<dyn Receiver>));
+        let terminal = OpenOptions::new().read(true).write(true).open(line.pty_path().unwrap()).unwrap();
+        for (columns, rows) in [(80, 24), (132, 50)] {
+            let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+            tcsetwinsize(&terminal, size).unwrap();
+            wait_until("the guest is not told", || console.0.lock().unwrap().last() == Some(&Size { columns, rows }));
+        }
+    }
+
     #[test]
     fn line_without_anybody_ends_at_once() {
         let start = Instant::now();
-        let line = Line::pty().unwrap();
+        let line = Line::pty(NAMES).unwrap();
         line.writer().write_all(&[b'x'; 200_000]).unwrap();
         drop(line);
         assert!(start.elapsed() < PATIENCE_AT_END, "{:?}", start.elapsed());

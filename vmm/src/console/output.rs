@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Where the guest's serial port writes to. Whoever reads that, or does not, the VM goes on.
+//! Where a console of the guest writes to. Whoever reads that, or does not, the VM goes on.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -11,6 +11,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use carom_api::Field;
 use devices::sandbox;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
@@ -18,9 +19,10 @@ use crate::output_file;
 use crate::queued_writer::QueuedWriter;
 use crate::thread_roles::WRITER;
 
-const NAME: &str = "--serial";
 /// Most bytes that wait to be written, beside what the kernel holds in a pipe.
 const MAX_WAITING: u64 = 16 << 10;
+/// Most bytes of a regular file.
+const MAX_FILE: u64 = 256 << 20;
 /// How long a vCPU waits for a reader that takes nothing, before output is lost: long enough for a pipe that is read at 8 KB/s, as
 /// its reader makes room by pages, and for a line of 9600 bits a second. A guest gets over a pause of this length, as a real serial
 /// port makes it wait longer for a line of text, and so does a client that pauses the VM meanwhile.
@@ -36,52 +38,63 @@ const MAX_LOG: Duration = Duration::from_millis(100);
 /// writes.
 static STDOUT: Mutex<Option<Arc<QueuedWriter>>> = Mutex::new(None);
 
-/// Where the serial port of a VM writes to; dropping it waits until all is written, but not for a reader that takes nothing.
-pub struct SerialOutput(Arc<QueuedWriter>);
+/// Where a console of a VM writes to; dropping it waits until all is written, but not for a reader that takes nothing.
+pub struct ConsoleOutput {
+    /// What the log calls it.
+    name: &'static str,
+    queue: Arc<QueuedWriter>,
+}
 
-/// What the serial port writes with.
+/// What a console writes with.
 struct Pen(Arc<QueuedWriter>);
 
-impl SerialOutput {
-    /// Standard output.
-    pub fn stdout() -> io::Result<Self> {
+impl ConsoleOutput {
+    /// Standard output, for the console of this option.
+    ///
+    /// # Errors
+    /// There can be no more threads or descriptors.
+    pub fn stdout(option: Field) -> io::Result<Self> {
         let mut stdout = STDOUT.lock().unwrap_or_else(PoisonError::into_inner);
         let queue = match &*stdout {
             Some(queue) => queue.clone(),
             None => {
                 // Not by `Stdout`: that has a lock, which a thread that cannot write would hold.
                 let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-                stdout.insert(Arc::new(QueuedWriter::new(NAME, file, MAX_WAITING)?)).clone()
+                stdout.insert(Arc::new(QueuedWriter::new(option.option(), file, MAX_WAITING)?)).clone()
             }
         };
-        Ok(Self(queue))
+        Ok(Self { name: option.option(), queue })
     }
 
-    /// A file, which is made, or emptied if it is a regular one.
+    /// A file for the console of this option, which is made, or emptied if it is a regular one. Such a file takes 256 MiB; whoever
+    /// empties it makes room.
     ///
     /// # Errors
     /// It cannot be opened at once.
-    pub fn file(path: &Path) -> io::Result<Self> {
-        Ok(Self(Arc::new(QueuedWriter::new(NAME, create(path)?, MAX_WAITING)?)))
+    pub fn file(option: Field, path: &Path) -> io::Result<Self> {
+        let (name, file) = (option.option(), create(path)?);
+        let most = if file.metadata()?.is_file() { MAX_FILE } else { u64::MAX };
+        Ok(Self { name, queue: Arc::new(QueuedWriter::bounded(name, file, MAX_WAITING, most)?) })
     }
 
-    /// What the serial port writes with: it never fails, and waits for half a second at most.
+    /// What the console writes with: it never fails, and waits for half a second at most.
     pub fn writer(&self) -> Box<dyn Write + Send> {
-        Box::new(Pen(self.0.clone()))
+        Box::new(Pen(self.queue.clone()))
     }
 }
 
-impl Drop for SerialOutput {
+impl Drop for ConsoleOutput {
     fn drop(&mut self) {
-        if self.0.drain(PATIENCE_AT_END, MAX_END) {
+        if self.queue.drain(PATIENCE_AT_END, MAX_END) {
             return;
         }
         let (done, logged) = mpsc::sync_channel::<()>(0);
+        let name = self.name;
         let say = move || {
-            log::warn!("{NAME}: the last output is not written: nobody reads it");
+            log::warn!("{name}: the last output is not written: nobody reads it");
             drop(done);
         };
-        if sandbox::start(WRITER, "serial-end".into(), say).is_ok() {
+        if sandbox::start(WRITER, "console-end".into(), say).is_ok() {
             // It ends when the thread is done.
             let _ = logged.recv_timeout(MAX_LOG);
         }
@@ -102,7 +115,8 @@ impl Write for Pen {
 /// As [`File::create`], but waits neither for a FIFO's reader nor for a terminal's carrier, and does not make a terminal this
 /// process's own.
 fn create(path: &Path) -> io::Result<File> {
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    // At its end, so that whoever empties it has no hole before what comes.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_APPEND;
     let file = output_file::open(OpenOptions::new().write(true).truncate(true), flags, path);
     let file = file.map_err(|error| {
         let is_fifo = || path.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo());

@@ -11,14 +11,16 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use devices::virtio::console::Size;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 
+use super::receiver::size_of;
 use crate::listening_socket::ListeningSocket;
 
-/// How often to look whether somebody has opened the pseudoterminal. The kernel wakes nobody for it.
+/// How often to look whether somebody has opened the pseudoterminal, or given it another size. The kernel wakes nobody for it.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// The other end of a line.
@@ -76,6 +78,14 @@ impl Peer {
         }
     }
 
+    /// The size of the terminal, if it is one and somebody is there.
+    pub(super) fn size(&self) -> Option<Size> {
+        match self {
+            Self::Pty { file, open: true } => size_of(file).ok(),
+            Self::Pty { .. } | Self::Socket { .. } => None,
+        }
+    }
+
     /// Looks who has come. To be called before each [`Self::wait`].
     pub(super) fn look(&mut self) {
         match self {
@@ -94,12 +104,13 @@ impl Peer {
     }
 
     /// Waits until `wake` can be read, somebody comes or goes, there is something to read if `read`, there is room to write if
-    /// `write`, or `limit` is over.
+    /// `write`, or `limit` is over. With `look` it is time after a while to see whether the terminal has another size.
     pub(super) fn wait(
         &self,
         wake: BorrowedFd<'_>,
         read: bool,
         write: bool,
+        look: bool,
         limit: Option<Duration>,
     ) -> io::Result<()> {
         let mut wanted = PollFlags::empty();
@@ -108,8 +119,14 @@ impl Peer {
         let mut limit = limit;
         let mut fds = vec![PollFd::from_borrowed_fd(wake, PollFlags::IN)];
         match self {
-            Self::Pty { file, open: true } => fds.push(PollFd::new(file, wanted)),
-            Self::Pty { open: false, .. } => limit = Some(limit.map_or(LOOK, |limit| limit.min(LOOK))),
+            Self::Pty { file, open } => {
+                if *open {
+                    fds.push(PollFd::new(file, wanted));
+                }
+                if look || !open {
+                    limit = Some(limit.map_or(LOOK, |limit| limit.min(LOOK)));
+                }
+            }
             Self::Socket { socket, client } => {
                 fds.push(PollFd::new(socket.listener(), PollFlags::IN));
                 fds.extend(client.as_ref().map(|client| PollFd::new(client, wanted)));

@@ -22,7 +22,7 @@ pub(super) enum Message {
     /// A guest, or the host of its devices, left a note.
     Guest,
     /// A client calls.
-    Call(Call, Caller),
+    Call(Box<Call>, Caller),
     /// A signal asks the VMM to end.
     Terminate(i32),
     /// A signal asks for the counters.
@@ -32,7 +32,8 @@ pub(super) enum Message {
 impl Message {
     /// Whether a client asks something, which changes nothing.
     pub(super) fn is_question(&self) -> bool {
-        matches!(self, Self::Call(Call::Info | Call::Counters | Call::Bounce | Call::Figures, _))
+        let Self::Call(call, _) = self else { return false };
+        matches!(**call, Call::Info | Call::Counters | Call::Bounce | Call::Figures)
     }
 }
 
@@ -104,7 +105,7 @@ impl ControlHandle {
             caller.answer(Err(ControlError::TooManyCalls));
         } else {
             // Where the control thread has ended, the caller is dropped here.
-            self.send(Message::Call(call, caller));
+            self.send(Message::Call(Box::new(call), caller));
         }
     }
 

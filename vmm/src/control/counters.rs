@@ -24,7 +24,9 @@ pub(super) fn of_engine(counters: &Counters) -> BTreeMap<String, u64> {
         ("merged_unmaps", counters.merged_unmaps),
         ("parked_chunks", counters.parked_chunks),
         ("peak_mapped_bytes", counters.peak_mapped_bytes),
+        ("peak_pinned_bytes", counters.peak_pinned_bytes),
         ("peak_window_bytes", counters.peak_window_bytes),
+        ("pinned_bytes", counters.pinned_bytes),
         ("stuck_ranges", counters.stuck_ranges),
         ("unparked_chunks", counters.unparked_chunks),
         ("window_bytes", counters.window_bytes),
@@ -147,6 +149,8 @@ mod tests {
         counters.faults = 13;
         counters.faults_dropped = 14;
         counters.merged_unmaps = 15;
+        counters.pinned_bytes = 16;
+        counters.peak_pinned_bytes = 17;
         assert_eq!(of_engine(&counters), flatten(&counters));
     }
 

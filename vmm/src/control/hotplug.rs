@@ -37,7 +37,7 @@ impl<M: Machine> Control<M> {
     /// Takes a device out of the configuration, and asks the guest of a VM that is booted to let go of it: once more, if
     /// it was asked before.
     pub(super) fn remove_device(&mut self, id: &str) -> Result<(), ControlError> {
-        let Created { config, booted, state } = self.created.as_mut().ok_or(ControlError::NotCreated)?;
+        let Created { config, booted, state, .. } = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         let unknown = || ControlError::NoSuchPart(one_line(&format!("there is no device '{id}'")));
         let is_it = |part: &dyn carom_api::kinds::KindConfig| part.id() == Some(id);
         let Some(Booted { vm, leaving, .. }) = booted else {

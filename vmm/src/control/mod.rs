@@ -13,6 +13,8 @@ mod error;
 pub(crate) mod figures;
 mod hotplug;
 mod notices;
+mod reply;
+mod reset_pace;
 mod resize;
 mod signals;
 
@@ -21,19 +23,22 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 use std::{fmt, mem};
 
-use carom_api::types::{DeviceNode, IommuBounceChange, IommuBounceReport, PciDeviceInfo, VmCounters, VmInfo, VmState};
+use carom_api::types::{DeviceNode, IommuBounceChange, IommuBounceReport, VmCounters, VmInfo, VmState};
 use carom_api::{
     Call, CheckedConfig, ConfigError, IommuBounceConfig, PartConfig, RestoreConfig, VmConfig, VmDefaults,
     VmSnapshotConfig,
 };
+use devices::patience::Operation;
 use devices::virtio::iommu::IommuStatus;
-use iommu_bounce::Report;
 
 use crate::event_monitor::EventMonitor;
+use crate::file_limits;
 use crate::machine::{GuestEvent, Machine, Mailbox, PartCounters, VmError};
 use crate::snapshot::{NewSnapshot, Snapshot};
 use crate::time_slice::ShortSlice;
@@ -41,61 +46,10 @@ use crate::vm::Vm;
 
 pub use channel::{Answer, ControlHandle};
 pub use error::ControlError;
+pub use reply::{Figures, Reply};
 
 use channel::{Message, Readable};
-
-/// What a call is answered with.
-#[derive(Debug)]
-pub enum Reply {
-    /// It is done.
-    Done,
-    /// What the VM is.
-    Info(Box<VmInfo>),
-    /// It is done, to a VM that is booted: this device came.
-    Added(PciDeviceInfo),
-    /// The counters of its devices.
-    Counters(VmCounters),
-    /// What the bounce windows are.
-    Bounce(Box<IommuBounceReport>),
-    /// All figures.
-    Figures(Box<Figures>),
-}
-
-/// All figures of one moment.
-#[derive(Debug, Default)]
-pub struct Figures {
-    /// State of the VM, if one is created.
-    pub state: Option<State>,
-    /// Its vCPUs.
-    pub vcpus: u32,
-    /// Bytes of its RAM.
-    pub memory_bytes: u64,
-    /// What its virtio-iommu is set to and holds, while it is booted and has one.
-    pub iommu: Option<IommuStatus>,
-    /// That one's figures.
-    pub engine: Option<Report>,
-    /// Its devices, while it is booted.
-    pub devices: Vec<DeviceNode>,
-    /// What those count by themselves.
-    pub parts: Vec<PartCounters>,
-    /// How often the host reported an error of a device since the program started.
-    pub device_errors: u64,
-    /// How often the host wanted a device back.
-    pub device_requests: u64,
-}
-
-impl Figures {
-    /// The state in a word.
-    pub fn state_name(&self) -> &'static str {
-        match self.state {
-            None => "none",
-            Some(State::Created) => "created",
-            Some(State::Running) => "running",
-            Some(State::Paused) => "paused",
-            Some(State::Shutdown) => "shutdown",
-        }
-    }
-}
+use reset_pace::ResetPace;
 
 /// The state of a VM that is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,12 +84,16 @@ pub struct Options {
     pub no_shutdown: bool,
     /// There is an API: somebody can resume a VM that is paused, or do something else with it.
     pub has_api: bool,
+    /// Files that the program removes when it ends.
+    pub removed: Vec<PathBuf>,
 }
 
 /// A VM that is created.
 struct Created<M> {
     config: CheckedConfig,
     state: State,
+    /// Whether the program is held to the files that it is made of, if it is to be.
+    limited: bool,
     /// There while the state is `Running` or `Paused`.
     booted: Option<Booted<M>>,
 }
@@ -146,8 +104,10 @@ impl<M: Machine> Created<M> {
         let devices = self.booted.iter().flat_map(|booted| booted.vm.devices());
         let balloon = self.booted.as_ref().map_or(0, |booted| booted.vm.balloon_size());
         let mut config = VmConfig::clone(&self.config);
-        if let Some(pty) = self.booted.as_ref().and_then(|booted| booted.vm.serial_pty()) {
-            config.serial.file = Some(pty.to_path_buf());
+        let vm = self.booted.as_ref().map(|booted| &booted.vm);
+        config.serial.file = vm.and_then(M::serial_pty).map(PathBuf::from).or(config.serial.file);
+        if let (Some(pty), Some(console)) = (vm.and_then(M::console_pty), &mut config.console) {
+            console.file = Some(pty.to_path_buf());
         }
         Box::new(VmInfo {
             iommu_bounce: self.config.iommu_bounce.as_ref().map(|config| bounce::status(config, status.as_ref())),
@@ -171,6 +131,8 @@ struct Booted<M> {
     leaving: Vec<PartConfig>,
     /// Names of those that the host wants back.
     requested: BTreeSet<String>,
+    /// How soon resets follow each other that the guest asks for.
+    resets: ResetPace,
 }
 
 /// The control thread's own.
@@ -206,7 +168,8 @@ impl<M: Machine> Control<M> {
         if self.created.is_some() {
             return Err(ControlError::AlreadyCreated);
         }
-        self.created = Some(Created { config, state: State::Created, booted: None });
+        file_limits::check(&config)?;
+        self.created = Some(Created { config, state: State::Created, limited: false, booted: None });
         Ok(())
     }
 
@@ -219,10 +182,16 @@ impl<M: Machine> Control<M> {
             return Err(ControlError::WrongState { call: "vm.boot", state: created.state, needed });
         }
         self.monitor.event("vm", "booting");
-        let built = M::build(&created.config, mailbox.clone(), &self.monitor);
-        let started = built.and_then(|mut vm| vm.start(true).map(|()| vm));
+        let limited = if created.limited {
+            Ok(())
+        } else {
+            file_limits::apply(&created.config, &self.options.removed, None).map(|()| created.limited = true)
+        };
+        let built = limited.and_then(|()| M::build(&created.config, mailbox.clone(), &self.monitor));
+        let started = built.and_then(|mut vm| vm.start(true).map(|()| vm)).map_err(file_limits::blame);
         let vm = started.inspect_err(|error| tell_failure(&self.monitor, error))?;
-        created.booted = Some(Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new() });
+        created.booted =
+            Some(Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new(), resets: ResetPace::default() });
         created.state = State::Running;
         self.monitor.event("vm", "booted");
         Ok(())
@@ -238,10 +207,17 @@ impl<M: Machine> Control<M> {
         let lock = || control.lock().unwrap_or_else(PoisonError::into_inner);
         handle.let_read(&control);
         let result = loop {
-            let message = messages.recv().expect("this thread holds a sender");
+            let due = lock().reset_due();
+            let message = reset_pace::receive(&messages, due);
             // Whoever asks for figures has them soon; what may start a thread, a vCPU's for one, does not hand it such a slice.
-            let _ordinary = slice.as_ref().filter(|_| !message.is_question()).map(ShortSlice::ordinary);
-            if let ControlFlow::Break(result) = lock().serve(message) {
+            let is_question = message.as_ref().is_some_and(Message::is_question);
+            let _ordinary = slice.as_ref().filter(|_| !is_question).map(ShortSlice::ordinary);
+            let mut control = lock();
+            let served = match message {
+                Some(message) => control.serve(message),
+                None => control.reset_for_guest(),
+            };
+            if let ControlFlow::Break(result) = served {
                 break result;
             }
         };
@@ -261,13 +237,13 @@ impl<M: Machine> Control<M> {
                 log::info!("signal {signal} ends the VMM");
                 return ControlFlow::Break(Ok(()));
             }
-            Message::Call(Call::ShutdownVmm, caller) => {
+            Message::Call(call, caller) if matches!(*call, Call::ShutdownVmm) => {
                 self.delete();
                 caller.answer(Ok(Reply::Done));
                 return ControlFlow::Break(Ok(()));
             }
             Message::Call(call, caller) => {
-                let outcome = self.serve_call(call);
+                let outcome = self.serve_call(*call);
                 caller.answer(outcome);
             }
         }
@@ -275,6 +251,13 @@ impl<M: Machine> Control<M> {
     }
 
     pub(crate) fn serve_call(&mut self, call: Call) -> Result<Reply, ControlError> {
+        self.do_call(call).map_err(|error| match error {
+            ControlError::Vm(error) => file_limits::blame(error).into(),
+            error => error,
+        })
+    }
+
+    fn do_call(&mut self, call: Call) -> Result<Reply, ControlError> {
         match call {
             Call::Create(config) => {
                 let defaults = &self.options.defaults;
@@ -441,12 +424,14 @@ impl<M: Machine> Control<M> {
         self.monitor.event("vm", "restoring");
         let mailbox = self.handle.mailbox();
         let made = Snapshot::open(source.source_url.path()).map_err(VmError::from).and_then(|snapshot| {
+            file_limits::apply(&snapshot.config, &self.options.removed, Some(source.source_url.path()))?;
             let vm = M::restore(&snapshot, source.prefault, mailbox.clone(), &self.monitor)?;
             Ok((vm, snapshot.config))
         });
-        let (vm, config) = made.inspect_err(|error| tell_failure(&self.monitor, error))?;
-        let booted = Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new() };
-        self.created = Some(Created { config, state: State::Paused, booted: Some(booted) });
+        let (vm, config) = made.map_err(file_limits::blame).inspect_err(|error| tell_failure(&self.monitor, error))?;
+        let booted =
+            Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new(), resets: ResetPace::default() };
+        self.created = Some(Created { config, state: State::Paused, limited: true, booted: Some(booted) });
         self.monitor.event("vm", "restored");
         if source.resume { self.resume() } else { Ok(()) }
     }
@@ -470,8 +455,11 @@ impl<M: Machine> Control<M> {
         mailbox.forget_resets();
         vm.reset()?;
         self.close_devices();
-        let Some(Created { booted: Some(Booted { vm, .. }), state, .. }) = &mut self.created else { return Ok(()) };
+        let Some(Created { booted: Some(Booted { vm, resets, .. }), state, .. }) = &mut self.created else {
+            return Ok(());
+        };
         vm.start(run)?;
+        resets.done(Instant::now());
         *state = if run { State::Running } else { State::Paused };
         self.monitor.event("vm", "rebooted");
         Ok(())
@@ -485,7 +473,9 @@ impl<M: Machine> Control<M> {
             log::error!("stopping the vCPUs: {error}");
         }
         vm.report_counters(&self.monitor);
+        let operation = Operation::begin();
         drop(vm);
+        drop(operation);
         created.state = State::Shutdown;
         self.monitor.event("vm", "shutdown");
     }
@@ -502,7 +492,7 @@ impl<M: Machine> Control<M> {
         let Some((host, note)) = booted.map(|booted| booted.mailbox.take()) else { return ControlFlow::Continue(()) };
         self.serve_host(&host)?;
         // What the host told may have paused the VM, or ended it.
-        let Some(Created { booted: Some(_), state, .. }) = self.created else { return ControlFlow::Continue(()) };
+        let Some(Created { booted: Some(_), .. }) = self.created else { return ControlFlow::Continue(()) };
         match note {
             // A VM that is gone by now left it.
             None => ControlFlow::Continue(()),
@@ -518,10 +508,7 @@ impl<M: Machine> Control<M> {
                 self.close_devices();
                 ControlFlow::Continue(())
             }
-            Some(GuestEvent::Reset) => match self.reset(state == State::Running) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(error) => self.end_of_guest(Err(error)),
-            },
+            Some(GuestEvent::Reset) => self.asked_for_reset(),
         }
     }
 

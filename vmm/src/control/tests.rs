@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use carom_api::DeviceConfig;
 use carom_api::config::{MemoryConfig, PayloadConfig};
-use carom_api::types::VmResize;
+use carom_api::types::{PciDeviceInfo, VmResize};
+use iommu_bounce::Report;
 use proptest::prelude::*;
 
 use super::*;
@@ -224,7 +225,7 @@ fn config(cmdline: &str) -> CheckedConfig {
 
 fn unchecked(cmdline: &str) -> VmConfig {
     VmConfig {
-        payload: PayloadConfig { kernel: "kernel".into(), initramfs: None, cmdline: cmdline.into() },
+        payload: PayloadConfig { cmdline: cmdline.into(), ..PayloadConfig::of_kernel("kernel") },
         memory: MemoryConfig::with_size(64 << 20),
         ..VmConfig::default()
     }
@@ -529,7 +530,7 @@ fn names(control: &mut Control<Null>) -> (Vec<String>, Vec<String>) {
 #[test]
 fn windows_are_changed_for_the_running_vm_and_for_its_next_boot() {
     let mut control = Control::<Null>::new(EventMonitor::none(), Options::default());
-    let change = |budget| Call::TuneBounce(IommuBounceChange { budget: Some(budget), threshold: None });
+    let change = |budget| Call::TuneBounce(IommuBounceChange { budget: Some(budget), ..Default::default() });
     assert!(matches!(control.serve_call(change(4 << 20)), Err(ControlError::NotCreated)));
     control.create(config("")).unwrap();
     assert!(matches!(control.serve_call(change(4 << 20)), Err(ControlError::NoSuchPart(_))));

@@ -18,6 +18,7 @@ pub use error::KvmError;
 pub use vfio_device::create_vfio_device;
 
 use crate::arch::irqchip;
+use crate::inherited;
 
 /// Capabilities without which Carom cannot run a guest.
 const NEEDED: [(Cap, &str); 6] = [
@@ -53,6 +54,10 @@ impl KvmVm {
 }
 
 fn open() -> Result<Kvm, KvmError> {
+    let advice = "the descriptor that was inherited cannot be used";
+    if let Some(kvm) = inherited::kvm().map_err(|source| KvmError::Open { source, advice })? {
+        return check(kvm);
+    }
     let kvm = Kvm::new().map_err(|error| {
         let source = io::Error::from(error);
         let advice = match source.raw_os_error() {
@@ -67,6 +72,10 @@ fn open() -> Result<Kvm, KvmError> {
         };
         KvmError::Open { source, advice }
     })?;
+    check(kvm)
+}
+
+fn check(kvm: Kvm) -> Result<Kvm, KvmError> {
     match NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
         Some((_, name)) => Err(KvmError::Missing(name)),
         None => Ok(kvm),

@@ -4,6 +4,7 @@
 
 use std::io;
 
+use carom_api::config::LandlockConfig;
 use carom_api::error::FileError;
 use carom_api::{ConfigError, Explain, Field, Terms};
 use devices::pci::PciError;
@@ -69,6 +70,9 @@ pub enum VmError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// A file could not be opened, and the program is limited to some.
+    #[error("{0}; {hint}", hint = beyond_limits(Terms::Options))]
+    BeyondLimits(Box<VmError>),
     /// The guest, or KVM on its behalf, gave up.
     #[error("{0}")]
     Guest(String),
@@ -82,7 +86,7 @@ impl VmError {
             Self::Kvm(error) => error.is_user_error(),
             Self::Vfio { source, .. } => source.is_user_error(),
             Self::Snapshot(error) => error.is_user_error(),
-            Self::File(_) | Self::Config(_) => true,
+            Self::File(_) | Self::Config(_) | Self::BeyondLimits(_) => true,
             _ => false,
         }
     }
@@ -93,6 +97,7 @@ impl Explain for VmError {
         match self {
             Self::Boot(error) => error.explain(terms),
             Self::Config(error) => error.explain(terms),
+            Self::BeyondLimits(error) => format!("{}; {}", error.explain(terms), beyond_limits(terms)),
             Self::File(error) => error.explain(terms),
             Self::Vfio { field, path, source } => explain_vfio(*field, path.as_deref(), source, terms),
             Self::Kvm(_)
@@ -109,6 +114,11 @@ impl Explain for VmError {
     }
 }
 
+fn beyond_limits(terms: Terms) -> String {
+    let rules = LandlockConfig::OPTION.name(terms);
+    format!("Landlock keeps the program from what neither the configuration that it was started with nor {rules} names")
+}
+
 fn explain_vfio(field: Field, path: Option<&str>, source: &VfioPciError, terms: Terms) -> String {
     // These name the path themselves.
     let named = matches!(source, VfioPciError::NoSuchDevice { .. } | VfioPciError::NotPci { .. });
@@ -122,7 +132,7 @@ fn explain_vfio(field: Field, path: Option<&str>, source: &VfioPciError, terms: 
 
 #[cfg(test)]
 mod tests {
-    use carom_api::config::{ConsoleConfig, MemoryConfig, PayloadConfig, PlatformConfig};
+    use carom_api::config::{MemoryConfig, PayloadConfig, PlatformConfig, SerialConfig};
     use carom_api::{DeviceConfig, UserDeviceConfig};
 
     use super::*;
@@ -130,20 +140,19 @@ mod tests {
     #[test]
     fn clients_of_the_api_are_told_of_fields_rather_than_of_options() {
         let io = || io::Error::from_raw_os_error(libc::ENOENT);
-        let no_kernel = PayloadConfig { kernel: "/no/kernel".into(), ..Default::default() };
-        let no_initramfs = PayloadConfig {
-            kernel: "/proc/self/exe".into(),
-            initramfs: Some("/no/initramfs".into()),
-            ..no_kernel.clone()
-        };
+        let no_kernel = PayloadConfig::of_kernel("/no/kernel");
+        let no_initramfs =
+            PayloadConfig { initramfs: Some("/no/initramfs".into()), ..PayloadConfig::of_kernel("/proc/self/exe") };
+        let no_firmware = PayloadConfig::of_firmware("/no/firmware");
         let no_image = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(no_image.path(), "text").unwrap();
-        let text = PayloadConfig { kernel: no_image.path().into(), ..Default::default() };
+        let text = PayloadConfig::of_kernel(no_image.path());
         let boot = |config| VmError::Boot(crate::arch::boot::Payload::open(config).err().unwrap());
         let (path, name) = ("/sys/d".to_string(), "0000:00:05.0".to_string());
         for (error, option, field) in [
             (boot(&no_kernel), "--kernel /no/kernel: ", "payload.kernel: /no/kernel: No such file"),
             (boot(&no_initramfs), "--initramfs /no/initramfs: ", "payload.initramfs: /no/initramfs: No such file"),
+            (boot(&no_firmware), "--firmware /no/firmware: ", "payload.firmware: /no/firmware: No such file"),
             (boot(&text), "--kernel /", "payload.kernel: /"),
             (BootError::NoRoom(ConfigError::new(MemoryConfig::SIZE, "x")).into(), "--memory size: x", "memory.size: x"),
             (ConfigError::new(DeviceConfig::PATH, "x").into(), "--device path: x", "devices.path: x"),
@@ -180,7 +189,7 @@ mod tests {
                 "user_devices.socket: /s: No such file",
             ),
             (
-                FileError { field: ConsoleConfig::SERIAL_FILE, path: "/f".into(), source: io() }.into(),
+                FileError { field: SerialConfig::OPTION.key("file"), path: "/f".into(), source: io() }.into(),
                 "--serial /f: ",
                 "serial.file: /f: No such file",
             ),

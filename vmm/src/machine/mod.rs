@@ -111,6 +111,10 @@ pub trait Machine: Sized + Send + 'static {
     fn serial_pty(&self) -> Option<&Path> {
         None
     }
+    /// The same of its virtio-console.
+    fn console_pty(&self) -> Option<&Path> {
+        None
+    }
     /// The guest's devices.
     fn devices(&self) -> Vec<DeviceNode>;
     /// Adds a device, of a kind that can come, and tells the guest. On error nothing has changed.

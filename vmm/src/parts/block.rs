@@ -3,6 +3,7 @@
 //! Disks: virtio-blk.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use carom_api::error::FileError;
@@ -12,16 +13,18 @@ use carom_api::{ConfigError, DiskConfig, Field, PartConfig};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::block::{
-    self, BlockCounters, BlockParams, Image, ImageError, ImageOptions, IoMode, ResizeError, VirtioBlock,
+    self, BlockCounters, BlockParams, Image, ImageError, ImageFormat, ImageOptions, IoMode, ResizeError, VirtioBlock,
 };
+use devices::virtio::vhost_user::Model;
 use devices::worker::Role;
 use log::error;
 
 use super::reach::Reach;
+use super::vhost_user::{self, Wanted};
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::machine::{Counter, VmError};
 
-pub(super) const BUILDER: Builder = Builder { kind: &DiskConfig::KIND, roles: &[Role::Block], build };
+pub(super) const BUILDER: Builder = Builder { kind: &DiskConfig::KIND, roles: &[Role::Block, Role::VhostUser], build };
 
 struct Disk {
     function: Arc<VirtioPciDevice>,
@@ -67,6 +70,7 @@ fn named(counters: BlockCounters) -> Vec<Counter> {
         write_zeroes,
         errors,
         host_errors,
+        rate_waits,
     } = counters;
     vec![
         Counter { name: "read_ops", help: "Reads of disks.", value: read_ops },
@@ -78,12 +82,20 @@ fn named(counters: BlockCounters) -> Vec<Counter> {
         Counter { name: "write_zeroes", help: "Requests to set parts of disks to zero.", value: write_zeroes },
         Counter { name: "errors", help: "Requests to disks that failed.", value: errors },
         Counter { name: "host_errors", help: "Of these, the ones that the host could not do.", value: host_errors },
+        Counter {
+            name: "rate_waits",
+            help: "How often queues of disks have waited because of a limit on the rate.",
+            value: rate_waits,
+        },
     ]
 }
 
 /// Opens and locks the image, and makes the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Disk(config) = config else { return Err(not_built_here(config)) };
+    if let Some(socket) = config.vhost_socket.as_deref() {
+        return served(config, socket, &site);
+    }
     let image = open(config)?;
     let id = config.id.as_deref().unwrap_or(DiskConfig::KIND.id);
     let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
@@ -95,6 +107,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         queues: config.num_queues,
         queue_size: config.queue_size,
         mode: IoMode::Async,
+        limiter: context.limits.of_disk(config),
         memory,
         msi: context.msi.clone(),
         doorbells: Some(context.doorbells.clone()),
@@ -105,17 +118,40 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     Ok(Built { part: Box::new(Disk { function, device }), mapper })
 }
 
+/// Connects to the server of the disk.
+fn served(config: &DiskConfig, socket: &Path, site: &Site<'_>) -> Result<Built, VmError> {
+    let wanted = Wanted {
+        kind: BUILDER.kind,
+        id: config.id.as_deref().unwrap_or(DiskConfig::KIND.id),
+        field: DiskConfig::VHOST_SOCKET,
+        socket,
+        model: Model::block(config.num_queues, config.queue_size),
+        // It may have a drive do DMA, as SPDK does.
+        pins: true,
+    };
+    vhost_user::build(wanted, site)
+}
+
 fn open(config: &DiskConfig) -> Result<Image, FileError> {
     let options = ImageOptions {
         read_only: config.readonly,
         direct: config.direct,
-        raw: config.image_type == ImageType::Raw,
+        format: match config.image_type {
+            ImageType::Unknown => ImageFormat::Unknown,
+            ImageType::Raw => ImageFormat::Raw,
+            ImageType::Qcow2 => ImageFormat::Qcow2,
+            ImageType::FixedVhd => ImageFormat::FixedVhd,
+        },
+        backing_files: config.backing_files,
         lock_all: config.lock_granularity == LockGranularity::Full,
     };
     Image::open(&config.path, options).map_err(|error| {
         let (field, source): (Field, _) = match error {
             ImageError::Host(source) => (DiskConfig::PATH, source),
-            ImageError::Format(_) => (DiskConfig::IMAGE_TYPE, io::Error::other(error)),
+            ImageError::Format(_) | ImageError::Malformed(_) => (DiskConfig::IMAGE_TYPE, io::Error::other(error)),
+            ImageError::BackingFile(_) | ImageError::Behind { .. } => {
+                (DiskConfig::BACKING_FILES, io::Error::other(error))
+            }
             ImageError::Direct(_) => (DiskConfig::DIRECT, io::Error::other(error)),
             ImageError::Locked { .. } | ImageError::Kind | ImageError::Empty { .. } => {
                 (DiskConfig::PATH, io::Error::other(error))
@@ -128,6 +164,7 @@ fn open(config: &DiskConfig) -> Result<Image, FileError> {
 #[cfg(test)]
 mod tests {
     use carom_api::{Explain, Terms};
+    use devices::virtio::vhost_user::VhostUserCounters;
 
     use super::*;
     use crate::api::metrics;
@@ -135,7 +172,8 @@ mod tests {
     #[test]
     fn counters_are_in_the_documents_table_of_metrics() {
         let document = include_str!("../../../docs/api.md");
-        for counter in named(BlockCounters::default()) {
+        let of_servers = vhost_user::named(VhostUserCounters::default());
+        for counter in named(BlockCounters::default()).into_iter().chain(of_servers) {
             let name = metrics::name_of(BUILDER.kind.name, counter.name);
             assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
         }

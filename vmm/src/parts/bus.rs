@@ -4,6 +4,7 @@
 //! runs.
 
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::sync::Arc;
 
 use carom_api::config::IommuPoll;
@@ -97,6 +98,11 @@ impl PartBus {
     /// The guest's balloon, if it has one.
     pub fn balloon(&self) -> Option<&VirtioBalloon> {
         self.parts.iter().find_map(|placed| placed.part.balloon())
+    }
+
+    /// The path of the pseudoterminal that its virtio-console is connected with, if there is one.
+    pub fn console_pty(&self) -> Option<&Path> {
+        self.parts.iter().find_map(|placed| placed.part.pty())
     }
 
     /// What the parts count that count anything.

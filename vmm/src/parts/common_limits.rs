@@ -8,7 +8,7 @@ use carom_api::limits::CHUNK_SIZE;
 use iommu_bounce::MapperLimits;
 use rangemap::RangeInclusiveSet;
 
-use crate::arch::layout::{PAGE_SIZE, WINDOW_APERTURE};
+use crate::arch::layout::PAGE_SIZE;
 
 /// The page sizes that every endpoint's host IOMMU has, none below the host's pages.
 pub(super) fn page_size_mask(limits: &[MapperLimits]) -> u64 {
@@ -25,12 +25,12 @@ pub(super) fn input_range(limits: &[MapperLimits]) -> RangeInclusive<u64> {
     0..=limits.iter().filter_map(highest).min().unwrap_or(LEAST_RANGE)
 }
 
-/// The largest part of [`WINDOW_APERTURE`] that every endpoint's host IOMMU can translate, in whole chunks; `None` where
+/// The largest part of `whole` that every endpoint's host IOMMU can translate, in whole chunks; `None` where
 /// the host reserves something in each of them.
-pub(super) fn window_aperture(limits: &[MapperLimits]) -> Option<RangeInclusive<u64>> {
-    let mut free = RangeInclusiveSet::from_iter([WINDOW_APERTURE]);
+pub(super) fn window_aperture(whole: &RangeInclusive<u64>, limits: &[MapperLimits]) -> Option<RangeInclusive<u64>> {
+    let mut free = RangeInclusiveSet::from_iter([whole.clone()]);
     for limits in limits {
-        let mut reserved = RangeInclusiveSet::from_iter([WINDOW_APERTURE]);
+        let mut reserved = RangeInclusiveSet::from_iter([whole.clone()]);
         limits.iova_ranges.iter().cloned().for_each(|range| reserved.remove(range));
         reserved.into_iter().for_each(|range| free.remove(range));
     }
@@ -47,6 +47,12 @@ pub(super) fn window_aperture(limits: &[MapperLimits]) -> Option<RangeInclusive<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const APERTURE: RangeInclusive<u64> = 0xc000_0000..=0xdfff_ffff;
+
+    fn window_aperture(limits: &[MapperLimits]) -> Option<RangeInclusive<u64>> {
+        super::window_aperture(&APERTURE, limits)
+    }
 
     fn limits(ranges: &[RangeInclusive<u64>]) -> MapperLimits {
         MapperLimits { page_size_mask: 0x4020_1000, iova_ranges: ranges.to_vec(), max_mappings: None }
@@ -65,8 +71,8 @@ mod tests {
     #[test]
     fn aperture_is_whole_where_nothing_is_reserved() {
         let free = limits(&[0..=0xfedf_ffff, 0xfef0_0000..=u64::MAX]);
-        assert_eq!(window_aperture(&[free]), Some(WINDOW_APERTURE));
-        assert_eq!(window_aperture(&[]), Some(WINDOW_APERTURE));
+        assert_eq!(window_aperture(&[free]), Some(APERTURE));
+        assert_eq!(window_aperture(&[]), Some(APERTURE));
     }
 
     #[test]

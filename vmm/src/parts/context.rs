@@ -12,6 +12,8 @@ use devices::reclaim::Reclaim;
 use devices::shown::ShownMemory;
 use kvm_ioctls::VmFd;
 
+use super::rate_limits::RateLimitGroups;
+
 /// What devices need of the VM.
 pub struct DeviceContext {
     pub(crate) vm: Arc<VmFd>,
@@ -24,6 +26,8 @@ pub struct DeviceContext {
     pub(crate) msi: Arc<dyn MsiAllocator>,
     pub(crate) doorbells: Arc<dyn Doorbells>,
     pub(crate) pci: Arc<PciRoot>,
+    /// Limits on the rate that disks share.
+    pub(crate) limits: RateLimitGroups,
     /// Learns what the guest does with virtio devices.
     pub(crate) observer: Arc<dyn DeviceObserver>,
     /// Learns what the host says of its devices.

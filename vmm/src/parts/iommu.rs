@@ -16,7 +16,7 @@ use iommu_bounce::{DmaMapper, EngineConfig, Limits, MapperLimits, WindowConfig};
 use super::context::DeviceContext;
 use super::mapper::EndpointMapper;
 use super::{Part, common_limits};
-use crate::arch::layout::MSI_WINDOW;
+use crate::arch::layout::{MSI_WINDOW, PciHole};
 use crate::machine::VmError;
 
 /// Where the virtio-iommu sits.
@@ -48,13 +48,14 @@ pub(super) fn build(
     context: &DeviceContext,
 ) -> Result<(Box<dyn Part>, Arc<IommuHandle>), VmError> {
     let limits: Vec<MapperLimits> = endpoints.iter().map(|(_, mapper)| mapper.limits()).collect();
-    let bounce = config.iommu_bounce.as_ref();
+    let max_mapped_bytes = config.iommu_bounce.as_ref().and_then(|bounce| bounce.max_mapped).unwrap_or(u64::MAX);
+    let bounce = config.iommu_bounce.as_ref().filter(|bounce| bounce.has_windows());
     let engine = EngineConfig {
         page_size_mask: common_limits::page_size_mask(&limits),
         input_range: common_limits::input_range(&limits),
         msi_window: MSI_WINDOW,
-        limits: Limits { max_table_pages: max_table_pages(config), ..Default::default() },
-        window: bounce.map(|bounce| window(bounce, &limits)).transpose()?,
+        limits: Limits { max_table_pages: max_table_pages(config), max_mapped_bytes, ..Default::default() },
+        window: bounce.map(|bounce| window(config, bounce, &limits)).transpose()?,
         ..Default::default()
     };
     let windows = bounce.map(|bounce| WindowRegion {
@@ -111,12 +112,14 @@ pub(super) fn polls(poll: IommuPoll, vcpus: u32) -> bool {
     }
 }
 
-fn window(bounce: &IommuBounceConfig, limits: &[MapperLimits]) -> Result<WindowConfig, VmError> {
-    let aperture = common_limits::window_aperture(limits).ok_or_else(|| {
-        ConfigError::new(
-            IommuBounceConfig::OPTION,
-            "the host's IOMMU has no room for bounce windows below 4G; leave it out",
-        )
+fn window(config: &VmConfig, bounce: &IommuBounceConfig, limits: &[MapperLimits]) -> Result<WindowConfig, VmError> {
+    let PciHole { aperture, .. } = PciHole::of(config.payload.firmware.is_some());
+    let aperture = common_limits::window_aperture(&aperture, limits).ok_or_else(|| {
+        let (start, end) = aperture.into_inner();
+        let rule = format!(
+            "the host's IOMMU, or memory of the host's that a device shares its IOMMU group with, leaves no room for bounce windows from {start:#x} to {end:#x}; leave it out"
+        );
+        ConfigError::new(IommuBounceConfig::OPTION, rule)
     })?;
     Ok(WindowConfig { aperture, budget: bounce.size, threshold: bounce.threshold.unwrap_or(0) })
 }

@@ -5,24 +5,30 @@
 //! A file here builds the parts of one kind from their configuration, which `carom-api` has; [`BUILDERS`] lists them. [`bus`] puts
 //! parts on the root bus, and those that are to be behind the virtio-iommu behind it. All else goes over [`Part`]. Pause and
 //! resume, reset, and saved state belong to the function on the bus ([`PciDevice`]), as devices that are no parts have them
-//! too: the host bridge and pvpanic.
+//! too: the host bridge, pvpanic and the watchdog.
 
 mod balloon;
 mod block;
 pub mod bus;
 mod common_limits;
+mod console;
 pub mod context;
 mod faults;
+mod fs;
 mod iommu;
 mod mapper;
 mod net;
 pub mod observer;
+mod pmem;
+pub mod rate_limits;
 mod reach;
 mod rng;
 mod vfio;
 mod vfio_user;
+mod vhost_user;
 mod vsock;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use carom_api::kinds::Kind;
@@ -51,6 +57,10 @@ pub trait Part: Send {
     }
     /// The guest's balloon, if it is that.
     fn balloon(&self) -> Option<&VirtioBalloon> {
+        None
+    }
+    /// The path of the pseudoterminal that it is connected with, if there is one.
+    fn pty(&self) -> Option<&Path> {
         None
     }
     /// The guest gets this region of RAM: the device reaches it from now on, if it reaches RAM as such. On error nothing has
@@ -102,8 +112,18 @@ struct Builder {
 
 /// The registry: a builder for each kind that takes a slot. The virtio-iommu is built of what all others need
 /// ([`bus`]), and is there from the start or not at all.
-static BUILDERS: &[Builder] =
-    &[vfio::BUILDER, vfio_user::BUILDER, block::BUILDER, net::BUILDER, rng::BUILDER, vsock::BUILDER, balloon::BUILDER];
+static BUILDERS: &[Builder] = &[
+    vfio::BUILDER,
+    vfio_user::BUILDER,
+    block::BUILDER,
+    net::BUILDER,
+    fs::BUILDER,
+    pmem::BUILDER,
+    rng::BUILDER,
+    vsock::BUILDER,
+    balloon::BUILDER,
+    console::BUILDER,
+];
 
 impl Site<'_> {
     /// Builds the part that `config` describes. On error nothing is left of it.

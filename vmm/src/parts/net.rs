@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use carom_api::error::FileError;
 use carom_api::kinds::Kind;
+use carom_api::mac_address::MacAddress;
 use carom_api::{NetConfig, PartConfig};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
@@ -16,7 +17,7 @@ use devices::worker::Role;
 use log::error;
 
 use super::reach::Reach;
-use super::{Builder, Built, Part, Site, not_built_here};
+use super::{Builder, Built, Part, Site, not_built_here, rate_limits};
 use crate::machine::{Counter, VmError};
 use crate::tap::{Tap, TapOptions};
 
@@ -52,7 +53,8 @@ impl Part for Net {
 }
 
 fn named(counters: NetCounters) -> Vec<Counter> {
-    let NetCounters { rx_frames, rx_bytes, rx_dropped, tx_frames, tx_bytes, tx_dropped, host_errors } = counters;
+    let NetCounters { rx_frames, rx_bytes, rx_dropped, tx_frames, tx_bytes, tx_dropped, host_errors, rate_waits } =
+        counters;
     vec![
         Counter { name: "rx_frames", help: "Packets that the guest has received.", value: rx_frames },
         Counter { name: "rx_bytes", help: "Bytes that the guest has received.", value: rx_bytes },
@@ -61,6 +63,11 @@ fn named(counters: NetCounters) -> Vec<Counter> {
         Counter { name: "tx_bytes", help: "Bytes that the guest has sent.", value: tx_bytes },
         Counter { name: "tx_dropped", help: "Packets of the guest that the host did not take.", value: tx_dropped },
         Counter { name: "host_errors", help: "How often the host's interface could not be read.", value: host_errors },
+        Counter {
+            name: "rate_waits",
+            help: "How often queues of network devices have waited because of a limit on the rate.",
+            value: rate_waits,
+        },
     ]
 }
 
@@ -72,7 +79,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
     let context = &site.shared.context;
     let traits = NetTraits {
-        mac: config.mac.unwrap_or_else(carom_api::mac_address::MacAddress::random).bytes(),
+        mac: config.mac.unwrap_or_else(MacAddress::random).bytes(),
         mtu: tap.mtu(),
         pairs: config.pairs(),
         queue_size: config.queue_size,
@@ -84,6 +91,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         id: id.into(),
         carrier: Box::new(tap),
         traits,
+        limits: config.rate_limiter_config.map(rate_limits::limits),
         memory,
         msi: context.msi.clone(),
         doorbells: Some(context.doorbells.clone()),
@@ -98,7 +106,8 @@ fn open(config: &NetConfig) -> Result<Tap, FileError> {
     let (tap, field) = if config.files.is_empty() {
         let address = config.ip.map(|ip| (ip, config.mask.unwrap_or(DEFAULT_MASK)));
         let (name, mtu) = (config.tap.as_deref(), config.mtu);
-        (Tap::open(&TapOptions { name, pairs: config.pairs(), address, mtu }), NetConfig::TAP)
+        let mac = config.host_mac.map(MacAddress::bytes);
+        (Tap::open(&TapOptions { name, pairs: config.pairs(), address, mac, mtu }), NetConfig::TAP)
     } else {
         (Tap::given(config.files.iter(), config.mtu), NetConfig::FD)
     };

@@ -18,6 +18,7 @@ impl DeviceObserver for Observer {
             DeviceEvent::Reset => ("virtio-device", "reset", "id", id),
             // Cloud Hypervisor has no event for it.
             DeviceEvent::Failed => ("virtio-device", "failed", "id", id),
+            DeviceEvent::WatchdogExpired => ("watchdog", "expired", "id", id),
             DeviceEvent::Panicked => ("guest", "panic", "event", "panic"),
             DeviceEvent::CrashLoaded => ("guest", "panic", "event", "crash_loaded"),
         };

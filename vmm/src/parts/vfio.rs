@@ -11,7 +11,9 @@ use carom_api::{DeviceConfig, PartConfig};
 use devices::pci::PciDevice;
 use devices::ram::RamRegion;
 use devices::reclaim::{PinnedWhole, PinningMapper, Reclaim};
-use devices::vfio::{DmaSpace, GuestRamMapping, HostIommu, VfioPciDevice, VfioPciError, map_guest_ram};
+use devices::vfio::{
+    DmaSpace, GuestRamMapping, HostFunctionPath, HostIommu, VfioPciDevice, VfioPciError, map_guest_ram,
+};
 use devices::worker::Role;
 use kvm_ioctls::VmFd;
 use log::{error, warn};
@@ -123,7 +125,9 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
         warn!("{id}: its errors will not be heard of, nor that the host wants it back: {error}");
     }
     if config.iommu {
+        let peers = HostFunctionPath::inspect(&config.path).map_err(fail)?.peer_memory();
         let mapper = host.mapper(space, address.endpoint_id(), &function, context.memory.clone()).map_err(fail)?;
+        let mapper = mapper.without(&peers);
         let mapper: Box<dyn EndpointMapper> = match &context.reclaim {
             Some(reclaim) => Box::new(PinningMapper::new(mapper, reclaim.clone())),
             None => Box::new(mapper),

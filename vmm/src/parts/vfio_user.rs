@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use carom_api::kinds::Kind;
 use carom_api::{PartConfig, UserDeviceConfig};
+use devices::patience::Operation;
 use devices::pci::PciDevice;
 use devices::ram::RamRegion;
 use devices::reclaim::{PinnedWhole, Reclaim};
@@ -48,6 +49,7 @@ impl Part for UserDevice {
     }
 
     fn leave(&mut self) {
+        let _operation = Operation::begin();
         if let Err(error) = self.function.reset() {
             error!("{}: resetting it: {error}", self.function.id());
         }

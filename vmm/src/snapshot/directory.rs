@@ -44,19 +44,24 @@ pub struct NewSnapshot {
 }
 
 impl NewSnapshot {
-    /// Begins a snapshot in `directory`, which is empty, or does not exist while its parent does.
+    /// Begins a snapshot in `directory`, which has none, or does not exist while its parent does. Other files may be in it: clients put
+    /// their own there before they ask for one.
     ///
     /// # Errors
-    /// It has something in it, or cannot be made.
+    /// It has a file of a snapshot in it, or cannot be made.
     pub fn create(directory: &Path) -> Result<Self, SnapshotError> {
         let made = match fs::create_dir(directory) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(file_error(directory)(error)),
         };
-        let mut entries = fs::read_dir(directory).map_err(file_error(directory))?;
-        if entries.next().is_some() {
-            return Err(SnapshotError::NotEmpty(directory.display().to_string()));
+        for name in [CONFIG, MEMORY, STATE, UNFINISHED_STATE] {
+            let path = directory.join(name);
+            match fs::symlink_metadata(&path) {
+                Ok(_) => return Err(SnapshotError::Exists(path.display().to_string())),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(file_error(directory)(error)),
+            }
         }
         Ok(Self { directory: directory.to_path_buf(), made, files: Vec::new(), finished: false })
     }

@@ -86,9 +86,9 @@ pub struct SnapshotState {
 /// Why a VM could not be saved or restored.
 #[derive(Debug, Error)]
 pub enum SnapshotError {
-    /// The destination has something in it.
-    #[error("{0}: is not empty: a snapshot goes to a directory that is empty or does not exist")]
-    NotEmpty(String),
+    /// The destination has a file of a snapshot in it.
+    #[error("{0}: is there already: a snapshot goes to a directory that has none, or does not exist")]
+    Exists(String),
     /// A file or directory.
     #[error("{path}: {source}")]
     File {
@@ -123,7 +123,7 @@ impl SnapshotError {
     /// Whether the user can mend it.
     pub fn is_user_error(&self) -> bool {
         match self {
-            Self::NotEmpty(_) | Self::File { .. } | Self::Form { .. } | Self::State(_) => true,
+            Self::Exists(_) | Self::File { .. } | Self::Form { .. } | Self::State(_) => true,
             Self::Memory(_) => false,
             // KVM does not take a value that a file has.
             Self::Kvm(KvmError::Call { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => true,

@@ -137,13 +137,35 @@ fn snapshot_that_meets_another_in_its_directory_leaves_that_alone() {
 }
 
 #[test]
+fn snapshot_leaves_alone_what_clients_have_put_into_its_directory() {
+    let directory = TempDir::new().unwrap();
+    fs::write(directory.path().join("libvirt-save.xml"), "<domain/>").unwrap();
+    drop(NewSnapshot::create(directory.path()).unwrap().memory().unwrap());
+    assert_eq!(names(directory.path()), ["libvirt-save.xml"]);
+    write(directory.path());
+    assert_eq!(names(directory.path()), ["config.json", "libvirt-save.xml", "memory-ranges", "state.json"]);
+    assert!(Snapshot::open(directory.path()).is_ok());
+}
+
+#[test]
+fn snapshot_does_not_go_over_any_file_of_another() {
+    for name in ["config.json", "memory-ranges", "state.json", "state.json.unfinished"] {
+        let directory = TempDir::new().unwrap();
+        // A link that leads nowhere is there too.
+        std::os::unix::fs::symlink("nowhere", directory.path().join(name)).unwrap();
+        let refused = NewSnapshot::create(directory.path()).unwrap_err();
+        assert!(refused.to_string().contains(&format!("/{name}: is there already")), "{refused}");
+        assert_eq!(names(directory.path()), [name]);
+    }
+}
+
+#[test]
 fn snapshot_does_not_go_over_anything() {
     let (parent, directory) = written();
     let before = fs::read(directory.join("state.json")).unwrap();
     let refused = NewSnapshot::create(&directory).unwrap_err();
-    assert!(
-        refused.to_string().ends_with("is not empty: a snapshot goes to a directory that is empty or does not exist")
-    );
+    let rule = "/config.json: is there already: a snapshot goes to a directory that has none, or does not exist";
+    assert!(refused.to_string().ends_with(rule), "{refused}");
     assert!(refused.is_user_error());
     assert_eq!(fs::read(directory.join("state.json")).unwrap(), before);
     assert!(NewSnapshot::create(&parent.path().join("none/there")).unwrap_err().to_string().contains("No such file"));

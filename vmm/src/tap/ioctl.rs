@@ -117,6 +117,13 @@ pub(super) fn set_mtu(socket: BorrowedFd<'_>, name: &str, mtu: i32) -> io::Resul
     Request::with(name, &mtu.to_ne_bytes())?.call(socket, libc::SIOCSIFMTU)
 }
 
+/// Sets the Ethernet address of an interface.
+pub(super) fn set_mac(socket: BorrowedFd<'_>, name: &str, mac: [u8; 6]) -> io::Result<()> {
+    // `struct sockaddr`: the family, the address.
+    let value = [&libc::ARPHRD_ETHER.to_ne_bytes()[..], &mac].concat();
+    Request::with(name, &value)?.call(socket, libc::SIOCSIFHWADDR)
+}
+
 /// Sets the host's address on an interface, and its network mask.
 pub(super) fn set_address(socket: BorrowedFd<'_>, name: &str, ip: Ipv4Addr, mask: Ipv4Addr) -> io::Result<()> {
     for (number, address) in [(libc::SIOCSIFADDR, ip), (libc::SIOCSIFNETMASK, mask)] {

@@ -33,6 +33,8 @@ pub struct TapOptions<'o> {
     pub pairs: u16,
     /// The host's address on it and the network mask, if it is made.
     pub address: Option<(Ipv4Addr, Ipv4Addr)>,
+    /// Address of the host's side, if that is to be another than it has.
+    pub mac: Option<[u8; 6]>,
     /// Its MTU, if that is to be another than it has.
     pub mtu: Option<u16>,
 }
@@ -80,6 +82,9 @@ impl Tap {
             } else {
                 ioctl::set_address(socket, &name, ip, mask)?;
             }
+        }
+        if let Some(mac) = options.mac {
+            ioctl::set_mac(socket, &name, mac)?;
         }
         if let Some(mtu) = options.mtu {
             ioctl::set_mtu(socket, &name, mtu.into())?;

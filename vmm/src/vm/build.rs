@@ -7,34 +7,35 @@ use std::sync::Arc;
 
 use carom_api::VmConfig;
 use carom_api::config::ConsoleMode;
-use devices::pci::{ConfigPorts, Ecam, PciAddress, PciRoot};
+use devices::pci::{ConfigPorts, Ecam, HostBridgeKind, PciAddress, PciRoot};
 use devices::platform::{AddressSpace, DeviceObserver, Space};
 use devices::pvpanic::PvPanic;
 use devices::shown::ShownMemory;
+use devices::watchdog::Watchdog;
 
 use super::added_ram::{self, AddedRam};
 use super::processors::Processors;
-use super::serial::SerialLinks;
 use super::snapshot::Source;
-use super::{PVPANIC_ID, Vm, load};
+use super::{PVPANIC_ID, Vm, WATCHDOG_ID, load, serial};
 use crate::address_space::{IoMap, IoMapOwner};
 use crate::arch::boot::Payload;
 use crate::arch::cpuid::CpuidTemplate;
 use crate::arch::irqchip::IrqchipState;
-use crate::arch::layout::{GIB, PCI_ECAM, PVPANIC_SLOT};
+use crate::arch::layout::{GIB, PCI_ECAM};
 use crate::arch::platform::PlatformDevices;
 use crate::arch::saved::ProcessorsState;
-use crate::arch::{acpi, platform, segments};
+use crate::arch::{acpi, platform, segments, smbios};
 use crate::event_monitor::EventMonitor;
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::msi::KvmMsi;
 use crate::kvm::slots::KvmSlots;
 use crate::kvm::{KvmError, KvmVm};
-use crate::machine::{Mailbox, VmError};
+use crate::machine::{GuestEvent, Mailbox, VmError};
 use crate::parts::IOMMU_ADDRESS;
 use crate::parts::bus::PartBus;
 use crate::parts::context::DeviceContext;
 use crate::parts::observer::Observer;
+use crate::parts::rate_limits::RateLimitGroups;
 use crate::{memory, snapshot};
 
 /// Where 64-bit BARs start where RAM leaves the place free: far enough that RAM could grow.
@@ -66,12 +67,13 @@ impl Vm {
         let ram_size = config.memory.size - added.iter().map(|device| device.len).sum::<u64>();
         let room = added_ram::room(&config.memory, ram_size, physical_bits);
         let tables = describe(config, &room, physical_bits);
+        let smbios = smbios::Tables::new(&config.platform);
         let payload = Payload::open(&config.payload)?;
         let (memory, loaded) = match source {
             Some(Source { snapshot, prefault }) => (snapshot::ram::restore(snapshot, ram_size, *prefault)?, None),
             None => {
                 let memory = memory::create(&config.memory)?;
-                let entry = load(&payload, &memory, ram_size, &tables)?;
+                let entry = load(&payload, &memory, ram_size, &tables, &smbios)?;
                 (memory, Some(entry))
             }
         };
@@ -81,7 +83,9 @@ impl Vm {
         let io_map = IoMapOwner::new();
         platform::add_power_registers(&io_map, mailbox.clone())?;
         let control_port = platform::add_control_port(&io_map)?;
-        let (pci, config_ports) = add_root_buses(&io_map, &tables)?;
+        let for_firmware = tables.firmware.then(|| platform::add_firmware_devices(&io_map, ram_size)).transpose()?;
+        let bridge = if tables.firmware { HostBridgeKind::CloudHypervisor } else { HostBridgeKind::Generic };
+        let (pci, config_ports) = add_root_buses(&io_map, &tables, bridge, mailbox.clone())?;
         let msi = KvmMsi::new(kvm.fd.clone())
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
         let hotplug = platform::add_hotplug_registers(&io_map, &kvm, &pci, mailbox.clone())?;
@@ -93,7 +97,14 @@ impl Vm {
         let observer: Arc<dyn DeviceObserver> = Arc::new(Observer(monitor.clone()));
         if config.pvpanic {
             let device = PvPanic::new(PVPANIC_ID.into(), observer.clone());
-            pci.add(PciAddress::on_root_bus(PVPANIC_SLOT), Arc::new(device))?;
+            pci.add(PciAddress::on_root_bus(segments::pvpanic_slot()), Arc::new(device))?;
+        }
+        if config.watchdog {
+            let mailbox = mailbox.clone();
+            let expired = move || mailbox.leave(GuestEvent::Reset);
+            let device = Watchdog::new(WATCHDOG_ID.into(), observer.clone(), expired)
+                .map_err(|source| VmError::Device { what: "making the watchdog", source })?;
+            pci.add(PciAddress::on_root_bus(segments::watchdog_slot(config)), Arc::new(device))?;
         }
         let bars = Arc::new(ShownMemory::new(slots.clone()));
         let (vm, memory_of_devices, slots_of_devices) = (kvm.fd.clone(), memory.clone(), slots.clone());
@@ -107,6 +118,7 @@ impl Vm {
             msi,
             doorbells: Arc::new(KvmDoorbells::new(kvm.fd.clone())),
             pci: pci_of_devices,
+            limits: RateLimitGroups::new(&config.rate_limit_groups),
             observer,
             listener: mailbox.clone(),
             places: source.map(Source::places).unwrap_or_default(),
@@ -116,9 +128,16 @@ impl Vm {
         let processors = Processors::new(&kvm, cpuids, Arc::clone(&io_map), mailbox.clone())?;
         let initial_irqchip = IrqchipState::save(&kvm.fd)?;
         let power_button = platform::add_power_button(&kvm)?;
-        let (serial, serial_links) = SerialLinks::add_port(&config.serial, &kvm, &io_map)?;
-        let platform =
-            PlatformDevices { control_port, config_ports, hotplug, processors: cpu_hotplug, memory_devices, serial };
+        let (serial, serial_links) = serial::add_port(&config.serial, &kvm, &io_map)?;
+        let platform = PlatformDevices {
+            control_port,
+            config_ports,
+            hotplug,
+            processors: cpu_hotplug,
+            memory_devices,
+            serial,
+            for_firmware,
+        };
         Ok(Self {
             processors,
             initial_irqchip,
@@ -128,6 +147,7 @@ impl Vm {
             parts,
             closed: Vec::new(),
             tables,
+            smbios,
             payload,
             loaded,
             kvm,
@@ -148,6 +168,7 @@ fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::Ta
         vcpus: config.cpus.boot_vcpus,
         max_vcpus: config.cpus.max_vcpus,
         segments: segments::windows(config, &mem64(room.end, physical_bits)),
+        firmware: config.payload.firmware.is_some(),
         iommu: config.has_iommu().then(|| (IOMMU_ADDRESS, segments::endpoints(config))),
         serial: config.serial.mode != ConsoleMode::Off,
         memory_devices: !room.is_empty(),
@@ -164,12 +185,14 @@ fn mem64(ram_end: u64, physical_bits: u8) -> RangeInclusive<u64> {
 fn add_root_buses(
     io_map: &Arc<IoMap>,
     tables: &acpi::TableConfig,
+    bridge: HostBridgeKind,
+    mailbox: Arc<Mailbox>,
 ) -> Result<(Arc<PciRoot>, Arc<ConfigPorts>), VmError> {
-    let root = Arc::new(PciRoot::new(io_map.clone(), tables.segments.clone())?);
+    let root = Arc::new(PciRoot::new(io_map.clone(), tables.segments.clone(), bridge)?);
     let place = |source| VmError::Device { what: "placing PCI configuration space", source };
     let ecam = Arc::new(Ecam::new(root.clone()));
     io_map.insert(Space::Memory, PCI_ECAM, ecam.size(), ecam).map_err(place)?;
-    let ports = platform::add_config_ports(io_map, &root).map_err(place)?;
+    let ports = platform::add_config_ports(io_map, &root, mailbox).map_err(place)?;
     Ok((root, ports))
 }
 

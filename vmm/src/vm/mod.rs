@@ -14,6 +14,7 @@ use std::sync::Arc;
 use carom_api::config::MemoryConfig;
 use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use carom_api::{PartConfig, VmConfig};
+use devices::patience::Operation;
 use devices::pci::{PciAddress, PciDevice, PciRoot};
 use devices::platform::MemorySlots;
 use devices::ram::Ram;
@@ -29,6 +30,8 @@ use crate::arch::clock::ClockState;
 use crate::arch::irqchip::IrqchipState;
 use crate::arch::platform::PlatformDevices;
 use crate::arch::registers::{self, Entry};
+use crate::arch::smbios;
+use crate::console::ConsoleLinks;
 use crate::event_monitor::EventMonitor;
 use crate::kvm::{KvmError, KvmVm};
 use crate::machine::{Machine, Mailbox, PartCounters, VmError};
@@ -38,11 +41,12 @@ use crate::vcpu::Vcpu;
 
 use added_ram::AddedRam;
 use processors::Processors;
-use serial::SerialLinks;
 use snapshot::{Source, StoppedClock};
 
 /// ID of the device by which the guest tells of a panic.
 const PVPANIC_ID: &str = "_pvpanic";
+/// ID of the device that resets a guest which does nothing any more.
+const WATCHDOG_ID: &str = "_watchdog";
 
 /// A VM whose devices are built and whose vCPUs are paused.
 ///
@@ -58,6 +62,7 @@ pub struct Vm {
     /// Devices that are given back and that nobody was told of yet.
     closed: Vec<PciDeviceInfo>,
     tables: acpi::TableConfig,
+    smbios: smbios::Tables,
     payload: Payload,
     /// Where the guest is entered, while RAM holds what was loaded and the guest has not run.
     loaded: Option<Entry>,
@@ -71,7 +76,7 @@ pub struct Vm {
     clock: Option<StoppedClock>,
     /// Raises the interrupt line of ACPI events.
     power_button: EventFd,
-    serial: SerialLinks,
+    serial: ConsoleLinks,
 }
 
 impl Machine for Vm {
@@ -98,7 +103,7 @@ impl Machine for Vm {
     fn start(&mut self, run: bool) -> Result<(), VmError> {
         let entry = match self.loaded.take() {
             Some(entry) => entry,
-            None => load(&self.payload, &self.memory, self.ram_size, &self.tables)?,
+            None => load(&self.payload, &self.memory, self.ram_size, &self.tables, &self.smbios)?,
         };
         for vcpu in self.processors.iter() {
             vcpu.with_fd(registers::set_mtrr_write_back)?;
@@ -147,6 +152,7 @@ impl Machine for Vm {
 
     fn reset(&mut self) -> Result<(), VmError> {
         self.processors.stop();
+        let _operation = Operation::begin();
         // What is to go goes now. The IOMMU relies on all devices behind it being quiet when it is reset.
         self.platform.hotplug.reset();
         if let Some(registers) = &self.platform.memory_devices {
@@ -211,6 +217,10 @@ impl Machine for Vm {
         self.serial.pty_path()
     }
 
+    fn console_pty(&self) -> Option<&Path> {
+        self.parts.console_pty()
+    }
+
     fn devices(&self) -> Vec<DeviceNode> {
         let node = |(address, function): (PciAddress, Arc<dyn PciDevice>)| DeviceNode {
             id: function.id().to_string(),
@@ -261,6 +271,10 @@ impl Machine for Vm {
         let budget = change.budget.map_or(Ok(()), |bytes| iommu.set_budget(bytes));
         budget
             .and_then(|()| change.threshold.map_or(Ok(()), |bytes| iommu.set_threshold(bytes)))
+            .and_then(|()| {
+                let max_mapped = change.max_mapped.map(|bytes| Some(bytes).filter(|bytes| *bytes != 0));
+                max_mapped.map_or(Ok(()), |bytes| iommu.set_max_mapped_bytes(bytes))
+            })
             .map_err(|error| VmError::Iommu(error.to_string()))
     }
 
@@ -282,7 +296,14 @@ impl Vm {
 }
 
 /// Writes kernel, initramfs, command line and tables to RAM.
-fn load(payload: &Payload, memory: &Ram, size: u64, tables: &acpi::TableConfig) -> Result<Entry, VmError> {
+fn load(
+    payload: &Payload,
+    memory: &Ram,
+    size: u64,
+    tables: &acpi::TableConfig,
+    smbios: &smbios::Tables,
+) -> Result<Entry, VmError> {
     let rsdp = acpi::write(memory, tables).map_err(VmError::Tables)?;
+    smbios.write(memory).map_err(VmError::Tables)?;
     Ok(payload.load(memory, size, rsdp)?)
 }

@@ -76,6 +76,8 @@ impl Processors {
         for (number, cpuid) in cpuids {
             processors.run(number, Made::new(kvm, number, cpuid)?)?;
         }
+        // All start at the same time.
+        processors.present.values().for_each(|processor| processor.vcpu.wait_started());
         Ok(processors)
     }
 
@@ -100,13 +102,22 @@ impl Processors {
             let made = self.make(kvm, number)?;
             // KVM delivers INIT to a local APIC that it was told of after the vCPU was made: when another one changes, or by this.
             made.power_on(kvm)?;
-            return self.run(number, made);
+            return self.start(number, made);
         };
         if let Err(error) = made.power_on(kvm) {
             self.parked.insert(number, made);
             return Err(error.into());
         }
-        self.run(number, made)
+        self.start(number, made)
+    }
+
+    /// Gives it a thread, which is paused, and waits until that runs.
+    fn start(&mut self, number: u32, made: Made) -> Result<(), VmError> {
+        self.run(number, made)?;
+        if let Some(processor) = self.present.get(&number) {
+            processor.vcpu.wait_started();
+        }
+        Ok(())
     }
 
     fn make(&self, kvm: &KvmVm, number: u32) -> Result<Made, KvmError> {

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod clients;
+mod crash;
 mod filters;
 #[path = "../http/mod.rs"]
 mod http;
@@ -246,6 +247,23 @@ fn socket_can_be_inherited() {
 }
 
 #[test]
+fn descriptors_of_no_use_are_refused_with_the_option() {
+    for (redirection, number, wanted) in [
+        ("7</dev/null", "99", "--inherit fd=99: "),
+        ("7</dev/null", "7", "--inherit fd=7: is neither /dev/kvm, /dev/iommu nor a device of VFIO's"),
+        ("7<&0", "7", "--inherit fd=7: is neither a file, a block device"),
+        ("7</proc/self/exe", "7 fd=7", "--inherit fd=7: in use for something else"),
+    ] {
+        let command = format!("exec \"$0\" --api-socket /nowhere/api --inherit fd={number} {redirection}");
+        let carom = env!("CARGO_BIN_EXE_carom");
+        let output = Command::new("sh").args(["-c", &command, carom]).stdin(Stdio::piped()).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(wanted), "{text}");
+    }
+}
+
+#[test]
 fn vm_that_is_not_booted_can_be_created_looked_at_changed_and_deleted() {
     let carom = Carom::start();
     for name in ["vm.boot", "vm.pause", "vm.resume", "vm.reboot", "vm.shutdown", "vm.power-button", "vm.nmi"] {
@@ -309,11 +327,13 @@ fn bounce_windows_of_a_vm_that_is_not_booted_can_be_changed() {
 
     let change = |body: &Value| carom.request("PUT", "vm.iommu-bounce", Some(body));
     assert_eq!(change(&json!({"budget": 512 << 20, "threshold": 65536})).0, 204);
+    assert_eq!(change(&json!({"max_mapped": 96 << 20})).0, 204);
     assert_eq!(change(&json!({})).0, 204);
     for (body, start) in [
         (json!({"budget": 1}), "budget: 1 bytes are no positive multiple of 2M"),
         (json!({"budget": 2_u64 << 30}), "budget: 2147483648 bytes are more than max"),
         (json!({"threshold": -1}), "threshold: "),
+        (json!({"max_mapped": 5000}), "max_mapped: 5000 bytes are no positive multiple of 4096"),
     ] {
         let (status, error) = change(&body);
         assert_eq!(status, 400, "{error}");
@@ -322,6 +342,25 @@ fn bounce_windows_of_a_vm_that_is_not_booted_can_be_changed() {
     let (_, info) = carom.request("GET", "vm.info", None);
     assert_eq!(info["iommu_bounce"]["budget"], 512 << 20);
     assert_eq!(info["config"]["iommu_bounce"]["threshold"], 65536);
+    assert_eq!(
+        (&info["iommu_bounce"]["max_mapped"], &info["config"]["iommu_bounce"]["max_mapped"]),
+        (&json!(96 << 20), &json!(96 << 20))
+    );
+    assert_eq!(change(&json!({"max_mapped": 0})).0, 204);
+    assert_eq!(carom.request("GET", "vm.info", None).1["iommu_bounce"]["max_mapped"], Value::Null);
+    assert_eq!(carom.put("vm.delete").0, 204);
+
+    // Without windows there is the limit alone.
+    config["iommu_bounce"] = json!({"size": 0, "max_mapped": 4096});
+    assert_eq!(carom.request("PUT", "vm.create", Some(&config)).0, 204);
+    assert_eq!(change(&json!({"max_mapped": 8192})).0, 204);
+    let (status, error) = change(&json!({"budget": 2 << 20}));
+    assert_eq!(
+        (status, &error[0]),
+        (400, &json!("budget: the VM has no bounce windows: it was created with a size of 0"))
+    );
+    let (_, bounce) = carom.request("GET", "vm.iommu-bounce", None);
+    assert_eq!((&bounce["max_mapped"], &bounce["budget"]), (&json!(8192), &json!(0)));
 }
 
 #[test]
@@ -380,7 +419,7 @@ fn mistakes_are_answered_with_what_is_wrong() {
         assert_eq!(status, 400, "{config}");
         error[0].as_str().unwrap().to_string()
     };
-    assert!(create(&json!({"payload": {"kernel": "/k"}, "watchdog": true})).starts_with("watchdog: true"));
+    assert!(create(&json!({"payload": {"kernel": "/k"}, "tpm": {"socket": "/s"}})).starts_with("tpm: "));
     assert!(create(&json!({"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 0}})).starts_with("cpus.boot_vcpus: 0"));
     let beside = create(&json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "iommu_bounce": {}}));
     assert!(beside.starts_with("iommu_bounce: needs") && !beside.contains("--"), "{beside}");

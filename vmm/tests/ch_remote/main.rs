@@ -7,6 +7,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "../echo_guest/mod.rs"]
+mod echo_guest;
 #[path = "../http/mod.rs"]
 #[expect(dead_code, reason = "these tests send what others made")]
 mod http;
@@ -16,10 +18,10 @@ mod steps;
 #[path = "../tiny_guest/mod.rs"]
 mod tiny_guest;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -41,6 +43,7 @@ fn start_as(program: &OsStr) -> Option<Vmm> {
         let config = steps::config(dir.to_str().unwrap());
         fs::write(dir.join("config.json"), config).unwrap();
         fs::create_dir(dir.join("snapshot")).unwrap();
+        File::create_new(dir.join("disk.img")).unwrap().set_len(1 << 20).unwrap();
     })
 }
 
@@ -94,8 +97,14 @@ fn every_recorded_request_of_the_client_is_answered_as_it_should_be() {
     vmm.wait();
 }
 
-/// Adds the path of each field in `value` to `paths`, and what it is. What depends on names is left out.
-fn fields(value: &Value, path: &str, paths: &mut BTreeSet<String>) {
+/// Fields by their path and what they are, and their values.
+type Fields = BTreeMap<String, BTreeSet<String>>;
+
+/// Adds each field in `value` to `paths`. What depends on names is left out.
+fn fields(value: &Value, path: &str, paths: &mut Fields) {
+    let mut add = |kind: &str| {
+        paths.entry(format!("{path}: {kind}")).or_default().insert(value.to_string());
+    };
     match value {
         Value::Object(object) if path.ends_with("device_tree") => {
             object.values().for_each(|node| fields(node, &format!("{path}.*"), paths));
@@ -106,27 +115,44 @@ fn fields(value: &Value, path: &str, paths: &mut BTreeSet<String>) {
             }
         }
         Value::Array(list) => {
-            paths.insert(format!("{path}: a list"));
+            paths.entry(format!("{path}: a list")).or_default();
             list.iter().for_each(|element| fields(element, &format!("{path}.*"), paths));
         }
         // As if it were not there, for clients of either.
         Value::Null => {}
-        Value::String(_) => drop(paths.insert(format!("{path}: a text"))),
-        Value::Number(_) => drop(paths.insert(format!("{path}: a number"))),
-        Value::Bool(_) => drop(paths.insert(format!("{path}: true or false"))),
+        Value::String(_) => add("a text"),
+        Value::Number(_) => add("a number"),
+        Value::Bool(_) => add("true or false"),
     }
 }
 
-/// What of `there`, from Cloud Hypervisor, is not in `here`.
-fn missing(step: &Step, here: &str, there: &str) -> BTreeSet<String> {
+/// What has other values with every VMM, or in every run.
+fn is_of_its_own(path: &str) -> bool {
+    ["ping.", "counters.", "info.device_tree."].iter().any(|start| path.starts_with(start))
+}
+
+/// What of `there`, from Cloud Hypervisor, is not in `here`, and what is another value.
+fn differences(step: &Step, here: &str, there: &str) -> BTreeSet<String> {
     let parse = |text: &str| {
-        let mut paths = BTreeSet::new();
+        let mut paths = Fields::new();
         if !text.trim().is_empty() {
             fields(&serde_json::from_str(text).unwrap(), step.arguments[0], &mut paths);
         }
         paths
     };
-    parse(there).difference(&parse(here)).cloned().collect()
+    let (here, there) = (parse(here), parse(there));
+    // Where there is no answer, that was said of the verb.
+    let both = !here.is_empty() && !there.is_empty();
+    let list = |values: &BTreeSet<String>| values.iter().cloned().collect::<Vec<_>>().join(" ");
+    let of = |(field, values): (&String, &BTreeSet<String>)| match here.get(field) {
+        None => both.then(|| field.clone()),
+        Some(ours) if ours == values || is_of_its_own(field) => None,
+        Some(ours) => {
+            let (path, _) = field.rsplit_once(": ").unwrap();
+            Some(format!("{path}: {}, there {}", list(ours), list(values)))
+        }
+    };
+    there.iter().filter_map(of).collect()
 }
 
 #[test]
@@ -136,7 +162,7 @@ fn client_reads_of_this_vmm_what_it_reads_of_cloud_hypervisor() {
         return;
     };
     let (Some(here), Some(there)) = (start(), start_as(&peer)) else { return };
-    let mut differences = BTreeSet::new();
+    let mut all = BTreeSet::new();
     for step in STEPS {
         let run = |vmm: &Vmm| {
             let arguments = step.arguments.iter().map(|argument| vmm.here(argument));
@@ -144,20 +170,20 @@ fn client_reads_of_this_vmm_what_it_reads_of_cloud_hypervisor() {
             let output = command.arg("--api-socket").arg(vmm.path("api.sock")).args(arguments).output().unwrap();
             let said = String::from_utf8(output.stdout).unwrap();
             println!("{}: {} {said}", step.name(), output.status);
-            (output.status.success(), said)
+            (output.status.success(), vmm.anywhere(&said))
         };
         let ((done, said), (peer_done, peer_said)) = (run(&here), run(&there));
         if done != peer_done {
             let word = |done| if done { "done" } else { "refused" };
-            differences.insert(format!("{}: {}, there {}", step.arguments[0], word(done), word(peer_done)));
+            all.insert(format!("{}: {}, there {}", step.arguments[0], word(done), word(peer_done)));
         }
-        differences.extend(missing(step, &said, &peer_said));
+        all.extend(differences(step, &said, &peer_said));
     }
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(DOCS);
     let docs = fs::read_to_string(&file).unwrap();
     // They are its end.
     let (text, _) = docs.split_once("- `").unwrap_or((&docs, ""));
-    let list: String = differences.iter().map(|difference| format!("- `{difference}`\n")).collect();
+    let list: String = all.iter().map(|difference| format!("- `{difference}`\n")).collect();
     if env::var_os("CAROM_BLESS").is_some() {
         fs::write(&file, text.to_string() + &list).unwrap();
     }

@@ -8,6 +8,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "../echo_guest/mod.rs"]
+mod echo_guest;
 #[path = "../http/mod.rs"]
 #[expect(dead_code, reason = "these tests send what others made")]
 mod http;

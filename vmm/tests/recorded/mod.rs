@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::echo_guest::ECHO;
 use crate::http::{self, PATIENCE};
 use crate::tiny_guest;
 
@@ -34,7 +35,7 @@ impl Vmm {
         let prefix = recorded.strip_prefix("/tmp/").and_then(|name| name.strip_suffix("XXXXXX")).unwrap();
         let dir = tempfile::Builder::new().prefix(prefix).rand_bytes(6).tempdir_in("/tmp").unwrap();
         assert_eq!(dir.path().to_str().unwrap().len(), recorded.len());
-        let mut kernel = tiny_guest::elf(tiny_guest::ECHO);
+        let mut kernel = tiny_guest::elf(ECHO);
         // It is the image of a disk too, which has a block at least.
         kernel.resize(kernel.len().max(512), 0);
         fs::write(dir.path().join("kernel"), kernel).unwrap();

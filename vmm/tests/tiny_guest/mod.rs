@@ -4,9 +4,6 @@
 
 /// Where the guest's code is loaded.
 const ENTRY: u32 = 0x20_0000;
-/// `again: mov dx, 0x3fd; in al, dx; test al, 1; jz again; mov dx, 0x3f8; in al, dx; out dx, al; jmp again`
-pub(crate) const ECHO: &[u8] =
-    &[0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7, 0x66, 0xba, 0xf8, 0x03, 0xec, 0xee, 0xeb, 0xef];
 
 /// An ELF image of `code` with a PVH entry point.
 pub(crate) fn elf(code: &[u8]) -> Vec<u8> {

@@ -3,6 +3,7 @@
 //! What sysfs says about a function of the host, before VFIO is asked for it.
 
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use crate::vfio::error::{Holder, VfioPciError};
@@ -65,6 +66,23 @@ impl HostFunctionPath {
         Some(Path::new("/dev/vfio/devices").join(entry.file_name()))
     }
 
+    /// Memory of the host's buses, whole pages, where DMA of the function may end up at another one instead of at the host's IOMMU: what
+    /// the group has of BARs and of windows of bridges. A function alone in its group has none: the host can keep it apart from all
+    /// others (ACS), which is what makes groups.
+    pub fn peer_memory(&self) -> Vec<RangeInclusive<u64>> {
+        let Ok(entries) = fs::read_dir(self.path.join("iommu_group/devices")) else { return Vec::new() };
+        let functions: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+        if functions.len() < 2 {
+            return Vec::new();
+        }
+        let resources = functions.iter().filter_map(|path| fs::read_to_string(path.join("resource")).ok());
+        let mut ranges: Vec<_> =
+            resources.flat_map(|text| text.lines().filter_map(memory).collect::<Vec<_>>()).collect();
+        ranges.sort_by_key(|range| (*range.start(), *range.end()));
+        ranges.dedup();
+        ranges
+    }
+
     /// The functions of the group that drivers of the host hold.
     pub(crate) fn in_the_way(&self) -> Vec<Holder> {
         let Ok(entries) = fs::read_dir(self.path.join("iommu_group/devices")) else { return Vec::new() };
@@ -78,6 +96,16 @@ impl HostFunctionPath {
         holders.sort_by(|a, b| a.name.cmp(&b.name));
         holders
     }
+}
+
+/// `IORESOURCE_MEM`, a flag of a line of `resource` (`include/linux/ioport.h`).
+const IS_MEMORY: u64 = 0x200;
+
+/// The memory that a line of `resource` tells of, in whole pages.
+fn memory(line: &str) -> Option<RangeInclusive<u64>> {
+    let mut numbers = line.split_whitespace().map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16));
+    let (first, last, flags) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+    (flags & IS_MEMORY != 0 && first < last).then_some(first & !0xfff..=last | 0xfff)
 }
 
 /// `vfio-pci` or a variant for one kind of device, such as `mlx5_vfio_pci`.
@@ -179,5 +207,23 @@ mod tests {
         ]);
         let Err(VfioPciError::NotViable { others, .. }) = inspect(&root, "0000:00:05.0") else { panic!() };
         assert_eq!(others, [Holder { name: "0000:00:05.3".into(), driver: "e1000e".into() }]);
+    }
+
+    #[test]
+    fn memory_of_functions_that_the_host_cannot_keep_apart_is_told() {
+        let resource = |root: &TempDir, name: &str, text: &str| {
+            fs::write(root.path().join(name).join("resource"), text).unwrap();
+        };
+        let bar = "0x00000000d0000000 0x00000000d00007ff 0x0000000000040200\n0x0000000000000000 0x0 0x0\n";
+        let ports = "0x000000000000e000 0x000000000000e0ff 0x0000000000040101\n";
+        let window = "0x00000000c8000000 0x00000000d7ffffff 0x0000000000000200\nnonsense\n";
+        let root = sysfs(&[("0000:01:00.0", Some("vfio-pci")), ("0000:00:1c.0", Some("pcieport"))]);
+        resource(&root, "0000:01:00.0", &format!("{bar}{ports}"));
+        resource(&root, "0000:00:1c.0", window);
+        let function = inspect(&root, "0000:01:00.0").unwrap();
+        assert_eq!(function.peer_memory(), [0xc800_0000..=0xd7ff_ffff, 0xd000_0000..=0xd000_0fff]);
+        let alone = sysfs(&[("0000:01:00.0", Some("vfio-pci"))]);
+        resource(&alone, "0000:01:00.0", bar);
+        assert!(inspect(&alone, "0000:01:00.0").unwrap().peer_memory().is_empty());
     }
 }

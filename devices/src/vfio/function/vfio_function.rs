@@ -17,6 +17,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::bar_mapping::BarMapping;
 use super::host_function::{ConfigAccess, HostFunction, IrqKind, Region};
 use super::sysfs::HostFunctionPath;
+use crate::inherited;
 use crate::vfio::error::{VfioPciError, file_error};
 use crate::vfio::ioctl;
 use crate::vfio::space::{Attachable, DmaSpace};
@@ -29,8 +30,15 @@ pub(crate) struct VfioFunction {
 
 impl VfioFunction {
     pub(crate) fn open(function: &HostFunctionPath, space: &DmaSpace) -> Result<Self, VfioPciError> {
-        let device =
-            VfioDevice::new(function.path(), space.opener(), true).map_err(|error| open_error(function, error))?;
+        let inherited = match space {
+            DmaSpace::Ioas(ioas) => inherited::vfio_device(function.path()).map(|file| (file, ioas.clone())),
+            DmaSpace::Container(_) => None,
+        };
+        let device = match inherited {
+            Some((file, ioas)) => VfioDevice::new_from_fd(file, ioas, true),
+            None => VfioDevice::new(function.path(), space.opener(), true),
+        };
+        let device = device.map_err(|error| open_error(function, error))?;
         let has_reset = ioctl::has_reset(&device)
             .map_err(|source| VfioPciError::Host { what: format!("asking VFIO about {}", function.name()), source })?;
         Ok(Self { device: Arc::new(device), has_reset })

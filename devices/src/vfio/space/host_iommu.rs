@@ -15,6 +15,7 @@ use super::dma_space::DmaSpace;
 use super::endpoint_devices::EndpointDevices;
 use super::ioas;
 use super::vfio_mapper::VfioMapper;
+use crate::inherited;
 use crate::vfio::error::{VfioPciError, file_error};
 use crate::vfio::function::VfioPciDevice;
 
@@ -37,12 +38,15 @@ impl HostIommu {
     }
 
     /// By IOMMUFD (`/dev/iommu`) and VFIO's character devices: Linux 6.6 built with `CONFIG_IOMMUFD` and
-    /// `CONFIG_VFIO_DEVICE_CDEV`.
+    /// `CONFIG_VFIO_DEVICE_CDEV`. A descriptor of it that was inherited takes the place of the file.
     pub fn iommufd(kvm_vfio: Option<Arc<VfioDeviceFd>>) -> Result<Self, VfioPciError> {
-        let iommufd = IommuFd::new().map_err(|error| match error {
-            IommufdError::OpenIommufd(source) => iommufd_error(source),
-            error => VfioPciError::Host { what: "opening /dev/iommu".to_string(), source: ioas::io_error(error) },
-        })?;
+        let iommufd = match inherited::iommufd() {
+            Some(file) => file.map(IommuFd::new_from_fd).map_err(iommufd_error)?,
+            None => IommuFd::new().map_err(|error| match error {
+                IommufdError::OpenIommufd(source) => iommufd_error(source),
+                error => VfioPciError::Host { what: "opening /dev/iommu".to_string(), source: ioas::io_error(error) },
+            })?,
+        };
         Ok(Self { backend: Backend::Iommufd(Arc::new(iommufd), EndpointDevices::default()), kvm_vfio })
     }
 

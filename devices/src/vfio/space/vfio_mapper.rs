@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::io;
+use std::ops::RangeInclusive;
 
 use iommu_bounce::{DmaMapper, EndpointId, MapError, MapperGroup, MapperLimits, Permissions, UnmapError};
 use log::{error, warn};
@@ -44,6 +45,15 @@ impl VfioMapper {
         Ok(Self { space, limits, devices, _memory: Box::new(memory), throttle: Throttle::default() })
     }
 
+    /// Has the guest map nothing in `ranges`, of whole pages: DMA to them may not come to the host's IOMMU.
+    #[must_use]
+    pub fn without(mut self, ranges: &[RangeInclusive<u64>]) -> Self {
+        for range in ranges {
+            self.limits.iova_ranges = self.limits.iova_ranges.iter().flat_map(|usable| cut(usable, range)).collect();
+        }
+        self
+    }
+
     /// Says in the log which limit of the host is reached, if one is.
     fn explain(&self, error: &io::Error) {
         if let Some(hint) = limit_reached(error)
@@ -52,6 +62,14 @@ impl VfioMapper {
             warn!("VFIO mapping refused: {hint}");
         }
     }
+}
+
+/// What is left of `usable` without `taken`.
+fn cut(usable: &RangeInclusive<u64>, taken: &RangeInclusive<u64>) -> impl Iterator<Item = RangeInclusive<u64>> + use<> {
+    let (first, last) = (*usable.start(), *usable.end());
+    let below = taken.start().checked_sub(1).map(|end| first..=end.min(last));
+    let above = taken.end().checked_add(1).map(|start| start.max(first)..=last);
+    below.into_iter().chain(above).filter(|range| !range.is_empty())
 }
 
 /// What an error of the kernel means to the engine.
@@ -136,6 +154,16 @@ impl Drop for VfioMapper {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_taken_is_left_out_of_what_can_be_used() {
+        let left = |usable, taken| cut(&usable, &taken).collect::<Vec<_>>();
+        assert_eq!(left(0..=0xffff, 0x4000..=0x4fff), [0..=0x3fff, 0x5000..=0xffff]);
+        assert_eq!(left(0x1000..=0xffff, 0..=0x1fff), vec![0x2000..=0xffff]);
+        assert_eq!(left(0..=u64::MAX, 0xf000..=u64::MAX), vec![0..=0xefff]);
+        assert_eq!(left(0x1000..=0x1fff, 0..=0xffff), vec![]);
+        assert_eq!(left(0..=0xfff, 0x2000..=0x2fff), vec![0..=0xfff]);
+    }
 
     #[test]
     fn limits_of_the_host_are_no_resources_and_say_how_to_raise_them() {

@@ -2,7 +2,6 @@
 
 //! The commands of the protocol, and what a server says of its device.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -10,11 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use iommu_bounce::Permissions;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::connection::{CallError, Connection, DmaTarget, MOST_DESCRIPTORS, TIME_LIMIT};
 use super::version::{self, Abilities};
 use super::wire::{self, ACCESS, Command, DmaFlags, RegionInfo};
+use crate::local_socket::connect_now;
+use crate::patience::Operation;
 use crate::vfio::error::VfioPciError;
 
 /// Most bytes of an answer without data. Some servers send the request back as their answer.
@@ -44,15 +44,7 @@ pub(super) struct Client {
 
 /// Connects to the server that listens at `path`. It does not wait for a server that takes no connections.
 pub(super) fn open_socket(path: &Path) -> Result<UnixStream, VfioPciError> {
-    let open = || -> io::Result<UnixStream> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        connect(&socket, &SocketAddrUnix::new(path)?)?;
-        let stream = UnixStream::from(socket);
-        stream.set_nonblocking(false)?;
-        Ok(stream)
-    };
-    open().map_err(|source| VfioPciError::NoServer { path: path.to_path_buf(), source })
+    connect_now(path).map_err(|source| VfioPciError::NoServer { path: path.to_path_buf(), source })
 }
 
 impl Client {
@@ -177,6 +169,7 @@ impl Client {
     /// Turns interrupts of a kind on: vector n writes event n.
     pub(super) fn enable_irqs(&self, kind: u32, events: &[impl AsFd]) -> Result<(), CallError> {
         let most = usize::try_from(self.abilities.descriptors).unwrap_or(MOST_DESCRIPTORS).min(MOST_DESCRIPTORS);
+        let _operation = Operation::begin();
         let mut start = 0;
         for some in events.chunks(most) {
             let descriptors: Vec<_> = some.iter().map(AsFd::as_fd).collect();

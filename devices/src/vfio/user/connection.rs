@@ -18,19 +18,27 @@ use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use log::error;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::wire::{ACCESS, Command, HEADER, Header, Kind, dma_access, parse_dma_access};
+use crate::patience::{Budget, Operation};
 use crate::sandbox::{self, Role};
 use crate::sync::lock;
 
-/// How long a server may take for anything. A vCPU may be waiting, with interrupts off in its guest.
+/// How long a server may take in one [`Operation`], for however many messages. A vCPU may be waiting, with interrupts off in its guest.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
+/// How much longer than that it may hold others, all in all, before it is given up: what it took comes back slowly.
+const BUDGET: (u32, u32) = (3, 2);
+/// Which part of the limit an answer may take and cost nothing. A busy host does not run a server at once.
+const FREE: u32 = 50;
 /// Most descriptors in one message.
 pub(super) const MOST_DESCRIPTORS: usize = 32;
 /// Bytes that are read ahead.
@@ -243,13 +251,29 @@ fn serve(header: &Header, payload: &[u8], dma: &dyn DmaTarget) -> Vec<u8> {
     refuse(if is(Command::DmaRead) || is(Command::DmaWrite) { libc::EINVAL } else { libc::EOPNOTSUPP })
 }
 
+/// The turn of a thread that sends a whole message.
+struct Turn<'c>(&'c SharedConnection);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.is_sending) = false;
+        self.0.sent.notify_one();
+    }
+}
+
+/// Numbers the connections.
+static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+
 struct SharedConnection {
+    number: u64,
     name: String,
     socket: UnixStream,
-    /// Held while a whole message is sent.
-    sending: Mutex<()>,
+    /// A thread sends a message. Not the lock itself, for which nobody could wait for a limited time.
+    is_sending: Mutex<bool>,
+    sent: Condvar,
     calls: Calls,
     limit: Duration,
+    budget: Mutex<Budget>,
 }
 
 impl SharedConnection {
@@ -262,24 +286,52 @@ impl SharedConnection {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Sends a message with its descriptors.
-    fn send(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let _sending = lock(&self.sending);
+    /// Waits for the turn to send.
+    fn turn(&self, deadline: Instant) -> io::Result<Turn<'_>> {
+        let mut is_sending = lock(&self.is_sending);
+        while *is_sending {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            is_sending = self.sent.wait_timeout(is_sending, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *is_sending = true;
+        Ok(Turn(self))
+    }
+
+    /// Waits until the server has taken some of what was sent.
+    fn wait_for_room(&self, deadline: Instant) -> io::Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&left)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Sends a message with its descriptors, all of it by `deadline`.
+    fn send(&self, message: &[u8], descriptors: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<()> {
+        let _turn = self.turn(deadline)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
             return Err(io::Error::other("too many descriptors for one message"));
         }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let mut sent = 0;
         while sent < message.len() {
-            match sendmsg(&self.socket, &[IoSlice::new(&message[sent..])], &mut control, SendFlags::NOSIGNAL) {
+            match sendmsg(&self.socket, &[IoSlice::new(&message[sent..])], &mut control, flags) {
                 Ok(more) => {
                     sent += more;
                     // The descriptors went with the first byte.
                     control.clear();
                 }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait_for_room(deadline)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -294,20 +346,23 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// A connection over `socket`, which blocks. `name` is the device's in logs. The server may take `limit` for each answer.
+    /// A connection over `socket`, which blocks. `name` is the device's in logs. The server may take `limit` for the answers of
+    /// an operation.
     pub(super) fn new(name: &str, socket: UnixStream, dma: Arc<dyn DmaTarget>, limit: Duration) -> io::Result<Self> {
-        socket.set_write_timeout(Some(limit))?;
         let shared = Arc::new(SharedConnection {
+            number: CONNECTIONS.fetch_add(1, Ordering::Relaxed),
             name: name.to_string(),
             socket,
-            sending: Mutex::new(()),
+            is_sending: Mutex::new(false),
+            sent: Condvar::new(),
             calls: Calls::default(),
             limit,
+            budget: Mutex::new(Budget::new(limit * BUDGET.0 / BUDGET.1, limit / FREE, Instant::now())),
         });
         let for_reader = shared.clone();
         let run = move || {
             let mut input = BufReader::with_capacity(READ_AHEAD, &for_reader.socket);
-            let mut send = |answer: &[u8]| for_reader.send(answer, &[]);
+            let mut send = |answer: &[u8]| for_reader.send(answer, &[], Instant::now() + limit);
             loop {
                 if let Err(reason) = take_message(&mut input, &for_reader.calls, &*dma, &mut send) {
                     for_reader.give_up(&reason);
@@ -327,17 +382,30 @@ impl Connection {
         descriptors: &[BorrowedFd<'_>],
         most: usize,
     ) -> Result<Vec<u8>, CallError> {
-        let SharedConnection { calls, limit, .. } = &*self.shared;
-        let deadline = Instant::now() + *limit;
+        let SharedConnection { calls, limit, number, budget, .. } = &*self.shared;
+        let start = Instant::now();
+        let of_operation = limit.saturating_sub(Operation::waited(*number));
+        let of_budget = lock(budget).allows(start);
+        let deadline = start + of_operation.min(of_budget);
         let id = calls.expect(command, most)?;
         let mut message = Header::request(id, command, payload.len()).encode().to_vec();
         message.extend(payload);
-        if let Err(error) = self.shared.send(&message, descriptors) {
+        if let Err(error) = self.shared.send(&message, descriptors, deadline) {
             let reason = closed(&error).unwrap_or_else(|| format!("takes no {}: {error}", command.name()));
             self.shared.give_up(&reason);
         }
-        calls.wait(id, deadline).unwrap_or_else(|| {
-            self.shared.give_up(&format!("has not answered {} for {} s", command.name(), limit.as_secs_f32()));
+        let answer = calls.wait(id, deadline);
+        let end = Instant::now();
+        Operation::note(*number, end.duration_since(start));
+        lock(budget).pay(start, end);
+        answer.unwrap_or_else(|| {
+            let limit = limit.as_secs_f32();
+            let why = if of_budget < of_operation {
+                "has kept others waiting too often of late".to_string()
+            } else {
+                format!("has not answered {} for {limit} s", command.name())
+            };
+            self.shared.give_up(&why);
             Err(CallError::Gone)
         })
     }

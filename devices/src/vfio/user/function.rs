@@ -11,6 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::client::{Client, Description};
 use super::connection::CallError;
+use super::mastering::Mastering;
 use super::wire::{CONFIG_REGION, MSI_IRQS, MSIX_IRQS};
 use crate::event_fd::borrow;
 use crate::pci::regs;
@@ -25,12 +26,13 @@ use crate::vfio::space::DmaSpace;
 pub(super) struct UserFunction {
     client: Arc<Client>,
     description: Description,
+    mastering: Arc<Mastering>,
     throttle: Throttle,
 }
 
 impl UserFunction {
-    pub(super) fn new(client: Arc<Client>, description: Description) -> Self {
-        Self { client, description, throttle: Throttle::default() }
+    pub(super) fn new(client: Arc<Client>, description: Description, mastering: Arc<Mastering>) -> Self {
+        Self { client, description, mastering, throttle: Throttle::default() }
     }
 
     fn note(&self, what: &str, outcome: Result<(), CallError>) {
@@ -60,6 +62,8 @@ impl ConfigAccess for UserFunction {
         self.note("reading configuration space", outcome);
     }
     fn write_config(&self, offset: u16, data: &[u8]) {
+        // Before the server knows: it may use it before its answer arrives, and must not afterwards.
+        self.mastering.follow(offset, data);
         let outcome = self.client.write_region(CONFIG_REGION, offset.into(), data);
         self.note("writing configuration space", outcome);
     }

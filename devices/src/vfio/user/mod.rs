@@ -12,6 +12,7 @@ mod connection;
 mod function;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod mastering;
 #[cfg(test)]
 mod scripted_server;
 #[cfg(test)]
@@ -20,6 +21,7 @@ mod user_mapper;
 mod version;
 mod wire;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -28,22 +30,28 @@ use std::sync::Arc;
 
 use iommu_bounce::{EndpointId, Permissions};
 use log::warn;
+use rustix::fs::{FsWord, fstatfs};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 
 pub use self::user_mapper::UserMapper;
 
 use self::client::{Client, open_socket};
 use self::function::UserFunction;
+use self::mastering::Mastering;
 use super::error::VfioPciError;
 use super::function::VfioPciDevice;
 use crate::dma::{Backing, DmaTable, FaultSender};
 use crate::platform::{MemorySlots, MsiAllocator};
 use crate::ram::{Ram, RamRegion};
 
+/// `HUGETLBFS_MAGIC`.
+const HUGETLBFS: FsWord = 0x9584_58f6;
+
 /// A connection to a server.
 pub struct UserServer {
     client: Arc<Client>,
     table: Arc<DmaTable>,
+    mastering: Arc<Mastering>,
     ram: Arc<Ram>,
 }
 
@@ -68,15 +76,16 @@ impl UserServer {
         faults: Option<(EndpointId, FaultSender)>,
     ) -> Result<Self, VfioPciError> {
         let table = Arc::new(DmaTable::new(name, ram.clone(), faults));
-        let client = Arc::new(Client::new(name, socket, table.clone())?);
-        Ok(Self { client, table, ram })
+        let mastering = Arc::new(Mastering::new(table.clone()));
+        let client = Arc::new(Client::new(name, socket, mastering.clone())?);
+        Ok(Self { client, table, mastering, ram })
     }
 
     /// Gives the server all guest RAM for reading and writing, IOVA equal to GPA, as a device without a virtual IOMMU
     /// needs.
     ///
     /// # Errors
-    /// Guest RAM is not backed by a file, or the server refuses it.
+    /// Guest RAM is not backed by a file, or by one of reserved huge pages, or the server refuses it.
     pub fn share_ram(&self) -> Result<(), VfioPciError> {
         self.ram.iter().try_for_each(|region| self.share(region))
     }
@@ -93,6 +102,11 @@ impl UserServer {
         let everything = Permissions::READ | Permissions::WRITE;
         let (gpa, len) = (region.start_addr().raw_value(), region.len());
         let file = region.file_offset().ok_or_else(|| fail(io::ErrorKind::Unsupported.into()))?;
+        if is_of_reserved_pages(file.file()).map_err(fail)? {
+            return Err(fail(io::Error::other(
+                "it is of huge pages (--memory hugepages=on), which the server could take away",
+            )));
+        }
         let descriptor = (file.file().as_fd(), file.start());
         self.table.insert(gpa, len, Backing::Ram(gpa), everything);
         self.client.map(gpa, len, everything, Some(descriptor)).map_err(|error| {
@@ -131,7 +145,7 @@ impl UserServer {
         msi: &dyn MsiAllocator,
         slots: Arc<dyn MemorySlots>,
     ) -> Result<VfioPciDevice, VfioPciError> {
-        let host = UserFunction::new(self.client.clone(), self.client.describe()?);
+        let host = UserFunction::new(self.client.clone(), self.client.describe()?, self.mastering.clone());
         let function = VfioPciDevice::assemble(id, self.client.name(), Box::new(host), msi, slots)?;
         match self.client.gone() {
             None => Ok(function),
@@ -141,4 +155,10 @@ impl UserServer {
             }),
         }
     }
+}
+
+/// Whether a file's memory comes from the host's reserve of huge pages. Who may write such a file may free pages of it, and take
+/// them for itself; then an access to it ends this process.
+fn is_of_reserved_pages(file: &File) -> io::Result<bool> {
+    Ok(fstatfs(file)?.f_type == HUGETLBFS)
 }

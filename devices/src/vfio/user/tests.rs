@@ -4,6 +4,7 @@
 
 mod device;
 mod mapping;
+mod patience;
 mod protocol;
 
 use std::os::unix::net::UnixStream;

@@ -17,6 +17,7 @@ use vm_memory::VolatileSlice;
 use super::client::Client;
 use super::connection::{CallError, DmaTarget};
 use crate::dma::{Backing, DmaTable, RemoveError};
+use crate::patience::Operation;
 use crate::virtio::iommu::IommuHandle;
 
 /// Last IOVA that can be mapped: 48 bits, as in the page tables of most IOMMUs. A server names no limit.
@@ -92,6 +93,7 @@ impl DmaMapper for UserMapper {
             RemoveError::NotWhole => UnmapError::NotMapped,
             RemoveError::Busy => UnmapError::Host(io::ErrorKind::TimedOut.into()),
         })?;
+        let _operation = Operation::begin();
         for (iova, len) in removed {
             // Each DMA_UNMAP is for exactly one DMA_MAP.
             if let Err(error @ CallError::Refused(_)) = self.client.unmap(iova, len) {

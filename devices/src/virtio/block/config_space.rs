@@ -34,7 +34,7 @@ pub(super) fn capacity(image: &Image) -> [u8; 8] {
 pub(super) fn bytes(image: &Image, queues: u16, queue_size: u16) -> [u8; CONFIG_BYTES] {
     let mut bytes = [0; CONFIG_BYTES];
     let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
-    let sectors_of_block = image.block() / u32::try_from(SECTOR).unwrap_or(512);
+    let sectors_of_discard = image.discard_block() / u32::try_from(SECTOR).unwrap_or(512);
     // Beside the data there are the header and the status.
     put(12, &u32::from(queue_size.saturating_sub(2)).to_le_bytes());
     put(20, &image.block().to_le_bytes());
@@ -45,7 +45,7 @@ pub(super) fn bytes(image: &Image, queues: u16, queue_size: u16) -> [u8; CONFIG_
     if !image.is_read_only() {
         put(36, &MAX_DISCARD_SECTORS.to_le_bytes());
         put(40, &MAX_DISCARD_RANGES.to_le_bytes());
-        put(44, &sectors_of_block.to_le_bytes());
+        put(44, &sectors_of_discard.to_le_bytes());
         put(48, &MAX_ZEROES_SECTORS.to_le_bytes());
         put(52, &MAX_ZEROES_RANGES.to_le_bytes());
         put(56, &[1]);

@@ -25,6 +25,8 @@ pub struct BlockCounters {
     pub errors: u64,
     /// Of these, the ones that the host could not do.
     pub host_errors: u64,
+    /// How often a queue has waited because of the limit on the rate.
+    pub rate_waits: u64,
 }
 
 /// The same, as workers count.
@@ -39,6 +41,7 @@ pub(super) struct Counts {
     pub(super) write_zeroes: AtomicU64,
     pub(super) errors: AtomicU64,
     pub(super) host_errors: AtomicU64,
+    pub(super) rate_waits: AtomicU64,
 }
 
 impl Counts {
@@ -54,6 +57,7 @@ impl Counts {
             write_zeroes: read(&self.write_zeroes),
             errors: read(&self.errors),
             host_errors: read(&self.host_errors),
+            rate_waits: read(&self.rate_waits),
         }
     }
 }

@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::config_space;
 use super::counters::BlockCounters;
 use super::disk::Disk;
-use super::image::ResizeError;
+use super::image_error::ResizeError;
 use super::requests::Requests;
 use super::spec::{CONFIG_BYTES, DEVICE_TYPE, PCI_CLASS};
 use super::state::{BlockState, STATE};
@@ -173,6 +173,8 @@ impl VirtioDevice for VirtioBlock {
 
     fn save(&self) -> Result<DeviceState, StateError> {
         let image = &self.disk.image;
+        let settled = image.settle();
+        settled.map_err(|source| StateError::Host { what: "writing the image's tables to its file".into(), source })?;
         DeviceState::new(STATE.0, STATE.1, &BlockState { sectors: image.sectors(), block_size: image.block() })
     }
 

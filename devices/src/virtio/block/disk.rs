@@ -12,6 +12,7 @@ use super::engine::IoMode;
 use super::image::Image;
 use super::spec::ID_BYTES;
 use crate::dma::IoOwner;
+use crate::rate_limit::RateLimiter;
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Interrupt};
 
@@ -24,6 +25,8 @@ pub(super) struct Disk {
     pub(super) serial: [u8; ID_BYTES],
     pub(super) counts: Counts,
     pub(super) mode: IoMode,
+    /// What holds requests back; other disks may have the same.
+    pub(super) limiter: Option<Arc<RateLimiter>>,
 }
 
 /// Answers for I/O of the kernel into memory that may be taken away meanwhile.

@@ -32,7 +32,8 @@ pub(super) enum Engine {
 impl Engine {
     /// For so many operations at a time.
     pub(super) fn new(image: Arc<Image>, operations: u16, mode: IoMode) -> Self {
-        if mode == IoMode::Async {
+        // What has tables is read and written by code that waits for each operation.
+        if mode == IoMode::Async && image.qcow2().is_none() {
             match Ring::new(image.clone(), operations) {
                 Ok(ring) => return Self::Ring(Box::new(ring)),
                 Err(error) => warn!("io_uring is not to be had, requests are served one after the other: {error}"),

@@ -3,21 +3,29 @@
 //! A driver that is written in bytes: for a fuzzer, and for replaying what one found.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::buffer::Buffer;
 use super::counters::Counts;
 use super::disk::Disk;
 use super::engine::IoMode;
-use super::image::Image;
+use super::image::{Image, ImageFormat, ImageOptions};
+use super::op::Op;
+use super::plain::Plain;
 use super::requests::Requests;
 use super::spec::ID_BYTES;
+use super::transfer::{IoBuffer, list as list_of};
 use crate::dma::DeviceMemory;
 use crate::ram::Ram;
+use crate::rate_limit::{BucketParams, RateLimiter, RateLimits};
 use crate::virtio::{DeviceError, Driver, Interrupt};
 use crate::worker::{Orders, Task};
 
@@ -55,8 +63,17 @@ pub fn run(bytes: &[u8]) {
     let content = file.try_clone().expect("a descriptor");
     let mode = if is(1) { IoMode::Async } else { IoMode::Plain };
     let image = Image::made_up(file, IMAGE, if is(2) { 512 } else { 1 }, is(3));
-    let disk =
-        Disk { id: "disk".into(), image: Arc::new(image), serial: [b'x'; ID_BYTES], counts: Counts::default(), mode };
+    // So little that it makes a difference, and comes back soon.
+    let bucket = BucketParams { size: 4096, one_time_burst: 0, refill_time: Duration::from_millis(1) };
+    let limits = RateLimits { bandwidth: Some(bucket), ops: None };
+    let disk = Disk {
+        id: "disk".into(),
+        image: Arc::new(image),
+        serial: [b'x'; ID_BYTES],
+        counts: Counts::default(),
+        mode,
+        limiter: is(5).then(|| Arc::new(RateLimiter::new(limits, Instant::now()))),
+    };
     let driver = Driver { memory, interrupt: Arc::new(Silent), features: if is(4) { u64::MAX } else { 0 } };
     let doorbell = EventFd::new(EFD_NONBLOCK).expect("a descriptor");
     let mut requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a descriptor");
@@ -69,4 +86,37 @@ pub fn run(bytes: &[u8]) {
     }
     requests.settle();
     assert_eq!(content.metadata().expect("it is open").len(), IMAGE, "no request changes the image's size");
+}
+
+/// Opens a qcow2 image of these bytes, and does what those before them say: the first says how many they are, of them each a place, a kind and a
+/// length. The image is refused, or serves.
+pub fn image(bytes: &[u8]) {
+    let Some((count, bytes)) = bytes.split_first() else { return };
+    let (steps, content) = bytes.split_at(usize::from(*count).min(bytes.len()));
+    let file = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).expect("a descriptor"));
+    file.write_all_at(content, 0).expect("a little memory");
+    let read_only = count & 1 != 0;
+    let options = ImageOptions { read_only, format: ImageFormat::Qcow2, ..ImageOptions::default() };
+    let Ok(image) = Image::of_file(file, false, Path::new("image"), options) else { return };
+    let size = image.bytes();
+    let mut plain = Plain::new(Arc::new(image));
+    let mut buffer = Buffer::new(1 << 16);
+    for step in steps.chunks_exact(4) {
+        let place =
+            u64::from(u16::from_le_bytes([step[0], step[1]])) * (size / 512 / 65536).max(1) % (size / 512) * 512;
+        let len = ((usize::from(step[3]) + 1) * 256) & !511;
+        let len = len.max(512).min(usize::try_from(size - place).unwrap_or(usize::MAX));
+        let list = [IoBuffer::new(buffer.address(), len)];
+        let (buffers, bytes) = (list_of(&list), len as u64);
+        let op = match step[2] % 6 {
+            0 => Op::Read { buffers, offset: place },
+            1 | 2 if !read_only => Op::Write { buffers, offset: place },
+            3 if !read_only => Op::Allocate { mode: libc::FALLOC_FL_PUNCH_HOLE, offset: place, len: bytes },
+            4 if !read_only => Op::Allocate { mode: libc::FALLOC_FL_ZERO_RANGE, offset: place, len: bytes },
+            _ => Op::Sync,
+        };
+        // SAFETY: The buffer is there, and nobody else accesses it.
+        unsafe { plain.run(0, &op) };
+        assert!(plain.next_ended().is_some(), "an operation ends when it is begun");
+    }
 }

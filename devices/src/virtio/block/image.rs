@@ -1,26 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Raw images: files and block devices of the host whose bytes are those of the disk.
+//! Images: files and block devices of the host, whose bytes are those of the disk, or which hold them in a form of their own.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use log::warn;
-use rustix::fs::{
-    AtFlags, Mode, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, ioctl_blkpbszget, ioctl_blksszget, open, statx,
-};
-use rustix::ioctl::{Getter, ioctl, opcode};
-use thiserror::Error;
+use rustix::fs::{ioctl_blkpbszget, ioctl_blksszget};
 
-use super::buffer::{Buffer, PAGE};
+use super::host_file::{self, direct_alignment, lock, size_of_device};
+use super::image_error::{ImageError, ResizeError};
+use super::qcow2::{ChainOptions, Qcow2Image};
 use super::spec::SECTOR;
+use super::vhd;
 
 /// Physical blocks of a file, as file systems have them.
 const FILE_BLOCK: u32 = 4096;
+
+/// The form of an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// Nothing was said: its bytes are those of the disk, but one that looks like an image of another form is refused.
+    #[default]
+    Unknown,
+    /// Its bytes are those of the disk, whatever they look like.
+    Raw,
+    /// A qcow2 image.
+    Qcow2,
+    /// A VHD image of fixed size: raw, with a footer.
+    FixedVhd,
+}
 
 /// How an image is to be opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,80 +41,23 @@ pub struct ImageOptions {
     pub read_only: bool,
     /// The host's page cache is passed by (`O_DIRECT`).
     pub direct: bool,
-    /// It is a raw image, whatever its first bytes look like.
-    pub raw: bool,
+    /// Its form.
+    pub format: ImageFormat,
+    /// It may have others behind it.
+    pub backing_files: bool,
     /// All bytes that it may ever have are locked, not only those that it has.
     pub lock_all: bool,
-}
-
-/// Why an image cannot be used.
-#[derive(Debug, Error)]
-pub enum ImageError {
-    /// It cannot be opened or examined.
-    #[error("{0}")]
-    Host(#[from] io::Error),
-    /// It is neither a file nor a block device.
-    #[error("is neither a file nor a block device")]
-    Kind,
-    /// Another process has it.
-    #[error("is in use: another process has locked it; {}", if *.read_only { "it must be read-only for all to be shared" } else { "a disk that is written to has one user" })]
-    Locked {
-        /// Whether it was to be read only.
-        read_only: bool,
-    },
-    /// There is not one block in it.
-    #[error("has {bytes} bytes, less than a block of {block}")]
-    Empty {
-        /// Bytes of the image.
-        bytes: u64,
-        /// Bytes of a block.
-        block: u32,
-    },
-    /// It begins as an image of another format does.
-    #[error(
-        "looks like an image in {0} format, which is not supported; say that the image is raw to give the guest its bytes as they are"
-    )]
-    Format(&'static str),
-    /// The file system knows no direct I/O.
-    #[error("cannot be read directly, past the host's page cache: {0}")]
-    Direct(#[source] io::Error),
-}
-
-/// Why a disk keeps its size.
-#[derive(Debug, Error)]
-pub enum ResizeError {
-    /// It would not be whole blocks, or none.
-    #[error("{bytes} bytes are no positive multiple of the disk's blocks of {block}")]
-    Blocks {
-        /// Bytes that were wanted.
-        bytes: u64,
-        /// Bytes of a block.
-        block: u32,
-    },
-    /// Others give the image its size.
-    #[error("{bytes} bytes are not the {has} that the image has: {why}")]
-    Fixed {
-        /// Bytes that were wanted.
-        bytes: u64,
-        /// Bytes that there are.
-        has: u64,
-        /// Why they stay.
-        why: &'static str,
-    },
-    /// Another process has what would belong to the disk.
-    #[error("another process has locked bytes that are to come")]
-    Locked,
-    /// The host cannot do it.
-    #[error("{0}")]
-    Host(#[from] io::Error),
 }
 
 /// An image that is open and locked.
 #[derive(Debug)]
 pub struct Image {
     file: File,
+    /// What is in it, if that is not the disk's bytes.
+    qcow2: Option<Qcow2Image>,
     bytes: AtomicU64,
-    /// It is a block device, whose size others change.
+    /// Why it keeps its size, if it does.
+    kept: Option<&'static str>,
     device: bool,
     /// All bytes that it may ever have are locked.
     lock_all: bool,
@@ -121,38 +76,44 @@ impl Image {
     /// # Errors
     /// Why it cannot be used.
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
-        let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-        // What opens a pipe would wait for its other end.
-        let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = File::from(open(path, flags, Mode::empty()).map_err(io::Error::from)?);
-        let kind = file.metadata()?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(ImageError::Kind);
-        }
+        let (file, device) = host_file::open(path, options.read_only)?;
+        Self::of_file(file, device, path, options)
+    }
+
+    /// The image in `file`, a block device or not. Paths of images behind it are relative to `path`.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub(super) fn of_file(file: File, device: bool, path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
         let len = file.metadata()?.len();
-        lock(&file, options.read_only, if options.lock_all { 0 } else { len })?;
-        if !options.raw
-            && let Some(format) = other_format(&file)?
-        {
-            return Err(ImageError::Format(format));
-        }
-        // Reads and writes that cannot be done at once are to wait, not to fail.
-        let mut flags = (fcntl_getfl(&file).map_err(io::Error::from)?) & !OFlags::NONBLOCK;
-        if options.direct {
-            flags |= OFlags::DIRECT;
-        }
-        fcntl_setfl(&file, flags).map_err(|error| {
-            if options.direct { ImageError::Direct(error.into()) } else { ImageError::Host(error.into()) }
-        })?;
-        let (mut block, mut physical) = (512, FILE_BLOCK);
-        let mut bytes = len;
-        if kind.is_block_device() {
+        // An image that has tables grows with what is written to it.
+        let grows = options.format == ImageFormat::Qcow2;
+        lock(&file, options.read_only, if options.lock_all || grows { 0 } else { len })?;
+        let (mut block, mut physical, mut bytes) = (512, FILE_BLOCK, len);
+        if device {
             block = ioctl_blksszget(&file).map_err(io::Error::from)?;
             physical = ioctl_blkpbszget(&file).map_err(io::Error::from)?;
             bytes = size_of_device(&file)?;
         }
+        let (mut qcow2, mut kept) = (None, device.then_some("a block device gets its size from the host"));
+        match options.format {
+            ImageFormat::Unknown => other_format(&file)?.map_or(Ok(()), |name| Err(ImageError::Format(name)))?,
+            ImageFormat::Raw => {}
+            ImageFormat::FixedVhd => {
+                bytes = vhd::size(&file, bytes)?;
+                kept = Some("a fixed VHD keeps its size");
+            }
+            ImageFormat::Qcow2 => {
+                let ImageOptions { read_only, backing_files, direct, .. } = options;
+                let chain = ChainOptions { writable: !read_only, backing_files, direct };
+                let image = Qcow2Image::open(&file, path, chain)?;
+                (block, bytes, kept) = (512, image.size(), None);
+                qcow2 = Some(image);
+            }
+        }
+        host_file::set_flags(&file, options.direct)?;
         let mut memory = 1;
-        if options.direct {
+        if options.direct && qcow2.is_none() {
             let alignment = direct_alignment(&file)?;
             memory = alignment.memory;
             block = block.max(alignment.offset);
@@ -170,9 +131,11 @@ impl Image {
         }
         Ok(Self {
             file,
+            qcow2,
             bytes: AtomicU64::new(whole),
-            device: kind.is_block_device(),
-            lock_all: options.lock_all,
+            kept,
+            device,
+            lock_all: options.lock_all || grows,
             block,
             physical: physical.max(block),
             memory,
@@ -183,6 +146,19 @@ impl Image {
     /// The file.
     pub(super) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// What is in the file, if that is not the disk's bytes.
+    pub(super) fn qcow2(&self) -> Option<&Qcow2Image> {
+        self.qcow2.as_ref()
+    }
+
+    /// Writes to the file what of the image is in this process only: another one reads the same then.
+    ///
+    /// # Errors
+    /// The host cannot do it.
+    pub(super) fn settle(&self) -> io::Result<()> {
+        self.qcow2.as_ref().filter(|_| !self.read_only).map_or(Ok(()), Qcow2Image::flush)
     }
 
     /// Bytes of the disk, a multiple of its blocks.
@@ -205,14 +181,17 @@ impl Image {
         if bytes == 0 || !bytes.is_multiple_of(block.into()) {
             return Err(ResizeError::Blocks { bytes, block });
         }
-        let len = if self.device { size_of_device(&self.file)? } else { self.file.metadata()?.len() };
-        let has = len - len % u64::from(block);
-        if bytes != has && (self.device || self.read_only) {
-            let why = if self.device {
-                "a block device gets its size from the host"
-            } else {
-                "it is read-only, and gets its size from others"
-            };
+        let has = match &self.qcow2 {
+            Some(image) => image.size(),
+            None if self.kept.is_some() && !self.device => self.bytes(),
+            None if self.device => size_of_device(&self.file)?,
+            None => self.file.metadata()?.len(),
+        };
+        let has = has - has % u64::from(block);
+        let read = self.read_only.then_some("it is read-only, and gets its size from others");
+        if bytes != has
+            && let Some(why) = self.kept.or(read)
+        {
             return Err(ResizeError::Fixed { bytes, has, why });
         }
         if bytes > self.bytes() && !self.lock_all {
@@ -221,8 +200,10 @@ impl Image {
                 _ => ResizeError::Locked,
             })?;
         }
-        if bytes != has {
-            self.file.set_len(bytes)?;
+        match &self.qcow2 {
+            Some(image) if bytes != has => image.resize(bytes)?,
+            None if bytes != has => self.file.set_len(bytes)?,
+            _ => {}
         }
         self.bytes.store(bytes, Ordering::Relaxed);
         Ok(())
@@ -238,9 +219,17 @@ impl Image {
         self.physical
     }
 
+    /// Bytes that a discard gives back at once, which it had better be a multiple of.
+    pub(super) fn discard_block(&self) -> u32 {
+        self.qcow2.as_ref().map_or(self.block, Qcow2Image::cluster).max(self.block)
+    }
+
     /// Whether the kernel can use a buffer at this address and of this length as it is.
     pub(super) fn takes(&self, address: usize, len: usize) -> bool {
-        self.memory == 1 || address.is_multiple_of(self.memory) && (len as u64).is_multiple_of(self.block.into())
+        // What has tables is read and written by code that must not see a buffer change under its hands.
+        self.qcow2.is_none()
+            && (self.memory == 1
+                || address.is_multiple_of(self.memory) && (len as u64).is_multiple_of(self.block.into()))
     }
 
     /// Whether nothing can be written.
@@ -252,32 +241,18 @@ impl Image {
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn made_up(file: File, bytes: u64, memory: usize, read_only: bool) -> Self {
         let bytes = AtomicU64::new(bytes);
-        Self { file, bytes, device: false, lock_all: false, block: 512, physical: FILE_BLOCK, memory, read_only }
-    }
-}
-
-/// Locks the first `len` bytes, or all that there may ever be if it is 0, for this open file description, so that the lock ends with
-/// it and not with another descriptor of this process (an OFD lock).
-fn lock(file: &File, read_only: bool, len: u64) -> Result<(), ImageError> {
-    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    // SAFETY: All of its fields are numbers.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = i16::try_from(kind).expect("a small number");
-    lock.l_whence = i16::try_from(libc::SEEK_SET).expect("a small number");
-    lock.l_len = i64::try_from(len).unwrap_or(0);
-    // SAFETY: The descriptor is open, and the kernel reads the structure that the pointer leads to.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Err(ImageError::Locked { read_only }),
-        // A file system without locks.
-        Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => {
-            warn!("an image cannot be locked, so that nothing keeps others from using it: {error}");
-            Ok(())
+        Self {
+            file,
+            qcow2: None,
+            bytes,
+            kept: None,
+            device: false,
+            lock_all: false,
+            block: 512,
+            physical: FILE_BLOCK,
+            memory,
+            read_only,
         }
-        _ => Err(error.into()),
     }
 }
 
@@ -291,50 +266,15 @@ fn other_format(file: &File) -> io::Result<Option<&'static str>> {
     Ok(BEGINNINGS.iter().find(|(bytes, _)| start[..len].starts_with(bytes)).map(|(_, name)| *name))
 }
 
-/// Bytes of a block device (`BLKGETSIZE64`).
-fn size_of_device(device: &File) -> io::Result<u64> {
-    const BLKGETSIZE64: u32 = opcode::read::<usize>(0x12, 114);
-    // SAFETY: The kernel writes a u64 for this operation.
-    let get = unsafe { Getter::<BLKGETSIZE64, u64>::new() };
-    // SAFETY: It reads the size of what the descriptor is of, or fails.
-    Ok(unsafe { ioctl(device, get) }?)
-}
-
-/// What direct I/O must be aligned to.
-struct Alignment {
-    /// Addresses of buffers.
-    memory: usize,
-    /// Places in the file, and lengths.
-    offset: u32,
-}
-
-fn direct_alignment(file: &File) -> Result<Alignment, ImageError> {
-    if let Ok(told) = statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
-        && told.stx_mask & StatxFlags::DIOALIGN.bits() != 0
-    {
-        let memory = usize::try_from(told.stx_dio_mem_align).unwrap_or(0);
-        if memory == 0 || memory > PAGE || told.stx_dio_offset_align == 0 {
-            return Err(ImageError::Direct(io::ErrorKind::Unsupported.into()));
-        }
-        return Ok(Alignment { memory: memory.max(2), offset: told.stx_dio_offset_align.max(512) });
-    }
-    // Before Linux 6.1 one has to try.
-    let mut buffer = Buffer::new(PAGE);
-    let mut refused = io::ErrorKind::Unsupported.into();
-    for offset in [512u32, 4096] {
-        match file.read_at(&mut buffer.bytes_mut()[..offset as usize], 0) {
-            Ok(_) => return Ok(Alignment { memory: offset as usize, offset }),
-            Err(error) => refused = error,
-        }
-    }
-    Err(ImageError::Direct(refused))
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    use rustix::fs::Mode;
 
     use super::*;
+    use crate::virtio::block::buffer::PAGE;
 
     fn image(bytes: &[u8]) -> tempfile::NamedTempFile {
         let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -342,7 +282,13 @@ mod tests {
         file
     }
 
-    const WRITTEN: ImageOptions = ImageOptions { read_only: false, direct: false, raw: false, lock_all: false };
+    const WRITTEN: ImageOptions = ImageOptions {
+        read_only: false,
+        direct: false,
+        format: ImageFormat::Unknown,
+        backing_files: false,
+        lock_all: false,
+    };
     const READ: ImageOptions = ImageOptions { read_only: true, ..WRITTEN };
 
     #[test]
@@ -384,7 +330,7 @@ mod tests {
             let file = image(&bytes);
             let refused = Image::open(file.path(), READ).unwrap_err().to_string();
             assert!(refused.contains(name), "{refused}");
-            Image::open(file.path(), ImageOptions { raw: true, ..READ }).unwrap();
+            Image::open(file.path(), ImageOptions { format: ImageFormat::Raw, ..READ }).unwrap();
         }
     }
 

@@ -4,11 +4,13 @@
 //!
 //! `device` is what the transport sees. A thread for each queue does its `requests`: `request` reads one, `prepare` finds what is wrong
 //! with it and what is to be done, `flight` keeps it while that is done, step by step (`transfer`, `ranges`). The steps are operations of an
-//! `engine`: io_uring (`ring`), or system calls where that is not to be had (`plain`). `image` is the file.
+//! `engine`: io_uring (`ring`), or system calls where that is not to be had (`plain`). `image` is the file,
+//! which `host_file` opens. A `qcow2` image has tables, and others behind it (`backing`).
 //!
 //! The kernel reads and writes the guest's buffers themselves ([`HostIo`](crate::dma::HostIo)). Where direct I/O does not take them as they
 //! lie, they are copied.
 
+mod backing;
 mod buffer;
 mod config_space;
 mod counters;
@@ -18,10 +20,15 @@ mod engine;
 mod flight;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod host_file;
 mod image;
+mod image_error;
 mod op;
 mod plain;
 mod prepare;
+mod qcow2;
+mod qcow2_header;
+mod qcow2_storage;
 mod ranges;
 mod request;
 mod requests;
@@ -29,6 +36,7 @@ mod ring;
 pub mod spec;
 mod state;
 mod transfer;
+mod vhd;
 
 #[cfg(test)]
 mod tests;
@@ -40,11 +48,13 @@ use self::counters::Counts;
 pub use self::device::VirtioBlock;
 use self::disk::Disk;
 pub use self::engine::IoMode;
-pub use self::image::{Image, ImageError, ImageOptions, ResizeError};
+pub use self::image::{Image, ImageFormat, ImageOptions};
+pub use self::image_error::{ImageError, ResizeError};
 use self::spec::ID_BYTES;
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
+use crate::rate_limit::RateLimiter;
 
 /// What a disk is made of.
 pub struct BlockParams {
@@ -60,6 +70,8 @@ pub struct BlockParams {
     pub queue_size: u16,
     /// How I/O is done.
     pub mode: IoMode,
+    /// What holds requests back; other disks may have the same.
+    pub limiter: Option<Arc<RateLimiter>>,
     /// What the device sees of memory.
     pub memory: DeviceMemory,
     /// Interrupt vectors.
@@ -75,12 +87,12 @@ pub struct BlockParams {
 /// # Errors
 /// The process can have no more descriptors, or the platform has no interrupt vectors.
 pub fn create(params: BlockParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioBlock>), TransportError> {
-    let BlockParams { id, image, serial, queues, queue_size, mode, memory, msi, doorbells, observer } = params;
+    let BlockParams { id, image, serial, queues, queue_size, mode, limiter, memory, msi, doorbells, observer } = params;
     let mut name = [0; ID_BYTES];
     for (byte, of_serial) in name.iter_mut().zip(serial.bytes()) {
         *byte = of_serial;
     }
-    let disk = Disk { id: id.clone(), image: Arc::new(image), serial: name, counts: Counts::default(), mode };
+    let disk = Disk { id: id.clone(), image: Arc::new(image), serial: name, counts: Counts::default(), mode, limiter };
     let device = Arc::new(VirtioBlock::new(disk, queues, queue_size).map_err(TransportError::Descriptors)?);
     let function =
         VirtioPciDevice::new(VirtioPciParams { id, device: device.clone(), memory, msi, doorbells, observer })?;

@@ -5,7 +5,7 @@
 use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::spec::HEADER;
+use super::spec::{HEADER, request};
 use crate::dma::DmaView;
 use crate::virtio::chain::{OUTSIDE, walk};
 
@@ -24,6 +24,17 @@ pub(super) struct Request {
     pub(super) writable: Parts,
     /// Where the status goes.
     pub(super) status: GuestAddress,
+}
+
+impl Request {
+    /// Bytes that it reads or writes of the disk; 0 for others.
+    pub(super) fn bytes(&self) -> u64 {
+        match self.kind {
+            request::IN => self.writable.len as u64,
+            request::OUT => self.readable.len as u64,
+            _ => 0,
+        }
+    }
 }
 
 /// Memory of the guest in parts, none of them empty, as the device names it.

@@ -5,7 +5,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log::warn;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
@@ -45,6 +45,8 @@ pub(super) struct Requests {
     owner: Arc<Owner>,
     /// The driver knows no flushes, and relies on each write being durable.
     durable: bool,
+    /// How long the limit on the rate holds the next request back.
+    held: Option<Duration>,
     failed: bool,
     throttle: Throttle,
 }
@@ -71,6 +73,7 @@ impl Requests {
             flights: (0..places).map(|_| None).collect(),
             free: (0..places).rev().collect(),
             owner: Arc::new(owner),
+            held: None,
             failed: false,
             throttle: Throttle::default(),
         })
@@ -114,8 +117,10 @@ impl Requests {
         self.engine.submit().map_err(|source| DeviceError::Io { queue, source })
     }
 
-    /// Requests that the driver has added, as many as there is room for.
+    /// Requests that the driver has added, as many as there is room for and the limit on the rate lets pass. One that is held back stays in
+    /// the queue, as if the driver had not added it yet.
     fn pop(&mut self) -> Result<Vec<Request>, DeviceError> {
+        self.held = None;
         let most = self.free.len().min(BATCH);
         let mut requests = Vec::with_capacity(most);
         if most == 0 {
@@ -127,7 +132,16 @@ impl Requests {
         while requests.len() < most
             && let Some(chain) = chains.next()
         {
-            requests.push(request::read(chain, memory, size).map_err(broken(self.index))?);
+            let request = request::read(chain, memory, size).map_err(broken(self.index))?;
+            if let Some(limiter) = &self.disk.limiter
+                && let Err(wait) = limiter.pass(request.bytes(), Instant::now())
+            {
+                chains.go_to_previous_position();
+                count(&self.disk.counts.rate_waits);
+                self.held = Some(wait);
+                break;
+            }
+            requests.push(request);
         }
         Ok(requests)
     }
@@ -249,12 +263,13 @@ impl Task for Requests {
         if let Err(error) = served {
             self.fail(&error);
         }
+        let held = self.held.filter(|_| !self.failed);
         if self.engine.has_unsubmitted() {
-            Wait::Time(KERNEL_AGAIN)
+            Wait::Time(held.map_or(KERNEL_AGAIN, |held| held.min(KERNEL_AGAIN)))
         } else if self.under_way() != 0 {
-            Wait::Source
+            held.map_or(Wait::Source, Wait::SourceOrTime)
         } else {
-            Wait::Doorbell
+            held.map_or(Wait::Doorbell, Wait::Time)
         }
     }
 

@@ -203,6 +203,8 @@ impl Machine {
             }
             230..=239 => {
                 self.handle.set_budget(u64::from(low & 3) * CHUNK).expect("the region is as large");
+                let pages = Some(u64::from(low >> 2)).filter(|pages| *pages != 0);
+                self.handle.set_max_mapped_bytes(pages.map(|pages| pages << 12)).expect("it is not 0");
             }
             240..=244 => self.function.reset().expect("nothing is refused"),
             _ => self.start(if low & 1 == 0 { ALL } else { u64::from(low) }),

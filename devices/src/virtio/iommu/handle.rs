@@ -27,6 +27,8 @@ pub struct IommuStatus {
     pub budget: u64,
     /// Advice to the driver: the size in bytes at or below which it should copy; 0 leaves it to the driver.
     pub threshold: u32,
+    /// The most bytes of guest RAM that may be mapped; `None` without a limit.
+    pub max_mapped_bytes: Option<u64>,
     /// Bytes of a chunk.
     pub chunk_size: u64,
     /// Bytes of window memory that the host has allocated, the stash included.
@@ -174,6 +176,15 @@ impl IommuHandle {
         self.interrupt.config_changed(notify);
         Ok(())
     }
+
+    /// Changes the most bytes of guest RAM that may be mapped; `None` lifts the limit. The driver learns of it by the requests that
+    /// are refused.
+    ///
+    /// # Errors
+    /// It is 0.
+    pub fn set_max_mapped_bytes(&self, bytes: Option<u64>) -> Result<(), ConfigError> {
+        lock(&self.engine).set_max_mapped_bytes(bytes)
+    }
 }
 
 impl FaultReporter for IommuHandle {
@@ -195,6 +206,7 @@ fn status_of(engine: &Engine, held_window_bytes: u64) -> IommuStatus {
         counters: engine.counters(),
         budget: engine.budget(),
         threshold: engine.threshold(),
+        max_mapped_bytes: engine.max_mapped_bytes(),
         chunk_size: engine.chunk_size(),
         held_window_bytes,
         windows: engine.domain_windows(),

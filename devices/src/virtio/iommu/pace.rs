@@ -22,17 +22,22 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Calls `serve`, which serves the requests of one notification, and says whether polling pays: the last ones came
-    /// within [`Pace::patience`] of each other, on average.
-    pub(super) fn measure<R>(&mut self, serve: impl FnOnce() -> R) -> (R, bool) {
+    /// Begins with what was measured so far, for requests that are polled for from now on.
+    pub(super) fn polled(patience: Duration) -> Self {
+        Self { count: 0, since: Some(Instant::now()), patience }
+    }
+
+    /// Calls `serve`, which serves the requests of one notification, or those of one look at the ring, and says whether polling pays,
+    /// if that was measured now: the last ones came within [`Pace::patience`] of each other, on average.
+    pub(super) fn measure<R>(&mut self, serve: impl FnOnce() -> R) -> (R, Option<bool>) {
         self.count += 1;
         if self.count < SAMPLE {
-            return (serve(), false);
+            return (serve(), None);
         }
         let start = Instant::now();
         let result = serve();
         let pays = self.sample(start, start.elapsed());
-        (result, pays)
+        (result, Some(pays))
     }
 
     /// Notes that a notification came at `start` and took `service`, [`SAMPLE`] after the last one noted.
@@ -95,7 +100,7 @@ mod tests {
     #[test]
     fn one_notification_in_sixteen_is_measured() {
         let mut pace = Pace::default();
-        let pays: Vec<bool> = (0..3 * SAMPLE).map(|_| pace.measure(|| ()).1).collect();
+        let pays: Vec<bool> = (0..3 * SAMPLE).map(|_| pace.measure(|| ()).1 == Some(true)).collect();
         let when: Vec<usize> = pays.iter().enumerate().filter(|(_, pays)| **pays).map(|(at, _)| at).collect();
         assert!(when.iter().all(|at| [31, 47].contains(at)), "{when:?}");
     }

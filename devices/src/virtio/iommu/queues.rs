@@ -14,6 +14,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::events::{EVENT_QUEUE, deliver};
 use super::pace::Pace;
 use super::requests::{REQUEST_QUEUE, RequestQueue};
+use crate::patience::Operation;
 use crate::ram::Ram;
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Driver, Interrupt, QueueState};
@@ -60,7 +61,7 @@ impl Watch {
         index.is_ok_and(|index| u16::from_le(index) != self.next)
     }
 
-    /// For how long to go on without requests.
+    /// For how long to go on without requests, as measured before polling began.
     pub(super) fn patience(&self) -> Duration {
         self.patience
     }
@@ -171,7 +172,7 @@ impl Queues {
         let mut pace = std::mem::take(&mut active.pace);
         let (served, pays) = pace.measure(|| active.serve(queue, &self.engine));
         active.pace = pace;
-        served.map(|()| pays)
+        served.map(|()| pays == Some(true))
     }
 
     /// Hands faults that were reported to the driver, as far as it has given buffers.
@@ -205,6 +206,7 @@ impl Queues {
 
     /// Serves what `watch` sees; `false` if its driver is gone.
     pub(super) fn serve_polled(&self, watch: &mut Watch) -> Result<bool, DeviceError> {
+        let _operation = Operation::begin();
         let mut active = lock(&self.active);
         let Some(active) = active.as_mut().filter(|active| active.number == watch.number) else { return Ok(false) };
         active.serve(REQUEST_QUEUE, &self.engine)?;

@@ -7,6 +7,7 @@ use iommu_bounce::{Engine, MAX_REPLY, UnmapRequest};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
+use crate::crash::{Pending, REQUESTS};
 use crate::dma::NearMemory;
 use crate::ram::Ram;
 use crate::virtio::chain::{OUTSIDE, broken, read_request, ring_error};
@@ -29,6 +30,8 @@ struct UnmapReply {
     head: u16,
     /// Where the tail is to be written.
     tail: GuestAddress,
+    /// The request among the last ones.
+    kept: Pending,
 }
 
 /// The request queue, and the UNMAPs that were taken from it and wait to be served together.
@@ -57,9 +60,12 @@ impl RequestQueue {
         if !self.suppressed {
             ask_for_notifications(&self.queue, memory).map_err(ring_error(REQUEST_QUEUE))?;
         }
+        engine.begin_batch();
         let outcome = self.take(memory, engine);
         // What stands before a broken chain counts.
-        self.flush(memory, engine)?;
+        let flushed = self.flush(memory, engine);
+        engine.end_batch();
+        flushed?;
         if outcome? == 0 {
             return Ok(false);
         }
@@ -106,17 +112,19 @@ impl RequestQueue {
             let chain = read_request(chain, memory, size, &mut request).map_err(&broken)?;
             let readable = &request[..chain.readable.min(MAX_REQUEST)];
             let head = chain.head;
+            let kept = REQUESTS.begin(readable);
             let tag = u16::try_from(self.replies.len()).expect("a queue holds no more than 2^15 requests");
             if let Some(unmap) = UnmapRequest::decode(readable, chain.writable, tag)
                 && let Some(tail) = chain.reply_place(TAIL_SIZE)
             {
                 self.unmaps.push(unmap);
-                self.replies.push(UnmapReply { head, tail });
+                self.replies.push(UnmapReply { head, tail, kept });
                 continue;
             }
             self.flush(memory, engine)?;
             let room = chain.writable.min(MAX_REPLY);
             let used = engine.handle(readable, &mut reply[..room]).min(room);
+            REQUESTS.end(kept, &reply[..used]);
             chain.write_reply(memory, &reply[..used]).map_err(&broken)?;
             let used = u32::try_from(used).expect("a reply has at most MAX_REPLY bytes");
             self.queue.add_used(memory, head, used).map_err(&ring_error)?;
@@ -132,6 +140,7 @@ impl RequestQueue {
         engine.handle_unmaps(&mut self.unmaps);
         for unmap in self.unmaps.drain(..) {
             let reply = &self.replies[usize::from(unmap.tag())];
+            REQUESTS.end(reply.kept, &unmap.reply());
             memory.write_slice(&unmap.reply(), reply.tail).map_err(|_| broken(REQUEST_QUEUE)(OUTSIDE))?;
         }
         let used = u32::try_from(TAIL_SIZE).expect("a tail has 4 bytes");

@@ -21,6 +21,8 @@ pub struct NetCounters {
     pub tx_dropped: u64,
     /// How often the host's interface could not be read.
     pub host_errors: u64,
+    /// How often a queue has waited because of the limit on the rate.
+    pub rate_waits: u64,
 }
 
 /// The same, as workers count.
@@ -33,6 +35,7 @@ pub(super) struct Counts {
     pub(super) tx_bytes: AtomicU64,
     pub(super) tx_dropped: AtomicU64,
     pub(super) host_errors: AtomicU64,
+    pub(super) rate_waits: AtomicU64,
 }
 
 impl Counts {
@@ -46,6 +49,7 @@ impl Counts {
             tx_bytes: read(&self.tx_bytes),
             tx_dropped: read(&self.tx_dropped),
             host_errors: read(&self.host_errors),
+            rate_waits: read(&self.rate_waits),
         }
     }
 }

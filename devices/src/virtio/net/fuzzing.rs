@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
+use std::time::{Duration, Instant};
 
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -21,6 +22,7 @@ use super::spec::MRG_RXBUF;
 use super::transmit::Transmit;
 use crate::dma::DeviceMemory;
 use crate::ram::Ram;
+use crate::rate_limit::{BucketParams, RateLimiter, RateLimits};
 use crate::virtio::{DeviceError, Driver, Interrupt};
 use crate::worker::{Orders, Task};
 
@@ -70,7 +72,13 @@ pub fn run(bytes: &[u8]) {
         socket.set_nonblocking(true).expect("a socket");
     }
     let carrier = Box::new(Socket(File::from(OwnedFd::from(ours))));
-    let link = Arc::new(Link { id: "net".into(), carrier, counts: Counts::default() });
+    // So little that it makes a difference, and comes back soon.
+    let bucket = BucketParams { size: 512, one_time_burst: 0, refill_time: Duration::from_millis(1) };
+    let limits = RateLimits { bandwidth: Some(bucket), ops: None };
+    let limiter = || (first & 16 != 0).then(|| RateLimiter::new(limits, Instant::now()));
+    let (receive_limiter, transmit_limiter) = (limiter(), limiter());
+    let link = Link { id: "net".into(), carrier, counts: Counts::default(), receive_limiter, transmit_limiter };
+    let link = Arc::new(link);
     let driver = Driver { memory, interrupt: Arc::new(Silent), features: if first & 2 != 0 { MRG_RXBUF } else { 0 } };
     let mut task: Box<dyn FnMut()> = match first >> 2 & 3 {
         0 => {

@@ -24,6 +24,7 @@ mod transmit;
 mod tests;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use self::carrier::{Carrier, Offloads};
 use self::counters::Counts;
@@ -33,6 +34,7 @@ use self::link::Link;
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
+use crate::rate_limit::{RateLimiter, RateLimits};
 
 /// What a network device is made of.
 pub struct NetParams {
@@ -42,6 +44,8 @@ pub struct NetParams {
     pub carrier: Box<dyn Carrier>,
     /// What the driver is told of it.
     pub traits: NetTraits,
+    /// How much may pass in each direction.
+    pub limits: Option<RateLimits>,
     /// What the device sees of memory.
     pub memory: DeviceMemory,
     /// Interrupt vectors.
@@ -57,8 +61,10 @@ pub struct NetParams {
 /// # Errors
 /// The process can have no more descriptors, or the platform has no interrupt vectors.
 pub fn create(params: NetParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioNet>), TransportError> {
-    let NetParams { id, carrier, traits, memory, msi, doorbells, observer } = params;
-    let link = Link { id: id.clone(), carrier, counts: Counts::default() };
+    let NetParams { id, carrier, traits, limits, memory, msi, doorbells, observer } = params;
+    let limiter = || limits.map(|limits| RateLimiter::new(limits, Instant::now()));
+    let (receive_limiter, transmit_limiter) = (limiter(), limiter());
+    let link = Link { id: id.clone(), carrier, counts: Counts::default(), receive_limiter, transmit_limiter };
     let device = Arc::new(VirtioNet::new(link, traits).map_err(TransportError::Descriptors)?);
     let function =
         VirtioPciDevice::new(VirtioPciParams { id, device: device.clone(), memory, msi, doorbells, observer })?;

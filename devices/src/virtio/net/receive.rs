@@ -38,6 +38,8 @@ pub(super) struct Receive {
     packet: Vec<u8>,
     /// Its bytes; 0 if there is none at hand.
     len: usize,
+    /// The limit on the rate has let it pass.
+    passed: bool,
     /// Buffers for it, and the chains that they are of.
     buffers: Buffers,
     used: Vec<(u16, u32)>,
@@ -56,6 +58,8 @@ enum Step {
     NoPacket,
     /// The driver has no room for one.
     NoRoom,
+    /// The limit on the rate holds the packet back so long.
+    Held(Duration),
 }
 
 impl Receive {
@@ -67,6 +71,7 @@ impl Receive {
             link,
             packet: vec![0; HEADER_BYTES + MAX_PACKET],
             len: 0,
+            passed: false,
             buffers: Vec::new(),
             used: Vec::new(),
             seen: Wrapping(0),
@@ -88,6 +93,11 @@ impl Receive {
             match self.step() {
                 Ok(Step::Done) => received += 1,
                 Ok(Step::NoPacket) => break,
+                // Further ones wait on the host's side.
+                Ok(Step::Held(time)) => {
+                    wait = Wait::Time(time);
+                    break;
+                }
                 Ok(Step::NoRoom) if self.has_room_now()? => {}
                 Ok(Step::NoRoom) => {
                     wait = Wait::Doorbell;
@@ -150,9 +160,16 @@ impl Receive {
                 Err(error) => return Err(Failure::Host(error)),
             }
         }
+        if !self.passed {
+            let limiter = self.link.receive_limiter.as_ref();
+            if let Err(time) = self.link.pass(limiter, self.len - HEADER_BYTES) {
+                return Ok(Step::Held(time));
+            }
+            self.passed = true;
+        }
         let given = self.give()?;
         if given != Step::NoRoom {
-            self.len = 0;
+            (self.len, self.passed) = (0, false);
         }
         Ok(given)
     }

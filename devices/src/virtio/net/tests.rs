@@ -4,5 +4,6 @@
 
 mod harness;
 mod hostile;
+mod limits;
 mod packets;
 mod queues;

@@ -4,6 +4,7 @@
 
 use std::io::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 use log::warn;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
@@ -36,6 +37,16 @@ pub(super) struct Transmit {
     throttle: Throttle,
 }
 
+/// What came of a look at the queue.
+enum Step {
+    /// A packet is with the host, or is lost.
+    Done,
+    /// There is no packet.
+    NoPacket,
+    /// The limit on the rate holds the next one back so long.
+    Held(Duration),
+}
+
 impl Transmit {
     pub(super) fn new(index: u16, queue: Queue, driver: Driver, link: Arc<Link>) -> Self {
         let packet = vec![0; HEADER_BYTES + MAX_PACKET];
@@ -48,18 +59,27 @@ impl Transmit {
     }
 
     /// Sends all packets that there are.
-    fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
+    fn serve(&mut self, orders: &Orders) -> Result<Wait, DeviceError> {
         let ring = ring_error(self.index);
         ask_for_notifications(&self.queue, &self.driver.memory.view()).map_err(&ring)?;
         let (mut told, mut sent) = (self.queue.next_used(), 0);
-        while !orders.call() && self.send()? {
-            sent += 1;
+        let mut wait = Wait::Doorbell;
+        while !orders.call() {
+            match self.send()? {
+                Step::Done => sent += 1,
+                Step::NoPacket => break,
+                Step::Held(time) => {
+                    wait = Wait::Time(time);
+                    break;
+                }
+            }
             if sent % BATCH == 0 {
                 self.tell(told)?;
                 told = self.queue.next_used();
             }
         }
-        self.tell(told)
+        self.tell(told)?;
+        Ok(wait)
     }
 
     /// Tells the driver of the packets that were sent since, if it wants to know.
@@ -70,16 +90,21 @@ impl Transmit {
         Ok(())
     }
 
-    /// Sends the next packet; `false` if there is none.
-    fn send(&mut self) -> Result<bool, DeviceError> {
+    /// Sends the next packet. One that is held back stays in the queue, as if the driver had not added it yet.
+    fn send(&mut self) -> Result<Step, DeviceError> {
         let ring = ring_error(self.index);
         let (head, bytes, whole) = {
             let memory = &self.driver.memory.view();
-            let size = self.queue.size();
-            let Some(chain) = self.queue.iter(memory).map_err(&ring)?.next() else { return Ok(false) };
+            let (first, size) = (self.queue.next_avail(), self.queue.size());
+            let Some(chain) = self.queue.iter(memory).map_err(&ring)?.next() else { return Ok(Step::NoPacket) };
             let head = chain.head_index();
             self.buffers.clear();
             let whole = collect(chain, size, Direction::Readable, &mut self.buffers).map_err(broken(self.index))?;
+            let limiter = self.link.transmit_limiter.as_ref();
+            if let Err(time) = self.link.pass(limiter, whole.saturating_sub(HEADER_BYTES)) {
+                self.queue.set_next_avail(first);
+                return Ok(Step::Held(time));
+            }
             (head, read(memory, &self.buffers, &mut self.packet).map_err(broken(self.index))?, whole)
         };
         // The view is gone: the host may take its time.
@@ -102,19 +127,20 @@ impl Transmit {
             }
         }
         add_used(&mut self.queue, &self.driver.memory.view(), &[(head, 0)]).map_err(&ring)?;
-        Ok(true)
+        Ok(Step::Done)
     }
 }
 
 impl Task for Transmit {
     fn run(&mut self, orders: &Orders) -> Wait {
-        if !self.failed
-            && let Err(error) = self.serve(orders)
-        {
+        if self.failed {
+            return Wait::Doorbell;
+        }
+        self.serve(orders).unwrap_or_else(|error| {
             self.failed = true;
             self.driver.interrupt.failed(&error);
-        }
-        Wait::Doorbell
+            Wait::Doorbell
+        })
     }
 
     fn panicked(&self) {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 use log::warn;
 use serde::{Deserialize, Serialize};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::pci::{MsixError, MsixState, MsixTable};
 use crate::state::StateError;
@@ -171,6 +172,13 @@ impl Interrupts {
         if self.running.load(Ordering::Acquire) {
             self.raise(self.queue_vector(queue), ISR_QUEUE);
         }
+    }
+
+    /// The event of the vector of `queue`. It counts whether or not the vector is masked at the moment.
+    pub(super) fn queue_event(&self, queue: u16) -> Option<EventFd> {
+        let msix = lock(&self.msix);
+        let event = msix.is_enabled().then(|| msix.vectors().event(self.queue_vector(queue))).flatten()?;
+        event.try_clone().ok()
     }
 
     /// A new generation of the device configuration; tells the driver so if `notify`.

@@ -10,6 +10,7 @@ use log::{debug, warn};
 use thiserror::Error;
 
 use virtio_queue::{Queue, QueueT};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::common::{Action, CommonConfig, status};
 use super::doorbells::QueueDoorbells;
@@ -110,6 +111,10 @@ struct DriverLine {
 impl Interrupt for DriverLine {
     fn queue_used(&self, queue: u16) {
         self.state.interrupts.queue_used(queue);
+    }
+
+    fn queue_event(&self, queue: u16) -> Option<EventFd> {
+        self.state.interrupts.queue_event(queue)
     }
 
     fn config_changed(&self, notify: bool) {
@@ -409,8 +414,7 @@ impl PciDevice for VirtioPciDevice {
 
     fn bar_released(&self, index: u8) -> io::Result<()> {
         match index {
-            // Chunks may be shown there, and their memory slots are not made anew for a place that is not decoded.
-            SHARED_BAR => return Err(io::Error::other("the shared memory region keeps its place")),
+            SHARED_BAR => return self.device.shared_region_released(),
             NOTIFY_BAR => {
                 self.doorbells.set_bar(None);
                 self.update_doorbells();

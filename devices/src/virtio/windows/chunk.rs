@@ -26,6 +26,8 @@ pub(super) const HUGE_PAGE: u64 = 2 << 20;
 #[derive(Debug)]
 pub(super) struct Chunk {
     file: OwnedFd,
+    /// It is of reserved huge pages.
+    is_huge: bool,
     /// Another process may have it mapped, for as long as that process likes.
     handed_out: bool,
 }
@@ -55,7 +57,7 @@ impl Chunk {
         retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, size))?;
         // The seal on seals comes when it is handed out: which others there are depends on what for.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
-        Ok(Self { file, handed_out: false })
+        Ok(Self { file, is_huge: huge, handed_out: false })
     }
 
     /// Whether another process may have it.
@@ -64,7 +66,8 @@ impl Chunk {
     }
 
     /// A descriptor for another process, which may do with the memory what `permissions` say and no more; `None` where no
-    /// descriptor is like that, as for memory that is to be written but not read. Mappings that exist are not touched.
+    /// descriptor is like that, as for memory that is to be written but not read. Nor is one for writing of reserved huge pages: who has it
+    /// can free pages and take them, and no seal forbids that but the one on writing. Mappings that exist are not touched.
     ///
     /// A chunk cannot be taken back from who has it: it must not be given to anybody else afterwards.
     ///
@@ -75,6 +78,9 @@ impl Chunk {
             return Ok(None);
         }
         let writable = permissions.contains(Permissions::WRITE);
+        if writable && self.is_huge {
+            return Ok(None);
+        }
         if !self.handed_out {
             // A descriptor that is open for reading could be opened anew for writing, by /proc. So nobody is to map the
             // chunk for writing any more; this process has.
@@ -205,6 +211,30 @@ mod tests {
     fn nobody_is_given_a_chunk_that_is_for_writing_only() {
         let (mut chunk, _view) = mapped();
         assert!(chunk.hand_out(Permissions::WRITE).unwrap().is_none());
+        assert!(!chunk.is_handed_out());
+    }
+
+    /// Which chunks are handed out, of three for both, reading and writing.
+    fn handed_out(size: u64, huge: bool) -> Option<[bool; 3]> {
+        let chunks = [Permissions::READ | Permissions::WRITE, Permissions::READ, Permissions::WRITE];
+        let out = chunks.map(|permissions| {
+            let mut chunk = Chunk::allocate(size, huge).ok()?;
+            Some(chunk.hand_out(permissions).unwrap().is_some())
+        });
+        Some([out[0]?, out[1]?, out[2]?])
+    }
+
+    #[test]
+    fn huge_pages_are_given_to_nobody_who_could_free_them() {
+        assert_eq!(handed_out(HUGE_PAGE, false), Some([true, true, false]));
+        match handed_out(HUGE_PAGE, true) {
+            Some(out) => assert_eq!(out, [false, true, false]),
+            None => eprintln!("skipped: the host has no reserved huge pages (/proc/sys/vm/nr_hugepages)"),
+        }
+        // Whatever the host has reserved: the flag decides.
+        let mut chunk = Chunk::allocate(4096, false).unwrap();
+        chunk.is_huge = true;
+        assert!(chunk.hand_out(Permissions::READ | Permissions::WRITE).unwrap().is_none());
         assert!(!chunk.is_handed_out());
     }
 

@@ -2,6 +2,8 @@
 
 //! Bypass: domains with the flag, and endpoints that are attached to nothing.
 
+use std::time::Duration;
+
 use super::*;
 use crate::test_utils::*;
 use crate::{ConfigError, MapperLimits};
@@ -65,6 +67,20 @@ fn flag_is_unknown_without_the_feature() {
     assert_eq!(rig.status(&attach_bypass(1, 1)), INVAL);
     rig.engine.write_bypass(1);
     assert_eq!(bypass_of(&rig), 0);
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn bypass_that_took_long_can_be_turned_off_and_not_on_again_at_once() {
+    let mut rig = Rig::new();
+    rig.mapper(1).delay(Duration::from_millis(200));
+    rig.engine.write_bypass(1);
+    assert_eq!(bypass_of(&rig), 1);
+    rig.engine.write_bypass(0);
+    assert_eq!(bypass_of(&rig), 0);
+    rig.assert_host_is_clean();
+    rig.engine.write_bypass(1);
+    assert_eq!(bypass_of(&rig), 0, "a guest that toggles it would keep all others from the engine");
     rig.assert_host_is_clean();
 }
 

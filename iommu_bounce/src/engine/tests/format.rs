@@ -134,7 +134,7 @@ fn counters_count_requests_and_failures_of_each_kind() {
                      "window_del": 0, "invalid": 0},
         "failed": {"attach": 1, "detach": 0, "map": 1, "unmap": 0, "probe": 0, "window_add": 0,
                    "window_del": 0, "invalid": 0},
-        "mappings": 1, "mapped_bytes": 0x2000, "peak_mapped_bytes": 0x2000,
+        "mappings": 1, "mapped_bytes": 0x2000, "peak_mapped_bytes": 0x2000, "pinned_bytes": 0, "peak_pinned_bytes": 0,
         "window_bytes": CHUNK, "peak_window_bytes": CHUNK,
         "parked_chunks": 0, "unparked_chunks": 0,
         "host_maps": 3, "host_unmaps": 1, "merged_unmaps": 0, "host_errors": 0, "stuck_ranges": 0, "lost_chunks": 0,

@@ -2,6 +2,8 @@
 
 //! MAP and UNMAP.
 
+use std::time::Duration;
+
 use super::*;
 use crate::test_utils::*;
 use crate::{Limits, Permissions};
@@ -282,4 +284,28 @@ fn peak_stays_when_mappings_go() {
     let counters = rig.engine.counters();
     assert_eq!(counters.mapped_bytes, 0x1000);
     assert_eq!(counters.peak_mapped_bytes, 0x4000);
+}
+
+#[test]
+fn batch_that_takes_long_takes_no_more_of_the_host_and_gives_back() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1)]);
+    rig.mapper(1).delay(Duration::from_millis(300));
+    let page = |number: u64| (number << 12, (number << 12) + 0xfff);
+    rig.engine.begin_batch();
+    let answers: Vec<_> = (0..6)
+        .map(|number| {
+            let (first, last) = page(number);
+            rig.status(&map(1, first, last, 0, READ))
+        })
+        .collect();
+    let served = answers.iter().take_while(|status| **status == OK).count();
+    assert!((1..=4).contains(&served) && answers[served..].iter().all(|status| *status == NOMEM), "{answers:?}");
+    assert_eq!(rig.status(&attach(2, 1)), NOMEM);
+    rig.all_ok([unmap(1, 0, 0xfff), detach(1, 1)]);
+    rig.engine.end_batch();
+    rig.mapper(1).delay(Duration::ZERO);
+    rig.engine.begin_batch();
+    rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ)]);
+    rig.engine.end_batch();
 }

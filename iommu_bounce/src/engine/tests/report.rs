@@ -21,7 +21,7 @@ fn domains_and_endpoints_have_figures_of_their_own() {
     assert_eq!((one.activity.failed.map, one.activity.latency.count), (1, 7));
     assert_eq!((seven.bypass, seven.mappings, seven.mapped_bytes), (true, 0, SECOND_REGION + 0x20_0000));
     let [first, second, third] = &report.endpoints[..] else { panic!("three endpoints: {report:?}") };
-    assert_eq!((first.endpoint, first.domain, first.pinned_bytes), (1, Some(1), 0x1000 + CHUNK));
+    assert_eq!((first.endpoint, first.domain, first.mapped_bytes, first.window_bytes), (1, Some(1), 0x1000, CHUNK));
     assert_eq!((second.activity.requests.attach, second.activity.requests.probe), (1, 1));
     assert!(third.bypass && third.mapped_bytes == seven.mapped_bytes);
     assert_eq!(report.latency.map.count, 3);
@@ -30,7 +30,7 @@ fn domains_and_endpoints_have_figures_of_their_own() {
     rig.engine.system_reset();
     let report = rig.engine.report();
     assert!(report.domains.is_empty());
-    assert_eq!(report.endpoints[0].pinned_bytes, 0, "its chunk had another reader, and is not parked");
+    assert_eq!(report.endpoints[0].window_bytes, 0, "its chunk had another reader, and is not parked");
 }
 
 #[test]

@@ -43,6 +43,8 @@ fn wrong_configuration_names_the_field() {
     assert!(error.starts_with("limits.max_domains is 0"));
     let error = error_with(|c| c.limits = Limits { max_table_pages: 0, ..limits });
     assert!(error.starts_with("limits.max_table_pages is 0"));
+    let error = error_with(|c| c.limits = Limits { max_mapped_bytes: 0, ..limits });
+    assert!(error.starts_with("limits.max_mapped_bytes is 0"));
 }
 
 #[test]

@@ -16,6 +16,7 @@ fn lived() -> Rig {
     rig.all_ok([window_del(1, APERTURE)]);
     rig.engine.set_budget(2 * CHUNK).expect("it fits");
     rig.engine.write_bypass(1);
+    rig.engine.set_max_mapped_bytes(Some(1 << 40)).expect("it is not 0");
     let fault = Fault { reason: FaultReason::Mapping, endpoint: 2, address: Some(0x7000), access: Permissions::WRITE };
     assert!(rig.engine.report_fault(fault));
     rig

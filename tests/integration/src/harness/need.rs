@@ -7,7 +7,24 @@ use std::path::Path;
 /// By its character device the kernel's module `aer_inject` takes errors that a device is to have.
 const AER_INJECT: &str = "/dev/aer_inject";
 
-/// Devices and services of the host that the rig has and another host may lack. See [`crate::Site`] for the devices.
+/// Where Debian 12's `qemu-system-common` has its virtiofsd.
+pub const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
+
+/// QEMU's storage daemon, of the same package.
+pub const STORAGE_DAEMON: &str = "/usr/bin/qemu-storage-daemon";
+
+/// QEMU's program for images, of Debian's `qemu-utils`.
+pub const QEMU_IMG: &str = "/usr/bin/qemu-img";
+
+/// How a test finds what it needs.
+enum Place {
+    /// A variable names it.
+    Variable(&'static str),
+    /// A program of a Debian package.
+    Program(&'static str),
+}
+
+/// Devices, programs and services of the host that the rig has and another host may lack. See [`crate::Site`] for the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// QEMU's edu device.
@@ -28,12 +45,22 @@ pub enum Need {
     Usb,
     /// A device of vfio-pci whose group has a device of another driver.
     NotViable,
+    /// A Debian made of packages.
+    Distribution,
+    /// Carom as a Debian package.
+    Package,
+    /// A server of directories of the host.
+    Virtiofsd,
+    /// A server of disks.
+    StorageDaemon,
+    /// The program that makes and checks qcow2 images.
+    QemuImg,
 }
 
 impl Need {
-    /// The variable that names it.
-    fn variable(self) -> &'static str {
-        match self {
+    /// What must be there for it.
+    fn place(self) -> Place {
+        Place::Variable(match self {
             Self::Edu => "CAROM_EDU",
             Self::Edu2 => "CAROM_EDU2",
             Self::EduNarrow => "CAROM_EDU_NARROW",
@@ -43,7 +70,12 @@ impl Need {
             Self::ErrorInjection => "CAROM_AER",
             Self::Usb => "CAROM_USB",
             Self::NotViable => "CAROM_NOT_VIABLE",
-        }
+            Self::Distribution => "CAROM_DISTRIBUTION",
+            Self::Package => "CAROM_PACKAGE",
+            Self::Virtiofsd => return Place::Program(VIRTIOFSD),
+            Self::StorageDaemon => return Place::Program(STORAGE_DAEMON),
+            Self::QemuImg => return Place::Program(QEMU_IMG),
+        })
     }
 
     /// What is not there, if it is not.
@@ -53,9 +85,16 @@ impl Need {
     }
 
     fn lacking_of(self, is_set: impl Fn(&str) -> bool, exists: impl Fn(&Path) -> bool) -> Option<String> {
-        let variable = self.variable();
+        let variable = match self.place() {
+            Place::Variable(variable) => variable,
+            Place::Program(program) => return (!exists(Path::new(program))).then(|| format!("needs {program}")),
+        };
         if !is_set(variable) {
-            return Some(format!("needs a device that {variable} names"));
+            let what = match self {
+                Self::Distribution | Self::Package => "what",
+                _ => "a device that",
+            };
+            return Some(format!("needs {what} {variable} names"));
         }
         let injects = self != Self::ErrorInjection || exists(Path::new(AER_INJECT));
         (!injects).then(|| format!("needs {AER_INJECT}"))
@@ -69,8 +108,9 @@ mod tests {
     #[test]
     fn device_is_lacking_where_no_variable_names_it() {
         assert_eq!(Need::Usb.lacking_of(|name| name == "CAROM_USB", |_| false), None);
-        let lacking = Need::Usb.lacking_of(|name| name == "CAROM_EDU", |_| true);
-        assert_eq!(lacking.as_deref(), Some("needs a device that CAROM_USB names"));
+        let lacking = |need: Need| need.lacking_of(|name| name == "CAROM_EDU", |_| true);
+        assert_eq!(lacking(Need::Usb).as_deref(), Some("needs a device that CAROM_USB names"));
+        assert_eq!(lacking(Need::Distribution).as_deref(), Some("needs what CAROM_DISTRIBUTION names"));
     }
 
     #[test]
@@ -78,5 +118,12 @@ mod tests {
         assert_eq!(Need::ErrorInjection.lacking_of(|_| true, |_| true), None);
         let lacking = Need::ErrorInjection.lacking_of(|_| true, |_| false);
         assert_eq!(lacking.as_deref(), Some("needs /dev/aer_inject"));
+    }
+
+    #[test]
+    fn program_is_lacking_where_its_file_is_not() {
+        assert_eq!(Need::QemuImg.lacking_of(|_| false, |path| path == Path::new(QEMU_IMG)), None);
+        let lacking = Need::Virtiofsd.lacking_of(|_| true, |_| false);
+        assert_eq!(lacking.as_deref(), Some("needs /usr/lib/qemu/virtiofsd"));
     }
 }

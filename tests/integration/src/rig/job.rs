@@ -38,6 +38,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) accelerator: &'a str,
     /// The directory that it can write to.
     pub(super) out: Option<&'a Path>,
+    /// Rows and columns of the command's terminal, where they are known.
+    pub(super) window: Option<(u16, u16)>,
 }
 
 /// The script for `options`.
@@ -46,6 +48,9 @@ pub(super) struct Surroundings<'a> {
 /// A word that holds a NUL.
 pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>> {
     let mut script = b"ulimit -l unlimited 2>/dev/null\n".to_vec();
+    if let Some((rows, columns)) = around.window {
+        script.extend_from_slice(format!("stty rows {rows} cols {columns}\n").as_bytes());
+    }
     for (name, value) in around.environment.iter().filter(|(name, _)| is_passed(name)) {
         export(&mut script, name, value)?;
     }
@@ -86,7 +91,7 @@ pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>
 /// Whether the command gets this variable without being asked.
 fn is_passed(name: &OsStr) -> bool {
     match name.to_str() {
-        Some("PATH" | "HOME" | "LANG") => true,
+        Some("PATH" | "HOME" | "LANG" | "TERM") => true,
         Some("CAROM_SCRIPT") | None => false,
         Some(name) => name.starts_with("CAROM_"),
     }
@@ -136,6 +141,7 @@ mod tests {
             environment: &environment,
             accelerator: "tcg",
             out: Some(&checkout.join("out put")),
+            window: None,
         };
         let file = dir.path().join("job");
         fs::write(&file, script(options, &around).unwrap()).unwrap();

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 use carom_tools::progress::Progress;
 use carom_tools::rig::Boot;
 use carom_tools::signals::Signals;
-use carom_tools::{Tools, checkout, work_dir};
+use carom_tools::{Tools, checkout, kvm, work_dir};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use tempfile::TempDir;
 
@@ -26,6 +26,7 @@ use super::job::{self, Surroundings};
 use super::options::{self, Accelerator, Kernel, Options};
 use super::places;
 use super::qemu::{self, Files};
+use super::terminal::{self, Terminal};
 use crate::initramfs::{self, Extra};
 
 /// How often the machine is looked at.
@@ -41,6 +42,9 @@ const COMING_UP: Duration = Duration::from_secs(120);
 /// The emulated CPUs sometimes wait for each other for ever. The kernel's own watchdogs panic after a minute, where a CPU still
 /// takes interrupts; after this time without a sign the machine is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(100);
+
+/// The signal that stands for the keys which end the machine.
+const SIGINT: u8 = 2;
 
 /// Size of the drive at the USB controller.
 const STICK_BYTES: u64 = 64 << 20;
@@ -97,6 +101,8 @@ pub fn run(options: &Options, signals: &Signals, progress: &Progress) -> Result<
 /// A machine that runs. It ends with this value.
 struct Machine {
     qemu: Child,
+    /// The command's terminal, if it has one.
+    terminal: Option<Terminal>,
     /// Threads that hand on what the command writes.
     forwards: Vec<JoinHandle<()>>,
     /// When it wrote last.
@@ -139,10 +145,15 @@ impl Machine {
             environment: &environment,
             accelerator,
             out: out.as_deref(),
+            window: options.terminal.then(terminal::window).flatten(),
         };
         let mut extras = vec![Extra { path: "job".into(), bytes: job::script(options, &around)? }];
         if let Some(out) = &out {
             extras.push(Extra { path: "out-dir".into(), bytes: [out.as_os_str().as_bytes(), b"\n"].concat() });
+        }
+        if options.terminal {
+            // The command is to be in the foreground of the console.
+            extras.push(Extra { path: "terminal".into(), bytes: b"hvc0\n".to_vec() });
         }
         if !binds.is_empty() {
             extras.push(Extra { path: "binds".into(), bytes: binds });
@@ -163,10 +174,17 @@ impl Machine {
             forward(&files.out(), io::stdout(), written.clone())?,
             forward(&files.err(), io::stderr(), written.clone())?,
         ];
+        let disk = options
+            .disk
+            .as_deref()
+            .map(|disk| fs::canonicalize(disk).with_context(|| format!("--disk: {}", disk.display())));
+        let options = &Options { disk: disk.transpose()?, ..options.clone() };
         let qemu = spawn(&emulator, accelerator, &files, &boot, options, out.as_deref())?;
         progress.show(&coming_up(accelerator, Duration::ZERO));
+        let terminal = options.terminal.then(|| Terminal::start(&files.terminal()));
         Ok(Self {
             qemu,
+            terminal,
             forwards,
             written,
             accelerator,
@@ -193,6 +211,9 @@ impl Machine {
         let status = loop {
             if let Some(signal) = signals.caught() {
                 return End::Interrupted(signal);
+            }
+            if self.terminal.as_ref().is_some_and(Terminal::is_ended) {
+                return End::Interrupted(SIGINT);
             }
             if let Some(console) = &mut shown {
                 // What cannot be shown is lost.
@@ -224,6 +245,9 @@ impl Machine {
             thread::sleep(POLL);
         };
         progress.end();
+        if let Some(terminal) = &mut self.terminal {
+            terminal.finish();
+        }
         self.drain();
         self.refused = status.code().is_some();
         self.ended(status, signals, progress)
@@ -323,33 +347,13 @@ fn accelerator(wanted: Accelerator, dir: &Path) -> Result<&'static str> {
     }
 }
 
-/// Whether KVM here can run a machine that itself runs KVM. The device file alone proves nothing: a boot sector must run.
+/// Whether KVM here can run a machine that itself runs KVM.
 fn nested_kvm_works(dir: &Path) -> bool {
-    let may_open = OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
     let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has = |flag| flags.split_whitespace().any(|word| word == flag);
     let module = if has("svm") { "kvm_amd" } else { "kvm_intel" };
     let nested = fs::read_to_string(format!("/sys/module/{module}/parameters/nested")).unwrap_or_default();
-    may_open && (has("svm") || has("vmx")) && ["Y", "1"].contains(&nested.trim()) && boot_sector_runs(dir)
-}
-
-fn boot_sector_runs(dir: &Path) -> bool {
-    // mov dx,0xf4; mov al,0x10; out dx,al; hlt. The debug-exit device makes of it the exit status 0x10 * 2 + 1.
-    let mut sector = [0; 512];
-    sector[..7].copy_from_slice(b"\xba\xf4\x00\xb0\x10\xee\xf4");
-    sector[510..].copy_from_slice(b"\x55\xaa");
-    let image = dir.join("probe.img");
-    let Ok(()) = fs::write(&image, sector) else { return false };
-    let drive = format!("file={},format=raw", image.display().to_string().replace(',', ",,"));
-    let status = Command::new("timeout")
-        .args(["-k", "1", "15", "qemu-system-x86_64", "-accel", "kvm", "-cpu", "host", "-m", "64"])
-        .args(["-display", "none", "-nic", "none", "-drive", &drive])
-        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-no-reboot"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    status.is_ok_and(|status| status.code() == Some(33))
+    (has("svm") || has("vmx")) && ["Y", "1"].contains(&nested.trim()) && kvm::works(dir)
 }
 
 fn spawn(
@@ -367,7 +371,7 @@ fn spawn(
         .args(["--pdeathsig", "KILL"])
         .args(emulator)
         .args(qemu::accelerator(accelerator))
-        .args(qemu::arguments(files, boot, &options.memory, out)?)
+        .args(qemu::arguments(files, boot, options, out)?)
         .args(options.qemu_args.iter().flat_map(|words| words.split_whitespace()))
         // What the terminal sends is for this program, which takes the emulator down.
         .process_group(0)

@@ -9,6 +9,7 @@ mod machine;
 mod options;
 mod places;
 mod qemu;
+mod terminal;
 
 pub use machine::{End, run};
 pub use options::{Accelerator, Kernel, Options};

@@ -48,6 +48,12 @@ pub struct Options {
     /// Size of each of the two NVMe drives.
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size)]
     pub nvme_size: String,
+    /// Image that the machine has as its disk.
+    #[arg(long, value_name = "FILE")]
+    pub disk: Option<PathBuf>,
+    /// Give the command a terminal.
+    #[arg(long, short)]
+    pub terminal: bool,
     /// Leave the devices without a driver.
     #[arg(long)]
     pub no_bind: bool,
@@ -85,6 +91,8 @@ impl Options {
             out: None,
             env: Vec::new(),
             nvme_size: "512M".into(),
+            disk: None,
+            terminal: false,
             no_bind: false,
             kernel: Kernel::Debian,
             qemu_args: Vec::new(),
@@ -208,7 +216,9 @@ mod tests {
         for option in &known {
             assert!(help.contains(&format!("{option} ")), "{option} is not in the help");
         }
-        let shown = help.lines().filter_map(|line| line.trim_start().trim_start_matches("-v, ").strip_prefix("--"));
+        let shown = help.lines().filter_map(|line| {
+            line.trim_start().trim_start_matches("-v, ").trim_start_matches("-t, ").strip_prefix("--")
+        });
         for option in shown.filter_map(|line| line.split_whitespace().next()) {
             assert!(known.contains(&format!("--{option}")), "--{option} is no option");
         }

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use carom_tools::rig::Boot;
 
 use super::job::BAD_PLACE;
+use super::options::Options;
 
 /// Files of a run, all in its directory.
 pub(super) struct Files<'a>(pub(super) &'a Path);
@@ -35,6 +36,10 @@ impl Files<'_> {
     pub(super) fn log(&self) -> PathBuf {
         self.0.join("qemu.log")
     }
+    /// Socket of the command's terminal.
+    pub(super) fn terminal(&self) -> PathBuf {
+        self.0.join("tty")
+    }
     pub(super) fn drives(&self) -> [PathBuf; 2] {
         ["nvme1.img", "nvme2.img"].map(|name| self.0.join(name))
     }
@@ -57,11 +62,11 @@ pub(super) fn accelerator(name: &str) -> [&'static str; 4] {
 ///
 /// # Errors
 /// A path that is no UTF-8.
-pub(super) fn arguments(files: &Files, boot: &Boot, memory: &str, out: Option<&Path>) -> Result<Vec<String>> {
+pub(super) fn arguments(files: &Files, boot: &Boot, options: &Options, out: Option<&Path>) -> Result<Vec<String>> {
     let file = |path: PathBuf| value(&path);
     let [first, second] = files.drives();
     let mut all = Arguments::default();
-    all.add(&["-machine", "q35,kernel-irqchip=split", "-smp", "2", "-m", memory]);
+    all.add(&["-machine", "q35,kernel-irqchip=split", "-smp", "2", "-m", &options.memory]);
     all.add(&["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]);
     // 48 bits: with QEMU 7.2's default of 39, mapping a device BAR above that fails.
     all.add(&["-device", "intel-iommu,intremap=on,aw-bits=48"]);
@@ -98,6 +103,14 @@ pub(super) fn arguments(files: &Files, boot: &Boot, memory: &str, out: Option<&P
     all.add(&["-device", "edu,addr=0x8.0,multifunction=on", "-device", "virtio-rng-pci,addr=0x8.1"]);
     if let Some(out) = out {
         all.share("out", &value(out)?, "");
+    }
+    if options.terminal {
+        all.add(&["-chardev", &format!("socket,id=tty,path={},server=on,wait=off", file(files.terminal())?)]);
+        all.add(&["-device", "virtconsole,chardev=tty"]);
+    }
+    if let Some(disk) = &options.disk {
+        all.add(&["-drive", &format!("file={},if=none,id=disk,format=raw,discard=unmap", value(disk)?)]);
+        all.add(&["-device", "virtio-blk-pci,drive=disk"]);
     }
     Ok(all.0)
 }
@@ -153,7 +166,7 @@ mod tests {
     fn commas_and_blanks_in_names_stay_inside_their_values() {
         let files = Files(Path::new("/tmp/a, b"));
 
-        let words = arguments(&files, &boot(), "4G", Some(Path::new("/srv/o,ut"))).unwrap();
+        let words = arguments(&files, &boot(), &Options::plain(), Some(Path::new("/srv/o,ut"))).unwrap();
 
         let has = |word: &str| assert!(words.iter().any(|known| known == word), "{word} in {words:?}");
         has("/cache/vm linuz,1");
@@ -167,13 +180,27 @@ mod tests {
 
     #[test]
     fn directory_to_write_to_is_shared_only_where_there_is_one() {
-        let words = arguments(&Files(Path::new("/tmp/a")), &boot(), "4G", None).unwrap();
+        let words = arguments(&Files(Path::new("/tmp/a")), &boot(), &Options::plain(), None).unwrap();
         assert!(!words.iter().any(|word| word.contains("id=out,path=/srv") || word.contains("mount_tag=out")));
+    }
+
+    #[test]
+    fn disk_and_terminal_are_there_only_where_they_are_asked_for() {
+        let files = Files(Path::new("/tmp/a"));
+        let plain = arguments(&files, &boot(), &Options::plain(), None).unwrap();
+        assert!(!plain.iter().any(|word| word.contains("id=disk") || word.contains("id=tty")));
+        let options = Options { disk: Some("/srv/a,b.raw".into()), terminal: true, ..Options::plain() };
+
+        let words = arguments(&files, &boot(), &options, None).unwrap();
+
+        let has = |part: &str| assert!(words.iter().any(|word| word.starts_with(part)), "{part} in {words:?}");
+        has("file=/srv/a,,b.raw,if=none,id=disk,format=raw");
+        has("socket,id=tty,path=/tmp/a/tty,server=on,wait=off");
     }
 
     #[test]
     fn path_that_is_no_utf8_is_refused() {
         let path = Path::new(OsStr::from_bytes(b"/tmp/\xff"));
-        assert!(arguments(&Files(path), &boot(), "4G", None).is_err());
+        assert!(arguments(&Files(path), &boot(), &Options::plain(), None).is_err());
     }
 }

@@ -88,7 +88,7 @@ fn end(mut vmm: ApiVmm) {
     assert!(vmm.wait(BOOT_TIME).unwrap().success());
 }
 
-#[guest_test]
+#[guest_test(slow = "free_pages_go_to_the_host_while_a_drive_behind_the_iommu_works gives RAM back in the same way")]
 fn balloon_gives_memory_to_the_host_and_takes_it_again_while_a_drive_behind_the_iommu_works() {
     let vmm = boot(&json!({"size": 0, "deflate_on_oom": true}), true);
     let before = resident(&vmm);

@@ -64,7 +64,10 @@ fn wait_running(vmm: &ApiVmm) {
     assert_eq!(info(vmm)["state"], "Running");
 }
 
-#[guest_test(needs(ErrorInjection))]
+#[guest_test(
+    needs(ErrorInjection),
+    slow = "error_ends_a_guest_that_nobody_could_resume has the error, and unit tests the pause"
+)]
 fn error_that_the_host_finds_pauses_the_guest_and_the_client_decides() {
     let card = required(SITE.aer.as_ref(), "a device below a root port (CAROM_AER)");
     let vmm = ApiVmm::start(&SITE, COUNT).unwrap();

@@ -19,23 +19,23 @@ use crate::hotplug::{create, info, put, wait_gone};
 use crate::support::{MIB, SITE, number, run};
 
 /// Bytes of the images.
-const SIZE: u64 = 64 * MIB;
+pub(crate) const SIZE: u64 = 64 * MIB;
 
 /// Where a guest writes the numbers from 1 on, a line each, in MiB.
-const NUMBERS_AT: u64 = 32;
+pub(crate) const NUMBERS_AT: u64 = 32;
 
 /// Up to which it does.
-const NUMBERS: u32 = 200_000;
+pub(crate) const NUMBERS: u32 = 200_000;
 
 /// An image that holds nothing.
-fn image(dir: &Path, name: &str) -> PathBuf {
+pub(crate) fn image(dir: &Path, name: &str) -> PathBuf {
     let path = dir.join(name);
     File::create_new(&path).unwrap().set_len(SIZE).unwrap();
     path
 }
 
 /// The numbers that a guest writes.
-fn numbers() -> Vec<u8> {
+pub(crate) fn numbers() -> Vec<u8> {
     (1..=NUMBERS).flat_map(|number| format!("{number}\n").into_bytes()).collect()
 }
 
@@ -47,7 +47,7 @@ fn holds_the_numbers(image: &Path) {
 }
 
 /// Tells what the disk is, verifies I/O on it, and writes the numbers.
-fn work() -> String {
+pub(crate) fn work() -> String {
     let verify = workload::fio_verify_on("/dev/vda", 16, 32);
     format!(
         "echo \"CAROM-SECTORS $(cat /sys/block/vda/size)\"
@@ -103,7 +103,9 @@ impl Drop for LoopDevice {
     }
 }
 
-#[guest_test]
+#[guest_test(
+    slow = "rng:: reaches what is mapped, disk_behind_the_iommu_is_served_through_a_window the rest; unit tests have direct I/O"
+)]
 fn block_device_behind_the_iommu_by_direct_io_and_two_queues_reaches_what_is_mapped() {
     let dir = tempfile::tempdir().unwrap();
     let image = image(dir.path(), "disk.img");
@@ -160,7 +162,7 @@ dd if=/dev/zero of=/dev/vda bs=4k count=1 seek=8192 conv=fsync,notrunc 2>/dev/nu
 }
 
 /// The disk's counters.
-fn counters(vmm: &ApiVmm, id: &str) -> Value {
+pub(crate) fn counters(vmm: &ApiVmm, id: &str) -> Value {
     let (status, counters) = vmm.call("GET", "/api/v1/vm.counters", None).unwrap();
     assert_eq!(status, 200, "{counters}");
     counters[id].clone()
@@ -234,53 +236,7 @@ fn disk_comes_works_and_goes_while_it_is_read() {
     assert!(vmm.wait(BOOT_TIME).unwrap().success());
 }
 
-/// Writes a number to the disk, flushes it, and tells so, over and over. First it tells what was there before.
-const COUNT_ON_DISK: &str = "
-echo \"CAROM-FOUND $(dd if=/dev/vda bs=512 count=1 iflag=direct 2>/dev/null | head -n 1)\"
-i=0
-while :; do
-    i=$((i + 1))
-    { echo $i; cat /dev/zero; } | dd of=/dev/vda bs=512 count=1 iflag=fullblock conv=fsync,notrunc 2>/dev/null
-    echo \"CAROM-FLUSHED $i\"
-done
-";
-
-/// The number in the last line of this kind that is whole.
-fn last_told(vmm: &ApiVmm, kind: &str) -> u64 {
-    let console = vmm.console();
-    let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    let mut told = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok());
-    told.next_back().unwrap_or_else(|| panic!("no {kind}:\n{console}"))
-}
-
-#[guest_test]
-fn what_was_flushed_is_there_when_the_vmm_was_killed() {
-    let dir = tempfile::tempdir().unwrap();
-    let image = image(dir.path(), "disk.img");
-    let disks = json!({"disks": [{"path": image, "num_queues": 2}], "cpus": {"boot_vcpus": 2, "max_vcpus": 2}});
-    let mut vmm = ApiVmm::start(&SITE, COUNT_ON_DISK).unwrap();
-    create(&vmm, disks.clone());
-    put(&vmm, "vm.boot", &Value::Null);
-    vmm.wait_for("CAROM-FLUSHED 40\n", 1, BOOT_TIME).unwrap();
-    let killed = Command::new("kill").args(["-KILL", &vmm.pid().to_string()]).status().unwrap();
-    assert!(killed.success() && !vmm.wait(BOOT_TIME).unwrap().success());
-    let flushed = last_told(&vmm, "CAROM-FLUSHED");
-
-    let mut start = [0; 512];
-    File::open(&image).unwrap().read_exact_at(&mut start, 0).unwrap();
-    let text = String::from_utf8_lossy(&start);
-    let there: u64 = text.lines().next().unwrap().parse().unwrap();
-    assert!(there == flushed || there == flushed + 1, "{flushed} was flushed, {there} is there");
-
-    // Its lock went with the process.
-    let next = ApiVmm::start(&SITE, COUNT_ON_DISK).unwrap();
-    create(&next, disks);
-    put(&next, "vm.boot", &Value::Null);
-    next.wait_for("CAROM-FLUSHED 1\n", 1, BOOT_TIME).unwrap();
-    assert_eq!(last_told(&next, "CAROM-FOUND"), there);
-}
-
-#[guest_test]
+#[guest_test(slow = "snapshot::guest_with_a_window_goes_on_in_other_processes; unit tests have a saved disk")]
 fn guest_goes_on_in_another_process_in_the_midst_of_io_on_its_disk() {
     let verify = workload::fio_verify_on("/dev/vda", 4, 32);
     let mut vmm = ApiVmm::start(&SITE, &format!("while :; do\n{verify}\ndone\n")).unwrap();

@@ -55,6 +55,7 @@ pub(crate) fn create(vmm: &ApiVmm, more: Value) {
         "memory": {"size": 512 * MIB},
         "platform": {"iommufd": SITE.iommufd},
         "serial": {"mode": "File", "file": vmm.console_file()},
+        "console": {"mode": "Off"},
     });
     config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     put(vmm, "vm.create", &config);
@@ -166,7 +167,9 @@ fn drive_behind_the_iommu_comes_works_and_goes_while_another_works_on() {
     assert_eq!(devices, [&pair[..], &pair, &pair, &pair[..1]].concat());
 }
 
-#[guest_test]
+#[guest_test(
+    slow = "drive_behind_the_iommu_comes_works_and_goes_while_another_works_on has a drive, user_device_comes_to_a_running_guest_and_goes a guest that had none"
+)]
 fn devices_come_to_a_guest_that_has_none() {
     let job = format!("({}) &\n{}", edu_is_tested_whenever_there(), use_whenever_there("nvme0"));
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
@@ -325,7 +328,7 @@ fn devices_come_and_go_on_the_newer_kernel() {
 
 /// Devices on a kernel that knows nothing of windows and sees nothing of them, and that in the end panics of an NMI, as it is
 /// asked to where nobody knows of a reason for one, and says so.
-#[guest_test]
+#[guest_test(slow = "other tests of this file, with the patched kernel")]
 fn stock_kernel_takes_devices_and_tells_of_its_panic() {
     let job = format!("echo 1 >/proc/sys/kernel/unknown_nmi_panic\n{}", use_whenever_there("nvme0"));
     let vmm = ApiVmm::start_with(&SITE, Kernel::Stock, &job).unwrap();

@@ -114,7 +114,7 @@ fn reboot_without_windows_loses_nothing() {
     reboots_twice("reboot-strict", None);
 }
 
-#[guest_test]
+#[guest_test(slow = "unit tests park chunks, reboot_under_windows_loses_nothing has the kernels")]
 fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
     // An emergency restart, as a crash: the kernel neither unmaps nor resets anything before the machine resets.
     let job = three_boots("echo b >/proc/sysrq-trigger; sleep 60");

@@ -91,7 +91,7 @@ fn bytes_go_to_the_host_and_come_back_beside_the_iommu() {
     assert!(outcome.counters.is_empty(), "there is no virtio-iommu");
 }
 
-#[guest_test]
+#[guest_test(slow = "card_behind_the_iommu_is_served_through_a_window, and rng::, which reaches what is mapped")]
 fn card_behind_the_iommu_reaches_what_is_mapped_for_it() {
     let outcome = echoed(Guest::new("net-mapped").cmdline("iommu.strict=1"), "10.77.2", ",iommu=on");
 
@@ -113,14 +113,16 @@ fn card_behind_the_iommu_is_served_through_a_window() {
 
 #[guest_test]
 fn two_vcpus_use_two_pairs_of_queues() {
-    let work =
-        "wait_for_card\nseveral\necho \"CAROM-QUEUES $(ls -d /sys/class/net/eth0/queues/rx-* | wc -l)\"\nlarge\n";
-    let guest = Guest::new("net-queues").cpus(2).net("ip=10.77.4.1,num_queues=4,queue_size=512");
+    let work = "wait_for_card\nseveral\necho \"CAROM-QUEUES $(ls -d /sys/class/net/eth0/queues/rx-* | wc -l)\"\nlarge
+awk '$1 == \"NET.1\" { print \"CAROM-NEIGHBOUR \" $4 }' /proc/net/arp\n";
+    let guest =
+        Guest::new("net-queues").cpus(2).net("ip=10.77.4.1,num_queues=4,queue_size=512,host_mac=02:00:00:00:00:99");
     let outcome = run(&guest.job(&job("10.77.4", work)));
 
     let same: Vec<&str> = outcome.values("CAROM-SAME").collect();
     assert_eq!(same, [["one of several"; 4].as_slice(), &["large"]].concat(), "console:\n{}", outcome.console);
     assert_eq!(outcome.value("CAROM-QUEUES").unwrap(), "2");
+    assert_eq!(outcome.value("CAROM-NEIGHBOUR").unwrap(), "02:00:00:00:00:99");
 }
 
 fn counter(vmm: &ApiVmm, id: &str, name: &str) -> u64 {
@@ -151,7 +153,7 @@ while :; do
 done
 "#;
 
-#[guest_test]
+#[guest_test(slow = "disk:: has a device that comes and goes by the same way")]
 fn card_comes_works_and_goes_while_it_is_used() {
     let mut vmm = ApiVmm::start(&SITE, &job("10.77.5", USE_WHENEVER_THERE)).unwrap();
     create(&vmm, json!({"iommu_bounce": {"size": 16 * MIB}}));
@@ -218,7 +220,7 @@ fn source(directory: &Path) -> String {
     format!("file://{}", directory.display())
 }
 
-#[guest_test]
+#[guest_test(slow = "snapshot:: has guests that go on, and unit tests the state of the card")]
 fn guest_goes_on_with_its_card_in_another_process() {
     let work = "wait_for_card\nwhile :; do large; ping -c 1 -q NET.1 >/dev/null && echo CAROM-SAME ping; done\n";
     // A connection is lost if what came while there was no process has to be sent again too often: the next one is soon made.

@@ -59,7 +59,7 @@ fn sample(metrics: &str, name: &str) -> f64 {
     line.and_then(|line| line.rsplit_once(' ')).unwrap_or_else(|| panic!("no {name} in\n{metrics}")).1.parse().unwrap()
 }
 
-#[guest_test]
+#[guest_test(slow = "windows:: compares counters with what the guest says")]
 fn figures_are_true_of_a_guest_that_works_while_they_are_asked_for() {
     // Every second one is scraped.
     let count = rounds(2);

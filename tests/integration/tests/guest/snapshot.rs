@@ -408,7 +408,7 @@ fn guest_with_a_window_goes_on_in_other_processes() {
     subject.end();
 }
 
-#[guest_test]
+#[guest_test(slow = "memory_hotplug:: has the RAM, guest_with_a_window_goes_on_in_other_processes the snapshot")]
 fn guest_to_which_ram_came_goes_on_in_another_process() {
     let memory = json!({"size": 256 * MIB, "hotplug_size": 256 * MIB});
     let rng = json!({"src": "/dev/urandom"});

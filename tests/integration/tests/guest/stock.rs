@@ -50,7 +50,7 @@ fn strict_io_is_verified() {
     assert!(left.is_some_and(|bytes| bytes < 4 * MIB), "{left:?} bytes are still mapped");
 }
 
-#[guest_test]
+#[guest_test(slow = "windows::lazy_mode_uses_windows_too, with windows")]
 fn lazy_io_is_verified() {
     let outcome = run(&guest("stock-lazy").cmdline("iommu.strict=0"));
 
@@ -58,7 +58,7 @@ fn lazy_io_is_verified() {
     assert!(requests.unmap > 0, "{requests:?}");
 }
 
-#[guest_test]
+#[guest_test(slow = "unit tests have bypass domains; devices beside the virtio-iommu have all RAM in many tests")]
 fn passthrough_domain_maps_all_ram_once() {
     let outcome = run(&guest("stock-identity").cmdline("iommu.passthrough=1"));
 

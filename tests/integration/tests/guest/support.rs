@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What several tests share.
 
+pub(crate) mod debian;
 pub(crate) mod edu;
 pub(crate) mod edu_server;
+pub(crate) mod qemu_img;
+pub(crate) mod repository;
 pub(crate) mod tap;
 
 use std::sync::LazyLock;

@@ -90,7 +90,7 @@ fn add(vmm: &ApiVmm, device: &Value) {
     assert_eq!((status, &answer["bdf"]), (200, &json!("0000:00:03.0")), "{answer}");
 }
 
-#[guest_test(needs(SecondDrive))]
+#[guest_test(needs(SecondDrive), slow = "hotplug:: takes a drive away, unit tests have the host ask for it")]
 fn drive_that_the_host_wants_back_leaves_the_guest_which_works_on() {
     let on_the_first =
         workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");

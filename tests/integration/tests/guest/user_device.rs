@@ -137,7 +137,7 @@ fn user_device_without_iommu_is_given_all_ram() {
     assert_eq!(count(&log, "descriptor"), 2, "{log:#?}");
 }
 
-#[guest_test]
+#[guest_test(slow = "unit tests and hostile servers have the end of a server")]
 fn guest_outlives_a_server_that_dies() {
     let server = EduServer::start(&["--die-at", "2"]);
     let commands = [

@@ -207,7 +207,7 @@ fn sockets_come_to_a_guest_and_go() {
     end(&mut vmm);
 }
 
-#[guest_test]
+#[guest_test(slow = "unit tests have the event that a restored device sends")]
 fn restored_guest_has_lost_its_connections_and_makes_new_ones() {
     for more in [
         (|vmm| json!({"vsock": device(vmm, false)})) as fn(&ApiVmm) -> Value,

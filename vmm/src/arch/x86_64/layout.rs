@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! 0            RAM, with boot data structures in its first MiB
-//! 0xc000_0000  32-bit PCI hole: bounce-window aperture (IOVA only), then 32-bit BARs
+//! 0xc000_0000  32-bit PCI hole: bounce-window aperture (IOVA only), then 32-bit BARs; with firmware the BARs come first
 //! 0xf800_0000  ECAM of bus 0 of each segment
 //! 0xfec0_0000  I/O APIC, local APICs (MSI), KVM's own pages
 //! 4 GiB        the rest of RAM
@@ -38,6 +38,12 @@ pub const CMDLINE: u64 = 0x2_0000;
 pub const LOW_RAM_END: u64 = 0xa_0000;
 /// ACPI tables, starting with the RSDP (where firmware-less kernels search for it).
 pub const ACPI_TABLES: u64 = 0xe_0000;
+/// SMBIOS tables, whose room ends at the ACPI tables.
+pub const SMBIOS_TABLES: u64 = 0xd_0000;
+/// End of their room.
+pub const SMBIOS_TABLES_END: u64 = ACPI_TABLES;
+/// Their entry point, on a boundary of 16 bytes where firmware-less kernels search for it.
+pub const SMBIOS_ENTRY: u64 = 0xf_ffd0;
 /// What a jump to the firmware's entry in real mode reaches (0xf000:0xfff0).
 pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// First address of memory that kernels are loaded to.
@@ -48,11 +54,28 @@ pub const LOW_MEMORY_END: u64 = 3 * GIB;
 /// Start of RAM above 4 GiB.
 pub const HIGH_MEMORY_START: u64 = 4 * GIB;
 
-/// IOVA aperture of bounce windows. It lies in the PCI hole, which the guest's DMA layer never hands out, so no
-/// mapping's IOVA can fall into it; no BAR is placed here either.
-pub const WINDOW_APERTURE: RangeInclusive<u64> = 0xc000_0000..=0xdfff_ffff;
-/// 32-bit BARs, of all segments.
-pub const PCI_MEM32: RangeInclusive<u64> = 0xe000_0000..=0xf7ff_ffff;
+/// How the 32-bit PCI hole below ECAM is divided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PciHole {
+    /// IOVA aperture of bounce windows. It lies in the PCI hole, which the guest's DMA layer never hands out, so no
+    /// mapping's IOVA can fall into it; no BAR is placed here either.
+    pub aperture: RangeInclusive<u64>,
+    /// 32-bit BARs, of all segments.
+    pub mem32: RangeInclusive<u64>,
+}
+
+/// The hole of a VM that boots a kernel.
+const HOLE_OF_KERNEL: PciHole = PciHole { aperture: 0xc000_0000..=0xdfff_ffff, mem32: 0xe000_0000..=0xf7ff_ffff };
+/// The hole of a VM that boots firmware, which assigns BARs anew, from the start of the hole upwards, whatever ACPI says.
+const HOLE_OF_FIRMWARE: PciHole = PciHole { aperture: 0xd800_0000..=0xf7ff_ffff, mem32: 0xc000_0000..=0xd7ff_ffff };
+
+impl PciHole {
+    /// How it is divided in a VM that boots firmware, or a kernel.
+    pub fn of(firmware: bool) -> Self {
+        if firmware { HOLE_OF_FIRMWARE } else { HOLE_OF_KERNEL }
+    }
+}
+
 /// I/O BARs, of all segments.
 pub const PCI_IO: RangeInclusive<u64> = 0x1000..=0xffff;
 /// ECAM of segment 0, bus 0 only. That of the other segments follows.
@@ -61,8 +84,9 @@ pub const PCI_ECAM: u64 = 0xf800_0000;
 pub const PCI_ECAM_SIZE: u64 = MIB;
 /// Bytes of ECAM for all segments that a VM may have.
 pub const PCI_ECAM_MAX_SIZE: u64 = PCI_ECAM_SIZE * limits::MAX_PCI_SEGMENTS as u64;
-/// Device number of pvpanic on segment 0 of a VM that has it; it takes the last of the slots for devices.
-pub const PVPANIC_SLOT: u8 = 31;
+/// Device number on segment 0 of the first device of the platform, pvpanic or the watchdog, of a VM that has one: the last of the slots for
+/// devices. Where it has both, the watchdog is before it.
+pub const LAST_SLOT: u8 = 31;
 /// Legacy PCI configuration ports.
 pub const PCI_CONFIG_PORTS: RangeInclusive<u64> = 0xcf8..=0xcff;
 
@@ -79,6 +103,10 @@ pub const KVM_IDENTITY_MAP: u64 = 0xfffb_c000;
 
 /// System control port B.
 pub const CONTROL_PORT: u64 = 0x61;
+/// Command port of the keyboard controller, by which the machine is reset.
+pub const KEYBOARD_COMMAND_PORT: u64 = 0x64;
+/// CMOS, of a VM with firmware.
+pub const CMOS_PORTS: u64 = 0x70;
 /// First COM port.
 pub const SERIAL_PORT: u64 = 0x3f8;
 /// Interrupt line of the first COM port.
@@ -105,6 +133,8 @@ pub const MEMORY_DEVICE_IRQ: u32 = 17;
 pub const MEMORY_DEVICE_GRANULE: u64 = limits::HOTPLUG_GRANULE;
 /// ACPI sleep control, sleep status and reset registers, a byte each.
 pub const ACPI_PORTS: u64 = 0x600;
+/// ACPI's power management timer, of a VM with firmware, where EDK2 looks for it (`OvmfPkg/Include/IndustryStandard/CloudHv.h`).
+pub const PM_TIMER_PORTS: u64 = 0x608;
 /// Interrupt lines of the I/O APIC; message-signalled interrupts are numbered from here.
 pub const FIRST_MSI_GSI: u32 = 24;
 
@@ -119,6 +149,10 @@ pub const fn pci_hotplug_ports(segment: u16) -> u64 {
     }
 }
 
+const fn len(range: &RangeInclusive<u64>) -> u64 {
+    *range.end() - *range.start() + 1
+}
+
 // A configuration that was checked has its place here.
 const _: () = {
     assert!(CMDLINE + limits::CMDLINE_MAX as u64 <= LOW_RAM_END);
@@ -126,10 +160,14 @@ const _: () = {
     assert!(limits::MAX_MEMORY <= 512 * GIB && LOW_MEMORY_END < limits::MAX_MEMORY);
     // What a configuration leaves beside RAM is the hole below 4 GiB, and BARs' (`mem64` in `vm/build.rs`).
     assert!(limits::ROOM_BESIDE_RAM == HIGH_MEMORY_START - LOW_MEMORY_END + GIB);
-    assert!(*WINDOW_APERTURE.end() + 1 == *PCI_MEM32.start());
+    assert!(*HOLE_OF_KERNEL.aperture.end() + 1 == *HOLE_OF_KERNEL.mem32.start());
+    assert!(*HOLE_OF_FIRMWARE.mem32.end() + 1 == *HOLE_OF_FIRMWARE.aperture.start());
+    assert!(*HOLE_OF_KERNEL.aperture.start() == LOW_MEMORY_END && *HOLE_OF_FIRMWARE.mem32.start() == LOW_MEMORY_END);
+    assert!(*HOLE_OF_KERNEL.mem32.end() + 1 == PCI_ECAM && *HOLE_OF_FIRMWARE.aperture.end() + 1 == PCI_ECAM);
     assert!(pci_hotplug_ports(limits::MAX_PCI_SEGMENTS) <= *PCI_CONFIG_PORTS.start());
     assert!(PCI_ECAM + PCI_ECAM_MAX_SIZE <= IO_APIC as u64);
     // The local APIC ID 255 means all CPUs, and 254 is the last that the MADT can name beside the I/O APIC's.
     assert!(limits::MAX_VCPUS <= 254);
-    assert!(limits::MAX_BOUNCE_SIZE == 32 * (*WINDOW_APERTURE.end() - *WINDOW_APERTURE.start() + 1));
+    assert!(limits::MAX_BOUNCE_SIZE == 32 * len(&HOLE_OF_KERNEL.aperture));
+    assert!(limits::MAX_BOUNCE_SIZE == 32 * len(&HOLE_OF_FIRMWARE.aperture));
 };

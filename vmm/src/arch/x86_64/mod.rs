@@ -16,5 +16,6 @@ pub mod registers;
 pub mod saved;
 mod saved_cpuid;
 pub mod segments;
+pub mod smbios;
 mod tsc;
 pub mod vcpu_state;

@@ -5,9 +5,12 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use devices::legacy::cmos::{self, Cmos};
 use devices::legacy::control_port::{self, ControlPort};
 use devices::legacy::cpu_hotplug::{self, CpuHotplug, Numbers};
+use devices::legacy::keyboard_reset::{self, KeyboardReset};
 use devices::legacy::memory_devices::{self, MemoryDevice, MemoryDevices};
+use devices::legacy::pm_timer::{self, PmTimer};
 use devices::legacy::power::{self, PowerRegisters, PowerRequest};
 use devices::legacy::serial::{self, SerialPort};
 use devices::pci::{ConfigPorts, HotplugBank, HotplugRegisters, PciRoot};
@@ -16,25 +19,40 @@ use devices::state::{DeviceState, StateError};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::layout::{
-    ACPI_EVENT_IRQ, ACPI_PORTS, CONTROL_PORT, CPU_HOTPLUG_IRQ, CPU_HOTPLUG_PORTS, MEMORY_DEVICE_IRQ,
-    MEMORY_DEVICE_PORTS, PCI_HOTPLUG_IRQ, SERIAL_IRQ, SERIAL_PORT, pci_hotplug_ports,
+    ACPI_EVENT_IRQ, ACPI_PORTS, CMOS_PORTS, CONTROL_PORT, CPU_HOTPLUG_IRQ, CPU_HOTPLUG_PORTS, KEYBOARD_COMMAND_PORT,
+    LOW_MEMORY_END, MEMORY_DEVICE_IRQ, MEMORY_DEVICE_PORTS, PCI_HOTPLUG_IRQ, PM_TIMER_PORTS, SERIAL_IRQ, SERIAL_PORT,
+    pci_hotplug_ports,
 };
 use crate::address_space::IoMap;
 use crate::kvm::line::KvmLine;
 use crate::kvm::{KvmError, KvmVm};
 use crate::machine::{GuestEvent, Mailbox, VmError};
 
-/// Places the registers of ACPI sleep and reset.
+/// Places the registers of ACPI sleep and reset, and the keyboard controller's way to reset.
 pub fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), VmError> {
+    let fail = |source| VmError::Device { what: "placing the ACPI registers", source };
+    let reset = mailbox.clone();
+    let keyboard = KeyboardReset::new(move || reset.leave(GuestEvent::Reset));
+    io_map
+        .insert(Space::Port, KEYBOARD_COMMAND_PORT, keyboard_reset::REGISTERS_LEN, Arc::new(keyboard))
+        .map_err(fail)?;
     let registers = PowerRegisters::new(move |request| {
         mailbox.leave(match request {
             PowerRequest::PowerOff => GuestEvent::PowerOff,
             PowerRequest::Reset => GuestEvent::Reset,
         });
     });
-    io_map
-        .insert(Space::Port, ACPI_PORTS, power::REGISTERS_LEN, Arc::new(registers))
-        .map_err(|source| VmError::Device { what: "placing the ACPI registers", source })
+    io_map.insert(Space::Port, ACPI_PORTS, power::REGISTERS_LEN, Arc::new(registers)).map_err(fail)
+}
+
+/// Places what firmware needs and a kernel has no use for: CMOS and ACPI's timer.
+pub fn add_firmware_devices(io_map: &IoMap, ram_size: u64) -> Result<FirmwareDevices, VmError> {
+    let fail = |source| VmError::Device { what: "placing the firmware's clocks", source };
+    let low_end = ram_size.min(LOW_MEMORY_END);
+    let devices = FirmwareDevices { cmos: Arc::new(Cmos::new(low_end, ram_size - low_end)), pm_timer: Arc::default() };
+    io_map.insert(Space::Port, CMOS_PORTS, cmos::REGISTERS_LEN, devices.cmos.clone()).map_err(fail)?;
+    io_map.insert(Space::Port, PM_TIMER_PORTS, pm_timer::REGISTERS_LEN, devices.pm_timer.clone()).map_err(fail)?;
+    Ok(devices)
 }
 
 /// Places system control port B.
@@ -116,10 +134,18 @@ pub fn add_serial_port(io_map: &IoMap, kvm: &KvmVm, output: Box<dyn Write + Send
 }
 
 /// Places the ports by which configuration space is reached where the guest does not use ECAM.
-pub fn add_config_ports(io_map: &IoMap, root: &Arc<PciRoot>) -> io::Result<Arc<ConfigPorts>> {
-    let ports = Arc::new(ConfigPorts::new(root.clone()));
+pub fn add_config_ports(io_map: &IoMap, root: &Arc<PciRoot>, mailbox: Arc<Mailbox>) -> io::Result<Arc<ConfigPorts>> {
+    let ports = Arc::new(ConfigPorts::new(root.clone(), Box::new(move || mailbox.leave(GuestEvent::Reset))));
     io_map.insert(Space::Port, ConfigPorts::BASE, ConfigPorts::SIZE, ports.clone())?;
     Ok(ports)
+}
+
+/// What firmware needs and a kernel has no use for.
+pub struct FirmwareDevices {
+    /// Clock and memory.
+    cmos: Arc<Cmos>,
+    /// ACPI's timer.
+    pm_timer: Arc<PmTimer>,
 }
 
 /// The devices that sit on no bus and have state.
@@ -136,6 +162,8 @@ pub struct PlatformDevices {
     pub memory_devices: Option<Arc<MemoryDevices>>,
     /// The first serial port, if the VM has it.
     pub serial: Option<Arc<SerialPort>>,
+    /// What firmware needs, if the VM has it.
+    pub for_firmware: Option<FirmwareDevices>,
 }
 
 /// A device with state.
@@ -157,7 +185,7 @@ macro_rules! saved {
     )*};
 }
 
-saved!(ControlPort, ConfigPorts, CpuHotplug, HotplugRegisters, MemoryDevices, SerialPort);
+saved!(Cmos, ControlPort, ConfigPorts, CpuHotplug, HotplugRegisters, MemoryDevices, PmTimer, SerialPort);
 
 impl PlatformDevices {
     /// All of them with their names, in the order of their states.
@@ -170,6 +198,9 @@ impl PlatformDevices {
         all.extend(self.processors.as_deref().map(|processors| ("processors", processors as &dyn Saved)));
         all.extend(self.memory_devices.as_deref().map(|devices| ("memory devices", devices as &dyn Saved)));
         all.extend(self.serial.as_deref().map(|serial| ("serial", serial as &dyn Saved)));
+        if let Some(FirmwareDevices { cmos, pm_timer }) = &self.for_firmware {
+            all.extend([("CMOS", &**cmos as &dyn Saved), ("ACPI timer", &**pm_timer)]);
+        }
         all
     }
 

@@ -9,13 +9,13 @@ use carom_api::limits::{GIB, MIB, Slots};
 use devices::legacy::memory_devices;
 use devices::pci::{BarWindows, PciAddress};
 
-use super::layout::{MEMORY_DEVICE_PORTS, PAGE_SIZE, PCI_IO, PCI_MEM32, PVPANIC_SLOT, pci_hotplug_ports};
+use super::layout::{LAST_SLOT, MEMORY_DEVICE_PORTS, PAGE_SIZE, PCI_IO, PciHole, pci_hotplug_ports};
 
 /// In a VM that has a virtio-iommu, the last slot behind it, on segments where not all devices are. The guest is told so from the
 /// start, so that devices can come there at any time.
 const LAST_BEHIND_IOMMU: u8 = 17;
 /// The last device number on a bus.
-const LAST: u8 = 31;
+const LAST: u8 = LAST_SLOT;
 
 /// The first slot for devices of a segment. Device 0 is the host bridge, and on segment 0 device 1 the virtio-iommu.
 const fn first(segment: u16) -> u8 {
@@ -38,14 +38,24 @@ pub const fn slots_beside_iommu(all: bool) -> RangeInclusive<u8> {
     last + 1..=LAST
 }
 
+/// The slot of pvpanic.
+pub const fn pvpanic_slot() -> u8 {
+    LAST
+}
+
+/// The slot of the watchdog.
+pub const fn watchdog_slot(config: &VmConfig) -> u8 {
+    if config.pvpanic { LAST - 1 } else { LAST }
+}
+
 /// The functions that the guest is told to be behind the virtio-iommu, of each segment.
 pub fn endpoints(config: &VmConfig) -> Vec<RangeInclusive<PciAddress>> {
     let of = |segment| {
         let (first, mut last) =
             slots_behind_iommu(segment, config.platform.iommu_segments.contains(&segment)).into_inner();
-        if config.pvpanic && segment == 0 {
-            // It does no DMA.
-            last = last.min(PVPANIC_SLOT - 1);
+        if segment == 0 {
+            // They do no DMA.
+            last = last.min(LAST - u8::from(config.pvpanic) - u8::from(config.watchdog));
         }
         PciAddress::on_segment(segment, first)..=PciAddress::on_segment(segment, last)
     };
@@ -60,9 +70,10 @@ pub fn windows(config: &VmConfig, mem64: &RangeInclusive<u64>) -> Vec<BarWindows
             *weight = (segment.mmio32_aperture_weight, segment.mmio64_aperture_weight);
         }
     }
+    let PciHole { mem32, .. } = PciHole::of(config.payload.firmware.is_some());
     let even = vec![1; weights.len()];
     let (of_mem32, of_mem64): (Vec<u32>, Vec<u32>) = weights.into_iter().unzip();
-    let parts = divide(&PCI_IO, &even).into_iter().zip(divide(&PCI_MEM32, &of_mem32)).zip(divide(mem64, &of_mem64));
+    let parts = divide(&PCI_IO, &even).into_iter().zip(divide(&mem32, &of_mem32)).zip(divide(mem64, &of_mem64));
     parts.map(|((io, mem32), mem64)| BarWindows { io, mem32, mem64 }).collect()
 }
 
@@ -100,7 +111,6 @@ const _: () = {
         assert!(limits.beside_iommu == count(&slots_beside_iommu(false)));
         segment += 1;
     }
-    assert!(PVPANIC_SLOT == LAST);
     assert!(MEMORY_DEVICE_PORTS + memory_devices::REGISTERS_LEN <= pci_hotplug_ports(1));
 };
 
@@ -119,7 +129,7 @@ mod tests {
         let mem64 = 64 * GIB..=1024 * GIB - 1;
         let one = windows(&config(r#""pvpanic": true"#), &mem64);
         assert_eq!(one.len(), 1);
-        assert_eq!((&one[0].io, &one[0].mem32, &one[0].mem64), (&PCI_IO, &PCI_MEM32, &mem64));
+        assert_eq!((&one[0].io, &one[0].mem32, &one[0].mem64), (&PCI_IO, &PciHole::of(false).mem32, &mem64));
         let two = config(
             r#""platform": {"num_pci_segments": 2},
                "pci_segments": [{"pci_segment": 1, "mmio32_aperture_weight": 3, "mmio64_aperture_weight": 2}]"#,
@@ -137,6 +147,11 @@ mod tests {
         let at = PciAddress::on_segment;
         assert_eq!(ends, [(at(0, 2), at(0, 30)), (at(1, 1), at(1, 17)), (at(2, 1), at(2, 31))]);
         assert!(slots_beside_iommu(true).is_empty());
+        for (devices, last, watchdog) in [(r#""pvpanic": true, "#, 29, 30), ("", 30, 31)] {
+            let text = format!(r#"{devices}"watchdog": true, "platform": {{"iommu_segments": [0]}}"#);
+            let config = self::config(&text);
+            assert_eq!((*endpoints(&config)[0].end(), watchdog_slot(&config)), (at(0, last), watchdog));
+        }
     }
 
     proptest! {
@@ -146,7 +161,7 @@ mod tests {
             start in (1u64..1 << 40).prop_map(|pages| pages * PAGE_SIZE),
             len in GIB..1 << 46,
         ) {
-            for range in [start..=start + len, PCI_MEM32] {
+            for range in [start..=start + len, PciHole::of(false).mem32] {
                 let parts = divide(&range, &weights);
                 prop_assert_eq!(parts.len(), weights.len());
                 prop_assert_eq!((*parts[0].start(), *parts[parts.len() - 1].end()), (*range.start(), *range.end()));

@@ -51,9 +51,9 @@ fn vm_is_saved_while_it_is_paused_only_and_stays_so() {
     control.boot().unwrap();
     control.pause().unwrap();
     save(&mut control, directory.path()).unwrap();
-    std::fs::write(directory.path().join("x"), "").unwrap();
+    std::fs::write(directory.path().join("state.json"), "").unwrap();
     let refused = save(&mut control, directory.path()).unwrap_err();
-    assert!(refused.to_string().contains("is not empty"), "{refused}");
+    assert!(refused.to_string().contains("is there already"), "{refused}");
     assert_eq!(state(&mut control), Some(VmState::Paused));
     control.resume().unwrap();
     let told = told(&monitor, &file);

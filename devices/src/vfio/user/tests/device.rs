@@ -135,13 +135,48 @@ fn impossible_devices_are_refused() {
     assert!(error.contains("does not reset the device"), "{error}");
 }
 
-#[test]
-fn all_ram_goes_to_a_server_without_an_iommu() {
+/// RAM of two regions that lie in a file.
+fn shared_ram() -> (Arc<Ram>, File) {
     let file = tempfile::tempfile().unwrap();
     file.set_len(0x8000).unwrap();
     let place = |offset| Some(FileOffset::new(file.try_clone().unwrap(), offset));
     let ranges = [(GuestAddress(0), 0x4000, place(0)), (GuestAddress(0x10_0000), 0x4000, place(0x4000))];
-    let ram = Arc::new(Ram::from_ranges_with_files(ranges).unwrap());
+    (Arc::new(Ram::from_ranges_with_files(ranges).unwrap()), file)
+}
+
+#[test]
+fn server_reaches_memory_only_while_the_device_is_a_bus_master() {
+    let (ram, _file) = shared_ram();
+    let (server, socket) = Server::good();
+    let host = UserServer::start("/run/x", socket, ram.clone(), None).unwrap();
+    host.share_ram().unwrap();
+    let device = host.function("user0", &FakeAllocator::default(), Arc::new(FakeSlots::default())).unwrap();
+    server.asked();
+    let mut write = wire::dma_access(0x1000, 4);
+    write.extend([0x5a; 4]);
+    let reaches = || {
+        let reads = server.ask(Command::DmaRead, &wire::dma_access(0x1000, 4)).0.kind;
+        let writes = server.ask(Command::DmaWrite, &write).0.kind;
+        assert_eq!(reads, writes);
+        reads == Kind::Reply { refused: None }
+    };
+    assert!(!reaches(), "at power-on");
+    assert_eq!(ram.read_obj::<u32>(GuestAddress(0x1000)).unwrap(), 0);
+    device.write_config(regs::COMMAND, &[6, 0]);
+    assert!(reaches());
+    device.write_config(regs::COMMAND, &[2]);
+    assert!(!reaches(), "a byte that turns it off");
+    device.write_config(0, &[0, 0, 0, 0, 6, 0, 0, 0]);
+    assert!(reaches(), "a wide write");
+    device.write_config(regs::COMMAND + 1, &[0]);
+    assert!(reaches(), "another byte");
+    device.reset().unwrap();
+    assert!(!reaches(), "after a reset");
+}
+
+#[test]
+fn all_ram_goes_to_a_server_without_an_iommu() {
+    let (ram, _file) = shared_ram();
     let (server, socket) = Server::good();
     let host = UserServer::start("/run/x", socket, ram.clone(), None).unwrap();
     server.asked();
@@ -151,7 +186,10 @@ fn all_ram_goes_to_a_server_without_an_iommu() {
     let wanted = [wire::dma_map(flags, 0, 0, 0x4000), wire::dma_map(flags, 0x4000, 0x10_0000, 0x4000)];
     assert_eq!(asked.iter().map(|asked| asked.payload.clone()).collect::<Vec<_>>(), wanted);
     assert!(asked.iter().all(|asked| asked.descriptors.len() == 1));
-    // It may use messages all the same.
+    // It may use messages all the same, once the device is a bus master.
+    let slots = Arc::new(FakeSlots::default());
+    let device = host.function("user0", &FakeAllocator::default(), slots).unwrap();
+    device.write_config(regs::COMMAND, &[6, 0]);
     ram.write_slice(&[6; 4], GuestAddress(0x10_0000)).unwrap();
     let (_, answer) = server.ask(Command::DmaRead, &wire::dma_access(0x10_0000, 4));
     assert_eq!(answer[ACCESS..], [6; 4]);

@@ -16,8 +16,9 @@ use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY};
 use crate::platform::test_support::Witness;
 use crate::ram::Ram;
+use crate::rate_limit::{RateLimiter, RateLimits};
 use crate::virtio::VirtioPciDevice;
-use crate::virtio::block::spec::{feature, request};
+use crate::virtio::block::spec::{feature, request, status};
 use crate::virtio::block::{BlockParams, Image, IoMode, VirtioBlock, create};
 use crate::virtio::test_support::{FakeDoorbells, FakeMsi};
 
@@ -35,6 +36,9 @@ const RINGS_SIZE: u64 = 0x3000;
 const HEADERS: u64 = 0x2_0000;
 const STATUSES: u64 = 0x3_0000;
 
+/// Where the disk's name goes, in guest RAM.
+const NAME: u64 = 0x4_0000;
+
 pub(super) const NEXT: u16 = 1;
 pub(super) const WRITE: u16 = 2;
 
@@ -49,10 +53,11 @@ pub(super) struct Kind {
     pub(super) queues: u16,
     /// Features that the driver does not accept.
     pub(super) without: u64,
+    pub(super) limits: Option<RateLimits>,
 }
 
 pub(super) const PLAIN: Kind =
-    Kind { mode: IoMode::Plain, translated: false, memory: 1, read_only: false, queues: 1, without: 0 };
+    Kind { mode: IoMode::Plain, translated: false, memory: 1, read_only: false, queues: 1, without: 0, limits: None };
 pub(super) const RING: Kind = Kind { mode: IoMode::Async, ..PLAIN };
 
 /// All ways by which bytes come from image to guest.
@@ -96,6 +101,12 @@ impl Harness {
 
     /// The same before its driver came; the image is said to have so many bytes.
     pub(super) fn silent(kind: Kind, content: File, bytes: u64) -> Self {
+        let image = Image::made_up(content.try_clone().unwrap(), bytes, kind.memory, kind.read_only);
+        Self::of_image(kind, image, content)
+    }
+
+    /// A disk of this image before its driver came.
+    pub(super) fn of_image(kind: Kind, image: Image, content: File) -> Self {
         let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
         let (sender, relay) = fault_relay();
         let table = kind.translated.then(|| Arc::new(DmaTable::new("disk", ram.clone(), Some((8, sender)))));
@@ -103,11 +114,12 @@ impl Harness {
         let witness = Arc::new(Witness::default());
         let params = BlockParams {
             id: "disk".into(),
-            image: Image::made_up(content.try_clone().unwrap(), bytes, kind.memory, kind.read_only),
+            image,
             serial: "a-serial".into(),
             queues: kind.queues,
             queue_size: QUEUE_SIZE,
             mode: kind.mode,
+            limiter: kind.limits.map(|limits| Arc::new(RateLimiter::new(limits, Instant::now()))),
             memory,
             msi: Arc::new(FakeMsi::default()),
             doorbells: Some(Arc::new(FakeDoorbells::default())),
@@ -269,6 +281,16 @@ impl Harness {
 
     pub(super) fn byte(&self, address: u64) -> u8 {
         self.ram.read_obj(GuestAddress(address)).unwrap()
+    }
+
+    /// Waits until all requests of the first queue have begun, none of which ends meanwhile: one that is answered at once comes behind
+    /// them.
+    pub(super) fn begun(&mut self) {
+        let before = self.used(0);
+        let status = self.add(0, request::GET_ID, 0, &[(NAME, 20)]);
+        self.ring(0);
+        wait_until(|| self.used(0) != before);
+        assert_eq!((self.byte(status), self.used(0)), (status::OK, before.wrapping_add(1)));
     }
 
     /// Makes a request in the first queue; returns its status.

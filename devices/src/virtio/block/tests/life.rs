@@ -31,22 +31,21 @@ fn pause_waits_for_what_is_under_way_and_nothing_begins_until_it_ends() {
     for translated in [false, true] {
         let (mut disk, mut writer) = slow(Kind { translated, ..RING });
         let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
-        disk.ring(0);
-        thread::sleep(Duration::from_millis(20));
-        assert_eq!(disk.used(0), 0);
+        disk.begun();
+        assert_eq!((disk.used(0), disk.byte(first)), (1, 0xff));
         let late = thread::spawn(move || {
             thread::sleep(Duration::from_millis(50));
             writer.write_all(&[7; 512]).unwrap();
             writer
         });
         disk.function.pause();
-        assert_eq!((disk.used(0), disk.byte(first), disk.byte(DATA)), (1, status::OK, 7));
+        assert_eq!((disk.used(0), disk.byte(first), disk.byte(DATA)), (2, status::OK, 7));
         let mut writer = late.join().unwrap();
         disk.add(0, request::IN, 0, &[(DATA, 512)]);
         disk.ring(0);
         writer.write_all(&[8; 512]).unwrap();
         thread::sleep(Duration::from_millis(20));
-        assert_eq!(disk.used(0), 1, "it is paused");
+        assert_eq!(disk.used(0), 2, "it is paused");
         disk.function.resume();
         disk.served(0);
         assert_eq!(disk.byte(DATA), 8);
@@ -57,16 +56,15 @@ fn pause_waits_for_what_is_under_way_and_nothing_begins_until_it_ends() {
 fn new_size_waits_for_what_is_under_way_and_the_driver_is_told() {
     let (mut disk, mut writer) = slow(RING);
     let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
-    disk.ring(0);
-    thread::sleep(Duration::from_millis(100));
-    assert_eq!(disk.used(0), 0);
+    disk.begun();
+    assert_eq!((disk.used(0), disk.byte(first)), (1, 0xff));
     let late = thread::spawn(move || {
         thread::sleep(Duration::from_millis(50));
         writer.write_all(&[7; 512]).unwrap();
     });
     // Its image is a pipe, which keeps its size.
     disk.device.resize(2 << 20).unwrap_err();
-    assert_eq!((disk.used(0), disk.byte(first)), (1, status::OK));
+    assert_eq!((disk.used(0), disk.byte(first)), (2, status::OK));
     late.join().unwrap();
     assert_eq!(u64::from_le_bytes(disk.config(0)), 2048);
 
@@ -95,13 +93,12 @@ fn new_size_waits_for_what_is_under_way_and_the_driver_is_told() {
 fn unmap_ends_what_the_kernel_would_write_there_and_leaves_the_rest() {
     let (mut disk, mut writer) = slow(Kind { translated: true, ..RING });
     let gone = disk.add(0, request::IN, 0, &[(DATA, 512)]);
-    disk.ring(0);
-    thread::sleep(Duration::from_millis(20));
+    disk.begun();
     let stays = disk.add(0, request::IN, 0, &[(DATA + 0x1000, 512)]);
-    disk.ring(0);
-    thread::sleep(Duration::from_millis(20));
+    disk.begun();
+    assert_eq!(disk.used(0), 2);
     disk.unmap(DATA, 0x1000);
-    wait_until(|| disk.used(0) == 1);
+    wait_until(|| disk.used(0) == 3);
     assert_eq!((disk.byte(gone), disk.byte(stays)), (status::IOERR, 0xff));
     writer.write_all(&[9; 512]).unwrap();
     disk.served(0);

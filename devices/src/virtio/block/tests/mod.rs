@@ -5,5 +5,7 @@
 mod harness;
 mod hostile;
 mod life;
+mod limits;
 mod model;
+mod qcow2;
 mod work;

@@ -109,6 +109,23 @@ fn driver_is_asked_to_notify_again_when_no_requests_come() {
 }
 
 #[test]
+fn requests_that_come_slowly_and_take_little_are_not_polled_for_ever() {
+    let mut guest = running();
+    make_polled(&mut guest, 1);
+    // As one that took long would leave it: a patience that the requests which come are well within.
+    guest.mapper.delay(Duration::from_millis(1));
+    make_polled(&mut guest, 100);
+    guest.mapper.delay(Duration::ZERO);
+    let bad = map(77, 0x1000, 0x1fff, 0x8000, 3);
+    let polled = (0..200).filter(|_| {
+        std::thread::sleep(Duration::from_millis(2));
+        !ask(&mut guest, &bad).1
+    });
+    let polled = polled.count();
+    assert!(polled < 100, "{polled} requests were polled for");
+}
+
+#[test]
 fn requests_are_polled_for_only_while_that_is_allowed() {
     let mut guest = running();
     for _ in 0..3 {

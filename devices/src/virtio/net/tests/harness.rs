@@ -17,6 +17,7 @@ use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY};
 use crate::platform::test_support::Witness;
 use crate::ram::Ram;
+use crate::rate_limit::RateLimits;
 use crate::sync::lock;
 use crate::virtio::VirtioPciDevice;
 use crate::virtio::net::spec::{CSUM, GUEST_CSUM, GUEST_TSO4, HEADER_BYTES, MAC, MQ, MRG_RXBUF};
@@ -96,6 +97,11 @@ pub(super) fn rings(queue: u16) -> [u64; 3] {
 
 impl Harness {
     pub(super) fn new(pairs: u16, translated: bool) -> Self {
+        Self::limited(pairs, translated, None)
+    }
+
+    /// The same, with a limit on the rate.
+    pub(super) fn limited(pairs: u16, translated: bool, limits: Option<RateLimits>) -> Self {
         let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap());
         let (sender, relay) = fault_relay();
         let table = translated.then(|| Arc::new(DmaTable::new("net", ram.clone(), Some((8, sender)))));
@@ -116,6 +122,7 @@ impl Harness {
             id: "_net0".into(),
             carrier: Box::new(Host { files, asked: asked.clone() }),
             traits,
+            limits,
             memory,
             msi: Arc::new(FakeMsi::default()),
             doorbells: Some(Arc::new(FakeDoorbells::default())),

@@ -55,6 +55,8 @@ fn bytes_go_both_ways_beside_and_behind_the_iommu() {
         }
         client.read_exact(&mut got).unwrap();
         assert_eq!(got, sent);
+        // They are counted once they are written.
+        wait_until(|| harness.device.counters().tx_bytes == 100_000);
         let counters = harness.device.counters();
         assert_eq!((counters.connections, counters.tx_bytes, counters.rx_bytes), (1, 100_000, 100_000));
         assert_eq!((counters.refused, counters.resets), (0, 0));

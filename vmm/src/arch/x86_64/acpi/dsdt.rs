@@ -20,7 +20,7 @@ use devices::pci::BarWindows;
 use super::TableConfig;
 use crate::arch::layout::{
     ACPI_EVENT_IRQ, CPU_HOTPLUG_IRQ, MEMORY_DEVICE_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOTPLUG_IRQ,
-    SERIAL_IRQ, SERIAL_PORT, WINDOW_APERTURE,
+    PciHole, SERIAL_IRQ, SERIAL_PORT,
 };
 
 /// Value of the sleep type field that powers the machine off.
@@ -62,8 +62,9 @@ fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
     let before: AddressSpace<u16> = AddressSpace::new_io(0, narrow(ports.start() - 1), None);
     let ports_len = narrow(ports.end() - ports.start() + 1);
     let config_ports = IO::new(narrow(*ports.start()), narrow(*ports.start()), 1, ports_len);
-    let (start, end) = WINDOW_APERTURE.into_inner();
-    bridge(0, &[&config_ports, &before], &(start..=*windows.mem32.end()), windows, aml);
+    let (start, end) = PciHole::of(config.firmware).aperture.into_inner();
+    let mem32 = start.min(*windows.mem32.start())..=end.max(*windows.mem32.end());
+    bridge(0, &[&config_ports, &before], &mem32, windows, aml);
     let segments = config.segments.len() as u64;
     let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE * segments));
     let aperture = Memory32Fixed::new(true, narrow(start), narrow(end - start + 1));

@@ -20,7 +20,7 @@ use devices::ram::Ram;
 use std::ops::RangeInclusive;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
-use crate::arch::layout::{ACPI_PORTS, ACPI_TABLES, IO_APIC, LOCAL_APIC, PCI_ECAM, PCI_ECAM_SIZE, RESET_VECTOR};
+use crate::arch::layout::{ACPI_PORTS, ACPI_TABLES, IO_APIC, LOCAL_APIC, PCI_ECAM, PCI_ECAM_SIZE, SMBIOS_ENTRY};
 
 /// Who made the tables.
 const OEM_ID: [u8; 6] = *b"CAROM ";
@@ -28,6 +28,9 @@ const OEM_ID: [u8; 6] = *b"CAROM ";
 const OEM_TABLE_ID: [u8; 8] = *b"CAROMVM ";
 /// Their revision.
 const OEM_REVISION: u32 = 1;
+
+/// Boot architecture flag: no CMOS clock is there for the kernel (ACPI 6.5, section 5.2.9.3).
+const NO_CMOS_CLOCK: u16 = 1 << 5;
 
 /// What the tables say that differs between VMs.
 #[derive(Clone, Debug)]
@@ -38,6 +41,8 @@ pub struct TableConfig {
     pub max_vcpus: u32,
     /// Where BARs are, of each PCI segment.
     pub segments: Vec<BarWindows>,
+    /// Whether the guest boots by firmware.
+    pub firmware: bool,
     /// The virtio-iommu, and the ranges of functions behind it, whether they are there or yet to come.
     pub iommu: Option<(PciAddress, Vec<RangeInclusive<PciAddress>>)>,
     /// Whether there is a first serial port.
@@ -57,7 +62,7 @@ impl TableConfig {
 pub fn write(memory: &Ram, config: &TableConfig) -> Result<u64, GuestMemoryError> {
     let tables = build(config, ACPI_TABLES);
     assert!(
-        ACPI_TABLES + tables.len() as u64 <= RESET_VECTOR,
+        ACPI_TABLES + tables.len() as u64 <= SMBIOS_ENTRY,
         "the tables of 254 vCPUs and 16 segments fit in 128 KiB"
     );
     memory.write_slice(&tables, GuestAddress(ACPI_TABLES))?;
@@ -74,7 +79,7 @@ fn build(config: &TableConfig, base: u64) -> Vec<u8> {
         address
     };
     let dsdt = place(&definition_block(config));
-    let fadt = place(&fadt(dsdt));
+    let fadt = place(&fadt(config, dsdt));
     let mut entries = vec![fadt, place(&madt(config)), place(&mcfg(config))];
     if let Some((iommu, endpoints)) = &config.iommu {
         entries.push(place(&viot::build(*iommu, endpoints)));
@@ -95,7 +100,7 @@ fn definition_block(config: &TableConfig) -> Sdt {
     dsdt
 }
 
-fn fadt(dsdt: u64) -> impl Aml {
+fn fadt(config: &TableConfig, dsdt: u64) -> impl Aml {
     let register = |offset| {
         let address = ACPI_PORTS + offset;
         GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, address)
@@ -109,6 +114,10 @@ fn fadt(dsdt: u64) -> impl Aml {
         .flag(Flags::SlpButton);
     fadt.reset_reg = register(RESET_OFFSET);
     fadt.reset_value = RESET_VALUE;
+    if config.firmware {
+        // CMOS is for firmware: a kernel has KVM's clock, which is finer, and would wait for interrupts of CMOS in vain.
+        fadt.iapc_boot_arch = NO_CMOS_CLOCK.into();
+    }
     fadt.sleep_control_reg = register(SLEEP_CONTROL_OFFSET);
     fadt.sleep_status_reg = register(SLEEP_STATUS_OFFSET);
     fadt.finalize()
@@ -146,6 +155,7 @@ mod tests {
             vcpus: 2,
             max_vcpus: 2,
             segments: segments(1),
+            firmware: false,
             iommu: Some((PciAddress::on_root_bus(1), vec![PciAddress::on_root_bus(2)..=PciAddress::on_root_bus(17)])),
             serial: true,
             memory_devices: false,
@@ -185,6 +195,30 @@ mod tests {
         let dsdt = table(&image, u64_at(fadt, 140));
         assert_eq!(&dsdt[..4], b"DSDT");
         assert_eq!(dsdt.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0);
+    }
+
+    #[test]
+    fn kernel_is_told_to_leave_the_firmwares_clock_alone() {
+        for (firmware, flags) in [(false, 0), (true, 1 << 5)] {
+            let image = build(&TableConfig { firmware, ..config() }, 0);
+            let start = image.windows(4).position(|window| window == b"FACP").unwrap();
+            let fadt = table(&image, start as u64);
+            // Flags, and the block of the timer, of which the kernel is not told either.
+            assert_eq!((u16::from_le_bytes([fadt[109], fadt[110]]), &fadt[76..80]), (flags, &[0; 4][..]));
+        }
+    }
+
+    #[test]
+    fn bridge_of_segment_0_covers_bars_and_windows_however_the_hole_is_divided() {
+        for firmware in [false, true] {
+            let mut vm = carom_api::VmConfig::default();
+            vm.payload.firmware = firmware.then(|| "/f".into());
+            let segments = windows(&vm, &(0x40_0000_0000..=0x7f_ffff_ffff));
+            let image = build(&TableConfig { firmware, segments, ..config() }, 0);
+            // Of a 32-bit memory descriptor: lowest and highest address.
+            let whole = [0xc000_0000u32, 0xf7ff_ffff].map(u32::to_le_bytes).concat();
+            assert!(image.windows(8).any(|window| window == whole), "{firmware}");
+        }
     }
 
     #[test]
@@ -247,6 +281,6 @@ mod tests {
             },
             ACPI_TABLES,
         );
-        assert!(ACPI_TABLES + image.len() as u64 <= RESET_VECTOR);
+        assert!(ACPI_TABLES + image.len() as u64 <= SMBIOS_ENTRY);
     }
 }

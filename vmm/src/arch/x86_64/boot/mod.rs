@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Loading a kernel and what it is told at its entry.
+//! Loading a kernel or firmware, and what it is told at its entry.
 
 mod linux;
 mod memory_map;
@@ -27,6 +27,7 @@ use crate::arch::registers::{self, Entry};
 
 /// What can be booted.
 const KERNELS: &str = "a bzImage, or an ELF image (vmlinux) built with CONFIG_PVH, is needed";
+const FIRMWARES: &str = "an ELF image with a PVH entry point is needed, such as EDK2's CLOUDHV.fd";
 
 /// Why the guest has nothing to boot.
 #[derive(Debug, Error)]
@@ -34,9 +35,11 @@ pub enum BootError {
     /// A file cannot be opened or read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The file is no kernel that Carom can boot.
-    #[error("{}", no_kernel(path, reason, Terms::Options))]
-    NoKernel {
+    /// The file is no kernel, or no firmware, that Carom can boot.
+    #[error("{}", no_image(*field, path, reason, Terms::Options))]
+    NoImage {
+        /// What the file is to be.
+        field: Field,
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
@@ -66,16 +69,16 @@ impl Explain for BootError {
     fn explain(&self, terms: Terms) -> String {
         match self {
             Self::File(error) => error.explain(terms),
-            Self::NoKernel { path, reason } => no_kernel(path, reason, terms),
+            Self::NoImage { field, path, reason } => no_image(*field, path, reason, terms),
             Self::NoRoom(error) => error.explain(terms),
             Self::Write { .. } => self.to_string(),
         }
     }
 }
 
-fn no_kernel(path: &Path, reason: &str, terms: Terms) -> String {
-    let kernel = PayloadConfig::KERNEL.with_value(&path.display().to_string(), terms);
-    format!("{kernel}: {reason}; {KERNELS}")
+fn no_image(field: Field, path: &Path, reason: &str, terms: Terms) -> String {
+    let wanted = if field == PayloadConfig::FIRMWARE { FIRMWARES } else { KERNELS };
+    format!("{}: {reason}; {wanted}", field.with_value(&path.display().to_string(), terms))
 }
 
 fn file_error(field: Field, path: &Path) -> impl Fn(io::Error) -> BootError {
@@ -86,16 +89,19 @@ fn write_error(what: &'static str) -> impl Fn(vm_memory::GuestMemoryError) -> Bo
     move |error| BootError::Write { what, message: error.to_string() }
 }
 
-/// An opened kernel and initramfs, so that a reboot loads what the start found.
+/// An opened kernel and initramfs, or firmware, so that a reboot loads what the start found.
 pub struct Payload {
     config: PayloadConfig,
-    kernel: File,
+    /// What the file with the image is: the kernel or the firmware.
+    field: Field,
+    path: PathBuf,
+    file: File,
     image: Image,
     initramfs: Option<File>,
     initramfs_len: u64,
 }
 
-/// What kind of image the kernel is.
+/// What kind of image a kernel is. Firmware is [`Self::Elf`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Image {
     BzImage,
@@ -103,25 +109,33 @@ enum Image {
 }
 
 impl Payload {
-    /// Opens both files and looks at the kernel's magic numbers.
+    /// Opens the files and looks at the magic numbers of the kernel or firmware.
     pub fn open(config: &PayloadConfig) -> Result<Self, BootError> {
-        let (mut kernel, kernel_len) = open_file(PayloadConfig::KERNEL, &config.kernel)?;
-        let mut head = vec![0; 0x206.min(usize::try_from(kernel_len).unwrap_or(usize::MAX))];
-        kernel.read_exact(&mut head).map_err(file_error(PayloadConfig::KERNEL, &config.kernel))?;
-        let image = identify(&head).ok_or_else(|| BootError::NoKernel {
-            path: config.kernel.clone(),
-            reason: "neither the bzImage nor the ELF magic number is there".into(),
+        let (field, path) = match (&config.firmware, &config.kernel) {
+            (Some(firmware), _) => (PayloadConfig::FIRMWARE, firmware.clone()),
+            (None, kernel) => (PayloadConfig::KERNEL, kernel.clone().unwrap_or_default()),
+        };
+        let (mut file, len) = open_file(field, &path)?;
+        let mut head = vec![0; 0x206.min(usize::try_from(len).unwrap_or(usize::MAX))];
+        file.read_exact(&mut head).map_err(file_error(field, &path))?;
+        let of_kernel = field == PayloadConfig::KERNEL;
+        let image = identify(&head).filter(|image| of_kernel || *image == Image::Elf).ok_or_else(|| {
+            let reason = match of_kernel {
+                true => "neither the bzImage nor the ELF magic number is there",
+                false => "the ELF magic number is not there",
+            };
+            BootError::NoImage { field, path: path.clone(), reason: reason.into() }
         })?;
         let initramfs =
             config.initramfs.as_deref().map(|path| open_file(PayloadConfig::INITRAMFS, path)).transpose()?;
         let (initramfs, initramfs_len) = initramfs.map_or((None, 0), |(file, len)| (Some(file), len));
-        Ok(Self { config: config.clone(), kernel, image, initramfs, initramfs_len })
+        Ok(Self { config: config.clone(), field, path, file, image, initramfs, initramfs_len })
     }
 
     /// Loads everything into RAM of `ram_size` bytes, with the ACPI tables' root at `rsdp`; returns where the boot
     /// processor enters.
     pub fn load(&self, memory: &Ram, ram_size: u64, rsdp: u64) -> Result<Entry, BootError> {
-        let loaded = self.load_kernel(memory)?;
+        let loaded = self.load_image(memory)?;
         let initramfs = self.load_initramfs(memory, ram_size, &loaded)?;
         let cmdline = self.config.cmdline.as_bytes();
         memory.write_slice(cmdline, GuestAddress(CMDLINE)).map_err(write_error("the command line"))?;
@@ -142,10 +156,10 @@ impl Payload {
         }
     }
 
-    fn load_kernel(&self, memory: &Ram) -> Result<Loaded, BootError> {
-        let reason = |reason: String| BootError::NoKernel { path: self.config.kernel.clone(), reason };
+    fn load_image(&self, memory: &Ram) -> Result<Loaded, BootError> {
+        let reason = |reason: String| BootError::NoImage { field: self.field, path: self.path.clone(), reason };
         let start = Some(GuestAddress(HIGH_RAM_START));
-        let mut file = self.kernel.try_clone().map_err(|e| reason(e.to_string()))?;
+        let mut file = self.file.try_clone().map_err(|e| reason(e.to_string()))?;
         match self.image {
             Image::BzImage => {
                 let result = BzImage::load(memory, None, &mut file, start).map_err(|e| reason(e.to_string()))?;
@@ -175,7 +189,7 @@ impl Payload {
             BootError::NoRoom(ConfigError::new(MemoryConfig::SIZE, rule))
         };
         if kernel.end > limit {
-            return Err(no_room("kernel"));
+            return Err(no_room(if self.field == PayloadConfig::FIRMWARE { "firmware" } else { "kernel" }));
         }
         let Some(file) = &self.initramfs else { return Ok(None) };
         let address = limit.checked_sub(self.initramfs_len).ok_or_else(|| no_room("initramfs"))? & !(PAGE_SIZE - 1);
@@ -202,10 +216,10 @@ impl Payload {
     }
 }
 
-/// A kernel in guest memory.
+/// A kernel or firmware in guest memory.
 struct Loaded {
     entry: u64,
-    /// First address that the kernel does not need while it starts.
+    /// First address that it does not need while it starts.
     end: u64,
     /// Set-up header of a bzImage.
     header: Option<setup_header>,

@@ -11,7 +11,7 @@ use crate::memory;
 fn payload(content: &[u8]) -> (tempfile::NamedTempFile, PayloadConfig) {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(content).unwrap();
-    let config = PayloadConfig { kernel: file.path().into(), ..Default::default() };
+    let config = PayloadConfig::of_kernel(file.path());
     (file, config)
 }
 
@@ -40,6 +40,107 @@ fn bzimage(version: u16, code: usize) -> Vec<u8> {
     image
 }
 
+/// An ELF image as EDK2's is: of 64 bits for a 32-bit machine, one segment of `size` bytes from 1 MiB on, with the note that names the
+/// PVH entry point, of type `note`.
+fn elf(size: u64, note: u32, entry: u32) -> Vec<u8> {
+    const NOTE: u64 = 0xb0;
+    let mut image = Vec::new();
+    // Class, data, version; type EXEC, machine 80386; entry; program headers at 64, two of 56 bytes.
+    image.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
+    image.extend([2u16.to_le_bytes(), 3u16.to_le_bytes()].concat());
+    image.extend(1u32.to_le_bytes());
+    image.extend([u64::from(entry), 64, 0].map(u64::to_le_bytes).concat());
+    image.extend(0u32.to_le_bytes());
+    image.extend([64u16, 56, 2, 0, 0, 0].map(u16::to_le_bytes).concat());
+    for (kind, offset, bytes) in [(1u32, 0, size), (4, NOTE, 0x14)] {
+        image.extend([kind, 7].map(u32::to_le_bytes).concat());
+        let address = HIGH_RAM_START + offset;
+        image.extend([offset, address, address, bytes, bytes, 4].map(u64::to_le_bytes).concat());
+    }
+    image.extend([4, 4, note].map(u32::to_le_bytes).concat());
+    image.extend(b"Xen\0");
+    image.extend(entry.to_le_bytes());
+    image.resize(usize::try_from(size).unwrap().max(image.len()), 0xc3);
+    image
+}
+
+/// XEN_ELFNOTE_PHYS32_ENTRY (Xen's `xen/include/public/elfnote.h`).
+const PVH_NOTE: u32 = 18;
+
+fn firmware(content: &[u8]) -> (tempfile::NamedTempFile, PayloadConfig) {
+    let (file, _) = payload(content);
+    let config = PayloadConfig::of_firmware(file.path());
+    (file, config)
+}
+
+fn firmware_refused(content: &[u8]) -> String {
+    let (_file, config) = firmware(content);
+    let error = match Payload::open(&config) {
+        Ok(payload) => payload.check(64 * MIB).unwrap_err(),
+        Err(error) => error,
+    };
+    assert!(error.is_user_error());
+    assert!(error.explain(Terms::Json).starts_with("payload.firmware"), "{error}");
+    error.to_string()
+}
+
+#[test]
+fn firmware_is_entered_at_its_pvh_entry_point_with_memory_map_and_tables() {
+    let (_file, config) = firmware(&elf(0x4000, PVH_NOTE, 0x10_3ff0));
+    let memory = memory::create(&MemoryConfig::with_size(64 * MIB)).unwrap();
+    let payload = Payload::open(&config).unwrap();
+    // Twice, as a reboot does: what the firmware has written over itself is there again.
+    for _ in 0..2 {
+        memory.write_slice(&[0; 0x4000], GuestAddress(HIGH_RAM_START)).unwrap();
+        let entry = payload.load(&memory, 64 * MIB, 0xe0000).unwrap();
+        assert_eq!(entry, Entry::Pvh(0x10_3ff0));
+        assert_eq!(memory.read_obj::<u8>(GuestAddress(0x10_3fff)).unwrap(), 0xc3);
+    }
+    let long = |address| memory.read_obj::<u64>(GuestAddress(address)).unwrap();
+    let start = crate::arch::layout::PVH_START_INFO;
+    // No modules; the command line is there and empty.
+    assert_eq!((long(start + 8) >> 32, long(start + 16)), (0, 0));
+    assert_eq!(memory.read_obj::<u8>(GuestAddress(long(start + 24))).unwrap(), 0);
+    assert_eq!((long(start + 32), long(start + 40)), (0xe0000, crate::arch::layout::PVH_MEMORY_MAP));
+}
+
+#[test]
+fn file_that_is_no_firmware_is_refused() {
+    assert!(firmware_refused(&[0; 4096]).contains("the ELF magic number is not there; an ELF image with a PVH"));
+    assert!(firmware_refused(&bzimage(0x20f, 4096)).contains("the ELF magic number is not there"));
+    assert!(firmware_refused(&elf(0x4000, PVH_NOTE + 1, 0x10_3ff0)).contains("it has no PVH entry point"));
+    let error = Payload::open(&PayloadConfig::of_firmware("/nonexistent/f")).err().unwrap().to_string();
+    assert!(error.starts_with("--firmware /nonexistent/f: No such file"), "{error}");
+}
+
+#[test]
+fn malformed_firmware_is_refused_wherever_it_is_cut_or_damaged() {
+    let whole = elf(0x4000, PVH_NOTE, 0x10_3ff0);
+    for len in [4, 16, 63, 64, 119, 175, 0x3fff] {
+        firmware_refused(&whole[..len]);
+    }
+    let with = |at: usize, bytes: &[u8]| {
+        let mut image = whole.clone();
+        image[at..at + bytes.len()].copy_from_slice(bytes);
+        firmware_refused(&image)
+    };
+    // A big-endian file; program headers beyond the file; a segment below 1 MiB, beyond RAM, and beyond the file.
+    with(5, &[2]);
+    with(32, &u64::MAX.to_le_bytes());
+    with(64 + 24, &(u64::MAX - 0xfff).to_le_bytes());
+    with(64 + 24, &(64 * MIB - 0x1000).to_le_bytes());
+    with(64 + 8, &0x1_0000u64.to_le_bytes());
+    // Notes that end nowhere.
+    with(0xb0, &u32::MAX.to_le_bytes());
+}
+
+#[test]
+fn firmware_larger_than_ram_is_refused() {
+    let (_file, config) = firmware(&elf(2 * MIB, PVH_NOTE, 0x10_3ff0));
+    let error = Payload::open(&config).unwrap().check(2 * MIB).unwrap_err();
+    assert!(error.is_user_error() && error.to_string().starts_with("--firmware"), "{error}");
+}
+
 #[test]
 fn file_that_is_no_kernel_is_refused() {
     for content in [&b"#!/bin/sh\n"[..], &[0; 4096][..]] {
@@ -50,7 +151,7 @@ fn file_that_is_no_kernel_is_refused() {
 #[test]
 fn empty_file_and_directory_are_refused() {
     assert!(refused(b"").contains("empty"));
-    let config = PayloadConfig { kernel: "/".into(), ..Default::default() };
+    let config = PayloadConfig::of_kernel("/");
     assert!(Payload::open(&config).err().unwrap().to_string().contains("not a regular file"));
 }
 
@@ -59,7 +160,7 @@ fn pipe_that_nobody_writes_to_is_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("pipe");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
-    let config = PayloadConfig { kernel: pipe.clone(), ..Default::default() };
+    let config = PayloadConfig::of_kernel(&pipe);
     assert!(Payload::open(&config).err().unwrap().to_string().contains("not a regular file"));
     let (_kernel, config) = payload(&bzimage(0x20c, 4096));
     let config = PayloadConfig { initramfs: Some(pipe), ..config };
@@ -69,7 +170,7 @@ fn pipe_that_nobody_writes_to_is_refused_at_once() {
 
 #[test]
 fn missing_file_names_its_option() {
-    let config = PayloadConfig { kernel: "/nonexistent/kernel".into(), ..Default::default() };
+    let config = PayloadConfig::of_kernel("/nonexistent/kernel");
     let text = Payload::open(&config).err().unwrap().to_string();
     assert!(text.starts_with("--kernel /nonexistent/kernel: No such file"), "{text}");
 }

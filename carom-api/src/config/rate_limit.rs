@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Limits on the rate of disks and network devices.
+
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::error::ConfigError;
+use crate::field::Field;
+use crate::object;
+use crate::option_list::OptionList;
+
+/// Longest time in which a bucket fills, in ms.
+const MAX_REFILL_TIME: u64 = u32::MAX as u64;
+
+/// A token bucket: `size` tokens at once, and as many again in each `refill_time`. Where one of these is 0, there is no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TokenBucket {
+    /// Tokens that it holds: bytes, or requests.
+    pub size: u64,
+    /// Tokens that are there at the start beside those, and do not come back.
+    #[serde(default)]
+    pub one_time_burst: Option<u64>,
+    /// The time in which it fills, in ms.
+    #[schema(maximum = 4_294_967_295u64)]
+    pub refill_time: u64,
+}
+
+/// A limit on the rate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RateLimiterConfig {
+    /// Of bytes.
+    #[serde(default, deserialize_with = "object::or_null")]
+    pub bandwidth: Option<TokenBucket>,
+    /// Of requests, or packets.
+    #[serde(default, deserialize_with = "object::or_null")]
+    pub ops: Option<TokenBucket>,
+}
+
+/// Keys of a limit, of whichever option.
+pub(crate) const RATE_KEYS: [&str; 6] =
+    ["bw_size", "bw_one_time_burst", "bw_refill_time", "ops_size", "ops_one_time_burst", "ops_refill_time"];
+
+impl TokenBucket {
+    fn parse(list: &OptionList, option: Field, keys: &[&'static str]) -> Result<Option<Self>, ConfigError> {
+        let [size_key, burst_key, refill_key] = *keys else { return Ok(None) };
+        let (size, one_time_burst, refill_time) =
+            (list.size(size_key)?, list.size(burst_key)?, list.number(refill_key)?);
+        match (size, refill_time) {
+            (Some(size), Some(refill_time)) => Ok(Some(Self { size, one_time_burst, refill_time })),
+            (None, None) if one_time_burst.is_none() => Ok(None),
+            (None, _) => Err(ConfigError::new(option.key(size_key), "is needed for a limit on the rate")),
+            (_, None) => Err(ConfigError::new(option.key(refill_key), "is needed for a limit on the rate")),
+        }
+    }
+
+    fn check(&self, refill_time: Field) -> Result<(), ConfigError> {
+        if self.refill_time > MAX_REFILL_TIME {
+            let rule = format!("{} ms are more than {MAX_REFILL_TIME}", self.refill_time);
+            return Err(ConfigError::new(refill_time, rule));
+        }
+        Ok(())
+    }
+}
+
+impl RateLimiterConfig {
+    /// Reads the keys of a limit; `None` where there are none.
+    pub(crate) fn parse(list: &OptionList, option: Field) -> Result<Option<Self>, ConfigError> {
+        let (bandwidth, ops) = RATE_KEYS.split_at(3);
+        let limit = Self {
+            bandwidth: TokenBucket::parse(list, option, bandwidth)?,
+            ops: TokenBucket::parse(list, option, ops)?,
+        };
+        Ok((limit != Self::default()).then_some(limit))
+    }
+
+    /// Checks it as the limit of `option`.
+    ///
+    /// # Errors
+    /// A rule does not hold.
+    pub(crate) fn check(&self, option: Field) -> Result<(), ConfigError> {
+        let bandwidth = option.keys("bw_refill_time", "rate_limiter_config.bandwidth.refill_time");
+        let ops = option.keys("ops_refill_time", "rate_limiter_config.ops.refill_time");
+        self.bandwidth.map_or(Ok(()), |bucket| bucket.check(bandwidth))?;
+        self.ops.map_or(Ok(()), |bucket| bucket.check(ops))
+    }
+}
+
+/// A limit that disks share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RateLimitGroupConfig {
+    /// Its name, by which disks say that they are in it.
+    pub id: String,
+    /// The limit.
+    #[serde(deserialize_with = "object::required")]
+    pub rate_limiter_config: RateLimiterConfig,
+}
+
+impl RateLimitGroupConfig {
+    /// The option.
+    pub const OPTION: Field = Field::new("--rate-limit-group", "rate_limit_groups");
+    /// [`Self::id`].
+    pub const ID: Field = Self::OPTION.key("id");
+
+    /// Checks the groups of a VM.
+    ///
+    /// # Errors
+    /// One has no name, or that of another, or its limit is none.
+    pub(crate) fn check_all(groups: &[Self]) -> Result<(), ConfigError> {
+        for (place, group) in groups.iter().enumerate() {
+            if group.id.is_empty() {
+                return Err(ConfigError::new(Self::ID, "must not be empty"));
+            }
+            if groups[..place].iter().any(|other| other.id == group.id) {
+                return Err(ConfigError::new(Self::ID, format!("'{}' is given twice", group.id)));
+            }
+            group.rate_limiter_config.check(Self::OPTION)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for RateLimitGroupConfig {
+    type Err = ConfigError;
+
+    /// Parses `id=NAME` with any of the keys of a limit.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let list = OptionList::parse(Self::OPTION, text, &[&["id"], &RATE_KEYS[..]].concat())?;
+        let id = list.required("id")?.to_string();
+        let limit = RateLimiterConfig::parse(&list, Self::OPTION)?;
+        let rule = "has no limit: bw_size and bw_refill_time, or ops_size and ops_refill_time";
+        Ok(Self { id, rate_limiter_config: limit.ok_or_else(|| ConfigError::new(Self::OPTION, rule))? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Explain;
+    use crate::field::Terms;
+
+    fn group(text: &str) -> Result<RateLimitGroupConfig, String> {
+        text.parse().map_err(|error: ConfigError| error.to_string())
+    }
+
+    #[test]
+    fn group_parses_as_cloud_hypervisor_spells_it() {
+        let text = "id=g,bw_size=10M,bw_one_time_burst=1M,bw_refill_time=100,ops_size=1000,ops_refill_time=1000";
+        let json = r#"{"id": "g", "rate_limiter_config": {
+            "bandwidth": {"size": 10485760, "one_time_burst": 1048576, "refill_time": 100},
+            "ops": {"size": 1000, "refill_time": 1000}}}"#;
+        assert_eq!(group(text).unwrap(), serde_json::from_str(json).unwrap());
+        let ops = group("id=g,ops_size=1,ops_one_time_burst=5,ops_refill_time=1").unwrap().rate_limiter_config;
+        assert_eq!((ops.bandwidth, ops.ops.unwrap().one_time_burst), (None, Some(5)));
+    }
+
+    #[test]
+    fn half_a_limit_is_refused_with_the_key_that_is_missing() {
+        for (text, rule) in [
+            ("bw_size=1,bw_refill_time=1", "--rate-limit-group: 'id=' is needed"),
+            ("id=g", "--rate-limit-group: has no limit: bw_size and bw_refill_time, or ops_size and ops_refill_time"),
+            ("id=g,bw_size=1", "--rate-limit-group bw_refill_time: is needed for a limit on the rate"),
+            ("id=g,ops_refill_time=1", "--rate-limit-group ops_size: is needed for a limit on the rate"),
+            ("id=g,ops_one_time_burst=1", "--rate-limit-group ops_size: is needed for a limit on the rate"),
+            ("id=g,bw_size=1,bw_refill_time=x", "--rate-limit-group bw_refill_time: is no number that fits"),
+        ] {
+            assert_eq!(group(text), Err(rule.to_string()));
+        }
+    }
+
+    #[test]
+    fn names_and_times_are_checked() {
+        let check = |texts: &[&str]| {
+            let groups: Vec<_> = texts.iter().map(|text| group(text).unwrap()).collect();
+            RateLimitGroupConfig::check_all(&groups).map_err(|error| error.explain(Terms::Json))
+        };
+        let (one, two) = ("id=a,ops_size=1,ops_refill_time=1", "id=b,ops_size=0,ops_refill_time=0");
+        assert_eq!(check(&[one, two]), Ok(()));
+        assert_eq!(check(&[one, two, one]), Err("rate_limit_groups.id: 'a' is given twice".into()));
+        let field = "rate_limit_groups.rate_limiter_config.bandwidth.refill_time";
+        let refused = check(&["id=a,bw_size=1,bw_refill_time=4294967296"]);
+        assert_eq!(refused, Err(format!("{field}: 4294967296 ms are more than 4294967295")));
+    }
+}

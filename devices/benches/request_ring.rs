@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What keeping the last requests to the virtio-iommu costs: a pair of MAP and UNMAP in the engine, on a host that does nothing, with the ring
+//! and without, in turns within one measurement.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use devices::crash::RequestRing;
+use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, unmap};
+use iommu_bounce::{Engine, EngineConfig};
+
+const PAGE: u64 = 0x1000;
+/// Pairs in a turn.
+const TURN: u32 = 64;
+
+struct Pairs {
+    engine: Engine,
+    map: Vec<u8>,
+    unmap: Vec<u8>,
+}
+
+impl Pairs {
+    fn new() -> Self {
+        let ram = Arc::new(TestRam::new(&[(0, 0x10_0000)]));
+        let mut engine = Engine::new(EngineConfig::default(), ram, None).expect("it is valid");
+        engine.add_endpoint(1, Box::new(NullMapper)).expect("it is valid");
+        engine.accept_features(u64::MAX);
+        let start = 1 << 32;
+        let mut pairs = Self {
+            engine,
+            map: map(1, start, start + PAGE - 1, 0x1000, 3).to_vec(),
+            unmap: unmap(1, start, start + PAGE - 1).to_vec(),
+        };
+        assert_eq!(pairs.engine.handle(&attach(1, 1), &mut [0; 4]), 4);
+        pairs
+    }
+
+    /// Has the pairs of a turn served; how long that took.
+    fn turn(&mut self, ring: Option<&RequestRing>) -> Duration {
+        let began = Instant::now();
+        for _ in 0..TURN {
+            for request in [&self.map, &self.unmap] {
+                let kept = ring.map(|ring| ring.begin(request));
+                let mut reply = [0xff; 4];
+                self.engine.handle(request, &mut reply);
+                assert_eq!(reply[0], 0, "{request:x?}");
+                if let (Some(ring), Some(kept)) = (ring, kept) {
+                    ring.end(kept, &reply);
+                }
+            }
+        }
+        began.elapsed()
+    }
+}
+
+/// Both take turns, and one of them is measured.
+fn with_and_without(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("map_unmap");
+    let (mut pairs, ring) = (Pairs::new(), RequestRing::new());
+    for measured in [false, true] {
+        let name = if measured { "with_the_ring" } else { "without" };
+        group.bench_function(name, |bencher| {
+            bencher.iter_custom(|rounds| {
+                let mut took = Duration::ZERO;
+                let mut turns = 0_u64;
+                while turns * u64::from(TURN) < rounds {
+                    let (without, with) = (pairs.turn(None), pairs.turn(Some(&ring)));
+                    took += if measured { with } else { without };
+                    turns += 1;
+                }
+                // As if it had been that many.
+                let done = turns * u64::from(TURN);
+                took.mul_f64(rounds as f64 / done as f64)
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, with_and_without);
+criterion_main!(benches);

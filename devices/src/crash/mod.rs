@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a crash of the process leaves: a file that says which version, which thread, why, and which requests came last. Nothing of the
+//! guest's memory is in it.
+//!
+//! The file is opened beforehand ([`leave_reports_in`]): a thread that crashes may not be allowed to.
+
+mod report;
+mod requests;
+mod signals;
+mod thread_name;
+
+use std::backtrace::Backtrace;
+use std::fs::File;
+use std::{io, panic};
+
+pub(crate) use self::report::{role, set_role, write_report};
+pub use self::requests::{Pending, REQUESTS, RequestRing};
+
+/// Has reports of panics, of signals that end the process, and of calls that no role has, written to `file`. Call it once, before other
+/// threads start.
+///
+/// # Errors
+/// The process has such a file already, or the host's kernel takes no handler.
+pub fn leave_reports_in(file: File) -> io::Result<()> {
+    report::set_file(file)?;
+    let before = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        before(panic);
+        let message = panic.payload_as_str().unwrap_or("something that is no text");
+        let trace = Backtrace::force_capture();
+        match panic.location() {
+            Some(place) => write_report(format_args!("panic at {place}: {message}"), format_args!("{trace:#}")),
+            None => write_report(format_args!("panic: {message}"), format_args!("{trace:#}")),
+        }
+    }));
+    signals::watch()
+}

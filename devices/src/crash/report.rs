@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The report itself. It is written without an allocation and without a lock, as a handler of signals must.
+
+use std::cell::Cell;
+use std::fmt::{self, Arguments, Write};
+use std::fs::{self, File};
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::requests::REQUESTS;
+
+/// Most reports of a process: panics of devices do not end it.
+const MOST: u32 = 16;
+/// Milliseconds that a report waits for that of another thread.
+const PATIENCE: u32 = 1000;
+
+thread_local! {
+    /// The role of this thread. It takes no allocation and no destructor, so that a handler of signals may read it.
+    static ROLE: Cell<&'static str> = const { Cell::new("unknown") };
+}
+
+struct Target {
+    file: File,
+    /// Where the program is in memory: what addresses in its code are counted from.
+    base: u64,
+}
+
+static TARGET: OnceLock<Target> = OnceLock::new();
+static WRITTEN: AtomicU32 = AtomicU32::new(0);
+static BUSY: AtomicBool = AtomicBool::new(false);
+
+/// Says what this thread's role is called.
+pub(crate) fn set_role(name: &'static str) {
+    ROLE.set(name);
+}
+
+/// What this thread's role is called.
+pub(crate) fn role() -> &'static str {
+    ROLE.get()
+}
+
+pub(super) fn set_file(file: File) -> io::Result<()> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let base = maps.split('-').next().and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or_default();
+    TARGET.set(Target { file, base }).map_err(|_| io::Error::other("reports are written to a file already"))
+}
+
+/// Writes a report, if there is a file for it. A handler of signals may call it; what `cause` and `trace` are made of must allow that too.
+pub(crate) fn write_report(cause: Arguments<'_>, trace: Arguments<'_>) {
+    let Some(target) = TARGET.get() else { return };
+    if WRITTEN.fetch_add(1, Ordering::Relaxed) >= MOST {
+        return;
+    }
+    // Where this thread fails while it writes a report, it waits for itself: not for ever.
+    for _ in 0..PATIENCE {
+        if BUSY.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            // What cannot be written is lost.
+            let _ = write(&mut Lines::new(&target.file), target.base, cause, trace);
+            BUSY.store(false, Ordering::Release);
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn write(to: &mut Lines<'_>, base: u64, cause: Arguments<'_>, trace: Arguments<'_>) -> fmt::Result {
+    writeln!(to, "report of a crash, form 1")?;
+    writeln!(to, "version: carom {}", env!("CARGO_PKG_VERSION"))?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    writeln!(to, "time: {} s after 1970 (UTC)", now.as_secs())?;
+    writeln!(to, "process: {}, program at {base:#x}", std::process::id())?;
+    let mut name = [0; 16];
+    writeln!(to, "thread: {} (role {})", thread_name(&mut name), role())?;
+    writeln!(to, "cause: {cause}")?;
+    writeln!(to, "trace:\n{trace}")?;
+    writeln!(to, "last requests to the virtio-iommu, oldest first:")?;
+    REQUESTS.write(to)?;
+    writeln!(to, "end of the report")?;
+    to.flush();
+    Ok(())
+}
+
+/// The name of this thread, as the kernel has it.
+fn thread_name(bytes: &mut [u8; 16]) -> &str {
+    super::thread_name::read(bytes);
+    let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    std::str::from_utf8(&bytes[..len]).unwrap_or("?")
+}
+
+/// Text on its way to a file, some of it at a time.
+struct Lines<'f> {
+    file: &'f File,
+    bytes: [u8; 512],
+    len: usize,
+}
+
+impl<'f> Lines<'f> {
+    fn new(file: &'f File) -> Self {
+        Self { file, bytes: [0; 512], len: 0 }
+    }
+
+    fn flush(&mut self) {
+        let mut rest = &self.bytes[..self.len];
+        while !rest.is_empty() {
+            match rustix::io::write(self.file, rest) {
+                Ok(written) if written > 0 => rest = &rest[written..],
+                Err(rustix::io::Errno::INTR) => {}
+                // There is nobody left to tell.
+                _ => break,
+            }
+        }
+        self.len = 0;
+    }
+}
+
+impl Write for Lines<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            if self.len == self.bytes.len() {
+                self.flush();
+            }
+            let room = &mut self.bytes[self.len..];
+            let (now, later) = rest.split_at(room.len().min(rest.len()));
+            room[..now.len()].copy_from_slice(now);
+            self.len += now.len();
+            rest = later;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The last requests to the virtio-iommu: a ring that is written in a few instructions, without a lock, and read when the process crashes.
+
+use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use iommu_bounce::spec::{readable, request};
+
+/// Requests that a ring keeps.
+const KEPT: usize = 256;
+
+/// Words of a request that are kept: the longest with fields is MAP, of 36 bytes.
+const WORDS: usize = 5;
+
+/// Of [`Slot::outcome`]: the request is answered, with the status in the lowest byte.
+const ANSWERED: u64 = 1 << 8;
+/// The same: the answer has no status.
+const NO_STATUS: u64 = 1 << 9;
+
+/// A request and what came of it.
+struct Slot {
+    /// Number of the request, counted from 1; 0 while the slot is written.
+    number: AtomicU64,
+    outcome: AtomicU64,
+    words: [AtomicU64; WORDS],
+}
+
+impl Slot {
+    const fn empty() -> Self {
+        Self { number: AtomicU64::new(0), outcome: AtomicU64::new(0), words: [const { AtomicU64::new(0) }; WORDS] }
+    }
+}
+
+/// The last requests to a virtio-iommu. Threads may write at once; who reads meanwhile may find a request that is not whole.
+pub struct RequestRing {
+    /// How many there were.
+    count: AtomicU64,
+    slots: [Slot; KEPT],
+}
+
+/// A request that is not answered yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pending(u64);
+
+/// Those of the VM that the process has.
+pub static REQUESTS: RequestRing = RequestRing::new();
+
+impl Default for RequestRing {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl RequestRing {
+    /// An empty one.
+    pub const fn new() -> Self {
+        Self { count: AtomicU64::new(0), slots: [const { Slot::empty() }; KEPT] }
+    }
+
+    /// Keeps the fields of a request, whose readable part this is. What a guest put behind them, or into a request that nobody knows, is not
+    /// kept.
+    pub fn begin(&self, readable: &[u8]) -> Pending {
+        let fields = readable.first().map_or(0, |kind| fields(*kind)).min(readable.len());
+        let mut bytes = [0; WORDS * 8];
+        bytes[..fields].copy_from_slice(&readable[..fields]);
+        let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let slot = self.slot(number);
+        slot.number.store(0, Ordering::Relaxed);
+        slot.outcome.store(0, Ordering::Relaxed);
+        let (words, _) = bytes.as_chunks::<8>();
+        for (word, bytes) in slot.words.iter().zip(words) {
+            word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+        }
+        slot.number.store(number, Ordering::Release);
+        Pending(number)
+    }
+
+    /// Keeps what the request was answered with, whose writable part this is: its status stands four bytes before the end.
+    pub fn end(&self, Pending(number): Pending, written: &[u8]) {
+        let slot = self.slot(number);
+        // Others may have come since, as many as the ring keeps.
+        if slot.number.load(Ordering::Relaxed) == number {
+            let status = written.len().checked_sub(4).map(|place| written[place]);
+            let outcome = status.map_or(NO_STATUS, |status| ANSWERED | u64::from(status));
+            slot.outcome.store(outcome, Ordering::Relaxed);
+        }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "it is below KEPT")]
+    fn slot(&self, number: u64) -> &Slot {
+        &self.slots[(number % KEPT as u64) as usize]
+    }
+
+    /// Writes them, a line each, oldest first. It allocates nothing.
+    pub(super) fn write(&self, to: &mut impl Write) -> fmt::Result {
+        let count = self.count.load(Ordering::Acquire);
+        for number in count.saturating_sub(KEPT as u64) + 1..=count {
+            let slot = self.slot(number);
+            if slot.number.load(Ordering::Acquire) != number {
+                writeln!(to, "{number} was being written")?;
+                continue;
+            }
+            let mut bytes = [0; WORDS * 8];
+            let (words, _) = bytes.as_chunks_mut::<8>();
+            for (bytes, word) in words.iter_mut().zip(&slot.words) {
+                *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+            }
+            write!(to, "{number} ")?;
+            write_fields(to, &bytes)?;
+            match slot.outcome.load(Ordering::Relaxed) {
+                0 => writeln!(to, " not answered")?,
+                NO_STATUS => writeln!(to, " no status")?,
+                outcome => writeln!(to, " status={}", outcome & 0xff)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How many bytes of a request of this type are fields.
+fn fields(kind: u8) -> usize {
+    match kind {
+        request::ATTACH => readable::ATTACH,
+        // Reserved bytes end these.
+        request::DETACH => readable::DETACH - 8,
+        request::MAP => readable::MAP,
+        request::UNMAP => readable::UNMAP - 4,
+        request::PROBE => 8,
+        request::WINDOW_ADD => readable::WINDOW_ADD - 8,
+        request::WINDOW_DEL => readable::WINDOW_DEL - 8,
+        _ => 1,
+    }
+}
+
+fn write_fields(to: &mut impl Write, bytes: &[u8; WORDS * 8]) -> fmt::Result {
+    let le32 = |at: usize| bytes[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+    let le64 = |at: usize| bytes[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    match bytes[0] {
+        request::ATTACH => write!(to, "ATTACH domain={} endpoint={:#x} flags={:#x}", le32(4), le32(8), le32(12)),
+        request::DETACH => write!(to, "DETACH domain={} endpoint={:#x}", le32(4), le32(8)),
+        request::MAP => {
+            let (start, end, gpa, flags) = (le64(8), le64(16), le64(24), le32(32));
+            write!(to, "MAP domain={} iova={start:#x}..={end:#x} gpa={gpa:#x} flags={flags:#x}", le32(4))
+        }
+        request::UNMAP => write!(to, "UNMAP domain={} iova={:#x}..={:#x}", le32(4), le64(8), le64(16)),
+        request::PROBE => write!(to, "PROBE endpoint={:#x}", le32(4)),
+        request::WINDOW_ADD => write!(to, "WINDOW_ADD domain={} flags={:#x} iova={:#x}", le32(4), le32(8), le64(12)),
+        request::WINDOW_DEL => write!(to, "WINDOW_DEL domain={} iova={:#x}", le32(4), le64(12)),
+        kind => write!(to, "type={kind:#x}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use iommu_bounce::spec::Status;
+    use iommu_bounce::test_utils::{attach, map, unmap};
+
+    use super::*;
+
+    fn text(ring: &RequestRing) -> String {
+        let mut text = String::new();
+        ring.write(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn requests_are_told_with_their_fields_and_what_came_of_them() {
+        let ring = RequestRing::new();
+        let first = ring.begin(&attach(0x18, 1));
+        ring.end(first, &[0; 4]);
+        let second = ring.begin(&map(1, 0x1000, 0x1fff, 0x8000, 3));
+        ring.end(second, &[Status::Range as u8, 0, 0, 0]);
+        let third = ring.begin(&unmap(1, 0x1000, 0x1fff));
+        ring.end(third, &[]);
+        ring.begin(&unmap(1, 0, u64::MAX));
+        let expected = "1 ATTACH domain=1 endpoint=0x18 flags=0x0 status=0\n\
+                        2 MAP domain=1 iova=0x1000..=0x1fff gpa=0x8000 flags=0x3 status=5\n\
+                        3 UNMAP domain=1 iova=0x1000..=0x1fff no status\n\
+                        4 UNMAP domain=1 iova=0x0..=0xffffffffffffffff not answered\n";
+        assert_eq!(text(&ring), expected);
+    }
+
+    #[test]
+    fn last_ones_are_kept_and_an_answer_that_comes_too_late_is_no_others() {
+        let ring = RequestRing::new();
+        let first = ring.begin(&unmap(7, 0, 0));
+        for page in 0..KEPT as u64 {
+            let pending = ring.begin(&unmap(1, page, page));
+            ring.end(pending, &[0; 4]);
+        }
+        ring.end(first, &[Status::NoEnt as u8, 0, 0, 0]);
+        let text = text(&ring);
+        assert_eq!(text.lines().count(), KEPT);
+        assert!(text.starts_with("2 UNMAP domain=1 iova=0x0") && !text.contains("status=6"), "{text}");
+    }
+
+    #[test]
+    fn bytes_that_are_no_fields_are_not_kept() {
+        let ring = RequestRing::new();
+        ring.begin(b"Z a secret of the guest's, as long as any request there is");
+        let mut long = unmap(1, 0, 0).to_vec();
+        long.extend(b"a secret of the guest's");
+        ring.begin(&long);
+        ring.begin(&long[..7]);
+        ring.begin(&[]);
+        let kept = ring.slots.iter().flat_map(|slot| &slot.words).map(|word| word.load(Ordering::Relaxed));
+        let bytes: Vec<u8> = kept.flat_map(u64::to_le_bytes).collect();
+        assert!(!bytes.windows(6).any(|bytes| bytes == b"secret"));
+        assert!(text(&ring).starts_with("1 type=0x5a not answered\n2 UNMAP domain=1 iova=0x0..=0x0 not"));
+    }
+
+    #[test]
+    fn threads_that_write_at_once_lose_nothing() {
+        let ring = RequestRing::new();
+        std::thread::scope(|scope| {
+            for domain in 0..4 {
+                let ring = &ring;
+                scope.spawn(move || {
+                    for page in 0..KEPT as u64 / 4 {
+                        let pending = ring.begin(&unmap(domain, page, page));
+                        ring.end(pending, &[0; 4]);
+                    }
+                });
+            }
+        });
+        let text = text(&ring);
+        for domain in 0..4 {
+            let of_domain =
+                text.lines().filter(|line| line.contains(&format!("domain={domain} ")) && line.ends_with("status=0"));
+            assert_eq!(of_domain.count(), KEPT / 4);
+        }
+    }
+}

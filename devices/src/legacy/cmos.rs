@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The PC's CMOS: a clock (Motorola MC146818) with 128 bytes of memory, of which two ports show one at a time. It is for firmware,
+//! which wants the time, and finds in bytes of the memory how much RAM there is, as on other PCs.
+//!
+//! The clock shows the host's time, UTC. What the guest writes to it is ignored: so a guest cannot set the clock wrong for its next
+//! boot, and firmware, which sets the clock to what it has read at each boot, does not cut off fractions of a second. There are no
+//! alarms and no interrupts.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::Offset;
+use serde::{Deserialize, Serialize};
+
+use crate::platform::BusDevice;
+use crate::state::{DeviceState, StateError};
+
+/// Ports: of the index, and of the byte there.
+pub const REGISTERS_LEN: u64 = 2;
+
+/// Bytes of the memory.
+const CELLS: usize = 128;
+/// Bits of the index port that name a byte. The one above is kept: it turns NMIs off on a PC.
+const INDEX_MASK: u8 = 0x7f;
+
+const SECONDS: u8 = 0x00;
+const MINUTES: u8 = 0x02;
+const HOURS: u8 = 0x04;
+const DAY_OF_WEEK: u8 = 0x06;
+const DAY: u8 = 0x07;
+const MONTH: u8 = 0x08;
+const YEAR: u8 = 0x09;
+/// Rate, divider, and whether an update is in progress.
+const REGISTER_A: u8 = 0x0a;
+/// Format of the time, and what interrupts.
+const REGISTER_B: u8 = 0x0b;
+/// Reasons of interrupts.
+const REGISTER_C: u8 = 0x0c;
+/// Whether memory and time are valid.
+const REGISTER_D: u8 = 0x0d;
+/// The century, where PCs have it.
+const CENTURY: u8 = 0x32;
+/// RAM from 16 MiB up to 4 GiB, in 64 KiB: two bytes.
+const RAM_ABOVE_16_MIB: u8 = 0x34;
+/// RAM from 4 GiB up, in 64 KiB: three bytes.
+const RAM_ABOVE_4_GIB: u8 = 0x5b;
+
+/// Register A: no update is ever in progress. 32768 Hz, 1024 ticks a second: what a PC's firmware sets.
+const A_AT_POWER_ON: u8 = 0x26;
+const A_UPDATE_IN_PROGRESS: u8 = 1 << 7;
+/// Register B: hours go to 24, rather than to 12 with a bit for the afternoon.
+const B_24_HOURS: u8 = 1 << 1;
+/// Register B: numbers are binary, rather than two decimal digits.
+const B_BINARY: u8 = 1 << 2;
+/// Of hours that go to 12: in the afternoon.
+const AFTERNOON: u8 = 1 << 7;
+/// Register D: all is valid.
+const D_VALID: u8 = 1 << 7;
+
+/// How long the time stands after register A was read. A driver reads field after field once that says that no update is in
+/// progress, and must not see the old minute with the new second. A real clock promises 244 µs, which exits of a busy host outlast.
+const STANDS: Duration = Duration::from_millis(50);
+
+/// Kind and version of its saved state.
+const STATE: (&str, u32) = ("cmos", 1);
+
+/// Its saved state.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CmosState {
+    index: u8,
+    cells: Vec<u8>,
+}
+
+/// What the guest can change.
+struct Registers {
+    index: u8,
+    cells: [u8; CELLS],
+    /// The time that was shown when register A was read.
+    standing: Option<Timestamp>,
+}
+
+impl Registers {
+    /// The time to show.
+    fn time(&self, now: Timestamp) -> DateTime {
+        let fresh = |at: &Timestamp| Duration::try_from(now.duration_since(*at)).is_ok_and(|passed| passed < STANDS);
+        let time = self.standing.filter(fresh).unwrap_or(now);
+        Offset::UTC.to_datetime(time)
+    }
+
+    fn b(&self) -> u8 {
+        self.cells[usize::from(REGISTER_B)]
+    }
+
+    /// A number as register B has it.
+    fn number(&self, value: i8) -> u8 {
+        let value = value.unsigned_abs();
+        if self.b() & B_BINARY != 0 { value } else { ((value / 10) << 4) | (value % 10) }
+    }
+
+    fn hours(&self, hour: i8) -> u8 {
+        match hour {
+            _ if self.b() & B_24_HOURS != 0 => self.number(hour),
+            0 => self.number(12),
+            1..12 => self.number(hour),
+            12 => self.number(12) | AFTERNOON,
+            _ => self.number(hour - 12) | AFTERNOON,
+        }
+    }
+
+    fn cell(&mut self, now: Timestamp) -> u8 {
+        let index = self.index & INDEX_MASK;
+        let century = |time: DateTime| i8::try_from(time.year() / 100).unwrap_or_default();
+        let year = |time: DateTime| i8::try_from(time.year() % 100).unwrap_or_default();
+        match index {
+            SECONDS => self.number(self.time(now).second()),
+            MINUTES => self.number(self.time(now).minute()),
+            HOURS => self.hours(self.time(now).hour()),
+            DAY_OF_WEEK => self.number(self.time(now).weekday().to_sunday_one_offset()),
+            DAY => self.number(self.time(now).day()),
+            MONTH => self.number(self.time(now).month()),
+            YEAR => self.number(year(self.time(now))),
+            CENTURY => self.number(century(self.time(now))),
+            REGISTER_A => {
+                self.standing = Some(now);
+                self.cells[usize::from(index)]
+            }
+            _ => self.cells[usize::from(index)],
+        }
+    }
+}
+
+/// Whether the guest can change the byte at `index`.
+fn is_writable(index: u8) -> bool {
+    let of_ram = (RAM_ABOVE_16_MIB..RAM_ABOVE_16_MIB + 2).contains(&index)
+        || (RAM_ABOVE_4_GIB..RAM_ABOVE_4_GIB + 3).contains(&index);
+    let of_time = matches!(index, SECONDS | MINUTES | HOURS | DAY_OF_WEEK..=YEAR | CENTURY);
+    !of_ram && !of_time && !matches!(index, REGISTER_C | REGISTER_D)
+}
+
+/// The memory at power-on of a machine with RAM up to `low_end`, below 4 GiB, and `high_ram` bytes from 4 GiB up.
+fn cells(low_end: u64, high_ram: u64) -> [u8; CELLS] {
+    let mut cells = [0; CELLS];
+    let mut set = |index: u8, bytes: &[u8]| cells[usize::from(index)..][..bytes.len()].copy_from_slice(bytes);
+    set(REGISTER_A, &[A_AT_POWER_ON]);
+    set(REGISTER_B, &[B_24_HOURS]);
+    set(REGISTER_D, &[D_VALID]);
+    let units = |bytes: u64, most: u64| (bytes >> 16).min(most).to_le_bytes();
+    set(RAM_ABOVE_16_MIB, &units(low_end.saturating_sub(16 << 20), 0xffff)[..2]);
+    set(RAM_ABOVE_4_GIB, &units(high_ram, 0xff_ffff)[..3]);
+    cells
+}
+
+/// The ports.
+pub struct Cmos {
+    registers: Mutex<Registers>,
+    now: fn() -> Timestamp,
+}
+
+impl Cmos {
+    /// The ports of a machine with RAM up to `low_end`, an address below 4 GiB, and `high_ram` bytes from 4 GiB up.
+    pub fn new(low_end: u64, high_ram: u64) -> Self {
+        Self::with_clock(low_end, high_ram, Timestamp::now)
+    }
+
+    fn with_clock(low_end: u64, high_ram: u64, now: fn() -> Timestamp) -> Self {
+        let registers = Registers { index: 0, cells: cells(low_end, high_ram), standing: None };
+        Self { registers: Mutex::new(registers), now }
+    }
+
+    /// What it is. Called with all vCPUs stopped.
+    ///
+    /// # Errors
+    /// None of today.
+    pub fn save(&self) -> Result<DeviceState, StateError> {
+        let registers = self.lock();
+        DeviceState::new(STATE.0, STATE.1, &CmosState { index: registers.index, cells: registers.cells.to_vec() })
+    }
+
+    /// Makes it what `state` says. The time is that of the host, now.
+    ///
+    /// # Errors
+    /// What of the state is refused. Nothing has changed then.
+    pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        let CmosState { index, cells } = state.payload(STATE.0, STATE.1)?;
+        let rule = |rule: &str| StateError::rule("cells", rule);
+        let cells: [u8; CELLS] = cells.try_into().map_err(|_| rule("must be 128 bytes"))?;
+        let mut registers = self.lock();
+        let same = |at: &u8| cells[usize::from(*at)] == registers.cells[usize::from(*at)];
+        if !(0..=INDEX_MASK).filter(|at| !is_writable(*at)).all(|at| same(&at)) {
+            return Err(rule("differ from this VM's where no guest can write"));
+        }
+        if cells[usize::from(REGISTER_A)] & A_UPDATE_IN_PROGRESS != 0 {
+            return Err(rule("say that an update is in progress, which none ever is"));
+        }
+        *registers = Registers { index, cells, standing: None };
+        Ok(())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Registers> {
+        self.registers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BusDevice for Cmos {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let mut registers = self.lock();
+        for (port, byte) in (offset..REGISTERS_LEN).zip(data) {
+            *byte = if port == 0 { registers.index } else { registers.cell((self.now)()) };
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        let mut registers = self.lock();
+        for (port, value) in (offset..REGISTERS_LEN).zip(data) {
+            let index = registers.index & INDEX_MASK;
+            match (port, index) {
+                (0, _) => registers.index = *value,
+                (_, REGISTER_A) => registers.cells[usize::from(index)] = value & !A_UPDATE_IN_PROGRESS,
+                _ if is_writable(index) => registers.cells[usize::from(index)] = *value,
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The command port of the PC's keyboard controller (0x64), as far as it resets the machine. There is no keyboard. EDK2 resets by it
+//! where it is asked for a warm reset, and Linux asks for that on a machine of hardware-reduced ACPI (`efi_reboot_required`).
+
+use crate::platform::BusDevice;
+
+/// Bytes of the register.
+pub const REGISTERS_LEN: u64 = 1;
+
+/// Command: pulse the line that resets the processor.
+const RESET: u8 = 0xfe;
+
+/// The port; a reset that the guest asks for is handed to a callback.
+pub struct KeyboardReset<F: Fn() + Send + Sync>(F);
+
+impl<F: Fn() + Send + Sync> KeyboardReset<F> {
+    /// A port that calls `reset`.
+    pub fn new(reset: F) -> Self {
+        Self(reset)
+    }
+}
+
+impl<F: Fn() + Send + Sync> BusDevice for KeyboardReset<F> {
+    /// All ones stay: no controller answers.
+    fn read(&self, _offset: u64, _data: &mut [u8]) {}
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        if let (0, Some(&RESET)) = (offset, data.first()) {
+            (self.0)();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn only_its_command_resets_and_nothing_is_read() {
+        let asked = AtomicU32::new(0);
+        let port = KeyboardReset::new(|| {
+            asked.fetch_add(1, Ordering::Relaxed);
+        });
+        for (offset, data) in [(0, &[0xffu8][..]), (0, &[0xd1]), (1, &[0xfe]), (0, &[])] {
+            port.write(offset, data);
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 0);
+        port.write(0, &[0xfe]);
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        let mut data = [0xff];
+        port.read(0, &mut data);
+        assert_eq!(data, [0xff]);
+    }
+}

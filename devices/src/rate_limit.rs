@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Limits on the rate of requests: token buckets, which queues of one or several devices share.
+//!
+//! A bucket holds tokens, one for a byte or for a request, and gets them back at a fixed rate until it is full. A request passes when a token
+//! is there, and takes what it costs: one that costs more than is left puts the bucket into debt, and all others wait until that is paid. So
+//! a request that is larger than the bucket passes too, the average is exact, and a large request never waits behind small ones for good.
+//!
+//! Crates that limit rates either know no burst that comes once (`governor`), or bring timers and a clock of their own.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::sync::lock;
+
+/// What a bucket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketParams {
+    /// Tokens that it holds, 1 at least.
+    pub size: u64,
+    /// Tokens that are there at the start beside those, and never come back.
+    pub one_time_burst: u64,
+    /// The time in which an empty bucket fills, 1 ns to 2^32 ms.
+    pub refill_time: Duration,
+}
+
+/// What is limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RateLimits {
+    /// Bytes.
+    pub bandwidth: Option<BucketParams>,
+    /// Requests.
+    pub ops: Option<BucketParams>,
+}
+
+/// The longest time to wait before looking again.
+const MOST_WAIT: Duration = Duration::from_secs(3600);
+
+/// A bucket. A token counts as many parts as the refill time has nanoseconds, so that nothing is rounded: `size` parts come in each.
+#[derive(Debug)]
+struct Bucket {
+    size: i128,
+    /// Nanoseconds.
+    refill_time: i128,
+    /// Parts. Negative: a debt.
+    parts: i128,
+    /// Tokens.
+    burst: u64,
+    seen: Instant,
+}
+
+impl Bucket {
+    fn new(params: BucketParams, now: Instant) -> Self {
+        let size = i128::from(params.size.max(1));
+        let most = u128::from(u32::MAX) * 1_000_000;
+        let refill_time = i128::try_from(params.refill_time.as_nanos().clamp(1, most)).unwrap_or(1);
+        // 2^64 tokens of less than 2^52 parts each.
+        Self { size, refill_time, parts: size * refill_time, burst: params.one_time_burst, seen: now }
+    }
+
+    /// Adds what has come since.
+    fn refill(&mut self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.seen).as_nanos();
+        self.seen = self.seen.max(now);
+        let come = self.size.saturating_mul(i128::try_from(elapsed).unwrap_or(i128::MAX));
+        self.parts = self.parts.saturating_add(come).min(self.size * self.refill_time);
+    }
+
+    /// How long it takes until a token is there.
+    fn wait(&self) -> Option<Duration> {
+        if self.burst != 0 || self.parts >= self.refill_time {
+            return None;
+        }
+        let missing = self.refill_time.saturating_sub(self.parts);
+        let nanoseconds = missing / self.size + i128::from(missing % self.size != 0);
+        Some(u64::try_from(nanoseconds).map_or(MOST_WAIT, Duration::from_nanos).min(MOST_WAIT))
+    }
+
+    fn take(&mut self, tokens: u64) {
+        let of_burst = tokens.min(self.burst);
+        self.burst -= of_burst;
+        let parts = i128::from(tokens - of_burst).saturating_mul(self.refill_time);
+        self.parts = self.parts.saturating_sub(parts);
+    }
+}
+
+#[derive(Debug)]
+struct Buckets {
+    bandwidth: Option<Bucket>,
+    ops: Option<Bucket>,
+}
+
+/// A limit that queues share.
+#[derive(Debug)]
+pub struct RateLimiter(Mutex<Buckets>);
+
+impl RateLimiter {
+    /// Buckets that are full.
+    pub fn new(limits: RateLimits, now: Instant) -> Self {
+        let bucket = |params: Option<BucketParams>| params.map(|params| Bucket::new(params, now));
+        Self(Mutex::new(Buckets { bandwidth: bucket(limits.bandwidth), ops: bucket(limits.ops) }))
+    }
+
+    /// Lets a request of so many bytes pass.
+    ///
+    /// # Errors
+    /// It does not pass now, and nothing was taken. After this time, an hour at most, it is to be asked again: it passes then, unless others
+    /// come first or there is more than an hour to wait.
+    pub fn pass(&self, bytes: u64, now: Instant) -> Result<(), Duration> {
+        let Buckets { bandwidth, ops } = &mut *lock(&self.0);
+        let mut both = [bandwidth.as_mut().map(|bucket| (bucket, bytes)), ops.as_mut().map(|bucket| (bucket, 1))];
+        let mut wait = None;
+        for (bucket, _) in both.iter_mut().flatten() {
+            bucket.refill(now);
+            wait = wait.max(bucket.wait());
+        }
+        if let Some(wait) = wait {
+            return Err(wait);
+        }
+        both.iter_mut().flatten().for_each(|(bucket, tokens)| bucket.take(*tokens));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn bucket(size: u64, one_time_burst: u64, refill_time: Duration) -> Option<BucketParams> {
+        Some(BucketParams { size, one_time_burst, refill_time })
+    }
+
+    /// A limiter, and the time at which its buckets are full.
+    fn made(bandwidth: Option<BucketParams>, ops: Option<BucketParams>) -> (RateLimiter, Instant) {
+        let now = Instant::now();
+        (RateLimiter::new(RateLimits { bandwidth, ops }, now), now)
+    }
+
+    #[test]
+    fn requests_pass_until_the_bucket_is_empty_and_then_at_its_rate() {
+        let (limiter, start) = made(None, bucket(10, 0, SECOND));
+        assert!((0..10).all(|_| limiter.pass(4096, start).is_ok()));
+        assert_eq!(limiter.pass(4096, start), Err(Duration::from_millis(100)));
+        assert_eq!(limiter.pass(4096, start + Duration::from_millis(99)), Err(Duration::from_millis(1)));
+        assert_eq!(limiter.pass(4096, start + Duration::from_millis(100)), Ok(()));
+        assert!(limiter.pass(4096, start + Duration::from_millis(100)).is_err());
+        // It is never more than full.
+        let later = start + 100 * SECOND;
+        assert_eq!((0..100).filter(|_| limiter.pass(0, later).is_ok()).count(), 10);
+    }
+
+    #[test]
+    fn burst_comes_once() {
+        let (limiter, start) = made(bucket(1000, 500, SECOND), None);
+        assert_eq!([limiter.pass(500, start), limiter.pass(1000, start)], [Ok(()), Ok(())]);
+        assert!(limiter.pass(1, start).is_err());
+        let later = start + 10 * SECOND;
+        assert_eq!(limiter.pass(1000, later), Ok(()));
+        assert!(limiter.pass(1, later).is_err());
+    }
+
+    #[test]
+    fn request_larger_than_the_bucket_passes_and_others_wait_until_it_is_paid() {
+        let (limiter, start) = made(bucket(1000, 0, SECOND), None);
+        assert_eq!(limiter.pass(5000, start), Ok(()));
+        // 4000 of debt, and a token to be there.
+        assert_eq!(limiter.pass(1, start), Err(Duration::from_millis(4001)));
+        assert_eq!(limiter.pass(1, start + Duration::from_millis(4001)), Ok(()));
+    }
+
+    #[test]
+    fn request_that_one_bucket_holds_back_takes_nothing_of_the_other() {
+        let (limiter, start) = made(bucket(1000, 0, SECOND), bucket(1, 0, SECOND));
+        assert_eq!(limiter.pass(100, start), Ok(()));
+        for _ in 0..100 {
+            assert_eq!(limiter.pass(100, start), Err(SECOND));
+        }
+        // Had each of them paid, there would be a debt of 9,100 bytes.
+        assert_eq!(limiter.pass(900, start + SECOND), Ok(()));
+    }
+
+    #[test]
+    fn largest_numbers_and_a_clock_that_stands_still_break_nothing() {
+        let (limiter, start) = made(bucket(u64::MAX, u64::MAX, Duration::MAX), bucket(1, 0, Duration::MAX));
+        assert_eq!(limiter.pass(u64::MAX, start), Ok(()));
+        assert_eq!(limiter.pass(u64::MAX, start), Err(MOST_WAIT));
+        // Of two threads the one reads the clock before the other, and comes after it.
+        assert!(limiter.pass(1, start.checked_sub(SECOND).unwrap_or(start)).is_err());
+        assert_eq!(limiter.pass(1, start + Duration::from_millis(u32::MAX.into())), Ok(()));
+        let (none, start) = made(None, None);
+        assert_eq!(none.pass(u64::MAX, start), Ok(()));
+    }
+
+    proptest! {
+        /// Whatever comes when: in no stretch of time pass more bytes than the bucket holds and gets, and one request; and who waits as
+        /// long as it was told passes.
+        #[test]
+        fn no_more_passes_than_the_rate_and_who_waits_as_told_passes(
+            size in 1u64..10_000,
+            burst in 0u64..10_000,
+            refill_ms in 1u64..5_000,
+            requests in prop::collection::vec((0u64..20_000, 0u64..50_000), 1..200),
+        ) {
+            let refill_time = Duration::from_millis(refill_ms);
+            let (limiter, start) = made(bucket(size, burst, refill_time), None);
+            let mut passed: Vec<(Duration, u64)> = Vec::new();
+            let mut at = Duration::ZERO;
+            for (bytes, pause) in requests {
+                at += Duration::from_micros(pause);
+                while let Err(wait) = limiter.pass(bytes, start + at) {
+                    prop_assert!(limiter.pass(bytes, start + at + wait - Duration::from_nanos(1)).is_err());
+                    at += wait;
+                    // Who was told the longest time asks again.
+                    if wait < MOST_WAIT {
+                        prop_assert_eq!(limiter.pass(bytes, start + at), Ok(()));
+                        break;
+                    }
+                }
+                passed.push((at, bytes));
+            }
+            for (first, (from, _)) in passed.iter().enumerate() {
+                let mut sum = 0u128;
+                for (to, bytes) in &passed[first..] {
+                    let come = u128::from(size) * (*to - *from).as_nanos() / refill_time.as_nanos();
+                    // The last one passes for a token that is there.
+                    prop_assert!(sum <= u128::from(size) + u128::from(burst) + come, "{} bytes", sum);
+                    sum += u128::from(*bytes);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Servers that answer in time, each time, and hold everybody up all the same.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::event_fd::borrow;
+use crate::patience::Operation;
+use crate::vfio::user::connection::{CallError, Connection};
+use crate::vfio::user::scripted_server::{Instead, Server};
+use crate::vfio::user::wire::{self, Command, Header, MOST_DATA};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// A server that takes `time` for each request of this kind, and takes one descriptor at a time.
+fn slow(command: Command, time: Duration) -> (Server, UnixStream) {
+    Server::start(Box::new(move |header: &Header, _: &[u8]| {
+        if header.command == command.number() {
+            thread::sleep(time);
+        }
+        let version = b"\0\0\x01\0{\"capabilities\":{\"max_msg_fds\":1,\"max_dma_maps\":6}}\0";
+        (header.command == Command::Version.number()).then(|| Instead::Answer(version.to_vec()))
+    }))
+}
+
+#[test]
+fn vectors_that_are_taken_one_by_one_share_a_limit() {
+    let (_server, socket) = slow(Command::SetIrqs, LIMIT / 4);
+    let client = client(socket).unwrap();
+    let events: Vec<_> = (0..16).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
+    let events: Vec<_> = events.iter().map(borrow).collect();
+    let start = Instant::now();
+    assert!(matches!(client.enable_irqs(wire::MSIX_IRQS, &events), Err(CallError::Gone)));
+    assert!(start.elapsed() < LIMIT * 2, "{:?}", start.elapsed());
+    assert!(client.gone().unwrap().contains("has not answered DEVICE_SET_IRQS for 1 s"), "{:?}", client.gone());
+}
+
+#[test]
+fn pieces_of_an_unmap_share_a_limit() {
+    let mut rig = rig(slow(Command::DmaUnmap, LIMIT / 2));
+    for page in 0..6 {
+        rig.map(page << 12, page << 12, 0x1000, RW).unwrap();
+    }
+    let start = Instant::now();
+    rig.mapper.unmap(0, 0x6000).unwrap();
+    assert!(start.elapsed() < LIMIT * 2, "{:?}", start.elapsed());
+    assert!(rig.client.gone().unwrap().contains("has not answered DMA_UNMAP"));
+    assert!(!rig.table.read(0x5000, &mut [0]));
+}
+
+#[test]
+fn requests_of_one_exit_share_a_limit() {
+    let (_server, socket) = slow(Command::RegionRead, LIMIT * 2 / 5);
+    let client = client(socket).unwrap();
+    let _exit = Operation::begin();
+    let read = || client.read_region(0, 0, &mut [0; 4]);
+    assert!(read().is_ok() && read().is_ok() && read().is_err());
+    assert!(client.gone().unwrap().contains("has not answered REGION_READ for 1 s"));
+}
+
+#[test]
+fn server_that_is_slow_again_and_again_is_given_up() {
+    let (_server, socket) = slow(Command::RegionRead, LIMIT * 7 / 10);
+    let client = client(socket).unwrap();
+    let start = Instant::now();
+    let answered = (0..20).take_while(|_| client.read_region(0, 0, &mut [0; 4]).is_ok()).count();
+    assert!(answered >= 1 && start.elapsed() < LIMIT * 3, "{answered} in {:?}", start.elapsed());
+    assert!(client.gone().unwrap().contains("kept others waiting too often"), "{:?}", client.gone());
+}
+
+#[test]
+fn answer_that_is_drained_slowly_holds_nobody_up() {
+    /// Memory that may be read.
+    struct Everything;
+    impl DmaTarget for Everything {
+        fn read(&self, _: u64, _: &mut [u8]) -> bool {
+            true
+        }
+        fn write(&self, _: u64, _: &[u8]) -> bool {
+            false
+        }
+    }
+    let (socket, mut other) = UnixStream::pair().unwrap();
+    let connection = Connection::new("/run/x", socket, Arc::new(Everything), LIMIT).unwrap();
+    let mut question = Header::request(1, Command::DmaRead, ACCESS).encode().to_vec();
+    question.extend(wire::dma_access(0, MOST_DATA));
+    other.write_all(&question).unwrap();
+    let drain = thread::spawn(move || {
+        let mut some = vec![0; 8192];
+        while other.read(&mut some).is_ok_and(|got| got != 0) {
+            thread::sleep(LIMIT / 10);
+        }
+    });
+    // This side is in the middle of its answer.
+    thread::sleep(LIMIT / 5);
+    let start = Instant::now();
+    assert!(connection.call(Command::Reset, &[], &[], 0).is_err());
+    assert!(start.elapsed() < LIMIT * 2, "{:?}", start.elapsed());
+    drop(connection);
+    drain.join().unwrap();
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Files and block devices of the host that hold images: opening and locking them, and what they say of themselves.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::Path;
+
+use log::warn;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, open as open_file, statx};
+use rustix::ioctl::{Getter, ioctl, opcode};
+
+use super::buffer::{Buffer, PAGE};
+use super::image_error::ImageError;
+use crate::inherited;
+
+/// Opens a file or a block device, and tells whether it is the latter. A descriptor that was inherited takes its place
+/// ([`inherited::file`]).
+///
+/// # Errors
+/// It is neither, or the host refuses.
+pub(super) fn open(path: &Path, read_only: bool) -> Result<(File, bool), ImageError> {
+    if let Some(inherited) = inherited::file(path, !read_only) {
+        let file = inherited?;
+        let is_device = file.metadata()?.file_type().is_block_device();
+        return Ok((file, is_device));
+    }
+    let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    // What opens a pipe would wait for its other end.
+    let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(open_file(path, flags, Mode::empty()).map_err(io::Error::from)?);
+    let kind = file.metadata()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(ImageError::Kind);
+    }
+    Ok((file, kind.is_block_device()))
+}
+
+/// Has reads and writes that cannot be done at once wait, not fail, and pass the host's page cache by if `direct`.
+///
+/// # Errors
+/// The file system knows no direct I/O.
+pub(super) fn set_flags(file: &File, direct: bool) -> Result<(), ImageError> {
+    let mut flags = (fcntl_getfl(file).map_err(io::Error::from)?) & !OFlags::NONBLOCK;
+    // A file that was inherited may have it.
+    flags.set(OFlags::DIRECT, direct);
+    fcntl_setfl(file, flags)
+        .map_err(|error| if direct { ImageError::Direct(error.into()) } else { ImageError::Host(error.into()) })
+}
+
+/// Locks the first `len` bytes, or all that there may ever be if it is 0, for this open file description, so that the lock ends with
+/// it and not with another descriptor of this process (an OFD lock).
+pub(super) fn lock(file: &File, read_only: bool, len: u64) -> Result<(), ImageError> {
+    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    // SAFETY: All of its fields are numbers.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = i16::try_from(kind).expect("a small number");
+    lock.l_whence = i16::try_from(libc::SEEK_SET).expect("a small number");
+    lock.l_len = i64::try_from(len).unwrap_or(0);
+    // SAFETY: The descriptor is open, and the kernel reads the structure that the pointer leads to.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Err(ImageError::Locked { read_only }),
+        // A file system without locks.
+        Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => {
+            warn!("an image cannot be locked, so that nothing keeps others from using it: {error}");
+            Ok(())
+        }
+        _ => Err(error.into()),
+    }
+}
+
+/// Bytes of a block device (`BLKGETSIZE64`).
+pub(super) fn size_of_device(device: &File) -> io::Result<u64> {
+    const BLKGETSIZE64: u32 = opcode::read::<usize>(0x12, 114);
+    // SAFETY: The kernel writes a u64 for this operation.
+    let get = unsafe { Getter::<BLKGETSIZE64, u64>::new() };
+    // SAFETY: It reads the size of what the descriptor is of, or fails.
+    Ok(unsafe { ioctl(device, get) }?)
+}
+
+/// What direct I/O must be aligned to.
+pub(super) struct Alignment {
+    /// Addresses of buffers.
+    pub(super) memory: usize,
+    /// Places in the file, and lengths.
+    pub(super) offset: u32,
+}
+
+/// What direct I/O on `file`, which is open for it, must be aligned to.
+///
+/// # Errors
+/// The file system knows none.
+pub(super) fn direct_alignment(file: &File) -> Result<Alignment, ImageError> {
+    if let Ok(told) = statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+        && told.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+    {
+        let memory = usize::try_from(told.stx_dio_mem_align).unwrap_or(0);
+        if memory == 0 || memory > PAGE || told.stx_dio_offset_align == 0 {
+            return Err(ImageError::Direct(io::ErrorKind::Unsupported.into()));
+        }
+        return Ok(Alignment { memory: memory.max(2), offset: told.stx_dio_offset_align.max(512) });
+    }
+    // Before Linux 6.1 one has to try.
+    let mut buffer = Buffer::new(PAGE);
+    let mut refused = io::ErrorKind::Unsupported.into();
+    for offset in [512u32, 4096] {
+        match file.read_at(&mut buffer.bytes_mut()[..offset as usize], 0) {
+            Ok(_) => return Ok(Alignment { memory: offset as usize, offset }),
+            Err(error) => refused = error,
+        }
+    }
+    Err(ImageError::Direct(refused))
+}

@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Disks of qcow2 images: against a model of them, after a crash, with images behind them; and `qemu-img`'s word on what is left.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+use imago::FormatCreateBuilder;
+use imago::qcow2::Qcow2;
+use proptest::prelude::*;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
+use super::harness::*;
+use crate::pci::PciDevice;
+use crate::virtio::block::spec::{request, status};
+use crate::virtio::block::{Image, ImageError, ImageFormat, ImageOptions};
+
+const SECTORS: u64 = 512;
+const BYTES: usize = 512 * 512;
+
+const WRITTEN: ImageOptions =
+    ImageOptions { read_only: false, direct: false, format: ImageFormat::Qcow2, backing_files: true, lock_all: false };
+const READ: ImageOptions = ImageOptions { read_only: true, ..WRITTEN };
+const ALONE: ImageOptions = ImageOptions { backing_files: false, ..WRITTEN };
+
+type Storage = imago::file::File;
+
+/// Makes an image of so many bytes, with clusters of so many, and with the image of this name and format behind it.
+fn create(path: &Path, bytes: u64, cluster: usize, behind: Option<(&str, &str)>) {
+    let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+    let mut builder: imago::qcow2::Qcow2CreateBuilder<Storage> =
+        Qcow2::create_builder(Storage::try_from(file).unwrap()).size(bytes).cluster_size(cluster);
+    if let Some((name, format)) = behind {
+        builder = builder.backing(name.into(), format.into());
+    }
+    builder.create().unwrap();
+}
+
+/// Has `qemu-img`, where it is there, say that the image is sound.
+fn assert_sound(path: &Path) {
+    let Ok(output) = Command::new("qemu-img").args(["check", "-f", "qcow2", "--force-share"]).arg(path).output() else {
+        return;
+    };
+    // 3: there are clusters that nothing uses, which a crash leaves.
+    let sound = matches!(output.status.code(), Some(0 | 3));
+    assert!(sound, "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+}
+
+/// Has `qemu-img`, where it is there, say that the image shows these bytes.
+fn assert_shows(path: &Path, bytes: &[u8]) {
+    let raw = path.with_extension("expected");
+    fs::write(&raw, bytes).unwrap();
+    let compare = Command::new("qemu-img")
+        .args(["compare", "--force-share", "-f", "qcow2", "-F", "raw"])
+        .arg(path)
+        .arg(&raw)
+        .output();
+    if let Ok(output) = compare {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+fn disk(path: &Path, options: ImageOptions) -> Harness {
+    let kind = Kind { read_only: options.read_only, ..RING };
+    let mut disk = Harness::of_image(kind, Image::open(path, options).unwrap(), file(&[]));
+    disk.start();
+    disk
+}
+
+/// All that the disk shows.
+fn content(disk: &mut Harness, sectors: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for sector in (0..sectors).step_by(64) {
+        let len = u32::try_from((sectors - sector).min(64) * 512).unwrap();
+        assert_eq!(disk.call(request::IN, sector, &[(DATA, len)]), status::OK);
+        bytes.extend(disk.bytes(DATA, len as usize));
+    }
+    bytes
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Read(u64, u64),
+    Write(u64, u64, u8),
+    Zero(u64, u32, bool),
+    Discard(u64, u32),
+    Flush,
+    /// The process is killed.
+    Crash,
+    /// The disk goes and comes again.
+    Reopen,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let place = || (0..SECTORS, 1..64u64).prop_map(|(sector, sectors)| (sector, sectors.min(SECTORS - sector)));
+    let short = |sectors: u64| u32::try_from(sectors).unwrap();
+    prop_oneof![
+        4 => place().prop_map(|(sector, sectors)| Step::Read(sector, sectors)),
+        8 => (place(), any::<u8>()).prop_map(|((sector, sectors), seed)| Step::Write(sector, sectors, seed)),
+        2 => (place(), any::<bool>()).prop_map(move |((sector, sectors), unmap)| Step::Zero(sector, short(sectors), unmap)),
+        2 => place().prop_map(move |(sector, sectors)| Step::Discard(sector, short(sectors))),
+        2 => Just(Step::Flush),
+        1 => Just(Step::Crash),
+        1 => Just(Step::Reopen),
+    ]
+}
+
+/// Does `steps` to the image of `model`'s bytes.
+fn run(path: &Path, mut model: Vec<u8>, behind: bool, steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut disk = disk(path, WRITTEN);
+    // What may be there of each sector after a crash: what was flushed, and all that was written since.
+    let mut may_be: Vec<Vec<Vec<u8>>> = model.chunks(512).map(|sector| vec![sector.to_vec()]).collect();
+    for step in steps {
+        let range = |sector: u64, sectors: u64| {
+            let at = |sector| usize::try_from(sector * 512).unwrap();
+            at(sector)..at(sector + sectors)
+        };
+        let mut changed = None;
+        match *step {
+            Step::Read(sector, sectors) => {
+                let len = u32::try_from(sectors * 512).unwrap();
+                prop_assert_eq!(disk.call(request::IN, sector, &[(DATA, len)]), status::OK);
+                prop_assert!(disk.bytes(DATA, len as usize) == model[range(sector, sectors)], "{:?}", step);
+            }
+            Step::Write(sector, sectors, seed) => {
+                let bytes = pattern(usize::try_from(sectors * 512).unwrap(), seed);
+                disk.fill(DATA, &bytes);
+                let len = u32::try_from(bytes.len()).unwrap();
+                prop_assert_eq!(disk.call(request::OUT, sector, &[(DATA, len)]), status::OK);
+                model[range(sector, sectors)].copy_from_slice(&bytes);
+                changed = Some((sector, sectors));
+            }
+            Step::Zero(sector, sectors, unmap) => {
+                let ranges = [(sector, sectors, u32::from(unmap))];
+                prop_assert_eq!(disk.call_ranges(request::WRITE_ZEROES, &ranges), status::OK);
+                model[range(sector, sectors.into())].fill(0);
+                changed = Some((sector, sectors.into()));
+            }
+            Step::Discard(sector, sectors) => {
+                prop_assert_eq!(disk.call_ranges(request::DISCARD, &[(sector, sectors, 0)]), status::OK);
+                // It reads as zeroes, whatever is behind the image.
+                model[range(sector, sectors.into())].fill(0);
+                changed = Some((sector, sectors.into()));
+            }
+            Step::Flush => {
+                prop_assert_eq!(disk.call(request::FLUSH, 0, &[]), status::OK);
+                may_be = model.chunks(512).map(|sector| vec![sector.to_vec()]).collect();
+            }
+            Step::Crash => {
+                // As the file is, with nothing of what is in memory.
+                let copy = path.with_extension("crashed");
+                fs::copy(path, &copy).unwrap();
+                // QEMU does not open what is behind an image and is locked.
+                if !behind {
+                    assert_sound(&copy);
+                }
+                let mut crashed = self::disk(&copy, WRITTEN);
+                let now = content(&mut crashed, SECTORS);
+                for (sector, now) in now.chunks(512).enumerate() {
+                    prop_assert!(may_be[sector].iter().any(|bytes| bytes == now), "sector {}", sector);
+                }
+                fs::remove_file(&copy).unwrap();
+            }
+            Step::Reopen => {
+                drop(disk);
+                assert_sound(path);
+                disk = self::disk(path, WRITTEN);
+                may_be = model.chunks(512).map(|sector| vec![sector.to_vec()]).collect();
+            }
+        }
+        let (sector, sectors) = changed.unwrap_or_default();
+        for sector in sector..sector + sectors {
+            may_be[usize::try_from(sector).unwrap()].push(model[range(sector, 1)].to_vec());
+        }
+    }
+    prop_assert!(content(&mut disk, SECTORS) == model);
+    drop(disk);
+    assert_sound(path);
+    assert_shows(path, &model);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn disk_has_what_was_written_to_it_and_after_a_crash_what_was_flushed(
+        steps in prop::collection::vec(step(), 1..40),
+        cluster in prop::sample::select(vec![512, 4096, 65536]),
+        behind in any::<bool>(),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.qcow2");
+        let mut model = vec![0; BYTES];
+        if behind {
+            // Shorter than the disk: behind its end there are zeroes.
+            let bytes = pattern(BYTES * 3 / 4, 5);
+            fs::write(dir.path().join("behind.img"), &bytes).unwrap();
+            model[..bytes.len()].copy_from_slice(&bytes);
+        }
+        create(&path, BYTES as u64, cluster, behind.then_some(("behind.img", "raw")));
+        run(&path, model, behind, &steps)?;
+    }
+
+    /// Whatever its tables say, the disk is refused or serves, and nothing panics.
+    #[test]
+    fn image_that_was_spoiled_does_no_harm(
+        changes in prop::collection::vec((0..16_384usize, any::<u8>()), 1..12),
+        operations in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.qcow2");
+        create(&path, 1 << 20, 512, None);
+        {
+            let mut disk = disk(&path, WRITTEN);
+            disk.fill(DATA, &pattern(4096, 1));
+            prop_assert_eq!(disk.call(request::OUT, 100, &[(DATA, 4096)]), status::OK);
+        }
+        let mut bytes = fs::read(&path).unwrap();
+        for (place, value) in changes {
+            let len = bytes.len();
+            bytes[place % len] = value;
+        }
+        let mut input = vec![u8::try_from(operations.len()).unwrap()];
+        input.extend(operations);
+        input.extend(bytes);
+        crate::virtio::block::fuzzing::image(&input);
+    }
+}
+
+#[test]
+fn images_behind_others_are_shown_locked_and_never_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let [raw, middle, front] = ["raw.img", "middle.qcow2", "front.qcow2"].map(|name| dir.path().join(name));
+    fs::write(&raw, pattern(BYTES, 1)).unwrap();
+    create(&middle, BYTES as u64, 4096, Some(("raw.img", "raw")));
+    let write = |path: &Path, sector, seed| {
+        let mut disk = disk(path, WRITTEN);
+        disk.fill(DATA, &pattern(512, seed));
+        assert_eq!(disk.call(request::OUT, sector, &[(DATA, 512)]), status::OK);
+    };
+    write(&middle, 1, 2);
+    create(&front, BYTES as u64, 4096, Some((middle.to_str().unwrap(), "qcow2")));
+    write(&front, 2, 3);
+    let before = [fs::read(&raw).unwrap(), fs::read(&middle).unwrap()];
+    let mut expected = before[0].clone();
+    expected[512..1024].copy_from_slice(&pattern(512, 2));
+    expected[1024..1536].copy_from_slice(&pattern(512, 3));
+
+    let mut first = disk(&front, WRITTEN);
+    assert!(content(&mut first, SECTORS) == expected);
+    assert_eq!(first.call_ranges(request::DISCARD, &[(0, 64, 0)]), status::OK);
+    for (path, options) in [
+        (&raw, ImageOptions { format: ImageFormat::Raw, ..WRITTEN }),
+        (&middle, WRITTEN),
+        (&front, WRITTEN),
+        (&front, READ),
+    ] {
+        let refused = Image::open(path, options).unwrap_err();
+        assert!(matches!(refused, ImageError::Locked { .. }), "{}: {refused}", path.display());
+    }
+    // Others may have the same behind them.
+    Image::open(&middle, READ).unwrap();
+    expected[..64 * 512].fill(0);
+    assert!(content(&mut first, SECTORS) == expected);
+    drop(first);
+    assert!([fs::read(&raw).unwrap(), fs::read(&middle).unwrap()] == before, "what is behind is only read");
+    assert_sound(&front);
+    assert_shows(&front, &expected);
+}
+
+#[test]
+fn image_behind_another_has_to_be_allowed_and_to_have_a_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    fs::write(path("raw.img"), [0; 1024]).unwrap();
+    create(&path("front"), 1 << 20, 4096, Some(("raw.img", "raw")));
+    let refused = |name: &str, options| Image::open(&path(name), options).unwrap_err().to_string();
+    assert!(refused("front", ALONE).starts_with("has the image 'raw.img' behind it, which must be allowed"));
+    // In front of it nothing says what it is: a guest may have made it look like another.
+    let mut bytes = fs::read(path("front")).unwrap();
+    let format = bytes.windows(8).position(|bytes| bytes == [0xe2, 0x79, 0x2a, 0xca, 0, 0, 0, 3]).unwrap();
+    bytes[format..format + 4].copy_from_slice(&[0, 0, 0x12, 0x34]);
+    fs::write(path("silent"), &bytes).unwrap();
+    assert!(
+        refused("silent", WRITTEN)
+            .contains("raw.img: cannot be used as an image of its format: the image in front of it")
+    );
+    create(&path("vmdk"), 1 << 20, 4096, Some(("raw.img", "vmdk")));
+    assert!(refused("vmdk", WRITTEN).contains("its format 'vmdk' is not supported"));
+    create(&path("none"), 1 << 20, 4096, Some(("nothing.img", "raw")));
+    assert!(refused("none", WRITTEN).contains("nothing.img: No such file"));
+    // One that is behind itself is locked already, or never ends.
+    create(&path("circle"), 1 << 20, 4096, Some(("circle", "qcow2")));
+    assert!(refused("circle", WRITTEN).contains("is in use"));
+    assert!(refused("circle", READ).contains("more than 64 images"));
+    assert!(refused("raw.img", WRITTEN).contains("does not begin as a qcow2 image does"));
+}
+
+#[test]
+fn disk_gets_another_size_and_nothing_behind_it_comes_to_light() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.qcow2");
+    fs::write(dir.path().join("behind.img"), pattern(BYTES, 1)).unwrap();
+    create(&path, BYTES as u64, 65536, Some(("behind.img", "raw")));
+    let mut first = disk(&path, WRITTEN);
+    let half = BYTES as u64 / 2;
+    first.device.resize(half).unwrap();
+    assert_eq!(u64::from_le_bytes(first.config(0)), SECTORS / 2);
+    first.device.resize(BYTES as u64 + 512).unwrap();
+    let mut expected = pattern(BYTES, 1);
+    expected.truncate(BYTES / 2);
+    expected.resize(BYTES + 512, 0);
+    assert!(content(&mut first, SECTORS + 1) == expected);
+    assert_eq!(first.call(request::OUT, SECTORS, &[(DATA, 512)]), status::OK);
+    drop(first);
+    assert_sound(&path);
+    let image = Image::open(&path, READ).unwrap();
+    assert_eq!(image.bytes(), BYTES as u64 + 512);
+    assert!(image.resize(512).unwrap_err().to_string().contains("it is read-only"));
+}
+
+#[test]
+fn saved_disk_goes_on_with_what_another_process_reads_of_its_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.qcow2");
+    create(&path, BYTES as u64, 4096, None);
+    let mut old = disk(&path, WRITTEN);
+    old.fill(DATA, &pattern(4096, 9));
+    assert_eq!(old.call(request::OUT, 8, &[(DATA, 4096)]), status::OK);
+    old.function.pause();
+    let state = old.function.save().unwrap();
+    // The process is killed now.
+    let copy = dir.path().join("copy.qcow2");
+    fs::copy(&path, &copy).unwrap();
+    let mut new = Harness::of_image(RING, Image::open(&copy, WRITTEN).unwrap(), file(&[]));
+    new.fill(0, &old.bytes(0, RAM));
+    new.map_all();
+    new.added.clone_from(&old.added);
+    new.function.restore(&state).unwrap();
+    new.function.resume();
+    let read = new.add(0, request::IN, 8, &[(DATA + 0x8000, 4096)]);
+    new.ring(0);
+    new.served(0);
+    assert_eq!((new.byte(read), new.bytes(DATA + 0x8000, 4096)), (status::OK, pattern(4096, 9)));
+}
+
+#[test]
+fn write_that_the_host_cannot_do_fails_and_all_else_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.qcow2");
+    create(&path, BYTES as u64, 4096, None);
+    {
+        let mut disk = disk(&path, WRITTEN);
+        disk.fill(DATA, &pattern(4096, 9));
+        assert_eq!(disk.call(request::OUT, 8, &[(DATA, 4096)]), status::OK);
+    }
+    // A file that cannot grow.
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(memfd_create(c"image", flags).unwrap());
+    file.write_all_at(&fs::read(&path).unwrap(), 0).unwrap();
+    fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+    let image = Image::of_file(file.try_clone().unwrap(), false, Path::new("image"), WRITTEN).unwrap();
+    let mut disk = Harness::of_image(RING, image, self::file(&[]));
+    disk.start();
+    disk.fill(DATA, &pattern(4096, 7));
+    assert_eq!(disk.call(request::OUT, 256, &[(DATA, 4096)]), status::IOERR);
+    assert_eq!(disk.call(request::OUT, 8, &[(DATA, 512)]), status::OK);
+    assert_eq!(disk.call(request::FLUSH, 0, &[]), status::OK);
+    assert_eq!(disk.call(request::IN, 8, &[(DATA, 4096)]), status::OK);
+    let mut expected = pattern(4096, 9);
+    expected[..512].copy_from_slice(&pattern(512, 7));
+    assert!(disk.bytes(DATA, 4096) == expected);
+    assert_eq!(disk.call(request::IN, 256, &[(DATA, 4096)]), status::OK);
+    assert_eq!(disk.bytes(DATA, 4096), [0; 4096]);
+    assert_eq!(disk.device.counters().host_errors, 1);
+    drop(disk);
+    let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    fs::write(&path, &bytes).unwrap();
+    assert_sound(&path);
+}
+
+/// `imago` would look for room for the missing block until there is no more stack.
+#[test]
+fn image_whose_refcounts_do_not_begin_can_be_read_and_not_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.qcow2");
+    create(&path, BYTES as u64, 65536, None);
+    let mut bytes = fs::read(&path).unwrap();
+    let table = usize::try_from(u64::from_be_bytes(*bytes[48..].first_chunk().unwrap())).unwrap();
+    bytes[table..table + 8].fill(0);
+    fs::write(&path, bytes).unwrap();
+    let refused = Image::open(&path, WRITTEN).map(drop).unwrap_err().to_string();
+    assert!(refused.contains("its refcounts do not begin with the header's own cluster"), "{refused}");
+    assert_eq!(content(&mut disk(&path, READ), SECTORS), vec![0; BYTES]);
+}

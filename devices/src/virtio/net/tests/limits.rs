@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A limit on the rate.
+
+use std::time::Duration;
+
+use super::harness::{BUFFERS, Harness, RECEIVE, TRANSMIT, WRITE, frame, wait_until};
+use crate::pci::PciDevice;
+use crate::rate_limit::{BucketParams, RateLimits};
+
+fn limits(size: u64, refill_time: Duration) -> Option<RateLimits> {
+    Some(RateLimits { ops: None, bandwidth: Some(BucketParams { size, one_time_burst: 0, refill_time }) })
+}
+
+#[test]
+fn each_direction_has_the_rate_for_itself_and_what_waits_is_not_lost() {
+    // 1000 bytes, and 100 in each 10 ms.
+    let mut harness = Harness::limited(1, false, limits(1000, Duration::from_millis(100)));
+    harness.start(true);
+    for index in 0..8 {
+        harness.add(RECEIVE, &[(BUFFERS + 0x800 * index, 2048, WRITE)]);
+    }
+    harness.ring(RECEIVE);
+    let start = std::time::Instant::now();
+    for _ in 0..4 {
+        harness.give(0, &frame(1000));
+    }
+    harness.wait_used(RECEIVE, 4);
+    // The first three are paid before the fourth passes.
+    assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
+    assert!(harness.bytes(BUFFERS + 0x1800 + 12, 1000) == frame(1000));
+    // Until here nothing was taken of the other direction.
+    for count in 1..=4 {
+        harness.send(&frame(1000));
+        assert_eq!(harness.host[0].recv(&mut [0; 2048]).unwrap(), 1012);
+        harness.wait_used(TRANSMIT, count);
+    }
+    assert!(start.elapsed() >= Duration::from_millis(400), "{:?}", start.elapsed());
+    let counters = harness.device.counters();
+    assert!((1..100).contains(&counters.rate_waits), "{counters:?}");
+    assert_eq!((counters.rx_dropped, counters.tx_dropped), (0, 0));
+}
+
+#[test]
+fn packet_that_is_held_back_keeps_neither_pause_nor_reset_waiting() {
+    let mut harness = Harness::limited(1, false, limits(1, Duration::from_secs(3600)));
+    harness.start(true);
+    for index in 0..2 {
+        harness.add(RECEIVE, &[(BUFFERS + 0x800 * index, 2048, WRITE)]);
+    }
+    harness.ring(RECEIVE);
+    harness.give(0, &frame(100));
+    harness.give(0, &frame(100));
+    harness.wait_used(RECEIVE, 1);
+    harness.send(&frame(100));
+    harness.wait_used(TRANSMIT, 1);
+    harness.send(&frame(100));
+    wait_until(|| harness.device.counters().rate_waits >= 2);
+    harness.function.pause();
+    assert_eq!((harness.used(RECEIVE), harness.used(TRANSMIT)), (1, 1));
+    harness.function.save().unwrap();
+    harness.function.resume();
+    harness.function.reset().unwrap();
+    assert_eq!(harness.status(), 0);
+    // Between the two wake-ups of a queue there is an hour.
+    assert!(harness.device.counters().rate_waits < 20);
+}

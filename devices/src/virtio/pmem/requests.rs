@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The request queue (virtio 1.3, section 5.19.6).
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use log::warn;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Address, Bytes, GuestAddress};
+
+use super::counters::Counts;
+use super::spec::{FLUSH, REQUEST_BYTES, REQUEST_QUEUE, status};
+use crate::dma::DmaView;
+use crate::throttle::Throttle;
+use crate::virtio::chain::{Buffer, OUTSIDE, broken, ring_error, walk};
+use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::{DeviceError, Driver, QueueState};
+use crate::worker::{Orders, Task, Wait};
+
+const QUEUE: u16 = REQUEST_QUEUE;
+/// Most buffers of a request: none has more than bytes.
+const MOST_BUFFERS: usize = 2 * REQUEST_BYTES;
+
+/// The work of the thread that serves the queue.
+pub(super) struct Requests {
+    queue: Queue,
+    driver: Driver,
+    /// `None` where writes are discarded: there is nothing to flush.
+    file: Option<Arc<File>>,
+    counts: Arc<Counts>,
+    failed: bool,
+    throttle: Throttle,
+}
+
+/// What a request is, and where its answer goes: a byte here, a byte there.
+struct Request {
+    kind: u32,
+    answer: [GuestAddress; REQUEST_BYTES],
+}
+
+impl Requests {
+    pub(super) fn new(queue: Queue, driver: Driver, file: Option<Arc<File>>, counts: Arc<Counts>) -> Self {
+        Self { queue, driver, file, counts, failed: false, throttle: Throttle::default() }
+    }
+
+    /// How far the queue is served.
+    pub(super) fn state(&self) -> QueueState {
+        QueueState::of(&self.queue)
+    }
+
+    /// Serves all requests that there are.
+    fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
+        ask_for_notifications(&self.queue, &self.driver.memory.view()).map_err(ring_error(QUEUE))?;
+        while !orders.call() && self.step()? {}
+        Ok(())
+    }
+
+    /// Serves the next request; `false` if there is none.
+    fn step(&mut self) -> Result<bool, DeviceError> {
+        let (ring, size) = (ring_error(QUEUE), self.queue.size());
+        let (head, request) = {
+            let memory = &self.driver.memory.view();
+            let Some(chain) = self.queue.iter(memory).map_err(&ring)?.next() else { return Ok(false) };
+            let head = chain.head_index();
+            (head, Request::read(memory, walk(chain, size)).map_err(broken(QUEUE))?)
+        };
+        // Without the view: nothing that the guest unmaps meanwhile is waited for as long as the disk takes.
+        let status = if request.kind == FLUSH { self.flush() } else { status::FAILED };
+        let memory = &self.driver.memory.view();
+        for (address, byte) in request.answer.iter().zip(status.to_le_bytes()) {
+            memory.write_obj(byte, *address).map_err(|_| broken(QUEUE)(OUTSIDE))?;
+        }
+        let len = u32::try_from(REQUEST_BYTES).expect("a few bytes");
+        self.queue.add_used(memory, head, len).map_err(&ring)?;
+        if wants_interrupt(&mut self.queue, memory).map_err(&ring)? {
+            self.driver.interrupt.queue_used(QUEUE);
+        }
+        Ok(true)
+    }
+
+    fn flush(&mut self) -> u32 {
+        let done = self.file.as_ref().map_or(Ok(()), |file| file.sync_data());
+        let count = if done.is_ok() { &self.counts.flushes } else { &self.counts.errors };
+        count.fetch_add(1, Ordering::Relaxed);
+        let Err(error) = done else { return status::OK };
+        if self.throttle.pass() {
+            warn!("virtio-pmem: what was written could not be made persistent: {error}");
+        }
+        status::FAILED
+    }
+}
+
+impl Request {
+    fn read(
+        memory: &DmaView<'_>,
+        buffers: impl Iterator<Item = Result<Buffer, &'static str>>,
+    ) -> Result<Self, &'static str> {
+        let (mut kind, mut answer) = (Vec::new(), Vec::new());
+        for (number, buffer) in buffers.enumerate() {
+            let buffer = buffer?;
+            if number == MOST_BUFFERS {
+                return Err("a request has more buffers than bytes");
+            }
+            if !buffer.writable && !answer.is_empty() {
+                return Err("a request has a device-readable buffer behind a device-writable one");
+            }
+            let place = if buffer.writable { &mut answer } else { &mut kind };
+            for index in 0..buffer.len.min(REQUEST_BYTES - place.len()) {
+                place.push(buffer.address.checked_add(index as u64).ok_or(OUTSIDE)?);
+            }
+        }
+        let mut bytes = [0; REQUEST_BYTES];
+        if kind.len() != bytes.len() {
+            return Err("a request says not what it is");
+        }
+        for (byte, address) in bytes.iter_mut().zip(kind) {
+            *byte = memory.read_obj(address).map_err(|_| OUTSIDE)?;
+        }
+        let answer = answer.try_into().map_err(|_| "a request has no room for its answer")?;
+        Ok(Self { kind: u32::from_le_bytes(bytes), answer })
+    }
+}
+
+impl Task for Requests {
+    fn run(&mut self, orders: &Orders) -> Wait {
+        if !self.failed
+            && let Err(error) = self.serve(orders)
+        {
+            self.failed = true;
+            self.driver.interrupt.failed(&error);
+        }
+        Wait::Doorbell
+    }
+
+    fn panicked(&self) {
+        self.driver.interrupt.failed(&DeviceError::Panicked { queue: QUEUE });
+    }
+}

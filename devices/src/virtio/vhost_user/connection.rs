@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The socket to a server, which may be broken or hostile. Each request is answered within a time, or the server is *gone*: that is
+//! kept with its reason, and all that follows fails at once.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
+};
+use vhost::vhost_user::{Error as WireError, Frontend, VhostUserFrontend};
+use vhost::{Error as VhostError, VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vm_memory::{Address, GuestMemoryRegion};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::error::ServerError;
+use super::time_limit::TimeLimit;
+use crate::patience::{Budget, Operation};
+use crate::ram::RamRegion;
+
+/// How long a server may take for anything else in one [`Operation`], however many requests that takes. A vCPU may be waiting, with interrupts off in its guest.
+const TIME: Duration = Duration::from_secs(5);
+/// How long it may take to end the requests of a queue.
+const DRAIN_TIME: Duration = Duration::from_secs(20);
+/// How much longer than that it may hold others, all in all: what it took comes back slowly.
+const BUDGET: (u32, u32) = (3, 2);
+/// Which part of the time for anything else costs nothing of it.
+const FREE: u32 = 50;
+
+/// Numbers the connections.
+static CONNECTIONS: AtomicU64 = AtomicU64::new(1 << 63);
+
+/// Where the rings of a queue are, in guest-physical addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rings {
+    pub(super) size: u16,
+    pub(super) descriptors: u64,
+    pub(super) available: u64,
+    pub(super) used: u64,
+}
+
+/// The times that a server has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// To end the requests of a queue.
+    pub(super) drain: Duration,
+    /// For all else.
+    pub(super) other: Duration,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self { drain: DRAIN_TIME, other: TIME }
+    }
+}
+
+/// This side of a connection.
+pub(super) struct Connection {
+    frontend: Frontend,
+    limit: TimeLimit,
+    times: Times,
+    /// Other than those of vfio-user servers.
+    number: u64,
+    budget: Budget,
+    /// Why the server is gone, if it is.
+    gone: Option<String>,
+}
+
+impl Connection {
+    /// To the server on `socket`, of a device `id` with `queues` queues.
+    pub(super) fn new(id: &str, socket: UnixStream, queues: usize, times: Times) -> Result<Self, ServerError> {
+        let host = |source| ServerError::Host { what: "listening to a vhost-user server", source };
+        let watched = socket.try_clone().map_err(host)?;
+        let limit = TimeLimit::new(format!("{id}_limit"), watched).map_err(host)?;
+        let budget = Budget::new(times.drain * BUDGET.0 / BUDGET.1, times.other / FREE, Instant::now());
+        let number = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { frontend: Frontend::from_stream(socket, queues as u64), limit, times, number, budget, gone: None })
+    }
+
+    /// Makes a request.
+    fn call<R>(
+        &mut self,
+        request: &'static str,
+        time: Duration,
+        call: impl FnOnce(&mut Frontend) -> vhost::Result<R>,
+    ) -> Result<R, ServerError> {
+        if let Some(reason) = &self.gone {
+            return Err(ServerError::Gone(reason.clone()));
+        }
+        let Self { frontend, limit, number, budget, .. } = self;
+        let start = Instant::now();
+        let left = time.saturating_sub(Operation::waited(*number)).min(budget.allows(start));
+        let result = limit.during(left, || call(frontend));
+        let end = Instant::now();
+        Operation::note(*number, end.duration_since(start));
+        budget.pay(start, end);
+        let error = match result {
+            Ok(result) => return Ok(result),
+            Err(error) => error,
+        };
+        let reason = match error {
+            VhostError::VhostUserProtocol(WireError::BackendInternalError) => {
+                return Err(ServerError::Refused(request));
+            }
+            _ if self.limit.is_over() => format!("takes more than {} ms for {request}", time.as_millis()),
+            VhostError::VhostUserProtocol(
+                WireError::Disconnected | WireError::PartialMessage | WireError::SocketBroken(_),
+            ) => format!("closes the connection at {request}"),
+            error => format!("answers {request} with an invalid message: {error}"),
+        };
+        Err(self.give_up(reason))
+    }
+
+    fn short<R>(
+        &mut self,
+        request: &'static str,
+        call: impl FnOnce(&mut Frontend) -> vhost::Result<R>,
+    ) -> Result<R, ServerError> {
+        self.call(request, self.times.other, call)
+    }
+
+    /// Ends the connection to a server that broke a rule.
+    pub(super) fn give_up(&mut self, reason: String) -> ServerError {
+        self.limit.close();
+        ServerError::Gone(self.gone.get_or_insert(reason).clone())
+    }
+
+    /// Why the server is gone, if it is.
+    pub(super) fn gone(&self) -> Option<&str> {
+        self.gone.as_deref()
+    }
+
+    /// Takes the server, and asks for its virtio features.
+    pub(super) fn take(&mut self) -> Result<u64, ServerError> {
+        self.short("SET_OWNER", |server| server.set_owner())?;
+        self.short("GET_FEATURES", |server| server.get_features())
+    }
+
+    /// Agrees on those protocol features of `wanted` that the server has.
+    pub(super) fn agree(
+        &mut self,
+        wanted: VhostUserProtocolFeatures,
+    ) -> Result<VhostUserProtocolFeatures, ServerError> {
+        let has = self.short("GET_PROTOCOL_FEATURES", VhostUserFrontend::get_protocol_features)?;
+        let agreed = has & wanted;
+        self.short("SET_PROTOCOL_FEATURES", |server| server.set_protocol_features(agreed))?;
+        if agreed.contains(VhostUserProtocolFeatures::REPLY_ACK) {
+            // From here on a refusal is heard of.
+            self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        }
+        Ok(agreed)
+    }
+
+    /// How many queues the server has.
+    pub(super) fn queue_count(&mut self) -> Result<u64, ServerError> {
+        self.short("GET_QUEUE_NUM", VhostUserFrontend::get_queue_num)
+    }
+
+    /// How many regions of memory the server takes.
+    pub(super) fn most_regions(&mut self) -> Result<u64, ServerError> {
+        self.short("GET_MAX_MEM_SLOTS", VhostUserFrontend::get_max_mem_slots)
+    }
+
+    /// The first bytes of the device configuration.
+    pub(super) fn config(&mut self, len: usize) -> Result<Vec<u8>, ServerError> {
+        let size = u32::try_from(len).map_err(|_| ServerError::Refused("GET_CONFIG"))?;
+        let zeroes = vec![0; len];
+        let (_, config) =
+            self.short("GET_CONFIG", |server| server.get_config(0, size, VhostUserConfigFlags::empty(), &zeroes))?;
+        Ok(config)
+    }
+
+    /// Writes a field of the device configuration.
+    pub(super) fn set_config(&mut self, offset: u32, value: &[u8]) -> Result<(), ServerError> {
+        self.short("SET_CONFIG", |server| server.set_config(offset, VhostUserConfigFlags::empty(), value))
+    }
+
+    /// Gives the server the end of a channel for requests of its own.
+    pub(super) fn set_back_channel(&mut self, end: &impl AsRawFd) -> Result<(), ServerError> {
+        self.short("SET_BACKEND_REQ_FD", |server| server.set_backend_request_fd(end))
+    }
+
+    /// Says what the driver has accepted.
+    pub(super) fn set_features(&mut self, features: u64) -> Result<(), ServerError> {
+        self.short("SET_FEATURES", |server| server.set_features(features))
+    }
+
+    /// Has the server reset the device.
+    pub(super) fn reset_device(&mut self) -> Result<(), ServerError> {
+        self.short("RESET_DEVICE", VhostUserFrontend::reset_device)
+    }
+
+    /// Gives the server these regions of RAM, and no others.
+    pub(super) fn set_memory(&mut self, regions: &[&RamRegion]) -> Result<(), ServerError> {
+        let regions = regions.iter().map(|region| describe(region)).collect::<Result<Vec<_>, _>>()?;
+        self.short("SET_MEM_TABLE", |server| server.set_mem_table(&regions).map(drop))
+    }
+
+    /// Gives the server one more.
+    pub(super) fn add_memory(&mut self, region: &RamRegion) -> Result<(), ServerError> {
+        let region = describe(region)?;
+        self.short("ADD_MEM_REG", |server| server.add_mem_region(&region).map(drop))
+    }
+
+    /// Takes one back.
+    pub(super) fn remove_memory(&mut self, region: &RamRegion) -> Result<(), ServerError> {
+        let region = describe(region)?;
+        self.short("REM_MEM_REG", |server| server.remove_mem_region(&region))
+    }
+
+    /// Has the server make a file in which it keeps account of requests.
+    pub(super) fn new_inflight(&mut self, queues: u16, size: u16) -> Result<(VhostUserInflight, File), ServerError> {
+        let wanted = VhostUserInflight { num_queues: queues, queue_size: size, ..Default::default() };
+        self.short("GET_INFLIGHT_FD", |server| server.get_inflight_fd(&wanted))
+    }
+
+    /// Gives it that file, or the one of a server before it.
+    pub(super) fn set_inflight(&mut self, inflight: &VhostUserInflight, file: &File) -> Result<(), ServerError> {
+        self.short("SET_INFLIGHT_FD", |server| server.set_inflight_fd(inflight, file.as_raw_fd()))
+    }
+
+    /// Sets a queue up, from element `next` of its available ring on.
+    pub(super) fn set_queue(&mut self, index: u16, rings: &Rings, next: u16) -> Result<(), ServerError> {
+        let place = usize::from(index);
+        let addresses = VringConfigData {
+            queue_max_size: rings.size,
+            queue_size: rings.size,
+            flags: 0,
+            desc_table_addr: rings.descriptors,
+            used_ring_addr: rings.used,
+            avail_ring_addr: rings.available,
+            log_addr: None,
+        };
+        self.short("SET_VRING_NUM", |server| server.set_vring_num(place, rings.size))?;
+        self.short("SET_VRING_BASE", |server| server.set_vring_base(place, next))?;
+        self.short("SET_VRING_ADDR", |server| server.set_vring_addr(place, &addresses))
+    }
+
+    /// Gives the server the events of a queue, which has it begin.
+    pub(super) fn set_events(
+        &mut self,
+        index: u16,
+        call: &EventFd,
+        error: &EventFd,
+        kick: &EventFd,
+    ) -> Result<(), ServerError> {
+        let place = usize::from(index);
+        self.short("SET_VRING_CALL", |server| server.set_vring_call(place, call))?;
+        self.short("SET_VRING_ERR", |server| server.set_vring_err(place, error))?;
+        self.short("SET_VRING_KICK", |server| server.set_vring_kick(place, kick))
+    }
+
+    /// Turns a queue on or off, with a server that has protocol features.
+    pub(super) fn enable_queue(&mut self, index: u16, on: bool) -> Result<(), ServerError> {
+        self.short("SET_VRING_ENABLE", |server| server.set_vring_enable(index.into(), on))
+    }
+
+    /// Ends a queue; returns the next element of its available ring. When this returns, none is half served.
+    pub(super) fn stop_queue(&mut self, index: u16) -> Result<u16, ServerError> {
+        let next = self.call("GET_VRING_BASE", self.times.drain, |server| server.get_vring_base(index.into()))?;
+        u16::try_from(next).map_err(|_| self.give_up(format!("answers GET_VRING_BASE with {next}")))
+    }
+}
+
+/// A region as a server gets it. The server is told guest-physical addresses in place of this process's own, which concern nobody.
+fn describe(region: &RamRegion) -> Result<VhostUserMemoryRegionInfo, ServerError> {
+    let what = "giving guest RAM to a vhost-user server";
+    let file = region.file_offset().ok_or(ServerError::Host { what, source: io::ErrorKind::Unsupported.into() })?;
+    let gpa = region.start_addr().raw_value();
+    Ok(VhostUserMemoryRegionInfo {
+        guest_phys_addr: gpa,
+        memory_size: region.len(),
+        userspace_addr: gpa,
+        mmap_offset: file.start(),
+        mmap_handle: file.file().as_raw_fd(),
+    })
+}

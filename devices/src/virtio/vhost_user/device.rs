@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The device as the transport sees it.
+
+use std::io;
+use std::sync::Arc;
+
+use virtio_queue::Queue;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::counters::{Counts, VhostUserCounters};
+use super::error::ServerError;
+use super::events::QueueEvents;
+use super::kicker::Kicker;
+use super::link::{Address, Connected};
+use super::model::{ConfigSource, Model};
+use super::session::Session;
+use super::watcher::{Shared, Watcher};
+use crate::ram::RamRegion;
+use crate::state::{DeviceState, StateError};
+use crate::sync::lock;
+use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
+
+/// Why there is no saved state.
+const NO_STATE: &str = "a process of the host has it (vhost-user); remove the device first";
+
+/// The front end of a device that a process of the host serves.
+pub struct VhostUserDevice {
+    model: Model,
+    features: u64,
+    shared: Arc<Shared>,
+    events: Arc<Vec<QueueEvents>>,
+    kicker: Arc<Kicker>,
+    counts: Arc<Counts>,
+    _watcher: Watcher,
+}
+
+impl VhostUserDevice {
+    /// A device whose server listens at `address`.
+    pub(super) fn connect(address: Address) -> Result<Self, ServerError> {
+        let host = |source| ServerError::Host { what: "making a vhost-user device", source };
+        let Connected { link, socket, back_channel } = address.connect_first()?;
+        let (model, counts) = (address.model.clone(), Arc::new(Counts::default()));
+        Counts::add(&counts.connections);
+        let (features, config) = (link.offer.for_driver(&model), link.offer.config.clone());
+        let session = Session::new(&address.id, model.clone(), link, counts.clone()).map_err(host)?;
+        let (events, kicker) = (session.events.clone(), session.kicker.clone());
+        let shared = Arc::new(Shared::new(session, config).map_err(host)?);
+        let watcher = Watcher::spawn(shared.clone(), address, socket, back_channel).map_err(host)?;
+        Ok(Self { model, features, shared, events, kicker, counts, _watcher: watcher })
+    }
+
+    /// What has become of its server.
+    pub fn counters(&self) -> VhostUserCounters {
+        self.counts.read()
+    }
+
+    /// The guest gets this region of RAM.
+    ///
+    /// # Errors
+    /// The server does not take it, or it is not backed by a file.
+    pub fn add_ram(&self, region: &RamRegion) -> Result<(), ServerError> {
+        lock(&self.shared.session).add_ram(region)
+    }
+
+    /// The guest does not get it after all.
+    pub fn take_ram(&self, region: &RamRegion) {
+        lock(&self.shared.session).take_ram(region);
+    }
+}
+
+impl VirtioDevice for VhostUserDevice {
+    fn device_type(&self) -> u16 {
+        self.model.device_type
+    }
+
+    fn pci_class(&self) -> u32 {
+        self.model.pci_class
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &self.model.queues
+    }
+
+    fn config_len(&self) -> usize {
+        self.model.config_len()
+    }
+
+    fn read_config(&self, offset: usize, data: &mut [u8]) {
+        let config = lock(&self.shared.config);
+        for (value, byte) in data.iter_mut().zip(config.iter().skip(offset)) {
+            *value = *byte;
+        }
+    }
+
+    fn write_config(&self, offset: usize, data: &[u8]) {
+        let ConfigSource::Server { writable, .. } = &self.model.config else { return };
+        let Some(end) = offset.checked_add(data.len()) else { return };
+        let Ok(place) = u32::try_from(offset) else { return };
+        if data.is_empty() || offset < writable.start || end > writable.end {
+            return;
+        }
+        if lock(&self.shared.session).write_config(place, data)
+            && let Some(bytes) = lock(&self.shared.config).get_mut(offset..end)
+        {
+            bytes.copy_from_slice(data);
+        }
+    }
+
+    fn activate(&self, driver: Driver) {
+        lock(&self.shared.session).activate(driver);
+    }
+
+    fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
+        lock(&self.shared.session).start(index, &queue);
+        Ok(())
+    }
+
+    fn stop_queue(&self, index: u16) -> Option<QueueState> {
+        lock(&self.shared.session).stop(index)
+    }
+
+    fn queue_state(&self, index: u16) -> Option<QueueState> {
+        lock(&self.shared.session).state(index)
+    }
+
+    fn doorbell(&self, queue: u16) -> Option<&EventFd> {
+        self.events.get(usize::from(queue)).map(|events| &events.kick)
+    }
+
+    /// A vCPU that found no doorbell has it rung.
+    fn notify(&self, queue: u16) -> Result<(), DeviceError> {
+        self.kicker.kick(queue);
+        Ok(())
+    }
+
+    fn reset(&self) {
+        lock(&self.shared.session).reset();
+    }
+
+    fn pause(&self) {
+        lock(&self.shared.session).pause();
+    }
+
+    fn resume(&self) {
+        lock(&self.shared.session).resume();
+    }
+
+    fn save(&self) -> Result<DeviceState, StateError> {
+        Err(StateError::Unsupported(NO_STATE))
+    }
+
+    fn restore(&self, _: &DeviceState) -> Result<(), StateError> {
+        Err(StateError::Unsupported(NO_STATE))
+    }
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! vhost-user: virtio devices that another process of the host serves (QEMU's `docs/interop/vhost-user.rst`). That process is not
+//! trusted with this one, but it reaches all guest RAM.
+//!
+//! This side is the front end: it has the PCI function, and what is in its registers goes to the *server* when a driver is ready. From
+//! then on guest and server are among themselves: notifications go to the server by events that KVM writes, and its interrupts to
+//! the guest by events that KVM reads. `connection` makes requests, each within a time ([`time_limit`]); `offer` is what a
+//! server has, `session` the device between driver and server, and `watcher` a thread that learns of a server's end.
+
+mod back_channel;
+mod block;
+mod connection;
+mod counters;
+mod device;
+mod error;
+mod events;
+mod fs;
+mod kicker;
+mod link;
+mod model;
+mod offer;
+mod session;
+pub mod spec;
+mod time_limit;
+mod watcher;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use self::connection::Times;
+pub use self::counters::VhostUserCounters;
+pub use self::device::VhostUserDevice;
+pub use self::error::ServerError;
+use self::link::Address;
+pub use self::model::Model;
+use super::{TransportError, VirtioPciDevice, VirtioPciParams};
+use crate::dma::DeviceMemory;
+use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
+use crate::ram::Ram;
+
+/// What a vhost-user device is made of.
+pub struct VhostUserParams {
+    /// Name for logs, threads and the API.
+    pub id: String,
+    /// Where its server listens.
+    pub socket: PathBuf,
+    /// What it is.
+    pub model: Model,
+    /// Guest RAM, of files that can be shared. The server gets all of it.
+    pub ram: Arc<Ram>,
+    /// Interrupt vectors.
+    pub msi: Arc<dyn MsiAllocator>,
+    /// Where notifications are connected.
+    pub doorbells: Option<Arc<dyn Doorbells>>,
+    /// Who learns when the device is activated, fails and is reset.
+    pub observer: Option<Arc<dyn DeviceObserver>>,
+}
+
+/// Why there is no such device.
+#[derive(Debug, Error)]
+pub enum VhostUserError {
+    /// Its server cannot be used.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// It cannot be put on PCI.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+}
+
+/// Connects to the server, and makes the device: the PCI function, and the device by which RAM is added and counters are read.
+///
+/// # Errors
+/// The server is not there or cannot do what is needed, or the platform has no interrupt vectors.
+pub fn create(params: VhostUserParams) -> Result<(Arc<VirtioPciDevice>, Arc<VhostUserDevice>), VhostUserError> {
+    let VhostUserParams { id, socket, model, ram, msi, doorbells, observer } = params;
+    let address = Address { id: id.clone(), path: socket, model, times: Times::default() };
+    let device = Arc::new(VhostUserDevice::connect(address)?);
+    let memory = DeviceMemory::all_ram(ram);
+    let function =
+        VirtioPciDevice::new(VirtioPciParams { id, device: device.clone(), memory, msi, doorbells, observer })?;
+    Ok((Arc::new(function), device))
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Servers that refuse, lie, fall silent and go: nothing waits for them for long, and nothing of them is believed.
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::server::request::*;
+use super::server::{CONFIG, MQ, Manner, REPLY_ACK, Server, Vice, message};
+use super::support::{Told, connect, fs, ram, reset, start, wait};
+use crate::patience::Operation;
+use crate::virtio::VirtioDevice;
+
+fn with(request: u32, vice: Vice) -> Manner {
+    Manner { vices: [(request, vice)].into(), ..Manner::default() }
+}
+
+/// Why no device is made.
+fn refused(manner: Manner) -> String {
+    connect(&Server::start(manner), fs()).err().expect("a device was made").to_string()
+}
+
+#[test]
+fn server_that_lacks_what_the_device_needs_is_refused() {
+    let legacy = Manner { features: 1 << 30, ..Manner::default() };
+    assert_eq!(refused(legacy), "the vhost-user server serves legacy drivers only (VIRTIO_F_VERSION_1)");
+    let few = Manner { queues: 1, ..Manner::default() };
+    assert_eq!(refused(few), "the vhost-user server has 1 queues, and the device 2");
+}
+
+#[test]
+fn socket_without_a_server_is_no_server() {
+    let server = Server::start(Manner::default());
+    std::fs::remove_file(server.socket()).unwrap();
+    let start = Instant::now();
+    let error = connect(&server, fs()).err().unwrap().to_string();
+    assert!(error.starts_with("no vhost-user server: No such file"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn server_that_misbehaves_at_once_gives_no_device() {
+    for (request, vice, reason) in [
+        (GET_FEATURES, Vice::Silent, "takes more than 200 ms for GET_FEATURES"),
+        (GET_FEATURES, Vice::Close, "closes the connection at GET_FEATURES"),
+        (GET_QUEUE_NUM, Vice::Answer(message(GET_QUEUE_NUM, &u64::MAX.to_le_bytes())), "answers GET_QUEUE_NUM"),
+        (GET_FEATURES, Vice::Answer(message(SET_OWNER, &[0; 8])), "answers GET_FEATURES with an invalid message"),
+        (GET_FEATURES, Vice::Answer(vec![0xff; 20]), "answers GET_FEATURES with an invalid message"),
+        // A part of a message.
+        (GET_FEATURES, Vice::Answer(message(GET_FEATURES, &[0; 8])[..15].to_vec()), "takes more than 200 ms"),
+    ] {
+        let error = refused(with(request, vice));
+        assert!(error.starts_with(&format!("the vhost-user server {reason}")), "{error}");
+    }
+}
+
+#[test]
+fn server_that_says_no_to_a_queue_fails_the_device_and_stays() {
+    let server = Server::start(with(SET_VRING_ADDR, Vice::Refuse));
+    let device = connect(&server, fs()).unwrap();
+    let told = Told::with_events(2);
+    start(&device, &ram(1), &told, 2);
+    assert_eq!(told.failures(), ["the vhost-user server refuses SET_VRING_ADDR"]);
+    assert_eq!((device.counters().refusals, device.counters().losses), (1, 0));
+    reset(&device, 2);
+}
+
+#[test]
+fn server_that_falls_silent_holds_nothing_up_for_long() {
+    for request in [SET_FEATURES, SET_MEM_TABLE, SET_VRING_KICK, GET_VRING_BASE] {
+        let server = Server::start(with(request, Vice::Silent));
+        let device = connect(&server, fs()).unwrap();
+        let (ram, told, begin) = (ram(1), Told::with_events(2), Instant::now());
+        start(&device, &ram, &told, 2);
+        device.pause();
+        device.resume();
+        assert!(begin.elapsed() < Duration::from_secs(10), "{request}: several calls waited");
+        wait(|| device.counters().losses == 1);
+        reset(&device, 2);
+        drop(device);
+    }
+}
+
+#[test]
+fn server_that_is_slow_each_time_holds_an_access_up_no_longer_than_one_that_is_slow_once() {
+    let server = Server::start(Manner { delay: Duration::from_millis(60), ..Manner::default() });
+    let device = connect(&server, fs()).unwrap();
+    let (ram, told, begin) = (ram(1), Told::with_events(2), Instant::now());
+    let operation = Operation::begin();
+    // Sixteen requests.
+    start(&device, &ram, &told, 2);
+    drop(operation);
+    assert!(begin.elapsed() < Duration::from_millis(600), "{:?}", begin.elapsed());
+    wait(|| device.counters().losses == 1);
+}
+
+#[test]
+fn event_that_a_server_has_block_holds_nobody_up() {
+    let server = Server::start(Manner::default());
+    let device = connect(&server, fs()).unwrap();
+    let told = Told::with_events(0);
+    start(&device, &ram(1), &told, 2);
+    let asked = server.take();
+    for one in asked.iter().filter(|one| [SET_VRING_KICK, SET_VRING_CALL].contains(&one.request)) {
+        rustix::fs::fcntl_setfl(&one.files[0], rustix::fs::OFlags::empty()).unwrap();
+    }
+    let kicks: Vec<_> = asked.iter().filter(|one| one.request == SET_VRING_KICK).collect();
+    wait(|| rustix::io::read(&kicks[0].files[0], &mut [0; 8]).is_ok());
+    rustix::io::write(&kicks[0].files[0], &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let begin = Instant::now();
+    device.notify(0).unwrap();
+    device.notify(0).unwrap();
+    device.pause();
+    device.resume();
+    reset(&device, 2);
+    drop(device);
+    assert!(begin.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn silent_server_of_a_device_with_running_queues_fails_it() {
+    let server = Server::start(with(GET_VRING_BASE, Vice::Silent));
+    let device = connect(&server, fs()).unwrap();
+    let told = Told::with_events(2);
+    start(&device, &ram(1), &told, 2);
+    device.pause();
+    wait(|| !told.failures().is_empty());
+    assert_eq!(told.failures(), ["the vhost-user server takes more than 300 ms for GET_VRING_BASE"]);
+}
+
+#[test]
+fn impossible_place_in_a_ring_ends_the_connection() {
+    let server = Server::start(Manner { base: 0x1_0000, ..Manner::default() });
+    let device = connect(&server, fs()).unwrap();
+    let told = Told::with_events(2);
+    start(&device, &ram(1), &told, 1);
+    device.pause();
+    wait(|| device.counters().losses == 1);
+    assert_eq!(told.failures(), ["the vhost-user server answers GET_VRING_BASE with 65536"]);
+}
+
+#[test]
+fn plain_server_without_protocol_features_is_served_too() {
+    let manner = Manner { features: 1 << 32, protocol: 0, ..Manner::default() };
+    let server = Server::start(manner);
+    let device = connect(&server, fs()).unwrap();
+    assert_eq!(server.requests(), [SET_OWNER, GET_FEATURES]);
+    let told = Told::with_events(2);
+    start(&device, &ram(1), &told, 1);
+    // It answers nothing, so what it got is known when the next question was answered.
+    device.pause();
+    let asked = server.requests();
+    assert!(!asked.contains(&SET_VRING_ENABLE) && asked.last() == Some(&GET_VRING_BASE), "{asked:?}");
+    assert!(told.failures().is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #[test]
+    fn any_answer_is_taken_or_ends_the_connection(
+        at in prop::sample::select(vec![
+            GET_FEATURES, GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_MAX_MEM_SLOTS, SET_FEATURES,
+            SET_MEM_TABLE, SET_VRING_NUM, SET_VRING_KICK, GET_VRING_BASE,
+        ]),
+        proper in any::<bool>(),
+        bytes in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
+        let answer = if proper { message(at, &bytes) } else { bytes };
+        let protocol = MQ | REPLY_ACK | CONFIG | super::server::MEM_SLOTS;
+        let server = Server::start(Manner { protocol, ..with(at, Vice::Answer(answer)) });
+        let begin = Instant::now();
+        if let Ok(device) = connect(&server, fs()) {
+            let told = Told::with_events(2);
+            start(&device, &ram(1), &told, 2);
+            device.pause();
+            device.resume();
+            reset(&device, 2);
+        }
+        prop_assert!(begin.elapsed() < Duration::from_secs(10));
+    }
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a server is told from the driver's coming to its going.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+
+use super::server::request::*;
+use super::server::{Asked, MEM_SLOTS, Manner, REPLY_ACK, Server};
+use super::support::{REGION, RINGS, Told, connect, fs, ram, reset, start, start_queue, wait};
+use crate::state::StateError;
+use crate::virtio::{QueueState, VirtioDevice};
+
+/// Writes an event that came as a descriptor.
+fn ring(event: &OwnedFd) {
+    rustix::io::write(event, &1u64.to_ne_bytes()).unwrap();
+}
+
+/// Whether an event that came as a descriptor was written since it was last asked.
+fn was_rung(event: &OwnedFd) -> bool {
+    rustix::io::read(event, &mut [0; 8]).is_ok()
+}
+
+fn of(asked: &[Asked], request: u32) -> Vec<&Asked> {
+    asked.iter().filter(|one| one.request == request).collect()
+}
+
+/// What each queue is set up by.
+const QUEUE: [u32; 7] =
+    [SET_VRING_NUM, SET_VRING_BASE, SET_VRING_ADDR, SET_VRING_CALL, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_ENABLE];
+
+#[test]
+fn server_is_taken_when_the_device_is_made_and_told_of_memory_and_queues_by_the_driver() {
+    let server = Server::start(Manner::default());
+    let device = connect(&server, fs()).unwrap();
+    let first =
+        [SET_OWNER, GET_FEATURES, GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_MAX_MEM_SLOTS];
+    assert_eq!(server.requests(), first);
+    assert_eq!((device.device_type(), device.features()), (26, 1 << 28 | 1 << 29));
+    let mut tag = [0; 4];
+    device.read_config(0, &mut tag);
+    assert_eq!(&tag, b"t\0\0\0");
+
+    let told = Told::with_events(2);
+    start(&device, &ram(2), &told, 2);
+    let asked = server.take();
+    let numbers: Vec<u32> = asked.iter().map(|one| one.request).collect();
+    assert_eq!(numbers, [&[SET_FEATURES, SET_MEM_TABLE], QUEUE.as_slice(), &QUEUE].concat());
+    assert_eq!(asked[0].number(0), 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28);
+    // Regions by guest-physical addresses: nothing of this process's own is told.
+    let table = &asked[1];
+    assert_eq!((table.payload[0], table.files.len()), (2, 2));
+    let second: Vec<u64> = (0..4).map(|field| table.number(8 + 32 + 8 * field)).collect();
+    assert_eq!(second, [2 * REGION as u64, REGION as u64, 2 * REGION as u64, 0]);
+    let addresses = of(&asked, SET_VRING_ADDR)[0];
+    assert_eq!([8, 16, 24].map(|place| addresses.number(place)), [RINGS[0], RINGS[2], RINGS[1]]);
+    assert!(told.failures().is_empty());
+}
+
+#[test]
+fn kick_and_call_go_between_driver_and_server_without_the_front_end() {
+    let server = Server::start(Manner::default());
+    let device = connect(&server, fs()).unwrap();
+    let told = Told::with_events(2);
+    start(&device, &ram(1), &told, 2);
+    let asked = server.take();
+    let kick = &of(&asked, SET_VRING_KICK)[1].files[0];
+    // What was there before is looked for.
+    wait(|| was_rung(kick));
+    device.doorbell(1).unwrap().write(1).unwrap();
+    assert!(was_rung(kick) && !was_rung(kick));
+    device.notify(1).unwrap();
+    // A vCPU has the same bell rung.
+    wait(|| was_rung(kick));
+    ring(&of(&asked, SET_VRING_CALL)[1].files[0]);
+    assert_eq!(told.events[1].read().unwrap(), 1);
+    assert_eq!(told.used.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn driver_without_such_an_interrupt_is_told_by_the_front_end() {
+    let server = Server::start(Manner::default());
+    let device = connect(&server, fs()).unwrap();
+    let told = Told::with_events(0);
+    start(&device, &ram(1), &told, 2);
+    ring(&of(&server.take(), SET_VRING_CALL)[0].files[0]);
+    wait(|| told.used.load(Ordering::SeqCst) == 1);
+}
+
+#[test]
+fn error_of_a_queue_fails_the_device() {
+    let server = Server::start(Manner::default());
+    let device = connect(&server, fs()).unwrap();
+    let told = Told::with_events(2);
+    start(&device, &ram(1), &told, 2);
+    ring(&of(&server.take(), SET_VRING_ERR)[0].files[0]);
+    wait(|| !told.failures().is_empty());
+    assert_eq!(told.failures(), ["the vhost-user server reports an error in a queue"]);
+}
+
+#[test]
+fn paused_device_has_its_queues_back_and_goes_on_where_they_stood() {
+    let server = Server::start(Manner { base: 7, ..Manner::default() });
+    let device = connect(&server, fs()).unwrap();
+    let (ram, told) = (ram(1), Told::with_events(2));
+    start(&device, &ram, &told, 1);
+    server.take();
+    ram.write_obj(5u16, GuestAddress(RINGS[2] + 2)).unwrap();
+    device.pause();
+    assert_eq!(server.requests(), [SET_VRING_ENABLE, GET_VRING_BASE]);
+    assert_eq!(device.queue_state(0), Some(QueueState { next_avail: 7, next_used: 5 }));
+    assert_eq!(device.queue_state(1), None);
+    start_queue(&device, 1, 0);
+    assert!(server.requests().is_empty(), "it is paused");
+    device.resume();
+    let asked = server.take();
+    assert_eq!(of(&asked, SET_VRING_BASE)[0].payload, [0u32, 7].map(u32::to_le_bytes).concat());
+    assert_eq!(of(&asked, SET_VRING_ENABLE).len(), 2);
+    assert!(matches!(device.save(), Err(StateError::Unsupported(_))));
+}
+
+#[test]
+fn reset_takes_all_queues_and_the_next_driver_starts_anew() {
+    let server = Server::start(Manner { base: 7, ..Manner::default() });
+    let device = connect(&server, fs()).unwrap();
+    let (ram, told) = (ram(1), Told::with_events(2));
+    start(&device, &ram, &told, 2);
+    server.take();
+    reset(&device, 2);
+    let stop = [SET_VRING_ENABLE, GET_VRING_BASE];
+    assert_eq!(server.requests(), [stop, stop].concat());
+    start(&device, &ram, &told, 2);
+    let asked = server.take();
+    assert_eq!(of(&asked, SET_VRING_BASE)[1].payload, [1u32, 0].map(u32::to_le_bytes).concat());
+    assert!(told.failures().is_empty());
+    drop(device);
+    assert!(server.requests().is_empty(), "it hears of the end by the socket");
+}
+
+#[test]
+fn ram_that_comes_is_added_once_and_only_while_there_is_a_driver() {
+    let server = Server::start(Manner::default());
+    let device = connect(&server, fs()).unwrap();
+    let (ram, told) = (ram(1), Told::with_events(2));
+    let more = super::support::ram(3);
+    let late = more.iter().last().unwrap();
+    server.take();
+    device.add_ram(late).unwrap();
+    assert!(server.requests().is_empty(), "the next driver's table has it");
+    start(&device, &ram, &told, 1);
+    server.take();
+    device.add_ram(ram.iter().next().unwrap()).unwrap();
+    assert!(server.requests().is_empty(), "it has that one");
+    device.add_ram(late).unwrap();
+    let asked = server.take();
+    assert_eq!((asked.len(), asked[0].request, asked[0].files.len()), (1, ADD_MEM_REG, 1));
+    assert_eq!(asked[0].number(8), late.start_addr().0);
+    device.take_ram(late);
+    assert_eq!(server.requests(), [REM_MEM_REG]);
+}
+
+#[test]
+fn server_without_single_regions_has_queues_stand_still_for_a_new_table() {
+    let manner = Manner { protocol: REPLY_ACK, ..Manner::default() };
+    let server = Server::start(manner);
+    let device = connect(&server, fs()).unwrap();
+    let told = Told::with_events(2);
+    start(&device, &ram(1), &told, 1);
+    server.take();
+    device.add_ram(ram(3).iter().last().unwrap()).unwrap();
+    let asked = server.take();
+    let numbers: Vec<u32> = asked.iter().map(|one| one.request).collect();
+    assert_eq!(numbers, [[SET_VRING_ENABLE, GET_VRING_BASE, SET_MEM_TABLE].as_slice(), &QUEUE].concat());
+    assert_eq!((asked[2].payload[0], asked[2].files.len()), (2, 2));
+}
+
+#[test]
+fn more_regions_than_a_server_takes_are_refused() {
+    let server = Server::start(Manner { regions: 2, ..Manner::default() });
+    let device = connect(&server, fs()).unwrap();
+    let (ram, told) = (ram(2), Told::with_events(2));
+    start(&device, &ram, &told, 1);
+    let error = device.add_ram(super::support::ram(3).iter().last().unwrap()).unwrap_err();
+    assert_eq!(error.to_string(), "the vhost-user server takes 2 regions of RAM, and has them all");
+    assert!(told.failures().is_empty());
+
+    let server = Server::start(Manner { protocol: MEM_SLOTS | REPLY_ACK, ..Manner::default() });
+    let device = connect(&server, fs()).unwrap();
+    start(&device, &super::support::ram(10), &told, 1);
+    let asked = server.take();
+    assert_eq!((of(&asked, SET_MEM_TABLE)[0].payload[0], of(&asked, ADD_MEM_REG).len()), (8, 2));
+    assert!(told.failures().is_empty());
+    assert!(asked.iter().flat_map(|one| &one.files).all(|file| file.as_raw_fd() >= 0));
+}

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+mod hostile;
+mod life;
+mod reconnect;
+mod server;
+mod support;

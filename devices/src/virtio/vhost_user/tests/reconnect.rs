@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What becomes of a device whose server goes, and when another one comes.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+
+use vm_memory::{Bytes, GuestAddress};
+
+use super::super::model::Model;
+use super::server::request::*;
+use super::server::{Asked, CONFIG, INFLIGHT, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server};
+use super::support::{RINGS, Told, connect, fs, ram, reset, start, wait};
+use crate::virtio::VirtioDevice;
+
+#[test]
+fn file_system_fails_with_its_server_and_the_next_driver_gets_the_next_server() {
+    let server = Server::start(Manner::default());
+    let device = connect(&server, fs()).unwrap();
+    let (ram, told) = (ram(1), Told::with_events(2));
+    start(&device, &ram, &told, 2);
+    server.take();
+    server.close();
+    wait(|| !told.failures().is_empty());
+    assert_eq!(told.failures(), ["the vhost-user server closed the connection"]);
+    server.listen(Manner::default());
+    server.wait_for(GET_MAX_MEM_SLOTS);
+    wait(|| device.counters().connections == 2);
+    assert!(server.requests().is_empty(), "the driver is told nothing of it");
+    reset(&device, 2);
+    start(&device, &ram, &told, 2);
+    assert!(server.requests().contains(&SET_VRING_KICK));
+    assert_eq!(told.failures().len(), 1);
+}
+
+#[test]
+fn file_system_whose_server_went_before_the_driver_came_waits_for_the_next_one() {
+    let server = Server::start(Manner::default());
+    let device = connect(&server, fs()).unwrap();
+    server.take();
+    server.close();
+    wait(|| device.counters().losses == 1);
+    let told = Told::with_events(2);
+    start(&device, &ram(1), &told, 2);
+    server.listen(Manner::default());
+    server.wait_for(SET_VRING_KICK);
+    assert!(told.failures().is_empty());
+}
+
+/// A disk of one queue.
+fn disk() -> Model {
+    Model::block(1, 64)
+}
+
+/// One whose driver knows features 28, 29 and 9, and whose server keeps account of requests or not.
+fn disk_server(account: u64) -> Manner {
+    Manner {
+        protocol: MQ | REPLY_ACK | CONFIG | MEM_SLOTS | account,
+        features: 1 << 32 | 1 << 30 | 1 << 9,
+        ..Manner::default()
+    }
+}
+
+fn of(asked: &[Asked], request: u32) -> &Asked {
+    asked.iter().find(|one| one.request == request).unwrap()
+}
+
+#[test]
+fn idle_disk_goes_on_with_the_next_server_behind_what_was_answered() {
+    let server = Server::start(disk_server(0));
+    let device = connect(&server, disk()).unwrap();
+    let (ram, told) = (ram(1), Told::with_events(1));
+    start(&device, &ram, &told, 1);
+    ram.write_obj(9u16, GuestAddress(RINGS[1] + 2)).unwrap();
+    ram.write_obj(9u16, GuestAddress(RINGS[2] + 2)).unwrap();
+    server.take();
+    server.close();
+    wait(|| device.counters().losses == 1);
+    server.listen(disk_server(0));
+    let asked = server.wait_for(SET_VRING_KICK);
+    assert_eq!(of(&asked, SET_VRING_BASE).payload, [0u32, 9].map(u32::to_le_bytes).concat());
+    assert_eq!((told.failures(), device.counters().connections), (vec![], 2));
+}
+
+#[test]
+fn disk_with_requests_under_way_goes_on_only_with_the_account_of_them() {
+    for (account, fails) in [(0, true), (INFLIGHT, false)] {
+        let server = Server::start(disk_server(account));
+        let device = connect(&server, disk()).unwrap();
+        let (ram, told) = (ram(1), Told::with_events(1));
+        start(&device, &ram, &told, 1);
+        ram.write_obj(9u16, GuestAddress(RINGS[1] + 2)).unwrap();
+        ram.write_obj(7u16, GuestAddress(RINGS[2] + 2)).unwrap();
+        server.take();
+        server.close();
+        wait(|| device.counters().losses == 1);
+        let reason =
+            "the vhost-user server closed the connection, with 2 requests under way of which it kept no account";
+        assert_eq!(told.failures(), if fails { vec![reason] } else { vec![] });
+        server.listen(disk_server(account));
+        if !fails {
+            let asked = server.wait_for(SET_VRING_KICK);
+            assert_eq!(of(&asked, SET_INFLIGHT_FD).files.len(), 1);
+            assert!(asked.iter().all(|one| one.request != GET_INFLIGHT_FD), "it gets the account that there is");
+            assert_eq!(of(&asked, SET_VRING_BASE).payload, [0u32, 7].map(u32::to_le_bytes).concat());
+        }
+    }
+}
+
+#[test]
+fn server_that_offers_less_than_the_one_before_it_fails_the_disk() {
+    let server = Server::start(disk_server(0));
+    let device = connect(&server, disk()).unwrap();
+    let told = Told::with_events(1);
+    start(&device, &ram(1), &told, 1);
+    server.close();
+    wait(|| device.counters().losses == 1);
+    server.listen(Manner { features: 1 << 32 | 1 << 30, ..disk_server(0) });
+    wait(|| !told.failures().is_empty());
+    assert_eq!(told.failures(), ["the vhost-user server offers less than the one before it"]);
+}
+
+#[test]
+fn configuration_is_the_servers_and_changes_with_it() {
+    let server = Server::start(Manner::default());
+    let device = connect(&server, disk()).unwrap();
+    let mut config = [0; 60];
+    device.read_config(0, &mut config);
+    assert_eq!((config[0], config[33], &config[34..37], config[59]), (0, 33, [1, 0, 36].as_slice(), 59));
+    let told = Told::with_events(1);
+    start(&device, &ram(1), &told, 1);
+    let asked = server.take();
+    device.write_config(32, &[1]);
+    let written = server.take();
+    assert_eq!((written[0].request, written[0].payload.last()), (SET_CONFIG, Some(&1)));
+    for (offset, data) in [(31, [1].as_slice()), (32, &[1, 1]), (33, &[1]), (usize::MAX, &[1]), (32, &[])] {
+        device.write_config(offset, data);
+    }
+    assert!(server.requests().is_empty(), "no other byte can be written");
+    let mut channel = UnixStream::from(of(&asked, SET_BACKEND_REQ_FD).files[0].try_clone().unwrap());
+    channel.write_all(&[2u32, 1, 0].map(u32::to_le_bytes).concat()).unwrap();
+    server.wait_for(GET_CONFIG);
+    wait(|| told.changed.load(Ordering::SeqCst) == 1);
+}
+
+#[test]
+fn server_that_does_not_tell_the_configuration_serves_no_disk() {
+    let manner = Manner { protocol: MQ | REPLY_ACK, ..Manner::default() };
+    let error = connect(&Server::start(manner), disk()).err().unwrap().to_string();
+    assert!(error.ends_with("(VHOST_USER_PROTOCOL_F_CONFIG)"), "{error}");
+}

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A server that a test steers: it writes down what it is asked for, and may refuse, lie, fall silent or go.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use crate::sync::lock;
+
+/// Numbers of requests (vhost-user, "Front-end message types").
+pub(super) mod request {
+    pub(in super::super) const GET_FEATURES: u32 = 1;
+    pub(in super::super) const SET_FEATURES: u32 = 2;
+    pub(in super::super) const SET_OWNER: u32 = 3;
+    pub(in super::super) const SET_MEM_TABLE: u32 = 5;
+    pub(in super::super) const SET_VRING_NUM: u32 = 8;
+    pub(in super::super) const SET_VRING_ADDR: u32 = 9;
+    pub(in super::super) const SET_VRING_BASE: u32 = 10;
+    pub(in super::super) const GET_VRING_BASE: u32 = 11;
+    pub(in super::super) const SET_VRING_KICK: u32 = 12;
+    pub(in super::super) const SET_VRING_CALL: u32 = 13;
+    pub(in super::super) const SET_VRING_ERR: u32 = 14;
+    pub(in super::super) const GET_PROTOCOL_FEATURES: u32 = 15;
+    pub(in super::super) const SET_PROTOCOL_FEATURES: u32 = 16;
+    pub(in super::super) const GET_QUEUE_NUM: u32 = 17;
+    pub(in super::super) const SET_VRING_ENABLE: u32 = 18;
+    pub(in super::super) const SET_BACKEND_REQ_FD: u32 = 21;
+    pub(in super::super) const GET_CONFIG: u32 = 24;
+    pub(in super::super) const SET_CONFIG: u32 = 25;
+    pub(in super::super) const GET_INFLIGHT_FD: u32 = 31;
+    pub(in super::super) const SET_INFLIGHT_FD: u32 = 32;
+    pub(in super::super) const GET_MAX_MEM_SLOTS: u32 = 36;
+    pub(in super::super) const ADD_MEM_REG: u32 = 37;
+    pub(in super::super) const REM_MEM_REG: u32 = 38;
+}
+use request::*;
+
+/// Protocol features.
+pub(super) const MQ: u64 = 1 << 0;
+pub(super) const REPLY_ACK: u64 = 1 << 3;
+pub(super) const BACKEND_REQ: u64 = 1 << 5;
+pub(super) const CONFIG: u64 = 1 << 9;
+pub(super) const INFLIGHT: u64 = 1 << 12;
+pub(super) const MEM_SLOTS: u64 = 1 << 15;
+
+/// What a server does at a request instead of what it should.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Vice {
+    /// It does not answer.
+    Silent,
+    /// It closes the connection.
+    Close,
+    /// It says no.
+    Refuse,
+    /// It answers with this, whatever that is.
+    Answer(Vec<u8>),
+}
+
+/// What a server is.
+#[derive(Clone)]
+pub(super) struct Manner {
+    pub(super) features: u64,
+    pub(super) protocol: u64,
+    pub(super) queues: u64,
+    pub(super) regions: u64,
+    pub(super) config: Vec<u8>,
+    /// What it answers to GET_VRING_BASE.
+    pub(super) base: u32,
+    pub(super) vices: BTreeMap<u32, Vice>,
+    /// How long it takes for each answer.
+    pub(super) delay: Duration,
+}
+
+impl Default for Manner {
+    /// One that can do all, and behaves.
+    fn default() -> Self {
+        Self {
+            features: 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28,
+            protocol: MQ | REPLY_ACK | CONFIG | MEM_SLOTS | BACKEND_REQ,
+            queues: 8,
+            regions: 32,
+            config: (0..=255).collect(),
+            base: 0,
+            vices: BTreeMap::new(),
+            delay: Duration::ZERO,
+        }
+    }
+}
+
+/// A request.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) request: u32,
+    pub(super) payload: Vec<u8>,
+    pub(super) files: Vec<OwnedFd>,
+}
+
+impl Asked {
+    /// The 64-bit number at `place` of the payload.
+    pub(super) fn number(&self, place: usize) -> u64 {
+        u64::from_le_bytes(self.payload[place..place + 8].try_into().unwrap())
+    }
+}
+
+#[derive(Default)]
+struct Log {
+    asked: Mutex<Vec<Asked>>,
+    changed: Condvar,
+    /// The connection at hand.
+    socket: Mutex<Option<UnixStream>>,
+}
+
+/// The server. Dropping it ends it.
+pub(super) struct Server {
+    dir: tempfile::TempDir,
+    log: Arc<Log>,
+}
+
+impl Server {
+    pub(super) fn start(manner: Manner) -> Self {
+        let server = Self { dir: tempfile::tempdir().unwrap(), log: Arc::default() };
+        server.listen(manner);
+        server
+    }
+
+    /// Serves one client at the server's socket, where nobody listens.
+    pub(super) fn listen(&self, manner: Manner) {
+        let path = self.socket();
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(path).unwrap();
+        let log = self.log.clone();
+        std::thread::spawn(move || {
+            let Ok((socket, _)) = listener.accept() else { return };
+            drop(listener);
+            *lock(&log.socket) = Some(socket.try_clone().unwrap());
+            serve(&socket, &manner, &log);
+        });
+    }
+
+    pub(super) fn socket(&self) -> PathBuf {
+        self.dir.path().join("socket")
+    }
+
+    /// Closes the connection at hand.
+    pub(super) fn close(&self) {
+        if let Some(socket) = lock(&self.log.socket).take() {
+            socket.shutdown(std::net::Shutdown::Both).unwrap();
+        }
+    }
+
+    /// What it was asked for since the last call.
+    pub(super) fn take(&self) -> Vec<Asked> {
+        std::mem::take(&mut *lock(&self.log.asked))
+    }
+
+    /// The same, as numbers of requests.
+    pub(super) fn requests(&self) -> Vec<u32> {
+        self.take().iter().map(|asked| asked.request).collect()
+    }
+
+    /// Waits until it was asked for `request`, and takes that and all before it.
+    pub(super) fn wait_for(&self, request: u32) -> Vec<Asked> {
+        let asked = lock(&self.log.asked);
+        let missing = |asked: &mut Vec<Asked>| asked.iter().all(|one| one.request != request);
+        let limit = Duration::from_secs(20);
+        let (mut asked, result) = self.log.changed.wait_timeout_while(asked, limit, missing).unwrap();
+        assert!(!result.timed_out(), "request {request} did not come: {asked:?}");
+        std::mem::take(&mut *asked)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Reads a header or a payload with the files that come with it; `None` at the end.
+fn receive(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<Option<Vec<OwnedFd>>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let count = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?.bytes;
+    if count == 0 {
+        return Ok(None);
+    }
+    let rights = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files.collect::<Vec<_>>()),
+        _ => None,
+    });
+    let files = rights.flatten().collect();
+    (&*socket).read_exact(&mut bytes[count..])?;
+    Ok(Some(files))
+}
+
+fn serve(socket: &UnixStream, manner: &Manner, log: &Log) {
+    let mut header = [0; 12];
+    while let Ok(Some(files)) = receive(socket, &mut header) {
+        let word = |place: usize| u32::from_le_bytes(header[place..place + 4].try_into().unwrap());
+        let (request, flags, size) = (word(0), word(4), word(8));
+        let mut payload = vec![0; size.try_into().unwrap()];
+        if (&*socket).read_exact(&mut payload).is_err() {
+            return;
+        }
+        let answer = answer(manner, request, flags, &payload);
+        std::thread::sleep(manner.delay);
+        lock(&log.asked).push(Asked { request, payload, files });
+        log.changed.notify_all();
+        match manner.vices.get(&request) {
+            Some(Vice::Silent) => continue,
+            Some(Vice::Close) => {
+                let _ = socket.shutdown(std::net::Shutdown::Both);
+                return;
+            }
+            Some(Vice::Answer(bytes)) => {
+                let _ = (&*socket).write_all(bytes);
+                continue;
+            }
+            Some(Vice::Refuse) => {
+                let _ = (&*socket).write_all(&message(request, &1u64.to_le_bytes()));
+                continue;
+            }
+            None => {}
+        }
+        if request == GET_INFLIGHT_FD {
+            send_inflight(socket, request);
+        } else if let Some(payload) = answer
+            && (&*socket).write_all(&message(request, &payload)).is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// An answer to `request`.
+pub(super) fn message(request: u32, payload: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(payload.len()).unwrap();
+    [[request, 5, size].map(u32::to_le_bytes).as_flattened(), payload].concat()
+}
+
+fn answer(manner: &Manner, request: u32, flags: u32, payload: &[u8]) -> Option<Vec<u8>> {
+    let number = |number: u64| Some(number.to_le_bytes().to_vec());
+    match request {
+        GET_FEATURES => number(manner.features),
+        GET_PROTOCOL_FEATURES => number(manner.protocol),
+        GET_QUEUE_NUM => number(manner.queues),
+        GET_MAX_MEM_SLOTS => number(manner.regions),
+        GET_VRING_BASE => Some([&payload[..4], &manner.base.to_le_bytes()].concat()),
+        GET_CONFIG => {
+            let len = payload.len() - 12;
+            Some([&payload[..12], &manner.config[..len]].concat())
+        }
+        GET_INFLIGHT_FD => None,
+        _ if flags & 8 != 0 => number(0),
+        _ => None,
+    }
+}
+
+fn send_inflight(socket: &UnixStream, request: u32) {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use std::os::fd::AsFd;
+    let file = tempfile::tempfile().unwrap();
+    let payload = [&4096u64.to_le_bytes()[..], &0u64.to_le_bytes(), &2u16.to_le_bytes(), &64u16.to_le_bytes(), &[0; 4]];
+    let bytes = message(request, &payload.concat());
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let files = [file.as_fd()];
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&files)));
+    sendmsg(socket, &[io::IoSlice::new(&bytes)], &mut ancillary, SendFlags::empty()).unwrap();
+}

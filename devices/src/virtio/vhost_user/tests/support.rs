@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A device with a driver that a test plays.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{FileOffset, GuestAddress};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::super::connection::Times;
+use super::super::device::VhostUserDevice;
+use super::super::error::ServerError;
+use super::super::link::Address;
+use super::super::model::Model;
+use super::server::Server;
+use crate::dma::DeviceMemory;
+use crate::ram::Ram;
+use crate::sync::lock;
+use crate::virtio::{DeviceError, Driver, Interrupt, VirtioDevice};
+
+/// Bytes of a region of RAM.
+pub(super) const REGION: usize = 0x1_0000;
+/// Where rings are: descriptors, available, used.
+pub(super) const RINGS: [u64; 3] = [0x1000, 0x2000, 0x3000];
+
+/// What a driver was told.
+#[derive(Default)]
+pub(super) struct Told {
+    /// Events that are interrupts of a queue each, where there are any.
+    pub(super) events: Vec<EventFd>,
+    pub(super) used: AtomicU32,
+    pub(super) changed: AtomicU32,
+    pub(super) failures: Mutex<Vec<String>>,
+}
+
+impl Told {
+    pub(super) fn with_events(count: usize) -> Arc<Self> {
+        let events = (0..count).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
+        Arc::new(Self { events, ..Self::default() })
+    }
+
+    pub(super) fn failures(&self) -> Vec<String> {
+        lock(&self.failures).clone()
+    }
+}
+
+impl Interrupt for Told {
+    fn queue_used(&self, _: u16) {
+        self.used.fetch_add(1, Ordering::SeqCst);
+    }
+    fn queue_event(&self, queue: u16) -> Option<EventFd> {
+        self.events.get(usize::from(queue)).map(|event| event.try_clone().unwrap())
+    }
+    fn config_changed(&self, _: bool) {
+        self.changed.fetch_add(1, Ordering::SeqCst);
+    }
+    fn failed(&self, error: &DeviceError) {
+        lock(&self.failures).push(error.to_string());
+    }
+}
+
+/// Waits until `what` holds.
+pub(super) fn wait(what: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !what() {
+        assert!(start.elapsed() < Duration::from_secs(20), "it did not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// RAM of so many regions with room between them, each of a file.
+pub(super) fn ram(regions: u64) -> Arc<Ram> {
+    let region = |number: u64| {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(REGION as u64).unwrap();
+        (GuestAddress(number * 2 * REGION as u64), REGION, Some(FileOffset::new(file, 0)))
+    };
+    Arc::new(Ram::from_ranges_with_files((0..regions).map(region)).unwrap())
+}
+
+/// Times that a test can wait for.
+const TIMES: Times = Times { drain: Duration::from_millis(300), other: Duration::from_millis(200) };
+
+/// A file system, whose driver knows two queues.
+pub(super) fn fs() -> Model {
+    Model::fs("t", 1, 64)
+}
+
+/// Connects to the server of a device.
+pub(super) fn connect(server: &Server, model: Model) -> Result<VhostUserDevice, ServerError> {
+    VhostUserDevice::connect(Address { id: "d".into(), path: server.socket(), model, times: TIMES })
+}
+
+/// As a driver that is ready does: it activates the device and starts queues up to `queues`.
+pub(super) fn start(device: &VhostUserDevice, ram: &Arc<Ram>, told: &Arc<Told>, queues: u16) {
+    let memory = DeviceMemory::all_ram(ram.clone());
+    device.activate(Driver { memory, interrupt: told.clone(), features: device.features() | 1 << 32 });
+    for index in 0..queues {
+        start_queue(device, index, 0);
+    }
+}
+
+pub(super) fn start_queue(device: &VhostUserDevice, index: u16, next: u16) {
+    let mut queue = Queue::new(64).unwrap();
+    let place = u32::from(index) * 0x4000;
+    let [descriptors, available, used] = RINGS.map(|ring| u32::try_from(ring).unwrap() + place);
+    queue.set_desc_table_address(Some(descriptors), Some(0));
+    queue.set_avail_ring_address(Some(available), Some(0));
+    queue.set_used_ring_address(Some(used), Some(0));
+    queue.set_next_avail(next);
+    queue.set_ready(true);
+    device.start_queue(index, queue).unwrap();
+}
+
+/// As a driver that resets the device does.
+pub(super) fn reset(device: &VhostUserDevice, queues: u16) {
+    for index in 0..queues {
+        device.stop_queue(index);
+    }
+    device.reset();
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The thread that learns when a server is gone and looks for the next one, and of what a server says of its own accord.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use log::{error, warn};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::back_channel::{BackChannel, Request};
+use super::error::ServerError;
+use super::events::QueueEvents;
+use super::link::{Address, Connected};
+use super::session::Session;
+use crate::event_fd;
+use crate::sandbox::{self, Role};
+use crate::sync::lock;
+use crate::throttle::Throttle;
+
+/// How long to wait between two looks for a server.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// The same, where a server listens that cannot be used.
+const LOOK_LATER: Duration = Duration::from_secs(5);
+
+/// What the thread and the device share.
+pub(super) struct Shared {
+    pub(super) session: Mutex<Session>,
+    /// The device configuration.
+    pub(super) config: Mutex<Vec<u8>>,
+    wake: EventFd,
+    ends: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new(session: Session, config: Vec<u8>) -> io::Result<Self> {
+        let wake = EventFd::new(EFD_NONBLOCK)?;
+        Ok(Self { session: Mutex::new(session), config: Mutex::new(config), wake, ends: AtomicBool::new(false) })
+    }
+}
+
+/// The thread. Dropping it ends it.
+pub(super) struct Watcher {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watcher {
+    /// Watches the server on `socket`, and looks for others at `address`.
+    pub(super) fn spawn(
+        shared: Arc<Shared>,
+        address: Address,
+        socket: UnixStream,
+        back_channel: Option<BackChannel>,
+    ) -> io::Result<Self> {
+        let (events, errors) = {
+            let session = lock(&shared.session);
+            (session.events.clone(), session.errors.clone())
+        };
+        let name = format!("{}_server", address.id);
+        let watch = Watch {
+            shared: shared.clone(),
+            address,
+            events,
+            errors,
+            socket: Some(socket),
+            back_channel,
+            pause: LOOK_AGAIN,
+            throttle: Throttle::default(),
+        };
+        let thread = sandbox::start(Role::VhostUser.thread(), name, move || watch.run())?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::Release);
+        // It fails where it was rung 2^64 times already.
+        let _ = self.shared.wake.write(1);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            error!("a thread that watches a vhost-user server panicked");
+        }
+    }
+}
+
+/// What the thread has.
+struct Watch {
+    shared: Arc<Shared>,
+    address: Address,
+    events: Arc<Vec<QueueEvents>>,
+    errors: Arc<EventFd>,
+    /// That of the server, while there is one.
+    socket: Option<UnixStream>,
+    back_channel: Option<BackChannel>,
+    pause: Duration,
+    throttle: Throttle,
+}
+
+impl Watch {
+    fn run(mut self) {
+        while !self.shared.ends.load(Ordering::Acquire) {
+            if !self.wait() {
+                return;
+            }
+            self.serve_events();
+            if self.socket.as_ref().is_some_and(is_closed) {
+                (self.socket, self.back_channel) = (None, None);
+                self.pause = LOOK_AGAIN;
+                lock(&self.shared.session).lost();
+            } else if self.socket.is_none() && !self.shared.ends.load(Ordering::Acquire) {
+                self.look();
+            }
+            self.serve_back_channel();
+        }
+    }
+
+    /// Waits until something came; `false` if that cannot be waited for.
+    fn wait(&self) -> bool {
+        let events = self.events.iter().map(|events| event_fd::borrow(&events.call));
+        let mut files: Vec<_> = events.collect();
+        files.extend([event_fd::borrow(&self.shared.wake), event_fd::borrow(&self.errors)]);
+        files.extend(self.back_channel.iter().map(BackChannel::socket));
+        let mut files: Vec<_> = files.iter().map(|file| PollFd::new(file, PollFlags::IN)).collect();
+        // What it sends is read by those who have asked for it.
+        files.extend(self.socket.iter().map(|socket| PollFd::new(socket, PollFlags::RDHUP)));
+        let time = self.socket.is_none().then(|| Timespec::try_from(self.pause).ok()).flatten();
+        match poll(&mut files, time.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => true,
+            Err(error) => {
+                error!("{}: waiting for its server: {error}", self.address.id);
+                false
+            }
+        }
+    }
+
+    fn serve_events(&self) {
+        for (index, events) in (0..).zip(self.events.iter()) {
+            if take(&events.call) {
+                lock(&self.shared.session).queue_used(index);
+            }
+        }
+        if take(&self.errors) {
+            lock(&self.shared.session).queue_broken();
+        }
+    }
+
+    /// Looks for another server.
+    fn look(&mut self) {
+        match self.address.connect() {
+            Ok(Connected { link, socket, back_channel }) => {
+                (self.socket, self.back_channel) = (Some(socket), back_channel);
+                let config = link.offer.config.clone();
+                let changed = std::mem::replace(&mut *lock(&self.shared.config), config.clone()) != config;
+                let mut session = lock(&self.shared.session);
+                session.adopt(link);
+                if changed {
+                    session.config_changed();
+                }
+            }
+            Err(ServerError::NoServer { .. }) => self.pause = LOOK_AGAIN,
+            Err(error) => {
+                self.pause = LOOK_LATER;
+                if self.throttle.pass() {
+                    warn!("{}: {error}", self.address.id);
+                }
+            }
+        }
+    }
+
+    fn serve_back_channel(&mut self) {
+        match self.back_channel.as_mut().map(BackChannel::take) {
+            None | Some(Request::None) => {}
+            Some(Request::End) => self.back_channel = None,
+            Some(Request::ConfigChanged) => {
+                let mut session = lock(&self.shared.session);
+                if let Some(config) = session.read_config() {
+                    *lock(&self.shared.config) = config;
+                    session.config_changed();
+                }
+            }
+        }
+    }
+}
+
+/// Whether somebody wrote the event. The server has it too, so it is not read in a way that could wait.
+fn take(event: &EventFd) -> bool {
+    let fired = event_fd::has_fired(event);
+    if fired {
+        event_fd::forget(event);
+    }
+    fired
+}
+
+/// Whether the other side, or this one, has closed the socket.
+fn is_closed(socket: &UnixStream) -> bool {
+    let file = socket.as_fd();
+    let mut files = [PollFd::new(&file, PollFlags::RDHUP)];
+    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    poll(&mut files, Some(&Timespec::default())).is_ok() && files[0].revents().intersects(gone)
+}

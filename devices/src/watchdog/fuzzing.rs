@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A driver that is written in bytes: for a fuzzer, and for replaying what one found.
+
+use super::registers::Registers;
+
+/// Reads and writes registers as `bytes` say, and ends stages. What the registers are is at any time what can be restored.
+///
+/// # Panics
+/// It is not.
+pub fn run(bytes: &[u8]) {
+    let mut registers = Registers::new();
+    for piece in bytes.chunks(8) {
+        let (head, data) = piece.split_at(piece.len().min(3));
+        let [what, offset, len] = [0, 1, 2].map(|index| head.get(index).copied().unwrap_or(0));
+        let mut data = data[..data.len().min(usize::from(len % 5))].to_vec();
+        match what % 6 {
+            0 => registers.read_config(u16::from(offset), &mut data),
+            1 => {
+                let _ = registers.write_config(u16::from(offset), &data);
+            }
+            2 => registers.read(u64::from(offset), &mut data),
+            3 => {
+                let _ = registers.write(u64::from(offset % 17), &data);
+            }
+            4 => {
+                let _ = registers.end_stage();
+            }
+            _ => {
+                let _ = registers.reset();
+            }
+        }
+        assert!(registers.stage().is_none_or(|stage| stage.as_secs() < 1100));
+        let mut again = Registers::new();
+        again.restore(&registers.state()).expect("it is what a guest made of it");
+        assert_eq!(again.state(), registers.state());
+    }
+}

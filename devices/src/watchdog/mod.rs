@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! i6300esb, the watchdog of Intel's 6300ESB I/O controller hub (Intel's document 300641-004), on PCI: Linux (`drivers/watchdog/i6300esb.c`)
+//! and BSDs have drivers for it, which they have for no virtio device of this kind.
+//!
+//! The driver starts a counter of two stages and has to reload it again and again. When both stages are over, the machine is reset.
+//! The first stage raises no interrupt, for which drivers do not ask. `registers` are what the driver sees, `timer` is the thread that
+//! waits. While the VM is paused, time stands still here.
+
+mod registers;
+mod timer;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use serde::{Deserialize, Serialize};
+
+use self::registers::{Registers, RegistersState, Timing};
+use self::timer::Timer;
+use crate::pci::{Bar, BarKind, ConfigSpace, ConfigState, Identity, PciDevice};
+use crate::platform::{DeviceEvent, DeviceObserver};
+use crate::state::{DeviceState, StateError};
+use crate::sync::lock;
+
+/// Vendor and device ID and class of the 6300ESB's watchdog.
+const IDENTITY: Identity = Identity {
+    vendor: 0x8086,
+    device: 0x25ab,
+    subsystem_vendor: 0x1af4,
+    subsystem: 0x1100,
+    class: 0x08_8000,
+    revision: 0,
+};
+
+/// The BAR of the registers in memory.
+const BAR: Bar = Bar { index: 0, kind: BarKind::Memory32 { prefetchable: false }, size: 16 };
+
+/// Kind and version of its saved state.
+const STATE: (&str, u32) = ("watchdog", 1);
+
+/// Its saved state.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WatchdogState {
+    config: ConfigState,
+    registers: RegistersState,
+    /// Nanoseconds until the stage is over, while the counter runs.
+    left_ns: Option<u64>,
+}
+
+/// The device.
+pub struct Watchdog {
+    id: String,
+    config: Mutex<ConfigSpace>,
+    /// What `config` is at power-on, with the address that the VMM assigned.
+    pristine: Mutex<ConfigSpace>,
+    timer: Timer,
+}
+
+impl Watchdog {
+    /// A device that calls `expired`, and tells `observer`, when the guest did not reload it in time. `expired` has to have the machine
+    /// reset and must not wait. `id` is the device's name in logs and the API, and that of its thread.
+    ///
+    /// # Errors
+    /// There can be no more threads.
+    pub fn new(
+        id: String,
+        observer: Arc<dyn DeviceObserver>,
+        expired: impl Fn() + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let mut config = ConfigSpace::new(IDENTITY);
+        config.add_bar(BAR);
+        let name = id.clone();
+        let expire = move || {
+            observer.observe(&name, DeviceEvent::WatchdogExpired);
+            expired();
+        };
+        let timer = Timer::start(id.clone(), Box::new(expire))?;
+        Ok(Self { id, config: Mutex::new(config.clone()), pristine: Mutex::new(config), timer })
+    }
+
+    fn with_registers<T>(&self, act: impl FnOnce(&mut Registers) -> (T, Timing)) -> T {
+        self.timer.with(act)
+    }
+}
+
+impl PciDevice for Watchdog {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        lock(&self.config).read(offset, data);
+        self.with_registers(|registers| (registers.read_config(offset, data), Timing::GoesOn));
+    }
+
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        lock(&self.config).write(offset, data);
+        self.with_registers(|registers| ((), registers.write_config(offset, data)));
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        vec![BAR]
+    }
+
+    fn assign_bar(&self, index: u8, address: u64) {
+        lock(&self.pristine).assign_bar(index, address);
+        lock(&self.config).assign_bar(index, address);
+    }
+
+    fn bar_address(&self, index: u8) -> Option<u64> {
+        lock(&self.config).bar_address(index)
+    }
+
+    fn bar_moved(&self, _: u8, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn read_bar(&self, _: u8, offset: u64, data: &mut [u8]) {
+        self.with_registers(|registers| (registers.read(offset, data), Timing::GoesOn));
+    }
+
+    fn write_bar(&self, _: u8, offset: u64, data: &[u8]) {
+        self.with_registers(|registers| ((), registers.write(offset, data)));
+    }
+
+    /// That it expired stays known: the driver of the guest that starts anew asks for it.
+    fn reset(&self) -> io::Result<()> {
+        let pristine = lock(&self.pristine).clone();
+        *lock(&self.config) = pristine;
+        self.with_registers(|registers| ((), registers.reset()));
+        Ok(())
+    }
+
+    fn pause(&self) {
+        self.timer.pause();
+    }
+
+    fn resume(&self) {
+        self.timer.resume();
+    }
+
+    fn save(&self) -> Result<DeviceState, StateError> {
+        let (registers, left_ns) = self.timer.state();
+        DeviceState::new(STATE.0, STATE.1, &WatchdogState { config: lock(&self.config).state(), registers, left_ns })
+    }
+
+    fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        let WatchdogState { config, registers, left_ns } = state.payload(STATE.0, STATE.1)?;
+        lock(&self.config).restore(&config)?;
+        self.timer.restore(&registers, left_ns)
+    }
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The counter of the watchdog, and the thread that waits for its end.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::registers::{Registers, RegistersState, StageEnd, Timing};
+use crate::sandbox;
+use crate::state::StateError;
+use crate::worker::Role;
+
+/// When the stage is over.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// The counter stands.
+    Never,
+    /// Then.
+    At(Instant),
+    /// After this time, once the VM runs again.
+    After(Duration),
+}
+
+struct State {
+    registers: Registers,
+    end: End,
+    paused: bool,
+    closing: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// The registers with their counter. Dropping it ends the thread.
+pub(super) struct Timer {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Timer {
+    /// A counter that stands. Its thread is called `name`; it calls `expired` when the machine is to be reset.
+    pub(super) fn start(name: String, expired: Box<dyn Fn() + Send>) -> io::Result<Self> {
+        let state = State { registers: Registers::new(), end: End::Never, paused: false, closing: false };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let of_thread = shared.clone();
+        let thread = sandbox::start(Role::Watchdog.thread(), name, move || of_thread.wait(&expired))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Has `act` access the registers; what it says of the counter becomes of it.
+    pub(super) fn with<T>(&self, act: impl FnOnce(&mut Registers) -> (T, Timing)) -> T {
+        let mut state = self.shared.lock();
+        let (result, timing) = act(&mut state.registers);
+        if timing == Timing::BeginsAnew {
+            state.begin_stage();
+            self.shared.changed.notify_one();
+        }
+        result
+    }
+
+    /// Time stands still from now on.
+    pub(super) fn pause(&self) {
+        let mut state = self.shared.lock();
+        state.paused = true;
+        if let End::At(end) = state.end {
+            state.end = End::After(end.saturating_duration_since(Instant::now()));
+        }
+        self.shared.changed.notify_one();
+    }
+
+    /// It goes on.
+    pub(super) fn resume(&self) {
+        let mut state = self.shared.lock();
+        state.paused = false;
+        if let End::After(left) = state.end {
+            state.end = End::At(Instant::now() + left);
+        }
+        self.shared.changed.notify_one();
+    }
+
+    /// The registers, and nanoseconds until the stage is over, if the counter runs.
+    pub(super) fn state(&self) -> (RegistersState, Option<u64>) {
+        let state = self.shared.lock();
+        let left = match state.end {
+            End::Never => None,
+            End::At(end) => Some(end.saturating_duration_since(Instant::now())),
+            End::After(left) => Some(left),
+        };
+        (state.registers.state(), left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// Takes what was saved, paused.
+    ///
+    /// # Errors
+    /// It cannot be.
+    pub(super) fn restore(&self, registers: &RegistersState, left_ns: Option<u64>) -> Result<(), StateError> {
+        let mut state = self.shared.lock();
+        let mut restored = Registers::new();
+        restored.restore(registers)?;
+        let left = left_ns.map(Duration::from_nanos);
+        if left > restored.stage() || left.is_some() != restored.stage().is_some() {
+            return Err(StateError::rule("left_ns", "is not in the stage that the counter is in"));
+        }
+        state.registers = restored;
+        state.paused = true;
+        state.end = left.map_or(End::Never, End::After);
+        self.shared.changed.notify_one();
+        Ok(())
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.shared.lock().closing = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say of how it ended.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    fn begin_stage(&mut self) {
+        self.end = match (self.registers.stage(), self.paused) {
+            (None, _) => End::Never,
+            (Some(stage), false) => End::At(Instant::now() + stage),
+            (Some(stage), true) => End::After(stage),
+        };
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread.
+    fn wait(&self, expired: &dyn Fn()) {
+        let mut state = self.lock();
+        while !state.closing {
+            let End::At(end) = state.end else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = end.saturating_duration_since(Instant::now());
+            if !left.is_zero() {
+                state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            let ended = state.registers.end_stage();
+            state.begin_stage();
+            if ended == StageEnd::Reset {
+                drop(state);
+                expired();
+                state = self.lock();
+            }
+        }
+    }
+}

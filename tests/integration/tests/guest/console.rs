@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! virtio-console: a real guest whose console it is prints to a pseudoterminal, reads what is typed there, and follows its size,
+//! beside the virtio-iommu, behind it through mappings, and through a window.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::guest_test;
+use rustix::fs::OFlags;
+use rustix::termios::{Winsize, tcsetwinsize};
+use serde_json::{Value, json};
+
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create, info, put};
+use crate::support::SITE;
+
+/// Prints much, then does what is typed.
+const JOB: &str = r#"
+seq 1 2000 | sed 's/^/CAROM-LINE /'
+echo CAROM-READY
+while read -r line; do
+    case $line in
+        size) echo "CAROM-SIZE $(stty size)" ;;
+        end) break ;;
+        *) echo "CAROM-TYPED $line" ;;
+    esac
+done </dev/hvc0
+"#;
+
+/// The user's side of the console.
+struct User {
+    terminal: File,
+    seen: String,
+}
+
+impl User {
+    fn new(vmm: &ApiVmm) -> Self {
+        let console = info(vmm)["config"]["console"].take();
+        assert_eq!(console["mode"], "Pty");
+        let flags = (OFlags::NOCTTY | OFlags::NONBLOCK).bits().cast_signed();
+        let path = console["file"].as_str().unwrap();
+        let terminal = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap();
+        Self { terminal, seen: String::new() }
+    }
+
+    /// Reads until `text` came.
+    fn wait_for(&mut self, text: &str) {
+        let start = Instant::now();
+        while !self.seen.contains(text) {
+            assert!(start.elapsed() < BOOT_TIME, "no {text:?} in:\n{}", self.seen);
+            let mut bytes = [0; 4096];
+            match self.terminal.read(&mut bytes) {
+                Ok(len) => self.seen.push_str(&String::from_utf8_lossy(&bytes[..len]).replace('\r', "")),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+                    thread::sleep(Duration::from_millis(20));
+                }
+            }
+        }
+    }
+
+    fn type_line(&mut self, line: &str) {
+        self.terminal.write_all(format!("{line}\r").as_bytes()).unwrap();
+    }
+
+    fn resize(&self, columns: u16, rows: u16) {
+        tcsetwinsize(&self.terminal, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    }
+}
+
+fn count(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
+    let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
+    counters[device][name].as_u64().unwrap_or_else(|| panic!("no {device} {name}: {counters}"))
+}
+
+/// Boots a guest with `console=hvc0`, `parameters` and what `more` says; it prints, reads and is told of sizes.
+fn converse(parameters: &str, more: Value) -> ApiVmm {
+    let vmm = ApiVmm::start(&SITE, JOB).unwrap();
+    let cmdline = format!("console=hvc0 quiet panic=-1 oops=panic mitigations=off nmi_watchdog=0 {parameters}");
+    let mut config = json!({"payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": cmdline}});
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    create(&vmm, config);
+    put(&vmm, "vm.boot", &Value::Null);
+    let mut user = User::new(&vmm);
+    user.resize(100, 40);
+
+    user.wait_for("CAROM-READY\n");
+    let lines: Vec<&str> = user.seen.lines().filter(|line| line.starts_with("CAROM-LINE ")).collect();
+    let expected: Vec<String> = (1..=2000).map(|number| format!("CAROM-LINE {number}")).collect();
+    assert!(lines == expected, "{} lines came:\n{}", lines.len(), user.seen);
+    user.type_line("hello, guest");
+    user.wait_for("CAROM-TYPED hello, guest\n");
+    user.type_line("size");
+    user.wait_for("CAROM-SIZE 40 100\n");
+    user.resize(132, 50);
+    // The device looks for a new size now and then.
+    thread::sleep(Duration::from_secs(2));
+    user.type_line("size");
+    user.wait_for("CAROM-SIZE 50 132\n");
+    assert!(count(&vmm, "_console", "tx_bytes") > 30_000 && count(&vmm, "_console", "rx_bytes") >= 23);
+    assert!(count(&vmm, "_console", "resizes") >= 2);
+    vmm
+}
+
+fn end(mut vmm: ApiVmm) {
+    let mut user = User::new(&vmm);
+    user.type_line("end");
+    user.wait_for("CAROM-JOB-EXIT 0\n");
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+}
+
+#[guest_test]
+fn guest_behind_the_iommu_has_its_console_on_a_pseudoterminal_and_follows_its_size() {
+    let vmm = converse("iommu.strict=1", json!({"console": {"mode": "Pty", "iommu": true}}));
+
+    assert!(count(&vmm, "_iommu", "requests_map") > 100, "what is printed is mapped");
+    assert_eq!(count(&vmm, "_iommu", "faults"), 0);
+    end(vmm);
+}
+
+#[guest_test(slow = "the one behind the IOMMU, but for the memory that it reaches")]
+fn guest_has_its_console_on_a_pseudoterminal_and_follows_its_size() {
+    end(converse("", json!({"console": {"mode": "Pty"}})));
+}
+
+#[guest_test(slow = "the one behind the IOMMU; rng:: has a device that goes through a window")]
+fn console_behind_the_iommu_goes_through_a_window() {
+    let more = json!({"console": {"mode": "Pty", "iommu": true}, "iommu_bounce": {"size": 16 << 20}});
+    let vmm = converse("iommu.strict=1 iommu.bounce=all", more);
+
+    assert_eq!(count(&vmm, "_iommu", "faults"), 0);
+    end(vmm);
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the host cannot read or write is an error of that request: others go on, and so do other disks.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::guest_test;
+use carom_integration::workload;
+use serde_json::{Value, json};
+
+use crate::api::BOOT_TIME;
+use crate::disk::{SIZE, counters, image};
+use crate::hotplug::{create, put};
+use crate::support::qemu_img::{self, Check};
+use crate::support::{MIB, SITE};
+
+/// MiB that the disks have, and that the guest writes.
+const WANTED: u64 = SIZE / MIB;
+
+/// MiB that their file systems have.
+const ROOM: u64 = 20;
+
+/// A file system in memory, until it is dropped.
+struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    fn new(place: PathBuf, mib: u64) -> Self {
+        fs::create_dir(&place).unwrap();
+        mount(&["-t", "tmpfs", "-o", &format!("size={mib}M"), "tmpfs"], &place);
+        Self(place)
+    }
+
+    fn resize(&self, mib: u64) {
+        mount(&["-o", &format!("remount,size={mib}M")], &self.0);
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let status = Command::new("umount").arg("--lazy").arg(&self.0).status();
+        if !status.is_ok_and(|status| status.success()) {
+            eprintln!("{} is left", self.0.display());
+        }
+    }
+}
+
+fn mount(arguments: &[&str], place: &Path) {
+    let status = Command::new("mount").args(arguments).arg(place).status().unwrap();
+    assert!(status.success(), "mounting {}: {status}", place.display());
+}
+
+/// In a guest: fills the first two disks, each MiB with its number, and tells of each whether that went well. When the power button
+/// was pressed, it does so again for those that failed. Meanwhile the third disk is written and verified, and parts of the fourth
+/// are read.
+fn job() -> String {
+    let verify = workload::fio_verify_on("/dev/vdc", 4, 16);
+    format!(
+        r#"
+dmesg -n 1
+presses() {{ awk '/ACPI:Ged/ {{ n += $2 + $3 }} END {{ print n + 0 }}' /proc/interrupts; }}
+fill() {{
+    yes $2 | dd of=/dev/$1 bs=1M seek=$2 count=1 iflag=fullblock conv=notrunc,fsync 2>/dev/null &&
+        echo "CAROM-WROTE-$1 $2" || {{ echo $2 >>/tmp/failed-$1; echo "CAROM-FAILED-$1 $2"; }}
+}}
+part() {{
+    dd if=/dev/vdd of=/dev/null bs=1M skip=$1 count=1 iflag=direct 2>/dev/null && echo "CAROM-READ $1" || echo "CAROM-UNREAD $1"
+}}
+(while [ ! -e /tmp/done ]; do
+{verify}
+done) &
+for mib in $(seq 0 {last}); do
+    fill vda $mib
+    fill vdb $mib
+done
+for mib in $(seq 0 7); do part $mib; done
+echo CAROM-FULL
+until [ "$(presses)" != 0 ]; do sleep 0.1; done
+for disk in vda vdb; do
+    for mib in $(cat /tmp/failed-$disk); do fill $disk $mib; done
+done
+touch /tmp/done
+wait
+echo CAROM-FILLED
+sleep 1000
+"#,
+        last = WANTED - 1
+    )
+}
+
+/// The numbers of the lines of this kind.
+fn told(console: &str, kind: &str) -> Vec<u64> {
+    console.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok()).collect()
+}
+
+/// Whether all of these MiB have their numbers.
+fn check_content(content: &[u8], mibs: &[u64]) {
+    for &mib in mibs {
+        let start = usize::try_from(mib * MIB).unwrap();
+        let part = &content[start..start + usize::try_from(MIB).unwrap()];
+        let wanted = format!("{mib}\n").into_bytes();
+        assert!(part.iter().zip(wanted.iter().cycle()).all(|(byte, wanted)| byte == wanted), "MiB {mib} is lost");
+    }
+}
+
+#[guest_test(needs(QemuImg), slow = "unit tests have what the host refuses reach its request and no other")]
+fn full_file_systems_and_a_cut_image_fail_the_requests_that_meet_them_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = ["raw", "qcow2"].map(|name| Tmpfs::new(dir.path().join(name), ROOM));
+    let (raw, qcow2) = (image(&small[0].0, "disk"), qemu_img::create(&small[1].0, "disk", SIZE, None));
+    let short = image(dir.path(), "short");
+    let vmm = ApiVmm::start(&SITE, &job()).unwrap();
+    let disks = json!([
+        {"path": raw},
+        {"path": qcow2, "image_type": "Qcow2"},
+        {"path": image(dir.path(), "good")},
+        {"path": short},
+    ]);
+    create(&vmm, json!({"disks": disks, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
+    put(&vmm, "vm.boot", &Value::Null);
+    // Somebody cuts an image off while the VM has it.
+    File::options().write(true).open(&short).unwrap().set_len(4 * MIB).unwrap();
+    vmm.wait_for("CAROM-FULL", 1, BOOT_TIME).unwrap();
+
+    let console = vmm.console();
+    let verified = console.matches("CAROM-VERIFY 0").count();
+    assert!(verified > 0, "{console}");
+    assert_eq!(told(&console, "CAROM-READ"), [0, 1, 2, 3], "{console}");
+    assert_eq!(told(&console, "CAROM-UNREAD"), [4, 5, 6, 7], "{console}");
+    for (disk, id) in [("vda", "_disk0"), ("vdb", "_disk1")] {
+        let (wrote, failed) =
+            (told(&console, &format!("CAROM-WROTE-{disk}")), told(&console, &format!("CAROM-FAILED-{disk}")));
+        assert_eq!(wrote.len() + failed.len(), usize::try_from(WANTED).unwrap());
+        // Less for the tables of an image. Rooms are taken in pages, so the last one may hold a part.
+        assert!((ROOM - 2..=ROOM).contains(&(wrote.len() as u64)), "{disk}: {wrote:?}");
+        assert!(counters(&vmm, id)["host_errors"].as_u64().unwrap() >= failed.len() as u64, "{}", counters(&vmm, id));
+    }
+    assert_eq!(counters(&vmm, "_disk2")["errors"], 0);
+
+    // For the image, and for what it shows, which is written beside it.
+    small.iter().for_each(|small| small.resize(4 * WANTED));
+    put(&vmm, "vm.power-button", &Value::Null);
+    vmm.wait_for("CAROM-FILLED", 1, BOOT_TIME).unwrap();
+
+    let console = vmm.console();
+    for disk in ["vda", "vdb"] {
+        let wrote: BTreeSet<u64> = told(&console, &format!("CAROM-WROTE-{disk}")).into_iter().collect();
+        assert!(wrote.into_iter().eq(0..WANTED), "{console}");
+    }
+    assert!(console.matches("CAROM-VERIFY 0").count() > verified, "{console}");
+    assert_eq!(console.matches("CAROM-VERIFY").count(), console.matches("CAROM-VERIFY 0").count(), "{console}");
+    put(&vmm, "vm.shutdown", &Value::Null);
+    let all: Vec<u64> = (0..WANTED).collect();
+    check_content(&fs::read(&raw).unwrap(), &all);
+    assert_eq!(qemu_img::check(&qcow2), Check::Sound);
+    check_content(&qemu_img::content(&qcow2), &all);
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A Debian made of packages: from boot to login, and what people do then. Minutes each where the machine is emulated.
+
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use carom_integration::harness::{guest_test, tell};
+
+use crate::support::SITE;
+use crate::support::debian::{Debian, Network};
+use crate::support::repository::Repository;
+
+/// Checks that all services came up, the time, the disk's size, and the network: an address by DHCP, a name by DNS.
+fn works(debian: &mut Debian, net: &str) {
+    assert_eq!(debian.run("systemctl --failed --plain --no-legend"), "");
+    let seconds: u64 = debian.run("date +%s").trim().parse().unwrap();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    assert!(now.abs_diff(seconds) <= 5, "the guest's clock says {seconds}, the host's {now}");
+    let mib: u64 = debian.run("df --output=size -BM / | tail -n 1").trim().trim_end_matches('M').parse().unwrap();
+    assert!(mib > 900, "the file system has {mib} MiB of a disk of 1024");
+    let addresses =
+        debian.run("for i in $(seq 60); do ip -4 -br address show scope global | grep . && break; sleep 1; done");
+    assert!(addresses.contains(&format!(" {net}.")), "{addresses}");
+    let name = debian.run("getent ahostsv4 host.internal");
+    assert!(name.starts_with(&format!("{net}.1 ")), "{name}");
+    debian.run("ping -c 2 -q host.internal");
+    tell("services, time, disk and network are as they should be");
+}
+
+/// Has the guest read the repository without its key, which must fail, and with it, and install from there.
+fn installs(debian: &mut Debian, repository: &Repository, packages: &[&str]) {
+    let server = format!("http://host.internal:{}", repository.port);
+    debian.run("rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*; mkdir -p /etc/apt/keyrings");
+    debian.run(&format!("echo 'deb {server}/ ./' >/etc/apt/sources.list.d/test.list"));
+    let (_, said) = debian.try_run("apt-get update -o Acquire::Languages=none");
+    assert!(said.contains("NO_PUBKEY"), "a repository whose key is not known is not trusted: {said}");
+    debian.run(&format!("/usr/lib/apt/apt-helper download-file {server}/key.gpg /etc/apt/keyrings/test.gpg"));
+    debian.run(&format!(
+        "echo 'deb [signed-by=/etc/apt/keyrings/test.gpg] {server}/ ./' >/etc/apt/sources.list.d/test.list"
+    ));
+    debian.run("apt-get update -q -o APT::Update::Error-Mode=any -o Acquire::Languages=none");
+    tell("the guest has read the repository");
+    debian.run(&format!(
+        "DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends {}",
+        packages.join(" ")
+    ));
+    for package in packages {
+        let file = format!("/{package}_");
+        assert!(repository.asked().iter().any(|path| path.contains(&file)), "{:?}", repository.asked());
+    }
+    tell("the guest has installed packages");
+}
+
+#[guest_test(needs(Distribution), slow = "four minutes; other tests boot Debian's kernel, and use disks and networks")]
+fn stock_debian_boots_to_a_login_and_does_what_people_do() {
+    let net = "10.77.60";
+    let _network = Network::start("carom-d0", net);
+    let repository = Repository::serve(&[]);
+    let mut debian = Debian::start("carom-d0", "", &[]);
+    debian.log_in();
+    works(&mut debian, net);
+    installs(&mut debian, &repository, &["carom-greeting"]);
+    assert_eq!(debian.run("cat /usr/share/carom-greeting/text"), "hello from the repository\n");
+
+    debian.leave("systemctl reboot");
+    debian.log_in();
+    assert_eq!(debian.run("cat /usr/share/carom-greeting/text"), "hello from the repository\n");
+    assert_eq!(debian.run("systemctl --failed --plain --no-legend"), "");
+
+    // The key goes to systemd-logind, which powers off.
+    let remote = SITE.remote.as_ref().expect("CAROM_REMOTE is set");
+    let pressed = Command::new(remote).arg("--api-socket").arg(debian.api()).arg("power-button").status().unwrap();
+    assert!(pressed.success());
+    assert!(debian.wait().success());
+}
+
+#[guest_test(needs(Distribution), slow = "three minutes; stock_debian_boots_to_a_login_and_does_what_people_do")]
+fn stock_debian_works_with_its_devices_behind_the_iommu() {
+    let net = "10.77.61";
+    let _network = Network::start("carom-d1", net);
+    let mut debian = Debian::start("carom-d1", ",iommu=on", &["--rng", "src=/dev/urandom,iommu=on"]);
+    debian.log_in();
+    works(&mut debian, net);
+    // A disk, a network card and a source of random bytes, each in a group.
+    let groups =
+        debian.run("ls -d /sys/kernel/iommu_groups/*/devices/* | wc -l; cat /sys/kernel/iommu_groups/*/type | sort -u");
+    assert_eq!(groups, "3\nDMA\n");
+    debian.leave("poweroff");
+    assert!(debian.wait().success());
+}
+
+#[guest_test(needs(Distribution, Package), slow = "three minutes; nothing else installs the package")]
+fn stock_debian_installs_carom_from_a_repository_and_has_all_of_it() {
+    let net = "10.77.63";
+    let _network = Network::start("carom-d3", net);
+    let repository = Repository::serve(&[SITE.package.as_ref().unwrap()]);
+    let mut debian = Debian::start("carom-d3", "", &[]);
+    debian.log_in();
+    works(&mut debian, net);
+    installs(&mut debian, &repository, &["carom"]);
+
+    for program in ["carom", "carom-remote"] {
+        let said = debian.run(&format!("{program} --version"));
+        assert!(said.starts_with(program), "{said}");
+        let completions = format!(
+            ". /usr/share/bash-completion/bash_completion; _completion_loader {program}; complete -p {program}"
+        );
+        debian.run(&format!("bash -c '{completions}'"));
+    }
+    assert!(debian.run("vfio-bind --help").contains("vfio-pci"));
+    let pages = debian.run("man -w carom carom-remote carom-remote-resize vfio-bind");
+    assert_eq!(pages.lines().count(), 4, "{pages}");
+    debian.run("systemd-analyze verify --man=no carom@any.service");
+    unit_runs(&mut debian);
+    debian.run("DEBIAN_FRONTEND=noninteractive apt-get purge -q -y carom");
+    assert_ne!(
+        debian.try_run("test -e /usr/bin/carom || test -e /lib/systemd/system/carom@.service").0,
+        0,
+        "nothing of the package is left"
+    );
+    debian.leave("poweroff");
+    assert!(debian.wait().success());
+}
+
+/// Starts a machine as a service. Where the guest can run VMs itself, its API answers, and a signal ends it in order; elsewhere the
+/// program says that there is no KVM.
+fn unit_runs(debian: &mut Debian) {
+    debian.run("echo \"CAROM_OPTIONS=\\\"--kernel /boot/vmlinuz-$(uname -r) --cmdline 'panic=0 quiet'\\\"\" >/etc/carom/any.conf");
+    debian.run("systemctl start carom@any");
+    let wait = |condition: &str| format!("for i in $(seq 90); do {condition} && break; sleep 1; done; {condition}");
+    if debian.try_run("test -c /dev/kvm").0 == 0 {
+        let ping = "carom-remote --api-socket /run/carom/any/api ping >/dev/null";
+        debian.run(&wait(ping));
+        debian.run("test -S /run/carom/any/console && systemctl kill carom@any");
+        debian.run(&wait("systemctl show -p ActiveState carom@any | grep -qx ActiveState=inactive"));
+        tell("the unit has run a machine");
+    } else {
+        debian.run(&wait("systemctl is-failed -q carom@any"));
+        let log = debian.run("journalctl -u carom@any --no-pager -o cat");
+        assert!(log.contains("/dev/kvm"), "{log}");
+        tell("the unit has said that there is no KVM");
+    }
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A VMM that is killed in the midst of its guest's writes: what the guest had flushed is there, in raw images and in qcow2 ones.
+
+use std::fs;
+use std::process::Command;
+
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::{guest_test, tell};
+use serde_json::{Value, json};
+
+use crate::api::BOOT_TIME;
+use crate::disk::{SIZE, counters, image};
+use crate::hotplug::{create, put};
+use crate::support::{MIB, SITE, qemu_img};
+
+/// Sectors from one number to the next: two clusters of qcow2, so that each needs a new one.
+const APART: u64 = 256;
+
+/// How many numbers have a place, in the first half of the disk. Then they begin again.
+const PLACES: u64 = SIZE / 2 / 512 / APART;
+
+/// The first sector of a number's place.
+fn sector(number: u64) -> u64 {
+    number % PLACES * APART
+}
+
+/// In a guest: tells the number that is in the place of `wanted`, then writes numbers from `from` on to a disk and the other one, each
+/// flushed before it is told, with `beside` done at the same time.
+fn counting(wanted: u64, from: u64, beside: &str) -> String {
+    format!(
+        r#"
+for disk in vda vdb; do
+    echo "CAROM-FOUND-$disk $(dd if=/dev/$disk bs=512 skip={} count=1 iflag=direct 2>/dev/null | head -n 1)"
+done
+{beside}
+i={from}
+while :; do
+    for disk in vda vdb; do
+        {{ echo $i; cat /dev/zero; }} |
+            dd of=/dev/$disk bs=512 count=1 seek=$((i % {PLACES} * {APART})) iflag=fullblock conv=fsync,notrunc 2>/dev/null || exit 93
+    done
+    echo "CAROM-FLUSHED $i"
+    i=$((i + 1))
+done
+"#,
+        sector(wanted)
+    )
+}
+
+/// The number in the last line of this kind that is whole.
+fn last_told(vmm: &ApiVmm, kind: &str) -> u64 {
+    let console = vmm.console();
+    let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let mut told = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok());
+    told.next_back().unwrap_or_else(|| panic!("no {kind}:\n{console}"))
+}
+
+fn boot(disks: &[Value], job: &str) -> ApiVmm {
+    let vmm = ApiVmm::start(&SITE, job).unwrap();
+    create(&vmm, json!({"disks": disks, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm
+}
+
+/// Kills the VMM when its guest has told that it flushed this number; the last one that it told.
+fn kill(mut vmm: ApiVmm, number: u64) -> u64 {
+    vmm.wait_for(&format!("CAROM-FLUSHED {number}\n"), 1, BOOT_TIME).unwrap();
+    let killed = Command::new("kill").args(["-KILL", &vmm.pid().to_string()]).status().unwrap();
+    assert!(killed.success() && !vmm.wait(BOOT_TIME).unwrap().success());
+    last_told(&vmm, "CAROM-FLUSHED")
+}
+
+/// Whether the numbers up to `flushed` are in a disk's content. The next one may be there too, in the place of the oldest.
+fn holds(content: &[u8], flushed: u64) -> bool {
+    let oldest = (flushed + 2).saturating_sub(PLACES).max(1);
+    (oldest..=flushed).all(|number| {
+        let start = usize::try_from(sector(number) * 512).unwrap();
+        content[start..].starts_with(format!("{number}\n").as_bytes())
+    })
+}
+
+#[guest_test(needs(QemuImg))]
+fn what_was_flushed_is_there_when_the_vmm_was_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let raw = image(dir.path(), "disk.img");
+    let qcow2 = qemu_img::create(dir.path(), "disk.qcow2", SIZE, None);
+    let disks = [json!({"path": raw, "num_queues": 2}), json!({"path": qcow2, "image_type": "Qcow2", "num_queues": 2})];
+
+    let flushed = kill(boot(&disks, &counting(1, 1, "")), 40);
+
+    assert!(holds(&fs::read(&raw).unwrap(), flushed), "{flushed} were flushed");
+    // What was there only for the VMM is lost with it. Clusters that nobody has are all that may come of that.
+    println!("{:?} with {flushed} numbers", qemu_img::check(&qcow2));
+    assert!(holds(&qemu_img::content(&qcow2), flushed), "{flushed} were flushed");
+    // Their locks went with the process.
+    let next = boot(&disks, &counting(flushed, 1000, ""));
+    next.wait_for("CAROM-FLUSHED 1000\n", 1, BOOT_TIME).unwrap();
+    for disk in ["vda", "vdb"] {
+        assert_eq!(last_told(&next, &format!("CAROM-FOUND-{disk}")), flushed);
+    }
+}
+
+/// Writes and discards in the second half of the second disk, over and over.
+const WRITE_AND_DISCARD: &str = "
+fio --name=beside --filename=/dev/vdb --offset=32M --size=32M --direct=1 --rw=randwrite --ioengine=libaio --iodepth=16 \
+    --bssplit=512/20:4k/30:64k/30:128k/20 --fsync=8 --time_based --runtime=1000 >/tmp/beside 2>&1 &
+while blkdiscard -o $((40 << 20)) -l $((8 << 20)) /dev/vdb; do sleep 0.2; done &
+";
+
+#[guest_test(needs(QemuImg), slow = "what_was_flushed_is_there_when_the_vmm_was_killed kills one")]
+fn qcow2_images_are_sound_however_often_the_vmm_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let _behind = image(dir.path(), "behind.img");
+    let images = [
+        qemu_img::create(dir.path(), "plain.qcow2", SIZE, None),
+        qemu_img::create(dir.path(), "front.qcow2", SIZE, Some("behind.img")),
+    ];
+    let disks = images
+        .each_ref()
+        .map(|image| json!({"path": image, "image_type": "Qcow2", "backing_files": true, "num_queues": 2}));
+    let mut flushed = 0;
+    for round in 0..8 {
+        let first = flushed + 1;
+        let vmm = boot(&disks, &counting(flushed, first, WRITE_AND_DISCARD));
+
+        let last = first + 15 + 7 * round;
+        vmm.wait_for(&format!("CAROM-FLUSHED {last}\n"), 1, BOOT_TIME).unwrap();
+        let counted = counters(&vmm, "_disk1");
+        assert!(counted["discards"] != 0 && counted["write_bytes"].as_u64().unwrap() > 4 * MIB, "{counted}");
+        assert_eq!(counted["errors"], 0, "{counted}");
+
+        let next = kill(vmm, last);
+
+        for image in &images {
+            let checked = qemu_img::check(image);
+            tell(&format!("{}: {checked:?}, {next} numbers, {counted}", image.display()));
+            assert!(holds(&qemu_img::content(image), next), "{round}: {next} were flushed");
+        }
+        flushed = next;
+    }
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a guest without windows may have mapped: the limit, and how the figures agree with the host's kernel.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::Site;
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::guest_test;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use serde_json::{Value, json};
+
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create, info, pinned, put};
+use crate::support::{MIB, SITE};
+
+/// What the guest has room for beside what it always keeps mapped: two of its largest requests.
+const ROOM: u64 = 256 << 10;
+
+fn counter(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
+    let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
+    counters[device][name].as_u64().unwrap_or_else(|| panic!("{device} {name}: {counters}"))
+}
+
+/// What is pinned, at a moment at which the guest maps nothing: as the VMM counts it, of which the host's kernel has the same.
+fn quiet(vmm: &ApiVmm) -> u64 {
+    let start = Instant::now();
+    loop {
+        let of = || (counter(vmm, "_iommu", "pinned_bytes"), counter(vmm, "_iommu", "requests_map"));
+        let (before, host, after) = (of(), pinned(vmm), of());
+        if before == after && host == after.0 {
+            return host;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "the kernel has {host} bytes, the VMM {after:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn limit(vmm: &ApiVmm, bytes: u64) {
+    put(vmm, "vm.iommu-bounce", &json!({"max_mapped": bytes}));
+}
+
+#[guest_test(
+    slow = "unit tests and the engine's model have the limit; this shows what a driver makes of it",
+    by_iommufd
+)]
+fn guest_above_the_limit_gets_nomem_and_its_io_goes_on_verified() {
+    let round = format!("{}\nsleep 1\n", workload::fio_verify(8, 32));
+    let vmm = ApiVmm::start(&SITE, &format!("{WAIT_FOR_NVME}\nwhile :; do\n{round}\ndone\n")).unwrap();
+    let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "drive"});
+    create(&vmm, json!({"devices": [drive], "iommu_bounce": {"size": 0, "max_mapped": 512 * MIB}}));
+    put(&vmm, "vm.boot", &Value::Null);
+    let rounds = |more: usize| {
+        let done = vmm.console().matches("CAROM-VERIFY 0 ").count();
+        vmm.wait_for("CAROM-VERIFY 0 ", done + more, BOOT_TIME * 2).unwrap();
+    };
+    rounds(1);
+    let kept = quiet(&vmm);
+    assert!(kept > 0, "the drive's queues are mapped");
+    let all = || ["mapped_bytes", "pinned_bytes", "peak_pinned_bytes"].map(|name| counter(&vmm, "_iommu", name));
+    let [mapped, _, peak] = all();
+    assert!(peak > kept + ROOM, "too little to limit: {peak} of {kept}");
+    assert_eq!(counter(&vmm, "_iommu", "failed_map"), 0);
+    assert_eq!(counter(&vmm, "drive", "pinned_bytes"), counter(&vmm, "drive", "mapped_bytes"));
+
+    // A limit below what is mapped takes nothing back.
+    limit(&vmm, mapped + ROOM);
+    assert_eq!(info(&vmm)["iommu_bounce"]["max_mapped"], mapped + ROOM);
+    let done = vmm.console().matches("CAROM-VERIFY 0 ").count();
+    let start = Instant::now();
+    while vmm.console().matches("CAROM-VERIFY 0 ").count() < done + 2 {
+        let mapped_now = counter(&vmm, "_iommu", "mapped_bytes");
+        // The round that had begun before may have had more.
+        assert!(
+            mapped_now <= mapped + ROOM || start.elapsed() < Duration::from_secs(10),
+            "{mapped_now} of {mapped} and {ROOM}"
+        );
+        assert!(start.elapsed() < BOOT_TIME * 2, "the I/O does not go on:\n{}", vmm.console());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let refused = counter(&vmm, "_iommu", "failed_map");
+    assert!(refused > 0, "nothing was refused");
+
+    limit(&vmm, 512 * MIB);
+    rounds(1);
+    let after = counter(&vmm, "_iommu", "failed_map");
+    rounds(1);
+    assert_eq!(counter(&vmm, "_iommu", "failed_map"), after, "there is room again");
+    println!("CAROM-LIMIT kept {kept} peak {peak} refused {refused}");
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    let console = vmm.console();
+    assert!(!console.contains("I/O error"), "{console}");
+}

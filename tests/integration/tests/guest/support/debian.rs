@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A Debian guest with its console at hand: what it shows is waited for, and commands are typed.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::harness::tell;
+use carom_tools::checkout;
+use carom_tools::distribution::Distribution;
+use tempfile::TempDir;
+
+use super::SITE;
+
+/// How often something is looked at again.
+const POLL: Duration = Duration::from_millis(100);
+
+/// Longest wait for the login, which takes minutes where the machine is emulated on a busy host.
+const BOOT_TIME: Duration = Duration::from_secs(420);
+
+/// Longest wait for a command, and for an end.
+pub(crate) const COMMAND_TIME: Duration = Duration::from_secs(240);
+
+/// A tap interface of the host with servers for addresses and names (`scripts/lib/vm-network`), until it is dropped.
+pub(crate) struct Network {
+    process: Child,
+}
+
+impl Network {
+    /// `net` is the first three numbers of its addresses.
+    pub(crate) fn start(tap: &str, net: &str) -> Self {
+        let mut process = Command::new(checkout().join("scripts/lib/vm-network"))
+            .args([tap, net, "sh", "-c", "echo ready; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n", "the network does not come up");
+        Self { process }
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        // It ends when there is no more to read.
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// Carom with a Debian.
+pub(crate) struct Debian {
+    carom: Child,
+    keys: ChildStdin,
+    console: Arc<Mutex<String>>,
+    /// How much of the console has been waited for.
+    seen: usize,
+    start: Instant,
+    dir: TempDir,
+}
+
+impl Debian {
+    /// Starts it with Debian's kernel and a copy of the image of the distribution's disk. `more` goes to disk and network.
+    pub(crate) fn start(tap: &str, more: &str, options: &[&str]) -> Self {
+        let start = Instant::now();
+        let files = Distribution::in_directory(SITE.distribution.as_ref().unwrap());
+        let dir = tempfile::tempdir().unwrap();
+        let disk = dir.path().join("disk.raw");
+        fs::copy(&files.disk, &disk).unwrap();
+        File::options().write(true).open(&disk).unwrap().set_len(1 << 30).unwrap();
+        let api = dir.path().join("api");
+        let mut command = Command::new(&SITE.carom);
+        command
+            .arg("--kernel")
+            .arg(files.kernel)
+            .arg("--initramfs")
+            .arg(files.initrd)
+            .args(["--cmdline", &format!("console=ttyS0 {} quiet iommu.strict=1", Distribution::ROOT)])
+            .args(["--cpus", "boot=1", "--memory", "size=768M"])
+            .args(["--disk", &format!("path={},image_type=raw{more}", disk.display())])
+            .args(["--net", &format!("tap={tap}{more}")])
+            .args(["--api-socket", &format!("path={}", api.display())])
+            .args(options)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(File::create(dir.path().join("stderr")).unwrap());
+        let mut carom = command.spawn().unwrap();
+        let console = Arc::new(Mutex::new(String::new()));
+        let (mut output, shown) = (carom.stdout.take().unwrap(), console.clone());
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count) = output.read(&mut bytes) {
+                if count == 0 {
+                    return;
+                }
+                let text = String::from_utf8_lossy(&bytes[..count]).replace('\r', "");
+                shown.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+            }
+        });
+        let keys = carom.stdin.take().unwrap();
+        tell(&format!("the disk was copied in {:.1} s", start.elapsed().as_secs_f64()));
+        Self { carom, keys, console, seen: 0, start: Instant::now(), dir }
+    }
+
+    pub(crate) fn api(&self) -> PathBuf {
+        self.dir.path().join("api")
+    }
+
+    fn shown(&self) -> String {
+        self.console.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until the console shows `text` behind what was waited for before; what came up to its end.
+    pub(crate) fn wait_for(&mut self, text: &str, limit: Duration) -> String {
+        let start = Instant::now();
+        loop {
+            let shown = self.shown();
+            if let Some(at) = shown[self.seen..].find(text) {
+                let end = self.seen + at + text.len();
+                let part = shown[self.seen..end].to_owned();
+                self.seen = end;
+                return part;
+            }
+            assert!(start.elapsed() < limit, "no {text:?} on the console after {limit:?}");
+            assert!(matches!(self.carom.try_wait(), Ok(None)), "carom has ended, and the console had no {text:?}");
+            thread::sleep(POLL);
+        }
+    }
+
+    fn type_line(&mut self, line: &str) {
+        self.keys.write_all(format!("{line}\n").as_bytes()).unwrap();
+    }
+
+    /// Logs in as root.
+    pub(crate) fn log_in(&mut self) {
+        self.wait_for("debian login: ", BOOT_TIME);
+        tell(&format!("login after {:.1} s", self.start.elapsed().as_secs_f64()));
+        self.type_line("root");
+        self.wait_for("root@debian:~# ", COMMAND_TIME);
+        // No colours, no second prompt, no echo.
+        self.type_line("stty -echo; export TERM=dumb PAGER=cat LC_ALL=C PS1=");
+        self.run("true");
+    }
+
+    /// Runs a command; status and output.
+    pub(crate) fn try_run(&mut self, command: &str) -> (i32, String) {
+        self.type_line(&format!("echo 'BE''GIN'; {{ {command}\n}} 2>&1; echo \"E\"\"ND $?.\""));
+        self.wait_for("BEGIN\n", COMMAND_TIME);
+        let output = self.wait_for("END ", COMMAND_TIME);
+        let status = self.wait_for(".\n", COMMAND_TIME);
+        let text = output.trim_end_matches("END ").to_owned();
+        (status.trim_end_matches(".\n").parse().unwrap(), text)
+    }
+
+    /// Runs a command that must succeed; its output.
+    pub(crate) fn run(&mut self, command: &str) -> String {
+        let (status, output) = self.try_run(command);
+        assert_eq!(status, 0, "{command}: {output}");
+        output
+    }
+
+    /// Types a command that ends this login.
+    pub(crate) fn leave(&mut self, command: &str) {
+        self.start = Instant::now();
+        self.type_line(command);
+    }
+
+    /// Waits until carom ends by itself.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.carom.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < COMMAND_TIME, "carom does not end");
+            thread::sleep(POLL);
+        }
+    }
+}
+
+impl Drop for Debian {
+    /// Of a test that fails, the end of what guest and VMM said is told.
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let (shown, said) = (self.shown(), fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default());
+            let lines: Vec<&str> = shown.lines().collect();
+            let end = lines[lines.len().saturating_sub(60)..].join("\n");
+            eprintln!("end of the console:\n{end}\nstderr:\n{said}");
+        }
+        // Fails only where it has ended already.
+        let _ = self.carom.kill();
+        let _ = self.carom.wait();
+    }
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The VMM as an ordinary user who owns what it needs (`docs/unprivileged.md`).
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::{Path, PathBuf};
+
+use carom_integration::harness::guest_test;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Guest, Site};
+
+use crate::support::{MIB, SITE, number, run};
+
+/// Nobody else has this ID.
+const USER: u32 = 64_000;
+
+/// A file that the user owns for a while.
+struct Lent(PathBuf, u32);
+
+impl Lent {
+    fn new(path: PathBuf) -> Self {
+        let owner = fs::metadata(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).uid();
+        chown(&path, Some(USER), None).unwrap();
+        Self(path, owner)
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // Fails only where it is gone.
+        let _ = chown(&self.0, Some(self.1), None);
+    }
+}
+
+/// VFIO's file for the drive: that of its group, or with IOMMUFD its own.
+fn file_of(address: &str) -> PathBuf {
+    let directory = Site::sysfs(address);
+    if SITE.iommufd {
+        let entry = fs::read_dir(directory.join("vfio-dev")).unwrap().next().unwrap().unwrap();
+        return Path::new("/dev/vfio/devices").join(entry.file_name());
+    }
+    let group = fs::read_link(directory.join("iommu_group")).unwrap();
+    Path::new("/dev/vfio").join(group.file_name().unwrap())
+}
+
+/// Windows of 64 MiB, and as much for what the guest maps; a guest without a virtual IOMMU would need all of its 512 MiB.
+#[guest_test(slow = "limits on locked memory are tested as root, and vmm/tests/landlock.rs has the rest of Landlock")]
+fn ordinary_user_passes_a_drive_through_that_bounces_within_a_limit_and_landlock() {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    fs::write(image.path(), [b'x'; 4096]).unwrap();
+    let guest = |name: &str| {
+        Guest::new(name)
+            .iommu_device(&SITE.nvme[0])
+            .bounce("size=64M")
+            .cmdline("iommu.strict=1")
+            .disk(&format!("path={},image_type=raw", image.path().display()))
+            .user(USER)
+            .locked_memory(128 * MIB)
+            .landlock()
+            .job(&format!(
+                "{WAIT_FOR_NVME}{}\necho \"CAROM-DISK $(head -c 4096 /dev/vda | tr -dc x | wc -c)\"\n",
+                workload::fio_verify(32, 64)
+            ))
+    };
+    let _kvm = Lent::new("/dev/kvm".into());
+    let _iommufd = SITE.iommufd.then(|| Lent::new("/dev/iommu".into()));
+    let _image = Lent::new(image.path().into());
+    let refused = format!("{:#}", guest("unprivileged-refused").run(&SITE).unwrap_err());
+    let file = file_of(&SITE.nvme[0]);
+    assert!(refused.contains(&format!("{}: Permission denied", file.display())), "{refused}");
+
+    let _file = Lent::new(file);
+    let outcome = run(&guest("unprivileged"));
+
+    workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(number(&outcome, "CAROM-DISK"), 4096);
+    let pinned = outcome.peak_pinned_bytes;
+    assert!((1..=128 * MIB).contains(&pinned), "{pinned} bytes pinned");
+}

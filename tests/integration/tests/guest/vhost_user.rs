@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Devices that other processes of the host serve (vhost-user): a file system by Debian's virtiofsd, a disk by qemu-storage-daemon.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::{STORAGE_DAEMON, VIRTIOFSD, guest_test};
+use serde_json::{Value, json};
+
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create, put, wait_gone};
+use crate::support::{MIB, SITE};
+
+/// A server, until it is dropped.
+struct Server(Child);
+
+impl Server {
+    /// Starts it, and waits until it listens at `socket`.
+    fn start(command: &mut Command, socket: &Path) -> Self {
+        let _ = fs::remove_file(socket);
+        let server = Self(command.stdin(Stdio::null()).spawn().expect("the server starts"));
+        let start = Instant::now();
+        while !socket.exists() {
+            assert!(start.elapsed() < Duration::from_secs(20), "the server does not listen");
+            thread::sleep(Duration::from_millis(20));
+        }
+        server
+    }
+
+    /// Debian's virtiofsd with the directory `source`.
+    fn virtiofsd(source: &Path, socket: &Path) -> Self {
+        let mut command = Command::new(VIRTIOFSD);
+        command.arg("-f").arg(format!("--socket-path={}", socket.display()));
+        command.arg("-o").arg(format!("source={},sandbox=chroot", source.display()));
+        Self::start(&mut command, socket)
+    }
+
+    /// QEMU's storage daemon with `image`, as a disk of two queues.
+    fn storage_daemon(image: &Path, socket: &Path) -> Self {
+        let mut command = Command::new(STORAGE_DAEMON);
+        command.arg("--blockdev").arg(format!("driver=file,node-name=image,filename={}", image.display()));
+        let export = "type=vhost-user-blk,id=disk,node-name=image,writable=on,num-queues=2,addr.type=unix";
+        command.arg("--export").arg(format!("{export},addr.path={}", socket.display()));
+        Self::start(&mut command, socket)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Numbers from `first` on, a line each.
+fn numbers(first: u32, count: u32) -> Vec<u8> {
+    (first..first + count).flat_map(|number| format!("{number}\n").into_bytes()).collect()
+}
+
+/// How many numbers a file has: more than a MiB.
+const COUNT: u32 = 200_000;
+
+/// In a guest, whenever the file system is there: compares what the host wrote, writes as much, and lets go of it when the host
+/// says so.
+fn use_whenever_there() -> String {
+    format!(
+        r#"
+echo CAROM-READY
+n=0
+while :; do
+    n=$((n + 1))
+    until mount -t virtiofs share /mnt 2>/dev/null; do sleep 0.2; done
+    echo "CAROM-MOUNTED $n"
+    until [ -e /mnt/go ]; do sleep 0.1; done
+    seq 1 {COUNT} | cmp - /mnt/from-host && echo "CAROM-SAME $n"
+    seq {COUNT} $((2 * {COUNT} - 1)) >/mnt/from-guest-$n && sync && echo "CAROM-WROTE $n"
+    mkdir /mnt/dir && mv /mnt/go /mnt/dir/gone && ls -l /mnt /mnt/dir >/dev/null
+    umount /mnt && echo "CAROM-LEFT $n"
+    until [ ! -e /sys/bus/virtio/drivers/virtiofs/virtio* ]; do sleep 0.1; done
+    echo "CAROM-GONE $n"
+done
+"#
+    )
+}
+
+fn call(vmm: &ApiVmm, operation: &str, body: &Value) -> (u16, String) {
+    let (status, answer) = vmm.call("PUT", &format!("/api/v1/{operation}"), Some(body)).unwrap();
+    (status, answer.to_string())
+}
+
+/// What the guest wrote the last time is there, and nothing else.
+fn check_share(share: &Path, round: u32) {
+    assert!(fs::read(share.join(format!("from-guest-{round}"))).unwrap() == numbers(COUNT, COUNT), "bytes differ");
+    assert!(share.join("dir/gone").exists() && !share.join("go").exists());
+    fs::remove_dir_all(share.join("dir")).unwrap();
+}
+
+/// A VM with the file system, and with room for RAM that comes.
+fn boot(socket: &Path) -> ApiVmm {
+    let vmm = ApiVmm::start(&SITE, &format!("mkdir -p /mnt\n{}", use_whenever_there())).unwrap();
+    let device = json!({"tag": "share", "socket": socket, "id": "files"});
+    let memory = json!({"size": 512 * MIB, "shared": true, "hotplug_size": 256 * MIB});
+    create(&vmm, json!({"fs": [device], "memory": memory}));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm
+}
+
+/// A directory with a file of the host's.
+fn share(dir: &Path) -> PathBuf {
+    let share = dir.join("share");
+    fs::create_dir(&share).unwrap();
+    fs::write(share.join("from-host"), numbers(1, COUNT)).unwrap();
+    share
+}
+
+#[guest_test(needs(Virtiofsd))]
+fn files_of_the_host_are_read_and_written_by_virtiofsd() {
+    let dir = tempfile::tempdir().unwrap();
+    let (share, socket) = (share(dir.path()), dir.path().join("fs.sock"));
+    fs::write(share.join("go"), "").unwrap();
+    let _server = Server::virtiofsd(&share, &socket);
+    let vmm = boot(&socket);
+    vmm.wait_for("CAROM-LEFT 1", 1, BOOT_TIME).unwrap();
+    assert!(vmm.console().contains("CAROM-SAME 1") && vmm.console().contains("CAROM-WROTE 1"), "{}", vmm.console());
+    check_share(&share, 1);
+}
+
+#[guest_test(needs(Virtiofsd), slow = "files are read and written by another, and unit tests have a server that goes")]
+fn files_are_there_with_more_ram_after_a_pause_and_when_the_device_comes_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (share, socket) = (share(dir.path()), dir.path().join("fs.sock"));
+    let server = Server::virtiofsd(&share, &socket);
+    let vmm = boot(&socket);
+    vmm.wait_for("CAROM-MOUNTED 1", 1, BOOT_TIME).unwrap();
+
+    // Its server takes memory that comes, and lets go of the queues for a while.
+    assert_eq!(call(&vmm, "vm.resize", &json!({"desired_ram": 640 * MIB})).0, 204);
+    put(&vmm, "vm.pause", &Value::Null);
+    let saved = dir.path().join("saved").display().to_string();
+    let (status, answer) = call(&vmm, "vm.snapshot", &json!({"destination_url": format!("file://{saved}")}));
+    assert!(status != 204 && answer.contains("files") && answer.contains("vhost-user"), "{status} {answer}");
+    put(&vmm, "vm.resume", &Value::Null);
+    fs::write(share.join("go"), "").unwrap();
+    vmm.wait_for("CAROM-LEFT 1", 1, BOOT_TIME).unwrap();
+    assert!(vmm.console().contains("CAROM-SAME 1") && vmm.console().contains("CAROM-WROTE 1"), "{}", vmm.console());
+    check_share(&share, 1);
+
+    let second = json!({"tag": "share", "socket": socket, "id": "files"});
+    assert_eq!(call(&vmm, "vm.add-fs", &second).0, 409, "it has one of this name");
+    put(&vmm, "vm.remove-device", &json!({"id": "files"}));
+    vmm.wait_for("CAROM-GONE 1", 1, BOOT_TIME).unwrap();
+    wait_gone(&vmm, "files");
+    drop(server);
+    let (status, answer) = call(&vmm, "vm.add-fs", &second);
+    assert!(status == 400 && answer.contains("no vhost-user server"), "{status} {answer}");
+    let _server = Server::virtiofsd(&share, &socket);
+    fs::write(share.join("go"), "").unwrap();
+    let (status, answer) = call(&vmm, "vm.add-fs", &second);
+    assert_eq!(status, 200, "{answer}");
+    vmm.wait_for("CAROM-LEFT 2", 1, BOOT_TIME).unwrap();
+    assert!(vmm.console().contains("CAROM-SAME 2"), "{}", vmm.console());
+    check_share(&share, 2);
+}
+
+/// Where the guest writes numbers on its disk, in MiB.
+const NUMBERS_AT: u64 = 32;
+
+#[guest_test(needs(StorageDaemon), slow = "unit tests with a server of their own, which goes and comes again")]
+fn disk_of_a_storage_daemon_works_and_goes_on_with_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));
+    File::create_new(&image).unwrap().set_len(64 * MIB).unwrap();
+    let server = Server::storage_daemon(&image, &socket);
+    let job = format!(
+        "presses() {{ awk '/ACPI:Ged/ {{ n += $2 + $3 }} END {{ print n + 0 }}' /proc/interrupts; }}
+echo \"CAROM-SECTORS $(cat /sys/block/vda/size)\"
+echo \"CAROM-QUEUES $(ls /sys/block/vda/mq | wc -l)\"
+seq 1 {COUNT} | dd of=/dev/vda bs=1M seek={NUMBERS_AT} conv=fsync 2>/dev/null && echo CAROM-WRITTEN
+until [ \"$(presses)\" != 0 ]; do sleep 0.1; done
+dd if=/dev/vda bs=1M skip={NUMBERS_AT} count=8 iflag=direct 2>/dev/null | head -n {COUNT} >/tmp/read
+seq 1 {COUNT} | cmp - /tmp/read && echo CAROM-SAME-AGAIN
+sleep 1000
+"
+    );
+    let vmm = ApiVmm::start(&SITE, &job).unwrap();
+    let disk = json!({"vhost_user": true, "vhost_socket": socket, "num_queues": 2, "id": "disk"});
+    let memory = json!({"size": 512 * MIB, "shared": true});
+    create(&vmm, json!({"disks": [disk], "memory": memory, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-WRITTEN", 1, BOOT_TIME).unwrap();
+    let console = vmm.console();
+    assert!(console.contains("CAROM-SECTORS 131072") && console.contains("CAROM-QUEUES 2"), "{console}");
+
+    drop(server);
+    let _server = Server::storage_daemon(&image, &socket);
+    put(&vmm, "vm.power-button", &Value::Null);
+    vmm.wait_for("CAROM-SAME-AGAIN", 1, BOOT_TIME).unwrap();
+    let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
+    assert_eq!((&counters["disk"]["server_connections"], &counters["disk"]["server_losses"]), (&json!(2), &json!(1)));
+    let wanted = numbers(1, COUNT);
+    let mut bytes = vec![0; wanted.len()];
+    File::open(&image).unwrap().read_exact_at(&mut bytes, NUMBERS_AT * MIB).unwrap();
+    assert!(bytes == wanted, "what the guest wrote is not in the image");
+}

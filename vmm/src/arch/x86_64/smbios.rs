@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! SMBIOS tables: what the machine is called (DMTF DSP0134, System Management BIOS reference specification 3.7). Linux looks for their
+//! entry point between 0xf0000 and 0xfffff, and shows them in `/sys/class/dmi/id`.
+
+use carom_api::config::PlatformConfig;
+use devices::ram::Ram;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
+
+use super::layout::{SMBIOS_ENTRY, SMBIOS_TABLES, SMBIOS_TABLES_END};
+
+/// Version of the specification that the tables follow.
+const VERSION: (u8, u8) = (3, 2);
+/// Bytes of the entry point (5.2.2).
+const ENTRY_LEN: u8 = 24;
+/// Manufacturer where none is given, and vendor of the firmware that there is not.
+const MANUFACTURER: &str = "Carom";
+/// Name of the product where none is given.
+const PRODUCT: &str = "Carom virtual machine";
+
+/// Types of structures (7).
+mod kind {
+    pub(super) const FIRMWARE: u8 = 0;
+    pub(super) const SYSTEM: u8 = 1;
+    pub(super) const CHASSIS: u8 = 3;
+    pub(super) const OEM_STRINGS: u8 = 11;
+    pub(super) const END: u8 = 127;
+}
+
+/// A structure: its formatted part, and the strings that numbers in it stand for.
+struct Structure {
+    bytes: Vec<u8>,
+    strings: Vec<String>,
+}
+
+impl Structure {
+    fn new(kind: u8) -> Self {
+        // Its length and its handle are known when it is done.
+        Self { bytes: vec![kind, 0, 0, 0], strings: Vec::new() }
+    }
+
+    fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.bytes.extend(bytes);
+        self
+    }
+
+    /// A string by its number; none where it is empty.
+    fn text(mut self, text: Option<&str>) -> Self {
+        let number = match text {
+            Some(text) if !text.is_empty() => {
+                self.strings.push(text.into());
+                u8::try_from(self.strings.len()).expect("structures with a number for each string have few")
+            }
+            _ => 0,
+        };
+        self.bytes.push(number);
+        self
+    }
+
+    /// Appends it (6.1.2, 6.1.3).
+    fn append_to(mut self, table: &mut Vec<u8>, handle: u16) {
+        self.bytes[1] = u8::try_from(self.bytes.len()).expect("formatted parts are short");
+        self.bytes[2..4].copy_from_slice(&handle.to_le_bytes());
+        table.append(&mut self.bytes);
+        for text in &self.strings {
+            table.extend(text.as_bytes());
+            table.push(0);
+        }
+        if self.strings.is_empty() {
+            table.push(0);
+        }
+        table.push(0);
+    }
+}
+
+/// All structures for a VM of this configuration.
+fn structures(platform: &PlatformConfig) -> Vec<Structure> {
+    let uuid = platform.uuid().unwrap_or_default();
+    let firmware = Structure::new(kind::FIRMWARE)
+        .text(Some(MANUFACTURER))
+        .text(Some(env!("CARGO_PKG_VERSION")))
+        // Where it begins in real mode, its release date, its size: there is none.
+        .bytes(&[0, 0])
+        .text(None)
+        .bytes(&[0])
+        // It has no characteristics, and is that of a virtual machine (7.1.2.2, bit 4).
+        .bytes(&(1u64 << 3).to_le_bytes())
+        .bytes(&[0, 1 << 4])
+        // Its release and that of a controller: not given.
+        .bytes(&[0xff; 4])
+        .bytes(&[0, 0]);
+    let system = Structure::new(kind::SYSTEM)
+        .text(platform.system_manufacturer.as_deref().or(Some(MANUFACTURER)))
+        .text(platform.system_product_name.as_deref().or(Some(PRODUCT)))
+        .text(platform.system_version.as_deref())
+        .text(platform.serial())
+        .bytes(&uuid.to_bytes_le())
+        // Woken up by its power switch (7.2.2).
+        .bytes(&[6])
+        .text(platform.system_sku_number.as_deref())
+        .text(platform.system_family.as_deref());
+    let chassis = Structure::new(kind::CHASSIS)
+        .text(platform.system_manufacturer.as_deref().or(Some(MANUFACTURER)))
+        // Of a kind that is not listed (7.4.1), with nothing known of its state.
+        .bytes(&[1])
+        .text(None)
+        .text(None)
+        .text(platform.chassis_asset_tag.as_deref())
+        .bytes(&[2, 2, 2, 2])
+        .bytes(&[0; 4])
+        // Height, power cords, contained elements.
+        .bytes(&[0, 0, 0, 0])
+        .text(None);
+    let mut all = vec![firmware, system, chassis];
+    if let Ok(count @ 1..) = u8::try_from(platform.oem_strings.len()) {
+        let mut oem = Structure::new(kind::OEM_STRINGS).bytes(&[count]);
+        oem.strings.clone_from(&platform.oem_strings);
+        all.push(oem);
+    }
+    all.push(Structure::new(kind::END));
+    all
+}
+
+/// The tables, ready to be written.
+#[derive(Debug)]
+pub struct Tables {
+    entry: [u8; ENTRY_LEN as usize],
+    table: Vec<u8>,
+}
+
+impl Tables {
+    /// Those of a VM whose configuration was checked.
+    pub fn new(platform: &PlatformConfig) -> Self {
+        let mut table = Vec::new();
+        for (handle, structure) in (0..).zip(structures(platform)) {
+            structure.append_to(&mut table, handle);
+        }
+        let len = u32::try_from(table.len()).expect("the lengths of strings are bounded");
+        let mut entry = [0; ENTRY_LEN as usize];
+        entry[..5].copy_from_slice(b"_SM3_");
+        entry[6] = ENTRY_LEN;
+        (entry[7], entry[8]) = VERSION;
+        // Revision of the entry point.
+        entry[10] = 1;
+        entry[12..16].copy_from_slice(&len.to_le_bytes());
+        entry[16..].copy_from_slice(&SMBIOS_TABLES.to_le_bytes());
+        entry[5] = entry.iter().fold(0u8, |sum, byte| sum.wrapping_sub(*byte));
+        Self { entry, table }
+    }
+
+    /// Writes them to guest memory.
+    ///
+    /// # Errors
+    /// There is no such memory.
+    pub fn write(&self, memory: &Ram) -> Result<(), GuestMemoryError> {
+        assert!(SMBIOS_TABLES + self.table.len() as u64 <= SMBIOS_TABLES_END, "what a configuration may have fits");
+        memory.write_slice(&self.table, GuestAddress(SMBIOS_TABLES))?;
+        memory.write_slice(&self.entry, GuestAddress(SMBIOS_ENTRY))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Structures as a reader sees them: type, formatted part, strings.
+    fn read(mut table: &[u8]) -> Vec<(u8, Vec<u8>, Vec<String>)> {
+        let mut all = Vec::new();
+        while !table.is_empty() {
+            let (formatted, rest) = table.split_at(table[1].into());
+            let end = rest.windows(2).position(|pair| pair == [0, 0]).unwrap();
+            let strings = rest[..end].split(|byte| *byte == 0).filter(|text| !text.is_empty());
+            let strings = strings.map(|text| String::from_utf8(text.to_vec()).unwrap()).collect();
+            all.push((formatted[0], formatted.to_vec(), strings));
+            table = &rest[end + 2..];
+        }
+        all
+    }
+
+    fn platform(json: &str) -> PlatformConfig {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn plain_machine_has_all_that_is_needed_and_the_entry_point_leads_there() {
+        let tables = Tables::new(&PlatformConfig::default());
+        assert_eq!(tables.entry.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0);
+        assert_eq!(&tables.entry[..5], b"_SM3_");
+        let structures = read(&tables.table);
+        let kinds: Vec<u8> = structures.iter().map(|(kind, ..)| *kind).collect();
+        assert_eq!(kinds, [0, 1, 3, 127]);
+        // The least lengths of version 3.2 (7.1 to 7.4).
+        let lengths: Vec<usize> = structures.iter().map(|(_, formatted, _)| formatted.len()).collect();
+        assert_eq!(lengths, [0x1a, 0x1b, 0x16, 4]);
+        assert_eq!(structures[1].2, [MANUFACTURER, PRODUCT]);
+    }
+
+    #[test]
+    fn strings_and_uuid_are_where_readers_look_for_them() {
+        let platform = platform(
+            r#"{"system_manufacturer": "M", "system_product_name": "P", "system_version": "V", "serial_number": "S",
+                "uuid": "00112233-4455-6677-8899-aabbccddeeff", "system_sku_number": "K", "system_family": "F",
+                "chassis_asset_tag": "A", "oem_strings": ["one", "two"]}"#,
+        );
+        let structures = read(&Tables::new(&platform).table);
+        let (_, system, strings) = &structures[1];
+        assert_eq!(strings, &["M", "P", "V", "S", "K", "F"]);
+        assert_eq!((&system[4..8], &system[0x19..0x1b]), (&[1, 2, 3, 4][..], &[5, 6][..]));
+        // The first three parts of a UUID are little-endian (7.2.1).
+        let uuid = [0x33, 0x22, 0x11, 0, 0x55, 0x44, 0x77, 0x66, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff];
+        assert_eq!(system[8..0x18], uuid);
+        assert_eq!((structures[2].1[8], &structures[2].2[..]), (2, &["M".to_string(), "A".into()][..]));
+        assert_eq!((structures[3].1[4], &structures[3].2[..]), (2, &["one".to_string(), "two".into()][..]));
+    }
+
+    #[test]
+    fn most_that_a_configuration_may_have_fits() {
+        let most = "x".repeat(PlatformConfig::MAX_STRINGS / 255 - 1);
+        let platform = PlatformConfig { oem_strings: vec![most; 255], ..PlatformConfig::default() };
+        platform.check().unwrap();
+        let room = usize::try_from(SMBIOS_TABLES_END - SMBIOS_TABLES).unwrap();
+        assert!((room - 0x2000..=room).contains(&Tables::new(&platform).table.len()));
+    }
+}

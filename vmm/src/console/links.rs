@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a console is connected with, as its configuration says.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use carom_api::Field;
+use carom_api::config::{ConsoleMode, ConsoleTarget};
+use carom_api::error::FileError;
+
+use super::{ConsoleOutput, Line, Names, Receiver, Terminal};
+use crate::machine::VmError;
+
+/// What a console is connected with. Dropping it waits for those who read what the guest has written.
+#[derive(Default)]
+pub struct ConsoleLinks {
+    output: Option<ConsoleOutput>,
+    terminal: Option<Terminal>,
+    line: Option<Line>,
+}
+
+impl ConsoleLinks {
+    /// Opens what `target` says, or nothing if the console is off or goes nowhere.
+    ///
+    /// # Errors
+    /// What the user or the host did not provide.
+    pub fn open(target: &ConsoleTarget<'_>, names: Names) -> Result<Self, VmError> {
+        let fail = |source| VmError::Device { what: "setting a console up", source };
+        let (mut output, mut line) = (None, None);
+        match target.mode {
+            ConsoleMode::Off | ConsoleMode::Null => {}
+            ConsoleMode::Tty => output = Some(ConsoleOutput::stdout(target.option).map_err(fail)?),
+            ConsoleMode::File => {
+                let file = |path: &Path| ConsoleOutput::file(target.option, path);
+                output = Some(make_at(target.file_field(), target.file, file)?);
+            }
+            ConsoleMode::Pty => line = Some(Line::pty(names).map_err(fail)?),
+            ConsoleMode::Socket => {
+                let socket = |path: &Path| Line::socket(names, path);
+                line = Some(make_at(target.socket_field(), target.socket, socket)?);
+            }
+        }
+        Ok(Self { output, terminal: None, line })
+    }
+
+    /// What the guest's console writes with: it never fails, and waits for half a second at most.
+    pub fn writer(&self) -> Box<dyn Write + Send> {
+        let output = self.output.as_ref().map(ConsoleOutput::writer);
+        output.or_else(|| self.line.as_ref().map(Line::writer)).unwrap_or_else(|| Box::new(io::sink()))
+    }
+
+    /// Hands input to `receiver` from now on. Of several consoles on standard input the last has it.
+    ///
+    /// # Errors
+    /// The terminal cannot be set up.
+    pub fn connect(&mut self, target: &ConsoleTarget<'_>, receiver: &Arc<dyn Receiver>) -> Result<(), VmError> {
+        if let Some(line) = &self.line {
+            line.connect(receiver);
+        }
+        if target.mode == ConsoleMode::Tty {
+            let what = "giving the terminal to the guest";
+            let terminal = Terminal::take(receiver.clone());
+            self.terminal = Some(terminal.map_err(|source| VmError::Device { what, source })?);
+        }
+        Ok(())
+    }
+
+    /// The path of the pseudoterminal, if it is connected with one.
+    pub fn pty_path(&self) -> Option<&Path> {
+        self.line.as_ref()?.pty_path()
+    }
+}
+
+/// What `make` makes of the path that a field has.
+fn make_at<T>(field: Field, path: Option<&Path>, make: impl FnOnce(&Path) -> io::Result<T>) -> Result<T, VmError> {
+    let path = path.unwrap_or(Path::new(""));
+    make(path).map_err(|source| FileError { field, path: path.display().to_string(), source }.into())
+}

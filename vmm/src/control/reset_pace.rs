@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! How soon a guest that resets itself is started again: at once, unless it does so again and again. A reset costs the host far more
+//! than the guest that asks for it.
+
+use std::ops::ControlFlow;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use super::channel::Message;
+use super::{Control, State};
+use crate::machine::{Machine, VmError};
+
+/// A guest that lived so long has come up.
+const LIFE: Duration = Duration::from_secs(5);
+/// Resets in a row, each of a guest that lived shorter, that are done at once.
+const AT_ONCE: u32 = 8;
+/// How long the next one waits. It doubles with each.
+const FIRST: Duration = Duration::from_millis(50);
+/// How long one waits at most.
+const MOST: Duration = Duration::from_millis(1600);
+
+/// The resets that a guest has asked for.
+#[derive(Debug, Default)]
+pub(super) struct ResetPace {
+    /// The one that waits, and since when it may be done.
+    due: Option<Instant>,
+    /// When the last one was done.
+    last: Option<Instant>,
+    in_a_row: u32,
+}
+
+impl ResetPace {
+    /// The guest asks for a reset: whether that is done now. Otherwise it is [`due`](Self::due) later.
+    pub(super) fn asked(&mut self, now: Instant) -> bool {
+        if self.due.is_some() {
+            return false;
+        }
+        let lived = self.last.map_or(Duration::MAX, |last| now.saturating_duration_since(last));
+        self.in_a_row = if lived >= LIFE { 0 } else { self.in_a_row.saturating_add(1) };
+        let Some(beyond) = self.in_a_row.checked_sub(AT_ONCE + 1) else { return true };
+        let wait = FIRST.saturating_mul(1 << beyond.min(16)).min(MOST);
+        self.due = Some(now + wait);
+        false
+    }
+
+    /// When the reset that waits is to be done.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// The guest was reset, or is gone: none waits.
+    pub(super) fn done(&mut self, now: Instant) {
+        self.due = None;
+        self.last = Some(now);
+    }
+}
+
+/// The next message; `None` if `due` comes first.
+pub(super) fn receive(messages: &Receiver<Message>, due: Option<Instant>) -> Option<Message> {
+    match due.map(|due| due.saturating_duration_since(Instant::now())) {
+        None => Some(messages.recv().expect("the control thread holds a sender")),
+        // However many messages come.
+        Some(Duration::ZERO) => None,
+        Some(left) => messages.recv_timeout(left).ok(),
+    }
+}
+
+impl<M: Machine> Control<M> {
+    /// When a reset that the guest asked for is to be done.
+    pub(super) fn reset_due(&self) -> Option<Instant> {
+        self.created.as_ref()?.booted.as_ref()?.resets.due()
+    }
+
+    /// Resets the guest that asks for it, now or later.
+    pub(super) fn asked_for_reset(&mut self) -> ControlFlow<Result<(), VmError>> {
+        let booted = self.created.as_mut().and_then(|created| created.booted.as_mut());
+        match booted.map(|booted| booted.resets.asked(Instant::now())) {
+            Some(true) => self.reset_for_guest(),
+            _ => ControlFlow::Continue(()),
+        }
+    }
+
+    /// Resets the guest as it has asked for. A VM that cannot be reset has come to its end.
+    pub(super) fn reset_for_guest(&mut self) -> ControlFlow<Result<(), VmError>> {
+        let run = self.created.as_ref().is_some_and(|created| created.state == State::Running);
+        match self.reset(run) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => self.end_of_guest(Err(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resets_in_a_row_wait_longer_and_longer() {
+        let (mut pace, mut now, start) = (ResetPace::default(), Instant::now(), Instant::now());
+        let mut waits = Vec::new();
+        for _ in 0..20 {
+            if !pace.asked(now) {
+                let due = pace.due().unwrap();
+                assert!(!pace.asked(now), "another vCPU asks, too");
+                assert_eq!(pace.due(), Some(due));
+                waits.push(due.duration_since(now).as_millis());
+                now = due;
+            }
+            pace.done(now);
+        }
+        assert_eq!(waits, [50, 100, 200, 400, 800, 1600, 1600, 1600, 1600, 1600, 1600], "{:?}", now - start);
+        now += LIFE;
+        assert!(pace.asked(now), "the guest has come up");
+    }
+}

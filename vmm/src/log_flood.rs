@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A bound on what the log gets, whoever brings it about: a guest, a device, or a library that has a line for each mistake of a
+//! driver's.
+//!
+//! Each place in the code has an allowance of lines, which fills up again with time. What goes beyond is left out, and counted in the
+//! next line that is not. Lines for looking closely (`-vv`, `-vvv`) are all written.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use log::{Level, Log, Metadata, Record};
+
+/// Lines of one place at once.
+const AT_ONCE: u32 = 20;
+/// How long it takes until it may have one more written.
+const PACE: Duration = Duration::from_secs(2);
+
+/// A place in the code.
+type Place = (Option<&'static str>, Option<u32>);
+
+/// The allowance of a place.
+struct Allowance {
+    lines: u32,
+    /// Up to when it was filled.
+    filled: Instant,
+    left_out: u64,
+}
+
+impl Allowance {
+    fn new(now: Instant) -> Self {
+        Self { lines: AT_ONCE, filled: now, left_out: 0 }
+    }
+
+    /// Whether a line may be written now, and how many were left out since the last.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        let more = now.saturating_duration_since(self.filled).as_millis() / PACE.as_millis();
+        let more = u32::try_from(more).unwrap_or(u32::MAX);
+        if more > 0 {
+            self.lines = self.lines.saturating_add(more).min(AT_ONCE);
+            self.filled += PACE.saturating_mul(more);
+        }
+        match self.lines.checked_sub(1) {
+            Some(lines) => {
+                self.lines = lines;
+                Some(std::mem::take(&mut self.left_out))
+            }
+            None => {
+                self.left_out += 1;
+                None
+            }
+        }
+    }
+}
+
+/// A log that keeps each place in the code to its allowance.
+pub struct LogFlood<L> {
+    log: L,
+    /// As many as there are places that log.
+    places: Mutex<HashMap<Place, Allowance>>,
+}
+
+impl<L: Log> LogFlood<L> {
+    /// In front of `log`.
+    pub fn new(log: L) -> Self {
+        Self { log, places: Mutex::default() }
+    }
+}
+
+impl<L: Log> Log for LogFlood<L> {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        self.log.enabled(metadata)
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if !self.enabled(record.metadata()) {
+            return;
+        }
+        if record.level() > Level::Info {
+            return self.log.log(record);
+        }
+        let place = (record.file_static().or(record.module_path_static()), record.line());
+        let now = Instant::now();
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let passes = places.entry(place).or_insert_with(|| Allowance::new(now)).take(now);
+        drop(places);
+        match passes {
+            None => {}
+            Some(0) => self.log.log(record),
+            Some(left_out) => {
+                let args = record.args();
+                let mut told = Record::builder();
+                told.metadata(record.metadata().clone()).file(record.file()).line(record.line());
+                told.module_path(record.module_path());
+                self.log.log(&told.args(format_args!("{args} ({left_out} lines like this were left out)")).build());
+            }
+        }
+    }
+
+    fn flush(&self) {
+        self.log.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Lines(Mutex<Vec<String>>);
+
+    impl Log for Lines {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target() != "quiet"
+        }
+        fn log(&self, record: &Record<'_>) {
+            self.0.lock().unwrap().push(record.args().to_string());
+        }
+        fn flush(&self) {}
+    }
+
+    fn write(log: &LogFlood<Lines>, level: Level, target: &str, line: u32, text: &str) {
+        let mut record = Record::builder();
+        record.level(level).target(target).file_static(Some("x.rs")).line(Some(line));
+        log.log(&record.args(format_args!("{text}")).build());
+    }
+
+    fn take(log: &LogFlood<Lines>) -> Vec<String> {
+        std::mem::take(&mut log.log.0.lock().unwrap())
+    }
+
+    #[test]
+    fn each_place_has_so_many_lines_and_no_more() {
+        let log = LogFlood::new(Lines::default());
+        for number in 0..1000 {
+            write(&log, Level::Error, "x", 1, &number.to_string());
+        }
+        let lines = take(&log);
+        assert!((20..=22).contains(&lines.len()), "{}", lines.len());
+        write(&log, Level::Warn, "x", 2, "another place");
+        write(&log, Level::Warn, "quiet", 3, "filtered");
+        assert_eq!(take(&log), ["another place"]);
+        (0..100).for_each(|_| write(&log, Level::Debug, "x", 4, "closely"));
+        assert_eq!(take(&log).len(), 100);
+    }
+
+    #[test]
+    fn allowance_fills_up_again_and_tells_what_was_left_out() {
+        let start = Instant::now();
+        let mut allowance = Allowance::new(start);
+        let taken = (0..1000).filter(|_| allowance.take(start).is_some()).count();
+        assert_eq!(taken, 20);
+        assert_eq!(allowance.take(start + PACE - Duration::from_millis(1)), None);
+        assert_eq!(allowance.take(start + PACE), Some(981));
+        assert_eq!(allowance.take(start + PACE), None);
+        let later = start + PACE * 100_000;
+        assert_eq!((0..1000).filter(|_| allowance.take(later).is_some()).count(), 20);
+        assert_eq!(allowance.take(later + PACE), Some(980));
+    }
+}

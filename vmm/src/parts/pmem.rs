@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! virtio-pmem.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::sync::Arc;
+
+use carom_api::error::FileError;
+use carom_api::kinds::Kind;
+use carom_api::{ConfigError, PartConfig, PmemConfig};
+use devices::pci::PciDevice;
+use devices::virtio::VirtioPciDevice;
+use devices::virtio::pmem::{self, PmemCounters, PmemError, PmemParams, VirtioPmem};
+use devices::worker::Role;
+use log::error;
+use rustix::fs::{Mode, OFlags, open};
+
+use super::reach::Reach;
+use super::{Builder, Built, Part, Site, not_built_here};
+use crate::machine::{Counter, VmError};
+
+pub(super) const BUILDER: Builder = Builder { kind: &PmemConfig::KIND, roles: &[Role::Pmem], build };
+
+struct Pmem {
+    function: Arc<VirtioPciDevice>,
+    device: Arc<VirtioPmem>,
+}
+
+impl Part for Pmem {
+    fn kind(&self) -> &'static Kind {
+        BUILDER.kind
+    }
+
+    fn function(&self) -> Arc<dyn PciDevice> {
+        self.function.clone()
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        named(self.device.counters())
+    }
+
+    /// Its thread ends.
+    fn leave(&mut self) {
+        if let Err(error) = self.function.reset() {
+            error!("{}: resetting it: {error}", self.function.id());
+        }
+    }
+}
+
+fn named(counters: PmemCounters) -> Vec<Counter> {
+    let PmemCounters { flushes, errors } = counters;
+    vec![
+        Counter { name: "flushes", help: "Flushes of persistent memory that were done.", value: flushes },
+        Counter { name: "errors", help: "Flushes of persistent memory at which the host failed.", value: errors },
+    ]
+}
+
+/// Opens the file and makes the device.
+fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
+    let PartConfig::Pmem(config) = config else { return Err(not_built_here(config)) };
+    let (file, size) = open_file(config)?;
+    let id = config.id.as_deref().unwrap_or(PmemConfig::KIND.id);
+    let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
+    let context = &site.shared.context;
+    let params = PmemParams {
+        id: id.into(),
+        file,
+        size,
+        discard_writes: config.discard_writes,
+        slots: context.bars.clone(),
+        memory,
+        msi: context.msi.clone(),
+        doorbells: Some(context.doorbells.clone()),
+        observer: Some(context.observer.clone()),
+    };
+    let (function, device) = pmem::create(params).map_err(|error| match error {
+        PmemError::Map(source) => file_error(config, source).into(),
+        error => VmError::Device { what: "making the virtio-pmem device", source: io::Error::other(error) },
+    })?;
+    Ok(Built { part: Box::new(Pmem { function, device }), mapper })
+}
+
+fn file_error(config: &PmemConfig, source: io::Error) -> FileError {
+    FileError { field: PmemConfig::FILE, path: config.file.display().to_string(), source }
+}
+
+/// Opens the file without waiting, and says how many bytes of it the guest sees.
+fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
+    let access = if config.discard_writes { OFlags::RDONLY } else { OFlags::RDWR };
+    let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let opened = open(&config.file, flags, Mode::empty());
+    let mut file = opened.map(File::from).map_err(|error| file_error(config, error.into()))?;
+    // Block devices tell their size so too.
+    let len = file.seek(SeekFrom::End(0)).map_err(|error| file_error(config, error))?;
+    let size = config.size.unwrap_or(len);
+    if size > len {
+        let rule = format!("{size} bytes are more than the file has ({len})");
+        return Err(ConfigError::new(PmemConfig::SIZE, rule).into());
+    }
+    PmemConfig::check_size(size)?;
+    Ok((file, size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::metrics;
+
+    #[test]
+    fn counters_are_in_the_documents_table_of_metrics() {
+        let document = include_str!("../../../docs/api.md");
+        for counter in named(PmemCounters::default()) {
+            let name = metrics::name_of(BUILDER.kind.name, counter.name);
+            assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
+        }
+    }
+
+    #[test]
+    fn file_that_cannot_be_the_memory_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f").display().to_string();
+        let refused = |more: &str| {
+            let config = format!("file={path}{more}").parse().unwrap();
+            open_file(&config).unwrap_err().to_string()
+        };
+        assert!(refused("").starts_with(&format!("--pmem {path}: No such file")), "{}", refused(""));
+        File::create(&path).unwrap().set_len(3 << 20).unwrap();
+        let whole = "--pmem size: 3145728 bytes are no positive multiple of 2M up to 1099511627776";
+        assert_eq!(refused(""), whole);
+        assert_eq!(refused(",size=4M"), "--pmem size: 4194304 bytes are more than the file has (3145728)");
+        let config = format!("file={path},size=2M,discard_writes=on").parse().unwrap();
+        assert_eq!(open_file(&config).unwrap().1, 2 << 20);
+    }
+}

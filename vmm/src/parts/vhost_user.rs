@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Devices that vhost-user servers serve, of whatever kind.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use carom_api::error::FileError;
+use carom_api::kinds::Kind;
+use carom_api::{ConfigError, Field};
+use devices::pci::PciDevice;
+use devices::ram::RamRegion;
+use devices::reclaim::{PinnedWhole, Reclaim};
+use devices::virtio::VirtioPciDevice;
+use devices::virtio::vhost_user::{self, Model, VhostUserCounters, VhostUserDevice, VhostUserError, VhostUserParams};
+use log::error;
+
+use super::{Built, Part, Site};
+use crate::machine::{Counter, VmError};
+
+/// What a device is to be.
+pub(super) struct Wanted<'w> {
+    pub(super) kind: &'static Kind,
+    pub(super) id: &'w str,
+    pub(super) field: Field,
+    pub(super) socket: &'w Path,
+    pub(super) model: Model,
+    /// Whether the server may have RAM pinned for a device of the host's, so that none can be given back behind its back.
+    pub(super) pins: bool,
+}
+
+struct VhostUser {
+    kind: &'static Kind,
+    function: Arc<VirtioPciDevice>,
+    device: Arc<VhostUserDevice>,
+    _pinned: Option<PinnedWhole>,
+}
+
+impl Part for VhostUser {
+    fn kind(&self) -> &'static Kind {
+        self.kind
+    }
+
+    fn function(&self) -> Arc<dyn PciDevice> {
+        self.function.clone()
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        named(self.device.counters())
+    }
+
+    fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
+        let refused = |error| VmError::MoreRam(format!("{}: {error}", self.function.id()));
+        self.device.add_ram(region).map_err(refused)
+    }
+
+    fn take_ram(&self, region: &RamRegion) {
+        self.device.take_ram(region);
+    }
+
+    fn resize_disk(&self, _: u64) -> Result<(), VmError> {
+        Err(ConfigError::new(self.kind.field, "has the size that its vhost-user server says").into())
+    }
+
+    /// The server has no queue any more.
+    fn leave(&mut self) {
+        if let Err(error) = self.function.reset() {
+            error!("{}: resetting it: {error}", self.function.id());
+        }
+    }
+}
+
+/// The counters, as all kinds have them.
+pub(super) fn named(counters: VhostUserCounters) -> Vec<Counter> {
+    let VhostUserCounters { connections, losses, refusals } = counters;
+    vec![
+        Counter { name: "server_connections", help: "Connections to servers that were made.", value: connections },
+        Counter { name: "server_losses", help: "Connections to servers that were lost.", value: losses },
+        Counter { name: "server_refusals", help: "Requests that servers refused.", value: refusals },
+    ]
+}
+
+/// Connects to the server, and makes the device.
+pub(super) fn build(wanted: Wanted<'_>, site: &Site<'_>) -> Result<Built, VmError> {
+    let Wanted { kind, id, field, socket, model, pins } = wanted;
+    let context = &site.shared.context;
+    let pinned = context.reclaim.as_ref().filter(|_| pins).map(Reclaim::pin_whole);
+    let params = VhostUserParams {
+        id: id.into(),
+        socket: socket.into(),
+        model,
+        ram: context.memory.clone(),
+        msi: context.msi.clone(),
+        doorbells: Some(context.doorbells.clone()),
+        observer: Some(context.observer.clone()),
+    };
+    let (function, device) = vhost_user::create(params).map_err(|error| match error {
+        VhostUserError::Server(error) => {
+            let path = socket.display().to_string();
+            VmError::from(FileError { field, path, source: io::Error::other(error) })
+        }
+        error @ VhostUserError::Transport(_) => {
+            VmError::Device { what: "making a vhost-user device", source: io::Error::other(error) }
+        }
+    })?;
+    Ok(Built { part: Box::new(VhostUser { kind, function, device, _pinned: pinned }), mapper: None })
+}

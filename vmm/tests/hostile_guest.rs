@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A guest that means harm (`hostile_guest/guest.c`), in a real `carom` process: the program lives, serves its clients in time, and
+//! what the guest costs the host is bounded.
+//!
+//! Two seeds of 12 s each. `CAROM_HOSTILE_SECONDS` and `CAROM_HOSTILE_SEEDS` (`7,8,9`) have it go on for longer, and replay a seed.
+//! Where there is no `/dev/kvm` that this process may use, or no compiler for 32-bit code, it does nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod http;
+mod tiny_guest;
+
+use std::env;
+use std::fs::{self, File, OpenOptions};
+use std::io::BufReader;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use http::PATIENCE;
+use tiny_guest::elf;
+
+const SEEDS: &str = "1,2";
+const SECONDS: u64 = 12;
+/// How long an operation may take, and the slowest but one in a hundred of questions.
+const OPERATION: Duration = Duration::from_secs(10);
+const QUESTION: Duration = Duration::from_secs(1);
+/// Bounds of what the program holds. The guest has 64 MiB.
+const DESCRIPTORS: usize = 150;
+const THREADS: usize = 60;
+const MAPPINGS: usize = 1000;
+const RESIDENT_KIB: u64 = 320 << 10;
+const WRITTEN: u64 = 1 << 20;
+/// How long a guest that did not reset itself does nothing at first, at 4 GHz and less: see `guest.c`.
+const QUIET: Duration = Duration::from_millis(900);
+
+/// A process that is gone at the end of the test.
+struct Carom {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Drop for Carom {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            let log = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+            let from = log.len().saturating_sub(4000);
+            eprintln!("the end of the log:\n{}", String::from_utf8_lossy(&log.as_bytes()[from..]));
+        }
+    }
+}
+
+/// Builds the guest's image; `None` where that cannot be.
+fn build(dir: &Path) -> Option<PathBuf> {
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hostile_guest");
+    let flat = dir.join("guest.bin");
+    let built = Command::new("gcc")
+        .args(["-m32", "-march=i686", "-mgeneral-regs-only", "-O2", "-ffreestanding", "-fno-pic", "-no-pie"])
+        .args(["-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-nostdlib", "-static"])
+        .args(["-Wall", "-Wextra", "-Werror", "-Wl,--oformat,binary", "-Wl,--build-id=none"])
+        .arg(format!("-Wl,-T,{sources}/guest.ld"))
+        .args([format!("{sources}/entry.s"), format!("{sources}/guest.c"), "-o".into()])
+        .arg(&flat)
+        .status();
+    if !built.as_ref().is_ok_and(std::process::ExitStatus::success) {
+        eprintln!("not tested: gcc makes no 32-bit program: {built:?}");
+        return None;
+    }
+    let kernel = dir.join("kernel");
+    fs::write(&kernel, elf(&fs::read(flat).unwrap())).unwrap();
+    Some(kernel)
+}
+
+impl Carom {
+    fn start(seed: u32) -> Option<Self> {
+        if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+            eprintln!("not tested: /dev/kvm: {error}");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = build(dir.path())?;
+        let path = |name: &str| dir.path().join(name);
+        let file = |name: &str| path(name).display().to_string();
+        File::create(path("disk")).unwrap().set_len(4 << 20).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_carom"))
+            .arg("--kernel")
+            .arg(kernel)
+            .args(["--cmdline", &format!("seed={seed}"), "--cpus", "boot=4", "--memory", "size=64M", "--no-shutdown"])
+            .args(["--rng", "src=/dev/urandom,iommu=on", "--disk", &format!("path={}", file("disk"))])
+            .args(["--balloon", "size=0", "--vsock", &format!("cid=3,socket={}", file("vsock"))])
+            .args(["--iommu-bounce", "size=8M", "--serial", &format!("file={}", file("serial"))])
+            .args(["--api-socket", &file("api.sock"), "--event-monitor", &format!("path={}", file("events"))])
+            .stdin(Stdio::null())
+            .stderr(File::create(path("log")).unwrap())
+            .spawn()
+            .unwrap();
+        let carom = Self { child, dir };
+        let start = Instant::now();
+        while UnixStream::connect(carom.path("api.sock")).is_err() {
+            assert!(start.elapsed() < PATIENCE, "no API");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Some(carom)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn call(&self, method: &str, name: &str) -> (u16, Value) {
+        let mut stream = http::connect(&self.path("api.sock"));
+        http::send(&mut stream, method, name, None);
+        let (status, body) = http::receive(&mut BufReader::new(stream));
+        (status, serde_json::from_slice(&body).unwrap_or_default())
+    }
+
+    /// Has the VM do something, in time. A guest may have come to its end, which is no failure of the program's; it is booted again then.
+    fn put(&self, name: &str) -> bool {
+        let start = Instant::now();
+        let (status, answer) = self.call("PUT", name);
+        assert!(start.elapsed() < OPERATION, "{name} took {:?}", start.elapsed());
+        if status != 204 {
+            assert_eq!(self.call("GET", "vm.info").1["state"], "Created", "{name}: {status} {answer}");
+            assert_eq!(self.call("PUT", "vm.boot").0, 204);
+        }
+        status == 204
+    }
+
+    fn proc(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{name}", self.child.id()))
+    }
+
+    fn check_bounds(&self) {
+        let count = |name: &str| fs::read_dir(self.proc(name)).unwrap().count();
+        let (descriptors, threads) = (count("fd"), count("task"));
+        assert!(descriptors <= DESCRIPTORS && threads <= THREADS, "{descriptors} descriptors, {threads} threads");
+        let mappings = fs::read_to_string(self.proc("maps")).unwrap().lines().count();
+        assert!(mappings <= MAPPINGS, "{mappings} mappings");
+        let status = fs::read_to_string(self.proc("status")).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let resident: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+        assert!(resident <= RESIDENT_KIB, "{resident} KiB");
+        for name in ["log", "events"] {
+            let size = fs::metadata(self.path(name)).unwrap().len();
+            assert!(size <= WRITTEN, "{name}: {size} bytes");
+        }
+    }
+
+    /// Reboots the guest, and looks at what is left of it before it begins anew. Returns whether it could be looked at.
+    fn check_reset(&self) -> bool {
+        if !self.put("vm.reboot") {
+            return false;
+        }
+        let start = Instant::now();
+        if !self.put("vm.pause") || start.elapsed() >= QUIET {
+            self.put("vm.resume");
+            return false;
+        }
+        let (_, counters) = self.call("GET", "vm.counters");
+        for name in ["mappings", "mapped_bytes", "window_bytes", "stuck_ranges", "lost_chunks"] {
+            assert_eq!(counters["_iommu"][name], 0, "{name} after a reset");
+        }
+        for (device, figures) in counters.as_object().unwrap() {
+            assert!(figures.get("pinned_bytes").is_none_or(|pinned| pinned == 0), "{device}: {figures}");
+        }
+        self.put("vm.resume");
+        true
+    }
+
+    fn total(&self, counter: &str) -> u64 {
+        self.call("GET", "vm.counters").1["_iommu"][counter].as_u64().unwrap_or(0)
+    }
+}
+
+fn attack(seed: u32, time: Duration) -> Option<()> {
+    let mut carom = Carom::start(seed)?;
+    let (start, mut questions, mut looks, mut turn) = (Instant::now(), Vec::new(), 0, 0);
+    while start.elapsed() < time {
+        let next = start + time.min(Duration::from_secs(2) * (turn + 1));
+        while Instant::now() < next {
+            let asked = Instant::now();
+            assert_eq!(carom.call("GET", "vm.info").0, 200);
+            questions.push(asked.elapsed());
+            thread::sleep(Duration::from_millis(10));
+        }
+        carom.check_bounds();
+        turn += 1;
+        match turn % 3 {
+            0 => looks += u32::from(carom.check_reset()),
+            1 => drop(carom.put("vm.pause") && carom.put("vm.resume")),
+            _ => {}
+        }
+    }
+    questions.sort_unstable();
+    let slow = questions[questions.len() * 99 / 100];
+    let lives = fs::read_to_string(carom.path("serial")).unwrap().matches('L').count();
+    let (maps, failed) = (carom.total("requests_map"), carom.total("failed_map"));
+    eprintln!(
+        "seed {seed}: {lives} lives, {maps} MAPs of which {failed} failed, {looks} looks after a reset, {} questions, p99 {slow:?}",
+        questions.len()
+    );
+    assert!(slow < QUESTION, "p99 of vm.info: {slow:?}");
+    // It did what it is for.
+    assert!(lives > 1 && maps > failed, "{lives} lives, {maps} MAPs");
+    carom.put("vm.shutdown");
+    carom.put("vm.boot");
+    let end = Instant::now();
+    kill_process(Pid::from_child(&carom.child), Signal::TERM).unwrap();
+    let status = carom.child.wait().unwrap();
+    assert!(status.success() && end.elapsed() < OPERATION, "{status} after {:?}", end.elapsed());
+    Some(())
+}
+
+#[test]
+fn hostile_guest_costs_a_bounded_amount_and_nobody_waits_for_it() {
+    let seconds = env::var("CAROM_HOSTILE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
+    let seeds = env::var("CAROM_HOSTILE_SEEDS").unwrap_or_else(|_| SEEDS.into());
+    for seed in seeds.split(',') {
+        let seed = seed.trim().parse().expect("CAROM_HOSTILE_SEEDS: numbers with commas between");
+        if attack(seed, Duration::from_secs(seconds)).is_none() {
+            return;
+        }
+    }
+}

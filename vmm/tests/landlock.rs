@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The files that a real `carom` process may reach where Landlock holds it to those of its VM.
+//!
+//! The guest has a few instructions. Where there is no `/dev/kvm` that this process may use, tests that boot it do nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod http;
+mod tiny_guest;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::BufReader;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use http::PATIENCE;
+use tiny_guest::elf;
+
+/// `again: hlt; jmp again`
+const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
+const NONE: Value = Value::Null;
+const BLAMED: &str = "Permission denied (os error 13); Landlock keeps the program from what neither the configuration that it was \
+                      started with nor landlock_rules names";
+
+/// A process that is gone at the end of the test.
+struct Carom(Child);
+
+impl Drop for Carom {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts the program with a socket `api.sock` in `dir`.
+fn start(dir: &Path, seccomp: &str) -> Carom {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
+    command.arg("--api-socket").arg(dir.join("api.sock")).args(["--seccomp", seccomp]).stdin(Stdio::null());
+    let carom = Carom(command.spawn().unwrap());
+    wait_until(|| UnixStream::connect(dir.join("api.sock")).is_ok());
+    carom
+}
+
+/// Status and answer of a call.
+fn put(dir: &Path, name: &str, body: &Value) -> (u16, Value) {
+    let mut stream = http::connect(&dir.join("api.sock"));
+    http::send(&mut stream, "PUT", name, Some(body).filter(|body| !body.is_null()));
+    let (status, body) = http::receive(&mut BufReader::new(stream));
+    (status, if body.is_empty() { NONE } else { serde_json::from_slice(&body).unwrap() })
+}
+
+fn wait_until(mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn no_kvm() -> bool {
+    let opened = OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    opened.inspect_err(|error| eprintln!("not tested: /dev/kvm: {error}")).is_err()
+}
+
+/// A directory with a guest, and images `disk`, `allowed/disk` and `outside`.
+fn files() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("kernel"), elf(HALT)).unwrap();
+    for name in ["sockets", "allowed"] {
+        fs::create_dir(dir.path().join(name)).unwrap();
+    }
+    for name in ["disk", "allowed/disk", "outside"] {
+        File::create(dir.path().join(name)).unwrap().set_len(1 << 20).unwrap();
+    }
+    dir
+}
+
+fn config(dir: &Path) -> Value {
+    json!({
+        "payload": {"kernel": dir.join("kernel")},
+        "memory": {"size": 64 << 20},
+        "serial": {"mode": "File", "file": dir.join("console")},
+        "disks": [{"path": dir.join("disk"), "image_type": "Raw"}],
+        "rng": {"src": "/dev/urandom"},
+        "vsock": {"cid": 3, "socket": dir.join("sockets/vsock")},
+        "landlock_enable": true,
+        "landlock_rules": [{"path": dir.join("allowed"), "access": "rw"}],
+    })
+}
+
+#[test]
+fn vm_reaches_what_its_configuration_and_its_rules_name_and_nothing_else() {
+    if no_kvm() {
+        return;
+    }
+    for seccomp in ["true", "false"] {
+        let files = files();
+        let dir = files.path();
+        let mut carom = start(dir, seccomp);
+        assert_eq!(put(dir, "vm.create", &config(dir)), (204, NONE));
+        assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
+        assert!(UnixStream::connect(dir.join("sockets/vsock")).is_ok() && dir.join("console").exists());
+
+        let disk = |path: &str| json!({"path": dir.join(path), "image_type": "Raw"});
+        let (status, answer) = put(dir, "vm.add-disk", &disk("outside"));
+        let text = answer[0].as_str().unwrap_or_default();
+        assert!(status == 400 && text.contains("/outside: ") && text.ends_with(BLAMED), "{answer}");
+        let (status, answer) = put(dir, "vm.add-disk", &disk("allowed/disk"));
+        assert_eq!(status, 200, "{answer}");
+
+        assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
+        let to = |name: &str| json!({"destination_url": format!("file://{}", dir.join(name).display())});
+        let (status, answer) = put(dir, "vm.snapshot", &to("snapshot"));
+        let text = answer[0].as_str().unwrap_or_default();
+        assert!(status >= 400 && text.contains("/snapshot: ") && text.ends_with(BLAMED), "{status} {answer}");
+        assert_eq!(put(dir, "vm.snapshot", &to("allowed/snapshot")), (204, NONE));
+
+        // The limits are there already, and there can be 16 of them.
+        for _ in 0..20 {
+            assert_eq!(put(dir, "vm.shutdown", &NONE), (204, NONE));
+            assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
+        }
+        assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+
+        // They stay when the VM goes.
+        fs::copy(dir.join("kernel"), dir.join("other")).unwrap();
+        let other = json!({"payload": {"kernel": dir.join("other")}, "memory": {"size": 64 << 20}});
+        assert_eq!(put(dir, "vm.create", &other), (204, NONE));
+        let (status, answer) = put(dir, "vm.boot", &NONE);
+        assert!(status == 400 && answer[0].as_str().unwrap_or_default().ends_with(BLAMED), "{status} {answer}");
+
+        assert_eq!(put(dir, "vmm.shutdown", &NONE), (204, NONE));
+        wait_until(|| carom.0.try_wait().unwrap().is_some());
+        assert!(!dir.join("sockets/vsock").exists() && !dir.join("api.sock").exists());
+    }
+}
+
+#[test]
+fn vm_is_restored_within_the_limits_that_it_was_saved_with() {
+    if no_kvm() {
+        return;
+    }
+    let files = files();
+    let dir = files.path();
+    let url = json!(format!("file://{}", dir.join("allowed/snapshot").display()));
+    let first = start(dir, "true");
+    assert_eq!(put(dir, "vm.create", &config(dir)), (204, NONE));
+    assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
+    assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
+    assert_eq!(put(dir, "vm.snapshot", &json!({"destination_url": url})), (204, NONE));
+    assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+    drop(first);
+
+    let _second = start(dir, "true");
+    assert_eq!(put(dir, "vm.restore", &json!({"source_url": url})), (204, NONE));
+    assert_eq!(put(dir, "vm.resume", &NONE), (204, NONE));
+    let (status, answer) = put(dir, "vm.add-disk", &json!({"path": dir.join("outside"), "image_type": "Raw"}));
+    assert!(status == 400 && answer[0].as_str().unwrap_or_default().ends_with(BLAMED), "{status} {answer}");
+}
+
+/// What the program says that is started by these options, beside a kernel, with a kernel of the host's that has no Landlock.
+fn without_landlock(options: &[&str]) -> Output {
+    let calls = [(libc::SYS_landlock_create_ruleset, Vec::new())].into_iter().collect();
+    let refuse = SeccompAction::Errno(libc::EOPNOTSUPP.cast_unsigned());
+    let filter = SeccompFilter::new(calls, SeccompAction::Allow, refuse, TargetArch::x86_64).unwrap();
+    let filter: BpfProgram = filter.try_into().unwrap();
+    thread::scope(|scope| {
+        let run = || {
+            // This thread's, and what it starts has it too.
+            apply_filter(&filter).unwrap();
+            Command::new(env!("CARGO_BIN_EXE_carom")).args(["--kernel", "/k"]).args(options).output().unwrap()
+        };
+        scope.spawn(run).join().unwrap()
+    })
+}
+
+#[test]
+fn kernel_without_landlock_is_a_reason_to_refuse_where_it_is_wanted() {
+    let output = without_landlock(&["--landlock"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.starts_with("carom: --landlock: the host's kernel has no Landlock"), "{text}");
+    let output = without_landlock(&[]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(!text.contains("Landlock"), "{text}");
+}
+
+#[test]
+fn rule_for_what_is_not_there_is_refused() {
+    let output = Command::new(env!("CARGO_BIN_EXE_carom"))
+        .args(["--kernel", "/k", "--landlock", "--landlock-rules", "path=/no/such,access=rw"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.starts_with("carom: --landlock-rules /no/such: No such file"), "{text}");
+}
+
+/// The kernel and a disk are open already, and are named by that.
+#[test]
+fn files_that_the_parent_opened_are_had_by_their_descriptors() {
+    if no_kvm() {
+        return;
+    }
+    let files = files();
+    let dir = files.path();
+    let script = "exec \"$0\" --kernel /proc/self/fd/7 --memory size=64M --disk path=/proc/self/fd/8,image_type=raw --serial null --landlock \
+                  --api-socket api.sock 7<kernel 8<>disk";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_carom")]).current_dir(dir).stdin(Stdio::null());
+    let mut carom = Carom(command.spawn().unwrap());
+    wait_until(|| UnixStream::connect(dir.join("api.sock")).is_ok());
+    assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
+    assert_eq!(put(dir, "vm.reboot", &NONE), (204, NONE));
+    let (status, answer) = put(dir, "vm.add-disk", &json!({"path": dir.join("outside"), "image_type": "Raw"}));
+    assert!(status == 400 && answer[0].as_str().unwrap_or_default().ends_with(BLAMED), "{status} {answer}");
+    assert_eq!(put(dir, "vmm.shutdown", &NONE), (204, NONE));
+    wait_until(|| carom.0.try_wait().unwrap().is_some());
+}
+
+/// A user who may open neither KVM nor the disk, nor find the disk any more, runs a VM of their descriptors.
+#[test]
+fn vm_of_inherited_descriptors_needs_no_rights_to_what_they_are_of() {
+    if no_kvm() {
+        return;
+    }
+    let files = files();
+    let dir = files.path();
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).unwrap();
+    let open = |options: &str| {
+        // Who is not root cannot become another user, and sees less of it.
+        let other = if rustix::process::getuid().is_root() {
+            "setpriv --reuid=64000 --regid=64000 --clear-groups --bounding-set=-all --inh-caps=-all"
+        } else {
+            ""
+        };
+        let script = format!(
+            "exec 6<>/dev/kvm 8<>disk 9<disk; exec {other} \"$0\" --kernel kernel --memory size=64M --serial null --landlock \
+             --api-socket api.sock {options}"
+        );
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_carom")]).current_dir(dir).stdin(Stdio::null());
+        command
+    };
+    let output = open("--inherit fd=6 fd=9 --disk path=/dev/fd/9,image_type=raw").output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("the descriptor is open to be read only"), "{text}");
+
+    let options = "--inherit fd=6 fd=8 --disk path=/dev/fd/8,image_type=raw";
+    let mut carom = Carom(open(options).spawn().unwrap());
+    wait_until(|| UnixStream::connect(dir.join("api.sock")).is_ok());
+    fs::remove_file(dir.join("disk")).unwrap();
+    // The descriptors stay for the next boot.
+    for _ in 0..2 {
+        assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
+        assert_eq!(put(dir, "vm.shutdown", &NONE), (204, NONE));
+        assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
+    }
+    assert_eq!(put(dir, "vmm.shutdown", &NONE), (204, NONE));
+    wait_until(|| carom.0.try_wait().unwrap().is_some());
+}

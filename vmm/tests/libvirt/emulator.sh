@@ -1,0 +1,13 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+#
+# Stands before the VMM that libvirt starts as "cloud-hypervisor --api-socket fd=N --event-monitor path=FIFO": what comes by the socket goes through the
+# recorder of the test, which lies beside this, to another socket.
+here=$(dirname "$0")
+case $1 in
+--api-socket) fd=${2#fd=} && shift 2 ;;
+*) exec "$here/carom/cloud-hypervisor" "$@" ;;
+esac
+export CAROM_LIBVIRT_DIRECTORY="$here" CAROM_LIBVIRT_LISTENER="$fd" CAROM_LIBVIRT_VMM="$here/api-$$.sock"
+"$here/recorder" --exact recorder >>"$here/recorder.log" 2>&1 &
+exec "$here/carom/cloud-hypervisor" --api-socket "path=$CAROM_LIBVIRT_VMM" "$@"

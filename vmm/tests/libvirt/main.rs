@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! libvirt's driver for Cloud Hypervisor, through the life of a domain.
+//!
+//! `CAROM_LIBVIRT` names the directory that libvirt was installed in (`docs/libvirt.md`): its daemon runs in namespaces of its own and is told what to do by
+//! virsh. Without, its requests as they were recorded are sent again. With `CAROM_BLESS=1` they are recorded. Where there is no
+//! `/dev/kvm` that this process may use, these tests do nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../echo_guest/mod.rs"]
+mod echo_guest;
+#[path = "../http/mod.rs"]
+#[expect(dead_code, reason = "these tests send what others made")]
+mod http;
+#[path = "../recorded/mod.rs"]
+#[expect(dead_code, reason = "libvirt starts the VMM itself")]
+mod recorded;
+mod recorder;
+mod steps;
+#[path = "../tiny_guest/mod.rs"]
+mod tiny_guest;
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use recorded::Vmm;
+use steps::{RESTORE, Request, STEPS};
+
+/// Stands for the test's directory in recorded requests.
+const DIRECTORY: &str = "/tmp/carom-libvirt-XXXXXX";
+
+/// Where requests are recorded.
+fn records() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libvirt/requests")
+}
+
+/// All requests of all steps, in order, each with the file of its record.
+fn requests() -> impl Iterator<Item = (&'static Request, PathBuf)> {
+    let all = STEPS.iter().flat_map(|step| step.requests).enumerate();
+    all.map(|(place, request)| (request, records().join(format!("{place:02}-{}.http", request.name))))
+}
+
+/// What the domain has.
+fn prepare(dir: &Path) {
+    File::create_new(dir.join("disk.img")).unwrap().set_len(1 << 20).unwrap();
+}
+
+/// libvirt's daemon, and what tells virsh what to do.
+struct Session {
+    child: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    dir: tempfile::TempDir,
+}
+
+impl Session {
+    fn start(prefix: &OsStr) -> Self {
+        let dir = tempfile::Builder::new().prefix("carom-libvirt-").rand_bytes(6).tempdir_in("/tmp").unwrap();
+        let path = dir.path();
+        assert_eq!(path.to_str().unwrap().len(), DIRECTORY.len());
+        let mut kernel = tiny_guest::elf(echo_guest::ECHO);
+        kernel.resize(512, 0);
+        fs::write(path.join("kernel"), kernel).unwrap();
+        prepare(path);
+        for directory in ["recorded", "carom"] {
+            fs::create_dir(path.join(directory)).unwrap();
+        }
+        symlink(env!("CARGO_BIN_EXE_carom"), path.join("carom/cloud-hypervisor")).unwrap();
+        symlink(env::current_exe().unwrap(), path.join("recorder")).unwrap();
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libvirt");
+        // It is found by this name. A copy, as that of the sources need not be one that can be executed.
+        let mut emulator =
+            File::options().mode(0o755).write(true).create_new(true).open(path.join("cloud-hypervisor")).unwrap();
+        emulator.write_all(&fs::read(scripts.join("emulator.sh")).unwrap()).unwrap();
+        drop(emulator);
+        for (name, xml) in steps::domains(path.to_str().unwrap()) {
+            fs::write(path.join(name), xml).unwrap();
+        }
+        let mut command = Command::new("unshare");
+        command.args([
+            "--mount",
+            "--net",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "--propagation",
+            "private",
+            "sh",
+        ]);
+        command.arg(scripts.join("session.sh")).arg(prefix).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (orders, answers) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, orders, answers, dir }
+    }
+
+    /// Has virsh do something, and returns whether it did and what it said.
+    fn virsh(&mut self, arguments: &str) -> (bool, String) {
+        let line = self.here(arguments);
+        writeln!(self.orders.as_mut().unwrap(), "{line}").unwrap();
+        let mut said = String::new();
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "the session has ended: {said}");
+            match line.strip_prefix("status ") {
+                Some(status) => return (status.trim() == "0", said),
+                None => said.push_str(&line),
+            }
+        }
+    }
+
+    fn here(&self, text: &str) -> String {
+        text.replace(DIRECTORY, self.dir.path().to_str().unwrap())
+    }
+
+    /// Waits until so many requests are recorded, and returns the last one.
+    fn recorded(&self, count: usize) -> String {
+        let file = self.dir.path().join(format!("recorded/{:02}", count - 1));
+        let start = Instant::now();
+        while !file.exists() {
+            assert!(start.elapsed() < http::PATIENCE, "request {count} does not come");
+            thread::sleep(Duration::from_millis(10));
+        }
+        fs::read_to_string(file).unwrap().replace(self.dir.path().to_str().unwrap(), DIRECTORY)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // All of the namespace ends with its first process, which ends with its input.
+        drop(self.orders.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// No test of its own: the other one starts it as a process, and says by variables what it is to do.
+#[test]
+fn recorder() {
+    recorder::run();
+}
+
+#[test]
+fn driver_itself_leads_a_domain_through_its_life() {
+    let Some(prefix) = env::var_os("CAROM_LIBVIRT").filter(|prefix| !prefix.is_empty()) else {
+        eprintln!("not tested: CAROM_LIBVIRT does not name the directory that libvirt was installed in");
+        return;
+    };
+    let mut session = Session::start(&prefix);
+    let mut records = requests();
+    let mut count = 0;
+    for step in STEPS {
+        let (done, said) = session.virsh(step.virsh);
+        println!("{}: {done} {said}", step.virsh);
+        assert_eq!(done, step.done, "{}: {said}", step.virsh);
+        assert!(step.says.iter().all(|part| said.contains(part)), "{}: {said}", step.virsh);
+        for _ in step.requests {
+            count += 1;
+            let (sent, (request, file)) = (session.recorded(count), records.next().unwrap());
+            let line = sent.lines().next().unwrap();
+            assert!(line.ends_with(&format!(" /api/v1/{} HTTP/1.1", request.name)), "{}: {line}", request.name);
+            if env::var_os("CAROM_BLESS").is_some() {
+                fs::write(&file, &sent).unwrap();
+            }
+            assert_eq!(fs::read_to_string(&file).unwrap(), sent, "{}", file.display());
+        }
+    }
+    let all = fs::read_dir(session.dir.path().join("recorded")).unwrap().count();
+    assert_eq!(all, count, "more requests than expected");
+}
+
+#[test]
+fn every_recorded_request_of_the_driver_is_answered_as_it_should_be() {
+    let Some(vmm) = Vmm::start(OsStr::new(env!("CARGO_BIN_EXE_carom")), DIRECTORY, prepare) else { return };
+    let restore = (&RESTORE, records().join("restore.http"));
+    for (request, file) in requests().chain([restore]) {
+        if request.begins {
+            // There it has a VMM of its own, to which the VM before it is as if it were not.
+            let mut stream = vmm.connect();
+            http::send(&mut stream, "PUT", "vm.delete", None);
+            http::receive(&mut BufReader::new(stream));
+        }
+        if request.needs_the_hosts_network {
+            continue;
+        }
+        let (status, body) = vmm.replay(&file);
+        assert_eq!(status, request.status, "{}: {body}", file.display());
+        assert!(request.says.iter().all(|part| body.contains(part)), "{}: {body}", file.display());
+    }
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What stands between libvirt and the VMM that it has started, and records the requests.
+//!
+//! It is a process of its own, started by `emulator.sh`, and gets libvirt's listening socket from there.
+
+use std::collections::VecDeque;
+use std::env;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+/// Names the directory of the test, in which `recorded` gets a file for each request.
+const DIRECTORY: &str = "CAROM_LIBVIRT_DIRECTORY";
+/// Number of the descriptor that libvirt listens by.
+const LISTENER: &str = "CAROM_LIBVIRT_LISTENER";
+/// The socket of the VMM.
+const VMM: &str = "CAROM_LIBVIRT_VMM";
+
+/// Descriptors with a message, at most.
+const MAX_FDS: usize = 16;
+
+/// Passes connections on until its namespace ends. Does nothing where it was not started by `emulator.sh`.
+pub(crate) fn run() {
+    let (Ok(listener), Some(vmm)) = (env::var(LISTENER), env::var_os(VMM)) else { return };
+    // SAFETY: libvirt made the descriptor for this process and its VMM, which does not use it.
+    let listener = unsafe { UnixListener::from_raw_fd(listener.parse().unwrap()) };
+    let vmm = PathBuf::from(vmm);
+    let directory = PathBuf::from(env::var_os(DIRECTORY).unwrap()).join("recorded");
+    for client in listener.incoming() {
+        let (client, server, directory) = (client.unwrap(), connect(&vmm), directory.clone());
+        thread::spawn(move || pass_on(client, server, &directory));
+    }
+}
+
+fn connect(vmm: &Path) -> UnixStream {
+    loop {
+        match UnixStream::connect(vmm) {
+            Ok(stream) => return stream,
+            Err(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// Passes one connection on. Requests and answers take turns, so a file that an answer completes has the request before it.
+fn pass_on(client: UnixStream, server: UnixStream, directory: &Path) {
+    let (from_server, to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+    let answers = thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok((len @ 1.., _)) = receive(&from_server, &mut bytes) {
+            if (&to_client).write_all(&bytes[..len]).is_err() {
+                break;
+            }
+        }
+        let _ = to_client.shutdown(std::net::Shutdown::Both);
+    });
+    let mut requests = Requests::default();
+    let mut bytes = [0; 4096];
+    while let Ok((len @ 1.., fds)) = receive(&client, &mut bytes) {
+        // Before it is passed on: what it says may end the VMM.
+        requests.add(&bytes[..len], directory);
+        let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let sent = server.send_with_fds(&[&bytes[..len]], &numbers).unwrap();
+        (&server).write_all(&bytes[sent..len]).unwrap();
+    }
+    let _ = server.shutdown(std::net::Shutdown::Both);
+    answers.join().unwrap();
+}
+
+fn receive(stream: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<File>), vmm_sys_util::errno::Error> {
+    let mut numbers = [-1; MAX_FDS];
+    let mut buffers = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
+    // SAFETY: the buffer is `bytes`, which any bytes may go to.
+    let (len, count) = unsafe { stream.recv_with_fds(&mut buffers, &mut numbers) }?;
+    // SAFETY: they have come for this process alone.
+    Ok((len, numbers[..count].iter().map(|fd| unsafe { File::from_raw_fd(*fd) }).collect()))
+}
+
+/// What a client has sent of requests that are not whole.
+#[derive(Default)]
+struct Requests(VecDeque<u8>);
+
+impl Requests {
+    /// Adds bytes, and writes a file for each request that is whole by them.
+    fn add(&mut self, bytes: &[u8], directory: &Path) {
+        self.0.extend(bytes);
+        while let Some(len) = self.first() {
+            let request: Vec<u8> = self.0.drain(..len).collect();
+            let number = fs::read_dir(directory).unwrap().count();
+            // Under its name once it is whole.
+            let unfinished = directory.with_file_name("unfinished");
+            fs::write(&unfinished, request).unwrap();
+            fs::rename(unfinished, directory.join(format!("{number:02}"))).unwrap();
+        }
+    }
+
+    /// The length of the first request, in bytes, if all of it is there.
+    fn first(&mut self) -> Option<usize> {
+        let text = String::from_utf8_lossy(self.0.make_contiguous()).into_owned();
+        let head = text.find("\r\n\r\n")? + 4;
+        let length = text[..head].to_ascii_lowercase();
+        let length =
+            length.split("\r\ncontent-length: ").nth(1).map_or(0, |rest| rest.lines().next().unwrap().parse().unwrap());
+        (text.len() >= head + length).then_some(head + length)
+    }
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What virsh is told to do, one thing after the other, and what comes of it.
+
+/// A request of libvirt.
+pub(crate) struct Request {
+    /// The operation.
+    pub(crate) name: &'static str,
+    /// Status of the answer.
+    pub(crate) status: u16,
+    /// What the answer says.
+    pub(crate) says: &'static [&'static str],
+    /// Whether it is the first that a VMM gets.
+    pub(crate) begins: bool,
+    /// Whether a tap interface comes with it.
+    pub(crate) needs_the_hosts_network: bool,
+}
+
+/// A call of virsh.
+pub(crate) struct Step {
+    /// Verb and arguments.
+    pub(crate) virsh: &'static str,
+    /// Whether it succeeds.
+    pub(crate) done: bool,
+    /// What it says.
+    pub(crate) says: &'static [&'static str],
+    /// What libvirt asks of the VMM for it.
+    pub(crate) requests: &'static [Request],
+}
+
+const fn request(name: &'static str) -> Request {
+    Request { name, status: 204, says: &[], begins: false, needs_the_hosts_network: false }
+}
+
+const fn first(name: &'static str) -> Request {
+    Request { begins: true, ..request(name) }
+}
+
+const fn info(says: &'static [&'static str]) -> Request {
+    Request { status: 200, says, ..request("vm.info") }
+}
+
+const ADD_NET: Request = Request { needs_the_hosts_network: true, ..request("vm.add-net") };
+
+const fn step(virsh: &'static str, says: &'static [&'static str], requests: &'static [Request]) -> Step {
+    Step { virsh, done: true, says, requests }
+}
+
+const RUNNING: &[&str] = &["\"state\":\"Running\"", "\"serial\":{\"file\":\"/dev/pts/"];
+
+/// The life of two domains.
+pub(crate) static STEPS: &[Step] = &[
+    step("version", &["Running hypervisor: CH 53.0.0"], &[]),
+    step("define /tmp/carom-libvirt-XXXXXX/vm.xml", &[], &[]),
+    step("start vm", &[], &[first("vm.create"), request("vm.boot"), info(RUNNING)]),
+    step("list --all", &["vm   running"], &[]),
+    step("dominfo vm", &["CPU(s):         1"], &[]),
+    step("vcpuinfo vm", &["VCPU:           0", "State:          running"], &[]),
+    step("dumpxml vm", &["<source path='/dev/pts/"], &[]),
+    step("vcpupin vm 0 0", &[], &[]),
+    step("vcpupin vm", &["0   0"], &[]),
+    step("emulatorpin vm", &["0"], &[]),
+    step("suspend vm", &[], &[request("vm.pause")]),
+    step("domstate vm", &["paused"], &[]),
+    step("resume vm", &[], &[request("vm.resume")]),
+    step("domstate vm", &["running"], &[]),
+    // It asks for what the VM is once the event says that it was done.
+    step("reboot vm", &[], &[request("vm.reboot"), info(RUNNING)]),
+    step("save vm /tmp/carom-libvirt-XXXXXX/saved", &[], &[request("vm.pause"), request("vm.snapshot")]),
+    step("list --all", &["vm   shut off"], &[]),
+    // It loses the name of the file that the VMM's number stands in, and asks nothing of the VMM.
+    Step {
+        virsh: "restore /tmp/carom-libvirt-XXXXXX/saved",
+        done: false,
+        says: &["failed to create connection to CH socket"],
+        requests: &[],
+    },
+    step("undefine vm", &[], &[]),
+    step("define /tmp/carom-libvirt-XXXXXX/net.xml", &[], &[]),
+    step("start net", &[], &[first("vm.create"), ADD_NET, request("vm.boot"), info(RUNNING)]),
+    step("shutdown net", &[], &[request("vm.shutdown")]),
+    step("list --all", &["net   shut off"], &[]),
+    // Nothing is asked of the VMM, which stays.
+    step("start net", &[], &[first("vm.create"), ADD_NET, request("vm.boot"), info(RUNNING)]),
+    step("destroy net", &[], &[]),
+    step("list --all", &["net   shut off"], &[]),
+    step("undefine net", &[], &[]),
+];
+
+/// What it would ask to restore what it has saved, written down from its sources.
+pub(crate) static RESTORE: Request = first("vm.restore");
+
+/// The definitions of the domains whose files are in `directory`.
+pub(crate) fn domains(directory: &str) -> [(&'static str, String); 2] {
+    let disk = "<disk type='file' device='disk'><driver name='raw'/><source file='DIRECTORY/disk.img'/><target dev='vda' bus='virtio'/></disk>";
+    let net = "<interface type='ethernet'><mac address='52:54:00:12:34:56'/><target dev='carom0'/><model type='virtio'/></interface>";
+    let domain = |name: &str, more: &str| {
+        format!(
+            "<domain type='kvm'><name>{name}</name><memory unit='MiB'>64</memory><vcpu current='1'>2</vcpu>\
+             <os><type arch='x86_64'>hvm</type><kernel>DIRECTORY/kernel</kernel><cmdline>console=ttyS0</cmdline></os>\
+             <devices><emulator>DIRECTORY/cloud-hypervisor</emulator>{more}<serial type='pty'/></devices></domain>"
+        )
+        .replace("DIRECTORY", directory)
+    };
+    [("vm.xml", domain("vm", disk)), ("net.xml", domain("net", net))]
+}

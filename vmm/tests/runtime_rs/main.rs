@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The calls that Kata Containers' runtime in Rust makes of Cloud Hypervisor, by Cloud Hypervisor's `api_client`.
+//!
+//! `CAROM_RUNTIME_RS_CLIENT` names `driver.rs`, built with the runtime's crate `ch-config` and with `api_client` (`docs/kata.md`); without, its requests as they
+//! were recorded are sent again, on one connection too. With `CAROM_BLESS=1` they are recorded. Where there is no `/dev/kvm` that this
+//! process may use, these tests do nothing. `add-net`, which comes with descriptors, is not among the steps: it needs a tap interface of the host.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../echo_guest/mod.rs"]
+mod echo_guest;
+#[path = "../http/mod.rs"]
+#[expect(dead_code, reason = "these tests send what others made")]
+mod http;
+#[path = "../recorded/mod.rs"]
+#[expect(dead_code, reason = "all is sent on one connection")]
+mod recorded;
+#[path = "../tiny_guest/mod.rs"]
+mod tiny_guest;
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use recorded::{Vmm, pass_on};
+
+/// Stands for the test's directory in recorded requests.
+const DIRECTORY: &str = "/tmp/carom-runtime-rs-XXXXXX";
+
+/// A step of the driver, what its answer says, and the requests that it makes, with the status of their answers.
+type Step = (&'static str, &'static [&'static str], &'static [(&'static str, u16)]);
+
+/// A sandbox's life, in the runtime's order.
+static STEPS: &[Step] = &[
+    ("ping", &["\"features\":["], &[("vmm.ping", 200)]),
+    ("create", &[], &[("vm.create", 204)]),
+    // What the runtime's types have no default for.
+    ("info", &["\"state\":\"Created\"", "\"max_phys_bits\":46", "\"num_pci_segments\":1"], &[("vm.info", 200)]),
+    ("boot", &[], &[("vm.boot", 204)]),
+    ("info", &["\"state\":\"Running\"", "\"size\":268435456", "\"free_page_reporting\":true"], &[("vm.info", 200)]),
+    ("add-disk=disk.img", &["\"id\":\"_disk0\"", "\"bdf\":\"0000:00:"], &[("vm.add-disk", 200)]),
+    ("add-device=/sys/bus/pci/devices/0000:ff:1f.7", &["BadRequest", "0000:ff:1f.7"], &[("vm.add-device", 400)]),
+    ("add-vsock=more.sock", &["BadRequest", "the VM has one already"], &[("vm.add-vsock", 400)]),
+    ("resize-memory=512", &[], &[("vm.info", 200), ("vm.resize", 204)]),
+    ("resize-vcpus=2", &[], &[("vm.resize", 204)]),
+    ("info", &["\"boot_vcpus\":2", "\"memory_actual_size\":536870912", "\"image_type\":\"Raw\""], &[("vm.info", 200)]),
+    ("pause", &[], &[("vm.pause", 204)]),
+    // It goes beside the file that a template's memory is in.
+    ("snapshot=template", &[], &[("vm.snapshot", 204)]),
+    ("resume", &[], &[("vm.resume", 204)]),
+    ("remove-device=_disk0", &[], &[("vm.remove-device", 204)]),
+    ("ping", &["\"pid\":"], &[("vmm.ping", 200)]),
+    ("shutdown-vmm", &[], &[("vmm.shutdown", 204)]),
+];
+
+fn start() -> Option<Vmm> {
+    Vmm::start(OsStr::new(env!("CARGO_BIN_EXE_carom")), DIRECTORY, |dir| {
+        fs::write(dir.join("initrd"), "a guest of a few instructions does not look at it").unwrap();
+        File::create_new(dir.join("disk.img")).unwrap().set_len(1 << 20).unwrap();
+        fs::create_dir(dir.join("template")).unwrap();
+        fs::write(dir.join("template/memory"), "").unwrap();
+    })
+}
+
+/// All requests, in order, each with the file of its record.
+fn requests() -> impl Iterator<Item = (&'static str, u16, PathBuf)> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/runtime_rs/requests");
+    let all = STEPS.iter().flat_map(|(_, _, requests)| *requests).enumerate();
+    all.map(move |(place, (name, status))| (*name, *status, dir.join(format!("{place:02}-{name}.http"))))
+}
+
+/// Takes the first request off what a client has sent.
+fn first(sent: &mut String) -> String {
+    let head = sent.find("\r\n\r\n").unwrap() + 4;
+    let length = sent[..head].split("\r\nContent-Length: ").nth(1);
+    let length = length.map_or(0, |rest| rest.split_once('\r').unwrap().0.parse().unwrap());
+    let rest = sent.split_off(head + length);
+    std::mem::replace(sent, rest)
+}
+
+#[test]
+fn client_itself_is_answered_as_its_runtime_expects_on_one_connection() {
+    let Some(program) = env::var_os("CAROM_RUNTIME_RS_CLIENT") else {
+        eprintln!("not tested: CAROM_RUNTIME_RS_CLIENT does not name the client of Kata Containers' runtime in Rust");
+        return;
+    };
+    let Some(vmm) = start() else { return };
+    let proxy = vmm.path("proxy.sock");
+    let listener = UnixListener::bind(&proxy).unwrap();
+    let mut client = Command::new(&program);
+    client.arg(&proxy).arg(vmm.path("")).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut client = client.spawn().unwrap();
+    let steps: String = STEPS.iter().map(|(step, ..)| format!("{step}\n")).collect();
+    client.stdin.take().unwrap().write_all(steps.as_bytes()).unwrap();
+    let client = thread::spawn(move || client.wait_with_output().unwrap());
+    let sent = pass_on(&listener, &vmm);
+    let output = client.join().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(said.lines().count(), STEPS.len());
+    for ((step, says, requests), line) in STEPS.iter().zip(said.lines()) {
+        println!("{line}");
+        let word = if requests.iter().all(|(_, status)| *status < 300) { "done" } else { "failed" };
+        assert!(line.starts_with(&format!("{step} {word}")), "{line}");
+        assert!(says.iter().all(|part| line.replace('\\', "").contains(part)), "{line}");
+    }
+    // In the client's bytes, of which lengths are part: the directory's name is as long as what stands for it.
+    let mut sent = vmm.anywhere(&sent);
+    for (name, _, file) in requests() {
+        let request = first(&mut sent);
+        assert!(request.lines().next().unwrap().ends_with(&format!(" /api/v1/{name} HTTP/1.1")), "{name}: {request}");
+        if env::var_os("CAROM_BLESS").is_some() {
+            fs::write(&file, &request).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), request, "{}", file.display());
+    }
+    assert_eq!(sent, "");
+    vmm.wait();
+}
+
+#[test]
+fn every_recorded_request_of_the_client_is_answered_as_it_should_be_on_one_connection() {
+    let Some(vmm) = start() else { return };
+    let mut stream = vmm.connect();
+    let mut answers = BufReader::new(stream.try_clone().unwrap());
+    for (_, wanted, file) in requests() {
+        let request = vmm.here(&fs::read_to_string(&file).unwrap());
+        // As the client does it: a line of the head, the others, body.
+        let accept = request.find("Accept: */*\r\n").unwrap() + "Accept: */*\r\n".len();
+        let body = request.find("\r\n\r\n").unwrap() + 4;
+        for part in [&request[..accept], &request[accept..body], &request[body..]] {
+            stream.write_all(part.as_bytes()).unwrap();
+        }
+        let (status, body) = http::receive(&mut answers);
+        assert_eq!(status, wanted, "{}: {}", file.display(), String::from_utf8_lossy(&body));
+    }
+    vmm.wait();
+}
