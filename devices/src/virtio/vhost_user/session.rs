@@ -237,7 +237,6 @@ impl Session {
         let Some(link) = self.link.take() else { return };
         let reason = link.connection.gone().unwrap_or("closed the connection").to_string();
         error!("{}: the vhost-user server {reason}", self.id);
-        Counts::add(&self.counts.losses);
         self.shown.clear();
         let ran = self.queues.iter().flatten().any(|queue| queue.runs);
         for index in 0..self.queues.len() {
@@ -256,6 +255,8 @@ impl Session {
             }
             _ => {}
         }
+        // Whoever sees the count sees what came of it.
+        Counts::add(&self.counts.losses);
     }
 
     /// Another server is there.
