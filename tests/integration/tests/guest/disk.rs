@@ -180,8 +180,8 @@ while :; do
     {verify}
     (while dd if=/dev/vda of=/dev/null iflag=direct bs=64k; do :; done) 2>/dev/null &
     reader=$!
-    echo \"CAROM-WORKED $n\"
     size=$(cat /sys/block/vda/size)
+    echo \"CAROM-WORKED $n\"
     while [ -e /sys/block/vda ]; do
         now=$(cat /sys/block/vda/size 2>/dev/null) && [ \"$now\" != \"$size\" ] && echo \"CAROM-SIZE $now\" && size=$now
         sleep 0.1

@@ -48,7 +48,12 @@ fn pieces_of_an_unmap_share_a_limit() {
     let start = Instant::now();
     rig.mapper.unmap(0, 0x6000).unwrap();
     assert!(start.elapsed() < LIMIT * 2, "{:?}", start.elapsed());
-    assert!(rig.client.gone().unwrap().contains("has not answered DMA_UNMAP"));
+    // On a busy machine the MAPs before have taken part of what a server may keep others waiting in all.
+    let reason = rig.client.gone().unwrap();
+    assert!(
+        ["has not answered DMA_UNMAP", "kept others waiting too often"].iter().any(|why| reason.contains(why)),
+        "{reason}"
+    );
     assert!(!rig.table.read(0x5000, &mut [0]));
 }
 
