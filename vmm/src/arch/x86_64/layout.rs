@@ -36,14 +36,18 @@ pub const BOOT_PML4: u64 = 0x9000;
 pub const CMDLINE: u64 = 0x2_0000;
 /// End of conventional memory; what the legacy VGA and BIOS areas would take follows.
 pub const LOW_RAM_END: u64 = 0xa_0000;
-/// ACPI tables, starting with the RSDP (where firmware-less kernels search for it).
-pub const ACPI_TABLES: u64 = 0xe_0000;
 /// SMBIOS tables, whose room ends at the ACPI tables.
-pub const SMBIOS_TABLES: u64 = 0xd_0000;
+pub const SMBIOS_TABLES: u64 = 0xc_0000;
 /// End of their room.
 pub const SMBIOS_TABLES_END: u64 = ACPI_TABLES;
-/// Their entry point, on a boundary of 16 bytes where firmware-less kernels search for it.
-pub const SMBIOS_ENTRY: u64 = 0xf_ffd0;
+/// ACPI tables but for the RSDP.
+pub const ACPI_TABLES: u64 = 0xd_0000;
+/// End of their room.
+pub const ACPI_TABLES_END: u64 = 0xf_0000;
+/// The SMBIOS entry point: EDK2 looks for it just there (`OvmfPkg/Include/IndustryStandard/CloudHv.h`), and firmware-less kernels from there on.
+pub const SMBIOS_ENTRY: u64 = 0xf_0000;
+/// ACPI's root pointer (RSDP), on a boundary of 16 bytes where firmware-less kernels search for it.
+pub const RSDP: u64 = 0xf_0040;
 /// What a jump to the firmware's entry in real mode reaches (0xf000:0xfff0).
 pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// First address of memory that kernels are loaded to.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! SMBIOS tables: what the machine is called (DMTF DSP0134, System Management BIOS reference specification 3.7). Linux looks for their
-//! entry point between 0xf0000 and 0xfffff, and shows them in `/sys/class/dmi/id`.
+//! entry point between 0xf0000 and 0xfffff, EDK2 at 0xf0000; Linux shows them in `/sys/class/dmi/id`.
 
 use carom_api::config::PlatformConfig;
 use devices::ram::Ram;

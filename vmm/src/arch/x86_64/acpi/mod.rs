@@ -20,7 +20,9 @@ use devices::ram::Ram;
 use std::ops::RangeInclusive;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
-use crate::arch::layout::{ACPI_PORTS, ACPI_TABLES, IO_APIC, LOCAL_APIC, PCI_ECAM, PCI_ECAM_SIZE, SMBIOS_ENTRY};
+use crate::arch::layout::{
+    ACPI_PORTS, ACPI_TABLES, ACPI_TABLES_END, IO_APIC, LOCAL_APIC, PCI_ECAM, PCI_ECAM_SIZE, RSDP,
+};
 
 /// Who made the tables.
 const OEM_ID: [u8; 6] = *b"CAROM ";
@@ -60,22 +62,31 @@ impl TableConfig {
 
 /// Writes all tables to guest memory; returns the address of the root pointer (RSDP).
 pub fn write(memory: &Ram, config: &TableConfig) -> Result<u64, GuestMemoryError> {
-    let tables = build(config, ACPI_TABLES);
+    let Tables { rsdp, rest } = build(config, ACPI_TABLES);
     assert!(
-        ACPI_TABLES + tables.len() as u64 <= SMBIOS_ENTRY,
+        ACPI_TABLES + rest.len() as u64 <= ACPI_TABLES_END,
         "the tables of 254 vCPUs and 16 segments fit in 128 KiB"
     );
-    memory.write_slice(&tables, GuestAddress(ACPI_TABLES))?;
-    Ok(ACPI_TABLES)
+    memory.write_slice(&rest, GuestAddress(ACPI_TABLES))?;
+    memory.write_slice(&rsdp, GuestAddress(RSDP))?;
+    Ok(RSDP)
 }
 
-/// All tables as they lie from `base` on, the RSDP first.
-fn build(config: &TableConfig, base: u64) -> Vec<u8> {
-    let mut image = vec![0; Rsdp::len().next_multiple_of(16)];
+/// Tables, ready to be written.
+struct Tables {
+    /// The root pointer, which may be anywhere.
+    rsdp: Vec<u8>,
+    /// All others, as they lie behind one another.
+    rest: Vec<u8>,
+}
+
+/// All tables, with those beside the root pointer from `base` on.
+fn build(config: &TableConfig, base: u64) -> Tables {
+    let mut rest = Vec::new();
     let mut place = |table: &dyn Aml| {
-        let address = base + image.len() as u64;
-        table.to_aml_bytes(&mut image);
-        image.resize(image.len().next_multiple_of(16), 0);
+        let address = base + rest.len() as u64;
+        table.to_aml_bytes(&mut rest);
+        rest.resize(rest.len().next_multiple_of(16), 0);
         address
     };
     let dsdt = place(&definition_block(config));
@@ -89,8 +100,7 @@ fn build(config: &TableConfig, base: u64) -> Vec<u8> {
     let xsdt = place(&xsdt);
     let mut rsdp = Vec::new();
     Rsdp::new(OEM_ID, xsdt).to_aml_bytes(&mut rsdp);
-    image[..rsdp.len()].copy_from_slice(&rsdp);
-    image
+    Tables { rsdp, rest }
 }
 
 fn definition_block(config: &TableConfig) -> Sdt {
@@ -180,9 +190,9 @@ mod tests {
 
     #[test]
     fn every_table_is_reached_from_the_root_and_sums_to_zero() {
-        let image = build(&config(), 0);
-        assert_eq!(&image[..8], b"RSD PTR ");
-        let xsdt = table(&image, u64_at(&image, 24));
+        let Tables { rsdp, rest: image } = build(&config(), 0);
+        assert_eq!(&rsdp[..8], b"RSD PTR ");
+        let xsdt = table(&image, u64_at(&rsdp, 24));
         let entries: Vec<_> = xsdt[36..].chunks(8).map(|entry| u64_at(entry, 0)).collect();
         let mut names = Vec::new();
         for entry in entries {
@@ -200,7 +210,7 @@ mod tests {
     #[test]
     fn kernel_is_told_to_leave_the_firmwares_clock_alone() {
         for (firmware, flags) in [(false, 0), (true, 1 << 5)] {
-            let image = build(&TableConfig { firmware, ..config() }, 0);
+            let image = build(&TableConfig { firmware, ..config() }, 0).rest;
             let start = image.windows(4).position(|window| window == b"FACP").unwrap();
             let fadt = table(&image, start as u64);
             // Flags, and the block of the timer, of which the kernel is not told either.
@@ -214,7 +224,7 @@ mod tests {
             let mut vm = carom_api::VmConfig::default();
             vm.payload.firmware = firmware.then(|| "/f".into());
             let segments = windows(&vm, &(0x40_0000_0000..=0x7f_ffff_ffff));
-            let image = build(&TableConfig { firmware, segments, ..config() }, 0);
+            let image = build(&TableConfig { firmware, segments, ..config() }, 0).rest;
             // Of a 32-bit memory descriptor: lowest and highest address.
             let whole = [0xc000_0000u32, 0xf7ff_ffff].map(u32::to_le_bytes).concat();
             assert!(image.windows(8).any(|window| window == whole), "{firmware}");
@@ -223,7 +233,7 @@ mod tests {
 
     #[test]
     fn each_segment_has_its_ecam_and_host_bridge() {
-        let build = |count| build(&TableConfig { segments: segments(count), ..config() }, 0);
+        let build = |count| build(&TableConfig { segments: segments(count), ..config() }, 0).rest;
         let has = |image: &[u8], name: &[u8]| image.windows(name.len()).any(|window| window == name);
         let (one, three) = (build(1), build(3));
         assert!(has(&one, b"PCI0") && !has(&one, b"PCI1"));
@@ -240,7 +250,7 @@ mod tests {
     #[test]
     fn machine_to_which_ram_can_come_has_memory_devices() {
         let has = |memory_devices| {
-            let image = build(&TableConfig { memory_devices, ..config() }, 0);
+            let image = build(&TableConfig { memory_devices, ..config() }, 0).rest;
             ["MHPC", "M000", "M031"].map(|name| image.windows(4).any(|window| window == name.as_bytes()))
         };
         assert_eq!((has(false), has(true)), ([false; 3], [true; 3]));
@@ -248,7 +258,7 @@ mod tests {
 
     #[test]
     fn processors_that_may_come_are_told_of_at_boot() {
-        let image = build(&TableConfig { vcpus: 2, max_vcpus: 35, ..config() }, 0);
+        let image = build(&TableConfig { vcpus: 2, max_vcpus: 35, ..config() }, 0).rest;
         let start = image.windows(4).position(|window| window == b"APIC").unwrap();
         // Behind 44 bytes: type, length, UID, APIC ID, flags.
         let entries = table(&image, start as u64)[44..].chunks(8).take(35).map(|entry| (entry[0], entry[3], entry[4]));
@@ -259,13 +269,13 @@ mod tests {
             ["C000", "C022", "P022", "GW01", "C023"].map(|name| has(&image, name)),
             [true, true, true, true, false]
         );
-        let one = build(&TableConfig { vcpus: 1, max_vcpus: 1, ..config() }, 0);
+        let one = build(&TableConfig { vcpus: 1, max_vcpus: 1, ..config() }, 0).rest;
         assert!(!has(&one, "CHPC") && !has(&one, "C000"));
     }
 
     #[test]
     fn machine_without_iommu_has_no_viot() {
-        let image = build(&TableConfig { iommu: None, ..config() }, 0);
+        let image = build(&TableConfig { iommu: None, ..config() }, 0).rest;
         assert!(!image.windows(4).any(|window| window == b"VIOT"));
     }
 
@@ -280,7 +290,8 @@ mod tests {
                 ..config()
             },
             ACPI_TABLES,
-        );
-        assert!(ACPI_TABLES + image.len() as u64 <= SMBIOS_ENTRY);
+        )
+        .rest;
+        assert!(ACPI_TABLES + image.len() as u64 <= ACPI_TABLES_END);
     }
 }
