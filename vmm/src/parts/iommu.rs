@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use carom_api::config::IommuPoll;
-use carom_api::kinds::Kind;
+use carom_api::kinds::{Kind, KindConfig};
 use carom_api::limits::CHUNK_SIZE;
 use carom_api::{ConfigError, IommuBounceConfig, VmConfig};
 use devices::pci::{PciAddress, PciDevice};
@@ -54,6 +54,7 @@ pub(super) fn build(
         page_size_mask: common_limits::page_size_mask(&limits),
         input_range: common_limits::input_range(&limits),
         msi_window: MSI_WINDOW,
+        bypass: firmware_reads_a_disk(config),
         limits: Limits { max_table_pages: max_table_pages(config), max_mapped_bytes, ..Default::default() },
         window: bounce.map(|bounce| window(config, bounce, &limits)).transpose()?,
         ..Default::default()
@@ -91,6 +92,12 @@ fn max_table_pages(config: &VmConfig) -> u64 {
     2560 + config.memory.size.saturating_add(config.memory.hotplug_size) / REACH * 2
 }
 
+/// Whether firmware, which has no driver of a virtio-iommu, has to read a disk behind it. Then endpoints that are attached to nothing reach
+/// all RAM until a driver attaches them, or writes 0 to `bypass`.
+fn firmware_reads_a_disk(config: &VmConfig) -> bool {
+    config.payload.firmware.is_some() && config.disks.iter().any(KindConfig::is_behind_iommu)
+}
+
 /// Puts the device at `address` behind `iommu`.
 pub(super) fn connect(
     iommu: &IommuHandle,
@@ -122,4 +129,22 @@ fn window(config: &VmConfig, bounce: &IommuBounceConfig, limits: &[MapperLimits]
         ConfigError::new(IommuBounceConfig::OPTION, rule)
     })?;
     Ok(WindowConfig { aperture, budget: bounce.size, threshold: bounce.threshold.unwrap_or(0) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_firmware_with_a_disk_behind_the_iommu_needs_bypass() {
+        let bypass = |json: &str| {
+            let config: VmConfig = serde_json::from_str(json).unwrap();
+            firmware_reads_a_disk(&config)
+        };
+        assert!(bypass(r#"{"payload": {"firmware": "/f"}, "disks": [{"path": "/a"}, {"path": "/b", "iommu": true}]}"#));
+        assert!(!bypass(
+            r#"{"payload": {"firmware": "/f"}, "disks": [{"path": "/a"}], "rng": {"src": "/r", "iommu": true}}"#
+        ));
+        assert!(!bypass(r#"{"payload": {"kernel": "/k"}, "disks": [{"path": "/a", "iommu": true}]}"#));
+    }
 }
