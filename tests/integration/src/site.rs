@@ -27,6 +27,8 @@ pub struct Site {
     pub stock_initramfs: Option<PathBuf>,
     /// Directory of a Debian of packages (`CAROM_DISTRIBUTION`), see `carom_tools::distribution`.
     pub distribution: Option<PathBuf>,
+    /// Directory of firmware with a disk (`CAROM_FIRMWARE`), see `carom_tools::firmware`.
+    pub firmware: Option<PathBuf>,
     /// Carom as a Debian package (`CAROM_PACKAGE`).
     pub package: Option<PathBuf>,
     /// Static program that runs in guests and steers the edu device (`CAROM_EDU_DMA`).
@@ -79,6 +81,7 @@ impl Site {
             stock_kernel: optional("CAROM_STOCK_KERNEL")?,
             stock_initramfs: optional("CAROM_STOCK_INITRAMFS")?,
             distribution: optional("CAROM_DISTRIBUTION")?,
+            firmware: optional("CAROM_FIRMWARE")?,
             package: optional("CAROM_PACKAGE")?,
             edu_dma: optional("CAROM_EDU_DMA")?,
             witness: optional("CAROM_WITNESS")?,

@@ -23,6 +23,9 @@ pub(crate) const SUITE: &str = "bookworm";
 /// Its backports.
 const BACKPORTS: &str = "bookworm-backports";
 
+/// The suite that is never released.
+const UNSTABLE: &str = "sid";
+
 /// Keys of Debian's archive.
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -32,14 +35,26 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// First line of our sources. A change of them needs another one here: several checkouts share a cache.
 const STAMP: &str = "# carom sources 3";
 
+/// Lists of packages, with sources of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lists {
+    /// Those of [`SUITE`], its backports and what is next.
+    Stable,
+    /// Those of the suite that is never released: for what is nowhere else. Packages are unpacked from there, never installed.
+    Unstable,
+}
+
 impl Tools<'_> {
-    fn apt_dir(&self) -> PathBuf {
-        self.cache.join("apt")
+    fn apt_dir(&self, lists: Lists) -> PathBuf {
+        self.cache.join(match lists {
+            Lists::Stable => "apt",
+            Lists::Unstable => "apt-unstable",
+        })
     }
 
     /// `apt-get` or `apt-cache` on our sources and lists.
-    fn apt(&self, tool: &str) -> Command {
-        let dir = self.apt_dir();
+    fn apt(&self, lists: Lists, tool: &str) -> Command {
+        let dir = self.apt_dir(lists);
         let mut command = Command::new(tool);
         for (option, value) in [
             ("Dir::Etc::sourcelist", dir.join("sources.list")),
@@ -60,10 +75,10 @@ impl Tools<'_> {
     }
 
     /// Brings the lists up to date: at most once a day, when the machine's sources or ours changed, or with `force`.
-    fn refresh_lists(&self, force: bool) -> Result<()> {
+    fn refresh_lists(&self, lists: Lists, force: bool) -> Result<()> {
         ensure!(program("apt-get").is_some(), "this is no Debian system: apt-get is needed to fetch packages");
         let _lock = self.lock(&self.cache.join(".lock-apt"), "waiting for another reader of Debian's package lists")?;
-        let dir = self.apt_dir();
+        let dir = self.apt_dir(lists);
         for needed in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(dir.join(needed)).with_context(|| format!("making {}", dir.display()))?;
         }
@@ -74,19 +89,19 @@ impl Tools<'_> {
             return Ok(());
         }
         let (list, new) = (dir.join("sources.list"), dir.join("sources.list.new"));
-        fs::write(&new, format!("{STAMP}\n{}", self.apt_sources()?))
+        fs::write(&new, format!("{STAMP}\n{}", self.apt_sources(lists)?))
             .and_then(|()| fs::rename(&new, &list))
             .with_context(|| format!("writing {}", list.display()))?;
         self.progress.show("reading Debian's package lists");
         let updated = dir.join("updated");
         let log = dir.join("update.log");
-        if self.succeeds(self.apt("apt-get").args(["update", "-qq"])) {
+        if self.succeeds(self.apt(lists, "apt-get").args(["update", "-qq"])) {
             File::create(&updated).with_context(|| format!("writing {}", updated.display()))?;
         } else if updated.exists() {
             self.go_on()?;
             self.progress.say("could not refresh Debian's package lists; going on with older ones");
         } else {
-            self.run_quietly(self.apt("apt-get").args(["update", "-qq"]), &log)
+            self.run_quietly(self.apt(lists, "apt-get").args(["update", "-qq"]), &log)
                 .context("could not read Debian's package lists")?;
             File::create(&updated).with_context(|| format!("writing {}", updated.display()))?;
         }
@@ -94,9 +109,9 @@ impl Tools<'_> {
     }
 
     /// What `ask` finds in the lists, from a file while these have not changed since, as starting apt takes seconds.
-    fn answer(&self, name: &str, ask: impl FnOnce() -> Result<String>) -> Result<String> {
-        self.refresh_lists(false)?;
-        let dir = self.apt_dir();
+    fn answer(&self, lists: Lists, name: &str, ask: impl FnOnce() -> Result<String>) -> Result<String> {
+        self.refresh_lists(lists, false)?;
+        let dir = self.apt_dir(lists);
         let file = dir.join(format!("answer-{}", plain(name, "+.-")));
         if is_newer(&file, &dir.join("updated")) {
             let known = fs::read_to_string(&file).unwrap_or_default();

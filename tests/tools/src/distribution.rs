@@ -13,7 +13,7 @@ use crate::key::Key;
 use crate::tools::Tools;
 
 /// Label of the file system. `guest/distribution/customize` names it too.
-const LABEL: &str = "debian";
+pub(crate) const LABEL: &str = "debian";
 
 /// Room in the image besides what is in it, in MiB. The file system grows with its disk when it is booted.
 const ROOM: u64 = 96;

@@ -17,6 +17,7 @@ pub mod demo;
 pub mod distribution;
 mod emulator;
 mod fio;
+pub mod firmware;
 pub mod initramfs;
 pub mod kernel;
 mod key;

@@ -47,6 +47,8 @@ pub enum Need {
     NotViable,
     /// A Debian made of packages.
     Distribution,
+    /// Firmware, and a disk that it boots.
+    Firmware,
     /// Carom as a Debian package.
     Package,
     /// A server of directories of the host.
@@ -71,6 +73,7 @@ impl Need {
             Self::Usb => "CAROM_USB",
             Self::NotViable => "CAROM_NOT_VIABLE",
             Self::Distribution => "CAROM_DISTRIBUTION",
+            Self::Firmware => "CAROM_FIRMWARE",
             Self::Package => "CAROM_PACKAGE",
             Self::Virtiofsd => return Place::Program(VIRTIOFSD),
             Self::StorageDaemon => return Place::Program(STORAGE_DAEMON),
@@ -91,7 +94,7 @@ impl Need {
         };
         if !is_set(variable) {
             let what = match self {
-                Self::Distribution | Self::Package => "what",
+                Self::Distribution | Self::Firmware | Self::Package => "what",
                 _ => "a device that",
             };
             return Some(format!("needs {what} {variable} names"));

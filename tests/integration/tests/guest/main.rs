@@ -20,6 +20,7 @@ mod disk_errors;
 mod distribution;
 mod drive_errors;
 mod drive_metadata;
+mod firmware;
 mod hotplug;
 mod inherited;
 mod isolation;

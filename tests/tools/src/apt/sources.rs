@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::{BACKPORTS, KEYRING, SUITE};
+use super::{BACKPORTS, KEYRING, Lists, SUITE, UNSTABLE};
 use crate::tools::Tools;
 
 /// What is nowhere else comes from a newer release's backports: sources of newer kernels.
@@ -21,8 +21,12 @@ struct Mirrors {
 
 impl Tools<'_> {
     /// The lines of `sources.list`.
-    pub(super) fn apt_sources(&self) -> Result<String> {
-        Ok(lines(&self.mirrors()?))
+    pub(super) fn apt_sources(&self, lists: Lists) -> Result<String> {
+        let mirrors = self.mirrors()?;
+        Ok(match lists {
+            Lists::Stable => lines(&mirrors),
+            Lists::Unstable => line("deb", &mirrors.archive, UNSTABLE),
+        })
     }
 
     /// The lines of `sources.list` of a guest: the suite, its updates and security.

@@ -34,6 +34,7 @@ impl Tools<'_> {
         variables.extend(self.stock_guest()?);
         variables.extend(self.guest_programs()?);
         variables.extend(self.distribution_for(options)?);
+        variables.extend(self.firmware_for(options)?);
         tests.arg("--out").arg(out);
         if let Some(filter) = &options.filter {
             tests.args(["--filter", filter]);
@@ -57,13 +58,20 @@ impl Tools<'_> {
 
     /// What the tests of the distribution need, where they run: it takes minutes to make.
     fn distribution_for(&self, options: &Options) -> Result<Variables> {
-        let named = options.filter.as_ref().is_some_and(|filter| filter.contains("distribution"));
-        if !options.all && !named {
+        if !named(options, "distribution") {
             return Ok(Vec::new());
         }
         self.need_packages("serving a Debian guest", &["dnsmasq-base", "iproute2", "gpg", "gpg-agent", "dpkg"])?;
         let package = self.package(&package::Options::default())?;
         Ok(vec![("CAROM_DISTRIBUTION", self.distribution()?.into()), ("CAROM_PACKAGE", package.into())])
+    }
+
+    /// What the tests of firmware need, where they run.
+    fn firmware_for(&self, options: &Options) -> Result<Variables> {
+        if !named(options, "firmware") {
+            return Ok(Vec::new());
+        }
+        Ok(vec![("CAROM_FIRMWARE", self.firmware()?.into())])
     }
 
     pub(super) fn test_debug(&self, options: &Options, out: &Path) -> Result<()> {
@@ -89,4 +97,9 @@ impl Tools<'_> {
         }
         Ok(command)
     }
+}
+
+/// Whether tests run that are called so: all do, or some of that name.
+fn named(options: &Options, name: &str) -> bool {
+    options.all || options.filter.as_ref().is_some_and(|filter| filter.contains(name))
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A Debian guest with its console at hand: what it shows is waited for, and commands are typed.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use carom_integration::harness::tell;
 use carom_tools::checkout;
 use carom_tools::distribution::Distribution;
+use carom_tools::firmware::Firmware;
 use tempfile::TempDir;
 
 use super::SITE;
@@ -68,24 +70,35 @@ pub(crate) struct Debian {
 impl Debian {
     /// Starts it with Debian's kernel and a copy of the image of the distribution's disk. `more` goes to disk and network.
     pub(crate) fn start(tap: &str, more: &str, options: &[&str]) -> Self {
-        let start = Instant::now();
         let files = Distribution::in_directory(SITE.distribution.as_ref().unwrap());
+        let mut boot: Vec<OsString> = vec!["--kernel".into(), files.kernel.into()];
+        boot.extend(["--initramfs".into(), files.initrd.into(), "--cmdline".into()]);
+        boot.push(format!("console=ttyS0 {} quiet iommu.strict=1", Distribution::ROOT).into());
+        boot.extend(["--net".into(), format!("tap={tap}{more}").into()]);
+        Self::launch(&files.disk, Some(1 << 30), boot, more, &[&["--cpus", "boot=1"], options].concat())
+    }
+
+    /// Starts it by firmware, and a copy of the image of a disk with a boot loader. `more` goes to the disk.
+    pub(crate) fn start_by_firmware(more: &str, options: &[&str]) -> Self {
+        let files = Firmware::in_directory(SITE.firmware.as_ref().unwrap());
+        Self::launch(&files.disk, None, vec!["--firmware".into(), files.firmware.into()], more, options)
+    }
+
+    /// Starts it with a copy of an image, of `len` bytes where that is given.
+    fn launch(image: &Path, len: Option<u64>, boot: Vec<OsString>, more: &str, options: &[&str]) -> Self {
+        let start = Instant::now();
         let dir = tempfile::tempdir().unwrap();
         let disk = dir.path().join("disk.raw");
-        fs::copy(&files.disk, &disk).unwrap();
-        File::options().write(true).open(&disk).unwrap().set_len(1 << 30).unwrap();
-        let api = dir.path().join("api");
+        fs::copy(image, &disk).unwrap();
+        if let Some(len) = len {
+            File::options().write(true).open(&disk).unwrap().set_len(len).unwrap();
+        }
         let mut command = Command::new(&SITE.carom);
         command
-            .arg("--kernel")
-            .arg(files.kernel)
-            .arg("--initramfs")
-            .arg(files.initrd)
-            .args(["--cmdline", &format!("console=ttyS0 {} quiet iommu.strict=1", Distribution::ROOT)])
-            .args(["--cpus", "boot=1", "--memory", "size=768M"])
+            .args(boot)
+            .args(["--memory", "size=768M"])
             .args(["--disk", &format!("path={},image_type=raw{more}", disk.display())])
-            .args(["--net", &format!("tap={tap}{more}")])
-            .args(["--api-socket", &format!("path={}", api.display())])
+            .args(["--api-socket", &format!("path={}", dir.path().join("api").display())])
             .args(options)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Firmware: EDK2 finds Debian's boot loader on a disk, and that one Debian. Minutes each where the machine is emulated.
+
+use std::time::Duration;
+
+use carom_integration::harness::guest_test;
+
+use crate::support::debian::{COMMAND_TIME, Debian};
+
+/// What the firmware and the boot loader say before the kernel does.
+fn loads(debian: &mut Debian) {
+    debian.wait_for("BdsDxe: starting Boot", Duration::from_secs(180));
+    debian.wait_for("GRUB", COMMAND_TIME);
+}
+
+#[guest_test(needs(Firmware), slow = "five minutes; unit tests have what firmware needs of the machine")]
+fn disk_boots_by_its_own_loader_and_again_after_a_reboot() {
+    let platform = ["--platform", "system_serial_number=VM-17", "--cpus", "boot=2"];
+    let mut debian = Debian::start_by_firmware("", &platform);
+    loads(&mut debian);
+    debian.log_in();
+    assert_eq!(debian.run("test -d /sys/firmware/efi && cat /sys/class/dmi/id/product_serial && nproc"), "VM-17\n2\n");
+    assert_eq!(debian.run("systemctl --failed --plain --no-legend"), "");
+    debian.leave("systemctl reboot");
+    loads(&mut debian);
+    debian.log_in();
+    debian.leave("poweroff");
+    assert!(debian.wait().success());
+}
+
+#[guest_test(needs(Firmware), slow = "four minutes; disk_boots_by_its_own_loader_and_again_after_a_reboot")]
+fn disk_behind_the_iommu_boots_by_its_own_loader() {
+    let mut debian = Debian::start_by_firmware(",iommu=on", &["--rng", "src=/dev/urandom,iommu=on"]);
+    loads(&mut debian);
+    debian.log_in();
+    let groups =
+        debian.run("ls -d /sys/kernel/iommu_groups/*/devices/* | wc -l; cat /sys/kernel/iommu_groups/*/type | sort -u");
+    assert_eq!(groups, "2\nDMA\n");
+    debian.leave("poweroff");
+    assert!(debian.wait().success());
+}
