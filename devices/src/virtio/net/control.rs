@@ -2,6 +2,7 @@
 
 //! The control queue: how many pairs of queues the driver uses (virtio 1.4, section 5.1.6.5).
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -9,13 +10,26 @@ use log::warn;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::link::Link;
 use super::spec::{CTRL_ERR, CTRL_MQ, CTRL_MQ_VQ_PAIRS_SET, CTRL_OK};
 use crate::throttle::Throttle;
 use crate::virtio::chain::{OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
+
+/// Size of the control queue: a driver has a command at a time in it.
+pub(in crate::virtio) const CONTROL_QUEUE_SIZE: u16 = 64;
+
+/// Whoever moves the packets of the pairs of queues.
+pub(in crate::virtio) trait Pairs: Send + Sync {
+    /// Name of the device in logs.
+    fn id(&self) -> &str;
+    /// Has the first of the pairs used: so many.
+    ///
+    /// # Errors
+    /// Why those are used that were.
+    fn set_pairs(&self, pairs: u16) -> io::Result<()>;
+}
 
 /// Bytes of a command that are looked at: class, command, and the number of pairs.
 const COMMAND: usize = 4;
@@ -33,11 +47,11 @@ struct Command {
 }
 
 /// The work of the thread that serves the control queue.
-pub(super) struct Control {
+pub(in crate::virtio) struct Control {
     index: u16,
     queue: Queue,
     driver: Driver,
-    link: Arc<Link>,
+    host: Arc<dyn Pairs>,
     /// Pairs of queues that there are.
     most: u16,
     /// Pairs that are used.
@@ -47,19 +61,19 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub(super) fn new(
+    pub(in crate::virtio) fn new(
         index: u16,
         queue: Queue,
         driver: Driver,
-        link: Arc<Link>,
+        host: Arc<dyn Pairs>,
         most: u16,
         pairs: Arc<AtomicU16>,
     ) -> Self {
-        Self { index, queue, driver, link, most, pairs, failed: false, throttle: Throttle::default() }
+        Self { index, queue, driver, host, most, pairs, failed: false, throttle: Throttle::default() }
     }
 
     /// How far the queue is served.
-    pub(super) fn state(&self) -> QueueState {
+    pub(in crate::virtio) fn state(&self) -> QueueState {
         QueueState::of(&self.queue)
     }
 
@@ -112,9 +126,9 @@ impl Control {
         if !(1..=self.most).contains(&pairs) {
             return CTRL_ERR;
         }
-        if let Err(error) = self.link.carrier.set_pairs(pairs) {
+        if let Err(error) = self.host.set_pairs(pairs) {
             if self.throttle.pass() {
-                warn!("{}: having the host use {pairs} pairs of queues: {error}", self.link.id);
+                warn!("{}: having the host use {pairs} pairs of queues: {error}", self.host.id());
             }
             return CTRL_ERR;
         }

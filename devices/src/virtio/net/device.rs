@@ -12,7 +12,7 @@ use virtio_queue::Queue;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::carrier::Offloads;
-use super::control::Control;
+use super::control::{CONTROL_QUEUE_SIZE, Control};
 use super::counters::NetCounters;
 use super::link::Link;
 use super::queue_worker::QueueWorker;
@@ -27,9 +27,6 @@ use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
 use crate::worker::{Role, Worker};
-
-/// Size of the control queue: a driver has a command at a time in it.
-const CONTROL_QUEUE_SIZE: u16 = 64;
 
 /// What a driver is told of the host's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

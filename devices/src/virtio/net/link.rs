@@ -3,9 +3,11 @@
 //! What the queues of a device share.
 
 use std::fs::File;
+use std::io;
 use std::time::{Duration, Instant};
 
 use super::carrier::Carrier;
+use super::control::Pairs;
 use super::counters::{Counts, count};
 use crate::rate_limit::RateLimiter;
 
@@ -33,5 +35,15 @@ impl Link {
     pub(super) fn pass(&self, limiter: Option<&RateLimiter>, bytes: usize) -> Result<(), Duration> {
         let passed = limiter.map_or(Ok(()), |limiter| limiter.pass(bytes as u64, Instant::now()));
         passed.inspect_err(|_| count(&self.counts.rate_waits, 1))
+    }
+}
+
+impl Pairs for Link {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn set_pairs(&self, pairs: u16) -> io::Result<()> {
+        self.carrier.set_pairs(pairs)
     }
 }

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use self::carrier::{Carrier, Offloads};
+pub(super) use self::control::{CONTROL_QUEUE_SIZE, Control, Pairs};
 use self::counters::Counts;
 pub use self::counters::NetCounters;
 pub use self::device::{NetTraits, VirtioNet};
