@@ -38,8 +38,8 @@ pub enum Role {
     VfioNotices,
     /// Reads what the server of a vfio-user device sends, and copies what it asks for.
     VfioUser,
-    /// Waits for the server of a vhost-user device, looks for the next one and tells it of the device, or ends a connection whose
-    /// server takes too long.
+    /// Waits for the server of a vhost-user device, looks for the next one and tells it of the device, or of the pairs of queues that
+    /// a driver uses, or ends a connection whose server takes too long.
     VhostUser,
 }
 

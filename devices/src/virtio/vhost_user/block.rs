@@ -14,6 +14,7 @@ impl Model {
             server_features: FEATURES,
             own_features: 0,
             queues: vec![size; queues.into()],
+            pairs: None,
             config: ConfigSource::Server {
                 len: CONFIG_BYTES,
                 // Servers tell how many they have, which may be more.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::control_queue::ControlQueue;
 use super::counters::{Counts, VhostUserCounters};
 use super::error::ServerError;
 use super::events::QueueEvents;
@@ -28,10 +29,12 @@ const NO_STATE: &str = "a process of the host has it (vhost-user); remove the de
 pub struct VhostUserDevice {
     model: Model,
     features: u64,
+    queue_sizes: Vec<u16>,
     shared: Arc<Shared>,
     events: Arc<Vec<QueueEvents>>,
     kicker: Arc<Kicker>,
     counts: Arc<Counts>,
+    control: Option<ControlQueue>,
     _watcher: Watcher,
 }
 
@@ -46,8 +49,17 @@ impl VhostUserDevice {
         let session = Session::new(&address.id, model.clone(), link, counts.clone()).map_err(host)?;
         let (events, kicker) = (session.events.clone(), session.kicker.clone());
         let shared = Arc::new(Shared::new(session, config).map_err(host)?);
+        let index = u16::try_from(model.queues.len()).unwrap_or(u16::MAX);
+        let control = model.pairs.map(|_| ControlQueue::new(&address.id, index, shared.clone()));
+        let control = control.transpose().map_err(host)?;
         let watcher = Watcher::spawn(shared.clone(), address, socket, back_channel).map_err(host)?;
-        Ok(Self { model, features, shared, events, kicker, counts, _watcher: watcher })
+        let queue_sizes = model.queue_sizes();
+        Ok(Self { model, features, queue_sizes, shared, events, kicker, counts, control, _watcher: watcher })
+    }
+
+    /// The control queue, if `index` is that.
+    fn control(&self, index: u16) -> Option<&ControlQueue> {
+        self.control.as_ref().filter(|control| control.index() == index)
     }
 
     /// What has become of its server.
@@ -83,7 +95,7 @@ impl VirtioDevice for VhostUserDevice {
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &self.model.queues
+        &self.queue_sizes
     }
 
     fn config_len(&self) -> usize {
@@ -112,42 +124,59 @@ impl VirtioDevice for VhostUserDevice {
     }
 
     fn activate(&self, driver: Driver) {
+        if let Some(control) = &self.control {
+            control.activate(driver.clone());
+        }
         lock(&self.shared.session).activate(driver);
     }
 
     fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
+        if let Some(control) = self.control(index) {
+            return control.start(queue);
+        }
         lock(&self.shared.session).start(index, &queue);
         Ok(())
     }
 
     fn stop_queue(&self, index: u16) -> Option<QueueState> {
-        lock(&self.shared.session).stop(index)
+        self.control(index).map_or_else(|| lock(&self.shared.session).stop(index), ControlQueue::stop)
     }
 
     fn queue_state(&self, index: u16) -> Option<QueueState> {
-        lock(&self.shared.session).state(index)
+        self.control(index).map_or_else(|| lock(&self.shared.session).state(index), ControlQueue::state)
     }
 
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        self.events.get(usize::from(queue)).map(|events| &events.kick)
+        let of_server = self.events.get(usize::from(queue)).map(|events| &events.kick);
+        of_server.or(self.control(queue).map(ControlQueue::doorbell))
     }
 
     /// A vCPU that found no doorbell has it rung.
     fn notify(&self, queue: u16) -> Result<(), DeviceError> {
+        if let Some(control) = self.control(queue) {
+            // It fails where it was rung 2^64 times already.
+            let _ = control.doorbell().write(1);
+        }
         self.kicker.kick(queue);
         Ok(())
     }
 
     fn reset(&self) {
+        if let Some(control) = &self.control {
+            control.reset();
+        }
         lock(&self.shared.session).reset();
     }
 
     fn pause(&self) {
+        // First: a command of the driver is not half done.
+        self.control.iter().for_each(ControlQueue::pause);
         lock(&self.shared.session).pause();
     }
 
     fn resume(&self) {
         lock(&self.shared.session).resume();
+        self.control.iter().for_each(ControlQueue::resume);
     }
 
     fn save(&self) -> Result<DeviceState, StateError> {

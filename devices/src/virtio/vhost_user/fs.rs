@@ -18,6 +18,7 @@ impl Model {
             server_features: 0,
             own_features: 0,
             queues: vec![size; usize::from(requests) + 1],
+            pairs: None,
             config: ConfigSource::Own(config),
             on_loss: OnLoss::Fail,
         }

@@ -6,11 +6,13 @@
 //! This side is the front end: it has the PCI function, and what is in its registers goes to the *server* when a driver is ready. From
 //! then on guest and server are among themselves: notifications go to the server by events that KVM writes, and its interrupts to
 //! the guest by events that KVM reads. `connection` makes requests, each within a time ([`time_limit`]); `offer` is what a
-//! server has, `session` the device between driver and server, and `watcher` a thread that learns of a server's end.
+//! server has, `session` the device between driver and server, and `watcher` a thread that learns of a server's end. `fs`, `block` and
+//! `net` say what a device is; of a network card the front end serves one queue itself (`control_queue`).
 
 mod back_channel;
 mod block;
 mod connection;
+mod control_queue;
 mod counters;
 mod device;
 mod error;
@@ -19,6 +21,7 @@ mod fs;
 mod kicker;
 mod link;
 mod model;
+mod net;
 mod offer;
 mod session;
 pub mod spec;
@@ -39,6 +42,7 @@ pub use self::device::VhostUserDevice;
 pub use self::error::ServerError;
 use self::link::Address;
 pub use self::model::Model;
+pub use self::net::ServedNet;
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};

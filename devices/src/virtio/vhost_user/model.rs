@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use crate::virtio::net::CONTROL_QUEUE_SIZE;
+
 /// Where the device configuration comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConfigSource {
@@ -27,6 +29,8 @@ pub(super) enum OnLoss {
     Fail,
     /// It goes on with the next server. Where requests were under way, only if the servers keep account of them.
     GoOn,
+    /// It goes on with the next server, and what was under way is lost, as on a wire.
+    Lose,
 }
 
 /// A device to be served by a server.
@@ -38,8 +42,10 @@ pub struct Model {
     pub(super) server_features: u64,
     /// Those that the front end offers itself.
     pub(super) own_features: u64,
-    /// Size of each queue.
+    /// Size of each queue that the server has.
     pub(super) queues: Vec<u16>,
+    /// Pairs of queues, of a network card with several: there is a control queue behind them then, which the front end serves.
+    pub(super) pairs: Option<u16>,
     pub(super) config: ConfigSource,
     pub(super) on_loss: OnLoss,
 }
@@ -51,6 +57,12 @@ impl Model {
             ConfigSource::Own(bytes) => bytes.len(),
             ConfigSource::Server { len, .. } => *len,
         }
+    }
+
+    /// Size of each queue that the driver has.
+    pub(super) fn queue_sizes(&self) -> Vec<u16> {
+        let control = self.pairs.map(|_| CONTROL_QUEUE_SIZE);
+        self.queues.iter().copied().chain(control).collect()
     }
 
     /// Whether the server has the device configuration.

@@ -6,7 +6,7 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
 use super::connection::Connection;
 use super::error::ServerError;
-use super::model::{ConfigSource, Model};
+use super::model::{ConfigSource, Model, OnLoss};
 use super::spec::{PROTOCOL_FEATURES, RING_FEATURES, VERSION_1};
 
 /// Regions of RAM that any server takes.
@@ -37,11 +37,11 @@ impl Offer {
         }
         let mut protocol = Protocol::empty();
         if features & PROTOCOL_FEATURES != 0 {
-            let mut wanted = Protocol::MQ
-                | Protocol::REPLY_ACK
-                | Protocol::RESET_DEVICE
-                | Protocol::CONFIGURE_MEM_SLOTS
-                | Protocol::INFLIGHT_SHMFD;
+            let mut wanted =
+                Protocol::MQ | Protocol::REPLY_ACK | Protocol::RESET_DEVICE | Protocol::CONFIGURE_MEM_SLOTS;
+            if model.on_loss != OnLoss::Lose {
+                wanted |= Protocol::INFLIGHT_SHMFD;
+            }
             if model.asks_for_config() {
                 wanted |= Protocol::CONFIG | Protocol::BACKEND_REQ;
             }
@@ -52,6 +52,8 @@ impl Offer {
             if has < wanted as u64 {
                 return unfit(format!("has {has} queues, and the device {wanted}"));
             }
+        } else if model.pairs.is_some() {
+            return unfit("has one pair of queues only (VHOST_USER_PROTOCOL_F_MQ)".into());
         }
         let regions = if protocol.contains(Protocol::CONFIGURE_MEM_SLOTS) {
             usize::try_from(connection.most_regions()?).unwrap_or(usize::MAX)

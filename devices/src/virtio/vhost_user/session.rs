@@ -49,6 +49,8 @@ pub(super) struct Session {
     link: Option<Link>,
     driver: Option<Driver>,
     queues: Vec<Option<ActiveQueue>>,
+    /// Of a network card with several pairs of queues: how many its driver uses.
+    pairs: Option<u16>,
     /// The server's account of requests.
     inflight: Option<(VhostUserInflight, File)>,
     /// First addresses of the regions of RAM that the server has.
@@ -72,6 +74,7 @@ impl Session {
             link: Some(link),
             driver: None,
             queues: model.queues.iter().map(|_| None).collect(),
+            pairs: model.pairs.map(|_| 1),
             inflight: None,
             shown: BTreeSet::new(),
             paused: false,
@@ -88,6 +91,7 @@ impl Session {
     pub(super) fn activate(&mut self, driver: Driver) {
         self.driver = Some(driver);
         self.broken = false;
+        self.pairs = self.model.pairs.map(|_| 1);
         let prepared = self.prepare();
         self.note(prepared);
     }
@@ -130,6 +134,27 @@ impl Session {
         }
         (self.inflight, self.broken) = (None, false);
         self.shown.clear();
+    }
+
+    /// The driver uses so many pairs of queues, and the server is to use no others.
+    pub(super) fn set_pairs(&mut self, pairs: u16) -> Result<(), ServerError> {
+        let before = self.pairs.replace(pairs);
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let mut done = Ok(());
+        for (index, queue) in (0..).zip(&self.queues) {
+            if done.is_ok() && queue.as_ref().is_some_and(|queue| queue.runs) {
+                done = link.connection.enable_queue(index, index / 2 < pairs);
+            }
+        }
+        match done {
+            Err(error @ ServerError::Refused(_)) => {
+                self.pairs = before;
+                self.count(&error);
+                Err(error)
+            }
+            // The next server is told.
+            _ => Ok(()),
+        }
     }
 
     /// Has all queues stand still.
@@ -319,7 +344,7 @@ impl Session {
         queue.runs = true;
         link.connection.set_events(index, interrupt.as_ref().unwrap_or(&events.call), &self.errors, &events.kick)?;
         if link.offer.enables_queues() {
-            link.connection.enable_queue(index, true)?;
+            link.connection.enable_queue(index, self.pairs.is_none_or(|pairs| index / 2 < pairs))?;
         }
         // What came while it stood still.
         self.kicker.kick(index);

@@ -2,6 +2,7 @@
 
 mod hostile;
 mod life;
+mod net;
 mod reconnect;
 mod server;
 mod support;

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The control queue of a network card with several pairs of queues. Servers have none: the front end reads how many pairs the driver
+//! uses, and turns the queues of the others off.
+
+use std::io;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
+
+use virtio_queue::Queue;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::watcher::Shared;
+use crate::sync::lock;
+use crate::virtio::net::{Control, Pairs};
+use crate::virtio::{Driver, QueueState};
+use crate::worker::{Role, Worker};
+
+/// Has the server use so many pairs.
+struct Server {
+    id: String,
+    shared: Arc<Shared>,
+}
+
+impl Pairs for Server {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn set_pairs(&self, pairs: u16) -> io::Result<()> {
+        lock(&self.shared.session).set_pairs(pairs).map_err(io::Error::other)
+    }
+}
+
+/// What changes with the driver.
+#[derive(Default)]
+struct Active {
+    driver: Option<Driver>,
+    worker: Option<Worker<Control>>,
+    paused: bool,
+}
+
+/// The queue.
+pub(super) struct ControlQueue {
+    index: u16,
+    server: Arc<Server>,
+    doorbell: EventFd,
+    /// Pairs that the driver uses.
+    pairs: Arc<AtomicU16>,
+    active: Mutex<Active>,
+}
+
+impl ControlQueue {
+    /// Of a device `id` with `index` queues before this one.
+    pub(super) fn new(id: &str, index: u16, shared: Arc<Shared>) -> io::Result<Self> {
+        Ok(Self {
+            index,
+            server: Arc::new(Server { id: id.into(), shared }),
+            doorbell: EventFd::new(EFD_NONBLOCK)?,
+            pairs: Arc::new(AtomicU16::new(1)),
+            active: Mutex::default(),
+        })
+    }
+
+    /// Its number.
+    pub(super) fn index(&self) -> u16 {
+        self.index
+    }
+
+    pub(super) fn doorbell(&self) -> &EventFd {
+        &self.doorbell
+    }
+
+    pub(super) fn activate(&self, driver: Driver) {
+        self.pairs.store(1, Ordering::Release);
+        lock(&self.active).driver = Some(driver);
+    }
+
+    pub(super) fn start(&self, queue: Queue) -> io::Result<()> {
+        let mut active = lock(&self.active);
+        let Some(driver) = active.driver.clone() else { return Ok(()) };
+        let (most, pairs) = (self.index / 2, self.pairs.clone());
+        let task = Control::new(self.index, queue, driver, self.server.clone(), most, pairs);
+        let name = format!("{}_q{}", self.server.id, self.index);
+        // It sends messages to the server.
+        let worker = Worker::spawn(name, Role::VhostUser, self.doorbell.try_clone()?, active.paused, task)?;
+        active.worker = Some(worker);
+        Ok(())
+    }
+
+    pub(super) fn stop(&self) -> Option<QueueState> {
+        // Taken out first: the worker may be waited for without the lock.
+        let worker = lock(&self.active).worker.take()?;
+        Some(worker.stop(|task| task.state()))
+    }
+
+    /// How far it is served, in a device that is paused.
+    pub(super) fn state(&self) -> Option<QueueState> {
+        lock(&self.active).worker.as_ref().map(|worker| worker.with_task(|task| task.state()))
+    }
+
+    pub(super) fn reset(&self) {
+        lock(&self.active).driver = None;
+    }
+
+    pub(super) fn pause(&self) {
+        let mut active = lock(&self.active);
+        active.paused = true;
+        active.worker.iter().for_each(Worker::pause);
+    }
+
+    pub(super) fn resume(&self) {
+        let mut active = lock(&self.active);
+        active.paused = false;
+        active.worker.iter().for_each(Worker::resume);
+    }
+}

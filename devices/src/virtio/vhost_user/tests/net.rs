@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A network card: its pairs of queues, and what becomes of it when its server goes.
+
+use std::sync::Arc;
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::super::device::VhostUserDevice;
+use super::super::model::Model;
+use super::super::net::ServedNet;
+use super::server::request::*;
+use super::server::{Asked, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server, Vice};
+use super::support::{RINGS, Told, connect, ram, reset, start, wait};
+use crate::ram::Ram;
+use crate::virtio::VirtioDevice;
+
+fn card(pairs: u16) -> Model {
+    Model::net(&ServedNet { mac: [2; 6], mtu: None, pairs, queue_size: 64, csum: true, tso: true, uso: true })
+}
+
+/// Queues that the server is told to turn on (`true`) or off, in this order.
+fn turned(asked: &[Asked]) -> Vec<(u32, bool)> {
+    let word = |one: &Asked, place: usize| u32::from_le_bytes(one.payload[place..place + 4].try_into().unwrap());
+    let turns = asked.iter().filter(|one| one.request == SET_VRING_ENABLE);
+    turns.map(|one| (word(one, 0), word(one, 4) == 1)).collect()
+}
+
+/// Descriptors, available ring, used ring, command and answer of the control queue, where the other queues have nothing.
+const CONTROL: [u64; 5] = [0x4000, 0x4400, 0x4800, 0x4c00, 0x4d00];
+
+fn start_control(device: &VhostUserDevice) {
+    let mut queue = Queue::new(64).unwrap();
+    let [descriptors, available, used] = [0, 1, 2].map(|ring| u32::try_from(CONTROL[ring]).unwrap());
+    queue.set_desc_table_address(Some(descriptors), Some(0));
+    queue.set_avail_ring_address(Some(available), Some(0));
+    queue.set_used_ring_address(Some(used), Some(0));
+    queue.set_ready(true);
+    device.start_queue(4, queue).unwrap();
+}
+
+/// Has the driver's command number `number` ask for so many pairs; the answer.
+fn use_pairs(device: &VhostUserDevice, ram: &Arc<Ram>, number: u16, pairs: u16) -> u8 {
+    let [descriptors, available, used, command, answer] = CONTROL;
+    ram.write_slice(&[&[4, 0], &pairs.to_le_bytes()[..]].concat(), GuestAddress(command)).unwrap();
+    ram.write_obj(0xffu8, GuestAddress(answer)).unwrap();
+    for (place, (address, len, flags)) in [(0, (command, 4u32, 1u16)), (16, (answer, 1, 2))] {
+        let descriptor = [&address.to_le_bytes()[..], &len.to_le_bytes(), &flags.to_le_bytes(), &[1, 0]].concat();
+        ram.write_slice(&descriptor, GuestAddress(descriptors + place)).unwrap();
+    }
+    ram.write_obj(0u16, GuestAddress(available + 4 + 2 * u64::from(number))).unwrap();
+    ram.write_obj(number + 1, GuestAddress(available + 2)).unwrap();
+    device.notify(4).unwrap();
+    wait(|| ram.read_obj::<u16>(GuestAddress(used + 2)).unwrap() == number + 1);
+    ram.read_obj(GuestAddress(answer)).unwrap()
+}
+
+#[test]
+fn driver_turns_pairs_of_queues_on_and_off_by_the_front_ends_control_queue() {
+    let server = Server::start(Manner::default());
+    let device = connect(&server, card(2)).unwrap();
+    assert_eq!(device.queue_sizes(), [64, 64, 64, 64, 64]);
+    let (ram, told) = (ram(1), Told::with_events(5));
+    start(&device, &ram, &told, 4);
+    start_control(&device);
+    let asked = server.take();
+    assert_eq!(turned(&asked), [(0, true), (1, true), (2, false), (3, false)], "a driver begins with one pair");
+    assert_eq!(use_pairs(&device, &ram, 0, 2), 0);
+    assert_eq!(turned(&server.take()), [(0, true), (1, true), (2, true), (3, true)]);
+    for wrong in [0, 3] {
+        assert_eq!(use_pairs(&device, &ram, 1 + wrong / 3, wrong), 1, "{wrong} pairs");
+    }
+    assert!(server.requests().is_empty());
+
+    device.pause();
+    server.take();
+    assert_eq!(device.queue_state(4).map(|state| state.next_avail), Some(3));
+    device.resume();
+    assert_eq!(turned(&server.take()), [(0, true), (1, true), (2, true), (3, true)], "as the driver had it");
+    assert_eq!(device.stop_queue(4).map(|state| state.next_used), Some(3));
+    reset(&device, 4);
+    start(&device, &ram, &told, 4);
+    assert_eq!(turned(&server.take())[8..], [(0, true), (1, true), (2, false), (3, false)], "the next driver");
+    assert!(told.failures().is_empty());
+}
+
+#[test]
+fn pairs_that_a_server_refuses_are_refused_to_the_driver() {
+    let refuses = Manner { vices: [(SET_VRING_ENABLE, Vice::Refuse)].into(), ..Manner::default() };
+    let server = Server::start(refuses);
+    let device = connect(&server, card(2)).unwrap();
+    let (ram, told) = (ram(1), Told::with_events(5));
+    start(&device, &ram, &told, 1);
+    start_control(&device);
+    assert_eq!(use_pairs(&device, &ram, 0, 2), 1);
+}
+
+#[test]
+fn server_with_one_pair_serves_no_card_with_two() {
+    let manner = || Manner { protocol: REPLY_ACK | MEM_SLOTS, ..Manner::default() };
+    let error = connect(&Server::start(manner()), card(2)).err().unwrap().to_string();
+    assert!(error.ends_with("has one pair of queues only (VHOST_USER_PROTOCOL_F_MQ)"), "{error}");
+    assert!(connect(&Server::start(manner()), card(1)).is_ok());
+    let few = Manner { queues: 2, protocol: MQ, ..Manner::default() };
+    let error = connect(&Server::start(few), card(2)).err().unwrap().to_string();
+    assert!(error.ends_with("has 2 queues, and the device 4"), "{error}");
+}
+
+#[test]
+fn card_loses_packets_with_its_server_and_goes_on_with_the_next_one() {
+    let server = Server::start(Manner::default());
+    let device = connect(&server, card(1)).unwrap();
+    let (ram, told) = (ram(1), Told::with_events(2));
+    start(&device, &ram, &told, 2);
+    // Seven buffers were used, two are with the server.
+    ram.write_obj(9u16, GuestAddress(RINGS[1] + 2)).unwrap();
+    ram.write_obj(7u16, GuestAddress(RINGS[2] + 2)).unwrap();
+    server.take();
+    server.close();
+    wait(|| device.counters().losses == 1);
+    server.listen(Manner::default());
+    let asked = server.wait_for(SET_VRING_KICK);
+    let base = asked.iter().find(|one| one.request == SET_VRING_BASE).unwrap();
+    assert_eq!(base.payload, [0u32, 7].map(u32::to_le_bytes).concat());
+    wait(|| device.counters().connections == 2);
+    assert!(told.failures().is_empty(), "{:?}", told.failures());
+}
