@@ -86,9 +86,6 @@ const fn encrypted(path: &'static str, neutral: Neutral) -> Unsupported {
 
 const IO: &str = "disks are read and written by io_uring, or by plain system calls where the host's kernel has none";
 
-const NO_VHOST_USER_NET: &str =
-    "the program reads and writes a tap interface itself; other processes can give devices by user_devices";
-
 /// All of them: those of the document, and others that clients send.
 pub static UNSUPPORTED: &[Unsupported] = &[
     slot("balloon.pci_device_id"),
@@ -137,9 +134,6 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     ),
     field("memory.zones", Neutral::NoElements, "RAM is one zone (memory.size)"),
     slot("net.*.pci_device_id"),
-    field("net.*.vhost_mode", Neutral::Text("Client"), NO_VHOST_USER_NET),
-    field("net.*.vhost_socket", Neutral::Null, NO_VHOST_USER_NET),
-    field("net.*.vhost_user", Neutral::Bool(false), NO_VHOST_USER_NET),
     field("numa", Neutral::NoElements, "the guest is one node"),
     field(
         "payload.fw_cfg_config",

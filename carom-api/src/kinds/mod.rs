@@ -36,7 +36,7 @@ pub use console::ConsoleConfig;
 pub use fs::FsConfig;
 pub use host_file::HostFile;
 pub use iommu::IommuBounceConfig;
-pub use net::NetConfig;
+pub use net::{NetConfig, VhostMode};
 pub use pmem::PmemConfig;
 pub use rng::RngConfig;
 use usual_methods::usual_methods;

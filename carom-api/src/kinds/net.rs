@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Network devices whose other side is a tap interface of the host.
+//! Network devices whose other side is a tap interface of the host, or a vhost-user server.
 
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::vhost_user::{check_memory, check_socket, toggle};
 use super::{Add, HostFile, Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
 use crate::config::{MemoryConfig, RATE_KEYS, RateLimiterConfig};
@@ -30,6 +31,16 @@ const MAX_QUEUE_SIZE: u16 = 1024;
 const MIN_MTU: u16 = 68;
 /// Most bytes of the name of an interface (`IFNAMSIZ` without the zero byte).
 const MAX_NAME: usize = 15;
+
+/// Which side listens at the socket of a vhost-user device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum VhostMode {
+    /// The server does.
+    #[default]
+    Client,
+    /// The VMM would: refused.
+    Server,
+}
 
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -77,6 +88,16 @@ pub struct NetConfig {
     /// Whether checksums may be left to the other side.
     #[serde(default = "yes")]
     pub offload_csum: bool,
+    /// Whether a vhost-user server moves the packets. It is given all guest RAM, which must be shared.
+    #[serde(default)]
+    pub vhost_user: bool,
+    /// Socket that the server listens on.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub vhost_socket: Option<PathBuf>,
+    /// Which side listens: the server must.
+    #[serde(default)]
+    pub vhost_mode: VhostMode,
     /// Limit on its rate, of each direction for itself.
     #[serde(default, deserialize_with = "object::or_null")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
@@ -113,6 +134,9 @@ impl Default for NetConfig {
             offload_tso: true,
             offload_ufo: true,
             offload_csum: true,
+            vhost_user: false,
+            vhost_socket: None,
+            vhost_mode: VhostMode::Client,
             rate_limiter_config: None,
             id: None,
             fds: Vec::new(),
@@ -152,6 +176,16 @@ impl NetConfig {
     pub const NUM_QUEUES: Field = Self::OPTION.key("num_queues");
     /// [`Self::queue_size`].
     pub const QUEUE_SIZE: Field = Self::OPTION.key("queue_size");
+    /// [`Self::iommu`].
+    pub const IOMMU: Field = Self::OPTION.key("iommu");
+    /// [`Self::vhost_user`].
+    pub const VHOST_USER: Field = Self::OPTION.key("vhost_user");
+    /// [`Self::vhost_socket`].
+    pub const VHOST_SOCKET: Field = Self::OPTION.keys("socket", "vhost_socket");
+    /// [`Self::vhost_mode`].
+    pub const VHOST_MODE: Field = Self::OPTION.key("vhost_mode");
+    /// [`Self::rate_limiter_config`].
+    pub const RATE_LIMIT: Field = Self::OPTION.keys("", "rate_limiter_config");
     /// Descriptors of the interface.
     pub const FD: Field = Self::OPTION.keys("fd", "fds");
 
@@ -161,12 +195,12 @@ impl NetConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "tap=NAME,…",
-        help: "Network device: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,host_mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,pci_segment=N][,id=NAME]",
+        help: "Network device: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,host_mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,vhost_user=on|off,socket=FILE][,vhost_mode=client][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,pci_segment=N][,id=NAME]",
         bare: None,
         id: "_net",
         takes_slot: true,
         passed_through: false,
-        iommu: Some(Self::OPTION.key("iommu")),
+        iommu: Some(Self::IOMMU),
         default_for_clients: false,
         add: Some(Add {
             operation: "vm.add-net",
@@ -174,7 +208,7 @@ impl NetConfig {
             summary: "Adds a network device, to a running VM too. Files of the tap interface may come as descriptors, one for each pair of queues.",
             schema: "NetConfig",
             verb: "add-net",
-            about: "Add a network device, to a running guest too: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,iommu=on|off][,…][,pci_segment=N][,id=NAME]",
+            about: "Add a network device, to a running guest too: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,iommu=on|off][,vhost_user=on,socket=FILE][,…][,pci_segment=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::Net),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Net),
@@ -188,9 +222,12 @@ impl NetConfig {
     /// Gives the device an interface that a client has open.
     ///
     /// # Errors
-    /// There is not a file for each pair of queues, or the interface is named too.
+    /// There is not a file for each pair of queues, or the interface is named too, or another process's.
     pub fn take_files(&mut self, files: Vec<OwnedFd>) -> Result<(), ConfigError> {
         let (files, pairs) = (TapFiles::new(files), self.pairs());
+        if self.vhost_user {
+            return Err(ConfigError::new(Self::VHOST_USER, "is for a device without descriptors of an interface"));
+        }
         if self.tap.is_some() {
             return Err(ConfigError::new(Self::TAP, "is for an interface that the program opens, not for descriptors"));
         }
@@ -208,20 +245,62 @@ impl NetConfig {
     }
 }
 
+impl NetConfig {
+    /// Checks whose matter it is where packets go.
+    fn check_server(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
+        let refused = |field: Field, rule: &str| Err(ConfigError::new(field, rule));
+        let socket = match (&self.vhost_socket, self.vhost_user) {
+            (Some(_), false) => return refused(Self::VHOST_SOCKET, "is for a device with vhost_user on"),
+            (None, true) => return refused(Self::VHOST_USER, "is on, which needs the server's socket"),
+            (None, false) if self.vhost_mode == VhostMode::Server => {
+                return refused(Self::VHOST_MODE, "is for a device with vhost_user on");
+            }
+            (None, false) => return Ok(()),
+            (Some(socket), true) => socket,
+        };
+        if self.vhost_mode == VhostMode::Server {
+            return refused(
+                Self::VHOST_MODE,
+                "must be that of a client: the server listens, and this program connects to it",
+            );
+        }
+        check_socket(Self::VHOST_SOCKET, socket)?;
+        if self.iommu {
+            let rule = "must be off with vhost_user, and the device on no segment of the virtio-iommu: servers are given all guest RAM";
+            return refused(Self::IOMMU, rule);
+        }
+        let servers = "is for a tap interface; with vhost_user on, the server has its own: leave it out";
+        for (field, given) in [
+            (Self::TAP, self.tap.is_some()),
+            (Self::IP, self.ip.is_some()),
+            (Self::MASK, self.mask.is_some()),
+            (Self::HOST_MAC, self.host_mac.is_some()),
+            (Self::FD, !self.fds.is_empty()),
+            (Self::RATE_LIMIT, self.rate_limiter_config.is_some()),
+        ] {
+            if given {
+                return refused(field, servers);
+            }
+        }
+        check_memory(Self::VHOST_SOCKET, memory)
+    }
+}
+
 impl KindConfig for NetConfig {
     usual_methods!(Net);
 
     fn source(&self) -> Option<&Path> {
-        self.tap.as_deref().map(Path::new)
+        self.vhost_socket.as_deref().or(self.tap.as_deref().map(Path::new))
     }
 
     fn files(&self) -> Vec<HostFile<'_>> {
-        vec![HostFile::Taps]
+        vec![self.vhost_socket.as_deref().map_or(HostFile::Taps, HostFile::ReadWrite)]
     }
 
-    /// An interface has one user.
+    /// An interface has one user, and a server one client.
     fn exclusive(&self) -> Option<Field> {
-        self.tap.is_some().then_some(Self::TAP)
+        let tap = self.tap.is_some().then_some(Self::TAP);
+        if self.vhost_user { Some(Self::VHOST_SOCKET) } else { tap }
     }
 
     /// The address stays the same from one boot to the next.
@@ -229,7 +308,8 @@ impl KindConfig for NetConfig {
         self.mac.get_or_insert_with(MacAddress::random);
     }
 
-    fn check(&self, _: &MemoryConfig) -> Result<(), ConfigError> {
+    fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
+        self.check_server(memory)?;
         let Self { num_queues, queue_size, .. } = *self;
         let (field, rule) = if !num_queues.is_multiple_of(2) || !(2..=MAX_QUEUES).contains(&num_queues) {
             (Self::NUM_QUEUES, format!("{num_queues} is no even number from 2 to {MAX_QUEUES}"))
@@ -280,6 +360,10 @@ impl FromStr for NetConfig {
             "offload_tso",
             "offload_ufo",
             "offload_csum",
+            "vhost_user",
+            "socket",
+            "vhost_socket",
+            "vhost_mode",
             "pci_segment",
             "id",
         ];
@@ -301,6 +385,17 @@ impl FromStr for NetConfig {
             let mac = list.get(key).map(str::parse::<MacAddress>).transpose();
             mac.map_err(|rule| ConfigError::new(field, rule))
         };
+        let vhost_mode = match list.get("vhost_mode") {
+            None | Some("client") => VhostMode::Client,
+            Some("server") => VhostMode::Server,
+            Some(other) => {
+                let rule = format!("'{other}' is neither 'client' nor 'server'");
+                return Err(ConfigError::new(Self::VHOST_MODE, rule));
+            }
+        };
+        if list.get("socket").is_some() && list.get("vhost_socket").is_some() {
+            return Err(ConfigError::new(Self::VHOST_SOCKET, "is given twice, as vhost_socket too"));
+        }
         Ok(Self {
             tap: list.get("tap").map(str::to_string),
             ip: address("ip")?,
@@ -315,6 +410,10 @@ impl FromStr for NetConfig {
             offload_tso: list.toggle("offload_tso", true)?,
             offload_ufo: list.toggle("offload_ufo", true)?,
             offload_csum: list.toggle("offload_csum", true)?,
+            vhost_user: toggle(&list, Self::VHOST_USER, "vhost_user")?,
+            // As Cloud Hypervisor's command line has it, and as its API and disks do.
+            vhost_socket: list.get("socket").or(list.get("vhost_socket")).map(PathBuf::from),
+            vhost_mode,
             rate_limiter_config: RateLimiterConfig::parse(&list, Self::OPTION)?,
             id: list.get("id").map(str::to_string),
             fds: Vec::new(),
@@ -385,6 +484,45 @@ mod tests {
         }
         let most = net("tap=fifteen-bytes-x,num_queues=64,queue_size=1024,mtu=65535,ip=10.0.0.1,mask=0.0.0.0");
         assert_eq!(most.check(&memory), Ok(()));
+    }
+
+    #[test]
+    fn card_of_a_server_parses_as_cloud_hypervisor_spells_it() {
+        let on = net("vhost_user=true,socket=/s,vhost_mode=client,num_queues=4");
+        assert_eq!(net("vhost_user=on,vhost_socket=/s,num_queues=4"), on);
+        let json = r#"{"vhost_user": true, "vhost_socket": "/s", "vhost_mode": "Client", "num_queues": 4}"#;
+        assert_eq!(on, serde_json::from_str(json).unwrap());
+        let shared = MemoryConfig { shared: true, ..MemoryConfig::default() };
+        assert_eq!(on.check(&shared), Ok(()));
+        let error = on.check(&MemoryConfig::default()).unwrap_err();
+        assert_eq!(error.field, NetConfig::VHOST_SOCKET);
+        assert!(error.explain(Terms::Json).starts_with("net.vhost_socket: "), "{error}");
+        let twice = "vhost_user=on,socket=/s,vhost_socket=/s".parse::<NetConfig>().unwrap_err();
+        assert_eq!(twice.to_string(), "--net socket: is given twice, as vhost_socket too");
+        let mode = "vhost_mode=both".parse::<NetConfig>().unwrap_err();
+        assert_eq!(mode.to_string(), "--net vhost_mode: 'both' is neither 'client' nor 'server'");
+        for (text, field) in [
+            ("vhost_user=on", NetConfig::VHOST_USER),
+            ("socket=/s", NetConfig::VHOST_SOCKET),
+            ("vhost_mode=server", NetConfig::VHOST_MODE),
+            ("vhost_user=on,socket=/s,vhost_mode=server", NetConfig::VHOST_MODE),
+            ("vhost_user=on,socket=/s,iommu=on", NetConfig::IOMMU),
+            ("vhost_user=on,socket=/s,tap=t", NetConfig::TAP),
+            ("vhost_user=on,socket=/s,ip=10.0.0.1", NetConfig::IP),
+            ("vhost_user=on,socket=/s,mask=255.0.0.0", NetConfig::MASK),
+            ("vhost_user=on,socket=/s,host_mac=02:00:00:00:00:02", NetConfig::HOST_MAC),
+            ("vhost_user=on,socket=/s,bw_size=1,bw_refill_time=1", NetConfig::RATE_LIMIT),
+            ("vhost_user=on,socket=/s,num_queues=3", NetConfig::NUM_QUEUES),
+            ("vhost_user=on,socket=/s,mtu=1", NetConfig::MTU),
+        ] {
+            assert_eq!(net(text).check(&shared).unwrap_err().field, field, "{text}");
+        }
+        let file = File::open("/dev/null").unwrap();
+        let refused = net("vhost_user=on,socket=/s").take_files(vec![file.into()]).unwrap_err();
+        assert_eq!(refused.field, NetConfig::VHOST_USER);
+        let (one, other) = (net("vhost_user=on,socket=/s"), net("vhost_user=on,socket=/s,num_queues=4"));
+        let (one, other): (&dyn KindConfig, &dyn KindConfig) = (&one, &other);
+        assert_eq!(one.same_as(other).map(|(field, _)| field), Some(NetConfig::VHOST_SOCKET));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::sync::Arc;
 
 use carom_api::error::FileError;
@@ -13,15 +14,18 @@ use carom_api::{NetConfig, PartConfig};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::net::{self, NetCounters, NetParams, NetTraits, VirtioNet};
+use devices::virtio::vhost_user::{Model, ServedNet};
 use devices::worker::Role;
 use log::error;
 
 use super::reach::Reach;
+use super::vhost_user::{self, Wanted};
 use super::{Builder, Built, Part, Site, not_built_here, rate_limits};
 use crate::machine::{Counter, VmError};
 use crate::tap::{Tap, TapOptions};
 
-pub(super) const BUILDER: Builder = Builder { kind: &NetConfig::KIND, roles: &[Role::Net, Role::NetControl], build };
+pub(super) const BUILDER: Builder =
+    Builder { kind: &NetConfig::KIND, roles: &[Role::Net, Role::NetControl, Role::VhostUser], build };
 
 /// The network mask beside an address that has none.
 const DEFAULT_MASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 0);
@@ -74,6 +78,9 @@ fn named(counters: NetCounters) -> Vec<Counter> {
 /// Opens the interface and makes the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Net(config) = config else { return Err(not_built_here(config)) };
+    if let Some(socket) = config.vhost_socket.as_deref() {
+        return served(config, socket, &site);
+    }
     let tap = open(config)?;
     let id = config.id.as_deref().unwrap_or(NetConfig::KIND.id);
     let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
@@ -102,6 +109,29 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     Ok(Built { part: Box::new(Net { function, device }), mapper })
 }
 
+/// Connects to the server of the card.
+fn served(config: &NetConfig, socket: &Path, site: &Site<'_>) -> Result<Built, VmError> {
+    let net = ServedNet {
+        mac: config.mac.unwrap_or_else(MacAddress::random).bytes(),
+        mtu: config.mtu,
+        pairs: config.pairs(),
+        queue_size: config.queue_size,
+        csum: config.offload_csum,
+        tso: config.offload_tso,
+        uso: config.offload_ufo,
+    };
+    let wanted = Wanted {
+        kind: BUILDER.kind,
+        id: config.id.as_deref().unwrap_or(NetConfig::KIND.id),
+        field: NetConfig::VHOST_SOCKET,
+        socket,
+        model: Model::net(&net),
+        // It may have a card of the host do DMA, as DPDK does.
+        pins: true,
+    };
+    vhost_user::build(wanted, site)
+}
+
 fn open(config: &NetConfig) -> Result<Tap, FileError> {
     let (tap, field) = if config.files.is_empty() {
         let address = config.ip.map(|ip| (ip, config.mask.unwrap_or(DEFAULT_MASK)));
@@ -120,6 +150,7 @@ mod tests {
     use std::fs::File;
 
     use carom_api::{Explain, Terms};
+    use devices::virtio::vhost_user::VhostUserCounters;
 
     use super::*;
     use crate::api::metrics;
@@ -127,7 +158,8 @@ mod tests {
     #[test]
     fn counters_are_in_the_documents_table_of_metrics() {
         let document = include_str!("../../../docs/api.md");
-        for counter in named(NetCounters::default()) {
+        let of_servers = vhost_user::named(VhostUserCounters::default());
+        for counter in named(NetCounters::default()).into_iter().chain(of_servers) {
             let name = metrics::name_of(BUILDER.kind.name, counter.name);
             assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
         }
