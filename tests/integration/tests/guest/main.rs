@@ -51,6 +51,7 @@ mod usb;
 mod user_device;
 mod vcpus;
 mod vhost_user;
+mod vhost_user_net;
 mod vsock;
 mod watchdog;
 mod windows;

@@ -69,7 +69,7 @@ fn echo(stream: &TcpStream) {
 }
 
 /// A job that does `work` on the network `net`, of which the first three numbers are given.
-fn job(net: &str, work: &str) -> String {
+pub(crate) fn job(net: &str, work: &str) -> String {
     let job = format!("{FUNCTIONS}\n{work}");
     job.replace("NET", net).replace("PORT", &echo_server().to_string()).replace("MIB", &TRAFFIC_MIB.to_string())
 }
@@ -125,7 +125,7 @@ awk '$1 == \"NET.1\" { print \"CAROM-NEIGHBOUR \" $4 }' /proc/net/arp\n";
     assert_eq!(outcome.value("CAROM-NEIGHBOUR").unwrap(), "02:00:00:00:00:99");
 }
 
-fn counter(vmm: &ApiVmm, id: &str, name: &str) -> u64 {
+pub(crate) fn counter(vmm: &ApiVmm, id: &str, name: &str) -> u64 {
     let (status, counters) = vmm.call("GET", "/api/v1/vm.counters", None).unwrap();
     assert_eq!(status, 200, "{counters}");
     counters[id][name].as_u64().unwrap_or_else(|| panic!("{id} {name}: {counters}"))

@@ -17,13 +17,13 @@ use crate::hotplug::{create, put, wait_gone};
 use crate::support::{MIB, SITE};
 
 /// A server, until it is dropped.
-struct Server(Child);
+pub(crate) struct Server(Child);
 
 impl Server {
     /// Starts it, and waits until it listens at `socket`.
-    fn start(command: &mut Command, socket: &Path) -> Self {
+    pub(crate) fn start(command: &mut Command, socket: &Path) -> Self {
         let _ = fs::remove_file(socket);
-        let server = Self(command.stdin(Stdio::null()).spawn().expect("the server starts"));
+        let server = Self(command.spawn().expect("the server starts"));
         let start = Instant::now();
         while !socket.exists() {
             assert!(start.elapsed() < Duration::from_secs(20), "the server does not listen");
@@ -36,7 +36,7 @@ impl Server {
     fn virtiofsd(source: &Path, socket: &Path) -> Self {
         let mut command = Command::new(VIRTIOFSD);
         command.arg("-f").arg(format!("--socket-path={}", socket.display()));
-        command.arg("-o").arg(format!("source={},sandbox=chroot", source.display()));
+        command.arg("-o").arg(format!("source={},sandbox=chroot", source.display())).stdin(Stdio::null());
         Self::start(&mut command, socket)
     }
 
@@ -45,7 +45,7 @@ impl Server {
         let mut command = Command::new(STORAGE_DAEMON);
         command.arg("--blockdev").arg(format!("driver=file,node-name=image,filename={}", image.display()));
         let export = "type=vhost-user-blk,id=disk,node-name=image,writable=on,num-queues=2,addr.type=unix";
-        command.arg("--export").arg(format!("{export},addr.path={}", socket.display()));
+        command.arg("--export").arg(format!("{export},addr.path={}", socket.display())).stdin(Stdio::null());
         Self::start(&mut command, socket)
     }
 }

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Messages of vhost-user, as far as this server needs them (QEMU, docs/interop/vhost-user.rst).
+//!
+//! The numbers are the specification's, written down here a second time: were they the front end's, one that is wrong there would be
+//! wrong on both sides, and no test would notice.
+
+use std::fs::File;
+use std::io::{IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context, Result, bail};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+/// What the front end asks for.
+pub(crate) mod request {
+    pub(crate) const GET_FEATURES: u32 = 1;
+    pub(crate) const SET_FEATURES: u32 = 2;
+    pub(crate) const SET_OWNER: u32 = 3;
+    pub(crate) const SET_MEM_TABLE: u32 = 5;
+    pub(crate) const SET_VRING_NUM: u32 = 8;
+    pub(crate) const SET_VRING_ADDR: u32 = 9;
+    pub(crate) const SET_VRING_BASE: u32 = 10;
+    pub(crate) const GET_VRING_BASE: u32 = 11;
+    pub(crate) const SET_VRING_KICK: u32 = 12;
+    pub(crate) const SET_VRING_CALL: u32 = 13;
+    pub(crate) const SET_VRING_ERR: u32 = 14;
+    pub(crate) const GET_PROTOCOL_FEATURES: u32 = 15;
+    pub(crate) const SET_PROTOCOL_FEATURES: u32 = 16;
+    pub(crate) const GET_QUEUE_NUM: u32 = 17;
+    pub(crate) const SET_VRING_ENABLE: u32 = 18;
+    pub(crate) const GET_MAX_MEM_SLOTS: u32 = 36;
+    pub(crate) const ADD_MEM_REG: u32 = 37;
+    pub(crate) const REM_MEM_REG: u32 = 38;
+}
+
+const HEADER: usize = 12;
+const VERSION: u32 = 1;
+const REPLY: u32 = 1 << 2;
+const NEED_REPLY: u32 = 1 << 3;
+/// More than any message that comes.
+const LONGEST: usize = 4096;
+
+/// A message.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) request: u32,
+    pub(crate) needs_reply: bool,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) files: Vec<File>,
+}
+
+impl Message {
+    /// The number of 32 bits at `offset` of the payload.
+    pub(crate) fn long(&self, offset: usize) -> Result<u32> {
+        let bytes = self.payload.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
+        Ok(u32::from_ne_bytes(*bytes))
+    }
+
+    /// The number of 64 bits at `offset` of the payload.
+    pub(crate) fn quad(&self, offset: usize) -> Result<u64> {
+        let bytes = self.payload.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
+        Ok(u64::from_ne_bytes(*bytes))
+    }
+}
+
+/// Receives a message; `None` when the front end is gone.
+pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>> {
+    let mut files = Vec::new();
+    let Some(header) = bytes(socket, HEADER, &mut files)? else { return Ok(None) };
+    let long = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    let size = usize::try_from(long(8))?;
+    if size > LONGEST {
+        bail!("the front end sends a message of {size} bytes");
+    }
+    let payload = bytes(socket, size, &mut files)?.context("the front end ends in the middle of a message")?;
+    Ok(Some(Message { request: long(0), needs_reply: long(4) & NEED_REPLY != 0, payload, files }))
+}
+
+fn bytes(socket: &UnixStream, len: usize, files: &mut Vec<File>) -> Result<Option<Vec<u8>>> {
+    let mut bytes = vec![0; len];
+    let mut done = 0;
+    while done < len {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut bytes[done..])];
+        let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                files.extend(descriptors.map(File::from));
+            }
+        }
+        if got == 0 {
+            return Ok(None);
+        }
+        done += got;
+    }
+    Ok(Some(bytes))
+}
+
+/// Answers a request.
+pub(crate) fn answer(mut socket: &UnixStream, request: u32, payload: &[u8]) -> Result<()> {
+    let size = u32::try_from(payload.len())?;
+    let header = [request, VERSION | REPLY, size].map(u32::to_ne_bytes);
+    socket.write_all(&[header.as_flattened(), payload].concat()).context("answering")
+}

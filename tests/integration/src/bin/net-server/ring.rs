@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A split ring (virtio 1.3, section 2.7), without indirect descriptors, whose chains are used in order.
+
+use std::fs::File;
+use std::io::Write;
+
+use crate::memory::{Fault, Memory};
+
+/// The descriptor has another behind it.
+const NEXT: u16 = 1;
+/// The device writes to it.
+const WRITE: u16 = 2;
+/// The driver wants no interrupt.
+const NO_INTERRUPT: u16 = 1;
+
+/// Part of a chain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) address: u64,
+    pub(crate) len: u32,
+    pub(crate) is_writable: bool,
+}
+
+/// What the driver put into the ring at once.
+#[derive(Debug)]
+pub(crate) struct Chain {
+    head: u16,
+    pub(crate) parts: Vec<Part>,
+}
+
+/// A ring, as far as the front end has set it up.
+#[derive(Default)]
+pub(crate) struct Ring {
+    pub(crate) size: u16,
+    pub(crate) descriptors: u64,
+    pub(crate) available: u64,
+    pub(crate) used: u64,
+    /// Index of the next chain.
+    pub(crate) next: u16,
+    /// There while the ring is started.
+    pub(crate) kick: Option<File>,
+    pub(crate) call: Option<File>,
+    pub(crate) is_enabled: bool,
+}
+
+impl Ring {
+    /// Whether chains may be taken.
+    pub(crate) fn runs(&self) -> bool {
+        self.is_enabled && self.kick.is_some() && self.size != 0
+    }
+
+    /// The next chain, if there is one. It stays the next one until it is used.
+    pub(crate) fn chain(&self, memory: &Memory) -> Result<Option<Chain>, Fault> {
+        if memory.short(self.available + 2)? == self.next {
+            return Ok(None);
+        }
+        let head = memory.short(self.available + 4 + 2 * u64::from(self.next % self.size))?;
+        let (mut parts, mut index) = (Vec::new(), head);
+        // A chain that goes round in a circle ends too.
+        while parts.len() < self.size.into() {
+            let mut descriptor = [0; 16];
+            memory.read(self.descriptors + 16 * u64::from(index), &mut descriptor)?;
+            let [address @ .., _, _, _, _, _, _, _, _] = descriptor;
+            let [.., a, b, c, d, e, f, g, h] = descriptor;
+            let flags = u16::from_le_bytes([e, f]);
+            let len = u32::from_le_bytes([a, b, c, d]);
+            parts.push(Part { address: u64::from_le_bytes(address), len, is_writable: flags & WRITE != 0 });
+            if flags & NEXT == 0 {
+                break;
+            }
+            index = u16::from_le_bytes([g, h]);
+        }
+        Ok(Some(Chain { head, parts }))
+    }
+
+    /// Gives a chain back with so many bytes written, and tells the driver.
+    pub(crate) fn put_used(&mut self, memory: &Memory, chain: &Chain, written: u32) -> Result<(), Fault> {
+        // Whatever cannot be accessed is found before anything changes.
+        memory.short(self.available)?;
+        memory.set_short(self.used + 2, self.next)?;
+        let element = [u32::from(chain.head), written].map(u32::to_le_bytes);
+        memory.write(self.used + 4 + 8 * u64::from(self.next % self.size), element.as_flattened())?;
+        let next = self.next.wrapping_add(1);
+        memory.set_short(self.used + 2, next)?;
+        self.next = next;
+        if memory.short(self.available)? & NO_INTERRUPT == 0
+            && let Some(call) = &mut self.call
+        {
+            // It fails where the event is full, and then the driver has been told.
+            let _ = call.write(&1u64.to_ne_bytes());
+        }
+        Ok(())
+    }
+}
