@@ -56,6 +56,8 @@ pub struct Site {
     pub aer: Option<String>,
     /// PCI address of an xHCI host controller that has a drive (`CAROM_USB`).
     pub usb: Option<String>,
+    /// Block device to which the host may swap; what is on it is lost (`CAROM_SWAP`).
+    pub swap: Option<PathBuf>,
     /// Directory for consoles and results (`CAROM_OUT`).
     pub out: PathBuf,
     /// Whether devices are reached by IOMMUFD (`CAROM_IOMMUFD` is `on`).
@@ -95,6 +97,7 @@ impl Site {
             net: env::var("CAROM_NET").ok(),
             aer: env::var("CAROM_AER").ok(),
             usb: env::var("CAROM_USB").ok(),
+            swap: optional("CAROM_SWAP")?,
             out: existing("CAROM_OUT")?,
             iommufd: env::var("CAROM_IOMMUFD").is_ok_and(|value| value == "on"),
             rig: env::var("CAROM_RIG").unwrap_or_else(|_| "direct".into()),

@@ -57,6 +57,8 @@ pub enum Need {
     StorageDaemon,
     /// The program that makes and checks qcow2 images.
     QemuImg,
+    /// A block device to which the host may swap.
+    Swap,
 }
 
 impl Need {
@@ -75,6 +77,7 @@ impl Need {
             Self::Distribution => "CAROM_DISTRIBUTION",
             Self::Firmware => "CAROM_FIRMWARE",
             Self::Package => "CAROM_PACKAGE",
+            Self::Swap => "CAROM_SWAP",
             Self::Virtiofsd => return Place::Program(VIRTIOFSD),
             Self::StorageDaemon => return Place::Program(STORAGE_DAEMON),
             Self::QemuImg => return Place::Program(QEMU_IMG),

@@ -66,6 +66,9 @@ pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>
     for (name, address) in DEVICES {
         export(&mut script, name.as_ref(), address.as_ref())?;
     }
+    // As Linux names virtio disks: by their addresses, see `qemu.rs`.
+    let swap = if options.disk.is_some() { "/dev/vdb" } else { "/dev/vda" };
+    export(&mut script, "CAROM_SWAP".as_ref(), swap.as_ref())?;
     if let Some(out) = around.out {
         export(&mut script, "CAROM_OUT".as_ref(), out.as_os_str())?;
     }
@@ -168,6 +171,13 @@ mod tests {
     fn no_device_is_bound_where_none_is_to_be() {
         let options = Options { no_bind: true, ..options(&["/bin/echo", "hi"]) };
         assert_eq!(output(&options, &[]), "hi\n");
+    }
+
+    #[test]
+    fn device_for_swapping_is_behind_the_disk_that_is_asked_for() {
+        let options = Options { no_bind: true, ..options(&["/bin/sh", "-c", "echo $CAROM_SWAP"]) };
+        assert_eq!(output(&options, &[]), "/dev/vda\n");
+        assert_eq!(output(&Options { disk: Some("/srv/a.raw".into()), ..options }, &[]), "/dev/vdb\n");
     }
 
     #[test]

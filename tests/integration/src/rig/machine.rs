@@ -49,6 +49,9 @@ const SIGINT: u8 = 2;
 /// Size of the drive at the USB controller.
 const STICK_BYTES: u64 = 64 << 20;
 
+/// Size of the device for swapping.
+const SWAP_BYTES: u64 = 1 << 30;
+
 /// Lines of the console that are shown of a machine that ended badly.
 const TAIL: usize = 30;
 
@@ -161,7 +164,8 @@ impl Machine {
         let files = Files(dir.path());
         initramfs::append(&boot.initramfs, &extras, &files.initramfs())?;
         let size = options::bytes(&options.nvme_size).context("--nvme-size: too large")?;
-        for (path, size) in files.drives().into_iter().map(|path| (path, size)).chain([(files.stick(), STICK_BYTES)]) {
+        let others = [(files.stick(), STICK_BYTES), (files.swap(), SWAP_BYTES)];
+        for (path, size) in files.drives().into_iter().map(|path| (path, size)).chain(others) {
             File::create(&path)
                 .and_then(|file| file.set_len(size))
                 .with_context(|| format!("making {}", path.display()))?;

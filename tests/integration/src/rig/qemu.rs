@@ -46,6 +46,10 @@ impl Files<'_> {
     pub(super) fn stick(&self) -> PathBuf {
         self.0.join("usb.img")
     }
+    /// Where the machine's memory goes that it swaps.
+    pub(super) fn swap(&self) -> PathBuf {
+        self.0.join("swap.img")
+    }
 }
 
 /// The arguments that choose how the machine is run.
@@ -101,6 +105,9 @@ pub(super) fn arguments(files: &Files, boot: &Boot, options: &Options, out: Opti
     all.add(&["-device", "qemu-xhci,id=usb,addr=0xd", "-device", "usb-storage,bus=usb.0,drive=stick"]);
     // Two functions of one device share an IOMMU group: with a driver on the second, the first cannot be passed through.
     all.add(&["-device", "edu,addr=0x8.0,multifunction=on", "-device", "virtio-rng-pci,addr=0x8.1"]);
+    // The last slot but two: Linux names such disks by the order of their addresses, and that of `--disk` is to be the first.
+    all.add(&["-drive", &format!("file={},if=none,id=swap,format=raw,cache=unsafe", file(files.swap())?)]);
+    all.add(&["-device", "virtio-blk-pci,drive=swap,addr=0x1d"]);
     if let Some(out) = out {
         all.share("out", &value(out)?, "");
     }
