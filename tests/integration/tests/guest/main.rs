@@ -40,6 +40,7 @@ mod rate_limit;
 mod rng;
 mod scraping;
 mod segments;
+mod short_of_memory;
 mod smbios;
 mod snapshot;
 mod stock;

@@ -4,6 +4,7 @@
 pub(crate) mod debian;
 pub(crate) mod edu;
 pub(crate) mod edu_server;
+pub(crate) mod host_memory;
 pub(crate) mod qemu_img;
 pub(crate) mod repository;
 pub(crate) mod tap;

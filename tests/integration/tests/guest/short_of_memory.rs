@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A host that is short of memory takes some of a guest's, whose drive goes on working: by swapping it, and by merging equal pages.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::Site;
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::guest_test;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use serde_json::{Value, json};
+
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create, put};
+use crate::support::host_memory::{MemoryGroup, Merging, Swap, pages_swapped_in};
+use crate::support::{MIB, SITE};
+
+/// Memory that the guest keeps something in.
+const KEPT_MIB: u64 = 128;
+
+/// Memory that the host takes of the guest at least.
+const TAKEN: u64 = 96 * MIB;
+
+/// What is looked at while the host is short of memory goes on for this long at most.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Fills memory, and from then on works with the drive and looks whether memory has kept what is in it.
+fn keep_memory_and_work() -> String {
+    let verify = workload::fio_verify(8, 32);
+    format!(
+        "{WAIT_FOR_NVME}
+dd if=/dev/urandom of=/kept bs=1M count={KEPT_MIB} 2>/dev/null
+sum=$(md5sum </kept)
+echo CAROM-READY
+n=0
+while :; do
+    {verify}
+    n=$((n + 1))
+    if [ \"$(md5sum </kept)\" = \"$sum\" ]; then echo \"CAROM-KEPT $n\"; else echo \"CAROM-LOST $n\"; fi
+done
+"
+    )
+}
+
+fn boot(job: &str, windows: u64, mergeable: bool, before: impl FnOnce(&ApiVmm)) -> ApiVmm {
+    let vmm = ApiVmm::start(&SITE, job).unwrap();
+    before(&vmm);
+    let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "drive"});
+    let memory = json!({"size": 512 * MIB, "mergeable": mergeable});
+    create(&vmm, json!({"memory": memory, "devices": [drive], "iommu_bounce": {"size": windows}}));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+    vmm
+}
+
+fn wait_until(vmm: &ApiVmm, what: &str, done: impl Fn() -> Option<u64>) -> u64 {
+    let start = Instant::now();
+    loop {
+        if let Some(number) = done() {
+            return number;
+        }
+        assert!(start.elapsed() < PATIENCE, "{what}:\n{}", vmm.console());
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// The drive and the guest's memory have been right since, `rounds` times.
+fn all_is_right(vmm: &ApiVmm, rounds: usize) {
+    let done = vmm.console().matches("CAROM-KEPT").count();
+    vmm.wait_for("CAROM-KEPT", done + rounds, PATIENCE).unwrap();
+    let console = vmm.console();
+    let (done, sound) = (console.matches("CAROM-KEPT").count(), console.matches("CAROM-VERIFY 0 8388608").count());
+    assert!(sound >= done && !console.contains("CAROM-LOST"), "{sound} of {done} rounds are sound:\n{console}");
+}
+
+/// The guest's IOMMU saw no fault and refused no mapping, and that of windows was used if there are any.
+fn iommu_is_content(vmm: &ApiVmm, windows: bool) {
+    let counted = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1["_iommu"].take();
+    assert_eq!((&counted["faults"], &counted["failed_map"]), (&json!(0), &json!(0)), "{counted}");
+    assert_eq!(counted["window_bytes"].as_u64() > Some(0), windows, "{counted}");
+}
+
+fn end(mut vmm: ApiVmm) {
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+}
+
+/// The host takes memory of the guest until much of what it keeps is on the swap device, where the guest needs it again and again.
+fn swapped(windows: u64) {
+    let swap = Swap::on(SITE.swap.as_ref().unwrap());
+    let group = MemoryGroup::new("carom-short-of-memory");
+    let vmm = boot(&keep_memory_and_work(), windows, false, |vmm| group.add(vmm.pid()));
+    all_is_right(&vmm, 1);
+    let (used, read_before) = (group.without_a_file(), pages_swapped_in());
+    assert_eq!(group.swapped(), 0, "nothing is swapped while there is no limit");
+    group.limit(used - TAKEN);
+    let first = wait_until(&vmm, "memory on the swap device", || {
+        let bytes = group.swapped();
+        (bytes >= TAKEN * 3 / 4).then_some(bytes)
+    });
+    all_is_right(&vmm, 3);
+    let (last, read) = (group.swapped(), pages_swapped_in() - read_before);
+    println!(
+        "CAROM-SWAPPED of {} MiB {} MiB, later {} MiB; read back {} MiB",
+        used / MIB,
+        first / MIB,
+        last / MIB,
+        read * 4096 / MIB
+    );
+    // All that is kept is looked at each round, so what was away has come back.
+    assert!(read * 4096 >= TAKEN / 2, "{read} pages came back");
+    assert!(last >= TAKEN / 2, "{last} bytes are away still");
+    iommu_is_content(&vmm, windows > 0);
+    end(vmm);
+    drop(group);
+    drop(swap);
+}
+
+#[guest_test(needs(Swap), slow = "host kernels swap; this shows that nothing of it is lost to a drive")]
+fn host_swaps_a_guest_whose_drive_works_by_strict_mappings_and_nothing_is_lost() {
+    swapped(0);
+}
+
+#[guest_test(needs(Swap), slow = "host kernels swap; this shows that nothing of it is lost to a drive")]
+fn host_swaps_a_guest_whose_drive_works_by_windows_and_nothing_is_lost() {
+    swapped(64 * MIB);
+}
+
+/// Fills memory with pages that are the same, works with the drive until the power button is pressed, and then has the drive write to
+/// 32 MiB of those pages: what is there afterwards is what the drive has, in blocks of 1 MiB whose order is the drive's.
+fn fill_with_equal_pages_and_read_into_them() -> String {
+    let verify = workload::fio_verify(8, 32);
+    format!(
+        r#"{WAIT_FOR_NVME}
+irqs() {{ awk 'index($0, "ACPI:Ged") {{ for (i = 2; i <= NF && $i ~ /^[0-9]+$/; i++) n += $i }} END {{ print n + 0 }}' /proc/interrupts; }}
+sums() {{
+    i=0
+    while [ $i -lt 32 ]; do
+        dd if="$1" bs=1M skip=$i count=1 $2 2>/dev/null | md5sum
+        i=$((i + 1))
+    done | sort
+}}
+yes carom-- | head -c 1048576 >/block
+i=0
+while [ $i -lt {KEPT_MIB} ]; do cat /block; i=$((i + 1)); done >/kept
+sum=$(md5sum </kept)
+dd if=/dev/urandom of=/random bs=1M count=32 2>/dev/null
+echo CAROM-READY
+n=0
+while [ "$(irqs)" = 0 ]; do
+    {verify}
+    n=$((n + 1))
+    if [ "$(md5sum </kept)" = "$sum" ]; then echo "CAROM-KEPT $n"; else echo "CAROM-LOST $n"; fi
+done
+dd if=/random of=/dev/nvme0n1 bs=1M oflag=direct 2>/dev/null
+# fio removes the file in the end.
+ln /kept /buffers
+fio --name=into --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=32 --bs=1M --size=32M \
+    --mem=mmapshared:/buffers --output-format=terse --terse-version=3 >/tmp/into || exit 91
+echo "CAROM-READ-INTO $(awk -F';' '/^3;/ {{ print $5, $6 * 1024 }}' /tmp/into)"
+sums /kept >/tmp/memory
+sums /random >/tmp/drive
+if cmp -s /tmp/memory /tmp/drive; then echo CAROM-SAME; else echo CAROM-OTHER; fi
+while :; do sleep 1; done
+"#
+    )
+}
+
+#[guest_test(slow = "host kernels merge; this shows that a drive writes to what was merged and to nothing else")]
+fn host_merges_pages_while_a_drive_works_and_the_drive_gets_its_own_where_it_writes() {
+    let merging = Merging::on();
+    let before = merging.pages_saved();
+    let vmm = boot(&fill_with_equal_pages_and_read_into_them(), 0, true, |_| {});
+    let kept = KEPT_MIB * MIB / 4096;
+    let merged = wait_until(&vmm, "pages are merged", || {
+        let pages = merging.pages_saved().saturating_sub(before);
+        (pages >= kept * 9 / 10).then_some(pages)
+    });
+    all_is_right(&vmm, 2);
+    merging.pause();
+    let at_hand = merging.pages_saved() - before;
+    put(&vmm, "vm.power-button", &Value::Null);
+    vmm.wait_for("CAROM-READ-INTO 0 33554432", 1, PATIENCE).unwrap();
+    let parted = at_hand.saturating_sub(merging.pages_saved().saturating_sub(before));
+    vmm.wait_for("CAROM-SAME", 1, PATIENCE).unwrap();
+    println!("CAROM-MERGED of {kept} pages {merged}, later {at_hand}; {parted} parted as the drive wrote");
+    assert!(parted * 4096 >= 24 * MIB, "the drive wrote to {parted} pages that were merged");
+    iommu_is_content(&vmm, false);
+    end(vmm);
+}
