@@ -13,6 +13,7 @@ mod guest;
 pub mod harness;
 mod initramfs;
 pub mod kunit;
+pub mod measure;
 mod process;
 pub mod rig;
 mod site;

@@ -5,18 +5,22 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use carom_integration::measure::machine::Machine;
+use carom_integration::measure::mode::Mode;
 use carom_integration::{Outcome, Site};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::config::{Config, Machine};
-use crate::plan::{Plan, Step};
+use crate::config::Config;
+use crate::plan::Step;
 
 /// A form of the demo, as the figures that it has of one guest.
 pub(crate) trait Form: Clone + Serialize + DeserializeOwned {
     /// Figures of one configuration.
     type Summary;
 
+    /// How long a guest takes, roughly.
+    const ESTIMATE: Duration;
     /// How long a guest may take.
     const TIME_LIMIT: Duration;
     /// Whether some configurations are also measured with two jobs.
@@ -27,7 +31,7 @@ pub(crate) trait Form: Clone + Serialize + DeserializeOwned {
     const FIO: &'static str;
 
     /// Whether the configuration is measured unless others are asked for.
-    fn is_usual(plan: &Plan, site: &Site) -> bool;
+    fn is_usual(mode: &Mode, site: &Site) -> bool;
 
     /// The guest's job, once its drive is there.
     fn job(step: &Step, quick: bool) -> String;

@@ -6,14 +6,18 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
+use carom_integration::measure::machine::Machine;
+use carom_integration::measure::markdown::NONE;
+use carom_integration::measure::mode::Mode;
+use carom_integration::measure::statistics::median;
 use carom_integration::workload::{self, MapTime, ProfilerTime};
 use carom_integration::{Outcome, Site};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{self, Machine, find, median};
+use crate::config::{self, find};
 use crate::form::Form;
-use crate::plan::{Plan, Step};
-use crate::tables::{self, NONE};
+use crate::plan::Step;
+use crate::tables;
 
 /// Configurations that are measured unless others are asked for.
 const CONFIGS: [&str; 3] = ["qemu-strict", "strict", "bounce"];
@@ -33,13 +37,14 @@ type Config = config::Config<MapTimes>;
 impl Form for MapTimes {
     type Summary = Self;
 
+    const ESTIMATE: Duration = Duration::from_secs(45);
     const TIME_LIMIT: Duration = Duration::from_secs(300);
     const TWO_JOBS: bool = false;
     const VCPUS_APART: bool = true;
     const FIO: &'static str = "read, direct, libaio, depth 64, 1 job on 1 vCPU";
 
-    fn is_usual(plan: &Plan, _: &Site) -> bool {
-        CONFIGS.contains(&plan.name)
+    fn is_usual(mode: &Mode, _: &Site) -> bool {
+        CONFIGS.contains(&mode.name)
     }
 
     fn job(_: &Step, quick: bool) -> String {

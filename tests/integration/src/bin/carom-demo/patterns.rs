@@ -6,14 +6,18 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use carom_integration::measure::machine::Machine;
+use carom_integration::measure::markdown::{self, NONE, ratio};
+use carom_integration::measure::mode::Mode;
+use carom_integration::measure::statistics::median;
 use carom_integration::workload::{self, PATTERNS, Patterns};
 use carom_integration::{Outcome, Site};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{self, Machine, find, median};
+use crate::config::{self, find};
 use crate::form::Form;
-use crate::plan::{Plan, Step};
-use crate::tables::{self, NONE, ratio};
+use crate::plan::Step;
+use crate::tables;
 
 /// Configurations that are measured unless others are asked for: the two without windows that a guest would otherwise have,
 /// and the one with.
@@ -39,13 +43,14 @@ type Config = config::Config<Summary>;
 impl Form for PatternFigures {
     type Summary = Summary;
 
+    const ESTIMATE: Duration = Duration::from_secs(50);
     const TIME_LIMIT: Duration = Duration::from_secs(240);
     const TWO_JOBS: bool = false;
     const VCPUS_APART: bool = false;
     const FIO: &'static str = "direct, libaio, 1 job on 1 vCPU";
 
-    fn is_usual(plan: &Plan, _: &Site) -> bool {
-        CONFIGS.contains(&plan.name)
+    fn is_usual(mode: &Mode, _: &Site) -> bool {
+        CONFIGS.contains(&mode.name)
     }
 
     fn job(_: &Step, quick: bool) -> String {
@@ -54,7 +59,7 @@ impl Form for PatternFigures {
 
     fn read(step: &Step, outcome: &Outcome) -> Result<Self> {
         let windows = outcome.counters.last().map_or(0, |counters| counters.requests.window_add);
-        ensure!((windows > 0) == step.plan.bounce, "the guest had {windows} chunks of windows");
+        ensure!((windows > 0) == step.mode.windows, "the guest had {windows} chunks of windows");
         Ok(Self { fio: workload::pattern_results(outcome)? })
     }
 
@@ -93,12 +98,12 @@ fn speeds(configs: &[Config], pattern: &str) -> String {
 
 fn latencies(configs: &[Config]) -> String {
     let of = |name: &str| find(configs, name).map(|config| config.figures.fio.read_latency_us);
-    let mut table = tables::new_table(["configuration", "µs", "÷ strict", "÷ lazy"]);
+    let mut table = markdown::new_table(["configuration", "µs", "÷ strict", "÷ lazy"]);
     for config in configs {
         let own = config.figures.fio.read_latency_us;
         table.add_row([config.name.clone(), format!("{own:.0}"), ratio(own, of("strict")), ratio(own, of("lazy"))]);
     }
-    tables::finish(table)
+    markdown::finish(&table)
 }
 
 #[cfg(test)]

@@ -8,14 +8,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use carom_integration::events::Requests;
+use carom_integration::measure::machine::Machine;
+use carom_integration::measure::markdown::{self, NONE};
+use carom_integration::measure::mode::Mode;
+use carom_integration::measure::statistics::median;
 use carom_integration::workload::{self, BLOCK_SIZES, DmaMap, Fio, Mapping};
 use carom_integration::{Outcome, Site, Vmm};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{self, Machine, find, median};
+use crate::config::{self, find};
 use crate::form::Form;
-use crate::plan::{Plan, Step};
-use crate::tables::{self, NONE};
+use crate::plan::Step;
+use crate::tables;
 
 /// Bytes written and verified under bounce, in MiB.
 const VERIFY_MIB: u32 = 48;
@@ -71,21 +75,22 @@ type Config = config::Config<Summary>;
 impl Form for Plain {
     type Summary = Summary;
 
+    const ESTIMATE: Duration = Duration::from_secs(30);
     const TIME_LIMIT: Duration = Duration::from_secs(180);
     const TWO_JOBS: bool = true;
     const VCPUS_APART: bool = false;
     const FIO: &'static str = "read, direct, libaio, depth 64, 1 job on 1 vCPU";
 
     /// Cloud Hypervisor is left out where the site has none.
-    fn is_usual(plan: &Plan, site: &Site) -> bool {
-        plan.vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some()
+    fn is_usual(mode: &Mode, site: &Site) -> bool {
+        mode.is_at(site)
     }
 
     fn job(step: &Step, quick: bool) -> String {
         let mut job = workload::fio_reads(if quick { 2 } else { 3 }, if step.two_jobs { 2 } else { 1 });
         if !step.two_jobs {
             job += "echo CAROM-MARK reads\nsleep 0.5\n";
-            if step.plan.bounce {
+            if step.mode.windows {
                 job += &workload::fio_verify(VERIFY_MIB, 64);
             }
         }
@@ -93,14 +98,14 @@ impl Form for Plain {
     }
 
     fn read(step: &Step, outcome: &Outcome) -> Result<Self> {
-        let plan = step.plan;
+        let mode = step.mode;
         let requests = outcome.counters.first().map(|counters| counters.requests);
         ensure!(
-            requests.is_some() == (plan.iommu && plan.vmm == Vmm::Carom),
+            requests.is_some() == (mode.iommu && mode.vmm == Vmm::Carom),
             "the VMM's events hold counters where there is no virtio-iommu, or none where there is one"
         );
         Ok(Self {
-            vmm: plan.vmm.name().into(),
+            vmm: mode.vmm.name().into(),
             fio: workload::fio_results(outcome)?,
             dma_map: workload::dma_map_result(outcome, mappings(step)[0])?,
             dma_map_to_device: match mappings(step).get(1) {
@@ -109,7 +114,7 @@ impl Form for Plain {
             },
             requests,
             pinned_bytes: outcome.peak_pinned_bytes,
-            verified_bytes: if plan.bounce && !step.two_jobs { Some(verified(outcome)?) } else { None },
+            verified_bytes: if mode.windows && !step.two_jobs { Some(verified(outcome)?) } else { None },
         })
     }
 
@@ -202,7 +207,7 @@ fn speeds<'configs>(
 }
 
 fn costs(configs: &[Config], machine: &Machine) -> String {
-    let mut table = tables::new_table(["configuration", "MAP", "UNMAP", "WINDOW_ADD", "pinned MiB", "of RAM"]);
+    let mut table = markdown::new_table(["configuration", "MAP", "UNMAP", "WINDOW_ADD", "pinned MiB", "of RAM"]);
     for config::Config { name, figures, .. } in configs {
         let count = |value: Option<u64>| value.map_or(NONE.to_owned(), |value| value.to_string());
         #[expect(clippy::cast_precision_loss, reason = "shown to a tenth of a per cent")]
@@ -216,19 +221,19 @@ fn costs(configs: &[Config], machine: &Machine) -> String {
             format!("{share:.1} %"),
         ]);
     }
-    tables::finish(table)
+    markdown::finish(&table)
 }
 
 fn maps(configs: &[Config]) -> String {
     let mut table =
-        tables::new_table(["configuration", "from the device", "to the device", "from, 2 threads on 2 vCPUs"]);
+        markdown::new_table(["configuration", "from the device", "to the device", "from, 2 threads on 2 vCPUs"]);
     for config::Config { name, figures, .. } in configs {
         let both =
             |map: Option<DmaMap>| map.map_or(NONE.into(), |map| format!("{:.1} + {:.1}", map.map_us, map.unmap_us));
         let Summary { dma_map, dma_map_to_device, dma_map_2_threads, .. } = *figures;
         table.add_row([name.clone(), both(Some(dma_map)), both(dma_map_to_device), both(dma_map_2_threads)]);
     }
-    tables::finish(table)
+    markdown::finish(&table)
 }
 
 fn ratios(config: &Config, peer: &Config) -> String {
@@ -239,7 +244,7 @@ fn ratios(config: &Config, peer: &Config) -> String {
 
 fn ratio(fio: &BySize, base: Option<&BySize>, size: &str) -> String {
     let iops = |fio: &BySize| fio.get(size).map(|fio| fio.iops);
-    iops(fio).map_or(NONE.into(), |own| tables::ratio(own, base.and_then(iops)))
+    iops(fio).map_or(NONE.into(), |own| markdown::ratio(own, base.and_then(iops)))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to a tenth of a MiB")]

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use carom_integration::measure::machine::Machine;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Machine};
+use crate::config::Config;
 use crate::form::Form;
 use crate::samples::{Measured, Sample};
 use crate::{map_time, patterns, plain};
