@@ -29,7 +29,10 @@ const SHOWN: usize = 4000;
 const ANSWER_TIME: Duration = Duration::from_secs(60);
 
 /// Calls the API at `socket`; status and body.
-pub(crate) fn exchange(socket: &Path, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, String)> {
+///
+/// # Errors
+/// When there is no answer, or none that is HTTP.
+pub fn exchange(socket: &Path, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, String)> {
     let mut stream = UnixStream::connect(socket).context("connecting to the API")?;
     stream.set_read_timeout(Some(ANSWER_TIME))?;
     let body = body.map_or(String::new(), Value::to_string);

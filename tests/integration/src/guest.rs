@@ -7,7 +7,7 @@ use std::iter;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -15,6 +15,7 @@ use crate::Site;
 use crate::apart::Apart;
 use crate::events::{self, Counters, Event};
 use crate::initramfs::{self, Extra};
+use crate::probe::{Probe, Prober};
 use crate::process::{self, Ended, Finished, Limits};
 use crate::tally;
 use crate::vmm::{self, Device, Drive, Kernel, Machine, Vmm};
@@ -22,7 +23,10 @@ use crate::vmm::{self, Device, Drive, Kernel, Machine, Vmm};
 /// Kernel parameters that every guest gets: console, and a panic that ends the guest.
 const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1 oops=panic unknown_nmi_panic mitigations=off";
 
-/// Printed by the base initramfs' `/init` when the job has ended; the status follows.
+/// Printed by the base initramfs' `/init` when the job begins.
+const JOB_BEGIN: &str = "CAROM-JOB-BEGIN";
+
+/// Printed by it when the job has ended; the status follows.
 const JOB_EXIT: &str = "CAROM-JOB-EXIT ";
 
 /// A guest to be run.
@@ -49,6 +53,7 @@ pub struct Guest {
     user: Option<u32>,
     landlock: bool,
     vcpus_apart: bool,
+    poll: Duration,
     time_limit: Duration,
 }
 
@@ -69,6 +74,10 @@ pub struct Outcome {
     pub counters: Vec<Counters>,
     /// Most memory that the VMM had pinned, in bytes.
     pub peak_pinned_bytes: u64,
+    /// What was seen at each line of the console that begins with [`crate::PROBE`].
+    pub probes: Vec<Probe>,
+    /// Time from the VMM's start to the first look that saw the job begin, see [`Guest::look_every`].
+    pub begun: Option<Duration>,
     /// Time from the VMM's start to its end.
     pub elapsed: Duration,
     /// How often a guest of this description hung, or was ended by the rig, before this one ended.
@@ -102,6 +111,7 @@ impl Guest {
             user: None,
             landlock: false,
             vcpus_apart: false,
+            poll: process::POLL,
             time_limit: Duration::from_secs(90),
         }
     }
@@ -264,6 +274,13 @@ impl Guest {
         self
     }
 
+    /// Sets how often the VMM and the console are looked at, every 50 ms unless said otherwise.
+    #[must_use]
+    pub fn look_every(mut self, poll: Duration) -> Self {
+        self.poll = poll;
+        self
+    }
+
     /// Sets the longest time that the guest may take, 90 s unless said otherwise.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
@@ -283,7 +300,7 @@ impl Guest {
         ensure!(qemu || self.drives.is_empty(), "guest {} has drives that only QEMU emulates", self.name);
         tally::note_started(&site.out, &self.name)?;
         let mut retries = 0;
-        let (mut finished, mut events) = self.run_once(site, retries)?;
+        let (mut finished, mut seen) = self.run_once(site, retries)?;
         if let Some(why) = self.second_chance(site, &finished) {
             tally::note_again(&site.out, &self.name, &why)?;
             eprintln!("guest {} {why} and is started again", self.name);
@@ -291,7 +308,7 @@ impl Guest {
                 eprintln!("{stuck}{}", tail(&finished));
             }
             retries = 1;
-            (finished, events) = self.run_once(site, retries)?;
+            (finished, seen) = self.run_once(site, retries)?;
         }
         match finished.ended {
             Ended::TimedOut => {
@@ -303,7 +320,7 @@ impl Guest {
             Ended::Exited(_) if self.fell_over(&finished) => {
                 bail!("a triple fault reset guest {}{}", self.name, tail(&finished))
             }
-            Ended::Exited(status) => self.outcome(finished, status, events, retries),
+            Ended::Exited(status) => self.outcome(finished, status, seen, retries),
         }
     }
 
@@ -337,7 +354,7 @@ impl Guest {
         Ok(script)
     }
 
-    fn run_once(&self, site: &Site, round: u32) -> Result<(Finished, Vec<Event>)> {
+    fn run_once(&self, site: &Site, round: u32) -> Result<(Finished, Seen)> {
         let dir = site.out.join("guests");
         fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
         let console = dir.join(format!("{}-{round}.console", self.name));
@@ -346,9 +363,14 @@ impl Guest {
         let limits = Limits { time: self.time_limit, stop_on_panic: true };
         let api = (self.vmm == Vmm::Carom).then_some(machine.api.as_path());
         let mut apart = self.vcpus_apart.then(|| Apart::new(site.rig != "direct")).transpose()?;
-        let place = |pid| apart.as_mut().into_iter().for_each(|apart| apart.place(pid));
-        let finished = process::run_watched(&mut command, &console, limits, api, place)?;
-        Ok((finished, events::read(&machine.events)?))
+        let (start, mut begun, mut prober) = (Instant::now(), None, Prober::new(api));
+        let look = |pid, text: &str| {
+            apart.as_mut().into_iter().for_each(|apart| apart.place(pid));
+            begun = begun.or_else(|| text.contains(JOB_BEGIN).then(|| start.elapsed()));
+            prober.look(pid, text);
+        };
+        let finished = process::run_watched(&mut command, &console, limits, api, self.poll, look)?;
+        Ok((finished, Seen { events: events::read(&machine.events)?, probes: prober.probes, begun }))
     }
 
     /// Whether a triple fault reset a guest of Carom, which began anew then, though its kernel was not told to restart by one.
@@ -400,15 +422,17 @@ impl Guest {
         Ok((vmm::command(site, self.vmm, &machine), machine))
     }
 
-    fn outcome(&self, finished: Finished, status: ExitStatus, events: Vec<Event>, retries: u32) -> Result<Outcome> {
+    fn outcome(&self, finished: Finished, status: ExitStatus, seen: Seen, retries: u32) -> Result<Outcome> {
         let vmm_status =
             status.code().with_context(|| format!("the VMM of guest {} was killed: {status}", self.name))?;
         ensure!(vmm_status == 0, "the VMM of guest {} failed with status {vmm_status}{}", self.name, tail(&finished));
         let job_status = job_status(&finished.stdout)
             .with_context(|| format!("guest {} ended without its job's status{}", self.name, tail(&finished)))?;
         Ok(Outcome {
-            counters: events::counters(&events)?,
-            events,
+            counters: events::counters(&seen.events)?,
+            events: seen.events,
+            probes: seen.probes,
+            begun: seen.begun,
             console: finished.stdout,
             stderr: finished.stderr,
             job_status,
@@ -418,6 +442,13 @@ impl Guest {
             retries,
         })
     }
+}
+
+/// What a run showed beside what came of its process.
+struct Seen {
+    events: Vec<Event>,
+    probes: Vec<Probe>,
+    begun: Option<Duration>,
 }
 
 impl Outcome {

@@ -13,7 +13,9 @@ mod guest;
 pub mod harness;
 mod initramfs;
 pub mod kunit;
+mod kvm_counters;
 pub mod measure;
+mod probe;
 mod process;
 pub mod rig;
 mod site;
@@ -23,6 +25,7 @@ pub mod vmm;
 pub mod workload;
 
 pub use guest::{Guest, Outcome};
+pub use probe::{PROBE, Probe};
 pub use process::{Ended, Finished, Limits, run_limited};
 pub use site::Site;
 pub use tally::Tally;

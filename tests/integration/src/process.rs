@@ -13,8 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::stuck;
 
-/// How often the process is looked at.
-const POLL: Duration = Duration::from_millis(50);
+/// How often a process is looked at, unless said otherwise.
+pub(crate) const POLL: Duration = Duration::from_millis(50);
 
 /// How long a killed process may take to end: unpinning a guest's memory takes seconds under emulation.
 const KILL_TIME: Duration = Duration::from_secs(30);
@@ -68,10 +68,11 @@ const MARK: &str = "CAROM-MARK ";
 /// # Errors
 /// When the program cannot be started or watched; how it ended is no error.
 pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, api: Option<&Path>) -> Result<Finished> {
-    run_watched(command, console, limits, api, |_| {})
+    run_watched(command, console, limits, api, POLL, |_, _| {})
 }
 
-/// The same as [`run_limited`], and calls `look` with the process' number at each look at it.
+/// The same as [`run_limited`], with a look at the process each time that `poll` is over: `look` is called with its number and the whole
+/// lines on the console.
 ///
 /// # Errors
 /// As there.
@@ -80,7 +81,8 @@ pub(crate) fn run_watched(
     console: &Path,
     limits: Limits,
     api: Option<&Path>,
-    mut look: impl FnMut(u32),
+    poll: Duration,
+    mut look: impl FnMut(u32, &str),
 ) -> Result<Finished> {
     let stderr_path = console.with_extension("stderr");
     let create = |path: &Path| File::create(path).with_context(|| format!("creating {}", path.display()));
@@ -96,8 +98,8 @@ pub(crate) fn run_watched(
             break Ended::Exited(status);
         }
         peak_pinned_bytes = peak_pinned_bytes.max(pinned_bytes(child.0.id()));
-        look(child.0.id());
         watch.read()?;
+        look(child.0.id(), &watch.text);
         if api.is_some() && watch.new_marks() {
             child.signal(Signal::USR1)?;
         }
@@ -110,7 +112,7 @@ pub(crate) fn run_watched(
             stuck = Some(stuck::report(child.0.id(), api));
             break Ended::TimedOut;
         }
-        thread::sleep(POLL);
+        thread::sleep(poll);
     };
     drop(child);
     watch.read()?;

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::api::exchange;
+use crate::kvm_counters;
 
 /// How long threads and counters are watched.
 const LOOK: Duration = Duration::from_secs(1);
@@ -22,7 +23,7 @@ const PANIC_TIME: Duration = Duration::from_secs(5);
 ///
 /// It is no error where something cannot be read: what can be is worth having.
 pub(crate) fn report(pid: u32, api: Option<&Path>) -> String {
-    let (threads, counters) = (threads(pid), kvm_counters(pid));
+    let (threads, counters) = (threads(pid), kvm_counters::read(pid));
     thread::sleep(LOOK);
     let mut text =
         String::from("threads (state, time on a CPU in 1/100 s of the last second, where in the host's kernel):");
@@ -31,7 +32,7 @@ pub(crate) fn report(pid: u32, api: Option<&Path>) -> String {
         let _ = write!(text, "\n  {}: {} {} {}", now.name, now.state, now.ticks.saturating_sub(before), now.place);
     }
     text.push_str("\nKVM counted in the last second:");
-    for (name, now) in kvm_counters(pid) {
+    for (name, now) in kvm_counters::read(pid) {
         let before = counters.get(&name).copied().unwrap_or(0);
         if now != before {
             let _ = write!(text, " {name} {}", now.wrapping_sub(before));
@@ -79,20 +80,6 @@ fn parse_stat(stat: &str) -> Option<(String, String, u64)> {
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
     Some((name.into(), (*fields.first()?).into(), ticks))
-}
-
-/// KVM's counters of the process' VM (`/sys/kernel/debug/kvm/PID-FD/`).
-fn kvm_counters(pid: u32) -> BTreeMap<String, u64> {
-    let Ok(vms) = fs::read_dir("/sys/kernel/debug/kvm") else { return BTreeMap::new() };
-    let prefix = format!("{pid}-");
-    vms.flatten()
-        .filter(|vm| vm.file_name().to_string_lossy().starts_with(&prefix))
-        .flat_map(|vm| fs::read_dir(vm.path()).into_iter().flatten().flatten())
-        .filter_map(|file| {
-            let value = fs::read_to_string(file.path()).ok()?.trim().parse().ok()?;
-            Some((file.file_name().to_string_lossy().into_owned(), value))
-        })
-        .collect()
 }
 
 #[cfg(test)]

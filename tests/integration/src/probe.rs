@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a VMM has cost the host until a guest says so on its console.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::api::exchange;
+use crate::kvm_counters;
+
+/// A line of the console that begins so has the host's side looked at. What the guest calls the moment follows.
+pub const PROBE: &str = "CAROM-PROBE ";
+
+/// Mappings of this size and more are the guest's RAM: a VMM has no other that large.
+const RAM: u64 = 128 << 20;
+
+/// Clock ticks of proc_pid_stat(5): `USER_HZ`, 100 a second on x86-64.
+const TICK: Duration = Duration::from_millis(10);
+
+/// What was seen at one moment.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Probe {
+    /// What the guest calls it.
+    pub label: String,
+    /// Time since the VMM's start.
+    pub at: Duration,
+    /// Time that its threads ran the guest.
+    pub guest_cpu: Duration,
+    /// Time that its threads ran otherwise, in user space and in the kernel.
+    pub vmm_cpu: Duration,
+    /// KVM's counters, by their names there.
+    pub kvm: BTreeMap<String, u64>,
+    /// Carom's counters of its virtio-iommu (`_iommu` of `vm.counters`); null where there are none.
+    pub iommu: Value,
+    /// Memory that it has of the host without the guest's RAM, in bytes.
+    pub own_bytes: u64,
+}
+
+/// Watches a console for such lines.
+#[derive(Debug)]
+pub(crate) struct Prober<'a> {
+    start: Instant,
+    /// Socket of a Carom's API.
+    api: Option<&'a Path>,
+    /// Bytes of the console that have been looked at.
+    seen: usize,
+    pub(crate) probes: Vec<Probe>,
+}
+
+impl<'a> Prober<'a> {
+    /// For a VMM that starts now.
+    pub(crate) fn new(api: Option<&'a Path>) -> Self {
+        Self { start: Instant::now(), api, seen: 0, probes: Vec::new() }
+    }
+
+    /// Looks at what is new on the console of VMM `pid`. It has whole lines only.
+    pub(crate) fn look(&mut self, pid: u32, console: &str) {
+        let new = console.get(self.seen..).unwrap_or_default();
+        let labels: Vec<&str> = new.lines().filter_map(|line| line.trim().strip_prefix(PROBE)).collect();
+        self.probes.extend(labels.iter().map(|label| take(pid, label, self.start.elapsed(), self.api)));
+        self.seen = console.len();
+    }
+}
+
+/// What cannot be read is 0, or null: the VMM may just have ended.
+fn take(pid: u32, label: &str, at: Duration, api: Option<&Path>) -> Probe {
+    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let (guest_cpu, vmm_cpu) = cpu_times(&read("stat")).unwrap_or_default();
+    let kvm = kvm_counters::read(pid);
+    let counters = api.and_then(|api| exchange(api, "GET", "/api/v1/vm.counters", None).ok());
+    let iommu = counters.and_then(|(_, body)| Some(serde_json::from_str::<Value>(&body).ok()?["_iommu"].take()));
+    let own_bytes = own_bytes(&read("smaps"));
+    Probe { label: label.into(), at, guest_cpu, vmm_cpu, kvm, iommu: iommu.unwrap_or_default(), own_bytes }
+}
+
+/// Time in the guest, and other time, of proc_pid_stat(5).
+fn cpu_times(stat: &str) -> Option<(Duration, Duration)> {
+    // The name may hold blanks and parentheses.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    // utime and stime, fields 14 and 15, have guest_time in them, field 43; the first here is field 3.
+    let ticks = |number: usize| fields.get(number - 3)?.parse::<u32>().ok();
+    let (all, guest) = (ticks(14)? + ticks(15)?, ticks(43)?);
+    Some((TICK * guest, TICK * all.saturating_sub(guest)))
+}
+
+/// Resident memory of all mappings but RAM, of proc_pid_smaps(5).
+fn own_bytes(smaps: &str) -> u64 {
+    let mut is_ram = false;
+    let mut kib = 0;
+    for line in smaps.lines() {
+        let number = |key: &str| line.strip_prefix(key)?.trim().strip_suffix(" kB")?.parse::<u64>().ok();
+        if let Some(size) = number("Size:") {
+            is_ram = size << 10 >= RAM;
+        } else if let Some(resident) = number("Rss:").filter(|_| !is_ram) {
+            kib += resident;
+        }
+    }
+    kib << 10
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_in_the_guest_is_told_from_other_time() {
+        let mut fields: Vec<String> = (3..=52).map(|_| "0".into()).collect();
+        for (number, value) in [(14, "300"), (15, "50"), (43, "280")] {
+            fields[number - 3] = value.into();
+        }
+        let stat = format!("7 (a) (b c) {}", fields.join(" "));
+        assert_eq!(cpu_times(&stat), Some((Duration::from_millis(2800), Duration::from_millis(700))));
+        assert_eq!(cpu_times("7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn memory_of_large_mappings_is_left_out() {
+        let mapping = |size: u64, resident: u64| {
+            format!("7f00-7f10 rw-p 00000000 00:00 0\nSize: {size} kB\nRss: {resident} kB\nPss: 1 kB\n")
+        };
+        let smaps = [mapping(64, 60), mapping(128 << 10, 5000), mapping(1024, 4)].concat();
+        assert_eq!(own_bytes(&smaps), 64 << 10);
+    }
+
+    #[test]
+    fn each_line_is_probed_once_and_others_are_not() {
+        let mut prober = Prober::new(None);
+        let pid = std::process::id();
+        prober.look(pid, "a\nCAROM-PROBE one\n");
+        prober.look(pid, "a\nCAROM-PROBE one\nsaid CAROM-PROBE not\n");
+        prober.look(pid, "a\nCAROM-PROBE one\nsaid CAROM-PROBE not\nCAROM-PROBE two 2\n");
+        let labels: Vec<&str> = prober.probes.iter().map(|probe| probe.label.as_str()).collect();
+        assert_eq!(labels, ["one", "two 2"]);
+        assert!(prober.probes[1].at >= prober.probes[0].at && prober.probes[0].own_bytes > 0);
+    }
+}
