@@ -22,6 +22,7 @@ pub mod initramfs;
 pub mod kernel;
 mod key;
 pub mod kvm;
+mod measuring;
 mod modules;
 pub mod package;
 mod packages;

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Runs a program that measures guests: in the rig, as often as its machine dies, or on this host.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::available_parallelism;
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{Access, access};
+use rustix::process::geteuid;
+
+use crate::assets::{Variables, is_pci_address};
+use crate::children::run_command;
+use crate::kernel::GuestKernel;
+use crate::tools::{Tools, Usage};
+
+/// Exit status of the rig whose machine died.
+const DIED: u8 = 125;
+
+/// A program of `tests/integration` that measures. It notes what it has in a file as it goes, and goes on from there.
+pub(crate) struct Measuring<'a> {
+    /// Name of the program.
+    pub(crate) program: &'static str,
+    /// Its arguments.
+    pub(crate) arguments: Vec<OsString>,
+    /// The guests' kernel.
+    pub(crate) kernel: GuestKernel,
+    /// Address of the drive, where it is to run on this host.
+    pub(crate) direct: Option<&'a str>,
+    /// Memory of the rig's machine.
+    pub(crate) memory: &'a str,
+    /// Longest run of one such machine, in seconds.
+    pub(crate) time_limit: u32,
+    /// Directory that the program can write to.
+    pub(crate) out: &'a Path,
+    /// The file with what it has, in that directory.
+    pub(crate) samples: &'a Path,
+}
+
+impl Tools<'_> {
+    /// Builds a program of `tests/integration`; returns its file.
+    pub(crate) fn measuring_program(&self, name: &str) -> Result<PathBuf> {
+        let words = ["build", "--release", "--locked", "-p", "carom-integration", "--bin", name];
+        self.build("the measuring part", &words)?;
+        Ok(self.target_dir()?.join("release").join(name))
+    }
+
+    /// Makes what the guests need and runs the program; returns its exit status.
+    pub(crate) fn run_measuring(&self, measuring: &Measuring) -> Result<u8> {
+        self.need_guest_packages()?;
+        let mut variables: Variables = self.carom()?;
+        let program = self.measuring_program(measuring.program)?;
+        variables.extend(self.guest(&measuring.kernel)?);
+        if let Some(commit) = self.commit() {
+            variables.push(("CAROM_COMMIT", commit.into()));
+        }
+        if let Some(address) = measuring.direct {
+            let _bound = self.bind(address)?;
+            variables.extend([
+                ("CAROM_NVME", address.into()),
+                ("CAROM_RIG", "direct".into()),
+                ("CAROM_OUT", measuring.out.into()),
+            ]);
+            return self.status(Command::new(&program).args(&measuring.arguments).envs(variables));
+        }
+        self.build("the rig", &["build", "--locked", "--workspace", "--bin", "rig"])?;
+        let mut command = Command::new(self.target_dir()?.join("debug/rig"));
+        command.args(["--time-limit", &measuring.time_limit.to_string(), "--silence-limit", "480"]);
+        command.args(["--memory", measuring.memory, "--out"]).arg(measuring.out);
+        command.arg("--").arg(&program).args(&measuring.arguments);
+        self.until_done(command.envs(variables), measuring.samples)
+    }
+
+    /// The commit that is checked out, if it can be told.
+    pub(crate) fn commit(&self) -> Option<String> {
+        let mut git = Command::new("git");
+        git.arg("-C").arg(&self.checkout).args(["rev-parse", "--short", "HEAD"]).stderr(Stdio::null());
+        Some(self.output(&mut git).ok()?.trim().to_owned())
+    }
+
+    /// The emulated machine itself hangs or panics now and then, whatever runs in it: a new one goes on with the guests that are
+    /// missing. Each guest has three tries, which ends the loop.
+    fn until_done(&self, command: &mut Command, samples: &Path) -> Result<u8> {
+        loop {
+            let before = length(samples);
+            let status = self.status(command)?;
+            if status != DIED || length(samples) == before {
+                return Ok(status);
+            }
+            self.progress.say("the emulated machine died; the missing guests run in a new one");
+        }
+    }
+
+    /// Runs a program; returns its exit status.
+    fn status(&self, command: &mut Command) -> Result<u8> {
+        self.progress.end();
+        let mut child = command.stdin(Stdio::null()).spawn().context("starting the measurement")?;
+        let Some(status) = run_command(&mut child, self.signals)? else { bail!("interrupted") };
+        Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    }
+}
+
+fn length(file: &Path) -> u64 {
+    fs::metadata(file).map_or(0, |meta| meta.len())
+}
+
+/// Checks that this host can run guests with the drive at this address.
+pub(crate) fn check_direct(address: &str) -> Result<()> {
+    if !is_pci_address(address) {
+        bail!(Usage(format!("--direct '{address}': must be a PCI address such as 0000:01:00.0")));
+    }
+    let class = fs::read_to_string(format!("/sys/bus/pci/devices/{address}/class")).unwrap_or_default();
+    if !class.starts_with("0x0108") {
+        bail!(Usage(format!("--direct {address}: there is no NVMe drive at this address (see lspci -D)")));
+    }
+    if !geteuid().is_root() {
+        bail!(Usage("--direct: needs root".into()));
+    }
+    if access("/dev/kvm", Access::WRITE_OK).is_err() {
+        bail!(Usage("--direct: no access to /dev/kvm; load the kvm module, or leave the option out".into()));
+    }
+    Ok(())
+}
+
+/// Checks that `option`'s file can be in its directory.
+pub(crate) fn check_file(option: &str, file: &Path) -> Result<()> {
+    let parent = parent(file);
+    if !parent.is_dir() || file.is_dir() {
+        bail!(Usage(format!("{option} '{}': its directory does not exist, or it is one", file.display())));
+    }
+    Ok(())
+}
+
+/// The directory that a file is in.
+pub(crate) fn parent(file: &Path) -> &Path {
+    file.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
+}
+
+/// One line about this machine.
+pub(crate) fn machine() -> String {
+    let field = |file: &str, name: &str| {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        text.lines().find_map(|line| Some(line.strip_prefix(name)?.split_once(':')?.1.trim().to_owned()))
+    };
+    let model = field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown CPU".into());
+    let kib = field("/proc/meminfo", "MemTotal").and_then(|text| text.strip_suffix(" kB")?.parse::<u64>().ok());
+    let gib = (kib.unwrap_or_default() + (1 << 19)) >> 20;
+    format!("{model}, {} CPUs, {gib} GiB", available_parallelism().map_or(1, usize::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_is_told_in_a_line() {
+        let line = machine();
+        assert!(line.contains(" CPUs, ") && line.ends_with(" GiB") && !line.contains('\n'), "{line}");
+    }
+
+    #[test]
+    fn file_without_a_directory_is_in_the_current_one() {
+        assert_eq!(parent(Path::new("a.json")), Path::new("."));
+        assert_eq!(parent(Path::new("/srv/a.json")), Path::new("/srv"));
+    }
+}
