@@ -3,11 +3,12 @@
 //!
 //! [`Tools`] runs programs, keeps results in the cache ([`cache`]) under keys of their inputs ([`key`]), and installs or fetches
 //! Debian packages ([`packages`], [`apt`]). With these are made guest kernels ([`kernel`]), initramfs ([`initramfs`], [`archive`])
-//! and what the rig starts from ([`rig`], [`emulator`]). [`test`] and [`demo`] make what their guests need ([`assets`], [`mod@cargo`]).
+//! and what the rig starts from ([`rig`], [`emulator`]). [`test`], [`demo`] and [`bench`] make what their guests need ([`assets`], [`mod@cargo`]).
 
 mod apt;
 pub mod archive;
 mod assets;
+pub mod bench;
 mod cache;
 mod cargo;
 pub mod check;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use carom_tools::progress::Progress;
 use carom_tools::signals::Signals;
-use carom_tools::{Tools, Usage, check, demo, initramfs, kernel, package, series, test, vm};
+use carom_tools::{Tools, Usage, bench, check, demo, initramfs, kernel, package, series, test, vm};
 use clap::{Parser, Subcommand};
 
 #[derive(Debug, Parser)]
@@ -19,6 +19,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
+    #[command(override_help = include_str!("help/bench.txt"))]
+    Bench(bench::Options),
     #[command(override_help = include_str!("help/demo.txt"))]
     Demo(demo::Options),
     #[command(override_help = include_str!("help/test.txt"))]
@@ -40,6 +42,7 @@ enum Action {
 impl Action {
     fn name(&self) -> &'static str {
         match self {
+            Self::Bench(_) => "bench",
             Self::Demo(_) => "demo",
             Self::Test(_) => "test",
             Self::GuestKernel(_) => "guest-kernel",
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
 fn act(action: &Action, tools: &Tools) -> Result<ExitCode> {
     match action {
         Action::Vm(options) => return tools.vm(options).map(ExitCode::from),
+        Action::Bench(options) => return tools.bench(options).map(ExitCode::from),
         Action::Demo(options) => return tools.demo(options).map(ExitCode::from),
         Action::Test(options) if !tools.test(options)? => return Ok(ExitCode::FAILURE),
         Action::Test(_) => {}

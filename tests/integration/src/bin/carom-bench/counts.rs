@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What an operation takes in exits, requests and copies. Other than times, these move little with the host's load, or not at all.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use carom_integration::measure::fio::{self, Cell, Done, Extent, PATTERNS, RANDWRITE, READ};
+use carom_integration::measure::mode::{MODES, Mode};
+use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
+use carom_integration::{Probe, Site, Vmm};
+
+use crate::table::{self, Row, Scope, Shown, Table, Work, figure};
+use crate::throughput::{AROUND, RAM_MIB, measured, of};
+
+pub(crate) const TABLE: Table = Table {
+    name: "counts",
+    across: "mode",
+    shown: &[
+        Shown { figure: "exits", title: "exits for an operation", places: 2 },
+        Shown { figure: "map_requests", title: "MAP requests for an operation", places: 3 },
+        Shown { figure: "unmap_requests", title: "UNMAP requests for an operation", places: 3 },
+        Shown { figure: "copied_bytes", title: "bytes copied for an operation", places: 0 },
+    ],
+    work,
+};
+
+/// The counters of KVM that are told, and the figures that they are.
+const OF_KVM: [(&str, &str); 6] = [
+    ("exits", "exits"),
+    ("mmio_exits", "mmio_exits"),
+    ("io_exits", "io_exits"),
+    ("halt_exits", "halt_exits"),
+    ("irq_exits", "irq_exits"),
+    ("irq_window_exits", "irq_window_exits"),
+];
+
+/// Counters of Carom's virtio-iommu, and the figures that they are.
+const OF_IOMMU: [(&str, &str); 4] = [
+    ("requests_map", "map_requests"),
+    ("requests_unmap", "unmap_requests"),
+    ("requests_window_add", "window_add_requests"),
+    ("host_maps", "host_maps"),
+];
+
+/// Modes of a quick run.
+const QUICK: [&str; 4] = ["no-viommu", "bounce", "strict", "lazy"];
+
+/// The cell that is done before each other one, to see what beginning and ending fio takes: a single operation.
+const EMPTY: Cell = Cell { pattern: READ, kib: 4, depth: 1, jobs: 1, extent: Extent::Operations(1) };
+
+fn work(scope: Scope, site: &Site) -> Vec<Work> {
+    let wanted = |mode: &&Mode| mode.is_at(site) && (scope != Scope::Quick || QUICK.contains(&mode.name));
+    let operations = Extent::Operations(if scope == Scope::Quick { 2000 } else { 4000 });
+    let cell = |pattern, kib| Cell { pattern, kib, depth: 64, jobs: 1, extent: operations };
+    let cells = match scope {
+        Scope::Quick => vec![cell(READ, 4), cell(READ, 64)],
+        Scope::Plain => {
+            [READ, RANDWRITE].into_iter().flat_map(|pattern| [4, 16, 64, 128].map(|kib| cell(pattern, kib))).collect()
+        }
+        Scope::All => PATTERNS.into_iter().flat_map(|pattern| [4, 16, 64, 128].map(|kib| cell(pattern, kib))).collect(),
+    };
+    MODES.iter().filter(wanted).map(|mode| in_a_guest(mode, cells.clone())).collect()
+}
+
+fn in_a_guest(mode: &'static Mode, cells: Vec<Cell>) -> Work {
+    let cells: Vec<Cell> = [EMPTY].into_iter().chain(cells).collect();
+    let estimate = AROUND + cells.iter().map(Cell::estimate).sum::<Duration>();
+    let run = move |site: &Site, name: &str| {
+        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}", fio::job(&cells));
+        let outcome = table::run(mode.guest(site, name).memory_mib(RAM_MIB).job(&job), estimate, site)?;
+        let empty = fio::results(&outcome, &cells[..1]).remove(0).context("the cell of a single operation")?;
+        let mut measured = measured(&outcome, mode, &cells, |cell, done| row(mode, cell, done, &empty))?;
+        // The empty one's own.
+        measured.rows.remove(0);
+        Ok(measured)
+    };
+    Work { name: mode.name.into(), estimate, run: Box::new(run) }
+}
+
+fn row(mode: &Mode, cell: &Cell, done: &Done, empty: &Done) -> Result<Row> {
+    let mut row = Row::new(of(mode, cell), [("operations", done.operations)]);
+    // Without what a cell takes that does next to nothing.
+    let operations = (done.operations - empty.operations).max(1.0);
+    let mut add = |figure: &str, counter: &dyn Fn(&Probe) -> Option<f64>| {
+        let in_cell = |done: &Done| Some(counter(&done.after)? - counter(&done.before)?);
+        let (own, base) = (in_cell(done).context(figure.to_owned())?, in_cell(empty).context(figure.to_owned())?);
+        row.figures.insert(figure.into(), (own - base).max(0.0) / operations);
+        Ok::<_, anyhow::Error>(())
+    };
+    for (counter, name) in OF_KVM {
+        add(name, &|probe| probe.kvm.get(counter).copied().map(figure))?;
+    }
+    if mode.iommu && mode.vmm == Vmm::Carom {
+        for (counter, name) in OF_IOMMU {
+            add(name, &|probe| probe.iommu[counter].as_f64())?;
+        }
+    }
+    let copied = (done.copied_bytes - empty.copied_bytes).max(0.0) / operations;
+    ensure!(
+        copied == 0.0 || mode.name == "bounce" || mode.name == "guest-pages",
+        "the guest copied where nothing bounces"
+    );
+    row.figures.insert("copied_bytes".into(), copied);
+    Ok(row)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn done(operations: f64, exits: u64, maps: u64) -> Done {
+        let probe = |exits: u64, maps: u64| Probe {
+            kvm: OF_KVM.map(|(counter, _)| (counter.into(), exits)).into(),
+            iommu: json!({"requests_map": maps, "requests_unmap": 0, "requests_window_add": 1, "host_maps": 1}),
+            ..Probe::default()
+        };
+        Done {
+            operations,
+            iops: 1.0,
+            mib_s: 1.0,
+            latency_us: 1.0,
+            percentiles_us: [1.0; 3],
+            copied_bytes: 0.0,
+            before: probe(100, 5),
+            after: probe(100 + exits, 5 + maps),
+        }
+    }
+
+    #[test]
+    fn what_an_empty_cell_takes_is_not_counted() {
+        let strict = MODES.iter().find(|mode| mode.name == "strict").unwrap();
+        let row = row(strict, &EMPTY, &done(1001.0, 3300, 1002), &done(1.0, 300, 2)).unwrap();
+        let figure = |name: &str| row.figures[name];
+        assert!((figure("exits") - 3.0).abs() < 1e-9 && (figure("map_requests") - 1.0).abs() < 1e-9, "{row:?}");
+        assert_eq!((figure("window_add_requests"), figure("copied_bytes")), (0.0, 0.0));
+    }
+
+    #[test]
+    fn copies_where_nothing_bounces_and_missing_counters_are_errors() {
+        let strict = MODES.iter().find(|mode| mode.name == "strict").unwrap();
+        let copying = Done { copied_bytes: 4096.0, ..done(1001.0, 1, 1) };
+        assert!(row(strict, &EMPTY, &copying, &done(1.0, 1, 1)).is_err());
+        let mut blind = done(1001.0, 1, 1);
+        blind.after.kvm.clear();
+        assert!(row(strict, &EMPTY, &blind, &done(1.0, 1, 1)).is_err());
+    }
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The part of `scripts/bench` that runs where KVM and the NVMe drive are: starts the guests, measures, writes JSON; and the
+//! part that shows tables of it.
+
+mod counts;
+mod pinning;
+mod report;
+mod results;
+mod sample;
+mod summary;
+mod table;
+mod tables;
+mod throughput;
+mod vmm;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use carom_integration::measure::journal::Journal;
+use carom_integration::measure::machine::{self, Machine};
+use carom_integration::{Site, Tally};
+use carom_tools::bench::Measurement;
+use clap::{Parser, Subcommand};
+
+use crate::results::Results;
+use crate::sample::{Sample, Step};
+use crate::table::{Scope, Table};
+use crate::tables::TABLES;
+
+/// Starts the guests of scripts/bench and shows their figures.
+#[derive(Debug, Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Run the guests here and write the figures as JSON.
+    Run {
+        #[command(flatten)]
+        measurement: Measurement,
+        /// What to say of the machine.
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        machine: String,
+        /// File in which what is measured is noted at once, and found by a later call that is to go on.
+        #[arg(long, value_name = "FILE")]
+        samples: PathBuf,
+        /// File to write.
+        #[arg(long, value_name = "FILE")]
+        json: PathBuf,
+    },
+    /// Show tables of figures that `run` wrote.
+    Report {
+        /// The file.
+        json: PathBuf,
+    },
+    /// Say how many guests were started, and how many of them again, by the notes in the directory of the results.
+    Tally {
+        /// The directory.
+        out: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    match act(Arguments::parse().action) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("carom-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn act(action: Action) -> Result<ExitCode> {
+    match action {
+        Action::Run { measurement, machine, samples, json } => {
+            let results = run(&measurement, machine, &samples)?;
+            let text = serde_json::to_string_pretty(&results)?;
+            fs::write(&json, text + "\n").with_context(|| format!("writing {}", json.display()))?;
+            Ok(if results.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Action::Report { json } => {
+            print!("{}", report(&json).with_context(|| format!("reading {}", json.display()))?);
+            Ok(ExitCode::SUCCESS)
+        }
+        Action::Tally { out } => {
+            println!("{}", Tally::read(&out)?);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn run(measurement: &Measurement, host: String, samples: &Path) -> Result<Results> {
+    let (scope, usual) = match (measurement.quick, measurement.all_cells) {
+        (true, _) => (Scope::Quick, 1),
+        (_, true) => (Scope::All, 3),
+        _ => (Scope::Plain, 2),
+    };
+    let rounds = measurement.rounds.unwrap_or(usual);
+    let site = Site::from_env()?;
+    let versions = machine::versions(&site)?;
+    let run = format!("{} {}", scope.name(), versions.get("carom").map_or("", String::as_str));
+    let wanted =
+        |table: &&Table| measurement.tables.is_empty() || measurement.tables.iter().any(|name| name == table.name);
+    let tables: Vec<&Table> = TABLES.iter().filter(wanted).collect();
+    let steps = sample::steps(&run, rounds, &tables, |table| (table.work)(scope, &site));
+    let mut journal: Journal<Sample> = Journal::open(samples)?;
+    journal.measure(&steps, |step| measure(step, &site))?;
+    // The file may have what was not asked for this time.
+    let asked = |sample: &&Sample| steps.iter().any(|step| step.key == sample.key);
+    let samples: Vec<&Sample> = journal.all.iter().filter(asked).collect();
+    let machine = Machine::here(&site, host, u64::from(throughput::RAM_MIB) << 20)?;
+    Ok(Results::new(machine, versions, scope.name(), rounds, &samples))
+}
+
+fn measure(step: &Step, site: &Site) -> Result<Sample> {
+    let name: String = format!("bench-{}-{}-{}", step.key.table, step.key.work, step.key.round)
+        .chars()
+        .map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' })
+        .collect();
+    let measured = (step.work.run)(site, &name)?;
+    measured.failures.iter().for_each(|failure| eprintln!("FAILED: {failure}"));
+    Ok(Sample { key: step.key.clone(), measured: Ok(measured) })
+}
+
+/// The report on a file.
+fn report(json: &Path) -> Result<String> {
+    Ok(report::text(&serde_json::from_str(&fs::read_to_string(json)?)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_that_can_be_asked_for_are_those_that_there_are() {
+        assert_eq!(TABLES.each_ref().map(|table| table.name), carom_tools::bench::TABLES);
+    }
+}

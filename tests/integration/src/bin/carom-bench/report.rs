@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The results as text: tables in Markdown, one for each figure that is shown, with the modes side by side.
+
+use std::fmt::Write;
+
+use carom_integration::measure::markdown::{self, NONE};
+use serde_json::Value;
+
+use crate::results::{Merged, Results};
+use crate::table::{Shown, Table};
+use crate::tables::TABLES;
+
+/// The report on `results`.
+pub(crate) fn text(results: &Results) -> String {
+    let machine = &results.machine;
+    let versions: Vec<String> = results.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    let rounds = match results.rounds {
+        1 => "one round".to_owned(),
+        rounds => format!("medians of {rounds} interleaved rounds (least to most)"),
+    };
+    let mut text = format!(
+        "Machine: {}; rig: {}; {}\nVersions: {}\nCells: {}; {rounds}\n",
+        machine.host,
+        machine.rig,
+        machine.kernel,
+        versions.join("; "),
+        results.scope,
+    );
+    for table in &TABLES {
+        let Some(rows) = results.tables.get(table.name) else { continue };
+        for shown in table.shown {
+            // Writing to a String does not fail.
+            let _ = write!(text, "\n{}: {}\n\n{}", table.name, shown.title, side_by_side(table, shown, rows));
+        }
+    }
+    if !results.summary.is_empty() {
+        text += "\nRatios of operations a second, of each round its own:\n\n";
+        text += &ratios(results);
+    }
+    let _ = writeln!(text, "\nGuests that were started again: {}", results.retries);
+    for failure in &results.failures {
+        let _ = writeln!(text, "FAILED: {failure}");
+    }
+    text
+}
+
+/// One figure: a row for each combination of the other keys, a column for each value of the key that is across.
+fn side_by_side(table: &Table, shown: &Shown, rows: &[Merged]) -> String {
+    let mut columns: Vec<&Value> = Vec::new();
+    let mut lines: Vec<Vec<(&String, &Value)>> = Vec::new();
+    for row in rows {
+        let column = &row.fields[table.across];
+        if !columns.contains(&column) {
+            columns.push(column);
+        }
+        let line = keys(table, row);
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    let names: Vec<&str> = lines.first().into_iter().flatten().map(|(key, _)| key.as_str()).collect();
+    let header: Vec<String> =
+        names.iter().map(|name| (*name).to_owned()).chain(columns.iter().map(|value| word(value))).collect();
+    let mut text = markdown::new_table_of(names.len(), header.iter().map(String::as_str));
+    for line in lines {
+        let of =
+            |column: &&Value| rows.iter().find(|row| row.fields[table.across] == **column && keys(table, row) == line);
+        let cells = columns.iter().map(|column| of(column).map_or(NONE.into(), |row| cell(shown, row)));
+        text.add_row(line.iter().map(|(_, value)| word(value)).chain(cells));
+    }
+    markdown::finish(&text)
+}
+
+/// The keys of a row but the one that is across: those fields that are no figures.
+fn keys<'row>(table: &Table, row: &'row Merged) -> Vec<(&'row String, &'row Value)> {
+    row.fields.iter().filter(|(key, _)| *key != table.across && !row.spread.contains_key(*key)).collect()
+}
+
+fn cell(shown: &Shown, row: &Merged) -> String {
+    let Some(median) = row.fields.get(shown.figure).and_then(Value::as_f64) else { return NONE.into() };
+    let places = shown.places;
+    match row.spread.get(shown.figure).filter(|_| row.rounds > 1) {
+        Some(spread) => format!("{median:.places$} ({:.places$}–{:.places$})", spread.min, spread.max),
+        None => format!("{median:.places$}"),
+    }
+}
+
+fn word(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn ratios(results: &Results) -> String {
+    let mut table = markdown::new_table(["ratio", "median", "least", "most", "rounds"]);
+    for (name, ratio) in &results.summary {
+        let figures = [ratio.median, ratio.spread.min, ratio.spread.max].map(|figure| format!("{figure:.2}"));
+        table.add_row([name.clone()].into_iter().chain(figures).chain([ratio.rounds.to_string()]));
+    }
+    markdown::finish(&table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::results;
+    use crate::sample::tests::sample;
+
+    #[test]
+    fn modes_stand_side_by_side_and_a_missing_cell_is_left_open() {
+        let mut samples = vec![
+            sample(0, "bounce", "4k", 900.0),
+            sample(0, "strict", "4k", 300.0),
+            sample(0, "bounce", "64k", 800.0),
+            sample(1, "bounce", "4k", 1100.0),
+        ];
+        samples.push(sample(1, "strict", "4k", 1.0));
+        samples[4].measured = Err("it hung".into());
+        let text = text(&results(&samples));
+        let line = |size: &str| text.lines().find(|line| line.contains(size)).unwrap_or_default();
+        assert!(line("| 4k").contains("1000 (900–1100)") && line("| 4k").contains("300"), "{text}");
+        assert!(line("| 64k").contains("800") && line("| 64k").contains(NONE), "{text}");
+        assert!(text.contains("FAILED: throughput, strict, round 2: it hung"), "{text}");
+    }
+}

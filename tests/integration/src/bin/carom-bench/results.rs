@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The results of a run, as `--json` writes them: rows with the medians over the rounds, and how far these lie apart.
+
+use std::collections::BTreeMap;
+
+use carom_integration::measure::machine::Machine;
+use carom_integration::measure::statistics::{Spread, median};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::sample::{Sample, rows};
+use crate::summary::{self, Ratio};
+use crate::table::Row;
+use crate::tables::TABLES;
+
+/// All results of one run.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Results {
+    pub(crate) machine: Machine,
+    pub(crate) versions: BTreeMap<String, String>,
+    /// Which cells were asked for: `quick`, `plain` or `all-cells`.
+    pub(crate) scope: String,
+    /// How often each was measured; the rounds are interleaved.
+    pub(crate) rounds: u32,
+    /// The tables by name.
+    pub(crate) tables: BTreeMap<String, Vec<Merged>>,
+    pub(crate) summary: BTreeMap<String, Ratio>,
+    /// What went wrong, a line each.
+    pub(crate) failures: Vec<String>,
+    /// How many guests hung, or were ended by the emulator, and were started again.
+    pub(crate) retries: u32,
+}
+
+/// A row with what comes of its rounds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Merged {
+    /// Keys and the figures' medians.
+    #[serde(flatten)]
+    pub(crate) fields: Map<String, Value>,
+    /// In how many rounds it was measured.
+    pub(crate) rounds: usize,
+    /// By figure.
+    pub(crate) spread: BTreeMap<String, Spread>,
+}
+
+impl Results {
+    /// Puts samples together.
+    pub(crate) fn new(
+        machine: Machine,
+        mut versions: BTreeMap<String, String>,
+        scope: &str,
+        rounds: u32,
+        samples: &[&Sample],
+    ) -> Self {
+        let mut failures = Vec::new();
+        let mut retries = 0;
+        for sample in samples {
+            let place = format!("{}, {}, round {}", sample.key.table, sample.key.work, sample.key.round + 1);
+            match &sample.measured {
+                Ok(measured) => {
+                    versions.extend(measured.versions.clone());
+                    failures.extend(measured.failures.iter().map(|failure| format!("{place}: {failure}")));
+                    retries += measured.retries;
+                }
+                Err(error) => failures.push(format!("{place}: {error}")),
+            }
+        }
+        let mut tables = BTreeMap::new();
+        for table in &TABLES {
+            let rows: Vec<&Row> = rows(samples, table.name).map(|(_, row)| row).collect();
+            if !rows.is_empty() {
+                tables.insert(table.name.into(), merge(&rows));
+            }
+        }
+        let summary = summary::of(samples);
+        Self { machine, versions, scope: scope.into(), rounds, tables, summary, failures, retries }
+    }
+}
+
+/// Puts rows together that are of the same, in the order in which they come first.
+fn merge(rows: &[&Row]) -> Vec<Merged> {
+    let mut groups: Vec<(&Row, Vec<&Row>)> = Vec::new();
+    for &row in rows {
+        match groups.iter_mut().find(|(first, _)| first.of == row.of) {
+            Some((_, group)) => group.push(row),
+            None => groups.push((row, vec![row])),
+        }
+    }
+    groups.into_iter().map(|(first, group)| merged(first, &group)).collect()
+}
+
+fn merged(first: &Row, group: &[&Row]) -> Merged {
+    let mut fields: Map<String, Value> = first.of.iter().cloned().collect();
+    let mut spread = BTreeMap::new();
+    for key in first.figures.keys() {
+        let figures: Vec<f64> = group.iter().filter_map(|row| row.figures.get(key).copied()).collect();
+        if let (Some(median), Some(apart)) = (median(figures.iter().copied()), Spread::of(&figures)) {
+            fields.insert(key.clone(), median.into());
+            spread.insert(key.clone(), apart);
+        }
+    }
+    Merged { fields, rounds: group.len(), spread }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::sample::tests::sample;
+
+    pub(crate) fn results(samples: &[Sample]) -> Results {
+        let machine = Machine { host: "h".into(), rig: "tcg".into(), kernel: "k".into(), guest_ram_bytes: 1 << 30 };
+        Results::new(machine, BTreeMap::new(), "quick", 3, &samples.iter().collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn rounds_become_a_median_with_its_spread() {
+        let samples = [900.0, 1000.0, 1400.0].map(|iops| sample(0, "strict", "4k", iops));
+        let results = results(&samples);
+        let [row] = &results.tables["throughput"][..] else { panic!("{results:?}") };
+        assert_eq!((row.fields["iops"].as_f64(), row.rounds, row.spread["iops"].max), (Some(1000.0), 3, 1400.0));
+        assert_eq!((&row.fields["mode"], results.retries), (&Value::from("strict"), 3));
+    }
+
+    #[test]
+    fn failure_is_told_with_its_place_and_the_other_rounds_count() {
+        let mut samples = vec![sample(0, "strict", "4k", 1000.0), sample(1, "strict", "4k", 1.0)];
+        samples[1].measured = Err("it hung".into());
+        let results = results(&samples);
+        assert_eq!(results.failures, ["throughput, strict, round 2: it hung"]);
+        assert_eq!(results.tables["throughput"][0].rounds, 1);
+    }
+
+    #[test]
+    fn results_are_read_as_they_were_written() {
+        let results = results(&[sample(0, "strict", "4k", 1000.5), sample(0, "bounce", "4k", 3001.5)]);
+        let text = serde_json::to_string(&results).unwrap();
+        assert_eq!(serde_json::from_str::<Results>(&text).unwrap(), results);
+    }
+}

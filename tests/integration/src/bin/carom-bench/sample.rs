@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What came of a piece of work in one round, and where it is in a run.
+
+use std::time::Duration;
+
+use carom_integration::measure::journal;
+use serde::{Deserialize, Serialize};
+
+use crate::table::{Measured, Row, Table, Work};
+
+/// Which work it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Key {
+    /// What was asked for, and of which version: other runs with the same file have nothing to do with it.
+    pub(crate) run: String,
+    pub(crate) table: String,
+    pub(crate) work: String,
+    pub(crate) round: u32,
+}
+
+/// What came of it, or why nothing did.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    pub(crate) key: Key,
+    pub(crate) measured: Result<Measured, String>,
+}
+
+impl journal::Sample for Sample {
+    type Key = Key;
+
+    fn key(&self) -> Key {
+        self.key.clone()
+    }
+
+    fn failed(key: Key, reason: String) -> Self {
+        Self { key, measured: Err(reason) }
+    }
+}
+
+/// Work in one round.
+pub(crate) struct Step {
+    pub(crate) key: Key,
+    pub(crate) work: Work,
+}
+
+impl journal::Step for Step {
+    type Sample = Sample;
+
+    fn key(&self) -> Key {
+        self.key.clone()
+    }
+
+    fn label(&self) -> String {
+        format!("{}, {}, round {}", self.key.table, self.key.work, self.key.round + 1)
+    }
+
+    fn estimate(&self) -> Duration {
+        self.work.estimate
+    }
+}
+
+/// All work of a run. In each round comes all work of all tables, and what is compared stands together.
+pub(crate) fn steps(run: &str, rounds: u32, tables: &[&Table], work: impl Fn(&Table) -> Vec<Work>) -> Vec<Step> {
+    let key = |table: &Table, work: &Work, round| {
+        let (run, table, work) = (run.to_owned(), table.name.to_owned(), work.name.clone());
+        Key { run, table, work, round }
+    };
+    let mut steps = Vec::new();
+    for round in 0..rounds {
+        for table in tables {
+            steps.extend(work(table).into_iter().map(|work| Step { key: key(table, &work, round), work }));
+        }
+    }
+    steps
+}
+
+/// All rows of a table, with their rounds.
+pub(crate) fn rows<'a>(samples: &'a [&Sample], table: &'a str) -> impl Iterator<Item = (u32, &'a Row)> {
+    let of_it = samples.iter().filter(move |sample| sample.key.table == table);
+    of_it
+        .filter_map(|sample| Some((sample.key.round, sample.measured.as_ref().ok()?)))
+        .flat_map(|(round, measured)| measured.rows.iter().map(move |row| (round, row)))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Of reads at depth 64 by one job.
+    pub(crate) fn sample(round: u32, mode: &str, size: &str, iops: f64) -> Sample {
+        let of = [
+            ("mode", mode.into()),
+            ("pattern", "read".into()),
+            ("size", size.into()),
+            ("depth", 64.into()),
+            ("jobs", 1.into()),
+        ];
+        let rows = vec![Row::new(of, [("iops", iops)])];
+        let key = Key { run: "r".into(), table: "throughput".into(), work: mode.into(), round };
+        Sample { key, measured: Ok(Measured { rows, retries: 1, ..Measured::default() }) }
+    }
+}

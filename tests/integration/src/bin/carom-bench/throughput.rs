@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Operations of fio a second, their latencies, and the CPU time that guest and VMM take for them.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use carom_integration::measure::fio::{self, Cell, Done, Extent, PATTERNS, RANDREAD, RANDWRITE, READ};
+use carom_integration::measure::mode::{MODES, Mode};
+use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
+use carom_integration::{Outcome, Site};
+use serde_json::Value;
+
+use crate::table::{self, Measured, Row, Scope, Shown, Table, Work};
+
+pub(crate) const TABLE: Table = Table {
+    name: "throughput",
+    across: "mode",
+    shown: &[
+        Shown { figure: "iops", title: "operations a second", places: 0 },
+        Shown { figure: "latency_p99_us", title: "latency that 99 % of the operations keep, in µs", places: 0 },
+        Shown { figure: "guest_cpu_us", title: "CPU time of the guest for an operation, in µs", places: 0 },
+        Shown { figure: "vmm_cpu_us", title: "CPU time of the VMM besides, for an operation, in µs", places: 0 },
+    ],
+    work,
+};
+
+/// RAM of each guest.
+pub(crate) const RAM_MIB: u32 = 1024;
+
+/// From the VMM's start to the first cell, and from the last one to the VMM's end.
+pub(crate) const AROUND: Duration = Duration::from_secs(10);
+
+/// Most cells of one guest: what a hang costs, and what is lost with it.
+const AT_A_TIME: usize = 30;
+
+/// Modes of a quick run.
+const QUICK: [&str; 6] = ["no-viommu", "bounce", "guest-pages", "strict", "qemu-strict", "lazy"];
+
+fn work(scope: Scope, site: &Site) -> Vec<Work> {
+    let modes = || MODES.iter().filter(|mode| mode.is_at(site));
+    let modes: Vec<&'static Mode> =
+        modes().filter(|mode| scope != Scope::Quick || QUICK.contains(&mode.name)).collect();
+    let cells = cells(scope);
+    let mut work = Vec::new();
+    for jobs in [1, 2] {
+        let cells: Vec<Cell> = cells.iter().copied().filter(|cell| cell.jobs == jobs).collect();
+        for (part, cells) in cells.chunks(AT_A_TIME).enumerate() {
+            work.extend(modes.iter().map(|mode| in_a_guest(mode, jobs, part, cells.to_vec())));
+        }
+    }
+    work
+}
+
+/// The cells of one round in each mode.
+fn cells(scope: Scope) -> Vec<Cell> {
+    let cell = |pattern, kib, depth, jobs| Cell { pattern, kib, depth, jobs, extent: Extent::Seconds(2) };
+    match scope {
+        Scope::Quick => {
+            vec![cell(READ, 4, 64, 1), cell(READ, 64, 64, 1), cell(RANDWRITE, 4, 64, 1), cell(RANDWRITE, 64, 64, 1)]
+        }
+        Scope::Plain => {
+            let mut cells: Vec<Cell> = PATTERNS
+                .into_iter()
+                .flat_map(|pattern| [4, 16, 64, 128].map(|kib| cell(pattern, kib, 64, 1)))
+                .chain([cell(READ, 1024, 64, 1), cell(RANDREAD, 4, 1, 1), cell(RANDREAD, 4, 16, 1)])
+                .collect();
+            cells.extend([4, 16, 64, 128].map(|kib| cell(READ, kib, 64, 2)));
+            cells
+        }
+        Scope::All => {
+            let mut cells = Vec::new();
+            for jobs in [1, 2] {
+                for pattern in PATTERNS {
+                    for kib in [4, 16, 64, 128, 256, 1024] {
+                        cells.extend([1, 16, 64].map(|depth| cell(pattern, kib, depth, jobs)));
+                    }
+                }
+            }
+            cells
+        }
+    }
+}
+
+fn in_a_guest(mode: &'static Mode, jobs: u8, part: usize, cells: Vec<Cell>) -> Work {
+    let estimate = AROUND + cells.iter().map(Cell::estimate).sum::<Duration>();
+    let name = match part {
+        0 => format!("{} with {jobs} jobs", mode.name),
+        _ => format!("{} with {jobs} jobs, part {}", mode.name, part + 1),
+    };
+    let run = move |site: &Site, name: &str| {
+        let guest = mode.guest(site, name).memory_mib(RAM_MIB).cpus(jobs);
+        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}", fio::job(&cells));
+        let outcome = table::run(guest.job(&job), estimate, site)?;
+        measured(&outcome, mode, &cells, |cell, done| Ok(row(mode, cell, done)))
+    };
+    Work { name, estimate, run: Box::new(run) }
+}
+
+/// The rows of a guest's cells, and those that failed.
+pub(crate) fn measured(
+    outcome: &Outcome,
+    mode: &Mode,
+    cells: &[Cell],
+    row: impl Fn(&Cell, &Done) -> Result<Row>,
+) -> Result<Measured> {
+    let versions = workload::guest_versions(outcome)?;
+    let mut measured = Measured { versions, retries: outcome.retries, ..Measured::default() };
+    for (cell, result) in cells.iter().zip(fio::results(outcome, cells)) {
+        match result.and_then(|done| row(cell, &done)) {
+            Ok(row) => measured.rows.push(row),
+            Err(error) => {
+                let (size, pattern) = (cell.size(), cell.pattern.name);
+                measured.failures.push(format!("{}: {pattern} of {size}, depth {}: {error:#}", mode.name, cell.depth));
+            }
+        }
+    }
+    Ok(measured)
+}
+
+/// What a row of fio's cells is of.
+pub(crate) fn of(mode: &Mode, cell: &Cell) -> [(&'static str, Value); 5] {
+    [
+        ("mode", mode.name.into()),
+        ("pattern", cell.pattern.name.into()),
+        ("size", cell.size().into()),
+        ("depth", cell.depth.into()),
+        ("jobs", cell.jobs.into()),
+    ]
+}
+
+fn row(mode: &Mode, cell: &Cell, done: &Done) -> Row {
+    let each = |of: fn(&carom_integration::Probe) -> Duration| {
+        (of(&done.after).saturating_sub(of(&done.before))).as_secs_f64() * 1e6 / done.operations
+    };
+    let [p50, p99, p999] = done.percentiles_us;
+    let figures = [
+        ("iops", done.iops),
+        ("mib_s", done.mib_s),
+        ("latency_us", done.latency_us),
+        ("latency_p50_us", p50),
+        ("latency_p99_us", p99),
+        ("latency_p99_9_us", p999),
+        ("guest_cpu_us", each(|probe| probe.guest_cpu)),
+        ("vmm_cpu_us", each(|probe| probe.vmm_cpu)),
+    ];
+    Row::new(of(mode, cell), figures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_scope_has_the_cells_of_the_smaller_one() {
+        let scopes = [Scope::Quick, Scope::Plain, Scope::All].map(cells);
+        assert_eq!(scopes.each_ref().map(Vec::len), [4, 27, 180]);
+        for cell in &scopes[0] {
+            assert!(scopes[1].contains(cell), "{cell:?}");
+        }
+        for cell in &scopes[1] {
+            assert!(scopes[2].contains(cell), "{cell:?}");
+        }
+    }
+
+    #[test]
+    fn modes_of_a_cell_are_neighbours_and_no_guest_has_too_many_cells() {
+        let work = work(Scope::All, &Site::default());
+        let names: Vec<&str> = work.iter().map(|work| work.name.as_str()).collect();
+        assert_eq!(&names[..2], ["no-viommu with 1 jobs", "bounce with 1 jobs"]);
+        assert_eq!(names.len(), 7 * 6, "seven modes without Cloud Hypervisor, each in six guests: {names:?}");
+        assert!(work.iter().all(|work| work.estimate < Duration::from_secs(150)));
+    }
+
+    #[test]
+    fn quick_modes_are_modes() {
+        assert!(QUICK.iter().all(|name| MODES.iter().any(|mode| mode.name == *name)));
+    }
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The VMMs by themselves: start, memory, size, API.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use carom_integration::measure::statistics::median;
+use carom_integration::workload::{self, PRINT_VERSIONS};
+use carom_integration::{Guest, PROBE, Site, Vmm, api};
+
+use crate::table::{self, Measured, Row, Scope, Shown, Table, Work, figure, ms, start_ms};
+
+pub(crate) const TABLE: Table = Table {
+    name: "vmm",
+    across: "vmm",
+    shown: &[
+        Shown { figure: "start_ms", title: "from the VMM's start to the guest's first program, in ms", places: 0 },
+        Shown { figure: "own_mib", title: "memory beside the guest's RAM, in MiB", places: 1 },
+        Shown { figure: "program_mib", title: "size of the program's file, in MiB", places: 1 },
+        Shown { figure: "api_us", title: "a call of the API, in µs", places: 0 },
+    ],
+    work,
+};
+
+/// Memory of the guest.
+const RAM_MIB: u32 = 512;
+
+/// Calls of an API of which the median counts.
+const CALLS: usize = 200;
+
+/// How long an API may take to be there.
+const API_TIME: Duration = Duration::from_secs(20);
+
+fn work(_: Scope, site: &Site) -> Vec<Work> {
+    let estimate = Duration::from_secs(6);
+    let there = |vmm: &Vmm| *vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some();
+    let of = |vmm| Work {
+        name: name(vmm).into(),
+        estimate,
+        run: Box::new(move |site, name| measure(vmm, estimate, site, name)),
+    };
+    [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor].into_iter().filter(there).map(of).collect()
+}
+
+fn name(vmm: Vmm) -> &'static str {
+    vmm.name()
+}
+
+/// A guest without a device.
+fn measure(vmm: Vmm, estimate: Duration, site: &Site, guest: &str) -> Result<Measured> {
+    let job = format!("{PRINT_VERSIONS}sleep 1\necho {PROBE}idle\nsleep 0.5\n");
+    let guest = Guest::new(guest).vmm(vmm).memory_mib(RAM_MIB).look_every(Duration::from_millis(5)).job(&job);
+    let outcome = table::run(guest, estimate, site)?;
+    let idle = outcome.probes.first().context("the VMM was not looked at")?;
+    ensure!(idle.own_bytes > 0, "the VMM's memory could not be read");
+    let mib = f64::from(1 << 20);
+    let program = program(vmm, site)?;
+    let size = fs::metadata(&program).with_context(|| format!("reading {}", program.display()))?.len();
+    let figures = [
+        ("start_ms", start_ms(&outcome)?),
+        ("end_ms", ms(outcome.elapsed)),
+        ("own_mib", figure(idle.own_bytes) / mib),
+        ("program_mib", figure(size) / mib),
+    ];
+    let mut row = Row::new([("vmm", name(vmm).into()), ("ram_mib", RAM_MIB.into())], figures);
+    if vmm != Vmm::Qemu {
+        row.figures.insert("api_us".into(), api_us(&program)?);
+    }
+    let versions = workload::guest_versions(&outcome)?;
+    Ok(Measured { rows: vec![row], versions, retries: outcome.retries, ..Measured::default() })
+}
+
+fn program(vmm: Vmm, site: &Site) -> Result<PathBuf> {
+    match vmm {
+        Vmm::Carom => Ok(site.carom.clone()),
+        Vmm::CloudHypervisor => site.cloud_hypervisor.clone().context("CAROM_CLOUD_HYPERVISOR is not set"),
+        Vmm::Qemu | Vmm::QemuIntel => Ok("/usr/bin/qemu-system-x86_64".into()),
+    }
+}
+
+/// A process that does not outlive this value.
+struct Server(std::process::Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Fails only where it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The median time of `vmm.ping`, each by a connection of its own, in µs. Carom and Cloud Hypervisor have the same API.
+fn api_us(program: &Path) -> Result<f64> {
+    let dir = tempfile::tempdir().context("making a directory for a socket")?;
+    let socket = dir.path().join("api");
+    let mut command = Command::new(program);
+    command.arg("--api-socket").arg(format!("path={}", socket.display()));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let _server = Server(command.spawn().with_context(|| format!("starting {}", program.display()))?);
+    let ping = || -> Result<f64> {
+        let start = Instant::now();
+        let (status, _) = api::exchange(&socket, "GET", "/api/v1/vmm.ping", None)?;
+        ensure!(status == 200, "vmm.ping: status {status}");
+        Ok(start.elapsed().as_secs_f64() * 1e6)
+    };
+    let start = Instant::now();
+    while ping().is_err() {
+        ensure!(start.elapsed() < API_TIME, "the API of {} does not answer", program.display());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let times = (0..CALLS).map(|_| ping()).collect::<Result<Vec<_>>>()?;
+    median(times.into_iter()).context("no calls")
+}

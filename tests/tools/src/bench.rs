@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `scripts/bench`: makes what the guests need, and has `carom-bench` fill its tables in the rig or on this host.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use crate::assets::keep_results;
+use crate::kernel::GuestKernel;
+use crate::measuring::{self, Measuring, check_file, parent};
+use crate::tools::Tools;
+use crate::work_dir;
+
+/// Names of the tables.
+pub const TABLES: [&str; 4] = ["throughput", "counts", "pinning", "vmm"];
+
+/// The program that measures.
+const PROGRAM: &str = "carom-bench";
+
+/// What is measured.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Measurement {
+    /// Only these tables.
+    #[arg(value_name = "TABLE", value_parser = PossibleValuesParser::new(TABLES))]
+    pub tables: Vec<String>,
+    /// The fewest cells, once.
+    #[arg(long)]
+    pub quick: bool,
+    /// All cells.
+    #[arg(long, conflicts_with = "quick")]
+    pub all_cells: bool,
+    /// How often each cell is measured, 1 to 99 [default: 1 with --quick, 3 with --all-cells, else 2].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
+    pub rounds: Option<u32>,
+}
+
+/// What is to be measured, where, and what becomes of it.
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    #[command(flatten)]
+    measurement: Measurement,
+    /// File for the figures.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// File with what has been measured, from which a later run goes on.
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
+    /// On this host, with this drive.
+    #[arg(long, value_name = "ADDRESS")]
+    direct: Option<String>,
+    /// Where to keep consoles and results.
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+}
+
+impl Options {
+    fn check(&self) -> Result<()> {
+        if let Some(address) = &self.direct {
+            measuring::check_direct(address)?;
+        }
+        for (option, file) in [("--json", &self.json), ("--state", &self.state)] {
+            if let Some(file) = file {
+                check_file(option, file)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Measurement {
+    /// The arguments that say the same.
+    fn words(&self) -> Vec<String> {
+        let mut words = self.tables.clone();
+        for (wanted, option) in [(self.quick, "--quick"), (self.all_cells, "--all-cells")] {
+            if wanted {
+                words.push(option.into());
+            }
+        }
+        if let Some(rounds) = self.rounds {
+            words.extend(["--rounds".into(), rounds.to_string()]);
+        }
+        words
+    }
+}
+
+impl Tools<'_> {
+    /// Measures and shows the tables; returns the exit status.
+    ///
+    /// # Errors
+    /// Wrong options, something that cannot be made, or a signal.
+    pub fn bench(&self, options: &Options) -> Result<u8> {
+        options.check()?;
+        // The state's file is to be in both directories.
+        let place = options.state.as_deref().map_or_else(env::temp_dir, |state| parent(state).into());
+        let out = work_dir::create(&place, "carom-bench")?;
+        let done = self.fill_tables(options, out.path());
+        self.progress.end();
+        if let Some(keep) = &options.keep {
+            keep_results(self, out.path(), keep);
+        }
+        done
+    }
+
+    fn fill_tables(&self, options: &Options, out: &Path) -> Result<u8> {
+        let (results, samples) = (out.join("results.json"), out.join("samples"));
+        if let Some(state) = &options.state {
+            // The same file, so that nothing is lost however this ends.
+            File::options()
+                .create(true)
+                .append(true)
+                .open(state)
+                .and_then(|_| fs::hard_link(state, &samples))
+                .with_context(|| {
+                    format!("--state {}: cannot be written, or its file system has no hard links", state.display())
+                })?;
+        }
+        let mut arguments: Vec<OsString> = vec!["run".into()];
+        arguments.extend(options.measurement.words().into_iter().map(OsString::from));
+        arguments.extend(["--machine".into(), measuring::machine().into()]);
+        arguments.extend(["--samples".into(), samples.clone().into(), "--json".into(), results.clone().into()]);
+        let status = self.run_measuring(&Measuring {
+            program: PROGRAM,
+            arguments,
+            kernel: GuestKernel::default(),
+            direct: options.direct.as_deref(),
+            memory: "6G",
+            time_limit: 16 * 3600,
+            out,
+            samples: &samples,
+        })?;
+        let bench = self.measuring_program(PROGRAM)?;
+        if fs::metadata(&results).is_ok_and(|meta| meta.len() > 0) {
+            self.run_shown(Command::new(&bench).arg("report").arg(&results))?;
+            if let Some(json) = &options.json {
+                fs::copy(&results, json).with_context(|| format!("writing {}", json.display()))?;
+            }
+        }
+        self.run_shown(Command::new(&bench).arg("tally").arg(out))?;
+        Ok(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parse(words: &[&str]) -> Result<Options, String> {
+        let line = Line::try_parse_from([&["bench"], words].concat()).map_err(|error| error.to_string())?;
+        line.options.check().map(|()| line.options).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn options_reach_the_measuring_part() {
+        let words = ["vmm", "counts", "--all-cells", "--rounds", "5"];
+        assert_eq!(parse(&words).unwrap().measurement.words(), words);
+        assert!(parse(&[]).unwrap().measurement.words().is_empty());
+    }
+
+    #[test]
+    fn wrong_use_is_told() {
+        for (words, reason) in [
+            (vec!["speed"], "speed"),
+            (vec!["--quick", "--all-cells"], "cannot be used with"),
+            (vec!["--rounds", "0"], "--rounds"),
+            (vec!["--state", "/no/such/directory/file"], "--state"),
+            (vec!["--json", "/"], "or it is one"),
+            (vec!["--direct", "nvme0"], "must be a PCI address"),
+        ] {
+            let said = parse(&words).unwrap_err();
+            assert!(said.contains(reason), "{words:?}: {said}");
+        }
+    }
+}
