@@ -51,6 +51,9 @@ pub struct Options {
     /// File with what has been measured, from which a later run goes on.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
+    /// Directory for plots.
+    #[arg(long, value_name = "DIR")]
+    plots: Option<PathBuf>,
     /// On this host, with this drive.
     #[arg(long, value_name = "ADDRESS")]
     direct: Option<String>,
@@ -136,7 +139,12 @@ impl Tools<'_> {
         })?;
         let bench = self.measuring_program(PROGRAM)?;
         if fs::metadata(&results).is_ok_and(|meta| meta.len() > 0) {
-            self.run_shown(Command::new(&bench).arg("report").arg(&results))?;
+            let mut report = Command::new(&bench);
+            report.arg("report").arg(&results);
+            if let Some(dir) = &options.plots {
+                report.arg("--plots").arg(dir);
+            }
+            self.run_shown(&mut report)?;
             if let Some(json) = &options.json {
                 fs::copy(&results, json).with_context(|| format!("writing {}", json.display()))?;
             }

@@ -4,6 +4,7 @@
 
 mod counts;
 mod pinning;
+mod plots;
 mod report;
 mod results;
 mod sample;
@@ -56,6 +57,9 @@ enum Action {
     Report {
         /// The file.
         json: PathBuf,
+        /// Directory for plots.
+        #[arg(long, value_name = "DIR")]
+        plots: Option<PathBuf>,
     },
     /// Say how many guests were started, and how many of them again, by the notes in the directory of the results.
     Tally {
@@ -82,8 +86,10 @@ fn act(action: Action) -> Result<ExitCode> {
             fs::write(&json, text + "\n").with_context(|| format!("writing {}", json.display()))?;
             Ok(if results.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        Action::Report { json } => {
-            print!("{}", report(&json).with_context(|| format!("reading {}", json.display()))?);
+        Action::Report { json, plots } => {
+            let results = read(&json).with_context(|| format!("reading {}", json.display()))?;
+            print!("{}", report::text(&results));
+            plots.map(|dir| plots::write(&results, &dir)).transpose()?;
             Ok(ExitCode::SUCCESS)
         }
         Action::Tally { out } => {
@@ -126,9 +132,9 @@ fn measure(step: &Step, site: &Site) -> Result<Sample> {
     Ok(Sample { key: step.key.clone(), measured: Ok(measured) })
 }
 
-/// The report on a file.
-fn report(json: &Path) -> Result<String> {
-    Ok(report::text(&serde_json::from_str(&fs::read_to_string(json)?)?))
+/// The results in a file.
+fn read(json: &Path) -> Result<Results> {
+    Ok(serde_json::from_str(&fs::read_to_string(json)?)?)
 }
 
 #[cfg(test)]
