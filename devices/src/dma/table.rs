@@ -36,6 +36,19 @@ struct Entry {
     permissions: Permissions,
 }
 
+/// A mapping as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    /// Its first IOVA.
+    pub(crate) iova: u64,
+    /// Its bytes.
+    pub(crate) len: u64,
+    /// What it leads to, from the start.
+    pub(crate) backing: Backing,
+    /// What the device may do there.
+    pub(crate) permissions: Permissions,
+}
+
 /// What an access finds: from the IOVA on, to the end of the mapping.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
@@ -190,6 +203,37 @@ impl DmaTable {
     /// length of each. When it returns, no copy and no I/O of the host's kernel to them is under way, and none can begin.
     pub(crate) fn remove(&self, iova: u64, len: u64, each: impl FnMut(u64, u64)) -> Result<(), RemoveError> {
         self.remove_within(iova, len, IO_DEADLINE, each)
+    }
+
+    /// Allows nothing from here on in `[iova, iova + len)`, which must be one or several whole mappings, and calls `each` with
+    /// every chunk that is among them. They are there until they are removed.
+    pub(crate) fn block(&self, iova: u64, len: u64, mut each: impl FnMut(u32)) -> Result<(), RemoveError> {
+        let (first, last) = bounds(iova, len).ok_or(RemoveError::NotWhole)?;
+        let mut entries = write_lock(&self.entries);
+        if !entries.is_whole(first, last) {
+            return Err(RemoveError::NotWhole);
+        }
+        for (_, entry) in entries.0.range_mut(first..=last) {
+            entry.permissions = Permissions::empty();
+            if let Backing::Chunk(index) = entry.backing {
+                each(index);
+            }
+        }
+        Ok(())
+    }
+
+    /// The mapping by which `access` to `iova` is allowed, for somebody who is told of mappings.
+    pub(crate) fn mapping(&self, iova: u64, access: Permissions) -> Option<Mapping> {
+        let entries = read_lock(&self.entries);
+        entries.find(iova, access).ok()?;
+        let (start, entry) = entries.0.range(..=iova).next_back()?;
+        let Entry { last, backing, permissions } = *entry;
+        Some(Mapping { iova: *start, len: last - start + 1, backing, permissions })
+    }
+
+    /// Tells of an access that somebody else has stopped. It never waits.
+    pub(crate) fn report_stopped(&self, iova: u64, access: Permissions) {
+        self.report(Stop(iova), access);
     }
 
     fn remove_within(

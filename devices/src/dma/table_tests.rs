@@ -67,6 +67,30 @@ fn device_reaches_what_is_mapped_as_it_is_mapped() {
 }
 
 #[test]
+fn mapping_is_told_as_a_whole_until_it_is_blocked_and_is_there_until_it_is_removed() {
+    let (table, relay) = rig();
+    assert!(table.insert(0x10_0000, 0x2000, Backing::Ram(0x2000), Permissions::READ));
+    assert!(table.insert(0x10_2000, 0x1000, Backing::Chunk(3), RW));
+    let (iova, len, backing, permissions) = (0x10_0000, 0x2000, Backing::Ram(0x2000), Permissions::READ);
+    assert_eq!(table.mapping(0x10_1fff, Permissions::READ), Some(Mapping { iova, len, backing, permissions }));
+    assert_eq!(table.mapping(0x10_1fff, Permissions::WRITE), None);
+    assert_eq!(table.mapping(0x10_3000, Permissions::READ), None);
+    assert_eq!(stopped(&relay), [], "whoever asks reports");
+    table.report_stopped(0x10_3000, Permissions::READ);
+    assert_eq!(stopped(&relay), [(0x10_3000, Permissions::READ)]);
+
+    let mut chunks = Vec::new();
+    assert_eq!(table.block(0x10_1000, 0x2000, |chunk| chunks.push(chunk)), Err(RemoveError::NotWhole));
+    assert!(table.mapping(0x10_1000, Permissions::READ).is_some());
+    assert_eq!(table.block(0x10_0000, 0x3000, |chunk| chunks.push(chunk)), Ok(()));
+    assert_eq!(chunks, [3]);
+    assert_eq!(table.mapping(0x10_1000, Permissions::READ), None);
+    assert!(!table.read(0x10_1000, &mut [0]));
+    assert!(!table.insert(0x10_0000, 0x1000, backing, RW), "it is still there");
+    assert_eq!(remove(&table, 0x10_0000, 0x3000), Some(vec![(0x10_0000, 0x2000), (0x10_2000, 0x1000)]));
+}
+
+#[test]
 fn nothing_is_reached_after_it_was_taken_away() {
     let (table, relay) = rig();
     for page in 0..4u64 {

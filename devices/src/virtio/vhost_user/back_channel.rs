@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The channel for a server's own requests, of which one is known: that the device's configuration has changed. Nothing here waits,
-//! whatever part of a message a server sends.
+//! The channel for a server's own requests: that the device's configuration has changed, and those about translations. Nothing here
+//! waits, whatever part of a message a server sends, or if it takes no answers.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
+use iommu_bounce::Permissions;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use super::iotlb::{self, Iotlb, Kind};
 
 /// Bytes of a header: request, flags and size.
 const HEADER: usize = 12;
+/// `VHOST_USER_BACKEND_IOTLB_MSG`.
+const IOTLB_MSG: u32 = 1;
 /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
 const CONFIG_CHANGE: u32 = 2;
 /// Flags of a request: version 1, and whether an answer is wanted.
@@ -22,8 +27,10 @@ const REPLY: u32 = 1 << 2 | VERSION;
 /// This side's end.
 pub(super) struct BackChannel {
     socket: UnixStream,
-    header: [u8; HEADER],
+    message: [u8; HEADER + iotlb::BYTES],
     filled: usize,
+    /// The request that wants an answer.
+    unanswered: Option<u32>,
 }
 
 /// What came.
@@ -33,6 +40,10 @@ pub(super) enum Request {
     None,
     /// The configuration has changed.
     ConfigChanged,
+    /// The server needs to know what is mapped here, for this access.
+    Miss(u64, Permissions),
+    /// The server was stopped at this access.
+    Stopped(u64, Permissions),
     /// The channel has ended, or what came is none that is known.
     End,
 }
@@ -41,7 +52,7 @@ impl BackChannel {
     /// A channel, and the server's end of it.
     pub(super) fn new() -> io::Result<(Self, UnixStream)> {
         let (socket, theirs) = UnixStream::pair()?;
-        Ok((Self { socket, header: [0; HEADER], filled: 0 }, theirs))
+        Ok((Self { socket, message: [0; HEADER + iotlb::BYTES], filled: 0, unanswered: None }, theirs))
     }
 
     /// Becomes readable when something came.
@@ -49,36 +60,57 @@ impl BackChannel {
         self.socket.as_fd()
     }
 
-    /// Takes the next request. Descriptors that come with one are closed by the kernel.
-    pub(super) fn take(&mut self) -> Request {
-        match recv(&self.socket, &mut self.header[self.filled..], RecvFlags::DONTWAIT) {
-            Ok((0, _)) => return Request::End,
-            Ok((count, _)) => self.filled += count,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Request::None,
-            Err(_) => return Request::End,
-        }
-        if self.filled < HEADER {
-            return Request::None;
-        }
-        self.filled = 0;
-        let word = |place: usize| {
-            let bytes = &self.header[4 * place..4 * place + 4];
-            u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
-        };
-        let (request, flags, size) = (word(0), word(1), word(2));
-        if request != CONFIG_CHANGE || size != 0 || flags & !NEED_REPLY != VERSION {
-            return Request::End;
-        }
-        if flags & NEED_REPLY != 0 && !self.answer() {
-            return Request::End;
-        }
-        Request::ConfigChanged
+    fn word(&self, place: usize) -> u32 {
+        let bytes = &self.message[4 * place..4 * place + 4];
+        u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
     }
 
-    /// Says that all is well; `false` if the server takes no answers.
-    fn answer(&self) -> bool {
-        let mut answer = [CONFIG_CHANGE, REPLY, 8].map(u32::to_le_bytes).concat();
-        answer.extend(0u64.to_le_bytes());
+    /// Bytes of the message that is being read; `None` if it is none that is known.
+    fn len(&self) -> Option<usize> {
+        if self.filled < HEADER {
+            return Some(HEADER);
+        }
+        let payload = match (self.word(0), self.word(2)) {
+            (CONFIG_CHANGE, 0) => 0,
+            (IOTLB_MSG, size) if usize::try_from(size) == Ok(iotlb::BYTES) => iotlb::BYTES,
+            _ => return None,
+        };
+        (self.word(1) & !NEED_REPLY == VERSION).then_some(HEADER + payload)
+    }
+
+    /// Takes the next request. Descriptors that come with one are closed by the kernel. It is to be [answered](Self::answer) next.
+    pub(super) fn take(&mut self) -> Request {
+        loop {
+            let Some(len) = self.len() else { return Request::End };
+            if self.filled == len {
+                break;
+            }
+            match recv(&self.socket, &mut self.message[self.filled..len], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Request::End,
+                Ok((count, _)) => self.filled += count,
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Request::None,
+                Err(_) => return Request::End,
+            }
+        }
+        self.filled = 0;
+        self.unanswered = (self.word(1) & NEED_REPLY != 0).then_some(self.word(0));
+        if self.word(0) == CONFIG_CHANGE {
+            return Request::ConfigChanged;
+        }
+        let mut bytes = [0; iotlb::BYTES];
+        bytes.copy_from_slice(&self.message[HEADER..]);
+        match Iotlb::from_bytes(&bytes) {
+            Some(Iotlb { iova, permissions, kind: Kind::Miss, .. }) => Request::Miss(iova, permissions),
+            Some(Iotlb { iova, permissions, .. }) => Request::Stopped(iova, permissions),
+            None => Request::End,
+        }
+    }
+
+    /// Says whether the request was done, if the server wants to know; `false` if it takes no answers.
+    pub(super) fn answer(&mut self, done: bool) -> bool {
+        let Some(request) = self.unanswered.take() else { return true };
+        let mut answer = [request, REPLY, 8].map(u32::to_le_bytes).concat();
+        answer.extend(u64::from(!done).to_le_bytes());
         send(&self.socket, &answer, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) == Ok(answer.len())
     }
 }
@@ -101,18 +133,62 @@ mod tests {
         assert_eq!(channel.take(), Request::None);
         server.write_all(&message(2, 9, 0)[5..]).unwrap();
         assert_eq!(channel.take(), Request::ConfigChanged);
+        assert!(channel.answer(true));
         let mut answer = [0; 20];
         server.read_exact(&mut answer).unwrap();
-        assert_eq!(answer[..12], message(2, 5, 8));
+        assert_eq!((&answer[..12], &answer[12..]), (&message(2, 5, 8)[..], [0; 8].as_slice()));
         server.write_all(&message(2, 1, 0)).unwrap();
         assert_eq!(channel.take(), Request::ConfigChanged);
+        assert!(channel.answer(true), "none is wanted");
         drop(server);
         assert_eq!(channel.take(), Request::End);
     }
 
+    /// An access to an IOVA that a server asks for (1) or was stopped at (4).
+    fn access(iova: u64, permissions: u8, kind: u8) -> Vec<u8> {
+        let rest = [permissions, kind, 0, 0, 0, 0, 0, 0];
+        [&message(1, 9, 32), &iova.to_le_bytes()[..], &[0; 16], &rest].concat()
+    }
+
+    #[test]
+    fn translations_that_a_server_asks_for_are_taken_once_they_are_whole_and_refused_if_it_must_be() {
+        let (mut channel, mut server) = BackChannel::new().unwrap();
+        let asked = access(0x1234, 1, 1);
+        for part in asked.chunks(7) {
+            assert_eq!(channel.take(), Request::None);
+            server.write_all(part).unwrap();
+        }
+        server.write_all(&access(0x5678, 2, 4)).unwrap();
+        assert_eq!(channel.take(), Request::Miss(0x1234, Permissions::READ));
+        assert!(channel.answer(false));
+        let mut answer = [0; 20];
+        server.read_exact(&mut answer).unwrap();
+        assert_eq!((&answer[..12], answer[12]), (&message(1, 5, 8)[..], 1));
+        assert_eq!(channel.take(), Request::Stopped(0x5678, Permissions::WRITE));
+        server.write_all(&access(0, 1, 2)).unwrap();
+        assert_eq!(channel.take(), Request::End, "it gives no translations");
+    }
+
+    #[test]
+    fn answers_that_a_server_does_not_read_are_not_waited_for() {
+        let (mut channel, mut server) = BackChannel::new().unwrap();
+        let mut taken = 0;
+        while taken < 1_000_000 {
+            server.write_all(&access(0x1000, 1, 1)).unwrap();
+            assert_eq!(channel.take(), Request::Miss(0x1000, Permissions::READ));
+            if !channel.answer(true) {
+                return;
+            }
+            taken += 1;
+        }
+        panic!("all answers were sent");
+    }
+
     #[test]
     fn what_is_not_known_ends_the_channel() {
-        for (request, flags, size) in [(1, 1, 0), (3, 1, 0), (2, 1, 1), (2, 2, 0), (2, 5, 0), (u32::MAX, u32::MAX, 0)] {
+        for (request, flags, size) in
+            [(1, 1, 0), (1, 1, 33), (0, 1, 0), (3, 1, 0), (2, 1, 1), (2, 2, 0), (2, 5, 0), (u32::MAX, u32::MAX, 0)]
+        {
             let (mut channel, mut server) = BackChannel::new().unwrap();
             server.write_all(&message(request, flags, size)).unwrap();
             assert_eq!(channel.take(), Request::End, "{request} {flags} {size}");

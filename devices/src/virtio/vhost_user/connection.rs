@@ -4,12 +4,15 @@
 //! kept with its reason, and all that follows fails at once.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use iommu_bounce::Permissions;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
 };
@@ -19,6 +22,7 @@ use vm_memory::{Address, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::error::ServerError;
+use super::iotlb::{BYTES, Iotlb, Kind};
 use super::time_limit::TimeLimit;
 use crate::patience::{Budget, Operation};
 use crate::ram::RamRegion;
@@ -32,6 +36,15 @@ const BUDGET: (u32, u32) = (3, 2);
 /// Which part of the time for anything else costs nothing of it.
 const FREE: u32 = 50;
 
+/// `VHOST_USER_IOTLB_MSG`.
+const IOTLB_MSG: u32 = 22;
+/// Flags of a header: version 1, an answer, and that one is wanted.
+const VERSION: u32 = 1;
+const REPLY: u32 = 1 << 2;
+const NEED_REPLY: u32 = 1 << 3;
+/// Bytes of a header.
+const HEADER: usize = 12;
+
 /// Numbers the connections.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(1 << 63);
 
@@ -42,6 +55,17 @@ pub(super) struct Rings {
     pub(super) descriptors: u64,
     pub(super) available: u64,
     pub(super) used: u64,
+}
+
+/// A region of memory that is a part of a file, and what the server knows it by.
+pub(super) struct FileRegion {
+    /// In place of an address of this process, and as guest-physical address.
+    pub(super) address: u64,
+    /// Its bytes.
+    pub(super) len: u64,
+    /// Where it is in its file.
+    pub(super) offset: u64,
+    pub(super) file: File,
 }
 
 /// The times that a server has.
@@ -59,9 +83,18 @@ impl Default for Times {
     }
 }
 
+impl Times {
+    /// Of a server whose device is behind the virtio-iommu: an UNMAP may have to wait until the server has ended the requests of a queue.
+    pub(super) fn behind_iommu() -> Self {
+        Self { drain: TIME, other: TIME }
+    }
+}
+
 /// This side of a connection.
 pub(super) struct Connection {
     frontend: Frontend,
+    /// The same, for messages that the crate does not know.
+    socket: UnixStream,
     limit: TimeLimit,
     times: Times,
     /// Other than those of vfio-user servers.
@@ -69,17 +102,20 @@ pub(super) struct Connection {
     budget: Budget,
     /// Why the server is gone, if it is.
     gone: Option<String>,
+    /// It has closed the connection itself.
+    left: bool,
 }
 
 impl Connection {
     /// To the server on `socket`, of a device `id` with `queues` queues.
     pub(super) fn new(id: &str, socket: UnixStream, queues: usize, times: Times) -> Result<Self, ServerError> {
         let host = |source| ServerError::Host { what: "listening to a vhost-user server", source };
-        let watched = socket.try_clone().map_err(host)?;
+        let (watched, own) = (socket.try_clone().map_err(host)?, socket.try_clone().map_err(host)?);
         let limit = TimeLimit::new(format!("{id}_limit"), watched).map_err(host)?;
         let budget = Budget::new(times.drain * BUDGET.0 / BUDGET.1, times.other / FREE, Instant::now());
         let number = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { frontend: Frontend::from_stream(socket, queues as u64), limit, times, number, budget, gone: None })
+        let frontend = Frontend::from_stream(socket, queues as u64);
+        Ok(Self { frontend, socket: own, limit, times, number, budget, gone: None, left: false })
     }
 
     /// Makes a request.
@@ -110,7 +146,10 @@ impl Connection {
             _ if self.limit.is_over() => format!("takes more than {} ms for {request}", time.as_millis()),
             VhostError::VhostUserProtocol(
                 WireError::Disconnected | WireError::PartialMessage | WireError::SocketBroken(_),
-            ) => format!("closes the connection at {request}"),
+            ) => {
+                self.left = true;
+                format!("closes the connection at {request}")
+            }
             error => format!("answers {request} with an invalid message: {error}"),
         };
         Err(self.give_up(reason))
@@ -133,6 +172,16 @@ impl Connection {
     /// Why the server is gone, if it is.
     pub(super) fn gone(&self) -> Option<&str> {
         self.gone.as_deref()
+    }
+
+    /// Whether it is gone because it has closed the connection.
+    pub(super) fn has_left(&self) -> bool {
+        self.left
+    }
+
+    /// The time that a server has for most requests.
+    pub(super) fn time(&self) -> Duration {
+        self.times.other
     }
 
     /// Takes the server, and asks for its virtio features.
@@ -213,6 +262,41 @@ impl Connection {
         self.short("REM_MEM_REG", |server| server.remove_mem_region(&region))
     }
 
+    /// Gives the server another part of a file.
+    pub(super) fn add_region(&mut self, region: &FileRegion) -> Result<(), ServerError> {
+        self.short("ADD_MEM_REG", |server| server.add_mem_region(&describe_file(region)).map(drop))
+    }
+
+    /// Takes it back.
+    pub(super) fn remove_region(&mut self, region: &FileRegion) -> Result<(), ServerError> {
+        self.short("REM_MEM_REG", |server| server.remove_mem_region(&describe_file(region)))
+    }
+
+    /// Tells the server of a mapping. This never waits: a server that does not read what it is told is given up.
+    pub(super) fn update(&mut self, mapping: Iotlb) -> Result<(), ServerError> {
+        if let Some(reason) = &self.gone {
+            return Err(ServerError::Gone(reason.clone()));
+        }
+        let message = iotlb_message(mapping, 0);
+        match send(&self.socket, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(sent) if sent == message.len() => Ok(()),
+            Ok(_) | Err(Errno::AGAIN) => Err(self.give_up("does not read the translations that it asks for".into())),
+            Err(_) => {
+                self.left = true;
+                Err(self.give_up("closes the connection at IOTLB_MSG".into()))
+            }
+        }
+    }
+
+    /// Has the server forget what it knows of `len` bytes from `iova` on, and waits until it says that it has, for `time` at most.
+    pub(super) fn invalidate(&mut self, iova: u64, len: u64, time: Duration) -> Result<(), ServerError> {
+        let range = Iotlb { iova, size: len, user: 0, permissions: Permissions::empty(), kind: Kind::Invalidate };
+        let message = iotlb_message(range, NEED_REPLY);
+        let socket = self.socket.try_clone();
+        let socket = socket.map_err(|source| ServerError::Host { what: "telling a vhost-user server", source })?;
+        self.call("IOTLB_MSG (invalidate)", time, |_| ask(&socket, &message).map_err(VhostError::VhostUserProtocol))
+    }
+
     /// Has the server make a file in which it keeps account of requests.
     pub(super) fn new_inflight(&mut self, queues: u16, size: u16) -> Result<(VhostUserInflight, File), ServerError> {
         let wanted = VhostUserInflight { num_queues: queues, queue_size: size, ..Default::default() };
@@ -279,4 +363,42 @@ fn describe(region: &RamRegion) -> Result<VhostUserMemoryRegionInfo, ServerError
         mmap_offset: file.start(),
         mmap_handle: file.file().as_raw_fd(),
     })
+}
+
+/// The same of another part of a file.
+fn describe_file(region: &FileRegion) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: region.address,
+        memory_size: region.len,
+        userspace_addr: region.address,
+        mmap_offset: region.offset,
+        mmap_handle: region.file.as_raw_fd(),
+    }
+}
+
+/// A message about translations.
+fn iotlb_message(message: Iotlb, flags: u32) -> [u8; HEADER + BYTES] {
+    let mut bytes = [0; HEADER + BYTES];
+    let size = u32::try_from(BYTES).unwrap_or(0);
+    for (place, word) in bytes.chunks_mut(4).zip([IOTLB_MSG, VERSION | flags, size]) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes[HEADER..].copy_from_slice(&message.to_bytes());
+    bytes
+}
+
+/// Sends such a message, and waits for the answer to it.
+fn ask(mut socket: &UnixStream, message: &[u8]) -> Result<(), WireError> {
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => WireError::Disconnected,
+        _ => WireError::SocketBroken(error),
+    };
+    socket.write_all(message).map_err(failed)?;
+    let mut answer = [0; HEADER + 8];
+    socket.read_exact(&mut answer).map_err(failed)?;
+    let header = [IOTLB_MSG, VERSION | REPLY, 8].map(u32::to_le_bytes);
+    if answer[..HEADER] != *header.as_flattened() {
+        return Err(WireError::InvalidMessage);
+    }
+    if answer[HEADER..] == [0; 8] { Ok(()) } else { Err(WireError::BackendInternalError) }
 }

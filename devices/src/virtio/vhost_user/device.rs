@@ -14,9 +14,11 @@ use super::error::ServerError;
 use super::events::QueueEvents;
 use super::kicker::Kicker;
 use super::link::{Address, Connected};
+use super::mapper::VhostUserMapper;
 use super::model::{ConfigSource, Model};
 use super::session::Session;
 use super::watcher::{Shared, Watcher};
+use crate::dma::DmaTable;
 use crate::ram::RamRegion;
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
@@ -39,14 +41,14 @@ pub struct VhostUserDevice {
 }
 
 impl VhostUserDevice {
-    /// A device whose server listens at `address`.
-    pub(super) fn connect(address: Address) -> Result<Self, ServerError> {
+    /// A device whose server listens at `address`. `table` has its mappings, if it is behind the virtio-iommu.
+    pub(super) fn connect(address: Address, table: Option<Arc<DmaTable>>) -> Result<Self, ServerError> {
         let host = |source| ServerError::Host { what: "making a vhost-user device", source };
         let Connected { link, socket, back_channel } = address.connect_first()?;
         let (model, counts) = (address.model.clone(), Arc::new(Counts::default()));
         Counts::add(&counts.connections);
         let (features, config) = (link.offer.for_driver(&model), link.offer.config.clone());
-        let session = Session::new(&address.id, model.clone(), link, counts.clone()).map_err(host)?;
+        let session = Session::new(&address.id, model.clone(), link, counts.clone(), table).map_err(host)?;
         let (events, kicker) = (session.events.clone(), session.kicker.clone());
         let shared = Arc::new(Shared::new(session, config).map_err(host)?);
         let index = u16::try_from(model.queues.len()).unwrap_or(u16::MAX);
@@ -65,6 +67,11 @@ impl VhostUserDevice {
     /// What has become of its server.
     pub fn counters(&self) -> VhostUserCounters {
         self.counts.read()
+    }
+
+    /// What fills `table`, by which it was made.
+    pub(super) fn mapper(&self, table: Arc<DmaTable>) -> VhostUserMapper {
+        VhostUserMapper::new(self.shared.clone(), table)
     }
 
     /// The guest gets this region of RAM.

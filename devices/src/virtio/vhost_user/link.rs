@@ -30,6 +30,8 @@ pub(super) struct Address {
     pub(super) path: PathBuf,
     pub(super) model: Model,
     pub(super) times: Times,
+    /// It is behind the virtio-iommu.
+    pub(super) translated: bool,
 }
 
 /// A connection to a server that has what the device needs.
@@ -67,7 +69,7 @@ impl Address {
         let host = |source| ServerError::Host { what: "listening to a vhost-user server", source };
         let watched = socket.try_clone().map_err(host)?;
         let mut connection = Connection::new(&self.id, socket, self.model.queues.len(), self.times)?;
-        let offer = Offer::agree(&mut connection, &self.model)?;
+        let offer = Offer::agree(&mut connection, &self.model, self.translated)?;
         let mut back_channel = None;
         if offer.has(Protocol::BACKEND_REQ) {
             let (channel, theirs) = BackChannel::new().map_err(host)?;

@@ -8,6 +8,10 @@
 //! the guest by events that KVM reads. `connection` makes requests, each within a time ([`time_limit`]); `offer` is what a
 //! server has, `session` the device between driver and server, and `watcher` a thread that learns of a server's end. `fs`, `block` and
 //! `net` say what a device is; of a network card the front end serves one queue itself (`control_queue`).
+//!
+//! Behind the virtio-iommu, the server uses addresses of the guest's mappings. It asks for them on the `back_channel`; `mapper` is where
+//! the engine maps and unmaps, and `translation` what the server knows of it. A mapping is told and taken back under the session's lock,
+//! in which `precedence` says who goes first.
 
 mod back_channel;
 mod block;
@@ -18,14 +22,18 @@ mod device;
 mod error;
 mod events;
 mod fs;
+mod iotlb;
 mod kicker;
 mod link;
+mod mapper;
 mod model;
 mod net;
 mod offer;
+mod precedence;
 mod session;
 pub mod spec;
 mod time_limit;
+mod translation;
 mod watcher;
 
 #[cfg(test)]
@@ -41,10 +49,11 @@ pub use self::counters::VhostUserCounters;
 pub use self::device::VhostUserDevice;
 pub use self::error::ServerError;
 use self::link::Address;
+pub use self::mapper::VhostUserMapper;
 pub use self::model::Model;
 pub use self::net::ServedNet;
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
-use crate::dma::DeviceMemory;
+use crate::dma::{DeviceMemory, DmaTable};
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 use crate::ram::Ram;
 
@@ -58,12 +67,24 @@ pub struct VhostUserParams {
     pub model: Model,
     /// Guest RAM, of files that can be shared. The server gets all of it.
     pub ram: Arc<Ram>,
+    /// Its mappings, if it is behind the virtio-iommu; of the same RAM.
+    pub table: Option<Arc<DmaTable>>,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
     /// Where notifications are connected.
     pub doorbells: Option<Arc<dyn Doorbells>>,
     /// Who learns when the device is activated, fails and is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
+}
+
+/// A device that was made.
+pub struct VhostUser {
+    /// Its PCI function.
+    pub function: Arc<VirtioPciDevice>,
+    /// The device by which RAM is added and counters are read.
+    pub device: Arc<VhostUserDevice>,
+    /// What fills its table of mappings, if it has one.
+    pub mapper: Option<VhostUserMapper>,
 }
 
 /// Why there is no such device.
@@ -77,16 +98,19 @@ pub enum VhostUserError {
     Transport(#[from] TransportError),
 }
 
-/// Connects to the server, and makes the device: the PCI function, and the device by which RAM is added and counters are read.
+/// Connects to the server, and makes the device.
 ///
 /// # Errors
 /// The server is not there or cannot do what is needed, or the platform has no interrupt vectors.
-pub fn create(params: VhostUserParams) -> Result<(Arc<VirtioPciDevice>, Arc<VhostUserDevice>), VhostUserError> {
-    let VhostUserParams { id, socket, model, ram, msi, doorbells, observer } = params;
-    let address = Address { id: id.clone(), path: socket, model, times: Times::default() };
-    let device = Arc::new(VhostUserDevice::connect(address)?);
-    let memory = DeviceMemory::all_ram(ram);
+pub fn create(params: VhostUserParams) -> Result<VhostUser, VhostUserError> {
+    let VhostUserParams { id, socket, model, ram, table, msi, doorbells, observer } = params;
+    let translated = table.is_some();
+    let times = if translated { Times::behind_iommu() } else { Times::default() };
+    let address = Address { id: id.clone(), path: socket, model, times, translated };
+    let device = Arc::new(VhostUserDevice::connect(address, table.clone())?);
+    let memory = table.clone().map_or_else(|| DeviceMemory::all_ram(ram), DeviceMemory::mapped);
     let function =
         VirtioPciDevice::new(VirtioPciParams { id, device: device.clone(), memory, msi, doorbells, observer })?;
-    Ok((Arc::new(function), device))
+    let mapper = table.map(|table| device.mapper(table));
+    Ok(VhostUser { function: Arc::new(function), device, mapper })
 }

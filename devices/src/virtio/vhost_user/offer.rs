@@ -7,10 +7,17 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 use super::connection::Connection;
 use super::error::ServerError;
 use super::model::{ConfigSource, Model, OnLoss};
-use super::spec::{PROTOCOL_FEATURES, RING_FEATURES, VERSION_1};
+use super::spec::{ACCESS_PLATFORM, PROTOCOL_FEATURES, RING_FEATURES, VERSION_1};
 
 /// Regions of RAM that any server takes.
 pub(super) const BASE_REGIONS: usize = 8;
+
+/// What a server needs to translate addresses: it asks for translations, says when it has forgotten one, and takes chunks of windows.
+const TRANSLATIONS: [(Protocol, &str); 3] = [
+    (Protocol::BACKEND_REQ, "VHOST_USER_PROTOCOL_F_BACKEND_REQ"),
+    (Protocol::REPLY_ACK, "VHOST_USER_PROTOCOL_F_REPLY_ACK"),
+    (Protocol::CONFIGURE_MEM_SLOTS, "VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS"),
+];
 
 /// What a server has.
 #[derive(Clone, Debug)]
@@ -25,15 +32,18 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// Agrees with the server of a device of `model`.
+    /// Agrees with the server of a device of `model`, which is behind the virtio-iommu if `translated`.
     ///
     /// # Errors
     /// The server is gone, refuses, or lacks what the device needs.
-    pub(super) fn agree(connection: &mut Connection, model: &Model) -> Result<Self, ServerError> {
+    pub(super) fn agree(connection: &mut Connection, model: &Model, translated: bool) -> Result<Self, ServerError> {
         let unfit = |text: String| Err(ServerError::Unfit(text));
         let features = connection.take()?;
         if features & VERSION_1 == 0 {
             return unfit("serves legacy drivers only (VIRTIO_F_VERSION_1)".into());
+        }
+        if translated && features & ACCESS_PLATFORM == 0 {
+            return unfit("translates no addresses, as iommu=on needs it (VIRTIO_F_ACCESS_PLATFORM)".into());
         }
         let mut protocol = Protocol::empty();
         if features & PROTOCOL_FEATURES != 0 {
@@ -45,7 +55,15 @@ impl Offer {
             if model.asks_for_config() {
                 wanted |= Protocol::CONFIG | Protocol::BACKEND_REQ;
             }
+            if translated {
+                wanted |= Protocol::BACKEND_REQ;
+            }
             protocol = connection.agree(wanted)?;
+        }
+        for (needed, name) in TRANSLATIONS {
+            if translated && !protocol.contains(needed) {
+                return unfit(format!("translates addresses without what iommu=on needs for it ({name})"));
+            }
         }
         if protocol.contains(Protocol::MQ) {
             let (has, wanted) = (connection.queue_count()?, model.queues.len());

@@ -9,7 +9,9 @@ use std::fs::File;
 use std::num::Wrapping;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
+use iommu_bounce::Permissions;
 use log::{error, info};
 use vhost::vhost_user::message::{VhostUserInflight, VhostUserProtocolFeatures as Protocol};
 use virtio_queue::{Queue, QueueT};
@@ -24,6 +26,8 @@ use super::kicker::Kicker;
 use super::model::{Model, OnLoss};
 use super::offer::{self, BASE_REGIONS, Offer};
 use super::spec::RING_INDEX;
+use super::translation::Translation;
+use crate::dma::DmaTable;
 use crate::ram::{Ram, RamRegion};
 use crate::virtio::{DeviceError, Driver, QueueState};
 
@@ -53,6 +57,8 @@ pub(super) struct Session {
     pairs: Option<u16>,
     /// The server's account of requests.
     inflight: Option<(VhostUserInflight, File)>,
+    /// Of a device behind the virtio-iommu.
+    translation: Option<Translation>,
     /// First addresses of the regions of RAM that the server has.
     shown: BTreeSet<u64>,
     paused: bool,
@@ -65,7 +71,14 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(id: &str, model: Model, link: Link, counts: Arc<Counts>) -> std::io::Result<Self> {
+    /// `table` has the mappings of a device behind the virtio-iommu.
+    pub(super) fn new(
+        id: &str,
+        model: Model,
+        link: Link,
+        counts: Arc<Counts>,
+        table: Option<Arc<DmaTable>>,
+    ) -> std::io::Result<Self> {
         let event = || EventFd::new(EFD_NONBLOCK);
         let events = model.queues.iter().map(|_| Ok(QueueEvents { kick: event()?, call: event()? }));
         let events: Arc<Vec<_>> = Arc::new(events.collect::<std::io::Result<_>>()?);
@@ -76,6 +89,7 @@ impl Session {
             queues: model.queues.iter().map(|_| None).collect(),
             pairs: model.pairs.map(|_| 1),
             inflight: None,
+            translation: table.map(Translation::new),
             shown: BTreeSet::new(),
             paused: false,
             broken: false,
@@ -133,6 +147,7 @@ impl Session {
             self.note(reset);
         }
         (self.inflight, self.broken) = (None, false);
+        self.translation.iter_mut().for_each(Translation::reset);
         self.shown.clear();
     }
 
@@ -180,7 +195,7 @@ impl Session {
             return Ok(());
         }
         let most = link.offer.regions;
-        if self.shown.len() >= most {
+        if self.shown.len() + self.translation.as_ref().map_or(0, Translation::chunks) >= most {
             return Err(ServerError::Unfit(format!("takes {most} regions of RAM, and has them all")));
         }
         let added = if link.offer.has(Protocol::CONFIGURE_MEM_SLOTS) {
@@ -219,9 +234,64 @@ impl Session {
         self.note(taken);
     }
 
+    /// The server asks for the mapping that an access needs; whether it has got it.
+    pub(super) fn translate(&mut self, iova: u64, access: Permissions) -> bool {
+        let (Some(translation), Some(link)) = (&mut self.translation, &mut self.link) else { return false };
+        // Without a driver there is nothing that it could access.
+        if self.driver.is_none() {
+            return false;
+        }
+        let told = translation.answer(&mut link.connection, iova, access);
+        told.unwrap_or_else(|error| {
+            self.note(Err(error));
+            false
+        })
+    }
+
+    /// The server was stopped at an access.
+    pub(super) fn stopped(&mut self, iova: u64, access: Permissions) {
+        self.translation.iter_mut().for_each(|translation| translation.report(iova, access));
+    }
+
+    /// Has the server forget what it knows of a range that nothing is told of any more. A server that does not say that it has, within
+    /// its time from `begin` on, is given up, and the device fails.
+    pub(super) fn forget(&mut self, iova: u64, len: u64, begin: Instant) -> Result<(), ServerError> {
+        let (Some(translation), Some(link)) = (&mut self.translation, &mut self.link) else { return Ok(()) };
+        let connection = &mut link.connection;
+        if connection.gone().is_some() {
+            return Ok(());
+        }
+        let time = connection.time().saturating_sub(begin.elapsed());
+        let Err(error) = translation.forget(connection, iova, len, time) else { return Ok(()) };
+        if connection.has_left() {
+            return Ok(());
+        }
+        let reason = format!("does not forget what was unmapped: {}", error.reason());
+        connection.give_up(reason.clone());
+        self.count(&error);
+        self.fail(&reason);
+        Err(error)
+    }
+
+    /// A chunk of a window is mapped.
+    pub(super) fn add_chunk(&mut self, index: u32, len: u64, file: File) -> Result<(), ServerError> {
+        let (Some(translation), has) = (&mut self.translation, self.shown.len()) else { return Ok(()) };
+        let most = self.link.as_ref().map_or(usize::MAX, |link| link.offer.regions);
+        let connection = self.link.as_mut().map(|link| &mut link.connection).filter(|_| has != 0);
+        let added = translation.add_chunk(connection, index, (len, file), (has, most));
+        added.inspect_err(|error| self.count(error))
+    }
+
+    /// It is no longer.
+    pub(super) fn take_chunk(&mut self, index: u32) {
+        let Some(translation) = &mut self.translation else { return };
+        let taken = translation.take_chunk(self.link.as_mut().map(|link| &mut link.connection), index);
+        self.note(taken);
+    }
+
     /// Asks the server for the device configuration anew; `None` if it cannot be had.
     pub(super) fn read_config(&mut self) -> Option<Vec<u8>> {
-        let link = self.link.as_mut()?;
+        let link = self.link.as_mut().filter(|_| self.model.asks_for_config())?;
         let config = offer::read_config(&mut link.connection, &self.model);
         config.map_err(|error| self.note(Err(error))).ok()
     }
@@ -263,6 +333,7 @@ impl Session {
         let reason = link.connection.gone().unwrap_or("closed the connection").to_string();
         error!("{}: the vhost-user server {reason}", self.id);
         self.shown.clear();
+        self.translation.iter_mut().for_each(Translation::lost);
         let ran = self.queues.iter().flatten().any(|queue| queue.runs);
         for index in 0..self.queues.len() {
             let used = self.used_index(index);
@@ -322,14 +393,16 @@ impl Session {
         }
         let ram: &Ram = driver.memory.ram();
         let regions: Vec<&RamRegion> = ram.iter().collect();
-        if regions.len() > offer.regions {
-            let rule = format!("takes {} regions of RAM, and the guest has {}", offer.regions, regions.len());
+        let count = regions.len() + self.translation.as_ref().map_or(0, Translation::chunks);
+        if count > offer.regions {
+            let rule = format!("takes {} regions of RAM, and the guest has {count}", offer.regions);
             return Err(ServerError::Unfit(rule));
         }
         // A message has room for so many.
         let (first, rest) = regions.split_at(regions.len().min(BASE_REGIONS));
         connection.set_memory(first)?;
         rest.iter().try_for_each(|region| connection.add_memory(region))?;
+        self.translation.as_mut().map_or(Ok(()), |translation| translation.give_chunks(connection))?;
         self.shown = regions.iter().map(|region| region.start_addr().raw_value()).collect();
         Ok(())
     }

@@ -6,6 +6,8 @@
 pub(super) const RING_FEATURES: u64 = 1 << 28 | 1 << 29;
 /// `VIRTIO_F_VERSION_1`.
 pub(super) const VERSION_1: u64 = 1 << 32;
+/// `VIRTIO_F_ACCESS_PLATFORM`: addresses are those of the platform's IOMMU.
+pub(super) const ACCESS_PLATFORM: u64 = 1 << 33;
 /// `VHOST_USER_F_PROTOCOL_FEATURES`, which is between front end and server.
 pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
 

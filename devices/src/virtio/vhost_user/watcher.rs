@@ -18,6 +18,7 @@ use super::back_channel::{BackChannel, Request};
 use super::error::ServerError;
 use super::events::QueueEvents;
 use super::link::{Address, Connected};
+use super::precedence::Precedence;
 use super::session::Session;
 use crate::event_fd;
 use crate::sandbox::{self, Role};
@@ -32,6 +33,8 @@ const LOOK_LATER: Duration = Duration::from_secs(5);
 /// What the thread and the device share.
 pub(super) struct Shared {
     pub(super) session: Mutex<Session>,
+    /// Those who take mappings away go before the server.
+    pub(super) precedence: Precedence,
     /// The device configuration.
     pub(super) config: Mutex<Vec<u8>>,
     wake: EventFd,
@@ -41,7 +44,13 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(session: Session, config: Vec<u8>) -> io::Result<Self> {
         let wake = EventFd::new(EFD_NONBLOCK)?;
-        Ok(Self { session: Mutex::new(session), config: Mutex::new(config), wake, ends: AtomicBool::new(false) })
+        Ok(Self {
+            session: Mutex::new(session),
+            precedence: Precedence::default(),
+            config: Mutex::new(config),
+            wake,
+            ends: AtomicBool::new(false),
+        })
     }
 }
 
@@ -177,16 +186,33 @@ impl Watch {
     }
 
     fn serve_back_channel(&mut self) {
-        match self.back_channel.as_mut().map(BackChannel::take) {
-            None | Some(Request::None) => {}
-            Some(Request::End) => self.back_channel = None,
-            Some(Request::ConfigChanged) => {
+        let Some(channel) = &mut self.back_channel else { return };
+        // One at a time: whoever waits for the session has a chance in between.
+        let done = match channel.take() {
+            Request::None => return,
+            Request::End => {
+                self.back_channel = None;
+                return;
+            }
+            Request::ConfigChanged => {
                 let mut session = lock(&self.shared.session);
                 if let Some(config) = session.read_config() {
                     *lock(&self.shared.config) = config;
                     session.config_changed();
                 }
+                true
             }
+            Request::Miss(iova, access) => {
+                self.shared.precedence.give();
+                lock(&self.shared.session).translate(iova, access)
+            }
+            Request::Stopped(iova, access) => {
+                lock(&self.shared.session).stopped(iova, access);
+                true
+            }
+        };
+        if !channel.answer(done) {
+            self.back_channel = None;
         }
     }
 }

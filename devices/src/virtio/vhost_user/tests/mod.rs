@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 mod hostile;
+mod iommu;
 mod life;
 mod net;
 mod reconnect;

@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ pub(super) mod request {
     pub(in super::super) const GET_QUEUE_NUM: u32 = 17;
     pub(in super::super) const SET_VRING_ENABLE: u32 = 18;
     pub(in super::super) const SET_BACKEND_REQ_FD: u32 = 21;
+    pub(in super::super) const IOTLB_MSG: u32 = 22;
     pub(in super::super) const GET_CONFIG: u32 = 24;
     pub(in super::super) const SET_CONFIG: u32 = 25;
     pub(in super::super) const GET_INFLIGHT_FD: u32 = 31;
@@ -114,6 +116,8 @@ impl Asked {
 struct Log {
     asked: Mutex<Vec<Asked>>,
     changed: Condvar,
+    /// It reads nothing until the connection is closed.
+    sleeps: AtomicBool,
     /// The connection at hand.
     socket: Mutex<Option<UnixStream>>,
 }
@@ -151,9 +155,15 @@ impl Server {
 
     /// Closes the connection at hand.
     pub(super) fn close(&self) {
+        self.log.sleeps.store(false, Ordering::SeqCst);
         if let Some(socket) = lock(&self.log.socket).take() {
             socket.shutdown(std::net::Shutdown::Both).unwrap();
         }
+    }
+
+    /// Reads no message any more after the next one, until the connection at hand is closed.
+    pub(super) fn stop_reading(&self) {
+        self.log.sleeps.store(true, Ordering::SeqCst);
     }
 
     /// What it was asked for since the last call.
@@ -213,6 +223,9 @@ fn serve(socket: &UnixStream, manner: &Manner, log: &Log) {
         std::thread::sleep(manner.delay);
         lock(&log.asked).push(Asked { request, payload, files });
         log.changed.notify_all();
+        while log.sleeps.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         match manner.vices.get(&request) {
             Some(Vice::Silent) => continue,
             Some(Vice::Close) => {

@@ -82,7 +82,7 @@ pub(super) fn ram(regions: u64) -> Arc<Ram> {
 }
 
 /// Times that a test can wait for.
-const TIMES: Times = Times { drain: Duration::from_millis(300), other: Duration::from_millis(200) };
+pub(super) const TIMES: Times = Times { drain: Duration::from_millis(300), other: Duration::from_millis(200) };
 
 /// A file system, whose driver knows two queues.
 pub(super) fn fs() -> Model {
@@ -91,7 +91,8 @@ pub(super) fn fs() -> Model {
 
 /// Connects to the server of a device.
 pub(super) fn connect(server: &Server, model: Model) -> Result<VhostUserDevice, ServerError> {
-    VhostUserDevice::connect(Address { id: "d".into(), path: server.socket(), model, times: TIMES })
+    let address = Address { id: "d".into(), path: server.socket(), model, times: TIMES, translated: false };
+    VhostUserDevice::connect(address, None)
 }
 
 /// As a driver that is ready does: it activates the device and starts queues up to `queues`.

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The I/O address space of a device behind the virtio-iommu that a server serves.
+//!
+//! The server has the descriptors of all guest RAM; what it may use of it, it is told when it asks, and it forgets what is unmapped
+//! before the guest is told that it is. So the guest is kept from its own drivers' mistakes and from a device's, not from a server that
+//! lies: who wants that takes a device of vfio-user. A chunk of a window goes to the server as a region of its own.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use iommu_bounce::{DmaMapper, MapError, MapperLimits, Permissions, UnmapError};
+use vm_memory::VolatileSlice;
+
+use super::error::ServerError;
+use super::watcher::Shared;
+use crate::dma::{Backing, DmaTable, RemoveError};
+use crate::patience::Operation;
+use crate::sync::lock;
+use crate::virtio::windows::WindowMemory;
+
+/// Granule of what is mapped: the guest's smallest page.
+const PAGE: u64 = 4096;
+/// What can be mapped at most: what page tables of most hosts' IOMMUs can translate, as for other endpoints.
+const LAST_IOVA: u64 = (1 << 48) - 1;
+
+/// Fills the table that translations are taken of.
+///
+/// An UNMAP that returns has had the server forget the mapping. One that the server does not confirm in time fails, and the device
+/// with it.
+pub struct VhostUserMapper {
+    shared: Arc<Shared>,
+    table: Arc<DmaTable>,
+}
+
+impl VhostUserMapper {
+    pub(super) fn new(shared: Arc<Shared>, table: Arc<DmaTable>) -> Self {
+        Self { shared, table }
+    }
+
+    /// To be called before the mapper goes to a virtio-iommu with windows: they can be mapped from then on.
+    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>) {
+        if let Some(windows) = windows {
+            self.table.set_windows(windows.clone());
+        }
+    }
+
+    /// Gives the server a chunk.
+    fn give_chunk(&self, index: u32, len: u64, permissions: Permissions) -> Result<(), MapError> {
+        let windows = self.table.windows().ok_or(MapError::NoResources)?;
+        // A server maps what it is given for reading and writing.
+        let all = Permissions::READ | Permissions::WRITE;
+        let file = windows.hand_out(index, all)?.filter(|_| permissions.contains(Permissions::READ));
+        // The driver does without a window then.
+        let file = file.ok_or(MapError::NoResources)?;
+        let _first = self.shared.precedence.take();
+        lock(&self.shared.session).add_chunk(index, len, file.into()).map_err(|error| match error {
+            ServerError::Unfit(_) => MapError::NoResources,
+            other => MapError::Host(io::Error::other(other)),
+        })
+    }
+}
+
+impl DmaMapper for VhostUserMapper {
+    fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError> {
+        let len = memory.len() as u64;
+        // Memory of a device of the host is neither RAM nor a chunk, and has no descriptor that could be given away.
+        let backing = self.table.backing_of(&memory).ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
+        if !self.table.insert(iova, len, backing, permissions) {
+            return Err(MapError::Exists);
+        }
+        let Backing::Chunk(index) = backing else { return Ok(()) };
+        let _operation = Operation::begin();
+        self.give_chunk(index, len, permissions).inspect_err(|_| {
+            // It was just put there, and nobody was told of it.
+            let _ = self.table.remove(iova, len, |_, _| {});
+        })
+    }
+
+    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
+        let refused = |error| match error {
+            RemoveError::NotWhole => UnmapError::NotMapped,
+            RemoveError::Busy => UnmapError::Host(io::ErrorKind::TimedOut.into()),
+        };
+        let mut chunks = Vec::new();
+        // From here on the server gets no translation of it.
+        self.table.block(iova, len, |chunk| chunks.push(chunk)).map_err(refused)?;
+        let (_operation, begin) = (Operation::begin(), Instant::now());
+        let _first = self.shared.precedence.take();
+        let mut session = lock(&self.shared.session);
+        session.forget(iova, len, begin).map_err(|error| UnmapError::Host(io::Error::other(error)))?;
+        chunks.into_iter().for_each(|chunk| session.take_chunk(chunk));
+        drop(session);
+        self.table.remove(iova, len, |_, _| {}).map_err(refused)
+    }
+
+    /// No chunk stays with the server over a reset of the VM.
+    fn reaches_hidden_chunks(&self) -> bool {
+        false
+    }
+
+    fn limits(&self) -> MapperLimits {
+        MapperLimits { page_size_mask: !(PAGE - 1), iova_ranges: vec![0..=LAST_IOVA], max_mappings: None }
+    }
+}
+
+impl Drop for VhostUserMapper {
+    fn drop(&mut self) {
+        // The device has left the bus, and its server has no queue any more.
+        self.table.clear();
+    }
+}
