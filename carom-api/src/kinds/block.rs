@@ -189,10 +189,6 @@ impl DiskConfig {
             (None, false) => return Ok(()),
             (Some(socket), true) => check_socket(Self::VHOST_SOCKET, socket)?,
         }
-        if self.iommu {
-            let rule = "must be off with vhost_user, and the device on no segment of the virtio-iommu: servers are given all guest RAM";
-            return refused(Self::IOMMU, rule);
-        }
         let servers = "is the server's matter where vhost_user is on: leave it out";
         for (field, given) in [
             (Self::PATH, !is_empty(&self.path)),
@@ -388,11 +384,11 @@ mod tests {
         assert!(!serde_json::to_string(&on).unwrap().contains(r#""path""#));
         let shared = MemoryConfig { shared: true, ..MemoryConfig::default() };
         assert_eq!(on.check(&shared), Ok(()));
+        assert_eq!(disk("vhost_user=on,vhost_socket=/s,iommu=on").check(&shared), Ok(()));
         assert_eq!(on.check(&MemoryConfig::default()).unwrap_err().field, DiskConfig::VHOST_SOCKET);
         for (text, field) in [
             ("vhost_user=on", DiskConfig::VHOST_USER),
             ("path=/x,vhost_socket=/s", DiskConfig::VHOST_SOCKET),
-            ("vhost_user=on,vhost_socket=/s,iommu=on", DiskConfig::IOMMU),
             ("vhost_user=on,vhost_socket=/s,path=/x", DiskConfig::PATH),
             ("vhost_user=on,vhost_socket=/s,readonly=on", DiskConfig::READONLY),
             ("vhost_user=on,vhost_socket=/s,direct=on", DiskConfig::DIRECT),

@@ -265,10 +265,6 @@ impl NetConfig {
             );
         }
         check_socket(Self::VHOST_SOCKET, socket)?;
-        if self.iommu {
-            let rule = "must be off with vhost_user, and the device on no segment of the virtio-iommu: servers are given all guest RAM";
-            return refused(Self::IOMMU, rule);
-        }
         let servers = "is for a tap interface; with vhost_user on, the server has its own: leave it out";
         for (field, given) in [
             (Self::TAP, self.tap.is_some()),
@@ -494,6 +490,7 @@ mod tests {
         assert_eq!(on, serde_json::from_str(json).unwrap());
         let shared = MemoryConfig { shared: true, ..MemoryConfig::default() };
         assert_eq!(on.check(&shared), Ok(()));
+        assert_eq!(net("vhost_user=on,socket=/s,iommu=on").check(&shared), Ok(()));
         let error = on.check(&MemoryConfig::default()).unwrap_err();
         assert_eq!(error.field, NetConfig::VHOST_SOCKET);
         assert!(error.explain(Terms::Json).starts_with("net.vhost_socket: "), "{error}");
@@ -506,7 +503,6 @@ mod tests {
             ("socket=/s", NetConfig::VHOST_SOCKET),
             ("vhost_mode=server", NetConfig::VHOST_MODE),
             ("vhost_user=on,socket=/s,vhost_mode=server", NetConfig::VHOST_MODE),
-            ("vhost_user=on,socket=/s,iommu=on", NetConfig::IOMMU),
             ("vhost_user=on,socket=/s,tap=t", NetConfig::TAP),
             ("vhost_user=on,socket=/s,ip=10.0.0.1", NetConfig::IP),
             ("vhost_user=on,socket=/s,mask=255.0.0.0", NetConfig::MASK),

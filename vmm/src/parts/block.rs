@@ -94,7 +94,7 @@ fn named(counters: BlockCounters) -> Vec<Counter> {
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Disk(config) = config else { return Err(not_built_here(config)) };
     if let Some(socket) = config.vhost_socket.as_deref() {
-        return served(config, socket, &site);
+        return served(config, socket, &mut site);
     }
     let image = open(config)?;
     let id = config.id.as_deref().unwrap_or(DiskConfig::KIND.id);
@@ -119,13 +119,14 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
 }
 
 /// Connects to the server of the disk.
-fn served(config: &DiskConfig, socket: &Path, site: &Site<'_>) -> Result<Built, VmError> {
+fn served(config: &DiskConfig, socket: &Path, site: &mut Site<'_>) -> Result<Built, VmError> {
     let wanted = Wanted {
         kind: BUILDER.kind,
         id: config.id.as_deref().unwrap_or(DiskConfig::KIND.id),
         field: DiskConfig::VHOST_SOCKET,
         socket,
         model: Model::block(config.num_queues, config.queue_size),
+        iommu: config.iommu,
         // It may have a drive do DMA, as SPDK does.
         pins: true,
     };

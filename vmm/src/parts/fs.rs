@@ -13,7 +13,7 @@ use crate::machine::VmError;
 pub(super) const BUILDER: Builder = Builder { kind: &FsConfig::KIND, roles: &[Role::VhostUser], build };
 
 /// Connects to the server of the file system.
-fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
+fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Fs(config) = config else { return Err(not_built_here(config)) };
     let wanted = Wanted {
         kind: BUILDER.kind,
@@ -21,10 +21,11 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
         field: FsConfig::SOCKET,
         socket: &config.socket,
         model: Model::fs(&config.tag, config.num_queues, config.queue_size),
+        iommu: false,
         // It copies, and has no device do DMA.
         pins: false,
     };
-    vhost_user::build(wanted, &site)
+    vhost_user::build(wanted, &mut site)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use devices::reclaim::PinningMapper;
 use devices::vfio::VfioMapper;
 use devices::vfio::user::UserMapper;
 use devices::virtio::iommu::IommuHandle;
+use devices::virtio::vhost_user::VhostUserMapper;
 use iommu_bounce::DmaMapper;
 
 /// A mapper that no virtio-iommu has yet.
@@ -25,6 +26,12 @@ impl EndpointMapper for PinningMapper<VfioMapper> {}
 impl EndpointMapper for UserMapper {
     fn connect(&self, iommu: &IommuHandle) {
         UserMapper::connect(self, iommu);
+    }
+}
+
+impl EndpointMapper for VhostUserMapper {
+    fn connect(&self, iommu: &IommuHandle) {
+        VhostUserMapper::connect(self, iommu.windows());
     }
 }
 

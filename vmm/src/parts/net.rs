@@ -79,7 +79,7 @@ fn named(counters: NetCounters) -> Vec<Counter> {
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Net(config) = config else { return Err(not_built_here(config)) };
     if let Some(socket) = config.vhost_socket.as_deref() {
-        return served(config, socket, &site);
+        return served(config, socket, &mut site);
     }
     let tap = open(config)?;
     let id = config.id.as_deref().unwrap_or(NetConfig::KIND.id);
@@ -110,7 +110,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
 }
 
 /// Connects to the server of the card.
-fn served(config: &NetConfig, socket: &Path, site: &Site<'_>) -> Result<Built, VmError> {
+fn served(config: &NetConfig, socket: &Path, site: &mut Site<'_>) -> Result<Built, VmError> {
     let net = ServedNet {
         mac: config.mac.unwrap_or_else(MacAddress::random).bytes(),
         mtu: config.mtu,
@@ -126,6 +126,7 @@ fn served(config: &NetConfig, socket: &Path, site: &Site<'_>) -> Result<Built, V
         field: NetConfig::VHOST_SOCKET,
         socket,
         model: Model::net(&net),
+        iommu: config.iommu,
         // It may have a card of the host do DMA, as DPDK does.
         pins: true,
     };

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use carom_api::error::FileError;
 use carom_api::kinds::Kind;
 use carom_api::{ConfigError, Field};
+use devices::dma::DmaTable;
 use devices::pci::PciDevice;
 use devices::ram::RamRegion;
 use devices::reclaim::{PinnedWhole, Reclaim};
@@ -16,6 +17,7 @@ use devices::virtio::VirtioPciDevice;
 use devices::virtio::vhost_user::{self, Model, VhostUserCounters, VhostUserDevice, VhostUserError, VhostUserParams};
 use log::error;
 
+use super::mapper::EndpointMapper;
 use super::{Built, Part, Site};
 use crate::machine::{Counter, VmError};
 
@@ -26,6 +28,8 @@ pub(super) struct Wanted<'w> {
     pub(super) field: Field,
     pub(super) socket: &'w Path,
     pub(super) model: Model,
+    /// Whether it is behind the virtio-iommu.
+    pub(super) iommu: bool,
     /// Whether the server may have RAM pinned for a device of the host's, so that none can be given back behind its back.
     pub(super) pins: bool,
 }
@@ -82,8 +86,9 @@ pub(super) fn named(counters: VhostUserCounters) -> Vec<Counter> {
 }
 
 /// Connects to the server, and makes the device.
-pub(super) fn build(wanted: Wanted<'_>, site: &Site<'_>) -> Result<Built, VmError> {
-    let Wanted { kind, id, field, socket, model, pins } = wanted;
+pub(super) fn build(wanted: Wanted<'_>, site: &mut Site<'_>) -> Result<Built, VmError> {
+    let Wanted { kind, id, field, socket, model, iommu, pins } = wanted;
+    let faults = iommu.then(|| (site.address.endpoint_id(), site.shared.faults.sender()));
     let context = &site.shared.context;
     let pinned = context.reclaim.as_ref().filter(|_| pins).map(Reclaim::pin_whole);
     let params = VhostUserParams {
@@ -91,11 +96,12 @@ pub(super) fn build(wanted: Wanted<'_>, site: &Site<'_>) -> Result<Built, VmErro
         socket: socket.into(),
         model,
         ram: context.memory.clone(),
+        table: faults.map(|faults| Arc::new(DmaTable::new(id, context.memory.clone(), Some(faults)))),
         msi: context.msi.clone(),
         doorbells: Some(context.doorbells.clone()),
         observer: Some(context.observer.clone()),
     };
-    let (function, device) = vhost_user::create(params).map_err(|error| match error {
+    let made = vhost_user::create(params).map_err(|error| match error {
         VhostUserError::Server(error) => {
             let path = socket.display().to_string();
             VmError::from(FileError { field, path, source: io::Error::other(error) })
@@ -104,5 +110,7 @@ pub(super) fn build(wanted: Wanted<'_>, site: &Site<'_>) -> Result<Built, VmErro
             VmError::Device { what: "making a vhost-user device", source: io::Error::other(error) }
         }
     })?;
-    Ok(Built { part: Box::new(VhostUser { kind, function, device, _pinned: pinned }), mapper: None })
+    let vhost_user::VhostUser { function, device, mapper } = made;
+    let mapper = mapper.map(|mapper| Box::new(mapper) as Box<dyn EndpointMapper>);
+    Ok(Built { part: Box::new(VhostUser { kind, function, device, _pinned: pinned }), mapper })
 }
