@@ -41,7 +41,7 @@ impl Server {
     }
 
     /// QEMU's storage daemon with `image`, as a disk of two queues.
-    fn storage_daemon(image: &Path, socket: &Path) -> Self {
+    pub(crate) fn storage_daemon(image: &Path, socket: &Path) -> Self {
         let mut command = Command::new(STORAGE_DAEMON);
         command.arg("--blockdev").arg(format!("driver=file,node-name=image,filename={}", image.display()));
         let export = "type=vhost-user-blk,id=disk,node-name=image,writable=on,num-queues=2,addr.type=unix";

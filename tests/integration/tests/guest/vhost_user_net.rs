@@ -10,7 +10,7 @@ use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
 use serde_json::{Value, json};
 
-use crate::api::BOOT_TIME;
+use crate::api::{BOOT_TIME, command_line};
 use crate::hotplug::{create, put, wait_gone};
 use crate::net::{counter, job};
 use crate::support::tap::open_tap;
@@ -34,7 +34,10 @@ fn wait_for_traffic(vmm: &ApiVmm, times: usize) {
 const TRAFFIC: &str = r#"
 while :; do
     wait_for_card
-    while [ -e /sys/class/net/eth0 ]; do large; done 2>/dev/null
+    while [ -e /sys/class/net/eth0 ]; do
+        large
+        echo CAROM-LIVES
+    done 2>/dev/null
     echo CAROM-GONE
     while [ ! -e /sys/class/net/eth0/device ]; do sleep 0.1; done
 done
@@ -76,4 +79,76 @@ fn card_of_a_server_works_goes_on_with_the_next_one_and_comes_again() {
     assert_eq!(status, 200, "{answer}");
     wait_for_traffic(&vmm, 1);
     assert_eq!(counter(&vmm, "again", "server_losses"), 0);
+}
+
+/// Bytes that go and come back behind the virtio-iommu.
+const BYTES: usize = 512 * 1024;
+
+/// A guest whose card is behind the virtio-iommu, and the server's; what the server says goes to `said`.
+fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value) -> (ApiVmm, Server) {
+    let socket = dir.join("net.sock");
+    let tap = open_tap("caromiommu", &format!("{address}.1"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_net-server"));
+    command.arg("--socket").arg(&socket).arg("--iommu").args(options).stdin(tap);
+    command.stdout(File::create(dir.join("said")).unwrap());
+    let server = Server::start(&mut command, &socket);
+    // Each packet costs messages to the server and back: fewer bytes than elsewhere.
+    let script = job(address, TRAFFIC).replace("nc -w 60", "nc -w 10").replace("$((4 * 1048576))", &BYTES.to_string());
+    let vmm = ApiVmm::start(&SITE, &script).unwrap();
+    let card = json!({"vhost_user": true, "vhost_socket": socket, "id": "card", "iommu": true});
+    let cmdline = format!("{} iommu.strict=1 {}", command_line(), config["cmdline"].as_str().unwrap_or_default());
+    let mut vm = json!({
+        "net": [card],
+        "memory": {"size": 512 * MIB, "shared": true},
+        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": cmdline},
+    });
+    if !config["iommu_bounce"].is_null() {
+        vm["iommu_bounce"] = config["iommu_bounce"].clone();
+    }
+    create(&vmm, vm);
+    put(&vmm, "vm.boot", &Value::Null);
+    (vmm, server)
+}
+
+#[guest_test]
+fn card_of_a_server_behind_the_iommu_reaches_what_is_mapped_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    // Where the guest maps nothing: its driver takes addresses below 4 GiB.
+    let probe = (1u64 << 40).to_string();
+    let (vmm, _server) = boot_behind_iommu(dir.path(), "10.77.9", &["--probe", &probe], &json!({}));
+    wait_for_traffic(&vmm, 1);
+    assert_eq!(std::fs::read_to_string(dir.path().join("said")).unwrap(), "denied 0x10000000000\n");
+    assert_eq!(counter(&vmm, "_iommu", "faults"), 1, "the guest is told of it once");
+    assert!(counter(&vmm, "_iommu", "requests_unmap") > 300, "each buffer is unmapped");
+    assert_eq!((counter(&vmm, "card", "server_losses"), counter(&vmm, "card", "server_refusals")), (0, 0));
+}
+
+#[guest_test(needs(StorageDaemon))]
+fn card_of_a_server_behind_the_iommu_uses_a_window() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = json!({"cmdline": "iommu.bounce=all", "iommu_bounce": {"size": 64 * MIB}});
+    let (vmm, _server) = boot_behind_iommu(dir.path(), "10.77.10", &[], &config);
+    wait_for_traffic(&vmm, 1);
+    assert!(counter(&vmm, "_iommu", "window_bytes") > 0, "it has one");
+    assert_eq!((counter(&vmm, "_iommu", "faults"), counter(&vmm, "card", "server_losses")), (0, 0));
+
+    let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));
+    File::create_new(&image).unwrap().set_len(MIB).unwrap();
+    let _plain = Server::storage_daemon(&image, &socket);
+    let disk = json!({"vhost_user": true, "vhost_socket": socket, "iommu": true});
+    let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-disk", Some(&disk)).unwrap();
+    assert!(status == 400 && answer.to_string().contains("VIRTIO_F_ACCESS_PLATFORM"), "{status} {answer}");
+}
+
+#[guest_test(slow = "unit tests with a server of their own that does not confirm")]
+fn server_that_keeps_translations_fails_the_card_in_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vmm, _server) = boot_behind_iommu(dir.path(), "10.77.11", &["--never-confirm"], &json!({}));
+    let start = Instant::now();
+    while counter(&vmm, "card", "server_losses") == 0 {
+        assert!(start.elapsed() < BOOT_TIME, "the server was kept");
+    }
+    // The guest lives on: a vCPU waited for a few seconds.
+    let before = vmm.console().matches("CAROM-LIVES").count();
+    vmm.wait_for("CAROM-LIVES", before + 1, BOOT_TIME).unwrap();
 }

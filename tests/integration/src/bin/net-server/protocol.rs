@@ -29,10 +29,15 @@ pub(crate) mod request {
     pub(crate) const SET_PROTOCOL_FEATURES: u32 = 16;
     pub(crate) const GET_QUEUE_NUM: u32 = 17;
     pub(crate) const SET_VRING_ENABLE: u32 = 18;
+    pub(crate) const SET_BACKEND_REQ_FD: u32 = 21;
+    pub(crate) const IOTLB_MSG: u32 = 22;
     pub(crate) const GET_MAX_MEM_SLOTS: u32 = 36;
     pub(crate) const ADD_MEM_REG: u32 = 37;
     pub(crate) const REM_MEM_REG: u32 = 38;
 }
+
+/// What the front end is asked for about translations.
+pub(crate) const BACKEND_IOTLB_MSG: u32 = 1;
 
 const HEADER: usize = 12;
 const VERSION: u32 = 1;
@@ -103,4 +108,11 @@ pub(crate) fn answer(mut socket: &UnixStream, request: u32, payload: &[u8]) -> R
     let size = u32::try_from(payload.len())?;
     let header = [request, VERSION | REPLY, size].map(u32::to_ne_bytes);
     socket.write_all(&[header.as_flattened(), payload].concat()).context("answering")
+}
+
+/// Asks the front end for something, and wants to know whether it was done.
+pub(crate) fn ask(mut channel: &UnixStream, request: u32, payload: &[u8]) -> Result<()> {
+    let size = u32::try_from(payload.len())?;
+    let header = [request, VERSION | NEED_REPLY, size].map(u32::to_ne_bytes);
+    channel.write_all(&[header.as_flattened(), payload].concat()).context("asking")
 }

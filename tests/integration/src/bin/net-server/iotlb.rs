@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Translations that the front end has told, and those that it is asked for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Result, bail};
+
+use crate::protocol::Message;
+
+/// The device reads.
+pub(crate) const READ: u8 = 1;
+/// The device writes.
+pub(crate) const WRITE: u8 = 2;
+
+/// The front end does not know a translation.
+pub(crate) const MISS: u8 = 1;
+/// It tells one.
+const UPDATE: u8 = 2;
+/// It takes them back.
+const INVALIDATE: u8 = 3;
+
+/// A mapping.
+struct Entry {
+    last: u64,
+    user: u64,
+    access: u8,
+}
+
+/// What is told of IOVAs.
+#[derive(Default)]
+pub(crate) struct Iotlb {
+    entries: BTreeMap<u64, Entry>,
+    /// Pages and accesses that there are none of.
+    denied: BTreeSet<(u64, u8)>,
+}
+
+/// What came of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Update,
+    Invalidate,
+}
+
+impl Iotlb {
+    /// What `access` to `iova` leads to: the front end's address, and bytes to the mapping's end.
+    pub(crate) fn find(&self, iova: u64, access: u8) -> Option<(u64, u64)> {
+        let (start, entry) = self.entries.range(..=iova).next_back()?;
+        let fits = entry.last >= iova && entry.access & access == access;
+        fits.then(|| (entry.user + (iova - start), (entry.last - iova).saturating_add(1)))
+    }
+
+    /// Whether the front end said that there is no such access.
+    pub(crate) fn is_denied(&self, iova: u64, access: u8) -> bool {
+        self.denied.contains(&(iova >> 12, access))
+    }
+
+    /// The front end says so.
+    pub(crate) fn deny(&mut self, iova: u64, access: u8) {
+        self.denied.insert((iova >> 12, access));
+    }
+
+    /// Takes a message of the front end.
+    pub(crate) fn take(&mut self, message: &Message) -> Result<Told> {
+        let (iova, size, user) = (message.quad(0)?, message.quad(8)?, message.quad(16)?);
+        let Some(last) = size.checked_sub(1).and_then(|more| iova.checked_add(more)) else {
+            bail!("a range of no bytes")
+        };
+        match message.payload.get(24..26) {
+            Some(&[access @ 1..=3, UPDATE]) => {
+                self.denied.clear();
+                self.entries.insert(iova, Entry { last, user, access });
+                Ok(Told::Update)
+            }
+            Some(&[_, INVALIDATE]) => {
+                self.entries.retain(|start, entry| *start > last || entry.last < iova);
+                Ok(Told::Invalidate)
+            }
+            other => bail!("a message about translations of {other:?}"),
+        }
+    }
+}
+
+/// A message to the front end.
+pub(crate) fn message(iova: u64, access: u8, kind: u8) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&iova.to_ne_bytes());
+    (bytes[24], bytes[25]) = (access, kind);
+    bytes
+}
