@@ -139,6 +139,8 @@ pub const MEMORY_DEVICE_GRANULE: u64 = limits::HOTPLUG_GRANULE;
 pub const ACPI_PORTS: u64 = 0x600;
 /// ACPI's power management timer, of a VM with firmware, where EDK2 looks for it (`OvmfPkg/Include/IndustryStandard/CloudHv.h`).
 pub const PM_TIMER_PORTS: u64 = 0x608;
+/// Interrupt lines of INTx of PCI functions, level-triggered: each is shared by a quarter of the slots.
+pub const INTX_IRQS: RangeInclusive<u32> = 20..=23;
 /// Interrupt lines of the I/O APIC; message-signalled interrupts are numbered from here.
 pub const FIRST_MSI_GSI: u32 = 24;
 
@@ -168,6 +170,8 @@ const _: () = {
     assert!(*HOLE_OF_FIRMWARE.mem32.end() + 1 == *HOLE_OF_FIRMWARE.aperture.start());
     assert!(*HOLE_OF_KERNEL.aperture.start() == LOW_MEMORY_END && *HOLE_OF_FIRMWARE.mem32.start() == LOW_MEMORY_END);
     assert!(*HOLE_OF_KERNEL.mem32.end() + 1 == PCI_ECAM && *HOLE_OF_FIRMWARE.aperture.end() + 1 == PCI_ECAM);
+    assert!(*INTX_IRQS.start() > CPU_HOTPLUG_IRQ && *INTX_IRQS.end() < FIRST_MSI_GSI);
+    assert!(PCI_HOTPLUG_IRQ < CPU_HOTPLUG_IRQ && MEMORY_DEVICE_IRQ < CPU_HOTPLUG_IRQ);
     assert!(pci_hotplug_ports(limits::MAX_PCI_SEGMENTS) <= *PCI_CONFIG_PORTS.start());
     assert!(PCI_ECAM + PCI_ECAM_MAX_SIZE <= IO_APIC as u64);
     // The local APIC ID 255 means all CPUs, and 254 is the last that the MADT can name beside the I/O APIC's.

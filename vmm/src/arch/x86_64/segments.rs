@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! PCI segments: which slots of each are for which devices, and which addresses are for their BARs.
+//! PCI segments: which slots of each are for which devices, which addresses are for their BARs, and which interrupt lines for their INTx.
 
 use std::ops::RangeInclusive;
 
@@ -9,7 +9,7 @@ use carom_api::limits::{GIB, MIB, Slots};
 use devices::legacy::memory_devices;
 use devices::pci::{BarWindows, PciAddress};
 
-use super::layout::{LAST_SLOT, MEMORY_DEVICE_PORTS, PAGE_SIZE, PCI_IO, PciHole, pci_hotplug_ports};
+use super::layout::{INTX_IRQS, LAST_SLOT, MEMORY_DEVICE_PORTS, PAGE_SIZE, PCI_IO, PciHole, pci_hotplug_ports};
 
 /// In a VM that has a virtio-iommu, the last slot behind it, on segments where not all devices are. The guest is told so from the
 /// start, so that devices can come there at any time.
@@ -46,6 +46,12 @@ pub const fn pvpanic_slot() -> u8 {
 /// The slot of the watchdog.
 pub const fn watchdog_slot(config: &VmConfig) -> u8 {
     if config.pvpanic { LAST - 1 } else { LAST }
+}
+
+/// The interrupt line of a slot's INTx. Neighbours have different ones.
+pub fn intx_irq(slot: PciAddress) -> u32 {
+    let lines = INTX_IRQS.end() - INTX_IRQS.start() + 1;
+    INTX_IRQS.start() + (u32::from(slot.segment) + u32::from(slot.device)) % lines
 }
 
 /// The functions that the guest is told to be behind the virtio-iommu, of each segment.

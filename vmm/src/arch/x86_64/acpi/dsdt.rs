@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The differentiated system description: host bridges, PCI hot plug, processors, memory devices, serial port, power button, sleep
+//! The differentiated system description: host bridges, INTx, PCI hot plug, processors, memory devices, serial port, power button, sleep
 //! state.
 
 mod hotplug;
+mod intx;
 mod memory;
 mod processors;
 mod told;
@@ -40,6 +41,7 @@ pub(super) fn build(config: &TableConfig) -> Vec<u8> {
         }
         hotplug::slots(segment, &mut aml);
     }
+    intx::links(&mut aml);
     hotplug::registers(config, &mut aml);
     if config.processors_change() {
         processors::processors(config.max_vcpus, &mut aml);
@@ -120,6 +122,7 @@ fn bridge(segment: u16, first: &[&dyn Aml], mem32: &RangeInclusive<u64>, windows
                 // DMA may snoop the caches: it is coherent.
                 &Name::new("_CCA".into(), &ONE),
                 &Name::new("_CRS".into(), &ResourceTemplate::new(resources)),
+                &Name::new("_PRT".into(), &intx::routes(segment)),
             ],
         )],
     )

@@ -248,6 +248,25 @@ mod tests {
     }
 
     #[test]
+    fn first_pin_of_each_slot_leads_to_a_line_that_is_level_triggered_active_high_and_shared() {
+        let image = build(&TableConfig { segments: segments(2), ..config() }, 0).rest;
+        let has = |bytes: &[u8]| image.windows(bytes.len()).any(|window| window == bytes);
+        for irq in 20..24u8 {
+            // Interrupts of ACPI: length, consumer and shared, one number.
+            assert!(has(&[0x89, 6, 0, 0x09, 1, irq, 0, 0, 0]), "{irq}");
+        }
+        // Slot and any function, pin, path of the link device, index.
+        let route = |slot: u8, link: &[u8]| {
+            let route = [&[0x0c, 0xff, 0xff, slot, 0, 0][..], b"\\\x2e_SB_", link, &[0]].concat();
+            image.windows(route.len()).filter(|window| *window == route).count()
+        };
+        // Of segment 0 and of segment 1, whose slots have the lines of their neighbours.
+        assert_eq!((route(2, b"LNK2"), route(2, b"LNK3"), route(2, b"LNK0")), (1, 1, 0));
+        assert_eq!((route(31, b"LNK3"), route(31, b"LNK0"), route(0, b"LNK0"), route(1, b"LNK2")), (1, 1, 0, 1));
+        assert_eq!(image.windows(4).filter(|window| *window == b"_PRT").count(), 2);
+    }
+
+    #[test]
     fn machine_to_which_ram_can_come_has_memory_devices() {
         let has = |memory_devices| {
             let image = build(&TableConfig { memory_devices, ..config() }, 0).rest;
