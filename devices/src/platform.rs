@@ -42,6 +42,24 @@ pub trait InterruptLine: Send + Sync {
     fn set(&self, active: bool) -> io::Result<()>;
 }
 
+/// A level-triggered interrupt line of the guest that several devices of the host share, each by events of its own, with no exit to
+/// the VMM.
+pub trait SharedLine: Send + Sync {
+    /// Number of the line, as the interrupt line register of configuration space has it.
+    fn number(&self) -> u8;
+    /// Has a write to `raise` raise the line. Once the guest has served the interrupt the line is lowered and `served` is written, for
+    /// whoever wants to raise it again. `served` is written for the interrupts of others on the line too.
+    ///
+    /// # Errors
+    /// The host refuses; nothing is connected.
+    fn connect(&self, raise: &EventFd, served: &EventFd) -> io::Result<()>;
+    /// Ends what [`connect`](Self::connect) began. The line is lowered if no other device is connected with it.
+    ///
+    /// # Errors
+    /// There is no such connection.
+    fn disconnect(&self, raise: &EventFd) -> io::Result<()>;
+}
+
 /// A message-signalled interrupt: what the device writes, and where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsiMessage {

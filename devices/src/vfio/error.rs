@@ -91,6 +91,17 @@ pub enum VfioPciError {
         /// Address of the function.
         name: String,
     },
+    /// Its only interrupt cannot be passed on.
+    #[error(
+        "{name} has INTx alone, no MSI or MSI-X, and the host cannot pass that on: {source}; where its line is shared with another \
+         device of the host and it cannot mask its interrupt (PCI 2.3), give the other one to vfio-pci or to no driver"
+    )]
+    OnlyIntx {
+        /// Address of the function.
+        name: String,
+        /// What the host said.
+        source: io::Error,
+    },
     /// Other functions of its group are in use by the host.
     #[error(
         "IOMMU group {group} of {name} is not viable: it also holds {}; bind them to vfio-pci or to no driver",

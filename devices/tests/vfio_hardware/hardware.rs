@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use devices::pci::{PciDevice, regs};
-use devices::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
+use devices::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors, SharedLine};
 use devices::ram::Ram;
 use devices::vfio::{DmaSpace, HostIommu, VfioMapper, VfioPciDevice};
 use iommu_bounce::{DmaMapper, MapError, Permissions};
@@ -44,6 +44,8 @@ impl MsiVectors for Vectors {
 pub(crate) struct Platform {
     pub(crate) vectors: Mutex<Vec<Arc<Vectors>>>,
     pub(crate) slots: Mutex<Vec<(u64, HostRange)>>,
+    /// What a device is connected with its line by: an interrupt comes, the guest has served it.
+    pub(crate) line: Mutex<Option<(EventFd, EventFd)>>,
 }
 
 impl MsiAllocator for Platform {
@@ -51,6 +53,19 @@ impl MsiAllocator for Platform {
         let vectors = Arc::new(Vectors((0..count).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect()));
         self.vectors.lock().unwrap().push(vectors.clone());
         Ok(vectors)
+    }
+}
+
+impl SharedLine for Platform {
+    fn number(&self) -> u8 {
+        20
+    }
+    fn connect(&self, raise: &EventFd, served: &EventFd) -> io::Result<()> {
+        *self.line.lock().unwrap() = Some((raise.try_clone()?, served.try_clone()?));
+        Ok(())
+    }
+    fn disconnect(&self, _: &EventFd) -> io::Result<()> {
+        self.line.lock().unwrap().take().map(drop).ok_or(io::ErrorKind::NotFound.into())
     }
 }
 
@@ -98,7 +113,8 @@ pub(crate) fn open_with(
     slots: Arc<dyn MemorySlots>,
 ) -> Device {
     let space = host.new_space().unwrap();
-    let device = VfioPciDevice::open("vfio0", &sysfs(variable), &space, platform.clone(), slots).unwrap();
+    let (msi, line) = (platform.clone(), Some(platform.clone() as Arc<dyn SharedLine>));
+    let device = VfioPciDevice::open("vfio0", &sysfs(variable), &space, msi, line, slots).unwrap();
     Device { platform, device, space, host: host.clone() }
 }
 

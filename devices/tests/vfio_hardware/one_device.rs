@@ -11,6 +11,7 @@ use iommu_bounce::{DmaMapper, MapError, Permissions, UnmapError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::hardware::*;
 
@@ -18,7 +19,7 @@ use crate::hardware::*;
 fn nvme_shows_itself_and_its_registers() {
     let nvme = open("CAROM_NVME");
     assert_eq!(nvme.config(regs::REVISION) >> 8, 0x01_0802, "class code of NVMe");
-    assert_eq!(nvme.config(regs::INTERRUPT_LINE) >> 8 & 0xff, 0, "no INTx");
+    assert_eq!(nvme.config(regs::INTERRUPT_LINE) & 0xffff, 0x0114, "INTA# on the guest's line 20");
     assert!(nvme.capability(regs::CAP_MSIX).is_some());
     assert_eq!(nvme.config(regs::BAR0) & !0xf, 0, "the host's address is hidden");
     let bar = nvme.device.bars()[0];
@@ -71,16 +72,73 @@ fn msi_reaches_its_event() {
     edu.0.device.write_config(msi + 2, &[1, 0]);
     edu.0.set_register(0x60, 1);
     let vectors = edu.0.platform.vectors.lock().unwrap()[0].clone();
-    let end = Instant::now() + Duration::from_secs(10);
-    while vectors.0[0].read().is_err() {
-        assert!(Instant::now() < end, "no interrupt");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for(&vectors.0[0]);
     edu.0.set_register(0x64, 1);
     edu.0.device.write_config(msi + 2, &[0, 0]);
     edu.0.set_register(0x60, 1);
     std::thread::sleep(Duration::from_millis(200));
     assert!(vectors.0[0].read().is_err(), "interrupt after MSI was turned off");
+}
+
+/// Waits until an event is written.
+#[track_caller]
+fn wait_for(event: &EventFd) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while event.read().is_err() {
+        assert!(Instant::now() < end, "no interrupt");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn intx_comes_once_until_it_is_served_and_not_while_it_is_masked() {
+    /// Registers of edu: raises an interrupt, ends it.
+    const RAISE: u64 = 0x60;
+    const END: u64 = 0x64;
+    let edu = Edu::open();
+    let line =
+        || edu.0.platform.line.lock().unwrap().as_ref().map(|(raise, served)| (raise.try_clone(), served.try_clone()));
+    let (raise, served) = line().expect("INTx is on from the start");
+    let (raise, served) = (raise.unwrap(), served.unwrap());
+    let interrupts = || std::fs::read_to_string("/proc/interrupts").unwrap();
+    assert!(interrupts().contains("vfio-intx"), "the host delivers:\n{}", interrupts());
+    let asks = || edu.0.config(regs::COMMAND) >> 16 & 8 != 0;
+    let quiet = || {
+        std::thread::sleep(Duration::from_millis(200));
+        raise.read().is_err()
+    };
+
+    edu.0.set_register(RAISE, 1);
+    wait_for(&raise);
+    assert!(asks() && quiet(), "the host masks it until it is served");
+    // The device still asks.
+    served.write(1).unwrap();
+    wait_for(&raise);
+    edu.0.set_register(END, 1);
+    served.write(1).unwrap();
+    assert!(!asks() && quiet(), "it asks no more");
+
+    edu.0.command(regs::COMMAND_MEMORY | regs::COMMAND_INTX_DISABLE);
+    edu.0.set_register(RAISE, 1);
+    assert!(asks() && quiet(), "the guest has masked it");
+    edu.0.command(regs::COMMAND_MEMORY);
+    wait_for(&raise);
+
+    // MSI takes its place, and it comes back.
+    let msi = edu.0.capability(regs::CAP_MSI).unwrap();
+    edu.0.device.write_config(msi + 2, &[1, 0]);
+    assert!(line().is_none() && !interrupts().contains("vfio-intx"));
+    edu.0.device.write_config(msi + 2, &[0, 0]);
+    // QEMU's device has let go of the pin, as MSI was on.
+    edu.0.set_register(RAISE, 1);
+    wait_for(&line().expect("INTx is back").0.unwrap());
+    edu.0.set_register(END, 1);
+    edu.0.device.reset().unwrap();
+    let (raise, _) = line().expect("INTx is on after a reset");
+    edu.0.command(regs::COMMAND_MEMORY);
+    edu.0.set_register(RAISE, 1);
+    wait_for(&raise.unwrap());
+    edu.0.set_register(END, 1);
 }
 
 #[test]
@@ -230,7 +288,8 @@ fn second_user_of_a_device_is_told_that_it_is_busy() {
     let edu = Edu::open();
     let platform = Arc::new(Platform::default());
     let other = host().new_space().unwrap();
-    let error = VfioPciDevice::open("vfio1", &sysfs("CAROM_EDU"), &other, platform.clone(), platform).err().unwrap();
+    let opened = VfioPciDevice::open("vfio1", &sysfs("CAROM_EDU"), &other, platform.clone(), None, platform);
+    let error = opened.err().unwrap();
     assert!(matches!(error, VfioPciError::Busy { .. }) && error.is_user_error(), "{error}");
     drop(edu);
     Edu::open();

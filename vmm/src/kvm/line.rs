@@ -5,8 +5,9 @@
 use std::io;
 use std::sync::Arc;
 
-use devices::platform::InterruptLine;
-use kvm_ioctls::VmFd;
+use devices::platform::{InterruptLine, SharedLine};
+use kvm_ioctls::{Cap, VmFd};
+use vmm_sys_util::eventfd::EventFd;
 
 /// An interrupt line of the I/O APIC.
 pub struct KvmLine {
@@ -24,5 +25,34 @@ impl KvmLine {
 impl InterruptLine for KvmLine {
     fn set(&self, active: bool) -> io::Result<()> {
         Ok(self.vm.set_irq_line(self.gsi, active)?)
+    }
+}
+
+/// An interrupt line of the I/O APIC that devices of the host raise by events of their own (`KVM_IRQFD_FLAG_RESAMPLE`). KVM has one state
+/// for all of them: a guest's end of interrupt lowers the line, and each device that still asks raises it anew.
+pub struct KvmSharedLine {
+    vm: Arc<VmFd>,
+    irq: u8,
+}
+
+impl KvmSharedLine {
+    /// Line `irq` of `vm`, as far as KVM can tell of an end of interrupt.
+    pub fn new(vm: Arc<VmFd>, irq: u32) -> Option<Self> {
+        let irq = u8::try_from(irq).ok().filter(|_| vm.check_extension(Cap::IrqfdResample))?;
+        Some(Self { vm, irq })
+    }
+}
+
+impl SharedLine for KvmSharedLine {
+    fn number(&self) -> u8 {
+        self.irq
+    }
+
+    fn connect(&self, raise: &EventFd, served: &EventFd) -> io::Result<()> {
+        Ok(self.vm.register_irqfd_with_resample(raise, served, self.irq.into())?)
+    }
+
+    fn disconnect(&self, raise: &EventFd) -> io::Result<()> {
+        Ok(self.vm.unregister_irqfd(raise, self.irq.into())?)
     }
 }

@@ -9,6 +9,7 @@ use carom_api::config::PlatformConfig;
 use carom_api::kinds::Kind;
 use carom_api::{DeviceConfig, PartConfig};
 use devices::pci::PciDevice;
+use devices::platform::SharedLine;
 use devices::ram::RamRegion;
 use devices::reclaim::{PinnedWhole, PinningMapper, Reclaim};
 use devices::vfio::{
@@ -21,7 +22,9 @@ use vfio_ioctls::VfioDeviceFd;
 
 use super::mapper::EndpointMapper;
 use super::{Builder, Built, Part, Site, not_built_here};
+use crate::arch::segments;
 use crate::kvm::create_vfio_device;
+use crate::kvm::line::KvmSharedLine;
 use crate::machine::VmError;
 
 pub(super) const BUILDER: Builder = Builder { kind: &DeviceConfig::KIND, roles: &[Role::VfioNotices], build };
@@ -120,7 +123,9 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
     };
     let id = config.id.as_deref().unwrap_or(DeviceConfig::KIND.id);
     let (msi, bars) = (context.msi.clone(), context.bars.clone());
-    let function = Arc::new(VfioPciDevice::open(id, &config.path, &space, msi, bars).map_err(fail)?);
+    let line = KvmSharedLine::new(context.vm.clone(), segments::intx_irq(address));
+    let line = line.map(|line| Arc::new(line) as Arc<dyn SharedLine>);
+    let function = Arc::new(VfioPciDevice::open(id, &config.path, &space, msi, line, bars).map_err(fail)?);
     if let Err(error) = function.watch(context.listener.clone()) {
         warn!("{id}: its errors will not be heard of, nor that the host wants it back: {error}");
     }

@@ -2,8 +2,8 @@
 
 //! Examines a device by its configuration space, and decides what the guest sees of it.
 //!
-//! Emulated are the BARs, the links of both capability lists, MSI, MSI-X, the interrupt pin (there is no INTx), the
-//! power state (the device stays in D0: memory that the guest sees would fault otherwise) and the expansion ROM (there
+//! Emulated are the BARs, the links of both capability lists, MSI, MSI-X, the interrupt pin (the guest's function is alone in its slot,
+//! and so has INTA#, or none where INTx cannot be passed), the power state (the device stays in D0: memory that the guest sees would fault otherwise) and the expansion ROM (there
 //! is none). Everything else is the device's, which VFIO guards.
 
 use std::ops::Range;
@@ -21,6 +21,8 @@ use crate::vfio::error::VfioPciError;
 const HIDDEN_EXTENDED: [u16; 6] = [0x0f, 0x10, 0x13, 0x15, 0x1b, 0x24];
 /// Standard capability that is hidden: enhanced allocation fixes addresses of the host.
 const CAP_ENHANCED_ALLOCATION: u16 = 0x14;
+/// Interrupt pin INTA#.
+const INTA: u8 = 1;
 /// Multifunction bit of the header type.
 const MULTIFUNCTION: u8 = 0x80;
 
@@ -80,10 +82,12 @@ pub(crate) struct FunctionLayout {
     pub(crate) bars: Vec<Bar>,
     pub(crate) msi: Option<MsiCapability>,
     pub(crate) msix: Option<MsixCapability>,
+    /// It has INTx, which the host can pass on.
+    pub(crate) intx: bool,
 }
 
-/// Examines `host`, called `name` in messages.
-pub(crate) fn examine(name: &str, host: &dyn HostFunction) -> Result<FunctionLayout, VfioPciError> {
+/// Examines `host`, called `name` in messages. `line` is the number of the guest's line for its INTx, if there is one.
+pub(crate) fn examine(name: &str, host: &dyn HostFunction, line: Option<u8>) -> Result<FunctionLayout, VfioPciError> {
     let size = host.config_size();
     if size < u64::from(regs::EXTENDED) {
         let what = format!("VFIO gives {size} bytes of configuration space in place of 256 or 4096");
@@ -94,10 +98,15 @@ pub(crate) fn examine(name: &str, host: &dyn HostFunction) -> Result<FunctionLay
         return Err(VfioPciError::Bridge { name: name.to_string(), header_type });
     }
     let bars = bars(name, host)?;
-    let mut layout = FunctionLayout { view: ConfigView::new(&bars), bars, msi: None, msix: None };
-    emulate_header(&mut layout);
+    let has_pin = byte(host, regs::INTERRUPT_PIN) != 0;
+    let intx = has_pin && host.irq_count(IrqKind::Intx) != 0;
+    let mut layout = FunctionLayout { view: ConfigView::new(&bars), bars, msi: None, msix: None, intx };
+    emulate_header(&mut layout, line.filter(|_| intx));
     link_standard(name, &mut layout, host);
     link_extended(&mut layout, host);
+    if has_pin && layout.msi.is_none() && layout.msix.is_none() && !intx {
+        warn!("{name}: the guest gets none of its interrupts: it has INTx alone, which the host cannot pass on");
+    }
     Ok(layout)
 }
 
@@ -151,7 +160,7 @@ fn bar(index: u8, register: u32, size: u64) -> Option<Bar> {
     (size.is_power_of_two() && sizes.contains(&size)).then_some(Bar { index, kind, size })
 }
 
-fn emulate_header(layout: &mut FunctionLayout) {
+fn emulate_header(layout: &mut FunctionLayout, line: Option<u8>) {
     let view = &mut layout.view;
     // Decoding stays on in the device whatever the guest asks for: memory of a device that does not decode faults when
     // it is accessed, and the guest's slots stay while its decoding is off.
@@ -161,8 +170,9 @@ fn emulate_header(layout: &mut FunctionLayout) {
     view.emulate(regs::HEADER_TYPE, &[MULTIFUNCTION], &[0], &[]);
     view.fix(regs::CARDBUS_CIS, &[0; 4]);
     view.fix(regs::ROM_BAR, &[0; 4]);
-    view.emulate(regs::INTERRUPT_LINE, &[0xff], &[0], &[0xff]);
-    view.fix(regs::INTERRUPT_PIN, &[0]);
+    // The line is what firmware would leave there, for whoever does not read the ACPI tables.
+    view.emulate(regs::INTERRUPT_LINE, &[0xff], &[line.unwrap_or(0)], &[0xff]);
+    view.fix(regs::INTERRUPT_PIN, &[line.map_or(0, |_| INTA)]);
 }
 
 /// Where the capability at `offset` ends at the latest: at the next one in configuration space, or at `limit`.

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -12,7 +12,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::bar_mapping::BarMapping;
 use super::host_function::{ConfigAccess, HostFunction, IrqKind, Region};
 use crate::pci::regs;
-use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
+use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors, SharedLine};
 use crate::vfio::space::Attachable;
 use crate::vfio::space::DmaSpace;
 
@@ -23,6 +23,8 @@ pub(crate) enum Event {
     Region(u8, u64, Vec<u8>),
     Enable(IrqKind, usize),
     Disable(IrqKind),
+    /// INTx is unmasked by an event.
+    Unmask,
     Reset,
 }
 
@@ -30,10 +32,12 @@ pub(crate) struct Inner {
     pub(crate) config: Mutex<Vec<u8>>,
     pub(crate) regions: Vec<Region>,
     pub(crate) irqs: (u32, u32),
-    /// The host's notices that it has, with the event of each that is on.
+    /// INTx and the host's notices, those that it has, with the event of each that is on.
     pub(crate) notices: Mutex<Vec<(IrqKind, Option<EventFd>)>>,
     /// Notices for which the host refuses an event.
     pub(crate) refused: Mutex<Vec<IrqKind>>,
+    /// It takes no event by which INTx is unmasked.
+    pub(crate) keeps_intx_masked: AtomicBool,
     pub(crate) events: Mutex<Vec<Event>>,
     pub(crate) resets: bool,
     /// It cannot be reset now, as the host holds it.
@@ -66,6 +70,7 @@ impl FakeFunction {
             irqs,
             notices: Mutex::default(),
             refused: Mutex::default(),
+            keeps_intx_masked: AtomicBool::new(false),
             events: Mutex::default(),
             resets: true,
             held: AtomicBool::new(false),
@@ -167,6 +172,13 @@ impl HostFunction for FakeFunction {
         self.record(Event::Enable(kind, events.len()));
         Ok(())
     }
+    fn unmask_intx_by(&self, _: &EventFd) -> io::Result<()> {
+        if self.0.keeps_intx_masked.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        self.record(Event::Unmask);
+        Ok(())
+    }
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()> {
         self.record(Event::Disable(kind));
         Ok(())
@@ -216,6 +228,32 @@ impl MsiAllocator for FakeAllocator {
         let vectors = Arc::new(FakeVectors { events, routes: Mutex::new(vec![None; count.into()]) });
         self.0.lock().unwrap().push(vectors.clone());
         Ok(vectors)
+    }
+}
+
+/// A line of the guest, with how many devices are connected with it.
+#[derive(Default)]
+pub(crate) struct FakeLine(pub(crate) AtomicU32);
+
+impl FakeLine {
+    pub(crate) const NUMBER: u8 = 22;
+
+    pub(crate) fn connected(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl SharedLine for FakeLine {
+    fn number(&self) -> u8 {
+        Self::NUMBER
+    }
+    fn connect(&self, _: &EventFd, _: &EventFd) -> io::Result<()> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+    fn disconnect(&self, _: &EventFd) -> io::Result<()> {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
     }
 }
 

@@ -36,6 +36,8 @@ pub(crate) struct Region {
 /// Which kind of interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IrqKind {
+    /// INTx. The host masks it each time that it comes ([`HostFunction::unmask_intx_by`]).
+    Intx,
     /// MSI.
     Msi,
     /// MSI-X.
@@ -60,6 +62,8 @@ pub(crate) trait HostFunction: ConfigAccess {
     fn irq_count(&self, kind: IrqKind) -> u32;
     /// Turns interrupts of a kind on: vector n writes event n.
     fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()>;
+    /// Has the host unmask INTx, which is on, each time that `event` is written: it comes again then if the device still asks.
+    fn unmask_intx_by(&self, event: &EventFd) -> io::Result<()>;
     /// Turns interrupts of a kind off.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
     /// Resets it; `false` if the host knows no way to. Fails with `WouldBlock` while the host holds it, as when it takes it from

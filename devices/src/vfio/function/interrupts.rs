@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! MSI and MSI-X of a passed-through function: the guest's registers on one side, VFIO's events on the other.
+//! Interrupts of a passed-through function: the guest's registers of MSI and MSI-X on one side, VFIO's events on the other. INTx is on
+//! whenever neither of them is.
 
 use std::io;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use log::error;
 use super::config_view::ConfigView;
 use super::examine::{MsiCapability, MsixCapability};
 use super::host_function::{HostFunction, IrqKind};
+use super::intx::Intx;
 use crate::pci::{CONTROL_ENABLE, MsixTable, regs};
 use crate::platform::{MsiMessage, MsiVectors};
 use crate::throttle::Throttle;
@@ -28,11 +30,14 @@ struct ActiveIrqs {
     vectors: u16,
 }
 
+const INTX: ActiveIrqs = ActiveIrqs { kind: IrqKind::Intx, vectors: 1 };
+
 /// The interrupts of one function.
 pub(crate) struct Interrupts {
     name: String,
     msi: Option<Msi>,
     msix: Option<MsixCapability>,
+    intx: Option<Intx>,
     active: Option<ActiveIrqs>,
     throttle: Throttle,
 }
@@ -42,13 +47,14 @@ impl Interrupts {
         name: &str,
         msi: Option<(MsiCapability, Arc<dyn MsiVectors>)>,
         msix: Option<MsixCapability>,
+        intx: Option<Intx>,
     ) -> Self {
         let msi = msi.map(|(capability, vectors)| Msi {
             capability,
             vectors,
             routed: vec![None; usize::from(capability.vectors)],
         });
-        Self { name: name.to_string(), msi, msix, active: None, throttle: Throttle::default() }
+        Self { name: name.to_string(), msi, msix, intx, active: None, throttle: Throttle::default() }
     }
 
     /// Called after the guest wrote `len` bytes at `offset` of configuration space.
@@ -100,7 +106,7 @@ impl Interrupts {
             }
         }
         let vectors = msi.vectors.clone();
-        if wanted.is_some() { self.switch(host, wanted, Some(&*vectors)) } else { Ok(()) }
+        if wanted.is_some() { self.switch(host, wanted, Some(&*vectors)) } else { self.start(host) }
     }
 
     fn follow_msix(
@@ -115,10 +121,20 @@ impl Interrupts {
             self.switch(host, None, None)?;
         }
         table.set_control(control).map_err(io::Error::other)?;
-        if wanted.is_some() {
-            self.switch(host, wanted, Some(&**table.vectors()))?;
+        if wanted.is_some() { self.switch(host, wanted, Some(&**table.vectors())) } else { self.start(host) }
+    }
+
+    /// Turns INTx on where no other interrupts are: at power-on, and when the guest has turned the others off.
+    pub(crate) fn start(&mut self, host: &dyn HostFunction) -> io::Result<()> {
+        match (&self.active, &self.intx) {
+            (None, Some(_)) => self.switch(host, Some(INTX), None),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// There is no INTx from now on. It is off.
+    pub(crate) fn give_intx_up(&mut self) {
+        self.intx = None;
     }
 
     /// Makes VFIO deliver what is wanted. Interrupts that come while their vector is masked stay pending in its event.
@@ -131,10 +147,15 @@ impl Interrupts {
         if wanted == self.active {
             return Ok(());
         }
-        if let Some(active) = self.active.take() {
-            host.disable_irqs(active.kind)?;
+        match (self.active.take(), &mut self.intx) {
+            (Some(INTX), Some(intx)) => intx.disable(host)?,
+            (Some(active), _) => host.disable_irqs(active.kind)?,
+            (None, _) => {}
         }
-        if let (Some(wanted), Some(vectors)) = (wanted, vectors) {
+        if let (Some(INTX), Some(intx)) = (wanted, &mut self.intx) {
+            intx.enable(host)?;
+            self.active = wanted;
+        } else if let (Some(wanted), Some(vectors)) = (wanted, vectors) {
             let events: Option<Vec<_>> = (0..wanted.vectors).map(|vector| vectors.event(vector)).collect();
             let events = events.ok_or_else(|| io::Error::other("a vector has no event"))?;
             host.enable_irqs(wanted.kind, events)?;

@@ -13,6 +13,7 @@ pub(super) mod fake;
 mod host_function;
 mod host_watch;
 mod interrupts;
+mod intx;
 mod sysfs;
 #[cfg(test)]
 mod tests;

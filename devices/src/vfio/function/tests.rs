@@ -2,6 +2,8 @@
 
 //! The passed-through function as a whole, over a fake one.
 
+mod intx;
+
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,11 +11,11 @@ use std::sync::mpsc::{self, RecvError, Sender, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use super::fake::{Event, FakeAllocator, FakeFunction, FakeSlots};
+use super::fake::{Event, FakeAllocator, FakeFunction, FakeLine, FakeSlots};
 use super::host_function::IrqKind;
 use super::vfio_pci_device::VfioPciDevice;
 use crate::pci::{Bar, BarKind, CONTROL_ENABLE, PciDevice, regs};
-use crate::platform::{HostListener, HostNotice, MsiMessage};
+use crate::platform::{HostListener, HostNotice, MsiMessage, SharedLine};
 use crate::vfio::error::VfioPciError;
 
 const MEM64: u32 = 4;
@@ -24,21 +26,34 @@ struct Machine {
     host: FakeFunction,
     device: VfioPciDevice,
     msi: FakeAllocator,
+    line: Arc<FakeLine>,
     slots: Arc<FakeSlots>,
 }
 
 fn machine(host: &FakeFunction) -> Machine {
     let (msi, slots) = (FakeAllocator::default(), Arc::new(FakeSlots::default()));
-    let device = VfioPciDevice::assemble("vfio0", "0000:00:05.0", Box::new(host.clone()), &msi, slots.clone()).unwrap();
+    let line = Arc::new(FakeLine::default());
+    let device = VfioPciDevice::assemble(
+        "vfio0",
+        "0000:00:05.0",
+        Box::new(host.clone()),
+        &msi,
+        Some(line.clone()),
+        slots.clone(),
+    )
+    .unwrap();
     host.events();
-    Machine { host: host.clone(), device, msi, slots }
+    Machine { host: host.clone(), device, msi, line, slots }
+}
+
+fn assemble(host: &FakeFunction, line: Option<Arc<FakeLine>>) -> Result<VfioPciDevice, VfioPciError> {
+    let (msi, slots) = (FakeAllocator::default(), Arc::new(FakeSlots::default()));
+    let line = line.map(|line| line as Arc<dyn SharedLine>);
+    VfioPciDevice::assemble("vfio0", "0000:00:05.0", Box::new(host.clone()), &msi, line, slots)
 }
 
 fn refusal(host: &FakeFunction) -> VfioPciError {
-    let slots = Arc::new(FakeSlots::default());
-    VfioPciDevice::assemble("vfio0", "0000:00:05.0", Box::new(host.clone()), &FakeAllocator::default(), slots)
-        .err()
-        .unwrap()
+    assemble(host, None).err().unwrap()
 }
 
 /// Much like an emulated NVMe drive: one 64-bit BAR of 16 KiB with the MSI-X table at 0x2000 and its pending bits at
@@ -492,6 +507,8 @@ mod hostile {
                 host.set(at, &[value]);
             }
             host.list(space[regs::CAPABILITIES as usize]);
+            host.set(regs::INTERRUPT_PIN, &space[..1]);
+            host.offer(IrqKind::Intx);
             let m = machine(&host);
             walk(&m.device);
             walk_extended(&m.device);
@@ -507,6 +524,8 @@ mod hostile {
             prop_assert_eq!(host.get(regs::COMMAND) & 3, 3);
             m.device.reset().unwrap();
             prop_assert_eq!(host.get(regs::COMMAND) & 7, 3);
+            let has_pin = read(&m.device, regs::INTERRUPT_PIN) != [0];
+            prop_assert_eq!(m.line.connected(), u32::from(has_pin));
         }
     }
 }

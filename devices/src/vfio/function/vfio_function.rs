@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use vfio_bindings::bindings::vfio::{
-    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
-    VFIO_PCI_REQ_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE,
+    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX,
+    VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_READ,
+    VFIO_REGION_INFO_FLAG_WRITE,
 };
 use vfio_ioctls::{VfioDevice, VfioError, VfioRegionInfoCap};
 use vmm_sys_util::eventfd::EventFd;
@@ -140,6 +141,10 @@ impl HostFunction for VfioFunction {
         self.device.enable_irq(irq_index(kind), events).map_err(io::Error::other)
     }
 
+    fn unmask_intx_by(&self, event: &EventFd) -> io::Result<()> {
+        self.device.set_irq_resample_fd(VFIO_PCI_INTX_IRQ_INDEX, vec![event]).map_err(io::Error::other)
+    }
+
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()> {
         self.device.disable_irq(irq_index(kind)).map_err(io::Error::other)
     }
@@ -159,6 +164,7 @@ impl HostFunction for VfioFunction {
 
 fn irq_index(kind: IrqKind) -> u32 {
     match kind {
+        IrqKind::Intx => VFIO_PCI_INTX_IRQ_INDEX,
         IrqKind::Msi => VFIO_PCI_MSI_IRQ_INDEX,
         IrqKind::Msix => VFIO_PCI_MSIX_IRQ_INDEX,
         IrqKind::Error => VFIO_PCI_ERR_IRQ_INDEX,

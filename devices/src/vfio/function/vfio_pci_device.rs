@@ -17,10 +17,11 @@ use super::examine::{MsixCapability, examine};
 use super::host_function::HostFunction;
 use super::host_watch::HostWatch;
 use super::interrupts::Interrupts;
+use super::intx::Intx;
 use super::sysfs::HostFunctionPath;
 use super::vfio_function::VfioFunction;
 use crate::pci::{Bar, MsixTable, PciDevice, regs};
-use crate::platform::{HostListener, HostNotice, MemorySlots, MsiAllocator, MsiVectors};
+use crate::platform::{HostListener, HostNotice, MemorySlots, MsiAllocator, MsiVectors, SharedLine};
 use crate::sync::lock;
 use crate::throttle::Throttle;
 use crate::vfio::error::VfioPciError;
@@ -54,6 +55,16 @@ struct FunctionState {
     interrupts: Interrupts,
 }
 
+impl FunctionState {
+    /// The function has no INTx from now on.
+    fn give_intx_up(&mut self) {
+        self.interrupts.give_intx_up();
+        for view in [&mut self.view, &mut self.initial] {
+            view.fix(regs::INTERRUPT_PIN, &[0]);
+        }
+    }
+}
+
 /// A PCI function of the host passed through to the guest by VFIO.
 pub struct VfioPciDevice {
     id: String,
@@ -83,17 +94,18 @@ enum BarTarget {
 
 impl VfioPciDevice {
     /// Opens the function at `path` in sysfs, puts it in address space `space`, and resets it. `id` is its
-    /// name in logs and the API.
+    /// name in logs and the API. Its INTx goes to `line`; `None` where the VM has no lines for devices of the host.
     pub fn open(
         id: &str,
         path: &Path,
         space: &DmaSpace,
         msi: Arc<dyn MsiAllocator>,
+        line: Option<Arc<dyn SharedLine>>,
         slots: Arc<dyn MemorySlots>,
     ) -> Result<Self, VfioPciError> {
         let function = HostFunctionPath::inspect(path)?;
         let host = VfioFunction::open(&function, space)?;
-        Self::assemble(id, function.name(), Box::new(host), &*msi, slots)
+        Self::assemble(id, function.name(), Box::new(host), &*msi, line, slots)
     }
 
     pub(crate) fn assemble(
@@ -101,9 +113,16 @@ impl VfioPciDevice {
         name: &str,
         host: Box<dyn HostFunction>,
         msi: &dyn MsiAllocator,
+        line: Option<Arc<dyn SharedLine>>,
         slots: Arc<dyn MemorySlots>,
     ) -> Result<Self, VfioPciError> {
-        let layout = examine(name, &*host)?;
+        let layout = examine(name, &*host, line.as_ref().map(|line| line.number()))?;
+        let only_intx = layout.intx && layout.msi.is_none() && layout.msix.is_none();
+        let without_intx = |source| VfioPciError::OnlyIntx { name: name.to_string(), source };
+        if only_intx && line.is_none() {
+            return Err(without_intx(io::Error::other("KVM has no irqfd with resampling (KVM_CAP_IRQFD_RESAMPLE)")));
+        }
+        let line = line.filter(|_| layout.intx);
         let allocate = |count: u16| -> Result<Arc<dyn MsiVectors>, VfioPciError> {
             msi.allocate(count).map_err(|source| VfioPciError::Host {
                 what: format!("allocating {count} interrupt vectors for {name}"),
@@ -114,7 +133,11 @@ impl VfioPciDevice {
         let table = layout.msix.as_ref().map(|msix| allocate(msix.vectors)).transpose()?;
         let bars: Vec<_> =
             layout.bars.iter().map(|bar| HostBar::new(name, &*host, *bar, layout.msix.as_ref())).collect();
-        let interrupts = Interrupts::new(name, msi, layout.msix.clone());
+        let intx = line.map(Intx::new).transpose().map_err(|source| VfioPciError::Host {
+            what: format!("making the events of the INTx of {name}"),
+            source,
+        })?;
+        let interrupts = Interrupts::new(name, msi, layout.msix.clone(), intx);
         let state = FunctionState { initial: layout.view.clone(), view: layout.view, interrupts };
         let device = Self {
             id: id.to_string(),
@@ -131,6 +154,14 @@ impl VfioPciDevice {
             host,
         };
         device.restart().map_err(|source| VfioPciError::Host { what: format!("resetting {name}"), source })?;
+        match device.start_intx() {
+            Err(source) if only_intx => return Err(without_intx(source)),
+            Err(source) => {
+                warn!("{name}: the host does not give its INTx, so its driver has to use MSI or MSI-X: {source}");
+                lock(&device.state).give_intx_up();
+            }
+            Ok(()) => {}
+        }
         Ok(device)
     }
 
@@ -211,7 +242,7 @@ impl VfioPciDevice {
         }
     }
 
-    /// Resets the function. Fails with `WouldBlock` while the host holds it.
+    /// Resets the function, and leaves its interrupts off. Fails with `WouldBlock` while the host holds it.
     fn restart(&self) -> io::Result<()> {
         let mut state = lock(&self.state);
         let mut table = self.lock_table();
@@ -226,6 +257,11 @@ impl VfioPciDevice {
             false => warn!("{}: the host knows no way to reset it; its DMA is off, its registers stay", self.name),
         }
         Ok(())
+    }
+
+    /// INTx is on at power-on.
+    fn start_intx(&self) -> io::Result<()> {
+        lock(&self.state).interrupts.start(&*self.host)
     }
 
     /// Writes the command register as at power-on: decoding on, no bus mastering.
@@ -335,6 +371,11 @@ impl PciDevice for VfioPciDevice {
             if held && self.requested.load(Ordering::Relaxed) {
                 warn!("{}: the host holds it, and so it is not reset; its DMA is off, its registers stay", self.name);
                 return Ok(());
+            }
+            if outcome.is_ok()
+                && let Err(error) = self.start_intx()
+            {
+                error!("{}: turning INTx on: {error}", self.name);
             }
             if !held || since.elapsed() >= HELD_FOR {
                 return outcome;

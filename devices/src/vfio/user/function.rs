@@ -98,6 +98,8 @@ impl HostFunction for UserFunction {
         match kind {
             IrqKind::Msi => self.description.irqs.0,
             IrqKind::Msix => self.description.irqs.1,
+            // What servers are made of (libvfio-user) signals it as an edge and cannot mask it, which makes no line.
+            IrqKind::Intx => 0,
             // A server ends its connection to take a device away, and is not trusted to stop the VM.
             IrqKind::Error | IrqKind::Request => 0,
         }
@@ -112,6 +114,10 @@ impl HostFunction for UserFunction {
             self.note("turning interrupts off", self.client.disable_irqs(index));
         }
         unless_gone(outcome)
+    }
+
+    fn unmask_intx_by(&self, _: &EventFd) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()> {
@@ -146,6 +152,6 @@ fn irq_index(kind: IrqKind) -> io::Result<u32> {
     match kind {
         IrqKind::Msi => Ok(MSI_IRQS),
         IrqKind::Msix => Ok(MSIX_IRQS),
-        IrqKind::Error | IrqKind::Request => Err(io::ErrorKind::Unsupported.into()),
+        IrqKind::Intx | IrqKind::Error | IrqKind::Request => Err(io::ErrorKind::Unsupported.into()),
     }
 }

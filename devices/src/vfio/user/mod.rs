@@ -146,7 +146,7 @@ impl UserServer {
         slots: Arc<dyn MemorySlots>,
     ) -> Result<VfioPciDevice, VfioPciError> {
         let host = UserFunction::new(self.client.clone(), self.client.describe()?, self.mastering.clone());
-        let function = VfioPciDevice::assemble(id, self.client.name(), Box::new(host), msi, slots)?;
+        let function = VfioPciDevice::assemble(id, self.client.name(), Box::new(host), msi, None, slots)?;
         match self.client.gone() {
             None => Ok(function),
             Some(reason) => Err(VfioPciError::Nonsense {

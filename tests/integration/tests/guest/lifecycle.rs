@@ -29,7 +29,7 @@ marker() {
 "#;
 
 /// A job that runs in three boots: each verifies I/O and finds the marker of the one before; the first two end by `restart`.
-fn three_boots(restart: &str) -> String {
+pub(crate) fn three_boots(restart: &str) -> String {
     let id = unique();
     let verify = workload::fio_verify(8, 32);
     format!(

@@ -23,6 +23,7 @@ mod drive_metadata;
 mod firmware;
 mod hotplug;
 mod inherited;
+mod intx;
 mod isolation;
 mod kata;
 mod killed;
