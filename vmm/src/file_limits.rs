@@ -17,6 +17,7 @@ use landlock::{
 
 use crate::machine::VmError;
 use crate::output_file;
+use crate::tap;
 
 type Access = BitFlags<AccessFs>;
 
@@ -152,7 +153,13 @@ impl Limits {
             HostFile::Read(path) => self.allow_if_there(path, READ),
             HostFile::ReadWrite(path) => self.allow_if_there(path, READ | WRITE),
             HostFile::Socket(path) => self.allow_if_there(parent(path), SOCKETS),
-            HostFile::Taps => self.allow_if_there(Path::new("/dev/net/tun"), READ | WRITE),
+            HostFile::Interface(name) => {
+                if let Some((name, node)) = name.and_then(|name| Some((name, tap::character_device(name)?))) {
+                    self.allow_if_there(&Path::new("/sys/class/net").join(name), READ)?;
+                    return self.allow_if_there(&node, READ | WRITE);
+                }
+                self.allow_if_there(Path::new("/dev/net/tun"), READ | WRITE)
+            }
             HostFile::Function(path) => self.allow_function(path, iommufd),
         }
     }

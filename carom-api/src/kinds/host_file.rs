@@ -13,8 +13,8 @@ pub enum HostFile<'p> {
     ReadWrite(&'p Path),
     /// A socket that is made here, and others beside it of which the name begins so.
     Socket(&'p Path),
-    /// Tap interfaces (`/dev/net/tun`).
-    Taps,
+    /// A tap interface (`/dev/net/tun`), or the macvtap interface of this name (`/dev/tapN`).
+    Interface(Option<&'p str>),
     /// A function of the host's, by its directory in sysfs, and what VFIO has of it.
     Function(&'p Path),
 }

@@ -290,7 +290,8 @@ impl KindConfig for NetConfig {
     }
 
     fn files(&self) -> Vec<HostFile<'_>> {
-        vec![self.vhost_socket.as_deref().map_or(HostFile::Taps, HostFile::ReadWrite)]
+        let interface = HostFile::Interface(self.tap.as_deref());
+        vec![self.vhost_socket.as_deref().map_or(interface, HostFile::ReadWrite)]
     }
 
     /// An interface has one user, and a server one client.

@@ -16,7 +16,7 @@ use crate::modules::{Modules, ORDER};
 use crate::tools::Tools;
 
 /// Modules for the machine, of which a kernel may have some built in and lack others. Not `nvme`: the drives are for vfio-pci.
-const MODULES: [&str; 14] = [
+const MODULES: [&str; 16] = [
     "virtio_pci",
     "virtio_console",
     "virtio_blk",
@@ -29,6 +29,8 @@ const MODULES: [&str; 14] = [
     "vfio_iommu_type1",
     "iommufd",
     "tun",
+    "veth",
+    "macvtap",
     "loop",
     "aer_inject",
 ];

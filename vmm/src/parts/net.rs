@@ -138,7 +138,8 @@ fn open(config: &NetConfig) -> Result<Tap, FileError> {
         let address = config.ip.map(|ip| (ip, config.mask.unwrap_or(DEFAULT_MASK)));
         let (name, mtu) = (config.tap.as_deref(), config.mtu);
         let mac = config.host_mac.map(MacAddress::bytes);
-        (Tap::open(&TapOptions { name, pairs: config.pairs(), address, mac, mtu }), NetConfig::TAP)
+        let guest_mac = config.mac.map(MacAddress::bytes);
+        (Tap::open(&TapOptions { name, pairs: config.pairs(), address, mac, guest_mac, mtu }), NetConfig::TAP)
     } else {
         (Tap::given(config.files.iter(), config.mtu), NetConfig::FD)
     };

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tap interfaces of the host, which network devices of the guest are connected with.
+//! Tap and macvtap interfaces of the host, which network devices of the guest are connected with.
 
 mod ioctl;
+mod macvtap;
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use devices::virtio::net::spec::HEADER_BYTES;
@@ -16,6 +18,8 @@ use devices::virtio::net::{Carrier, Offloads};
 use libc::{TUN_F_CSUM, TUN_F_TSO_ECN, TUN_F_TSO4, TUN_F_TSO6, TUN_F_USO4, TUN_F_USO6};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use macvtap::Macvtap;
 
 /// The file that interfaces are made by.
 const TUN: &str = "/dev/net/tun";
@@ -35,6 +39,8 @@ pub struct TapOptions<'o> {
     pub address: Option<(Ipv4Addr, Ipv4Addr)>,
     /// Address of the host's side, if that is to be another than it has.
     pub mac: Option<[u8; 6]>,
+    /// Address of the guest's device, which a macvtap interface has to have: it takes no packets for others.
+    pub guest_mac: Option<[u8; 6]>,
     /// Its MTU, if that is to be another than it has.
     pub mtu: Option<u16>,
 }
@@ -55,14 +61,43 @@ fn tap_flags(pairs: u16) -> u16 {
     u16::try_from(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multi).unwrap_or_default()
 }
 
+/// Checks that a file is that of an interface as it is needed.
+fn check(file: &File) -> io::Result<()> {
+    let is_tap = |flags: u16| flags & tap_flags(1) == tap_flags(1);
+    if ioctl::interface_flags(file.as_fd()).is_ok_and(is_tap) {
+        return Ok(());
+    }
+    Err(io::Error::other("a descriptor is of no tap interface with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR"))
+}
+
+/// Sets the MTU of an interface if that is to be another, and brings it up. Returns the MTU.
+fn bring_up(socket: BorrowedFd<'_>, name: &str, mtu: Option<u16>) -> io::Result<u16> {
+    if let Some(mtu) = mtu {
+        ioctl::set_mtu(socket, name, mtu.into())?;
+    }
+    let (flags, up) = (ioctl::flags(socket, name)?, u16::try_from(libc::IFF_UP).unwrap_or_default());
+    if flags & up == 0 {
+        ioctl::set_flags(socket, name, flags | up)?;
+    }
+    Ok(u16::try_from(ioctl::mtu(socket, name)?).unwrap_or(u16::MAX))
+}
+
+/// The character device of a macvtap interface of this name, if there is one.
+pub fn character_device(name: &str) -> Option<PathBuf> {
+    macvtap::find(name).map(|macvtap| macvtap.node().to_path_buf())
+}
+
 impl Tap {
-    /// Opens an interface, makes it if it is not there, and sets it up. One that is made goes with its files.
+    /// Opens an interface, makes a tap interface if it is not there, and sets it up. One that is made goes with its files.
     ///
     /// # Errors
     /// The host refuses.
     pub fn open(options: &TapOptions<'_>) -> io::Result<Self> {
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         let socket = socket.as_fd();
+        if let Some((name, macvtap)) = options.name.and_then(|name| Some((name, macvtap::find(name)?))) {
+            return Self::open_macvtap(socket, name, &macvtap, options);
+        }
         let was_there = options.name.is_some_and(|name| ioctl::flags(socket, name).is_ok());
         let (mut name, mut files) = (options.name.unwrap_or(ANY_NAME).to_string(), Vec::new());
         for _ in 0..options.pairs {
@@ -86,17 +121,37 @@ impl Tap {
         if let Some(mac) = options.mac {
             ioctl::set_mac(socket, &name, mac)?;
         }
-        if let Some(mtu) = options.mtu {
-            ioctl::set_mtu(socket, &name, mtu.into())?;
-        }
-        let (flags, up) = (ioctl::flags(socket, &name)?, u16::try_from(libc::IFF_UP).unwrap_or_default());
-        if flags & up == 0 {
-            ioctl::set_flags(socket, &name, flags | up)?;
-        }
-        let mtu = u16::try_from(ioctl::mtu(socket, &name)?).unwrap_or(u16::MAX);
+        let mtu = bring_up(socket, &name, options.mtu)?;
         if options.name.is_none() {
             log::info!("{name} is the host's side of a network device");
         }
+        Self::of(files, mtu, false)
+    }
+
+    /// Opens a macvtap interface, and gives it the address of the guest's device.
+    fn open_macvtap(
+        socket: BorrowedFd<'_>,
+        name: &str,
+        macvtap: &Macvtap,
+        options: &TapOptions<'_>,
+    ) -> io::Result<Self> {
+        if options.mac.is_some() {
+            return Err(io::Error::other(
+                "is a macvtap interface, whose address is the guest's: host_mac cannot be another",
+            ));
+        }
+        if options.address.is_some() {
+            log::warn!("{name} is a macvtap interface, on which the host has no address");
+        }
+        let files = (0..options.pairs).map(|_| macvtap.open()).collect::<io::Result<Vec<File>>>()?;
+        files.iter().try_for_each(check)?;
+        if let Some(mac) = options.guest_mac.filter(|mac| !macvtap.has_address(*mac)) {
+            ioctl::set_mac(socket, name, mac).map_err(|error| {
+                let rule = "a macvtap interface has to have the address of the guest's device (mac)";
+                io::Error::new(error.kind(), format!("{rule}, and setting that fails: {error}"))
+            })?;
+        }
+        let mtu = bring_up(socket, name, options.mtu)?;
         Self::of(files, mtu, false)
     }
 
@@ -108,11 +163,7 @@ impl Tap {
         let files: Vec<File> =
             files.map(|file| file.try_clone_to_owned().map(File::from)).collect::<io::Result<_>>()?;
         for file in &files {
-            let is_tap = |flags: u16| flags & tap_flags(1) == tap_flags(1);
-            if !ioctl::interface_flags(file.as_fd()).is_ok_and(is_tap) {
-                let rule = "a descriptor is of no tap interface with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR";
-                return Err(io::Error::other(rule));
-            }
+            check(file)?;
             fcntl_setfl(file, fcntl_getfl(file)? | OFlags::NONBLOCK)?;
         }
         Self::of(files, mtu.unwrap_or(DEFAULT_MTU), true)

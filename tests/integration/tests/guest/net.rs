@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! virtio-net: a real guest on a tap interface, beside the virtio-iommu, behind it through mappings, and through a window.
 
+use std::fs::File;
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 
 use carom_integration::api::ApiVmm;
@@ -192,7 +194,7 @@ fn card_whose_interface_a_client_opened_works_and_is_not_saved() {
     assert_eq!((status, message.as_str()), (204, ""));
     put(&vmm, "vm.remove-device", &json!({"id": "card"}));
     let tap = open_tap("caromfd", "10.77.6.1");
-    let null = std::fs::File::open("/dev/null").unwrap();
+    let null = File::open("/dev/null").unwrap();
     let (status, message) = put_with_descriptors(&vmm.socket(), "vm.add-net", &card, &[&tap, &null]);
     assert!(status == 400 && message.contains("net.fds: 2 came, not 1"), "{status}: {message}");
     let (status, message) = put_with_descriptors(&vmm.socket(), "vm.add-net", &card, &[&tap]);
@@ -209,6 +211,64 @@ fn card_whose_interface_a_client_opened_works_and_is_not_saved() {
     put(&vmm, "vm.resume", &Value::Null);
     // Over a boot too.
     put(&vmm, "vm.shutdown", &Value::Null);
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+}
+
+/// An interface of the host with an address, and another one on which a macvtap interface is that the first one reaches.
+struct OnAWire {
+    device: PathBuf,
+}
+
+impl OnAWire {
+    fn new(address: &str) -> Self {
+        let ip = |words: &str| {
+            let status = Command::new("ip").args(words.split(' ')).status().unwrap();
+            assert!(status.success(), "ip {words}: {status}");
+        };
+        ip("link add caromwire0 type veth peer name caromwire1");
+        ip(&format!("addr add {address}/24 dev caromwire0"));
+        ip("link set caromwire0 up");
+        ip("link set caromwire1 up");
+        ip("link add link caromwire1 name caromvtap type macvtap mode bridge");
+        let index = std::fs::read_to_string("/sys/class/net/caromvtap/ifindex").unwrap();
+        Self { device: format!("/dev/tap{}", index.trim()).into() }
+    }
+}
+
+impl Drop for OnAWire {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["link", "del", "caromwire0"]).status();
+    }
+}
+
+#[guest_test]
+fn card_on_a_macvtap_interface_works_by_name_and_by_a_descriptor() {
+    let wire = OnAWire::new("10.77.8.1");
+    let mut vmm =
+        ApiVmm::start(&SITE, &job("10.77.8", "wait_for_card\nlarge\necho CAROM-READY\nwhile :; do sleep 1; done\n"))
+            .unwrap();
+    let refused = json!({"tap": "caromvtap", "host_mac": "02:00:00:00:00:21"});
+    let card = json!({"tap": "caromvtap", "mac": "02:00:00:00:00:20", "id": "card"});
+    create(&vmm, json!({"net": [card]}));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+    vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
+    let address = std::fs::read_to_string("/sys/class/net/caromvtap/address").unwrap();
+    assert_eq!(address.trim(), "02:00:00:00:00:20", "packets for the guest's address come in");
+    let (status, message) = vmm.call("PUT", "/api/v1/vm.add-net", Some(&refused)).unwrap();
+    assert!(status >= 400, "{status}: {message}");
+    put(&vmm, "vm.shutdown", &Value::Null);
+    put(&vmm, "vm.delete", &Value::Null);
+
+    create(&vmm, json!({}));
+    let file = File::options().read(true).write(true).open(&wire.device).unwrap();
+    let card = json!({"mac": "02:00:00:00:00:20", "id": "card"});
+    let (status, message) = put_with_descriptors(&vmm.socket(), "vm.add-net", &card, &[&file]);
+    assert_eq!((status, message.as_str()), (204, ""));
+    drop(file);
     put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
     put(&vmm, "vmm.shutdown", &Value::Null);

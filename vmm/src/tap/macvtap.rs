@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! macvtap interfaces: they sit on another interface of the host, and their packets go by a character device of their own
+//! (`drivers/net/macvtap.c`, `drivers/net/tap.c`) whose files understand the calls of tap interfaces.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{major, minor};
+
+/// Where the host's interfaces are.
+const INTERFACES: &str = "/sys/class/net";
+
+/// An interface's character device.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Macvtap {
+    node: PathBuf,
+    /// Its number, as sysfs writes it: `MAJOR:MINOR`.
+    number: String,
+    /// The interface's Ethernet address, as sysfs writes it.
+    address: String,
+}
+
+/// The character device of the interface of this name, if it is a macvtap interface.
+pub(super) fn find(name: &str) -> Option<Macvtap> {
+    find_in(Path::new(INTERFACES), name)
+}
+
+fn find_in(interfaces: &Path, name: &str) -> Option<Macvtap> {
+    let interface = interfaces.join(name);
+    let read = |path: PathBuf| fs::read_to_string(path).ok().map(|text| text.trim().to_string());
+    let tap = format!("tap{}", read(interface.join("ifindex"))?);
+    // Kernels differ in whether there is a directory in between.
+    let number =
+        read(interface.join("macvtap").join(&tap).join("dev")).or_else(|| read(interface.join(&tap).join("dev")))?;
+    let address = read(interface.join("address")).unwrap_or_default();
+    Some(Macvtap { node: Path::new("/dev").join(tap), number, address })
+}
+
+impl Macvtap {
+    /// Another file of the interface, for a pair of queues.
+    pub(super) fn open(&self) -> io::Result<File> {
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.node.display()));
+        let file =
+            OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&self.node).map_err(named)?;
+        let metadata = file.metadata()?;
+        let number = format!("{}:{}", major(metadata.rdev()), minor(metadata.rdev()));
+        if !metadata.file_type().is_char_device() || number != self.number {
+            let rule = format!("is not the interface's character device, which has the number {}", self.number);
+            return Err(named(io::Error::other(rule)));
+        }
+        Ok(file)
+    }
+
+    /// Its file.
+    pub(super) fn node(&self) -> &Path {
+        &self.node
+    }
+
+    /// Whether the interface has this Ethernet address.
+    pub(super) fn has_address(&self, mac: [u8; 6]) -> bool {
+        let text: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.address.eq_ignore_ascii_case(&text.join(":"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An interface of sysfs with these files.
+    fn interface(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join("mv0").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn character_device_has_the_index_of_its_interface() {
+        for place in ["macvtap/tap12/dev", "tap12/dev"] {
+            let root = interface(&[("ifindex", "12\n"), (place, "241:3\n"), ("address", "02:00:00:00:00:AB\n")]);
+
+            let found = find_in(root.path(), "mv0").unwrap();
+
+            assert_eq!((found.node.to_str().unwrap(), found.number.as_str()), ("/dev/tap12", "241:3"));
+            assert!(found.has_address([2, 0, 0, 0, 0, 0xab]) && !found.has_address([2, 0, 0, 0, 0, 0xac]));
+        }
+    }
+
+    #[test]
+    fn other_interfaces_have_none() {
+        let root = interface(&[("ifindex", "12\n"), ("macvtap/tap13/dev", "241:3\n")]);
+        assert_eq!((find_in(root.path(), "mv0"), find_in(root.path(), "mv1"), find("lo")), (None, None, None));
+    }
+
+    #[test]
+    fn node_of_another_device_is_not_taken() {
+        let macvtap = |node: &str| Macvtap { node: node.into(), number: "241:3".into(), address: String::new() };
+        let refused = |node: &str| macvtap(node).open().unwrap_err().to_string();
+        assert_eq!(
+            refused("/dev/null"),
+            "/dev/null: is not the interface's character device, which has the number 241:3"
+        );
+        assert!(refused("/dev/tap-none").starts_with("/dev/tap-none: No such file"));
+    }
+}
