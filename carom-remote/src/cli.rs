@@ -211,7 +211,7 @@ mod tests {
                 "tap=t,mac=02:00:00:00:00:01,offload_ufo=off",
                 "vm.add-net",
                 json!({"tap": "t", "ip": null, "mask": null, "mac": "02:00:00:00:00:01", "host_mac": null, "mtu": null, "iommu": false, "pci_segment": 0, "num_queues": 2,
-                    "queue_size": 256, "offload_tso": true, "offload_ufo": false, "offload_csum": true, "rate_limiter_config": null, "id": null}),
+                    "queue_size": 256, "offload_tso": true, "offload_ufo": false, "offload_csum": true, "rate_limiter_config": null, "id": null, "vhost_user": false, "vhost_socket": null, "vhost_mode": "Client"}),
             ),
             (
                 "add-fs",
