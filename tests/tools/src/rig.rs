@@ -16,7 +16,7 @@ use crate::modules::{Modules, ORDER};
 use crate::tools::Tools;
 
 /// Modules for the machine, of which a kernel may have some built in and lack others. Not `nvme`: the drives are for vfio-pci.
-const MODULES: [&str; 16] = [
+const MODULES: [&str; 17] = [
     "virtio_pci",
     "virtio_console",
     "virtio_blk",
@@ -32,6 +32,7 @@ const MODULES: [&str; 16] = [
     "veth",
     "macvtap",
     "loop",
+    "dm-mod",
     "aer_inject",
 ];
 

@@ -16,6 +16,9 @@ pub const STORAGE_DAEMON: &str = "/usr/bin/qemu-storage-daemon";
 /// QEMU's program for images, of Debian's `qemu-utils`.
 pub const QEMU_IMG: &str = "/usr/bin/qemu-img";
 
+/// The program that makes devices of the kernel's device mapper, of Debian's `dmsetup`.
+pub const DMSETUP: &str = "/usr/sbin/dmsetup";
+
 /// How a test finds what it needs.
 enum Place {
     /// A variable names it.
@@ -59,6 +62,8 @@ pub enum Need {
     QemuImg,
     /// A block device to which the host may swap.
     Swap,
+    /// The program that makes devices of the kernel's device mapper.
+    Dmsetup,
 }
 
 impl Need {
@@ -81,6 +86,7 @@ impl Need {
             Self::Virtiofsd => return Place::Program(VIRTIOFSD),
             Self::StorageDaemon => return Place::Program(STORAGE_DAEMON),
             Self::QemuImg => return Place::Program(QEMU_IMG),
+            Self::Dmsetup => return Place::Program(DMSETUP),
         })
     }
 

@@ -4,7 +4,6 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
 use crate::hotplug::{create, info, put, wait_gone};
+use crate::support::block_device::LoopDevice;
 use crate::support::{MIB, SITE, number, run};
 
 /// Bytes of the images.
@@ -81,26 +81,6 @@ fn io_on_a_disk_beside_the_iommu_is_verified_and_in_the_image() {
     assert_eq!(number(&outcome, "CAROM-QUEUES"), 1);
     assert!(outcome.counters.is_empty(), "there is no virtio-iommu");
     holds_the_numbers(&image);
-}
-
-/// A block device of the host that shows a file, until it is dropped.
-struct LoopDevice(PathBuf);
-
-impl LoopDevice {
-    fn new(image: &Path) -> Self {
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(image).output().unwrap();
-        assert!(output.status.success(), "losetup: {}", String::from_utf8_lossy(&output.stderr));
-        Self(String::from_utf8(output.stdout).unwrap().trim().into())
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let status = Command::new("losetup").arg("--detach").arg(&self.0).status();
-        if !status.is_ok_and(|status| status.success()) {
-            eprintln!("{} is left", self.0.display());
-        }
-    }
 }
 
 #[guest_test(

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 use crate::api::BOOT_TIME;
 use crate::disk::{SIZE, counters, image};
 use crate::hotplug::{create, put};
+use crate::support::block_device::FailingDevice;
 use crate::support::qemu_img::{self, Check};
 use crate::support::{MIB, SITE};
 
@@ -156,4 +158,64 @@ fn full_file_systems_and_a_cut_image_fail_the_requests_that_meet_them_and_nothin
     check_content(&fs::read(&raw).unwrap(), &all);
     assert_eq!(qemu_img::check(&qcow2), Check::Sound);
     check_content(&qemu_img::content(&qcow2), &all);
+}
+
+/// MiB of a disk whose requests fail.
+const BAD: Range<u64> = 8..10;
+
+/// In a guest: reads and writes each of the first MiB of a disk that fails in places, while another one is written and verified. When the
+/// power button was pressed, it does so again.
+fn job_of_a_failing_disk() -> String {
+    let verify = workload::fio_verify_on("/dev/vdb", 4, 16);
+    format!(
+        r#"
+dmesg -n 1
+presses() {{ awk '/ACPI:Ged/ {{ n += $2 + $3 }} END {{ print n + 0 }}' /proc/interrupts; }}
+try() {{
+    for mib in $(seq 0 15); do
+        dd if=/dev/vda of=/dev/null bs=1M skip=$mib count=1 iflag=direct 2>/dev/null && echo "CAROM-READ-$1 $mib"
+        dd if=/dev/zero of=/dev/vda bs=1M seek=$mib count=1 oflag=direct conv=notrunc 2>/dev/null && echo "CAROM-WROTE-$1 $mib"
+    done
+}}
+try bad
+{verify}
+echo CAROM-TRIED
+until [ "$(presses)" != 0 ]; do sleep 0.1; done
+try mended
+echo CAROM-MENDED
+sleep 1000
+"#
+    )
+}
+
+#[guest_test(needs(Dmsetup), slow = "unit tests have what the host refuses reach its request and no other")]
+fn place_of_a_disk_that_fails_is_an_error_of_each_request_to_it_until_it_is_mended() {
+    let dir = tempfile::tempdir().unwrap();
+    let bad = BAD.start * MIB..BAD.end * MIB;
+    let failing = FailingDevice::new("carom-failing", &image(dir.path(), "failing"), SIZE, bad);
+    let vmm = ApiVmm::start(&SITE, &job_of_a_failing_disk()).unwrap();
+    let disks = json!([{"path": failing.path(), "direct": true}, {"path": image(dir.path(), "good")}]);
+    create(&vmm, json!({"disks": disks}));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-TRIED", 1, BOOT_TIME).unwrap();
+
+    let console = vmm.console();
+    let sound: Vec<u64> = (0..16).filter(|mib| !BAD.contains(mib)).collect();
+    assert_eq!(told(&console, "CAROM-READ-bad"), sound, "{console}");
+    assert_eq!(told(&console, "CAROM-WROTE-bad"), sound, "{console}");
+    assert!(console.contains("CAROM-VERIFY 0"), "{console}");
+    assert!(counters(&vmm, "_disk0")["host_errors"].as_u64().unwrap() >= 4, "{}", counters(&vmm, "_disk0"));
+    assert_eq!(counters(&vmm, "_disk1")["errors"], 0);
+
+    failing.mend();
+    put(&vmm, "vm.power-button", &Value::Null);
+    vmm.wait_for("CAROM-MENDED", 1, BOOT_TIME).unwrap();
+    let console = vmm.console();
+    let all: Vec<u64> = (0..16).collect();
+    assert_eq!(
+        (told(&console, "CAROM-READ-mended"), told(&console, "CAROM-WROTE-mended")),
+        (all.clone(), all),
+        "{console}"
+    );
+    put(&vmm, "vmm.shutdown", &Value::Null);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What several tests share.
 
+pub(crate) mod block_device;
 pub(crate) mod debian;
 pub(crate) mod edu;
 pub(crate) mod edu_server;

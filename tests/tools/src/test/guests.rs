@@ -18,7 +18,7 @@ impl Tools<'_> {
     /// Makes all that the tests need; returns the program that runs them.
     pub(super) fn prepare_integration(&self, options: &Options, out: &Path) -> Result<Command> {
         self.need_guest_packages()?;
-        self.need_packages("checking images of disks", &["qemu-utils"])?;
+        self.need_packages("checking images of disks, and making disks that fail", &["qemu-utils", "dmsetup"])?;
         let targets = ["--bin", "carom-remote", "--test", "guest", "--test", "vfio_hardware"];
         // At a time: where one links, the other compiles.
         let (carom, tests) = thread::scope(|scope| {
