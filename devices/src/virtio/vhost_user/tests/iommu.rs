@@ -142,7 +142,7 @@ fn mapping_is_told_when_the_server_asks_and_taken_back_before_it_is_gone() {
     card.mapper.unmap(IOVA, 0x2000).unwrap();
     let whole = (IOVA, 0x2000);
     let wanted = [(whole.0, whole.1, 0x8000, 2, 2), (whole.0, whole.1, 0, 0, 3)];
-    assert_eq!(translations(&card.server.take()), wanted);
+    assert_eq!(translations(&card.server.wait_for(IOTLB_MSG)), wanted);
     assert!(!card.ask(IOVA, 2, 1));
     assert_eq!(translations(&card.server.take()), []);
 
@@ -189,7 +189,7 @@ fn chunk_of_a_window_is_a_region_of_its_own_as_long_as_it_is_mapped() {
     assert_eq!(&bytes, b"of the window");
     assert!(address >= 1 << 52, "where no RAM can be");
     assert!(card.ask(IOVA + 1, 3, 1));
-    assert_eq!(translations(&card.server.take()), [(IOVA, CHUNK, address, 3, 2)]);
+    assert_eq!(translations(&card.server.wait_for(IOTLB_MSG)), [(IOVA, CHUNK, address, 3, 2)]);
 
     // The server takes two regions, and the other one is RAM: the driver does without a second chunk.
     let other = store.back().unwrap();
