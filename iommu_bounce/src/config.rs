@@ -3,6 +3,7 @@
 //! The configuration of an engine, and its rules.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -67,11 +68,20 @@ pub struct Limits {
     /// Bytes of guest RAM that are mapped, over all address spaces of the host. What is mapped twice counts twice; chunks of windows do not
     /// count. Bypass counts: it maps all RAM. `u64::MAX`: no limit. [`set_max_mapped_bytes`](crate::Engine::set_max_mapped_bytes) changes it.
     pub max_mapped_bytes: u64,
+    /// How long it may take to unmap all that is mapped, by how long calls to mappers typically take. 4096 mappings are never too many. No
+    /// request, nor whoever waits for one, takes more than a few times as long for the mappings.
+    pub max_unmap_time: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_mappings: 1 << 18, max_domains: 1024, max_table_pages: 1 << 16, max_mapped_bytes: u64::MAX }
+        Self {
+            max_mappings: 1 << 18,
+            max_domains: 1024,
+            max_table_pages: 1 << 16,
+            max_mapped_bytes: u64::MAX,
+            max_unmap_time: Duration::from_secs(3),
+        }
     }
 }
 

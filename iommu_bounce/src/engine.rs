@@ -15,6 +15,7 @@ mod parking;
 mod report;
 mod state;
 mod translate;
+mod unmap_time;
 mod window;
 
 #[cfg(test)]

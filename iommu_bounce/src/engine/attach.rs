@@ -109,6 +109,9 @@ impl Engine {
         {
             return Err(Status::Unsupp);
         }
+        if self.joinable(endpoint.space, new).is_none() {
+            self.check_unmap_time(domain.map_or(0, Domain::count))?;
+        }
         self.check_mapped(self.more_mapped(endpoint.space, endpoint.domain, new, content))
     }
 

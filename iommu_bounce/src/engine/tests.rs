@@ -17,6 +17,7 @@ mod setup;
 mod shared;
 mod state;
 mod table_pages;
+mod unmap_time;
 mod window;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Mappings of a host whose calls take long.
+
+use std::time::Duration;
+
+use super::*;
+use crate::test_utils::*;
+use crate::{EngineConfig, Limits};
+
+/// More mappings than a slow host is given time for.
+const MANY: u64 = 5000;
+
+/// An engine whose endpoints 1 and 2 have hosts that take so long for each call.
+fn rig(call: Duration, max_unmap_time: Duration) -> Rig {
+    let mut rig =
+        Rig::with_config(EngineConfig { limits: Limits { max_unmap_time, ..Limits::default() }, ..engine_config() });
+    rig.all_ok([attach(1, 1)]);
+    rig.mapper(1).delay(call);
+    rig
+}
+
+/// Maps pages with gaps between them until one is refused; returns how many are mapped.
+fn fill(rig: &mut Rig, domain: u32) -> u64 {
+    let one = |page: &u64| (page * 2 * PAGE, page * 2 * PAGE + PAGE - 1);
+    let outcomes = (0..MANY).map(|page| {
+        let (first, last) = one(&page);
+        rig.status(&map(domain, first, last, 0, READ))
+    });
+    outcomes.take_while(|status| *status == OK).count() as u64
+}
+
+#[test]
+fn gapped_mappings_are_no_more_than_a_detach_can_unmap_in_its_time() {
+    let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
+    let mapped = fill(&mut slow, 1);
+    // A call takes 20 µs at least, and so do 1000 of them 20 ms: what is always given is given.
+    assert_eq!(mapped, 4096);
+    let before = slow.engine.counters();
+    slow.all_ok([detach(1, 1)]);
+    let after = slow.engine.counters();
+    assert_eq!((after.host_unmaps - before.host_unmaps, after.mappings), (4096, 0));
+    // There is room again.
+    slow.mapper(1).delay(Duration::ZERO);
+    slow.all_ok([attach(1, 1), map(1, 0, PAGE - 1, 0, READ)]);
+}
+
+#[test]
+fn host_that_is_fast_is_given_all() {
+    let mut fast = rig(Duration::ZERO, Duration::from_secs(3));
+    assert_eq!(fill(&mut fast, 1), MANY);
+}
+
+#[test]
+fn mappings_count_for_each_address_space_that_an_endpoint_brings() {
+    let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
+    assert_eq!(fill(&mut slow, 1), 4096);
+    assert_eq!(slow.status(&attach(2, 1)), NOMEM);
+    // Half of it is room for both.
+    let half = 2048 * 2 * PAGE;
+    slow.all_ok([unmap(1, half, 2 * half - 1), attach(2, 1)]);
+    assert_eq!(slow.status(&map(1, half, half + PAGE - 1, 0, READ)), NOMEM);
+}
