@@ -2,6 +2,7 @@
 
 //! The verbs that add devices, one for each kind that can come to a VM, made of their registry.
 
+use carom_api::ConfigError;
 use carom_api::kinds::{Add, KINDS, Kind, PartConfig};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, Command, Error, FromArgMatches, Subcommand};
@@ -12,18 +13,28 @@ pub(crate) struct AddVerb {
     /// The operation.
     pub(crate) operation: &'static str,
     /// Its body.
-    pub(crate) device: PartConfig,
+    pub(crate) device: Box<PartConfig>,
 }
 
 fn verbs() -> impl Iterator<Item = (&'static Kind, &'static Add)> {
     KINDS.iter().filter_map(|kind| Some((*kind, kind.add.as_ref()?)))
 }
 
+/// Reads a device. Numbers of descriptors mean nothing to the VMM, which was started by somebody else.
+fn parse(kind: &'static Kind, text: &str) -> Result<PartConfig, ConfigError> {
+    let part = kind.parse(text)?;
+    if part.inherited().is_empty() {
+        return Ok(part);
+    }
+    let rule = "is for the command line of carom; a client sends the descriptors with its request (SCM_RIGHTS), which this one does not";
+    Err(ConfigError::new(kind.field.key("fd"), rule))
+}
+
 impl Subcommand for AddVerb {
     fn augment_subcommands(command: Command) -> Command {
         command.subcommands(verbs().map(|(kind, add)| {
             let value = Arg::new("device").help("The device").required(true).value_name("DEVICE");
-            Command::new(add.verb).about(add.about).arg(value.value_parser(move |text: &str| kind.parse(text)))
+            Command::new(add.verb).about(add.about).arg(value.value_parser(move |text: &str| parse(kind, text)))
         }))
     }
 
@@ -40,7 +51,7 @@ impl FromArgMatches for AddVerb {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let given = matches.subcommand().and_then(|(name, arguments)| {
             let (_, add) = verbs().find(|(_, add)| add.verb == name)?;
-            let device = arguments.get_one::<PartConfig>("device")?.clone();
+            let device = Box::new(arguments.get_one::<PartConfig>("device")?.clone());
             Some(Self { operation: add.operation, device })
         });
         given.ok_or_else(|| Error::new(ErrorKind::InvalidSubcommand))

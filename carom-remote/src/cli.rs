@@ -232,5 +232,7 @@ mod tests {
         }
         assert!(Cli::try_parse_from(["carom-remote", "add-device", "socket=/s"]).is_err());
         assert!(Cli::try_parse_from(["carom-remote", "add-device"]).is_err());
+        let refused = Cli::try_parse_from(["carom-remote", "add-net", "fd=3"]).unwrap_err().to_string();
+        assert!(refused.contains("--net fd: is for the command line of carom"), "{refused}");
     }
 }

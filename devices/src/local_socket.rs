@@ -8,12 +8,41 @@ use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// Connects to the process that listens at `path`. It does not wait for one that takes no connections.
+use crate::inherited;
+
+/// Connects to the process that listens at `path`. It does not wait for one that takes no connections. A connection that was inherited
+/// takes its place ([`inherited::connection`]).
 pub(crate) fn connect_now(path: &Path) -> io::Result<UnixStream> {
+    if let Some(stream) = inherited::connection(path).transpose()? {
+        stream.set_nonblocking(false)?;
+        return Ok(stream);
+    }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;
     Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::{AsRawFd, OwnedFd};
+
+    use super::*;
+
+    #[test]
+    fn connection_that_was_inherited_is_used_once_and_waits_for_what_comes() {
+        let (ours, mut server) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let number = ours.as_raw_fd();
+        inherited::keep(number, OwnedFd::from(ours)).unwrap();
+        let path = format!("/dev/fd/{number}");
+        let mut stream = connect_now(Path::new(&path)).unwrap();
+        let writer = std::thread::spawn(move || server.write_all(b"x").map(|()| server));
+        stream.read_exact(&mut [0]).unwrap();
+        drop(writer.join().unwrap().unwrap());
+        assert!(connect_now(Path::new(&path)).unwrap_err().to_string().contains("was used up"));
+    }
 }

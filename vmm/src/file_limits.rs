@@ -10,7 +10,7 @@ use carom_api::config::{ConsoleMode, ConsoleTarget, LandlockConfig};
 use carom_api::error::FileError;
 use carom_api::kinds::HostFile;
 use carom_api::{ConfigError, VmConfig};
-use devices::sandbox;
+use devices::{inherited, sandbox};
 use landlock::{
     AccessFs, BitFlags, PathBeneath, PathFd, PathFdError, RulesetCreated, RulesetCreatedAttr, make_bitflags,
 };
@@ -115,14 +115,22 @@ impl Limits {
         (&mut self.0).add_rule(PathBeneath::new(opened, access)).map(drop).map_err(io::Error::other)
     }
 
-    /// The same; what is not there is nothing to be reached, as whoever opens it finds.
+    /// The same; what is not there is nothing to be reached, as whoever opens it finds, and what was inherited is open.
     fn allow_if_there(&mut self, path: &Path, access: Access) -> Result<(), VmError> {
+        if inherited::is_kept(path) {
+            return Ok(());
+        }
         match self.allow(path, access) {
             Err(error) if matches!(error.kind(), io::ErrorKind::Other) => {
                 Err(VmError::Device { what: "making a rule for Landlock", source: error })
             }
             _ => Ok(()),
         }
+    }
+
+    /// A socket is to be made at `path`, with what stands beside it.
+    fn allow_socket(&mut self, path: &Path) -> Result<(), VmError> {
+        if inherited::is_kept(path) { Ok(()) } else { self.allow_if_there(parent(path), SOCKETS) }
     }
 
     fn allow_console(&mut self, console: &ConsoleTarget<'_>) -> Result<(), VmError> {
@@ -143,7 +151,7 @@ impl Limits {
                 }
                 self.allow_if_there(file, WRITE)
             }
-            (ConsoleMode::Socket, _, Some(socket)) => self.allow_if_there(parent(socket), SOCKETS),
+            (ConsoleMode::Socket, _, Some(socket)) => self.allow_socket(socket),
             _ => Ok(()),
         }
     }
@@ -152,7 +160,7 @@ impl Limits {
         match file {
             HostFile::Read(path) => self.allow_if_there(path, READ),
             HostFile::ReadWrite(path) => self.allow_if_there(path, READ | WRITE),
-            HostFile::Socket(path) => self.allow_if_there(parent(path), SOCKETS),
+            HostFile::Socket(path) => self.allow_socket(path),
             HostFile::Interface(name) => {
                 if let Some((name, node)) = name.and_then(|name| Some((name, tap::character_device(name)?))) {
                     self.allow_if_there(&Path::new("/sys/class/net").join(name), READ)?;

@@ -8,9 +8,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use devices::inherited::{self, InheritedListener};
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
@@ -22,6 +24,8 @@ pub struct ListeningSocket {
     listener: UnixListener,
     /// The file, and what it was when it was made.
     file: Option<(PathBuf, Identity)>,
+    /// While it is there nobody else has a socket that a path `/dev/fd/N` named.
+    _in_use: Option<Arc<()>>,
 }
 
 type Identity = (u64, u64);
@@ -48,7 +52,17 @@ impl ListeningSocket {
         let listener = UnixListener::bind(path);
         umask(before);
         let listener = listener?;
-        Ok(Self { listener, file: Some((path.to_path_buf(), identity(path)?)) })
+        Ok(Self { listener, file: Some((path.to_path_buf(), identity(path)?)), _in_use: None })
+    }
+
+    /// The same for a part of the VM: a socket that was inherited takes its place where `path` is `/dev/fd/N`.
+    ///
+    /// # Errors
+    /// Those of [`Self::bind`], or the descriptor is of no such socket, or another part has it.
+    pub fn for_part(path: &Path) -> io::Result<Self> {
+        let Some(inherited) = inherited::listener(path) else { return Self::bind(path) };
+        let InheritedListener { listener, in_use } = inherited?;
+        Ok(Self { listener, file: None, _in_use: Some(in_use) })
     }
 
     /// Takes a listening unix socket that the parent process made.
@@ -59,7 +73,7 @@ impl ListeningSocket {
         if socket_domain(&fd)? != AddressFamily::UNIX || !socket_acceptconn(&fd)? {
             return Err(io::Error::other("it is no listening unix socket"));
         }
-        Ok(Self { listener: UnixListener::from(fd), file: None })
+        Ok(Self { listener: UnixListener::from(fd), file: None, _in_use: None })
     }
 
     /// The socket itself.

@@ -68,9 +68,15 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
     let crash_report = invocation.crash_report;
     // Descriptors before any are opened; the socket when what ends the program ends it in order, but before any file is emptied:
     // those of a process that serves the socket already stay as they are.
-    let inherit = &invocation.inherit;
-    let mut inherited = take_inherited(api_socket.as_ref(), event_monitor.as_ref(), crash_report.as_ref(), inherit)?;
-    inherit.iter().try_for_each(|InheritedFd(number)| keep_inherited(*number, &mut inherited))?;
+    let of_parts = vm.iter().flat_map(|vm| vm.parts());
+    let of_parts = of_parts.flat_map(|part| part.inherited().iter().map(|number| (part.kind().field, *number)));
+    let kept = invocation.inherit.iter().map(|InheritedFd(number)| (InheritedFd::OPTION, *number)).chain(of_parts);
+    let kept: Vec<(Field, i32)> = kept.collect();
+    // Where two name the same, the later one is to blame.
+    let own = [named(api_socket.as_ref()), named(event_monitor.as_ref()), named(crash_report.as_ref())];
+    let named: Vec<(Field, i32)> = own.into_iter().flatten().chain(kept.iter().copied()).collect();
+    let mut inherited = InheritedFds::take(&named)?;
+    kept.iter().try_for_each(|(field, number)| inherited.keep(*field, *number))?;
     // It stays to the end.
     let crash_file = crash_report.as_ref().map(|option| open_crash_file(option, &mut inherited)).transpose()?;
     let log_file = invocation.log_file.map(|path| LogFile::open(Field::only("--log-file"), &path)).transpose()?;
@@ -155,9 +161,10 @@ impl LogFile {
         self.file.try_clone().map_err(|source| self.error(source))
     }
 
-    /// Removes what is in it from earlier, if it is a file that keeps anything.
+    /// Removes what is in it from earlier, if it is a file that keeps anything. Who has opened it for this process knows what is in it.
     fn empty(&self) -> Result<(), VmError> {
         let is_file = self.file.metadata().map_err(|source| self.error(source))?.is_file();
+        let is_file = is_file && !devices::inherited::is_kept(Path::new(&self.path));
         if is_file { self.file.set_len(0).map_err(|source| self.error(source)) } else { Ok(()) }
     }
 
@@ -195,42 +202,16 @@ fn start_log(verbosity: u8, file: Option<&LogFile>, format: Option<LogFormat>) -
     Ok(())
 }
 
-fn take_inherited(
-    api_socket: Option<&FileOrFd<ApiSocketOption>>,
-    event_monitor: Option<&FileOrFd<EventMonitorOption>>,
-    crash_report: Option<&FileOrFd<CrashReportOption>>,
-    inherit: &[InheritedFd],
-) -> Result<InheritedFds, VmError> {
-    let (socket, events) = (api_socket.and_then(FileOrFd::fd), event_monitor.and_then(FileOrFd::fd));
-    let crashes = crash_report.and_then(FileOrFd::fd);
-    let others = inherit.iter().map(|InheritedFd(number)| *number);
-    let numbers: Vec<i32> = socket.into_iter().chain(events).chain(crashes).chain(others).collect();
-    InheritedFds::take(&numbers).map_err(|(number, source)| {
-        // Where two name the same, the later one is to blame.
-        let field = if inherit.contains(&InheritedFd(number)) {
-            InheritedFd::OPTION
-        } else if crashes == Some(number) {
-            CrashReportOption::OPTION
-        } else if events == Some(number) {
-            EventMonitorOption::OPTION
-        } else {
-            ApiSocketOption::OPTION
-        };
-        FileError { field, path: format!("fd={number}"), source }.into()
-    })
-}
-
-fn keep_inherited(number: i32, inherited: &mut InheritedFds) -> Result<(), VmError> {
-    let fd = inherited.give(number).ok_or_else(|| std::io::Error::other("not open"));
-    let kept = fd.and_then(|fd| vmm::inherited::keep(number, fd));
-    kept.map_err(|source| FileError { field: InheritedFd::OPTION, path: format!("fd={number}"), source }.into())
+/// The descriptor that an option names, if it names one.
+fn named<O: OptionName>(option: Option<&FileOrFd<O>>) -> Option<(Field, i32)> {
+    option.and_then(FileOrFd::fd).map(|number| (O::OPTION, number))
 }
 
 fn make_socket(option: &FileOrFd<ApiSocketOption>, inherited: &mut InheritedFds) -> Result<ListeningSocket, VmError> {
     let (made, path) = match option {
         FileOrFd::Path(path) => (ListeningSocket::bind(path), path.display().to_string()),
         FileOrFd::Fd(number, _) => {
-            let fd = inherited.give(*number).ok_or_else(|| std::io::Error::other("not open"));
+            let fd = inherited.give(*number);
             (fd.and_then(ListeningSocket::inherited), format!("fd={number}"))
         }
     };
@@ -241,7 +222,7 @@ fn open_crash_file(option: &FileOrFd<CrashReportOption>, inherited: &mut Inherit
     let (opened, path) = match option {
         FileOrFd::Path(path) => (CrashFile::open(path), path.display().to_string()),
         FileOrFd::Fd(number, _) => {
-            let fd = inherited.give(*number).ok_or_else(|| std::io::Error::other("not open"));
+            let fd = inherited.give(*number);
             (fd.and_then(CrashFile::inherited), format!("fd={number}"))
         }
     };
@@ -269,7 +250,7 @@ fn open_event_monitor(
             Ok((monitor, Some(file)))
         }
         FileOrFd::Fd(number, _) => {
-            let fd = inherited.give(*number).ok_or_else(|| std::io::Error::other("not open"));
+            let fd = inherited.give(*number);
             let monitor = fd.map(File::from).and_then(EventMonitor::new);
             let path = format!("fd={number}");
             Ok((monitor.map_err(|source| FileError { field, path, source })?, None))

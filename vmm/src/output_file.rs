@@ -7,15 +7,19 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use devices::inherited::{self, Access};
 use rustix::process::geteuid;
 
 /// Opens the file at `path`, or makes it for this user alone, with further `flags` of open(2). A symbolic link is followed if it is this
 /// user's or root's, as `/dev/stdout` is: another's may lead to a file that only this user can write (the kernel has the same rule for
-/// directories like `/tmp`, `fs.protected_symlinks`).
+/// directories like `/tmp`, `fs.protected_symlinks`). A descriptor of a file or pipe that was inherited takes its place as it is.
 ///
 /// # Errors
 /// The link is of another user, or the file cannot be opened.
 pub fn open(options: &mut OpenOptions, flags: i32, path: &Path) -> io::Result<File> {
+    if let Some(inherited) = inherited::file(path, Access::Append) {
+        return inherited;
+    }
     options.create(true).mode(0o600);
     match options.custom_flags(flags | libc::O_NOFOLLOW).open(path) {
         Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {

@@ -198,6 +198,11 @@ pub trait KindConfig {
         self.source().map(HostFile::ReadWrite).into_iter().collect()
     }
 
+    /// Numbers of the descriptors that it is made of, which the program was started with.
+    fn inherited(&self) -> &[i32] {
+        &[]
+    }
+
     /// The field of [`Self::source`] where two devices cannot share it.
     fn exclusive(&self) -> Option<Field> {
         None

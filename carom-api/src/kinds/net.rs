@@ -14,7 +14,7 @@ use super::vhost_user::{check_memory, check_socket, toggle};
 use super::{Add, HostFile, Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
 use crate::config::{MemoryConfig, RATE_KEYS, RateLimiterConfig};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, one_line};
 use crate::field::Field;
 use crate::mac_address::MacAddress;
 use crate::object;
@@ -115,6 +115,9 @@ pub struct NetConfig {
     /// The interface's files that came with the request.
     #[serde(skip)]
     pub files: TapFiles,
+    /// Numbers of descriptors of the interface that the program was started with, one for each two queues: those of the command line.
+    #[serde(skip)]
+    pub inherited: Vec<i32>,
 }
 
 impl Default for NetConfig {
@@ -141,6 +144,7 @@ impl Default for NetConfig {
             id: None,
             fds: Vec::new(),
             files: TapFiles::default(),
+            inherited: Vec::new(),
         }
     }
 }
@@ -195,7 +199,7 @@ impl NetConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "tap=NAME,…",
-        help: "Network device: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,host_mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,vhost_user=on|off,socket=FILE][,vhost_mode=client][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,pci_segment=N][,id=NAME]",
+        help: "Network device: [tap=NAME|fd=N|fd=[N,N]][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,host_mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,vhost_user=on|off,socket=FILE][,vhost_mode=client][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,pci_segment=N][,id=NAME]",
         bare: None,
         id: "_net",
         takes_slot: true,
@@ -224,28 +228,32 @@ impl NetConfig {
     /// # Errors
     /// There is not a file for each pair of queues, or the interface is named too, or another process's.
     pub fn take_files(&mut self, files: Vec<OwnedFd>) -> Result<(), ConfigError> {
-        let (files, pairs) = (TapFiles::new(files), self.pairs());
-        if self.vhost_user {
-            return Err(ConfigError::new(Self::VHOST_USER, "is for a device without descriptors of an interface"));
-        }
-        if self.tap.is_some() {
-            return Err(ConfigError::new(Self::TAP, "is for an interface that the program opens, not for descriptors"));
-        }
-        if self.host_mac.is_some() {
-            let rule = "is for an interface that the program opens, not for descriptors";
-            return Err(ConfigError::new(Self::HOST_MAC, rule));
-        }
-        if files.count() != usize::from(pairs) {
-            let rule = format!("{} came, not {pairs}: one for each two queues", files.count());
-            return Err(ConfigError::new(Self::FD, rule));
-        }
-        self.files = files;
+        self.check_descriptors(files.len())?;
+        self.files = TapFiles::new(files);
         self.fds.clear();
         Ok(())
     }
 }
 
 impl NetConfig {
+    /// Checks what goes with `count` descriptors of an interface.
+    fn check_descriptors(&self, count: usize) -> Result<(), ConfigError> {
+        let pairs = self.pairs();
+        let opened = "is for an interface that the program opens, not for descriptors";
+        if self.vhost_user {
+            return Err(ConfigError::new(Self::VHOST_USER, "is for a device without descriptors of an interface"));
+        }
+        for (field, given) in [(Self::TAP, self.tap.is_some()), (Self::HOST_MAC, self.host_mac.is_some())] {
+            if given {
+                return Err(ConfigError::new(field, opened));
+            }
+        }
+        if count != usize::from(pairs) {
+            return Err(ConfigError::new(Self::FD, format!("{count} came, not {pairs}: one for each two queues")));
+        }
+        Ok(())
+    }
+
     /// Checks whose matter it is where packets go.
     fn check_server(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         let refused = |field: Field, rule: &str| Err(ConfigError::new(field, rule));
@@ -290,8 +298,15 @@ impl KindConfig for NetConfig {
     }
 
     fn files(&self) -> Vec<HostFile<'_>> {
+        if !self.inherited.is_empty() || !self.files.is_empty() {
+            return Vec::new();
+        }
         let interface = HostFile::Interface(self.tap.as_deref());
         vec![self.vhost_socket.as_deref().map_or(interface, HostFile::ReadWrite)]
+    }
+
+    fn inherited(&self) -> &[i32] {
+        &self.inherited
     }
 
     /// An interface has one user, and a server one client.
@@ -307,6 +322,9 @@ impl KindConfig for NetConfig {
 
     fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         self.check_server(memory)?;
+        if !self.inherited.is_empty() {
+            self.check_descriptors(self.inherited.len())?;
+        }
         let Self { num_queues, queue_size, .. } = *self;
         let (field, rule) = if !num_queues.is_multiple_of(2) || !(2..=MAX_QUEUES).contains(&num_queues) {
             (Self::NUM_QUEUES, format!("{num_queues} is no even number from 2 to {MAX_QUEUES}"))
@@ -346,6 +364,7 @@ impl FromStr for NetConfig {
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let keys = [
             "tap",
+            "fd",
             "ip",
             "mask",
             "mac",
@@ -390,6 +409,9 @@ impl FromStr for NetConfig {
                 return Err(ConfigError::new(Self::VHOST_MODE, rule));
             }
         };
+        let inherited = descriptors(&list)?;
+        // As many as there are descriptors for, where nothing is said.
+        let queues = u16::try_from(inherited.len().max(1) * 2).unwrap_or(u16::MAX);
         if list.get("socket").is_some() && list.get("vhost_socket").is_some() {
             return Err(ConfigError::new(Self::VHOST_SOCKET, "is given twice, as vhost_socket too"));
         }
@@ -402,7 +424,7 @@ impl FromStr for NetConfig {
             mtu: number("mtu")?,
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
-            num_queues: number("num_queues")?.unwrap_or_else(default_queues),
+            num_queues: number("num_queues")?.unwrap_or(queues),
             queue_size: number("queue_size")?.unwrap_or_else(default_queue_size),
             offload_tso: list.toggle("offload_tso", true)?,
             offload_ufo: list.toggle("offload_ufo", true)?,
@@ -415,8 +437,26 @@ impl FromStr for NetConfig {
             id: list.get("id").map(str::to_string),
             fds: Vec::new(),
             files: TapFiles::default(),
+            inherited,
         })
     }
+}
+
+/// The numbers of `fd=N` or `fd=[N,N]`.
+fn descriptors(list: &OptionList) -> Result<Vec<i32>, ConfigError> {
+    let refused = |rule: String| Err(ConfigError::new(NetConfig::FD, rule));
+    if list.get("fd").is_none() {
+        return Ok(Vec::new());
+    }
+    let mut numbers = Vec::new();
+    for text in list.texts("fd") {
+        match text.parse::<i32>() {
+            Ok(number) if numbers.contains(&number) => return refused(format!("{number} is given twice")),
+            Ok(number) if number > 2 => numbers.push(number),
+            _ => return refused(format!("'{}' is no descriptor above 2", one_line(&text))),
+        }
+    }
+    if numbers.is_empty() { refused("names no descriptor".into()) } else { Ok(numbers) }
 }
 
 #[cfg(test)]
@@ -454,7 +494,10 @@ mod tests {
         assert!(refused("host_mac=01:00:00:00:00:00").starts_with("--net host_mac: is an address of a group"));
         assert!(refused("mac=02:00").starts_with("--net mac: is no address of the form"));
         assert_eq!(refused("pci_segment=x"), "--net pci_segment: is no number that fits");
-        assert!(refused("fd=3").starts_with("--net: unknown key 'fd'"));
+        assert_eq!(refused("fd=2"), "--net fd: '2' is no descriptor above 2");
+        assert_eq!(refused("fd=[3,x]"), "--net fd: 'x' is no descriptor above 2");
+        assert_eq!(refused("fd=[3,4,3]"), "--net fd: 3 is given twice");
+        assert_eq!(refused("fd=[]"), "--net fd: names no descriptor");
         let json = serde_json::from_str::<NetConfig>(r#"{"mac": "01:00:00:00:00:01"}"#).unwrap_err().to_string();
         assert!(json.contains("is an address of a group"), "{json}");
     }
@@ -550,6 +593,30 @@ mod tests {
         assert_eq!(net("tap=a").take_files(files(1)).unwrap_err().field, NetConfig::TAP);
         let named = net("host_mac=02:00:00:00:00:02").take_files(files(1));
         assert_eq!(named.unwrap_err().field, NetConfig::HOST_MAC);
+    }
+
+    #[test]
+    fn descriptors_of_the_command_line_say_how_many_queues_there_are() {
+        let memory = MemoryConfig::default();
+        for (text, numbers, queues) in
+            [("fd=3", &[3][..], 2), ("fd=[3,4]", &[3, 4], 4), ("fd=[3],num_queues=2", &[3], 2)]
+        {
+            let device = net(text);
+            assert_eq!((device.inherited.as_slice(), device.num_queues), (numbers, queues), "{text}");
+            assert_eq!(device.check(&memory), Ok(()));
+            assert!(device.files().is_empty(), "nothing is opened");
+        }
+        for (text, field) in [
+            ("fd=[3,4],num_queues=2", NetConfig::FD),
+            ("fd=3,num_queues=4", NetConfig::FD),
+            ("fd=3,tap=t", NetConfig::TAP),
+            ("fd=3,host_mac=02:00:00:00:00:02", NetConfig::HOST_MAC),
+        ] {
+            assert_eq!(net(text).check(&memory).unwrap_err().field, field, "{text}");
+        }
+        let shared = MemoryConfig { shared: true, ..memory };
+        let served = net("fd=3,vhost_user=on,socket=/s").check(&shared).unwrap_err();
+        assert_eq!(served.field, NetConfig::VHOST_USER);
     }
 
     #[test]

@@ -63,9 +63,9 @@ impl Peer {
     /// Makes a socket that this user can connect to.
     ///
     /// # Errors
-    /// Those of [`ListeningSocket::bind`].
+    /// Those of [`ListeningSocket::for_part`].
     pub(super) fn socket(path: &Path) -> io::Result<Self> {
-        let socket = ListeningSocket::bind(path)?;
+        let socket = ListeningSocket::for_part(path)?;
         socket.listener().set_nonblocking(true)?;
         Ok(Self::Socket { socket, client: None })
     }

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use carom_api::error::FileError;
 use carom_api::kinds::Kind;
 use carom_api::mac_address::MacAddress;
 use carom_api::{NetConfig, PartConfig};
+use devices::inherited;
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::net::{self, NetCounters, NetParams, NetTraits, VirtioNet};
@@ -134,7 +136,12 @@ fn served(config: &NetConfig, socket: &Path, site: &mut Site<'_>) -> Result<Buil
 }
 
 fn open(config: &NetConfig) -> Result<Tap, FileError> {
-    let (tap, field) = if config.files.is_empty() {
+    let fail = |source| FileError { field: NetConfig::FD, path: "the interface".into(), source };
+    let inherited = config.inherited.iter().map(|number| inherited::interface(*number)).collect::<io::Result<Vec<_>>>();
+    let inherited = inherited.map_err(fail)?;
+    let (tap, field) = if !inherited.is_empty() {
+        (Tap::given(inherited.iter().map(AsFd::as_fd), config.mtu), NetConfig::FD)
+    } else if config.files.is_empty() {
         let address = config.ip.map(|ip| (ip, config.mask.unwrap_or(DEFAULT_MASK)));
         let (name, mtu) = (config.tap.as_deref(), config.mtu);
         let mac = config.host_mac.map(MacAddress::bytes);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use carom_api::error::FileError;
 use carom_api::kinds::Kind;
 use carom_api::{ConfigError, PartConfig, PmemConfig};
+use devices::inherited::{self, Access};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::pmem::{self, PmemCounters, PmemError, PmemParams, VirtioPmem};
@@ -87,10 +88,16 @@ fn file_error(config: &PmemConfig, source: io::Error) -> FileError {
 
 /// Opens the file without waiting, and says how many bytes of it the guest sees.
 fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
-    let access = if config.discard_writes { OFlags::RDONLY } else { OFlags::RDWR };
+    let (access, of_inherited) = match config.discard_writes {
+        true => (OFlags::RDONLY, Access::Read),
+        false => (OFlags::RDWR, Access::ReadWrite),
+    };
     let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let opened = open(&config.file, flags, Mode::empty());
-    let mut file = opened.map(File::from).map_err(|error| file_error(config, error.into()))?;
+    let opened = inherited::file(&config.file, of_inherited).unwrap_or_else(|| {
+        let opened = open(&config.file, flags, Mode::empty());
+        opened.map(File::from).map_err(io::Error::from)
+    });
+    let mut file = opened.map_err(|error| file_error(config, error))?;
     // Block devices tell their size so too.
     let len = file.seek(SeekFrom::End(0)).map_err(|error| file_error(config, error))?;
     let size = config.size.unwrap_or(len);

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use carom_api::error::FileError;
 use carom_api::kinds::Kind;
 use carom_api::{PartConfig, RngConfig};
+use devices::inherited;
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::rng::{self, RngCounters, RngParams, VirtioRng};
 use devices::worker::Role;
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open};
 
 use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
@@ -73,8 +74,13 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     Ok(Built { part: Box::new(Rng { function, device }), mapper })
 }
 
-/// Opens a source such that neither opening nor reading waits.
+/// Opens a source such that neither opening nor reading waits. One that was inherited takes its place.
 fn open_source(path: &Path) -> io::Result<File> {
+    if let Some(inherited) = inherited::random_source(path) {
+        let source = inherited?;
+        fcntl_setfl(&source, fcntl_getfl(&source)? | OFlags::NONBLOCK)?;
+        return Ok(source);
+    }
     let file =
         File::from(open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?);
     if file.metadata()?.is_dir() {

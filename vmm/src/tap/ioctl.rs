@@ -73,6 +73,13 @@ pub(super) fn interface_flags(file: BorrowedFd<'_>) -> io::Result<u16> {
     Ok(request.flags())
 }
 
+/// Its name, in the network namespace that it is in.
+pub(super) fn interface_name(file: BorrowedFd<'_>) -> io::Result<String> {
+    let mut request = Request::new("")?;
+    request.call(file, libc::TUNGETIFF)?;
+    Ok(request.name())
+}
+
 /// Sets the bytes of the header before each packet.
 pub(super) fn set_header_len(file: BorrowedFd<'_>, len: i32) -> io::Result<()> {
     // SAFETY: The call reads an `int`.

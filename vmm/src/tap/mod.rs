@@ -61,13 +61,31 @@ fn tap_flags(pairs: u16) -> u16 {
     u16::try_from(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multi).unwrap_or_default()
 }
 
-/// Checks that a file is that of an interface as it is needed.
 fn check(file: &File) -> io::Result<()> {
+    check_descriptor(file.as_fd())
+}
+
+/// Checks that a descriptor is that of an interface as it is needed.
+///
+/// # Errors
+/// It is not.
+pub fn check_descriptor(file: BorrowedFd<'_>) -> io::Result<()> {
     let is_tap = |flags: u16| flags & tap_flags(1) == tap_flags(1);
-    if ioctl::interface_flags(file.as_fd()).is_ok_and(is_tap) {
+    if ioctl::interface_flags(file).is_ok_and(is_tap) {
         return Ok(());
     }
     Err(io::Error::other("a descriptor is of no tap interface with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR"))
+}
+
+/// Checks that files are of one interface.
+fn check_that_all_are_of_one(files: &[File]) -> io::Result<()> {
+    let names = files.iter().map(|file| ioctl::interface_name(file.as_fd())).collect::<io::Result<Vec<_>>>()?;
+    match names.iter().find(|name| **name != names[0]) {
+        Some(other) => {
+            Err(io::Error::other(format!("the descriptors are of {} and {other}, not of one interface", names[0])))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Sets the MTU of an interface if that is to be another, and brings it up. Returns the MTU.
@@ -155,10 +173,10 @@ impl Tap {
         Self::of(files, mtu, false)
     }
 
-    /// An interface that a client opened, by a file for each pair of queues.
+    /// An interface that a client or the parent process opened, by a file for each pair of queues.
     ///
     /// # Errors
-    /// A file is that of no tap interface, or not of one as it is needed.
+    /// A file is that of no tap interface, or not of one as it is needed, or they are of several.
     pub fn given<'f>(files: impl Iterator<Item = BorrowedFd<'f>>, mtu: Option<u16>) -> io::Result<Self> {
         let files: Vec<File> =
             files.map(|file| file.try_clone_to_owned().map(File::from)).collect::<io::Result<_>>()?;
@@ -166,6 +184,7 @@ impl Tap {
             check(file)?;
             fcntl_setfl(file, fcntl_getfl(file)? | OFlags::NONBLOCK)?;
         }
+        check_that_all_are_of_one(&files)?;
         Self::of(files, mtu.unwrap_or(DEFAULT_MTU), true)
     }
 
@@ -226,7 +245,7 @@ impl Carrier for Tap {
 
     fn can_be_opened_again(&self) -> Result<(), &'static str> {
         if self.is_given {
-            return Err("the descriptors of its interface came from a client, and another process has none");
+            return Err("the descriptors of its interface came from another process, and a new one has none");
         }
         Ok(())
     }

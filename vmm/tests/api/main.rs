@@ -249,10 +249,10 @@ fn socket_can_be_inherited() {
 #[test]
 fn descriptors_of_no_use_are_refused_with_the_option() {
     for (redirection, number, wanted) in [
-        ("7</dev/null", "99", "--inherit fd=99: "),
-        ("7</dev/null", "7", "--inherit fd=7: is neither /dev/kvm, /dev/iommu nor a device of VFIO's"),
-        ("7<&0", "7", "--inherit fd=7: is neither a file, a block device"),
-        ("7</proc/self/exe", "7 fd=7", "--inherit fd=7: in use for something else"),
+        ("7</dev/null", "99", "--inherit fd=99: the program was not started with this descriptor"),
+        ("7</dev/null", "7", "--inherit fd=7: is neither /dev/kvm, /dev/iommu, a device of VFIO's"),
+        ("7</", "7", "--inherit fd=7: is neither a file, a block device"),
+        ("7</proc/self/exe", "7 fd=7", "--inherit fd=7: named twice, by --inherit too"),
     ] {
         let command = format!("exec \"$0\" --api-socket /nowhere/api --inherit fd={number} {redirection}");
         let carom = env!("CARGO_BIN_EXE_carom");

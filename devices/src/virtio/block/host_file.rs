@@ -14,7 +14,7 @@ use rustix::ioctl::{Getter, ioctl, opcode};
 
 use super::buffer::{Buffer, PAGE};
 use super::image_error::ImageError;
-use crate::inherited;
+use crate::inherited::{self, Access};
 
 /// Opens a file or a block device, and tells whether it is the latter. A descriptor that was inherited takes its place
 /// ([`inherited::file`]).
@@ -22,7 +22,7 @@ use crate::inherited;
 /// # Errors
 /// It is neither, or the host refuses.
 pub(super) fn open(path: &Path, read_only: bool) -> Result<(File, bool), ImageError> {
-    if let Some(inherited) = inherited::file(path, !read_only) {
+    if let Some(inherited) = inherited::file(path, if read_only { Access::Read } else { Access::ReadWrite }) {
         let file = inherited?;
         let is_device = file.metadata()?.file_type().is_block_device();
         return Ok((file, is_device));

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use log::warn;
 use rustix::io::Errno;
@@ -16,6 +17,7 @@ use rustix::net::{
 };
 
 use super::spec::PORT_ANY;
+use crate::inherited::{self, InheritedListener};
 
 /// Longest first line of a client: `CONNECT`, a blank, a port, and the end of the line.
 const MOST_LINE: usize = 32;
@@ -23,17 +25,28 @@ const MOST_LINE: usize = 32;
 /// The socket on which the host's programs reach the guest. Its file goes when it is dropped.
 pub struct Listener {
     socket: UnixListener,
-    path: PathBuf,
+    /// What sockets of the host's programs are beside. One that was inherited may have no such name.
+    path: Option<PathBuf>,
     /// Device and inode: what somebody has put there since is not removed.
     file: Option<(u64, u64)>,
+    /// While it is there nobody else has one that was inherited.
+    _in_use: Option<Arc<()>>,
 }
 
 impl Listener {
-    /// Makes a socket at `path`, where nothing may be.
+    /// Makes a socket at `path`, where nothing may be. One that was inherited takes its place ([`inherited::listener`]); the name that it
+    /// was bound to, if that is an absolute path, is then what sockets of the host's programs are beside.
     ///
     /// # Errors
     /// Something is there, or what the host said.
     pub fn bind(path: &Path) -> io::Result<Self> {
+        if let Some(inherited) = inherited::listener(path) {
+            let InheritedListener { listener: socket, in_use } = inherited?;
+            socket.set_nonblocking(true)?;
+            let bound = socket.local_addr()?;
+            let path = bound.as_pathname().filter(|path| path.is_absolute()).map(Path::to_path_buf);
+            return Ok(Self { socket, path, file: None, _in_use: Some(in_use) });
+        }
         let socket = UnixListener::bind(path).map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => {
                 io::Error::new(error.kind(), "exists already: remove it if no other VM listens there")
@@ -41,7 +54,7 @@ impl Listener {
             _ => error,
         })?;
         // Somebody may take it away at once, which is no error of ours.
-        let listener = Self { socket, path: path.into(), file: file_at(path) };
+        let listener = Self { socket, path: Some(path.into()), file: file_at(path), _in_use: None };
         listener.socket.set_nonblocking(true)?;
         Ok(listener)
     }
@@ -72,7 +85,8 @@ impl Listener {
     /// # Errors
     /// Nobody is there, or too many wait for them.
     pub(super) fn connect(&self, port: u32) -> io::Result<OwnedFd> {
-        let mut path = self.path.clone().into_os_string();
+        let path = self.path.clone().ok_or(io::ErrorKind::NotFound)?;
+        let mut path = path.into_os_string();
         path.push(format!("_{port}"));
         let address = SocketAddrUnix::new(Path::new(&path))?;
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -84,11 +98,12 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if self.file.is_some()
-            && self.file == file_at(&self.path)
-            && let Err(error) = fs::remove_file(&self.path)
+        if let Some(path) = &self.path
+            && self.file.is_some()
+            && self.file == file_at(path)
+            && let Err(error) = fs::remove_file(path)
         {
-            warn!("removing the socket {}: {error}", self.path.display());
+            warn!("removing the socket {}: {error}", path.display());
         }
     }
 }
@@ -136,6 +151,7 @@ fn parse(line: &[u8]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -199,6 +215,25 @@ mod tests {
         drop(listener);
         assert!(path.exists(), "it was not the listener's any more");
         assert_eq!(Listener::bind(&dir.path().join("no/s")).err().unwrap().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn socket_that_was_inherited_is_listened_on_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let socket = OwnedFd::from(UnixListener::bind(&path).unwrap());
+        let number = socket.as_raw_fd();
+        inherited::keep(number, socket).unwrap();
+        let named = format!("/dev/fd/{number}");
+        let listener = Listener::bind(Path::new(&named)).unwrap();
+        assert!(Listener::bind(Path::new(&named)).is_err(), "another device has it");
+        let _client = UnixStream::connect(&path).unwrap();
+        assert!(listener.accept().unwrap().is_some());
+        let server = UnixListener::bind(dir.path().join("s_5000")).unwrap();
+        drop(listener.connect(5000).unwrap());
+        assert!(server.accept().is_ok() && listener.connect(5001).is_err());
+        drop(listener);
+        assert!(path.exists(), "whoever made it removes it");
     }
 
     #[test]

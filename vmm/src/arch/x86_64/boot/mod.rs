@@ -8,12 +8,13 @@ mod pvh;
 mod reset_vector;
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 
 use carom_api::config::{MemoryConfig, PayloadConfig};
 use carom_api::error::FileError;
 use carom_api::{ConfigError, Explain, Field, Terms};
+use devices::inherited::{self, Access};
 use devices::ram::Ram;
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::elf::PvhBootCapability;
@@ -199,7 +200,7 @@ impl Payload {
         let path = self.config.initramfs.as_deref().unwrap_or(Path::new(""));
         let read = file_error(PayloadConfig::INITRAMFS, path);
         let mut file = file.try_clone().map_err(&read)?;
-        io::Seek::seek(&mut file, io::SeekFrom::Start(0)).map_err(&read)?;
+        file.rewind().map_err(&read)?;
         let len = usize::try_from(self.initramfs_len).map_err(|_| no_room("initramfs"))?;
         memory
             .read_exact_volatile_from(GuestAddress(address), &mut file, len)
@@ -227,9 +228,19 @@ struct Loaded {
 
 fn open_file(field: Field, path: &Path) -> Result<(File, u64), BootError> {
     let fail = file_error(field, path);
-    // A pipe that nobody writes to would have the opener wait, and all clients of the API with it.
-    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = File::from(open(path, OFlags::RDONLY | flags, Mode::empty()).map_err(|error| fail(error.into()))?);
+    let file = match inherited::file(path, Access::Read) {
+        Some(inherited) => {
+            let mut file = inherited.map_err(&fail)?;
+            // An earlier boot may have read it to its end.
+            file.rewind().map_err(&fail)?;
+            file
+        }
+        None => {
+            // A pipe that nobody writes to would have the opener wait, and all clients of the API with it.
+            let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+            open(path, OFlags::RDONLY | flags, Mode::empty()).map(File::from).map_err(|error| fail(error.into()))?
+        }
+    };
     let metadata = file.metadata().map_err(&fail)?;
     if !metadata.is_file() {
         return Err(fail(io::Error::other("not a regular file")));

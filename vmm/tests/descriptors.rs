@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A real `carom` process for which its parent has opened, made and bound all that the VM is made of.
+//!
+//! The guest has a few instructions. Where there is no `/dev/kvm` that this process may use, tests that boot it do nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod echo_guest;
+mod http;
+mod tiny_guest;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use devices::virtio::net::Carrier;
+use rustix::process::getuid;
+use vmm::tap::{Tap, TapOptions};
+
+use echo_guest::ECHO;
+use http::PATIENCE;
+use tiny_guest::elf;
+
+/// `O_CLOEXEC` as `/proc/PID/fdinfo` has it (x86-64).
+const CLOEXEC: u32 = 0o2_000_000;
+
+/// Held by the test that passes descriptors on: whatever is started meanwhile gets them too.
+static PASSING: Mutex<()> = Mutex::new(());
+
+/// A process that is gone at the end of the test.
+struct Carom(Child);
+
+impl Drop for Carom {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The descriptors that a process is to be started with, and its options.
+#[derive(Default)]
+struct Given {
+    /// As they are passed on: not closed when a program is run.
+    descriptors: Vec<OwnedFd>,
+    options: Vec<String>,
+}
+
+impl Given {
+    /// Passes a descriptor on, and returns its number.
+    fn pass(&mut self, fd: &impl AsFd) -> i32 {
+        self.descriptors.push(rustix::io::dup(fd).unwrap());
+        self.descriptors.last().unwrap().as_raw_fd()
+    }
+
+    /// The same, for `--inherit`; returns its path.
+    fn inherit(&mut self, fd: &impl AsFd) -> String {
+        let number = self.pass(fd);
+        self.option("--inherit", format!("fd={number}"));
+        format!("/dev/fd/{number}")
+    }
+
+    fn option(&mut self, name: &str, value: String) {
+        self.options.extend([name.to_string(), value]);
+    }
+}
+
+/// The program as a user who has no right to anything, if there can be such a one.
+fn command() -> Command {
+    let carom = env!("CARGO_BIN_EXE_carom");
+    if !getuid().is_root() {
+        return Command::new(carom);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=64000", "--regid=64000", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all", carom]);
+    command
+}
+
+fn put(socket: &Path, name: &str) -> u16 {
+    let mut stream = http::connect(socket);
+    http::send(&mut stream, "PUT", name, None);
+    http::receive(&mut BufReader::new(stream)).0
+}
+
+/// The descriptors of a process that a program which it runs would get.
+fn passed_on(process: u32) -> BTreeSet<i32> {
+    let entries = fs::read_dir(format!("/proc/{process}/fdinfo")).unwrap().map(Result::unwrap);
+    let stays = |path: &Path| {
+        // It may be gone meanwhile.
+        let info = fs::read_to_string(path).unwrap_or_default();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap_or("02000000");
+        u32::from_str_radix(flags.trim(), 8).unwrap() & CLOEXEC == 0
+    };
+    let stay = entries.filter(|entry| stays(&entry.path()));
+    stay.map(|entry| entry.file_name().to_str().unwrap().parse().unwrap()).collect()
+}
+
+/// Waits until the guest says what it is told. What is typed before it is there is lost.
+fn wait_for_echo(serial: &Path) {
+    let mut stream = UnixStream::connect(serial).unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let start = Instant::now();
+    let mut said = [0];
+    loop {
+        stream.write_all(b"x").unwrap();
+        match stream.read_exact(&mut said) {
+            Ok(()) => break,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+        }
+    }
+    assert_eq!(said, *b"x");
+}
+
+fn wait_for_end(carom: &mut Carom) {
+    let start = Instant::now();
+    while carom.0.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < PATIENCE);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn vm_of_descriptors_needs_no_path_and_no_right_and_keeps_them_to_itself() {
+    let kvm = match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+        Ok(kvm) => kvm,
+        Err(error) => return eprintln!("not tested: /dev/kvm: {error}"),
+    };
+    let _passing = PASSING.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for (name, bytes) in [("kernel", elf(ECHO)), ("pmem", vec![0; 2 << 20]), ("disk", vec![0; 1 << 20])] {
+        fs::write(at(name), bytes).unwrap();
+        fs::set_permissions(at(name), fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let open = |name: &str| OpenOptions::new().read(true).write(true).open(at(name)).unwrap();
+    let bind = |name: &str| UnixListener::bind(at(name)).unwrap();
+
+    let mut given = Given::default();
+    given.inherit(&kvm);
+    for (option, of, rest) in [
+        ("--kernel", File::open(at("kernel")).unwrap(), ""),
+        ("--rng", File::open("/dev/urandom").unwrap(), ""),
+        ("--disk", open("disk"), ",image_type=raw"),
+        ("--pmem", open("pmem"), ""),
+        ("--log-file", File::create(at("log")).unwrap(), ""),
+    ] {
+        let key = match option {
+            "--rng" => "src=",
+            "--disk" => "path=",
+            "--pmem" => "file=",
+            _ => "",
+        };
+        let path = given.inherit(&of);
+        given.option(option, format!("{key}{path}{rest}"));
+    }
+    let serial = given.inherit(&bind("serial"));
+    given.option("--serial", format!("socket={serial}"));
+    let vsock = given.inherit(&bind("vsock"));
+    given.option("--vsock", format!("cid=3,socket={vsock}"));
+    let api = given.pass(&bind("api"));
+    given.option("--api-socket", format!("fd={api}"));
+    let tap = TapOptions { name: None, pairs: 1, address: None, mac: None, guest_mac: None, mtu: None };
+    match Tap::open(&tap) {
+        Ok(tap) => {
+            let number = given.pass(tap.file(0));
+            given.option("--net", format!("fd={number}"));
+        }
+        Err(error) => eprintln!("a network card is not tested: {error}"),
+    }
+    given.options.push("--landlock".into());
+    let child = command().args(["--memory", "size=64M"]).args(&given.options).stdin(Stdio::null()).spawn().unwrap();
+    let mut carom = Carom(child);
+    let numbers: BTreeSet<i32> = given.descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+    drop(given);
+
+    wait_for_echo(&at("serial"));
+    assert!(UnixStream::connect(at("vsock")).is_ok());
+    let stay = passed_on(carom.0.id());
+    assert_eq!(stay.intersection(&numbers).count(), 0, "of {numbers:?} it would pass on {stay:?}");
+    // They stay for the next boot.
+    assert_eq!((put(&at("api"), "vm.shutdown"), put(&at("api"), "vm.boot")), (204, 204));
+    wait_for_echo(&at("serial"));
+    assert_eq!(put(&at("api"), "vmm.shutdown"), 204);
+    wait_for_end(&mut carom);
+    for socket in ["api", "serial", "vsock"] {
+        assert!(at(socket).exists(), "{socket} is its maker's to remove");
+    }
+}
+
+#[test]
+fn descriptor_that_is_not_what_an_option_needs_is_refused_with_both() {
+    let _passing = PASSING.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("kernel"), elf(ECHO)).unwrap();
+    let kernel = dir.path().join("kernel").display().to_string();
+    let file = File::open(&kernel).unwrap();
+    let listener = UnixListener::bind(dir.path().join("s")).unwrap();
+    let (stream, _other) = UnixStream::pair().unwrap();
+    let no_listener = "is of a file or a block device, not of a listening unix socket";
+    let kvm = OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+    for (fd, options, wanted, boots) in [
+        (file.as_fd(), "--inherit fd=N --vsock cid=3,socket=/dev/fd/N", no_listener, true),
+        (file.as_fd(), "--inherit fd=N --serial socket=/dev/fd/N", no_listener, true),
+        (listener.as_fd(), "--inherit fd=N --disk path=/dev/fd/N", "not of a file or a block device", true),
+        (listener.as_fd(), "--inherit fd=N --user-device socket=/dev/fd/N", "not of a connected unix socket", true),
+        (stream.as_fd(), "--inherit fd=N --serial socket=/dev/fd/N", "not of a listening unix socket", true),
+        (file.as_fd(), "--inherit fd=N --serial file=/dev/fd/N", "the descriptor is open to be read only", true),
+        (listener.as_fd(), "--inherit fd=N --rng src=/dev/fd/N", "not of a file or a block device", true),
+        (
+            file.as_fd(),
+            "--net fd=N",
+            "carom: --net fd=N: the descriptor is of a file or a block device, not of a tap",
+            false,
+        ),
+        (file.as_fd(), "--net fd=N fd=N", "carom: --net fd=N: named twice, by --net too", false),
+        (file.as_fd(), "--inherit fd=N --net fd=N", "carom: --net fd=N: named twice, by --inherit too", false),
+        (file.as_fd(), "--net fd=987", "carom: --net fd=987: the program was not started with this descriptor", false),
+        (
+            file.as_fd(),
+            "--api-socket fd=N --inherit fd=N",
+            "carom: --inherit fd=N: named twice, by --api-socket",
+            false,
+        ),
+    ] {
+        if boots && !kvm {
+            continue;
+        }
+        let mut given = Given::default();
+        let number = given.pass(&fd).to_string();
+        let named = |text: &str| text.replace("fd=N", &format!("fd={number}")).replace("/N", &format!("/{number}"));
+        let shared = ["--kernel", &kernel, "--memory", "size=64M,shared=on", "--serial", "null"];
+        // The last of an option that is given twice is a mistake.
+        let shared = if options.contains("--serial") { &shared[..4] } else { &shared[..] };
+        let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
+        let output = command.args(shared).args(named(options).split(' ')).stdin(Stdio::null()).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{options}: {text}");
+        assert!(text.contains(&named(wanted)), "{options}: {text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}
