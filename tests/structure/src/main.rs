@@ -4,6 +4,7 @@
 //!
 //! - Files import each other in no circle, a module and those inside it apart; no more do C files call each other in one.
 //! - A file has 600 lines at most, or says why it has more.
+//! - A file with unsafe code is in the table of `docs/security.md` that says who tests it.
 //!
 //! What is known and not yet mended stands in `known.txt`, which only ever gets shorter.
 //!
@@ -15,6 +16,7 @@ mod known;
 mod length;
 mod names;
 mod source;
+mod unsafe_code;
 mod workspace;
 
 use std::collections::BTreeSet;
@@ -36,7 +38,10 @@ fn main() -> Result<ExitCode> {
     let (root, targets) = workspace::targets(Path::new("."))?;
     let list = root.join(KNOWN);
     let known = fs::read_to_string(&list).with_context(|| format!("{}", list.display()))?;
-    let complaints = check(&root, &targets, &c::files(&root.join(C))?, &known::parse(&known))?;
+    let mut complaints = check(&root, &targets, &c::files(&root.join(C))?, &known::parse(&known))?;
+    let document = root.join(unsafe_code::DOCUMENT);
+    let document = fs::read_to_string(&document).with_context(|| format!("{}", document.display()))?;
+    complaints.extend(unsafe_code::complaints(&document, &with_unsafe_code(&root, &targets)?));
     for complaint in &complaints {
         println!("{complaint}");
     }
@@ -85,6 +90,21 @@ fn check(root: &Path, targets: &[PathBuf], c_files: &[PathBuf], known: &BTreeSet
     Ok(complaints)
 }
 
+/// The files below `root` with unsafe code, of libraries and programs among `targets`, without those of tests.
+fn with_unsafe_code(root: &Path, targets: &[PathBuf]) -> Result<BTreeSet<String>> {
+    let mut files = BTreeSet::new();
+    for target in targets {
+        let path = target.strip_prefix(root).unwrap_or(target);
+        if path.components().any(|part| part.as_os_str() == "tests" || part.as_os_str() == "benches") {
+            continue;
+        }
+        let modules = Crate::read(target)?.modules.into_iter().filter(|module| module.has_unsafe && !module.for_tests);
+        files
+            .extend(modules.map(|module| module.file.strip_prefix(root).unwrap_or(&module.file).display().to_string()));
+    }
+    Ok(files)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,6 +134,32 @@ mod tests {
             ["these files need each other in a circle:", "    a.rs -> b.rs: B (known)", "    b.rs -> a.rs: A"];
         assert_eq!(told, expected);
         assert!(complaints(circle, "a.rs -> b.rs\nb.rs -> a.rs").is_empty());
+    }
+
+    #[test]
+    fn unsafe_code_is_found_wherever_it_stands_but_in_tests() {
+        let found = |text: &str| {
+            let root = tempfile::tempdir().unwrap();
+            let file = root.path().join("lib.rs");
+            fs::write(&file, text).unwrap();
+            !with_unsafe_code(root.path(), &[file]).unwrap().is_empty()
+        };
+        for text in [
+            "fn a() { unsafe { b() } }",
+            "unsafe fn a() {}",
+            "impl A { unsafe fn a() {} }",
+            "unsafe impl Send for A {}",
+            "unsafe extern \"C\" { fn a(); }",
+            "fn a() { b!(unsafe { c() }) }",
+            "mod a { fn b() { unsafe { c() } } }",
+        ] {
+            assert!(found(text), "{text}");
+        }
+        for text in
+            ["#![forbid(unsafe_code)]", "fn a() { \"unsafe\"; }", "#[cfg(test)] mod a { fn b() { unsafe { c() } } }"]
+        {
+            assert!(!found(text), "{text}");
+        }
     }
 
     #[test]

@@ -9,7 +9,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
-use syn::{Attribute, Expr, Item, ItemMod, ItemUse, Lit, Macro, Meta, UseTree, Visibility};
+use syn::{
+    Attribute, Expr, ExprUnsafe, Item, ItemForeignMod, ItemImpl, ItemMod, ItemUse, Lit, Macro, Meta, Safety, Signature,
+    UseTree, Visibility,
+};
+
+use crate::unsafe_code::is_for_tests;
 
 /// Index of a module in [`Crate::modules`].
 pub(crate) type ModuleId = usize;
@@ -31,6 +36,10 @@ pub(crate) struct Module {
     pub(crate) globs: Vec<Names>,
     /// Paths that its code and its `use` items name.
     pub(crate) references: Vec<Names>,
+    /// It is there in tests only.
+    pub(crate) for_tests: bool,
+    /// Its code has unsafe blocks, functions, implementations or external blocks.
+    pub(crate) has_unsafe: bool,
 }
 
 /// The modules of one crate. The first one is its root.
@@ -42,7 +51,7 @@ impl Crate {
     /// Reads the crate whose root is file `root`, and all files that its `mod` items lead to.
     pub(crate) fn read(root: &Path) -> Result<Self> {
         let mut reader = Reader { modules: Vec::new(), current: 0, directory: directory_of(root), problem: None };
-        reader.read_file(root, None, directory_of(root))?;
+        reader.read_file(root, None, directory_of(root), false)?;
         Ok(Self { modules: reader.modules })
     }
 }
@@ -62,14 +71,26 @@ struct Reader {
 }
 
 impl Reader {
-    fn read_file(&mut self, file: &Path, parent: Option<ModuleId>, directory: PathBuf) -> Result<ModuleId> {
+    fn read_file(
+        &mut self,
+        file: &Path,
+        parent: Option<ModuleId>,
+        directory: PathBuf,
+        for_tests: bool,
+    ) -> Result<ModuleId> {
         let text = fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
         let syntax = syn::parse_file(&text).with_context(|| format!("{}", file.display()))?;
-        let id = self.add(file.to_path_buf(), parent, directory, &syntax.items);
+        let id = self.add(file.to_path_buf(), parent, directory, (&syntax.items, for_tests));
         self.problem.take().map_or(Ok(id), Err)
     }
 
-    fn add(&mut self, file: PathBuf, parent: Option<ModuleId>, directory: PathBuf, items: &[Item]) -> ModuleId {
+    fn add(
+        &mut self,
+        file: PathBuf,
+        parent: Option<ModuleId>,
+        directory: PathBuf,
+        (items, for_tests): (&[Item], bool),
+    ) -> ModuleId {
         let id = self.modules.len();
         self.modules.push(Module {
             parent,
@@ -79,6 +100,8 @@ impl Reader {
             imports: Vec::new(),
             globs: Vec::new(),
             references: Vec::new(),
+            for_tests,
+            has_unsafe: false,
         });
         let outer = (std::mem::replace(&mut self.current, id), std::mem::replace(&mut self.directory, directory));
         for item in items {
@@ -97,18 +120,19 @@ impl Reader {
         let name = plain(&item.ident);
         let directory = self.directory.join(&name);
         let parent = Some(self.current);
+        let for_tests = self.module().for_tests || is_for_tests(&item.attrs);
         let id = if let Some((_, items)) = &item.content {
             let file = self.module().file.clone();
-            self.add(file, parent, directory, items)
+            self.add(file, parent, directory, (items, for_tests))
         } else if let Some(path) = path_attribute(&item.attrs) {
             let file = directory_of(&self.module().file).join(path);
-            self.read_file(&file, parent, directory_of(&file))?
+            self.read_file(&file, parent, directory_of(&file), for_tests)?
         } else {
             let candidates = [self.directory.join(format!("{name}.rs")), directory.join("mod.rs")];
             let Some(file) = candidates.iter().find(|file| file.exists()) else {
                 bail!("{}: module {name} has no file", self.module().file.display());
             };
-            self.read_file(file, parent, directory)?
+            self.read_file(file, parent, directory, for_tests)?
         };
         self.module().children.insert(name, id);
         Ok(())
@@ -146,6 +170,7 @@ impl Reader {
         for token in tokens {
             match token {
                 TokenTree::Ident(name) => {
+                    self.module().has_unsafe |= name == "unsafe";
                     if colons != 2 {
                         self.note(std::mem::take(&mut path));
                     }
@@ -190,6 +215,26 @@ impl<'ast> Visit<'ast> for Reader {
             self.note(path.segments.iter().map(|segment| plain(&segment.ident)).collect());
         }
         visit::visit_path(self, path);
+    }
+
+    fn visit_expr_unsafe(&mut self, block: &'ast ExprUnsafe) {
+        self.module().has_unsafe = true;
+        visit::visit_expr_unsafe(self, block);
+    }
+
+    fn visit_signature(&mut self, signature: &'ast Signature) {
+        self.module().has_unsafe |= matches!(signature.safety, Safety::Unsafe(_));
+        visit::visit_signature(self, signature);
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast ItemImpl) {
+        self.module().has_unsafe |= item.unsafety.is_some();
+        visit::visit_item_impl(self, item);
+    }
+
+    fn visit_item_foreign_mod(&mut self, item: &'ast ItemForeignMod) {
+        self.module().has_unsafe = true;
+        visit::visit_item_foreign_mod(self, item);
     }
 
     fn visit_macro(&mut self, call: &'ast Macro) {

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Files with unsafe code that is no test's, against the document that says who tests each.
+
+use std::collections::BTreeSet;
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::{Attribute, Meta};
+
+/// The document, below the workspace.
+pub(crate) const DOCUMENT: &str = "docs/security.md";
+/// The heading of its table.
+const HEADING: &str = "## Unsafe code";
+
+/// What is wrong with the document, where `files` are those that have unsafe code.
+pub(crate) fn complaints(document: &str, files: &BTreeSet<String>) -> Vec<String> {
+    let listed = listed(document);
+    let missing = files.difference(&listed);
+    let missing =
+        missing.map(|file| format!("{DOCUMENT}: {file} has unsafe code, and the table does not say who tests it"));
+    let stale = listed.difference(files).map(|file| format!("{DOCUMENT}: {file} has no unsafe code: remove the line"));
+    missing.chain(stale).collect()
+}
+
+/// The files that the first column of the table names.
+fn listed(document: &str) -> BTreeSet<String> {
+    let section = document.lines().skip_while(|line| *line != HEADING).skip(1);
+    let rows = section.take_while(|line| !line.starts_with("## ")).filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| Some(row.split_once('`')?.0.to_string())).collect()
+}
+
+/// Whether a module with these attributes is there in tests only, those of fuzzing included.
+pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| match &attribute.meta {
+        Meta::List(list) => list.path.is_ident("cfg") && names_test(list.tokens.clone()),
+        _ => false,
+    })
+}
+
+/// Whether a condition is `test`, or `any` of it and others.
+fn names_test(condition: TokenStream) -> bool {
+    let mut tokens = condition.into_iter();
+    match tokens.next() {
+        Some(TokenTree::Ident(name)) if name == "test" => true,
+        Some(TokenTree::Ident(name)) if name == "any" => match tokens.next() {
+            Some(TokenTree::Group(group)) => names_test(group.stream()),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_names_each_file_and_no_other() {
+        let document = "| `x.rs` | no |\n## Unsafe code\n| file | tests |\n| --- | --- |\n| `a.rs` | one |\n| `b.rs` | two |\n## More\n| `c.rs` | |\n";
+        let files = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        assert!(complaints(document, &files(&["a.rs", "b.rs"])).is_empty());
+        let told = complaints(document, &files(&["b.rs", "c.rs"]));
+        assert!(
+            told.len() == 2 && told[0].contains("c.rs has unsafe code") && told[1].contains("a.rs has no"),
+            "{told:?}"
+        );
+    }
+
+    #[test]
+    fn modules_of_tests_are_told_by_their_condition() {
+        let is_for_tests = |text: &str| {
+            let item: syn::ItemMod = syn::parse_str(text).unwrap();
+            is_for_tests(&item.attrs)
+        };
+        assert!(is_for_tests("#[cfg(test)] mod a {}"));
+        assert!(is_for_tests("#[cfg(any(test, feature = \"fuzzing\"))] mod a {}"));
+        assert!(!is_for_tests("#[cfg(not(test))] mod a {}"));
+        assert!(!is_for_tests("#[cfg(feature = \"test\")] mod a {}"));
+        assert!(!is_for_tests("/// test\nmod a {}"));
+    }
+}
