@@ -89,7 +89,8 @@ fn empty_tree_has_nothing() {
 
 #[test]
 fn filling_from_either_end_leaves_full_leaves() {
-    const COUNT: u64 = 40_000;
+    // Miri takes a thousand times as long.
+    const COUNT: u64 = if cfg!(miri) { 600 } else { 40_000 };
     for up in [true, false] {
         let mut pair = Pair::default();
         for n in 0..COUNT {
@@ -108,8 +109,9 @@ fn filling_from_either_end_leaves_full_leaves() {
 
 #[test]
 fn nodes_are_used_again() {
+    const NODES: u64 = if cfg!(miri) { 300 } else { 20_000 };
     let mut pair = Pair::default();
-    let fill = |pair: &mut Pair| (0..20_000u64).for_each(|n| pair.insert(n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 8));
+    let fill = |pair: &mut Pair| (0..NODES).for_each(|n| pair.insert(n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 8));
     fill(&mut pair);
     let blocks = |pair: &Pair| (pair.tree.leaves.block_count(), pair.tree.inners.block_count());
     let first = blocks(&pair);
@@ -146,7 +148,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 120 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn tree_and_model_agree(ops in prop::collection::vec(op(), 1..120)) {

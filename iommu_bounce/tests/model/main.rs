@@ -2,6 +2,7 @@
 
 //! Random sequences of requests, as bytes, against a simple model of the device and a host that may fail.
 
+mod long;
 mod model;
 mod ops;
 mod rig;
