@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `scripts/guest-series`: the guest patch as one series of mails, made in a repository of the files that it changes.
+//!
+//! A mail is a patch of `guest/patches/N` with the files of `guest/src` that `guest/patches/files` names for it. Those files are as
+//! the last patch leaves them. What a patch changes in files of earlier ones is in `guest/patches/later`: taken away from all files
+//! first, and put back with its patch.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,74 +30,6 @@ pub struct Options {
     pub(crate) directory: PathBuf,
 }
 
-/// A commit of the series.
-enum Part {
-    /// Files of `guest/src` whose names start with one of these, but for those that are there already.
-    Files { subject: &'static str, body: &'static str, starts: &'static [&'static str] },
-    /// The hooks that this is true of.
-    Hooks(fn(&str) -> bool),
-    /// Our entry in MAINTAINERS, which the next commit of files has.
-    Maintainers,
-}
-
-const PARTS: [Part; 9] = [
-    // Mends of mainline, which stand alone, and the attributes.
-    Part::Hooks(|name| number(name) <= "0004"),
-    Part::Files {
-        subject: "iommu/dma: Add an allocator of bounce slots",
-        body: "Chunks of memory, each cut into slots of one power-of-two size, in front of which each CPU keeps a few. It is not built
-yet. It also compiles in user space, to be tested under sanitizers.",
-        starts: &["drivers/iommu/dma-bounce-slots."],
-    },
-    Part::Files {
-        subject: "iommu/dma: Add pools of bounce memory",
-        body: "A pool for each DMA domain, with its provider of memory: the kernel's own pages, or what the IOMMU driver offers. It
-decides which mappings bounce and copies what has to be copied. It is not built yet.",
-        starts: &[
-            "include/linux/dma-bounce.h",
-            "include/trace/events/dma_bounce.h",
-            "drivers/iommu/dma-bounce.",
-            "drivers/iommu/dma-bounce-map.",
-            "drivers/iommu/dma-bounce-copy.c",
-            "drivers/iommu/dma-bounce-pool.",
-            "drivers/iommu/dma-bounce-share.c",
-            "drivers/iommu/dma-bounce-pages.c",
-            "drivers/iommu/dma-bounce-single.c",
-            "drivers/iommu/dma-bounce-request.c",
-            "drivers/iommu/dma-bounce-calibrate.c",
-            "drivers/iommu/dma-bounce-debugfs.c",
-        ],
-    },
-    Part::Files {
-        subject: "iommu/virtio: Add bounce windows",
-        body: "The requests by which a device backs chunks of host memory and maps them, and the shared memory in which they appear. It
-is not built yet.",
-        starts: &["include/uapi/linux/virtio_iommu_window.h", "drivers/iommu/virtio-iommu-window."],
-    },
-    Part::Files {
-        subject: "iommu/dma: Add tests of bounced DMA",
-        body: "KUnit tests with an IOMMU and a device that are made of software, and a driver that has QEMU's edu device witness each
-byte. They are not built yet.",
-        starts: &["drivers/iommu/dma-bounce-", "drivers/iommu/virtio-iommu-window-kunit.c", "drivers/iommu/bounce."],
-    },
-    Part::Hooks(|name| number(name) > "0004" && !name.contains("-Documentation-")),
-    Part::Maintainers,
-    Part::Files {
-        subject: "Documentation: Describe the bouncing of small DMA",
-        body: "For drivers, administrators and IOMMU drivers.",
-        starts: &["Documentation/core-api/dma-bounce.rst", "Documentation/ABI/testing/sysfs-devices-iommu-bounce"],
-    },
-    Part::Hooks(|name| name.contains("-Documentation-")),
-];
-
-/// The number that a patch's name starts with.
-fn number(name: &str) -> &str {
-    name.split('-').next().unwrap_or_default()
-}
-
-/// The entry in MAINTAINERS that ours stands before.
-const NEXT_ENTRY: &str = "DMA BUFFER SHARING FRAMEWORK";
-
 /// What `git format-patch` leaves in a cover letter.
 const SUBJECT: &str = "*** SUBJECT HERE ***";
 const BLURB: &str = "*** BLURB HERE ***";
@@ -110,7 +46,18 @@ struct Repository<'a> {
     pristine: PathBuf,
     source: PathBuf,
     patches: PathBuf,
-    hooks: Vec<String>,
+    steps: Vec<Step>,
+}
+
+/// One mail.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// Its patch of mainline files, which may change none.
+    pub(crate) patch: String,
+    /// How the paths of the files of `guest/src` start that come with it.
+    starts: Vec<String>,
+    /// What it changes in files that came before.
+    later: Option<PathBuf>,
 }
 
 impl Tools<'_> {
@@ -133,7 +80,7 @@ impl Tools<'_> {
             directory: tmp.path().join("repo"),
             pristine,
             source: self.checkout.join("guest/src"),
-            hooks: read(&patches.join("series"))?.lines().filter_map(patch_name).map(String::from).collect(),
+            steps: steps(&patches)?,
             patches,
         };
         let out = tmp.path().join("out");
@@ -151,30 +98,30 @@ impl Tools<'_> {
 }
 
 impl Repository<'_> {
-    /// Leaves the mails in `out`; returns how many patches they are. `texts` has the entry for MAINTAINERS and the cover letter.
+    /// Leaves the mails in `out`; returns how many patches they are. `texts` has the cover letter and the list of
+    /// files.
     fn make(&self, out: &Path, texts: &Path) -> Result<usize> {
         self.base()?;
-        for part in &PARTS {
-            match part {
-                Part::Files { subject, body, starts } => self.add_files(subject, body, starts)?,
-                Part::Hooks(is_it) => {
-                    for name in self.hooks.iter().filter(|name| is_it(name)) {
-                        self.tools.run(self.git().args(["am", "-q"]).arg(self.patches.join(name)))?;
-                    }
-                }
-                Part::Maintainers => {
-                    let file = self.directory.join("MAINTAINERS");
-                    write(&file, &with_entry(&read(&file)?, &read(&texts.join("MAINTAINERS"))?)?)?;
+        let listed = read(&texts.join("files"))?;
+        for file in self.sources()? {
+            let is_listed = listed.lines().filter_map(brought).any(|(_, starts)| starts_one_of(&starts, &file));
+            ensure!(is_listed, "{} of guest/src comes with no patch: see guest/patches/files", file.display());
+        }
+        let forms = self.first_forms(&out.with_extension("forms"))?;
+        for step in &self.steps {
+            self.tools.run(self.git().args(["am", "-q", "--empty=keep"]).arg(self.patches.join(&step.patch)))?;
+            for file in self.sources()? {
+                let target = self.directory.join(&file);
+                if step.brings(&file) && !target.exists() {
+                    copy(&forms.join(&file), &target)?;
                 }
             }
+            if let Some(later) = &step.later {
+                self.tools.run(&mut patch(&self.directory, later))?;
+            }
+            self.commit(&["-q", "--amend", "--no-edit"])?;
         }
-        for file in self.sources()? {
-            ensure!(
-                self.directory.join(&file).exists(),
-                "{} of guest/src is in no patch of the series",
-                file.display()
-            );
-        }
+        self.compare("the mails")?;
         let root = self.tools.output(self.git().args(["rev-list", "--max-parents=0", "HEAD"]))?;
         let mut format = self.git();
         format
@@ -198,9 +145,9 @@ impl Repository<'_> {
 
     /// Begins with the mainline files that the series changes.
     fn base(&self) -> Result<()> {
-        let mut files = BTreeSet::from(["MAINTAINERS".to_owned()]);
-        for name in &self.hooks {
-            files.extend(changed_files(&read(&self.patches.join(name))?).map(String::from));
+        let mut files = BTreeSet::new();
+        for step in &self.steps {
+            files.extend(changed_files(&read(&self.patches.join(&step.patch))?).map(String::from));
         }
         self.tools.run(Command::new("git").args(["init", "-q"]).arg(&self.directory))?;
         for file in files {
@@ -209,15 +156,28 @@ impl Repository<'_> {
         self.commit(&["-qm", "base"])
     }
 
-    fn add_files(&self, subject: &str, body: &str, starts: &[&str]) -> Result<()> {
+    /// The files of `guest/src` as they are before any patch changes what an earlier one has brought.
+    fn first_forms(&self, forms: &Path) -> Result<PathBuf> {
         for file in self.sources()? {
-            let target = self.directory.join(&file);
-            let is_it = starts.iter().any(|start| file.to_string_lossy().starts_with(start));
-            if is_it && !target.exists() {
-                copy(&self.source.join(&file), &target)?;
-            }
+            copy(&self.source.join(&file), &forms.join(&file))?;
         }
-        self.commit(&["-qs", "-m", subject, "-m", body])
+        for later in self.steps.iter().rev().filter_map(|step| step.later.as_ref()) {
+            self.tools
+                .run(patch(forms, later).arg("-R"))
+                .with_context(|| format!("{} is not what guest/src has", later.display()))?;
+        }
+        Ok(forms.to_path_buf())
+    }
+
+    /// Each file of `guest/src` that a mail brings is in the end as it is there, and each that none brings is missing.
+    fn compare(&self, by: &str) -> Result<()> {
+        for file in self.sources()? {
+            let made = fs::read(self.directory.join(&file)).ok();
+            let is_brought = self.steps.iter().any(|step| step.brings(&file));
+            let wanted = if is_brought { fs::read(self.source.join(&file)).ok() } else { None };
+            ensure!(made == wanted, "{} is not as in guest/src, made by {by}", file.display());
+        }
+        Ok(())
     }
 
     /// Applies the series to Debian's source by each tool, and compares what comes of it with our files.
@@ -234,10 +194,7 @@ impl Repository<'_> {
                 quilt.args(["push", "-aq"]).current_dir(&self.directory).env("QUILT_PATCHES", out);
                 self.tools.run_quietly(&mut quilt, &out.with_extension("log"))?;
             }
-            for file in self.sources()? {
-                let same = fs::read(self.directory.join(&file)).ok() == fs::read(self.source.join(&file)).ok();
-                ensure!(same, "{} is not as in guest/src, applied by {tool}", file.display());
-            }
+            self.compare(tool)?;
             self.tools.progress.say(&format!("the series for {series} applies by {tool}"));
         }
         Ok(())
@@ -268,11 +225,57 @@ impl Repository<'_> {
     }
 }
 
-/// MAINTAINERS with our entry where the alphabet wants it.
-fn with_entry(maintainers: &str, entry: &str) -> Result<String> {
-    let next = format!("\n{NEXT_ENTRY}\n");
-    let at = maintainers.find(&next).context("MAINTAINERS has no place for our entry")? + 1;
-    Ok([&maintainers[..at], entry, &maintainers[at..]].concat())
+impl Step {
+    pub(crate) fn brings_files(&self) -> bool {
+        !self.starts.is_empty()
+    }
+
+    fn brings(&self, file: &Path) -> bool {
+        starts_one_of(&self.starts, file)
+    }
+}
+
+fn starts_one_of(starts: &[String], file: &Path) -> bool {
+    starts.iter().any(|start| file.to_string_lossy().starts_with(start))
+}
+
+/// The mails of the series whose patches of mainline are in `patches`.
+///
+/// # Errors
+/// A list of them cannot be read.
+pub(crate) fn steps(patches: &Path) -> Result<Vec<Step>> {
+    let top = patches.parent().unwrap_or(patches);
+    let files = read(&top.join("files"))?;
+    let brought: BTreeMap<&str, Vec<String>> = files.lines().filter_map(brought).collect();
+    let series = read(&patches.join("series"))?;
+    let step = |name: &str| {
+        let title = title(name);
+        let later = top.join("later").join(format!("{title}.diff"));
+        Step {
+            patch: name.into(),
+            starts: brought.get(title).cloned().unwrap_or_default(),
+            later: later.is_file().then_some(later),
+        }
+    };
+    Ok(series.lines().filter_map(patch_name).map(step).collect())
+}
+
+/// A line of `guest/patches/files`: a patch, and how the paths of the files start that come with it.
+fn brought(line: &str) -> Option<(&str, Vec<String>)> {
+    let mut words = line.split('#').next()?.split_whitespace();
+    Some((words.next()?, words.map(String::from).collect()))
+}
+
+/// A patch's name without its number and the end.
+fn title(name: &str) -> &str {
+    let name = name.strip_suffix(".patch").unwrap_or(name);
+    name.split_once('-').map_or(name, |(_number, title)| title)
+}
+
+fn patch(directory: &Path, diff: &Path) -> Command {
+    let mut command = Command::new("patch");
+    command.arg("-d").arg(directory).args(["-p1", "-s", "-F0", "--no-backup-if-mismatch", "-i"]).arg(diff);
+    command
 }
 
 /// A cover letter with a text, whose first line is the subject.
@@ -304,11 +307,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entry_stands_before_the_next_one_of_the_alphabet() {
-        let before = "A\nM: a\n\nDMA BUFFER SHARING FRAMEWORK\nM: b\n";
-        let expected = "A\nM: a\n\nDMA BOUNCE\nM: c\n\nDMA BUFFER SHARING FRAMEWORK\nM: b\n";
-        assert_eq!(with_entry(before, "DMA BOUNCE\nM: c\n\n").unwrap(), expected);
-        assert!(with_entry("A\n", "x").is_err());
+    fn mail_has_a_patch_the_files_that_it_brings_and_what_it_changes_in_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path();
+        fs::create_dir_all(top.join("9.9")).unwrap();
+        fs::create_dir_all(top.join("later")).unwrap();
+        fs::write(top.join("9.9/series"), "# order\n0001-a-Add-x.patch\n0002-a-Add-y.patch\n").unwrap();
+        fs::write(top.join("files"), "# who brings what\na-Add-y drivers/y. drivers/z.h\n").unwrap();
+        let later = top.join("later/a-Add-y.diff");
+        fs::write(&later, "").unwrap();
+        let steps = steps(&top.join("9.9")).unwrap();
+        let nothing = Step { patch: "0001-a-Add-x.patch".into(), starts: vec![], later: None };
+        let starts = vec!["drivers/y.".into(), "drivers/z.h".into()];
+        assert_eq!(steps, [nothing, Step { patch: "0002-a-Add-y.patch".into(), starts, later: Some(later) }]);
+        assert!(steps[1].brings(Path::new("drivers/y.c")) && !steps[1].brings(Path::new("drivers/yy.c")));
     }
 
     #[test]

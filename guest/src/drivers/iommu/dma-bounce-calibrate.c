@@ -18,7 +18,8 @@
 #include <linux/slab.h>
 #include <linux/sort.h>
 
-#include "dma-bounce-pool.h"
+#include "dma-bounce-calibrate.h"
+#include "dma-bounce-types.h"
 
 #define CALIBRATE_ROUNDS	9
 #define CALIBRATE_COPY		SZ_64K

@@ -19,7 +19,7 @@
 
 #include <trace/events/dma_bounce.h>
 
-#include "dma-bounce-map.h"
+#include "dma-bounce-copy.h"
 
 /*
  * On x86, memcpy() is one instruction where the CPU says that this is fast for few bytes too.

@@ -8,6 +8,7 @@
 #include <linux/debugfs.h>
 #include <linux/seq_file.h>
 
+#include "dma-bounce-debugfs.h"
 #include "dma-bounce-pool.h"
 
 static struct dentry *dma_bounce_dir;

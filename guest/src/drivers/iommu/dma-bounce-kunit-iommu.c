@@ -7,6 +7,7 @@
  * windows does.
  */
 
+#include <kunit/test.h>
 #include <linux/cleanup.h>
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
@@ -15,8 +16,9 @@
 #include <linux/property.h>
 #include <linux/slab.h>
 
-#include "dma-bounce.h"
-#include "dma-bounce-kunit.h"
+#include "dma-bounce-device.h"
+#include "dma-bounce-kunit-iommu.h"
+#include "dma-bounce-types.h"
 
 /* Entries of the table: the address of the page of memory, and in its low bits the permissions */
 #define FAKE_PROT	(IOMMU_READ | IOMMU_WRITE)
@@ -89,8 +91,8 @@ static phys_addr_t fake_iova_to_phys(struct iommu_domain *domain, dma_addr_t iov
 	return entry ? (xa_to_value(entry) >> 2 << PAGE_SHIFT) + offset_in_page(iova) : 0;
 }
 
-/* Newer kernels tell the old domain too. */
-#ifdef DMA_ATTR_REQUIRE_COHERENT
+/* Newer kernels tell the old domain too, and have tests say which warnings they expect. */
+#ifdef kunit_warning_suppress
 static int fake_attach_dev(struct iommu_domain *domain, struct device *dev,
 			   struct iommu_domain *old)
 #else
@@ -112,7 +114,7 @@ static struct fake_iommu *fake_giver(struct fake_iommu *fake)
 	return fake->shares_with ?: fake;
 }
 
-static int fake_limits(struct iommu_domain *domain, struct iommu_bounce_limits *limits)
+static int fake_limits(struct iommu_domain *domain, struct dma_bounce_limits *limits)
 {
 	struct fake_iommu *giver = fake_giver(to_fake(domain));
 	unsigned int most = READ_ONCE(giver->most), shown = atomic_read(&giver->shown);
@@ -172,7 +174,7 @@ static bool fake_del(struct iommu_domain *domain, dma_addr_t iova, void *va, siz
 	return true;
 }
 
-static const struct iommu_bounce_ops fake_bounce_ops = {
+static const struct dma_bounce_ops fake_bounce_ops = {
 	.name	= "fake",
 	.limits	= fake_limits,
 	.add	= fake_add,
@@ -361,7 +363,7 @@ void fake_domain_destroy(struct fake_iommu *other)
 void fake_set_most(struct fake_iommu *fake, unsigned int most)
 {
 	WRITE_ONCE(fake->most, most);
-	iommu_dma_bounce_limits_changed(&fake_bounce_ops);
+	dma_bounce_limits_changed(&fake_bounce_ops);
 }
 
 /**
@@ -372,7 +374,7 @@ void fake_set_most(struct fake_iommu *fake, unsigned int most)
 void fake_set_budget(struct fake_iommu *fake, u64 budget)
 {
 	WRITE_ONCE(fake->budget, budget);
-	iommu_dma_bounce_limits_changed(&fake_bounce_ops);
+	dma_bounce_limits_changed(&fake_bounce_ops);
 }
 
 /* What the device does */

@@ -9,8 +9,9 @@
 #include <linux/printk.h>
 #include <linux/scatterlist.h>
 
-#include "dma-bounce.h"
+#include "dma-bounce-debugfs.h"
 #include "dma-bounce-kunit.h"
+#include "dma-bounce-map.h"
 
 #ifndef kunit_warning_suppress
 /* Older kernels do not let a test expect a warning: they say nothing at all meanwhile. */
@@ -21,12 +22,6 @@
 static const struct { unsigned int offset, len; } pieces[] = {
 	{ 4096 - 700, 700 }, { 2 * 4096, 1024 }, { 5 * 4096 + 1024, 512 }, { 9 * 4096 + 1536, 333 },
 };
-
-#ifdef DMA_ATTR_REQUIRE_COHERENT
-#define iommu_dma_unmap(dev, addr, size, dir)	iommu_dma_unmap_phys(dev, addr, size, dir, 0)
-#else
-#define iommu_dma_unmap(dev, addr, size, dir)	iommu_dma_unmap_page(dev, addr, size, dir, 0)
-#endif
 
 #define PIECES		ARRAY_SIZE(pieces)
 #define LIST_LEN	(700 + 1024 + 512 + 333)
@@ -330,7 +325,7 @@ static void list_or_page_test(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, bytes, 1000));
 	memset(t->expect + 5000, SECRET, 1000);
 	/* Past the DMA API's debugging, which wants both calls to be of a kind */
-	iommu_dma_unmap(t->dev, addr, 1000, DMA_BIDIRECTIONAL);
+	KUNIT_EXPECT_TRUE(test, dma_bounce_unmap_page(t->dev, addr, 0));
 	bounce_kunit_expect_area(test);
 
 	addr = bounce_kunit_map(test, 20000, 1000, DMA_BIDIRECTIONAL, 0);

@@ -11,8 +11,12 @@
 #include <linux/jiffies.h>
 #include <linux/slab.h>
 
-#include "dma-bounce.h"
+#include "dma-bounce-calibrate.h"
+#include "dma-bounce-debugfs.h"
 #include "dma-bounce-kunit.h"
+#include "dma-bounce-pages.h"
+#include "dma-bounce-pool.h"
+#include "dma-bounce-single.h"
 
 static unsigned int chunks(struct dma_bounce_pool *pool)
 {
@@ -288,11 +292,11 @@ static void orphan_test(struct kunit *test)
 	bounce_kunit_fill(t);
 	addr = bounce_kunit_map_bounced(test, 8192, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, &byte, 1));
-	iommu_dma_bounce_stop(&t->fake->domain);
+	dma_bounce_stop(&t->fake->domain);
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 0);
 	KUNIT_EXPECT_FALSE(test, fake_device_write(t->fake, addr, &byte, 1));
 	dma_sync_single_for_cpu(t->dev, addr, 4096, DMA_FROM_DEVICE);
-	iommu_dma_bounce_start(&t->fake->domain);
+	dma_bounce_start(&t->fake->domain);
 	/* New memory goes elsewhere as long as the orphan has its address. */
 	other = bounce_kunit_map_bounced(test, 16384, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_NE(test, addr / FAKE_CHUNK, other / FAKE_CHUNK);
@@ -327,7 +331,7 @@ static void dead_slot_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, dma_bounce_slots_served(slots, DMA_BOUNCE_SINGLE), served);
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
 	/* The slot that was not handed out is back with the others, or it would be an orphan. */
-	iommu_dma_bounce_stop(&t->fake->domain);
+	dma_bounce_stop(&t->fake->domain);
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 0);
 	KUNIT_EXPECT_EQ(test, t->pool->orphaned, 0);
 }
@@ -343,7 +347,7 @@ static void dead_copy_test(struct kunit *test)
 	memset(bytes, SECRET, sizeof(bytes));
 	addr = bounce_kunit_map_bounced(test, 8192, 512, DMA_BIDIRECTIONAL, 0);
 	WRITE_ONCE(t->fake->refuse_del, true);
-	iommu_dma_bounce_stop(&t->fake->domain);
+	dma_bounce_stop(&t->fake->domain);
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, bytes, sizeof(bytes)));
 	dma_sync_single_for_cpu(t->dev, addr, 512, DMA_BIDIRECTIONAL);
@@ -417,7 +421,7 @@ static void provider_range_test(struct kunit *test)
 static void page_range_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
-	struct iommu_bounce_limits first = {}, again = {};
+	struct dma_bounce_limits first = {}, again = {};
 
 	t->pool->mask = DMA_BIT_MASK(32);
 	KUNIT_ASSERT_EQ(test, dma_bounce_page_ops.limits(&t->fake->domain, &first), 0);
@@ -430,7 +434,7 @@ static void page_range_test(struct kunit *test)
 /* Guest pages of all domains: as much as the limit leaves, then none until some are given back */
 static void page_limit_test(struct kunit *test)
 {
-	const struct iommu_bounce_ops *ops = &dma_bounce_page_ops;
+	const struct dma_bounce_ops *ops = &dma_bounce_page_ops;
 	size_t first_size = SZ_2M, size = SZ_2M, again_size = SZ_2M;
 	struct bounce_test *t = test->priv;
 	struct iommu_domain *domain = &t->fake->domain;

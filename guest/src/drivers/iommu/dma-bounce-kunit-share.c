@@ -5,9 +5,12 @@
 
 #include <kunit/test.h>
 #include <linux/delay.h>
+#include <linux/dma-mapping.h>
 
-#include "dma-bounce.h"
+#include "dma-bounce-debugfs.h"
+#include "dma-bounce-device.h"
 #include "dma-bounce-kunit.h"
+#include "dma-bounce-pool.h"
 
 #define SLOTS_PER_CHUNK		(FAKE_CHUNK / DMA_BOUNCE_MAX_SLOT)
 /* Chunks' worth of slots that a domain has at most here */

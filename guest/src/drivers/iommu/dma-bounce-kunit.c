@@ -16,7 +16,8 @@
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
 
-#include "dma-bounce.h"
+#include "dma-bounce-debugfs.h"
+#include "dma-bounce-device.h"
 #include "dma-bounce-kunit.h"
 
 /**
@@ -294,7 +295,7 @@ static void sync_elision_test(struct kunit *test)
 
 	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_OFF;
 	addr = bounce_kunit_map(test, 0, 512, DMA_FROM_DEVICE, 0);
-	KUNIT_EXPECT_TRUE(test, dma_bounce_skips_sync(t->dev));
+	KUNIT_EXPECT_TRUE(test, dev_dma_skip_sync(t->dev));
 	dma_sync_single_for_cpu(t->dev, addr, 512, DMA_FROM_DEVICE);
 	dma_unmap_single(t->dev, addr, 512, DMA_FROM_DEVICE);
 	/* Debugging of the DMA API never elides them. */
@@ -304,7 +305,7 @@ static void sync_elision_test(struct kunit *test)
 
 	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_ON;
 	addr = bounce_kunit_map_bounced(test, 0, 512, DMA_FROM_DEVICE, 0);
-	KUNIT_EXPECT_FALSE(test, dma_bounce_skips_sync(t->dev));
+	KUNIT_EXPECT_FALSE(test, dev_dma_skip_sync(t->dev));
 	dma_unmap_single(t->dev, addr, 512, DMA_FROM_DEVICE);
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_ELISION_LOST), 1);
 }
@@ -335,7 +336,7 @@ static void min_align_test(struct kunit *test)
 static void not_bounced_test(struct kunit *test)
 {
 	static const unsigned long attrs[] = {
-		DMA_ATTR_SKIP_CPU_SYNC, DMA_ATTR_PRIVILEGED, DMA_BOUNCE_ATTR_LASTING,
+		DMA_ATTR_SKIP_CPU_SYNC, DMA_ATTR_PRIVILEGED, DMA_ATTR_REQUIRE_COHERENT,
 	};
 	struct bounce_test *t = test->priv;
 	dma_addr_t addr;

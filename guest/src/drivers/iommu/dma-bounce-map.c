@@ -13,47 +13,10 @@
 #include <linux/memremap.h>
 #include <linux/scatterlist.h>
 
-#include <trace/events/dma_bounce.h>
-
-#include "dma-bounce.h"
+#include "dma-bounce-copy.h"
 #include "dma-bounce-map.h"
-
-/*
- * Mappings that are used without being synchronised (DMA_ATTR_SKIP_CPU_SYNC means that it is done
- * later, which reaches memory that is not ours), and what is not for the device alone
- */
-#define DMA_BOUNCE_NEVER	(DMA_ATTR_SKIP_CPU_SYNC | DMA_ATTR_PRIVILEGED | \
-				 DMA_BOUNCE_ATTR_LASTING | DMA_BOUNCE_ATTR_NO_MEMORY)
-
-static const char * const dma_bounce_reasons[DMA_BOUNCE_STATS] = {
-	[DMA_BOUNCE_FB_STARTING]	= "starting",
-	[DMA_BOUNCE_FB_FULL]		= "full",
-	[DMA_BOUNCE_FB_SIZE]		= "size",
-	[DMA_BOUNCE_FB_LAYOUT]		= "layout",
-	[DMA_BOUNCE_FB_MASK]		= "mask",
-	[DMA_BOUNCE_FB_ATTRS]		= "attrs",
-	[DMA_BOUNCE_FB_MEMORY]		= "memory",
-};
-
-/**
- * dma_bounce_fallback - count and trace that something is not bounced
- * @pool: the pool of the device's domain
- * @dev: the device
- * @reason: why, one of DMA_BOUNCE_FB_*
- *
- * Kept out of what most mappings run through.
- */
-noinline void dma_bounce_fallback(struct dma_bounce_pool *pool, struct device *dev,
-				  enum dma_bounce_stat reason)
-{
-	dma_bounce_count(pool, reason, 1);
-	trace_dma_bounce_fallback(dev, dma_bounce_reasons[reason]);
-}
-
-static u64 dma_bounce_mask(struct device *dev)
-{
-	return min_not_zero(dma_get_mask(dev), dev->bus_dma_limit);
-}
+#include "dma-bounce-single.h"
+#include "dma-bounce-take.h"
 
 /*
  * Whether a mapping must bounce: the device is not trusted, and would see what else is in the
@@ -63,45 +26,6 @@ static bool dma_bounce_required(struct dma_bounce_pool *pool, struct device *dev
 				phys_addr_t phys, size_t size)
 {
 	return dma_bounce_untrusted(dev) && iova_offset(pool->iovad, phys | size);
-}
-
-/* The pool that may serve mappings of a device in its DMA domain, or NULL */
-static struct dma_bounce_pool *pool_in(struct device *dev)
-{
-	/* A kernel that boots after a crash attaches devices when they first map something. */
-	if (!dev_is_dma_coherent(dev) || dev->iommu->attach_deferred)
-		return NULL;
-	return dma_bounce_pool_of(dev);
-}
-
-/* Whether attributes let a mapping bounce; otherwise that is counted. */
-static bool attrs_allow(struct dma_bounce_pool *pool, struct device *dev, unsigned long attrs)
-{
-	if (likely(!(attrs & DMA_BOUNCE_NEVER)))
-		return true;
-	dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_ATTRS);
-	return false;
-}
-
-/* Why the pool has no slots that the device can address; that is counted. */
-static noinline void pool_unusable(struct dma_bounce_pool *pool, struct device *dev, u64 len,
-				   u64 mask)
-{
-	if (!len)
-		dma_bounce_pool_first_use(pool, mask);
-	dma_bounce_fallback(pool, dev, len ? DMA_BOUNCE_FB_MASK : DMA_BOUNCE_FB_STARTING);
-}
-
-/* Whether the pool has slots that the device can address; otherwise the reason is counted. */
-static __always_inline bool pool_usable(struct dma_bounce_pool *pool, struct device *dev)
-{
-	u64 len = smp_load_acquire(&pool->slots.len);	/* pairs with dma_bounce_slots_open() */
-	u64 mask = dma_bounce_mask(dev);
-
-	if (likely(len && pool->slots.base + len - 1 <= mask))
-		return true;
-	pool_unusable(pool, dev, len, mask);
-	return false;
 }
 
 static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, phys_addr_t phys,
@@ -126,7 +50,7 @@ static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, 
 /**
  * __dma_bounce_map_page - map a buffer by a slot
  * @dev: the device
- * @phys: the buffer
+ * @phys: the buffer, which has pages
  * @size: its bytes
  * @dir: direction of the transfer
  * @attrs: attributes of the mapping
@@ -136,7 +60,7 @@ static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, 
 dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
 				 enum dma_data_direction dir, unsigned long attrs)
 {
-	struct dma_bounce_pool *pool = pool_in(dev);
+	struct dma_bounce_pool *pool = dma_bounce_pool_in(dev);
 	dma_addr_t addr = DMA_MAPPING_ERROR;
 	bool required;
 	size_t limit;
@@ -144,14 +68,14 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t si
 	if (!pool || !size)
 		return addr;
 	required = dma_bounce_required(pool, dev, phys, size);
-	if ((!required && !dma_bounce_wanted(dev)) || !attrs_allow(pool, dev, attrs))
+	if ((!required && !dma_bounce_wanted(dev)) || !dma_bounce_attrs_allow(pool, dev, attrs))
 		return addr;
-	if (!dma_bounce_has_page(phys) || is_zone_device_page(pfn_to_page(PHYS_PFN(phys)))) {
+	if (is_zone_device_page(pfn_to_page(PHYS_PFN(phys)))) {
 		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
 		return addr;
 	}
 	limit = required ? DMA_BOUNCE_MAX_SLOT : dma_bounce_threshold(pool, dev);
-	if (pool_usable(pool, dev))
+	if (dma_bounce_usable(pool, dev))
 		addr = map_by_slot(pool, dev, phys, size, limit, dir, attrs);
 	if (addr == DMA_MAPPING_ERROR && required)
 		addr = dma_bounce_single_map(pool, dma_bounce_mask(dev), phys, size, dir, attrs);
@@ -168,24 +92,7 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t si
  */
 bool __dma_bounce_by_piece(struct device *dev)
 {
-	return dma_bounce_untrusted(dev) && pool_in(dev);
-}
-
-/**
- * dma_bounce_pool_for - the pool for a mapping of a device that is to be bounced as a whole
- * @dev: the device
- * @attrs: attributes of the mapping
- *
- * Return: a pool that is usable, or NULL if the mapping does not bounce.
- */
-struct dma_bounce_pool *dma_bounce_pool_for(struct device *dev, unsigned long attrs)
-{
-	struct dma_bounce_pool *pool = pool_in(dev);
-
-	if (!pool || !dma_bounce_wanted(dev) || !attrs_allow(pool, dev, attrs) ||
-	    !pool_usable(pool, dev))
-		return NULL;
-	return pool;
+	return dma_bounce_untrusted(dev) && dma_bounce_pool_in(dev);
 }
 
 /* Bytes of a list if it can be packed into one slot, otherwise 0 with the reason counted */

@@ -12,7 +12,8 @@
 #include <linux/iova.h>
 #include <linux/mm.h>
 
-#include "dma-bounce-pool.h"
+#include "dma-bounce-pages.h"
+#include "dma-bounce-types.h"
 
 #define PAGE_CHUNK_SIZE		SZ_2M
 /* The most memory that one domain's pool takes, and the IOVA set aside for it below 4 GiB */
@@ -28,7 +29,7 @@ VISIBLE_IF_KUNIT u64 dma_bounce_page_limit(void)
 	return ((u64)totalram_pages() << PAGE_SHIFT) / PAGE_POOL_MEMORY_PART;
 }
 
-static int page_limits(struct iommu_domain *domain, struct iommu_bounce_limits *limits)
+static int page_limits(struct iommu_domain *domain, struct dma_bounce_limits *limits)
 {
 	struct dma_bounce_pool *pool = domain->bounce;
 	struct iova_domain *iovad = pool->iovad;
@@ -65,7 +66,7 @@ static struct page *alloc_chunk(int node, size_t *size)
 	gfp_t gfp = GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN | __GFP_NORETRY;
 	struct page *page;
 
-	for (; *size >= IOMMU_BOUNCE_MIN_CHUNK; *size /= 2) {
+	for (; *size >= DMA_BOUNCE_MIN_CHUNK; *size /= 2) {
 		if (atomic_long_add_return(*size, &dma_bounce_page_total) <=
 		    dma_bounce_page_limit()) {
 			page = alloc_pages_node(node, gfp, get_order(*size));
@@ -109,7 +110,7 @@ static bool page_del(struct iommu_domain *domain, dma_addr_t iova, void *va, siz
 	return true;
 }
 
-const struct iommu_bounce_ops dma_bounce_page_ops = {
+const struct dma_bounce_ops dma_bounce_page_ops = {
 	.name	= "pages",
 	.limits	= page_limits,
 	.add	= page_add,

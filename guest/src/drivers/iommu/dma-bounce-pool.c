@@ -27,7 +27,10 @@
 #include <linux/jiffies.h>
 #include <linux/slab.h>
 
+#include "dma-bounce-calibrate.h"
+#include "dma-bounce-pages.h"
 #include "dma-bounce-pool.h"
+#include "dma-bounce-single.h"
 
 #define CREATE_TRACE_POINTS
 #include <trace/events/dma_bounce.h>
@@ -41,7 +44,7 @@
 /* How many times longer the last one of its kind and size is kept */
 #define DMA_BOUNCE_KEEP_FACTOR	6
 
-static_assert(IOMMU_BOUNCE_MIN_CHUNK >= DMA_BOUNCE_MAX_SLOT);
+static_assert(DMA_BOUNCE_MIN_CHUNK >= DMA_BOUNCE_MAX_SLOT);
 
 static DEFINE_IDA(dma_bounce_ida);
 /* Made with the first pool, which may be before initcalls that could make it */
@@ -292,7 +295,7 @@ void dma_bounce_pool_reap(struct dma_bounce_pool *pool)
  * @pool: the pool
  * @limits: what it says
  */
-void dma_bounce_pool_set_limits(struct dma_bounce_pool *pool, struct iommu_bounce_limits *limits)
+void dma_bounce_pool_set_limits(struct dma_bounce_pool *pool, struct dma_bounce_limits *limits)
 {
 	size_t threshold = pool->threshold_option ?: limits->threshold;
 
@@ -320,13 +323,13 @@ void dma_bounce_pool_retry(struct dma_bounce_pool *pool)
 /* Makes the pool ready to be used: it is the first mapping that brings us here. */
 static int pool_start(struct dma_bounce_pool *pool)
 {
-	struct iommu_bounce_limits limits = {};
+	struct dma_bounce_limits limits = {};
 	int ret;
 
 	ret = pool->ops->limits(pool->domain, &limits);
 	if (ret)
 		return ret;
-	if (!is_power_of_2(limits.chunk_size) || limits.chunk_size < IOMMU_BOUNCE_MIN_CHUNK)
+	if (!is_power_of_2(limits.chunk_size) || limits.chunk_size < DMA_BOUNCE_MIN_CHUNK)
 		return -EINVAL;
 	dma_bounce_pool_set_limits(pool, &limits);
 	ret = dma_bounce_slots_open(&pool->slots, limits.iova, limits.len,
@@ -499,7 +502,7 @@ static bool make_workqueue(void)
  */
 struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 					       struct iova_domain *iovad,
-					       const struct iommu_bounce_ops *ops,
+					       const struct dma_bounce_ops *ops,
 					       struct device *dev, size_t threshold)
 {
 	struct dma_bounce_pool *pool;

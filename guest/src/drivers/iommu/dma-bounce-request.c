@@ -9,10 +9,12 @@
 
 #include <linux/blk-mq-dma.h>
 #include <linux/dma-mapping.h>
+#include <linux/iommu-dma.h>
 #include <linux/memremap.h>
 
-#include "dma-bounce.h"
-#include "dma-bounce-map.h"
+#include "dma-bounce-copy.h"
+#include "dma-bounce-device.h"
+#include "dma-bounce-take.h"
 
 /*
  * Bytes of a request if it can be packed into one slot, with the address of its first byte;

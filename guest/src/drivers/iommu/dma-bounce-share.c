@@ -14,7 +14,9 @@
 #include <linux/mutex.h>
 #include <linux/workqueue.h>
 
+#include "dma-bounce-debugfs.h"
 #include "dma-bounce-pool.h"
+#include "dma-bounce-share.h"
 
 /* The pools of all domains. The mutex nests outside those of the pools. */
 static LIST_HEAD(pools);
@@ -92,7 +94,7 @@ static void pool_drain(struct dma_bounce_pool *pool)
  */
 static unsigned int read_limits(struct dma_bounce_pool *pool)
 {
-	struct iommu_bounce_limits limits = {};
+	struct dma_bounce_limits limits = {};
 
 	guard(mutex)(&pool->slots.mutex);
 	if (!pool->slots.len || !pool->active || pool->ops->limits(pool->domain, &limits))
@@ -230,12 +232,12 @@ void dma_bounce_share_del(struct dma_bounce_pool *pool)
 }
 
 /**
- * iommu_dma_bounce_limits_changed - a provider's limits have changed
+ * dma_bounce_limits_changed - a provider's limits have changed
  * @ops: the provider
  *
  * May sleep.
  */
-void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops *ops)
+void dma_bounce_limits_changed(const struct dma_bounce_ops *ops)
 {
 	struct dma_bounce_pool *pool;
 
@@ -245,4 +247,4 @@ void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops *ops)
 			give_back(READ_ONCE(pool->source), read_limits(pool));
 	mutex_unlock(&pools_lock);
 }
-EXPORT_SYMBOL_GPL(iommu_dma_bounce_limits_changed);
+EXPORT_SYMBOL_GPL(dma_bounce_limits_changed);

@@ -14,7 +14,9 @@
 #include <linux/mm.h>
 #include <linux/slab.h>
 
-#include "dma-bounce-pool.h"
+#include "dma-bounce-copy.h"
+#include "dma-bounce-single.h"
+#include "dma-bounce-types.h"
 
 /**
  * struct single_use - a mapping that has a buffer of its own

@@ -16,7 +16,8 @@
 
 #include <asm/sections.h>
 
-#include "dma-bounce-test.h"
+#include "dma-bounce-test-attack.h"
+#include "dma-bounce-test-edu.h"
 
 /* Most of the buffer: some versions of QEMU take a transfer of all of it for one beyond its end. */
 #define TRANSFER	2048

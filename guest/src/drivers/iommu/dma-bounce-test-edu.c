@@ -13,7 +13,7 @@
 #include <linux/io-64-nonatomic-lo-hi.h>
 #include <linux/iopoll.h>
 
-#include "dma-bounce-test.h"
+#include "dma-bounce-test-edu.h"
 
 #define EDU_DMA_SRC	0x80
 #define EDU_DMA_DST	0x88

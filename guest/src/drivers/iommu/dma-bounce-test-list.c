@@ -10,7 +10,9 @@
 #include <linux/slab.h>
 #include <linux/smp.h>
 
-#include "dma-bounce-test.h"
+#include "dma-bounce-device.h"
+#include "dma-bounce-test-edu.h"
+#include "dma-bounce-test-list.h"
 
 static const struct { unsigned int offset, len; } pieces[PIECES] = {
 	{ 4096 - 700, 700 }, { 2 * 4096, 1024 }, { 5 * 4096 + 1024, 512 }, { 9 * 4096 + 1536, 333 },

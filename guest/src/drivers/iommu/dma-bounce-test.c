@@ -16,8 +16,10 @@
 #include <linux/module.h>
 #include <linux/pci.h>
 
-#include "dma-bounce.h"
-#include "dma-bounce-test.h"
+#include "dma-bounce-device.h"
+#include "dma-bounce-test-attack.h"
+#include "dma-bounce-test-edu.h"
+#include "dma-bounce-test-list.h"
 
 static unsigned int mask_bits = 32;
 module_param(mask_bits, uint, 0444);
@@ -170,7 +172,7 @@ static int test_sync_single(struct edu *edu)
 static int test_not_bounced(struct edu *edu)
 {
 	static const unsigned long attrs[] = {
-		DMA_ATTR_SKIP_CPU_SYNC, DMA_BOUNCE_ATTR_LASTING,
+		DMA_ATTR_SKIP_CPU_SYNC, DMA_ATTR_REQUIRE_COHERENT,
 	};
 	dma_addr_t addr;
 	unsigned int i;
@@ -204,13 +206,13 @@ static int test_orphan(struct edu *edu)
 	ret = edu_writes(edu, addr, sizeof(scratch), scratch);
 	if (ret)
 		return ret;
-	iommu_dma_bounce_stop(domain);
+	dma_bounce_stop(domain);
 	other = edu_map(edu, 8192, 4096, DMA_FROM_DEVICE, 0);
 	if (FAILS(!dma_bounce_owns(edu->pool, other)))
 		return -EIO;
 	edu_unmap(edu, other, 4096, DMA_FROM_DEVICE, 0);
 	dma_sync_single_for_cpu(edu->dev, addr, 4096, DMA_FROM_DEVICE);
-	iommu_dma_bounce_start(domain);
+	dma_bounce_start(domain);
 	/* New memory goes elsewhere as long as the orphan has its address. */
 	ret = edu_bounced_soon(edu, 4096, DMA_FROM_DEVICE);
 	if (ret)
@@ -262,7 +264,7 @@ static int untrusted_list(struct edu *edu)
 /* Pieces are not put together to one range of IOVA, where the pool could not serve them. */
 static bool untrusted_by_piece(struct edu *edu)
 {
-#ifdef DMA_ATTR_REQUIRE_COHERENT
+#ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST
 	struct dma_iova_state state;
 	bool one = dma_iova_try_alloc(edu->dev, &state, virt_to_phys(edu->area), 8192);
 

@@ -22,8 +22,10 @@
 #include <linux/virtio_config.h>
 #include <linux/workqueue.h>
 
+#ifdef CONFIG_X86
 #include <asm/memtype.h>
 #include <asm/pgtable.h>
+#endif
 
 #include "virtio-iommu-window.h"
 
@@ -31,24 +33,16 @@
 static_assert(sizeof(struct virtio_iommu_req_window_add) <= sizeof(struct virtio_iommu_req_map));
 static_assert(sizeof(struct virtio_iommu_req_window_del) <= sizeof(struct virtio_iommu_req_map));
 
-/**
- * viommu_window_validate - decide whether to accept the feature
- * @vdev: a device whose features are being negotiated
- *
- * Return: 0; the feature is cleared if windows are not wanted.
+/*
+ * Windows are only worth having if their memory is cached. On x86 that is not for the page tables
+ * alone to say, and what is asked for may silently become something else.
  */
-int viommu_window_validate(struct virtio_device *vdev)
-{
-	struct virtio_shm_region region;
+#ifdef CONFIG_X86
 
-	if (!virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW))
-		return 0;
-	if (!iommu_dma_bounce_allowed() || !pat_enabled() ||
-	    !virtio_get_shm_region(vdev, &region, VIRTIO_IOMMU_WINDOW_SHMID) || !region.len)
-		__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW);
-	return 0;
+static bool can_be_cached(void)
+{
+	return pat_enabled();
 }
-EXPORT_SYMBOL_GPL(viommu_window_validate);
 
 /* Whether the page tables say write-back, which is what they get only if PAT and MTRRs agree */
 static bool mapped_write_back(void *region, u64 len, u64 step)
@@ -71,6 +65,39 @@ static bool mapped_write_back(void *region, u64 len, u64 step)
 	return true;
 }
 
+#else /* !CONFIG_X86 */
+
+static bool can_be_cached(void)
+{
+	return true;
+}
+
+static bool mapped_write_back(void *region, u64 len, u64 step)
+{
+	return true;
+}
+
+#endif /* CONFIG_X86 */
+
+/**
+ * viommu_window_validate - decide whether to accept the feature
+ * @vdev: a device whose features are being negotiated
+ *
+ * Return: 0; the feature is cleared if windows are not wanted.
+ */
+int viommu_window_validate(struct virtio_device *vdev)
+{
+	struct virtio_shm_region region;
+
+	if (!virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW))
+		return 0;
+	if (!dma_bounce_allowed() || !can_be_cached() ||
+	    !virtio_get_shm_region(vdev, &region, VIRTIO_IOMMU_WINDOW_SHMID) || !region.len)
+		__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW);
+	return 0;
+}
+EXPORT_SYMBOL_GPL(viommu_window_validate);
+
 static void read_limits(struct viommu_window *window)
 {
 	struct virtio_device *vdev = window->vdev;
@@ -90,7 +117,7 @@ static void config_work(struct work_struct *work)
 	struct viommu_window *window = container_of(work, struct viommu_window, config_work);
 
 	read_limits(window);
-	iommu_dma_bounce_limits_changed(window->ops);
+	dma_bounce_limits_changed(window->ops);
 }
 
 /**
@@ -119,7 +146,7 @@ static bool read_geometry(struct viommu_window *window)
 	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_iova_end, &last);
 	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_chunk_size,
 			&window->chunk_size);
-	if (!is_power_of_2(window->chunk_size) || window->chunk_size < IOMMU_BOUNCE_MIN_CHUNK ||
+	if (!is_power_of_2(window->chunk_size) || window->chunk_size < DMA_BOUNCE_MIN_CHUNK ||
 	    window->chunk_size > SZ_1G || last < window->iova_start || last > U32_MAX ||
 	    !IS_ALIGNED(window->iova_start, window->chunk_size))
 		return false;
@@ -165,7 +192,7 @@ static int map_region(struct viommu_window *window)
  */
 struct viommu_window *viommu_window_probe(struct virtio_device *vdev, viommu_window_send_t send,
 					  struct viommu_dev *viommu,
-					  const struct iommu_bounce_ops *ops)
+					  const struct dma_bounce_ops *ops)
 {
 	struct viommu_window *window;
 	int ret;
@@ -209,7 +236,7 @@ EXPORT_SYMBOL_GPL(viommu_window_remove);
 /* The windows of a domain's device, and the number by which the device knows the domain */
 static struct viommu_window *window_of(struct iommu_domain *domain, u32 *id)
 {
-	const struct iommu_bounce_ops *ops = domain->ops->bounce_ops;
+	const struct dma_bounce_ops *ops = domain->ops->bounce_ops;
 
 	return container_of(ops, struct viommu_window_provider, ops)->find(domain, id);
 }
@@ -221,7 +248,7 @@ static struct viommu_window *window_of(struct iommu_domain *domain, u32 *id)
  *
  * Return: 0, or -ENODEV without windows.
  */
-int viommu_window_limits(struct iommu_domain *domain, struct iommu_bounce_limits *limits)
+int viommu_window_limits(struct iommu_domain *domain, struct dma_bounce_limits *limits)
 {
 	struct viommu_window *window;
 	u64 backed;

@@ -42,7 +42,7 @@ struct viommu_window {
 	struct virtio_device		*vdev;
 	viommu_window_send_t		send;
 	struct viommu_dev		*viommu;
-	const struct iommu_bounce_ops	*ops;
+	const struct dma_bounce_ops	*ops;
 	void				*region;
 	u64				region_len;
 	u64				iova_start;
@@ -63,7 +63,7 @@ struct viommu_window {
  *		by which the device knows the domain in @id.
  */
 struct viommu_window_provider {
-	struct iommu_bounce_ops	ops;
+	struct dma_bounce_ops	ops;
 	struct viommu_window	*(*find)(struct iommu_domain *domain, u32 *id);
 };
 
@@ -85,10 +85,10 @@ static inline size_t viommu_window_reply_len(u8 type)
 int viommu_window_validate(struct virtio_device *vdev);
 struct viommu_window *viommu_window_probe(struct virtio_device *vdev, viommu_window_send_t send,
 					  struct viommu_dev *viommu,
-					  const struct iommu_bounce_ops *ops);
+					  const struct dma_bounce_ops *ops);
 void viommu_window_remove(struct viommu_window *window);
 bool viommu_window_config_changed(struct viommu_window *window);
-int viommu_window_limits(struct iommu_domain *domain, struct iommu_bounce_limits *limits);
+int viommu_window_limits(struct iommu_domain *domain, struct dma_bounce_limits *limits);
 void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot);
 bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size);
 
@@ -103,7 +103,7 @@ static inline int viommu_window_validate(struct virtio_device *vdev)
 static inline struct viommu_window *viommu_window_probe(struct virtio_device *vdev,
 							viommu_window_send_t send,
 							struct viommu_dev *viommu,
-							const struct iommu_bounce_ops *ops)
+							const struct dma_bounce_ops *ops)
 {
 	return NULL;
 }
@@ -118,7 +118,7 @@ static inline bool viommu_window_config_changed(struct viommu_window *window)
 }
 
 static inline int viommu_window_limits(struct iommu_domain *domain,
-				       struct iommu_bounce_limits *limits)
+				       struct dma_bounce_limits *limits)
 {
 	return -ENODEV;
 }

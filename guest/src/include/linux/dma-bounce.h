@@ -17,7 +17,7 @@ struct iommu_domain;
 struct request;
 
 /* Bytes of the smallest chunk that a provider may add */
-#define IOMMU_BOUNCE_MIN_CHUNK	SZ_256K
+#define DMA_BOUNCE_MIN_CHUNK	SZ_256K
 
 /**
  * struct dma_bounce_device - what is known of one device behind an IOMMU
@@ -38,17 +38,17 @@ struct dma_bounce_device {
 };
 
 /**
- * struct iommu_bounce_limits - what a provider of bounce memory allows a domain
+ * struct dma_bounce_limits - what a provider of bounce memory allows a domain
  * @iova:	first IOVA of the range in which chunks are mapped, a multiple of @chunk_size
  * @len:	length of that range in bytes, a multiple of @chunk_size
- * @chunk_size:	bytes from one chunk to the next, a power of two of at least IOMMU_BOUNCE_MIN_CHUNK
+ * @chunk_size:	bytes from one chunk to the next, a power of two of at least DMA_BOUNCE_MIN_CHUNK
  * @budget:	most bytes of memory that the domain's chunks may have together
  * @threshold:	size in bytes up to which bouncing is worthwhile; 0 if the provider cannot tell
  * @source:	what the memory comes out of: domains that have the same share one amount; NULL for
  *		a domain that shares with none
  * @surplus:	number of chunks that the provider wants back, from all domains of @source together
  */
-struct iommu_bounce_limits {
+struct dma_bounce_limits {
 	dma_addr_t	iova;
 	u64		len;
 	size_t		chunk_size;
@@ -59,12 +59,12 @@ struct iommu_bounce_limits {
 };
 
 /**
- * struct iommu_bounce_ops - a provider of memory that stays mapped in the IOMMU
+ * struct dma_bounce_ops - a provider of memory that stays mapped in the IOMMU
  * @name:	for statistics and messages
  * @limits:	Tells the limits of a domain. They can change, except iova, len and chunk_size.
  *		Returns 0, or a negative error if the provider does not serve this domain.
  * @add:	Maps a chunk of zeroed memory at the given IOVA. Its size is the chunk size, and
- *		may be set to a lower power of two down to IOMMU_BOUNCE_MIN_CHUNK. The protection is
+ *		may be set to a lower power of two down to DMA_BOUNCE_MIN_CHUNK. The protection is
  *		IOMMU_READ, IOMMU_WRITE or both. Returns where the CPU sees the chunk, or an error
  *		pointer, which is -ENOMEM if there is no memory left.
  * @del:	Unmaps what @add mapped and gives its memory back. Neither the CPU nor a device
@@ -74,9 +74,9 @@ struct iommu_bounce_limits {
  *
  * All may sleep. Calls of @add and @del for one domain are serialised.
  */
-struct iommu_bounce_ops {
+struct dma_bounce_ops {
 	const char *name;
-	int (*limits)(struct iommu_domain *domain, struct iommu_bounce_limits *limits);
+	int (*limits)(struct iommu_domain *domain, struct dma_bounce_limits *limits);
 	void *(*add)(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot);
 	bool (*del)(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size);
 };
@@ -84,10 +84,10 @@ struct iommu_bounce_ops {
 #ifdef CONFIG_IOMMU_DMA_BOUNCE
 
 void dma_bounce_opt_in(struct device *dev);
-bool iommu_dma_bounce_allowed(void);
-void iommu_dma_bounce_stop(struct iommu_domain *domain);
-void iommu_dma_bounce_start(struct iommu_domain *domain);
-void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops *ops);
+bool dma_bounce_allowed(void);
+void dma_bounce_stop(struct iommu_domain *domain);
+void dma_bounce_start(struct iommu_domain *domain);
+void dma_bounce_limits_changed(const struct dma_bounce_ops *ops);
 
 #else /* !CONFIG_IOMMU_DMA_BOUNCE */
 
@@ -95,20 +95,20 @@ static inline void dma_bounce_opt_in(struct device *dev)
 {
 }
 
-static inline bool iommu_dma_bounce_allowed(void)
+static inline bool dma_bounce_allowed(void)
 {
 	return false;
 }
 
-static inline void iommu_dma_bounce_stop(struct iommu_domain *domain)
+static inline void dma_bounce_stop(struct iommu_domain *domain)
 {
 }
 
-static inline void iommu_dma_bounce_start(struct iommu_domain *domain)
+static inline void dma_bounce_start(struct iommu_domain *domain)
 {
 }
 
-static inline void iommu_dma_bounce_limits_changed(const struct iommu_bounce_ops *ops)
+static inline void dma_bounce_limits_changed(const struct dma_bounce_ops *ops)
 {
 }
 

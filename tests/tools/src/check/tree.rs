@@ -15,8 +15,12 @@ use crate::key::files_below;
 use crate::tools::Tools;
 
 /// Objects that are built besides `drivers/iommu/` once their sources are touched.
-const OBJECTS: [&str; 3] =
-    ["drivers/nvme/host/pci", "drivers/gpu/drm/i915/gem/i915_gem_dmabuf", "drivers/gpu/drm/i915/i915_gem_gtt"];
+const OBJECTS: [&str; 4] = [
+    "drivers/nvme/host/pci",
+    "drivers/gpu/drm/i915/gem/i915_gem_dmabuf",
+    "drivers/gpu/drm/i915/i915_gem_gtt",
+    "kernel/dma/swiotlb",
+];
 
 /// A user of an attribute, of which two objects are built, and our tests.
 const MORE_OPTIONS: &str =
@@ -43,7 +47,7 @@ pub(super) struct CheckTree<'a> {
     pristine: PathBuf,
     /// The work trees of this kernel.
     pub(super) work: PathBuf,
-    patches: PathBuf,
+    pub(super) patches: PathBuf,
     pub(super) tree: PathBuf,
     /// The files that patches touched so far.
     pub(super) touched: BTreeSet<String>,
@@ -92,7 +96,10 @@ impl<'a> CheckTree<'a> {
         let source = self.tools.checkout.join("guest/src");
         self.tools.run(Command::new("cp").arg("-r").arg(source.join(".")).arg(&self.tree))?;
         for hook in self.hooks()? {
-            self.apply(&hook)?;
+            let text = fs::read_to_string(&hook).with_context(|| format!("reading {}", hook.display()))?;
+            if added_files(&text).next().is_some() {
+                self.apply(&hook)?;
+            }
         }
         self.touched.extend(files_below(&source)?.into_iter().map(|(file, _)| file.to_string_lossy().into_owned()));
         Ok(())

@@ -40,9 +40,15 @@ impl Tools<'_> {
     /// Leaves in `ours` every file that the patches change or our sources add, in its final form.
     fn our_files(&self, pristine: &Path, ours: &Path, patches: &Path) -> Result<()> {
         let series = read(&patches.join("series"))?;
-        let names: Vec<&str> = series.lines().filter_map(patch_name).collect();
-        for name in &names {
-            for file in changed_files(&read(&patches.join(name))?) {
+        let mut names: Vec<&str> = Vec::new();
+        for name in series.lines().filter_map(patch_name) {
+            let text = read(&patches.join(name))?;
+            let mut changed = changed_files(&text).peekable();
+            // One may change our files alone: see `crate::series`.
+            if changed.peek().is_some() {
+                names.push(name);
+            }
+            for file in changed {
                 copy(&pristine.join(file), &ours.join(file))?;
             }
         }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::kernel::GuestKernel;
+use crate::kernel::{GuestKernel, changed_files};
 use crate::key::files_below;
 use crate::tools::Tools;
 
@@ -113,8 +113,14 @@ impl Tools<'_> {
     fn patches(&self) -> Result<Vec<PathBuf>> {
         let top = self.checkout.join("guest/patches");
         let files = files_below(&top)?.into_iter().map(|(file, _)| top.join(file));
-        let mut patches: Vec<PathBuf> =
-            files.filter(|file| file.extension().is_some_and(|kind| kind == "patch")).collect();
+        let mut patches = Vec::new();
+        for file in files.filter(|file| file.extension().is_some_and(|kind| kind == "patch")) {
+            let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+            // One that changes files of guest/src alone is only what its mail says.
+            if changed_files(&text).next().is_some() {
+                patches.push(file);
+            }
+        }
         patches.sort();
         Ok(patches)
     }

@@ -19,8 +19,10 @@
 #include <linux/iova.h>
 #include <linux/pci.h>
 
-#include "dma-bounce.h"
-#include "dma-bounce-map.h"
+#include "dma-bounce-device.h"
+#include "dma-bounce-pages.h"
+#include "dma-bounce-pool.h"
+#include "dma-bounce-share.h"
 
 DEFINE_STATIC_KEY_FALSE(dma_bounce_key);
 
@@ -66,16 +68,16 @@ static int __init dma_bounce_setup(char *str)
 early_param("iommu.bounce", dma_bounce_setup);
 
 /**
- * iommu_dma_bounce_allowed - may providers be used at all
+ * dma_bounce_allowed - may providers be used at all
  *
  * Return: false if iommu.bounce=off was given at boot, and in guests whose memory is encrypted:
  * what their devices reach is decrypted first, which nobody does to bounce memory.
  */
-bool iommu_dma_bounce_allowed(void)
+bool dma_bounce_allowed(void)
 {
 	return dma_bounce_mode != DMA_BOUNCE_OFF && !cc_platform_has(CC_ATTR_GUEST_MEM_ENCRYPT);
 }
-EXPORT_SYMBOL_GPL(iommu_dma_bounce_allowed);
+EXPORT_SYMBOL_GPL(dma_bounce_allowed);
 
 static void dma_bounce_opt_out(void *data)
 {
@@ -159,7 +161,7 @@ static const struct attribute_group dma_bounce_group = {
  * provider should have it reserved, but what the host forgot to say must not confuse us. What is
  * reserved already stays so.
  */
-static bool reserve_range(struct iova_domain *iovad, const struct iommu_bounce_limits *limits)
+static bool reserve_range(struct iova_domain *iovad, const struct dma_bounce_limits *limits)
 {
 	dma_addr_t last = limits->iova + limits->len - 1;
 
@@ -178,8 +180,8 @@ static bool reserve_range(struct iova_domain *iovad, const struct iommu_bounce_l
 void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 			    struct iova_domain *iovad)
 {
-	const struct iommu_bounce_ops *ops = domain->ops->bounce_ops;
-	struct iommu_bounce_limits limits = {};
+	const struct dma_bounce_ops *ops = domain->ops->bounce_ops;
+	struct dma_bounce_limits limits = {};
 
 	/*
 	 * No mapping comes between the end of an old domain and this, nor after a domain without a
@@ -187,7 +189,7 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 	 */
 	WRITE_ONCE(dev->iommu->bounce.pool, NULL);
 	dev->iommu->bounce.untrusted = dev_is_pci(dev) && to_pci_dev(dev)->untrusted;
-	if (!iommu_dma_bounce_allowed())
+	if (!dma_bounce_allowed())
 		return;
 	if (!ops || ops->limits(domain, &limits)) {
 		if (dma_bounce_mode == DMA_BOUNCE_DEFAULT)
@@ -227,31 +229,31 @@ void dma_bounce_free_domain(struct iommu_domain *domain)
 }
 
 /**
- * iommu_dma_bounce_stop - the last device is about to leave a domain
+ * dma_bounce_stop - the last device is about to leave a domain
  * @domain: the domain, which need not be one that bounces
  *
  * For IOMMU drivers whose domains lose the chunks of their provider then. To be called before the
  * device leaves. May sleep.
  */
-void iommu_dma_bounce_stop(struct iommu_domain *domain)
+void dma_bounce_stop(struct iommu_domain *domain)
 {
 	if (domain->bounce)
 		dma_bounce_pool_stop(domain->bounce);
 }
-EXPORT_SYMBOL_GPL(iommu_dma_bounce_stop);
+EXPORT_SYMBOL_GPL(dma_bounce_stop);
 
 /**
- * iommu_dma_bounce_start - the first device was attached to a domain
+ * dma_bounce_start - the first device was attached to a domain
  * @domain: the domain, which need not be one that bounces
  *
- * The opposite of iommu_dma_bounce_stop().
+ * The opposite of dma_bounce_stop().
  */
-void iommu_dma_bounce_start(struct iommu_domain *domain)
+void dma_bounce_start(struct iommu_domain *domain)
 {
 	if (domain->bounce)
 		dma_bounce_pool_resume(domain->bounce);
 }
-EXPORT_SYMBOL_GPL(iommu_dma_bounce_start);
+EXPORT_SYMBOL_GPL(dma_bounce_start);
 
 /**
  * dma_bounce_release_device - a device leaves its IOMMU

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the parts of the test with QEMU's edu device share
+ * QEMU's edu device as a witness of DMA, and memory that is mapped for it
  */
-#ifndef _DMA_BOUNCE_TEST_H
-#define _DMA_BOUNCE_TEST_H
+#ifndef _DMA_BOUNCE_TEST_EDU_H
+#define _DMA_BOUNCE_TEST_EDU_H
 
 #include <linux/dma-direction.h>
 #include <linux/scatterlist.h>
 #include <linux/sizes.h>
 #include <linux/types.h>
 
-#include "dma-bounce-pool.h"
+#include "dma-bounce-types.h"
 
 /* Bytes of the device's own buffer, and of the memory that is mapped */
 #define EDU_BUFFER_SIZE	4096
@@ -58,14 +58,4 @@ void edu_unmap(struct edu *edu, dma_addr_t addr, size_t len, enum dma_data_direc
 	       unsigned long attrs);
 int edu_bounced_soon(struct edu *edu, size_t len, enum dma_data_direction dir);
 
-/* dma-bounce-test-list.c */
-int edu_test_list(struct edu *edu);
-int edu_test_max_segment(struct edu *edu);
-int edu_test_min_align(struct edu *edu);
-int edu_test_stale_list(struct edu *edu);
-
-/* dma-bounce-test-attack.c */
-int edu_test_attack(struct edu *edu);
-int edu_test_narrow(struct edu *edu, u64 mask);
-
-#endif /* _DMA_BOUNCE_TEST_H */
+#endif /* _DMA_BOUNCE_TEST_EDU_H */

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Up to which size bouncing is cheaper than mapping; see dma-bounce-calibrate.c.
+ */
+#ifndef _DMA_BOUNCE_CALIBRATE_H
+#define _DMA_BOUNCE_CALIBRATE_H
+
+#include <linux/types.h>
+
+struct dma_bounce_pool;
+
+size_t dma_bounce_calibrate(struct dma_bounce_pool *pool);
+
+#endif /* _DMA_BOUNCE_CALIBRATE_H */

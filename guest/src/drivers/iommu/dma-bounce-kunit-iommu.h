@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * An IOMMU made of software with one device behind it
+ */
+#ifndef _DMA_BOUNCE_KUNIT_IOMMU_H
+#define _DMA_BOUNCE_KUNIT_IOMMU_H
+
+#include <linux/atomic.h>
+#include <linux/iommu.h>
+#include <linux/sizes.h>
+#include <linux/xarray.h>
+
+/* Chunks of the provider, and where they are */
+#define FAKE_CHUNK		SZ_512K
+#define FAKE_WINDOW_IOVA	0xe0000000UL
+#define FAKE_WINDOW_LEN		SZ_32M
+
+/**
+ * struct fake_iommu - the IOMMU and its device
+ * @iommu:	its instance
+ * @hw:		the device that is the IOMMU
+ * @pdev:	the device behind it
+ * @dev:	the same
+ * @domain:	what it is attached to
+ * @table:	page table: page of IOVA to page of memory and permissions
+ * @maps:	pages ever mapped, but for those of chunks
+ * @budget:	bytes that the provider gives
+ * @refuse_del:	the provider does not take chunks back
+ * @refused:	how often it did not
+ * @refuse_add:	IOVA at which the provider never adds a chunk
+ * @shares_with: whose @most counts, as one device counts for all its domains
+ * @most:	chunks that the provider gives to all who share them; 0 for no such limit
+ * @shown:	chunks that they have
+ */
+struct fake_iommu {
+	struct iommu_device	iommu;
+	struct device		*hw;
+	struct platform_device	*pdev;
+	struct device		*dev;
+	struct iommu_domain	domain;
+	struct xarray		table;
+	unsigned long		maps;
+	u64			budget;
+	bool			refuse_del;
+	unsigned long		refused;
+	dma_addr_t		refuse_add;
+	struct fake_iommu	*shares_with;
+	unsigned int		most;
+	atomic_t		shown;
+};
+
+struct fake_iommu *fake_iommu_create(void);
+void fake_iommu_destroy(struct fake_iommu *fake);
+struct fake_iommu *fake_domain_create(struct fake_iommu *fake);
+void fake_domain_destroy(struct fake_iommu *other);
+void fake_set_budget(struct fake_iommu *fake, u64 budget);
+void fake_set_most(struct fake_iommu *fake, unsigned int most);
+bool fake_device_read(struct fake_iommu *fake, dma_addr_t addr, void *to, size_t len);
+bool fake_device_write(struct fake_iommu *fake, dma_addr_t addr, const void *from, size_t len);
+void *fake_device_page(struct fake_iommu *fake, unsigned long pfn, int prot);
+
+#endif /* _DMA_BOUNCE_KUNIT_IOMMU_H */

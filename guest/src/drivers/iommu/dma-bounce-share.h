@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * How the pools of several domains share the memory of one provider; see dma-bounce-share.c.
+ */
+#ifndef _DMA_BOUNCE_SHARE_H
+#define _DMA_BOUNCE_SHARE_H
+
+struct dma_bounce_pool;
+
+void dma_bounce_share_add(struct dma_bounce_pool *pool);
+void dma_bounce_share_del(struct dma_bounce_pool *pool);
+
+#endif /* _DMA_BOUNCE_SHARE_H */

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Whether a mapping may bounce, and a slot for it: what mappings of all sorts run through, inlined
+ * for that
+ */
+#ifndef _DMA_BOUNCE_TAKE_H
+#define _DMA_BOUNCE_TAKE_H
+
+#include <linux/dma-direction.h>
+#include <linux/dma-map-ops.h>
+#include <linux/dma-mapping.h>
+#include <linux/iommu.h>
+
+#include "dma-bounce-device.h"
+#include "dma-bounce-pool.h"
+#include "dma-bounce-types.h"
+
+/*
+ * Mappings that are used without being synchronised (DMA_ATTR_SKIP_CPU_SYNC means that it is done
+ * later, which reaches memory that is not ours), and what is not for the device alone
+ */
+#define DMA_BOUNCE_NEVER	(DMA_ATTR_SKIP_CPU_SYNC | DMA_ATTR_PRIVILEGED | \
+				 DMA_ATTR_REQUIRE_COHERENT | DMA_ATTR_MMIO)
+
+void dma_bounce_fallback(struct dma_bounce_pool *pool, struct device *dev,
+			 enum dma_bounce_stat reason);
+void dma_bounce_unusable(struct dma_bounce_pool *pool, struct device *dev, u64 len, u64 mask);
+
+static inline u64 dma_bounce_mask(struct device *dev)
+{
+	return min_not_zero(dma_get_mask(dev), dev->bus_dma_limit);
+}
+
+/* The pool that may serve mappings of a device in its DMA domain, or NULL */
+static inline struct dma_bounce_pool *dma_bounce_pool_in(struct device *dev)
+{
+	/* A kernel that boots after a crash attaches devices when they first map something. */
+	if (!dev_is_dma_coherent(dev) || dev->iommu->attach_deferred)
+		return NULL;
+	return dma_bounce_pool_of(dev);
+}
+
+/* Whether attributes let a mapping bounce; otherwise that is counted. */
+static inline bool dma_bounce_attrs_allow(struct dma_bounce_pool *pool, struct device *dev,
+					  unsigned long attrs)
+{
+	if (likely(!(attrs & DMA_BOUNCE_NEVER)))
+		return true;
+	dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_ATTRS);
+	return false;
+}
+
+/* Whether the pool has slots that the device can address; otherwise the reason is counted. */
+static __always_inline bool dma_bounce_usable(struct dma_bounce_pool *pool, struct device *dev)
+{
+	u64 len = smp_load_acquire(&pool->slots.len);	/* pairs with dma_bounce_slots_open() */
+	u64 mask = dma_bounce_mask(dev);
+
+	if (likely(len && pool->slots.base + len - 1 <= mask))
+		return true;
+	dma_bounce_unusable(pool, dev, len, mask);
+	return false;
+}
+
+/**
+ * dma_bounce_pool_for - the pool for a mapping of a device that is to be bounced as a whole
+ * @dev: the device
+ * @attrs: attributes of the mapping
+ *
+ * Return: a pool that is usable, or NULL if the mapping does not bounce.
+ */
+static inline struct dma_bounce_pool *dma_bounce_pool_for(struct device *dev,
+							  unsigned long attrs)
+{
+	struct dma_bounce_pool *pool = dma_bounce_pool_in(dev);
+
+	if (!pool || !dma_bounce_wanted(dev) || !dma_bounce_attrs_allow(pool, dev, attrs) ||
+	    !dma_bounce_usable(pool, dev))
+		return NULL;
+	return pool;
+}
+
+static inline enum dma_bounce_kind dma_bounce_kind(enum dma_data_direction dir)
+{
+	switch (dir) {
+	case DMA_TO_DEVICE:
+		return DMA_BOUNCE_READ;
+	case DMA_FROM_DEVICE:
+		return DMA_BOUNCE_WRITE;
+	default:
+		return DMA_BOUNCE_RW;
+	}
+}
+
+/**
+ * dma_bounce_slot_take - take a slot for a mapping
+ * @pool: the pool, which is usable
+ * @dev: the device
+ * @phys: what is mapped first: the address has those of its low bits that the device needs
+ * @len: bytes
+ * @limit: most bytes that bounce
+ * @dir: direction of the transfer
+ * @mapped: what the slot is for
+ *
+ * The slot's address itself has none of the low bits set, as it is aligned to its size. The caller
+ * is in an RCU read-side critical section until it is done with the slot's memory. Inlined, as each
+ * mapping runs through it.
+ *
+ * Return: a slot that has @offset, @len and @mapped set, or NULL with the reason counted.
+ */
+static __always_inline struct dma_bounce_slot *
+dma_bounce_slot_take(struct dma_bounce_pool *pool, struct device *dev, phys_addr_t phys, size_t len,
+		     size_t limit, enum dma_data_direction dir, enum dma_bounce_mapped mapped)
+{
+	size_t align = dma_get_min_align_mask(dev), offset = phys & align;
+	struct dma_bounce_slot *slot;
+
+	if (len > limit || align >= DMA_BOUNCE_MAX_SLOT || offset + len > DMA_BOUNCE_MAX_SLOT) {
+		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_SIZE);
+		return NULL;
+	}
+	slot = dma_bounce_pool_get(pool, dma_bounce_kind(dir), max(offset + len, align + 1),
+				   mapped);
+	if (!slot) {
+		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_FULL);
+		return NULL;
+	}
+	slot->offset = offset;
+	WRITE_ONCE(slot->len, len);
+	return slot;
+}
+
+/**
+ * dma_bounce_need_sync - have the sync calls of a device reach us
+ * @pool: the pool of the device's domain
+ * @dev: a device that has bounced; a coherent one elides them otherwise
+ */
+static inline void dma_bounce_need_sync(struct dma_bounce_pool *pool, struct device *dev)
+{
+	/* Not dma_dev_need_sync(), by which debugging of the DMA API would hide this */
+	if (likely(!dev_dma_skip_sync(dev)))
+		return;
+	dma_reset_need_sync(dev);
+	dma_bounce_count(pool, DMA_BOUNCE_ELISION_LOST, 1);
+}
+
+#endif /* _DMA_BOUNCE_TAKE_H */
