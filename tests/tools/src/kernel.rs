@@ -11,6 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use self::build::{ARM64, Architecture, X86_64};
 pub(crate) use self::tree::{changed_files, patch_name};
 use crate::key::Key;
 use crate::tools::{Tools, Usage};
@@ -33,6 +34,9 @@ pub struct GuestKernel {
     /// With what looks for mistakes.
     #[arg(long)]
     pub debug: bool,
+    /// For arm64, to be emulated.
+    #[arg(long, conflicts_with_all = ["stock", "profile", "debug"])]
+    pub arm64: bool,
     /// Configuration fragments on top.
     #[arg(long, value_name = "FRAGMENT")]
     pub config: Vec<PathBuf>,
@@ -60,6 +64,7 @@ struct Parts {
     /// Our patches; none for a stock kernel.
     patches: Option<PathBuf>,
     series: String,
+    architecture: &'static Architecture,
 }
 
 impl Tools<'_> {
@@ -77,7 +82,8 @@ impl Tools<'_> {
         made.map(Some)
     }
 
-    /// The directory of a kernel, with `bzImage`, `vmlinux` (ELF with a PVH entry) and `config`; built where it is missing.
+    /// The directory of a kernel, with `bzImage`, `vmlinux` (ELF with a PVH entry) and `config`, or for arm64 with `Image` and
+    /// `config`; built where it is missing.
     ///
     /// # Errors
     /// It cannot be made, or a signal came.
@@ -92,9 +98,10 @@ impl Tools<'_> {
             "to build the guest kernel",
             &["gcc", "make", "flex", "bison", "bc", "libelf-dev", "libssl-dev", "binutils"],
         )?;
+        self.need_packages("to build the guest kernel", parts.architecture.packages)?;
         self.in_tree(&parts, |tree, work| {
             let out = work.join(self.out_name(&parts));
-            self.cached("guest-kernel", &key, |dir| self.build_kernel(tree, &out, &parts.fragments, dir))
+            self.cached("guest-kernel", &key, |dir| self.build_kernel(tree, &out, &parts, dir))
         })
     }
 
@@ -120,6 +127,7 @@ impl Tools<'_> {
             fragments: fragments(&self.checkout.join("guest/config"), kernel, &series)?,
             patches,
             series,
+            architecture: if kernel.arm64 { &ARM64 } else { &X86_64 },
         })
     }
 
@@ -196,6 +204,13 @@ pub(crate) fn patches_of(checkout: &Path, series: &str) -> Result<PathBuf> {
 fn fragments(directory: &Path, kernel: &GuestKernel, series: &str) -> Result<Vec<PathBuf>> {
     let named = |name: &str| directory.join(format!("{name}.config"));
     let if_there = |name: &str| Some(named(name)).filter(|file| file.exists());
+    if kernel.arm64 {
+        let own = kernel
+            .config
+            .iter()
+            .map(|file| fs::canonicalize(file).with_context(|| format!("--config: {}", file.display())));
+        return [Ok(named("arm64"))].into_iter().chain(own).collect();
+    }
     let mut all = vec![named(SERIES)];
     if series != SERIES {
         all.extend(if_there(series));
@@ -237,6 +252,8 @@ mod tests {
         let all = GuestKernel { debug: true, profile: true, config: vec![own.clone()], ..plain.clone() };
         assert_eq!(names(&all, "6.12"), ["6.12", "debug", "debug-6.12", "own", "bounce", "profile"]);
         assert_eq!(names(&all, "7.3"), ["6.12", "7.3", "debug", "own", "bounce", "profile"]);
+        let arm64 = GuestKernel { arm64: true, config: vec![own.clone()], ..plain.clone() };
+        assert_eq!(names(&arm64, "7.3"), ["arm64", "own"]);
         assert_eq!(names(&GuestKernel { stock: true, config: vec![own], ..plain }, "6.12"), ["6.12", "own"]);
     }
 }

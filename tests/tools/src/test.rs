@@ -3,6 +3,7 @@
 //! tests with guests, which leave much of the CPUs idle.
 
 mod api;
+mod arm64;
 mod checks;
 mod guests;
 
@@ -23,7 +24,7 @@ use crate::kernel::patches_of;
 use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
-/// A part of the tests. They run in this order, the last one only when it is named.
+/// A part of the tests. They run in this order; which ones run only when they are named, see [`Stage::is_extra`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Stage {
     Format,
@@ -35,6 +36,7 @@ enum Stage {
     Unit,
     Api,
     Integration,
+    Arm64,
     Debug,
 }
 
@@ -59,7 +61,7 @@ pub struct Options {
     /// Where to keep the guests' consoles.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// The stages; all but the last if none is named.
+    /// The stages; if none is named, all but those that are extra.
     stages: Vec<Stage>,
 }
 
@@ -71,7 +73,7 @@ impl Tools<'_> {
     pub fn test(&self, options: &Options) -> Result<bool> {
         self.check(options)?;
         let stages: Vec<Stage> = match &options.stages[..] {
-            [] => Stage::value_variants().iter().copied().filter(|stage| *stage != Stage::Debug).collect(),
+            [] => Stage::value_variants().iter().copied().filter(|stage| !stage.is_extra(options.all)).collect(),
             named => named.to_vec(),
         };
         let out = work_dir::create(&env::temp_dir(), "carom-test")?;
@@ -185,6 +187,7 @@ impl Tools<'_> {
             Stage::Unit => self.test_unit(),
             Stage::Api => self.test_api(out),
             Stage::Integration => self.run_shown(&mut self.prepare_integration(options, out)?),
+            Stage::Arm64 => self.test_arm64(out),
             Stage::Debug => self.test_debug(options, out),
         }
     }
@@ -193,6 +196,11 @@ impl Tools<'_> {
 impl Stage {
     fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// Whether it runs only if it is named, or if `all` is wanted.
+    fn is_extra(self, all: bool) -> bool {
+        self == Self::Debug || (self == Self::Arm64 && !all)
     }
 
     /// Whether it may run beside the tests with guests, slowly: it takes long, and expects nothing to happen within less than seconds.
@@ -289,6 +297,14 @@ mod tests {
             let said = checked(&words).unwrap_err();
             assert!(said.contains(reason), "{words:?}: {said}");
         }
+    }
+
+    #[test]
+    fn stages_that_take_long_run_only_where_they_are_wanted() {
+        let extra =
+            |all| Stage::value_variants().iter().copied().filter(|stage| stage.is_extra(all)).collect::<Vec<_>>();
+        assert_eq!(extra(false), [Stage::Arm64, Stage::Debug]);
+        assert_eq!(extra(true), [Stage::Debug]);
     }
 
     #[test]

@@ -10,47 +10,80 @@ use std::thread::available_parallelism;
 
 use anyhow::{Context, Result, ensure};
 
+use super::Parts;
 use crate::tools::Tools;
 
+/// What a kernel is built for.
+#[derive(Debug)]
+pub(super) struct Architecture {
+    /// Variables that make has for it.
+    variables: &'static [&'static str],
+    /// What make builds, and where that is.
+    image: &'static str,
+    directory: &'static str,
+    /// Whether the ELF file is wanted too.
+    elf: bool,
+    /// Debian packages that it takes besides.
+    pub(super) packages: &'static [&'static str],
+}
+
+/// This machine's.
+pub(super) const X86_64: Architecture =
+    Architecture { variables: &[], image: "bzImage", directory: "arch/x86/boot", elf: true, packages: &[] };
+
+/// To be emulated.
+pub(super) const ARM64: Architecture = Architecture {
+    variables: &["ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"],
+    image: "Image",
+    directory: "arch/arm64/boot",
+    elf: false,
+    packages: &["gcc-aarch64-linux-gnu"],
+};
+
 impl Tools<'_> {
-    /// Builds `tree` in `out` with these fragments, and leaves in `dir` what is wanted of it.
-    pub(super) fn build_kernel(&self, tree: &Path, out: &Path, fragments: &[PathBuf], dir: &Path) -> Result<()> {
+    /// Builds `tree` in `out`, and leaves in `dir` what is wanted of it.
+    pub(super) fn build_kernel(&self, tree: &Path, out: &Path, parts: &Parts, dir: &Path) -> Result<()> {
+        let Architecture { image, directory, elf, .. } = parts.architecture;
         fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
-        self.configure(tree, out, fragments)?;
-        self.compile(tree, out)?;
-        copy(&out.join("arch/x86/boot/bzImage"), &dir.join("bzImage"))?;
+        self.configure(tree, out, parts)?;
+        self.compile(tree, out, parts.architecture)?;
+        copy(&out.join(directory).join(image), &dir.join(image))?;
         copy(&out.join(".config"), &dir.join("config"))?;
-        self.run(Command::new("strip").args(["-s", "-o"]).arg(dir.join("vmlinux")).arg(out.join("vmlinux")))?;
         // Addresses in a guest's oops can be looked up in it.
         copy(&out.join("System.map"), &dir.join("System.map"))?;
-        for name in ["bzImage", "config", "vmlinux", "System.map"] {
+        let mut names = vec![*image, "config", "System.map"];
+        if *elf {
+            self.run(Command::new("strip").args(["-s", "-o"]).arg(dir.join("vmlinux")).arg(out.join("vmlinux")))?;
+            names.push("vmlinux");
+        }
+        for name in names {
             fs::set_permissions(dir.join(name), Permissions::from_mode(0o644)).context("permissions of the kernel")?;
         }
         Ok(())
     }
 
     /// Everything off but what the fragments say; fails if the kernel's rules refuse any of it.
-    fn configure(&self, tree: &Path, out: &Path, fragments: &[PathBuf]) -> Result<()> {
+    fn configure(&self, tree: &Path, out: &Path, parts: &Parts) -> Result<()> {
         let mut wanted = String::new();
-        for fragment in fragments {
+        for fragment in &parts.fragments {
             wanted += &fs::read_to_string(fragment).with_context(|| format!("reading {}", fragment.display()))?;
         }
         let file = beside(out, ".fragment");
         fs::write(&file, &wanted).with_context(|| format!("writing {}", file.display()))?;
         let mut all = "KCONFIG_ALLCONFIG=".to_owned();
         all += &file.to_string_lossy();
-        self.run(self.make(tree, out).args(["-s", &all, "allnoconfig"]))?;
+        self.run(self.make(tree, out, parts.architecture).args(["-s", &all, "allnoconfig"]))?;
         let config = fs::read_to_string(out.join(".config")).context("reading the kernel's configuration")?;
         let refused = refused(&wanted, &config);
         ensure!(refused.is_empty(), "the kernel's configuration rules refuse: {}", refused.join(" "));
         Ok(())
     }
 
-    fn compile(&self, tree: &Path, out: &Path) -> Result<()> {
+    fn compile(&self, tree: &Path, out: &Path, architecture: &Architecture) -> Result<()> {
         let log = beside(out, ".log");
         let jobs = available_parallelism().map_or(1, usize::from);
-        let mut make = self.make(tree, out);
-        make.arg(format!("-j{jobs}")).arg("bzImage");
+        let mut make = self.make(tree, out, architecture);
+        make.arg(format!("-j{jobs}")).arg(architecture.image);
         make.envs([
             ("KBUILD_BUILD_TIMESTAMP", "1970-01-01"),
             ("KBUILD_BUILD_USER", "carom"),
@@ -67,9 +100,10 @@ impl Tools<'_> {
         made.with_context(|| format!("the guest kernel does not build; the whole log is in {}", log.display()))
     }
 
-    fn make(&self, tree: &Path, out: &Path) -> Command {
+    fn make(&self, tree: &Path, out: &Path, architecture: &Architecture) -> Command {
         let mut make = Command::new("nice");
         make.args(["-n", "5", "make", "-C"]).arg(tree).arg(format!("O={}", out.display()));
+        make.args(architecture.variables);
         make
     }
 }
