@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a bounced drive leaves in buffers besides what it read: after reads that fail, and after commands by passthrough.
+//! What a bounced drive leaves in buffers besides what it read: after reads that fail, and after commands by passthrough. So does one
+//! without an IOMMU whose I/O goes through swiotlb.
 
 use carom_integration::harness::guest_test;
 use carom_integration::workload::WAIT_FOR_NVME;
-use carom_integration::{Guest, Kernel};
+use carom_integration::{Guest, Kernel, Outcome};
 
 use crate::support::{SITE, number, required, run};
 
 /// Cases of `nvme-check`.
 const CASES: usize = 9;
 
-fn buffers_are_right(name: &str, kernel: Kernel) {
+/// A second drive, which has a place where its reads fail; and a job that looks at buffers, and then does `then`.
+fn drive_and_job(then: &str) -> (&'static str, String) {
     let drive = required(SITE.nvme.get(1), "a second NVMe drive (CAROM_NVME2)");
     let bad = required(SITE.nvme2_bad.as_ref(), "a place where its reads fail (CAROM_NVME2_BAD)");
     // Without huge pages, a large buffer has several pieces. The kernel's messages must not come between the results.
@@ -19,14 +21,23 @@ fn buffers_are_right(name: &str, kernel: Kernel) {
          nvme-check /dev/nvme0n1 {bad} >/tmp/checked && right=1\n\
          cat /tmp/checked\n\
          [ \"$right\" = 1 ] || exit 96\n\
-         sed 's/^/CAROM-STAT-/' /sys/kernel/debug/iommu_bounce/*/stats\n"
+         {then}\n"
     );
+    (drive, job)
+}
+
+fn expect_all_right(outcome: &Outcome) {
+    let right = outcome.console.lines().filter(|line| line.starts_with("nvme-check: ") && line.ends_with(": right"));
+    assert_eq!(right.count(), CASES, "console:\n{}", outcome.console);
+}
+
+fn buffers_are_right(name: &str, kernel: Kernel) {
+    let (drive, job) = drive_and_job("sed 's/^/CAROM-STAT-/' /sys/kernel/debug/iommu_bounce/*/stats");
 
     let guest = Guest::new(name).kernel(kernel).iommu_device(drive).bounce("size=64M").cmdline("iommu.strict=1");
     let outcome = run(&guest.job(&job));
 
-    let right = outcome.console.lines().filter(|line| line.starts_with("nvme-check: ") && line.ends_with(": right"));
-    assert_eq!(right.count(), CASES, "console:\n{}", outcome.console);
+    expect_all_right(&outcome);
     // The three reads that the kernel makes itself are not copied back when they fail.
     assert!(number(&outcome, "CAROM-STAT-not_copied_back") >= 3, "console:\n{}", outcome.console);
     assert_eq!(number(&outcome, "CAROM-STAT-slots_orphaned"), 0, "console:\n{}", outcome.console);
@@ -40,4 +51,15 @@ fn buffers_keep_what_they_had_when_reads_fail() {
 #[guest_test(needs(FailingDrive), slow = "the same runs on the older kernel, and kunit_passes_* on this one")]
 fn buffers_keep_what_they_had_when_reads_fail_on_the_newer_kernel() {
     buffers_are_right("drive-errors-newer", Kernel::Newer);
+}
+
+/// The attributes that save the copy to a bounce buffer are swiotlb's too: what failed, or was not vouched for, is not copied back.
+#[guest_test(needs(FailingDrive), slow = "of the part of the guest patch that changes swiotlb, which seldom changes")]
+fn buffers_keep_what_they_had_when_reads_fail_through_swiotlb() {
+    let (drive, job) = drive_and_job("echo \"CAROM-SWIOTLB $(cat /sys/kernel/debug/swiotlb/io_tlb_used_hiwater)\"");
+
+    let outcome = run(&Guest::new("drive-errors-swiotlb").device(drive).cmdline("swiotlb=force").job(&job));
+
+    expect_all_right(&outcome);
+    assert!(number(&outcome, "CAROM-SWIOTLB") > 0, "nothing went through swiotlb:\n{}", outcome.console);
 }
