@@ -53,6 +53,7 @@ pub struct Cli {
     #[arg(long, value_name = "TEXT", default_value = "", requires = PAYLOAD, conflicts_with = "firmware")]
     cmdline: String,
     /// CPUs: boot=N[,max=N][,topology=THREADS:CORES:DIES:PACKAGES][,max_phys_bits=46][,nested=on|off]
+    /// [,affinity=[VCPU@[CPU,CPU-CPU],…]], the CPUs of the host that a vCPU runs on
     #[arg(long, value_name = "boot=N", default_value = "boot=1", requires = PAYLOAD)]
     cpus: CpusConfig,
     /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off]

@@ -11,6 +11,8 @@ pub const GIB: u64 = 1 << 30;
 
 /// Most vCPUs of a VM: what the 8-bit local APIC IDs of the ACPI MADT can name.
 pub const MAX_VCPUS: u32 = 254;
+/// Highest number of a CPU of the host: sets of them, as the C library has them, hold so many.
+pub const MAX_HOST_CPU: u32 = 1023;
 /// Bits of a physical address that the guest's CPUs have at most if nothing else is said. Linux that starts by PVH knows as many.
 pub const MAX_PHYS_BITS: u8 = 46;
 /// Bits of a physical address that x86-64 CPUs may have, the least since they have 64-bit addresses.

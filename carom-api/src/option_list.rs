@@ -118,6 +118,18 @@ impl OptionList {
         numbers.map_err(|rule| ConfigError::new(self.option.key(key), rule))
     }
 
+    /// The pairs that `key` lists, if it was given: `[0@[2,3],1@4]` is `0` with `[2,3]` and `1` with `4`.
+    ///
+    /// # Errors
+    /// It is no such list.
+    pub fn pairs(&self, key: &'static str) -> Result<Option<Vec<(&str, &str)>>, ConfigError> {
+        let pairs = self.get(key).map(|text| parse_pairs(text).ok_or(text)).transpose();
+        pairs.map_err(|text| {
+            let rule = format!("'{text}' is no list of pairs, such as [0@[2,3],1@[4]]");
+            ConfigError::new(self.option.key(key), rule)
+        })
+    }
+
     /// The texts that `key` says: `one`, or `[one,two]`. None where it was not given.
     pub fn texts(&self, key: &'static str) -> Vec<String> {
         let inner = |text: &str| text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).map(str::to_string);
@@ -159,8 +171,21 @@ fn parse(text: &str, words: &[&'static str], keys: &[&'static str]) -> Result<Ve
     Ok(values)
 }
 
+/// The pairs of a list without spaces, `[a@[1,2],b@3]`.
+fn parse_pairs(text: &str) -> Option<Vec<(&str, &str)>> {
+    let inner = text.strip_prefix('[')?.strip_suffix(']')?;
+    let mut within = false;
+    let parts = inner.split(|c| {
+        within = c == '[' || within && c != ']';
+        c == ',' && !within
+    });
+    let pairs =
+        parts.map(|pair| pair.split_once('@').filter(|(first, second)| !first.is_empty() && !second.is_empty()));
+    if inner.is_empty() { Some(Vec::new()) } else { pairs.collect() }
+}
+
 /// The numbers of a list without spaces, `[0,2-4]`, or a single one.
-fn parse_numbers(text: &str) -> Result<Vec<u16>, String> {
+pub(crate) fn parse_numbers(text: &str) -> Result<Vec<u16>, String> {
     let wrong = || format!("'{text}' is no number and no list of them, such as [0,2-4]");
     let inner = match text.strip_prefix('[') {
         Some(inner) => inner.strip_suffix(']').ok_or_else(wrong)?,
@@ -178,26 +203,34 @@ fn parse_numbers(text: &str) -> Result<Vec<u16>, String> {
     Ok(numbers)
 }
 
-/// Splits at commas outside double quotes and lists, and takes the quotes away. A list is a value that begins with `[`.
+/// Splits at commas outside double quotes and lists, and takes the quotes away. A list is a value that begins with `[`, or
+/// the second of a pair in one.
 fn split(text: &str) -> Result<Vec<String>, Malformed> {
     let mut parts = vec![String::new()];
-    let (mut quoted, mut listed) = (false, false);
+    let (mut quoted, mut lists) = (false, 0);
     for c in text.chars() {
         let part = parts.last_mut().expect("there is always a last part");
         match c {
             '"' => quoted = !quoted,
-            ',' if !quoted && !listed => parts.push(String::new()),
+            ',' if !quoted && lists == 0 => parts.push(String::new()),
             _ => {
-                listed = !quoted
-                    && (listed && c != ']' || c == '[' && part.find('=').is_some_and(|at| at + 1 == part.len()));
+                match c {
+                    '[' if lists == 0 && part.find('=').is_some_and(|at| at + 1 == part.len()) => lists = 1,
+                    '[' if lists == 1 && part.ends_with('@') => lists = 2,
+                    ']' if lists > 0 => lists -= 1,
+                    _ => {}
+                }
+                if quoted {
+                    lists = 0;
+                }
                 part.push(c);
             }
         }
     }
-    match (quoted, listed) {
+    match (quoted, lists) {
         (true, _) => Err(Malformed::UnclosedQuote),
-        (false, true) => Err(Malformed::UnclosedList),
-        (false, false) => Ok(parts),
+        (false, 0) => Ok(parts),
+        (false, _) => Err(Malformed::UnclosedList),
     }
 }
 
@@ -247,6 +280,26 @@ mod tests {
         for wrong in ["x", "[1,]", "1,", "[1-]", "[65536]", "[1]2"] {
             let refused = numbers(&format!("a={wrong}")).unwrap_err();
             assert!(refused.contains("no list of them") || refused.contains("empty part"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn list_may_hold_pairs_whose_second_is_a_list() {
+        let parse = |text: &str| OptionList::parse(OPTION, text, &["a", "b"]);
+        let list = parse("a=[0@[2,3],x@4],b=on").unwrap();
+        assert_eq!(list.pairs("a"), Ok(Some(vec![("0", "[2,3]"), ("x", "4")])));
+        assert_eq!(list.toggle("b", false), Ok(true));
+        assert_eq!(parse("a=[]").unwrap().pairs("a"), Ok(Some(Vec::new())));
+        assert_eq!(parse("b=on").unwrap().pairs("a"), Ok(None));
+        for wrong in ["a=0@[1,2]", "a=[0@[1,2]"] {
+            let refused = parse(wrong).and_then(|list| list.pairs("a").map(|_| ())).unwrap_err().to_string();
+            assert!(
+                refused.contains("empty part") || refused.contains("no key=value") || refused.contains("not closed")
+            );
+        }
+        for wrong in ["a=0@1", "a=[1]", "a=[@1]", "a=[1@]", "a=[1@2,]", "a=[1@2,,1@3]"] {
+            let refused = parse(wrong).unwrap().pairs("a").unwrap_err().to_string();
+            assert!(refused.starts_with("--device a: '") && refused.contains("no list of pairs"), "{refused}");
         }
     }
 

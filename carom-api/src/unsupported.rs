@@ -90,11 +90,6 @@ const IO: &str = "disks are read and written by io_uring, or by plain system cal
 pub static UNSUPPORTED: &[Unsupported] = &[
     slot("balloon.pci_device_id"),
     slot("console.pci_device_id"),
-    field(
-        "cpus.affinity",
-        Neutral::NoElements,
-        "the threads of vCPUs are called vcpu0, vcpu1 and so on, and can be pinned from outside",
-    ),
     field("cpus.core_scheduling", Neutral::Text("Off"), "the host schedules the threads of vCPUs as all others"),
     field("cpus.features", Neutral::NoFields, "the guest has the features of the host's CPU but AMX"),
     field("cpus.features.amx", Neutral::Bool(false), "the guest has the features of the host's CPU but AMX"),
@@ -110,11 +105,6 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     field("disks.*.disable_aio", Neutral::Bool(false), IO),
     field("disks.*.disable_io_uring", Neutral::Bool(false), IO),
     slot("disks.*.pci_device_id"),
-    field(
-        "disks.*.queue_affinity",
-        Neutral::NoElements,
-        "the threads of a disk are called by its id and _q0, _q1 and so on, and can be pinned from outside",
-    ),
     field(
         "disks.*.sparse",
         Neutral::Bool(true),

@@ -14,8 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::event_fd;
-use crate::sandbox;
 pub use crate::sandbox::Role;
+use crate::sandbox::{self, HostCpus};
 use crate::sync::lock;
 
 /// What a worker waits for before it works again. A doorbell and orders wake it in any case.
@@ -150,10 +150,25 @@ impl<T: Task> Worker<T> {
     /// # Errors
     /// The host gives no thread or no descriptor.
     pub fn spawn(name: String, role: Role, doorbell: EventFd, paused: bool, task: T) -> io::Result<Self> {
+        Self::spawn_on(None, name, role, doorbell, paused, task)
+    }
+
+    /// The same on `cpus` of the host only.
+    ///
+    /// # Errors
+    /// The host gives no thread or no descriptor, or a CPU cannot be used.
+    pub fn spawn_on(
+        cpus: Option<HostCpus>,
+        name: String,
+        role: Role,
+        doorbell: EventFd,
+        paused: bool,
+        task: T,
+    ) -> io::Result<Self> {
         let orders = Arc::new(Orders::new(paused)?);
         let task = Arc::new(Mutex::new(task));
         let (of_thread, task_of_thread) = (orders.clone(), task.clone());
-        let thread = sandbox::start(role.thread(), name, move || {
+        let thread = sandbox::start_on(role.thread(), name, cpus, move || {
             let work = AssertUnwindSafe(|| work(&of_thread, &task_of_thread, &doorbell));
             if catch_unwind(work).is_err() {
                 lock(&task_of_thread).panicked();
@@ -240,6 +255,8 @@ fn sleep(orders: &Orders, doorbell: &EventFd, task: &impl Task, wait: Wait) {
 mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
+    use rustix::thread::{CpuSet, sched_getaffinity};
+
     use super::*;
 
     /// Tells of each of its runs, and panics in the last one.
@@ -322,6 +339,39 @@ mod tests {
             assert!((1..=3).all(|run| told.recv() == Ok(run)));
             drop(worker);
         }
+    }
+
+    /// Tells where it runs.
+    struct Place(Sender<CpuSet>);
+
+    impl Task for Place {
+        fn run(&mut self, _: &Orders) -> Wait {
+            self.0.send(sched_getaffinity(None).unwrap()).unwrap();
+            Wait::Doorbell
+        }
+        fn panicked(&self) {}
+    }
+
+    #[test]
+    fn worker_runs_on_the_cpus_that_it_is_to_and_on_any_otherwise() {
+        let all = sched_getaffinity(None).unwrap();
+        let last = (0..CpuSet::MAX_CPU).rfind(|cpu| all.is_set(*cpu)).unwrap();
+        let only = HostCpus::new([u32::try_from(last).unwrap()]).unwrap();
+        for cpus in [None, Some(only)] {
+            let (tell, told) = channel();
+            let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
+            let worker = Worker::spawn_on(cpus, "test".into(), Role::Rng, doorbell, false, Place(tell)).unwrap();
+            let place = told.recv().unwrap();
+            assert_eq!((place.is_set(last), place.count()), (true, if cpus.is_some() { 1 } else { all.count() }));
+            drop(worker);
+        }
+        let beyond = HostCpus::new([u32::try_from(CpuSet::MAX_CPU - 1).unwrap()]).unwrap();
+        let (tell, told) = channel();
+        let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
+        let refused =
+            Worker::spawn_on(Some(beyond), "test".into(), Role::Rng, doorbell, false, Place(tell)).err().unwrap();
+        assert!(refused.to_string().starts_with("CPU 1023 of the host is not there"), "{refused}");
+        told.recv().unwrap_err();
     }
 
     #[test]

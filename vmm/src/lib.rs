@@ -7,6 +7,7 @@
 //! the ground that these stand on, [`kvm`] the kernel's side, [`arch`] what differs between processor architectures.
 
 pub mod address_space;
+pub mod affinity;
 pub mod api;
 pub mod arch;
 pub mod console;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use devices::patience::Operation;
 use devices::platform::Space;
-use devices::sandbox;
+use devices::sandbox::{self, HostCpus};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
@@ -67,8 +67,15 @@ pub struct Vcpu {
 extern "C" fn kicked(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 impl Vcpu {
-    /// Starts the thread of vCPU `id`, paused. It ends when this is dropped; another can be started for the vCPU then.
-    pub fn spawn(id: u32, vcpu: Arc<Mutex<VcpuFd>>, io_map: Arc<IoMap>, mailbox: Arc<Mailbox>) -> io::Result<Self> {
+    /// Starts the thread of vCPU `id`, paused, on `cpus` of the host if there are any. It ends when this is dropped; another can
+    /// be started for the vCPU then.
+    pub fn spawn(
+        id: u32,
+        cpus: Option<HostCpus>,
+        vcpu: Arc<Mutex<VcpuFd>>,
+        io_map: Arc<IoMap>,
+        mailbox: Arc<Mailbox>,
+    ) -> io::Result<Self> {
         register_signal_handler(SIGRTMIN(), kicked)?;
         let shared = Arc::new(Shared {
             state: Mutex::new(State { order: Order::Pause, parked: false }),
@@ -77,7 +84,7 @@ impl Vcpu {
             vcpu,
         });
         let of_thread = shared.clone();
-        let thread = sandbox::start(VCPU, format!("vcpu{id}"), move || {
+        let thread = sandbox::start_on(VCPU, format!("vcpu{id}"), cpus, move || {
             let runner = Runner { id, shared: of_thread, io_map, mailbox };
             // A panic must end the VM, not leave it without one of its CPUs.
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runner.run())).is_err() {

@@ -13,10 +13,12 @@ mod tiny_guest;
 use std::fs::{self, OpenOptions};
 use std::io::BufReader;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::thread::{CpuSet, Pid, sched_getaffinity};
 use serde_json::{Value, json};
 
 use echo_guest::ECHO;
@@ -69,6 +71,10 @@ impl Carom {
     }
 
     fn start_with(code: &[u8], boot: u32) -> Option<Self> {
+        Self::start_with_cpus(code, &format!("boot={boot},max=4"))
+    }
+
+    fn start_with_cpus(code: &[u8], cpus: &str) -> Option<Self> {
         if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
             eprintln!("not tested: /dev/kvm: {error}");
             return None;
@@ -78,7 +84,7 @@ impl Carom {
         let child = Command::new(env!("CARGO_BIN_EXE_carom"))
             .arg("--kernel")
             .arg(dir.path().join("kernel"))
-            .args(["--cpus", &format!("boot={boot},max=4"), "--memory", "size=64M"])
+            .args(["--cpus", cpus, "--memory", "size=64M"])
             .args(["--serial", "null"])
             .arg("--api-socket")
             .arg(dir.path().join("api.sock"))
@@ -127,6 +133,15 @@ impl Carom {
         names.concat()
     }
 
+    /// CPUs of the host on which the thread of this name may run.
+    fn place(&self, thread: &str) -> Vec<usize> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let is_it = |path: &Path| fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim() == thread);
+        let task = tasks.map(|task| task.unwrap().path()).find(|path| is_it(path)).unwrap();
+        let id = task.file_name().and_then(|id| id.to_str()?.parse().ok()).and_then(Pid::from_raw);
+        cpus(&sched_getaffinity(id).unwrap())
+    }
+
     /// Has the guest have so many vCPUs.
     fn becomes(&self, vcpus: u32) {
         assert_eq!(self.resize(vcpus), (204, String::new()));
@@ -138,6 +153,47 @@ impl Carom {
         let wanted: String = (0..vcpus).map(|number| number.to_string()).collect();
         self.wait_until(&format!("vCPUs {wanted}"), || self.threads() == wanted);
     }
+}
+
+fn cpus(set: &CpuSet) -> Vec<usize> {
+    (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+#[test]
+fn vcpus_run_on_the_cpus_of_the_host_that_they_are_to_however_they_come() {
+    let all = cpus(&sched_getaffinity(None).unwrap());
+    let (first, last) = (all[0], all[all.len() - 1]);
+    let affinity = format!("boot=2,max=4,affinity=[0@[{last}],2@[{first}],3@[{first},{last}]]");
+    let Some(carom) = Carom::start_with_cpus(&Guest::LetsGo.code(), &affinity) else { return };
+    assert_eq!((carom.place("vcpu0"), carom.place("vcpu1")), (vec![last], all.clone()));
+    carom.becomes(4);
+    let mut both = vec![first, last];
+    both.dedup();
+    assert_eq!((carom.place("vcpu2"), carom.place("vcpu3")), (vec![first], both));
+    carom.becomes(1);
+    carom.becomes(3);
+    assert_eq!((carom.place("vcpu0"), carom.place("vcpu2")), (vec![last], vec![first]));
+    // What the pinned threads have started runs anywhere.
+    assert_eq!((carom.place("carom"), carom.place("api")), (all.clone(), all));
+    let told = carom.call("GET", "vm.info", None).1;
+    assert_eq!(told["config"]["cpus"]["affinity"][0], json!({"vcpu": 0, "host_cpus": [last]}));
+}
+
+#[test]
+fn vcpu_that_is_to_run_on_no_cpu_of_the_host_is_refused_before_anything_is_built() {
+    let Some(carom) = Carom::start(Guest::LetsGo, 1) else { return };
+    carom.put("vm.delete", None);
+    let there = cpus(&sched_getaffinity(None).unwrap())[0];
+    let body = |host_cpus: Value| {
+        json!({"payload": {"kernel": carom.dir.path().join("kernel")}, "memory": {"size": 64 << 20},
+            "cpus": {"boot_vcpus": 1, "max_vcpus": 2, "affinity": [{"vcpu": 1, "host_cpus": host_cpus}]}})
+    };
+    let refused = carom.call("PUT", "vm.create", Some(&body(json!([]))));
+    assert_eq!(refused, (400, json!(["cpus.affinity: vCPU 1 has no CPU of the host to run on"])));
+    carom.put("vm.create", Some(&body(json!([there, 1023]))));
+    let rule = "cpus.affinity: vCPU 1: CPU 1023 of the host is not there, or this program may not use it";
+    assert_eq!(carom.call("PUT", "vm.boot", None), (400, json!([rule])));
+    assert_eq!(carom.call("GET", "vm.info", None).1["state"], "Created");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::MemoryConfig;
+use super::{CpuAffinity, MemoryConfig};
 use crate::error::ConfigError;
 use crate::field::Field;
 use crate::limits::{MAX_PHYS_BITS, MAX_VCPUS, PHYS_BITS, ROOM_BESIDE_RAM};
@@ -35,6 +35,10 @@ pub struct CpusConfig {
     /// Whether the guest can run VMs, where the host allows it.
     #[serde(default = "default_nested")]
     pub nested: bool,
+    /// The CPUs of the host that each of them runs on; any where nothing is said of it.
+    #[serde(default, deserialize_with = "object::list_or_null")]
+    #[schema(value_type = Option<Vec<CpuAffinity>>)]
+    pub affinity: Vec<CpuAffinity>,
 }
 
 /// How vCPUs are grouped.
@@ -73,6 +77,8 @@ impl CpusConfig {
     pub const TOPOLOGY: Field = Self::OPTION.key("topology");
     /// [`Self::max_phys_bits`].
     pub const MAX_PHYS_BITS: Field = Self::OPTION.key("max_phys_bits");
+    /// [`Self::affinity`].
+    pub const AFFINITY: Field = Self::OPTION.key("affinity");
 
     /// `count` vCPUs and nothing special.
     pub fn with_count(count: u32) -> Self {
@@ -82,6 +88,7 @@ impl CpusConfig {
             topology: None,
             max_phys_bits: default_max_phys_bits(),
             nested: default_nested(),
+            affinity: Vec::new(),
         }
     }
 
@@ -95,7 +102,8 @@ impl CpusConfig {
     /// Checks the numbers.
     ///
     /// # Errors
-    /// There are too many or none, fewer than at boot, or they are grouped; or addresses have too few or too many bits.
+    /// There are too many or none, fewer than at boot, or they are grouped; one is to run nowhere; or addresses have too few or too
+    /// many bits.
     pub fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         let Self { boot_vcpus, max_vcpus, .. } = *self;
         if !(1..=MAX_VCPUS).contains(&boot_vcpus) {
@@ -108,6 +116,7 @@ impl CpusConfig {
         if let Some(topology) = &self.topology {
             topology.check(max_vcpus)?;
         }
+        CpuAffinity::check_all(&self.affinity, Self::AFFINITY, max_vcpus)?;
         self.check_phys_bits(memory)
     }
 
@@ -149,9 +158,11 @@ impl Default for CpusConfig {
 impl FromStr for CpusConfig {
     type Err = ConfigError;
 
-    /// Parses `boot=N[,max=N][,topology=THREADS:CORES:DIES:PACKAGES][,max_phys_bits=N][,nested=on|off]`.
+    /// Parses `boot=N[,max=N][,topology=THREADS:CORES:DIES:PACKAGES][,max_phys_bits=N][,nested=on|off]
+    /// [,affinity=[VCPU@[CPU,CPU-CPU],…]]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = OptionList::parse(Self::OPTION, text, &["boot", "max", "topology", "max_phys_bits", "nested"])?;
+        let keys = ["boot", "max", "topology", "max_phys_bits", "nested", "affinity"];
+        let list = OptionList::parse(Self::OPTION, text, &keys)?;
         let number = |field, text: &str| {
             text.parse().map_err(|_| ConfigError::new(field, format!("'{text}' is no number of CPUs")))
         };
@@ -161,7 +172,8 @@ impl FromStr for CpusConfig {
             bits.parse().map_err(|_| ConfigError::new(Self::MAX_PHYS_BITS, format!("'{bits}' is no number of bits")))
         })?;
         let topology = list.get("topology").map(str::parse).transpose()?;
-        Ok(Self { boot_vcpus, max_vcpus, topology, max_phys_bits, nested: list.toggle("nested", true)? })
+        let affinity = CpuAffinity::parse(&list, Self::AFFINITY)?;
+        Ok(Self { boot_vcpus, max_vcpus, topology, max_phys_bits, nested: list.toggle("nested", true)?, affinity })
     }
 }
 
@@ -197,7 +209,7 @@ mod tests {
         assert_eq!(refused("boot=two"), "--cpus boot: 'two' is no number of CPUs");
         assert_eq!(
             refused("most=2"),
-            "--cpus: unknown key 'most', known are: boot, max, topology, max_phys_bits, nested"
+            "--cpus: unknown key 'most', known are: boot, max, topology, max_phys_bits, nested, affinity"
         );
         assert_eq!(refused("boot=2,max_phys_bits=-1"), "--cpus max_phys_bits: '-1' is no number of bits");
         assert!(refused("boot=2,topology=1:2:1").starts_with("--cpus topology: '1:2:1' is not THREADS:"));
@@ -228,6 +240,16 @@ mod tests {
         for other in ["2:2:1:1", "1:2:2:1", "1:2:1:2", "1:1:1:1", "1:8:1:1", "0:0:0:0", "4:1:1:1"] {
             assert_eq!(refused(&with(other), GIB), Some(CpusConfig::TOPOLOGY), "{other}");
         }
+    }
+
+    #[test]
+    fn cpus_of_the_host_are_for_vcpus_that_there_can_be() {
+        let cpus: CpusConfig = "boot=1,max=2,affinity=[1@[0,2]]".parse().unwrap();
+        let body = r#"{"boot_vcpus": 1, "max_vcpus": 2, "affinity": [{"vcpu": 1, "host_cpus": [0, 2]}]}"#;
+        assert_eq!(cpus, serde_json::from_str(body).unwrap());
+        assert_eq!(refused(&cpus, GIB), None);
+        let beyond = CpusConfig { max_vcpus: 1, ..cpus };
+        assert_eq!(refused(&beyond, GIB), Some(CpusConfig::AFFINITY));
     }
 
     #[test]

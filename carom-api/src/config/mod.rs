@@ -2,6 +2,7 @@
 
 //! What every VM has: what it boots, its CPUs, RAM and console, and what it uses of the host. Devices are [`crate::kinds`]'.
 
+mod affinity;
 mod console;
 mod cpus;
 mod landlock;
@@ -11,6 +12,7 @@ mod pci_segment;
 mod platform;
 mod rate_limit;
 
+pub use affinity::{CpuAffinity, VirtQueueAffinity};
 pub use console::{ConsoleMode, ConsoleTarget, SerialConfig};
 pub use cpus::{CpuTopology, CpusConfig};
 pub use landlock::{FileAccess, LandlockConfig};

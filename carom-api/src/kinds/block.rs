@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::vhost_user::{check_memory, check_socket, toggle};
 use super::{Add, HostFile, Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
-use crate::config::{MemoryConfig, RATE_KEYS, RateLimiterConfig};
+use crate::config::{MemoryConfig, RATE_KEYS, RateLimiterConfig, VirtQueueAffinity};
 use crate::error::ConfigError;
 use crate::field::Field;
 use crate::object;
@@ -99,6 +99,10 @@ pub struct DiskConfig {
     /// The group (`rate_limit_groups`) whose limit it shares instead.
     #[serde(default)]
     pub rate_limit_group: Option<String>,
+    /// The CPUs of the host that the threads of its queues run on; any where nothing is said of a queue.
+    #[serde(default, deserialize_with = "object::list_or_null")]
+    #[schema(value_type = Option<Vec<VirtQueueAffinity>>)]
+    pub queue_affinity: Vec<VirtQueueAffinity>,
     /// PCI segment that the device is on.
     #[serde(default)]
     #[schema(maximum = 15)]
@@ -145,6 +149,8 @@ impl DiskConfig {
     pub const RATE_LIMIT: Field = Self::OPTION.keys("", "rate_limiter_config");
     /// [`Self::rate_limit_group`].
     pub const RATE_LIMIT_GROUP: Field = Self::OPTION.key("rate_limit_group");
+    /// [`Self::queue_affinity`].
+    pub const QUEUE_AFFINITY: Field = Self::OPTION.key("queue_affinity");
     /// [`Self::backing_files`].
     pub const BACKING_FILES: Field = Self::OPTION.key("backing_files");
     /// [`Self::image_type`].
@@ -156,7 +162,7 @@ impl DiskConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "path=FILE,…",
-        help: "Disk: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,num_queues=1][,queue_size=128][,serial=TEXT][,image_type=raw|qcow2|fixedvhd][,backing_files=on|off][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,rate_limit_group=NAME][,pci_segment=N][,id=NAME]",
+        help: "Disk: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,num_queues=1][,queue_size=128][,serial=TEXT][,image_type=raw|qcow2|fixedvhd][,backing_files=on|off][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,rate_limit_group=NAME][,queue_affinity=[QUEUE@[CPU,CPU-CPU],…]][,pci_segment=N][,id=NAME]",
         bare: None,
         id: "_disk",
         takes_slot: true,
@@ -198,6 +204,7 @@ impl DiskConfig {
             (Self::BACKING_FILES, self.backing_files),
             (Self::RATE_LIMIT, self.rate_limiter_config.is_some()),
             (Self::RATE_LIMIT_GROUP, self.rate_limit_group.is_some()),
+            (Self::QUEUE_AFFINITY, !self.queue_affinity.is_empty()),
         ] {
             if given {
                 return refused(field, servers);
@@ -241,6 +248,7 @@ impl KindConfig for DiskConfig {
         } else if self.rate_limit_group.is_some() && self.rate_limiter_config.is_some() {
             (Self::RATE_LIMIT_GROUP, "is for a disk without a limit of its own".to_string())
         } else {
+            VirtQueueAffinity::check_all(&self.queue_affinity, Self::QUEUE_AFFINITY, num_queues)?;
             return self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION));
         };
         Err(ConfigError::new(field, rule))
@@ -266,6 +274,7 @@ impl FromStr for DiskConfig {
             "backing_files",
             "lock_granularity",
             "rate_limit_group",
+            "queue_affinity",
             "pci_segment",
             "id",
         ];
@@ -310,6 +319,7 @@ impl FromStr for DiskConfig {
             lock_granularity,
             rate_limiter_config: RateLimiterConfig::parse(&list, Self::OPTION)?,
             rate_limit_group: list.get("rate_limit_group").map(str::to_string),
+            queue_affinity: VirtQueueAffinity::parse(&list, Self::QUEUE_AFFINITY)?,
             id: list.get("id").map(str::to_string),
         })
     }
@@ -333,10 +343,11 @@ mod tests {
             (plain.num_queues, plain.queue_size, plain.readonly, plain.image_type),
             (1, 128, false, ImageType::Unknown)
         );
-        let text = "path=/i.img,readonly=on,direct=on,iommu=on,num_queues=4,queue_size=256,serial=x,image_type=qcow2,backing_files=on,lock_granularity=full,bw_size=1,bw_refill_time=2,pci_segment=0,id=d";
+        let text = "path=/i.img,readonly=on,direct=on,iommu=on,num_queues=4,queue_size=256,serial=x,image_type=qcow2,backing_files=on,lock_granularity=full,bw_size=1,bw_refill_time=2,queue_affinity=[0@[1],3@[5-7]],pci_segment=0,id=d";
         let json = r#"{"path": "/i.img", "readonly": true, "direct": true, "iommu": true, "num_queues": 4, "queue_size": 256,
             "serial": "x", "image_type": "Qcow2", "backing_files": true, "lock_granularity": "Full",
-            "rate_limiter_config": {"bandwidth": {"size": 1, "refill_time": 2}}, "id": "d"}"#;
+            "rate_limiter_config": {"bandwidth": {"size": 1, "refill_time": 2}}, "id": "d",
+            "queue_affinity": [{"queue_index": 0, "host_cpus": [1]}, {"queue_index": 3, "host_cpus": [5, 6, 7]}]}"#;
         assert_eq!(disk(text), serde_json::from_str(json).unwrap());
     }
 
@@ -366,6 +377,8 @@ mod tests {
             ("queue_size=2048", DiskConfig::QUEUE_SIZE),
             ("serial=123456789012345678901", DiskConfig::SERIAL),
             ("rate_limit_group=g,ops_size=1,ops_refill_time=1", DiskConfig::RATE_LIMIT_GROUP),
+            ("queue_affinity=[1@[0]]", DiskConfig::QUEUE_AFFINITY),
+            ("num_queues=2,queue_affinity=[1@[0],1@[0]]", DiskConfig::QUEUE_AFFINITY),
         ] {
             let error = disk(&format!("path=/x,{text}")).check(&memory).unwrap_err();
             assert_eq!(error.field, field, "{text}");
@@ -396,6 +409,7 @@ mod tests {
             ("vhost_user=on,vhost_socket=/s,backing_files=on", DiskConfig::BACKING_FILES),
             ("vhost_user=on,vhost_socket=/s,ops_size=1,ops_refill_time=1", DiskConfig::RATE_LIMIT),
             ("vhost_user=on,vhost_socket=/s,rate_limit_group=g", DiskConfig::RATE_LIMIT_GROUP),
+            ("vhost_user=on,vhost_socket=/s,queue_affinity=[0@[0]]", DiskConfig::QUEUE_AFFINITY),
             ("vhost_user=on,vhost_socket=/s,num_queues=65", DiskConfig::NUM_QUEUES),
         ] {
             assert_eq!(disk(text).check(&shared).unwrap_err().field, field, "{text}");

@@ -50,8 +50,14 @@ impl Filters {
 
     /// Those of a thread that starts threads of all these roles, and theirs: what it allows is to be cut down by their own.
     pub(super) fn of_starter(roles: &[ThreadRole], other: SeccompAction) -> io::Result<Self> {
-        let own =
-            [libc::SYS_clone, libc::SYS_clone3, libc::SYS_seccomp, libc::SYS_prctl, libc::SYS_landlock_restrict_self];
+        let own = [
+            libc::SYS_clone,
+            libc::SYS_clone3,
+            libc::SYS_sched_setaffinity,
+            libc::SYS_seccomp,
+            libc::SYS_prctl,
+            libc::SYS_landlock_restrict_self,
+        ];
         let calls = roles.iter().flat_map(|role| role.calls.iter().copied().flatten()).chain(COMMON);
         let numbers = calls.map(|call| call.number()).chain(own).chain(REFUSED.iter().copied());
         let rules = numbers.map(|number| (number, Vec::new())).collect();

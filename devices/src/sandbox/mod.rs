@@ -12,11 +12,13 @@ pub mod calls;
 mod common;
 mod files;
 mod filter;
+mod host_cpus;
 mod roles;
 mod starter;
 mod trap;
 
 pub use self::call::{Call, ThreadRole};
 pub use self::files::{files_are_limited, give_up_files, known_accesses, limit_files, no_files};
+pub use self::host_cpus::{HostCpus, PinError};
 pub use self::roles::Role;
-pub use self::starter::{Mode, begin, confine, start};
+pub use self::starter::{Mode, begin, check_host_cpus, confine, start, start_on};

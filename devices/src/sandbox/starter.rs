@@ -13,6 +13,7 @@ use seccompiler::SeccompAction;
 
 use super::call::ThreadRole;
 use super::filter::Filters;
+use super::host_cpus::{HostCpus, PinError, Placement};
 use super::trap;
 use crate::crash;
 
@@ -41,6 +42,7 @@ impl Mode {
 struct Job {
     role: ThreadRole,
     name: String,
+    placement: Placement,
     run: Box<dyn FnOnce() + Send>,
     answer: Sender<io::Result<JoinHandle<()>>>,
 }
@@ -96,14 +98,51 @@ pub fn confine(own: ThreadRole) -> io::Result<()> {
 /// # Errors
 /// The host gives no thread, or no filter can be made.
 pub fn start(role: ThreadRole, name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    Ok(start_on(role, name, None, run)?)
+}
+
+/// The same for a thread that is to run on `cpus` only. Threads that it starts run where others do.
+///
+/// # Errors
+/// The host gives no thread, no filter can be made, or a CPU cannot be used.
+pub fn start_on(
+    role: ThreadRole,
+    name: String,
+    cpus: Option<HostCpus>,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, PinError> {
+    let (placement, placed) = Placement::new(cpus);
+    let thread = start_placed(role, name, placement, run).map_err(PinError::Host)?;
+    // A thread that ends without a word has its filters refused, and the process with it.
+    placed.map_or(Ok(()), |placed| placed.recv().map_err(|_| PinError::Host(gone()))?)?;
+    Ok(thread)
+}
+
+/// Checks that a thread of `role` could run on each of `cpus`, by one that does nothing else.
+///
+/// # Errors
+/// A CPU cannot be used, or the host gives no thread.
+pub fn check_host_cpus(role: ThreadRole, cpus: HostCpus) -> Result<(), PinError> {
+    let ended = start_on(role, "host-cpus".into(), Some(cpus), || {})?.join();
+    ended.map_err(|_| PinError::Host(io::Error::other("a thread that does nothing panicked")))
+}
+
+fn start_placed(
+    role: ThreadRole,
+    name: String,
+    placement: Placement,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
     let Some((_, starter)) = STARTER.get() else {
         return Builder::new().name(name).spawn(move || {
             crash::set_role(role.name);
-            run();
+            if placement.take() {
+                run();
+            }
         });
     };
     let (answer, answered) = channel();
-    let job = Job { role, name, run: Box::new(run), answer };
+    let job = Job { role, name, placement, run: Box::new(run), answer };
     starter.send(Order::Start(job)).map_err(|_| gone())?;
     answered.recv().map_err(|_| gone())?
 }
@@ -124,7 +163,7 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
     // Made when the first thread of a role comes.
     let mut made = HashMap::new();
     for order in orders {
-        let Job { role, name, run, answer } = match order {
+        let Job { role, name, placement, run, answer } = match order {
             Order::Start(job) => job,
             Order::LimitFiles(rules, answer) => {
                 // Whoever asked waits for it.
@@ -141,7 +180,7 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
                 made.insert(role.name, filters.clone());
             }),
         };
-        let started = filters.and_then(|filters| start_filtered(role, name, filters, run));
+        let started = filters.and_then(|filters| start_filtered(role, name, filters, placement, run));
         // Whoever asked waits for it.
         let _ = answer.send(started);
     }
@@ -152,10 +191,15 @@ fn start_filtered(
     role: ThreadRole,
     name: String,
     filters: Filters,
+    placement: Placement,
     run: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     Builder::new().name(name).spawn(move || {
         crash::set_role(role.name);
+        // Its filters do not let it go there.
+        if !placement.take() {
+            return;
+        }
         if let Err(error) = filters.install() {
             eprintln!("carom: the kernel takes no filter for a thread of role '{}': {error} (--seccomp)", role.name);
             std::process::exit(1);

@@ -22,6 +22,7 @@ use log::error;
 use super::reach::Reach;
 use super::vhost_user::{self, Wanted};
 use super::{Builder, Built, Part, Site, not_built_here};
+use crate::affinity;
 use crate::machine::{Counter, VmError};
 
 pub(super) const BUILDER: Builder = Builder { kind: &DiskConfig::KIND, roles: &[Role::Block, Role::VhostUser], build };
@@ -96,6 +97,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     if let Some(socket) = config.vhost_socket.as_deref() {
         return served(config, socket, &mut site);
     }
+    let affinity = affinity::of_queues(&config.queue_affinity)?;
     let image = open(config)?;
     let id = config.id.as_deref().unwrap_or(DiskConfig::KIND.id);
     let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
@@ -108,6 +110,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         queue_size: config.queue_size,
         mode: IoMode::Async,
         limiter: context.limits.of_disk(config),
+        affinity,
         memory,
         msi: context.msi.clone(),
         doorbells: Some(context.doorbells.clone()),

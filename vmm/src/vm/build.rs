@@ -36,7 +36,7 @@ use crate::parts::bus::PartBus;
 use crate::parts::context::DeviceContext;
 use crate::parts::observer::Observer;
 use crate::parts::rate_limits::RateLimitGroups;
-use crate::{memory, snapshot};
+use crate::{affinity, memory, snapshot};
 
 /// Where 64-bit BARs start where RAM leaves the place free: far enough that RAM could grow.
 const MEM64_ALIGN: u64 = 64 * GIB;
@@ -52,6 +52,7 @@ impl Vm {
         mailbox: Arc<Mailbox>,
         monitor: &EventMonitor,
     ) -> Result<Self, VmError> {
+        let vcpu_places = affinity::of_vcpus(&config.cpus.affinity)?;
         let kvm = KvmVm::new()?;
         let template = CpuidTemplate::new(&kvm.kvm, &config.cpus)?;
         let saved = source.map(|source| &source.snapshot.state.processors);
@@ -125,7 +126,7 @@ impl Vm {
         };
         let parts = PartBus::new(config, context)?;
 
-        let processors = Processors::new(&kvm, cpuids, Arc::clone(&io_map), mailbox.clone())?;
+        let processors = Processors::new(&kvm, cpuids, vcpu_places, Arc::clone(&io_map), mailbox.clone())?;
         let initial_irqchip = IrqchipState::save(&kvm.fd)?;
         let power_button = platform::add_power_button(&kvm)?;
         let (serial, serial_links) = serial::add_port(&config.serial, &kvm, &io_map)?;

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use devices::sandbox::HostCpus;
 use kvm_bindings::CpuId;
 use kvm_ioctls::VcpuFd;
 use log::{info, warn};
@@ -60,19 +61,24 @@ pub(super) struct Processors {
     parked: BTreeMap<u32, Made>,
     /// Of a guest that was restored: what counters of vCPUs follow that come later.
     counter: Option<LeadingCounter>,
+    /// The CPUs of the host that they run on, by number; any for those that are not there.
+    affinity: BTreeMap<u32, HostCpus>,
     io_map: Arc<IoMap>,
     mailbox: Arc<Mailbox>,
 }
 
 impl Processors {
-    /// vCPUs of these numbers and with this CPUID, paused and at power-on.
+    /// vCPUs of these numbers and with this CPUID, paused and at power-on. They run on the CPUs of the host that `affinity` says, as
+    /// do those that come later.
     pub(super) fn new(
         kvm: &KvmVm,
         cpuids: Vec<(u32, CpuId)>,
+        affinity: BTreeMap<u32, HostCpus>,
         io_map: Arc<IoMap>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Self, VmError> {
-        let mut processors = Self { present: BTreeMap::new(), parked: BTreeMap::new(), counter: None, io_map, mailbox };
+        let (present, parked) = (BTreeMap::new(), BTreeMap::new());
+        let mut processors = Self { present, parked, counter: None, affinity, io_map, mailbox };
         for (number, cpuid) in cpuids {
             processors.run(number, Made::new(kvm, number, cpuid)?)?;
         }
@@ -83,7 +89,8 @@ impl Processors {
 
     /// Gives it a thread, which is paused.
     fn run(&mut self, number: u32, made: Made) -> Result<(), VmError> {
-        let vcpu = Vcpu::spawn(number, made.fd.clone(), self.io_map.clone(), self.mailbox.clone());
+        let cpus = self.affinity.get(&number).copied();
+        let vcpu = Vcpu::spawn(number, cpus, made.fd.clone(), self.io_map.clone(), self.mailbox.clone());
         match vcpu {
             Ok(vcpu) => {
                 self.present.insert(number, Processor { vcpu, made });
@@ -236,7 +243,7 @@ mod tests {
         let io_map = IoMapOwner::new();
         let mailbox = Arc::new(Mailbox::new(Box::new(|| {})));
         let cpuids = vec![(0, template.for_vcpu(0).unwrap())];
-        let mut processors = Processors::new(&kvm, cpuids, Arc::clone(&io_map), mailbox).unwrap();
+        let mut processors = Processors::new(&kvm, cpuids, BTreeMap::new(), Arc::clone(&io_map), mailbox).unwrap();
         let rax = |processors: &Processors| processors.with(3, |fd| fd.get_regs().unwrap().rax);
         for round in 0..3 {
             processors.bring(&kvm, 3).unwrap();

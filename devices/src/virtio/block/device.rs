@@ -125,7 +125,8 @@ impl VirtioDevice for VirtioBlock {
         let requests = Requests::new(index, queue, driver, self.disk.clone(), doorbell)?;
         // As in Cloud Hypervisor: the name of the device and of the queue.
         let thread = format!("{}_q{index}", self.disk.id);
-        let worker = Worker::spawn(thread, Role::Block, doorbell.try_clone()?, active.paused, requests)?;
+        let (cpus, bell) = (self.disk.affinity.get(&index).copied(), doorbell.try_clone()?);
+        let worker = Worker::spawn_on(cpus, thread, Role::Block, bell, active.paused, requests)?;
         active.workers[usize::from(index)] = Some(worker);
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 //! What the queues of a disk have in common, and who answers for the I/O of one.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -13,6 +14,7 @@ use super::image::Image;
 use super::spec::ID_BYTES;
 use crate::dma::IoOwner;
 use crate::rate_limit::RateLimiter;
+use crate::sandbox::HostCpus;
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Interrupt};
 
@@ -27,6 +29,8 @@ pub(super) struct Disk {
     pub(super) mode: IoMode,
     /// What holds requests back; other disks may have the same.
     pub(super) limiter: Option<Arc<RateLimiter>>,
+    /// CPUs of the host that queues' threads run on, by queue; any for those that are not there.
+    pub(super) affinity: BTreeMap<u16, HostCpus>,
 }
 
 /// Answers for I/O of the kernel into memory that may be taken away meanwhile.

@@ -2,6 +2,7 @@
 
 //! A driver that is written in bytes: for a fuzzer, and for replaying what one found.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -73,6 +74,7 @@ pub fn run(bytes: &[u8]) {
         counts: Counts::default(),
         mode,
         limiter: is(5).then(|| Arc::new(RateLimiter::new(limits, Instant::now()))),
+        affinity: BTreeMap::new(),
     };
     let driver = Driver { memory, interrupt: Arc::new(Silent), features: if is(4) { u64::MAX } else { 0 } };
     let doorbell = EventFd::new(EFD_NONBLOCK).expect("a descriptor");

@@ -41,6 +41,7 @@ mod vhd;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use self::counters::BlockCounters;
@@ -55,6 +56,7 @@ use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 use crate::rate_limit::RateLimiter;
+use crate::sandbox::HostCpus;
 
 /// What a disk is made of.
 pub struct BlockParams {
@@ -72,6 +74,8 @@ pub struct BlockParams {
     pub mode: IoMode,
     /// What holds requests back; other disks may have the same.
     pub limiter: Option<Arc<RateLimiter>>,
+    /// CPUs of the host that queues' threads run on, by queue; any for those that are not there.
+    pub affinity: BTreeMap<u16, HostCpus>,
     /// What the device sees of memory.
     pub memory: DeviceMemory,
     /// Interrupt vectors.
@@ -87,12 +91,26 @@ pub struct BlockParams {
 /// # Errors
 /// The process can have no more descriptors, or the platform has no interrupt vectors.
 pub fn create(params: BlockParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioBlock>), TransportError> {
-    let BlockParams { id, image, serial, queues, queue_size, mode, limiter, memory, msi, doorbells, observer } = params;
+    let BlockParams {
+        id,
+        image,
+        serial,
+        queues,
+        queue_size,
+        mode,
+        limiter,
+        affinity,
+        memory,
+        msi,
+        doorbells,
+        observer,
+    } = params;
     let mut name = [0; ID_BYTES];
     for (byte, of_serial) in name.iter_mut().zip(serial.bytes()) {
         *byte = of_serial;
     }
-    let disk = Disk { id: id.clone(), image: Arc::new(image), serial: name, counts: Counts::default(), mode, limiter };
+    let (of_disk, image, counts) = (id.clone(), Arc::new(image), Counts::default());
+    let disk = Disk { id: of_disk, image, serial: name, counts, mode, limiter, affinity };
     let device = Arc::new(VirtioBlock::new(disk, queues, queue_size).map_err(TransportError::Descriptors)?);
     let function =
         VirtioPciDevice::new(VirtioPciParams { id, device: device.clone(), memory, msi, doorbells, observer })?;

@@ -2,6 +2,7 @@
 
 //! A disk behind its transport, with a driver that the tests play.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -120,6 +121,7 @@ impl Harness {
             queue_size: QUEUE_SIZE,
             mode: kind.mode,
             limiter: kind.limits.map(|limits| Arc::new(RateLimiter::new(limits, Instant::now()))),
+            affinity: BTreeMap::new(),
             memory,
             msi: Arc::new(FakeMsi::default()),
             doorbells: Some(Arc::new(FakeDoorbells::default())),

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Which CPUs of the host threads of the VM run on.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::error::ConfigError;
+use crate::field::Field;
+use crate::limits::MAX_HOST_CPU;
+use crate::option_list::{OptionList, parse_numbers};
+
+/// The CPUs of the host that a vCPU runs on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CpuAffinity {
+    /// Number of the vCPU.
+    pub vcpu: u32,
+    /// Numbers of the host's CPUs, one at least, 0 to 1023 each.
+    pub host_cpus: Vec<u32>,
+}
+
+/// The CPUs of the host that the thread of a disk's queue runs on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VirtQueueAffinity {
+    /// Number of the queue, from 0.
+    pub queue_index: u16,
+    /// Numbers of the host's CPUs, one at least, 0 to 1023 each.
+    pub host_cpus: Vec<u32>,
+}
+
+impl CpuAffinity {
+    /// Reads the key of `field`, `affinity`.
+    pub(super) fn parse(list: &OptionList, field: Field) -> Result<Vec<Self>, ConfigError> {
+        let pairs = parse(list, field, "affinity")?;
+        Ok(pairs.into_iter().map(|(vcpu, host_cpus)| Self { vcpu, host_cpus }).collect())
+    }
+
+    /// Checks those of a VM that can have `vcpus` vCPUs.
+    pub(super) fn check_all(all: &[Self], field: Field, vcpus: u32) -> Result<(), ConfigError> {
+        check(field, "vCPU", vcpus, all.iter().map(|of| (of.vcpu, &of.host_cpus)))
+    }
+}
+
+impl VirtQueueAffinity {
+    /// Reads the key of `field`, `queue_affinity`.
+    pub(crate) fn parse(list: &OptionList, field: Field) -> Result<Vec<Self>, ConfigError> {
+        let pairs = parse(list, field, "queue_affinity")?;
+        Ok(pairs.into_iter().map(|(queue_index, host_cpus)| Self { queue_index, host_cpus }).collect())
+    }
+
+    /// Checks those of a device that has `queues` queues.
+    pub(crate) fn check_all(all: &[Self], field: Field, queues: u16) -> Result<(), ConfigError> {
+        check(field, "queue", queues.into(), all.iter().map(|of| (of.queue_index.into(), &of.host_cpus)))
+    }
+}
+
+/// Parses `[NUMBER@[CPU,CPU-CPU],…]`.
+fn parse<N: std::str::FromStr>(
+    list: &OptionList,
+    field: Field,
+    key: &'static str,
+) -> Result<Vec<(N, Vec<u32>)>, ConfigError> {
+    let pairs = list.pairs(key)?.unwrap_or_default();
+    let read = pairs.into_iter().map(|(number, cpus)| {
+        let of = number.parse().map_err(|_| ConfigError::new(field, format!("'{number}' is no number that fits")))?;
+        let cpus = parse_numbers(cpus).map_err(|rule| ConfigError::new(field, rule))?;
+        Ok((of, cpus.into_iter().map(u32::from).collect()))
+    });
+    read.collect()
+}
+
+/// Checks a list for `what`, of which there are `count`.
+fn check<'a>(
+    field: Field,
+    what: &str,
+    count: u32,
+    all: impl Iterator<Item = (u32, &'a Vec<u32>)>,
+) -> Result<(), ConfigError> {
+    let mut seen = BTreeSet::new();
+    for (number, host_cpus) in all {
+        let rule = if number >= count {
+            format!("there is no {what} {number}: the last is {}", count.saturating_sub(1))
+        } else if !seen.insert(number) {
+            format!("{what} {number} is given twice")
+        } else if host_cpus.is_empty() {
+            format!("{what} {number} has no CPU of the host to run on")
+        } else if let Some(cpu) = host_cpus.iter().find(|cpu| **cpu > MAX_HOST_CPU) {
+            format!("{what} {number} is to run on CPU {cpu} of the host, but numbers go to {MAX_HOST_CPU}")
+        } else {
+            continue;
+        };
+        return Err(ConfigError::new(field, rule));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPTION: Field = Field::new("--cpus", "cpus");
+    const FIELD: Field = OPTION.key("affinity");
+
+    fn parsed(text: &str) -> Result<Vec<CpuAffinity>, String> {
+        let list = OptionList::parse(OPTION, text, &["affinity"]).map_err(|error| error.to_string())?;
+        CpuAffinity::parse(&list, FIELD).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn list_of_pairs_is_read_as_cloud_hypervisor_writes_it() {
+        let of = |vcpu, host_cpus: &[u32]| CpuAffinity { vcpu, host_cpus: host_cpus.into() };
+        let text = "affinity=[0@[0-2,255],1@[1,3],7@4]";
+        assert_eq!(parsed(text), Ok(vec![of(0, &[0, 1, 2, 255]), of(1, &[1, 3]), of(7, &[4])]));
+        assert_eq!(parsed("affinity=[]"), Ok(Vec::new()));
+        assert_eq!(parsed("affinity=[x@[1]]").unwrap_err(), "--cpus affinity: 'x' is no number that fits");
+        assert!(parsed("affinity=[0@[1,x]]").unwrap_err().starts_with("--cpus affinity: '[1,x]' is no number and no"));
+        assert!(parsed("affinity=[0]").unwrap_err().contains("no list of pairs"));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_number_that_it_is_for() {
+        let refused = |text: &str| {
+            let error = CpuAffinity::check_all(&parsed(text).unwrap(), FIELD, 2).unwrap_err();
+            error.to_string().strip_prefix("--cpus affinity: ").unwrap().to_string()
+        };
+        assert_eq!(refused("affinity=[2@[0]]"), "there is no vCPU 2: the last is 1");
+        assert_eq!(refused("affinity=[1@[0],1@[1]]"), "vCPU 1 is given twice");
+        assert_eq!(refused("affinity=[0@[]]"), "vCPU 0 has no CPU of the host to run on");
+        assert_eq!(refused("affinity=[0@[1024]]"), "vCPU 0 is to run on CPU 1024 of the host, but numbers go to 1023");
+        assert_eq!(CpuAffinity::check_all(&parsed("affinity=[1@[1023],0@[0,0]]").unwrap(), FIELD, 2), Ok(()));
+    }
+}
