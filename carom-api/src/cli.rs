@@ -16,8 +16,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 
 use crate::config::{
-    ConsoleMode, CpusConfig, LandlockConfig, MemoryConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
-    RateLimitGroupConfig, SerialConfig,
+    ConsoleMode, CpusConfig, LandlockConfig, MemoryConfig, MemoryZoneConfig, NumaConfig, PayloadConfig,
+    PciSegmentConfig, PlatformConfig, RateLimitGroupConfig, SerialConfig,
 };
 use crate::defaults::VmDefaults;
 use crate::error::ConfigError;
@@ -56,9 +56,18 @@ pub struct Cli {
     /// [,affinity=[VCPU@[CPU,CPU-CPU],…]], the CPUs of the host that a vCPU runs on
     #[arg(long, value_name = "boot=N", default_value = "boot=1", requires = PAYLOAD)]
     cpus: CpusConfig,
-    /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off]
+    /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off][,hugepage_size=2M|1G][,prefault=on|off][,reserve=on|off]
+    /// [,mergeable=on|off][,hotplug_size=SIZE]
     #[arg(long, value_name = "size=SIZE,…", default_value = "size=512M", requires = PAYLOAD)]
     memory: MemoryConfig,
+    /// Zone that RAM is made of, beside --memory size=0; several may be given: id=NAME,size=SIZE[,file=PATH][,shared=on|off]
+    /// [,hugepages=on|off][,hugepage_size=2M|1G][,host_numa_node=N][,prefault=on|off][,reserve=on|off][,mergeable=on|off]
+    #[arg(long, value_name = "id=NAME,size=SIZE,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
+    memory_zone: Vec<MemoryZoneConfig>,
+    /// Node of the guest, of zones; several may be given: guest_numa_id=N[,cpus=LIST][,memory_zones=LIST][,distances=[NODE@DISTANCE,…]]
+    /// [,pci_segments=LIST]
+    #[arg(long, value_name = "guest_numa_id=N,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
+    numa: Vec<NumaConfig>,
     #[command(flatten)]
     parts: PartArguments,
     /// What devices of the host are reached by, whether a thread polls for requests of the virtio-iommu while they come fast, PCI segments,
@@ -86,7 +95,7 @@ pub struct Cli {
     /// Snapshot to make the VM of, which is paused then: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
     #[arg(long, value_name = "source_url=file:///PATH,…",
         // clap waives `requires = PAYLOAD` where that itself would be in conflict.
-        conflicts_with_all = [PAYLOAD, "initramfs", "cmdline", "cpus", "memory", "platform", "pci_segment", "rate_limit_group", "serial", "pvpanic", "watchdog", "landlock"]
+        conflicts_with_all = [PAYLOAD, "initramfs", "cmdline", "cpus", "memory", "memory_zone", "numa", "platform", "pci_segment", "rate_limit_group", "serial", "pvpanic", "watchdog", "landlock"]
     )]
     restore: Option<RestoreConfig>,
     /// Socket to serve the REST API on: path=FILE or fd=NUMBER; FILE alone is a path too
@@ -226,7 +235,8 @@ where
             let mut vm = VmConfig {
                 payload: PayloadConfig { kernel, firmware, initramfs: cli.initramfs, cmdline: cli.cmdline },
                 cpus: cli.cpus,
-                memory: cli.memory,
+                memory: MemoryConfig { zones: cli.memory_zone, ..cli.memory },
+                numa: cli.numa,
                 platform: cli.platform,
                 pci_segments: cli.pci_segment,
                 rate_limit_groups: cli.rate_limit_group,

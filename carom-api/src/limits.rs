@@ -23,6 +23,14 @@ pub const ROOM_BESIDE_RAM: u64 = 2 * GIB;
 pub const MIN_MEMORY: u64 = 32 * MIB;
 /// Most RAM in bytes.
 pub const MAX_MEMORY: u64 = 512 * GIB;
+/// Bytes of RAM that lie below the hole for BARs.
+pub const LOW_MEMORY: u64 = 3 * GIB;
+/// Most zones that RAM is made of.
+pub const MAX_MEMORY_ZONES: usize = 32;
+/// Highest number of a node of the host.
+pub const MAX_HOST_NODE: u32 = 1023;
+/// Highest number of a node of the guest.
+pub const MAX_NODE: u32 = 15;
 /// What the size of RAM is a multiple of, in bytes: one huge page.
 pub const MEMORY_GRANULE: u64 = 2 * MIB;
 /// RAM that comes while the guest runs is a multiple of this: the least that Linux adds.

@@ -319,7 +319,7 @@ impl VmResize {
     /// It is to shrink, to grow by no whole steps, or by more than there is room for.
     pub fn more_ram(&self, config: &MemoryConfig, added: u64) -> Result<u64, ConfigError> {
         let refuse = |rule| Err(ConfigError::new(Self::DESIRED_RAM, rule));
-        let (has, wanted) = (config.size, self.desired_ram.unwrap_or(config.size));
+        let (has, wanted) = (config.total(), self.desired_ram.unwrap_or(config.total()));
         let Some(more) = wanted.checked_sub(has) else {
             return refuse(format!(
                 "{wanted} bytes are less than the {has} that the guest has, which it keeps while it runs"
@@ -347,7 +347,7 @@ impl VmResize {
     /// # Errors
     /// There cannot be so many vCPUs, or no such balloon.
     pub fn apply(&self, config: &mut VmConfig) -> Result<(), ConfigError> {
-        let memory = self.desired_ram.unwrap_or(config.memory.size);
+        let memory = self.desired_ram.unwrap_or(config.memory.total());
         match (self.desired_balloon, &mut config.balloon) {
             (Some(bytes), Some(_)) if !bytes.is_multiple_of(4096) || bytes > memory => {
                 let rule = format!("{bytes} bytes are no multiple of 4096 up to the {memory} of RAM");
@@ -367,7 +367,12 @@ impl VmResize {
             }
             config.cpus.boot_vcpus = vcpus;
         }
-        if let Some(bytes) = self.desired_ram {
+        if let Some(bytes) = self.desired_ram.filter(|bytes| *bytes != config.memory.total()) {
+            if !config.memory.zones.is_empty() {
+                let rule =
+                    format!("RAM is made of zones, which keep their sizes ({})", MemoryConfig::ZONES.name(Terms::Json));
+                return Err(ConfigError::new(Self::DESIRED_RAM, rule));
+            }
             config.memory.size = bytes;
         }
         Ok(())
@@ -443,6 +448,19 @@ mod tests {
         assert!(more((1 << 30) + (64 << 20), 0).unwrap_err().ends_with("and a multiple of 128M more"));
         let full = "desired_ram: 1342177280 bytes are 268435456 more than the guest has, and memory.hotplug_size leaves 134217728";
         assert_eq!(more(1280 << 20, 384 << 20), Err(full.into()));
+    }
+
+    #[test]
+    fn zones_keep_their_sizes() {
+        let zones = vec!["id=a,size=64M".parse().unwrap()];
+        let mut vm =
+            VmConfig { memory: MemoryConfig { size: 0, zones, ..MemoryConfig::default() }, ..VmConfig::default() };
+        let to = |mib: u64| VmResize { desired_ram: Some(mib << 20), ..VmResize::default() };
+        let refused = to(128).apply(&mut vm).unwrap_err().to_string();
+        assert_eq!(refused, "desired_ram: RAM is made of zones, which keep their sizes (memory.zones)");
+        assert_eq!((to(64).apply(&mut vm), to(64).more_ram(&vm.memory, 0)), (Ok(()), Ok(0)));
+        assert_eq!(vm.memory.total(), 64 << 20);
+        assert!(to(192).more_ram(&vm.memory, 0).unwrap_err().to_string().contains("memory.hotplug_size leaves 0"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::config::{
-    ConsoleMode, CpusConfig, LandlockConfig, MemoryConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
+    ConsoleMode, CpusConfig, LandlockConfig, MemoryConfig, NumaConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
     RateLimitGroupConfig, SerialConfig,
 };
 use crate::error::ConfigError;
@@ -43,6 +43,10 @@ macro_rules! define_vm_config {
                 #[schema(value_type = Option<Vec<$list_config>>)]
                 pub $list: Vec<$list_config>,
             )*
+            /// Its nodes; one that has all where nothing is said.
+            #[serde(default, deserialize_with = "object::list_or_null")]
+            #[schema(value_type = Option<Vec<NumaConfig>>)]
+            pub numa: Vec<NumaConfig>,
             /// How the addresses for BARs are divided among its PCI segments.
             #[serde(default, deserialize_with = "object::list_or_null")]
             #[schema(value_type = Option<Vec<PciSegmentConfig>>)]
@@ -169,6 +173,7 @@ impl VmConfig {
         self.serial.check()?;
         self.memory.check()?;
         self.cpus.check(&self.memory)?;
+        NumaConfig::check_all(&self.numa, &self.cpus, &self.memory, &self.platform)?;
         self.payload.check()?;
         if self.payload.firmware.is_some() && self.platform.num_pci_segments > 1 {
             let segments = self.platform.num_pci_segments;

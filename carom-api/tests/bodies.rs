@@ -128,7 +128,8 @@ fn fields_that_ask_for_nothing_are_forgotten() {
     for field in UNSUPPORTED {
         let path = field.path;
         let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}], "disks": [{"path": "/i"}], "net": [{}], "pmem": [{"file": "/f"}], "fs": [{"tag": "t", "socket": "/f"}], "rng": {}, "vsock": {"cid": 3, "socket": "/v"}, "balloon": {"size": 0},
-            "memory": {"size": 1 << 30}, "cpus": {"boot_vcpus": 1, "max_vcpus": 1, "features": {}}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
+            "memory": {"size": 0, "zones": [{"id": "z", "size": 1 << 30}]}, "numa": [{"guest_numa_id": 0}],
+            "cpus": {"boot_vcpus": 1, "max_vcpus": 1, "features": {}}, "serial": {"mode": "Null"}, "platform": {}, "console": {"mode": "Off"},
             "debug_console": {"mode": "Off"}});
         let pointer = format!("/{}", path.replace('*', "0").replace('.', "/"));
         let (parent, name) = pointer.rsplit_once('/').unwrap();

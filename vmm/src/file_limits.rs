@@ -67,6 +67,13 @@ pub fn apply(config: &VmConfig, removed: &[PathBuf], read: Option<&Path>) -> Res
     for file in [&payload.kernel, &payload.firmware, &payload.initramfs].into_iter().flatten() {
         limits.allow_if_there(file, READ)?;
     }
+    for zone in &config.memory.zones {
+        let access = if zone.shared { READ | WRITE } else { READ };
+        // A file without a name comes to be in a directory.
+        let made =
+            if zone.file.as_deref().is_some_and(Path::is_dir) { WRITE | AccessFs::MakeReg } else { Access::EMPTY };
+        zone.file.as_deref().map_or(Ok(()), |file| limits.allow_if_there(file, access | made))?;
+    }
     limits.allow_console(&config.serial.target())?;
     config.console.as_ref().map_or(Ok(()), |console| limits.allow_console(&console.target()))?;
     for file in config.parts().flat_map(|part| part.files()) {

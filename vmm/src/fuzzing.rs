@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use carom_api::config::MemoryConfig;
 use carom_api::operations::{self, Action};
 use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use carom_api::{Call, Explain, PartConfig, Terms, VmConfig};
@@ -22,7 +23,7 @@ use crate::snapshot::{self, NewSnapshot, Snapshot, SnapshotState};
 /// It is not.
 pub fn snapshot_state(bytes: &[u8]) {
     let Ok(state) = snapshot::parse::<SnapshotState>(bytes) else { return };
-    if state.check(&(1..=1), 64 << 20, 80 << 20).is_ok() {
+    if state.check(&(1..=1), &MemoryConfig::with_size(64 << 20), 80 << 20).is_ok() {
         let text = serde_json::to_vec(&state).expect("it was text");
         let again: SnapshotState = snapshot::parse(&text).expect("it was read once");
         assert_eq!(serde_json::to_vec(&again).expect("it was text"), text);
@@ -156,6 +157,7 @@ fn check_config(control: &mut Control<Unbootable>) {
 
 #[cfg(test)]
 mod tests {
+    use carom_api::config::MemoryConfig;
     use iommu_bounce::test_utils::replay;
 
     #[test]
@@ -172,6 +174,6 @@ mod tests {
     fn state_of_a_real_guest_is_read() {
         let text = include_bytes!("../fuzz/corpus/snapshot/booting");
         let state: super::SnapshotState = crate::snapshot::parse(text).unwrap();
-        state.check(&(1..=1), 64 << 20, 64 << 20).unwrap();
+        state.check(&(1..=1), &MemoryConfig::with_size(64 << 20), 64 << 20).unwrap();
     }
 }

@@ -1,67 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The guest's RAM, mapped below and above the 32-bit PCI hole: memory of this process, or a shared memfd.
+//! The guest's RAM, mapped below and above the 32-bit PCI hole. Each of its zones is memory of this process, a shared memfd, or a file.
 
-use std::fs::File;
-use std::io;
+mod error;
+mod policy;
+mod zone;
+
 use std::sync::Arc;
 
+use carom_api::config::{MemoryConfig, MemoryZoneConfig};
 use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
 use devices::platform::{HostRange, MemorySlots};
 use devices::ram::{Ram, RamRegion};
 use devices::reclaim::Reclaim;
-use log::debug;
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::mm::{Advice, madvise};
-use thiserror::Error;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MmapRegion};
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-use crate::arch::layout::{GIB, HIGH_MEMORY_START, LOW_MEMORY_END, MIB};
-use carom_api::config::MemoryConfig;
+use crate::arch::layout::{HIGH_MEMORY_START, LOW_MEMORY_END};
 
-/// Why the guest has no RAM.
-#[derive(Debug, Error)]
-pub enum MemoryError {
-    /// The memfd could not be made.
-    #[error("making {size} bytes of guest RAM: {source}{}", hint(*huge_page))]
-    Create {
-        /// Bytes asked for.
-        size: u64,
-        /// Bytes of the reserved huge pages that they were to be made of.
-        huge_page: Option<u64>,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// The host did not give all of it at once.
-    #[error("prefaulting {size} bytes of guest RAM: {source}")]
-    Prefault {
-        /// Bytes asked for.
-        size: u64,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// It could not be mapped into this process.
-    #[error("mapping {size} bytes of guest RAM: {message}")]
-    Map {
-        /// Bytes asked for.
-        size: u64,
-        /// What vm-memory said.
-        message: String,
-    },
-    /// KVM did not take it.
-    #[error("showing RAM at {gpa:#x} to the guest: {source}")]
-    Slot {
-        /// Guest-physical address.
-        gpa: u64,
-        /// What KVM said.
-        source: io::Error,
-    },
-}
-
-fn hint(huge_page: Option<u64>) -> String {
-    let Some(bytes) = huge_page else { return String::new() };
-    format!(" (memory of hugepages needs as many free huge pages of {} MiB, see /sys/kernel/mm/hugepages)", bytes / MIB)
-}
+pub use error::MemoryError;
+pub use policy::hold_to_node;
+pub use zone::{map_privately, populate};
 
 /// Ranges of RAM as (guest-physical address, size) for `size` bytes in all.
 pub fn ranges(size: u64) -> Vec<(u64, u64)> {
@@ -80,126 +38,51 @@ pub fn end(size: u64) -> u64 {
 
 /// Pages that RAM is made of unless the host's reserved ones are asked for.
 const SMALL_PAGE: u64 = 4096;
-/// Pages that make the host's page tables, KVM's and those of the IOMMU shorter.
-const HUGE_PAGE: u64 = 2 * MIB;
+
+/// The zones of RAM, each with the ranges of its regions as (guest-physical address, size), in the order of addresses.
+pub fn zones(config: &MemoryConfig) -> Vec<(MemoryZoneConfig, Vec<(u64, u64)>)> {
+    let zones = config.all_zones();
+    let places = MemoryZoneConfig::places(&zones, LOW_MEMORY_END..HIGH_MEMORY_START);
+    zones.into_iter().zip(places).collect()
+}
+
+/// The ranges of all regions that the guest boots with.
+pub fn layout(config: &MemoryConfig) -> Vec<(u64, u64)> {
+    zones(config).into_iter().flat_map(|(_, ranges)| ranges).collect()
+}
 
 /// Makes RAM for the VM to boot with. No page is there before the guest, or a device, touches it; but reserved huge pages are all
 /// taken at once.
 ///
 /// Private memory is the default, as the host's kernels by default give huge pages to that, but none to a memfd: with 4 KiB
 /// pages, all that the guest does is slower (docs/benchmarks.md). A memfd is for those who share the RAM with other processes.
+///
+/// # Errors
+/// The host does not give it, or a zone's file cannot be used.
 pub fn create(config: &MemoryConfig) -> Result<Arc<Ram>, MemoryError> {
-    let size = config.size;
-    let regions = regions(config, &ranges(size))?;
+    let mut regions = Vec::new();
+    for (zone, ranges) in zones(config) {
+        regions.extend(zone::regions(&zone, config.thp, &ranges)?);
+    }
     let more = if config.hotplug_size == 0 { 0 } else { MAX_MEMORY_DEVICES };
+    let size = config.total();
     Ok(Arc::new(Ram::new(regions, more).map_err(|error| MemoryError::Map { size, message: error.to_string() })?))
 }
 
-/// Makes a region of RAM that comes while the guest runs.
+/// Makes a region of RAM that comes while the guest runs, to a VM without zones.
+///
+/// # Errors
+/// The host does not give it.
 pub fn region(config: &MemoryConfig, gpa: u64, len: u64) -> Result<RamRegion, MemoryError> {
-    let mut regions = regions(config, &[(gpa, len)])?;
-    regions.pop().ok_or_else(|| MemoryError::Map { size: len, message: "it has no region".into() })
+    let nothing = || MemoryError::Map { size: len, message: "it has no region".into() };
+    let zone = config.all_zones().into_iter().next().ok_or_else(nothing)?;
+    zone::regions(&zone, config.thp, &[(gpa, len)])?.pop().ok_or_else(nothing)
 }
 
-fn regions(config: &MemoryConfig, ranges: &[(u64, u64)]) -> Result<Vec<RamRegion>, MemoryError> {
-    let size = ranges.iter().map(|(_, len)| len).sum();
-    let file = config.can_be_shared().then(|| memfd(config, size)).transpose()?;
-    let mut offset = 0;
-    let mut regions = Vec::new();
-    for &(gpa, len) in ranges {
-        let place = file.as_ref().map(|file| FileOffset::from_arc(file.clone(), offset));
-        let mapping = map_aligned(config, place.as_ref(), len).map_err(|message| MemoryError::Map { size, message })?;
-        // It is the guest's, and far larger than all else.
-        advise(&mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
-        if config.thp && !config.hugepages {
-            advise(&mapping, Advice::LinuxHugepage, "transparent huge pages");
-        }
-        if config.mergeable {
-            advise(&mapping, Advice::LinuxMergeable, "merging of pages");
-        }
-        if config.prefault {
-            populate(&mapping).map_err(|source| MemoryError::Prefault { size, source })?;
-        }
-        let region = RamRegion::new(mapping, GuestAddress(gpa))
-            .ok_or_else(|| MemoryError::Map { size, message: "it wraps around".into() })?;
-        regions.push(region);
-        offset += len;
-    }
-    Ok(regions)
-}
-
-/// What gives RAM back to the host that the guest does without.
+/// What gives RAM back to the host that the guest does without. Where zones have pages of different sizes, it goes by the largest.
 pub fn reclaim(config: &MemoryConfig, ram: &Arc<Ram>) -> Arc<Reclaim> {
-    let page = if config.hugepages { config.huge_page() } else { SMALL_PAGE };
-    Arc::new(Reclaim::new(ram.clone(), page))
-}
-
-fn memfd(config: &MemoryConfig, size: u64) -> Result<Arc<File>, MemoryError> {
-    let flags = match config.huge_page() {
-        _ if !config.hugepages => MemfdFlags::empty(),
-        GIB => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
-        _ => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
-    };
-    let make = || {
-        let fd = memfd_create("carom-guest-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags)?;
-        ftruncate(&fd, size)?;
-        // Who cut it short would have this process killed.
-        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        if config.hugepages {
-            // All are taken now: a guest that touches one when none is left would kill this process.
-            fallocate(&fd, FallocateFlags::empty(), 0, size)?;
-        }
-        Ok(Arc::new(File::from(fd)))
-    };
-    make().map_err(|error: rustix::io::Errno| MemoryError::Create {
-        size,
-        huge_page: config.hugepages.then(|| config.huge_page()),
-        source: error.into(),
-    })
-}
-
-/// Maps `len` bytes, at a multiple of the huge page's size if it can be had: KVM and the kernel can use huge pages only where
-/// guest-physical and host addresses are equal modulo their size.
-fn map_aligned(config: &MemoryConfig, file: Option<&FileOffset>, len: u64) -> Result<MmapRegion, String> {
-    let map = |len: u64| -> Result<MmapRegion, String> {
-        let len = usize::try_from(len).map_err(|error| error.to_string())?;
-        match file {
-            Some(file) => MmapRegion::from_file(file.clone(), len).map_err(|error| error.to_string()),
-            None => MmapRegion::new(len).map_err(|error| error.to_string()),
-        }
-    };
-    let excess = |mapping: &MmapRegion| mapping.as_ptr() as u64 % HUGE_PAGE;
-    let first = map(len)?;
-    let too_high = excess(&first);
-    // The kernel places reserved huge pages right by itself.
-    if too_high == 0 || config.hugepages {
-        return Ok(first);
-    }
-    // The kernel puts a mapping right below an earlier one. So with the first one gone and a filler that ends where it ended,
-    // the next try lies lower by the filler's size. Should the kernel do otherwise, RAM is slower, but no less right.
-    drop(first);
-    let filler = MmapRegion::<()>::new(usize::try_from(too_high).map_err(|error| error.to_string())?);
-    let second = map(len)?;
-    drop(filler);
-    if excess(&second) != 0 {
-        debug!("guest RAM of {len:#x} bytes is at {:p}, which rules out huge pages for it", second.as_ptr());
-    }
-    Ok(second)
-}
-
-/// Asks the host for `what`. By default, some hosts give transparent huge pages to those that ask only.
-fn advise(mapping: &MmapRegion, advice: Advice, what: &str) {
-    // SAFETY: the range is the mapping's own, and this advice changes nothing of its contents.
-    let result = unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), advice) };
-    if let Err(error) = result {
-        debug!("the host has no {what}: {error}");
-    }
-}
-
-/// Has the host give all pages of a mapping now.
-fn populate(mapping: &MmapRegion) -> io::Result<()> {
-    // SAFETY: the range is the mapping's own, and all that happens to its contents is that there are some.
-    Ok(unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), Advice::LinuxPopulateWrite) }?)
+    let pages = config.all_zones().into_iter().filter(|zone| zone.hugepages).map(|zone| zone.huge_page());
+    Arc::new(Reclaim::new(ram.clone(), pages.max().unwrap_or(SMALL_PAGE)))
 }
 
 /// Shows all RAM to the guest. The slots stay for the life of the VM.
@@ -218,7 +101,14 @@ pub fn show_region(region: &RamRegion, slots: &dyn MemorySlots) -> Result<u32, M
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use carom_api::{Explain, Terms};
+    use vm_memory::{Bytes, FileOffset, GuestAddress};
+
     use super::*;
+    use crate::arch::layout::{GIB, MIB};
+
+    /// Pages that make the host's page tables, KVM's and those of the IOMMU shorter.
+    const HUGE_PAGE: u64 = 2 * MIB;
 
     #[test]
     fn ram_below_the_hole_is_one_range() {
@@ -310,6 +200,83 @@ pub(crate) mod tests {
             assert!(
                 files.all(|file| file.is_some() == shared && file.is_none_or(|file| file.file().set_len(0).is_err()))
             );
+        }
+    }
+
+    fn zoned(zones: &[&str]) -> MemoryConfig {
+        let zones = zones.iter().map(|zone| zone.parse().unwrap()).collect();
+        MemoryConfig { size: 0, zones, ..MemoryConfig::default() }
+    }
+
+    #[test]
+    fn zones_are_regions_one_behind_the_other() {
+        let config = zoned(&["id=a,size=1G", "id=b,size=3G,shared=on", "id=c,size=2M"]);
+        let wanted = [(0, GIB), (GIB, 2 * GIB), (4 * GIB, GIB), (5 * GIB, 2 * MIB)];
+        assert_eq!(layout(&config), wanted);
+        let memory = create(&config).unwrap();
+        let of = |region: &RamRegion| (region.start_addr().0, region.len());
+        assert_eq!(memory.iter().map(of).collect::<Vec<_>>(), wanted);
+        // The two parts of a zone are of one file.
+        let places = memory.iter().map(|region| region.file_offset().map(FileOffset::start));
+        assert_eq!(places.collect::<Vec<_>>(), [None, Some(0), Some(2 * GIB), None]);
+        // What lies over the end of a zone is written to both.
+        memory.write_slice(&[7; 8], GuestAddress(GIB - 4)).unwrap();
+        assert_eq!(memory.read_obj::<u64>(GuestAddress(GIB - 4)).unwrap(), 0x0707_0707_0707_0707);
+        assert_eq!(layout(&MemoryConfig::with_size(5 * GIB)), ranges(5 * GIB));
+    }
+
+    #[test]
+    fn file_of_a_zone_has_what_is_written_where_it_is_shared_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ram");
+        for shared in [true, false] {
+            std::fs::write(&path, [5; 64]).unwrap();
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(4 * MIB).unwrap();
+            let on = if shared { "on" } else { "off" };
+            let config = zoned(&["id=a,size=32M", &format!("id=b,size=4M,file={},shared={on}", path.display())]);
+            let memory = create(&config).unwrap();
+            let start = GuestAddress(32 * MIB);
+            assert_eq!(memory.read_obj::<[u8; 2]>(start).unwrap(), [5; 2], "it has what the file had");
+            memory.write_obj(9u8, start).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap()[..2], [if shared { 9 } else { 5 }, 5]);
+            // To give a file's page back must not take it from the file where that is not the guest's.
+            assert_eq!(memory.find_region(start).unwrap().file_offset().is_some(), shared);
+        }
+        let made = create(&zoned(&[&format!("id=a,size=32M,file={}", dir.path().display())])).unwrap();
+        assert_eq!(made.read_obj::<u64>(GuestAddress(0)).unwrap(), 0);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "what is made there has no name");
+    }
+
+    #[test]
+    fn file_that_cannot_hold_a_zone_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ram");
+        std::fs::write(&path, [0; 100]).unwrap();
+        let refused = |path: &std::path::Path| {
+            let zone = format!("id=a,size=32M,file={}", path.display());
+            let error = create(&zoned(&[&zone])).unwrap_err();
+            assert!(error.is_user_error());
+            error.explain(Terms::Json)
+        };
+        let name = |path: &std::path::Path| format!("memory.zones.file: {}: ", path.display());
+        assert_eq!(refused(&path), name(&path) + "has 100 bytes, fewer than the zone's 33554432");
+        let missing = dir.path().join("missing");
+        assert_eq!(refused(&missing), name(&missing) + "No such file or directory (os error 2)");
+        let null = std::path::Path::new("/dev/null");
+        assert_eq!(refused(null), name(null) + "is neither a regular file nor a directory");
+    }
+
+    #[test]
+    fn shared_memory_that_is_reserved_is_taken_at_once_and_no_page_is_mapped() {
+        for reserve in [false, true] {
+            let memory = create(&MemoryConfig { reserve, shared: true, ..MemoryConfig::with_size(32 * MIB) }).unwrap();
+            let region = memory.iter().next().unwrap();
+            let blocks =
+                std::os::unix::fs::MetadataExt::blocks(&region.file_offset().unwrap().file().metadata().unwrap());
+            assert_eq!((blocks * 512, resident(region)), (if reserve { 32 * MIB } else { 0 }, 0));
+            let private = create(&MemoryConfig { reserve, ..MemoryConfig::with_size(32 * MIB) }).unwrap();
+            let flags = said_by_smaps(private.iter().next().unwrap(), "VmFlags:");
+            assert_eq!(flags.split(' ').any(|flag| flag == "nr"), !reserve, "{flags}");
         }
     }
 }

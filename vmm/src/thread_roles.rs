@@ -110,6 +110,9 @@ const PROCESS: &[Call] = &[
     OnItself(libc::SYS_kill),
 ];
 
+/// The node of the host that RAM comes from.
+const NODES: &[Call] = &[Any(libc::SYS_mbind)];
+
 const DRIVERS: &[Call] = &[IoctlsOf(KVM), IoctlsOf(VFIO), IoctlsOf(INTERFACES), IoctlsOf(BLOCK_DEVICES)];
 
 /// The first thread, which makes the VM and all that is in it, and serves messages.
@@ -122,6 +125,7 @@ pub const CONTROL: ThreadRole = ThreadRole {
         TAP,
         TERMINAL,
         PROCESS,
+        NODES,
         DRIVERS,
         MAPPINGS,
         URING,

@@ -43,8 +43,6 @@ static REFUSED: &[Refused] = &[
     of_field("host-data", "payload.host_data"),
     of_field("igvm", "payload.igvm"),
     of_field("ivshmem", "ivshmem"),
-    of_field("memory-zone", "memory.zones"),
-    of_field("numa", "numa"),
     of_field("pvmemcontrol", "pvmemcontrol"),
     of_field("rtc", "rtc"),
     of_field("tpm", "tpm"),

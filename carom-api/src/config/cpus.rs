@@ -125,8 +125,8 @@ impl CpusConfig {
         let bits = self.max_phys_bits;
         let rule = if !PHYS_BITS.contains(&bits) {
             format!("{bits} is not in {} to {}", PHYS_BITS.start(), PHYS_BITS.end())
-        } else if memory.size > (1 << bits) - ROOM_BESIDE_RAM {
-            format!("{bits} bits are too few for {} bytes of RAM", memory.size)
+        } else if memory.total() > (1 << bits) - ROOM_BESIDE_RAM {
+            format!("{bits} bits are too few for {} bytes of RAM", memory.total())
         } else {
             return Ok(());
         };

@@ -7,16 +7,18 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::MemoryZoneConfig;
 use crate::error::ConfigError;
 use crate::field::Field;
 use crate::limits::{GIB, MAX_MEMORY, MEMORY_GRANULE, MIB, MIN_MEMORY};
+use crate::object;
 use crate::option_list::OptionList;
 
 /// The guest's RAM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryConfig {
-    /// Bytes, a multiple of 2 MiB.
-    #[schema(minimum = 33_554_432, maximum = 549_755_813_888_u64, multiple_of = 2_097_152)]
+    /// Bytes, a multiple of 2 MiB, or 0 where there are zones.
+    #[schema(minimum = 0, maximum = 549_755_813_888_u64, multiple_of = 2_097_152)]
     pub size: u64,
     /// Other processes can map it (a memfd), as opposed to memory of this process alone.
     #[serde(default)]
@@ -39,6 +41,13 @@ pub struct MemoryConfig {
     /// Most bytes that `vm.resize` can add while the guest runs, by ACPI. Fewer can where addresses end before.
     #[serde(default)]
     pub hotplug_size: u64,
+    /// The host keeps as much for it, or refuses the VM. Of memory that is shared it gives all of it at once.
+    #[serde(default)]
+    pub reserve: bool,
+    /// The zones that it is made of, each with memory of its own kind.
+    #[serde(default, deserialize_with = "object::list_or_null")]
+    #[schema(value_type = Option<Vec<MemoryZoneConfig>>)]
+    pub zones: Vec<MemoryZoneConfig>,
 }
 
 fn default_thp() -> bool {
@@ -59,6 +68,8 @@ impl MemoryConfig {
     pub const HOTPLUG_SIZE: Field = Self::OPTION.key("hotplug_size");
     /// [`Self::mergeable`].
     pub const MERGEABLE: Field = Self::OPTION.key("mergeable");
+    /// [`Self::zones`].
+    pub const ZONES: Field = MemoryZoneConfig::OPTION;
 
     /// `size` bytes and nothing special.
     pub fn with_size(size: u64) -> Self {
@@ -71,17 +82,52 @@ impl MemoryConfig {
             prefault: false,
             mergeable: false,
             hotplug_size: 0,
+            reserve: false,
+            zones: Vec::new(),
         }
     }
 
+    /// Bytes that the guest has.
+    pub fn total(&self) -> u64 {
+        self.zones.iter().fold(self.size, |sum, zone| sum.saturating_add(zone.size))
+    }
+
+    /// The same with as many bytes as the guest was booted with, to which others may have come. Zones keep their sizes.
+    pub fn booted_with(&self, bytes: u64) -> Self {
+        let size = if self.zones.is_empty() { bytes } else { self.size };
+        Self { size, ..self.clone() }
+    }
+
+    /// The zones that it is made of: one where none are given.
+    pub fn all_zones(&self) -> Vec<MemoryZoneConfig> {
+        if !self.zones.is_empty() {
+            return self.zones.clone();
+        }
+        vec![MemoryZoneConfig {
+            id: "mem0".into(),
+            size: self.size,
+            file: None,
+            shared: self.shared,
+            hugepages: self.hugepages,
+            hugepage_size: self.hugepage_size,
+            host_numa_node: None,
+            prefault: self.prefault,
+            reserve: self.reserve,
+            mergeable: self.mergeable,
+        }]
+    }
+
     /// Bytes of a reserved huge page.
-    pub fn huge_page(&self) -> u64 {
+    fn huge_page(&self) -> u64 {
         self.hugepage_size.unwrap_or(2 * MIB)
     }
 
-    /// Whether another process can be given it.
+    /// Whether another process can be given all of it.
     pub fn can_be_shared(&self) -> bool {
-        self.shared || self.hugepages
+        if self.zones.is_empty() {
+            return self.shared || self.hugepages;
+        }
+        self.zones.iter().all(MemoryZoneConfig::can_be_shared)
     }
 
     /// Checks the size and what kind of memory it is.
@@ -89,7 +135,11 @@ impl MemoryConfig {
     /// # Errors
     /// It is too little, too much, or no multiple of a huge page; or it cannot be of this kind.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let size = self.size;
+        if !self.zones.is_empty() {
+            self.check_beside_zones()?;
+            MemoryZoneConfig::check_all(&self.zones)?;
+        }
+        let size = self.total();
         let rule = if size < MIN_MEMORY {
             format!("{size} bytes are too little, the least is {}M", MIN_MEMORY / MIB)
         } else if size > MAX_MEMORY {
@@ -102,6 +152,31 @@ impl MemoryConfig {
             return self.check_pages();
         };
         Err(ConfigError::new(Self::SIZE, rule))
+    }
+
+    /// Checks that all is said of zones where there are any.
+    fn check_beside_zones(&self) -> Result<(), ConfigError> {
+        let said = [
+            ("size", self.size != 0),
+            ("shared", self.shared),
+            ("hugepages", self.hugepages),
+            ("hugepage_size", self.hugepage_size.is_some()),
+            ("prefault", self.prefault),
+            ("mergeable", self.mergeable),
+            ("reserve", self.reserve),
+        ];
+        if let Some((key, _)) = said.into_iter().find(|(_, said)| *said) {
+            return Err(ConfigError::in_terms(Self::OPTION.key(key), |terms| {
+                let off = if key == "size" { "must be 0" } else { "must be left out" };
+                format!("{off} beside {}, each of which has its own", Self::ZONES.name(terms))
+            }));
+        }
+        if self.hotplug_size != 0 {
+            return Err(ConfigError::in_terms(Self::HOTPLUG_SIZE, |terms| {
+                format!("does not go with {}, which keep their sizes", Self::ZONES.name(terms))
+            }));
+        }
+        Ok(())
     }
 
     fn check_pages(&self) -> Result<(), ConfigError> {
@@ -133,7 +208,7 @@ impl FromStr for MemoryConfig {
     type Err = ConfigError;
 
     /// Parses `size=SIZE[,shared=on|off][,hugepages=on|off][,hugepage_size=2M|1G][,thp=on|off][,prefault=on|off]
-    /// [,mergeable=on|off][,hotplug_size=SIZE][,hotplug_method=acpi]`.
+    /// [,mergeable=on|off][,reserve=on|off][,hotplug_size=SIZE][,hotplug_method=acpi]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let keys = [
             "size",
@@ -143,6 +218,7 @@ impl FromStr for MemoryConfig {
             "thp",
             "prefault",
             "mergeable",
+            "reserve",
             "hotplug_size",
             "hotplug_method",
         ];
@@ -161,6 +237,8 @@ impl FromStr for MemoryConfig {
             prefault: list.toggle("prefault", false)?,
             mergeable: list.toggle("mergeable", false)?,
             hotplug_size: list.size("hotplug_size")?.unwrap_or_default(),
+            reserve: list.toggle("reserve", false)?,
+            zones: Vec::new(),
         })
     }
 }
@@ -168,6 +246,8 @@ impl FromStr for MemoryConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Explain;
+    use crate::field::Terms;
 
     #[test]
     fn memory_is_private_with_transparent_huge_pages_unless_said_otherwise() {
@@ -175,8 +255,7 @@ mod tests {
         assert_eq!(plain, MemoryConfig::with_size(64 * MIB));
         assert_eq!(plain, serde_json::from_str(r#"{"size":67108864}"#).unwrap());
         assert!(!plain.can_be_shared());
-        let all =
-            "size=1G,shared=on,hugepages=on,hugepage_size=1G,thp=off,prefault=on,hotplug_size=2G,hotplug_method=acpi";
+        let all = "size=1G,shared=on,hugepages=on,hugepage_size=1G,thp=off,prefault=on,reserve=on,hotplug_size=2G,hotplug_method=acpi";
         let wanted = MemoryConfig {
             size: GIB,
             shared: true,
@@ -186,6 +265,8 @@ mod tests {
             prefault: true,
             mergeable: false,
             hotplug_size: 2 * GIB,
+            reserve: true,
+            zones: Vec::new(),
         };
         assert_eq!(all.parse(), Ok(wanted));
     }
@@ -209,6 +290,30 @@ mod tests {
         assert!(refused("size=64M,shared=on,mergeable=on").starts_with("--memory mergeable: must be off with shared"));
         let method = "size=64M,hotplug_method=virtio-mem".parse::<MemoryConfig>().unwrap_err().to_string();
         assert_eq!(method, "--memory hotplug_method: 'virtio-mem' is not acpi, the one way that there is");
+    }
+
+    #[test]
+    fn zones_say_all_and_memory_nothing_beside_them() {
+        let zones: Vec<MemoryZoneConfig> =
+            ["id=a,size=64M,shared=on", "id=b,size=32M"].map(|zone| zone.parse().unwrap()).into();
+        let of = |text: &str| MemoryConfig { zones: zones.clone(), ..text.parse().unwrap() };
+        let memory = of("size=0");
+        assert_eq!((memory.check(), memory.total(), memory.can_be_shared()), (Ok(()), 96 * MIB, false));
+        assert_eq!(memory.all_zones(), zones);
+        for key in ["shared=on", "hugepages=on", "prefault=on", "mergeable=on", "reserve=on"] {
+            let refused = of(&format!("size=0,{key}")).check().unwrap_err().to_string();
+            let name = key.trim_end_matches("=on");
+            assert_eq!(
+                refused,
+                format!("--memory {name}: must be left out beside --memory-zone, each of which has its own")
+            );
+        }
+        assert!(of("size=64M").check().unwrap_err().to_string().starts_with("--memory size: must be 0 beside"));
+        let grows = of("size=0,hotplug_size=1G").check().unwrap_err().explain(Terms::Json);
+        assert_eq!(grows, "memory.hotplug_size: does not go with memory.zones, which keep their sizes");
+        let little = MemoryConfig { zones: zones[1..].to_vec(), ..of("size=0") };
+        assert_eq!(little.check(), Ok(()));
+        assert_eq!(MemoryConfig { zones: vec![], ..of("size=0") }.check().unwrap_err().field, MemoryConfig::SIZE);
     }
 
     #[test]

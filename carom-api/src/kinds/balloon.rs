@@ -82,7 +82,7 @@ impl KindConfig for BalloonConfig {
         if !size.is_multiple_of(PAGE) {
             return Err(ConfigError::new(Self::SIZE, format!("{size} bytes are no multiple of {PAGE}")));
         }
-        if size > memory.size {
+        if size > memory.total() {
             return Err(ConfigError::in_terms(Self::SIZE, move |terms| {
                 let field = match terms {
                     Terms::Options => "--memory size",

@@ -118,7 +118,7 @@ impl<M: Machine> Created<M> {
                 State::Running => VmState::Running,
                 State::Paused => VmState::Paused,
             },
-            memory_actual_size: self.config.memory.size.saturating_sub(balloon),
+            memory_actual_size: self.config.memory.total().saturating_sub(balloon),
             device_tree: devices.map(|device| (device.id.clone(), device)).collect(),
         })
     }
@@ -345,7 +345,7 @@ impl<M: Machine> Control<M> {
         Figures {
             state: Some(created.state),
             vcpus: created.config.cpus.boot_vcpus,
-            memory_bytes: created.config.memory.size,
+            memory_bytes: created.config.memory.total(),
             iommu: vm.and_then(M::iommu),
             engine: vm.and_then(M::engine_report),
             devices: vm.map(M::devices).unwrap_or_default(),

@@ -83,6 +83,7 @@ impl VmError {
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Boot(error) => error.is_user_error(),
+            Self::Memory(error) => error.is_user_error(),
             Self::Kvm(error) => error.is_user_error(),
             Self::Vfio { source, .. } => source.is_user_error(),
             Self::Snapshot(error) => error.is_user_error(),
@@ -96,12 +97,12 @@ impl Explain for VmError {
     fn explain(&self, terms: Terms) -> String {
         match self {
             Self::Boot(error) => error.explain(terms),
+            Self::Memory(error) | Self::Snapshot(SnapshotError::Memory(error)) => error.explain(terms),
             Self::Config(error) => error.explain(terms),
             Self::BeyondLimits(error) => format!("{}; {}", error.explain(terms), beyond_limits(terms)),
             Self::File(error) => error.explain(terms),
             Self::Vfio { field, path, source } => explain_vfio(*field, path.as_deref(), source, terms),
             Self::Kvm(_)
-            | Self::Memory(_)
             | Self::Tables(_)
             | Self::Pci(_)
             | Self::Iommu(_)

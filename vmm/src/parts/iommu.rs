@@ -89,7 +89,7 @@ pub(super) fn build(
 fn max_table_pages(config: &VmConfig) -> u64 {
     /// What one page of the lowest level translates.
     const REACH: u64 = 2 << 20;
-    2560 + config.memory.size.saturating_add(config.memory.hotplug_size) / REACH * 2
+    2560 + config.memory.total().saturating_add(config.memory.hotplug_size) / REACH * 2
 }
 
 /// Whether firmware, which has no driver of a virtio-iommu, has to read a disk behind it. Then endpoints that are attached to nothing reach

@@ -158,7 +158,7 @@ impl Snapshot {
         let len = memory.size().map_err(file_error(&path))?;
         let path = directory.join(STATE);
         state
-            .check(&(config.cpus.boot_vcpus..=config.cpus.max_vcpus), config.memory.size, len)
+            .check(&(config.cpus.boot_vcpus..=config.cpus.max_vcpus), &config.memory, len)
             .map_err(|error| SnapshotError::Form { path: path.display().to_string(), rule: error.to_string() })?;
         Ok(Self { config, state, memory, directory: directory.to_path_buf() })
     }

@@ -19,6 +19,7 @@ pub(crate) mod tests;
 
 use std::ops::RangeInclusive;
 
+use carom_api::config::MemoryConfig;
 use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
 use devices::pci::FunctionState;
 use devices::state::{DeviceState, StateError};
@@ -124,7 +125,7 @@ impl SnapshotError {
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Exists(_) | Self::File { .. } | Self::Form { .. } | Self::State(_) => true,
-            Self::Memory(_) => false,
+            Self::Memory(error) => error.is_user_error(),
             // KVM does not take a value that a file has.
             Self::Kvm(KvmError::Call { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => true,
             Self::Kvm(error) => error.is_user_error(),
@@ -134,22 +135,20 @@ impl SnapshotError {
 
 impl SnapshotState {
     /// Checks what concerns the whole: that the state is of this program's form, of a VM with so many vCPUs, from what it is to have to
-    /// what it may, and so much RAM, and within a file of `file_len` bytes.
+    /// what it may, and with this RAM, and within a file of `file_len` bytes.
     ///
     /// # Errors
     /// A rule does not hold.
-    pub fn check(&self, vcpus: &RangeInclusive<u32>, ram_size: u64, file_len: u64) -> Result<(), StateError> {
+    pub fn check(&self, vcpus: &RangeInclusive<u32>, wanted: &MemoryConfig, file_len: u64) -> Result<(), StateError> {
         if self.version != VERSION {
             return Err(StateError::Version { kind: "snapshot", wanted: VERSION, found: self.version });
         }
         self.processors.check(vcpus)?;
-        let booted_with = self.check_added_ram(ram_size)?;
+        let booted_with = self.check_added_ram(wanted)?;
         let ram: Vec<(u64, u64)> = self.ram.iter().map(|range| (range.gpa, range.len)).collect();
-        if ram != memory::ranges(booted_with) {
-            return Err(StateError::rule(
-                "ram",
-                format!("is not that of {ram_size} bytes, which the configuration has"),
-            ));
+        if ram != memory::layout(&wanted.booted_with(booted_with)) {
+            let rule = format!("is not that of {} bytes, which the configuration has", wanted.total());
+            return Err(StateError::rule("ram", rule));
         }
         let all_ram = self.ram.iter().chain(&self.added_ram);
         let mut places: Vec<(u64, u64)> = all_ram.map(|range| (range.offset, range.len)).collect();
@@ -179,9 +178,13 @@ impl SnapshotState {
         Ok(())
     }
 
-    /// Checks the RAM that came since the guest was booted, of `ram_size` bytes in all. Returns with how many it was booted.
-    fn check_added_ram(&self, ram_size: u64) -> Result<u64, StateError> {
+    /// Checks the RAM that came since the guest was booted, of all that is wanted. Returns with how many bytes it was booted.
+    fn check_added_ram(&self, wanted: &MemoryConfig) -> Result<u64, StateError> {
         let refuse = |rule: String| Err(StateError::rule("added_ram", rule));
+        let ram_size = wanted.total();
+        if !wanted.zones.is_empty() && !self.added_ram.is_empty() {
+            return refuse("is there, but none comes to a VM whose RAM is made of zones".into());
+        }
         let mut booted_with = ram_size;
         for range in &self.added_ram {
             if range.len == 0

@@ -5,11 +5,10 @@
 use std::io;
 use std::sync::Arc;
 
-use carom_api::config::MemoryConfig;
+use carom_api::config::MemoryZoneConfig;
 use devices::ram::{Ram, RamRegion};
 use devices::state::StateError;
-use log::debug;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+use rustix::fs::{FallocateFlags, fallocate};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::directory::Snapshot;
@@ -37,39 +36,58 @@ pub fn write(ram: &Ram, ranges: &[(u64, u64)], file: &mut RamFileWriter) -> io::
 /// # Errors
 /// The RAM could not be made, or the file not be read.
 pub fn restore(snapshot: &Snapshot, ram_size: u64, prefault: bool) -> Result<Arc<Ram>, SnapshotError> {
-    let config = MemoryConfig { size: ram_size, ..snapshot.config.memory.clone() };
+    let config = snapshot.config.memory.booted_with(ram_size);
     let ram = memory::create(&config)?;
     for added in &snapshot.state.added_ram {
         let region = memory::region(&config, added.gpa, added.len)?;
         ram.add(region).map_err(|error| StateError::rule("added_ram", error.to_string()))?;
     }
-    for (region, saved) in ram.iter().zip(snapshot.state.ram.iter().chain(&snapshot.state.added_ram)) {
-        let read = if prefault || region.file_offset().is_some() {
-            let all = region.as_volatile_slice().map_err(io::Error::other);
-            all.and_then(|all| snapshot.memory.read(saved.offset, &all))
-        } else {
-            map_lazily(region, &snapshot.memory, saved.offset)
-        };
+    let zones = memory::zones(&config);
+    let of_regions = zones.iter().flat_map(|(zone, ranges)| ranges.iter().map(move |_| zone));
+    // What came while the guest ran is like the one zone that there is then.
+    let zone_of = |index: usize| of_regions.clone().nth(index).or(zones.last().map(|(zone, _)| zone));
+    let saved = snapshot.state.ram.iter().chain(&snapshot.state.added_ram);
+    for (index, (region, saved)) in ram.iter().zip(saved).enumerate() {
+        let zone = zone_of(index).ok_or_else(|| StateError::rule("ram", "is in no zone"))?;
+        let read = fill(region, zone, snapshot, saved.offset, prefault);
         read.map_err(|error| snapshot.memory_error(error))?;
+        if let Some(node) = zone.host_numa_node {
+            memory::hold_to_node(region, node)?;
+        }
     }
     Ok(ram)
 }
 
-/// Puts the bytes of `file` from `offset` on in the place of a region's, which nobody uses yet. What is written to the region
-/// does not reach the file.
-fn map_lazily(region: &RamRegion, file: &RamFile, offset: u64) -> io::Result<()> {
+/// Gives a region that was just made its bytes.
+fn fill(
+    region: &RamRegion,
+    zone: &MemoryZoneConfig,
+    snapshot: &Snapshot,
+    offset: u64,
+    prefault: bool,
+) -> io::Result<()> {
+    let from_file = zone.file.is_some();
+    match region.file_offset() {
+        // Holes are not read: what a file had before must not show there.
+        Some(place) if from_file => {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(place.file(), flags, place.start(), region.len())?;
+        }
+        None if from_file || !prefault => {
+            map_lazily(region, &snapshot.memory, offset, zone.reserve)?;
+            return if prefault { memory::populate(region) } else { Ok(()) };
+        }
+        _ => {}
+    }
+    let all = region.as_volatile_slice().map_err(io::Error::other)?;
+    snapshot.memory.read(offset, &all)
+}
+
+/// Has the bytes of a region come from `file`, from `offset` on, when they are touched.
+fn map_lazily(region: &RamRegion, file: &RamFile, offset: u64, reserve: bool) -> io::Result<()> {
     let end = offset.checked_add(region.len()).ok_or(io::ErrorKind::InvalidInput)?;
     if end > file.size()? {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let access = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-    // SAFETY: The range is the region's own, which was just made, so that nobody has a reference to its bytes. It stays mapped,
-    // and the region unmaps it as it would have unmapped what was there.
-    unsafe { mmap(region.as_ptr().cast(), region.size(), access, flags, file, offset) }?;
-    // SAFETY: The range was just mapped; the advice changes neither its bytes nor its access.
-    if let Err(error) = unsafe { madvise(region.as_ptr().cast(), region.size(), Advice::LinuxDontDump) } {
-        debug!("guest RAM will be in core dumps: {error}");
-    }
-    Ok(())
+    memory::map_privately(region, file, offset, reserve)
 }

@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use carom_api::VmConfig;
+use carom_api::config::MemoryConfig;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
@@ -234,8 +235,9 @@ fn ram_that_came_since_boot_is_held_against_the_configuration() {
     }
     let mut state: SnapshotState = serde_json::from_value(good).unwrap();
     let piece = |gpa, offset| RamRange { gpa, len: STEP, offset };
-    let check =
-        |state: &SnapshotState| state.check(&(1..=1), RAM + 2 * STEP, 1 << 40).map_err(|error| error.to_string());
+    let check = |state: &SnapshotState| {
+        state.check(&(1..=1), &MemoryConfig::with_size(RAM + 2 * STEP), 1 << 40).map_err(|error| error.to_string())
+    };
     state.added_ram = vec![piece(4 << 30, 1 << 32), piece((4 << 30) + 2 * STEP, 1 << 33)];
     assert_eq!(check(&state), Ok(()));
     state.added_ram[1].gpa = 4 << 30;

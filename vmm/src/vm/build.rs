@@ -65,7 +65,7 @@ impl Vm {
         let physical_bits = saved.and_then(ProcessorsState::physical_bits).unwrap_or_else(|| template.physical_bits());
         let added = source.map(Source::added_ram).unwrap_or_default();
         // What the guest boots with: what came since is described to it by the memory devices.
-        let ram_size = config.memory.size - added.iter().map(|device| device.len).sum::<u64>();
+        let ram_size = config.memory.total() - added.iter().map(|device| device.len).sum::<u64>();
         let room = added_ram::room(&config.memory, ram_size, physical_bits);
         let tables = describe(config, &room, physical_bits);
         let smbios = smbios::Tables::new(&config.platform);
@@ -173,6 +173,7 @@ fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::Ta
         iommu: config.has_iommu().then(|| (IOMMU_ADDRESS, segments::endpoints(config))),
         serial: config.serial.mode != ConsoleMode::Off,
         memory_devices: !room.is_empty(),
+        nodes: acpi::Nodes::of(config),
     }
 }
 

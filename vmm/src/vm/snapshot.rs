@@ -75,7 +75,8 @@ impl Vm {
         let processors = ProcessorsState::save(&self.kvm, &self.processors, clock)?;
         let mut file = snapshot.memory()?;
         let mut write = || {
-            let ram = ram::write(&self.memory, &memory::ranges(self.ram_size), &mut file)?;
+            let at_boot = memory::layout(&config.memory.booted_with(self.ram_size));
+            let ram = ram::write(&self.memory, &at_boot, &mut file)?;
             let added_ram = ram::write(&self.memory, &self.added_ranges(), &mut file)?;
             let windows = self.parts.iommu().map_or_else(|| Ok(Vec::new()), |iommu| write_windows(iommu, &mut file))?;
             Ok((ram, added_ram, windows))

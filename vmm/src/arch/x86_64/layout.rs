@@ -54,7 +54,7 @@ pub const RESET_VECTOR: u64 = 0xf_fff0;
 pub const HIGH_RAM_START: u64 = 0x10_0000;
 
 /// End of RAM below 4 GiB, where the 32-bit PCI hole starts.
-pub const LOW_MEMORY_END: u64 = 3 * GIB;
+pub const LOW_MEMORY_END: u64 = limits::LOW_MEMORY;
 /// Start of RAM above 4 GiB.
 pub const HIGH_MEMORY_START: u64 = 4 * GIB;
 

@@ -37,7 +37,7 @@ pub(super) fn build(config: &TableConfig) -> Vec<u8> {
     for (segment, windows) in (0..).zip(&config.segments) {
         match segment {
             0 => host_bridge(config, windows, &mut aml),
-            _ => bridge(segment, &[], &windows.mem32, windows, &mut aml),
+            _ => bridge(config, segment, &[], &windows.mem32, windows, &mut aml),
         }
         hotplug::slots(segment, &mut aml);
     }
@@ -66,7 +66,7 @@ fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
     let config_ports = IO::new(narrow(*ports.start()), narrow(*ports.start()), 1, ports_len);
     let (start, end) = PciHole::of(config.firmware).aperture.into_inner();
     let mem32 = start.min(*windows.mem32.start())..=end.max(*windows.mem32.end());
-    bridge(0, &[&config_ports, &before], &mem32, windows, aml);
+    bridge(config, 0, &[&config_ports, &before], &mem32, windows, aml);
     let segments = config.segments.len() as u64;
     let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE * segments));
     let aperture = Memory32Fixed::new(true, narrow(start), narrow(end - start + 1));
@@ -89,7 +89,14 @@ fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
 }
 
 /// The host bridge of a segment with its windows: `first`, I/O, `mem32`, and 64-bit memory.
-fn bridge(segment: u16, first: &[&dyn Aml], mem32: &RangeInclusive<u64>, windows: &BarWindows, aml: &mut Vec<u8>) {
+fn bridge(
+    config: &TableConfig,
+    segment: u16,
+    first: &[&dyn Aml],
+    mem32: &RangeInclusive<u64>,
+    windows: &BarWindows,
+    aml: &mut Vec<u8>,
+) {
     let bus: AddressSpace<u16> = AddressSpace::new_bus_number(0, 0);
     let io: AddressSpace<u16> = AddressSpace::new_io(narrow(*windows.io.start()), narrow(*windows.io.end()), None);
     let low: AddressSpace<u32> = AddressSpace::new_memory(
@@ -109,24 +116,21 @@ fn bridge(segment: u16, first: &[&dyn Aml], mem32: &RangeInclusive<u64>, windows
     let mut resources: Vec<&dyn Aml> = vec![&bus];
     resources.extend(first);
     resources.extend([&io as &dyn Aml, &low, &high]);
-    Scope::new(
-        "_SB_".into(),
-        vec![&Device::new(
-            bridge_name(segment).as_str().into(),
-            vec![
-                &Name::new("_HID".into(), &EISAName::new("PNP0A08")),
-                &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
-                &Name::new("_SEG".into(), &segment),
-                &Name::new("_BBN".into(), &ZERO),
-                &Name::new("_UID".into(), &segment),
-                // DMA may snoop the caches: it is coherent.
-                &Name::new("_CCA".into(), &ONE),
-                &Name::new("_CRS".into(), &ResourceTemplate::new(resources)),
-                &Name::new("_PRT".into(), &intx::routes(segment)),
-            ],
-        )],
-    )
-    .to_aml_bytes(aml);
+    let names = [
+        Name::new("_HID".into(), &EISAName::new("PNP0A08")),
+        Name::new("_CID".into(), &EISAName::new("PNP0A03")),
+        Name::new("_SEG".into(), &segment),
+        Name::new("_BBN".into(), &ZERO),
+        Name::new("_UID".into(), &segment),
+        // DMA may snoop the caches: it is coherent.
+        Name::new("_CCA".into(), &ONE),
+        Name::new("_CRS".into(), &ResourceTemplate::new(resources)),
+        Name::new("_PRT".into(), &intx::routes(segment)),
+    ];
+    let node = config.nodes.as_ref().and_then(|nodes| nodes.of_segment(segment));
+    let node = node.map(|node| Name::new("_PXM".into(), &node));
+    let children = names.iter().chain(&node).map(|name| name as &dyn Aml).collect();
+    Scope::new("_SB_".into(), vec![&Device::new(bridge_name(segment).as_str().into(), children)]).to_aml_bytes(aml);
 }
 
 /// The name of a segment's host bridge.

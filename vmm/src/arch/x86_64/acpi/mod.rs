@@ -4,6 +4,7 @@
 //! a sleep and a reset register, and none of the legacy power hardware.
 
 mod dsdt;
+mod nodes;
 mod viot;
 
 use acpi_tables::Aml;
@@ -23,6 +24,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use crate::arch::layout::{
     ACPI_PORTS, ACPI_TABLES, ACPI_TABLES_END, IO_APIC, LOCAL_APIC, PCI_ECAM, PCI_ECAM_SIZE, RSDP,
 };
+
+pub use nodes::Nodes;
 
 /// Who made the tables.
 const OEM_ID: [u8; 6] = *b"CAROM ";
@@ -51,6 +54,8 @@ pub struct TableConfig {
     pub serial: bool,
     /// Whether RAM can come while the guest runs.
     pub memory_devices: bool,
+    /// Its nodes, if it has more than that it is one.
+    pub nodes: Option<Nodes>,
 }
 
 impl TableConfig {
@@ -65,7 +70,7 @@ pub fn write(memory: &Ram, config: &TableConfig) -> Result<u64, GuestMemoryError
     let Tables { rsdp, rest } = build(config, ACPI_TABLES);
     assert!(
         ACPI_TABLES + rest.len() as u64 <= ACPI_TABLES_END,
-        "the tables of 254 vCPUs and 16 segments fit in 128 KiB"
+        "the tables of 254 vCPUs, 16 segments and 16 nodes fit in 128 KiB"
     );
     memory.write_slice(&rest, GuestAddress(ACPI_TABLES))?;
     memory.write_slice(&rsdp, GuestAddress(RSDP))?;
@@ -94,6 +99,9 @@ fn build(config: &TableConfig, base: u64) -> Tables {
     let mut entries = vec![fadt, place(&madt(config)), place(&mcfg(config))];
     if let Some((iommu, endpoints)) = &config.iommu {
         entries.push(place(&viot::build(*iommu, endpoints)));
+    }
+    if let Some(nodes) = &config.nodes {
+        entries.extend([place(&nodes.srat()), place(&nodes.slit())]);
     }
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     entries.into_iter().for_each(|entry| xsdt.add_entry(entry));
@@ -155,6 +163,7 @@ fn mcfg(config: &TableConfig) -> MCFG {
 
 #[cfg(test)]
 mod tests {
+    use carom_api::config::NumaConfig;
     use carom_api::limits::MAX_PCI_SEGMENTS;
 
     use super::*;
@@ -169,7 +178,21 @@ mod tests {
             iommu: Some((PciAddress::on_root_bus(1), vec![PciAddress::on_root_bus(2)..=PciAddress::on_root_bus(17)])),
             serial: true,
             memory_devices: false,
+            nodes: None,
         }
+    }
+
+    /// As many nodes as there can be, of a machine with 254 vCPUs and 32 zones.
+    fn most_nodes() -> Option<Nodes> {
+        let mut config = carom_api::VmConfig::default();
+        config.memory.zones = (0..32).map(|id| format!("id=z{id},size=512M").parse().unwrap()).collect();
+        let node = |id: u32| {
+            let cpus = (0..254).filter(|cpu| cpu % 16 == id).collect();
+            let memory_zones = vec![format!("z{id}"), format!("z{}", id + 16)];
+            NumaConfig { guest_numa_id: id, cpus, memory_zones, ..NumaConfig::default() }
+        };
+        config.numa = (0..16).map(node).collect();
+        Nodes::of(&config)
     }
 
     fn segments(count: u16) -> Vec<BarWindows> {
@@ -293,6 +316,17 @@ mod tests {
     }
 
     #[test]
+    fn nodes_are_told_in_tables_and_at_the_host_bridges_of_their_segments() {
+        let mut vm = carom_api::VmConfig::default();
+        vm.numa = vec!["guest_numa_id=5,pci_segments=1".parse().unwrap()];
+        let image = build(&TableConfig { nodes: Nodes::of(&vm), segments: segments(2), ..config() }, 0).rest;
+        let has = |bytes: &[u8]| image.windows(bytes.len()).filter(|window| *window == bytes).count();
+        assert_eq!((has(b"SRAT"), has(b"SLIT"), has(b"_PXM"), has(b"_PXM\x0a\x05")), (1, 1, 1, 1));
+        let without = build(&config(), 0).rest;
+        assert!(!without.windows(4).any(|window| [b"SRAT", b"SLIT", b"_PXM"].iter().any(|name| window == *name)));
+    }
+
+    #[test]
     fn machine_without_iommu_has_no_viot() {
         let image = build(&TableConfig { iommu: None, ..config() }, 0).rest;
         assert!(!image.windows(4).any(|window| window == b"VIOT"));
@@ -300,17 +334,12 @@ mod tests {
 
     #[test]
     fn tables_of_the_largest_machine_fit() {
-        let image = build(
-            &TableConfig {
-                vcpus: 1,
-                max_vcpus: 254,
-                segments: segments(MAX_PCI_SEGMENTS),
-                memory_devices: true,
-                ..config()
-            },
-            ACPI_TABLES,
-        )
-        .rest;
-        assert!(ACPI_TABLES + image.len() as u64 <= ACPI_TABLES_END);
+        // RAM does not come to a machine of zones, which one with nodes is.
+        for nodes in [None, most_nodes()] {
+            let (segments, memory_devices) = (segments(MAX_PCI_SEGMENTS), nodes.is_none());
+            let largest = TableConfig { vcpus: 1, max_vcpus: 254, segments, memory_devices, nodes, ..config() };
+            let (len, room) = (build(&largest, ACPI_TABLES).rest.len() as u64, ACPI_TABLES_END - ACPI_TABLES);
+            assert!(len <= room, "{len:#x} bytes, {room:#x} are there; memory devices: {memory_devices}");
+        }
     }
 }

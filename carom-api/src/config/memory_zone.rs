@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Zones that the guest's RAM is made of.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::error::ConfigError;
+use crate::field::Field;
+use crate::limits::{GIB, LOW_MEMORY, MAX_HOST_NODE, MAX_MEMORY_ZONES, MEMORY_GRANULE, MIB};
+use crate::option_list::OptionList;
+
+/// A zone of the guest's RAM. Zones lie behind one another in the order in which they are given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MemoryZoneConfig {
+    /// Its name, by which nodes have it (`numa`).
+    pub id: String,
+    /// Bytes, a multiple of 2 MiB.
+    #[schema(minimum = 2_097_152, maximum = 549_755_813_888_u64, multiple_of = 2_097_152)]
+    pub size: u64,
+    /// File that holds it, of as many bytes at least, or directory in which one without a name is made for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub file: Option<PathBuf>,
+    /// Other processes can map it. Of a file: what is written to it goes there, as opposed to memory of this process alone.
+    #[serde(default)]
+    pub shared: bool,
+    /// It is made of the host's reserved huge pages (always as a memfd).
+    #[serde(default)]
+    pub hugepages: bool,
+    /// Bytes of one of these: 2 MiB or 1 GiB; 2 MiB unless said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hugepage_size: Option<u64>,
+    /// Node of the host whose memory it is made of; any if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 1023)]
+    pub host_numa_node: Option<u32>,
+    /// The host gives all of it when the VM is built, and not each page when it is touched first.
+    #[serde(default)]
+    pub prefault: bool,
+    /// The host keeps as much for it, or refuses the VM. Of memory that is shared it gives all of it at once.
+    #[serde(default)]
+    pub reserve: bool,
+    /// The host may keep pages of it that are the same as others once (KSM), where no other process maps it.
+    #[serde(default)]
+    pub mergeable: bool,
+}
+
+impl MemoryZoneConfig {
+    /// The option.
+    pub const OPTION: Field = Field::new("--memory-zone", "memory.zones");
+    /// [`Self::id`].
+    pub const ID: Field = Self::OPTION.key("id");
+    /// [`Self::size`].
+    pub const SIZE: Field = Self::OPTION.key("size");
+    /// [`Self::file`].
+    pub const FILE: Field = Self::OPTION.key("file");
+    /// [`Self::hugepages`].
+    pub const HUGEPAGES: Field = Self::OPTION.key("hugepages");
+    /// [`Self::hugepage_size`].
+    pub const HUGEPAGE_SIZE: Field = Self::OPTION.key("hugepage_size");
+    /// [`Self::host_numa_node`].
+    pub const HOST_NUMA_NODE: Field = Self::OPTION.key("host_numa_node");
+    /// [`Self::mergeable`].
+    pub const MERGEABLE: Field = Self::OPTION.key("mergeable");
+
+    /// Bytes of a reserved huge page.
+    pub fn huge_page(&self) -> u64 {
+        self.hugepage_size.unwrap_or(2 * MIB)
+    }
+
+    /// Whether another process can be given it.
+    pub fn can_be_shared(&self) -> bool {
+        self.shared || self.hugepages
+    }
+
+    /// Guest-physical address and length of each part of zones that lie behind one another: one that reaches over the hole for BARs has
+    /// two.
+    pub fn places(zones: &[Self], hole: std::ops::Range<u64>) -> Vec<Vec<(u64, u64)>> {
+        let mut next = 0u64;
+        let of = |zone: &Self| {
+            let mut parts = Vec::new();
+            let mut left = zone.size;
+            if next < hole.start {
+                let low = left.min(hole.start - next);
+                parts.push((next, low));
+                next += low;
+                left -= low;
+            }
+            if next >= hole.start {
+                next = next.max(hole.end);
+            }
+            if left > 0 {
+                parts.push((next, left));
+                next += left;
+            }
+            parts
+        };
+        zones.iter().map(of).collect()
+    }
+
+    /// Checks all zones of a VM beside each other.
+    pub(super) fn check_all(zones: &[Self]) -> Result<(), ConfigError> {
+        if zones.len() > MAX_MEMORY_ZONES {
+            let rule = format!("has {} zones, more than {MAX_MEMORY_ZONES}", zones.len());
+            return Err(ConfigError::new(Self::OPTION, rule));
+        }
+        let mut seen = BTreeSet::new();
+        let mut start = 0;
+        for zone in zones {
+            if zone.id.is_empty() {
+                return Err(ConfigError::new(Self::ID, "must not be empty"));
+            }
+            if !seen.insert(&zone.id) {
+                return Err(ConfigError::new(Self::ID, format!("'{}' is given twice", zone.id)));
+            }
+            zone.check(start)?;
+            start += zone.size;
+        }
+        Ok(())
+    }
+
+    /// Checks one that has `start` bytes of RAM before it.
+    fn check(&self, start: u64) -> Result<(), ConfigError> {
+        let Self { id, size, .. } = self;
+        let page = self.huge_page();
+        // Where it is cut in two by the hole for BARs.
+        let low = (*size).min(LOW_MEMORY.saturating_sub(start));
+        let (field, rule) = if *size == 0 || !size.is_multiple_of(MEMORY_GRANULE) || *size > crate::limits::MAX_MEMORY {
+            let most = crate::limits::MAX_MEMORY / GIB;
+            (Self::SIZE, format!("{size} bytes are no multiple of {}M up to {most}G", MEMORY_GRANULE / MIB))
+        } else if self.hugepage_size.is_some() && !self.hugepages {
+            (Self::HUGEPAGE_SIZE, "needs hugepages, which are off".into())
+        } else if self.hugepages && page != 2 * MIB && page != GIB {
+            (Self::HUGEPAGE_SIZE, format!("{page} is neither 2M nor 1G"))
+        } else if self.hugepages && (!size.is_multiple_of(page) || !low.is_multiple_of(page)) {
+            let rule = format!("{size} bytes, of which {low} lie below 3G, are not made of huge pages of {page}");
+            (Self::SIZE, rule)
+        } else if self.hugepages && self.file.is_some() {
+            (Self::FILE, "does not go with hugepages: a file has the pages that it has".into())
+        } else if self.mergeable && self.can_be_shared() {
+            let rule = "must be off with shared or hugepages: the host merges private pages only";
+            (Self::MERGEABLE, rule.into())
+        } else if self.host_numa_node.is_some_and(|node| node > MAX_HOST_NODE) {
+            (Self::HOST_NUMA_NODE, format!("is more than {MAX_HOST_NODE}"))
+        } else if self.host_numa_node.is_some() && self.shared && self.file.is_some() {
+            let rule =
+                "does not go with a file that is shared: the host's kernel keeps its pages where others put them";
+            (Self::HOST_NUMA_NODE, rule.into())
+        } else {
+            return Ok(());
+        };
+        Err(ConfigError::new(field, format!("{rule} (zone '{id}')")))
+    }
+}
+
+impl FromStr for MemoryZoneConfig {
+    type Err = ConfigError;
+
+    /// Parses `id=NAME,size=SIZE` with any of the other keys.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let keys = [
+            "id",
+            "size",
+            "file",
+            "shared",
+            "hugepages",
+            "hugepage_size",
+            "host_numa_node",
+            "prefault",
+            "reserve",
+            "mergeable",
+        ];
+        let list = OptionList::parse(Self::OPTION, text, &keys)?;
+        list.required("size")?;
+        Ok(Self {
+            id: list.required("id")?.into(),
+            size: list.size("size")?.unwrap_or_default(),
+            file: list.get("file").map(PathBuf::from),
+            shared: list.toggle("shared", false)?,
+            hugepages: list.toggle("hugepages", false)?,
+            hugepage_size: list.size("hugepage_size")?,
+            host_numa_node: list.number("host_numa_node")?,
+            prefault: list.toggle("prefault", false)?,
+            reserve: list.toggle("reserve", false)?,
+            mergeable: list.toggle("mergeable", false)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zone(text: &str) -> MemoryZoneConfig {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn zone_parses_as_cloud_hypervisor_spells_it() {
+        let text = "id=a,size=1G,file=/f,shared=on,host_numa_node=1,prefault=on,reserve=on,mergeable=on";
+        let json = r#"{"id": "a", "size": 1073741824, "file": "/f", "shared": true, "host_numa_node": 1, "prefault": true,
+            "reserve": true, "mergeable": true}"#;
+        assert_eq!(zone(text), serde_json::from_str(json).unwrap());
+        let huge = r#"{"id": "a", "size": 1073741824, "hugepages": true, "hugepage_size": 1073741824}"#;
+        assert_eq!(zone("id=a,size=1G,hugepages=on,hugepage_size=1G"), serde_json::from_str(huge).unwrap());
+        let refused = |text: &str| text.parse::<MemoryZoneConfig>().unwrap_err().to_string();
+        assert_eq!(refused("size=1G"), "--memory-zone: 'id=' is needed");
+        assert_eq!(refused("id=a"), "--memory-zone: 'size=' is needed");
+        assert!(refused("id=a,size=1G,hotplug_size=1G").contains("unknown key 'hotplug_size'"));
+    }
+
+    #[test]
+    fn what_cannot_be_combined_is_refused_with_the_zones_name() {
+        let refused = |texts: &[&str]| {
+            let zones: Vec<_> = texts.iter().map(|text| zone(text)).collect();
+            MemoryZoneConfig::check_all(&zones).err().map(|error| error.to_string())
+        };
+        for (texts, start) in [
+            (&["id=a,size=1M"][..], "--memory-zone size: 1048576 bytes are no multiple of 2M"),
+            (&["id=a,size=0"], "--memory-zone size: 0 bytes are no multiple"),
+            (&["id=a,size=2M", "id=a,size=2M"], "--memory-zone id: 'a' is given twice"),
+            (&["id=a,size=1G,hugepage_size=2M"], "--memory-zone hugepage_size: needs hugepages"),
+            (&["id=a,size=1G,hugepages=on,hugepage_size=4M"], "--memory-zone hugepage_size: 4194304 is neither"),
+            (&["id=a,size=2M,hugepages=on,hugepage_size=1G"], "--memory-zone size: 2097152 bytes, of which"),
+            (
+                &["id=a,size=512M", "id=b,size=3G,hugepages=on,hugepage_size=1G"],
+                "--memory-zone size: 3221225472 bytes, of which 2684354560 lie below 3G, are not made of huge pages",
+            ),
+            (&["id=a,size=2M,hugepages=on,file=/f"], "--memory-zone file: does not go with hugepages"),
+            (&["id=a,size=2M,shared=on,mergeable=on"], "--memory-zone mergeable: must be off"),
+            (&["id=a,size=2M,host_numa_node=1024"], "--memory-zone host_numa_node: is more than 1023"),
+            (&["id=a,size=2M,host_numa_node=0,shared=on,file=/f"], "--memory-zone host_numa_node: does not go"),
+        ] {
+            let refused = refused(texts).unwrap();
+            assert!(refused.starts_with(start), "{refused}");
+            assert!(refused.contains("'a'") || refused.contains("zone 'b'"), "{refused}");
+        }
+        assert_eq!(refused(&["id=a,size=1G", "id=b,size=4G,hugepages=on,hugepage_size=1G"]), None);
+        let many: Vec<_> = (0..33).map(|id| format!("id=z{id},size=2M")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(refused(&many).unwrap(), "--memory-zone: has 33 zones, more than 32");
+        assert_eq!(refused(&many[..32]), None);
+    }
+
+    #[test]
+    fn zones_lie_behind_one_another_and_around_the_hole() {
+        let of = |sizes: &[u64]| {
+            let zones: Vec<_> =
+                sizes.iter().map(|size| MemoryZoneConfig { size: size * GIB, ..Default::default() }).collect();
+            let places = MemoryZoneConfig::places(&zones, 3 * GIB..4 * GIB);
+            let gib = |parts: Vec<(u64, u64)>| parts.into_iter().map(|(gpa, len)| (gpa / GIB, len / GIB)).collect();
+            places.into_iter().map(gib).collect::<Vec<Vec<_>>>()
+        };
+        assert_eq!(of(&[1, 1]), [vec![(0, 1)], vec![(1, 1)]]);
+        assert_eq!(of(&[2, 2, 1]), [vec![(0, 2)], vec![(2, 1), (4, 1)], vec![(5, 1)]]);
+        assert_eq!(of(&[3, 1]), [vec![(0, 3)], vec![(4, 1)]]);
+        assert_eq!(of(&[5]), [vec![(0, 3), (4, 2)]]);
+    }
+}

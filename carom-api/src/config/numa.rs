@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Nodes of the guest: which vCPUs, RAM and PCI segments are near each other, and how far nodes are apart.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{CpusConfig, MemoryConfig, PlatformConfig};
+use crate::error::ConfigError;
+use crate::field::Field;
+use crate::limits::MAX_NODE;
+use crate::object;
+use crate::option_list::OptionList;
+
+/// Distance of a node to itself (ACPI 6.5, section 5.2.17).
+const LOCAL_DISTANCE: u8 = 10;
+/// Distance of two nodes that nothing is said of.
+const REMOTE_DISTANCE: u8 = 20;
+
+/// A node of the guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NumaConfig {
+    /// Its number.
+    #[schema(maximum = 15)]
+    pub guest_numa_id: u32,
+    /// Numbers of its vCPUs.
+    #[serde(default, deserialize_with = "or_empty")]
+    #[schema(value_type = Option<Vec<u32>>)]
+    pub cpus: Vec<u32>,
+    /// How far others are from it. Where one of two nodes says it, it holds for both ways; where none does, it is 20.
+    #[serde(default, deserialize_with = "object::list_or_null")]
+    #[schema(value_type = Option<Vec<NumaDistance>>)]
+    pub distances: Vec<NumaDistance>,
+    /// Names of the zones that its RAM is made of.
+    #[serde(default, deserialize_with = "or_empty")]
+    #[schema(value_type = Option<Vec<String>>)]
+    pub memory_zones: Vec<String>,
+    /// Its PCI segments.
+    #[serde(default, deserialize_with = "or_empty")]
+    #[schema(value_type = Option<Vec<u16>>)]
+    pub pci_segments: Vec<u16>,
+}
+
+/// How far a node is from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NumaDistance {
+    /// Number of the other.
+    pub destination: u32,
+    /// How far it is, where a node is at 10 from itself.
+    #[schema(value_type = u32, minimum = 11, maximum = 255)]
+    pub distance: u8,
+}
+
+/// Reads a list; null is an empty one.
+fn or_empty<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(list: D) -> Result<Vec<T>, D::Error> {
+    Option::deserialize(list).map(Option::unwrap_or_default)
+}
+
+/// What nodes have already, and the first that has it.
+struct Owners<T>(BTreeMap<T, u32>);
+
+impl<T: Ord + Clone + Display> Owners<T> {
+    fn take(&mut self, field: Field, what: &str, things: &[T], node: u32) -> Result<(), ConfigError> {
+        for thing in things {
+            if let Some(other) = self.0.insert(thing.clone(), node) {
+                let rule = format!("{what} {thing} is in node {other} already (node {node})");
+                return Err(ConfigError::new(field, rule));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl NumaConfig {
+    /// The option.
+    pub const OPTION: Field = Field::new("--numa", "numa");
+    /// [`Self::guest_numa_id`].
+    pub const ID: Field = Self::OPTION.key("guest_numa_id");
+    /// [`Self::cpus`].
+    pub const CPUS: Field = Self::OPTION.key("cpus");
+    /// [`Self::distances`].
+    pub const DISTANCES: Field = Self::OPTION.key("distances");
+    /// [`Self::memory_zones`].
+    pub const MEMORY_ZONES: Field = Self::OPTION.key("memory_zones");
+    /// [`Self::pci_segments`].
+    pub const PCI_SEGMENTS: Field = Self::OPTION.key("pci_segments");
+
+    /// Checks all nodes of a VM beside each other and beside what they are made of.
+    ///
+    /// # Errors
+    /// A rule does not hold.
+    pub(crate) fn check_all(
+        nodes: &[Self],
+        cpus: &CpusConfig,
+        memory: &MemoryConfig,
+        platform: &PlatformConfig,
+    ) -> Result<(), ConfigError> {
+        if nodes.is_empty() {
+            return Ok(());
+        }
+        let mut ids = BTreeMap::new();
+        let mut of_cpus = Owners(BTreeMap::new());
+        let mut of_zones = Owners(BTreeMap::new());
+        let mut of_segments = Owners(BTreeMap::new());
+        for node in nodes {
+            let id = node.guest_numa_id;
+            if id > MAX_NODE {
+                return Err(ConfigError::new(Self::ID, format!("{id} is more than {MAX_NODE}")));
+            }
+            if ids.insert(id, ()).is_some() {
+                return Err(ConfigError::new(Self::ID, format!("{id} is given twice")));
+            }
+            if let Some(cpu) = node.cpus.iter().find(|cpu| **cpu >= cpus.max_vcpus) {
+                let rule = format!("there is no vCPU {cpu}: the last is {} (node {id})", cpus.max_vcpus - 1);
+                return Err(ConfigError::new(Self::CPUS, rule));
+            }
+            of_cpus.take(Self::CPUS, "vCPU", &node.cpus, id)?;
+            let unknown = |name: &&String| memory.zones.iter().all(|zone| zone.id != **name);
+            if let Some(name) = node.memory_zones.iter().find(unknown) {
+                let rule = format!("there is no zone '{name}' (node {id})");
+                return Err(ConfigError::new(Self::MEMORY_ZONES, rule));
+            }
+            of_zones.take(Self::MEMORY_ZONES, "zone", &node.memory_zones, id)?;
+            for segment in &node.pci_segments {
+                platform.check_segment(Self::PCI_SEGMENTS, *segment)?;
+            }
+            of_segments.take(Self::PCI_SEGMENTS, "segment", &node.pci_segments, id)?;
+        }
+        for node in nodes {
+            node.check_distances(&ids)?;
+        }
+        // Linux makes no nodes of a part of its RAM.
+        if memory.zones.is_empty() {
+            return Err(ConfigError::in_terms(Self::MEMORY_ZONES, |terms| {
+                format!("nodes have their RAM by zones, of which there are none ({})", MemoryConfig::ZONES.name(terms))
+            }));
+        }
+        match memory.zones.iter().find(|zone| !of_zones.0.contains_key(&zone.id)) {
+            None => Ok(()),
+            Some(zone) => Err(ConfigError::new(Self::MEMORY_ZONES, format!("zone {} is in no node", zone.id))),
+        }
+    }
+
+    fn check_distances(&self, ids: &BTreeMap<u32, ()>) -> Result<(), ConfigError> {
+        let id = self.guest_numa_id;
+        let mut seen = Vec::new();
+        for NumaDistance { destination, distance } in &self.distances {
+            let rule = if !ids.contains_key(destination) {
+                format!("there is no node {destination}")
+            } else if *destination == id {
+                "a node is at 10 from itself: leave it out".to_string()
+            } else if seen.contains(destination) {
+                format!("node {destination} is given twice")
+            } else if *distance <= LOCAL_DISTANCE {
+                format!("{distance} to node {destination} is not in 11 to 255")
+            } else {
+                seen.push(*destination);
+                continue;
+            };
+            return Err(ConfigError::new(Self::DISTANCES, format!("{rule} (node {id})")));
+        }
+        Ok(())
+    }
+
+    /// How far node `to` is from node `from`.
+    pub fn distance(nodes: &[Self], from: u32, to: u32) -> u8 {
+        if from == to {
+            return LOCAL_DISTANCE;
+        }
+        let said = |from: u32, to: u32| {
+            let of = nodes.iter().find(|node| node.guest_numa_id == from)?;
+            of.distances.iter().find(|distance| distance.destination == to).map(|distance| distance.distance)
+        };
+        said(from, to).or_else(|| said(to, from)).unwrap_or(REMOTE_DISTANCE)
+    }
+}
+
+impl FromStr for NumaConfig {
+    type Err = ConfigError;
+
+    /// Parses `guest_numa_id=N[,cpus=LIST][,distances=[NODE@DISTANCE,…]][,memory_zones=LIST][,pci_segments=LIST]`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let keys = ["guest_numa_id", "cpus", "distances", "memory_zones", "pci_segments"];
+        let list = OptionList::parse(Self::OPTION, text, &keys)?;
+        list.required("guest_numa_id")?;
+        let distances = list.pairs("distances")?.unwrap_or_default().into_iter().map(|(destination, distance)| {
+            let wrong = |text: &str| ConfigError::new(Self::DISTANCES, format!("'{text}' is no number that fits"));
+            Ok(NumaDistance {
+                destination: destination.parse().map_err(|_| wrong(destination))?,
+                distance: distance.parse().map_err(|_| wrong(distance))?,
+            })
+        });
+        Ok(Self {
+            guest_numa_id: list.number("guest_numa_id")?.unwrap_or_default(),
+            cpus: list.numbers("cpus")?.unwrap_or_default().into_iter().map(u32::from).collect(),
+            distances: distances.collect::<Result<_, _>>()?,
+            memory_zones: list.texts("memory_zones"),
+            pci_segments: list.numbers("pci_segments")?.unwrap_or_default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(text: &str) -> NumaConfig {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn node_parses_as_cloud_hypervisor_spells_it() {
+        let text = "guest_numa_id=1,cpus=[1-2,5],distances=[0@15,2@25],memory_zones=[a,b],pci_segments=[1]";
+        let json = r#"{"guest_numa_id": 1, "cpus": [1, 2, 5], "distances": [{"destination": 0, "distance": 15},
+            {"destination": 2, "distance": 25}], "memory_zones": ["a", "b"], "pci_segments": [1]}"#;
+        assert_eq!(node(text), serde_json::from_str(json).unwrap());
+        let least =
+            r#"{"guest_numa_id": 0, "cpus": null, "distances": null, "memory_zones": ["a"], "pci_segments": null}"#;
+        assert_eq!(node("guest_numa_id=0,memory_zones=a"), serde_json::from_str(least).unwrap());
+        let refused = |text: &str| text.parse::<NumaConfig>().unwrap_err().to_string();
+        assert_eq!(refused("cpus=0"), "--numa: 'guest_numa_id=' is needed");
+        assert_eq!(refused("guest_numa_id=0,distances=[1@256]"), "--numa distances: '256' is no number that fits");
+    }
+
+    #[test]
+    fn nodes_that_do_not_fit_the_machine_or_each_other_are_refused() {
+        let cpus = CpusConfig::with_count(4);
+        let zones = ["id=a,size=512M", "id=b,size=512M"].map(|zone| zone.parse().unwrap());
+        let memory = MemoryConfig { size: 0, zones: zones.into(), ..MemoryConfig::default() };
+        let platform = PlatformConfig { num_pci_segments: 2, ..PlatformConfig::default() };
+        let check = |texts: &[&str], memory: &MemoryConfig| {
+            let nodes: Vec<_> = texts.iter().map(|text| node(text)).collect();
+            NumaConfig::check_all(&nodes, &cpus, memory, &platform).map_err(|error| error.to_string())
+        };
+        let both = "guest_numa_id=0,memory_zones=[a,b]";
+        for (texts, wanted) in [
+            (&["guest_numa_id=16"][..], "--numa guest_numa_id: 16 is more than 15"),
+            (&[both, "guest_numa_id=0"], "--numa guest_numa_id: 0 is given twice"),
+            (&["guest_numa_id=0,cpus=4"], "--numa cpus: there is no vCPU 4: the last is 3 (node 0)"),
+            (
+                &["guest_numa_id=0,cpus=1", "guest_numa_id=1,cpus=[0-1]"],
+                "--numa cpus: vCPU 1 is in node 0 already (node 1)",
+            ),
+            (&["guest_numa_id=0,memory_zones=c"], "--numa memory_zones: there is no zone 'c' (node 0)"),
+            (&[both, "guest_numa_id=1,memory_zones=b"], "--numa memory_zones: zone b is in node 0 already (node 1)"),
+            (&["guest_numa_id=0,memory_zones=a"], "--numa memory_zones: zone b is in no node"),
+            (&["guest_numa_id=0,pci_segments=2,memory_zones=[a,b]"], "--numa pci_segments: "),
+            (&[both, "guest_numa_id=1,distances=[2@20]"], "--numa distances: there is no node 2 (node 1)"),
+            (&[both, "guest_numa_id=1,distances=[1@10]"], "--numa distances: a node is at 10 from itself"),
+            (
+                &[both, "guest_numa_id=1,distances=[0@10]"],
+                "--numa distances: 10 to node 0 is not in 11 to 255 (node 1)",
+            ),
+            (&[both, "guest_numa_id=1,distances=[0@11,0@12]"], "--numa distances: node 0 is given twice (node 1)"),
+        ] {
+            let refused = check(texts, &memory).unwrap_err();
+            assert!(refused.starts_with(wanted), "{refused}");
+        }
+        let without = check(&["guest_numa_id=0,cpus=[0-3]"], &MemoryConfig::default()).unwrap_err();
+        assert!(without.starts_with("--numa memory_zones: nodes have their RAM by zones"), "{without}");
+        assert_eq!(check(&[both, "guest_numa_id=7,cpus=3,pci_segments=[0,1],distances=[0@255]"], &memory), Ok(()));
+        assert_eq!(check(&[], &MemoryConfig::default()), Ok(()));
+    }
+
+    #[test]
+    fn distance_that_one_node_says_holds_both_ways() {
+        let nodes = [
+            node("guest_numa_id=0,distances=[1@15]"),
+            node("guest_numa_id=1,distances=[2@30]"),
+            node("guest_numa_id=2,distances=[1@40]"),
+        ];
+        let distance = |from, to| NumaConfig::distance(&nodes, from, to);
+        assert_eq!((distance(0, 0), distance(0, 1), distance(1, 0), distance(0, 2)), (10, 15, 15, 20));
+        assert_eq!((distance(1, 2), distance(2, 1)), (30, 40));
+    }
+}

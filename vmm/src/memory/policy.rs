@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The node of the host that memory is taken from (`mbind`), which no crate in use here has.
+
+use std::io;
+
+use carom_api::ConfigError;
+use carom_api::config::MemoryZoneConfig;
+use vm_memory::MmapRegion;
+
+use super::MemoryError;
+
+/// Bits of a word of a set of nodes.
+const BITS: u32 = u64::BITS;
+/// Words of it.
+const WORDS: usize = 16;
+/// Memory of these nodes and no other (`MPOL_BIND`).
+const BIND: libc::c_int = libc::MPOL_BIND;
+
+/// Has pages of a mapping, none of which is there yet, come from `node` of the host alone.
+///
+/// # Errors
+/// There is no such node, or the host refuses.
+pub fn hold_to_node(mapping: &MmapRegion, node: u32) -> Result<(), MemoryError> {
+    let no_node = || {
+        let rule = format!("node {node} of the host is not there, has no memory, or this program may not use it");
+        MemoryError::Config(ConfigError::new(MemoryZoneConfig::HOST_NUMA_NODE, rule))
+    };
+    let mut nodes = [0u64; WORDS];
+    let word = usize::try_from(node / BITS).ok().and_then(|word| nodes.get_mut(word)).ok_or_else(no_node)?;
+    *word = 1 << (node % BITS);
+    // The kernel takes one bit less than it is told of.
+    let bits = WORDS * BITS as usize + 1;
+    // SAFETY: The range is the mapping's own, and where its pages will come from changes nothing of its bytes. The kernel reads the
+    // words of `nodes`, which live that long.
+    let result =
+        unsafe { libc::syscall(libc::SYS_mbind, mapping.as_ptr(), mapping.size(), BIND, nodes.as_ptr(), bits, 0) };
+    if result == 0 {
+        return Ok(());
+    }
+    let source = io::Error::last_os_error();
+    Err(match source.raw_os_error() {
+        Some(libc::EINVAL) => no_node(),
+        _ => MemoryError::Node { node, source },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use carom_api::{Explain, Terms};
+
+    use super::*;
+
+    #[test]
+    fn memory_is_held_to_a_node_that_is_there_and_another_is_refused() {
+        let mapping = MmapRegion::<()>::new(1 << 20).unwrap();
+        match hold_to_node(&mapping, 0) {
+            Ok(()) => {
+                let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+                let start = format!("{:x} ", mapping.as_ptr() as usize);
+                let line = maps.lines().find(|line| line.starts_with(&start)).unwrap();
+                assert!(line.contains("bind:0"), "{line}");
+            }
+            // A kernel without nodes.
+            Err(MemoryError::Node { source, .. }) => assert_eq!(source.raw_os_error(), Some(libc::ENOSYS)),
+            Err(error) => panic!("{error}"),
+        }
+        for node in [1000, 1023, 1024, u32::MAX] {
+            let refused = hold_to_node(&mapping, node).unwrap_err().explain(Terms::Json);
+            let rule = format!("memory.zones.host_numa_node: node {node} of the host is not there");
+            assert!(refused.starts_with(&rule), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a zone of RAM is made of on the host.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use carom_api::config::MemoryZoneConfig;
+use carom_api::error::FileError;
+use devices::ram::RamRegion;
+use log::debug;
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fstatfs, ftruncate, memfd_create,
+    open,
+};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+use vm_memory::{FileOffset, GuestAddress, MmapRegion};
+
+use super::MemoryError;
+use super::policy::hold_to_node;
+use crate::arch::layout::{GIB, MIB};
+
+/// Pages that make the host's page tables, KVM's and those of the IOMMU shorter.
+const HUGE_PAGE: u64 = 2 * MIB;
+/// What `statfs` calls a file system of reserved huge pages (`HUGETLBFS_MAGIC`).
+const HUGETLBFS: u64 = 0x9584_58f6;
+
+/// What holds a zone.
+enum Backing {
+    /// Memory of this process.
+    Private,
+    /// A file whose pages other processes may have too: what is written to RAM is written there.
+    Shared(Arc<File>),
+    /// A file of which pages are read, and never written.
+    Copied(File),
+}
+
+impl Backing {
+    /// Makes or opens it, of `size` bytes.
+    fn new(zone: &MemoryZoneConfig, size: u64) -> Result<Self, MemoryError> {
+        Ok(match &zone.file {
+            Some(path) if zone.shared => Self::Shared(Arc::new(open_file(path, true, size)?)),
+            Some(path) => Self::Copied(open_file(path, false, size)?),
+            None if zone.can_be_shared() => Self::Shared(memfd(zone, size)?),
+            None => Self::Private,
+        })
+    }
+
+    fn shared(&self) -> Option<&Arc<File>> {
+        match self {
+            Self::Shared(file) => Some(file),
+            Self::Private | Self::Copied(_) => None,
+        }
+    }
+}
+
+/// Opens the file of a zone, or makes one in the directory that is named.
+fn open_file(path: &Path, shared: bool, size: u64) -> Result<File, FileError> {
+    let fail = |source| FileError { field: MemoryZoneConfig::FILE, path: path.display().to_string(), source };
+    let access = if shared { OFlags::RDWR } else { OFlags::RDONLY };
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let in_directory = path.is_dir();
+    let opened = match in_directory {
+        true => open(path, OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR),
+        false => open(path, access | flags, Mode::empty()),
+    };
+    let file = File::from(opened.map_err(|error| fail(error.into()))?);
+    let metadata = file.metadata().map_err(fail)?;
+    if !metadata.is_file() {
+        return Err(fail(io::Error::other("is neither a regular file nor a directory")));
+    }
+    let system = fstatfs(&file).map_err(|error| fail(error.into()))?.f_type;
+    if u64::try_from(system) == Ok(HUGETLBFS) {
+        return Err(fail(io::Error::other("is on a file system of huge pages: take hugepages instead of a file")));
+    }
+    if in_directory {
+        file.set_len(size).map_err(fail)?;
+    } else if metadata.len() < size {
+        let rule = format!("has {} bytes, fewer than the zone's {size}", metadata.len());
+        return Err(fail(io::Error::other(rule)));
+    }
+    Ok(file)
+}
+
+/// Makes the regions of a zone at these guest-physical addresses.
+pub(super) fn regions(
+    zone: &MemoryZoneConfig,
+    thp: bool,
+    ranges: &[(u64, u64)],
+) -> Result<Vec<RamRegion>, MemoryError> {
+    let size = ranges.iter().map(|(_, len)| len).sum();
+    let backing = Backing::new(zone, size)?;
+    let map_error = |message| MemoryError::Map { size, message };
+    let mut offset = 0;
+    let mut mappings = Vec::new();
+    for &(gpa, len) in ranges {
+        let place = backing.shared().map(|file| FileOffset::from_arc(file.clone(), offset));
+        let mapping = map_aligned(zone, place.as_ref(), len).map_err(map_error)?;
+        if let Backing::Copied(file) = &backing {
+            map_privately(&mapping, file, offset, zone.reserve).map_err(|error| map_error(error.to_string()))?;
+        }
+        // Before the first page is there.
+        if let Some(node) = zone.host_numa_node {
+            hold_to_node(&mapping, node)?;
+        }
+        // It is the guest's, and far larger than all else.
+        advise(&mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
+        if thp && !zone.hugepages {
+            advise(&mapping, Advice::LinuxHugepage, "transparent huge pages");
+        }
+        if zone.mergeable {
+            advise(&mapping, Advice::LinuxMergeable, "merging of pages");
+        }
+        mappings.push((gpa, mapping));
+        offset += len;
+    }
+    if let Some(file) = backing.shared() {
+        take(zone, file, size)?;
+    }
+    let mut regions = Vec::new();
+    for (gpa, mapping) in mappings {
+        if zone.prefault {
+            populate(&mapping).map_err(|source| MemoryError::Prefault { size, source })?;
+        }
+        let region = RamRegion::new(mapping, GuestAddress(gpa));
+        regions.push(region.ok_or_else(|| map_error("it wraps around".into()))?);
+    }
+    Ok(regions)
+}
+
+/// Takes all pages of a shared zone now, where that is asked for or another has to take them in vain later.
+fn take(zone: &MemoryZoneConfig, file: &File, size: u64) -> Result<(), MemoryError> {
+    let take = || fallocate(file, FallocateFlags::empty(), 0, size).map_err(io::Error::from);
+    if zone.hugepages {
+        // A guest that touches one when none is left would kill this process.
+        return take().map_err(|source| MemoryError::Create { size, huge_page: Some(zone.huge_page()), source });
+    }
+    if zone.reserve { take().map_err(|source| MemoryError::Reserve { size, source }) } else { Ok(()) }
+}
+
+fn memfd(zone: &MemoryZoneConfig, size: u64) -> Result<Arc<File>, MemoryError> {
+    let flags = match zone.huge_page() {
+        _ if !zone.hugepages => MemfdFlags::empty(),
+        GIB => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+        _ => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+    };
+    let make = || {
+        let fd = memfd_create("carom-guest-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags)?;
+        ftruncate(&fd, size)?;
+        // Who cut it short would have this process killed.
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(Arc::new(File::from(fd)))
+    };
+    make().map_err(|error: rustix::io::Errno| MemoryError::Create {
+        size,
+        huge_page: zone.hugepages.then(|| zone.huge_page()),
+        source: error.into(),
+    })
+}
+
+/// Maps `len` bytes, at a multiple of the huge page's size if it can be had: KVM and the kernel can use huge pages only where
+/// guest-physical and host addresses are equal modulo their size.
+fn map_aligned(zone: &MemoryZoneConfig, file: Option<&FileOffset>, len: u64) -> Result<MmapRegion, String> {
+    let map = |len: u64| -> Result<MmapRegion, String> {
+        let len = usize::try_from(len).map_err(|error| error.to_string())?;
+        let kind = if file.is_some() { libc::MAP_SHARED } else { libc::MAP_ANONYMOUS | libc::MAP_PRIVATE };
+        let reserve = if zone.reserve { 0 } else { libc::MAP_NORESERVE };
+        MmapRegion::build(file.cloned(), len, libc::PROT_READ | libc::PROT_WRITE, kind | reserve)
+            .map_err(|error| error.to_string())
+    };
+    let excess = |mapping: &MmapRegion| mapping.as_ptr() as u64 % HUGE_PAGE;
+    let first = map(len)?;
+    let too_high = excess(&first);
+    // The kernel places reserved huge pages right by itself.
+    if too_high == 0 || zone.hugepages {
+        return Ok(first);
+    }
+    // The kernel puts a mapping right below an earlier one. So with the first one gone and a filler that ends where it ended,
+    // the next try lies lower by the filler's size. Should the kernel do otherwise, RAM is slower, but no less right.
+    drop(first);
+    let filler = MmapRegion::<()>::new(usize::try_from(too_high).map_err(|error| error.to_string())?);
+    let second = map(len)?;
+    drop(filler);
+    if excess(&second) != 0 {
+        debug!("guest RAM of {len:#x} bytes is at {:p}, which rules out huge pages for it", second.as_ptr());
+    }
+    Ok(second)
+}
+
+/// Puts the bytes of `file` from `offset` on in the place of a mapping's, which nobody uses yet. What is written to the mapping does not
+/// reach the file.
+///
+/// # Errors
+/// What the kernel said, or that the file ends before.
+pub fn map_privately(mapping: &MmapRegion, file: &impl AsFd, offset: u64, reserve: bool) -> io::Result<()> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let how = if reserve { MapFlags::empty() } else { MapFlags::NORESERVE };
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED | how;
+    // SAFETY: The range is the mapping's own, which was just made, so that nobody has a reference to its bytes. It stays mapped, and
+    // is unmapped with the mapping as what was there would have been.
+    unsafe { mmap(mapping.as_ptr().cast(), mapping.size(), access, flags, file, offset) }?;
+    advise(mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
+    Ok(())
+}
+
+/// Asks the host for `what`. By default, some hosts give transparent huge pages to those that ask only.
+fn advise(mapping: &MmapRegion, advice: Advice, what: &str) {
+    // SAFETY: the range is the mapping's own, and this advice changes nothing of its contents.
+    let result = unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), advice) };
+    if let Err(error) = result {
+        debug!("the host has no {what}: {error}");
+    }
+}
+
+/// Has the host give all pages of a mapping now.
+///
+/// # Errors
+/// What the kernel said, such as that there are none left.
+pub fn populate(mapping: &MmapRegion) -> io::Result<()> {
+    // SAFETY: the range is the mapping's own, and all that happens to its contents is that there are some.
+    Ok(unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), Advice::LinuxPopulateWrite) }?)
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A real `carom` process that serves its API, and calls of it.
+
+use std::fs::OpenOptions;
+use std::io::BufReader;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::http::{self, PATIENCE};
+
+/// A process that is gone at the end of the test.
+pub(crate) struct Carom(Child);
+
+impl Drop for Carom {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until something is so.
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "never: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Starts the program with a socket `api.sock` in `dir`, if there is KVM.
+pub(crate) fn start(dir: &Path) -> Option<Carom> {
+    if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+        eprintln!("not tested: /dev/kvm: {error}");
+        return None;
+    }
+    let socket = dir.join("api.sock");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
+    let carom = Carom(command.arg("--api-socket").arg(&socket).stdin(Stdio::null()).spawn().unwrap());
+    wait_until("it listens", || UnixStream::connect(&socket).is_ok());
+    Some(carom)
+}
+
+/// Status and answer of a call.
+pub(crate) fn call(dir: &Path, method: &str, name: &str, body: Option<&Value>) -> (u16, Value) {
+    let mut stream = http::connect(&dir.join("api.sock"));
+    http::send(&mut stream, method, name, body);
+    let (status, body) = http::receive(&mut BufReader::new(stream));
+    (status, serde_json::from_slice(&body).unwrap_or_default())
+}
+
+/// Makes a call that has no answer.
+pub(crate) fn put(dir: &Path, name: &str, body: Option<&Value>) {
+    let (status, answer) = call(dir, "PUT", name, body);
+    assert_eq!(status, 204, "{name}: {answer}");
+}
