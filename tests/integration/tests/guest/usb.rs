@@ -51,7 +51,7 @@ fn usb_drive_is_left_alone_by_default() {
     assert_eq!(number(&outcome, "CAROM-STAT-chunk_adds"), 0);
 }
 
-#[guest_test(needs(Usb))]
+#[guest_test(needs(Usb), slow = "network:: has another device whose driver has not opted in")]
 fn every_byte_of_a_bounced_usb_drive_is_right() {
     let outcome = verified("usb-on", "on");
 

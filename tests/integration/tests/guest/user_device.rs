@@ -86,7 +86,7 @@ fn every_byte_of_a_user_device_with_windows_is_right() {
     assert_eq!(outcome.peak_pinned_bytes, 0, "nothing is pinned for it");
 }
 
-#[guest_test]
+#[guest_test(slow = "patch:: has a device of the host that cannot")]
 fn user_device_that_cannot_address_the_windows_is_mapped() {
     let server = EduServer::start(&["--address-bits", "28"]);
 

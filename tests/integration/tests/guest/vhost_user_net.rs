@@ -43,7 +43,7 @@ while :; do
 done
 "#;
 
-#[guest_test]
+#[guest_test(slow = "unit tests lose servers and find the next ones, and the cards behind the IOMMU have the traffic")]
 fn card_of_a_server_works_goes_on_with_the_next_one_and_comes_again() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("net.sock");

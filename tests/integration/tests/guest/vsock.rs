@@ -161,7 +161,7 @@ fn guest_and_host_connect_beside_the_iommu() {
     end(&mut vmm);
 }
 
-#[guest_test]
+#[guest_test(slow = "rng:: reaches what is mapped, and the window has the sockets")]
 fn guest_and_host_connect_through_what_is_mapped() {
     let mut vmm = start(|vmm| json!({"vsock": device(vmm, true)}));
     carry(&vmm);

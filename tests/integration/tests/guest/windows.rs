@@ -68,7 +68,7 @@ fn two_vcpus_with_several_jobs_are_verified() {
     assert_counters_agree(&outcome);
 }
 
-#[guest_test]
+#[guest_test(slow = "two_vcpus_* and the others have the same windows in strict mode")]
 fn lazy_mode_uses_windows_too() {
     let guest = Guest::new("windows-lazy")
         .iommu_device(&SITE.nvme[0])
