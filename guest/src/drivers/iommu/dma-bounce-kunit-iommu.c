@@ -9,6 +9,7 @@
 
 #include <kunit/test.h>
 #include <linux/cleanup.h>
+#include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
 #include <linux/mutex.h>
@@ -236,6 +237,8 @@ static int fake_add_device(struct fake_iommu *fake)
 	if (!fake->pdev)
 		return -ENOMEM;
 	fake->dev = &fake->pdev->dev;
+	/* As buses do. Devices that are not coherent do not bounce. */
+	arch_setup_dma_ops(fake->dev, true);
 	scoped_guard(mutex, &iommu_probe_device_lock)
 		ret = iommu_fwspec_init(fake->dev, dev_fwnode(fake->hw));
 	/* The bus tells the IOMMU layer, which makes the domain. */
