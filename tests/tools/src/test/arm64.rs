@@ -15,7 +15,7 @@ use crate::tools::Tools;
 const TIMEOUT: &str = "600";
 
 /// The suites run while the kernel boots. Then it finds no root, which ends it.
-const CMDLINE: &str = "console=ttyAMA0 panic=-1 kunit.enable=1 kunit.filter_glob=dma-bounce*";
+const CMDLINE: &str = "console=ttyAMA0 panic=-1 kunit.enable=1 kunit.autorun=1 kunit.filter_glob=dma-bounce*";
 
 impl Tools<'_> {
     pub(super) fn test_arm64(&self, out: &Path) -> Result<()> {
