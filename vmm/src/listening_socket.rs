@@ -52,7 +52,11 @@ impl ListeningSocket {
         let listener = UnixListener::bind(path);
         umask(before);
         let listener = listener?;
-        Ok(Self { listener, file: Some((path.to_path_buf(), identity(path)?)), _in_use: None })
+        let identity = identity(path).inspect_err(|_| {
+            // It was made a moment ago. Where it cannot be removed either, that has the same reason.
+            let _ = fs::remove_file(path);
+        })?;
+        Ok(Self { listener, file: Some((path.to_path_buf(), identity)), _in_use: None })
     }
 
     /// The same for a part of the VM: a socket that was inherited takes its place where `path` is `/dev/fd/N`.

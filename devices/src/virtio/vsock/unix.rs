@@ -53,8 +53,17 @@ impl Listener {
             }
             _ => error,
         })?;
-        // Somebody may take it away at once, which is no error of ours.
-        let listener = Self { socket, path: Some(path.into()), file: file_at(path), _in_use: None };
+        let file = match fs::symlink_metadata(path) {
+            Ok(made) => Some((made.st_dev(), made.st_ino())),
+            // Somebody may take it away at once, which is no error of ours.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                // It was made a moment ago. Where it cannot be removed either, that has the same reason.
+                let _ = fs::remove_file(path);
+                return Err(error);
+            }
+        };
+        let listener = Self { socket, path: Some(path.into()), file, _in_use: None };
         listener.socket.set_nonblocking(true)?;
         Ok(listener)
     }

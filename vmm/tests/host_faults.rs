@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A host that has nothing more to give: each call to its kernel fails in turn while a real `carom` process makes a VM, whose guest says a
+//! letter and powers off. The VM runs on, or the program says in one line what it could not do, with nothing left behind.
+//!
+//! Calls fail by strace, which changes the number of one before the kernel sees it. Filters of system calls would see that too, so they
+//! are off. A run takes a quarter of a second, and there are some 350: every ninth is made, or each with `CAROM_HOST_FAULTS=all`,
+//! or each of one call with its name.
+//! Where there is no `/dev/kvm` that this process may use, or no strace, the test does nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod tiny_guest;
+
+use std::env;
+use std::fs::{self, File, OpenOptions};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tiny_guest::elf;
+
+/// `mov dx, 0x3f8; mov al, 'A'; out dx, al; mov dx, 0x600; mov al, 0x34; out dx, al; hlt`: sleep control, S5.
+const SAY_AND_POWER_OFF: &[u8] =
+    &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'A', 0xee, 0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xf4];
+/// The calls, and how they fail where a host is short of something, or its disks are broken.
+const FAULTS: &[(&str, &str)] = &[
+    ("mmap", "ENOMEM"),
+    ("madvise", "ENOMEM"),
+    ("memfd_create", "ENOMEM"),
+    ("eventfd2", "EMFILE"),
+    ("epoll_create1", "EMFILE"),
+    ("socket", "EMFILE"),
+    ("fcntl", "EMFILE"),
+    ("openat", "EMFILE"),
+    ("clone3", "EAGAIN"),
+    ("ioctl", "ENOMEM"),
+    ("io_uring_setup", "ENOMEM"),
+    ("statx", "EIO"),
+    ("lseek", "EIO"),
+];
+/// How long a run may take, which is traced, on a host that is busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Every so manieth call fails.
+const STEP: usize = 9;
+
+fn can_be_tested() -> bool {
+    if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+        eprintln!("not tested: /dev/kvm: {error}");
+        return false;
+    }
+    let strace = Command::new("strace").arg("--version").stdout(Stdio::null()).status();
+    if !strace.as_ref().is_ok_and(ExitStatus::success) {
+        eprintln!("not tested: strace: {strace:?}");
+        return false;
+    }
+    true
+}
+
+/// How often a call is made until the program has begun, and when it does nothing but say its version.
+fn before_it_begins(dir: &Path, call: &str) -> usize {
+    let trace = dir.join("trace");
+    let status = Command::new("strace")
+        .args(["-f", "-qq", "-e", &format!("trace={call}"), "-o"])
+        .arg(&trace)
+        .args([env!("CARGO_BIN_EXE_carom"), "--version"])
+        .stdout(Stdio::null())
+        .status();
+    assert!(status.unwrap().success());
+    fs::read_to_string(trace).unwrap().lines().filter(|line| line.contains(&format!("{call}("))).count()
+}
+
+/// How a run went: its exit status, what it said on standard error, and whether a call failed in it.
+struct Run {
+    status: Option<i32>,
+    said: String,
+    failed: bool,
+}
+
+/// Runs the program in `dir`, with this call failing for the `nth` time that it is made.
+fn run(dir: &Path, call: &str, error: &str, nth: usize) -> Run {
+    let (trace, said) = (dir.join("trace"), dir.join("said"));
+    let mut child = Command::new("strace")
+        .args(["-f", "-qq", "-o"])
+        .arg(&trace)
+        .args(["-e", &format!("trace={call}"), "-e", &format!("inject={call}:error={error}:when={nth}")])
+        .args([env!("CARGO_BIN_EXE_carom"), "--seccomp", "false", "--kernel", "kernel", "--memory", "size=64M"])
+        .args([
+            "--cpus",
+            "boot=2",
+            "--serial",
+            "file=serial",
+            "--rng",
+            "src=/dev/urandom,iommu=on",
+            "--balloon",
+            "size=0",
+        ])
+        .args(["--disk", "path=disk,image_type=raw", "--vsock", "cid=3,socket=vsock", "--iommu-bounce", "size=8M"])
+        .args(["--api-socket", "path=api.sock"])
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(File::create(&said).unwrap())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status.code();
+        }
+        if start.elapsed() >= PATIENCE {
+            // What it traces goes with it.
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{call} {nth}: it does not end");
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let read = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned();
+    Run { status, said: read(&said), failed: read(&trace).contains("(INJECTED)") }
+}
+
+#[test]
+fn call_that_fails_ends_the_program_in_order_or_does_not_matter() {
+    if !can_be_tested() {
+        return;
+    }
+    let wanted = env::var("CAROM_HOST_FAULTS").ok();
+    let step = if wanted.is_some() { 1 } else { STEP };
+    let is_wanted = |call: &str| wanted.as_deref().is_none_or(|wanted| wanted == "all" || wanted == call);
+    let faults: Vec<_> = FAULTS.iter().filter(|(call, _)| is_wanted(call)).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("kernel"), elf(SAY_AND_POWER_OFF)).unwrap();
+    File::create(at("disk")).unwrap().set_len(4 << 20).unwrap();
+    let mut runs = 0;
+    for (call, error) in &faults {
+        let begins = before_it_begins(dir.path(), call) + 1;
+        for nth in (begins..).step_by(step) {
+            let _ = fs::remove_file(at("serial"));
+            let Run { status, said, failed } = run(dir.path(), call, error, nth);
+            if !failed {
+                break;
+            }
+            runs += 1;
+            let what = format!("{call} {nth}: status {status:?}: {said}");
+            assert!(!said.contains("panicked"), "{what}");
+            match status {
+                Some(0) => assert_eq!(fs::read(at("serial")).unwrap(), b"A", "{what}"),
+                Some(1 | 2) => {
+                    let last = said.lines().last().unwrap_or_default();
+                    assert!(last.starts_with("carom: ") && last.len() > 20, "{what}");
+                }
+                _ => panic!("{what}"),
+            }
+            // What cannot be looked at may be somebody else's by now, and is not removed.
+            for left in ["vsock", "api.sock", "api.sock.lock"].iter().filter(|_| *call != "statx") {
+                assert!(!at(left).exists(), "{left} is left: {what}");
+            }
+            for left in ["vsock", "api.sock"] {
+                let _ = fs::remove_file(at(left));
+            }
+        }
+    }
+    eprintln!("{runs} calls failed");
+    assert!(runs + 2 >= faults.len(), "strace has few calls fail: {runs}");
+}
