@@ -4,7 +4,7 @@
 //! letter and powers off. The VM runs on, or the program says in one line what it could not do, with nothing left behind.
 //!
 //! Calls fail by strace, which changes the number of one before the kernel sees it. Filters of system calls would see that too, so they
-//! are off. A run takes a quarter of a second, and there are some 350: every ninth is made, or each with `CAROM_HOST_FAULTS=all`,
+//! are off. A run takes a quarter of a second, and there are some 280: every ninth is made, or each with `CAROM_HOST_FAULTS=all`,
 //! or each of one call with its name.
 //! Where there is no `/dev/kvm` that this process may use, or no strace, the test does nothing.
 
