@@ -26,6 +26,9 @@ const DEVICES: [(&str, &str); 9] = [
     ("CAROM_NOT_VIABLE", "0000:00:08.0"),
 ];
 
+/// Slot of the first of the drives that `--more-nvme` asks for; the others follow.
+pub(super) const FIRST_MORE_SLOT: u8 = 0x10;
+
 /// What surrounds the command.
 pub(super) struct Surroundings<'a> {
     /// Top of the checkout.
@@ -66,6 +69,9 @@ pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>
     for (name, address) in DEVICES {
         export(&mut script, name.as_ref(), address.as_ref())?;
     }
+    let more: Vec<String> =
+        (FIRST_MORE_SLOT..).take(options.more_nvme.into()).map(|slot| format!("0000:00:{slot:02x}.0")).collect();
+    export(&mut script, "CAROM_MORE_NVME".as_ref(), more.join(" ").as_ref())?;
     // As Linux names virtio disks: by their addresses, see `qemu.rs`.
     let swap = if options.disk.is_some() { "/dev/vdb" } else { "/dev/vda" };
     export(&mut script, "CAROM_SWAP".as_ref(), swap.as_ref())?;
@@ -74,7 +80,7 @@ pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>
     }
     if !options.no_bind {
         script.extend_from_slice(&quoted(around.checkout.join("scripts/lib/vfio-bind").as_os_str())?);
-        for (_, address) in DEVICES {
+        for address in DEVICES.iter().map(|(_, address)| *address).chain(more.iter().map(String::as_str)) {
             script.push(b' ');
             script.extend_from_slice(address.as_bytes());
         }
@@ -171,6 +177,14 @@ mod tests {
     fn no_device_is_bound_where_none_is_to_be() {
         let options = Options { no_bind: true, ..options(&["/bin/echo", "hi"]) };
         assert_eq!(output(&options, &[]), "hi\n");
+    }
+
+    #[test]
+    fn further_drives_are_bound_and_named() {
+        let options = Options { more_nvme: 2, ..options(&["/bin/sh", "-c", "echo $CAROM_MORE_NVME"]) };
+        let devices = DEVICES.map(|(_, address)| address).join(" ");
+        let more = "0000:00:10.0 0000:00:11.0";
+        assert_eq!(output(&options, &[]), format!("bind {devices} {more}\n{more}\n"));
     }
 
     #[test]

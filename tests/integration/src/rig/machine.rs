@@ -165,7 +165,8 @@ impl Machine {
         initramfs::append(&boot.initramfs, &extras, &files.initramfs())?;
         let size = options::bytes(&options.nvme_size).context("--nvme-size: too large")?;
         let others = [(files.stick(), STICK_BYTES), (files.swap(), SWAP_BYTES)];
-        for (path, size) in files.drives().into_iter().map(|path| (path, size)).chain(others) {
+        let drives = files.drives().into_iter().chain(files.more_drives(options.more_nvme));
+        for (path, size) in drives.map(|path| (path, size)).chain(others) {
             File::create(&path)
                 .and_then(|file| file.set_len(size))
                 .with_context(|| format!("making {}", path.display()))?;

@@ -45,9 +45,12 @@ pub struct Options {
     /// Variables for the command; one without a value has that of this process.
     #[arg(long, value_name = "NAME[=VALUE]", value_parser = variable)]
     pub env: Vec<String>,
-    /// Size of each of the two NVMe drives.
+    /// Size of each NVMe drive.
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size)]
     pub nvme_size: String,
+    /// How many NVMe drives the machine has besides, 0 to 12.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=12))]
+    pub more_nvme: u8,
     /// Image that the machine has as its disk.
     #[arg(long, value_name = "FILE")]
     pub disk: Option<PathBuf>,
@@ -91,6 +94,7 @@ impl Options {
             out: None,
             env: Vec::new(),
             nvme_size: "512M".into(),
+            more_nvme: 0,
             disk: None,
             terminal: false,
             no_bind: false,
@@ -188,6 +192,7 @@ mod tests {
             ["--memory", "4"],
             ["--memory", "0G"],
             ["--nvme-size", "+1M"],
+            ["--more-nvme", "13"],
             ["--kernel", "other"],
             ["--accel", "hvf"],
             ["--env", "1A=b"],

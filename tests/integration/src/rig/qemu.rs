@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use carom_tools::rig::Boot;
 
-use super::job::BAD_PLACE;
+use super::job::{BAD_PLACE, FIRST_MORE_SLOT};
 use super::options::Options;
 
 /// Files of a run, all in its directory.
@@ -42,6 +42,10 @@ impl Files<'_> {
     }
     pub(super) fn drives(&self) -> [PathBuf; 2] {
         ["nvme1.img", "nvme2.img"].map(|name| self.0.join(name))
+    }
+    /// Those of `--more-nvme`.
+    pub(super) fn more_drives(&self, count: u8) -> impl Iterator<Item = PathBuf> {
+        (0..count).map(|number| self.0.join(format!("nvme-more{number}.img")))
     }
     pub(super) fn stick(&self) -> PathBuf {
         self.0.join("usb.img")
@@ -93,6 +97,12 @@ pub(super) fn arguments(files: &Files, boot: &Boot, options: &Options, out: Opti
         BAD_PLACE / 512
     );
     all.add(&["-blockdev", &backing, "-blockdev", &failing, "-device", "nvme,drive=nvme2,serial=carom2,addr=0x6"]);
+    for ((path, slot), number) in files.more_drives(options.more_nvme).zip(FIRST_MORE_SLOT..).zip(0..) {
+        all.add(&["-drive", &format!("file={},if=none,id=more{number},format=raw,cache=unsafe", file(path)?)]);
+        // Few interrupts each, as the machine's two CPUs have some 400 in all, and a VMM may ask for all that a device has.
+        let interrupts = "max_ioqpairs=4,msix_qsize=5";
+        all.add(&["-device", &format!("nvme,drive=more{number},serial=more{number},{interrupts},addr={slot:#x}")]);
+    }
     for (address, mask) in [("0x7", "0xffffffffffffffff"), ("0x9", "0xffffffffffffffff"), ("0xa", "0xfffffff")] {
         all.add(&["-device", &format!("edu,addr={address},dma_mask={mask}")]);
     }
@@ -203,6 +213,18 @@ mod tests {
         let has = |part: &str| assert!(words.iter().any(|word| word.starts_with(part)), "{part} in {words:?}");
         has("file=/srv/a,,b.raw,if=none,id=disk,format=raw");
         has("socket,id=tty,path=/tmp/a/tty,server=on,wait=off");
+    }
+
+    #[test]
+    fn drives_that_are_asked_for_have_slots_of_their_own() {
+        let files = Files(Path::new("/tmp/a"));
+        let options = Options { more_nvme: 12, ..Options::plain() };
+
+        let words = arguments(&files, &boot(), &options, None).unwrap();
+
+        let slots = words.iter().filter(|word| word.starts_with("nvme,")).filter_map(|word| word.split_once("addr="));
+        let slots: Vec<&str> = slots.map(|(_, slot)| slot).collect();
+        assert_eq!((slots.len(), &slots[..4], slots[13]), (14, &["0x5", "0x6", "0x10", "0x11"][..], "0x1b"));
     }
 
     #[test]
