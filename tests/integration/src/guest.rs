@@ -3,7 +3,6 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
-use std::iter;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -47,6 +46,8 @@ pub struct Guest {
     rate_limit_groups: Vec<String>,
     rng: Option<String>,
     bounce: Option<String>,
+    balloon: Option<String>,
+    group: Option<PathBuf>,
     job: String,
     extras: Vec<Extra>,
     locked_memory: Option<u64>,
@@ -105,6 +106,8 @@ impl Guest {
             rate_limit_groups: Vec::new(),
             rng: None,
             bounce: None,
+            balloon: None,
+            group: None,
             job: String::new(),
             extras: Vec::new(),
             locked_memory: None,
@@ -231,6 +234,20 @@ impl Guest {
         self
     }
 
+    /// Adds a balloon (Carom only): the value of `--balloon`, such as `size=0,free_page_reporting=on`.
+    #[must_use]
+    pub fn balloon(mut self, value: &str) -> Self {
+        self.balloon = Some(value.into());
+        self
+    }
+
+    /// Has the VMM run in a control group, whose directory this is.
+    #[must_use]
+    pub fn group(mut self, dir: &Path) -> Self {
+        self.group = Some(dir.into());
+        self
+    }
+
     /// The shell script that the guest runs as root; it powers off afterwards.
     #[must_use]
     pub fn job(mut self, script: &str) -> Self {
@@ -347,17 +364,28 @@ impl Guest {
     pub fn write_command(&self, site: &Site, dir: &Path) -> Result<PathBuf> {
         let (command, _) = self.prepare(site, dir)?;
         let quoted = |word: &OsStr| format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"));
-        let words: Vec<String> = iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect();
+        let words: Vec<String> = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect();
         let script = dir.join("vmm");
         fs::write(&script, format!("#!/bin/sh\nexec {}\n", words.join(" "))).context("writing the VMM's command")?;
         fs::set_permissions(&script, Permissions::from_mode(0o755)).context("making the VMM's command executable")?;
         Ok(script)
     }
 
-    fn run_once(&self, site: &Site, round: u32) -> Result<(Finished, Seen)> {
+    /// Notes that it is started, and makes what it needs in `dir`: its VMM's command, the file for its console, and a Carom's socket.
+    pub(crate) fn command(&self, site: &Site, dir: &Path) -> Result<(Command, PathBuf, Option<PathBuf>)> {
+        tally::note_started(&site.out, &self.name)?;
+        let (command, machine) = self.prepare(site, dir)?;
+        Ok((command, self.console(site, 0)?, (self.vmm == Vmm::Carom).then_some(machine.api)))
+    }
+
+    fn console(&self, site: &Site, round: u32) -> Result<PathBuf> {
         let dir = site.out.join("guests");
         fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
-        let console = dir.join(format!("{}-{round}.console", self.name));
+        Ok(dir.join(format!("{}-{round}.console", self.name)))
+    }
+
+    fn run_once(&self, site: &Site, round: u32) -> Result<(Finished, Seen)> {
+        let console = self.console(site, round)?;
         let scratch = tempfile::tempdir().context("creating a directory for the guest's files")?;
         let (mut command, machine) = self.prepare(site, scratch.path())?;
         let limits = Limits { time: self.time_limit, stop_on_panic: true };
@@ -412,6 +440,8 @@ impl Guest {
             rate_limit_groups: self.rate_limit_groups.clone(),
             rng: self.rng.clone(),
             bounce: self.bounce.clone(),
+            balloon: self.balloon.clone(),
+            group: self.group.clone(),
             events: dir.join("events"),
             api: dir.join("api"),
             locked_memory: self.locked_memory,

@@ -7,10 +7,12 @@
 
 mod apart;
 pub mod api;
+mod background;
 mod document;
 pub mod events;
 mod guest;
 pub mod harness;
+pub mod host_memory;
 mod initramfs;
 pub mod kunit;
 mod kvm_counters;
@@ -24,6 +26,7 @@ mod tally;
 pub mod vmm;
 pub mod workload;
 
+pub use background::Background;
 pub use guest::{Guest, Outcome};
 pub use probe::{PROBE, Probe};
 pub use process::{Ended, Finished, Limits, run_limited};

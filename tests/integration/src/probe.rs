@@ -35,7 +35,9 @@ pub struct Probe {
     pub kvm: BTreeMap<String, u64>,
     /// Carom's counters of its virtio-iommu (`_iommu` of `vm.counters`); null where there are none.
     pub iommu: Value,
-    /// Memory that it has of the host without the guest's RAM, in bytes.
+    /// Memory that it has of the host, in bytes.
+    pub resident_bytes: u64,
+    /// The same without the guest's RAM.
     pub own_bytes: u64,
 }
 
@@ -72,8 +74,9 @@ fn take(pid: u32, label: &str, at: Duration, api: Option<&Path>) -> Probe {
     let kvm = kvm_counters::read(pid);
     let counters = api.and_then(|api| exchange(api, "GET", "/api/v1/vm.counters", None).ok());
     let iommu = counters.and_then(|(_, body)| Some(serde_json::from_str::<Value>(&body).ok()?["_iommu"].take()));
-    let own_bytes = own_bytes(&read("smaps"));
-    Probe { label: label.into(), at, guest_cpu, vmm_cpu, kvm, iommu: iommu.unwrap_or_default(), own_bytes }
+    let (resident_bytes, own_bytes) = resident_bytes(&read("smaps"));
+    let iommu = iommu.unwrap_or_default();
+    Probe { label: label.into(), at, guest_cpu, vmm_cpu, kvm, iommu, resident_bytes, own_bytes }
 }
 
 /// Time in the guest, and other time, of proc_pid_stat(5).
@@ -86,19 +89,20 @@ fn cpu_times(stat: &str) -> Option<(Duration, Duration)> {
     Some((TICK * guest, TICK * all.saturating_sub(guest)))
 }
 
-/// Resident memory of all mappings but RAM, of proc_pid_smaps(5).
-fn own_bytes(smaps: &str) -> u64 {
+/// Resident memory of all mappings, and of all but RAM, of proc_pid_smaps(5).
+fn resident_bytes(smaps: &str) -> (u64, u64) {
     let mut is_ram = false;
-    let mut kib = 0;
+    let (mut all, mut own) = (0, 0);
     for line in smaps.lines() {
         let number = |key: &str| line.strip_prefix(key)?.trim().strip_suffix(" kB")?.parse::<u64>().ok();
         if let Some(size) = number("Size:") {
             is_ram = size << 10 >= RAM;
-        } else if let Some(resident) = number("Rss:").filter(|_| !is_ram) {
-            kib += resident;
+        } else if let Some(resident) = number("Rss:") {
+            all += resident;
+            own += if is_ram { 0 } else { resident };
         }
     }
-    kib << 10
+    (all << 10, own << 10)
 }
 
 #[cfg(test)]
@@ -117,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_large_mappings_is_left_out() {
+    fn memory_of_large_mappings_is_not_the_vmms_own() {
         let mapping = |size: u64, resident: u64| {
             format!("7f00-7f10 rw-p 00000000 00:00 0\nSize: {size} kB\nRss: {resident} kB\nPss: 1 kB\n")
         };
         let smaps = [mapping(64, 60), mapping(128 << 10, 5000), mapping(1024, 4)].concat();
-        assert_eq!(own_bytes(&smaps), 64 << 10);
+        assert_eq!(resident_bytes(&smaps), (5064 << 10, 64 << 10));
     }
 
     #[test]

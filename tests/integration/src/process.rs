@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -84,12 +84,8 @@ pub(crate) fn run_watched(
     poll: Duration,
     mut look: impl FnMut(u32, &str),
 ) -> Result<Finished> {
-    let stderr_path = console.with_extension("stderr");
-    let create = |path: &Path| File::create(path).with_context(|| format!("creating {}", path.display()));
-    command.stdin(Stdio::null()).stdout(create(console)?).stderr(create(&stderr_path)?);
-    let start = Instant::now();
-    let mut child = Guarded(command.spawn().with_context(|| format!("starting {}", command.get_program().display()))?);
-    let mut watch = Watch { file: File::open(console)?, text: String::new(), rest: Vec::new(), marks: 0 };
+    let mut running = Running::start(command, console)?;
+    let (child, watch) = (&mut running.child, &mut running.watch);
     let mut peak_pinned_bytes = 0;
     let mut stuck = None;
 
@@ -108,25 +104,84 @@ pub(crate) fn run_watched(
             thread::sleep(Duration::from_secs(1));
             break Ended::GuestPanicked;
         }
-        if start.elapsed() > limits.time {
+        if running.start.elapsed() > limits.time {
             stuck = Some(stuck::report(child.0.id(), api));
             break Ended::TimedOut;
         }
         thread::sleep(poll);
     };
+    let Running { child, mut watch, stderr, start } = running;
     drop(child);
     watch.read()?;
     Ok(Finished {
         ended,
         stdout: watch.text,
-        stderr: String::from_utf8_lossy(&fs::read(&stderr_path)?).into_owned(),
+        stderr: String::from_utf8_lossy(&fs::read(&stderr)?).into_owned(),
         peak_pinned_bytes,
         elapsed: start.elapsed(),
         stuck,
     })
 }
 
+/// A VMM that runs, with its console in a file and its stderr in one beside that. It does not outlive this value.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Guarded,
+    watch: Watch,
+    stderr: PathBuf,
+    start: Instant,
+}
+
+impl Running {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When it cannot be started, or a file not be made.
+    pub(crate) fn start(command: &mut Command, console: &Path) -> Result<Self> {
+        let stderr = console.with_extension("stderr");
+        let create = |path: &Path| File::create(path).with_context(|| format!("creating {}", path.display()));
+        command.stdin(Stdio::null()).stdout(create(console)?).stderr(create(&stderr)?);
+        let start = Instant::now();
+        let child = Guarded(command.spawn().with_context(|| format!("starting {}", command.get_program().display()))?);
+        let watch = Watch { file: File::open(console)?, text: String::new(), rest: Vec::new(), marks: 0 };
+        Ok(Self { child, watch, stderr, start })
+    }
+
+    /// Its process' number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.0.id()
+    }
+
+    /// Time since its start.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// The whole lines on its console.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub(crate) fn console(&mut self) -> Result<&str> {
+        self.watch.read()?;
+        Ok(&self.watch.text)
+    }
+
+    /// What it has written to stderr.
+    pub(crate) fn stderr(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.stderr).unwrap_or_default()).into_owned()
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.0.try_wait()?)
+    }
+}
+
 /// A child that does not outlive this value.
+#[derive(Debug)]
 struct Guarded(Child);
 
 impl Guarded {
@@ -153,6 +208,7 @@ impl Drop for Guarded {
 }
 
 /// A console file that grows while it is read.
+#[derive(Debug)]
 struct Watch {
     file: File,
     text: String,
@@ -184,7 +240,7 @@ impl Watch {
 }
 
 /// Memory that a process has locked or pinned now, in bytes; 0 when it is gone.
-fn pinned_bytes(pid: u32) -> u64 {
+pub(crate) fn pinned_bytes(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     parse_pinned(&status)
 }

@@ -17,6 +17,8 @@ pub struct Site {
     pub kernel: PathBuf,
     /// The same kernel as an ELF file with a PVH entry (`CAROM_GUEST_KERNEL`/vmlinux).
     pub kernel_elf: PathBuf,
+    /// The patched kernel with the function profiler as a bzImage (`CAROM_PROFILE_KERNEL`), for `scripts/bench`.
+    pub profile_kernel: Option<PathBuf>,
     /// The patched kernel of a newer series as a bzImage (`CAROM_NEWER_KERNEL`); the demo does without.
     pub newer_kernel: Option<PathBuf>,
     /// Initramfs for these kernels (`CAROM_GUEST_INITRAMFS`).
@@ -37,11 +39,15 @@ pub struct Site {
     pub witness: Option<PathBuf>,
     /// Static program that is at the other end of sockets to guests (`CAROM_VSOCK`).
     pub vsock: Option<PathBuf>,
+    /// Static program that works in guests of which a host has many (`CAROM_TENANT`).
+    pub tenant: Option<PathBuf>,
     /// Cloud Hypervisor, a further peer of the demo (`CAROM_CLOUD_HYPERVISOR`).
     pub cloud_hypervisor: Option<PathBuf>,
     /// PCI addresses of the NVMe drives that guests get, at least one (`CAROM_NVME`, `CAROM_NVME2`).
     pub nvme: Vec<String>,
-    /// Byte of the second of them of which each read fails (`CAROM_NVME2_BAD`).
+    /// Further ones (`CAROM_MORE_NVME`, with blanks between), where there are any.
+    pub more_nvme: Vec<String>,
+    /// Byte of the second of `nvme` of which each read fails (`CAROM_NVME2_BAD`).
     pub nvme2_bad: Option<String>,
     /// PCI address of QEMU's edu device, where there is one (`CAROM_EDU`).
     pub edu: Option<String>,
@@ -78,6 +84,7 @@ impl Site {
             remote: optional("CAROM_REMOTE")?,
             kernel: kernel_dir.join("bzImage"),
             kernel_elf: kernel_dir.join("vmlinux"),
+            profile_kernel: optional("CAROM_PROFILE_KERNEL")?,
             newer_kernel: optional("CAROM_NEWER_KERNEL")?,
             initramfs: existing("CAROM_GUEST_INITRAMFS")?,
             stock_kernel: optional("CAROM_STOCK_KERNEL")?,
@@ -88,8 +95,10 @@ impl Site {
             edu_dma: optional("CAROM_EDU_DMA")?,
             witness: optional("CAROM_WITNESS")?,
             vsock: optional("CAROM_VSOCK")?,
+            tenant: optional("CAROM_TENANT")?,
             cloud_hypervisor: optional("CAROM_CLOUD_HYPERVISOR")?,
             nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),
+            more_nvme: words("CAROM_MORE_NVME"),
             nvme2_bad: env::var("CAROM_NVME2_BAD").ok(),
             edu: env::var("CAROM_EDU").ok(),
             edu2: env::var("CAROM_EDU2").ok(),
@@ -117,6 +126,11 @@ impl Site {
 
 fn variable(name: &str) -> Result<String> {
     env::var(name).with_context(|| format!("{name} is not set; start this by scripts/demo or scripts/test"))
+}
+
+/// The words of a variable that may be missing.
+fn words(name: &str) -> Vec<String> {
+    env::var(name).unwrap_or_default().split_whitespace().map(String::from).collect()
 }
 
 fn existing(name: &str) -> Result<PathBuf> {

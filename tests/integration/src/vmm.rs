@@ -40,6 +40,8 @@ pub enum Kernel {
     Patched,
     /// The patched kernel as a PVH ELF file.
     PatchedElf,
+    /// The patched kernel with the function profiler, as a bzImage.
+    Profile,
     /// The patched kernel of the newer series, as a bzImage.
     Newer,
     /// Debian's kernel as packaged, with its modules in the initramfs.
@@ -53,6 +55,9 @@ impl Kernel {
         Ok(match self {
             Self::Patched => (&site.kernel, &site.initramfs),
             Self::PatchedElf => (&site.kernel_elf, &site.initramfs),
+            Self::Profile => {
+                (site.profile_kernel.as_deref().context("CAROM_PROFILE_KERNEL is not set")?, &site.initramfs)
+            }
             Self::Newer => (site.newer_kernel.as_deref().context("CAROM_NEWER_KERNEL is not set")?, &site.initramfs),
             Self::Stock => {
                 (site.stock_kernel.as_deref().context(missing)?, site.stock_initramfs.as_deref().context(missing)?)
@@ -103,6 +108,10 @@ pub(crate) struct Machine {
     /// Value of Carom's `--rng`.
     pub(crate) rng: Option<String>,
     pub(crate) bounce: Option<String>,
+    /// Value of Carom's `--balloon`.
+    pub(crate) balloon: Option<String>,
+    /// Directory of the control group in which the VMM runs.
+    pub(crate) group: Option<PathBuf>,
     pub(crate) events: PathBuf,
     /// Socket for the API (Carom only).
     pub(crate) api: PathBuf,
@@ -118,7 +127,7 @@ pub(crate) struct Machine {
 
 /// The command that runs `machine` on `vmm`, with the guest's serial console on stdout.
 pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Command {
-    match vmm {
+    let command = match vmm {
         Vmm::Carom => carom(site, machine),
         // This one does not know DMA by the address of a bridge: the guest cannot attach the devices behind it.
         Vmm::Qemu => qemu(machine, "virtio-iommu-pci", Group::Functions),
@@ -128,6 +137,10 @@ pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Command {
         Vmm::CloudHypervisor => {
             cloud_hypervisor(site.cloud_hypervisor.as_deref().unwrap_or(Path::new("cloud-hypervisor")), machine)
         }
+    };
+    match &machine.group {
+        None => command,
+        Some(group) => grouped(&command, group),
     }
 }
 
@@ -178,6 +191,9 @@ fn carom(site: &Site, machine: &Machine) -> Command {
     if let Some(bounce) = &machine.bounce {
         command.args(["--iommu-bounce", bounce]);
     }
+    if let Some(balloon) = &machine.balloon {
+        command.args(["--balloon", balloon]);
+    }
     if machine.landlock {
         command.arg("--landlock");
     }
@@ -202,6 +218,14 @@ fn limited(command: &Command, bytes: Option<u64>, user: Option<u32>) -> Command 
     };
     limited.arg(command.get_program()).args(command.get_args());
     limited
+}
+
+/// The same command in a control group, from its first page of memory on.
+fn grouped(command: &Command, group: &Path) -> Command {
+    let mut grouped = Command::new("sh");
+    grouped.args(["-c", r#"echo $$ >"$0" && exec "$@""#]).arg(group.join("cgroup.procs"));
+    grouped.arg(command.get_program()).args(command.get_args());
+    grouped
 }
 
 /// How emulated drives come to be one IOMMU group.

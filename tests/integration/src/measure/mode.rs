@@ -6,6 +6,9 @@ use crate::{Guest, Site, Vmm};
 /// Budget of the windows in the mode that has them.
 const WINDOWS: &str = "size=64M";
 
+/// A balloon that stays empty.
+const REPORTING: &str = "size=0,free_page_reporting=on";
+
 /// One configuration of VMM and guest kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mode {
@@ -17,18 +20,37 @@ pub struct Mode {
     pub iommu: bool,
     /// Whether there are bounce windows.
     pub windows: bool,
+    /// Whether the guest tells the host of pages that it has freed.
+    pub reporting: bool,
     /// Parameters of the guest's kernel.
     pub cmdline: &'static str,
 }
 
+/// Without an IOMMU: all RAM is mapped and pinned, in each VMM.
+pub const NO_VIOMMU: Mode = beside("no-viommu", Vmm::Carom);
+/// The same by QEMU, where it is compared by what is pinned.
+pub const QEMU_NO_VIOMMU: Mode = beside("qemu-no-viommu", Vmm::Qemu);
+/// The same by Cloud Hypervisor.
+pub const CH_NO_VIOMMU: Mode = beside("ch-no-viommu", Vmm::CloudHypervisor);
+/// Mappings that end with each operation.
+pub const STRICT: Mode = behind("strict", Vmm::Carom, "iommu.strict=1");
+/// Windows.
+pub const BOUNCE: Mode = Mode { name: "bounce", windows: true, ..STRICT };
+/// Windows, and a balloon by which free pages go back to the host.
+pub const BOUNCE_REPORTING: Mode = Mode { name: "bounce-reporting", reporting: true, ..BOUNCE };
+
+/// The guest bounces through pages of its own, which stay mapped as windows do.
+pub const GUEST_PAGES: Mode = behind("guest-pages", Vmm::Carom, "iommu.strict=1 iommu.bounce=auto");
+/// The peer's mappings that end with each operation.
+pub const QEMU_STRICT: Mode = behind("qemu-strict", Vmm::Qemu, "iommu.strict=1");
+
 /// Those that are compared with each other are neighbours, as the machine's speed drifts.
 pub static MODES: [Mode; 9] = [
-    Mode { name: "no-viommu", vmm: Vmm::Carom, iommu: false, windows: false, cmdline: "" },
-    Mode { name: "bounce", vmm: Vmm::Carom, iommu: true, windows: true, cmdline: "iommu.strict=1" },
-    // The guest bounces through pages of its own, which stay mapped as windows do.
-    behind("guest-pages", Vmm::Carom, "iommu.strict=1 iommu.bounce=auto"),
-    behind("strict", Vmm::Carom, "iommu.strict=1"),
-    behind("qemu-strict", Vmm::Qemu, "iommu.strict=1"),
+    NO_VIOMMU,
+    BOUNCE,
+    GUEST_PAGES,
+    STRICT,
+    QEMU_STRICT,
     behind("ch-strict", Vmm::CloudHypervisor, "iommu.strict=1"),
     behind("lazy", Vmm::Carom, "iommu.strict=0"),
     behind("qemu-lazy", Vmm::Qemu, "iommu.strict=0"),
@@ -37,16 +59,28 @@ pub static MODES: [Mode; 9] = [
 
 /// Behind the IOMMU, without windows.
 const fn behind(name: &'static str, vmm: Vmm, cmdline: &'static str) -> Mode {
-    Mode { name, vmm, iommu: true, windows: false, cmdline }
+    Mode { name, vmm, iommu: true, windows: false, reporting: false, cmdline }
+}
+
+/// Without an IOMMU.
+const fn beside(name: &'static str, vmm: Vmm) -> Mode {
+    Mode { name, vmm, iommu: false, windows: false, reporting: false, cmdline: "" }
 }
 
 impl Mode {
     /// A guest in this mode, with the site's first drive and no job. `name` as for [`Guest::new`].
     #[must_use]
     pub fn guest(&self, site: &Site, name: &str) -> Guest {
+        self.guest_with(&site.nvme[0], name)
+    }
+
+    /// The same with the drive at this address.
+    #[must_use]
+    pub fn guest_with(&self, drive: &str, name: &str) -> Guest {
         let guest = Guest::new(name).vmm(self.vmm).cmdline(self.cmdline);
-        let guest = if self.iommu { guest.iommu_device(&site.nvme[0]) } else { guest.device(&site.nvme[0]) };
-        if self.windows { guest.bounce(WINDOWS) } else { guest }
+        let guest = if self.iommu { guest.iommu_device(drive) } else { guest.device(drive) };
+        let guest = if self.windows { guest.bounce(WINDOWS) } else { guest };
+        if self.reporting { guest.balloon(REPORTING) } else { guest }
     }
 
     /// Whether the site has its VMM. QEMU is always there, as the rig is made of it.

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use carom_integration::Site;
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
+use carom_integration::host_memory::{MemoryGroup, Swap, pages_swapped_in};
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
 use crate::hotplug::{create, put};
-use crate::support::host_memory::{MemoryGroup, Merging, Swap, pages_swapped_in};
+use crate::support::host_memory::Merging;
 use crate::support::{MIB, SITE};
 
 /// Memory that the guest keeps something in.
@@ -87,19 +88,19 @@ fn end(mut vmm: ApiVmm) {
 
 /// The host takes memory of the guest until much of what it keeps is on the swap device, where the guest needs it again and again.
 fn swapped(windows: u64) {
-    let swap = Swap::on(SITE.swap.as_ref().unwrap());
-    let group = MemoryGroup::new("carom-short-of-memory");
-    let vmm = boot(&keep_memory_and_work(), windows, false, |vmm| group.add(vmm.pid()));
+    let swap = Swap::on(SITE.swap.as_ref().unwrap()).unwrap();
+    let group = MemoryGroup::new("carom-short-of-memory").unwrap();
+    let vmm = boot(&keep_memory_and_work(), windows, false, |vmm| group.add(vmm.pid()).unwrap());
     all_is_right(&vmm, 1);
-    let (used, read_before) = (group.without_a_file(), pages_swapped_in());
-    assert_eq!(group.swapped(), 0, "nothing is swapped while there is no limit");
-    group.limit(used - TAKEN);
+    let (used, read_before) = (group.without_a_file().unwrap(), pages_swapped_in().unwrap());
+    assert_eq!(group.swapped().unwrap(), 0, "nothing is swapped while there is no limit");
+    group.limit(used - TAKEN).unwrap();
     let first = wait_until(&vmm, "memory on the swap device", || {
-        let bytes = group.swapped();
+        let bytes = group.swapped().unwrap();
         (bytes >= TAKEN * 3 / 4).then_some(bytes)
     });
     all_is_right(&vmm, 3);
-    let (last, read) = (group.swapped(), pages_swapped_in() - read_before);
+    let (last, read) = (group.swapped().unwrap(), pages_swapped_in().unwrap() - read_before);
     println!(
         "CAROM-SWAPPED of {} MiB {} MiB, later {} MiB; read back {} MiB",
         used / MIB,
