@@ -63,7 +63,8 @@ impl Tools<'_> {
         programs.map(|(variable, name)| Ok((variable, self.guest_program(name)?.into()))).into_iter().collect()
     }
 
-    fn guest_program(&self, name: &str) -> Result<PathBuf> {
+    /// The static program of this name that runs in guests.
+    pub(crate) fn guest_program(&self, name: &str) -> Result<PathBuf> {
         let source = self.checkout.join(format!("tests/integration/guest/{name}.c"));
         let dir = self.cached(name, &Key::default().path(&source)?.finish(), |dir| {
             let mut gcc = Command::new("gcc");

@@ -11,14 +11,14 @@ use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::assets::keep_results;
+use crate::assets::{Variables, keep_results};
 use crate::kernel::GuestKernel;
 use crate::measuring::{self, Measuring, check_file, parent};
 use crate::tools::Tools;
 use crate::work_dir;
 
 /// Names of the tables.
-pub const TABLES: [&str; 4] = ["throughput", "counts", "pinning", "vmm"];
+pub const TABLES: [&str; 5] = ["throughput", "pinning", "density", "vmm", "counts"];
 
 /// The program that measures.
 const PROGRAM: &str = "carom-bench";
@@ -110,6 +110,17 @@ impl Tools<'_> {
         done
     }
 
+    /// What only some tables need.
+    fn bench_variables(&self, measurement: &Measurement) -> Result<Variables> {
+        let is_wanted =
+            |table: &str| measurement.tables.is_empty() || measurement.tables.iter().any(|name| name == table);
+        let mut variables = Variables::new();
+        if is_wanted("density") {
+            variables.push(("CAROM_TENANT", self.guest_program("tenant")?.into()));
+        }
+        Ok(variables)
+    }
+
     fn fill_tables(&self, options: &Options, out: &Path) -> Result<u8> {
         let (results, samples) = (out.join("results.json"), out.join("samples"));
         if let Some(state) = &options.state {
@@ -131,8 +142,10 @@ impl Tools<'_> {
             program: PROGRAM,
             arguments,
             kernel: GuestKernel::default(),
+            variables: self.bench_variables(&options.measurement)?,
             direct: options.direct.as_deref(),
             memory: "6G",
+            more_nvme: 12,
             time_limit: 16 * 3600,
             out,
             samples: &samples,

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::assets::keep_results;
+use crate::assets::{Variables, keep_results};
 use crate::kernel::GuestKernel;
 use crate::measuring::{self, Measuring};
 use crate::tools::Tools;
@@ -118,8 +118,10 @@ impl Tools<'_> {
             program: PROGRAM,
             arguments,
             kernel: GuestKernel { profile: options.measurement.map_time, ..GuestKernel::default() },
+            variables: Variables::new(),
             direct: options.direct.as_deref(),
             memory: "5G",
+            more_nvme: 0,
             time_limit: 7200,
             out,
             samples: &samples,

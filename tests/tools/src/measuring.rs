@@ -27,8 +27,12 @@ pub(crate) struct Measuring<'a> {
     pub(crate) arguments: Vec<OsString>,
     /// The guests' kernel.
     pub(crate) kernel: GuestKernel,
+    /// Further variables for it.
+    pub(crate) variables: Variables,
     /// Address of the drive, where it is to run on this host.
     pub(crate) direct: Option<&'a str>,
+    /// How many NVMe drives the rig's machine has beside the usual ones.
+    pub(crate) more_nvme: u8,
     /// Memory of the rig's machine.
     pub(crate) memory: &'a str,
     /// Longest run of one such machine, in seconds.
@@ -53,6 +57,7 @@ impl Tools<'_> {
         let mut variables: Variables = self.carom()?;
         let program = self.measuring_program(measuring.program)?;
         variables.extend(self.guest(&measuring.kernel)?);
+        variables.extend(measuring.variables.iter().cloned());
         if let Some(commit) = self.commit() {
             variables.push(("CAROM_COMMIT", commit.into()));
         }
@@ -68,6 +73,7 @@ impl Tools<'_> {
         self.build("the rig", &["build", "--locked", "--workspace", "--bin", "rig"])?;
         let mut command = Command::new(self.target_dir()?.join("debug/rig"));
         command.args(["--time-limit", &measuring.time_limit.to_string(), "--silence-limit", "480"]);
+        command.args(["--more-nvme", &measuring.more_nvme.to_string()]);
         command.args(["--memory", measuring.memory, "--out"]).arg(measuring.out);
         command.arg("--").arg(&program).args(&measuring.arguments);
         self.until_done(command.envs(variables), measuring.samples)

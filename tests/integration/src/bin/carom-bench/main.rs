@@ -3,6 +3,7 @@
 //! part that shows tables of it.
 
 mod counts;
+mod density;
 mod pinning;
 mod plots;
 mod report;
@@ -11,6 +12,7 @@ mod sample;
 mod summary;
 mod table;
 mod tables;
+mod tenant;
 mod throughput;
 mod vmm;
 

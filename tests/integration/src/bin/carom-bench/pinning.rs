@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use carom_integration::Site;
+use anyhow::{Context, Result, ensure};
 use carom_integration::measure::fio::{self, Cell, Extent, RANDREAD};
-use carom_integration::measure::mode::{MODES, Mode};
+use carom_integration::measure::mode::{BOUNCE, BOUNCE_REPORTING, GUEST_PAGES, Mode, NO_VIOMMU, QEMU_STRICT, STRICT};
 use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
+use carom_integration::{Outcome, PROBE, Site};
 
 use crate::table::{self, Measured, Row, Scope, Shown, Table, Work, figure, start_ms};
 use crate::throughput::AROUND;
@@ -18,32 +19,68 @@ pub(crate) const TABLE: Table = Table {
         Shown { figure: "start_ms", title: "from the VMM's start to the guest's first program, in ms", places: 0 },
         Shown { figure: "pinned_mib", title: "most memory pinned, in MiB", places: 1 },
         Shown { figure: "pinned_percent", title: "of the guest's RAM, in %", places: 1 },
+        Shown {
+            figure: "returned_percent",
+            title: "of what the guest has freed, with the host after 5 s, in %",
+            places: 1,
+        },
     ],
     work,
 };
 
 /// The modes that differ in what is pinned. Without an IOMMU it is all, in each VMM.
-const WANTED: [&str; 5] = ["no-viommu", "strict", "bounce", "guest-pages", "qemu-strict"];
+const WANTED: [Mode; 6] = [NO_VIOMMU, STRICT, BOUNCE, BOUNCE_REPORTING, GUEST_PAGES, QEMU_STRICT];
+
+/// Memory that a guest uses and frees, in MiB.
+const FREED_MIB: u32 = 256;
+
+/// Seconds in which it is to be with the host again.
+const RETURN_TIME: u32 = 5;
 
 /// What the drive does meanwhile.
 const CELL: Cell = Cell { pattern: RANDREAD, kib: 64, depth: 64, jobs: 1, extent: Extent::Seconds(2) };
 
 fn work(scope: Scope, _: &Site) -> Vec<Work> {
     let sizes: &[u32] = if scope == Scope::Quick { &[1] } else { &[1, 2, 4] };
-    let wanted: &[&str] = if scope == Scope::Quick { &["no-viommu", "strict", "bounce"] } else { &WANTED };
-    let modes = || wanted.iter().filter_map(|name| MODES.iter().find(|mode| mode.name == *name));
-    sizes.iter().flat_map(|gib| modes().map(|mode| in_a_guest(mode, *gib))).collect()
+    let wanted: &[Mode] = if scope == Scope::Quick { &[NO_VIOMMU, STRICT, BOUNCE_REPORTING] } else { &WANTED };
+    sizes.iter().flat_map(|gib| wanted.iter().map(|mode| in_a_guest(*mode, *gib))).collect()
 }
 
-fn in_a_guest(mode: &'static Mode, gib: u32) -> Work {
-    let estimate = AROUND + CELL.estimate() + Duration::from_secs(2 * u64::from(gib));
+/// A guest that uses memory and frees it, while its drive works and what is on it is verified.
+fn free_memory() -> String {
+    let verify = workload::fio_verify(4, 8);
+    format!(
+        "(while [ ! -e /run/freed ]; do\n{verify}done) &\n\
+         dd if=/dev/zero of=/run/fill bs=1M count={FREED_MIB} 2>/dev/null || exit 91\n\
+         echo \"{PROBE}used\"\nsleep 0.5\nrm /run/fill\nsleep {RETURN_TIME}\necho \"{PROBE}freed\"\nsleep 0.5\n\
+         : >/run/freed\nwait\n"
+    )
+}
+
+/// Of the memory that was freed, the part that has gone back to the host, in %. What the guest has freed otherwise meanwhile counts too.
+fn returned_percent(outcome: &Outcome) -> Result<f64> {
+    let passes = outcome.values("CAROM-VERIFY").count();
+    ensure!(passes > 0, "nothing was verified meanwhile");
+    workload::check_verified(outcome, passes)?;
+    let resident = |label: &str| {
+        let probe = outcome.probes.iter().find(|probe| probe.label == label);
+        probe.map(|probe| figure(probe.resident_bytes)).with_context(|| format!("the VMM was not looked at: {label}"))
+    };
+    let returned = (resident("used")? - resident("freed")?) / f64::from(1 << 20);
+    Ok(returned / f64::from(FREED_MIB) * 100.0)
+}
+
+fn in_a_guest(mode: Mode, gib: u32) -> Work {
+    let reporting = if mode.reporting { 12 } else { 0 };
+    let estimate = AROUND + CELL.estimate() + Duration::from_secs(2 * u64::from(gib) + reporting);
     let run = move |site: &Site, name: &str| {
-        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}", fio::job(&[CELL]));
+        let free = if mode.reporting { free_memory() } else { String::new() };
+        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}{free}", fio::job(&[CELL]));
         let guest = mode.guest(site, name).memory_mib(gib << 10).look_every(Duration::from_millis(5)).job(&job);
         let outcome = table::run(guest, estimate, site)?;
         fio::results(&outcome, &[CELL]).remove(0)?;
         let pinned_mib = figure(outcome.peak_pinned_bytes) / f64::from(1 << 20);
-        let row = Row::new(
+        let mut row = Row::new(
             [("mode", mode.name.into()), ("ram_gib", gib.into())],
             [
                 ("start_ms", start_ms(&outcome)?),
@@ -51,6 +88,9 @@ fn in_a_guest(mode: &'static Mode, gib: u32) -> Work {
                 ("pinned_percent", pinned_mib / f64::from(gib << 10) * 100.0),
             ],
         );
+        if mode.reporting {
+            row.figures.insert("returned_percent".into(), returned_percent(&outcome)?);
+        }
         let versions = workload::guest_versions(&outcome)?;
         Ok(Measured { rows: vec![row], versions, retries: outcome.retries, ..Measured::default() })
     };
@@ -59,12 +99,34 @@ fn in_a_guest(mode: &'static Mode, gib: u32) -> Work {
 
 #[cfg(test)]
 mod tests {
+    use carom_integration::Probe;
+
     use super::*;
 
     #[test]
     fn sizes_have_all_modes_side_by_side() {
         let names: Vec<String> = work(Scope::Plain, &Site::default()).into_iter().map(|work| work.name).collect();
         assert_eq!(names.len(), 3 * WANTED.len());
-        assert_eq!((names[0].as_str(), names[5].as_str()), ("no-viommu, 1 GiB", "no-viommu, 2 GiB"));
+        assert_eq!((names[0].as_str(), names[6].as_str()), ("no-viommu, 1 GiB", "no-viommu, 2 GiB"));
+    }
+
+    fn outcome(verified: &str) -> Outcome {
+        let probe =
+            |label: &str, mib: u64| Probe { label: label.into(), resident_bytes: mib << 20, ..Probe::default() };
+        let probes = vec![probe("used", 500), probe("freed", 260)];
+        Outcome { console: verified.into(), probes, ..Outcome::default() }
+    }
+
+    #[test]
+    fn memory_that_came_back_is_told_as_a_part_of_what_was_freed() {
+        let percent = returned_percent(&outcome("CAROM-VERIFY 0 4194304\n")).unwrap();
+        assert!((percent - 93.75).abs() < 1e-9, "{percent}");
+    }
+
+    #[test]
+    fn memory_that_came_back_counts_only_where_all_was_verified() {
+        for wrong in ["", "CAROM-VERIFY 1 0\n", "CAROM-VERIFY 0 4194304\nCAROM-VERIFY 1 0\n"] {
+            assert!(returned_percent(&outcome(wrong)).is_err(), "{wrong}");
+        }
     }
 }

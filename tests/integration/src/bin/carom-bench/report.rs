@@ -29,13 +29,17 @@ pub(crate) fn text(results: &Results) -> String {
     for table in &TABLES {
         let Some(rows) = results.tables.get(table.name) else { continue };
         for shown in table.shown {
-            // Writing to a String does not fail.
-            let _ = write!(text, "\n{}: {}\n\n{}", table.name, shown.title, side_by_side(table, shown, rows));
+            let of_it = rows.iter().filter(|row| row.spread.contains_key(shown.figure));
+            // Rows of other keys make a table of their own.
+            for rows in by_keys(table, of_it) {
+                // Writing to a String does not fail.
+                let _ = write!(text, "\n{}: {}\n\n{}", table.name, shown.title, side_by_side(table, shown, &rows));
+            }
         }
     }
     if !results.summary.is_empty() {
-        text += "\nRatios of operations a second, of each round its own:\n\n";
-        text += &ratios(results);
+        text += "\nWhat that comes to, of each round its own:\n\n";
+        text += &summary(results);
     }
     let _ = writeln!(text, "\nGuests that were started again: {}", results.retries);
     for failure in &results.failures {
@@ -44,8 +48,21 @@ pub(crate) fn text(results: &Results) -> String {
     text
 }
 
+/// The rows, parted by which keys they have.
+fn by_keys<'row>(table: &Table, rows: impl Iterator<Item = &'row Merged>) -> Vec<Vec<&'row Merged>> {
+    let names = |row: &'row Merged| -> Vec<&'row String> { keys(table, row).into_iter().map(|(key, _)| key).collect() };
+    let mut parts: Vec<Vec<&Merged>> = Vec::new();
+    for row in rows {
+        match parts.iter_mut().find(|part| names(part[0]) == names(row)) {
+            Some(part) => part.push(row),
+            None => parts.push(vec![row]),
+        }
+    }
+    parts
+}
+
 /// One figure: a row for each combination of the other keys, a column for each value of the key that is across.
-fn side_by_side(table: &Table, shown: &Shown, rows: &[Merged]) -> String {
+fn side_by_side(table: &Table, shown: &Shown, rows: &[&Merged]) -> String {
     let mut columns: Vec<&Value> = Vec::new();
     let mut lines: Vec<Vec<(&String, &Value)>> = Vec::new();
     for row in rows {
@@ -89,11 +106,12 @@ fn word(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-fn ratios(results: &Results) -> String {
-    let mut table = markdown::new_table(["ratio", "median", "least", "most", "rounds"]);
-    for (name, ratio) in &results.summary {
-        let figures = [ratio.median, ratio.spread.min, ratio.spread.max].map(|figure| format!("{figure:.2}"));
-        table.add_row([name.clone()].into_iter().chain(figures).chain([ratio.rounds.to_string()]));
+fn summary(results: &Results) -> String {
+    let mut table = markdown::new_table(["figure", "median", "least", "most", "rounds"]);
+    for (name, median) in &results.summary {
+        let Some(measured) = results.summary_measured.get(name) else { continue };
+        let figures = [*median, measured.spread.min, measured.spread.max].map(|figure| format!("{figure:.2}"));
+        table.add_row([name.clone()].into_iter().chain(figures).chain([measured.rounds.to_string()]));
     }
     markdown::finish(&table)
 }
@@ -102,7 +120,8 @@ fn ratios(results: &Results) -> String {
 mod tests {
     use super::*;
     use crate::results::tests::results;
-    use crate::sample::tests::sample;
+    use crate::sample::tests::{sample, sample_of};
+    use crate::table::Row;
 
     #[test]
     fn modes_stand_side_by_side_and_a_missing_cell_is_left_open() {
@@ -119,5 +138,15 @@ mod tests {
         assert!(line("| 4k").contains("1000 (900–1100)") && line("| 4k").contains("300"), "{text}");
         assert!(line("| 64k").contains("800") && line("| 64k").contains(NONE), "{text}");
         assert!(text.contains("FAILED: throughput, strict, round 2: it hung"), "{text}");
+    }
+
+    #[test]
+    fn rows_with_other_keys_and_those_without_the_figure_are_not_mixed() {
+        let row = |key: &str, figure: &str| Row::new([("mode", "bounce".into()), (key, 7.into())], [(figure, 3.0)]);
+        let rows = vec![row("guests", "iops"), row("size", "iops"), row("depth", "borne")];
+        let text = text(&results(&[sample_of("density", rows)]));
+        for table in ["| guests | bounce |", "| size | bounce |", "| depth | bounce |"] {
+            assert_eq!(text.matches(table).count(), 1, "{text}");
+        }
     }
 }

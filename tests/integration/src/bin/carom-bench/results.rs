@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::sample::{Sample, rows};
-use crate::summary::{self, Ratio};
+use crate::summary::{self, Measured, Summary};
 use crate::table::Row;
 use crate::tables::TABLES;
 
@@ -24,7 +24,10 @@ pub(crate) struct Results {
     pub(crate) rounds: u32,
     /// The tables by name.
     pub(crate) tables: BTreeMap<String, Vec<Merged>>,
-    pub(crate) summary: BTreeMap<String, Ratio>,
+    /// What the tables come to, by name: medians of the rounds.
+    pub(crate) summary: BTreeMap<String, f64>,
+    /// How each figure of the summary was measured.
+    pub(crate) summary_measured: BTreeMap<String, Measured>,
     /// What went wrong, a line each.
     pub(crate) failures: Vec<String>,
     /// How many guests hung, or were ended by the emulator, and were started again.
@@ -72,8 +75,9 @@ impl Results {
                 tables.insert(table.name.into(), merge(&rows));
             }
         }
-        let summary = summary::of(samples);
-        Self { machine, versions, scope: scope.into(), rounds, tables, summary, failures, retries }
+        let Summary { medians: summary, measured: summary_measured } = summary::of(samples);
+        let scope = scope.into();
+        Self { machine, versions, scope, rounds, tables, summary, summary_measured, failures, retries }
     }
 }
 

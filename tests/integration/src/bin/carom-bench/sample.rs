@@ -95,8 +95,14 @@ pub(crate) mod tests {
             ("depth", 64.into()),
             ("jobs", 1.into()),
         ];
-        let rows = vec![Row::new(of, [("iops", iops)])];
-        let key = Key { run: "r".into(), table: "throughput".into(), work: mode.into(), round };
+        let mut sample = sample_of("throughput", vec![Row::new(of, [("iops", iops)])]);
+        (sample.key.work, sample.key.round) = (mode.into(), round);
+        sample
+    }
+
+    /// Of the first round.
+    pub(crate) fn sample_of(table: &str, rows: Vec<Row>) -> Sample {
+        let key = Key { run: "r".into(), table: table.into(), work: "w".into(), round: 0 };
         Sample { key, measured: Ok(Measured { rows, retries: 1, ..Measured::default() }) }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the tables come to: how many times another mode's operations bounce windows do, of each round its own ratio.
+//! What the tables come to: figures of each round, set against each other.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::sample::{Sample, rows};
 use crate::table::Row;
 
-/// The modes that are set against each other.
+/// The modes whose operations a second are set against each other.
 const PAIRS: [(&str, &str); 6] = [
     ("bounce", "no-viommu"),
     ("bounce", "strict"),
@@ -19,21 +19,66 @@ const PAIRS: [(&str, &str); 6] = [
     ("bounce", "ch-lazy"),
 ];
 
-/// A ratio over the rounds.
+/// A mode with static pinning, to which the density of the others is compared.
+const STATIC: &str = "no-viommu";
+
+/// The mode whose density is the first figure of all.
+const DENSEST: &str = "bounce-reporting";
+
+/// In how many rounds a figure was measured, and between which values it lies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Ratio {
-    /// Its median.
-    pub(crate) median: f64,
-    /// In how many rounds there are both.
+pub(crate) struct Measured {
     pub(crate) rounds: usize,
-    /// Between which values it lies.
     #[serde(flatten)]
     pub(crate) spread: Spread,
 }
 
+/// Figures by their names.
+#[derive(Debug, Default)]
+pub(crate) struct Summary {
+    /// The medians of the rounds.
+    pub(crate) medians: BTreeMap<String, f64>,
+    /// How they were measured.
+    pub(crate) measured: BTreeMap<String, Measured>,
+}
+
+/// The summary of all that was measured.
+pub(crate) fn of(samples: &[&Sample]) -> Summary {
+    let mut figures = Figures::default();
+    throughput(samples, &mut figures);
+    density(samples, &mut figures);
+    for (_, row) in rows(samples, "pinning") {
+        if let Some(percent) = row.figures.get("returned_percent") {
+            figures.add("free_page_reporting_returned", percent / 100.0);
+        }
+    }
+    figures.summary()
+}
+
+/// Each figure of each round.
+#[derive(Default)]
+struct Figures(BTreeMap<String, Vec<f64>>);
+
+impl Figures {
+    fn add(&mut self, name: &str, figure: f64) {
+        self.0.entry(name.replace('-', "_")).or_default().push(figure);
+    }
+
+    fn summary(self) -> Summary {
+        let mut summary = Summary::default();
+        for (name, figures) in self.0 {
+            let (Some(median), Some(spread)) = (median(figures.iter().copied()), Spread::of(&figures)) else {
+                continue;
+            };
+            summary.medians.insert(name.clone(), median);
+            summary.measured.insert(name, Measured { rounds: figures.len(), spread });
+        }
+        summary
+    }
+}
+
 /// The ratios of operations a second at depth 64 with one job, by `MODE_to_OTHER_PATTERN_SIZE`.
-pub(crate) fn of(samples: &[&Sample]) -> BTreeMap<String, Ratio> {
-    let mut ratios: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+fn throughput(samples: &[&Sample], figures: &mut Figures) {
     let all: Vec<(u32, &Row)> = rows(samples, "throughput").filter(|(_, row)| is_usual(row)).collect();
     for (mode, other) in PAIRS {
         for (round, row) in all.iter().filter(|(_, row)| is(row, "mode", mode)) {
@@ -43,15 +88,57 @@ pub(crate) fn of(samples: &[&Sample]) -> BTreeMap<String, Ratio> {
                     && ["pattern", "size"].iter().all(|key| row_of.key(key) == row.key(key))
             });
             let (Some(own), Some(base)) = (iops(row), beside.and_then(|(_, row)| iops(row))) else { continue };
-            let word = |key: &str| row.key(key).and_then(|value| value.as_str()).unwrap_or_default().to_owned();
-            let name = format!("{mode}_to_{other}_{}_{}", word("pattern"), word("size")).replace('-', "_");
-            ratios.entry(name).or_default().push(own / base);
+            let word = |key: &str| row.key(key).and_then(|value| value.as_str()).unwrap_or_default();
+            figures.add(&format!("{mode}_to_{other}_{}_{}", word("pattern"), word("size")), own / base);
         }
     }
-    let ratio = |figures: Vec<f64>| {
-        Some(Ratio { median: median(figures.iter().copied())?, rounds: figures.len(), spread: Spread::of(&figures)? })
-    };
-    ratios.into_iter().filter_map(|(name, figures)| Some((name, ratio(figures)?))).collect()
+}
+
+/// What a mode's curve of guests against operations a second comes to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Curve {
+    /// Most guests that were borne: the knee.
+    guests: f64,
+    /// Their operations a second, or those of fewer where they were more: the plateau.
+    iops: f64,
+    /// Operations a second that a guest adds, by the fewest guests.
+    slope: f64,
+}
+
+fn curve(rows: &[&Row]) -> Option<Curve> {
+    let number = |row: &Row| row.key("guests")?.as_f64();
+    let mut points: Vec<(f64, f64)> = rows
+        .iter()
+        .filter(|row| row.figures.get("borne") == Some(&1.0))
+        .filter_map(|row| Some((number(row)?, iops(row)?)))
+        .collect();
+    points.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let (first, last) = (points.first()?, points.last()?);
+    let iops = points.iter().map(|point| point.1).fold(0.0, f64::max);
+    Some(Curve { guests: last.0, iops, slope: first.1 / first.0 })
+}
+
+fn density(samples: &[&Sample], figures: &mut Figures) {
+    let all: Vec<(u32, &Row)> = rows(samples, "density").collect();
+    let mut curves: BTreeMap<(u32, &str), Curve> = BTreeMap::new();
+    for (round, mode) in all.iter().filter_map(|(round, row)| Some((*round, row.key("mode")?.as_str()?))) {
+        let of_it: Vec<&Row> =
+            all.iter().filter(|(its, row)| *its == round && is(row, "mode", mode)).map(|(_, row)| *row).collect();
+        if let Some(curve) = curve(&of_it) {
+            curves.insert((round, mode), curve);
+        }
+    }
+    for ((round, mode), curve) in &curves {
+        figures.add(&format!("density_guests_{mode}"), curve.guests);
+        figures.add(&format!("density_iops_{mode}"), curve.iops);
+        figures.add(&format!("density_slope_{mode}"), curve.slope);
+        let Some(base) = curves.get(&(*round, STATIC)).filter(|_| *mode != STATIC) else { continue };
+        if *mode == DENSEST {
+            figures.add("density_ratio", curve.guests / base.guests);
+            figures.add("density_iops_ratio", curve.iops / base.iops);
+        }
+        figures.add(&format!("density_ratio_{mode}"), curve.guests / base.guests);
+    }
 }
 
 fn is_usual(row: &Row) -> bool {
@@ -69,7 +156,11 @@ fn iops(row: &Row) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::tests::sample;
+    use crate::sample::tests::{sample, sample_of};
+
+    fn is_near(figure: f64, wanted: f64) -> bool {
+        (figure - wanted).abs() < 1e-9
+    }
 
     #[test]
     fn each_round_is_set_against_itself() {
@@ -81,9 +172,37 @@ mod tests {
             sample(1, "bounce", "64k", 100.0),
         ];
         let summary = of(&samples.iter().collect::<Vec<_>>());
-        assert_eq!(summary.keys().collect::<Vec<_>>(), ["bounce_to_no_viommu_read_4k"]);
-        let ratio = &summary["bounce_to_no_viommu_read_4k"];
-        assert!((ratio.median - 0.7).abs() < 1e-9 && ratio.rounds == 2, "{ratio:?}");
-        assert!((ratio.spread.min - 0.5).abs() < 1e-9 && (ratio.spread.max - 0.9).abs() < 1e-9, "{ratio:?}");
+        assert_eq!(summary.medians.keys().collect::<Vec<_>>(), ["bounce_to_no_viommu_read_4k"]);
+        let measured = &summary.measured["bounce_to_no_viommu_read_4k"];
+        assert!(is_near(summary.medians["bounce_to_no_viommu_read_4k"], 0.7) && measured.rounds == 2, "{summary:?}");
+        assert!(is_near(measured.spread.min, 0.5) && is_near(measured.spread.max, 0.9), "{measured:?}");
+    }
+
+    fn guests(mode: &str, guests: u32, iops: f64, borne: f64) -> Row {
+        Row::new([("mode", mode.into()), ("guests", guests.into())], [("iops", iops), ("borne", borne)])
+    }
+
+    #[test]
+    fn guests_that_are_not_borne_are_not_counted() {
+        let refused =
+            Row::new([("mode", "no-viommu".into()), ("guests", 3.into())], [("refused", 1.0), ("borne", 0.0)]);
+        let rows = vec![
+            guests("no-viommu", 2, 40.0, 1.0),
+            refused,
+            guests("bounce-reporting", 2, 38.0, 1.0),
+            guests("bounce-reporting", 6, 110.0, 1.0),
+            guests("bounce-reporting", 8, 120.0, 0.0),
+        ];
+        let sample = sample_of("density", rows);
+        let medians = of(&[&sample]).medians;
+        assert!(is_near(medians["density_ratio"], 3.0) && is_near(medians["density_iops_ratio"], 2.75), "{medians:?}");
+        assert!(is_near(medians["density_slope_no_viommu"], 20.0), "{medians:?}");
+        assert!(is_near(medians["density_guests_bounce_reporting"], 6.0), "{medians:?}");
+    }
+
+    #[test]
+    fn memory_that_came_back_is_a_part_of_1() {
+        let sample = sample_of("pinning", vec![Row::new([("mode", "m".into())], [("returned_percent", 95.0)])]);
+        assert!(is_near(of(&[&sample]).medians["free_page_reporting_returned"], 0.95));
     }
 }

@@ -2,6 +2,6 @@
 //! All tables, in the order in which they are shown.
 
 use crate::table::Table;
-use crate::{counts, pinning, throughput, vmm};
+use crate::{counts, density, pinning, throughput, vmm};
 
-pub(crate) static TABLES: [Table; 4] = [throughput::TABLE, counts::TABLE, pinning::TABLE, vmm::TABLE];
+pub(crate) static TABLES: [Table; 5] = [throughput::TABLE, pinning::TABLE, density::TABLE, vmm::TABLE, counts::TABLE];
