@@ -49,7 +49,7 @@ struct Job {
 
 /// What the thread is to do.
 enum Order {
-    Start(Job),
+    Start(Box<Job>),
     /// To be held to these rules, as are those that it starts from then on.
     LimitFiles(RulesetCreated, Sender<io::Result<()>>),
 }
@@ -143,7 +143,7 @@ fn start_placed(
     };
     let (answer, answered) = channel();
     let job = Job { role, name, placement, run: Box::new(run), answer };
-    starter.send(Order::Start(job)).map_err(|_| gone())?;
+    starter.send(Order::Start(Box::new(job))).map_err(|_| gone())?;
     answered.recv().map_err(|_| gone())?
 }
 
@@ -164,7 +164,7 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
     let mut made = HashMap::new();
     for order in orders {
         let Job { role, name, placement, run, answer } = match order {
-            Order::Start(job) => job,
+            Order::Start(job) => *job,
             Order::LimitFiles(rules, answer) => {
                 // Whoever asked waits for it.
                 let _ = answer.send(rules.restrict_self().map(drop).map_err(io::Error::other));

@@ -57,10 +57,10 @@ pub enum MemoryError {
     },
     /// The file that is to hold a zone cannot be used.
     #[error(transparent)]
-    File(#[from] FileError),
+    File(Box<FileError>),
     /// What the user asked for is not to be had on this host.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(Box<ConfigError>),
     /// KVM did not take it.
     #[error("showing RAM at {gpa:#x} to the guest: {source}")]
     Slot {
@@ -69,6 +69,18 @@ pub enum MemoryError {
         /// What KVM said.
         source: io::Error,
     },
+}
+
+impl From<FileError> for MemoryError {
+    fn from(error: FileError) -> Self {
+        Self::File(Box::new(error))
+    }
+}
+
+impl From<ConfigError> for MemoryError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(Box::new(error))
+    }
 }
 
 impl MemoryError {

@@ -24,7 +24,7 @@ const BIND: libc::c_int = libc::MPOL_BIND;
 pub fn hold_to_node(mapping: &MmapRegion, node: u32) -> Result<(), MemoryError> {
     let no_node = || {
         let rule = format!("node {node} of the host is not there, has no memory, or this program may not use it");
-        MemoryError::Config(ConfigError::new(MemoryZoneConfig::HOST_NUMA_NODE, rule))
+        MemoryError::from(ConfigError::new(MemoryZoneConfig::HOST_NUMA_NODE, rule))
     };
     let mut nodes = [0u64; WORDS];
     let word = usize::try_from(node / BITS).ok().and_then(|word| nodes.get_mut(word)).ok_or_else(no_node)?;

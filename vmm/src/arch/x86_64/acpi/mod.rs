@@ -317,8 +317,8 @@ mod tests {
 
     #[test]
     fn nodes_are_told_in_tables_and_at_the_host_bridges_of_their_segments() {
-        let mut vm = carom_api::VmConfig::default();
-        vm.numa = vec!["guest_numa_id=5,pci_segments=1".parse().unwrap()];
+        let numa = vec!["guest_numa_id=5,pci_segments=1".parse().unwrap()];
+        let vm = carom_api::VmConfig { numa, ..carom_api::VmConfig::default() };
         let image = build(&TableConfig { nodes: Nodes::of(&vm), segments: segments(2), ..config() }, 0).rest;
         let has = |bytes: &[u8]| image.windows(bytes.len()).filter(|window| *window == bytes).count();
         assert_eq!((has(b"SRAT"), has(b"SLIT"), has(b"_PXM"), has(b"_PXM\x0a\x05")), (1, 1, 1, 1));
