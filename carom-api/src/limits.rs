@@ -48,6 +48,9 @@ pub const MAX_BOUNCE_SIZE: u64 = 16 * GIB;
 /// Most PCI segments of a VM.
 pub const MAX_PCI_SEGMENTS: u16 = 16;
 
+/// Slots of a bus that devices may be in. The first is the host bridge's.
+pub const SLOTS: RangeInclusive<u8> = 1..=31;
+
 /// How many devices fit on a PCI segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {

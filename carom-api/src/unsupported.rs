@@ -76,10 +76,6 @@ const fn devices(path: &'static str) -> Unsupported {
     field(path, Neutral::NoElements, instead)
 }
 
-const fn slot(path: &'static str) -> Unsupported {
-    field(path, Neutral::Null, "devices get slots in the order in which they come, and vm.info says which")
-}
-
 const fn encrypted(path: &'static str, neutral: Neutral) -> Unsupported {
     field(path, neutral, "the guest's memory is not encrypted")
 }
@@ -88,8 +84,6 @@ const IO: &str = "disks are read and written by io_uring, or by plain system cal
 
 /// All of them: those of the document, and others that clients send.
 pub static UNSUPPORTED: &[Unsupported] = &[
-    slot("balloon.pci_device_id"),
-    slot("console.pci_device_id"),
     field("cpus.core_scheduling", Neutral::Text("Off"), "the host schedules the threads of vCPUs as all others"),
     field("cpus.features", Neutral::NoFields, "the guest has the features of the host's CPU but AMX"),
     field("cpus.features.amx", Neutral::Bool(false), "the guest has the features of the host's CPU but AMX"),
@@ -99,18 +93,15 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     console("debug_console.file", Neutral::Null),
     console("debug_console.iobase", Neutral::Number(0xe9)),
     field("devices.*.fd", Neutral::Null, "devices are opened by their path"),
-    slot("devices.*.pci_device_id"),
     field("devices.*.x_exclude_mmap_bars", Neutral::NoElements, "all BARs are mapped that can be"),
     field("devices.*.x_nv_gpudirect_clique", Neutral::Null, "the guest sees the device's own capabilities"),
     field("disks.*.disable_aio", Neutral::Bool(false), IO),
     field("disks.*.disable_io_uring", Neutral::Bool(false), IO),
-    slot("disks.*.pci_device_id"),
     field(
         "disks.*.sparse",
         Neutral::Bool(true),
         "what the guest discards is given back to the host's file system where that can take it",
     ),
-    slot("fs.*.pci_device_id"),
     field("gdb", Neutral::Bool(false), "there is no debugger's port"),
     devices("generic_vhost_user"),
     field("iommu", Neutral::Bool(false), "there is a virtio-iommu where a device has iommu on, or the VM iommu_bounce"),
@@ -123,7 +114,6 @@ pub static UNSUPPORTED: &[Unsupported] = &[
         Neutral::Number(0),
         "RAM comes to a VM without zones (memory.hotplug_size)",
     ),
-    slot("net.*.pci_device_id"),
     field("numa.*.device_id", Neutral::Null, "a node has vCPUs, RAM and PCI segments"),
     field(
         "payload.fw_cfg_config",
@@ -146,16 +136,11 @@ pub static UNSUPPORTED: &[Unsupported] = &[
         Neutral::Bool(true),
         "a device behind the virtio-iommu reaches another's memory where the guest maps it",
     ),
-    slot("pmem.*.pci_device_id"),
     field("pvmemcontrol", Neutral::Null, "the host gives RAM when the guest touches it"),
-    field("rng.id", Neutral::Null, "the device is called _rng"),
-    slot("rng.pci_device_id"),
     field("rtc", Neutral::Null, "the guest has KVM's clock"),
     field("serial.iommu", Neutral::Bool(false), "the serial port does no DMA"),
     field("tpm", Neutral::Null, "there is no TPM"),
-    slot("user_devices.*.pci_device_id"),
     devices("vdpa"),
-    slot("vsock.pci_device_id"),
 ];
 
 #[cfg(test)]

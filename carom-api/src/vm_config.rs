@@ -17,7 +17,7 @@ use crate::kinds::{
     BalloonConfig, ConsoleConfig, DeviceConfig, DiskConfig, FsConfig, IommuBounceConfig, KINDS, KindConfig, NetConfig,
     Number, PartConfig, PmemConfig, RngConfig, UserDeviceConfig, VsockConfig, for_each_kind,
 };
-use crate::limits::Slots;
+use crate::limits::{SLOTS, Slots};
 use crate::object;
 
 macro_rules! define_vm_config {
@@ -307,6 +307,10 @@ impl VmConfig {
         for part in self.parts() {
             if let Some((field, value)) = earlier.iter().find_map(|other| part.same_as(*other)) {
                 return Err(ConfigError::conflict(field, format!("{value} is given twice")));
+            }
+            if let Some(slot) = part.pci_device_id().filter(|slot| !SLOTS.contains(slot)) {
+                let rule = format!("{slot} is not in {} to {}", SLOTS.start(), SLOTS.end());
+                return Err(ConfigError::new(part.kind().slot_field(), rule));
             }
             part.check(&self.memory)?;
             earlier.push(part);

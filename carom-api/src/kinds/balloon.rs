@@ -36,6 +36,10 @@ pub struct BalloonConfig {
     #[serde(default)]
     #[schema(maximum = 15)]
     pub pci_segment: u16,
+    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31)]
+    pub pci_device_id: Option<u8>,
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
@@ -55,7 +59,7 @@ impl BalloonConfig {
         field: Self::OPTION,
         number: Number::One,
         value: "size=SIZE,…",
-        help: "RAM that the guest gives back: size=SIZE[,deflate_on_oom=on|off][,free_page_reporting=on|off][,pci_segment=N][,id=NAME]",
+        help: "RAM that the guest gives back: size=SIZE[,deflate_on_oom=on|off][,free_page_reporting=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         bare: None,
         id: "_balloon",
         takes_slot: true,
@@ -98,9 +102,9 @@ impl KindConfig for BalloonConfig {
 impl FromStr for BalloonConfig {
     type Err = ConfigError;
 
-    /// Parses `size=SIZE[,deflate_on_oom=on|off][,free_page_reporting=on|off][,iommu=off][,pci_segment=N][,id=NAME]`.
+    /// Parses `size=SIZE[,deflate_on_oom=on|off][,free_page_reporting=on|off][,iommu=off][,pci_segment=N][,pci_device_id=N][,id=NAME]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = ["size", "deflate_on_oom", "free_page_reporting", "iommu", "pci_segment", "id"];
+        let keys = ["size", "deflate_on_oom", "free_page_reporting", "iommu", "pci_segment", "pci_device_id", "id"];
         let list = OptionList::parse(Self::OPTION, text, &keys)?;
         list.required("size")?;
         Ok(Self {
@@ -109,6 +113,7 @@ impl FromStr for BalloonConfig {
             free_page_reporting: list.toggle("free_page_reporting", false)?,
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
+            pci_device_id: list.number("pci_device_id")?,
             id: list.get("id").map(str::to_string),
         })
     }

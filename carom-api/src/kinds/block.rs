@@ -107,6 +107,10 @@ pub struct DiskConfig {
     #[serde(default)]
     #[schema(maximum = 15)]
     pub pci_segment: u16,
+    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31)]
+    pub pci_device_id: Option<u8>,
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
@@ -162,7 +166,7 @@ impl DiskConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "path=FILE,…",
-        help: "Disk: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,num_queues=1][,queue_size=128][,serial=TEXT][,image_type=raw|qcow2|fixedvhd][,backing_files=on|off][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,rate_limit_group=NAME][,queue_affinity=[QUEUE@[CPU,CPU-CPU],…]][,pci_segment=N][,id=NAME]",
+        help: "Disk: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,num_queues=1][,queue_size=128][,serial=TEXT][,image_type=raw|qcow2|fixedvhd][,backing_files=on|off][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,rate_limit_group=NAME][,queue_affinity=[QUEUE@[CPU,CPU-CPU],…]][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         bare: None,
         id: "_disk",
         takes_slot: true,
@@ -175,7 +179,7 @@ impl DiskConfig {
             summary: "Adds a disk, to a running VM too.",
             schema: "DiskConfig",
             verb: "add-disk",
-            about: "Add a disk, to a running guest too: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,…][,pci_segment=N][,id=NAME]",
+            about: "Add a disk, to a running guest too: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,…][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::Disk),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Disk),
@@ -276,6 +280,7 @@ impl FromStr for DiskConfig {
             "rate_limit_group",
             "queue_affinity",
             "pci_segment",
+            "pci_device_id",
             "id",
         ];
         let list = OptionList::parse(Self::OPTION, text, &[&keys, &RATE_KEYS[..]].concat())?;
@@ -311,6 +316,7 @@ impl FromStr for DiskConfig {
             direct: list.toggle("direct", false)?,
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
+            pci_device_id: list.number("pci_device_id")?,
             num_queues: number("num_queues", default_queues())?,
             queue_size: number("queue_size", default_queue_size())?,
             serial: list.get("serial").map(str::to_string),

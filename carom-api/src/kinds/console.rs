@@ -35,6 +35,10 @@ pub struct ConsoleConfig {
     #[serde(default)]
     #[schema(maximum = 15)]
     pub pci_segment: u16,
+    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31)]
+    pub pci_device_id: Option<u8>,
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
@@ -54,7 +58,7 @@ impl ConsoleConfig {
         field: Self::OPTION,
         number: Number::One,
         value: "MODE,…",
-        help: "Paravirtual console (hvc0): off, null, tty, pty, file=PATH or socket=PATH, then [,iommu=on|off][,pci_segment=N][,id=NAME]; off \
+        help: "Paravirtual console (hvc0): off, null, tty, pty, file=PATH or socket=PATH, then [,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]; off \
                where nothing is said, tty under the name cloud-hypervisor",
         bare: None,
         id: "_console",
@@ -69,7 +73,7 @@ impl ConsoleConfig {
 
     /// This mode, beside the virtio-iommu, with no file and no socket.
     pub const fn of(mode: ConsoleMode) -> Self {
-        Self { mode, file: None, socket: None, iommu: false, pci_segment: 0, id: None }
+        Self { mode, file: None, socket: None, iommu: false, pci_segment: 0, pci_device_id: None, id: None }
     }
 
     /// Where it goes.
@@ -107,10 +111,10 @@ impl KindConfig for ConsoleConfig {
 impl FromStr for ConsoleConfig {
     type Err = ConfigError;
 
-    /// Parses `off|null|tty|pty|file=PATH|socket=PATH[,iommu=on|off][,pci_segment=N][,id=NAME]`.
+    /// Parses `off|null|tty|pty|file=PATH|socket=PATH[,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let words = Self::WORDS.map(|(word, _)| word);
-        let keys = ["file", "socket", "iommu", "pci_segment", "id"];
+        let keys = ["file", "socket", "iommu", "pci_segment", "pci_device_id", "id"];
         let list = OptionList::parse_with_words(Self::OPTION, text, &words, &keys)?;
         let path = |key| list.get(key).filter(|path| !path.is_empty()).map(PathBuf::from);
         let (file, socket) = (path("file"), path("socket"));
@@ -128,6 +132,7 @@ impl FromStr for ConsoleConfig {
             socket,
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
+            pci_device_id: list.number("pci_device_id")?,
             id: list.get("id").map(str::to_string),
         })
     }

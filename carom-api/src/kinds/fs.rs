@@ -44,6 +44,10 @@ pub struct FsConfig {
     #[serde(default)]
     #[schema(maximum = 15)]
     pub pci_segment: u16,
+    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31)]
+    pub pci_device_id: Option<u8>,
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
@@ -77,7 +81,7 @@ impl FsConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "tag=NAME,socket=FILE,…",
-        help: "File system of the host, by a vhost-user server such as virtiofsd: tag=NAME,socket=FILE[,num_queues=1][,queue_size=1024][,pci_segment=N][,id=NAME]",
+        help: "File system of the host, by a vhost-user server such as virtiofsd: tag=NAME,socket=FILE[,num_queues=1][,queue_size=1024][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         bare: None,
         id: "_fs",
         takes_slot: true,
@@ -90,7 +94,7 @@ impl FsConfig {
             summary: "Adds a file system of the host that a vhost-user server serves, to a running VM too.",
             schema: "FsConfig",
             verb: "add-fs",
-            about: "Add a file system of the host, to a running guest too: tag=NAME,socket=FILE[,num_queues=1][,queue_size=1024][,pci_segment=N][,id=NAME]",
+            about: "Add a file system of the host, to a running guest too: tag=NAME,socket=FILE[,num_queues=1][,queue_size=1024][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::Fs),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Fs),
@@ -133,7 +137,7 @@ impl FromStr for FsConfig {
 
     /// Parses `tag=NAME,socket=PATH` with any of the other keys.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = ["tag", "socket", "num_queues", "queue_size", "iommu", "pci_segment", "id"];
+        let keys = ["tag", "socket", "num_queues", "queue_size", "iommu", "pci_segment", "pci_device_id", "id"];
         let list = OptionList::parse(Self::OPTION, text, &keys)?;
         let number = |key: &'static str, default: u16| match list.get(key).map(str::parse) {
             None => Ok(default),
@@ -147,6 +151,7 @@ impl FromStr for FsConfig {
             queue_size: number("queue_size", default_queue_size())?,
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
+            pci_device_id: list.number("pci_device_id")?,
             id: list.get("id").map(str::to_string),
         })
     }

@@ -138,6 +138,11 @@ pub struct Add {
 }
 
 impl Kind {
+    /// The key that says which slot a device is in.
+    pub const fn slot_field(&self) -> Field {
+        self.field.key("pci_device_id")
+    }
+
     /// Reads the value of its option.
     ///
     /// # Errors
@@ -186,6 +191,11 @@ pub trait KindConfig {
     /// The PCI segment that it is on.
     fn pci_segment(&self) -> u16 {
         0
+    }
+
+    /// The slot that it is to be in there, if that is said.
+    fn pci_device_id(&self) -> Option<u8> {
+        None
     }
 
     /// What it is made of on the host.
@@ -245,6 +255,11 @@ impl dyn KindConfig + '_ {
             && other.source() == Some(source)
         {
             return Some((field, source.display().to_string()));
+        }
+        if let Some(slot) = self.pci_device_id()
+            && (other.pci_segment(), other.pci_device_id()) == (self.pci_segment(), Some(slot))
+        {
+            return Some((self.kind().slot_field(), slot.to_string()));
         }
         let id = self.id().filter(|id| other.id() == Some(id))?;
         Some((self.kind().field.key("id"), format!("'{id}'")))

@@ -105,6 +105,10 @@ pub struct NetConfig {
     #[serde(default)]
     #[schema(maximum = 15)]
     pub pci_segment: u16,
+    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31)]
+    pub pci_device_id: Option<u8>,
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
@@ -132,6 +136,7 @@ impl Default for NetConfig {
             mtu: None,
             iommu: false,
             pci_segment: 0,
+            pci_device_id: None,
             num_queues: default_queues(),
             queue_size: default_queue_size(),
             offload_tso: true,
@@ -199,7 +204,7 @@ impl NetConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "tap=NAME,…",
-        help: "Network device: [tap=NAME|fd=N|fd=[N,N]][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,host_mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,vhost_user=on|off,socket=FILE][,vhost_mode=client][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,pci_segment=N][,id=NAME]",
+        help: "Network device: [tap=NAME|fd=N|fd=[N,N]][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,host_mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,vhost_user=on|off,socket=FILE][,vhost_mode=client][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         bare: None,
         id: "_net",
         takes_slot: true,
@@ -212,7 +217,7 @@ impl NetConfig {
             summary: "Adds a network device, to a running VM too. Files of the tap interface may come as descriptors, one for each pair of queues.",
             schema: "NetConfig",
             verb: "add-net",
-            about: "Add a network device, to a running guest too: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,iommu=on|off][,vhost_user=on,socket=FILE][,…][,pci_segment=N][,id=NAME]",
+            about: "Add a network device, to a running guest too: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,iommu=on|off][,vhost_user=on,socket=FILE][,…][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::Net),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Net),
@@ -381,6 +386,7 @@ impl FromStr for NetConfig {
             "vhost_socket",
             "vhost_mode",
             "pci_segment",
+            "pci_device_id",
             "id",
         ];
         if text.is_empty() {
@@ -424,6 +430,7 @@ impl FromStr for NetConfig {
             mtu: number("mtu")?,
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
+            pci_device_id: list.number("pci_device_id")?,
             num_queues: number("num_queues")?.unwrap_or(queues),
             queue_size: number("queue_size")?.unwrap_or_else(default_queue_size),
             offload_tso: list.toggle("offload_tso", true)?,

@@ -41,6 +41,10 @@ pub struct PmemConfig {
     #[serde(default)]
     #[schema(maximum = 15)]
     pub pci_segment: u16,
+    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31)]
+    pub pci_device_id: Option<u8>,
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
@@ -61,7 +65,7 @@ impl PmemConfig {
         number: Number::Many,
         value: "file=FILE,…",
         help: "A file of the host as memory that keeps what is written: file=FILE[,size=SIZE][,iommu=on|off][,discard_writes=on|off]\
-               [,pci_segment=N][,id=NAME]",
+               [,pci_segment=N][,pci_device_id=N][,id=NAME]",
         bare: None,
         id: "_pmem",
         takes_slot: true,
@@ -75,7 +79,7 @@ impl PmemConfig {
             schema: "PmemConfig",
             verb: "add-pmem",
             about: "Add a file of the host as memory that keeps what is written, to a running guest too: \
-                    file=FILE[,size=SIZE][,iommu=on|off][,discard_writes=on|off][,pci_segment=N][,id=NAME]",
+                    file=FILE[,size=SIZE][,iommu=on|off][,discard_writes=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::Pmem),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Pmem),
@@ -114,9 +118,9 @@ impl KindConfig for PmemConfig {
 impl FromStr for PmemConfig {
     type Err = ConfigError;
 
-    /// Parses `file=PATH[,size=SIZE][,iommu=on|off][,discard_writes=on|off][,pci_segment=N][,id=NAME]`.
+    /// Parses `file=PATH[,size=SIZE][,iommu=on|off][,discard_writes=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = ["file", "size", "iommu", "discard_writes", "pci_segment", "id"];
+        let keys = ["file", "size", "iommu", "discard_writes", "pci_segment", "pci_device_id", "id"];
         let list = OptionList::parse(Self::OPTION, text, &keys)?;
         Ok(Self {
             file: list.required("file")?.into(),
@@ -124,6 +128,7 @@ impl FromStr for PmemConfig {
             iommu: list.toggle("iommu", false)?,
             discard_writes: list.toggle("discard_writes", false)?,
             pci_segment: list.segment()?,
+            pci_device_id: list.number("pci_device_id")?,
             id: list.get("id").map(str::to_string),
         })
     }

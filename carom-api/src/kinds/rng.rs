@@ -31,10 +31,23 @@ pub struct RngConfig {
     #[serde(default)]
     #[schema(maximum = 15)]
     pub pci_segment: u16,
+    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31)]
+    pub pci_device_id: Option<u8>,
+    /// Name in logs and the API, as that of other devices.
+    #[serde(default)]
+    pub id: Option<String>,
 }
 
 fn default_source() -> PathBuf {
     DEFAULT_SOURCE.into()
+}
+
+impl Default for RngConfig {
+    fn default() -> Self {
+        Self { src: default_source(), iommu: false, pci_segment: 0, pci_device_id: None, id: None }
+    }
 }
 
 impl RngConfig {
@@ -42,8 +55,6 @@ impl RngConfig {
     pub const OPTION: Field = Field::new("--rng", "rng");
     /// [`Self::src`].
     pub const SRC: Field = Self::OPTION.key("src");
-    /// ID of the device. A VM has one at most.
-    pub const ID: &'static str = "_rng";
 
     /// The kind.
     pub const KIND: Kind = Kind {
@@ -51,9 +62,9 @@ impl RngConfig {
         field: Self::OPTION,
         number: Number::One,
         value: "src=FILE,…",
-        help: "Random bytes of the host: [src=/dev/urandom][,iommu=on|off][,pci_segment=N]",
+        help: "Random bytes of the host: [src=/dev/urandom][,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         bare: Some(""),
-        id: Self::ID,
+        id: "_rng",
         takes_slot: true,
         passed_through: false,
         iommu: Some(Self::OPTION.key("iommu")),
@@ -65,13 +76,7 @@ impl RngConfig {
 }
 
 impl KindConfig for RngConfig {
-    usual_methods!(Rng, fixed_id);
-
-    fn id(&self) -> Option<&str> {
-        None
-    }
-
-    fn set_id(&mut self, _: String) {}
+    usual_methods!(Rng);
 
     fn source(&self) -> Option<&Path> {
         Some(&self.src)
@@ -85,16 +90,18 @@ impl KindConfig for RngConfig {
 impl FromStr for RngConfig {
     type Err = ConfigError;
 
-    /// Parses `[src=PATH][,iommu=on|off][,pci_segment=N]`; the text may be empty.
+    /// Parses `[src=PATH][,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]`; the text may be empty.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         if text.is_empty() {
-            return Ok(Self { src: default_source(), iommu: false, pci_segment: 0 });
+            return Ok(Self::default());
         }
-        let list = OptionList::parse(Self::OPTION, text, &["src", "iommu", "pci_segment"])?;
+        let list = OptionList::parse(Self::OPTION, text, &["src", "iommu", "pci_segment", "pci_device_id", "id"])?;
         Ok(Self {
             src: list.get("src").map_or_else(default_source, PathBuf::from),
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
+            pci_device_id: list.number("pci_device_id")?,
+            id: list.get("id").map(str::to_string),
         })
     }
 }
@@ -106,7 +113,10 @@ mod tests {
     #[test]
     fn source_is_the_kernels_unless_another_is_named() {
         let rng = |text: &str| text.parse::<RngConfig>().unwrap();
-        assert_eq!(rng(""), RngConfig { src: "/dev/urandom".into(), iommu: false, pci_segment: 0 });
+        assert_eq!(rng(""), serde_json::from_str("{}").unwrap());
+        assert_eq!((rng("").src, rng("").pci_device_id), ("/dev/urandom".into(), None));
+        let named = r#"{"src": "/dev/urandom", "pci_segment": 1, "pci_device_id": 7, "id": "r"}"#;
+        assert_eq!(rng("pci_segment=1,pci_device_id=7,id=r"), serde_json::from_str(named).unwrap());
         assert_eq!(rng("iommu=on"), serde_json::from_str(r#"{"iommu": true}"#).unwrap());
         assert_eq!(rng("src=/dev/hwrng,iommu=off").src, Path::new("/dev/hwrng"));
     }

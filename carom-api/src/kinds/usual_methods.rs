@@ -2,7 +2,7 @@
 
 //! Methods that most kinds have alike.
 
-/// Those of [`KindConfig`](super::KindConfig) for a type with the fields `id`, `iommu` and `pci_segment`, which is what this variant of
+/// Those of [`KindConfig`](super::KindConfig) for a type with the fields `id`, `iommu`, `pci_segment` and `pci_device_id`, which is what this variant of
 /// [`PartConfig`](super::PartConfig) holds. With `fixed_id` the type has no field `id`, and writes the two methods for it itself.
 macro_rules! usual_methods {
     ($variant:ident) => {
@@ -31,6 +31,10 @@ macro_rules! usual_methods {
 
         fn pci_segment(&self) -> u16 {
             self.pci_segment
+        }
+
+        fn pci_device_id(&self) -> Option<u8> {
+            self.pci_device_id
         }
 
         fn to_part(&self) -> $crate::kinds::PartConfig {

@@ -27,6 +27,10 @@ pub struct DeviceConfig {
     #[serde(default)]
     #[schema(maximum = 15)]
     pub pci_segment: u16,
+    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31)]
+    pub pci_device_id: Option<u8>,
     /// Name in logs and the API, not empty and without `_` at its start. Names that are not given are made up.
     #[serde(default)]
     pub id: Option<String>,
@@ -46,7 +50,7 @@ impl DeviceConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "path=DIR,…",
-        help: "PCI device to pass through, bound to vfio-pci: path=DIR[,iommu=on|off][,pci_segment=N][,id=NAME]",
+        help: "PCI device to pass through, bound to vfio-pci: path=DIR[,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         bare: None,
         id: "_vfio",
         takes_slot: true,
@@ -59,7 +63,7 @@ impl DeviceConfig {
             summary: "Adds a device, to a running VM too.",
             schema: "DeviceConfig",
             verb: "add-device",
-            about: "Add a device, to a running guest too: path=DIR[,iommu=on|off][,pci_segment=N][,id=NAME]",
+            about: "Add a device, to a running guest too: path=DIR[,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::Vfio),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Vfio),
@@ -85,13 +89,14 @@ impl KindConfig for DeviceConfig {
 impl FromStr for DeviceConfig {
     type Err = ConfigError;
 
-    /// Parses `path=PATH[,iommu=on|off][,pci_segment=N][,id=NAME]`.
+    /// Parses `path=PATH[,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = OptionList::parse(Self::OPTION, text, &["path", "iommu", "pci_segment", "id"])?;
+        let list = OptionList::parse(Self::OPTION, text, &["path", "iommu", "pci_segment", "pci_device_id", "id"])?;
         Ok(Self {
             path: list.required("path")?.into(),
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
+            pci_device_id: list.number("pci_device_id")?,
             id: list.get("id").map(str::to_string),
         })
     }

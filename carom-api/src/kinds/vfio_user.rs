@@ -28,6 +28,10 @@ pub struct UserDeviceConfig {
     #[serde(default)]
     #[schema(maximum = 15)]
     pub pci_segment: u16,
+    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31)]
+    pub pci_device_id: Option<u8>,
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
@@ -47,7 +51,7 @@ impl UserDeviceConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "socket=FILE,…",
-        help: "PCI device that another process emulates, a vfio-user server: socket=FILE[,iommu=on|off][,pci_segment=N][,id=NAME]",
+        help: "PCI device that another process emulates, a vfio-user server: socket=FILE[,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         bare: None,
         id: "_vfio_user",
         takes_slot: true,
@@ -60,7 +64,7 @@ impl UserDeviceConfig {
             summary: "Adds a device that another process emulates, to a running VM too.",
             schema: "UserDeviceConfig",
             verb: "add-user-device",
-            about: "Add a device that another process emulates, to a running guest too: socket=FILE[,iommu=on|off][,pci_segment=N][,id=NAME]",
+            about: "Add a device that another process emulates, to a running guest too: socket=FILE[,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::VfioUser),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::VfioUser),
@@ -95,13 +99,14 @@ impl KindConfig for UserDeviceConfig {
 impl FromStr for UserDeviceConfig {
     type Err = ConfigError;
 
-    /// Parses `socket=PATH[,iommu=on|off][,pci_segment=N][,id=NAME]`.
+    /// Parses `socket=PATH[,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = OptionList::parse(Self::OPTION, text, &["socket", "iommu", "pci_segment", "id"])?;
+        let list = OptionList::parse(Self::OPTION, text, &["socket", "iommu", "pci_segment", "pci_device_id", "id"])?;
         Ok(Self {
             socket: list.required("socket")?.into(),
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
+            pci_device_id: list.number("pci_device_id")?,
             id: list.get("id").map(str::to_string),
         })
     }

@@ -38,6 +38,10 @@ pub struct VsockConfig {
     #[serde(default)]
     #[schema(maximum = 15)]
     pub pci_segment: u16,
+    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31)]
+    pub pci_device_id: Option<u8>,
     /// Name in logs and the API, as that of other devices.
     #[serde(default)]
     pub id: Option<String>,
@@ -57,7 +61,7 @@ impl VsockConfig {
         field: Self::OPTION,
         number: Number::One,
         value: "cid=N,socket=FILE,…",
-        help: "Sockets between guest and host: cid=N,socket=FILE[,iommu=on|off][,pci_segment=N][,id=NAME]",
+        help: "Sockets between guest and host: cid=N,socket=FILE[,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         bare: None,
         id: "_vsock",
         takes_slot: true,
@@ -70,7 +74,7 @@ impl VsockConfig {
             summary: "Adds sockets between guest and host, to a running VM too. A VM has one such device.",
             schema: "VsockConfig",
             verb: "add-vsock",
-            about: "Add sockets between guest and host, to a running guest too: cid=N,socket=FILE[,iommu=on|off][,pci_segment=N][,id=NAME]",
+            about: "Add sockets between guest and host, to a running guest too: cid=N,socket=FILE[,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         }),
         parse: |text| text.parse().map(PartConfig::Vsock),
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Vsock),
@@ -105,15 +109,17 @@ impl KindConfig for VsockConfig {
 impl FromStr for VsockConfig {
     type Err = ConfigError;
 
-    /// Parses `cid=N,socket=PATH[,iommu=on|off][,pci_segment=N][,id=NAME]`.
+    /// Parses `cid=N,socket=PATH[,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = OptionList::parse(Self::OPTION, text, &["cid", "socket", "iommu", "pci_segment", "id"])?;
+        let list =
+            OptionList::parse(Self::OPTION, text, &["cid", "socket", "iommu", "pci_segment", "pci_device_id", "id"])?;
         let cid = list.required("cid")?.parse().map_err(|_| ConfigError::new(Self::CID, "is no number that fits"))?;
         Ok(Self {
             cid,
             socket: list.required("socket")?.into(),
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
+            pci_device_id: list.number("pci_device_id")?,
             id: list.get("id").map(str::to_string),
         })
     }

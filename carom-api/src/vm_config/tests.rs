@@ -86,6 +86,7 @@ fn devices_that_do_not_fit_are_refused() {
             path: format!("/{number}").into(),
             iommu: number < behind,
             pci_segment: 0,
+            pci_device_id: None,
             id: None,
         };
         let devices = (0..behind + beside).map(device).collect();
@@ -116,6 +117,7 @@ fn each_segment_has_slots_of_its_own() {
                 path: format!("/{number}").into(),
                 iommu: *iommu,
                 pci_segment: *pci_segment,
+                pci_device_id: None,
                 id: None,
             }));
         }
@@ -233,4 +235,18 @@ fn configuration_that_was_checked_passes_again_as_it_is() {
     let kept: VmConfig = serde_json::from_str(&serde_json::to_string(&*checked).unwrap()).unwrap();
     assert_eq!(kept.clone().check_again(), Ok(checked));
     assert!(kept.check().is_err(), "a name that is made up is none that a user may give");
+}
+
+#[test]
+fn slot_that_is_said_is_one_of_a_bus_and_of_one_device() {
+    let refused = |disks: &[&str]| {
+        let disks = disks.iter().map(|disk| disk.parse().unwrap()).collect();
+        let vm = VmConfig { payload: PayloadConfig::of_kernel("/k"), disks, ..VmConfig::default() };
+        vm.check().err().map(|error| (error.explain(Terms::Json), error.is_conflict()))
+    };
+    let is = |rule: &str, conflict| Some((format!("disks.pci_device_id: {rule}"), conflict));
+    assert_eq!(refused(&["path=/a,pci_device_id=0"]), is("0 is not in 1 to 31", false));
+    assert_eq!(refused(&["path=/a,pci_device_id=32"]), is("32 is not in 1 to 31", false));
+    assert_eq!(refused(&["path=/a,pci_device_id=7", "path=/b,pci_device_id=7"]), is("7 is given twice", true));
+    assert_eq!(refused(&["path=/a,pci_device_id=1", "path=/b,pci_device_id=31", "path=/c"]), None);
 }

@@ -155,7 +155,7 @@ fn configuration_that_is_told_can_be_sent_again() {
     for list in ["devices", "disks", "net", "fs", "pmem"] {
         again[list][0].as_object_mut().unwrap().remove("id");
     }
-    for single in ["vsock", "balloon", "console"] {
+    for single in ["rng", "vsock", "balloon", "console"] {
         again[single].as_object_mut().unwrap().remove("id");
     }
     assert_eq!(
@@ -168,6 +168,7 @@ fn configuration_that_is_told_can_be_sent_again() {
                 (config.devices[0].id, config.disks[0].id, config.net[0].id) = (None, None, None);
                 config.fs[0].id = None;
                 config.pmem[0].id = None;
+                config.rng.as_mut().unwrap().id = None;
                 config.vsock.as_mut().unwrap().id = None;
                 config.balloon.as_mut().unwrap().id = None;
                 config.console.as_mut().unwrap().id = None;

@@ -199,21 +199,24 @@ mod tests {
             path: "/sys/bus/pci/devices/0000:03:00.0".into(),
             iommu: true,
             pci_segment: 0,
+            pci_device_id: None,
             id: Some("drive".into()),
         });
         info.config.devices.push(DeviceConfig {
             path: "/sys/bus/pci/devices/0000:04:00.0".into(),
             iommu: false,
             pci_segment: 0,
+            pci_device_id: None,
             id: Some("card".into()),
         });
         info.config.user_devices.push(UserDeviceConfig {
             socket: "/run/edu.sock".into(),
             iommu: true,
             pci_segment: 0,
+            pci_device_id: None,
             id: Some("edu".into()),
         });
-        info.config.rng = Some(RngConfig { src: "/dev/urandom".into(), iommu: true, pci_segment: 0 });
+        info.config.rng = Some(RngConfig { iommu: true, ..RngConfig::default() });
         history.add(look);
         let rows = devices(&history);
         assert_eq!(

@@ -416,8 +416,13 @@ fn apply(control: &mut Control<Null>, step: Step) -> Result<(), Refusal> {
         Step::AddDevice => {
             // One is removed again, as only so many fit.
             let id = format!("device{}", next_number());
-            let device =
-                DeviceConfig { path: format!("/{id}").into(), iommu: false, pci_segment: 0, id: Some(id.clone()) };
+            let device = DeviceConfig {
+                path: format!("/{id}").into(),
+                iommu: false,
+                pci_segment: 0,
+                pci_device_id: None,
+                id: Some(id.clone()),
+            };
             let added = control.serve_call(Call::AddDevice(PartConfig::Vfio(device))).map(drop);
             let removed = added.and_then(|()| control.serve_call(Call::RemoveDevice(id)).map(drop));
             guest(control, GuestEvent::Left);
@@ -504,7 +509,7 @@ fn end_of_the_guest_ends_the_vmm_unless_it_is_to_stay() {
 }
 
 fn device(path: &str, id: Option<&str>) -> DeviceConfig {
-    DeviceConfig { path: path.into(), iommu: false, pci_segment: 0, id: id.map(Into::into) }
+    DeviceConfig { path: path.into(), iommu: false, pci_segment: 0, pci_device_id: None, id: id.map(Into::into) }
 }
 
 fn add(control: &mut Control<Null>, path: &str, id: Option<&str>) -> Result<Option<String>, String> {
@@ -538,7 +543,13 @@ fn windows_are_changed_for_the_running_vm_and_for_its_next_boot() {
     control.delete();
 
     let mut with_windows = unchecked("");
-    with_windows.devices.push(DeviceConfig { path: "/d".into(), iommu: true, pci_segment: 0, id: None });
+    with_windows.devices.push(DeviceConfig {
+        path: "/d".into(),
+        iommu: true,
+        pci_segment: 0,
+        pci_device_id: None,
+        id: None,
+    });
     with_windows.iommu_bounce = Some("size=8M,max=16M".parse().unwrap());
     control.create(with_windows.check().unwrap()).unwrap();
     let budget = |control: &mut Control<Null>| match control.serve_call(Call::Bounce) {

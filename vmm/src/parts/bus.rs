@@ -59,9 +59,12 @@ impl PartBus {
             shared,
         };
         let mut endpoints = Vec::new();
+        // Those that some are to be in, which others leave to them.
+        let slot = |part: &dyn KindConfig| Some(PciAddress::on_segment(part.pci_segment(), part.pci_device_id()?));
+        let wanted: Vec<PciAddress> = config.parts().filter_map(slot).collect();
         for part in config.parts().filter(|part| part.kind().takes_slot) {
             // Which slots a device may take follows from whether there will be an IOMMU.
-            let address = bus.place(part, config.has_iommu())?;
+            let address = bus.place(part, config.has_iommu(), &wanted)?;
             let built = Site { address, shared: &mut bus.shared }.build(&part.to_part())?;
             endpoints.extend(built.mapper.map(|mapper| (address, mapper)));
             bus.put(address, part.is_behind_iommu(), built.part)?;
@@ -125,7 +128,7 @@ impl PartBus {
             return Err(ConfigError::new(kind.field, "is there from the start or not at all").into());
         }
         let behind = config.is_behind_iommu();
-        let address = self.free_address(&**config, self.iommu.is_some())?;
+        let address = self.free_address(&**config, self.iommu.is_some(), &[])?;
         let Built { part, mapper } = Site { address, shared: &mut self.shared }.build(config)?;
         if let Some(iommu) = &self.iommu {
             self.shared.faults.connect(iommu)?;
@@ -191,8 +194,8 @@ impl PartBus {
     }
 
     /// The slot that a part was saved in, if it was and that is one for it; otherwise a free one.
-    fn place(&self, part: &dyn KindConfig, has_iommu: bool) -> Result<PciAddress, VmError> {
-        let free = self.free_address(part, has_iommu)?;
+    fn place(&self, part: &dyn KindConfig, has_iommu: bool, wanted: &[PciAddress]) -> Result<PciAddress, VmError> {
+        let free = self.free_address(part, has_iommu, wanted)?;
         let (slots, _) = self.slots(part, has_iommu);
         let saved = self.shared.context.places.get(part.id().unwrap_or(part.kind().id));
         let fits = |saved: &&PciAddress| saved.segment == part.pci_segment() && slots.contains(&saved.device);
@@ -210,21 +213,44 @@ impl PartBus {
         }
     }
 
-    /// A slot for a part, of a VM with or without a virtio-iommu.
-    fn free_address(&self, part: &dyn KindConfig, has_iommu: bool) -> Result<PciAddress, VmError> {
+    /// A slot for a part, of a VM with or without a virtio-iommu: the one that it is to be in, or a free one that none of those
+    /// `wanted` by others is.
+    fn free_address(
+        &self,
+        part: &dyn KindConfig,
+        has_iommu: bool,
+        wanted: &[PciAddress],
+    ) -> Result<PciAddress, VmError> {
         let kind = part.kind();
         if !has_iommu && part.is_behind_iommu() {
             let rule = "the VM runs without a virtio-iommu; it has one if it is booted with iommu_bounce, with a device that has \
                         iommu on, or with iommu_segments";
             return Err(ConfigError::new(kind.iommu.unwrap_or(DeviceConfig::IOMMU), rule).into());
         }
-        let (slots, which) = self.slots(part, has_iommu);
+        let (mut slots, which) = self.slots(part, has_iommu);
         let segment = part.pci_segment();
         // Those of parts that have left the bus and are not given back yet, too.
         let on_bus = self.shared.context.pci.devices().into_iter().map(|(address, _)| address);
         let taken: Vec<PciAddress> = on_bus.chain(self.parts.iter().map(|placed| placed.address)).collect();
-        let mut places = slots.map(|slot| PciAddress::on_segment(segment, slot));
-        places.find(|address| !taken.contains(address)).ok_or_else(|| {
+        if let Some(slot) = part.pci_device_id() {
+            let address = PciAddress::on_segment(segment, slot);
+            let rule = if !slots.contains(&slot) {
+                let (first, last) = (slots.start(), slots.end());
+                let whose = if has_iommu { which } else { "in a VM without" };
+                format!("{slot} is not in {first} to {last}, the slots {whose} the virtio-iommu on segment {segment}")
+            } else if taken.contains(&address) {
+                let rule = format!("{slot} is taken on segment {segment}");
+                return Err(ConfigError::conflict(kind.slot_field(), rule).into());
+            } else {
+                return Ok(address);
+            };
+            return Err(ConfigError::new(kind.slot_field(), rule).into());
+        }
+        let place = slots.find_map(|slot| {
+            let address = PciAddress::on_segment(segment, slot);
+            (!taken.contains(&address) && !wanted.contains(&address)).then_some(address)
+        });
+        place.ok_or_else(|| {
             let rule =
                 format!("all slots {which} the virtio-iommu are taken on segment {segment}: remove a device first");
             ConfigError::new(kind.field, rule).into()

@@ -59,10 +59,11 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         path: config.src.display().to_string(),
         source,
     })?;
-    let Reach { memory, mapper } = Reach::new(RngConfig::ID, config.iommu, &mut site);
+    let id = config.id.as_deref().unwrap_or(RngConfig::KIND.id);
+    let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
     let context = &site.shared.context;
     let params = RngParams {
-        id: RngConfig::ID.into(),
+        id: id.into(),
         source,
         memory,
         msi: context.msi.clone(),
