@@ -2,15 +2,20 @@
 
 //! Saving a VM and restoring it: where to, and from where.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::config::MemoryZoneConfig;
 use crate::error::ConfigError;
 use crate::field::Field;
+use crate::object;
 use crate::option_list::OptionList;
+use crate::tap_files::TapFiles;
+use crate::vm_config::VmConfig;
 
 /// How a URL of a directory begins.
 const SCHEME: &str = "file://";
@@ -58,6 +63,44 @@ pub struct VmSnapshotConfig {
     pub destination_url: DirectoryUrl,
 }
 
+/// How a VM gets the bytes of its RAM when it is restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum MemoryRestoreMode {
+    /// All are read before the VM is there.
+    Copy,
+    /// A page is read when it is touched; the snapshot must stay as it is for the life of the VM. For private RAM only.
+    OnDemand,
+}
+
+/// A network device that was saved with descriptors of a client, and gets others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RestoredNetConfig {
+    /// Its ID.
+    pub id: String,
+    /// How many of the descriptors that come with the request are for it. They come in the order of this list.
+    #[schema(value_type = u64)]
+    pub num_fds: usize,
+    /// Numbers that they have in the client's process, which mean nothing here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "numbers_or_null")]
+    pub fds: Vec<i32>,
+    /// The files themselves.
+    #[serde(skip)]
+    files: TapFiles,
+}
+
+/// Another node of the host for a zone of RAM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmMemoryZoneUpdateData {
+    /// Its ID.
+    pub id: String,
+    /// The node that its pages come from.
+    pub host_numa_node: u32,
+}
+
+fn numbers_or_null<'de, D: serde::Deserializer<'de>>(numbers: D) -> Result<Vec<i32>, D::Error> {
+    Option::deserialize(numbers).map(Option::unwrap_or_default)
+}
+
 /// What a VM is to be restored from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RestoreConfig {
@@ -71,28 +114,142 @@ pub struct RestoreConfig {
     /// The VM runs once it is restored. Otherwise it is paused, as it was when it was saved.
     #[serde(default)]
     pub resume: bool,
+    /// How RAM gets its bytes; as `prefault` says if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_restore_mode: Option<MemoryRestoreMode>,
+    /// Network devices that get other descriptors in place of a client's that they were saved with: all of these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "object::list_or_null")]
+    #[schema(value_type = Option<Vec<RestoredNetConfig>>)]
+    pub net_fds: Vec<RestoredNetConfig>,
+    /// Zones of RAM whose pages come from other nodes of the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "object::list_or_null")]
+    #[schema(value_type = Option<Vec<VmMemoryZoneUpdateData>>)]
+    pub zone_updates: Vec<VmMemoryZoneUpdateData>,
 }
 
 impl RestoreConfig {
     /// The option.
     pub const OPTION: Field = Field::only("--restore");
+    /// [`Self::memory_restore_mode`].
+    const MODE: Field = Field::new("--restore", "memory_restore_mode").keys("memory_restore_mode", "");
+    /// [`Self::net_fds`].
+    const NET_FDS: Field = Field::new("--restore", "net_fds").keys("net_fds", "");
+    /// [`Self::zone_updates`].
+    const ZONE_UPDATES: Field = Field::new("--restore", "zone_updates").keys("zone_updates", "");
+
+    /// Takes the descriptors that came with the request.
+    ///
+    /// # Errors
+    /// There are more or fewer than network devices are to get.
+    pub fn take_files(&mut self, files: Vec<OwnedFd>) -> Result<(), ConfigError> {
+        let wanted = self.net_fds.iter().fold(0usize, |sum, net| sum.saturating_add(net.num_fds));
+        if wanted != files.len() {
+            let rule = format!("{} descriptors came with the request, but devices are to get {wanted}", files.len());
+            return Err(ConfigError::new(Self::NET_FDS, rule));
+        }
+        let mut files = files.into_iter();
+        for net in &mut self.net_fds {
+            net.files = TapFiles::new(files.by_ref().take(net.num_fds).collect());
+        }
+        Ok(())
+    }
+
+    /// Whether all of the RAM is read now.
+    pub fn reads_all(&self) -> bool {
+        self.prefault || self.memory_restore_mode == Some(MemoryRestoreMode::Copy)
+    }
+
+    /// Makes what was saved what is to be restored.
+    ///
+    /// # Errors
+    /// A device or zone is not there, is given twice, or is not given what it needs; or RAM cannot be read as is wanted.
+    pub fn apply(&self, config: &mut VmConfig) -> Result<(), ConfigError> {
+        self.check_mode(config)?;
+        for (place, RestoredNetConfig { id, files, num_fds, .. }) in self.net_fds.iter().enumerate() {
+            let rule = match config.net.iter_mut().find(|net| net.id.as_ref() == Some(id)) {
+                _ if self.net_fds[..place].iter().any(|other| other.id == *id) => format!("'{id}' is given twice"),
+                None => format!("there is no network device '{id}'"),
+                Some(net) if net.fds.is_empty() => format!("'{id}' was saved without descriptors of another process"),
+                // They come with a request only.
+                Some(_) if files.count() != *num_fds => format!("no descriptors came for '{id}'"),
+                Some(net) => {
+                    net.give_files(files.clone())?;
+                    continue;
+                }
+            };
+            return Err(ConfigError::new(Self::NET_FDS, rule));
+        }
+        if let Some(net) = config.net.iter().find(|net| !net.fds.is_empty()) {
+            let (id, count) = (net.id.as_deref().unwrap_or_default(), net.fds.len());
+            let rule = format!("'{id}' was saved with {count} descriptors of another process, and has to get others");
+            return Err(ConfigError::new(Self::NET_FDS, rule));
+        }
+        for (place, VmMemoryZoneUpdateData { id, host_numa_node }) in self.zone_updates.iter().enumerate() {
+            let rule = match config.memory.zones.iter_mut().find(|zone| zone.id == *id) {
+                _ if self.zone_updates[..place].iter().any(|other| other.id == *id) => format!("'{id}' is given twice"),
+                None => format!("there is no zone '{id}'"),
+                Some(zone) => {
+                    zone.host_numa_node = Some(*host_numa_node);
+                    continue;
+                }
+            };
+            return Err(ConfigError::new(Self::ZONE_UPDATES, rule));
+        }
+        Ok(())
+    }
+
+    fn check_mode(&self, config: &VmConfig) -> Result<(), ConfigError> {
+        if self.memory_restore_mode != Some(MemoryRestoreMode::OnDemand) {
+            return Ok(());
+        }
+        let rule = if self.prefault {
+            "on demand does not go with prefault"
+        } else if config.memory.all_zones().iter().any(MemoryZoneConfig::can_be_shared) {
+            "on demand is for private RAM: what others share, and huge pages, are read at once"
+        } else {
+            return Ok(());
+        };
+        Err(ConfigError::new(Self::MODE, rule))
+    }
 }
 
 impl FromStr for RestoreConfig {
     type Err = ConfigError;
 
-    /// Parses `source_url=file:///PATH[,prefault=on|off][,resume=on|off]`.
+    /// Parses `source_url=file:///PATH[,prefault=on|off][,memory_restore_mode=copy|ondemand][,resume=on|off][,zone_updates=[ID@NODE,…]]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = OptionList::parse(Self::OPTION, text, &["source_url", "prefault", "resume"])?;
+        let keys = ["source_url", "prefault", "memory_restore_mode", "resume", "zone_updates"];
+        let list = OptionList::parse(Self::OPTION, text, &keys)?;
         let url = list.required("source_url")?.parse();
         let source_url = url.map_err(|rule: String| ConfigError::new(Self::OPTION.key("source_url"), rule))?;
-        Ok(Self { source_url, prefault: list.toggle("prefault", false)?, resume: list.toggle("resume", false)? })
+        let memory_restore_mode = match list.get("memory_restore_mode") {
+            None => None,
+            Some("copy") => Some(MemoryRestoreMode::Copy),
+            Some("ondemand") => Some(MemoryRestoreMode::OnDemand),
+            Some(other) => {
+                return Err(ConfigError::new(Self::MODE, format!("'{other}' is neither 'copy' nor 'ondemand'")));
+            }
+        };
+        let updates = list.pairs("zone_updates")?.unwrap_or_default().into_iter().map(|(id, node)| {
+            let wrong = || ConfigError::new(Self::ZONE_UPDATES, format!("'{node}' is no number that fits"));
+            Ok(VmMemoryZoneUpdateData { id: id.into(), host_numa_node: node.parse().map_err(|_| wrong())? })
+        });
+        Ok(Self {
+            source_url,
+            prefault: list.toggle("prefault", false)?,
+            resume: list.toggle("resume", false)?,
+            memory_restore_mode,
+            net_fds: Vec::new(),
+            zone_updates: updates.collect::<Result<_, ConfigError>>()?,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Explain;
+    use crate::field::Terms;
 
     #[test]
     fn option_and_body_say_the_same() {
@@ -114,5 +271,87 @@ mod tests {
         assert_eq!(error, "--restore source_url: '/a' is no file:///PATH");
         assert!("prefault=on".parse::<RestoreConfig>().is_err());
         assert!("source_url=file:///a,prefault=yes".parse::<RestoreConfig>().is_err());
+    }
+
+    fn file() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    /// A VM with a device that was saved with two descriptors of a client, one without, and two zones.
+    fn saved() -> VmConfig {
+        let body = r#"{"payload": {"kernel": "/k"}, "net": [{"id": "a", "num_queues": 4, "fds": [-1, -1]}, {"id": "b", "tap": "t"}],
+            "memory": {"size": 0, "zones": [{"id": "x", "size": 67108864}, {"id": "y", "size": 67108864}]}}"#;
+        serde_json::from_str(body).unwrap()
+    }
+
+    fn restore(body: &str) -> RestoreConfig {
+        serde_json::from_str(&format!(r#"{{"source_url": "file:///a"{body}}}"#)).unwrap()
+    }
+
+    #[test]
+    fn device_that_had_a_clients_descriptors_gets_those_that_come() {
+        let mut source = restore(r#", "net_fds": [{"id": "a", "num_fds": 2, "fds": [23, 24]}]"#);
+        let refused = source.take_files(vec![file()]).unwrap_err().explain(Terms::Json);
+        assert_eq!(refused, "net_fds: 1 descriptors came with the request, but devices are to get 2");
+        source.take_files(vec![file(), file()]).unwrap();
+        let mut vm = saved();
+        source.apply(&mut vm).unwrap();
+        assert_eq!((vm.net[0].files.count(), vm.net[0].fds.len(), vm.net[1].files.count()), (2, 0, 0));
+        // So it is written again.
+        assert_eq!(vm.to_be_saved().net[0].fds, [-1, -1]);
+        assert!(vm.check().is_ok());
+    }
+
+    #[test]
+    fn devices_and_zones_that_do_not_fit_are_refused() {
+        let refused = |body: &str, files: usize| {
+            let mut source = restore(body);
+            source.take_files((0..files).map(|_| file()).collect()).unwrap();
+            source.apply(&mut saved()).unwrap_err().explain(Terms::Json)
+        };
+        let needs = "net_fds: 'a' was saved with 2 descriptors of another process, and has to get others";
+        assert_eq!(refused("", 0), needs);
+        assert_eq!(refused(r#", "net_fds": null"#, 0), needs);
+        assert_eq!(
+            refused(r#", "net_fds": [{"id": "c", "num_fds": 1}]"#, 1),
+            "net_fds: there is no network device 'c'"
+        );
+        let without = "net_fds: 'b' was saved without descriptors of another process";
+        assert_eq!(refused(r#", "net_fds": [{"id": "b", "num_fds": 1}]"#, 1), without);
+        let twice = r#", "net_fds": [{"id": "a", "num_fds": 2}, {"id": "a", "num_fds": 2}]"#;
+        assert_eq!(refused(twice, 4), "net_fds: 'a' is given twice");
+        let one = refused(r#", "net_fds": [{"id": "a", "num_fds": 1}]"#, 1);
+        assert_eq!(one, "net.fds: 1 came, not 2: one for each two queues");
+        let zone = |update: &str| {
+            let mut vm = saved();
+            vm.net.clear();
+            let applied = restore(&format!(r#", "zone_updates": [{update}]"#)).apply(&mut vm);
+            applied.map(|()| vm.memory.zones[1].host_numa_node).map_err(|error| error.explain(Terms::Json))
+        };
+        assert_eq!(zone(r#"{"id": "y", "host_numa_node": 1}"#), Ok(Some(1)));
+        assert_eq!(zone(r#"{"id": "z", "host_numa_node": 1}"#), Err("zone_updates: there is no zone 'z'".into()));
+    }
+
+    #[test]
+    fn ram_is_read_as_the_client_wants_it_or_not_at_all() {
+        let mut vm = VmConfig::default();
+        let applied = |body: &str, vm: &mut VmConfig| {
+            let source = restore(body);
+            source.apply(vm).map(|()| source.reads_all()).map_err(|error| error.explain(Terms::Json))
+        };
+        let on_demand = r#", "memory_restore_mode": "OnDemand""#;
+        assert_eq!([applied("", &mut vm), applied(on_demand, &mut vm)], [Ok(false), Ok(false)]);
+        assert_eq!(applied(r#", "memory_restore_mode": "Copy""#, &mut vm), Ok(true));
+        let both = applied(&format!(r#"{on_demand}, "prefault": true"#), &mut vm);
+        assert_eq!(both, Err("memory_restore_mode: on demand does not go with prefault".into()));
+        vm.memory.shared = true;
+        assert!(
+            applied(on_demand, &mut vm).unwrap_err().starts_with("memory_restore_mode: on demand is for private RAM")
+        );
+        let option: RestoreConfig =
+            "source_url=file:///a,memory_restore_mode=ondemand,zone_updates=[x@1]".parse().unwrap();
+        let body = r#", "memory_restore_mode": "OnDemand", "zone_updates": [{"id": "x", "host_numa_node": 1}]"#;
+        assert_eq!(option, restore(body));
+        assert!("source_url=file:///a,memory_restore_mode=x".parse::<RestoreConfig>().is_err());
     }
 }

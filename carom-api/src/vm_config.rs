@@ -191,6 +191,15 @@ impl VmConfig {
         Ok(CheckedConfig(self))
     }
 
+    /// The same as it is written to a file: devices with descriptors of another process say how many these were.
+    pub fn to_be_saved(&self) -> Self {
+        let mut saved = self.clone();
+        for net in &mut saved.net {
+            net.fds = vec![-1; net.files.count().max(net.inherited.len())];
+        }
+        saved
+    }
+
     /// Adds a device behind the others of its kind, and returns it with a name, which is made up if it has none.
     ///
     /// # Errors

@@ -233,8 +233,12 @@ impl NetConfig {
     /// # Errors
     /// There is not a file for each pair of queues, or the interface is named too, or another process's.
     pub fn take_files(&mut self, files: Vec<OwnedFd>) -> Result<(), ConfigError> {
-        self.check_descriptors(files.len())?;
-        self.files = TapFiles::new(files);
+        self.give_files(TapFiles::new(files))
+    }
+
+    pub(crate) fn give_files(&mut self, files: TapFiles) -> Result<(), ConfigError> {
+        self.check_descriptors(files.count())?;
+        self.files = files;
         self.fds.clear();
         Ok(())
     }

@@ -112,7 +112,8 @@ fn operations(text: &mut String, theirs: &Theirs) {
 
 /// Fields of bodies and answers other than the configuration.
 fn bodies(text: &mut String, theirs: &Theirs, ours: &Ours) {
-    text.push_str("\n## Other bodies and answers\n| operation | fields that are not there |\n| --- | --- |\n");
+    text.push_str("\n## Other bodies and answers\n");
+    let mut rows = String::new();
     for (name, operation) in &theirs.operations {
         let Some(own) = ours_of(&operation.method, name) else { continue };
         let answer = match own.success {
@@ -132,8 +133,12 @@ fn bodies(text: &mut String, theirs: &Theirs, ours: &Ours) {
             }
         }
         if !missing.is_empty() {
-            writeln!(text, "| `{name}` | {} |", missing.join(", ")).unwrap();
+            writeln!(rows, "| `{name}` | {} |", missing.join(", ")).unwrap();
         }
+    }
+    match rows.as_str() {
+        "" => text.push_str("Of operations that are there, all fields are.\n"),
+        rows => write!(text, "| operation | fields that are not there |\n| --- | --- |\n{rows}").unwrap(),
     }
 }
 

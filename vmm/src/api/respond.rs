@@ -105,6 +105,9 @@ fn hand_over(operation: &str, call: &mut Call, descriptors: Vec<OwnedFd>) -> Res
     if let Call::AddDevice(PartConfig::Net(net)) = call {
         return net.take_files(descriptors).map_err(BodyError::from);
     }
+    if let Call::Restore(source) = call {
+        return source.take_files(descriptors).map_err(BodyError::from);
+    }
     log::debug!("API: {operation} uses no descriptors: {} are closed", descriptors.len());
     Ok(())
 }
@@ -160,7 +163,9 @@ fn answer(outcome: Result<Reply, ControlError>) -> Page {
 fn status(error: &ControlError) -> StatusCode {
     match error {
         ControlError::NotCreated | ControlError::NoSuchPart(_) => StatusCode::NOT_FOUND,
-        ControlError::Config(error) if error.is_conflict() => StatusCode::CONFLICT,
+        ControlError::Config(error) | ControlError::Vm(VmError::Config(error)) if error.is_conflict() => {
+            StatusCode::CONFLICT
+        }
         ControlError::Config(_) => StatusCode::BAD_REQUEST,
         // As there: a client is to try again.
         ControlError::Vm(VmError::VcpuLeaving(_)) | ControlError::TooManyCalls => StatusCode::TOO_MANY_REQUESTS,

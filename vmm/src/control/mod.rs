@@ -423,9 +423,10 @@ impl<M: Machine> Control<M> {
         }
         self.monitor.event("vm", "restoring");
         let mailbox = self.handle.mailbox();
-        let made = Snapshot::open(source.source_url.path()).map_err(VmError::from).and_then(|snapshot| {
+        let change = |config: &mut VmConfig| source.apply(config);
+        let made = Snapshot::open(source.source_url.path(), change).map_err(VmError::from).and_then(|snapshot| {
             file_limits::apply(&snapshot.config, &self.options.removed, Some(source.source_url.path()))?;
-            let vm = M::restore(&snapshot, source.prefault, mailbox.clone(), &self.monitor)?;
+            let vm = M::restore(&snapshot, source.reads_all(), mailbox.clone(), &self.monitor)?;
             Ok((vm, snapshot.config))
         });
         let (vm, config) = made.map_err(file_limits::blame).inspect_err(|error| tell_failure(&self.monitor, error))?;

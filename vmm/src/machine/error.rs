@@ -99,6 +99,7 @@ impl Explain for VmError {
             Self::Boot(error) => error.explain(terms),
             Self::Memory(error) | Self::Snapshot(SnapshotError::Memory(error)) => error.explain(terms),
             Self::Config(error) => error.explain(terms),
+            Self::Snapshot(SnapshotError::Config(error)) => error.explain(terms),
             Self::BeyondLimits(error) => format!("{}; {}", error.explain(terms), beyond_limits(terms)),
             Self::File(error) => error.explain(terms),
             Self::Vfio { field, path, source } => explain_vfio(*field, path.as_deref(), source, terms),

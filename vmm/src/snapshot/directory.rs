@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use carom_api::{CheckedConfig, VmConfig};
+use carom_api::{CheckedConfig, ConfigError, VmConfig};
 use log::warn;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -84,7 +84,7 @@ impl NewSnapshot {
     /// # Errors
     /// What the kernel said. There is no snapshot then.
     pub fn finish(mut self, config: &VmConfig, state: &SnapshotState) -> Result<(), SnapshotError> {
-        self.write(CONFIG, config)?;
+        self.write(CONFIG, &config.to_be_saved())?;
         self.write(UNFINISHED_STATE, state)?;
         let (unfinished, path) = (self.directory.join(UNFINISHED_STATE), self.directory.join(STATE));
         fs::rename(unfinished, &path).map_err(file_error(&path))?;
@@ -142,14 +142,18 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads the snapshot in `directory`.
+    /// Reads the snapshot in `directory`. `change` makes its configuration what the VM is to have.
     ///
     /// # Errors
-    /// A file is missing, or is not what it should be.
-    pub fn open(directory: &Path) -> Result<Self, SnapshotError> {
+    /// A file is missing, or is not what it should be, or the change cannot be.
+    pub fn open(
+        directory: &Path,
+        change: impl FnOnce(&mut VmConfig) -> Result<(), ConfigError>,
+    ) -> Result<Self, SnapshotError> {
         let state: SnapshotState = read(&directory.join(STATE), MAX_STATE, parse)?;
         let path = directory.join(CONFIG);
-        let config: VmConfig = read(&path, MAX_CONFIG, carom_api::body::parse_own)?;
+        let mut config: VmConfig = read(&path, MAX_CONFIG, carom_api::body::parse_own)?;
+        change(&mut config)?;
         let form = |rule: String| SnapshotError::Form { path: path.display().to_string(), rule };
         let config =
             config.check_again().map_err(|error| form(carom_api::Explain::explain(&error, carom_api::Terms::Json)))?;

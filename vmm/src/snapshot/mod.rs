@@ -19,6 +19,7 @@ pub(crate) mod tests;
 
 use std::ops::RangeInclusive;
 
+use carom_api::ConfigError;
 use carom_api::config::MemoryConfig;
 use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
 use devices::pci::FunctionState;
@@ -109,6 +110,9 @@ pub enum SnapshotError {
     /// RAM could not be made.
     #[error(transparent)]
     Memory(#[from] memory::MemoryError),
+    /// It cannot be what the client wants.
+    #[error(transparent)]
+    Config(Box<ConfigError>),
     /// The part of the kernel.
     #[error(transparent)]
     Kvm(#[from] KvmError),
@@ -120,11 +124,17 @@ pub enum SnapshotError {
 /// What places and lengths in the file are multiples of.
 const PAGE: u64 = crate::arch::layout::PAGE_SIZE;
 
+impl From<ConfigError> for SnapshotError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(Box::new(error))
+    }
+}
+
 impl SnapshotError {
     /// Whether the user can mend it.
     pub fn is_user_error(&self) -> bool {
         match self {
-            Self::Exists(_) | Self::File { .. } | Self::Form { .. } | Self::State(_) => true,
+            Self::Exists(_) | Self::File { .. } | Self::Form { .. } | Self::State(_) | Self::Config(_) => true,
             Self::Memory(error) => error.is_user_error(),
             // KVM does not take a value that a file has.
             Self::Kvm(KvmError::Call { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => true,

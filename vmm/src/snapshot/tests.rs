@@ -70,7 +70,7 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 fn refusal(directory: &Path) -> String {
-    Snapshot::open(directory).unwrap_err().to_string()
+    Snapshot::open(directory, |_| Ok(())).unwrap_err().to_string()
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn snapshot_reads_back_and_is_the_owners_alone() {
         let mode = fs::metadata(directory.join(name)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
-    let snapshot = Snapshot::open(&directory).unwrap();
+    let snapshot = Snapshot::open(&directory, |_| Ok(())).unwrap();
     assert_eq!(snapshot.config.memory.size, RAM);
     assert_eq!((snapshot.state.ram[0].len, snapshot.state.windows[0].index), (RAM, 3));
     assert_eq!(snapshot.memory.size().unwrap(), RAM + CHUNK);
@@ -94,7 +94,7 @@ fn ram_is_what_it_was_and_writes_do_not_reach_the_snapshot() {
         let before = fs::read(directory.join("memory-ranges")).unwrap();
         let text = serde_json::to_vec(&config_of(shared)).unwrap();
         fs::write(directory.join("config.json"), text).unwrap();
-        let snapshot = Snapshot::open(&directory).unwrap();
+        let snapshot = Snapshot::open(&directory, |_| Ok(())).unwrap();
         let ram = ram::restore(&snapshot, RAM, prefault).unwrap();
         assert_eq!(ram.read_obj::<u8>(GuestAddress(4097)).unwrap(), 0x5a, "shared {shared}, prefault {prefault}");
         assert_eq!(ram.read_obj::<u8>(GuestAddress(RAM - 1)).unwrap(), 0xa5);
@@ -117,13 +117,13 @@ fn snapshot_that_is_not_finished_leaves_nothing() {
     for directory in [&made, &empty] {
         let mut new = NewSnapshot::create(directory).unwrap();
         drop(new.memory().unwrap());
-        assert!(Snapshot::open(directory).is_err());
+        assert!(Snapshot::open(directory, |_| Ok(())).is_err());
         drop(new);
     }
     assert!(!made.exists());
     assert!(names(&empty).is_empty());
     write(&empty);
-    assert!(Snapshot::open(&empty).is_ok());
+    assert!(Snapshot::open(&empty, |_| Ok(())).is_ok());
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn snapshot_leaves_alone_what_clients_have_put_into_its_directory() {
     assert_eq!(names(directory.path()), ["libvirt-save.xml"]);
     write(directory.path());
     assert_eq!(names(directory.path()), ["config.json", "libvirt-save.xml", "memory-ranges", "state.json"]);
-    assert!(Snapshot::open(directory.path()).is_ok());
+    assert!(Snapshot::open(directory.path(), |_| Ok(())).is_ok());
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
     fs::write(&path, twice.to_string()).unwrap();
     assert!(refusal(&directory).contains("overlaps"));
     fs::write(&path, good.to_string()).unwrap();
-    assert!(Snapshot::open(&directory).is_ok());
+    assert!(Snapshot::open(&directory, |_| Ok(())).is_ok());
 }
 
 #[test]

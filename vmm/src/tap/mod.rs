@@ -50,8 +50,6 @@ pub struct Tap {
     files: Vec<File>,
     mtu: u16,
     has_uso: bool,
-    /// Its files came from a client.
-    is_given: bool,
     /// Pairs of queues that the host uses.
     used: Mutex<u16>,
 }
@@ -143,7 +141,7 @@ impl Tap {
         if options.name.is_none() {
             log::info!("{name} is the host's side of a network device");
         }
-        Self::of(files, mtu, false)
+        Self::of(files, mtu)
     }
 
     /// Opens a macvtap interface, and gives it the address of the guest's device.
@@ -170,7 +168,7 @@ impl Tap {
             })?;
         }
         let mtu = bring_up(socket, name, options.mtu)?;
-        Self::of(files, mtu, false)
+        Self::of(files, mtu)
     }
 
     /// An interface that a client or the parent process opened, by a file for each pair of queues.
@@ -185,10 +183,10 @@ impl Tap {
             fcntl_setfl(file, fcntl_getfl(file)? | OFlags::NONBLOCK)?;
         }
         check_that_all_are_of_one(&files)?;
-        Self::of(files, mtu.unwrap_or(DEFAULT_MTU), true)
+        Self::of(files, mtu.unwrap_or(DEFAULT_MTU))
     }
 
-    fn of(files: Vec<File>, mtu: u16, is_given: bool) -> io::Result<Self> {
+    fn of(files: Vec<File>, mtu: u16) -> io::Result<Self> {
         let first = files.first().ok_or(io::ErrorKind::InvalidInput)?;
         for file in &files {
             ioctl::set_header_len(file.as_fd(), i32::try_from(HEADER_BYTES).unwrap_or_default())?;
@@ -196,7 +194,7 @@ impl Tap {
         let has_uso = ioctl::set_offloads(first.as_fd(), TUN_F_CSUM | TUN_F_USO4 | TUN_F_USO6).is_ok();
         ioctl::set_offloads(first.as_fd(), 0)?;
         let used = u16::try_from(files.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        Ok(Self { files, mtu, has_uso, is_given, used: Mutex::new(used) })
+        Ok(Self { files, mtu, has_uso, used: Mutex::new(used) })
     }
 
     /// Most bytes of a packet, without its Ethernet header.
@@ -239,13 +237,6 @@ impl Carrier for Tap {
         while *used > pairs.max(1) {
             ioctl::use_queue(self.file(*used - 1).as_fd(), false)?;
             *used -= 1;
-        }
-        Ok(())
-    }
-
-    fn can_be_opened_again(&self) -> Result<(), &'static str> {
-        if self.is_given {
-            return Err("the descriptors of its interface came from another process, and a new one has none");
         }
         Ok(())
     }

@@ -48,13 +48,6 @@ pub trait Carrier: Send + Sync {
     /// # Errors
     /// The host refuses.
     fn set_offloads(&self, offloads: Offloads) -> io::Result<()>;
-    /// Whether another process can open the same interface, as one must that restores the device.
-    ///
-    /// # Errors
-    /// Why it cannot.
-    fn can_be_opened_again(&self) -> Result<(), &'static str> {
-        Ok(())
-    }
     /// Has the host use the first of the pairs of queues: so many.
     ///
     /// # Errors

@@ -235,7 +235,6 @@ impl VirtioDevice for VirtioNet {
     }
 
     fn save(&self) -> Result<DeviceState, StateError> {
-        self.link.carrier.can_be_opened_again().map_err(StateError::Unsupported)?;
         let pairs = self.pairs.load(Ordering::Acquire);
         DeviceState::new(STATE.0, STATE.1, &NetState { mac: self.traits.mac, mtu: self.traits.mtu, pairs })
     }

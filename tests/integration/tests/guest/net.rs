@@ -184,10 +184,11 @@ fn card_comes_works_and_goes_while_it_is_used() {
 }
 
 #[guest_test]
-fn card_whose_interface_a_client_opened_works_and_is_not_saved() {
-    let mut vmm =
-        ApiVmm::start(&SITE, &job("10.77.6", "wait_for_card\nlarge\necho CAROM-READY\nwhile :; do sleep 1; done\n"))
-            .unwrap();
+fn card_whose_interface_a_client_opened_works_and_goes_on_with_another_when_it_is_restored() {
+    // A connection is lost with its interface: the next one is soon made.
+    let job =
+        job("10.77.6", "wait_for_card\necho CAROM-READY\nwhile :; do large; done\n").replace("nc -w 60", "nc -w 5");
+    let vmm = ApiVmm::start(&SITE, &job).unwrap();
     create(&vmm, json!({}));
     let card = json!({"id": "card", "mac": "02:00:00:00:00:18", "ip": "10.9.9.9", "mask": "255.255.255.0"});
     let (status, message) = put_with_descriptors(&vmm.socket(), "vm.add-net", &card, &[]);
@@ -205,10 +206,23 @@ fn card_whose_interface_a_client_opened_works_and_is_not_saved() {
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
     put(&vmm, "vm.pause", &Value::Null);
-    let destination = json!({"destination_url": format!("file://{}", vmm.dir().join("snapshot").display())});
-    let (status, message) = vmm.call("PUT", "/api/v1/vm.snapshot", Some(&destination)).unwrap();
-    assert!(status == 400 && message.to_string().contains("descriptors of its interface"), "{status}: {message}");
-    put(&vmm, "vm.resume", &Value::Null);
+    let url = source(&vmm.dir().join("snapshot"));
+    put(&vmm, "vm.snapshot", &json!({"destination_url": url}));
+    put(&vmm, "vm.delete", &Value::Null);
+    let restore = |body: Value, files: &[&File]| put_with_descriptors(&vmm.socket(), "vm.restore", &body, files);
+    let (status, message) = restore(json!({"source_url": url}), &[]);
+    assert!(status == 400 && message.contains("net_fds: 'card' was saved with 1 descriptors"), "{status}: {message}");
+    let wanted = json!({"source_url": url, "net_fds": [{"id": "card", "num_fds": 1, "fds": [9]}], "resume": true});
+    let (status, message) = restore(wanted.clone(), &[]);
+    assert!(status == 400 && message.contains("net_fds: no descriptors came for 'card'"), "{status}: {message}");
+    let (status, message) = restore(wanted.clone(), &[&null, &null]);
+    assert!(status == 400 && message.contains("net_fds: 2 descriptors came"), "{status}: {message}");
+    std::fs::remove_file(vmm.console_file()).unwrap();
+    let tap = open_tap("caromfe", "10.77.6.1");
+    let (status, message) = restore(wanted, &[&tap]);
+    assert_eq!((status, message.as_str()), (204, ""));
+    drop(tap);
+    vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
     // Over a boot too.
     put(&vmm, "vm.shutdown", &Value::Null);
     put(&vmm, "vm.boot", &Value::Null);

@@ -2,8 +2,8 @@
 
 //! Saving and restoring, as far as it is the control thread's.
 
+use carom_api::VmSnapshotConfig;
 use carom_api::snapshot::DirectoryUrl;
-use carom_api::{RestoreConfig, VmSnapshotConfig};
 use tempfile::TempDir;
 
 use super::*;
@@ -18,7 +18,8 @@ fn save(control: &mut Control<Null>, directory: &std::path::Path) -> Result<Repl
 }
 
 fn restore(control: &mut Control<Null>, directory: &std::path::Path, resume: bool) -> Result<Reply, ControlError> {
-    control.serve_call(Call::Restore(RestoreConfig { source_url: url(directory), prefault: false, resume }))
+    let source = serde_json::json!({"source_url": url(directory), "resume": resume});
+    control.serve_call(Call::Restore(serde_json::from_value(source).unwrap()))
 }
 
 fn watched() -> (Control<Null>, EventMonitor, File) {
