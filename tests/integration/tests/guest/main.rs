@@ -32,6 +32,7 @@ mod mapped;
 mod memory_hotplug;
 mod net;
 mod network;
+mod numa;
 mod patch;
 mod pmem;
 mod polling;
