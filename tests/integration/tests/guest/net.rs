@@ -188,7 +188,7 @@ fn card_whose_interface_a_client_opened_works_and_goes_on_with_another_when_it_i
     // A connection is lost with its interface: the next one is soon made.
     let job =
         job("10.77.6", "wait_for_card\necho CAROM-READY\nwhile :; do large; done\n").replace("nc -w 60", "nc -w 5");
-    let vmm = ApiVmm::start(&SITE, &job).unwrap();
+    let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
     create(&vmm, json!({}));
     let card = json!({"id": "card", "mac": "02:00:00:00:00:18", "ip": "10.9.9.9", "mask": "255.255.255.0"});
     let (status, message) = put_with_descriptors(&vmm.socket(), "vm.add-net", &card, &[]);
