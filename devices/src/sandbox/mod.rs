@@ -15,6 +15,8 @@ mod filter;
 mod host_cpus;
 mod roles;
 mod starter;
+#[cfg(test)]
+mod tests;
 mod trap;
 
 pub use self::call::{Call, ThreadRole};

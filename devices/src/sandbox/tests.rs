@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Threads on CPUs of the host.
+
+use std::sync::mpsc::channel;
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+use super::{HostCpus, PinError, Role, start, start_on};
+
+/// Where a thread runs that is held to `cpus`, and one that it starts.
+fn places(cpus: HostCpus) -> Result<(CpuSet, CpuSet), PinError> {
+    let (tell, told) = channel();
+    let run = move || {
+        let own = sched_getaffinity(None).unwrap();
+        let of_child = move || tell.send((own, sched_getaffinity(None).unwrap())).unwrap();
+        start(Role::Rng.thread(), "child".into(), of_child).unwrap().join().unwrap();
+    };
+    start_on(Role::Rng.thread(), "held".into(), Some(cpus), run)?.join().unwrap();
+    Ok(told.recv().unwrap())
+}
+
+#[test]
+fn thread_runs_where_it_is_to_and_those_that_it_starts_run_anywhere() {
+    let all = sched_getaffinity(None).unwrap();
+    for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)) {
+        let cpus = HostCpus::new([u32::try_from(cpu).unwrap()]).unwrap();
+        assert_eq!(places(cpus).unwrap(), (cpus.0, all), "CPU {cpu}");
+    }
+}
+
+#[test]
+fn cpu_that_is_not_there_is_named_and_nothing_runs() {
+    let all = sched_getaffinity(None).unwrap();
+    let there = u32::try_from((0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap()).unwrap();
+    let highest = u32::try_from(CpuSet::MAX_CPU - 1).unwrap();
+    for numbers in [vec![highest], vec![there, highest]] {
+        let refused = places(HostCpus::new(numbers).unwrap()).unwrap_err();
+        assert!(matches!(refused, PinError::Missing(cpu) if cpu == highest), "{refused}");
+    }
+    assert!(matches!(HostCpus::new([there, highest + 1]), Err(PinError::Missing(cpu)) if cpu == highest + 1));
+}
