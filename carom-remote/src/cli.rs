@@ -203,7 +203,7 @@ mod tests {
                 "add-disk",
                 "path=/i,readonly=on",
                 "vm.add-disk",
-                json!({"path": "/i", "vhost_user": false, "vhost_socket": null, "readonly": true, "direct": false, "iommu": false, "pci_segment": 0, "num_queues": 1, "queue_size": 128,
+                json!({"path": "/i", "vhost_user": false, "vhost_socket": null, "readonly": true, "direct": false, "iommu": false, "pci_segment": 0, "num_queues": 1, "queue_size": 128, "queue_affinity": [],
                     "serial": null, "image_type": "Unknown", "backing_files": false, "rate_limiter_config": null, "rate_limit_group": null, "lock_granularity": "ByteRange", "id": null}),
             ),
             (
