@@ -99,6 +99,12 @@ impl MsixTable {
         self.control & CONTROL_ENABLE != 0
     }
 
+    /// How many vectors it takes to have each that the guest has not masked by itself: one more than the last of them.
+    pub fn used(&self) -> u16 {
+        let last = self.entries.iter().rposition(|entry| entry.control & VECTOR_MASK == 0);
+        last.and_then(|last| u16::try_from(last + 1).ok()).unwrap_or(0)
+    }
+
     /// The guest's write to the message control register; only the enable and function mask bits count.
     pub fn set_control(&mut self, control: u16) -> Result<(), MsixError> {
         self.control = control & (CONTROL_ENABLE | CONTROL_FUNCTION_MASK);

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -38,6 +38,8 @@ pub(crate) struct Inner {
     pub(crate) refused: Mutex<Vec<IrqKind>>,
     /// It takes no event by which INTx is unmasked.
     pub(crate) keeps_intx_masked: AtomicBool,
+    /// The host has so many vectors left.
+    pub(crate) vectors_left: AtomicUsize,
     pub(crate) events: Mutex<Vec<Event>>,
     pub(crate) resets: bool,
     /// It cannot be reset now, as the host holds it.
@@ -71,6 +73,7 @@ impl FakeFunction {
             notices: Mutex::default(),
             refused: Mutex::default(),
             keeps_intx_masked: AtomicBool::new(false),
+            vectors_left: AtomicUsize::new(usize::MAX),
             events: Mutex::default(),
             resets: true,
             held: AtomicBool::new(false),
@@ -165,6 +168,9 @@ impl HostFunction for FakeFunction {
     fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()> {
         if self.0.refused.lock().unwrap().contains(&kind) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        if events.len() > self.0.vectors_left.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         if let Some((_, event)) = self.0.notices.lock().unwrap().iter_mut().find(|(other, _)| *other == kind) {
             *event = Some(events[0].try_clone()?);

@@ -2,6 +2,9 @@
 
 //! Interrupts of a passed-through function: the guest's registers of MSI and MSI-X on one side, VFIO's events on the other. INTx is on
 //! whenever neither of them is.
+//!
+//! Vectors are scarce in the host: some 200 for each of its CPUs, for all devices. A function may have 2048, of which a guest uses as
+//! many as it has vCPUs. So MSI-X has the vectors that the guest unmasks, in powers of two, and more when it unmasks more.
 
 use std::io;
 use std::sync::Arc;
@@ -74,11 +77,36 @@ impl Interrupts {
             let outcome = self.follow_msi(host, view, at);
             self.report("MSI", outcome);
         }
-        let msix = self.msix.as_ref().map(|msix| (msix.offset, msix.vectors)).filter(|(at, _)| touches(*at, 4));
-        if let (Some((at, vectors)), Some(table)) = (msix, table) {
-            let outcome = self.follow_msix(host, view.word(at + 2), vectors, table);
+        let msix = self.msix.as_ref().map(|msix| msix.offset).filter(|at| touches(*at, 4));
+        if let (Some(at), Some(table)) = (msix, table) {
+            let outcome = self.follow_msix(host, view.word(at + 2), table);
             self.report("MSI-X", outcome);
         }
+    }
+
+    /// Called after the guest wrote to the table of MSI-X.
+    pub(crate) fn table_written(&mut self, host: &dyn HostFunction, table: &mut MsixTable) {
+        let Some(active) = self.active.filter(|active| active.kind == IrqKind::Msix) else { return };
+        let outcome = self.have_vectors(host, active, table);
+        self.report("MSI-X", outcome);
+    }
+
+    /// Has VFIO deliver as many vectors of MSI-X as the guest has unmasked, where it delivers fewer.
+    fn have_vectors(&mut self, host: &dyn HostFunction, active: ActiveIrqs, table: &mut MsixTable) -> io::Result<()> {
+        let vectors = enough(table);
+        if vectors <= active.vectors {
+            return Ok(());
+        }
+        let all = table.vectors().clone();
+        let outcome = self.switch(host, Some(ActiveIrqs { vectors, ..active }), Some(&*all));
+        if outcome.is_err() {
+            // The host has no more. Those that there were go on.
+            self.switch(host, Some(active), Some(&*all))?;
+        }
+        // VFIO takes all of them from the device to give it more. One that the device raised meanwhile is lost, and drivers bear one
+        // too many.
+        (0..active.vectors).try_for_each(|vector| table.trigger(vector))?;
+        outcome
     }
 
     fn follow_msi(&mut self, host: &dyn HostFunction, view: &ConfigView, at: MsiCapability) -> io::Result<()> {
@@ -109,19 +137,21 @@ impl Interrupts {
         if wanted.is_some() { self.switch(host, wanted, Some(&*vectors)) } else { self.start(host) }
     }
 
-    fn follow_msix(
-        &mut self,
-        host: &dyn HostFunction,
-        control: u16,
-        vectors: u16,
-        table: &mut MsixTable,
-    ) -> io::Result<()> {
-        let wanted = (control & CONTROL_ENABLE != 0).then_some(ActiveIrqs { kind: IrqKind::Msix, vectors });
-        if wanted.is_none() && self.active.is_some_and(|active| active.kind == IrqKind::Msix) {
+    fn follow_msix(&mut self, host: &dyn HostFunction, control: u16, table: &mut MsixTable) -> io::Result<()> {
+        let is_on = control & CONTROL_ENABLE != 0;
+        let active = self.active.filter(|active| active.kind == IrqKind::Msix);
+        if !is_on && active.is_some() {
             self.switch(host, None, None)?;
         }
         table.set_control(control).map_err(io::Error::other)?;
-        if wanted.is_some() { self.switch(host, wanted, Some(&**table.vectors())) } else { self.start(host) }
+        match active {
+            _ if !is_on => self.start(host),
+            Some(active) => self.have_vectors(host, active, table),
+            None => {
+                let wanted = ActiveIrqs { kind: IrqKind::Msix, vectors: enough(table) };
+                self.switch(host, Some(wanted), Some(&**table.vectors()))
+            }
+        }
     }
 
     /// Turns INTx on where no other interrupts are: at power-on, and when the guest has turned the others off.
@@ -189,4 +219,9 @@ impl Interrupts {
             error!("{}: setting {what}: {error}", self.name);
         }
     }
+}
+
+/// How many vectors of MSI-X are to be delivered: those that the guest uses and up to as many more, one at least.
+fn enough(table: &MsixTable) -> u16 {
+    table.used().max(1).checked_next_power_of_two().unwrap_or(u16::MAX).min(table.count())
 }

@@ -15,7 +15,7 @@ use super::fake::{Event, FakeAllocator, FakeFunction, FakeLine, FakeSlots};
 use super::host_function::IrqKind;
 use super::vfio_pci_device::VfioPciDevice;
 use crate::pci::{Bar, BarKind, CONTROL_ENABLE, PciDevice, regs};
-use crate::platform::{HostListener, HostNotice, MsiMessage, SharedLine};
+use crate::platform::{HostListener, HostNotice, MsiMessage, MsiVectors, SharedLine};
 use crate::vfio::error::VfioPciError;
 
 const MEM64: u32 = 4;
@@ -245,10 +245,11 @@ fn msix_is_routed_by_the_guests_table_and_delivered_by_vfio() {
     let vectors = m.msi.0.lock().unwrap()[0].clone();
     // As Linux does it: enabled with all vectors masked, then the table, then unmasked.
     m.device.write_config(0x42, &[0, 0xc0]);
-    assert_eq!(m.host.events(), [Event::Enable(IrqKind::Msix, 65)]);
+    assert_eq!(m.host.events(), [Event::Enable(IrqKind::Msix, 1)]);
     m.device.write_bar(0, 0x2010, &0xfee0_1000u32.to_le_bytes());
     m.device.write_bar(0, 0x2018, &0x42u32.to_le_bytes());
     m.device.write_bar(0, 0x201c, &0u32.to_le_bytes());
+    assert_eq!(m.host.events(), [Event::Disable(IrqKind::Msix), Event::Enable(IrqKind::Msix, 2)]);
     assert_eq!(vectors.routes.lock().unwrap()[1], None);
     m.device.write_config(0x42, &[0, 0x80]);
     assert_eq!(vectors.routes.lock().unwrap()[1], Some(MsiMessage { address: 0xfee0_1000, data: 0x42 }));
@@ -260,6 +261,56 @@ fn msix_is_routed_by_the_guests_table_and_delivered_by_vfio() {
     assert_eq!(m.host.events(), [Event::Disable(IrqKind::Msix)]);
     assert!(vectors.routes.lock().unwrap().iter().all(Option::is_none));
     assert_eq!(read(&m.device, 0x42), [64, 0]);
+}
+
+/// Masks vector `vector`, or unmasks it.
+fn mask_vector(m: &Machine, vector: u64, masked: bool) {
+    m.device.write_bar(0, 0x2000 + vector * 16 + 12, &u32::from(masked).to_le_bytes());
+}
+
+#[test]
+fn host_gives_as_many_vectors_as_the_guest_unmasks_and_none_is_lost_when_it_gives_more() {
+    let m = machine(&nvme());
+    let vectors = m.msi.0.lock().unwrap()[0].clone();
+    let fired = |vector: u16| vectors.event(vector).unwrap().read().unwrap_or(0);
+    let more = |count| [Event::Disable(IrqKind::Msix), Event::Enable(IrqKind::Msix, count)];
+    mask_vector(&m, 0, false);
+    m.device.write_config(0x42, &[0, 0x80]);
+    assert_eq!(m.host.events(), [Event::Enable(IrqKind::Msix, 1)]);
+
+    mask_vector(&m, 1, false);
+    assert_eq!(m.host.events(), more(2));
+    assert_eq!((fired(0), fired(1)), (1, 0), "what came meanwhile");
+    mask_vector(&m, 4, false);
+    assert_eq!(m.host.events(), more(8));
+    // There is room, and what is masked again keeps its place.
+    for (vector, masked) in [(7, false), (7, true), (4, true), (4, false)] {
+        mask_vector(&m, vector, masked);
+    }
+    assert_eq!(m.host.events(), []);
+    mask_vector(&m, 64, false);
+    assert_eq!(m.host.events(), more(65));
+
+    // Turned on again it has those that are unmasked.
+    mask_vector(&m, 64, true);
+    m.device.write_config(0x42, &[0, 0]);
+    m.device.write_config(0x42, &[0, 0x80]);
+    assert_eq!(m.host.events(), more(8));
+}
+
+#[test]
+fn vectors_that_there_are_go_on_where_the_host_has_no_more() {
+    let m = machine(&nvme());
+    mask_vector(&m, 1, false);
+    m.device.write_config(0x42, &[0, 0x80]);
+    assert_eq!(m.host.events(), [Event::Enable(IrqKind::Msix, 2)]);
+    m.host.0.vectors_left.store(3, Ordering::Relaxed);
+
+    mask_vector(&m, 2, false);
+    assert_eq!(m.host.events(), [Event::Disable(IrqKind::Msix), Event::Enable(IrqKind::Msix, 2)]);
+    m.host.0.vectors_left.store(4, Ordering::Relaxed);
+    mask_vector(&m, 2, false);
+    assert_eq!(m.host.events(), [Event::Disable(IrqKind::Msix), Event::Enable(IrqKind::Msix, 4)]);
 }
 
 #[test]
@@ -314,7 +365,7 @@ fn device_has_one_kind_of_interrupt_at_a_time() {
     m.device.write_config(0x42, &[0, 0x80]);
     m.device.write_config(0xa2, &[0, 0]);
     let enable = |kind, count| Event::Enable(kind, count);
-    let events = [enable(IrqKind::Msi, 1), Event::Disable(IrqKind::Msi), enable(IrqKind::Msix, 65)];
+    let events = [enable(IrqKind::Msi, 1), Event::Disable(IrqKind::Msi), enable(IrqKind::Msix, 1)];
     assert_eq!(m.host.events(), events);
 }
 
@@ -365,7 +416,7 @@ fn reset_stops_dma_and_interrupts_and_keeps_the_assigned_bars() {
     assert_eq!(read(&m.device, 0x64), [8]);
     // Enabled anew, it works anew.
     m.device.write_config(0x42, &CONTROL_ENABLE.to_le_bytes());
-    assert_eq!(m.host.events(), [Event::Enable(IrqKind::Msix, 65)]);
+    assert_eq!(m.host.events(), [Event::Enable(IrqKind::Msix, 1)]);
 }
 
 /// Keeps what it is told, with the device's names.

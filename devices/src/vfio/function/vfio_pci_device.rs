@@ -205,6 +205,17 @@ impl VfioPciDevice {
         self.table.as_ref().map(lock)
     }
 
+    fn write_table(&self, offset: u64, data: &[u8]) {
+        let mut state = lock(&self.state);
+        let Some(mut table) = self.lock_table() else { return };
+        if let Err(error) = table.write_table(offset, data)
+            && self.throttle.pass()
+        {
+            error!("{}: {error}", self.name);
+        }
+        state.interrupts.table_written(&*self.host, &mut table);
+    }
+
     /// What the byte at `offset` of BAR `bar` belongs to, and how many bytes from there on belong to the same.
     fn target(&self, bar: u8, offset: u64) -> (BarTarget, u64) {
         let mut left = u64::MAX;
@@ -342,19 +353,10 @@ impl PciDevice for VfioPciDevice {
     fn write_bar(&self, index: u8, offset: u64, data: &[u8]) {
         self.each_target(index, offset, data.len(), |target, at, part| {
             let data = &data[part];
-            match (target, self.lock_table()) {
-                (BarTarget::Table(at), Some(mut table)) => {
-                    if let Err(error) = table.write_table(at, data)
-                        && self.throttle.pass()
-                    {
-                        error!("{}: {error}", self.name);
-                    }
-                }
-                (BarTarget::Pending(_), _) => {}
-                (_, table) => {
-                    drop(table);
-                    self.host.write_region(index, at, data);
-                }
+            match target {
+                BarTarget::Table(at) => self.write_table(at, data),
+                BarTarget::Pending(_) => {}
+                BarTarget::Device => self.host.write_region(index, at, data),
             }
         });
     }
