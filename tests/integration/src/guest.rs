@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+// Long because each thing that a guest can have takes a short method of its own.
 //! One guest: how it is made, run, and what came of it.
 
 use std::ffi::OsStr;
@@ -17,7 +18,7 @@ use crate::initramfs::{self, Extra};
 use crate::probe::{Probe, Prober};
 use crate::process::{self, Ended, Finished, Limits};
 use crate::tally;
-use crate::vmm::{self, Device, Drive, Kernel, Machine, Vmm};
+use crate::vmm::{self, Device, Drive, Emulated, Kernel, Machine, Vmm};
 
 /// Kernel parameters that every guest gets: console, and a panic that ends the guest.
 const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1 oops=panic unknown_nmi_panic mitigations=off";
@@ -40,6 +41,7 @@ pub struct Guest {
     shared_memory: bool,
     devices: Vec<Device>,
     drives: Vec<Drive>,
+    emulated: Vec<Emulated>,
     user_devices: Vec<String>,
     disks: Vec<String>,
     cards: Vec<String>,
@@ -100,6 +102,7 @@ impl Guest {
             shared_memory: false,
             devices: Vec::new(),
             drives: Vec::new(),
+            emulated: Vec::new(),
             user_devices: Vec::new(),
             disks: Vec::new(),
             cards: Vec::new(),
@@ -182,6 +185,20 @@ impl Guest {
     #[must_use]
     pub fn metadata_drive(mut self, image: &Path) -> Self {
         self.drives.push(Drive { image: image.into(), metadata: true });
+        self
+    }
+
+    /// Adds a virtio disk on a raw image, behind the virtual IOMMU or not, by whichever VMM.
+    #[must_use]
+    pub fn virtio_disk(mut self, image: &Path, iommu: bool) -> Self {
+        self.emulated.push(Emulated::Disk { image: image.into(), iommu });
+        self
+    }
+
+    /// Adds a virtio network card on a tap interface that is there, behind the virtual IOMMU or not, by whichever VMM.
+    #[must_use]
+    pub fn virtio_net(mut self, tap: &str, iommu: bool) -> Self {
+        self.emulated.push(Emulated::Card { tap: tap.into(), iommu });
         self
     }
 
@@ -434,6 +451,7 @@ impl Guest {
             shared_memory: self.shared_memory,
             devices: self.devices.clone(),
             drives: self.drives.clone(),
+            emulated: self.emulated.clone(),
             user_devices: self.user_devices.clone(),
             disks: self.disks.clone(),
             cards: self.cards.clone(),

@@ -41,6 +41,8 @@ pub struct Site {
     pub vsock: Option<PathBuf>,
     /// Static program that works in guests of which a host has many (`CAROM_TENANT`).
     pub tenant: Option<PathBuf>,
+    /// iperf3, which runs here and in guests (`CAROM_IPERF3`); only the suite needs it.
+    pub iperf: Option<PathBuf>,
     /// Cloud Hypervisor, a further peer of the demo (`CAROM_CLOUD_HYPERVISOR`).
     pub cloud_hypervisor: Option<PathBuf>,
     /// PCI addresses of the NVMe drives that guests get, at least one (`CAROM_NVME`, `CAROM_NVME2`).
@@ -96,6 +98,7 @@ impl Site {
             witness: optional("CAROM_WITNESS")?,
             vsock: optional("CAROM_VSOCK")?,
             tenant: optional("CAROM_TENANT")?,
+            iperf: optional("CAROM_IPERF3")?,
             cloud_hypervisor: optional("CAROM_CLOUD_HYPERVISOR")?,
             nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),
             more_nvme: words("CAROM_MORE_NVME"),

@@ -84,6 +84,13 @@ pub(crate) struct Drive {
     pub(crate) metadata: bool,
 }
 
+/// A virtio device that the VMM emulates: a disk on a raw image, or a network card on a tap interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Emulated {
+    Disk { image: PathBuf, iommu: bool },
+    Card { tap: String, iommu: bool },
+}
+
 /// What a VMM is told about a guest.
 #[derive(Debug, Clone)]
 pub(crate) struct Machine {
@@ -97,6 +104,8 @@ pub(crate) struct Machine {
     pub(crate) devices: Vec<Device>,
     /// Emulated NVMe drives, which are one IOMMU group.
     pub(crate) drives: Vec<Drive>,
+    /// What each VMM has.
+    pub(crate) emulated: Vec<Emulated>,
     /// Values of Carom's `--user-device`.
     pub(crate) user_devices: Vec<String>,
     /// Values of Carom's `--disk`.
@@ -159,9 +168,19 @@ fn cloud_hypervisor(program: &Path, machine: &Machine) -> Command {
             &format!("size={}M{}", machine.memory_mib, if machine.shared_memory { ",shared=on" } else { "" }),
         ])
         .args(["--serial", "tty", "--console", "off"]);
+    let behind = |iommu: bool| if iommu { ",iommu=on" } else { "" };
     for device in &machine.devices {
-        let iommu = if device.iommu { ",iommu=on" } else { "" };
+        let iommu = behind(device.iommu);
         command.arg("--device").arg(format!("path={}{iommu}", Site::sysfs(&device.address).display()));
+    }
+    for device in &machine.emulated {
+        match device {
+            Emulated::Disk { image, iommu } => {
+                let value = format!("path={},image_type=raw{}", image.display(), behind(*iommu));
+                command.args(["--disk", &value])
+            }
+            Emulated::Card { tap, iommu } => command.args(["--net", &format!("tap={tap}{}", behind(*iommu))]),
+        };
     }
     command
 }
@@ -250,11 +269,15 @@ fn qemu(machine: &Machine, iommu: &str, group: Group) -> Command {
         .arg(&machine.initramfs)
         .args(["-append", &machine.cmdline]);
     // Before the devices: those that are made earlier are not behind it.
-    if machine.devices.iter().any(|device| device.iommu) || !machine.drives.is_empty() {
+    let emulated = machine.emulated.iter().any(Emulated::is_behind_the_iommu);
+    if emulated || machine.devices.iter().any(|device| device.iommu) || !machine.drives.is_empty() {
         command.args(["-device", iommu]);
     }
     for device in &machine.devices {
         command.args(["-device", &format!("vfio-pci,host={}", device.address)]);
+    }
+    for (number, device) in machine.emulated.iter().enumerate() {
+        command.args(device.qemu(number));
     }
     if group == Group::Bridge && !machine.drives.is_empty() {
         command.args(["-device", "pcie-pci-bridge,id=bridge"]);
@@ -274,4 +297,31 @@ fn qemu(machine: &Machine, iommu: &str, group: Group) -> Command {
         }
     }
     command
+}
+
+impl Emulated {
+    fn is_behind_the_iommu(&self) -> bool {
+        let (Self::Disk { iommu, .. } | Self::Card { iommu, .. }) = self;
+        *iommu
+    }
+
+    /// QEMU's arguments: a disk has a thread of its own and io_uring, as Carom's has, and a card has no vhost-net, as nobody else has it.
+    fn qemu(&self, number: usize) -> Vec<String> {
+        let platform = if self.is_behind_the_iommu() { "on" } else { "off" };
+        let driver = format!("disable-legacy=on,iommu_platform={platform}");
+        let words = match self {
+            Self::Disk { image, .. } => [
+                ("-object", format!("iothread,id=thread{number}")),
+                ("-drive", format!("if=none,id=image{number},format=raw,aio=io_uring,file={}", image.display())),
+                ("-device", format!("virtio-blk-pci,drive=image{number},iothread=thread{number},{driver}")),
+            ]
+            .to_vec(),
+            Self::Card { tap, .. } => [
+                ("-netdev", format!("tap,id=net{number},ifname={tap},script=no,downscript=no,vhost=off")),
+                ("-device", format!("virtio-net-pci,netdev=net{number},{driver}")),
+            ]
+            .to_vec(),
+        };
+        words.into_iter().flat_map(|(option, value)| [option.into(), value]).collect()
+    }
 }

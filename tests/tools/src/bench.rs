@@ -18,7 +18,7 @@ use crate::tools::Tools;
 use crate::work_dir;
 
 /// Names of the tables.
-pub const TABLES: [&str; 5] = ["throughput", "pinning", "density", "vmm", "counts"];
+pub const TABLES: [&str; 7] = ["throughput", "pinning", "density", "vmm", "disk", "network", "counts"];
 
 /// The program that measures.
 const PROGRAM: &str = "carom-bench";
@@ -117,6 +117,9 @@ impl Tools<'_> {
         let mut variables = Variables::new();
         if is_wanted("density") {
             variables.push(("CAROM_TENANT", self.guest_program("tenant")?.into()));
+        }
+        if is_wanted("network") {
+            variables.push(("CAROM_IPERF3", self.need_command("iperf3", "iperf3", "the table of networks")?.into()));
         }
         Ok(variables)
     }

@@ -58,7 +58,7 @@ pub struct Cell {
 const HARD_LIMIT: u32 = 60;
 
 /// Part of the drive that a job uses, in MiB.
-const AREA_MIB: u32 = 128;
+pub const AREA_MIB: u32 = 128;
 
 /// What came of a cell.
 #[derive(Debug, Clone, PartialEq)]
@@ -113,16 +113,22 @@ impl Cell {
     }
 }
 
-/// The job of a guest that does these cells, one after the other, once its drive is there. The parts of the drive that are used are
-/// written before, so that no write has to find room in the drive's image on the host.
+/// The job of a guest that does these cells on its NVMe drive, one after the other, once that is there. The parts of the drive that are
+/// used are written before, so that no write has to find room in the drive's image on the host.
 #[must_use]
 pub fn job(cells: &[Cell]) -> String {
+    job_on("/dev/nvme0n1", cells)
+}
+
+/// The same on another block device.
+#[must_use]
+pub fn job_on(device: &str, cells: &[Cell]) -> String {
     let jobs = cells.iter().map(|cell| cell.jobs).max().unwrap_or(1);
     let mut job = format!(
         r#"
 copied() {{ cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | awk '/^bytes_(in|out) / {{ n += $2 }} END {{ printf "%d\n", n }}'; }}
 work() {{
-    fio --name=cell --filename=/dev/nvme0n1 --direct=1 --ioengine=libaio --size={AREA_MIB}M --group_reporting \
+    fio --name=cell --filename={device} --direct=1 --ioengine=libaio --size={AREA_MIB}M --group_reporting \
         --percentile_list=50:99:99.9 --output-format=terse --terse-version=3 "$@" >/tmp/fio 2>&1 &
     fio=$!
     # A fio that hangs is ended, and the next cell has its turn.

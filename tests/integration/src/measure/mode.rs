@@ -43,6 +43,8 @@ pub const BOUNCE_REPORTING: Mode = Mode { name: "bounce-reporting", reporting: t
 pub const GUEST_PAGES: Mode = behind("guest-pages", Vmm::Carom, "iommu.strict=1 iommu.bounce=auto");
 /// The peer's mappings that end with each operation.
 pub const QEMU_STRICT: Mode = behind("qemu-strict", Vmm::Qemu, "iommu.strict=1");
+/// Those of the other peer.
+pub const CH_STRICT: Mode = behind("ch-strict", Vmm::CloudHypervisor, "iommu.strict=1");
 
 /// Those that are compared with each other are neighbours, as the machine's speed drifts.
 pub static MODES: [Mode; 9] = [
@@ -51,7 +53,7 @@ pub static MODES: [Mode; 9] = [
     GUEST_PAGES,
     STRICT,
     QEMU_STRICT,
-    behind("ch-strict", Vmm::CloudHypervisor, "iommu.strict=1"),
+    CH_STRICT,
     behind("lazy", Vmm::Carom, "iommu.strict=0"),
     behind("qemu-lazy", Vmm::Qemu, "iommu.strict=0"),
     behind("ch-lazy", Vmm::CloudHypervisor, "iommu.strict=0"),
@@ -67,6 +69,18 @@ const fn beside(name: &'static str, vmm: Vmm) -> Mode {
     Mode { name, vmm, iommu: false, windows: false, reporting: false, cmdline: "" }
 }
 
+/// Modes of guests with devices that the VMMs emulate: without a virtual IOMMU, and behind one in strict mode. In the mode with windows
+/// every driver bounces.
+pub static EMULATED_MODES: [Mode; 7] = [
+    NO_VIOMMU,
+    QEMU_NO_VIOMMU,
+    CH_NO_VIOMMU,
+    Mode { cmdline: "iommu.strict=1 iommu.bounce=all", ..BOUNCE },
+    STRICT,
+    QEMU_STRICT,
+    CH_STRICT,
+];
+
 impl Mode {
     /// A guest in this mode, with the site's first drive and no job. `name` as for [`Guest::new`].
     #[must_use]
@@ -77,8 +91,14 @@ impl Mode {
     /// The same with the drive at this address.
     #[must_use]
     pub fn guest_with(&self, drive: &str, name: &str) -> Guest {
+        let guest = self.bare_guest(name);
+        if self.iommu { guest.iommu_device(drive) } else { guest.device(drive) }
+    }
+
+    /// The same without a drive.
+    #[must_use]
+    pub fn bare_guest(&self, name: &str) -> Guest {
         let guest = Guest::new(name).vmm(self.vmm).cmdline(self.cmdline);
-        let guest = if self.iommu { guest.iommu_device(drive) } else { guest.device(drive) };
         let guest = if self.windows { guest.bounce(WINDOWS) } else { guest };
         if self.reporting { guest.balloon(REPORTING) } else { guest }
     }

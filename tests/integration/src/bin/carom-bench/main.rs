@@ -4,6 +4,8 @@
 
 mod counts;
 mod density;
+mod disk;
+mod network;
 mod pinning;
 mod plots;
 mod report;

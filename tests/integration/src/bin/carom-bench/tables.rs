@@ -2,6 +2,7 @@
 //! All tables, in the order in which they are shown.
 
 use crate::table::Table;
-use crate::{counts, density, pinning, throughput, vmm};
+use crate::{counts, density, disk, network, pinning, throughput, vmm};
 
-pub(crate) static TABLES: [Table; 5] = [throughput::TABLE, pinning::TABLE, density::TABLE, vmm::TABLE, counts::TABLE];
+pub(crate) static TABLES: [Table; 7] =
+    [throughput::TABLE, pinning::TABLE, density::TABLE, vmm::TABLE, disk::TABLE, network::TABLE, counts::TABLE];

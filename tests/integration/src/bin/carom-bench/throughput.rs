@@ -128,7 +128,8 @@ pub(crate) fn of(mode: &Mode, cell: &Cell) -> [(&'static str, Value); 5] {
     ]
 }
 
-fn row(mode: &Mode, cell: &Cell, done: &Done) -> Row {
+/// The row of one cell.
+pub(crate) fn row(mode: &Mode, cell: &Cell, done: &Done) -> Row {
     let each = |of: fn(&carom_integration::Probe) -> Duration| {
         (of(&done.after).saturating_sub(of(&done.before))).as_secs_f64() * 1e6 / done.operations
     };

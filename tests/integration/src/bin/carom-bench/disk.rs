@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! fio on disks that the VMMs emulate: a raw image in the host's RAM, so that nothing but the VMM takes time.
+
+use std::fs::File;
+use std::time::Duration;
+
+use anyhow::Context;
+use carom_integration::Site;
+use carom_integration::measure::fio::{self, AREA_MIB, Cell, Extent, RANDREAD, RANDWRITE, READ, WRITE};
+use carom_integration::measure::mode::{EMULATED_MODES, Mode};
+use carom_integration::workload::PRINT_VERSIONS;
+
+use crate::table::{self, Scope, Shown, Table, Work};
+use crate::throughput::{self, AROUND};
+
+pub(crate) const TABLE: Table = Table {
+    name: "disk",
+    across: "mode",
+    shown: &[
+        Shown { figure: "iops", title: "operations a second", places: 0 },
+        Shown { figure: "latency_p99_us", title: "latency that 99 % of the operations keep, in µs", places: 0 },
+    ],
+    work,
+};
+
+/// Memory of the guest.
+const RAM_MIB: u32 = 512;
+
+/// Where images are: a file system in RAM.
+const IN_RAM: &str = "/dev/shm";
+
+/// Waits for the disk.
+const WAIT: &str = "i=0\nwhile [ ! -b /dev/vda ] && [ $i -lt 300 ]; do i=$((i + 1)); sleep 0.1; done\n";
+
+fn work(scope: Scope, site: &Site) -> Vec<Work> {
+    let cells = cells(scope);
+    let modes = EMULATED_MODES.iter().filter(|mode| mode.is_at(site));
+    modes.map(|mode| in_a_guest(mode, cells.clone())).collect()
+}
+
+/// The cells of one round in each mode.
+fn cells(scope: Scope) -> Vec<Cell> {
+    let cell = |pattern, kib, depth| Cell { pattern, kib, depth, jobs: 1, extent: Extent::Seconds(1) };
+    let (patterns, sizes, depths): (&[_], &[u32], &[u32]) = match scope {
+        Scope::Quick => (&[RANDREAD], &[4, 128], &[64]),
+        Scope::Plain => (&[READ, WRITE, RANDREAD, RANDWRITE], &[4, 16, 64, 128], &[1, 64]),
+        Scope::All => (&fio::PATTERNS, &[4, 16, 64, 128, 1024], &[1, 16, 64]),
+    };
+    let mut cells = Vec::new();
+    for pattern in patterns {
+        for kib in sizes {
+            cells.extend(depths.iter().map(|depth| cell(*pattern, *kib, *depth)));
+        }
+    }
+    cells
+}
+
+fn in_a_guest(mode: &'static Mode, cells: Vec<Cell>) -> Work {
+    let estimate = AROUND + cells.iter().map(Cell::estimate).sum::<Duration>();
+    let run = move |site: &Site, name: &str| {
+        let dir = tempfile::tempdir_in(IN_RAM).context("making a directory for a disk's image")?;
+        let image = dir.path().join("image");
+        let length = u64::from(AREA_MIB) << 20;
+        File::create(&image).and_then(|file| file.set_len(length)).context("making a disk's image")?;
+        let guest = mode.bare_guest(name).memory_mib(RAM_MIB).virtio_disk(&image, mode.iommu);
+        let job = format!("{WAIT}{PRINT_VERSIONS}{}", fio::job_on("/dev/vda", &cells));
+        let outcome = table::run(guest.job(&job), estimate, site)?;
+        throughput::measured(&outcome, mode, &cells, |cell, done| Ok(throughput::row(mode, cell, done)))
+    };
+    Work { name: mode.name.into(), estimate, run: Box::new(run) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_cells_of_a_mode_are_in_one_guest_and_scopes_hold_each_other() {
+        let site = Site::default();
+        let names: Vec<String> = work(Scope::Plain, &site).into_iter().map(|work| work.name).collect();
+        assert_eq!(names, ["no-viommu", "qemu-no-viommu", "bounce", "strict", "qemu-strict"]);
+        let scopes = [Scope::Quick, Scope::Plain, Scope::All].map(cells);
+        assert_eq!(scopes.each_ref().map(Vec::len), [2, 32, 75]);
+        assert!(scopes[0].iter().all(|cell| scopes[1].contains(cell)));
+        assert!(scopes[1].iter().all(|cell| scopes[2].contains(cell)));
+    }
+}

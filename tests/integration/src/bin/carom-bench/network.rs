@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! iperf3 between a guest and its host, by a network card that the VMM emulates on a tap interface.
+
+use std::fs;
+use std::iter;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use carom_integration::measure::mode::{EMULATED_MODES, Mode};
+use carom_integration::{Outcome, Site};
+use serde_json::Value;
+
+use crate::table::{self, Measured, Row, Scope, Shown, Table, Work};
+use crate::throughput::AROUND;
+
+pub(crate) const TABLE: Table = Table {
+    name: "network",
+    across: "mode",
+    shown: &[
+        Shown { figure: "mib_s", title: "MiB a second", places: 1 },
+        Shown { figure: "packets_s", title: "packets a second that arrive, in thousands", places: 2 },
+    ],
+    work,
+};
+
+/// Memory of the guest.
+const RAM_MIB: u32 = 512;
+
+/// The interface of the host, and its addresses.
+const TAP: &str = "carombench";
+const HOST: &str = "10.78.1.1";
+const GUEST: &str = "10.78.1.2";
+
+/// One stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Traffic {
+    /// `tcp`, or `udp` in packets of 64 bytes.
+    kind: &'static str,
+    /// `to-guest` or `from-guest`.
+    direction: &'static str,
+    /// iperf3's words for it, at the guest.
+    words: &'static str,
+}
+
+const TRAFFIC: [Traffic; 3] = [
+    Traffic { kind: "tcp", direction: "from-guest", words: "" },
+    Traffic { kind: "tcp", direction: "to-guest", words: "--reverse" },
+    Traffic { kind: "udp", direction: "from-guest", words: "--udp --bitrate 0 --length 64" },
+];
+
+fn work(scope: Scope, site: &Site) -> Vec<Work> {
+    let seconds = if scope == Scope::Quick { 1 } else { 3 };
+    let modes = EMULATED_MODES.iter().filter(|mode| mode.is_at(site));
+    modes.map(|mode| in_a_guest(mode, seconds)).collect()
+}
+
+fn in_a_guest(mode: &'static Mode, seconds: u32) -> Work {
+    let estimate = AROUND + Duration::from_secs(4 * u64::from(seconds + 2));
+    let run = move |site: &Site, name: &str| {
+        let program = site.iperf.as_deref().context("CAROM_IPERF3 is not set; start this by scripts/bench")?;
+        let _tap = Interface::make()?;
+        let _server = Server::start(program)?;
+        let mut guest = mode.bare_guest(name).memory_mib(RAM_MIB).virtio_net(TAP, mode.iommu);
+        for file in with_libraries(program)? {
+            let bytes = fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
+            guest = guest.program(&file_name(&file), bytes);
+        }
+        let outcome = table::run(guest.job(&job(&file_name(program), seconds)), estimate, site)?;
+        measured(&outcome, mode)
+    };
+    Work { name: mode.name.into(), estimate, run: Box::new(run) }
+}
+
+/// A program and what the dynamic linker loads for it, itself among that, by the lines of ldd(1).
+fn with_libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("starting ldd")?;
+    ensure!(output.status.success(), "ldd {}: {}", program.display(), output.status);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let libraries = text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
+    Ok(iter::once(program.into()).chain(libraries).collect())
+}
+
+fn file_name(file: &Path) -> String {
+    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Streams one after the other, each with a line of iperf3's JSON. Guests have the libraries beside the program.
+fn job(program: &str, seconds: u32) -> String {
+    let mut job = format!(
+        r#"i=0
+while [ ! -e /sys/class/net/eth0/device ] && [ $i -lt 300 ]; do i=$((i + 1)); sleep 0.1; done
+ip addr add {GUEST}/24 dev eth0
+ip link set eth0 up
+iperf() {{ ld-linux-x86-64.so.2 --library-path /bin /bin/{program} "$@"; }}
+echo "CAROM-KERNEL $(uname -r)"
+echo "CAROM-IPERF-VERSION $(iperf --version | head -n 1)"
+stream() {{
+    number=$1
+    shift
+    iperf --client {HOST} --json --interval 0 --time {seconds} "$@" >/tmp/iperf 2>&1
+    echo "CAROM-STREAM $number $(tr -d '\n\t' </tmp/iperf)"
+}}
+"#
+    );
+    for (number, traffic) in TRAFFIC.iter().enumerate() {
+        job += &format!("stream {number} {}\n", traffic.words);
+    }
+    job
+}
+
+fn measured(outcome: &Outcome, mode: &Mode) -> Result<Measured> {
+    let mut measured = Measured { retries: outcome.retries, ..Measured::default() };
+    for (name, key) in [("guest_kernel", "CAROM-KERNEL"), ("iperf", "CAROM-IPERF-VERSION")] {
+        measured.versions.insert(name.into(), outcome.value(key)?.into());
+    }
+    for (number, traffic) in TRAFFIC.iter().enumerate() {
+        let line = outcome.values("CAROM-STREAM").find_map(|line| line.strip_prefix(&format!("{number} ")));
+        let row = line.context("the guest did not come to it").and_then(|line| row(mode, traffic, line));
+        match row {
+            Ok(row) => measured.rows.push(row),
+            Err(error) => {
+                measured.failures.push(format!("{}: {} {}: {error:#}", mode.name, traffic.kind, traffic.direction));
+            }
+        }
+    }
+    Ok(measured)
+}
+
+/// Reads iperf3's JSON: what arrived.
+fn row(mode: &Mode, traffic: &Traffic, line: &str) -> Result<Row> {
+    let report: Value = serde_json::from_str(line).with_context(|| format!("iperf3's report {line:?}"))?;
+    ensure!(report["error"].is_null(), "iperf3: {}", report["error"]);
+    let end = &report["end"];
+    let number = |value: &Value, key: &str| value[key].as_f64().with_context(|| format!("no {key} in {end}"));
+    let mut row = Row::new(
+        [("mode", mode.name.into()), ("traffic", traffic.kind.into()), ("direction", traffic.direction.into())],
+        [],
+    );
+    let mib = f64::from(1 << 20);
+    if traffic.kind == "tcp" {
+        let arrived = number(&end["sum_received"], "bits_per_second")?;
+        row.figures.insert("mib_s".into(), arrived / 8.0 / mib);
+    } else {
+        let sum = &end["sum"];
+        let packets = number(sum, "packets")? - number(sum, "lost_packets")?;
+        row.figures.insert("packets_s".into(), packets / number(sum, "seconds")? / 1e3);
+        row.figures.insert("lost_percent".into(), number(sum, "lost_percent")?);
+    }
+    ensure!(row.figures.values().any(|figure| *figure > 0.0), "nothing arrived");
+    Ok(row)
+}
+
+/// A tap interface that is there until this is dropped.
+struct Interface;
+
+impl Interface {
+    fn make() -> Result<Self> {
+        // One that an earlier run left behind.
+        drop(Self);
+        ip(&format!("tuntap add dev {TAP} mode tap vnet_hdr"))?;
+        let made = Self;
+        ip(&format!("addr add {HOST}/24 dev {TAP}"))?;
+        ip(&format!("link set dev {TAP} up"))?;
+        Ok(made)
+    }
+}
+
+impl Drop for Interface {
+    fn drop(&mut self) {
+        if Path::new("/sys/class/net").join(TAP).exists() {
+            // It says itself what it cannot do.
+            let _ = ip(&format!("link del dev {TAP}"));
+        }
+    }
+}
+
+fn ip(words: &str) -> Result<()> {
+    let status = Command::new("ip").args(words.split(' ')).status().context("starting ip")?;
+    ensure!(status.success(), "ip {words}: {status}");
+    Ok(())
+}
+
+/// iperf3 of the host, until this is dropped.
+struct Server(Child);
+
+impl Server {
+    fn start(program: &Path) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.args(["--server", "--bind", HOST]).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut server = Self(command.spawn().with_context(|| format!("starting {}", program.display()))?);
+        // One that cannot serve ends at once; the guest takes longer to start.
+        thread::sleep(Duration::from_millis(200));
+        let ended = server.0.try_wait().context("looking at iperf3")?;
+        ensure!(ended.is_none(), "iperf3 does not serve at {HOST}: {ended:?}");
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Fails only where it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(number: usize, line: &str) -> Result<Row> {
+        row(&EMULATED_MODES[0], &TRAFFIC[number], line)
+    }
+
+    #[test]
+    fn what_arrived_counts() {
+        let tcp = r#"{"end":{"sum_sent":{"bits_per_second":9e9},"sum_received":{"bits_per_second":83886080}}}"#;
+        assert_eq!(of(0, tcp).unwrap().figures["mib_s"], 10.0);
+        let udp = r#"{"end":{"sum":{"seconds":2,"packets":9000,"lost_packets":5000,"lost_percent":55.5}}}"#;
+        let row = of(2, udp).unwrap();
+        assert_eq!((row.figures["packets_s"], row.key("direction").unwrap()), (2.0, &Value::from("from-guest")));
+    }
+
+    #[test]
+    fn stream_that_failed_is_told() {
+        for (line, reason) in [
+            (r#"{"error":"unable to connect"}"#, "unable to connect"),
+            ("iperf3: not found", "report"),
+            (r#"{"end":{"sum_received":{"bits_per_second":0}}}"#, "nothing arrived"),
+            (r#"{"end":{}}"#, "bits_per_second"),
+        ] {
+            let error = of(0, line).unwrap_err();
+            assert!(format!("{error:#}").contains(reason), "{error:#}");
+        }
+    }
+}
