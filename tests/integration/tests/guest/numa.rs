@@ -82,8 +82,7 @@ sleep 1000
     assert_eq!(places, ["1", "0", "1", "0"]);
     let info = vmm.call("GET", "/api/v1/vm.info", None).unwrap().1;
     assert_eq!(info["device_tree"]["_vfio0"]["pci_bdf"], "0000:00:09.0", "{info}");
-    let mut start = vec![0; 1 << 20];
-    std::io::Read::read_exact(&mut File::open(&ram).unwrap(), &mut start).unwrap();
-    assert!(start.iter().any(|byte| *byte != 0), "the file has a part of the guest's RAM");
+    let used = fs::read(&ram).unwrap().chunks(4096).filter(|page| page.iter().any(|byte| *byte != 0)).count();
+    assert!(used > 0, "the file has a part of the guest's RAM");
     put(&vmm, "vmm.shutdown", &Value::Null);
 }
