@@ -39,3 +39,16 @@ fn disk_behind_the_iommu_boots_by_its_own_loader() {
     debian.leave("poweroff");
     assert!(debian.wait().success());
 }
+
+#[guest_test(needs(Firmware), slow = "three minutes; snapshot:: has guests that boot a kernel")]
+fn guest_that_firmware_booted_goes_on_in_another_process() {
+    let mut debian = Debian::start_by_firmware("", &["--cpus", "boot=2"]);
+    loads(&mut debian);
+    debian.log_in();
+    debian.run("echo kept >/run/kept");
+    debian.go_on_in_another_process();
+    assert_eq!(debian.run("cat /run/kept; nproc"), "kept\n2\n");
+    debian.run("head -c 1048576 /dev/urandom >/root/written && sync");
+    debian.leave("poweroff");
+    assert!(debian.wait().success());
+}

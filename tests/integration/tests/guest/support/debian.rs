@@ -10,10 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use carom_integration::api::exchange;
 use carom_integration::harness::tell;
 use carom_tools::checkout;
 use carom_tools::distribution::Distribution;
 use carom_tools::firmware::Firmware;
+use serde_json::json;
 use tempfile::TempDir;
 
 use super::SITE;
@@ -100,10 +102,15 @@ impl Debian {
             .args(["--disk", &format!("path={},image_type=raw{more}", disk.display())])
             .args(["--api-socket", &format!("path={}", dir.path().join("api").display())])
             .args(options)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
             .stderr(File::create(dir.path().join("stderr")).unwrap());
-        let mut carom = command.spawn().unwrap();
+        let (carom, keys, console) = Self::spawn(&mut command);
+        tell(&format!("the disk was copied in {:.1} s", start.elapsed().as_secs_f64()));
+        Self { carom, keys, console, seen: 0, start: Instant::now(), dir }
+    }
+
+    /// Starts a process whose console is kept.
+    fn spawn(command: &mut Command) -> (Child, ChildStdin, Arc<Mutex<String>>) {
+        let mut carom = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let console = Arc::new(Mutex::new(String::new()));
         let (mut output, shown) = (carom.stdout.take().unwrap(), console.clone());
         thread::spawn(move || {
@@ -117,8 +124,37 @@ impl Debian {
             }
         });
         let keys = carom.stdin.take().unwrap();
-        tell(&format!("the disk was copied in {:.1} s", start.elapsed().as_secs_f64()));
-        Self { carom, keys, console, seen: 0, start: Instant::now(), dir }
+        (carom, keys, console)
+    }
+
+    /// Saves it, ends its process, and has another one go on.
+    pub(crate) fn go_on_in_another_process(&mut self) {
+        let saved = format!("file://{}", self.dir.path().join("saved").display());
+        for (operation, body) in [("vm.pause", None), ("vm.snapshot", Some(json!({"destination_url": saved})))] {
+            let path = format!("/api/v1/{operation}");
+            let (status, answer) = exchange(&self.api(), "PUT", &path, body.as_ref()).unwrap();
+            assert!((200..300).contains(&status), "{operation}: {status} {answer}");
+        }
+        self.carom.kill().unwrap();
+        self.carom.wait().unwrap();
+        fs::remove_file(self.api()).unwrap();
+        let mut command = Command::new(&SITE.carom);
+        command
+            .args(["--restore", &format!("source_url={saved},resume=on")])
+            .args(["--api-socket", &format!("path={}", self.api().display())])
+            .stderr(File::create(self.dir.path().join("stderr")).unwrap());
+        (self.carom, self.keys, self.console) = Self::spawn(&mut command);
+        self.seen = 0;
+        // What is typed before the VM is restored is lost.
+        let start = Instant::now();
+        let runs = || {
+            let info = exchange(&self.api(), "GET", "/api/v1/vm.info", None);
+            info.is_ok_and(|(_, info)| info.contains("\"Running\""))
+        };
+        while !runs() {
+            assert!(start.elapsed() < COMMAND_TIME, "the VM does not go on");
+            thread::sleep(POLL);
+        }
     }
 
     pub(crate) fn api(&self) -> PathBuf {
