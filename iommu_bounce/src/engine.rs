@@ -386,7 +386,7 @@ impl Engine {
         let windows = self.windows.as_mut().ok_or(ConfigError::NoWindows)?;
         windows.config.check_budget(bytes, windows.region_size())?;
         let before = std::mem::replace(&mut windows.config.budget, bytes);
-        while self.windows.as_ref().is_some_and(Windows::is_over_budget) && self.evict_one() {}
+        self.evict_over_budget();
         Ok(before != bytes && self.active_windows().is_some())
     }
 

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use super::Engine;
 use crate::backend::Permissions;
 use crate::mapping::{Chunk, MappedMemory};
+use crate::windows::Windows;
 use crate::{DomainId, SpaceId};
 
 impl Engine {
@@ -27,6 +28,8 @@ impl Engine {
             self.park(id, &parked);
         }
         self.end_domains(true);
+        // Domains may have had more than a budget that was lowered.
+        self.evict_over_budget();
         self.counters.faults_dropped += self.faults.clear();
         self.accepted = 0;
         self.bypass = self.config.bypass;
@@ -90,6 +93,11 @@ impl Engine {
             self.evict(id, iova);
             true
         })
+    }
+
+    /// Unmaps and gives back parked chunks until what is backed is within the budget, or none is parked.
+    pub(super) fn evict_over_budget(&mut self) {
+        while self.windows.as_ref().is_some_and(Windows::is_over_budget) && self.evict_one() {}
     }
 
     /// Unmaps and gives back all chunks that are parked in an address space.

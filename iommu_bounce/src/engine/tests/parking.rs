@@ -86,6 +86,19 @@ fn lowered_budget_evicts_what_is_parked() {
 }
 
 #[test]
+fn budget_lowered_below_the_chunks_of_a_guest_evicts_them_once_a_reset_parks_them() {
+    let mut rig = windowed();
+    rig.engine.set_budget(CHUNK).expect("it fits");
+    assert_eq!(rig.chunks.backed(), 2, "nothing is taken away from a domain");
+    reboot(&mut rig);
+    assert_eq!((rig.chunks.parked(), rig.chunks.backed()), (1, 1));
+    rig.engine.set_budget(0).expect("it fits");
+    rig.all_ok([attach(1, 1)]);
+    assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), NOMEM);
+    rig.assert_host_is_clean();
+}
+
+#[test]
 fn other_permissions_take_a_new_chunk() {
     let mut rig = windowed();
     reboot(&mut rig);
