@@ -183,7 +183,7 @@ fn card_comes_works_and_goes_while_it_is_used() {
     assert!(vmm.wait(BOOT_TIME).unwrap().success());
 }
 
-#[guest_test]
+#[guest_test(slow = "card_on_a_macvtap_interface_* has a descriptor, snapshot:: guests that go on, unit tests net_fds")]
 fn card_whose_interface_a_client_opened_works_and_goes_on_with_another_when_it_is_restored() {
     // A connection is lost with its interface: the next one is soon made.
     let job =
