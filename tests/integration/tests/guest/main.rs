@@ -45,6 +45,7 @@ mod segments;
 mod short_of_memory;
 mod smbios;
 mod snapshot;
+mod soak;
 mod stock;
 mod support;
 mod taken_back;
