@@ -384,7 +384,8 @@ mod tests {
     use super::*;
 
     fn config() -> IommuBounceConfig {
-        IommuBounceConfig { size: 8 << 20, max: 64 << 20, threshold: None, max_mapped: Some(4096), hugepages: false }
+        let bounce: IommuBounceConfig = "".parse().unwrap();
+        IommuBounceConfig { size: 8 << 20, max: 64 << 20, threshold: None, max_mapped: Some(4096), ..bounce }
     }
 
     #[test]

@@ -11,9 +11,8 @@ use crate::EndpointId;
 use crate::backend::{ChunkStore, GuestRam, MapperLimits};
 use crate::spec::{MAX_PROBE_SIZE, property};
 
-/// The window must end below this address: guests' drivers hand out IOVAs downwards from here (bounce windows,
-/// Discovery).
-const APERTURE_LIMIT: u64 = 1 << 32;
+/// Windows lie on one side of this address: drivers that know only windows below it can tell (bounce windows, Discovery).
+const FOUR_GIB: u64 = 1 << 32;
 
 /// The fewest properties that PROBE must have room for: the MSI window, and what is reserved below and above it.
 const MIN_PROBE_SIZE: usize = 3 * property::RESV_MEM_SIZE;
@@ -88,7 +87,8 @@ impl Default for Limits {
 /// How bounce windows are set up.
 #[derive(Clone, Debug)]
 pub struct WindowConfig {
-    /// The IOVAs that windows use, the same in every domain; aligned on chunks, below 4 GiB and below the MSI window.
+    /// The IOVAs that windows use, the same in every domain; aligned on chunks, clear of the MSI window. Below 4 GiB, where any driver that
+    /// knows windows uses them, or above ([`feature::BOUNCE_WINDOW_HIGH`](crate::spec::feature::BOUNCE_WINDOW_HIGH)).
     pub aperture: RangeInclusive<u64>,
     /// Bytes of window memory over all domains, at most the size of the region.
     pub budget: u64,
@@ -282,6 +282,11 @@ impl EngineConfig {
 }
 
 impl WindowConfig {
+    /// Whether the aperture is above 4 GiB.
+    pub(crate) fn is_high(&self) -> bool {
+        *self.aperture.start() >= FOUR_GIB
+    }
+
     /// Whether the store could back the budget.
     pub(crate) fn check_budget(&self, budget: u64, region: u64) -> Result<(), ConfigError> {
         if budget > region {
@@ -299,8 +304,12 @@ impl WindowConfig {
         if start % chunk != 0 || end.wrapping_add(1) % chunk != 0 {
             return broken("must start and end on whole chunks");
         }
-        if end >= APERTURE_LIMIT || end >= *config.msi_window.start() {
-            return broken("must end below 4 GiB and below the MSI window");
+        let msi = &config.msi_window;
+        if start < FOUR_GIB && (end >= FOUR_GIB || end >= *msi.start()) {
+            return broken("must end below 4 GiB and below the MSI window, or start at 4 GiB or above");
+        }
+        if start <= *msi.end() && end >= *msi.start() {
+            return broken("must not overlap the MSI window");
         }
         if start < *config.input_range.start() || end > *config.input_range.end() {
             return broken("must lie within input_range");
@@ -310,7 +319,7 @@ impl WindowConfig {
         let is_ram = |gpa| ram.prefix(gpa, granule).is_some();
         let mut starts = (0..=(end - start) / chunk).map(|n| start + n * chunk);
         if starts.any(|gpa| is_ram(gpa) || is_ram(gpa + chunk - granule)) {
-            return broken("must not overlap guest RAM: move it to the PCI hole");
+            return broken("must not overlap guest RAM");
         }
         Ok(())
     }

@@ -171,8 +171,8 @@ impl Engine {
         if self.ram.has_devices() {
             features |= feature::MMIO;
         }
-        if self.windows.is_some() {
-            features |= feature::BOUNCE_WINDOW;
+        if let Some(windows) = &self.windows {
+            features |= if windows.config.is_high() { feature::BOUNCE_WINDOW_HIGH } else { feature::BOUNCE_WINDOW };
         }
         features
     }
@@ -403,7 +403,7 @@ impl Engine {
 
     /// The windows, if the driver accepted them.
     fn active_windows(&self) -> Option<&Windows> {
-        let active = self.accepted & feature::BOUNCE_WINDOW != 0;
+        let active = self.accepted & feature::ANY_BOUNCE_WINDOW != 0;
         self.windows.as_ref().filter(|_| active)
     }
 

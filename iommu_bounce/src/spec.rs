@@ -21,6 +21,10 @@ pub mod feature {
     pub const BYPASS_CONFIG: u64 = 1 << 6;
     /// The bounce window extension. A number of ours in the device's range; the specification uses 0 to 6.
     pub const BOUNCE_WINDOW: u64 = 1 << 23;
+    /// The same with an aperture above 4 GiB, in place of `BOUNCE_WINDOW`: for drivers that know of such.
+    pub const BOUNCE_WINDOW_HIGH: u64 = 1 << 24;
+    /// Whether there are bounce windows: one of these.
+    pub const ANY_BOUNCE_WINDOW: u64 = BOUNCE_WINDOW | BOUNCE_WINDOW_HIGH;
 }
 
 /// Request types (section 5.13.6).

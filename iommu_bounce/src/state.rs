@@ -53,6 +53,9 @@ pub struct WindowState {
     pub budget: u64,
     /// The size in bytes at or below which the driver is advised to copy.
     pub threshold: u32,
+    /// First and last IOVA of the aperture, which the driver keeps in mind; `None` in states of before they were in it.
+    #[serde(default)]
+    pub aperture: Option<(u64, u64)>,
 }
 
 /// A domain.

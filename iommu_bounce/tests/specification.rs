@@ -89,6 +89,10 @@ fn feature_bit_until_one_is_assigned_is_the_same_in_guest_protocol_and_engine() 
     assert_eq!(defined(&header(), "VIRTIO_IOMMU_F_BOUNCE_WINDOW"), u64::from(bit));
     assert!(read("docs/bounce-windows.md").contains(&format!("`VIRTIO_IOMMU_F_BOUNCE_WINDOW` = {bit}")));
     assert!(proposal().iter().any(|line| line.contains("[VIRTIO_IOMMU_F_BOUNCE_WINDOW (7)]")));
+    // Where windows are is said by the configuration alone there.
+    let high = feature::BOUNCE_WINDOW_HIGH.trailing_zeros();
+    assert_eq!(defined(&header(), "VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH"), u64::from(high));
+    assert!(read("docs/bounce-windows.md").contains(&format!("`VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH` = {high}")));
 }
 
 #[test]

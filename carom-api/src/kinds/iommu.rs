@@ -42,6 +42,23 @@ pub struct IommuBounceConfig {
     /// Whether windows are backed by huge pages of the host.
     #[serde(default)]
     pub hugepages: bool,
+    /// On which side of 4 GiB the IOVAs of windows are.
+    #[serde(default)]
+    pub aperture: Aperture,
+}
+
+/// On which side of 4 GiB the IOVAs of bounce windows are. Those above are not among the addresses at which hosts have BARs of 32 bits, but
+/// not every driver of guests knows such windows, nor does every device reach them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Aperture {
+    /// Below, if the host leaves room there, or else above.
+    #[default]
+    Auto,
+    /// Below.
+    Low,
+    /// Above.
+    High,
 }
 
 fn default_size() -> u64 {
@@ -66,7 +83,7 @@ impl IommuBounceConfig {
         field: Self::OPTION,
         number: Number::One,
         value: "size=SIZE,…",
-        help: "Bounce windows: [size=64M][,max=SIZE][,threshold=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off]",
+        help: "Bounce windows: [size=64M][,max=SIZE][,threshold=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off][,aperture=auto|low|high]",
         bare: Some(""),
         id: Self::ID,
         takes_slot: false,
@@ -140,13 +157,15 @@ impl KindConfig for IommuBounceConfig {
 impl FromStr for IommuBounceConfig {
     type Err = ConfigError;
 
-    /// Parses `[size=SIZE][,max=SIZE][,threshold=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off]`; the text may be empty.
+    /// Parses `[size=SIZE][,max=SIZE][,threshold=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off][,aperture=auto|low|high]`; the text may be empty.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         if text.is_empty() {
             let size = DEFAULT_BOUNCE_SIZE;
-            return Ok(Self { size, max: size, threshold: None, max_mapped: None, hugepages: false });
+            let aperture = Aperture::default();
+            return Ok(Self { size, max: size, threshold: None, max_mapped: None, hugepages: false, aperture });
         }
-        let list = OptionList::parse(Self::OPTION, text, &["size", "max", "threshold", "max_mapped", "hugepages"])?;
+        let keys = ["size", "max", "threshold", "max_mapped", "hugepages", "aperture"];
+        let list = OptionList::parse(Self::OPTION, text, &keys)?;
         let size = list.size("size")?.unwrap_or(DEFAULT_BOUNCE_SIZE);
         let threshold = match list.get("threshold") {
             None | Some("auto") => None,
@@ -160,7 +179,16 @@ impl FromStr for IommuBounceConfig {
         };
         let max = list.size("max")?.unwrap_or(size);
         let (max_mapped, hugepages) = (list.size("max_mapped")?, list.toggle("hugepages", false)?);
-        Ok(Self { size, max, threshold, max_mapped, hugepages })
+        let aperture = match list.get("aperture") {
+            None | Some("auto") => Aperture::Auto,
+            Some("low") => Aperture::Low,
+            Some("high") => Aperture::High,
+            Some(other) => {
+                let rule = format!("'{other}' is none of 'auto', 'low' and 'high'");
+                return Err(ConfigError::new(Self::OPTION.key("aperture"), rule));
+            }
+        };
+        Ok(Self { size, max, threshold, max_mapped, hugepages, aperture })
     }
 }
 
@@ -179,6 +207,18 @@ mod tests {
         assert!(bounce.hugepages);
         let refused = "threshold=0".parse::<IommuBounceConfig>().unwrap_err().to_string();
         assert!(refused.starts_with("--iommu-bounce threshold: '0'"), "{refused}");
+    }
+
+    #[test]
+    fn aperture_is_on_the_side_that_is_asked_for() {
+        for (text, side) in [("", Aperture::Auto), ("aperture=low", Aperture::Low), ("aperture=high", Aperture::High)] {
+            let bounce: IommuBounceConfig = text.parse().unwrap();
+            assert_eq!(bounce.aperture, side, "{text}");
+        }
+        let json: IommuBounceConfig = serde_json::from_str(r#"{"aperture": "high"}"#).unwrap();
+        assert_eq!(json.aperture, Aperture::High);
+        let refused = "aperture=4G".parse::<IommuBounceConfig>().unwrap_err().to_string();
+        assert_eq!(refused, "--iommu-bounce aperture: '4G' is none of 'auto', 'low' and 'high'");
     }
 
     #[test]

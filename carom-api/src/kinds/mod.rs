@@ -35,7 +35,7 @@ pub use block::{DiskConfig, ImageType, LockGranularity};
 pub use console::ConsoleConfig;
 pub use fs::FsConfig;
 pub use host_file::HostFile;
-pub use iommu::IommuBounceConfig;
+pub use iommu::{Aperture, IommuBounceConfig};
 pub use net::{NetConfig, VhostMode};
 pub use pmem::PmemConfig;
 pub use rng::RngConfig;

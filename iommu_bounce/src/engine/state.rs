@@ -8,15 +8,17 @@ use crate::Fault;
 use crate::mapping::Chunk;
 use crate::spec::{ATTACH_F_BYPASS, MAP_F_MMIO, Status};
 use crate::state::{ChunkState, DomainState, EngineState, MappingState, RestoreError, STATE_VERSION, WindowState};
+use crate::windows::Windows;
 use crate::{DomainId, wire};
 
 impl Engine {
     /// The state that the guest has made. No vCPU may run between this call and the saving of the chunks' bytes.
     pub fn state(&self) -> EngineState {
-        let window = self
-            .windows
-            .as_ref()
-            .map(|windows| WindowState { budget: windows.config.budget, threshold: windows.config.threshold });
+        let window = self.windows.as_ref().map(|Windows { config, .. }| WindowState {
+            budget: config.budget,
+            threshold: config.threshold,
+            aperture: Some(config.aperture.clone().into_inner()),
+        });
         let domains = self.domains.iter().map(|(&id, domain)| {
             let mappings = domain.mappings.iter().filter(|_| !domain.bypass);
             let chunks = domain.chunks.iter();
@@ -89,6 +91,13 @@ impl Engine {
             return Err(RestoreError::Window(
                 "the state and the engine must both have bounce windows, or neither".into(),
             ));
+        }
+        let own = self.windows.as_ref().map(|windows| windows.config.aperture.clone().into_inner());
+        if let (Some((start, end)), Some(own)) = (state.window.and_then(|window| window.aperture), own)
+            && (start, end) != own
+        {
+            let rule = format!("the aperture was {start:#x} to {end:#x}, and is {:#x} to {:#x}", own.0, own.1);
+            return Err(RestoreError::Window(rule));
         }
         if let Some(window) = state.window {
             let refused = |error: crate::ConfigError| RestoreError::Window(error.to_string());

@@ -30,6 +30,8 @@ use crate::{EndpointId, Engine, EngineConfig, MAX_REPLY, UnmapRequest, WindowCon
 const PAGE: u64 = 0x1000;
 const CHUNK: u64 = 0x1_0000;
 const APERTURE: u64 = 0xe000_0000;
+/// An aperture above 4 GiB, and above RAM.
+const HIGH: u64 = 0x2_0000_0000;
 const APERTURE_CHUNKS: u64 = 16;
 const BUDGET_CHUNKS: u64 = 4;
 const REGION_CHUNKS: u32 = 8;

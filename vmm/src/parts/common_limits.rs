@@ -28,6 +28,29 @@ pub(super) fn input_range(limits: &[MapperLimits]) -> RangeInclusive<u64> {
 /// The largest part of `whole` that every endpoint's host IOMMU can translate, in whole chunks; `None` where
 /// the host reserves something in each of them.
 pub(super) fn window_aperture(whole: &RangeInclusive<u64>, limits: &[MapperLimits]) -> Option<RangeInclusive<u64>> {
+    // Of several that are as large, the first.
+    free_chunks(whole, limits).into_iter().rev().max_by_key(len)
+}
+
+/// The first `bytes` at `start` or behind, in whole chunks, that every endpoint's host IOMMU can translate; or the largest part, where there
+/// are nowhere so many.
+pub(super) fn aperture_behind(start: u64, bytes: u64, limits: &[MapperLimits]) -> Option<RangeInclusive<u64>> {
+    let end = *input_range(limits).end();
+    let whole = (start <= end).then_some(start..=end)?;
+    let parts = free_chunks(&whole, limits);
+    let first = parts.iter().find(|part| len(part) >= bytes);
+    first.map_or_else(
+        || parts.iter().cloned().rev().max_by_key(len),
+        |part| Some(*part.start()..=part.start() + (bytes - 1)),
+    )
+}
+
+fn len(range: &RangeInclusive<u64>) -> u64 {
+    (range.end() - range.start()).saturating_add(1)
+}
+
+/// The parts of `whole` that every endpoint's host IOMMU can translate, in whole chunks.
+fn free_chunks(whole: &RangeInclusive<u64>, limits: &[MapperLimits]) -> Vec<RangeInclusive<u64>> {
     let mut free = RangeInclusiveSet::from_iter([whole.clone()]);
     for limits in limits {
         let mut reserved = RangeInclusiveSet::from_iter([whole.clone()]);
@@ -36,12 +59,11 @@ pub(super) fn window_aperture(whole: &RangeInclusive<u64>, limits: &[MapperLimit
     }
     let in_chunks = |range: RangeInclusive<u64>| {
         let start = range.start().next_multiple_of(CHUNK_SIZE);
-        let end = (range.end() + 1) / CHUNK_SIZE * CHUNK_SIZE;
+        // All addresses have no end that is a number: the last chunk is left out.
+        let end = range.end().saturating_add(1) / CHUNK_SIZE * CHUNK_SIZE;
         (start < end).then(|| start..=end - 1)
     };
-    let parts: Vec<_> = free.into_iter().filter_map(in_chunks).collect();
-    // Of several that are as large, the first.
-    parts.into_iter().rev().max_by_key(|range| range.end() - range.start())
+    free.into_iter().filter_map(in_chunks).collect()
 }
 
 #[cfg(test)]
@@ -83,6 +105,18 @@ mod tests {
         let both = [low, high];
         assert_eq!(window_aperture(&both[..1]), Some(0xc020_0000..=0xdfff_ffff));
         assert_eq!(window_aperture(&both), Some(0xc020_0000..=0xcfff_ffff));
+    }
+
+    #[test]
+    fn aperture_behind_ram_is_the_first_that_is_large_enough() {
+        let behind = |limits: &[MapperLimits]| aperture_behind(8 << 30, 0x2000_0000, limits);
+        assert_eq!(behind(&[limits(&[0..=u64::MAX])]), Some(0x2_0000_0000..=0x2_1fff_ffff));
+        assert_eq!(behind(&[]), Some(0x2_0000_0000..=0x2_1fff_ffff));
+        let holes = limits(&[0..=0x2_1000_0000, 0x2_2000_0000..=0x7f_ffff_ffff]);
+        assert_eq!(behind(std::slice::from_ref(&holes)), Some(0x2_2000_0000..=0x2_3fff_ffff));
+        let narrow = limits(&[0..=0x2_2fff_ffff]);
+        assert_eq!(behind(&[holes, narrow]), Some(0x2_0000_0000..=0x2_0fff_ffff), "the largest that there is");
+        assert_eq!(behind(&[limits(&[0..=0x1_ffff_ffff])]), None);
     }
 
     #[test]

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use carom_api::config::IommuPoll;
-use carom_api::kinds::{Kind, KindConfig};
+use carom_api::config::{IommuPoll, MemoryConfig};
+use carom_api::kinds::{Aperture, Kind, KindConfig};
 use carom_api::limits::CHUNK_SIZE;
 use carom_api::{ConfigError, IommuBounceConfig, VmConfig};
 use devices::pci::{PciAddress, PciDevice};
@@ -16,8 +16,9 @@ use iommu_bounce::{DmaMapper, EngineConfig, Limits, MapperLimits, WindowConfig};
 use super::context::DeviceContext;
 use super::mapper::EndpointMapper;
 use super::{Part, common_limits};
-use crate::arch::layout::{MSI_WINDOW, PciHole};
+use crate::arch::layout::{HIGH_MEMORY_START, MEMORY_DEVICE_GRANULE, MSI_WINDOW, PciHole};
 use crate::machine::VmError;
+use crate::memory;
 
 /// Where the virtio-iommu sits.
 pub const IOMMU_ADDRESS: PciAddress = PciAddress::on_root_bus(1);
@@ -89,7 +90,9 @@ pub(super) fn build(
 fn max_table_pages(config: &VmConfig) -> u64 {
     /// What one page of the lowest level translates.
     const REACH: u64 = 2 << 20;
-    2560 + config.memory.total().saturating_add(config.memory.hotplug_size) / REACH * 2
+    /// Those of a window above 4 GiB, of which the lower levels have some.
+    const WINDOW: u64 = 512;
+    2560 + WINDOW + config.memory.total().saturating_add(config.memory.hotplug_size) / REACH * 2
 }
 
 /// Whether firmware, which has no driver of a virtio-iommu, has to read a disk behind it. Then endpoints that are attached to nothing reach
@@ -120,15 +123,36 @@ pub(super) fn polls(poll: IommuPoll, vcpus: u32) -> bool {
 }
 
 fn window(config: &VmConfig, bounce: &IommuBounceConfig, limits: &[MapperLimits]) -> Result<WindowConfig, VmError> {
-    let PciHole { aperture, .. } = PciHole::of(config.payload.firmware.is_some());
-    let aperture = common_limits::window_aperture(&aperture, limits).ok_or_else(|| {
-        let (start, end) = aperture.into_inner();
+    let PciHole { aperture: hole, .. } = PciHole::of(config.payload.firmware.is_some());
+    let behind = behind_ram(&config.memory);
+    let low = || common_limits::window_aperture(&hole, limits);
+    let high = || common_limits::aperture_behind(behind, hole.end() - hole.start() + 1, limits);
+    let (aperture, asked) = match bounce.aperture {
+        Aperture::Auto => {
+            (low().or_else(high), format!("from {:#x} to {:#x}, nor behind RAM; leave it out", hole.start(), hole.end()))
+        }
+        Aperture::Low => (low(), format!("from {:#x} to {:#x}; try aperture=high, or leave it out", hole.start(), hole.end())),
+        Aperture::High => (high(), format!("at {behind:#x} or behind; try aperture=low, or leave it out")),
+    };
+    let aperture = aperture.ok_or_else(|| {
         let rule = format!(
-            "the host's IOMMU, or memory of the host's that a device shares its IOMMU group with, leaves no room for bounce windows from {start:#x} to {end:#x}; leave it out"
+            "the host's IOMMU, or memory of the host's that a device shares its IOMMU group with, leaves no room for bounce windows {asked}"
         );
         ConfigError::new(IommuBounceConfig::OPTION, rule)
     })?;
+    if bounce.aperture == Aperture::Auto && *aperture.start() >= HIGH_MEMORY_START {
+        let start = aperture.start();
+        log::warn!(
+            "the host leaves no room for bounce windows below 4 GiB: they start at {start:#x}, for guests that know such"
+        );
+    }
     Ok(WindowConfig { aperture, budget: bounce.size, threshold: bounce.threshold.unwrap_or(0) })
+}
+
+/// First address above 4 GiB that no RAM has, nor will have.
+fn behind_ram(memory: &MemoryConfig) -> u64 {
+    let end = memory::end(memory.total()).next_multiple_of(MEMORY_DEVICE_GRANULE).saturating_add(memory.hotplug_size);
+    end.max(HIGH_MEMORY_START)
 }
 
 #[cfg(test)]
@@ -146,5 +170,36 @@ mod tests {
             r#"{"payload": {"firmware": "/f"}, "disks": [{"path": "/a"}], "rng": {"src": "/r", "iommu": true}}"#
         ));
         assert!(!bypass(r#"{"payload": {"kernel": "/k"}, "disks": [{"path": "/a", "iommu": true}]}"#));
+    }
+
+    #[test]
+    fn windows_are_above_4_gib_where_the_host_leaves_no_room_below_or_they_are_asked_to_be() {
+        let config: VmConfig = serde_json::from_str(
+            r#"{"payload": {"kernel": "/k"}, "memory": {"size": 8589934592, "hotplug_size": 1073741824}}"#,
+        )
+        .unwrap();
+        let start = |option: &str, ranges: &[std::ops::RangeInclusive<u64>]| {
+            let bounce: IommuBounceConfig = option.parse().unwrap();
+            let limits = MapperLimits { page_size_mask: !0xfff, iova_ranges: ranges.to_vec(), max_mappings: None };
+            window(&config, &bounce, &[limits])
+                .map(|window| *window.aperture.start())
+                .map_err(|error| error.to_string())
+        };
+        let (all, nothing_low, nothing_high) =
+            ([0..=u64::MAX], [0..=0xbfff_ffff, 1 << 32..=1 << 40], [0..=0xfedf_ffff]);
+        // 5 GiB of RAM are above 4 GiB, and 1 GiB may come.
+        let behind = 10 << 30;
+        assert_eq!(start("", &all), Ok(0xc000_0000));
+        assert_eq!(start("", &nothing_low), Ok(behind));
+        assert_eq!(start("aperture=high", &all), Ok(behind));
+        assert_eq!(start("aperture=low", &nothing_high), Ok(0xc000_0000));
+        for (option, ranges, place) in [
+            ("aperture=low", nothing_low.as_slice(), "from 0xc0000000 to 0xdfffffff; try aperture=high"),
+            ("aperture=high", nothing_high.as_slice(), "at 0x280000000 or behind; try aperture=low, or leave it out"),
+            ("", [0..=0xbfff_ffff].as_slice(), "from 0xc0000000 to 0xdfffffff, nor behind RAM"),
+        ] {
+            let error = start(option, ranges).unwrap_err();
+            assert!(error.starts_with("--iommu-bounce: the host's IOMMU") && error.contains(place), "{error}");
+        }
     }
 }

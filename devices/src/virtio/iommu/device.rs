@@ -119,7 +119,7 @@ impl VirtioDevice for VirtioIommu {
     fn activate(&self, driver: Driver) {
         lock(self.queues.engine()).accept_features(driver.features);
         if let Some(windows) = &self.windows {
-            windows.set_in_use(driver.features & feature::BOUNCE_WINDOW != 0);
+            windows.set_in_use(driver.features & feature::ANY_BOUNCE_WINDOW != 0);
         }
         self.queues.open(&driver);
     }

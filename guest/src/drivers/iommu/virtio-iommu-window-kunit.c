@@ -143,8 +143,36 @@ static void reused_place_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, bitmap_weight(w.shown, CHUNKS), 1);
 }
 
+/* Windows lie where the feature says that was offered, and nowhere else. */
+static void side_test(struct kunit *test)
+{
+	KUNIT_EXPECT_TRUE(test, viommu_window_iova_fits(false, IOVA, U32_MAX));
+	KUNIT_EXPECT_FALSE(test, viommu_window_iova_fits(false, IOVA, SZ_4G));
+	KUNIT_EXPECT_FALSE(test, viommu_window_iova_fits(false, SZ_4G, SZ_4G + CHUNK - 1));
+	KUNIT_EXPECT_TRUE(test, viommu_window_iova_fits(true, SZ_4G, SZ_4G + CHUNK - 1));
+	KUNIT_EXPECT_FALSE(test, viommu_window_iova_fits(true, IOVA, SZ_4G + CHUNK - 1));
+	KUNIT_EXPECT_FALSE(test, viommu_window_iova_fits(true, SZ_4G, U64_MAX));
+}
+
+/* A chunk above 4 GiB is asked for and given back by its whole address. */
+static void high_test(struct kunit *test)
+{
+	dma_addr_t iova = 0x7fe0000000UL;
+	size_t size = CHUNK;
+	void *va;
+
+	w.window.iova_start = iova;
+	va = viommu_window_add(&w.domain, iova, &size, IOMMU_READ | IOMMU_WRITE);
+	KUNIT_ASSERT_FALSE(test, IS_ERR(va));
+	KUNIT_EXPECT_EQ(test, w.iova[0], iova);
+	KUNIT_EXPECT_TRUE(test, viommu_window_del(&w.domain, iova, va, size));
+	KUNIT_EXPECT_EQ(test, w.iova[0], 0);
+}
+
 static struct kunit_case window_cases[] = {
 	KUNIT_CASE(reused_place_test),
+	KUNIT_CASE(side_test),
+	KUNIT_CASE(high_test),
 	{ }
 };
 

@@ -79,21 +79,29 @@ static bool mapped_write_back(void *region, u64 len, u64 step)
 
 #endif /* CONFIG_X86 */
 
+static bool has_windows(struct virtio_device *vdev)
+{
+	return virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW) ||
+	       virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH);
+}
+
 /**
  * viommu_window_validate - decide whether to accept the feature
  * @vdev: a device whose features are being negotiated
  *
- * Return: 0; the feature is cleared if windows are not wanted.
+ * Return: 0; the features are cleared if windows are not wanted.
  */
 int viommu_window_validate(struct virtio_device *vdev)
 {
 	struct virtio_shm_region region;
 
-	if (!virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW))
+	if (!has_windows(vdev))
 		return 0;
 	if (!dma_bounce_allowed() || !can_be_cached() ||
-	    !virtio_get_shm_region(vdev, &region, VIRTIO_IOMMU_WINDOW_SHMID) || !region.len)
+	    !virtio_get_shm_region(vdev, &region, VIRTIO_IOMMU_WINDOW_SHMID) || !region.len) {
 		__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW);
+		__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH);
+	}
 	return 0;
 }
 EXPORT_SYMBOL_GPL(viommu_window_validate);
@@ -139,6 +147,7 @@ EXPORT_SYMBOL_GPL(viommu_window_config_changed);
 static bool read_geometry(struct viommu_window *window)
 {
 	struct virtio_device *vdev = window->vdev;
+	bool high = virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH);
 	u64 last;
 
 	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_iova_start,
@@ -147,7 +156,8 @@ static bool read_geometry(struct viommu_window *window)
 	virtio_cread_le(vdev, struct virtio_iommu_window_config, window_chunk_size,
 			&window->chunk_size);
 	if (!is_power_of_2(window->chunk_size) || window->chunk_size < DMA_BOUNCE_MIN_CHUNK ||
-	    window->chunk_size > SZ_1G || last < window->iova_start || last > U32_MAX ||
+	    window->chunk_size > SZ_1G || last < window->iova_start ||
+	    !viommu_window_iova_fits(high, window->iova_start, last) ||
 	    !IS_ALIGNED(window->iova_start, window->chunk_size))
 		return false;
 	window->iova_len = round_down(last - window->iova_start + 1, window->chunk_size);
@@ -197,7 +207,7 @@ struct viommu_window *viommu_window_probe(struct virtio_device *vdev, viommu_win
 	struct viommu_window *window;
 	int ret;
 
-	if (!virtio_has_feature(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW))
+	if (!has_windows(vdev))
 		return NULL;
 	window = devm_kzalloc(&vdev->dev, sizeof(*window), GFP_KERNEL);
 	if (!window)

@@ -80,6 +80,13 @@ static inline size_t viommu_window_reply_len(u8 type)
 	return type == VIRTIO_IOMMU_T_WINDOW_ADD ? sizeof(__le64) : 0;
 }
 
+/* Whether windows are on the side of 4 GiB that their feature says */
+static inline bool viommu_window_iova_fits(bool high, u64 start, u64 last)
+{
+	/* Nothing that counts bytes may overflow. */
+	return high ? start > U32_MAX && last < S64_MAX : last <= U32_MAX;
+}
+
 #if IS_ENABLED(CONFIG_VIRTIO_IOMMU_WINDOW)
 
 int viommu_window_validate(struct virtio_device *vdev);
@@ -97,6 +104,7 @@ bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iova, void *va, s
 static inline int viommu_window_validate(struct virtio_device *vdev)
 {
 	__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW);
+	__virtio_clear_bit(vdev, VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH);
 	return 0;
 }
 

@@ -54,9 +54,14 @@ fn wrong_window_names_the_rule() {
     let chunks = "must start and end on whole chunks";
     assert!(aperture(APERTURE + 1..=APERTURE + CHUNK - 1).contains(chunks));
     assert!(aperture(APERTURE..=APERTURE + CHUNK).contains(chunks));
-    let below = "must end below 4 GiB and below the MSI window";
-    assert!(aperture(0xfed0_0000..=0xfeef_ffff).contains(below));
-    assert!(aperture(1 << 32..=(1 << 32) + CHUNK - 1).contains(below));
+    let side = "must end below 4 GiB and below the MSI window, or start at 4 GiB or above";
+    assert!(aperture(0xfed0_0000..=0xfeef_ffff).contains(side));
+    assert!(aperture((1 << 32) - CHUNK..=(1 << 32) + CHUNK - 1).contains(side));
+    let msi = error_with(|c| {
+        c.msi_window = HIGH..=HIGH + 0xfff;
+        c.window.as_mut().expect("there are windows").aperture = HIGH..=HIGH + CHUNK - 1;
+    });
+    assert!(msi.contains("must not overlap the MSI window"));
     assert!(aperture(0..=CHUNK - 1).contains("must not overlap guest RAM"));
     assert!(aperture(RangeInclusive::new(9, 8)).contains("window.aperture is empty"));
     let input = error_with(|c| c.input_range = 0..=APERTURE);

@@ -50,11 +50,12 @@ fn restored_engine_and_host_are_the_same() {
 #[test]
 fn state_that_is_refused_leaves_a_fresh_engine() {
     type Spoil = fn(&mut EngineState);
-    let cases: [(Spoil, &str); 14] = [
+    let cases: [(Spoil, &str); 15] = [
         (|s| s.version = 2, "version 2"),
         (|s| s.accepted |= 1 << 3, "accepted is"),
         (|s| s.window = None, "both have bounce windows"),
         (|s| s.window.as_mut().unwrap().budget = 1 << 40, "window: the window budget"),
+        (|s| s.window.as_mut().unwrap().aperture = Some((HIGH, HIGH + CHUNK - 1)), "the aperture was 0x200000000 to"),
         (|s| s.domains[0].endpoints[1] = 77, "domain 1: endpoint 0x4d: NoEnt"),
         (|s| s.domains[0].endpoints.clear(), "domain 1: it must"),
         (|s| s.domains[1].domain = 1, "domain 1: it must"),

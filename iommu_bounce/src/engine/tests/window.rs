@@ -32,6 +32,37 @@ fn add_maps_a_chunk_for_every_endpoint() {
     assert_eq!(counters.window_bytes, CHUNK);
 }
 
+/// An engine whose aperture is above 4 GiB.
+fn high() -> Rig {
+    let window = WindowConfig { aperture: HIGH..=HIGH + APERTURE_CHUNKS * CHUNK - 1, ..window_config() };
+    Rig::with_config(EngineConfig { window: Some(window), ..engine_config() })
+}
+
+#[test]
+fn window_above_4_gib_has_a_feature_of_its_own() {
+    let windows = |rig: &Rig| rig.engine.features() & feature::ANY_BOUNCE_WINDOW;
+    assert_eq!(windows(&attached()), feature::BOUNCE_WINDOW);
+    let mut rig = high();
+    assert_eq!(windows(&rig), feature::BOUNCE_WINDOW_HIGH);
+    let start = rig.engine.config_space()[spec::config::WINDOW_IOVA_START..][..8].to_vec();
+    assert_eq!(start, HIGH.to_le_bytes());
+    rig.all_ok([attach(1, 1), map(1, APERTURE, APERTURE + 0xfff, 0, READ)]);
+    assert_eq!(rig.status(&map(1, HIGH, HIGH + 0xfff, 0, READ)), RANGE);
+    assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), RANGE);
+    assert_eq!(rig.add_chunk(1, HIGH + CHUNK), 0);
+    assert!(rig.mapper(1).translate(HIGH + CHUNK).is_some());
+    rig.all_ok([window_del(1, HIGH + CHUNK)]);
+}
+
+#[test]
+fn driver_that_does_not_know_windows_above_4_gib_sees_none() {
+    let mut rig = high();
+    rig.engine.reset();
+    rig.engine.accept_features(rig.engine.features() & !feature::BOUNCE_WINDOW_HIGH);
+    rig.all_ok([attach(1, 1), map(1, HIGH, HIGH + 0xfff, 0, READ)]);
+    assert_eq!(rig.status(&window_add(1, BOTH, HIGH + CHUNK)), UNSUPP);
+}
+
 #[test]
 fn chunks_of_different_domains_are_different() {
     let mut rig = attached();

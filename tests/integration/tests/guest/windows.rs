@@ -3,7 +3,7 @@
 
 use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
-use carom_integration::{Guest, Outcome};
+use carom_integration::{Guest, Kernel, Outcome};
 
 use crate::support::{MIB, SITE, number, run};
 
@@ -52,6 +52,34 @@ fn io_is_verified_and_bounced_and_counters_agree() {
     assert!(host.requests.map < bounced / 2, "{bounced} bounced, but {host:?}");
     // Nearly all of the 64 MiB: a request that finds the pool growing is mapped.
     assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 48 * MIB, "what was verified came back through slots");
+}
+
+/// Prints where the windows are.
+const PLACE: &str = r"
+dmesg | sed -n 's/.*bounce windows: IOVA \(0x[0-9a-f]*\)-.*/CAROM-WINDOW \1/p'
+";
+
+fn windows_above_4_gib(kernel: Kernel) {
+    let work = format!("{PLACE}{}", workload::fio_verify(16, 64));
+
+    let outcome = run(&guest("windows-high", "size=64M,aperture=high", &work).kernel(kernel));
+
+    verified(&outcome, 1);
+    assert_counters_agree(&outcome);
+    assert!(number(&outcome, "CAROM-WINDOW") >= 4096 * MIB, "console:\n{}", outcome.console);
+    let bounced = number(&outcome, "CAROM-STAT-bounced_pages") + number(&outcome, "CAROM-STAT-bounced_lists");
+    let host = outcome.counters[0];
+    assert!(bounced > 500 && host.requests.map < bounced / 2, "{bounced} bounced, {host:?}");
+}
+
+#[guest_test]
+fn io_is_verified_and_bounced_through_windows_above_4_gib() {
+    windows_above_4_gib(Kernel::Patched);
+}
+
+#[guest_test(slow = "the same runs on the older kernel")]
+fn io_is_verified_and_bounced_through_windows_above_4_gib_on_the_newer_kernel() {
+    windows_above_4_gib(Kernel::Newer);
 }
 
 #[guest_test]

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note */
 /*
- * Bounce windows of virtio-iommu, version 1. The extension uses numbers that the virtio
- * specification leaves free: feature 23, requests 0x40 and 0x41.
+ * Bounce windows of virtio-iommu, version 2. The extension uses numbers that the virtio
+ * specification leaves free: features 23 and 24, requests 0x40 and 0x41.
  */
 #ifndef _UAPI_LINUX_VIRTIO_IOMMU_WINDOW_H
 #define _UAPI_LINUX_VIRTIO_IOMMU_WINDOW_H
@@ -9,8 +9,9 @@
 #include <linux/types.h>
 #include <linux/virtio_iommu.h>
 
-/* Feature bit */
+/* Feature bits, of which a device offers one: windows below 4 GiB, and windows above */
 #define VIRTIO_IOMMU_F_BOUNCE_WINDOW		23
+#define VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH	24
 
 /* Number of the shared memory region in which chunks appear */
 #define VIRTIO_IOMMU_WINDOW_SHMID		0
