@@ -123,11 +123,6 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     encrypted("payload.host_data", Neutral::Null),
     field("payload.igvm", Neutral::Null, "the guest boots payload.kernel or payload.firmware"),
     encrypted("payload.mrconfigid", Neutral::Null),
-    field(
-        "platform.iommu_address_width_bits",
-        Neutral::Number(64),
-        "the virtio-iommu takes the addresses that the host's IOMMU does",
-    ),
     field("platform.iommufd_fd", Neutral::Null, "the program opens IOMMUFD itself (platform.iommufd)"),
     encrypted("platform.sev_snp", Neutral::Bool(false)),
     encrypted("platform.tdx", Neutral::Bool(false)),

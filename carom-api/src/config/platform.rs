@@ -30,6 +30,10 @@ pub struct PlatformConfig {
     #[serde(default)]
     #[schema(max_items = 16)]
     pub iommu_segments: Vec<u16>,
+    /// Bits of the addresses that the virtio-iommu translates at most, 32 to 64; fewer where the host's IOMMU has fewer.
+    #[serde(default = "default_iommu_address_width_bits")]
+    #[schema(minimum = 32, maximum = 64)]
+    pub iommu_address_width_bits: u8,
     /// The machine's manufacturer, as its SMBIOS tables have it.
     #[serde(default)]
     pub system_manufacturer: Option<String>,
@@ -70,6 +74,10 @@ fn default_num_pci_segments() -> u16 {
     1
 }
 
+fn default_iommu_address_width_bits() -> u8 {
+    64
+}
+
 /// Whether a thread polls for requests of the virtio-iommu while they come fast, rather than have vCPUs leave the guest for
 /// each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -99,6 +107,9 @@ impl PlatformConfig {
 
     /// [`Self::iommu_segments`].
     pub const IOMMU_SEGMENTS: Field = Self::OPTION.key("iommu_segments");
+
+    /// [`Self::iommu_address_width_bits`].
+    pub const IOMMU_ADDRESS_WIDTH: Field = Self::OPTION.keys("iommu_address_width", "iommu_address_width_bits");
 
     /// The strings of the SMBIOS tables that there is one of each, by key.
     fn smbios_strings(&self) -> [(&'static str, &Option<String>); 10] {
@@ -172,16 +183,20 @@ impl PlatformConfig {
         Ok(())
     }
 
-    /// Checks the number of segments, those behind the virtio-iommu, and the strings of the SMBIOS tables.
+    /// Checks the number of segments, those behind the virtio-iommu, the width of its addresses, and the strings of the SMBIOS tables.
     ///
     /// # Errors
-    /// There are none or too many, one is not among them or given twice, or a string is none of SMBIOS.
+    /// There are none or too many, one is not among them or given twice, a width is out of range, or a string is none of SMBIOS.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.check_smbios()?;
         let segments = self.num_pci_segments;
         if !(1..=MAX_PCI_SEGMENTS).contains(&segments) {
             let rule = format!("{segments} is not in 1 to {MAX_PCI_SEGMENTS}");
             return Err(ConfigError::new(Self::NUM_PCI_SEGMENTS, rule));
+        }
+        let bits = self.iommu_address_width_bits;
+        if !(32..=64).contains(&bits) {
+            return Err(ConfigError::new(Self::IOMMU_ADDRESS_WIDTH, format!("{bits} bits are not 32 to 64")));
         }
         for (place, segment) in self.iommu_segments.iter().enumerate() {
             self.check_segment(Self::IOMMU_SEGMENTS, *segment)?;
@@ -215,6 +230,7 @@ impl Default for PlatformConfig {
             iommu_poll: IommuPoll::Auto,
             num_pci_segments: default_num_pci_segments(),
             iommu_segments: Vec::new(),
+            iommu_address_width_bits: default_iommu_address_width_bits(),
             system_manufacturer: None,
             system_product_name: None,
             system_version: None,
@@ -233,11 +249,12 @@ impl Default for PlatformConfig {
 impl FromStr for PlatformConfig {
     type Err = ConfigError;
 
-    /// Parses `[iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N][,iommu_segments=LIST]` and the strings of the SMBIOS tables,
-    /// `[,uuid=UUID]` and so on, with `[,oem_strings=[TEXT,TEXT]]`.
+    /// Parses `[iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N][,iommu_segments=LIST][,iommu_address_width=BITS]` and the strings of the
+    /// SMBIOS tables, `[,uuid=UUID]` and so on, with `[,oem_strings=[TEXT,TEXT]]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let none = Self::default();
-        let mut keys = vec!["iommufd", "iommu_poll", "num_pci_segments", "iommu_segments", "oem_strings"];
+        let mut keys =
+            vec!["iommufd", "iommu_poll", "num_pci_segments", "iommu_segments", "iommu_address_width", "oem_strings"];
         keys.extend(none.smbios_strings().map(|(key, _)| key));
         let list = OptionList::parse(Self::OPTION, text, &keys)?;
         let text_of = |key| list.get(key).map(str::to_string);
@@ -256,11 +273,13 @@ impl FromStr for PlatformConfig {
             number.parse().map_err(rule)
         })?;
         let iommu_segments = list.numbers("iommu_segments")?.unwrap_or_default();
+        let width: Option<u8> = list.number("iommu_address_width")?;
         Ok(Self {
             iommufd,
             iommu_poll,
             num_pci_segments,
             iommu_segments,
+            iommu_address_width_bits: width.unwrap_or_else(default_iommu_address_width_bits),
             system_manufacturer: text_of("system_manufacturer"),
             system_product_name: text_of("system_product_name"),
             system_version: text_of("system_version"),
@@ -279,6 +298,23 @@ impl FromStr for PlatformConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::field::Terms;
+
+    #[test]
+    fn width_of_addresses_is_32_to_64_bits() {
+        let width = |text: &str| {
+            let platform: PlatformConfig = text.parse()?;
+            platform.check().map(|()| platform.iommu_address_width_bits)
+        };
+        assert_eq!((width("iommufd=on").unwrap(), width("iommu_address_width=39").unwrap()), (64, 39));
+        for bits in [31, 65] {
+            let error = width(&format!("iommu_address_width={bits}")).unwrap_err();
+            assert_eq!(error.to_string(), format!("--platform iommu_address_width: {bits} bits are not 32 to 64"));
+            assert_eq!(error.field.name(Terms::Json), "platform.iommu_address_width_bits");
+        }
+        let json: PlatformConfig = serde_json::from_str(r#"{"iommu_address_width_bits": 40}"#).unwrap();
+        assert_eq!(json.iommu_address_width_bits, 40);
+    }
 
     #[test]
     fn strings_of_smbios_are_read_and_what_cannot_be_one_is_refused() {

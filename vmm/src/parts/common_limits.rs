@@ -18,11 +18,12 @@ pub(super) fn page_size_mask(limits: &[MapperLimits]) -> u64 {
 /// Where there is no endpoint yet: what the smallest host IOMMUs can translate (39 bits, a third level of page tables).
 const LEAST_RANGE: u64 = (1 << 39) - 1;
 
-/// From 0 to the highest IOVA that every endpoint's host IOMMU can translate. What one that comes later cannot, the
+/// From 0 to the highest IOVA of at most `bits` bits that every endpoint's host IOMMU can translate. What one that comes later cannot, the
 /// guest is told of as reserved.
-pub(super) fn input_range(limits: &[MapperLimits]) -> RangeInclusive<u64> {
+pub(super) fn input_range(limits: &[MapperLimits], bits: u8) -> RangeInclusive<u64> {
     let highest = |limits: &MapperLimits| limits.iova_ranges.iter().map(|range| *range.end()).max();
-    0..=limits.iter().filter_map(highest).min().unwrap_or(LEAST_RANGE)
+    let most = u64::MAX.unbounded_shr(64u32.saturating_sub(bits.into()));
+    0..=limits.iter().filter_map(highest).min().unwrap_or(LEAST_RANGE).min(most)
 }
 
 /// The largest part of `whole` that every endpoint's host IOMMU can translate, in whole chunks; `None` where
@@ -32,12 +33,14 @@ pub(super) fn window_aperture(whole: &RangeInclusive<u64>, limits: &[MapperLimit
     free_chunks(whole, limits).into_iter().rev().max_by_key(len)
 }
 
-/// The first `bytes` at `start` or behind, in whole chunks, that every endpoint's host IOMMU can translate; or the largest part, where there
+/// The first `bytes` in `whole`, in whole chunks, that every endpoint's host IOMMU can translate; or the largest part, where there
 /// are nowhere so many.
-pub(super) fn aperture_behind(start: u64, bytes: u64, limits: &[MapperLimits]) -> Option<RangeInclusive<u64>> {
-    let end = *input_range(limits).end();
-    let whole = (start <= end).then_some(start..=end)?;
-    let parts = free_chunks(&whole, limits);
+pub(super) fn first_aperture(
+    whole: &RangeInclusive<u64>,
+    bytes: u64,
+    limits: &[MapperLimits],
+) -> Option<RangeInclusive<u64>> {
+    let parts = free_chunks(whole, limits);
     let first = parts.iter().find(|part| len(part) >= bytes);
     first.map_or_else(
         || parts.iter().cloned().rev().max_by_key(len),
@@ -85,9 +88,11 @@ mod tests {
         let wide = MapperLimits { page_size_mask: !0xfff, ..limits(&[0..=0xfedf_ffff, 0xfef0_0000..=(1 << 48) - 1]) };
         let narrow = limits(&[0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1]);
         let both = [wide, narrow];
-        assert_eq!(input_range(&both), 0..=(1 << 39) - 1);
+        assert_eq!(input_range(&both, 64), 0..=(1 << 39) - 1);
         assert_eq!(page_size_mask(&both), 0x4020_1000);
-        assert_eq!((input_range(&[]), page_size_mask(&[])), (0..=LEAST_RANGE, !0xfff));
+        assert_eq!((input_range(&[], 64), page_size_mask(&[])), (0..=LEAST_RANGE, !0xfff));
+        assert_eq!(input_range(&both, 36), 0..=(1 << 36) - 1, "no more than was asked for");
+        assert_eq!(input_range(&both, 40), 0..=(1 << 39) - 1);
     }
 
     #[test]
@@ -109,7 +114,7 @@ mod tests {
 
     #[test]
     fn aperture_behind_ram_is_the_first_that_is_large_enough() {
-        let behind = |limits: &[MapperLimits]| aperture_behind(8 << 30, 0x2000_0000, limits);
+        let behind = |limits: &[MapperLimits]| first_aperture(&(8 << 30..=LEAST_RANGE), 0x2000_0000, limits);
         assert_eq!(behind(&[limits(&[0..=u64::MAX])]), Some(0x2_0000_0000..=0x2_1fff_ffff));
         assert_eq!(behind(&[]), Some(0x2_0000_0000..=0x2_1fff_ffff));
         let holes = limits(&[0..=0x2_1000_0000, 0x2_2000_0000..=0x7f_ffff_ffff]);

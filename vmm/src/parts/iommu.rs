@@ -2,6 +2,7 @@
 
 //! The virtio-iommu with its bounce windows.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use carom_api::config::{IommuPoll, MemoryConfig};
@@ -51,13 +52,14 @@ pub(super) fn build(
     let limits: Vec<MapperLimits> = endpoints.iter().map(|(_, mapper)| mapper.limits()).collect();
     let max_mapped_bytes = config.iommu_bounce.as_ref().and_then(|bounce| bounce.max_mapped).unwrap_or(u64::MAX);
     let bounce = config.iommu_bounce.as_ref().filter(|bounce| bounce.has_windows());
+    let input_range = common_limits::input_range(&limits, config.platform.iommu_address_width_bits);
     let engine = EngineConfig {
         page_size_mask: common_limits::page_size_mask(&limits),
-        input_range: common_limits::input_range(&limits),
+        input_range: input_range.clone(),
         msi_window: MSI_WINDOW,
         bypass: firmware_reads_a_disk(config),
         limits: Limits { max_table_pages: max_table_pages(config), max_mapped_bytes, ..Default::default() },
-        window: bounce.map(|bounce| window(config, bounce, &limits)).transpose()?,
+        window: bounce.map(|bounce| window(config, bounce, &input_range, &limits)).transpose()?,
         ..Default::default()
     };
     let windows = bounce.map(|bounce| WindowRegion {
@@ -122,16 +124,25 @@ pub(super) fn polls(poll: IommuPoll, vcpus: u32) -> bool {
     }
 }
 
-fn window(config: &VmConfig, bounce: &IommuBounceConfig, limits: &[MapperLimits]) -> Result<WindowConfig, VmError> {
+fn window(
+    config: &VmConfig,
+    bounce: &IommuBounceConfig,
+    input_range: &RangeInclusive<u64>,
+    limits: &[MapperLimits],
+) -> Result<WindowConfig, VmError> {
     let PciHole { aperture: hole, .. } = PciHole::of(config.payload.firmware.is_some());
     let behind = behind_ram(&config.memory);
     let low = || common_limits::window_aperture(&hole, limits);
-    let high = || common_limits::aperture_behind(behind, hole.end() - hole.start() + 1, limits);
+    let (end, size) = (*input_range.end(), hole.end() - hole.start() + 1);
+    let high = || (behind <= end).then(|| common_limits::first_aperture(&(behind..=end), size, limits)).flatten();
     let (aperture, asked) = match bounce.aperture {
-        Aperture::Auto => {
-            (low().or_else(high), format!("from {:#x} to {:#x}, nor behind RAM; leave it out", hole.start(), hole.end()))
+        Aperture::Auto => (
+            low().or_else(high),
+            format!("from {:#x} to {:#x}, nor behind RAM; leave it out", hole.start(), hole.end()),
+        ),
+        Aperture::Low => {
+            (low(), format!("from {:#x} to {:#x}; try aperture=high, or leave it out", hole.start(), hole.end()))
         }
-        Aperture::Low => (low(), format!("from {:#x} to {:#x}; try aperture=high, or leave it out", hole.start(), hole.end())),
         Aperture::High => (high(), format!("at {behind:#x} or behind; try aperture=low, or leave it out")),
     };
     let aperture = aperture.ok_or_else(|| {
@@ -178,10 +189,12 @@ mod tests {
             r#"{"payload": {"kernel": "/k"}, "memory": {"size": 8589934592, "hotplug_size": 1073741824}}"#,
         )
         .unwrap();
-        let start = |option: &str, ranges: &[std::ops::RangeInclusive<u64>]| {
+        let start = |option: &str, ranges: &[RangeInclusive<u64>]| {
             let bounce: IommuBounceConfig = option.parse().unwrap();
             let limits = MapperLimits { page_size_mask: !0xfff, iova_ranges: ranges.to_vec(), max_mappings: None };
-            window(&config, &bounce, &[limits])
+            let limits = [limits];
+            let input_range = common_limits::input_range(&limits, 64);
+            window(&config, &bounce, &input_range, &limits)
                 .map(|window| *window.aperture.start())
                 .map_err(|error| error.to_string())
         };
