@@ -97,11 +97,6 @@ pub static UNSUPPORTED: &[Unsupported] = &[
     field("devices.*.x_nv_gpudirect_clique", Neutral::Null, "the guest sees the device's own capabilities"),
     field("disks.*.disable_aio", Neutral::Bool(false), IO),
     field("disks.*.disable_io_uring", Neutral::Bool(false), IO),
-    field(
-        "disks.*.sparse",
-        Neutral::Bool(true),
-        "what the guest discards is given back to the host's file system where that can take it",
-    ),
     field("gdb", Neutral::Bool(false), "there is no debugger's port"),
     devices("generic_vhost_user"),
     field("iommu", Neutral::Bool(false), "there is a virtio-iommu where a device has iommu on, or the VM iommu_bounce"),

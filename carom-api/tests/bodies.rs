@@ -66,9 +66,9 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
         (json!({"console": {}}), "console: missing field `mode`"),
         (json!({"vdpa": [{"path": "/x"}]}), &format!("vdpa: is not supported: {devices}")),
         (
-            json!({"disks": [{"path": "/x"}, {"path": "/y", "sparse": false}]}),
-            "disks[1].sparse: false is not supported: only true is; what the guest discards is given back to the host's file \
-             system where that can take it",
+            json!({"disks": [{"path": "/x"}, {"path": "/y", "disable_aio": true}]}),
+            "disks[1].disable_aio: true is not supported: only false is; disks are read and written by io_uring, or by plain \
+             system calls where the host's kernel has none",
         ),
         (json!({"net": [[null, null]]}), "net[0]: invalid type: sequence, expected an object"),
         (json!({"disks": [["/x"]]}), "disks[0]: invalid type: sequence, expected an object"),

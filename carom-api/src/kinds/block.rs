@@ -90,6 +90,10 @@ pub struct DiskConfig {
     /// Whether the image may have others behind it, which are read too: files that it names.
     #[serde(default)]
     pub backing_files: bool,
+    /// Whether the host's file system gets back what the guest discards. If not, a raw image that is written to has room for all of it from
+    /// the start.
+    #[serde(default = "default_sparse")]
+    pub sparse: bool,
     /// How much of the image is locked: for this VM alone, or beside other readers if it is read-only.
     #[serde(default)]
     pub lock_granularity: LockGranularity,
@@ -118,6 +122,10 @@ pub struct DiskConfig {
 
 fn default_queues() -> u16 {
     1
+}
+
+fn default_sparse() -> bool {
+    true
 }
 
 fn is_empty(path: &Path) -> bool {
@@ -155,6 +163,8 @@ impl DiskConfig {
     pub const RATE_LIMIT_GROUP: Field = Self::OPTION.key("rate_limit_group");
     /// [`Self::queue_affinity`].
     pub const QUEUE_AFFINITY: Field = Self::OPTION.key("queue_affinity");
+    /// [`Self::sparse`].
+    pub const SPARSE: Field = Self::OPTION.key("sparse");
     /// [`Self::backing_files`].
     pub const BACKING_FILES: Field = Self::OPTION.key("backing_files");
     /// [`Self::image_type`].
@@ -166,7 +176,7 @@ impl DiskConfig {
         field: Self::OPTION,
         number: Number::Many,
         value: "path=FILE,…",
-        help: "Disk: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,num_queues=1][,queue_size=128][,serial=TEXT][,image_type=raw|qcow2|fixedvhd][,backing_files=on|off][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,rate_limit_group=NAME][,queue_affinity=[QUEUE@[CPU,CPU-CPU],…]][,pci_segment=N][,pci_device_id=N][,id=NAME]",
+        help: "Disk: path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,num_queues=1][,queue_size=128][,serial=TEXT][,image_type=raw|qcow2|fixedvhd][,backing_files=on|off][,sparse=on|off][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,rate_limit_group=NAME][,queue_affinity=[QUEUE@[CPU,CPU-CPU],…]][,pci_segment=N][,pci_device_id=N][,id=NAME]",
         bare: None,
         id: "_disk",
         takes_slot: true,
@@ -206,6 +216,7 @@ impl DiskConfig {
             (Self::DIRECT, self.direct),
             (Self::SERIAL, self.serial.is_some()),
             (Self::BACKING_FILES, self.backing_files),
+            (Self::SPARSE, !self.sparse),
             (Self::RATE_LIMIT, self.rate_limiter_config.is_some()),
             (Self::RATE_LIMIT_GROUP, self.rate_limit_group.is_some()),
             (Self::QUEUE_AFFINITY, !self.queue_affinity.is_empty()),
@@ -276,6 +287,7 @@ impl FromStr for DiskConfig {
             "serial",
             "image_type",
             "backing_files",
+            "sparse",
             "lock_granularity",
             "rate_limit_group",
             "queue_affinity",
@@ -322,6 +334,7 @@ impl FromStr for DiskConfig {
             serial: list.get("serial").map(str::to_string),
             image_type,
             backing_files: list.toggle("backing_files", false)?,
+            sparse: list.toggle("sparse", true)?,
             lock_granularity,
             rate_limiter_config: RateLimiterConfig::parse(&list, Self::OPTION)?,
             rate_limit_group: list.get("rate_limit_group").map(str::to_string),
@@ -349,9 +362,9 @@ mod tests {
             (plain.num_queues, plain.queue_size, plain.readonly, plain.image_type),
             (1, 128, false, ImageType::Unknown)
         );
-        let text = "path=/i.img,readonly=on,direct=on,iommu=on,num_queues=4,queue_size=256,serial=x,image_type=qcow2,backing_files=on,lock_granularity=full,bw_size=1,bw_refill_time=2,queue_affinity=[0@[1],3@[5-7]],pci_segment=0,id=d";
+        let text = "path=/i.img,readonly=on,direct=on,iommu=on,num_queues=4,queue_size=256,serial=x,image_type=qcow2,backing_files=on,sparse=off,lock_granularity=full,bw_size=1,bw_refill_time=2,queue_affinity=[0@[1],3@[5-7]],pci_segment=0,id=d";
         let json = r#"{"path": "/i.img", "readonly": true, "direct": true, "iommu": true, "num_queues": 4, "queue_size": 256,
-            "serial": "x", "image_type": "Qcow2", "backing_files": true, "lock_granularity": "Full",
+            "serial": "x", "image_type": "Qcow2", "backing_files": true, "sparse": false, "lock_granularity": "Full",
             "rate_limiter_config": {"bandwidth": {"size": 1, "refill_time": 2}}, "id": "d",
             "queue_affinity": [{"queue_index": 0, "host_cpus": [1]}, {"queue_index": 3, "host_cpus": [5, 6, 7]}]}"#;
         assert_eq!(disk(text), serde_json::from_str(json).unwrap());
@@ -413,6 +426,7 @@ mod tests {
             ("vhost_user=on,vhost_socket=/s,direct=on", DiskConfig::DIRECT),
             ("vhost_user=on,vhost_socket=/s,serial=x", DiskConfig::SERIAL),
             ("vhost_user=on,vhost_socket=/s,backing_files=on", DiskConfig::BACKING_FILES),
+            ("vhost_user=on,vhost_socket=/s,sparse=off", DiskConfig::SPARSE),
             ("vhost_user=on,vhost_socket=/s,ops_size=1,ops_refill_time=1", DiskConfig::RATE_LIMIT),
             ("vhost_user=on,vhost_socket=/s,rate_limit_group=g", DiskConfig::RATE_LIMIT_GROUP),
             ("vhost_user=on,vhost_socket=/s,queue_affinity=[0@[0]]", DiskConfig::QUEUE_AFFINITY),

@@ -148,6 +148,7 @@ fn open(config: &DiskConfig) -> Result<Image, FileError> {
         },
         backing_files: config.backing_files,
         lock_all: config.lock_granularity == LockGranularity::Full,
+        allocated: !config.sparse,
     };
     Image::open(&config.path, options).map_err(|error| {
         let (field, source): (Field, _) = match error {
@@ -156,6 +157,7 @@ fn open(config: &DiskConfig) -> Result<Image, FileError> {
             ImageError::BackingFile(_) | ImageError::Behind { .. } => {
                 (DiskConfig::BACKING_FILES, io::Error::other(error))
             }
+            ImageError::Allocate(_) => (DiskConfig::SPARSE, io::Error::other(error)),
             ImageError::Direct(_) => (DiskConfig::DIRECT, io::Error::other(error)),
             ImageError::Locked { .. } | ImageError::Kind | ImageError::Empty { .. } => {
                 (DiskConfig::PATH, io::Error::other(error))

@@ -21,8 +21,14 @@ pub(super) fn features(image: &Image, queues: u16) -> u64 {
     let rings = 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
     let always = feature::SEG_MAX | feature::BLK_SIZE | feature::FLUSH | feature::TOPOLOGY;
     let several = if queues > 1 { feature::MQ } else { 0 };
-    let writing = if image.is_read_only() { feature::RO } else { feature::DISCARD | feature::WRITE_ZEROES };
-    rings | always | several | writing
+    let writing = if image.is_read_only() { feature::RO } else { feature::WRITE_ZEROES };
+    let discards = if gives_back(image) { feature::DISCARD } else { 0 };
+    rings | always | several | writing | discards
+}
+
+/// Whether the host gets back what the guest does without.
+pub(super) fn gives_back(image: &Image) -> bool {
+    !image.is_read_only() && !image.is_allocated()
 }
 
 /// The configuration's first field, which changes.
@@ -42,13 +48,16 @@ pub(super) fn bytes(image: &Image, queues: u16, queue_size: u16) -> [u8; CONFIG_
     put(24, &[u8::try_from(blocks.max(1).ilog2()).unwrap_or(0)]);
     put(26, &u16::try_from(blocks.max(1)).unwrap_or(1).to_le_bytes());
     put(34, &queues.to_le_bytes());
-    if !image.is_read_only() {
+    if gives_back(image) {
         put(36, &MAX_DISCARD_SECTORS.to_le_bytes());
         put(40, &MAX_DISCARD_RANGES.to_le_bytes());
         put(44, &sectors_of_discard.to_le_bytes());
+        // Zeroes may be deallocated.
+        put(56, &[1]);
+    }
+    if !image.is_read_only() {
         put(48, &MAX_ZEROES_SECTORS.to_le_bytes());
         put(52, &MAX_ZEROES_RANGES.to_le_bytes());
-        put(56, &[1]);
     }
     bytes
 }

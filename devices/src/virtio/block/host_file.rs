@@ -9,7 +9,10 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
 use log::warn;
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, open as open_file, statx};
+use rustix::fs::{
+    AtFlags, FallocateFlags, Mode, OFlags, StatxFlags, fallocate, fcntl_getfl, fcntl_setfl, open as open_file, statx,
+};
+use rustix::io::Errno;
 use rustix::ioctl::{Getter, ioctl, opcode};
 
 use super::buffer::{Buffer, PAGE};
@@ -72,6 +75,20 @@ pub(super) fn lock(file: &File, read_only: bool, len: u64) -> Result<(), ImageEr
             Ok(())
         }
         _ => Err(error.into()),
+    }
+}
+
+/// Has the file system keep room for `len` bytes from `offset` on, which it may be asked for beyond the end of the file.
+///
+/// # Errors
+/// There is not as much.
+pub(super) fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::KEEP_SIZE, offset, len) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            warn!("the file system of an image cannot be asked for room: it may be lacking when the guest writes");
+            Ok(())
+        }
+        outcome => Ok(outcome?),
     }
 }
 

@@ -47,6 +47,8 @@ pub struct ImageOptions {
     pub backing_files: bool,
     /// All bytes that it may ever have are locked, not only those that it has.
     pub lock_all: bool,
+    /// The host's file system has room for all of a raw image, and what the guest discards is not given back.
+    pub allocated: bool,
 }
 
 /// An image that is open and locked.
@@ -61,6 +63,8 @@ pub struct Image {
     device: bool,
     /// All bytes that it may ever have are locked.
     lock_all: bool,
+    /// It has its room for good.
+    allocated: bool,
     /// What requests are multiples of.
     block: u32,
     /// What they had better be multiples of.
@@ -129,6 +133,10 @@ impl Image {
                 bytes - whole
             );
         }
+        let allocated = options.allocated && !options.read_only;
+        if allocated && !device && qcow2.is_none() {
+            host_file::allocate(&file, 0, whole).map_err(ImageError::Allocate)?;
+        }
         Ok(Self {
             file,
             qcow2,
@@ -136,6 +144,7 @@ impl Image {
             kept,
             device,
             lock_all: options.lock_all || grows,
+            allocated,
             block,
             physical: physical.max(block),
             memory,
@@ -202,7 +211,12 @@ impl Image {
         }
         match &self.qcow2 {
             Some(image) if bytes != has => image.resize(bytes)?,
-            None if bytes != has => self.file.set_len(bytes)?,
+            None if bytes != has => {
+                if self.allocated && bytes > has {
+                    host_file::allocate(&self.file, has, bytes - has)?;
+                }
+                self.file.set_len(bytes)?;
+            }
             _ => {}
         }
         self.bytes.store(bytes, Ordering::Relaxed);
@@ -232,6 +246,11 @@ impl Image {
                 || address.is_multiple_of(self.memory) && (len as u64).is_multiple_of(self.block.into()))
     }
 
+    /// Whether what the guest discards is not given back to the host.
+    pub(super) fn is_allocated(&self) -> bool {
+        self.allocated
+    }
+
     /// Whether nothing can be written.
     pub fn is_read_only(&self) -> bool {
         self.read_only
@@ -248,6 +267,7 @@ impl Image {
             kept: None,
             device: false,
             lock_all: false,
+            allocated: false,
             block: 512,
             physical: FILE_BLOCK,
             memory,
@@ -288,6 +308,7 @@ mod tests {
         format: ImageFormat::Unknown,
         backing_files: false,
         lock_all: false,
+        allocated: false,
     };
     const READ: ImageOptions = ImageOptions { read_only: true, ..WRITTEN };
 
@@ -365,6 +386,25 @@ mod tests {
         file.as_file().set_len(2048).unwrap();
         disk.resize(2048).unwrap();
         assert_eq!((disk.bytes(), len()), (2048, 2048));
+    }
+
+    #[test]
+    fn image_that_is_to_be_allocated_has_room_for_all_of_it_and_for_what_it_grows_by() {
+        use std::os::unix::fs::MetadataExt;
+
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let room = || file.as_file().metadata().unwrap().blocks() * 512;
+        file.as_file().set_len(1 << 20).unwrap();
+        Image::open(file.path(), ImageOptions { allocated: true, ..READ }).unwrap();
+        Image::open(file.path(), WRITTEN).unwrap();
+        assert_eq!(room(), 0, "of an image that is read, or that may have holes, nothing is asked");
+        let disk = Image::open(file.path(), ImageOptions { allocated: true, ..WRITTEN }).unwrap();
+        assert!(room() >= 1 << 20 && disk.is_allocated());
+        disk.resize(2 << 20).unwrap();
+        assert!(room() >= 2 << 20 && file.as_file().metadata().unwrap().len() == 2 << 20);
+        // No file system has so much.
+        assert!(matches!(disk.resize(1 << 60), Err(ResizeError::Host(_))));
+        assert_eq!((disk.bytes(), file.as_file().metadata().unwrap().len()), (2 << 20, 2 << 20));
     }
 
     #[test]

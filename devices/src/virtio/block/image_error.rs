@@ -49,6 +49,9 @@ pub enum ImageError {
         /// Why.
         error: Box<ImageError>,
     },
+    /// The file system has no room for all of it.
+    #[error("room for all of the image cannot be had: {0}")]
+    Allocate(#[source] io::Error),
     /// The file system knows no direct I/O.
     #[error("cannot be read directly, past the host's page cache: {0}")]
     Direct(#[source] io::Error),

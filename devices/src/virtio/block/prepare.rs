@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::config_space::{MAX_DISCARD_RANGES, MAX_DISCARD_SECTORS, MAX_ZEROES_RANGES, MAX_ZEROES_SECTORS};
+use super::config_space::{MAX_DISCARD_RANGES, MAX_DISCARD_SECTORS, MAX_ZEROES_RANGES, MAX_ZEROES_SECTORS, gives_back};
 use super::disk::{Disk, Owner};
 use super::flight::{Flight, Work};
 use super::image::Image;
@@ -36,9 +36,8 @@ pub(super) fn prepare(
         request::IN | request::OUT => transfer(request, disk, memory, owner, durable),
         request::FLUSH => Ok(Flight::new(request.head, request.status, 0, Work::None, true)),
         request::GET_ID => return tell_id(&request.writable, disk, memory),
-        request::DISCARD | request::WRITE_ZEROES if !disk.image.is_read_only() => {
-            ranges(&request, &disk.image, memory, durable)
-        }
+        request::DISCARD if gives_back(&disk.image) => ranges(&request, &disk.image, memory, durable),
+        request::WRITE_ZEROES if !disk.image.is_read_only() => ranges(&request, &disk.image, memory, durable),
         _ => Err(status::UNSUPP),
     };
     match prepared {
@@ -120,7 +119,7 @@ fn ranges(request: &Request, image: &Image, memory: &DeviceMemory, durable: bool
         }
         let len = u64::from(sectors) * SECTOR;
         list.push((place(image, sector, len)?, len));
-        unmaps = flags & UNMAP != 0;
+        unmaps = flags & UNMAP != 0 && gives_back(image);
     }
     // Of zeroes there is one range.
     let fate = if discards { Fate::Discarded } else { Fate::Zeroed { unmap: unmaps } };

@@ -20,8 +20,14 @@ use crate::virtio::block::{Image, ImageError, ImageFormat, ImageOptions};
 const SECTORS: u64 = 512;
 const BYTES: usize = 512 * 512;
 
-const WRITTEN: ImageOptions =
-    ImageOptions { read_only: false, direct: false, format: ImageFormat::Qcow2, backing_files: true, lock_all: false };
+const WRITTEN: ImageOptions = ImageOptions {
+    read_only: false,
+    direct: false,
+    format: ImageFormat::Qcow2,
+    backing_files: true,
+    lock_all: false,
+    allocated: false,
+};
 const READ: ImageOptions = ImageOptions { read_only: true, ..WRITTEN };
 const ALONE: ImageOptions = ImageOptions { backing_files: false, ..WRITTEN };
 

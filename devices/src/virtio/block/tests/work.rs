@@ -3,9 +3,11 @@
 //! What a disk does for a driver that keeps to the rules.
 
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use super::harness::*;
 use crate::pci::PciDevice;
+use crate::virtio::block::image::{Image, ImageOptions};
 use crate::virtio::block::spec::{DEVICE_TYPE, feature, request, status};
 
 const IMAGE: usize = 1 << 20;
@@ -157,6 +159,25 @@ fn zeroes_are_written_and_what_is_discarded_costs_no_room() {
         assert_eq!(disk.content.metadata().unwrap().len(), IMAGE as u64);
         let counters = disk.device.counters();
         assert_eq!((counters.write_zeroes, counters.discards, counters.errors), (2, 1, 0));
+    }
+}
+
+#[test]
+fn disk_that_is_to_keep_its_room_offers_no_discard_and_zeroes_free_none() {
+    for kind in kinds() {
+        let content = file(&pattern(IMAGE, 0));
+        let image = content.try_clone().unwrap();
+        let options = ImageOptions { allocated: true, ..ImageOptions::default() };
+        let image = Image::of_file(image, false, Path::new("image"), options).unwrap();
+        let mut disk = Harness::of_image(kind, image, content);
+        disk.start();
+        assert_eq!(disk.features() & (feature::DISCARD | feature::WRITE_ZEROES), feature::WRITE_ZEROES, "{kind:?}");
+        assert_eq!((disk.config::<4>(36), disk.config::<1>(56)), ([0; 4], [0]), "neither discards nor unmapping");
+        let room = disk.content.metadata().unwrap().blocks();
+        assert_eq!(disk.call_ranges(request::DISCARD, &[(64, 512, 0)]), status::UNSUPP);
+        assert_eq!(disk.call_ranges(request::WRITE_ZEROES, &[(64, 512, 1)]), status::OK);
+        assert_eq!(disk.image(64 * 512, 512 * 512), [0; 512 * 512]);
+        assert_eq!(disk.content.metadata().unwrap().blocks(), room);
     }
 }
 
