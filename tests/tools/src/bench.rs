@@ -38,6 +38,9 @@ pub struct Measurement {
     /// How often each cell is measured, 1 to 99 [default: 1 with --quick, 3 with --all-cells, else 2].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: Option<u32>,
+    /// Run only guests of this mode (repeatable).
+    #[arg(long, value_name = "MODE")]
+    pub only: Vec<String>,
 }
 
 /// What is to be measured, where, and what becomes of it.
@@ -87,6 +90,9 @@ impl Measurement {
         }
         if let Some(rounds) = self.rounds {
             words.extend(["--rounds".into(), rounds.to_string()]);
+        }
+        for mode in &self.only {
+            words.extend(["--only".into(), mode.clone()]);
         }
         words
     }
@@ -189,7 +195,7 @@ mod tests {
 
     #[test]
     fn options_reach_the_measuring_part() {
-        let words = ["vmm", "counts", "--all-cells", "--rounds", "5"];
+        let words = ["vmm", "counts", "--all-cells", "--rounds", "5", "--only", "bounce", "--only", "ch-strict"];
         assert_eq!(parse(&words).unwrap().measurement.words(), words);
         assert!(parse(&[]).unwrap().measurement.words().is_empty());
     }

@@ -117,6 +117,7 @@ fn run(measurement: &Measurement, host: String, samples: &Path) -> Result<Result
         |table: &&Table| measurement.tables.is_empty() || measurement.tables.iter().any(|name| name == table.name);
     let tables: Vec<&Table> = TABLES.iter().filter(wanted).collect();
     let steps = sample::steps(&run, rounds, &tables, |table| (table.work)(scope, &site));
+    let steps = sample::only(steps, &measurement.only)?;
     let mut journal: Journal<Sample> = Journal::open(samples)?;
     journal.measure(&steps, |step| measure(step, &site))?;
     // The file may have what was not asked for this time.

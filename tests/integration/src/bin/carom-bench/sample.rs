@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use anyhow::{Result, ensure};
 use carom_integration::measure::journal;
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +23,7 @@ pub(crate) struct Key {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) key: Key,
-    pub(crate) measured: Result<Measured, String>,
+    pub(crate) measured: std::result::Result<Measured, String>,
 }
 
 impl journal::Sample for Sample {
@@ -74,6 +75,20 @@ pub(crate) fn steps(run: &str, rounds: u32, tables: &[&Table], work: impl Fn(&Ta
     steps
 }
 
+/// Those steps whose guests are of one of these modes; all if none is named.
+///
+/// # Errors
+/// No guest of the run is of a mode that is named.
+pub(crate) fn only(steps: Vec<Step>, modes: &[String]) -> Result<Vec<Step>> {
+    // The mode is the first word of what names the work in its table.
+    let is_of = |step: &Step, mode: &String| step.work.name.split([' ', ',']).next() == Some(mode.as_str());
+    for mode in modes {
+        ensure!(steps.iter().any(|step| is_of(step, mode)), "--only '{mode}': no guest of this run is of that mode");
+    }
+    let wanted = |step: &Step| modes.is_empty() || modes.iter().any(|mode| is_of(step, mode));
+    Ok(steps.into_iter().filter(wanted).collect())
+}
+
 /// All rows of a table, with their rounds.
 pub(crate) fn rows<'a>(samples: &'a [&Sample], table: &'a str) -> impl Iterator<Item = (u32, &'a Row)> {
     let of_it = samples.iter().filter(move |sample| sample.key.table == table);
@@ -98,6 +113,25 @@ pub(crate) mod tests {
         let mut sample = sample_of("throughput", vec![Row::new(of, [("iops", iops)])]);
         (sample.key.work, sample.key.round) = (mode.into(), round);
         sample
+    }
+
+    #[test]
+    fn steps_are_those_of_the_modes_that_are_named() {
+        let work = |_: &Table| {
+            let names = ["no-viommu, 1 GiB", "bounce with 1 jobs", "bounce with 2 jobs"];
+            let run = || -> crate::table::Measure { Box::new(|_, _| Ok(Measured::default())) };
+            names.map(|name| Work { name: name.into(), estimate: Duration::ZERO, run: run() }).into()
+        };
+        let names = |modes: &[&str]| {
+            let modes: Vec<String> = modes.iter().map(|mode| (*mode).into()).collect();
+            let steps = only(steps("r", 2, &[&crate::disk::TABLE], work), &modes)?;
+            Ok::<Vec<String>, anyhow::Error>(steps.into_iter().map(|step| step.key.work).collect())
+        };
+        assert_eq!(names(&[]).unwrap().len(), 6);
+        assert_eq!(names(&["no-viommu"]).unwrap(), ["no-viommu, 1 GiB"; 2]);
+        assert_eq!(names(&["no-viommu", "bounce"]).unwrap().len(), 6);
+        let refused = names(&["bounce", "lazier"]).unwrap_err().to_string();
+        assert_eq!(refused, "--only 'lazier': no guest of this run is of that mode");
     }
 
     /// Of the first round.
