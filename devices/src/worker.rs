@@ -221,33 +221,48 @@ impl<T: Task> Drop for Worker<T> {
     }
 }
 
+/// Which of a worker's events may have been rung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rung {
+    wake: bool,
+    doorbell: bool,
+}
+
+/// Where nobody has looked.
+const UNKNOWN: Rung = Rung { wake: true, doorbell: true };
+
 fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {
+    let mut rung = UNKNOWN;
     while orders.may_run(|| lock(task).settle()) {
-        // Rung from here on, it wakes the thread again. They fail where nobody rang.
-        let _ = (orders.wake.read(), doorbell.read());
+        // Rung from here on, it wakes the thread again. One that was not rung is not read: that costs a call each time. They fail
+        // where nobody rang.
+        let _ = rung.wake.then(|| orders.wake.read());
+        let _ = rung.doorbell.then(|| doorbell.read());
         let mut task = lock(task);
         let wait = task.run(orders);
-        if !orders.call() {
-            sleep(orders, doorbell, &*task, wait);
-        }
+        rung = if orders.call() { UNKNOWN } else { sleep(orders, doorbell, &*task, wait) };
     }
 }
 
 /// Waits for what `wait` says, the doorbell, or an order.
-fn sleep(orders: &Orders, doorbell: &EventFd, task: &impl Task, wait: Wait) {
-    let mut files = vec![event_fd::borrow(&orders.wake), event_fd::borrow(doorbell)];
-    if matches!(wait, Wait::Source | Wait::SourceOrTime(_)) {
-        files.extend(task.source());
-    }
-    let mut files: Vec<_> = files.iter().map(|file| PollFd::new(file, PollFlags::IN)).collect();
+fn sleep(orders: &Orders, doorbell: &EventFd, task: &impl Task, wait: Wait) -> Rung {
+    let (wake, doorbell) = (event_fd::borrow(&orders.wake), event_fd::borrow(doorbell));
+    let source = matches!(wait, Wait::Source | Wait::SourceOrTime(_)).then(|| task.source()).flatten();
+    let watched = [wake, doorbell, source.unwrap_or(wake)];
+    let mut files = watched.each_ref().map(|file| PollFd::new(file, PollFlags::IN));
+    let count = if source.is_some() { 3 } else { 2 };
     let time = match wait {
         Wait::Time(time) | Wait::SourceOrTime(time) => Timespec::try_from(time).ok(),
         Wait::Doorbell | Wait::Source => None,
     };
-    if let Err(error) = poll(&mut files, time.as_ref())
-        && error != rustix::io::Errno::INTR
-    {
-        log::error!("a worker waits for its work: {error}");
+    match poll(&mut files[..count], time.as_ref()) {
+        Ok(_) => Rung { wake: !files[0].revents().is_empty(), doorbell: !files[1].revents().is_empty() },
+        Err(error) => {
+            if error != rustix::io::Errno::INTR {
+                log::error!("a worker waits for its work: {error}");
+            }
+            UNKNOWN
+        }
     }
 }
 
@@ -339,6 +354,36 @@ mod tests {
             assert!((1..=3).all(|run| told.recv() == Ok(run)));
             drop(worker);
         }
+    }
+
+    /// Waits for an event of its own.
+    struct Listener(EventFd);
+
+    impl Task for Listener {
+        fn run(&mut self, _: &Orders) -> Wait {
+            Wait::Source
+        }
+        fn source(&self) -> Option<BorrowedFd<'_>> {
+            Some(event_fd::borrow(&self.0))
+        }
+        fn panicked(&self) {}
+    }
+
+    #[test]
+    fn thread_that_was_woken_knows_which_events_to_read() {
+        let new = || EventFd::new(EFD_NONBLOCK).unwrap();
+        let (orders, doorbell, task) = (Orders::none().unwrap(), new(), Listener(new()));
+        task.0.write(1).unwrap();
+        let woken = || sleep(&orders, &doorbell, &task, Wait::Source);
+        assert_eq!(woken(), Rung { wake: false, doorbell: false });
+        doorbell.write(1).unwrap();
+        assert_eq!(woken(), Rung { wake: false, doorbell: true });
+        orders.give(Order::Pause);
+        assert_eq!(woken(), Rung { wake: true, doorbell: true });
+        // A task without a file of its own.
+        let (worker, _doorbell, told) = start(false, None, Wait::Source);
+        assert_eq!(told.recv(), Ok(1));
+        drop(worker);
     }
 
     /// Tells where it runs.
