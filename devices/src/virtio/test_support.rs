@@ -4,15 +4,18 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
-use vm_memory::VolatileSlice;
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Address, Bytes, GuestAddress, VolatileSlice};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::platform::{Doorbells, HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors, Space};
+use crate::ram::Ram;
 use crate::sync::lock;
+use crate::virtio::{DeviceError, Interrupt};
 
 /// Vectors that count how often each was raised.
 pub(super) struct FakeVectors {
@@ -214,4 +217,76 @@ pub(crate) fn spoil(state: &mut Value, place: usize, with: u64) {
         }
     }
     change(state, place % count(state), with);
+}
+
+/// A driver with `EVENT_IDX` whose interrupt handler adds the chain at descriptor 0 again, so many times in all. It counts what it is
+/// told, and what it has to tell.
+pub(super) struct BusyDriver {
+    ram: Arc<Ram>,
+    queue: Queue,
+    most: u16,
+    /// Chains that were added.
+    added: Mutex<u16>,
+    interrupts: AtomicU32,
+    notifications: AtomicU32,
+}
+
+impl BusyDriver {
+    /// Of `queue`, in `ram`.
+    pub(super) fn new(ram: Arc<Ram>, queue: &Queue, most: u16) -> Self {
+        // Another view of the same rings: nothing is taken by it.
+        let mut view = Queue::new(queue.size()).unwrap();
+        view.try_set_avail_ring_address(GuestAddress(queue.avail_ring())).unwrap();
+        view.try_set_used_ring_address(GuestAddress(queue.used_ring())).unwrap();
+        Self {
+            ram,
+            queue: view,
+            most,
+            added: Mutex::default(),
+            interrupts: AtomicU32::default(),
+            notifications: AtomicU32::default(),
+        }
+    }
+
+    /// Adds the chain.
+    pub(super) fn add(&self) {
+        let mut added = lock(&self.added);
+        let (size, old) = (self.queue.size(), *added);
+        *added += 1;
+        let available = GuestAddress(self.queue.avail_ring());
+        let used = GuestAddress(self.queue.used_ring());
+        self.ram.write_obj(0u16, available.unchecked_add(4 + 2 * u64::from(old % size))).unwrap();
+        self.ram.store(*added, available.unchecked_add(2), Ordering::Release).unwrap();
+        fence(Ordering::SeqCst);
+        let event: u16 = self.ram.load(used.unchecked_add(4 + 8 * u64::from(size)), Ordering::Acquire).unwrap();
+        if added.wrapping_sub(event).wrapping_sub(1) < added.wrapping_sub(old) {
+            self.notifications.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Chains that it has got back.
+    pub(super) fn used(&self) -> u16 {
+        self.ram.load(GuestAddress(self.queue.used_ring()).unchecked_add(2), Ordering::Acquire).unwrap()
+    }
+
+    /// How often it was interrupted, and how often it has had to notify.
+    pub(super) fn counts(&self) -> (u32, u32) {
+        (self.interrupts.load(Ordering::SeqCst), self.notifications.load(Ordering::SeqCst))
+    }
+}
+
+impl Interrupt for BusyDriver {
+    fn queue_used(&self, _: u16) {
+        self.interrupts.fetch_add(1, Ordering::SeqCst);
+        // It wants to know of the next one, too.
+        let used_event = GuestAddress(self.queue.avail_ring()).unchecked_add(4 + 2 * u64::from(self.queue.size()));
+        self.ram.store(self.used(), used_event, Ordering::Release).unwrap();
+        if *lock(&self.added) < self.most {
+            self.add();
+        }
+    }
+    fn config_changed(&self, _: bool) {}
+    fn failed(&self, error: &DeviceError) {
+        panic!("{error}");
+    }
 }

@@ -22,7 +22,7 @@ use super::spec::{feature, status};
 use super::transfer::Failure;
 use crate::throttle::Throttle;
 use crate::virtio::chain::{OUTSIDE, broken, ring_error};
-use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::notification::{more_came, wants_interrupt};
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -88,28 +88,32 @@ impl Requests {
         self.flights.len() - self.free.len()
     }
 
-    /// Begins all requests that there are, and answers those that are done.
+    /// Begins all requests that there are, and answers those that are done. The driver is asked to tell of more only when none is left.
     fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
-        self.cancel_unwanted();
-        self.reap()?;
-        {
-            let memory = self.driver.memory.view();
-            ask_for_notifications(&self.queue, &memory).map_err(ring_error(self.index))?;
-        }
-        while !orders.call() {
-            let requests = self.pop()?;
-            if requests.is_empty() {
+        loop {
+            self.cancel_unwanted();
+            self.reap()?;
+            if orders.call() {
                 break;
             }
-            let mut answers = Vec::new();
-            for request in requests {
-                answers.extend(self.start(request));
+            let requests = self.pop()?;
+            if !requests.is_empty() {
+                let mut answers = Vec::new();
+                for request in requests {
+                    answers.extend(self.start(request));
+                }
+                self.submit()?;
+                self.give_back(&answers)?;
+            } else if self.held.is_some() || self.free.is_empty() || !self.more_came()? {
+                // Those that are held back, or have no room, have the thread woken by time, or by a request's end.
+                break;
             }
-            self.submit()?;
-            self.give_back(&answers)?;
-            self.reap()?;
         }
         self.submit()
+    }
+
+    fn more_came(&self) -> Result<bool, DeviceError> {
+        more_came(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))
     }
 
     fn submit(&mut self) -> Result<(), DeviceError> {

@@ -7,5 +7,6 @@ mod hostile;
 mod life;
 mod limits;
 mod model;
+mod notifications;
 mod qcow2;
 mod work;
