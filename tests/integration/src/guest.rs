@@ -55,6 +55,7 @@ pub struct Guest {
     locked_memory: Option<u64>,
     user: Option<u32>,
     landlock: bool,
+    seccomp: bool,
     vcpus_apart: bool,
     poll: Duration,
     time_limit: Duration,
@@ -116,6 +117,7 @@ impl Guest {
             locked_memory: None,
             user: None,
             landlock: false,
+            seccomp: true,
             vcpus_apart: false,
             poll: process::POLL,
             time_limit: Duration::from_secs(90),
@@ -300,6 +302,13 @@ impl Guest {
         self
     }
 
+    /// Whether the VMM's system calls are filtered, as they are unless said otherwise (Carom only).
+    #[must_use]
+    pub fn seccomp(mut self, filtered: bool) -> Self {
+        self.seccomp = filtered;
+        self
+    }
+
     /// Keeps the vCPUs' threads on the last CPUs and, in the rig, the interrupts of the guest's devices on the first one, for
     /// measurements of what the guest's kernel does itself.
     #[must_use]
@@ -465,6 +474,7 @@ impl Guest {
             locked_memory: self.locked_memory,
             user: self.user,
             landlock: self.landlock,
+            seccomp: self.seccomp,
             program,
         };
         Ok((vmm::command(site, self.vmm, &machine), machine))

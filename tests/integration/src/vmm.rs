@@ -130,6 +130,8 @@ pub(crate) struct Machine {
     pub(crate) user: Option<u32>,
     /// Whether the VMM reaches only the files that it is given (Carom only).
     pub(crate) landlock: bool,
+    /// Whether system calls are filtered.
+    pub(crate) seccomp: bool,
     /// A copy of the VMM that the user may run.
     pub(crate) program: Option<PathBuf>,
 }
@@ -215,6 +217,9 @@ fn carom(site: &Site, machine: &Machine) -> Command {
     }
     if machine.landlock {
         command.arg("--landlock");
+    }
+    if !machine.seccomp {
+        command.args(["--seccomp", "false"]);
     }
     match (machine.locked_memory, machine.user) {
         (None, None) => command,

@@ -54,7 +54,7 @@ pub struct Fio {
     pub mib_s: f64,
 }
 
-/// Result of `dma_map_benchmark` with one page.
+/// Result of `dma_map_benchmark`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct DmaMap {
     /// Mean time of a map, in µs.
@@ -332,38 +332,38 @@ pub fn check_verified(outcome: &Outcome, times: usize) -> Result<()> {
     Ok(())
 }
 
-/// How the kernel's `dma_map_benchmark` maps its page.
+/// How the kernel's `dma_map_benchmark` maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mapping {
-    /// For the device to write, by one thread.
-    FromDevice,
-    /// For the device to read, by one thread.
-    ToDevice,
-    /// For the device to write, by each of two threads.
-    FromDeviceTwoThreads,
+pub struct Mapping {
+    /// Whether the device reads what is mapped, rather than writing it.
+    pub to_device: bool,
+    /// Threads that map at the same time, each for itself.
+    pub threads: u8,
+    /// Pages of 4 KiB that each mapping has.
+    pub pages: u16,
 }
+
+/// One page for the device to write, by one thread.
+pub const FROM_DEVICE: Mapping = Mapping { to_device: false, threads: 1, pages: 1 };
+/// One page for the device to read, by one thread.
+pub const TO_DEVICE: Mapping = Mapping { to_device: true, ..FROM_DEVICE };
+/// One page for the device to write, by each of two threads.
+pub const FROM_DEVICE_TWO_THREADS: Mapping = Mapping { threads: 2, ..FROM_DEVICE };
 
 impl Mapping {
     /// Its name on the console.
-    fn key(self) -> &'static str {
-        match self {
-            Self::FromDevice => "FROM",
-            Self::ToDevice => "TO",
-            Self::FromDeviceTwoThreads => "FROM-TWICE",
-        }
+    fn key(self) -> String {
+        format!("{}-{}-{}", if self.to_device { "TO" } else { "FROM" }, self.threads, self.pages)
     }
 
-    /// Direction and number of threads, as the program takes them.
-    fn options(self) -> &'static str {
-        match self {
-            Self::FromDevice => "-d 2 -t 1",
-            Self::ToDevice => "-d 1 -t 1",
-            Self::FromDeviceTwoThreads => "-d 2 -t 2",
-        }
+    /// Direction, number of threads and size, as the program takes them.
+    fn options(self) -> String {
+        let Self { to_device, threads, pages } = self;
+        format!("-d {} -t {threads} -g {pages}", if to_device { 1 } else { 2 })
     }
 }
 
-/// Gives the NVMe drive to the kernel's `dma_map_benchmark` and lets it map and unmap one page for `seconds` in each of these
+/// Gives the NVMe drive to the kernel's `dma_map_benchmark` and lets it map and unmap for `seconds` in each of these
 /// ways; [`dma_map_result`] reads the results. The drive is not usable afterwards. Where there are windows, they are switched on
 /// for the device, as that driver does not ask for them by itself.
 #[must_use]
@@ -381,7 +381,7 @@ SWITCH="/sys/bus/pci/devices/$NVME/iommu_bounce"
         // Writing to a String does not fail.
         let _ = write!(
             job,
-            "dma_map_benchmark {options} -s {seconds} -g 1 >/tmp/dma_map 2>&1 || {{ cat /tmp/dma_map; exit 92; }}\n\
+            "dma_map_benchmark {options} -s {seconds} >/tmp/dma_map 2>&1 || {{ cat /tmp/dma_map; exit 92; }}\n\
              sed -n 's/^average map latency(us):\\([0-9.]*\\).*/CAROM-MAP-US-{key} \\1/p\n\
              s/^average unmap latency(us):\\([0-9.]*\\).*/CAROM-UNMAP-US-{key} \\1/p' /tmp/dma_map\n"
         );

@@ -18,7 +18,8 @@ use crate::tools::Tools;
 use crate::work_dir;
 
 /// Names of the tables.
-pub const TABLES: [&str; 7] = ["throughput", "pinning", "density", "vmm", "disk", "network", "counts"];
+pub const TABLES: [&str; 9] =
+    ["throughput", "map_time", "pinning", "density", "vmm", "disk", "network", "sandbox", "counts"];
 
 /// The program that measures.
 const PROGRAM: &str = "carom-bench";

@@ -12,6 +12,29 @@ pub fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
     Some(f64::midpoint(*low, *high))
 }
 
+/// Between which two of the figures the median of all that could be measured lies, with a probability of 95 % at least, whatever their
+/// distribution. `None` of fewer than six, of which not even the ends say so.
+#[must_use]
+pub fn interval(figures: &[f64]) -> Option<(f64, f64)> {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    // Each figure is below the median or above it with the same probability. So many below are as many heads of a coin.
+    let count = sorted.len();
+    let (mut heads, mut below, mut outside) = (0.5f64.powi(i32::try_from(count).ok()?), 0.0, None);
+    for (rank, left) in (0..count).zip((0..=count).rev()) {
+        below += heads;
+        if below > 0.025 {
+            break;
+        }
+        outside = Some(rank);
+        #[expect(clippy::cast_precision_loss, reason = "repetitions are few")]
+        let next = left as f64 / (rank + 1) as f64;
+        heads *= next;
+    }
+    let rank = outside?;
+    Some((*sorted.get(rank)?, *sorted.get(count.checked_sub(rank + 1)?)?))
+}
+
 /// How far a figure's repetitions are apart.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
@@ -48,6 +71,16 @@ mod tests {
         assert_eq!(median([3.0, 1.0, 9.0].into_iter()), Some(3.0));
         assert_eq!(median([4.0, 1.0, 2.0, 9.0].into_iter()), Some(3.0));
         assert_eq!(median([].into_iter()), None);
+    }
+
+    #[test]
+    fn interval_has_the_ranks_of_the_tables() {
+        let ranks = |count: u32| interval(&(1..=count).rev().map(f64::from).collect::<Vec<_>>());
+        assert_eq!(ranks(5), None);
+        // Ranks for 95 %, as tables of the sign test have them.
+        for (count, low, high) in [(6, 1.0, 6.0), (8, 1.0, 8.0), (9, 2.0, 8.0), (20, 6.0, 15.0), (30, 10.0, 21.0)] {
+            assert_eq!(ranks(count), Some((low, high)), "{count}");
+        }
     }
 
     #[test]

@@ -5,12 +5,14 @@
 mod counts;
 mod density;
 mod disk;
+mod map_time;
 mod network;
 mod pinning;
 mod plots;
 mod report;
 mod results;
 mod sample;
+mod sandbox;
 mod summary;
 mod table;
 mod tables;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use carom_integration::measure::statistics::{Spread, median};
+use carom_integration::measure::statistics::{Spread, interval, median};
 use serde::{Deserialize, Serialize};
 
 use crate::sample::{Sample, rows};
@@ -31,6 +31,9 @@ pub(crate) struct Measured {
     pub(crate) rounds: usize,
     #[serde(flatten)]
     pub(crate) spread: Spread,
+    /// Between which two the median lies with a probability of 95 %, of six rounds or more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) interval: Option<(f64, f64)>,
 }
 
 /// Figures by their names.
@@ -47,6 +50,7 @@ pub(crate) fn of(samples: &[&Sample]) -> Summary {
     let mut figures = Figures::default();
     throughput(samples, &mut figures);
     density(samples, &mut figures);
+    sandbox(samples, &mut figures);
     for (_, row) in rows(samples, "pinning") {
         if let Some(percent) = row.figures.get("returned_percent") {
             figures.add("free_page_reporting_returned", percent / 100.0);
@@ -71,7 +75,7 @@ impl Figures {
                 continue;
             };
             summary.medians.insert(name.clone(), median);
-            summary.measured.insert(name, Measured { rounds: figures.len(), spread });
+            summary.measured.insert(name, Measured { rounds: figures.len(), spread, interval: interval(&figures) });
         }
         summary
     }
@@ -91,6 +95,18 @@ fn throughput(samples: &[&Sample], figures: &mut Figures) {
             let word = |key: &str| row.key(key).and_then(|value| value.as_str()).unwrap_or_default();
             figures.add(&format!("{mode}_to_{other}_{}_{}", word("pattern"), word("size")), own / base);
         }
+    }
+}
+
+/// What is left of the operations a second with system calls filtered, by `sandbox_MODE_SIZE`.
+fn sandbox(samples: &[&Sample], figures: &mut Figures) {
+    let all: Vec<(u32, &Row)> = rows(samples, "sandbox").collect();
+    for (round, row) in all.iter().filter(|(_, row)| is(row, "seccomp", "true")) {
+        let same = |other: &Row| ["mode", "size"].iter().all(|key| other.key(key) == row.key(key));
+        let beside = all.iter().find(|(its, other)| its == round && is(other, "seccomp", "false") && same(other));
+        let (Some(own), Some(base)) = (iops(row), beside.and_then(|(_, row)| iops(row))) else { continue };
+        let word = |key: &str| row.key(key).and_then(|value| value.as_str()).unwrap_or_default();
+        figures.add(&format!("sandbox_{}_{}", word("mode"), word("size")), own / base);
     }
 }
 

@@ -2,7 +2,16 @@
 //! All tables, in the order in which they are shown.
 
 use crate::table::Table;
-use crate::{counts, density, disk, network, pinning, throughput, vmm};
+use crate::{counts, density, disk, map_time, network, pinning, sandbox, throughput, vmm};
 
-pub(crate) static TABLES: [Table; 7] =
-    [throughput::TABLE, pinning::TABLE, density::TABLE, vmm::TABLE, disk::TABLE, network::TABLE, counts::TABLE];
+pub(crate) static TABLES: [Table; 9] = [
+    throughput::TABLE,
+    map_time::TABLE,
+    pinning::TABLE,
+    density::TABLE,
+    vmm::TABLE,
+    disk::TABLE,
+    network::TABLE,
+    sandbox::TABLE,
+    counts::TABLE,
+];

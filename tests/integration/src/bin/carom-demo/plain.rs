@@ -12,7 +12,9 @@ use carom_integration::measure::machine::Machine;
 use carom_integration::measure::markdown::{self, NONE};
 use carom_integration::measure::mode::Mode;
 use carom_integration::measure::statistics::median;
-use carom_integration::workload::{self, BLOCK_SIZES, DmaMap, Fio, Mapping};
+use carom_integration::workload::{
+    self, BLOCK_SIZES, DmaMap, FROM_DEVICE, FROM_DEVICE_TWO_THREADS, Fio, Mapping, TO_DEVICE,
+};
 use carom_integration::{Outcome, Site, Vmm};
 use serde::{Deserialize, Serialize};
 
@@ -171,7 +173,7 @@ impl Form for Plain {
 
 /// What a guest maps in a single piece; the first is the one that it is known for.
 fn mappings(step: &Step) -> &'static [Mapping] {
-    if step.two_jobs { &[Mapping::FromDeviceTwoThreads] } else { &[Mapping::FromDevice, Mapping::ToDevice] }
+    if step.two_jobs { &[FROM_DEVICE_TWO_THREADS] } else { &[FROM_DEVICE, TO_DEVICE] }
 }
 
 fn median_map(maps: impl Iterator<Item = DmaMap> + Clone) -> Option<DmaMap> {
