@@ -166,6 +166,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "ten thousand faults take Miri half a minute")]
     fn faults_without_end_are_few() {
         let start = Instant::now();
         let mut queue = FaultQueue::new(start);
@@ -184,6 +185,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "ten thousand faults take Miri half a minute")]
     fn faults_that_nobody_takes_are_bounded() {
         let start = Instant::now();
         let mut queue = FaultQueue::new(start);

@@ -31,6 +31,7 @@ fn fill(rig: &mut Rig, domain: u32) -> u64 {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
 fn gapped_mappings_are_no_more_than_a_detach_can_unmap_in_its_time() {
     let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
     let mapped = fill(&mut slow, 1);
@@ -46,12 +47,14 @@ fn gapped_mappings_are_no_more_than_a_detach_can_unmap_in_its_time() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
 fn host_that_is_fast_is_given_all() {
     let mut fast = rig(Duration::ZERO, Duration::from_secs(3));
     assert_eq!(fill(&mut fast, 1), MANY);
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
 fn mappings_count_for_each_address_space_that_an_endpoint_brings() {
     let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
     assert_eq!(fill(&mut slow, 1), 4096);
