@@ -317,6 +317,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "a string as long as may be takes Miri minutes")]
     fn strings_of_smbios_are_read_and_what_cannot_be_one_is_refused() {
         let platform =
             |text: &str| text.parse::<PlatformConfig>().and_then(|platform| platform.check().map(|()| platform));

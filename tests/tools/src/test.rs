@@ -6,6 +6,7 @@ mod api;
 mod arm64;
 mod checks;
 mod guests;
+mod sanitizers;
 
 use std::env;
 use std::fmt;
@@ -37,6 +38,7 @@ enum Stage {
     Api,
     Integration,
     Arm64,
+    Sanitizers,
     Debug,
 }
 
@@ -188,6 +190,7 @@ impl Tools<'_> {
             Stage::Api => self.test_api(out),
             Stage::Integration => self.run_shown(&mut self.prepare_integration(options, out)?),
             Stage::Arm64 => self.test_arm64(out),
+            Stage::Sanitizers => self.test_sanitizers(),
             Stage::Debug => self.test_debug(options, out),
         }
     }
@@ -200,7 +203,7 @@ impl Stage {
 
     /// Whether it runs only if it is named, or if `all` is wanted.
     fn is_extra(self, all: bool) -> bool {
-        self == Self::Debug || (self == Self::Arm64 && !all)
+        self == Self::Debug || (matches!(self, Self::Arm64 | Self::Sanitizers) && !all)
     }
 
     /// Whether it may run beside the tests with guests, slowly: it takes long, and expects nothing to happen within less than seconds.
@@ -303,7 +306,7 @@ mod tests {
     fn stages_that_take_long_run_only_where_they_are_wanted() {
         let extra =
             |all| Stage::value_variants().iter().copied().filter(|stage| stage.is_extra(all)).collect::<Vec<_>>();
-        assert_eq!(extra(false), [Stage::Arm64, Stage::Debug]);
+        assert_eq!(extra(false), [Stage::Arm64, Stage::Sanitizers, Stage::Debug]);
         assert_eq!(extra(true), [Stage::Debug]);
     }
 
