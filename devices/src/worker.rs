@@ -31,6 +31,27 @@ pub enum Wait {
     SourceOrTime(Duration),
 }
 
+impl Wait {
+    /// Waits for what either waits for.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        let parts = |wait| match wait {
+            Self::Doorbell => (false, None),
+            Self::Source => (true, None),
+            Self::Time(time) => (false, Some(time)),
+            Self::SourceOrTime(time) => (true, Some(time)),
+        };
+        let ((source, time), (other_source, other_time)) = (parts(self), parts(other));
+        let first = time.into_iter().chain(other_time).min();
+        match (source || other_source, first) {
+            (false, None) => Self::Doorbell,
+            (true, None) => Self::Source,
+            (false, Some(time)) => Self::Time(time),
+            (true, Some(time)) => Self::SourceOrTime(time),
+        }
+    }
+}
+
 /// The work of a thread.
 pub trait Task: Send + 'static {
     /// Does what there is to do. Between two pieces of it, looks whether [`Orders::call`] and returns if so; what is left is done
@@ -353,6 +374,21 @@ mod tests {
             let (worker, _doorbell, told) = start(false, None, wait);
             assert!((1..=3).all(|run| told.recv() == Ok(run)));
             drop(worker);
+        }
+    }
+
+    #[test]
+    fn two_waits_together_end_with_whatever_comes_first() {
+        let [short, long] = [1, 2].map(Duration::from_secs);
+        for (one, other, both) in [
+            (Wait::Doorbell, Wait::Doorbell, Wait::Doorbell),
+            (Wait::Doorbell, Wait::Source, Wait::Source),
+            (Wait::Time(long), Wait::Doorbell, Wait::Time(long)),
+            (Wait::Time(long), Wait::Time(short), Wait::Time(short)),
+            (Wait::Source, Wait::Time(short), Wait::SourceOrTime(short)),
+            (Wait::SourceOrTime(short), Wait::Time(long), Wait::SourceOrTime(short)),
+        ] {
+            assert_eq!((one.or(other), other.or(one)), (both, both));
         }
     }
 

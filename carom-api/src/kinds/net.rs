@@ -21,7 +21,7 @@ use crate::object;
 use crate::option_list::OptionList;
 use crate::tap_files::TapFiles;
 
-/// Most queues: each has a thread.
+/// Most queues: each pair has a thread.
 const MAX_QUEUES: u16 = 64;
 /// Least size of a queue: a packet without merged buffers takes as many descriptors as it has pages.
 const MIN_QUEUE_SIZE: u16 = 32;
@@ -71,7 +71,7 @@ pub struct NetConfig {
     /// Whether the device is behind the virtio-iommu.
     #[serde(default)]
     pub iommu: bool,
-    /// Queues, an even number from 2 to 64: half of them receive. Each has a thread.
+    /// Queues, an even number from 2 to 64: half of them receive. Each pair has a thread.
     #[serde(default = "default_queues")]
     #[schema(value_type = u64, minimum = 2, maximum = 64)]
     pub num_queues: u16,

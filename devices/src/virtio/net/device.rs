@@ -15,14 +15,13 @@ use super::carrier::Offloads;
 use super::control::{CONTROL_QUEUE_SIZE, Control};
 use super::counters::NetCounters;
 use super::link::Link;
+use super::pair::Pair;
 use super::queue_worker::QueueWorker;
-use super::receive::Receive;
 use super::spec::{
     CONFIG_BYTES, CSUM, CTRL_VQ, DEVICE_TYPE, GUEST_CSUM, GUEST_ECN, GUEST_TSO4, GUEST_TSO6, GUEST_USO4, GUEST_USO6,
     HOST_ECN, HOST_TSO4, HOST_TSO6, HOST_USO, MAC, MQ, MRG_RXBUF, MTU, PCI_CLASS,
 };
 use super::state::{NetState, STATE};
-use super::transmit::Transmit;
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
@@ -78,11 +77,16 @@ impl NetTraits {
     }
 }
 
+/// The worker of a queue: a pair has one.
+fn worker_of(queue: usize) -> usize {
+    queue / 2
+}
+
 /// What changes with the driver.
 #[derive(Default)]
 struct Active {
     driver: Option<Driver>,
-    /// By queue.
+    /// By pair of queues; the control queue's is the last one.
     workers: Vec<Option<QueueWorker>>,
     paused: bool,
 }
@@ -94,7 +98,7 @@ pub struct VirtioNet {
     features: u64,
     config: [u8; CONFIG_BYTES],
     queue_sizes: Vec<u16>,
-    /// By queue.
+    /// By worker.
     doorbells: Vec<EventFd>,
     /// Pairs of queues that the driver uses.
     pairs: Arc<AtomicU16>,
@@ -106,13 +110,14 @@ impl VirtioNet {
     /// The process can have no more descriptors.
     pub(super) fn new(link: Link, traits: NetTraits) -> io::Result<Self> {
         let queue_sizes = traits.queue_sizes();
-        let active = Active { workers: queue_sizes.iter().map(|_| None).collect(), ..Active::default() };
+        let workers = worker_of(queue_sizes.len().saturating_sub(1)) + 1;
+        let active = Active { workers: (0..workers).map(|_| None).collect(), ..Active::default() };
         Ok(Self {
             link: Arc::new(link),
             traits,
             features: traits.features(),
             config: traits.config(),
-            doorbells: queue_sizes.iter().map(|_| EventFd::new(EFD_NONBLOCK)).collect::<io::Result<_>>()?,
+            doorbells: (0..workers).map(|_| EventFd::new(EFD_NONBLOCK)).collect::<io::Result<_>>()?,
             queue_sizes,
             pairs: Arc::new(AtomicU16::new(1)),
             active: Mutex::new(active),
@@ -173,42 +178,62 @@ impl VirtioDevice for VirtioNet {
     fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
         let mut active = lock(&self.active);
         let Some(driver) = active.driver.clone() else { return Ok(()) };
-        let Some(doorbell) = self.doorbells.get(usize::from(index)) else { return Ok(()) };
-        // As for disks: the name of the device and of the queue.
-        let thread = format!("{}_q{index}", self.link.id);
+        let Some(doorbell) = self.doorbell(index) else { return Ok(()) };
+        let place = worker_of(index.into());
+        if let Some(QueueWorker::Pair(worker)) = &active.workers[place] {
+            // The other queue of the pair has started it.
+            worker.pause();
+            worker.with_task(|pair| pair.put(index, queue));
+            if !active.paused {
+                worker.resume();
+            }
+            return Ok(());
+        }
         let (bell, paused, link) = (doorbell.try_clone()?, active.paused, self.link.clone());
         let worker = if index == 2 * self.traits.pairs {
+            let thread = format!("{}_ctrl", self.link.id);
             let task = Control::new(index, queue, driver, link, self.traits.pairs, self.pairs.clone());
             QueueWorker::Control(Worker::spawn(thread, Role::NetControl, bell, paused, task)?)
-        } else if index.is_multiple_of(2) {
-            let task = Receive::new(index, queue, driver, link);
-            QueueWorker::Receive(Worker::spawn(thread, Role::Net, bell, paused, task)?)
         } else {
-            let task = Transmit::new(index, queue, driver, link);
-            QueueWorker::Transmit(Worker::spawn(thread, Role::Net, bell, paused, task)?)
+            // As in Cloud Hypervisor: the name of the device and of the pair.
+            let thread = format!("{}_qp{place}", self.link.id);
+            let mut pair = Pair::new(driver, link);
+            pair.put(index, queue);
+            QueueWorker::Pair(Worker::spawn(thread, Role::Net, bell, paused, pair)?)
         };
-        active.workers[usize::from(index)] = Some(worker);
+        active.workers[place] = Some(worker);
         Ok(())
     }
 
+    /// With the last queue of a pair its thread ends.
     fn stop_queue(&self, index: u16) -> Option<QueueState> {
-        // Taken out first: the worker may be waited for without the lock.
-        let worker = lock(&self.active).workers.get_mut(usize::from(index))?.take()?;
-        Some(worker.stop())
+        let mut active = lock(&self.active);
+        let paused = active.paused;
+        let place = active.workers.get_mut(worker_of(index.into()))?;
+        let worker = place.as_ref()?;
+        worker.pause();
+        let (state, was_last) = worker.take(index);
+        if was_last {
+            *place = None;
+        } else if !paused {
+            worker.resume();
+        }
+        state
     }
 
     fn queue_state(&self, index: u16) -> Option<QueueState> {
         let active = lock(&self.active);
-        active.workers.get(usize::from(index))?.as_ref().map(QueueWorker::state)
+        active.workers.get(worker_of(index.into()))?.as_ref()?.state(index)
     }
 
+    /// Queues of a pair have one, as they have one thread.
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        self.doorbells.get(usize::from(queue))
+        self.doorbells.get(worker_of(queue.into()))
     }
 
     /// A vCPU that found no doorbell rings it.
     fn notify(&self, queue: u16) -> Result<(), DeviceError> {
-        if let Some(doorbell) = self.doorbells.get(usize::from(queue)) {
+        if let Some(doorbell) = self.doorbell(queue) {
             // It fails where it was rung 2^64 times already.
             let _ = doorbell.write(1);
         }

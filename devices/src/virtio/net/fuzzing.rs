@@ -17,9 +17,8 @@ use super::carrier::{Carrier, Offloads};
 use super::control::Control;
 use super::counters::Counts;
 use super::link::Link;
-use super::receive::Receive;
+use super::pair::Pair;
 use super::spec::MRG_RXBUF;
-use super::transmit::Transmit;
 use crate::dma::DeviceMemory;
 use crate::ram::Ram;
 use crate::rate_limit::{BucketParams, RateLimiter, RateLimits};
@@ -85,13 +84,10 @@ pub fn run(bytes: &[u8]) {
             let mut control = Control::new(2, queue, driver, link, 2, Arc::new(AtomicU16::new(1)));
             Box::new(move || _ = control.run(&orders))
         }
-        1 => {
-            let mut transmit = Transmit::new(1, queue, driver, link);
-            Box::new(move || _ = transmit.run(&orders))
-        }
-        _ => {
-            let mut receive = Receive::new(0, queue, driver, link);
-            Box::new(move || _ = receive.run(&orders))
+        kind => {
+            let mut pair = Pair::new(driver, link);
+            pair.put(u16::from(kind == 1), queue);
+            Box::new(move || _ = pair.run(&orders))
         }
     };
     let (mut place, mut sent) = (0, [0; 2048]);

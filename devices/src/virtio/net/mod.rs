@@ -2,9 +2,9 @@
 
 //! virtio-net: network devices whose packets an interface of the host takes and gives (virtio 1.4, section 5.1).
 //!
-//! `device` is what the transport sees. Each queue has a thread: `receive` gives the guest what the host's interface gives, `transmit`
-//! the other way round, `control` does what the driver says of pairs of queues. The interface is a [`Carrier`], which has a file for
-//! each pair. Packets are copied once, between that file and the guest's `buffers`.
+//! `device` is what the transport sees. Each `pair` of queues has a thread: `receive` gives the guest what the host's interface gives,
+//! `transmit` the other way round, a `turn` each. `control` has another one, and does what the driver says of pairs. The interface is a
+//! [`Carrier`], which has a file for each pair. Packets are copied once, between that file and the guest's `buffers`.
 
 mod buffers;
 mod carrier;
@@ -14,11 +14,13 @@ mod device;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod link;
+mod pair;
 mod queue_worker;
 mod receive;
 pub mod spec;
 mod state;
 mod transmit;
+mod turn;
 
 #[cfg(test)]
 mod tests;

@@ -1,52 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The thread of a queue, of whichever kind that is.
+//! A thread with its queues, of whichever kind they are.
 
 use super::control::Control;
-use super::receive::Receive;
-use super::transmit::Transmit;
+use super::pair::Pair;
 use crate::virtio::QueueState;
 use crate::worker::Worker;
 
-/// A thread with its queue.
+/// A thread with its queues.
 pub(super) enum QueueWorker {
-    Receive(Worker<Receive>),
-    Transmit(Worker<Transmit>),
+    Pair(Worker<Pair>),
     Control(Worker<Control>),
 }
 
 impl QueueWorker {
     pub(super) fn pause(&self) {
         match self {
-            Self::Receive(worker) => worker.pause(),
-            Self::Transmit(worker) => worker.pause(),
+            Self::Pair(worker) => worker.pause(),
             Self::Control(worker) => worker.pause(),
         }
     }
 
     pub(super) fn resume(&self) {
         match self {
-            Self::Receive(worker) => worker.resume(),
-            Self::Transmit(worker) => worker.resume(),
+            Self::Pair(worker) => worker.resume(),
             Self::Control(worker) => worker.resume(),
         }
     }
 
-    /// How far the queue is served, of a thread that is paused.
-    pub(super) fn state(&self) -> QueueState {
+    /// How far a queue is served, of a thread that is paused.
+    pub(super) fn state(&self, queue: u16) -> Option<QueueState> {
         match self {
-            Self::Receive(worker) => worker.with_task(|task| task.state()),
-            Self::Transmit(worker) => worker.with_task(|task| task.state()),
-            Self::Control(worker) => worker.with_task(|task| task.state()),
+            Self::Pair(worker) => worker.with_task(|task| task.state(queue)),
+            Self::Control(worker) => Some(worker.with_task(|task| task.state())),
         }
     }
 
-    /// Ends the thread.
-    pub(super) fn stop(self) -> QueueState {
+    /// Takes a queue from a thread that is paused; `true` if it was its last one.
+    pub(super) fn take(&self, queue: u16) -> (Option<QueueState>, bool) {
         match self {
-            Self::Receive(worker) => worker.stop(|task| task.state()),
-            Self::Transmit(worker) => worker.stop(|task| task.state()),
-            Self::Control(worker) => worker.stop(|task| task.state()),
+            Self::Pair(worker) => worker.with_task(|task| (task.take(queue), task.is_empty())),
+            Self::Control(worker) => (Some(worker.with_task(|task| task.state())), true),
         }
     }
 }

@@ -16,19 +16,20 @@ use super::buffers::{Buffers, Direction, collect, write};
 use super::counters::count;
 use super::link::Link;
 use super::spec::{HEADER_BYTES, MAX_PACKET, MRG_RXBUF, NUM_BUFFERS};
+use super::turn::{Rest, Turn};
 use crate::throttle::Throttle;
 use crate::virtio::chain::{broken, ring_error};
 use crate::virtio::notification::ask_for_notifications;
 use crate::virtio::used_batch::{add_used, wants_interrupt};
 use crate::virtio::{DeviceError, Driver, QueueState};
-use crate::worker::{Orders, Task, Wait};
+use crate::worker::{Orders, Wait};
 
-/// Packets after which the driver learns what came, while there are more.
-const BATCH: u32 = 64;
+/// Most packets of a turn, after which the driver learns what came.
+const MOST: u32 = 64;
 /// How long to wait after the host's interface could not be read.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The work of the thread that serves a receive queue.
+/// A receive queue.
 pub(super) struct Receive {
     index: u16,
     queue: Queue,
@@ -45,7 +46,8 @@ pub(super) struct Receive {
     used: Vec<(u16, u32)>,
     /// The available ring's index when room was looked for last.
     seen: Wrapping<u16>,
-    failed: bool,
+    /// How long the limit on the rate holds the packet back, or the host's interface is left alone.
+    rest: Rest,
     throttle: Throttle,
 }
 
@@ -75,7 +77,7 @@ impl Receive {
             buffers: Vec::new(),
             used: Vec::new(),
             seen: Wrapping(0),
-            failed: false,
+            rest: Rest::default(),
             throttle: Throttle::default(),
         }
     }
@@ -85,41 +87,46 @@ impl Receive {
         QueueState::of(&self.queue)
     }
 
-    /// Gives the driver all packets that there are, as far as it has room.
-    fn serve(&mut self, orders: &Orders) -> Result<Wait, DeviceError> {
-        let (mut told, mut received) = (self.queue.next_used(), 0);
-        let mut wait = Wait::Source;
-        while !orders.call() {
+    /// Its number.
+    pub(super) fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// What can be read when there are packets.
+    pub(super) fn source(&self) -> BorrowedFd<'_> {
+        self.link.file(self.index).as_fd()
+    }
+
+    /// Gives the driver packets that there are, [`MOST`] at most, as far as it has room.
+    pub(super) fn turn(&mut self, orders: &Orders) -> Result<Turn, DeviceError> {
+        if let Some(left) = self.rest.left() {
+            return Ok(Turn::Wait(Wait::Time(left)));
+        }
+        let since = self.queue.next_used();
+        let mut received = 0;
+        let turn = loop {
+            if received == MOST || orders.call() {
+                break Turn::More;
+            }
             match self.step() {
                 Ok(Step::Done) => received += 1,
-                Ok(Step::NoPacket) => break,
+                Ok(Step::NoPacket) => break Turn::Wait(Wait::Source),
                 // Further ones wait on the host's side.
-                Ok(Step::Held(time)) => {
-                    wait = Wait::Time(time);
-                    break;
-                }
+                Ok(Step::Held(time)) => break self.rest.begin(time),
                 Ok(Step::NoRoom) if self.has_room_now()? => {}
-                Ok(Step::NoRoom) => {
-                    wait = Wait::Doorbell;
-                    break;
-                }
+                Ok(Step::NoRoom) => break Turn::Wait(Wait::Doorbell),
                 Err(Failure::Driver(error)) => return Err(error),
                 Err(Failure::Host(error)) => {
                     count(&self.link.counts.host_errors, 1);
                     if self.throttle.pass() {
                         warn!("{}: reading the host's interface: {error}", self.link.id);
                     }
-                    wait = Wait::Time(AGAIN);
-                    break;
+                    break self.rest.begin(AGAIN);
                 }
             }
-            if received == BATCH {
-                self.tell(told)?;
-                (told, received) = (self.queue.next_used(), 0);
-            }
-        }
-        self.tell(told)?;
-        Ok(wait)
+        };
+        self.tell(since)?;
+        Ok(turn)
     }
 
     /// Tells the driver of what came since, if it wants to know.
@@ -232,26 +239,5 @@ enum Failure {
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Self {
         Self::Driver(error)
-    }
-}
-
-impl Task for Receive {
-    fn run(&mut self, orders: &Orders) -> Wait {
-        if self.failed {
-            return Wait::Doorbell;
-        }
-        self.serve(orders).unwrap_or_else(|error| {
-            self.failed = true;
-            self.driver.interrupt.failed(&error);
-            Wait::Doorbell
-        })
-    }
-
-    fn source(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.link.file(self.index).as_fd())
-    }
-
-    fn panicked(&self) {
-        self.driver.interrupt.failed(&DeviceError::Panicked { queue: self.index });
     }
 }

@@ -7,3 +7,4 @@ mod hostile;
 mod limits;
 mod packets;
 mod queues;
+mod turns;

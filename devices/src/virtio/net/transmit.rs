@@ -13,17 +13,18 @@ use super::buffers::{Buffers, Direction, collect, read};
 use super::counters::count;
 use super::link::Link;
 use super::spec::{HEADER_BYTES, MAX_PACKET, MIN_FRAME};
+use super::turn::{Rest, Turn};
 use crate::throttle::Throttle;
 use crate::virtio::chain::{broken, ring_error};
-use crate::virtio::notification::ask_for_notifications;
+use crate::virtio::notification::more_came;
 use crate::virtio::used_batch::{add_used, wants_interrupt};
 use crate::virtio::{DeviceError, Driver, QueueState};
-use crate::worker::{Orders, Task, Wait};
+use crate::worker::{Orders, Wait};
 
-/// Packets after which the driver learns what was sent, while there are more.
-const BATCH: u32 = 64;
+/// Most packets of a turn, after which the driver learns what was sent.
+const MOST: u32 = 64;
 
-/// The work of the thread that serves a transmit queue.
+/// A transmit queue.
 pub(super) struct Transmit {
     index: u16,
     queue: Queue,
@@ -33,7 +34,8 @@ pub(super) struct Transmit {
     packet: Vec<u8>,
     /// Its buffers.
     buffers: Buffers,
-    failed: bool,
+    /// How long the limit on the rate holds the next packet back.
+    rest: Rest,
     throttle: Throttle,
 }
 
@@ -50,7 +52,8 @@ enum Step {
 impl Transmit {
     pub(super) fn new(index: u16, queue: Queue, driver: Driver, link: Arc<Link>) -> Self {
         let packet = vec![0; HEADER_BYTES + MAX_PACKET];
-        Self { index, queue, driver, link, packet, buffers: Vec::new(), failed: false, throttle: Throttle::default() }
+        let (buffers, rest, throttle) = (Vec::new(), Rest::default(), Throttle::default());
+        Self { index, queue, driver, link, packet, buffers, rest, throttle }
     }
 
     /// How far the queue is served.
@@ -58,28 +61,34 @@ impl Transmit {
         QueueState::of(&self.queue)
     }
 
-    /// Sends all packets that there are.
-    fn serve(&mut self, orders: &Orders) -> Result<Wait, DeviceError> {
-        let ring = ring_error(self.index);
-        ask_for_notifications(&self.queue, &self.driver.memory.view()).map_err(&ring)?;
-        let (mut told, mut sent) = (self.queue.next_used(), 0);
-        let mut wait = Wait::Doorbell;
-        while !orders.call() {
+    /// Its number.
+    pub(super) fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// Sends packets that there are, [`MOST`] at most. The driver is asked to tell of more only when none is left.
+    pub(super) fn turn(&mut self, orders: &Orders) -> Result<Turn, DeviceError> {
+        if let Some(left) = self.rest.left() {
+            return Ok(Turn::Wait(Wait::Time(left)));
+        }
+        let (since, mut sent) = (self.queue.next_used(), 0);
+        let turn = loop {
+            if sent == MOST || orders.call() {
+                break Turn::More;
+            }
             match self.send()? {
                 Step::Done => sent += 1,
-                Step::NoPacket => break,
-                Step::Held(time) => {
-                    wait = Wait::Time(time);
-                    break;
-                }
+                Step::NoPacket if self.more_came()? => {}
+                Step::NoPacket => break Turn::Wait(Wait::Doorbell),
+                Step::Held(time) => break self.rest.begin(time),
             }
-            if sent % BATCH == 0 {
-                self.tell(told)?;
-                told = self.queue.next_used();
-            }
-        }
-        self.tell(told)?;
-        Ok(wait)
+        };
+        self.tell(since)?;
+        Ok(turn)
+    }
+
+    fn more_came(&self) -> Result<bool, DeviceError> {
+        more_came(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))
     }
 
     /// Tells the driver of the packets that were sent since, if it wants to know.
@@ -128,22 +137,5 @@ impl Transmit {
         }
         add_used(&mut self.queue, &self.driver.memory.view(), &[(head, 0)]).map_err(&ring)?;
         Ok(Step::Done)
-    }
-}
-
-impl Task for Transmit {
-    fn run(&mut self, orders: &Orders) -> Wait {
-        if self.failed {
-            return Wait::Doorbell;
-        }
-        self.serve(orders).unwrap_or_else(|error| {
-            self.failed = true;
-            self.driver.interrupt.failed(&error);
-            Wait::Doorbell
-        })
-    }
-
-    fn panicked(&self) {
-        self.driver.interrupt.failed(&DeviceError::Panicked { queue: self.index });
     }
 }

@@ -54,6 +54,13 @@ pub(super) struct Asked {
     pub(super) refuses: bool,
 }
 
+impl Host {
+    /// One pair, whose packets go to `file` and come from there.
+    pub(super) fn of(file: File) -> Self {
+        Self { files: vec![file], asked: Arc::default() }
+    }
+}
+
 impl Carrier for Host {
     fn file(&self, pair: u16) -> &File {
         &self.files[usize::from(pair)]

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a busy driver and the device tell each other, and how queues of a pair take turns.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::sync::Arc;
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::harness::{Host, RECEIVE, TRANSMIT, WRITE, frame};
+use crate::dma::DeviceMemory;
+use crate::ram::Ram;
+use crate::virtio::Driver;
+use crate::virtio::net::counters::Counts;
+use crate::virtio::net::link::Link;
+use crate::virtio::net::pair::Pair;
+use crate::virtio::net::spec::{HEADER_BYTES, MRG_RXBUF};
+use crate::virtio::test_support::BusyDriver;
+use crate::worker::{Orders, Task, Wait};
+
+const SIZE: u16 = 128;
+const DATA: u64 = 0x8000;
+
+/// A pair with one of its queues, whose driver adds a buffer of a packet's size each time that it is told, and the host's end.
+fn pair(queue_index: u16, most: u16) -> (Pair, Arc<BusyDriver>, UnixDatagram) {
+    let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap());
+    let mut queue = Queue::new(SIZE).unwrap();
+    queue.set_desc_table_address(Some(0x1000), Some(0));
+    queue.set_avail_ring_address(Some(0x2000), Some(0));
+    queue.set_used_ring_address(Some(0x3000), Some(0));
+    queue.set_event_idx(true);
+    queue.set_ready(true);
+    let packet = [&[0; HEADER_BYTES], frame(100).as_slice()].concat();
+    ram.write_slice(&packet, GuestAddress(DATA)).unwrap();
+    ram.write_obj(DATA, GuestAddress(0x1000)).unwrap();
+    ram.write_obj(u32::try_from(packet.len()).unwrap(), GuestAddress(0x1008)).unwrap();
+    ram.write_obj(if queue_index == RECEIVE { WRITE } else { 0 }, GuestAddress(0x100c)).unwrap();
+    let (ours, host) = UnixDatagram::pair().unwrap();
+    for socket in [&ours, &host] {
+        socket.set_nonblocking(true).unwrap();
+    }
+    let carrier = Box::new(Host::of(File::from(OwnedFd::from(ours))));
+    let link =
+        Link { id: "net".into(), carrier, counts: Counts::default(), receive_limiter: None, transmit_limiter: None };
+    let driver = Arc::new(BusyDriver::new(ram.clone(), &queue, most));
+    let memory = DeviceMemory::all_ram(ram);
+    let mut pair = Pair::new(Driver { memory, interrupt: driver.clone(), features: MRG_RXBUF }, Arc::new(link));
+    pair.put(queue_index, queue);
+    (pair, driver, host)
+}
+
+/// How many packets the host has got.
+fn packets(host: &UnixDatagram) -> usize {
+    let mut packet = [0; 200];
+    std::iter::from_fn(|| host.recv(&mut packet).ok()).inspect(|len| assert_eq!(*len, 112)).count()
+}
+
+#[test]
+fn driver_that_sends_while_the_device_is_at_work_notifies_once() {
+    let (mut pair, driver, _host) = pair(TRANSMIT, SIZE + 2);
+    (0..SIZE).for_each(|_| driver.add());
+    // It is told after each turn of 64, and adds one packet in the first two. The host, which reads none, takes some and loses others.
+    assert_eq!(pair.run(&Orders::none().unwrap()), Wait::Doorbell);
+    assert_eq!((driver.used(), driver.counts()), (SIZE + 2, (3, 1)));
+    driver.add();
+    assert_eq!(driver.counts(), (3, 2));
+}
+
+#[test]
+fn packets_that_are_sent_together_cost_one_interrupt() {
+    let (mut pair, driver, host) = pair(TRANSMIT, 0);
+    // As many as a socket of the host's holds by its default (net.unix.max_dgram_qlen).
+    (0..8).for_each(|_| driver.add());
+    pair.run(&Orders::none().unwrap());
+    assert_eq!((packets(&host), driver.used(), driver.counts()), (8, 8, (1, 1)));
+}
+
+#[test]
+fn packets_that_came_together_cost_one_interrupt() {
+    let (mut pair, driver, host) = pair(RECEIVE, 0);
+    (0..100).for_each(|_| driver.add());
+    for _ in 0..8 {
+        host.send(&[&[0; HEADER_BYTES], frame(100).as_slice()].concat()).unwrap();
+    }
+    assert_eq!(pair.run(&Orders::none().unwrap()), Wait::Source);
+    assert_eq!((driver.used(), driver.counts().0), (8, 1));
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! How the queues that a thread serves take turns.
+
+use std::time::{Duration, Instant};
+
+use crate::worker::Wait;
+
+/// What came of a queue's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// There may be more to do: the other queue has its turn first.
+    More,
+    /// There is nothing to do until then.
+    Wait(Wait),
+}
+
+/// A moment before which a queue does nothing, whatever wakes its thread for the other one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rest(Option<Instant>);
+
+impl Rest {
+    /// Begins now and takes so long.
+    pub(super) fn begin(&mut self, time: Duration) -> Turn {
+        self.0 = Instant::now().checked_add(time);
+        Turn::Wait(Wait::Time(time))
+    }
+
+    /// What is left of it, if it is not over.
+    pub(super) fn left(&mut self) -> Option<Duration> {
+        let left = self.0?.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            self.0 = None;
+        }
+        self.0.map(|_| left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rest_is_over_when_its_time_is() {
+        let mut rest = Rest::default();
+        assert_eq!(rest.left(), None);
+        let hour = Duration::from_secs(3600);
+        assert_eq!(rest.begin(hour), Turn::Wait(Wait::Time(hour)));
+        assert!(rest.left().is_some_and(|left| left <= hour));
+        rest.begin(Duration::ZERO);
+        assert_eq!(rest.left(), None);
+    }
+}
