@@ -204,7 +204,7 @@ mod tests {
                 "path=/i,readonly=on",
                 "vm.add-disk",
                 json!({"path": "/i", "vhost_user": false, "vhost_socket": null, "readonly": true, "direct": false, "iommu": false, "pci_segment": 0, "num_queues": 1, "queue_size": 128, "queue_affinity": [],
-                    "serial": null, "image_type": "Unknown", "backing_files": false, "rate_limiter_config": null, "rate_limit_group": null, "lock_granularity": "ByteRange", "id": null}),
+                    "serial": null, "image_type": "Unknown", "backing_files": false, "sparse": true, "rate_limiter_config": null, "rate_limit_group": null, "lock_granularity": "ByteRange", "id": null}),
             ),
             (
                 "add-net",
