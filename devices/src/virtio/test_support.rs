@@ -232,6 +232,17 @@ pub(super) struct BusyDriver {
 }
 
 impl BusyDriver {
+    /// A queue with `EVENT_IDX`: descriptors at 0x1000, the rings at 0x2000 and 0x3000.
+    pub(super) fn queue(size: u16) -> Queue {
+        let mut queue = Queue::new(size).unwrap();
+        queue.set_desc_table_address(Some(0x1000), Some(0));
+        queue.set_avail_ring_address(Some(0x2000), Some(0));
+        queue.set_used_ring_address(Some(0x3000), Some(0));
+        queue.set_event_idx(true);
+        queue.set_ready(true);
+        queue
+    }
+
     /// Of `queue`, in `ram`.
     pub(super) fn new(ram: Arc<Ram>, queue: &Queue, most: u16) -> Self {
         // Another view of the same rings: nothing is taken by it.

@@ -88,13 +88,12 @@ pub(super) fn build(
 }
 
 /// Pages of the host's page tables for each address space. Drivers take IOVAs below 4 GiB first, which is 2048 pages of the lowest
-/// level and some of others. Beyond, what they have mapped at once and what their allocators keep apart is less than twice the RAM.
+/// level and some of others; windows above have 256. Beyond, what they have mapped at once and what their allocators keep apart is less than
+/// twice the RAM.
 fn max_table_pages(config: &VmConfig) -> u64 {
     /// What one page of the lowest level translates.
     const REACH: u64 = 2 << 20;
-    /// Those of a window above 4 GiB, of which the lower levels have some.
-    const WINDOW: u64 = 512;
-    2560 + WINDOW + config.memory.total().saturating_add(config.memory.hotplug_size) / REACH * 2
+    2560 + config.memory.total().saturating_add(config.memory.hotplug_size) / REACH * 2
 }
 
 /// Whether firmware, which has no driver of a virtio-iommu, has to read a disk behind it. Then endpoints that are attached to nothing reach

@@ -195,7 +195,6 @@ impl VirtioDevice for VirtioNet {
             let task = Control::new(index, queue, driver, link, self.traits.pairs, self.pairs.clone());
             QueueWorker::Control(Worker::spawn(thread, Role::NetControl, bell, paused, task)?)
         } else {
-            // As in Cloud Hypervisor: the name of the device and of the pair.
             let thread = format!("{}_qp{place}", self.link.id);
             let mut pair = Pair::new(driver, link);
             pair.put(index, queue);

@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -26,12 +25,7 @@ const DATA: u64 = 0x8000;
 #[test]
 fn driver_that_adds_while_the_disk_is_at_work_notifies_once() {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap());
-    let mut queue = Queue::new(SIZE).unwrap();
-    queue.set_desc_table_address(Some(0x1000), Some(0));
-    queue.set_avail_ring_address(Some(0x2000), Some(0));
-    queue.set_used_ring_address(Some(0x3000), Some(0));
-    queue.set_event_idx(true);
-    queue.set_ready(true);
+    let queue = BusyDriver::queue(SIZE);
     // A read of a sector.
     ram.write_obj(request::IN, GuestAddress(0x4000)).unwrap();
     for (at, (address, len, flags, next)) in (0x1000..).step_by(16).zip([

@@ -7,7 +7,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 
-use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::harness::{Host, RECEIVE, TRANSMIT, WRITE, frame};
@@ -27,12 +26,7 @@ const DATA: u64 = 0x8000;
 /// A pair with one of its queues, whose driver adds a buffer of a packet's size each time that it is told, and the host's end.
 fn pair(queue_index: u16, most: u16) -> (Pair, Arc<BusyDriver>, UnixDatagram) {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap());
-    let mut queue = Queue::new(SIZE).unwrap();
-    queue.set_desc_table_address(Some(0x1000), Some(0));
-    queue.set_avail_ring_address(Some(0x2000), Some(0));
-    queue.set_used_ring_address(Some(0x3000), Some(0));
-    queue.set_event_idx(true);
-    queue.set_ready(true);
+    let queue = BusyDriver::queue(SIZE);
     let packet = [&[0; HEADER_BYTES], frame(100).as_slice()].concat();
     ram.write_slice(&packet, GuestAddress(DATA)).unwrap();
     ram.write_obj(DATA, GuestAddress(0x1000)).unwrap();
