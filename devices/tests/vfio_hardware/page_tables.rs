@@ -56,13 +56,16 @@ fn walk(places: u64, max_table_pages: u64) -> (u64, u64) {
 
 #[test]
 fn mappings_in_ever_new_places_take_no_more_than_the_limit_of_the_hosts_memory() {
-    let (taken, refused) = walk(100_000, 2800);
-    println!("100000 places, 2800 pages of tables: {} KiB taken, {refused} refused", taken >> 10);
-    // The tables are 11 MiB. What the kernel caches beside them comes on top, and is not known; without a limit it would be 390 MiB.
-    assert!(taken < 40 * MIB, "{taken} bytes");
-    assert!(refused > 96_000, "{refused} refused");
+    // 78 MiB of tables without a limit, 11 MiB with this one. What else the kernel takes and gives back meanwhile is in the figures too:
+    // the tables of the walk before, for one.
+    const PLACES: u64 = 20_000;
+    const BETWEEN: u64 = 40 * MIB;
+    let (taken, refused) = walk(PLACES, 2800);
+    println!("{PLACES} places, 2800 pages of tables: {} KiB taken, {refused} refused", taken >> 10);
+    assert!(taken < BETWEEN, "{taken} bytes");
+    assert!(refused > PLACES - 2800, "{refused} refused");
     // So it is the limit that does it.
-    let (taken, refused) = walk(20_000, u64::MAX);
-    println!("20000 places, no limit: {} KiB taken, {refused} refused", taken >> 10);
-    assert!(taken > 60 * MIB && refused == 0, "{taken} bytes, {refused} refused");
+    let (taken, refused) = walk(PLACES, u64::MAX);
+    println!("{PLACES} places, no limit: {} KiB taken, {refused} refused", taken >> 10);
+    assert!(taken > BETWEEN && refused == 0, "{taken} bytes, {refused} refused");
 }
