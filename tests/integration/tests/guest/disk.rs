@@ -118,7 +118,7 @@ fn disk_behind_the_iommu_is_served_through_a_window() {
     holds_the_numbers(&image);
 }
 
-#[guest_test]
+#[guest_test(slow = "unit tests have a driver that writes all the same")]
 fn guest_reads_a_disk_that_is_read_only_and_cannot_write_it() {
     let dir = tempfile::tempdir().unwrap();
     let image = image(dir.path(), "disk.img");

@@ -73,7 +73,7 @@ fn device_reaches_what_is_mapped_as_it_is_mapped_and_nothing_else() {
     assert!(host_faults(edu()) > before, "the attempts arrived at the host's IOMMU and failed there");
 }
 
-#[guest_test(needs(Edu, Edu2), by_iommufd)]
+#[guest_test(needs(Edu, Edu2))]
 fn two_devices_of_a_domain_reach_the_same_and_nothing_else() {
     let commands = [
         "map 0x100000 rw",

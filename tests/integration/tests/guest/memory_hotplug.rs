@@ -137,7 +137,7 @@ fn ram_comes_to_a_guest_whose_drive_reaches_all_ram() {
     end(vmm);
 }
 
-#[guest_test]
+#[guest_test(slow = "the drive of the test above reaches all RAM too, and unit tests have the domain")]
 fn ram_comes_to_a_guest_whose_drive_is_in_a_domain_with_all_ram() {
     let vmm = boot(Kernel::Patched, true, "iommu.passthrough=1", json!({}));
     assert_eq!(grows_and_works(&vmm), 128 * MIB);

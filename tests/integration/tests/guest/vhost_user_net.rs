@@ -110,7 +110,7 @@ fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value
     (vmm, server)
 }
 
-#[guest_test]
+#[guest_test(slow = "the test with a window has the messages, and unit tests what is refused")]
 fn card_of_a_server_behind_the_iommu_reaches_what_is_mapped_and_no_more() {
     let dir = tempfile::tempdir().unwrap();
     // Where the guest maps nothing: its driver takes addresses below 4 GiB.

@@ -146,7 +146,7 @@ fn pinned_memory_is_bounded_by_budget_and_live_mappings() {
     assert!(outcome.peak_pinned_bytes > 0, "VFIO maps are accounted, so that this test means something");
 }
 
-#[guest_test]
+#[guest_test(slow = "pinned_memory_is_bounded_by_budget_and_live_mappings has the bound with windows")]
 fn without_windows_only_live_mappings_are_pinned() {
     let guest = Guest::new("strict-pinned")
         .iommu_device(&SITE.nvme[0])
