@@ -44,7 +44,7 @@ set -- $(cd /sys/bus/pci/drivers/nvme && echo 0*)
 FIRST=$1 SECOND=$2
 echo "CAROM-DRIVES $FIRST $SECOND"
 while :; do
-    sleep 1.5
+    sleep 6
     echo 1 >"$(echo /sys/bus/pci/devices/"$FIRST"/nvme/nvme*)/reset_controller" && echo CAROM-CONTROLLER-RESET
 done &
 while :; do
@@ -60,6 +60,7 @@ while :; do
     until [ -b "/dev/$(drive_of "$SECOND")" ]; do sleep 0.1; done
     echo CAROM-BOUND
     verify second "$(drive_of "$SECOND")" 16
+    sleep 5
 done &
 while :; do
     verify first "$(drive_of "$FIRST")" 128
