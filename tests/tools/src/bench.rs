@@ -7,19 +7,22 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use crate::assets::{Variables, keep_results};
 use crate::kernel::GuestKernel;
 use crate::measuring::{self, Measuring, check_file, parent};
-use crate::tools::Tools;
+use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
 /// Names of the tables.
 pub const TABLES: [&str; 9] =
-    ["throughput", "map_time", "pinning", "density", "vmm", "disk", "network", "sandbox", "counts"];
+    ["throughput", "map_time", "pinning", "density", "vmm", "disk", "network", "sandbox", COUNTS];
+
+/// The table that two runs are compared by.
+const COUNTS: &str = "counts";
 
 /// The program that measures.
 const PROGRAM: &str = "carom-bench";
@@ -55,6 +58,9 @@ pub struct Options {
     /// File with what has been measured, from which a later run goes on.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
+    /// File of an earlier run to compare counts with.
+    #[arg(long, value_name = "BASE")]
+    compare: Option<PathBuf>,
     /// Directory for plots.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
@@ -76,11 +82,19 @@ impl Options {
                 check_file(option, file)?;
             }
         }
+        if self.compare.is_some() && !self.measurement.wants(COUNTS) {
+            bail!(Usage(format!("--compare: compares the table {COUNTS}, which is not among those that are named")));
+        }
         Ok(())
     }
 }
 
 impl Measurement {
+    /// Whether this table is filled.
+    fn wants(&self, table: &str) -> bool {
+        self.tables.is_empty() || self.tables.iter().any(|name| name == table)
+    }
+
     /// The arguments that say the same.
     fn words(&self) -> Vec<String> {
         let mut words = self.tables.clone();
@@ -119,19 +133,21 @@ impl Tools<'_> {
 
     /// What only some tables need.
     fn bench_variables(&self, measurement: &Measurement) -> Result<Variables> {
-        let is_wanted =
-            |table: &str| measurement.tables.is_empty() || measurement.tables.iter().any(|name| name == table);
         let mut variables = Variables::new();
-        if is_wanted("density") {
+        if measurement.wants("density") {
             variables.push(("CAROM_TENANT", self.guest_program("tenant")?.into()));
         }
-        if is_wanted("network") {
+        if measurement.wants("network") {
             variables.push(("CAROM_IPERF3", self.need_command("iperf3", "iperf3", "the table of networks")?.into()));
         }
         Ok(variables)
     }
 
     fn fill_tables(&self, options: &Options, out: &Path) -> Result<u8> {
+        if let Some(base) = &options.compare {
+            // Before anything is measured.
+            self.run_shown(Command::new(self.measuring_program(PROGRAM)?).arg("check").arg(base))?;
+        }
         let (results, samples) = (out.join("results.json"), out.join("samples"));
         if let Some(state) = &options.state {
             // The same file, so that nothing is lost however this ends.
@@ -166,6 +182,9 @@ impl Tools<'_> {
             report.arg("report").arg(&results);
             if let Some(dir) = &options.plots {
                 report.arg("--plots").arg(dir);
+            }
+            if let Some(base) = &options.compare {
+                report.arg("--compare").arg(base);
             }
             self.run_shown(&mut report)?;
             if let Some(json) = &options.json {
@@ -209,6 +228,7 @@ mod tests {
             (vec!["--rounds", "0"], "--rounds"),
             (vec!["--state", "/no/such/directory/file"], "--state"),
             (vec!["--json", "/"], "or it is one"),
+            (vec!["--compare", "base.json", "vmm"], "which is not among those that are named"),
             (vec!["--direct", "nvme0"], "must be a PCI address"),
         ] {
             let said = parse(&words).unwrap_err();

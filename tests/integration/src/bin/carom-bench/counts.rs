@@ -24,6 +24,9 @@ pub(crate) const TABLE: Table = Table {
     work,
 };
 
+/// The figure that is no count of what an operation takes.
+pub(crate) const OPERATIONS: &str = "operations";
+
 /// The counters of KVM that are told, and the figures that they are.
 const OF_KVM: [(&str, &str); 6] = [
     ("exits", "exits"),
@@ -78,7 +81,7 @@ fn in_a_guest(mode: &'static Mode, cells: Vec<Cell>) -> Work {
 }
 
 fn row(mode: &Mode, cell: &Cell, done: &Done, empty: &Done) -> Result<Row> {
-    let mut row = Row::new(of(mode, cell), [("operations", done.operations)]);
+    let mut row = Row::new(of(mode, cell), [(OPERATIONS, done.operations)]);
     // Without what a cell takes that does next to nothing.
     let operations = (done.operations - empty.operations).max(1.0);
     let mut add = |figure: &str, counter: &dyn Fn(&Probe) -> Option<f64>| {

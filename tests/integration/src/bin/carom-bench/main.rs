@@ -2,6 +2,7 @@
 //! The part of `scripts/bench` that runs where KVM and the NVMe drive are: starts the guests, measures, writes JSON; and the
 //! part that shows tables of it.
 
+mod compare;
 mod counts;
 mod density;
 mod disk;
@@ -24,7 +25,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result, ensure};
 use carom_integration::measure::journal::Journal;
 use carom_integration::measure::machine::{self, Machine};
 use carom_integration::{Site, Tally};
@@ -66,6 +67,14 @@ enum Action {
         /// Directory for plots.
         #[arg(long, value_name = "DIR")]
         plots: Option<PathBuf>,
+        /// File of an earlier run, whose counts are compared with these.
+        #[arg(long, value_name = "BASE")]
+        compare: Option<PathBuf>,
+    },
+    /// Say whether a file has figures that a later run can be compared with.
+    Check {
+        /// The file.
+        base: PathBuf,
     },
     /// Say how many guests were started, and how many of them again, by the notes in the directory of the results.
     Tally {
@@ -92,10 +101,19 @@ fn act(action: Action) -> Result<ExitCode> {
             fs::write(&json, text + "\n").with_context(|| format!("writing {}", json.display()))?;
             Ok(if results.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        Action::Report { json, plots } => {
-            let results = read(&json).with_context(|| format!("reading {}", json.display()))?;
+        Action::Report { json, plots, compare } => {
+            let results = read(&json)?;
             print!("{}", report::text(&results));
+            if let Some(base) = compare {
+                let text = compare::text(&results, &read(&base)?);
+                print!("{}", text.with_context(|| format!("--compare {}", base.display()))?);
+            }
             plots.map(|dir| plots::write(&results, &dir)).transpose()?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Action::Check { base } => {
+            let counts = read(&base).is_ok_and(|base| base.tables.contains_key(counts::TABLE.name));
+            ensure!(counts, "--compare {}: must be what --json wrote of a run with the table counts", base.display());
             Ok(ExitCode::SUCCESS)
         }
         Action::Tally { out } => {
@@ -141,7 +159,9 @@ fn measure(step: &Step, site: &Site) -> Result<Sample> {
 
 /// The results in a file.
 fn read(json: &Path) -> Result<Results> {
-    Ok(serde_json::from_str(&fs::read_to_string(json)?)?)
+    let text = fs::read_to_string(json);
+    let results = text.map_err(Error::new).and_then(|text| Ok(serde_json::from_str(&text)?));
+    results.with_context(|| format!("reading {}", json.display()))
 }
 
 #[cfg(test)]
