@@ -46,7 +46,7 @@ impl Engine {
         self.check_unmap_time(domain.spaces.len() as u64)?;
         if device {
             let mut outcome = self.map_device(&request, permissions);
-            while outcome == Err(Status::NoMem) && self.evict_one() {
+            while outcome == Err(Status::NoMem) && self.make_room(request.domain) {
                 outcome = self.map_device(&request, permissions);
             }
             return outcome;
@@ -62,8 +62,7 @@ impl Engine {
                     domain.remember(start, mapping);
                     break;
                 }
-                // Parked chunks are given back before anything is refused.
-                Err(Status::NoMem) if self.evict_one() => {}
+                Err(Status::NoMem) if self.make_room(request.domain) => {}
                 Err(status) => return Err(status),
             }
         }

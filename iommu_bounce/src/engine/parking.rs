@@ -95,6 +95,16 @@ impl Engine {
         })
     }
 
+    /// Gives one parked chunk back, so that what a domain was refused for want of memory can be tried again: parked chunks go before anything
+    /// is refused. `false` if none is parked, or if something is stuck in the domain, before or since: it may be where the request maps.
+    pub(super) fn make_room(&mut self, domain: DomainId) -> bool {
+        !self.is_domain_stuck(domain) && self.evict_one() && !self.is_domain_stuck(domain)
+    }
+
+    fn is_domain_stuck(&self, id: DomainId) -> bool {
+        self.domains.get(&id).is_some_and(|domain| self.is_stuck(domain))
+    }
+
     /// Unmaps and gives back parked chunks until what is backed is within the budget, or none is parked.
     pub(super) fn evict_over_budget(&mut self) {
         while self.windows.as_ref().is_some_and(Windows::is_over_budget) && self.evict_one() {}

@@ -44,14 +44,13 @@ impl Engine {
         let index = loop {
             let windows = self.windows.as_mut().ok_or(Status::Unsupp)?;
             match windows.back(&mut self.counters) {
-                // Parked chunks are given back before anything is refused.
-                Err(Status::NoMem) if self.evict_one() => {}
+                Err(Status::NoMem) if self.make_room(domain) => {}
                 outcome => break outcome?,
             }
         };
         let chunk = Chunk { index, permissions };
         let mut outcome = self.map_chunk(domain, iova, chunk);
-        while outcome == Err(Status::NoMem) && self.evict_one() {
+        while outcome == Err(Status::NoMem) && self.make_room(domain) {
             outcome = self.map_chunk(domain, iova, chunk);
         }
         if let Err(status) = outcome {

@@ -76,6 +76,25 @@ fn parked_chunks_go_before_a_mapping_is_refused() {
 }
 
 #[test]
+fn nothing_is_mapped_where_a_refused_mapping_is_stuck_though_parked_chunks_could_go() {
+    for request in [map(9, 0x1000, 0x1fff, 0, READ), window_add(9, BOTH, APERTURE + CHUNK)] {
+        let mut rig = windowed();
+        reboot(&mut rig);
+        rig.all_ok([attach(1, 9), attach(3, 9)]);
+        // What the first has is not taken back when the other one refuses.
+        rig.mapper(3).exhaust_map(0);
+        rig.mapper(1).refuse_unmaps(true);
+        let tail = rig.send(&request).last_chunk::<4>().copied().expect("there is a tail");
+        assert_eq!(tail[0], NOMEM, "{request:x?}");
+        assert_eq!(rig.engine.counters().stuck_ranges, 1);
+        assert_eq!((rig.mapper(3).is_empty(), rig.chunks.parked()), (true, 2));
+        rig.mapper(1).heal();
+        let tail = rig.send(&request).last_chunk::<4>().copied().expect("there is a tail");
+        assert_eq!((tail[0], rig.engine.counters().stuck_ranges), (OK, 0), "{request:x?}");
+    }
+}
+
+#[test]
 fn lowered_budget_evicts_what_is_parked() {
     let mut rig = windowed();
     reboot(&mut rig);
