@@ -20,13 +20,16 @@ const EXACT_PART: f64 = 0.02;
 /// And by how much for an operation: that many of a thousand.
 const EXACT_LEAST: f64 = 0.005;
 
-/// By how much of the base exits must differ, beyond what the rounds of both runs lie apart.
+/// By how much of the base exits must differ.
 const EXITS_PART: f64 = 0.05;
 
 /// And by how much for an operation.
 const EXITS_LEAST: f64 = 0.02;
 
-/// What is asked of a figure before it is told.
+/// In how many rounds of both runs they must have been counted: of fewer it is not known how far they move by themselves.
+const EXITS_ROUNDS: usize = 3;
+
+/// What became of a count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     None,
@@ -40,6 +43,8 @@ struct Pair<'row> {
     figure: &'row str,
     before: f64,
     after: f64,
+    /// Of the run with fewer.
+    rounds: usize,
 }
 
 /// What the counts of `results` say beside those of `base`, as text.
@@ -97,15 +102,21 @@ fn cell(row: &Merged) -> String {
 fn pair<'row>(row: &'row Merged, before: &Merged, figure: &'row str) -> Option<Pair<'row>> {
     let of = |row: &Merged| row.fields.get(figure).and_then(Value::as_f64);
     let counted = figure != counts::OPERATIONS;
-    counted.then_some(Pair { row, figure, before: of(before)?, after: of(row)? })
+    let rounds = row.rounds.min(before.rounds);
+    counted.then_some(Pair { row, figure, before: of(before)?, after: of(row)?, rounds })
 }
 
 fn change(pair: &Pair<'_>, after: &Spread, before: &Spread) -> Change {
-    let (part, least) =
-        if EXACT.contains(&pair.figure) { (EXACT_PART, EXACT_LEAST) } else { (EXITS_PART, EXITS_LEAST) };
-    let apart = after.min > before.max || after.max < before.min;
     let difference = pair.after - pair.before;
-    match apart && difference.abs() > (part * pair.before).max(least) {
+    let told = if EXACT.contains(&pair.figure) {
+        difference.abs() > (EXACT_PART * pair.before).max(EXACT_LEAST)
+    } else {
+        // Between the nearest rounds of the two runs lies more than between those of one that are farthest apart.
+        let apart = (after.min - before.max).max(before.min - after.max);
+        let within = (after.max - after.min).max(before.max - before.min);
+        pair.rounds >= EXITS_ROUNDS && apart > within && difference.abs() > (EXITS_PART * pair.before).max(EXITS_LEAST)
+    };
+    match told {
         false => Change::None,
         true if difference < 0.0 => Change::Better,
         true => Change::Worse,
@@ -119,8 +130,8 @@ mod tests {
     use crate::sample::tests::sample_of;
     use crate::table::Row;
 
-    /// Of a run with two rounds.
-    fn run(size: &str, rounds: [[f64; 3]; 2]) -> Results {
+    /// Of a run with a round for each of these.
+    fn run<const N: usize>(size: &str, rounds: [[f64; 3]; N]) -> Results {
         results(&rounds.map(|[exits, maps, copied]| {
             let figures = [("exits", exits), ("map_requests", maps), ("copied_bytes", copied), ("operations", 4000.0)];
             sample_of("counts", vec![Row::new([("mode", "bounce".into()), ("size", size.into())], figures)])
@@ -128,10 +139,9 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_is_told_as_better_or_worse_and_what_only_moves_is_not() {
-        let base = run("4k", [[1.0, 0.0, 4096.0], [1.2, 0.0, 4097.0]]);
-        // Exits lie between those of the base in one round; requests do so in none, and copies are fewer.
-        let text = text(&run("4k", [[1.1, 1.0, 2048.0], [1.4, 1.0, 2048.0]]), &base).unwrap();
+    fn requests_and_copies_that_changed_are_told_as_better_or_worse() {
+        let base = run("4k", [[1.0, 0.0, 4096.0]]);
+        let text = text(&run("4k", [[9.0, 1.0, 2048.0]]), &base).unwrap();
         let line = |figure: &str| text.lines().find(|line| line.contains(figure)).unwrap_or_default().to_owned();
         assert!(line("map_requests").contains("bounce, 4k") && line("map_requests").contains("worse"), "{text}");
         assert!(line("copied_bytes").contains("better") && !text.contains("exits"), "{text}");
@@ -139,21 +149,27 @@ mod tests {
     }
 
     #[test]
-    fn same_run_has_no_change() {
-        let base = run("4k", [[1.0, 0.01, 4096.0], [1.2, 0.0, 4097.0]]);
-        assert!(text(&base, &base).unwrap().ends_with("0 better, 0 worse, 3 as before\n"));
+    fn exits_are_told_where_they_moved_by_more_than_between_rounds() {
+        let exits = |exits: [f64; 3]| run("4k", exits.map(|exits| [exits, 0.0, 0.0]));
+        let base = exits([1.0, 1.1, 1.2]);
+        for (after, worse) in [([1.1, 1.3, 1.5], 0), ([1.3, 1.35, 1.45], 0), ([1.5, 1.6, 1.65], 1)] {
+            let text = text(&exits(after), &base).unwrap();
+            assert!(text.contains(&format!("0 better, {worse} worse")), "{after:?}: {text}");
+        }
     }
 
     #[test]
-    fn little_more_is_no_change_though_rounds_do_not_meet() {
-        let base = run("64k", [[1.0, 0.0, 65536.0], [1.0, 0.0, 65536.0]]);
-        let little = run("64k", [[1.01, 0.004, 65600.0], [1.01, 0.004, 65600.0]]);
-        assert!(text(&little, &base).unwrap().ends_with("0 better, 0 worse, 3 as before\n"));
+    fn same_run_and_little_more_are_no_change() {
+        let base = run("64k", [[1.0, 0.0, 65536.0]; 3]);
+        let little = run("64k", [[1.01, 0.004, 65600.0]; 3]);
+        for after in [&base, &little] {
+            assert!(text(after, &base).unwrap().ends_with("0 better, 0 worse, 3 as before\n"));
+        }
     }
 
     #[test]
     fn runs_without_a_common_cell_are_refused() {
-        let one = [[1.0, 0.0, 0.0]; 2];
+        let one = [[1.0, 0.0, 0.0]];
         assert!(text(&run("4k", one), &run("64k", one)).is_err());
     }
 }
