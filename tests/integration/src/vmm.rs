@@ -46,6 +46,10 @@ pub enum Kernel {
     Newer,
     /// Debian's kernel as packaged, with its modules in the initramfs.
     Stock,
+    /// The same with the module of `guest/module` in place of its driver of the virtio-iommu.
+    StockModule,
+    /// Debian 12's first kernel, which has no driver of the virtio-iommu, with that module.
+    OlderStockModule,
 }
 
 impl Kernel {
@@ -61,6 +65,11 @@ impl Kernel {
             Self::Newer => (site.newer_kernel.as_deref().context("CAROM_NEWER_KERNEL is not set")?, &site.initramfs),
             Self::Stock => {
                 (site.stock_kernel.as_deref().context(missing)?, site.stock_initramfs.as_deref().context(missing)?)
+            }
+            Self::StockModule | Self::OlderStockModule => {
+                let files = if self == Self::StockModule { &site.module } else { &site.older_module };
+                let (kernel, initramfs) = files.as_ref().context("kernels with the guest's module are not set")?;
+                (kernel, initramfs)
             }
         })
     }

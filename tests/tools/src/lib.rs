@@ -21,6 +21,7 @@ mod fio;
 pub mod firmware;
 pub mod initramfs;
 pub mod kernel;
+mod kernel_module;
 mod key;
 pub mod kvm;
 mod measuring;

@@ -21,6 +21,7 @@ mod distribution;
 mod drive_errors;
 mod drive_metadata;
 mod firmware;
+mod guest_module;
 mod hotplug;
 mod inherited;
 mod intx;

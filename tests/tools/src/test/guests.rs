@@ -35,6 +35,7 @@ impl Tools<'_> {
         variables.extend(self.guest_programs()?);
         variables.extend(self.distribution_for(options)?);
         variables.extend(self.firmware_for(options)?);
+        variables.extend(self.module_guests_for(options)?);
         tests.arg("--out").arg(out);
         if let Some(filter) = &options.filter {
             tests.args(["--filter", filter]);
@@ -64,6 +65,11 @@ impl Tools<'_> {
         self.need_packages("serving a Debian guest", &["dnsmasq-base", "iproute2", "gpg", "gpg-agent", "dpkg"])?;
         let package = self.package(&package::Options::default())?;
         Ok(vec![("CAROM_DISTRIBUTION", self.distribution()?.into()), ("CAROM_PACKAGE", package.into())])
+    }
+
+    /// What the tests of the module for unpatched kernels need, where they run.
+    fn module_guests_for(&self, options: &Options) -> Result<Variables> {
+        if named(options, "guest_module") { self.module_guests() } else { Ok(Vec::new()) }
     }
 
     /// What the tests of firmware need, where they run.
