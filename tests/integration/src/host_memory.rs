@@ -165,6 +165,46 @@ pub fn pages_swapped_in() -> Result<u64> {
     number_after(&fs::read_to_string("/proc/vmstat").context("reading /proc/vmstat")?, "pswpin ")
 }
 
+/// What the whole host's kernel keeps for devices' DMA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DmaMemory {
+    /// References to pages that are pinned (`nr_foll_pin_acquired` less `nr_foll_pin_released` of `/proc/vmstat`).
+    pub pins: u64,
+    /// Pages with tables of IOMMUs (`nr_iommu_pages`, Linux 6.11); none where the kernel does not count them.
+    pub table_pages: Option<u64>,
+}
+
+impl DmaMemory {
+    /// What there is now.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn now() -> Result<Self> {
+        // Each CPU counts for itself for a while.
+        let _ = fs::read("/proc/sys/vm/stat_refresh");
+        let text = fs::read_to_string("/proc/vmstat").context("reading /proc/vmstat")?;
+        let acquired = number_after(&text, "nr_foll_pin_acquired ")?;
+        let pins = acquired.saturating_sub(number_after(&text, "nr_foll_pin_released ")?);
+        Ok(Self { pins, table_pages: number_after(&text, "nr_iommu_pages ").ok() })
+    }
+
+    /// Waits until there is no more than this was. The kernel gives tables back a moment later.
+    ///
+    /// # Errors
+    /// When there is more still after some seconds.
+    pub fn wait_until_back(self) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let now = Self::now()?;
+            if now.pins <= self.pins && now.table_pages <= self.table_pages {
+                return Ok(());
+            }
+            ensure!(start.elapsed() < Duration::from_secs(10), "there were {self:?}, and now there are {now:?}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
 /// The number behind the first line's `key`.
 fn number_after(text: &str, key: &str) -> Result<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(key)).with_context(|| format!("no {key}in {text}"))?;

@@ -26,7 +26,7 @@ fn sector(number: u64) -> u64 {
 
 /// In a guest: tells the number that is in the place of `wanted`, then writes numbers from `from` on to a disk and the other one, each
 /// flushed before it is told, with `beside` done at the same time.
-fn counting(wanted: u64, from: u64, beside: &str) -> String {
+pub(crate) fn counting(wanted: u64, from: u64, beside: &str) -> String {
     format!(
         r#"
 for disk in vda vdb; do
@@ -48,7 +48,7 @@ done
 }
 
 /// The number in the last line of this kind that is whole.
-fn last_told(vmm: &ApiVmm, kind: &str) -> u64 {
+pub(crate) fn last_told(vmm: &ApiVmm, kind: &str) -> u64 {
     let console = vmm.console();
     let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let mut told = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok());
@@ -71,7 +71,7 @@ fn kill(mut vmm: ApiVmm, number: u64) -> u64 {
 }
 
 /// Whether the numbers up to `flushed` are in a disk's content. The next one may be there too, in the place of the oldest.
-fn holds(content: &[u8], flushed: u64) -> bool {
+pub(crate) fn holds(content: &[u8], flushed: u64) -> bool {
     let oldest = (flushed + 2).saturating_sub(PLACES).max(1);
     (oldest..=flushed).all(|number| {
         let start = usize::try_from(sector(number) * 512).unwrap();

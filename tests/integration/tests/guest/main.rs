@@ -31,6 +31,7 @@ mod killed;
 mod lifecycle;
 mod mapped;
 mod memory_hotplug;
+mod memory_limit;
 mod net;
 mod network;
 mod numa;
