@@ -49,7 +49,7 @@
 struct vib_device {
 	struct virtio_device	*vdev;
 	struct iommu_device	iommu;
-	spinlock_t		lock;
+	spinlock_t		lock; /* of vq, buffer and shown */
 	struct virtqueue	*vq;
 	void			*buffer;
 	size_t			buffer_len;
@@ -97,7 +97,7 @@ struct vib_chunk {
 
 /* The free slots of one size; no chunk is asked for before @retry when the last one was refused. */
 struct vib_class {
-	spinlock_t		lock;
+	spinlock_t		lock; /* of free and retry */
 	struct vib_slot		*free;
 	unsigned long		retry;
 };
@@ -177,8 +177,11 @@ void vib_unmap_list(struct vib_endpoint *endpoint, struct scatterlist *sgl, int 
 /* request.c */
 int vib_request(struct vib_device *device, void *request, size_t readable, size_t size);
 /* Sends a request whose writable part begins with @member. */
-#define vib_send(device, request, member) \
-	vib_request(device, request, offsetof(typeof(*(request)), member), sizeof(*(request)))
+#define vib_send(device, request, member) ({						\
+	typeof(request) __request = (request);						\
+	vib_request(device, __request, offsetof(typeof(*__request), member),		\
+		    sizeof(*__request));						\
+})
 int vib_window_add(struct vib_device *device, u32 domain, u64 iova, u64 *offset);
 void vib_window_ended(struct vib_device *device, u64 offset);
 
