@@ -121,7 +121,7 @@ fn integration(common: &Common, all: bool, place: Place, signals: &Signals, prog
         if kernel == Kernel::Debian {
             let iommufd = Place::Rig(Kernel::Iommufd);
             suites.run_whole(&devices, iommufd)?;
-            suites.run(&guests, iommufd, &[], true)?;
+            suites.run(&guests, iommufd, &arguments, true)?;
         }
     } else {
         suites.run(&guests, place, &arguments, false)?;
