@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -37,7 +37,8 @@ struct State {
     reaches_seen_chunks_only: bool,
     keeps_page_tables: bool,
     failures: u64,
-    group: Option<GroupState>,
+    /// The group has its mappers, so they do not have it.
+    group: Option<Weak<Mutex<Group>>>,
 }
 
 /// Which mapper of a group each endpoint is in.
@@ -50,7 +51,7 @@ struct Group {
     failures: u64,
 }
 
-/// A set of [`RecordingMapper`]s among which endpoints move. There is one in the world, for [`MapperGroup`] is always 7.
+/// A set of [`RecordingMapper`]s among which endpoints move, for as long as this is there. There is one in the world, for [`MapperGroup`] is always 7.
 #[derive(Clone, Debug, Default)]
 pub struct TestGroup(GroupState);
 
@@ -58,7 +59,7 @@ impl TestGroup {
     /// The mapper of a new endpoint of the group, with these limits.
     pub fn mapper(&self, endpoint: EndpointId, limits: MapperLimits) -> RecordingMapper {
         let mapper = RecordingMapper::with_limits(limits);
-        mapper.0.state().group = Some(self.0.clone());
+        mapper.0.state().group = Some(Arc::downgrade(&self.0));
         self.state().mappers.insert(endpoint, mapper.probe());
         mapper
     }
@@ -344,6 +345,7 @@ impl DmaMapper for RecordingMapper {
 
     fn adopt(&mut self, endpoint: EndpointId) -> io::Result<()> {
         let group = self.0.state().group.clone().expect("only a mapper of a group adopts");
+        let group = group.upgrade().expect("the group is there as long as its mappers");
         let mut group = group.lock().unwrap_or_else(PoisonError::into_inner);
         if group.fail_adopt.as_mut().is_some_and(is_due) {
             group.fail_adopt = None;

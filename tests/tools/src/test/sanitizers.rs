@@ -57,8 +57,8 @@ impl Tools<'_> {
         let mut test = self.nightly_command(nightly, &miri)?;
         test.args(["test", "--locked", "--lib"]).args(UNDER_MIRI);
         test.arg("--").args(SLOW_UNDER_MIRI.iter().flat_map(|name| ["--skip", name]));
-        // Tests ask for the time. The groups of their host and the mappers in these have each other, which is a leak of the tests alone.
-        test.env("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-ignore-leaks");
+        // Tests ask for the time.
+        test.env("MIRIFLAGS", "-Zmiri-disable-isolation");
         // Miri takes a thousand times as long, so properties are tried with few values.
         self.run_shown(test.env("PROPTEST_CASES", "2"))
     }
