@@ -113,7 +113,8 @@ fn integration(common: &Common, all: bool, place: Place, signals: &Signals, prog
         ensure!(guests.has_test(filter)?, "no test's name contains {filter:?}");
         arguments.push(filter.into());
     }
-    let mut suites = Suites::new(&common.out, PLAIN, signals, progress);
+    let limits = if common.filter.is_some() { NAMED } else { PLAIN };
+    let mut suites = Suites::new(&common.out, limits, signals, progress);
     if let (None, Place::Rig(kernel)) = (&common.filter, place) {
         let devices = Program::find(&common.program, "vfio_hardware")?;
         suites.run_whole(&devices, place)?;
@@ -131,6 +132,9 @@ fn integration(common: &Common, all: bool, place: Place, signals: &Signals, prog
 
 /// A silence longer than any guest's time limit, twice (each has a second chance), means that the machine hangs.
 const PLAIN: Limits = Limits { time: Duration::from_secs(2700), silence: Duration::from_secs(480) };
+
+/// Some tests go on for as long as a variable says, and are run by their name.
+const NAMED: Limits = Limits { time: Duration::from_secs(24 * 3600), ..PLAIN };
 
 /// The same for guests that are ten times slower.
 const SLOW: Limits = Limits { time: Duration::from_secs(5400), silence: Duration::from_secs(1000) };
