@@ -91,15 +91,20 @@ pub fn run(bytes: &[u8]) {
 }
 
 /// Opens a qcow2 image of these bytes, and does what those before them say: the first says how many they are, of them each a place, a kind and a
-/// length. The image is refused, or serves.
+/// length; where it is odd, the image is only read. The image is refused, or serves.
 pub fn image(bytes: &[u8]) {
-    let Some((count, bytes)) = bytes.split_first() else { return };
+    opens(bytes);
+}
+
+/// The same. Tells whether it serves.
+pub(super) fn opens(bytes: &[u8]) -> bool {
+    let Some((count, bytes)) = bytes.split_first() else { return false };
     let (steps, content) = bytes.split_at(usize::from(*count).min(bytes.len()));
     let file = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).expect("a descriptor"));
     file.write_all_at(content, 0).expect("a little memory");
     let read_only = count & 1 != 0;
     let options = ImageOptions { read_only, format: ImageFormat::Qcow2, ..ImageOptions::default() };
-    let Ok(image) = Image::of_file(file, false, Path::new("image"), options) else { return };
+    let Ok(image) = Image::of_file(file, false, Path::new("image"), options) else { return false };
     let size = image.bytes();
     let mut plain = Plain::new(Arc::new(image));
     let mut buffer = Buffer::new(1 << 16);
@@ -121,4 +126,5 @@ pub fn image(bytes: &[u8]) {
         unsafe { plain.run(0, &op) };
         assert!(plain.next_ended().is_some(), "an operation ends when it is begun");
     }
+    true
 }

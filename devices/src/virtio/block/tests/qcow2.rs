@@ -14,6 +14,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::harness::*;
 use crate::pci::PciDevice;
+use crate::virtio::block::fuzzing;
 use crate::virtio::block::spec::{request, status};
 use crate::virtio::block::{Image, ImageError, ImageFormat, ImageOptions};
 
@@ -231,7 +232,7 @@ proptest! {
         let mut input = vec![u8::try_from(operations.len()).unwrap()];
         input.extend(operations);
         input.extend(bytes);
-        crate::virtio::block::fuzzing::image(&input);
+        fuzzing::image(&input);
     }
 }
 
@@ -401,4 +402,22 @@ fn image_whose_refcounts_do_not_begin_can_be_read_and_not_written() {
     let refused = Image::open(&path, WRITTEN).map(drop).unwrap_err().to_string();
     assert!(refused.contains("its refcounts do not begin with the header's own cluster"), "{refused}");
     assert_eq!(content(&mut disk(&path, READ), SECTORS), vec![0; BYTES]);
+}
+
+/// Each is named for what is wrong with it.
+#[test]
+fn images_that_are_stored_do_no_harm_and_the_valid_ones_serve() {
+    let corpus = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/qcow2"));
+    let (mut valid, mut malformed) = (0, 0);
+    for entry in fs::read_dir(corpus).unwrap() {
+        let path = entry.unwrap().path();
+        let serves = fuzzing::opens(&fs::read(&path).unwrap());
+        if path.file_name().unwrap().to_str().unwrap().starts_with("valid_") {
+            assert!(serves, "{} is refused", path.display());
+            valid += 1;
+        } else {
+            malformed += 1;
+        }
+    }
+    assert!(valid >= 5 && malformed >= 20, "{valid} and {malformed} images");
 }
