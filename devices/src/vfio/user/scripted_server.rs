@@ -2,7 +2,7 @@
 
 //! A server for tests. It follows the protocol except where a test tells it otherwise.
 
-use std::io::{IoSlice, IoSliceMut, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
@@ -43,6 +43,8 @@ pub(super) enum Instead {
     Answer(Vec<u8>),
     /// It sends these bytes.
     Bytes(Vec<u8>),
+    /// It answers as it should, a byte at a time, with so much time before each.
+    Dribble(Duration),
 }
 
 /// When it does so.
@@ -157,6 +159,7 @@ fn serve(socket: &UnixStream, rule: &Rule, book: &Mutex<Vec<Asked>>, answers: &S
         }
         let instead = rule(&header, &payload);
         let good = || answer(&header, &payload, &mut config.clone());
+        let mut pause = None;
         let message = match instead {
             Some(Instead::Refuse(error)) => header.answer(Some(error), 0).encode().to_vec(),
             Some(Instead::Silence) => Vec::new(),
@@ -166,6 +169,10 @@ fn serve(socket: &UnixStream, rule: &Rule, book: &Mutex<Vec<Asked>>, answers: &S
             }
             Some(Instead::Answer(payload)) => whole(&header, payload),
             Some(Instead::Bytes(bytes)) => bytes,
+            Some(Instead::Dribble(time)) => {
+                pause = Some(time);
+                whole(&header, good())
+            }
             None if header.command == Command::RegionWrite.number() => {
                 let answer = answer(&header, &payload, &mut config);
                 whole(&header, answer)
@@ -173,10 +180,20 @@ fn serve(socket: &UnixStream, rule: &Rule, book: &Mutex<Vec<Asked>>, answers: &S
             None => whole(&header, good()),
         };
         book.lock().unwrap().push(Asked { command: header.command, payload, descriptors });
-        if (&*socket).write_all(&message).is_err() {
+        if send(socket, &message, pause).is_err() {
             return;
         }
     }
+}
+
+/// Sends a message: whole, or byte by byte with `pause` before each.
+fn send(mut socket: &UnixStream, message: &[u8], pause: Option<Duration>) -> io::Result<()> {
+    let Some(pause) = pause else { return socket.write_all(message) };
+    for byte in message {
+        thread::sleep(pause);
+        socket.write_all(&[*byte])?;
+    }
+    Ok(())
 }
 
 fn whole(header: &Header, payload: Vec<u8>) -> Vec<u8> {

@@ -77,6 +77,32 @@ fn server_that_is_slow_again_and_again_is_given_up() {
     assert!(client.gone().unwrap().contains("kept others waiting too often"), "{:?}", client.gone());
 }
 
+/// A server that answers each access to a region byte by byte.
+fn dribbling(pause: Duration) -> (Server, UnixStream) {
+    Server::that(Command::RegionRead, move || Instead::Dribble(pause))
+}
+
+#[test]
+fn answer_that_comes_byte_by_byte_is_taken_when_it_is_whole() {
+    let (_server, socket) = dribbling(Duration::ZERO);
+    let client = client(socket).unwrap();
+    let mut bytes = [0; 8];
+    client.read_region(0, 0x40, &mut bytes).unwrap();
+    assert_eq!(bytes, [0x40, 0x41, 0x42, 0x43, 0x44, 0x45, 0x46, 0x47]);
+    assert_eq!(client.gone(), None);
+}
+
+#[test]
+fn server_whose_bytes_come_too_slowly_is_given_up_within_the_limit() {
+    // Each byte comes in time, and all 36 take three times what there is.
+    let (_server, socket) = dribbling(LIMIT / 12);
+    let client = client(socket).unwrap();
+    let start = Instant::now();
+    assert!(client.read_region(0, 0x40, &mut [0; 4]).is_err());
+    assert!(start.elapsed() < LIMIT * 2, "{:?}", start.elapsed());
+    assert!(client.gone().unwrap().contains("has not answered REGION_READ for 1 s"), "{:?}", client.gone());
+}
+
 #[test]
 fn answer_that_is_drained_slowly_holds_nobody_up() {
     /// Memory that may be read.

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::server::request::*;
 use super::server::{CONFIG, MQ, Manner, REPLY_ACK, Server, Vice, message};
-use super::support::{Told, connect, fs, ram, reset, start, wait};
+use super::support::{TIMES, Told, connect, fs, ram, reset, start, wait};
 use crate::patience::Operation;
 use crate::virtio::VirtioDevice;
 
@@ -80,6 +80,38 @@ fn server_that_falls_silent_holds_nothing_up_for_long() {
         reset(&device, 2);
         drop(device);
     }
+}
+
+#[test]
+fn answers_that_come_byte_by_byte_are_taken_when_they_are_whole() {
+    let all = [GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, SET_MEM_TABLE, SET_VRING_KICK, GET_VRING_BASE];
+    let vices = all.map(|request| (request, Vice::Dribble(Duration::ZERO))).into();
+    let server = Server::start(Manner { vices, ..Manner::default() });
+    let device = connect(&server, fs()).unwrap();
+    let told = Told::with_events(2);
+    start(&device, &ram(1), &told, 2);
+    device.pause();
+    device.resume();
+    reset(&device, 2);
+    assert_eq!((told.failures(), device.counters().losses), (Vec::new(), 0));
+}
+
+#[test]
+fn server_whose_bytes_come_too_slowly_is_given_up_within_the_limit() {
+    // Each byte of the 20 comes in time, and all take three times what there is.
+    let slow = Vice::Dribble(TIMES.other * 3 / 20);
+    let begin = Instant::now();
+    let error = refused(with(GET_FEATURES, slow.clone()));
+    assert_eq!(error, "the vhost-user server takes more than 200 ms for GET_FEATURES");
+    let server = Server::start(with(SET_VRING_KICK, slow));
+    let device = connect(&server, fs()).unwrap();
+    let told = Told::with_events(2);
+    start(&device, &ram(1), &told, 2);
+    wait(|| !told.failures().is_empty());
+    assert_eq!(told.failures(), ["the vhost-user server takes more than 200 ms for SET_VRING_KICK"]);
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    wait(|| device.counters().losses == 1);
+    reset(&device, 2);
 }
 
 #[test]

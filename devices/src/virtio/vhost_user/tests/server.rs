@@ -64,6 +64,8 @@ pub(super) enum Vice {
     Refuse,
     /// It answers with this, whatever that is.
     Answer(Vec<u8>),
+    /// It answers as it should, a byte at a time, with so much time before each.
+    Dribble(Duration),
 }
 
 /// What a server is.
@@ -238,6 +240,16 @@ fn serve(socket: &UnixStream, manner: &Manner, log: &Log) {
             }
             Some(Vice::Refuse) => {
                 let _ = (&*socket).write_all(&message(request, &1u64.to_le_bytes()));
+                continue;
+            }
+            Some(Vice::Dribble(pause)) => {
+                let message = answer.map(|payload| message(request, &payload));
+                for byte in message.unwrap_or_default() {
+                    std::thread::sleep(*pause);
+                    if (&*socket).write_all(&[byte]).is_err() {
+                        return;
+                    }
+                }
                 continue;
             }
             None => {}

@@ -4,6 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 
 use super::guest::{Guest, Ports, ROOM};
@@ -38,6 +39,23 @@ fn bytes_that_a_client_sends_before_it_is_answered_are_not_lost() {
     let request = guest.expect(op::REQUEST);
     assert!(guest.next().is_none(), "not before the guest has answered");
     guest.say(Ports { guest: 7, host: request.src_port }, op::RESPONSE);
+    assert_eq!(guest.data(), b"early");
+}
+
+#[test]
+fn line_of_a_client_is_taken_when_it_is_whole_however_it_comes() {
+    let mut guest = Guest::new();
+    let mut slow = UnixStream::connect(guest.path()).unwrap();
+    for byte in b"CONNECT 1024" {
+        slow.write_all(&[*byte]).unwrap();
+        assert!(guest.next().is_none(), "nothing is asked of the guest yet");
+    }
+    // Nobody waits for it.
+    let (_, _other) = guest.of_host(7);
+    slow.write_all(b"\nearly").unwrap();
+    let request = guest.expect(op::REQUEST);
+    assert_eq!(request.dst_port, 1024);
+    guest.say(Ports { guest: 1024, host: request.src_port }, op::RESPONSE);
     assert_eq!(guest.data(), b"early");
 }
 
