@@ -10,7 +10,9 @@ use iommu_bounce::{ChunkStore, DmaMapper, MapError, Permissions, UnmapError};
 use vm_memory::{Bytes, FileOffset, GuestAddress, VolatileSlice};
 
 use super::*;
-use crate::vfio::function::fake::FakeSlots;
+use crate::pci::{PciDevice, regs};
+use crate::vfio::function::fake::{FakeAllocator, FakeSlots};
+use crate::vfio::user::UserServer;
 use crate::vfio::user::scripted_server::{Instead, Server};
 use crate::vfio::user::wire::{self, Command};
 use crate::virtio::windows::{WindowMemory, WindowMemoryConfig};
@@ -162,6 +164,39 @@ fn chunks_go_with_descriptors_of_their_own_and_their_permissions() {
     let again = store.back().unwrap();
     both.write_all_at(&[9; 8], 0).unwrap();
     assert_eq!(store.memory(again).unwrap().read_obj::<u64>(0).unwrap(), 0, "a chunk that nobody had");
+}
+
+/// Nobody has a descriptor of a chunk that devices may only write, so its memory is kept for the next driver. What keeps a server away
+/// from it is that the device is no bus master after a reset, and then that nothing is mapped.
+#[test]
+fn chunk_that_a_server_wrote_before_a_reset_reads_zero_for_the_next_driver() {
+    let (server, socket) = Server::good();
+    let (sender, relay) = fault_relay();
+    let host = UserServer::start("/run/x", socket, ram(), Some((ENDPOINT, sender))).unwrap();
+    let device = host.function("user0", &FakeAllocator::default(), Arc::new(FakeSlots::default())).unwrap();
+    let (windows, _slots) = windows();
+    host.table.set_windows(windows.clone());
+    let (mut store, mut mapper) = (windows.store(), host.mapper());
+    let chunk = store.back().unwrap();
+    mapper.map(0x8000, store.memory(chunk).unwrap(), Permissions::WRITE).unwrap();
+    let mut message = wire::dma_access(0x8000, 8);
+    message.extend([0x5a; 8]);
+    let writes = || server.ask(Command::DmaWrite, &message).0.kind == Kind::Reply { refused: None };
+    device.write_config(regs::COMMAND, &[6, 0]);
+    assert!(writes());
+    assert_eq!(store.memory(chunk).unwrap().read_obj::<u64>(0).unwrap(), 0x5a5a_5a5a_5a5a_5a5a);
+    device.reset().unwrap();
+    assert!(!writes(), "it is mapped still, and the device is no bus master");
+    store.park(chunk).unwrap();
+    assert!(!writes(), "while nobody has it");
+    mapper.unmap(0x8000, CHUNK).unwrap();
+    device.write_config(regs::COMMAND, &[6, 0]);
+    assert!(!writes(), "nothing is mapped");
+    store.unpark(chunk).unwrap();
+    assert!(!writes(), "the next driver has it, and has not mapped it");
+    let memory = store.memory(chunk).unwrap();
+    assert!((0..512).all(|word| memory.read_obj::<u64>(8 * word).unwrap() == 0));
+    drop(relay);
 }
 
 // ---- the device -------------------------------------------------------------------------------------------------
