@@ -8,6 +8,7 @@
 //! theirs are not cut down to its own. Without [`begin`], as in tests, nothing is filtered.
 
 mod call;
+mod call_name;
 pub mod calls;
 mod common;
 mod files;

@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
 use vmm_sys_util::signal::register_signal_handler;
 
+use super::call_name::CallName;
 use crate::crash;
 
 /// Status of a process that ended so, as that of any failure.
@@ -27,11 +28,12 @@ extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let registers = unsafe { &(*context.cast::<ucontext_t>()).uc_mcontext.gregs };
     let register = |which: c_int| usize::try_from(which).ok().and_then(|at| registers.get(at)).copied().unwrap_or(-1);
     let (number, second) = (register(libc::REG_RAX), register(libc::REG_RSI));
+    let call = CallName(number);
     let mut line = [0; 256];
     let mut rest = &mut line[..];
     // They fail where the line is full: then it ends there.
     let _ = if by_filter {
-        write!(rest, "carom: a thread of role '{}' made system call {number}", crash::role())
+        write!(rest, "carom: a thread of role '{}' made system call {call}", crash::role())
     } else {
         write!(rest, "carom: signal SIGSYS came from outside")
     };
@@ -44,7 +46,7 @@ extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
     if by_filter {
         crash::write_report(
             format_args!(
-                "system call {number} with {second:#x} second, which the thread's role does not have (--seccomp)"
+                "system call {call} with {second:#x} second, which the thread's role does not have (--seccomp)"
             ),
             format_args!("instruction {:#x}", register(libc::REG_RIP)),
         );
