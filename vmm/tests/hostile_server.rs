@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Servers of vfio-user devices that hold up whoever waits for them, in front of a real `carom` process whose guest turns MSI-X on and
-//! off: pause, reboot and SIGTERM are done within 10 s all the same.
+//! Servers of vfio-user devices that hold up whoever waits for them, or that ask for memory without end, in front of a real `carom` process
+//! whose guest makes the device a bus master and turns MSI-X on and off: pause, reboot, shutdown and SIGTERM are done within 10 s all the
+//! same, and the log stays small.
 //!
 //! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
 
@@ -10,15 +11,16 @@
 mod http;
 mod tiny_guest;
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{BufReader, IoSliceMut, Write};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,10 @@ use tiny_guest::elf;
 
 /// How long an operation may take.
 const OPERATION: Duration = Duration::from_secs(10);
+/// Most bytes of the log.
+const MOST_LOG: u64 = 1 << 20;
+/// Reads that make a flood.
+const FLOOD: u32 = 5000;
 /// Vectors of the device.
 const VECTORS: u32 = 2048;
 /// Commands of the protocol (QEMU's `docs/interop/vfio-user.rst`).
@@ -41,6 +47,15 @@ const GET_IRQ_INFO: u16 = 7;
 const SET_IRQS: u16 = 8;
 const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
+const DMA_READ: u16 = 11;
+const DMA_WRITE: u16 = 12;
+const RESET: u16 = 13;
+/// Flags of a message: it is an answer, it wants none, it is a refusal.
+const ANSWER: u32 = 1;
+const NO_REPLY: u32 = 1 << 4;
+const ERROR: u32 = 1 << 5;
+/// RAM that the guest does not use.
+const IDLE_RAM: u64 = 0x100_0000;
 /// Index of configuration space, and of MSI-X.
 const CONFIG: u32 = 7;
 const MSIX: u32 = 2;
@@ -56,10 +71,35 @@ struct Manner {
     irqs_after: Duration,
     /// How long it takes for an access to a region, once MSI-X was on.
     accesses_after: Duration,
+    /// What it asks for by messages, once MSI-X was on.
+    asks: Asks,
 }
 
-/// How often it was asked for interrupts.
-type Asked = Arc<AtomicU32>;
+/// What a server asks for by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asks {
+    Nothing,
+    /// It reads where nothing is mapped, without end, and wants no answers. The device is behind the virtio-iommu.
+    Unmapped,
+    /// It reads 1 MiB of RAM again and again, and takes the answers 8 KiB at a time.
+    Drained,
+    /// It writes to RAM each time the device is being reset.
+    WhileReset,
+}
+
+/// What becomes of a server.
+#[derive(Default)]
+struct Seen {
+    /// How often it was given interrupts over this connection.
+    asked: AtomicU32,
+    /// How many of its writes during resets were refused, and how many were done.
+    refused: AtomicU32,
+    done: AtomicU32,
+    /// How often it asked for memory without end.
+    questions: AtomicU32,
+    /// The test ends.
+    over: AtomicBool,
+}
 
 fn numbers(numbers: &[u32]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()
@@ -96,13 +136,58 @@ fn receive(socket: &UnixStream, len: usize, files: &mut Vec<OwnedFd>) -> Option<
     Some(bytes)
 }
 
-fn serve(socket: &UnixStream, manner: Manner, asked: &Asked) -> Option<()> {
-    let (mut config, mut kept) = (config(), Vec::new());
+/// A message with one access to memory.
+fn access(command: u16, flags: u32, address: u64, len: u64, data: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(32 + data.len()).unwrap();
+    let mut message = numbers(&[u32::from(command) << 16, size, flags, 0]);
+    message.extend([address.to_ne_bytes(), len.to_ne_bytes()].concat());
+    message.extend(data);
+    message
+}
+
+/// Sends this message until the other side is gone.
+fn flood(socket: &Mutex<UnixStream>, message: &[u8], seen: &Seen) {
+    while socket.lock().unwrap().write_all(message).is_ok() {
+        seen.questions.fetch_add(1, Ordering::Relaxed);
+        thread::yield_now();
+    }
+}
+
+/// Asks for a write while the other side waits for a reset, and takes the answer.
+fn write_in_reset(socket: &UnixStream, sender: &Mutex<UnixStream>, seen: &Seen) -> Option<()> {
+    sender.lock().unwrap().write_all(&access(DMA_WRITE, 0, IDLE_RAM, 8, &[0x5a; 8])).ok()?;
+    let header = receive(socket, 16, &mut Vec::new())?;
+    let [size, flags] = [4, 8].map(|at| u32::from_ne_bytes(*header[at..].first_chunk().unwrap()));
+    receive(socket, usize::try_from(size).ok()?.checked_sub(16)?, &mut Vec::new())?;
+    let count = if flags & ERROR != 0 { &seen.refused } else { &seen.done };
+    count.fetch_add(1, Ordering::Relaxed);
+    Some(())
+}
+
+fn serve(socket: &UnixStream, manner: Manner, seen: &Arc<Seen>) -> Option<()> {
+    let (mut config, mut kept, asked) = (config(), Vec::new(), &seen.asked);
+    asked.store(0, Ordering::Relaxed);
+    // Threads take turns with whole messages.
+    let sender = Arc::new(Mutex::new(socket.try_clone().ok()?));
+    let ask = |message: Vec<u8>| {
+        let (sender, seen) = (sender.clone(), seen.clone());
+        thread::spawn(move || flood(&sender, &message, &seen));
+    };
     loop {
         let mut files = Vec::new();
         let header = receive(socket, 16, &mut files)?;
         let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
-        let size = u32::from_ne_bytes(*header[4..].first_chunk()?);
+        let [size, flags] = [4, 8].map(|at| u32::from_ne_bytes(*header[at..].first_chunk().unwrap()));
+        if flags & ANSWER != 0 {
+            let mut left = usize::try_from(size).ok()?.checked_sub(16)?;
+            while left != 0 {
+                let some = left.min(8192);
+                receive(socket, some, &mut files)?;
+                left -= some;
+                thread::sleep(Duration::from_millis(100));
+            }
+            continue;
+        }
         let payload = receive(socket, usize::try_from(size).ok()?.checked_sub(16)?, &mut files)?;
         let long = |at: usize| u32::from_ne_bytes(*payload[at..].first_chunk().unwrap());
         let answer = match half(2) {
@@ -118,8 +203,12 @@ fn serve(socket: &UnixStream, manner: Manner, asked: &Asked) -> Option<()> {
             }
             GET_IRQ_INFO => numbers(&[16, 1, long(8), if long(8) == MSIX { VECTORS } else { 0 }]),
             SET_IRQS => {
-                if !files.is_empty() {
-                    asked.fetch_add(1, Ordering::Relaxed);
+                if !files.is_empty() && asked.fetch_add(1, Ordering::Relaxed) == 0 {
+                    match manner.asks {
+                        Asks::Unmapped => ask(access(DMA_READ, NO_REPLY, 0xdead_0000, 4096, &[])),
+                        Asks::Drained => ask(access(DMA_READ, 0, IDLE_RAM, 1 << 20, &[])),
+                        _ => {}
+                    }
                 }
                 for file in files {
                     if manner.blocks {
@@ -144,23 +233,27 @@ fn serve(socket: &UnixStream, manner: Manner, asked: &Asked) -> Option<()> {
                 }
                 answer
             }
+            RESET if manner.asks == Asks::WhileReset => {
+                write_in_reset(socket, &sender, seen)?;
+                Vec::new()
+            }
             _ => Vec::new(),
         };
         let mut message = header[..4].to_vec();
         message.extend(numbers(&[u32::try_from(16 + answer.len()).ok()?, 1, 0]));
         message.extend(answer);
-        (&*socket).write_all(&message).ok()?;
+        sender.lock().unwrap().write_all(&message).ok()?;
     }
 }
 
-/// Code that turns MSI-X of the first devices on and off for ever, by configuration ports.
+/// Code that makes the first devices bus masters and turns their MSI-X on and off for ever, by configuration ports.
 fn toggle() -> Vec<u8> {
     let mut code = Vec::new();
-    for value in [0x8000_0000u32, 0] {
+    for (register, value) in [(4, 6), (0x40, 0x8000_0000u32), (0x40, 0)] {
         for slot in 1..4u32 {
             // mov dx, 0xcf8; mov eax, …; out dx, eax; mov dx, 0xcfc; mov eax, …; out dx, eax
             code.extend([0x66, 0xba, 0xf8, 0x0c, 0xb8]);
-            code.extend((0x8000_0040 | slot << 11).to_le_bytes());
+            code.extend((0x8000_0000 | register | slot << 11).to_le_bytes());
             code.extend([0xef, 0x66, 0xba, 0xfc, 0x0c, 0xb8]);
             code.extend(value.to_le_bytes());
             code.push(0xef);
@@ -195,50 +288,84 @@ fn in_time(what: &str, manner: Manner, act: impl FnOnce()) {
     assert!(start.elapsed() < OPERATION, "{what} took {:?}: {manner:?}", start.elapsed());
 }
 
-fn hold_up(manner: Manner) {
+/// Waits until the guest has turned MSI-X on.
+fn wait_for_guest(seen: &Seen, manner: Manner) {
+    let start = Instant::now();
+    while seen.asked.load(Ordering::Relaxed) == 0 {
+        assert!(start.elapsed() < PATIENCE, "the guest never turned MSI-X on: {manner:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Runs a VM with such a server; what the server saw, if there is KVM.
+fn hold_up(manner: Manner) -> Option<Arc<Seen>> {
     if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-        return eprintln!("not tested: /dev/kvm: {error}");
+        eprintln!("not tested: /dev/kvm: {error}");
+        return None;
     }
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     fs::write(path("kernel"), elf(&toggle())).unwrap();
     let listener = UnixListener::bind(path("server")).unwrap();
-    let asked = Asked::default();
+    let seen = Arc::new(Seen::default());
     let server = {
-        let asked = asked.clone();
+        let seen = seen.clone();
+        // A connection for each VM.
         thread::spawn(move || {
-            let (socket, _) = listener.accept().unwrap();
-            serve(&socket, manner, &asked);
+            while let Ok((socket, _)) = listener.accept()
+                && !seen.over.load(Ordering::Relaxed)
+            {
+                serve(&socket, manner, &seen);
+                let _ = socket.shutdown(Shutdown::Both);
+            }
         })
     };
+    let iommu = if manner.asks == Asks::Unmapped { ",iommu=on" } else { "" };
     let child = Command::new(env!("CARGO_BIN_EXE_carom"))
         .arg("--kernel")
         .arg(path("kernel"))
         .args(["--memory", "size=64M,shared=on", "--serial", "null"])
-        .args(["--user-device", &format!("socket={}", path("server").display())])
+        .args(["--user-device", &format!("socket={}{iommu}", path("server").display())])
         .arg("--api-socket")
         .arg(path("api.sock"))
         .stdin(Stdio::null())
+        .stderr(File::create(path("log")).unwrap())
         .spawn()
         .unwrap();
     let mut carom = Carom(child);
+    let operation =
+        |name| in_time(name, manner, || assert_eq!(call(dir.path(), "PUT", name), 204, "{name}: {manner:?}"));
+    wait_for_guest(&seen, manner);
     let start = Instant::now();
-    while asked.load(Ordering::Relaxed) == 0 {
-        assert!(start.elapsed() < PATIENCE, "the guest never turned MSI-X on");
+    while manner.asks == Asks::Unmapped && seen.questions.load(Ordering::Relaxed) < FLOOD {
+        assert!(start.elapsed() < PATIENCE, "the server asked for little");
         thread::sleep(Duration::from_millis(5));
     }
-    for name in ["vm.pause", "vm.resume", "vm.reboot", "vm.reboot"] {
-        in_time(name, manner, || assert_eq!(call(dir.path(), "PUT", name), 204, "{name}: {manner:?}"));
+    for name in ["vm.pause", "vm.resume", "vm.reboot", "vm.reboot", "vm.shutdown"] {
+        operation(name);
     }
+    seen.asked.store(0, Ordering::Relaxed);
+    operation("vm.boot");
+    wait_for_guest(&seen, manner);
     in_time("SIGTERM", manner, || {
         kill_process(Pid::from_child(&carom.0), Signal::TERM).unwrap();
         assert!(carom.0.wait().unwrap().success());
     });
+    seen.over.store(true, Ordering::Relaxed);
+    let _ = UnixStream::connect(path("server"));
     server.join().unwrap();
+    let log = fs::metadata(path("log")).unwrap().len();
+    assert!(log < MOST_LOG, "{log} bytes of log: {manner:?}");
+    Some(seen)
 }
 
-const PROMPT: Manner =
-    Manner { descriptors: 32, blocks: false, irqs_after: Duration::ZERO, accesses_after: Duration::ZERO };
+const PROMPT: Manner = Manner {
+    descriptors: 32,
+    blocks: false,
+    irqs_after: Duration::ZERO,
+    accesses_after: Duration::ZERO,
+    asks: Asks::Nothing,
+};
 
 #[test]
 fn server_that_has_events_block_holds_up_no_reset() {
@@ -252,5 +379,29 @@ fn server_that_takes_vectors_one_by_one_holds_up_nobody() {
 
 #[test]
 fn server_that_answers_just_in_time_holds_up_nobody() {
-    hold_up(Manner { accesses_after: Duration::from_millis(4500), ..PROMPT });
+    hold_up(Manner { accesses_after: Duration::from_millis(4900), ..PROMPT });
+}
+
+#[test]
+fn server_that_reads_what_is_not_mapped_without_end_holds_up_nobody() {
+    if let Some(seen) = hold_up(Manner { asks: Asks::Unmapped, ..PROMPT }) {
+        let questions = seen.questions.load(Ordering::Relaxed);
+        assert!(questions > FLOOD, "only {questions} reads");
+    }
+}
+
+#[test]
+fn server_that_takes_what_it_reads_slowly_holds_up_nobody() {
+    if let Some(seen) = hold_up(Manner { asks: Asks::Drained, ..PROMPT }) {
+        assert!(seen.questions.load(Ordering::Relaxed) > 0, "it asked for nothing");
+    }
+}
+
+#[test]
+fn server_that_writes_while_its_device_is_reset_is_refused() {
+    if let Some(seen) = hold_up(Manner { asks: Asks::WhileReset, ..PROMPT }) {
+        // Each of two VMs resets the device at its start, and one is started again twice.
+        let [refused, done] = [&seen.refused, &seen.done].map(|count| count.load(Ordering::Relaxed));
+        assert!(refused >= 4 && done == 0, "{refused} writes refused, and {done} done");
+    }
 }
