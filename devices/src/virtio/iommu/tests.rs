@@ -8,6 +8,7 @@ mod hostile;
 mod polling;
 mod rings;
 mod state;
+mod violations;
 mod windows;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -94,7 +95,17 @@ impl Guest {
 
     /// As [`new`](Self::new); `poll`: with a thread that polls for requests.
     fn with(windows: bool, poll: bool) -> Self {
-        let memory = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
+        Self::made(windows, poll, &[(0, RAM)])
+    }
+
+    /// A device without windows, of a machine with RAM at these places.
+    fn of(ram: &[(u64, usize)]) -> Self {
+        Self::made(false, false, ram)
+    }
+
+    fn made(windows: bool, poll: bool, ram: &[(u64, usize)]) -> Self {
+        let ranges: Vec<_> = ram.iter().map(|(at, len)| (GuestAddress(*at), *len)).collect();
+        let memory = Arc::new(Ram::from_ranges(&ranges).unwrap());
         let (msi, slots) = (Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));
         let params = IommuParams { poll, ..params(&memory, &msi, &slots, windows) };
         let (function, handle) = create(params).unwrap();
@@ -119,8 +130,17 @@ impl Guest {
         self.start_with(features, None);
     }
 
+    /// As [`start`](Self::start), with these rings of the request queue.
+    fn start_in(&mut self, features: u64, rings: [u64; 3]) {
+        self.start_all(features, rings, None);
+    }
+
     /// As [`start`](Self::start), with an event queue of 4 in these rings.
     fn start_with(&mut self, features: u64, events: Option<[u64; 3]>) {
+        self.start_all(features, [DESCRIPTORS, AVAILABLE, USED], events);
+    }
+
+    fn start_all(&mut self, features: u64, rings: [u64; 3], events: Option<[u64; 3]>) {
         self.available = 0;
         self.event_idx = features & EVENT_IDX != 0;
         self.memory.write_slice(&[0; 0x100], GuestAddress(AVAILABLE)).unwrap();
@@ -136,7 +156,7 @@ impl Guest {
         self.write(22, &0u16.to_le_bytes());
         self.write(24, &QUEUE_SIZE.to_le_bytes());
         self.write(26, &1u16.to_le_bytes());
-        for (offset, ring) in [(32, DESCRIPTORS), (40, AVAILABLE), (48, USED)] {
+        for (offset, ring) in [32, 40, 48].into_iter().zip(rings) {
             self.write(offset, &ring.to_le_bytes());
         }
         self.write(28, &1u16.to_le_bytes());

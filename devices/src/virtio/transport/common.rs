@@ -289,7 +289,8 @@ impl CommonConfig {
         if value == 0 {
             return Action::Reset;
         }
-        let mut added = value & !self.status & !status::NEEDS_RESET;
+        // A bit that there is not would be one that no saved device may have.
+        let mut added = value & status::ALL & !self.status & !status::NEEDS_RESET;
         if added & status::FEATURES_OK != 0 && !self.features_fit(self.driver_features) {
             added &= !status::FEATURES_OK;
         }

@@ -215,7 +215,8 @@ impl VirtioPciDevice {
 
     fn notify(&self, queue: u16) {
         let Some(driver) = self.state.life.served() else { return };
-        if !self.bus_master.load(Ordering::Relaxed) {
+        let exists = usize::from(queue) < self.device.queue_sizes().len();
+        if !exists || !self.bus_master.load(Ordering::Relaxed) {
             return;
         }
         if let Err(error) = self.device.notify(queue) {

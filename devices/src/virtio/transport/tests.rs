@@ -3,6 +3,7 @@
 //! Tests of the PCI transport with a device that records what reaches it.
 
 mod recorder;
+mod violations;
 
 use std::sync::Arc;
 
