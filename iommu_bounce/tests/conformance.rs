@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The conformance table names tests that exist.
+//! The conformance tables name tests that exist.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// All source text below `dir`.
 fn sources(dir: &Path, text: &mut String) {
@@ -17,14 +17,24 @@ fn sources(dir: &Path, text: &mut String) {
     }
 }
 
-#[test]
-fn table_names_tests_that_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let table = fs::read_to_string(root.join("docs/virtio-iommu-conformance.md")).expect("the table is there");
+/// Source text of all crates that have such tests.
+fn all_sources() -> String {
     let mut text = String::new();
     for dir in ["iommu_bounce/src", "iommu_bounce/tests", "devices/src", "devices/tests"] {
-        sources(&root.join(dir), &mut text);
+        sources(&root().join(dir), &mut text);
     }
+    text
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Checks that all tests exist that the last columns of a page's tables name, and returns how many there are. `needs_test` says which
+/// rows must name one.
+fn check(page: &str, needs_test: impl Fn(&str) -> bool) -> usize {
+    let table = fs::read_to_string(root().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
+    let text = all_sources();
     let mut count = 0;
     for line in table.lines().filter(|line| line.starts_with('|')) {
         let tests = line.trim_end_matches('|').rsplit(" | ").next().unwrap_or_default();
@@ -32,11 +42,23 @@ fn table_names_tests_that_exist() {
         for name in
             tests.split('`').skip(1).step_by(2).filter(|name| name.matches('_').count() >= 2 && !name.contains('/'))
         {
-            assert!(text.contains(&format!("fn {name}(")), "no test is called {name}: {line}");
+            assert!(text.contains(&format!("fn {name}(")), "{page}: no test is called {name}: {line}");
             count += 1;
         }
-        let musts = line.contains("| MUST |");
-        assert!(!musts || tests.contains('`'), "no test is named: {line}");
+        assert!(!needs_test(line) || tests.contains('`'), "{page}: no test is named: {line}");
     }
+    count
+}
+
+#[test]
+fn table_names_tests_that_exist() {
+    let count = check("docs/virtio-iommu-conformance.md", |line| line.contains("| MUST |"));
     assert!(count > 50, "only {count} names");
+}
+
+#[test]
+fn table_of_broken_rules_has_a_test_in_each_row() {
+    let head = |line: &str| line.starts_with("| section |") || line.starts_with("| --- |");
+    let count = check("docs/virtio-conformance.md", |line| !head(line));
+    assert!(count > 100, "only {count} names");
 }

@@ -277,6 +277,37 @@ fn unmap_at_the_end_of_all_addresses_does_not_wrap() {
 }
 
 #[test]
+fn map_near_the_end_of_all_addresses_does_not_wrap() {
+    let mut config = engine_config();
+    (config.input_range, config.domain_range) = (0..=u64::MAX, 0..=u32::MAX);
+    let mut rig = Rig::with_config(config);
+    let mapper = RecordingMapper::with_ranges(vec![0..=u64::MAX]);
+    let wide = mapper.probe();
+    rig.engine.add_endpoint(4, Box::new(mapper)).expect("it is valid");
+    let (domain, top) = (u32::MAX, u64::MAX - 0xfff);
+    rig.all_ok([attach(4, domain)]);
+    for (start, last, gpa, status) in [
+        // One byte, and none.
+        (top, top, 0, RANGE),
+        (u64::MAX, u64::MAX, 0, RANGE),
+        // All addresses, whose number 64 bits cannot say.
+        (0, u64::MAX, 0, RANGE),
+        (top, top - 1, 0, INVAL),
+        (top, 0, 0, INVAL),
+        // Where it leads to wraps.
+        (0, 0x1fff, top, INVAL),
+        (top - PAGE, u64::MAX, top, INVAL),
+    ] {
+        assert_eq!(rig.status(&map(domain, start, last, gpa, READ)), status, "{start:#x} to {last:#x}, {gpa:#x}");
+        assert!(wide.is_empty());
+    }
+    rig.all_ok([map(domain, top, u64::MAX, 0, READ)]);
+    assert_eq!(rig.status(&map(domain, top - PAGE, u64::MAX, 0, READ)), INVAL);
+    rig.all_ok([unmap(domain, top, u64::MAX), detach(4, domain)]);
+    assert!(wide.is_empty());
+}
+
+#[test]
 fn peak_stays_when_mappings_go() {
     let mut rig = attached();
     rig.all_ok([map(1, 0, 0x3fff, 0, READ), unmap(1, 0, 0x3fff)]);
