@@ -5,6 +5,7 @@
 //! - Files import each other in no circle, a module and those inside it apart; no more do C files call each other in one.
 //! - A file has 600 lines at most, or says why it has more.
 //! - A file with unsafe code is in the table of `docs/security.md` that says who tests it.
+//! - Files and tests that the table of promises there names exist, and slow ones are said to be slow.
 //!
 //! What is known and not yet mended stands in `known.txt`, which only ever gets shorter.
 //!
@@ -15,6 +16,7 @@ mod imports;
 mod known;
 mod length;
 mod names;
+mod promises;
 mod source;
 mod unsafe_code;
 mod workspace;
@@ -39,9 +41,12 @@ fn main() -> Result<ExitCode> {
     let list = root.join(KNOWN);
     let known = fs::read_to_string(&list).with_context(|| format!("{}", list.display()))?;
     let mut complaints = check(&root, &targets, &c::files(&root.join(C))?, &known::parse(&known))?;
-    let document = root.join(unsafe_code::DOCUMENT);
-    let document = fs::read_to_string(&document).with_context(|| format!("{}", document.display()))?;
-    complaints.extend(unsafe_code::complaints(&document, &with_unsafe_code(&root, &targets)?));
+    let read = |document: &str| {
+        let document = root.join(document);
+        fs::read_to_string(&document).with_context(|| format!("{}", document.display()))
+    };
+    complaints.extend(unsafe_code::complaints(&read(unsafe_code::DOCUMENT)?, &with_unsafe_code(&root, &targets)?));
+    complaints.extend(promises::complaints(&read(promises::DOCUMENT)?, &sources(&root, &targets)?));
     for complaint in &complaints {
         println!("{complaint}");
     }
@@ -103,6 +108,18 @@ fn with_unsafe_code(root: &Path, targets: &[PathBuf]) -> Result<BTreeSet<String>
             .extend(modules.map(|module| module.file.strip_prefix(root).unwrap_or(&module.file).display().to_string()));
     }
     Ok(files)
+}
+
+/// The source files of all `targets`, by their path below `root`.
+fn sources(root: &Path, targets: &[PathBuf]) -> Result<promises::Sources> {
+    let mut sources = promises::Sources::new();
+    for target in targets {
+        for module in Crate::read(target)?.modules {
+            let text = fs::read_to_string(&module.file).with_context(|| format!("{}", module.file.display()))?;
+            sources.insert(module.file.strip_prefix(root).unwrap_or(&module.file).display().to_string(), text);
+        }
+    }
+    Ok(sources)
 }
 
 #[cfg(test)]
