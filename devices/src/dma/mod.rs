@@ -28,6 +28,7 @@ mod faults;
 mod host_io;
 mod memory;
 mod near_memory;
+pub(crate) mod role;
 mod table;
 mod table_mapper;
 mod view;

@@ -2,7 +2,7 @@
 
 //! Calls that belong together, for roles to name.
 
-use super::call::Call::{self, Any, Ioctl, IoctlsOf, Without};
+use super::call::Call::{self, Any, Ioctl, IoctlsOf};
 
 /// What the ioctl requests of VFIO and IOMMUFD have in common.
 const VFIO: u8 = b';';
@@ -11,8 +11,6 @@ const SHOW_MEMORY: u32 = 0x4020_ae46;
 /// `TUNSETOFFLOAD` and `TUNSETQUEUE`.
 const TAP_OFFLOADS: u32 = 0x4004_54d0;
 const TAP_QUEUES: u32 = 0x4004_54d9;
-/// Flags that would have a file written to, or made.
-const NOT_FOR_READING: u32 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC).cast_unsigned();
 /// `FIONBIO`.
 const NOT_BLOCKING: u32 = 0x5421;
 
@@ -57,16 +55,13 @@ pub const MESSAGES: &[Call] = &[
 ];
 
 /// Sockets of programs of the host.
-pub(super) const SOCKETS: &[Call] = &[
+pub(crate) const SOCKETS: &[Call] = &[
     Any(libc::SYS_accept),
     Any(libc::SYS_accept4),
     Any(libc::SYS_socket),
     Any(libc::SYS_connect),
     Ioctl(NOT_BLOCKING),
 ];
-
-/// Sockets whose other end goes to another process.
-pub(super) const SOCKET_PAIRS: &[Call] = &[Any(libc::SYS_socketpair)];
 
 /// What the virtio-iommu's requests come to: mappings of the host's IOMMU, and window memory.
 pub const MAPPINGS: &[Call] = &[
@@ -83,10 +78,6 @@ pub const MAPPINGS: &[Call] = &[
 /// Limits on the files that the thread may reach (Landlock): there can be more of them, never less.
 pub const FILE_LIMITS: &[Call] =
     &[Any(libc::SYS_landlock_create_ruleset), Any(libc::SYS_landlock_add_rule), Any(libc::SYS_landlock_restrict_self)];
-
-/// Opening a file for reading.
-pub(super) const OPENING: &[Call] =
-    &[Without(libc::SYS_open, 1, NOT_FOR_READING), Without(libc::SYS_openat, 2, NOT_FOR_READING)];
 
 /// Queues and offloads of a tap interface.
 pub const TAP: &[Call] = &[Ioctl(TAP_OFFLOADS), Ioctl(TAP_QUEUES)];

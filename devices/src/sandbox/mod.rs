@@ -2,7 +2,7 @@
 
 //! What threads may ask of the host's kernel (seccomp), and which files they may reach (Landlock).
 //!
-//! A thread starts with a role ([`start`]), which names its system calls (those of devices in `roles.rs`). [`begin`] has them filtered: from then on another call
+//! A thread starts with a role ([`start`]), which names its system calls (those of a device in its `role.rs`). [`begin`] has them filtered: from then on another call
 //! ends the process with a message, or is told of in the kernel's log. Threads inherit the filter of the one that starts them, so
 //! one thread that does nothing else starts them all: a vCPU, which has a device's threads started, needs no right to do so and
 //! theirs are not cut down to its own. Without [`begin`], as in tests, nothing is filtered.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The threads of devices: what each does, and the system calls that it makes for that.
+//! The list of what threads of devices do. Which system calls each makes for that stands beside its device's code, in `role.rs`.
 
-use super::call::{Call, ThreadRole};
-use super::calls::{AT_PLACES, MAPPINGS, MESSAGES, OPENING, SOCKET_PAIRS, SOCKETS, TAP, URING, WAITING};
+use super::call::ThreadRole;
+use crate::virtio::{balloon, block, console, iommu, net, pmem, rng, vhost_user, vsock, windows};
+use crate::{dma, vfio, watchdog};
 
-/// What a thread does, which says what it needs of the host's kernel.
+/// What a thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Reads random bytes from a file for a guest.
@@ -66,45 +67,28 @@ impl Role {
 
     /// Its name, as in names of threads.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Rng => "rng",
-            Self::Balloon => "balloon",
-            Self::Pmem => "pmem",
-            Self::Block => "block",
-            Self::Net => "net",
-            Self::NetControl => "net_control",
-            Self::Console => "console",
-            Self::Vsock => "vsock",
-            Self::Watchdog => "watchdog",
-            Self::IommuPoll => "iommu_poll",
-            Self::WindowStash => "window-stash",
-            Self::WindowReader => "window-reader",
-            Self::DmaFaults => "dma-faults",
-            Self::VfioNotices => "vfio-notices",
-            Self::VfioUser => "vfio-user",
-            Self::VhostUser => "vhost-user",
-        }
+        self.thread().name
     }
 
-    /// The calls that it makes, beside those of every thread.
-    fn calls(self) -> &'static [&'static [Call]] {
-        match self {
-            Self::Rng | Self::Balloon | Self::Net | Self::Console | Self::Watchdog | Self::DmaFaults => &[],
-            Self::Pmem => &[AT_PLACES],
-            Self::Block => &[AT_PLACES, URING, WAITING],
-            Self::NetControl => &[TAP],
-            Self::Vsock => &[MESSAGES, SOCKETS, WAITING],
-            Self::IommuPoll => &[MAPPINGS, MESSAGES],
-            Self::WindowStash => &[MAPPINGS],
-            Self::WindowReader => &[OPENING],
-            Self::VfioNotices => &[WAITING],
-            Self::VfioUser => &[MESSAGES],
-            Self::VhostUser => &[MESSAGES, SOCKETS, SOCKET_PAIRS],
-        }
-    }
-
-    /// The same, for the thread's start.
+    /// What the device's own module says of it, for the thread's start.
     pub fn thread(self) -> ThreadRole {
-        ThreadRole { name: self.name(), calls: self.calls() }
+        match self {
+            Self::Rng => rng::role::ROLE,
+            Self::Balloon => balloon::role::ROLE,
+            Self::Pmem => pmem::role::ROLE,
+            Self::Block => block::role::ROLE,
+            Self::Net => net::role::ROLE,
+            Self::NetControl => net::role::CONTROL_ROLE,
+            Self::Console => console::role::ROLE,
+            Self::Vsock => vsock::role::ROLE,
+            Self::Watchdog => watchdog::role::ROLE,
+            Self::IommuPoll => iommu::role::ROLE,
+            Self::WindowStash => windows::role::STASH_ROLE,
+            Self::WindowReader => windows::role::READER_ROLE,
+            Self::DmaFaults => dma::role::ROLE,
+            Self::VfioNotices => vfio::NOTICES_ROLE,
+            Self::VfioUser => vfio::user::role::ROLE,
+            Self::VhostUser => vhost_user::role::ROLE,
+        }
     }
 }

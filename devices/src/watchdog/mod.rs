@@ -8,6 +8,7 @@
 //! waits. While the VM is paused, time stands still here.
 
 mod registers;
+pub(crate) mod role;
 mod timer;
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -14,6 +14,7 @@ mod host_function;
 mod host_watch;
 mod interrupts;
 mod intx;
+mod role;
 mod sysfs;
 #[cfg(test)]
 mod tests;
@@ -22,5 +23,6 @@ mod vfio_pci_device;
 
 pub(super) use bar_mapping::BarMapping;
 pub(super) use host_function::{ConfigAccess, HostFunction, IrqKind, Region};
+pub(crate) use role::NOTICES_ROLE;
 pub use sysfs::HostFunctionPath;
 pub use vfio_pci_device::VfioPciDevice;

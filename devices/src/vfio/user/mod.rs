@@ -13,6 +13,7 @@ mod function;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod mastering;
+pub(crate) mod role;
 #[cfg(test)]
 mod scripted_server;
 #[cfg(test)]

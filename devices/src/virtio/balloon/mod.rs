@@ -10,6 +10,7 @@ mod counters;
 mod device;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+pub(crate) mod role;
 pub mod spec;
 mod state;
 mod traffic;

@@ -33,6 +33,7 @@ mod ranges;
 mod request;
 mod requests;
 mod ring;
+pub(crate) mod role;
 pub mod spec;
 mod state;
 mod transfer;

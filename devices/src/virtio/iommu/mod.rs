@@ -12,6 +12,7 @@ mod poller;
 mod queues;
 mod ram;
 mod requests;
+pub(crate) mod role;
 mod state;
 
 #[cfg(test)]

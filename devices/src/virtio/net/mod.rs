@@ -17,6 +17,7 @@ mod link;
 mod pair;
 mod queue_worker;
 mod receive;
+pub(crate) mod role;
 pub mod spec;
 mod state;
 mod transmit;

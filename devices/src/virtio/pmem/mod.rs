@@ -15,6 +15,7 @@ mod device;
 pub mod fuzzing;
 mod memory;
 mod requests;
+pub(crate) mod role;
 pub mod spec;
 mod state;
 

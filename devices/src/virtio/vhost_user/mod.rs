@@ -30,6 +30,7 @@ mod model;
 mod net;
 mod offer;
 mod precedence;
+pub(crate) mod role;
 mod session;
 pub mod spec;
 mod time_limit;

@@ -18,6 +18,7 @@ mod device;
 pub mod fuzzing;
 mod hub;
 mod packet;
+pub(crate) mod role;
 pub mod spec;
 mod state;
 mod traffic;

@@ -20,6 +20,7 @@ mod chunk;
 
 mod memory;
 mod region;
+pub(crate) mod role;
 mod shared;
 mod store;
 mod supply;
