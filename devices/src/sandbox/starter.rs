@@ -44,7 +44,13 @@ struct Job {
     name: String,
     placement: Placement,
     run: Box<dyn FnOnce() + Send>,
-    answer: Sender<io::Result<JoinHandle<()>>>,
+    answer: Sender<io::Result<Started>>,
+}
+
+/// A thread that was started, and what becomes of its filters.
+struct Started {
+    thread: JoinHandle<()>,
+    filtered: Receiver<io::Result<()>>,
 }
 
 /// What the thread is to do.
@@ -113,7 +119,6 @@ pub fn start_on(
 ) -> Result<JoinHandle<()>, PinError> {
     let (placement, placed) = Placement::new(cpus);
     let thread = start_placed(role, name, placement, run).map_err(PinError::Host)?;
-    // A thread that ends without a word has its filters refused, and the process with it.
     placed.map_or(Ok(()), |placed| placed.recv().map_err(|_| PinError::Host(gone()))?)?;
     Ok(thread)
 }
@@ -144,7 +149,15 @@ fn start_placed(
     let (answer, answered) = channel();
     let job = Job { role, name, placement, run: Box::new(run), answer };
     starter.send(Order::Start(Box::new(job))).map_err(|_| gone())?;
-    answered.recv().map_err(|_| gone())?
+    let Started { thread, filtered } = answered.recv().map_err(|_| gone())??;
+    match filtered.recv() {
+        Ok(Err(error)) => {
+            let text = format!("the kernel takes no filter for a thread of role '{}': {error} (--seccomp)", role.name);
+            Err(io::Error::new(error.kind(), text))
+        }
+        // One that ended without a word was not let go where it was to run: `placed` has why.
+        Ok(Ok(())) | Err(_) => Ok(thread),
+    }
 }
 
 /// Has the thread that starts others, if there is one, held to `rules`.
@@ -186,25 +199,31 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
     }
 }
 
-/// Starts the thread. Nobody waits for its filters: where the kernel does not take them, though it took others, the process ends.
+/// Starts the thread. It runs `run` only once the kernel has taken its filters, for which whoever asked waits: this thread starts others
+/// meanwhile.
 fn start_filtered(
     role: ThreadRole,
     name: String,
     filters: Filters,
     placement: Placement,
     run: impl FnOnce() + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
-    Builder::new().name(name).spawn(move || {
+) -> io::Result<Started> {
+    let (tell, filtered) = sync_channel(1);
+    let thread = Builder::new().name(name).spawn(move || {
         crash::set_role(role.name);
         // Its filters do not let it go there.
         if !placement.take() {
             return;
         }
-        if let Err(error) = filters.install() {
-            eprintln!("carom: the kernel takes no filter for a thread of role '{}': {error} (--seccomp)", role.name);
-            std::process::exit(1);
-        }
+        let installed = filters.install();
+        let is_installed = installed.is_ok();
         drop(filters);
-        run();
-    })
+        // Whoever asked waits for it.
+        let _ = tell.send(installed);
+        drop(tell);
+        if is_installed {
+            run();
+        }
+    })?;
+    Ok(Started { thread, filtered })
 }
