@@ -2,6 +2,7 @@
 
 //! vCPU threads: each runs its vCPU, handles its exits, and pauses or stops when the VM says so.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,6 +22,10 @@ use crate::thread_roles::VCPU;
 /// How long to wait for a vCPU to notice that it is to pause before it is signalled again: the signal is lost if it
 /// comes between the look at the order and the entry into the guest.
 const KICK_AGAIN: Duration = Duration::from_millis(5);
+
+/// How long to wait before a vCPU is run again that the host had no memory to run, and how often in a row.
+const MEMORY_TIME: Duration = Duration::from_millis(10);
+const MEMORY_TIMES: u32 = 300;
 
 /// What a vCPU is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +90,7 @@ impl Vcpu {
         });
         let of_thread = shared.clone();
         let thread = sandbox::start_on(VCPU, format!("vcpu{id}"), cpus, move || {
-            let runner = Runner { id, shared: of_thread, io_map, mailbox };
+            let runner = Runner { id, shared: of_thread, io_map, mailbox, shortages: Cell::new(0) };
             // A panic must end the VM, not leave it without one of its CPUs.
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runner.run())).is_err() {
                 runner.mailbox.leave(GuestEvent::Failed(format!("vCPU {id}: its thread panicked")));
@@ -177,6 +182,8 @@ struct Runner {
     shared: Arc<Shared>,
     io_map: Arc<IoMap>,
     mailbox: Arc<Mailbox>,
+    /// How often in a row the host has had no memory to run the vCPU.
+    shortages: Cell<u32>,
 }
 
 impl Runner {
@@ -212,11 +219,33 @@ impl Runner {
         }
     }
 
+    /// Waits, out of the guest, for the host to have memory: what KVM could not do, it does when it is asked again. False if there
+    /// has been none for too long.
+    fn wait_for_memory(&self) -> bool {
+        let shortages = self.shortages.get();
+        if shortages == 0 {
+            log::warn!("vCPU {}: the host has no memory to run it", self.id);
+        }
+        self.shortages.set(shortages + 1);
+        if shortages == MEMORY_TIMES {
+            return false;
+        }
+        let state = self.shared.state();
+        if state.order == Order::Run {
+            drop(self.shared.changed.wait_timeout(state, MEMORY_TIME));
+        }
+        true
+    }
+
     /// Runs the guest until its next exit and handles that.
     fn enter(&self, vcpu: &mut VcpuFd) -> Result<(), GuestEvent> {
         // However many messages to other processes an access takes, the vCPU waits for them for a limited time.
         let _operation = Operation::begin();
-        match vcpu.run() {
+        let exit = vcpu.run();
+        if exit.is_ok() {
+            self.shortages.set(0);
+        }
+        match exit {
             Ok(VcpuExit::MmioWrite(address, data)) => self.io_map.write(Space::Memory, address, data),
             Ok(VcpuExit::MmioRead(address, data)) => self.io_map.read(Space::Memory, address, data),
             Ok(VcpuExit::IoOut(port, data)) => self.io_map.write(Space::Port, port.into(), data),
@@ -232,6 +261,7 @@ impl Runner {
                 return Err(GuestEvent::Failed(format!("vCPU {}: KVM gave up: {exit}", self.id)));
             }
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+            Err(error) if error.errno() == libc::ENOMEM && self.wait_for_memory() => {}
             Err(error) => return Err(GuestEvent::Failed(format!("vCPU {}: running it: {error}", self.id))),
         }
         Ok(())
