@@ -226,6 +226,12 @@ impl ApiVmm {
         exchange(&self.socket(), method, path, body)
     }
 
+    /// What it has said on stderr.
+    #[must_use]
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default()
+    }
+
     /// Process ID.
     #[must_use]
     pub fn pid(&self) -> u32 {
@@ -260,9 +266,7 @@ impl Drop for ApiVmm {
     /// Of a test that fails, what guest and VMM have said is told.
     fn drop(&mut self) {
         if thread::panicking() {
-            let (console, stderr) =
-                (self.console(), fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default());
-            eprintln!("end of the console:\n{}\nand of stderr:\n{}", end(&console), end(&stderr));
+            eprintln!("end of the console:\n{}\nand of stderr:\n{}", end(&self.console()), end(&self.said()));
         }
         // Fails only where it has ended already.
         let _ = self.child.kill();

@@ -19,11 +19,14 @@ pub const QEMU_IMG: &str = "/usr/bin/qemu-img";
 /// The program that makes devices of the kernel's device mapper, of Debian's `dmsetup`.
 pub const DMSETUP: &str = "/usr/sbin/dmsetup";
 
+/// Where a kernel that has allocations fail when asked has the settings of the slab allocator's (`CONFIG_FAILSLAB`).
+pub const FAILING_ALLOCATIONS: &str = "/sys/kernel/debug/failslab";
+
 /// How a test finds what it needs.
 enum Place {
     /// A variable names it.
     Variable(&'static str),
-    /// A program of a Debian package.
+    /// A program of a Debian package, or what a kernel has that was built so.
     Program(&'static str),
 }
 
@@ -64,6 +67,8 @@ pub enum Need {
     Swap,
     /// The program that makes devices of the kernel's device mapper.
     Dmsetup,
+    /// A kernel whose allocations fail when a test asks for it: that of the rig with IOMMUFD.
+    FailingAllocations,
 }
 
 impl Need {
@@ -87,6 +92,7 @@ impl Need {
             Self::StorageDaemon => return Place::Program(STORAGE_DAEMON),
             Self::QemuImg => return Place::Program(QEMU_IMG),
             Self::Dmsetup => return Place::Program(DMSETUP),
+            Self::FailingAllocations => return Place::Program(FAILING_ALLOCATIONS),
         })
     }
 

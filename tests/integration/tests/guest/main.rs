@@ -20,6 +20,7 @@ mod disk_errors;
 mod distribution;
 mod drive_errors;
 mod drive_metadata;
+mod failing_allocations;
 mod firmware;
 mod guest_module;
 mod hotplug;

@@ -5,6 +5,7 @@ pub(crate) mod block_device;
 pub(crate) mod debian;
 pub(crate) mod edu;
 pub(crate) mod edu_server;
+pub(crate) mod failing_allocations;
 pub(crate) mod host_memory;
 pub(crate) mod qemu_img;
 pub(crate) mod repository;

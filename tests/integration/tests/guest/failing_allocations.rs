@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A host whose kernel has no memory for something that the VMM asks for: each request gets its error, I/O goes on, and nothing stays
+//! pinned, nor any table of the host's IOMMU.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::Site;
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::{guest_test, tell};
+use carom_integration::host_memory::DmaMemory;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use serde_json::{Value, json};
+
+use crate::api::BOOT_TIME;
+use crate::disk::image;
+use crate::hotplug::{create, info, pinned, put, wait_gone};
+use crate::support::failing_allocations::{
+    Allocator, FailingAllocations, control, fail_nth, nth_has_failed, nth_left, subject, threads,
+};
+use crate::support::{MIB, SITE};
+
+/// For how long allocations fail while a guest works.
+const FAILING_TIME: Duration = Duration::from_secs(12);
+/// Which allocations of a thread fail, counted from the one that failed before: each up to this one in turn.
+const MOST: u32 = 24;
+/// How often it is looked at whether one has failed.
+const LOOK: Duration = Duration::from_millis(4);
+
+/// What is said of a round in which all that was written was read again.
+const VERIFIED: &str = "CAROM-VERIFY 0 4194304";
+
+/// How many starts have an allocation of each kind fail.
+const STARTS: u64 = 16;
+/// More bytes than anything here allocates.
+const NEVER: u64 = 1 << 30;
+
+/// In how many calls that make a disk or a snapshot an allocation fails.
+const OPERATIONS: u32 = 6;
+/// More allocations than one of these makes.
+const NEVER_NTH: u32 = 1 << 30;
+
+/// Budgets that follow each other, in MiB, so that windows are asked for again and again.
+const BUDGETS: [u64; 4] = [64, 4, 16, 2];
+const BUDGET_TIME: Duration = Duration::from_millis(700);
+
+/// Whether a thread serves the virtio-iommu: the vCPUs do in their exits, and two threads of its own.
+fn serves_the_iommu(name: &str) -> bool {
+    ["vcpu", "iommu_poll", "window-stash"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// A guest with windows of so many bytes, or none, works with its drive while each allocation of the threads that serve it fails in turn.
+fn io_goes_on(iommufd: bool, windows: u64) {
+    let before = DmaMemory::now().unwrap();
+    let _failing = FailingAllocations::new();
+    let verify = workload::fio_verify(4, 32);
+    let mut vmm = ApiVmm::start(&SITE, &format!("{WAIT_FOR_NVME}\nwhile :; do\n{verify}\ndone\n")).unwrap();
+    let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true});
+    let bounce = json!({"size": windows});
+    create(&vmm, json!({"platform": {"iommufd": iommufd}, "devices": [drive], "iommu_bounce": bounce}));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for(VERIFIED, 1, BOOT_TIME).unwrap();
+
+    let serving: Vec<_> = threads(&vmm).into_iter().filter(|(name, _)| serves_the_iommu(name)).collect();
+    let mut next = vec![0; serving.len()];
+    let mut failed = vec![0_u32; serving.len()];
+    let (start, mut budget_since) = (Instant::now(), Instant::now());
+    let mut budgets = BUDGETS.iter().cycle();
+    while start.elapsed() < FAILING_TIME {
+        for (index, (name, thread)) in serving.iter().enumerate().filter(|(_, (_, thread))| nth_has_failed(thread)) {
+            failed[index] += u32::from(next[index] > 0);
+            next[index] = next[index] % MOST + 1;
+            assert!(fail_nth(thread, next[index]), "{name} has ended: {:?} {:?}", threads(&vmm), vmm.wait(BOOT_TIME));
+        }
+        if windows > 0 && budget_since.elapsed() > BUDGET_TIME {
+            let budget = budgets.next().expect("it never ends");
+            put(&vmm, "vm.iommu-bounce", &json!({"budget": budget * MIB, "threshold": 0}));
+            budget_since = Instant::now();
+        }
+        thread::sleep(LOOK);
+    }
+    assert!(serving.iter().all(|(_, thread)| fail_nth(thread, 0)));
+
+    let done = vmm.console().matches(VERIFIED).count();
+    let counted = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1["_iommu"].take();
+    let of: Vec<_> = serving.iter().zip(&failed).map(|((name, _), failed)| format!("{name} {failed}")).collect();
+    tell(&format!("iommufd {iommufd}, {windows} bytes of windows: {of:?} failed, {done} rounds: {counted}"));
+    vmm.wait_for(VERIFIED, done + 2, BOOT_TIME).unwrap();
+    let console = vmm.console();
+    // The last line may not be whole.
+    let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let wrong = whole.lines().find(|line| line.starts_with("CAROM-VERIFY ") && *line != VERIFIED);
+    assert_eq!(wrong, None);
+    assert!(counted["failed_map"] != 0 || counted["failed_window_add"] != 0, "{counted}");
+    assert!(failed.iter().sum::<u32>() > MOST * 2, "{of:?}");
+    assert_eq!((&counted["faults"], &counted["stuck_ranges"]), (&json!(0), &json!(0)), "{counted}");
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    before.wait_until_back().unwrap();
+}
+
+#[guest_test(
+    needs(FailingAllocations),
+    slow = "unit tests have each error of the host; this has the host's kernel make them",
+    by_iommufd
+)]
+fn io_by_mappings_goes_on_while_allocations_of_the_threads_that_map_fail_in_turn() {
+    for iommufd in [false, true] {
+        io_goes_on(iommufd, 0);
+    }
+}
+
+#[guest_test(
+    needs(FailingAllocations),
+    slow = "unit tests have each error of the host; this has the host's kernel make them",
+    by_iommufd
+)]
+fn io_by_windows_goes_on_while_allocations_of_the_threads_that_map_fail_in_turn() {
+    for iommufd in [false, true] {
+        io_goes_on(iommufd, 64 * MIB);
+    }
+}
+
+/// Has one allocation of the VMM fail in each of some calls of `act`, at even distances over all that such a call allocates. `act` is
+/// given what to say of it.
+fn in_each_part_of_all(failing: &FailingAllocations, mut act: impl FnMut(&str)) {
+    for allocator in [Allocator::Slab, Allocator::Pages] {
+        failing.once_after(allocator, NEVER);
+        act("nothing fails");
+        let all = NEVER - failing.left(allocator);
+        tell(&format!("{allocator:?}: {all} are allocated"));
+        for round in 0..STARTS {
+            failing.once_after(allocator, all * round / STARTS);
+            act(&format!("{allocator:?} {round} of {STARTS}"));
+        }
+    }
+    failing.stop();
+}
+
+/// Has one allocation of the thread that makes devices and snapshots fail in each of some calls of `act`, at even distances over all that
+/// such a call allocates. `act` is given what to say of it.
+fn in_each_part_of_control(vmm: &ApiVmm, mut act: impl FnMut(&str)) {
+    let thread = control(vmm);
+    assert!(fail_nth(&thread, NEVER_NTH));
+    act("nothing fails");
+    let all = NEVER_NTH - nth_left(&thread);
+    tell(&format!("{all} allocations"));
+    assert!(all >= OPERATIONS, "{all}");
+    for round in 0..OPERATIONS {
+        assert!(fail_nth(&thread, 1 + all * round / OPERATIONS));
+        act(&format!("{round} of {OPERATIONS}"));
+    }
+    assert!(fail_nth(&thread, 0));
+}
+
+/// Calls the API. An answer may get lost for want of memory to send it; what is refused is refused in one line.
+fn ask(vmm: &ApiVmm, operation: &str, body: &Value, what: &str) -> Option<u16> {
+    let body = Some(body).filter(|body| !body.is_null());
+    let Ok((status, answer)) = vmm.call("PUT", &format!("/api/v1/{operation}"), body) else { return None };
+    if status >= 400 {
+        let text = answer.as_array().and_then(|texts| texts[0].as_str()).unwrap_or_default();
+        assert!(text.len() > 20 && text.lines().count() == 1, "{what}: {operation}: {status} {answer}");
+    }
+    Some(status)
+}
+
+fn descriptors(vmm: &ApiVmm) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", vmm.pid())).unwrap().count()
+}
+
+/// No device of the host is in it: opening and closing one runs the kernel's interpreter of ACPI, which panics where its allocations fail.
+#[guest_test(
+    needs(FailingAllocations),
+    slow = "vmm/tests/host_faults.rs has each call fail; this has the host's kernel fail within them",
+    by_iommufd
+)]
+fn vm_starts_or_says_why_not_and_leaves_nothing_whichever_allocation_fails() {
+    let before = DmaMemory::now().unwrap();
+    let failing = FailingAllocations::new();
+    let mut vmm = ApiVmm::start(&SITE, "echo CAROM-READY\nsleep 1000\n").unwrap();
+    let disk = image(vmm.dir(), "disk.img");
+    let config = json!({
+        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": crate::api::command_line()},
+        "memory": {"size": 256 * MIB},
+        "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
+        "serial": {"mode": "File", "file": vmm.console_file()},
+        "console": {"mode": "Off"},
+        "disks": [{"path": disk, "iommu": true}],
+        "balloon": {"size": 0},
+        "rng": {"src": "/dev/urandom", "iommu": true},
+        "iommu_bounce": {"size": 16 * MIB},
+    });
+    subject(&vmm);
+    let (mut open, mut booted, mut refused, mut lost, mut ended) = (None, 0, 0, 0, 0);
+    in_each_part_of_all(&failing, |what| {
+        let created = ask(&vmm, "vm.create", &config, what);
+        let answer = ask(&vmm, "vm.boot", &Value::Null, what);
+        let failed = failing.has_failed();
+        failing.stop();
+        // It may have done what it could not answer.
+        let Ok(there) = vmm.call("GET", "/api/v1/vm.info", None) else {
+            // Rust's runtime ends a program whose heap, or stack for signals of a thread that starts, cannot be had.
+            let (status, said) = (vmm.wait(BOOT_TIME).unwrap(), vmm.said());
+            assert!(failed && status.code().is_none() && said.contains("allocat"), "{what}: {status}: {said}");
+            before.wait_until_back().unwrap_or_else(|error| panic!("{what}: {error:#}"));
+            vmm.start_again(&SITE, &[]).unwrap();
+            subject(&vmm);
+            ended += 1;
+            return;
+        };
+        let state = there.1["state"].as_str().unwrap_or_default();
+        let runs = state == "Running";
+        assert!(failed || runs, "{what}: {created:?} {answer:?} {there:?}");
+        match answer {
+            Some(204) => assert!(runs, "{what}: {state}"),
+            Some(_) => assert!(!runs, "{what}: {state}"),
+            None => {}
+        }
+        lost += u32::from(created.is_none()) + u32::from(answer.is_none());
+        if runs {
+            booted += 1;
+        } else {
+            refused += 1;
+        }
+        if there.0 == 200 {
+            put(&vmm, "vm.delete", &Value::Null);
+        }
+        assert_eq!(pinned(&vmm), 0, "{what}");
+        before.wait_until_back().unwrap_or_else(|error| panic!("{what}: {error:#}"));
+        let now = descriptors(&vmm);
+        let known = *open.get_or_insert(now);
+        // That of a client that is gone is closed a little later.
+        let start = Instant::now();
+        while descriptors(&vmm) > known {
+            assert!(start.elapsed() < BOOT_TIME, "{what}: {} descriptors, not {known}", descriptors(&vmm));
+            thread::sleep(LOOK);
+        }
+    });
+    tell(&format!("{booted} booted, {refused} did not, {lost} answers were lost, {ended} programs ended"));
+    assert!(booted > 2 && refused > 2);
+    put(&vmm, "vm.create", &config);
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+    put(&vmm, "vmm.shutdown", &Value::Null);
+}
+
+#[guest_test(
+    needs(FailingAllocations),
+    slow = "vmm/tests/host_faults.rs has each call fail; this has the host's kernel fail within them",
+    by_iommufd
+)]
+fn disks_come_and_snapshots_are_made_or_refused_whichever_allocation_fails_and_the_guest_goes_on() {
+    let before = DmaMemory::now().unwrap();
+    let _failing = FailingAllocations::new();
+    let verify = workload::fio_verify_on("/dev/vda", 4, 32);
+    let mut vmm = ApiVmm::start(&SITE, &format!("while :; do\n{verify}\ndone\n")).unwrap();
+    let disk = image(vmm.dir(), "disk.img");
+    create(
+        &vmm,
+        json!({
+            "memory": {"size": 256 * MIB},
+            "disks": [{"path": disk, "iommu": true}],
+            "iommu_bounce": {"size": 16 * MIB},
+        }),
+    );
+    put(&vmm, "vm.boot", &Value::Null);
+    let verified = || vmm.console().matches("CAROM-VERIFY 0 4194304").count();
+    vmm.wait_for("CAROM-VERIFY 0 4194304", 1, BOOT_TIME).unwrap();
+    let goes_on = |what: &str| {
+        assert_eq!(info(&vmm)["state"], "Running", "{what}");
+        let done = verified();
+        vmm.wait_for("CAROM-VERIFY 0 4194304", done + 1, BOOT_TIME).unwrap_or_else(|error| panic!("{what}: {error}"));
+    };
+
+    let more = json!({"path": image(vmm.dir(), "more.img"), "id": "more"});
+    let (mut done, mut refused) = (0, 0);
+    in_each_part_of_control(&vmm, |what| {
+        ask(&vmm, "vm.add-disk", &more, what);
+        if info(&vmm)["device_tree"]["more"].is_null() {
+            refused += 1;
+        } else {
+            done += 1;
+            // A guest that has not seen it come yet does not let it go.
+            goes_on(what);
+            put(&vmm, "vm.remove-device", &json!({"id": "more"}));
+            wait_gone(&vmm, "more");
+        }
+        goes_on(what);
+        before.wait_until_back().unwrap_or_else(|error| panic!("{what}: {error:#}"));
+    });
+    tell(&format!("{done} disks came, {refused} did not"));
+    assert!(done > 0 && refused > 0);
+
+    let (mut done, mut refused, mut number) = (0, 0, 0);
+    in_each_part_of_control(&vmm, |what| {
+        number += 1;
+        let place = vmm.dir().join(format!("snapshot-{number}"));
+        let destination = json!({"destination_url": format!("file://{}", place.display())});
+        put(&vmm, "vm.pause", &Value::Null);
+        if ask(&vmm, "vm.snapshot", &destination, what) == Some(204) {
+            done += 1;
+        } else {
+            refused += 1;
+            put(&vmm, "vm.snapshot", &destination);
+        }
+        fs::remove_dir_all(&place).unwrap_or_else(|error| panic!("{what}: {error}"));
+        put(&vmm, "vm.resume", &Value::Null);
+        goes_on(what);
+    });
+    tell(&format!("{done} snapshots were made, {refused} were not"));
+    assert!(done > 0 && refused > 0);
+    let console = vmm.console();
+    assert_eq!(console.matches("CAROM-VERIFY ").count(), console.matches("CAROM-VERIFY 0 ").count(), "{console}");
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    before.wait_until_back().unwrap();
+}
