@@ -97,10 +97,9 @@ pub trait DmaMapper: Send {
         true
     }
 
-    /// Whether the host makes page tables for it, in the kernel's memory, which it may keep after an unmap. It does not change.
-    fn keeps_page_tables(&self) -> bool {
-        false
-    }
+    /// Whether the host makes page tables for it, in the kernel's memory, which it may keep after an unmap, and pins what is
+    /// mapped. It does not change. No default: whoever wraps a mapper has to pass its answer on.
+    fn keeps_page_tables(&self) -> bool;
 
     /// The group of address spaces that this one belongs to. It does not change. `None`: its endpoint cannot leave
     /// it, as with a VFIO type 1 container while the device is open.

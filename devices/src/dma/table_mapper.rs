@@ -53,6 +53,10 @@ impl DmaMapper for TableMapper {
     }
 
     /// The table names the place in this process, which shows other memory while the guest does not see the chunk.
+    fn keeps_page_tables(&self) -> bool {
+        false
+    }
+
     fn reaches_hidden_chunks(&self) -> bool {
         false
     }

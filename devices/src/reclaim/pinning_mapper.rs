@@ -76,6 +76,10 @@ impl<M: DmaMapper> DmaMapper for PinningMapper<M> {
         self.mapper.reaches_hidden_chunks()
     }
 
+    fn keeps_page_tables(&self) -> bool {
+        self.mapper.keeps_page_tables()
+    }
+
     fn group(&self) -> Option<MapperGroup> {
         self.mapper.group()
     }

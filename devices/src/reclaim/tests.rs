@@ -205,6 +205,16 @@ fn region_that_comes_later_is_given_back_and_pinned_as_the_others() {
     assert_eq!(reclaim.give_back(1 << 32, 2 * PAGE).given_back, 2 * PAGE);
 }
 
+#[test]
+fn mapper_that_tells_what_it_pins_says_of_the_host_what_the_other_says() {
+    let reclaim = Arc::new(Reclaim::new(ram(false), PAGE));
+    let wrapped = |mapper| PinningMapper::new(mapper, reclaim.clone());
+    let plain = wrapped(RecordingMapper::default());
+    assert!(!plain.keeps_page_tables() && plain.reaches_hidden_chunks() && plain.group().is_none());
+    assert!(wrapped(RecordingMapper::default().with_page_tables()).keeps_page_tables());
+    assert!(!wrapped(RecordingMapper::default().without_hidden_chunks()).reaches_hidden_chunks());
+}
+
 /// Ends the thread that gives back, whatever comes of the test.
 struct End<'a>(&'a AtomicBool);
 

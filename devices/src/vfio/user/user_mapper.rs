@@ -105,6 +105,10 @@ impl DmaMapper for UserMapper {
 
     /// What the server asks for by message goes through the table, which names the chunk's place in this process: that shows other
     /// memory while the guest does not see the chunk.
+    fn keeps_page_tables(&self) -> bool {
+        false
+    }
+
     fn reaches_hidden_chunks(&self) -> bool {
         false
     }

@@ -313,6 +313,10 @@ impl DmaMapper for Asking {
         self.mapper.unmap(iova, len)
     }
 
+    fn keeps_page_tables(&self) -> bool {
+        self.mapper.keeps_page_tables()
+    }
+
     fn limits(&self) -> MapperLimits {
         self.mapper.limits()
     }

@@ -96,6 +96,10 @@ impl DmaMapper for VhostUserMapper {
     }
 
     /// No chunk stays with the server over a reset of the VM.
+    fn keeps_page_tables(&self) -> bool {
+        false
+    }
+
     fn reaches_hidden_chunks(&self) -> bool {
         false
     }
