@@ -174,11 +174,21 @@ impl Edu {
     }
 
     pub(crate) fn copy_bytes(&self, iova: u32, into_device: bool, len: u32) {
+        self.begin_copy(iova, into_device, len);
+        self.wait();
+    }
+
+    /// Has the device begin to copy, which takes it a tenth of a second.
+    pub(crate) fn begin_copy(&self, iova: u32, into_device: bool, len: u32) {
         let (from, to) = if into_device { (iova, Self::BUFFER) } else { (Self::BUFFER, iova) };
         for (register, value) in [(0x80, from), (0x84, 0), (0x88, to), (0x8c, 0), (0x90, len), (0x94, 0)] {
             self.0.set_register(register, value);
         }
         self.0.set_register(0x98, if into_device { 1 } else { 3 });
+    }
+
+    /// Waits until it has copied.
+    pub(crate) fn wait(&self) {
         let end = Instant::now() + Duration::from_secs(20);
         while self.0.register(0x98) & 1 != 0 {
             assert!(Instant::now() < end, "edu does not finish");

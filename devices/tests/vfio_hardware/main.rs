@@ -10,5 +10,6 @@
 
 mod hardware;
 mod one_device;
+mod oracle;
 mod page_tables;
 mod two_devices;
