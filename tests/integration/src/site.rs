@@ -46,6 +46,8 @@ pub struct Site {
     pub vsock: Option<PathBuf>,
     /// Static program that works in guests of which a host has many (`CAROM_TENANT`).
     pub tenant: Option<PathBuf>,
+    /// The test with a guest that means harm (`CAROM_HOSTILE_GUEST`), of `vmm`.
+    pub hostile_guest: Option<PathBuf>,
     /// iperf3, which runs here and in guests (`CAROM_IPERF3`); only the suite needs it.
     pub iperf: Option<PathBuf>,
     /// Cloud Hypervisor, a further peer of the demo (`CAROM_CLOUD_HYPERVISOR`).
@@ -105,6 +107,7 @@ impl Site {
             witness: optional("CAROM_WITNESS")?,
             vsock: optional("CAROM_VSOCK")?,
             tenant: optional("CAROM_TENANT")?,
+            hostile_guest: optional("CAROM_HOSTILE_GUEST")?,
             iperf: optional("CAROM_IPERF3")?,
             cloud_hypervisor: optional("CAROM_CLOUD_HYPERVISOR")?,
             nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),

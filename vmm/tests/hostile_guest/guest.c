@@ -18,7 +18,7 @@
 #define APIC ((volatile uint32_t *)0xfee00000)
 #define TRAMPOLINE 0x10000
 #define MAX_CPUS 4
-#define MAX_DEVICES 8
+#define MAX_DEVICES 12
 #define MAX_QUEUES 4
 /* Queues' memory: descriptors, available ring, used ring, a page each, and a page of indirect descriptors. */
 #define RINGS 0x1000000u
@@ -31,6 +31,8 @@
 /* Where 32-bit BARs go. */
 #define HOLE 0xe0000000u
 #define HOLE_SIZE 0x18000000u
+/* Room for the first BAR of a device of the host. */
+#define PASSED_SIZE 0x1000000u
 
 struct kept {
 	uint32_t magic, life, ended_itself;
@@ -44,7 +46,9 @@ struct device {
 };
 
 static struct device devices[MAX_DEVICES];
-static volatile uint32_t device_count, cpus_up, go, seed;
+/* Slots of those that are not virtio's: the host's. */
+static uint32_t passed[MAX_DEVICES];
+static volatile uint32_t device_count, passed_count, go;
 static uint32_t state[MAX_CPUS];
 uint8_t stacks[MAX_CPUS][16384] __attribute__((aligned(16)));
 
@@ -165,18 +169,28 @@ static void start(uint32_t cpu, struct device *d)
 
 static void find(uint32_t cpu)
 {
-	uint32_t slot, n = 0;
+	uint32_t slot, n = 0, m = 0;
 
-	for (slot = 0; slot < 32 && n < MAX_DEVICES; slot++) {
+	/* The first is the host bridge. */
+	for (slot = 1; slot < 32 && n < MAX_DEVICES && m < MAX_DEVICES; slot++) {
 		uint32_t id = pci_read(slot, 0);
 
-		if ((id & 0xffff) != 0x1af4)
+		if (id == ~0u)
 			continue;
+		if ((id & 0xffff) != 0x1af4) {
+			passed[m] = slot;
+			/* Where 32-bit code reaches it. */
+			pci_write(slot, 0x10, HOLE + m++ * PASSED_SIZE);
+			pci_write(slot, 0x14, 0);
+			pci_write(slot, 4, 7);
+			continue;
+		}
 		devices[n].slot = slot;
 		devices[n].type = (id >> 16) - 0x1040;
 		n++;
 	}
 	device_count = n;
+	passed_count = m;
 	for (slot = 0; slot < n; slot++)
 		start(cpu, &devices[slot]);
 }
@@ -197,7 +211,12 @@ static uint32_t iova(uint32_t cpu)
 	return (below(cpu, 8) ? 0 : 0xc0000000u) + below(cpu, 256) * 0x4000 + (below(cpu, 16) ? 0 : below(cpu, 0x100000) * 0x1000);
 }
 
-static uint32_t endpoint(uint32_t cpu) { return below(cpu, 16) ? any(cpu)->slot << 3 : rnd(cpu); }
+static uint32_t endpoint(uint32_t cpu)
+{
+	if (!below(cpu, 16))
+		return rnd(cpu);
+	return (passed_count && below(cpu, 2) ? passed[below(cpu, passed_count)] : any(cpu)->slot) << 3;
+}
 
 /* A request to the virtio-iommu at `at`, an ATTACH if it is the first; returns its length. */
 static uint32_t request(uint32_t cpu, uint32_t at, uint32_t first)
@@ -330,12 +349,69 @@ static void rings(uint32_t cpu)
 	notify(d, below(cpu, MAX_QUEUES));
 }
 
+/* A drive as its driver sets it up, with queues at IOVAs, and commands in them that are whatever is there. */
+static void drive(uint32_t cpu, uint32_t base)
+{
+	MEM32(base + 0x24) = 0x3f003f;
+	MEM32(base + 0x28) = iova(cpu) & ~0xfffu;
+	MEM32(base + 0x2c) = 0;
+	MEM32(base + 0x30) = iova(cpu) & ~0xfffu;
+	MEM32(base + 0x34) = 0;
+	MEM32(base + 0x14) = 0x460001;
+	wait(20);
+	MEM32(base + 0x1000) = below(cpu, 64);
+}
+
+/* Role 2 for a device of the host: where it is, what it can, and its registers, which have it reach for memory. */
+static void meddle(uint32_t cpu)
+{
+	uint32_t slot = passed[below(cpu, passed_count)], bar = below(cpu, 6), i;
+	uint32_t base = pci_read(slot, 0x10) & ~15u, old = pci_read(slot, 0x10 + 4 * bar);
+
+	switch (below(cpu, 16)) {
+	case 0:
+		pci_write(slot, 4, below(cpu, 2) ? 7 : 0);
+		pci_write(slot, 0x10 + 4 * bar, HOLE + (below(cpu, HOLE_SIZE >> 15) << 15));
+		pci_write(slot, 4, 7);
+		break;
+	case 1:
+		pci_write(slot, 4, rnd(cpu) & 0x407);
+		wait(12);
+		pci_write(slot, 4, 7);
+		break;
+	case 2:
+		pci_write(slot, 0x10 + 4 * bar, ~0u);
+		pci_write(slot, 0x10 + 4 * bar, old);
+		break;
+	case 3:
+		/* Capabilities: MSI-X, power, a reset of the function. */
+		pci_write(slot, 0x40 + (below(cpu, 0xc0) & ~3u), rnd(cpu));
+		break;
+	case 4:
+		/* Back to where it was found, and working. */
+		pci_write(slot, 0x10, HOLE + below(cpu, passed_count) * PASSED_SIZE);
+		pci_write(slot, 0x14, 0);
+		pci_write(slot, 4, 7);
+		break;
+	default:
+		if (base < HOLE || base >= HOLE + HOLE_SIZE)
+			break;
+		if (pci_read(slot, 8) >> 8 == 0x010802 && below(cpu, 2))
+			return drive(cpu, base);
+		for (i = 0; i < 8; i++)
+			MEM32(base + (below(cpu, 0x2000) & ~3u)) = below(cpu, 2) ? iova(cpu) : rnd(cpu);
+	}
+}
+
 /* Role 2: where devices are, and their interrupts. */
 static void places(uint32_t cpu)
 {
 	struct device *d = any(cpu);
-	uint32_t bar = below(cpu, 6), old = pci_read(d->slot, 0x10 + 4 * bar), base;
+	uint32_t bar = below(cpu, 6), old, base;
 
+	if (passed_count && below(cpu, 2))
+		return meddle(cpu);
+	old = pci_read(d->slot, 0x10 + 4 * bar);
 	switch (below(cpu, 8)) {
 	case 0:
 		/* Somewhere, or where another is. */
@@ -426,7 +502,7 @@ static void act(uint32_t role, uint32_t cpu)
 
 static void say(uint8_t c) { outb(0x3f8, c); }
 
-static void die(uint32_t cpu)
+static void end(uint32_t cpu)
 {
 	struct { uint16_t limit; uint32_t base; } __attribute__((packed)) none = { 0, 0 };
 
@@ -437,6 +513,44 @@ static void die(uint32_t cpu)
 	__asm__ volatile("lidt %0; ud2" :: "m"(none));
 	for (;;)
 		;
+}
+
+static void write_msr(uint32_t index, uint32_t v) { __asm__ volatile("wrmsr" :: "c"(index), "a"(v), "d"(0)); }
+
+/* A guest's state (AMD64 Architecture Programmer's Manual, volume 2, appendix B), where a processor that runs it keeps its own, and a stack. */
+static uint8_t vmcb[4096] __attribute__((aligned(4096))), host_state[4096] __attribute__((aligned(4096))), nested_stack[4096];
+
+static void nested_end(void) { end(0); }
+
+static void segment(uint32_t at, uint32_t attributes)
+{
+	MEM32(at) = attributes << 16;
+	MEM32(at + 4) = ~0u;
+}
+
+/* Ends as a guest of itself, where the processor has SVM: who resets it finds a processor within a guest. */
+static void end_nested(uint32_t cpu)
+{
+	uint32_t at = (uint32_t)vmcb, i, a = 0x80000001u, b, c, d;
+
+	__asm__ volatile("cpuid" : "+a"(a), "=b"(b), "=c"(c), "=d"(d));
+	if (!(c & 4) || !below(cpu, 4))
+		end(cpu);
+	say('N');
+	write_msr(0xc0000080, 1 << 12);
+	write_msr(0xc0010117, (uint32_t)host_state);
+	/* VMRUN has to be intercepted; ID of the address space. */
+	MEM32(at + 0x10) = MEM32(at + 0x58) = 1;
+	for (i = 0; i < 6; i++)
+		segment(at + 0x400 + 16 * i, i == 1 ? 0xc9b : 0xc93);
+	MEM32(at + 0x4d0) = 1 << 12;
+	MEM32(at + 0x558) = 0x11;
+	MEM32(at + 0x570) = 2;
+	MEM32(at + 0x578) = (uint32_t)nested_end;
+	MEM32(at + 0x5d8) = (uint32_t)nested_stack + sizeof(nested_stack) - 16;
+	__asm__ volatile(".byte 0x0f, 0x01, 0xd8" :: "a"(at) : "memory");
+	/* Back, as one that shuts down is given back, or was refused. */
+	end(cpu);
 }
 
 void other(uint32_t cpu)
@@ -464,27 +578,39 @@ static void bring(void)
 	wait(26);
 }
 
+/* The next number of a text. */
+static uint32_t number(const char **text)
+{
+	const char *at = *text;
+	uint32_t v = 0;
+
+	while (*at && (*at < '0' || *at > '9'))
+		at++;
+	for (; *at >= '0' && *at <= '9'; at++)
+		v = v * 10 + (*at - '0');
+	*text = at;
+	return v;
+}
+
 void main_of_boot_cpu(const uint32_t *info)
 {
 	const char *text = (const char *)info[6];
-	uint32_t i, cpu, s = 0;
+	uint32_t cpu, seed = number(&text), quiet = number(&text);
 	uint64_t end;
 
-	for (i = 0; text && text[i] && text[i] != ' '; i++)
-		if (text[i] >= '0' && text[i] <= '9')
-			s = s * 10 + (text[i] - '0');
 	if (KEPT->magic != MAGIC) {
 		KEPT->magic = MAGIC;
 		KEPT->life = 0;
 		KEPT->ended_itself = 1;
 	}
 	KEPT->life++;
-	if (!KEPT->ended_itself)
-		wait(32);
+	if (!KEPT->ended_itself) {
+		say('Q');
+		wait(quiet);
+	}
 	KEPT->ended_itself = 0;
-	seed = s;
 	for (cpu = 0; cpu < MAX_CPUS; cpu++) {
-		state[cpu] = (s + 1) * 2654435761u ^ KEPT->life * 40503u ^ cpu * 0x9e3779b9u;
+		state[cpu] = (seed + 1) * 2654435761u ^ KEPT->life * 40503u ^ cpu * 0x9e3779b9u;
 		if (!state[cpu])
 			state[cpu] = 1;
 	}
@@ -500,5 +626,5 @@ void main_of_boot_cpu(const uint32_t *info)
 		if (next_cpu < MAX_CPUS && !below(0, 4))
 			act(next_cpu + below(0, MAX_CPUS - next_cpu), 0);
 	}
-	die(0);
+	end_nested(0);
 }

@@ -23,6 +23,7 @@ mod drive_metadata;
 mod failing_allocations;
 mod firmware;
 mod guest_module;
+mod hostile_guest;
 mod hotplug;
 mod inherited;
 mod intx;

@@ -14,12 +14,15 @@ use crate::kernel::GuestKernel;
 use crate::package;
 use crate::tools::Tools;
 
+/// The test of `vmm` whose guest means harm.
+const HOSTILE_GUEST: &str = "hostile_guest";
+
 impl Tools<'_> {
     /// Makes all that the tests need; returns the program that runs them.
     pub(super) fn prepare_integration(&self, options: &Options, out: &Path) -> Result<Command> {
         self.need_guest_packages()?;
         self.need_packages("checking images of disks, and making disks that fail", &["qemu-utils", "dmsetup"])?;
-        let targets = ["--bin", "carom-remote", "--test", "guest", "--test", "vfio_hardware"];
+        let targets = ["--bin", "carom-remote", "--test", "guest", "--test", "vfio_hardware", "--test", HOSTILE_GUEST];
         // At a time: where one links, the other compiles.
         let (carom, tests) = thread::scope(|scope| {
             let carom = scope.spawn(|| self.carom());
@@ -99,6 +102,11 @@ impl Tools<'_> {
         let mut command = Command::new(self.target_dir()?.join("debug/guest-tests"));
         command.arg(stage);
         for TestProgram { name, directory, executable } in programs {
+            if name == HOSTILE_GUEST {
+                // Not run by itself: a test with devices of the host starts it.
+                command.env("CAROM_HOSTILE_GUEST", executable);
+                continue;
+            }
             command.arg("--program").arg(name).arg(directory).arg(executable);
         }
         Ok(command)
