@@ -80,6 +80,9 @@ fn transfers() -> impl Strategy<Value = [(Transfer, [u8; 2]); 2]> {
 /// A page and permissions, at a place.
 type Mappings = BTreeMap<u8, (u8, u32)>;
 
+/// The pages that a transfer may have reached, and `None` if it may have reached none.
+type Reached = BTreeSet<Option<u8>>;
+
 /// What each device may reach.
 #[derive(Clone, Debug, Default)]
 struct Model {
@@ -96,11 +99,15 @@ impl Model {
         }
     }
 
-    /// The page that an endpoint reaches there with this permission.
-    fn page(&self, endpoint: usize, place: u8, transfer: Transfer) -> Option<u8> {
-        let needed = if transfer == Transfer::Load { 1 } else { 2 };
-        let (page, permissions) = *self.domains.get(&self.of[endpoint]?)?.get(&place)?;
-        (permissions & needed != 0).then_some(page)
+    /// The page that an endpoint reaches there, and whether it is read or written, or `None`. What is mapped for writing only may be read
+    /// too: not each IOMMU has such mappings (virtio 1.3, 5.13.6.5.2).
+    fn reached(&self, endpoint: usize, place: u8, transfer: Transfer) -> Reached {
+        let mapped = self.of[endpoint].and_then(|domain| self.domains[&domain].get(&place));
+        match (mapped, transfer) {
+            (Some((page, 1 | 3)), Transfer::Load) | (Some((page, 2 | 3)), Transfer::Store) => [Some(*page)].into(),
+            (Some((page, 2)), Transfer::Load) => [Some(*page), None].into(),
+            _ => [None].into(),
+        }
     }
 }
 
@@ -111,6 +118,8 @@ struct Oracle {
     model: Model,
     /// What each device may have in its buffer.
     buffers: [BTreeSet<u8>; 2],
+    /// Pages that were seen to change.
+    writes: u32,
 }
 
 fn iova(place: u8) -> u32 {
@@ -135,7 +144,7 @@ impl Oracle {
         engine.accept_features(engine.features());
         // What was there before the test.
         let buffers = array::from_fn(|_| (0..=u8::MAX).collect());
-        Self { edus: edus.map(Some), engine, ram, model: Model::default(), buffers }
+        Self { edus: edus.map(Some), engine, ram, model: Model::default(), buffers, writes: 0 }
     }
 
     fn edu(&self, endpoint: usize) -> &Edu {
@@ -226,26 +235,27 @@ impl Oracle {
             self.edu(endpoint).wait();
         }
         // It may have been before the step, or after it.
-        let reached: [[Option<u8>; 2]; 2] = array::from_fn(|endpoint| {
-            [&before, &self.model].map(|model| model.page(endpoint, places[endpoint], transfer))
+        let reached = array::from_fn(|endpoint| {
+            let models = [&before, &self.model];
+            models.into_iter().flat_map(|model| model.reached(endpoint, places[endpoint], transfer)).collect()
         });
         match transfer {
-            Transfer::Load => self.loaded(reached),
-            Transfer::Store => self.check_stored(reached),
+            Transfer::Load => self.loaded(&reached),
+            Transfer::Store => self.check_stored(&reached),
         }
     }
 
-    fn loaded(&mut self, reached: [[Option<u8>; 2]; 2]) {
+    fn loaded(&mut self, reached: &[Reached; 2]) {
         for (buffer, reached) in self.buffers.iter_mut().zip(reached) {
             let had = std::mem::take(buffer);
-            buffer.extend(reached.into_iter().flatten().map(|page| page + 1));
+            buffer.extend(reached.iter().flatten().map(|page| page + 1));
             if reached.contains(&None) {
                 buffer.extend(had.into_iter().chain(NOTHING));
             }
         }
     }
 
-    fn check_stored(&mut self, reached: [[Option<u8>; 2]; 2]) {
+    fn check_stored(&mut self, reached: &[Reached; 2]) {
         for page in 0..PAGES {
             let mut data = [0; 4096];
             self.ram.slice(u64::from(page) * PAGE, PAGE).unwrap().copy_to(&mut data);
@@ -255,11 +265,13 @@ impl Oracle {
             let writers: Vec<usize> = (0..2).filter(|endpoint| reached[*endpoint].contains(&Some(page))).collect();
             let is_known = |endpoint: &usize| self.buffers[*endpoint].contains(&first);
             assert!(first == own || writers.iter().any(is_known), "page {page} holds {first} by {writers:?}: {self:?}");
+            self.writes += u32::from(first != own);
             // Whoever was to write, whenever it did.
-            let surely = writers.iter().any(|endpoint| reached[*endpoint] == [Some(page); 2]);
+            let is_sure = |endpoint: &usize| reached[*endpoint].len() == 1;
+            let surely = writers.iter().any(is_sure);
             assert!(!surely || first != own || writers.iter().any(is_known), "page {page} was not written: {self:?}");
             if let [only] = writers[..]
-                && reached[only] == [Some(page); 2]
+                && is_sure(&only)
             {
                 self.buffers[only] = BTreeSet::from([first]);
             }
@@ -284,19 +296,14 @@ fn devices_reach_what_is_mapped_for_them_and_nothing_else_whatever_happens_meanw
     let mut runner = TestRunner::new_with_rng(ProptestConfig::default(), rng);
     let strategy = (step(), transfers());
     let mut oracle = Oracle::open();
-    let mut stored = 0;
     for number in 0..variable("CAROM_ORACLE_STEPS", STEPS) {
         let (step, transfers) = strategy.new_tree(&mut runner).unwrap().current();
         eprintln!("{number}: {step:?} {transfers:?}");
         for ((transfer, places), step) in transfers.into_iter().zip([Some(&step), None]) {
             oracle.transfer(transfer, places, step);
-            let writes = |endpoint| {
-                transfer == Transfer::Store && oracle.model.page(endpoint, places[endpoint], transfer).is_some()
-            };
-            stored += (0..2usize).filter(|endpoint| writes(*endpoint)).count();
         }
     }
     let counters = oracle.engine.counters();
     assert_eq!((counters.stuck_ranges, counters.host_errors), (0, 0));
-    assert!(stored > 0, "nothing was ever reached");
+    assert!(oracle.writes > 0, "nothing was ever reached");
 }
