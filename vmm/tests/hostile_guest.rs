@@ -37,6 +37,8 @@ const OPERATION: Duration = Duration::from_secs(10);
 const QUESTION: Duration = Duration::from_secs(1);
 /// Bounds of what the program holds. The guest has 64 MiB.
 const DESCRIPTORS: usize = 150;
+/// More for each device of the host: a drive of the rig has 65 vectors.
+const DESCRIPTORS_OF_A_DEVICE: usize = 80;
 const THREADS: usize = 60;
 const MAPPINGS: usize = 1000;
 /// AddressSanitizer keeps back 256 MiB of what was freed, and an eighth of all for its notes.
@@ -94,16 +96,20 @@ fn build(dir: &Path) -> Option<PathBuf> {
     Some(kernel)
 }
 
-/// Arguments for the devices of the host, behind the virtio-iommu.
+/// Addresses of the devices of the host that the guest gets.
 fn devices() -> Vec<String> {
     let named = env::var("CAROM_HOSTILE_DEVICES").unwrap_or_default();
-    let names: Vec<&str> = named.split(',').filter(|name| !name.is_empty()).collect();
-    if names.is_empty() {
+    named.split(',').filter(|name| !name.is_empty()).map(Into::into).collect()
+}
+
+/// Arguments for these, behind the virtio-iommu.
+fn device_arguments() -> Vec<String> {
+    let devices = devices();
+    if devices.is_empty() {
         return Vec::new();
     }
-    let devices = names.iter().map(|name| format!("path=/sys/bus/pci/devices/{name},iommu=on"));
     let mut arguments = vec!["--device".into()];
-    arguments.extend(devices);
+    arguments.extend(devices.iter().map(|name| format!("path=/sys/bus/pci/devices/{name},iommu=on")));
     if env::var("CAROM_IOMMUFD").is_ok_and(|value| value == "on") {
         arguments.extend(["--platform".into(), "iommufd=on".into()]);
     }
@@ -139,7 +145,7 @@ impl Carom {
             .args(["--balloon", "size=0", "--vsock", &format!("cid=3,socket={}", file("vsock"))])
             .args(["--iommu-bounce", "size=8M", "--serial", &format!("file={}", file("serial"))])
             .args(["--api-socket", &file("api.sock"), "--event-monitor", &format!("path={}", file("events"))])
-            .args(devices())
+            .args(device_arguments())
             .args(if cfg!(careful) { &["--seccomp", "false"][..] } else { &[] })
             .stdin(Stdio::null())
             .stderr(File::create(path("log")).unwrap())
@@ -184,7 +190,8 @@ impl Carom {
     fn check_bounds(&self) {
         let count = |name: &str| fs::read_dir(self.proc(name)).unwrap().count();
         let (descriptors, threads) = (count("fd"), count("task"));
-        assert!(descriptors <= DESCRIPTORS && threads <= THREADS, "{descriptors} descriptors, {threads} threads");
+        let most = DESCRIPTORS + DESCRIPTORS_OF_A_DEVICE * devices().len();
+        assert!(descriptors <= most && threads <= THREADS, "{descriptors} descriptors, {threads} threads");
         let mappings = fs::read_to_string(self.proc("maps")).unwrap().lines().count();
         assert!(mappings <= MAPPINGS, "{mappings} mappings");
         let status = fs::read_to_string(self.proc("status")).unwrap();
@@ -260,11 +267,10 @@ fn attack(seed: u32, time: Duration) -> Option<()> {
     }
     questions.sort_unstable();
     let slow = questions[questions.len() * 99 / 100];
-    let serial = carom.serial();
-    let (lives, nested) = (serial.matches('L').count(), serial.matches('N').count());
+    let lives = carom.serial().matches('L').count();
     let (maps, failed) = (carom.total("requests_map"), carom.total("failed_map"));
     eprintln!(
-        "seed {seed}: {lives} lives, {nested} of which ended as a guest's guest, {maps} MAPs of which {failed} failed, at most \
+        "seed {seed}: {lives} lives, {maps} MAPs of which {failed} failed, at most \
          {pinned} bytes pinned, {looks} looks after a reset, {} questions, p99 {slow:?}",
         questions.len()
     );
@@ -273,9 +279,6 @@ fn attack(seed: u32, time: Duration) -> Option<()> {
     assert!(slow < if has_devices { OPERATION } else { QUESTION }, "p99 of vm.info: {slow:?}");
     // It did what it is for.
     assert!(lives > 1 && maps > failed, "{lives} lives, {maps} MAPs");
-    // Three in four of those that it ends itself, and the test ends some.
-    let can_nest = fs::read_to_string("/proc/cpuinfo").unwrap().split_whitespace().any(|flag| flag == "svm");
-    assert!(nested > 0 || lives < 8 || !can_nest, "{lives} lives, none ended as a guest's guest");
     assert!(pinned > 0 || !has_devices, "nothing was pinned");
     carom.put("vm.shutdown");
     carom.put("vm.boot");

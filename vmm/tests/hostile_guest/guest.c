@@ -502,7 +502,7 @@ static void act(uint32_t role, uint32_t cpu)
 
 static void say(uint8_t c) { outb(0x3f8, c); }
 
-static void end(uint32_t cpu)
+static void die(uint32_t cpu)
 {
 	struct { uint16_t limit; uint32_t base; } __attribute__((packed)) none = { 0, 0 };
 
@@ -513,44 +513,6 @@ static void end(uint32_t cpu)
 	__asm__ volatile("lidt %0; ud2" :: "m"(none));
 	for (;;)
 		;
-}
-
-static void write_msr(uint32_t index, uint32_t v) { __asm__ volatile("wrmsr" :: "c"(index), "a"(v), "d"(0)); }
-
-/* A guest's state (AMD64 Architecture Programmer's Manual, volume 2, appendix B), where a processor that runs it keeps its own, and a stack. */
-static uint8_t vmcb[4096] __attribute__((aligned(4096))), host_state[4096] __attribute__((aligned(4096))), nested_stack[4096];
-
-static void nested_end(void) { end(0); }
-
-static void segment(uint32_t at, uint32_t attributes)
-{
-	MEM32(at) = attributes << 16;
-	MEM32(at + 4) = ~0u;
-}
-
-/* Ends as a guest of itself, where the processor has SVM: who resets it finds a processor within a guest. */
-static void end_nested(uint32_t cpu)
-{
-	uint32_t at = (uint32_t)vmcb, i, a = 0x80000001u, b, c, d;
-
-	__asm__ volatile("cpuid" : "+a"(a), "=b"(b), "=c"(c), "=d"(d));
-	if (!(c & 4) || !below(cpu, 4))
-		end(cpu);
-	say('N');
-	write_msr(0xc0000080, 1 << 12);
-	write_msr(0xc0010117, (uint32_t)host_state);
-	/* VMRUN has to be intercepted; ID of the address space. */
-	MEM32(at + 0x10) = MEM32(at + 0x58) = 1;
-	for (i = 0; i < 6; i++)
-		segment(at + 0x400 + 16 * i, i == 1 ? 0xc9b : 0xc93);
-	MEM32(at + 0x4d0) = 1 << 12;
-	MEM32(at + 0x558) = 0x11;
-	MEM32(at + 0x570) = 2;
-	MEM32(at + 0x578) = (uint32_t)nested_end;
-	MEM32(at + 0x5d8) = (uint32_t)nested_stack + sizeof(nested_stack) - 16;
-	__asm__ volatile(".byte 0x0f, 0x01, 0xd8" :: "a"(at) : "memory");
-	/* Back, as one that shuts down is given back, or was refused. */
-	end(cpu);
 }
 
 void other(uint32_t cpu)
@@ -626,5 +588,5 @@ void main_of_boot_cpu(const uint32_t *info)
 		if (next_cpu < MAX_CPUS && !below(0, 4))
 			act(next_cpu + below(0, MAX_CPUS - next_cpu), 0);
 	}
-	end_nested(0);
+	die(0);
 }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest that means harm and has devices of the host behind the virtio-iommu: the test of `vmm` with such a guest, which looks after
-//! each reset that nothing is pinned but chunks that are parked. It has a drive and QEMU's edu device.
+//! each reset that nothing is pinned but chunks that are parked. It has two drives: QEMU's edu device, told to copy out of its bounds, takes
+//! the emulated machine down.
 
 use std::process::Command;
 
 use carom_integration::harness::{guest_test, tell};
 use carom_integration::host_memory::DmaMemory;
 
-use crate::support::{SITE, required};
+use crate::support::SITE;
 
 /// Has guests of these seeds act for so many seconds each.
 fn attack(seeds: &str, seconds: u32) {
     let before = DmaMemory::now().unwrap();
     let program = SITE.hostile_guest.as_ref().expect("the test of a hostile guest (CAROM_HOSTILE_GUEST)");
-    let edu = required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)");
     let output = Command::new(program)
         .arg("--nocapture")
         .env("CAROM_BIN", &SITE.carom)
-        .env("CAROM_HOSTILE_DEVICES", format!("{},{edu}", SITE.nvme[0]))
+        .env("CAROM_HOSTILE_DEVICES", SITE.nvme.join(","))
         .env("CAROM_HOSTILE_SEEDS", seeds)
         .env("CAROM_HOSTILE_SECONDS", seconds.to_string())
         .output()
@@ -32,12 +32,12 @@ fn attack(seeds: &str, seconds: u32) {
     before.wait_until_back().unwrap();
 }
 
-#[guest_test(needs(Edu))]
+#[guest_test(needs(SecondDrive))]
 fn nothing_but_parked_chunks_is_pinned_after_resets_of_a_hostile_guest() {
     attack("1", 30);
 }
 
-#[guest_test(needs(Edu), slow = "the same for longer", by_iommufd)]
+#[guest_test(needs(SecondDrive), slow = "the same for longer", by_iommufd)]
 fn nothing_but_parked_chunks_is_pinned_after_resets_of_a_hostile_guest_for_a_minute() {
     attack("2,3", 60);
 }
