@@ -4,7 +4,9 @@
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use carom_integration::Site;
 use carom_integration::harness::{guest_test, tell};
+use serde_json::Value;
 
 use crate::support::SITE;
 use crate::support::debian::{Debian, Network};
@@ -85,6 +87,38 @@ fn stock_debian_works_with_its_devices_behind_the_iommu() {
     let groups =
         debian.run("ls -d /sys/kernel/iommu_groups/*/devices/* | wc -l; cat /sys/kernel/iommu_groups/*/type | sort -u");
     assert_eq!(groups, "3\nDMA\n");
+    debian.leave("poweroff");
+    assert!(debian.wait().success());
+}
+
+#[guest_test(
+    needs(Distribution),
+    slow = "three minutes; small guests bounce what their disks, network cards and drives do"
+)]
+fn debian_with_a_patched_kernel_bounces_what_its_devices_do() {
+    let net = "10.77.64";
+    let _network = Network::start("carom-d4", net);
+    let drive = format!("path={},iommu=on", Site::sysfs(&SITE.nvme[0]).display());
+    let options = ["--rng", "src=/dev/urandom,iommu=on", "--device", &drive, "--iommu-bounce", "size=64M"];
+    let mut debian = Debian::start_patched("carom-d4", &options);
+    debian.log_in();
+    works(&mut debian, net);
+
+    // A file system on the drive, which is passed through: what is written is there after it was mounted anew.
+    debian.run("mkfs.ext4 -q -F /dev/nvme0n1 && mount /dev/nvme0n1 /mnt && head -c 48M /dev/urandom >/root/bytes");
+    let before = debian.iommu_counters();
+    debian.run("cp /root/bytes /mnt && umount /mnt && mount /dev/nvme0n1 /mnt && cmp /root/bytes /mnt/bytes");
+    debian
+        .run("for i in $(seq 200); do echo $i >/mnt/$i; sync /mnt/$i; done; umount /mnt && fsck.ext4 -fn /dev/nvme0n1");
+    let after = debian.iommu_counters();
+    let count = |counters: &Value, name: &str| counters[name].as_u64().unwrap_or_else(|| panic!("{name}: {counters}"));
+    let maps = count(&after, "requests_map") - count(&before, "requests_map");
+    tell(&format!("{maps} MAPs, {} bytes pinned at most", count(&after, "peak_pinned_bytes")));
+    assert!(count(&after, "window_bytes") > 0, "{after}");
+    // Files are written and read in pieces that are larger than what bounces; two hundred small ones cost nothing.
+    assert!(maps < 1500, "{after}");
+    assert!(count(&after, "peak_pinned_bytes") < 128 << 20, "RAM is not pinned: {after}");
+    assert_eq!(count(&after, "faults"), 0, "{after}");
     debian.leave("poweroff");
     assert!(debian.wait().success());
 }

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::{STORAGE_DAEMON, VIRTIOFSD, guest_test};
+use carom_integration::workload;
 use serde_json::{Value, json};
 
-use crate::api::BOOT_TIME;
+use crate::api::{BOOT_TIME, command_line};
 use crate::hotplug::{create, put, wait_gone};
 use crate::support::{MIB, SITE};
 
@@ -206,4 +207,57 @@ sleep 1000
     let mut bytes = vec![0; wanted.len()];
     File::open(&image).unwrap().read_exact_at(&mut bytes, NUMBERS_AT * MIB).unwrap();
     assert!(bytes == wanted, "what the guest wrote is not in the image");
+}
+
+/// A disk behind the virtio-iommu, of the tests' own server: sound in sizes from a sector to 1 MiB, in a guest with these options.
+fn works_behind_the_iommu(cmdline: &str, bounce: &Value) -> Value {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));
+    File::create_new(&image).unwrap().set_len(64 * MIB).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_device-server"));
+    command.arg("--socket").arg(&socket).arg("--disk").arg(&image).arg("--iommu").stdin(Stdio::null());
+    let _server = Server::start(&mut command, &socket);
+    let verify = workload::fio_verify_on("/dev/vda", 16, 32);
+    let job = format!(
+        "{verify}seq 1 {COUNT} | dd of=/dev/vda bs=1M seek={NUMBERS_AT} iflag=fullblock oflag=direct conv=sync 2>/dev/null
+dd if=/dev/vda bs=1M skip={NUMBERS_AT} count=8 iflag=direct 2>/dev/null | head -n {COUNT} >/tmp/read
+seq 1 {COUNT} | cmp - /tmp/read && echo CAROM-SAME
+sleep 1000
+"
+    );
+    let vmm = ApiVmm::start(&SITE, &job).unwrap();
+    let disk = json!({"vhost_user": true, "vhost_socket": socket, "num_queues": 2, "id": "disk", "iommu": true});
+    let cmdline = format!("{} iommu.strict=1 {cmdline}", command_line());
+    let mut vm = json!({
+        "disks": [disk],
+        "memory": {"size": 512 * MIB, "shared": true},
+        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": cmdline},
+    });
+    if !bounce.is_null() {
+        vm["iommu_bounce"] = bounce.clone();
+    }
+    create(&vmm, vm);
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-SAME", 1, BOOT_TIME).unwrap();
+    assert!(vmm.console().contains(&format!("CAROM-VERIFY 0 {}\n", 16 * MIB)), "{}", vmm.console());
+    let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
+    assert_eq!((&counters["_iommu"]["faults"], &counters["disk"]["server_losses"]), (&json!(0), &json!(0)));
+    let wanted = numbers(1, COUNT);
+    let mut bytes = vec![0; wanted.len()];
+    File::open(&image).unwrap().read_exact_at(&mut bytes, NUMBERS_AT * MIB).unwrap();
+    assert!(bytes == wanted, "what the guest wrote is not in the image");
+    counters["_iommu"].clone()
+}
+
+#[guest_test(slow = "a card of a server behind the IOMMU has the messages, and unit tests what is refused")]
+fn disk_of_a_server_behind_the_iommu_uses_mappings_or_a_window() {
+    let strict = works_behind_the_iommu("", &Value::Null);
+    assert!(strict["requests_unmap"].as_u64().unwrap() > 300, "each buffer is unmapped: {strict}");
+    let bounce = works_behind_the_iommu("iommu.bounce=all", &json!({"size": 64 * MIB}));
+    assert!(bounce["window_bytes"].as_u64().unwrap() > 0, "{bounce}");
+    // What is larger than a slot is mapped: 2 MiB of numbers, and little of the rest.
+    assert!(
+        bounce["requests_map"].as_u64() < strict["requests_map"].as_u64().map(|maps| maps / 2),
+        "{bounce} {strict}"
+    );
 }

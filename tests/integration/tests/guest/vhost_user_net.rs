@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Network cards whose packets another process moves (vhost-user): `net-server`, between the guest's queues and a tap interface.
+//! Network cards whose packets another process moves (vhost-user): `device-server`, between the guest's queues and a tap interface.
 
 use std::fs::File;
 use std::path::Path;
@@ -18,8 +18,8 @@ use crate::support::{MIB, SITE};
 use crate::vhost_user::Server;
 
 /// The server on `tap`, which stays when the server goes.
-fn net_server(tap: &File, socket: &Path, options: &[&str]) -> Server {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_net-server"));
+fn card_server(tap: &File, socket: &Path, options: &[&str]) -> Server {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_device-server"));
     command.arg("--socket").arg(socket).args(options).stdin(tap.try_clone().unwrap());
     Server::start(&mut command, socket)
 }
@@ -48,7 +48,7 @@ fn card_of_a_server_works_goes_on_with_the_next_one_and_comes_again() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("net.sock");
     let tap = open_tap("caromserved", "10.77.8.1");
-    let server = net_server(&tap, &socket, &["--queues", "4"]);
+    let server = card_server(&tap, &socket, &["--queues", "4"]);
     let vmm = ApiVmm::start(&SITE, &job("10.77.8", TRAFFIC).replace("nc -w 60", "nc -w 10")).unwrap();
     let card = json!({"vhost_user": true, "vhost_socket": socket, "num_queues": 4, "id": "card"});
     let memory = json!({"size": 512 * MIB, "shared": true});
@@ -63,7 +63,7 @@ fn card_of_a_server_works_goes_on_with_the_next_one_and_comes_again() {
     wait_for_traffic(&vmm, 2);
 
     drop(server);
-    let _server = net_server(&tap, &socket, &["--queues", "4"]);
+    let _server = card_server(&tap, &socket, &["--queues", "4"]);
     let start = Instant::now();
     while counter(&vmm, "card", "server_connections") < 2 {
         assert!(start.elapsed() < Duration::from_secs(20), "the next server has not been found");
@@ -88,7 +88,7 @@ const BYTES: usize = 512 * 1024;
 fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value) -> (ApiVmm, Server) {
     let socket = dir.join("net.sock");
     let tap = open_tap("caromiommu", &format!("{address}.1"));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_net-server"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_device-server"));
     command.arg("--socket").arg(&socket).arg("--iommu").args(options).stdin(tap);
     command.stdout(File::create(dir.join("said")).unwrap());
     let server = Server::start(&mut command, &socket);

@@ -15,7 +15,7 @@ use carom_integration::harness::tell;
 use carom_tools::checkout;
 use carom_tools::distribution::Distribution;
 use carom_tools::firmware::Firmware;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::SITE;
@@ -78,6 +78,16 @@ impl Debian {
         boot.push(format!("console=ttyS0 {} quiet iommu.strict=1", Distribution::ROOT).into());
         boot.extend(["--net".into(), format!("tap={tap}{more}").into()]);
         Self::launch(&files.disk, Some(1 << 30), boot, more, &[&["--cpus", "boot=1"], options].concat())
+    }
+
+    /// Starts it with the guest kernel, which has [the patch](../../../../docs/guest-patch.md) and needs no initrd; all devices bounce, and are
+    /// behind the virtio-iommu.
+    pub(crate) fn start_patched(tap: &str, options: &[&str]) -> Self {
+        let files = Distribution::in_directory(SITE.distribution.as_ref().unwrap());
+        let mut boot: Vec<OsString> = vec!["--kernel".into(), SITE.kernel_elf.clone().into(), "--cmdline".into()];
+        boot.push(format!("console=ttyS0 {} quiet iommu.strict=1 iommu.bounce=all", Distribution::ROOT).into());
+        boot.extend(["--net".into(), format!("tap={tap},iommu=on").into()]);
+        Self::launch(&files.disk, Some(1 << 30), boot, ",iommu=on", &[&["--cpus", "boot=1"], options].concat())
     }
 
     /// Starts it by firmware, and a copy of the image of a disk with a boot loader. `more` goes to the disk.
@@ -159,6 +169,14 @@ impl Debian {
 
     pub(crate) fn api(&self) -> PathBuf {
         self.dir.path().join("api")
+    }
+
+    /// What `vm.counters` says of the virtio-iommu.
+    pub(crate) fn iommu_counters(&self) -> Value {
+        let (status, answer) = exchange(&self.api(), "GET", "/api/v1/vm.counters", None).unwrap();
+        assert_eq!(status, 200, "{answer}");
+        let counters: Value = serde_json::from_str(&answer).unwrap();
+        counters["_iommu"].clone()
     }
 
     fn shown(&self) -> String {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vhost-user server of a network card, for tests of the front end: it moves packets between the queues and a tap interface of the
-//! host. One thread does it all, and nothing in it waits for the front end.
+//! A vhost-user server of a network card or a disk, for tests of the front end: between the queues and a tap interface of the host, or a
+//! file. One thread does it all, and nothing in it waits for the front end.
 
+mod card;
+mod device;
+mod disk;
 mod iotlb;
 mod memory;
 mod protocol;
@@ -17,15 +20,20 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use rustix::fs::{OFlags, fcntl_setfl};
 
+use crate::card::Card;
+use crate::device::Device;
 use crate::session::{Manner, Session};
 
 /// Serves a network card by vhost-user, to one client after the other, until it is killed. Standard input is the tap interface, which has
-/// headers of 10 bytes (IFF_VNET_HDR).
+/// headers of 10 bytes (IFF_VNET_HDR). With --disk it serves a disk.
 #[derive(Debug, Parser)]
 struct Options {
     /// Socket to listen on
     #[arg(long, value_name = "FILE")]
     socket: PathBuf,
+    /// Image of the disk to serve
+    #[arg(long, value_name = "FILE")]
+    disk: Option<PathBuf>,
     /// Queues that it has; packets for the guest go to the first pair
     #[arg(long, value_name = "N", default_value_t = 2)]
     queues: u16,
@@ -40,22 +48,30 @@ struct Options {
     never_confirm: bool,
 }
 
-fn serve(options: &Options) -> Result<()> {
+fn device(options: &Options) -> Result<Device> {
+    if let Some(path) = &options.disk {
+        let image = File::options().read(true).write(true).open(path);
+        return image.map(Device::Disk).with_context(|| format!("opening {}", path.display()));
+    }
     let tap = File::from(rustix::io::dup(rustix::stdio::stdin())?);
     fcntl_setfl(&tap, OFlags::RDWR | OFlags::NONBLOCK).context("having reads of the interface not wait")?;
+    Ok(Device::Card(Card::new(tap)))
+}
+
+fn serve(options: &Options) -> Result<()> {
     let listener =
         UnixListener::bind(&options.socket).with_context(|| format!("listening on {}", options.socket.display()))?;
     let manner = Manner { iommu: options.iommu, probe: options.probe, confirms: !options.never_confirm };
     loop {
         let (socket, _) = listener.accept().context("taking a connection")?;
-        if let Err(error) = Session::new(socket, tap.try_clone()?, options.queues, manner).serve() {
-            eprintln!("net-server: {error:#}");
+        if let Err(error) = Session::new(socket, device(options)?, options.queues, manner).serve() {
+            eprintln!("device-server: {error:#}");
         }
     }
 }
 
 fn main() -> ExitCode {
     let Err(error) = serve(&Options::parse()) else { return ExitCode::SUCCESS };
-    eprintln!("net-server: {error:#}");
+    eprintln!("device-server: {error:#}");
     ExitCode::FAILURE
 }

@@ -31,6 +31,7 @@ pub(crate) mod request {
     pub(crate) const SET_VRING_ENABLE: u32 = 18;
     pub(crate) const SET_BACKEND_REQ_FD: u32 = 21;
     pub(crate) const IOTLB_MSG: u32 = 22;
+    pub(crate) const GET_CONFIG: u32 = 24;
     pub(crate) const GET_MAX_MEM_SLOTS: u32 = 36;
     pub(crate) const ADD_MEM_REG: u32 = 37;
     pub(crate) const REM_MEM_REG: u32 = 38;

@@ -49,6 +49,14 @@ impl Ring {
         self.is_enabled && self.kick.is_some() && self.size != 0
     }
 
+    /// Has the ring looked at again, as if the driver had kicked.
+    pub(crate) fn kick_again(&mut self) {
+        if let Some(kick) = &mut self.kick {
+            // It fails where the event is full, and then the ring is looked at.
+            let _ = kick.write(&1u64.to_ne_bytes());
+        }
+    }
+
     /// The next chain, if there is one. It stays the next one until it is used.
     pub(crate) fn chain(&self, memory: &Memory) -> Result<Option<Chain>, Fault> {
         if memory.short(self.available + 2)? == self.next {

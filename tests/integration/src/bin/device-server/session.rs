@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A connection to a front end, and the packets that pass meanwhile.
+//! A connection to a front end, and the device's work meanwhile.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::device::Device;
 use crate::iotlb::{self, Iotlb, READ, Told};
 use crate::memory::{Fault, Memory};
 use crate::protocol::{self, BACKEND_IOTLB_MSG, Message, request};
 use crate::ring::Ring;
 
-/// `VIRTIO_F_VERSION_1`, `VHOST_USER_F_PROTOCOL_FEATURES`, and `VIRTIO_NET_F_CSUM`: the interface finishes checksums.
-const FEATURES: u64 = 1 << 32 | 1 << 30 | 1;
+/// `VIRTIO_F_VERSION_1`, `VHOST_USER_F_PROTOCOL_FEATURES`.
+const FEATURES: u64 = 1 << 32 | 1 << 30;
 /// `MQ`, `REPLY_ACK`, `CONFIGURE_MEM_SLOTS`.
 const PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 15;
 /// `VIRTIO_F_ACCESS_PLATFORM`, where addresses are translated, and `BACKEND_REQ`, by which it asks for them.
@@ -23,14 +23,6 @@ const ACCESS_PLATFORM: u64 = 1 << 33;
 const BACKEND_REQ: u64 = 1 << 5;
 /// Most regions of memory.
 const REGIONS: u64 = 64;
-/// Bytes before each packet of the guest, the number of buffers last.
-const HEADER: usize = 12;
-/// Bytes before each packet of the interface: the same without that number.
-const TAP_HEADER: usize = 10;
-/// Most bytes of a packet.
-const PACKET: usize = 65536;
-/// Packets of a queue at a time.
-const AT_ONCE: usize = 64;
 
 /// What the server does.
 #[derive(Clone, Copy, Debug)]
@@ -49,38 +41,34 @@ pub(crate) struct Session {
     socket: UnixStream,
     /// Where it asks for translations.
     channel: Option<UnixStream>,
-    /// What it has asked for, an address and an access. Until the answer comes, no packet moves.
+    /// What it has asked for, an address and an access. Until the answer comes, the device rests.
     asked: Option<(u64, u8)>,
-    tap: File,
+    device: Device,
     memory: Memory,
     rings: Vec<Ring>,
-    /// A packet of the interface that has no buffer yet, with the guest's header.
-    waiting: Option<Vec<u8>>,
 }
 
 impl Session {
     /// With so many queues.
-    pub(crate) fn new(socket: UnixStream, tap: File, queues: u16, manner: Manner) -> Self {
+    pub(crate) fn new(socket: UnixStream, device: Device, queues: u16, manner: Manner) -> Self {
         let rings = (0..queues).map(|_| Ring::default()).collect();
-        Self { manner, socket, channel: None, asked: None, tap, memory: Memory::default(), rings, waiting: None }
+        Self { manner, socket, channel: None, asked: None, device, memory: Memory::default(), rings }
     }
 
     /// Serves the front end until it goes.
     pub(crate) fn serve(mut self) -> Result<()> {
         loop {
-            let wants_packets =
-                self.waiting.is_none() && self.asked.is_none() && self.rings.first().is_some_and(Ring::runs);
-            let (tap, socket) = (self.tap.as_fd(), self.socket.as_fd());
+            let socket = self.socket.as_fd();
             let mut files = vec![PollFd::new(&socket, PollFlags::IN)];
-            files.push(PollFd::new(&tap, if wants_packets { PollFlags::IN } else { PollFlags::empty() }));
             files.extend(self.channel.iter().map(|channel| PollFd::new(channel, PollFlags::IN)));
-            let answered = files.len() - 1;
+            let source = self.device.source(&self.rings).filter(|_| self.asked.is_none());
+            files.extend(source.iter().map(|source| PollFd::new(source, PollFlags::IN)));
             files.extend(
                 self.rings.iter().filter_map(|ring| ring.kick.as_ref()).map(|kick| PollFd::new(kick, PollFlags::IN)),
             );
             poll(&mut files, None)?;
             let came = !files[0].revents().is_empty();
-            let answered = answered == 2 && !files[answered].revents().is_empty();
+            let answered = self.channel.is_some() && !files[1].revents().is_empty();
             if came {
                 let Some(message) = protocol::receive(&self.socket)? else { return Ok(()) };
                 self.answer(message)?;
@@ -93,7 +81,7 @@ impl Session {
                 let _ = kick.read(&mut [0; 8]);
             }
             if self.asked.is_none() {
-                self.move_packets()?;
+                self.work()?;
             }
         }
     }
@@ -119,15 +107,8 @@ impl Session {
         Ok(())
     }
 
-    fn move_packets(&mut self) -> Result<()> {
-        let Self { memory, rings, tap, waiting, .. } = self;
-        let moved = (|| {
-            for ring in rings.iter_mut().skip(1).step_by(2) {
-                transmit(ring, memory, tap)?;
-            }
-            rings.first_mut().map_or(Ok(()), |ring| receive(ring, memory, tap, waiting))
-        })();
-        match moved {
+    fn work(&mut self) -> Result<()> {
+        match self.device.work(&mut self.rings, &self.memory) {
             Ok(()) => Ok(()),
             Err(Fault::Unknown(address, access)) => self.ask(address, access),
             Err(Fault::Denied(address)) => bail!("the driver names {address:#x}, where no memory is"),
@@ -138,10 +119,15 @@ impl Session {
         let number = |value: u64| Some(value.to_ne_bytes().to_vec());
         let (request, needs_reply) = (message.request, message.needs_reply);
         let payload = match request {
-            request::GET_FEATURES => number(FEATURES | if self.manner.iommu { ACCESS_PLATFORM } else { 0 }),
-            request::GET_PROTOCOL_FEATURES => {
-                number(PROTOCOL_FEATURES | if self.manner.iommu { BACKEND_REQ } else { 0 })
+            request::GET_FEATURES => {
+                let translates = if self.manner.iommu { ACCESS_PLATFORM } else { 0 };
+                number(FEATURES | self.device.features() | translates)
             }
+            request::GET_PROTOCOL_FEATURES => {
+                let channel = if self.manner.iommu { BACKEND_REQ } else { 0 };
+                number(PROTOCOL_FEATURES | self.device.protocol_features() | channel)
+            }
+            request::GET_CONFIG => Some(config(&message, &self.device.config(self.rings.len())?)?),
             request::IOTLB_MSG => {
                 let iotlb = self.memory.iotlb.as_mut().context("there are no translations")?;
                 let told = iotlb.take(&message)?;
@@ -221,56 +207,9 @@ fn region(message: &Message, place: usize) -> Result<[u64; 4]> {
     Ok(fields)
 }
 
-/// Takes packets of the guest to the interface.
-fn transmit(ring: &mut Ring, memory: &Memory, mut tap: &File) -> Result<(), Fault> {
-    for _ in 0..AT_ONCE {
-        let Some(chain) = ring.runs().then(|| ring.chain(memory)).transpose()?.flatten() else { return Ok(()) };
-        let mut packet = Vec::new();
-        for part in chain.parts.iter().filter(|part| !part.is_writable) {
-            let from = packet.len();
-            packet.resize((from + part.len as usize).min(HEADER + PACKET), 0);
-            memory.read(part.address, &mut packet[from..])?;
-        }
-        ring.put_used(memory, &chain, 0)?;
-        if let (Some(header), Some(data)) = (packet.get(..TAP_HEADER), packet.get(HEADER..)) {
-            // What the interface does not take is lost, as on a wire.
-            let _ = tap.write(&[header, data].concat());
-        }
-    }
-    // The rest as soon as messages had their turn.
-    ring.kick.iter_mut().for_each(|kick| _ = kick.write(&1u64.to_ne_bytes()));
-    Ok(())
-}
-
-/// Takes packets of the interface to the guest. One that finds no buffer waits, and others in the interface.
-fn receive(ring: &mut Ring, memory: &Memory, mut tap: &File, waiting: &mut Option<Vec<u8>>) -> Result<(), Fault> {
-    for _ in 0..AT_ONCE {
-        if !ring.runs() {
-            return Ok(());
-        }
-        if waiting.is_none() {
-            let mut packet = vec![0; HEADER + PACKET];
-            let len = match tap.read(&mut packet[HEADER - TAP_HEADER..]) {
-                Ok(len) if len >= TAP_HEADER => len,
-                Err(error) if error.kind() != ErrorKind::WouldBlock => continue,
-                _ => return Ok(()),
-            };
-            packet.truncate(HEADER - TAP_HEADER + len);
-            // The header first, then one buffer.
-            packet.copy_within(HEADER - TAP_HEADER..HEADER, 0);
-            packet[TAP_HEADER..HEADER].copy_from_slice(&1u16.to_le_bytes());
-            *waiting = Some(packet);
-        }
-        let Some(packet) = waiting else { return Ok(()) };
-        let Some(chain) = ring.chain(memory)? else { return Ok(()) };
-        let mut done = 0;
-        for part in chain.parts.iter().filter(|part| part.is_writable) {
-            let len = (packet.len() - done).min(part.len as usize);
-            memory.write(part.address, &packet[done..done + len])?;
-            done += len;
-        }
-        ring.put_used(memory, &chain, u32::try_from(done).unwrap_or(u32::MAX))?;
-        *waiting = None;
-    }
-    Ok(())
+/// The answer to a question about the device's configuration: the question's place, length and flags, and the bytes.
+fn config(message: &Message, all: &[u8]) -> Result<Vec<u8>> {
+    let (from, len) = (usize::try_from(message.long(0)?)?, usize::try_from(message.long(4)?)?);
+    let bytes = (from..from + len).map(|place| all.get(place).copied().unwrap_or_default());
+    Ok(message.payload.iter().take(12).copied().chain(bytes).collect())
 }

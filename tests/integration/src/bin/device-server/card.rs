@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A network card: packets between the queues and a tap interface.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::memory::{Fault, Memory};
+use crate::ring::Ring;
+
+/// `VIRTIO_NET_F_CSUM`: the interface finishes checksums.
+pub(crate) const FEATURES: u64 = 1;
+
+/// Bytes before each packet of the guest, the number of buffers last.
+const HEADER: usize = 12;
+/// Bytes before each packet of the interface: the same without that number.
+const TAP_HEADER: usize = 10;
+/// Most bytes of a packet.
+const PACKET: usize = 65536;
+/// Packets of a queue at a time.
+const AT_ONCE: usize = 64;
+
+/// See the module.
+pub(crate) struct Card {
+    tap: File,
+    /// A packet of the interface that has no buffer yet, with the guest's header.
+    waiting: Option<Vec<u8>>,
+}
+
+impl Card {
+    /// On this interface, reads of which do not wait.
+    pub(crate) fn new(tap: File) -> Self {
+        Self { tap, waiting: None }
+    }
+
+    /// The interface, if packets of it are wanted.
+    pub(crate) fn source(&self, rings: &[Ring]) -> Option<BorrowedFd<'_>> {
+        (self.waiting.is_none() && rings.first().is_some_and(Ring::runs)).then(|| self.tap.as_fd())
+    }
+
+    /// Moves packets, each way.
+    pub(crate) fn work(&mut self, rings: &mut [Ring], memory: &Memory) -> Result<(), Fault> {
+        for ring in rings.iter_mut().skip(1).step_by(2) {
+            transmit(ring, memory, &self.tap)?;
+        }
+        rings.first_mut().map_or(Ok(()), |ring| receive(ring, memory, &self.tap, &mut self.waiting))
+    }
+}
+
+/// Takes packets of the guest to the interface.
+fn transmit(ring: &mut Ring, memory: &Memory, mut tap: &File) -> Result<(), Fault> {
+    for _ in 0..AT_ONCE {
+        let Some(chain) = ring.runs().then(|| ring.chain(memory)).transpose()?.flatten() else { return Ok(()) };
+        let mut packet = Vec::new();
+        for part in chain.parts.iter().filter(|part| !part.is_writable) {
+            let from = packet.len();
+            packet.resize((from + part.len as usize).min(HEADER + PACKET), 0);
+            memory.read(part.address, &mut packet[from..])?;
+        }
+        ring.put_used(memory, &chain, 0)?;
+        if let (Some(header), Some(data)) = (packet.get(..TAP_HEADER), packet.get(HEADER..)) {
+            // What the interface does not take is lost, as on a wire.
+            let _ = tap.write(&[header, data].concat());
+        }
+    }
+    // The rest as soon as messages had their turn.
+    ring.kick_again();
+    Ok(())
+}
+
+/// Takes packets of the interface to the guest. One that finds no buffer waits, and others in the interface.
+fn receive(ring: &mut Ring, memory: &Memory, mut tap: &File, waiting: &mut Option<Vec<u8>>) -> Result<(), Fault> {
+    for _ in 0..AT_ONCE {
+        if !ring.runs() {
+            return Ok(());
+        }
+        if waiting.is_none() {
+            let mut packet = vec![0; HEADER + PACKET];
+            let len = match tap.read(&mut packet[HEADER - TAP_HEADER..]) {
+                Ok(len) if len >= TAP_HEADER => len,
+                Err(error) if error.kind() != ErrorKind::WouldBlock => continue,
+                _ => return Ok(()),
+            };
+            packet.truncate(HEADER - TAP_HEADER + len);
+            // The header first, then one buffer.
+            packet.copy_within(HEADER - TAP_HEADER..HEADER, 0);
+            packet[TAP_HEADER..HEADER].copy_from_slice(&1u16.to_le_bytes());
+            *waiting = Some(packet);
+        }
+        let Some(packet) = waiting else { return Ok(()) };
+        let Some(chain) = ring.chain(memory)? else { return Ok(()) };
+        let mut done = 0;
+        for part in chain.parts.iter().filter(|part| part.is_writable) {
+            let len = (packet.len() - done).min(part.len as usize);
+            memory.write(part.address, &packet[done..done + len])?;
+            done += len;
+        }
+        ring.put_used(memory, &chain, u32::try_from(done).unwrap_or(u32::MAX))?;
+        *waiting = None;
+    }
+    Ok(())
+}
