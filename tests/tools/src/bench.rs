@@ -21,6 +21,9 @@ use crate::work_dir;
 pub const TABLES: [&str; 9] =
     ["throughput", "map_time", "pinning", "density", "vmm", "disk", "network", "sandbox", COUNTS];
 
+/// Those of them that a quick run leaves out unless they are named: each takes a minute or more.
+const NOT_QUICK: [&str; 4] = ["density", "disk", "network", "sandbox"];
+
 /// The table that two runs are compared by.
 const COUNTS: &str = "counts";
 
@@ -91,8 +94,12 @@ impl Options {
 
 impl Measurement {
     /// Whether this table is filled.
-    fn wants(&self, table: &str) -> bool {
-        self.tables.is_empty() || self.tables.iter().any(|name| name == table)
+    #[must_use]
+    pub fn wants(&self, table: &str) -> bool {
+        if self.tables.is_empty() {
+            return !self.quick || !NOT_QUICK.contains(&table);
+        }
+        self.tables.iter().any(|name| name == table)
     }
 
     /// The arguments that say the same.
@@ -218,6 +225,17 @@ mod tests {
         let words = ["vmm", "counts", "--all-cells", "--rounds", "5", "--only", "bounce", "--only", "ch-strict"];
         assert_eq!(parse(&words).unwrap().measurement.words(), words);
         assert!(parse(&[]).unwrap().measurement.words().is_empty());
+    }
+
+    #[test]
+    fn quick_run_leaves_long_tables_out_unless_they_are_named() {
+        let wanted = |words: &[&str]| {
+            let measurement = parse(words).unwrap().measurement;
+            TABLES.into_iter().filter(|table| measurement.wants(table)).collect::<Vec<_>>()
+        };
+        assert_eq!(wanted(&[]), TABLES);
+        assert_eq!(wanted(&["--quick"]), ["throughput", "map_time", "pinning", "vmm", "counts"]);
+        assert_eq!(wanted(&["--quick", "density"]), ["density"]);
     }
 
     #[test]

@@ -133,9 +133,7 @@ fn run(measurement: &Measurement, host: String, samples: &Path) -> Result<Result
     let site = Site::from_env()?;
     let versions = machine::versions(&site)?;
     let run = format!("{} {}", scope.name(), versions.get("carom").map_or("", String::as_str));
-    let wanted =
-        |table: &&Table| measurement.tables.is_empty() || measurement.tables.iter().any(|name| name == table.name);
-    let tables: Vec<&Table> = TABLES.iter().filter(wanted).collect();
+    let tables: Vec<&Table> = TABLES.iter().filter(|table| measurement.wants(table.name)).collect();
     let steps = sample::steps(&run, rounds, &tables, |table| (table.work)(scope, &site));
     let steps = sample::only(steps, &measurement.only)?;
     let mut journal: Journal<Sample> = Journal::open(samples)?;
