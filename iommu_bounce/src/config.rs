@@ -70,6 +70,9 @@ pub struct Limits {
     /// How long it may take to unmap all that is mapped, by how long calls to mappers typically take. 4096 mappings are never too many. No
     /// request, nor whoever waits for one, takes more than a few times as long for the mappings.
     pub max_unmap_time: Duration,
+    /// Most bytes that one call to a mapper maps, a power of two and no less than the granule: longer mappings are made of several, and
+    /// between two of them the VMM can [interrupt](crate::Interrupt) the request.
+    pub max_piece: u64,
 }
 
 impl Default for Limits {
@@ -80,6 +83,7 @@ impl Default for Limits {
             max_table_pages: 1 << 16,
             max_mapped_bytes: u64::MAX,
             max_unmap_time: Duration::from_secs(3),
+            max_piece: 1 << 30,
         }
     }
 }
@@ -111,6 +115,9 @@ pub enum ConfigError {
     /// A limit is zero.
     #[error("limits.{0} is 0: it must be at least 1")]
     ZeroLimit(&'static str),
+    /// `max_piece` does not suit.
+    #[error("limits.max_piece is {0:#x}: it must be a power of two and at least the granule")]
+    Piece(u64),
     /// Window configuration and chunk store do not come together.
     #[error("bounce windows need both a window configuration and a chunk store, or neither")]
     WindowAndStore,
@@ -219,6 +226,9 @@ impl EngineConfig {
         }
         if self.limits.max_table_pages == 0 {
             return Err(ConfigError::ZeroLimit("max_table_pages"));
+        }
+        if !self.limits.max_piece.is_power_of_two() || self.limits.max_piece < self.granule() {
+            return Err(ConfigError::Piece(self.limits.max_piece));
         }
         if self.limits.max_mapped_bytes == 0 {
             return Err(ConfigError::ZeroLimit("max_mapped_bytes"));

@@ -35,6 +35,7 @@ use crate::counters::Counters;
 use crate::domain::Domain;
 use crate::endpoint::{Endpoint, usable};
 use crate::fault::FaultQueue;
+use crate::interrupt::{Interrupt, Pieces};
 use crate::latency::RequestLatency;
 use crate::probe;
 use crate::report::{DomainReport, EndpointReport, Report};
@@ -72,6 +73,7 @@ pub struct Engine {
     counters: Counters,
     latency: RequestLatency,
     faults: FaultQueue,
+    pieces: Pieces,
 }
 
 impl Engine {
@@ -92,6 +94,7 @@ impl Engine {
             bypass_rests: None,
             batch: None,
             identity,
+            pieces: Pieces::new(config.limits.max_piece),
             config,
             ram,
             windows: windows.map(|(config, store)| Windows::new(config, store)),
@@ -119,7 +122,8 @@ impl Engine {
         let usable = usable(&limits, &self.config.input_range, &self.config.msi_window);
         let aperture = self.windows.as_ref().map(|windows| &windows.config.aperture);
         self.config.check_endpoint(id, &limits, &usable, aperture)?;
-        let space = self.spaces.insert(Space::new(id, mapper, &limits, self.config.limits.max_table_pages));
+        let space = Space::new(id, mapper, &limits, self.config.limits.max_table_pages, self.pieces.clone());
+        let space = self.spaces.insert(space);
         self.endpoints.insert(id, Endpoint::new(usable, space));
         if self.settle(space).is_err() {
             self.endpoints.remove(&id);
@@ -244,9 +248,30 @@ impl Engine {
             self.counters.count_invalid();
             return wire::fail(kind, reply, Status::Inval);
         };
+        // One of these that fails has changed nothing, and can be handled again.
+        let interruptible = matches!(request, Request::Attach(_) | Request::Map(_));
+        self.pieces.set_allowed(interruptible);
         let outcome = self.serve(request, reply);
+        self.pieces.set_allowed(false);
+        if self.pieces.happened() {
+            if outcome.is_err() {
+                return 0;
+            }
+            self.pieces.take_happened();
+        }
         self.note(kind, &request, outcome.is_ok(), began.elapsed());
         outcome.unwrap_or_else(|status| wire::fail(kind, reply, status))
+    }
+
+    /// What has requests that take long be left undone.
+    pub fn interrupt(&self) -> Interrupt {
+        self.pieces.interrupt()
+    }
+
+    /// Whether the last request was [interrupted](Interrupt): then nothing of it is done, and it is not answered. It is to be handled
+    /// once more, from its start, when nobody waits any longer.
+    pub fn take_interrupted(&mut self) -> bool {
+        self.pieces.take_happened()
     }
 
     /// The requests that follow, up to [`end_batch`](Self::end_batch), are served while their driver and all others wait. Once they

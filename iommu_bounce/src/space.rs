@@ -15,6 +15,7 @@ use vm_memory::VolatileSlice;
 use crate::backend::{DmaMapper, GuestRam, MapError, MapperGroup, MapperLimits, UnmapError};
 use crate::counters::Counters;
 use crate::domain::Domain;
+use crate::interrupt::Pieces;
 use crate::latency::HostLatency;
 use crate::mapping::{Chunk, DeviceMapping, MappedMemory, Mapping};
 use crate::spec::Status;
@@ -63,6 +64,7 @@ pub(crate) struct Space {
     tables: Option<TablePages>,
     /// Whether a mapping was refused for them.
     tables_were_full: bool,
+    pieces: Pieces,
 }
 
 /// All address spaces. In each group there are as many as endpoints.
@@ -200,6 +202,7 @@ impl Space {
         mapper: Box<dyn DmaMapper>,
         limits: &MapperLimits,
         max_table_pages: u64,
+        pieces: Pieces,
     ) -> Self {
         let group = mapper.group();
         let tables = mapper.keeps_page_tables().then(|| TablePages::new(max_table_pages));
@@ -215,6 +218,7 @@ impl Space {
             stuck: Vec::new(),
             tables,
             tables_were_full: false,
+            pieces,
         }
     }
 
@@ -322,8 +326,8 @@ impl Space {
         }
     }
 
-    /// Maps guest RAM, with a call for each part that is contiguous in the host. On error nothing of it is mapped but
-    /// what is stuck.
+    /// Maps guest RAM, with a call for each part that is contiguous in the host, and for each [piece](Pieces) of more than one. On error
+    /// nothing of it is mapped but what is stuck.
     pub(crate) fn map_ram(
         &mut self,
         iova: u64,
@@ -332,7 +336,8 @@ impl Space {
         counters: &mut Counters,
     ) -> Result<(), Status> {
         let len = mapping.last - iova + 1;
-        if let Some(slice) = ram.slice(mapping.gpa, len) {
+        let slice = ram.slice(mapping.gpa, len);
+        if let Some(slice) = slice.filter(|_| !self.pieces.are_for(len)) {
             return self.map(iova, slice, mapping.permissions, MappedMemory::Ram, counters);
         }
         if !is_ram(ram, mapping.gpa, len) {
@@ -340,8 +345,12 @@ impl Space {
         }
         let mut done = 0;
         while done < len {
-            let outcome = part(ram, mapping.gpa + done, len - done).ok_or(Status::Inval).and_then(|part| {
-                let at = iova + done;
+            let at = iova + done;
+            let in_pieces = self.pieces.are_for(len);
+            let most = if in_pieces { self.pieces.len_at(at, len - done) } else { len - done };
+            let ends = in_pieces && self.pieces.end_here();
+            let part = part(ram, mapping.gpa + done, most).ok_or(Status::Inval);
+            let outcome = if ends { Err(Status::DevErr) } else { part }.and_then(|part| {
                 self.map(at, part, mapping.permissions, MappedMemory::Ram, counters)?;
                 Ok(part.len() as u64)
             });
@@ -512,8 +521,11 @@ impl Space {
             }
             status
         };
-        // What is stuck here is of the old domain, and counts as mapped again.
-        match self.restore(old, ram, windows, counters) {
+        // What is stuck here is of the old domain, and counts as mapped again. Whoever waits has to wait for this.
+        let allowed = self.pieces.set_allowed(false);
+        let restored = self.restore(old, ram, windows, counters);
+        self.pieces.set_allowed(allowed);
+        match restored {
             Ok(()) => Err(ExchangeError::Undone(status)),
             Err(_) => Err(ExchangeError::Lost(status)),
         }

@@ -17,7 +17,7 @@ use crate::mapping::{MappedMemory, Mapping};
 use crate::spec::{Status, feature};
 use crate::{EndpointId, SpaceId};
 
-/// Mapping all RAM that takes so long, which nobody can interrupt, is not done again at once.
+/// Mapping all RAM that takes so long is not done again at once.
 const LONG: Duration = Duration::from_millis(500);
 /// For how many times as long it is not.
 const REST: u32 = 16;
@@ -41,8 +41,9 @@ fn itself(gpa: u64, len: u64, granule: u64) -> Option<Mapping> {
 
 impl Engine {
     /// Serves the driver's write of the configuration's field `bypass`: endpoints that are attached to nothing reach
-    /// all RAM, or nothing. It is ignored where RAM was just mapped so, and that took long, unless it ends that; and unless the feature was accepted and the value is 0 or 1. If the host cannot
-    /// map RAM for all of them, the field stays as it was, and the driver can read it back.
+    /// all RAM, or nothing. It is ignored where RAM was just mapped so, and that took long, unless it ends that; and unless the feature was
+    /// accepted and the value is 0 or 1. If the host cannot map RAM for all of them, or the VMM [interrupts](crate::Interrupt) it, the field
+    /// stays as it was, and the driver can read it back.
     pub fn write_bypass(&mut self, value: u8) {
         if self.accepted & feature::BYPASS_CONFIG == 0 || value > 1 {
             return;
@@ -53,7 +54,10 @@ impl Engine {
             return;
         }
         let before = std::mem::replace(&mut self.bypass, value == 1);
+        self.pieces.set_allowed(true);
         let settled = if before == self.bypass { Ok(()) } else { self.settle_all() };
+        self.pieces.set_allowed(false);
+        self.pieces.take_happened();
         if value == 1 {
             let took = began.elapsed();
             self.bypass_rests = (took >= LONG).then(|| began + took * REST);

@@ -9,6 +9,7 @@ mod device;
 mod failure;
 mod faults;
 mod format;
+mod interrupt;
 mod map_unmap;
 mod mapped;
 mod parking;

@@ -122,9 +122,11 @@ impl Machine for Vm {
     }
 
     fn pause(&mut self) -> Result<(), VmError> {
+        self.interrupt_iommu(true);
         self.processors.stop();
         // After the vCPUs: what they asked for last is served.
         self.pci.pause();
+        self.interrupt_iommu(false);
         if self.clock.is_none() {
             self.clock = Some(StoppedClock::Paused(ClockState::save(&self.kvm.fd)?));
         }
@@ -151,6 +153,7 @@ impl Machine for Vm {
     }
 
     fn reset(&mut self) -> Result<(), VmError> {
+        self.interrupt_iommu(true);
         self.processors.stop();
         let _operation = Operation::begin();
         // What is to go goes now. The IOMMU relies on all devices behind it being quiet when it is reset.
@@ -163,7 +166,9 @@ impl Machine for Vm {
         }
         self.park_gone();
         self.close_gone();
-        self.pci.reset().map_err(|source| VmError::Device { what: "resetting the devices", source })?;
+        let reset = self.pci.reset();
+        self.interrupt_iommu(false);
+        reset.map_err(|source| VmError::Device { what: "resetting the devices", source })?;
         self.initial_irqchip.restore(&self.kvm.fd)?;
         Ok(self.processors.reset(&self.kvm)?)
     }
@@ -286,12 +291,26 @@ impl Machine for Vm {
 }
 
 impl Vm {
+    /// Has the virtio-iommu leave requests undone for which vCPUs, and all who wait for them, would wait long; or serve them again.
+    fn interrupt_iommu(&self, wanted: bool) {
+        if let Some(iommu) = self.parts.iommu() {
+            iommu.interrupt(wanted);
+        }
+    }
+
     /// Gives devices back that have left the bus.
     fn close_gone(&mut self) {
         for address in self.platform.hotplug.take_gone() {
             let closed = self.parts.close(address);
             self.closed.extend(closed.map(|id| PciDeviceInfo { id, bdf: address.to_string() }));
         }
+    }
+}
+
+impl Drop for Vm {
+    /// The vCPUs end first, and wait for what they have asked of the virtio-iommu.
+    fn drop(&mut self) {
+        self.interrupt_iommu(true);
     }
 }
 

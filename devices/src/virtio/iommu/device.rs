@@ -42,7 +42,7 @@ pub struct VirtioIommu {
     windows: Option<Arc<WindowMemory>>,
     features: u64,
     config_len: usize,
-    poller: Option<Poller>,
+    poller: Poller,
 }
 
 impl VirtioIommu {
@@ -67,7 +67,7 @@ impl VirtioIommu {
             features |= u64::from(offered) << bit;
         }
         let queues = Arc::new(Queues::new(engine));
-        let poller = poll.then(|| Poller::spawn(queues.clone())).transpose()?;
+        let poller = Poller::spawn(queues.clone(), poll)?;
         Ok(Self { queues, windows, features, config_len, poller })
     }
 }
@@ -75,9 +75,7 @@ impl VirtioIommu {
 impl VirtioIommu {
     /// Lets the thread poll that may do so, or not.
     pub(super) fn allow_polling(&self, allowed: bool) {
-        if let Some(poller) = &self.poller {
-            poller.allow(allowed);
-        }
+        self.poller.allow(allowed);
     }
 }
 
@@ -139,8 +137,8 @@ impl VirtioDevice for VirtioIommu {
 
     fn notify(&self, queue: u16) -> Result<(), DeviceError> {
         let polling_pays = self.queues.notified(queue)?;
-        if let (true, Some(poller)) = (polling_pays, &self.poller) {
-            poller.wake();
+        if polling_pays {
+            self.poller.wake();
         }
         Ok(())
     }
@@ -158,7 +156,9 @@ impl VirtioDevice for VirtioIommu {
     }
 
     fn resume(&self) {
-        self.queues.resume();
+        if self.queues.resume() {
+            self.poller.serve();
+        }
     }
 
     fn save(&self) -> Result<DeviceState, StateError> {

@@ -5,8 +5,8 @@
 use std::sync::{Arc, Mutex};
 
 use iommu_bounce::{
-    ConfigError, Counters, DmaMapper, DomainWindow, EndpointId, Engine, Fault, FaultReason, Permissions, Report,
-    Translation,
+    ConfigError, Counters, DmaMapper, DomainWindow, EndpointId, Engine, Fault, FaultReason, Interrupt as Interruption,
+    Permissions, Report, Translation,
 };
 use vm_memory::{GuestMemoryRegion, VolatileSlice};
 
@@ -43,6 +43,7 @@ pub struct IommuHandle {
     device: Arc<VirtioIommu>,
     windows: Option<Arc<WindowMemory>>,
     interrupt: Arc<dyn Interrupt>,
+    interruption: Interruption,
 }
 
 impl IommuHandle {
@@ -52,7 +53,8 @@ impl IommuHandle {
         windows: Option<Arc<WindowMemory>>,
         interrupt: Arc<dyn Interrupt>,
     ) -> Self {
-        Self { engine, device, windows, interrupt }
+        let interruption = lock(&engine).interrupt();
+        Self { engine, device, windows, interrupt, interruption }
     }
 
     /// Puts an endpoint behind the IOMMU: its DMA reaches only what the guest maps from then on.
@@ -63,7 +65,13 @@ impl IommuHandle {
         lock(&self.engine).add_endpoint(id, mapper)
     }
 
-    /// Lets the thread of a device that was made to [poll](super::IommuParams::poll) do so, or not.
+    /// Has requests that take long be left undone, while somebody waits for vCPUs and for the device. They are served when the device goes
+    /// on.
+    pub fn interrupt(&self, wanted: bool) {
+        self.interruption.want(wanted);
+    }
+
+    /// Lets the device's thread [poll](super::IommuParams::poll), or not.
     pub fn allow_polling(&self, allowed: bool) {
         self.device.allow_polling(allowed);
     }

@@ -36,18 +36,21 @@ struct Shared {
     /// There is a CPU of the host for it.
     allowed: AtomicBool,
     wanted: AtomicBool,
+    /// There are requests that nobody tells of.
+    asked: AtomicBool,
     stop: AtomicBool,
 }
 
 impl Poller {
-    /// Starts the thread for `queues`, asleep.
+    /// Starts the thread for `queues`, asleep. It takes over if that is `allowed`.
     ///
     /// # Errors
     /// The host gives no thread.
-    pub(super) fn spawn(queues: Arc<Queues>) -> std::io::Result<Self> {
+    pub(super) fn spawn(queues: Arc<Queues>, allowed: bool) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
-            allowed: AtomicBool::new(true),
+            allowed: AtomicBool::new(allowed),
             wanted: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
         let of_thread = shared.clone();
@@ -62,6 +65,14 @@ impl Poller {
             && !self.shared.wanted.swap(true, Ordering::AcqRel)
             && let Some(thread) = &self.thread
         {
+            thread.thread().unpark();
+        }
+    }
+
+    /// The same, whether it may take over or not: it serves what is there.
+    pub(super) fn serve(&self) {
+        self.shared.asked.store(true, Ordering::Release);
+        if let Some(thread) = &self.thread {
             thread.thread().unpark();
         }
     }
@@ -91,7 +102,8 @@ impl Shared {
 
     fn run(&self, queues: &Queues) {
         while !self.stopped() {
-            if self.wanted.load(Ordering::Acquire) {
+            let asked = self.asked.swap(false, Ordering::AcqRel);
+            if asked || self.wanted.load(Ordering::Acquire) {
                 if let Some(watch) = queues.begin_polling() {
                     self.poll(queues, watch);
                 }

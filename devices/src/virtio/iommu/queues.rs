@@ -135,8 +135,8 @@ impl Queues {
         }
     }
 
-    /// Has nobody poll until [`Self::resume`]. When it returns, all requests that the driver has made are served, and it
-    /// notifies of the next one. No vCPU runs.
+    /// Has nobody poll until [`Self::resume`]. When it returns, all requests that the driver has made are served, up to one that was
+    /// interrupted, and it notifies of the next one. No vCPU runs.
     pub(super) fn pause(&self) {
         let mut active = lock(&self.active);
         self.paused.store(true, Ordering::Relaxed);
@@ -151,9 +151,13 @@ impl Queues {
         }
     }
 
-    /// Lets requests be polled for again.
-    pub(super) fn resume(&self) {
+    /// Lets requests be polled for again; `true` if there are some that nobody will tell of: their serving was interrupted.
+    pub(super) fn resume(&self) -> bool {
+        let active = lock(&self.active);
         self.paused.store(false, Ordering::Relaxed);
+        let requests = active.as_ref().and_then(|active| Some((active.requests.as_ref()?, &active.memory)));
+        // Who serves a ring that is broken tells the driver.
+        requests.is_some_and(|(requests, memory)| requests.has_requests(memory).unwrap_or(true))
     }
 
     /// Lets go of the queues. When it returns, nobody touches them any more, the polling thread neither.
@@ -210,7 +214,14 @@ impl Queues {
         let mut active = lock(&self.active);
         let Some(active) = active.as_mut().filter(|active| active.number == watch.number) else { return Ok(false) };
         active.serve(REQUEST_QUEUE, &self.engine)?;
-        watch.next = active.requests.as_ref().map_or(watch.next, RequestQueue::served_index);
+        let Some(requests) = active.requests.as_mut() else { return Ok(true) };
+        watch.next = requests.served_index();
+        if requests.is_interrupted() {
+            // The device is about to be paused or reset. What is in the queue is served when it goes on.
+            requests.resume_notifications(&active.memory)?;
+            active.polled = false;
+            return Ok(false);
+        }
         Ok(true)
     }
 
@@ -249,6 +260,9 @@ impl Active {
                 break;
             }
             self.serve(REQUEST_QUEUE, engine)?;
+            if self.requests.as_ref().is_some_and(RequestQueue::is_interrupted) {
+                break;
+            }
         }
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 //! The request queue: from descriptor chains to the engine and back.
 
+use std::sync::atomic::Ordering;
+
 use iommu_bounce::spec::TAIL_SIZE;
 use iommu_bounce::{Engine, MAX_REPLY, UnmapRequest};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
@@ -39,6 +41,8 @@ pub(super) struct RequestQueue {
     queue: Queue,
     /// The driver was asked for no notifications.
     suppressed: bool,
+    /// The next request was interrupted: it is to be served when the device goes on.
+    interrupted: bool,
     unmaps: Vec<UnmapRequest>,
     /// Of each of them, in the order of the queue.
     replies: Vec<UnmapReply>,
@@ -47,7 +51,13 @@ pub(super) struct RequestQueue {
 impl RequestQueue {
     pub(super) fn new(queue: Queue) -> Self {
         let size = queue.size().into();
-        Self { queue, suppressed: false, unmaps: Vec::with_capacity(size), replies: Vec::with_capacity(size) }
+        Self {
+            queue,
+            suppressed: false,
+            interrupted: false,
+            unmaps: Vec::with_capacity(size),
+            replies: Vec::with_capacity(size),
+        }
     }
 
     /// Serves what is in the queue; `true` if the driver wants to be told.
@@ -70,6 +80,17 @@ impl RequestQueue {
             return Ok(false);
         }
         wants_interrupt(&mut self.queue, memory).map_err(ring_error(REQUEST_QUEUE))
+    }
+
+    /// Whether serving ended at a request that the VMM interrupted, which is still in the queue.
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.interrupted
+    }
+
+    /// Whether there are requests that nobody has served.
+    pub(super) fn has_requests(&self, memory: &Ram) -> Result<bool, DeviceError> {
+        let index = self.queue.avail_idx(&NearMemory::new(memory), Ordering::Acquire);
+        index.map(|index| index.0 != self.queue.next_avail()).map_err(ring_error(REQUEST_QUEUE))
     }
 
     /// How far it is served.
@@ -107,7 +128,9 @@ impl RequestQueue {
         let size = self.queue.size();
         let mut request = [0; MAX_REQUEST];
         let mut reply = [0; MAX_REPLY];
+        self.interrupted = false;
         for taken in 0..size {
+            let first = self.queue.next_avail();
             let Some(chain) = self.queue.iter(memory).map_err(&ring_error)?.next() else { return Ok(taken) };
             let chain = read_request(chain, memory, size, &mut request).map_err(&broken)?;
             let readable = &request[..chain.readable.min(MAX_REQUEST)];
@@ -124,6 +147,12 @@ impl RequestQueue {
             self.flush(memory, engine)?;
             let room = chain.writable.min(MAX_REPLY);
             let used = engine.handle(readable, &mut reply[..room]).min(room);
+            if engine.take_interrupted() {
+                // As if the driver had not added it yet.
+                self.queue.set_next_avail(first);
+                self.interrupted = true;
+                return Ok(taken);
+            }
             REQUESTS.end(kept, &reply[..used]);
             chain.write_reply(memory, &reply[..used]).map_err(&broken)?;
             let used = u32::try_from(used).expect("a reply has at most MAX_REPLY bytes");

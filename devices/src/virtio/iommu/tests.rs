@@ -5,6 +5,7 @@
 
 mod faults;
 mod hostile;
+mod interrupt;
 mod polling;
 mod rings;
 mod state;
@@ -17,7 +18,7 @@ use std::thread;
 
 use iommu_bounce::spec::{Status, feature};
 use iommu_bounce::test_utils::{MapperProbe, RecordingMapper, attach, map, probe, unmap};
-use iommu_bounce::{DmaMapper, EngineConfig, MapError, MapperLimits, Permissions, UnmapError, WindowConfig};
+use iommu_bounce::{DmaMapper, EngineConfig, Limits, MapError, MapperLimits, Permissions, UnmapError, WindowConfig};
 use vm_memory::{Bytes, GuestAddress, VolatileSlice};
 
 use super::{IommuHandle, IommuParams, IommuStatus, RingFeatures, WindowRegion, create};
@@ -29,6 +30,8 @@ use crate::virtio::test_support::{FakeMsi, FakeSlots};
 
 const RAM: usize = 4 << 20;
 const CHUNK: u64 = 2 << 20;
+/// More than a piece is mapped in several.
+const PIECE: u64 = 1 << 20;
 const APERTURE: u64 = 0xd000_0000;
 const BAR: u64 = 0x80_0000_0000;
 const ENDPOINT: u32 = 0x28;
@@ -73,7 +76,11 @@ fn params(memory: &Arc<Ram>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlots>, windows
         id: "_iommu".into(),
         memory: memory.clone(),
         msi: msi.clone(),
-        engine: EngineConfig { window, ..EngineConfig::default() },
+        engine: EngineConfig {
+            window,
+            limits: Limits { max_piece: PIECE, ..Limits::default() },
+            ..EngineConfig::default()
+        },
         windows: windows.then(|| WindowRegion {
             size: 8 * CHUNK,
             chunk_size: CHUNK,
@@ -530,7 +537,7 @@ fn driver_writes_bypass_and_nothing_else() {
     guest.write(DEVICE_CONFIG + 36, &[1]);
     assert_eq!(guest.config_u64(32) >> 32, 1);
     let ram: Vec<_> = guest.mapper.mappings().iter().map(|(iova, mapping)| (*iova, mapping.len)).collect();
-    assert_eq!(ram, [(0, RAM as u64)]);
+    assert_eq!(ram, (0..RAM as u64).step_by(1 << 20).map(|iova| (iova, PIECE)).collect::<Vec<_>>());
     // As part of a wider access, too.
     guest.write(DEVICE_CONFIG + 32, &[0; 8]);
     assert_eq!(guest.config_u64(32) >> 32, 0);

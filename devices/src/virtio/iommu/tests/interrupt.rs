@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Requests that take long while the device is to be paused or reset.
+
+use std::time::{Duration, Instant};
+
+use iommu_bounce::test_utils::{attach, map, unmap};
+
+use super::*;
+
+/// No wait of these tests takes so long unless something is wrong.
+const LONG: Duration = Duration::from_secs(120);
+
+/// Two pieces.
+fn long_map() -> Vec<u8> {
+    map(1, 0, 2 * PIECE - 1, 0, 3)
+}
+
+/// A running device that is to be interrupted. `poll`: with a thread that may poll.
+fn interrupted(features: u64, poll: bool) -> Guest {
+    let mut guest = Guest::with(false, poll);
+    guest.start(features);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    guest.handle.interrupt(true);
+    guest
+}
+
+/// Puts a request into the queue and notifies.
+fn put(guest: &mut Guest, request: &[u8]) {
+    guest.memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
+    guest.describe(0, (BUFFERS, u32::try_from(request.len()).unwrap(), NEXT, 1));
+    guest.describe(1, (2 * BUFFERS, 4, WRITE, 0));
+    guest.make_available(0);
+    guest.kick();
+}
+
+fn wait_for_answer(guest: &Guest, before: u16) {
+    let start = Instant::now();
+    while guest.memory.load::<u16>(GuestAddress(USED + 2), Ordering::Acquire).unwrap() == before {
+        assert!(start.elapsed() < LONG, "there is no answer");
+        thread::yield_now();
+    }
+    assert_eq!(guest.memory.read_obj::<u8>(GuestAddress(2 * BUFFERS)).unwrap(), OK);
+}
+
+#[test]
+fn request_that_is_interrupted_is_served_when_the_device_goes_on() {
+    for (features, poll) in [(BASIC, false), (BASIC, true), (BASIC | EVENT_IDX, false), (BASIC | EVENT_IDX, true)] {
+        let mut guest = interrupted(features, poll);
+        let before = guest.used_index();
+        put(&mut guest, &long_map());
+        guest.function.pause();
+        guest.handle.interrupt(false);
+        assert_eq!(guest.used_index(), before);
+        assert!(guest.mapper.is_empty());
+        guest.function.resume();
+        wait_for_answer(&guest, before);
+        assert_eq!(guest.mapper.mapped_bytes(), 2 * PIECE);
+        // The next one is notified of as ever.
+        assert_eq!(guest.simple(&unmap(1, 0, 2 * PIECE - 1)), OK);
+    }
+}
+
+#[test]
+fn request_that_the_polling_thread_left_is_served_when_the_device_goes_on() {
+    let mut guest = interrupted(BASIC, true);
+    guest.handle.interrupt(false);
+    for _ in 0..50 {
+        assert_eq!(guest.simple(&map(1, 0, 0xfff, 0, 3)), OK);
+        assert_eq!(guest.simple(&unmap(1, 0, 0xfff)), OK);
+    }
+    guest.mapper.delay(Duration::from_millis(20));
+    let before = guest.used_index();
+    thread::scope(|scope| {
+        let (handle, mapper) = (guest.handle.clone(), guest.mapper.clone());
+        scope.spawn(move || {
+            while mapper.is_empty() {
+                thread::yield_now();
+            }
+            handle.interrupt(true);
+        });
+        put(&mut guest, &long_map());
+    });
+    guest.function.pause();
+    guest.handle.interrupt(false);
+    guest.function.resume();
+    wait_for_answer(&guest, before);
+    assert_eq!(guest.mapper.mapped_bytes(), 2 * PIECE);
+}
+
+#[test]
+fn saved_device_has_the_request_and_serves_it_when_it_goes_on() {
+    let mut old = interrupted(BASIC, false);
+    let before = old.used_index();
+    put(&mut old, &long_map());
+    old.function.pause();
+    let state = old.function.save().unwrap();
+    let new = Guest::new(false);
+    let mut bytes = vec![0; RAM];
+    old.memory.read_slice(&mut bytes, GuestAddress(0)).unwrap();
+    new.memory.write_slice(&bytes, GuestAddress(0)).unwrap();
+    new.function.restore(&state).unwrap();
+    assert!(new.mapper.is_empty());
+    new.function.resume();
+    wait_for_answer(&new, before);
+    assert_eq!(new.mapper.mapped_bytes(), 2 * PIECE);
+}
+
+#[test]
+fn reset_forgets_a_request_that_was_interrupted() {
+    let mut guest = interrupted(BASIC, true);
+    put(&mut guest, &long_map());
+    guest.function.reset().unwrap();
+    guest.handle.interrupt(false);
+    assert!(guest.mapper.is_empty());
+    guest.function.write_config(COMMAND, &(COMMAND_BUS_MASTER | COMMAND_MEMORY).to_le_bytes());
+    guest.start(BASIC);
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    assert_eq!(guest.simple(&long_map()), OK);
+}

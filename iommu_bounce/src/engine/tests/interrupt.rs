@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Requests that take long, while the VMM waits for its vCPUs.
+
+use std::thread;
+use std::time::Duration;
+
+use super::*;
+use crate::test_utils::*;
+use crate::{ConfigError, EngineConfig, Limits};
+
+/// Most bytes of a call: the first region of RAM takes 64.
+const PIECE: u64 = 0x1_0000;
+
+fn config() -> EngineConfig {
+    EngineConfig { limits: Limits { max_piece: PIECE, ..Limits::default() }, ..engine_config() }
+}
+
+/// Whether the request is left undone.
+fn is_left(rig: &mut Rig, request: &[u8]) -> bool {
+    let unanswered = rig.send(request).is_empty();
+    assert_eq!(rig.engine.take_interrupted(), unanswered);
+    unanswered
+}
+
+#[test]
+fn long_mapping_is_made_in_pieces_that_end_where_large_pages_do() {
+    let mut rig = Rig::with_config(config());
+    let (first, last) = (PAGE, SECOND_REGION - 1);
+    rig.all_ok([attach(1, 1), map(1, first, last, first, BOTH)]);
+    let pieces: Vec<_> = rig.mapper(1).mappings().iter().map(|(iova, mapping)| (*iova, mapping.len)).collect();
+    assert_eq!(pieces.len(), 64);
+    assert_eq!(pieces[..2], [(PAGE, PIECE - PAGE), (PIECE, PIECE)]);
+    let before = rig.engine.counters();
+    assert_eq!(before.mappings, 1, "it is one of the guest's");
+    rig.all_ok([unmap(1, first, last)]);
+    assert_eq!(rig.engine.counters().host_unmaps, before.host_unmaps + 1, "it goes at once");
+    rig.engine.reset();
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn request_of_one_piece_is_served_though_somebody_waits() {
+    let mut rig = Rig::with_config(config());
+    rig.engine.interrupt().want(true);
+    rig.all_ok([attach(1, 1), map(1, 0, PIECE - 1, 0, BOTH), unmap(1, 0, PIECE - 1), detach(1, 1)]);
+}
+
+#[test]
+fn long_map_and_attach_are_left_undone_until_nobody_waits() {
+    let mut rig = Rig::with_config(config());
+    rig.all_ok([attach(1, 1)]);
+    let counted = rig.engine.counters().requests;
+    let interrupt = rig.engine.interrupt();
+    let long = [map(1, 0, SECOND_REGION - 1, 0, BOTH), attach_bypass(2, 2), attach_bypass(1, 2)];
+    interrupt.want(true);
+    for request in &long {
+        assert!(is_left(&mut rig, request));
+        assert!(rig.mapper(1).is_empty() && rig.mapper(2).is_empty());
+    }
+    assert_eq!(rig.engine.counters().requests, counted, "what is left undone does not count");
+    interrupt.want(false);
+    for request in &long {
+        assert!(!is_left(&mut rig, request));
+    }
+    assert_eq!(rig.engine.counters().requests.attach, counted.attach + 2);
+    assert_eq!(rig.engine.report().endpoints[0].domain, Some(2));
+    rig.engine.reset();
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn mapping_ends_and_is_undone_when_somebody_comes_to_wait() {
+    let mut rig = Rig::with_config(config());
+    rig.all_ok([attach(1, 1)]);
+    rig.mapper(1).delay(Duration::from_millis(5));
+    let (interrupt, mapper) = (rig.engine.interrupt(), rig.mapper(1).clone());
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            while mapper.is_empty() {
+                thread::yield_now();
+            }
+            interrupt.want(true);
+        });
+        assert!(is_left(&mut rig, &map(1, 0, SECOND_REGION - 1, 0, BOTH)));
+    });
+    let counters = rig.engine.counters();
+    assert!((1..64).contains(&counters.host_maps), "{counters:?}");
+    assert!(rig.mapper(1).is_empty());
+    assert_eq!((counters.mappings, counters.mapped_bytes, counters.stuck_ranges), (0, 0, 0));
+}
+
+#[test]
+fn endpoint_that_would_leave_its_domain_for_a_long_one_keeps_it() {
+    let mut rig = Rig::with_config(config());
+    // The old domain is long itself: it is mapped again, whoever waits.
+    rig.all_ok([attach(1, 1), map(1, 0, SECOND_REGION - 1, 0, READ)]);
+    let before = rig.mapper(1).mappings();
+    rig.engine.interrupt().want(true);
+    assert!(is_left(&mut rig, &attach_bypass(1, 2)));
+    assert_eq!(rig.mapper(1).mappings(), before);
+    assert_eq!(rig.engine.report().endpoints[0].domain, Some(1));
+}
+
+#[test]
+fn bypass_stays_off_while_somebody_waits_and_outlives_a_reset() {
+    let mut rig = Rig::with_config(config());
+    let interrupt = rig.engine.interrupt();
+    interrupt.want(true);
+    rig.engine.write_bypass(1);
+    assert_eq!(rig.engine.config_space()[36], 0);
+    assert!(rig.mapper(1).is_empty() && !rig.engine.take_interrupted());
+    interrupt.want(false);
+    rig.engine.write_bypass(1);
+    assert_eq!(rig.engine.config_space()[36], 1);
+    // What is not a request is done.
+    interrupt.want(true);
+    rig.engine.reset();
+    assert!(!rig.mapper(1).is_empty(), "the field outlives a reset of the device");
+    rig.engine.accept_features(rig.engine.features());
+    rig.engine.write_bypass(0);
+    assert!(rig.mapper(1).is_empty());
+}
+
+#[test]
+fn piece_that_is_no_power_of_two_or_below_the_granule_is_refused() {
+    for max_piece in [0, 3 * PIECE, PAGE / 2] {
+        let config = EngineConfig { limits: Limits { max_piece, ..Limits::default() }, ..engine_config() };
+        let store = TestChunks::new(CHUNK, REGION_CHUNKS);
+        let engine = Engine::new(config, Arc::new(TestRam::new(&[(0, 0x1000)])), Some(Box::new(store)));
+        assert!(matches!(engine, Err(ConfigError::Piece(piece)) if piece == max_piece));
+    }
+}
