@@ -18,11 +18,11 @@ use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
 /// Names of the tables.
-pub const TABLES: [&str; 9] =
-    ["throughput", "map_time", "pinning", "density", "vmm", "disk", "network", "sandbox", COUNTS];
+pub const TABLES: [&str; 10] =
+    ["throughput", "map_time", "pinning", "density", "vmm", "login", "disk", "network", "sandbox", COUNTS];
 
 /// Those of them that a quick run leaves out unless they are named: each takes a minute or more.
-const NOT_QUICK: [&str; 4] = ["density", "disk", "network", "sandbox"];
+const NOT_QUICK: [&str; 5] = ["density", "login", "disk", "network", "sandbox"];
 
 /// The table that two runs are compared by.
 const COUNTS: &str = "counts";
@@ -143,6 +143,9 @@ impl Tools<'_> {
         let mut variables = Variables::new();
         if measurement.wants("density") {
             variables.push(("CAROM_TENANT", self.guest_program("tenant")?.into()));
+        }
+        if measurement.wants("login") {
+            variables.push(("CAROM_DISTRIBUTION", self.distribution()?.into()));
         }
         if measurement.wants("network") {
             variables.push(("CAROM_IPERF3", self.need_command("iperf3", "iperf3", "the table of networks")?.into()));

@@ -6,6 +6,7 @@ mod compare;
 mod counts;
 mod density;
 mod disk;
+mod login;
 mod map_time;
 mod network;
 mod pinning;

@@ -2,14 +2,15 @@
 //! All tables, in the order in which they are shown.
 
 use crate::table::Table;
-use crate::{counts, density, disk, map_time, network, pinning, sandbox, throughput, vmm};
+use crate::{counts, density, disk, login, map_time, network, pinning, sandbox, throughput, vmm};
 
-pub(crate) static TABLES: [Table; 9] = [
+pub(crate) static TABLES: [Table; 10] = [
     throughput::TABLE,
     map_time::TABLE,
     pinning::TABLE,
     density::TABLE,
     vmm::TABLE,
+    login::TABLE,
     disk::TABLE,
     network::TABLE,
     sandbox::TABLE,

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How long a Debian takes from the VMM's start to its login prompt, on a virtio disk that the VMM emulates.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use carom_integration::{Site, Vmm};
+use carom_tools::distribution::Distribution;
+
+use crate::table::{Measured, Row, Scope, Shown, Table, Work, ms};
+
+pub(crate) const TABLE: Table = Table {
+    name: "login",
+    across: "vmm",
+    shown: &[Shown { figure: "login_ms", title: "from the VMM's start to Debian's login prompt, in ms", places: 0 }],
+    work,
+};
+
+const RAM_MIB: u32 = 768;
+/// A boot in the rig.
+const ESTIMATE: Duration = Duration::from_secs(80);
+const PROMPT: &str = "debian login: ";
+
+fn work(_: Scope, site: &Site) -> Vec<Work> {
+    let there = |vmm: &Vmm| *vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some();
+    let of = |vmm: Vmm| Work {
+        name: vmm.name().into(),
+        estimate: ESTIMATE,
+        run: Box::new(move |site, _| {
+            let figures = [("login_ms", ms(log_in(vmm, site)?))];
+            let row = Row::new([("vmm", vmm.name().into()), ("ram_mib", RAM_MIB.into())], figures);
+            Ok(Measured { rows: vec![row], ..Measured::default() })
+        }),
+    };
+    [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor].into_iter().filter(there).map(of).collect()
+}
+
+/// Boots it from a copy of its disk in the host's RAM, which is made before, and ends it at the prompt.
+fn log_in(vmm: Vmm, site: &Site) -> Result<Duration> {
+    let files = Distribution::in_directory(site.distribution.as_ref().context("CAROM_DISTRIBUTION is not set")?);
+    let dir = tempfile::tempdir_in("/dev/shm").context("making a directory for a disk")?;
+    let disk = dir.path().join("disk.raw");
+    fs::copy(&files.disk, &disk).with_context(|| format!("copying {}", files.disk.display()))?;
+    let mut command = command(vmm, site, &files, &disk)?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let start = Instant::now();
+    let mut machine = Machine(command.spawn().with_context(|| format!("starting {}", vmm.name()))?);
+    wait_for_prompt(&console(&mut machine.0)?, start)
+}
+
+/// A VMM that does not outlive this value.
+struct Machine(Child);
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Fails only where it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What the guest's console shows, as it comes.
+fn console(vmm: &mut Child) -> Result<Receiver<Vec<u8>>> {
+    let mut output = vmm.stdout.take().context("the console is not piped")?;
+    let (send, receive) = channel();
+    thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = output.read(&mut bytes) {
+            if send.send(bytes[..count].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(receive)
+}
+
+fn wait_for_prompt(console: &Receiver<Vec<u8>>, start: Instant) -> Result<Duration> {
+    let (mut shown, limit) = (Vec::new(), ESTIMATE * 4);
+    loop {
+        match console.recv_timeout(limit.saturating_sub(start.elapsed())) {
+            Ok(more) => shown.extend(more),
+            Err(RecvTimeoutError::Timeout) => bail!("no login after {limit:?}:\n{}", end(&shown)),
+            Err(RecvTimeoutError::Disconnected) => bail!("the VMM ended before the login:\n{}", end(&shown)),
+        }
+        if shown.windows(PROMPT.len()).any(|part| part == PROMPT.as_bytes()) {
+            return Ok(start.elapsed());
+        }
+        // The prompt may come in two parts.
+        let known = shown.len().saturating_sub(4096);
+        shown.drain(..known);
+    }
+}
+
+fn end(shown: &[u8]) -> String {
+    String::from_utf8_lossy(&shown[shown.len().saturating_sub(2000)..]).into_owned()
+}
+
+/// A machine with one vCPU and this disk, its serial console on standard output.
+fn command(vmm: Vmm, site: &Site, files: &Distribution, disk: &Path) -> Result<Command> {
+    let cmdline = format!("console=ttyS0 {} quiet", Distribution::ROOT);
+    let program = match vmm {
+        Vmm::Carom => site.carom.as_path(),
+        Vmm::CloudHypervisor => site.cloud_hypervisor.as_deref().context("CAROM_CLOUD_HYPERVISOR is not set")?,
+        Vmm::Qemu | Vmm::QemuIntel => {
+            let mut command = Command::new("qemu-system-x86_64");
+            command
+                .args(["-accel", "kvm", "-cpu", "host", "-machine", "q35", "-nodefaults", "-no-user-config"])
+                .args(["-display", "none", "-serial", "stdio", "-no-reboot", "-m", &format!("{RAM_MIB}M")])
+                .arg("-kernel")
+                .arg(&files.kernel)
+                .arg("-initrd")
+                .arg(&files.initrd)
+                .args(["-append", &cmdline, "-object", "iothread,id=thread"])
+                .args(["-drive", &format!("if=none,id=disk,format=raw,aio=io_uring,file={}", disk.display())])
+                .args(["-device", "virtio-blk-pci,drive=disk,iothread=thread,disable-legacy=on"]);
+            return Ok(command);
+        }
+    };
+    let mut command = Command::new(program);
+    command
+        .arg("--kernel")
+        .arg(&files.kernel)
+        .arg("--initramfs")
+        .arg(&files.initrd)
+        .args(["--cmdline", &cmdline, "--cpus", "boot=1", "--memory", &format!("size={RAM_MIB}M")])
+        .args(["--serial", "tty", "--console", "off"])
+        .args(["--disk", &format!("path={},image_type=raw", disk.display())]);
+    Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompt_is_found_though_it_comes_in_parts() {
+        let (send, receive) = channel();
+        for part in ["\r\nDebian GNU/Linux 12 debian ttyS0\r\n\r\ndebian lo", "gin: "] {
+            send.send(part.as_bytes().to_vec()).unwrap();
+        }
+        assert!(wait_for_prompt(&receive, Instant::now()).is_ok());
+        drop(send);
+        let error = wait_for_prompt(&receive, Instant::now()).unwrap_err().to_string();
+        assert!(error.starts_with("the VMM ended"), "{error}");
+    }
+}
