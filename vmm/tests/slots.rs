@@ -42,7 +42,7 @@ fn in_slot(mut device: Value, slot: u8) -> Value {
 fn devices_are_in_the_slots_that_they_are_to_be_in_and_others_leave_these_to_them() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let Some(_carom) = start(dir) else { return };
+    let Some(_carom) = start(dir, &[]) else { return };
     fs::write(dir.join("kernel"), elf(HALT)).unwrap();
     let disks = json!([disk(dir, "first"), in_slot(disk(dir, "fixed"), 3), disk(dir, "next")]);
     let body = json!({"payload": {"kernel": dir.join("kernel")}, "memory": {"size": 64 << 20}, "disks": disks,

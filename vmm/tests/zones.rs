@@ -36,7 +36,7 @@ fn word(file: &File, offset: u64) -> u32 {
 fn file_of_a_shared_zone_has_what_the_guest_writes_and_what_a_snapshot_had() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let Some(_carom) = start(dir) else { return };
+    let Some(_carom) = start(dir, &[]) else { return };
     fs::write(dir.join("kernel"), elf(WRITE)).unwrap();
     let file = File::create_new(dir.join("ram")).unwrap();
     file.set_len(64 * MIB).unwrap();

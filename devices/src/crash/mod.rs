@@ -7,6 +7,8 @@
 
 mod report;
 mod requests;
+mod ring_text;
+mod rings;
 mod signals;
 mod thread_name;
 
@@ -16,6 +18,16 @@ use std::{io, panic};
 
 pub(crate) use self::report::{role, set_role, write_report};
 pub use self::requests::{Pending, REQUESTS, RequestRing};
+pub(crate) use self::ring_text::{CONFIG_SPACE, READ, RingKind, WRITE};
+pub(crate) use self::rings::{Claim, Number, Ring, Slot};
+
+/// What a report would say now of requests to devices.
+#[cfg(test)]
+pub(crate) fn last_requests() -> String {
+    let mut text = String::new();
+    rings::ALL.write(&mut text).expect("there is room in a string");
+    text
+}
 
 /// Has reports of panics, of signals that end the process, and of calls that no role has, written to `file`. Call it once, before other
 /// threads start.

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::requests::REQUESTS;
+use super::rings;
 
 /// Most reports of a process: panics of devices do not end it.
 const MOST: u32 = 16;
@@ -79,6 +80,7 @@ fn write(to: &mut Lines<'_>, base: u64, cause: Arguments<'_>, trace: Arguments<'
     writeln!(to, "trace:\n{trace}")?;
     writeln!(to, "last requests to the virtio-iommu, oldest first:")?;
     REQUESTS.write(to)?;
+    rings::ALL.write(to)?;
     writeln!(to, "end of the report")?;
     to.flush();
     Ok(())

@@ -8,6 +8,7 @@ use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
 use super::DeviceError;
+use crate::crash::Slot;
 use crate::dma::NearMemory;
 
 /// What is wrong with a buffer outside guest memory.
@@ -22,11 +23,43 @@ pub(crate) struct Buffer {
     pub(crate) writable: bool,
 }
 
+/// A descriptor chain that was taken from a queue.
+pub(crate) struct Chain<M> {
+    chain: DescriptorChain<M>,
+    /// Where it is kept.
+    slot: Option<&'static Slot>,
+}
+
+impl<M> Chain<M> {
+    /// What is known of it later is kept in `slot`.
+    pub(super) fn new(chain: DescriptorChain<M>, slot: Option<&'static Slot>) -> Self {
+        Self { chain, slot }
+    }
+
+    /// Its head, by which it is given back.
+    pub(crate) fn head_index(&self) -> u16
+    where
+        M: Deref,
+        M::Target: GuestMemory,
+    {
+        self.chain.head_index()
+    }
+}
+
+impl<M> From<DescriptorChain<M>> for Chain<M> {
+    fn from(chain: DescriptorChain<M>) -> Self {
+        Self { chain, slot: None }
+    }
+}
+
 /// The buffers of a descriptor chain in their order, each read when it is asked for. A broken chain ends with the rule that it breaks:
 /// its links lead nowhere or in a circle, or it is longer than its queue.
 #[derive(Clone)]
 pub(crate) struct Walk<M> {
     chain: DescriptorChain<M>,
+    slot: Option<&'static Slot>,
+    /// Bytes so far, of what the device reads and of what it writes.
+    sizes: [usize; 2],
     /// How many buffers there may still be.
     left: u16,
     /// There is another one, or should be.
@@ -34,8 +67,8 @@ pub(crate) struct Walk<M> {
 }
 
 /// Walks `chain`.
-pub(crate) fn walk<M>(chain: DescriptorChain<M>, queue_size: u16) -> Walk<M> {
-    Walk { chain, left: queue_size, open: true }
+pub(crate) fn walk<M>(Chain { chain, slot }: Chain<M>, queue_size: u16) -> Walk<M> {
+    Walk { chain, slot, sizes: [0; 2], left: queue_size, open: true }
 }
 
 impl<M> Iterator for Walk<M>
@@ -59,8 +92,14 @@ where
         }
         self.left -= 1;
         self.open = descriptor.has_next();
-        let len = usize::try_from(descriptor.len()).map_err(|_| "a buffer is too long");
-        Some(len.map(|len| Buffer { address: descriptor.addr(), len, writable: descriptor.is_write_only() }))
+        let Ok(len) = usize::try_from(descriptor.len()) else { return Some(Err("a buffer is too long")) };
+        let writable = descriptor.is_write_only();
+        if let Some(slot) = self.slot {
+            let size = &mut self.sizes[usize::from(writable)];
+            *size = size.saturating_add(len);
+            slot.set_sizes(self.sizes[0], self.sizes[1]);
+        }
+        Some(Ok(Buffer { address: descriptor.addr(), len, writable }))
     }
 }
 
@@ -90,7 +129,7 @@ pub(crate) fn read_request<'m>(
     buffer: &mut [u8],
 ) -> Result<Request<'m>, &'static str> {
     let head = chain.head_index();
-    let mut walk = walk(chain, queue_size);
+    let mut walk = walk(chain.into(), queue_size);
     let (mut readable, mut writable) = (0usize, 0usize);
     let mut reply = None;
     while let Some(part) = walk.next() {

@@ -9,6 +9,7 @@ use thiserror::Error;
 use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::last_requests::LastRequests;
 use crate::dma::DeviceMemory;
 use crate::state::{DeviceState, StateError};
 
@@ -103,6 +104,8 @@ pub struct Driver {
     pub interrupt: Arc<dyn Interrupt>,
     /// The negotiated features, the transport's bits among them.
     pub features: u64,
+    /// Where the last requests are kept.
+    pub requests: Arc<LastRequests>,
 }
 
 /// How far a queue was served.

@@ -8,9 +8,13 @@ mod chain;
 pub mod console;
 mod device;
 pub mod iommu;
+mod last_requests;
 pub mod net;
 mod notification;
 pub mod pmem;
+mod queue;
+#[cfg(feature = "fuzzing")]
+mod queue_load;
 pub mod rng;
 #[cfg(test)]
 mod test_support;
@@ -21,4 +25,7 @@ pub mod vsock;
 pub mod windows;
 
 pub use self::device::{DeviceError, Driver, Interrupt, QueueState, SharedRegion, VirtioDevice};
+pub use self::last_requests::LastRequests;
+#[cfg(feature = "fuzzing")]
+pub use self::queue_load::QueueLoad;
 pub use self::transport::{TransportError, VirtioPciDevice, VirtioPciParams};

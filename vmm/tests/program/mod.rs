@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::http::{self, PATIENCE};
 
 /// A process that is gone at the end of the test.
-pub(crate) struct Carom(Child);
+pub(crate) struct Carom(pub(crate) Child);
 
 impl Drop for Carom {
     fn drop(&mut self) {
@@ -33,15 +33,15 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Starts the program with a socket `api.sock` in `dir`, if there is KVM.
-pub(crate) fn start(dir: &Path) -> Option<Carom> {
+/// Starts the program with a socket `api.sock` in `dir` and further options, if there is KVM.
+pub(crate) fn start(dir: &Path, options: &[&str]) -> Option<Carom> {
     if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         eprintln!("not tested: /dev/kvm: {error}");
         return None;
     }
     let socket = dir.join("api.sock");
     let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
-    let carom = Carom(command.arg("--api-socket").arg(&socket).stdin(Stdio::null()).spawn().unwrap());
+    let carom = Carom(command.arg("--api-socket").arg(&socket).args(options).stdin(Stdio::null()).spawn().unwrap());
     wait_until("it listens", || UnixStream::connect(&socket).is_ok());
     Some(carom)
 }

@@ -3,6 +3,7 @@
 //! The passed-through function as a whole, over a fake one.
 
 mod intx;
+mod kept;
 
 use std::io::ErrorKind;
 use std::sync::Arc;

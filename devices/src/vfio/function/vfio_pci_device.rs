@@ -20,6 +20,7 @@ use super::interrupts::Interrupts;
 use super::intx::Intx;
 use super::sysfs::HostFunctionPath;
 use super::vfio_function::VfioFunction;
+use crate::crash::{CONFIG_SPACE, Claim, READ, RingKind, WRITE};
 use crate::pci::{Bar, MsixTable, PciDevice, regs};
 use crate::platform::{HostListener, HostNotice, MemorySlots, MsiAllocator, MsiVectors, SharedLine};
 use crate::sync::lock;
@@ -74,6 +75,8 @@ pub struct VfioPciDevice {
     table: Option<Mutex<MsixTable>>,
     msix: Option<MsixCapability>,
     slots: Arc<dyn MemorySlots>,
+    /// The last accesses, where a ring was left for them.
+    accesses: Option<Claim>,
     throttle: Throttle,
     watch: Mutex<Option<HostWatch>>,
     /// The last reset failed because the host held the device.
@@ -146,6 +149,7 @@ impl VfioPciDevice {
             table: table.map(|vectors| Mutex::new(MsixTable::new(vectors))),
             msix: layout.msix,
             slots,
+            accesses: Claim::new(id, RingKind::Accesses),
             throttle: Throttle::default(),
             watch: Mutex::default(),
             held: AtomicBool::new(false),
@@ -195,6 +199,16 @@ impl VfioPciDevice {
     /// Attaches the function to another address space.
     pub(crate) fn attachable(&self) -> Weak<dyn Attachable> {
         self.host.attachable()
+    }
+
+    /// Does an access, which is kept among the last ones: one that does not end is seen in the report of a crash.
+    fn access(&self, code: u8, region: u16, offset: u64, len: usize, access: impl FnOnce()) {
+        let Some(ring) = self.accesses.as_ref().map(Claim::ring) else { return access() };
+        let (number, slot) = ring.begin(region);
+        slot.set_sizes(len, 0);
+        ring.note(number, code, offset);
+        access();
+        ring.end(number, 0);
     }
 
     fn bar(&self, index: u8) -> Option<&HostBar> {
@@ -293,21 +307,25 @@ impl PciDevice for VfioPciDevice {
     }
 
     fn read_config(&self, offset: u16, data: &mut [u8]) {
-        lock(&self.state).view.read(&*self.host, offset, data);
+        self.access(READ, CONFIG_SPACE, offset.into(), data.len(), || {
+            lock(&self.state).view.read(&*self.host, offset, data);
+        });
     }
 
     fn write_config(&self, offset: u16, data: &[u8]) {
-        let mut state = lock(&self.state);
-        if ends_decoding(offset, data)
-            && let Err(error) = self.bars.iter().try_for_each(HostBar::withhold)
-            && self.throttle.pass()
-        {
-            warn!("{}: decoding goes off while other devices may reach a BAR: {error}", self.name);
-        }
-        let FunctionState { view, interrupts, .. } = &mut *state;
-        view.write(&*self.host, offset, data);
-        let mut table = self.lock_table();
-        interrupts.written(&*self.host, view, table.as_deref_mut(), offset, data.len());
+        self.access(WRITE, CONFIG_SPACE, offset.into(), data.len(), || {
+            let mut state = lock(&self.state);
+            if ends_decoding(offset, data)
+                && let Err(error) = self.bars.iter().try_for_each(HostBar::withhold)
+                && self.throttle.pass()
+            {
+                warn!("{}: decoding goes off while other devices may reach a BAR: {error}", self.name);
+            }
+            let FunctionState { view, interrupts, .. } = &mut *state;
+            view.write(&*self.host, offset, data);
+            let mut table = self.lock_table();
+            interrupts.written(&*self.host, view, table.as_deref_mut(), offset, data.len());
+        });
     }
 
     fn bars(&self) -> Vec<Bar> {
@@ -334,30 +352,34 @@ impl PciDevice for VfioPciDevice {
 
     fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
-        self.each_target(index, offset, data.len(), |target, at, part| {
-            let data = &mut data[part];
-            match (target, self.lock_table()) {
-                (BarTarget::Table(at), Some(table)) => table.read_table(at, data),
-                (BarTarget::Pending(at), Some(table)) => {
-                    data.fill(0);
-                    table.read_pending(at, data);
+        self.access(READ, index.into(), offset, data.len(), || {
+            self.each_target(index, offset, data.len(), |target, at, part| {
+                let data = &mut data[part];
+                match (target, self.lock_table()) {
+                    (BarTarget::Table(at), Some(table)) => table.read_table(at, data),
+                    (BarTarget::Pending(at), Some(table)) => {
+                        data.fill(0);
+                        table.read_pending(at, data);
+                    }
+                    (_, table) => {
+                        drop(table);
+                        self.host.read_region(index, at, data);
+                    }
                 }
-                (_, table) => {
-                    drop(table);
-                    self.host.read_region(index, at, data);
-                }
-            }
+            });
         });
     }
 
     fn write_bar(&self, index: u8, offset: u64, data: &[u8]) {
-        self.each_target(index, offset, data.len(), |target, at, part| {
-            let data = &data[part];
-            match target {
-                BarTarget::Table(at) => self.write_table(at, data),
-                BarTarget::Pending(_) => {}
-                BarTarget::Device => self.host.write_region(index, at, data),
-            }
+        self.access(WRITE, index.into(), offset, data.len(), || {
+            self.each_target(index, offset, data.len(), |target, at, part| {
+                let data = &data[part];
+                match target {
+                    BarTarget::Table(at) => self.write_table(at, data),
+                    BarTarget::Pending(_) => {}
+                    BarTarget::Device => self.host.write_region(index, at, data),
+                }
+            });
         });
     }
 

@@ -29,6 +29,7 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::wire::{ACCESS, Command, HEADER, Header, Kind, dma_access, parse_dma_access};
+use crate::crash::{Claim, RingKind};
 use crate::patience::{Budget, Operation};
 use crate::sandbox::{self, Role};
 use crate::sync::lock;
@@ -272,6 +273,8 @@ struct SharedConnection {
     is_sending: Mutex<bool>,
     sent: Condvar,
     calls: Calls,
+    /// The last messages, where a ring was left for them.
+    messages: Option<Claim>,
     limit: Duration,
     budget: Mutex<Budget>,
 }
@@ -356,6 +359,7 @@ impl Connection {
             is_sending: Mutex::new(false),
             sent: Condvar::new(),
             calls: Calls::default(),
+            messages: Claim::new(name, RingKind::Messages),
             limit,
             budget: Mutex::new(Budget::new(limit * BUDGET.0 / BUDGET.1, limit / FREE, Instant::now())),
         });
@@ -382,12 +386,18 @@ impl Connection {
         descriptors: &[BorrowedFd<'_>],
         most: usize,
     ) -> Result<Vec<u8>, CallError> {
-        let SharedConnection { calls, limit, number, budget, .. } = &*self.shared;
+        let SharedConnection { calls, limit, number, budget, messages, .. } = &*self.shared;
         let start = Instant::now();
         let of_operation = limit.saturating_sub(Operation::waited(*number));
         let of_budget = lock(budget).allows(start);
         let deadline = start + of_operation.min(of_budget);
         let id = calls.expect(command, most)?;
+        let kept = messages.as_ref().map(|claim| {
+            let (kept, slot) = claim.ring().begin(id);
+            slot.set_sizes(payload.len(), most);
+            claim.ring().note(kept, u8::try_from(command.number()).unwrap_or(u8::MAX), 0);
+            (claim.ring(), kept)
+        });
         let mut message = Header::request(id, command, payload.len()).encode().to_vec();
         message.extend(payload);
         if let Err(error) = self.shared.send(&message, descriptors, deadline) {
@@ -395,6 +405,16 @@ impl Connection {
             self.shared.give_up(&reason);
         }
         let answer = calls.wait(id, deadline);
+        if let Some((ring, kept)) = kept {
+            match &answer {
+                Some(Ok(answer)) => ring.end(kept, u32::try_from(answer.len()).unwrap_or(u32::MAX)),
+                Some(Err(CallError::Refused(error))) => {
+                    ring.set_status(kept, u8::try_from(*error).unwrap_or(u8::MAX));
+                    ring.end(kept, 0);
+                }
+                Some(Err(CallError::Gone)) | None => {}
+            }
+        }
         let end = Instant::now();
         Operation::note(*number, end.duration_since(start));
         lock(budget).pay(start, end);

@@ -44,7 +44,7 @@ pub fn run(bytes: &[u8]) {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).expect("a small range"));
     let (memory, orders) = (DeviceMemory::all_ram(ram.clone()), Orders::none().expect("a descriptor"));
     let features = if first & 2 != 0 { feature::REPORTING } else { 0 };
-    let driver = Driver { memory, interrupt: Arc::new(Silent), features };
+    let driver = Driver { requests: Arc::default(), memory, interrupt: Arc::new(Silent), features };
     let page = if first & 4 != 0 { 0x1_0000 } else { 0x1000 };
     let counts = Arc::new(Counts::default());
     let mut traffic = Traffic::new(driver, Arc::new(Reclaim::new(ram.clone(), page)), counts.clone());

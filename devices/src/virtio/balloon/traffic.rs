@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::{Queue, QueueT};
 use vm_memory::{Address, Bytes};
 
 use super::counters::Counts;
@@ -14,6 +14,7 @@ use crate::dma::DmaView;
 use crate::reclaim::Reclaim;
 use crate::virtio::chain::{Buffer, OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -33,7 +34,7 @@ pub(super) struct Traffic {
     driver: Driver,
     reclaim: Arc<Reclaim>,
     counts: Arc<Counts>,
-    queues: [Option<Queue>; QUEUES],
+    queues: [Option<DeviceQueue>; QUEUES],
     numbers: Vec<u32>,
     failed: bool,
 }
@@ -47,7 +48,7 @@ impl Traffic {
     /// Serves a queue from now on.
     pub(super) fn put(&mut self, index: u16, queue: Queue) {
         if let Some(place) = self.queues.get_mut(usize::from(index)) {
-            *place = Some(queue);
+            *place = Some(DeviceQueue::new(index, queue, &self.driver));
         }
     }
 
@@ -59,7 +60,7 @@ impl Traffic {
 
     /// How far a queue is served.
     pub(super) fn state(&self, index: u16) -> Option<QueueState> {
-        self.queues.get(usize::from(index))?.as_ref().map(QueueState::of)
+        self.queues.get(usize::from(index))?.as_ref().map(|queue| QueueState::of(queue))
     }
 
     /// Whether it has no queue.
@@ -108,7 +109,7 @@ impl Traffic {
         let memory = &self.driver.memory.view();
         let Some(queue) = &mut self.queues[usize::from(index)] else { return Ok(false) };
         let size = queue.size();
-        let Some(chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(false) };
+        let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(false) };
         let head = chain.head_index();
         let pages = Pages { reclaim: &self.reclaim, counts: &self.counts, numbers: &mut self.numbers };
         let buffers = walk(chain, size);

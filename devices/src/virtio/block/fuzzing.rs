@@ -76,7 +76,12 @@ pub fn run(bytes: &[u8]) {
         limiter: is(5).then(|| Arc::new(RateLimiter::new(limits, Instant::now()))),
         affinity: BTreeMap::new(),
     };
-    let driver = Driver { memory, interrupt: Arc::new(Silent), features: if is(4) { u64::MAX } else { 0 } };
+    let driver = Driver {
+        requests: Arc::default(),
+        memory,
+        interrupt: Arc::new(Silent),
+        features: if is(4) { u64::MAX } else { 0 },
+    };
     let doorbell = EventFd::new(EFD_NONBLOCK).expect("a descriptor");
     let mut requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a descriptor");
     let mut place = 0;

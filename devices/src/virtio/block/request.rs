@@ -2,12 +2,11 @@
 
 //! Requests as the driver writes them (virtio 1.4, section 5.2.6), however it splits them into buffers.
 
-use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::spec::{HEADER, request};
 use crate::dma::DmaView;
-use crate::virtio::chain::{OUTSIDE, walk};
+use crate::virtio::chain::{Chain, OUTSIDE, walk};
 
 /// A request: its header, and where all else of it is.
 #[derive(Debug)]
@@ -27,6 +26,14 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// What is kept of it among the last requests: its type and its sector; of a type that a byte has no room for, only that.
+    pub(super) fn noted(&self) -> (u8, u64) {
+        match u8::try_from(self.kind) {
+            Ok(kind) => (kind, self.sector),
+            Err(_) => (u8::MAX, self.kind.into()),
+        }
+    }
+
     /// Bytes that it reads or writes of the disk; 0 for others.
     pub(super) fn bytes(&self) -> u64 {
         match self.kind {
@@ -85,11 +92,7 @@ impl Parts {
 /// The rule that the chain breaks, so that nothing can be told of the request: its links lead nowhere or in a circle, it is longer
 /// than its queue, a readable buffer follows a writable one (virtio 1.4, section 2.7.4.2), the header is not whole or not in
 /// memory, or there is no room for the status.
-pub(super) fn read(
-    chain: DescriptorChain<&DmaView<'_>>,
-    memory: &DmaView<'_>,
-    queue_size: u16,
-) -> Result<Request, &'static str> {
+pub(super) fn read(chain: Chain<&DmaView<'_>>, memory: &DmaView<'_>, queue_size: u16) -> Result<Request, &'static str> {
     let head = chain.head_index();
     let mut header = [0; HEADER];
     let mut have = 0;

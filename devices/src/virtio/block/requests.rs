@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::warn;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::{Queue, QueueT};
 use vm_memory::Bytes;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -23,6 +23,7 @@ use super::transfer::Failure;
 use crate::throttle::Throttle;
 use crate::virtio::chain::{OUTSIDE, broken, ring_error};
 use crate::virtio::notification::{more_came, wants_interrupt};
+use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -34,7 +35,7 @@ const KERNEL_AGAIN: Duration = Duration::from_millis(2);
 /// The work of the thread that serves a queue.
 pub(super) struct Requests {
     index: u16,
-    queue: Queue,
+    queue: DeviceQueue,
     driver: Driver,
     disk: Arc<Disk>,
     engine: Engine,
@@ -67,7 +68,7 @@ impl Requests {
             index,
             engine: Engine::new(disk.image.clone(), queue.size(), disk.mode),
             durable: driver.features & feature::FLUSH == 0,
-            queue,
+            queue: DeviceQueue::new(index, queue, &driver),
             driver,
             disk,
             flights: (0..places).map(|_| None).collect(),
@@ -132,19 +133,20 @@ impl Requests {
         }
         let memory = &self.driver.memory.view();
         let size = self.queue.size();
-        let mut chains = self.queue.iter(memory).map_err(ring_error(self.index))?;
+        let ring = ring_error(self.index);
         while requests.len() < most
-            && let Some(chain) = chains.next()
+            && let Some(chain) = self.queue.next_chain(memory).map_err(&ring)?
         {
             let request = request::read(chain, memory, size).map_err(broken(self.index))?;
             if let Some(limiter) = &self.disk.limiter
                 && let Err(wait) = limiter.pass(request.bytes(), Instant::now())
             {
-                chains.go_to_previous_position();
+                self.queue.put_back(1);
                 count(&self.disk.counts.rate_waits);
                 self.held = Some(wait);
                 break;
             }
+            self.queue.note(request.head, request.noted());
             requests.push(request);
         }
         Ok(requests)
@@ -216,6 +218,7 @@ impl Requests {
         let ring = ring_error(self.index);
         for Answer { head, place, status, used } in answers {
             memory.write_obj(*status, *place).map_err(|_| broken(self.index)(OUTSIDE))?;
+            self.queue.note_status(*head, *status);
             self.queue.add_used(memory, *head, *used).map_err(&ring)?;
         }
         if wants_interrupt(&mut self.queue, memory).map_err(&ring)? {

@@ -44,7 +44,7 @@ pub fn run(bytes: &[u8]) {
     let (first, bytes) = bytes.split_first().map_or((0, bytes), |(first, rest)| (*first, rest));
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).expect("a small range"));
     let (memory, orders) = (DeviceMemory::all_ram(ram.clone()), Orders::none().expect("a descriptor"));
-    let driver = Driver { memory, interrupt: Arc::new(Silent), features: feature::SIZE };
+    let driver = Driver { requests: Arc::default(), memory, interrupt: Arc::new(Silent), features: feature::SIZE };
     let console = VirtioConsole::new("fuzz", Box::new(io::sink())).expect("a descriptor");
     let mut traffic = console.traffic(driver);
     for index in [queue::RX, queue::TX] {

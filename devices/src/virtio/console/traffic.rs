@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use log::warn;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::{Queue, QueueT};
 use vm_memory::{Address, Bytes};
 
 use super::ends::Ends;
@@ -16,6 +16,7 @@ use crate::sync::lock;
 use crate::throttle::Throttle;
 use crate::virtio::chain::{OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -32,7 +33,7 @@ const PIECE: usize = 4 << 10;
 pub(super) struct Traffic {
     driver: Driver,
     ends: Arc<Ends>,
-    queues: [Option<Queue>; QUEUES],
+    queues: [Option<DeviceQueue>; QUEUES],
     scratch: Vec<u8>,
     failed: bool,
     throttle: Throttle,
@@ -47,7 +48,7 @@ impl Traffic {
     /// Serves a queue from now on.
     pub(super) fn put(&mut self, index: u16, queue: Queue) {
         if let Some(place) = self.queues.get_mut(usize::from(index)) {
-            *place = Some(queue);
+            *place = Some(DeviceQueue::new(index, queue, &self.driver));
         }
     }
 
@@ -59,7 +60,7 @@ impl Traffic {
 
     /// How far a queue is served.
     pub(super) fn state(&self, index: u16) -> Option<QueueState> {
-        self.queues.get(usize::from(index))?.as_ref().map(QueueState::of)
+        self.queues.get(usize::from(index))?.as_ref().map(|queue| QueueState::of(queue))
     }
 
     /// Whether it has no queue.
@@ -127,7 +128,7 @@ impl Traffic {
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
         let memory = &self.driver.memory.view();
         let size = queue.size();
-        let Some(chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(false) };
+        let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(false) };
         let head = chain.head_index();
         let mut all = 0;
         for buffer in walk(chain, size) {
@@ -168,7 +169,7 @@ impl Traffic {
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
         let memory = &self.driver.memory.view();
         let size = queue.size();
-        let Some(chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(false) };
+        let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(false) };
         let head = chain.head_index();
         let mut used = 0;
         for buffer in walk(chain, size) {

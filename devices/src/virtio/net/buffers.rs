@@ -2,11 +2,10 @@
 
 //! The buffers of descriptor chains.
 
-use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::dma::DmaView;
-use crate::virtio::chain::{OUTSIDE, walk};
+use crate::virtio::chain::{Chain, OUTSIDE, walk};
 
 /// Buffers, with their bytes.
 pub(super) type Buffers = Vec<(GuestAddress, usize)>;
@@ -25,7 +24,7 @@ pub(super) enum Direction {
 /// # Errors
 /// The rule that the chain breaks.
 pub(super) fn collect(
-    chain: DescriptorChain<&DmaView<'_>>,
+    chain: Chain<&DmaView<'_>>,
     queue_size: u16,
     direction: Direction,
     buffers: &mut Buffers,

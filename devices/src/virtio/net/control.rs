@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use log::warn;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::spec::{CTRL_ERR, CTRL_MQ, CTRL_MQ_VQ_PAIRS_SET, CTRL_OK};
 use crate::throttle::Throttle;
 use crate::virtio::chain::{OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -49,7 +50,7 @@ struct Command {
 /// The work of the thread that serves the control queue.
 pub(in crate::virtio) struct Control {
     index: u16,
-    queue: Queue,
+    queue: DeviceQueue,
     driver: Driver,
     host: Arc<dyn Pairs>,
     /// Pairs of queues that there are.
@@ -69,6 +70,7 @@ impl Control {
         most: u16,
         pairs: Arc<AtomicU16>,
     ) -> Self {
+        let queue = DeviceQueue::new(index, queue, &driver);
         Self { index, queue, driver, host, most, pairs, failed: false, throttle: Throttle::default() }
     }
 
@@ -83,6 +85,7 @@ impl Control {
         while !orders.call() {
             let Some(Command { head, bytes, len, answer }) = self.next()? else { break };
             let done = self.execute(&bytes[..len]);
+            self.queue.note_status(head, done);
             let memory = &self.driver.memory.view();
             memory.write_obj(done, answer).map_err(|_| broken(self.index)(OUTSIDE))?;
             self.queue.add_used(memory, head, 1).map_err(&ring)?;
@@ -97,7 +100,7 @@ impl Control {
         let rule = broken(self.index);
         let memory = &self.driver.memory.view();
         let size = self.queue.size();
-        let chain = self.queue.iter(memory).map_err(ring_error(self.index))?.next();
+        let chain = self.queue.next_chain(memory).map_err(ring_error(self.index))?;
         let Some(chain) = chain else { return Ok(None) };
         let head = chain.head_index();
         let (mut bytes, mut len) = ([0; COMMAND], 0);
@@ -107,6 +110,7 @@ impl Control {
                 if buffer.len == 0 {
                     break;
                 }
+                self.queue.note(head, (bytes[0], bytes[1].into()));
                 return Ok(Some(Command { head, bytes, len, answer: buffer.address }));
             }
             let free = &mut bytes[len..];

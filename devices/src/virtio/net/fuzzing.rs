@@ -78,7 +78,12 @@ pub fn run(bytes: &[u8]) {
     let (receive_limiter, transmit_limiter) = (limiter(), limiter());
     let link = Link { id: "net".into(), carrier, counts: Counts::default(), receive_limiter, transmit_limiter };
     let link = Arc::new(link);
-    let driver = Driver { memory, interrupt: Arc::new(Silent), features: if first & 2 != 0 { MRG_RXBUF } else { 0 } };
+    let driver = Driver {
+        requests: Arc::default(),
+        memory,
+        interrupt: Arc::new(Silent),
+        features: if first & 2 != 0 { MRG_RXBUF } else { 0 },
+    };
     let mut task: Box<dyn FnMut()> = match first >> 2 & 3 {
         0 => {
             let mut control = Control::new(2, queue, driver, link, 2, Arc::new(AtomicU16::new(1)));

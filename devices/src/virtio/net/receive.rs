@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use log::warn;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::{Queue, QueueT};
 
 use super::buffers::{Buffers, Direction, collect, write};
 use super::counters::count;
@@ -20,7 +20,8 @@ use super::turn::{Rest, Turn};
 use crate::throttle::Throttle;
 use crate::virtio::chain::{broken, ring_error};
 use crate::virtio::notification::ask_for_notifications;
-use crate::virtio::used_batch::{add_used, wants_interrupt};
+use crate::virtio::queue::DeviceQueue;
+use crate::virtio::used_batch::wants_interrupt;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Wait};
 
@@ -32,7 +33,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// A receive queue.
 pub(super) struct Receive {
     index: u16,
-    queue: Queue,
+    queue: DeviceQueue,
     driver: Driver,
     link: Arc<Link>,
     /// The packet at hand, with its header.
@@ -68,7 +69,7 @@ impl Receive {
     pub(super) fn new(index: u16, queue: Queue, driver: Driver, link: Arc<Link>) -> Self {
         Self {
             index,
-            queue,
+            queue: DeviceQueue::new(index, queue, &driver),
             driver,
             link,
             packet: vec![0; HEADER_BYTES + MAX_PACKET],
@@ -191,8 +192,8 @@ impl Receive {
         self.used.clear();
         let mut room = 0;
         while room < self.len {
-            let Some(chain) = self.queue.iter(memory).map_err(&ring)?.next() else {
-                self.queue.set_next_avail(first);
+            let Some(chain) = self.queue.next_chain(memory).map_err(&ring)? else {
+                self.queue.put_back(self.queue.next_avail().wrapping_sub(first));
                 // If the driver has all of its buffers in the queue, it will never have more.
                 let all = self.used.len() >= usize::from(size);
                 return Ok(if all { self.lose() } else { Step::NoRoom });
@@ -201,7 +202,7 @@ impl Receive {
             let bytes = collect(chain, size, Direction::Writable, &mut self.buffers).map_err(&rule)?;
             if !merges && bytes < self.len {
                 // The buffers are still the driver's.
-                self.queue.set_next_avail(first);
+                self.queue.put_back(self.queue.next_avail().wrapping_sub(first));
                 return Ok(self.lose());
             }
             let part = bytes.min(self.len - room);
@@ -215,7 +216,7 @@ impl Receive {
         let buffers = u16::try_from(self.used.len()).map_err(|_| rule("a packet takes too many buffers"))?;
         self.packet[NUM_BUFFERS..HEADER_BYTES].copy_from_slice(&buffers.to_le_bytes());
         write(memory, &self.buffers, &self.packet[..self.len]).map_err(&rule)?;
-        add_used(&mut self.queue, memory, &self.used).map_err(&ring)?;
+        self.queue.add_used_together(memory, &self.used).map_err(&ring)?;
         count(&self.link.counts.rx_frames, 1);
         count(&self.link.counts.rx_bytes, (self.len - HEADER_BYTES) as u64);
         Ok(Step::Done)

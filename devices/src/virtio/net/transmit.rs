@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use log::warn;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::{Queue, QueueT};
 
 use super::buffers::{Buffers, Direction, collect, read};
 use super::counters::count;
@@ -17,7 +17,8 @@ use super::turn::{Rest, Turn};
 use crate::throttle::Throttle;
 use crate::virtio::chain::{broken, ring_error};
 use crate::virtio::notification::more_came;
-use crate::virtio::used_batch::{add_used, wants_interrupt};
+use crate::virtio::queue::DeviceQueue;
+use crate::virtio::used_batch::wants_interrupt;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Wait};
 
@@ -27,7 +28,7 @@ const MOST: u32 = 64;
 /// A transmit queue.
 pub(super) struct Transmit {
     index: u16,
-    queue: Queue,
+    queue: DeviceQueue,
     driver: Driver,
     link: Arc<Link>,
     /// The packet at hand.
@@ -51,6 +52,7 @@ enum Step {
 
 impl Transmit {
     pub(super) fn new(index: u16, queue: Queue, driver: Driver, link: Arc<Link>) -> Self {
+        let queue = DeviceQueue::new(index, queue, &driver);
         let packet = vec![0; HEADER_BYTES + MAX_PACKET];
         let (buffers, rest, throttle) = (Vec::new(), Rest::default(), Throttle::default());
         Self { index, queue, driver, link, packet, buffers, rest, throttle }
@@ -104,14 +106,14 @@ impl Transmit {
         let ring = ring_error(self.index);
         let (head, bytes, whole) = {
             let memory = &self.driver.memory.view();
-            let (first, size) = (self.queue.next_avail(), self.queue.size());
-            let Some(chain) = self.queue.iter(memory).map_err(&ring)?.next() else { return Ok(Step::NoPacket) };
+            let size = self.queue.size();
+            let Some(chain) = self.queue.next_chain(memory).map_err(&ring)? else { return Ok(Step::NoPacket) };
             let head = chain.head_index();
             self.buffers.clear();
             let whole = collect(chain, size, Direction::Readable, &mut self.buffers).map_err(broken(self.index))?;
             let limiter = self.link.transmit_limiter.as_ref();
             if let Err(time) = self.link.pass(limiter, whole.saturating_sub(HEADER_BYTES)) {
-                self.queue.set_next_avail(first);
+                self.queue.put_back(1);
                 return Ok(Step::Held(time));
             }
             (head, read(memory, &self.buffers, &mut self.packet).map_err(broken(self.index))?, whole)
@@ -135,7 +137,7 @@ impl Transmit {
                 }
             }
         }
-        add_used(&mut self.queue, &self.driver.memory.view(), &[(head, 0)]).map_err(&ring)?;
+        self.queue.add_used_together(&self.driver.memory.view(), &[(head, 0)]).map_err(&ring)?;
         Ok(Step::Done)
     }
 }

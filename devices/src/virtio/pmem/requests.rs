@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use log::warn;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::{Queue, QueueT};
 use vm_memory::{Address, Bytes, GuestAddress};
 
 use super::counters::Counts;
@@ -16,6 +16,7 @@ use crate::dma::DmaView;
 use crate::throttle::Throttle;
 use crate::virtio::chain::{Buffer, OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -25,7 +26,7 @@ const MOST_BUFFERS: usize = 2 * REQUEST_BYTES;
 
 /// The work of the thread that serves the queue.
 pub(super) struct Requests {
-    queue: Queue,
+    queue: DeviceQueue,
     driver: Driver,
     /// `None` where writes are discarded: there is nothing to flush.
     file: Option<Arc<File>>,
@@ -42,6 +43,7 @@ struct Request {
 
 impl Requests {
     pub(super) fn new(queue: Queue, driver: Driver, file: Option<Arc<File>>, counts: Arc<Counts>) -> Self {
+        let queue = DeviceQueue::new(QUEUE, queue, &driver);
         Self { queue, driver, file, counts, failed: false, throttle: Throttle::default() }
     }
 
@@ -62,12 +64,14 @@ impl Requests {
         let (ring, size) = (ring_error(QUEUE), self.queue.size());
         let (head, request) = {
             let memory = &self.driver.memory.view();
-            let Some(chain) = self.queue.iter(memory).map_err(&ring)?.next() else { return Ok(false) };
+            let Some(chain) = self.queue.next_chain(memory).map_err(&ring)? else { return Ok(false) };
             let head = chain.head_index();
             (head, Request::read(memory, walk(chain, size)).map_err(broken(QUEUE))?)
         };
+        self.queue.note(head, (0, request.kind.into()));
         // Without the view: nothing that the guest unmaps meanwhile is waited for as long as the disk takes.
         let status = if request.kind == FLUSH { self.flush() } else { status::FAILED };
+        self.queue.note_status(head, u8::try_from(status).unwrap_or(u8::MAX));
         let memory = &self.driver.memory.view();
         for (address, byte) in request.answer.iter().zip(status.to_le_bytes()) {
             memory.write_obj(byte, *address).map_err(|_| broken(QUEUE)(OUTSIDE))?;

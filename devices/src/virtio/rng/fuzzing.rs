@@ -41,7 +41,7 @@ pub fn run(bytes: &[u8]) {
     queue.set_ready(true);
     let source = File::open("/dev/zero").expect("every host has it");
     let counts = Arc::new(Counts::default());
-    let driver = Driver { memory, interrupt: Arc::new(Silent), features: 0 };
+    let driver = Driver { requests: Arc::default(), memory, interrupt: Arc::new(Silent), features: 0 };
     let mut requests = Requests::new(queue, driver, Arc::new(source), counts.clone());
     let (mut place, mut rounds) = (0, 0);
     for piece in bytes.chunks(0x500) {

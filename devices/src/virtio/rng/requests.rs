@@ -10,15 +10,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use log::warn;
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::counters::Counts;
 use super::spec::REQUEST_QUEUE;
 use crate::dma::DmaView;
 use crate::throttle::Throttle;
-use crate::virtio::chain::{OUTSIDE, broken, ring_error, walk};
+use crate::virtio::chain::{Chain, OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -29,7 +30,7 @@ const SOURCE_AGAIN: Duration = Duration::from_secs(1);
 
 /// The work of the thread that serves the queue.
 pub(super) struct Requests {
-    queue: Queue,
+    queue: DeviceQueue,
     driver: Driver,
     source: Arc<File>,
     counts: Arc<Counts>,
@@ -53,6 +54,7 @@ enum Step {
 
 impl Requests {
     pub(super) fn new(queue: Queue, driver: Driver, source: Arc<File>, counts: Arc<Counts>) -> Self {
+        let queue = DeviceQueue::new(REQUEST_QUEUE, queue, &driver);
         let (random, buffers, throttle) = (Vec::new(), Vec::new(), Throttle::default());
         Self { queue, driver, source, counts, random, buffers, failed: false, throttle }
     }
@@ -93,11 +95,11 @@ impl Requests {
         let memory = &self.driver.memory.view();
         let ring = ring_error(REQUEST_QUEUE);
         let size = self.queue.size();
-        let Some(chain) = self.queue.iter(memory).map_err(&ring)?.next() else { return Ok(Step::Empty) };
+        let Some(chain) = self.queue.next_chain(memory).map_err(&ring)? else { return Ok(Step::Empty) };
         let head = chain.head_index();
         let wanted = writable_buffers(chain, size, &mut self.buffers).map_err(broken(REQUEST_QUEUE))?;
         if self.random.is_empty() {
-            self.queue.go_to_previous_position();
+            self.queue.put_back(1);
             return Ok(Step::Needs(wanted));
         }
         let mut used = 0;
@@ -130,7 +132,7 @@ impl Requests {
 
 /// Notes the buffers of a request in `buffers`, as far as the device fills them; returns their bytes.
 fn writable_buffers(
-    chain: DescriptorChain<&DmaView<'_>>,
+    chain: Chain<&DmaView<'_>>,
     queue_size: u16,
     buffers: &mut Vec<(GuestAddress, usize)>,
 ) -> Result<usize, &'static str> {

@@ -27,7 +27,7 @@ use crate::pci::{Bar, ConfigSpace, MsixTable, PciDevice};
 use crate::platform::{DeviceEvent, DeviceObserver, Doorbells, MsiAllocator};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
-use crate::virtio::{DeviceError, Driver, Interrupt, VirtioDevice};
+use crate::virtio::{DeviceError, Driver, Interrupt, LastRequests, VirtioDevice};
 
 /// Why a virtio device could not be put on PCI.
 #[derive(Debug, Error)]
@@ -147,6 +147,7 @@ pub struct VirtioPciDevice {
     device: Arc<dyn VirtioDevice>,
     memory: DeviceMemory,
     doorbells: QueueDoorbells,
+    requests: Arc<LastRequests>,
     state: Arc<State>,
     space: Mutex<ConfigSpace>,
     /// What `space` is at power-on, with the addresses that the VMM assigned.
@@ -178,6 +179,7 @@ impl VirtioPciDevice {
             config_len,
             shared: device.shared_region(),
         });
+        let requests = LastRequests::new(&id, device.device_type(), sizes.len());
         let state = State {
             id,
             interrupts: Interrupts::new(MsixTable::new(vectors), sizes.len()),
@@ -192,6 +194,7 @@ impl VirtioPciDevice {
             device,
             memory,
             doorbells: QueueDoorbells::new(doorbells),
+            requests: Arc::new(requests),
             pristine: Mutex::new(space.config.clone()),
             space: Mutex::new(space.config),
             msix_capability: space.msix,
@@ -255,7 +258,7 @@ impl VirtioPciDevice {
 
     fn driver(&self, common: &CommonConfig, driver: DriverNumber) -> Driver {
         let interrupt = Arc::new(DriverLine { state: self.state.clone(), driver });
-        Driver { memory: self.memory.clone(), interrupt, features: common.features() }
+        Driver { memory: self.memory.clone(), interrupt, features: common.features(), requests: self.requests.clone() }
     }
 
     fn start_queues(&self, queues: Vec<Option<Queue>>, driver: DriverNumber) {

@@ -57,7 +57,7 @@ pub fn run(bytes: &[u8]) {
     std::io::Write::write_all(&mut client, b"CONNECT 2\nhello").expect("it is short");
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).expect("a small range"));
     let (memory, orders) = (DeviceMemory::all_ram(ram.clone()), Orders::none().expect("a descriptor"));
-    let driver = Driver { memory, interrupt: Arc::new(Silent), features: 0 };
+    let driver = Driver { requests: Arc::default(), memory, interrupt: Arc::new(Silent), features: 0 };
     let ends = Ends { cid: 3, listener, connections: 8, counts: Counts::default() };
     let mut traffic = Traffic::new(Arc::new(ends), driver, is(0)).expect("a descriptor");
     for index in [queue::RX, queue::TX, queue::EVENT] {

@@ -6,12 +6,11 @@
 //! driver that copies nothing (Linux 6.7 and later) sends many buffers, and behind the virtio-iommu what lies together for the driver
 //! need not do so on the host.
 
-use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::spec::HEADER;
 use crate::dma::DmaView;
-use crate::virtio::chain::{OUTSIDE, walk};
+use crate::virtio::chain::{Chain, OUTSIDE, walk};
 
 /// The header of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,6 +55,11 @@ impl Header {
         }
     }
 
+    /// What is kept of it among the last requests: what it does, and its ports.
+    pub(super) fn noted(&self) -> (u8, u64) {
+        (u8::try_from(self.op).unwrap_or(u8::MAX), u64::from(self.src_port) << 32 | u64::from(self.dst_port))
+    }
+
     /// The bytes that [`Self::decode`] reads.
     pub(super) fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
@@ -89,7 +93,7 @@ impl Buffers {
     /// `writable` where it is to be, or is where it is not to be.
     pub(super) fn gather(
         &mut self,
-        chain: DescriptorChain<&DmaView<'_>>,
+        chain: Chain<&DmaView<'_>>,
         queue_size: u16,
         writable: bool,
     ) -> Result<usize, &'static str> {

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::{Queue, QueueT};
 
 use super::connection::MOST_DATA;
 use super::credit::BUF_ALLOC;
@@ -15,6 +15,7 @@ use super::packet::{Buffers, Header};
 use super::spec::{EVENT, EVENT_TRANSPORT_RESET, HEADER, queue};
 use crate::virtio::chain::{broken, ring_error};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
+use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -35,7 +36,7 @@ enum Step {
 /// The work of the thread that serves the queues.
 pub(super) struct Traffic {
     driver: Driver,
-    queues: [Option<Queue>; QUEUES],
+    queues: [Option<DeviceQueue>; QUEUES],
     hub: Hub,
     /// The guest is to be told that connections that it knows of are gone. No client is taken before: it could be taken for one of them.
     reset_due: bool,
@@ -67,7 +68,7 @@ impl Traffic {
     /// Serves a queue from now on.
     pub(super) fn put(&mut self, index: u16, queue: Queue) {
         if let Some(place) = self.queues.get_mut(usize::from(index)) {
-            *place = Some(queue);
+            *place = Some(DeviceQueue::new(index, queue, &self.driver));
         }
     }
 
@@ -79,7 +80,7 @@ impl Traffic {
 
     /// How far a queue is served.
     pub(super) fn state(&self, index: u16) -> Option<QueueState> {
-        self.queues.get(usize::from(index))?.as_ref().map(QueueState::of)
+        self.queues.get(usize::from(index))?.as_ref().map(|queue| QueueState::of(queue))
     }
 
     /// Whether it has no queue.
@@ -138,7 +139,7 @@ impl Traffic {
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
         let memory = &self.driver.memory.view();
         let size = queue.size();
-        let Some(chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(Step::Empty) };
+        let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(Step::Empty) };
         let head = chain.head_index();
         let all = self.buffers.gather(chain, size, false).map_err(&broken)?;
         let mut header = [0; HEADER];
@@ -147,6 +148,7 @@ impl Traffic {
         }
         self.buffers.read(memory, 0, &mut header).map_err(&broken)?;
         let header = Header::decode(&header);
+        queue.note(head, header.noted());
         let len = header.len as usize;
         if len > all - HEADER {
             return Err(broken("a packet is shorter than it says"));
@@ -188,7 +190,7 @@ impl Traffic {
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
         let memory = &self.driver.memory.view();
         let size = queue.size();
-        let Some(chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(Step::Empty) };
+        let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(Step::Empty) };
         let head = chain.head_index();
         let all = self.buffers.gather(chain, size, true).map_err(&broken)?;
         if all <= HEADER {
@@ -196,9 +198,10 @@ impl Traffic {
         }
         let room = (all - HEADER).min(MOST_DATA);
         let Some(packet) = self.hub.next(room, &mut self.scratch) else {
-            queue.go_to_previous_position();
+            queue.put_back(1);
             return Ok(Step::Idle);
         };
+        queue.note(head, packet.noted());
         let data = &self.scratch[..packet.len as usize];
         self.buffers.write(memory, 0, &packet.encode()).map_err(&broken)?;
         self.buffers.write(memory, HEADER, data).map_err(&broken)?;
@@ -220,7 +223,7 @@ impl Traffic {
         {
             let memory = &self.driver.memory.view();
             let size = queue.size();
-            let Some(chain) = queue.iter(memory).map_err(&ring)?.next() else { return Ok(()) };
+            let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(()) };
             let head = chain.head_index();
             let all = self.buffers.gather(chain, size, true).map_err(&broken)?;
             if all < EVENT {

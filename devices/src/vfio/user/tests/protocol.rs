@@ -29,6 +29,22 @@ fn device_of_a_good_server_is_described() {
 }
 
 #[test]
+fn last_messages_are_kept_with_what_came_of_them() {
+    let (_server, socket) = Server::that(Command::RegionWrite, || Instead::Refuse(13));
+    let table = Arc::new(DmaTable::new("/run/kept", ram(), None));
+    let client = Client::with_limit("/run/kept", socket, table, LIMIT).unwrap();
+    client.read_region(0, 0x10, &mut [0; 4]).unwrap();
+    client.write_region(0, 0x10, &[0x5a; 4]).unwrap_err();
+    let text = crate::crash::last_requests();
+    let (_, text) = text.split_once("last messages to the vfio-user server of /run/kept, oldest first:\n").unwrap();
+    assert!(text.starts_with("1 id=0 command=1 bytes="), "{text}");
+    // REGION_READ and REGION_WRITE: offset, region and count come first.
+    let expected = [" command=9 bytes=16 answer=20", " command=10 bytes=20 refused=13"];
+    let last: Vec<_> = text.lines().filter(|line| expected.iter().any(|end| line.ends_with(end))).collect();
+    assert_eq!(last.len(), 2, "{text}");
+}
+
+#[test]
 fn server_that_is_not_there_is_the_users_mistake() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("none");

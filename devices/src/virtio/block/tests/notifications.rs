@@ -51,7 +51,12 @@ fn driver_that_adds_while_the_disk_is_at_work_notifies_once() {
         affinity: Default::default(),
     };
     let busy = Arc::new(BusyDriver::new(ram.clone(), &queue, 100));
-    let driver = Driver { memory: DeviceMemory::all_ram(ram.clone()), interrupt: busy.clone(), features: u64::MAX };
+    let driver = Driver {
+        requests: Arc::default(),
+        memory: DeviceMemory::all_ram(ram.clone()),
+        interrupt: busy.clone(),
+        features: u64::MAX,
+    };
     let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
     let mut requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).unwrap();
     busy.add();

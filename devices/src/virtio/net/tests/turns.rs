@@ -41,7 +41,10 @@ fn pair(queue_index: u16, most: u16) -> (Pair, Arc<BusyDriver>, UnixDatagram) {
         Link { id: "net".into(), carrier, counts: Counts::default(), receive_limiter: None, transmit_limiter: None };
     let driver = Arc::new(BusyDriver::new(ram.clone(), &queue, most));
     let memory = DeviceMemory::all_ram(ram);
-    let mut pair = Pair::new(Driver { memory, interrupt: driver.clone(), features: MRG_RXBUF }, Arc::new(link));
+    let mut pair = Pair::new(
+        Driver { requests: Arc::default(), memory, interrupt: driver.clone(), features: MRG_RXBUF },
+        Arc::new(link),
+    );
     pair.put(queue_index, queue);
     (pair, driver, host)
 }

@@ -77,7 +77,12 @@ impl Card {
         let mut card = Self { server, device, mapper, ram, told, faults, channel };
         card.map(0, 0, 0x1_0000, READ_WRITE);
         let features = card.device.features() | 1 << 33 | 1 << 32;
-        let driver = Driver { memory: DeviceMemory::mapped(table), interrupt: card.told.clone(), features };
+        let driver = Driver {
+            requests: Arc::default(),
+            memory: DeviceMemory::mapped(table),
+            interrupt: card.told.clone(),
+            features,
+        };
         card.device.activate(driver);
         (0..2).for_each(|index| start_queue(&card.device, index, 0));
         card

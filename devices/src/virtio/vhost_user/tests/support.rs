@@ -98,7 +98,12 @@ pub(super) fn connect(server: &Server, model: Model) -> Result<VhostUserDevice, 
 /// As a driver that is ready does: it activates the device and starts queues up to `queues`.
 pub(super) fn start(device: &VhostUserDevice, ram: &Arc<Ram>, told: &Arc<Told>, queues: u16) {
     let memory = DeviceMemory::all_ram(ram.clone());
-    device.activate(Driver { memory, interrupt: told.clone(), features: device.features() | 1 << 32 });
+    device.activate(Driver {
+        requests: Arc::default(),
+        memory,
+        interrupt: told.clone(),
+        features: device.features() | 1 << 32,
+    });
     for index in 0..queues {
         start_queue(device, index, 0);
     }

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a packet takes of a queue: chains that are taken, walked and given back. For benchmarks, with a ring of last requests and without.
+
+use std::sync::Arc;
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::chain::walk;
+use super::queue::DeviceQueue;
+use super::{DeviceError, Driver, Interrupt, LastRequests};
+use crate::dma::{DeviceMemory, NearMemory};
+use crate::ram::Ram;
+
+/// Elements of the queue, each a chain of two buffers.
+const SIZE: u16 = 256;
+const DESCRIPTORS: u64 = 0x1_0000;
+const AVAILABLE: u64 = 0x2_0000;
+const USED: u64 = 0x3_0000;
+
+struct Silent;
+
+impl Interrupt for Silent {
+    fn queue_used(&self, _: u16) {}
+    fn config_changed(&self, _: bool) {}
+    fn failed(&self, _: &DeviceError) {}
+}
+
+/// A queue that is served, and its driver.
+pub struct QueueLoad {
+    ram: Arc<Ram>,
+    queue: DeviceQueue,
+    added: u16,
+}
+
+impl QueueLoad {
+    /// With a ring of last requests or without.
+    ///
+    /// # Panics
+    /// There is no memory for it.
+    pub fn new(with_ring: bool) -> Self {
+        let ram = Ram::from_ranges(&[(GuestAddress(0), 0x10_0000)]).expect("it is in order");
+        let ram = Arc::new(ram);
+        let put = |place: u64, bytes: &[u8]| ram.write_slice(bytes, GuestAddress(place)).expect("it is in RAM");
+        let half = SIZE / 2;
+        for index in 0..SIZE {
+            let at = DESCRIPTORS + 16 * u64::from(index);
+            put(at, &0x8_0000u64.to_le_bytes());
+            put(at + 8, &1500u32.to_le_bytes());
+            let (flags, next) = if index < half { (1u16, index + half) } else { (0, 0) };
+            put(at + 12, &flags.to_le_bytes());
+            put(at + 14, &next.to_le_bytes());
+            put(AVAILABLE + 4 + 2 * u64::from(index), &(index % half).to_le_bytes());
+        }
+        let mut queue = Queue::new(SIZE).expect("it is a power of two");
+        queue.set_desc_table_address(u32::try_from(DESCRIPTORS).ok(), Some(0));
+        queue.set_avail_ring_address(u32::try_from(AVAILABLE).ok(), Some(0));
+        queue.set_used_ring_address(u32::try_from(USED).ok(), Some(0));
+        queue.set_size(SIZE);
+        queue.set_ready(true);
+        let requests = if with_ring { LastRequests::new("load", 1, 1) } else { LastRequests::default() };
+        let driver = Driver {
+            memory: DeviceMemory::all_ram(ram.clone()),
+            interrupt: Arc::new(Silent),
+            features: 0,
+            requests: Arc::new(requests),
+        };
+        Self { queue: DeviceQueue::new(0, queue, &driver), ram, added: 0 }
+    }
+
+    /// The driver adds so many chains, at most half of the queue, and they are served.
+    ///
+    /// # Panics
+    /// The queue does not work.
+    pub fn turn(&mut self, chains: u16) {
+        self.added = self.added.wrapping_add(chains);
+        self.ram.write_slice(&self.added.to_le_bytes(), GuestAddress(AVAILABLE + 2)).expect("it is in RAM");
+        let memory = &NearMemory::new(&self.ram);
+        for _ in 0..chains {
+            let chain = self.queue.next_chain(memory).expect("the rings are in RAM").expect("it was added");
+            let head = chain.head_index();
+            let bytes: usize = walk(chain, SIZE).map(|buffer| buffer.map_or(0, |buffer| buffer.len)).sum();
+            assert_eq!(bytes, 3000);
+            self.queue.add_used_together(memory, &[(head, 0)]).expect("the rings are in RAM");
+        }
+    }
+}
