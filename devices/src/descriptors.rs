@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use log::warn;
 use rustix::process::{Resource, getrlimit, setrlimit};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// The most that are kept from guests.
 const MOST_RESERVED: u64 = 128;
@@ -34,6 +35,30 @@ pub(crate) fn check_reserve(descriptor: &impl AsFd) -> io::Result<()> {
     if number < for_guests(limit) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
 }
 
+/// That the limit on descriptors does not let a guest have as many as it may ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// Open now: files, sockets, interrupt vectors of devices.
+    pub open: u64,
+    /// The limit.
+    pub limit: u64,
+    /// Of the limit, what guests leave to all else.
+    pub reserved: u64,
+}
+
+/// Whether a guest may come to have `wanted` descriptors more than are open now; `None` if it may, or if that cannot be told.
+pub fn shortage(wanted: u64) -> Option<Shortage> {
+    let limit = getrlimit(Resource::Nofile).current?;
+    // The kernel gives it the lowest number that is free.
+    let next = EventFd::new(EFD_NONBLOCK).ok()?;
+    shortage_of(u64::try_from(next.as_raw_fd()).ok()?, wanted, limit)
+}
+
+fn shortage_of(open: u64, wanted: u64, limit: u64) -> Option<Shortage> {
+    let fits = open.checked_add(wanted).is_some_and(|all| all <= for_guests(limit));
+    (!fits).then(|| Shortage { open, limit, reserved: limit - for_guests(limit) })
+}
+
 /// How many of all may be open when a guest has one more opened.
 fn for_guests(limit: u64) -> u64 {
     limit - MOST_RESERVED.min(limit / 4)
@@ -51,6 +76,21 @@ mod tests {
     #[test]
     fn some_of_a_low_limit_and_no_more_than_enough_of_a_high_one_are_kept() {
         assert_eq!([0, 3, 128, 1024, 1 << 20].map(for_guests), [0, 3, 96, 896, (1 << 20) - 128]);
+    }
+
+    #[test]
+    fn shortage_is_told_where_what_is_open_and_what_is_wanted_reach_into_the_reserve() {
+        assert_eq!(shortage_of(96, 800, 1024), None);
+        assert_eq!(shortage_of(97, 800, 1024), Some(Shortage { open: 97, limit: 1024, reserved: 128 }));
+        assert_eq!(shortage_of(10, 256, 256), Some(Shortage { open: 10, limit: 256, reserved: 64 }));
+        assert!(shortage_of(1, u64::MAX, 1 << 20).is_some());
+    }
+
+    #[test]
+    fn what_is_open_now_counts() {
+        let Some(limit) = getrlimit(Resource::Nofile).current else { return };
+        assert!(shortage(for_guests(limit)).is_some_and(|shortage| shortage.open > 2 && shortage.limit == limit));
+        assert_eq!(shortage(0), None);
     }
 
     #[test]

@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use carom_api::VmConfig;
 use carom_api::config::ConsoleMode;
+use carom_api::limits::{CHUNK_SIZE, MIB};
+use devices::descriptors::{self, Shortage};
 use devices::pci::{ConfigPorts, Ecam, HostBridgeKind, PciAddress, PciRoot};
 use devices::platform::{AddressSpace, DeviceObserver, Space};
 use devices::pvpanic::PvPanic;
 use devices::shown::ShownMemory;
 use devices::watchdog::Watchdog;
+use log::warn;
 
 use super::added_ram::{self, AddedRam};
 use super::processors::Processors;
@@ -125,6 +128,7 @@ impl Vm {
             places: source.map(Source::places).unwrap_or_default(),
         };
         let parts = PartBus::new(config, context)?;
+        warn_of_few_descriptors(config);
 
         let processors = Processors::new(&kvm, cpuids, vcpu_places, Arc::clone(&io_map), mailbox.clone())?;
         let initial_irqchip = IrqchipState::save(&kvm.fd)?;
@@ -161,6 +165,26 @@ impl Vm {
             serial: serial_links,
         })
     }
+}
+
+/// Says so in the log where the guest may come to ask for more chunks than the limit on descriptors allows: each is one, and so is each
+/// interrupt vector of the devices that are there now. The VM runs all the same: a WINDOW_ADD gets NOMEM then.
+fn warn_of_few_descriptors(config: &VmConfig) {
+    let Some(bounce) = config.iommu_bounce.as_ref().filter(|bounce| bounce.has_windows()) else { return };
+    let chunks = bounce.max / CHUNK_SIZE;
+    let Some(Shortage { open, limit, reserved }) = descriptors::shortage(chunks) else { return };
+    warn!(
+        "iommu_bounce.max: windows of {} MiB take up to {chunks} descriptors, and {open} are open, those of devices' interrupt vectors \
+         among them; the limit of {limit}, of which {reserved} are not for the guest, is too low for that: raise it to {} (LimitNOFILE=, \
+         ulimit -Hn), or lower max",
+        bounce.max / MIB,
+        enough(open + chunks),
+    );
+}
+
+/// A limit that has room for so many descriptors beside what is kept from guests, and for some more.
+fn enough(descriptors: u64) -> u64 {
+    (descriptors + 256).next_power_of_two()
 }
 
 /// What the ACPI tables say of the VM: its CPUs, and which function sits where.

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A limit on descriptors that is too low for the windows that a guest may ask for, in a real `carom` process.
+//!
+//! Where there is no `/dev/kvm` that this process may use, this test does nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod http;
+mod program;
+mod tiny_guest;
+
+use std::fs;
+
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::json;
+
+use program::{put, start};
+use tiny_guest::elf;
+
+/// `again: hlt; jmp again`
+const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
+
+/// What the log of a VM says that has windows of 512 MiB, and so many descriptors at most; `None` without KVM.
+fn log_within(limit: u64) -> Option<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let log = dir.join("log");
+    let carom = start(dir, &["--log-file", log.to_str().unwrap()])?;
+    // As if it had been started with that: it raises its own limit as far as this.
+    let pid = Pid::from_child(&carom.0);
+    prlimit(Some(pid), Resource::Nofile, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
+    fs::write(dir.join("kernel"), elf(HALT)).unwrap();
+    let body = json!({"payload": {"kernel": dir.join("kernel")}, "memory": {"size": 64 << 20}, "serial": {"mode": "Null"},
+        "rng": {"src": "/dev/urandom", "iommu": true}, "iommu_bounce": {"size": 512 << 20}});
+    put(dir, "vm.create", Some(&body));
+    put(dir, "vm.boot", None);
+    Some(fs::read_to_string(log).unwrap())
+}
+
+#[test]
+fn limit_that_is_too_low_for_the_windows_is_told_in_a_line_and_the_vm_runs() {
+    let Some(log) = log_within(256) else { return };
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("iommu_bounce.max")).collect();
+    let [line] = lines[..] else { panic!("{log}") };
+    let told = "windows of 512 MiB take up to 256 descriptors, and ";
+    assert!(line.contains(told) && line.contains("the limit of 256, of which 64 are not for the guest"), "{line}");
+    assert!(line.contains("raise it to ") && line.contains("LimitNOFILE="), "{line}");
+    let enough = log_within(1024).unwrap();
+    assert!(!enough.contains("iommu_bounce.max"), "{enough}");
+}
