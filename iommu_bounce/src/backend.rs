@@ -216,6 +216,14 @@ pub trait ChunkStore: Send {
     /// every mapper has unmapped the chunk.
     ///
     /// # Errors
-    /// On error the chunk is lost: the store never hands it out again, and the engine goes on counting it as backed.
+    /// On error the chunk is lost: the store does not hand it out again, and the engine goes on counting it as backed, until
+    /// [`recover`](Self::recover) returns it.
     fn release(&mut self, index: u32) -> Result<(), ChunkError>;
+
+    /// Tries once more to give back one of the chunks that were lost, each in its turn. Returns the chunk, which is released then like any
+    /// other; `None` if there is none, or it is still lost. The engine calls it once with each WINDOW_ADD and WINDOW_DEL, and when it is reset
+    /// until it returns `None`.
+    fn recover(&mut self) -> Option<u32> {
+        None
+    }
 }

@@ -68,8 +68,8 @@ pub struct Counters {
     pub host_errors: u64,
     /// Stuck ranges: the host did not unmap them, and no domain has them any more. Each request tries again.
     pub stuck_ranges: u64,
-    /// Lost chunks: they could not be given back, are never used again, and count in
-    /// [`window_bytes`](Self::window_bytes).
+    /// Lost chunks: they could not be given back, are not used again, and count in [`window_bytes`](Self::window_bytes). The host is asked
+    /// again with each request for windows and each reset, but for those of which nobody knows whether it still maps them.
     pub lost_chunks: u64,
     /// Faults queued for the driver.
     pub faults: u64,

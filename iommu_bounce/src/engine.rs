@@ -350,6 +350,9 @@ impl Engine {
         if self.accepted != 0 {
             self.evict_all();
         }
+        if let Some(windows) = &mut self.windows {
+            while windows.recover(&mut self.counters) {}
+        }
         self.accepted = 0;
         if let Err(status) = self.settle_all() {
             warn!("the host does not map RAM for all endpoints in bypass mode ({status:?})");

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use log::{debug, error};
+use log::{debug, error, info};
 use vm_memory::VolatileSlice;
 
 use crate::backend::{ChunkError, ChunkStore};
@@ -23,11 +23,13 @@ pub(crate) struct Windows {
     held: Vec<u32>,
     /// Chunks that can never be given back: nobody knows whether the host still maps them.
     doomed: BTreeSet<u32>,
+    /// Lost chunks that the store may be able to give back later.
+    lost: BTreeSet<u32>,
 }
 
 impl Windows {
     pub(crate) fn new(config: WindowConfig, store: Box<dyn ChunkStore>) -> Self {
-        Self { config, store, backed: 0, held: Vec::new(), doomed: BTreeSet::new() }
+        Self { config, store, backed: 0, held: Vec::new(), doomed: BTreeSet::new(), lost: BTreeSet::new() }
     }
 
     pub(crate) fn chunk_size(&self) -> u64 {
@@ -129,8 +131,22 @@ impl Windows {
                 error!("chunk {index} is lost, it could not be given back: {error}");
                 counters.host_errors += 1;
                 counters.lost_chunks += 1;
+                self.lost.insert(index);
             }
         }
+    }
+
+    /// Has the store try again to give back a chunk that was lost; `false` if there is none, or it is still lost.
+    pub(crate) fn recover(&mut self, counters: &mut Counters) -> bool {
+        let Some(index) = self.store.recover() else { return false };
+        // The store may have lost one while it was to be backed: that one never was.
+        if self.lost.remove(&index) {
+            info!("chunk {index} is given back, which was lost");
+            self.backed -= 1;
+            counters.lost_chunks -= 1;
+            counters.note_window(self.backed * self.chunk_size());
+        }
+        true
     }
 
     /// Keeps a chunk that an address space still maps.

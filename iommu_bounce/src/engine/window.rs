@@ -26,6 +26,7 @@ impl Engine {
         if domain.bypass || domain.chunks.contains_key(&iova) {
             return Err(Status::Inval);
         }
+        self.recover_lost();
         let chunk = match self.unpark(request.domain, iova, permissions) {
             Some(chunk) => chunk,
             None => self.add_chunk(request.domain, iova, permissions)?,
@@ -34,6 +35,13 @@ impl Engine {
         domain.chunks.insert(iova, chunk);
         let windows = self.windows.as_ref().ok_or(Status::Unsupp)?;
         Ok(windows.offset(chunk.index))
+    }
+
+    /// Has one lost chunk tried again: what a request does for it is bounded.
+    fn recover_lost(&mut self) {
+        if let Some(windows) = &mut self.windows {
+            windows.recover(&mut self.counters);
+        }
     }
 
     /// Backs a chunk and maps it for a domain, or does nothing.
@@ -91,6 +99,7 @@ impl Engine {
         }
         let domain = self.domains.get(&request.domain).ok_or(Status::NoEnt)?;
         let chunk = *domain.chunks.get(&iova).ok_or(Status::NoEnt)?;
+        self.recover_lost();
         let (outcome, stays) = self.unmap_chunk(request.domain, iova, chunk);
         if !stays {
             if let Some(domain) = self.domains.get_mut(&request.domain) {

@@ -2,7 +2,7 @@
 
 //! Window chunks for tests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,6 +19,8 @@ struct State {
     fail_release: bool,
     fail_park: bool,
     parked: u32,
+    recovers: bool,
+    recoveries: u64,
     failures: u64,
     watched: Vec<MapperProbe>,
 }
@@ -35,7 +37,7 @@ pub struct TestChunks {
     /// Memory of chunks that were released. It stays mapped, so that no other chunk gets the same address and every address
     /// tells whose memory it is.
     released: Vec<MmapRegion<()>>,
-    lost: Vec<u32>,
+    lost: VecDeque<u32>,
     parked: Vec<u32>,
     probe: ChunkProbe,
 }
@@ -52,7 +54,7 @@ impl TestChunks {
             chunks,
             backed: BTreeMap::new(),
             released: Vec::new(),
-            lost: Vec::new(),
+            lost: VecDeque::new(),
             parked: Vec::new(),
             probe: ChunkProbe(Arc::default()),
         }
@@ -97,6 +99,16 @@ impl ChunkProbe {
     /// Has `release` check that this mapper lets go of a chunk first.
     pub fn watch(&self, mapper: MapperProbe) {
         self.state().watched.push(mapper);
+    }
+
+    /// Whether `recover` can give back what is lost. At first it cannot.
+    pub fn set_recovers(&self, recovers: bool) {
+        self.state().recovers = recovers;
+    }
+
+    /// How often `recover` was called while something was lost.
+    pub fn recoveries(&self) -> u64 {
+        self.state().recoveries
     }
 
     /// Takes back all that was told about failing.
@@ -212,11 +224,24 @@ impl ChunkStore for TestChunks {
         }
         if std::mem::take(&mut state.fail_release) {
             state.failures += 1;
-            self.lost.push(index);
+            self.lost.push_back(index);
             return Err(io::Error::from_raw_os_error(5).into());
         }
         self.released.extend(self.backed.remove(&index));
         state.backed -= 1;
         Ok(())
+    }
+
+    fn recover(&mut self) -> Option<u32> {
+        let index = self.lost.pop_front()?;
+        let mut state = self.probe.state();
+        state.recoveries += 1;
+        if !state.recovers {
+            self.lost.push_back(index);
+            return None;
+        }
+        self.released.extend(self.backed.remove(&index));
+        state.backed -= 1;
+        Some(index)
     }
 }

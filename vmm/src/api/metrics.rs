@@ -145,7 +145,7 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.gauge("carom_iommu_window_parked_chunks", help, counters.parked_chunks)?;
     let help = "Parked chunks that the guest took up again, without a call to the host.";
     scrape.total("carom_iommu_window_unparked_chunks_total", help, counters.unparked_chunks)?;
-    scrape.gauge("carom_iommu_window_lost_chunks", "Chunks that can never be used again.", counters.lost_chunks)?;
+    scrape.gauge("carom_iommu_window_lost_chunks", "Chunks that could not be given back yet.", counters.lost_chunks)?;
     scrape.gauge(
         "carom_iommu_bounce_threshold_bytes",
         "DMA up to this size is to bounce; 0: the guest decides.",

@@ -2,6 +2,7 @@
 
 //! The owner of window memory.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex};
@@ -102,6 +103,7 @@ impl WindowMemory {
             places: (0..count).map(|_| ChunkPlace::Fresh).collect(),
             slots: vec![None; places],
             free: (0..count).rev().collect(),
+            lost: VecDeque::new(),
             supply: Supply::new(budget / chunk_size),
         };
         let shared = Arc::new(SharedWindows {
@@ -153,6 +155,12 @@ impl WindowMemory {
     pub fn set_in_use(&self, in_use: bool) {
         lock(&self.shared.state).supply.set_in_use(in_use);
         self.shared.work.notify_one();
+    }
+
+    /// Has so many of the next attempts to map something in the region fail, for want of memory.
+    #[cfg(test)]
+    pub(super) fn refuse_maps(&self, attempts: u32) {
+        self.shared.region.refusals.store(attempts, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// The chunk whose memory lies in this process at `address`, all `len` bytes of it.

@@ -26,6 +26,9 @@ pub(super) struct Region {
     base: usize,
     chunk_size: usize,
     count: usize,
+    /// How many attempts to map something fail.
+    #[cfg(test)]
+    pub(super) refusals: std::sync::atomic::AtomicU32,
 }
 
 impl Region {
@@ -38,7 +41,14 @@ impl Region {
         let start = unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), flags) }?;
         let address = start.expose_provenance();
         let base = address.next_multiple_of(chunk_size);
-        Ok(Self { reserved: HostRange { address, len }, base, chunk_size, count })
+        Ok(Self {
+            reserved: HostRange { address, len },
+            base,
+            chunk_size,
+            count,
+            #[cfg(test)]
+            refusals: Default::default(),
+        })
     }
 
     /// Where chunk `index` lies in this process; `None` beyond the region.
@@ -61,6 +71,8 @@ impl Region {
     /// What the kernel refused. The place then holds what it held before, or nothing that can be accessed.
     pub(super) fn map(&self, index: u32, file: impl AsFd) -> io::Result<()> {
         let place = self.place(index).ok_or(io::ErrorKind::InvalidInput)?;
+        #[cfg(test)]
+        self.fail_if_told()?;
         let address = ptr::with_exposed_provenance_mut::<c_void>(place.address);
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
@@ -78,6 +90,14 @@ impl Region {
             }
         }
         Ok(())
+    }
+
+    /// Fails as a kernel does that has no memory, as often as a test has told.
+    #[cfg(test)]
+    fn fail_if_told(&self) -> io::Result<()> {
+        use std::sync::atomic::Ordering::Relaxed;
+        let told = self.refusals.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+        told.map_or(Ok(()), |_| Err(io::Error::from_raw_os_error(libc::ENOMEM)))
     }
 
     /// Has the kernel make the first `len` bytes of `file`, a multiple of the huge page's size, of huge pages: at once, with

@@ -2,6 +2,7 @@
 
 //! The state of window memory, which its owner, the engine's store and the stash's thread share.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -40,7 +41,7 @@ pub(super) enum ChunkPlace {
     Parked(Chunk),
     /// The scratch chunk.
     Released,
-    /// Something that could not be taken away. Never used again, and counted as backed.
+    /// Something that could not be taken away yet. Not used, and counted as backed.
     Lost,
 }
 
@@ -53,6 +54,8 @@ pub(super) struct WindowState {
     pub(super) slots: Vec<Option<u32>>,
     /// Places to use, the next one last.
     pub(super) free: Vec<u32>,
+    /// Lost places, the next one to be tried again first.
+    pub(super) lost: VecDeque<u32>,
     /// Chunks, backed and to come, against the budget.
     pub(super) supply: Supply<Chunk>,
 }

@@ -39,6 +39,7 @@ impl WindowStore {
         } else {
             self.0.hide(state, index);
             state.places[index as usize] = ChunkPlace::Lost;
+            state.lost.push_back(index);
             state.supply.note_backed();
         }
     }
@@ -138,6 +139,7 @@ impl ChunkStore for WindowStore {
         if let Err(error) = self.0.region.map(index, &self.0.scratch) {
             // The guest must not see what it gave back; the file may still be mapped, so the chunk counts on.
             self.0.hide(&mut state, index);
+            state.lost.push_back(index);
             return Err(ChunkError::Host(error));
         }
         state.places[index as usize] = ChunkPlace::Released;
@@ -145,6 +147,21 @@ impl ChunkStore for WindowStore {
         state.supply.retire(chunk);
         self.0.work.notify_one();
         Ok(())
+    }
+
+    /// What was mapped there goes when something else is mapped over it: the chunk itself was dropped when it was lost.
+    fn recover(&mut self) -> Option<u32> {
+        let mut state = lock(&self.0.state);
+        let index = state.lost.pop_front()?;
+        if self.0.region.map(index, &self.0.scratch).is_err() {
+            state.lost.push_back(index);
+            return None;
+        }
+        state.places[index as usize] = ChunkPlace::Released;
+        state.free.push(index);
+        state.supply.note_recovered();
+        self.0.work.notify_one();
+        Some(index)
     }
 }
 

@@ -70,6 +70,12 @@ impl<C> Supply<C> {
         self.backed += 1;
     }
 
+    /// A chunk that was lost is there no more; its memory is given back already.
+    pub(super) fn note_recovered(&mut self) {
+        self.backed -= 1;
+        self.starved = false;
+    }
+
     /// `chunk` is not backed any more.
     pub(super) fn retire(&mut self, chunk: C) {
         self.backed -= 1;

@@ -310,3 +310,44 @@ fn hosts_without_huge_pages_have_no_resources() {
     assert!(windows.store().back().is_err());
     assert_eq!((windows.held_bytes(), slots.len()), (0, 0));
 }
+
+#[test]
+fn chunk_that_could_not_be_taken_away_is_hidden_and_there_again_once_it_can() {
+    let (slots, windows) = windows(2, 2);
+    let mut store = windows.store();
+    let (first, second) = (store.back().unwrap(), store.back().unwrap());
+    slots.store(place(first), 0x5a);
+    windows.refuse_maps(1);
+    assert!(store.release(first).is_err());
+    assert!(slots.at(place(first)).is_none(), "the guest still sees it");
+    assert!(matches!(store.back(), Err(ChunkError::NoResources)));
+
+    windows.refuse_maps(1);
+    assert_eq!(store.recover(), None);
+    assert_eq!(store.recover(), Some(first));
+    assert_eq!(store.recover(), None);
+    assert_eq!(store.back().unwrap(), first);
+    assert_eq!(slots.load(place(first)), 0);
+    assert!(store.memory(second).is_some());
+}
+
+#[test]
+fn lost_chunks_have_their_turns_and_those_lost_while_they_were_backed_too() {
+    let (_slots, windows) = windows(3, 3);
+    let mut store = windows.store();
+    let (first, second) = (store.back().unwrap(), store.back().unwrap());
+    for index in [first, second] {
+        windows.refuse_maps(1);
+        assert!(store.release(index).is_err());
+    }
+    // Neither the chunk can be mapped nor anything else in its place.
+    windows.refuse_maps(2);
+    assert!(store.back().is_err());
+    assert!(matches!(store.back(), Err(ChunkError::NoResources)), "all of the budget is lost");
+    windows.refuse_maps(1);
+    let recovered: Vec<_> = (0..4).map(|_| store.recover()).collect();
+    let third = 3 - first - second;
+    assert_eq!(recovered, [None, Some(second), Some(third), Some(first)], "the first one had its turn");
+    assert_eq!(settle(&windows, 0), 0);
+    assert_eq!((0..3).filter(|_| store.back().is_ok()).count(), 3);
+}

@@ -300,7 +300,7 @@ fn window_del_that_cannot_be_undone_gives_the_chunk_back_when_the_host_lets_it()
 }
 
 #[test]
-fn chunk_that_cannot_be_given_back_counts_in_the_budget_for_ever() {
+fn chunk_that_cannot_be_given_back_counts_in_the_budget() {
     let mut rig = pair();
     rig.add_chunk(1, APERTURE);
     rig.chunks.fail_release();
@@ -314,4 +314,56 @@ fn chunk_that_cannot_be_given_back_counts_in_the_budget_for_ever() {
     rig.engine.reset();
     assert_eq!(rig.engine.counters().window_bytes, CHUNK);
     assert_eq!(rig.chunks.backed(), 1);
+}
+
+/// A rig with so many chunks lost, in the order of their places.
+fn lost(chunks: u64) -> Rig {
+    let mut rig = pair();
+    for place in 0..chunks {
+        rig.add_chunk(1, APERTURE + place * CHUNK);
+    }
+    for place in 0..chunks {
+        rig.chunks.fail_release();
+        rig.all_ok([window_del(1, APERTURE + place * CHUNK)]);
+    }
+    assert_eq!(rig.engine.counters().lost_chunks, chunks);
+    rig
+}
+
+#[test]
+fn lost_chunk_is_tried_again_with_each_request_for_windows_and_counts_no_more_once_it_is_given_back() {
+    let mut rig = lost(1);
+    let before = rig.chunks.recoveries();
+    rig.add_chunk(1, APERTURE);
+    rig.all_ok([window_del(1, APERTURE)]);
+    assert_eq!(rig.chunks.recoveries(), before + 2, "once a request");
+    assert_eq!((rig.engine.counters().lost_chunks, rig.engine.counters().window_bytes), (1, CHUNK));
+
+    rig.chunks.set_recovers(true);
+    for place in 0..BUDGET_CHUNKS {
+        rig.add_chunk(1, APERTURE + place * CHUNK);
+    }
+    assert_eq!((rig.engine.counters().lost_chunks, rig.chunks.recoveries()), (0, before + 3));
+    assert_eq!(rig.engine.counters().window_bytes, BUDGET_CHUNKS * CHUNK, "all of the budget is there again");
+}
+
+#[test]
+fn request_gives_one_lost_chunk_back_and_a_reset_all() {
+    let mut rig = lost(3);
+    rig.chunks.set_recovers(true);
+    let before = rig.chunks.recoveries();
+    rig.add_chunk(1, APERTURE);
+    assert_eq!((rig.engine.counters().lost_chunks, rig.chunks.recoveries()), (2, before + 1));
+    rig.engine.reset();
+    assert_eq!(rig.engine.counters().lost_chunks, 0);
+    assert_eq!((rig.chunks.backed(), rig.engine.counters().window_bytes), (0, 0));
+}
+
+#[test]
+fn request_that_is_refused_tries_nothing_again() {
+    let mut rig = lost(1);
+    let before = rig.chunks.recoveries();
+    assert_eq!(rig.status(&window_del(1, APERTURE)), NOENT);
+    assert_eq!(rig.status(&window_del(9, APERTURE)), NOENT);
+    assert_eq!(rig.chunks.recoveries(), before);
 }
