@@ -72,6 +72,19 @@ mod tests {
     }
 
     #[test]
+    fn documents_show_the_packages_own_unit_user_and_limits() {
+        let read = |name: &str| fs::read_to_string(crate::checkout().join(name)).unwrap();
+        let document = read("docs/unprivileged.md");
+        for name in ["carom@.service", "carom.sysusers", "limits.conf"] {
+            let file = read(&format!("debian/{name}"));
+            // Without the lines about its licence.
+            let (_, text) = file.split_once('\n').unwrap();
+            let text = text.strip_prefix("#\n").unwrap_or(text);
+            assert!(document.contains(&format!("\n{text}```\n")), "docs/unprivileged.md shows another {name}");
+        }
+    }
+
+    #[test]
     fn packages_of_other_versions_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["carom_0.1_amd64.deb", "carom_0.2_amd64.deb", "log"] {

@@ -21,7 +21,7 @@ use rustix::io::fcntl_dupfd_cloexec;
 
 pub use carom_integration_macros::guest_test;
 pub use inventory;
-pub use need::{DMSETUP, FAILING_ALLOCATIONS, Need, QEMU_IMG, STORAGE_DAEMON, VIRTIOFSD};
+pub use need::{DMSETUP, FAILING_ALLOCATIONS, Need, QEMU_IMG, STORAGE_DAEMON, SYSTEMD, VIRTIOFSD};
 pub use record::{Done, Outcome, Record};
 
 use capture::Capture;

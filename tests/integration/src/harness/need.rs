@@ -19,6 +19,9 @@ pub const QEMU_IMG: &str = "/usr/bin/qemu-img";
 /// The program that makes devices of the kernel's device mapper, of Debian's `dmsetup`.
 pub const DMSETUP: &str = "/usr/sbin/dmsetup";
 
+/// The service manager, of Debian's `systemd`.
+pub const SYSTEMD: &str = "/lib/systemd/systemd";
+
 /// Where a kernel that has allocations fail when asked has the settings of the slab allocator's (`CONFIG_FAILSLAB`).
 pub const FAILING_ALLOCATIONS: &str = "/sys/kernel/debug/failslab";
 
@@ -67,6 +70,8 @@ pub enum Need {
     Swap,
     /// The program that makes devices of the kernel's device mapper.
     Dmsetup,
+    /// A service manager that can be started in namespaces.
+    Systemd,
     /// A kernel whose allocations fail when a test asks for it: that of the rig with IOMMUFD.
     FailingAllocations,
 }
@@ -91,6 +96,7 @@ impl Need {
             Self::Virtiofsd => return Place::Program(VIRTIOFSD),
             Self::StorageDaemon => return Place::Program(STORAGE_DAEMON),
             Self::QemuImg => return Place::Program(QEMU_IMG),
+            Self::Systemd => return Place::Program(SYSTEMD),
             Self::Dmsetup => return Place::Program(DMSETUP),
             Self::FailingAllocations => return Place::Program(FAILING_ALLOCATIONS),
         })

@@ -145,6 +145,7 @@ fn stock_debian_installs_carom_from_a_repository_and_has_all_of_it() {
     let pages = debian.run("man -w carom carom-remote carom-remote-resize vfio-bind");
     assert_eq!(pages.lines().count(), 4, "{pages}");
     debian.run("systemd-analyze verify --man=no carom@any.service");
+    assert_eq!(debian.run("id -nG carom"), "carom kvm\n");
     unit_runs(&mut debian);
     debian.run("DEBIAN_FRONTEND=noninteractive apt-get purge -q -y carom");
     assert_ne!(

@@ -46,6 +46,7 @@ mod rate_limit;
 mod rng;
 mod scraping;
 mod segments;
+mod service;
 mod short_of_memory;
 mod smbios;
 mod snapshot;

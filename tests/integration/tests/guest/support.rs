@@ -9,6 +9,7 @@ pub(crate) mod failing_allocations;
 pub(crate) mod host_memory;
 pub(crate) mod qemu_img;
 pub(crate) mod repository;
+pub(crate) mod systemd;
 pub(crate) mod tap;
 
 use std::sync::LazyLock;

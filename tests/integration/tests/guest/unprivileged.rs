@@ -15,12 +15,12 @@ use crate::support::{MIB, SITE, number, run};
 const USER: u32 = 64_000;
 
 /// A file that the user owns for a while.
-struct Lent(PathBuf, u32);
+pub(crate) struct Lent(PathBuf, u32);
 
 impl Lent {
-    fn new(path: PathBuf) -> Self {
+    pub(crate) fn new(path: PathBuf, user: u32) -> Self {
         let owner = fs::metadata(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).uid();
-        chown(&path, Some(USER), None).unwrap();
+        chown(&path, Some(user), None).unwrap();
         Self(path, owner)
     }
 }
@@ -33,7 +33,7 @@ impl Drop for Lent {
 }
 
 /// VFIO's file for the drive: that of its group, or with IOMMUFD its own.
-fn file_of(address: &str) -> PathBuf {
+pub(crate) fn file_of(address: &str) -> PathBuf {
     let directory = Site::sysfs(address);
     if SITE.iommufd {
         let entry = fs::read_dir(directory.join("vfio-dev")).unwrap().next().unwrap().unwrap();
@@ -62,14 +62,14 @@ fn ordinary_user_passes_a_drive_through_that_bounces_within_a_limit_and_landlock
                 workload::fio_verify(32, 64)
             ))
     };
-    let _kvm = Lent::new("/dev/kvm".into());
-    let _iommufd = SITE.iommufd.then(|| Lent::new("/dev/iommu".into()));
-    let _image = Lent::new(image.path().into());
+    let _kvm = Lent::new("/dev/kvm".into(), USER);
+    let _iommufd = SITE.iommufd.then(|| Lent::new("/dev/iommu".into(), USER));
+    let _image = Lent::new(image.path().into(), USER);
     let refused = format!("{:#}", guest("unprivileged-refused").run(&SITE).unwrap_err());
     let file = file_of(&SITE.nvme[0]);
     assert!(refused.contains(&format!("{}: Permission denied", file.display())), "{refused}");
 
-    let _file = Lent::new(file);
+    let _file = Lent::new(file, USER);
     let outcome = run(&guest("unprivileged"));
 
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));

@@ -39,6 +39,9 @@ impl Tools<'_> {
         variables.extend(self.distribution_for(options)?);
         variables.extend(self.firmware_for(options)?);
         variables.extend(self.module_guests_for(options)?);
+        if named(options, "service") || named(options, "unit_of_the_package") {
+            self.need_packages("running the package's unit", &["systemd"])?;
+        }
         tests.arg("--out").arg(out);
         if let Some(filter) = &options.filter {
             tests.args(["--filter", filter]);

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A systemd of its own: first process of namespaces for processes, mounts and control groups, which starts the units that it is given
+//! and no other. It has the host's programs, devices and network; what it and its units write to the host's file system goes with it.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::harness::SYSTEMD;
+use carom_integration::host_memory::MemoryGroup;
+use tempfile::TempDir;
+
+/// How often something is looked at again.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Longest wait for what systemd does.
+const TIME: Duration = Duration::from_secs(60);
+
+/// Where it finds units. The host's own would act on the host: its kernel's modules, binary formats and parameters.
+const UNITS: &str = "etc/systemd/system";
+
+/// Targets that every service waits for. Here nothing has to be done for them.
+const TARGETS: [&str; 4] = ["sysinit.target", "basic.target", "network.target", "shutdown.target"];
+
+/// Units of the host's that are needed for what services say.
+const JOURNAL: [&str; 3] = ["systemd-journald.service", "systemd-journald.socket", "systemd-journald-dev-log.socket"];
+
+/// Makes the root file system, and becomes systemd. The file `pid` says which process that is outside: `/proc` is the host's until then.
+const BEGIN: &str = r#"
+set -eu
+read -r pid rest </proc/self/stat
+dir=$1
+systemd=$2
+mount -t tmpfs tmpfs "$dir/room"
+mkdir "$dir/room/upper" "$dir/room/work" "$dir/room/root"
+root=$dir/room/root
+mount -t overlay -o "lowerdir=/,upperdir=$dir/room/upper,workdir=$dir/room/work" overlay "$root"
+mount -t proc proc "$root/proc"
+mount -t sysfs sysfs "$root/sys"
+mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+mount --rbind /dev "$root/dev"
+mount -t tmpfs -o mode=755 tmpfs "$root/run"
+mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
+rm -rf "$root/etc/systemd/system" "$root/var/log/journal"
+cp -R "$dir/files/." "$root/"
+echo "$pid" >"$dir/pid"
+cd "$root"
+pivot_root . mnt
+umount -l /mnt
+systemd-sysusers /usr/lib/sysusers.d/carom.conf
+exec env -i container=carom-test PATH=/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_UNIT_PATH=/etc/systemd/system \
+    "$systemd" --system --unit=basic.target --log-target=journal --show-status=no
+"#;
+
+/// The running systemd. It and all that it has started end with this value.
+pub(crate) struct Systemd {
+    process: Child,
+    pid: u32,
+    // After the processes: their directory goes first, then the group.
+    _dir: TempDir,
+    group: MemoryGroup,
+}
+
+impl Systemd {
+    /// Starts it with further files in its root file system: path without the leading slash, and the file of the host that is copied
+    /// there. Users are made of `usr/lib/sysusers.d/carom.conf`, which must be one of them.
+    pub(crate) fn start(files: &[(&str, &Path)]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["room", "files"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let place = |path: &str| {
+            let file = dir.path().join("files").join(path);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            file
+        };
+        for (path, source) in files {
+            fs::copy(source, place(path)).unwrap_or_else(|error| panic!("{}: {error}", source.display()));
+        }
+        for target in TARGETS {
+            // Nothing else would start the journal before the first service.
+            let wants = if target == "basic.target" { "Wants=systemd-journald.socket\n" } else { "" };
+            fs::write(place(&format!("{UNITS}/{target}")), format!("[Unit]\nDefaultDependencies=no\n{wants}")).unwrap();
+        }
+        for unit in JOURNAL {
+            let source = Path::new("/lib/systemd/system").join(unit);
+            fs::copy(&source, place(&format!("{UNITS}/{unit}"))).unwrap();
+        }
+        // Groups of its own: only the host's first one may have processes and limit those below.
+        let group = MemoryGroup::new("carom-systemd").unwrap();
+        fs::write(group.dir().parent().unwrap().join("cgroup.subtree_control"), "+pids").unwrap();
+        let enter = format!("echo $$ >'{}' && exec \"$@\"", group.dir().join("cgroup.procs").display());
+        let mut process = Command::new("sh")
+            .args(["-c", &enter, "sh", "unshare", "--mount", "--pid", "--cgroup", "--uts", "--ipc", "--fork"])
+            .args(["--kill-child", "sh", "-c", BEGIN, "sh"])
+            .args([dir.path(), Path::new(SYSTEMD)])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = wait_for("systemd has begun", || {
+            assert!(process.try_wait().unwrap().is_none(), "systemd has not begun");
+            fs::read_to_string(dir.path().join("pid")).ok()?.trim().parse().ok()
+        });
+        let systemd = Self { process, pid, _dir: dir, group };
+        wait_for("systemd runs", || (systemd.try_run("systemctl is-system-running").1 == "running\n").then_some(()));
+        systemd
+    }
+
+    /// A path as its processes see it.
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root", self.pid)).join(path.trim_start_matches('/'))
+    }
+
+    /// The control group of a unit.
+    pub(crate) fn group_of(&self, slice: &str, unit: &str) -> PathBuf {
+        self.group.dir().join("system.slice").join(slice).join(unit)
+    }
+
+    /// Runs a command of the shell among its processes; whether it ended well, and what it said.
+    pub(crate) fn try_run(&self, command: &str) -> (bool, String) {
+        let output = Command::new("nsenter")
+            .args(["--target", &self.pid.to_string(), "--mount", "--pid", "--cgroup", "--uts", "--ipc"])
+            .args(["sh", "-c", &format!("{{ {command}\n}} 2>&1")])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs a command that must end well; what it said.
+    pub(crate) fn run(&self, command: &str) -> String {
+        let (success, said) = self.try_run(command);
+        assert!(success, "{command}: {said}");
+        said
+    }
+
+    /// Starts a unit, which must fail, and says what it wrote. All that systemd itself has to say of it is in the result.
+    pub(crate) fn refused(&self, unit: &str) -> String {
+        let (_, said) = self.try_run(&format!("systemctl start {unit}"));
+        wait_for(&format!("{unit} has failed: {said}"), || {
+            self.try_run(&format!("systemctl is-failed -q {unit}")).0.then_some(())
+        });
+        self.log(unit)
+    }
+
+    /// What a unit wrote.
+    pub(crate) fn log(&self, unit: &str) -> String {
+        self.run(&format!("journalctl --sync; journalctl -u {unit} -o cat --no-pager"))
+    }
+}
+
+impl Drop for Systemd {
+    fn drop(&mut self) {
+        // Its end is that of all processes in its namespace.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let start = Instant::now();
+        while let Err(error) = remove_groups_below(self.group.dir()) {
+            if start.elapsed() > TIME {
+                eprintln!("control groups of systemd stay: {error}");
+                return;
+            }
+            thread::sleep(POLL);
+        }
+    }
+}
+
+/// Removes the control groups in a directory, the inner ones first.
+fn remove_groups_below(dir: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_groups_below(&entry.path())?;
+            match fs::remove_dir(entry.path()) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Looks until there is something.
+pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < TIME, "not within {TIME:?}: {what}");
+        thread::sleep(POLL);
+    }
+}
