@@ -6,7 +6,6 @@ use std::io;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 
-use log::warn;
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -24,6 +23,7 @@ use super::spec::{
 use super::state::{NetState, STATE};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
+use crate::throttle::Throttle;
 use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
 use crate::worker::{Role, Worker};
 
@@ -103,6 +103,7 @@ pub struct VirtioNet {
     /// Pairs of queues that the driver uses.
     pairs: Arc<AtomicU16>,
     active: Mutex<Active>,
+    throttle: Throttle,
 }
 
 impl VirtioNet {
@@ -121,6 +122,7 @@ impl VirtioNet {
             queue_sizes,
             pairs: Arc::new(AtomicU16::new(1)),
             active: Mutex::new(active),
+            throttle: Throttle::default(),
         })
     }
 
@@ -135,7 +137,7 @@ impl VirtioNet {
         let done = carrier.set_offloads(Offloads::of(features)).and_then(|()| carrier.set_pairs(pairs));
         if let Err(error) = done {
             // Packets that the driver cannot take are worse than none, but nobody could be told.
-            warn!("{}: setting the host's interface up: {error}", self.link.id);
+            self.link.complain(&self.throttle, "setting the host's interface up", &error);
         }
         self.pairs.store(pairs, Ordering::Release);
     }

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU16;
+use std::sync::atomic::{AtomicBool, AtomicU16};
 use std::time::{Duration, Instant};
 
 use virtio_queue::{Queue, QueueT};
@@ -76,7 +76,14 @@ pub fn run(bytes: &[u8]) {
     let limits = RateLimits { bandwidth: Some(bucket), ops: None };
     let limiter = || (first & 16 != 0).then(|| RateLimiter::new(limits, Instant::now()));
     let (receive_limiter, transmit_limiter) = (limiter(), limiter());
-    let link = Link { id: "net".into(), carrier, counts: Counts::default(), receive_limiter, transmit_limiter };
+    let link = Link {
+        id: "net".into(),
+        carrier,
+        counts: Counts::default(),
+        receive_limiter,
+        transmit_limiter,
+        gone: AtomicBool::default(),
+    };
     let link = Arc::new(link);
     let driver = Driver {
         requests: Arc::default(),

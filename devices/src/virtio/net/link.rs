@@ -4,12 +4,16 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use log::warn;
 
 use super::carrier::Carrier;
 use super::control::Pairs;
 use super::counters::{Counts, count};
 use crate::rate_limit::RateLimiter;
+use crate::throttle::Throttle;
 
 /// The host's side and the counts.
 pub(super) struct Link {
@@ -20,12 +24,30 @@ pub(super) struct Link {
     pub(super) receive_limiter: Option<RateLimiter>,
     /// Likewise of the guest's own.
     pub(super) transmit_limiter: Option<RateLimiter>,
+    /// The host's interface was deleted.
+    pub(super) gone: AtomicBool,
 }
 
 impl Link {
     /// The file of the pair that a queue belongs to: each has one to receive, then one to transmit (virtio 1.4, section 5.1.2).
     pub(super) fn file(&self, queue: u16) -> &File {
         self.carrier.file(queue / 2)
+    }
+
+    /// Whether the host's interface was deleted. Its files are of none from then on.
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    /// Says that the host's interface does not do as it should: once if there is none any more, else when `throttle` lets it pass.
+    pub(super) fn complain(&self, throttle: &Throttle, what: &str, error: &io::Error) {
+        if error.raw_os_error() == Some(libc::EBADFD) {
+            if !self.gone.swap(true, Ordering::Relaxed) {
+                warn!("{}: the host's interface is gone: packets are lost from now on", self.id);
+            }
+        } else if throttle.pass() {
+            warn!("{}: {what}: {error}", self.id);
+        }
     }
 
     /// Lets a packet of so many bytes pass `limiter`.

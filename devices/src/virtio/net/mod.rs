@@ -27,6 +27,7 @@ mod turn;
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 pub use self::carrier::{Carrier, Offloads};
@@ -68,7 +69,14 @@ pub fn create(params: NetParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioNet>
     let NetParams { id, carrier, traits, limits, memory, msi, doorbells, observer } = params;
     let limiter = || limits.map(|limits| RateLimiter::new(limits, Instant::now()));
     let (receive_limiter, transmit_limiter) = (limiter(), limiter());
-    let link = Link { id: id.clone(), carrier, counts: Counts::default(), receive_limiter, transmit_limiter };
+    let link = Link {
+        id: id.clone(),
+        carrier,
+        counts: Counts::default(),
+        receive_limiter,
+        transmit_limiter,
+        gone: AtomicBool::default(),
+    };
     let device = Arc::new(VirtioNet::new(link, traits).map_err(TransportError::Descriptors)?);
     let function =
         VirtioPciDevice::new(VirtioPciParams { id, device: device.clone(), memory, msi, doorbells, observer })?;

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use log::warn;
 use virtio_queue::{Queue, QueueT};
 
 use super::buffers::{Buffers, Direction, collect, write};
@@ -103,6 +102,9 @@ impl Receive {
         if let Some(left) = self.rest.left() {
             return Ok(Turn::Wait(Wait::Time(left)));
         }
+        if self.link.is_gone() {
+            return Ok(Turn::Wait(Wait::Doorbell));
+        }
         let since = self.queue.next_used();
         let mut received = 0;
         let turn = loop {
@@ -119,10 +121,8 @@ impl Receive {
                 Err(Failure::Driver(error)) => return Err(error),
                 Err(Failure::Host(error)) => {
                     count(&self.link.counts.host_errors, 1);
-                    if self.throttle.pass() {
-                        warn!("{}: reading the host's interface: {error}", self.link.id);
-                    }
-                    break self.rest.begin(AGAIN);
+                    self.link.complain(&self.throttle, "reading the host's interface", &error);
+                    break if self.link.is_gone() { Turn::Wait(Wait::Doorbell) } else { self.rest.begin(AGAIN) };
                 }
             }
         };

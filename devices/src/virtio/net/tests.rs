@@ -2,6 +2,7 @@
 
 //! The device behind its transport, with a driver and an interface of the host that the tests play.
 
+mod gone;
 mod harness;
 mod hostile;
 mod limits;

@@ -6,7 +6,6 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::warn;
 use virtio_queue::{Queue, QueueT};
 
 use super::buffers::{Buffers, Direction, collect, read};
@@ -131,9 +130,7 @@ impl Transmit {
                 }
                 Err(error) => {
                     count(&counts.tx_dropped, 1);
-                    if self.throttle.pass() {
-                        warn!("{}: the host does not take a packet: {error}", self.link.id);
-                    }
+                    self.link.complain(&self.throttle, "the host does not take a packet", &error);
                 }
             }
         }

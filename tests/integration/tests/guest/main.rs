@@ -35,6 +35,7 @@ mod mapped;
 mod memory_hotplug;
 mod memory_limit;
 mod net;
+mod net_gone;
 mod network;
 mod numa;
 mod patch;

@@ -109,11 +109,6 @@ impl Harness {
 
     /// The same, with a limit on the rate.
     pub(super) fn limited(pairs: u16, translated: bool, limits: Option<RateLimits>) -> Self {
-        let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap());
-        let (sender, relay) = fault_relay();
-        let table = translated.then(|| Arc::new(DmaTable::new("net", ram.clone(), Some((8, sender)))));
-        let memory = table.clone().map_or_else(|| DeviceMemory::all_ram(ram.clone()), DeviceMemory::mapped);
-        let witness = Arc::new(Witness::default());
         let (mut files, mut host) = (Vec::new(), Vec::new());
         for _ in 0..pairs {
             let (ours, theirs) = UnixDatagram::pair().unwrap();
@@ -122,6 +117,21 @@ impl Harness {
             files.push(File::from(OwnedFd::from(ours)));
             host.push(theirs);
         }
+        Self::on(files, host, translated, limits)
+    }
+
+    /// A device of one pair on a file of the host's.
+    pub(super) fn on_file(file: File) -> Self {
+        Self::on(vec![file], Vec::new(), false, None)
+    }
+
+    fn on(files: Vec<File>, host: Vec<UnixDatagram>, translated: bool, limits: Option<RateLimits>) -> Self {
+        let pairs = u16::try_from(files.len()).unwrap();
+        let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap());
+        let (sender, relay) = fault_relay();
+        let table = translated.then(|| Arc::new(DmaTable::new("net", ram.clone(), Some((8, sender)))));
+        let memory = table.clone().map_or_else(|| DeviceMemory::all_ram(ram.clone()), DeviceMemory::mapped);
+        let witness = Arc::new(Witness::default());
         let asked = Arc::new(Mutex::default());
         let traits =
             NetTraits { mac: MAC_ADDRESS, mtu: 1500, pairs, queue_size: QUEUE, csum: true, tso: true, uso: false };

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use vm_memory::{Bytes, GuestAddress};
 
@@ -37,8 +38,14 @@ fn pair(queue_index: u16, most: u16) -> (Pair, Arc<BusyDriver>, UnixDatagram) {
         socket.set_nonblocking(true).unwrap();
     }
     let carrier = Box::new(Host::of(File::from(OwnedFd::from(ours))));
-    let link =
-        Link { id: "net".into(), carrier, counts: Counts::default(), receive_limiter: None, transmit_limiter: None };
+    let link = Link {
+        id: "net".into(),
+        carrier,
+        counts: Counts::default(),
+        receive_limiter: None,
+        transmit_limiter: None,
+        gone: AtomicBool::default(),
+    };
     let driver = Arc::new(BusyDriver::new(ram.clone(), &queue, most));
     let memory = DeviceMemory::all_ram(ram);
     let mut pair = Pair::new(

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! An interface of the host that is deleted while the device is in use. A file of `/dev/net/tun` that is of no interface yet answers as
+//! one does whose interface is gone: EBADFD, and an error for who waits for it.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::thread;
+use std::time::Duration;
+
+use super::harness::{BUFFERS, Harness, RECEIVE, TRANSMIT, WRITE, frame, wait_until};
+use crate::pci::PciDevice;
+
+fn gone() -> Option<File> {
+    match OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun") {
+        Ok(file) => Some(file),
+        Err(error) => {
+            eprintln!("not tested: /dev/net/tun: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn device_whose_interface_is_gone_looks_for_packets_no_more_and_takes_those_of_the_guest() {
+    let Some(file) = gone() else { return };
+    let mut harness = Harness::on_file(file);
+    harness.start(true);
+    for index in 0..4 {
+        harness.add(RECEIVE, &[(BUFFERS + 0x800 * index, 2048, WRITE)]);
+    }
+    harness.ring(RECEIVE);
+    wait_until(|| harness.device.counters().host_errors == 1);
+    for count in 1..=200 {
+        harness.send(&frame(100));
+        harness.wait_used(TRANSMIT, count);
+    }
+    // Longer than the pause after which a host that fails is asked again.
+    thread::sleep(Duration::from_millis(1500));
+    let counters = harness.device.counters();
+    assert_eq!((counters.host_errors, counters.tx_dropped, counters.tx_frames), (1, 200, 0));
+    assert_eq!(harness.used(RECEIVE), 0);
+
+    harness.function.pause();
+    harness.function.save().unwrap();
+    harness.function.resume();
+    harness.send(&frame(100));
+    harness.wait_used(TRANSMIT, 201);
+    harness.function.reset().unwrap();
+    assert_eq!(harness.status(), 0);
+}

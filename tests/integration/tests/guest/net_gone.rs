@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A tap interface that somebody deletes while a guest uses it.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::guest_test;
+use serde_json::{Value, json};
+
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create, put, wait_gone};
+use crate::net::{counter, job};
+use crate::support::SITE;
+
+const TAP: &str = "caromgone";
+
+/// Uses the card all the time, and goes on without it.
+const WORK: &str = r#"
+wait_for_card
+large
+(while :; do ping -c 1 -W 1 -q NET.1 >/dev/null 2>&1 || sleep 0.1; done) &
+(while :; do nc -w 2 NET.1 PORT </tmp/sent >/dev/null 2>&1; done) &
+echo CAROM-READY
+while [ -e /sys/class/net/eth0 ]; do sleep 0.1; done
+echo CAROM-GONE
+n=0
+while :; do n=$((n + 1)); echo "CAROM-LIVES $n"; sleep 0.5; done
+"#;
+
+/// Time on a CPU of the threads of the card's queues, in nanoseconds.
+fn time_of_threads(pid: u32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|entry| entry.unwrap().path());
+    let named = tasks.filter(|task| fs::read_to_string(task.join("comm")).unwrap().starts_with("card_"));
+    let statistics = named.map(|task| fs::read_to_string(task.join("schedstat")).unwrap());
+    statistics.map(|text| text.split(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+}
+
+#[guest_test(slow = "the unit test device_whose_interface_is_gone_* has a file that answers the same")]
+fn guest_whose_interface_is_deleted_goes_on_and_its_card_can_be_removed() {
+    let mut vmm = ApiVmm::start(&SITE, &job("10.77.9", WORK)).unwrap();
+    create(&vmm, json!({"net": [{"tap": TAP, "ip": "10.77.9.1", "id": "card"}]}));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
+    vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
+
+    assert!(Command::new("ip").args(["link", "del", TAP]).status().unwrap().success());
+    thread::sleep(Duration::from_secs(1));
+    let (before, dropped) = (time_of_threads(vmm.pid()), counter(&vmm, "card", "tx_dropped"));
+    thread::sleep(Duration::from_secs(4));
+    let took = Duration::from_nanos(time_of_threads(vmm.pid()) - before);
+    assert!(took < Duration::from_millis(800), "the card's threads took {took:?} of 4 s");
+    assert!(counter(&vmm, "card", "tx_dropped") > dropped, "the guest still sends");
+    let said = vmm.said();
+    assert_eq!(said.matches("interface is gone").count(), 1, "{said}");
+
+    for operation in ["vm.pause", "vm.resume"] {
+        put(&vmm, operation, &Value::Null);
+    }
+    put(&vmm, "vm.remove-device", &json!({"id": "card"}));
+    wait_gone(&vmm, "card");
+    vmm.wait_for("CAROM-LIVES 2", 1, BOOT_TIME).unwrap();
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    assert_eq!(vmm.said().matches("card: ").count(), 1, "{}", vmm.said());
+}
