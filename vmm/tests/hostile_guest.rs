@@ -8,6 +8,9 @@
 //! are devices of the host that it gets as well, as addresses with commas between (`0000:00:04.0,0000:00:05.0`); the tests with real
 //! guests run it so, in the rig (`tests/integration/tests/guest/hostile_guest.rs`).
 //!
+//! With a third guest calls to the host's kernel fail meanwhile, by strace. `CAROM_HOSTILE_FAULTS` are other seeds for that, with commas
+//! between, of which each has calls of one kind fail after another, some 4 s for each. Where there are devices there is none without it.
+//!
 //! With AddressSanitizer (`scripts/test sanitizers`) the program is not held to its system calls, as reports take some of their own.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
@@ -17,10 +20,10 @@ mod tiny_guest;
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
-use std::io::BufReader;
+use std::io::{BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,6 +56,21 @@ const QUIET: u32 = 32;
 const QUIET_EMULATED: u32 = 33;
 /// How long what a guest said takes to the file, at most.
 const SAID: Duration = Duration::from_millis(200);
+
+/// The guest that acts while calls to the host's kernel fail, the calls, how they fail, and every which one does. Those by which vCPUs go
+/// into the guest are among the last.
+const FAULTY_SEED: u32 = 3;
+const FAULTS: &[(&str, &str, u32)] = &[
+    ("mmap", "ENOMEM", 3),
+    ("madvise", "ENOMEM", 2),
+    ("fallocate", "ENOSPC", 2),
+    ("memfd_create", "ENOMEM", 1),
+    ("eventfd2", "EMFILE", 2),
+    ("clone3", "EAGAIN", 2),
+    ("epoll_ctl", "ENOSPC", 3),
+    ("ioctl", "ENOMEM", 53),
+];
+const FAULTY_TIME: Duration = Duration::from_secs(2);
 
 /// A process that is gone at the end of the test.
 struct Carom {
@@ -117,7 +135,7 @@ fn device_arguments() -> Vec<String> {
 }
 
 impl Carom {
-    fn start(seed: u32) -> Option<Self> {
+    fn start(seed: u32, more: &[&str]) -> Option<Self> {
         if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
             eprintln!("not tested: /dev/kvm: {error}");
             return None;
@@ -146,7 +164,7 @@ impl Carom {
             .args(["--iommu-bounce", "size=8M", "--serial", &format!("file={}", file("serial"))])
             .args(["--api-socket", &file("api.sock"), "--event-monitor", &format!("path={}", file("events"))])
             .args(device_arguments())
-            .args(if cfg!(careful) { &["--seccomp", "false"][..] } else { &[] })
+            .args(if cfg!(careful) { &["--seccomp", "false"][..] } else { more })
             .stdin(Stdio::null())
             .stderr(File::create(path("log")).unwrap())
             .spawn()
@@ -235,9 +253,9 @@ impl Carom {
         true
     }
 
-    /// What the guest has said: a letter for each step of a life.
+    /// What the guest has said: a letter for each step of a life. Nothing before there is a VM.
     fn serial(&self) -> String {
-        fs::read_to_string(self.path("serial")).unwrap()
+        fs::read_to_string(self.path("serial")).unwrap_or_default()
     }
 
     fn total(&self, counter: &str) -> u64 {
@@ -246,7 +264,7 @@ impl Carom {
 }
 
 fn attack(seed: u32, time: Duration) -> Option<()> {
-    let mut carom = Carom::start(seed)?;
+    let mut carom = Carom::start(seed, &[])?;
     let (start, mut questions, mut looks, mut turn, mut pinned) = (Instant::now(), Vec::new(), 0, 0, 0);
     while start.elapsed() < time {
         let next = start + time.min(Duration::from_secs(2) * (turn + 1));
@@ -287,6 +305,99 @@ fn attack(seed: u32, time: Duration) -> Option<()> {
     let status = carom.child.wait().unwrap();
     assert!(status.success() && end.elapsed() < OPERATION, "{status} after {:?}", end.elapsed());
     Some(())
+}
+
+/// Asks for something, whatever comes of it: the program may have ended, or end now.
+fn try_put(socket: &Path, name: &str) {
+    let Ok(mut stream) = UnixStream::connect(socket) else { return };
+    let _ = stream.set_read_timeout(Some(OPERATION));
+    let _ = write!(stream, "PUT /api/v1/{name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let _ = stream.read_to_end(&mut Vec::new());
+}
+
+/// Has calls fail while a guest acts, resets itself, and is stopped. The program lives, or ends with a line that says why.
+fn attack_with_faults(seed: u32, faults: &[(&str, &str, u32)]) -> Option<()> {
+    // A call that strace has fail has another number, which a filter would see.
+    let mut carom = Carom::start(seed, &["--seccomp", "false"])?;
+    let calls: Vec<&str> = faults.iter().map(|(call, ..)| *call).collect();
+    let calls = calls.join(",");
+    let what = format!("seed {seed} without some of {calls}");
+    let (pid, trace) = (Pid::from_child(&carom.child), carom.path("trace"));
+    let start = Instant::now();
+    while !carom.serial().contains('L') {
+        assert!(start.elapsed() < PATIENCE, "the guest does not begin");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let mut strace = Command::new("strace")
+        .args(["-f", "-qq", "-o"])
+        .arg(&trace)
+        .args(["-p", &carom.child.id().to_string(), "-e", &format!("trace={calls}")])
+        .args(faults.iter().map(|(call, error, nth)| format!("-einject={call}:error={error}:when={nth}+{nth}")))
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let (start, socket, mut ended) = (Instant::now(), carom.path("api.sock"), None);
+    let mut operations = ["vm.pause", "vm.resume"].iter().cycle();
+    while ended.is_none() && start.elapsed() < FAULTY_TIME {
+        thread::sleep(Duration::from_millis(100));
+        try_put(&socket, operations.next().unwrap());
+        ended = carom.child.try_wait().unwrap();
+    }
+    // What it traces goes on without it.
+    kill_process(Pid::from_child(&strace), Signal::TERM).unwrap();
+    strace.wait().unwrap();
+    let failed = fs::read_to_string(&trace).unwrap_or_default().matches("(INJECTED)").count();
+    let log = carom.path("log");
+    let said = || fs::read_to_string(&log).unwrap();
+    if ended.is_none() {
+        let lives = || carom.serial().matches('L').count();
+        try_put(&socket, "vm.resume");
+        let (before, start) = (lives(), Instant::now());
+        carom.put("vm.reboot");
+        // It does nothing at first.
+        while lives() == before {
+            assert!(start.elapsed() < PATIENCE, "{what}: no guest begins any more: {}", said());
+            thread::sleep(Duration::from_millis(50));
+        }
+        carom.check_bounds();
+        kill_process(pid, Signal::TERM).unwrap();
+        let status = carom.child.wait().unwrap();
+        assert!(status.success(), "{what}: {status}");
+    } else if let Some(status) = ended {
+        assert!(matches!(status.code(), Some(0..=2)), "{what}: {status}: {}", said());
+        let said = said();
+        let last = said.lines().last().unwrap_or_default();
+        assert!(status.success() || (last.starts_with("carom: ") && last.len() > 20), "{what}: {said}");
+    }
+    assert!(!said().contains("panicked"), "{what}: {}", said());
+    for left in ["api.sock", "api.sock.lock", "vsock"] {
+        assert!(!carom.path(left).exists(), "{what}: {left} is left");
+    }
+    eprintln!("{what}: {failed} failed{}", if ended.is_some() { ", which ended the program" } else { "" });
+    assert!(failed > 0, "{what}: strace has no call fail");
+    Some(())
+}
+
+#[test]
+fn program_lives_or_says_why_it_does_not_where_the_host_fails_a_hostile_guest() {
+    let others = env::var("CAROM_HOSTILE_FAULTS").ok();
+    if cfg!(careful) || (others.is_none() && !devices().is_empty()) {
+        return;
+    }
+    let strace = Command::new("strace").arg("--version").stdout(Stdio::null()).status();
+    if !strace.as_ref().is_ok_and(ExitStatus::success) {
+        return eprintln!("not tested: strace: {strace:?}");
+    }
+    let Some(others) = others else {
+        attack_with_faults(FAULTY_SEED, FAULTS);
+        return;
+    };
+    for seed in others.split(',') {
+        let seed = seed.trim().parse().expect("CAROM_HOSTILE_FAULTS: numbers with commas between");
+        if !FAULTS.chunks(1).all(|fault| attack_with_faults(seed, fault).is_some()) {
+            return;
+        }
+    }
 }
 
 #[test]
