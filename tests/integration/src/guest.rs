@@ -49,6 +49,7 @@ pub struct Guest {
     rng: Option<String>,
     bounce: Option<String>,
     balloon: Option<String>,
+    arguments: Vec<String>,
     group: Option<PathBuf>,
     job: String,
     extras: Vec<Extra>,
@@ -111,6 +112,7 @@ impl Guest {
             rng: None,
             bounce: None,
             balloon: None,
+            arguments: Vec::new(),
             group: None,
             job: String::new(),
             extras: Vec::new(),
@@ -250,6 +252,13 @@ impl Guest {
     #[must_use]
     pub fn bounce(mut self, value: &str) -> Self {
         self.bounce = Some(value.into());
+        self
+    }
+
+    /// Adds arguments that Carom and Cloud Hypervisor have alike.
+    #[must_use]
+    pub fn arguments(mut self, arguments: &[String]) -> Self {
+        self.arguments.extend_from_slice(arguments);
         self
     }
 
@@ -468,6 +477,7 @@ impl Guest {
             rng: self.rng.clone(),
             bounce: self.bounce.clone(),
             balloon: self.balloon.clone(),
+            arguments: self.arguments.clone(),
             group: self.group.clone(),
             events: dir.join("events"),
             api: dir.join("api"),

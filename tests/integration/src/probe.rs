@@ -89,14 +89,17 @@ fn cpu_times(stat: &str) -> Option<(Duration, Duration)> {
     Some((TICK * guest, TICK * all.saturating_sub(guest)))
 }
 
-/// Resident memory of all mappings, and of all but RAM, of proc_pid_smaps(5).
+/// Resident memory of all mappings, and of all but RAM and the memory files of windows, of proc_pid_smaps(5).
 fn resident_bytes(smaps: &str) -> (u64, u64) {
-    let mut is_ram = false;
+    let (mut is_ram, mut is_shared) = (false, false);
     let (mut all, mut own) = (0, 0);
     for line in smaps.lines() {
+        if line.split(' ').next().is_some_and(|range| range.contains('-')) {
+            is_shared = line.contains("/memfd:");
+        }
         let number = |key: &str| line.strip_prefix(key)?.trim().strip_suffix(" kB")?.parse::<u64>().ok();
         if let Some(size) = number("Size:") {
-            is_ram = size << 10 >= RAM;
+            is_ram = is_shared || size << 10 >= RAM;
         } else if let Some(resident) = number("Rss:") {
             all += resident;
             own += if is_ram { 0 } else { resident };
@@ -125,8 +128,9 @@ mod tests {
         let mapping = |size: u64, resident: u64| {
             format!("7f00-7f10 rw-p 00000000 00:00 0\nSize: {size} kB\nRss: {resident} kB\nPss: 1 kB\n")
         };
-        let smaps = [mapping(64, 60), mapping(128 << 10, 5000), mapping(1024, 4)].concat();
-        assert_eq!(resident_bytes(&smaps), (5064 << 10, 64 << 10));
+        let chunk = mapping(2048, 2048).replacen("00:00 0", "00:01 7   /memfd:chunk (deleted)", 1);
+        let smaps = [mapping(64, 60), mapping(128 << 10, 5000), chunk, mapping(1024, 4)].concat();
+        assert_eq!(resident_bytes(&smaps), (7112 << 10, 64 << 10));
     }
 
     #[test]

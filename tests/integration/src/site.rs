@@ -34,6 +34,8 @@ pub struct Site {
     pub older_module: Option<(PathBuf, PathBuf)>,
     /// Directory of a Debian of packages (`CAROM_DISTRIBUTION`), see `carom_tools::distribution`.
     pub distribution: Option<PathBuf>,
+    /// The patched kernel with what its services take, as an ELF file with a PVH entry (`CAROM_DISTRIBUTION_KERNEL`).
+    pub distribution_kernel: Option<PathBuf>,
     /// Directory of firmware with a disk (`CAROM_FIRMWARE`), see `carom_tools::firmware`.
     pub firmware: Option<PathBuf>,
     /// Carom as a Debian package (`CAROM_PACKAGE`).
@@ -101,6 +103,7 @@ impl Site {
             module: optional("CAROM_MODULE_KERNEL")?.zip(optional("CAROM_MODULE_INITRAMFS")?),
             older_module: optional("CAROM_OLDER_MODULE_KERNEL")?.zip(optional("CAROM_OLDER_MODULE_INITRAMFS")?),
             distribution: optional("CAROM_DISTRIBUTION")?,
+            distribution_kernel: optional("CAROM_DISTRIBUTION_KERNEL")?,
             firmware: optional("CAROM_FIRMWARE")?,
             package: optional("CAROM_PACKAGE")?,
             edu_dma: optional("CAROM_EDU_DMA")?,

@@ -128,6 +128,8 @@ pub(crate) struct Machine {
     pub(crate) bounce: Option<String>,
     /// Value of Carom's `--balloon`.
     pub(crate) balloon: Option<String>,
+    /// Further arguments of Carom and Cloud Hypervisor.
+    pub(crate) arguments: Vec<String>,
     /// Directory of the control group in which the VMM runs.
     pub(crate) group: Option<PathBuf>,
     pub(crate) events: PathBuf,
@@ -178,7 +180,11 @@ fn cloud_hypervisor(program: &Path, machine: &Machine) -> Command {
             "--memory",
             &format!("size={}M{}", machine.memory_mib, if machine.shared_memory { ",shared=on" } else { "" }),
         ])
-        .args(["--serial", "tty", "--console", "off"]);
+        .args(["--serial", "tty"])
+        .args(&machine.arguments);
+    if !machine.arguments.iter().any(|argument| argument == "--console") {
+        command.args(["--console", "off"]);
+    }
     let behind = |iommu: bool| if iommu { ",iommu=on" } else { "" };
     for device in &machine.devices {
         let iommu = behind(device.iommu);

@@ -70,7 +70,14 @@ impl Tools<'_> {
         }
         self.need_packages("serving a Debian guest", &["dnsmasq-base", "iproute2", "gpg", "gpg-agent", "dpkg"])?;
         let package = self.package(&package::Options::default())?;
-        Ok(vec![("CAROM_DISTRIBUTION", self.distribution()?.into()), ("CAROM_PACKAGE", package.into())])
+        // With what its services take, which is more than the small guests'.
+        let config = vec![self.checkout.join("guest/config/distribution.config")];
+        let kernel = self.guest_kernel(&GuestKernel { config, ..GuestKernel::default() })?;
+        Ok(vec![
+            ("CAROM_DISTRIBUTION", self.distribution()?.into()),
+            ("CAROM_DISTRIBUTION_KERNEL", kernel.join("vmlinux").into()),
+            ("CAROM_PACKAGE", package.into()),
+        ])
     }
 
     /// What the tests of the module for unpatched kernels need, where they run.

@@ -35,25 +35,73 @@ const CALLS: usize = 200;
 /// How long an API may take to be there.
 const API_TIME: Duration = Duration::from_secs(20);
 
+/// What the guest has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Devices {
+    None,
+    /// A drive by VFIO behind the IOMMU, with windows where there are any, and one of each device that is emulated.
+    Each,
+}
+
+impl Devices {
+    fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Each => "each",
+        }
+    }
+}
+
 fn work(_: Scope, site: &Site) -> Vec<Work> {
     let estimate = Duration::from_secs(6);
     let there = |vmm: &Vmm| *vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some();
-    let of = |vmm| Work {
-        name: name(vmm).into(),
+    let of = |(vmm, devices): (Vmm, Devices)| Work {
+        name: format!("{} with {}", vmm.name(), devices.name()),
         estimate,
-        run: Box::new(move |site, name| measure(vmm, estimate, site, name)),
+        run: Box::new(move |site, name| measure(vmm, devices, estimate, site, name)),
     };
-    [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor].into_iter().filter(there).map(of).collect()
+    let all = |vmm| {
+        // QEMU's options are others.
+        let each = (vmm != Vmm::Qemu).then_some((vmm, Devices::Each));
+        [Some((vmm, Devices::None)), each].into_iter().flatten()
+    };
+    [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor].into_iter().filter(there).flat_map(all).map(of).collect()
 }
 
-fn name(vmm: Vmm) -> &'static str {
-    vmm.name()
+/// The arguments for one of each device, whose files are in `dir`.
+fn one_of_each(dir: &Path) -> Result<Vec<String>> {
+    let file = |name: &str, len: u64| -> Result<String> {
+        let path = dir.join(name);
+        fs::File::create(&path).and_then(|file| file.set_len(len)).with_context(|| format!("making {name}"))?;
+        Ok(path.display().to_string())
+    };
+    Ok([
+        "--disk".into(),
+        format!("path={},image_type=raw", file("disk", 64 << 20)?),
+        "--pmem".into(),
+        format!("file={}", file("pmem", 16 << 20)?),
+        "--vsock".into(),
+        format!("cid=3,socket={}", dir.join("vsock").display()),
+    ]
+    .into_iter()
+    .chain(
+        ["--net", "tap=carom-own", "--rng", "src=/dev/urandom", "--console", "null", "--balloon", "size=0"]
+            .map(String::from),
+    )
+    .chain(["--watchdog".into()])
+    .collect())
 }
 
-/// A guest without a device.
-fn measure(vmm: Vmm, estimate: Duration, site: &Site, guest: &str) -> Result<Measured> {
+fn measure(vmm: Vmm, devices: Devices, estimate: Duration, site: &Site, guest: &str) -> Result<Measured> {
     let job = format!("{PRINT_VERSIONS}sleep 1\necho {PROBE}idle\nsleep 0.5\n");
-    let guest = Guest::new(guest).vmm(vmm).memory_mib(RAM_MIB).look_every(Duration::from_millis(5)).job(&job);
+    let dir = tempfile::tempdir().context("making a directory for files")?;
+    let mut guest = Guest::new(guest).vmm(vmm).memory_mib(RAM_MIB).look_every(Duration::from_millis(5)).job(&job);
+    if devices == Devices::Each {
+        guest = guest.iommu_device(&site.nvme[0]).arguments(&one_of_each(dir.path())?);
+        if vmm == Vmm::Carom {
+            guest = guest.bounce("size=64M");
+        }
+    }
     let outcome = table::run(guest, estimate, site)?;
     let idle = outcome.probes.first().context("the VMM was not looked at")?;
     ensure!(idle.own_bytes > 0, "the VMM's memory could not be read");
@@ -66,8 +114,9 @@ fn measure(vmm: Vmm, estimate: Duration, site: &Site, guest: &str) -> Result<Mea
         ("own_mib", figure(idle.own_bytes) / mib),
         ("program_mib", figure(size) / mib),
     ];
-    let mut row = Row::new([("vmm", name(vmm).into()), ("ram_mib", RAM_MIB.into())], figures);
-    if vmm != Vmm::Qemu {
+    let of = [("vmm", vmm.name().into()), ("devices", devices.name().into()), ("ram_mib", RAM_MIB.into())];
+    let mut row = Row::new(of, figures);
+    if vmm != Vmm::Qemu && devices == Devices::None {
         row.figures.insert("api_us".into(), api_us(&program)?);
     }
     let versions = workload::guest_versions(&outcome)?;
