@@ -9,6 +9,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends there")]
 
 mod hardware;
+mod locked_memory;
 mod one_device;
 mod oracle;
 mod page_tables;

@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 use devices::pci::{PciDevice, regs};
 use devices::vfio::{VfioPciDevice, VfioPciError, map_guest_ram};
 use iommu_bounce::{DmaMapper, MapError, Permissions, UnmapError};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{CapabilitySet, CapabilitySets};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -215,59 +213,6 @@ fn limit_on_mappings_is_no_resources() {
     assert!(matches!(third, Err(MapError::NoResources)));
     mapper.unmap(0x10_0000, PAGE).unwrap();
     map(&mut mapper, &memory, 0x20_0000, 2, Permissions::READ).unwrap();
-}
-
-/// This thread without the right to lock more memory than the limit, and the limit lowered, until this is dropped.
-struct LockedMemoryLimit {
-    limit: Rlimit,
-    capabilities: CapabilitySets,
-}
-
-impl LockedMemoryLimit {
-    fn lower_to(bytes: u64) -> Self {
-        let limit = getrlimit(Resource::Memlock);
-        let capabilities = rustix::thread::capabilities(None).unwrap();
-        setrlimit(Resource::Memlock, Rlimit { current: Some(bytes), maximum: limit.maximum }).unwrap();
-        let effective = capabilities.effective - CapabilitySet::IPC_LOCK;
-        rustix::thread::set_capabilities(None, CapabilitySets { effective, ..capabilities }).unwrap();
-        Self { limit, capabilities }
-    }
-}
-
-impl Drop for LockedMemoryLimit {
-    fn drop(&mut self) {
-        rustix::thread::set_capabilities(None, self.capabilities).unwrap();
-        setrlimit(Resource::Memlock, self.limit).unwrap();
-    }
-}
-
-#[test]
-fn limit_on_locked_memory_is_no_resources_and_changes_nothing_else() {
-    let edu = Edu::open();
-    let memory = memory();
-    let mut mapper = edu.0.mapper(7, memory.clone());
-    let both = Permissions::READ | Permissions::WRITE;
-    let limit = LockedMemoryLimit::lower_to(2 * PAGE);
-    for number in 0..2 {
-        map(&mut mapper, &memory, 0x10_0000 + number * PAGE, number, both).unwrap();
-    }
-    for _ in 0..3 {
-        let third = map(&mut mapper, &memory, 0x20_0000, 2, both);
-        assert!(matches!(third, Err(MapError::NoResources)), "{third:?}");
-    }
-    // What was mapped works, what was refused does not.
-    edu.copy(0x10_0000, true);
-    edu.copy(0x10_1000, false);
-    edu.copy(0x20_0000, false);
-    assert_eq!(page(&memory, 1), [1; 2048]);
-    assert_eq!(page(&memory, 2), [3; 2048]);
-    // What is unmapped makes room.
-    mapper.unmap(0x10_1000, PAGE).unwrap();
-    map(&mut mapper, &memory, 0x20_0000, 2, both).unwrap();
-    edu.copy(0x20_0000, false);
-    assert_eq!(page(&memory, 2), [1; 2048]);
-    drop(limit);
-    map(&mut mapper, &memory, 0x10_1000, 1, both).unwrap();
 }
 
 #[test]
