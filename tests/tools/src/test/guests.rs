@@ -22,6 +22,7 @@ impl Tools<'_> {
     pub(super) fn prepare_integration(&self, options: &Options, out: &Path) -> Result<Command> {
         self.need_guest_packages()?;
         self.need_packages("checking images of disks, and making disks that fail", &["qemu-utils", "dmsetup"])?;
+        self.need_packages("running the package's unit", &["systemd"])?;
         let targets = ["--bin", "carom-remote", "--test", "guest", "--test", "vfio_hardware", "--test", HOSTILE_GUEST];
         // At a time: where one links, the other compiles.
         let (carom, tests) = thread::scope(|scope| {
@@ -39,9 +40,6 @@ impl Tools<'_> {
         variables.extend(self.distribution_for(options)?);
         variables.extend(self.firmware_for(options)?);
         variables.extend(self.module_guests_for(options)?);
-        if named(options, "service") || named(options, "unit_of_the_package") {
-            self.need_packages("running the package's unit", &["systemd"])?;
-        }
         tests.arg("--out").arg(out);
         if let Some(filter) = &options.filter {
             tests.args(["--filter", filter]);

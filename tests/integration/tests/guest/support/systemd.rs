@@ -28,6 +28,9 @@ const TARGETS: [&str; 4] = ["sysinit.target", "basic.target", "network.target", 
 /// Units of the host's that are needed for what services say.
 const JOURNAL: [&str; 3] = ["systemd-journald.service", "systemd-journald.socket", "systemd-journald-dev-log.socket"];
 
+/// Goes into the control group, which must have no other process if it is to limit those below, and goes on there.
+const ENTER: &str = r#"echo 0 >"$1/cgroup.procs" && shift && exec "$@""#;
+
 /// Makes the root file system, and becomes systemd. The file `pid` says which process that is outside: `/proc` is the host's until then.
 const BEGIN: &str = r#"
 set -eu
@@ -92,10 +95,10 @@ impl Systemd {
         // Groups of its own: only the host's first one may have processes and limit those below.
         let group = MemoryGroup::new("carom-systemd").unwrap();
         fs::write(group.dir().parent().unwrap().join("cgroup.subtree_control"), "+pids").unwrap();
-        let enter = format!("echo $$ >'{}' && exec \"$@\"", group.dir().join("cgroup.procs").display());
-        let mut process = Command::new("sh")
-            .args(["-c", &enter, "sh", "unshare", "--mount", "--pid", "--cgroup", "--uts", "--ipc", "--fork"])
-            .args(["--kill-child", "sh", "-c", BEGIN, "sh"])
+        let mut process = Command::new("unshare")
+            .args(["--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh", "-c", ENTER, "sh"])
+            .arg(group.dir())
+            .args(["unshare", "--cgroup", "sh", "-c", BEGIN, "sh"])
             .args([dir.path(), Path::new(SYSTEMD)])
             .stdin(Stdio::null())
             .spawn()
@@ -105,7 +108,15 @@ impl Systemd {
             fs::read_to_string(dir.path().join("pid")).ok()?.trim().parse().ok()
         });
         let systemd = Self { process, pid, _dir: dir, group };
-        wait_for("systemd runs", || (systemd.try_run("systemctl is-system-running").1 == "running\n").then_some(()));
+        let mut said = String::new();
+        wait_for("systemd runs", || {
+            let state = systemd.try_run("systemctl is-system-running").1;
+            if state != said {
+                eprintln!("systemd: {state}");
+                said.clone_from(&state);
+            }
+            (state == "running\n").then_some(())
+        });
         systemd
     }
 
@@ -123,6 +134,8 @@ impl Systemd {
     pub(crate) fn try_run(&self, command: &str) -> (bool, String) {
         let output = Command::new("nsenter")
             .args(["--target", &self.pid.to_string(), "--mount", "--pid", "--cgroup", "--uts", "--ipc"])
+            // In the rig the namespace of mounts has another root: that of the machine's first program.
+            .args(["--root", "--wd"])
             .args(["sh", "-c", &format!("{{ {command}\n}} 2>&1")])
             .stdin(Stdio::null())
             .output()
