@@ -95,7 +95,7 @@ fn build(config: &TableConfig, base: u64) -> Tables {
         address
     };
     let dsdt = place(&definition_block(config));
-    let fadt = place(&fadt(config, dsdt));
+    let fadt = place(&fadt(dsdt));
     let mut entries = vec![fadt, place(&madt(config)), place(&mcfg(config))];
     if let Some((iommu, endpoints)) = &config.iommu {
         entries.push(place(&viot::build(*iommu, endpoints)));
@@ -118,7 +118,7 @@ fn definition_block(config: &TableConfig) -> Sdt {
     dsdt
 }
 
-fn fadt(config: &TableConfig, dsdt: u64) -> impl Aml {
+fn fadt(dsdt: u64) -> impl Aml {
     let register = |offset| {
         let address = ACPI_PORTS + offset;
         GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, address)
@@ -132,10 +132,9 @@ fn fadt(config: &TableConfig, dsdt: u64) -> impl Aml {
         .flag(Flags::SlpButton);
     fadt.reset_reg = register(RESET_OFFSET);
     fadt.reset_value = RESET_VALUE;
-    if config.firmware {
-        // CMOS is for firmware: a kernel has KVM's clock, which is finer, and would wait for interrupts of CMOS in vain.
-        fadt.iapc_boot_arch = NO_CMOS_CLOCK.into();
-    }
+    // CMOS is there for firmware only: a kernel has KVM's clock, which is finer. With firmware it would wait for interrupts of CMOS in vain,
+    // and without for the clock itself: distributions' kernels look for it for seconds.
+    fadt.iapc_boot_arch = NO_CMOS_CLOCK.into();
     fadt.sleep_control_reg = register(SLEEP_CONTROL_OFFSET);
     fadt.sleep_status_reg = register(SLEEP_STATUS_OFFSET);
     fadt.finalize()
@@ -231,13 +230,13 @@ mod tests {
     }
 
     #[test]
-    fn kernel_is_told_to_leave_the_firmwares_clock_alone() {
-        for (firmware, flags) in [(false, 0), (true, 1 << 5)] {
+    fn kernel_is_told_that_there_is_no_cmos_clock_for_it() {
+        for firmware in [false, true] {
             let image = build(&TableConfig { firmware, ..config() }, 0).rest;
             let start = image.windows(4).position(|window| window == b"FACP").unwrap();
             let fadt = table(&image, start as u64);
             // Flags, and the block of the timer, of which the kernel is not told either.
-            assert_eq!((u16::from_le_bytes([fadt[109], fadt[110]]), &fadt[76..80]), (flags, &[0; 4][..]));
+            assert_eq!((u16::from_le_bytes([fadt[109], fadt[110]]), &fadt[76..80]), (1 << 5, &[0; 4][..]));
         }
     }
 
