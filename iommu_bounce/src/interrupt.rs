@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Requests that take long are left undone where somebody waits: to map gigabytes the host pins each page, for which it may take a second
-//! and more for each of them.
+//! Requests that take long are left undone where somebody waits: to map gigabytes the host pins page after page.
 //!
 //! What is mapped at once is mapped in pieces, and between two of them the engine looks whether the VMM wants its vCPUs to stop.
 
