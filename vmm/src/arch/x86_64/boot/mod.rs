@@ -6,6 +6,7 @@ mod linux;
 mod memory_map;
 mod pvh;
 mod reset_vector;
+mod whole_reads;
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -23,6 +24,7 @@ use rustix::fs::{Mode, OFlags, open};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
+use self::whole_reads::WholeReads;
 use crate::arch::layout::{CMDLINE, HIGH_RAM_START, LOW_MEMORY_END, PAGE_SIZE};
 use crate::arch::registers::{self, Entry};
 
@@ -160,7 +162,7 @@ impl Payload {
     fn load_image(&self, memory: &Ram) -> Result<Loaded, BootError> {
         let reason = |reason: String| BootError::NoImage { field: self.field, path: self.path.clone(), reason };
         let start = Some(GuestAddress(HIGH_RAM_START));
-        let mut file = self.file.try_clone().map_err(|e| reason(e.to_string()))?;
+        let mut file = WholeReads(self.file.try_clone().map_err(|e| reason(e.to_string()))?);
         match self.image {
             Image::BzImage => {
                 let result = BzImage::load(memory, None, &mut file, start).map_err(|e| reason(e.to_string()))?;
@@ -203,7 +205,7 @@ impl Payload {
         file.rewind().map_err(&read)?;
         let len = usize::try_from(self.initramfs_len).map_err(|_| no_room("initramfs"))?;
         memory
-            .read_exact_volatile_from(GuestAddress(address), &mut file, len)
+            .read_exact_volatile_from(GuestAddress(address), &mut WholeReads(file), len)
             .map_err(|error| read(io::Error::other(error)))?;
         Ok(Some((address, self.initramfs_len)))
     }
