@@ -101,7 +101,7 @@ pub(crate) enum Emulated {
 }
 
 /// What a VMM is told about a guest.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: PathBuf,
@@ -145,6 +145,34 @@ pub(crate) struct Machine {
     pub(crate) seccomp: bool,
     /// A copy of the VMM that the user may run.
     pub(crate) program: Option<PathBuf>,
+}
+
+/// The command that boots a system from a raw image of a disk on `vmm`, with one vCPU, nothing else, and the guest's serial console on
+/// stdout. Kernel and initramfs first.
+#[must_use]
+pub fn boot_command(
+    site: &Site,
+    vmm: Vmm,
+    [kernel, initramfs]: [&Path; 2],
+    cmdline: &str,
+    disk: &Path,
+    memory_mib: u32,
+) -> Command {
+    let machine = Machine {
+        kernel: kernel.into(),
+        initramfs: initramfs.into(),
+        cmdline: cmdline.into(),
+        cpus: 1,
+        memory_mib,
+        emulated: vec![Emulated::Disk { image: disk.into(), iommu: false }],
+        seccomp: true,
+        ..Machine::default()
+    };
+    match vmm {
+        // Without the events and the API that tests look at.
+        Vmm::Carom => cloud_hypervisor(&site.carom, &machine),
+        Vmm::Qemu | Vmm::QemuIntel | Vmm::CloudHypervisor => command(site, vmm, &machine),
+    }
 }
 
 /// The command that runs `machine` on `vmm`, with the guest's serial console on stdout.

@@ -3,13 +3,13 @@
 
 use std::fs;
 use std::io::Read;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use carom_integration::vmm::boot_command;
 use carom_integration::{Site, Vmm};
 use carom_tools::distribution::Distribution;
 
@@ -47,7 +47,8 @@ fn log_in(vmm: Vmm, site: &Site) -> Result<Duration> {
     let dir = tempfile::tempdir_in("/dev/shm").context("making a directory for a disk")?;
     let disk = dir.path().join("disk.raw");
     fs::copy(&files.disk, &disk).with_context(|| format!("copying {}", files.disk.display()))?;
-    let mut command = command(vmm, site, &files, &disk)?;
+    let cmdline = format!("console=ttyS0 {} quiet", Distribution::ROOT);
+    let mut command = boot_command(site, vmm, [&files.kernel, &files.initrd], &cmdline, &disk, RAM_MIB);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let start = Instant::now();
     let mut machine = Machine(command.spawn().with_context(|| format!("starting {}", vmm.name()))?);
@@ -99,39 +100,6 @@ fn wait_for_prompt(console: &Receiver<Vec<u8>>, start: Instant) -> Result<Durati
 
 fn end(shown: &[u8]) -> String {
     String::from_utf8_lossy(&shown[shown.len().saturating_sub(2000)..]).into_owned()
-}
-
-/// A machine with one vCPU and this disk, its serial console on standard output.
-fn command(vmm: Vmm, site: &Site, files: &Distribution, disk: &Path) -> Result<Command> {
-    let cmdline = format!("console=ttyS0 {} quiet", Distribution::ROOT);
-    let program = match vmm {
-        Vmm::Carom => site.carom.as_path(),
-        Vmm::CloudHypervisor => site.cloud_hypervisor.as_deref().context("CAROM_CLOUD_HYPERVISOR is not set")?,
-        Vmm::Qemu | Vmm::QemuIntel => {
-            let mut command = Command::new("qemu-system-x86_64");
-            command
-                .args(["-accel", "kvm", "-cpu", "host", "-machine", "q35", "-nodefaults", "-no-user-config"])
-                .args(["-display", "none", "-serial", "stdio", "-no-reboot", "-m", &format!("{RAM_MIB}M")])
-                .arg("-kernel")
-                .arg(&files.kernel)
-                .arg("-initrd")
-                .arg(&files.initrd)
-                .args(["-append", &cmdline, "-object", "iothread,id=thread"])
-                .args(["-drive", &format!("if=none,id=disk,format=raw,aio=io_uring,file={}", disk.display())])
-                .args(["-device", "virtio-blk-pci,drive=disk,iothread=thread,disable-legacy=on"]);
-            return Ok(command);
-        }
-    };
-    let mut command = Command::new(program);
-    command
-        .arg("--kernel")
-        .arg(&files.kernel)
-        .arg("--initramfs")
-        .arg(&files.initrd)
-        .args(["--cmdline", &cmdline, "--cpus", "boot=1", "--memory", &format!("size={RAM_MIB}M")])
-        .args(["--serial", "tty", "--console", "off"])
-        .args(["--disk", &format!("path={},image_type=raw", disk.display())]);
-    Ok(command)
 }
 
 #[cfg(test)]

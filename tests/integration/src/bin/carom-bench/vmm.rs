@@ -75,21 +75,19 @@ fn one_of_each(dir: &Path) -> Result<Vec<String>> {
         fs::File::create(&path).and_then(|file| file.set_len(len)).with_context(|| format!("making {name}"))?;
         Ok(path.display().to_string())
     };
-    Ok([
-        "--disk".into(),
-        format!("path={},image_type=raw", file("disk", 64 << 20)?),
-        "--pmem".into(),
-        format!("file={}", file("pmem", 16 << 20)?),
-        "--vsock".into(),
-        format!("cid=3,socket={}", dir.join("vsock").display()),
-    ]
-    .into_iter()
-    .chain(
-        ["--net", "tap=carom-own", "--rng", "src=/dev/urandom", "--console", "null", "--balloon", "size=0"]
-            .map(String::from),
-    )
-    .chain(["--watchdog".into()])
-    .collect())
+    let [disk, pmem] = [file("disk", 64 << 20)?, file("pmem", 16 << 20)?];
+    let vsock = dir.join("vsock");
+    let arguments = [
+        ("--disk", format!("path={disk},image_type=raw")),
+        ("--pmem", format!("file={pmem}")),
+        ("--vsock", format!("cid=3,socket={}", vsock.display())),
+        ("--net", "tap=carom-own".into()),
+        ("--rng", "src=/dev/urandom".into()),
+        ("--console", "null".into()),
+        ("--balloon", "size=0".into()),
+    ];
+    let words = arguments.into_iter().flat_map(|(option, value)| [option.into(), value]);
+    Ok(words.chain(["--watchdog".into()]).collect())
 }
 
 fn measure(vmm: Vmm, devices: Devices, estimate: Duration, site: &Site, guest: &str) -> Result<Measured> {
