@@ -11,6 +11,7 @@ use carom_integration::harness;
 mod api;
 mod balloon;
 mod boot;
+mod bypass;
 mod command_line;
 mod console;
 mod descriptors;

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest that has the device reach all of its RAM, which the host maps in pieces.
+
+use std::time::Instant;
+
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::{guest_test, tell};
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use serde_json::{Value, json};
+
+use crate::api::{BOOT_TIME, command_line};
+use crate::hotplug::{create, drive, put};
+use crate::net::counter;
+use crate::support::{MIB, SITE};
+
+/// Three pieces of 1 GiB at most.
+const RAM: u64 = 2560 * MIB;
+
+#[guest_test(slow = "unit tests interrupt mappings at will; small guests are mapped for bypass elsewhere")]
+fn vm_is_paused_while_all_ram_is_mapped_for_bypass_and_the_drive_works_then() {
+    let job =
+        format!("{WAIT_FOR_NVME}cat /sys/kernel/iommu_groups/*/type\n{}sleep 1000\n", workload::fio_verify(16, 32));
+    let vmm = ApiVmm::start(&SITE, &job).unwrap();
+    let payload = json!({
+        "kernel": vmm.kernel(),
+        "initramfs": vmm.initramfs(),
+        "cmdline": format!("{} iommu=pt", command_line()),
+    });
+    create(&vmm, json!({"payload": payload, "memory": {"size": RAM}, "devices": [drive(0, "drive", true)]}));
+    put(&vmm, "vm.boot", &Value::Null);
+    // Whatever the guest has asked for meanwhile.
+    let (mut longest, mut pauses) = (0, 0);
+    while counter(&vmm, "_iommu", "mapped_bytes") < RAM - 64 * MIB {
+        let start = Instant::now();
+        put(&vmm, "vm.pause", &Value::Null);
+        longest = longest.max(start.elapsed().as_millis());
+        pauses += 1;
+        put(&vmm, "vm.resume", &Value::Null);
+        assert!(pauses < 10_000, "{}", vmm.console());
+    }
+    vmm.wait_for(&format!("CAROM-VERIFY 0 {}", 16 * MIB), 1, BOOT_TIME).unwrap();
+    assert!(vmm.console().contains("identity"), "{}", vmm.console());
+    tell(&format!("{pauses} pauses, of {longest} ms at most"));
+    assert!(longest < 10_000, "a pause took {longest} ms");
+    // A driver whose ATTACH had been refused would have given up.
+    assert_eq!((counter(&vmm, "_iommu", "failed_attach"), counter(&vmm, "_iommu", "faults")), (0, 0));
+    assert!(counter(&vmm, "_iommu", "host_maps") >= 3, "it is mapped in pieces");
+}
