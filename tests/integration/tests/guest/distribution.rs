@@ -165,8 +165,12 @@ fn unit_runs(debian: &mut Debian) {
     let wait = |condition: &str| format!("for i in $(seq 90); do {condition} && break; sleep 1; done; {condition}");
     if debian.try_run("test -c /dev/kvm").0 == 0 {
         let ping = "carom-remote --api-socket /run/carom/any/api ping >/dev/null";
-        debian.run(&wait(ping));
-        debian.run("test -S /run/carom/any/console && systemctl kill carom@any");
+        let log = "journalctl -u carom@any --no-pager -o cat; ls -l /run/carom/any";
+        // The API answers before the machine is made.
+        for condition in [ping, "test -S /run/carom/any/console"] {
+            debian.run(&format!("{{ {}; }} || {{ {log}; false; }}", wait(condition)));
+        }
+        debian.run("systemctl kill carom@any");
         debian.run(&wait("systemctl show -p ActiveState carom@any | grep -qx ActiveState=inactive"));
         tell("the unit has run a machine");
     } else {
