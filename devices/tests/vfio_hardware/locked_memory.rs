@@ -84,7 +84,7 @@ fn bypass_beyond_the_limit_on_locked_memory_is_refused_each_time_and_leaves_noth
     const LIMIT: u64 = 8 << 20;
     const TIMES: u32 = 40;
     const IOVA: u32 = 0x10_0000;
-    /// What nobody may interrupt. A try that takes half a second has to wait for the next.
+    /// Of one try, whose 64 MiB are one piece.
     const LONGEST: Duration = Duration::from_secs(2);
     let edu = Edu::open();
     let ram = Arc::new(TestRam::new(&[(0, RAM)]));
