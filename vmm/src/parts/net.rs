@@ -95,6 +95,8 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         csum: config.offload_csum,
         tso: config.offload_tso,
         uso: config.offload_ufo && tap.has_uso(),
+        // Each buffer is a mapping or slots of a window there. Beside the IOMMU large buffers are faster.
+        merges: config.iommu,
     };
     let params = NetParams {
         id: id.into(),

@@ -44,6 +44,9 @@ pub struct NetTraits {
     pub tso: bool,
     /// Whether segments of UDP may. Needs checksums.
     pub uso: bool,
+    /// Whether a large packet may come in several small buffers. A driver that has segments come as one packet otherwise
+    /// has room for the largest one at each place of the queue (section 5.1.6.3.1).
+    pub merges: bool,
 }
 
 impl NetTraits {
@@ -53,7 +56,7 @@ impl NetTraits {
             | 1 << VIRTIO_RING_F_EVENT_IDX
             | MAC
             | MTU
-            | MRG_RXBUF
+            | when(self.merges, MRG_RXBUF)
             | when(self.pairs > 1, CTRL_VQ | MQ)
             | when(self.csum, CSUM | GUEST_CSUM)
             | when(self.csum && self.tso, GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN | HOST_TSO4 | HOST_TSO6 | HOST_ECN)
@@ -284,5 +287,26 @@ impl VirtioDevice for VirtioNet {
             self.set_up(driver.features, pairs);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_small_buffers_for_a_packet_are_offered_as_the_traits_say() {
+        let traits = |merges| NetTraits {
+            mac: [2, 0, 0, 0, 0, 1],
+            mtu: 1500,
+            pairs: 1,
+            queue_size: 256,
+            csum: true,
+            tso: true,
+            uso: true,
+            merges,
+        };
+        assert_eq!(traits(false).features() & MRG_RXBUF, 0);
+        assert_eq!(traits(true).features(), traits(false).features() | MRG_RXBUF);
     }
 }

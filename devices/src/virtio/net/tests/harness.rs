@@ -133,8 +133,16 @@ impl Harness {
         let memory = table.clone().map_or_else(|| DeviceMemory::all_ram(ram.clone()), DeviceMemory::mapped);
         let witness = Arc::new(Witness::default());
         let asked = Arc::new(Mutex::default());
-        let traits =
-            NetTraits { mac: MAC_ADDRESS, mtu: 1500, pairs, queue_size: QUEUE, csum: true, tso: true, uso: false };
+        let traits = NetTraits {
+            mac: MAC_ADDRESS,
+            mtu: 1500,
+            pairs,
+            queue_size: QUEUE,
+            csum: true,
+            tso: true,
+            uso: false,
+            merges: true,
+        };
         let params = NetParams {
             id: "_net0".into(),
             carrier: Box::new(Host { files, asked: asked.clone() }),
