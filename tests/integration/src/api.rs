@@ -42,10 +42,28 @@ pub fn exchange(socket: &Path, method: &str, path: &str, body: Option<&Value>) -
     let mut status = String::new();
     reader.read_line(&mut status)?;
     let status = status.split(' ').nth(1).and_then(|code| code.parse().ok()).context("no status in the answer")?;
-    let mut rest = String::new();
-    reader.read_to_string(&mut rest)?;
-    let (_, body) = rest.split_once("\r\n\r\n").context("no end of the answer's head")?;
-    Ok((status, body.to_string()))
+    Ok((status, answer_body(&mut reader)?))
+}
+
+/// The body of an answer whose status line was read. Cloud Hypervisor keeps a connection that its client wants closed, so
+/// the head says where the body ends.
+fn answer_body(reader: &mut impl BufRead) -> Result<String> {
+    let mut len = 0;
+    loop {
+        let mut line = String::new();
+        ensure!(reader.read_line(&mut line)? > 0, "no end of the answer's head");
+        match line.trim_end().split_once(':') {
+            Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
+                len = value.trim().parse().context("Content-Length of the answer")?;
+            }
+            Some(_) => {}
+            None => break,
+        }
+    }
+    let mut body = String::new();
+    reader.take(len).read_to_string(&mut body)?;
+    ensure!(body.len() as u64 == len, "the answer's body ends after {} of {len} bytes", body.len());
+    Ok(body)
 }
 
 /// Starts carom with its files in `dir`.
@@ -278,4 +296,18 @@ impl Drop for ApiVmm {
 fn end(text: &str) -> &str {
     let from = text.char_indices().rev().nth(SHOWN - 1).map_or(0, |(at, _)| at);
     &text[from..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn body_of_an_answer_ends_where_its_head_says_so() {
+        let answer = |text: &str| answer_body(&mut text.as_bytes());
+        assert_eq!(answer("Server: s\r\nContent-length: 3\r\n\r\nabcdef").unwrap(), "abc");
+        assert_eq!(answer("Server: s\r\n\r\n").unwrap(), "");
+        assert!(answer("Server: s\r\n").unwrap_err().to_string().contains("no end"));
+        assert!(answer("Content-Length: 3\r\n\r\nab").unwrap_err().to_string().contains("after 2 of 3 bytes"));
+    }
 }
