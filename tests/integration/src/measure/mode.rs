@@ -69,17 +69,9 @@ const fn beside(name: &'static str, vmm: Vmm) -> Mode {
     Mode { name, vmm, iommu: false, windows: false, reporting: false, cmdline: "" }
 }
 
-/// Modes of guests with devices that the VMMs emulate: without a virtual IOMMU, and behind one in strict mode. In the mode with windows
-/// every driver bounces.
-pub static EMULATED_MODES: [Mode; 7] = [
-    NO_VIOMMU,
-    QEMU_NO_VIOMMU,
-    CH_NO_VIOMMU,
-    Mode { cmdline: "iommu.strict=1 iommu.bounce=all", ..BOUNCE },
-    STRICT,
-    QEMU_STRICT,
-    CH_STRICT,
-];
+/// Modes of guests with devices that the VMMs emulate: without a virtual IOMMU, and behind one in strict mode.
+pub static EMULATED_MODES: [Mode; 7] =
+    [NO_VIOMMU, QEMU_NO_VIOMMU, CH_NO_VIOMMU, BOUNCE, STRICT, QEMU_STRICT, CH_STRICT];
 
 impl Mode {
     /// A guest in this mode, with the site's first drive and no job. `name` as for [`Guest::new`].

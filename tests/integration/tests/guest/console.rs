@@ -131,7 +131,7 @@ fn guest_has_its_console_on_a_pseudoterminal_and_follows_its_size() {
 #[guest_test(slow = "the one behind the IOMMU; rng:: has a device that goes through a window")]
 fn console_behind_the_iommu_goes_through_a_window() {
     let more = json!({"console": {"mode": "Pty", "iommu": true}, "iommu_bounce": {"size": 16 << 20}});
-    let vmm = converse("iommu.strict=1 iommu.bounce=all", more);
+    let vmm = converse("iommu.strict=1", more);
 
     assert_eq!(count(&vmm, "_iommu", "faults"), 0);
     end(vmm);

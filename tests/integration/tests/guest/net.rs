@@ -104,7 +104,7 @@ fn card_behind_the_iommu_reaches_what_is_mapped_for_it() {
 
 #[guest_test]
 fn card_behind_the_iommu_is_served_through_a_window() {
-    let guest = Guest::new("net-window").cmdline("iommu.strict=1 iommu.bounce=all").bounce("size=64M");
+    let guest = Guest::new("net-window").cmdline("iommu.strict=1").bounce("size=64M");
     let outcome = echoed(guest, "10.77.3", ",iommu=on");
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
@@ -303,7 +303,7 @@ fn guest_goes_on_with_its_card_in_another_process() {
     let config = json!({
         "net": [{"tap": "caromsaved", "ip": "10.77.7.1", "iommu": true, "num_queues": 4}],
         "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
-        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": format!("{} iommu.bounce=all", command_line())},
+        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
         "iommu_bounce": {"size": 32 * MIB},
     });
     create(&vmm, config);

@@ -49,7 +49,7 @@ sleep 1000
     File::create_new(&ram).unwrap().set_len(128 * MIB).unwrap();
     let affinity = |what: &str, number: u32, cpu: u32| json!({what: number, "host_cpus": [cpu]});
     let config = json!({
-        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": format!("{} iommu.bounce=all", command_line())},
+        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
         "cpus": {"boot_vcpus": 2, "max_vcpus": 2, "affinity": [affinity("vcpu", 0, 1), affinity("vcpu", 1, 0)]},
         "memory": {"size": 0, "zones": [
             {"id": "near", "size": 256 * MIB, "reserve": true},

@@ -349,10 +349,7 @@ fn with_rng_behind_mappings() -> Subject {
 
 fn with_rng_behind_a_window() -> Subject {
     let bounce = json!({"size": 16 * MIB});
-    Subject::boot(
-        "iommu.bounce=all",
-        &[("rng", json!({"src": "/dev/urandom", "iommu": true})), ("iommu_bounce", bounce)],
-    )
+    Subject::boot("", &[("rng", json!({"src": "/dev/urandom", "iommu": true})), ("iommu_bounce", bounce)])
 }
 
 /// Has a snapshot say that it was made an hour earlier.

@@ -96,7 +96,7 @@ fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value
     let script = job(address, TRAFFIC).replace("nc -w 60", "nc -w 10").replace("$((4 * 1048576))", &BYTES.to_string());
     let vmm = ApiVmm::start(&SITE, &script).unwrap();
     let card = json!({"vhost_user": true, "vhost_socket": socket, "id": "card", "iommu": true});
-    let cmdline = format!("{} iommu.strict=1 {}", command_line(), config["cmdline"].as_str().unwrap_or_default());
+    let cmdline = command_line() + " iommu.strict=1";
     let mut vm = json!({
         "net": [card],
         "memory": {"size": 512 * MIB, "shared": true},
@@ -126,7 +126,7 @@ fn card_of_a_server_behind_the_iommu_reaches_what_is_mapped_and_no_more() {
 #[guest_test(needs(StorageDaemon))]
 fn card_of_a_server_behind_the_iommu_uses_a_window() {
     let dir = tempfile::tempdir().unwrap();
-    let config = json!({"cmdline": "iommu.bounce=all", "iommu_bounce": {"size": 64 * MIB}});
+    let config = json!({"iommu_bounce": {"size": 64 * MIB}});
     let (vmm, _server) = boot_behind_iommu(dir.path(), "10.77.10", &[], &config);
     wait_for_traffic(&vmm, 1);
     assert!(counter(&vmm, "_iommu", "window_bytes") > 0, "it has one");

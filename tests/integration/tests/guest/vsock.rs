@@ -47,8 +47,8 @@ fn device(vmm: &ApiVmm, iommu: bool) -> Value {
 }
 
 /// A VM's payload with more parameters for its kernel.
-fn payload(vmm: &ApiVmm, parameters: &str) -> Value {
-    json!({"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": format!("{} {parameters}", command_line())})
+fn payload(vmm: &ApiVmm) -> Value {
+    json!({"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()})
 }
 
 fn pattern(len: usize, seed: u32) -> Vec<u8> {
@@ -172,13 +172,8 @@ fn guest_and_host_connect_through_what_is_mapped() {
 
 #[guest_test]
 fn guest_and_host_connect_through_a_window() {
-    let mut vmm = start(|vmm| {
-        json!({
-            "vsock": device(vmm, true),
-            "iommu_bounce": {"size": 64 * MIB},
-            "payload": payload(vmm, "iommu.bounce=all"),
-        })
-    });
+    let mut vmm =
+        start(|vmm| json!({"vsock": device(vmm, true), "iommu_bounce": {"size": 64 * MIB}, "payload": payload(vmm)}));
     carry(&vmm);
     let iommu = counters(&vmm, "_iommu");
     assert!(iommu["window_bytes"] > 0 && iommu["faults"] == 0, "{iommu:?}");
@@ -187,7 +182,7 @@ fn guest_and_host_connect_through_a_window() {
 
 #[guest_test]
 fn sockets_come_to_a_guest_and_go() {
-    let mut vmm = start(|vmm| json!({"iommu_bounce": {"size": 16 * MIB}, "payload": payload(vmm, "iommu.bounce=all")}));
+    let mut vmm = start(|vmm| json!({"iommu_bounce": {"size": 16 * MIB}, "payload": payload(vmm)}));
     for iommu in [false, true] {
         let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-vsock", Some(&device(&vmm, iommu))).unwrap();
         assert_eq!((status, answer["id"].as_str()), (200, Some("_vsock")), "{answer}");
@@ -211,7 +206,7 @@ fn sockets_come_to_a_guest_and_go() {
 fn restored_guest_has_lost_its_connections_and_makes_new_ones() {
     for more in [
         (|vmm| json!({"vsock": device(vmm, false)})) as fn(&ApiVmm) -> Value,
-        |vmm| json!({"vsock": device(vmm, true), "iommu_bounce": {"size": 64 * MIB}, "payload": payload(vmm, "iommu.bounce=all")}),
+        |vmm| json!({"vsock": device(vmm, true), "iommu_bounce": {"size": 64 * MIB}, "payload": payload(vmm)}),
     ] {
         let mut vmm = start(more);
         let mut held = connect(&vmm, ECHO);

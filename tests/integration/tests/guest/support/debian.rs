@@ -80,13 +80,13 @@ impl Debian {
         Self::launch(&files.disk, Some(1 << 30), boot, more, &[&["--cpus", "boot=1"], options].concat())
     }
 
-    /// Starts it with a kernel that has [the patch](../../../../docs/guest-patch.md) and needs no initrd; all devices bounce, and are behind
-    /// the virtio-iommu.
+    /// Starts it with a kernel that has [the patch](../../../../docs/guest-patch.md) and needs no initrd; all devices are behind
+    /// the virtio-iommu, and bounce.
     pub(crate) fn start_patched(tap: &str, options: &[&str]) -> Self {
         let files = Distribution::in_directory(SITE.distribution.as_ref().unwrap());
         let kernel = SITE.distribution_kernel.clone().unwrap();
         let mut boot: Vec<OsString> = vec!["--kernel".into(), kernel.into(), "--cmdline".into()];
-        boot.push(format!("console=ttyS0 {} quiet iommu.strict=1 iommu.bounce=all", Distribution::ROOT).into());
+        boot.push(format!("console=ttyS0 {} quiet iommu.strict=1", Distribution::ROOT).into());
         boot.extend(["--net".into(), format!("tap={tap},iommu=on").into()]);
         Self::launch(&files.disk, Some(1 << 30), boot, ",iommu=on", &[&["--cpus", "boot=1"], options].concat())
     }
