@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use carom_integration::measure::fio::{self, Cell, Extent, RANDREAD};
 use carom_integration::measure::mode::{BOUNCE, BOUNCE_REPORTING, GUEST_PAGES, Mode, NO_VIOMMU, QEMU_STRICT, STRICT};
 use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
@@ -46,18 +46,22 @@ fn work(scope: Scope, _: &Site) -> Vec<Work> {
     sizes.iter().flat_map(|gib| wanted.iter().map(|mode| in_a_guest(*mode, *gib))).collect()
 }
 
+/// Before what the guest says of its free memory, in KiB.
+const FREE: &str = "CAROM-FREE";
+
 /// A guest that uses memory and frees it, while its drive works and what is on it is verified.
 fn free_memory() -> String {
     let verify = workload::fio_verify(4, 8);
+    let free = format!("awk '/^MemFree:/ {{ print \"{FREE}\", $2 }}' /proc/meminfo\n");
     format!(
         "(while [ ! -e /run/freed ]; do\n{verify}done) &\n\
          dd if=/dev/zero of=/run/fill bs=1M count={FREED_MIB} 2>/dev/null || exit 91\n\
-         echo \"{PROBE}used\"\nsleep 0.5\nrm /run/fill\nsleep {RETURN_TIME}\necho \"{PROBE}freed\"\nsleep 0.5\n\
-         : >/run/freed\nwait\n"
+         {free}echo \"{PROBE}used\"\nsleep 0.5\nrm /run/fill\nsleep {RETURN_TIME}\n{free}echo \"{PROBE}freed\"\n\
+         sleep 0.5\n: >/run/freed\nwait\n"
     )
 }
 
-/// Of the memory that was freed, the part that has gone back to the host, in %. What the guest has freed otherwise meanwhile counts too.
+/// Of the memory that the guest has free after it freed some, and had not before, the part that has gone back to the host, in %.
 fn returned_percent(outcome: &Outcome) -> Result<f64> {
     let passes = outcome.values("CAROM-VERIFY").count();
     ensure!(passes > 0, "nothing was verified meanwhile");
@@ -66,8 +70,13 @@ fn returned_percent(outcome: &Outcome) -> Result<f64> {
         let probe = outcome.probes.iter().find(|probe| probe.label == label);
         probe.map(|probe| figure(probe.resident_bytes)).with_context(|| format!("the VMM was not looked at: {label}"))
     };
-    let returned = (resident("used")? - resident("freed")?) / f64::from(1 << 20);
-    Ok(returned / f64::from(FREED_MIB) * 100.0)
+    let returned = (resident("used")? - resident("freed")?) / 1024.0;
+    let free: Vec<f64> = outcome.values(FREE).map(str::parse).collect::<Result<_, _>>().context("free memory")?;
+    let [before, after] = free[..] else { bail!("{} looks at the guest's free memory", free.len()) };
+    // fio takes some and frees some, but little.
+    let freed = after - before;
+    ensure!(freed > f64::from(FREED_MIB) * 512.0, "the guest has freed {freed} KiB of {FREED_MIB} MiB");
+    Ok(returned / freed * 100.0)
 }
 
 fn in_a_guest(mode: Mode, gib: u32) -> Work {
@@ -114,13 +123,21 @@ mod tests {
         let probe =
             |label: &str, mib: u64| Probe { label: label.into(), resident_bytes: mib << 20, ..Probe::default() };
         let probes = vec![probe("used", 500), probe("freed", 260)];
-        Outcome { console: verified.into(), probes, ..Outcome::default() }
+        let console = format!("CAROM-FREE 100000\n{verified}CAROM-FREE 350000\n");
+        Outcome { console, probes, ..Outcome::default() }
     }
 
     #[test]
     fn memory_that_came_back_is_told_as_a_part_of_what_was_freed() {
         let percent = returned_percent(&outcome("CAROM-VERIFY 0 4194304\n")).unwrap();
-        assert!((percent - 93.75).abs() < 1e-9, "{percent}");
+        assert!((percent - 240.0 * 1024.0 / 2500.0).abs() < 1e-9, "{percent}");
+    }
+
+    #[test]
+    fn memory_that_the_guest_did_not_free_is_no_figure() {
+        let mut outcome = outcome("CAROM-VERIFY 0 4194304\n");
+        outcome.console = outcome.console.replace("350000", "200000");
+        assert!(returned_percent(&outcome).unwrap_err().to_string().contains("100000 KiB"));
     }
 
     #[test]
