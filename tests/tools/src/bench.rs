@@ -64,6 +64,13 @@ pub struct Options {
     /// File of an earlier run to compare counts with.
     #[arg(long, value_name = "BASE")]
     compare: Option<PathBuf>,
+    /// File of an earlier run, whose counts are reckoned for hardware; nothing is measured but copies.
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["Measurement", "json", "state", "compare", "plots", "direct", "keep"]
+    )]
+    predict: Option<PathBuf>,
     /// Directory for plots.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
@@ -127,6 +134,10 @@ impl Tools<'_> {
     /// Wrong options, something that cannot be made, or a signal.
     pub fn bench(&self, options: &Options) -> Result<u8> {
         options.check()?;
+        if let Some(file) = &options.predict {
+            self.run_shown(Command::new(self.measuring_program(PROGRAM)?).arg("predict").arg(file))?;
+            return Ok(0);
+        }
         // The state's file is to be in both directories.
         let place = options.state.as_deref().map_or_else(env::temp_dir, |state| parent(state).into());
         let out = work_dir::create(&place, "carom-bench")?;
@@ -250,6 +261,9 @@ mod tests {
             (vec!["--state", "/no/such/directory/file"], "--state"),
             (vec!["--json", "/"], "or it is one"),
             (vec!["--compare", "base.json", "vmm"], "which is not among those that are named"),
+            (vec!["--predict", "base.json", "--quick"], "cannot be used with"),
+            (vec!["--predict", "base.json", "counts"], "cannot be used with"),
+            (vec!["--predict", "base.json", "--plots", "dir"], "cannot be used with"),
             (vec!["--direct", "nvme0"], "must be a PCI address"),
         ] {
             let said = parse(&words).unwrap_err();

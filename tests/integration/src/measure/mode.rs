@@ -41,6 +41,8 @@ pub const BOUNCE_REPORTING: Mode = Mode { name: "bounce-reporting", reporting: t
 
 /// The guest bounces through pages of its own, which stay mapped as windows do.
 pub const GUEST_PAGES: Mode = behind("guest-pages", Vmm::Carom, "iommu.strict=1 iommu.bounce=auto");
+/// Mappings that end some time after each operation.
+pub const LAZY: Mode = behind("lazy", Vmm::Carom, "iommu.strict=0");
 /// The peer's mappings that end with each operation.
 pub const QEMU_STRICT: Mode = behind("qemu-strict", Vmm::Qemu, "iommu.strict=1");
 /// Those of the other peer.
@@ -54,7 +56,7 @@ pub static MODES: [Mode; 9] = [
     STRICT,
     QEMU_STRICT,
     CH_STRICT,
-    behind("lazy", Vmm::Carom, "iommu.strict=0"),
+    LAZY,
     behind("qemu-lazy", Vmm::Qemu, "iommu.strict=0"),
     behind("ch-lazy", Vmm::CloudHypervisor, "iommu.strict=0"),
 ];

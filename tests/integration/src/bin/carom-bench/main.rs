@@ -6,6 +6,7 @@ mod compare;
 mod counts;
 mod density;
 mod disk;
+mod hardware;
 mod login;
 mod map_time;
 mod network;
@@ -77,6 +78,11 @@ enum Action {
         /// The file.
         base: PathBuf,
     },
+    /// Say what the counts of a run come to on a host that is not emulated.
+    Predict {
+        /// The file that `run` wrote.
+        json: PathBuf,
+    },
     /// Say how many guests were started, and how many of them again, by the notes in the directory of the results.
     Tally {
         /// The directory.
@@ -115,6 +121,11 @@ fn act(action: Action) -> Result<ExitCode> {
         Action::Check { base } => {
             let counts = read(&base).is_ok_and(|base| base.tables.contains_key(counts::TABLE.name));
             ensure!(counts, "--compare {}: must be what --json wrote of a run with the table counts", base.display());
+            Ok(ExitCode::SUCCESS)
+        }
+        Action::Predict { json } => {
+            let text = hardware::text(&read(&json)?);
+            print!("{}", text.with_context(|| format!("--predict {}", json.display()))?);
             Ok(ExitCode::SUCCESS)
         }
         Action::Tally { out } => {
