@@ -60,6 +60,10 @@ enum Order {
     LimitFiles(RulesetCreated, Sender<io::Result<()>>),
 }
 
+/// Stack of a thread, in bytes. In one of 2 MiB, Rust's own choice, the host may put a huge page at the first touch where it happens to
+/// be aligned: memory that no thread uses.
+const STACK_BYTES: usize = (2 << 20) - (64 << 10);
+
 static STARTER: OnceLock<(Mode, Sender<Order>)> = OnceLock::new();
 
 /// Filters the calls of all threads that are started from now on, whose roles are among `roles`. Call it once, as the first thread,
@@ -84,9 +88,14 @@ pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
         }
     };
     // It ends with the process: threads may be started until then.
-    Builder::new().name("threads".into()).spawn(run)?;
+    named("threads".into()).spawn(run)?;
     told.recv().map_err(io::Error::other)??;
     STARTER.set((mode, orders)).map_err(|_| io::Error::other("calls are filtered already"))
+}
+
+/// A thread that is to be started.
+fn named(name: String) -> Builder {
+    Builder::new().name(name).stack_size(STACK_BYTES)
 }
 
 /// Filters the calls of this thread, whose role is `own`, if those of others are. Call it once.
@@ -139,7 +148,7 @@ fn start_placed(
     run: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     let Some((_, starter)) = STARTER.get() else {
-        return Builder::new().name(name).spawn(move || {
+        return named(name).spawn(move || {
             crash::set_role(role.name);
             if placement.take() {
                 run();
@@ -209,7 +218,7 @@ fn start_filtered(
     run: impl FnOnce() + Send + 'static,
 ) -> io::Result<Started> {
     let (tell, filtered) = sync_channel(1);
-    let thread = Builder::new().name(name).spawn(move || {
+    let thread = named(name).spawn(move || {
         crash::set_role(role.name);
         // Its filters do not let it go there.
         if !placement.take() {
