@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest kernels: Debian's source with the files of `guest/src` and the hooks of `guest/patches`, small and without modules.
+//! Guest kernels: Debian's source with the files of `guest/src` and the hooks of `guest/patches`, small and without modules but those
+//! that are asked for.
 
 mod build;
 mod tree;
@@ -40,6 +41,9 @@ pub struct GuestKernel {
     /// Configuration fragments on top.
     #[arg(long, value_name = "FRAGMENT")]
     pub config: Vec<PathBuf>,
+    /// Directory of the source of modules that are built for it.
+    #[arg(long, value_name = "DIR", conflicts_with = "arm64")]
+    pub modules: Option<PathBuf>,
 }
 
 /// What `scripts/guest-kernel` is asked for.
@@ -63,6 +67,8 @@ struct Parts {
     fragments: Vec<PathBuf>,
     /// Our patches; none for a stock kernel.
     patches: Option<PathBuf>,
+    /// The source of modules, if there are to be any.
+    modules: Option<PathBuf>,
     series: String,
     architecture: &'static Architecture,
 }
@@ -82,8 +88,8 @@ impl Tools<'_> {
         made.map(Some)
     }
 
-    /// The directory of a kernel, with `bzImage`, `vmlinux` (ELF with a PVH entry) and `config`, or for arm64 with `Image` and
-    /// `config`; built where it is missing.
+    /// The directory of a kernel, with `bzImage`, `vmlinux` (ELF with a PVH entry), `config` and the modules that are wanted, or for
+    /// arm64 with `Image` and `config`; built where it is missing.
     ///
     /// # Errors
     /// It cannot be made, or a signal came.
@@ -119,6 +125,9 @@ impl Tools<'_> {
         if let Some(file) = kernel.config.iter().find(|file| !file.is_file()) {
             bail!(Usage(format!("--config: cannot read '{}'", file.display())));
         }
+        if let Some(dir) = kernel.modules.as_ref().filter(|dir| !dir.join("Kbuild").is_file()) {
+            bail!(Usage(format!("--modules: '{}' has no Kbuild", dir.display())));
+        }
         self.need_packages("to fetch and unpack the kernel source", &["xz-utils", "patch"])?;
         let package = self.fetch_deb(&format!("linux-source-{series}"))?;
         let patches = (!kernel.stock).then_some(patches);
@@ -126,6 +135,7 @@ impl Tools<'_> {
             package,
             fragments: fragments(&self.checkout.join("guest/config"), kernel, &series)?,
             patches,
+            modules: kernel.modules.clone(),
             series,
             architecture: if kernel.arm64 { &ARM64 } else { &X86_64 },
         })
@@ -139,6 +149,9 @@ impl Tools<'_> {
         }
         if let Some(patches) = &parts.patches {
             key = key.path(&self.checkout.join("guest/src"))?.path(patches)?;
+        }
+        if let Some(modules) = &parts.modules {
+            key = key.path(modules)?;
         }
         Ok(key.finish())
     }
@@ -228,6 +241,9 @@ fn fragments(directory: &Path, kernel: &GuestKernel, series: &str) -> Result<Vec
     if kernel.profile {
         all.push(named("profile"));
     }
+    if kernel.modules.is_some() {
+        all.push(named("modules"));
+    }
     Ok(all)
 }
 
@@ -238,7 +254,7 @@ mod tests {
     #[test]
     fn fragments_stand_in_their_order() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["6.12", "7.3", "debug", "debug-6.12", "bounce", "profile", "own"] {
+        for name in ["6.12", "7.3", "debug", "debug-6.12", "bounce", "profile", "modules", "own"] {
             fs::write(dir.path().join(format!("{name}.config")), "").unwrap();
         }
         let own = fs::canonicalize(dir.path().join("own.config")).unwrap();
@@ -254,6 +270,8 @@ mod tests {
         assert_eq!(names(&all, "7.3"), ["6.12", "7.3", "debug", "own", "bounce", "profile"]);
         let arm64 = GuestKernel { arm64: true, config: vec![own.clone()], ..plain.clone() };
         assert_eq!(names(&arm64, "7.3"), ["arm64", "own"]);
+        let modular = GuestKernel { stock: true, modules: Some("m".into()), ..plain.clone() };
+        assert_eq!(names(&modular, "6.12"), ["6.12", "modules"]);
         assert_eq!(names(&GuestKernel { stock: true, config: vec![own], ..plain }, "6.12"), ["6.12", "own"]);
     }
 }

@@ -47,6 +47,9 @@ impl Tools<'_> {
         fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
         self.configure(tree, out, parts)?;
         self.compile(tree, out, parts.architecture)?;
+        if let Some(modules) = &parts.modules {
+            self.build_modules(tree, out, modules, dir)?;
+        }
         copy(&out.join(directory).join(image), &dir.join(image))?;
         copy(&out.join(".config"), &dir.join("config"))?;
         // Addresses in a guest's oops can be looked up in it.
@@ -98,6 +101,29 @@ impl Tools<'_> {
         });
         self.progress.end();
         made.with_context(|| format!("the guest kernel does not build; the whole log is in {}", log.display()))
+    }
+
+    /// Builds the modules whose source is in `modules`, and leaves them in `dir`.
+    fn build_modules(&self, tree: &Path, out: &Path, modules: &Path, dir: &Path) -> Result<()> {
+        let work = tempfile::tempdir_in(dir).with_context(|| format!("making a directory in {}", dir.display()))?;
+        let source = work.path().join("source");
+        self.run(Command::new("cp").arg("-r").arg(modules).arg(&source))?;
+        self.run_quietly(self.make(tree, out, &X86_64).arg("modules_prepare"), &work.path().join("log"))?;
+        let mut make = self.make(tree, out, &X86_64);
+        // The kernel itself was built without a list of its symbols, which only `make modules` makes.
+        make.arg(format!("M={}", source.display())).args([
+            "W=1",
+            "KCFLAGS=-Werror",
+            "KBUILD_MODPOST_WARN=1",
+            "modules",
+        ]);
+        self.run_quietly(&mut make, &work.path().join("log"))?;
+        for entry in fs::read_dir(&source).with_context(|| format!("reading {}", source.display()))?.flatten() {
+            if entry.path().extension().is_some_and(|extension| extension == "ko") {
+                self.run(Command::new("strip").arg("-g").arg("-o").arg(dir.join(entry.file_name())).arg(entry.path()))?;
+            }
+        }
+        Ok(())
     }
 
     fn make(&self, tree: &Path, out: &Path, architecture: &Architecture) -> Command {

@@ -98,14 +98,14 @@ impl Tools<'_> {
         }
     }
 
-    /// Files of the guest patch and of the module in C, from the top of the checkout.
+    /// Files of the guest patch and of the modules in C, from the top of the checkout.
     fn sources(&self) -> Result<Vec<PathBuf>> {
         let is_source = |file: &Path| {
             file.extension().is_some_and(|kind| kind == "c" || kind == "h")
                 && !file.components().any(|part| part.as_os_str() == "trace")
         };
         let mut sources = Vec::new();
-        for top in ["guest/src", "guest/module"].map(Path::new) {
+        for top in ["guest/src", "guest/module", "guest/bench"].map(Path::new) {
             let files = files_below(&self.checkout.join(top))?.into_iter().map(|(file, _)| file);
             sources.extend(files.filter(|file| is_source(file)).map(|file| top.join(file)));
         }
