@@ -81,17 +81,54 @@ const PACKAGES: [&str; 10] = [
     "libfdt-dev",
 ];
 
+/// With what plug-ins need. Not for everybody, as it is in the way of each access to memory.
+const PLUGINS: &str = " --enable-plugins";
+
+/// The header that plug-ins are compiled with.
+const HEADER: &str = "qemu-plugin.h";
+
+/// The plug-in's file.
+const PLUGIN: &str = "instructions.so";
+
 impl Tools<'_> {
     /// The directory of `qemu-system-x86_64`, built where it is missing.
     pub(crate) fn mended_qemu(&self) -> Result<PathBuf> {
+        self.qemu_with(FEATURES)
+    }
+
+    /// The same with plug-ins, and beside it [`HEADER`].
+    pub(crate) fn counting_qemu(&self) -> Result<PathBuf> {
+        self.qemu_with(&[FEATURES, PLUGINS].concat())
+    }
+
+    /// The plug-in for that emulator which counts instructions between marks (`tests/integration/plugin/instructions.c`).
+    ///
+    /// # Errors
+    /// It cannot be made, or a signal came.
+    pub fn counting_plugin(&self) -> Result<PathBuf> {
+        let source = self.checkout.join("tests/integration/plugin/instructions.c");
+        let emulator = self.counting_qemu()?;
+        let key = Key::default().path(&source)?.path(&emulator.join(HEADER))?.finish();
+        let dir = self.cached("qemu-plugin", &key, |dir| {
+            self.need_packages("building a plug-in of the rig's emulator", &["gcc", "libc6-dev", "libglib2.0-dev"])?;
+            let flags = self.output(Command::new("pkg-config").args(["--cflags", "glib-2.0"]))?;
+            let mut gcc = Command::new("gcc");
+            gcc.args(["-O2", "-shared", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror", "-I"]).arg(&emulator);
+            gcc.args(flags.split_whitespace()).arg("-o").arg(dir.join(PLUGIN)).arg(&source);
+            self.run(&mut gcc)
+        })?;
+        Ok(dir.join(PLUGIN))
+    }
+
+    fn qemu_with(&self, features: &str) -> Result<PathBuf> {
         let version = self.source_version("qemu")?;
         // A change of how it is built needs another number here.
-        let mut key = Key::default().text(&version).text("recipe 2").text(FEATURES);
+        let mut key = Key::default().text(&version).text("recipe 2").text(features);
         for mend in MENDS {
             key = key.text(mend.file).text(mend.text).text(mend.by);
         }
         let key = key.path(&self.requirements())?.finish();
-        self.cached("qemu", &key, |dir| self.build_qemu(&version, dir))
+        self.cached("qemu", &key, |dir| self.build_qemu(&version, features, dir))
     }
 
     /// What of Python's packages the build needs.
@@ -99,7 +136,7 @@ impl Tools<'_> {
         self.checkout.join("scripts/lib/qemu-build.txt")
     }
 
-    fn build_qemu(&self, version: &str, dir: &Path) -> Result<()> {
+    fn build_qemu(&self, version: &str, features: &str, dir: &Path) -> Result<()> {
         let release = release(version);
         let (tree, python) = (dir.join("tree"), dir.join("python"));
         self.need_packages("building the rig's emulator", &PACKAGES)?;
@@ -115,7 +152,7 @@ impl Tools<'_> {
         let mut configure = Command::new("./configure");
         configure
             .arg(format!("--python={}", interpreter.display()))
-            .args(FEATURES.split(' ').filter(|word| !word.is_empty()));
+            .args(features.split(' ').filter(|word| !word.is_empty()));
         self.run_quietly(configure.current_dir(&tree), &dir.join("log"))?;
         let mut ninja = Command::new("ninja");
         ninja.arg("-C").arg(tree.join("build")).arg("qemu-system-x86_64");
@@ -126,6 +163,9 @@ impl Tools<'_> {
         })?;
         let program = "qemu-system-x86_64";
         self.run(Command::new("strip").arg("-o").arg(dir.join(program)).arg(tree.join("build").join(program)))?;
+        if features.ends_with(PLUGINS) {
+            fs::copy(tree.join("include/qemu").join(HEADER), dir.join(HEADER)).context("copying a header of QEMU")?;
+        }
         for made in [tree, python] {
             fs::remove_dir_all(&made).with_context(|| format!("removing {}", made.display()))?;
         }

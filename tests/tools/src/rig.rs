@@ -82,19 +82,22 @@ impl Tools<'_> {
     }
 
     /// The emulator with its first arguments: `CAROM_L0_QEMU` if that is set, else the mended one, else that of Debian's backports,
-    /// not installed. With QEMU 7.2, emulated guests with two vCPUs end in hangs and in panics of the kernel below them, one of a
+    /// not installed. One that is to count instructions is always the mended one. With QEMU 7.2, emulated guests with two vCPUs end in hangs and in panics of the kernel below them, one of a
     /// few runs; with 10.0 as it is, one of some hundred guests ends so. What Debian's needs besides, the system's QEMU has.
     ///
     /// # Errors
     /// There is none that starts, or a signal came.
-    pub fn rig_emulator(&self) -> Result<Vec<OsString>> {
-        if let Some(named) = env::var_os("CAROM_L0_QEMU").filter(|named| !named.is_empty()) {
+    pub fn rig_emulator(&self, counting: bool) -> Result<Vec<OsString>> {
+        let named = env::var_os("CAROM_L0_QEMU").filter(|named| !counting && !named.is_empty());
+        if let Some(named) = named {
             return Ok(vec![named]);
         }
         let data = self.fetch_backport("qemu-system-data")?;
         let seabios = self.fetch_backport("seabios")?;
-        let dir = match self.mended_qemu() {
+        let made = if counting { self.counting_qemu() } else { self.mended_qemu() };
+        let dir = match made {
             Ok(dir) => dir,
+            Err(error) if counting => return Err(error),
             Err(error) => {
                 self.go_on()?;
                 self.progress.say(&format!("{error:#}"));

@@ -26,6 +26,9 @@ const DEVICES: [(&str, &str); 9] = [
     ("CAROM_NOT_VIABLE", "0000:00:08.0"),
 ];
 
+/// File, in the directory that the command can write to, with what was counted between marks.
+pub(super) const INSTRUCTIONS: &str = "instructions";
+
 /// Slot of the first of the drives that `--more-nvme` asks for; the others follow.
 pub(super) const FIRST_MORE_SLOT: u8 = 0x10;
 
@@ -77,6 +80,9 @@ pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>
     export(&mut script, "CAROM_SWAP".as_ref(), swap.as_ref())?;
     if let Some(out) = around.out {
         export(&mut script, "CAROM_OUT".as_ref(), out.as_os_str())?;
+        if options.count_instructions && around.accelerator == "tcg" {
+            export(&mut script, "CAROM_INSTRUCTIONS".as_ref(), out.join(INSTRUCTIONS).as_os_str())?;
+        }
     }
     if !options.no_bind {
         script.extend_from_slice(&quoted(around.checkout.join("scripts/lib/vfio-bind").as_os_str())?);

@@ -22,7 +22,7 @@ use carom_tools::{Tools, checkout, kvm, work_dir};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use tempfile::TempDir;
 
-use super::job::{self, Surroundings};
+use super::job::{self, INSTRUCTIONS, Surroundings};
 use super::options::{self, Accelerator, Kernel, Options};
 use super::places;
 use super::qemu::{self, Files};
@@ -138,7 +138,7 @@ impl Machine {
         let accelerator = accelerator(options.accel, dir.path())?;
         let emulator = match accelerator {
             "kvm" => vec!["qemu-system-x86_64".into()],
-            _ => tools.rig_emulator()?,
+            _ => tools.rig_emulator(options.count_instructions)?,
         };
 
         let environment: Vec<_> = env::vars_os().collect();
@@ -184,7 +184,14 @@ impl Machine {
             .as_deref()
             .map(|disk| fs::canonicalize(disk).with_context(|| format!("--disk: {}", disk.display())));
         let options = &Options { disk: disk.transpose()?, ..options.clone() };
-        let qemu = spawn(&emulator, accelerator, &files, &boot, options, out.as_deref())?;
+        let plugin = match &out {
+            Some(out) if options.count_instructions && accelerator == "tcg" => {
+                qemu::plugin(&tools.counting_plugin()?, &out.join(INSTRUCTIONS))?
+            }
+            _ => Vec::new(),
+        };
+        let start = Start { emulator: &emulator, accelerator, plugin: &plugin, boot: &boot };
+        let qemu = spawn(&start, &files, options, out.as_deref())?;
         progress.show(&coming_up(accelerator, Duration::ZERO));
         let terminal = options.terminal.then(|| Terminal::start(&files.terminal()));
         Ok(Self {
@@ -361,22 +368,26 @@ fn nested_kvm_works(dir: &Path) -> bool {
     (has("svm") || has("vmx")) && ["Y", "1"].contains(&nested.trim()) && kvm::works(dir)
 }
 
-fn spawn(
-    emulator: &[OsString],
-    accelerator: &str,
-    files: &Files,
-    boot: &Boot,
-    options: &Options,
-    out: Option<&Path>,
-) -> Result<Child> {
+/// What is started.
+struct Start<'a> {
+    /// The emulator with its first arguments.
+    emulator: &'a [OsString],
+    accelerator: &'static str,
+    /// Arguments for its plug-in.
+    plugin: &'a [String],
+    boot: &'a Boot,
+}
+
+fn spawn(start: &Start<'_>, files: &Files, options: &Options, out: Option<&Path>) -> Result<Child> {
     let log = File::create(files.log()).context("making QEMU's log")?;
     // The kernel ends the emulator should this program be killed.
     let mut command = Command::new("setpriv");
     command
         .args(["--pdeathsig", "KILL"])
-        .args(emulator)
-        .args(qemu::accelerator(accelerator))
-        .args(qemu::arguments(files, boot, options, out)?)
+        .args(start.emulator)
+        .args(qemu::accelerator(start.accelerator))
+        .args(start.plugin)
+        .args(qemu::arguments(files, start.boot, options, out)?)
         .args(options.qemu_args.iter().flat_map(|words| words.split_whitespace()))
         // What the terminal sends is for this program, which takes the emulator down.
         .process_group(0)

@@ -57,6 +57,9 @@ pub struct Options {
     /// Give the command a terminal.
     #[arg(long, short)]
     pub terminal: bool,
+    /// Count instructions between marks, for the command to read; not with KVM.
+    #[arg(long, requires = "out")]
+    pub count_instructions: bool,
     /// Leave the devices without a driver.
     #[arg(long)]
     pub no_bind: bool,
@@ -97,6 +100,7 @@ impl Options {
             more_nvme: 0,
             disk: None,
             terminal: false,
+            count_instructions: false,
             no_bind: false,
             kernel: Kernel::Debian,
             qemu_args: Vec::new(),

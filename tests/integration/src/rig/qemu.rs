@@ -66,7 +66,15 @@ pub(super) fn accelerator(name: &str) -> [&'static str; 4] {
     }
 }
 
-/// All arguments but those of [`accelerator`].
+/// The arguments for a plug-in that writes to `out`.
+///
+/// # Errors
+/// A path that is no UTF-8.
+pub(super) fn plugin(file: &Path, out: &Path) -> Result<Vec<String>> {
+    Ok(vec!["-plugin".into(), format!("file={},out={}", value(file)?, value(out)?)])
+}
+
+/// All arguments but those of [`accelerator`] and [`plugin`].
 ///
 /// # Errors
 /// A path that is no UTF-8.
@@ -193,6 +201,12 @@ mod tests {
         has("driver=file,node-name=nvme2-file,filename=/tmp/a,, b/nvme2.img,cache.no-flush=on");
         has("local,id=host,path=/,security_model=none,multidevs=remap,readonly=on");
         has("local,id=out,path=/srv/o,,ut,security_model=none,multidevs=remap");
+    }
+
+    #[test]
+    fn plugin_is_told_where_to_write() {
+        let words = plugin(Path::new("/c/a,b.so"), Path::new("/o/instructions")).unwrap();
+        assert_eq!(words, ["-plugin", "file=/c/a,,b.so,out=/o/instructions"]);
     }
 
     #[test]
