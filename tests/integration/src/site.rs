@@ -21,6 +21,11 @@ pub struct Site {
     pub profile_kernel: Option<PathBuf>,
     /// The patched kernel of a newer series as a bzImage (`CAROM_NEWER_KERNEL`); the demo does without.
     pub newer_kernel: Option<PathBuf>,
+    /// The patched kernel with modules as a bzImage, beside which are those of `guest/bench` (`CAROM_MODULAR_KERNEL`), for
+    /// `scripts/bench`.
+    pub modular: Option<PathBuf>,
+    /// The same without the patch (`CAROM_MODULAR_STOCK_KERNEL`).
+    pub modular_stock: Option<PathBuf>,
     /// Initramfs for these kernels (`CAROM_GUEST_INITRAMFS`).
     pub initramfs: PathBuf,
     /// Debian's own kernel (`CAROM_STOCK_KERNEL`); the demo does without.
@@ -77,6 +82,8 @@ pub struct Site {
     pub swap: Option<PathBuf>,
     /// Directory for consoles and results (`CAROM_OUT`).
     pub out: PathBuf,
+    /// File to which counts of instructions are added (`CAROM_INSTRUCTIONS`), where the rig counts them.
+    pub instructions: Option<PathBuf>,
     /// Whether devices are reached by IOMMUFD (`CAROM_IOMMUFD` is `on`).
     pub iommufd: bool,
     /// How the machine is run: `tcg` or `kvm` in the rig, `direct` outside (`CAROM_RIG`).
@@ -97,6 +104,8 @@ impl Site {
             kernel_elf: kernel_dir.join("vmlinux"),
             profile_kernel: optional("CAROM_PROFILE_KERNEL")?,
             newer_kernel: optional("CAROM_NEWER_KERNEL")?,
+            modular: optional("CAROM_MODULAR_KERNEL")?,
+            modular_stock: optional("CAROM_MODULAR_STOCK_KERNEL")?,
             initramfs: existing("CAROM_GUEST_INITRAMFS")?,
             stock_kernel: optional("CAROM_STOCK_KERNEL")?,
             stock_initramfs: optional("CAROM_STOCK_INITRAMFS")?,
@@ -124,6 +133,8 @@ impl Site {
             usb: env::var("CAROM_USB").ok(),
             swap: optional("CAROM_SWAP")?,
             out: existing("CAROM_OUT")?,
+            // Not there before the first count.
+            instructions: env::var_os("CAROM_INSTRUCTIONS").map(PathBuf::from),
             iommufd: env::var("CAROM_IOMMUFD").is_ok_and(|value| value == "on"),
             rig: env::var("CAROM_RIG").unwrap_or_else(|_| "direct".into()),
         };

@@ -44,6 +44,10 @@ pub enum Kernel {
     Profile,
     /// The patched kernel of the newer series, as a bzImage.
     Newer,
+    /// The patched kernel with modules, as a bzImage.
+    Modular,
+    /// The same without the patch.
+    ModularStock,
     /// Debian's kernel as packaged, with its modules in the initramfs.
     Stock,
     /// The same with the module of `guest/module` in place of its driver of the virtio-iommu.
@@ -63,6 +67,11 @@ impl Kernel {
                 (site.profile_kernel.as_deref().context("CAROM_PROFILE_KERNEL is not set")?, &site.initramfs)
             }
             Self::Newer => (site.newer_kernel.as_deref().context("CAROM_NEWER_KERNEL is not set")?, &site.initramfs),
+            Self::Modular => (site.modular.as_deref().context("CAROM_MODULAR_KERNEL is not set")?, &site.initramfs),
+            Self::ModularStock => {
+                let kernel = site.modular_stock.as_deref().context("CAROM_MODULAR_STOCK_KERNEL is not set")?;
+                (kernel, &site.initramfs)
+            }
             Self::Stock => {
                 (site.stock_kernel.as_deref().context(missing)?, site.stock_initramfs.as_deref().context(missing)?)
             }

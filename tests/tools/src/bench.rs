@@ -18,11 +18,14 @@ use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
 /// Names of the tables.
-pub const TABLES: [&str; 10] =
-    ["throughput", "map_time", "pinning", "density", "vmm", "login", "disk", "network", "sandbox", COUNTS];
+pub const TABLES: [&str; 11] =
+    ["throughput", "map_time", SYNC, "pinning", "density", "vmm", "login", "disk", "network", "sandbox", COUNTS];
 
 /// Those of them that a quick run leaves out unless they are named: each takes a minute or more.
-const NOT_QUICK: [&str; 5] = ["density", "login", "disk", "network", "sandbox"];
+const NOT_QUICK: [&str; 6] = [SYNC, "density", "login", "disk", "network", "sandbox"];
+
+/// The table of instructions, which an emulated machine counts that runs for it alone.
+const SYNC: &str = "sync";
 
 /// The table that two runs are compared by.
 const COUNTS: &str = "counts";
@@ -84,6 +87,9 @@ pub struct Options {
 
 impl Options {
     fn check(&self) -> Result<()> {
+        if self.direct.is_some() && self.measurement.tables.iter().any(|table| table == SYNC) {
+            bail!(Usage(format!("--direct: the table {SYNC} is of the emulated machine")));
+        }
         if let Some(address) = &self.direct {
             measuring::check_direct(address)?;
         }
@@ -150,8 +156,15 @@ impl Tools<'_> {
     }
 
     /// What only some tables need.
-    fn bench_variables(&self, measurement: &Measurement) -> Result<Variables> {
+    fn bench_variables(&self, measurement: &Measurement, direct: bool) -> Result<Variables> {
         let mut variables = Variables::new();
+        if measurement.wants(SYNC) && !direct {
+            for (variable, stock) in [("CAROM_MODULAR_KERNEL", false), ("CAROM_MODULAR_STOCK_KERNEL", true)] {
+                let modules = Some(self.checkout.join("guest/bench"));
+                let dir = self.guest_kernel(&GuestKernel { stock, modules, ..GuestKernel::default() })?;
+                variables.push((variable, dir.join("bzImage").into()));
+            }
+        }
         if measurement.wants("density") {
             variables.push(("CAROM_TENANT", self.guest_program("tenant")?.into()));
         }
@@ -162,6 +175,19 @@ impl Tools<'_> {
             variables.push(("CAROM_IPERF3", self.need_command("iperf3", "iperf3", "the table of networks")?.into()));
         }
         Ok(variables)
+    }
+
+    /// Has the program fill the tables, and returns its exit status. Instructions come first, in a machine of their own, as counting
+    /// them slows it down; what is noted of them then is not measured again.
+    fn fill(&self, measurement: &Measurement, measuring: Measuring) -> Result<u8> {
+        if !measurement.wants(SYNC) || measuring.direct.is_some() {
+            return self.run_measuring(&measuring);
+        }
+        let mut counting =
+            Measuring { count_instructions: true, memory: "4G", more_nvme: 0, time_limit: 3600, ..measuring.clone() };
+        counting.arguments.push("--counting".into());
+        let status = self.run_measuring(&counting)?;
+        if measurement.tables == [SYNC] { Ok(status) } else { self.run_measuring(&measuring) }
     }
 
     fn fill_tables(&self, options: &Options, out: &Path) -> Result<u8> {
@@ -185,18 +211,20 @@ impl Tools<'_> {
         arguments.extend(options.measurement.words().into_iter().map(OsString::from));
         arguments.extend(["--machine".into(), measuring::machine().into()]);
         arguments.extend(["--samples".into(), samples.clone().into(), "--json".into(), results.clone().into()]);
-        let status = self.run_measuring(&Measuring {
+        let measuring = Measuring {
             program: PROGRAM,
             arguments,
             kernel: GuestKernel::default(),
-            variables: self.bench_variables(&options.measurement)?,
+            variables: self.bench_variables(&options.measurement, options.direct.is_some())?,
             direct: options.direct.as_deref(),
+            count_instructions: false,
             memory: "6G",
             more_nvme: 12,
             time_limit: 16 * 3600,
             out,
             samples: &samples,
-        })?;
+        };
+        let status = self.fill(&options.measurement, measuring)?;
         let bench = self.measuring_program(PROGRAM)?;
         if fs::metadata(&results).is_ok_and(|meta| meta.len() > 0) {
             let mut report = Command::new(&bench);
@@ -249,7 +277,7 @@ mod tests {
         };
         assert_eq!(wanted(&[]), TABLES);
         assert_eq!(wanted(&["--quick"]), ["throughput", "map_time", "pinning", "vmm", "counts"]);
-        assert_eq!(wanted(&["--quick", "density"]), ["density"]);
+        assert_eq!(wanted(&["--quick", "density", "sync"]), ["sync", "density"]);
     }
 
     #[test]
@@ -265,6 +293,7 @@ mod tests {
             (vec!["--predict", "base.json", "counts"], "cannot be used with"),
             (vec!["--predict", "base.json", "--plots", "dir"], "cannot be used with"),
             (vec!["--direct", "nvme0"], "must be a PCI address"),
+            (vec!["--direct", "0000:01:00.0", "sync"], "of the emulated machine"),
         ] {
             let said = parse(&words).unwrap_err();
             assert!(said.contains(reason), "{words:?}: {said}");

@@ -121,6 +121,7 @@ impl Tools<'_> {
             variables: Variables::new(),
             direct: options.direct.as_deref(),
             memory: "5G",
+            count_instructions: false,
             more_nvme: 0,
             time_limit: 7200,
             out,

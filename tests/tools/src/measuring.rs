@@ -20,6 +20,7 @@ use crate::tools::{Tools, Usage};
 const DIED: u8 = 125;
 
 /// A program of `tests/integration` that measures. It notes what it has in a file as it goes, and goes on from there.
+#[derive(Debug, Clone)]
 pub(crate) struct Measuring<'a> {
     /// Name of the program.
     pub(crate) program: &'static str,
@@ -31,6 +32,8 @@ pub(crate) struct Measuring<'a> {
     pub(crate) variables: Variables,
     /// Address of the drive, where it is to run on this host.
     pub(crate) direct: Option<&'a str>,
+    /// Whether the rig counts instructions.
+    pub(crate) count_instructions: bool,
     /// How many NVMe drives the rig's machine has beside the usual ones.
     pub(crate) more_nvme: u8,
     /// Memory of the rig's machine.
@@ -74,6 +77,9 @@ impl Tools<'_> {
         let mut command = Command::new(self.target_dir()?.join("debug/rig"));
         command.args(["--time-limit", &measuring.time_limit.to_string(), "--silence-limit", "480"]);
         command.args(["--more-nvme", &measuring.more_nvme.to_string()]);
+        if measuring.count_instructions {
+            command.arg("--count-instructions");
+        }
         command.args(["--memory", measuring.memory, "--out"]).arg(measuring.out);
         command.arg("--").arg(&program).args(&measuring.arguments);
         self.until_done(command.envs(variables), measuring.samples)

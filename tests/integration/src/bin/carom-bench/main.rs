@@ -17,6 +17,7 @@ mod results;
 mod sample;
 mod sandbox;
 mod summary;
+mod sync;
 mod table;
 mod tables;
 mod tenant;
@@ -61,6 +62,9 @@ enum Action {
         /// File to write.
         #[arg(long, value_name = "FILE")]
         json: PathBuf,
+        /// Measure only what instructions are counted for.
+        #[arg(long)]
+        counting: bool,
     },
     /// Show tables of figures that `run` wrote.
     Report {
@@ -102,8 +106,8 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<ExitCode> {
     match action {
-        Action::Run { measurement, machine, samples, json } => {
-            let results = run(&measurement, machine, &samples)?;
+        Action::Run { measurement, machine, samples, json, counting } => {
+            let results = run(&measurement, machine, &samples, counting)?;
             let text = serde_json::to_string_pretty(&results)?;
             fs::write(&json, text + "\n").with_context(|| format!("writing {}", json.display()))?;
             Ok(if results.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -135,7 +139,7 @@ fn act(action: Action) -> Result<ExitCode> {
     }
 }
 
-fn run(measurement: &Measurement, host: String, samples: &Path) -> Result<Results> {
+fn run(measurement: &Measurement, host: String, samples: &Path, counting: bool) -> Result<Results> {
     let (scope, usual) = match (measurement.quick, measurement.all_cells) {
         (true, _) => (Scope::Quick, 1),
         (_, true) => (Scope::All, 3),
@@ -147,7 +151,10 @@ fn run(measurement: &Measurement, host: String, samples: &Path) -> Result<Result
     let run = format!("{} {}", scope.name(), versions.get("carom").map_or("", String::as_str));
     let tables: Vec<&Table> = TABLES.iter().filter(|table| measurement.wants(table.name)).collect();
     let steps = sample::steps(&run, rounds, &tables, |table| (table.work)(scope, &site));
-    let steps = sample::only(steps, &measurement.only)?;
+    let mut steps = sample::only(steps, &measurement.only)?;
+    if counting {
+        steps.retain(|step| step.key.table == sync::TABLE.name);
+    }
     let mut journal: Journal<Sample> = Journal::open(samples)?;
     journal.measure(&steps, |step| measure(step, &site))?;
     // The file may have what was not asked for this time.

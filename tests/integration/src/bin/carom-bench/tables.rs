@@ -2,11 +2,12 @@
 //! All tables, in the order in which they are shown.
 
 use crate::table::Table;
-use crate::{counts, density, disk, login, map_time, network, pinning, sandbox, throughput, vmm};
+use crate::{counts, density, disk, login, map_time, network, pinning, sandbox, sync, throughput, vmm};
 
-pub(crate) static TABLES: [Table; 10] = [
+pub(crate) static TABLES: [Table; 11] = [
     throughput::TABLE,
     map_time::TABLE,
+    sync::TABLE,
     pinning::TABLE,
     density::TABLE,
     vmm::TABLE,

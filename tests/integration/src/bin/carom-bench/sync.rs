@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What `dma_sync_*()` takes for a device that never bounces, in instructions of the guest's kernel with and without the patch: the module of
+//! `guest/bench`, and the rig's emulator, which counts what is executed between its marks.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use carom_integration::measure::mode::{BOUNCE, Mode, STRICT};
+use carom_integration::vmm::Kernel;
+use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
+use carom_integration::{Outcome, Site};
+
+use crate::table::{self, Measured, Row, Scope, Shown, Table, Work, figure};
+
+pub(crate) const TABLE: Table = Table {
+    name: "sync",
+    across: "mode",
+    shown: &[
+        Shown { figure: "instructions", title: "instructions of a call", places: 0 },
+        Shown { figure: "ns", title: "time of a call while instructions are counted, in ns", places: 1 },
+    ],
+    work,
+};
+
+/// Memory of the guest.
+const RAM_MIB: u32 = 512;
+
+/// How long a guest takes. All of it is counted.
+const ESTIMATE: Duration = Duration::from_secs(40);
+
+/// The module, beside the kernels that it is built for.
+const MODULE: &str = "dma_sync_bench.ko";
+
+/// What is called, by the module's names; the first is nothing, and what that takes is taken off the others.
+const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_for_cpu", "sg_for_device"];
+
+/// What is said of the device, by the module's names.
+const DEVICES: [&str; 2] = ["never-bounced", "has-bounced"];
+
+/// Number of the first mark of the module that ends a call; each device has as many as there are calls.
+const FIRST_END: usize = 16;
+
+/// Kernels and modes. With windows, the drive bounces beside the device.
+const GUESTS: [(Mode, Kernel); 3] =
+    [(Mode { name: "stock", ..STRICT }, Kernel::ModularStock), (STRICT, Kernel::Modular), (BOUNCE, Kernel::Modular)];
+
+/// Has the drive work, and gives the edu device to the module.
+const JOB: &str = r#"
+dd if=/dev/nvme0n1 of=/dev/null bs=64k count=64 2>/dev/null || exit 91
+echo "CAROM-BOUNCED $(cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | awk '/^bounced_/ { n += $2 } END { printf "%d\n", n }')"
+insmod /bin/dma_sync_bench.ko || exit 92
+edu=
+for device in /sys/bus/pci/devices/*; do
+    [ "$(cat "$device/vendor" "$device/device" | tr -d '\n')" = 0x12340x11e8 ] && edu=$device
+done
+[ -n "$edu" ] || exit 93
+echo dma-sync-bench >"$edu/driver_override"
+echo "${edu##*/}" >/sys/bus/pci/drivers_probe
+dmesg | sed -n 's/.*dma-sync-bench: CAROM-SYNC/CAROM-SYNC/p'
+[ -e "$edu/driver" ] || { dmesg | tail -n 20; exit 94; }
+"#;
+
+fn work(_: Scope, site: &Site) -> Vec<Work> {
+    let guests = GUESTS.iter().filter(|_| site.edu.is_some());
+    guests.map(|(mode, kernel)| in_a_guest(mode, *kernel)).collect()
+}
+
+fn in_a_guest(mode: &'static Mode, kernel: Kernel) -> Work {
+    let run = move |site: &Site, name: &str| {
+        let image = if kernel == Kernel::Modular { &site.modular } else { &site.modular_stock };
+        let image = image.as_ref().context("there is no kernel with modules; start this by scripts/bench")?;
+        let module = image.with_file_name(MODULE);
+        let module = fs::read(&module).with_context(|| format!("reading {}", module.display()))?;
+        let edu = site.edu.as_deref().context("CAROM_EDU is not set")?;
+        let counted = site.instructions.as_deref();
+        let before = counted.map_or(0, |file| read(file).len());
+        let guest = mode.guest(site, name).kernel(kernel).memory_mib(RAM_MIB).iommu_device(edu).program(MODULE, module);
+        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{JOB}");
+        let outcome = table::run(guest.job(&job), ESTIMATE, site)?;
+        let counts = counted.map(|file| counts(read(file).get(before..).unwrap_or_default())).transpose()?;
+        measured(&outcome, mode, counts.as_ref())
+    };
+    Work { name: mode.name.into(), estimate: ESTIMATE, run: Box::new(run) }
+}
+
+/// What the emulator has written; nothing before it has counted something.
+fn read(file: &Path) -> String {
+    fs::read_to_string(file).unwrap_or_default()
+}
+
+/// The medians by the numbers of their marks, of the lines of `tests/integration/plugin/instructions.c`.
+fn counts(text: &str) -> Result<BTreeMap<usize, u64>> {
+    let line = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [number, _, _, median, _] = words[..] else { anyhow::bail!("five words wanted") };
+        Ok((number.parse()?, median.parse()?))
+    };
+    text.lines().map(|text| line(text).with_context(|| format!("counts of instructions: {text:?}"))).collect()
+}
+
+fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&BTreeMap<usize, u64>>) -> Result<Measured> {
+    let lost = outcome.values("CAROM-SYNC-LOST").next().is_some();
+    ensure!(!lost, "the device takes part in synchronisation before it has bounced");
+    let bounced: u64 = outcome.value("CAROM-BOUNCED")?.parse().context("what has bounced")?;
+    ensure!((bounced > 0) == mode.windows, "{bounced} mappings of the drive have bounced");
+    let mut rows = Vec::new();
+    for (place, device) in DEVICES.into_iter().enumerate() {
+        let time = |call: &str| {
+            let prefix = format!("{device} {call} ");
+            let ps = outcome.values("CAROM-SYNC").find_map(|line| line.strip_prefix(&prefix));
+            Ok::<f64, anyhow::Error>(ps.with_context(|| format!("no time: {prefix}"))?.parse::<f64>()? / 1000.0)
+        };
+        let count = |counts: &BTreeMap<usize, u64>, call: usize| {
+            let number = FIRST_END + place * CALLS.len() + call;
+            counts.get(&number).copied().map(figure).with_context(|| format!("no count of mark {number}"))
+        };
+        for (call, name) in CALLS.into_iter().enumerate().skip(1) {
+            let of = [("mode", mode.name.into()), ("device", device.into()), ("call", name.into())];
+            let mut row = Row::new(of, [("ns", (time(name)? - time(CALLS[0])?).max(0.0))]);
+            if let Some(counts) = counts {
+                row.figures.insert("instructions".into(), count(counts, call)? - count(counts, 0)?);
+            }
+            rows.push(row);
+        }
+    }
+    let versions = workload::guest_versions(outcome)?;
+    Ok(Measured { rows, versions, retries: outcome.retries, ..Measured::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each call takes a nanosecond more than the one before.
+    fn outcome(bounced: u32) -> Outcome {
+        let mut console = format!("CAROM-FIO-VERSION fio-3.33\nCAROM-KERNEL 6.12\nCAROM-BOUNCED {bounced}\n");
+        for device in DEVICES {
+            for (ns, call) in CALLS.iter().enumerate() {
+                console += &format!("CAROM-SYNC {device} {call} {ns}500\n");
+            }
+        }
+        Outcome { console, ..Outcome::default() }
+    }
+
+    #[test]
+    fn what_nothing_takes_is_taken_off_and_medians_are_read() {
+        let text: String = (16..26).map(|number| format!("{number} 1000 1 {} 9999\n", number * 3)).collect();
+
+        let found = measured(&outcome(7), &BOUNCE, Some(&counts(&text).unwrap())).unwrap();
+
+        let figures: Vec<(f64, f64)> =
+            found.rows.iter().map(|row| (row.figures["instructions"], row.figures["ns"])).collect();
+        assert_eq!(figures, [(3.0, 1.0), (6.0, 2.0), (9.0, 3.0), (12.0, 4.0)].repeat(2));
+        let [_, _, _, _, row, ..] = &found.rows[..] else { panic!("{found:?}") };
+        assert_eq!(row.key("device").unwrap(), "has-bounced");
+        assert_eq!(row.key("call").unwrap(), "single_for_cpu");
+    }
+
+    #[test]
+    fn drive_that_does_not_bounce_and_a_mark_without_a_count_are_errors() {
+        assert!(measured(&outcome(0), &BOUNCE, None).is_err());
+        assert!(measured(&outcome(7), &STRICT, None).is_err());
+        assert!(measured(&outcome(0), &STRICT, None).is_ok());
+        assert!(measured(&outcome(0), &STRICT, Some(&counts("16 1 1 1 1\n").unwrap())).is_err());
+        assert!(counts("16 1 1 1\n").is_err());
+    }
+
+    #[test]
+    fn device_whose_calls_are_not_left_out_is_an_error() {
+        let mut lost = outcome(0);
+        lost.console += "CAROM-SYNC-LOST 1\n";
+        assert!(measured(&lost, &STRICT, None).is_err());
+    }
+}
