@@ -18,11 +18,23 @@ use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
 /// Names of the tables.
-pub const TABLES: [&str; 11] =
-    ["throughput", "map_time", SYNC, "pinning", "density", "vmm", "login", "disk", "network", "sandbox", COUNTS];
+pub const TABLES: [&str; 12] = [
+    "throughput",
+    "map_time",
+    SYNC,
+    "pinning",
+    "pools",
+    "density",
+    "vmm",
+    "login",
+    "disk",
+    "network",
+    "sandbox",
+    COUNTS,
+];
 
 /// Those of them that a quick run leaves out unless they are named: each takes a minute or more.
-const NOT_QUICK: [&str; 6] = [SYNC, "density", "login", "disk", "network", "sandbox"];
+const NOT_QUICK: [&str; 7] = [SYNC, "pools", "density", "login", "disk", "network", "sandbox"];
 
 /// The table of instructions, which an emulated machine counts that runs for it alone.
 const SYNC: &str = "sync";

@@ -123,6 +123,12 @@ pub fn job(cells: &[Cell]) -> String {
 /// The same on another block device.
 #[must_use]
 pub fn job_on(device: &str, cells: &[Cell]) -> String {
+    job_with(device, cells, |_| "")
+}
+
+/// The same, with the lines of `before` ahead of each cell, by its place among the cells.
+#[must_use]
+pub fn job_with(device: &str, cells: &[Cell], before: impl Fn(usize) -> &'static str) -> String {
     let jobs = cells.iter().map(|cell| cell.jobs).max().unwrap_or(1);
     let mut job = format!(
         r#"
@@ -158,7 +164,7 @@ work --rw=write --bs=1M --iodepth=8 --numjobs={jobs} --offset_increment={AREA_MI
     );
     for (number, cell) in cells.iter().enumerate() {
         // Writing to a String does not fail.
-        let _ = writeln!(job, "cell {number} {}", cell.options());
+        let _ = writeln!(job, "{}\ncell {number} {}", before(number), cell.options());
     }
     job
 }

@@ -12,6 +12,7 @@ mod map_time;
 mod network;
 mod pinning;
 mod plots;
+mod pools;
 mod report;
 mod results;
 mod sample;

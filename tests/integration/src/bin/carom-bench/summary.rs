@@ -51,6 +51,7 @@ pub(crate) fn of(samples: &[&Sample]) -> Summary {
     throughput(samples, &mut figures);
     density(samples, &mut figures);
     sandbox(samples, &mut figures);
+    slowdown(samples, &mut figures);
     for (_, row) in rows(samples, "pinning") {
         if let Some(percent) = row.figures.get("returned_percent") {
             figures.add("free_page_reporting_returned", percent / 100.0);
@@ -107,6 +108,21 @@ fn sandbox(samples: &[&Sample], figures: &mut Figures) {
         let (Some(own), Some(base)) = (iops(row), beside.and_then(|(_, row)| iops(row))) else { continue };
         let word = |key: &str| row.key(key).and_then(|value| value.as_str()).unwrap_or_default();
         figures.add(&format!("sandbox_{}_{}", word("mode"), word("size")), own / base);
+    }
+}
+
+/// How much more slowly a buffer is used than with static mapping, by `slowdown_MODE_BUFFER_USES`: what is lost of the speed, as a part
+/// of 1.
+fn slowdown(samples: &[&Sample], figures: &mut Figures) {
+    let all: Vec<(u32, &Row)> = rows(samples, "pools").collect();
+    let time = |row: &Row| row.figures.get("use_us").copied().filter(|time| *time > 0.0);
+    for (round, row) in all.iter().filter(|(_, row)| !is(row, "mode", STATIC)) {
+        let same = |other: &Row| ["buffer", "uses"].iter().all(|key| other.key(key) == row.key(key));
+        let beside = all.iter().find(|(its, other)| its == round && is(other, "mode", STATIC) && same(other));
+        let (Some(own), Some(base)) = (time(row), beside.and_then(|(_, row)| time(row))) else { continue };
+        let word = |key: &str| row.key(key).and_then(|value| value.as_str()).unwrap_or_default();
+        let uses = row.key("uses").map(ToString::to_string).unwrap_or_default();
+        figures.add(&format!("slowdown_{}_{}_{uses}", word("mode"), word("buffer")), 1.0 - base / own);
     }
 }
 
@@ -214,6 +230,17 @@ mod tests {
         assert!(is_near(medians["density_ratio"], 3.0) && is_near(medians["density_iops_ratio"], 2.75), "{medians:?}");
         assert!(is_near(medians["density_slope_no_viommu"], 20.0), "{medians:?}");
         assert!(is_near(medians["density_guests_bounce_reporting"], 6.0), "{medians:?}");
+    }
+
+    #[test]
+    fn slowdown_is_the_part_of_the_speed_that_is_lost() {
+        let row = |mode: &str, uses: u32, time: f64| {
+            Row::new([("mode", mode.into()), ("buffer", "1M".into()), ("uses", uses.into())], [("use_us", time)])
+        };
+        let rows = vec![row("no-viommu", 100, 300.0), row("bounce", 100, 400.0), row("bounce", 1, 900.0)];
+        let medians = of(&[&sample_of("pools", rows)]).medians;
+        assert_eq!(medians.keys().collect::<Vec<_>>(), ["slowdown_bounce_1M_100"]);
+        assert!(is_near(medians["slowdown_bounce_1M_100"], 0.25), "{medians:?}");
     }
 
     #[test]

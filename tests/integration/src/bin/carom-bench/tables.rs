@@ -2,13 +2,14 @@
 //! All tables, in the order in which they are shown.
 
 use crate::table::Table;
-use crate::{counts, density, disk, login, map_time, network, pinning, sandbox, sync, throughput, vmm};
+use crate::{counts, density, disk, login, map_time, network, pinning, pools, sandbox, sync, throughput, vmm};
 
-pub(crate) static TABLES: [Table; 11] = [
+pub(crate) static TABLES: [Table; 12] = [
     throughput::TABLE,
     map_time::TABLE,
     sync::TABLE,
     pinning::TABLE,
+    pools::TABLE,
     density::TABLE,
     vmm::TABLE,
     login::TABLE,

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What growing costs: pools that begin with nothing against pools that are there, swiotlb's among them; and buffers that are used once,
+//! or often, against static mapping.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use carom_integration::measure::fio::{self, Cell, Done, Extent, Pattern, READ, WRITE};
+use carom_integration::measure::mode::{BOUNCE, GUEST_PAGES, Mode, NO_VIOMMU, STRICT};
+use carom_integration::measure::statistics::median;
+use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
+use carom_integration::{Outcome, Probe, Site};
+
+use crate::table::{self, Measured, Row, Scope, Shown, Table, Work};
+use crate::throughput::{AROUND, RAM_MIB};
+
+pub(crate) const TABLE: Table = Table {
+    name: "pools",
+    across: "mode",
+    shown: &[
+        Shown { figure: "mib_s", title: "MiB a second", places: 1 },
+        Shown { figure: "requests", title: "requests to the virtio-iommu for all uses of a buffer", places: 0 },
+        Shown { figure: "use_us", title: "time of one use of a buffer, in µs", places: 0 },
+    ],
+    work,
+};
+
+/// Without an IOMMU, and with swiotlb's pool of 64 MiB, made as the kernel starts.
+const SWIOTLB: Mode = Mode { name: "swiotlb", cmdline: "swiotlb=force", ..NO_VIOMMU };
+/// The same with 1 MiB, to which the kernel adds while it runs (`CONFIG_SWIOTLB_DYNAMIC`).
+const SWIOTLB_DYNAMIC: Mode = Mode { name: "swiotlb-dynamic", cmdline: "swiotlb=512,force", ..NO_VIOMMU };
+
+/// The modes with a pool, and one without.
+static POOLS: [Mode; 5] = [NO_VIOMMU, SWIOTLB, SWIOTLB_DYNAMIC, BOUNCE, GUEST_PAGES];
+
+/// Modes in which buffers are used; the first maps them statically.
+static BUFFERS: [Mode; 4] = [NO_VIOMMU, BOUNCE, GUEST_PAGES, STRICT];
+
+/// How often a buffer is used for the first time; the median counts.
+const FIRST_USES: usize = 5;
+
+/// Has the bounce pools give back all that they have, if there are any.
+const EMPTY_POOLS: &str = r#"
+for pool in /sys/kernel/debug/iommu_bounce/domain*; do
+    [ -e "$pool/idle_ms" ] || continue
+    echo 20 >"$pool/idle_ms"
+    i=0
+    while ! grep -q '^chunks 0$' "$pool/stats"; do
+        i=$((i + 1))
+        [ $i -lt 50 ] || { cat "$pool/stats"; exit 93; }
+        sleep 0.1
+    done
+    echo 10000 >"$pool/idle_ms"
+done"#;
+
+/// A cell, and what its row says besides the mode.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    /// Its pool is empty before, where it can be.
+    Empty,
+    /// The same was done just before.
+    Filled,
+    /// A buffer is used so many times; the pool is empty before.
+    Uses(u32),
+}
+
+fn work(scope: Scope, _: &Site) -> Vec<Work> {
+    let pools = POOLS.iter().map(|mode| in_a_guest(mode, "pool", 2, pools(scope)));
+    let buffers = BUFFERS.iter().map(|mode| in_a_guest(mode, "buffers", 1, buffers(scope, mode)));
+    pools.chain(buffers).collect()
+}
+
+/// Each cell twice: first with an empty pool.
+fn pools(scope: Scope) -> Vec<(Cell, Kind)> {
+    let seconds = if scope == Scope::Quick { 1 } else { 2 };
+    let cell = |pattern: Pattern, kib, depth, jobs| {
+        let cell = Cell { pattern, kib, depth, jobs, extent: Extent::Seconds(seconds) };
+        [(cell, Kind::Empty), (cell, Kind::Filled)]
+    };
+    let of = |pattern| [cell(pattern, 64, 16, 4), cell(pattern, 4, 1, 1), cell(pattern, 1024, 1, 1)].concat();
+    [READ, WRITE].into_iter().flat_map(of).collect()
+}
+
+/// Reads to one buffer each. What a strict guest would need minutes for is left out.
+fn buffers(scope: Scope, mode: &Mode) -> Vec<(Cell, Kind)> {
+    let slow = *mode == STRICT;
+    let sizes: &[(u32, &[u32])] = match scope {
+        Scope::Quick => &[(1, &[1, 100]), (10, &[1])],
+        Scope::Plain => &[(1, &[1, 100, 1000]), (10, &[1, 100])],
+        Scope::All => &[(1, &[1, 100, 1000]), (10, &[1, 100, 1000])],
+    };
+    let mut cells = Vec::new();
+    for (mib, uses) in sizes {
+        for uses in uses.iter().filter(|uses| !slow || mib * **uses <= 100) {
+            let cell = Cell { pattern: READ, kib: mib << 10, depth: 1, jobs: 1, extent: Extent::Operations(*uses) };
+            let times = if *uses == 1 { FIRST_USES } else { 1 };
+            cells.extend(vec![(cell, Kind::Uses(*uses)); times]);
+        }
+    }
+    cells
+}
+
+/// How long it takes, by some 100 MiB a second.
+fn estimate(cell: &Cell, kind: Kind) -> Duration {
+    match kind {
+        Kind::Uses(uses) => Duration::from_secs_f64(1.5 + f64::from(uses * cell.kib) / 1024.0 / 100.0),
+        _ => cell.estimate(),
+    }
+}
+
+fn in_a_guest(mode: &'static Mode, what: &str, cpus: u8, cells: Vec<(Cell, Kind)>) -> Work {
+    let limit = AROUND + cells.iter().map(|(cell, kind)| estimate(cell, *kind)).sum::<Duration>();
+    let run = move |site: &Site, name: &str| {
+        let plain: Vec<Cell> = cells.iter().map(|(cell, _)| *cell).collect();
+        let before = |number: usize| if cells[number].1 == Kind::Filled { "" } else { EMPTY_POOLS };
+        let job = fio::job_with("/dev/nvme0n1", &plain, before);
+        let guest = mode.guest(site, name).memory_mib(RAM_MIB).cpus(cpus);
+        let outcome = table::run(guest.job(&format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{job}")), limit, site)?;
+        measured(&outcome, mode, &cells, fio::results(&outcome, &plain))
+    };
+    Work { name: format!("{}, {what}", mode.name), estimate: limit, run: Box::new(run) }
+}
+
+fn measured(outcome: &Outcome, mode: &Mode, cells: &[(Cell, Kind)], results: Vec<Result<Done>>) -> Result<Measured> {
+    let versions = workload::guest_versions(outcome)?;
+    let mut measured = Measured { versions, retries: outcome.retries, ..Measured::default() };
+    let mut uses: Vec<((Cell, Kind), Vec<Done>)> = Vec::new();
+    for ((cell, kind), done) in cells.iter().zip(results) {
+        let done = match done {
+            Ok(done) => done,
+            Err(error) => {
+                let (pattern, size) = (cell.pattern.name, cell.size());
+                measured.failures.push(format!("{}: {pattern} of {size}, {kind:?}: {error:#}", mode.name));
+                continue;
+            }
+        };
+        match kind {
+            Kind::Uses(_) => match uses.iter_mut().find(|(known, _)| *known == (*cell, *kind)) {
+                Some((_, times)) => times.push(done),
+                None => uses.push(((*cell, *kind), vec![done])),
+            },
+            Kind::Empty | Kind::Filled => measured.rows.push(pool_row(mode, cell, *kind, &done)),
+        }
+    }
+    for ((cell, kind), times) in uses {
+        let Kind::Uses(number) = kind else { continue };
+        let time = median(times.iter().map(|done| done.latency_us)).context("no time")?;
+        let of = [("mode", mode.name.into()), ("buffer", cell.size().into()), ("uses", number.into())];
+        let mut row = Row::new(of, [("use_us", time)]);
+        if let Some(requests) = median(times.iter().filter_map(requests)) {
+            row.figures.insert("requests".into(), requests);
+        }
+        measured.rows.push(row);
+    }
+    Ok(measured)
+}
+
+/// Requests to map, unmap and add windows that the guest's virtio-iommu has had in a cell; there are none without it.
+fn requests(done: &Done) -> Option<f64> {
+    let of = |probe: &Probe| {
+        let kinds = ["requests_map", "requests_unmap", "requests_window_add"];
+        kinds.iter().map(|kind| probe.iommu[*kind].as_f64()).sum::<Option<f64>>()
+    };
+    Some(of(&done.after)? - of(&done.before)?)
+}
+
+fn pool_row(mode: &Mode, cell: &Cell, kind: Kind, done: &Done) -> Row {
+    let of = [
+        ("mode", mode.name.into()),
+        ("pattern", cell.pattern.name.into()),
+        ("size", cell.size().into()),
+        ("jobs", cell.jobs.into()),
+        ("pool", if kind == Kind::Empty { "empty" } else { "filled" }.into()),
+    ];
+    Row::new(of, [("mib_s", done.mib_s), ("latency_us", done.latency_us), ("latency_p99_us", done.percentiles_us[1])])
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+    use serde_json::json;
+
+    use super::*;
+
+    fn done(latency_us: f64) -> Done {
+        Done {
+            operations: 1.0,
+            iops: 1.0,
+            mib_s: 7.0,
+            latency_us,
+            percentiles_us: [1.0, 2.0, 3.0],
+            copied_bytes: 0.0,
+            before: counted(10),
+            after: counted(14),
+        }
+    }
+
+    fn counted(each: u32) -> Probe {
+        let iommu = json!({"requests_map": each, "requests_unmap": each, "requests_window_add": 2});
+        Probe { iommu, ..Probe::default() }
+    }
+
+    #[test]
+    fn requests_are_those_of_the_cell_and_there_are_none_without_an_iommu() {
+        let bare = Done { after: Probe::default(), ..done(1.0) };
+        assert_eq!((requests(&done(1.0)), requests(&bare)), (Some(8.0), None));
+    }
+
+    fn outcome() -> Outcome {
+        Outcome { console: "CAROM-FIO-VERSION fio-3.33\nCAROM-KERNEL 6.12\n".into(), ..Outcome::default() }
+    }
+
+    #[test]
+    fn each_cell_with_an_empty_pool_is_followed_by_itself_with_a_filled_one() {
+        for pair in pools(Scope::Plain).chunks(2) {
+            let [(one, first), (other, second)] = pair else { panic!("{pair:?}") };
+            assert_eq!((one, *first, *second), (other, Kind::Empty, Kind::Filled));
+        }
+    }
+
+    #[test]
+    fn first_uses_are_told_by_their_median_and_one_that_failed_is_told_too() {
+        let cells = buffers(Scope::Quick, &BOUNCE);
+        let mut results: Vec<Result<Done>> = [900.0, 500.0, 700.0, 5000.0].into_iter().map(|us| Ok(done(us))).collect();
+        results.push((|| bail!("it hung"))());
+        results.push(Ok(done(300.0)));
+
+        let found = measured(&outcome(), &BOUNCE, &cells[..6], results).unwrap();
+
+        let row = |row: &Row| (row.key("uses").cloned(), row.figures["use_us"]);
+        let rows: Vec<_> = found.rows.iter().map(row).collect();
+        assert_eq!(rows, [(Some(1.into()), 800.0), (Some(100.into()), 300.0)]);
+        assert!(found.failures[0].contains("it hung"), "{found:?}");
+    }
+
+    #[test]
+    fn buffers_that_a_strict_guest_needs_minutes_for_are_left_out() {
+        let most = |mode| buffers(Scope::All, mode).iter().filter(|(cell, _)| cell.kib == 10 << 10).count();
+        assert_eq!((most(&STRICT), most(&BOUNCE)), (FIRST_USES, FIRST_USES + 2));
+    }
+}
