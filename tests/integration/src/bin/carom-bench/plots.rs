@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+use serde_json::Value;
 
 use crate::results::{Merged, Results};
 
@@ -25,38 +26,39 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(120, 120, 120),
 ];
 
-/// Block sizes in the order of the axis.
+/// Values of keys that are no numbers, in the order of the axis.
 const SIZES: [&str; 6] = ["4k", "16k", "64k", "128k", "256k", "1M"];
 
-/// A mode's operations a second: of each size its place on the axis, the median, the least and the most.
+/// What a plot is of: a figure of a table by a key, with a line for each mode.
+struct Plot<'a> {
+    /// Its file, without the ending.
+    name: String,
+    title: String,
+    /// The rows.
+    rows: Vec<&'a Merged>,
+    /// The key along the axis.
+    along: &'static str,
+    figure: &'static str,
+}
+
+/// A mode's figures: of each value of the key its place on the axis, the median, the least and the most.
 struct Line<'a> {
     mode: &'a str,
     points: Vec<(f64, f64, f64, f64)>,
 }
 
-/// Writes a plot of operations a second by size to `dir` for each pattern that was measured at two sizes or more, at depth 64 with one
-/// job. That without an IOMMU is the limit.
+/// Writes plots to `dir` of what was measured at two places of the axis or more. Without an IOMMU is the limit in all of them.
 ///
 /// # Errors
 /// A file cannot be written.
 pub(crate) fn write(results: &Results, dir: &Path) -> Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-    let rows: &[Merged] = results.tables.get("throughput").map_or(&[], Vec::as_slice);
-    let rows: Vec<&Merged> = rows.iter().filter(|row| row.fields["depth"] == 64 && row.fields["jobs"] == 1).collect();
-    let mut patterns: Vec<&str> = Vec::new();
-    for pattern in rows.iter().filter_map(|row| row.fields["pattern"].as_str()) {
-        if !patterns.contains(&pattern) {
-            patterns.push(pattern);
-        }
-    }
-    for pattern in patterns {
-        let of_it: Vec<&Merged> = rows.iter().copied().filter(|row| row.fields["pattern"] == pattern).collect();
-        let sizes: Vec<&str> =
-            SIZES.into_iter().filter(|size| of_it.iter().any(|row| row.fields["size"] == *size)).collect();
-        if sizes.len() > 1 {
-            let file = dir.join(format!("throughput-{pattern}.svg"));
-            let title = format!("{pattern}: operations a second, depth 64");
-            draw(&file, &title, &sizes, &lines(&of_it, &sizes))
+    for plot in plots(results) {
+        let axis = plot.axis();
+        if axis.len() > 1 {
+            let file = dir.join(format!("{}.svg", plot.name));
+            let labels: Vec<String> = axis.iter().map(|value| word(value)).collect();
+            draw(&file, &plot.title, &labels, &plot.lines(&axis))
                 .map_err(|error| anyhow!("{error}"))
                 .with_context(|| format!("writing {}", file.display()))?;
         }
@@ -64,29 +66,107 @@ pub(crate) fn write(results: &Results, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-fn lines<'a>(rows: &[&'a Merged], sizes: &[&str]) -> Vec<Line<'a>> {
-    let mut lines: Vec<Line<'a>> = Vec::new();
-    for row in rows {
-        let (Some(mode), Some(iops)) = (row.fields["mode"].as_str(), row.fields["iops"].as_f64()) else { continue };
-        let Some(at) = sizes.iter().position(|size| row.fields["size"] == *size) else { continue };
-        let spread = row.spread["iops"];
-        #[expect(clippy::cast_precision_loss, reason = "sizes are few")]
-        let point = (at as f64, iops, spread.min, spread.max);
-        match lines.iter_mut().find(|line| line.mode == mode) {
-            Some(line) => line.points.push(point),
-            None => lines.push(Line { mode, points: vec![point] }),
+/// All plots that there may be, of all tables.
+fn plots(results: &Results) -> Vec<Plot<'_>> {
+    let mut plots = Vec::new();
+    let usual = of(results, "throughput", |row| row.fields["depth"] == 64 && row.fields["jobs"] == 1);
+    for (pattern, rows) in by(&usual, "pattern") {
+        for (figure, file, what) in [
+            ("iops", "throughput", "operations a second, depth 64"),
+            ("latency_p99_us", "latency", "latency that 99 % keep, µs, depth 64"),
+        ] {
+            let (name, title) = (format!("{file}-{pattern}"), format!("{pattern}: {what}"));
+            plots.push(Plot { name, title, rows: rows.clone(), along: "size", figure });
         }
     }
-    lines.iter_mut().for_each(|line| line.points.sort_by(|one, other| one.0.total_cmp(&other.0)));
-    lines
+    let mapped = of(results, "map_time", |row| row.fields["size"] == "4k" && row.fields["direction"] == "from-device");
+    let title = "mapping 4 KiB from the device, µs, by threads".into();
+    plots.push(Plot { name: "map-threads".into(), title, rows: mapped, along: "threads", figure: "map_us" });
+    let borne = of(results, "density", |row| row.fields.get("borne").and_then(Value::as_f64) == Some(1.0));
+    let title = "operations a second of all guests, by their number".into();
+    plots.push(Plot { name: "density".into(), title, rows: borne, along: "guests", figure: "iops" });
+    for (ram, title, figure) in [
+        ("pinned", "memory pinned, MiB, by GiB of RAM", "pinned_mib"),
+        ("start", "start to the first program, ms, by GiB of RAM", "start_ms"),
+    ] {
+        let rows = of(results, "pinning", |_| true);
+        plots.push(Plot { name: ram.into(), title: title.into(), rows, along: "ram_gib", figure });
+    }
+    let used = of(results, "pools", |row| row.fields.contains_key("uses"));
+    for (buffer, rows) in by(&used, "buffer") {
+        let (name, title) = (format!("uses-{buffer}"), format!("time of one use of a buffer of {buffer}, µs, by uses"));
+        plots.push(Plot { name, title, rows, along: "uses", figure: "use_us" });
+    }
+    plots
 }
 
-fn draw(file: &Path, title: &str, sizes: &[&str], lines: &[Line]) -> Result<(), Box<dyn std::error::Error>> {
+/// The rows of a table that are wanted.
+fn of<'a>(results: &'a Results, table: &str, wanted: impl Fn(&Merged) -> bool) -> Vec<&'a Merged> {
+    results.tables.get(table).into_iter().flatten().filter(|row| wanted(row)).collect()
+}
+
+/// Rows by the value of a key, in the order in which these come first.
+fn by<'a>(rows: &[&'a Merged], key: &str) -> Vec<(&'a str, Vec<&'a Merged>)> {
+    let mut groups: Vec<(&str, Vec<&Merged>)> = Vec::new();
+    for &row in rows {
+        let Some(value) = row.fields[key].as_str() else { continue };
+        match groups.iter_mut().find(|(known, _)| *known == value) {
+            Some((_, group)) => group.push(row),
+            None => groups.push((value, vec![row])),
+        }
+    }
+    groups
+}
+
+fn word(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+impl<'a> Plot<'a> {
+    /// The values along the axis.
+    fn axis(&self) -> Vec<&'a Value> {
+        let mut values: Vec<&Value> = Vec::new();
+        for value in
+            self.rows.iter().filter(|row| row.spread.contains_key(self.figure)).map(|row| &row.fields[self.along])
+        {
+            if !values.contains(&value) {
+                values.push(value);
+            }
+        }
+        let place = |value: &Value| SIZES.iter().position(|size| value == size);
+        values.sort_by(|one, other| {
+            let numbers = (one.as_f64().unwrap_or_default(), other.as_f64().unwrap_or_default());
+            place(one).cmp(&place(other)).then(numbers.0.total_cmp(&numbers.1))
+        });
+        values
+    }
+
+    fn lines(&self, axis: &[&Value]) -> Vec<Line<'a>> {
+        let mut lines: Vec<Line<'a>> = Vec::new();
+        for row in &self.rows {
+            let (Some(mode), Some(median)) = (row.fields["mode"].as_str(), row.fields.get(self.figure)) else {
+                continue;
+            };
+            let (Some(median), Some(spread)) = (median.as_f64(), row.spread.get(self.figure)) else { continue };
+            let Some(at) = axis.iter().position(|value| **value == row.fields[self.along]) else { continue };
+            #[expect(clippy::cast_precision_loss, reason = "values are few")]
+            let point = (at as f64, median, spread.min, spread.max);
+            match lines.iter_mut().find(|line| line.mode == mode) {
+                Some(line) => line.points.push(point),
+                None => lines.push(Line { mode, points: vec![point] }),
+            }
+        }
+        lines.iter_mut().for_each(|line| line.points.sort_by(|one, other| one.0.total_cmp(&other.0)));
+        lines
+    }
+}
+
+fn draw(file: &Path, title: &str, axis: &[String], lines: &[Line]) -> Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::new(file, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
     let top = lines.iter().flat_map(|line| &line.points).map(|point| point.3).fold(1.0, f64::max) * 1.05;
-    #[expect(clippy::cast_precision_loss, reason = "sizes are few")]
-    let last = (sizes.len() - 1) as f64;
+    #[expect(clippy::cast_precision_loss, reason = "values are few")]
+    let last = (axis.len() - 1) as f64;
     let mut chart = ChartBuilder::on(&root)
         .caption(title, ("sans-serif", 20))
         .margin(12)
@@ -95,13 +175,13 @@ fn draw(file: &Path, title: &str, sizes: &[&str], lines: &[Line]) -> Result<(), 
         // Room for the names beside the lines' ends.
         .build_cartesian_2d(-0.1..last + last * 0.25, 0.0..top)?;
     // The axis has names, which stand below.
-    chart.configure_mesh().disable_x_mesh().x_labels(0).y_label_formatter(&|iops| format!("{iops:.0}")).draw()?;
+    chart.configure_mesh().disable_x_mesh().x_labels(0).y_label_formatter(&|figure| format!("{figure:.0}")).draw()?;
     let label = |colour: RGBColor| ("sans-serif", 14).into_font().color(&colour);
-    for (at, size) in sizes.iter().enumerate() {
-        #[expect(clippy::cast_precision_loss, reason = "sizes are few")]
+    for (at, value) in axis.iter().enumerate() {
+        #[expect(clippy::cast_precision_loss, reason = "values are few")]
         let place = (at as f64, top * 0.015);
         let style = label(BLACK).pos(Pos::new(HPos::Center, VPos::Bottom));
-        chart.draw_series([Text::new((*size).to_owned(), place, style)])?;
+        chart.draw_series([Text::new(value.clone(), place, style)])?;
     }
     for (line, colour) in lines.iter().zip(COLOURS.iter().cycle()) {
         let medians = line.points.iter().map(|(at, median, ..)| (*at, *median));
@@ -140,7 +220,8 @@ fn names(lines: &[Line], top: f64) -> Vec<(String, f64, f64, RGBColor)> {
 mod tests {
     use super::*;
     use crate::results::tests::results;
-    use crate::sample::tests::sample;
+    use crate::sample::tests::{sample, sample_of};
+    use crate::table::Row;
 
     #[test]
     fn plot_has_each_mode_and_size_and_there_is_none_of_a_single_size() {
@@ -157,6 +238,27 @@ mod tests {
             assert!(svg.contains(word), "{word}: {svg}");
         }
         assert_eq!(svg.matches("<circle").count(), 4, "{svg}");
+    }
+
+    #[test]
+    fn numbers_along_the_axis_stand_in_their_order_and_a_row_without_the_figure_is_left_out() {
+        let row = |mode: &str, guests: u32, figures: &[(&str, f64)]| {
+            let mut row = Row::new([("mode", mode.into()), ("guests", guests.into())], [("borne", 1.0)]);
+            row.figures.extend(figures.iter().map(|(key, figure)| ((*key).to_owned(), *figure)));
+            row
+        };
+        let iops = |guests: u32| row("bounce", guests, &[("iops", 20.0 * f64::from(guests))]);
+        let rows = vec![iops(10), iops(2), row("strict", 3, &[])];
+        let results = results(&[sample_of("density", rows)]);
+        let plots = plots(&results);
+        let plot = plots.iter().find(|plot| plot.name == "density").unwrap();
+        let axis = plot.axis();
+        assert_eq!(axis, [&Value::from(2), &Value::from(10)]);
+        let lines = plot.lines(&axis);
+        assert_eq!(
+            (lines.len(), &lines[0].points[..]),
+            (1, &[(0.0, 40.0, 40.0, 40.0), (1.0, 200.0, 200.0, 200.0)][..])
+        );
     }
 
     #[test]
