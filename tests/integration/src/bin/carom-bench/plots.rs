@@ -173,13 +173,14 @@ fn draw(file: &Path, title: &str, axis: &[String], lines: &[Line]) -> Result<(),
         .x_label_area_size(10)
         .y_label_area_size(60)
         // Room for the names beside the lines' ends.
-        .build_cartesian_2d(-0.1..last + last * 0.25, 0.0..top)?;
-    // The axis has names, which stand below.
-    chart.configure_mesh().disable_x_mesh().x_labels(0).y_label_formatter(&|figure| format!("{figure:.0}")).draw()?;
+        .build_cartesian_2d(-0.1..last + last * 0.25, -0.06 * top..top)?;
+    // The axis has names, which stand below 0.
+    let mut mesh = chart.configure_mesh();
+    mesh.disable_x_mesh().x_labels(0).max_light_lines(0).y_label_formatter(&|figure| format!("{figure:.0}")).draw()?;
     let label = |colour: RGBColor| ("sans-serif", 14).into_font().color(&colour);
     for (at, value) in axis.iter().enumerate() {
         #[expect(clippy::cast_precision_loss, reason = "values are few")]
-        let place = (at as f64, top * 0.015);
+        let place = (at as f64, -0.05 * top);
         let style = label(BLACK).pos(Pos::new(HPos::Center, VPos::Bottom));
         chart.draw_series([Text::new(value.clone(), place, style)])?;
     }
