@@ -86,6 +86,14 @@ impl Engine {
         }
     }
 
+    /// Whether there is one.
+    pub(super) fn has_ended(&mut self) -> bool {
+        match self {
+            Self::Ring(ring) => ring.has_ended(),
+            Self::Plain(plain) => plain.has_ended(),
+        }
+    }
+
     /// Asks the kernel to end an operation, if it is under way. It ends as any other does.
     pub(super) fn cancel(&mut self, number: u64) {
         if let Self::Ring(ring) = self {

@@ -23,6 +23,7 @@ pub mod fuzzing;
 mod host_file;
 mod image;
 mod image_error;
+mod linger;
 mod op;
 mod plain;
 mod prepare;

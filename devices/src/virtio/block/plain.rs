@@ -74,4 +74,9 @@ impl Plain {
     pub(super) fn next_ended(&mut self) -> Option<Ended> {
         self.ended.pop_front()
     }
+
+    /// Whether there is one.
+    pub(super) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
 }

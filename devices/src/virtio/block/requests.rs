@@ -2,9 +2,12 @@
 
 //! The work of the thread that serves a queue.
 
+use std::hint::spin_loop;
 use std::io;
+use std::num::Wrapping;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use log::warn;
@@ -16,6 +19,7 @@ use super::counters::count;
 use super::disk::{Disk, Owner};
 use super::engine::Engine;
 use super::flight::{Answer, Flight};
+use super::linger::Linger;
 use super::prepare::{Prepared, prepare};
 use super::request::{self, Request};
 use super::spec::{feature, status};
@@ -29,6 +33,8 @@ use crate::worker::{Orders, Task, Wait};
 
 /// Requests that are read from the queue at a time.
 const BATCH: usize = 16;
+/// How many looks at the queue are made between looks at the clock.
+const LOOKS: u32 = 16;
 /// When to try again after the kernel took no operation.
 const KERNEL_AGAIN: Duration = Duration::from_millis(2);
 
@@ -48,6 +54,7 @@ pub(super) struct Requests {
     durable: bool,
     /// How long the limit on the rate holds the next request back.
     held: Option<Duration>,
+    linger: Linger,
     failed: bool,
     throttle: Throttle,
 }
@@ -75,6 +82,7 @@ impl Requests {
             free: (0..places).rev().collect(),
             owner: Arc::new(owner),
             held: None,
+            linger: Linger::default(),
             failed: false,
             throttle: Throttle::default(),
         })
@@ -99,18 +107,38 @@ impl Requests {
             }
             let requests = self.pop()?;
             if !requests.is_empty() {
+                if self.linger.is_idle() {
+                    self.linger.ended(Instant::now());
+                }
                 let mut answers = Vec::new();
                 for request in requests {
                     answers.extend(self.start(request));
                 }
                 self.submit()?;
                 self.give_back(&answers)?;
-            } else if self.held.is_some() || self.free.is_empty() || !self.more_came()? {
+            } else if self.held.is_some() || self.free.is_empty() || !(self.came_soon(orders)? || self.more_came()?) {
                 // Those that are held back, or have no room, have the thread woken by time, or by a request's end.
                 break;
             }
         }
         self.submit()
+    }
+
+    /// Looks for requests, or ends of operations, for a while. The driver is not asked to tell of them.
+    fn came_soon(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
+        let start = Instant::now();
+        let patience = self.linger.begin(start);
+        let memory = &self.driver.memory.view();
+        while start.elapsed() < patience && !orders.call() {
+            for _ in 0..LOOKS {
+                let available = self.queue.avail_idx(memory, Ordering::Acquire).map_err(ring_error(self.index))?;
+                if available != Wrapping(self.queue.next_avail()) || self.engine.has_ended() {
+                    return Ok(true);
+                }
+                spin_loop();
+            }
+        }
+        Ok(false)
     }
 
     fn more_came(&self) -> Result<bool, DeviceError> {

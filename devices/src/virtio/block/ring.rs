@@ -120,6 +120,11 @@ impl Ring {
         }
     }
 
+    /// Whether an operation has ended.
+    pub(super) fn has_ended(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+    }
+
     /// Whether something was begun that the kernel does not have yet.
     pub(super) fn has_unsubmitted(&mut self) -> bool {
         !self.ring.submission().is_empty()
