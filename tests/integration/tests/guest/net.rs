@@ -115,7 +115,7 @@ fn card_behind_the_iommu_is_served_through_a_window() {
 
 #[guest_test]
 fn two_vcpus_use_two_pairs_of_queues() {
-    let work = "wait_for_card\nseveral\necho \"CAROM-QUEUES $(ls -d /sys/class/net/eth0/queues/rx-* | wc -l)\"\nlarge
+    let work = "wait_for_card\nseveral\necho \"CAROM-QUEUES $(ls -d /sys/class/net/eth0/queues/tx-* | wc -l)\"\nlarge
 awk '$1 == \"NET.1\" { print \"CAROM-NEIGHBOUR \" $4 }' /proc/net/arp\n";
     let guest =
         Guest::new("net-queues").cpus(2).net("ip=10.77.4.1,num_queues=4,queue_size=512,host_mac=02:00:00:00:00:99");
