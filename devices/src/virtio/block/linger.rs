@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 /// Longest time for which the thread looks.
-pub(super) const MOST: Duration = Duration::from_micros(50);
+const MOST: Duration = Duration::from_micros(50);
 
 /// The first time, where requests come soon.
 const LEAST: Duration = Duration::from_micros(8);

@@ -52,7 +52,7 @@ struct Cost {
 const OPERATION: Cost = Cost {
     what: "operation, in the guest",
     time: range(2500.0, 5000.0),
-    why: "200,000 to 400,000 direct operations a second by libaio are what a core does",
+    why: "assumed: 200,000 to 400,000 direct operations a second by libaio are what a core does",
 };
 const EXIT: Cost = Cost {
     what: "exit",
@@ -62,24 +62,27 @@ const EXIT: Cost = Cost {
 const WAIT: Cost = Cost {
     what: "wait for requests, their service apart",
     time: range(300.0, 8000.0),
-    why: "a few lines of cache where a thread polls; a thread is woken and put to sleep where none does",
+    why: "assumed: a few lines of cache where a thread polls; a thread is woken and put to sleep where none does",
 };
 const HOST_MAP: Cost = Cost {
     what: "mapping in the host",
     time: range(700.0, 3000.0),
-    why: "a system call, pages pinned, entries written",
+    why: "assumed: a system call, pages pinned, entries written",
 };
 const HOST_UNMAP: Cost = Cost {
     what: "unmapping in the host",
     time: range(1000.0, 4000.0),
-    why: "the same, and the IOTLB's invalidation, for which the CPU waits",
+    why: "assumed: the same, and the IOTLB's invalidation, for which the CPU waits",
 };
-const PAGE: Cost =
-    Cost { what: "page of a mapping", time: range(60.0, 250.0), why: "pinned and entered, taken out and unpinned" };
+const PAGE: Cost = Cost {
+    what: "page of a mapping",
+    time: range(60.0, 250.0),
+    why: "assumed: pinned and entered, taken out and unpinned",
+};
 const SLOT: Cost = Cost {
     what: "slot taken and given back, the copy apart",
     time: range(80.0, 300.0),
-    why: "22 lines of cache and two locked operations (docs/guest-patch.md)",
+    why: "assumed: 22 lines of cache and two locked operations (docs/guest-patch.md)",
 };
 const COSTS: [&Cost; 7] = [&OPERATION, &EXIT, &WAIT, &HOST_MAP, &HOST_UNMAP, &PAGE, &SLOT];
 
