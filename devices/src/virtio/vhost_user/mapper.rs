@@ -47,11 +47,10 @@ impl VhostUserMapper {
     }
 
     /// Gives the server a chunk.
-    fn give_chunk(&self, index: u32, len: u64, permissions: Permissions) -> Result<(), MapError> {
+    fn give_chunk(&self, index: u32, len: u64) -> Result<(), MapError> {
         let windows = self.table.windows().ok_or(MapError::NoResources)?;
-        // A server maps what it is given for reading and writing.
-        let all = Permissions::READ | Permissions::WRITE;
-        let file = windows.hand_out(index, all)?.filter(|_| permissions.contains(Permissions::READ));
+        // A server maps what it is given for reading and writing. What it may do with it, it is told with the translation, as for RAM.
+        let file = windows.hand_out(index, Permissions::READ | Permissions::WRITE)?;
         // The driver does without a window then.
         let file = file.ok_or(MapError::NoResources)?;
         let _first = self.shared.precedence.take();
@@ -72,7 +71,7 @@ impl DmaMapper for VhostUserMapper {
         }
         let Backing::Chunk(index) = backing else { return Ok(()) };
         let _operation = Operation::begin();
-        self.give_chunk(index, len, permissions).inspect_err(|_| {
+        self.give_chunk(index, len).inspect_err(|_| {
             // It was just put there, and nobody was told of it.
             let _ = self.table.remove(iova, len, |_, _| {});
         })

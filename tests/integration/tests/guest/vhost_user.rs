@@ -255,9 +255,9 @@ fn disk_of_a_server_behind_the_iommu_uses_mappings_or_a_window() {
     assert!(strict["requests_unmap"].as_u64().unwrap() > 300, "each buffer is unmapped: {strict}");
     let bounce = works_behind_the_iommu(&json!({"size": 64 * MIB}));
     assert!(bounce["window_bytes"].as_u64().unwrap() > 0, "{bounce}");
-    // What is larger than a slot is mapped: 2 MiB of numbers, and little of the rest.
+    // What is larger than a slot is mapped, and what comes while the window grows.
     assert!(
-        bounce["requests_map"].as_u64() < strict["requests_map"].as_u64().map(|maps| maps / 2),
+        bounce["requests_map"].as_u64() < strict["requests_map"].as_u64().map(|maps| maps / 10),
         "{bounce} {strict}"
     );
 }

@@ -215,6 +215,21 @@ fn chunk_of_a_window_is_a_region_of_its_own_as_long_as_it_is_mapped() {
 }
 
 #[test]
+fn chunk_that_a_device_only_writes_is_a_region_too() {
+    let mut card = Card::new(manner());
+    let windows = windows();
+    card.mapper.connect(Some(&windows));
+    let mut store = windows.store();
+    let index = store.back().unwrap();
+    card.server.take();
+    card.mapper.map(IOVA, store.memory(index).unwrap(), Permissions::WRITE).unwrap();
+    let address = card.server.wait_for(ADD_MEM_REG)[0].number(8);
+    assert!(!card.ask(IOVA, 1, 1), "it may only be written");
+    assert!(card.ask(IOVA, 2, 1));
+    assert_eq!(translations(&card.server.wait_for(IOTLB_MSG)), [(IOVA, CHUNK, address, 2, 2)]);
+}
+
+#[test]
 fn access_that_is_not_allowed_is_told_to_the_guest_once_and_to_the_server_each_time() {
     let mut card = Card::new(manner());
     card.map(IOVA, 0x8000, 0x1000, Permissions::READ);
