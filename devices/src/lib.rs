@@ -20,6 +20,7 @@ pub mod ram;
 pub mod rate_limit;
 pub mod reclaim;
 pub mod sandbox;
+mod scheduling;
 pub mod shown;
 pub mod state;
 mod sync;

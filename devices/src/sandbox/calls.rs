@@ -32,6 +32,9 @@ pub const AT_PLACES: &[Call] = &[
 pub const URING: &[Call] =
     &[Any(libc::SYS_io_uring_setup), Any(libc::SYS_io_uring_enter), Any(libc::SYS_io_uring_register)];
 
+/// How the host schedules the thread.
+pub const POLICY: &[Call] = &[Any(libc::SYS_sched_getscheduler), Any(libc::SYS_sched_setscheduler)];
+
 /// Waiting for many files, and for a time.
 pub const WAITING: &[Call] = &[
     Any(libc::SYS_epoll_create1),

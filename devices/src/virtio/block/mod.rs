@@ -12,6 +12,7 @@
 
 mod backing;
 mod buffer;
+mod coalescing;
 mod config_space;
 mod counters;
 mod device;
@@ -20,12 +21,14 @@ mod engine;
 mod flight;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+
 mod host_file;
 mod image;
 mod image_error;
 mod linger;
 mod op;
 mod plain;
+mod preemption;
 mod prepare;
 mod qcow2;
 mod qcow2_header;
@@ -38,6 +41,7 @@ pub(crate) mod role;
 pub mod spec;
 mod state;
 mod transfer;
+mod trial;
 mod vhd;
 
 #[cfg(test)]

@@ -15,18 +15,20 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::Bytes;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::coalescing::Coalescing;
 use super::counters::count;
 use super::disk::{Disk, Owner};
 use super::engine::Engine;
 use super::flight::{Answer, Flight};
 use super::linger::Linger;
+use super::preemption::Preemption;
 use super::prepare::{Prepared, prepare};
 use super::request::{self, Request};
 use super::spec::{feature, status};
 use super::transfer::Failure;
 use crate::throttle::Throttle;
 use crate::virtio::chain::{OUTSIDE, broken, ring_error};
-use crate::virtio::notification::{more_came, wants_interrupt};
+use crate::virtio::notification::{more_came, outstanding, wants_interrupt};
 use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
@@ -35,6 +37,8 @@ use crate::worker::{Orders, Task, Wait};
 const BATCH: usize = 16;
 /// How many looks at the queue are made between looks at the clock.
 const LOOKS: u32 = 16;
+/// How long answers wait for those of requests that are there already, so that the driver is told once.
+const LONGEST_UNTOLD: Duration = Duration::from_micros(50);
 /// When to try again after the kernel took no operation.
 const KERNEL_AGAIN: Duration = Duration::from_millis(2);
 
@@ -55,6 +59,11 @@ pub(super) struct Requests {
     /// How long the limit on the rate holds the next request back.
     held: Option<Duration>,
     linger: Linger,
+    coalescing: Coalescing,
+    preemption: Preemption,
+    /// Answers that the driver was not told of, and since when there are any.
+    untold: u32,
+    untold_since: Option<Instant>,
     failed: bool,
     throttle: Throttle,
 }
@@ -83,6 +92,10 @@ impl Requests {
             owner: Arc::new(owner),
             held: None,
             linger: Linger::default(),
+            coalescing: Coalescing::default(),
+            preemption: Preemption::default(),
+            untold: 0,
+            untold_since: None,
             failed: false,
             throttle: Throttle::default(),
         })
@@ -99,6 +112,8 @@ impl Requests {
 
     /// Begins all requests that there are, and answers those that are done. The driver is asked to tell of more only when none is left.
     fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
+        let outstanding = outstanding(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))?;
+        self.preemption.woken(outstanding);
         loop {
             self.cancel_unwanted();
             self.reap()?;
@@ -106,6 +121,10 @@ impl Requests {
                 break;
             }
             let requests = self.pop()?;
+            if requests.is_empty() && self.more_to_coalesce(orders)? {
+                continue;
+            }
+            self.tell(!requests.is_empty())?;
             if !requests.is_empty() {
                 if self.linger.is_idle() {
                     self.linger.ended(Instant::now());
@@ -121,13 +140,57 @@ impl Requests {
                 break;
             }
         }
+        self.tell(false)?;
         self.submit()
     }
 
-    /// Looks for requests, or ends of operations, for a while. The driver is not asked to tell of them.
+    /// Tells the driver of answers, unless `more` requests are to be begun first: then it has the answers of several at a time, if
+    /// these do not take long.
+    fn tell(&mut self, more: bool) -> Result<(), DeviceError> {
+        let Some(since) = self.untold_since else { return Ok(()) };
+        if more && !self.is_untold_long(since.elapsed()) {
+            return Ok(());
+        }
+        (self.untold, self.untold_since) = (0, None);
+        if wants_interrupt(&mut self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))? {
+            self.driver.interrupt.queue_used(self.index);
+        }
+        Ok(())
+    }
+
+    /// Looks for more to do before the driver is told of answers, if that pays.
+    fn more_to_coalesce(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
+        let Some(since) = self.untold_since else { return Ok(false) };
+        let start = Instant::now();
+        if self.held.is_some() || self.free.is_empty() || self.is_untold_long(start - since) {
+            return Ok(false);
+        }
+        let patience = self.coalescing.begin(self.untold);
+        if patience.is_zero() {
+            return Ok(false);
+        }
+        let came = self.look(orders, start, patience)?;
+        if came {
+            self.coalescing.came(start.elapsed());
+        } else {
+            self.coalescing.missed(self.untold);
+        }
+        Ok(came)
+    }
+
+    fn is_untold_long(&self, time: Duration) -> bool {
+        time >= LONGEST_UNTOLD.max(self.coalescing.longest())
+    }
+
+    /// Looks for more to do for a while, when the driver was told of all.
     fn came_soon(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
         let start = Instant::now();
         let patience = self.linger.begin(start);
+        self.look(orders, start, patience)
+    }
+
+    /// Looks for requests, or ends of operations, from `start` on for this time. The driver is not asked to tell of them.
+    fn look(&mut self, orders: &Orders, start: Instant, patience: Duration) -> Result<bool, DeviceError> {
         let memory = &self.driver.memory.view();
         while start.elapsed() < patience && !orders.call() {
             for _ in 0..LOOKS {
@@ -249,9 +312,8 @@ impl Requests {
             self.queue.note_status(*head, *status);
             self.queue.add_used(memory, *head, *used).map_err(&ring)?;
         }
-        if wants_interrupt(&mut self.queue, memory).map_err(&ring)? {
-            self.driver.interrupt.queue_used(self.index);
-        }
+        self.untold_since.get_or_insert_with(Instant::now);
+        self.untold = self.untold.saturating_add(u32::try_from(answers.len()).unwrap_or(u32::MAX));
         Ok(())
     }
 
@@ -287,6 +349,11 @@ impl Requests {
             if let Err(error) = self.reap() {
                 self.fail(&error);
             }
+        }
+        if !self.failed
+            && let Err(error) = self.tell(false)
+        {
+            self.fail(&error);
         }
     }
 }

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Of how many answers a driver is told at a time.
+//!
+//! A driver that has many requests under way adds the next ones whether it has answers or not. Each interrupt between costs an exit, as
+//! does each notification of a device that sleeps meanwhile. So the thread looks for the next requests before it tells of the answers
+//! that it has, until these are as many as had others follow them before. A driver that waits for its answers adds nothing: it is told at
+//! once. More answers are tried now and then, and less and less often where nothing comes.
+
+use std::time::Duration;
+
+/// Longest time for which the thread looks for the next request.
+const MOST: Duration = Duration::from_micros(200);
+
+/// Longest time for which an answer waits for others.
+const LONGEST: Duration = Duration::from_millis(1);
+
+/// Most answers of which the driver is told at a time.
+const ANSWERS: u32 = 16;
+
+/// Turns before more answers are tried after they came, and at most where they did not.
+const SOON: u32 = 16;
+const LATE: u32 = 4096;
+
+/// How many answers to have, and how long to look for the requests between.
+#[derive(Debug)]
+pub(super) struct Coalescing {
+    /// Answers to have.
+    answers: u32,
+    /// They are more than before, and it is not known yet whether they come.
+    is_trial: bool,
+    /// Turns with these until more are tried.
+    left: u32,
+    /// Turns before the trial after the next one.
+    pause: u32,
+    /// How long the next request takes to come, on average.
+    gap: Duration,
+}
+
+impl Default for Coalescing {
+    fn default() -> Self {
+        Self { answers: 1, is_trial: false, left: SOON, pause: SOON, gap: Duration::ZERO }
+    }
+}
+
+impl Coalescing {
+    /// How long to look for requests, when there are so many answers and nothing to do; no time: tell at once.
+    pub(super) fn begin(&mut self, answers: u32) -> Duration {
+        if answers >= self.answers {
+            self.have_all();
+            return Duration::ZERO;
+        }
+        if self.gap.is_zero() { MOST } else { MOST.min(self.gap * 2) }
+    }
+
+    /// The turn ends with as many answers as it was to have.
+    fn have_all(&mut self) {
+        self.left -= 1;
+        if self.is_trial {
+            self.pause = SOON;
+        } else if self.left != 0 {
+            return;
+        }
+        self.is_trial = self.answers < ANSWERS;
+        self.answers = ANSWERS.min(self.answers * 2);
+        self.left = self.pause;
+    }
+
+    /// Requests came after this time.
+    pub(super) fn came(&mut self, time: Duration) {
+        self.gap = if self.gap.is_zero() { time } else { (self.gap * 3 + time) / 4 };
+    }
+
+    /// None came in the time that [`Self::begin`] said, with so many answers.
+    pub(super) fn missed(&mut self, answers: u32) {
+        if self.is_trial {
+            self.pause = LATE.min(self.pause * 2);
+        }
+        (self.is_trial, self.answers, self.left) = (false, answers.max(1), self.pause);
+    }
+
+    /// How long answers may wait for others in all.
+    pub(super) fn longest(&self) -> Duration {
+        LONGEST.min(self.gap * self.answers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GAP: Duration = Duration::from_micros(10);
+
+    /// A driver that adds requests after [`GAP`], of which it has `depth` under way: how many answers it was told of at a time.
+    fn told(coalescing: &mut Coalescing, depth: u32, turns: u32) -> Vec<u32> {
+        let turn = |_| {
+            let mut answers = 1;
+            loop {
+                if coalescing.begin(answers).is_zero() {
+                    return answers;
+                }
+                if answers == depth {
+                    coalescing.missed(answers);
+                    return answers;
+                }
+                coalescing.came(GAP);
+                answers += 1;
+            }
+        };
+        (0..turns).map(turn).collect()
+    }
+
+    #[test]
+    fn driver_that_adds_without_answers_is_told_of_many_at_a_time() {
+        let mut coalescing = Coalescing::default();
+        let told = told(&mut coalescing, 64, 1000);
+        let (first, rest) = told.split_at(16);
+        assert!(first.iter().all(|answers| *answers == 1), "{told:?}");
+        assert_eq!(rest[..4], [2, 4, 8, 16]);
+        assert!(rest[4..].iter().all(|answers| *answers == 16), "{told:?}");
+        assert_eq!(coalescing.longest(), GAP * 16);
+    }
+
+    #[test]
+    fn driver_that_waits_for_some_answers_is_told_when_it_waits() {
+        for depth in [1, 2, 3, 5] {
+            let mut coalescing = Coalescing::default();
+            let told = told(&mut coalescing, depth, 1000);
+            assert!(told[32..].iter().all(|answers| *answers == depth), "{depth}: {told:?}");
+            assert_eq!(coalescing.answers, depth, "the thread looks for no more");
+        }
+    }
+
+    #[test]
+    fn driver_that_waits_for_each_answer_is_kept_waiting_less_and_less_often() {
+        let mut coalescing = Coalescing::default();
+        let (mut turn, mut waits) = (0, Vec::new());
+        while turn < 30_000 {
+            turn += 1;
+            if !coalescing.begin(1).is_zero() {
+                coalescing.missed(1);
+                waits.push(turn);
+            }
+        }
+        let pauses: Vec<u32> = waits.windows(2).map(|pair| pair[1] - pair[0] - 1).collect();
+        assert_eq!(pauses[..4], [2 * SOON, 4 * SOON, 8 * SOON, 16 * SOON]);
+        assert!(pauses[8..].iter().all(|pause| *pause == LATE), "{pauses:?}");
+    }
+
+    #[test]
+    fn time_is_twice_what_requests_take_to_come_and_bounded() {
+        let mut coalescing = Coalescing { answers: 8, ..Coalescing::default() };
+        assert_eq!((coalescing.begin(1), coalescing.longest()), (MOST, Duration::ZERO));
+        coalescing.came(GAP);
+        assert_eq!((coalescing.begin(1), coalescing.longest()), (GAP * 2, GAP * 8));
+        coalescing.came(Duration::from_millis(10));
+        assert_eq!((coalescing.begin(1), coalescing.longest()), (MOST, LONGEST));
+    }
+}
