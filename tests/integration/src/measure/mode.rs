@@ -36,8 +36,13 @@ pub const CH_NO_VIOMMU: Mode = beside("ch-no-viommu", Vmm::CloudHypervisor);
 pub const STRICT: Mode = behind("strict", Vmm::Carom, "iommu.strict=1");
 /// Windows.
 pub const BOUNCE: Mode = Mode { name: "bounce", windows: true, ..STRICT };
-/// Windows, and a balloon by which free pages go back to the host.
-pub const BOUNCE_REPORTING: Mode = Mode { name: "bounce-reporting", reporting: true, ..BOUNCE };
+/// Windows, and a balloon by which free pages go back to the host, blocks of 128 KiB too.
+pub const BOUNCE_REPORTING: Mode = Mode {
+    name: "bounce-reporting",
+    reporting: true,
+    cmdline: "iommu.strict=1 page_reporting.page_reporting_order=5",
+    ..BOUNCE
+};
 
 /// The guest bounces through pages of its own, which stay mapped as windows do.
 pub const GUEST_PAGES: Mode = behind("guest-pages", Vmm::Carom, "iommu.strict=1 iommu.bounce=auto");
