@@ -25,7 +25,7 @@ pub enum IoMode {
 
 /// Runs operations.
 pub(super) enum Engine {
-    Ring(Box<Ring>),
+    Ring(Box<Ring>, Plain),
     Plain(Plain),
 }
 
@@ -35,7 +35,7 @@ impl Engine {
         // What has tables is read and written by code that waits for each operation.
         if mode == IoMode::Async && image.qcow2().is_none() {
             match Ring::new(image.clone(), operations) {
-                Ok(ring) => return Self::Ring(Box::new(ring)),
+                Ok(ring) => return Self::Ring(Box::new(ring), Plain::new(image)),
                 Err(error) => warn!("io_uring is not to be had, requests are served one after the other: {error}"),
             }
         }
@@ -44,13 +44,23 @@ impl Engine {
 
     /// Begins an operation, which ends with `number`. It may begin with [`Self::submit`] only.
     ///
+    /// One that is `alone`, as nothing else is under way nor waits, and copies to the page cache, is done at once: io_uring would hand
+    /// it to a thread of its own (Linux, `io_uring/rw.c`), which does one after the other likewise.
+    ///
     /// # Safety
     /// The buffers, and the list of them, must stay until [`Self::next_ended`] has told the operation's end, and nobody may
     /// hold references to their bytes.
-    pub(super) unsafe fn begin(&mut self, number: u64, op: &Op) {
+    pub(super) unsafe fn begin(&mut self, number: u64, op: &Op, alone: bool) {
         match self {
-            // SAFETY: The caller's promise is what is asked for.
-            Self::Ring(ring) => unsafe { ring.begin(number, op) },
+            Self::Ring(ring, plain) => {
+                if alone && matches!(op, Op::Write { .. }) && ring.image().is_cached() {
+                    // SAFETY: The caller's promise is what is asked for; it ends before this returns.
+                    unsafe { plain.run(number, op) }
+                } else {
+                    // SAFETY: As above, but that it may end later.
+                    unsafe { ring.begin(number, op) }
+                }
+            }
             // SAFETY: As above; it ends before this returns.
             Self::Plain(plain) => unsafe { plain.run(number, op) },
         }
@@ -62,7 +72,7 @@ impl Engine {
     /// The kernel takes nothing any more.
     pub(super) fn submit(&mut self) -> io::Result<()> {
         match self {
-            Self::Ring(ring) => ring.submit(0),
+            Self::Ring(ring, _) => ring.submit(0),
             Self::Plain(_) => Ok(()),
         }
     }
@@ -73,7 +83,7 @@ impl Engine {
     /// The kernel takes nothing any more.
     pub(super) fn wait(&mut self) -> io::Result<()> {
         match self {
-            Self::Ring(ring) => ring.submit(1),
+            Self::Ring(ring, _) => ring.submit(1),
             Self::Plain(_) => Ok(()),
         }
     }
@@ -81,7 +91,7 @@ impl Engine {
     /// An operation that has ended.
     pub(super) fn next_ended(&mut self) -> Option<Ended> {
         match self {
-            Self::Ring(ring) => ring.next_ended(),
+            Self::Ring(ring, plain) => plain.next_ended().or_else(|| ring.next_ended()),
             Self::Plain(plain) => plain.next_ended(),
         }
     }
@@ -89,14 +99,14 @@ impl Engine {
     /// Whether there is one.
     pub(super) fn has_ended(&mut self) -> bool {
         match self {
-            Self::Ring(ring) => ring.has_ended(),
+            Self::Ring(ring, plain) => plain.has_ended() || ring.has_ended(),
             Self::Plain(plain) => plain.has_ended(),
         }
     }
 
     /// Asks the kernel to end an operation, if it is under way. It ends as any other does.
     pub(super) fn cancel(&mut self, number: u64) {
-        if let Self::Ring(ring) = self {
+        if let Self::Ring(ring, _) = self {
             ring.cancel(number);
         }
     }
@@ -104,7 +114,7 @@ impl Engine {
     /// Whether something was begun that the kernel does not have yet.
     pub(super) fn has_unsubmitted(&mut self) -> bool {
         match self {
-            Self::Ring(ring) => ring.has_unsubmitted(),
+            Self::Ring(ring, _) => ring.has_unsubmitted(),
             Self::Plain(_) => false,
         }
     }
@@ -112,8 +122,45 @@ impl Engine {
     /// What can be read when an operation has ended.
     pub(super) fn source(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Ring(ring) => Some(ring.source()),
+            Self::Ring(ring, _) => Some(ring.source()),
             Self::Plain(_) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::tempfile;
+
+    use super::*;
+    use crate::virtio::block::op::Buffers;
+
+    /// Whether a write is done as soon as it is begun, alone or not, on an image whose buffers have this alignment.
+    fn is_done_at_once(alone: bool, alignment: usize) -> bool {
+        let image = Arc::new(Image::made_up(tempfile().unwrap(), 4096, alignment, false));
+        let Ok(ring) = Ring::new(image.clone(), 4) else { return alone && alignment == 1 };
+        let mut engine = Engine::Ring(Box::new(ring), Plain::new(image.clone()));
+        let bytes = [7_u8; 512];
+        let buffer = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let op = Op::Write { buffers: Buffers { first: &raw const buffer, count: 1 }, offset: 512 };
+        // SAFETY: Buffer and list stay until the end is told, below, and the bytes are only read.
+        unsafe { engine.begin(1, &op, alone) };
+        let is_done = engine.has_ended();
+        engine.wait().unwrap();
+        while !engine.has_ended() {
+            std::thread::yield_now();
+        }
+        assert_eq!(engine.next_ended(), Some(Ended { number: 1, result: 512 }));
+        let mut read = [0; 512];
+        std::os::unix::fs::FileExt::read_exact_at(image.file(), &mut read, 512).unwrap();
+        assert_eq!(read, bytes);
+        is_done
+    }
+
+    #[test]
+    fn write_to_the_page_cache_that_is_alone_is_done_at_once() {
+        assert!(is_done_at_once(true, 1));
+        assert!(!is_done_at_once(false, 1));
+        assert!(!is_done_at_once(true, 512), "its file is not cached");
     }
 }

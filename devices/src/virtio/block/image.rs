@@ -246,6 +246,11 @@ impl Image {
                 || address.is_multiple_of(self.memory) && (len as u64).is_multiple_of(self.block.into()))
     }
 
+    /// Whether what is written comes to the host's page cache, by a copy.
+    pub(super) fn is_cached(&self) -> bool {
+        !self.device && self.memory == 1
+    }
+
     /// Whether what the guest discards is not given back to the host.
     pub(super) fn is_allocated(&self) -> bool {
         self.allocated

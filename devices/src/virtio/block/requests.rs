@@ -130,8 +130,9 @@ impl Requests {
                     self.linger.ended(Instant::now());
                 }
                 let mut answers = Vec::new();
+                let alone = requests.len() == 1 && self.under_way() == 0;
                 for request in requests {
-                    answers.extend(self.start(request));
+                    answers.extend(self.start(request, alone));
                 }
                 self.submit()?;
                 self.give_back(&answers)?;
@@ -243,8 +244,8 @@ impl Requests {
         Ok(requests)
     }
 
-    /// Begins a request; the answer, if there is one already.
-    fn start(&mut self, request: Request) -> Option<Answer> {
+    /// Begins a request, beside which nothing is under way if it is `alone`; the answer, if there is one already.
+    fn start(&mut self, request: Request, alone: bool) -> Option<Answer> {
         let (head, place) = (request.head, request.status);
         match prepare(request, &self.disk, &self.driver.memory, &self.owner, self.durable) {
             Prepared::Answered { status: code, used } => {
@@ -256,19 +257,19 @@ impl Requests {
             Prepared::UnderWay(flight) => {
                 let number = self.free.pop().expect("no more requests are read than there is room for");
                 self.flights[number] = Some(*flight);
-                self.advance(number, Ok(()))
+                self.advance(number, Ok(()), alone)
             }
         }
     }
 
     /// Goes on with a request whose last operation had this outcome; its answer, when it is done.
-    fn advance(&mut self, number: usize, outcome: Result<(), Failure>) -> Option<Answer> {
+    fn advance(&mut self, number: usize, outcome: Result<(), Failure>, alone: bool) -> Option<Answer> {
         let flight = self.flights.get_mut(number)?.as_mut()?;
         match outcome.and_then(|()| flight.next(&self.driver.memory)) {
             Ok(Some(op)) => {
                 // SAFETY: What the operation uses belongs to the request, which stays until its end was told: `Drop` waits for
                 // that too.
-                unsafe { self.engine.begin(number as u64, &op) };
+                unsafe { self.engine.begin(number as u64, &op, alone) };
                 None
             }
             outcome => {
@@ -294,7 +295,7 @@ impl Requests {
             let number = usize::try_from(ended.number).unwrap_or(usize::MAX);
             let Some(Some(flight)) = self.flights.get_mut(number) else { continue };
             let outcome = flight.ended(ended.result, &self.driver.memory);
-            answers.extend(self.advance(number, outcome));
+            answers.extend(self.advance(number, outcome, false));
         }
         self.submit()?;
         self.give_back(&answers)

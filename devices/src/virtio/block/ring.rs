@@ -44,6 +44,11 @@ impl Ring {
         Ok(Self { ring, image, under_way: 0 })
     }
 
+    /// The image.
+    pub(super) fn image(&self) -> &Image {
+        &self.image
+    }
+
     /// Begins an operation.
     ///
     /// # Safety
