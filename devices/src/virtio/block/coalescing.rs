@@ -22,6 +22,9 @@ const ANSWERS: u32 = 16;
 const SOON: u32 = 16;
 const LATE: u32 = 4096;
 
+/// The same, once there are several answers at a time.
+const AT_A_SIGN: u32 = 64;
+
 /// How many answers to have, and how long to look for the requests between.
 #[derive(Debug)]
 pub(super) struct Coalescing {
@@ -47,6 +50,9 @@ impl Coalescing {
     /// How long to look for requests, when there are so many answers and nothing to do; no time: tell at once.
     pub(super) fn begin(&mut self, answers: u32) -> Duration {
         if answers >= self.answers {
+            if answers > self.answers {
+                self.left = self.left.min(AT_A_SIGN);
+            }
             self.have_all();
             return Duration::ZERO;
         }
@@ -145,6 +151,14 @@ mod tests {
         let pauses: Vec<u32> = waits.windows(2).map(|pair| pair[1] - pair[0] - 1).collect();
         assert_eq!(pauses[..4], [2 * SOON, 4 * SOON, 8 * SOON, 16 * SOON]);
         assert!(pauses[8..].iter().all(|pause| *pause == LATE), "{pauses:?}");
+    }
+
+    #[test]
+    fn more_answers_than_were_waited_for_bring_the_next_trial_nearer() {
+        let mut coalescing = Coalescing::default();
+        told(&mut coalescing, 1, 30_000);
+        assert!(coalescing.left > AT_A_SIGN);
+        assert_eq!((0..).find(|_| !coalescing.begin(2).is_zero() || coalescing.answers > 1), Some(AT_A_SIGN - 1));
     }
 
     #[test]

@@ -31,7 +31,7 @@ impl Preemption {
         }
         let was_batch = self.trial.is_on();
         match (was_batch, requests >= MANY) {
-            (false, _) => self.trial.passed(),
+            (false, _) => self.trial.passed(requests > 1),
             (true, true) => self.trial.gained(),
             (true, false) => self.trial.lost(1),
         }

@@ -11,6 +11,9 @@ const SURE: u16 = 16;
 const SOON: u16 = 64;
 const LATE: u16 = 4096;
 
+/// The same, once there is a sign that it may pay now.
+const AT_A_SIGN: u16 = 256;
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Trial {
@@ -48,9 +51,9 @@ impl Trial {
         }
     }
 
-    /// There was a chance, and it was not done.
-    pub(super) fn passed(&mut self) {
-        self.left -= 1;
+    /// There was a chance, and it was not done; with a sign that it may pay, or without.
+    pub(super) fn passed(&mut self, sign: bool) {
+        self.left = self.left.min(if sign { AT_A_SIGN } else { LATE }) - 1;
         if self.left == 0 {
             (self.is_on, self.left) = (true, TRIAL);
         }
@@ -66,7 +69,7 @@ mod tests {
         let turn = |number| {
             let is_on = trial.is_on();
             match (is_on, pays) {
-                (false, _) => trial.passed(),
+                (false, _) => trial.passed(false),
                 (true, true) => trial.gained(),
                 (true, false) => trial.lost(1),
             }
@@ -99,6 +102,15 @@ mod tests {
         let pauses: Vec<u16> = begins.windows(2).map(|pair| pair[1] - pair[0] - TRIAL).collect();
         assert_eq!(pauses[..4], [SOON, 2 * SOON, 4 * SOON, 8 * SOON]);
         assert!(pauses[7..].iter().all(|pause| *pause == LATE), "{pauses:?}");
+    }
+
+    #[test]
+    fn sign_that_it_may_pay_brings_the_next_trial_nearer() {
+        let mut trial = Trial::default();
+        done(&mut trial, false, 30_000);
+        assert!(!trial.is_on() && trial.left > AT_A_SIGN);
+        (0..AT_A_SIGN).for_each(|_| trial.passed(true));
+        assert!(trial.is_on());
     }
 
     #[test]
