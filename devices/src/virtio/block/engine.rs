@@ -138,7 +138,13 @@ mod tests {
     /// Whether a write is done as soon as it is begun, alone or not, on an image whose buffers have this alignment.
     fn is_done_at_once(alone: bool, alignment: usize) -> bool {
         let image = Arc::new(Image::made_up(tempfile().unwrap(), 4096, alignment, false));
-        let Ok(ring) = Ring::new(image.clone(), 4) else { return alone && alignment == 1 };
+        let ring = match Ring::new(image.clone(), 4) {
+            Ok(ring) => ring,
+            Err(error) => {
+                eprintln!("not tested, as the host lets nobody use io_uring: {error}");
+                return alone && alignment == 1;
+            }
+        };
         let mut engine = Engine::Ring(Box::new(ring), Plain::new(image.clone()));
         let bytes = [7_u8; 512];
         let buffer = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
