@@ -36,6 +36,9 @@ pub const TABLES: [&str; 12] = [
 /// Those of them that a quick run leaves out unless they are named: each takes a minute or more.
 const NOT_QUICK: [&str; 7] = [SYNC, "pools", "density", "login", "disk", "network", "sandbox"];
 
+/// Those that only a run of all cells fills unless they are named: they are not of devices that are passed through, or take too long.
+const NOT_PLAIN: [&str; 4] = ["login", "disk", "network", "sandbox"];
+
 /// The table of instructions, which an emulated machine counts that runs for it alone.
 const SYNC: &str = "sync";
 
@@ -57,7 +60,7 @@ pub struct Measurement {
     /// All cells.
     #[arg(long, conflicts_with = "quick")]
     pub all_cells: bool,
-    /// How often each cell is measured, 1 to 99 [default: 1 with --quick, 3 with --all-cells, else 2].
+    /// How often each cell is measured, 1 to 99 [default: 1 with --quick, 3 with --all-cells, else 2, but 1 for tables that take long].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: Option<u32>,
     /// Run only guests of this mode (repeatable).
@@ -122,7 +125,12 @@ impl Measurement {
     #[must_use]
     pub fn wants(&self, table: &str) -> bool {
         if self.tables.is_empty() {
-            return !self.quick || !NOT_QUICK.contains(&table);
+            let left_out: &[&str] = match (self.quick, self.all_cells) {
+                (true, _) => &NOT_QUICK,
+                (_, true) => &[],
+                _ => &NOT_PLAIN,
+            };
+            return !left_out.contains(&table);
         }
         self.tables.iter().any(|name| name == table)
     }
@@ -282,12 +290,14 @@ mod tests {
     }
 
     #[test]
-    fn quick_run_leaves_long_tables_out_unless_they_are_named() {
+    fn quick_and_plain_runs_leave_tables_out_unless_they_are_named() {
         let wanted = |words: &[&str]| {
             let measurement = parse(words).unwrap().measurement;
             TABLES.into_iter().filter(|table| measurement.wants(table)).collect::<Vec<_>>()
         };
-        assert_eq!(wanted(&[]), TABLES);
+        assert_eq!(wanted(&["--all-cells"]), TABLES);
+        assert_eq!(wanted(&[]), ["throughput", "map_time", "sync", "pinning", "pools", "density", "vmm", "counts"]);
+        assert_eq!(wanted(&["disk"]), ["disk"]);
         assert_eq!(wanted(&["--quick"]), ["throughput", "map_time", "pinning", "vmm", "counts"]);
         assert_eq!(wanted(&["--quick", "density", "sync"]), ["sync", "density"]);
     }

@@ -21,6 +21,7 @@ pub(crate) const TABLE: Table = Table {
         Shown { figure: "unmap_requests", title: "UNMAP requests for an operation", places: 3 },
         Shown { figure: "copied_bytes", title: "bytes copied for an operation", places: 0 },
     ],
+    is_once_enough: true,
     work,
 };
 

@@ -27,6 +27,7 @@ pub(crate) const TABLE: Table = Table {
         Shown { figure: "cpu_percent", title: "CPU time of the host that is used, in %", places: 0 },
         Shown { figure: "borne", title: "whether so many guests are borne", places: 0 },
     ],
+    is_once_enough: true,
     work,
 };
 

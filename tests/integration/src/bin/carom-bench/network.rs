@@ -23,6 +23,7 @@ pub(crate) const TABLE: Table = Table {
         Shown { figure: "mib_s", title: "MiB a second", places: 1 },
         Shown { figure: "packets_s", title: "packets a second that arrive, in thousands", places: 2 },
     ],
+    is_once_enough: false,
     work,
 };
 

@@ -25,6 +25,7 @@ pub(crate) const TABLE: Table = Table {
             places: 1,
         },
     ],
+    is_once_enough: true,
     work,
 };
 

@@ -22,6 +22,7 @@ pub(crate) const TABLE: Table = Table {
         Shown { figure: "requests", title: "requests to the virtio-iommu for all uses of a buffer", places: 0 },
         Shown { figure: "use_us", title: "time of one use of a buffer, in µs", places: 0 },
     ],
+    is_once_enough: true,
     work,
 };
 

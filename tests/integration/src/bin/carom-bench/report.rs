@@ -16,7 +16,7 @@ pub(crate) fn text(results: &Results) -> String {
     let versions: Vec<String> = results.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
     let rounds = match results.rounds {
         1 => "one round".to_owned(),
-        rounds => format!("medians of {rounds} interleaved rounds (least to most)"),
+        rounds => format!("medians of {rounds} interleaved rounds (least to most), or of one where no range stands"),
     };
     let mut text = format!(
         "Machine: {}; rig: {}; {}\nVersions: {}\nCells: {}; {rounds}\n",

@@ -60,15 +60,20 @@ impl journal::Step for Step {
     }
 }
 
-/// All work of a run. In each round comes all work of all tables, and what is compared stands together.
-pub(crate) fn steps(run: &str, rounds: u32, tables: &[&Table], work: impl Fn(&Table) -> Vec<Work>) -> Vec<Step> {
+/// All work of a run. In each round comes all work of all tables that have so many, and what is compared stands together.
+pub(crate) fn steps(
+    run: &str,
+    rounds: impl Fn(&Table) -> u32,
+    tables: &[&Table],
+    work: impl Fn(&Table) -> Vec<Work>,
+) -> Vec<Step> {
     let key = |table: &Table, work: &Work, round| {
         let (run, table, work) = (run.to_owned(), table.name.to_owned(), work.name.clone());
         Key { run, table, work, round }
     };
     let mut steps = Vec::new();
-    for round in 0..rounds {
-        for table in tables {
+    for round in 0..tables.iter().map(|table| rounds(table)).max().unwrap_or(0) {
+        for table in tables.iter().filter(|table| round < rounds(table)) {
             steps.extend(work(table).into_iter().map(|work| Step { key: key(table, &work, round), work }));
         }
     }
@@ -124,7 +129,7 @@ pub(crate) mod tests {
         };
         let names = |modes: &[&str]| {
             let modes: Vec<String> = modes.iter().map(|mode| (*mode).into()).collect();
-            let steps = only(steps("r", 2, &[&crate::disk::TABLE], work), &modes)?;
+            let steps = only(steps("r", |_| 2, &[&crate::disk::TABLE], work), &modes)?;
             Ok::<Vec<String>, anyhow::Error>(steps.into_iter().map(|step| step.key.work).collect())
         };
         assert_eq!(names(&[]).unwrap().len(), 6);
@@ -132,6 +137,17 @@ pub(crate) mod tests {
         assert_eq!(names(&["no-viommu", "bounce"]).unwrap().len(), 6);
         let refused = names(&["bounce", "lazier"]).unwrap_err().to_string();
         assert_eq!(refused, "--only 'lazier': no guest of this run is of that mode");
+    }
+
+    #[test]
+    fn table_has_as_many_rounds_as_it_is_given() {
+        let work = |_: &Table| {
+            vec![Work { name: "a".into(), estimate: Duration::ZERO, run: Box::new(|_, _| Ok(Measured::default())) }]
+        };
+        let rounds = |table: &Table| if table.is_once_enough { 1 } else { 2 };
+        let steps = steps("r", rounds, &[&crate::counts::TABLE, &crate::disk::TABLE], work);
+        let names: Vec<(String, u32)> = steps.into_iter().map(|step| (step.key.table, step.key.round)).collect();
+        assert_eq!(names, [("counts".into(), 0), ("disk".into(), 0), ("disk".into(), 1)]);
     }
 
     /// Of the first round.

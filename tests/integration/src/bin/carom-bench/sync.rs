@@ -22,6 +22,7 @@ pub(crate) const TABLE: Table = Table {
         Shown { figure: "instructions", title: "instructions of a call", places: 0 },
         Shown { figure: "ns", title: "time of a call while instructions are counted, in ns", places: 1 },
     ],
+    is_once_enough: true,
     work,
 };
 

@@ -39,6 +39,8 @@ pub(crate) struct Table {
     pub(crate) across: &'static str,
     /// The figures that are shown, each in a table of its own.
     pub(crate) shown: &'static [Shown],
+    /// A plain run fills it once unless it is told how often: it takes long, or its figures move little.
+    pub(crate) is_once_enough: bool,
     /// The work of one round.
     pub(crate) work: fn(Scope, &Site) -> Vec<Work>,
 }

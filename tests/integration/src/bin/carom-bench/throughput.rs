@@ -21,6 +21,7 @@ pub(crate) const TABLE: Table = Table {
         Shown { figure: "guest_cpu_us", title: "CPU time of the guest for an operation, in µs", places: 0 },
         Shown { figure: "vmm_cpu_us", title: "CPU time of the VMM besides, for an operation, in µs", places: 0 },
     ],
+    is_once_enough: false,
     work,
 };
 

@@ -23,6 +23,7 @@ pub(crate) const TABLE: Table = Table {
         Shown { figure: "program_mib", title: "size of the program's file, in MiB", places: 1 },
         Shown { figure: "api_us", title: "a call of the API, in µs", places: 0 },
     ],
+    is_once_enough: false,
     work,
 };
 
