@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::server::request::*;
 use super::server::{CONFIG, MQ, Manner, REPLY_ACK, Server, Vice, message};
-use super::support::{TIMES, Told, connect, fs, ram, reset, start, wait};
+use super::support::{TIMES, Told, connect_briefly, fs, ram, reset, start, wait};
 use crate::patience::Operation;
 use crate::virtio::VirtioDevice;
 
@@ -18,7 +18,7 @@ fn with(request: u32, vice: Vice) -> Manner {
 
 /// Why no device is made.
 fn refused(manner: Manner) -> String {
-    connect(&Server::start(manner), fs()).err().expect("a device was made").to_string()
+    connect_briefly(&Server::start(manner), fs()).err().expect("a device was made").to_string()
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn socket_without_a_server_is_no_server() {
     let server = Server::start(Manner::default());
     std::fs::remove_file(server.socket()).unwrap();
     let start = Instant::now();
-    let error = connect(&server, fs()).err().unwrap().to_string();
+    let error = connect_briefly(&server, fs()).err().unwrap().to_string();
     assert!(error.starts_with("no vhost-user server: No such file"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(20));
 }
@@ -58,7 +58,7 @@ fn server_that_misbehaves_at_once_gives_no_device() {
 #[test]
 fn server_that_says_no_to_a_queue_fails_the_device_and_stays() {
     let server = Server::start(with(SET_VRING_ADDR, Vice::Refuse));
-    let device = connect(&server, fs()).unwrap();
+    let device = connect_briefly(&server, fs()).unwrap();
     let told = Told::with_events(2);
     start(&device, &ram(1), &told, 2);
     assert_eq!(told.failures(), ["the vhost-user server refuses SET_VRING_ADDR"]);
@@ -70,7 +70,7 @@ fn server_that_says_no_to_a_queue_fails_the_device_and_stays() {
 fn server_that_falls_silent_holds_nothing_up_for_long() {
     for request in [SET_FEATURES, SET_MEM_TABLE, SET_VRING_KICK, GET_VRING_BASE] {
         let server = Server::start(with(request, Vice::Silent));
-        let device = connect(&server, fs()).unwrap();
+        let device = connect_briefly(&server, fs()).unwrap();
         let (ram, told, begin) = (ram(1), Told::with_events(2), Instant::now());
         start(&device, &ram, &told, 2);
         device.pause();
@@ -87,7 +87,7 @@ fn answers_that_come_byte_by_byte_are_taken_when_they_are_whole() {
     let all = [GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, SET_MEM_TABLE, SET_VRING_KICK, GET_VRING_BASE];
     let vices = all.map(|request| (request, Vice::Dribble(Duration::ZERO))).into();
     let server = Server::start(Manner { vices, ..Manner::default() });
-    let device = connect(&server, fs()).unwrap();
+    let device = connect_briefly(&server, fs()).unwrap();
     let told = Told::with_events(2);
     start(&device, &ram(1), &told, 2);
     device.pause();
@@ -104,7 +104,7 @@ fn server_whose_bytes_come_too_slowly_is_given_up_within_the_limit() {
     let error = refused(with(GET_FEATURES, slow.clone()));
     assert_eq!(error, "the vhost-user server takes more than 200 ms for GET_FEATURES");
     let server = Server::start(with(SET_VRING_KICK, slow));
-    let device = connect(&server, fs()).unwrap();
+    let device = connect_briefly(&server, fs()).unwrap();
     let told = Told::with_events(2);
     start(&device, &ram(1), &told, 2);
     wait(|| !told.failures().is_empty());
@@ -117,7 +117,7 @@ fn server_whose_bytes_come_too_slowly_is_given_up_within_the_limit() {
 #[test]
 fn server_that_is_slow_each_time_holds_an_access_up_no_longer_than_one_that_is_slow_once() {
     let server = Server::start(Manner { delay: Duration::from_millis(60), ..Manner::default() });
-    let device = connect(&server, fs()).unwrap();
+    let device = connect_briefly(&server, fs()).unwrap();
     let (ram, told, begin) = (ram(1), Told::with_events(2), Instant::now());
     let operation = Operation::begin();
     // Sixteen requests.
@@ -130,7 +130,7 @@ fn server_that_is_slow_each_time_holds_an_access_up_no_longer_than_one_that_is_s
 #[test]
 fn event_that_a_server_has_block_holds_nobody_up() {
     let server = Server::start(Manner::default());
-    let device = connect(&server, fs()).unwrap();
+    let device = connect_briefly(&server, fs()).unwrap();
     let told = Told::with_events(0);
     start(&device, &ram(1), &told, 2);
     let asked = server.take();
@@ -153,7 +153,7 @@ fn event_that_a_server_has_block_holds_nobody_up() {
 #[test]
 fn silent_server_of_a_device_with_running_queues_fails_it() {
     let server = Server::start(with(GET_VRING_BASE, Vice::Silent));
-    let device = connect(&server, fs()).unwrap();
+    let device = connect_briefly(&server, fs()).unwrap();
     let told = Told::with_events(2);
     start(&device, &ram(1), &told, 2);
     device.pause();
@@ -164,7 +164,7 @@ fn silent_server_of_a_device_with_running_queues_fails_it() {
 #[test]
 fn impossible_place_in_a_ring_ends_the_connection() {
     let server = Server::start(Manner { base: 0x1_0000, ..Manner::default() });
-    let device = connect(&server, fs()).unwrap();
+    let device = connect_briefly(&server, fs()).unwrap();
     let told = Told::with_events(2);
     start(&device, &ram(1), &told, 1);
     device.pause();
@@ -176,7 +176,7 @@ fn impossible_place_in_a_ring_ends_the_connection() {
 fn plain_server_without_protocol_features_is_served_too() {
     let manner = Manner { features: 1 << 32, protocol: 0, ..Manner::default() };
     let server = Server::start(manner);
-    let device = connect(&server, fs()).unwrap();
+    let device = connect_briefly(&server, fs()).unwrap();
     assert_eq!(server.requests(), [SET_OWNER, GET_FEATURES]);
     let told = Told::with_events(2);
     start(&device, &ram(1), &told, 1);
@@ -202,7 +202,7 @@ proptest! {
         let protocol = MQ | REPLY_ACK | CONFIG | super::server::MEM_SLOTS;
         let server = Server::start(Manner { protocol, ..with(at, Vice::Answer(answer)) });
         let begin = Instant::now();
-        if let Ok(device) = connect(&server, fs()) {
+        if let Ok(device) = connect_briefly(&server, fs()) {
             let told = Told::with_events(2);
             start(&device, &ram(1), &told, 2);
             device.pause();

@@ -81,7 +81,7 @@ pub(super) fn ram(regions: u64) -> Arc<Ram> {
     Arc::new(Ram::from_ranges_with_files((0..regions).map(region)).unwrap())
 }
 
-/// Times that a test can wait for.
+/// Times that a test can wait for, and that a server on a busy machine may not keep.
 pub(super) const TIMES: Times = Times { drain: Duration::from_millis(300), other: Duration::from_millis(200) };
 
 /// A file system, whose driver knows two queues.
@@ -91,7 +91,16 @@ pub(super) fn fs() -> Model {
 
 /// Connects to the server of a device.
 pub(super) fn connect(server: &Server, model: Model) -> Result<VhostUserDevice, ServerError> {
-    let address = Address { id: "d".into(), path: server.socket(), model, times: TIMES, translated: false };
+    connect_with(server, model, Times::default())
+}
+
+/// The same, to one that has [`TIMES`] only.
+pub(super) fn connect_briefly(server: &Server, model: Model) -> Result<VhostUserDevice, ServerError> {
+    connect_with(server, model, TIMES)
+}
+
+fn connect_with(server: &Server, model: Model, times: Times) -> Result<VhostUserDevice, ServerError> {
+    let address = Address { id: "d".into(), path: server.socket(), model, times, translated: false };
     VhostUserDevice::connect(address, None)
 }
 
