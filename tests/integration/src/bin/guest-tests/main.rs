@@ -113,7 +113,11 @@ fn integration(common: &Common, all: bool, place: Place, signals: &Signals, prog
         ensure!(guests.has_test(filter)?, "no test's name contains {filter:?}");
         arguments.push(filter.into());
     }
-    let limits = if common.filter.is_some() { NAMED } else { PLAIN };
+    let limits = match (&common.filter, all) {
+        (Some(_), _) => NAMED,
+        (None, true) => ALL,
+        (None, false) => PLAIN,
+    };
     let mut suites = Suites::new(&common.out, limits, signals, progress);
     if let (None, Place::Rig(kernel)) = (&common.filter, place) {
         let devices = Program::find(&common.program, "vfio_hardware")?;
@@ -132,6 +136,9 @@ fn integration(common: &Common, all: bool, place: Place, signals: &Signals, prog
 
 /// A silence longer than any guest's time limit, twice (each has a second chance), means that the machine hangs.
 const PLAIN: Limits = Limits { time: Duration::from_secs(2700), silence: Duration::from_secs(480) };
+
+/// Slow tests have time too, also on a machine that has other work.
+const ALL: Limits = Limits { time: Duration::from_secs(5400), ..PLAIN };
 
 /// Some tests go on for as long as a variable says, and are run by their name.
 const NAMED: Limits = Limits { time: Duration::from_secs(24 * 3600), ..PLAIN };

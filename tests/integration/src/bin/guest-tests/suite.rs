@@ -83,18 +83,16 @@ impl<'a> Suites<'a> {
             let end = self.start(program, place, arguments, &environment)?;
             if end != End::Died {
                 self.failed |= end != End::Exited(0);
+                if end == End::TimeLimit {
+                    print!("\n{}", untold(&record, &before, true, start.elapsed()));
+                }
                 print!("{}", longest(&record.done()));
                 break;
             }
             self.died += 1;
             let done = record.done();
             let give_up = done.finished() == before.finished() && done.at_hand() == before.at_hand();
-            // What the machine could not say any more: its failures and its result.
-            print!(
-                "\n{}{}",
-                new_part(&record.failures(), &before),
-                result_line(&before, &done, give_up, start.elapsed())
-            );
+            print!("\n{}", untold(&record, &before, give_up, start.elapsed()));
             let at_hand = done.at_hand().map(|test| format!(" in {test}")).unwrap_or_default();
             let goes_on =
                 if give_up { "no test was finished since the last one died" } else { "the others run in a new one" };
@@ -205,6 +203,12 @@ fn longest(done: &Done) -> String {
     if words.is_empty() { String::new() } else { format!("longest tests: {}\n\n", words.join(", ")) }
 }
 
+/// What a machine that died, or was stopped, could not say any more: its failures and its result.
+fn untold(record: &Record, before: &Done, gave_up: bool, time: Duration) -> String {
+    let result = result_line(before, &record.done(), gave_up, time);
+    format!("{}{result}", new_part(&record.failures(), before))
+}
+
 /// The failures of the machine that has just died.
 fn new_part(failures: &str, before: &Done) -> String {
     let sections = failures.split_inclusive('\n').filter(|line| line.starts_with("---- ")).count();
@@ -312,6 +316,17 @@ mod tests {
     fn longest_tests_are_named_with_their_time() {
         assert_eq!(longest(&done("passed a 1400\nfailed b 61000\n")), "longest tests: b 61 s, a 1 s\n\n");
         assert_eq!(longest(&Done::default()), "");
+    }
+
+    #[test]
+    fn machine_that_is_stopped_has_its_failures_told_and_the_test_at_hand_counted_as_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = Record::new(&dir.path().join("record"));
+        fs::write(record.path(), "passed a 0\nfailed b 0\nstarted c 0\n").unwrap();
+        fs::write(dir.path().join("record.failures"), "---- b ----\nwhy\n").unwrap();
+        let told = untold(&record, &Done::default(), true, Duration::ZERO);
+        assert!(told.contains("---- b ----\nwhy"), "{told}");
+        assert!(told.contains("FAILED. 1 passed; 2 failed"), "{told}");
     }
 
     #[test]
