@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
 use crate::hotplug::{create, put};
-use crate::support::host_memory::Merging;
+use crate::support::host_memory::{Merging, merged_pages};
 use crate::support::{MIB, SITE};
 
 /// Memory that the guest keeps something in.
@@ -179,10 +179,10 @@ fn host_merges_pages_while_a_drive_works_and_the_drive_gets_its_own_where_it_wri
     });
     all_is_right(&vmm, 2);
     merging.pause();
-    let at_hand = merging.pages_saved() - before;
+    let at_hand = merged_pages(vmm.pid());
     put(&vmm, "vm.power-button", &Value::Null);
     vmm.wait_for("CAROM-READ-INTO 0 33554432", 1, PATIENCE).unwrap();
-    let parted = at_hand.saturating_sub(merging.pages_saved().saturating_sub(before));
+    let parted = at_hand.saturating_sub(merged_pages(vmm.pid()));
     vmm.wait_for("CAROM-SAME", 1, PATIENCE).unwrap();
     println!("CAROM-MERGED of {kept} pages {merged}, later {at_hand}; {parted} parted as the drive wrote");
     assert!(parted * 4096 >= 24 * MIB, "the drive wrote to {parted} pages that were merged");
