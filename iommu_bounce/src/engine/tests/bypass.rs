@@ -162,6 +162,8 @@ fn field_stays_when_the_host_does_not_map_ram() {
     rig.engine.write_bypass(1);
     assert_eq!(bypass_of(&rig), 0);
     rig.assert_host_is_clean();
+    // However long the host took, as where the test is interpreted.
+    rig.engine.bypass_rests = None;
     rig.engine.write_bypass(1);
     assert_eq!(bypass_of(&rig), 1);
 }

@@ -111,6 +111,8 @@ fn bypass_stays_off_while_somebody_waits_and_outlives_a_reset() {
     assert_eq!(rig.engine.config_space()[36], 0);
     assert!(rig.mapper(1).is_empty() && !rig.engine.take_interrupted());
     interrupt.want(false);
+    // However long it took, as where the test is interpreted.
+    rig.engine.bypass_rests = None;
     rig.engine.write_bypass(1);
     assert_eq!(rig.engine.config_space()[36], 1);
     // What is not a request is done.

@@ -102,6 +102,8 @@ fn bypass_above_the_cap_is_refused() {
     assert_eq!(rig.engine.config_space()[36], 0, "it reads back as it was");
     assert!(rig.mapper(3).is_empty());
     rig.engine.set_max_mapped_bytes(None).unwrap();
+    // However long it took, as where the test is interpreted.
+    rig.engine.bypass_rests = None;
     rig.engine.write_bypass(1);
     assert_eq!(rig.engine.config_space()[36], 1);
     // An endpoint that leaves its domain then reaches nothing.
