@@ -109,3 +109,19 @@ fn every_recorded_request_of_the_client_is_answered_as_it_should_be() {
     }
     vmm.wait();
 }
+
+#[test]
+fn sandbox_that_the_runtime_itself_asked_for_is_created_with_its_file_system() {
+    let Some(vmm) = start() else { return };
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kata");
+    let (status, body) = vmm.replay(&dir.join("runtime/00-create.http"));
+    assert_eq!(status, 204, "{body}");
+    let (status, body) = vmm.replay(&dir.join("requests/02-info.http"));
+    assert_eq!(status, 200, "{body}");
+    for part in ["\"tag\":\"kataShared\"", "\"pci_segment\":1", "\"size\":536870912"] {
+        assert!(body.contains(part), "{part}: {body}");
+    }
+    let (status, body) = vmm.replay(&dir.join("requests/16-shutdown-vmm.http"));
+    assert_eq!(status, 204, "{body}");
+    vmm.wait();
+}
