@@ -30,6 +30,7 @@ mod inherited;
 mod intx;
 mod isolation;
 mod kata;
+mod kata_runtime;
 mod killed;
 mod lifecycle;
 mod mapped;

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Containers of Kata Containers' own runtime and agent, which containerd starts and which run on Carom (`docs/kata.md`).
+
+use std::env;
+use std::fs::{self, File};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use carom_integration::Site;
+use carom_integration::harness::guest_test;
+use carom_tools::archive::Archive;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{MIB, SITE};
+
+/// Longest time for a host of containers, from its start to its end.
+const TIME: Duration = Duration::from_secs(300);
+
+/// Makes the host of containers and runs what comes on standard input.
+const HOST: &str = include_str!("kata_runtime/host.sh");
+
+/// containerd with what this needs and no more.
+const CONTAINERD: &str = r#"
+version = 2
+root = "DIR/containerd/root"
+state = "DIR/containerd/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+address = "DIR/containerd.sock"
+"#;
+
+/// Kata Containers' configuration: its defaults but for paths, sizes and times, since the machine is emulated.
+const KATA: &str = r#"
+[hypervisor.clh]
+path = "DIR/vmm"
+kernel = "RUNTIME/vmlinux"
+initrd = "DIR/initrd"
+disable_guest_selinux = true
+disable_selinux = true
+kernel_params = "cgroup_no_v1=all systemd.unified_cgroup_hierarchy=1 iommu.strict=1"
+default_vcpus = 1
+default_maxvcpus = 2
+default_memory = 512
+default_maxmemory = 1024
+shared_fs = "virtio-fs"
+virtio_fs_daemon = "RUNTIME/virtiofsd"
+virtio_fs_extra_args = ["--thread-pool-size=1", "--announce-submounts"]
+block_device_driver = "virtio-blk"
+DRIVES
+[agent.kata]
+dial_timeout = 120
+[runtime]
+disable_new_netns = true
+internetworking_model = "none"
+disable_guest_seccomp = true
+vfio_mode = "guest-kernel"
+create_container_timeout = 200
+"#;
+
+/// What the shim starts as its VMM: it can ask neither for windows nor for devices behind the virtual IOMMU.
+const VMM: &str = r#"#!/bin/sh
+CAROM_IOMMU_BOUNCE=size=64M CAROM_ALL_BEHIND_IOMMU=on exec DIR/cloud-hypervisor "$@" 2>>DIR/said
+"#;
+
+/// A host of containers, in namespaces of its own for processes, mounts and more. It does not outlive the test.
+struct Host {
+    dir: TempDir,
+    runtime: PathBuf,
+}
+
+impl Host {
+    /// Its files, if `CAROM_KATA_RUNTIME` names the programs. `drives` are lines of the runtime's configuration.
+    fn new(drives: &str) -> Option<Self> {
+        let Some(runtime) = env::var_os("CAROM_KATA_RUNTIME").map(PathBuf::from) else {
+            println!("not tested: CAROM_KATA_RUNTIME does not name a directory with Kata Containers' programs");
+            return None;
+        };
+        let host = Self { dir: tempfile::tempdir().unwrap(), runtime };
+        fs::create_dir(host.dir.path().join("containerd")).unwrap();
+        host.write("containerd.toml", CONTAINERD);
+        host.write("kata.toml", &KATA.replace("DRIVES", drives));
+        host.write("vmm", VMM);
+        host.write("host.sh", HOST);
+        symlink(&SITE.carom, host.dir.path().join("cloud-hypervisor")).unwrap();
+        let program = |name: &str| fs::read(host.runtime.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut initrd = Archive::default();
+        initrd.executable("init", program("kata-agent"));
+        fs::write(host.dir.path().join("initrd"), initrd.bytes().unwrap()).unwrap();
+        Some(host)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let file = self.dir.path().join(name);
+        let text = text.replace("DIR", self.dir.path().to_str().unwrap());
+        fs::write(&file, text.replace("RUNTIME", self.runtime.to_str().unwrap())).unwrap();
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
+    }
+
+    /// Runs steps there; what they have printed.
+    fn run(&self, steps: &str) -> String {
+        fs::write(self.dir.path().join("steps"), steps).unwrap();
+        let output = self.dir.path().join("output");
+        let child = Command::new("unshare")
+            .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--uts", "--ipc", "--cgroup"])
+            .args(["--propagation", "private", "bash"])
+            .arg(self.dir.path().join("host.sh"))
+            .arg(self.dir.path())
+            .arg(&self.runtime)
+            .env("CAROM_REMOTE", SITE.remote.as_ref().unwrap())
+            .stdin(File::open(self.dir.path().join("steps")).unwrap())
+            .stdout(File::create(&output).unwrap())
+            .stderr(File::create(self.dir.path().join("errors")).unwrap())
+            .spawn()
+            .unwrap();
+        let ended = ends_well(child);
+        let said = read(&output);
+        if !ended {
+            for name in ["errors", "said", "containerd.log", "syslog"] {
+                eprintln!("{name}:\n{}", read(&self.dir.path().join(name)));
+            }
+            panic!("the steps failed after:\n{said}");
+        }
+        said
+    }
+}
+
+/// Waits for the end; whether its status is 0.
+fn ends_well(mut child: Child) -> bool {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.success();
+        }
+        if start.elapsed() > TIME {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return false;
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn read(file: &Path) -> String {
+    String::from_utf8_lossy(&fs::read(file).unwrap_or_default()).replace('\r', "")
+}
+
+/// The values of the lines `CAROM-KATA key value`.
+fn values<'said>(said: &'said str, key: &str) -> Vec<&'said str> {
+    let of_key = |line: &'said str| line.strip_prefix("CAROM-KATA ")?.strip_prefix(key)?.strip_prefix(' ');
+    said.lines().filter_map(of_key).collect()
+}
+
+fn value<'said>(said: &'said str, key: &str) -> &'said str {
+    let values = values(said, key);
+    assert_eq!(values.len(), 1, "{key} in\n{said}");
+    values[0]
+}
+
+/// A container, a second process in it, and its end.
+const LIFE: &str = r#"
+run box -- sh -c '
+    echo "CAROM-KATA kernel $(cat /proc/sys/kernel/random/boot_id)"
+    echo of-the-container >/said
+    while [ ! -e /end ]; do sleep 0.2; done
+    exit 7' &
+container=$!
+file=$(file_of_container $container said)
+say file "$(cat "$file")"
+say kernel "$(cat /proc/sys/kernel/random/boot_id)"
+say vmms "$(count_vmms)"
+ctr task exec --exec-id second box sh -c 'echo "CAROM-KATA second $(cat /said)"; touch /end'
+status=0
+wait "$container" || status=$?
+say status "$status"
+say vmms "$(count_vmms)"
+"#;
+
+#[guest_test]
+fn container_of_kata_containers_lives_on_carom() {
+    let Some(host) = Host::new("") else { return };
+    let said = host.run(LIFE);
+    let kernels = values(&said, "kernel");
+    assert_eq!(kernels.len(), 2, "{said}");
+    assert_ne!(kernels[0], kernels[1], "the container runs on the host's kernel");
+    assert_eq!(value(&said, "file"), "of-the-container");
+    assert_eq!(value(&said, "second"), "of-the-container");
+    assert_eq!(value(&said, "status"), "7");
+    assert_eq!(values(&said, "vmms"), ["1", "0"]);
+}
+
+/// A container with a drive, which writes 16 MiB in small blocks and reads them in larger ones.
+const DRIVE: &str = r#"
+run box --device "/dev/vfio/GROUP" -- sh -c '
+    IFS=: read -r major minor </sys/block/nvme0n1/dev
+    mknod /dev/drive b "$major" "$minor"
+    head -c 16777216 /dev/urandom >/tmp/wrote
+    dd if=/tmp/wrote of=/dev/drive bs=4k oflag=direct conv=fsync
+    dd if=/dev/drive of=/tmp/read bs=16k count=1024 iflag=direct
+    cmp /tmp/wrote /tmp/read && echo "CAROM-KATA same $(stat -c %s /tmp/read)"
+    touch /done
+    while [ ! -e /end ]; do sleep 0.2; done' &
+container=$!
+file_of_container $container done >&2
+say counters "$(remote box counters | tr -d '\n')"
+say info "$(remote box info | tr -d '\n')"
+ctr task exec --exec-id end box touch /end
+wait "$container"
+"#;
+
+/// The device behind `address` comes to a container by what the runtime's configuration says.
+fn drive_bounces(setting: &str) {
+    let Some(host) = Host::new(setting) else { return };
+    let link = fs::read_link(Site::sysfs(&SITE.nvme[0]).join("iommu_group")).unwrap();
+    let group = link.file_name().unwrap().to_str().unwrap();
+    let said = host.run(&DRIVE.replace("GROUP", group));
+    assert_eq!(value(&said, "same"), "16777216");
+    let info: Value = serde_json::from_str(value(&said, "info")).unwrap();
+    assert_eq!(info["config"]["devices"][0]["iommu"], true, "{info}");
+    let counters: Value = serde_json::from_str(value(&said, "counters")).unwrap();
+    println!("CAROM-KATA {}", counters["_iommu"]);
+    let count = |name: &str| counters["_iommu"][name].as_u64().unwrap();
+    assert!(count("requests_window_add") - count("failed_window_add") > 0, "{counters}");
+    // Without windows each of some 5000 reads and writes would be mapped.
+    assert!(count("requests_map") < 500, "{counters}");
+    assert!(count("peak_pinned_bytes") < 32 * MIB, "{counters}");
+}
+
+#[guest_test]
+fn drive_that_a_container_has_from_its_start_bounces() {
+    drive_bounces("cold_plug_vfio = \"root-port\"");
+}
+
+#[guest_test]
+fn drive_that_comes_to_a_container_bounces() {
+    drive_bounces("hot_plug_vfio = \"root-port\"");
+}
