@@ -68,6 +68,8 @@ pub enum Need {
     QemuImg,
     /// A block device to which the host may swap.
     Swap,
+    /// A directory with the programs of Kata Containers' runtime, which is built by hand.
+    KataRuntime,
     /// The program that makes devices of the kernel's device mapper.
     Dmsetup,
     /// A service manager that can be started in namespaces.
@@ -93,6 +95,7 @@ impl Need {
             Self::Firmware => "CAROM_FIRMWARE",
             Self::Package => "CAROM_PACKAGE",
             Self::Swap => "CAROM_SWAP",
+            Self::KataRuntime => "CAROM_KATA_RUNTIME",
             Self::Virtiofsd => return Place::Program(VIRTIOFSD),
             Self::StorageDaemon => return Place::Program(STORAGE_DAEMON),
             Self::QemuImg => return Place::Program(QEMU_IMG),

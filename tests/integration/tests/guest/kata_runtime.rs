@@ -179,7 +179,7 @@ say status "$status"
 say vmms "$(count_vmms)"
 "#;
 
-#[guest_test]
+#[guest_test(needs(KataRuntime))]
 fn container_of_kata_containers_lives_on_carom() {
     let Some(host) = Host::new("") else { return };
     let said = host.run(LIFE);
@@ -229,12 +229,12 @@ fn drive_bounces(setting: &str) {
     assert!(count("peak_pinned_bytes") < 32 * MIB, "{counters}");
 }
 
-#[guest_test]
+#[guest_test(needs(KataRuntime))]
 fn drive_that_a_container_has_from_its_start_bounces() {
     drive_bounces("cold_plug_vfio = \"root-port\"");
 }
 
-#[guest_test]
+#[guest_test(needs(KataRuntime))]
 fn drive_that_comes_to_a_container_bounces() {
     drive_bounces("hot_plug_vfio = \"root-port\"");
 }
