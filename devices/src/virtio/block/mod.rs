@@ -26,6 +26,8 @@ mod host_file;
 mod image;
 mod image_error;
 mod linger;
+#[cfg(feature = "fuzzing")]
+mod load;
 mod op;
 mod plain;
 mod preemption;
@@ -57,6 +59,8 @@ use self::disk::Disk;
 pub use self::engine::IoMode;
 pub use self::image::{Image, ImageFormat, ImageOptions};
 pub use self::image_error::{ImageError, ResizeError};
+#[cfg(feature = "fuzzing")]
+pub use self::load::ReadLoad;
 use self::spec::ID_BYTES;
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;

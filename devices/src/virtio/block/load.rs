@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What reads take of this process: requests that are taken, begun, ended and given back. For benchmarks.
+
+use std::collections::BTreeMap;
+use std::env::temp_dir;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::time::{ClockId, clock_gettime};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::counters::Counts;
+use super::disk::Disk;
+use super::engine::IoMode;
+use super::image::Image;
+use super::requests::Requests;
+use super::spec::{ID_BYTES, request, status};
+use crate::dma::DeviceMemory;
+use crate::ram::Ram;
+use crate::virtio::{DeviceError, Driver, Interrupt, LastRequests};
+use crate::worker::{Orders, Task};
+
+/// Elements of the queue. A request takes three descriptors.
+const SIZE: u16 = 256;
+const DESCRIPTORS: u64 = 0x1000;
+const AVAILABLE: u64 = 0x2000;
+const USED: u64 = 0x3000;
+/// A header and a status for each.
+const HEADERS: u64 = 0x4000;
+const STATUSES: u64 = 0x6000;
+const DATA: u64 = 0x10_0000;
+/// Bytes of a request.
+const BYTES: u32 = 4096;
+/// Most requests at a time.
+const MOST: u16 = 64;
+
+struct Silent;
+
+impl Interrupt for Silent {
+    fn queue_used(&self, _: u16) {}
+    fn config_changed(&self, _: bool) {}
+    fn failed(&self, _: &DeviceError) {}
+}
+
+/// A disk in the host's page cache, and a driver that reads from it.
+pub struct ReadLoad {
+    ram: Arc<Ram>,
+    requests: Requests,
+    orders: Orders,
+    added: u16,
+    _doorbell: EventFd,
+}
+
+impl ReadLoad {
+    /// By io_uring, where the host has it.
+    ///
+    /// # Panics
+    /// There is no memory for it, or no descriptor.
+    pub fn new() -> Self {
+        let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 2 << 20)]).expect("it is in order"));
+        let put = |place: u64, bytes: &[u8]| ram.write_slice(bytes, GuestAddress(place)).expect("it is in RAM");
+        for number in 0..MOST {
+            let at = u64::from(number);
+            let parts = [(HEADERS + 16 * at, 16, 1), (DATA + u64::from(BYTES) * at, BYTES, 3), (STATUSES + at, 1, 2)];
+            for (part, (address, len, flags)) in (0..).zip(parts) {
+                let index = number + MOST * part;
+                let place = DESCRIPTORS + 16 * u64::from(index);
+                put(place, &address.to_le_bytes());
+                put(place + 8, &len.to_le_bytes());
+                put(place + 12, &u16::to_le_bytes(flags));
+                put(place + 14, &(index + MOST).to_le_bytes());
+            }
+            put(HEADERS + 16 * at, &request::IN.to_le_bytes());
+            put(HEADERS + 16 * at + 8, &(8 * at).to_le_bytes());
+        }
+        for place in 0..SIZE {
+            put(AVAILABLE + 4 + 2 * u64::from(place), &(place % MOST).to_le_bytes());
+        }
+        let mut queue = Queue::new(SIZE).expect("it is a power of two");
+        queue.set_desc_table_address(u32::try_from(DESCRIPTORS).ok(), Some(0));
+        queue.set_avail_ring_address(u32::try_from(AVAILABLE).ok(), Some(0));
+        queue.set_used_ring_address(u32::try_from(USED).ok(), Some(0));
+        queue.set_size(SIZE);
+        queue.set_ready(true);
+        let bytes = u64::from(BYTES) * u64::from(MOST);
+        // Not a file in memory: Linux 6.18 hands what is read of such to threads of its own.
+        let (flags, mode) = (OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+        let file = File::from(open(temp_dir(), flags, mode).expect("a file without a name"));
+        file.write_all_at(&vec![7; bytes.try_into().expect("a few")], 0).expect("a little room");
+        let disk = Disk {
+            id: "disk".into(),
+            image: Arc::new(Image::made_up(file, bytes, 1, false)),
+            serial: [b'x'; ID_BYTES],
+            counts: Counts::default(),
+            mode: IoMode::Async,
+            limiter: None,
+            affinity: BTreeMap::new(),
+        };
+        let driver = Driver {
+            memory: DeviceMemory::all_ram(ram.clone()),
+            interrupt: Arc::new(Silent),
+            features: 0,
+            requests: Arc::new(LastRequests::new("load", 1, 1)),
+        };
+        let doorbell = EventFd::new(EFD_NONBLOCK).expect("a descriptor");
+        let requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a descriptor");
+        Self { ram, requests, orders: Orders::none().expect("a descriptor"), added: 0, _doorbell: doorbell }
+    }
+
+    /// The driver adds so many reads, 64 at most, and they are served; how long this thread ran for it.
+    ///
+    /// # Panics
+    /// One fails.
+    pub fn turn(&mut self, reads: u16) -> Duration {
+        // Longer than the thread waits for requests, which would count as work.
+        sleep(Duration::from_micros(100));
+        self.added = self.added.wrapping_add(reads);
+        let write = |bytes: &[u8], place| self.ram.write_slice(bytes, GuestAddress(place)).expect("it is in RAM");
+        write(&[0xff; MOST as usize], STATUSES);
+        write(&self.added.to_le_bytes(), AVAILABLE + 2);
+        let began = ran();
+        while self.used() != self.added {
+            self.requests.run(&self.orders);
+        }
+        let took = ran() - began;
+        let mut statuses = [0xff; MOST as usize];
+        self.ram.read_slice(&mut statuses, GuestAddress(STATUSES)).expect("it is in RAM");
+        let answered = statuses.iter().filter(|code| **code == status::OK).count();
+        assert_eq!(answered, usize::from(reads));
+        took
+    }
+
+    fn used(&self) -> u16 {
+        self.ram.read_obj(GuestAddress(USED + 2)).expect("it is in RAM")
+    }
+}
+
+/// How long this thread has run.
+fn ran() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("less than a second"))
+}
+
+impl Default for ReadLoad {
+    fn default() -> Self {
+        Self::new()
+    }
+}
