@@ -8,12 +8,20 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
+
 use crate::platform::HostRange;
 use crate::sync::lock;
 
 /// How long an UNMAP waits for I/O of the host's kernel that was asked to end. A vCPU of the guest waits that long, with
 /// interrupts off.
 pub const IO_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Where an operation's memory lies in this process. Few have more than one place.
+pub(super) type HostRanges = SmallVec<[HostRange; 2]>;
+
+/// First and last IOVA of an operation's parts.
+pub(super) type Parts = SmallVec<[(u64, u64); 2]>;
 
 /// Whoever runs I/O of the host's kernel for a device.
 pub trait IoOwner: Send + Sync {
@@ -27,8 +35,7 @@ pub trait IoOwner: Send + Sync {
 /// An operation under way.
 struct Operation {
     number: u64,
-    /// First and last IOVA of its parts.
-    parts: Vec<(u64, u64)>,
+    parts: Parts,
     owner: Arc<dyn IoOwner>,
 }
 
@@ -53,7 +60,7 @@ pub(super) struct Operations {
 
 impl Operations {
     /// Notes an operation; returns its number.
-    pub(super) fn begin(&self, parts: Vec<(u64, u64)>, owner: Arc<dyn IoOwner>) -> u64 {
+    pub(super) fn begin(&self, parts: Parts, owner: Arc<dyn IoOwner>) -> u64 {
         let mut running = lock(&self.running);
         let number = running.next;
         running.next += 1;
@@ -106,13 +113,13 @@ impl Operations {
 /// An operation of the host's kernel on guest memory. Dropping it says that the operation has ended; until then the memory
 /// stays mapped for the device.
 pub struct HostIo {
-    ranges: Vec<HostRange>,
+    ranges: HostRanges,
     /// Where it is noted, for a device behind the virtio-iommu. RAM itself never goes away.
     noted: Option<(Arc<Operations>, u64)>,
 }
 
 impl HostIo {
-    pub(super) fn new(ranges: Vec<HostRange>, noted: Option<(Arc<Operations>, u64)>) -> Self {
+    pub(super) fn new(ranges: HostRanges, noted: Option<(Arc<Operations>, u64)>) -> Self {
         Self { ranges, noted }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use iommu_bounce::Permissions;
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
-use super::host_io::{HostIo, IoOwner};
+use super::host_io::{HostIo, HostRanges, IoOwner};
 use super::table::DmaTable;
 use super::view::DmaView;
 use crate::platform::HostRange;
@@ -45,11 +45,16 @@ impl DeviceMemory {
 
     /// Has the host's kernel access these addresses and lengths, in this order; `None` if not all of it is allowed, which
     /// is reported to the driver. `owner` runs the operation, and must drop the [`HostIo`] when it has ended.
-    pub fn begin_io(&self, parts: &[(u64, usize)], access: Permissions, owner: Arc<dyn IoOwner>) -> Option<HostIo> {
+    pub fn begin_io(
+        &self,
+        parts: &[(u64, usize)],
+        access: Permissions,
+        owner: &Arc<impl IoOwner + 'static>,
+    ) -> Option<HostIo> {
         if let Some(table) = &self.table {
             return table.begin_io(parts, access, owner);
         }
-        let mut ranges = Vec::with_capacity(parts.len());
+        let mut ranges = HostRanges::with_capacity(parts.len());
         for (address, len) in parts.iter().filter(|(_, len)| *len != 0) {
             for slice in GuestMemoryBackend::get_slices(&*self.ram, GuestAddress(*address), *len) {
                 let slice = slice.ok()?;

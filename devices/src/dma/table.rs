@@ -11,7 +11,7 @@ use log::warn;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
 use super::faults::{FaultSender, Stopped};
-use super::host_io::{HostIo, IO_DEADLINE, IoOwner, Operations};
+use super::host_io::{HostIo, HostRanges, IO_DEADLINE, IoOwner, Operations, Parts};
 use super::near_memory::RamSlice;
 use crate::platform::HostRange;
 use crate::ram::Ram;
@@ -345,11 +345,11 @@ impl DmaTable {
         &self,
         parts: &[(u64, usize)],
         access: Permissions,
-        owner: Arc<dyn IoOwner>,
+        owner: &Arc<impl IoOwner + 'static>,
     ) -> Option<HostIo> {
         let entries = self.entries();
-        let mut ranges = Vec::with_capacity(parts.len());
-        let mut noted = Vec::with_capacity(parts.len());
+        let mut ranges = HostRanges::with_capacity(parts.len());
+        let mut noted = Parts::with_capacity(parts.len());
         let mut collect = || -> Result<(), Stop> {
             for (iova, len) in parts.iter().filter(|(_, len)| *len != 0) {
                 let mut done = 0;
@@ -369,7 +369,7 @@ impl DmaTable {
         match collect() {
             Ok(()) => {
                 // Before the mappings can go.
-                let number = self.operations.begin(noted, owner);
+                let number = self.operations.begin(noted, owner.clone());
                 Some(HostIo::new(ranges, Some((self.operations.clone(), number))))
             }
             Err(stop) => {

@@ -203,7 +203,7 @@ impl IoOwner for Disk {
 
 impl Disk {
     fn begin(self: &Arc<Self>, memory: &DeviceMemory, parts: &[(u64, usize)]) -> Option<u64> {
-        let io = memory.begin_io(parts, Permissions::WRITE, self.clone())?;
+        let io = memory.begin_io(parts, Permissions::WRITE, self)?;
         let number = io.number();
         lock(&self.running).push(io);
         Some(number)
@@ -222,11 +222,11 @@ fn rig_of_two_pages() -> (Arc<DmaTable>, DeviceMemory, FaultRelay) {
 fn io_of_the_kernel_is_told_where_memory_lies() {
     let (table, memory, relay) = rig_of_two_pages();
     let disk = Arc::new(Disk::default());
-    let io = memory.begin_io(&[(0x1800, 0x1000), (0x1000, 1), (0x1000, 0)], RW, disk.clone()).unwrap();
+    let io = memory.begin_io(&[(0x1800, 0x1000), (0x1000, 1), (0x1000, 0)], RW, &disk).unwrap();
     let address = |gpa| table.ram.get_host_address(GuestAddress(gpa)).unwrap().addr();
     let expected = [(address(0x7800), 0x800), (address(0x1_0000), 0x800), (address(0x7000), 1)];
     assert_eq!(io.ranges().iter().map(|range| (range.address, range.len)).collect::<Vec<_>>(), expected);
-    assert!(memory.begin_io(&[(0x1000, 1), (0x2fff, 2)], RW, disk).is_none());
+    assert!(memory.begin_io(&[(0x1000, 1), (0x2fff, 2)], RW, &disk).is_none());
     assert_eq!(stopped(&relay), [(0x3000, RW)]);
 }
 

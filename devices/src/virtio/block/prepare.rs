@@ -21,7 +21,7 @@ pub(super) enum Prepared {
     /// It is done, or refused.
     Answered { status: u8, used: u32 },
     /// There is something to do.
-    UnderWay(Box<Flight>),
+    UnderWay(Flight),
 }
 
 /// Finds out what is to be done for `request`. `durable`: what it writes is to be durable when it ends.
@@ -41,7 +41,7 @@ pub(super) fn prepare(
         _ => Err(status::UNSUPP),
     };
     match prepared {
-        Ok(flight) => Prepared::UnderWay(Box::new(flight)),
+        Ok(flight) => Prepared::UnderWay(flight),
         Err(status) => Prepared::Answered { status, used: 1 },
     }
 }
@@ -69,7 +69,7 @@ fn transfer(
     let parts = if writes { request.readable } else { request.writable };
     let len = parts.len;
     let offset = place(&disk.image, request.sector, len as u64)?;
-    let transfer = Transfer::new(writes, offset, parts, memory, &disk.image, owner.clone());
+    let transfer = Transfer::new(writes, offset, parts, memory, &disk.image, owner);
     let (transfer, number) = transfer.map_err(|_| status::IOERR)?;
     let work = if writes { Work::Write(transfer) } else { Work::Read(transfer) };
     Ok(Flight::new(request.head, request.status, len, work, writes && durable).numbered(number))

@@ -2,6 +2,7 @@
 
 //! Requests as the driver writes them (virtio 1.4, section 5.2.6), however it splits them into buffers.
 
+use smallvec::SmallVec;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::spec::{HEADER, request};
@@ -47,8 +48,8 @@ impl Request {
 /// Memory of the guest in parts, none of them empty, as the device names it.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
-    /// Address and length.
-    pub(super) list: Vec<(u64, usize)>,
+    /// Address and length. Small requests have one or two.
+    pub(super) list: SmallVec<[(u64, usize); 2]>,
     /// Bytes of all.
     pub(super) len: usize,
 }
@@ -132,7 +133,7 @@ mod tests {
         }
         assert_eq!((parts.len, parts.list.len()), (31, 3));
         let cut = |skip, len| parts.range(skip, len).collect::<Vec<_>>();
-        assert_eq!(cut(0, 31), parts.list);
+        assert_eq!(cut(0, 31), parts.list.to_vec());
         assert_eq!(cut(9, 3), [(0x1009, 1), (0x3000, 1), (0x4000, 1)]);
         assert_eq!(cut(12, 100), [(0x4001, 19)]);
         assert_eq!(cut(31, 1), []);

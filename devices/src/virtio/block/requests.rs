@@ -3,12 +3,12 @@
 //! The work of the thread that serves a queue.
 
 use std::hint::spin_loop;
-use std::io;
 use std::num::Wrapping;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use std::{io, mem};
 
 use log::warn;
 use virtio_queue::{Queue, QueueT};
@@ -53,6 +53,9 @@ pub(super) struct Requests {
     flights: Vec<Option<Flight>>,
     /// Places without a request.
     free: Vec<usize>,
+    /// What was read from the queue and is begun next, and what is given back next. Both keep their room.
+    read: Vec<Request>,
+    answers: Vec<Answer>,
     owner: Arc<Owner>,
     /// The driver knows no flushes, and relies on each write being durable.
     durable: bool,
@@ -89,6 +92,8 @@ impl Requests {
             disk,
             flights: (0..places).map(|_| None).collect(),
             free: (0..places).rev().collect(),
+            read: Vec::with_capacity(BATCH),
+            answers: Vec::with_capacity(places),
             owner: Arc::new(owner),
             held: None,
             linger: Linger::default(),
@@ -120,22 +125,19 @@ impl Requests {
             if orders.call() {
                 break;
             }
-            let requests = self.pop()?;
-            if requests.is_empty() && self.more_to_coalesce(orders)? {
+            self.pop()?;
+            let any = !self.read.is_empty();
+            if !any && self.more_to_coalesce(orders)? {
                 continue;
             }
-            self.tell(!requests.is_empty())?;
-            if !requests.is_empty() {
+            self.tell(any)?;
+            if any {
                 if self.linger.is_idle() {
                     self.linger.ended(Instant::now());
                 }
-                let mut answers = Vec::new();
-                let alone = requests.len() == 1 && self.under_way() == 0;
-                for request in requests {
-                    answers.extend(self.start(request, alone));
-                }
+                self.begin();
                 self.submit()?;
-                self.give_back(&answers)?;
+                self.give_back()?;
             } else if self.held.is_some() || self.free.is_empty() || !(self.came_soon(orders)? || self.more_came()?) {
                 // Those that are held back, or have no room, have the thread woken by time, or by a request's end.
                 break;
@@ -214,19 +216,18 @@ impl Requests {
         self.engine.submit().map_err(|source| DeviceError::Io { queue, source })
     }
 
-    /// Requests that the driver has added, as many as there is room for and the limit on the rate lets pass. One that is held back stays in
-    /// the queue, as if the driver had not added it yet.
-    fn pop(&mut self) -> Result<Vec<Request>, DeviceError> {
+    /// Reads requests that the driver has added, as many as there is room for and the limit on the rate lets pass. One that is held back
+    /// stays in the queue, as if the driver had not added it yet.
+    fn pop(&mut self) -> Result<(), DeviceError> {
         self.held = None;
         let most = self.free.len().min(BATCH);
-        let mut requests = Vec::with_capacity(most);
         if most == 0 {
-            return Ok(requests);
+            return Ok(());
         }
         let memory = &self.driver.memory.view();
         let size = self.queue.size();
         let ring = ring_error(self.index);
-        while requests.len() < most
+        while self.read.len() < most
             && let Some(chain) = self.queue.next_chain(memory).map_err(&ring)?
         {
             let request = request::read(chain, memory, size).map_err(broken(self.index))?;
@@ -239,9 +240,21 @@ impl Requests {
                 break;
             }
             self.queue.note(request.head, request.noted());
-            requests.push(request);
+            self.read.push(request);
         }
-        Ok(requests)
+        Ok(())
+    }
+
+    /// Begins the requests that were read.
+    fn begin(&mut self) {
+        let mut read = mem::take(&mut self.read);
+        let alone = read.len() == 1 && self.under_way() == 0;
+        for request in read.drain(..) {
+            if let Some(answer) = self.start(request, alone) {
+                self.answers.push(answer);
+            }
+        }
+        self.read = read;
     }
 
     /// Begins a request, beside which nothing is under way if it is `alone`; the answer, if there is one already.
@@ -256,7 +269,7 @@ impl Requests {
             }
             Prepared::UnderWay(flight) => {
                 let number = self.free.pop().expect("no more requests are read than there is room for");
-                self.flights[number] = Some(*flight);
+                self.flights[number] = Some(flight);
                 self.advance(number, Ok(()), alone)
             }
         }
@@ -290,31 +303,36 @@ impl Requests {
 
     /// Goes on with requests whose operations have ended, and answers those that are done.
     fn reap(&mut self) -> Result<(), DeviceError> {
-        let mut answers = Vec::new();
         while let Some(ended) = self.engine.next_ended() {
             let number = usize::try_from(ended.number).unwrap_or(usize::MAX);
             let Some(Some(flight)) = self.flights.get_mut(number) else { continue };
             let outcome = flight.ended(ended.result, &self.driver.memory);
-            answers.extend(self.advance(number, outcome, false));
+            if let Some(answer) = self.advance(number, outcome, false) {
+                self.answers.push(answer);
+            }
         }
         self.submit()?;
-        self.give_back(&answers)
+        self.give_back()
     }
 
-    /// Gives requests back to the driver.
-    fn give_back(&mut self, answers: &[Answer]) -> Result<(), DeviceError> {
-        if answers.is_empty() || self.failed {
+    /// Gives requests back to the driver that are answered.
+    fn give_back(&mut self) -> Result<(), DeviceError> {
+        if self.failed {
+            self.answers.clear();
+        }
+        if self.answers.is_empty() {
             return Ok(());
         }
         let memory = &self.driver.memory.view();
         let ring = ring_error(self.index);
-        for Answer { head, place, status, used } in answers {
-            memory.write_obj(*status, *place).map_err(|_| broken(self.index)(OUTSIDE))?;
-            self.queue.note_status(*head, *status);
-            self.queue.add_used(memory, *head, *used).map_err(&ring)?;
+        let count = u32::try_from(self.answers.len()).unwrap_or(u32::MAX);
+        for Answer { head, place, status, used } in self.answers.drain(..) {
+            memory.write_obj(status, place).map_err(|_| broken(self.index)(OUTSIDE))?;
+            self.queue.note_status(head, status);
+            self.queue.add_used(memory, head, used).map_err(&ring)?;
         }
         self.untold_since.get_or_insert_with(Instant::now);
-        self.untold = self.untold.saturating_add(u32::try_from(answers.len()).unwrap_or(u32::MAX));
+        self.untold = self.untold.saturating_add(count);
         Ok(())
     }
 

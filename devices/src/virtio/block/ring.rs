@@ -32,6 +32,8 @@ impl Ring {
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
         let needed = [
+            opcode::Read::CODE,
+            opcode::Write::CODE,
             opcode::Readv::CODE,
             opcode::Writev::CODE,
             opcode::Fsync::CODE,
@@ -41,6 +43,8 @@ impl Ring {
         if !needed.into_iter().all(|code| probe.is_supported(code)) {
             return Err(io::Error::other("the host's kernel is too old"));
         }
+        // The kernel need not look it up for each operation.
+        ring.submitter().register_files(&[image.file().as_raw_fd()])?;
         Ok(Self { ring, image, under_way: 0 })
     }
 
@@ -54,15 +58,23 @@ impl Ring {
     /// # Safety
     /// As for [`super::engine::Engine::begin`].
     pub(super) unsafe fn begin(&mut self, number: u64, op: &Op) {
-        let file = types::Fd(self.image.file().as_raw_fd());
+        let file = types::Fixed(0);
+        // What has one buffer needs no list.
+        let only = |buffers: &Buffers| {
+            // SAFETY: The caller has promised that the list is there.
+            let buffer = (buffers.count == 1).then(|| unsafe { *buffers.first })?;
+            Some((buffer.iov_base.cast::<u8>(), u32::try_from(buffer.iov_len).ok()?))
+        };
         let count = |buffers: &Buffers| u32::try_from(buffers.count).unwrap_or(u32::MAX);
         let entry = match *op {
-            Op::Read { buffers, offset } => {
-                opcode::Readv::new(file, buffers.first, count(&buffers)).offset(offset).build()
-            }
-            Op::Write { buffers, offset } => {
-                opcode::Writev::new(file, buffers.first, count(&buffers)).offset(offset).build()
-            }
+            Op::Read { buffers, offset } => match only(&buffers) {
+                Some((place, len)) => opcode::Read::new(file, place, len).offset(offset).build(),
+                None => opcode::Readv::new(file, buffers.first, count(&buffers)).offset(offset).build(),
+            },
+            Op::Write { buffers, offset } => match only(&buffers) {
+                Some((place, len)) => opcode::Write::new(file, place, len).offset(offset).build(),
+                None => opcode::Writev::new(file, buffers.first, count(&buffers)).offset(offset).build(),
+            },
             Op::Allocate { mode, offset, len } => opcode::Fallocate::new(file, len).offset(offset).mode(mode).build(),
             Op::Sync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
         };

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use iommu_bounce::Permissions;
+use smallvec::SmallVec;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::buffer::Buffer;
@@ -51,7 +52,7 @@ enum Memory {
         /// Keeps the memory there.
         _io: HostIo,
         /// All of it. Those before `next` are done.
-        buffers: Vec<IoBuffer>,
+        buffers: SmallVec<[IoBuffer; 2]>,
         next: usize,
     },
     /// By a copy, as direct I/O takes aligned buffers only.
@@ -76,14 +77,14 @@ impl Transfer {
         parts: Parts,
         memory: &DeviceMemory,
         image: &Image,
-        owner: Arc<dyn IoOwner>,
+        owner: &Arc<impl IoOwner + 'static>,
     ) -> Result<(Self, Option<u64>), Failure> {
         let access = if writes { Permissions::READ } else { Permissions::WRITE };
         let io = memory.begin_io(&parts.list, access, owner).ok_or(Failure::Memory)?;
         let len = parts.len;
         if io.ranges().iter().all(|range| image.takes(range.address, range.len)) {
             let buffer = |address, len| IoBuffer::new(std::ptr::with_exposed_provenance_mut(address), len);
-            let mut buffers: Vec<IoBuffer> = Vec::with_capacity(io.ranges().len());
+            let mut buffers: SmallVec<[IoBuffer; 2]> = SmallVec::with_capacity(io.ranges().len());
             for range in io.ranges() {
                 match buffers.last_mut() {
                     Some(IoBuffer(last)) if last.iov_base.addr() + last.iov_len == range.address => {
