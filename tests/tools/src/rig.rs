@@ -16,7 +16,7 @@ use crate::modules::{Modules, ORDER};
 use crate::tools::Tools;
 
 /// Modules for the machine, of which a kernel may have some built in and lack others. Not `nvme`: the drives are for vfio-pci.
-const MODULES: [&str; 17] = [
+const MODULES: [&str; 22] = [
     "virtio_pci",
     "virtio_console",
     "virtio_blk",
@@ -31,6 +31,11 @@ const MODULES: [&str; 17] = [
     "tun",
     "veth",
     "macvtap",
+    "nfnetlink",
+    "xfrm_user",
+    "sch_ingress",
+    "cls_u32",
+    "act_mirred",
     "loop",
     "dm-mod",
     "aer_inject",

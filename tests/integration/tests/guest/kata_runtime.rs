@@ -54,12 +54,15 @@ DRIVES
 [agent.kata]
 dial_timeout = 120
 [runtime]
-disable_new_netns = true
-internetworking_model = "none"
+NETWORK
 disable_guest_seccomp = true
 vfio_mode = "guest-kernel"
 create_container_timeout = 200
 "#;
+
+/// For a container without a network, and for one in a namespace of the host's that has one.
+const NO_NETWORK: &str = "disable_new_netns = true\ninternetworking_model = \"none\"";
+const NETWORK: &str = "internetworking_model = \"tcfilter\"";
 
 /// What the shim starts as its VMM: it can ask neither for windows nor for devices behind the virtual IOMMU.
 const VMM: &str = r#"#!/bin/sh
@@ -73,13 +76,13 @@ struct Host {
 }
 
 impl Host {
-    /// Its files; `CAROM_KATA_RUNTIME` names the programs. `drives` are lines of the runtime's configuration.
-    fn new(drives: &str) -> Self {
+    /// Its files; `CAROM_KATA_RUNTIME` names the programs. `drives` and `network` are lines of the runtime's configuration.
+    fn new(drives: &str, network: &str) -> Self {
         let runtime = env::var_os("CAROM_KATA_RUNTIME").expect("the test needs it").into();
         let host = Self { dir: tempfile::tempdir().unwrap(), runtime };
         fs::create_dir(host.dir.path().join("containerd")).unwrap();
         host.write("containerd.toml", CONTAINERD);
-        host.write("kata.toml", &KATA.replace("DRIVES", drives));
+        host.write("kata.toml", &KATA.replace("DRIVES", drives).replace("NETWORK", network));
         host.write("vmm", VMM);
         host.write("host.sh", HOST);
         symlink(&SITE.carom, host.dir.path().join("cloud-hypervisor")).unwrap();
@@ -178,7 +181,7 @@ say vmms "$(count_vmms)"
 
 #[guest_test(needs(KataRuntime))]
 fn container_of_kata_containers_lives_on_carom() {
-    let host = Host::new("");
+    let host = Host::new("", NO_NETWORK);
     let said = host.run(LIFE);
     let kernels = values(&said, "kernel");
     assert_eq!(kernels.len(), 2, "{said}");
@@ -187,6 +190,28 @@ fn container_of_kata_containers_lives_on_carom() {
     assert_eq!(value(&said, "second"), "of-the-container");
     assert_eq!(value(&said, "status"), "7");
     assert_eq!(values(&said, "vmms"), ["1", "0"]);
+}
+
+/// A container in a network namespace of the host, which reads a page of a server there.
+const PAGE: &str = r#"
+ip netns add pod
+ip link add host0 type veth peer name eth0 netns pod
+ip addr add 10.88.0.1/24 dev host0
+ip link set host0 up
+ip -n pod addr add 10.88.0.2/24 dev eth0
+ip -n pod link set eth0 up
+ip -n pod link set lo up
+mkdir "$dir/pages"
+echo of-the-host >"$dir/pages/page"
+busybox httpd -p 10.88.0.1:80 -h "$dir/pages"
+run box --with-ns network:/run/netns/pod -- sh -c 'echo "CAROM-KATA page $(wget -qO- http://10.88.0.1/page)"'
+"#;
+
+#[guest_test(needs(KataRuntime))]
+fn container_of_kata_containers_has_the_network_of_its_namespace() {
+    let host = Host::new("", NETWORK);
+    let said = host.run(PAGE);
+    assert_eq!(value(&said, "page"), "of-the-host");
 }
 
 /// A container with a drive, which writes 16 MiB in small blocks and reads them in larger ones.
@@ -210,7 +235,7 @@ wait "$container"
 
 /// The device behind `address` comes to a container by what the runtime's configuration says.
 fn drive_bounces(setting: &str) {
-    let host = Host::new(setting);
+    let host = Host::new(setting, NO_NETWORK);
     let link = fs::read_link(Site::sysfs(&SITE.nvme[0]).join("iommu_group")).unwrap();
     let group = link.file_name().unwrap().to_str().unwrap();
     let said = host.run(&DRIVE.replace("GROUP", group));
