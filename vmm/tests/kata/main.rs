@@ -110,18 +110,39 @@ fn every_recorded_request_of_the_client_is_answered_as_it_should_be() {
     vmm.wait();
 }
 
+/// Sends a request that the runtime itself made, or its client; the answer must have this status, and say all of these.
+fn sends(vmm: &Vmm, request: &str, wanted: u16, says: &[&str]) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kata").join(request).with_extension("http");
+    let (status, body) = vmm.replay(&file);
+    assert_eq!(status, wanted, "{request}: {body}");
+    assert!(says.iter().all(|part| body.contains(part)), "{request}: {body}");
+}
+
 #[test]
-fn sandbox_that_the_runtime_itself_asked_for_is_created_with_its_file_system() {
-    let Some(vmm) = start() else { return };
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kata");
-    let (status, body) = vmm.replay(&dir.join("runtime/00-create.http"));
-    assert_eq!(status, 204, "{body}");
-    let (status, body) = vmm.replay(&dir.join("requests/02-info.http"));
-    assert_eq!(status, 200, "{body}");
-    for part in ["\"tag\":\"kataShared\"", "\"pci_segment\":1", "\"size\":536870912"] {
-        assert!(body.contains(part), "{part}: {body}");
+fn sandboxes_that_the_runtime_itself_asked_for_are_created_with_their_file_system_and_drive() {
+    let all = ["\"tag\":\"kataShared\"", "\"pci_segment\":1", "\"size\":536870912"];
+    for (request, says) in
+        [("create", "\"devices\":[]"), ("create-with-a-drive", "\"path\":\"/sys/bus/pci/devices/0000:ff:1f.7\"")]
+    {
+        let Some(vmm) = start() else { return };
+        sends(&vmm, &format!("runtime/{request}"), 204, &[]);
+        sends(&vmm, "requests/02-info", 200, &all);
+        sends(&vmm, "requests/02-info", 200, &[says]);
+        sends(&vmm, "runtime/shutdown-vmm", 204, &[]);
+        vmm.wait();
     }
-    let (status, body) = vmm.replay(&dir.join("requests/16-shutdown-vmm.http"));
-    assert_eq!(status, 204, "{body}");
+}
+
+#[test]
+fn what_the_runtime_itself_asks_for_a_container_is_done_and_a_drive_that_is_not_there_is_refused() {
+    let Some(vmm) = start() else { return };
+    sends(&vmm, "requests/01-create", 204, &[]);
+    sends(&vmm, "runtime/boot", 204, &[]);
+    sends(&vmm, "runtime/add-device", 400, &["0000:ff:1f.7"]);
+    sends(&vmm, "runtime/resize-vcpus", 204, &[]);
+    sends(&vmm, "runtime/resize-memory", 204, &[]);
+    sends(&vmm, "requests/02-info", 200, &["\"boot_vcpus\":2", "\"memory_actual_size\":805306368"]);
+    sends(&vmm, "runtime/remove-device", 404, &["_vfio0"]);
+    sends(&vmm, "runtime/shutdown-vmm", 204, &[]);
     vmm.wait();
 }
