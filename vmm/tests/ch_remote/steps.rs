@@ -65,7 +65,7 @@ pub(crate) static STEPS: &[Step] = &[
     told(&["add-vsock", "cid=3,socket=/tmp/carom-ch-remote-XXXXXX/vsock.sock"], &["\"id\":\"_vsock\"", "\"bdf\":"]),
     refused(&["add-vsock", "cid=4,socket=/tmp/carom-ch-remote-XXXXXX/more.sock"], 400, &["vsock"]),
     told(&["info"], &["\"serial\":\"s1\"", "\"cid\":3"]),
-    refused(&["add-net", "tap=lo"], 400, &["net.tap: lo: "]),
+    refused(&["add-net", "tap=lo,mac=2e:89:a8:e4:bf:95"], 400, &["net.tap: lo: "]),
     done(&["power-button"]),
     done(&["reboot"]),
     done(&["nmi"]),
