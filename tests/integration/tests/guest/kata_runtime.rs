@@ -33,7 +33,8 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 address = "DIR/containerd.sock"
 "#;
 
-/// Kata Containers' configuration: its defaults but for paths, sizes and times, since the machine is emulated.
+/// Kata Containers' configuration: its defaults but for paths, sizes and times, since the machine is emulated. Its own guest kernel takes RAM
+/// that comes into use by itself; this one has to be told.
 const KATA: &str = r#"
 [hypervisor.clh]
 path = "DIR/vmm"
@@ -41,7 +42,7 @@ kernel = "RUNTIME/vmlinux"
 initrd = "DIR/initrd"
 disable_guest_selinux = true
 disable_selinux = true
-kernel_params = "cgroup_no_v1=all systemd.unified_cgroup_hierarchy=1 iommu.strict=1"
+kernel_params = "cgroup_no_v1=all systemd.unified_cgroup_hierarchy=1 iommu.strict=1 memhp_default_state=online"
 default_vcpus = 1
 default_maxvcpus = 2
 default_memory = 512
@@ -233,12 +234,15 @@ ctr task exec --exec-id end box touch /end
 wait "$container"
 "#;
 
-/// The device behind `address` comes to a container by what the runtime's configuration says.
-fn drive_bounces(setting: &str) {
+/// What steps have printed whose `GROUP` is that of the drive, which comes to a container as a line of the runtime's configuration says.
+fn with_the_drive(setting: &str, steps: &str) -> String {
     let host = Host::new(setting, NO_NETWORK);
     let link = fs::read_link(Site::sysfs(&SITE.nvme[0]).join("iommu_group")).unwrap();
-    let group = link.file_name().unwrap().to_str().unwrap();
-    let said = host.run(&DRIVE.replace("GROUP", group));
+    host.run(&steps.replace("GROUP", link.file_name().unwrap().to_str().unwrap()))
+}
+
+fn drive_bounces(setting: &str) {
+    let said = with_the_drive(setting, DRIVE);
     assert_eq!(value(&said, "same"), "16777216");
     let info: Value = serde_json::from_str(value(&said, "info")).unwrap();
     assert_eq!(info["config"]["devices"][0]["iommu"], true, "{info}");
@@ -249,6 +253,32 @@ fn drive_bounces(setting: &str) {
     // Without windows each of some 5000 reads and writes would be mapped.
     assert!(count("requests_map") < 500, "{counters}");
     assert!(count("peak_pinned_bytes") < 32 * MIB, "{counters}");
+}
+
+/// A container with a drive that asks for a CPU and 256 MiB, which come to what the sandbox itself has. It waits until it sees them.
+const MORE: &str = r#"
+run box --cpus 1 --memory-limit 268435456 --device "/dev/vfio/GROUP" -- sh -c '
+    echo "CAROM-KATA cpus $(cat /sys/devices/system/cpu/online)"
+    until [ "$(sed -n "s/^MemTotal: *\([0-9]*\) kB/\1/p" /proc/meminfo)" -gt 655360 ]; do sleep 0.2; done
+    echo asked >/asked
+    while [ ! -e /end ]; do sleep 0.2; done' &
+container=$!
+file_of_container $container asked >&2
+say info "$(remote box info | tr -d '\n')"
+say counters "$(remote box counters | tr -d '\n')"
+ctr task exec --exec-id end box touch /end
+wait "$container"
+"#;
+
+#[guest_test(needs(KataRuntime))]
+fn container_gets_the_cpu_and_the_memory_that_it_asks_for_beside_a_drive() {
+    let said = with_the_drive("cold_plug_vfio = \"root-port\"", MORE);
+    assert_eq!(value(&said, "cpus"), "0-1");
+    let info: Value = serde_json::from_str(value(&said, "info")).unwrap();
+    assert_eq!(info["config"]["cpus"]["boot_vcpus"], 2, "{info}");
+    assert_eq!(info["memory_actual_size"], 768 * MIB, "{info}");
+    let counters: Value = serde_json::from_str(value(&said, "counters")).unwrap();
+    assert!(counters["_iommu"]["peak_pinned_bytes"].as_u64().unwrap() < 32 * MIB, "{counters}");
 }
 
 #[guest_test(needs(KataRuntime))]

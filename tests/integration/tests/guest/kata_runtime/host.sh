@@ -55,7 +55,7 @@ for _ in {1..300}; do
 done
 ctr image import "$dir/image.tar" >&2
 
-# Runs a container: NAME [OPTION…] -- COMMAND… Without a share of the CPUs: for one the agent needs cpusets, which the kernel lacks.
+# Runs a container: NAME [OPTION…] -- COMMAND…
 run() {
     local name=$1 options=()
     shift
@@ -64,7 +64,7 @@ run() {
         shift
     done
     shift
-    ctr run --rm --cpu-shares 0 --runtime "$runtime/containerd-shim-kata-v2" --runtime-config-path "$dir/kata.toml" "${options[@]}" "$image" "$name" "$@"
+    ctr run --rm --runtime "$runtime/containerd-shim-kata-v2" --runtime-config-path "$dir/kata.toml" "${options[@]}" "$image" "$name" "$@"
 }
 
 # Calls the API of a container's VMM: NAME ARGUMENT…
