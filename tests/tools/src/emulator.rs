@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The rig's emulator: QEMU from Debian's source, with four mistakes in its emulation of nested guests mended.
+//! The rig's emulator: QEMU from Debian's source, with four mistakes in its emulation of nested guests mended, and one in that of a drive.
 //!
 //! The first: `helper_vmrun` (target/i386/tcg/system/svm_helper.c of QEMU 10.0) delivers the interrupt that KVM injects, and leaves
 //! its vector where the CPU's loop looks for exceptions that are still to be delivered. Should another thread ask the CPU to leave
@@ -17,6 +17,9 @@
 //!
 //! The fourth: `helper_write_crN` (`misc_helper.c`) asks for a virtual interrupt without that lock where a guest writes CR8 while one is
 //! pending, which ends the emulator by an assertion. EDK2 writes CR8 at the end of each interrupt.
+//!
+//! The fifth: `nvme_ctrl_reset` (hw/nvme/ctrl.c) forgets the queues, and not that they had asked for the drive's INTx interrupt, which
+//! stays asserted for good.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +30,7 @@ use anyhow::{Context, Result, ensure};
 use crate::key::Key;
 use crate::tools::Tools;
 
-/// A line of a file below `target/i386/tcg/system` that is replaced.
+/// A line of a file that is replaced.
 struct Mend {
     file: &'static str,
     /// What must be there once.
@@ -35,31 +38,36 @@ struct Mend {
     by: &'static str,
 }
 
-const MENDS: [Mend; 5] = [
+const MENDS: [Mend; 6] = [
     Mend {
-        file: "svm_helper.c",
+        file: "target/i386/tcg/system/svm_helper.c",
         text: "do_interrupt_x86_hardirq(env, vector, 1);",
         by: "do_interrupt_x86_hardirq(env, vector, 1); cs->exception_index = -1;",
     },
     Mend {
-        file: "svm_helper.c",
+        file: "target/i386/tcg/system/svm_helper.c",
         text: "cs->interrupt_request |= CPU_INTERRUPT_VIRQ;",
         by: "bql_lock(); cs->interrupt_request |= CPU_INTERRUPT_VIRQ; bql_unlock();",
     },
     Mend {
-        file: "svm_helper.c",
+        file: "target/i386/tcg/system/svm_helper.c",
         text: "#include \"qemu/log.h\"",
         by: "#include \"qemu/log.h\"\n#include \"qemu/main-loop.h\"",
     },
     Mend {
-        file: "fpu_helper.c",
+        file: "target/i386/tcg/system/fpu_helper.c",
         text: "env->hflags2 &= ~HF2_IGNNE_MASK;",
         by: "if (env->hflags2 & HF2_IGNNE_MASK) env->hflags2 &= ~HF2_IGNNE_MASK;",
     },
     Mend {
-        file: "misc_helper.c",
+        file: "target/i386/tcg/system/misc_helper.c",
         text: "cpu_interrupt(cs, CPU_INTERRUPT_VIRQ);",
         by: "bql_lock(); cpu_interrupt(cs, CPU_INTERRUPT_VIRQ); bql_unlock();",
+    },
+    Mend {
+        file: "hw/nvme/ctrl.c",
+        text: "n->qs_created = false;",
+        by: "n->qs_created = false; n->irq_status = 0; n->cq_pending = 0; nvme_irq_check(n);",
     },
 ];
 
@@ -187,7 +195,7 @@ fn step(line: &str) -> Option<(&str, &str)> {
 /// Mends the mistakes. Debian's source comes without the firmware that one of the build's files names.
 fn mend_tree(tree: &Path) -> Result<()> {
     for mend in MENDS {
-        let path = tree.join("target/i386/tcg/system").join(mend.file);
+        let path = tree.join(mend.file);
         let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         let mended = mended(&text, &mend).with_context(|| path.display().to_string())?;
         fs::write(&path, mended).with_context(|| format!("writing {}", path.display()))?;
