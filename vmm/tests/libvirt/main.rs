@@ -32,7 +32,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use recorded::Vmm;
-use steps::{RESTORE, Request, STEPS};
+use steps::{HOT_PLUG, RESTORE, Request, STEPS};
 
 /// Stands for the test's directory in recorded requests.
 const DIRECTORY: &str = "/tmp/carom-libvirt-XXXXXX";
@@ -50,7 +50,9 @@ fn requests() -> impl Iterator<Item = (&'static Request, PathBuf)> {
 
 /// What the domain has.
 fn prepare(dir: &Path) {
-    File::create_new(dir.join("disk.img")).unwrap().set_len(1 << 20).unwrap();
+    for image in ["disk.img", "more.img"] {
+        File::create_new(dir.join(image)).unwrap().set_len(1 << 20).unwrap();
+    }
 }
 
 /// libvirt's daemon, and what tells virsh what to do.
@@ -190,8 +192,23 @@ fn every_recorded_request_of_the_driver_is_answered_as_it_should_be() {
         if request.needs_the_hosts_network {
             continue;
         }
-        let (status, body) = vmm.replay(&file);
-        assert_eq!(status, request.status, "{}: {body}", file.display());
-        assert!(request.says.iter().all(|part| body.contains(part)), "{}: {body}", file.display());
+        answers(&vmm, request, &file);
+    }
+}
+
+fn answers(vmm: &Vmm, request: &Request, file: &Path) {
+    let (status, body) = vmm.replay(file);
+    assert_eq!(status, request.status, "{}: {body}", file.display());
+    assert!(request.says.iter().all(|part| body.contains(part)), "{}: {body}", file.display());
+}
+
+#[test]
+fn disk_that_a_newer_driver_attaches_comes_and_goes() {
+    let Some(vmm) = Vmm::start(OsStr::new(env!("CARGO_BIN_EXE_carom")), DIRECTORY, prepare) else { return };
+    for (request, file) in requests().take(2) {
+        answers(&vmm, request, &file);
+    }
+    for (request, name) in &HOT_PLUG {
+        answers(&vmm, request, &records().join(name).with_extension("http"));
     }
 }

@@ -90,6 +90,12 @@ pub(crate) static STEPS: &[Step] = &[
 /// What it would ask to restore what it has saved, written down from its sources.
 pub(crate) static RESTORE: Request = first("vm.restore");
 
+/// What the driver of a newer libvirt asks for `attach-device` and `detach-device` of a disk, written down from its sources.
+pub(crate) static HOT_PLUG: [(Request, &str); 2] = [
+    (Request { status: 200, says: &["\"id\":\"virtio-disk1\"", "\"bdf\":"], ..request("vm.add-disk") }, "add-disk"),
+    (request("vm.remove-device"), "remove-device"),
+];
+
 /// The definitions of the domains whose files are in `directory`.
 pub(crate) fn domains(directory: &str) -> [(&'static str, String); 2] {
     let disk = "<disk type='file' device='disk'><driver name='raw'/><source file='DIRECTORY/disk.img'/><target dev='vda' bus='virtio'/></disk>";
