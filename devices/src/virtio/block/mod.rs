@@ -29,6 +29,7 @@ mod linger;
 #[cfg(feature = "fuzzing")]
 mod load;
 mod op;
+mod pace;
 mod plain;
 mod preemption;
 mod prepare;
@@ -43,7 +44,6 @@ pub(crate) mod role;
 pub mod spec;
 mod state;
 mod transfer;
-mod trial;
 mod vhd;
 
 #[cfg(test)]
