@@ -98,6 +98,21 @@ pub(crate) fn more_came(queue: &Queue, memory: &impl GuestMemory) -> Result<bool
     ask_behind(&GuestRing::new(queue, memory)?, taken)
 }
 
+/// How many buffers the driver has added and not taken back, as far as it says: by `used_event` where `EVENT_IDX` was negotiated; else
+/// those count that were not used yet. No more than the queue holds.
+pub(crate) fn outstanding(queue: &Queue, memory: &impl GuestMemory) -> Result<u16, Error> {
+    let available = queue.avail_idx(memory, Ordering::Relaxed)?;
+    let taken = if queue.event_idx_enabled() {
+        // Behind the available ring's elements.
+        let offset = 4 + 2 * u64::from(queue.size());
+        let place = GuestAddress(queue.avail_ring()).checked_add(offset).ok_or(Error::AddressOverflow)?;
+        u16::from_le(memory.load(place, Ordering::Relaxed).map_err(Error::GuestMemory)?)
+    } else {
+        queue.next_used()
+    };
+    Ok((available - Wrapping(taken)).0.min(queue.size()))
+}
+
 /// Whether the driver wants to be told of the buffers that were used since the last call: by `used_event` where
 /// `EVENT_IDX` was negotiated, else by the flag in the available ring.
 pub(crate) fn wants_interrupt(queue: &mut Queue, memory: &impl GuestMemory) -> Result<bool, Error> {
@@ -147,6 +162,19 @@ mod tests {
                 assert_eq!(more_came(&queue, &near).unwrap(), more);
                 assert_eq!(memory.read_obj::<u16>(asked).unwrap(), if event_idx { taken } else { 9 });
             }
+        }
+    }
+
+    #[test]
+    fn buffers_are_outstanding_until_the_driver_says_that_it_has_taken_them() {
+        let memory = memory();
+        let near = NearMemory::new(&memory);
+        for (event_idx, used_event, expected) in [(true, 1u16, 2), (true, 3, 0), (true, 4, 4), (false, 0, 1)] {
+            let queue = queue(&memory, event_idx, 2);
+            let ring = GuestAddress(queue.avail_ring());
+            memory.write_obj(3u16, ring.unchecked_add(2)).unwrap();
+            memory.write_obj(used_event, ring.unchecked_add(4 + 2 * 4)).unwrap();
+            assert_eq!(outstanding(&queue, &near).unwrap(), expected, "{used_event}");
         }
     }
 

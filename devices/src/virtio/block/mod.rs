@@ -29,7 +29,6 @@ mod linger;
 #[cfg(feature = "fuzzing")]
 mod load;
 mod op;
-mod pace;
 mod plain;
 mod preemption;
 mod prepare;
@@ -44,6 +43,7 @@ pub(crate) mod role;
 pub mod spec;
 mod state;
 mod transfer;
+mod trial;
 mod vhd;
 
 #[cfg(test)]

@@ -3,38 +3,40 @@
 //! Whether a queue's thread, when it is woken, takes the CPU from who runs there.
 //!
 //! A vCPU that tells of the first of many requests has the thread woken. On a host where the scheduler finds no idle CPU, the thread then
-//! preempts the vCPU, serves the one request, and sleeps: two switches between threads, an exit and an interrupt for each. Scheduled as a
-//! batch, it does not preempt: the driver adds what it has, and all of it is served at once. But where another CPU becomes idle, such a
-//! thread still waits behind the vCPU, for milliseconds.
+//! preempts the vCPU, serves the one request, and sleeps: two switches between threads, an exit and an interrupt for each. Where it
+//! does not preempt, the driver adds what it has, and all of it is served at once. So with many requests at a time the thread is
+//! scheduled as a batch. With few, each is waited for, and the thread is to run at once.
 //!
-//! The thread sees neither CPUs nor the driver's depth. It does see how long so many requests take. So it tries the other policy now and
-//! then, over as many requests, less and less often while the answer is the same, and is a batch where that halves the time at least.
+//! A thread that preempts never sees many requests. So it is tried now and then what comes if it does not.
 
-use std::time::Instant;
-
-use super::pace::Pace;
+use super::trial::Trial;
 use crate::scheduling::{Policy, change_policy};
 
-/// The policy of this thread, by how long requests take.
+/// So many requests at a time are many.
+const MANY: u16 = 4;
+
+/// The policy of this thread, by how many requests there were.
 #[derive(Debug, Default)]
 pub(super) struct Preemption {
-    pace: Pace,
-    woken: Option<Instant>,
+    trial: Trial,
     /// Somebody has chosen how the thread is scheduled, or the kernel does not change it.
     is_given_up: bool,
 }
 
 impl Preemption {
-    /// The thread was woken at `now`, and has answered so many requests since it was the last time.
-    pub(super) fn woken(&mut self, now: Instant, answers: u32) {
-        let Some(since) = self.woken.replace(now) else { return };
+    /// The thread was woken, and the driver had added so many requests whose answers it does not have.
+    pub(super) fn woken(&mut self, requests: u16) {
         if self.is_given_up {
             return;
         }
-        let was_batch = self.pace.is_batch();
-        self.pace.passed(answers, now.saturating_duration_since(since));
+        let was_batch = self.trial.is_on();
+        match (was_batch, requests >= MANY) {
+            (false, _) => self.trial.passed(requests > 1),
+            (true, true) => self.trial.gained(),
+            (true, false) => self.trial.lost(1),
+        }
         let policy = |is_batch| if is_batch { Policy::Batch } else { Policy::Other };
-        if self.pace.is_batch() != was_batch {
+        if self.trial.is_on() != was_batch {
             self.is_given_up = !change_policy(policy(was_batch), policy(!was_batch));
         }
     }
@@ -43,31 +45,20 @@ impl Preemption {
 #[cfg(test)]
 mod tests {
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
     use crate::scheduling::current_policy;
 
-    /// The thread is woken for each of so many requests, which take this long, or as a batch that.
-    fn wake(preemption: &mut Preemption, requests: u32, other: Duration, batch: Duration) {
-        let mut now = preemption.woken.unwrap_or_else(Instant::now);
-        for _ in 0..requests {
-            now += if current_policy() == Some(Policy::Batch) { batch } else { other };
-            preemption.woken(now, 1);
-        }
-    }
-
-    const SHORT: Duration = Duration::from_micros(50);
-    const LONG: Duration = Duration::from_micros(400);
-
     #[test]
-    fn thread_is_a_batch_while_that_saves_time() {
+    fn thread_is_a_batch_while_there_are_many_requests_at_a_time() {
         let run = || {
             let mut preemption = Preemption::default();
-            wake(&mut preemption, 2000, LONG, SHORT);
-            assert_eq!(current_policy(), Some(Policy::Batch));
-            wake(&mut preemption, 20_000, SHORT, SHORT);
-            assert_eq!(current_policy(), Some(Policy::Other));
+            let mut after = |requests| {
+                (0..100).for_each(|_| preemption.woken(requests));
+                current_policy()
+            };
+            assert_eq!(after(MANY), Some(Policy::Batch));
+            assert_eq!(after(MANY - 1), Some(Policy::Other));
         };
         thread::spawn(run).join().unwrap();
     }
@@ -77,8 +68,10 @@ mod tests {
         let run = || {
             assert!(change_policy(Policy::Other, Policy::Batch));
             let mut preemption = Preemption::default();
-            wake(&mut preemption, 20_000, LONG, SHORT);
-            assert_eq!((preemption.is_given_up, current_policy()), (true, Some(Policy::Batch)));
+            (0..100).for_each(|_| preemption.woken(MANY));
+            assert!(preemption.is_given_up);
+            (0..100).for_each(|_| preemption.woken(0));
+            assert_eq!(current_policy(), Some(Policy::Batch));
         };
         thread::spawn(run).join().unwrap();
     }

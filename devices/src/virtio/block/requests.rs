@@ -28,7 +28,7 @@ use super::spec::{feature, status};
 use super::transfer::Failure;
 use crate::throttle::Throttle;
 use crate::virtio::chain::{OUTSIDE, broken, ring_error};
-use crate::virtio::notification::{more_came, wants_interrupt};
+use crate::virtio::notification::{more_came, outstanding, wants_interrupt};
 use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
@@ -64,8 +64,6 @@ pub(super) struct Requests {
     linger: Linger,
     coalescing: Coalescing,
     preemption: Preemption,
-    /// Answers since the thread was woken.
-    answered: u32,
     /// Answers that the driver was not told of, and since when there are any.
     untold: u32,
     untold_since: Option<Instant>,
@@ -101,7 +99,6 @@ impl Requests {
             linger: Linger::default(),
             coalescing: Coalescing::default(),
             preemption: Preemption::default(),
-            answered: 0,
             untold: 0,
             untold_since: None,
             failed: false,
@@ -120,7 +117,8 @@ impl Requests {
 
     /// Begins all requests that there are, and answers those that are done. The driver is asked to tell of more only when none is left.
     fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
-        self.preemption.woken(Instant::now(), mem::take(&mut self.answered));
+        let outstanding = outstanding(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))?;
+        self.preemption.woken(outstanding);
         loop {
             self.cancel_unwanted();
             self.reap()?;
@@ -335,7 +333,6 @@ impl Requests {
         }
         self.untold_since.get_or_insert_with(Instant::now);
         self.untold = self.untold.saturating_add(count);
-        self.answered = self.answered.saturating_add(count);
         Ok(())
     }
 

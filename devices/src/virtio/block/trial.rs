@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Whether to do what pays for some drivers and costs others: it is tried now and then, kept up while it pays, and tried less and less
+//! often while it does not.
+
+/// How much more loss than gain a trial has before it ends, and what lasts already.
+const TRIAL: u16 = 4;
+const SURE: u16 = 16;
+
+/// Chances that are let pass before the first trial, and at most before another.
+const SOON: u16 = 64;
+const LATE: u16 = 4096;
+
+/// The same, once there is a sign that it may pay now.
+const AT_A_SIGN: u16 = 256;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Trial {
+    is_on: bool,
+    /// What may be lost before it ends, or chances until it begins.
+    left: u16,
+    /// Chances before the next trial.
+    pause: u16,
+}
+
+impl Default for Trial {
+    fn default() -> Self {
+        Self { is_on: false, left: SOON, pause: SOON }
+    }
+}
+
+impl Trial {
+    /// Whether it is done.
+    pub(super) fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// It was done, and paid.
+    pub(super) fn gained(&mut self) {
+        self.left = SURE.min(self.left + 1);
+        self.pause = SOON;
+    }
+
+    /// It was done, and cost this.
+    pub(super) fn lost(&mut self, cost: u16) {
+        self.left = self.left.saturating_sub(cost);
+        if self.left == 0 {
+            (self.is_on, self.left) = (false, self.pause);
+            self.pause = LATE.min(self.pause * 2);
+        }
+    }
+
+    /// There was a chance, and it was not done; with a sign that it may pay, or without.
+    pub(super) fn passed(&mut self, sign: bool) {
+        self.left = self.left.min(if sign { AT_A_SIGN } else { LATE }) - 1;
+        if self.left == 0 {
+            (self.is_on, self.left) = (true, TRIAL);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// At which of so many chances it is done.
+    fn done(trial: &mut Trial, pays: bool, chances: u16) -> Vec<u16> {
+        let turn = |number| {
+            let is_on = trial.is_on();
+            match (is_on, pays) {
+                (false, _) => trial.passed(false),
+                (true, true) => trial.gained(),
+                (true, false) => trial.lost(1),
+            }
+            is_on.then_some(number)
+        };
+        (0..chances).filter_map(turn).collect()
+    }
+
+    #[test]
+    fn what_pays_lasts_and_ends_when_it_does_not_any_more() {
+        let mut trial = Trial::default();
+        assert_eq!(done(&mut trial, true, 1000), (SOON..1000).collect::<Vec<_>>());
+        assert_eq!(done(&mut trial, false, SOON), (0..SURE).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn losses_between_gains_end_nothing() {
+        let mut trial = Trial::default();
+        done(&mut trial, true, 100);
+        for _ in 0..100 {
+            assert_eq!(done(&mut trial, false, SURE - 1).len(), usize::from(SURE - 1));
+            assert_eq!(done(&mut trial, true, SURE).len(), usize::from(SURE));
+        }
+    }
+
+    #[test]
+    fn what_does_not_pay_is_tried_less_and_less_often() {
+        let mut trial = Trial::default();
+        let begins: Vec<u16> = done(&mut trial, false, 30_000).into_iter().step_by(usize::from(TRIAL)).collect();
+        let pauses: Vec<u16> = begins.windows(2).map(|pair| pair[1] - pair[0] - TRIAL).collect();
+        assert_eq!(pauses[..4], [SOON, 2 * SOON, 4 * SOON, 8 * SOON]);
+        assert!(pauses[7..].iter().all(|pause| *pause == LATE), "{pauses:?}");
+    }
+
+    #[test]
+    fn sign_that_it_may_pay_brings_the_next_trial_nearer() {
+        let mut trial = Trial::default();
+        done(&mut trial, false, 30_000);
+        assert!(!trial.is_on() && trial.left > AT_A_SIGN);
+        (0..AT_A_SIGN).for_each(|_| trial.passed(true));
+        assert!(trial.is_on());
+    }
+
+    #[test]
+    fn dear_loss_ends_a_trial_at_once() {
+        let mut trial = Trial::default();
+        done(&mut trial, true, SOON);
+        assert!(trial.is_on());
+        trial.lost(TRIAL);
+        assert!(!trial.is_on());
+    }
+}
