@@ -36,7 +36,8 @@ pub(super) struct Coalescing {
     left: u32,
     /// Turns before the trial after the next one.
     pause: u32,
-    /// How long the next request takes to come, on average.
+    /// How long the next request takes to come, on average. Nobody knows it of one that does not come in time: then it is taken for twice
+    /// as long as before.
     gap: Duration,
 }
 
@@ -82,7 +83,10 @@ impl Coalescing {
         if self.is_trial {
             self.pause = LATE.min(self.pause * 2);
         }
-        (self.is_trial, self.answers, self.left) = (false, answers.max(1), self.pause);
+        self.gap = MOST.min(self.gap * 2);
+        // A driver that is late once is not taken for one that waits.
+        let answers = answers.max(self.answers / 2).max(1);
+        (self.is_trial, self.answers, self.left) = (false, answers, self.pause);
     }
 
     /// How long answers may wait for others in all.
@@ -99,17 +103,23 @@ mod tests {
 
     /// A driver that adds requests after [`GAP`], of which it has `depth` under way: how many answers it was told of at a time.
     fn told(coalescing: &mut Coalescing, depth: u32, turns: u32) -> Vec<u32> {
+        told_after(coalescing, GAP, depth, turns)
+    }
+
+    /// The same, of a driver that adds each request after this time.
+    fn told_after(coalescing: &mut Coalescing, gap: Duration, depth: u32, turns: u32) -> Vec<u32> {
         let turn = |_| {
             let mut answers = 1;
             loop {
-                if coalescing.begin(answers).is_zero() {
+                let patience = coalescing.begin(answers);
+                if patience.is_zero() {
                     return answers;
                 }
-                if answers == depth {
+                if answers == depth || gap > patience {
                     coalescing.missed(answers);
                     return answers;
                 }
-                coalescing.came(GAP);
+                coalescing.came(gap);
                 answers += 1;
             }
         };
@@ -135,6 +145,26 @@ mod tests {
             assert!(told[32..].iter().all(|answers| *answers == depth), "{depth}: {told:?}");
             assert_eq!(coalescing.answers, depth, "the thread looks for no more");
         }
+    }
+
+    #[test]
+    fn driver_that_gets_slower_is_told_of_many_at_a_time_again() {
+        for gap in [GAP * 3, GAP * 10, MOST] {
+            let mut coalescing = Coalescing::default();
+            told(&mut coalescing, 64, 1000);
+            let told = told_after(&mut coalescing, gap, 64, 1000);
+            assert!(told[500..].iter().all(|answers| *answers == 16), "{gap:?}: {told:?}");
+        }
+    }
+
+    #[test]
+    fn driver_that_is_late_once_is_told_of_half_as_many_at_a_time_at_least() {
+        let mut coalescing = Coalescing::default();
+        told(&mut coalescing, 64, 1000);
+        coalescing.missed(1);
+        assert_eq!(told(&mut coalescing, 64, 1), [8]);
+        let told = told(&mut coalescing, 1, 8);
+        assert!(coalescing.answers == 1, "it waits for each now: {told:?}");
     }
 
     #[test]
