@@ -44,16 +44,16 @@ impl Engine {
 
     /// Begins an operation, which ends with `number`. It may begin with [`Self::submit`] only.
     ///
-    /// One that is `alone`, as nothing else is under way nor waits, and copies to the page cache, is done at once: io_uring would hand
-    /// it to a thread of its own (Linux, `io_uring/rw.c`), which does one after the other likewise.
+    /// If they `are_few` that are begun now, and nothing is under way, one that copies to the page cache is done at once: io_uring would
+    /// hand it to a thread of its own (Linux, `io_uring/rw.c`), which does one after the other likewise, and has to be woken.
     ///
     /// # Safety
     /// The buffers, and the list of them, must stay until [`Self::next_ended`] has told the operation's end, and nobody may
     /// hold references to their bytes.
-    pub(super) unsafe fn begin(&mut self, number: u64, op: &Op, alone: bool) {
+    pub(super) unsafe fn begin(&mut self, number: u64, op: &Op, are_few: bool) {
         match self {
             Self::Ring(ring, plain) => {
-                if alone && matches!(op, Op::Write { .. }) && ring.image().is_cached() {
+                if are_few && matches!(op, Op::Write { .. }) && ring.image().is_cached() {
                     // SAFETY: The caller's promise is what is asked for; it ends before this returns.
                     unsafe { plain.run(number, op) }
                 } else {
@@ -135,14 +135,14 @@ mod tests {
     use super::*;
     use crate::virtio::block::op::Buffers;
 
-    /// Whether a write is done as soon as it is begun, alone or not, on an image whose buffers have this alignment.
-    fn is_done_at_once(alone: bool, alignment: usize) -> bool {
+    /// Whether a write is done as soon as it is begun, one of few or not, on an image whose buffers have this alignment.
+    fn is_done_at_once(are_few: bool, alignment: usize) -> bool {
         let image = Arc::new(Image::made_up(tempfile().unwrap(), 4096, alignment, false));
         let ring = match Ring::new(image.clone(), 4) {
             Ok(ring) => ring,
             Err(error) => {
                 eprintln!("not tested, as the host lets nobody use io_uring: {error}");
-                return alone && alignment == 1;
+                return are_few && alignment == 1;
             }
         };
         let mut engine = Engine::Ring(Box::new(ring), Plain::new(image.clone()));
@@ -150,7 +150,7 @@ mod tests {
         let buffer = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let op = Op::Write { buffers: Buffers { first: &raw const buffer, count: 1 }, offset: 512 };
         // SAFETY: Buffer and list stay until the end is told, below, and the bytes are only read.
-        unsafe { engine.begin(1, &op, alone) };
+        unsafe { engine.begin(1, &op, are_few) };
         let is_done = engine.has_ended();
         engine.wait().unwrap();
         while !engine.has_ended() {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn write_to_the_page_cache_that_is_alone_is_done_at_once() {
+    fn write_to_the_page_cache_that_is_one_of_few_is_done_at_once() {
         assert!(is_done_at_once(true, 1));
         assert!(!is_done_at_once(false, 1));
         assert!(!is_done_at_once(true, 512), "its file is not cached");

@@ -35,6 +35,8 @@ use crate::worker::{Orders, Task, Wait};
 
 /// Requests that are read from the queue at a time.
 const BATCH: usize = 16;
+/// So many requests at a time are few.
+const FEW: usize = 4;
 /// How many looks at the queue are made between looks at the clock.
 const LOOKS: u32 = 16;
 /// How long answers wait for those of requests that are there already, so that the driver is told once.
@@ -165,7 +167,8 @@ impl Requests {
     fn more_to_coalesce(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
         let Some(since) = self.untold_since else { return Ok(false) };
         let start = Instant::now();
-        if self.held.is_some() || self.free.is_empty() || self.is_untold_long(start - since) {
+        // Where operations are under way, a thread of the kernel's may need the CPU, and their ends wake this one.
+        if self.held.is_some() || self.under_way() > 0 || self.is_untold_long(start - since) {
             return Ok(false);
         }
         let patience = self.coalescing.begin(self.untold);
@@ -248,17 +251,18 @@ impl Requests {
     /// Begins the requests that were read.
     fn begin(&mut self) {
         let mut read = mem::take(&mut self.read);
-        let alone = read.len() == 1 && self.under_way() == 0;
+        let are_few = read.len() <= FEW && self.under_way() == 0;
         for request in read.drain(..) {
-            if let Some(answer) = self.start(request, alone) {
+            if let Some(answer) = self.start(request, are_few) {
                 self.answers.push(answer);
             }
         }
         self.read = read;
     }
 
-    /// Begins a request, beside which nothing is under way if it is `alone`; the answer, if there is one already.
-    fn start(&mut self, request: Request, alone: bool) -> Option<Answer> {
+    /// Begins a request, beside which few others are begun and nothing is under way if they `are_few`; the answer, if there is one
+    /// already.
+    fn start(&mut self, request: Request, are_few: bool) -> Option<Answer> {
         let (head, place) = (request.head, request.status);
         match prepare(request, &self.disk, &self.driver.memory, &self.owner, self.durable) {
             Prepared::Answered { status: code, used } => {
@@ -270,19 +274,19 @@ impl Requests {
             Prepared::UnderWay(flight) => {
                 let number = self.free.pop().expect("no more requests are read than there is room for");
                 self.flights[number] = Some(flight);
-                self.advance(number, Ok(()), alone)
+                self.advance(number, Ok(()), are_few)
             }
         }
     }
 
     /// Goes on with a request whose last operation had this outcome; its answer, when it is done.
-    fn advance(&mut self, number: usize, outcome: Result<(), Failure>, alone: bool) -> Option<Answer> {
+    fn advance(&mut self, number: usize, outcome: Result<(), Failure>, are_few: bool) -> Option<Answer> {
         let flight = self.flights.get_mut(number)?.as_mut()?;
         match outcome.and_then(|()| flight.next(&self.driver.memory)) {
             Ok(Some(op)) => {
                 // SAFETY: What the operation uses belongs to the request, which stays until its end was told: `Drop` waits for
                 // that too.
-                unsafe { self.engine.begin(number as u64, &op, alone) };
+                unsafe { self.engine.begin(number as u64, &op, are_few) };
                 None
             }
             outcome => {
