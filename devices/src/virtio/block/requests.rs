@@ -167,8 +167,9 @@ impl Requests {
     fn more_to_coalesce(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
         let Some(since) = self.untold_since else { return Ok(false) };
         let start = Instant::now();
-        // Where operations are under way, a thread of the kernel's may need the CPU, and their ends wake this one.
-        if self.held.is_some() || self.under_way() > 0 || self.is_untold_long(start - since) {
+        // What is under way to the page cache is copied there by a thread of io_uring's, which may need the CPU.
+        let is_copied = self.under_way() > 0 && self.disk.image.is_cached();
+        if self.held.is_some() || self.free.is_empty() || is_copied || self.is_untold_long(start - since) {
             return Ok(false);
         }
         let patience = self.coalescing.begin(self.untold);
