@@ -79,8 +79,6 @@ pub(super) struct Manner {
     /// What it answers to GET_VRING_BASE.
     pub(super) base: u32,
     pub(super) vices: BTreeMap<u32, Vice>,
-    /// How long it takes for each answer.
-    pub(super) delay: Duration,
 }
 
 impl Default for Manner {
@@ -94,7 +92,6 @@ impl Default for Manner {
             config: (0..=255).collect(),
             base: 0,
             vices: BTreeMap::new(),
-            delay: Duration::ZERO,
         }
     }
 }
@@ -222,7 +219,6 @@ fn serve(socket: &UnixStream, manner: &Manner, log: &Log) {
             return;
         }
         let answer = answer(manner, request, flags, &payload);
-        std::thread::sleep(manner.delay);
         lock(&log.asked).push(Asked { request, payload, files });
         log.changed.notify_all();
         while log.sleeps.load(Ordering::SeqCst) {
