@@ -77,6 +77,11 @@ impl Flight {
         self.number == Some(number)
     }
 
+    /// Whether it writes the driver's bytes.
+    pub(super) fn is_write(&self) -> bool {
+        matches!(self.work, Work::Write(_))
+    }
+
     /// It is to end soon, whatever comes of it.
     pub(super) fn cancel(&mut self) {
         self.cancelled = true;

@@ -55,6 +55,8 @@ pub(super) struct Requests {
     flights: Vec<Option<Flight>>,
     /// Places without a request.
     free: Vec<usize>,
+    /// How many of the requests under way write.
+    writes: usize,
     /// What was read from the queue and is begun next, and what is given back next. Both keep their room.
     read: Vec<Request>,
     answers: Vec<Answer>,
@@ -94,6 +96,7 @@ impl Requests {
             disk,
             flights: (0..places).map(|_| None).collect(),
             free: (0..places).rev().collect(),
+            writes: 0,
             read: Vec::with_capacity(BATCH),
             answers: Vec::with_capacity(places),
             owner: Arc::new(owner),
@@ -167,9 +170,9 @@ impl Requests {
     fn more_to_coalesce(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
         let Some(since) = self.untold_since else { return Ok(false) };
         let start = Instant::now();
-        // What is under way to the page cache is copied there by a thread of io_uring's, which may need the CPU.
-        let is_copied = self.under_way() > 0 && self.disk.image.is_cached();
-        if self.held.is_some() || self.free.is_empty() || is_copied || self.is_untold_long(start - since) {
+        // A thread of io_uring's copies what is written to the page cache, and may need the CPU.
+        let is_written = self.writes > 0 && self.disk.image.is_cached();
+        if self.held.is_some() || self.free.is_empty() || is_written || self.is_untold_long(start - since) {
             return Ok(false);
         }
         let patience = self.coalescing.begin(self.untold);
@@ -273,6 +276,7 @@ impl Requests {
                 Some(Answer { head, place, status: code, used })
             }
             Prepared::UnderWay(flight) => {
+                self.writes += usize::from(flight.is_write());
                 let number = self.free.pop().expect("no more requests are read than there is room for");
                 self.flights[number] = Some(flight);
                 self.advance(number, Ok(()), are_few)
@@ -298,6 +302,7 @@ impl Requests {
                     let error = io::Error::from_raw_os_error(error);
                     warn!("{}: the image: {error}; the request fails", self.disk.id);
                 }
+                self.writes -= usize::from(flight.is_write());
                 let answer = flight.answer(outcome, &self.disk.counts);
                 self.flights[number] = None;
                 self.free.push(number);
