@@ -2,8 +2,8 @@
 //! `scripts/guest-series`: the guest patch as one series of mails, made in a repository of the files that it changes.
 //!
 //! A mail is a patch of `guest/patches/N` with the files of `guest/src` that `guest/patches/files` names for it. Those files are as
-//! the last patch leaves them. What a patch changes in files of earlier ones is in `guest/patches/later`: taken away from all files
-//! first, and put back with its patch.
+//! the last patch leaves them. What a patch changes in files of earlier ones is in `guest/patches/later`, in a diff for all series, and
+//! one for those that have the files: taken away from all files first, and put back with its patch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -57,7 +57,7 @@ pub(crate) struct Step {
     /// How the paths of the files of `guest/src` start that come with it.
     starts: Vec<String>,
     /// What it changes in files that came before.
-    later: Option<PathBuf>,
+    later: Vec<PathBuf>,
 }
 
 impl Tools<'_> {
@@ -116,7 +116,7 @@ impl Repository<'_> {
                     copy(&forms.join(&file), &target)?;
                 }
             }
-            if let Some(later) = &step.later {
+            for later in &step.later {
                 self.tools.run(&mut patch(&self.directory, later))?;
             }
             self.commit(&["-q", "--amend", "--no-edit"])?;
@@ -161,7 +161,7 @@ impl Repository<'_> {
         for file in self.sources()? {
             copy(&self.source.join(&file), &forms.join(&file))?;
         }
-        for later in self.steps.iter().rev().filter_map(|step| step.later.as_ref()) {
+        for later in self.steps.iter().rev().flat_map(|step| step.later.iter().rev()) {
             self.tools
                 .run(patch(forms, later).arg("-R"))
                 .with_context(|| format!("{} is not what guest/src has", later.display()))?;
@@ -245,16 +245,18 @@ fn starts_one_of(starts: &[String], file: &Path) -> bool {
 /// A list of them cannot be read.
 pub(crate) fn steps(patches: &Path) -> Result<Vec<Step>> {
     let top = patches.parent().unwrap_or(patches);
+    let number = patches.file_name().unwrap_or_default().to_string_lossy();
     let files = read(&top.join("files"))?;
     let brought: BTreeMap<&str, Vec<String>> = files.lines().filter_map(brought).collect();
     let series = read(&patches.join("series"))?;
     let step = |name: &str| {
         let title = title(name);
-        let later = top.join("later").join(format!("{title}.diff"));
+        let later =
+            [format!("{title}.diff"), format!("{title}.{number}.diff")].map(|name| top.join("later").join(name));
         Step {
             patch: name.into(),
             starts: brought.get(title).cloned().unwrap_or_default(),
-            later: later.is_file().then_some(later),
+            later: later.into_iter().filter(|diff| diff.is_file()).collect(),
         }
     };
     Ok(series.lines().filter_map(patch_name).map(step).collect())
@@ -314,12 +316,14 @@ mod tests {
         fs::create_dir_all(top.join("later")).unwrap();
         fs::write(top.join("9.9/series"), "# order\n0001-a-Add-x.patch\n0002-a-Add-y.patch\n").unwrap();
         fs::write(top.join("files"), "# who brings what\na-Add-y drivers/y. drivers/z.h\n").unwrap();
-        let later = top.join("later/a-Add-y.diff");
-        fs::write(&later, "").unwrap();
+        let later = ["later/a-Add-y.diff", "later/a-Add-y.9.9.diff"].map(|name| top.join(name));
+        for diff in later.iter().chain([&top.join("later/a-Add-y.9.8.diff")]) {
+            fs::write(diff, "").unwrap();
+        }
         let steps = steps(&top.join("9.9")).unwrap();
-        let nothing = Step { patch: "0001-a-Add-x.patch".into(), starts: vec![], later: None };
+        let nothing = Step { patch: "0001-a-Add-x.patch".into(), starts: vec![], later: vec![] };
         let starts = vec!["drivers/y.".into(), "drivers/z.h".into()];
-        assert_eq!(steps, [nothing, Step { patch: "0002-a-Add-y.patch".into(), starts, later: Some(later) }]);
+        assert_eq!(steps, [nothing, Step { patch: "0002-a-Add-y.patch".into(), starts, later: later.into() }]);
         assert!(steps[1].brings(Path::new("drivers/y.c")) && !steps[1].brings(Path::new("drivers/yy.c")));
     }
 
