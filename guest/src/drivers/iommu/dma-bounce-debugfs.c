@@ -23,6 +23,7 @@ static const char * const stat_names[DMA_BOUNCE_STATS] = {
 	[DMA_BOUNCE_BYTES_IN]		= "bytes_in",
 	[DMA_BOUNCE_BYTES_OUT]		= "bytes_out",
 	[DMA_BOUNCE_UNWRITTEN]		= "not_copied_back",
+	[DMA_BOUNCE_LENT]		= "lent_buffers",
 	[DMA_BOUNCE_SINGLE_USE]		= "single_use",
 	[DMA_BOUNCE_SYNCS]		= "syncs",
 	[DMA_BOUNCE_SYNCS_PLAIN]	= "syncs_not_bounced",

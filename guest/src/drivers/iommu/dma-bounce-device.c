@@ -20,11 +20,15 @@
 #include <linux/pci.h>
 
 #include "dma-bounce-device.h"
+#include "dma-bounce-lend.h"
 #include "dma-bounce-pages.h"
 #include "dma-bounce-pool.h"
 #include "dma-bounce-share.h"
 
 DEFINE_STATIC_KEY_FALSE(dma_bounce_key);
+
+const u8 dma_bounce_lend_owner;
+EXPORT_SYMBOL_GPL(dma_bounce_lend_owner);
 
 /* What iommu.bounce= says */
 enum dma_bounce_mode {
@@ -188,6 +192,7 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 	 * pool, one that is not for DMA for example.
 	 */
 	WRITE_ONCE(dev->iommu->bounce.pool, NULL);
+	dma_bounce_lender_set(dev, NULL);
 	dev->iommu->bounce.untrusted = dev_is_pci(dev) && to_pci_dev(dev)->untrusted;
 	if (!dma_bounce_allowed())
 		return;
@@ -210,6 +215,7 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 		static_branch_inc(&dma_bounce_key);
 	}
 	WRITE_ONCE(dev->iommu->bounce.pool, domain->bounce);
+	dma_bounce_lender_set(dev, domain->bounce);
 }
 
 /**
@@ -223,6 +229,7 @@ void dma_bounce_free_domain(struct iommu_domain *domain)
 	if (!pool)
 		return;
 	dma_bounce_share_del(pool);
+	dma_bounce_lend_end(pool);
 	dma_bounce_pool_destroy(pool);
 	domain->bounce = NULL;
 	static_branch_dec(&dma_bounce_key);
@@ -261,6 +268,7 @@ EXPORT_SYMBOL_GPL(dma_bounce_start);
  */
 void dma_bounce_release_device(struct device *dev)
 {
+	dma_bounce_lender_del(dev);
 	if (!dev->iommu || !dev->iommu->bounce.files)
 		return;
 	device_remove_group(dev, &dma_bounce_group);

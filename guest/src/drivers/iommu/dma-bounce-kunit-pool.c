@@ -14,6 +14,8 @@
 #include "dma-bounce-calibrate.h"
 #include "dma-bounce-debugfs.h"
 #include "dma-bounce-kunit.h"
+#include "dma-bounce-lend.h"
+#include "dma-bounce-map.h"
 #include "dma-bounce-pages.h"
 #include "dma-bounce-pool.h"
 #include "dma-bounce-single.h"
@@ -396,6 +398,47 @@ static void single_use_test(struct kunit *test)
 	KUNIT_EXPECT_NULL(test, fake_device_page(t->fake, addr >> PAGE_SHIFT, IOMMU_READ));
 }
 
+/* A chunk that is used as a whole stays, has no slots, and what is mapped of it is never copied. */
+static void whole_chunk_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct dma_bounce_chunk *chunk;
+	dma_addr_t iova, addr;
+	u8 byte = SECRET, *va;
+	u64 backed;
+
+	bounce_kunit_fill(t);
+	t->pool->idle_ms = 20;
+	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
+	mutex_lock(&t->pool->slots.mutex);
+	backed = t->pool->backed;
+	chunk = dma_bounce_chunk_lend(t->pool);
+	mutex_unlock(&t->pool->slots.mutex);
+	KUNIT_ASSERT_FALSE(test, IS_ERR(chunk));
+	KUNIT_EXPECT_EQ(test, t->pool->backed, backed + chunk->size);
+	iova = chunk->iova;
+	va = chunk->va;
+	/* The other one is given back as nobody uses it. */
+	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 1));
+	msleep(300);
+	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, iova + 5, &byte, 1));
+	KUNIT_EXPECT_EQ(test, va[5], byte);
+	addr = bounce_kunit_map_bounced(test, 0, 4096, DMA_BIDIRECTIONAL, 0);
+	KUNIT_EXPECT_NE(test, addr / FAKE_CHUNK, iova / FAKE_CHUNK);
+	dma_unmap_single(t->dev, addr, 4096, DMA_BIDIRECTIONAL);
+	KUNIT_EXPECT_TRUE(test, __dma_bounce_sync_single(t->dev, iova, 4096, DMA_FROM_DEVICE,
+							 false));
+	KUNIT_EXPECT_TRUE(test, __dma_bounce_unmap_page(t->dev, iova, 0));
+	KUNIT_EXPECT_EQ(test, va[5], byte);
+	bounce_kunit_expect_area(test);
+	mutex_lock(&t->pool->slots.mutex);
+	dma_bounce_chunk_del(t->pool, chunk);
+	mutex_unlock(&t->pool->slots.mutex);
+	KUNIT_EXPECT_FALSE(test, fake_device_write(t->fake, iova + 5, &byte, 1));
+	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
+}
+
 /* Nothing but chunks is ever mapped where those of the provider are. */
 static void provider_range_test(struct kunit *test)
 {
@@ -486,6 +529,7 @@ static struct kunit_case bounce_pool_cases[] = {
 	KUNIT_CASE(dead_slot_test),
 	KUNIT_CASE(dead_copy_test),
 	KUNIT_CASE(single_use_test),
+	KUNIT_CASE(whole_chunk_test),
 	KUNIT_CASE(provider_range_test),
 	KUNIT_CASE(page_range_test),
 	KUNIT_CASE(page_limit_test),

@@ -14,6 +14,7 @@
 #include <linux/scatterlist.h>
 
 #include "dma-bounce-copy.h"
+#include "dma-bounce-lend.h"
 #include "dma-bounce-map.h"
 #include "dma-bounce-single.h"
 #include "dma-bounce-take.h"
@@ -61,16 +62,24 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t si
 				 enum dma_data_direction dir, unsigned long attrs)
 {
 	struct dma_bounce_pool *pool = dma_bounce_pool_in(dev);
+	struct page *page = pfn_to_page(PHYS_PFN(phys));
 	dma_addr_t addr = DMA_MAPPING_ERROR;
-	bool required;
+	bool lent, required;
 	size_t limit;
 
 	if (!pool || !size)
 		return addr;
-	required = dma_bounce_required(pool, dev, phys, size);
+	lent = dma_bounce_is_lent(page);
+	if (lent) {
+		addr = dma_bounce_lent_map(pool, phys, size);
+		if (addr != DMA_MAPPING_ERROR)
+			return addr;
+	}
+	/* Memory that is lent for other devices is not to be mapped for this one. */
+	required = lent || dma_bounce_required(pool, dev, phys, size);
 	if ((!required && !dma_bounce_wanted(dev)) || !dma_bounce_attrs_allow(pool, dev, attrs))
 		return addr;
-	if (is_zone_device_page(pfn_to_page(PHYS_PFN(phys)))) {
+	if (!lent && is_zone_device_page(page)) {
 		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
 		return addr;
 	}
@@ -95,6 +104,30 @@ bool __dma_bounce_by_piece(struct device *dev)
 	return dma_bounce_untrusted(dev) && dma_bounce_pool_in(dev);
 }
 
+static bool sg_has_lent(struct scatterlist *sgl, int nents)
+{
+	struct scatterlist *s;
+	int i;
+
+	for_each_sg(sgl, s, nents, i)
+		if (dma_bounce_is_lent(sg_page(s)))
+			return true;
+	return false;
+}
+
+/**
+ * __dma_bounce_by_entry - whether the entries of a list are to be mapped each by itself
+ * @dev: the device
+ * @sgl: the list, which is not bounced as a whole
+ * @nents: its entries
+ *
+ * Return: true if there is lent memory in it, which has its address already, or must be copied.
+ */
+bool __dma_bounce_by_entry(struct device *dev, struct scatterlist *sgl, int nents)
+{
+	return dma_bounce_lends() && dma_bounce_pool_in(dev) && sg_has_lent(sgl, nents);
+}
+
 /* Bytes of a list if it can be packed into one slot, otherwise 0 with the reason counted */
 static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 			  struct scatterlist *sgl, int nents, size_t limit)
@@ -107,7 +140,8 @@ static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 
 	for_each_sg(sgl, s, nents, i) {
 		if (is_zone_device_page(sg_page(s))) {
-			dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
+			if (!dma_bounce_is_lent(sg_page(s)))
+				dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
 			return 0;
 		}
 		/* Each piece follows the one before it: are its low bits the right ones then? */
@@ -225,6 +259,15 @@ static bool serves_list(struct dma_bounce_slot *slot)
 	return slot->mapped == DMA_BOUNCE_LIST || slot->mapped == DMA_BOUNCE_ENTRY;
 }
 
+/*
+ * Whether an address for which there is no slot is one of lent memory: then there is nothing to do
+ * to it
+ */
+static bool is_lent(struct dma_bounce_pool *pool, dma_addr_t addr)
+{
+	return dma_bounce_slots_whole(&pool->slots, addr);
+}
+
 /* Whether a list is the one that a slot serves, from its start */
 static bool is_list_of(struct device *dev, struct scatterlist *sgl, struct dma_bounce_slot *slot)
 {
@@ -253,11 +296,14 @@ bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long 
 		return dma_bounce_single_unmap(pool, addr, attrs);
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, addr);
+	if (!slot && is_lent(pool, addr))
+		goto out;
 	/* A list of one entry may be unmapped as what it is. */
 	if (!dev_WARN_ONCE(dev, !slot || slot->mapped > DMA_BOUNCE_ENTRY ||
 			   addr != dma_bounce_slot_iova(slot) + slot->offset,
 			   "unmaps a bounced address that is not mapped: %pad\n", &addr))
 		dma_bounce_slot_finish(pool, dev, slot, NULL, attrs);
+out:
 	rcu_read_unlock();
 	return true;
 }
@@ -295,6 +341,10 @@ bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nent
 		return is_lone_buffer(sgl, nents) && dma_bounce_single_unmap(pool, addr, attrs);
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, addr);
+	if (!slot && is_lent(pool, addr)) {
+		ours = is_lone_buffer(sgl, nents);
+		goto out;
+	}
 	if (dev_WARN_ONCE(dev, !slot, "unmaps a bounced list that is not mapped: %pad\n", &addr))
 		goto out;
 	if (serves_list(slot)) {
@@ -346,6 +396,8 @@ bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
 	}
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, addr);
+	if (!slot && is_lent(pool, addr))
+		goto out;
 	if (dev_WARN_ONCE(dev, !slot, "syncs a bounced address that is not mapped: %pad\n", &addr))
 		goto out;
 	start = dma_bounce_slot_iova(slot) + slot->offset;
@@ -398,6 +450,8 @@ bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents
 			len += s->length;
 		dma_bounce_slot_sync(pool, dev, slot, sgl, 0, min_t(size_t, len, slot->len), dir,
 				     for_device);
+	} else if (!slot) {
+		ours = is_lone_buffer(sgl, nents) && is_lent(pool, addr);
 	}
 out:
 	rcu_read_unlock();

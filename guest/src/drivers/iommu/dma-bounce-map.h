@@ -19,6 +19,7 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t si
 				 enum dma_data_direction dir, unsigned long attrs);
 bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long attrs);
 bool __dma_bounce_by_piece(struct device *dev);
+bool __dma_bounce_by_entry(struct device *dev, struct scatterlist *sgl, int nents);
 int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			enum dma_data_direction dir, unsigned long attrs);
 bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
@@ -57,6 +58,12 @@ static inline bool dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, un
 static inline bool dma_bounce_by_piece(struct device *dev)
 {
 	return static_branch_unlikely(&dma_bounce_key) && __dma_bounce_by_piece(dev);
+}
+
+/* Returns true if the entries of a list are to be mapped each by itself. */
+static inline bool dma_bounce_by_entry(struct device *dev, struct scatterlist *sgl, int nents)
+{
+	return static_branch_unlikely(&dma_bounce_key) && __dma_bounce_by_entry(dev, sgl, nents);
 }
 
 /* Returns the number of DMA segments, or 0 if the caller is to map the list itself. */
@@ -109,6 +116,11 @@ static inline bool dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, un
 }
 
 static inline bool dma_bounce_by_piece(struct device *dev)
+{
+	return false;
+}
+
+static inline bool dma_bounce_by_entry(struct device *dev, struct scatterlist *sgl, int nents)
 {
 	return false;
 }

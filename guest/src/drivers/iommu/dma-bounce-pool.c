@@ -166,30 +166,54 @@ static void *chunk_back(struct dma_bounce_pool *pool, dma_addr_t *iova, size_t *
 	return va;
 }
 
-static int chunk_add(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
+/**
+ * dma_bounce_chunk_make - have the provider add a chunk, to be published
+ * @pool: the pool, whose mutex is held
+ * @kind: what devices may do with it
+ * @class: the slots that it may be cut into
+ * @va: becomes its memory
+ * @iova: becomes the place where devices see it
+ * @size: becomes its bytes
+ *
+ * Return: the chunk, to be given back by dma_bounce_chunk_del(), or an error pointer.
+ */
+struct dma_bounce_chunk *dma_bounce_chunk_make(struct dma_bounce_pool *pool, unsigned int kind,
+					       unsigned int class, void **va, dma_addr_t *iova,
+					       size_t *size)
 {
-	size_t size = 1UL << pool->slots.chunk_shift;
 	struct dma_bounce_chunk *chunk;
-	dma_addr_t iova;
-	void *va;
 
-	if (pool->backed + size > pool->budget)
-		return -ENOMEM;
-	chunk = dma_bounce_chunk_alloc(kind, class, size, pool->node);
+	*size = 1UL << pool->slots.chunk_shift;
+	if (pool->backed + *size > pool->budget)
+		return ERR_PTR(-ENOMEM);
+	chunk = dma_bounce_chunk_alloc(kind, class, *size, pool->node);
 	if (!chunk)
-		return -ENOMEM;
-	va = chunk_back(pool, &iova, &size, dma_bounce_prot[kind]);
-	if (IS_ERR(va)) {
+		return ERR_PTR(-ENOMEM);
+	*va = chunk_back(pool, iova, size, dma_bounce_prot[kind]);
+	if (IS_ERR(*va)) {
 		dma_bounce_chunk_discard(chunk);
-		return PTR_ERR(va);
+		return ERR_CAST(*va);
 	}
-	pool->backed += size;
+	pool->backed += *size;
 	pool->peak = max(pool->peak, pool->backed);
 	pool->nchunks++;
 	pool->adds++;
-	trace_dma_bounce_chunk(pool->name, iova, size, kind, true);
-	dma_bounce_chunk_publish(&pool->slots, chunk, va, iova, size);
+	trace_dma_bounce_chunk(pool->name, *iova, *size, kind, true);
 	queue_delayed_work(dma_bounce_wq, &pool->idle_work, msecs_to_jiffies(pool->idle_ms));
+	return chunk;
+}
+
+static int chunk_add(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
+{
+	struct dma_bounce_chunk *chunk;
+	dma_addr_t iova;
+	size_t size;
+	void *va;
+
+	chunk = dma_bounce_chunk_make(pool, kind, class, &va, &iova, &size);
+	if (IS_ERR(chunk))
+		return PTR_ERR(chunk);
+	dma_bounce_chunk_publish(&pool->slots, chunk, va, iova, size);
 	return 0;
 }
 
@@ -276,7 +300,8 @@ void dma_bounce_pool_reap(struct dma_bounce_pool *pool)
 	unsigned long place;
 
 	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));) {
-		if (chunk->state == DMA_BOUNCE_LIVE || dma_bounce_chunk_used(&pool->slots, chunk))
+		if (chunk->state == DMA_BOUNCE_LIVE || chunk->state == DMA_BOUNCE_WHOLE ||
+		    dma_bounce_chunk_used(&pool->slots, chunk))
 			continue;
 		if (chunk->va && !pool->active && pool->ops == &dma_bounce_page_ops)
 			continue;
@@ -355,6 +380,7 @@ static void pool_work(struct work_struct *work)
 			goto out;
 		}
 	}
+	dma_bounce_loans_reap(pool);
 	dma_bounce_pool_reap(pool);
 	if (!pool->active)
 		goto out;
@@ -397,6 +423,7 @@ static void pool_idle_work(struct work_struct *work)
 	if (!pool->slots.len)
 		goto out;
 	/* After the last device has left too: what could not be given back then is tried again. */
+	dma_bounce_loans_reap(pool);
 	dma_bounce_pool_reap(pool);
 	if (!pool->active)
 		goto again;
@@ -438,6 +465,7 @@ static void pool_kill(struct dma_bounce_pool *pool)
 
 	if (!pool->slots.len)
 		return;
+	dma_bounce_loans_stop(pool);
 	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));)
 		dma_bounce_chunk_retire(&pool->slots, chunk, DMA_BOUNCE_DEAD);
 	pool->ndraining = 0;
@@ -525,6 +553,7 @@ struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 	pool->active = true;
 	pool->retry_at = jiffies;
 	pool->idle_ms = DMA_BOUNCE_IDLE_MS;
+	INIT_LIST_HEAD(&pool->loans);
 	dma_bounce_slots_init(&pool->slots, pool_drained);
 	xa_init_flags(&pool->single_use, XA_FLAGS_LOCK_IRQ);
 	INIT_WORK(&pool->work, pool_work);

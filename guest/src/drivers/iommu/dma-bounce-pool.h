@@ -26,6 +26,9 @@ void dma_bounce_pool_set_idle(struct dma_bounce_pool *pool, u32 ms);
 struct dma_bounce_chunk *dma_bounce_next_chunk(struct dma_bounce_pool *pool, unsigned long *place);
 struct dma_bounce_chunk *dma_bounce_find_idle(struct dma_bounce_pool *pool, unsigned int kind,
 					      unsigned long age);
+struct dma_bounce_chunk *dma_bounce_chunk_make(struct dma_bounce_pool *pool, unsigned int kind,
+					       unsigned int class, void **va, dma_addr_t *iova,
+					       size_t *size);
 void dma_bounce_chunk_del(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk);
 void dma_bounce_pool_reap(struct dma_bounce_pool *pool);
 void dma_bounce_pool_set_limits(struct dma_bounce_pool *pool, struct dma_bounce_limits *limits);

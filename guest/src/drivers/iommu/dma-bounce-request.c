@@ -14,6 +14,7 @@
 
 #include "dma-bounce-copy.h"
 #include "dma-bounce-device.h"
+#include "dma-bounce-lend.h"
 #include "dma-bounce-take.h"
 
 /*
@@ -52,6 +53,32 @@ static size_t request_packable(struct device *dev, struct request *req, size_t l
 	return len == blk_rq_payload_bytes(req) ? len : 0;
 }
 
+static bool request_has_lent(struct request *req)
+{
+	struct req_iterator iter;
+	struct bio_vec bv;
+
+	if (req->rq_flags & RQF_SPECIAL_PAYLOAD)
+		return false;
+	rq_for_each_bvec(bv, req, iter)
+		if (dma_bounce_is_lent(bv.bv_page))
+			return true;
+	return false;
+}
+
+/**
+ * dma_bounce_request_by_piece - whether the pieces of a request are to be mapped each by itself
+ * @req: the request
+ * @dma_dev: its device
+ *
+ * Return: true if there is lent memory in it, which has its address already, or must be copied.
+ */
+bool dma_bounce_request_by_piece(struct request *req, struct device *dma_dev)
+{
+	return dma_bounce_lends() && use_dma_iommu(dma_dev) && dma_bounce_pool_in(dma_dev) &&
+	       request_has_lent(req);
+}
+
 /**
  * dma_bounce_map_request - map all data of a block request by one slot
  * @req: the request
@@ -83,7 +110,8 @@ bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
 	limit = dma_bounce_threshold(pool, dma_dev);
 	len = request_packable(dma_dev, req, limit, &start, &reason);
 	if (!len) {
-		dma_bounce_fallback(pool, dma_dev, reason);
+		if (!dma_bounce_lends() || !request_has_lent(req))
+			dma_bounce_fallback(pool, dma_dev, reason);
 		return false;
 	}
 	rcu_read_lock();

@@ -375,6 +375,25 @@ void dma_bounce_chunk_publish(struct dma_bounce_slots *slots, struct dma_bounce_
 }
 
 /**
+ * dma_bounce_chunk_publish_whole - use a chunk as a whole, until it is removed
+ * @slots: the allocator
+ * @chunk: from dma_bounce_chunk_alloc()
+ * @va: its memory
+ * @iova: where devices see it: in the range, at the place of no other chunk
+ * @size: its bytes
+ */
+void dma_bounce_chunk_publish_whole(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
+				    void *va, dma_addr_t iova, size_t size)
+{
+	chunk->va = va;
+	chunk->iova = iova;
+	chunk->size = size;
+	chunk->nslots = 0;
+	chunk->state = DMA_BOUNCE_WHOLE;
+	rcu_assign_pointer(slots->chunks[chunk_place(slots, chunk)], chunk);
+}
+
+/**
  * dma_bounce_chunk_withdraw - take a chunk away if it is idle
  * @slots: the allocator
  * @chunk: the chunk

@@ -48,6 +48,7 @@ enum dma_bounce_kind {
 
 enum dma_bounce_chunk_state {
 	DMA_BOUNCE_LIVE,
+	DMA_BOUNCE_WHOLE,	/* it has no slots: it is used as a whole */
 	DMA_BOUNCE_DRAINING,	/* its slots are not handed out any more */
 	DMA_BOUNCE_DEAD,	/* ... and its memory is gone: what is mapped by it is orphaned */
 };
@@ -247,6 +248,8 @@ struct dma_bounce_chunk *dma_bounce_chunk_alloc(enum dma_bounce_kind kind, unsig
 void dma_bounce_chunk_discard(struct dma_bounce_chunk *chunk);
 void dma_bounce_chunk_publish(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
 			      void *va, dma_addr_t iova, size_t size);
+void dma_bounce_chunk_publish_whole(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
+				    void *va, dma_addr_t iova, size_t size);
 bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
 			       unsigned long age);
 void dma_bounce_chunk_retire(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
@@ -369,6 +372,15 @@ dma_bounce_slots_find(struct dma_bounce_slots *slots, dma_addr_t addr)
 	if (number >= chunk->nslots || !READ_ONCE(chunk->slots[number].len))
 		return NULL;
 	return &chunk->slots[number];
+}
+
+/* Whether an address for which dma_bounce_slots_own() is true is of a chunk without slots */
+static inline bool dma_bounce_slots_whole(struct dma_bounce_slots *slots, dma_addr_t addr)
+{
+	struct dma_bounce_chunk *chunk;
+
+	chunk = rcu_dereference(slots->chunks[(addr - slots->base) >> slots->chunk_shift]);
+	return chunk && READ_ONCE(chunk->state) == DMA_BOUNCE_WHOLE;
 }
 
 #endif /* _DMA_BOUNCE_SLOTS_H */

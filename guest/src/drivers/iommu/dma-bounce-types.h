@@ -18,13 +18,25 @@
 #include "dma-bounce-slots.h"
 
 struct dentry;
+struct dma_bounce_pool;
 struct iova;
 struct iova_domain;
+
+/**
+ * struct dma_bounce_loan_ops - what is done about memory that applications have of a pool
+ * @reap:	Takes back what nobody uses any more. The pool's mutex is held.
+ * @stop:	Takes back everything, and waits for it. The pool's mutex is held.
+ */
+struct dma_bounce_loan_ops {
+	void (*reap)(struct dma_bounce_pool *pool);
+	void (*stop)(struct dma_bounce_pool *pool);
+};
 
 enum dma_bounce_stat {
 	DMA_BOUNCE_BYTES_IN,		/* copied from buffers to slots */
 	DMA_BOUNCE_BYTES_OUT,		/* copied from slots to buffers */
 	DMA_BOUNCE_UNWRITTEN,		/* not copied back, as not known to be written */
+	DMA_BOUNCE_LENT,		/* buffers in lent memory, which are not copied */
 	DMA_BOUNCE_SINGLE_USE,		/* served by a buffer of their own, as they must bounce */
 	DMA_BOUNCE_SYNCS,		/* sync calls for something bounced */
 	DMA_BOUNCE_SYNCS_PLAIN,		/* ... for something else, by devices that have bounced */
@@ -87,6 +99,10 @@ struct dma_bounce_stats {
  * @shrunk:	chunks given back because they were idle
  * @drained:	chunks given back, when they had become idle, because the budget was lowered
  * @yielded:	chunks given up, at once or when they are idle, for another domain
+ * @region:	where memory that can be lent is
+ * @loan_ops:	what is done about loans, once there may be some
+ * @loans:	what applications have
+ * @lent:	bytes of chunks that they have
  * @orphaned:	slots that were mapped when their chunk went away
  *
  * What each mapping reads is in the first cache line.
@@ -135,6 +151,10 @@ struct dma_bounce_pool {
 	u64				drained;
 	u64				yielded;
 	u64				orphaned;
+	struct dma_bounce_region	region;
+	const struct dma_bounce_loan_ops *loan_ops;
+	struct list_head		loans;
+	u64				lent;
 };
 
 static_assert(offsetof(struct dma_bounce_pool, slots.cap) + DMA_BOUNCE_CLASSES <= 64);
@@ -176,6 +196,22 @@ static inline bool dma_bounce_sync_copies(enum dma_data_direction dir, bool for_
 static inline bool dma_bounce_owns(struct dma_bounce_pool *pool, dma_addr_t addr)
 {
 	return dma_bounce_slots_own(&pool->slots, addr);
+}
+
+static inline void dma_bounce_loans_reap(struct dma_bounce_pool *pool)
+{
+	const struct dma_bounce_loan_ops *ops = READ_ONCE(pool->loan_ops);
+
+	if (ops)
+		ops->reap(pool);
+}
+
+static inline void dma_bounce_loans_stop(struct dma_bounce_pool *pool)
+{
+	const struct dma_bounce_loan_ops *ops = READ_ONCE(pool->loan_ops);
+
+	if (ops)
+		ops->stop(pool);
 }
 
 #endif /* _DMA_BOUNCE_TYPES_H */

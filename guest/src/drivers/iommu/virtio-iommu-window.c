@@ -15,6 +15,7 @@
 #include <linux/io.h>
 #include <linux/iommu.h>
 #include <linux/log2.h>
+#include <linux/memremap.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/sizes.h>
@@ -171,6 +172,7 @@ static int map_region(struct viommu_window *window)
 
 	if (!virtio_get_shm_region(window->vdev, &region, VIRTIO_IOMMU_WINDOW_SHMID))
 		return -ENODEV;
+	window->region_addr = region.addr;
 	window->region_len = round_down(region.len, window->chunk_size);
 	if (!window->region_len || !IS_ALIGNED(region.addr, window->chunk_size) ||
 	    window->region_len / window->chunk_size > INT_MAX)
@@ -378,6 +380,58 @@ bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iova, void *va, s
 	return true;
 }
 EXPORT_SYMBOL_GPL(viommu_window_del);
+
+static int make_pages(struct viommu_window *window)
+{
+	struct device *dev = &window->vdev->dev;
+	struct dev_pagemap *pages;
+	void *va;
+
+	pages = devm_kzalloc(dev, sizeof(*pages), GFP_KERNEL);
+	if (!pages)
+		return -ENOMEM;
+	pages->type = MEMORY_DEVICE_GENERIC;
+	pages->owner = DMA_BOUNCE_LEND_OWNER;
+	pages->range.start = window->region_addr;
+	pages->range.end = window->region_addr + window->region_len - 1;
+	pages->nr_range = 1;
+	va = devm_memremap_pages(dev, pages);
+	if (IS_ERR(va)) {
+		devm_kfree(dev, pages);
+		return PTR_ERR(va);
+	}
+	window->pages = pages;
+	return 0;
+}
+
+/**
+ * viommu_window_lend - make pages of the windows' memory
+ * @domain: a domain that has windows
+ * @region: where to tell where it is
+ *
+ * Return: 0, or an error, as where the kernel cannot have pages of it.
+ */
+int viommu_window_lend(struct iommu_domain *domain, struct dma_bounce_region *region)
+{
+	struct viommu_window *window;
+	int ret;
+	u32 id;
+
+	window = window_of(domain, &id);
+	if (!window)
+		return -ENODEV;
+	/* The caller has one at a time. */
+	if (!window->pages) {
+		ret = make_pages(window);
+		if (ret)
+			return ret;
+	}
+	region->phys = window->region_addr;
+	region->va = window->region;
+	region->len = window->region_len;
+	return 0;
+}
+EXPORT_SYMBOL_GPL(viommu_window_lend);
 
 MODULE_DESCRIPTION("Bounce windows of virtio-iommu");
 MODULE_LICENSE("GPL");

@@ -13,6 +13,7 @@
 
 #include <uapi/linux/virtio_iommu_window.h>
 
+struct dev_pagemap;
 struct viommu_dev;
 struct viommu_window;
 
@@ -26,7 +27,9 @@ typedef int (*viommu_window_send_t)(struct viommu_dev *viommu, void *buf, size_t
  * @viommu:	what to send it with
  * @ops:	the provider that we are the back of
  * @region:	the shared memory region, mapped
+ * @region_addr: where it is for the CPU
  * @region_len:	its bytes
+ * @pages:	its pages, once an application may have some of it
  * @iova_start:	first IOVA of the aperture
  * @iova_len:	its bytes
  * @chunk_size:	bytes
@@ -44,7 +47,9 @@ struct viommu_window {
 	struct viommu_dev		*viommu;
 	const struct dma_bounce_ops	*ops;
 	void				*region;
+	phys_addr_t			region_addr;
 	u64				region_len;
+	struct dev_pagemap		*pages;
 	u64				iova_start;
 	u64				iova_len;
 	u64				chunk_size;
@@ -72,6 +77,7 @@ struct viommu_window_provider {
 	.limits	= viommu_window_limits,		\
 	.add	= viommu_window_add,		\
 	.del	= viommu_window_del,		\
+	.lend	= viommu_window_lend,		\
 }
 
 /* Bytes at the end of a request that the device writes, besides what the tail takes */
@@ -98,6 +104,7 @@ bool viommu_window_config_changed(struct viommu_window *window);
 int viommu_window_limits(struct iommu_domain *domain, struct dma_bounce_limits *limits);
 void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot);
 bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size);
+int viommu_window_lend(struct iommu_domain *domain, struct dma_bounce_region *region);
 
 #else /* !CONFIG_VIRTIO_IOMMU_WINDOW */
 
@@ -141,6 +148,11 @@ static inline bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iov
 				     size_t size)
 {
 	return true;
+}
+
+static inline int viommu_window_lend(struct iommu_domain *domain, struct dma_bounce_region *region)
+{
+	return -ENODEV;
 }
 
 #endif /* CONFIG_VIRTIO_IOMMU_WINDOW */

@@ -58,6 +58,21 @@ struct dma_bounce_limits {
 	unsigned int	surplus;
 };
 
+/* The owner of pages that a provider makes of its memory */
+#define DMA_BOUNCE_LEND_OWNER	((void *)&dma_bounce_lend_owner)
+
+/**
+ * struct dma_bounce_region - where the memory of all chunks of a provider is
+ * @phys:	its start for the CPU
+ * @va:		where it is mapped
+ * @len:	its bytes; 0 as long as it has no pages
+ */
+struct dma_bounce_region {
+	phys_addr_t	phys;
+	void		*va;
+	u64		len;
+};
+
 /**
  * struct dma_bounce_ops - a provider of memory that stays mapped in the IOMMU
  * @name:	for statistics and messages
@@ -71,6 +86,9 @@ struct dma_bounce_limits {
  *		uses it any more. Does not fail for want of memory, as it is called to free some.
  *		Returns false if devices may still reach it, because the IOMMU refuses: then it is
  *		kept, and it may be tried again.
+ * @lend:	Makes pages of the provider's memory, if it has none yet, so that applications may
+ *		have some of it, and tells where it is. Returns 0 or a negative error. NULL if
+ *		that cannot be done.
  *
  * All may sleep. Calls of @add and @del for one domain are serialised.
  */
@@ -79,7 +97,10 @@ struct dma_bounce_ops {
 	int (*limits)(struct iommu_domain *domain, struct dma_bounce_limits *limits);
 	void *(*add)(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot);
 	bool (*del)(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size);
+	int (*lend)(struct iommu_domain *domain, struct dma_bounce_region *region);
 };
+
+extern const u8 dma_bounce_lend_owner;
 
 #ifdef CONFIG_IOMMU_DMA_BOUNCE
 
@@ -121,6 +142,7 @@ bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
 			    unsigned long attrs);
 void dma_bounce_unmap_request(struct request *req, struct device *dma_dev,
 			      struct dma_iova_state *state, unsigned long attrs);
+bool dma_bounce_request_by_piece(struct request *req, struct device *dma_dev);
 
 #else /* !CONFIG_IOMMU_DMA_BOUNCE_REQUEST */
 
@@ -134,6 +156,11 @@ static inline bool dma_bounce_map_request(struct request *req, struct device *dm
 static inline void dma_bounce_unmap_request(struct request *req, struct device *dma_dev,
 					    struct dma_iova_state *state, unsigned long attrs)
 {
+}
+
+static inline bool dma_bounce_request_by_piece(struct request *req, struct device *dma_dev)
+{
+	return false;
 }
 
 #endif /* CONFIG_IOMMU_DMA_BOUNCE_REQUEST */

@@ -32,6 +32,7 @@ mod isolation;
 mod kata;
 mod kata_runtime;
 mod killed;
+mod lent;
 mod lifecycle;
 mod mapped;
 mod memory_hotplug;

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+/*
+ * lent-check FILE DEVICE: checks what fio does not of memory that the IOMMU layer lends for a drive: FILE
+ * (/dev/iommu_bounce/ADDRESS) is mapped, and direct I/O of DEVICE done from and to it, also across chunks
+ * and together with memory of the program's own. Overwrites 4 MiB at the start of DEVICE. Prints a line for
+ * each case. Exit status 0 if all are right.
+ *
+ * lent-check FILE: maps FILE and touches it until it is taken away. Exit status 0 at SIGBUS.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/aio_abi.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, CHUNK = 2 << 20, SIZE = 2 * CHUNK, PIECES = 16 };
+
+static unsigned char *lent, *own;
+static int failures, seed;
+
+static void check(const char *what, int good)
+{
+	printf("lent-check: %s: %s\n", what, good ? "right" : "wrong");
+	failures += !good;
+}
+
+static unsigned char at(size_t i)
+{
+	return seed * 77 + i * 7 + (i >> 8);
+}
+
+/* Something else for each case. */
+static void fill(unsigned char *buffer, size_t len)
+{
+	seed++;
+	for (size_t i = 0; i < len; i++)
+		buffer[i] = at(i);
+}
+
+static int is_filled(const unsigned char *buffer, size_t len)
+{
+	for (size_t i = 0; i < len; i++)
+		if (buffer[i] != at(i)) {
+			printf("lent-check: byte %zu is %#x instead of %#x\n", i, buffer[i], at(i));
+			return 0;
+		}
+	return 1;
+}
+
+static int is_zero(const unsigned char *buffer, size_t len)
+{
+	for (size_t i = 0; i < len; i++)
+		if (buffer[i])
+			return 0;
+	return 1;
+}
+
+static void mappings(int file)
+{
+	errno = 0;
+	check("private mapping is refused",
+	      mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0) == MAP_FAILED && errno == EINVAL);
+	errno = 0;
+	check("more than there is is refused",
+	      mmap(NULL, 1 << 30, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) == MAP_FAILED && errno == ENOMEM);
+	lent = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	if (lent == MAP_FAILED) {
+		perror("lent-check: mapping");
+		exit(1);
+	}
+	check("memory is zeroed", is_zero(lent, SIZE));
+}
+
+static void transfers(int fd)
+{
+	fill(lent, SIZE);
+	check("write of 4 MiB", pwrite(fd, lent, SIZE, 0) == SIZE);
+	memset(own, 0, SIZE);
+	check("what was written is read to own memory", pread(fd, own, SIZE, 0) == SIZE && is_filled(own, SIZE));
+	fill(own, SIZE);
+	check("write from own memory", pwrite(fd, own, SIZE, 0) == SIZE);
+	memset(lent, 0, SIZE);
+	check("read across chunks", pread(fd, lent + CHUNK - 64 * 1024, 128 * 1024, 0) == 128 * 1024 &&
+	      is_filled(lent + CHUNK - 64 * 1024, 128 * 1024) && is_zero(lent, CHUNK - 64 * 1024) &&
+	      is_zero(lent + CHUNK + 64 * 1024, CHUNK - 64 * 1024));
+	memset(lent, 0, SIZE);
+	check("read within a page", pread(fd, lent + 512, 1024, 0) == 1024 && is_filled(lent + 512, 1024) &&
+	      is_zero(lent, 512) && is_zero(lent + 1536, PAGE));
+}
+
+/* One request of pieces of both kinds, of @len bytes each, the first of which is lent or not */
+static void mixed(int fd, size_t len, int first, const char *what)
+{
+	struct iovec to[PIECES];
+	int good = 1;
+
+	fill(own, SIZE);
+	good &= pwrite(fd, own, PIECES * len, 0) == (ssize_t)(PIECES * len);
+	memset(own, 0, SIZE);
+	memset(lent, 0, SIZE);
+	for (int i = 0; i < PIECES; i++)
+		to[i] = (struct iovec){ ((i + first) % 2 ? own : lent) + i * len, len };
+	good &= preadv(fd, to, PIECES, 0) == (ssize_t)(PIECES * len);
+	for (int i = 0; i < PIECES; i++)
+		memcpy((to[i].iov_base == own + i * len ? lent : own) + i * len, to[i].iov_base, len);
+	check(what, good && is_filled(own, PIECES * len) && is_filled(lent, PIECES * len));
+}
+
+/* Memory that is unmapped while the drive reads to it goes back when that has ended, not before. */
+static void unmapped_in_flight(int fd, int file)
+{
+	unsigned char *buffer = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	struct iocb read = { .aio_fildes = fd, .aio_lio_opcode = IOCB_CMD_PREAD, .aio_buf = (uintptr_t)buffer,
+			     .aio_nbytes = 1 << 20 };
+	struct iocb *list[] = { &read };
+	struct io_event event = { 0 };
+	aio_context_t context = 0;
+	int good = buffer != MAP_FAILED && !syscall(SYS_io_setup, 1, &context) &&
+		   syscall(SYS_io_submit, context, 1, list) == 1;
+
+	munmap(buffer, CHUNK);
+	good = good && syscall(SYS_io_getevents, context, 1, 1, &event, NULL) == 1 && event.res == 1 << 20;
+	check("memory is unmapped in the middle of a read", good);
+}
+
+static void taken_away(int number)
+{
+	static const char text[] = "lent-check: memory is taken away: right\n";
+
+	(void)number;
+	_exit(write(STDOUT_FILENO, text, sizeof(text) - 1) < 0);
+}
+
+static void hold(int file)
+{
+	volatile unsigned char *page = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+
+	if (page == MAP_FAILED) {
+		perror("lent-check: mapping");
+		exit(1);
+	}
+	signal(SIGBUS, taken_away);
+	printf("lent-check: holds\n");
+	fflush(stdout);
+	for (;; usleep(10000))
+		page[PAGE]++;
+}
+
+int main(int argc, char **argv)
+{
+	int file = argc > 1 ? open(argv[1], O_RDWR) : -1, fd = argc > 2 ? open(argv[2], O_RDWR | O_DIRECT) : -1;
+
+	if (file < 0 || argc > 3 || (argc == 3 && fd < 0)) {
+		fprintf(stderr, "usage: lent-check FILE [DEVICE]: %s\n", strerror(errno));
+		return 2;
+	}
+	if (argc == 2)
+		hold(file);
+	own = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (own == MAP_FAILED) {
+		perror("lent-check: memory");
+		return 1;
+	}
+	mappings(file);
+	transfers(fd);
+	mixed(fd, PAGE, 0, "read to lent and own pages");
+	mixed(fd, PAGE, 1, "read to own and lent pages");
+	mixed(fd, 64 * 1024, 0, "read of 1 MiB to lent and own memory");
+	mixed(fd, 64 * 1024, 1, "read of 1 MiB to own and lent memory");
+	unmapped_in_flight(fd, file);
+	return failures != 0;
+}

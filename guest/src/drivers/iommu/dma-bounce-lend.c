@@ -1,0 +1,574 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Bounce memory lent to applications
+ *
+ * What is copied most is worth not being copied. An application that maps /dev/iommu_bounce/DEVICE
+ * gets chunks of the memory that stays mapped for that device. Buffers in it, for direct I/O or
+ * registered with io_uring, have an address for the device already: mapping them takes no request
+ * to the IOMMU and no copy. It is as strict as bouncing: the device reaches what it was lent, and
+ * nothing of what else the application has.
+ *
+ * A chunk that is lent has its place in the pool's range and no slots. It goes back when it is
+ * unmapped and nobody holds its pages any more. Chunks end with the last device of their domain:
+ * the mappings of applications are taken away then (SIGBUS), and whoever holds pages is waited for,
+ * as with device-dax.
+ *
+ * The provider's memory must have pages, or get them: those of windows are made when the first
+ * application opens the file of a device.
+ */
+
+#define pr_fmt(fmt) "iommu: bounce: " fmt
+
+#include <linux/cdev.h>
+#include <linux/cleanup.h>
+#include <linux/delay.h>
+#include <linux/device.h>
+#include <linux/fs.h>
+#include <linux/idr.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/rwsem.h>
+#include <linux/slab.h>
+
+#include "dma-bounce-lend.h"
+#include "dma-bounce-pool.h"
+
+DEFINE_STATIC_KEY_FALSE(dma_bounce_lend_key);
+
+/* What part of its budget a pool lends at most */
+#define DMA_BOUNCE_LEND_PART	2
+/* How often to say that somebody holds pages of a device that leaves */
+#define DMA_BOUNCE_LEND_SAY	(10 * HZ)
+
+/**
+ * struct dma_bounce_loan - what an application got by one call of mmap()
+ * @list:	in the pool's list
+ * @inode:	the file that it is a mapping of
+ * @start:	where in the file
+ * @refs:	one for each mapping, and one as long as it is in the list
+ * @mappings:	how many; a mapping may be split
+ * @nchunks:	chunks
+ * @chunks:	the chunks
+ */
+struct dma_bounce_loan {
+	struct list_head	list;
+	struct inode		*inode;
+	loff_t			start;
+	refcount_t		refs;
+	atomic_t		mappings;
+	unsigned int		nchunks;
+	struct dma_bounce_lent	*chunks[] __counted_by(nchunks);
+};
+
+/**
+ * struct dma_bounce_lent - a chunk that is lent
+ * @pool:	whose it is
+ * @chunk:	which
+ * @phys:	where its memory is
+ * @size:	bytes
+ * @iova:	where devices of the pool see it
+ * @rcu:	frees this structure
+ *
+ * Its pages point here.
+ */
+struct dma_bounce_lent {
+	struct dma_bounce_pool	*pool;
+	struct dma_bounce_chunk	*chunk;
+	phys_addr_t		phys;
+	size_t			size;
+	dma_addr_t		iova;
+	struct rcu_head		rcu;
+};
+
+/**
+ * struct dma_bounce_lender - the file of a device
+ * @node:	the file's device
+ * @cdev:	its operations
+ * @list:	in the list of all
+ * @dev:	whose memory is lent
+ * @pool:	of @dev's domain, NULL if that is gone; holds still for who has one of the locks
+ */
+struct dma_bounce_lender {
+	struct device		node;
+	struct cdev		cdev;
+	struct list_head	list;
+	struct device		*dev;
+	struct dma_bounce_pool	*pool;
+};
+
+#define DMA_BOUNCE_LENDERS	(MINORMASK + 1)
+
+/*
+ * The last page of a chunk is not lent: the next chunk in memory may be another one for devices,
+ * and what is next to each other must not be taken for one piece.
+ */
+static size_t lendable_bytes(struct dma_bounce_pool *pool)
+{
+	return (1UL << pool->slots.chunk_shift) - PAGE_SIZE;
+}
+
+/*
+ * Whoever changes the lenders has both. The mutex nests within the lock of an application's memory
+ * map, outside of pools' mutexes; pages are made under the other one, which must not.
+ */
+static DECLARE_RWSEM(lend_sem);
+static DEFINE_MUTEX(lend_lock);
+static LIST_HEAD(lenders);
+/* Protects the pools' regions while they are made */
+static DEFINE_MUTEX(region_lock);
+static DEFINE_IDA(lend_minors);
+static dev_t lend_major;
+
+/* Chunks. All of this runs under the mutex of the pool. */
+
+static struct page *lent_page(struct dma_bounce_lent *lent, unsigned long i)
+{
+	return pfn_to_page(PHYS_PFN(lent->phys) + i);
+}
+
+static void lent_mark(struct dma_bounce_lent *lent, void *data)
+{
+	unsigned long i;
+
+	for (i = 0; i < lent->size >> PAGE_SHIFT; i++)
+		WRITE_ONCE(lent_page(lent, i)->zone_device_data, data);
+}
+
+/**
+ * dma_bounce_chunk_lend - add a chunk that is used as a whole, and may be read and written
+ * @pool: the pool, whose mutex is held
+ *
+ * Return: the chunk, to be given back by dma_bounce_chunk_del(), or an error pointer.
+ */
+struct dma_bounce_chunk *dma_bounce_chunk_lend(struct dma_bounce_pool *pool)
+{
+	struct dma_bounce_chunk *chunk;
+	dma_addr_t iova;
+	size_t size;
+	void *va;
+
+	chunk = dma_bounce_chunk_make(pool, DMA_BOUNCE_RW, DMA_BOUNCE_CLASSES - 1, &va, &iova,
+				      &size);
+	if (!IS_ERR(chunk))
+		dma_bounce_chunk_publish_whole(&pool->slots, chunk, va, iova, size);
+	return chunk;
+}
+
+static struct dma_bounce_lent *lent_alloc(struct dma_bounce_pool *pool)
+{
+	struct dma_bounce_lent *lent;
+	struct dma_bounce_chunk *chunk;
+
+	lent = kzalloc(sizeof(*lent), GFP_KERNEL);
+	if (!lent)
+		return ERR_PTR(-ENOMEM);
+	chunk = dma_bounce_chunk_lend(pool);
+	if (IS_ERR(chunk)) {
+		kfree(lent);
+		return ERR_CAST(chunk);
+	}
+	lent->pool = pool;
+	lent->chunk = chunk;
+	lent->phys = pool->region.phys + (chunk->va - pool->region.va);
+	lent->size = chunk->size;
+	lent->iova = chunk->iova;
+	lent_mark(lent, lent);
+	pool->lent += lent->size;
+	return lent;
+}
+
+static void lent_free(struct dma_bounce_lent *lent)
+{
+	struct dma_bounce_pool *pool = lent->pool;
+
+	lent_mark(lent, NULL);
+	pool->lent -= lent->size;
+	dma_bounce_chunk_del(pool, lent->chunk);
+	kfree_rcu(lent, rcu);
+}
+
+/* Whether anybody but us holds a page of a loan that is not mapped any more */
+static bool loan_held(struct dma_bounce_loan *loan)
+{
+	struct dma_bounce_lent *lent;
+	unsigned long i;
+	unsigned int n;
+
+	for (n = 0; n < loan->nchunks; n++) {
+		lent = loan->chunks[n];
+		for (i = 0; i < lent->size >> PAGE_SHIFT; i++)
+			if (page_ref_count(lent_page(lent, i)) != 1)
+				return true;
+	}
+	return false;
+}
+
+static void loan_put(struct dma_bounce_loan *loan)
+{
+	if (!refcount_dec_and_test(&loan->refs))
+		return;
+	iput(loan->inode);
+	kfree(loan);
+}
+
+/* Gives back what an application had, whether it has mappings still or not. */
+static void loan_end(struct dma_bounce_loan *loan)
+{
+	while (loan->nchunks)
+		lent_free(loan->chunks[--loan->nchunks]);
+	list_del(&loan->list);
+	loan_put(loan);
+}
+
+/* Returns a loan that has one mapping. */
+static struct dma_bounce_loan *loan_make(struct dma_bounce_pool *pool, struct inode *inode,
+					 unsigned int nchunks)
+{
+	struct dma_bounce_loan *loan;
+	struct dma_bounce_lent *lent;
+	unsigned int n;
+
+	if (pool->lent + ((u64)nchunks << pool->slots.chunk_shift) >
+	    pool->budget / DMA_BOUNCE_LEND_PART)
+		return ERR_PTR(-ENOMEM);
+	loan = kzalloc(struct_size(loan, chunks, nchunks), GFP_KERNEL);
+	if (!loan)
+		return ERR_PTR(-ENOMEM);
+	ihold(inode);
+	loan->inode = inode;
+	refcount_set(&loan->refs, 1);
+	list_add(&loan->list, &pool->loans);
+	for (n = 0; n < nchunks; n++) {
+		lent = lent_alloc(pool);
+		if (IS_ERR(lent)) {
+			loan_end(loan);
+			return ERR_CAST(lent);
+		}
+		loan->nchunks = n + 1;
+		loan->chunks[n] = lent;
+	}
+	/* What is at one place of the file is not at two. */
+	loan->start = loan->chunks[0]->iova;
+	refcount_inc(&loan->refs);
+	atomic_set(&loan->mappings, 1);
+	return loan;
+}
+
+/* Takes back what nobody uses any more. */
+static void loans_reap(struct dma_bounce_pool *pool)
+{
+	struct dma_bounce_loan *loan, *next;
+
+	list_for_each_entry_safe(loan, next, &pool->loans, list)
+		if (!atomic_read(&loan->mappings) && !loan_held(loan))
+			loan_end(loan);
+}
+
+/* Takes back everything, as the last device is about to leave the domain. */
+static void loans_stop(struct dma_bounce_pool *pool)
+{
+	unsigned long say = jiffies + DMA_BOUNCE_LEND_SAY;
+	struct dma_bounce_loan *loan, *next;
+
+	list_for_each_entry_safe(loan, next, &pool->loans, list) {
+		unmap_mapping_range(loan->inode->i_mapping, loan->start,
+				    (loff_t)loan->nchunks << pool->slots.chunk_shift, 1);
+		while (loan_held(loan)) {
+			msleep(20);
+			if (time_after(jiffies, say)) {
+				pr_warn("%s: waiting for who holds memory that it was lent\n",
+					pool->name);
+				say = jiffies + DMA_BOUNCE_LEND_SAY;
+			}
+		}
+		loan_end(loan);
+	}
+	/* Whoever found its pages finishes. */
+	synchronize_rcu();
+}
+
+static const struct dma_bounce_loan_ops loan_ops = {
+	.reap	= loans_reap,
+	.stop	= loans_stop,
+};
+
+/* Mapping for devices */
+
+/**
+ * dma_bounce_lent_map - find the address of lent memory
+ * @pool: the pool of the device's domain
+ * @phys: the memory, for which dma_bounce_is_lent() is true
+ * @size: its bytes
+ *
+ * Return: the address, or DMA_MAPPING_ERROR if it is not lent, or for devices of other domains.
+ */
+dma_addr_t dma_bounce_lent_map(struct dma_bounce_pool *pool, phys_addr_t phys, size_t size)
+{
+	dma_addr_t addr = DMA_MAPPING_ERROR;
+	struct dma_bounce_lent *lent;
+
+	rcu_read_lock();
+	lent = READ_ONCE(pfn_to_page(PHYS_PFN(phys))->zone_device_data);
+	if (lent && lent->pool == pool && size <= lent->size - (phys - lent->phys)) {
+		addr = lent->iova + (phys - lent->phys);
+		dma_bounce_count(pool, DMA_BOUNCE_LENT, 1);
+	}
+	rcu_read_unlock();
+	return addr;
+}
+
+/* The files */
+
+static struct dma_bounce_lender *lender_of(struct file *file)
+{
+	return container_of(file_inode(file)->i_cdev, struct dma_bounce_lender, cdev);
+}
+
+static void loan_open(struct vm_area_struct *vma)
+{
+	struct dma_bounce_loan *loan = vma->vm_private_data;
+
+	refcount_inc(&loan->refs);
+	atomic_inc(&loan->mappings);
+}
+
+static void loan_close(struct vm_area_struct *vma)
+{
+	struct dma_bounce_lender *lender = lender_of(vma->vm_file);
+	struct dma_bounce_loan *loan = vma->vm_private_data;
+
+	/*
+	 * Whoever has the lock may wait for a pool that ends, and that for pages which the process
+	 * that is ending here has still. The pool looks now and then anyway.
+	 */
+	if (atomic_dec_and_test(&loan->mappings) && mutex_trylock(&lend_lock)) {
+		if (lender->pool)
+			dma_bounce_pool_retry(lender->pool);
+		mutex_unlock(&lend_lock);
+	}
+	loan_put(loan);
+}
+
+static const struct vm_operations_struct loan_vm_ops = {
+	.open	= loan_open,
+	.close	= loan_close,
+};
+
+static int loan_insert(struct vm_area_struct *vma, struct dma_bounce_loan *loan)
+{
+	unsigned long addr = vma->vm_start, left = vma_pages(vma), i;
+	unsigned int n;
+	int ret;
+
+	for (n = 0; n < loan->nchunks; n++) {
+		struct dma_bounce_lent *lent = loan->chunks[n];
+
+		for (i = 0; left && i < (lent->size >> PAGE_SHIFT) - 1;
+		     i++, left--, addr += PAGE_SIZE) {
+			ret = vm_insert_page(vma, addr, lent_page(lent, i));
+			if (ret)
+				return ret;
+		}
+	}
+	return left ? -ENOMEM : 0;
+}
+
+static int lend_mmap(struct file *file, struct vm_area_struct *vma)
+{
+	struct dma_bounce_lender *lender = lender_of(file);
+	u64 len = vma->vm_end - vma->vm_start;
+	struct dma_bounce_pool *pool;
+	struct dma_bounce_loan *loan;
+	u64 nchunks;
+	int ret;
+
+	if (!(vma->vm_flags & VM_SHARED))
+		return -EINVAL;
+	guard(mutex)(&lend_lock);
+	pool = lender->pool;
+	if (!pool)
+		return -ENODEV;
+	scoped_guard(mutex, &pool->slots.mutex) {
+		if (!pool->active || !pool->slots.len)
+			return -ENODEV;
+		loans_reap(pool);
+		nchunks = DIV_ROUND_UP_ULL(len, lendable_bytes(pool));
+		if (nchunks > pool->budget >> pool->slots.chunk_shift)
+			return -ENOMEM;
+		loan = loan_make(pool, file_inode(file), nchunks);
+		if (IS_ERR(loan))
+			return PTR_ERR(loan);
+	}
+	vma->vm_pgoff = loan->start >> PAGE_SHIFT;
+	vm_flags_set(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
+	ret = loan_insert(vma, loan);
+	if (ret) {
+		/* The pages that it has are taken from it when this has returned. */
+		atomic_set(&loan->mappings, 0);
+		loan_put(loan);
+		dma_bounce_pool_retry(pool);
+		return ret;
+	}
+	vma->vm_private_data = loan;
+	vma->vm_ops = &loan_vm_ops;
+	return 0;
+}
+
+/* Makes the pages of what can be lent. */
+static int lend_open(struct inode *inode, struct file *file)
+{
+	struct dma_bounce_lender *lender = lender_of(file);
+	struct dma_bounce_region region = {};
+	struct dma_bounce_pool *pool;
+	int ret;
+
+	guard(rwsem_read)(&lend_sem);
+	pool = lender->pool;
+	if (!pool)
+		return -ENODEV;
+	guard(mutex)(&region_lock);
+	if (pool->region.len)
+		return 0;
+	ret = pool->ops->lend(pool->domain, &region);
+	if (ret)
+		return ret;
+	pool->region = region;
+	WRITE_ONCE(pool->loan_ops, &loan_ops);
+	static_branch_enable(&dma_bounce_lend_key);
+	return 0;
+}
+
+static const struct file_operations lend_fops = {
+	.owner	= THIS_MODULE,
+	.open	= lend_open,
+	.mmap	= lend_mmap,
+	.llseek	= noop_llseek,
+};
+
+static char *lend_devnode(const struct device *node, umode_t *mode)
+{
+	return kasprintf(GFP_KERNEL, "iommu_bounce/%s", dev_name(node));
+}
+
+static const struct class lend_class = {
+	.name		= "iommu_bounce",
+	.devnode	= lend_devnode,
+};
+
+static void lender_release(struct device *node)
+{
+	struct dma_bounce_lender *lender = container_of(node, struct dma_bounce_lender, node);
+
+	ida_free(&lend_minors, MINOR(node->devt));
+	kfree(lender);
+}
+
+static struct dma_bounce_lender *lender_find(struct device *dev)
+{
+	struct dma_bounce_lender *lender;
+
+	list_for_each_entry(lender, &lenders, list)
+		if (lender->dev == dev)
+			return lender;
+	return NULL;
+}
+
+static struct dma_bounce_lender *lender_make(struct device *dev)
+{
+	struct dma_bounce_lender *lender = kzalloc(sizeof(*lender), GFP_KERNEL);
+	int minor;
+
+	if (!lender)
+		return NULL;
+	minor = ida_alloc_max(&lend_minors, DMA_BOUNCE_LENDERS - 1, GFP_KERNEL);
+	if (minor < 0) {
+		kfree(lender);
+		return NULL;
+	}
+	device_initialize(&lender->node);
+	lender->node.class = &lend_class;
+	lender->node.release = lender_release;
+	lender->node.devt = MKDEV(MAJOR(lend_major), minor);
+	lender->dev = dev;
+	cdev_init(&lender->cdev, &lend_fops);
+	lender->cdev.owner = THIS_MODULE;
+	if (dev_set_name(&lender->node, "%s", dev_name(dev)) ||
+	    cdev_device_add(&lender->cdev, &lender->node)) {
+		put_device(&lender->node);
+		return NULL;
+	}
+	list_add(&lender->list, &lenders);
+	return lender;
+}
+
+/**
+ * dma_bounce_lender_set - a device is in another domain
+ * @dev: the device
+ * @pool: the pool of the domain, or NULL
+ */
+void dma_bounce_lender_set(struct device *dev, struct dma_bounce_pool *pool)
+{
+	struct dma_bounce_lender *lender;
+
+	/* Without ZONE_DEVICE there are no pages of what is no RAM. */
+	if (!IS_ENABLED(CONFIG_ZONE_DEVICE) || !lend_major)
+		return;
+	guard(rwsem_write)(&lend_sem);
+	guard(mutex)(&lend_lock);
+	if (pool && !pool->ops->lend)
+		pool = NULL;
+	lender = lender_find(dev);
+	if (!lender && pool)
+		lender = lender_make(dev);
+	if (lender)
+		lender->pool = pool;
+}
+
+/**
+ * dma_bounce_lender_del - a device leaves its IOMMU
+ * @dev: the device
+ */
+void dma_bounce_lender_del(struct device *dev)
+{
+	struct dma_bounce_lender *lender;
+
+	scoped_guard(rwsem_write, &lend_sem) {
+		guard(mutex)(&lend_lock);
+		lender = lender_find(dev);
+		if (!lender)
+			return;
+		list_del(&lender->list);
+		lender->pool = NULL;
+	}
+	cdev_device_del(&lender->cdev, &lender->node);
+	put_device(&lender->node);
+}
+
+/**
+ * dma_bounce_lend_end - a pool is about to be destroyed
+ * @pool: the pool, whose domain has no devices any more
+ */
+void dma_bounce_lend_end(struct dma_bounce_pool *pool)
+{
+	struct dma_bounce_lender *lender;
+
+	guard(rwsem_write)(&lend_sem);
+	guard(mutex)(&lend_lock);
+	list_for_each_entry(lender, &lenders, list)
+		if (lender->pool == pool)
+			lender->pool = NULL;
+}
+
+static int __init lend_init(void)
+{
+	int ret;
+
+	ret = class_register(&lend_class);
+	if (ret)
+		return ret;
+	ret = alloc_chrdev_region(&lend_major, 0, DMA_BOUNCE_LENDERS, "iommu_bounce");
+	if (ret)
+		class_unregister(&lend_class);
+	return ret;
+}
+subsys_initcall(lend_init);

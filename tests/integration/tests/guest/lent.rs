@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Memory of windows that applications have for their buffers: direct I/O without a copy and without a mapping.
+
+use carom_integration::harness::guest_test;
+use carom_integration::workload::{self, WAIT_FOR_NVME};
+use carom_integration::{Guest, Kernel, Outcome};
+
+use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, number, run};
+
+/// `lent ENGINE` has fio verify the drive from memory that it is lent. fio removes the file that it maps: it has a link.
+/// `figures NAME` prints what the pool has counted by now as lines `CAROM-STAT-NAME-<key> <value>`, and has the VMM report.
+const FUNCTIONS: &str = r#"
+lent() {
+    ln -s "/dev/iommu_bounce/$NVME" /tmp/lent
+    fio --name=verify --filename=/dev/nvme0n1 --direct=1 --rw=randwrite --iodepth=16 --mem=mmapshared:/tmp/lent \
+        --bssplit=4k/35:12k/10:16k/15:64k/20:128k/20 --size=8M --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_dump=0 \
+        --ioengine="$@" --output-format=terse --terse-version=3 >/tmp/verify 2>&1
+    status=$?
+    [ $status = 0 ] || cat /tmp/verify
+    echo "CAROM-VERIFY $status $(awk -F';' '/^3;/ { print $6 * 1024 }' /tmp/verify)"
+}
+figures() {
+    sed "s/^/CAROM-STAT-$1-/" /sys/kernel/debug/iommu_bounce/*/stats
+    echo "CAROM-MARK $1"
+    sleep 0.5
+}
+"#;
+
+fn guest(name: &str, kernel: Kernel, work: &str) -> Guest {
+    Guest::new(name)
+        .kernel(kernel)
+        .iommu_device(&SITE.nvme[0])
+        .bounce("size=64M")
+        .cmdline("iommu.strict=1")
+        .job(&format!("{WAIT_FOR_NVME}{FUNCTIONS}{work}{COMPLAINTS}"))
+}
+
+/// How much more the guest had counted at `after` than at `before`.
+fn grown(outcome: &Outcome, key: &str, before: &str, after: &str) -> u64 {
+    number(outcome, &format!("CAROM-STAT-{after}-{key}")) - number(outcome, &format!("CAROM-STAT-{before}-{key}"))
+}
+
+fn buffers_in_lent_memory(kernel: Kernel) {
+    let work = format!(
+        "{}\nfigures plain\nlent libaio\nlent io_uring --fixedbufs=1\nfigures lent\nsleep 20\nfigures end\n",
+        workload::fio_verify(4, 16)
+    );
+
+    let outcome = run(&guest("lent", kernel, &work));
+
+    workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_no_complaint(&outcome);
+    let [plain, lent, end] = outcome.counters[..3] else { panic!("three marks, {:?}", outcome.counters) };
+    let buffers = grown(&outcome, "lent_buffers", "plain", "lent");
+    // Twice 8 MiB, written and read, with less than 48 KiB at a time.
+    assert!(buffers > 600, "{buffers} buffers; console:\n{}", outcome.console);
+    let maps = lent.requests.map - plain.requests.map;
+    assert!(maps < buffers / 20, "{maps} MAPs for {buffers} buffers");
+    for key in ["bytes_in", "bytes_out"] {
+        let copied = grown(&outcome, key, "plain", "lent");
+        assert!(copied < MIB, "{key}: {copied}, as the kernel itself reads the drive");
+    }
+    // What was lent is back.
+    assert!(end.window_bytes <= plain.window_bytes, "{plain:?} {end:?}");
+}
+
+#[guest_test]
+fn direct_io_of_lent_memory_is_neither_copied_nor_mapped() {
+    buffers_in_lent_memory(Kernel::Patched);
+}
+
+#[guest_test]
+fn direct_io_of_lent_memory_is_neither_copied_nor_mapped_on_the_newer_kernel() {
+    buffers_in_lent_memory(Kernel::Newer);
+}
+
+/// Has `lent-check` do I/O, and says whether all was as it should be.
+const CHECKED: &str = r#"
+checked() { lent-check "/dev/iommu_bounce/$NVME" "$1" | sed 's/^lent-check: /CAROM-CHECKED /'; }
+"#;
+
+/// `lent-check` holds memory while its drive goes, and finds all as it should be before, and when the drive is there again.
+const REMOVAL: &str = r#"
+checked /dev/nvme0n1
+lent-check "/dev/iommu_bounce/$NVME" >/tmp/holder & holder=$!
+until grep -q holds /tmp/holder; do sleep 0.1; done
+echo 1 >"/sys/bus/pci/devices/$NVME/remove"
+wait $holder
+echo "CAROM-TAKEN $?"
+[ ! -e "/dev/iommu_bounce/$NVME" ] || exit 95
+echo 1 >/sys/bus/pci/rescan
+wait_for_nvme
+checked /dev/nvme0n1
+"#;
+
+/// What `lent-check` finds right when it is given a file and a drive
+const CASES: usize = 13;
+
+fn assert_checked(outcome: &Outcome, times: usize) {
+    let checked: Vec<&str> = outcome.values("CAROM-CHECKED").collect();
+    assert_eq!(checked.len(), times * CASES, "{checked:?}");
+    assert!(checked.iter().all(|case| case.ends_with(": right")), "{checked:?}");
+}
+
+fn lent_memory(kernel: Kernel) {
+    let outcome = run(&guest("lent-check", kernel, &format!("{CHECKED}{REMOVAL}")));
+
+    assert_no_complaint(&outcome);
+    assert_eq!(number(&outcome, "CAROM-TAKEN"), 0, "the holder ends by SIGBUS; console:\n{}", outcome.console);
+    assert_checked(&outcome, 2);
+}
+
+#[guest_test]
+fn lent_memory_is_right_in_each_case_and_ends_with_its_drive() {
+    lent_memory(Kernel::Patched);
+}
+
+#[guest_test]
+fn lent_memory_is_right_in_each_case_and_ends_with_its_drive_on_the_newer_kernel() {
+    lent_memory(Kernel::Newer);
+}
+
+/// Memory that was lent for one drive, with another one, whose I/O is copied
+const ANOTHER: &str = r#"
+until [ -b /dev/nvme1n1 ]; do sleep 0.1; done
+figures before
+checked /dev/nvme1n1
+figures after
+"#;
+
+fn lent_memory_of_another_drive(kernel: Kernel) {
+    let guest = guest("lent-another", kernel, &format!("{CHECKED}{ANOTHER}")).iommu_device(&SITE.nvme[1]);
+
+    let outcome = run(&guest);
+
+    assert_no_complaint(&outcome);
+    assert_checked(&outcome, 1);
+    let [before, after] = outcome.counters[..2] else { panic!("two marks, {:?}", outcome.counters) };
+    // Mapping it would be refused: it is no RAM.
+    assert_eq!(after.failed.map, before.failed.map, "{after:?}");
+}
+
+#[guest_test]
+fn lent_memory_is_right_with_another_drive() {
+    lent_memory_of_another_drive(Kernel::Patched);
+}
+
+#[guest_test]
+fn lent_memory_is_right_with_another_drive_on_the_newer_kernel() {
+    lent_memory_of_another_drive(Kernel::Newer);
+}
