@@ -18,7 +18,7 @@ use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
 /// Names of the tables.
-pub const TABLES: [&str; 12] = [
+pub const TABLES: [&str; 13] = [
     "throughput",
     "map_time",
     SYNC,
@@ -30,14 +30,15 @@ pub const TABLES: [&str; 12] = [
     "disk",
     "network",
     "sandbox",
+    "lent",
     COUNTS,
 ];
 
 /// Those of them that a quick run leaves out unless they are named: each takes a minute or more.
-const NOT_QUICK: [&str; 7] = [SYNC, "pools", "density", "login", "disk", "network", "sandbox"];
+const NOT_QUICK: [&str; 8] = [SYNC, "pools", "density", "login", "disk", "network", "sandbox", "lent"];
 
 /// Those that only a run of all cells fills unless they are named: they are not of devices that are passed through, or take too long.
-const NOT_PLAIN: [&str; 4] = ["login", "disk", "network", "sandbox"];
+const NOT_PLAIN: [&str; 5] = ["login", "disk", "network", "sandbox", "lent"];
 
 /// The table of instructions, which an emulated machine counts that runs for it alone.
 const SYNC: &str = "sync";

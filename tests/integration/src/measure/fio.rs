@@ -120,6 +120,13 @@ pub fn job(cells: &[Cell]) -> String {
     job_on("/dev/nvme0n1", cells)
 }
 
+/// The same with buffers in memory that the kernel lends for the drive. fio removes the file that it maps: it has a link.
+#[must_use]
+pub fn job_of_lent(cells: &[Cell]) -> String {
+    let link = r#"ln -sf "/dev/iommu_bounce/$NVME" /tmp/lent; memory=--mem=mmapshared:/tmp/lent"#;
+    job_with("/dev/nvme0n1", cells, |_| link)
+}
+
 /// The same on another block device.
 #[must_use]
 pub fn job_on(device: &str, cells: &[Cell]) -> String {
@@ -135,7 +142,7 @@ pub fn job_with(device: &str, cells: &[Cell], before: impl Fn(usize) -> &'static
 copied() {{ cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | awk '/^bytes_(in|out) / {{ n += $2 }} END {{ printf "%d\n", n }}'; }}
 work() {{
     fio --name=cell --filename={device} --direct=1 --ioengine=libaio --size={AREA_MIB}M --group_reporting \
-        --percentile_list=50:99:99.9 --output-format=terse --terse-version=3 "$@" >/tmp/fio 2>&1 &
+        --percentile_list=50:99:99.9 --output-format=terse --terse-version=3 ${{memory:-}} "$@" >/tmp/fio 2>&1 &
     fio=$!
     # A fio that hangs is ended, and the next cell has its turn.
     (sleep {HARD_LIMIT}; killall -9 fio) >/dev/null 2>&1 &

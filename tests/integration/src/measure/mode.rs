@@ -36,6 +36,8 @@ pub const CH_NO_VIOMMU: Mode = beside("ch-no-viommu", Vmm::CloudHypervisor);
 pub const STRICT: Mode = behind("strict", Vmm::Carom, "iommu.strict=1");
 /// Windows.
 pub const BOUNCE: Mode = Mode { name: "bounce", windows: true, ..STRICT };
+/// Windows, of which fio has its buffers ([`crate::measure::fio::job_of_lent`]).
+pub const LENT: Mode = Mode { name: "lent", ..BOUNCE };
 /// Windows, and a balloon by which free pages go back to the host, blocks of 128 KiB too.
 pub const BOUNCE_REPORTING: Mode = Mode {
     name: "bounce-reporting",

@@ -7,6 +7,7 @@ mod counts;
 mod density;
 mod disk;
 mod hardware;
+mod lent;
 mod login;
 mod map_time;
 mod network;

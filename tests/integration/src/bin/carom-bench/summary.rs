@@ -19,6 +19,9 @@ const PAIRS: [(&str, &str); 6] = [
     ("bounce", "ch-lazy"),
 ];
 
+/// Those of guests whose fio has memory that is lent.
+const LENT_PAIRS: [(&str, &str); 2] = [("lent", "no-viommu"), ("lent", "bounce")];
+
 /// A mode with static pinning, to which the density of the others is compared.
 const STATIC: &str = "no-viommu";
 
@@ -48,7 +51,8 @@ pub(crate) struct Summary {
 /// The summary of all that was measured.
 pub(crate) fn of(samples: &[&Sample]) -> Summary {
     let mut figures = Figures::default();
-    throughput(samples, &mut figures);
+    operations(samples, "throughput", &PAIRS, &mut figures);
+    operations(samples, "lent", &LENT_PAIRS, &mut figures);
     density(samples, &mut figures);
     sandbox(samples, &mut figures);
     slowdown(samples, &mut figures);
@@ -82,10 +86,10 @@ impl Figures {
     }
 }
 
-/// The ratios of operations a second at depth 64 with one job, by `MODE_to_OTHER_PATTERN_SIZE`.
-fn throughput(samples: &[&Sample], figures: &mut Figures) {
-    let all: Vec<(u32, &Row)> = rows(samples, "throughput").filter(|(_, row)| is_usual(row)).collect();
-    for (mode, other) in PAIRS {
+/// The ratios of operations a second at depth 64 with one job in a table, by `MODE_to_OTHER_PATTERN_SIZE`.
+fn operations(samples: &[&Sample], table: &str, pairs: &[(&str, &str)], figures: &mut Figures) {
+    let all: Vec<(u32, &Row)> = rows(samples, table).filter(|(_, row)| is_usual(row)).collect();
+    for (mode, other) in pairs {
         for (round, row) in all.iter().filter(|(_, row)| is(row, "mode", mode)) {
             let beside = all.iter().find(|(its, row_of)| {
                 its == round

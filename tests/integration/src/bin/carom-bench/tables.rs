@@ -2,9 +2,9 @@
 //! All tables, in the order in which they are shown.
 
 use crate::table::Table;
-use crate::{counts, density, disk, login, map_time, network, pinning, pools, sandbox, sync, throughput, vmm};
+use crate::{counts, density, disk, lent, login, map_time, network, pinning, pools, sandbox, sync, throughput, vmm};
 
-pub(crate) static TABLES: [Table; 12] = [
+pub(crate) static TABLES: [Table; 13] = [
     throughput::TABLE,
     map_time::TABLE,
     sync::TABLE,
@@ -16,5 +16,6 @@ pub(crate) static TABLES: [Table; 12] = [
     disk::TABLE,
     network::TABLE,
     sandbox::TABLE,
+    lent::TABLE,
     counts::TABLE,
 ];
