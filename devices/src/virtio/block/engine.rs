@@ -44,8 +44,9 @@ impl Engine {
 
     /// Begins an operation, which ends with `number`. It may begin with [`Self::submit`] only.
     ///
-    /// If they `are_few` that are begun now, and nothing is under way, one that copies to the page cache is done at once: io_uring would
-    /// hand it to a thread of its own (Linux, `io_uring/rw.c`), which does one after the other likewise, and has to be woken.
+    /// If they `are_few` that are begun now, and nothing is under way, one that copies to the page cache, or from a tmpfs, is done at
+    /// once: io_uring would hand it to a thread of its own (Linux, `io_uring/rw.c`), which does one after the other likewise, and has to
+    /// be woken.
     ///
     /// # Safety
     /// The buffers, and the list of them, must stay until [`Self::next_ended`] has told the operation's end, and nobody may
@@ -53,7 +54,12 @@ impl Engine {
     pub(super) unsafe fn begin(&mut self, number: u64, op: &Op, are_few: bool) {
         match self {
             Self::Ring(ring, plain) => {
-                if are_few && matches!(op, Op::Write { .. }) && ring.image().is_cached() {
+                let copies = match op {
+                    Op::Read { .. } => ring.image().is_in_memory(),
+                    Op::Write { .. } => ring.image().is_cached(),
+                    _ => false,
+                };
+                if are_few && copies {
                     // SAFETY: The caller's promise is what is asked for; it ends before this returns.
                     unsafe { plain.run(number, op) }
                 } else {
@@ -130,26 +136,37 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
     use tempfile::tempfile;
 
     use super::*;
     use crate::virtio::block::op::Buffers;
 
-    /// Whether a write is done as soon as it is begun, one of few or not, on an image whose buffers have this alignment.
-    fn is_done_at_once(are_few: bool, alignment: usize) -> bool {
-        let image = Arc::new(Image::made_up(tempfile().unwrap(), 4096, alignment, false));
+    /// Bytes of an operation, and where in the image it is.
+    const LEN: usize = 512;
+    const OFFSET: u64 = 512;
+
+    /// Whether a read or a write of the image is done as soon as it is begun, one of few or not. `None` where the host lets nobody use
+    /// io_uring.
+    fn is_done_at_once(file: File, is_write: bool, are_few: bool, alignment: usize) -> Option<bool> {
+        file.write_all_at(&[3; 4096], 0).unwrap();
+        let image = Arc::new(Image::made_up(file, 4096, alignment, false));
         let ring = match Ring::new(image.clone(), 4) {
             Ok(ring) => ring,
             Err(error) => {
                 eprintln!("not tested, as the host lets nobody use io_uring: {error}");
-                return are_few && alignment == 1;
+                return None;
             }
         };
         let mut engine = Engine::Ring(Box::new(ring), Plain::new(image.clone()));
-        let bytes = [7_u8; 512];
-        let buffer = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let op = Op::Write { buffers: Buffers { first: &raw const buffer, count: 1 }, offset: 512 };
-        // SAFETY: Buffer and list stay until the end is told, below, and the bytes are only read.
+        let mut bytes = [7_u8; LEN];
+        let buffer = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let buffers = Buffers { first: &raw const buffer, count: 1 };
+        let op = if is_write { Op::Write { buffers, offset: OFFSET } } else { Op::Read { buffers, offset: OFFSET } };
+        // SAFETY: Buffer and list stay until the end is told, below, and nobody looks at the bytes before.
         unsafe { engine.begin(1, &op, are_few) };
         let is_done = engine.has_ended();
         engine.wait().unwrap();
@@ -157,16 +174,25 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(engine.next_ended(), Some(Ended { number: 1, result: 512 }));
-        let mut read = [0; 512];
-        std::os::unix::fs::FileExt::read_exact_at(image.file(), &mut read, 512).unwrap();
+        let mut read = [0; LEN];
+        image.file().read_exact_at(&mut read, OFFSET).unwrap();
+        assert_eq!(read, [if is_write { 7 } else { 3 }; LEN]);
         assert_eq!(read, bytes);
-        is_done
+        Some(is_done)
     }
 
     #[test]
     fn write_to_the_page_cache_that_is_one_of_few_is_done_at_once() {
-        assert!(is_done_at_once(true, 1));
-        assert!(!is_done_at_once(false, 1));
-        assert!(!is_done_at_once(true, 512), "its file is not cached");
+        let write = |are_few, alignment| is_done_at_once(tempfile().unwrap(), true, are_few, alignment);
+        assert_ne!(write(true, 1), Some(false));
+        assert_ne!(write(false, 1), Some(true));
+        assert_ne!(write(true, 512), Some(true), "its file is not cached");
+    }
+
+    #[test]
+    fn read_of_a_file_in_memory_that_is_one_of_few_is_done_at_once() {
+        let file = || File::from(memfd_create("image", MemfdFlags::CLOEXEC).unwrap());
+        assert_ne!(is_done_at_once(file(), false, true, 1), Some(false));
+        assert_ne!(is_done_at_once(file(), false, false, 1), Some(true));
     }
 }

@@ -10,7 +10,8 @@ use std::path::Path;
 
 use log::warn;
 use rustix::fs::{
-    AtFlags, FallocateFlags, Mode, OFlags, StatxFlags, fallocate, fcntl_getfl, fcntl_setfl, open as open_file, statx,
+    AtFlags, FallocateFlags, FsWord, Mode, OFlags, StatxFlags, fallocate, fcntl_getfl, fcntl_setfl, fstatfs,
+    open as open_file, statx,
 };
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, ioctl, opcode};
@@ -18,6 +19,9 @@ use rustix::ioctl::{Getter, ioctl, opcode};
 use super::buffer::{Buffer, PAGE};
 use super::image_error::ImageError;
 use crate::inherited::{self, Access};
+
+/// `TMPFS_MAGIC`.
+const TMPFS: FsWord = 0x0102_1994;
 
 /// Opens a file or a block device, and tells whether it is the latter. A descriptor that was inherited takes its place
 /// ([`inherited::file`]).
@@ -90,6 +94,11 @@ pub(super) fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
         }
         outcome => Ok(outcome?),
     }
+}
+
+/// Whether a file is in the host's memory (tmpfs).
+pub(super) fn is_in_memory(file: &File) -> bool {
+    fstatfs(file).is_ok_and(|system| system.f_type == TMPFS)
 }
 
 /// Bytes of a block device (`BLKGETSIZE64`).

@@ -71,6 +71,8 @@ pub struct Image {
     physical: u32,
     /// What addresses of buffers are multiples of for the kernel to use them directly.
     memory: usize,
+    /// Its bytes are in the host's memory.
+    in_memory: bool,
     read_only: bool,
 }
 
@@ -138,6 +140,7 @@ impl Image {
             host_file::allocate(&file, 0, whole).map_err(ImageError::Allocate)?;
         }
         Ok(Self {
+            in_memory: !device && host_file::is_in_memory(&file),
             file,
             qcow2,
             bytes: AtomicU64::new(whole),
@@ -251,6 +254,11 @@ impl Image {
         !self.device && self.memory == 1
     }
 
+    /// Whether a read is a copy from the host's memory, and io_uring hands it to a thread all the same.
+    pub(super) fn is_in_memory(&self) -> bool {
+        self.in_memory && self.memory == 1
+    }
+
     /// Whether what the guest discards is not given back to the host.
     pub(super) fn is_allocated(&self) -> bool {
         self.allocated
@@ -266,7 +274,6 @@ impl Image {
     pub(super) fn made_up(file: File, bytes: u64, memory: usize, read_only: bool) -> Self {
         let bytes = AtomicU64::new(bytes);
         Self {
-            file,
             qcow2: None,
             bytes,
             kept: None,
@@ -276,6 +283,8 @@ impl Image {
             block: 512,
             physical: FILE_BLOCK,
             memory,
+            in_memory: host_file::is_in_memory(&file),
+            file,
             read_only,
         }
     }

@@ -4,19 +4,24 @@
 //!
 //! A driver that has its answers soon adds the next requests. Where these come while the thread still looks, neither has to wake the
 //! other: no exit of the guest, no switch between threads. So the thread lingers for as long as requests were seen to take to come, and
-//! not at all where they take longer than is worth a CPU.
+//! not at all where most take longer than is worth a CPU. One that sleeps does not see when a request came, but when it was woken: so
+//! it is tried now and then.
 
 use std::time::{Duration, Instant};
 
-/// Longest time for which the thread looks.
-const MOST: Duration = Duration::from_micros(50);
+use super::trial::Trial;
 
-/// The first time, where requests come soon.
-const LEAST: Duration = Duration::from_micros(8);
+/// Longest time for which the thread looks, as long as KVM looks before a vCPU sleeps (Linux, `halt_poll_ns`).
+const MOST: Duration = Duration::from_micros(200);
 
 /// How long to look, by how long requests took to come.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Linger {
+    trial: Trial,
+    /// How long those take that come while the thread looks, on average. One that does not come in time is taken for twice as late as
+    /// those before.
+    gap: Duration,
+    /// For how long the thread looks this time.
     patience: Duration,
     /// Since when there has been nothing to do.
     idle_since: Option<Instant>,
@@ -27,6 +32,11 @@ impl Linger {
     pub(super) fn begin(&mut self, now: Instant) -> Duration {
         // The thread may have been woken meanwhile for something else.
         self.idle_since.get_or_insert(now);
+        self.patience = match self.trial.is_on() {
+            false => Duration::ZERO,
+            true if self.gap.is_zero() => MOST,
+            true => MOST.min(self.gap * 2),
+        };
         self.patience
     }
 
@@ -44,13 +54,14 @@ impl Linger {
 
     /// Requests took so long to come.
     fn learn(&mut self, time: Duration) {
-        if time > MOST {
-            self.patience /= 2;
-            if self.patience < LEAST {
-                self.patience = Duration::ZERO;
-            }
-        } else if time > self.patience {
-            self.patience = (self.patience * 2).clamp(LEAST, MOST);
+        if self.patience.is_zero() {
+            self.trial.passed(time <= MOST);
+        } else if time <= self.patience {
+            self.gap = if self.gap.is_zero() { time } else { (self.gap * 3 + time) / 4 };
+            self.trial.gained();
+        } else {
+            self.gap = MOST.min(self.gap * 2);
+            self.trial.lost(1);
         }
     }
 }
@@ -59,49 +70,61 @@ impl Linger {
 mod tests {
     use super::*;
 
-    fn after(linger: &mut Linger, micros: u64) -> Duration {
+    /// For how long the thread looks, in µs, each time that a request takes so long to come.
+    fn patience(linger: &mut Linger, micros: u64, times: usize) -> Vec<u128> {
         let start = Instant::now();
-        linger.begin(start);
-        linger.ended(start + Duration::from_micros(micros));
-        linger.begin(start)
+        let mut turn = || {
+            let patience = linger.begin(start);
+            linger.ended(start + Duration::from_micros(micros));
+            patience.as_micros()
+        };
+        (0..times).map(|_| turn()).collect()
     }
 
     #[test]
-    fn thread_does_not_linger_before_requests_came_soon() {
-        assert_eq!(Linger::default().begin(Instant::now()), Duration::ZERO);
-        assert_eq!(after(&mut Linger::default(), 51), Duration::ZERO);
+    fn thread_sleeps_at_once_before_it_is_tried_whether_requests_come_soon() {
+        assert_eq!(patience(&mut Linger::default(), 40, 64), [0; 64]);
     }
 
     #[test]
-    fn requests_that_come_soon_have_it_linger_until_they_are_seen() {
+    fn requests_that_come_soon_have_it_look_for_twice_that_time() {
         let mut linger = Linger::default();
-        let times = [40, 40, 40, 40, 40].map(|micros| {
-            let patience = after(&mut linger, micros);
-            linger.idle_since = None;
-            patience.as_micros()
-        });
-        assert_eq!(times, [8, 16, 32, 50, 50]);
+        patience(&mut linger, 40, 64);
+        assert_eq!(patience(&mut linger, 40, 3), [200, 80, 80]);
+        let last = *patience(&mut linger, 79, 200).last().unwrap();
+        assert!((150..=158).contains(&last), "it follows them: {last}");
     }
 
     #[test]
-    fn requests_that_take_long_have_it_linger_less_and_then_not_at_all() {
-        let mut linger = Linger { patience: MOST, idle_since: None };
-        let times = [1000, 1000, 1000].map(|micros| {
-            let patience = after(&mut linger, micros);
-            linger.idle_since = None;
-            patience.as_micros()
-        });
-        assert_eq!(times, [25, 12, 0]);
+    fn some_that_take_long_keep_it_from_nothing() {
+        let mut linger = Linger::default();
+        patience(&mut linger, 110, 100);
+        for _ in 0..100 {
+            patience(&mut linger, 1000, 1);
+            assert_eq!(patience(&mut linger, 110, 2), [200; 2]);
+        }
+    }
+
+    #[test]
+    fn most_that_take_long_have_it_sleep_at_once_and_try_less_and_less_often() {
+        let mut linger = Linger::default();
+        patience(&mut linger, 40, 100);
+        let looked = patience(&mut linger, 1000, 20_000).iter().filter(|micros| **micros != 0).count();
+        assert!((16..80).contains(&looked), "{looked}");
+        // Woken later than they came: only a look tells.
+        patience(&mut linger, 150, 300);
+        assert_eq!(patience(&mut linger, 110, 100).last(), Some(&200));
     }
 
     #[test]
     fn time_counts_from_when_there_was_nothing_to_do_whatever_wakes_the_thread_meanwhile() {
-        let mut linger = Linger { patience: MOST, idle_since: None };
+        let mut linger = Linger::default();
+        patience(&mut linger, 40, 70);
         let start = Instant::now();
         linger.begin(start);
         linger.begin(start + Duration::from_micros(900));
         assert!(linger.is_idle());
         linger.ended(start + Duration::from_micros(910));
-        assert_eq!((linger.patience.as_micros(), linger.is_idle()), (25, false));
+        assert_eq!((linger.begin(start).as_micros(), linger.is_idle()), (160, true));
     }
 }
