@@ -124,6 +124,31 @@ fn io_is_verified() {
 }
 
 #[guest_test]
+fn lent_memory_is_right_and_taken_away_with_its_domain() {
+    let work = r#"
+checked() { lent-check "/dev/iommu_bounce/$NVME" /dev/nvme0n1 | sed 's/^lent-check: /CAROM-CHECKED /'; }
+checked
+lent-check "/dev/iommu_bounce/$NVME" >/tmp/holder & HOLDER=$!
+until grep -q holds /tmp/holder; do sleep 0.1; done
+echo "$NVME" >/sys/bus/pci/drivers/nvme/unbind
+lend_to_vfio
+wait $HOLDER
+echo "CAROM-TAKEN $?"
+bind_nvme
+checked
+settle
+"#;
+
+    let outcome = run(&with_drive("debug-lent", work).cpus(2));
+
+    assert_eq!(number(&outcome, "CAROM-TAKEN"), 0, "the holder ends by SIGBUS; console:\n{}", outcome.console);
+    let checked: Vec<&str> = outcome.values("CAROM-CHECKED").collect();
+    assert_eq!(checked.len(), 2 * 13, "{checked:?}");
+    assert!(checked.iter().all(|case| case.ends_with(": right")), "{checked:?}");
+    settled(&outcome);
+}
+
+#[guest_test]
 fn driver_is_unbound_and_bound_under_load() {
     // Each round takes the drive from its driver while I/O is in flight, every second one takes it out of its domain too.
     let verify = workload::fio_verify(2, 16);
