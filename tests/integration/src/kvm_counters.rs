@@ -3,18 +3,44 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
-/// The counters by name (`/sys/kernel/debug/kvm/PID-FD/`; Linux `arch/x86/kvm/x86.c`, `kvm_vm_stats_desc` and `kvm_vcpu_stats_desc`). Those
-/// of the vCPUs are summed up. Empty where there is no such VM, or debugfs is not mounted.
+/// The counters by name (Linux `arch/x86/kvm/x86.c`, `kvm_vm_stats_desc` and `kvm_vcpu_stats_desc`). Those of the vCPUs are summed up. Empty
+/// where there is no such VM, or debugfs is not mounted.
 pub(crate) fn read(pid: u32) -> BTreeMap<String, u64> {
-    let Ok(vms) = fs::read_dir("/sys/kernel/debug/kvm") else { return BTreeMap::new() };
-    let prefix = format!("{pid}-");
+    read_below(Path::new("/sys/kernel/debug/kvm"), &Path::new("/proc").join(pid.to_string()).join("task"))
+}
+
+/// The same of VMs in `vms`, where each has a directory `TID-FD`: the number is that of the thread which made it, in `threads`.
+fn read_below(vms: &Path, threads: &Path) -> BTreeMap<String, u64> {
+    let is_of_a_thread = |name: &str| name.split_once('-').is_some_and(|(number, _)| threads.join(number).is_dir());
+    let Ok(vms) = fs::read_dir(vms) else { return BTreeMap::new() };
     vms.flatten()
-        .filter(|vm| vm.file_name().to_string_lossy().starts_with(&prefix))
+        .filter(|vm| is_of_a_thread(&vm.file_name().to_string_lossy()))
         .flat_map(|vm| fs::read_dir(vm.path()).into_iter().flatten().flatten())
         .filter_map(|file| {
             let value = fs::read_to_string(file.path()).ok()?.trim().parse().ok()?;
             Some((file.file_name().to_string_lossy().into_owned(), value))
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_of_a_vm_that_any_thread_of_the_process_has_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let (vms, threads) = (dir.path().join("kvm"), dir.path().join("task"));
+        for thread in ["100", "104"] {
+            fs::create_dir_all(threads.join(thread)).unwrap();
+        }
+        for (vm, exits) in [("104-12", "7\n"), ("10-12", "8\n"), ("200-9", "9\n")] {
+            fs::create_dir_all(vms.join(vm).join("vcpu0")).unwrap();
+            fs::write(vms.join(vm).join("exits"), exits).unwrap();
+        }
+        assert_eq!(read_below(&vms, &threads), [("exits".into(), 7)].into());
+        assert_eq!(read_below(&dir.path().join("none"), &threads), BTreeMap::new());
+    }
 }
