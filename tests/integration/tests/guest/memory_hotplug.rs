@@ -25,7 +25,8 @@ echo \"CAROM-READY $last\"
 while :; do
     now=$(mem)
     if [ $now != $last ]; then
-        last=$now
+        # It comes in blocks, one after the other.
+        while sleep 0.5; last=$(mem); [ $now != $last ]; do now=$last; done
         {verify}
         echo \"CAROM-GREW $now\"
     fi
