@@ -170,9 +170,7 @@ impl Requests {
     fn more_to_coalesce(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
         let Some(since) = self.untold_since else { return Ok(false) };
         let start = Instant::now();
-        // A thread of io_uring's copies what is written to the page cache, and may need the CPU.
-        let is_written = self.writes > 0 && self.disk.image.is_cached();
-        if self.held.is_some() || self.free.is_empty() || is_written || self.is_untold_long(start - since) {
+        if self.held.is_some() || self.free.is_empty() || self.is_copied_to() || self.is_untold_long(start - since) {
             return Ok(false);
         }
         let patience = self.coalescing.begin(self.untold);
@@ -192,8 +190,16 @@ impl Requests {
         time >= LONGEST_UNTOLD.max(self.coalescing.longest())
     }
 
+    /// Whether a thread of io_uring's copies what is written to the page cache: it may need the CPU, and wakes this one.
+    fn is_copied_to(&self) -> bool {
+        self.writes > 0 && self.disk.image.is_cached()
+    }
+
     /// Looks for more to do for a while, when the driver was told of all.
     fn came_soon(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
+        if self.is_copied_to() {
+            return Ok(false);
+        }
         let start = Instant::now();
         let patience = self.linger.begin(start);
         self.look(orders, start, patience)
