@@ -47,6 +47,7 @@ DEFINE_STATIC_KEY_FALSE(dma_bounce_lend_key);
  * @start:	where in the file
  * @refs:	one for each mapping, and one as long as it is in the list
  * @mappings:	how many; a mapping may be split
+ * @making:	the first one is being made
  * @nchunks:	chunks
  * @chunks:	the chunks
  */
@@ -56,6 +57,7 @@ struct dma_bounce_loan {
 	loff_t			start;
 	refcount_t		refs;
 	atomic_t		mappings;
+	bool			making;
 	unsigned int		nchunks;
 	struct dma_bounce_lent	*chunks[] __counted_by(nchunks);
 };
@@ -251,6 +253,7 @@ static struct dma_bounce_loan *loan_make(struct dma_bounce_pool *pool, struct in
 	loan->start = loan->chunks[0]->iova;
 	refcount_inc(&loan->refs);
 	atomic_set(&loan->mappings, 1);
+	loan->making = true;
 	return loan;
 }
 
@@ -260,7 +263,7 @@ static void loans_reap(struct dma_bounce_pool *pool)
 	struct dma_bounce_loan *loan, *next;
 
 	list_for_each_entry_safe(loan, next, &pool->loans, list)
-		if (!atomic_read(&loan->mappings) && !loan_held(loan))
+		if (!atomic_read(&loan->mappings) && !READ_ONCE(loan->making) && !loan_held(loan))
 			loan_end(loan);
 }
 
@@ -271,9 +274,14 @@ static void loans_stop(struct dma_bounce_pool *pool)
 	struct dma_bounce_loan *loan, *next;
 
 	list_for_each_entry_safe(loan, next, &pool->loans, list) {
-		unmap_mapping_range(loan->inode->i_mapping, loan->start,
-				    (loff_t)loan->nchunks << pool->slots.chunk_shift, 1);
-		while (loan_held(loan)) {
+		for (;;) {
+			/* pairs with lend_mmap(), whose mapping is found a little later */
+			bool making = smp_load_acquire(&loan->making);
+
+			unmap_mapping_range(loan->inode->i_mapping, loan->start,
+					    (loff_t)loan->nchunks << pool->slots.chunk_shift, 1);
+			if (!making && !loan_held(loan))
+				break;
 			msleep(20);
 			if (time_after(jiffies, say)) {
 				pr_warn("%s: waiting for who holds memory that it was lent\n",
@@ -402,16 +410,19 @@ static int lend_mmap(struct file *file, struct vm_area_struct *vma)
 	vma->vm_pgoff = loan->start >> PAGE_SHIFT;
 	vm_flags_set(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
 	ret = loan_insert(vma, loan);
-	if (ret) {
+	if (!ret) {
+		vma->vm_private_data = loan;
+		vma->vm_ops = &loan_vm_ops;
+	} else {
 		/* The pages that it has are taken from it when this has returned. */
 		atomic_set(&loan->mappings, 0);
+	}
+	smp_store_release(&loan->making, false); /* pairs with loans_stop() */
+	if (ret) {
 		loan_put(loan);
 		dma_bounce_pool_retry(pool);
-		return ret;
 	}
-	vma->vm_private_data = loan;
-	vma->vm_ops = &loan_vm_ops;
-	return 0;
+	return ret;
 }
 
 /* Makes the pages of what can be lent. */
