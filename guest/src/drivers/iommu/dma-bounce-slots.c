@@ -51,16 +51,18 @@ static bool chunk_idle(struct dma_bounce_chunk *chunk)
  * out of the functions that all of them run through.
  */
 
-/* Puts @n slots into the depot that they are of. */
+/* Puts @n slots into the depot that they are of; @entries are as CPUs keep them. */
 static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_depot *depot,
-		      struct dma_bounce_slot **slot, unsigned int n)
+		      const unsigned long *entries, unsigned int n)
 {
 	struct dma_bounce_chunk *chunk;
+	struct dma_bounce_slot *slot;
 
 	spin_lock(&depot->lock);
-	for (; n; n--, slot++) {
-		chunk = (*slot)->chunk;
-		chunk->free[chunk->nfree++] = *slot - chunk->slots;
+	for (; n; n--, entries++) {
+		slot = dma_bounce_kept_slot(*entries);
+		chunk = slot->chunk;
+		chunk->free[chunk->nfree++] = slot - chunk->slots;
 		if (chunk->state == DMA_BOUNCE_LIVE) {
 			depot->nfree++;
 			if (list_empty(&chunk->node))
@@ -87,7 +89,8 @@ static void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *
 		chunk = list_first_entry_or_null(&depot->chunks, struct dma_bounce_chunk, node);
 		if (!chunk)
 			break;
-		cpu->slots[kind][class][n++] = &chunk->slots[chunk->free[--chunk->nfree]];
+		cpu->slots[kind][class][n++] =
+			(unsigned long)&chunk->slots[chunk->free[--chunk->nfree]];
 		depot->nfree--;
 		if (!chunk->nfree)
 			list_del_init(&chunk->node);
@@ -100,7 +103,7 @@ static void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *
 static void cache_flush(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
 			enum dma_bounce_kind kind, unsigned int class, unsigned int n)
 {
-	struct dma_bounce_slot **stack = cpu->slots[kind][class];
+	unsigned long *stack = cpu->slots[kind][class];
 	unsigned int rest = cpu->n[kind][class] - n;
 
 	if (!n)
@@ -108,7 +111,17 @@ static void cache_flush(struct dma_bounce_slots *slots, struct dma_bounce_cpu *c
 	depot_put(slots, &slots->depots[kind][class], stack, n);
 	memmove(stack, stack + n, rest * sizeof(*stack));
 	WRITE_ONCE(cpu->n[kind][class], rest);
-	cpu->low[kind][class] = min(cpu->low[kind][class], rest);
+}
+
+/* Counts the slots that were not touched since caches were flushed last. They are at the bottom. */
+static unsigned int cache_untouched(struct dma_bounce_cpu *cpu, enum dma_bounce_kind kind,
+				    unsigned int class)
+{
+	unsigned int n = 0;
+
+	while (n < cpu->n[kind][class] && cpu->slots[kind][class][n] & DMA_BOUNCE_UNTOUCHED)
+		n++;
+	return n;
 }
 
 /*
@@ -183,16 +196,17 @@ void __dma_bounce_slots_put(struct dma_bounce_slots *slots, struct dma_bounce_cp
 	struct dma_bounce_chunk *chunk = slot->chunk;
 	unsigned int kind = chunk->kind, class = chunk->class, n = cpu->n[kind][class];
 	unsigned int cap = READ_ONCE(slots->cap[class]);
+	unsigned long entry = (unsigned long)slot;
 
 	if (READ_ONCE(chunk->state) != DMA_BOUNCE_LIVE || !cap) {
-		depot_put(slots, depot_of(slots, chunk), &slot, 1);
+		depot_put(slots, depot_of(slots, chunk), &entry, 1);
 		return;
 	}
 	/* It may have kept more than it is to keep now. */
 	if (n >= cap)
 		cache_flush(slots, cpu, kind, class, n - cap / 2);
 	n = cpu->n[kind][class];
-	cpu->slots[kind][class][n] = slot;
+	cpu->slots[kind][class][n] = entry;
 	WRITE_ONCE(cpu->n[kind][class], n + 1);
 }
 
@@ -214,9 +228,10 @@ void dma_bounce_slots_flush(struct dma_bounce_slots *slots, bool all)
 		dma_bounce_cpu_lock(cpu);
 		for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++) {
 			for (class = 0; class < DMA_BOUNCE_CLASSES; class++) {
-				n = all ? cpu->n[kind][class] : cpu->low[kind][class];
+				n = all ? cpu->n[kind][class] : cache_untouched(cpu, kind, class);
 				cache_flush(slots, cpu, kind, class, n);
-				cpu->low[kind][class] = cpu->n[kind][class];
+				for (n = 0; n < cpu->n[kind][class]; n++)
+					cpu->slots[kind][class][n] |= DMA_BOUNCE_UNTOUCHED;
 			}
 		}
 		dma_bounce_cpu_unlock(cpu);

@@ -11,6 +11,7 @@
 #ifdef __KERNEL__
 #include <linux/bit_spinlock.h>
 #include <linux/bits.h>
+#include <linux/build_bug.h>
 #include <linux/cache.h>
 #include <linux/list.h>
 #include <linux/lockdep.h>
@@ -35,6 +36,8 @@ struct scatterlist;
 #define DMA_BOUNCE_CACHE_SLOTS	32
 /* ... and most bytes; less where many CPUs share little memory */
 #define DMA_BOUNCE_CACHE_BYTES	SZ_1M
+/* In the address of a slot that a CPU keeps: it was not touched since caches were flushed last. */
+#define DMA_BOUNCE_UNTOUCHED	1UL
 /* How many CPUs are asked for a slot where the depot has none */
 #define DMA_BOUNCE_STEAL_CPUS	16
 
@@ -135,23 +138,25 @@ struct dma_bounce_depot {
  * @lock:	bit 0 locks all but @bytes; nests outside the depots' locks. A spinlock of a guest
  *		is unlocked by another locked operation, or by a call.
  * @n:		slots by kind and class
- * @low:	the least that @n has been since caches were flushed last
  * @served:	slots that were taken from here, by what for. It would cost each mapping another
  *		entry of the TLB elsewhere.
  * @bytes:	bytes copied from slots, and to slots
- * @slots:	the slots
+ * @slots:	the slots; those that are there since caches were flushed last have
+ *		DMA_BOUNCE_UNTOUCHED set in their address
+ *
+ * A mapping that is not copied writes the first cache line, and reads a slot's address.
  */
 struct dma_bounce_cpu {
 	unsigned long		lock;
 	u8			n[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
-	u8			low[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES];
+	u64			served[DMA_BOUNCE_MAPPED_TYPES];
 
-	u64			served[DMA_BOUNCE_MAPPED_TYPES] ____cacheline_aligned_in_smp;
-	u64			bytes[2];
-
-	struct dma_bounce_slot	*slots[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES]
-				      [DMA_BOUNCE_CACHE_SLOTS] ____cacheline_aligned_in_smp;
+	u64			bytes[2] ____cacheline_aligned_in_smp;
+	unsigned long		slots[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES]
+				     [DMA_BOUNCE_CACHE_SLOTS] ____cacheline_aligned_in_smp;
 };
+
+static_assert(offsetof(struct dma_bounce_cpu, bytes) <= 64);
 
 /**
  * struct dma_bounce_slots - an allocator
@@ -268,6 +273,12 @@ static __always_inline void dma_bounce_cpu_unlock(struct dma_bounce_cpu *cpu)
 	__bit_spin_unlock(0, &cpu->lock);
 }
 
+/* The slot of an entry of what a CPU keeps */
+static __always_inline struct dma_bounce_slot *dma_bounce_kept_slot(unsigned long entry)
+{
+	return (struct dma_bounce_slot *)(entry & ~DMA_BOUNCE_UNTOUCHED);
+}
+
 /* Takes the slot that the CPU got back last, or returns NULL. Runs under the lock of @cpu. */
 static __always_inline struct dma_bounce_slot *
 dma_bounce_cache_pop(struct dma_bounce_cpu *cpu, enum dma_bounce_kind kind, unsigned int class,
@@ -278,13 +289,11 @@ dma_bounce_cache_pop(struct dma_bounce_cpu *cpu, enum dma_bounce_kind kind, unsi
 
 	if (!n)
 		return NULL;
-	slot = cpu->slots[kind][class][--n];
+	slot = dma_bounce_kept_slot(cpu->slots[kind][class][--n]);
 	/* The cache is about to be flushed: devices do not reach the memory any more. */
 	if (unlikely(READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DEAD))
 		return NULL;
 	WRITE_ONCE(cpu->n[kind][class], n);
-	if (n < cpu->low[kind][class])
-		cpu->low[kind][class] = n;
 	WRITE_ONCE(cpu->served[mapped], cpu->served[mapped] + 1);
 	slot->mapped = mapped;
 	return slot;
@@ -341,7 +350,7 @@ static __always_inline void dma_bounce_slots_put(struct dma_bounce_slots *slots,
 	n = cpu->n[kind][class];
 	if (likely(n < READ_ONCE(slots->cap[class]) &&
 		   READ_ONCE(chunk->state) == DMA_BOUNCE_LIVE)) {
-		cpu->slots[kind][class][n] = slot;
+		cpu->slots[kind][class][n] = (unsigned long)slot;
 		WRITE_ONCE(cpu->n[kind][class], n + 1);
 	} else {
 		__dma_bounce_slots_put(slots, cpu, slot);
