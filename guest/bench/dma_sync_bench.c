@@ -3,7 +3,7 @@
  * What dma_sync_*() takes for a mapping that is not bounced
  *
  * Each call stands between two instructions that do nothing, by which the emulator's plug-in
- * (tests/integration/plugin/instructions.c) counts what is executed between them; and it is timed.
+ * (tests/integration/plugin/counts.c) counts what is executed between them; and it is timed.
  * Any PCI device will do, as nothing is transferred. Bind it by name (driver_override).
  */
 
@@ -16,6 +16,8 @@
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
 
+#include "mark.h"
+
 /* How often each call is counted, and how often it is timed. */
 #define COUNTED	1000
 #define TIMED	200000
@@ -23,20 +25,6 @@
 /* A packet, and a list of as many pieces as a large one may have. */
 #define BYTES	1500
 #define PIECES	4
-
-#define MARK_BEGIN	1
-#define MARK_REPORT	2
-/* The first of those that end what was begun: one for each kind of call */
-#define MARK_END	16
-
-/*
- * A no-operation whose displacement nobody would write otherwise: the number of the mark and three
- * letters. The plug-in knows it by its bytes.
- */
-static __always_inline void mark(const int number)
-{
-	asm volatile(".byte 0x0f, 0x1f, 0x84, 0, %c0, 'R', 'A', 'C'" : : "i" (number) : "memory");
-}
 
 struct bench {
 	struct device *dev;
@@ -81,7 +69,7 @@ static __always_inline void measure(struct bench *bench, const char *device, con
 
 	for (i = 0; i < COUNTED; i++) {
 		local_irq_save(flags);
-		mark(MARK_BEGIN);
+		begin();
 		sync(bench, call);
 		mark(end + call);
 		local_irq_restore(flags);

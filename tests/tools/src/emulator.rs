@@ -96,7 +96,7 @@ const PLUGINS: &str = " --enable-plugins";
 const HEADER: &str = "qemu-plugin.h";
 
 /// The plug-in's file.
-const PLUGIN: &str = "instructions.so";
+const PLUGIN: &str = "counts.so";
 
 impl Tools<'_> {
     /// The directory of `qemu-system-x86_64`, built where it is missing.
@@ -109,12 +109,12 @@ impl Tools<'_> {
         self.qemu_with(&[FEATURES, PLUGINS].concat())
     }
 
-    /// The plug-in for that emulator which counts instructions between marks (`tests/integration/plugin/instructions.c`).
+    /// The plug-in for that emulator which counts instructions between marks (`tests/integration/plugin/counts.c`).
     ///
     /// # Errors
     /// It cannot be made, or a signal came.
     pub fn counting_plugin(&self) -> Result<PathBuf> {
-        let source = self.checkout.join("tests/integration/plugin/instructions.c");
+        let source = self.checkout.join("tests/integration/plugin/counts.c");
         let emulator = self.counting_qemu()?;
         let key = Key::default().path(&source)?.path(&emulator.join(HEADER))?.finish();
         let dir = self.cached("qemu-plugin", &key, |dir| {

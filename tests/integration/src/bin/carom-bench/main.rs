@@ -3,12 +3,14 @@
 //! part that shows tables of it.
 
 mod compare;
+mod counted;
 mod counts;
 mod density;
 mod disk;
 mod hardware;
 mod lent;
 mod login;
+mod map_counts;
 mod map_time;
 mod network;
 mod pinning;
@@ -157,7 +159,7 @@ fn run(measurement: &Measurement, host: String, samples: &Path, counting: bool) 
     let steps = sample::steps(&run, rounds_of, &tables, |table| (table.work)(scope, &site));
     let mut steps = sample::only(steps, &measurement.only)?;
     if counting {
-        steps.retain(|step| step.key.table == sync::TABLE.name);
+        steps.retain(|step| [sync::TABLE.name, map_counts::TABLE.name].contains(&step.key.table.as_str()));
     }
     let mut journal: Journal<Sample> = Journal::open(samples)?;
     journal.measure(&steps, |step| measure(step, &site))?;

@@ -2,18 +2,15 @@
 //! What `dma_sync_*()` takes for a device that never bounces, in instructions of the guest's kernel with and without the patch: the module of
 //! `guest/bench`, and the rig's emulator, which counts what is executed between its marks.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use carom_integration::measure::mode::{BOUNCE, Mode, STRICT};
 use carom_integration::vmm::Kernel;
-use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
-use carom_integration::{Outcome, Site};
+use carom_integration::{Outcome, Site, workload};
 
-use crate::table::{self, Measured, Row, Scope, Shown, Table, Work, figure};
+use crate::counted::{self, Counts, FIRST_END};
+use crate::table::{Measured, Row, Scope, Shown, Table, Work};
 
 pub(crate) const TABLE: Table = Table {
     name: "sync",
@@ -32,8 +29,8 @@ const RAM_MIB: u32 = 512;
 /// How long a guest takes. All of it is counted.
 const ESTIMATE: Duration = Duration::from_secs(40);
 
-/// The module, beside the kernels that it is built for.
-const MODULE: &str = "dma_sync_bench.ko";
+/// The module.
+const MODULE: &str = "dma_sync_bench";
 
 /// What is called, by the module's names; the first is nothing, and what that takes is taken off the others.
 const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_for_cpu", "sg_for_device"];
@@ -41,27 +38,14 @@ const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_
 /// What is said of the device, by the module's names.
 const DEVICES: [&str; 2] = ["never-bounced", "has-bounced"];
 
-/// Number of the first mark of the module that ends a call; each device has as many as there are calls.
-const FIRST_END: usize = 16;
-
 /// Kernels and modes. With windows, the drive bounces beside the device.
 const GUESTS: [(Mode, Kernel); 3] =
     [(Mode { name: "stock", ..STRICT }, Kernel::ModularStock), (STRICT, Kernel::Modular), (BOUNCE, Kernel::Modular)];
 
-/// Has the drive work, and gives the edu device to the module.
+/// Has the drive work.
 const JOB: &str = r#"
 dd if=/dev/nvme0n1 of=/dev/null bs=64k count=64 2>/dev/null || exit 91
 echo "CAROM-BOUNCED $(cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | awk '/^bounced_/ { n += $2 } END { printf "%d\n", n }')"
-insmod /bin/dma_sync_bench.ko || exit 92
-edu=
-for device in /sys/bus/pci/devices/*; do
-    [ "$(cat "$device/vendor" "$device/device" | tr -d '\n')" = 0x12340x11e8 ] && edu=$device
-done
-[ -n "$edu" ] || exit 93
-echo dma-sync-bench >"$edu/driver_override"
-echo "${edu##*/}" >/sys/bus/pci/drivers_probe
-dmesg | sed -n 's/.*dma-sync-bench: CAROM-SYNC/CAROM-SYNC/p'
-[ -e "$edu/driver" ] || { dmesg | tail -n 20; exit 94; }
 "#;
 
 fn work(_: Scope, site: &Site) -> Vec<Work> {
@@ -71,38 +55,14 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 
 fn in_a_guest(mode: &'static Mode, kernel: Kernel) -> Work {
     let run = move |site: &Site, name: &str| {
-        let image = if kernel == Kernel::Modular { &site.modular } else { &site.modular_stock };
-        let image = image.as_ref().context("there is no kernel with modules; start this by scripts/bench")?;
-        let module = image.with_file_name(MODULE);
-        let module = fs::read(&module).with_context(|| format!("reading {}", module.display()))?;
-        let edu = site.edu.as_deref().context("CAROM_EDU is not set")?;
-        let counted = site.instructions.as_deref();
-        let before = counted.map_or(0, |file| read(file).len());
-        let guest = mode.guest(site, name).kernel(kernel).memory_mib(RAM_MIB).iommu_device(edu).program(MODULE, module);
-        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{JOB}");
-        let outcome = table::run(guest.job(&job), ESTIMATE, site)?;
-        let counts = counted.map(|file| counts(read(file).get(before..).unwrap_or_default())).transpose()?;
+        let guest = mode.guest(site, name).memory_mib(RAM_MIB);
+        let (outcome, counts) = counted::run(guest, mode, kernel, MODULE, JOB, "", ESTIMATE, site)?;
         measured(&outcome, mode, counts.as_ref())
     };
     Work { name: mode.name.into(), estimate: ESTIMATE, run: Box::new(run) }
 }
 
-/// What the emulator has written; nothing before it has counted something.
-fn read(file: &Path) -> String {
-    fs::read_to_string(file).unwrap_or_default()
-}
-
-/// The medians by the numbers of their marks, of the lines of `tests/integration/plugin/instructions.c`.
-fn counts(text: &str) -> Result<BTreeMap<usize, u64>> {
-    let line = |line: &str| {
-        let words: Vec<&str> = line.split(' ').collect();
-        let [number, _, _, median, _] = words[..] else { anyhow::bail!("five words wanted") };
-        Ok((number.parse()?, median.parse()?))
-    };
-    text.lines().map(|text| line(text).with_context(|| format!("counts of instructions: {text:?}"))).collect()
-}
-
-fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&BTreeMap<usize, u64>>) -> Result<Measured> {
+fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<Measured> {
     let lost = outcome.values("CAROM-SYNC-LOST").next().is_some();
     ensure!(!lost, "the device takes part in synchronisation before it has bounced");
     let bounced: u64 = outcome.value("CAROM-BOUNCED")?.parse().context("what has bounced")?;
@@ -114,9 +74,8 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&BTreeMap<usize, u64>
             let ps = outcome.values("CAROM-SYNC").find_map(|line| line.strip_prefix(&prefix));
             Ok::<f64, anyhow::Error>(ps.with_context(|| format!("no time: {prefix}"))?.parse::<f64>()? / 1000.0)
         };
-        let count = |counts: &BTreeMap<usize, u64>, call: usize| {
-            let number = FIRST_END + place * CALLS.len() + call;
-            counts.get(&number).copied().map(figure).with_context(|| format!("no count of mark {number}"))
+        let count = |counts: &Counts, call: usize| {
+            counted::median(counts, FIRST_END + place * CALLS.len() + call, "instructions")
         };
         for (call, name) in CALLS.into_iter().enumerate().skip(1) {
             let of = [("mode", mode.name.into()), ("device", device.into()), ("call", name.into())];
@@ -148,9 +107,10 @@ mod tests {
 
     #[test]
     fn what_nothing_takes_is_taken_off_and_medians_are_read() {
-        let text: String = (16..26).map(|number| format!("{number} 1000 1 {} 9999\n", number * 3)).collect();
+        let text: String =
+            (16..26).map(|number| format!("{number} instructions 1000 1 {} 9999\n", number * 3)).collect();
 
-        let found = measured(&outcome(7), &BOUNCE, Some(&counts(&text).unwrap())).unwrap();
+        let found = measured(&outcome(7), &BOUNCE, Some(&counted::parse(&text).unwrap())).unwrap();
 
         let figures: Vec<(f64, f64)> =
             found.rows.iter().map(|row| (row.figures["instructions"], row.figures["ns"])).collect();
@@ -165,8 +125,7 @@ mod tests {
         assert!(measured(&outcome(0), &BOUNCE, None).is_err());
         assert!(measured(&outcome(7), &STRICT, None).is_err());
         assert!(measured(&outcome(0), &STRICT, None).is_ok());
-        assert!(measured(&outcome(0), &STRICT, Some(&counts("16 1 1 1 1\n").unwrap())).is_err());
-        assert!(counts("16 1 1 1\n").is_err());
+        assert!(measured(&outcome(0), &STRICT, Some(&counted::parse("16 instructions 1 1 1 1\n").unwrap())).is_err());
     }
 
     #[test]

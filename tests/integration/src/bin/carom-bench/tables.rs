@@ -2,12 +2,15 @@
 //! All tables, in the order in which they are shown.
 
 use crate::table::Table;
-use crate::{counts, density, disk, lent, login, map_time, network, pinning, pools, sandbox, sync, throughput, vmm};
+use crate::{
+    counts, density, disk, lent, login, map_counts, map_time, network, pinning, pools, sandbox, sync, throughput, vmm,
+};
 
-pub(crate) static TABLES: [Table; 13] = [
+pub(crate) static TABLES: [Table; 14] = [
     throughput::TABLE,
     map_time::TABLE,
     sync::TABLE,
+    map_counts::TABLE,
     pinning::TABLE,
     pools::TABLE,
     density::TABLE,

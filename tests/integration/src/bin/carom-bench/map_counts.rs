@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What mapping and unmapping take in the guest's kernel, in counts that the host's load does not move: a module of `guest/bench` maps for
+//! the edu device, and the rig's emulator counts.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use carom_integration::measure::mode::{BOUNCE, GUEST_PAGES, Mode, NO_VIOMMU};
+use carom_integration::vmm::Kernel;
+use carom_integration::{Outcome, Site, workload};
+
+use crate::counted::{self, Counts, FIRST_END};
+use crate::table::{Measured, Row, Scope, Shown, Table, Work};
+
+pub(crate) const TABLE: Table = Table {
+    name: "map_counts",
+    across: "mode",
+    shown: &[
+        Shown { figure: "instructions", title: "instructions of a call", places: 0 },
+        Shown { figure: "locked", title: "locked operations of a call", places: 0 },
+        Shown { figure: "lines", title: "cache lines that a call touches beside data and stack", places: 0 },
+        Shown { figure: "pages", title: "pages that a call touches beside data and stack", places: 0 },
+    ],
+    is_once_enough: true,
+    work,
+};
+
+/// Memory of the guest.
+const RAM_MIB: u32 = 512;
+
+/// How long a guest takes. All of it is counted.
+const ESTIMATE: Duration = Duration::from_secs(60);
+
+/// The module.
+const MODULE: &str = "dma_map_counts";
+
+/// What is mapped, which way, and how many pages it has; the first is nothing, and what that takes is taken off the others. In the order of
+/// the module's marks, of which each has one for mapping and one for unmapping.
+const CALLS: [(&str, &str, u32); 5] = [
+    ("nothing", "", 0),
+    ("page", "to the device", 1),
+    ("page", "from the device", 1),
+    ("list", "to the device", 4),
+    ("list", "from the device", 4),
+];
+
+/// How often each is mapped while it is counted.
+const COUNTED: u64 = 1000;
+
+/// What the emulator counts.
+const WHATS: [&str; 4] = ["instructions", "locked", "lines", "pages"];
+
+const PAGE: f64 = 4096.0;
+const LINE: f64 = 64.0;
+
+/// Kernels and modes. What strict mode executes depends on how long the host takes, so that it is not among them.
+const GUESTS: [(Mode, Kernel); 3] =
+    [(NO_VIOMMU, Kernel::ModularStock), (BOUNCE, Kernel::Modular), (GUEST_PAGES, Kernel::Modular)];
+
+/// Looks at what has bounced,
+const JOB: &str = r#"
+bounced() {
+    cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | awk '/^bounced_/ { n += $2 } END { printf "%d\n", n }'
+}
+before=$(bounced)
+"#;
+
+/// and says what has meanwhile.
+const AFTER: &str = r#"
+echo "CAROM-BOUNCED $(($(bounced) - before))"
+"#;
+
+fn work(_: Scope, site: &Site) -> Vec<Work> {
+    let guests = GUESTS.iter().filter(|_| site.edu.is_some());
+    guests.map(|(mode, kernel)| in_a_guest(mode, *kernel)).collect()
+}
+
+fn in_a_guest(mode: &'static Mode, kernel: Kernel) -> Work {
+    let run = move |site: &Site, name: &str| {
+        // With one CPU the kernel takes the prefixes away that lock.
+        let guest = mode.guest(site, name).memory_mib(RAM_MIB).cpus(2);
+        let (outcome, counts) = counted::run(guest, mode, kernel, MODULE, JOB, AFTER, ESTIMATE, site)?;
+        let counts = counts.context("only a rig that counts fills this table")?;
+        measured(&outcome, mode, &counts)
+    };
+    Work { name: mode.name.into(), estimate: ESTIMATE, run: Box::new(run) }
+}
+
+fn measured(outcome: &Outcome, mode: &Mode, counts: &Counts) -> Result<Measured> {
+    let bounced: u64 = outcome.value("CAROM-BOUNCED")?.parse().context("what has bounced")?;
+    let bounces = mode.iommu;
+    ensure!((bounced >= COUNTED * 4) == bounces, "{bounced} mappings of the device have bounced");
+    let mut rows = Vec::new();
+    for (place, (what, direction, data)) in CALLS.into_iter().enumerate().skip(1) {
+        for (unmaps, call) in ["map", "unmap"].into_iter().enumerate() {
+            // Copied at map if the device reads, at unmap if it writes: both the buffer and what it bounces through are touched.
+            let copied = bounces && (unmaps == 1) == (direction == "from the device");
+            let data = if copied { 2.0 * f64::from(data) } else { 0.0 };
+            let of: [(&str, serde_json::Value); 4] = [
+                ("mode", mode.name.into()),
+                ("call", call.into()),
+                ("what", what.into()),
+                ("direction", direction.into()),
+            ];
+            let mut row = Row::new(of, []);
+            for figure in WHATS {
+                let count = |place: usize| counted::median(counts, FIRST_END + 2 * place + unmaps, figure);
+                let of_data = match figure {
+                    "lines" => data * PAGE / LINE,
+                    "pages" => data,
+                    _ => 0.0,
+                };
+                row.figures.insert(figure.into(), count(place)? - count(0)? - of_data);
+            }
+            rows.push(row);
+        }
+    }
+    let versions = workload::guest_versions(outcome)?;
+    Ok(Measured { rows, versions, retries: outcome.retries, ..Measured::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(bounced: u32) -> Outcome {
+        let console = format!("CAROM-FIO-VERSION fio-3.33\nCAROM-KERNEL 6.12\nCAROM-BOUNCED {bounced}\n");
+        Outcome { console, ..Outcome::default() }
+    }
+
+    /// Nothing takes 10, everything else a thousand.
+    fn counts() -> Counts {
+        let of =
+            |number: usize| WHATS.map(|what| ((number, what.into()), if number < FIRST_END + 2 { 10 } else { 1000 }));
+        (FIRST_END..FIRST_END + 10).flat_map(of).collect()
+    }
+
+    #[test]
+    fn what_nothing_takes_and_data_are_taken_off() {
+        let found = measured(&outcome(4000), &BOUNCE, &counts()).unwrap();
+
+        let lines: Vec<f64> = found.rows.iter().map(|row| row.figures["lines"]).collect();
+        assert_eq!(lines, [862.0, 990.0, 990.0, 862.0, 478.0, 990.0, 990.0, 478.0]);
+        assert_eq!(found.rows[0].figures["pages"], 988.0);
+        assert!(found.rows.iter().all(|row| row.figures["instructions"] == 990.0 && row.figures["locked"] == 990.0));
+        assert_eq!(found.rows[1].key("call").unwrap(), "unmap");
+    }
+
+    #[test]
+    fn device_that_does_not_bounce_has_no_data_taken_off_and_is_an_error_where_it_should() {
+        assert!(measured(&outcome(3999), &BOUNCE, &counts()).is_err());
+        assert!(measured(&outcome(4000), &NO_VIOMMU, &counts()).is_err());
+        let found = measured(&outcome(0), &NO_VIOMMU, &counts()).unwrap();
+        assert!(found.rows.iter().all(|row| row.figures["lines"] == 990.0));
+        assert!(measured(&outcome(0), &NO_VIOMMU, &Counts::new()).is_err());
+    }
+}
