@@ -76,19 +76,25 @@ impl Tools<'_> {
         for name in names.lines() {
             tree.apply(&mails.join(name))?;
             for mode in [Mode::On, Mode::Off] {
-                self.progress.show(&format!("{name}, bouncing {mode}"));
-                tree.configure(mode)?;
-                tree.build(mode, &["W=1"]).with_context(|| format!("{series}: after {name}, with bouncing {mode}"))?;
-                let complaints = tree.complaints(mode)?;
-                if !complaints.is_empty() {
-                    bail!("{series}: after {name} there are warnings with bouncing {mode}:\n{}", complaints.join("\n"));
-                }
+                self.check_build(tree, mode, series, name)?;
             }
         }
+        self.check_build(tree, Mode::Bare, series, "the last patch")?;
         ensure!(tree.object(Mode::On, "drivers/iommu/dma-bounce-map.o").exists(), "bouncing was not compiled");
         let count = names.lines().count();
         self.progress
-            .say(&format!("{series}: each of {count} patches builds, with bouncing on and off, without warnings"));
+            .say(&format!("{series}: each of {count} patches builds, with bouncing on and off, and all of them where little else is on, without warnings"));
+        Ok(())
+    }
+
+    fn check_build(&self, tree: &CheckTree, mode: Mode, series: &str, after: &str) -> Result<()> {
+        self.progress.show(&format!("{after}, bouncing {mode}"));
+        tree.configure(mode)?;
+        tree.build(mode, &["W=1"]).with_context(|| format!("{series}: after {after}, with bouncing {mode}"))?;
+        let complaints = tree.complaints(mode)?;
+        if !complaints.is_empty() {
+            bail!("{series}: after {after} there are warnings with bouncing {mode}:\n{}", complaints.join("\n"));
+        }
         Ok(())
     }
 }

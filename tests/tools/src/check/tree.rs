@@ -26,10 +26,16 @@ const OBJECTS: [&str; 4] = [
 const MORE_OPTIONS: &str =
     "CONFIG_DRM=y\nCONFIG_DRM_I915=y\nCONFIG_IOMMU_DMA_BOUNCE_TEST=y\nCONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST=y\n";
 
+/// What kernels of small machines leave out: code for it must not be needed.
+const WITHOUT: &str = "CONFIG_SMP=n\nCONFIG_NUMA=n\nCONFIG_ZONE_DEVICE=n\nCONFIG_PCI_P2PDMA=n\nCONFIG_MEMORY_HOTPLUG=n\n\
+    CONFIG_VIRTIO_MEM=n\nCONFIG_DEBUG_FS=n\nCONFIG_BLK_DEV_INTEGRITY=n\nCONFIG_TRANSPARENT_HUGEPAGE=n\n";
+
 /// Whether bouncing is compiled in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     On,
+    /// Where little else is.
+    Bare,
     Off,
 }
 
@@ -37,6 +43,7 @@ impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::On => "on",
+            Self::Bare => "bare",
             Self::Off => "off",
         })
     }
@@ -117,7 +124,8 @@ impl<'a> CheckTree<'a> {
             .map(|line| format!("{line}\n"))
             .collect();
         options += MORE_OPTIONS;
-        options += if mode == Mode::On { "CONFIG_IOMMU_DMA_BOUNCE=y\n" } else { "CONFIG_IOMMU_DMA_BOUNCE=n\n" };
+        options += if mode == Mode::Off { "CONFIG_IOMMU_DMA_BOUNCE=n\n" } else { "CONFIG_IOMMU_DMA_BOUNCE=y\n" };
+        options += if mode == Mode::Bare { WITHOUT } else { "" };
         let fragment = self.work.join(format!("check-{mode}.fragment"));
         fs::write(&fragment, options).with_context(|| format!("writing {}", fragment.display()))?;
         let mut make = self.make(mode);
