@@ -71,7 +71,7 @@ struct dma_bounce_loan {
  * @iova:	where devices of the pool see it
  * @rcu:	frees this structure
  *
- * Its pages point here.
+ * Its pages point here: the provider may have made one folio of them, or several.
  */
 struct dma_bounce_lent {
 	struct dma_bounce_pool	*pool;
@@ -128,12 +128,25 @@ static struct page *lent_page(struct dma_bounce_lent *lent, unsigned long i)
 	return pfn_to_page(PHYS_PFN(lent->phys) + i);
 }
 
+/* The folio at page @i of a chunk, behind which @i is then; NULL if there are no more */
+static struct folio *lent_folio(struct dma_bounce_lent *lent, unsigned long *i)
+{
+	struct folio *folio;
+
+	if (*i >= lent->size >> PAGE_SHIFT)
+		return NULL;
+	folio = page_folio(lent_page(lent, *i));
+	*i += folio_nr_pages(folio);
+	return folio;
+}
+
 static void lent_mark(struct dma_bounce_lent *lent, void *data)
 {
-	unsigned long i;
+	struct folio *folio;
+	unsigned long i = 0;
 
-	for (i = 0; i < lent->size >> PAGE_SHIFT; i++)
-		WRITE_ONCE(lent_page(lent, i)->zone_device_data, data);
+	while ((folio = lent_folio(lent, &i)))
+		WRITE_ONCE(folio_page(folio, 0)->zone_device_data, data);
 }
 
 /**
@@ -192,14 +205,14 @@ static void lent_free(struct dma_bounce_lent *lent)
 /* Whether anybody but us holds a page of a loan that is not mapped any more */
 static bool loan_held(struct dma_bounce_loan *loan)
 {
-	struct dma_bounce_lent *lent;
+	struct folio *folio;
 	unsigned long i;
 	unsigned int n;
 
 	for (n = 0; n < loan->nchunks; n++) {
-		lent = loan->chunks[n];
-		for (i = 0; i < lent->size >> PAGE_SHIFT; i++)
-			if (page_ref_count(lent_page(lent, i)) != 1)
+		i = 0;
+		while ((folio = lent_folio(loan->chunks[n], &i)))
+			if (folio_ref_count(folio) != 1)
 				return true;
 	}
 	return false;
@@ -316,7 +329,7 @@ dma_addr_t dma_bounce_lent_map(struct dma_bounce_pool *pool, phys_addr_t phys, s
 	struct dma_bounce_lent *lent;
 
 	rcu_read_lock();
-	lent = READ_ONCE(pfn_to_page(PHYS_PFN(phys))->zone_device_data);
+	lent = READ_ONCE(folio_page(page_folio(pfn_to_page(PHYS_PFN(phys))), 0)->zone_device_data);
 	if (lent && lent->pool == pool && size <= lent->size - (phys - lent->phys)) {
 		addr = lent->iova + (phys - lent->phys);
 		dma_bounce_count(pool, DMA_BOUNCE_LENT, 1);

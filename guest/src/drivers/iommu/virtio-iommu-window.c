@@ -385,6 +385,7 @@ static int make_pages(struct viommu_window *window)
 {
 	struct device *dev = &window->vdev->dev;
 	struct dev_pagemap *pages;
+	u64 folio;
 	void *va;
 
 	pages = devm_kzalloc(dev, sizeof(*pages), GFP_KERNEL);
@@ -395,6 +396,10 @@ static int make_pages(struct viommu_window *window)
 	pages->range.start = window->region_addr;
 	pages->range.end = window->region_addr + window->region_len - 1;
 	pages->nr_range = 1;
+	/* Whoever has many pages of a chunk is to hold one thing, not each of them. */
+	folio = min_t(u64, window->chunk_size, PMD_SIZE);
+	if (IS_ALIGNED(window->region_addr | window->region_len, folio))
+		pages->vmemmap_shift = ilog2(folio) - PAGE_SHIFT;
 	va = devm_memremap_pages(dev, pages);
 	if (IS_ERR(va)) {
 		devm_kfree(dev, pages);
