@@ -120,10 +120,16 @@ pub fn job(cells: &[Cell]) -> String {
     job_on("/dev/nvme0n1", cells)
 }
 
-/// The same with buffers in memory that the kernel lends for the drive. fio removes the file that it maps: it has a link.
+/// The same by io_uring with registered buffers.
+#[must_use]
+pub fn job_of_registered(cells: &[Cell]) -> String {
+    job_with("/dev/nvme0n1", cells, |_| "engine=io_uring memory=--fixedbufs=1")
+}
+
+/// The same with registered buffers in memory that the kernel lends for the drive. fio removes the file that it maps: it has a link.
 #[must_use]
 pub fn job_of_lent(cells: &[Cell]) -> String {
-    let link = r#"ln -sf "/dev/iommu_bounce/$NVME" /tmp/lent; memory=--mem=mmapshared:/tmp/lent"#;
+    let link = r#"ln -sf "/dev/iommu_bounce/$NVME" /tmp/lent; engine=io_uring memory="--fixedbufs=1 --mem=mmapshared:/tmp/lent""#;
     job_with("/dev/nvme0n1", cells, |_| link)
 }
 
@@ -141,7 +147,7 @@ pub fn job_with(device: &str, cells: &[Cell], before: impl Fn(usize) -> &'static
         r#"
 copied() {{ cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | awk '/^bytes_(in|out) / {{ n += $2 }} END {{ printf "%d\n", n }}'; }}
 work() {{
-    fio --name=cell --filename={device} --direct=1 --ioengine=libaio --size={AREA_MIB}M --group_reporting \
+    fio --name=cell --filename={device} --direct=1 --ioengine=${{engine:-libaio}} --size={AREA_MIB}M --group_reporting \
         --percentile_list=50:99:99.9 --output-format=terse --terse-version=3 ${{memory:-}} "$@" >/tmp/fio 2>&1 &
     fio=$!
     # A fio that hangs is ended, and the next cell has its turn.

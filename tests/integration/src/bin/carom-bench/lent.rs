@@ -37,7 +37,7 @@ fn in_a_guest(mode: &'static Mode, cells: Vec<Cell>) -> Work {
     let estimate = AROUND + cells.iter().map(Cell::estimate).sum::<Duration>();
     let run = move |site: &Site, name: &str| {
         let guest = mode.guest(site, name).memory_mib(RAM_MIB);
-        let job = if *mode == LENT { fio::job_of_lent(&cells) } else { fio::job(&cells) };
+        let job = if *mode == LENT { fio::job_of_lent(&cells) } else { fio::job_of_registered(&cells) };
         let outcome = table::run(guest.job(&format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{job}")), estimate, site)?;
         throughput::measured(&outcome, mode, &cells, |cell, done| Ok(throughput::row(mode, cell, done)))
     };
