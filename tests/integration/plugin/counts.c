@@ -4,7 +4,7 @@
  *
  * A mark is a no-operation that a guest executes, known by its bytes: `nopl` with a displacement of a number and the letters
  * R, A, C (guest/bench). Number 1 begins; numbers from 16 on end what was begun on the same CPU, and say what it was; number 2
- * has four lines written for each of these:
+ * has four lines written for each of these. Number 3 has a line written of what all CPUs have executed so far, at once.
  *
  *     NUMBER WHAT COUNTS LEAST MEDIAN MOST
  *
@@ -14,6 +14,7 @@
  *     locked          of these, those that lock memory
  *     lines           of a cache, 64 bytes each, that were read or written
  *     pages           of 4 KiB that were
+ *     executed        instructions of all CPUs: one count
  *
  * Lines and pages are without those of the stack: what begins is followed by an access to it, the first one that counts.
  *
@@ -37,6 +38,7 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 #define NUMBERS 256
 #define BEGIN 1
 #define REPORT 2
+#define TOTAL 3
 #define FIRST_END 16
 
 /* Counts of one number: more than these are not looked at. */
@@ -126,6 +128,19 @@ static void report(void)
     fclose(file);
 }
 
+static void report_total(void)
+{
+    uint64_t total = qemu_plugin_u64_sum(executed);
+    FILE *file = fopen(out, "a");
+
+    if (!file) {
+        perror(out);
+        return;
+    }
+    fprintf(file, "%d executed 1 %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", TOTAL, total, total, total);
+    fclose(file);
+}
+
 static void add(struct counts *of, uint64_t value)
 {
     if (!of->values)
@@ -179,6 +194,10 @@ static void meet(unsigned int index, void *number_of_mark)
     } else if (number == REPORT) {
         pthread_mutex_lock(&lock);
         report();
+        pthread_mutex_unlock(&lock);
+    } else if (number == TOTAL) {
+        pthread_mutex_lock(&lock);
+        report_total();
         pthread_mutex_unlock(&lock);
     } else if (number >= FIRST_END && cpu->has_begun) {
         /* The vCPU of a nested guest may have moved meanwhile: then this CPU has not begun. */

@@ -426,7 +426,7 @@ impl Guest {
         let limits = Limits { time: self.time_limit, stop_on_panic: true };
         let api = (self.vmm == Vmm::Carom).then_some(machine.api.as_path());
         let mut apart = self.vcpus_apart.then(|| Apart::new(site.rig != "direct")).transpose()?;
-        let (start, mut begun, mut prober) = (Instant::now(), None, Prober::new(api));
+        let (start, mut begun, mut prober) = (Instant::now(), None, Prober::new(api, site.instructions.as_deref()));
         let look = |pid, text: &str| {
             apart.as_mut().into_iter().for_each(|apart| apart.place(pid));
             begun = begun.or_else(|| text.contains(JOB_BEGIN).then(|| start.elapsed()));

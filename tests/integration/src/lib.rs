@@ -9,6 +9,7 @@ mod apart;
 pub mod api;
 mod background;
 mod document;
+mod emulator_counts;
 pub mod events;
 mod guest;
 pub mod harness;

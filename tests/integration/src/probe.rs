@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::api::exchange;
-use crate::kvm_counters;
+use crate::{emulator_counts, kvm_counters};
 
 /// A line of the console that begins so has the host's side looked at. What the guest calls the moment follows.
 pub const PROBE: &str = "CAROM-PROBE ";
@@ -35,6 +35,8 @@ pub struct Probe {
     pub kvm: BTreeMap<String, u64>,
     /// Carom's counters of its virtio-iommu (`_iommu` of `vm.counters`); null where there are none.
     pub iommu: Value,
+    /// Instructions that all CPUs of the emulated machine have executed, where the rig counts them.
+    pub executed: Option<u64>,
     /// Memory that it has of the host, in bytes.
     pub resident_bytes: u64,
     /// The same without the guest's RAM.
@@ -47,6 +49,8 @@ pub(crate) struct Prober<'a> {
     start: Instant,
     /// Socket of a Carom's API.
     api: Option<&'a Path>,
+    /// File to which the rig's emulator adds its counts.
+    counts: Option<&'a Path>,
     /// Bytes of the console that have been looked at.
     seen: usize,
     pub(crate) probes: Vec<Probe>,
@@ -54,15 +58,19 @@ pub(crate) struct Prober<'a> {
 
 impl<'a> Prober<'a> {
     /// For a VMM that starts now.
-    pub(crate) fn new(api: Option<&'a Path>) -> Self {
-        Self { start: Instant::now(), api, seen: 0, probes: Vec::new() }
+    pub(crate) fn new(api: Option<&'a Path>, counts: Option<&'a Path>) -> Self {
+        Self { start: Instant::now(), api, counts, seen: 0, probes: Vec::new() }
     }
 
     /// Looks at what is new on the console of VMM `pid`. It has whole lines only.
     pub(crate) fn look(&mut self, pid: u32, console: &str) {
         let new = console.get(self.seen..).unwrap_or_default();
         let labels: Vec<&str> = new.lines().filter_map(|line| line.trim().strip_prefix(PROBE)).collect();
-        self.probes.extend(labels.iter().map(|label| take(pid, label, self.start.elapsed(), self.api)));
+        let take = |label: &&str| Probe {
+            executed: self.counts.and_then(emulator_counts::executed),
+            ..take(pid, label, self.start.elapsed(), self.api)
+        };
+        self.probes.extend(labels.iter().map(take));
         self.seen = console.len();
     }
 }
@@ -76,7 +84,7 @@ fn take(pid: u32, label: &str, at: Duration, api: Option<&Path>) -> Probe {
     let iommu = counters.and_then(|(_, body)| Some(serde_json::from_str::<Value>(&body).ok()?["_iommu"].take()));
     let (resident_bytes, own_bytes) = resident_bytes(&read("smaps"));
     let iommu = iommu.unwrap_or_default();
-    Probe { label: label.into(), at, guest_cpu, vmm_cpu, kvm, iommu, resident_bytes, own_bytes }
+    Probe { label: label.into(), at, guest_cpu, vmm_cpu, kvm, iommu, resident_bytes, own_bytes, ..Probe::default() }
 }
 
 /// Time in the guest, and other time, of proc_pid_stat(5).
@@ -135,7 +143,7 @@ mod tests {
 
     #[test]
     fn each_line_is_probed_once_and_others_are_not() {
-        let mut prober = Prober::new(None);
+        let mut prober = Prober::new(None, None);
         let pid = std::process::id();
         prober.look(pid, "a\nCAROM-PROBE one\n");
         prober.look(pid, "a\nCAROM-PROBE one\nsaid CAROM-PROBE not\n");

@@ -18,11 +18,12 @@ use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
 /// Names of the tables.
-pub const TABLES: [&str; 14] = [
+pub const TABLES: [&str; 15] = [
     "throughput",
     "map_time",
     SYNC,
     MAP_COUNTS,
+    IO_INSTRUCTIONS,
     "pinning",
     "pools",
     "density",
@@ -36,7 +37,8 @@ pub const TABLES: [&str; 14] = [
 ];
 
 /// Those of them that a quick run leaves out unless they are named: each takes a minute or more.
-const NOT_QUICK: [&str; 9] = [SYNC, MAP_COUNTS, "pools", "density", "login", "disk", "network", "sandbox", "lent"];
+const NOT_QUICK: [&str; 10] =
+    [SYNC, MAP_COUNTS, IO_INSTRUCTIONS, "pools", "density", "login", "disk", "network", "sandbox", "lent"];
 
 /// Those that only a run of all cells fills unless they are named: they are not of devices that are passed through, or take too long.
 const NOT_PLAIN: [&str; 5] = ["login", "disk", "network", "sandbox", "lent"];
@@ -44,7 +46,8 @@ const NOT_PLAIN: [&str; 5] = ["login", "disk", "network", "sandbox", "lent"];
 /// The tables of what an emulated machine counts that runs for them alone.
 const SYNC: &str = "sync";
 const MAP_COUNTS: &str = "map_counts";
-const COUNTED: [&str; 2] = [SYNC, MAP_COUNTS];
+const IO_INSTRUCTIONS: &str = "io_instructions";
+const COUNTED: [&str; 3] = [SYNC, MAP_COUNTS, IO_INSTRUCTIONS];
 
 /// The table that two runs are compared by.
 const COUNTS: &str = "counts";
@@ -188,7 +191,7 @@ impl Tools<'_> {
     /// What only some tables need.
     fn bench_variables(&self, measurement: &Measurement, direct: bool) -> Result<Variables> {
         let mut variables = Variables::new();
-        if measurement.wants_counted() && !direct {
+        if (measurement.wants(SYNC) || measurement.wants(MAP_COUNTS)) && !direct {
             for (variable, stock) in [("CAROM_MODULAR_KERNEL", false), ("CAROM_MODULAR_STOCK_KERNEL", true)] {
                 let modules = Some(self.checkout.join("guest/bench"));
                 let dir = self.guest_kernel(&GuestKernel { stock, modules, ..GuestKernel::default() })?;
@@ -309,7 +312,18 @@ mod tests {
         assert_eq!(wanted(&["--all-cells"]), TABLES);
         assert_eq!(
             wanted(&[]),
-            ["throughput", "map_time", "sync", "map_counts", "pinning", "pools", "density", "vmm", "counts"]
+            [
+                "throughput",
+                "map_time",
+                "sync",
+                "map_counts",
+                "io_instructions",
+                "pinning",
+                "pools",
+                "density",
+                "vmm",
+                "counts"
+            ]
         );
         assert_eq!(wanted(&["disk"]), ["disk"]);
         assert_eq!(wanted(&["--quick"]), ["throughput", "map_time", "pinning", "vmm", "counts"]);

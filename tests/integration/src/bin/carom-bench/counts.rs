@@ -50,7 +50,7 @@ const OF_IOMMU: [(&str, &str); 4] = [
 const QUICK: [&str; 4] = ["no-viommu", "bounce", "strict", "lazy"];
 
 /// The cell that is done before each other one, to see what beginning and ending fio takes: a single operation.
-const EMPTY: Cell = Cell { pattern: READ, kib: 4, depth: 1, jobs: 1, extent: Extent::Operations(1) };
+pub(crate) const EMPTY: Cell = Cell { pattern: READ, kib: 4, depth: 1, jobs: 1, extent: Extent::Operations(1) };
 
 fn work(scope: Scope, site: &Site) -> Vec<Work> {
     let wanted = |mode: &&Mode| mode.is_at(site) && (scope != Scope::Quick || QUICK.contains(&mode.name));
@@ -81,7 +81,7 @@ fn in_a_guest(mode: &'static Mode, cells: Vec<Cell>) -> Work {
 }
 
 /// Whether a row is of the cell that does next to nothing.
-fn is_empty(row: &Row) -> bool {
+pub(crate) fn is_empty(row: &Row) -> bool {
     row.key("depth").is_some_and(|depth| *depth == EMPTY.depth)
 }
 

@@ -8,6 +8,7 @@ mod counts;
 mod density;
 mod disk;
 mod hardware;
+mod io_instructions;
 mod lent;
 mod login;
 mod map_counts;
@@ -159,7 +160,11 @@ fn run(measurement: &Measurement, host: String, samples: &Path, counting: bool) 
     let steps = sample::steps(&run, rounds_of, &tables, |table| (table.work)(scope, &site));
     let mut steps = sample::only(steps, &measurement.only)?;
     if counting {
-        steps.retain(|step| [sync::TABLE.name, map_counts::TABLE.name].contains(&step.key.table.as_str()));
+        steps.retain(|step| {
+            [&sync::TABLE, &map_counts::TABLE, &io_instructions::TABLE]
+                .map(|table| table.name)
+                .contains(&step.key.table.as_str())
+        });
     }
     let mut journal: Journal<Sample> = Journal::open(samples)?;
     journal.measure(&steps, |step| measure(step, &site))?;

@@ -3,14 +3,16 @@
 
 use crate::table::Table;
 use crate::{
-    counts, density, disk, lent, login, map_counts, map_time, network, pinning, pools, sandbox, sync, throughput, vmm,
+    counts, density, disk, io_instructions, lent, login, map_counts, map_time, network, pinning, pools, sandbox, sync,
+    throughput, vmm,
 };
 
-pub(crate) static TABLES: [Table; 14] = [
+pub(crate) static TABLES: [Table; 15] = [
     throughput::TABLE,
     map_time::TABLE,
     sync::TABLE,
     map_counts::TABLE,
+    io_instructions::TABLE,
     pinning::TABLE,
     pools::TABLE,
     density::TABLE,

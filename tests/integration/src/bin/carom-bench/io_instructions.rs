@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Instructions that the emulated machine executes for an operation of fio: by the guest, the VMM and the host's kernel together.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use carom_integration::measure::fio::{self, Cell, Done, Extent, RANDWRITE, READ};
+use carom_integration::measure::mode::{BOUNCE, CH_STRICT, Mode, NO_VIOMMU, QEMU_STRICT, STRICT};
+use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
+use carom_integration::{Probe, Site};
+
+use crate::counts::{EMPTY, OPERATIONS, is_empty};
+use crate::table::{self, Row, Scope, Shown, Table, Work};
+use crate::throughput::{RAM_MIB, measured, of};
+
+pub(crate) const TABLE: Table = Table {
+    name: "io_instructions",
+    across: "mode",
+    shown: &[Shown { figure: "instructions", title: "instructions of the whole machine for an operation", places: 0 }],
+    is_once_enough: true,
+    work,
+};
+
+/// How long a guest takes. All of it is counted.
+const ESTIMATE: Duration = Duration::from_secs(60);
+
+/// Those that are compared.
+static COMPARED: [Mode; 5] = [NO_VIOMMU, BOUNCE, STRICT, QEMU_STRICT, CH_STRICT];
+
+fn work(_: Scope, site: &Site) -> Vec<Work> {
+    // Where the emulated machine has no edu device, it does not count either.
+    let modes = COMPARED.iter().filter(|mode| site.edu.is_some() && mode.is_at(site));
+    modes.map(in_a_guest).collect()
+}
+
+fn in_a_guest(mode: &'static Mode) -> Work {
+    let cell = |pattern, kib| Cell { pattern, kib, depth: 64, jobs: 1, extent: Extent::Operations(4000) };
+    let filled = [READ, RANDWRITE].into_iter().flat_map(|pattern| [4, 64].map(|kib| cell(pattern, kib)));
+    let cells: Vec<Cell> = [EMPTY].into_iter().chain(filled).collect();
+    let run = move |site: &Site, name: &str| {
+        site.instructions.as_ref().context("only a rig that counts fills this table")?;
+        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}", fio::job(&cells));
+        let outcome = table::run(mode.guest(site, name).memory_mib(RAM_MIB).job(&job), ESTIMATE, site)?;
+        let empty = fio::results(&outcome, &cells[..1]).remove(0).context("the cell of a single operation")?;
+        let mut measured = measured(&outcome, mode, &cells, |cell, done| row(mode, cell, done, &empty))?;
+        measured.rows.retain(|row| !is_empty(row));
+        Ok(measured)
+    };
+    Work { name: mode.name.into(), estimate: ESTIMATE, run: Box::new(run) }
+}
+
+fn row(mode: &Mode, cell: &Cell, done: &Done, empty: &Done) -> Result<Row> {
+    let executed = |done: &Done| {
+        let at = |probe: &Probe| probe.executed.context("the emulator told of no instructions");
+        Ok::<_, anyhow::Error>(table::figure(at(&done.after)?) - table::figure(at(&done.before)?))
+    };
+    let operations = (done.operations - empty.operations).max(1.0);
+    let instructions = (executed(done)? - executed(empty)?) / operations;
+    Ok(Row::new(of(mode, cell), [(OPERATIONS, done.operations), ("instructions", instructions)]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(operations: f64, executed: Option<u64>) -> Done {
+        Done {
+            operations,
+            iops: 1.0,
+            mib_s: 1.0,
+            latency_us: 1.0,
+            percentiles_us: [1.0; 3],
+            copied_bytes: 0.0,
+            before: Probe { executed: Some(1000), ..Probe::default() },
+            after: Probe { executed, ..Probe::default() },
+        }
+    }
+
+    #[test]
+    fn what_a_single_operation_takes_is_taken_off() {
+        let row = row(&STRICT, &EMPTY, &done(1001.0, Some(5_002_000)), &done(1.0, Some(2000))).unwrap();
+
+        assert!((row.figures["instructions"] - 5000.0).abs() < 1e-9, "{row:?}");
+    }
+
+    #[test]
+    fn emulator_that_tells_nothing_is_an_error() {
+        assert!(row(&STRICT, &EMPTY, &done(1001.0, None), &done(1.0, Some(2000))).is_err());
+    }
+}
