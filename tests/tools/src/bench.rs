@@ -93,7 +93,7 @@ pub struct Options {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["Measurement", "json", "state", "compare", "plots", "direct", "keep"]
+        conflicts_with_all = ["Measurement", "json", "state", "compare", "plots", "direct", "icount", "keep"]
     )]
     predict: Option<PathBuf>,
     /// Directory for plots.
@@ -102,6 +102,9 @@ pub struct Options {
     /// On this host, with this drive.
     #[arg(long, value_name = "ADDRESS")]
     direct: Option<String>,
+    /// In an emulated machine whose clock goes by instructions.
+    #[arg(long, conflicts_with = "direct")]
+    icount: bool,
     /// Where to keep consoles and results.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
@@ -252,6 +255,7 @@ impl Tools<'_> {
             variables: self.bench_variables(&options.measurement, options.direct.is_some())?,
             direct: options.direct.as_deref(),
             count_instructions: false,
+            icount: options.icount,
             memory: "6G",
             more_nvme: 12,
             time_limit: 16 * 3600,

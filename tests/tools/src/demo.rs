@@ -122,6 +122,7 @@ impl Tools<'_> {
             direct: options.direct.as_deref(),
             memory: "5G",
             count_instructions: false,
+            icount: false,
             more_nvme: 0,
             time_limit: 7200,
             out,

@@ -34,6 +34,8 @@ pub(crate) struct Measuring<'a> {
     pub(crate) direct: Option<&'a str>,
     /// Whether the rig counts instructions.
     pub(crate) count_instructions: bool,
+    /// Whether the rig's clock goes by instructions.
+    pub(crate) icount: bool,
     /// How many NVMe drives the rig's machine has beside the usual ones.
     pub(crate) more_nvme: u8,
     /// Memory of the rig's machine.
@@ -79,6 +81,9 @@ impl Tools<'_> {
         command.args(["--more-nvme", &measuring.more_nvme.to_string()]);
         if measuring.count_instructions {
             command.arg("--count-instructions");
+        }
+        if measuring.icount {
+            command.arg("--icount");
         }
         command.args(["--memory", measuring.memory, "--out"]).arg(measuring.out);
         command.arg("--").arg(&program).args(&measuring.arguments);

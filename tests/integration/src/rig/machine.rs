@@ -385,7 +385,7 @@ fn spawn(start: &Start<'_>, files: &Files, options: &Options, out: Option<&Path>
     command
         .args(["--pdeathsig", "KILL"])
         .args(start.emulator)
-        .args(qemu::accelerator(start.accelerator))
+        .args(qemu::accelerator(start.accelerator, options.icount))
         .args(start.plugin)
         .args(qemu::arguments(files, start.boot, options, out)?)
         .args(options.qemu_args.iter().flat_map(|words| words.split_whitespace()))

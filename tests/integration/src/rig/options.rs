@@ -60,6 +60,9 @@ pub struct Options {
     /// Count instructions between marks, for the command to read; not with KVM.
     #[arg(long, requires = "out")]
     pub count_instructions: bool,
+    /// Have the machine's clock go by what it executes; not with KVM.
+    #[arg(long)]
+    pub icount: bool,
     /// Leave the devices without a driver.
     #[arg(long)]
     pub no_bind: bool,
@@ -101,6 +104,7 @@ impl Options {
             disk: None,
             terminal: false,
             count_instructions: false,
+            icount: false,
             no_bind: false,
             kernel: Kernel::Debian,
             qemu_args: Vec::new(),

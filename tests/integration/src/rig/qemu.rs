@@ -56,14 +56,20 @@ impl Files<'_> {
     }
 }
 
-/// The arguments that choose how the machine is run.
-pub(super) fn accelerator(name: &str) -> [&'static str; 4] {
+/// The arguments that choose how the machine is run. With `icount` its clock is what it executes, 2 ns for each instruction, and what it
+/// sleeps takes no time.
+pub(super) fn accelerator(name: &str, icount: bool) -> Vec<&'static str> {
     if name == "kvm" {
-        ["-accel", "kvm", "-cpu", "host"]
-    } else {
-        // -fsrm,-erms: emulated `rep movsb` goes byte by byte, which would make copying ten times dearer than it is on hardware.
-        ["-accel", "tcg,thread=multi,tb-size=1024", "-cpu", "max,+svm,+npt,-fsrm,-erms"]
+        return vec!["-accel", "kvm", "-cpu", "host"];
     }
+    // -fsrm,-erms: emulated `rep movsb` goes byte by byte, which would make copying ten times dearer than it is on hardware.
+    let mut all = vec!["-cpu", "max,+svm,+npt,-fsrm,-erms", "-accel"];
+    if icount {
+        all.extend(["tcg,thread=single,tb-size=1024", "-icount", "shift=1,sleep=off"]);
+    } else {
+        all.push("tcg,thread=multi,tb-size=1024");
+    }
+    all
 }
 
 /// The arguments for a plug-in that writes to `out`.
@@ -182,6 +188,18 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
 
     use super::*;
+
+    #[test]
+    fn clock_of_instructions_takes_one_thread_and_is_the_emulators_only() {
+        let with = accelerator("tcg", true);
+        assert!(with.contains(&"-icount") && with.iter().any(|word| word.contains("thread=single")), "{with:?}");
+        let without = accelerator("tcg", false);
+        assert!(
+            !without.contains(&"-icount") && without.iter().any(|word| word.contains("thread=multi")),
+            "{without:?}"
+        );
+        assert_eq!(accelerator("kvm", true), accelerator("kvm", false));
+    }
 
     fn boot() -> Boot {
         Boot { kernel: "/cache/vm linuz,1".into(), initramfs: "/cache/i".into(), parameters: "x=1" }
