@@ -12,7 +12,7 @@ use crate::initramfs::GuestInitramfs;
 use crate::kernel::GuestKernel;
 use crate::key::Key;
 use crate::modules::Modules;
-use crate::rig::packaged_kernel;
+use crate::packaged_kernel::packaged_kernel;
 use crate::tools::Tools;
 
 /// Variables for a program.
@@ -46,8 +46,7 @@ impl Tools<'_> {
     /// Debian's kernel as it is, and an initramfs with modules of it. Not bookworm's first kernel, 6.1: that one is built without
     /// virtio-iommu.
     pub(crate) fn stock_guest(&self) -> Result<Variables> {
-        let package = self.debian_depends("linux-image-6.12-amd64", "linux-image-6.12", |_| true)?;
-        let dir = self.fetch_deb(&package)?;
+        let dir = self.debian_kernel()?;
         let (kernel, release) = packaged_kernel(&dir)?;
         let modules = Some(dir.join(Modules::PLACE).join(release));
         let initramfs = self.guest_initramfs(&GuestInitramfs {

@@ -15,6 +15,7 @@ use clap::Args;
 use self::build::{ARM64, Architecture, X86_64};
 pub(crate) use self::tree::{changed_files, patch_name};
 use crate::key::Key;
+use crate::packaged_kernel::packaged_kernel;
 use crate::tools::{Tools, Usage};
 
 /// The series that is built unless another one is named.
@@ -35,8 +36,11 @@ pub struct GuestKernel {
     /// With what looks for mistakes.
     #[arg(long)]
     pub debug: bool,
+    /// With Debian's configuration, of which nothing is a module.
+    #[arg(long)]
+    pub debian: bool,
     /// For arm64, to be emulated.
-    #[arg(long, conflicts_with_all = ["stock", "profile", "debug"])]
+    #[arg(long, conflicts_with_all = ["stock", "profile", "debug", "debian"])]
     pub arm64: bool,
     /// Configuration fragments on top.
     #[arg(long, value_name = "FRAGMENT")]
@@ -63,6 +67,8 @@ pub struct Options {
 struct Parts {
     /// Debian's source package, unpacked.
     package: PathBuf,
+    /// A configuration below the fragments, of which the kernel may refuse what depends on something else.
+    base: Option<String>,
     /// Configuration fragments, the last of which counts.
     fragments: Vec<PathBuf>,
     /// Our patches; none for a stock kernel.
@@ -125,6 +131,9 @@ impl Tools<'_> {
         if let Some(file) = kernel.config.iter().find(|file| !file.is_file()) {
             bail!(Usage(format!("--config: cannot read '{}'", file.display())));
         }
+        if kernel.debian && series != SERIES {
+            bail!(Usage(format!("--debian: is of series {SERIES} only")));
+        }
         if let Some(dir) = kernel.modules.as_ref().filter(|dir| !dir.join("Kbuild").is_file()) {
             bail!(Usage(format!("--modules: '{}' has no Kbuild", dir.display())));
         }
@@ -133,6 +142,7 @@ impl Tools<'_> {
         let patches = (!kernel.stock).then_some(patches);
         Ok(Parts {
             package,
+            base: kernel.debian.then(|| self.debian_configuration()).transpose()?,
             fragments: fragments(&self.checkout.join("guest/config"), kernel, &series)?,
             patches,
             modules: kernel.modules.clone(),
@@ -141,9 +151,21 @@ impl Tools<'_> {
         })
     }
 
+    /// Debian's configuration of the series, without what is built as a module there.
+    fn debian_configuration(&self) -> Result<String> {
+        let dir = self.debian_kernel()?;
+        let (_, release) = packaged_kernel(&dir)?;
+        let file = dir.join(format!("boot/config-{release}"));
+        let config = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        Ok(config.lines().filter(|line| !line.ends_with("=m")).flat_map(|line| [line, "\n"]).collect())
+    }
+
     fn kernel_key(&self, parts: &Parts) -> Result<String> {
         // A change of how a kernel is built, rather than of what from, needs a new number here.
         let mut key = Key::default().text(parts.version()).text(parts.variant()).text("recipe 1");
+        if let Some(base) = &parts.base {
+            key = key.text(base);
+        }
         for fragment in &parts.fragments {
             key = key.path(fragment)?;
         }
@@ -244,6 +266,9 @@ fn fragments(directory: &Path, kernel: &GuestKernel, series: &str) -> Result<Vec
     if kernel.modules.is_some() {
         all.push(named("modules"));
     }
+    if kernel.debian {
+        all.push(named("debian"));
+    }
     Ok(all)
 }
 
@@ -254,7 +279,7 @@ mod tests {
     #[test]
     fn fragments_stand_in_their_order() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["6.12", "7.3", "debug", "debug-6.12", "bounce", "profile", "modules", "own"] {
+        for name in ["6.12", "7.3", "debian", "debug", "debug-6.12", "bounce", "profile", "modules", "own"] {
             fs::write(dir.path().join(format!("{name}.config")), "").unwrap();
         }
         let own = fs::canonicalize(dir.path().join("own.config")).unwrap();
@@ -268,6 +293,8 @@ mod tests {
         let all = GuestKernel { debug: true, profile: true, config: vec![own.clone()], ..plain.clone() };
         assert_eq!(names(&all, "6.12"), ["6.12", "debug", "debug-6.12", "own", "bounce", "profile"]);
         assert_eq!(names(&all, "7.3"), ["6.12", "7.3", "debug", "own", "bounce", "profile"]);
+        let debian = GuestKernel { debian: true, config: vec![own.clone()], ..plain.clone() };
+        assert_eq!(names(&debian, "6.12"), ["6.12", "own", "bounce", "debian"]);
         let arm64 = GuestKernel { arm64: true, config: vec![own.clone()], ..plain.clone() };
         assert_eq!(names(&arm64, "7.3"), ["arm64", "own"]);
         let modular = GuestKernel { stock: true, modules: Some("m".into()), ..plain.clone() };

@@ -27,6 +27,7 @@ pub mod kvm;
 mod measuring;
 mod modules;
 pub mod package;
+mod packaged_kernel;
 mod packages;
 pub mod progress;
 pub mod rig;

@@ -7,12 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::archive::Archive;
 use crate::kernel::GuestKernel;
 use crate::key::Key;
 use crate::modules::{Modules, ORDER};
+use crate::packaged_kernel::packaged_kernel;
 use crate::tools::Tools;
 
 /// Modules for the machine, of which a kernel may have some built in and lack others. Not `nvme`: the drives are for vfio-pci.
@@ -158,35 +159,5 @@ impl Tools<'_> {
         })?;
         self.progress.end();
         Ok(dir.join("initramfs.gz"))
-    }
-}
-
-/// The kernel in an unpacked Debian package, and its release.
-pub(crate) fn packaged_kernel(dir: &Path) -> Result<(PathBuf, String)> {
-    let boot = dir.join("boot");
-    let entries = fs::read_dir(&boot).with_context(|| format!("reading {}", boot.display()))?;
-    let found = entries.flatten().find_map(|entry| {
-        let release = entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned();
-        Some((entry.path(), release))
-    });
-    let (kernel, release) = found.with_context(|| format!("{} holds no kernel", dir.display()))?;
-    ensure!(kernel.is_file(), "{} is no file", kernel.display());
-    Ok((kernel, release))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kernel_of_a_package_is_found_with_its_release() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(packaged_kernel(dir.path()).is_err());
-        fs::create_dir(dir.path().join("boot")).unwrap();
-        for name in ["config-6.1.0-41-amd64", "vmlinuz-6.1.0-41-amd64"] {
-            fs::write(dir.path().join("boot").join(name), "").unwrap();
-        }
-        let (kernel, release) = packaged_kernel(dir.path()).unwrap();
-        assert_eq!((kernel, release.as_str()), (dir.path().join("boot/vmlinuz-6.1.0-41-amd64"), "6.1.0-41-amd64"));
     }
 }

@@ -38,6 +38,7 @@ enum Stage {
     Api,
     Integration,
     Arm64,
+    DebianConfig,
     Sanitizers,
     Debug,
 }
@@ -190,6 +191,7 @@ impl Tools<'_> {
             Stage::Api => self.test_api(out),
             Stage::Integration => self.run_shown(&mut self.prepare_integration(options, out)?),
             Stage::Arm64 => self.test_arm64(out),
+            Stage::DebianConfig => self.test_debian_config(out),
             Stage::Sanitizers => self.test_sanitizers(),
             Stage::Debug => self.test_debug(options, out),
         }
@@ -203,7 +205,7 @@ impl Stage {
 
     /// Whether it runs only if it is named, or if `all` is wanted.
     fn is_extra(self, all: bool) -> bool {
-        self == Self::Debug || (matches!(self, Self::Arm64 | Self::Sanitizers) && !all)
+        self == Self::Debug || (matches!(self, Self::Arm64 | Self::DebianConfig | Self::Sanitizers) && !all)
     }
 
     /// Whether it may run beside the tests with guests, slowly: it takes long, and expects nothing to happen within less than seconds.
@@ -306,7 +308,7 @@ mod tests {
     fn stages_that_take_long_run_only_where_they_are_wanted() {
         let extra =
             |all| Stage::value_variants().iter().copied().filter(|stage| stage.is_extra(all)).collect::<Vec<_>>();
-        assert_eq!(extra(false), [Stage::Arm64, Stage::Sanitizers, Stage::Debug]);
+        assert_eq!(extra(false), [Stage::Arm64, Stage::DebianConfig, Stage::Sanitizers, Stage::Debug]);
         assert_eq!(extra(true), [Stage::Debug]);
     }
 

@@ -46,7 +46,7 @@ impl Tools<'_> {
         let Architecture { image, directory, elf, .. } = parts.architecture;
         fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
         self.configure(tree, out, parts)?;
-        self.compile(tree, out, parts.architecture)?;
+        self.compile(tree, out, parts)?;
         if let Some(modules) = &parts.modules {
             self.build_modules(tree, out, modules, dir)?;
         }
@@ -72,7 +72,8 @@ impl Tools<'_> {
             wanted += &fs::read_to_string(fragment).with_context(|| format!("reading {}", fragment.display()))?;
         }
         let file = beside(out, ".fragment");
-        fs::write(&file, &wanted).with_context(|| format!("writing {}", file.display()))?;
+        let base = parts.base.as_deref().unwrap_or_default();
+        fs::write(&file, [base, &wanted].concat()).with_context(|| format!("writing {}", file.display()))?;
         let mut all = "KCONFIG_ALLCONFIG=".to_owned();
         all += &file.to_string_lossy();
         self.run(self.make(tree, out, parts.architecture).args(["-s", &all, "allnoconfig"]))?;
@@ -82,7 +83,8 @@ impl Tools<'_> {
         Ok(())
     }
 
-    fn compile(&self, tree: &Path, out: &Path, architecture: &Architecture) -> Result<()> {
+    fn compile(&self, tree: &Path, out: &Path, parts: &Parts) -> Result<()> {
+        let architecture = parts.architecture;
         let log = beside(out, ".log");
         let jobs = available_parallelism().map_or(1, usize::from);
         let mut make = self.make(tree, out, architecture);
@@ -92,11 +94,12 @@ impl Tools<'_> {
             ("KBUILD_BUILD_USER", "carom"),
             ("KBUILD_BUILD_HOST", "carom"),
         ]);
+        let most = if parts.base.is_some() { 3700 } else { 1900 };
         let mut count = 0;
         let made = self.run_watched(&mut make, &log, |_| {
             count += 1;
             if count % 20 == 0 {
-                self.progress.show(&format!("compiling the guest kernel: step {count} of at most 1900"));
+                self.progress.show(&format!("compiling the guest kernel: step {count} of at most {most}"));
             }
         });
         self.progress.end();

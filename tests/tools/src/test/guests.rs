@@ -14,6 +14,9 @@ use crate::kernel::GuestKernel;
 use crate::package;
 use crate::tools::Tools;
 
+/// Tests of the guest patch that run with Debian's configuration too, by parts of their names.
+const OF_DEBIAN_CONFIG: [&str; 5] = ["kunit", "windows::", "lent::", "patch::", "drive_metadata"];
+
 /// The test of `vmm` whose guest means harm.
 const HOSTILE_GUEST: &str = "hostile_guest";
 
@@ -102,6 +105,23 @@ impl Tools<'_> {
             tests.args(["--filter", filter]);
         }
         self.run_shown(tests.envs(variables))
+    }
+
+    /// Runs tests of the guest patch with a kernel that is configured as Debian's.
+    pub(super) fn test_debian_config(&self, out: &Path) -> Result<()> {
+        self.need_guest_packages()?;
+        let kernel = GuestKernel { debian: true, ..GuestKernel::default() };
+        let mut variables = self.carom()?;
+        variables.extend(self.guest(&kernel)?);
+        variables.extend(self.newer_guest()?);
+        variables.extend(self.stock_guest()?);
+        variables.extend(self.guest_programs()?);
+        for filter in OF_DEBIAN_CONFIG {
+            let mut tests = self.guest_tests("integration", &["--test", "guest"])?;
+            tests.arg("--out").arg(out).args(["--filter", filter]);
+            self.run_shown(tests.envs(variables.clone()))?;
+        }
+        Ok(())
     }
 
     /// The program that runs them, built with them.

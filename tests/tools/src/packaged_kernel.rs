@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Kernels in Debian's packages.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::tools::Tools;
+
+impl Tools<'_> {
+    /// The unpacked package of Debian's kernel 6.12 as it is today.
+    pub(crate) fn debian_kernel(&self) -> Result<PathBuf> {
+        self.fetch_deb(&self.debian_depends("linux-image-6.12-amd64", "linux-image-6.12", |_| true)?)
+    }
+}
+
+/// The kernel in an unpacked Debian package, and its release.
+pub(crate) fn packaged_kernel(dir: &Path) -> Result<(PathBuf, String)> {
+    let boot = dir.join("boot");
+    let entries = fs::read_dir(&boot).with_context(|| format!("reading {}", boot.display()))?;
+    let found = entries.flatten().find_map(|entry| {
+        let release = entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned();
+        Some((entry.path(), release))
+    });
+    let (kernel, release) = found.with_context(|| format!("{} holds no kernel", dir.display()))?;
+    ensure!(kernel.is_file(), "{} is no file", kernel.display());
+    Ok((kernel, release))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_of_a_package_is_found_with_its_release() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(packaged_kernel(dir.path()).is_err());
+        fs::create_dir(dir.path().join("boot")).unwrap();
+        for name in ["config-6.1.0-41-amd64", "vmlinuz-6.1.0-41-amd64"] {
+            fs::write(dir.path().join("boot").join(name), "").unwrap();
+        }
+        let (kernel, release) = packaged_kernel(dir.path()).unwrap();
+        assert_eq!((kernel, release.as_str()), (dir.path().join("boot/vmlinuz-6.1.0-41-amd64"), "6.1.0-41-amd64"));
+    }
+}
