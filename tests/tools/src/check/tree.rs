@@ -26,9 +26,10 @@ const OBJECTS: [&str; 4] = [
 const MORE_OPTIONS: &str =
     "CONFIG_DRM=y\nCONFIG_DRM_I915=y\nCONFIG_IOMMU_DMA_BOUNCE_TEST=y\nCONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST=y\n";
 
-/// What kernels of small machines leave out: code for it must not be needed.
+/// What kernels of small machines leave out: code for it must not be needed. KUnit's tests make pages of a device, so they are left out too.
 const WITHOUT: &str = "CONFIG_SMP=n\nCONFIG_NUMA=n\nCONFIG_ZONE_DEVICE=n\nCONFIG_PCI_P2PDMA=n\nCONFIG_MEMORY_HOTPLUG=n\n\
-    CONFIG_VIRTIO_MEM=n\nCONFIG_DEBUG_FS=n\nCONFIG_BLK_DEV_INTEGRITY=n\nCONFIG_TRANSPARENT_HUGEPAGE=n\n";
+    CONFIG_VIRTIO_MEM=n\nCONFIG_DEBUG_FS=n\nCONFIG_BLK_DEV_INTEGRITY=n\nCONFIG_TRANSPARENT_HUGEPAGE=n\n\
+    CONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST=n\n";
 
 /// Whether bouncing is compiled in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
