@@ -23,6 +23,13 @@ impl Tools<'_> {
         self.attend(child, command)
     }
 
+    /// Applies a patch, all of whose context must be there.
+    pub(crate) fn patch(&self, tree: &Path, patch: &Path) -> Result<()> {
+        let mut command = Command::new("patch");
+        command.arg("-d").arg(tree).args(["-p1", "-s", "-F0", "--no-backup-if-mismatch", "-i"]).arg(patch);
+        self.run(&mut command).with_context(|| format!("{} does not apply", patch.display()))
+    }
+
     /// Runs a program and shows its output.
     pub(crate) fn run_shown(&self, command: &mut Command) -> Result<()> {
         self.show(command.stdin(Stdio::null()))

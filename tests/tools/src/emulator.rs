@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The rig's emulator: QEMU from Debian's source, with four mistakes in its emulation of nested guests mended, and one in that of a drive.
+//! The rig's emulator: QEMU from Debian's source, with four mistakes in its emulation of nested guests mended, and one in that of a drive,
+//! and with the patches of `tests/tools/qemu`, which have its TLB be more like that of hardware.
 //!
 //! The first: `helper_vmrun` (target/i386/tcg/system/svm_helper.c of QEMU 10.0) delivers the interrupt that KVM injects, and leaves
 //! its vector where the CPU's loop looks for exceptions that are still to be delivered. Should another thread ask the CPU to leave
@@ -27,7 +28,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::key::Key;
+use crate::key::{Key, files_below};
 use crate::tools::Tools;
 
 /// A line of a file that is replaced.
@@ -76,8 +77,9 @@ const FEATURES: &str = "--target-list=x86_64-softmmu --without-default-features 
      --disable-debug-info --disable-werror --disable-install-blobs --enable-tcg --enable-virtfs --enable-attr --enable-slirp \
      --enable-fdt=system";
 
-const PACKAGES: [&str; 10] = [
+const PACKAGES: [&str; 11] = [
     "gcc",
+    "patch",
     "libc6-dev",
     "python3-venv",
     "ninja-build",
@@ -135,8 +137,13 @@ impl Tools<'_> {
         for mend in MENDS {
             key = key.text(mend.file).text(mend.text).text(mend.by);
         }
-        let key = key.path(&self.requirements())?.finish();
+        let key = key.path(&self.emulator_patches())?.path(&self.requirements())?.finish();
         self.cached("qemu", &key, |dir| self.build_qemu(&version, features, dir))
+    }
+
+    /// The directory of what is changed beyond [`MENDS`].
+    fn emulator_patches(&self) -> PathBuf {
+        self.checkout.join("tests/tools/qemu")
     }
 
     /// What of Python's packages the build needs.
@@ -151,6 +158,12 @@ impl Tools<'_> {
         self.progress.show(&format!("fetching QEMU {release}"));
         self.fetch_source("qemu", version, &tree)?;
         mend_tree(&tree)?;
+        let mut patches: Vec<PathBuf> =
+            files_below(&self.emulator_patches())?.into_iter().map(|(file, _)| file).collect();
+        patches.sort();
+        for patch in patches {
+            self.patch(&tree, &self.emulator_patches().join(patch))?;
+        }
         self.progress.show(&format!("configuring QEMU {release}"));
         self.run(Command::new("python3").args(["-m", "venv"]).arg(&python))?;
         let interpreter = python.join("bin/python");

@@ -26,10 +26,9 @@ const OBJECTS: [&str; 4] = [
 const MORE_OPTIONS: &str =
     "CONFIG_DRM=y\nCONFIG_DRM_I915=y\nCONFIG_IOMMU_DMA_BOUNCE_TEST=y\nCONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST=y\n";
 
-/// What kernels of small machines leave out: code for it must not be needed. KUnit's tests make pages of a device, so they are left out too.
+/// What kernels of small machines leave out: code for it must not be needed.
 const WITHOUT: &str = "CONFIG_SMP=n\nCONFIG_NUMA=n\nCONFIG_ZONE_DEVICE=n\nCONFIG_PCI_P2PDMA=n\nCONFIG_MEMORY_HOTPLUG=n\n\
-    CONFIG_VIRTIO_MEM=n\nCONFIG_DEBUG_FS=n\nCONFIG_BLK_DEV_INTEGRITY=n\nCONFIG_TRANSPARENT_HUGEPAGE=n\n\
-    CONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST=n\n";
+    CONFIG_VIRTIO_MEM=n\nCONFIG_DEBUG_FS=n\nCONFIG_BLK_DEV_INTEGRITY=n\nCONFIG_TRANSPARENT_HUGEPAGE=n\n";
 
 /// Whether bouncing is compiled in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,9 +89,7 @@ impl<'a> CheckTree<'a> {
     }
 
     pub(super) fn apply(&mut self, patch: &Path) -> Result<()> {
-        let mut command = Command::new("patch");
-        command.arg("-d").arg(&self.tree).args(["-p1", "-s", "-F0", "--no-backup-if-mismatch", "-i"]).arg(patch);
-        self.tools.run(&mut command).with_context(|| format!("{} does not apply", patch.display()))?;
+        self.tools.patch(&self.tree, patch)?;
         let text = fs::read_to_string(patch).with_context(|| format!("reading {}", patch.display()))?;
         self.touched.extend(added_files(&text).map(String::from));
         Ok(())

@@ -57,13 +57,7 @@ impl Tools<'_> {
             copy(&src.join(&file), &ours.join(&file))?;
         }
         for name in names {
-            let mut patch = Command::new("patch");
-            patch
-                .arg("-d")
-                .arg(ours)
-                .args(["-p1", "-s", "-F0", "--no-backup-if-mismatch", "-i"])
-                .arg(patches.join(name));
-            self.run(&mut patch).with_context(|| format!("{} does not apply", patches.join(name).display()))?;
+            self.patch(ours, &patches.join(name))?;
         }
         Ok(())
     }
