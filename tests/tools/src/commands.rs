@@ -16,6 +16,13 @@ use crate::tools::Tools;
 /// Lines that are shown of the log of a program that failed.
 const TAIL: usize = 40;
 
+/// patch(1) with a patch, all of whose context must be in `tree`.
+pub(crate) fn patch_command(tree: &Path, patch: &Path) -> Command {
+    let mut command = Command::new("patch");
+    command.arg("-d").arg(tree).args(["-p1", "-s", "-F0", "--no-backup-if-mismatch", "-i"]).arg(patch);
+    command
+}
+
 impl Tools<'_> {
     /// Runs a program. What it prints goes to stderr.
     pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
@@ -23,11 +30,9 @@ impl Tools<'_> {
         self.attend(child, command)
     }
 
-    /// Applies a patch, all of whose context must be there.
+    /// Applies a patch, all of whose context must be in `tree`.
     pub(crate) fn patch(&self, tree: &Path, patch: &Path) -> Result<()> {
-        let mut command = Command::new("patch");
-        command.arg("-d").arg(tree).args(["-p1", "-s", "-F0", "--no-backup-if-mismatch", "-i"]).arg(patch);
-        self.run(&mut command).with_context(|| format!("{} does not apply", patch.display()))
+        self.run(&mut patch_command(tree, patch)).with_context(|| format!("{} does not apply", patch.display()))
     }
 
     /// Runs a program and shows its output.

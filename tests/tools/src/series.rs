@@ -13,6 +13,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
+use crate::commands::patch_command;
 use crate::kernel::{GuestKernel, changed_files, patch_name, patches_of};
 use crate::key::files_below;
 use crate::tools::{Tools, Usage};
@@ -117,7 +118,7 @@ impl Repository<'_> {
                 }
             }
             for later in &step.later {
-                self.tools.run(&mut patch(&self.directory, later))?;
+                self.tools.patch(&self.directory, later)?;
             }
             self.commit(&["-q", "--amend", "--no-edit"])?;
         }
@@ -163,7 +164,7 @@ impl Repository<'_> {
         }
         for later in self.steps.iter().rev().flat_map(|step| step.later.iter().rev()) {
             self.tools
-                .run(patch(forms, later).arg("-R"))
+                .run(patch_command(forms, later).arg("-R"))
                 .with_context(|| format!("{} is not what guest/src has", later.display()))?;
         }
         Ok(forms.to_path_buf())
@@ -272,12 +273,6 @@ fn brought(line: &str) -> Option<(&str, Vec<String>)> {
 fn title(name: &str) -> &str {
     let name = name.strip_suffix(".patch").unwrap_or(name);
     name.split_once('-').map_or(name, |(_number, title)| title)
-}
-
-fn patch(directory: &Path, diff: &Path) -> Command {
-    let mut command = Command::new("patch");
-    command.arg("-d").arg(directory).args(["-p1", "-s", "-F0", "--no-backup-if-mismatch", "-i"]).arg(diff);
-    command
 }
 
 /// A cover letter with a text, whose first line is the subject.
