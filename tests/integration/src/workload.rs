@@ -129,13 +129,13 @@ const INTERRUPTS: &str = "irq_enter_rcu __common_interrupt __sysvec_apic_timer_i
 const EMPTY: &str = "write_null";
 
 /// Reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`] for `seconds` after a second of warming
-/// up, in `jobs` processes; [`fio_results`] reads the results.
+/// up, in `jobs` threads; [`fio_results`] reads the results.
 #[must_use]
 pub fn fio_reads(seconds: u32, jobs: u8) -> String {
     BLOCK_SIZES
         .map(|size| {
             format!(
-                "fio --name=read --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=64 --bs={size} \
+                "fio --name=read --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --thread --iodepth=64 --bs={size} \
                  --size=256M --offset_increment=256M --numjobs={jobs} --group_reporting --time_based --ramp_time=1 \
                  --runtime={seconds} --output-format=terse --terse-version=3 >/tmp/fio || exit 91\n\
                  awk -F';' '/^3;/ {{ print \"CAROM-FIO\", \"{size}\", $8, $7, $5 }}' /tmp/fio\n"
@@ -170,7 +170,7 @@ pub fn fio_results(outcome: &Outcome) -> Result<BTreeMap<String, Fio>> {
 /// is used is written first, so that no write has to find room in the drive's image on the host.
 #[must_use]
 pub fn fio_patterns(seconds: u32) -> String {
-    let fio = "fio --filename=/dev/nvme0n1 --direct=1 --ioengine=libaio --size=128M";
+    let fio = "fio --filename=/dev/nvme0n1 --direct=1 --ioengine=libaio --thread --size=128M";
     let mut job =
         format!("{fio} --name=fill --rw=write --iodepth=16 --bs=128k >/tmp/fio 2>&1 || {{ cat /tmp/fio; exit 91; }}\n");
     let mut measure = |pattern: &str, size: &str, depth: u32, result: &str| {
@@ -242,7 +242,7 @@ pub fn fio_profiled(mib: u32) -> String {
         job += &format!(
             "for round in 1 2; do\n\
              BEFORE=\"$(total iommu_dma_map) $(total iommu_dma_unmap)\"\n\
-             fio --name=read --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=64 --bs={size} \
+             fio --name=read --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --thread --iodepth=64 --bs={size} \
              --size={mib}M --output-format=terse --terse-version=3 >/tmp/fio || exit 91\n\
              done\n\
              BYTES=$(awk -F';' '/^3;/ {{ print $6 * 1024 }}' /tmp/fio)\n\
