@@ -51,6 +51,7 @@ mod rng;
 mod scraping;
 mod segments;
 mod service;
+mod shared_cpu;
 mod short_of_memory;
 mod smbios;
 mod snapshot;

@@ -103,7 +103,7 @@ fn boot(kernel: Kernel, job: &str, more: Value) -> ApiVmm {
 }
 
 /// How often the drive was written and verified, each time without an error.
-fn verified(vmm: &ApiVmm) -> usize {
+pub(crate) fn verified(vmm: &ApiVmm) -> usize {
     let console = vmm.console();
     // The last line may not be whole yet.
     let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
