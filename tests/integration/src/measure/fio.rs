@@ -116,8 +116,8 @@ impl Cell {
 /// The job of a guest that does these cells on its NVMe drive, one after the other, once that is there. The parts of the drive that are
 /// used are written before, so that no write has to find room in the drive's image on the host.
 ///
-/// Jobs are threads of fio's first process, which wakes 95 times a second. As processes they have page tables of their own, and where the CPU knows
-/// no PCID, as the rig's does not, each of these wakes empties the guest's TLB twice.
+/// Jobs are threads of fio's first process, which wakes 95 times a second. If they were processes, with page tables of their own, each
+/// of these wakes would empty the guest's TLB twice on a CPU without PCID, as the rig's is.
 #[must_use]
 pub fn job(cells: &[Cell]) -> String {
     job_on("/dev/nvme0n1", cells)

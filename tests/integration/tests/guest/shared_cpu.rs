@@ -27,7 +27,7 @@ const VERIFIED: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Two processes that look again and again whether memory has kept what is in it, and a drive that is verified meanwhile. Guests with
-/// the same kernel and the same program have the same virtual addresses, so a translation of another one is taken for one's own.
+/// the same kernel and the same program use the same virtual addresses, so each would find translations that the other one left.
 fn keep_memory_and_work() -> String {
     let verify = workload::fio_verify(4, 8);
     format!(
