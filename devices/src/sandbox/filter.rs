@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The filters of a role, as the kernel takes them.
+//! The filter of a role, as the kernel takes it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,16 +19,12 @@ type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 /// The bits of an `ioctl` request that say whose it is.
 const IOCTL_TYPE: u64 = 0xff00;
 
-/// The filters of a thread. Of what they say to a call, the kernel takes what lets it do least.
+/// The filter of a thread.
 #[derive(Clone, Debug)]
-pub(super) struct Filters {
-    allowed: BpfProgram,
-    /// Absent where the role makes all these calls itself.
-    refused: Option<BpfProgram>,
-}
+pub(super) struct Filter(BpfProgram);
 
-impl Filters {
-    /// Those of `role`. Another call is met with `other`.
+impl Filter {
+    /// That of `role`. Another call is met with `other`.
     pub(super) fn of(role: &ThreadRole, other: SeccompAction) -> io::Result<Self> {
         let mut rules = Rules::new();
         let own = role.calls.iter().copied().flatten();
@@ -37,18 +33,13 @@ impl Filters {
         }
         let refused: Rules =
             REFUSED.iter().filter(|number| !rules.contains_key(number)).map(|number| (*number, Vec::new())).collect();
-        rules.extend(refused.clone());
-        let refused = match refused.is_empty() {
-            true => None,
-            false => {
-                let errno = SeccompAction::Errno(libc::EACCES.cast_unsigned());
-                Some(program(refused, SeccompAction::Allow, errno)?)
-            }
-        };
-        Ok(Self { allowed: program(rules, other, SeccompAction::Allow)?, refused })
+        let errno = SeccompAction::Errno(libc::EACCES.cast_unsigned());
+        let refused = program(refused, SeccompAction::Allow, errno)?;
+        let allowed = program(rules, other, SeccompAction::Allow)?;
+        Ok(Self(in_turn(refused, allowed)))
     }
 
-    /// Those of a thread that starts threads of all these roles, and theirs: what it allows is to be cut down by their own.
+    /// That of a thread that starts threads of all these roles, and theirs: what it allows is to be cut down by their own.
     pub(super) fn of_starter(roles: &[ThreadRole], other: SeccompAction) -> io::Result<Self> {
         let own = [
             libc::SYS_clone,
@@ -61,15 +52,24 @@ impl Filters {
         let calls = roles.iter().flat_map(|role| role.calls.iter().copied().flatten()).chain(COMMON);
         let numbers = calls.map(|call| call.number()).chain(own).chain(REFUSED.iter().copied());
         let rules = numbers.map(|number| (number, Vec::new())).collect();
-        Ok(Self { allowed: program(rules, other, SeccompAction::Allow)?, refused: None })
+        Ok(Self(program(rules, other, SeccompAction::Allow)?))
     }
 
-    /// Has the kernel hold this thread to them, and those that it starts.
+    /// Has the kernel hold this thread to it, and those that it starts.
     pub(super) fn install(&self) -> io::Result<()> {
-        // The last first: it is the one that takes the right to install more.
-        self.refused.as_ref().map_or(Ok(()), |refused| apply_filter(refused)).map_err(failed)?;
-        apply_filter(&self.allowed).map_err(failed)
+        apply_filter(&self.0).map_err(failed)
     }
+}
+
+/// One program of two: `second` has the calls for which `first` has no rule. It is one filter instead of two, as the kernel takes its
+/// time to take one.
+///
+/// The last instruction of a program answers those calls, and is reached for them only. None of the rules of `first` may have
+/// conditions: a call that has rules but meets none is answered elsewhere.
+fn in_turn(mut first: BpfProgram, second: BpfProgram) -> BpfProgram {
+    first.pop();
+    first.extend(second);
+    first
 }
 
 fn program(rules: Rules, mismatch: SeccompAction, matching: SeccompAction) -> io::Result<BpfProgram> {
@@ -113,6 +113,55 @@ fn add(rules: &mut Rules, call: Call) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sandbox::Role;
+
+    /// What `program` answers to a call without arguments, by the instructions that the library makes of rules without conditions.
+    fn answer(program: &BpfProgram, number: u32) -> u32 {
+        const LOAD: u16 = 0x20;
+        const JUMP_IF_EQUAL: u16 = 0x15;
+        const JUMP: u16 = 0x05;
+        const RETURN: u16 = 0x06;
+        // Of `struct seccomp_data`: the number of the call, and `AUDIT_ARCH_X86_64`.
+        let data = |place: u32| [number, 0xc000_003e].get(place as usize / 4).copied().unwrap_or(0);
+        let (mut at, mut loaded) = (0, 0);
+        loop {
+            let instruction = &program[at];
+            at += 1;
+            match instruction.code {
+                LOAD => loaded = data(instruction.k),
+                JUMP_IF_EQUAL if loaded == instruction.k => at += usize::from(instruction.jt),
+                JUMP_IF_EQUAL => at += usize::from(instruction.jf),
+                JUMP => at += instruction.k as usize,
+                RETURN => return instruction.k,
+                other => panic!("instruction {other:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn each_call_gets_the_first_answer_that_a_program_has_for_it() {
+        let rules = |numbers: &[i64]| numbers.iter().map(|number| (*number, Vec::new())).collect::<Rules>();
+        let errno = SeccompAction::Errno(libc::EACCES.cast_unsigned());
+        for refused in [&[][..], &[2], &[2, 4, 400]] {
+            let first = program(rules(refused), SeccompAction::Allow, errno.clone()).unwrap();
+            let second = program(rules(&[0, 2, 3, 4, 400, 401]), SeccompAction::Trap, SeccompAction::Allow).unwrap();
+            let both = in_turn(first.clone(), second.clone());
+            for number in 0..450 {
+                let is_refused = refused.contains(&i64::from(number));
+                let expected = if is_refused { answer(&first, number) } else { answer(&second, number) };
+                assert_eq!(answer(&both, number), expected, "call {number}, refused {refused:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn role_that_opens_no_files_is_refused_them_and_stopped_at_what_it_does_not_have() {
+        let Filter(program) = Filter::of(&Role::Rng.thread(), SeccompAction::Trap).unwrap();
+        let of = |number: i64| answer(&program, u32::try_from(number).unwrap());
+        assert_eq!(of(libc::SYS_openat), u32::from(SeccompAction::Errno(libc::EACCES.cast_unsigned())));
+        assert_eq!(of(libc::SYS_futex), u32::from(SeccompAction::Allow));
+        assert_eq!(of(libc::SYS_execve), u32::from(SeccompAction::Trap));
+    }
 
     #[test]
     fn call_with_any_arguments_stays_so_whatever_comes_before_or_after() {

@@ -12,7 +12,7 @@ use landlock::RulesetCreated;
 use seccompiler::SeccompAction;
 
 use super::call::ThreadRole;
-use super::filter::Filters;
+use super::filter::Filter;
 use super::host_cpus::{HostCpus, PinError, Placement};
 use super::trap;
 use crate::crash;
@@ -47,7 +47,7 @@ struct Job {
     answer: Sender<io::Result<Started>>,
 }
 
-/// A thread that was started, and what becomes of its filters.
+/// A thread that was started, and what becomes of its filter.
 struct Started {
     thread: JoinHandle<()>,
     filtered: Receiver<io::Result<()>>,
@@ -70,10 +70,10 @@ static STARTER: OnceLock<(Mode, Sender<Order>)> = OnceLock::new();
 /// before there are others; [`confine`] is for the first thread itself.
 ///
 /// # Errors
-/// The kernel takes no filters.
+/// The kernel takes no filter.
 pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
     trap::watch()?;
-    let starter = Filters::of_starter(roles, mode.action())?;
+    let starter = Filter::of_starter(roles, mode.action())?;
     let known: Vec<&'static str> = roles.iter().map(|role| role.name).collect();
     let (orders, to_do) = channel();
     let (tell, told) = sync_channel(1);
@@ -105,7 +105,7 @@ fn named(name: String) -> Builder {
 pub fn confine(own: ThreadRole) -> io::Result<()> {
     crash::set_role(own.name);
     let Some((mode, _)) = STARTER.get() else { return Ok(()) };
-    Filters::of(&own, mode.action())?.install()
+    Filter::of(&own, mode.action())?.install()
 }
 
 /// Starts a thread of `role`, called `name`, which runs `run`.
@@ -193,40 +193,40 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
                 continue;
             }
         };
-        let filters = match made.get(role.name) {
-            Some(filters) => Ok(Filters::clone(filters)),
+        let filter = match made.get(role.name) {
+            Some(filter) => Ok(Filter::clone(filter)),
             None if !known.contains(&role.name) => {
                 Err(io::Error::other(format!("no thread can have the role '{}'", role.name)))
             }
-            None => Filters::of(&role, mode.action()).inspect(|filters| {
-                made.insert(role.name, filters.clone());
+            None => Filter::of(&role, mode.action()).inspect(|filter| {
+                made.insert(role.name, filter.clone());
             }),
         };
-        let started = filters.and_then(|filters| start_filtered(role, name, filters, placement, run));
+        let started = filter.and_then(|filter| start_filtered(role, name, filter, placement, run));
         // Whoever asked waits for it.
         let _ = answer.send(started);
     }
 }
 
-/// Starts the thread. It runs `run` only once the kernel has taken its filters, for which whoever asked waits: this thread starts others
+/// Starts the thread. It runs `run` only once the kernel has taken its filter, for which whoever asked waits: this thread starts others
 /// meanwhile.
 fn start_filtered(
     role: ThreadRole,
     name: String,
-    filters: Filters,
+    filter: Filter,
     placement: Placement,
     run: impl FnOnce() + Send + 'static,
 ) -> io::Result<Started> {
     let (tell, filtered) = sync_channel(1);
     let thread = named(name).spawn(move || {
         crash::set_role(role.name);
-        // Its filters do not let it go there.
+        // Its filter does not let it go there.
         if !placement.take() {
             return;
         }
-        let installed = filters.install();
+        let installed = filter.install();
         let is_installed = installed.is_ok();
-        drop(filters);
+        drop(filter);
         // Whoever asked waits for it.
         let _ = tell.send(installed);
         drop(tell);
