@@ -81,6 +81,8 @@ pub struct Outcome {
     pub peak_pinned_bytes: u64,
     /// What was seen at each line of the console that begins with [`crate::PROBE`].
     pub probes: Vec<Probe>,
+    /// [`Probe::executed`] at the VMM's start.
+    pub executed_at_start: Option<u64>,
     /// Time from the VMM's start to the first look that saw the job begin, see [`Guest::look_every`].
     pub begun: Option<Duration>,
     /// Time from the VMM's start to its end.
@@ -433,7 +435,8 @@ impl Guest {
             prober.look(pid, text);
         };
         let finished = process::run_watched(&mut command, &console, limits, api, self.poll, look)?;
-        Ok((finished, Seen { events: events::read(&machine.events)?, probes: prober.probes, begun }))
+        let Prober { executed_at_start, probes, .. } = prober;
+        Ok((finished, Seen { events: events::read(&machine.events)?, probes, executed_at_start, begun }))
     }
 
     /// Whether a triple fault reset a guest of Carom, which began anew then, though its kernel was not told to restart by one.
@@ -500,6 +503,7 @@ impl Guest {
             counters: events::counters(&seen.events)?,
             events: seen.events,
             probes: seen.probes,
+            executed_at_start: seen.executed_at_start,
             begun: seen.begun,
             console: finished.stdout,
             stderr: finished.stderr,
@@ -516,6 +520,7 @@ impl Guest {
 struct Seen {
     events: Vec<Event>,
     probes: Vec<Probe>,
+    executed_at_start: Option<u64>,
     begun: Option<Duration>,
 }
 

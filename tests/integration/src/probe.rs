@@ -53,13 +53,16 @@ pub(crate) struct Prober<'a> {
     counts: Option<&'a Path>,
     /// Bytes of the console that have been looked at.
     seen: usize,
+    /// [`Probe::executed`] at the start.
+    pub(crate) executed_at_start: Option<u64>,
     pub(crate) probes: Vec<Probe>,
 }
 
 impl<'a> Prober<'a> {
     /// For a VMM that starts now.
     pub(crate) fn new(api: Option<&'a Path>, counts: Option<&'a Path>) -> Self {
-        Self { start: Instant::now(), api, counts, seen: 0, probes: Vec::new() }
+        let executed_at_start = counts.and_then(emulator_counts::executed);
+        Self { start: Instant::now(), api, counts, seen: 0, executed_at_start, probes: Vec::new() }
     }
 
     /// Looks at what is new on the console of VMM `pid`. It has whole lines only.

@@ -18,12 +18,13 @@ use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
 /// Names of the tables.
-pub const TABLES: [&str; 15] = [
+pub const TABLES: [&str; 16] = [
     "throughput",
     "map_time",
     SYNC,
     MAP_COUNTS,
     IO_INSTRUCTIONS,
+    START_INSTRUCTIONS,
     "pinning",
     "pools",
     "density",
@@ -37,8 +38,19 @@ pub const TABLES: [&str; 15] = [
 ];
 
 /// Those of them that a quick run leaves out unless they are named: each takes a minute or more.
-const NOT_QUICK: [&str; 10] =
-    [SYNC, MAP_COUNTS, IO_INSTRUCTIONS, "pools", "density", "login", "disk", "network", "sandbox", "lent"];
+const NOT_QUICK: [&str; 11] = [
+    SYNC,
+    MAP_COUNTS,
+    IO_INSTRUCTIONS,
+    START_INSTRUCTIONS,
+    "pools",
+    "density",
+    "login",
+    "disk",
+    "network",
+    "sandbox",
+    "lent",
+];
 
 /// Those that only a run of all cells fills unless they are named: they are not of devices that are passed through, or take too long.
 const NOT_PLAIN: [&str; 5] = ["login", "disk", "network", "sandbox", "lent"];
@@ -47,7 +59,8 @@ const NOT_PLAIN: [&str; 5] = ["login", "disk", "network", "sandbox", "lent"];
 const SYNC: &str = "sync";
 const MAP_COUNTS: &str = "map_counts";
 const IO_INSTRUCTIONS: &str = "io_instructions";
-const COUNTED: [&str; 3] = [SYNC, MAP_COUNTS, IO_INSTRUCTIONS];
+const START_INSTRUCTIONS: &str = "start_instructions";
+const COUNTED: [&str; 4] = [SYNC, MAP_COUNTS, IO_INSTRUCTIONS, START_INSTRUCTIONS];
 
 /// The table that two runs are compared by.
 const COUNTS: &str = "counts";
@@ -322,6 +335,7 @@ mod tests {
                 "sync",
                 "map_counts",
                 "io_instructions",
+                "start_instructions",
                 "pinning",
                 "pools",
                 "density",

@@ -21,6 +21,7 @@ mod report;
 mod results;
 mod sample;
 mod sandbox;
+mod start_instructions;
 mod summary;
 mod sync;
 mod table;
@@ -161,7 +162,7 @@ fn run(measurement: &Measurement, host: String, samples: &Path, counting: bool) 
     let mut steps = sample::only(steps, &measurement.only)?;
     if counting {
         steps.retain(|step| {
-            [&sync::TABLE, &map_counts::TABLE, &io_instructions::TABLE]
+            [&sync::TABLE, &map_counts::TABLE, &io_instructions::TABLE, &start_instructions::TABLE]
                 .map(|table| table.name)
                 .contains(&step.key.table.as_str())
         });

@@ -3,16 +3,17 @@
 
 use crate::table::Table;
 use crate::{
-    counts, density, disk, io_instructions, lent, login, map_counts, map_time, network, pinning, pools, sandbox, sync,
-    throughput, vmm,
+    counts, density, disk, io_instructions, lent, login, map_counts, map_time, network, pinning, pools, sandbox,
+    start_instructions, sync, throughput, vmm,
 };
 
-pub(crate) static TABLES: [Table; 15] = [
+pub(crate) static TABLES: [Table; 16] = [
     throughput::TABLE,
     map_time::TABLE,
     sync::TABLE,
     map_counts::TABLE,
     io_instructions::TABLE,
+    start_instructions::TABLE,
     pinning::TABLE,
     pools::TABLE,
     density::TABLE,

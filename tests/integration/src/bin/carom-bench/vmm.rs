@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use carom_integration::measure::statistics::median;
 use carom_integration::workload::{self, PRINT_VERSIONS};
-use carom_integration::{Guest, PROBE, Site, Vmm, api};
+use carom_integration::{Guest, Kernel, PROBE, Site, Vmm, api};
+use serde_json::Value;
 
 use crate::table::{self, Measured, Row, Scope, Shown, Table, Work, figure, ms, start_ms};
 
@@ -36,6 +37,14 @@ const CALLS: usize = 200;
 /// How long an API may take to be there.
 const API_TIME: Duration = Duration::from_secs(20);
 
+/// A guest that is started by each VMM.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Started {
+    vmm: Vmm,
+    devices: Devices,
+    form: Form,
+}
+
 /// What the guest has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Devices {
@@ -53,20 +62,93 @@ impl Devices {
     }
 }
 
+/// The file of the guest's kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Unpacks itself in the guest.
+    BzImage,
+    /// Is unpacked, and started by the PVH protocol.
+    Vmlinux,
+}
+
+impl Form {
+    fn name(self) -> &'static str {
+        match self {
+            Self::BzImage => "bzImage",
+            Self::Vmlinux => "vmlinux",
+        }
+    }
+
+    fn kernel(self) -> Kernel {
+        match self {
+            Self::BzImage => Kernel::Patched,
+            Self::Vmlinux => Kernel::PatchedElf,
+        }
+    }
+}
+
+impl Started {
+    /// All that are compared at this site: the VMMs stand together.
+    pub(crate) fn all(site: &Site) -> Vec<Self> {
+        let vmms = [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor];
+        let there = |vmm: &Vmm| *vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some();
+        let forms = [Form::BzImage, Form::Vmlinux];
+        let guests = [Devices::None, Devices::Each].into_iter().flat_map(|devices| forms.map(|form| (devices, form)));
+        let of = |(devices, form)| {
+            // QEMU's options are others.
+            let told = move |vmm: &Vmm| *vmm != Vmm::Qemu || devices == Devices::None;
+            vmms.into_iter().filter(there).filter(told).map(move |vmm| Self { vmm, devices, form })
+        };
+        guests.flat_map(of).collect()
+    }
+
+    /// The name of the work.
+    pub(crate) fn name(self) -> String {
+        format!("{} with {}, {}", self.vmm.name(), self.devices.name(), self.form.name())
+    }
+
+    /// The keys of its row.
+    pub(crate) fn keys(self) -> [(&'static str, Value); 4] {
+        let Self { vmm, devices, form } = self;
+        let name = |name: &str| Value::from(name);
+        [
+            ("vmm", name(vmm.name())),
+            ("devices", name(devices.name())),
+            ("kernel", name(form.name())),
+            ("ram_mib", RAM_MIB.into()),
+        ]
+    }
+
+    /// The guest, which does `job`. Files of its devices are in `dir`.
+    pub(crate) fn guest(self, site: &Site, name: &str, job: &str, dir: &Path) -> Result<Guest> {
+        let guest = Guest::new(name).vmm(self.vmm).kernel(self.form.kernel()).memory_mib(RAM_MIB).job(job);
+        let mut guest = guest.look_every(Duration::from_millis(5));
+        let mut arguments = Vec::new();
+        if self.vmm == Vmm::CloudHypervisor {
+            // A Carom has both in all guests.
+            for (option, file) in [("--api-socket", "api"), ("--event-monitor", "events")] {
+                arguments.extend([option.into(), format!("path={}", dir.join(file).display())]);
+            }
+        }
+        if self.devices == Devices::Each {
+            arguments.extend(one_of_each(dir)?);
+            guest = guest.iommu_device(&site.nvme[0]);
+            if self.vmm == Vmm::Carom {
+                guest = guest.bounce("size=64M");
+            }
+        }
+        Ok(guest.arguments(&arguments))
+    }
+}
+
 fn work(_: Scope, site: &Site) -> Vec<Work> {
     let estimate = Duration::from_secs(6);
-    let there = |vmm: &Vmm| *vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some();
-    let of = |(vmm, devices): (Vmm, Devices)| Work {
-        name: format!("{} with {}", vmm.name(), devices.name()),
+    let of = |started: Started| Work {
+        name: started.name(),
         estimate,
-        run: Box::new(move |site, name| measure(vmm, devices, estimate, site, name)),
+        run: Box::new(move |site, name| measure(started, estimate, site, name)),
     };
-    let all = |vmm| {
-        // QEMU's options are others.
-        let each = (vmm != Vmm::Qemu).then_some((vmm, Devices::Each));
-        [Some((vmm, Devices::None)), each].into_iter().flatten()
-    };
-    [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor].into_iter().filter(there).flat_map(all).map(of).collect()
+    Started::all(site).into_iter().map(of).collect()
 }
 
 /// The arguments for one of each device, whose files are in `dir`.
@@ -91,21 +173,14 @@ fn one_of_each(dir: &Path) -> Result<Vec<String>> {
     Ok(words.chain(["--watchdog".into()]).collect())
 }
 
-fn measure(vmm: Vmm, devices: Devices, estimate: Duration, site: &Site, guest: &str) -> Result<Measured> {
+fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Result<Measured> {
     let job = format!("{PRINT_VERSIONS}sleep 1\necho {PROBE}idle\nsleep 0.5\n");
     let dir = tempfile::tempdir().context("making a directory for files")?;
-    let mut guest = Guest::new(guest).vmm(vmm).memory_mib(RAM_MIB).look_every(Duration::from_millis(5)).job(&job);
-    if devices == Devices::Each {
-        guest = guest.iommu_device(&site.nvme[0]).arguments(&one_of_each(dir.path())?);
-        if vmm == Vmm::Carom {
-            guest = guest.bounce("size=64M");
-        }
-    }
-    let outcome = table::run(guest, estimate, site)?;
+    let outcome = table::run(started.guest(site, name, &job, dir.path())?, estimate, site)?;
     let idle = outcome.probes.first().context("the VMM was not looked at")?;
     ensure!(idle.own_bytes > 0, "the VMM's memory could not be read");
     let mib = f64::from(1 << 20);
-    let program = program(vmm, site)?;
+    let program = program(started.vmm, site)?;
     let size = fs::metadata(&program).with_context(|| format!("reading {}", program.display()))?.len();
     let figures = [
         ("start_ms", start_ms(&outcome)?),
@@ -113,9 +188,9 @@ fn measure(vmm: Vmm, devices: Devices, estimate: Duration, site: &Site, guest: &
         ("own_mib", figure(idle.own_bytes) / mib),
         ("program_mib", figure(size) / mib),
     ];
-    let of = [("vmm", vmm.name().into()), ("devices", devices.name().into()), ("ram_mib", RAM_MIB.into())];
-    let mut row = Row::new(of, figures);
-    if vmm != Vmm::Qemu && devices == Devices::None {
+    let mut row = Row::new(started.keys(), figures);
+    let Started { vmm, devices, form } = started;
+    if vmm != Vmm::Qemu && devices == Devices::None && form == Form::BzImage {
         row.figures.insert("api_us".into(), api_us(&program)?);
     }
     let versions = workload::guest_versions(&outcome)?;

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Instructions that the emulated machine executes from a VMM's start to its guest's first program: by the VMM, the host's kernel and
+//! the guest together.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use carom_integration::workload::{self, PRINT_VERSIONS};
+use carom_integration::{Outcome, PROBE, Site};
+
+use crate::table::{self, Measured, Row, Scope, Shown, Table, Work, figure};
+use crate::vmm::Started;
+
+pub(crate) const TABLE: Table = Table {
+    name: "start_instructions",
+    across: "vmm",
+    shown: &[
+        Shown {
+            figure: "instructions",
+            title: "instructions of the whole machine until the guest's first program",
+            places: 0,
+        },
+        Shown { figure: "exits", title: "exits until then", places: 0 },
+    ],
+    is_once_enough: false,
+    work,
+};
+
+/// How long a guest takes. All of it is counted.
+const ESTIMATE: Duration = Duration::from_secs(20);
+
+fn work(_: Scope, site: &Site) -> Vec<Work> {
+    let of = |started: Started| Work {
+        name: started.name(),
+        estimate: ESTIMATE,
+        run: Box::new(move |site, name| measure(started, site, name)),
+    };
+    // Where the emulated machine has no edu device, it does not count either.
+    let there = if site.edu.is_some() { Started::all(site) } else { Vec::new() };
+    there.into_iter().map(of).collect()
+}
+
+fn measure(started: Started, site: &Site, name: &str) -> Result<Measured> {
+    site.instructions.as_ref().context("only a rig that counts fills this table")?;
+    let job = format!("echo {PROBE}begun\n{PRINT_VERSIONS}");
+    let dir = tempfile::tempdir().context("making a directory for files")?;
+    let outcome = table::run(started.guest(site, name, &job, dir.path())?, ESTIMATE, site)?;
+    let row = Row::new(started.keys(), figures(&outcome)?);
+    let versions = workload::guest_versions(&outcome)?;
+    Ok(Measured { rows: vec![row], versions, retries: outcome.retries, ..Measured::default() })
+}
+
+fn figures(outcome: &Outcome) -> Result<[(&'static str, f64); 2]> {
+    let begun = outcome.probes.first().context("the VMM was not looked at")?;
+    let instructions = outcome.executed_at_start.zip(begun.executed).context("the emulator told of no instructions")?;
+    let exits = begun.kvm.get("exits").context("KVM counted no exits")?;
+    Ok([("instructions", figure(instructions.1 - instructions.0)), ("exits", figure(*exits))])
+}
