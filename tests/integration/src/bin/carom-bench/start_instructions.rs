@@ -52,7 +52,8 @@ fn measure(started: Started, site: &Site, name: &str) -> Result<Measured> {
 
 fn figures(outcome: &Outcome) -> Result<[(&'static str, f64); 2]> {
     let begun = outcome.probes.first().context("the VMM was not looked at")?;
-    let instructions = outcome.executed_at_start.zip(begun.executed).context("the emulator told of no instructions")?;
+    let told = outcome.executed_at_start.zip(begun.executed);
+    let (before, until) = told.context("the emulator told of no instructions")?;
     let exits = begun.kvm.get("exits").context("KVM counted no exits")?;
-    Ok([("instructions", figure(instructions.1 - instructions.0)), ("exits", figure(*exits))])
+    Ok([("instructions", figure(until.saturating_sub(before))), ("exits", figure(*exits))])
 }
