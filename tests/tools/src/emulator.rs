@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The rig's emulator: QEMU from Debian's source, with four mistakes in its emulation of nested guests mended, and one in that of a drive,
-//! and with the patches of `tests/tools/qemu`, which have its TLB be more like that of hardware.
+//! and with the patches of `tests/tools/qemu`, which have its TLB be more like that of hardware, and memory that held code no slower than
+//! other.
 //!
 //! The first: `helper_vmrun` (target/i386/tcg/system/svm_helper.c of QEMU 10.0) delivers the interrupt that KVM injects, and leaves
 //! its vector where the CPU's loop looks for exceptions that are still to be delivered. Should another thread ask the CPU to leave
