@@ -57,3 +57,34 @@ fn figures(outcome: &Outcome) -> Result<[(&'static str, f64); 2]> {
     let exits = begun.kvm.get("exits").context("KVM counted no exits")?;
     Ok([("instructions", figure(until.saturating_sub(before))), ("exits", figure(*exits))])
 }
+
+#[cfg(test)]
+mod tests {
+    use carom_integration::Probe;
+
+    use super::*;
+
+    /// A start before which the emulator told of `before` instructions, and of `until` at the guest's first program.
+    fn outcome(before: Option<u64>, until: Option<u64>, exits: &[(&str, u64)]) -> Outcome {
+        let kvm = exits.iter().map(|(name, count)| ((*name).into(), *count)).collect();
+        let probe = Probe { executed: until, kvm, ..Probe::default() };
+        Outcome { executed_at_start: before, probes: vec![probe], ..Outcome::default() }
+    }
+
+    #[test]
+    fn what_was_executed_before_the_start_does_not_count() {
+        let [instructions, exits] = figures(&outcome(Some(1000), Some(5000), &[("exits", 7)])).unwrap();
+        assert_eq!(instructions.0, "instructions");
+        assert!((instructions.1 - 4000.0).abs() < 1e-9 && (exits.1 - 7.0).abs() < 1e-9, "{instructions:?}, {exits:?}");
+    }
+
+    #[test]
+    fn start_of_which_nothing_was_counted_is_an_error_that_says_what() {
+        let error = |outcome: &Outcome| figures(outcome).unwrap_err().to_string();
+        let exits = [("exits", 7)];
+        assert!(error(&outcome(None, Some(5000), &exits)).contains("emulator"));
+        assert!(error(&outcome(Some(1000), None, &exits)).contains("emulator"));
+        assert!(error(&outcome(Some(1000), Some(5000), &[])).contains("exits"));
+        assert!(error(&Outcome::default()).contains("not looked at"));
+    }
+}
