@@ -137,6 +137,8 @@ static void *fake_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size
 	struct page *page;
 	size_t i;
 
+	if (fake->adding)
+		fake->adding(domain->bounce);
 	if (iova == fake->refuse_add)
 		return ERR_PTR(-EIO);
 	if (most && atomic_read(&giver->shown) >= most)

@@ -28,6 +28,7 @@
  * @refuse_del:	the provider does not take chunks back
  * @refused:	how often it did not
  * @refuse_add:	IOVA at which the provider never adds a chunk
+ * @adding:	called while the provider adds a chunk, if set
  * @shares_with: whose @most counts, as one device counts for all its domains
  * @most:	chunks that the provider gives to all who share them; 0 for no such limit
  * @shown:	chunks that they have
@@ -44,6 +45,7 @@ struct fake_iommu {
 	bool			refuse_del;
 	unsigned long		refused;
 	dma_addr_t		refuse_add;
+	void			(*adding)(struct dma_bounce_pool *pool);
 	struct fake_iommu	*shares_with;
 	unsigned int		most;
 	atomic_t		shown;

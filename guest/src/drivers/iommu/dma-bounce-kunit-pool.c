@@ -174,6 +174,23 @@ static void exhaustion_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
 }
 
+static void miss(struct dma_bounce_pool *pool)
+{
+	dma_bounce_pool_missed(pool, DMA_BOUNCE_WRITE, 0);
+}
+
+/* A mapping that finds no slot while a chunk is being added has no further one added. */
+static void late_miss_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+
+	t->fake->adding = miss;
+	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
+	flush_work(&t->pool->work);
+	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
+	t->fake->adding = NULL;
+}
+
 /* A lowered budget: idle chunks go at once, one in use when its last mapping ends. */
 static void budget_test(struct kunit *test)
 {
@@ -520,6 +537,7 @@ static struct kunit_case bounce_pool_cases[] = {
 	KUNIT_CASE(allocator_test),
 	KUNIT_CASE(cache_limit_test),
 	KUNIT_CASE(exhaustion_test),
+	KUNIT_CASE(late_miss_test),
 	KUNIT_CASE(budget_test),
 	KUNIT_CASE(idle_test),
 	KUNIT_CASE(idle_lowered_test),
