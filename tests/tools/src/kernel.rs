@@ -108,7 +108,7 @@ impl Tools<'_> {
         }
         self.need_packages(
             "to build the guest kernel",
-            &["gcc", "make", "flex", "bison", "bc", "libelf-dev", "libssl-dev", "binutils"],
+            &["gcc", "make", "flex", "bison", "bc", "libelf-dev", "libssl-dev", "binutils", "lz4"],
         )?;
         self.need_packages("to build the guest kernel", parts.architecture.packages)?;
         self.in_tree(&parts, |tree, work| {

@@ -124,6 +124,25 @@ fn io_is_verified() {
 }
 
 #[guest_test]
+fn trace_events_tell_of_each_mapping() {
+    let work = r#"
+cd /sys/kernel/tracing || exit 94
+read_some() { dd if=/dev/nvme0n1 of=/dev/null bs=4k count=32 iflag=direct; }
+read_some
+echo 1 >events/dma_bounce/enable
+read_some
+echo 0 >events/dma_bounce/enable
+for event in map unmap; do echo "CAROM-TRACED-$event $(grep -c " dma_bounce_$event: " trace)"; done
+"#;
+
+    let outcome = run(&with_drive("debug-trace", work));
+
+    for key in ["CAROM-TRACED-map", "CAROM-TRACED-unmap"] {
+        assert!(number(&outcome, key) >= 32, "console:\n{}", outcome.console);
+    }
+}
+
+#[guest_test]
 fn lent_memory_is_right_and_taken_away_with_its_domain() {
     let work = r#"
 checked() { lent-check "/dev/iommu_bounce/$NVME" /dev/nvme0n1 | sed 's/^lent-check: /CAROM-CHECKED /'; }
