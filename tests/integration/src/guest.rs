@@ -21,10 +21,10 @@ use crate::tally;
 use crate::vmm::{self, Device, Drive, Emulated, Kernel, Machine, Vmm};
 
 /// Kernel parameters that every guest gets: console, and a panic that ends the guest.
-const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1 oops=panic unknown_nmi_panic mitigations=off";
+const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1 oops=panic unknown_nmi_panic";
 
-/// Printed by the base initramfs' `/init` when the job begins.
-const JOB_BEGIN: &str = "CAROM-JOB-BEGIN";
+/// Printed by the base initramfs' `/init`, the guest's first program, when it begins.
+pub const INIT_BEGIN: &str = "CAROM-INIT-BEGIN";
 
 /// Printed by it when the job has ended; the status follows.
 const JOB_EXIT: &str = "CAROM-JOB-EXIT ";
@@ -83,7 +83,7 @@ pub struct Outcome {
     pub probes: Vec<Probe>,
     /// [`Probe::executed`] at the VMM's start.
     pub executed_at_start: Option<u64>,
-    /// Time from the VMM's start to the first look that saw the job begin, see [`Guest::look_every`].
+    /// Time from the VMM's start to the first look that saw its first program begin, see [`Guest::look_every`].
     pub begun: Option<Duration>,
     /// Time from the VMM's start to its end.
     pub elapsed: Duration,
@@ -431,7 +431,7 @@ impl Guest {
         let (start, mut begun, mut prober) = (Instant::now(), None, Prober::new(api, site.instructions.as_deref()));
         let look = |pid, text: &str| {
             apart.as_mut().into_iter().for_each(|apart| apart.place(pid));
-            begun = begun.or_else(|| text.contains(JOB_BEGIN).then(|| start.elapsed()));
+            begun = begun.or_else(|| text.contains(INIT_BEGIN).then(|| start.elapsed()));
             prober.look(pid, text);
         };
         let finished = process::run_watched(&mut command, &console, limits, api, self.poll, look)?;
@@ -447,6 +447,7 @@ impl Guest {
     /// Writes the guest's files to `dir`; returns the VMM's command and what it says.
     fn prepare(&self, site: &Site, dir: &Path) -> Result<(Command, Machine)> {
         let (kernel, base) = self.kernel.files(site)?;
+        let mitigations = if has_mitigations(kernel) { " mitigations=off" } else { "" };
         let initramfs = dir.join("initramfs");
         let mut extras = self.extras.clone();
         extras.push(Extra { path: "job".into(), bytes: self.job.clone().into_bytes() });
@@ -466,7 +467,7 @@ impl Guest {
         let machine = Machine {
             kernel,
             initramfs,
-            cmdline: format!("{BASE_CMDLINE}{}", self.cmdline),
+            cmdline: format!("{BASE_CMDLINE}{mitigations}{}", self.cmdline),
             cpus: self.cpus,
             memory_mib: self.memory_mib,
             shared_memory: self.shared_memory,
@@ -514,6 +515,13 @@ impl Guest {
             retries,
         })
     }
+}
+
+/// Whether a kernel can keep what runs from what CPUs let out, which costs speed. One that cannot says so, in hundreds of exits, if it
+/// is told not to. Kernels that are built here have their configuration beside them.
+fn has_mitigations(kernel: &Path) -> bool {
+    let config = fs::read_to_string(kernel.with_file_name("config"));
+    config.map_or(true, |config| config.lines().any(|line| line == "CONFIG_CPU_MITIGATIONS=y"))
 }
 
 /// What a run showed beside what came of its process.
@@ -576,6 +584,18 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     use super::*;
+
+    #[test]
+    fn kernel_has_mitigations_unless_its_configuration_says_otherwise() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = dir.path().join("bzImage");
+        assert!(has_mitigations(&kernel));
+        fs::write(dir.path().join("config"), "CONFIG_A=y\nCONFIG_CPU_MITIGATIONS=y\n").unwrap();
+        assert!(has_mitigations(&kernel));
+        let without = "# CONFIG_CPU_MITIGATIONS is not set\nCONFIG_ARCH_CONFIGURES_CPU_MITIGATIONS=y\n";
+        fs::write(dir.path().join("config"), without).unwrap();
+        assert!(!has_mitigations(&kernel));
+    }
 
     #[test]
     fn interrupt_at_a_kernels_entry_is_the_emulators_failure_and_another_fault_is_not() {

@@ -28,7 +28,7 @@ pub mod vmm;
 pub mod workload;
 
 pub use background::Background;
-pub use guest::{Guest, Outcome};
+pub use guest::{Guest, INIT_BEGIN, Outcome};
 pub use probe::{PROBE, Probe};
 pub use process::{Ended, Finished, Limits, run_limited};
 pub use site::Site;

@@ -11,7 +11,7 @@ use carom_integration::measure::mode::{
     BOUNCE, BOUNCE_REPORTING, CH_NO_VIOMMU, Mode, NO_VIOMMU, QEMU_NO_VIOMMU, STRICT,
 };
 use carom_integration::measure::statistics::median;
-use carom_integration::{Background, Site};
+use carom_integration::{Background, INIT_BEGIN, Site};
 
 use crate::table::{Measured, Row, Scope, Shown, Table, Work, figure, ms};
 use crate::tenant::{self, Line};
@@ -211,7 +211,7 @@ fn ready(tenants: &mut [Background], begun: usize, group: &MemoryGroup) -> Resul
         for (number, (tenant, started)) in tenants.iter_mut().zip(&mut started).enumerate().skip(begun) {
             let elapsed = tenant.elapsed();
             let console = tenant.console()?;
-            if started.is_none() && console.contains(tenant::BEGUN) {
+            if started.is_none() && console.contains(INIT_BEGIN) {
                 *started = Some(elapsed);
             }
             if !console.contains(tenant::READY) {

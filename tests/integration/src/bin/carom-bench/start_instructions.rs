@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use carom_integration::workload::{self, PRINT_VERSIONS};
-use carom_integration::{Outcome, PROBE, Site};
+use carom_integration::{Outcome, Site};
 
 use crate::table::{self, Measured, Row, Scope, Shown, Table, Work, figure};
 use crate::vmm::Started;
@@ -42,9 +42,9 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 
 fn measure(started: Started, site: &Site, name: &str) -> Result<Measured> {
     site.instructions.as_ref().context("only a rig that counts fills this table")?;
-    let job = format!("echo {PROBE}begun\n{PRINT_VERSIONS}");
     let dir = tempfile::tempdir().context("making a directory for files")?;
-    let outcome = table::run(started.guest(site, name, &job, dir.path())?, ESTIMATE, site)?;
+    let outcome =
+        table::run(started.guest(site, name, PRINT_VERSIONS, dir.path())?.cmdline("PROBE=begun"), ESTIMATE, site)?;
     let row = Row::new(started.keys(), figures(&outcome)?);
     let versions = workload::guest_versions(&outcome)?;
     Ok(Measured { rows: vec![row], versions, retries: outcome.retries, ..Measured::default() })

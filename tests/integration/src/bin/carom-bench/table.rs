@@ -118,7 +118,7 @@ pub(crate) fn ms(time: Duration) -> f64 {
 
 /// From the VMM's start to the guest's first program, in ms.
 pub(crate) fn start_ms(outcome: &Outcome) -> Result<f64> {
-    outcome.begun.map(ms).context("the guest was not seen to begin its job")
+    outcome.begun.map(ms).context("the guest's first program was not seen to begin")
 }
 
 /// A count, or a number of bytes, as a figure.

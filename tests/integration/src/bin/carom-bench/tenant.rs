@@ -3,9 +3,6 @@
 
 use carom_integration::workload::WAIT_FOR_NVME;
 
-/// Printed when the guest's first program begins.
-pub(crate) const BEGUN: &str = "CAROM-JOB-BEGIN";
-
 /// Printed when the guest has had its working set once, and begins to work.
 pub(crate) const READY: &str = "CAROM-TENANT-READY";
 
