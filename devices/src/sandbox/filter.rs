@@ -6,22 +6,19 @@ use std::collections::BTreeMap;
 use std::io;
 
 use seccompiler::{
-    BpfProgram, Error, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch, apply_filter,
+    BpfProgram, Error, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule, apply_filter,
 };
 
 use super::call::{Call, ThreadRole};
 use super::common::{COMMON, REFUSED};
-
-/// Calls by number; a list without rules is for any arguments.
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+use super::program::{Rules, program};
 
 /// The bits of an `ioctl` request that say whose it is.
 const IOCTL_TYPE: u64 = 0xff00;
 
 /// The filter of a thread.
 #[derive(Clone, Debug)]
-pub(super) struct Filter(BpfProgram);
+pub(super) struct Filter(pub(super) BpfProgram);
 
 impl Filter {
     /// That of `role`. Another call is met with `other`.
@@ -31,12 +28,12 @@ impl Filter {
         for call in COMMON.iter().chain(own).copied() {
             add(&mut rules, call)?;
         }
-        let refused: Rules =
-            REFUSED.iter().filter(|number| !rules.contains_key(number)).map(|number| (*number, Vec::new())).collect();
+        let (any, by_arguments): (Rules, Rules) = rules.into_iter().partition(|(_, rules)| rules.is_empty());
         let errno = SeccompAction::Errno(libc::EACCES.cast_unsigned());
-        let refused = program(refused, SeccompAction::Allow, errno)?;
-        let allowed = program(rules, other, SeccompAction::Allow)?;
-        Ok(Self(in_turn(refused, allowed)))
+        let refused = REFUSED.iter().filter(|number| !by_arguments.contains_key(number));
+        let mut fixed: BTreeMap<i64, SeccompAction> = refused.map(|number| (*number, errno.clone())).collect();
+        fixed.extend(any.into_keys().map(|number| (number, SeccompAction::Allow)));
+        made(&fixed, by_arguments, other)
     }
 
     /// That of a thread that starts threads of all these roles, and theirs: what it allows is to be cut down by their own.
@@ -51,8 +48,8 @@ impl Filter {
         ];
         let calls = roles.iter().flat_map(|role| role.calls.iter().copied().flatten()).chain(COMMON);
         let numbers = calls.map(|call| call.number()).chain(own).chain(REFUSED.iter().copied());
-        let rules = numbers.map(|number| (number, Vec::new())).collect();
-        Ok(Self(program(rules, other, SeccompAction::Allow)?))
+        let fixed = numbers.map(|number| (number, SeccompAction::Allow)).collect();
+        made(&fixed, Rules::new(), other)
     }
 
     /// Has the kernel hold this thread to it, and those that it starts.
@@ -61,20 +58,8 @@ impl Filter {
     }
 }
 
-/// One program of two: `second` has the calls for which `first` has no rule. It is one filter instead of two, as the kernel takes its
-/// time to take one.
-///
-/// The last instruction of a program answers those calls, and is reached for them only. None of the rules of `first` may have
-/// conditions: a call that has rules but meets none is answered elsewhere.
-fn in_turn(mut first: BpfProgram, second: BpfProgram) -> BpfProgram {
-    first.pop();
-    first.extend(second);
-    first
-}
-
-fn program(rules: Rules, mismatch: SeccompAction, matching: SeccompAction) -> io::Result<BpfProgram> {
-    let filter = SeccompFilter::new(rules, mismatch, matching, TargetArch::x86_64);
-    filter.and_then(TryInto::try_into).map_err(|error| failed(Error::Backend(error)))
+fn made(fixed: &BTreeMap<i64, SeccompAction>, rules: Rules, other: SeccompAction) -> io::Result<Filter> {
+    program(fixed, rules, other).map(Filter).map_err(|error| failed(Error::Backend(error)))
 }
 
 fn failed(error: Error) -> io::Error {
@@ -113,55 +98,6 @@ fn add(rules: &mut Rules, call: Call) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandbox::Role;
-
-    /// What `program` answers to a call without arguments, by the instructions that the library makes of rules without conditions.
-    fn answer(program: &BpfProgram, number: u32) -> u32 {
-        const LOAD: u16 = 0x20;
-        const JUMP_IF_EQUAL: u16 = 0x15;
-        const JUMP: u16 = 0x05;
-        const RETURN: u16 = 0x06;
-        // Of `struct seccomp_data`: the number of the call, and `AUDIT_ARCH_X86_64`.
-        let data = |place: u32| [number, 0xc000_003e].get(place as usize / 4).copied().unwrap_or(0);
-        let (mut at, mut loaded) = (0, 0);
-        loop {
-            let instruction = &program[at];
-            at += 1;
-            match instruction.code {
-                LOAD => loaded = data(instruction.k),
-                JUMP_IF_EQUAL if loaded == instruction.k => at += usize::from(instruction.jt),
-                JUMP_IF_EQUAL => at += usize::from(instruction.jf),
-                JUMP => at += instruction.k as usize,
-                RETURN => return instruction.k,
-                other => panic!("instruction {other:#x}"),
-            }
-        }
-    }
-
-    #[test]
-    fn each_call_gets_the_first_answer_that_a_program_has_for_it() {
-        let rules = |numbers: &[i64]| numbers.iter().map(|number| (*number, Vec::new())).collect::<Rules>();
-        let errno = SeccompAction::Errno(libc::EACCES.cast_unsigned());
-        for refused in [&[][..], &[2], &[2, 4, 400]] {
-            let first = program(rules(refused), SeccompAction::Allow, errno.clone()).unwrap();
-            let second = program(rules(&[0, 2, 3, 4, 400, 401]), SeccompAction::Trap, SeccompAction::Allow).unwrap();
-            let both = in_turn(first.clone(), second.clone());
-            for number in 0..450 {
-                let is_refused = refused.contains(&i64::from(number));
-                let expected = if is_refused { answer(&first, number) } else { answer(&second, number) };
-                assert_eq!(answer(&both, number), expected, "call {number}, refused {refused:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn role_that_opens_no_files_is_refused_them_and_stopped_at_what_it_does_not_have() {
-        let Filter(program) = Filter::of(&Role::Rng.thread(), SeccompAction::Trap).unwrap();
-        let of = |number: i64| answer(&program, u32::try_from(number).unwrap());
-        assert_eq!(of(libc::SYS_openat), u32::from(SeccompAction::Errno(libc::EACCES.cast_unsigned())));
-        assert_eq!(of(libc::SYS_futex), u32::from(SeccompAction::Allow));
-        assert_eq!(of(libc::SYS_execve), u32::from(SeccompAction::Trap));
-    }
 
     #[test]
     fn call_with_any_arguments_stays_so_whatever_comes_before_or_after() {

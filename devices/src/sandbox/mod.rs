@@ -14,6 +14,7 @@ mod common;
 mod files;
 mod filter;
 mod host_cpus;
+mod program;
 mod roles;
 mod starter;
 #[cfg(test)]
