@@ -62,7 +62,7 @@ fn main() -> ExitCode {
 fn run(invocation: Invocation) -> Result<(), VmError> {
     // Never more rights than now, whatever file is run; nothing is.
     set_no_new_privs(true).map_err(|error| VmError::Device { what: "giving up privileges", source: error.into() })?;
-    descriptors::raise_limit();
+    descriptors::prepare();
     filter_calls(invocation.seccomp)?;
     let Invocation { program, vm, restore, api_socket, defaults, metrics, no_shutdown, event_monitor, .. } = invocation;
     let crash_report = invocation.crash_report;

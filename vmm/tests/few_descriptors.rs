@@ -49,3 +49,12 @@ fn limit_that_is_too_low_for_the_windows_is_told_in_a_line_and_the_vm_runs() {
     let enough = log_within(1024).unwrap();
     assert!(!enough.contains("iommu_bounce.max"), "{enough}");
 }
+
+#[test]
+fn table_of_descriptors_has_room_before_there_are_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(carom) = start(dir.path(), &[]) else { return };
+    let status = fs::read_to_string(format!("/proc/{}/status", carom.0.id())).unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
+    assert!(size.trim().parse::<u64>().unwrap() >= 1024, "{size}");
+}
