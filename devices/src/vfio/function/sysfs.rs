@@ -60,6 +60,12 @@ impl HostFunctionPath {
         self.group
     }
 
+    /// Whether its driver resets it as it is opened: `vfio_pci_core_enable()` of the kernel does. A variant of that driver may go about
+    /// it in its own way.
+    pub(crate) fn is_reset_when_opened(&self) -> bool {
+        link_name(&self.path.join("driver")).as_deref() == Some("vfio-pci")
+    }
+
     /// VFIO's character device for the function, where the kernel makes one.
     pub(crate) fn cdev(&self) -> Option<PathBuf> {
         let entry = fs::read_dir(self.path.join("vfio-dev")).ok()?.next()?.ok()?;
@@ -164,6 +170,13 @@ mod tests {
         assert_eq!((function.name(), function.group()), ("0000:00:05.0", 7));
         symlink(root.path().join("0000:00:05.0"), root.path().join("alias")).unwrap();
         assert_eq!(inspect(&root, "alias").unwrap(), function);
+    }
+
+    #[test]
+    fn only_the_kernels_own_driver_is_known_to_reset_a_function_as_it_is_opened() {
+        let root = sysfs(&[("0000:00:05.0", Some("vfio-pci")), ("0000:00:05.1", Some("mlx5_vfio_pci"))]);
+        let of = |name| inspect(&root, name).unwrap().is_reset_when_opened();
+        assert_eq!([of("0000:00:05.0"), of("0000:00:05.1")], [true, false]);
     }
 
     #[test]

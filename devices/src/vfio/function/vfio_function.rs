@@ -5,6 +5,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use vfio_bindings::bindings::vfio::{
@@ -27,6 +28,8 @@ use crate::vfio::space::{Attachable, DmaSpace};
 pub(crate) struct VfioFunction {
     device: Arc<VfioDevice>,
     has_reset: bool,
+    /// The host reset it as it was opened, and nobody has used it since.
+    is_new: AtomicBool,
 }
 
 impl VfioFunction {
@@ -42,7 +45,8 @@ impl VfioFunction {
         let device = device.map_err(|error| open_error(function, error))?;
         let has_reset = ioctl::has_reset(&device)
             .map_err(|source| VfioPciError::Host { what: format!("asking VFIO about {}", function.name()), source })?;
-        Ok(Self { device: Arc::new(device), has_reset })
+        let is_new = function.is_reset_when_opened().into();
+        Ok(Self { device: Arc::new(device), has_reset, is_new })
     }
 }
 
@@ -150,7 +154,8 @@ impl HostFunction for VfioFunction {
     }
 
     fn reset(&self) -> io::Result<bool> {
-        if self.has_reset {
+        // A reset takes 100 ms and more where it is one of the function alone (PCI Express Base, section 6.6.2).
+        if self.has_reset && !self.is_new.swap(false, Ordering::Relaxed) {
             ioctl::reset(&*self.device)?;
         }
         Ok(self.has_reset)
