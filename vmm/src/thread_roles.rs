@@ -168,8 +168,11 @@ pub const LINE: ThreadRole = ThreadRole {
 /// Reads standard input for the guest.
 pub const STDIN: ThreadRole = ThreadRole { name: "stdin", calls: &[] };
 
+/// Loads what the guest boots from files that are open.
+pub const LOADER: ThreadRole = ThreadRole { name: "loader", calls: &[] };
+
 /// The roles of all threads but the first, which starts them.
 pub fn all() -> Vec<ThreadRole> {
-    let own = [API, VCPU, SIGNALS, WRITER, LINE, STDIN];
+    let own = [API, VCPU, SIGNALS, WRITER, LINE, STDIN, LOADER];
     own.into_iter().chain(Role::ALL.iter().map(|role| role.thread())).collect()
 }

@@ -40,8 +40,7 @@ pub struct KvmVm {
 
 impl KvmVm {
     /// Makes a VM with the interrupt controllers in the kernel and no memory.
-    pub fn new() -> Result<Self, KvmError> {
-        let kvm = open()?;
+    pub fn new(kvm: Kvm) -> Result<Self, KvmError> {
         let fd = kvm.create_vm().map_err(KvmError::call("creating a VM"))?;
         irqchip::create(&fd)?;
         Ok(Self { kvm, fd: Arc::new(fd) })
@@ -53,7 +52,8 @@ impl KvmVm {
     }
 }
 
-fn open() -> Result<Kvm, KvmError> {
+/// Opens `/dev/kvm`, which must have what Carom needs.
+pub fn open() -> Result<Kvm, KvmError> {
     let advice = "the descriptor that was inherited cannot be used";
     if let Some(kvm) = inherited::kvm().map_err(|source| KvmError::Open { source, advice })? {
         return check(kvm);

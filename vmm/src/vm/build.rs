@@ -17,9 +17,10 @@ use devices::watchdog::Watchdog;
 use log::warn;
 
 use super::added_ram::{self, AddedRam};
+use super::loading::{Contents, Loading};
 use super::processors::Processors;
 use super::snapshot::Source;
-use super::{PVPANIC_ID, Vm, WATCHDOG_ID, load, serial};
+use super::{PVPANIC_ID, Vm, WATCHDOG_ID, serial};
 use crate::address_space::{IoMap, IoMapOwner};
 use crate::arch::boot::Payload;
 use crate::arch::cpuid::CpuidTemplate;
@@ -32,7 +33,7 @@ use crate::event_monitor::EventMonitor;
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::msi::KvmMsi;
 use crate::kvm::slots::KvmSlots;
-use crate::kvm::{KvmError, KvmVm};
+use crate::kvm::{self, KvmError, KvmVm};
 use crate::machine::{GuestEvent, Mailbox, VmError};
 use crate::parts::IOMMU_ADDRESS;
 use crate::parts::bus::PartBus;
@@ -56,8 +57,8 @@ impl Vm {
         monitor: &EventMonitor,
     ) -> Result<Self, VmError> {
         let vcpu_places = affinity::of_vcpus(&config.cpus.affinity)?;
-        let kvm = KvmVm::new()?;
-        let template = CpuidTemplate::new(&kvm.kvm, &config.cpus)?;
+        let kvm = kvm::open()?;
+        let template = CpuidTemplate::new(&kvm, &config.cpus)?;
         let saved = source.map(|source| &source.snapshot.state.processors);
         let wanted = config.cpus.boot_vcpus;
         let cpuids = saved.map_or_else(|| (0..wanted).collect(), ProcessorsState::numbers).into_iter().map(|number| {
@@ -73,14 +74,21 @@ impl Vm {
         let tables = describe(config, &room, physical_bits);
         let smbios = smbios::Tables::new(&config.platform);
         let payload = Payload::open(&config.payload)?;
-        let (memory, loaded) = match source {
-            Some(Source { snapshot, prefault }) => (snapshot::ram::restore(snapshot, ram_size, *prefault)?, None),
+        let contents = Contents { payload, tables, smbios };
+        let (memory, kvm, contents, loaded) = match source {
+            Some(Source { snapshot, prefault }) => {
+                let kvm = KvmVm::new(kvm)?;
+                (snapshot::ram::restore(snapshot, ram_size, *prefault)?, kvm, contents, None)
+            }
             None => {
                 let memory = memory::create(&config.memory)?;
-                let entry = load(&payload, &memory, ram_size, &tables, &smbios)?;
-                (memory, Some(entry))
+                let loading = Loading::begin(contents, memory.clone(), ram_size)?;
+                let kvm = KvmVm::new(kvm)?;
+                let (contents, entry) = loading.end()?;
+                (memory, kvm, contents, Some(entry))
             }
         };
+        let tables = &contents.tables;
 
         let slots = Arc::new(KvmSlots::new(kvm.fd.clone(), kvm.kvm.get_nr_memslots()));
         memory::show(&memory, slots.as_ref())?;
@@ -89,7 +97,7 @@ impl Vm {
         let control_port = platform::add_control_port(&io_map)?;
         let for_firmware = tables.firmware.then(|| platform::add_firmware_devices(&io_map, ram_size)).transpose()?;
         let bridge = if tables.firmware { HostBridgeKind::CloudHypervisor } else { HostBridgeKind::Generic };
-        let (pci, config_ports) = add_root_buses(&io_map, &tables, bridge, mailbox.clone())?;
+        let (pci, config_ports) = add_root_buses(&io_map, tables, bridge, mailbox.clone())?;
         let msi = KvmMsi::new(kvm.fd.clone())
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
         let hotplug = platform::add_hotplug_registers(&io_map, &kvm, &pci, mailbox.clone())?;
@@ -151,9 +159,7 @@ impl Vm {
             platform,
             parts,
             closed: Vec::new(),
-            tables,
-            smbios,
-            payload,
+            contents,
             loaded,
             kvm,
             memory,

@@ -4,6 +4,7 @@
 
 mod added_ram;
 mod build;
+mod loading;
 mod processors;
 mod serial;
 mod snapshot;
@@ -24,13 +25,10 @@ use iommu_bounce::Report;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::address_space::IoMapOwner;
-use crate::arch::acpi;
-use crate::arch::boot::Payload;
 use crate::arch::clock::ClockState;
 use crate::arch::irqchip::IrqchipState;
 use crate::arch::platform::PlatformDevices;
 use crate::arch::registers::{self, Entry};
-use crate::arch::smbios;
 use crate::console::ConsoleLinks;
 use crate::event_monitor::EventMonitor;
 use crate::kvm::{KvmError, KvmVm};
@@ -40,6 +38,7 @@ use crate::snapshot::{NewSnapshot, Snapshot};
 use crate::vcpu::Vcpu;
 
 use added_ram::AddedRam;
+use loading::Contents;
 use processors::Processors;
 use snapshot::{Source, StoppedClock};
 
@@ -61,9 +60,7 @@ pub struct Vm {
     parts: PartBus,
     /// Devices that are given back and that nobody was told of yet.
     closed: Vec<PciDeviceInfo>,
-    tables: acpi::TableConfig,
-    smbios: smbios::Tables,
-    payload: Payload,
+    contents: Contents,
     /// Where the guest is entered, while RAM holds what was loaded and the guest has not run.
     loaded: Option<Entry>,
     kvm: KvmVm,
@@ -103,7 +100,7 @@ impl Machine for Vm {
     fn start(&mut self, run: bool) -> Result<(), VmError> {
         let entry = match self.loaded.take() {
             Some(entry) => entry,
-            None => load(&self.payload, &self.memory, self.ram_size, &self.tables, &self.smbios)?,
+            None => self.contents.load(&self.memory, self.ram_size)?,
         };
         for vcpu in self.processors.iter() {
             vcpu.with_fd(registers::set_mtrr_write_back)?;
@@ -312,17 +309,4 @@ impl Drop for Vm {
     fn drop(&mut self) {
         self.interrupt_iommu(true);
     }
-}
-
-/// Writes kernel, initramfs, command line and tables to RAM.
-fn load(
-    payload: &Payload,
-    memory: &Ram,
-    size: u64,
-    tables: &acpi::TableConfig,
-    smbios: &smbios::Tables,
-) -> Result<Entry, VmError> {
-    let rsdp = acpi::write(memory, tables).map_err(VmError::Tables)?;
-    smbios.write(memory).map_err(VmError::Tables)?;
-    Ok(payload.load(memory, size, rsdp)?)
 }

@@ -204,7 +204,7 @@ impl Vm {
             missing.iter().for_each(|number| self.processors.park(&self.kvm, *number));
             return told;
         }
-        self.tables.vcpus = count;
+        self.contents.tables.vcpus = count;
         self.parts.vcpus_changed(self.processors.count());
         Ok(())
     }
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn vcpu_that_left_comes_back_as_at_power_on() {
-        let kvm = match KvmVm::new() {
+        let kvm = match crate::kvm::open().and_then(KvmVm::new) {
             Ok(kvm) => kvm,
             Err(error) => return eprintln!("skipped: {error}"),
         };

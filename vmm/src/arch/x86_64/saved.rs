@@ -206,7 +206,7 @@ mod tests {
 
     /// A VM of two vCPUs; `None`, and why, where the host has no KVM. `saved` is what it is to be made.
     fn machine(saved: Option<&ProcessorsState>) -> Option<Machine> {
-        let vm = match KvmVm::new() {
+        let vm = match crate::kvm::open().and_then(KvmVm::new) {
             Ok(vm) => vm,
             Err(error) => {
                 eprintln!("skipped: {error}");

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Writing what the guest boots to RAM: kernel, initramfs, command line and tables.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+
+use devices::ram::Ram;
+use devices::sandbox;
+
+use crate::arch::boot::Payload;
+use crate::arch::registers::Entry;
+use crate::arch::{acpi, smbios};
+use crate::machine::VmError;
+use crate::thread_roles::LOADER;
+
+/// What is loaded, but for the command line, which the payload has.
+pub(super) struct Contents {
+    pub(super) payload: Payload,
+    pub(super) tables: acpi::TableConfig,
+    pub(super) smbios: smbios::Tables,
+}
+
+impl Contents {
+    /// Writes it all to RAM of `size` bytes.
+    pub(super) fn load(&self, memory: &Ram, size: u64) -> Result<Entry, VmError> {
+        let rsdp = acpi::write(memory, &self.tables).map_err(VmError::Tables)?;
+        self.smbios.write(memory).map_err(VmError::Tables)?;
+        Ok(self.payload.load(memory, size, rsdp)?)
+    }
+}
+
+/// The same by a thread, beside what else there is to be done: KVM takes as long to make a VM, in which it waits for other CPUs.
+pub(super) struct Loading {
+    outcome: Receiver<(Contents, Result<Entry, VmError>)>,
+    thread: JoinHandle<()>,
+}
+
+impl Loading {
+    pub(super) fn begin(contents: Contents, memory: Arc<Ram>, size: u64) -> Result<Self, VmError> {
+        let (tell, outcome) = sync_channel(1);
+        let load = move || {
+            let entry = contents.load(&memory, size);
+            // Nobody waits for it where another thing failed.
+            let _ = tell.send((contents, entry));
+        };
+        let thread = sandbox::start(LOADER, "loader".into(), load).map_err(failed)?;
+        Ok(Self { outcome, thread })
+    }
+
+    /// Waits for its end.
+    pub(super) fn end(self) -> Result<(Contents, Entry), VmError> {
+        let told = self.outcome.recv();
+        // One that panicked has told nothing.
+        drop(self.thread.join());
+        let (contents, entry) = told.map_err(|_| failed(io::Error::other("the thread that does it panicked")))?;
+        Ok((contents, entry?))
+    }
+}
+
+fn failed(source: io::Error) -> VmError {
+    VmError::Device { what: "loading the kernel", source }
+}
