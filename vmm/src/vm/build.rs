@@ -74,20 +74,16 @@ impl Vm {
         let tables = describe(config, &room, physical_bits);
         let smbios = smbios::Tables::new(&config.platform);
         let payload = Payload::open(&config.payload)?;
-        let contents = Contents { payload, tables, smbios };
-        let (memory, kvm, contents, loaded) = match source {
-            Some(Source { snapshot, prefault }) => {
-                let kvm = KvmVm::new(kvm)?;
-                (snapshot::ram::restore(snapshot, ram_size, *prefault)?, kvm, contents, None)
-            }
+        let contents = Arc::new(Contents { payload, tables, smbios });
+        let (memory, loading) = match source {
+            Some(Source { snapshot, prefault }) => (snapshot::ram::restore(snapshot, ram_size, *prefault)?, None),
             None => {
                 let memory = memory::create(&config.memory)?;
-                let loading = Loading::begin(contents, memory.clone(), ram_size)?;
-                let kvm = KvmVm::new(kvm)?;
-                let (contents, entry) = loading.end()?;
-                (memory, kvm, contents, Some(entry))
+                let loading = Loading::begin(contents.clone(), memory.clone(), ram_size)?;
+                (memory, Some(loading))
             }
         };
+        let kvm = KvmVm::new(kvm)?;
         let tables = &contents.tables;
 
         let slots = Arc::new(KvmSlots::new(kvm.fd.clone(), kvm.kvm.get_nr_memslots()));
@@ -159,8 +155,8 @@ impl Vm {
             platform,
             parts,
             closed: Vec::new(),
-            contents,
-            loaded,
+            loaded: loading.map(Loading::end).transpose()?,
+            contents: Arc::into_inner(contents).expect("nobody else has it once all is loaded"),
             kvm,
             memory,
             slots,

@@ -34,29 +34,29 @@ impl Contents {
 
 /// The same by a thread, beside what else there is to be done: KVM takes as long to make a VM, in which it waits for other CPUs.
 pub(super) struct Loading {
-    outcome: Receiver<(Contents, Result<Entry, VmError>)>,
+    outcome: Receiver<Result<Entry, VmError>>,
     thread: JoinHandle<()>,
 }
 
 impl Loading {
-    pub(super) fn begin(contents: Contents, memory: Arc<Ram>, size: u64) -> Result<Self, VmError> {
+    pub(super) fn begin(contents: Arc<Contents>, memory: Arc<Ram>, size: u64) -> Result<Self, VmError> {
         let (tell, outcome) = sync_channel(1);
         let load = move || {
             let entry = contents.load(&memory, size);
+            drop((contents, memory));
             // Nobody waits for it where another thing failed.
-            let _ = tell.send((contents, entry));
+            let _ = tell.send(entry);
         };
         let thread = sandbox::start(LOADER, "loader".into(), load).map_err(failed)?;
         Ok(Self { outcome, thread })
     }
 
-    /// Waits for its end.
-    pub(super) fn end(self) -> Result<(Contents, Entry), VmError> {
+    /// Waits for its end. The thread has nothing any more then.
+    pub(super) fn end(self) -> Result<Entry, VmError> {
         let told = self.outcome.recv();
         // One that panicked has told nothing.
         drop(self.thread.join());
-        let (contents, entry) = told.map_err(|_| failed(io::Error::other("the thread that does it panicked")))?;
-        Ok((contents, entry?))
+        told.unwrap_or_else(|_| Err(failed(io::Error::other("the thread that does it panicked"))))
     }
 }
 
