@@ -536,8 +536,8 @@ static void calibrate_test(struct kunit *test)
 static struct kunit_case bounce_pool_cases[] = {
 	KUNIT_CASE(allocator_test),
 	KUNIT_CASE(cache_limit_test),
-	KUNIT_CASE(exhaustion_test),
 	KUNIT_CASE(late_miss_test),
+	KUNIT_CASE(exhaustion_test),
 	KUNIT_CASE(budget_test),
 	KUNIT_CASE(idle_test),
 	KUNIT_CASE(idle_lowered_test),

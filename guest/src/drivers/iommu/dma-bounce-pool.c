@@ -214,6 +214,8 @@ static int chunk_add(struct dma_bounce_pool *pool, unsigned int kind, unsigned i
 	if (IS_ERR(chunk))
 		return PTR_ERR(chunk);
 	dma_bounce_chunk_publish(&pool->slots, chunk, va, iova, size);
+	/* Mappings that found no slot meanwhile did not see this one. */
+	atomic_set(&pool->missed[kind][class], 0);
 	return 0;
 }
 
@@ -267,7 +269,7 @@ static int chunk_recycle(struct dma_bounce_pool *pool, unsigned int kind, unsign
 /* Makes room for mappings that found no slot, at most doubling what there is. */
 static void pool_grow(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
 {
-	unsigned int missed = atomic_read(&pool->missed[kind][class]);
+	unsigned int missed = atomic_xchg(&pool->missed[kind][class], 0);
 	unsigned int per_chunk = 1U << (pool->slots.chunk_shift - class - DMA_BOUNCE_MIN_SHIFT);
 	unsigned int have = chunks_of(pool, kind, class);
 	unsigned int want = min(DIV_ROUND_UP(missed, per_chunk), have + 1);
@@ -278,8 +280,6 @@ static void pool_grow(struct dma_bounce_pool *pool, unsigned int kind, unsigned 
 		if (ret == -ENOMEM)
 			ret = chunk_recycle(pool, kind, class);
 	}
-	/* Who missed meanwhile did not see the new chunk, and asks again if it is not enough. */
-	atomic_set(&pool->missed[kind][class], 0);
 	if (ret) {
 		pool->failures++;
 		WRITE_ONCE(pool->retry_at, jiffies + DMA_BOUNCE_RETRY);

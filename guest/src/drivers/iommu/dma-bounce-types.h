@@ -72,7 +72,7 @@ struct dma_bounce_stats {
  * @mask:	what the device that mapped first can address; 0 before that
  * @threshold_option: what the boot option says of @threshold, 0 if nothing
  * @calibrated:	@threshold as measured, 0 if it was not
- * @missed:	mappings that found no slot since the work looked last
+ * @missed:	mappings that found no slot since the work looked last, or a chunk was added
  * @single_use:	buffers for one mapping each, by the numbers of their pages
  * @nsingle_use: how many
  * @work:	adds and removes chunks
