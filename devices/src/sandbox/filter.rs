@@ -18,7 +18,7 @@ const IOCTL_TYPE: u64 = 0xff00;
 
 /// The filter of a thread.
 #[derive(Clone, Debug)]
-pub(super) struct Filter(pub(super) BpfProgram);
+pub(super) struct Filter(BpfProgram);
 
 impl Filter {
     /// That of `role`. Another call is met with `other`.
@@ -98,6 +98,17 @@ fn add(rules: &mut Rules, call: Call) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sandbox::Role;
+    use crate::sandbox::program::tests::answer;
+
+    #[test]
+    fn role_that_opens_no_files_is_refused_them_and_stopped_at_what_it_does_not_have() {
+        let Filter(program) = Filter::of(&Role::Rng.thread(), SeccompAction::Trap).unwrap();
+        let of = |number: i64| answer(&program, u32::try_from(number).unwrap(), 0);
+        assert_eq!(of(libc::SYS_openat), u32::from(SeccompAction::Errno(libc::EACCES.cast_unsigned())));
+        assert_eq!(of(libc::SYS_futex), u32::from(SeccompAction::Allow));
+        assert_eq!(of(libc::SYS_execve), u32::from(SeccompAction::Trap));
+    }
 
     #[test]
     fn call_with_any_arguments_stays_so_whatever_comes_before_or_after() {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The program of a filter. The library makes one that compares a call with each that has rules, one after another. The kernel runs a
-//! program once for each number of a call when it takes it (`seccomp_cache_prepare()` of kernel/seccomp.c), and takes one for each
-//! thread, so here calls whose arguments do not matter are found by halving.
+//! The program of a filter. The library makes one that compares a call with each that has rules, one after another. The kernel takes one
+//! for each thread, and runs it then for each number of a call that no earlier filter stops (`seccomp_cache_prepare()` of
+//! kernel/seccomp.c). So here calls whose arguments do not matter are found by halving.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -110,16 +110,14 @@ const fn code(bits: u32) -> u16 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
     use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition};
 
     use super::*;
-    use crate::sandbox::Role;
-    use crate::sandbox::filter::Filter;
 
     /// What a program answers to a call whose arguments are all `argument`.
-    fn answer(program: &BpfProgram, number: u32, argument: u32) -> u32 {
+    pub(in crate::sandbox) fn answer(program: &BpfProgram, number: u32, argument: u32) -> u32 {
         const AND: u16 = code(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K);
         let data = |place: u32| *[number, X86_64, 0, 0].get(place as usize / 4).unwrap_or(&argument);
         let (mut at, mut loaded) = (0, 0);
@@ -191,14 +189,5 @@ mod tests {
     fn program_without_calls_meets_each_alike() {
         let program = made(&BTreeMap::new());
         assert_eq!([answer(&program, 0, 0), answer(&program, 59, 7)], [u32::from(OTHER); 2]);
-    }
-
-    #[test]
-    fn role_that_opens_no_files_is_refused_them_and_stopped_at_what_it_does_not_have() {
-        let Filter(program) = Filter::of(&Role::Rng.thread(), OTHER).unwrap();
-        let of = |number: i64| answer(&program, u32::try_from(number).unwrap(), 0);
-        assert_eq!(of(libc::SYS_openat), u32::from(SeccompAction::Errno(libc::EACCES.cast_unsigned())));
-        assert_eq!(of(libc::SYS_futex), u32::from(SeccompAction::Allow));
-        assert_eq!(of(libc::SYS_execve), u32::from(OTHER));
     }
 }

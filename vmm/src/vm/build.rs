@@ -131,6 +131,8 @@ impl Vm {
             listener: mailbox.clone(),
             places: source.map(Source::places).unwrap_or_default(),
         };
+        // A mistake in a file shows before a device or the terminal is touched.
+        let loaded = loading.map(Loading::end).transpose()?;
         let parts = PartBus::new(config, context)?;
         warn_of_few_descriptors(config);
 
@@ -155,7 +157,7 @@ impl Vm {
             platform,
             parts,
             closed: Vec::new(),
-            loaded: loading.map(Loading::end).transpose()?,
+            loaded,
             contents: Arc::into_inner(contents).expect("nobody else has it once all is loaded"),
             kvm,
             memory,

@@ -32,10 +32,11 @@ impl Contents {
     }
 }
 
-/// The same by a thread, beside what else there is to be done: KVM takes as long to make a VM, in which it waits for other CPUs.
+/// The same by a thread, beside what else there is to be done: KVM takes as long to make a VM, in which it waits for other CPUs. A value
+/// that is dropped waits for its thread: what failed may be tried again with the same files and the same shared memory.
 pub(super) struct Loading {
     outcome: Receiver<Result<Entry, VmError>>,
-    thread: JoinHandle<()>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Loading {
@@ -47,16 +48,23 @@ impl Loading {
             // Nobody waits for it where another thing failed.
             let _ = tell.send(entry);
         };
-        let thread = sandbox::start(LOADER, "loader".into(), load).map_err(failed)?;
+        let thread = Some(sandbox::start(LOADER, "loader".into(), load).map_err(failed)?);
         Ok(Self { outcome, thread })
     }
 
     /// Waits for its end. The thread has nothing any more then.
     pub(super) fn end(self) -> Result<Entry, VmError> {
         let told = self.outcome.recv();
-        // One that panicked has told nothing.
-        drop(self.thread.join());
         told.unwrap_or_else(|_| Err(failed(io::Error::other("the thread that does it panicked"))))
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // One that panicked has told nobody of an end.
+            drop(thread.join());
+        }
     }
 }
 

@@ -112,9 +112,12 @@ fn kernel_that_is_none() {
     let dir = tempfile::tempdir().unwrap();
     let cut = dir.path().join("cut");
     fs::write(&cut, &fs::read(&SITE.kernel).unwrap()[..8192]).unwrap();
+    let earlier = dir.path().join("console");
+    fs::write(&earlier, "of an earlier run").unwrap();
     let mut command = Command::new(&SITE.carom);
-    command.arg("--kernel").arg(&cut);
+    command.arg("--kernel").arg(&cut).args(["--serial", &format!("file={}", earlier.display())]);
     assert_mistake(&run(command), &["--kernel"], "a kernel cut short");
+    assert_eq!(fs::read_to_string(earlier).unwrap(), "of an earlier run");
 }
 
 #[guest_test]
@@ -125,6 +128,9 @@ fn devices_that_cannot_be_passed_through() {
     check(&["--device", &device(&SITE.nvme[0], ",colour=red")], &["--device", "colour"]);
     let same = device(&SITE.nvme[0], "");
     check(&["--device", &same, "--device", &same], &["--device", &SITE.nvme[0]]);
+    let path = fs::canonicalize(Site::sysfs(&SITE.nvme[0])).unwrap();
+    let again = format!("path={}", path.display());
+    check(&["--device", &same, "--device", &again], &["--device", &SITE.nvme[0], "by another path"]);
 }
 
 #[guest_test]
