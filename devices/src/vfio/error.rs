@@ -126,6 +126,12 @@ pub enum VfioPciError {
         /// Its IOMMU group.
         group: u32,
     },
+    /// The VM has the function already, by another path to it.
+    #[error("{name} is a device of this VM already, by another path")]
+    Twice {
+        /// Address of the function.
+        name: String,
+    },
     /// A device file of VFIO is not there.
     #[error("{}: no such file: load VFIO on the host (modprobe vfio-pci vfio_iommu_type1)", path.display())]
     NoVfio {

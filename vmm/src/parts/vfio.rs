@@ -47,11 +47,13 @@ pub(super) struct HostDevices {
     host: Option<HostIommu>,
     /// The space that the next device joins, while there is one in it.
     ram: Weak<RamSpace>,
+    /// All that were opened, some of which may be gone.
+    opened: Vec<Weak<VfioPciDevice>>,
 }
 
 impl HostDevices {
     pub(super) fn new(iommufd: bool) -> Self {
-        Self { iommufd, host: None, ram: Weak::new() }
+        Self { iommufd, host: None, ram: Weak::new(), opened: Vec::new() }
     }
 
     fn host(&mut self, vm: &VmFd) -> Result<&HostIommu, VmError> {
@@ -59,6 +61,16 @@ impl HostDevices {
             self.host = Some(open_host_iommu(self.iommufd, vm)?);
         }
         Ok(self.host.as_ref().expect("just made"))
+    }
+
+    /// Refuses a function that is open: a container would open it again as it is, in use and not reset.
+    fn check_new(&mut self, function: &HostFunctionPath) -> Result<(), VfioPciError> {
+        self.opened.retain(|opened| opened.strong_count() > 0);
+        let is_it = |opened: &Weak<VfioPciDevice>| opened.upgrade().is_some_and(|it| it.host_name() == function.name());
+        if self.opened.iter().any(is_it) {
+            return Err(VfioPciError::Twice { name: function.name().to_string() });
+        }
+        Ok(())
     }
 }
 
@@ -114,23 +126,26 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
         let path = Some(config.path.display().to_string());
         VmError::Vfio { field: DeviceConfig::PATH, path, source: Box::new(source) }
     };
+    let host_path = HostFunctionPath::inspect(&config.path).map_err(fail)?;
+    devices.check_new(&host_path).map_err(fail)?;
     let joined = devices.ram.upgrade().filter(|ram| !config.iommu && !ram.closed.load(Ordering::Relaxed));
     let iommufd = devices.iommufd;
-    let host = devices.host(&context.vm)?;
     let space = match &joined {
         Some(ram) => ram.space.clone(),
-        None => host.new_space().map_err(fail)?,
+        None => devices.host(&context.vm)?.new_space().map_err(fail)?,
     };
     let id = config.id.as_deref().unwrap_or(DeviceConfig::KIND.id);
     let (msi, bars) = (context.msi.clone(), context.bars.clone());
     let line = KvmSharedLine::new(context.vm.clone(), segments::intx_irq(address));
     let line = line.map(|line| Arc::new(line) as Arc<dyn SharedLine>);
     let function = Arc::new(VfioPciDevice::open(id, &config.path, &space, msi, line, bars).map_err(fail)?);
+    devices.opened.push(Arc::downgrade(&function));
     if let Err(error) = function.watch(context.listener.clone()) {
         warn!("{id}: its errors will not be heard of, nor that the host wants it back: {error}");
     }
     if config.iommu {
-        let peers = HostFunctionPath::inspect(&config.path).map_err(fail)?.peer_memory();
+        let peers = host_path.peer_memory();
+        let host = devices.host(&context.vm)?;
         let mapper = host.mapper(space, address.endpoint_id(), &function, context.memory.clone()).map_err(fail)?;
         let mapper = mapper.without(&peers);
         let mapper: Box<dyn EndpointMapper> = match &context.reclaim {

@@ -66,8 +66,8 @@ pub(crate) trait HostFunction: ConfigAccess {
     fn unmask_intx_by(&self, event: &EventFd) -> io::Result<()>;
     /// Turns interrupts of a kind off.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
-    /// Resets it; `false` if the host knows no way to. Fails with `WouldBlock` while the host holds it, as when it takes it from
-    /// its driver.
+    /// Resets it; `false` if the host knows no way to. There may be nothing to do the first time after it was opened. Fails with
+    /// `WouldBlock` while the host holds it, as when it takes it from its driver.
     fn reset(&self) -> io::Result<bool>;
     /// Attaches it to another address space, as long as it is open.
     fn attachable(&self) -> Weak<dyn Attachable>;
