@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use carom_integration::{Ended, Guest, Limits, run_limited};
+use tempfile::TempDir;
 
 use crate::support::SITE;
 
@@ -36,23 +37,32 @@ fn on_terminal(guest: &Guest, dir: &Path, script: &str) -> String {
 
 #[guest_test]
 fn modes_are_restored_after_power_off_and_after_a_signal() {
-    let dir = tempfile::tempdir().unwrap();
-    let guest = Guest::new("terminal-modes").job("sleep 1\n");
+    let [powered_off, signalled] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let modes = |dir: &TempDir, name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
 
     on_terminal(
-        &guest,
-        dir.path(),
-        "stty -a >$D/before\n\
-         $CAROM; stty -a >$D/after-power-off\n\
-         (sleep 2; stty -a </dev/tty >$D/during) & timeout --foreground -s TERM 3 $CAROM; wait; stty -a >$D/after-signal\n\
-         timeout --foreground -s INT 2 $CAROM; stty -a >$D/after-interrupt\n",
+        &Guest::new("terminal-power-off"),
+        powered_off.path(),
+        "stty -a >$D/before; $CAROM; stty -a >$D/after\n",
+    );
+    // Each signal comes when the terminal is raw.
+    on_terminal(
+        &Guest::new("terminal-signals").job("sleep 1000\n"),
+        signalled.path(),
+        "for signal in TERM INT; do\n\
+             stty -a >$D/before\n\
+             (until stty -a </dev/tty | tee $D/during-$signal | grep -q -e -icanon; do sleep 0.1; done; kill -$signal $(cat $D/pid)) &\n\
+             sh -c \"echo \\$\\$ >$D/pid; exec $CAROM\"; echo $? >$D/status-$signal; wait; stty -a >$D/after-$signal\n\
+         done\n",
     );
 
-    let modes = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
-    assert!(modes("during").contains("-icanon"), "{}", modes("during"));
-    assert!(modes("before").contains(" icanon"), "{}", modes("before"));
-    for name in ["after-power-off", "after-signal", "after-interrupt"] {
-        assert_eq!(modes(name), modes("before"), "{name}");
+    assert!(modes(&powered_off, "before").contains(" icanon"), "{}", modes(&powered_off, "before"));
+    assert_eq!(modes(&powered_off, "after"), modes(&powered_off, "before"));
+    for signal in ["TERM", "INT"] {
+        let of = |name: &str| modes(&signalled, &format!("{name}-{signal}"));
+        assert!(of("during").contains("-icanon"), "{signal}: {}", of("during"));
+        assert_eq!(of("status"), "0\n", "{signal}");
+        assert_eq!(of("after"), modes(&signalled, "before"), "{signal}");
     }
 }
 
