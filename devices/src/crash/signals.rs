@@ -2,6 +2,7 @@
 
 //! Signals by which the host's kernel, or the process itself, ends the process for a failure.
 
+use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
@@ -21,6 +22,11 @@ const FATAL: [(c_int, &str); 5] = [
 
 /// What was done with each of them before: Rust's library tells of stacks that overflow.
 static BEFORE: OnceLock<[sigaction; FATAL.len()]> = OnceLock::new();
+
+thread_local! {
+    /// Whether this thread's fault was reported. It takes no allocation and no destructor, so that a handler of signals may use it.
+    static FAULTED: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Has a report written when one of them comes, which then does what it did before.
 pub(super) fn watch() -> io::Result<()> {
@@ -67,11 +73,13 @@ extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
     // Positive where the kernel tells of a fault, otherwise somebody sent it.
     let faults = code > 0;
     if faults {
+        FAULTED.set(true);
         write_report(
             format_args!("{name} (code {code}) at address {address:#x}"),
             format_args!("instruction {ip:#x}, stack {sp:#x}"),
         );
-    } else {
+    } else if !FAULTED.get() {
+        // Rust's library answers a stack that overflows with SIGABRT.
         write_report(format_args!("{name}, which was sent"), format_args!("instruction {ip:#x}, stack {sp:#x}"));
     }
     if faults && let (Some(before), Some(place)) = (BEFORE.get(), place) {
