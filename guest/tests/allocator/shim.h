@@ -117,26 +117,26 @@ static inline void list_del_init(struct list_head *node)
 /* Locks. A holder may lose its CPU here, so waiting threads give theirs up. */
 typedef struct {
 	bool held;
-} spinlock_t;
+} raw_spinlock_t;
 
-static inline void spin_lock_init(spinlock_t *lock)
+static inline void raw_spin_lock_init(raw_spinlock_t *lock)
 {
 	lock->held = false;
 }
 
-static inline void spin_lock(spinlock_t *lock)
+static inline void raw_spin_lock(raw_spinlock_t *lock)
 {
 	while (__atomic_exchange_n(&lock->held, true, __ATOMIC_ACQUIRE))
 		sched_yield();
 }
 
-static inline void spin_unlock(spinlock_t *lock)
+static inline void raw_spin_unlock(raw_spinlock_t *lock)
 {
 	__atomic_store_n(&lock->held, false, __ATOMIC_RELEASE);
 }
 
-#define spin_lock_irq(lock)			spin_lock(lock)
-#define spin_unlock_irq(lock)			spin_unlock(lock)
+#define raw_spin_lock_irq(lock)			raw_spin_lock(lock)
+#define raw_spin_unlock_irq(lock)			raw_spin_unlock(lock)
 #define local_irq_save(flags)			((void)((flags) = 0))
 #define local_irq_restore(flags)		((void)(flags))
 #define local_irq_disable()			((void)0)

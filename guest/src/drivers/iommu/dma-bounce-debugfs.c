@@ -78,10 +78,10 @@ static void show_slots(struct seq_file *m, struct dma_bounce_pool *pool)
 	for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++) {
 		for (class = 0; class < DMA_BOUNCE_CLASSES; class++) {
 			depot = &pool->slots.depots[kind][class];
-			spin_lock_irq(&depot->lock);
+			raw_spin_lock_irq(&depot->lock);
 			nslots = depot->nslots;
 			nfree = depot->nfree;
-			spin_unlock_irq(&depot->lock);
+			raw_spin_unlock_irq(&depot->lock);
 			if (!nslots)
 				continue;
 			seq_printf(m, "slots_%s_%zu %u\n", kind_names[kind],

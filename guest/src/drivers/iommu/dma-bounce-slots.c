@@ -58,7 +58,7 @@ static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_depot *d
 	struct dma_bounce_chunk *chunk;
 	struct dma_bounce_slot *slot;
 
-	spin_lock(&depot->lock);
+	raw_spin_lock(&depot->lock);
 	for (; n; n--, entries++) {
 		slot = dma_bounce_kept_slot(*entries);
 		chunk = slot->chunk;
@@ -74,7 +74,7 @@ static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_depot *d
 				slots->drained(slots);
 		}
 	}
-	spin_unlock(&depot->lock);
+	raw_spin_unlock(&depot->lock);
 }
 
 static void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
@@ -84,7 +84,7 @@ static void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *
 	unsigned int n = cpu->n[kind][class], want = max(READ_ONCE(slots->cap[class]) / 2, 1);
 	struct dma_bounce_chunk *chunk;
 
-	spin_lock(&depot->lock);
+	raw_spin_lock(&depot->lock);
 	while (n < want) {
 		chunk = list_first_entry_or_null(&depot->chunks, struct dma_bounce_chunk, node);
 		if (!chunk)
@@ -95,7 +95,7 @@ static void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *
 		if (!chunk->nfree)
 			list_del_init(&chunk->node);
 	}
-	spin_unlock(&depot->lock);
+	raw_spin_unlock(&depot->lock);
 	WRITE_ONCE(cpu->n[kind][class], n);
 }
 
@@ -382,11 +382,11 @@ void dma_bounce_chunk_publish(struct dma_bounce_slots *slots, struct dma_bounce_
 	chunk->idle_since = jiffies;
 	rcu_assign_pointer(slots->chunks[chunk_place(slots, chunk)], chunk);
 
-	spin_lock_irq(&depot->lock);
+	raw_spin_lock_irq(&depot->lock);
 	list_add_tail(&chunk->node, &depot->chunks);
 	depot->nslots += chunk->nslots;
 	depot->nfree += chunk->nslots;
-	spin_unlock_irq(&depot->lock);
+	raw_spin_unlock_irq(&depot->lock);
 }
 
 /**
@@ -423,7 +423,7 @@ bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce
 	struct dma_bounce_depot *depot = depot_of(slots, chunk);
 	bool idle;
 
-	spin_lock_irq(&depot->lock);
+	raw_spin_lock_irq(&depot->lock);
 	idle = chunk->state == DMA_BOUNCE_LIVE && chunk_idle(chunk) &&
 	       time_after_eq(jiffies, chunk->idle_since + age);
 	if (idle) {
@@ -432,7 +432,7 @@ bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce
 		depot->nfree -= chunk->nslots;
 		WRITE_ONCE(chunk->state, DMA_BOUNCE_DRAINING);
 	}
-	spin_unlock_irq(&depot->lock);
+	raw_spin_unlock_irq(&depot->lock);
 	return idle;
 }
 
@@ -449,14 +449,14 @@ void dma_bounce_chunk_retire(struct dma_bounce_slots *slots, struct dma_bounce_c
 {
 	struct dma_bounce_depot *depot = depot_of(slots, chunk);
 
-	spin_lock_irq(&depot->lock);
+	raw_spin_lock_irq(&depot->lock);
 	if (chunk->state == DMA_BOUNCE_LIVE) {
 		list_del_init(&chunk->node);
 		depot->nslots -= chunk->nslots;
 		depot->nfree -= chunk->nfree;
 	}
 	WRITE_ONCE(chunk->state, state);
-	spin_unlock_irq(&depot->lock);
+	raw_spin_unlock_irq(&depot->lock);
 }
 
 /**
@@ -472,9 +472,9 @@ unsigned int dma_bounce_chunk_used(struct dma_bounce_slots *slots, struct dma_bo
 	struct dma_bounce_depot *depot = depot_of(slots, chunk);
 	unsigned int used;
 
-	spin_lock_irq(&depot->lock);
+	raw_spin_lock_irq(&depot->lock);
 	used = chunk->nslots - chunk->nfree;
-	spin_unlock_irq(&depot->lock);
+	raw_spin_unlock_irq(&depot->lock);
 	return used;
 }
 
@@ -537,7 +537,7 @@ int dma_bounce_slots_open(struct dma_bounce_slots *slots, dma_addr_t base, u64 l
 	}
 	for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++) {
 		for (class = 0; class < DMA_BOUNCE_CLASSES; class++) {
-			spin_lock_init(&depots[kind][class].lock);
+			raw_spin_lock_init(&depots[kind][class].lock);
 			INIT_LIST_HEAD(&depots[kind][class].chunks);
 		}
 	}

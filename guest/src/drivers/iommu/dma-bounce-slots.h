@@ -127,7 +127,7 @@ struct dma_bounce_chunk {
 };
 
 struct dma_bounce_depot {
-	spinlock_t		lock;	/* protects this and the free slots of its chunks */
+	raw_spinlock_t		lock;	/* protects this and the free slots of its chunks */
 	struct list_head	chunks;	/* those with a slot in the depot */
 	unsigned int		nslots;
 	unsigned int		nfree;
