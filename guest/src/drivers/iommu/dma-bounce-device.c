@@ -91,17 +91,26 @@ static void dma_bounce_opt_out(void *data)
 		WRITE_ONCE(dev->iommu->bounce.opt_in, false);
 }
 
+/*
+ * The driver of a bus opts in for all that is on it. What graphics drivers map stays mapped, and not
+ * all of them synchronise it: virtio-gpu of 6.12 never does before the CPU looks at it.
+ */
+static bool maps_for_long(struct device *dev)
+{
+	return dev_is_pci(dev) && to_pci_dev(dev)->class >> 16 == PCI_BASE_CLASS_DISPLAY;
+}
+
 /**
  * dma_bounce_opt_in - let small DMA of a device be bounced
  * @dev: the device, which is being probed
  *
  * To be called by drivers that keep the rules of the DMA API about who owns a buffer when: each
  * streaming mapping is unmapped or synchronised before the CPU looks at it. Ends when the driver is
- * unbound.
+ * unbound. Does nothing for a display controller.
  */
 void dma_bounce_opt_in(struct device *dev)
 {
-	if (!dev->iommu || devm_add_action(dev, dma_bounce_opt_out, dev))
+	if (!dev->iommu || maps_for_long(dev) || devm_add_action(dev, dma_bounce_opt_out, dev))
 		return;
 	WRITE_ONCE(dev->iommu->bounce.opt_in, true);
 }

@@ -13,6 +13,7 @@
 #include <linux/dma-mapping.h>
 #include <linux/ioport.h>
 #include <linux/memremap.h>
+#include <linux/pci.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
 
@@ -520,6 +521,38 @@ static void attack_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
+static void no_release(struct device *dev)
+{
+}
+
+/* A driver that opts in for all of its bus does not do so for what maps buffers for long. */
+static void opt_in_test(struct kunit *test)
+{
+	static const struct { unsigned int class; bool bounces; } cases[] = {
+		{ PCI_CLASS_STORAGE_SCSI, true },
+		{ PCI_CLASS_DISPLAY_VGA, false },
+		{ PCI_CLASS_DISPLAY_OTHER, false },
+	};
+	struct dev_iommu *iommu = kunit_kzalloc(test, sizeof(*iommu), GFP_KERNEL);
+	struct pci_dev *pdev = kunit_kzalloc(test, sizeof(*pdev), GFP_KERNEL);
+	unsigned int i;
+
+	KUNIT_ASSERT_NOT_NULL(test, iommu);
+	KUNIT_ASSERT_NOT_NULL(test, pdev);
+	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		memset(pdev, 0, sizeof(*pdev));
+		device_initialize(&pdev->dev);
+		pdev->dev.bus = &pci_bus_type;
+		pdev->dev.release = no_release;
+		pdev->dev.iommu = iommu;
+		pdev->class = cases[i].class << 8;
+		dma_bounce_opt_in(&pdev->dev);
+		KUNIT_EXPECT_EQ(test, iommu->bounce.opt_in, cases[i].bounces);
+		put_device(&pdev->dev);
+		KUNIT_EXPECT_FALSE(test, iommu->bounce.opt_in);
+	}
+}
+
 static struct kunit_case bounce_cases[] = {
 	KUNIT_CASE(to_device_test),
 	KUNIT_CASE(partial_write_test),
@@ -532,6 +565,7 @@ static struct kunit_case bounce_cases[] = {
 	KUNIT_CASE(device_memory_test),
 	KUNIT_CASE(attach_deferred_test),
 	KUNIT_CASE(odd_mask_test),
+	KUNIT_CASE(opt_in_test),
 	KUNIT_CASE(attack_test),
 	{ }
 };
