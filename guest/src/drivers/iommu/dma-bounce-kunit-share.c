@@ -191,6 +191,57 @@ static void starved_busy_test(struct kunit *test)
 	put(b, MOST);
 }
 
+/* A domain whose chunks cannot be given back is not asked for them: others give theirs. */
+static void stuck_domain_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct taker *a = new_taker(test, t->pool), *b = new_taker(test, t->other->domain.bounce);
+
+	KUNIT_EXPECT_EQ(test, take(a, 4), 4);
+	KUNIT_EXPECT_EQ(test, take(b, 3), 3);
+	put(a, MOST);
+	t->fake->refuse_del = true;
+	/* The first time it tries to give them back. */
+	fake_set_most(t->fake, 5);
+	fake_set_most(t->fake, 5);
+	KUNIT_EXPECT_EQ(test, live(b->pool), 1);
+	t->fake->refuse_del = false;
+	put(b, MOST);
+}
+
+/* A chunk whose slots stay mapped keeps nobody from getting another one. */
+static void mapped_for_long_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	struct taker *a = new_taker(test, t->pool), *b = new_taker(test, t->other->domain.bounce);
+	struct dma_bounce_chunk *first = NULL;
+	struct dma_bounce_slot *slot;
+	unsigned int i, n, kept;
+
+	t->fake->most = 6;
+	KUNIT_EXPECT_EQ(test, take(a, 6), 6);
+	dma_bounce_pool_first_use(b->pool, DMA_BIT_MASK(64));
+	for (i = 0; i < 300 && !live(b->pool); i++) {
+		for (n = kept = 0; n < a->n; n++) {
+			slot = a->slot[n];
+			if (!first && READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DRAINING)
+				first = slot->chunk;
+			if (slot->chunk == first)
+				a->slot[kept++] = slot;
+			else
+				dma_bounce_slots_put(&a->pool->slots, slot);
+		}
+		a->n = kept;
+		grab(a);
+		if (b->pool->slots.len)
+			grab(b);
+		msleep(20);
+	}
+	KUNIT_EXPECT_GE(test, live(b->pool), 1);
+	put(a, MOST);
+	put(b, MOST);
+}
+
 /* Without pools, nothing but mainline's instructions is run. */
 static void key_test(struct kunit *test)
 {
@@ -211,6 +262,8 @@ static struct kunit_case bounce_share_cases[] = {
 	KUNIT_CASE(idle_first_test),
 	KUNIT_CASE(starved_idle_test),
 	KUNIT_CASE(starved_busy_test),
+	KUNIT_CASE(stuck_domain_test),
+	KUNIT_CASE(mapped_for_long_test),
 	KUNIT_CASE(key_test),
 	{ }
 };

@@ -23,6 +23,7 @@
 #include <linux/cleanup.h>
 #include <linux/delay.h>
 #include <linux/device.h>
+#include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/idr.h>
 #include <linux/mm.h>
@@ -43,7 +44,7 @@ DEFINE_STATIC_KEY_FALSE(dma_bounce_lend_key);
 /**
  * struct dma_bounce_loan - what an application got by one call of mmap()
  * @list:	in the pool's list
- * @inode:	the file that it is a mapping of
+ * @file:	what it is a mapping of; its file system stays mounted as long as it is in use
  * @start:	where in the file
  * @refs:	one for each mapping, and one as long as it is in the list
  * @mappings:	how many; a mapping may be split
@@ -53,7 +54,7 @@ DEFINE_STATIC_KEY_FALSE(dma_bounce_lend_key);
  */
 struct dma_bounce_loan {
 	struct list_head	list;
-	struct inode		*inode;
+	struct file		*file;
 	loff_t			start;
 	refcount_t		refs;
 	atomic_t		mappings;
@@ -222,7 +223,7 @@ static void loan_put(struct dma_bounce_loan *loan)
 {
 	if (!refcount_dec_and_test(&loan->refs))
 		return;
-	iput(loan->inode);
+	fput(loan->file);
 	kfree(loan);
 }
 
@@ -236,7 +237,7 @@ static void loan_end(struct dma_bounce_loan *loan)
 }
 
 /* Returns a loan that has one mapping. */
-static struct dma_bounce_loan *loan_make(struct dma_bounce_pool *pool, struct inode *inode,
+static struct dma_bounce_loan *loan_make(struct dma_bounce_pool *pool, struct file *file,
 					 unsigned int nchunks)
 {
 	struct dma_bounce_loan *loan;
@@ -249,8 +250,7 @@ static struct dma_bounce_loan *loan_make(struct dma_bounce_pool *pool, struct in
 	loan = kzalloc(struct_size(loan, chunks, nchunks), GFP_KERNEL);
 	if (!loan)
 		return ERR_PTR(-ENOMEM);
-	ihold(inode);
-	loan->inode = inode;
+	loan->file = get_file(file);
 	refcount_set(&loan->refs, 1);
 	list_add(&loan->list, &pool->loans);
 	for (n = 0; n < nchunks; n++) {
@@ -280,29 +280,32 @@ static void loans_reap(struct dma_bounce_pool *pool)
 			loan_end(loan);
 }
 
-/* Takes back everything, as the last device is about to leave the domain. */
+/*
+ * Takes back everything, as the last device is about to leave the domain. No more is lent: the pool
+ * is not active. The mutex is let go of while somebody is waited for, who may want it first.
+ */
 static void loans_stop(struct dma_bounce_pool *pool)
 {
 	unsigned long say = jiffies + DMA_BOUNCE_LEND_SAY;
-	struct dma_bounce_loan *loan, *next;
+	struct dma_bounce_loan *loan;
+	bool making;
 
-	list_for_each_entry_safe(loan, next, &pool->loans, list) {
-		for (;;) {
-			/* pairs with lend_mmap(), whose mapping is found a little later */
-			bool making = smp_load_acquire(&loan->making);
-
-			unmap_mapping_range(loan->inode->i_mapping, loan->start,
-					    (loff_t)loan->nchunks << pool->slots.chunk_shift, 1);
-			if (!making && !loan_held(loan))
-				break;
-			msleep(20);
-			if (time_after(jiffies, say)) {
-				pr_warn("%s: waiting for who holds memory that it was lent\n",
-					pool->name);
-				say = jiffies + DMA_BOUNCE_LEND_SAY;
-			}
+	while ((loan = list_first_entry_or_null(&pool->loans, struct dma_bounce_loan, list))) {
+		/* pairs with lend_mmap(), whose mapping is found a little later */
+		making = smp_load_acquire(&loan->making);
+		unmap_mapping_range(loan->file->f_mapping, loan->start,
+				    (loff_t)loan->nchunks << pool->slots.chunk_shift, 1);
+		if (!making && !loan_held(loan)) {
+			loan_end(loan);
+			continue;
 		}
-		loan_end(loan);
+		mutex_unlock(&pool->slots.mutex);
+		msleep(20);
+		mutex_lock(&pool->slots.mutex);
+		if (time_after(jiffies, say)) {
+			pr_warn("%s: waiting for who holds memory that it was lent\n", pool->name);
+			say = jiffies + DMA_BOUNCE_LEND_SAY;
+		}
 	}
 	/* Whoever found its pages finishes. */
 	synchronize_rcu();
@@ -410,13 +413,14 @@ static int lend_mmap(struct file *file, struct vm_area_struct *vma)
 	if (!pool)
 		return -ENODEV;
 	scoped_guard(mutex, &pool->slots.mutex) {
-		if (!pool->active || !pool->slots.len)
+		/* The file may have been opened when the device had another pool. */
+		if (!pool->active || !pool->slots.len || !smp_load_acquire(&pool->loan_ops))
 			return -ENODEV;
 		loans_reap(pool);
 		nchunks = DIV_ROUND_UP_ULL(len, lendable_bytes(pool));
 		if (nchunks > pool->budget >> pool->slots.chunk_shift)
 			return -ENOMEM;
-		loan = loan_make(pool, file_inode(file), nchunks);
+		loan = loan_make(pool, file, nchunks);
 		if (IS_ERR(loan))
 			return PTR_ERR(loan);
 	}
@@ -457,7 +461,7 @@ static int lend_open(struct inode *inode, struct file *file)
 	if (ret)
 		return ret;
 	pool->region = region;
-	WRITE_ONCE(pool->loan_ops, &loan_ops);
+	smp_store_release(&pool->loan_ops, &loan_ops);	/* pairs with lend_mmap() */
 	static_branch_enable(&dma_bounce_lend_key);
 	return 0;
 }

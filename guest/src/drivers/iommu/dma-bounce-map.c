@@ -70,7 +70,7 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t si
 	if (!pool || !size)
 		return addr;
 	lent = dma_bounce_is_lent(page);
-	if (lent) {
+	if (lent && dma_bounce_usable(pool, dev)) {
 		addr = dma_bounce_lent_map(pool, phys, size);
 		if (addr != DMA_MAPPING_ERROR)
 			return addr;

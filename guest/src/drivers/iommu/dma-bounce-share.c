@@ -18,6 +18,9 @@
 #include "dma-bounce-pool.h"
 #include "dma-bounce-share.h"
 
+/* How long a chunk is waited for that was asked of a pool, before it is asked for another one */
+#define DMA_BOUNCE_DRAIN	HZ
+
 /* The pools of all domains. The mutex nests outside those of the pools. */
 static LIST_HEAD(pools);
 static DEFINE_MUTEX(pools_lock);
@@ -43,6 +46,7 @@ static bool retire_one(struct dma_bounce_pool *pool)
 		return false;
 	dma_bounce_chunk_retire(&pool->slots, best, DMA_BOUNCE_DRAINING);
 	pool->ndraining++;
+	WRITE_ONCE(pool->retired_at, jiffies);
 	return true;
 }
 
@@ -123,9 +127,29 @@ static bool give_one(struct dma_bounce_pool *pool)
 	return true;
 }
 
+/*
+ * How many chunks a pool could be asked for. Others are lent, on their way back already, or cannot
+ * be given back.
+ */
 static unsigned int live_chunks(struct dma_bounce_pool *pool)
 {
-	return READ_ONCE(pool->nchunks) - READ_ONCE(pool->ndraining);
+	unsigned int kind, class;
+	u64 bytes = 0;
+
+	if (!smp_load_acquire(&pool->slots.len))	/* pairs with dma_bounce_slots_open() */
+		return 0;
+	for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++)
+		for (class = 0; class < DMA_BOUNCE_CLASSES; class++)
+			bytes += (u64)READ_ONCE(pool->slots.depots[kind][class].nslots) *
+				 dma_bounce_class_size(class);
+	return DIV_ROUND_UP_ULL(bytes, 1UL << pool->slots.chunk_shift);
+}
+
+/* Whether a chunk is on its way back. One whose slots are mapped for long is not waited for. */
+static bool gives_soon(struct dma_bounce_pool *pool)
+{
+	return READ_ONCE(pool->ndraining) &&
+	       time_before(jiffies, READ_ONCE(pool->retired_at) + DMA_BOUNCE_DRAIN);
 }
 
 /* The pool of @source that has most chunks, or NULL if none has any */
@@ -172,9 +196,8 @@ static bool find_memory(struct dma_bounce_pool *starved)
 			return true;
 		}
 	}
-	/* One is on its way already. */
 	list_for_each_entry(pool, &pools, list)
-		if (READ_ONCE(pool->source) == source && READ_ONCE(pool->ndraining))
+		if (READ_ONCE(pool->source) == source && gives_soon(pool))
 			return false;
 	pool = largest_pool(source);
 	if (!pool || pool == starved || live_chunks(pool) < live_chunks(starved) + 2)

@@ -25,7 +25,7 @@ struct iova_domain;
 /**
  * struct dma_bounce_loan_ops - what is done about memory that applications have of a pool
  * @reap:	Takes back what nobody uses any more. The pool's mutex is held.
- * @stop:	Takes back everything, and waits for it. The pool's mutex is held.
+ * @stop:	Takes back everything, and waits for it. The pool's mutex is held, but while it waits.
  */
 struct dma_bounce_loan_ops {
 	void (*reap)(struct dma_bounce_pool *pool);
@@ -89,6 +89,7 @@ struct dma_bounce_stats {
  * @backed:	bytes of chunks that have memory
  * @nchunks:	number of them
  * @ndraining:	how many of them are to be given back when the last slot comes back
+ * @retired_at:	when the last one of those was chosen, in jiffies
  * @first_place: where to look first for a place for the next chunk
  * @peak:	most bytes that ever were backed
  * @adds:	chunks ever added
@@ -140,6 +141,7 @@ struct dma_bounce_pool {
 	u64				backed;
 	unsigned int			nchunks;
 	unsigned int			ndraining;
+	unsigned long			retired_at;
 	unsigned long			first_place;
 	u64				peak;
 	u64				adds;
