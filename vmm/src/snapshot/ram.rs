@@ -9,7 +9,7 @@ use carom_api::config::MemoryZoneConfig;
 use devices::ram::{Ram, RamRegion};
 use devices::state::StateError;
 use rustix::fs::{FallocateFlags, fallocate};
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::directory::Snapshot;
 use super::ram_file::{RamFile, RamFileWriter};
@@ -24,7 +24,14 @@ pub fn write(ram: &Ram, ranges: &[(u64, u64)], file: &mut RamFileWriter) -> io::
     let write = |&(gpa, len): &(u64, u64)| {
         let bytes = usize::try_from(len).map_err(io::Error::other)?;
         let all = ram.get_slice(GuestAddress(gpa), bytes).map_err(io::Error::other)?;
-        Ok(RamRange { gpa, len, offset: file.append(&all)? })
+        let shared = ram
+            .to_region_addr(GuestAddress(gpa))
+            .and_then(|(region, at)| region.file_offset().map(|place| (place.file(), place.start() + at.raw_value())));
+        let offset = match shared {
+            Some((memory, start)) => file.append_file(memory, start, bytes)?,
+            None => file.append(&all)?,
+        };
+        Ok(RamRange { gpa, len, offset })
     };
     ranges.iter().map(write).collect()
 }
@@ -90,4 +97,35 @@ fn map_lazily(region: &RamRegion, file: &RamFile, offset: u64, reserve: bool) ->
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     memory::map_privately(region, file, offset, reserve)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    use carom_api::config::MemoryConfig;
+    use vm_memory::Bytes;
+
+    use super::*;
+
+    const LEN: u64 = 64 << 20;
+
+    #[test]
+    fn shared_ram_that_the_guest_does_not_use_takes_no_memory_when_it_is_written() {
+        let ram = memory::create(&MemoryConfig { shared: true, ..MemoryConfig::with_size(LEN) }).unwrap();
+        ram.write_obj(7_u8, GuestAddress(LEN / 2 + 5)).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let mut writer = RamFileWriter::new(file.try_clone().unwrap());
+
+        let ranges = write(&ram, &[(LEN / 2, LEN / 2), (0, 4096)], &mut writer).unwrap();
+
+        let offsets: Vec<u64> = ranges.iter().map(|range| range.offset).collect();
+        assert_eq!(offsets, [0, LEN / 2]);
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, [0, 0, 0, 0, 0, 7, 0, 0]);
+        let region = ram.iter().next().unwrap();
+        let taken = region.file_offset().unwrap().file().metadata().unwrap().blocks() * 512;
+        assert!(taken < 1 << 20, "{taken} bytes");
+    }
 }

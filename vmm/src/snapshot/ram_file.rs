@@ -40,17 +40,36 @@ impl RamFileWriter {
     /// # Errors
     /// What the kernel said, such as that the disk is full.
     pub fn append<B: BitmapSlice>(&mut self, memory: &VolatileSlice<'_, B>) -> io::Result<u64> {
+        self.append_blocks(memory.len(), |done, block| {
+            memory.subslice(done, block.len()).map_err(io::Error::other)?.copy_to(block);
+            Ok(())
+        })
+    }
+
+    /// Adds `len` bytes of `memory` from `offset` on, a multiple of the page size. Returns where they begin. The file is shared memory, in
+    /// which a hole that is read stays one; looked at by a mapping it would become a page.
+    ///
+    /// # Errors
+    /// What the kernel said, such as that the disk is full.
+    pub fn append_file(&mut self, memory: &File, offset: u64, len: usize) -> io::Result<u64> {
+        self.append_blocks(len, |done, block| memory.read_exact_at(block, offset + done as u64))
+    }
+
+    /// Adds `len` bytes that `fill` has: it is told where among them a block begins.
+    fn append_blocks(
+        &mut self,
+        len: usize,
+        mut fill: impl FnMut(usize, &mut [u8]) -> io::Result<()>,
+    ) -> io::Result<u64> {
         let start = self.next;
         let mut done = 0;
-        while done < memory.len() {
-            let len = BLOCK.min(memory.len() - done);
-            let block = &mut self.block[..len];
-            let part = memory.subslice(done, len).map_err(io::Error::other)?;
-            part.copy_to(block);
+        while done < len {
+            let block = &mut self.block[..BLOCK.min(len - done)];
+            fill(done, block)?;
             write_pages(&self.file, block, start + done as u64)?;
-            done += len;
+            done += block.len();
         }
-        self.next = start + memory.len() as u64;
+        self.next = start + len as u64;
         // A hole at the end is part of the file.
         self.file.set_len(self.next)?;
         Ok(start)
