@@ -65,7 +65,8 @@ pub struct Limits {
     /// have the host make, of 4 KiB each. The host keeps them until the address space goes.
     pub max_table_pages: u64,
     /// Bytes of guest RAM that are mapped, over all address spaces of the host. What is mapped twice counts twice; chunks of windows do not
-    /// count. Bypass counts: it maps all RAM. `u64::MAX`: no limit. [`set_max_mapped_bytes`](crate::Engine::set_max_mapped_bytes) changes it.
+    /// count. A bypass domain counts: it maps all RAM. So does bypass of what is attached to nothing, unless [`EngineConfig::bypass`] has it
+    /// on from power-on. `u64::MAX`: no limit. [`set_max_mapped_bytes`](crate::Engine::set_max_mapped_bytes) changes it.
     pub max_mapped_bytes: u64,
     /// How long it may take to unmap all that is mapped, by how long calls to mappers typically take. 4096 mappings are never too many. No
     /// request, nor whoever waits for one, takes more than a few times as long for the mappings.

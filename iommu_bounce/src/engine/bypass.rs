@@ -81,8 +81,10 @@ impl Engine {
         let bypassed = |domain: &&Domain| domain.bypass;
         let mut spaces: Vec<SpaceId> =
             self.domains.values().filter(bypassed).flat_map(|domain| domain.spaces.iter().copied()).collect();
+        let attached = spaces.len();
         spaces.extend(self.spaces.ids().into_iter().filter(|id| self.spaces.get(*id).identity));
-        let more = (mapping.last - mapping.gpa + 1).saturating_mul(spaces.len() as u64);
+        let counted = if self.config.bypass { attached } else { spaces.len() };
+        let more = (mapping.last - mapping.gpa + 1).saturating_mul(counted as u64);
         if let (Err(_), [first, ..]) = (self.check_mapped(more), &spaces[..]) {
             return Err(ConfigError::EndpointBypass(self.spaces.get(*first).name()));
         }
@@ -147,7 +149,7 @@ impl Engine {
         if space.is_stuck() {
             return Err(Status::DevErr);
         }
-        self.check_mapped(self.identity.mapped_bytes)?;
+        self.check_mapped(self.counted_identity())?;
         let space = self.spaces.get_mut(id);
         space.install(&self.identity, &*self.ram, self.windows.as_ref(), &mut self.counters)?;
         space.identity = true;

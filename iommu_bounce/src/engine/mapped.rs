@@ -6,6 +6,9 @@
 //! So a page that is mapped twice counts twice, and so does one that two address spaces map. The kernel keeps a reference for each
 //! of these and adds each to the locked memory (`vfio_pin_pages_remote()` of `drivers/vfio/vfio_iommu_type1.c`,
 //! `iopt_pages_update_pinned()` of `drivers/iommu/iommufd/pages.c`). Chunks do not count: they have the budget.
+//!
+//! Bypass that the VMM has on from power-on does not count either: firmware reads its disk by it, and no guest asked for it. A guest
+//! could have it by a reset of the VM at any time, so it does not matter when the guest turned it on.
 
 use super::Engine;
 use crate::config::ConfigError;
@@ -20,7 +23,7 @@ impl Engine {
     }
 
     /// Changes the most bytes of guest RAM that may be mapped. What is mapped stays; where it is more, requests that map get `NOMEM`
-    /// until it is less.
+    /// until it is less. With a larger limit, endpoints in bypass mode that reached nothing for want of it reach RAM as far as it allows.
     ///
     /// # Errors
     /// [`ConfigError::ZeroLimit`].
@@ -28,15 +31,34 @@ impl Engine {
         if bytes == Some(0) {
             return Err(ConfigError::ZeroLimit("max_mapped_bytes"));
         }
-        self.config.limits.max_mapped_bytes = bytes.unwrap_or(u64::MAX);
+        let bytes = bytes.unwrap_or(u64::MAX);
+        let before = std::mem::replace(&mut self.config.limits.max_mapped_bytes, bytes);
+        if bytes > before
+            && self.bypass
+            && let Err(status) = self.settle_all()
+        {
+            log::warn!("not all endpoints in bypass mode reach RAM yet ({status:?})");
+        }
         Ok(())
     }
 
     /// Whether `more` bytes may be mapped, in all address spaces together; `NOMEM` if not.
     pub(super) fn check_mapped(&self, more: u64) -> Result<(), Status> {
         let max = self.config.limits.max_mapped_bytes;
-        let fits = more == 0 || self.counters.mapped_bytes.saturating_add(more) <= max;
+        let fits = more == 0 || max == u64::MAX || self.counted_bytes().saturating_add(more) <= max;
         if fits { Ok(()) } else { Err(Status::NoMem) }
+    }
+
+    /// How many bytes of RAM count for an address space whose endpoints are attached to nothing and in bypass mode.
+    pub(super) fn counted_identity(&self) -> u64 {
+        if self.config.bypass { 0 } else { self.identity.mapped_bytes }
+    }
+
+    /// What is mapped and counts.
+    fn counted_bytes(&self) -> u64 {
+        let free = self.identity.mapped_bytes - self.counted_identity();
+        let spaces = if free == 0 { 0 } else { self.spaces.iter().filter(|space| space.identity).count() as u64 };
+        self.counters.mapped_bytes.saturating_sub(free.saturating_mul(spaces))
     }
 
     /// How many bytes more are mapped when an endpoint goes from the domain `old` to `new`, which has `content`.
@@ -56,9 +78,10 @@ impl Engine {
             return needed;
         }
         let replaced = match old {
-            Some(old) => self.domains.get(&old),
-            None => space.identity.then_some(&self.identity),
+            Some(old) => self.domains.get(&old).map_or(0, |domain| domain.mapped_bytes),
+            None if space.identity => self.counted_identity(),
+            None => 0,
         };
-        needed.saturating_sub(replaced.map_or(0, |domain| domain.mapped_bytes))
+        needed.saturating_sub(replaced)
     }
 }

@@ -113,6 +113,86 @@ fn bypass_above_the_cap_is_refused() {
     assert!(matches!(rig.engine.add_ram(1 << 33, 0x10_0000), Err(ConfigError::EndpointBypass(_))));
 }
 
+/// All RAM of a rig.
+const RAM: u64 = SECOND_REGION + 0x20_0000;
+
+/// An engine whose endpoints are in bypass mode from the start, under a cap on all endpoints that is below RAM.
+fn rig_with_bypass() -> Rig {
+    let limits = Limits { max_mapped_bytes: MAX, ..Limits::default() };
+    Rig::with_config(EngineConfig { limits, bypass: true, ..engine_config() })
+}
+
+/// How much of RAM each endpoint reaches.
+fn reached(rig: &Rig) -> [u64; 3] {
+    [1, 2, 3].map(|id| rig.mapper(id).mapped_bytes())
+}
+
+#[test]
+fn bypass_from_the_start_is_free_of_the_cap_and_takes_nothing_of_it() {
+    let mut rig = rig_with_bypass();
+    assert_eq!(reached(&rig), [RAM; 3]);
+    rig.all_ok([attach(1, 1), map(1, 0, MAX - 1, 0, BOTH)]);
+    assert_eq!(rig.status(&map(1, 0x10_0000, 0x10_0fff, 0, READ)), NOMEM, "what a driver maps counts");
+    assert_eq!(rig.engine.counters().mapped_bytes, MAX + 2 * RAM);
+    // So does a bypass domain, even of an endpoint that reached as much before.
+    assert_eq!(rig.status(&attach_bypass(2, 2)), NOMEM);
+    assert_eq!(reached(&rig), [MAX, RAM, RAM]);
+    rig.all_ok([detach(1, 1)]);
+    assert_eq!(reached(&rig), [RAM; 3]);
+    rig.engine.write_bypass(0);
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn bypass_from_the_start_comes_back_with_a_reset_under_a_lowered_cap() {
+    let mut rig = Rig::with_config(EngineConfig { bypass: true, ..engine_config() });
+    rig.all_ok([attach(1, 1), attach(2, 1), attach(3, 2)]);
+    rig.engine.set_max_mapped_bytes(Some(PAGE)).unwrap();
+    rig.engine.system_reset();
+    assert_eq!(reached(&rig), [RAM; 3]);
+    rig.engine.set_max_mapped_bytes(None).unwrap();
+    assert_eq!(reached(&rig), [RAM; 3]);
+}
+
+#[test]
+fn engine_with_bypass_from_the_start_is_restored_under_a_lowered_cap() {
+    let mut old = Rig::with_config(EngineConfig { bypass: true, ..engine_config() });
+    old.all_ok([attach(1, 1), attach(2, 1), attach(3, 2), map(1, 0, 8 * PAGE - 1, 0, BOTH)]);
+    old.engine.set_max_mapped_bytes(Some(MAX)).unwrap();
+    let mut new = rig_with_bypass();
+    new.engine.reset();
+    new.engine.restore(&old.engine.state()).unwrap();
+    assert_eq!((reached(&new), new.engine.max_mapped_bytes()), ([MAX, MAX, 0], Some(MAX)));
+    assert_eq!(new.status(&map(2, 0, 0xfff, 0, READ)), NOMEM);
+}
+
+#[test]
+fn ram_that_comes_is_reached_from_the_start_whatever_the_cap() {
+    const LATER: (u64, usize) = (1 << 33, 0x10_0000);
+    let limits = Limits { max_mapped_bytes: MAX, ..Limits::default() };
+    let config = EngineConfig { limits, bypass: true, ..engine_config() };
+    let mut rig = Rig::with_ram(config, TestRam::new(&[(0, 0x10_0000), LATER]).with_later(LATER.0));
+    rig.engine.add_ram(LATER.0, LATER.1 as u64).unwrap();
+    assert_eq!(reached(&rig), [0x20_0000; 3]);
+    rig.all_ok([attach(1, 1), map(1, 0, MAX - 1, 0, BOTH)]);
+}
+
+#[test]
+fn raised_cap_lets_endpoints_reach_ram_that_it_kept_from_bypass() {
+    let mut rig = Rig::new();
+    rig.engine.write_bypass(1);
+    rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
+    rig.engine.set_max_mapped_bytes(Some(MAX)).unwrap();
+    assert_eq!([detach(1, 1), detach(2, 2)].map(|request| rig.status(&request)), [NOMEM; 2]);
+    rig.engine.set_max_mapped_bytes(Some(RAM)).unwrap();
+    assert_eq!(reached(&rig), [RAM, 0, 0], "there is room for one");
+    rig.engine.set_max_mapped_bytes(None).unwrap();
+    assert_eq!(reached(&rig), [RAM, RAM, 0]);
+    // A lowered cap takes nothing.
+    rig.engine.set_max_mapped_bytes(Some(MAX)).unwrap();
+    assert_eq!(reached(&rig), [RAM, RAM, 0]);
+}
+
 #[test]
 fn cap_is_restored_with_more_than_it_mapped() {
     let mut old = rig();
