@@ -6,6 +6,9 @@
  * each case. Exit status 0 if all are right.
  *
  * lent-check FILE: maps FILE and touches it until it is taken away. Exit status 0 at SIGBUS.
+ *
+ * lent-check FILE -: opens FILE, and maps it when it has read a line: the device has another pool then, of
+ * which nobody has opened the file. Prints a line. Exit status 0 if that is refused.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -154,12 +157,27 @@ static void hold(int file)
 		page[PAGE]++;
 }
 
+static int another_pool(int file)
+{
+	printf("lent-check: waits\n");
+	fflush(stdout);
+	getchar();
+	errno = 0;
+	check("file of another pool is refused",
+	      mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) == MAP_FAILED && errno == ENODEV);
+	return failures != 0;
+}
+
 int main(int argc, char **argv)
 {
-	int file = argc > 1 ? open(argv[1], O_RDWR) : -1, fd = argc > 2 ? open(argv[2], O_RDWR | O_DIRECT) : -1;
+	int file = argc > 1 ? open(argv[1], O_RDWR) : -1, fd;
+
+	if (file >= 0 && argc == 3 && !strcmp(argv[2], "-"))
+		return another_pool(file);
+	fd = argc > 2 ? open(argv[2], O_RDWR | O_DIRECT) : -1;
 
 	if (file < 0 || argc > 3 || (argc == 3 && fd < 0)) {
-		fprintf(stderr, "usage: lent-check FILE [DEVICE]: %s\n", strerror(errno));
+		fprintf(stderr, "usage: lent-check FILE [DEVICE | -]: %s\n", strerror(errno));
 		return 2;
 	}
 	if (argc == 2)

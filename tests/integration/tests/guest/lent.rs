@@ -93,21 +93,38 @@ wait_for_nvme
 checked /dev/nvme0n1
 "#;
 
+/// `lent-check` has the drive's file open while the drive gets another domain, and is refused when it maps it.
+const REPLACED: &str = r#"
+mkfifo /tmp/go
+lent-check "/dev/iommu_bounce/$NVME" - </tmp/go >/tmp/opened & opened=$!
+exec 3>/tmp/go
+until grep -q waits /tmp/opened; do sleep 0.1; done
+echo "$NVME" >/sys/bus/pci/drivers/nvme/unbind
+for type in identity DMA; do echo $type >"/sys/bus/pci/devices/$NVME/iommu_group/type" || exit 94; done
+echo "$NVME" >/sys/bus/pci/drivers/nvme/bind
+wait_for_nvme
+dd if=/dev/nvme0n1 of=/dev/null bs=64k count=64 iflag=direct 2>/dev/null
+echo >&3
+exec 3>&-
+wait $opened
+grep refused /tmp/opened | sed 's/^lent-check: /CAROM-CHECKED /'
+"#;
+
 /// What `lent-check` finds right when it is given a file and a drive
 const CASES: usize = 13;
 
-fn assert_checked(outcome: &Outcome, times: usize) {
+fn assert_checked(outcome: &Outcome, cases: usize) {
     let checked: Vec<&str> = outcome.values("CAROM-CHECKED").collect();
-    assert_eq!(checked.len(), times * CASES, "{checked:?}");
+    assert_eq!(checked.len(), cases, "{checked:?}");
     assert!(checked.iter().all(|case| case.ends_with(": right")), "{checked:?}");
 }
 
 fn lent_memory(kernel: Kernel) {
-    let outcome = run(&guest("lent-check", kernel, &format!("{CHECKED}{REMOVAL}")));
+    let outcome = run(&guest("lent-check", kernel, &format!("{CHECKED}{REPLACED}{REMOVAL}")));
 
     assert_no_complaint(&outcome);
     assert_eq!(number(&outcome, "CAROM-TAKEN"), 0, "the holder ends by SIGBUS; console:\n{}", outcome.console);
-    assert_checked(&outcome, 2);
+    assert_checked(&outcome, 2 * CASES + 1);
 }
 
 #[guest_test]
@@ -134,7 +151,7 @@ fn lent_memory_of_another_drive(kernel: Kernel) {
     let outcome = run(&guest);
 
     assert_no_complaint(&outcome);
-    assert_checked(&outcome, 1);
+    assert_checked(&outcome, CASES);
     let [before, after] = outcome.counters[..2] else { panic!("two marks, {:?}", outcome.counters) };
     // Mapping it would be refused: it is no RAM.
     assert_eq!(after.failed.map, before.failed.map, "{after:?}");
