@@ -361,10 +361,7 @@ static void loan_close(struct vm_area_struct *vma)
 	struct dma_bounce_lender *lender = lender_of(vma->vm_file);
 	struct dma_bounce_loan *loan = vma->vm_private_data;
 
-	/*
-	 * Whoever has the lock may wait for a pool that ends, and that for pages which the process
-	 * that is ending here has still. The pool looks now and then anyway.
-	 */
+	/* A process that is ending waits for nobody: the pool looks now and then anyway. */
 	if (atomic_dec_and_test(&loan->mappings) && mutex_trylock(&lend_lock)) {
 		if (lender->pool)
 			dma_bounce_pool_retry(lender->pool);
