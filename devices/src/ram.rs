@@ -2,6 +2,8 @@
 
 //! What guest RAM is made of. All that handles it names these types, so that what RAM keeps of its pages is decided here.
 
+use std::iter;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
@@ -34,13 +36,34 @@ pub enum RamError {
 
 /// All RAM of a guest, by guest-physical address.
 ///
-/// Regions can be added behind those that there are, while others read, and stay for good: whoever has found one may keep it as
-/// long as the RAM. A look-up costs O(log n) and takes no lock.
+/// Regions can be added behind those that there are, while others read, and the last can be withdrawn. All stay mapped for good, those
+/// that were withdrawn too: whoever has found one may keep it as long as the RAM. A look-up costs O(log n) and takes no lock.
 #[derive(Debug)]
 pub struct Ram {
-    /// Those that there are come first, in order.
-    regions: Vec<OnceLock<RamRegion>>,
-    growing: Mutex<()>,
+    /// Those that have a region come first, in order.
+    places: Vec<Place>,
+    /// Held while regions come and go.
+    changing: Mutex<()>,
+}
+
+/// The regions that were in one place in turn. All but one were withdrawn, or all.
+type Place = OnceLock<Tenant>;
+
+/// A region, and who came after it in its place.
+#[derive(Debug)]
+struct Tenant {
+    region: RamRegion,
+    withdrawn: AtomicBool,
+    next: OnceLock<Box<Tenant>>,
+}
+
+fn tenants(place: &Place) -> impl Iterator<Item = &Tenant> {
+    iter::successors(place.get(), |tenant| tenant.next.get().map(Box::as_ref))
+}
+
+/// The region in a place, if there is one.
+fn current(place: &Place) -> Option<&RamRegion> {
+    tenants(place).find(|tenant| !tenant.withdrawn.load(Ordering::Acquire)).map(|tenant| &tenant.region)
 }
 
 impl Ram {
@@ -53,7 +76,7 @@ impl Ram {
             return Err(RamError::Empty);
         }
         let ram =
-            Self { regions: (0..regions.len() + more).map(|_| OnceLock::new()).collect(), growing: Mutex::default() };
+            Self { places: (0..regions.len() + more).map(|_| Place::new()).collect(), changing: Mutex::default() };
         regions.into_iter().try_for_each(|region| ram.add(region))?;
         Ok(ram)
     }
@@ -84,20 +107,62 @@ impl Ram {
     /// # Errors
     /// It does not begin behind them, or there is no room. Nothing has changed then.
     pub fn add(&self, region: RamRegion) -> Result<(), RamError> {
-        let _growing = lock(&self.growing);
-        let count = self.num_regions();
-        let start = region.start_addr();
-        if self.get(count.wrapping_sub(1)).is_some_and(|before| before.last_addr() >= start) {
-            return Err(RamError::Order(start.0));
-        }
-        let free = self.regions.get(count).ok_or(RamError::Full(count))?;
-        let set = free.set(region);
-        debug_assert!(set.is_ok(), "nobody else adds one meanwhile");
+        let _changing = lock(&self.changing);
+        let place = self.free_place(region.start_addr())?;
+        let tenant = Tenant { region, withdrawn: AtomicBool::new(false), next: OnceLock::new() };
+        let is_set = match tenants(place).last() {
+            Some(last) => last.next.set(Box::new(tenant)).is_ok(),
+            None => place.set(tenant).is_ok(),
+        };
+        debug_assert!(is_set, "nobody else adds one meanwhile");
         Ok(())
     }
 
+    /// Takes the last region out again, if it begins at `gpa` and is not the only one; whether it was. Who has found it may still
+    /// access it, so that it stays mapped. It must be none that the guest knows.
+    pub fn withdraw(&self, gpa: GuestAddress) -> bool {
+        let _changing = lock(&self.changing);
+        let last = self.num_regions().checked_sub(1).filter(|last| *last > 0);
+        let there = last.and_then(|last| self.places.get(last)).into_iter().flat_map(tenants);
+        let is_it = |tenant: &&Tenant| !tenant.withdrawn.load(Ordering::Acquire) && tenant.region.start_addr() == gpa;
+        let tenant = there.into_iter().find(is_it);
+        tenant.iter().for_each(|tenant| tenant.withdrawn.store(true, Ordering::Release));
+        tenant.is_some()
+    }
+
+    /// A region of these addresses that was withdrawn, and that [`add_again`](Self::add_again) would add.
+    pub fn withdrawn(&self, gpa: GuestAddress, len: u64) -> Option<&RamRegion> {
+        self.withdrawn_tenant(gpa, len).map(|tenant| &tenant.region)
+    }
+
+    /// Adds that region, as it is, instead of one more that would stay mapped for good; `false` if there is none.
+    ///
+    /// # Errors
+    /// As of [`add`](Self::add).
+    pub fn add_again(&self, gpa: GuestAddress, len: u64) -> Result<bool, RamError> {
+        let _changing = lock(&self.changing);
+        self.free_place(gpa)?;
+        let tenant = self.withdrawn_tenant(gpa, len);
+        tenant.iter().for_each(|tenant| tenant.withdrawn.store(false, Ordering::Release));
+        Ok(tenant.is_some())
+    }
+
+    /// Where the next region goes, which begins at `start`.
+    fn free_place(&self, start: GuestAddress) -> Result<&Place, RamError> {
+        let count = self.num_regions();
+        if self.get(count.wrapping_sub(1)).is_some_and(|before| before.last_addr() >= start) {
+            return Err(RamError::Order(start.0));
+        }
+        self.places.get(count).ok_or(RamError::Full(count))
+    }
+
+    fn withdrawn_tenant(&self, gpa: GuestAddress, len: u64) -> Option<&Tenant> {
+        let is_it = |tenant: &&Tenant| tenant.region.start_addr() == gpa && tenant.region.len() == len;
+        tenants(self.places.get(self.num_regions())?).find(is_it)
+    }
+
     fn get(&self, index: usize) -> Option<&RamRegion> {
-        self.regions.get(index)?.get()
+        current(self.places.get(index)?)
     }
 }
 
@@ -105,17 +170,18 @@ impl GuestMemoryBackend for Ram {
     type R = RamRegion;
 
     fn num_regions(&self) -> usize {
-        self.regions.partition_point(|region| region.get().is_some())
+        self.places.partition_point(|place| current(place).is_some())
     }
 
     fn find_region(&self, addr: GuestAddress) -> Option<&RamRegion> {
-        let begins = |region: &OnceLock<RamRegion>| region.get().is_some_and(|region| region.start_addr() <= addr);
-        let found = self.get(self.regions.partition_point(begins).checked_sub(1)?)?;
-        (addr <= found.last_addr()).then_some(found)
+        let begins = |place: &Place| current(place).is_some_and(|region| region.start_addr() <= addr);
+        let found = self.get(self.places.partition_point(begins).checked_sub(1)?)?;
+        // The place may have got another region meanwhile.
+        (found.start_addr() <= addr && addr <= found.last_addr()).then_some(found)
     }
 
     fn iter(&self) -> impl Iterator<Item = &RamRegion> {
-        self.regions.iter().map_while(OnceLock::get)
+        self.places.iter().map_while(current)
     }
 }
 
@@ -126,7 +192,11 @@ mod tests {
     use super::*;
 
     fn region(gpa: u64) -> RamRegion {
-        RamRegion::from_range(GuestAddress(gpa), 0x1000, None).unwrap()
+        region_of(gpa, 0x1000)
+    }
+
+    fn region_of(gpa: u64, len: usize) -> RamRegion {
+        RamRegion::from_range(GuestAddress(gpa), len, None).unwrap()
     }
 
     fn starts(ram: &Ram) -> Vec<u64> {
@@ -152,6 +222,45 @@ mod tests {
         reader.write_obj(7u8, GuestAddress(0x8fff)).unwrap();
         assert_eq!((starts(&reader), first.start_addr().0), (vec![0, 0x8000], 0));
         assert!(reader.write_obj(7u8, GuestAddress(0x9000)).is_err());
+    }
+
+    #[test]
+    fn withdrawn_region_is_found_by_nobody_and_kept_by_who_has_it() {
+        let ram = Ram::new(vec![region(0)], 1).unwrap();
+        ram.add(region_of(0x8000, 0x4000)).unwrap();
+        let kept = ram.find_region(GuestAddress(0x8000)).unwrap();
+        assert!(ram.withdraw(GuestAddress(0x8000)));
+        assert_eq!((starts(&ram), ram.last_addr()), (vec![0], GuestAddress(0xfff)));
+        assert!(ram.find_region(GuestAddress(0x8000)).is_none());
+        // Neither what is not there, nor all there is.
+        assert_eq!([0x8000, 0].map(|gpa| ram.withdraw(GuestAddress(gpa))), [false; 2]);
+
+        ram.add(region(0x8000)).unwrap();
+        assert_eq!((starts(&ram), ram.last_addr()), (vec![0, 0x8000], GuestAddress(0x8fff)));
+        ram.write_obj(7u8, GuestAddress(0x8000)).unwrap();
+        assert_eq!(kept.read_obj::<u8>(vm_memory::MemoryRegionAddress(0)).unwrap(), 0, "it is memory of its own");
+        assert!(ram.find_region(GuestAddress(0x9000)).is_none());
+        assert_eq!(ram.add(region(0x9000)), Err(RamError::Full(2)), "it leaves its place to the next");
+    }
+
+    #[test]
+    fn withdrawn_region_comes_again_where_the_same_is_wanted() {
+        let ram = Ram::new(vec![region(0)], 2).unwrap();
+        let gpa = GuestAddress(0x8000);
+        assert_eq!(ram.add_again(gpa, 0x4000), Ok(false));
+        ram.add(region_of(gpa.0, 0x4000)).unwrap();
+        let first = ram.find_region(gpa).unwrap().as_ptr();
+        assert!(ram.withdraw(gpa));
+        ram.add(region(gpa.0)).unwrap();
+        assert_eq!(ram.add_again(gpa, 0x4000), Err(RamError::Order(gpa.0)), "the place is taken");
+        assert!(ram.withdrawn(gpa, 0x4000).is_none() && ram.withdraw(gpa));
+        assert_eq!(ram.withdrawn(gpa, 0x4000).map(|region| region.as_ptr()), Some(first));
+        assert!(ram.withdrawn(gpa, 0x2000).is_none());
+        assert_eq!(ram.add_again(gpa, 0x4000), Ok(true));
+        let found = ram.find_region(GuestAddress(0xbfff)).unwrap();
+        assert_eq!((found.as_ptr(), starts(&ram)), (first, vec![0, 0x8000]));
+        ram.add(region(0xc000)).unwrap();
+        assert!(!ram.withdraw(gpa), "it is not the last");
     }
 
     #[test]

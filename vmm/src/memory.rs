@@ -13,7 +13,8 @@ use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
 use devices::platform::{HostRange, MemorySlots};
 use devices::ram::{Ram, RamRegion};
 use devices::reclaim::Reclaim;
-use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+use log::warn;
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::arch::layout::{HIGH_MEMORY_START, LOW_MEMORY_END};
 
@@ -79,6 +80,33 @@ pub fn region(config: &MemoryConfig, gpa: u64, len: u64) -> Result<RamRegion, Me
     zone::regions(&zone, config.thp, &[(gpa, len)])?.pop().ok_or_else(nothing)
 }
 
+/// Adds such a region to the VM's RAM, and returns it. One that was withdrawn is taken again if it is the same: each stays mapped for
+/// good, and who asks again and again must not fill this process's address space.
+///
+/// # Errors
+/// The host does not give it, or there is no room. RAM is what it was then.
+pub fn add<'r>(ram: &'r Ram, config: &MemoryConfig, gpa: u64, len: u64) -> Result<&'r RamRegion, MemoryError> {
+    let fail = |message: String| MemoryError::Map { size: len, message };
+    let start = GuestAddress(gpa);
+    let added = match (ram.withdrawn(start, len), config.all_zones().first()) {
+        (Some(spare), Some(zone)) => {
+            // Before somebody finds it: where reserved pages are missing, an access ends this process.
+            zone::refill(zone, spare).inspect_err(|_| give_up(spare))?;
+            ram.add_again(start, len).map(drop)
+        }
+        _ => ram.add(region(config, gpa, len)?),
+    };
+    added.map_err(|error| fail(error.to_string()))?;
+    ram.find_region(start).ok_or_else(|| fail("it is gone".into()))
+}
+
+/// Has the host take the pages of a region that was withdrawn.
+pub fn give_up(region: &RamRegion) {
+    if let Err(error) = zone::empty(region) {
+        warn!("the host keeps RAM for {:#x} that the guest does not get: {error}", region.start_addr().0);
+    }
+}
+
 /// What gives RAM back to the host that the guest does without. Where zones have pages of different sizes, it goes by the largest.
 pub fn reclaim(config: &MemoryConfig, ram: &Arc<Ram>) -> Arc<Reclaim> {
     let pages = config.all_zones().into_iter().filter(|zone| zone.hugepages).map(|zone| zone.huge_page());
@@ -102,7 +130,7 @@ pub fn show_region(region: &RamRegion, slots: &dyn MemorySlots) -> Result<u32, M
 #[cfg(test)]
 pub(crate) mod tests {
     use carom_api::{Explain, Terms};
-    use vm_memory::{Bytes, FileOffset, GuestAddress};
+    use vm_memory::{Bytes, FileOffset};
 
     use super::*;
     use crate::arch::layout::{GIB, MIB};

@@ -16,6 +16,7 @@ mod pins;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -51,8 +52,15 @@ impl std::ops::AddAssign for Reclaimed {
 struct Pinned {
     /// Who has all RAM pinned, whatever comes to it.
     whole: usize,
-    /// Those of the first regions of RAM, which stay for good.
-    regions: Vec<RegionPins>,
+    /// Those of each region that RAM has or had, by its address in this process, where it stays for good. Not by its place: one that
+    /// is withdrawn leaves that to another.
+    regions: BTreeMap<usize, RegionPins>,
+}
+
+impl Pinned {
+    fn of(&mut self, region: &RamRegion) -> &mut RegionPins {
+        self.regions.entry(region.as_ptr() as usize).or_insert_with(|| RegionPins::new(region.len()))
+    }
 }
 
 /// The RAM of a guest, to be given back, and what of it is pinned.
@@ -75,25 +83,25 @@ impl Reclaim {
     pub fn give_back(&self, gpa: u64, len: u64) -> Reclaimed {
         let mut done = Reclaimed::default();
         let end = gpa.saturating_add(len);
-        for (index, region) in self.ram.iter().enumerate() {
+        for region in self.ram.iter() {
             let start = region.start_addr().0;
             let (first, last) = (gpa.max(start), end.min(start + region.len()));
             if first < last {
-                done += self.give_back_of(index, region, first - start..last - start);
+                done += self.give_back_of(region, first - start..last - start);
             }
         }
         done
     }
 
     /// The same, for a range of one region.
-    fn give_back_of(&self, index: usize, region: &RamRegion, range: Range<u64>) -> Reclaimed {
+    fn give_back_of(&self, region: &RamRegion, range: Range<u64>) -> Reclaimed {
         let whole = range.start.next_multiple_of(self.page)..range.end & !(self.page - 1);
         let mut done = Reclaimed::default();
         let piece = self.page.max(BLOCK);
         let mut next = whole.start;
         while next < whole.end {
             let end = (next + 1).next_multiple_of(piece).min(whole.end);
-            done += self.give_back_piece(index, region, next..end);
+            done += self.give_back_piece(region, next..end);
             next = end;
         }
         done.kept_back = range.end - range.start - done.given_back - done.refused;
@@ -101,15 +109,15 @@ impl Reclaim {
     }
 
     /// The same, for a piece that is not so large that somebody waits for long.
-    fn give_back_piece(&self, index: usize, region: &RamRegion, piece: Range<u64>) -> Reclaimed {
+    fn give_back_piece(&self, region: &RamRegion, piece: Range<u64>) -> Reclaimed {
         let mut done = Reclaimed::default();
         let mut pinned = lock(&self.pinned);
         if pinned.whole > 0 {
             return done;
         }
-        self.follow(&mut pinned);
+        let pins = pinned.of(region);
         let mut next = piece.start;
-        while let Some(free) = pinned.regions[index].free(next..piece.end) {
+        while let Some(free) = pins.free(next..piece.end) {
             next = free.end;
             let free = free.start.next_multiple_of(self.page)..free.end & !(self.page - 1);
             if free.is_empty() {
@@ -130,20 +138,18 @@ impl Reclaim {
         done
     }
 
-    /// Counts for regions that came since.
-    fn follow(&self, pinned: &mut Pinned) {
-        let known = pinned.regions.len();
-        pinned.regions.extend(self.ram.iter().skip(known).map(|region| RegionPins::new(region.len())));
-    }
-
     /// `len` bytes at `address` of this process are about to be pinned, or are no longer. What is not RAM is ignored.
     fn count(&self, address: usize, len: u64, pin: bool) {
         let mut pinned = lock(&self.pinned);
-        self.follow(&mut pinned);
         let of = |region: &RamRegion| address.checked_sub(region.as_ptr() as usize).map(|offset| offset as u64);
-        for (region, pins) in self.ram.iter().zip(&mut pinned.regions) {
-            if let Some(offset) = of(region).filter(|offset| *offset < region.len()) {
-                pins.count(offset..(offset + len).min(region.len()), pin);
+        if let Some(region) = self.ram.iter().find(|region| of(region).is_some_and(|offset| offset < region.len())) {
+            pinned.of(region);
+        }
+        // By the address alone: what is unpinned late may be of a region that was withdrawn.
+        if let Some((start, pins)) = pinned.regions.range_mut(..=address).next_back() {
+            let (offset, size) = ((address - start) as u64, pins.size());
+            if offset < size {
+                pins.count(offset..(offset + len).min(size), pin);
             }
         }
     }

@@ -45,6 +45,11 @@ impl RegionPins {
         Self { pages: vec![0; index(len.div_ceil(PAGE))], blocks: vec![Block::default(); index(len.div_ceil(BLOCK))] }
     }
 
+    /// Bytes of the region, in whole pages.
+    pub(super) fn size(&self) -> u64 {
+        self.pages.len() as u64 * PAGE
+    }
+
     /// Counts the pages that `range` touches once more, or once less.
     pub(super) fn count(&mut self, range: Range<u64>, pin: bool) {
         let mut page = range.start / PAGE;

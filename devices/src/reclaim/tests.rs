@@ -206,6 +206,37 @@ fn region_that_comes_later_is_given_back_and_pinned_as_the_others() {
 }
 
 #[test]
+fn pins_of_a_withdrawn_region_are_none_of_the_next_in_its_place() {
+    let ram = ram(false);
+    let reclaim = Arc::new(Reclaim::new(ram.clone(), PAGE));
+    let start = GuestAddress(1 << 32);
+    let mapper_of = |page| {
+        let mut mapper = PinningMapper::new(RecordingMapper::default(), reclaim.clone());
+        mapper.map(0, slice(&ram, start.0 / PAGE + page, 1), RW).unwrap();
+        mapper
+    };
+    ram.add(RamRegion::from_range(start, 1 << 20, None).unwrap()).unwrap();
+    let late = mapper_of(0);
+    assert_eq!(reclaim.give_back(start.0, PAGE).kept_back, PAGE);
+    assert!(ram.withdraw(start));
+    assert_eq!(reclaim.give_back(start.0, PAGE), Reclaimed::default());
+
+    // It is longer, and the first page of it was pinned in the one before.
+    ram.add(RamRegion::from_range(start, 4 << 20, None).unwrap()).unwrap();
+    let last_page = (4 << 20) / PAGE - 1;
+    let mapper = mapper_of(last_page);
+    let all = reclaim.give_back(start.0, 4 << 20);
+    assert_eq!((all.given_back, all.kept_back), (last_page * PAGE, PAGE));
+    drop((mapper, late));
+    assert_eq!(reclaim.give_back(start.0, 4 << 20).given_back, 4 << 20);
+
+    // What was unpinned while it was away is free when it comes again.
+    assert!(ram.withdraw(start));
+    assert_eq!(ram.add_again(start, 1 << 20), Ok(true));
+    assert_eq!(reclaim.give_back(start.0, 1 << 20).given_back, 1 << 20);
+}
+
+#[test]
 fn mapper_that_tells_what_it_pins_says_of_the_host_what_the_other_says() {
     let reclaim = Arc::new(Reclaim::new(ram(false), PAGE));
     let wrapped = |mapper| PinningMapper::new(mapper, reclaim.clone());

@@ -17,7 +17,7 @@ use rustix::fs::{
     open,
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
-use vm_memory::{FileOffset, GuestAddress, MmapRegion};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryRegion, MmapRegion};
 
 use super::MemoryError;
 use super::policy::hold_to_node;
@@ -204,6 +204,27 @@ pub fn map_privately(mapping: &MmapRegion, file: &impl AsFd, offset: u64, reserv
     unsafe { mmap(mapping.as_ptr().cast(), mapping.size(), access, flags, file, offset) }?;
     advise(mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
     Ok(())
+}
+
+/// Gives all that the host has for a region back to it. The region stays mapped, and has other pages when it is touched again.
+///
+/// # Errors
+/// What the kernel said.
+pub(super) fn empty(region: &RamRegion) -> io::Result<()> {
+    // Pages of a file go from the file alone: a mapping that loses them finds them there again.
+    let advice = if region.file_offset().is_some() { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
+    // SAFETY: the range is the region's own, which stays mapped. Its contents change as if the guest had written them, and nobody has a
+    // Rust reference to guest RAM.
+    Ok(unsafe { madvise(region.as_ptr().cast(), region.size(), advice) }?)
+}
+
+/// Has the host give what a region of this zone has from the start, after it was emptied.
+pub(super) fn refill(zone: &MemoryZoneConfig, region: &RamRegion) -> Result<(), MemoryError> {
+    let size = region.len();
+    if let Some(file) = region.file_offset() {
+        take(zone, file.arc(), size)?;
+    }
+    if zone.prefault { populate(region).map_err(|source| MemoryError::Prefault { size, source }) } else { Ok(()) }
 }
 
 /// Asks the host for `what`. By default, some hosts give transparent huge pages to those that ask only.

@@ -144,19 +144,17 @@ impl PartBus {
     /// Has all parts reach RAM that comes, those that reach RAM as such, and endpoints in bypass mode too.
     ///
     /// # Errors
-    /// The host does not map it for one of them. Then none reaches it.
+    /// The host does not map it for one of them. Others may reach it then, until [`take_ram`](Self::take_ram).
     pub fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
-        for (done, placed) in self.parts.iter().enumerate() {
-            if let Err(error) = placed.part.add_ram(region) {
-                self.parts[..done].iter().for_each(|placed| placed.part.take_ram(region));
-                return Err(error);
-            }
-        }
+        self.parts.iter().try_for_each(|placed| placed.part.add_ram(region))?;
         let Some(iommu) = &self.iommu else { return Ok(()) };
-        iommu.add_ram(region).map_err(|error| {
-            self.parts.iter().for_each(|placed| placed.part.take_ram(region));
-            VmError::Iommu(error.to_string())
-        })
+        iommu.add_ram(region).map_err(|error| VmError::Iommu(error.to_string()))
+    }
+
+    /// Has no part reach RAM that was refused, once it is withdrawn: while it was there, a driver may have started a device with it
+    /// that was not given it.
+    pub fn take_ram(&self, region: &RamRegion) {
+        self.parts.iter().for_each(|placed| placed.part.take_ram(region));
     }
 
     /// Gives the disk of this name another size.

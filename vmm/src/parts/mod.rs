@@ -69,7 +69,7 @@ pub trait Part: Send {
         let _ = region;
         Ok(())
     }
-    /// The guest does not get it after all.
+    /// The guest does not get it after all. A device that was not given it may have found it nonetheless, or not.
     fn take_ram(&self, region: &RamRegion) {
         let _ = region;
     }

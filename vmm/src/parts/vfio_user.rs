@@ -2,7 +2,8 @@
 
 //! Devices that other processes of the host emulate (vfio-user).
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use carom_api::kinds::Kind;
 use carom_api::{PartConfig, UserDeviceConfig};
@@ -14,6 +15,7 @@ use devices::vfio::VfioPciDevice;
 use devices::vfio::user::UserServer;
 use devices::worker::Role;
 use log::error;
+use vm_memory::GuestMemoryRegion;
 
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::machine::VmError;
@@ -24,8 +26,16 @@ struct UserDevice {
     function: Arc<VfioPciDevice>,
     /// Of a device that is not behind the virtio-iommu: it is given all RAM.
     server: Option<UserServer>,
+    /// First addresses of the regions that came since and that it was given too: no other can be taken back.
+    given: Mutex<BTreeSet<u64>>,
     /// What a server has of RAM it may have pinned for a device of its own.
     _pinned: Option<PinnedWhole>,
+}
+
+impl UserDevice {
+    fn given(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Part for UserDevice {
@@ -39,11 +49,14 @@ impl Part for UserDevice {
 
     fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
         let Some(server) = &self.server else { return Ok(()) };
-        server.share(region).map_err(|error| VmError::MoreRam(format!("{}: {error}", self.function.id())))
+        server.share(region).map_err(|error| VmError::MoreRam(format!("{}: {error}", self.function.id())))?;
+        self.given().insert(region.start_addr().0);
+        Ok(())
     }
 
     fn take_ram(&self, region: &RamRegion) {
-        if let Some(server) = &self.server {
+        let was_given = self.given().remove(&region.start_addr().0);
+        if let Some(server) = self.server.as_ref().filter(|_| was_given) {
             server.take_back(region);
         }
     }
@@ -73,8 +86,12 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
         // Nothing of it is shown to the guest as memory, and so nothing to other devices.
         let function = server.function(id, &*context.msi, context.bars.clone())?;
         let mapper = config.iommu.then(|| Box::new(server.mapper()) as Box<_>);
-        let part =
-            UserDevice { function: Arc::new(function), server: (!config.iommu).then_some(server), _pinned: pinned };
+        let part = UserDevice {
+            function: Arc::new(function),
+            server: (!config.iommu).then_some(server),
+            given: Mutex::default(),
+            _pinned: pinned,
+        };
         Ok(Built { part: Box::new(part), mapper })
     };
     open().map_err(|source| VmError::Vfio { field: UserDeviceConfig::SOCKET, path: None, source: Box::new(source) })

@@ -3,7 +3,8 @@
 //! RAM that comes while the guest runs.
 //!
 //! It lies behind what the guest was booted with, one piece behind the other. A piece is shown to the devices before the guest
-//! learns of it, and is never taken away.
+//! learns of it, and is never taken away then. One that a device does not take leaves nothing behind but the addresses of this
+//! process that it had.
 
 use std::ops::Range;
 
@@ -12,8 +13,10 @@ use carom_api::config::MemoryConfig;
 use carom_api::limits::MAX_MEMORY;
 use carom_api::types::VmResize;
 use devices::legacy::memory_devices::MemoryDevice;
+use devices::platform::MemorySlots;
+use devices::ram::{Ram, RamRegion};
 use log::warn;
-use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::GuestMemoryRegion;
 
 use super::Vm;
 use crate::arch::layout::{GIB, MEMORY_DEVICE_GRANULE};
@@ -42,6 +45,41 @@ pub(super) fn room(config: &MemoryConfig, ram_size: u64, physical_bits: u8) -> R
     if last > start { start..last } else { end..end }
 }
 
+/// Shows a region to the guest, and to the devices, who may refuse it. On error the guest does not have it.
+fn show(
+    region: &RamRegion,
+    slots: &dyn MemorySlots,
+    give: impl FnOnce(&RamRegion) -> Result<(), VmError>,
+) -> Result<(), VmError> {
+    let slot = memory::show_region(region, slots)?;
+    give(region).inspect_err(|_| {
+        if let Err(error) = slots.remove(slot) {
+            let gpa = region.start_addr().0;
+            warn!("RAM at {gpa:#x} that the guest does not get stays shown to it: {error}");
+        }
+    })
+}
+
+/// Adds a piece to RAM and to what the guest and the devices reach. The devices may refuse it after `give`, and after `take` none has
+/// it. On error all is as it was.
+fn add_to(
+    ram: &Ram,
+    config: &MemoryConfig,
+    piece: MemoryDevice,
+    slots: &dyn MemorySlots,
+    give: impl FnOnce(&RamRegion) -> Result<(), VmError>,
+    take: impl FnOnce(&RamRegion),
+) -> Result<(), VmError> {
+    // First: devices look it up by its address, some when they are given it, others when their driver starts them just then.
+    let region = memory::add(ram, config, piece.gpa, piece.len)?;
+    show(region, slots, give).inspect_err(|_| {
+        // The other way round: no device finds it any more, then none has it, then its pages are nobody's.
+        ram.withdraw(region.start_addr());
+        take(region);
+        memory::give_up(region);
+    })
+}
+
 impl Vm {
     /// Adds `len` bytes of RAM, a multiple of [`MEMORY_DEVICE_GRANULE`].
     pub(super) fn add_piece(&mut self, config: &MemoryConfig, len: u64) -> Result<(), VmError> {
@@ -52,30 +90,15 @@ impl Vm {
         if registers.is_full() {
             return refuse(format!("it came in {} pieces already, which is the most", registers.devices().len()));
         }
-        // A piece that a device did not take is there still, and the guest does not know of it.
-        let known = registers.devices().last().map_or(self.added_ram.room.start, |last| last.gpa + last.len);
-        let last = self.memory.last_addr().0 + 1;
-        let spare = self.memory.iter().find(|region| region.start_addr().0 >= known && region.len() == len);
-        let gpa = spare.map_or(known.max(last), |region| region.start_addr().0);
+        let gpa = registers.devices().last().map_or(self.added_ram.room.start, |last| last.gpa + last.len);
         if self.added_ram.room.end.saturating_sub(gpa) < len {
             let left = self.added_ram.room.end.saturating_sub(gpa);
             return refuse(format!("{len} bytes are wanted, and there are addresses for {left}"));
         }
-        if spare.is_none() {
-            let region = memory::region(config, gpa, len)?;
-            self.memory.add(region).map_err(|error| VmError::MoreRam(error.to_string()))?;
-        }
-        let Some(region) = self.memory.iter().find(|region| region.start_addr().0 == gpa) else {
-            return Err(VmError::MoreRam(format!("there is no region at {gpa:#x}")));
-        };
-        let slot = memory::show_region(region, &*self.slots)?;
-        if let Err(error) = self.parts.add_ram(region) {
-            if let Err(error) = self.slots.remove(slot) {
-                warn!("RAM at {gpa:#x} that the guest does not get stays shown to it: {error}");
-            }
-            return Err(error);
-        }
-        registers.announce(MemoryDevice { gpa, len });
+        let (piece, parts) = (MemoryDevice { gpa, len }, &self.parts);
+        let take = |region: &RamRegion| parts.take_ram(region);
+        add_to(&self.memory, config, piece, &*self.slots, |region| parts.add_ram(region), take)?;
+        registers.announce(piece);
         Ok(())
     }
 
@@ -88,6 +111,15 @@ impl Vm {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::fs::File;
+    use std::io;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::sync::Mutex;
+
+    use devices::platform::HostRange;
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+
     use super::*;
     use crate::arch::layout::MIB;
 
@@ -108,6 +140,89 @@ mod tests {
     fn vm_that_grew_has_the_room_that_it_had() {
         let room_of = |size| room(&config(size, 2 * GIB), GIB, 40);
         assert_eq!(room_of(2 * GIB), room_of(GIB));
+    }
+
+    /// Slots by number: address and length, or none to be had.
+    #[derive(Default)]
+    struct Slots {
+        used: Mutex<BTreeMap<u32, (u64, usize)>>,
+        full: bool,
+    }
+
+    impl MemorySlots for Slots {
+        unsafe fn insert(&self, gpa: u64, host: HostRange, _: bool) -> io::Result<u32> {
+            if self.full {
+                return Err(io::ErrorKind::QuotaExceeded.into());
+            }
+            let mut used = self.used.lock().unwrap();
+            let slot = u32::try_from(used.len()).unwrap();
+            used.insert(slot, (gpa, host.len));
+            Ok(slot)
+        }
+
+        fn remove(&self, slot: u32) -> io::Result<()> {
+            self.used.lock().unwrap().remove(&slot);
+            Ok(())
+        }
+    }
+
+    const START: u64 = 4 * GIB;
+
+    /// Adds so many MiB. The devices access the piece before they refuse it, if they do.
+    fn add(ram: &Ram, config: &MemoryConfig, slots: &Slots, mib: u64, refused: bool) -> Result<(), VmError> {
+        let piece = MemoryDevice { gpa: START, len: mib * MIB };
+        let give = |region: &RamRegion| {
+            assert_eq!(ram.find_region(GuestAddress(START)).unwrap().len(), region.len());
+            ram.write_obj(7u8, GuestAddress(START)).unwrap();
+            if refused { Err(VmError::MoreRam("refused".into())) } else { Ok(()) }
+        };
+        let take = |region: &RamRegion| {
+            assert_eq!(region.len(), mib * MIB);
+            assert!(ram.find_region(GuestAddress(START)).is_none(), "a device that starts now does not find it");
+        };
+        add_to(ram, config, piece, slots, give, take)
+    }
+
+    /// Bytes of the file or the private memory of a region that are there. Its mapping in smaps may be one with its neighbours'.
+    fn taken(region: &RamRegion) -> u64 {
+        if let Some(file) = region.file_offset() {
+            return file.file().metadata().unwrap().blocks() * 512;
+        }
+        let mut entries = vec![0; usize::try_from(region.len() / 4096 * 8).unwrap()];
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        pagemap.read_exact_at(&mut entries, region.as_ptr() as u64 / 4096 * 8).unwrap();
+        // Bit 63: the page is present.
+        entries.chunks(8).filter(|entry| entry[7] & 0x80 != 0).count() as u64 * 4096
+    }
+
+    #[test]
+    fn refused_piece_leaves_its_addresses_to_others_and_its_memory_to_the_host() {
+        for (shared, prefault) in [(false, false), (true, false), (false, true), (true, true)] {
+            let config = MemoryConfig { shared, prefault, ..config(32 * MIB, GIB) };
+            let (ram, slots) = (memory::create(&config).unwrap(), Slots::default());
+            for mib in [48, 32, 48] {
+                add(&ram, &config, &slots, mib, true).unwrap_err();
+                assert_eq!((ram.num_regions(), slots.used.lock().unwrap().len()), (1, 0));
+                let region = ram.withdrawn(GuestAddress(START), mib * MIB).unwrap();
+                assert_eq!(taken(region), 0, "shared {shared}, prefault {prefault}");
+            }
+            // That it comes again does not show.
+            add(&ram, &config, &slots, 32, false).unwrap();
+            let region = ram.iter().last().unwrap();
+            assert_eq!((region.start_addr().0, region.len()), (START, 32 * MIB));
+            assert_eq!(taken(region) == 32 * MIB, prefault, "{}", taken(region));
+            assert_eq!(slots.used.lock().unwrap().values().copied().collect::<Vec<_>>(), [(START, 32 << 20)]);
+        }
+    }
+
+    #[test]
+    fn piece_that_no_slot_shows_is_refused_and_another_comes_in_its_place() {
+        let config = config(32 * MIB, GIB);
+        let ram = memory::create(&config).unwrap();
+        let full = Slots { full: true, ..Slots::default() };
+        assert!(matches!(add(&ram, &config, &full, 48, false), Err(VmError::Memory(_))));
+        add(&ram, &config, &Slots::default(), 32, false).unwrap();
+        assert_eq!(ram.iter().last().unwrap().len(), 32 * MIB);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! RAM that comes to a guest while it runs: drives reach it, behind the virtio-iommu and beside it.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +14,7 @@ use carom_integration::{Kernel, Site};
 use serde_json::{Value, json};
 
 use crate::api::{BOOT_TIME, command_line};
-use crate::hotplug::{create, info, pinned, put};
+use crate::hotplug::{create, info, pinned, put, wait_gone};
 use crate::support::{MIB, SITE};
 
 /// Tells how much memory there is, and works with the drive whenever there is more.
@@ -27,6 +30,7 @@ while :; do
     if [ $now != $last ]; then
         # It comes in blocks, one after the other.
         while sleep 0.5; last=$(mem); [ $now != $last ]; do now=$last; done
+        wait_for_nvme
         {verify}
         echo \"CAROM-GREW $now\"
     fi
@@ -64,7 +68,11 @@ fn resize(vmm: &ApiVmm, mib: u64) -> (u16, String) {
 
 /// Boots a guest of 512 MiB to which 512 MiB can come, with the drive behind the IOMMU or not.
 fn boot(kernel: Kernel, iommu: bool, cmdline: &str, more: Value) -> ApiVmm {
-    let vmm = ApiVmm::start_with(&SITE, kernel, &grow_and_work()).unwrap();
+    boot_on(&SITE, kernel, iommu, cmdline, more)
+}
+
+fn boot_on(site: &Site, kernel: Kernel, iommu: bool, cmdline: &str, more: Value) -> ApiVmm {
+    let vmm = ApiVmm::start_with(site, kernel, &grow_and_work()).unwrap();
     let mut config = json!({
         "memory": {"size": 512 * MIB, "hotplug_size": 512 * MIB},
         "payload": {
@@ -138,7 +146,38 @@ fn ram_comes_to_a_guest_whose_drive_reaches_all_ram() {
     end(vmm);
 }
 
-#[guest_test(slow = "the drive of the test above reaches all RAM too, and unit tests have the domain")]
+/// The site with a VMM that may lock so many bytes and has no right to go beyond.
+fn site_with_limit(dir: &Path, bytes: u64) -> Site {
+    let (carom, limited) = (SITE.carom.display(), dir.join("carom"));
+    let caps = "setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock";
+    fs::write(&limited, format!("#!/bin/sh\nexec prlimit --memlock={bytes} {caps} '{carom}' \"$@\"\n")).unwrap();
+    fs::set_permissions(&limited, fs::Permissions::from_mode(0o755)).unwrap();
+    Site { carom: limited, ..SITE.clone() }
+}
+
+#[guest_test]
+fn refused_ram_leaves_room_for_less_and_lets_the_drive_come_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let site = site_with_limit(dir.path(), 768 * MIB);
+    let vmm = boot_on(&site, Kernel::Patched, false, "", json!({}));
+    let before = pinned(&vmm);
+    for _ in 0..2 {
+        let (status, answer) = resize(&vmm, 1024);
+        assert!(status != 204 && answer.contains("limit on locked memory"), "{status}: {answer}");
+        assert_eq!((pinned(&vmm), &info(&vmm)["memory_actual_size"]), (before, &json!(512 * MIB)));
+    }
+    // A drive that comes has the RAM that the guest has mapped.
+    put(&vmm, "vm.remove-device", &json!({"id": "drive"}));
+    wait_gone(&vmm, "drive");
+    let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": false, "id": "drive"});
+    let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-device", Some(&drive)).unwrap();
+    assert_eq!((status, pinned(&vmm)), (200, before), "{answer}");
+    // It fits, where the refused one was.
+    assert_eq!(grows_and_works(&vmm), 128 * MIB);
+    end(vmm);
+}
+
+#[guest_test(slow = "the drives of the tests above reach all RAM too, and unit tests have the domain")]
 fn ram_comes_to_a_guest_whose_drive_is_in_a_domain_with_all_ram() {
     let vmm = boot(Kernel::Patched, true, "iommu.passthrough=1", json!({}));
     assert_eq!(grows_and_works(&vmm), 128 * MIB);
