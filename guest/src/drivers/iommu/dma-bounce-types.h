@@ -25,7 +25,7 @@ struct iova_domain;
 /**
  * struct dma_bounce_loan_ops - what is done about memory that applications have of a pool
  * @reap:	Takes back what nobody uses any more. The pool's mutex is held.
- * @stop:	Takes back everything, and waits for it. The pool's mutex is held, but while it waits.
+ * @stop:	Takes back everything. The pool's mutex is held, but while it waits for somebody.
  */
 struct dma_bounce_loan_ops {
 	void (*reap)(struct dma_bounce_pool *pool);
