@@ -92,8 +92,8 @@ static void dma_bounce_opt_out(void *data)
 }
 
 /*
- * The driver of a bus opts in for all that is on it. What graphics drivers map stays mapped, and not
- * all of them synchronise it: virtio-gpu of 6.12 never does before the CPU looks at it.
+ * The driver of a bus opts in for all that is on it. What graphics drivers map stays mapped, and
+ * not all of them synchronise it: virtio-gpu of 6.12 never does before the CPU looks at it.
  */
 static bool maps_for_long(struct device *dev)
 {
