@@ -16,13 +16,13 @@ use vmm_sys_util::eventfd::EventFd;
 const HERE: u64 = u64::MAX;
 
 /// The event's descriptor.
-pub(crate) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+pub fn borrow(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: The event owns its descriptor, which stays open as long as the event is borrowed.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
 /// Whether somebody wrote the event since it was last read. It stays as it is.
-pub(crate) fn has_fired(event: &EventFd) -> bool {
+pub fn has_fired(event: &EventFd) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     loop {
         match poll(&mut [PollFd::from_borrowed_fd(borrow(event), PollFlags::IN)], Some(&at_once)) {
@@ -33,7 +33,7 @@ pub(crate) fn has_fired(event: &EventFd) -> bool {
 }
 
 /// Forgets what was written to the event.
-pub(crate) fn forget(event: &EventFd) {
+pub fn forget(event: &EventFd) {
     let mut count = [0; 8];
     // It is not read where the kernel cannot promise not to wait; nothing to read is what is wanted.
     while let Err(Errno::INTR) =

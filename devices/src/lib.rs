@@ -8,7 +8,7 @@
 pub mod crash;
 pub mod descriptors;
 pub mod dma;
-mod event_fd;
+pub mod event_fd;
 pub mod inherited;
 pub mod legacy;
 mod local_socket;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use devices::event_fd;
 use devices::platform::{MsiAllocator, MsiMessage, MsiVectors};
 use kvm_bindings::{KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_irq_routing_entry};
 use kvm_ioctls::VmFd;
@@ -160,6 +161,9 @@ impl MsiVectors for KvmVectors {
                 // A route without its event does no harm where the host does not take it back either.
                 self.routes.host.register(event, *gsi).inspect_err(|_| drop(self.routes.set(*gsi, None)))?;
                 *is_registered = true;
+                // KVM has seen what waited, and leaves it in the event: it would fire once more after the next mask. A process that
+                // has the event, and has it block, may have filled it.
+                event_fd::forget(event);
             }
         } else {
             if *is_registered {
@@ -195,6 +199,11 @@ impl Drop for KvmVectors {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use rustix::fs::{OFlags, fcntl_setfl};
 
     use super::*;
 
@@ -300,6 +309,30 @@ mod tests {
         assert_eq!(host.has(), (vec![0x41], false));
         vectors.route(0, Some(MESSAGE)).unwrap();
         assert_eq!(host.has(), (vec![0x41], true));
+    }
+
+    #[test]
+    fn what_waited_in_an_event_fires_once() {
+        let (_, vectors) = vector();
+        let event = vectors.event(0).unwrap();
+        event.write(1).unwrap();
+        vectors.route(0, Some(MESSAGE)).unwrap();
+        vectors.route(0, None).unwrap();
+        assert!(event.read().is_err(), "KVM was given it when the event was registered");
+    }
+
+    #[test]
+    fn event_that_another_process_fills_and_has_block_does_not_stop_who_triggers() {
+        let (_, vectors) = vector();
+        let event = vectors.event(0).unwrap();
+        fcntl_setfl(event_fd::borrow(event), OFlags::empty()).unwrap();
+        event.write(u64::MAX - 1).unwrap();
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            vectors.route(0, Some(MESSAGE)).unwrap();
+            tell.send(vectors.trigger(0).is_ok()).unwrap();
+        });
+        assert!(told.recv_timeout(Duration::from_secs(10)).unwrap());
     }
 
     #[test]
