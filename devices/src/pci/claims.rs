@@ -4,7 +4,8 @@
 //!
 //! A BAR keeps its place in the guest's address space while its decoding is off, so that the sizing dance of an
 //! operating system (decoding off, ones written and read, address restored, decoding on) costs nothing. It loses the
-//! place only when it comes to be decoded elsewhere, or when another BAR comes to be decoded there.
+//! place only when it comes to be decoded elsewhere, or when another BAR comes to be decoded there. One that the guest moves to where it
+//! cannot lie stays where it was until it can, or until its place is wanted.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,6 +76,8 @@ struct Claim {
     /// Where it is claimed in the guest's address space.
     place: Option<u64>,
     access: Arc<BarAccess>,
+    /// Where the function says that it lies, and cannot: outside the windows, or where another BAR is.
+    refused: Option<u64>,
     /// A forbidden move was logged: the guest shall not fill the log.
     complained: bool,
 }
@@ -94,6 +97,11 @@ impl Claim {
 
     fn set_decoded(&self, decoded: bool) {
         self.access.decoded.store(decoded, Ordering::Release);
+    }
+
+    /// Whether it answers where its function says that it lies.
+    fn belongs_there(&self) -> bool {
+        self.is_decoded() && self.refused.is_none()
     }
 
     fn lies_in(&self, space: Space, base: u64, size: u64) -> bool {
@@ -148,7 +156,14 @@ impl Claims {
             };
             device.assign_bar(bar.index, home);
             let access = BarAccess { device: device.clone(), bar, decoded: AtomicBool::new(false) };
-            self.list.push(Claim { owner, home, place: None, access: Arc::new(access), complained: false });
+            self.list.push(Claim {
+                owner,
+                home,
+                place: None,
+                access: Arc::new(access),
+                refused: None,
+                complained: false,
+            });
         }
         Ok(())
     }
@@ -182,6 +197,7 @@ impl Claims {
             }
             self.free(claim.bar().kind, claim.home, claim.bar().size);
         }
+        self.settle();
     }
 
     fn free(&mut self, kind: BarKind, home: u64, size: u64) {
@@ -201,16 +217,20 @@ impl Claims {
         }
     }
 
-    /// Brings the claims of `owner` in step with what its function decodes.
+    /// Brings the claims of `owner` in step with what its function decodes, and has BARs that others kept from their places have them.
     pub(super) fn follow(&mut self, owner: u8) {
         for index in 0..self.list.len() {
-            let claim = &self.list[index];
+            let claim = &mut self.list[index];
             if claim.owner != owner {
                 continue;
             }
             match claim.access.device.bar_address(claim.bar().index) {
-                None => claim.set_decoded(false),
+                None => {
+                    claim.refused = None;
+                    claim.set_decoded(false);
+                }
                 Some(address) if claim.place == Some(address) => {
+                    claim.refused = None;
                     if !claim.is_decoded() {
                         claim.announce(address);
                         claim.set_decoded(true);
@@ -219,6 +239,15 @@ impl Claims {
                 Some(address) => self.relocate(index, address),
             }
         }
+        self.settle();
+    }
+
+    /// Moves BARs whose moves were refused to where they can lie by now. Each one that moves may make room for another.
+    fn settle(&mut self) {
+        let moves = |claims: &mut Self, index: usize| {
+            claims.list[index].refused.is_some_and(|address| claims.try_relocate(index, address).is_ok())
+        };
+        while (0..self.list.len()).any(|index| moves(self, index)) {}
     }
 
     /// Whether the BARs of `owner` that are decoded lie where its function says: a guest's forbidden move leaves them apart.
@@ -257,6 +286,7 @@ impl Claims {
     fn relocate(&mut self, index: usize, address: u64) {
         if let Err(why) = self.try_relocate(index, address) {
             let claim = &mut self.list[index];
+            claim.refused = Some(address);
             claim.set_decoded(claim.place.is_some());
             if !claim.complained {
                 claim.complained = true;
@@ -273,7 +303,7 @@ impl Claims {
         }
         let in_the_way = |(at, other): &(usize, &Claim)| *at != index && other.lies_in(space, address, size);
         let others: Vec<usize> = self.list.iter().enumerate().filter(in_the_way).map(|(at, _)| at).collect();
-        if let Some(other) = others.iter().map(|at| &self.list[*at]).find(|other| other.is_decoded()) {
+        if let Some(other) = others.iter().map(|at| &self.list[*at]).find(|other| other.belongs_there()) {
             return Err(format!("BAR {} of {} lies there", other.bar().index, other.access.device.id()));
         }
         for at in others {
@@ -285,17 +315,19 @@ impl Claims {
         if let Some(old) = claim.place {
             map.remove(space, old);
         }
-        self.list[index].place = Some(address);
-        self.list[index].announce(address);
-        self.list[index].set_decoded(true);
+        let claim = &mut self.list[index];
+        (claim.place, claim.refused) = (Some(address), None);
+        claim.announce(address);
+        claim.set_decoded(true);
         Ok(())
     }
 
-    /// Takes its place from a BAR that is not decoded.
+    /// Takes its place from a BAR that is not decoded, or that its function says is elsewhere.
     fn evict(&mut self, index: usize) -> Result<(), String> {
         let claim = &mut self.list[index];
         let (id, bar) = (claim.access.device.id(), claim.bar().index);
         claim.access.device.bar_released(bar).map_err(|error| format!("BAR {bar} of {id} cannot leave: {error}"))?;
+        claim.set_decoded(false);
         let space = claim.space();
         if let (Some(place), Some(map)) = (claim.place.take(), self.space.upgrade()) {
             map.remove(space, place);

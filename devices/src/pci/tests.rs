@@ -394,6 +394,46 @@ fn place_of_a_bar_that_is_off_can_be_had() {
 }
 
 #[test]
+fn bars_that_decode_all_the_time_can_be_swapped() {
+    let m = machine();
+    let (one, two) = (Function::new(1, &[SMALL]), Function::new(2, &[SMALL]));
+    m.add(5, &one);
+    m.add(6, &two);
+    m.decode(5, true);
+    m.decode(6, true);
+    m.set_bar(5, 0, MEM32 + 0x1000);
+    assert_eq!((m.map.read(MEM32), m.map.read(MEM32 + 0x1000)), (1, 2), "the other one is there");
+    m.set_bar(6, 0, MEM32);
+    assert_eq!((m.map.read(MEM32), m.map.read(MEM32 + 0x1000)), (2, 1));
+}
+
+#[test]
+fn refused_bar_moves_when_its_place_becomes_free() {
+    type Leave = fn(&Machine);
+    let leave: [Leave; 3] = [
+        |m| m.set_bar(6, 0, MEM32 + 0x9000),
+        |m| drop(m.root.remove(PciAddress::on_root_bus(6))),
+        |m| {
+            m.decode(6, false);
+        },
+    ];
+    for leave in leave {
+        let m = machine();
+        let (one, two) = (Function::new(1, &[SMALL]), Function::new(2, &[SMALL]));
+        m.add(5, &one);
+        m.add(6, &two);
+        m.decode(5, true);
+        m.decode(6, true);
+        m.set_bar(5, 0, MEM32 + 0x1000);
+        one.moves();
+        leave(&m);
+        assert_eq!(one.moves(), [(0, Some(MEM32 + 0x1000))]);
+        assert_eq!((m.map.read(MEM32), m.map.read(MEM32 + 0x1000)), (0xff, 1));
+        assert!(m.root.save().is_ok(), "every BAR lies where its function says");
+    }
+}
+
+#[test]
 fn function_that_cannot_leave_keeps_its_place() {
     let m = machine();
     let one = Function::new(1, &[SMALL]);
