@@ -16,6 +16,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::address_space::IoMap;
+use crate::kvm::port_accesses;
 use crate::machine::{GuestEvent, Mailbox};
 use crate::thread_roles::VCPU;
 
@@ -248,8 +249,12 @@ impl Runner {
         match exit {
             Ok(VcpuExit::MmioWrite(address, data)) => self.io_map.write(Space::Memory, address, data),
             Ok(VcpuExit::MmioRead(address, data)) => self.io_map.read(Space::Memory, address, data),
-            Ok(VcpuExit::IoOut(port, data)) => self.io_map.write(Space::Port, port.into(), data),
-            Ok(VcpuExit::IoIn(port, data)) => self.io_map.read(Space::Port, port.into(), data),
+            Ok(VcpuExit::IoOut(port, _)) => {
+                port_accesses(vcpu).for_each(|data| self.io_map.write(Space::Port, port.into(), data));
+            }
+            Ok(VcpuExit::IoIn(port, _)) => {
+                port_accesses(vcpu).for_each(|data| self.io_map.read(Space::Port, port.into(), data));
+            }
             Ok(VcpuExit::Shutdown) => {
                 log::warn!("vCPU {}: triple fault; the guest is reset", self.id);
                 return Err(GuestEvent::Reset);

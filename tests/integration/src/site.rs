@@ -51,6 +51,8 @@ pub struct Site {
     pub witness: Option<PathBuf>,
     /// Static program that is at the other end of sockets to guests (`CAROM_VSOCK`).
     pub vsock: Option<PathBuf>,
+    /// Static program that reads an I/O port by a string instruction (`CAROM_STRING_IO`).
+    pub string_io: Option<PathBuf>,
     /// Static program that works in guests of which a host has many (`CAROM_TENANT`).
     pub tenant: Option<PathBuf>,
     /// The test with a guest that means harm (`CAROM_HOSTILE_GUEST`), of `vmm`.
@@ -118,6 +120,7 @@ impl Site {
             edu_dma: optional("CAROM_EDU_DMA")?,
             witness: optional("CAROM_WITNESS")?,
             vsock: optional("CAROM_VSOCK")?,
+            string_io: optional("CAROM_STRING_IO")?,
             tenant: optional("CAROM_TENANT")?,
             hostile_guest: optional("CAROM_HOSTILE_GUEST")?,
             iperf: optional("CAROM_IPERF3")?,

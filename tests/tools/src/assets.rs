@@ -76,9 +76,15 @@ impl Tools<'_> {
         Ok(variables)
     }
 
-    /// The programs that tests start in guests: one that steers the edu device, one that tells what it has lost, and one that has sockets to the host.
+    /// The programs that tests start in guests: one that steers the edu device, one that tells what it has lost, one that has sockets to
+    /// the host, and one that reads I/O ports.
     pub(crate) fn guest_programs(&self) -> Result<Variables> {
-        let programs = [("CAROM_EDU_DMA", "edu-dma"), ("CAROM_WITNESS", "witness"), ("CAROM_VSOCK", "vsock")];
+        let programs = [
+            ("CAROM_EDU_DMA", "edu-dma"),
+            ("CAROM_WITNESS", "witness"),
+            ("CAROM_VSOCK", "vsock"),
+            ("CAROM_STRING_IO", "string-io"),
+        ];
         programs.map(|(variable, name)| Ok((variable, self.guest_program(name)?.into()))).into_iter().collect()
     }
 

@@ -6,6 +6,7 @@ pub mod doorbells;
 mod error;
 pub mod line;
 pub mod msi;
+mod port_access;
 pub mod slots;
 mod vfio_device;
 
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
 pub use error::KvmError;
+pub use port_access::port_accesses;
 pub use vfio_device::create_vfio_device;
 
 use crate::arch::irqchip;

@@ -44,6 +44,7 @@ mod numa;
 mod patch;
 mod pmem;
 mod polling;
+mod port_io;
 mod printing;
 mod qcow2;
 mod rate_limit;
