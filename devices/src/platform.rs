@@ -3,6 +3,7 @@
 //! What devices need of the machine around them, as traits that the VMM implements.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
@@ -58,6 +59,20 @@ pub trait SharedLine: Send + Sync {
     /// # Errors
     /// There is no such connection.
     fn disconnect(&self, raise: &EventFd) -> io::Result<()>;
+}
+
+/// KVM's list of the files of VFIO that the VM uses (`Documentation/virt/kvm/devices/vfio.rst`). It keeps them open.
+pub trait VfioFiles: Send + Sync {
+    /// Puts an open file on the list.
+    ///
+    /// # Errors
+    /// KVM refuses; it is on the list already, or is none of VFIO.
+    fn add(&self, file: BorrowedFd<'_>) -> io::Result<()>;
+    /// Takes it off the list.
+    ///
+    /// # Errors
+    /// It is not on it.
+    fn remove(&self, file: BorrowedFd<'_>) -> io::Result<()>;
 }
 
 /// A message-signalled interrupt: what the device writes, and where.

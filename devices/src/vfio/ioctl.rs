@@ -8,13 +8,16 @@ use std::os::fd::AsRawFd;
 use iommu_bounce::Permissions;
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_DEVICE_FLAGS_RESET, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_DMA_UNMAP_FLAG_ALL,
+    VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
     VFIO_TYPE, vfio_device_info, vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info,
 };
 use vm_memory::VolatileSlice;
-use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ref};
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ptr, ioctl_with_ref};
 use vmm_sys_util::ioctl_io_nr;
 
 ioctl_io_nr!(VFIO_DEVICE_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 7);
+ioctl_io_nr!(VFIO_DEVICE_SET_IRQS, VFIO_TYPE.into(), VFIO_BASE + 10);
 ioctl_io_nr!(VFIO_DEVICE_RESET, VFIO_TYPE.into(), VFIO_BASE + 11);
 ioctl_io_nr!(VFIO_IOMMU_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 12);
 ioctl_io_nr!(VFIO_IOMMU_MAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 13);
@@ -113,4 +116,64 @@ pub(in crate::vfio) fn has_reset(device: &impl AsRawFd) -> io::Result<bool> {
 pub(in crate::vfio) fn reset(device: &impl AsRawFd) -> io::Result<()> {
     // SAFETY: The request takes no argument.
     outcome(unsafe { ioctl(device, VFIO_DEVICE_RESET()) })
+}
+
+/// What events of interrupts are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::vfio) enum IrqAction {
+    /// The kernel writes them when the device interrupts. Without events, the device interrupts no more.
+    Trigger,
+    /// Whoever writes them has the device interrupt again.
+    Unmask,
+}
+
+/// Sets the events of the interrupts of kind `index` (`VFIO_PCI_*_IRQ_INDEX`), from the first one on.
+///
+/// # Errors
+/// The kernel's, and `ENOSPC` where the host has fewer interrupts to give than there are events; none is on then.
+pub(in crate::vfio) fn set_irqs(
+    device: &impl AsRawFd,
+    index: u32,
+    action: IrqAction,
+    events: &[&EventFd],
+) -> io::Result<()> {
+    let request = irq_set(index, action, events)?;
+    // SAFETY: The kernel reads the structure and as many descriptors behind it as it says, which are there.
+    let result = unsafe { ioctl_with_ptr(device, VFIO_DEVICE_SET_IRQS(), request.as_ptr()) };
+    outcome(result)?;
+    // How many there are to be had (`vfio_msi_enable()` of drivers/vfio/pci/vfio_pci_intrs.c).
+    if result > 0 { Err(io::Error::from_raw_os_error(libc::ENOSPC)) } else { Ok(()) }
+}
+
+/// `vfio_irq_set` with descriptors behind it, in words, of which all of its fields are.
+fn irq_set(index: u32, action: IrqAction, events: &[&EventFd]) -> io::Result<Vec<u32>> {
+    let count = u32::try_from(events.len()).map_err(io::Error::other)?;
+    let action = match action {
+        IrqAction::Trigger => VFIO_IRQ_SET_ACTION_TRIGGER,
+        IrqAction::Unmask => VFIO_IRQ_SET_ACTION_UNMASK,
+    };
+    let data = if events.is_empty() { VFIO_IRQ_SET_DATA_NONE } else { VFIO_IRQ_SET_DATA_EVENTFD };
+    let mut words = vec![0, action | data, index, 0, count];
+    words.extend(events.iter().map(|event| event.as_raw_fd().cast_unsigned()));
+    words[0] = u32::try_from(size_of_val(words.as_slice())).map_err(io::Error::other)?;
+    Ok(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use vfio_bindings::bindings::vfio::vfio_irq_set;
+    use vmm_sys_util::eventfd::EFD_NONBLOCK;
+
+    use super::*;
+
+    #[test]
+    fn request_about_interrupts_has_the_fields_where_the_kernel_reads_them() {
+        let events = [EventFd::new(EFD_NONBLOCK).unwrap(), EventFd::new(EFD_NONBLOCK).unwrap()];
+        let words = irq_set(2, IrqAction::Trigger, &[&events[0], &events[1]]).unwrap();
+        assert_eq!(words[..5], [28, VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD, 2, 0, 2]);
+        assert_eq!(words[5..], [events[0].as_raw_fd().cast_unsigned(), events[1].as_raw_fd().cast_unsigned()]);
+        assert_eq!(size_of::<vfio_irq_set>(), 5 * size_of::<u32>());
+        let none = irq_set(1, IrqAction::Trigger, &[]).unwrap();
+        assert_eq!(none, [20, VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_NONE, 1, 0, 0]);
+    }
 }

@@ -17,7 +17,7 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
 pub use error::KvmError;
 pub use port_access::port_accesses;
-pub use vfio_device::create_vfio_device;
+pub use vfio_device::{KvmVfioFiles, create_vfio_device};
 
 use crate::arch::irqchip;
 use crate::inherited;

@@ -1,14 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! KVM's VFIO pseudo device, by which KVM learns which VFIO groups the VM uses.
+//! KVM's VFIO pseudo device, by which KVM learns which files of VFIO the VM uses (Documentation/virt/kvm/devices/vfio.rst).
 
-use kvm_bindings::{kvm_create_device, kvm_device_type_KVM_DEV_TYPE_VFIO};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use devices::platform::VfioFiles;
+use kvm_bindings::{
+    KVM_DEV_VFIO_FILE, KVM_DEV_VFIO_FILE_ADD, KVM_DEV_VFIO_FILE_DEL, kvm_create_device, kvm_device_attr,
+    kvm_device_type_KVM_DEV_TYPE_VFIO,
+};
 use kvm_ioctls::{DeviceFd, VmFd};
 
 use super::KvmError;
 
-/// Makes the device; one a VM (Documentation/virt/kvm/devices/vfio.rst).
+/// Makes the device; one a VM.
 pub fn create_vfio_device(vm: &VmFd) -> Result<DeviceFd, KvmError> {
     let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, fd: 0, flags: 0 };
     vm.create_device(&mut device).map_err(KvmError::call("creating KVM's VFIO device"))
+}
+
+/// The device's list of files.
+pub struct KvmVfioFiles(pub DeviceFd);
+
+impl KvmVfioFiles {
+    fn change(&self, attr: u32, file: BorrowedFd<'_>) -> io::Result<()> {
+        let number = file.as_raw_fd();
+        // The kernel reads the number where the address says.
+        let addr = std::ptr::from_ref(&number) as u64;
+        let change = kvm_device_attr { flags: 0, group: KVM_DEV_VFIO_FILE, attr: attr.into(), addr };
+        Ok(self.0.set_device_attr(&change)?)
+    }
+}
+
+impl VfioFiles for KvmVfioFiles {
+    fn add(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.change(KVM_DEV_VFIO_FILE_ADD, file)
+    }
+    fn remove(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.change(KVM_DEV_VFIO_FILE_DEL, file)
+    }
 }

@@ -23,8 +23,8 @@ use vfio_ioctls::VfioDeviceFd;
 use super::mapper::EndpointMapper;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::arch::segments;
-use crate::kvm::create_vfio_device;
 use crate::kvm::line::KvmSharedLine;
+use crate::kvm::{KvmVfioFiles, create_vfio_device};
 use crate::machine::VmError;
 
 pub(super) const BUILDER: Builder = Builder { kind: &DeviceConfig::KIND, roles: &[Role::VfioNotices], build };
@@ -169,11 +169,11 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
 }
 
 fn open_host_iommu(iommufd: bool, vm: &VmFd) -> Result<HostIommu, VmError> {
-    let kvm_vfio = Arc::new(VfioDeviceFd::new_from_kvm(create_vfio_device(vm)?));
+    let kvm_vfio = create_vfio_device(vm)?;
     if !iommufd {
-        return Ok(HostIommu::containers(Some(kvm_vfio)));
+        return Ok(HostIommu::containers(Some(Arc::new(VfioDeviceFd::new_from_kvm(kvm_vfio)))));
     }
-    HostIommu::iommufd(Some(kvm_vfio)).map_err(|source| VmError::Vfio {
+    HostIommu::iommufd(Some(Arc::new(KvmVfioFiles(kvm_vfio)))).map_err(|source| VmError::Vfio {
         field: PlatformConfig::IOMMUFD,
         path: None,
         source: Box::new(source),

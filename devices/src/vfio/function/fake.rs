@@ -38,6 +38,8 @@ pub(crate) struct Inner {
     pub(crate) refused: Mutex<Vec<IrqKind>>,
     /// It takes no event by which INTx is unmasked.
     pub(crate) keeps_intx_masked: AtomicBool,
+    /// It does not say that interrupts were turned off.
+    pub(crate) is_gone: AtomicBool,
     /// The host has so many vectors left.
     pub(crate) vectors_left: AtomicUsize,
     pub(crate) events: Mutex<Vec<Event>>,
@@ -73,6 +75,7 @@ impl FakeFunction {
             notices: Mutex::default(),
             refused: Mutex::default(),
             keeps_intx_masked: AtomicBool::new(false),
+            is_gone: AtomicBool::new(false),
             vectors_left: AtomicUsize::new(usize::MAX),
             events: Mutex::default(),
             resets: true,
@@ -187,7 +190,7 @@ impl HostFunction for FakeFunction {
     }
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()> {
         self.record(Event::Disable(kind));
-        Ok(())
+        if self.0.is_gone.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(libc::ENODEV)) } else { Ok(()) }
     }
     fn reset(&self) -> io::Result<bool> {
         if self.0.held.load(Ordering::Relaxed) {

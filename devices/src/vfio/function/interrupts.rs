@@ -177,11 +177,13 @@ impl Interrupts {
         if wanted == self.active {
             return Ok(());
         }
-        match (self.active.take(), &mut self.intx) {
-            (Some(INTX), Some(intx)) => intx.disable(host)?,
-            (Some(active), _) => host.disable_irqs(active.kind)?,
-            (None, _) => {}
-        }
+        let off = match (self.active.take(), &mut self.intx) {
+            (Some(INTX), Some(intx)) => intx.disable(host),
+            (Some(active), _) => host.disable_irqs(active.kind),
+            (None, _) => Ok(()),
+        };
+        // What is wanted is still to be had, if the host has it.
+        self.report("interrupts off", off);
         if let (Some(INTX), Some(intx)) = (wanted, &mut self.intx) {
             intx.enable(host)?;
             self.active = wanted;

@@ -14,6 +14,7 @@ mod host_function;
 mod host_watch;
 mod interrupts;
 mod intx;
+mod open_device;
 mod role;
 mod sysfs;
 #[cfg(test)]

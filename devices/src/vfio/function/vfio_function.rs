@@ -2,9 +2,7 @@
 
 //! A function of the host that VFIO gives access to.
 
-use std::ffi::OsStr;
 use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -13,20 +11,20 @@ use vfio_bindings::bindings::vfio::{
     VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_READ,
     VFIO_REGION_INFO_FLAG_WRITE,
 };
-use vfio_ioctls::{VfioDevice, VfioError, VfioRegionInfoCap};
+use vfio_ioctls::VfioRegionInfoCap;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::bar_mapping::BarMapping;
 use super::host_function::{ConfigAccess, HostFunction, IrqKind, Region};
+use super::open_device::OpenDevice;
 use super::sysfs::HostFunctionPath;
-use crate::inherited;
-use crate::vfio::error::{VfioPciError, file_error};
-use crate::vfio::ioctl;
+use crate::vfio::error::VfioPciError;
+use crate::vfio::ioctl::{self, IrqAction};
 use crate::vfio::space::{Attachable, DmaSpace};
 
 /// A function of the host behind VFIO.
 pub(crate) struct VfioFunction {
-    device: Arc<VfioDevice>,
+    device: Arc<OpenDevice>,
     has_reset: bool,
     /// The host reset it as it was opened, and nobody has used it since.
     is_new: AtomicBool,
@@ -34,58 +32,11 @@ pub(crate) struct VfioFunction {
 
 impl VfioFunction {
     pub(crate) fn open(function: &HostFunctionPath, space: &DmaSpace) -> Result<Self, VfioPciError> {
-        let inherited = match space {
-            DmaSpace::Ioas(ioas) => inherited::vfio_device(function.path()).map(|file| (file, ioas.clone())),
-            DmaSpace::Container(_) => None,
-        };
-        let device = match inherited {
-            Some((file, ioas)) => VfioDevice::new_from_fd(file, ioas, true),
-            None => VfioDevice::new(function.path(), space.opener(), true),
-        };
-        let device = device.map_err(|error| open_error(function, error))?;
-        let has_reset = ioctl::has_reset(&device)
+        let device = OpenDevice::open(function, space)?;
+        let has_reset = ioctl::has_reset(&*device)
             .map_err(|source| VfioPciError::Host { what: format!("asking VFIO about {}", function.name()), source })?;
         let is_new = function.is_reset_when_opened().into();
         Ok(Self { device: Arc::new(device), has_reset, is_new })
-    }
-}
-
-impl Attachable for VfioDevice {
-    fn attach(&self, space: &DmaSpace) -> io::Result<()> {
-        let DmaSpace::Ioas(ioas) = space else { return Err(io::ErrorKind::Unsupported.into()) };
-        self.attach_hwpt(ioas.ioas().id()).map_err(|error| match error {
-            VfioError::VfioDeviceAttachIommufdPt(errno) => errno.into(),
-            error => io::Error::other(error),
-        })
-    }
-}
-
-fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
-    let (name, group) = (function.name().to_string(), function.group());
-    let busy = || VfioPciError::Busy { name: name.clone(), group };
-    match error {
-        VfioError::OpenGroup(source, _) if source.raw_os_error() == Some(libc::EBUSY) => busy(),
-        VfioError::OpenGroup(source, _) => {
-            file_error(PathBuf::from_iter([OsStr::new("/dev/vfio"), OsStr::new(&group.to_string())]), source)
-        }
-        VfioError::GroupGetDeviceFD(errno) if errno.errno() == libc::EBUSY => busy(),
-        VfioError::InvalidVfioDev => VfioPciError::NoCdev { name },
-        VfioError::OpenDeviceCdev(source) => {
-            file_error(function.cdev().unwrap_or_else(|| PathBuf::from("/dev/vfio/devices")), source)
-        }
-        // All devices of a group share one address space, and another device's use has chosen a different one.
-        VfioError::VfioDeviceAttachIommufdPt(errno) if errno.errno() == libc::EINVAL => busy(),
-        VfioError::VfioDeviceBindIommufd(errno) => match errno.errno() {
-            // The group is open, or the character device is (EINVAL).
-            libc::EBUSY | libc::EINVAL => busy(),
-            // Another owner has the group, or interrupts would not be isolated.
-            libc::EPERM if function.in_the_way().is_empty() => VfioPciError::NotOurs { name, group },
-            libc::EPERM => VfioPciError::NotViable { name, group, others: function.in_the_way() },
-            _ => VfioPciError::Vfio { what: format!("opening {name}"), source: error },
-        },
-        // Sysfs showed no driver before, so one was bound since.
-        VfioError::GroupViable => VfioPciError::NotViable { name, group, others: function.in_the_way() },
-        source => VfioPciError::Vfio { what: format!("opening {name}"), source },
     }
 }
 
@@ -134,7 +85,7 @@ impl HostFunction for VfioFunction {
     fn map_region(&self, bar: u8, offset: u64, len: usize, read_only: bool) -> io::Result<BarMapping> {
         let start = self.device.get_region_offset(bar.into());
         let offset = start.checked_add(offset).ok_or_else(|| io::Error::other("a region's offset wraps"))?;
-        BarMapping::new(&*self.device, offset, len, read_only)
+        BarMapping::new(&**self.device, offset, len, read_only)
     }
 
     fn irq_count(&self, kind: IrqKind) -> u32 {
@@ -142,21 +93,21 @@ impl HostFunction for VfioFunction {
     }
 
     fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()> {
-        self.device.enable_irq(irq_index(kind), events).map_err(io::Error::other)
+        ioctl::set_irqs(&**self.device, irq_index(kind), IrqAction::Trigger, &events)
     }
 
     fn unmask_intx_by(&self, event: &EventFd) -> io::Result<()> {
-        self.device.set_irq_resample_fd(VFIO_PCI_INTX_IRQ_INDEX, vec![event]).map_err(io::Error::other)
+        ioctl::set_irqs(&**self.device, VFIO_PCI_INTX_IRQ_INDEX, IrqAction::Unmask, &[event])
     }
 
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()> {
-        self.device.disable_irq(irq_index(kind)).map_err(io::Error::other)
+        ioctl::set_irqs(&**self.device, irq_index(kind), IrqAction::Trigger, &[])
     }
 
     fn reset(&self) -> io::Result<bool> {
         // A reset takes 100 ms and more where it is one of the function alone (PCI Express Base, section 6.6.2).
         if self.has_reset && !self.is_new.swap(false, Ordering::Relaxed) {
-            ioctl::reset(&*self.device)?;
+            ioctl::reset(&**self.device)?;
         }
         Ok(self.has_reset)
     }

@@ -6,10 +6,11 @@ use std::io;
 use std::sync::Arc;
 
 use iommu_bounce::{MapperLimits, Permissions};
-use vfio_ioctls::{VfioContainer, VfioIommufd, VfioOps};
+use vfio_ioctls::{VfioContainer, VfioIommufd};
 use vm_memory::VolatileSlice;
 
 use super::{ioas, type1_info};
+use crate::platform::VfioFiles;
 use crate::vfio::ioctl;
 
 /// An I/O address space of the host: what the devices attached to it can reach. Clones are the same one.
@@ -20,24 +21,21 @@ pub enum DmaSpace {
     /// A container of VFIO's type 1 back end.
     Container(Arc<VfioContainer>),
     /// An I/O address space of IOMMUFD.
-    Ioas(Arc<VfioIommufd>),
+    Ioas {
+        /// The address space, in which devices are opened.
+        ioas: Arc<VfioIommufd>,
+        /// KVM is told of the devices.
+        kvm: Option<Arc<dyn VfioFiles>>,
+    },
 }
 
 impl DmaSpace {
-    /// What opens devices into this space.
-    pub(crate) fn opener(&self) -> Arc<dyn VfioOps> {
-        match self {
-            Self::Container(container) => container.clone(),
-            Self::Ioas(ioas) => ioas.clone(),
-        }
-    }
-
     /// Lets the devices reach `memory` at `iova`, and pins it. The errors are the kernel's: `EEXIST` where something is
     /// mapped already, `ENOSPC` and `ENOMEM` for limits.
     pub(crate) fn map(&self, iova: u64, memory: &VolatileSlice<'_>, permissions: Permissions) -> io::Result<()> {
         match self {
             Self::Container(container) => ioctl::map_dma(&**container, iova, memory, permissions),
-            Self::Ioas(ioas) => ioas::map(ioas, iova, memory, permissions),
+            Self::Ioas { ioas, .. } => ioas::map(ioas, iova, memory, permissions),
         }
     }
 
@@ -46,7 +44,7 @@ impl DmaSpace {
     pub(crate) fn unmap(&self, iova: u64, len: u64) -> io::Result<u64> {
         match self {
             Self::Container(container) => ioctl::unmap_dma(&**container, iova, len),
-            Self::Ioas(ioas) => ioas::unmap(ioas, iova, len),
+            Self::Ioas { ioas, .. } => ioas::unmap(ioas, iova, len),
         }
     }
 
@@ -58,7 +56,7 @@ impl DmaSpace {
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
                 outcome => outcome.map(drop),
             },
-            Self::Ioas(ioas) => ioas::unmap_all(ioas),
+            Self::Ioas { ioas, .. } => ioas::unmap_all(ioas),
         }
     }
 
@@ -66,7 +64,7 @@ impl DmaSpace {
     pub(crate) fn limits(&self) -> io::Result<MapperLimits> {
         match self {
             Self::Container(container) => Ok(type1_info::parse(&ioctl::iommu_info(&**container)?)),
-            Self::Ioas(ioas) => ioas::limits(ioas),
+            Self::Ioas { ioas, .. } => ioas::limits(ioas),
         }
     }
 }

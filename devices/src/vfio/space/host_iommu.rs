@@ -16,30 +16,30 @@ use super::endpoint_devices::EndpointDevices;
 use super::ioas;
 use super::vfio_mapper::VfioMapper;
 use crate::inherited;
+use crate::platform::VfioFiles;
 use crate::vfio::error::{VfioPciError, file_error};
 use crate::vfio::function::VfioPciDevice;
 
 /// The host's IOMMU, which makes address spaces.
 pub struct HostIommu {
     backend: Backend,
-    /// KVM's VFIO device, which is told of the devices that the VM uses.
-    kvm_vfio: Option<Arc<VfioDeviceFd>>,
 }
 
+/// Each with KVM's VFIO device, which is told of the devices that the VM uses.
 enum Backend {
-    Containers,
-    Iommufd(Arc<IommuFd>, EndpointDevices),
+    Containers(Option<Arc<VfioDeviceFd>>),
+    Iommufd(Arc<IommuFd>, EndpointDevices, Option<Arc<dyn VfioFiles>>),
 }
 
 impl HostIommu {
     /// By VFIO's groups and containers (`/dev/vfio/vfio`), which every host has.
     pub fn containers(kvm_vfio: Option<Arc<VfioDeviceFd>>) -> Self {
-        Self { backend: Backend::Containers, kvm_vfio }
+        Self { backend: Backend::Containers(kvm_vfio) }
     }
 
     /// By IOMMUFD (`/dev/iommu`) and VFIO's character devices: Linux 6.6 built with `CONFIG_IOMMUFD` and
     /// `CONFIG_VFIO_DEVICE_CDEV`. A descriptor of it that was inherited takes the place of the file.
-    pub fn iommufd(kvm_vfio: Option<Arc<VfioDeviceFd>>) -> Result<Self, VfioPciError> {
+    pub fn iommufd(kvm: Option<Arc<dyn VfioFiles>>) -> Result<Self, VfioPciError> {
         let iommufd = match inherited::iommufd() {
             Some(file) => file.map(IommuFd::new_from_fd).map_err(iommufd_error)?,
             None => IommuFd::new().map_err(|error| match error {
@@ -47,23 +47,22 @@ impl HostIommu {
                 error => VfioPciError::Host { what: "opening /dev/iommu".to_string(), source: ioas::io_error(error) },
             })?,
         };
-        Ok(Self { backend: Backend::Iommufd(Arc::new(iommufd), EndpointDevices::default()), kvm_vfio })
+        Ok(Self { backend: Backend::Iommufd(Arc::new(iommufd), EndpointDevices::default(), kvm) })
     }
 
     /// Makes an empty address space.
     pub fn new_space(&self) -> Result<DmaSpace, VfioPciError> {
-        let kvm_vfio = self.kvm_vfio.clone();
         match &self.backend {
-            Backend::Containers => {
-                let container = VfioContainer::new(kvm_vfio).map_err(container_error)?;
+            Backend::Containers(kvm_vfio) => {
+                let container = VfioContainer::new(kvm_vfio.clone()).map_err(container_error)?;
                 Ok(DmaSpace::Container(Arc::new(container)))
             }
-            Backend::Iommufd(iommufd, _) => {
-                let ioas = VfioIommufd::new(iommufd.clone(), None, kvm_vfio).map_err(|source| VfioPciError::Vfio {
+            Backend::Iommufd(iommufd, _, kvm) => {
+                let ioas = VfioIommufd::new(iommufd.clone(), None, None).map_err(|source| VfioPciError::Vfio {
                     what: "making an address space (IOAS) of /dev/iommu".to_string(),
                     source,
                 })?;
-                Ok(DmaSpace::Ioas(Arc::new(ioas)))
+                Ok(DmaSpace::Ioas { ioas: Arc::new(ioas), kvm: kvm.clone() })
             }
         }
     }
@@ -79,8 +78,8 @@ impl HostIommu {
         memory: impl Any + Send,
     ) -> Result<VfioMapper, VfioPciError> {
         let devices = match &self.backend {
-            Backend::Containers => None,
-            Backend::Iommufd(_, devices) => {
+            Backend::Containers(_) => None,
+            Backend::Iommufd(_, devices, _) => {
                 devices.insert(endpoint, function.attachable());
                 Some(devices.clone())
             }

@@ -81,6 +81,18 @@ fn intx_gives_way_to_message_signalled_interrupts_and_comes_back() {
 }
 
 #[test]
+fn interrupts_that_the_host_does_not_say_are_off_give_way_all_the_same() {
+    let m = machine(&with_intx(nvme()));
+    m.device.write_config(0x42, &[0, 0x80]);
+    m.host.events();
+    m.host.0.is_gone.store(true, Ordering::Relaxed);
+    m.device.write_config(0x42, &[0, 0]);
+    assert_eq!(m.host.events(), [&[Event::Disable(IrqKind::Msix)][..], &ENABLE].concat());
+    m.device.write_config(0x42, &[0, 0x80]);
+    assert_eq!(m.host.events(), [DISABLE, Event::Enable(IrqKind::Msix, 1)]);
+}
+
+#[test]
 fn reset_turns_intx_off_and_on_around_that_of_the_device() {
     let m = machine(&only_intx());
 

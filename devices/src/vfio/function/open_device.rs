@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A device of VFIO, from its opening to its end, whatever fails between.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use log::{error, warn};
+use vfio_ioctls::{VfioDevice, VfioError};
+
+use super::sysfs::HostFunctionPath;
+use crate::inherited;
+use crate::platform::VfioFiles;
+use crate::vfio::error::{VfioPciError, file_error};
+use crate::vfio::space::{Attachable, DmaSpace};
+
+/// An open device.
+pub(super) struct OpenDevice {
+    name: String,
+    /// There until this is dropped.
+    device: Option<VfioDevice>,
+    /// Dropped after the device: KVM keeps the file open until then.
+    _listed: Option<ListedFile>,
+}
+
+impl OpenDevice {
+    pub(super) fn open(function: &HostFunctionPath, space: &DmaSpace) -> Result<Self, VfioPciError> {
+        let failed = |error| open_error(function, error);
+        let mut listed = None;
+        let device = match space {
+            DmaSpace::Container(container) => VfioDevice::new(function.path(), container.clone(), true),
+            DmaSpace::Ioas { ioas, kvm } => {
+                let inherited = inherited::vfio_device(function.path());
+                let file = inherited.map_or_else(|| VfioDevice::open_cdev(function.path()), Ok).map_err(failed)?;
+                if let Some(kvm) = kvm {
+                    let what = || format!("telling KVM of {}", function.name());
+                    let told = ListedFile::new(&file, kvm.clone());
+                    listed = Some(told.map_err(|source| VfioPciError::Host { what: what(), source })?);
+                }
+                VfioDevice::new_from_fd(file, ioas.clone(), true)
+            }
+        };
+        Ok(Self { name: function.name().to_string(), device: Some(device.map_err(failed)?), _listed: listed })
+    }
+}
+
+impl Deref for OpenDevice {
+    type Target = VfioDevice;
+
+    fn deref(&self) -> &VfioDevice {
+        self.device.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for OpenDevice {
+    fn drop(&mut self) {
+        let device = self.device.take();
+        // The library panics where sysfs has the device no more, which its host may take away at any time. What it leaves undone then
+        // ends with the container.
+        if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
+            error!("{}: it went away while it was closed", self.name);
+        }
+    }
+}
+
+impl Attachable for OpenDevice {
+    fn attach(&self, space: &DmaSpace) -> io::Result<()> {
+        let DmaSpace::Ioas { ioas, .. } = space else { return Err(io::ErrorKind::Unsupported.into()) };
+        self.attach_hwpt(ioas.ioas().id()).map_err(|error| match error {
+            VfioError::VfioDeviceAttachIommufdPt(errno) => errno.into(),
+            error => io::Error::other(error),
+        })
+    }
+}
+
+/// A file that KVM was told of, until this is dropped. KVM keeps the file open meanwhile: it would be busy for good if nobody took it
+/// off the list.
+struct ListedFile {
+    /// The same open file.
+    file: File,
+    kvm: Arc<dyn VfioFiles>,
+}
+
+impl ListedFile {
+    fn new(file: &File, kvm: Arc<dyn VfioFiles>) -> io::Result<Self> {
+        let file = file.try_clone()?;
+        kvm.add(file.as_fd())?;
+        Ok(Self { file, kvm })
+    }
+}
+
+impl Drop for ListedFile {
+    fn drop(&mut self) {
+        if let Err(error) = self.kvm.remove(self.file.as_fd()) {
+            warn!("a device stays busy until the VM ends: {error}");
+        }
+    }
+}
+
+fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
+    let (name, group) = (function.name().to_string(), function.group());
+    let busy = || VfioPciError::Busy { name: name.clone(), group };
+    match error {
+        VfioError::OpenGroup(source, _) if source.raw_os_error() == Some(libc::EBUSY) => busy(),
+        VfioError::OpenGroup(source, _) => {
+            file_error(PathBuf::from_iter([OsStr::new("/dev/vfio"), OsStr::new(&group.to_string())]), source)
+        }
+        VfioError::GroupGetDeviceFD(errno) if errno.errno() == libc::EBUSY => busy(),
+        VfioError::InvalidVfioDev => VfioPciError::NoCdev { name },
+        VfioError::OpenDeviceCdev(source) => {
+            file_error(function.cdev().unwrap_or_else(|| PathBuf::from("/dev/vfio/devices")), source)
+        }
+        // All devices of a group share one address space, and another device's use has chosen a different one.
+        VfioError::VfioDeviceAttachIommufdPt(errno) if errno.errno() == libc::EINVAL => busy(),
+        VfioError::VfioDeviceBindIommufd(errno) => match errno.errno() {
+            // The group is open, or the character device is (EINVAL).
+            libc::EBUSY | libc::EINVAL => busy(),
+            // Another owner has the group, or interrupts would not be isolated.
+            libc::EPERM if function.in_the_way().is_empty() => VfioPciError::NotOurs { name, group },
+            libc::EPERM => VfioPciError::NotViable { name, group, others: function.in_the_way() },
+            _ => VfioPciError::Vfio { what: format!("opening {name}"), source: error },
+        },
+        // Sysfs showed no driver before, so one was bound since.
+        VfioError::GroupViable => VfioPciError::NotViable { name, group, others: function.in_the_way() },
+        source => VfioPciError::Vfio { what: format!("opening {name}"), source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// How many files KVM was told of, and how many it was told to forget.
+    #[derive(Default)]
+    struct FakeKvm {
+        files: Mutex<(u32, u32)>,
+        refuses: bool,
+    }
+
+    impl VfioFiles for FakeKvm {
+        fn add(&self, _: BorrowedFd<'_>) -> io::Result<()> {
+            if self.refuses {
+                return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+            }
+            self.files.lock().unwrap().0 += 1;
+            Ok(())
+        }
+        fn remove(&self, _: BorrowedFd<'_>) -> io::Result<()> {
+            self.files.lock().unwrap().1 += 1;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn file_that_kvm_was_told_of_is_taken_off_its_list_and_one_that_it_refused_is_not() {
+        let file = tempfile::tempfile().unwrap();
+        let kvm = Arc::new(FakeKvm::default());
+        drop(ListedFile::new(&file, kvm.clone()).unwrap());
+        assert_eq!(*kvm.files.lock().unwrap(), (1, 1));
+        let kvm = Arc::new(FakeKvm { refuses: true, ..FakeKvm::default() });
+        assert!(ListedFile::new(&file, kvm.clone()).is_err());
+        assert_eq!(*kvm.files.lock().unwrap(), (0, 0));
+    }
+}
