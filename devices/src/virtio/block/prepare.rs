@@ -16,6 +16,9 @@ use super::spec::{ID_BYTES, RANGE_BYTES, SECTOR, UNMAP, request, status};
 use super::transfer::Transfer;
 use crate::dma::DeviceMemory;
 
+/// Most bytes of a request. No driver makes as large ones unless it is told to, and a pause waits for it.
+const MOST_BYTES: usize = 256 << 20;
+
 /// What becomes of a request.
 pub(super) enum Prepared {
     /// It is done, or refused.
@@ -68,6 +71,9 @@ fn transfer(
     }
     let parts = if writes { request.readable } else { request.writable };
     let len = parts.len;
+    if len > MOST_BYTES {
+        return Err(status::IOERR);
+    }
     let offset = place(&disk.image, request.sector, len as u64)?;
     let transfer = Transfer::new(writes, offset, parts, memory, &disk.image, owner);
     let (transfer, number) = transfer.map_err(|_| status::IOERR)?;

@@ -5,7 +5,8 @@
 use smallvec::SmallVec;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::spec::{HEADER, request};
+use super::config_space::MAX_ZEROES_SECTORS;
+use super::spec::{HEADER, SECTOR, request};
 use crate::dma::DmaView;
 use crate::virtio::chain::{Chain, OUTSIDE, walk};
 
@@ -41,6 +42,14 @@ impl Request {
             request::IN => self.writable.len as u64,
             request::OUT => self.readable.len as u64,
             _ => 0,
+        }
+    }
+
+    /// As how many bytes it counts while it is under way. What a discard or zeroes cost is not known before they are done.
+    pub(super) fn weight(&self) -> u64 {
+        match self.kind {
+            request::DISCARD | request::WRITE_ZEROES => u64::from(MAX_ZEROES_SECTORS) * SECTOR,
+            _ => self.bytes(),
         }
     }
 }

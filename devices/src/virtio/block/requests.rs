@@ -37,6 +37,8 @@ use crate::worker::{Orders, Task, Wait};
 const BATCH: usize = 16;
 /// So many requests at a time are few.
 const FEW: usize = 4;
+/// Bytes of requests that are under way at a time, unless one alone has more: a pause waits for all of them.
+const MOST_BYTES: u64 = 128 << 20;
 /// How many looks at the queue are made between looks at the clock.
 const LOOKS: u32 = 16;
 /// How long answers wait for those of requests that are there already, so that the driver is told once.
@@ -53,6 +55,11 @@ pub(super) struct Requests {
     engine: Engine,
     /// Requests under way. The place of each is the number of its operations.
     flights: Vec<Option<Flight>>,
+    /// As how many bytes each of them counts, and all of them.
+    weights: Vec<u64>,
+    weight: u64,
+    /// The next request would be too much beside them.
+    is_full: bool,
     /// Places without a request.
     free: Vec<usize>,
     /// How many of the requests under way write.
@@ -95,6 +102,9 @@ impl Requests {
             driver,
             disk,
             flights: (0..places).map(|_| None).collect(),
+            weights: vec![0; places],
+            weight: 0,
+            is_full: false,
             free: (0..places).rev().collect(),
             writes: 0,
             read: Vec::with_capacity(BATCH),
@@ -120,6 +130,11 @@ impl Requests {
         self.flights.len() - self.free.len()
     }
 
+    /// Whether a request has to end before another can begin.
+    fn has_no_room(&self) -> bool {
+        self.is_full || self.free.is_empty()
+    }
+
     /// Begins all requests that there are, and answers those that are done. The driver is asked to tell of more only when none is left.
     fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
         let outstanding = outstanding(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))?;
@@ -143,7 +158,7 @@ impl Requests {
                 self.begin();
                 self.submit()?;
                 self.give_back()?;
-            } else if self.held.is_some() || self.free.is_empty() || !(self.came_soon(orders)? || self.more_came()?) {
+            } else if self.held.is_some() || self.has_no_room() || !(self.came_soon(orders)? || self.more_came()?) {
                 // Those that are held back, or have no room, have the thread woken by time, or by a request's end.
                 break;
             }
@@ -170,7 +185,7 @@ impl Requests {
     fn more_to_coalesce(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
         let Some(since) = self.untold_since else { return Ok(false) };
         let start = Instant::now();
-        if self.held.is_some() || self.free.is_empty() || self.is_copied_to() || self.is_untold_long(start - since) {
+        if self.held.is_some() || self.has_no_room() || self.is_copied_to() || self.is_untold_long(start - since) {
             return Ok(false);
         }
         let patience = self.coalescing.begin(self.untold);
@@ -229,10 +244,10 @@ impl Requests {
         self.engine.submit().map_err(|source| DeviceError::Io { queue, source })
     }
 
-    /// Reads requests that the driver has added, as many as there is room for and the limit on the rate lets pass. One that is held back
+    /// Reads requests that the driver has added, as many as there is room for and the limit on the rate lets pass. The one after them
     /// stays in the queue, as if the driver had not added it yet.
     fn pop(&mut self) -> Result<(), DeviceError> {
-        self.held = None;
+        (self.held, self.is_full) = (None, false);
         let most = self.free.len().min(BATCH);
         if most == 0 {
             return Ok(());
@@ -240,10 +255,17 @@ impl Requests {
         let memory = &self.driver.memory.view();
         let size = self.queue.size();
         let ring = ring_error(self.index);
+        let mut weight = self.weight;
         while self.read.len() < most
             && let Some(chain) = self.queue.next_chain(memory).map_err(&ring)?
         {
             let request = request::read(chain, memory, size).map_err(broken(self.index))?;
+            weight += request.weight();
+            if weight > MOST_BYTES && weight != request.weight() {
+                self.queue.put_back(1);
+                self.is_full = true;
+                break;
+            }
             if let Some(limiter) = &self.disk.limiter
                 && let Err(wait) = limiter.pass(request.bytes(), Instant::now())
             {
@@ -273,7 +295,7 @@ impl Requests {
     /// Begins a request, beside which few others are begun and nothing is under way if they `are_few`; the answer, if there is one
     /// already.
     fn start(&mut self, request: Request, are_few: bool) -> Option<Answer> {
-        let (head, place) = (request.head, request.status);
+        let (head, place, weight) = (request.head, request.status, request.weight());
         match prepare(request, &self.disk, &self.driver.memory, &self.owner, self.durable) {
             Prepared::Answered { status: code, used } => {
                 if code != status::OK {
@@ -285,6 +307,8 @@ impl Requests {
                 self.writes += usize::from(flight.is_write());
                 let number = self.free.pop().expect("no more requests are read than there is room for");
                 self.flights[number] = Some(flight);
+                self.weights[number] = weight;
+                self.weight += weight;
                 self.advance(number, Ok(()), are_few)
             }
         }
@@ -311,6 +335,7 @@ impl Requests {
                 self.writes -= usize::from(flight.is_write());
                 let answer = flight.answer(outcome, &self.disk.counts);
                 self.flights[number] = None;
+                self.weight -= self.weights[number];
                 self.free.push(number);
                 Some(answer)
             }

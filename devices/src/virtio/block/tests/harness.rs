@@ -197,10 +197,11 @@ impl Harness {
     /// Sets the device up as a driver does.
     pub(super) fn start(&mut self) {
         self.map_all();
-        self.begin();
+        self.begin_with(RINGS);
     }
 
-    fn begin(&mut self) {
+    /// The same with the rings of the first queue at these places, all of which are mapped.
+    pub(super) fn begin_with(&mut self, rings: [u64; 3]) {
         let offset = self.offset();
         self.write(20, &[1]);
         self.write(20, &[3]);
@@ -215,7 +216,7 @@ impl Harness {
         for queue in 0..self.kind.queues {
             self.write(22, &queue.to_le_bytes());
             self.write(24, &QUEUE_SIZE.to_le_bytes());
-            for (place, ring) in [32, 40, 48].into_iter().zip(RINGS) {
+            for (place, ring) in [32, 40, 48].into_iter().zip(rings) {
                 self.write(place, &(ring + RINGS_SIZE * u64::from(queue) + offset).to_le_bytes());
             }
             self.write(28, &1u16.to_le_bytes());

@@ -166,6 +166,23 @@ fn chain_of_which_nothing_can_be_told_ends_the_device_until_it_is_reset() {
 }
 
 #[test]
+fn queue_whose_elements_are_not_in_memory_ends_the_device_and_is_not_read_for_ever() {
+    for kind in [PLAIN, RING] {
+        let mut disk = Harness::silent(Kind { translated: true, ..kind }, file(&pattern(BYTES, 0)), BYTES as u64);
+        // Flags and index of the available ring are at the end of a page, its elements in the next one.
+        let available = 0x6ffc;
+        for page in (0..DATA).step_by(0x1000) {
+            disk.map(page, 0x1000, Permissions::READ | Permissions::WRITE);
+        }
+        disk.begin_with([0x1000, available, 0x3000]);
+        disk.unmap(0x7000, 0x1000);
+        disk.fill(available + 2, &[1, 0]);
+        disk.ring(0);
+        wait_until(|| disk.status() & 64 != 0);
+    }
+}
+
+#[test]
 fn image_that_cannot_be_written_fails_requests_and_the_disk_goes_on() {
     for kind in kinds() {
         let file = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap());

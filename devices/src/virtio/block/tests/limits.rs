@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A limit on the rate: who waits, and that nobody waits for who waits.
+//! Limits on the rate, and on what is under way: who waits, and that nobody waits for who waits.
 
 use std::time::{Duration, Instant};
+
+use iommu_bounce::{DmaMapper, Permissions};
+use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use super::harness::*;
 use crate::pci::PciDevice;
@@ -88,4 +91,54 @@ fn all_kinds_of_requests_count_and_bytes_of_reads_and_writes() {
     disk.ring(0);
     wait_until(|| disk.device.counters().rate_waits != 0);
     assert_eq!(disk.device.counters().flushes, 1);
+}
+
+/// Where the same 1 MiB of RAM is named over and over.
+const ALIASES: u64 = 0x4000_0000;
+const MIB: u64 = 1 << 20;
+/// Of a request, at most.
+const MOST_MIB: u64 = 256;
+
+/// A disk behind an IOMMU whose driver can make requests of so many MiB.
+fn with_large_buffers(kind: Kind, mib: u64) -> Harness {
+    let image = tempfile::tempfile().unwrap();
+    image.set_len(mib * MIB).unwrap();
+    let mut disk = Harness::new(Kind { translated: true, ..kind }, image);
+    for at in 0..mib {
+        let slice = disk.ram.get_slice(GuestAddress(DATA), BYTES).unwrap();
+        disk.mapper.as_mut().unwrap().map(ALIASES + at * MIB, slice, Permissions::WRITE).unwrap();
+    }
+    disk
+}
+
+/// A buffer of so many bytes, as [`Harness::add`] takes it.
+fn buffer(bytes: u64) -> (u64, u32) {
+    (ALIASES - OFFSET, u32::try_from(bytes).unwrap())
+}
+
+#[test]
+fn pause_waits_for_a_few_large_requests_and_not_for_all_that_there_are() {
+    for kind in [PLAIN, RING] {
+        let mut disk = with_large_buffers(kind, MOST_MIB);
+        // Three descriptors each.
+        for _ in 0..u64::from(QUEUE_SIZE) / 3 {
+            disk.add(0, request::IN, 0, &[buffer(MOST_MIB * MIB)]);
+        }
+        disk.ring(0);
+        wait_until(|| disk.used(0) != 0);
+        disk.function.pause();
+        assert_ne!(disk.used(0), disk.added[0], "{kind:?}: the last ones stay in the queue");
+        disk.function.resume();
+        disk.served(0);
+        assert_eq!(disk.device.counters().errors, 0);
+    }
+}
+
+#[test]
+fn request_that_is_larger_than_any_driver_makes_fails() {
+    for kind in [PLAIN, RING] {
+        let mut disk = with_large_buffers(kind, MOST_MIB + 1);
+        assert_eq!(disk.call(request::IN, 0, &[buffer(MOST_MIB * MIB)]), status::OK, "{kind:?}");
+        assert_eq!(disk.call(request::IN, 0, &[buffer(MOST_MIB * MIB + 512)]), status::IOERR, "{kind:?}");
+    }
 }
