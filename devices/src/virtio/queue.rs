@@ -2,8 +2,10 @@
 
 //! A queue as devices serve it: what is taken from it, and given back, is kept among the last requests.
 
+use std::num::Wrapping;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use virtio_queue::{Error, Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestMemory;
@@ -43,13 +45,23 @@ impl DeviceQueue {
     }
 
     /// Takes the next chain, if there is one.
+    ///
+    /// # Errors
+    /// A ring is not in the device's memory, or the driver has added more chains than there is room for.
     #[inline]
     pub(crate) fn next_chain<M>(&mut self, memory: M) -> Result<Option<Chain<M>>, Error>
     where
         M: Clone + Deref,
         M::Target: GuestMemory + Sized,
     {
-        let Some(chain) = self.queue.iter(memory)?.next() else { return Ok(None) };
+        let chain = match self.queue.iter(memory.clone())?.next() {
+            Some(chain) => chain,
+            None if self.queue.avail_idx(&*memory, Ordering::Acquire)? == Wrapping(self.queue.next_avail()) => {
+                return Ok(None);
+            }
+            // There is one. The library says that there is none where it cannot read which.
+            None => self.queue.iter(memory)?.next().ok_or(Error::InvalidAvailRingIndex)?,
+        };
         let slot = self.record.as_mut().map(|Record { ring, numbers, .. }| {
             let head = chain.head_index();
             let (number, slot) = ring.begin_alone(head);
