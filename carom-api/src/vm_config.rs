@@ -321,6 +321,7 @@ impl VmConfig {
                 let rule = format!("{slot} is not in {} to {}", SLOTS.start(), SLOTS.end());
                 return Err(ConfigError::new(part.kind().slot_field(), rule));
             }
+            part.check_characters()?;
             part.check(&self.memory)?;
             earlier.push(part);
         }

@@ -238,11 +238,24 @@ impl dyn KindConfig + '_ {
     /// Checks a name that the user gave.
     ///
     /// # Errors
-    /// It is empty, or one of those that are made up.
+    /// It is empty, or one of those that are made up; or as for [`Self::check_characters`].
     pub fn check_id(&self) -> Result<(), ConfigError> {
         match self.id() {
             Some(id) if id.is_empty() || id.starts_with('_') => {
                 Err(ConfigError::new(self.kind().field.key("id"), "must not be empty or start with '_'"))
+            }
+            _ => self.check_characters(),
+        }
+    }
+
+    /// Checks the name, whoever gave it: threads are named by it, and lines of the log have it.
+    ///
+    /// # Errors
+    /// It has a control character.
+    pub(crate) fn check_characters(&self) -> Result<(), ConfigError> {
+        match self.id() {
+            Some(id) if id.contains(char::is_control) => {
+                Err(ConfigError::new(self.kind().field.key("id"), "must not have control characters"))
             }
             _ => Ok(()),
         }

@@ -93,8 +93,9 @@ pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
     STARTER.set((mode, orders)).map_err(|_| io::Error::other("calls are filtered already"))
 }
 
-/// A thread that is to be started.
+/// A thread that is to be started. The library panics at a NUL in a name, so there is none.
 fn named(name: String) -> Builder {
+    let name = if name.contains('\0') { name.replace('\0', "") } else { name };
     Builder::new().name(name).stack_size(STACK_BYTES)
 }
 

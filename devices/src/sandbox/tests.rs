@@ -40,3 +40,11 @@ fn cpu_that_is_not_there_is_named_and_nothing_runs() {
     }
     assert!(matches!(HostCpus::new([there, highest + 1]), Err(PinError::Missing(cpu)) if cpu == highest + 1));
 }
+
+#[test]
+fn thread_whose_name_has_a_nul_runs_without_it() {
+    let (tell, told) = channel();
+    let run = move || tell.send(std::thread::current().name().map(str::to_string)).unwrap();
+    start(Role::Rng.thread(), "a\0b".into(), run).unwrap().join().unwrap();
+    assert_eq!(told.recv().unwrap().as_deref(), Some("ab"));
+}
