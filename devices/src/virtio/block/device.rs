@@ -132,8 +132,9 @@ impl VirtioDevice for VirtioBlock {
     }
 
     fn stop_queue(&self, index: u16) -> Option<QueueState> {
-        // Taken out first: the worker may be waited for without the lock.
-        let worker = lock(&self.active).workers.get_mut(usize::from(index))?.take()?;
+        // The disk keeps its size while what the worker has under way ends.
+        let mut active = lock(&self.active);
+        let worker = active.workers.get_mut(usize::from(index))?.take()?;
         Some(worker.stop(|requests| requests.state()))
     }
 

@@ -90,6 +90,24 @@ fn new_size_waits_for_what_is_under_way_and_the_driver_is_told() {
 }
 
 #[test]
+fn new_size_waits_for_what_a_reset_waits_for() {
+    let (mut disk, mut writer) = slow(RING);
+    let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
+    disk.begun();
+    let function = disk.function.clone();
+    let reset = thread::spawn(move || function.reset().unwrap());
+    thread::sleep(Duration::from_millis(20));
+    let late = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        writer.write_all(&[7; 512]).unwrap();
+    });
+    disk.device.resize(2 << 20).unwrap_err();
+    assert_eq!((disk.byte(first), disk.byte(DATA)), (status::OK, 7));
+    late.join().unwrap();
+    reset.join().unwrap();
+}
+
+#[test]
 fn unmap_ends_what_the_kernel_would_write_there_and_leaves_the_rest() {
     let (mut disk, mut writer) = slow(Kind { translated: true, ..RING });
     let gone = disk.add(0, request::IN, 0, &[(DATA, 512)]);

@@ -104,9 +104,10 @@ fn with_large_buffers(kind: Kind, mib: u64) -> Harness {
     let image = tempfile::tempfile().unwrap();
     image.set_len(mib * MIB).unwrap();
     let mut disk = Harness::new(Kind { translated: true, ..kind }, image);
+    let all = Permissions::READ | Permissions::WRITE;
     for at in 0..mib {
         let slice = disk.ram.get_slice(GuestAddress(DATA), BYTES).unwrap();
-        disk.mapper.as_mut().unwrap().map(ALIASES + at * MIB, slice, Permissions::WRITE).unwrap();
+        disk.mapper.as_mut().unwrap().map(ALIASES + at * MIB, slice, all).unwrap();
     }
     disk
 }
