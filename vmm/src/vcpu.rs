@@ -95,8 +95,10 @@ impl Vcpu {
             // A panic must end the VM, not leave it without one of its CPUs.
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runner.run())).is_err() {
                 runner.mailbox.leave(GuestEvent::Failed(format!("vCPU {id}: its thread panicked")));
-                runner.shared.state().parked = true;
-                runner.shared.changed.notify_all();
+                // It is out of the guest for good: nobody who resumes the others waits for it again.
+                let mut state = runner.shared.state();
+                state.parked = true;
+                runner.shared.set_order(&mut state, Order::Stop);
             }
         })?;
         Ok(Self { id, shared, thread: Some(thread) })
