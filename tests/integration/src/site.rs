@@ -51,7 +51,7 @@ pub struct Site {
     pub witness: Option<PathBuf>,
     /// Static program that is at the other end of sockets to guests (`CAROM_VSOCK`).
     pub vsock: Option<PathBuf>,
-    /// Static program that reads an I/O port by a string instruction (`CAROM_STRING_IO`).
+    /// Kernel that reads an I/O port by a string instruction, and no more (`CAROM_STRING_IO`).
     pub string_io: Option<PathBuf>,
     /// Static program that works in guests of which a host has many (`CAROM_TENANT`).
     pub tenant: Option<PathBuf>,

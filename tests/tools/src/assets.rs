@@ -76,25 +76,33 @@ impl Tools<'_> {
         Ok(variables)
     }
 
-    /// The programs that tests start in guests: one that steers the edu device, one that tells what it has lost, one that has sockets to
-    /// the host, and one that reads I/O ports.
+    /// The programs that tests start in guests: one that steers the edu device, one that tells what it has lost, and one that has sockets to
+    /// the host; and a kernel that reads an I/O port.
     pub(crate) fn guest_programs(&self) -> Result<Variables> {
-        let programs = [
-            ("CAROM_EDU_DMA", "edu-dma"),
-            ("CAROM_WITNESS", "witness"),
-            ("CAROM_VSOCK", "vsock"),
-            ("CAROM_STRING_IO", "string-io"),
-        ];
-        programs.map(|(variable, name)| Ok((variable, self.guest_program(name)?.into()))).into_iter().collect()
+        let programs = [("CAROM_EDU_DMA", "edu-dma"), ("CAROM_WITNESS", "witness"), ("CAROM_VSOCK", "vsock")];
+        let mut variables: Variables = programs
+            .map(|(variable, name)| Ok((variable, self.guest_program(name)?.into())))
+            .into_iter()
+            .collect::<Result<_>>()?;
+        variables.push(("CAROM_STRING_IO", self.bare_kernel("string-io")?.into()));
+        Ok(variables)
     }
 
     /// The static program of this name that runs in guests.
     pub(crate) fn guest_program(&self, name: &str) -> Result<PathBuf> {
-        let source = self.checkout.join(format!("tests/integration/guest/{name}.c"));
+        self.compiled(name, "c", &["-O2", "-static", "-pthread", "-Wall", "-Wextra", "-Werror"])
+    }
+
+    /// The kernel of this name, all of which is one file in assembly.
+    fn bare_kernel(&self, name: &str) -> Result<PathBuf> {
+        let link = "-Wl,-N,-Ttext=0x100000,--build-id=none,--no-warn-rwx-segments";
+        self.compiled(name, "S", &["-nostdlib", "-static", "-no-pie", link])
+    }
+
+    fn compiled(&self, name: &str, extension: &str, flags: &[&str]) -> Result<PathBuf> {
+        let source = self.checkout.join(format!("tests/integration/guest/{name}.{extension}"));
         let dir = self.cached(name, &Key::default().path(&source)?.finish(), |dir| {
-            let mut gcc = Command::new("gcc");
-            gcc.args(["-O2", "-static", "-pthread", "-Wall", "-Wextra", "-Werror", "-o"]).arg(dir.join(name));
-            self.run(gcc.arg(&source))
+            self.run(Command::new("gcc").args(flags).arg("-o").arg(dir.join(name)).arg(&source))
         })?;
         Ok(dir.join(name))
     }
