@@ -57,7 +57,7 @@ struct State {
 
 /// The registers of all segments.
 pub struct HotplugRegisters {
-    /// Those of each segment.
+    /// Those of each segment. Locked before what the bus locks, which calls nobody who comes here.
     states: Mutex<Vec<State>>,
     root: Arc<PciRoot>,
     line: Box<dyn InterruptLine>,
@@ -94,9 +94,14 @@ impl HotplugRegisters {
         }
     }
 
-    /// Asks the guest to let go of the device at `address`; again, if it was asked before.
+    /// Asks the guest to let go of the device at `address`; again, if it was asked before. Nothing is asked where there is none: the
+    /// guest may have let go of it and the caller not have heard of that, and the next device there is one that nobody asked for.
     pub fn request(&self, address: PciAddress) {
+        // Held while a device leaves, too, so that this one does not do so in between.
         let mut states = lock(&self.states);
+        if !self.root.devices().iter().any(|(at, _)| *at == address) {
+            return;
+        }
         if let Some(state) = states.get_mut(usize::from(address.segment)) {
             state.to_go |= bit(address.device);
             state.leaving |= bit(address.device);
@@ -359,6 +364,25 @@ mod tests {
         assert!(!rig.is_up());
     }
 
+    /// The guest let go of a device, and whoever asks for that once more has not heard of it yet.
+    #[test]
+    fn request_for_a_device_that_has_left_asks_nothing_of_the_next_one_in_its_slot() {
+        let rig = rig();
+        rig.plug(3);
+        rig.read(CAME);
+        rig.request(3);
+        rig.eject(1 << 3);
+        rig.request(3);
+        assert_eq!((rig.is_up(), rig.read(TO_GO)), (false, 0), "there is nothing to let go of");
+        assert_eq!(rig.gone(), [3]);
+        rig.registers.save().unwrap();
+        rig.plug(3);
+        rig.eject(1 << 3);
+        assert_eq!((rig.on_bus(), rig.gone()), (vec![3], vec![]));
+        rig.registers.reset();
+        assert_eq!((rig.on_bus(), rig.gone()), (vec![3], vec![]));
+    }
+
     #[test]
     fn reset_completes_what_was_asked_for() {
         let rig = rig();
@@ -450,9 +474,11 @@ mod tests {
             for (step, device, value, offset) in steps {
                 match step {
                     0 if there.insert(device) => rig.plug(device),
-                    1 if there.contains(&device) => {
-                        leaving.insert(device);
+                    1 => {
                         rig.request(device);
+                        if there.contains(&device) {
+                            leaving.insert(device);
+                        }
                     }
                     2 => drop(rig.read(offset)),
                     3 => {

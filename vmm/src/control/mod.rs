@@ -243,6 +243,10 @@ impl<M: Machine> Control<M> {
                 return ControlFlow::Break(Ok(()));
             }
             Message::Call(call, caller) => {
+                if matches!(*call, Call::Snapshot(_)) {
+                    // What the guest did before it stood still may wait behind this call, and would be in no snapshot.
+                    self.serve_guest()?;
+                }
                 let outcome = self.serve_call(*call);
                 caller.answer(outcome);
             }
@@ -403,15 +407,19 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Writes all that the VM is to a directory. It stays paused, whatever comes of it.
+    /// Writes all that the VM is to a directory. It stays paused, whatever comes of it, unless it cannot be reset as its guest asked.
     fn save(&mut self, destination: &VmSnapshotConfig) -> Result<(), ControlError> {
-        let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         let (call, needed) = ("vm.snapshot", "paused (vm.pause)");
-        let booted = created.booted.as_mut().filter(|_| created.state == State::Paused);
-        let booted = booted.ok_or(ControlError::WrongState { call, state: created.state, needed })?;
+        let state = self.created.as_ref().ok_or(ControlError::NotCreated)?.state;
+        let wrong_state = ControlError::WrongState { call, state, needed };
+        if state != State::Paused {
+            return Err(wrong_state);
+        }
+        self.do_due_reset()?;
+        let Some(Created { config, booted: Some(booted), .. }) = &mut self.created else { return Err(wrong_state) };
         self.monitor.event("vm", "snapshotting");
         let snapshot = NewSnapshot::create(destination.destination_url.path()).map_err(VmError::from)?;
-        booted.vm.save(&created.config, snapshot)?;
+        booted.vm.save(config, snapshot)?;
         self.monitor.event("vm", "snapshotted");
         Ok(())
     }
@@ -434,7 +442,8 @@ impl<M: Machine> Control<M> {
             Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new(), resets: ResetPace::default() };
         self.created = Some(Created { config, state: State::Paused, limited: true, booted: Some(booted) });
         self.monitor.event("vm", "restored");
-        if source.resume { self.resume() } else { Ok(()) }
+        // A client that tries again must not find what is left of this one.
+        if source.resume { self.resume().inspect_err(|_| self.delete()) } else { Ok(()) }
     }
 
     /// Resets the guest and lets it run, whether it was paused or not. A VM that cannot be reset is shut down.

@@ -81,6 +81,16 @@ impl<M: Machine> Control<M> {
         }
     }
 
+    /// Does the reset that waits, of a VM that is paused and stays so: what is saved says nothing of it, and the restored guest would
+    /// run on past it. A VM that cannot be reset is shut down.
+    pub(super) fn do_due_reset(&mut self) -> Result<(), VmError> {
+        if self.reset_due().is_none() {
+            return Ok(());
+        }
+        let reset = self.reset(false);
+        self.or_end(reset)
+    }
+
     /// Resets the guest as it has asked for. A VM that cannot be reset has come to its end.
     pub(super) fn reset_for_guest(&mut self) -> ControlFlow<Result<(), VmError>> {
         let run = self.created.as_ref().is_some_and(|created| created.state == State::Running);

@@ -7,6 +7,7 @@ use carom_api::snapshot::DirectoryUrl;
 use tempfile::TempDir;
 
 use super::*;
+use crate::control::reset_pace::ResetPace;
 use crate::snapshot::tests::write;
 
 fn url(directory: &std::path::Path) -> DirectoryUrl {
@@ -94,5 +95,109 @@ fn what_cannot_be_restored_leaves_no_vm() {
     assert_eq!(told(&monitor, &file), ["restoring", "failed"]);
     control.create(config("")).unwrap();
     control.boot().unwrap();
+    control.delete();
+}
+
+#[test]
+fn restored_vm_that_cannot_be_resumed_is_gone_and_can_be_restored_again() {
+    let directory = TempDir::new().unwrap();
+    let directory = directory.path().join("vm");
+    write(&directory);
+    let path = directory.join("config.json");
+    let mut saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    saved["payload"]["cmdline"] = "fail-resume".into();
+    std::fs::write(&path, saved.to_string()).unwrap();
+    let (mut control, monitor, file) = watched();
+    for _ in 0..2 {
+        let failed = restore(&mut control, &directory, true).unwrap_err();
+        assert!(matches!(failed, ControlError::Vm(VmError::Guest(_))), "{failed}");
+        assert_eq!((state(&mut control), ALIVE.get()), (None, 0));
+    }
+    let once = ["restoring", "restored", "resuming", "failed", "shutdown", "deleted"];
+    assert_eq!(told(&monitor, &file), [once, once].concat());
+    // Nobody asked for more than that: it is there, paused.
+    restore(&mut control, &directory, false).unwrap();
+    assert_eq!(state(&mut control), Some(VmState::Paused));
+    control.delete();
+}
+
+/// The events from the pause on.
+fn told_since_pausing(monitor: &EventMonitor, file: &File) -> Vec<String> {
+    told(monitor, file).into_iter().skip_while(|event| event != "pausing").collect()
+}
+
+#[test]
+fn reset_that_waits_for_its_pace_is_done_before_the_guest_is_saved() {
+    let directory = TempDir::new().unwrap();
+    let (mut control, monitor, file) = watched();
+    control.create(config("")).unwrap();
+    control.boot().unwrap();
+    while control.reset_due().is_none() {
+        guest(&mut control, GuestEvent::Reset);
+    }
+    assert!(matches!(save(&mut control, directory.path()), Err(ControlError::WrongState { .. })));
+    assert!(control.reset_due().is_some(), "of a VM that runs nothing is saved: its guest waits");
+    control.pause().unwrap();
+    save(&mut control, directory.path()).unwrap();
+    assert_eq!((state(&mut control), control.reset_due()), (Some(VmState::Paused), None));
+    save(&mut control, directory.path()).unwrap();
+    let once = ["snapshotting", "snapshotted"];
+    let expected = [&["pausing", "paused", "rebooting", "rebooted"], &once[..], &once].concat();
+    assert_eq!(told_since_pausing(&monitor, &file), expected);
+    control.delete();
+}
+
+#[test]
+fn vm_whose_reset_fails_as_it_is_to_be_saved_is_shut_down_and_not_saved() {
+    let directory = TempDir::new().unwrap();
+    let (mut control, monitor, file) = watched();
+    control.create(config("fail-reset")).unwrap();
+    control.boot().unwrap();
+    let pace: &mut ResetPace = &mut control.created.as_mut().unwrap().booted.as_mut().unwrap().resets;
+    let now = Instant::now();
+    while pace.asked(now) {
+        pace.done(now);
+    }
+    control.pause().unwrap();
+    assert!(matches!(save(&mut control, directory.path()), Err(ControlError::Vm(VmError::Guest(_)))));
+    assert_eq!((state(&mut control), ALIVE.get()), (Some(VmState::Created), 0));
+    assert_eq!(told_since_pausing(&monitor, &file), ["pausing", "paused", "rebooting", "failed", "shutdown"]);
+    control.delete();
+}
+
+/// Two clients pause and save a VM, and both calls wait as its guest does something. The answers, and whether the VMM goes on.
+fn save_as_the_guest(control: &mut Control<Null>, event: GuestEvent) -> (Vec<Result<Reply, ControlError>>, bool) {
+    let directory = TempDir::new().unwrap();
+    control.create(config("")).unwrap();
+    control.boot().unwrap();
+    let (sender, answers) = mpsc::channel();
+    for call in [Call::Pause, Call::Snapshot(VmSnapshotConfig { destination_url: url(directory.path()) })] {
+        let sender = sender.clone();
+        control.handle().call(call, Box::new(move |outcome| sender.send(outcome).unwrap()));
+    }
+    MAILBOX.with_borrow(|mailbox| mailbox.as_ref().unwrap().leave(event));
+    let mut goes_on = true;
+    while let (true, Ok(message)) = (goes_on, control.messages.try_recv()) {
+        goes_on = control.serve(message).is_continue();
+    }
+    (answers.try_iter().collect(), goes_on)
+}
+
+#[test]
+fn what_the_guest_did_before_it_was_paused_is_served_before_it_is_saved() {
+    let (mut control, monitor, file) = watched();
+    let (answers, goes_on) = save_as_the_guest(&mut control, GuestEvent::Reset);
+    assert!(matches!(answers[..], [Ok(_), Ok(_)]) && goes_on, "{answers:?}");
+    assert_eq!(state(&mut control), Some(VmState::Paused));
+    let expected = ["pausing", "paused", "rebooting", "rebooted", "snapshotting", "snapshotted"];
+    assert_eq!(told_since_pausing(&monitor, &file), expected);
+    control.delete();
+
+    let (answers, goes_on) = save_as_the_guest(&mut control, GuestEvent::PowerOff);
+    assert!(matches!(answers[..], [Ok(_), Err(ControlError::Ending)]) && !goes_on, "{answers:?}");
+    control.delete();
+    control.options.no_shutdown = true;
+    let (answers, goes_on) = save_as_the_guest(&mut control, GuestEvent::PowerOff);
+    assert!(matches!(answers[..], [Ok(_), Err(ControlError::WrongState { .. })]) && goes_on, "{answers:?}");
     control.delete();
 }
