@@ -41,6 +41,25 @@ pub struct NewSnapshot {
     /// The files that were made for it: another VMM may make some in the same directory.
     files: Vec<&'static str>,
     finished: bool,
+    sync: SyncNames,
+}
+
+/// What has the names in a directory be on the disk.
+pub(super) type SyncNames = fn(&Path) -> io::Result<()>;
+
+/// Has the names in a directory be on the disk, as far as this process can ask for that: it may be one that it writes to but does not
+/// read, or of a file system that does not know it of directories.
+///
+/// # Errors
+/// The disk does not take them.
+fn sync_names(directory: &Path) -> io::Result<()> {
+    match File::open(directory).and_then(|names| names.sync_all()) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EINVAL)) => {
+            warn!("{}: what was made there may be gone after a loss of power: {error}", directory.display());
+            Ok(())
+        }
+        synced => synced,
+    }
 }
 
 impl NewSnapshot {
@@ -50,6 +69,11 @@ impl NewSnapshot {
     /// # Errors
     /// It has a file of a snapshot in it, or cannot be made.
     pub fn create(directory: &Path) -> Result<Self, SnapshotError> {
+        Self::create_with(directory, sync_names)
+    }
+
+    /// The same with another way to have names be on the disk.
+    pub(super) fn create_with(directory: &Path, sync: SyncNames) -> Result<Self, SnapshotError> {
         let made = match fs::create_dir(directory) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
@@ -63,7 +87,13 @@ impl NewSnapshot {
                 Err(error) => return Err(file_error(directory)(error)),
             }
         }
-        Ok(Self { directory: directory.to_path_buf(), made, files: Vec::new(), finished: false })
+        let new = Self { directory: directory.to_path_buf(), made, files: Vec::new(), finished: false, sync };
+        // Its own name too, before anything large is written. One that was there is its maker's.
+        if let (true, Some(parent)) = (made, directory.parent()) {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            sync(parent).map_err(file_error(parent))?;
+        }
+        Ok(new)
     }
 
     /// The file of the bytes of memory, which is made.
@@ -79,7 +109,7 @@ impl NewSnapshot {
         file_error(&self.directory.join(MEMORY))(source)
     }
 
-    /// Writes what is left, and completes the snapshot.
+    /// Writes what is left, and completes the snapshot. It is there after a loss of power, too.
     ///
     /// # Errors
     /// What the kernel said. There is no snapshot then.
@@ -88,11 +118,10 @@ impl NewSnapshot {
         self.write(UNFINISHED_STATE, state)?;
         let (unfinished, path) = (self.directory.join(UNFINISHED_STATE), self.directory.join(STATE));
         fs::rename(unfinished, &path).map_err(file_error(&path))?;
+        self.files.retain(|name| *name != UNFINISHED_STATE);
+        self.files.push(STATE);
+        (self.sync)(&self.directory).map_err(file_error(&self.directory))?;
         self.finished = true;
-        // For the names to be on the disk. It is a snapshot already.
-        if let Err(error) = File::open(&self.directory).and_then(|directory| directory.sync_all()) {
-            warn!("{}: {error}", self.directory.display());
-        }
         Ok(())
     }
 
@@ -119,7 +148,8 @@ impl Drop for NewSnapshot {
         if self.finished {
             return;
         }
-        for name in &self.files {
+        // The state first: without it, the rest is no snapshot.
+        for name in self.files.iter().rev() {
             // Nothing can be done about one that stays.
             let _ = fs::remove_file(self.directory.join(name));
         }
@@ -203,4 +233,17 @@ pub(crate) fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     })?;
     reader.end().map_err(|error| error.to_string())?;
     Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_system_that_does_not_sync_directories_is_no_reason_to_refuse() {
+        let error = File::open("/proc").and_then(|names| names.sync_all()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+        sync_names(Path::new("/proc")).unwrap();
+        sync_names(Path::new("/no/such")).unwrap_err();
+    }
 }

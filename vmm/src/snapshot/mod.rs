@@ -8,8 +8,9 @@
 //! | `memory-ranges` | the bytes of RAM and of bounce windows, with holes where all is zero |
 //! | `state.json` | the rest ([`SnapshotState`]), and where in `memory-ranges` what stands |
 //!
-//! `state.json` comes last, under its name only once all else is on the disk: a directory without it is no snapshot. What is
-//! read is checked as a request is: it may come from anybody.
+//! `state.json` comes last, under its name only once all else is on the disk: a directory without it is no snapshot. One that was
+//! answered outlives a loss of power; where the client made the directory, the client sees to the name of that. What is read is checked
+//! as a request is: it may come from anybody.
 
 mod directory;
 pub mod ram;

@@ -2,7 +2,9 @@
 
 //! Snapshots on disk, and what becomes of those that are none.
 
+use std::cell::RefCell;
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -30,11 +32,15 @@ fn config_of(shared: bool) -> VmConfig {
 
 /// A snapshot of a VM without devices, whose RAM has a byte in its second page and whose window has one chunk.
 pub(crate) fn write(directory: &Path) -> SnapshotState {
+    fill(NewSnapshot::create(directory).unwrap()).unwrap()
+}
+
+/// The same of one that was begun.
+fn fill(mut new: NewSnapshot) -> Result<SnapshotState, SnapshotError> {
     let config = config().check().unwrap();
     let ram = memory::create(&config.memory).unwrap();
     ram.write_obj(0x5au8, GuestAddress(4097)).unwrap();
     ram.write_obj(0xa5u8, GuestAddress(RAM - 1)).unwrap();
-    let mut new = NewSnapshot::create(directory).unwrap();
     let mut file = new.memory().unwrap();
     let ram = ram::write(&ram, &[(0, RAM)], &mut file).unwrap();
     let mut chunk = vec![7; usize::try_from(CHUNK).unwrap()];
@@ -51,8 +57,8 @@ pub(crate) fn write(directory: &Path) -> SnapshotState {
         added_ram: vec![],
         windows,
     };
-    new.finish(&config, &state).unwrap();
-    state
+    new.finish(&config, &state)?;
+    Ok(state)
 }
 
 fn written() -> (TempDir, PathBuf) {
@@ -124,6 +130,52 @@ fn snapshot_that_is_not_finished_leaves_nothing() {
     assert!(names(&empty).is_empty());
     write(&empty);
     assert!(Snapshot::open(&empty, |_| Ok(())).is_ok());
+}
+
+thread_local! {
+    /// Directories whose names were to be on the disk, each with what it had then.
+    static SYNCED: RefCell<Vec<(PathBuf, Vec<String>)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Notes the directory. The disk fails for one that is called so.
+fn note_sync(directory: &Path) -> io::Result<()> {
+    SYNCED.with_borrow_mut(|synced| synced.push((directory.to_path_buf(), names(directory))));
+    if directory.ends_with("failing") { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
+}
+
+#[test]
+fn snapshot_is_done_once_its_names_are_on_the_disk_and_that_of_a_directory_that_it_made() {
+    let parent = TempDir::new().unwrap();
+    let (made, there) = (parent.path().join("made"), parent.path().join("there"));
+    fs::create_dir(&there).unwrap();
+    let all = ["config.json", "memory-ranges", "state.json"].map(String::from).to_vec();
+    let of_parent = (parent.path().to_path_buf(), vec!["made".to_string(), "there".into()]);
+    for (directory, wanted) in [
+        (&made, vec![of_parent, (made.clone(), all.clone())]),
+        // Who made it sees to its name.
+        (&there, vec![(there.clone(), all)]),
+    ] {
+        fill(NewSnapshot::create_with(directory, note_sync).unwrap()).unwrap();
+        assert_eq!(SYNCED.take(), wanted);
+    }
+}
+
+#[test]
+fn snapshot_whose_names_the_disk_does_not_take_is_none() {
+    let parent = TempDir::new().unwrap();
+    let failing = parent.path().join("failing");
+    let error = fill(NewSnapshot::create_with(&failing, note_sync).unwrap()).unwrap_err();
+    assert_eq!(error.to_string(), format!("{}: Input/output error (os error 5)", failing.display()));
+    assert!(error.is_user_error() && !failing.exists());
+
+    fs::create_dir(&failing).unwrap();
+    let inner = failing.join("inner");
+    let error = NewSnapshot::create_with(&inner, note_sync).unwrap_err();
+    assert_eq!(error.to_string(), format!("{}: Input/output error (os error 5)", failing.display()));
+    assert!(names(&failing).is_empty());
+
+    fill(NewSnapshot::create_with(&failing, note_sync).unwrap()).unwrap_err();
+    assert!(names(&failing).is_empty(), "a directory that was there stays, and is empty");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 //! CPUID in a snapshot: a guest has looked at it once, and relies on all that it said.
 
+use carom_api::limits::PHYS_BITS;
 use devices::state::StateError;
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use serde::{Deserialize, Serialize};
@@ -126,6 +127,13 @@ impl SavedCpuid {
             );
             return Err(StateError::rule("cpuid", rule));
         }
+        // What lies where in the guest's memory is worked out from this.
+        let least = host.physical_bits().map_or(*PHYS_BITS.start(), |bits| bits.min(*PHYS_BITS.start()));
+        if let Some(bits) = self.physical_bits().filter(|bits| *bits < least) {
+            let rule =
+                format!("the guest's CPU has physical addresses of {bits} bits, and none has fewer than {least}");
+            return Err(StateError::rule("cpuid", rule));
+        }
         let entries: Vec<kvm_cpuid_entry2> = self.0.iter().map(|entry| (*entry).into()).collect();
         CpuId::from_entries(&entries).map_err(|_| StateError::rule("cpuid", "has more entries than KVM takes"))
     }
@@ -172,5 +180,21 @@ mod tests {
         );
         assert!(refusal(|entries| entries[3].eax = 0x3030).contains("48 bits, this host's of 40"));
         assert!(refusal(|entries| entries[0].ebx = 0).contains("another vendor"));
+    }
+
+    #[test]
+    fn physical_addresses_are_not_narrower_than_any_cpu_has_unless_the_hosts_are() {
+        let rule = |bits: u8| {
+            format!("cpuid: the guest's CPU has physical addresses of {bits} bits, and none has fewer than 36")
+        };
+        for bits in [0, 8, 29, 35] {
+            assert_eq!(refusal(|entries| entries[3].eax = 0x3000 | u32::from(bits)), rule(bits));
+        }
+        let on_host = |guest: u32, host: u32| {
+            let saved = SavedCpuid::new(&cpuid(|entries| entries[3].eax = guest));
+            saved.for_host(&cpuid(|entries| entries[3].eax = host)).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!((on_host(36, 40), on_host(32, 32), on_host(33, 32).is_err()), (Ok(()), Ok(()), true));
+        assert!(on_host(31, 32).unwrap_err().ends_with("fewer than 32"));
     }
 }

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Snapshots of a real `carom` process to whose guest of a few instructions RAM came, or can come.
+//!
+//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod http;
+mod program;
+mod tiny_guest;
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use program::{call, put, start};
+use tiny_guest::elf;
+
+const MIB: u64 = 1 << 20;
+/// What the guest boots with: all that is below 4 GiB, so that what comes moves the end of RAM.
+const SIZE: u64 = 3072 * MIB;
+/// `again: hlt; jmp again`
+const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
+
+/// Boots a guest that 512 MiB can come to, with `more` in its configuration.
+fn boot(dir: &Path, more: &Value) {
+    fs::write(dir.join("kernel"), elf(HALT)).unwrap();
+    // Holes of shared memory are saved and restored as such, which is quick.
+    let memory = json!({"size": SIZE, "hotplug_size": 512 * MIB, "shared": true});
+    let mut body = json!({"payload": {"kernel": dir.join("kernel")}, "memory": memory});
+    body.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
+    put(dir, "vm.create", Some(&body));
+    put(dir, "vm.boot", None);
+}
+
+fn url(dir: &Path, name: &str) -> String {
+    format!("file://{}", dir.join(name).display())
+}
+
+/// Saves the VM and makes it again.
+fn save_and_restore(dir: &Path, name: &str) {
+    put(dir, "vm.pause", None);
+    put(dir, "vm.snapshot", Some(&json!({"destination_url": url(dir, name)})));
+    put(dir, "vm.delete", None);
+    put(dir, "vm.restore", Some(&json!({"source_url": url(dir, name), "resume": true})));
+}
+
+#[test]
+fn vm_with_windows_behind_ram_is_restored_after_ram_came_and_after_a_reboot() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let Some(_carom) = start(dir, &[]) else { return };
+    boot(dir, &json!({"rng": {"iommu": true}, "iommu_bounce": {"size": 16 * MIB, "aperture": "high"}}));
+    put(dir, "vm.resize", Some(&json!({"desired_ram": SIZE + 128 * MIB})));
+    save_and_restore(dir, "some");
+    put(dir, "vm.reboot", None);
+    put(dir, "vm.resize", Some(&json!({"desired_ram": SIZE + 512 * MIB})));
+    save_and_restore(dir, "more");
+    // What it has now, it boots with.
+    put(dir, "vm.shutdown", None);
+    put(dir, "vm.boot", None);
+    save_and_restore(dir, "all");
+}
+
+#[test]
+fn snapshot_with_physical_addresses_that_no_cpu_has_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let Some(_carom) = start(dir, &[]) else { return };
+    boot(dir, &json!({}));
+    put(dir, "vm.pause", None);
+    put(dir, "vm.snapshot", Some(&json!({"destination_url": url(dir, "saved")})));
+    put(dir, "vm.delete", None);
+    let path = dir.join("saved/state.json");
+    let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for entry in state["processors"]["vcpus"][0]["cpuid"].as_array_mut().unwrap() {
+        if entry["function"] == 0x8000_0008_u32 {
+            entry["eax"] = 8.into();
+        }
+    }
+    fs::write(&path, state.to_string()).unwrap();
+
+    let (status, answer) = call(dir, "PUT", "vm.restore", Some(&json!({"source_url": url(dir, "saved")})));
+
+    let text = answer[0].as_str().unwrap_or_default();
+    let rule = "cpuid: the guest's CPU has physical addresses of 8 bits, and none has fewer than 36";
+    assert!(status == 400 && text.contains("vCPU 0") && text.ends_with(rule), "{status} {answer}");
+    assert_eq!(call(dir, "GET", "vm.info", None).0, 404, "there is a VM");
+}
