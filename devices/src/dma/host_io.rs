@@ -37,6 +37,8 @@ struct Operation {
     number: u64,
     parts: Parts,
     owner: Arc<dyn IoOwner>,
+    /// It did not end in time. Nobody waits for it again.
+    is_given_up: bool,
 }
 
 impl Operation {
@@ -64,7 +66,7 @@ impl Operations {
         let mut running = lock(&self.running);
         let number = running.next;
         running.next += 1;
-        running.operations.push(Operation { number, parts, owner });
+        running.operations.push(Operation { number, parts, owner, is_given_up: false });
         number
     }
 
@@ -90,23 +92,34 @@ impl Operations {
     }
 
     /// Has those that touch `[first, last]` cancelled, and waits for their end. `false` if one goes on after `limit`: its
-    /// owner was told. To be called when no other can begin there.
+    /// owner was told. One that was waited for in vain before is not waited for again. To be called when no other can begin there.
     pub(super) fn end_all(&self, first: u64, last: u64, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         for (number, owner) in self.touching(first, last) {
             owner.cancel(number);
         }
         let mut running = lock(&self.running);
-        while running.operations.iter().any(|operation| operation.touches(first, last)) {
+        loop {
+            let touching = || running.operations.iter().filter(|operation| operation.touches(first, last));
+            if touching().all(|operation| operation.is_given_up) {
+                return touching().next().is_none();
+            }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                drop(running);
-                self.touching(first, last).iter().for_each(|(_, owner)| owner.give_up());
-                return false;
+                break;
             }
             running = self.ended.wait_timeout(running, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        true
+        let touching = running.operations.iter_mut().filter(|operation| operation.touches(first, last));
+        let late: Vec<_> = touching
+            .map(|operation| {
+                operation.is_given_up = true;
+                operation.owner.clone()
+            })
+            .collect();
+        drop(running);
+        late.iter().for_each(|owner| owner.give_up());
+        false
     }
 }
 

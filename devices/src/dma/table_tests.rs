@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Instant;
 
 use proptest::prelude::*;
 use vm_memory::{GuestMemory, Permissions as Access};
@@ -261,6 +262,22 @@ fn unmap_fails_and_leaves_no_access_when_io_of_the_kernel_does_not_end() {
     lock(&disk.running).clear();
     assert_eq!(remove(), Ok(()));
     assert_eq!(table.count(), 0);
+}
+
+#[test]
+fn operation_that_does_not_end_is_waited_for_once_wherever_it_is() {
+    let (table, memory, _relay) = rig_of_two_pages();
+    let disk = Arc::new(Disk { deaf: true, ..Disk::default() });
+    disk.begin(&memory, &[(0x1000, 16), (0x2000, 16)]).unwrap();
+    let remove = |iova, limit| table.remove_within(iova, 0x1000, limit, |_, _| {});
+    assert_eq!(remove(0x1000, Duration::from_millis(20)), Err(RemoveError::Busy));
+    let start = Instant::now();
+    for iova in [0x1000, 0x2000, 0x1000] {
+        assert_eq!(remove(iova, Duration::from_secs(30)), Err(RemoveError::Busy));
+    }
+    assert!(start.elapsed() < Duration::from_secs(10), "it is still waited for");
+    lock(&disk.running).clear();
+    assert_eq!((remove(0x1000, Duration::ZERO), remove(0x2000, Duration::ZERO)), (Ok(()), Ok(())));
 }
 
 proptest! {
