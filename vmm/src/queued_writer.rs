@@ -17,6 +17,8 @@ use crate::thread_roles::WRITER;
 /// Up to how many bytes what waits is put together to be written by one call. So few that a slow line (9600 bits a second) takes
 /// them in a third of a second: each call that returns shows that somebody reads.
 const PIECE: usize = 256;
+/// The same for a file on a disk, where no reader is waited for, and a call costs more than 256 bytes do.
+const DISK_PIECE: usize = 4 << 10;
 
 /// A bounded queue of bytes and the thread that writes them. What is queued when this is dropped is written still, as long as the
 /// process lives.
@@ -29,6 +31,8 @@ struct Shared {
     limit: u64,
     /// Bytes that the file takes.
     most: u64,
+    /// Up to how many bytes are put together.
+    piece: usize,
     state: Mutex<State>,
     /// There is something to write, or nothing comes any more.
     filled: Condvar,
@@ -43,7 +47,7 @@ struct State {
     queued: u64,
     /// How many of these are written, or could not be.
     written: u64,
-    /// Nothing was written for as long as somebody was ready to wait.
+    /// Somebody has waited for room for as long as it was ready to, and nothing was written since.
     stuck: bool,
     /// Bytes lost since it is stuck.
     lost: u64,
@@ -65,7 +69,8 @@ impl QueuedWriter {
     /// There can be no more threads.
     pub fn bounded(name: &'static str, file: File, limit: u64, most: u64) -> io::Result<Self> {
         let (filled, emptied) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { name, limit, most, state: Mutex::default(), filled, emptied });
+        let piece = if most == u64::MAX { PIECE } else { DISK_PIECE };
+        let shared = Arc::new(Shared { name, limit, most, piece, state: Mutex::default(), filled, emptied });
         let of_thread = shared.clone();
         sandbox::start(WRITER, name.trim_start_matches('-').into(), move || {
             sandbox::give_up_files();
@@ -85,15 +90,14 @@ impl QueuedWriter {
         room
     }
 
-    /// Queues `bytes` to be written whole, and waits for room while something is written at least every `patience`. Once nothing was,
-    /// what there is no room for is lost at once, until something is written again; the log then tells how much it was.
+    /// Queues `bytes` to be written whole, and waits up to `patience` for room, however little is written meanwhile. Once there was
+    /// none, what there is no room for is lost at once, until something is written again; the log then tells how much it was.
     pub fn push(&self, bytes: &[u8], patience: Duration) {
-        let mut state = self.0.lock();
-        while !state.stuck && !self.0.has_room(&state, bytes) {
-            let progress;
-            (state, progress) = self.0.wait_for_progress(state, patience);
-            state.stuck = !progress;
-        }
+        let state = self.0.lock();
+        let full = |state: &mut State| !state.stuck && !self.0.has_room(state, bytes);
+        let waited = self.0.emptied.wait_timeout_while(state, patience, full);
+        let (mut state, outcome) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.stuck |= outcome.timed_out();
         if self.0.has_room(&state, bytes) {
             self.0.append(state, bytes);
         } else {
@@ -140,7 +144,7 @@ impl Shared {
 
     fn append(&self, mut state: MutexGuard<'_, State>, bytes: &[u8]) {
         let was_empty = state.waiting.is_empty();
-        match state.waiting.back_mut().filter(|last| last.len() + bytes.len() <= PIECE) {
+        match state.waiting.back_mut().filter(|last| last.len() + bytes.len() <= self.piece) {
             Some(last) => last.extend_from_slice(bytes),
             None => state.waiting.push_back(bytes.to_vec()),
         }
@@ -190,7 +194,7 @@ impl Shared {
             drop(state);
             self.emptied.notify_all();
             if lost > 0 {
-                log::warn!("{}: {lost} bytes are lost: nobody read them", self.name);
+                log::warn!("{}: {lost} bytes are lost: nobody read them in time", self.name);
             }
             match result {
                 Ok(()) => failing = false,
@@ -210,6 +214,8 @@ mod tests {
     use std::io::{PipeReader, Read};
     use std::os::fd::OwnedFd;
     use std::thread;
+
+    use rustix::fs::{OFlags, fcntl_setfl};
 
     use super::*;
 
@@ -293,6 +299,35 @@ mod tests {
         drop(queue);
 
         assert!(slow.join().unwrap() == bytes);
+    }
+
+    #[test]
+    fn reader_that_takes_a_little_now_and_then_holds_one_push_up_for_no_longer() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        // Each read then makes room for one more write, not for a page of them.
+        fcntl_setfl(&writer, OFlags::DIRECT).unwrap();
+        let queue = QueuedWriter::new("--test", File::from(OwnedFd::from(writer)), LIMIT).unwrap();
+        let fill = || while queue.try_push(&[b'x'; PIECE]) {};
+        fill();
+        while queue.drain(PATIENCE, LONG) || queue.try_push(&[b'x'; PIECE]) {
+            fill();
+        }
+        let slow = thread::spawn(move || {
+            while reader.read(&mut [0]).unwrap() != 0 {
+                thread::sleep(PATIENCE / 5);
+            }
+        });
+
+        let queued = queue.0.lock().queued;
+        let start = Instant::now();
+        // There is room for it when all else is written, and not before.
+        queue.push(&[b'y'; 64 * PIECE], PATIENCE);
+        let time = start.elapsed();
+        let lost = queue.0.lock().queued == queued;
+
+        drop((queue, slow));
+        assert!((PATIENCE..PATIENCE * 4).contains(&time), "{time:?}");
+        assert!(lost);
     }
 
     #[test]

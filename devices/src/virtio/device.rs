@@ -196,7 +196,7 @@ pub trait VirtioDevice: Send + Sync {
         Err(std::io::Error::other("the shared memory region keeps its place"))
     }
     /// Stops what the device does on threads of its own, until [`resume`](Self::resume). When it returns, no request is half
-    /// served.
+    /// served, but for what the device saves.
     fn pause(&self) {}
     /// Lets the device go on.
     fn resume(&self) {}

@@ -21,7 +21,8 @@ use crate::thread_roles::LINE;
 
 /// Most bytes that wait for somebody to read them.
 const KEPT: usize = 64 << 10;
-/// How long a vCPU waits for a reader who is there and takes nothing, before output is lost.
+/// How long one write waits for a reader who is there to make room for it, before output is lost: on the serial port a vCPU waits so
+/// long, and a pause of the VM for a virtio-console.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a reader may take nothing when the VM ends, before the rest is not waited for.
 const PATIENCE_AT_END: Duration = Duration::from_secs(1);
@@ -51,11 +52,9 @@ struct Shared {
 #[derive(Default)]
 struct State {
     output: VecDeque<u8>,
-    /// Bytes that were ever taken from it by a reader.
-    read: u64,
     /// Somebody is there.
     attached: bool,
-    /// Who is there took nothing for as long as a vCPU waits.
+    /// A write has waited for room in vain, and who is there took nothing since.
     stuck: bool,
     /// Bytes lost since then.
     lost: u64,
@@ -66,6 +65,14 @@ struct State {
 
 /// What the console writes with.
 struct Pen(Arc<Shared>);
+
+impl State {
+    /// A reader has taken the oldest bytes.
+    fn take(&mut self, len: usize) {
+        self.output.drain(..len);
+        self.stuck = false;
+    }
+}
 
 impl Line {
     /// A line to a pseudoterminal.
@@ -99,7 +106,7 @@ impl Line {
         self.pty.as_deref()
     }
 
-    /// What the console writes with: it never fails, and waits for half a second at most.
+    /// What the console writes with: a write never fails, and waits for half a second at most.
     pub fn writer(&self) -> Box<dyn Write + Send> {
         Box::new(Pen(self.shared.clone()))
     }
@@ -143,17 +150,14 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Queues output. If there is no room, waits for a reader who is there and takes something; otherwise the oldest is lost.
+    /// Queues output. If there is no room, waits for a reader who is there to make some, but not longer than its patience lasts, however
+    /// little is taken meanwhile; then the oldest is lost.
     fn push(&self, bytes: &[u8]) {
-        let mut state = self.lock();
-        while state.attached && !state.stuck && state.output.len() + bytes.len() > KEPT {
-            let before = state.read;
-            let goes_on = |state: &mut State| state.read == before && state.attached;
-            let waited = self.taken.wait_timeout_while(state, PATIENCE, goes_on);
-            let (next, outcome) = waited.unwrap_or_else(PoisonError::into_inner);
-            state = next;
-            state.stuck |= outcome.timed_out();
-        }
+        let state = self.lock();
+        let full = |state: &mut State| state.attached && !state.stuck && state.output.len() + bytes.len() > KEPT;
+        let waited = self.taken.wait_timeout_while(state, PATIENCE, full);
+        let (mut state, outcome) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.stuck |= outcome.timed_out();
         let was_empty = state.output.is_empty();
         state.output.extend(bytes);
         let surplus = state.output.len().saturating_sub(KEPT);
@@ -232,9 +236,7 @@ impl Shared {
             if written == 0 {
                 break;
             }
-            state.output.drain(..written);
-            state.read += written as u64;
-            state.stuck = false;
+            state.take(written);
             sent = true;
         }
         let lost = if sent { std::mem::take(&mut state.lost) } else { 0 };
@@ -243,7 +245,7 @@ impl Shared {
             self.taken.notify_all();
         }
         if lost > 0 {
-            log::warn!("{}: {lost} bytes are lost: nobody read them", self.name);
+            log::warn!("{}: {lost} bytes are lost: nobody read them in time", self.name);
         }
         sent
     }
@@ -281,6 +283,8 @@ mod tests {
     use std::fs::{File, OpenOptions};
     use std::io::Read;
     use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
     use std::thread;
 
     use devices::legacy::serial::SerialPort;
@@ -367,6 +371,36 @@ mod tests {
         let mut pen = line.writer();
         all.chunks(7).for_each(|bytes| pen.write_all(bytes).unwrap());
         assert!(reader.join().unwrap() == all);
+    }
+
+    #[test]
+    fn who_takes_a_byte_now_and_then_holds_one_write_up_for_half_a_second() {
+        let state = State { attached: true, output: vec![b'x'; KEPT].into(), ..State::default() };
+        let wake = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let shared = Shared { name: NAMES.shown, state: Mutex::new(state), taken: Condvar::new(), wake };
+        let (shared, over) = (Arc::new(shared), Arc::new(AtomicBool::new(false)));
+        let (of_reader, until) = (shared.clone(), over.clone());
+        let reader = thread::spawn(move || {
+            while !until.load(Ordering::Relaxed) {
+                thread::sleep(PATIENCE / 5);
+                of_reader.lock().take(1);
+                of_reader.taken.notify_all();
+            }
+        });
+        let (done, is_done) = mpsc::channel();
+        let start = Instant::now();
+        thread::spawn(move || {
+            shared.push(&[b'y'; 4096]);
+            done.send((start.elapsed(), shared.lock().lost)).unwrap();
+        });
+
+        let outcome = is_done.recv_timeout(PATIENCE * 4);
+
+        over.store(true, Ordering::Relaxed);
+        reader.join().unwrap();
+        let (time, lost) = outcome.expect("the write goes on for as long as bytes are taken");
+        assert!(time >= PATIENCE, "{time:?}");
+        assert!((4000..4096).contains(&lost), "{lost}");
     }
 
     #[test]

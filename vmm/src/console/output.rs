@@ -23,7 +23,7 @@ use crate::thread_roles::WRITER;
 const MAX_WAITING: u64 = 16 << 10;
 /// Most bytes of a regular file.
 const MAX_FILE: u64 = 256 << 20;
-/// How long a vCPU waits for a reader that takes nothing, before output is lost: long enough for a pipe that is read at 8 KB/s, as
+/// How long a vCPU waits for room, before output is lost: long enough for a pipe that is read at 8 KB/s, as
 /// its reader makes room by pages, and for a line of 9600 bits a second. A guest gets over a pause of this length, as a real serial
 /// port makes it wait longer for a line of text, and so does a client that pauses the VM meanwhile.
 const PATIENCE: Duration = Duration::from_millis(500);

@@ -3,6 +3,7 @@
 //! The device as the transport sees it.
 
 use std::io::{self, Write};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -13,7 +14,7 @@ use super::counters::ConsoleCounters;
 use super::ends::{Ends, MOST_INPUT, Size};
 use super::spec::{CONFIG_BYTES, DEVICE_TYPE, PCI_CLASS, feature};
 use super::state::{ConsoleState, STATE};
-use super::traffic::{QUEUES, Traffic};
+use super::traffic::{MOST_PRINTED, QUEUES, Traffic};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
@@ -189,6 +190,7 @@ impl VirtioDevice for VirtioConsole {
         let mut incoming = lock(&self.ends.incoming);
         incoming.input.clear();
         (incoming.driver, incoming.told) = (false, None);
+        self.ends.printed.store(0, Ordering::Relaxed);
     }
 
     fn pause(&self) {
@@ -205,18 +207,26 @@ impl VirtioDevice for VirtioConsole {
 
     fn save(&self) -> Result<DeviceState, StateError> {
         let incoming = lock(&self.ends.incoming);
-        let state = ConsoleState { input: incoming.input.iter().copied().collect(), told: incoming.told };
+        let state = ConsoleState {
+            input: incoming.input.iter().copied().collect(),
+            told: incoming.told,
+            printed: self.ends.printed.load(Ordering::Relaxed),
+        };
         DeviceState::new(STATE.0, STATE.1, &state)
     }
 
     /// The device comes paused, as all are that are restored. Its driver learns of the terminal that there is now.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
-        let ConsoleState { input, told } = state.payload(STATE.0, STATE.1)?;
+        let ConsoleState { input, told, printed } = state.payload(STATE.0, STATE.1)?;
         if input.len() > MOST_INPUT {
             let rule = format!("has {} bytes, more than {MOST_INPUT}", input.len());
             return Err(StateError::rule("input", rule));
         }
+        if printed > MOST_PRINTED {
+            return Err(StateError::rule("printed", format!("is {printed}, more than {MOST_PRINTED}")));
+        }
         lock(&self.active).paused = true;
+        self.ends.printed.store(printed, Ordering::Relaxed);
         let mut incoming = lock(&self.ends.incoming);
         (incoming.input, incoming.told) = (input.into(), told);
         Ok(())

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
 
 use serde::{Deserialize, Serialize};
 
@@ -49,11 +50,14 @@ impl Incoming {
 pub(super) struct Ends {
     pub(super) incoming: Mutex<Incoming>,
     pub(super) output: Mutex<Box<dyn Write + Send>>,
+    /// Bytes of the next request that are printed already: a pause came before its end.
+    pub(super) printed: AtomicUsize,
     pub(super) counts: Counts,
 }
 
 impl Ends {
     pub(super) fn new(output: Box<dyn Write + Send>) -> Self {
-        Self { incoming: Mutex::default(), output: Mutex::new(output), counts: Counts::default() }
+        let (incoming, output) = (Mutex::default(), Mutex::new(output));
+        Self { incoming, output, printed: AtomicUsize::default(), counts: Counts::default() }
     }
 }

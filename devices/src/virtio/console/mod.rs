@@ -32,7 +32,7 @@ use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 pub struct ConsoleParams {
     /// Name for logs, threads and the API.
     pub id: String,
-    /// Where the guest's output goes. Writing to it must not wait for long: a pause of the VM waits for it.
+    /// Where the guest's output goes, in pieces of 256 bytes at most. One write must not wait for long: a pause of the VM waits for it.
     pub output: Box<dyn Write + Send>,
     /// What the device sees of memory.
     pub memory: DeviceMemory,

@@ -17,4 +17,12 @@ pub(super) struct ConsoleState {
     pub(super) input: Vec<u8>,
     /// The size that the driver was told of.
     pub(super) told: Option<Size>,
+    /// Bytes of the next request that are printed already.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) printed: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }

@@ -3,7 +3,10 @@
 //! The device behind its transport, with a driver that the tests play.
 
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use iommu_bounce::{DmaMapper, Permissions};
@@ -41,13 +44,32 @@ const CONFIG: u64 = 0x2000;
 /// The configuration has changed, in the ISR status.
 const CONFIG_CHANGED: u8 = 2;
 
-/// What the guest has printed.
+/// What the guest has printed, and whether each write takes its time.
 #[derive(Clone, Default)]
-struct Paper(Arc<Mutex<Vec<u8>>>);
+struct Paper(Arc<Mutex<Vec<u8>>>, Arc<AtomicBool>);
 
 impl Write for Paper {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.1.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(20));
+        }
         lock(&self.0).extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Output that tells of each write, and waits until it may end or nobody is left to say so.
+struct Gate(Sender<()>, Receiver<()>);
+
+impl Write for Gate {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Both fail where the test is over.
+        let _ = self.0.send(());
+        let _ = self.1.recv();
         Ok(bytes.len())
     }
 
@@ -72,6 +94,12 @@ struct Harness {
 impl Harness {
     fn new(translated: bool) -> Self {
         let paper = Paper::default();
+        Self { paper: paper.clone(), ..Self::printing_to(translated, Box::new(paper)) }
+    }
+
+    /// With another output than its paper.
+    fn printing_to(translated: bool, output: Box<dyn Write + Send>) -> Self {
+        let paper = Paper::default();
         let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap());
         let (sender, relay) = fault_relay();
         let table = translated.then(|| Arc::new(DmaTable::new("console", ram.clone(), Some((8, sender)))));
@@ -80,7 +108,7 @@ impl Harness {
         let (witness, doorbells) = (Arc::new(Witness::default()), Arc::new(FakeDoorbells::default()));
         let params = ConsoleParams {
             id: "_console".into(),
-            output: Box::new(paper.clone()),
+            output,
             memory,
             msi: Arc::new(FakeMsi::default()),
             doorbells: Some(doorbells.clone()),
@@ -197,6 +225,29 @@ impl Harness {
         bytes
     }
 
+    /// Has the guest print a request of two buffers to paper that takes its time, and pauses the device when it is in the second one.
+    /// Returns what is to be printed.
+    fn pause_in_a_request(&mut self) -> Vec<u8> {
+        const PLACES: [u64; 2] = [0x2_0000, 0x4_0000];
+        let [first, second] =
+            [1000u32, 100_000].map(|len| (0..len).map(|at| (at % 251).to_le_bytes()[0]).collect::<Vec<_>>());
+        for (place, text) in PLACES.into_iter().zip([&first, &second]) {
+            self.ram.write_slice(text, GuestAddress(place)).unwrap();
+        }
+        // The first descriptor goes on with number 8.
+        let [from, to] = [14, 16 * 8].map(|offset| GuestAddress(RINGS[1][0] + offset));
+        self.ram.write_obj(8u16, from).unwrap();
+        self.ram.write_obj(PLACES[1], to).unwrap();
+        self.ram.write_obj(100_000u64, GuestAddress(to.0 + 8)).unwrap();
+        self.paper.1.store(true, Ordering::Relaxed);
+        self.add(queue::TX, PLACES[0], 1000, 1);
+        wait_until(|| lock(&self.paper.0).len() > first.len());
+        self.function.pause();
+        self.paper.1.store(false, Ordering::Relaxed);
+        assert_eq!(self.used(queue::TX), 0, "the request is printed to its end");
+        first.into_iter().chain(second).collect()
+    }
+
     fn printed(&self) -> Vec<u8> {
         self.wait_used(queue::TX);
         lock(&self.paper.0).clone()
@@ -207,7 +258,7 @@ fn wait_until(mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < Duration::from_secs(20));
-        std::thread::sleep(Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -336,7 +387,7 @@ fn restored_device_has_the_input_and_tells_of_the_terminal_that_there_is_now() {
             new.added = old.added;
             new.function.restore(&serde_json::from_str(&text).unwrap()).unwrap();
             assert_eq!(serde_json::to_string(&new.function.save().unwrap()).unwrap(), text);
-            std::thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_millis(5));
             assert!(lock(&new.paper.0).is_empty() && new.device.counters().resizes == 0, "it is paused");
             new.function.resume();
             assert_eq!(new.printed(), b"after");
@@ -345,6 +396,93 @@ fn restored_device_has_the_input_and_tells_of_the_terminal_that_there_is_now() {
             assert_eq!(new.device.counters().resizes, resizes);
         }
     }
+}
+
+#[test]
+fn pause_waits_for_no_more_than_what_is_being_written_and_the_rest_follows() {
+    const LEN: u32 = 64 << 10;
+    let mut harness = Harness::new(false);
+    harness.start();
+    let text: Vec<u8> = (0..LEN / 4).flat_map(u32::to_le_bytes).collect();
+    harness.ram.write_slice(&text, GuestAddress(0x2_0000)).unwrap();
+    harness.paper.1.store(true, Ordering::Relaxed);
+    (0..16).for_each(|_| harness.add(queue::TX, 0x2_0000, LEN, 0));
+    wait_until(|| !lock(&harness.paper.0).is_empty());
+
+    harness.function.pause();
+
+    let printed = lock(&harness.paper.0).len();
+    assert!(printed < text.len(), "{printed} bytes are printed before the device pauses");
+    harness.paper.1.store(false, Ordering::Relaxed);
+    harness.function.resume();
+    assert!(harness.printed() == text.repeat(16));
+    assert_eq!(harness.device.counters().tx_bytes, 16 * u64::from(LEN));
+}
+
+#[test]
+fn request_that_is_printed_in_part_goes_on_there_in_a_restored_device() {
+    let mut old = Harness::new(false);
+    old.start();
+    let text = old.pause_in_a_request();
+    let state = serde_json::to_string(&old.function.save().unwrap()).unwrap();
+    let new = Harness::new(false);
+    let mut ram = vec![0; 0x10_0000];
+    old.ram.read_slice(&mut ram, GuestAddress(0)).unwrap();
+    new.ram.write_slice(&ram, GuestAddress(0)).unwrap();
+    new.function.restore(&serde_json::from_str(&state).unwrap()).unwrap();
+    assert_eq!(serde_json::to_string(&new.function.save().unwrap()).unwrap(), state);
+
+    new.function.resume();
+
+    wait_until(|| new.used(queue::TX) == 1);
+    let before = lock(&old.paper.0).clone();
+    assert!([before, lock(&new.paper.0).clone()].concat() == text);
+}
+
+#[test]
+fn driver_that_comes_after_a_reset_prints_its_first_request_whole() {
+    let mut harness = Harness::new(false);
+    harness.start();
+    harness.pause_in_a_request();
+    harness.write(20, &[0]);
+    harness.function.resume();
+    for ring in RINGS.into_iter().flatten() {
+        harness.ram.write_slice(&[0; 0x1000], GuestAddress(ring)).unwrap();
+    }
+    harness.added = [0; 2];
+    lock(&harness.paper.0).clear();
+
+    harness.start();
+    harness.print(b"login: ");
+
+    assert_eq!(harness.printed(), b"login: ");
+}
+
+#[test]
+fn unmap_does_not_wait_for_the_output() {
+    const OTHER: u64 = 0x9000;
+    let (reached, at_gate) = mpsc::channel();
+    let (go, gate) = mpsc::channel();
+    let mut harness = Harness::printing_to(true, Box::new(Gate(reached, gate)));
+    // It goes before the harness, whose thread would wait for it.
+    let go = go;
+    harness.start();
+    harness.map(OTHER, 0x1000, Permissions::READ);
+    harness.print(b"x");
+    at_gate.recv_timeout(Duration::from_secs(20)).unwrap();
+
+    let mut mapper = harness.mapper.take().unwrap();
+    let (unmapped, is_unmapped) = mpsc::channel();
+    let unmapping = thread::spawn(move || {
+        let outcome = mapper.unmap(OTHER + OFFSET, 0x1000);
+        unmapped.send(outcome.is_ok()).unwrap();
+        mapper
+    });
+
+    assert_eq!(is_unmapped.recv_timeout(Duration::from_secs(10)), Ok(true));
+    drop(go);
+    harness.wait_used(queue::TX);
+    harness.mapper = Some(unmapping.join().unwrap());
 }
 
 #[test]
@@ -357,9 +495,12 @@ fn state_that_no_device_can_have_is_refused() {
         ("/device/kind", serde_json::json!("rng")),
         ("/device/payload/input", serde_json::json!(vec![0; MOST_INPUT + 1])),
         ("/device/payload/told", serde_json::json!({"columns": 1})),
+        ("/device/payload/printed", serde_json::json!(MOST_PRINTED + 1)),
     ] {
         let mut state = state.clone();
-        *state.payload.pointer_mut(pointer).expect(pointer) = value;
+        // A field that need not be there is in the place of its own.
+        let (object, field) = pointer.rsplit_once('/').unwrap();
+        state.payload.pointer_mut(object).expect(pointer)[field] = value;
         let new = Harness::new(false);
         assert!(new.function.restore(&state).is_err(), "{pointer}");
         new.function.reset().unwrap();

@@ -8,13 +8,14 @@ use std::sync::atomic::Ordering;
 
 use log::warn;
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Address, Bytes};
+use vm_memory::{Address, Bytes, GuestAddress};
 
 use super::ends::Ends;
 use super::spec::{feature, queue};
+use crate::dma::DmaView;
 use crate::sync::lock;
 use crate::throttle::Throttle;
-use crate::virtio::chain::{OUTSIDE, broken, ring_error, walk};
+use crate::virtio::chain::{Chain, OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
@@ -24,25 +25,27 @@ use crate::worker::{Orders, Task, Wait};
 pub(super) const QUEUES: usize = 2;
 /// Buffers of one queue before the other has its turn, and after which the driver is told.
 const BATCH: usize = 64;
-/// Most bytes that the driver may print with one request, so that none takes long.
+/// Most bytes that the driver may print with one request, so that input gets its turn too.
 pub(super) const MOST_PRINTED: usize = 1 << 20;
-/// Bytes that are copied at a time.
-const PIECE: usize = 4 << 10;
+/// Bytes that are printed at a time. A pause waits for as many, and the output gives up on a reader who does not make room for them in
+/// half a second: so few that a slow line (9600 bits a second) takes them in a third of a second.
+const PIECE: usize = 256;
 
 /// The work of the thread that serves the queues.
 pub(super) struct Traffic {
     driver: Driver,
     ends: Arc<Ends>,
     queues: [Option<DeviceQueue>; QUEUES],
-    scratch: Vec<u8>,
+    /// Of the request at hand.
+    buffers: Vec<(GuestAddress, usize)>,
     failed: bool,
     throttle: Throttle,
 }
 
 impl Traffic {
     pub(super) fn new(ends: Arc<Ends>, driver: Driver) -> Self {
-        let (queues, scratch) = ([None, None], vec![0; PIECE]);
-        Self { driver, ends, queues, scratch, failed: false, throttle: Throttle::default() }
+        let (queues, buffers) = ([None, None], Vec::new());
+        Self { driver, ends, queues, buffers, failed: false, throttle: Throttle::default() }
     }
 
     /// Serves a queue from now on.
@@ -74,8 +77,8 @@ impl Traffic {
         self.ask(queue::TX)?;
         self.ask(queue::RX)?;
         loop {
-            let printed = self.batch(queue::TX, Self::print)?;
-            let typed = self.batch(queue::RX, Self::give_input)?;
+            let printed = self.batch(queue::TX, orders, |traffic| traffic.print(orders))?;
+            let typed = self.batch(queue::RX, orders, Self::give_input)?;
             if orders.call() || !(printed || typed) {
                 return Ok(());
             }
@@ -101,15 +104,17 @@ impl Traffic {
         ask_for_notifications(queue, &self.driver.memory.view()).map_err(ring_error(index))
     }
 
-    /// Takes `step` for some buffers of a queue, and tells the driver of them; `true` if there were any.
+    /// Takes `step` for some buffers of a queue, and tells the driver of them; `true` if there were any. Once there are orders, takes
+    /// none.
     fn batch(
         &mut self,
         index: u16,
+        orders: &Orders,
         step: impl Fn(&mut Self) -> Result<bool, DeviceError>,
     ) -> Result<bool, DeviceError> {
         let mut some = false;
         for _ in 0..BATCH {
-            if !step(self)? {
+            if orders.call() || !step(self)? {
                 break;
             }
             some = true;
@@ -121,40 +126,59 @@ impl Traffic {
         Ok(some)
     }
 
-    /// Prints what one request has; `false` if there is none.
-    fn print(&mut self) -> Result<bool, DeviceError> {
+    /// Prints what one request has; `false` if there is none, or it was not printed to its end because of orders. Then it stays in the
+    /// queue.
+    fn print(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
         const INDEX: u16 = queue::TX;
         let Some(queue) = &mut self.queues[usize::from(INDEX)] else { return Ok(false) };
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
-        let memory = &self.driver.memory.view();
-        let size = queue.size();
-        let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(false) };
-        let head = chain.head_index();
-        let mut all = 0;
-        for buffer in walk(chain, size) {
-            let buffer = buffer.map_err(&broken)?;
-            if buffer.writable {
-                return Err(broken("what is to be printed is in a device-writable buffer"));
-            }
-            all += buffer.len;
-            if all > MOST_PRINTED {
-                return Err(broken("more is to be printed by one request than the device takes"));
-            }
-            let mut done = 0;
-            while done < buffer.len {
-                let piece = &mut self.scratch[..PIECE.min(buffer.len - done)];
-                let address = buffer.address.checked_add(done as u64).ok_or(broken(OUTSIDE))?;
-                memory.read_slice(piece, address).map_err(|_| broken(OUTSIDE))?;
+        let head = {
+            let memory = &self.driver.memory.view();
+            let size = queue.size();
+            let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(false) };
+            let head = chain.head_index();
+            readable_buffers(chain, size, &mut self.buffers).map_err(&broken)?;
+            head
+        };
+        let whole = self.print_buffers(orders).map_err(broken)?;
+        let Some(queue) = &mut self.queues[usize::from(INDEX)] else { return Ok(false) };
+        if whole {
+            self.ends.printed.store(0, Ordering::Relaxed);
+            queue.add_used(&self.driver.memory.view(), head, 0).map_err(ring)?;
+        } else {
+            queue.put_back(1);
+        }
+        Ok(whole)
+    }
+
+    /// Prints what is in the buffers, behind what was printed of them already; `false` if orders came before all was.
+    ///
+    /// # Errors
+    /// A buffer is not in the memory that the device sees.
+    fn print_buffers(&self, orders: &Orders) -> Result<bool, &'static str> {
+        let mut scratch = [0; PIECE];
+        let mut before = self.ends.printed.load(Ordering::Relaxed);
+        for (address, len) in &self.buffers {
+            let mut done = before.min(*len);
+            before -= done;
+            while done < *len {
+                if orders.call() {
+                    return Ok(false);
+                }
+                let piece = &mut scratch[..PIECE.min(len - done)];
+                let address = address.checked_add(done as u64).ok_or(OUTSIDE)?;
+                // The view ends here: an UNMAP does not wait for the output.
+                self.driver.memory.view().read_slice(piece, address).map_err(|_| OUTSIDE)?;
                 if let Err(error) = lock(&self.ends.output).write_all(piece)
                     && self.throttle.pass()
                 {
                     warn!("virtio-console: output is lost: {error}");
                 }
                 done += piece.len();
+                self.ends.printed.fetch_add(piece.len(), Ordering::Relaxed);
+                self.ends.counts.tx_bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
             }
         }
-        queue.add_used(memory, head, 0).map_err(&ring)?;
-        self.ends.counts.tx_bytes.fetch_add(all as u64, Ordering::Relaxed);
         Ok(true)
     }
 
@@ -195,6 +219,31 @@ impl Traffic {
         self.ends.counts.rx_bytes.fetch_add(used.into(), Ordering::Relaxed);
         Ok(true)
     }
+}
+
+/// Notes the buffers of a request to print in `buffers`.
+///
+/// # Errors
+/// The rule that it breaks.
+fn readable_buffers(
+    chain: Chain<&DmaView<'_>>,
+    queue_size: u16,
+    buffers: &mut Vec<(GuestAddress, usize)>,
+) -> Result<(), &'static str> {
+    buffers.clear();
+    let mut all = 0;
+    for buffer in walk(chain, queue_size) {
+        let buffer = buffer?;
+        if buffer.writable {
+            return Err("what is to be printed is in a device-writable buffer");
+        }
+        all += buffer.len;
+        if all > MOST_PRINTED {
+            return Err("more is to be printed by one request than the device takes");
+        }
+        buffers.push((buffer.address, buffer.len));
+    }
+    Ok(())
 }
 
 impl Task for Traffic {
