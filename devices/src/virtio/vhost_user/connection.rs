@@ -8,6 +8,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use iommu_bounce::Permissions;
@@ -26,12 +27,13 @@ use super::iotlb::{BYTES, Iotlb, Kind};
 use super::time_limit::TimeLimit;
 use crate::patience::{Budget, Operation};
 use crate::ram::RamRegion;
+use crate::sync::lock;
 
 /// How long a server may take for anything else in one [`Operation`], however many requests that takes. A vCPU may be waiting, with interrupts off in its guest.
 const TIME: Duration = Duration::from_secs(5);
 /// How long it may take to end the requests of a queue.
 const DRAIN_TIME: Duration = Duration::from_secs(20);
-/// How much longer than that it may hold others, all in all: what it took comes back slowly.
+/// How much longer than that the servers of a device may hold others, all in all: what they took comes back slowly.
 const BUDGET: (u32, u32) = (3, 2);
 /// Which part of the time for anything else costs nothing of it.
 const FREE: u32 = 50;
@@ -88,6 +90,12 @@ impl Times {
     pub(super) fn behind_iommu() -> Self {
         Self { drain: TIME, other: TIME }
     }
+
+    /// What all servers of a device have together. One that connects anew gets no new one.
+    pub(super) fn budget(self) -> Arc<Mutex<Budget>> {
+        let budget = Budget::new(self.drain * BUDGET.0 / BUDGET.1, self.other / FREE, Instant::now());
+        Arc::new(Mutex::new(budget))
+    }
 }
 
 /// This side of a connection.
@@ -99,7 +107,8 @@ pub(super) struct Connection {
     times: Times,
     /// Other than those of vfio-user servers.
     number: u64,
-    budget: Budget,
+    /// Of the device.
+    budget: Arc<Mutex<Budget>>,
     /// Why the server is gone, if it is.
     gone: Option<String>,
     /// It has closed the connection itself.
@@ -107,12 +116,17 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// To the server on `socket`, of a device `id` with `queues` queues.
-    pub(super) fn new(id: &str, socket: UnixStream, queues: usize, times: Times) -> Result<Self, ServerError> {
+    /// To the server on `socket`, of a device `id` with `queues` queues and this budget.
+    pub(super) fn new(
+        id: &str,
+        socket: UnixStream,
+        queues: usize,
+        times: Times,
+        budget: Arc<Mutex<Budget>>,
+    ) -> Result<Self, ServerError> {
         let host = |source| ServerError::Host { what: "listening to a vhost-user server", source };
         let (watched, own) = (socket.try_clone().map_err(host)?, socket.try_clone().map_err(host)?);
         let limit = TimeLimit::new(format!("{id}_limit"), watched).map_err(host)?;
-        let budget = Budget::new(times.drain * BUDGET.0 / BUDGET.1, times.other / FREE, Instant::now());
         let number = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
         let frontend = Frontend::from_stream(socket, queues as u64);
         Ok(Self { frontend, socket: own, limit, times, number, budget, gone: None, left: false })
@@ -130,11 +144,11 @@ impl Connection {
         }
         let Self { frontend, limit, number, budget, .. } = self;
         let start = Instant::now();
-        let left = time.saturating_sub(Operation::waited(*number)).min(budget.allows(start));
+        let left = time.saturating_sub(Operation::waited(*number)).min(lock(budget).allows(start));
         let result = limit.during(left, || call(frontend));
         let end = Instant::now();
         Operation::note(*number, end.duration_since(start));
-        budget.pay(start, end);
+        lock(budget).pay(start, end);
         let error = match result {
             Ok(result) => return Ok(result),
             Err(error) => error,

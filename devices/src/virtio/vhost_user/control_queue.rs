@@ -11,6 +11,7 @@ use virtio_queue::Queue;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::watcher::Shared;
+use crate::patience::Operation;
 use crate::sync::lock;
 use crate::virtio::net::{Control, Pairs};
 use crate::virtio::{Driver, QueueState};
@@ -28,7 +29,9 @@ impl Pairs for Server {
     }
 
     fn set_pairs(&self, pairs: u16) -> io::Result<()> {
-        lock(&self.shared.session).set_pairs(pairs).map_err(io::Error::other)
+        // A request for each queue, and they have the time of one together.
+        let _operation = Operation::begin();
+        self.shared.session_first().set_pairs(pairs).map_err(io::Error::other)
     }
 }
 

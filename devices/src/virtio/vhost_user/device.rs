@@ -79,12 +79,12 @@ impl VhostUserDevice {
     /// # Errors
     /// The server does not take it, or it is not backed by a file.
     pub fn add_ram(&self, region: &RamRegion) -> Result<(), ServerError> {
-        lock(&self.shared.session).add_ram(region)
+        self.shared.session_first().add_ram(region)
     }
 
     /// The guest does not get it after all.
     pub fn take_ram(&self, region: &RamRegion) {
-        lock(&self.shared.session).take_ram(region);
+        self.shared.session_first().take_ram(region);
     }
 }
 
@@ -123,7 +123,7 @@ impl VirtioDevice for VhostUserDevice {
         if data.is_empty() || offset < writable.start || end > writable.end {
             return;
         }
-        if lock(&self.shared.session).write_config(place, data)
+        if self.shared.session_first().write_config(place, data)
             && let Some(bytes) = lock(&self.shared.config).get_mut(offset..end)
         {
             bytes.copy_from_slice(data);
@@ -134,23 +134,23 @@ impl VirtioDevice for VhostUserDevice {
         if let Some(control) = &self.control {
             control.activate(driver.clone());
         }
-        lock(&self.shared.session).activate(driver);
+        self.shared.session_first().activate(driver);
     }
 
     fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
         if let Some(control) = self.control(index) {
             return control.start(queue);
         }
-        lock(&self.shared.session).start(index, &queue);
+        self.shared.session_first().start(index, &queue);
         Ok(())
     }
 
     fn stop_queue(&self, index: u16) -> Option<QueueState> {
-        self.control(index).map_or_else(|| lock(&self.shared.session).stop(index), ControlQueue::stop)
+        self.control(index).map_or_else(|| self.shared.session_first().stop(index), ControlQueue::stop)
     }
 
     fn queue_state(&self, index: u16) -> Option<QueueState> {
-        self.control(index).map_or_else(|| lock(&self.shared.session).state(index), ControlQueue::state)
+        self.control(index).map_or_else(|| self.shared.session_first().state(index), ControlQueue::state)
     }
 
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
@@ -172,17 +172,17 @@ impl VirtioDevice for VhostUserDevice {
         if let Some(control) = &self.control {
             control.reset();
         }
-        lock(&self.shared.session).reset();
+        self.shared.session_first().reset();
     }
 
     fn pause(&self) {
         // First: a command of the driver is not half done.
         self.control.iter().for_each(ControlQueue::pause);
-        lock(&self.shared.session).pause();
+        self.shared.session_first().pause();
     }
 
     fn resume(&self) {
-        lock(&self.shared.session).resume();
+        self.shared.session_first().resume();
         self.control.iter().for_each(ControlQueue::resume);
     }
 

@@ -5,6 +5,7 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,21 +18,27 @@ use super::model::Model;
 use super::offer::Offer;
 use super::session::Link;
 use crate::local_socket::connect_now;
+use crate::patience::{Budget, Operation};
+use crate::sync::lock;
 
 /// How long a server that is just being started may take until it listens.
 const START_TIME: Duration = Duration::from_secs(2);
 /// How long to wait between two tries.
 const PAUSE: Duration = Duration::from_millis(50);
+/// A budget is spent when it allows less than this part of the time for an operation.
+const SPENT: u32 = 10;
 
 /// Where the server of a device is, and what it is to be.
 #[derive(Clone)]
 pub(super) struct Address {
     pub(super) id: String,
-    pub(super) path: PathBuf,
+    path: PathBuf,
     pub(super) model: Model,
-    pub(super) times: Times,
+    times: Times,
+    /// How long its servers may hold others, one after the other.
+    budget: Arc<Mutex<Budget>>,
     /// It is behind the virtio-iommu.
-    pub(super) translated: bool,
+    translated: bool,
 }
 
 /// A connection to a server that has what the device needs.
@@ -43,6 +50,16 @@ pub(super) struct Connected {
 }
 
 impl Address {
+    /// Where the server of device `id` is.
+    pub(super) fn new(id: String, path: PathBuf, model: Model, times: Times, translated: bool) -> Self {
+        Self { id, path, model, times, budget: times.budget(), translated }
+    }
+
+    /// Whether its servers have held others for nearly all the time that they may.
+    pub(super) fn is_spent(&self) -> bool {
+        lock(&self.budget).allows(Instant::now()) < self.times.other / SPENT
+    }
+
     /// Connects to the server if it listens at this moment.
     pub(super) fn connect(&self) -> Result<Connected, ServerError> {
         let socket = connect_now(&self.path).map_err(|source| self.no_server(source))?;
@@ -68,7 +85,10 @@ impl Address {
     fn take(&self, socket: UnixStream) -> Result<Connected, ServerError> {
         let host = |source| ServerError::Host { what: "listening to a vhost-user server", source };
         let watched = socket.try_clone().map_err(host)?;
-        let mut connection = Connection::new(&self.id, socket, self.model.queues.len(), self.times)?;
+        let queues = self.model.queues.len();
+        let mut connection = Connection::new(&self.id, socket, queues, self.times, self.budget.clone())?;
+        // Whoever makes the device waits for this, and whoever removes it while a server is looked for.
+        let _operation = Operation::begin();
         let offer = Offer::agree(&mut connection, &self.model, self.translated)?;
         let mut back_channel = None;
         if offer.has(Protocol::BACKEND_REQ) {

@@ -17,7 +17,6 @@ use super::error::ServerError;
 use super::watcher::Shared;
 use crate::dma::{Backing, DmaTable, RemoveError};
 use crate::patience::Operation;
-use crate::sync::lock;
 use crate::virtio::windows::WindowMemory;
 
 /// Granule of what is mapped: the guest's smallest page.
@@ -53,8 +52,7 @@ impl VhostUserMapper {
         let file = windows.hand_out(index, Permissions::READ | Permissions::WRITE)?;
         // The driver does without a window then.
         let file = file.ok_or(MapError::NoResources)?;
-        let _first = self.shared.precedence.take();
-        lock(&self.shared.session).add_chunk(index, len, file.into()).map_err(|error| match error {
+        self.shared.session_first().add_chunk(index, len, file.into()).map_err(|error| match error {
             ServerError::Unfit(_) => MapError::NoResources,
             other => MapError::Host(io::Error::other(other)),
         })
@@ -86,8 +84,7 @@ impl DmaMapper for VhostUserMapper {
         // From here on the server gets no translation of it.
         self.table.block(iova, len, |chunk| chunks.push(chunk)).map_err(refused)?;
         let (_operation, begin) = (Operation::begin(), Instant::now());
-        let _first = self.shared.precedence.take();
-        let mut session = lock(&self.shared.session);
+        let mut session = self.shared.session_first();
         session.forget(iova, len, begin).map_err(|error| UnmapError::Host(io::Error::other(error)))?;
         chunks.into_iter().for_each(|chunk| session.take_chunk(chunk));
         drop(session);

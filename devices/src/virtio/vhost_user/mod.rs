@@ -107,7 +107,7 @@ pub fn create(params: VhostUserParams) -> Result<VhostUser, VhostUserError> {
     let VhostUserParams { id, socket, model, ram, table, msi, doorbells, observer } = params;
     let translated = table.is_some();
     let times = if translated { Times::behind_iommu() } else { Times::default() };
-    let address = Address { id: id.clone(), path: socket, model, times, translated };
+    let address = Address::new(id.clone(), socket, model, times, translated);
     let device = Arc::new(VhostUserDevice::connect(address, table.clone())?);
     let memory = table.clone().map_or_else(|| DeviceMemory::all_ram(ram), DeviceMemory::mapped);
     let function =

@@ -2,15 +2,17 @@
 
 //! Who goes first where a lock does not say.
 //!
-//! A server may ask for translations without end, and each of them takes the session's lock for a moment. A thread that waits for the
-//! lock to take a mapping away could lose each time. So whoever serves the server lets such threads go first.
+//! A server may ask for translations, and say that its configuration has changed, without end. Each time takes the session's lock for a
+//! moment. A thread that waits for the lock to take a mapping away, or to pause the device, could lose each time. So whoever serves the
+//! server lets such threads go first.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::sync::lock;
 
-/// How long those are let go first in a row. They are threads of vCPUs, which the server must not wait for without end either.
+/// How long those are let go first in a row. Many are threads of vCPUs, which the server must not wait for without end either.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// See the module.
@@ -21,17 +23,50 @@ pub(super) struct Precedence {
 }
 
 /// Somebody goes first, as long as this is there.
-pub(super) struct First<'p>(&'p Precedence);
+struct First<'p>(&'p Precedence);
+
+/// What is locked by somebody who goes first.
+pub(super) struct FirstGuard<'p, T> {
+    /// Unlocked before others are let go on.
+    guard: MutexGuard<'p, T>,
+    _first: First<'p>,
+}
+
+impl<T> Deref for FirstGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for FirstGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
 
 impl Precedence {
+    /// Locks `mutex` for a caller who goes first.
+    pub(super) fn lock_first<'p, T>(&'p self, mutex: &'p Mutex<T>) -> FirstGuard<'p, T> {
+        let first = self.take();
+        FirstGuard { guard: lock(mutex), _first: first }
+    }
+
+    /// Locks it for a caller who lets those go first who do.
+    pub(super) fn lock_last<'p, T>(&self, mutex: &'p Mutex<T>) -> MutexGuard<'p, T> {
+        self.give();
+        lock(mutex)
+    }
+
     /// The caller goes first.
-    pub(super) fn take(&self) -> First<'_> {
+    fn take(&self) -> First<'_> {
         *lock(&self.first) += 1;
         First(self)
     }
 
     /// Lets those go first who do.
-    pub(super) fn give(&self) {
+    fn give(&self) {
         let first = lock(&self.first);
         let waited = self.none.wait_timeout_while(first, LONGEST, |first| *first != 0);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
@@ -63,6 +98,21 @@ mod tests {
             let given = scope.spawn(|| precedence.give());
             drop(first);
             given.join().unwrap();
+        });
+        assert_eq!(*lock(&precedence.first), 0);
+    }
+
+    #[test]
+    fn who_locks_first_goes_first_until_it_is_unlocked() {
+        let (precedence, mutex) = (Precedence::default(), Mutex::new(0));
+        let mut first = precedence.lock_first(&mutex);
+        *first += 1;
+        assert_eq!(*lock(&precedence.first), 1);
+        std::thread::scope(|scope| {
+            let last = scope.spawn(|| *precedence.lock_last(&mutex));
+            *first += 1;
+            drop(first);
+            assert_eq!(last.join().unwrap(), 2);
         });
         assert_eq!(*lock(&precedence.first), 0);
     }

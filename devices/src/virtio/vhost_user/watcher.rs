@@ -6,9 +6,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log::{error, warn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,23 +18,24 @@ use super::back_channel::{BackChannel, Request};
 use super::error::ServerError;
 use super::events::QueueEvents;
 use super::link::{Address, Connected};
-use super::precedence::Precedence;
+use super::precedence::{FirstGuard, Precedence};
 use super::session::Session;
 use crate::event_fd;
+use crate::patience::Operation;
 use crate::sandbox::{self, Role};
 use crate::sync::lock;
 use crate::throttle::Throttle;
 
 /// How long to wait between two looks for a server.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// The same, where a server listens that cannot be used.
+/// The same, where a server listens that cannot be used, or where servers have held others for long enough.
 const LOOK_LATER: Duration = Duration::from_secs(5);
 
 /// What the thread and the device share.
 pub(super) struct Shared {
-    pub(super) session: Mutex<Session>,
-    /// Those who take mappings away go before the server.
-    pub(super) precedence: Precedence,
+    session: Mutex<Session>,
+    /// The threads of the VMM go before the server.
+    precedence: Precedence,
     /// The device configuration.
     pub(super) config: Mutex<Vec<u8>>,
     wake: EventFd,
@@ -51,6 +52,16 @@ impl Shared {
             wake,
             ends: AtomicBool::new(false),
         })
+    }
+
+    /// The session, for a thread of the VMM.
+    pub(super) fn session_first(&self) -> FirstGuard<'_, Session> {
+        self.precedence.lock_first(&self.session)
+    }
+
+    /// The session, to do what a server asks for or makes necessary.
+    fn session_last(&self) -> MutexGuard<'_, Session> {
+        self.precedence.lock_last(&self.session)
     }
 }
 
@@ -80,7 +91,7 @@ impl Watcher {
             errors,
             socket: Some(socket),
             back_channel,
-            pause: LOOK_AGAIN,
+            next_look: Instant::now(),
             throttle: Throttle::default(),
         };
         let thread = sandbox::start(Role::VhostUser.thread(), name, move || watch.run())?;
@@ -110,7 +121,8 @@ struct Watch {
     /// That of the server, while there is one.
     socket: Option<UnixStream>,
     back_channel: Option<BackChannel>,
-    pause: Duration,
+    /// When to look for a server, while there is none.
+    next_look: Instant,
     throttle: Throttle,
 }
 
@@ -123,13 +135,23 @@ impl Watch {
             self.serve_events();
             if self.socket.as_ref().is_some_and(is_closed) {
                 (self.socket, self.back_channel) = (None, None);
-                self.pause = LOOK_AGAIN;
                 lock(&self.shared.session).lost();
-            } else if self.socket.is_none() && !self.shared.ends.load(Ordering::Acquire) {
+                // A server that has spent the budget must not hold the session again and again all the same.
+                self.look_after(if self.address.is_spent() { LOOK_LATER } else { LOOK_AGAIN });
+            } else if self.is_to_look() && !self.shared.ends.load(Ordering::Acquire) {
                 self.look();
             }
             self.serve_back_channel();
         }
+    }
+
+    fn look_after(&mut self, pause: Duration) {
+        self.next_look = Instant::now() + pause;
+    }
+
+    /// A server that was lost can still write events that this thread waits for. They do not make it look sooner.
+    fn is_to_look(&self) -> bool {
+        self.socket.is_none() && Instant::now() >= self.next_look
     }
 
     /// Waits until something came; `false` if that cannot be waited for.
@@ -141,7 +163,8 @@ impl Watch {
         let mut files: Vec<_> = files.iter().map(|file| PollFd::new(file, PollFlags::IN)).collect();
         // What it sends is read by those who have asked for it.
         files.extend(self.socket.iter().map(|socket| PollFd::new(socket, PollFlags::RDHUP)));
-        let time = self.socket.is_none().then(|| Timespec::try_from(self.pause).ok()).flatten();
+        let pause = self.next_look.saturating_duration_since(Instant::now());
+        let time = self.socket.is_none().then(|| Timespec::try_from(pause).ok()).flatten();
         match poll(&mut files, time.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => true,
             Err(error) => {
@@ -169,15 +192,17 @@ impl Watch {
                 (self.socket, self.back_channel) = (Some(socket), back_channel);
                 let config = link.offer.config.clone();
                 let changed = std::mem::replace(&mut *lock(&self.shared.config), config.clone()) != config;
-                let mut session = lock(&self.shared.session);
+                // All its requests share the time of one operation, so nobody waits longer for the session.
+                let _operation = Operation::begin();
+                let mut session = self.shared.session_last();
                 session.adopt(link);
                 if changed {
                     session.config_changed();
                 }
             }
-            Err(ServerError::NoServer { .. }) => self.pause = LOOK_AGAIN,
+            Err(ServerError::NoServer { .. }) => self.look_after(LOOK_AGAIN),
             Err(error) => {
-                self.pause = LOOK_LATER;
+                self.look_after(LOOK_LATER);
                 if self.throttle.pass() {
                     warn!("{}: {error}", self.address.id);
                 }
@@ -195,19 +220,16 @@ impl Watch {
                 return;
             }
             Request::ConfigChanged => {
-                let mut session = lock(&self.shared.session);
+                let mut session = self.shared.session_last();
                 if let Some(config) = session.read_config() {
                     *lock(&self.shared.config) = config;
                     session.config_changed();
                 }
                 true
             }
-            Request::Miss(iova, access) => {
-                self.shared.precedence.give();
-                lock(&self.shared.session).translate(iova, access)
-            }
+            Request::Miss(iova, access) => self.shared.session_last().translate(iova, access),
             Request::Stopped(iova, access) => {
-                lock(&self.shared.session).stopped(iova, access);
+                self.shared.session_last().stopped(iova, access);
                 true
             }
         };

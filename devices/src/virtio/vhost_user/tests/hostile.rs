@@ -2,13 +2,16 @@
 
 //! Servers that refuse, lie, fall silent and go: nothing waits for them for long, and nothing of them is believed.
 
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
+use super::super::model::Model;
 use super::server::request::*;
 use super::server::{CONFIG, MQ, Manner, REPLY_ACK, Server, Vice, message};
-use super::support::{TIMES, Told, connect_briefly, fs, ram, reset, start, wait};
+use super::support::{TIMES, Told, connect, connect_briefly, fs, ram, reset, start, wait};
 use crate::patience::Operation;
 use crate::virtio::VirtioDevice;
 
@@ -130,6 +133,30 @@ fn server_that_is_slow_each_time_holds_an_access_up_no_longer_than_one_that_is_s
     wait(|| device.counters().losses == 1);
     let asked = server.requests();
     assert!(asked.len() <= 5, "{asked:?}");
+}
+
+#[test]
+fn server_that_changes_its_configuration_without_end_holds_no_pause_up() {
+    // About 50 ms for each, which is free.
+    let server = Server::start(with(GET_CONFIG, Vice::Dribble(Duration::from_micros(500))));
+    let device = connect(&server, Model::block(1, 64)).unwrap();
+    let told = Told::with_events(1);
+    start(&device, &ram(1), &told, 1);
+    let asked = server.take();
+    let given = asked.iter().find(|one| one.request == SET_BACKEND_REQ_FD).unwrap();
+    let mut channel = UnixStream::from(given.files[0].try_clone().unwrap());
+    channel.write_all(&[2u32, 1, 0].map(u32::to_le_bytes).concat().repeat(2000)).unwrap();
+    let mut waited = 0;
+    for _ in 0..8 {
+        server.wait_for(GET_CONFIG);
+        device.pause();
+        let asked = server.requests();
+        let before = asked.iter().take_while(|request| **request != GET_VRING_BASE);
+        waited += before.filter(|request| **request == GET_CONFIG).count();
+        device.resume();
+    }
+    // The one that is under way at a pause is not among them.
+    assert!(waited <= 16, "{waited} more answers were waited for at 8 pauses");
 }
 
 #[test]

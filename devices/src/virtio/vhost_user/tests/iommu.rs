@@ -55,7 +55,7 @@ struct Card {
 fn connect(server: &Server, table: Arc<DmaTable>) -> Result<VhostUserDevice, ServerError> {
     let net = ServedNet { mac: [2; 6], mtu: None, pairs: 1, queue_size: 64, csum: true, tso: true, uso: true };
     let times = Times { drain: TIMES.other, ..TIMES };
-    let address = Address { id: "d".into(), path: server.socket(), model: Model::net(&net), times, translated: true };
+    let address = Address::new("d".into(), server.socket(), Model::net(&net), times, true);
     VhostUserDevice::connect(address, Some(table))
 }
 

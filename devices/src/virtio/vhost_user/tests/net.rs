@@ -3,22 +3,17 @@
 //! A network card: its pairs of queues, and what becomes of it when its server goes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::super::device::VhostUserDevice;
-use super::super::model::Model;
-use super::super::net::ServedNet;
 use super::server::request::*;
 use super::server::{Asked, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server, Vice};
-use super::support::{RINGS, Told, connect, ram, reset, start, wait};
+use super::support::{RINGS, SHORT, Told, card, connect, connect_with, ram, reset, start, wait};
 use crate::ram::Ram;
 use crate::virtio::VirtioDevice;
-
-fn card(pairs: u16) -> Model {
-    Model::net(&ServedNet { mac: [2; 6], mtu: None, pairs, queue_size: 64, csum: true, tso: true, uso: true })
-}
 
 /// Queues that the server is told to turn on (`true`) or off, in this order.
 fn turned(asked: &[Asked]) -> Vec<(u32, bool)> {
@@ -94,6 +89,22 @@ fn pairs_that_a_server_refuses_are_refused_to_the_driver() {
     start(&device, &ram, &told, 1);
     start_control(&device);
     assert_eq!(use_pairs(&device, &ram, 0, 2), 1);
+}
+
+#[test]
+fn server_that_is_slow_at_each_queue_of_a_command_holds_others_for_one_operation() {
+    // More than 200 ms for each of four queues, of 500 ms that there are for all.
+    let slow =
+        Manner { vices: [(SET_VRING_ENABLE, Vice::Dribble(Duration::from_millis(10)))].into(), ..Manner::default() };
+    let server = Server::start(slow);
+    let device = connect_with(&server, card(2), SHORT).unwrap();
+    let (ram, told) = (ram(1), Told::with_events(5));
+    start(&device, &ram, &told, 4);
+    start_control(&device);
+    server.take();
+    assert_eq!(use_pairs(&device, &ram, 0, 2), 0, "the next server is told");
+    let turned = turned(&server.take());
+    assert!(turned.len() <= 3, "{turned:?}");
 }
 
 #[test]

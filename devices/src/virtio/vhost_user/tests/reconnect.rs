@@ -5,13 +5,15 @@
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress};
 
+use super::super::connection::Times;
 use super::super::model::Model;
 use super::server::request::*;
-use super::server::{Asked, CONFIG, INFLIGHT, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server};
-use super::support::{RINGS, Told, connect, fs, ram, reset, start, wait};
+use super::server::{Asked, CONFIG, INFLIGHT, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server, Vice};
+use super::support::{RINGS, SHORT, TIMES, Told, address, card, connect, connect_with, fs, ram, reset, start, wait};
 use crate::virtio::VirtioDevice;
 
 #[test]
@@ -149,4 +151,69 @@ fn server_that_does_not_tell_the_configuration_serves_no_disk() {
     let manner = Manner { protocol: MQ | REPLY_ACK, ..Manner::default() };
     let error = connect(&Server::start(manner), disk()).err().unwrap().to_string();
     assert!(error.ends_with("(VHOST_USER_PROTOCOL_F_CONFIG)"), "{error}");
+}
+
+/// A server with this vice at each of some requests.
+fn at(requests: &[u32], vice: &Vice) -> Manner {
+    Manner { vices: requests.iter().map(|request| (*request, vice.clone())).collect(), ..Manner::default() }
+}
+
+#[test]
+fn next_server_that_is_slow_each_time_holds_a_pause_up_for_one_operation() {
+    let server = Server::start(Manner::default());
+    let device = connect_with(&server, card(1), SHORT).unwrap();
+    let told = Told::with_events(2);
+    start(&device, &ram(1), &told, 2);
+    server.close();
+    wait(|| device.counters().losses == 1);
+    server.take();
+    // More than 300 ms for each, of 500 ms that there are for all.
+    let slow = [SET_VRING_NUM, SET_VRING_BASE, SET_VRING_ADDR, SET_VRING_CALL];
+    server.listen(at(&slow, &Vice::Dribble(Duration::from_millis(15))));
+    server.wait_for(SET_VRING_NUM);
+    device.pause();
+    let asked = server.requests();
+    assert!(asked.len() <= 1, "it is waited for meanwhile: {asked:?}");
+    assert!(told.failures().is_empty(), "{:?}", told.failures());
+}
+
+#[test]
+fn next_server_has_what_is_left_of_the_time_that_the_ones_before_it_held_others() {
+    // Each answer takes more than 60 ms, of which 4 ms are free. All have 450 ms together.
+    let slow = [GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_MAX_MEM_SLOTS];
+    let manner = at(&slow, &Vice::Dribble(Duration::from_millis(3)));
+    let server = Server::start(manner.clone());
+    let address = address(&server, card(1), TIMES);
+    for number in 1..=10 {
+        let _ = address.connect();
+        wait(|| server.ended() == number);
+        server.listen(manner.clone());
+    }
+    let asked = server.requests().iter().filter(|request| slow.contains(request)).count();
+    // Eight answers, and one that did not come in time for each connection. Some time comes back.
+    assert!(asked <= 21, "{asked} requests");
+}
+
+#[test]
+fn next_server_is_looked_for_later_when_no_time_is_left_to_hold_others() {
+    let server = Server::start(Manner::default());
+    let times = Times { drain: Duration::from_millis(400), other: Duration::from_millis(600) };
+    let device = connect_with(&server, card(1), times).unwrap();
+    let told = Told::with_events(0);
+    start(&device, &ram(1), &told, 2);
+    let asked = server.take();
+    server.close();
+    wait(|| server.ended() == 1);
+    // It is waited for until nearly all time is spent.
+    server.listen(at(&[SET_VRING_NUM], &Vice::Silent));
+    wait(|| server.ended() == 2);
+    server.take();
+    server.listen(Manner::default());
+    // The first server writes an event that the front end waits for. It gains nothing.
+    rustix::io::write(&of(&asked, SET_VRING_CALL).files[0], &1u64.to_ne_bytes()).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    let asked = server.requests();
+    assert!(asked.is_empty(), "it is looked for after five seconds: {asked:?}");
+    server.wait_for(SET_OWNER);
+    assert!(told.failures().is_empty(), "{:?}", told.failures());
 }

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -119,6 +119,8 @@ struct Log {
     sleeps: AtomicBool,
     /// The connection at hand.
     socket: Mutex<Option<UnixStream>>,
+    /// Connections that have ended.
+    ended: AtomicU32,
 }
 
 /// The server. Dropping it ends it.
@@ -145,6 +147,7 @@ impl Server {
             drop(listener);
             *lock(&log.socket) = Some(socket.try_clone().unwrap());
             serve(&socket, &manner, &log);
+            log.ended.fetch_add(1, Ordering::SeqCst);
         });
     }
 
@@ -158,6 +161,11 @@ impl Server {
         if let Some(socket) = lock(&self.log.socket).take() {
             socket.shutdown(std::net::Shutdown::Both).unwrap();
         }
+    }
+
+    /// How many connections have ended, whoever ended them.
+    pub(super) fn ended(&self) -> u32 {
+        self.log.ended.load(Ordering::SeqCst)
     }
 
     /// Reads no message any more after the next one, until the connection at hand is closed.

@@ -15,6 +15,7 @@ use super::super::device::VhostUserDevice;
 use super::super::error::ServerError;
 use super::super::link::Address;
 use super::super::model::Model;
+use super::super::net::ServedNet;
 use super::server::Server;
 use crate::dma::DeviceMemory;
 use crate::ram::Ram;
@@ -84,9 +85,17 @@ pub(super) fn ram(regions: u64) -> Arc<Ram> {
 /// Times that a test can wait for, and that a server on a busy machine may not keep.
 pub(super) const TIMES: Times = Times { drain: Duration::from_millis(300), other: Duration::from_millis(200) };
 
+/// Little time for an operation, and a budget that no test spends.
+pub(super) const SHORT: Times = Times { drain: Duration::from_secs(20), other: Duration::from_millis(500) };
+
 /// A file system, whose driver knows two queues.
 pub(super) fn fs() -> Model {
     Model::fs("t", 1, 64)
+}
+
+/// A network card of so many pairs of queues.
+pub(super) fn card(pairs: u16) -> Model {
+    Model::net(&ServedNet { mac: [2; 6], mtu: None, pairs, queue_size: 64, csum: true, tso: true, uso: true })
 }
 
 /// Connects to the server of a device.
@@ -99,9 +108,14 @@ pub(super) fn connect_briefly(server: &Server, model: Model) -> Result<VhostUser
     connect_with(server, model, TIMES)
 }
 
-fn connect_with(server: &Server, model: Model, times: Times) -> Result<VhostUserDevice, ServerError> {
-    let address = Address { id: "d".into(), path: server.socket(), model, times, translated: false };
-    VhostUserDevice::connect(address, None)
+/// The same, to one that has these times.
+pub(super) fn connect_with(server: &Server, model: Model, times: Times) -> Result<VhostUserDevice, ServerError> {
+    VhostUserDevice::connect(address(server, model, times), None)
+}
+
+/// Where the server of a device is, and what it has.
+pub(super) fn address(server: &Server, model: Model, times: Times) -> Address {
+    Address::new("d".into(), server.socket(), model, times, false)
 }
 
 /// As a driver that is ready does: it activates the device and starts queues up to `queues`.
