@@ -102,7 +102,7 @@ impl PlatformConfig {
     /// [`Self::num_pci_segments`].
     pub const NUM_PCI_SEGMENTS: Field = Self::OPTION.key("num_pci_segments");
 
-    /// Most bytes of all strings of the SMBIOS tables together, with a byte of each for its end.
+    /// Most bytes of all strings of the SMBIOS tables together, with a byte of each for its end. The manufacturer is there twice.
     pub const MAX_STRINGS: usize = 60 << 10;
 
     /// [`Self::iommu_segments`].
@@ -139,8 +139,8 @@ impl PlatformConfig {
 
     fn check_smbios(&self) -> Result<(), ConfigError> {
         let mut len = 0;
-        let mut check_text = |field: Field, text: &str| {
-            len += text.len() + 1;
+        let mut check_text = |field: Field, text: &str, copies: usize| {
+            len += (text.len() + 1) * copies;
             if text.chars().any(char::is_control) {
                 return Err(ConfigError::new(field, "has a control character, which no string of SMBIOS has"));
             }
@@ -151,10 +151,12 @@ impl PlatformConfig {
             Ok(())
         };
         for (key, text) in self.smbios_strings() {
-            text.as_deref().map_or(Ok(()), |text| check_text(Self::OPTION.key(key), text))?;
+            // System and chassis both have the manufacturer.
+            let copies = if key == "system_manufacturer" { 2 } else { 1 };
+            text.as_deref().map_or(Ok(()), |text| check_text(Self::OPTION.key(key), text, copies))?;
         }
         for text in &self.oem_strings {
-            check_text(Self::OEM_STRINGS, text)?;
+            check_text(Self::OEM_STRINGS, text, 1)?;
             if text.is_empty() {
                 return Err(ConfigError::new(Self::OEM_STRINGS, "has an empty string, which SMBIOS cannot have"));
             }
@@ -327,12 +329,17 @@ mod tests {
         assert_eq!((all.serial(), &all.oem_strings[..]), (Some("a, b"), &["x=1".to_string(), "y".into()][..]));
         assert_eq!(platform("oem_strings=one").unwrap().oem_strings, ["one"]);
         let long = format!("system_family={}", "x".repeat(PlatformConfig::MAX_STRINGS));
+        // System and chassis both have the manufacturer.
+        let maker = |len| format!("system_manufacturer={}", "x".repeat(len));
+        platform(&maker(PlatformConfig::MAX_STRINGS / 2 - 1)).unwrap();
+        let twice_too_long = maker(PlatformConfig::MAX_STRINGS / 2);
         for (text, start) in [
             ("uuid=1", "--platform uuid: is no UUID: "),
             ("system_uuid=x", "--platform system_uuid: is no UUID: "),
             ("system_family=a\nb", "--platform system_family: has a control character"),
             ("oem_strings=[a,,b]", "--platform oem_strings: has an empty string"),
             (&long, "--platform system_family: has the strings of SMBIOS take more than 61440 bytes"),
+            (&twice_too_long, "--platform system_manufacturer: has the strings of SMBIOS take more than 61440 bytes"),
             (
                 "serial_number=1,system_serial_number=2",
                 "--platform system_serial_number: is another than --platform serial_number, which is an older name",

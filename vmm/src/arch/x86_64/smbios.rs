@@ -220,5 +220,11 @@ mod tests {
         platform.check().unwrap();
         let room = usize::try_from(SMBIOS_TABLES_END - SMBIOS_TABLES).unwrap();
         assert!((room - 0x2000..=room).contains(&Tables::new(&platform).table.len()));
+        // The manufacturer is there twice.
+        for len in [20_000, PlatformConfig::MAX_STRINGS / 2 - 1, 33_000, 40_000, PlatformConfig::MAX_STRINGS - 1] {
+            let platform = PlatformConfig { system_manufacturer: Some("x".repeat(len)), ..PlatformConfig::default() };
+            assert_eq!(platform.check().is_ok(), len < PlatformConfig::MAX_STRINGS / 2, "{len}");
+            assert!(platform.check().is_err() || Tables::new(&platform).table.len() <= room, "{len}");
+        }
     }
 }
