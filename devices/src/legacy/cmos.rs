@@ -200,6 +200,13 @@ impl Cmos {
         Ok(())
     }
 
+    /// Forgets which byte the guest looked at, and which time it saw. The memory has a battery on a PC, and keeps what it has. Called with
+    /// all vCPUs stopped.
+    pub fn reset(&self) {
+        let mut registers = self.lock();
+        (registers.index, registers.standing) = (0, None);
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Registers> {
         self.registers.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -59,6 +59,11 @@ impl ControlPort {
         self.0.store(value, Ordering::Relaxed);
         Ok(())
     }
+
+    /// Puts it back to power-on. Called with all vCPUs stopped.
+    pub fn reset(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
 }
 
 impl BusDevice for ControlPort {
@@ -114,6 +119,15 @@ mod tests {
         assert_eq!(read(&new), 0x33);
         state.payload = serde_json::json!({ "value": 0x80 });
         assert_eq!(new.restore(&state).unwrap_err().to_string(), "value: has bits that the register does not keep");
+    }
+
+    #[test]
+    fn reset_port_is_as_a_new_one() {
+        let port = ControlPort::default();
+        port.write(0, &[0x03]);
+        read(&port);
+        port.reset();
+        assert_eq!(port.save().unwrap(), ControlPort::default().save().unwrap());
     }
 
     #[test]

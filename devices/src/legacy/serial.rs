@@ -3,7 +3,7 @@
 //! A 16550 serial port, the UART of `vm-superio` on the port bus.
 
 use std::io::{self, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use vm_superio::serial::{NoEvents, Serial, SerialState};
@@ -69,8 +69,9 @@ impl From<SerialPortState> for SerialState {
     }
 }
 
-/// The event that raises the port's interrupt line.
-struct InterruptEvent(EventFd);
+/// The event that raises the port's interrupt line. A UART that takes another's place has the same.
+#[derive(Clone)]
+struct InterruptEvent(Arc<EventFd>);
 
 impl Trigger for InterruptEvent {
     type E = io::Error;
@@ -90,7 +91,7 @@ pub struct SerialPort {
 impl SerialPort {
     /// A port that raises `interrupt` and sends what the guest writes to `output`.
     pub fn new(interrupt: EventFd, output: Box<dyn Write + Send>) -> Self {
-        Self { uart: Mutex::new(Serial::new(InterruptEvent(interrupt), output)) }
+        Self { uart: Mutex::new(Serial::new(InterruptEvent(Arc::new(interrupt)), output)) }
     }
 
     /// Gives the guest bytes to read; returns how many there was room for.
@@ -123,21 +124,33 @@ impl SerialPort {
         let state: SerialPortState = state.payload(STATE.0, STATE.1)?;
         let host = |source| StateError::Host { what: "raising the serial port's interrupt".into(), source };
         let mut uart = self.lock();
-        let event = uart.interrupt_evt().0.try_clone().map_err(host)?;
-        let restored: Result<Uart, _> =
-            Serial::from_state(&state.into(), InterruptEvent(event), NoEvents, Box::new(io::sink()));
+        let event = uart.interrupt_evt().clone();
+        let restored: Result<Uart, _> = Serial::from_state(&state.into(), event, NoEvents, Box::new(io::sink()));
         let restored = restored.map_err(|error| match error {
             serial::Error::FullFifo => StateError::rule("received", "holds more bytes than the port's FIFO"),
             serial::Error::Trigger(source) | serial::Error::IOError(source) => host(source),
         })?;
-        let output = std::mem::replace(&mut *uart, restored).into_writer();
-        *uart.writer_mut() = output;
+        replace(&mut uart, restored);
         Ok(())
+    }
+
+    /// Puts the port back to power-on. What the guest had not read is lost: it was not meant for the next one. Called with all vCPUs
+    /// stopped.
+    pub fn reset(&self) {
+        let mut uart = self.lock();
+        let new = Serial::new(uart.interrupt_evt().clone(), Box::new(io::sink()) as Box<dyn Write + Send>);
+        replace(&mut uart, new);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Uart> {
         self.uart.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Puts another UART in the place of one, and leaves it that one's output.
+fn replace(uart: &mut Uart, by: Uart) {
+    let output = std::mem::replace(uart, by).into_writer();
+    *uart.writer_mut() = output;
 }
 
 impl BusDevice for SerialPort {
@@ -159,8 +172,6 @@ impl BusDevice for SerialPort {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
     use super::*;
@@ -207,6 +218,33 @@ mod tests {
         assert_eq!(&byte, b"x");
         new.write(0, b"A");
         assert_eq!(*output.0.lock().unwrap(), b"A");
+    }
+
+    #[test]
+    fn reset_port_is_as_a_new_one_and_keeps_its_output_and_its_interrupt() {
+        let (output, event) = (Output::default(), EventFd::new(EFD_NONBLOCK).unwrap());
+        let new = |output: &Output| SerialPort::new(event.try_clone().unwrap(), Box::new(output.clone()));
+        let port = new(&output);
+        assert_eq!(port.receive(&[b'z'; 64]), 64);
+        assert_eq!(port.receive(b"x"), 0);
+        for (register, value) in [(7, 0x5a), (1, 1), (4, 0x10), (3, 0x80), (0, 1)] {
+            port.write(register, &[value]);
+        }
+        event.read().unwrap();
+        port.reset();
+        let mut status = [0];
+        port.read(5, &mut status);
+        assert_eq!(status[0] & 1, 0, "no byte waits");
+        assert_eq!(port.save().unwrap(), new(&Output::default()).save().unwrap());
+        assert!(event.read().is_err(), "no interrupt");
+
+        port.write(0, b"A");
+        assert_eq!(*output.0.lock().unwrap(), b"A");
+        // What a console could not hand over before goes to the new guest, which learns of it when it looks.
+        assert_eq!(port.receive(b"x"), 1);
+        assert!(event.read().is_err());
+        port.write(1, &[1]);
+        assert_eq!(event.read().unwrap(), 1);
     }
 
     #[test]

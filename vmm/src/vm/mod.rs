@@ -166,6 +166,8 @@ impl Machine for Vm {
         let reset = self.pci.reset();
         self.interrupt_iommu(false);
         reset.map_err(|source| VmError::Device { what: "resetting the devices", source })?;
+        self.platform.reset();
+        self.contents.payload.ram_was_used();
         self.initial_irqchip.restore(&self.kvm.fd)?;
         Ok(self.processors.reset(&self.kvm)?)
     }

@@ -129,6 +129,19 @@ fn restored_memory_is_as_before_and_impossible_ones_are_refused() {
     assert_eq!(new.restore(&short).unwrap_err().to_string(), "cells: must be 128 bytes");
 }
 
+#[test]
+fn reset_leaves_the_memory_and_forgets_where_the_guest_was() {
+    let cmos = cmos(evening);
+    write(&cmos, 0x40, 7);
+    read(&cmos, REGISTER_A);
+    cmos.write(0, &[0xc0]);
+    cmos.reset();
+    let mut index = [0xff];
+    cmos.read(0, &mut index);
+    assert_eq!((index, cmos.lock().standing), ([0], None));
+    assert_eq!(read(&cmos, 0x40), 7);
+}
+
 proptest! {
     /// Against a memory of which nothing can be written but what is the guest's.
     #[test]

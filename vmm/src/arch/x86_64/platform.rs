@@ -14,7 +14,7 @@ use devices::legacy::pm_timer::{self, PmTimer};
 use devices::legacy::power::{self, PowerRegisters, PowerRequest};
 use devices::legacy::serial::{self, SerialPort};
 use devices::pci::{ConfigPorts, HotplugBank, HotplugRegisters, PciRoot};
-use devices::platform::{AddressSpace, Space};
+use devices::platform::{AddressSpace, BusDevice, Space};
 use devices::state::{DeviceState, StateError};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -204,6 +204,21 @@ impl PlatformDevices {
         all
     }
 
+    /// Puts them back to power-on, but for the registers of hot plug, processors and memory devices: these are reset before the devices
+    /// are that come and go by them. Called with all vCPUs stopped, before the interrupt controllers are restored.
+    pub fn reset(&self) {
+        self.control_port.reset();
+        // As a guest would do it.
+        self.config_ports.write(0, &[0; 4]);
+        if let Some(serial) = &self.serial {
+            serial.reset();
+        }
+        // ACPI's timer has nothing that a guest wrote.
+        if let Some(FirmwareDevices { cmos, .. }) = &self.for_firmware {
+            cmos.reset();
+        }
+    }
+
     /// What they are. Called with all vCPUs stopped.
     ///
     /// # Errors
@@ -224,5 +239,57 @@ impl PlatformDevices {
         let restore =
             |((name, device), state): ((&str, &dyn Saved), _)| device.restore(state).map_err(StateError::of(name));
         all.into_iter().zip(states).try_for_each(restore)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use carom_api::VmConfig;
+    use devices::pci::HostBridgeKind;
+    use devices::platform::InterruptLine;
+
+    use super::*;
+    use crate::address_space::IoMapOwner;
+    use crate::arch::layout::GIB;
+    use crate::arch::segments::windows;
+
+    struct NoLine;
+
+    impl InterruptLine for NoLine {
+        fn set(&self, _active: bool) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn made() -> PlatformDevices {
+        let windows = windows(&VmConfig::default(), &(256 * GIB..=512 * GIB - 1));
+        let io_map = IoMapOwner::new();
+        let root = Arc::new(PciRoot::new(io_map.clone(), windows, HostBridgeKind::Generic).unwrap());
+        let interrupt = EventFd::new(EFD_NONBLOCK).unwrap();
+        PlatformDevices {
+            control_port: Arc::default(),
+            config_ports: Arc::new(ConfigPorts::new(root.clone(), Box::new(|| {}))),
+            hotplug: Arc::new(HotplugRegisters::new(root, Box::new(NoLine), Box::new(|| {}))),
+            processors: None,
+            memory_devices: None,
+            serial: Some(Arc::new(SerialPort::new(interrupt, Box::new(io::sink())))),
+            for_firmware: Some(FirmwareDevices { cmos: Arc::new(Cmos::new(GIB, 0)), pm_timer: Arc::default() }),
+        }
+    }
+
+    #[test]
+    fn reset_leaves_nothing_of_what_the_old_guest_wrote_to_ports() {
+        // The timer, which is last, goes on.
+        let states = |devices: &PlatformDevices| devices.save().unwrap()[..5].to_vec();
+        let (used, new) = (made(), states(&made()));
+        let write = |device: &dyn BusDevice, offset, data: &[u8]| device.write(offset, data);
+        write(&*used.control_port, 0, &[3]);
+        write(&*used.config_ports, 0, &0x8000_1234u32.to_le_bytes());
+        write(&**used.serial.as_ref().unwrap(), 7, &[0x5a]);
+        write(&*used.for_firmware.as_ref().unwrap().cmos, 0, &[0x0a]);
+        let changed = states(&used).iter().zip(&new).filter(|(used, new)| used != new).count();
+        assert_eq!(changed, 4);
+        used.reset();
+        assert_eq!(states(&used), new);
     }
 }

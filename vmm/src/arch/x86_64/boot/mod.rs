@@ -2,6 +2,7 @@
 
 //! Loading a kernel or firmware, and what it is told at its entry.
 
+mod elf;
 mod linux;
 mod memory_map;
 mod pvh;
@@ -11,6 +12,7 @@ mod whole_reads;
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use carom_api::config::{MemoryConfig, PayloadConfig};
 use carom_api::error::FileError;
@@ -88,6 +90,11 @@ fn file_error(field: Field, path: &Path) -> impl Fn(io::Error) -> BootError {
     move |source| BootError::File(FileError { field, path: path.display().to_string(), source })
 }
 
+fn no_room(ram_size: u64, what: &str) -> BootError {
+    let rule = format!("{ram_size} bytes are too little for this {what}");
+    BootError::NoRoom(ConfigError::new(MemoryConfig::SIZE, rule))
+}
+
 fn write_error(what: &'static str) -> impl Fn(vm_memory::GuestMemoryError) -> BootError {
     move |error| BootError::Write { what, message: error.to_string() }
 }
@@ -102,6 +109,8 @@ pub struct Payload {
     image: Image,
     initramfs: Option<File>,
     initramfs_len: u64,
+    /// Whether no guest has had the RAM that it is loaded into.
+    ram_is_fresh: AtomicBool,
 }
 
 /// What kind of image a kernel is. Firmware is [`Self::Elf`].
@@ -132,13 +141,19 @@ impl Payload {
         let initramfs =
             config.initramfs.as_deref().map(|path| open_file(PayloadConfig::INITRAMFS, path)).transpose()?;
         let (initramfs, initramfs_len) = initramfs.map_or((None, 0), |(file, len)| (Some(file), len));
-        Ok(Self { config: config.clone(), field, path, file, image, initramfs, initramfs_len })
+        let ram_is_fresh = AtomicBool::new(true);
+        Ok(Self { config: config.clone(), field, path, file, image, initramfs, initramfs_len, ram_is_fresh })
+    }
+
+    /// Says that a guest has had the RAM which it is loaded into next: one that came from a snapshot, where nothing was loaded before.
+    pub fn ram_was_used(&self) {
+        self.ram_is_fresh.store(false, Ordering::Relaxed);
     }
 
     /// Loads everything into RAM of `ram_size` bytes, with the ACPI tables' root at `rsdp`; returns where the boot
     /// processor enters.
     pub fn load(&self, memory: &Ram, ram_size: u64, rsdp: u64) -> Result<Entry, BootError> {
-        let loaded = self.load_image(memory)?;
+        let loaded = self.load_image(memory, ram_size)?;
         let initramfs = self.load_initramfs(memory, ram_size, &loaded)?;
         let cmdline = self.config.cmdline.as_bytes();
         memory.write_slice(cmdline, GuestAddress(CMDLINE)).map_err(write_error("the command line"))?;
@@ -159,7 +174,7 @@ impl Payload {
         }
     }
 
-    fn load_image(&self, memory: &Ram) -> Result<Loaded, BootError> {
+    fn load_image(&self, memory: &Ram, ram_size: u64) -> Result<Loaded, BootError> {
         let reason = |reason: String| BootError::NoImage { field: self.field, path: self.path.clone(), reason };
         let start = Some(GuestAddress(HIGH_RAM_START));
         let mut file = WholeReads(self.file.try_clone().map_err(|e| reason(e.to_string()))?);
@@ -172,10 +187,15 @@ impl Payload {
                 Ok(Loaded { entry: result.kernel_load.0, end, header: Some(header) })
             }
             Image::Elf => {
+                let headers = elf::segments(&mut file);
+                let segments = headers.map_err(|error| reason(format!("reading its program headers: {error}")))?;
+                // Before the rest is loaded, of which some may lie in between.
+                self.zero(memory, ram_size, &segments)?;
                 let result = Elf::load(memory, None, &mut file, start).map_err(|e| reason(e.to_string()))?;
                 match result.pvh_boot_cap {
                     PvhBootCapability::PvhEntryPresent(entry) => {
-                        Ok(Loaded { entry: entry.0, end: result.kernel_end, header: None })
+                        let end = segments.iter().map(|segment| segment.end).max().unwrap_or_default();
+                        Ok(Loaded { entry: entry.0, end, header: None })
                     }
                     _ => Err(reason("it has no PVH entry point".into())),
                 }
@@ -183,16 +203,33 @@ impl Payload {
         }
     }
 
+    /// Has zeros where segments have no bytes in the file.
+    fn zero(&self, memory: &Ram, ram_size: u64, segments: &[elf::Segment]) -> Result<(), BootError> {
+        let low_end = ram_size.min(LOW_MEMORY_END);
+        // So that many, one over the other, take no longer than one that fills RAM. What the file has beyond RAM is refused when it
+        // is loaded.
+        let total = segments.iter().fold(0u64, |total, segment| total.saturating_add(segment.len));
+        let fits = |segment: &elf::Segment| segment.zeros.is_empty() || segment.zeros.end <= low_end;
+        if total > low_end || !segments.iter().all(fits) {
+            return Err(no_room(ram_size, self.kind()));
+        }
+        let fresh = self.ram_is_fresh.swap(false, Ordering::Relaxed);
+        let zero = |segment: &elf::Segment| elf::zero(memory, &segment.zeros, fresh);
+        segments.iter().try_for_each(zero).map_err(write_error("what is to be zeros"))
+    }
+
+    /// What the image is called.
+    fn kind(&self) -> &'static str {
+        if self.field == PayloadConfig::FIRMWARE { "firmware" } else { "kernel" }
+    }
+
     /// Puts the initramfs as high as it may be, below 4 GiB; returns its address and size.
     fn load_initramfs(&self, memory: &Ram, ram_size: u64, kernel: &Loaded) -> Result<Option<(u64, u64)>, BootError> {
         let low_end = ram_size.min(LOW_MEMORY_END);
         let limit = kernel.header.map_or(low_end, |header| low_end.min(u64::from(header.initrd_addr_max) + 1));
-        let no_room = |what: &str| {
-            let rule = format!("{ram_size} bytes are too little for this {what}");
-            BootError::NoRoom(ConfigError::new(MemoryConfig::SIZE, rule))
-        };
+        let no_room = |what| no_room(ram_size, what);
         if kernel.end > limit {
-            return Err(no_room(if self.field == PayloadConfig::FIRMWARE { "firmware" } else { "kernel" }));
+            return Err(no_room(self.kind()));
         }
         let Some(file) = &self.initramfs else { return Ok(None) };
         let address = limit.checked_sub(self.initramfs_len).ok_or_else(|| no_room("initramfs"))? & !(PAGE_SIZE - 1);

@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use super::*;
 use crate::arch::layout::MIB;
@@ -43,19 +44,35 @@ fn bzimage(version: u16, code: usize) -> Vec<u8> {
 /// An ELF image as EDK2's is: of 64 bits for a 32-bit machine, one segment of `size` bytes from 1 MiB on, with the note that names the
 /// PVH entry point, of type `note`.
 fn elf(size: u64, note: u32, entry: u32) -> Vec<u8> {
-    const NOTE: u64 = 0xb0;
+    elf_of(size, note, entry, &[Segment { offset: 0, address: HIGH_RAM_START, file_len: size, len: size }])
+}
+
+/// A segment that is to be loaded.
+#[derive(Clone, Copy)]
+struct Segment {
+    offset: u64,
+    address: u64,
+    file_len: u64,
+    len: u64,
+}
+
+/// The same with these segments. A file has at least `size` bytes.
+fn elf_of(size: u64, note: u32, entry: u32, segments: &[Segment]) -> Vec<u8> {
+    let headers = u16::try_from(segments.len() + 1).unwrap();
+    let note_at = 64 + 56 * u64::from(headers);
     let mut image = Vec::new();
-    // Class, data, version; type EXEC, machine 80386; entry; program headers at 64, two of 56 bytes.
+    // Class, data, version; type EXEC, machine 80386; entry; program headers at 64, of 56 bytes each.
     image.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
     image.extend([2u16.to_le_bytes(), 3u16.to_le_bytes()].concat());
     image.extend(1u32.to_le_bytes());
     image.extend([u64::from(entry), 64, 0].map(u64::to_le_bytes).concat());
     image.extend(0u32.to_le_bytes());
-    image.extend([64u16, 56, 2, 0, 0, 0].map(u16::to_le_bytes).concat());
-    for (kind, offset, bytes) in [(1u32, 0, size), (4, NOTE, 0x14)] {
+    image.extend([64u16, 56, headers, 0, 0, 0].map(u16::to_le_bytes).concat());
+    let of_note = Segment { offset: note_at, address: HIGH_RAM_START + note_at, file_len: 0x14, len: 0x14 };
+    let kinds = segments.iter().map(|segment| (1u32, segment)).chain([(4, &of_note)]);
+    for (kind, Segment { offset, address, file_len, len }) in kinds {
         image.extend([kind, 7].map(u32::to_le_bytes).concat());
-        let address = HIGH_RAM_START + offset;
-        image.extend([offset, address, address, bytes, bytes, 4].map(u64::to_le_bytes).concat());
+        image.extend([*offset, *address, *address, *file_len, *len, 4].map(u64::to_le_bytes).concat());
     }
     image.extend([4, 4, note].map(u32::to_le_bytes).concat());
     image.extend(b"Xen\0");
@@ -139,6 +156,141 @@ fn firmware_larger_than_ram_is_refused() {
     let (_file, config) = firmware(&elf(2 * MIB, PVH_NOTE, 0x10_3ff0));
     let error = Payload::open(&config).unwrap().check(2 * MIB).unwrap_err();
     assert!(error.is_user_error() && error.to_string().starts_with("--firmware"), "{error}");
+}
+
+/// Firmware of 16 KiB with BSS in three places: behind its bytes, with other bytes in the middle; far from them; and below 1 MiB.
+fn firmware_with_bss() -> Vec<u8> {
+    let segments = [
+        Segment { offset: 0x3ff0, address: HIGH_RAM_START + 0x6008, file_len: 0x10, len: 0x10 },
+        Segment { offset: 0, address: HIGH_RAM_START, file_len: 0x3ff1, len: 0x9ff3 },
+        Segment { offset: 0, address: HIGH_RAM_START + 2 * MIB, file_len: 0, len: 0x3000 },
+        Segment { offset: 0, address: 0x9_f000, file_len: 0, len: 0x5_0000 },
+    ];
+    elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &segments)
+}
+
+/// Writes over all that the firmware above uses, and over what lies behind its BSS.
+fn use_ram(memory: &Ram) {
+    memory.write_slice(&[0xff; 0x1000], GuestAddress(0x9_f000)).unwrap();
+    memory.write_slice(&[0xee; 0x1_0000], GuestAddress(0xe_0000)).unwrap();
+    memory.write_slice(&[0xff; 0x21_0000], GuestAddress(HIGH_RAM_START)).unwrap();
+}
+
+/// Checks what is there once the firmware is loaded into RAM that was used.
+fn assert_bss_is_zeros(memory: &Ram) {
+    let read = |address, len: usize| {
+        let mut bytes = vec![0x11; len];
+        memory.read_slice(&mut bytes, GuestAddress(address)).unwrap();
+        bytes
+    };
+    let high = read(HIGH_RAM_START, 0x21_0000);
+    let is = |range: std::ops::Range<usize>, value: u8| high[range].iter().all(|byte| *byte == value);
+    assert!(is(0x3ff0..0x3ff1, 0xc3) && is(0x3ff1..0x6008, 0) && is(0x6008..0x6018, 0xc3) && is(0x6018..0x9ff3, 0));
+    assert!(is(0x9ff3..0x20_0000, 0xff), "what no segment has is left alone");
+    assert!(is(0x20_0000..0x20_3000, 0) && is(0x20_3000..0x21_0000, 0xff));
+    assert_eq!(read(0x9_f000, 0x1000), [0; 0x1000]);
+    assert_eq!(read(0xe_0000, 0x1_0000), [0xee; 0x1_0000], "the tables are there");
+}
+
+#[test]
+fn bss_of_an_elf_image_is_zeros_again_after_a_reset() {
+    let (_file, config) = firmware(&firmware_with_bss());
+    for shared in [false, true] {
+        let memory = memory::create(&MemoryConfig { shared, ..MemoryConfig::with_size(64 * MIB) }).unwrap();
+        let payload = Payload::open(&config).unwrap();
+        payload.load(&memory, 64 * MIB, 0xe0000).unwrap();
+        for _ in 0..2 {
+            use_ram(&memory);
+            payload.load(&memory, 64 * MIB, 0xe0000).unwrap();
+            assert_bss_is_zeros(&memory);
+        }
+    }
+}
+
+#[test]
+fn bss_is_zeros_where_ram_was_used_before_the_first_load() {
+    let (_file, config) = firmware(&firmware_with_bss());
+    // RAM that came from a snapshot, once the VM is reset.
+    let memory = memory::create(&MemoryConfig::with_size(64 * MIB)).unwrap();
+    use_ram(&memory);
+    let payload = Payload::open(&config).unwrap();
+    payload.ram_was_used();
+    payload.load(&memory, 64 * MIB, 0xe0000).unwrap();
+    assert_bss_is_zeros(&memory);
+    // A file that was the RAM of a VM that is gone.
+    let ram = tempfile::NamedTempFile::new().unwrap();
+    ram.as_file().set_len(64 * MIB).unwrap();
+    let zone = format!("id=a,size=64M,shared=on,file={}", ram.path().display());
+    let config_of_ram = MemoryConfig { size: 0, zones: vec![zone.parse().unwrap()], ..MemoryConfig::default() };
+    use_ram(&memory::create(&config_of_ram).unwrap());
+    let memory = memory::create(&config_of_ram).unwrap();
+    Payload::open(&config).unwrap().load(&memory, 64 * MIB, 0xe0000).unwrap();
+    assert_bss_is_zeros(&memory);
+}
+
+#[test]
+fn bss_takes_no_pages_of_fresh_ram() {
+    let bss = Segment { offset: 0, address: 8 * MIB, file_len: 0, len: 48 * MIB };
+    let first = Segment { offset: 0, address: HIGH_RAM_START, file_len: 0x4000, len: 0x4000 };
+    let (_file, config) = firmware(&elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &[first, bss]));
+    for shared in [false, true] {
+        let memory = memory::create(&MemoryConfig { shared, ..MemoryConfig::with_size(64 * MIB) }).unwrap();
+        let payload = Payload::open(&config).unwrap();
+        payload.load(&memory, 64 * MIB, 0xe0000).unwrap();
+        let region = memory.iter().next().unwrap();
+        let resident = memory::tests::said_by_smaps(region, "Rss:");
+        let resident: u64 = resident.trim_end_matches(" kB").parse().unwrap();
+        // Far less than the BSS, though pages that are written may be huge ones.
+        assert!(resident << 10 < 16 * MIB, "shared {shared}: {resident} KiB");
+        if let Some(file) = region.file_offset() {
+            let blocks = std::os::unix::fs::MetadataExt::blocks(&file.file().metadata().unwrap());
+            assert!(blocks * 512 < 16 * MIB, "{blocks} blocks");
+        }
+    }
+}
+
+#[test]
+fn elf_image_whose_bss_is_not_within_ram_is_refused() {
+    let first = Segment { offset: 0, address: HIGH_RAM_START, file_len: 0x4000, len: 0x4000 };
+    let of = |address, file_len, len| Segment { offset: 0, address, file_len, len };
+    for bad in [
+        of(63 * MIB, 0, MIB + 1),
+        of(63 * MIB, 0x10, MIB + 1),
+        of(64 * MIB, 0, 1),
+        of(u64::MAX, 0, 1),
+        of(u64::MAX - 0xfff, 0, 0x1000),
+        of(2 * MIB, 0, u64::MAX),
+        of(2 * MIB, 0x10, u64::MAX - 2 * MIB),
+        of(u64::MAX, 0, u64::MAX),
+    ] {
+        for segments in [[first, bad], [bad, first]] {
+            let (_file, config) = firmware(&elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &segments));
+            let payload = Payload::open(&config).unwrap();
+            payload.ram_was_used();
+            let error = payload.check(64 * MIB).unwrap_err();
+            assert!(error.is_user_error(), "{error}");
+            assert_eq!(error.to_string(), "--memory size: 67108864 bytes are too little for this firmware");
+        }
+    }
+    let (_file, config) = firmware(&elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &[first, of(63 * MIB, 0, MIB)]));
+    Payload::open(&config).unwrap().check(64 * MIB).unwrap();
+}
+
+#[test]
+fn elf_image_with_very_many_segments_is_refused_at_once() {
+    let whole = Segment { offset: 0, address: HIGH_RAM_START, file_len: 0, len: 63 * MIB };
+    let started = std::time::Instant::now();
+    for (count, rule) in [
+        (200, "--memory size: 67108864 bytes are too little for this firmware"),
+        (0xfffe, "reading its program headers: there are 65535, more than 256"),
+    ] {
+        let (_file, config) = firmware(&elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &vec![whole; count]));
+        let payload = Payload::open(&config).unwrap();
+        payload.ram_was_used();
+        let error = payload.check(64 * MIB).unwrap_err().to_string();
+        assert!(error.contains(rule), "{error}");
+    }
+    assert!(started.elapsed() < std::time::Duration::from_secs(10));
 }
 
 #[test]

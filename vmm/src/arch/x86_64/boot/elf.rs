@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Memory of an ELF image that its file has no bytes for, such as BSS. It is to be zeros (System V ABI, "Program Header"). linux-loader
+//! writes only what the file has, which does for RAM that nobody has used, but not for that of a guest that was reset.
+
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
+
+use devices::ram::{Ram, RamRegion};
+use rustix::fs::{self, SeekFrom as Find};
+use rustix::io::Errno;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryRegion};
+
+use crate::arch::layout::{HIGH_RAM_START, LOW_RAM_END, PAGE_SIZE};
+
+/// Bytes of the header, and of a program header.
+const HEADER_LEN: usize = 64;
+const PROGRAM_HEADER_LEN: usize = 56;
+/// Most program headers. Kernels and firmware have a handful, and each header may cost as much time as all RAM.
+const MAX_PROGRAM_HEADERS: u16 = 256;
+/// Kind of a segment that is to be loaded.
+const PT_LOAD: u32 = 1;
+/// Bytes of a page, which are looked at, and written, at once.
+const PAGE: usize = 4096;
+
+/// A segment that is to be loaded, by guest-physical addresses. What would wrap around ends at the last of all, where no RAM is.
+pub(super) struct Segment {
+    /// Bytes that it has in the file or in memory, whichever is more.
+    pub(super) len: u64,
+    /// What of it has no bytes in the file.
+    pub(super) zeros: Range<u64>,
+    /// First address behind it.
+    pub(super) end: u64,
+}
+
+/// The segments of `image` that are to be loaded. Where linux-loader refuses its headers there are none.
+///
+/// # Errors
+/// The file cannot be read or ends too early, or has too many headers.
+pub(super) fn segments(image: &mut (impl Read + Seek)) -> io::Result<Vec<Segment>> {
+    let mut header = [0; HEADER_LEN];
+    image.rewind()?;
+    image.read_exact(&mut header)?;
+    let [header_len, count] = [54, 56].map(|at| u16::from_le_bytes(bytes(&header, at)));
+    if usize::from(header_len) != PROGRAM_HEADER_LEN {
+        return Ok(Vec::new());
+    }
+    if count > MAX_PROGRAM_HEADERS {
+        return Err(io::Error::other(format!("there are {count}, more than {MAX_PROGRAM_HEADERS}")));
+    }
+    image.seek(SeekFrom::Start(u64::from_le_bytes(bytes(&header, 32))))?;
+    let mut headers = vec![0; usize::from(count) * PROGRAM_HEADER_LEN];
+    image.read_exact(&mut headers)?;
+    let to_load = |header: &&[u8]| u32::from_le_bytes(bytes(header, 0)) == PT_LOAD;
+    Ok(headers.chunks_exact(PROGRAM_HEADER_LEN).filter(to_load).map(segment).collect())
+}
+
+fn segment(header: &[u8]) -> Segment {
+    let [address, file_len, len] = [24, 32, 40].map(|at| u64::from_le_bytes(bytes(header, at)));
+    let len = len.max(file_len);
+    let end = address.saturating_add(len);
+    Segment { len, zeros: address.saturating_add(file_len)..end, end }
+}
+
+/// `N` bytes of a header that is long enough.
+fn bytes<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
+    std::array::from_fn(|place| header[at + place])
+}
+
+/// Has zeros in a range of RAM, but for where the tables are that are written before an image is loaded.
+///
+/// Pages that have zeros already are not written, so that those that the host has in common, or has not given yet, stay so. But it may
+/// have to give a page to be read. Of `fresh` RAM, which no guest has had, nothing is read that can be known to be zeros: only where a
+/// region is of a file, which may have been another guest's RAM, and where that file has data.
+pub(super) fn zero(memory: &Ram, range: &Range<u64>, fresh: bool) -> Result<(), GuestMemoryError> {
+    for range in [range.start..range.end.min(LOW_RAM_END), range.start.max(HIGH_RAM_START)..range.end] {
+        if !range.is_empty() && (!fresh || memory.iter().any(|region| may_have_data(region, &range))) {
+            zero_pages(memory, range)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a region that no guest has had may have other bytes than zeros in `range`.
+fn may_have_data(region: &RamRegion, range: &Range<u64>) -> bool {
+    let Some(file) = region.file_offset() else { return false };
+    let first = region.start_addr().0;
+    let (start, end) = (range.start.max(first), range.end.min(first.saturating_add(region.len())));
+    let place = |address: u64| file.start() + (address - first);
+    start < end
+        && match fs::seek(file.file(), Find::Data(place(start))) {
+            Ok(data) => data < place(end),
+            // There is none up to the file's end. What cannot be told is looked at.
+            Err(error) => error != Errno::NXIO,
+        }
+}
+
+fn zero_pages(memory: &Ram, range: Range<u64>) -> Result<(), GuestMemoryError> {
+    let mut block = [0; PAGE];
+    let mut at = range.start;
+    while at < range.end {
+        let len = (PAGE_SIZE - at % PAGE_SIZE).min(range.end - at);
+        let part = ..usize::try_from(len).unwrap_or(PAGE);
+        let (block, zeros) = (&mut block[part], &[0; PAGE][part]);
+        memory.read_slice(block, GuestAddress(at))?;
+        if block != zeros {
+            memory.write_slice(zeros, GuestAddress(at))?;
+        }
+        at += len;
+    }
+    Ok(())
+}
