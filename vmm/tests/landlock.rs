@@ -11,7 +11,7 @@ mod tiny_guest;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::BufReader;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -167,6 +167,134 @@ fn vm_is_restored_within_the_limits_that_it_was_saved_with() {
     assert!(status == 400 && answer[0].as_str().unwrap_or_default().ends_with(BLAMED), "{status} {answer}");
 }
 
+/// Without the file, a boot says so and leaves the program as it was. With it, a boot works.
+#[test]
+fn boot_for_which_a_file_was_missing_works_once_it_is_there() {
+    if no_kvm() {
+        return;
+    }
+    let missing: [(&str, &[&str], &str); 6] = [
+        ("disk", &["disks", "0", "path"], "disks.path"),
+        ("kernel", &["payload", "kernel"], "payload.kernel"),
+        ("initramfs", &["payload", "initramfs"], "payload.initramfs"),
+        ("random", &["rng", "src"], "rng.src"),
+        ("later/vsock", &["vsock", "socket"], "vsock.socket"),
+        ("later/console", &["serial", "socket"], "serial.socket"),
+    ];
+    for (name, field, named) in missing {
+        for anew in [false, true] {
+            let files = files();
+            let dir = files.path();
+            let mut config = config(dir);
+            if *field == ["serial", "socket"] {
+                config["serial"] = json!({"mode": "Socket"});
+            }
+            let (last, before) = field.split_last().unwrap();
+            let part = before.iter().fold(&mut config, |part, key| match key.parse::<usize>() {
+                Ok(place) => &mut part[place],
+                Err(_) => &mut part[*key],
+            });
+            part[*last] = json!(dir.join(name));
+            let kept = dir.join("kept");
+            let _ = fs::rename(dir.join(name), &kept);
+            let _carom = start(dir, "true");
+            assert_eq!(put(dir, "vm.create", &config), (204, NONE), "{name}");
+            let (status, answer) = put(dir, "vm.boot", &NONE);
+            let text = answer[0].as_str().unwrap_or_default();
+            let expected = format!("{named}: {}: No such file or directory (os error 2)", dir.join(name).display());
+            assert_eq!((status, text), (400, expected.as_str()), "{name}");
+            // What was named before it is not made either.
+            assert!(!dir.join("console").exists(), "{name}");
+
+            match name {
+                "later/vsock" | "later/console" => fs::create_dir(dir.join("later")).unwrap(),
+                _ if kept.exists() => fs::rename(kept, dir.join(name)).unwrap(),
+                _ => fs::write(dir.join(name), [0; 4096]).unwrap(),
+            }
+            if anew {
+                assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE), "{name}");
+                assert_eq!(put(dir, "vm.create", &config), (204, NONE), "{name}");
+            }
+            assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE), "{name}");
+            let outside = json!({"path": dir.join("outside"), "image_type": "Raw"});
+            let (status, answer) = put(dir, "vm.add-disk", &outside);
+            assert!(status == 400 && answer[0].as_str().unwrap_or_default().ends_with(BLAMED), "{status} {answer}");
+        }
+    }
+}
+
+#[test]
+fn restore_for_which_a_disk_was_missing_works_once_it_is_there() {
+    if no_kvm() {
+        return;
+    }
+    let files = files();
+    let dir = files.path();
+    let url = json!(format!("file://{}", dir.join("allowed/snapshot").display()));
+    let first = start(dir, "true");
+    assert_eq!(put(dir, "vm.create", &config(dir)), (204, NONE));
+    assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
+    assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
+    assert_eq!(put(dir, "vm.snapshot", &json!({"destination_url": url})), (204, NONE));
+    assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+    drop(first);
+    fs::rename(dir.join("disk"), dir.join("kept")).unwrap();
+
+    let _second = start(dir, "true");
+    let (status, answer) = put(dir, "vm.restore", &json!({"source_url": url}));
+    let text = answer[0].as_str().unwrap_or_default();
+    assert!(status == 400 && text.contains("/disk: No such file") && !text.ends_with(BLAMED), "{status} {answer}");
+    fs::rename(dir.join("kept"), dir.join("disk")).unwrap();
+    assert_eq!(put(dir, "vm.restore", &json!({"source_url": url})), (204, NONE));
+    assert_eq!(put(dir, "vm.resume", &NONE), (204, NONE));
+}
+
+/// A function of the host's that no driver has, then that VFIO has no files of, is told as it is without Landlock. Another VM may be
+/// made of other files after that.
+#[test]
+fn device_that_the_host_does_not_hand_out_yet_is_told_and_limits_nothing() {
+    if no_kvm() {
+        return;
+    }
+    for iommufd in [false, true] {
+        let files = files();
+        let dir = files.path();
+        let function = dir.join("0000:00:05.0");
+        let _carom = start(dir, "true");
+        let refused = |expected: &str| {
+            let (status, answer) = put(dir, "vm.boot", &NONE);
+            let text = answer[0].as_str().unwrap_or_default();
+            assert!(
+                status == 400 && text.contains(expected) && !text.ends_with(BLAMED),
+                "{expected}: {status} {answer}"
+            );
+        };
+        let mut with_device = config(dir);
+        with_device["devices"] = json!([{"path": function}]);
+        with_device["platform"] = json!({"iommufd": iommufd});
+        assert_eq!(put(dir, "vm.create", &with_device), (204, NONE));
+        refused("give the sysfs path of a PCI function");
+        fs::create_dir(&function).unwrap();
+        fs::write(function.join("config"), [0; 64]).unwrap();
+        refused("bound to no driver, not to vfio-pci; bind it to vfio-pci");
+        symlink("/drivers/vfio-pci", function.join("driver")).unwrap();
+        refused("is in no IOMMU group");
+        symlink("/groups/4000000000", function.join("iommu_group")).unwrap();
+        match iommufd {
+            false => refused("no such file: load VFIO on the host"),
+            // A host that has IOMMUFD makes no device file of this function.
+            true if Path::new("/dev/iommu").exists() => refused("has no character device in /dev/vfio/devices"),
+            true => refused("platform.iommufd: /dev/iommu: no such file"),
+        }
+
+        assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+        let mut other = config(dir);
+        other["disks"][0]["path"] = json!(dir.join("outside"));
+        assert_eq!(put(dir, "vm.create", &other), (204, NONE));
+        assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
+    }
+}
+
 /// What the program says that is started by these options, beside a kernel, with a kernel of the host's that has no Landlock.
 fn without_landlock(options: &[&str]) -> Output {
     let calls = [(libc::SYS_landlock_create_ruleset, Vec::new())].into_iter().collect();
@@ -197,7 +325,7 @@ fn kernel_without_landlock_is_a_reason_to_refuse_where_it_is_wanted() {
 #[test]
 fn rule_for_what_is_not_there_is_refused() {
     let output = Command::new(env!("CARGO_BIN_EXE_carom"))
-        .args(["--kernel", "/k", "--landlock", "--landlock-rules", "path=/no/such,access=rw"])
+        .args(["--kernel", env!("CARGO_BIN_EXE_carom"), "--landlock", "--landlock-rules", "path=/no/such,access=rw"])
         .output()
         .unwrap();
     let text = String::from_utf8(output.stderr).unwrap();

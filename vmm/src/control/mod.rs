@@ -173,7 +173,8 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Builds the VM and starts the guest. If it fails, the VM is as it was before, and an event says why.
+    /// Builds the VM and starts the guest. If it fails, the VM is as it was before, but for the files that the
+    /// program can reach once these are limited, and an event says why.
     pub fn boot(&mut self) -> Result<(), ControlError> {
         let mailbox = self.handle.mailbox();
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;

@@ -58,7 +58,7 @@ impl Vm {
     ) -> Result<Self, VmError> {
         let vcpu_places = affinity::of_vcpus(&config.cpus.affinity)?;
         let kvm = kvm::open()?;
-        let template = CpuidTemplate::new(&kvm, &config.cpus)?;
+        let template = CpuidTemplate::new(&kvm, &config.cpus)?.with_nodes(&config.numa);
         let saved = source.map(|source| &source.snapshot.state.processors);
         let wanted = config.cpus.boot_vcpus;
         let cpuids = saved.map_or_else(|| (0..wanted).collect(), ProcessorsState::numbers).into_iter().map(|number| {

@@ -3,7 +3,7 @@
 //! What CPUID tells the guest: what KVM supports, with this vCPU's place in the topology (one socket, one thread a
 //! core) and the features that KVM emulates but does not report, less what the configuration takes away.
 
-use carom_api::config::CpusConfig;
+use carom_api::config::{CpusConfig, NumaConfig};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
 
@@ -28,6 +28,8 @@ const LEVEL_CORE: u32 = 2 << 8;
 pub struct CpuidTemplate {
     entries: Vec<kvm_cpuid_entry2>,
     vcpus: u32,
+    /// How many vCPUs share the last level of the caches.
+    cache_vcpus: u32,
     max_phys_bits: u8,
     nested: bool,
     tsc_deadline: bool,
@@ -40,7 +42,13 @@ impl CpuidTemplate {
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(KvmError::call("reading the supported CPUID"))?;
         let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
         let CpusConfig { max_vcpus: vcpus, max_phys_bits, nested, .. } = *cpus;
-        Ok(Self { entries: supported.as_slice().to_vec(), vcpus, max_phys_bits, nested, tsc_deadline })
+        let entries = supported.as_slice().to_vec();
+        Ok(Self { entries, vcpus, cache_vcpus: vcpus, max_phys_bits, nested, tsc_deadline })
+    }
+
+    /// The same where vCPUs are in these nodes: a guest takes it amiss where vCPUs of two of them share a cache.
+    pub fn with_nodes(self, nodes: &[NumaConfig]) -> Self {
+        if nodes.is_empty() { self } else { Self { cache_vcpus: sharing_a_cache(self.vcpus, nodes), ..self } }
     }
 
     /// Width of the guest's physical addresses in bits (leaf 0x8000_0008).
@@ -78,8 +86,12 @@ impl CpuidTemplate {
             }
             // Intel's cache leaves: bits 26 to 31 say how many cores share the package, 14 to 25 how many the cache.
             4 => {
-                let shared = if (entry.eax >> 5) & 7 >= 3 { logical - 1 } else { 0 };
+                let shared = self.shared(entry.eax);
                 entry.eax = (entry.eax & 0x3fff) | (shared << 14) | ((logical - 1).min(63) << 26);
+            }
+            // AMD's, with the same in bits 14 to 25, and 26 to 31 reserved. One without a type ends them.
+            0x8000_001d if entry.eax & 0x1f != 0 => {
+                entry.eax = (entry.eax & !(0xfff << 14)) | (self.shared(entry.eax) << 14);
             }
             0x8000_0001 if !self.nested => entry.ecx &= !SVM,
             0x8000_0008 => {
@@ -95,6 +107,22 @@ impl CpuidTemplate {
             _ => {}
         }
     }
+
+    /// How many other vCPUs share a cache whose level is in bits 5 to 7: none but the last level's.
+    fn shared(&self, cache: u32) -> u32 {
+        if (cache >> 5) & 7 >= 3 { self.cache_vcpus.min(255) - 1 } else { 0 }
+    }
+}
+
+/// How many of `vcpus` vCPUs can share a cache such that those which do are of one node. A guest takes APIC IDs for such a group that are
+/// alike but for the last bits.
+fn sharing_a_cache(vcpus: u32, nodes: &[NumaConfig]) -> u32 {
+    let node = |vcpu: u32| nodes.iter().position(|node| node.cpus.contains(&vcpu));
+    // The guest puts a vCPU that is in no node into any.
+    let are_together = |first: u32, other: u32| first == other || (node(first).is_some() && node(first) == node(other));
+    let fits = |bits: &u32| (0..vcpus).all(|vcpu| are_together(vcpu >> bits << bits, vcpu));
+    let bits = (0..=id_bits(vcpus)).rev().find(fits).unwrap_or(0);
+    vcpus.min(1 << bits)
 }
 
 /// The entries of vCPU `id`, which is its APIC ID as well, where another has `cpuid`: all but the ID is the same.
@@ -141,7 +169,7 @@ mod tests {
         let mut entries: Vec<_> = [0, 1, 4, 0xb, 0x8000_0001, 0x8000_0008, 0x8000_001e].into_iter().map(leaf).collect();
         (entries[1].ecx, entries[4].ecx) = (VMX, SVM);
         entries[5].eax = 0x0034_3034;
-        CpuidTemplate { entries, vcpus, max_phys_bits: 46, nested: true, tsc_deadline: true }
+        CpuidTemplate { entries, vcpus, cache_vcpus: vcpus, max_phys_bits: 46, nested: true, tsc_deadline: true }
     }
 
     fn find(cpuid: &CpuId, function: u32, index: u32) -> kvm_cpuid_entry2 {
@@ -167,6 +195,58 @@ mod tests {
         let cpuid = template(1).for_vcpu(0).unwrap();
         assert_eq!(find(&cpuid, 1, 0).ecx, VMX | HYPERVISOR | TSC_DEADLINE);
         assert_eq!(find(&cpuid, 1, 0).edx & HTT, 0);
+    }
+
+    /// How many others share each level of the caches, which the host says as an AMD processor with two threads a core does, or an Intel
+    /// one.
+    fn shared(function: u32, template: CpuidTemplate) -> Vec<u32> {
+        let caches = [(1, 1), (2, 1), (3, 15)].into_iter().zip(0..);
+        let mut entries: Vec<_> = caches
+            .map(|((level, shared), index)| kvm_cpuid_entry2 {
+                function,
+                index,
+                flags: 1,
+                eax: (3 << 26) | (shared << 14) | (level << 5) | 1,
+                ..Default::default()
+            })
+            .collect();
+        // There are no more.
+        entries.push(kvm_cpuid_entry2 { function, index: 3, flags: 1, ..Default::default() });
+        let cpuid = CpuidTemplate { entries, ..template }.for_vcpu(0).unwrap();
+        if function == 0x8000_001d {
+            assert_eq!(find(&cpuid, function, 3).eax, 0);
+            assert_eq!(find(&cpuid, function, 2).eax, (3 << 26) | (find(&cpuid, function, 2).eax & 0x03ff_c000) | 0x61);
+        }
+        (0..3).map(|index| (find(&cpuid, function, index).eax >> 14) & 0xfff).collect()
+    }
+
+    #[test]
+    fn caches_are_a_cores_own_but_for_the_last_which_is_the_packages() {
+        for leaf in [4, 0x8000_001d] {
+            assert_eq!(shared(leaf, template(4)), [0, 0, 3], "{leaf:#x}");
+            assert_eq!(shared(leaf, template(1)), [0, 0, 0], "{leaf:#x}");
+        }
+    }
+
+    #[test]
+    fn vcpus_of_two_nodes_share_no_cache() {
+        let last = |vcpus, nodes: &[&[u32]]| {
+            let nodes: Vec<_> =
+                nodes.iter().map(|cpus| NumaConfig { cpus: cpus.to_vec(), ..NumaConfig::default() }).collect();
+            let of = |leaf| shared(leaf, template(vcpus).with_nodes(&nodes))[2];
+            assert_eq!(of(4), of(0x8000_001d));
+            of(4)
+        };
+        assert_eq!(last(4, &[]), 3);
+        assert_eq!(last(4, &[&[0, 1, 2, 3]]), 3);
+        assert_eq!(last(6, &[&[0, 1, 2, 3, 4, 5], &[]]), 5);
+        assert_eq!(last(4, &[&[0, 1], &[2, 3]]), 1);
+        assert_eq!(last(6, &[&[0, 1, 2, 3], &[5, 4]]), 3);
+        // A cache's vCPUs have numbers that are alike but for the last bits.
+        assert_eq!(last(6, &[&[0, 1, 2], &[3, 4, 5]]), 0);
+        assert_eq!(last(4, &[&[0, 2], &[1, 3]]), 0);
+        // The guest puts those that are in no node where it likes.
+        assert_eq!(last(4, &[&[0, 1], &[]]), 0);
     }
 
     #[test]
