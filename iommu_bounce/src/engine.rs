@@ -12,6 +12,7 @@ mod device;
 mod map_unmap;
 mod mapped;
 mod parking;
+mod put_off;
 mod report;
 mod state;
 mod translate;
@@ -63,6 +64,8 @@ pub struct Engine {
     bypass: bool,
     /// Until when the driver cannot turn that on again.
     bypass_rests: Option<Instant>,
+    /// Whether endpoints in bypass mode reach nothing until it is time to map RAM for them.
+    bypass_put_off: bool,
     /// What the requests of a batch took so far, while one is served.
     batch: Option<Duration>,
     /// What these endpoints have mapped then.
@@ -92,6 +95,7 @@ impl Engine {
         Ok(Self {
             bypass: config.bypass,
             bypass_rests: None,
+            bypass_put_off: false,
             batch: None,
             identity,
             pieces: Pieces::new(config.limits.max_piece),
@@ -122,7 +126,7 @@ impl Engine {
         let usable = usable(&limits, &self.config.input_range, &self.config.msi_window);
         let aperture = self.windows.as_ref().map(|windows| &windows.config.aperture);
         self.config.check_endpoint(id, &limits, &usable, aperture)?;
-        let space = Space::new(id, mapper, &limits, self.config.limits.max_table_pages, self.pieces.clone());
+        let space = Space::new(id, mapper, &limits, &self.config.limits, self.pieces.clone());
         let space = self.spaces.insert(space);
         self.endpoints.insert(id, Endpoint::new(usable, space));
         if self.settle(space).is_err() {
@@ -147,6 +151,8 @@ impl Engine {
         self.release_endpoint(id);
         let endpoint = self.endpoints.remove(&id);
         let own = endpoint.ok_or(ConfigError::NoEndpoint(id))?.space;
+        // The driver would be told of an endpoint that is not there, and so would whoever restores a state with them.
+        self.counters.faults_dropped += self.faults.forget(id);
         self.spaces.get_mut(own).endpoints.retain(|other| *other != id);
         let group = self.spaces.get(own).group();
         let shared = !self.spaces.get(own).endpoints.is_empty();
@@ -260,6 +266,7 @@ impl Engine {
             self.pieces.take_happened();
         }
         self.note(kind, &request, outcome.is_ok(), began.elapsed());
+        self.catch_up();
         outcome.unwrap_or_else(|status| wire::fail(kind, reply, status))
     }
 
@@ -275,7 +282,8 @@ impl Engine {
     }
 
     /// The requests that follow, up to [`end_batch`](Self::end_batch), are served while their driver and all others wait. Once they
-    /// took a second, those among them that take something more of the host get `NOMEM`; what gives back is served.
+    /// took a second, those among them that take something more of the host get `NOMEM`; what gives back is served,
+    /// but where that leaves an endpoint in bypass mode, RAM is mapped for it later.
     pub fn begin_batch(&mut self) {
         self.batch = Some(Duration::ZERO);
     }
@@ -309,7 +317,7 @@ impl Engine {
 
     fn serve(&mut self, request: Request, reply: &mut [u8]) -> Result<usize, Status> {
         let takes = matches!(request, Request::Attach(_) | Request::Map(_) | Request::WindowAdd(_));
-        if takes && self.batch.is_some_and(|spent| spent >= MOST_OF_BATCH) {
+        if takes && self.is_batch_spent(Duration::ZERO) {
             return Err(Status::NoMem);
         }
         match request {
@@ -341,7 +349,8 @@ impl Engine {
     }
 
     /// Resets the virtio device: unmaps and forgets everything, the accepted features too. What the host would not
-    /// unmap is tried again later.
+    /// unmap is tried again later. Where bypass is on, RAM is mapped for all endpoints, or later if the driver had that
+    /// just before and it took long, or the VMM [interrupts](crate::Interrupt) it.
     pub fn reset(&mut self) {
         self.retry_stuck();
         self.end_domains(false);
@@ -354,7 +363,7 @@ impl Engine {
             while windows.recover(&mut self.counters) {}
         }
         self.accepted = 0;
-        if let Err(status) = self.settle_all() {
+        if let Err(status) = self.settle_in_time(&self.spaces.ids()) {
             warn!("the host does not map RAM for all endpoints in bypass mode ({status:?})");
         }
     }
@@ -445,7 +454,7 @@ impl Engine {
         }
         self.give_back_held();
         if self.bypass && self.counters.stuck_ranges == 0 {
-            let outcome = self.settle_all();
+            let outcome = self.settle_in_time(&self.spaces.ids());
             if let Err(status) = outcome {
                 log::debug!("bypass is not complete yet ({status:?})");
             }

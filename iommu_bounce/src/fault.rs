@@ -134,6 +134,13 @@ impl FaultQueue {
         self.pending.is_empty()
     }
 
+    /// Drops those of an endpoint that goes. Returns how many there were.
+    pub(crate) fn forget(&mut self, endpoint: EndpointId) -> u64 {
+        let before = self.pending.len();
+        self.pending.retain(|fault| fault.endpoint != endpoint);
+        (before - self.pending.len()) as u64
+    }
+
     /// Drops all that wait. Returns how many there were.
     pub(crate) fn clear(&mut self) -> u64 {
         let count = self.pending.len() as u64;

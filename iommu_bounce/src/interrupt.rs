@@ -23,6 +23,7 @@ struct Flags {
 
 impl Interrupt {
     /// As long as it is wanted, MAP and ATTACH requests for more than a piece are left undone, and `bypass` cannot be turned on for as much.
+    /// What a DETACH or a reset of the device leaves in bypass mode reaches nothing until later.
     pub fn want(&self, wanted: bool) {
         self.0.wanted.store(wanted, Ordering::Release);
     }

@@ -2,6 +2,8 @@
 
 //! How long requests take, and calls to the host.
 
+use std::time::Instant;
+
 use serde::Serialize;
 
 use crate::histogram::Histogram;
@@ -32,7 +34,7 @@ impl RequestLatency {
     }
 }
 
-/// How long calls to mappers took, failed ones included. One call in eight is timed: reading the clock around each
+/// How long calls to mappers took, failed ones included. One call in eight to each mapper is timed: reading the clock around each
 /// would add a fifth to the engine's time for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostLatency {
@@ -42,9 +44,39 @@ pub struct HostLatency {
     pub unmap: Histogram,
 }
 
-impl HostLatency {
-    /// Whether the call that follows this many is timed.
-    pub(crate) fn is_due(calls: u64) -> bool {
-        calls.is_multiple_of(8)
+/// One call in so many is timed.
+const EACH: u64 = 8;
+/// A typical call is known when so many were timed.
+const FEW: u64 = 8;
+
+/// Calls to one mapper, of one kind.
+#[derive(Default)]
+pub(crate) struct Calls {
+    /// All so far, failed ones too: a guest must not choose which are timed.
+    count: u64,
+    /// How long those took that were timed and count. One that fails may do so at once, and does not.
+    times: Histogram,
+    /// Nanoseconds of a typical one: one that had to wait for the CPU says nothing of others. 0 while it is not known.
+    pub(crate) typical_ns: u64,
+}
+
+impl Calls {
+    /// One begins. Returns when, if it is to be timed.
+    pub(crate) fn begin(&mut self) -> Option<Instant> {
+        let due = self.count.is_multiple_of(EACH);
+        self.count += 1;
+        due.then(Instant::now)
+    }
+
+    /// It ended. `all` are those to all mappers.
+    pub(crate) fn end(&mut self, began: Option<Instant>, counts: bool, all: &mut Histogram) {
+        let Some(took) = began.map(|began| began.elapsed()) else { return };
+        all.record(took);
+        if counts {
+            self.times.record(took);
+            if self.times.count >= FEW {
+                self.typical_ns = self.times.quantile_ns(500).max(1);
+            }
+        }
     }
 }

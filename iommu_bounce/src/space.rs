@@ -7,21 +7,25 @@
 //! tries again to unmap it.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::Duration;
 
 use log::{debug, error, warn};
 use vm_memory::VolatileSlice;
 
 use crate::backend::{DmaMapper, GuestRam, MapError, MapperGroup, MapperLimits, UnmapError};
+use crate::config::Limits;
 use crate::counters::Counters;
 use crate::domain::Domain;
 use crate::interrupt::Pieces;
-use crate::latency::HostLatency;
+use crate::latency::Calls;
 use crate::mapping::{Chunk, DeviceMapping, MappedMemory, Mapping};
 use crate::spec::Status;
 use crate::table_pages::TablePages;
 use crate::windows::Windows;
 use crate::{EndpointId, Permissions, SpaceId};
+
+/// So many mappings are never too many: few calls were timed before.
+pub(crate) const ALWAYS: u64 = 4096;
 
 /// A range that the host would not unmap.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +69,11 @@ pub(crate) struct Space {
     /// Whether a mapping was refused for them.
     tables_were_full: bool,
     pieces: Pieces,
+    maps: Calls,
+    unmaps: Calls,
+    /// Whether all RAM is being mapped. How long a call takes for a GiB says nothing of those for what drivers map.
+    in_bypass: bool,
+    max_unmap_time: Duration,
 }
 
 /// All address spaces. In each group there are as many as endpoints.
@@ -201,11 +210,11 @@ impl Space {
         endpoint: EndpointId,
         mapper: Box<dyn DmaMapper>,
         limits: &MapperLimits,
-        max_table_pages: u64,
+        own: &Limits,
         pieces: Pieces,
     ) -> Self {
         let group = mapper.group();
-        let tables = mapper.keeps_page_tables().then(|| TablePages::new(max_table_pages));
+        let tables = mapper.keeps_page_tables().then(|| TablePages::new(own.max_table_pages));
         let max_mappings = limits.max_mappings;
         Self {
             name: endpoint,
@@ -219,6 +228,10 @@ impl Space {
             tables,
             tables_were_full: false,
             pieces,
+            maps: Calls::default(),
+            unmaps: Calls::default(),
+            in_bypass: false,
+            max_unmap_time: own.max_unmap_time,
         }
     }
 
@@ -285,6 +298,17 @@ impl Space {
         self.stuck_chunks().any(|stuck| stuck == index)
     }
 
+    /// Nanoseconds of a typical call to its mapper, of the kind that takes longer; 0 while neither is known.
+    pub(crate) fn call_ns(&self) -> u64 {
+        self.maps.typical_ns.max(self.unmaps.typical_ns)
+    }
+
+    /// Whether it would take too long to unmap the domain here.
+    fn is_slow_for(&self, domain: &Domain) -> bool {
+        let time = Duration::from_nanos(domain.count().saturating_mul(self.call_ns()));
+        domain.count() > ALWAYS && time > self.max_unmap_time
+    }
+
     fn map(
         &mut self,
         iova: u64,
@@ -304,11 +328,9 @@ impl Space {
             }
             return Err(Status::NoMem);
         }
-        let began = HostLatency::is_due(counters.host_maps).then(Instant::now);
+        let began = self.maps.begin();
         let outcome = self.mapper.map(iova, slice, permissions);
-        if let Some(began) = began {
-            counters.host.map.record(began.elapsed());
-        }
+        self.maps.end(began, outcome.is_ok() && !self.in_bypass, &mut counters.host.map);
         match outcome {
             Ok(()) => {
                 counters.note_mapped(memory, len, self.pins());
@@ -405,11 +427,9 @@ impl Space {
         memory: MappedMemory,
         counters: &mut Counters,
     ) -> Result<(), UnmapError> {
-        let began = HostLatency::is_due(counters.host_unmaps).then(Instant::now);
+        let began = self.unmaps.begin();
         let outcome = self.mapper.unmap(iova, len);
-        if let Some(began) = began {
-            counters.host.unmap.record(began.elapsed());
-        }
+        self.unmaps.end(began, outcome.is_ok(), &mut counters.host.unmap);
         match outcome {
             Ok(()) => counters.note_unmapped(memory, len, self.pins()),
             Err(_) => counters.host_errors += 1,
@@ -456,9 +476,20 @@ impl Space {
     }
 
     /// Maps all that a domain has, except where a range is stuck. On error it unmaps what it mapped; what the host
-    /// keeps is stuck.
+    /// keeps is stuck. It is an error, too, if the calls turn out to be slow for so many: none may have been timed before.
     pub(crate) fn install(
         &mut self,
+        domain: &Domain,
+        ram: &dyn GuestRam,
+        windows: Option<&Windows>,
+        counters: &mut Counters,
+    ) -> Result<(), Status> {
+        self.install_checked(true, domain, ram, windows, counters)
+    }
+
+    fn install_checked(
+        &mut self,
+        timed: bool,
         domain: &Domain,
         ram: &dyn GuestRam,
         windows: Option<&Windows>,
@@ -469,11 +500,15 @@ impl Space {
             if self.is_stuck_in(iova, iova + (len - 1)) {
                 continue;
             }
+            let slow = timed && (done.len() as u64).is_multiple_of(ALWAYS) && self.is_slow_for(domain);
+            self.in_bypass = domain.bypass;
             let outcome = match part {
+                _ if slow => Err(Status::NoMem),
                 DomainPart::Ram(mapping) => self.map_ram(iova, &mapping, ram, counters),
                 DomainPart::Device(mapping) => self.map_device(iova, &mapping, ram, counters),
                 DomainPart::Chunk(chunk, windows) => self.map_chunk(iova, chunk, windows, counters),
             };
+            self.in_bypass = false;
             if let Err(status) = outcome {
                 done.into_iter().for_each(|(iova, len, memory)| self.discard(iova, len, memory, counters));
                 return Err(status);
@@ -492,7 +527,7 @@ impl Space {
         windows: Option<&Windows>,
         counters: &mut Counters,
     ) -> Result<(), Status> {
-        self.install(domain, ram, windows, counters)?;
+        self.install_checked(false, domain, ram, windows, counters)?;
         counters.stuck_ranges -= self.stuck.len() as u64;
         self.stuck.clear();
         Ok(())

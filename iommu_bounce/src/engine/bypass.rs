@@ -12,15 +12,17 @@ use log::warn;
 use super::Engine;
 use crate::backend::{GuestRam, Permissions};
 use crate::config::ConfigError;
+use crate::counters::Counters;
 use crate::domain::Domain;
 use crate::mapping::{MappedMemory, Mapping};
+use crate::space::Spaces;
 use crate::spec::{Status, feature};
 use crate::{EndpointId, SpaceId};
 
 /// Mapping all RAM that takes so long is not done again at once.
-const LONG: Duration = Duration::from_millis(500);
+pub(super) const LONG: Duration = Duration::from_millis(500);
 /// For how many times as long it is not.
-const REST: u32 = 16;
+pub(super) const REST: u32 = 16;
 
 /// A bypass domain: all RAM in whole granules.
 pub(super) fn identity(ram: &dyn GuestRam, granule: u64) -> Domain {
@@ -37,6 +39,28 @@ fn itself(gpa: u64, len: u64, granule: u64) -> Option<Mapping> {
     let end = gpa.checked_add(len)? & !mask;
     let start = gpa.checked_add(mask)? & !mask;
     (start < end).then(|| Mapping { last: end - 1, gpa: start, permissions: Permissions::READ | Permissions::WRITE })
+}
+
+/// Unmaps what a domain maps of the RAM at `[start, end)`, in these address spaces that hold the domain, and forgets it. A mapping of
+/// which only a part is there goes as a whole: the host unmaps none in part. Returns how many there were.
+fn forget_ram(
+    domain: &mut Domain,
+    (start, end): (u64, u64),
+    ids: &[SpaceId],
+    spaces: &mut Spaces,
+    counters: &mut Counters,
+) -> u64 {
+    let touches = |iova: u64, mapping: &Mapping| mapping.gpa < end && mapping.gpa + (mapping.last - iova) >= start;
+    let touched = domain.mappings.iter().filter(|(iova, mapping)| touches(*iova, mapping));
+    let touched: Vec<(u64, u64)> = touched.map(|(iova, mapping)| (iova, mapping.last)).collect();
+    let mut forgotten = 0;
+    for (iova, last) in touched {
+        for id in ids {
+            spaces.get_mut(*id).discard(iova, last - iova + 1, MappedMemory::Ram, counters);
+        }
+        forgotten += domain.forget(iova, last);
+    }
+    forgotten
 }
 
 impl Engine {
@@ -102,6 +126,28 @@ impl Engine {
             domain.remember(mapping.gpa, mapping);
         }
         Ok(())
+    }
+
+    /// The guest does not get the RAM at `[gpa, gpa + len)` after all, which is a whole region. It was to be seen for a while, so a driver
+    /// that guessed its address may have mapped it: whatever touches it is unmapped for all endpoints and forgotten, and those in
+    /// bypass mode do not reach it either. [`GuestRam`] must no longer give it out.
+    ///
+    /// `false` if the host keeps something mapped: then an endpoint may still reach the RAM, so nobody else may get its pages. Another
+    /// call tries again.
+    #[must_use]
+    pub fn take_ram(&mut self, gpa: u64, len: u64) -> bool {
+        self.retry_stuck();
+        let region = (gpa, gpa.saturating_add(len));
+        for domain in self.domains.values_mut() {
+            let ids = domain.spaces.clone();
+            let forgotten = forget_ram(domain, region, &ids, &mut self.spaces, &mut self.counters);
+            // Those of a bypass domain are not the driver's, and were not counted.
+            self.counters.mappings -= if domain.bypass { 0 } else { forgotten };
+        }
+        let mut unattached = self.spaces.ids();
+        unattached.retain(|id| self.spaces.get(*id).identity);
+        forget_ram(&mut self.identity, region, &unattached, &mut self.spaces, &mut self.counters);
+        self.counters.stuck_ranges == 0
     }
 
     /// Maps more RAM in an address space that has all of it. The error is the endpoint that it was made for.

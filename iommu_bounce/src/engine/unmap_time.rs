@@ -7,31 +7,43 @@
 //! takes 3 µs the number is what limits; where it takes 100 µs, as in a VM whose own IOMMU is emulated, the time does.
 
 use super::Engine;
+use crate::SpaceId;
+use crate::space::ALWAYS;
 use crate::spec::Status;
 
-/// So many mappings are never too many: few calls were timed before.
-const ALWAYS: u64 = 4096;
-
 impl Engine {
-    /// Whether `more` mappings of the host still leave what is mapped to be unmapped in [`max_unmap_time`]; `NOMEM` if not.
+    /// Whether `more` mappings of the host, one in each of some address spaces, still leave what is mapped to be unmapped in
+    /// [`max_unmap_time`]; `NOMEM` if not.
     ///
     /// [`max_unmap_time`]: crate::Limits::max_unmap_time
     pub(super) fn check_unmap_time(&self, more: u64) -> Result<(), Status> {
+        // The time of one more is nothing beside that of all.
+        self.check_unmap_time_with(None, more)
+    }
+
+    /// As [`check_unmap_time`](Self::check_unmap_time), for all that a domain maps, in an address space that gets it.
+    pub(super) fn check_unmap_time_in(&self, space: SpaceId, more: u64) -> Result<(), Status> {
+        self.check_unmap_time_with(Some(space), more)
+    }
+
+    fn check_unmap_time_with(&self, space: Option<SpaceId>, more: u64) -> Result<(), Status> {
         // As if each domain were in all address spaces, which is soon known.
         let spaces = self.endpoints.len() as u64;
         if self.counters.mappings.saturating_mul(spaces).saturating_add(more) <= ALWAYS {
             return Ok(());
         }
-        let host = &self.counters.host;
-        // Typical ones: a call that had to wait for the CPU says nothing of others.
-        let call = host.map.quantile_ns(500).max(host.unmap.quantile_ns(500)).max(1);
-        let most = u64::try_from(self.config.limits.max_unmap_time.as_nanos()).unwrap_or(u64::MAX) / call;
-        let fits = self.host_mappings().saturating_add(more) <= most.max(ALWAYS);
-        if fits { Ok(()) } else { Err(Status::NoMem) }
-    }
-
-    /// Mappings of the host that the guest's requests made, over all address spaces.
-    fn host_mappings(&self) -> u64 {
-        self.domains.values().map(|domain| domain.count() * domain.spaces.len() as u64).sum()
+        // Each address space has times of its own: calls for an emulated device are fast, and say nothing of those for one of the host.
+        // One of which nothing is known holds little. When it gets a whole domain, its calls are timed meanwhile.
+        let call = |id: SpaceId| self.spaces.get(id).call_ns();
+        let (mut mappings, mut time) = (more, space.map_or(0, |id| more.saturating_mul(call(id))));
+        for domain in self.domains.values() {
+            let count = domain.count();
+            for id in &domain.spaces {
+                mappings = mappings.saturating_add(count);
+                time = time.saturating_add(count.saturating_mul(call(*id)));
+            }
+        }
+        let most = u64::try_from(self.config.limits.max_unmap_time.as_nanos()).unwrap_or(u64::MAX);
+        if mappings <= ALWAYS || time <= most { Ok(()) } else { Err(Status::NoMem) }
     }
 }

@@ -84,6 +84,13 @@ impl IommuHandle {
         lock(&self.engine).add_ram(region.start_addr().0, region.len())
     }
 
+    /// RAM that was refused goes, once it is withdrawn: no endpoint reaches it any more, though its driver may have mapped it meanwhile.
+    /// `false` if the host keeps something mapped: then the pages must stay.
+    #[must_use]
+    pub fn take_ram(&self, region: &RamRegion) -> bool {
+        lock(&self.engine).take_ram(region.start_addr().0, region.len())
+    }
+
     /// Takes an endpoint away: everything is unmapped for it. Returns its mapper.
     ///
     /// # Errors

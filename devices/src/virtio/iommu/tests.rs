@@ -19,7 +19,7 @@ use std::thread;
 use iommu_bounce::spec::{Status, feature};
 use iommu_bounce::test_utils::{MapperProbe, RecordingMapper, attach, map, probe, unmap};
 use iommu_bounce::{DmaMapper, EngineConfig, Limits, MapError, MapperLimits, Permissions, UnmapError, WindowConfig};
-use vm_memory::{Bytes, GuestAddress, VolatileSlice};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, VolatileSlice};
 
 use super::{IommuHandle, IommuParams, IommuStatus, RingFeatures, WindowRegion, create};
 use crate::pci::PciDevice;
@@ -299,6 +299,21 @@ fn guest_maps_and_unmaps_through_the_queue() {
     assert_eq!(guest.handle.counters().mapped_bytes, 0x2000);
     assert_eq!(guest.simple(&unmap(1, 0x1000, 0x2fff)), OK);
     assert!(guest.mapper.is_empty());
+}
+
+#[test]
+fn ram_that_is_withdrawn_is_taken_from_the_driver_that_mapped_it() {
+    const LATER: u64 = 1 << 32;
+    let mut guest = Guest::of(&[(0, RAM), (LATER, RAM)]);
+    guest.start(BASIC);
+    let memory = guest.memory.clone();
+    let region = memory.iter().last().unwrap();
+    for request in [attach(ENDPOINT, 1), map(1, 0, 0xfff, LATER, 3), map(1, 0x1000, 0x1fff, 0x8000, 3)] {
+        assert_eq!(guest.simple(&request), OK);
+    }
+    assert!(memory.withdraw(GuestAddress(LATER)) && guest.handle.take_ram(region));
+    assert_eq!(guest.mapper.mappings().into_keys().collect::<Vec<_>>(), [0x1000]);
+    assert_eq!(guest.simple(&map(1, 0, 0xfff, LATER, 3)), Status::Inval as u8, "it is no RAM");
 }
 
 /// What asks the device for its status while the engine has it map.

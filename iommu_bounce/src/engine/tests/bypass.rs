@@ -112,6 +112,8 @@ fn field_moves_what_is_attached_to_nothing() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ)]);
     rig.engine.write_bypass(1);
+    // However long it took, as where the test is interpreted; in others, too.
+    rig.engine.bypass_rests = None;
     assert_eq!(bypass_of(&rig), 1);
     assert_all_ram(&rig, 2);
     assert_all_ram(&rig, 3);
@@ -129,6 +131,7 @@ fn field_moves_what_is_attached_to_nothing() {
 fn field_outlives_a_device_reset_but_not_a_reset_of_the_vm() {
     let mut rig = Rig::new();
     rig.engine.write_bypass(1);
+    rig.engine.bypass_rests = None;
     rig.all_ok([attach(1, 1)]);
     rig.engine.reset();
     assert_eq!(bypass_of(&rig), 1);
@@ -172,6 +175,7 @@ fn field_stays_when_the_host_does_not_map_ram() {
 fn detach_into_a_bypass_that_fails_reaches_nothing() {
     let mut rig = Rig::new();
     rig.engine.write_bypass(1);
+    rig.engine.bypass_rests = None;
     rig.all_ok([attach(1, 1)]);
     rig.mapper(1).exhaust_map(0);
     assert_eq!(rig.status(&detach(1, 1)), NOMEM);
@@ -203,6 +207,7 @@ fn shared_address_space_in_bypass_holds_ram_once() {
     }
     rig.all_ok([attach(11, 1), attach(12, 1)]);
     rig.engine.write_bypass(1);
+    rig.engine.bypass_rests = None;
     rig.all_ok([detach(11, 1)]);
     assert_eq!(group.mapper_of(11).mappings().len(), 3);
     assert!(group.mapper_of(12).is_empty());
@@ -223,6 +228,7 @@ const LATER: (u64, usize) = (2 << 32, 0x20_0000);
 fn rig_with_later_ram() -> Rig {
     let mut rig = Rig::with_ram(engine_config(), TestRam::new(&[(0, 0x10_0000), LATER]).with_later(LATER.0));
     rig.engine.write_bypass(1);
+    rig.engine.bypass_rests = None;
     rig.all_ok([attach_bypass(1, 1), attach(2, 2)]);
     rig
 }
@@ -252,4 +258,57 @@ fn ram_that_the_host_does_not_map_for_one_is_reached_by_none() {
     assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0], vec![], vec![0]]);
     rig.engine.add_ram(LATER.0, LATER.1 as u64).unwrap();
     assert_eq!([1, 3].map(|id| reach(&rig, id)), [(); 2].map(|()| vec![0, LATER.0]));
+}
+
+#[test]
+fn ram_that_is_refused_after_a_driver_found_it_is_reached_by_none() {
+    let mut rig = rig_with_later_ram();
+    let len = LATER.1 as u64;
+    // All of it, its last page once more, and what lies elsewhere.
+    rig.all_ok([map(2, 0, len - 1, LATER.0, BOTH), map(2, len, len + PAGE - 1, LATER.0 + len - PAGE, READ)]);
+    rig.all_ok([map(2, 2 * len, 2 * len + PAGE - 1, 0xf_f000, READ), attach(3, 2)]);
+    assert!(rig.engine.take_ram(LATER.0, len));
+    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0], vec![2 * len], vec![2 * len]]);
+    assert_eq!(rig.engine.counters().mappings, 1);
+    // It comes again, and the driver has to map it anew.
+    rig.engine.add_ram(LATER.0, len).unwrap();
+    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0, LATER.0], vec![2 * len], vec![2 * len]]);
+    rig.all_ok([map(2, 0, len - 1, LATER.0, BOTH), unmap(2, 0, 2 * len + PAGE - 1), detach(3, 2)]);
+    rig.engine.system_reset();
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn ram_that_is_refused_once_bypass_has_it_is_reached_by_none() {
+    let mut rig = rig_with_later_ram();
+    rig.engine.add_ram(LATER.0, LATER.1 as u64).unwrap();
+    assert!(rig.engine.take_ram(LATER.0, LATER.1 as u64));
+    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0], vec![], vec![0]]);
+    assert_eq!(rig.engine.counters().mappings, 0);
+    rig.all_ok([detach(2, 2), attach_bypass(3, 3)]);
+    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [(); 3].map(|()| vec![0]));
+    rig.engine.system_reset();
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn mapping_of_which_one_page_is_refused_is_gone_as_a_whole() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), map(1, 0, 2 * PAGE - 1, SECOND_REGION - PAGE, BOTH)]);
+    rig.all_ok([map(1, 2 * PAGE, 3 * PAGE - 1, SECOND_REGION - PAGE, BOTH)]);
+    assert!(rig.engine.take_ram(SECOND_REGION, RAM_END - SECOND_REGION));
+    assert_eq!(reach(&rig, 1), [2 * PAGE]);
+}
+
+#[test]
+fn refused_ram_that_the_host_does_not_let_go_of_is_not_gone() {
+    let mut rig = rig_with_later_ram();
+    rig.all_ok([map(2, 0, PAGE - 1, LATER.0, BOTH)]);
+    rig.mapper(2).refuse_unmaps(true);
+    assert!(!rig.engine.take_ram(LATER.0, LATER.1 as u64));
+    assert!(!rig.engine.take_ram(LATER.0, LATER.1 as u64));
+    rig.mapper(2).refuse_unmaps(false);
+    assert!(rig.engine.take_ram(LATER.0, LATER.1 as u64));
+    assert!(rig.mapper(2).is_empty());
+    rig.all_ok([map(2, 0, PAGE - 1, 0, BOTH)]);
 }

@@ -125,6 +125,61 @@ fn bypass_stays_off_while_somebody_waits_and_outlives_a_reset() {
 }
 
 #[test]
+fn detach_into_bypass_while_somebody_waits_reaches_nothing_until_nobody_does() {
+    let mut rig = Rig::with_config(config());
+    rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
+    rig.engine.write_bypass(1);
+    let interrupt = rig.engine.interrupt();
+    interrupt.want(true);
+    assert_eq!(rig.status(&detach(1, 1)), NOMEM, "it is answered");
+    assert!(!rig.engine.take_interrupted());
+    assert_eq!(rig.status(&detach(1, 1)), INVAL, "it is detached");
+    assert_eq!(rig.engine.counters().host_maps, 0);
+    interrupt.want(false);
+    // It was refused for what it was. All of RAM is mapped after it.
+    assert_eq!(rig.status(&detach(1, 1)), INVAL);
+    assert_eq!(rig.mapper(1).mapped_bytes(), SECOND_REGION + 0x20_0000);
+    rig.engine.write_bypass(0);
+    rig.engine.reset();
+    rig.assert_host_is_clean();
+}
+
+#[test]
+fn reset_while_somebody_waits_maps_no_ram_until_nobody_does() {
+    let mut rig = Rig::with_config(config());
+    rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
+    rig.engine.write_bypass(1);
+    let interrupt = rig.engine.interrupt();
+    interrupt.want(true);
+    rig.engine.reset();
+    assert_eq!(rig.engine.counters().host_maps, 0);
+    assert!(!rig.engine.take_interrupted());
+    rig.engine.accept_features(rig.engine.features());
+    rig.all_ok([probe(1)]);
+    assert_eq!(rig.engine.counters().host_maps, 0);
+    interrupt.want(false);
+    rig.all_ok([probe(1)]);
+    assert_eq!([1, 2, 3].map(|id| rig.mapper(id).mapped_bytes()), [SECOND_REGION + 0x20_0000; 3]);
+}
+
+#[test]
+fn reset_while_somebody_waits_maps_ram_of_a_piece_for_one_endpoint() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
+    rig.engine.write_bypass(1);
+    let interrupt = rig.engine.interrupt();
+    interrupt.want(true);
+    rig.engine.reset();
+    assert_eq!([1, 2, 3].map(|id| rig.mapper(id).is_empty()), [false, true, true]);
+    interrupt.want(false);
+    // However long it took, as where the test is interpreted.
+    rig.engine.bypass_rests = None;
+    rig.engine.accept_features(rig.engine.features());
+    rig.all_ok([probe(1)]);
+    assert_eq!([1, 2, 3].map(|id| rig.mapper(id).mapped_bytes()), [SECOND_REGION + 0x20_0000; 3]);
+}
+
+#[test]
 fn piece_that_is_no_power_of_two_or_below_the_granule_is_refused() {
     for max_piece in [0, 3 * PIECE, PAGE / 2] {
         let config = EngineConfig { limits: Limits { max_piece, ..Limits::default() }, ..engine_config() };

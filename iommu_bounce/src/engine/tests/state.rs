@@ -100,6 +100,23 @@ fn windows_beyond_a_budget_that_was_lowered_are_restored_and_no_more_can_be_had(
 }
 
 #[test]
+fn fault_of_an_endpoint_that_is_gone_is_not_in_the_state() {
+    let fault = |endpoint| Fault { reason: FaultReason::Domain, endpoint, address: None, access: Permissions::READ };
+    let mut old = Rig::new();
+    for endpoint in [2, 1, 2] {
+        assert!(old.engine.report_fault(fault(endpoint)));
+    }
+    old.engine.remove_endpoint(2).expect("it exists");
+    let state = old.engine.state();
+    let mut new = Rig::new();
+    new.engine.remove_endpoint(2).expect("it exists");
+    new.engine.reset();
+    new.engine.restore(&state).expect("nothing of the endpoint is left");
+    assert_eq!((new.engine.take_fault(), new.engine.take_fault()), (Some(fault(1)), None));
+    assert_eq!(old.engine.counters().faults_dropped, 2, "they are counted as dropped");
+}
+
+#[test]
 fn same_chunk_twice_is_refused() {
     let mut state = lived().engine.state();
     let mut again = state.domains[0].chunks[0];

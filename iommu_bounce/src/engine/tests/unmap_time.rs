@@ -64,3 +64,62 @@ fn mappings_count_for_each_address_space_that_an_endpoint_brings() {
     slow.all_ok([unmap(1, half, 2 * half - 1), attach(2, 1)]);
     assert_eq!(slow.status(&map(1, half, half + PAGE - 1, 0, READ)), NOMEM);
 }
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
+fn cheap_calls_for_one_endpoint_say_nothing_of_those_for_another() {
+    let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
+    slow.all_ok([attach(2, 2)]);
+    for _ in 0..200_000 {
+        slow.all_ok([map(2, 0, PAGE - 1, 0, READ), unmap(2, 0, PAGE - 1)]);
+    }
+    assert_eq!(fill(&mut slow, 1), 4096);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
+fn calls_that_fail_at_once_say_nothing_of_those_that_do_not() {
+    let mut slow = rig(Duration::ZERO, Duration::from_millis(20));
+    for _ in 0..5000 {
+        slow.mapper(1).exhaust_map(0);
+        assert_eq!(slow.status(&map(1, 0, PAGE - 1, 0, READ)), NOMEM);
+    }
+    let (timed, failed) = (slow.engine.report().host.map.count, slow.engine.counters().host_errors);
+    assert_eq!((timed, failed), (625, 5000), "one in eight is timed, of those that fail too");
+    slow.mapper(1).delay(Duration::from_micros(20));
+    assert_eq!(fill(&mut slow, 1), 4096);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
+fn time_to_map_all_ram_says_nothing_of_what_drivers_map() {
+    let max_unmap_time = Duration::from_millis(100);
+    let limits = Limits { max_unmap_time, max_piece: CHUNK, ..Limits::default() };
+    let mut rig = Rig::with_config(EngineConfig { limits, ..engine_config() });
+    rig.all_ok([attach(2, 2)]);
+    assert_eq!(fill(&mut rig, 2), MANY, "more than is always given");
+    rig.mapper(1).delay(Duration::from_millis(2));
+    rig.all_ok([attach_bypass(1, 1)]);
+    assert!(!rig.mapper(1).is_empty());
+    rig.mapper(1).delay(Duration::ZERO);
+    rig.all_ok([attach(1, 3)]);
+    for page in 0..100 {
+        rig.all_ok([map(3, page * 2 * PAGE, page * 2 * PAGE + PAGE - 1, 0, READ)]);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
+fn host_whose_calls_nobody_has_timed_is_not_taken_for_fast() {
+    let mut mixed = rig(Duration::from_micros(100), Duration::from_millis(100));
+    mixed.all_ok([attach(2, 2)]);
+    assert_eq!(fill(&mut mixed, 2), MANY);
+    let before = mixed.engine.counters();
+    assert_eq!(mixed.status(&attach(1, 2)), NOMEM);
+    let after = mixed.engine.counters();
+    assert_eq!((after.mappings, after.mapped_bytes), (before.mappings, before.mapped_bytes));
+    assert!(mixed.mapper(1).is_empty());
+    assert_eq!(mixed.engine.report().endpoints[0].domain, Some(1), "it stays where it was");
+    // From now on it is known before anything is mapped.
+    assert_eq!((mixed.status(&attach(1, 2)), mixed.engine.counters().host_maps), (NOMEM, after.host_maps));
+}
