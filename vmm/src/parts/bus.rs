@@ -152,9 +152,12 @@ impl PartBus {
     }
 
     /// Has no part reach RAM that was refused, once it is withdrawn: while it was there, a driver may have started a device with it
-    /// that was not given it.
-    pub fn take_ram(&self, region: &RamRegion) {
+    /// that was not given it, or have mapped it behind the virtio-iommu. `false` if the host keeps something mapped there: then the
+    /// pages must stay.
+    #[must_use]
+    pub fn take_ram(&self, region: &RamRegion) -> bool {
         self.parts.iter().for_each(|placed| placed.part.take_ram(region));
+        self.iommu.as_ref().is_none_or(|iommu| iommu.take_ram(region))
     }
 
     /// Gives the disk of this name another size.

@@ -3,6 +3,7 @@
 //! What the VM gives to the devices that are built for it.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use devices::pci::{PciAddress, PciRoot};
@@ -18,6 +19,8 @@ use super::rate_limits::RateLimitGroups;
 pub struct DeviceContext {
     pub(crate) vm: Arc<VmFd>,
     pub(crate) memory: Arc<Ram>,
+    /// Bytes of RAM that the guest was booted with. In a VM that is restored, the configuration has those that came since, too.
+    pub(crate) ram_size: u64,
     /// Gives RAM back to the host that the guest does without, in a VM with a balloon: who pins RAM tells it.
     pub(crate) reclaim: Option<Arc<Reclaim>>,
     pub(crate) slots: Arc<dyn MemorySlots>,
@@ -34,4 +37,6 @@ pub struct DeviceContext {
     pub(crate) listener: Arc<dyn HostListener>,
     /// Where devices were, by name, in a VM that is restored. The order in which they were added is not kept.
     pub(crate) places: BTreeMap<String, PciAddress>,
+    /// IOVAs of the bounce windows' aperture, in a VM that is restored with some. Nobody has checked it.
+    pub(crate) window_aperture: Option<RangeInclusive<u64>>,
 }

@@ -59,7 +59,12 @@ pub(super) fn build(
         msi_window: MSI_WINDOW,
         bypass: firmware_reads_a_disk(config),
         limits: Limits { max_table_pages: max_table_pages(config), max_mapped_bytes, ..Default::default() },
-        window: bounce.map(|bounce| window(config, bounce, &input_range, &limits)).transpose()?,
+        window: bounce
+            .map(|bounce| {
+                let was = context.window_aperture.as_ref();
+                window(config, context.ram_size, bounce, was, &input_range, &limits)
+            })
+            .transpose()?,
         ..Default::default()
     };
     let windows = bounce.map(|bounce| WindowRegion {
@@ -123,16 +128,30 @@ pub(super) fn polls(poll: IommuPoll, vcpus: u32) -> bool {
     }
 }
 
+/// The bounce windows of a guest that was booted with `ram_size` bytes of RAM. They are where they were then, whatever came since, and
+/// where they `were` in a guest that is restored, whatever has left: its driver keeps the place in mind.
 fn window(
     config: &VmConfig,
+    ram_size: u64,
     bounce: &IommuBounceConfig,
+    was: Option<&RangeInclusive<u64>>,
     input_range: &RangeInclusive<u64>,
     limits: &[MapperLimits],
 ) -> Result<WindowConfig, VmError> {
     let PciHole { aperture: hole, .. } = PciHole::of(config.payload.firmware.is_some());
-    let behind = behind_ram(&config.memory);
-    let low = || common_limits::window_aperture(&hole, limits);
+    let behind = behind_ram(&config.memory.booted_with(ram_size));
     let (end, size) = (*input_range.end(), hole.end() - hole.start() + 1);
+    let threshold = bounce.threshold.unwrap_or(0);
+    let places = match bounce.aperture {
+        Aperture::Auto => vec![hole.clone(), behind..=end],
+        Aperture::Low => vec![hole.clone()],
+        Aperture::High => vec![behind..=end],
+    };
+    // Where they cannot be there, they are where they would be anew, and what was saved is refused when it is restored.
+    if let Some(was) = was.filter(|was| can_be(was, &places, size, limits)) {
+        return Ok(WindowConfig { aperture: was.clone(), budget: bounce.size, threshold });
+    }
+    let low = || common_limits::window_aperture(&hole, limits);
     let high = || (behind <= end).then(|| common_limits::first_aperture(&(behind..=end), size, limits)).flatten();
     let (aperture, asked) = match bounce.aperture {
         Aperture::Auto => (
@@ -156,10 +175,21 @@ fn window(
             "the host leaves no room for bounce windows below 4 GiB: they start at {start:#x}, for guests that know such"
         );
     }
-    Ok(WindowConfig { aperture, budget: bounce.size, threshold: bounce.threshold.unwrap_or(0) })
+    Ok(WindowConfig { aperture, budget: bounce.size, threshold })
 }
 
-/// First address above 4 GiB that no RAM has, nor will have.
+/// Whether an aperture is one that a VM could have got: in one of these places, not larger than any is made, of whole chunks, and all of
+/// it translated by every endpoint's host IOMMU.
+fn can_be(aperture: &RangeInclusive<u64>, places: &[RangeInclusive<u64>], most: u64, limits: &[MapperLimits]) -> bool {
+    let (start, end) = (aperture.start(), aperture.end());
+    let is_in = |place: &RangeInclusive<u64>| place.contains(start) && place.contains(end);
+    start <= end
+        && end - start < most
+        && places.iter().any(is_in)
+        && common_limits::window_aperture(aperture, limits).as_ref() == Some(aperture)
+}
+
+/// First address above 4 GiB that no RAM has, nor will have, in a VM that boots with this.
 fn behind_ram(memory: &MemoryConfig) -> u64 {
     let end = memory::end(memory.total()).next_multiple_of(MEMORY_DEVICE_GRANULE).saturating_add(memory.hotplug_size);
     end.max(HIGH_MEMORY_START)
@@ -167,7 +197,18 @@ fn behind_ram(memory: &MemoryConfig) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use devices::pci::FunctionState;
+    use devices::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
+    use devices::ram::Ram;
+    use iommu_bounce::test_utils::RecordingMapper;
+    use vm_memory::GuestAddress;
+    use vmm_sys_util::eventfd::EventFd;
+
     use super::*;
+    use crate::arch::saved::ProcessorsState;
+    use crate::snapshot::{SnapshotState, VERSION};
 
     #[test]
     fn only_firmware_with_a_disk_behind_the_iommu_needs_bypass() {
@@ -193,7 +234,7 @@ mod tests {
             let limits = MapperLimits { page_size_mask: !0xfff, iova_ranges: ranges.to_vec(), max_mappings: None };
             let limits = [limits];
             let input_range = common_limits::input_range(&limits, 64);
-            window(&config, &bounce, &input_range, &limits)
+            window(&config, config.memory.total(), &bounce, None, &input_range, &limits)
                 .map(|window| *window.aperture.start())
                 .map_err(|error| error.to_string())
         };
@@ -213,5 +254,153 @@ mod tests {
             let error = start(option, ranges).unwrap_err();
             assert!(error.starts_with("--iommu-bounce: the host's IOMMU") && error.contains(place), "{error}");
         }
+    }
+
+    #[test]
+    fn windows_of_a_vm_to_which_ram_came_are_where_they_were() {
+        const MIB: u64 = 1 << 20;
+        let bounce: IommuBounceConfig = "aperture=high".parse().unwrap();
+        let limits = [MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=u64::MAX], max_mappings: None }];
+        let input_range = common_limits::input_range(&limits, 64);
+        for (booted_with, hotplug_size) in [(8192 * MIB, 1024 * MIB), (256 * MIB, 512 * MIB), (3073 * MIB, 512 * MIB)] {
+            let aperture = |came: u64| {
+                let mut config: VmConfig = serde_json::from_str(r#"{"payload": {"kernel": "/k"}}"#).unwrap();
+                config.memory = MemoryConfig { hotplug_size, ..MemoryConfig::with_size(booted_with + came) };
+                window(&config, booted_with, &bounce, None, &input_range, &limits).unwrap().aperture
+            };
+            for came in [128 * MIB, 512 * MIB] {
+                assert_eq!(aperture(came), aperture(0), "{came} came to {booted_with}");
+            }
+        }
+    }
+
+    /// A platform on which nothing is seen.
+    struct Platform;
+
+    impl MsiVectors for Platform {
+        fn count(&self) -> u16 {
+            3
+        }
+
+        fn event(&self, _: u16) -> Option<&EventFd> {
+            None
+        }
+
+        fn route(&self, _: u16, _: Option<MsiMessage>) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn trigger(&self, _: u16) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl MsiAllocator for Platform {
+        fn allocate(&self, _: u16) -> io::Result<Arc<dyn MsiVectors>> {
+            Ok(Arc::new(Self))
+        }
+    }
+
+    impl MemorySlots for Platform {
+        unsafe fn insert(&self, _: u64, _: HostRange, _: bool) -> io::Result<u32> {
+            Ok(0)
+        }
+
+        fn remove(&self, _: u32) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The IOVAs that the host of a device translates.
+    type Ranges = Vec<RangeInclusive<u64>>;
+
+    const ALL: RangeInclusive<u64> = 0..=u64::MAX;
+    /// What a host translates that has reserved a quarter of the place for windows.
+    const PART: [RangeInclusive<u64>; 2] = [0..=0xcfff_ffff, 0xd800_0000..=u64::MAX];
+
+    fn limits(hosts: &[Ranges]) -> Vec<MapperLimits> {
+        let limits =
+            |ranges: &Ranges| MapperLimits { page_size_mask: !0xfff, iova_ranges: ranges.clone(), max_mappings: None };
+        hosts.iter().map(limits).collect()
+    }
+
+    /// Windows of a VM with devices of these hosts.
+    fn windows(option: &str, was: Option<&RangeInclusive<u64>>, hosts: &[Ranges]) -> WindowConfig {
+        let config: VmConfig = serde_json::from_str(r#"{"payload": {"kernel": "/k"}}"#).unwrap();
+        let (bounce, limits) = (option.parse().unwrap(), limits(hosts));
+        let input_range = common_limits::input_range(&limits, 64);
+        window(&config, config.memory.total(), &bounce, was, &input_range, &limits).unwrap()
+    }
+
+    /// The virtio-iommu of such a VM.
+    fn device(was: Option<&RangeInclusive<u64>>, hosts: &[Ranges]) -> (Arc<dyn PciDevice>, Arc<IommuHandle>) {
+        let window = windows("", was, hosts);
+        let size = window.budget;
+        let params = IommuParams {
+            id: IommuBounceConfig::ID.into(),
+            memory: Arc::new(Ram::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap()),
+            msi: Arc::new(Platform),
+            engine: EngineConfig { window: Some(window), ..EngineConfig::default() },
+            windows: Some(WindowRegion { size, chunk_size: CHUNK_SIZE, hugepages: false, slots: Arc::new(Platform) }),
+            poll: false,
+            rings: RING_FEATURES,
+            devices: None,
+            observer: None,
+        };
+        let (function, handle) = iommu::create(params).unwrap();
+        for (endpoint, ranges) in (1..).zip(hosts) {
+            handle.add_endpoint(endpoint, Box::new(RecordingMapper::with_ranges(ranges.clone()))).unwrap();
+        }
+        (function, handle)
+    }
+
+    #[test]
+    fn windows_of_a_vm_that_is_restored_are_where_they_were_though_the_device_has_left_that_kept_them_there() {
+        let (function, handle) = device(None, &[vec![ALL], PART.to_vec()]);
+        drop(handle.remove_endpoint(2).unwrap());
+        let saved = FunctionState { segment: 0, device: 1, id: function.id().into(), state: function.save().unwrap() };
+        let state = SnapshotState {
+            version: VERSION,
+            processors: ProcessorsState::example(1),
+            platform: vec![],
+            functions: vec![saved],
+            ram: vec![],
+            added_ram: vec![],
+            windows: vec![],
+        };
+        let was = state.window_aperture().expect("the state of the virtio-iommu has it");
+        assert_eq!(was, 0xc000_0000..=0xcfff_ffff);
+        let (restored, _handle) = device(Some(&was), &[vec![ALL]]);
+        restored.restore(&state.functions[0].state).expect("the driver finds its windows");
+    }
+
+    #[test]
+    fn aperture_that_a_file_has_is_taken_only_where_a_vm_could_have_had_it() {
+        let behind = 4 << 30;
+        let quarter = 0xd000_0000..=0xd7ff_ffff;
+        let all = [vec![ALL]];
+        for option in ["", "aperture=low"] {
+            assert_eq!(windows(option, Some(&quarter), &all).aperture, quarter);
+        }
+        let high = behind..=behind + 0x7ff_ffff;
+        for option in ["", "aperture=high"] {
+            assert_eq!(windows(option, Some(&high), &all).aperture, high);
+        }
+        let usual = windows("", None, &all).aperture;
+        for was in [
+            0..=0x1fff_ffff,
+            0xb000_0000..=0xcfff_ffff,
+            0xd000_0000..=0xefff_ffff,
+            0xd000_1000..=0xd7ff_ffff,
+            0xd000_0000..=0xd7ff_fffe,
+            RangeInclusive::new(0xd7ff_ffff, 0xd000_0000),
+            behind..=behind + 0x2000_0000 + CHUNK_SIZE - 1,
+            behind..=u64::MAX,
+        ] {
+            assert_eq!(windows("", Some(&was), &all).aperture, usual, "{was:#x?}");
+        }
+        assert_eq!(windows("aperture=high", Some(&quarter), &all).aperture, behind..=behind + 0x1fff_ffff);
+        assert_eq!(windows("aperture=low", Some(&high), &all).aperture, usual);
+        assert_eq!(windows("", Some(&quarter), &[PART.to_vec()]).aperture, 0xc000_0000..=0xcfff_ffff);
     }
 }

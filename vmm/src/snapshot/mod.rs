@@ -20,8 +20,8 @@ pub(crate) mod tests;
 
 use std::ops::RangeInclusive;
 
-use carom_api::ConfigError;
 use carom_api::config::MemoryConfig;
+use carom_api::{ConfigError, IommuBounceConfig};
 use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
 use devices::pci::FunctionState;
 use devices::state::{DeviceState, StateError};
@@ -145,6 +145,15 @@ impl SnapshotError {
 }
 
 impl SnapshotState {
+    /// IOVAs of the bounce windows' aperture, where the virtio-iommu's state has it. It is not checked.
+    pub fn window_aperture(&self) -> Option<RangeInclusive<u64>> {
+        let iommu = self.functions.iter().find(|function| function.id == IommuBounceConfig::ID)?;
+        // Of the device in the transport. The device reads all of it later; this is wanted before there is one.
+        let aperture = iommu.state.payload.pointer("/device/payload/window/aperture")?;
+        let (start, end) = <(u64, u64)>::deserialize(aperture).ok()?;
+        Some(start..=end)
+    }
+
     /// Checks what concerns the whole: that the state is of this program's form, of a VM with so many vCPUs, from what it is to have to
     /// what it may, and with this RAM, and within a file of `file_len` bytes.
     ///

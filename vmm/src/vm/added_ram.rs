@@ -41,7 +41,7 @@ pub(super) fn room(config: &MemoryConfig, ram_size: u64, physical_bits: u8) -> R
     let end = memory::end(ram_size);
     let start = end.next_multiple_of(MEMORY_DEVICE_GRANULE);
     let more = config.hotplug_size.min(MAX_MEMORY.saturating_sub(ram_size));
-    let last = ((1u64 << physical_bits) - GIB).min(start + more) & !(MEMORY_DEVICE_GRANULE - 1);
+    let last = (1u64 << physical_bits).saturating_sub(GIB).min(start + more) & !(MEMORY_DEVICE_GRANULE - 1);
     if last > start { start..last } else { end..end }
 }
 
@@ -61,22 +61,29 @@ fn show(
 }
 
 /// Adds a piece to RAM and to what the guest and the devices reach. The devices may refuse it after `give`, and after `take` none has
-/// it. On error all is as it was.
+/// it, unless `take` says `false`: the host did not let go of it. On error all is as it was; only then its pages stay too.
 fn add_to(
     ram: &Ram,
     config: &MemoryConfig,
     piece: MemoryDevice,
     slots: &dyn MemorySlots,
     give: impl FnOnce(&RamRegion) -> Result<(), VmError>,
-    take: impl FnOnce(&RamRegion),
+    take: impl FnOnce(&RamRegion) -> bool,
 ) -> Result<(), VmError> {
     // First: devices look it up by its address, some when they are given it, others when their driver starts them just then.
     let region = memory::add(ram, config, piece.gpa, piece.len)?;
     show(region, slots, give).inspect_err(|_| {
         // The other way round: no device finds it any more, then none has it, then its pages are nobody's.
         ram.withdraw(region.start_addr());
-        take(region);
-        memory::give_up(region);
+        if take(region) {
+            memory::give_up(region);
+        } else {
+            // A device may write there still. Pages that the host takes back would be another's.
+            warn!(
+                "RAM at {:#x} that the guest does not get keeps its pages: a device may reach them",
+                region.start_addr().0
+            );
+        }
     })
 }
 
@@ -111,13 +118,17 @@ impl Vm {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::collections::BTreeMap;
     use std::fs::File;
     use std::io;
     use std::os::unix::fs::{FileExt, MetadataExt};
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
 
     use devices::platform::HostRange;
+    use devices::virtio::iommu::RamView;
+    use iommu_bounce::test_utils::{RecordingMapper, attach, map};
+    use iommu_bounce::{Engine, EngineConfig};
     use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
     use super::*;
@@ -179,6 +190,7 @@ mod tests {
         let take = |region: &RamRegion| {
             assert_eq!(region.len(), mib * MIB);
             assert!(ram.find_region(GuestAddress(START)).is_none(), "a device that starts now does not find it");
+            true
         };
         add_to(ram, config, piece, slots, give, take)
     }
@@ -226,9 +238,44 @@ mod tests {
     }
 
     #[test]
+    fn refused_piece_that_a_driver_has_mapped_keeps_its_pages_until_no_endpoint_reaches_them() {
+        let config = config(32 * MIB, GIB);
+        let (ram, slots, mapper) = (memory::create(&config).unwrap(), Slots::default(), RecordingMapper::new());
+        let (probe, view) = (mapper.probe(), Arc::new(RamView::new(ram.clone(), None)));
+        let mut engine = Engine::new(EngineConfig::default(), view, None).unwrap();
+        engine.add_endpoint(1, Box::new(mapper)).unwrap();
+        engine.accept_features(u64::MAX);
+        let engine = RefCell::new(engine);
+        for host_refuses in [true, false] {
+            let give = |region: &RamRegion| {
+                for request in [attach(1, 1), map(1, 0, region.len() - 1, START, 3)] {
+                    let mut reply = [0xff; 4];
+                    engine.borrow_mut().handle(&request, &mut reply);
+                    assert_eq!(reply, [0; 4]);
+                }
+                ram.write_obj(7u8, GuestAddress(START)).unwrap();
+                probe.refuse_unmaps(host_refuses);
+                Err(VmError::MoreRam("refused".into()))
+            };
+            let take = |region: &RamRegion| engine.borrow_mut().take_ram(START, region.len());
+            add_to(&ram, &config, MemoryDevice { gpa: START, len: 32 * MIB }, &slots, give, take).unwrap_err();
+            let pages = taken(ram.withdrawn(GuestAddress(START), 32 * MIB).unwrap());
+            assert_eq!((probe.is_empty(), pages == 0), (!host_refuses, !host_refuses), "{pages} bytes");
+            probe.refuse_unmaps(false);
+        }
+    }
+
+    #[test]
     fn vm_without_hot_plug_has_none() {
         assert!(room(&config(GIB, 0), GIB, 40).is_empty());
         assert!(room(&config(GIB, 127 * MIB), GIB, 40).is_empty());
         assert!(room(&config(62 * GIB, GIB), 62 * GIB, 36).is_empty());
+    }
+
+    #[test]
+    fn physical_addresses_that_do_not_reach_beyond_ram_have_no_room() {
+        for bits in [0, 8, 29, 30, 32] {
+            assert!(room(&config(GIB, GIB), GIB, bits).is_empty(), "{bits} bits");
+        }
     }
 }

@@ -120,6 +120,7 @@ impl Vm {
         let context = DeviceContext {
             vm,
             memory: memory_of_devices,
+            ram_size,
             reclaim: config.balloon.as_ref().map(|_| memory::reclaim(&config.memory, &memory)),
             slots: slots_of_devices,
             bars,
@@ -130,6 +131,7 @@ impl Vm {
             observer,
             listener: mailbox.clone(),
             places: source.map(Source::places).unwrap_or_default(),
+            window_aperture: source.and_then(|source| source.snapshot.state.window_aperture()),
         };
         // A mistake in a file shows before a device or the terminal is touched.
         let loaded = loading.map(Loading::end).transpose()?;
