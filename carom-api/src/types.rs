@@ -45,7 +45,7 @@ pub enum VmState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmInfo {
     /// Its configuration, with what was left to defaults filled in. What Carom has not of Cloud Hypervisor's is told with the
-    /// value that asks for nothing, such as `"landlock_enable": false`.
+    /// value that asks for nothing, such as `"iommu": false`.
     #[serde(serialize_with = "told::serialize")]
     pub config: VmConfig,
     /// Its state.

@@ -50,7 +50,7 @@ pub(crate) enum Verb {
     Resume,
     /// Save the VM, which is paused
     Snapshot {
-        /// A directory that is empty or does not exist: file:///PATH
+        /// A directory that has no snapshot, or does not exist while its parent does: file:///PATH
         destination_url: DirectoryUrl,
     },
     /// Make the VM that was saved; it is paused, unless it is to be resumed
