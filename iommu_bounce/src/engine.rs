@@ -349,8 +349,8 @@ impl Engine {
     }
 
     /// Resets the virtio device: unmaps and forgets everything, the accepted features too. What the host would not
-    /// unmap is tried again later. Where bypass is on, RAM is mapped for all endpoints, or later if the driver had that
-    /// just before and it took long, or the VMM [interrupts](crate::Interrupt) it.
+    /// unmap is tried again later. Where bypass is on, RAM is mapped for all endpoints, or
+    /// [later](Self::catch_up) if the VMM [interrupts](crate::Interrupt) it.
     pub fn reset(&mut self) {
         self.retry_stuck();
         self.end_domains(false);
@@ -363,7 +363,7 @@ impl Engine {
             while windows.recover(&mut self.counters) {}
         }
         self.accepted = 0;
-        if let Err(status) = self.settle_in_time(&self.spaces.ids()) {
+        if let Err(status) = self.settle_in_time(&self.spaces.ids(), false) {
             warn!("the host does not map RAM for all endpoints in bypass mode ({status:?})");
         }
     }
@@ -454,7 +454,7 @@ impl Engine {
         }
         self.give_back_held();
         if self.bypass && self.counters.stuck_ranges == 0 {
-            let outcome = self.settle_in_time(&self.spaces.ids());
+            let outcome = self.settle_in_time(&self.spaces.ids(), true);
             if let Err(status) = outcome {
                 log::debug!("bypass is not complete yet ({status:?})");
             }

@@ -34,7 +34,7 @@ impl RequestLatency {
     }
 }
 
-/// How long calls to mappers took, failed ones included. One call in eight to each mapper is timed: reading the clock around each
+/// How long calls to mappers took, failed ones included. One call in eight to each mapper is timed, and those that fail in its place: reading the clock around each
 /// would add a fifth to the engine's time for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostLatency {
@@ -52,8 +52,10 @@ const FEW: u64 = 8;
 /// Calls to one mapper, of one kind.
 #[derive(Default)]
 pub(crate) struct Calls {
-    /// All so far, failed ones too: a guest must not choose which are timed.
+    /// All so far.
     count: u64,
+    /// One that counts is to be timed: those that do not must not take its turn.
+    is_due: bool,
     /// How long those took that were timed and count. One that fails may do so at once, and does not.
     times: Histogram,
     /// Nanoseconds of a typical one: one that had to wait for the CPU says nothing of others. 0 while it is not known.
@@ -63,9 +65,9 @@ pub(crate) struct Calls {
 impl Calls {
     /// One begins. Returns when, if it is to be timed.
     pub(crate) fn begin(&mut self) -> Option<Instant> {
-        let due = self.count.is_multiple_of(EACH);
+        self.is_due |= self.count.is_multiple_of(EACH);
         self.count += 1;
-        due.then(Instant::now)
+        self.is_due.then(Instant::now)
     }
 
     /// It ended. `all` are those to all mappers.
@@ -73,6 +75,7 @@ impl Calls {
         let Some(took) = began.map(|began| began.elapsed()) else { return };
         all.record(took);
         if counts {
+            self.is_due = false;
             self.times.record(took);
             if self.times.count >= FEW {
                 self.typical_ns = self.times.quantile_ns(500).max(1);

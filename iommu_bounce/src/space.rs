@@ -330,7 +330,9 @@ impl Space {
         }
         let began = self.maps.begin();
         let outcome = self.mapper.map(iova, slice, permissions);
-        self.maps.end(began, outcome.is_ok() && !self.in_bypass, &mut counters.host.map);
+        // Where no device is, the host may do all the work later.
+        let counts = outcome.is_ok() && !self.in_bypass && !self.endpoints.is_empty();
+        self.maps.end(began, counts, &mut counters.host.map);
         match outcome {
             Ok(()) => {
                 counters.note_mapped(memory, len, self.pins());
@@ -429,7 +431,7 @@ impl Space {
     ) -> Result<(), UnmapError> {
         let began = self.unmaps.begin();
         let outcome = self.mapper.unmap(iova, len);
-        self.unmaps.end(began, outcome.is_ok(), &mut counters.host.unmap);
+        self.unmaps.end(began, outcome.is_ok() && !self.endpoints.is_empty(), &mut counters.host.unmap);
         match outcome {
             Ok(()) => counters.note_unmapped(memory, len, self.pins()),
             Err(_) => counters.host_errors += 1,

@@ -84,15 +84,16 @@ impl Operations {
         lock(&self.running).operations.iter().any(|operation| operation.touches(first, last))
     }
 
-    /// Those that touch `[first, last]`. Their owners are called without the lock.
+    /// Those that touch `[first, last]` and are not given up. Their owners are called without the lock.
     fn touching(&self, first: u64, last: u64) -> Vec<(u64, Arc<dyn IoOwner>)> {
         let running = lock(&self.running);
-        let touching = running.operations.iter().filter(|operation| operation.touches(first, last));
+        let is_wanted = |operation: &&Operation| !operation.is_given_up && operation.touches(first, last);
+        let touching = running.operations.iter().filter(is_wanted);
         touching.map(|operation| (operation.number, operation.owner.clone())).collect()
     }
 
     /// Has those that touch `[first, last]` cancelled, and waits for their end. `false` if one goes on after `limit`: its
-    /// owner was told. One that was waited for in vain before is not waited for again. To be called when no other can begin there.
+    /// owner was told. One that was waited for in vain before is neither cancelled nor waited for again. To be called when no other can begin there.
     pub(super) fn end_all(&self, first: u64, last: u64, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         for (number, owner) in self.touching(first, last) {

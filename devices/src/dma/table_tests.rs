@@ -271,11 +271,13 @@ fn operation_that_does_not_end_is_waited_for_once_wherever_it_is() {
     disk.begin(&memory, &[(0x1000, 16), (0x2000, 16)]).unwrap();
     let remove = |iova, limit| table.remove_within(iova, 0x1000, limit, |_, _| {});
     assert_eq!(remove(0x1000, Duration::from_millis(20)), Err(RemoveError::Busy));
+    let cancelled = lock(&disk.cancelled).len();
     let start = Instant::now();
     for iova in [0x1000, 0x2000, 0x1000] {
         assert_eq!(remove(iova, Duration::from_secs(30)), Err(RemoveError::Busy));
     }
     assert!(start.elapsed() < Duration::from_secs(10), "it is still waited for");
+    assert_eq!(lock(&disk.cancelled).len(), cancelled, "who is stuck does not hear of it");
     lock(&disk.running).clear();
     assert_eq!((remove(0x1000, Duration::ZERO), remove(0x2000, Duration::ZERO)), (Ok(()), Ok(())));
 }

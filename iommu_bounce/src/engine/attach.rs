@@ -84,8 +84,8 @@ impl Engine {
         if self.spaces.get(id).endpoints.is_empty() {
             self.evict_from(id);
         }
-        if let Err(status) = self.settle_in_time(&[id]) {
-            // It is put off, or something is stuck there, so it failed before, too.
+        if let Err(status) = self.settle_in_time(&[id], true) {
+            // Something is stuck there, so it failed before, too.
             log::debug!("endpoints in bypass mode reach nothing yet ({status:?})");
         }
     }
@@ -110,7 +110,7 @@ impl Engine {
             return Err(Status::Unsupp);
         }
         if self.joinable(endpoint.space, new).is_none() {
-            self.check_unmap_time_in(endpoint.space, domain.map_or(0, Domain::count))?;
+            self.check_unmap_time_of(endpoint.space, domain.map_or(0, Domain::count))?;
         }
         self.check_mapped(self.more_mapped(endpoint.space, endpoint.domain, new, content))
     }
@@ -216,8 +216,8 @@ impl Engine {
 
     /// Detaches an endpoint. It is detached even if the host does not unmap everything, because the guest will use
     /// the memory for something else; every request tries to unmap the rest. If bypass is on and the host does not
-    /// map RAM, or not now, it is detached and reaches nothing. It stays attached only if it shares an address space and the host
-    /// does not move it to another.
+    /// map RAM, it is detached and reaches nothing, as it does for a while if that is put off. It stays attached only if it shares an
+    /// address space and the host does not move it to another.
     pub(super) fn detach(&mut self, request: wire::Detach) -> Result<(), Status> {
         let id = request.endpoint;
         let endpoint = self.endpoints.get(&id).ok_or(Status::NoEnt)?;
@@ -233,7 +233,7 @@ impl Engine {
             return Err(Status::DevErr);
         }
         let place = endpoint_mut(&mut self.endpoints, id).space;
-        self.settle_in_time(&[place])
+        self.settle_in_time(&[place], true)
     }
 
     /// Takes an endpoint that is about to be removed out of its domain, if it is in one.

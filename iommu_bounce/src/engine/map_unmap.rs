@@ -43,7 +43,7 @@ impl Engine {
         if self.counters.mappings >= self.config.limits.max_mappings as u64 {
             return Err(Status::NoMem);
         }
-        self.check_unmap_time(domain.spaces.len() as u64)?;
+        self.check_unmap_time(domain)?;
         if device {
             let mut outcome = self.map_device(&request, permissions);
             while outcome == Err(Status::NoMem) && self.make_room(request.domain) {

@@ -33,6 +33,7 @@ impl Engine {
         self.counters.faults_dropped += self.faults.clear();
         self.accepted = 0;
         self.bypass = self.config.bypass;
+        (self.bypass_rests, self.bypass_put_off) = (None, false);
         if let Err(status) = self.settle_all() {
             log::warn!("the host does not map RAM for all endpoints in bypass mode ({status:?})");
         }

@@ -4,8 +4,8 @@
 //! is 1, and the host takes long to map that.
 //!
 //! A driver could ask for it again and again, while all others wait for the engine. So it is put off where requests that map are refused
-//! or left undone, and where a write of 1 to `bypass` would be ignored. The endpoint reaches nothing until then, as with a host that
-//! refuses.
+//! or left undone, and, but for a reset, where a write of 1 to `bypass` would be ignored. The endpoint reaches nothing until then, as with
+//! a host that refuses. What takes no time, as the host's kernel does not pin it, is not put off.
 
 use std::time::{Duration, Instant};
 
@@ -15,32 +15,32 @@ use crate::SpaceId;
 use crate::spec::Status;
 
 impl Engine {
-    /// As [`settle`](Self::settle), for several address spaces, as a consequence of what the driver asked for. Mapping RAM is put off, with
-    /// `NOMEM`, if the host rests from it, if the batch took its time, and as soon as somebody waits.
-    pub(super) fn settle_in_time(&mut self, ids: &[SpaceId]) -> Result<(), Status> {
+    /// As [`settle`](Self::settle), for several address spaces, as a consequence of what the driver asked for. Mapping RAM is put off, which
+    /// is no error, if the batch took its time, as soon as somebody waits, and, if `rests`, while the host rests from it.
+    pub(super) fn settle_in_time(&mut self, ids: &[SpaceId], rests: bool) -> Result<(), Status> {
         let began = Instant::now();
-        let rests = self.bypass_rests(began);
+        let rests = rests && self.bypass_rests(began);
         let (mut outcome, mut mapped) = (Ok(()), false);
         let allowed = self.pieces.set_allowed(true);
         for &id in ids {
-            let maps = self.wants_ram(id);
-            if maps {
+            if self.wants_ram(id) && self.spaces.get(id).pins() {
                 // No more than RAM of one address space keeps whoever waits, as with a request, and that only where it is one piece.
-                let refused = rests || self.is_batch_spent(began.elapsed()) || (mapped && self.pieces.end_here());
-                if refused {
+                if rests || self.is_batch_spent(began.elapsed()) || (mapped && self.pieces.end_here()) {
+                    // To ask whether somebody waits is to make way for him.
+                    self.pieces.take_happened();
                     self.bypass_put_off = true;
-                    outcome = outcome.and(Err(Status::NoMem));
                     continue;
                 }
                 mapped = true;
             }
-            outcome = outcome.and(self.settle(id));
+            let settled = self.settle(id);
+            if self.pieces.take_happened() {
+                self.bypass_put_off = true;
+            } else {
+                outcome = outcome.and(settled);
+            }
         }
         self.pieces.set_allowed(allowed);
-        if self.pieces.take_happened() {
-            self.bypass_put_off = true;
-            outcome = Err(Status::NoMem);
-        }
         if mapped {
             let took = began.elapsed();
             self.bypass_rests = (took >= LONG).then(|| began + took * REST);
@@ -48,8 +48,9 @@ impl Engine {
         outcome
     }
 
-    /// Does what was put off, if it is time.
-    pub(super) fn catch_up(&mut self) {
+    /// Maps RAM that was put off for endpoints in bypass mode, if it is time. To be called when the device goes on after a pause: before it a
+    /// reset may have put it off, and a driver that is gone makes no request.
+    pub fn catch_up(&mut self) {
         if !self.bypass_put_off {
             return;
         }
@@ -59,7 +60,7 @@ impl Engine {
         }
         // What the host refuses now is not tried again.
         self.bypass_put_off = false;
-        if let Err(status) = self.settle_in_time(&self.spaces.ids()) {
+        if let Err(status) = self.settle_in_time(&self.spaces.ids(), true) {
             log::debug!("endpoints in bypass mode reach nothing yet ({status:?})");
         }
         self.batch = self.batch.map(|spent| spent + began.elapsed());

@@ -65,6 +65,11 @@ fn engine_config() -> EngineConfig {
     EngineConfig { window: Some(window_config()), domain_range: 1..=100, ..EngineConfig::default() }
 }
 
+fn ram() -> TestRam {
+    let first = usize::try_from(SECOND_REGION).expect("it is small");
+    TestRam::new(&[(0, first), (SECOND_REGION, 0x10_0000), (1 << 32, 0x10_0000)])
+}
+
 impl Rig {
     /// All features accepted.
     fn new() -> Self {
@@ -79,18 +84,26 @@ impl Rig {
     }
 
     fn with_config(config: EngineConfig) -> Self {
-        let first = usize::try_from(SECOND_REGION).expect("it is small");
-        Self::with_ram(config, TestRam::new(&[(0, first), (SECOND_REGION, 0x10_0000), (1 << 32, 0x10_0000)]))
+        Self::with_ram(config, ram())
+    }
+
+    /// The same for endpoints whose RAM the host's kernel pins.
+    fn pinning(config: EngineConfig) -> Self {
+        Self::with_mappers(config, ram(), || RecordingMapper::new().with_page_tables())
     }
 
     fn with_ram(config: EngineConfig, ram: TestRam) -> Self {
+        Self::with_mappers(config, ram, RecordingMapper::new)
+    }
+
+    fn with_mappers(config: EngineConfig, ram: TestRam, mapper: fn() -> RecordingMapper) -> Self {
         let ram = Arc::new(ram);
         let store = TestChunks::new(CHUNK, REGION_CHUNKS);
         let chunks = store.probe();
         let mut engine = Engine::new(config, ram.clone(), Some(Box::new(store))).expect("the configuration is valid");
         let mut mappers = BTreeMap::new();
         for id in 1..=3 {
-            let mapper = RecordingMapper::new();
+            let mapper = mapper();
             chunks.watch(mapper.probe());
             mappers.insert(id, mapper.probe());
             engine.add_endpoint(id, Box::new(mapper)).expect("the endpoint is valid");

@@ -159,6 +159,7 @@ impl VirtioDevice for VirtioIommu {
         if self.queues.resume() {
             self.poller.serve();
         }
+        lock(self.queues.engine()).catch_up();
     }
 
     fn save(&self) -> Result<DeviceState, StateError> {

@@ -126,12 +126,12 @@ fn bypass_stays_off_while_somebody_waits_and_outlives_a_reset() {
 
 #[test]
 fn detach_into_bypass_while_somebody_waits_reaches_nothing_until_nobody_does() {
-    let mut rig = Rig::with_config(config());
+    let mut rig = Rig::pinning(config());
     rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
     rig.engine.write_bypass(1);
     let interrupt = rig.engine.interrupt();
     interrupt.want(true);
-    assert_eq!(rig.status(&detach(1, 1)), NOMEM, "it is answered");
+    rig.all_ok([detach(1, 1)]);
     assert!(!rig.engine.take_interrupted());
     assert_eq!(rig.status(&detach(1, 1)), INVAL, "it is detached");
     assert_eq!(rig.engine.counters().host_maps, 0);
@@ -146,7 +146,7 @@ fn detach_into_bypass_while_somebody_waits_reaches_nothing_until_nobody_does() {
 
 #[test]
 fn reset_while_somebody_waits_maps_no_ram_until_nobody_does() {
-    let mut rig = Rig::with_config(config());
+    let mut rig = Rig::pinning(config());
     rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
     rig.engine.write_bypass(1);
     let interrupt = rig.engine.interrupt();
@@ -154,17 +154,17 @@ fn reset_while_somebody_waits_maps_no_ram_until_nobody_does() {
     rig.engine.reset();
     assert_eq!(rig.engine.counters().host_maps, 0);
     assert!(!rig.engine.take_interrupted());
-    rig.engine.accept_features(rig.engine.features());
-    rig.all_ok([probe(1)]);
+    rig.engine.catch_up();
     assert_eq!(rig.engine.counters().host_maps, 0);
     interrupt.want(false);
-    rig.all_ok([probe(1)]);
+    // No driver comes.
+    rig.engine.catch_up();
     assert_eq!([1, 2, 3].map(|id| rig.mapper(id).mapped_bytes()), [SECOND_REGION + 0x20_0000; 3]);
 }
 
 #[test]
 fn reset_while_somebody_waits_maps_ram_of_a_piece_for_one_endpoint() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::pinning(engine_config());
     rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
     rig.engine.write_bypass(1);
     let interrupt = rig.engine.interrupt();
