@@ -136,10 +136,13 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether `bytes` fit; alone, they do however many they are.
+    /// Whether `bytes` fit; alone, they do however many they are. So do a few wherever there is any room: who writes single bytes would
+    /// fill that before others find enough of it.
     fn has_room(&self, state: &State, bytes: &[u8]) -> bool {
         let unwritten = state.queued - state.written;
-        unwritten == 0 || unwritten + bytes.len() as u64 <= self.limit
+        unwritten == 0
+            || unwritten + bytes.len() as u64 <= self.limit
+            || (unwritten < self.limit && bytes.len() <= PIECE)
     }
 
     fn append(&self, mut state: MutexGuard<'_, State>, bytes: &[u8]) {
@@ -213,6 +216,7 @@ impl Shared {
 mod tests {
     use std::io::{PipeReader, Read};
     use std::os::fd::OwnedFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
     use rustix::fs::{OFlags, fcntl_setfl};
@@ -299,6 +303,45 @@ mod tests {
         drop(queue);
 
         assert!(slow.join().unwrap() == bytes);
+    }
+
+    #[test]
+    fn who_writes_single_bytes_leaves_room_for_who_writes_more_at_a_time() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        fcntl_setfl(&writer, OFlags::DIRECT).unwrap();
+        let queue = QueuedWriter::new("--test", File::from(OwnedFd::from(writer)), LIMIT).unwrap();
+        let fill = || while queue.try_push(&[b'x'; PIECE]) {};
+        fill();
+        while queue.drain(PATIENCE, LONG) || queue.try_push(&[b'x'; PIECE]) {
+            fill();
+        }
+        let (queue, over) = (Arc::new(queue), Arc::new(AtomicBool::new(false)));
+        let until = over.clone();
+        let slow = thread::spawn(move || {
+            let (mut buffer, mut pieces) = ([0; PIECE], 0);
+            while reader.read(&mut buffer).unwrap() != 0 {
+                pieces += buffer.iter().filter(|byte| **byte == b'z').count();
+                buffer.fill(0);
+                // Each read makes room for one more piece.
+                if !until.load(Ordering::Relaxed) {
+                    thread::sleep(PATIENCE / 3);
+                }
+            }
+            pieces
+        });
+        let (other, until) = (queue.clone(), over.clone());
+        let single = thread::spawn(move || {
+            while !until.load(Ordering::Relaxed) {
+                other.push(b"y", PATIENCE);
+            }
+        });
+
+        (0..6).for_each(|_| queue.push(&[b'z'; PIECE], PATIENCE));
+
+        over.store(true, Ordering::Relaxed);
+        single.join().unwrap();
+        drop(queue);
+        assert_eq!(slow.join().unwrap(), 6 * PIECE);
     }
 
     #[test]

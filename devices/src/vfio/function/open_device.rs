@@ -61,8 +61,8 @@ impl Deref for OpenDevice {
 impl Drop for OpenDevice {
     fn drop(&mut self) {
         let device = self.device.take();
-        // The library panics where sysfs has the device no more, which its host may take away at any time. What it leaves undone then
-        // ends with the container.
+        // The library panics where sysfs has the device no more, which its host may take away at any time, and where the kernel does not
+        // detach it. What it leaves undone ends with the container, or with the program.
         if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
             error!("{}: it went away while it was closed", self.name);
         }

@@ -10,6 +10,9 @@ use super::spec::{HEADER, SECTOR, request};
 use crate::dma::DmaView;
 use crate::virtio::chain::{Chain, OUTSIDE, walk};
 
+/// As how many bytes a discard counts: the host changes what it knows of the file, for each of a few ranges.
+const DISCARD_WEIGHT: u64 = 1 << 20;
+
 /// A request: its header, and where all else of it is.
 #[derive(Debug)]
 pub(super) struct Request {
@@ -45,10 +48,11 @@ impl Request {
         }
     }
 
-    /// As how many bytes it counts while it is under way. What a discard or zeroes cost is not known before they are done.
+    /// As how many bytes it counts while it is under way. Zeroes may have to be written; what is discarded is not.
     pub(super) fn weight(&self) -> u64 {
         match self.kind {
-            request::DISCARD | request::WRITE_ZEROES => u64::from(MAX_ZEROES_SECTORS) * SECTOR,
+            request::DISCARD => DISCARD_WEIGHT,
+            request::WRITE_ZEROES => u64::from(MAX_ZEROES_SECTORS) * SECTOR,
             _ => self.bytes(),
         }
     }

@@ -118,9 +118,8 @@ impl CpuidTemplate {
 /// alike but for the last bits.
 fn sharing_a_cache(vcpus: u32, nodes: &[NumaConfig]) -> u32 {
     let node = |vcpu: u32| nodes.iter().position(|node| node.cpus.contains(&vcpu));
-    // The guest puts a vCPU that is in no node into any.
-    let are_together = |first: u32, other: u32| first == other || (node(first).is_some() && node(first) == node(other));
-    let fits = |bits: &u32| (0..vcpus).all(|vcpu| are_together(vcpu >> bits << bits, vcpu));
+    // Those that are in no node share none with those that are.
+    let fits = |bits: &u32| (0..vcpus).all(|vcpu| node(vcpu >> bits << bits) == node(vcpu));
     let bits = (0..=id_bits(vcpus)).rev().find(fits).unwrap_or(0);
     vcpus.min(1 << bits)
 }
@@ -245,8 +244,9 @@ mod tests {
         // A cache's vCPUs have numbers that are alike but for the last bits.
         assert_eq!(last(6, &[&[0, 1, 2], &[3, 4, 5]]), 0);
         assert_eq!(last(4, &[&[0, 2], &[1, 3]]), 0);
-        // The guest puts those that are in no node where it likes.
-        assert_eq!(last(4, &[&[0, 1], &[]]), 0);
+        // Those that are in no node take nothing from those that are.
+        assert_eq!((last(4, &[&[0, 1], &[]]), last(8, &[&[0, 1, 2, 3]])), (1, 3));
+        assert_eq!(last(4, &[&[0, 1, 2]]), 0);
     }
 
     #[test]
