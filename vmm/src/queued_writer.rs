@@ -305,9 +305,10 @@ mod tests {
         assert!(slow.join().unwrap() == bytes);
     }
 
-    #[test]
-    fn who_writes_single_bytes_leaves_room_for_who_writes_more_at_a_time() {
-        let (mut reader, writer) = io::pipe().unwrap();
+    /// A queue that has no room, as its pipe has none.
+    fn full() -> (PipeReader, QueuedWriter) {
+        let (reader, writer) = io::pipe().unwrap();
+        // Each read then makes room for one more write, not for a page of them.
         fcntl_setfl(&writer, OFlags::DIRECT).unwrap();
         let queue = QueuedWriter::new("--test", File::from(OwnedFd::from(writer)), LIMIT).unwrap();
         let fill = || while queue.try_push(&[b'x'; PIECE]) {};
@@ -315,6 +316,12 @@ mod tests {
         while queue.drain(PATIENCE, LONG) || queue.try_push(&[b'x'; PIECE]) {
             fill();
         }
+        (reader, queue)
+    }
+
+    #[test]
+    fn who_writes_single_bytes_leaves_room_for_who_writes_more_at_a_time() {
+        let (mut reader, queue) = full();
         let (queue, over) = (Arc::new(queue), Arc::new(AtomicBool::new(false)));
         let until = over.clone();
         let slow = thread::spawn(move || {
@@ -346,15 +353,7 @@ mod tests {
 
     #[test]
     fn reader_that_takes_a_little_now_and_then_holds_one_push_up_for_no_longer() {
-        let (mut reader, writer) = io::pipe().unwrap();
-        // Each read then makes room for one more write, not for a page of them.
-        fcntl_setfl(&writer, OFlags::DIRECT).unwrap();
-        let queue = QueuedWriter::new("--test", File::from(OwnedFd::from(writer)), LIMIT).unwrap();
-        let fill = || while queue.try_push(&[b'x'; PIECE]) {};
-        fill();
-        while queue.drain(PATIENCE, LONG) || queue.try_push(&[b'x'; PIECE]) {
-            fill();
-        }
+        let (mut reader, queue) = full();
         let slow = thread::spawn(move || {
             while reader.read(&mut [0]).unwrap() != 0 {
                 thread::sleep(PATIENCE / 5);

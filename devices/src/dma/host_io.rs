@@ -93,7 +93,8 @@ impl Operations {
     }
 
     /// Has those that touch `[first, last]` cancelled, and waits for their end. `false` if one goes on after `limit`: its
-    /// owner was told. One that was waited for in vain before is neither cancelled nor waited for again. To be called when no other can begin there.
+    /// owner was told. One that was waited for in vain before is neither cancelled nor waited for again. To be called when no
+    /// other can begin there.
     pub(super) fn end_all(&self, first: u64, last: u64, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         for (number, owner) in self.touching(first, last) {
