@@ -47,6 +47,10 @@ struct State {
     queued: u64,
     /// How many of these are written, or could not be.
     written: u64,
+    /// Who waits for room, in the order in which they came.
+    pushing: VecDeque<u64>,
+    /// Pushes that ever waited.
+    waited: u64,
     /// Somebody has waited for room for as long as it was ready to, and nothing was written since.
     stuck: bool,
     /// Bytes lost since it is stuck.
@@ -90,14 +94,27 @@ impl QueuedWriter {
         room
     }
 
-    /// Queues `bytes` to be written whole, and waits up to `patience` for room, however little is written meanwhile. Once there was
-    /// none, what there is no room for is lost at once, until something is written again; the log then tells how much it was.
+    /// Queues `bytes` to be written whole, and waits up to `patience` for room, however little is written meanwhile. Who came first is
+    /// first to get room. Once there was none, what there is no room for is lost at once, until something is written again; the log
+    /// then tells how much it was.
     pub fn push(&self, bytes: &[u8], patience: Duration) {
-        let state = self.0.lock();
-        let full = |state: &mut State| !state.stuck && !self.0.has_room(state, bytes);
-        let waited = self.0.emptied.wait_timeout_while(state, patience, full);
-        let (mut state, outcome) = waited.unwrap_or_else(PoisonError::into_inner);
-        state.stuck |= outcome.timed_out();
+        let mut state = self.0.lock();
+        if !state.stuck && !(state.pushing.is_empty() && self.0.has_room(&state, bytes)) {
+            let turn = state.waited;
+            state.waited += 1;
+            state.pushing.push_back(turn);
+            let waits = |state: &mut State| {
+                let first = state.pushing.front() == Some(&turn);
+                !state.stuck && !(first && self.0.has_room(state, bytes))
+            };
+            let outcome;
+            let waited = self.0.emptied.wait_timeout_while(state, patience, waits);
+            (state, outcome) = waited.unwrap_or_else(PoisonError::into_inner);
+            state.stuck |= outcome.timed_out();
+            state.pushing.retain(|other| *other != turn);
+            // The next may find room too, or not have to wait.
+            self.0.emptied.notify_all();
+        }
         if self.0.has_room(&state, bytes) {
             self.0.append(state, bytes);
         } else {
