@@ -380,8 +380,8 @@ impl Guest {
 
     /// Why the guest is to be started again, if it is: what an emulated CPU does to a guest now and then, no other CPU does.
     fn second_chance(&self, site: &Site, finished: &Finished) -> Option<String> {
-        let qemu = matches!(self.vmm, Vmm::Qemu | Vmm::QemuIntel);
-        let reset = || if qemu { reset_without_a_word(finished) } else { self.fell_over(finished) };
+        let is_silent = matches!(self.vmm, Vmm::Qemu | Vmm::QemuIntel | Vmm::Other);
+        let reset = || if is_silent { reset_without_a_word(finished) } else { self.fell_over(finished) };
         if site.rig != "tcg" {
             None
         } else if finished.ended == Ended::TimedOut {
@@ -399,7 +399,7 @@ impl Guest {
     /// # Errors
     /// When a file cannot be written.
     pub fn write_command(&self, site: &Site, dir: &Path) -> Result<PathBuf> {
-        let (command, _) = self.prepare(site, dir)?;
+        let (command, _) = self.prepare(site, dir, &dir.join("console"))?;
         let quoted = |word: &OsStr| format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"));
         let words: Vec<String> = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect();
         let script = dir.join("vmm");
@@ -411,8 +411,9 @@ impl Guest {
     /// Notes that it is started, and makes what it needs in `dir`: its VMM's command, the file for its console, and a Carom's socket.
     pub(crate) fn command(&self, site: &Site, dir: &Path) -> Result<(Command, PathBuf, Option<PathBuf>)> {
         tally::note_started(&site.out, &self.name)?;
-        let (command, machine) = self.prepare(site, dir)?;
-        Ok((command, self.console(site, 0)?, (self.vmm == Vmm::Carom).then_some(machine.api)))
+        let console = self.console(site, 0)?;
+        let (command, machine) = self.prepare(site, dir, &console)?;
+        Ok((command, console, (self.vmm == Vmm::Carom).then_some(machine.api)))
     }
 
     fn console(&self, site: &Site, round: u32) -> Result<PathBuf> {
@@ -424,7 +425,7 @@ impl Guest {
     fn run_once(&self, site: &Site, round: u32) -> Result<(Finished, Seen)> {
         let console = self.console(site, round)?;
         let scratch = tempfile::tempdir().context("creating a directory for the guest's files")?;
-        let (mut command, machine) = self.prepare(site, scratch.path())?;
+        let (mut command, machine) = self.prepare(site, scratch.path(), &console)?;
         let limits = Limits { time: self.time_limit, stop_on_panic: true };
         let api = (self.vmm == Vmm::Carom).then_some(machine.api.as_path());
         let mut apart = self.vcpus_apart.then(|| Apart::new(site.rig != "direct")).transpose()?;
@@ -444,8 +445,8 @@ impl Guest {
         finished.stderr.contains("triple fault; the guest is reset") && !self.cmdline.contains("reboot=t")
     }
 
-    /// Writes the guest's files to `dir`; returns the VMM's command and what it says.
-    fn prepare(&self, site: &Site, dir: &Path) -> Result<(Command, Machine)> {
+    /// Writes the guest's files, but the console, to `dir`; returns the VMM's command and what it says.
+    fn prepare(&self, site: &Site, dir: &Path, console: &Path) -> Result<(Command, Machine)> {
         let (kernel, base) = self.kernel.files(site)?;
         let mitigations = if has_mitigations(kernel) { " mitigations=off" } else { "" };
         let initramfs = dir.join("initramfs");
@@ -490,8 +491,9 @@ impl Guest {
             landlock: self.landlock,
             seccomp: self.seccomp,
             program,
+            console: console.into(),
         };
-        Ok((vmm::command(site, self.vmm, &machine), machine))
+        Ok((vmm::command(site, self.vmm, &machine)?, machine))
     }
 
     fn outcome(&self, finished: Finished, status: ExitStatus, seen: Seen, retries: u32) -> Result<Outcome> {
@@ -583,6 +585,8 @@ fn tail(finished: &Finished) -> String {
 mod tests {
     use std::os::unix::process::ExitStatusExt;
 
+    use carom_tools::peers::OtherVmm;
+
     use super::*;
 
     #[test]
@@ -650,6 +654,30 @@ mod tests {
         let panicked = finished(Ended::GuestPanicked, "Kernel panic - not syncing: x\n", "");
         for ended in [fine, panicked] {
             assert_eq!(guest.second_chance(&site("tcg"), &ended), None, "{ended:?}");
+        }
+    }
+
+    #[test]
+    fn console_of_another_vmm_is_its_stdout_or_the_file_that_it_is_given() {
+        let dir = tempfile::tempdir().unwrap();
+        let initramfs = dir.path().join("initramfs");
+        fs::write(&initramfs, "base").unwrap();
+        let rest = "{kernel} {initramfs} {cmdline} {memory_mib} {cpus}";
+        for (number, (template, console, stderr)) in [
+            (format!("x /bin/sh -c 'echo said; echo CAROM-JOB-EXIT 7' sh {rest}"), "said\nCAROM-JOB-EXIT 7\n", ""),
+            (
+                format!("x /bin/sh -c 'echo said; echo CAROM-JOB-EXIT 7 >\"$1\"' sh {{console}} {rest}"),
+                "CAROM-JOB-EXIT 7\n",
+                "said\n",
+            ),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let (initramfs, out) = (initramfs.clone(), dir.path().into());
+            let site = Site { initramfs, out, other_vmm: Some(OtherVmm::parse(&template).unwrap()), ..site("direct") };
+            let outcome = Guest::new(&format!("other-{number}")).vmm(Vmm::Other).job("true").run(&site).unwrap();
+            assert_eq!((outcome.console.as_str(), outcome.stderr.as_str(), outcome.job_status), (console, stderr, 7));
         }
     }
 

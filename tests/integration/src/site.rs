@@ -5,6 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use carom_tools::peers::{self, OtherVmm};
 
 /// Programs, kernels and devices for running guests, read from the environment by [`Site::from_env`].
 #[derive(Debug, Clone, Default)]
@@ -59,8 +60,12 @@ pub struct Site {
     pub hostile_guest: Option<PathBuf>,
     /// iperf3, which runs here and in guests (`CAROM_IPERF3`); only the suite needs it.
     pub iperf: Option<PathBuf>,
+    /// QEMU, where it is not the one of the `PATH` (`CAROM_QEMU`).
+    pub qemu: Option<PathBuf>,
     /// Cloud Hypervisor, a further peer of the demo (`CAROM_CLOUD_HYPERVISOR`).
     pub cloud_hypervisor: Option<PathBuf>,
+    /// A further peer, of which there is a template (`CAROM_OTHER_VMM`).
+    pub other_vmm: Option<OtherVmm>,
     /// PCI addresses of the NVMe drives that guests get, at least one (`CAROM_NVME`, `CAROM_NVME2`).
     pub nvme: Vec<String>,
     /// Further ones (`CAROM_MORE_NVME`, with blanks between), where there are any.
@@ -124,7 +129,9 @@ impl Site {
             tenant: optional("CAROM_TENANT")?,
             hostile_guest: optional("CAROM_HOSTILE_GUEST")?,
             iperf: optional("CAROM_IPERF3")?,
-            cloud_hypervisor: optional("CAROM_CLOUD_HYPERVISOR")?,
+            qemu: peers::program(peers::QEMU)?,
+            cloud_hypervisor: peers::program(peers::CLOUD_HYPERVISOR)?,
+            other_vmm: OtherVmm::from_env()?,
             nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),
             more_nvme: words("CAROM_MORE_NVME"),
             nvme2_bad: env::var("CAROM_NVME2_BAD").ok(),
@@ -145,6 +152,12 @@ impl Site {
             ensure!(file.is_file(), "CAROM_GUEST_KERNEL: there is no {}", file.display());
         }
         Ok(site)
+    }
+
+    /// QEMU's program.
+    #[must_use]
+    pub fn qemu(&self) -> &Path {
+        self.qemu.as_deref().unwrap_or(Path::new("qemu-system-x86_64"))
     }
 
     /// The sysfs directory of a PCI device.

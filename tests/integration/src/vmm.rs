@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use carom_tools::peers::Placeholder;
 
 use crate::Site;
 
@@ -19,6 +20,8 @@ pub enum Vmm {
     QemuIntel,
     /// Cloud Hypervisor, the peer that is compared with where there is one.
     CloudHypervisor,
+    /// The one of the site's template, where there is one.
+    Other,
 }
 
 impl Vmm {
@@ -29,6 +32,17 @@ impl Vmm {
             Self::Carom => "carom",
             Self::Qemu | Self::QemuIntel => "qemu",
             Self::CloudHypervisor => "cloud-hypervisor",
+            Self::Other => "other",
+        }
+    }
+
+    /// Whether the site has it. QEMU is always there, as the rig is made of it.
+    #[must_use]
+    pub fn is_at(self, site: &Site) -> bool {
+        match self {
+            Self::Carom | Self::Qemu | Self::QemuIntel => true,
+            Self::CloudHypervisor => site.cloud_hypervisor.is_some(),
+            Self::Other => site.other_vmm.is_some(),
         }
     }
 }
@@ -154,11 +168,15 @@ pub(crate) struct Machine {
     pub(crate) seccomp: bool,
     /// A copy of the VMM that the user may run.
     pub(crate) program: Option<PathBuf>,
+    /// File that is read as the guest's console, to which the VMM's stdout goes.
+    pub(crate) console: PathBuf,
 }
 
 /// The command that boots a system from a raw image of a disk on `vmm`, with one vCPU, nothing else, and the guest's serial console on
 /// stdout. Kernel and initramfs first.
-#[must_use]
+///
+/// # Errors
+/// As [`command`].
 pub fn boot_command(
     site: &Site,
     vmm: Vmm,
@@ -166,7 +184,7 @@ pub fn boot_command(
     cmdline: &str,
     disk: &Path,
     memory_mib: u32,
-) -> Command {
+) -> Result<Command> {
     let machine = Machine {
         kernel: kernel.into(),
         initramfs: initramfs.into(),
@@ -179,28 +197,32 @@ pub fn boot_command(
     };
     match vmm {
         // Without the events and the API that tests look at.
-        Vmm::Carom => cloud_hypervisor(&site.carom, &machine),
-        Vmm::Qemu | Vmm::QemuIntel | Vmm::CloudHypervisor => command(site, vmm, &machine),
+        Vmm::Carom => Ok(cloud_hypervisor(&site.carom, &machine)),
+        Vmm::Qemu | Vmm::QemuIntel | Vmm::CloudHypervisor | Vmm::Other => command(site, vmm, &machine),
     }
 }
 
-/// The command that runs `machine` on `vmm`, with the guest's serial console on stdout.
-pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Command {
+/// The command that runs `machine` on `vmm`, with the guest's serial console on stdout or in its file.
+///
+/// # Errors
+/// The site has no such VMM.
+pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Result<Command> {
     let command = match vmm {
         Vmm::Carom => carom(site, machine),
         // This one does not know DMA by the address of a bridge: the guest cannot attach the devices behind it.
-        Vmm::Qemu => qemu(machine, "virtio-iommu-pci", Group::Functions),
+        Vmm::Qemu => qemu(site, machine, "virtio-iommu-pci", Group::Functions),
         // Without its caching mode, VFIO would not learn of new mappings.
-        Vmm::QemuIntel => qemu(machine, "intel-iommu,caching-mode=on,intremap=off", Group::Bridge),
+        Vmm::QemuIntel => qemu(site, machine, "intel-iommu,caching-mode=on,intremap=off", Group::Bridge),
         // Where the site names none, one that the shell finds.
         Vmm::CloudHypervisor => {
             cloud_hypervisor(site.cloud_hypervisor.as_deref().unwrap_or(Path::new("cloud-hypervisor")), machine)
         }
+        Vmm::Other => other(site, machine)?,
     };
-    match &machine.group {
+    Ok(match &machine.group {
         None => command,
         Some(group) => grouped(&command, group),
-    }
+    })
 }
 
 /// What Carom and Cloud Hypervisor are told alike.
@@ -296,6 +318,31 @@ fn limited(command: &Command, bytes: Option<u64>, user: Option<u32>) -> Command 
     limited
 }
 
+/// The command of the site's template.
+fn other(site: &Site, machine: &Machine) -> Result<Command> {
+    let vmm = site.other_vmm.as_ref().context("CAROM_OTHER_VMM is not set")?;
+    let drive = machine.devices.first().map(|device| &device.address);
+    let words = vmm.arguments(|placeholder| match placeholder {
+        Placeholder::Kernel => Some(machine.kernel.clone().into()),
+        Placeholder::Vmlinux => Some(site.kernel_elf.clone().into()),
+        Placeholder::Initramfs => Some(machine.initramfs.clone().into()),
+        Placeholder::Cmdline => Some(machine.cmdline.clone().into()),
+        Placeholder::MemoryMib => Some(machine.memory_mib.to_string().into()),
+        Placeholder::Cpus => Some(machine.cpus.to_string().into()),
+        Placeholder::Console => Some(machine.console.clone().into()),
+        Placeholder::Device => drive.map(|address| Site::sysfs(address).into()),
+        Placeholder::Address => drive.map(Into::into),
+    });
+    let mut command = Command::new(&vmm.program);
+    if vmm.has(Placeholder::Console) {
+        // What it says itself would be written over the console.
+        command = Command::new("sh");
+        command.args(["-c", r#"exec "$0" "$@" >&2"#]).arg(&vmm.program);
+    }
+    command.args(words);
+    Ok(command)
+}
+
 /// The same command in a control group, from its first page of memory on.
 fn grouped(command: &Command, group: &Path) -> Command {
     let mut grouped = Command::new("sh");
@@ -314,8 +361,8 @@ enum Group {
 }
 
 /// QEMU has one switch for the whole machine: the IOMMU is there, and all devices are behind it, if one asks for it.
-fn qemu(machine: &Machine, iommu: &str, group: Group) -> Command {
-    let mut command = Command::new("qemu-system-x86_64");
+fn qemu(site: &Site, machine: &Machine, iommu: &str, group: Group) -> Command {
+    let mut command = Command::new(site.qemu());
     command
         .args(["-accel", "kvm", "-cpu", "host", "-machine", "q35", "-nodefaults", "-no-user-config"])
         .args(["-display", "none", "-serial", "stdio", "-no-reboot"])
@@ -380,5 +427,68 @@ impl Emulated {
             .to_vec(),
         };
         words.into_iter().flat_map(|(option, value)| [option.into(), value]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use carom_tools::peers::OtherVmm;
+
+    use super::*;
+
+    /// Program and arguments.
+    fn words(command: &Command) -> Vec<String> {
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        words.map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
+    fn template(more: &str) -> Site {
+        let text = format!("x /bin/true run {{vmlinux}} {{initramfs}} {{cmdline}} {{memory_mib}} {{cpus}} {more}");
+        Site { kernel_elf: "/k/vmlinux".into(), other_vmm: Some(OtherVmm::parse(&text).unwrap()), ..Site::default() }
+    }
+
+    fn machine() -> Machine {
+        Machine {
+            kernel: "/k/bzImage".into(),
+            initramfs: "/g/initramfs".into(),
+            cmdline: "console=ttyS0 quiet".into(),
+            cpus: 2,
+            memory_mib: 512,
+            console: "/o/console".into(),
+            ..Machine::default()
+        }
+    }
+
+    const COMMON: [&str; 7] = ["/bin/true", "run", "/k/vmlinux", "/g/initramfs", "console=ttyS0 quiet", "512", "2"];
+
+    #[test]
+    fn template_is_filled_with_what_the_guest_has() {
+        let (site, mut machine) = (template("--vfio {device} -a {address}"), machine());
+        assert_eq!(words(&command(&site, Vmm::Other, &machine).unwrap()), COMMON);
+        machine.devices.push(Device { address: "0000:00:05.0".into(), iommu: false });
+        let drive = ["--vfio", "/sys/bus/pci/devices/0000:00:05.0", "-a", "0000:00:05.0"];
+        assert_eq!(words(&command(&site, Vmm::Other, &machine).unwrap()), [&COMMON[..], &drive].concat());
+    }
+
+    #[test]
+    fn vmm_that_has_a_file_for_the_console_does_not_write_to_it_itself() {
+        let command = command(&template("path={console}"), Vmm::Other, &machine()).unwrap();
+        let shell = ["sh", "-c", r#"exec "$0" "$@" >&2"#];
+        assert_eq!(words(&command), [&shell[..], &COMMON, &["path=/o/console"]].concat());
+    }
+
+    #[test]
+    fn qemu_of_the_path_is_started_unless_another_is_named() {
+        let mut site = Site::default();
+        let program = |site: &Site| words(&command(site, Vmm::Qemu, &machine()).unwrap()).remove(0);
+        assert_eq!(program(&site), "qemu-system-x86_64");
+        site.qemu = Some("/opt/qemu/bin/qemu".into());
+        assert_eq!(program(&site), "/opt/qemu/bin/qemu");
+    }
+
+    #[test]
+    fn other_vmm_that_nobody_named_is_an_error() {
+        let error = command(&Site::default(), Vmm::Other, &machine()).unwrap_err().to_string();
+        assert_eq!(error, "CAROM_OTHER_VMM is not set");
     }
 }

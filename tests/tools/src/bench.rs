@@ -18,13 +18,15 @@ use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
 /// Names of the tables.
-pub const TABLES: [&str; 16] = [
+pub const TABLES: [&str; 18] = [
     "throughput",
     "map_time",
     SYNC,
     MAP_COUNTS,
     IO_INSTRUCTIONS,
     START_INSTRUCTIONS,
+    ENGINE,
+    ALLOCATOR,
     "pinning",
     "pools",
     "density",
@@ -38,11 +40,13 @@ pub const TABLES: [&str; 16] = [
 ];
 
 /// Those of them that a quick run leaves out unless they are named: each takes a minute or more.
-const NOT_QUICK: [&str; 11] = [
+const NOT_QUICK: [&str; 13] = [
     SYNC,
     MAP_COUNTS,
     IO_INSTRUCTIONS,
     START_INSTRUCTIONS,
+    ENGINE,
+    ALLOCATOR,
     "pools",
     "density",
     "login",
@@ -55,15 +59,21 @@ const NOT_QUICK: [&str; 11] = [
 /// Those that only a run of all cells fills unless they are named: they are not of devices that are passed through, or take too long.
 const NOT_PLAIN: [&str; 5] = ["login", "disk", "network", "sandbox", "lent"];
 
-/// The tables of what an emulated machine counts that runs for them alone.
 const SYNC: &str = "sync";
 const MAP_COUNTS: &str = "map_counts";
 const IO_INSTRUCTIONS: &str = "io_instructions";
 const START_INSTRUCTIONS: &str = "start_instructions";
-const COUNTED: [&str; 4] = [SYNC, MAP_COUNTS, IO_INSTRUCTIONS, START_INSTRUCTIONS];
+/// The tables of what an emulated machine counts that runs for them alone.
+pub const COUNTED: [&str; 4] = [SYNC, MAP_COUNTS, IO_INSTRUCTIONS, START_INSTRUCTIONS];
 
-/// The table that two runs are compared by.
+const ENGINE: &str = "engine";
+const ALLOCATOR: &str = "allocator";
+/// The tables of what needs no guest, and is measured natively.
+pub const NATIVE: [&str; 2] = [ENGINE, ALLOCATOR];
+
 const COUNTS: &str = "counts";
+/// The tables that two runs are compared by.
+pub const COMPARED: [&str; 5] = [COUNTS, SYNC, MAP_COUNTS, IO_INSTRUCTIONS, START_INSTRUCTIONS];
 
 /// The program that measures.
 const PROGRAM: &str = "carom-bench";
@@ -137,8 +147,11 @@ impl Options {
                 check_file(option, file)?;
             }
         }
-        if self.compare.is_some() && !self.measurement.wants(COUNTS) {
-            bail!(Usage(format!("--compare: compares the table {COUNTS}, which is not among those that are named")));
+        if self.compare.is_some() && !COMPARED.iter().any(|table| self.measurement.wants(table)) {
+            let tables = COMPARED.join(", ");
+            bail!(Usage(format!(
+                "--compare: compares the tables {tables}, none of which is among those that are named"
+            )));
         }
         Ok(())
     }
@@ -162,6 +175,11 @@ impl Measurement {
     /// Whether a table is filled that an emulated machine counts.
     fn wants_counted(&self) -> bool {
         COUNTED.iter().any(|table| self.wants(table))
+    }
+
+    /// Whether tables are named, and none but these.
+    fn names_only(&self, tables: &[&str]) -> bool {
+        !self.tables.is_empty() && self.tables.iter().all(|table| tables.contains(&table.as_str()))
     }
 
     /// The arguments that say the same.
@@ -226,9 +244,15 @@ impl Tools<'_> {
         Ok(variables)
     }
 
-    /// Has the program fill the tables, and returns its exit status. Instructions come first, in a machine of their own, as counting
-    /// them slows it down; what is noted of them then is not measured again.
+    /// Has the program fill the tables, and returns its exit status. What needs no guest comes first, then instructions, in a machine
+    /// of their own, as counting them slows it down; what is noted then is not measured again.
     fn fill(&self, measurement: &Measurement, measuring: Measuring) -> Result<u8> {
+        if NATIVE.iter().any(|table| measurement.wants(table)) {
+            let status = self.fill_native(measurement, &measuring)?;
+            if measurement.names_only(&NATIVE) {
+                return Ok(status);
+            }
+        }
         if !measurement.wants_counted() || measuring.direct.is_some() {
             return self.run_measuring(&measuring);
         }
@@ -236,14 +260,28 @@ impl Tools<'_> {
             Measuring { count_instructions: true, memory: "4G", more_nvme: 0, time_limit: 3600, ..measuring.clone() };
         counting.arguments.push("--counting".into());
         let status = self.run_measuring(&counting)?;
-        let nothing_else = measurement.tables.iter().all(|table| COUNTED.contains(&table.as_str()));
-        if nothing_else && !measurement.tables.is_empty() { Ok(status) } else { self.run_measuring(&measuring) }
+        if measurement.names_only(&[&COUNTED[..], &NATIVE].concat()) {
+            Ok(status)
+        } else {
+            self.run_measuring(&measuring)
+        }
+    }
+
+    /// Measures what needs no guest, and returns the program's exit status.
+    fn fill_native(&self, measurement: &Measurement, measuring: &Measuring) -> Result<u8> {
+        let mut variables = Variables::new();
+        if measurement.wants(ENGINE) {
+            variables.push(("CAROM_ENGINE_BENCH", self.benchmark("iommu_bounce", "map_unmap")?.into()));
+        }
+        variables.push(("CAROM_ALLOCATOR", self.checkout.join("guest/tests/allocator/run").into()));
+        self.run_natively(measuring, variables)
     }
 
     fn fill_tables(&self, options: &Options, out: &Path) -> Result<u8> {
         if let Some(base) = &options.compare {
             // Before anything is measured.
-            self.run_shown(Command::new(self.measuring_program(PROGRAM)?).arg("check").arg(base))?;
+            let mut check = Command::new(self.measuring_program(PROGRAM)?);
+            self.run_shown(check.arg("check").arg(base).args(options.measurement.words()))?;
         }
         let (results, samples) = (out.join("results.json"), out.join("samples"));
         if let Some(state) = &options.state {
@@ -278,6 +316,10 @@ impl Tools<'_> {
         let status = self.fill(&options.measurement, measuring)?;
         let bench = self.measuring_program(PROGRAM)?;
         if fs::metadata(&results).is_ok_and(|meta| meta.len() > 0) {
+            // First, as there may be nothing to compare them with.
+            if let Some(json) = &options.json {
+                fs::copy(&results, json).with_context(|| format!("writing {}", json.display()))?;
+            }
             let mut report = Command::new(&bench);
             report.arg("report").arg(&results);
             if let Some(dir) = &options.plots {
@@ -287,9 +329,6 @@ impl Tools<'_> {
                 report.arg("--compare").arg(base);
             }
             self.run_shown(&mut report)?;
-            if let Some(json) = &options.json {
-                fs::copy(&results, json).with_context(|| format!("writing {}", json.display()))?;
-            }
         }
         self.run_shown(Command::new(&bench).arg("tally").arg(out))?;
         Ok(status)
@@ -336,6 +375,8 @@ mod tests {
                 "map_counts",
                 "io_instructions",
                 "start_instructions",
+                "engine",
+                "allocator",
                 "pinning",
                 "pools",
                 "density",
@@ -356,7 +397,7 @@ mod tests {
             (vec!["--rounds", "0"], "--rounds"),
             (vec!["--state", "/no/such/directory/file"], "--state"),
             (vec!["--json", "/"], "or it is one"),
-            (vec!["--compare", "base.json", "vmm"], "which is not among those that are named"),
+            (vec!["--compare", "base.json", "vmm"], "none of which is among those that are named"),
             (vec!["--predict", "base.json", "--quick"], "cannot be used with"),
             (vec!["--predict", "base.json", "counts"], "cannot be used with"),
             (vec!["--predict", "base.json", "--plots", "dir"], "cannot be used with"),
@@ -366,5 +407,6 @@ mod tests {
             let said = parse(&words).unwrap_err();
             assert!(said.contains(reason), "{words:?}: {said}");
         }
+        assert!(parse(&["--compare", "base.json", "io_instructions"]).is_ok());
     }
 }

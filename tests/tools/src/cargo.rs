@@ -54,6 +54,17 @@ impl Tools<'_> {
         Ok(test_programs(&self.output(&mut cargo)?))
     }
 
+    /// Builds a benchmark of a package; returns its file.
+    pub(crate) fn benchmark(&self, package: &str, name: &str) -> Result<PathBuf> {
+        self.progress.show(&format!("building the benchmark {name}"));
+        self.progress.end();
+        let mut cargo = self.cargo();
+        cargo.args(["bench", "--no-run", "--locked", "-p", package, "--bench", name]);
+        let messages = self.output(cargo.args(["--message-format", "json-render-diagnostics"]))?;
+        let file = artifacts(&messages).find_map(|artifact| executable(&artifact, "bench"));
+        file.with_context(|| format!("cargo names no file of the benchmark {name}"))
+    }
+
     /// Where cargo puts what it builds.
     pub(crate) fn target_dir(&self) -> Result<PathBuf> {
         let said = self.output(self.cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
@@ -63,21 +74,26 @@ impl Tools<'_> {
 
 /// Finds tests in cargo's messages (the Cargo Book, External Tools, JSON messages).
 fn test_programs(messages: &str) -> Vec<TestProgram> {
+    artifacts(messages).filter_map(|artifact| test_program(&artifact)).collect()
+}
+
+/// What cargo says that it has made.
+fn artifacts(messages: &str) -> impl Iterator<Item = Value> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    messages
-        .filter(|message| message["reason"] == "compiler-artifact")
-        .filter_map(|message| test_program(&message))
-        .collect()
+    messages.filter(|message| message["reason"] == "compiler-artifact")
+}
+
+/// The file of an artifact, if it is a program of this kind.
+fn executable(artifact: &Value, kind: &str) -> Option<PathBuf> {
+    let is_kind = artifact["target"]["kind"].as_array()?.iter().any(|known| known == kind);
+    artifact["executable"].as_str().filter(|_| is_kind).map(PathBuf::from)
 }
 
 fn test_program(artifact: &Value) -> Option<TestProgram> {
-    let target = &artifact["target"];
-    let is_test = target["kind"].as_array()?.iter().any(|kind| kind == "test");
+    let executable = executable(artifact, "test")?;
     let manifest = Path::new(artifact["manifest_path"].as_str()?);
-    let executable = artifact["executable"].as_str()?;
-    let name = target["name"].as_str()?.to_owned();
-    let directory = manifest.parent()?.to_path_buf();
-    is_test.then(|| TestProgram { name, directory, executable: executable.into() })
+    let name = artifact["target"]["name"].as_str()?.to_owned();
+    Some(TestProgram { name, directory: manifest.parent()?.to_path_buf(), executable })
 }
 
 fn target_dir(said: &str) -> Option<PathBuf> {

@@ -29,6 +29,7 @@ mod modules;
 pub mod package;
 mod packaged_kernel;
 mod packages;
+pub mod peers;
 pub mod progress;
 pub mod rig;
 pub mod series;

@@ -14,6 +14,7 @@ use rustix::process::geteuid;
 use crate::assets::{Variables, is_pci_address};
 use crate::children::run_command;
 use crate::kernel::GuestKernel;
+use crate::peers;
 use crate::tools::{Tools, Usage};
 
 /// Exit status of the rig whose machine died.
@@ -58,6 +59,7 @@ impl Tools<'_> {
 
     /// Makes what the guests need and runs the program; returns its exit status.
     pub(crate) fn run_measuring(&self, measuring: &Measuring) -> Result<u8> {
+        peers::check().map_err(|error| Usage(format!("{error:#}")))?;
         self.need_guest_packages()?;
         let mut variables: Variables = self.carom()?;
         let program = self.measuring_program(measuring.program)?;
@@ -88,6 +90,16 @@ impl Tools<'_> {
         command.args(["--memory", measuring.memory, "--out"]).arg(measuring.out);
         command.arg("--").arg(&program).args(&measuring.arguments);
         self.until_done(command.envs(variables), measuring.samples)
+    }
+
+    /// Runs the program on this host for what needs no guest, with these variables and few others; returns its exit status.
+    pub(crate) fn run_natively(&self, measuring: &Measuring, mut variables: Variables) -> Result<u8> {
+        variables.extend(self.carom()?);
+        if let Some(commit) = self.commit() {
+            variables.push(("CAROM_COMMIT", commit.into()));
+        }
+        let program = self.measuring_program(measuring.program)?;
+        self.status(Command::new(&program).args(&measuring.arguments).arg("--native").envs(variables))
     }
 
     /// The commit that is checked out, if it can be told.

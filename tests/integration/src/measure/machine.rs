@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -35,20 +36,41 @@ impl Machine {
     }
 }
 
+/// The version of Carom's program, and of which commit it is where that is known.
+///
+/// # Errors
+/// It does not say.
+pub fn carom(program: &Path) -> Result<String> {
+    let version = first_line(Command::new(program).arg("--version"))?;
+    Ok(match env::var("CAROM_COMMIT") {
+        Ok(commit) => format!("{version} ({commit})"),
+        Err(_) => version,
+    })
+}
+
 /// Versions of what runs here, by name.
 ///
 /// # Errors
 /// A program does not say its own.
 pub fn versions(site: &Site) -> Result<BTreeMap<String, String>> {
-    let mut carom = first_line(Command::new(&site.carom).arg("--version"))?;
-    if let Ok(commit) = env::var("CAROM_COMMIT") {
-        carom = format!("{carom} ({commit})");
-    }
-    let qemu = first_line(Command::new("qemu-system-x86_64").arg("--version"))?;
+    let carom = carom(&site.carom)?;
+    let qemu = first_line(Command::new(site.qemu()).arg("--version"))?;
     let machine = fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
     let mut versions = vec![("carom", carom), ("qemu", qemu), ("host_kernel", machine.trim().to_owned())];
+    if let Ok(emulator) = env::var("CAROM_EMULATOR") {
+        versions.push(("rig_emulator", emulator));
+    }
+    if let Some(program) = &site.iperf {
+        versions.push(("iperf3", first_line(Command::new(program).arg("--version"))?));
+    }
     if let Some(program) = &site.cloud_hypervisor {
         versions.push(("cloud-hypervisor", first_line(Command::new(program).arg("--version"))?));
+    }
+    if let Some(other) = &site.other_vmm {
+        // Not all have the option.
+        let version = first_line(Command::new(&other.program).arg("--version"));
+        let version = version.unwrap_or_else(|_| other.program.display().to_string());
+        versions.push(("other", format!("{}: {version}", other.name)));
     }
     Ok(versions.into_iter().map(|(name, version)| (name.to_owned(), version)).collect())
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The modes that are compared: a VMM, its virtual IOMMU, and how the guest maps.
 
+use carom_tools::peers::OtherVmm;
+
 use crate::{Guest, Site, Vmm};
 
 /// Budget of the windows in the mode that has them.
@@ -32,6 +34,8 @@ pub const NO_VIOMMU: Mode = beside("no-viommu", Vmm::Carom);
 pub const QEMU_NO_VIOMMU: Mode = beside("qemu-no-viommu", Vmm::Qemu);
 /// The same by Cloud Hypervisor.
 pub const CH_NO_VIOMMU: Mode = beside("ch-no-viommu", Vmm::CloudHypervisor);
+/// The same by the VMM of the site's template.
+pub const OTHER_NO_VIOMMU: Mode = beside("other-no-viommu", Vmm::Other);
 /// Mappings that end with each operation.
 pub const STRICT: Mode = behind("strict", Vmm::Carom, "iommu.strict=1");
 /// Windows.
@@ -56,8 +60,9 @@ pub const QEMU_STRICT: Mode = behind("qemu-strict", Vmm::Qemu, "iommu.strict=1")
 pub const CH_STRICT: Mode = behind("ch-strict", Vmm::CloudHypervisor, "iommu.strict=1");
 
 /// Those that are compared with each other are neighbours, as the machine's speed drifts.
-pub static MODES: [Mode; 9] = [
+pub static MODES: [Mode; 10] = [
     NO_VIOMMU,
+    OTHER_NO_VIOMMU,
     BOUNCE,
     GUEST_PAGES,
     STRICT,
@@ -104,9 +109,34 @@ impl Mode {
         if self.reporting { guest.balloon(REPORTING) } else { guest }
     }
 
-    /// Whether the site has its VMM. QEMU is always there, as the rig is made of it.
+    /// Whether the site has its VMM, and that can be given a drive.
     #[must_use]
     pub fn is_at(&self, site: &Site) -> bool {
-        self.vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some()
+        let takes_drive = self.vmm != Vmm::Other || site.other_vmm.as_ref().is_some_and(OtherVmm::takes_drive);
+        takes_drive && self.vmm.is_at(site)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mode_of_a_peer_is_there_only_where_its_variable_is_set_and_takes_a_drive() {
+        let mut site = Site::default();
+        let there =
+            |site: &Site| MODES.iter().filter(|mode| mode.is_at(site)).map(|mode| mode.name).collect::<Vec<_>>();
+        let without = ["no-viommu", "bounce", "guest-pages", "strict", "qemu-strict", "lazy", "qemu-lazy"];
+        assert_eq!(there(&site), without);
+        let template = |more: &str| {
+            let text = format!("x /bin/sh {{kernel}} {{initramfs}} {{cmdline}} {{memory_mib}} {{cpus}} {more}");
+            OtherVmm::parse(&text).ok()
+        };
+        site.other_vmm = template("");
+        assert_eq!(there(&site), without, "it takes no drive");
+        site.other_vmm = template("{address}");
+        site.cloud_hypervisor = Some("ch".into());
+        assert_eq!(there(&site)[..2], ["no-viommu", "other-no-viommu"]);
+        assert_eq!(there(&site).len(), MODES.len());
     }
 }

@@ -42,6 +42,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) environment: &'a [(OsString, OsString)],
     /// How the machine is run: `tcg` or `kvm`.
     pub(super) accelerator: &'a str,
+    /// Version of the emulator, as it says it.
+    pub(super) emulator: &'a str,
     /// The directory that it can write to.
     pub(super) out: Option<&'a Path>,
     /// Rows and columns of the command's terminal, where they are known.
@@ -68,6 +70,7 @@ pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>
         export(&mut script, name.as_ref(), value)?;
     }
     export(&mut script, "CAROM_RIG".as_ref(), around.accelerator.as_ref())?;
+    export(&mut script, "CAROM_EMULATOR".as_ref(), around.emulator.as_ref())?;
     export(&mut script, "CAROM_NVME2_BAD".as_ref(), BAD_PLACE.to_string().as_ref())?;
     for (name, address) in DEVICES {
         export(&mut script, name.as_ref(), address.as_ref())?;
@@ -155,6 +158,7 @@ mod tests {
             directory: &checkout,
             environment: &environment,
             accelerator: "tcg",
+            emulator: "QEMU 10",
             out: Some(&checkout.join("out put")),
             window: None,
         };

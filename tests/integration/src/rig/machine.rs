@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 use carom_tools::progress::Progress;
 use carom_tools::rig::Boot;
 use carom_tools::signals::Signals;
-use carom_tools::{Tools, checkout, kvm, work_dir};
+use carom_tools::{Tools, checkout, kvm, peers, work_dir};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use tempfile::TempDir;
 
@@ -140,6 +140,7 @@ impl Machine {
             "kvm" => vec!["qemu-system-x86_64".into()],
             _ => tools.rig_emulator(options.count_instructions)?,
         };
+        let version = version(&emulator)?;
 
         let environment: Vec<_> = env::vars_os().collect();
         let around = Surroundings {
@@ -147,6 +148,7 @@ impl Machine {
             directory: &directory,
             environment: &environment,
             accelerator,
+            emulator: &version,
             out: out.as_deref(),
             window: options.terminal.then(terminal::window).flatten(),
         };
@@ -332,7 +334,9 @@ fn places(options: &Options, checkout: &Path, directory: &Path) -> Vec<PathBuf> 
     let named = env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(b"CAROM_")).map(|(_, value)| value);
     let values = options.env.iter().filter_map(|item| Some(item.split_once('=')?.1.into()));
     let program = options.command.first().filter(|program| program.as_bytes().contains(&b'/')).cloned();
-    places.extend(named.chain(values).chain(program).map(PathBuf::from).filter(|path| path.is_absolute()));
+    let template = env::var(peers::OTHER).ok().and_then(|text| shlex::split(&text)).unwrap_or_default();
+    let all = named.chain(values).chain(program).chain(template.into_iter().map(OsString::from));
+    places.extend(all.map(PathBuf::from).filter(|path| path.is_absolute()));
     places
 }
 
@@ -427,6 +431,21 @@ fn forward(
 
 fn nonblocking() -> i32 {
     OFlags::NONBLOCK.bits().cast_signed()
+}
+
+/// What the emulator says of itself, and of which build it is where that was made of patches: such a build's directory has the name of
+/// its key.
+fn version(emulator: &[OsString]) -> Result<String> {
+    let [program, arguments @ ..] = emulator else { return Ok(String::new()) };
+    let output = Command::new(program).args(arguments).arg("--version").output();
+    let output = output.with_context(|| format!("starting {}", program.display()))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let line = said.lines().next().unwrap_or_default();
+    let build = Path::new(program).parent().and_then(Path::file_name).map(|name| name.to_string_lossy());
+    Ok(match build.filter(|name| name.len() == 20 && name.chars().all(|digit| digit.is_ascii_hexdigit())) {
+        Some(build) => format!("{line}, build {build}"),
+        None => line.to_owned(),
+    })
 }
 
 fn coming_up(accelerator: &str, time: Duration) -> String {

@@ -9,6 +9,7 @@ use carom_integration::measure::mode::{MODES, Mode};
 use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
 use carom_integration::{Probe, Site, Vmm};
 
+use crate::counters::{OF_IOMMU, OF_KVM};
 use crate::table::{self, Row, Scope, Shown, Table, Work, figure};
 use crate::throughput::{AROUND, RAM_MIB, measured, of};
 
@@ -27,24 +28,6 @@ pub(crate) const TABLE: Table = Table {
 
 /// The figure that is no count of what an operation takes.
 pub(crate) const OPERATIONS: &str = "operations";
-
-/// The counters of KVM that are told, and the figures that they are.
-const OF_KVM: [(&str, &str); 6] = [
-    ("exits", "exits"),
-    ("mmio_exits", "mmio_exits"),
-    ("io_exits", "io_exits"),
-    ("halt_exits", "halt_exits"),
-    ("irq_exits", "irq_exits"),
-    ("irq_window_exits", "irq_window_exits"),
-];
-
-/// Counters of Carom's virtio-iommu, and the figures that they are.
-const OF_IOMMU: [(&str, &str); 4] = [
-    ("requests_map", "map_requests"),
-    ("requests_unmap", "unmap_requests"),
-    ("requests_window_add", "window_add_requests"),
-    ("host_maps", "host_maps"),
-];
 
 /// Modes of a quick run.
 const QUICK: [&str; 4] = ["no-viommu", "bounce", "strict", "lazy"];

@@ -25,6 +25,11 @@ pub(crate) const TABLE: Table = Table {
         Shown { figure: "memory_mib", title: "memory of all VMMs, in MiB", places: 0 },
         Shown { figure: "swapped_in_mib", title: "read back from swap while measured, in MiB", places: 1 },
         Shown { figure: "cpu_percent", title: "CPU time of the host that is used, in %", places: 0 },
+        Shown {
+            figure: "start_ms",
+            title: "time from the start of the VMMs that were added to their guests' first program, in ms",
+            places: 0,
+        },
         Shown { figure: "borne", title: "whether so many guests are borne", places: 0 },
     ],
     is_once_enough: true,

@@ -49,7 +49,7 @@ fn log_in(vmm: Vmm, site: &Site) -> Result<Duration> {
     let disk = dir.path().join("disk.raw");
     fs::copy(&files.disk, &disk).with_context(|| format!("copying {}", files.disk.display()))?;
     let cmdline = format!("console=ttyS0 {} quiet", Distribution::ROOT);
-    let mut command = boot_command(site, vmm, [&files.kernel, &files.initrd], &cmdline, &disk, RAM_MIB);
+    let mut command = boot_command(site, vmm, [&files.kernel, &files.initrd], &cmdline, &disk, RAM_MIB)?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let start = Instant::now();
     let mut machine = Machine(command.spawn().with_context(|| format!("starting {}", vmm.name()))?);

@@ -2,11 +2,14 @@
 //! The part of `scripts/bench` that runs where KVM and the NVMe drive are: starts the guests, measures, writes JSON; and the
 //! part that shows tables of it.
 
+mod allocator;
 mod compare;
 mod counted;
+mod counters;
 mod counts;
 mod density;
 mod disk;
+mod engine;
 mod hardware;
 mod io_instructions;
 mod lent;
@@ -30,6 +33,8 @@ mod tenant;
 mod throughput;
 mod vmm;
 
+use std::collections::BTreeMap;
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -38,7 +43,7 @@ use anyhow::{Context, Error, Result, ensure};
 use carom_integration::measure::journal::Journal;
 use carom_integration::measure::machine::{self, Machine};
 use carom_integration::{Site, Tally};
-use carom_tools::bench::Measurement;
+use carom_tools::bench::{COUNTED, Measurement, NATIVE};
 use clap::{Parser, Subcommand};
 
 use crate::results::Results;
@@ -71,6 +76,9 @@ enum Action {
         /// Measure only what instructions are counted for.
         #[arg(long)]
         counting: bool,
+        /// Measure only what needs no guest, and nothing of the machine that guests run in.
+        #[arg(long, conflicts_with = "counting")]
+        native: bool,
     },
     /// Show tables of figures that `run` wrote.
     Report {
@@ -83,10 +91,12 @@ enum Action {
         #[arg(long, value_name = "BASE")]
         compare: Option<PathBuf>,
     },
-    /// Say whether a file has figures that a later run can be compared with.
+    /// Say whether a file has figures that those of a measurement can be compared with.
     Check {
         /// The file.
         base: PathBuf,
+        #[command(flatten)]
+        measurement: Measurement,
     },
     /// Say what the counts of a run come to on a host that is not emulated.
     Predict {
@@ -112,8 +122,13 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<ExitCode> {
     match action {
-        Action::Run { measurement, machine, samples, json, counting } => {
-            let results = run(&measurement, machine, &samples, counting)?;
+        Action::Run { measurement, machine, samples, json, counting, native } => {
+            let part = match (counting, native) {
+                (true, _) => Part::Counted,
+                (_, true) => Part::Native,
+                _ => Part::All,
+            };
+            let results = run(&measurement, machine, &samples, part)?;
             let text = serde_json::to_string_pretty(&results)?;
             fs::write(&json, text + "\n").with_context(|| format!("writing {}", json.display()))?;
             Ok(if results.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -128,9 +143,15 @@ fn act(action: Action) -> Result<ExitCode> {
             plots.map(|dir| plots::write(&results, &dir)).transpose()?;
             Ok(ExitCode::SUCCESS)
         }
-        Action::Check { base } => {
-            let counts = read(&base).is_ok_and(|base| base.tables.contains_key(counts::TABLE.name));
-            ensure!(counts, "--compare {}: must be what --json wrote of a run with the table counts", base.display());
+        Action::Check { base, measurement } => {
+            let wanted: Vec<&str> = compare::tables().into_iter().filter(|table| measurement.wants(table)).collect();
+            let comparable = read(&base).is_ok_and(|base| wanted.iter().any(|table| base.tables.contains_key(*table)));
+            ensure!(
+                comparable,
+                "--compare {}: must be what --json wrote of a run with one of the tables {}",
+                base.display(),
+                wanted.join(", ")
+            );
             Ok(ExitCode::SUCCESS)
         }
         Action::Predict { json } => {
@@ -145,7 +166,28 @@ fn act(action: Action) -> Result<ExitCode> {
     }
 }
 
-fn run(measurement: &Measurement, host: String, samples: &Path, counting: bool) -> Result<Results> {
+/// Which of the tables are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// All; what the other parts have measured is in the file of samples.
+    All,
+    /// What instructions are counted for.
+    Counted,
+    /// What needs no guest.
+    Native,
+}
+
+impl Part {
+    fn has(self, table: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Counted => COUNTED.contains(&table),
+            Self::Native => NATIVE.contains(&table),
+        }
+    }
+}
+
+fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> Result<Results> {
     let (scope, usual) = match (measurement.quick, measurement.all_cells) {
         (true, _) => (Scope::Quick, 1),
         (_, true) => (Scope::All, 3),
@@ -154,19 +196,23 @@ fn run(measurement: &Measurement, host: String, samples: &Path, counting: bool) 
     let rounds = measurement.rounds.unwrap_or(usual);
     let is_once_enough = scope == Scope::Plain && measurement.rounds.is_none() && measurement.tables.is_empty();
     let rounds_of = |table: &Table| if is_once_enough && table.is_once_enough { 1 } else { rounds };
-    let site = Site::from_env()?;
-    let versions = machine::versions(&site)?;
+    let (site, versions) = match part {
+        Part::Native => {
+            let carom = PathBuf::from(env::var_os("CAROM_BIN").context("CAROM_BIN is not set")?);
+            let versions = BTreeMap::from([("carom".to_owned(), machine::carom(&carom)?)]);
+            (Site { rig: "native".into(), ..Site::default() }, versions)
+        }
+        _ => {
+            let site = Site::from_env()?;
+            let versions = machine::versions(&site)?;
+            (site, versions)
+        }
+    };
     let run = format!("{} {}", scope.name(), versions.get("carom").map_or("", String::as_str));
     let tables: Vec<&Table> = TABLES.iter().filter(|table| measurement.wants(table.name)).collect();
     let steps = sample::steps(&run, rounds_of, &tables, |table| (table.work)(scope, &site));
     let mut steps = sample::only(steps, &measurement.only)?;
-    if counting {
-        steps.retain(|step| {
-            [&sync::TABLE, &map_counts::TABLE, &io_instructions::TABLE, &start_instructions::TABLE]
-                .map(|table| table.name)
-                .contains(&step.key.table.as_str())
-        });
-    }
+    steps.retain(|step| part.has(&step.key.table));
     let mut journal: Journal<Sample> = Journal::open(samples)?;
     journal.measure(&steps, |step| measure(step, &site))?;
     // The file may have what was not asked for this time.
@@ -200,5 +246,9 @@ mod tests {
     #[test]
     fn tables_that_can_be_asked_for_are_those_that_there_are() {
         assert_eq!(TABLES.each_ref().map(|table| table.name), carom_tools::bench::TABLES);
+        let (mut compared, mut names) = (compare::tables(), carom_tools::bench::COMPARED);
+        compared.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(compared, names);
     }
 }

@@ -3,17 +3,19 @@
 
 use crate::table::Table;
 use crate::{
-    counts, density, disk, io_instructions, lent, login, map_counts, map_time, network, pinning, pools, sandbox,
-    start_instructions, sync, throughput, vmm,
+    allocator, counts, density, disk, engine, io_instructions, lent, login, map_counts, map_time, network, pinning,
+    pools, sandbox, start_instructions, sync, throughput, vmm,
 };
 
-pub(crate) static TABLES: [Table; 16] = [
+pub(crate) static TABLES: [Table; 18] = [
     throughput::TABLE,
     map_time::TABLE,
     sync::TABLE,
     map_counts::TABLE,
     io_instructions::TABLE,
     start_instructions::TABLE,
+    engine::TABLE,
+    allocator::TABLE,
     pinning::TABLE,
     pools::TABLE,
     density::TABLE,

@@ -12,13 +12,13 @@ const RATE: u32 = 10;
 /// The working set, in MiB.
 const WORKING_SET_MIB: u32 = 96;
 
-/// How long a guest has it, and does without, in seconds.
-const HOLD: u32 = 4;
-const REST: u32 = 8;
+/// How long a guest has it, and does without, in seconds: so long that all guests together leave half of the CPUs idle.
+const HOLD: u32 = 8;
+const REST: u32 = 16;
 
 /// The job of guest `number`. Guests do not breathe in step.
 pub(crate) fn job(number: usize) -> String {
-    let phase = number * 5 % 12;
+    let phase = number * 10 % 24;
     format!("{WAIT_FOR_NVME}exec tenant /dev/nvme0n1 {RATE} {WORKING_SET_MIB} {HOLD} {REST} {phase}\n")
 }
 

@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use carom_integration::measure::fio::{self, Cell, Done, Extent, PATTERNS, RANDREAD, RANDWRITE, READ};
+use carom_integration::measure::fio::{self, Cell, Done, Extent, PATTERNS, RANDREAD, RANDWRITE, READ, WRITE};
 use carom_integration::measure::mode::{MODES, Mode};
 use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
 use carom_integration::{Outcome, Site};
 use serde_json::Value;
 
+use crate::counters;
 use crate::table::{self, Measured, Row, Scope, Shown, Table, Work};
 
 pub(crate) const TABLE: Table = Table {
@@ -61,7 +62,8 @@ fn cells(scope: Scope) -> Vec<Cell> {
         }
         Scope::Plain => {
             let of = |pattern| {
-                let sizes: &[u32] = if [READ, RANDWRITE].contains(&pattern) { &[4, 16, 64, 128] } else { &[4, 64] };
+                let sizes: &[u32] =
+                    if [READ, WRITE, RANDWRITE].contains(&pattern) { &[4, 16, 64, 128] } else { &[4, 64] };
                 sizes.iter().map(move |kib| cell(pattern, *kib, 64, 1))
             };
             let mut cells: Vec<Cell> = PATTERNS.into_iter().flat_map(of).collect();
@@ -145,18 +147,27 @@ pub(crate) fn row(mode: &Mode, cell: &Cell, done: &Done) -> Row {
         ("latency_p99_9_us", p999),
         ("guest_cpu_us", each(|probe| probe.guest_cpu)),
         ("vmm_cpu_us", each(|probe| probe.vmm_cpu)),
+        ("copied_bytes", done.copied_bytes / done.operations),
     ];
-    Row::new(of(mode, cell), figures)
+    let mut row = Row::new(of(mode, cell), figures);
+    // What beginning and ending fio takes is in these, other than in the table of counts.
+    for (name, count) in counters::in_cell(done) {
+        row.figures.insert(name.into(), count / done.operations);
+    }
+    row
 }
 
 #[cfg(test)]
 mod tests {
+    use carom_integration::Probe;
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn each_scope_has_the_cells_of_the_smaller_one() {
         let scopes = [Scope::Quick, Scope::Plain, Scope::All].map(cells);
-        assert_eq!(scopes.each_ref().map(Vec::len), [4, 21, 180]);
+        assert_eq!(scopes.each_ref().map(Vec::len), [4, 23, 180]);
         for cell in &scopes[0] {
             assert!(scopes[1].contains(cell), "{cell:?}");
         }
@@ -172,6 +183,31 @@ mod tests {
         assert_eq!(&names[..2], ["no-viommu with 1 jobs", "bounce with 1 jobs"]);
         assert_eq!(names.len(), 7 * 6, "seven modes without Cloud Hypervisor, each in six guests: {names:?}");
         assert!(work.iter().all(|work| work.estimate < Duration::from_secs(150)));
+    }
+
+    #[test]
+    fn row_has_exits_requests_and_copies_for_an_operation() {
+        let probe = |exits: u64, maps: u64| Probe {
+            kvm: [("exits".into(), exits)].into(),
+            iommu: json!({"requests_map": maps}),
+            ..Probe::default()
+        };
+        let cell = cells(Scope::Quick)[0];
+        let done = Done {
+            operations: 100.0,
+            iops: 1.0,
+            mib_s: 1.0,
+            latency_us: 1.0,
+            percentiles_us: [1.0; 3],
+            copied_bytes: 409_600.0,
+            before: probe(50, 7),
+            after: probe(350, 107),
+        };
+        let row = row(&MODES[0], &cell, &done);
+        for (figure, wanted) in [("exits", 3.0), ("map_requests", 1.0), ("copied_bytes", 4096.0)] {
+            assert!((row.figures[figure] - wanted).abs() < 1e-9, "{figure}: {row:?}");
+        }
+        assert!(!row.figures.contains_key("unmap_requests"), "what is not counted is no figure: {row:?}");
     }
 
     #[test]

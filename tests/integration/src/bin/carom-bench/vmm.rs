@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use carom_integration::measure::statistics::median;
 use carom_integration::workload::{self, PRINT_VERSIONS};
 use carom_integration::{Guest, Kernel, PROBE, Site, Vmm, api};
+use carom_tools::peers::Placeholder;
 use serde_json::Value;
 
 use crate::table::{self, Measured, Row, Scope, Shown, Table, Work, figure, ms, start_ms};
@@ -90,14 +91,15 @@ impl Form {
 impl Started {
     /// All that are compared at this site: the VMMs stand together.
     pub(crate) fn all(site: &Site) -> Vec<Self> {
-        let vmms = [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor];
-        let there = |vmm: &Vmm| *vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some();
+        let vmms = [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor, Vmm::Other];
         let forms = [Form::BzImage, Form::Vmlinux];
         let guests = [Devices::None, Devices::Each].into_iter().flat_map(|devices| forms.map(|form| (devices, form)));
         let of = |(devices, form)| {
-            // QEMU's options are others.
-            let told = move |vmm: &Vmm| *vmm != Vmm::Qemu || devices == Devices::None;
-            vmms.into_iter().filter(there).filter(told).map(move |vmm| Self { vmm, devices, form })
+            let started = move |vmm: &Vmm| match vmm {
+                Vmm::Other => devices == Devices::None && boots_other(site, form),
+                _ => vmm.is_at(site) && (devices == Devices::None || is_told_alike(*vmm)),
+            };
+            vmms.into_iter().filter(started).map(move |vmm| Self { vmm, devices, form })
         };
         guests.flat_map(of).collect()
     }
@@ -190,18 +192,33 @@ fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Res
     ];
     let mut row = Row::new(started.keys(), figures);
     let Started { vmm, devices, form } = started;
-    if vmm != Vmm::Qemu && devices == Devices::None && form == Form::BzImage {
+    if is_told_alike(vmm) && devices == Devices::None && form == Form::BzImage {
         row.figures.insert("api_us".into(), api_us(&program)?);
     }
     let versions = workload::guest_versions(&outcome)?;
     Ok(Measured { rows: vec![row], versions, retries: outcome.retries, ..Measured::default() })
 }
 
+/// Whether a VMM has Carom's options and API.
+fn is_told_alike(vmm: Vmm) -> bool {
+    matches!(vmm, Vmm::Carom | Vmm::CloudHypervisor)
+}
+
+/// Whether there is another VMM whose template has this file of the kernel.
+fn boots_other(site: &Site, form: Form) -> bool {
+    let placeholder = match form {
+        Form::BzImage => Placeholder::Kernel,
+        Form::Vmlinux => Placeholder::Vmlinux,
+    };
+    site.other_vmm.as_ref().is_some_and(|other| other.has(placeholder))
+}
+
 fn program(vmm: Vmm, site: &Site) -> Result<PathBuf> {
     match vmm {
         Vmm::Carom => Ok(site.carom.clone()),
         Vmm::CloudHypervisor => site.cloud_hypervisor.clone().context("CAROM_CLOUD_HYPERVISOR is not set"),
-        Vmm::Qemu | Vmm::QemuIntel => Ok("/usr/bin/qemu-system-x86_64".into()),
+        Vmm::Qemu | Vmm::QemuIntel => Ok(site.qemu.clone().unwrap_or("/usr/bin/qemu-system-x86_64".into())),
+        Vmm::Other => Ok(site.other_vmm.as_ref().context("CAROM_OTHER_VMM is not set")?.program.clone()),
     }
 }
 
@@ -237,4 +254,27 @@ fn api_us(program: &Path) -> Result<f64> {
     }
     let times = (0..CALLS).map(|_| ping()).collect::<Result<Vec<_>>>()?;
     median(times.into_iter()).context("no calls")
+}
+
+#[cfg(test)]
+mod tests {
+    use carom_tools::peers::OtherVmm;
+
+    use super::*;
+
+    #[test]
+    fn other_vmm_starts_the_kernel_of_its_template_without_devices_and_only_where_there_is_one() {
+        let mut site = Site::default();
+        let others = |site: &Site| {
+            let names = Started::all(site).into_iter().map(Started::name);
+            names.filter(|name| name.starts_with("other ")).collect::<Vec<_>>()
+        };
+        assert!(others(&site).is_empty());
+        for (placeholder, name) in [("kernel", "other with none, bzImage"), ("vmlinux", "other with none, vmlinux")] {
+            let text =
+                format!("x /bin/sh {{{placeholder}}} {{initramfs}} {{cmdline}} {{memory_mib}} {{cpus}} {{device}}");
+            site.other_vmm = Some(OtherVmm::parse(&text).unwrap());
+            assert_eq!(others(&site), [name]);
+        }
+    }
 }

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How the guest patch's allocator of bounce slots scales with threads, natively: `guest/tests/allocator/bench.c`.
+
+use std::env;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use carom_integration::Site;
+
+use crate::table::{Measured, Row, Scope, Shown, Table, Work};
+
+pub(crate) const TABLE: Table = Table {
+    name: "allocator",
+    across: "threads",
+    shown: &[
+        Shown { figure: "million_s", title: "slots taken and given back a second, in millions", places: 1 },
+        Shown { figure: "million_s_each", title: "the same for each thread that has a core, in millions", places: 1 },
+    ],
+    is_once_enough: true,
+    work,
+};
+
+fn work(_: Scope, _: &Site) -> Vec<Work> {
+    let run = |_: &Site, _: &str| measure();
+    vec![Work { name: "natively".into(), estimate: Duration::from_secs(5), run: Box::new(run) }]
+}
+
+fn measure() -> Result<Measured> {
+    let script = env::var_os("CAROM_ALLOCATOR").context("CAROM_ALLOCATOR is not set")?;
+    let output = Command::new(&script).arg("--scaling").stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("starting {}", script.display()))?;
+    ensure!(output.status.success(), "{} failed: {}", script.display(), output.status);
+    Ok(Measured { rows: rows(&String::from_utf8_lossy(&output.stdout))?, ..Measured::default() })
+}
+
+/// The rows of what the benchmark prints: threads, operations of all, operations of each thread that has a core.
+fn rows(text: &str) -> Result<Vec<Row>> {
+    let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let rows: Vec<Row> = lines
+        .filter_map(|words| {
+            let [threads, all, each] = words[..] else { return None };
+            let threads: u32 = threads.parse().ok()?;
+            let figures = [("million_s", all.parse().ok()?), ("million_s_each", each.parse().ok()?)];
+            Some(Row::new([("operation", "take and give back".into()), ("threads", threads.into())], figures))
+        })
+        .collect();
+    ensure!(!rows.is_empty(), "the allocator's benchmark printed no figures: {text}");
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_figures_become_rows_and_the_heading_does_not() {
+        let rows = rows("threads  million op/s  for each\n      1   67.52   67.52\n     16  132.20   66.10\n").unwrap();
+        assert_eq!(rows.len(), 2);
+        assert_eq!(rows[1].key("threads").and_then(serde_json::Value::as_u64), Some(16));
+        assert!((rows[1].figures["million_s"] - 132.2).abs() < 1e-9, "{rows:?}");
+    }
+
+    #[test]
+    fn output_without_figures_is_an_error() {
+        assert!(rows("threads  million op/s\n").is_err());
+    }
+}

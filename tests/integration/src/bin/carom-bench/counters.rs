@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Counters of KVM and of Carom's virtio-iommu, and the figures that they are.
+
+use carom_integration::Probe;
+use carom_integration::measure::fio::Done;
+
+use crate::table::figure;
+
+/// The counters of KVM that are told, and the figures that they are.
+pub(crate) const OF_KVM: [(&str, &str); 6] = [
+    ("exits", "exits"),
+    ("mmio_exits", "mmio_exits"),
+    ("io_exits", "io_exits"),
+    ("halt_exits", "halt_exits"),
+    ("irq_exits", "irq_exits"),
+    ("irq_window_exits", "irq_window_exits"),
+];
+
+/// Counters of Carom's virtio-iommu, and the figures that they are.
+pub(crate) const OF_IOMMU: [(&str, &str); 4] = [
+    ("requests_map", "map_requests"),
+    ("requests_unmap", "unmap_requests"),
+    ("requests_window_add", "window_add_requests"),
+    ("host_maps", "host_maps"),
+];
+
+/// Exits and requests of a whole cell, those that are counted for its VMM.
+pub(crate) fn in_cell(done: &Done) -> impl Iterator<Item = (&'static str, f64)> {
+    let exits = OF_KVM.iter().filter_map(|(counter, name)| {
+        let of = |probe: &Probe| probe.kvm.get(*counter).copied().map(figure);
+        Some((*name, of(&done.after)? - of(&done.before)?))
+    });
+    let requests = OF_IOMMU.iter().filter_map(|(counter, name)| {
+        let of = |probe: &Probe| probe.iommu[counter].as_f64();
+        Some((*name, of(&done.after)? - of(&done.before)?))
+    });
+    exits.chain(requests)
+}

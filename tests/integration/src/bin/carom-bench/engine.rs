@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What requests cost in the virtio-iommu's engine alone, natively: `iommu_bounce/benches/map_unmap.rs`.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use carom_integration::Site;
+use serde_json::Value;
+
+use crate::table::{Measured, Row, Scope, Shown, Table, Work};
+
+pub(crate) const TABLE: Table = Table {
+    name: "engine",
+    across: "mappings",
+    shown: &[Shown {
+        figure: "ns",
+        title: "time in the engine for a request, or for a MAP and its UNMAP, in ns",
+        places: 0,
+    }],
+    is_once_enough: true,
+    work,
+};
+
+/// What is measured: the request, how many come at a time, how many mappings there are, and where the benchmark leaves its estimate.
+const CASES: [(&str, u32, u32, &str); 8] = [
+    ("MAP and UNMAP", 1, 100, "map_unmap/100"),
+    ("UNMAP, one by one", 1, 10_000, "unmap_batch/alone/1"),
+    ("UNMAP, one by one", 8, 10_000, "unmap_batch/alone/8"),
+    ("UNMAP, one by one", 64, 10_000, "unmap_batch/alone/64"),
+    ("UNMAP, together", 1, 10_000, "unmap_batch/together/1"),
+    ("UNMAP, together", 8, 10_000, "unmap_batch/together/8"),
+    ("UNMAP, together", 64, 10_000, "unmap_batch/together/64"),
+    ("MAP and UNMAP", 1, 1_000_000, "map_unmap/1000000"),
+];
+
+fn work(_: Scope, _: &Site) -> Vec<Work> {
+    let run = |_: &Site, _: &str| measure();
+    vec![Work { name: "natively".into(), estimate: Duration::from_secs(30), run: Box::new(run) }]
+}
+
+fn measure() -> Result<Measured> {
+    let program = env::var_os("CAROM_ENGINE_BENCH").context("CAROM_ENGINE_BENCH is not set")?;
+    let dir = tempfile::tempdir().context("making a directory for estimates")?;
+    let mut bench = Command::new(&program);
+    bench.args(["--bench", "--noplot", "--quiet", "--warm-up-time", "1", "--measurement-time", "2"]);
+    let status = bench.env("CRITERION_HOME", dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).status();
+    let status = status.with_context(|| format!("starting {}", program.display()))?;
+    ensure!(status.success(), "{} failed: {status}", program.display());
+    Ok(Measured { rows: rows(dir.path())?, ..Measured::default() })
+}
+
+/// The rows of the estimates in a directory of criterion's.
+fn rows(dir: &Path) -> Result<Vec<Row>> {
+    let row = |&(request, together, mappings, place): &(&str, u32, u32, &str)| {
+        let file = dir.join(place).join("new/estimates.json");
+        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        let estimates: Value = serde_json::from_str(&text).with_context(|| format!("reading {}", file.display()))?;
+        let ns = estimates["median"]["point_estimate"].as_f64();
+        let ns = ns.with_context(|| format!("{}: there is no median", file.display()))?;
+        let of = [("request", request.into()), ("at_once", together.into()), ("mappings", mappings.into())];
+        Ok(Row::new(of, [("ns", ns / f64::from(together))]))
+    };
+    CASES.iter().map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn estimate(dir: &Path, place: &str, median: &str) {
+        let dir = dir.join(place).join("new");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("estimates.json"), format!(r#"{{"median": {median}}}"#)).unwrap();
+    }
+
+    #[test]
+    fn times_are_those_of_one_request() {
+        let dir = tempfile::tempdir().unwrap();
+        CASES.iter().for_each(|case| estimate(dir.path(), case.3, r#"{"point_estimate": 640.0}"#));
+
+        let rows = rows(dir.path()).unwrap();
+
+        assert_eq!(rows.len(), CASES.len());
+        assert!((rows[0].figures["ns"] - 640.0).abs() < 1e-9);
+        assert!((rows[6].figures["ns"] - 10.0).abs() < 1e-9, "{:?}", rows[6]);
+    }
+
+    #[test]
+    fn missing_estimates_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(format!("{:#}", rows(dir.path()).unwrap_err()).contains("map_unmap/100"));
+        CASES.iter().for_each(|case| estimate(dir.path(), case.3, "{}"));
+        assert!(format!("{:#}", rows(dir.path()).unwrap_err()).contains("no median"));
+    }
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The VMMs that Carom is compared with, as variables name them.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf, absolute};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{Access, access};
+
+/// The variable with QEMU's program, where it is not the one of the `PATH`.
+pub const QEMU: &str = "CAROM_QEMU";
+
+/// The variable with Cloud Hypervisor's program.
+pub const CLOUD_HYPERVISOR: &str = "CAROM_CLOUD_HYPERVISOR";
+
+/// The variable with a further VMM, see [`OtherVmm`].
+pub const OTHER: &str = "CAROM_OTHER_VMM";
+
+/// Checks all of them.
+///
+/// # Errors
+/// Names the variable that is wrong.
+pub fn check() -> Result<()> {
+    program(QEMU)?;
+    program(CLOUD_HYPERVISOR)?;
+    OtherVmm::from_env().map(|_| ())
+}
+
+/// The program that a variable names, if it is set.
+///
+/// # Errors
+/// It does not name one.
+pub fn program(variable: &str) -> Result<Option<PathBuf>> {
+    env::var_os(variable).map(|path| existing(Path::new(&path)).context(variable.to_owned())).transpose()
+}
+
+/// Without a slash it would be looked for in the `PATH`.
+fn existing(path: &Path) -> Result<PathBuf> {
+    ensure!(
+        path.is_file() && access(path, Access::EXEC_OK).is_ok(),
+        "must be the path of a program, which '{}' is not",
+        path.display()
+    );
+    absolute(path).with_context(|| path.display().to_string())
+}
+
+/// What a template has in place of something of the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placeholder {
+    /// The guest's kernel as a bzImage.
+    Kernel,
+    /// The same as an ELF file with a PVH entry.
+    Vmlinux,
+    /// Its initramfs.
+    Initramfs,
+    /// Its kernel's parameters, in one argument.
+    Cmdline,
+    /// Its memory, in MiB.
+    MemoryMib,
+    /// Number of its vCPUs.
+    Cpus,
+    /// File for its serial console, if that does not go to the VMM's stdout.
+    Console,
+    /// sysfs directory of its drive.
+    Device,
+    /// PCI address of the same.
+    Address,
+}
+
+/// All placeholders by their names.
+const PLACEHOLDERS: [(&str, Placeholder); 9] = [
+    ("kernel", Placeholder::Kernel),
+    ("vmlinux", Placeholder::Vmlinux),
+    ("initramfs", Placeholder::Initramfs),
+    ("cmdline", Placeholder::Cmdline),
+    ("memory_mib", Placeholder::MemoryMib),
+    ("cpus", Placeholder::Cpus),
+    ("console", Placeholder::Console),
+    ("device", Placeholder::Device),
+    ("address", Placeholder::Address),
+];
+
+/// Of each of these a template has one: without it the guest would be another one than the others'.
+const NEEDED: [&[&str]; 5] = [&["kernel", "vmlinux"], &["initramfs"], &["cmdline"], &["memory_mib"], &["cpus"]];
+
+/// Part of an argument.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Value(Placeholder),
+}
+
+/// A VMM of which only the command is known: `NAME PROGRAM ARGUMENTS…`, split as a shell does, with placeholders in the arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherVmm {
+    /// What it is called.
+    pub name: String,
+    /// Its program.
+    pub program: PathBuf,
+    arguments: Vec<Vec<Part>>,
+}
+
+impl OtherVmm {
+    /// The one that [`OTHER`] tells of, if it is set.
+    ///
+    /// # Errors
+    /// It is wrong.
+    pub fn from_env() -> Result<Option<Self>> {
+        let Some(text) = env::var_os(OTHER) else { return Ok(None) };
+        let text = text.to_str().context("must be UTF-8");
+        text.and_then(Self::parse).context(OTHER).map(Some)
+    }
+
+    /// The one that `text` tells of.
+    ///
+    /// # Errors
+    /// Says what is wrong.
+    pub fn parse(text: &str) -> Result<Self> {
+        let words = shlex::split(text).context("a quote or a backslash at its end lacks what follows")?;
+        let [name, program, arguments @ ..] = &words[..] else { bail!("must be NAME PROGRAM ARGUMENTS…") };
+        ensure!(!name.is_empty(), "must be NAME PROGRAM ARGUMENTS…, and the name is empty");
+        let arguments = arguments.iter().map(|word| parts(word)).collect::<Result<_>>()?;
+        let vmm = Self { name: name.clone(), program: existing(Path::new(program))?, arguments };
+        for names in NEEDED {
+            let has = |wanted: &&&str| PLACEHOLDERS.iter().any(|(name, which)| name == *wanted && vmm.has(*which));
+            let shown = names.iter().map(|name| format!("{{{name}}}")).collect::<Vec<_>>().join(" or ");
+            ensure!(names.iter().filter(has).count() == 1, "must have {shown} in the arguments");
+        }
+        Ok(vmm)
+    }
+
+    /// Whether its arguments have this.
+    #[must_use]
+    pub fn has(&self, placeholder: Placeholder) -> bool {
+        self.arguments.iter().flatten().any(|part| *part == Part::Value(placeholder))
+    }
+
+    /// Whether it can be given a drive.
+    #[must_use]
+    pub fn takes_drive(&self) -> bool {
+        self.has(Placeholder::Device) || self.has(Placeholder::Address)
+    }
+
+    /// Its arguments. One with a placeholder that has no `value` is left out, and so is the option before it.
+    pub fn arguments(&self, value: impl Fn(Placeholder) -> Option<OsString>) -> Vec<OsString> {
+        let filled = |part: &Part| match part {
+            Part::Text(text) => Some(text.into()),
+            Part::Value(placeholder) => value(*placeholder),
+        };
+        let is_option = |word: &OsString| word.as_encoded_bytes().starts_with(b"-");
+        let mut words = Vec::new();
+        for parts in &self.arguments {
+            match parts.iter().map(filled).collect::<Option<OsString>>() {
+                Some(word) => words.push(word),
+                None if matches!(parts.first(), Some(Part::Text(text)) if text.starts_with('-')) => {}
+                None => drop(words.pop_if(|word| is_option(word))),
+            }
+        }
+        words
+    }
+}
+
+/// The parts of an argument. Braces around anything but a name, such as those of JSON, are what they are.
+fn parts(word: &str) -> Result<Vec<Part>> {
+    let is_name = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-".contains(c));
+    let (mut parts, mut text, mut rest) = (Vec::new(), String::new(), word);
+    while let Some((before, after)) = rest.split_once('{') {
+        text.push_str(before);
+        let Some((name, behind)) = after.split_once('}').filter(|(name, _)| is_name(name)) else {
+            text.push('{');
+            rest = after;
+            continue;
+        };
+        let known = PLACEHOLDERS.iter().find(|(known, _)| *known == name);
+        let (_, placeholder) = known.with_context(|| {
+            let known = PLACEHOLDERS.map(|(name, _)| format!("{{{name}}}")).join(", ");
+            format!("there is no placeholder {{{name}}}, but {known}")
+        })?;
+        parts.extend([Part::Text(std::mem::take(&mut text)), Part::Value(*placeholder)]);
+        rest = behind;
+    }
+    parts.push(Part::Text(text + rest));
+    Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHOLE: &str = "-k {kernel} -i {initramfs} -a {cmdline} -m {memory_mib}M -c {cpus}";
+
+    /// The arguments where a template has those of [`WHOLE`] and these; with a drive or not.
+    fn arguments(more: &str, drive: bool) -> Vec<String> {
+        let vmm = OtherVmm::parse(&format!("other /bin/sh {WHOLE} {more}")).unwrap();
+        assert_eq!((vmm.name.as_str(), vmm.program.as_path()), ("other", Path::new("/bin/sh")));
+        let value = |placeholder| {
+            let text = match placeholder {
+                Placeholder::Cmdline => "a b=\"c\"",
+                Placeholder::Device | Placeholder::Address => return drive.then(|| "0:1".into()),
+                _ => "x",
+            };
+            Some(text.into())
+        };
+        vmm.arguments(value).into_iter().map(|word| word.into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn template_is_split_like_a_shell_does_and_a_value_with_blanks_stays_one_argument() {
+        let words = arguments(r#"'{"a": {}}' "in {console}!" {"#, false);
+        let expected = ["-k", "x", "-i", "x", "-a", "a b=\"c\"", "-m", "xM", "-c", "x", "{\"a\": {}}", "in x!", "{"];
+        assert_eq!(words, expected);
+    }
+
+    #[test]
+    fn argument_of_a_drive_is_left_out_with_its_option_where_there_is_none() {
+        let more = "run -v -d vfio,host={address} --vfio={device} -q";
+        assert_eq!(arguments(more, true)[10..], ["run", "-v", "-d", "vfio,host=0:1", "--vfio=0:1", "-q"]);
+        assert_eq!(arguments(more, false)[10..], ["run", "-v", "-q"]);
+        assert_eq!(arguments("run {device}", false)[10..], ["run"]);
+    }
+
+    #[test]
+    fn drive_is_taken_by_either_of_its_placeholders() {
+        let takes = |more: &str| OtherVmm::parse(&format!("o /bin/sh {WHOLE} {more}")).unwrap().takes_drive();
+        assert!(takes("{device}") && takes("a={address}") && !takes("device"));
+    }
+
+    #[test]
+    fn wrong_template_is_an_error_that_says_what_is_wrong() {
+        for (text, reason) in [
+            (String::new(), "must be NAME PROGRAM ARGUMENTS…"),
+            ("other".into(), "must be NAME PROGRAM ARGUMENTS…"),
+            (format!("'' /bin/sh {WHOLE}"), "the name is empty"),
+            (format!("other '/bin/sh {WHOLE}"), "a quote"),
+            (format!("other /no/program {WHOLE}"), "'/no/program' is not"),
+            (format!("other sh {WHOLE}"), "'sh' is not"),
+            (format!("other /bin/sh {WHOLE} {{memory}}"), "there is no placeholder {memory}, but {kernel}, "),
+            (format!("other /bin/sh {WHOLE} {{vmlinux}}"), "must have {kernel} or {vmlinux} "),
+            ("other /bin/sh {kernel} {initramfs} {cmdline} {memory_mib}".into(), "must have {cpus} "),
+        ] {
+            let said = OtherVmm::parse(&text).unwrap_err().to_string();
+            assert!(said.contains(reason), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn directory_and_empty_path_are_no_programs() {
+        assert_eq!(existing(Path::new("/bin/sh")).unwrap(), Path::new("/bin/sh"));
+        for path in ["", "/bin", "/etc/passwd", "/no/such/file"] {
+            let said = existing(Path::new(path)).unwrap_err().to_string();
+            assert_eq!(said, format!("must be the path of a program, which '{path}' is not"));
+        }
+    }
+}
