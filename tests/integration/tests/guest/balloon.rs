@@ -69,7 +69,8 @@ fn counters(vmm: &ApiVmm) -> Value {
     vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1["_balloon"].take()
 }
 
-fn resize(vmm: &ApiVmm, mib: u64) {
+/// Has a balloon of this size in a guest of 512 MiB, and waits for it.
+pub(crate) fn resize(vmm: &ApiVmm, mib: u64) {
     put(vmm, "vm.resize", &json!({"desired_balloon": mib * MIB}));
     wait_until(vmm, "the balloon", || info(vmm)["memory_actual_size"] == (512 - mib) * MIB);
 }

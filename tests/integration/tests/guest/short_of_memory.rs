@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A host that is short of memory takes some of a guest's, whose drive goes on working: by swapping it, and by merging equal pages.
+//! A host that is short of memory takes some of a guest's, whose drive goes on working: by swapping it, and by merging equal pages. The
+//! huge pages that it cuts for that, or for a balloon, are there again later.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use carom_integration::Site;
 use carom_integration::api::ApiVmm;
-use carom_integration::harness::guest_test;
+use carom_integration::harness::{guest_test, tell};
 use carom_integration::host_memory::{MemoryGroup, Swap, pages_swapped_in};
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
+use crate::balloon::resize;
 use crate::hotplug::{create, put};
-use crate::support::host_memory::{Merging, merged_pages};
+use crate::support::host_memory::{Collapsing, Merging, huge_pages_cut, in_huge_pages, merged_pages};
 use crate::support::{MIB, SITE};
 
 /// Memory that the guest keeps something in.
@@ -22,33 +24,41 @@ const KEPT_MIB: u64 = 128;
 /// Memory that the host takes of the guest at least.
 const TAKEN: u64 = 96 * MIB;
 
+/// Memory that the guest uses and frees, and what of it a balloon gets.
+const USED_MIB: u64 = 224;
+const LENT_MIB: u64 = 192;
+
 /// What is looked at while the host is short of memory goes on for this long at most.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Fills memory, and from then on works with the drive and looks whether memory has kept what is in it.
-fn keep_memory_and_work() -> String {
+/// Fills memory, does what is to be done first, and from then on works with the drive, looks whether memory has kept what is in it, and
+/// does what is to be done each time.
+fn keep_memory_and_work(first: &str, each_time: &str) -> String {
     let verify = workload::fio_verify(8, 32);
     format!(
         "{WAIT_FOR_NVME}
 dd if=/dev/urandom of=/kept bs=1M count={KEPT_MIB} 2>/dev/null
 sum=$(md5sum </kept)
+{first}
 echo CAROM-READY
 n=0
 while :; do
     {verify}
     n=$((n + 1))
     if [ \"$(md5sum </kept)\" = \"$sum\" ]; then echo \"CAROM-KEPT $n\"; else echo \"CAROM-LOST $n\"; fi
+    {each_time}
 done
 "
     )
 }
 
-fn boot(job: &str, windows: u64, mergeable: bool, before: impl FnOnce(&ApiVmm)) -> ApiVmm {
+fn boot(job: &str, windows: u64, more: Value, before: impl FnOnce(&ApiVmm)) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, job).unwrap();
     before(&vmm);
     let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "drive"});
-    let memory = json!({"size": 512 * MIB, "mergeable": mergeable});
-    create(&vmm, json!({"memory": memory, "devices": [drive], "iommu_bounce": {"size": windows}}));
+    let mut config = json!({"devices": [drive], "iommu_bounce": {"size": windows}});
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    create(&vmm, config);
     put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
     vmm
@@ -90,7 +100,8 @@ fn end(mut vmm: ApiVmm) {
 fn swapped(windows: u64) {
     let swap = Swap::on(SITE.swap.as_ref().unwrap()).unwrap();
     let group = MemoryGroup::new("carom-short-of-memory").unwrap();
-    let vmm = boot(&keep_memory_and_work(), windows, false, |vmm| group.add(vmm.pid()).unwrap());
+    let job = keep_memory_and_work("", "");
+    let vmm = boot(&job, windows, json!({}), |vmm| group.add(vmm.pid()).unwrap());
     all_is_right(&vmm, 1);
     let (used, read_before) = (group.without_a_file().unwrap(), pages_swapped_in().unwrap());
     assert_eq!(group.swapped().unwrap(), 0, "nothing is swapped while there is no limit");
@@ -101,13 +112,13 @@ fn swapped(windows: u64) {
     });
     all_is_right(&vmm, 3);
     let (last, read) = (group.swapped().unwrap(), pages_swapped_in().unwrap() - read_before);
-    println!(
+    tell(&format!(
         "CAROM-SWAPPED of {} MiB {} MiB, later {} MiB; read back {} MiB",
         used / MIB,
         first / MIB,
         last / MIB,
         read * 4096 / MIB
-    );
+    ));
     // All that is kept is looked at each round, so what was away has come back.
     assert!(read * 4096 >= TAKEN / 2, "{read} pages came back");
     assert!(last >= TAKEN / 2, "{last} bytes are away still");
@@ -171,7 +182,8 @@ while :; do sleep 1; done
 fn host_merges_pages_while_a_drive_works_and_the_drive_gets_its_own_where_it_writes() {
     let merging = Merging::on();
     let before = merging.pages_saved();
-    let vmm = boot(&fill_with_equal_pages_and_read_into_them(), 0, true, |_| {});
+    let memory = json!({"size": 512 * MIB, "mergeable": true});
+    let vmm = boot(&fill_with_equal_pages_and_read_into_them(), 0, json!({"memory": memory}), |_| {});
     let kept = KEPT_MIB * MIB / 4096;
     let merged = wait_until(&vmm, "pages are merged", || {
         let pages = merging.pages_saved().saturating_sub(before);
@@ -184,8 +196,90 @@ fn host_merges_pages_while_a_drive_works_and_the_drive_gets_its_own_where_it_wri
     vmm.wait_for("CAROM-READ-INTO 0 33554432", 1, PATIENCE).unwrap();
     let parted = at_hand.saturating_sub(merged_pages(vmm.pid()));
     vmm.wait_for("CAROM-SAME", 1, PATIENCE).unwrap();
-    println!("CAROM-MERGED of {kept} pages {merged}, later {at_hand}; {parted} parted as the drive wrote");
+    tell(&format!("CAROM-MERGED of {kept} pages {merged}, later {at_hand}; {parted} parted as the drive wrote"));
     assert!(parted * 4096 >= 24 * MIB, "the drive wrote to {parted} pages that were merged");
     iommu_is_content(&vmm, false);
     end(vmm);
+}
+
+/// Huge pages are cut by `take`, by which some `taken` bytes leave the guest. After `give` it uses as much again, and the host makes huge
+/// pages of it.
+fn cut_and_made_again(vmm: &ApiVmm, collapsing: &Collapsing, taken: u64, take: impl FnOnce(), give: impl FnOnce()) {
+    let huge = || in_huge_pages(vmm.pid());
+    let (before, cut_before) = (huge(), huge_pages_cut());
+    assert!(before > taken, "{before}: see /sys/kernel/mm/transparent_hugepage/enabled");
+    take();
+    wait_until(vmm, "huge pages are cut", || Some(huge()).filter(|left| left + taken / 2 <= before));
+    all_is_right(vmm, 2);
+    let (left, cut) = (huge(), huge_pages_cut() - cut_before);
+    // Those that go whole are not counted.
+    assert!(cut >= taken / (4 * MIB), "{cut} huge pages were cut");
+    let made_before = collapsing.made();
+    give();
+    collapsing.go_on();
+    let again = wait_until(vmm, "huge pages are made", || Some(huge()).filter(|now| *now >= left + taken / 2));
+    all_is_right(vmm, 2);
+    tell(&format!(
+        "CAROM-HUGE {} MiB, {} MiB after {cut} huge pages were cut, {} MiB and later {} MiB after {} were made",
+        before / MIB,
+        left / MIB,
+        again / MIB,
+        huge() / MIB,
+        collapsing.made() - made_before
+    ));
+    iommu_is_content(vmm, true);
+}
+
+/// Uses memory once before the balloon gets it, and again and again once that has given it back. What is in the balloon is no part of what
+/// the guest calls its memory, some 450,000 KiB.
+fn lend_memory_and_work() -> String {
+    let first = format!(
+        "mkdir /lent
+mount -t tmpfs -o size={USED_MIB}m lent /lent
+fill() {{ dd if=/dev/zero of=/lent/fill bs=1M count={USED_MIB} 2>/dev/null; rm /lent/fill; }}
+fill
+lent="
+    );
+    let each_time = "total=$(awk '/MemTotal/ { print $2 }' /proc/meminfo)
+    [ $total -gt 300000 ] || lent=1
+    [ -z \"$lent\" ] || [ $total -lt 400000 ] || fill";
+    keep_memory_and_work(&first, each_time)
+}
+
+#[guest_test(slow = "host kernels cut huge pages and make them; this shows that nothing of it is lost to a drive")]
+fn huge_pages_that_a_balloon_cuts_come_back_while_a_drive_works_by_windows() {
+    let collapsing = Collapsing::paused();
+    let memory = json!({"size": 512 * MIB, "thp": true});
+    let more = json!({"memory": memory, "balloon": {"size": 0}});
+    let vmm = boot(&lend_memory_and_work(), 64 * MIB, more, |_| {});
+    all_is_right(&vmm, 1);
+    let taken = LENT_MIB * MIB;
+    cut_and_made_again(&vmm, &collapsing, taken, || resize(&vmm, LENT_MIB), || resize(&vmm, 0));
+    end(vmm);
+}
+
+#[guest_test(
+    needs(Swap),
+    slow = "host kernels swap parts of huge pages; this shows that nothing of it is lost to a drive"
+)]
+fn huge_pages_that_swapping_cuts_come_back_while_a_drive_works_by_windows() {
+    let collapsing = Collapsing::paused();
+    let swap = Swap::on(SITE.swap.as_ref().unwrap()).unwrap();
+    let group = MemoryGroup::new("carom-huge-pages").unwrap();
+    // What is only read is no huge page again: Linux 6.1 wants one page of it that may be written (`SCAN_PAGE_RO`).
+    let job = keep_memory_and_work("", "dd if=/kept of=/kept bs=1M conv=notrunc 2>/dev/null");
+    let memory = json!({"size": 512 * MIB, "thp": true});
+    let vmm = boot(&job, 64 * MIB, json!({"memory": memory}), |vmm| group.add(vmm.pid()).unwrap());
+    all_is_right(&vmm, 1);
+    let used = group.without_a_file().unwrap();
+    let take = || {
+        group.limit(used - TAKEN).unwrap();
+        let swapped = || Some(group.swapped().unwrap()).filter(|bytes| *bytes >= TAKEN * 3 / 4);
+        wait_until(&vmm, "memory on the swap device", swapped);
+    };
+    let give = || group.limit(2 * used).unwrap();
+    cut_and_made_again(&vmm, &collapsing, TAKEN, take, give);
+    end(vmm);
+    drop(group);
+    drop(swap);
 }
