@@ -9,16 +9,22 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::available_parallelism;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::key::files_below;
 use crate::tools::Tools;
 
-/// Objects that are built besides `drivers/iommu/` once their sources are touched.
-const OBJECTS: [&str; 4] = [
-    "drivers/nvme/host/pci",
+/// What is built as a whole.
+const DIRECTORY: &str = "drivers/iommu/";
+
+/// Objects that are built besides [`DIRECTORY`] once their sources are touched. A series may lack some of them.
+const OBJECTS: [&str; 7] = [
+    "block/blk-mq-dma",
     "drivers/gpu/drm/i915/gem/i915_gem_dmabuf",
     "drivers/gpu/drm/i915/i915_gem_gtt",
+    "drivers/nvme/host/pci",
+    "drivers/virtio/virtio_pci_common",
+    "kernel/dma/mapping",
     "kernel/dma/swiotlb",
 ];
 
@@ -133,9 +139,11 @@ impl<'a> CheckTree<'a> {
 
     /// What the Makefile does not name yet is not built; of the others make knows which are out of date.
     pub(super) fn build(&self, mode: Mode, arguments: &[&str]) -> Result<()> {
+        let left_out = not_built(self.touched.iter().map(String::as_str));
+        ensure!(left_out.is_empty(), "touched, but built by no check: {}", left_out.join(", "));
         let is_touched = |name: &&str| self.touched.contains(&format!("{name}.c"));
         let objects = OBJECTS.iter().copied().filter(is_touched).map(|name| format!("{name}.o"));
-        let all: Vec<String> = ["drivers/iommu/".to_owned()].into_iter().chain(objects).collect();
+        let all: Vec<String> = [DIRECTORY.to_owned()].into_iter().chain(objects).collect();
         self.build_only(mode, arguments, &all)
     }
 
@@ -197,13 +205,40 @@ pub(super) fn added_files(patch: &str) -> impl Iterator<Item = &str> {
     patch.lines().filter_map(|line| line.strip_prefix("+++ b/")?.split_whitespace().next())
 }
 
+/// Of these files, the sources in C of which [`CheckTree::build`] makes no object.
+fn not_built<'file>(files: impl Iterator<Item = &'file str>) -> Vec<&'file str> {
+    let is_built = |source: &str| source.starts_with(DIRECTORY) || OBJECTS.contains(&source);
+    files.filter(|file| file.strip_suffix(".c").is_some_and(|source| !is_built(source))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::series::steps;
 
     #[test]
     fn files_that_a_patch_leaves_are_known() {
         let patch = "--- a/one.c\n+++ b/one.c\n--- /dev/null\n+++ b/new.c\t2026\n--- a/gone.c\n+++ /dev/null\n";
         assert_eq!(added_files(patch).collect::<Vec<_>>(), ["one.c", "new.c"]);
+    }
+
+    #[test]
+    fn source_is_named_that_a_patch_touches_and_no_build_compiles() {
+        let patch = "--- a/kernel/dma/direct.c\n+++ b/kernel/dma/direct.c\n--- a/kernel/dma/mapping.c\n+++ b/kernel/dma/mapping.c\n\
+                     --- /dev/null\n+++ b/drivers/iommu/new.c\n--- a/include/linux/iommu.h\n+++ b/include/linux/iommu.h\n\
+                     --- a/kernel/dma/remap.c\n+++ /dev/null\n";
+        assert_eq!(not_built(added_files(patch)), ["kernel/dma/direct.c"]);
+    }
+
+    #[test]
+    fn every_source_that_a_series_touches_is_built() {
+        let patches = crate::checkout().join("guest/patches");
+        for series in ["6.12", "7.3"] {
+            let dir = patches.join(series);
+            for step in steps(&dir).unwrap() {
+                let text = fs::read_to_string(dir.join(&step.patch)).unwrap();
+                assert!(not_built(added_files(&text)).is_empty(), "{series}: {}", step.patch);
+            }
+        }
     }
 }
