@@ -57,7 +57,7 @@ const OPERATION: Cost = Cost {
 const EXIT: Cost = Cost {
     what: "exit",
     time: range(500.0, 1500.0),
-    why: "AMD's entry and exit with the ioctl around it were told as 2,528 cycles (kernel mailing list, December 2020)",
+    why: "AMD's entry and exit with the ioctl around it: 2,528 cycles (lkml.iu.edu/hypermail/linux/kernel/2012.2/00527.html)",
 };
 const WAIT: Cost = Cost {
     what: "wait for requests, their service apart",
@@ -82,7 +82,7 @@ const PAGE: Cost = Cost {
 const SLOT: Cost = Cost {
     what: "slot taken and given back, the copy apart",
     time: range(80.0, 300.0),
-    why: "assumed: 22 lines of cache and two locked operations (docs/guest-patch.md)",
+    why: "assumed: 17 lines of cache that bouncing adds, and two locked operations (docs/guest-patch.md)",
 };
 const COSTS: [&Cost; 7] = [&OPERATION, &EXIT, &WAIT, &HOST_MAP, &HOST_UNMAP, &PAGE, &SLOT];
 
