@@ -95,18 +95,16 @@ impl QueuedWriter {
     }
 
     /// Queues `bytes` to be written whole, and waits up to `patience` for room, however little is written meanwhile. Who came first is
-    /// first to get room. Once there was none, what there is no room for is lost at once, until something is written again; the log
-    /// then tells how much it was.
+    /// first to get room, so a few bytes wait behind many. Once there was none, what there is no room for is lost at once, until
+    /// something is written again; the log then tells how much it was.
     pub fn push(&self, bytes: &[u8], patience: Duration) {
         let mut state = self.0.lock();
-        if !state.stuck && !(state.pushing.is_empty() && self.0.has_room(&state, bytes)) {
+        let goes_on = |state: &State, first: bool| state.stuck || first && self.0.has_room(state, bytes);
+        if !goes_on(&state, state.pushing.is_empty()) {
             let turn = state.waited;
             state.waited += 1;
             state.pushing.push_back(turn);
-            let waits = |state: &mut State| {
-                let first = state.pushing.front() == Some(&turn);
-                !state.stuck && !(first && self.0.has_room(state, bytes))
-            };
+            let waits = |state: &mut State| !goes_on(state, state.pushing.front() == Some(&turn));
             let outcome;
             let waited = self.0.emptied.wait_timeout_while(state, patience, waits);
             (state, outcome) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -334,6 +332,43 @@ mod tests {
             fill();
         }
         (reader, queue)
+    }
+
+    #[test]
+    fn who_came_first_gets_room_first_though_another_needs_less() {
+        let (mut reader, queue) = full();
+        let queue = Arc::new(queue);
+        let before = queue.0.lock().queued;
+        let wait_for = |pushing| {
+            let start = Instant::now();
+            while queue.0.lock().pushing.len() < pushing {
+                assert!(start.elapsed() < LONG, "nobody waits");
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let pushes = [(vec![b'z'; 4 * PIECE], 1), (vec![b'y'], 2)].map(|(bytes, pushing)| {
+            let of_thread = queue.clone();
+            let push = thread::spawn(move || of_thread.push(&bytes, LONG));
+            wait_for(pushing);
+            push
+        });
+
+        let read = thread::spawn(move || {
+            // What a read has no room for of one write is lost.
+            let (mut all, mut page) = (Vec::new(), [0; 4096]);
+            loop {
+                match reader.read(&mut page).unwrap() {
+                    0 => return all,
+                    read => all.extend_from_slice(&page[..read]),
+                }
+            }
+        });
+        pushes.into_iter().for_each(|push| push.join().unwrap());
+        drop(queue);
+
+        let all = read.join().unwrap();
+        let came = [vec![b'z'; 4 * PIECE], vec![b'y']].concat();
+        assert!(all[usize::try_from(before).unwrap()..] == came, "another order");
     }
 
     #[test]
