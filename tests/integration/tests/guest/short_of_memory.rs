@@ -203,8 +203,14 @@ fn host_merges_pages_while_a_drive_works_and_the_drive_gets_its_own_where_it_wri
 }
 
 /// Huge pages are cut by `take`, by which some `taken` bytes leave the guest. After `give` it uses as much again, and the host makes huge
-/// pages of it.
-fn cut_and_made_again(vmm: &ApiVmm, collapsing: &Collapsing, taken: u64, take: impl FnOnce(), give: impl FnOnce()) {
+/// pages of it. Returns how many were made of small pages; where none is left, the guest's use makes one by itself.
+fn cut_and_made_again(
+    vmm: &ApiVmm,
+    collapsing: &Collapsing,
+    taken: u64,
+    take: impl FnOnce(),
+    give: impl FnOnce(),
+) -> u64 {
     let huge = || in_huge_pages(vmm.pid());
     let (before, cut_before) = (huge(), huge_pages_cut());
     assert!(before > taken, "{before}: see /sys/kernel/mm/transparent_hugepage/enabled");
@@ -219,15 +225,16 @@ fn cut_and_made_again(vmm: &ApiVmm, collapsing: &Collapsing, taken: u64, take: i
     collapsing.go_on();
     let again = wait_until(vmm, "huge pages are made", || Some(huge()).filter(|now| *now >= left + taken / 2));
     all_is_right(vmm, 2);
+    let made = collapsing.made() - made_before;
     tell(&format!(
-        "CAROM-HUGE {} MiB, {} MiB after {cut} huge pages were cut, {} MiB and later {} MiB after {} were made",
+        "CAROM-HUGE {} MiB, {} MiB after {cut} huge pages were cut, {} MiB and later {} MiB after {made} were made",
         before / MIB,
         left / MIB,
         again / MIB,
         huge() / MIB,
-        collapsing.made() - made_before
     ));
     iommu_is_content(vmm, true);
+    made
 }
 
 /// Uses memory once before the balloon gets it, and again and again once that has given it back. What is in the balloon is no part of what
@@ -278,7 +285,8 @@ fn huge_pages_that_swapping_cuts_come_back_while_a_drive_works_by_windows() {
         wait_until(&vmm, "memory on the swap device", swapped);
     };
     let give = || group.limit(2 * used).unwrap();
-    cut_and_made_again(&vmm, &collapsing, TAKEN, take, give);
+    let made = cut_and_made_again(&vmm, &collapsing, TAKEN, take, give);
+    assert!(made > 0, "huge pages came, and none was made of small ones");
     end(vmm);
     drop(group);
     drop(swap);
