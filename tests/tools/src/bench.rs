@@ -142,6 +142,9 @@ impl Options {
         if let Some(address) = &self.direct {
             measuring::check_direct(address)?;
         }
+        if self.predict.is_none() {
+            measuring::check_peers()?;
+        }
         for (option, file) in [("--json", &self.json), ("--state", &self.state)] {
             if let Some(file) = file {
                 check_file(option, file)?;
@@ -224,7 +227,7 @@ impl Tools<'_> {
 
     /// What only some tables need.
     fn bench_variables(&self, measurement: &Measurement, direct: bool) -> Result<Variables> {
-        let mut variables = Variables::new();
+        let mut variables: Variables = self.commit_variable().into_iter().collect();
         if (measurement.wants(SYNC) || measurement.wants(MAP_COUNTS)) && !direct {
             for (variable, stock) in [("CAROM_MODULAR_KERNEL", false), ("CAROM_MODULAR_STOCK_KERNEL", true)] {
                 let modules = Some(self.checkout.join("guest/bench"));
@@ -247,11 +250,16 @@ impl Tools<'_> {
     /// Has the program fill the tables, and returns its exit status. What needs no guest comes first, then instructions, in a machine
     /// of their own, as counting them slows it down; what is noted then is not measured again.
     fn fill(&self, measurement: &Measurement, measuring: Measuring) -> Result<u8> {
-        if NATIVE.iter().any(|table| measurement.wants(table)) {
-            let status = self.fill_native(measurement, &measuring)?;
-            if measurement.names_only(&NATIVE) {
-                return Ok(status);
-            }
+        let only_native = measurement.names_only(&NATIVE);
+        let wants_native = NATIVE.iter().any(|table| measurement.wants(table));
+        // Modes are of guests.
+        let native = if only_native || (wants_native && measurement.only.is_empty()) {
+            self.fill_native(measurement, &measuring)?
+        } else {
+            0
+        };
+        if only_native {
+            return Ok(native);
         }
         if !measurement.wants_counted() || measuring.direct.is_some() {
             return self.run_measuring(&measuring);
@@ -259,7 +267,7 @@ impl Tools<'_> {
         let mut counting =
             Measuring { count_instructions: true, memory: "4G", more_nvme: 0, time_limit: 3600, ..measuring.clone() };
         counting.arguments.push("--counting".into());
-        let status = self.run_measuring(&counting)?;
+        let status = self.run_measuring(&counting)?.max(native);
         if measurement.names_only(&[&COUNTED[..], &NATIVE].concat()) {
             Ok(status)
         } else {
@@ -315,6 +323,7 @@ impl Tools<'_> {
         };
         let status = self.fill(&options.measurement, measuring)?;
         let bench = self.measuring_program(PROGRAM)?;
+        let mut shown = Ok(());
         if fs::metadata(&results).is_ok_and(|meta| meta.len() > 0) {
             // First, as there may be nothing to compare them with.
             if let Some(json) = &options.json {
@@ -328,9 +337,13 @@ impl Tools<'_> {
             if let Some(base) = &options.compare {
                 report.arg("--compare").arg(base);
             }
-            self.run_shown(&mut report)?;
+            shown = self.run_shown(&mut report);
         }
         self.run_shown(Command::new(&bench).arg("tally").arg(out))?;
+        // What went wrong first is what is told of.
+        if status == 0 {
+            shown?;
+        }
         Ok(status)
     }
 }

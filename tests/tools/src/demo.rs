@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::assets::{Variables, keep_results};
+use crate::assets::keep_results;
 use crate::kernel::GuestKernel;
 use crate::measuring::{self, Measuring};
 use crate::tools::Tools;
@@ -62,6 +62,7 @@ pub struct Options {
 
 impl Options {
     fn check(&self) -> Result<()> {
+        measuring::check_peers()?;
         if let Some(address) = &self.direct {
             measuring::check_direct(address)?;
         }
@@ -118,7 +119,7 @@ impl Tools<'_> {
             program: PROGRAM,
             arguments,
             kernel: GuestKernel { profile: options.measurement.map_time, ..GuestKernel::default() },
-            variables: Variables::new(),
+            variables: self.commit_variable().into_iter().collect(),
             direct: options.direct.as_deref(),
             memory: "5G",
             count_instructions: false,

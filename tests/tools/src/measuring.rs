@@ -59,15 +59,11 @@ impl Tools<'_> {
 
     /// Makes what the guests need and runs the program; returns its exit status.
     pub(crate) fn run_measuring(&self, measuring: &Measuring) -> Result<u8> {
-        peers::check().map_err(|error| Usage(format!("{error:#}")))?;
         self.need_guest_packages()?;
         let mut variables: Variables = self.carom()?;
         let program = self.measuring_program(measuring.program)?;
         variables.extend(self.guest(&measuring.kernel)?);
         variables.extend(measuring.variables.iter().cloned());
-        if let Some(commit) = self.commit() {
-            variables.push(("CAROM_COMMIT", commit.into()));
-        }
         if let Some(address) = measuring.direct {
             let _bound = self.bind(address)?;
             variables.extend([
@@ -95,15 +91,18 @@ impl Tools<'_> {
     /// Runs the program on this host for what needs no guest, with these variables and few others; returns its exit status.
     pub(crate) fn run_natively(&self, measuring: &Measuring, mut variables: Variables) -> Result<u8> {
         variables.extend(self.carom()?);
-        if let Some(commit) = self.commit() {
-            variables.push(("CAROM_COMMIT", commit.into()));
-        }
+        variables.extend(measuring.variables.iter().cloned());
         let program = self.measuring_program(measuring.program)?;
         self.status(Command::new(&program).args(&measuring.arguments).arg("--native").envs(variables))
     }
 
-    /// The commit that is checked out, if it can be told.
-    pub(crate) fn commit(&self) -> Option<String> {
+    /// The variable that says which commit is checked out, if it can be told. All parts of a run get the same, whatever is committed
+    /// meanwhile.
+    pub(crate) fn commit_variable(&self) -> Option<(&'static str, OsString)> {
+        self.commit().map(|commit| ("CAROM_COMMIT", commit.into()))
+    }
+
+    fn commit(&self) -> Option<String> {
         let mut git = Command::new("git");
         git.arg("-C").arg(&self.checkout).args(["rev-parse", "--short", "HEAD"]).stderr(Stdio::null());
         Some(self.output(&mut git).ok()?.trim().to_owned())
@@ -151,6 +150,11 @@ pub(crate) fn check_direct(address: &str) -> Result<()> {
         bail!(Usage("--direct: no access to /dev/kvm; load the kvm module, or leave the option out".into()));
     }
     Ok(())
+}
+
+/// Checks the variables that name other VMMs.
+pub(crate) fn check_peers() -> Result<()> {
+    peers::check().map_err(|error| Usage(format!("{error:#}")).into())
 }
 
 /// Checks that `option`'s file can be in its directory.

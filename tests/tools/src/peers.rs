@@ -125,7 +125,11 @@ impl OtherVmm {
         for names in NEEDED {
             let has = |wanted: &&&str| PLACEHOLDERS.iter().any(|(name, which)| name == *wanted && vmm.has(*which));
             let shown = names.iter().map(|name| format!("{{{name}}}")).collect::<Vec<_>>().join(" or ");
-            ensure!(names.iter().filter(has).count() == 1, "must have {shown} in the arguments");
+            ensure!(
+                names.iter().filter(has).count() == 1,
+                "must have {}{shown} in the arguments",
+                if names.len() > 1 { "one of " } else { "" }
+            );
         }
         Ok(vmm)
     }
@@ -236,7 +240,7 @@ mod tests {
             (format!("other /no/program {WHOLE}"), "'/no/program' is not"),
             (format!("other sh {WHOLE}"), "'sh' is not"),
             (format!("other /bin/sh {WHOLE} {{memory}}"), "there is no placeholder {memory}, but {kernel}, "),
-            (format!("other /bin/sh {WHOLE} {{vmlinux}}"), "must have {kernel} or {vmlinux} "),
+            (format!("other /bin/sh {WHOLE} {{vmlinux}}"), "must have one of {kernel} or {vmlinux} "),
             ("other /bin/sh {kernel} {initramfs} {cmdline} {memory_mib}".into(), "must have {cpus} "),
         ] {
             let said = OtherVmm::parse(&text).unwrap_err().to_string();

@@ -17,7 +17,7 @@ use crate::Site;
 pub struct Machine {
     /// The physical machine.
     pub host: String,
-    /// `tcg` or `kvm`: how the rig's machine was run; `direct`: no rig.
+    /// `tcg` or `kvm`: how the rig's machine was run; `direct`: no rig; `native`: no guests.
     pub rig: String,
     /// Kernel that KVM and VFIO are of.
     pub kernel: String,
@@ -67,8 +67,8 @@ pub fn versions(site: &Site) -> Result<BTreeMap<String, String>> {
         versions.push(("cloud-hypervisor", first_line(Command::new(program).arg("--version"))?));
     }
     if let Some(other) = &site.other_vmm {
-        // Not all have the option.
-        let version = first_line(Command::new(&other.program).arg("--version"));
+        // Not all have the option, and a script may start a guest whatever it is told.
+        let version = first_line(Command::new("timeout").args(["-k", "1", "5"]).arg(&other.program).arg("--version"));
         let version = version.unwrap_or_else(|_| other.program.display().to_string());
         versions.push(("other", format!("{}: {version}", other.name)));
     }

@@ -439,6 +439,7 @@ fn version(emulator: &[OsString]) -> Result<String> {
     let [program, arguments @ ..] = emulator else { return Ok(String::new()) };
     let output = Command::new(program).args(arguments).arg("--version").output();
     let output = output.with_context(|| format!("starting {}", program.display()))?;
+    ensure!(output.status.success(), "{} --version failed: {}", program.display(), output.status);
     let said = String::from_utf8_lossy(&output.stdout);
     let line = said.lines().next().unwrap_or_default();
     let build = Path::new(program).parent().and_then(Path::file_name).map(|name| name.to_string_lossy());

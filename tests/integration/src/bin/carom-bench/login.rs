@@ -29,7 +29,6 @@ const ESTIMATE: Duration = Duration::from_secs(80);
 const PROMPT: &str = "debian login: ";
 
 fn work(_: Scope, site: &Site) -> Vec<Work> {
-    let there = |vmm: &Vmm| *vmm != Vmm::CloudHypervisor || site.cloud_hypervisor.is_some();
     let of = |vmm: Vmm| Work {
         name: vmm.name().into(),
         estimate: ESTIMATE,
@@ -39,7 +38,7 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
             Ok(Measured { rows: vec![row], ..Measured::default() })
         }),
     };
-    [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor].into_iter().filter(there).map(of).collect()
+    [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor].into_iter().filter(|vmm| vmm.is_at(site)).map(of).collect()
 }
 
 /// Boots it from a copy of its disk in the host's RAM, which is made before, and ends it at the prompt.

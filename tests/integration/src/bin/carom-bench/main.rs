@@ -44,10 +44,11 @@ use carom_integration::measure::journal::Journal;
 use carom_integration::measure::machine::{self, Machine};
 use carom_integration::{Site, Tally};
 use carom_tools::bench::{COUNTED, Measurement, NATIVE};
+use carom_tools::peers::{CLOUD_HYPERVISOR, OTHER, QEMU};
 use clap::{Parser, Subcommand};
 
 use crate::results::Results;
-use crate::sample::{Sample, Step};
+use crate::sample::{Key, Sample, Step};
 use crate::table::{Scope, Table};
 use crate::tables::TABLES;
 
@@ -208,16 +209,21 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
             (site, versions)
         }
     };
-    let run = format!("{} {}", scope.name(), versions.get("carom").map_or("", String::as_str));
+    // Guests of another peer are not those of this run, though Carom is the same.
+    let peers = [QEMU, CLOUD_HYPERVISOR, OTHER].map(|variable| env::var(variable).unwrap_or_default());
+    let run = format!("{} {} {peers:?}", scope.name(), versions.get("carom").map_or("", String::as_str));
     let tables: Vec<&Table> = TABLES.iter().filter(|table| measurement.wants(table.name)).collect();
     let steps = sample::steps(&run, rounds_of, &tables, |table| (table.work)(scope, &site));
-    let mut steps = sample::only(steps, &measurement.only)?;
+    let mut steps = match part {
+        // Which modes there are is not known without a machine for guests.
+        Part::Native => steps,
+        _ => sample::only(steps, &measurement.only)?,
+    };
+    let asked: Vec<Key> = steps.iter().map(|step| step.key.clone()).collect();
     steps.retain(|step| part.has(&step.key.table));
     let mut journal: Journal<Sample> = Journal::open(samples)?;
     journal.measure(&steps, |step| measure(step, &site))?;
-    // The file may have what was not asked for this time.
-    let asked = |sample: &&Sample| steps.iter().any(|step| step.key == sample.key);
-    let samples: Vec<&Sample> = journal.all.iter().filter(asked).collect();
+    let samples = sample::of(&journal.all, &asked);
     let machine = Machine::here(&site, host, u64::from(throughput::RAM_MIB) << 20)?;
     Ok(Results::new(machine, versions, scope.name(), rounds, &samples))
 }

@@ -94,6 +94,12 @@ pub(crate) fn only(steps: Vec<Step>, modes: &[String]) -> Result<Vec<Step>> {
     Ok(steps.into_iter().filter(wanted).collect())
 }
 
+/// The samples of what was asked for: of all parts of a run, as each finds those of the ones before in the file, and of no other run
+/// whose samples the file may have.
+pub(crate) fn of<'a>(samples: &'a [Sample], asked: &[Key]) -> Vec<&'a Sample> {
+    samples.iter().filter(|sample| asked.contains(&sample.key)).collect()
+}
+
 /// All rows of a table, with their rounds.
 pub(crate) fn rows<'a>(samples: &'a [&Sample], table: &'a str) -> impl Iterator<Item = (u32, &'a Row)> {
     let of_it = samples.iter().filter(move |sample| sample.key.table == table);
@@ -118,6 +124,16 @@ pub(crate) mod tests {
         let mut sample = sample_of("throughput", vec![Row::new(of, [("iops", iops)])]);
         (sample.key.work, sample.key.round) = (mode.into(), round);
         sample
+    }
+
+    #[test]
+    fn samples_of_another_part_are_found_and_those_of_another_run_are_not() {
+        let [engine, sync, other] = ["engine", "sync", "sync"].map(|table| sample_of(table, Vec::new()));
+        let other = Sample { key: Key { run: "another".into(), ..other.key.clone() }, ..other };
+        let asked = [engine.key.clone(), sync.key.clone()];
+        let samples = [engine, other, sync];
+        let tables: Vec<&str> = of(&samples, &asked).iter().map(|sample| sample.key.table.as_str()).collect();
+        assert_eq!(tables, ["engine", "sync"]);
     }
 
     #[test]
