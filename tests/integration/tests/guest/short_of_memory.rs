@@ -238,18 +238,19 @@ fn cut_and_made_again(
 }
 
 /// Uses memory once before the balloon gets it, and again and again once that has given it back. What is in the balloon is no part of what
-/// the guest calls its memory, some 450,000 KiB.
+/// the guest calls its memory.
 fn lend_memory_and_work() -> String {
     let first = format!(
         "mkdir /lent
 mount -t tmpfs -o size={USED_MIB}m lent /lent
 fill() {{ dd if=/dev/zero of=/lent/fill bs=1M count={USED_MIB} 2>/dev/null; rm /lent/fill; }}
 fill
-lent="
+total() {{ awk '/MemTotal/ {{ print $2 }}' /proc/meminfo; }}
+all=$(total) lent="
     );
-    let each_time = "total=$(awk '/MemTotal/ { print $2 }' /proc/meminfo)
-    [ $total -gt 300000 ] || lent=1
-    [ -z \"$lent\" ] || [ $total -lt 400000 ] || fill";
+    let each_time = "now=$(total)
+    [ $now -gt $((all - 150000)) ] || lent=1
+    [ -z \"$lent\" ] || [ $now -lt $((all - 50000)) ] || fill";
     keep_memory_and_work(&first, each_time)
 }
 

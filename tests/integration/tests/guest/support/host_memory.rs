@@ -85,11 +85,11 @@ impl Merging {
 pub(crate) struct Collapsing(Switches);
 
 impl Collapsing {
-    /// It makes none, and then only where all small pages are there: `max_ptes_none` as it mostly is would have it add what the guest
-    /// has given back.
+    /// It makes none.
     pub(crate) fn paused() -> Self {
         let wanted = [
-            ("max_ptes_none", "0"),
+            // Half of the small pages have to be there.
+            ("max_ptes_none", "256"),
             ("pages_to_scan", "65536"),
             ("alloc_sleep_millisecs", "100"),
             ("scan_sleep_millisecs", "3600000"),
