@@ -18,6 +18,8 @@ pub struct Site {
     pub kernel: PathBuf,
     /// The same kernel as an ELF file with a PVH entry (`CAROM_GUEST_KERNEL`/vmlinux).
     pub kernel_elf: PathBuf,
+    /// An earlier one that measurements compare it with, as a bzImage (`CAROM_BASE_KERNEL`).
+    pub base_kernel: Option<PathBuf>,
     /// The patched kernel with the function profiler as a bzImage (`CAROM_PROFILE_KERNEL`), for `scripts/bench`.
     pub profile_kernel: Option<PathBuf>,
     /// The patched kernel of a newer series as a bzImage (`CAROM_NEWER_KERNEL`); the demo does without.
@@ -70,6 +72,8 @@ pub struct Site {
     pub nvme: Vec<String>,
     /// Further ones (`CAROM_MORE_NVME`, with blanks between), where there are any.
     pub more_nvme: Vec<String>,
+    /// One that keeps nothing (`CAROM_NULL_NVME`), where there is one.
+    pub null_nvme: Option<String>,
     /// Byte of the second of `nvme` of which each read fails (`CAROM_NVME2_BAD`).
     pub nvme2_bad: Option<String>,
     /// PCI address of QEMU's edu device, where there is one (`CAROM_EDU`).
@@ -109,6 +113,7 @@ impl Site {
             remote: optional("CAROM_REMOTE")?,
             kernel: kernel_dir.join("bzImage"),
             kernel_elf: kernel_dir.join("vmlinux"),
+            base_kernel: optional("CAROM_BASE_KERNEL")?,
             profile_kernel: optional("CAROM_PROFILE_KERNEL")?,
             newer_kernel: optional("CAROM_NEWER_KERNEL")?,
             modular: optional("CAROM_MODULAR_KERNEL")?,
@@ -134,6 +139,7 @@ impl Site {
             other_vmm: OtherVmm::from_env()?,
             nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),
             more_nvme: words("CAROM_MORE_NVME"),
+            null_nvme: env::var("CAROM_NULL_NVME").ok(),
             nvme2_bad: env::var("CAROM_NVME2_BAD").ok(),
             edu: env::var("CAROM_EDU").ok(),
             edu2: env::var("CAROM_EDU2").ok(),

@@ -54,6 +54,8 @@ pub enum Kernel {
     Patched,
     /// The patched kernel as a PVH ELF file.
     PatchedElf,
+    /// Another patched kernel, which it is compared with, as a bzImage.
+    Base,
     /// The patched kernel with the function profiler, as a bzImage.
     Profile,
     /// The patched kernel of the newer series, as a bzImage.
@@ -77,6 +79,7 @@ impl Kernel {
         Ok(match self {
             Self::Patched => (&site.kernel, &site.initramfs),
             Self::PatchedElf => (&site.kernel_elf, &site.initramfs),
+            Self::Base => (site.base_kernel.as_deref().context("CAROM_BASE_KERNEL is not set")?, &site.initramfs),
             Self::Profile => {
                 (site.profile_kernel.as_deref().context("CAROM_PROFILE_KERNEL is not set")?, &site.initramfs)
             }

@@ -18,8 +18,9 @@ use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
 /// Names of the tables.
-pub const TABLES: [&str; 18] = [
+pub const TABLES: [&str; 19] = [
     "throughput",
+    "scaling",
     "map_time",
     SYNC,
     MAP_COUNTS,
@@ -40,7 +41,8 @@ pub const TABLES: [&str; 18] = [
 ];
 
 /// Those of them that a quick run leaves out unless they are named: each takes a minute or more.
-const NOT_QUICK: [&str; 13] = [
+const NOT_QUICK: [&str; 14] = [
+    "scaling",
     SYNC,
     MAP_COUNTS,
     IO_INSTRUCTIONS,
@@ -57,7 +59,7 @@ const NOT_QUICK: [&str; 13] = [
 ];
 
 /// Those that only a run of all cells fills unless they are named: they are not of devices that are passed through, or take too long.
-const NOT_PLAIN: [&str; 5] = ["login", "disk", "network", "sandbox", "lent"];
+const NOT_PLAIN: [&str; 6] = ["scaling", "login", "disk", "network", "sandbox", "lent"];
 
 const SYNC: &str = "sync";
 const MAP_COUNTS: &str = "map_counts";
@@ -317,6 +319,7 @@ impl Tools<'_> {
             icount: options.icount,
             memory: "6G",
             more_nvme: 12,
+            null_drive: options.measurement.wants("scaling"),
             time_limit: 16 * 3600,
             out,
             samples: &samples,

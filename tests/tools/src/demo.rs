@@ -125,6 +125,7 @@ impl Tools<'_> {
             count_instructions: false,
             icount: false,
             more_nvme: 0,
+            null_drive: false,
             time_limit: 7200,
             out,
             samples: &samples,

@@ -39,6 +39,8 @@ pub(crate) struct Measuring<'a> {
     pub(crate) icount: bool,
     /// How many NVMe drives the rig's machine has beside the usual ones.
     pub(crate) more_nvme: u8,
+    /// Whether the rig's machine has a drive that keeps nothing.
+    pub(crate) null_drive: bool,
     /// Memory of the rig's machine.
     pub(crate) memory: &'a str,
     /// Longest run of one such machine, in seconds.
@@ -77,6 +79,9 @@ impl Tools<'_> {
         let mut command = Command::new(self.target_dir()?.join("debug/rig"));
         command.args(["--time-limit", &measuring.time_limit.to_string(), "--silence-limit", "480"]);
         command.args(["--more-nvme", &measuring.more_nvme.to_string()]);
+        if measuring.null_drive {
+            command.arg("--null-drive");
+        }
         if measuring.count_instructions {
             command.arg("--count-instructions");
         }

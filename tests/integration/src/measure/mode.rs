@@ -3,7 +3,7 @@
 
 use carom_tools::peers::OtherVmm;
 
-use crate::{Guest, Site, Vmm};
+use crate::{Guest, Kernel, Site, Vmm};
 
 /// Budget of the windows in the mode that has them.
 const WINDOWS: &str = "size=64M";
@@ -24,7 +24,9 @@ pub struct Mode {
     pub windows: bool,
     /// Whether the guest tells the host of pages that it has freed.
     pub reporting: bool,
-    /// Parameters of the guest's kernel.
+    /// The guest's kernel.
+    pub kernel: Kernel,
+    /// Its parameters.
     pub cmdline: &'static str,
 }
 
@@ -40,6 +42,8 @@ pub const OTHER_NO_VIOMMU: Mode = beside("other-no-viommu", Vmm::Other);
 pub const STRICT: Mode = behind("strict", Vmm::Carom, "iommu.strict=1");
 /// Windows.
 pub const BOUNCE: Mode = Mode { name: "bounce", windows: true, ..STRICT };
+/// Windows, with the kernel that the guest's is compared with.
+pub const BOUNCE_BASE: Mode = Mode { name: "bounce-base", kernel: Kernel::Base, ..BOUNCE };
 /// Windows, of which fio has its buffers ([`crate::measure::fio::job_of_lent`]).
 pub const LENT: Mode = Mode { name: "lent", ..BOUNCE };
 /// Windows, and a balloon by which free pages go back to the host, blocks of 128 KiB too.
@@ -60,10 +64,11 @@ pub const QEMU_STRICT: Mode = behind("qemu-strict", Vmm::Qemu, "iommu.strict=1")
 pub const CH_STRICT: Mode = behind("ch-strict", Vmm::CloudHypervisor, "iommu.strict=1");
 
 /// Those that are compared with each other are neighbours, as the machine's speed drifts.
-pub static MODES: [Mode; 10] = [
+pub static MODES: [Mode; 11] = [
     NO_VIOMMU,
     OTHER_NO_VIOMMU,
     BOUNCE,
+    BOUNCE_BASE,
     GUEST_PAGES,
     STRICT,
     QEMU_STRICT,
@@ -75,12 +80,12 @@ pub static MODES: [Mode; 10] = [
 
 /// Behind the IOMMU, without windows.
 const fn behind(name: &'static str, vmm: Vmm, cmdline: &'static str) -> Mode {
-    Mode { name, vmm, iommu: true, windows: false, reporting: false, cmdline }
+    Mode { name, vmm, iommu: true, windows: false, reporting: false, kernel: Kernel::Patched, cmdline }
 }
 
 /// Without an IOMMU.
 const fn beside(name: &'static str, vmm: Vmm) -> Mode {
-    Mode { name, vmm, iommu: false, windows: false, reporting: false, cmdline: "" }
+    Mode { name, vmm, iommu: false, windows: false, reporting: false, kernel: Kernel::Patched, cmdline: "" }
 }
 
 /// Modes of guests with devices that the VMMs emulate: without a virtual IOMMU, and behind one in strict mode.
@@ -104,16 +109,16 @@ impl Mode {
     /// The same without a drive.
     #[must_use]
     pub fn bare_guest(&self, name: &str) -> Guest {
-        let guest = Guest::new(name).vmm(self.vmm).cmdline(self.cmdline);
+        let guest = Guest::new(name).vmm(self.vmm).kernel(self.kernel).cmdline(self.cmdline);
         let guest = if self.windows { guest.bounce(WINDOWS) } else { guest };
         if self.reporting { guest.balloon(REPORTING) } else { guest }
     }
 
-    /// Whether the site has its VMM, and that can be given a drive.
+    /// Whether the site has its VMM, and that can be given a drive, and its kernel.
     #[must_use]
     pub fn is_at(&self, site: &Site) -> bool {
         let takes_drive = self.vmm != Vmm::Other || site.other_vmm.as_ref().is_some_and(OtherVmm::takes_drive);
-        takes_drive && self.vmm.is_at(site)
+        takes_drive && self.vmm.is_at(site) && (self.kernel != Kernel::Base || site.base_kernel.is_some())
     }
 }
 
@@ -135,6 +140,8 @@ mod tests {
         site.other_vmm = template("");
         assert_eq!(there(&site), without, "it takes no drive");
         site.other_vmm = template("{address}");
+        site.base_kernel = Some("bzImage".into());
+        assert!(there(&site).contains(&"bounce-base"));
         site.cloud_hypervisor = Some("ch".into());
         assert_eq!(there(&site)[..2], ["no-viommu", "other-no-viommu"]);
         assert_eq!(there(&site).len(), MODES.len());

@@ -31,6 +31,8 @@ pub(super) const INSTRUCTIONS: &str = "instructions";
 
 /// Slot of the first of the drives that `--more-nvme` asks for; the others follow.
 pub(super) const FIRST_MORE_SLOT: u8 = 0x10;
+/// Slot of the drive of `--null-drive`, behind all of those.
+pub(super) const NULL_SLOT: u8 = 0x1c;
 
 /// What surrounds the command.
 pub(super) struct Surroundings<'a> {
@@ -75,9 +77,13 @@ pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>
     for (name, address) in DEVICES {
         export(&mut script, name.as_ref(), address.as_ref())?;
     }
-    let more: Vec<String> =
-        (FIRST_MORE_SLOT..).take(options.more_nvme.into()).map(|slot| format!("0000:00:{slot:02x}.0")).collect();
+    let address = |slot: u8| format!("0000:00:{slot:02x}.0");
+    let mut more: Vec<String> = (FIRST_MORE_SLOT..).take(options.more_nvme.into()).map(address).collect();
     export(&mut script, "CAROM_MORE_NVME".as_ref(), more.join(" ").as_ref())?;
+    if options.null_drive {
+        export(&mut script, "CAROM_NULL_NVME".as_ref(), address(NULL_SLOT).as_ref())?;
+        more.push(address(NULL_SLOT));
+    }
     // As Linux names virtio disks: by their addresses, see `qemu.rs`.
     let swap = if options.disk.is_some() { "/dev/vdb" } else { "/dev/vda" };
     export(&mut script, "CAROM_SWAP".as_ref(), swap.as_ref())?;

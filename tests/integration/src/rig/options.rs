@@ -51,6 +51,9 @@ pub struct Options {
     /// How many NVMe drives the machine has besides, 0 to 12.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=12))]
     pub more_nvme: u8,
+    /// Add an NVMe drive that keeps nothing.
+    #[arg(long)]
+    pub null_drive: bool,
     /// Image that the machine has as its disk.
     #[arg(long, value_name = "FILE")]
     pub disk: Option<PathBuf>,
@@ -101,6 +104,7 @@ impl Options {
             env: Vec::new(),
             nvme_size: "512M".into(),
             more_nvme: 0,
+            null_drive: false,
             disk: None,
             terminal: false,
             count_instructions: false,

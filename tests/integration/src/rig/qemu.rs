@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use carom_tools::rig::Boot;
 
-use super::job::{BAD_PLACE, FIRST_MORE_SLOT};
+use super::job::{BAD_PLACE, FIRST_MORE_SLOT, NULL_SLOT};
 use super::options::Options;
 
 /// Files of a run, all in its directory.
@@ -116,6 +116,12 @@ pub(super) fn arguments(files: &Files, boot: &Boot, options: &Options, out: Opti
         // Few interrupts each, as the machine's two CPUs have some 400 in all, and a VMM may ask for all that a device has.
         let interrupts = "max_ioqpairs=4,msix_qsize=5";
         all.add(&["-device", &format!("nvme,drive=more{number},serial=more{number},{interrupts},addr={slot:#x}")]);
+    }
+    if options.null_drive {
+        // What is read leaves the memory as it is: no byte is copied, and no thread of the emulator has work besides the device's.
+        let size = super::options::bytes(&options.nvme_size).context("--nvme-size: too large")?;
+        all.add(&["-blockdev", &format!("driver=null-co,node-name=null,size={size},read-zeroes=off")]);
+        all.add(&["-device", &format!("nvme,drive=null,serial=null,addr={NULL_SLOT:#x}")]);
     }
     for (address, mask) in [("0x7", "0xffffffffffffffff"), ("0x9", "0xffffffffffffffff"), ("0xa", "0xfffffff")] {
         all.add(&["-device", &format!("edu,addr={address},dma_mask={mask}")]);

@@ -25,6 +25,7 @@ mod report;
 mod results;
 mod sample;
 mod sandbox;
+mod scaling;
 mod start_instructions;
 mod summary;
 mod sync;

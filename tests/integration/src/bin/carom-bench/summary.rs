@@ -10,8 +10,9 @@ use crate::sample::{Sample, rows};
 use crate::table::Row;
 
 /// The modes whose operations a second are set against each other.
-const PAIRS: [(&str, &str); 6] = [
+const PAIRS: [(&str, &str); 7] = [
     ("bounce", "no-viommu"),
+    ("bounce", "bounce-base"),
     ("bounce", "strict"),
     ("bounce", "lazy"),
     ("bounce", "qemu-strict"),
@@ -53,6 +54,7 @@ pub(crate) fn of(samples: &[&Sample]) -> Summary {
     let mut figures = Figures::default();
     operations(samples, "throughput", &PAIRS, &mut figures);
     operations(samples, "lent", &LENT_PAIRS, &mut figures);
+    scaling(samples, &mut figures);
     density(samples, &mut figures);
     sandbox(samples, &mut figures);
     slowdown(samples, &mut figures);
@@ -100,6 +102,20 @@ fn operations(samples: &[&Sample], table: &str, pairs: &[(&str, &str)], figures:
             let word = |key: &str| row.key(key).and_then(|value| value.as_str()).unwrap_or_default();
             figures.add(&format!("{mode}_to_{other}_{}_{}", word("pattern"), word("size")), own / base);
         }
+    }
+}
+
+/// Operations a second of two jobs against one, by `scaling_MODE_PATTERN_SIZE_DRIVE`.
+fn scaling(samples: &[&Sample], figures: &mut Figures) {
+    let all: Vec<(u32, &Row)> = rows(samples, "scaling").collect();
+    let has = |row: &Row, jobs: u8| row.key("jobs").is_some_and(|own| *own == jobs);
+    for (round, row) in all.iter().filter(|(_, row)| has(row, 2)) {
+        let same = |other: &Row| ["mode", "pattern", "size", "drive"].iter().all(|key| other.key(key) == row.key(key));
+        let beside = all.iter().find(|(its, other)| its == round && has(other, 1) && same(other));
+        let (Some(own), Some(base)) = (iops(row), beside.and_then(|(_, row)| iops(row))) else { continue };
+        let word = |key: &str| row.key(key).and_then(|value| value.as_str()).unwrap_or_default();
+        let [mode, pattern, size, drive] = ["mode", "pattern", "size", "drive"].map(word);
+        figures.add(&format!("scaling_{mode}_{pattern}_{size}_{drive}"), own / base);
     }
 }
 
@@ -245,6 +261,20 @@ mod tests {
         let medians = of(&[&sample_of("pools", rows)]).medians;
         assert_eq!(medians.keys().collect::<Vec<_>>(), ["slowdown_bounce_1M_100"]);
         assert!(is_near(medians["slowdown_bounce_1M_100"], 0.25), "{medians:?}");
+    }
+
+    #[test]
+    fn two_jobs_are_set_against_one_of_the_same_mode_and_size() {
+        let row = |drive: &str, jobs: u8, iops: f64| {
+            let of = [("mode", "bounce".into()), ("pattern", "read".into()), ("size", "4k".into())];
+            let mut row = Row::new(of, [("iops", iops)]);
+            row.of.extend([("jobs".into(), jobs.into()), ("drive".into(), drive.into())]);
+            row
+        };
+        let rows = vec![row("real", 1, 100.0), row("null", 1, 300.0), row("real", 2, 190.0)];
+        let medians = of(&[&sample_of("scaling", rows)]).medians;
+        assert_eq!(medians.keys().collect::<Vec<_>>(), ["scaling_bounce_read_4k_real"]);
+        assert!(is_near(medians["scaling_bounce_read_4k_real"], 1.9), "{medians:?}");
     }
 
     #[test]

@@ -4,11 +4,12 @@
 use crate::table::Table;
 use crate::{
     allocator, counts, density, disk, engine, io_instructions, lent, login, map_counts, map_time, network, pinning,
-    pools, sandbox, start_instructions, sync, throughput, vmm,
+    pools, sandbox, scaling, start_instructions, sync, throughput, vmm,
 };
 
-pub(crate) static TABLES: [Table; 18] = [
+pub(crate) static TABLES: [Table; 19] = [
     throughput::TABLE,
+    scaling::TABLE,
     map_time::TABLE,
     sync::TABLE,
     map_counts::TABLE,

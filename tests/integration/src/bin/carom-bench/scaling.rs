@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a second job on a second vCPU adds: on a drive as it is, and on one that limits neither, as it keeps nothing.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use carom_integration::Site;
+use carom_integration::measure::fio::{self, Cell, Extent, Pattern, RANDWRITE, READ};
+use carom_integration::measure::mode::{BOUNCE, LAZY, Mode, NO_VIOMMU, STRICT};
+use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
+
+use crate::table::{self, Row, Scope, Shown, Table, Work};
+use crate::throughput::{self, AROUND, RAM_MIB};
+
+pub(crate) const TABLE: Table = Table {
+    name: "scaling",
+    across: "mode",
+    shown: &[
+        Shown { figure: "iops", title: "operations a second", places: 0 },
+        Shown { figure: "guest_cpu_us", title: "CPU time of the guest for an operation, in µs", places: 0 },
+    ],
+    is_once_enough: false,
+    work,
+};
+
+/// The drive of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Drive {
+    /// The site's first one.
+    Real,
+    /// One that keeps nothing: the emulator has nothing to copy for it.
+    Null,
+}
+
+/// One job and two are neighbours, as it is they that are set against each other.
+fn work(scope: Scope, site: &Site) -> Vec<Work> {
+    let drives: &[Drive] = if site.null_nvme.is_some() { &[Drive::Real, Drive::Null] } else { &[Drive::Real] };
+    let mut work = Vec::new();
+    for mode in [&NO_VIOMMU, &BOUNCE, &STRICT, &LAZY] {
+        for drive in drives {
+            work.extend([1, 2].map(|jobs| in_a_guest(mode, *drive, jobs, cells(scope, *drive, jobs))));
+        }
+    }
+    work
+}
+
+fn cells(scope: Scope, drive: Drive, jobs: u8) -> Vec<Cell> {
+    let sizes: &[u32] = if scope == Scope::Quick { &[4, 128] } else { &[4, 16, 64, 128] };
+    let patterns: &[Pattern] = if drive == Drive::Real { &[READ] } else { &[READ, RANDWRITE] };
+    let cell = |pattern, kib| Cell { pattern, kib, depth: 64, jobs, extent: Extent::Seconds(2) };
+    patterns.iter().flat_map(|pattern| sizes.iter().map(move |kib| cell(*pattern, *kib))).collect()
+}
+
+fn in_a_guest(mode: &'static Mode, drive: Drive, jobs: u8, cells: Vec<Cell>) -> Work {
+    let estimate = AROUND + cells.iter().map(Cell::estimate).sum::<Duration>();
+    let (key, address): (_, fn(&Site) -> Option<&String>) = match drive {
+        Drive::Real => ("real", |site| site.nvme.first()),
+        Drive::Null => ("null", |site| site.null_nvme.as_ref()),
+    };
+    let run = move |site: &Site, name: &str| {
+        let address = address(site).context("the site has no such drive")?;
+        let guest = mode.guest_with(address, name).memory_mib(RAM_MIB).cpus(jobs);
+        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}", fio::job(&cells));
+        let outcome = table::run(guest.job(&job), estimate, site)?;
+        throughput::measured(&outcome, mode, &cells, |cell, done| {
+            let mut row: Row = throughput::row(mode, cell, done);
+            row.of.push(("drive".into(), key.into()));
+            Ok(row)
+        })
+    };
+    Work { name: format!("{} with {jobs} jobs, {key} drive", mode.name), estimate, run: Box::new(run) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_job_and_two_have_the_same_cells_side_by_side() {
+        for (drive, count) in [(Drive::Real, 4), (Drive::Null, 8)] {
+            let [one, two] = [1, 2].map(|jobs| cells(Scope::Plain, drive, jobs));
+            assert_eq!(one.len(), count);
+            assert!(one.iter().zip(&two).all(|(one, two)| Cell { jobs: 2, ..*one } == *two));
+            assert!(cells(Scope::Quick, drive, 1).iter().all(|cell| one.contains(cell)));
+        }
+    }
+
+    #[test]
+    fn drive_that_keeps_nothing_is_measured_where_there_is_one() {
+        let mut site = Site { nvme: vec!["0000:01:00.0".into()], ..Site::default() };
+        let names = |site: &Site| work(Scope::Plain, site).into_iter().map(|work| work.name).collect::<Vec<_>>();
+        assert_eq!(names(&site)[..2], ["no-viommu with 1 jobs, real drive", "no-viommu with 2 jobs, real drive"]);
+        assert_eq!(names(&site).len(), 8);
+        site.null_nvme = Some("0000:00:1c.0".into());
+        assert_eq!(names(&site)[2], "no-viommu with 1 jobs, null drive");
+        assert_eq!(names(&site).len(), 16);
+    }
+}
