@@ -8,6 +8,7 @@
 mod apart;
 pub mod api;
 mod background;
+pub mod devices;
 mod document;
 mod emulator_counts;
 pub mod events;

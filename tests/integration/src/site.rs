@@ -20,8 +20,10 @@ pub struct Site {
     pub kernel_elf: PathBuf,
     /// An earlier one that measurements compare it with, as a bzImage (`CAROM_BASE_KERNEL`).
     pub base_kernel: Option<PathBuf>,
-    /// The patched kernel with the function profiler as a bzImage (`CAROM_PROFILE_KERNEL`), for `scripts/bench`.
+    /// The patched kernel with the function profiler, and so with trace points, as a bzImage (`CAROM_PROFILE_KERNEL`).
     pub profile_kernel: Option<PathBuf>,
+    /// The same of a newer series (`CAROM_NEWER_PROFILE_KERNEL`).
+    pub newer_profile_kernel: Option<PathBuf>,
     /// The patched kernel of a newer series as a bzImage (`CAROM_NEWER_KERNEL`); the demo does without.
     pub newer_kernel: Option<PathBuf>,
     /// The patched kernel with modules as a bzImage, beside which are those of `guest/bench` (`CAROM_MODULAR_KERNEL`), for
@@ -89,6 +91,10 @@ pub struct Site {
     pub aer: Option<String>,
     /// PCI address of an xHCI host controller that has a drive (`CAROM_USB`).
     pub usb: Option<String>,
+    /// PCI address of a network card of igb's, with a network like that of `net` (`CAROM_IGB`).
+    pub igb: Option<String>,
+    /// PCI address of an AHCI controller that has a drive (`CAROM_AHCI`).
+    pub ahci: Option<String>,
     /// Block device to which the host may swap; what is on it is lost (`CAROM_SWAP`).
     pub swap: Option<PathBuf>,
     /// Directory for consoles and results (`CAROM_OUT`).
@@ -115,6 +121,7 @@ impl Site {
             kernel_elf: kernel_dir.join("vmlinux"),
             base_kernel: optional("CAROM_BASE_KERNEL")?,
             profile_kernel: optional("CAROM_PROFILE_KERNEL")?,
+            newer_profile_kernel: optional("CAROM_NEWER_PROFILE_KERNEL")?,
             newer_kernel: optional("CAROM_NEWER_KERNEL")?,
             modular: optional("CAROM_MODULAR_KERNEL")?,
             modular_stock: optional("CAROM_MODULAR_STOCK_KERNEL")?,
@@ -147,6 +154,8 @@ impl Site {
             net: env::var("CAROM_NET").ok(),
             aer: env::var("CAROM_AER").ok(),
             usb: env::var("CAROM_USB").ok(),
+            igb: env::var("CAROM_IGB").ok(),
+            ahci: env::var("CAROM_AHCI").ok(),
             swap: optional("CAROM_SWAP")?,
             out: existing("CAROM_OUT")?,
             // Not there before the first count.

@@ -60,6 +60,8 @@ pub enum Kernel {
     Profile,
     /// The patched kernel of the newer series, as a bzImage.
     Newer,
+    /// The same with the function profiler.
+    NewerProfile,
     /// The patched kernel with modules, as a bzImage.
     Modular,
     /// The same without the patch.
@@ -84,6 +86,10 @@ impl Kernel {
                 (site.profile_kernel.as_deref().context("CAROM_PROFILE_KERNEL is not set")?, &site.initramfs)
             }
             Self::Newer => (site.newer_kernel.as_deref().context("CAROM_NEWER_KERNEL is not set")?, &site.initramfs),
+            Self::NewerProfile => {
+                let kernel = site.newer_profile_kernel.as_deref().context("CAROM_NEWER_PROFILE_KERNEL is not set")?;
+                (kernel, &site.initramfs)
+            }
             Self::Modular => (site.modular.as_deref().context("CAROM_MODULAR_KERNEL is not set")?, &site.initramfs),
             Self::ModularStock => {
                 let kernel = site.modular_stock.as_deref().context("CAROM_MODULAR_STOCK_KERNEL is not set")?;
@@ -367,7 +373,8 @@ enum Group {
 fn qemu(site: &Site, machine: &Machine, iommu: &str, group: Group) -> Command {
     let mut command = Command::new(site.qemu());
     command
-        .args(["-accel", "kvm", "-cpu", "host", "-machine", "q35", "-nodefaults", "-no-user-config"])
+        // The machine's own AHCI controller has no drive, which the guest's driver would look for while the guest starts.
+        .args(["-accel", "kvm", "-cpu", "host", "-machine", "q35,sata=off", "-nodefaults", "-no-user-config"])
         .args(["-display", "none", "-serial", "stdio", "-no-reboot"])
         .args(["-smp", &machine.cpus.to_string(), "-m", &format!("{}M", machine.memory_mib)])
         .arg("-kernel")

@@ -52,6 +52,10 @@ pub enum Need {
     ErrorInjection,
     /// A USB controller with a drive.
     Usb,
+    /// A network card of igb's with a server that echoes.
+    Igb,
+    /// An AHCI controller with a drive.
+    Ahci,
     /// A device of vfio-pci whose group has a device of another driver.
     NotViable,
     /// A Debian made of packages.
@@ -60,6 +64,10 @@ pub enum Need {
     Firmware,
     /// Carom as a Debian package.
     Package,
+    /// A kernel for guests that has trace points.
+    TracePoints,
+    /// The same of the newer series.
+    NewerTracePoints,
     /// A server of directories of the host.
     Virtiofsd,
     /// A server of disks.
@@ -90,10 +98,14 @@ impl Need {
             Self::Net => "CAROM_NET",
             Self::ErrorInjection => "CAROM_AER",
             Self::Usb => "CAROM_USB",
+            Self::Igb => "CAROM_IGB",
+            Self::Ahci => "CAROM_AHCI",
             Self::NotViable => "CAROM_NOT_VIABLE",
             Self::Distribution => "CAROM_DISTRIBUTION",
             Self::Firmware => "CAROM_FIRMWARE",
             Self::Package => "CAROM_PACKAGE",
+            Self::TracePoints => "CAROM_PROFILE_KERNEL",
+            Self::NewerTracePoints => "CAROM_NEWER_PROFILE_KERNEL",
             Self::Swap => "CAROM_SWAP",
             Self::KataRuntime => "CAROM_KATA_RUNTIME",
             Self::Virtiofsd => return Place::Program(VIRTIOFSD),
@@ -118,7 +130,9 @@ impl Need {
         };
         if !is_set(variable) {
             let what = match self {
-                Self::Distribution | Self::Firmware | Self::Package => "what",
+                Self::Distribution | Self::Firmware | Self::Package | Self::TracePoints | Self::NewerTracePoints => {
+                    "what"
+                }
                 _ => "a device that",
             };
             return Some(format!("needs {what} {variable} names"));

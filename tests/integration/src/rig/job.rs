@@ -14,7 +14,7 @@ use super::options::Options;
 pub(super) const BAD_PLACE: u64 = 300 << 20;
 
 /// Where the devices are that are given to vfio-pci, by the variables that name them; see `qemu.rs`.
-const DEVICES: [(&str, &str); 9] = [
+const DEVICES: [(&str, &str); 11] = [
     ("CAROM_NVME", "0000:00:05.0"),
     ("CAROM_NVME2", "0000:00:06.0"),
     ("CAROM_EDU", "0000:00:07.0"),
@@ -23,8 +23,13 @@ const DEVICES: [(&str, &str); 9] = [
     ("CAROM_NET", "0000:00:0b.0"),
     ("CAROM_AER", "0000:01:00.0"),
     ("CAROM_USB", "0000:00:0d.0"),
+    ("CAROM_AHCI", "0000:02:00.0"),
+    IGB,
     ("CAROM_NOT_VIABLE", "0000:00:08.0"),
 ];
+
+/// The one that emulators older than QEMU 8.0 lack.
+const IGB: (&str, &str) = ("CAROM_IGB", "0000:03:00.0");
 
 /// File, in the directory that the command can write to, with what was counted between marks.
 pub(super) const INSTRUCTIONS: &str = "instructions";
@@ -46,6 +51,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) accelerator: &'a str,
     /// Version of the emulator, as it says it.
     pub(super) emulator: &'a str,
+    /// Whether the machine has a card of igb's.
+    pub(super) igb: bool,
     /// The directory that it can write to.
     pub(super) out: Option<&'a Path>,
     /// Rows and columns of the command's terminal, where they are known.
@@ -74,7 +81,8 @@ pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>
     export(&mut script, "CAROM_RIG".as_ref(), around.accelerator.as_ref())?;
     export(&mut script, "CAROM_EMULATOR".as_ref(), around.emulator.as_ref())?;
     export(&mut script, "CAROM_NVME2_BAD".as_ref(), BAD_PLACE.to_string().as_ref())?;
-    for (name, address) in DEVICES {
+    let devices: Vec<_> = DEVICES.into_iter().filter(|device| around.igb || *device != IGB).collect();
+    for (name, address) in &devices {
         export(&mut script, name.as_ref(), address.as_ref())?;
     }
     let address = |slot: u8| format!("0000:00:{slot:02x}.0");
@@ -95,7 +103,7 @@ pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>
     }
     if !options.no_bind {
         script.extend_from_slice(&quoted(around.checkout.join("scripts/lib/vfio-bind").as_os_str())?);
-        for address in DEVICES.iter().map(|(_, address)| *address).chain(more.iter().map(String::as_str)) {
+        for address in devices.iter().map(|(_, address)| *address).chain(more.iter().map(String::as_str)) {
             script.push(b' ');
             script.extend_from_slice(address.as_bytes());
         }
@@ -149,9 +157,13 @@ mod tests {
         Options { command: command.iter().map(OsString::from).collect(), ..Options::plain() }
     }
 
+    fn output(options: &Options, environment: &[(&str, &str)]) -> String {
+        output_of(options, environment, true)
+    }
+
     /// Runs the script for `options` as the machine does, in a checkout with a blank, a quote and a comma in its name whose
     /// `vfio-bind` prints its arguments.
-    fn output(options: &Options, environment: &[(&str, &str)]) -> String {
+    fn output_of(options: &Options, environment: &[(&str, &str)], igb: bool) -> String {
         let dir = tempfile::tempdir().unwrap();
         let checkout = dir.path().join("a clone, it's $HOME");
         fs::create_dir_all(checkout.join("scripts/lib")).unwrap();
@@ -165,6 +177,7 @@ mod tests {
             environment: &environment,
             accelerator: "tcg",
             emulator: "QEMU 10",
+            igb,
             out: Some(&checkout.join("out put")),
             window: None,
         };
@@ -187,6 +200,15 @@ mod tests {
             "bind {devices}\n<{clone}>\n<{clone}/out put>\n<0000:00:05.0>\n<tcg>\n<314572800>\n<a b>\n<it's>\n<>\n<$HOME\n>\n"
         );
         assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn card_that_the_emulator_lacks_is_neither_bound_nor_named() {
+        let options = options(&["/bin/sh", "-c", "echo ${CAROM_IGB-none} $CAROM_AHCI"]);
+        let without = output_of(&options, &[], false);
+        assert!(without.starts_with("bind 0000:00:05.0 ") && !without.contains("0000:03:00.0"), "{without}");
+        assert!(without.ends_with(" 0000:00:08.0\nnone 0000:02:00.0\n"), "{without}");
+        assert!(output(&options, &[]).ends_with(" 0000:00:08.0\n0000:03:00.0 0000:02:00.0\n"));
     }
 
     #[test]

@@ -46,7 +46,7 @@ const DEAD_AFTER: Duration = Duration::from_secs(100);
 /// The signal that stands for the keys which end the machine.
 const SIGINT: u8 = 2;
 
-/// Size of the drive at the USB controller.
+/// Size of the drive at the USB controller, and of that at the AHCI controller.
 const STICK_BYTES: u64 = 64 << 20;
 
 /// Size of the device for swapping.
@@ -141,6 +141,7 @@ impl Machine {
             _ => tools.rig_emulator(options.count_instructions)?,
         };
         let version = version(&emulator)?;
+        let igb = qemu::has_igb(&emulator)?;
 
         let environment: Vec<_> = env::vars_os().collect();
         let around = Surroundings {
@@ -149,6 +150,7 @@ impl Machine {
             environment: &environment,
             accelerator,
             emulator: &version,
+            igb,
             out: out.as_deref(),
             window: options.terminal.then(terminal::window).flatten(),
         };
@@ -166,7 +168,7 @@ impl Machine {
         let files = Files(dir.path());
         initramfs::append(&boot.initramfs, &extras, &files.initramfs())?;
         let size = options::bytes(&options.nvme_size).context("--nvme-size: too large")?;
-        let others = [(files.stick(), STICK_BYTES), (files.swap(), SWAP_BYTES)];
+        let others = [(files.stick(), STICK_BYTES), (files.sata(), STICK_BYTES), (files.swap(), SWAP_BYTES)];
         let drives = files.drives().into_iter().chain(files.more_drives(options.more_nvme));
         for (path, size) in drives.map(|path| (path, size)).chain(others) {
             File::create(&path)
@@ -192,7 +194,7 @@ impl Machine {
             }
             _ => Vec::new(),
         };
-        let start = Start { emulator: &emulator, accelerator, plugin: &plugin, boot: &boot };
+        let start = Start { emulator: &emulator, accelerator, plugin: &plugin, boot: &boot, igb };
         let qemu = spawn(&start, &files, options, out.as_deref())?;
         progress.show(&coming_up(accelerator, Duration::ZERO));
         let terminal = options.terminal.then(|| Terminal::start(&files.terminal()));
@@ -380,6 +382,8 @@ struct Start<'a> {
     /// Arguments for its plug-in.
     plugin: &'a [String],
     boot: &'a Boot,
+    /// Whether it has a card of igb's.
+    igb: bool,
 }
 
 fn spawn(start: &Start<'_>, files: &Files, options: &Options, out: Option<&Path>) -> Result<Child> {
@@ -391,7 +395,7 @@ fn spawn(start: &Start<'_>, files: &Files, options: &Options, out: Option<&Path>
         .args(start.emulator)
         .args(qemu::accelerator(start.accelerator, options.icount))
         .args(start.plugin)
-        .args(qemu::arguments(files, start.boot, options, out)?)
+        .args(qemu::arguments(files, start.boot, options, out, start.igb)?)
         .args(options.qemu_args.iter().flat_map(|words| words.split_whitespace()))
         // What the terminal sends is for this program, which takes the emulator down.
         .process_group(0)

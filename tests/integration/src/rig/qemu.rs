@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! QEMU's arguments: the machine and its devices.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use carom_tools::rig::Boot;
@@ -50,6 +52,9 @@ impl Files<'_> {
     pub(super) fn stick(&self) -> PathBuf {
         self.0.join("usb.img")
     }
+    pub(super) fn sata(&self) -> PathBuf {
+        self.0.join("sata.img")
+    }
     /// Where the machine's memory goes that it swaps.
     pub(super) fn swap(&self) -> PathBuf {
         self.0.join("swap.img")
@@ -80,11 +85,27 @@ pub(super) fn plugin(file: &Path, out: &Path) -> Result<Vec<String>> {
     Ok(vec!["-plugin".into(), format!("file={},out={}", value(file)?, value(out)?)])
 }
 
-/// All arguments but those of [`accelerator`] and [`plugin`].
+/// Whether an emulator, of which these are the program and its first arguments, has network cards of igb's, as QEMU has since 8.0.
+///
+/// # Errors
+/// It does not start.
+pub(super) fn has_igb(emulator: &[OsString]) -> Result<bool> {
+    let [program, arguments @ ..] = emulator else { return Ok(false) };
+    let output = Command::new(program).args(arguments).args(["-device", "igb,help"]).output();
+    Ok(output.with_context(|| format!("starting {}", program.display()))?.status.success())
+}
+
+/// All arguments but those of [`accelerator`] and [`plugin`]. With `igb`, the machine has a card that older emulators lack.
 ///
 /// # Errors
 /// A path that is no UTF-8.
-pub(super) fn arguments(files: &Files, boot: &Boot, options: &Options, out: Option<&Path>) -> Result<Vec<String>> {
+pub(super) fn arguments(
+    files: &Files,
+    boot: &Boot,
+    options: &Options,
+    out: Option<&Path>,
+    igb: bool,
+) -> Result<Vec<String>> {
     let file = |path: PathBuf| value(&path);
     let [first, second] = files.drives();
     let mut all = Arguments::default();
@@ -126,13 +147,22 @@ pub(super) fn arguments(files: &Files, boot: &Boot, options: &Options, out: Opti
     for (address, mask) in [("0x7", "0xffffffffffffffff"), ("0x9", "0xffffffffffffffff"), ("0xa", "0xfffffff")] {
         all.add(&["-device", &format!("edu,addr={address},dma_mask={mask}")]);
     }
-    // Its network has nothing but a server that sends back what it gets, at 10.0.2.100 port 7.
-    all.add(&["-netdev", "user,id=net,restrict=on,guestfwd=tcp:10.0.2.100:7-cmd:cat"]);
+    all.network("net");
     all.add(&["-device", "e1000e,netdev=net,addr=0xb,romfile="]);
     // Errors are reported by a root port: devices without one have none to report them.
     all.add(&["-device", "pcie-root-port,id=root_port,chassis=1,addr=0xc", "-device", "e1000e,bus=root_port,romfile="]);
     all.add(&["-drive", &format!("file={},if=none,id=stick,format=raw,cache=unsafe", file(files.stick())?)]);
     all.add(&["-device", "qemu-xhci,id=usb,addr=0xd", "-device", "usb-storage,bus=usb.0,drive=stick"]);
+    // Nothing but its port can reset it.
+    all.add(&["-device", "pcie-root-port,id=ahci_port,chassis=2,addr=0xe"]);
+    all.add(&["-drive", &format!("file={},if=none,id=sata,format=raw,cache=unsafe", file(files.sata())?)]);
+    all.add(&["-device", "ich9-ahci,id=ahci,bus=ahci_port", "-device", "ide-hd,bus=ahci.0,drive=sata"]);
+    if igb {
+        // The numbers of its virtual functions would be those of other devices on the first bus.
+        all.add(&["-device", "pcie-root-port,id=igb_port,chassis=3,addr=0xf"]);
+        all.network("igb_net");
+        all.add(&["-device", "igb,netdev=igb_net,bus=igb_port,romfile="]);
+    }
     // Two functions of one device share an IOMMU group: with a driver on the second, the first cannot be passed through.
     all.add(&["-device", "edu,addr=0x8.0,multifunction=on", "-device", "virtio-rng-pci,addr=0x8.1"]);
     // The last slot but two: Linux names such disks by the order of their addresses, and that of `--disk` is to be the first.
@@ -169,6 +199,11 @@ struct Arguments(Vec<String>);
 impl Arguments {
     fn add(&mut self, words: &[&str]) {
         self.0.extend(words.iter().copied().map(String::from));
+    }
+
+    /// A network that has nothing but a server that sends back what it gets, at 10.0.2.100 port 7.
+    fn network(&mut self, name: &str) {
+        self.add(&["-netdev", &format!("user,id={name},restrict=on,guestfwd=tcp:10.0.2.100:7-cmd:cat")]);
     }
 
     /// A directory of the host by 9p; `path` as [`value`] gives it.
@@ -215,7 +250,7 @@ mod tests {
     fn commas_and_blanks_in_names_stay_inside_their_values() {
         let files = Files(Path::new("/tmp/a, b"));
 
-        let words = arguments(&files, &boot(), &Options::plain(), Some(Path::new("/srv/o,ut"))).unwrap();
+        let words = arguments(&files, &boot(), &Options::plain(), Some(Path::new("/srv/o,ut")), true).unwrap();
 
         let has = |word: &str| assert!(words.iter().any(|known| known == word), "{word} in {words:?}");
         has("/cache/vm linuz,1");
@@ -235,18 +270,18 @@ mod tests {
 
     #[test]
     fn directory_to_write_to_is_shared_only_where_there_is_one() {
-        let words = arguments(&Files(Path::new("/tmp/a")), &boot(), &Options::plain(), None).unwrap();
+        let words = arguments(&Files(Path::new("/tmp/a")), &boot(), &Options::plain(), None, true).unwrap();
         assert!(!words.iter().any(|word| word.contains("id=out,path=/srv") || word.contains("mount_tag=out")));
     }
 
     #[test]
     fn disk_and_terminal_are_there_only_where_they_are_asked_for() {
         let files = Files(Path::new("/tmp/a"));
-        let plain = arguments(&files, &boot(), &Options::plain(), None).unwrap();
+        let plain = arguments(&files, &boot(), &Options::plain(), None, true).unwrap();
         assert!(!plain.iter().any(|word| word.contains("id=disk") || word.contains("id=tty")));
         let options = Options { disk: Some("/srv/a,b.raw".into()), terminal: true, ..Options::plain() };
 
-        let words = arguments(&files, &boot(), &options, None).unwrap();
+        let words = arguments(&files, &boot(), &options, None, true).unwrap();
 
         let has = |part: &str| assert!(words.iter().any(|word| word.starts_with(part)), "{part} in {words:?}");
         has("file=/srv/a,,b.raw,if=none,id=disk,format=raw");
@@ -254,11 +289,19 @@ mod tests {
     }
 
     #[test]
+    fn card_that_the_emulator_lacks_is_left_out_with_its_port() {
+        let words = |igb| arguments(&Files(Path::new("/tmp/a")), &boot(), &Options::plain(), None, igb).unwrap();
+        let (with, without) = (words(true), words(false));
+        assert!(!without.iter().any(|word| word.contains("igb")), "{without:?}");
+        assert_eq!(with.iter().filter(|word| word.contains("igb")).count(), 3, "{with:?}");
+    }
+
+    #[test]
     fn drives_that_are_asked_for_have_slots_of_their_own() {
         let files = Files(Path::new("/tmp/a"));
         let options = Options { more_nvme: 12, ..Options::plain() };
 
-        let words = arguments(&files, &boot(), &options, None).unwrap();
+        let words = arguments(&files, &boot(), &options, None, true).unwrap();
 
         let slots = words.iter().filter(|word| word.starts_with("nvme,")).filter_map(|word| word.split_once("addr="));
         let slots: Vec<&str> = slots.map(|(_, slot)| slot).collect();
@@ -268,6 +311,6 @@ mod tests {
     #[test]
     fn path_that_is_no_utf8_is_refused() {
         let path = Path::new(OsStr::from_bytes(b"/tmp/\xff"));
-        assert!(arguments(&Files(path), &boot(), &Options::plain(), None).is_err());
+        assert!(arguments(&Files(path), &boot(), &Options::plain(), None, true).is_err());
     }
 }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use carom_integration::harness;
 
+mod ahci;
 mod api;
 mod balloon;
 mod boot;

@@ -2,13 +2,11 @@
 //! virtio-net: a real guest on a tap interface, beside the virtio-iommu, behind it through mappings, and through a window.
 
 use std::fs::File;
-use std::io;
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
 
 use carom_integration::api::ApiVmm;
+use carom_integration::devices::{Peer, echo_server};
 use carom_integration::harness::guest_test;
 use carom_integration::{Guest, Outcome};
 use serde_json::{Value, json};
@@ -18,62 +16,20 @@ use crate::hotplug::{create, put, wait_gone};
 use crate::support::tap::{open_tap, put_with_descriptors};
 use crate::support::{MIB, SITE, run};
 
-/// MiB that go to the host and come back.
-const TRAFFIC_MIB: u64 = 4;
-
-/// Waits for the card, and has functions that send random bytes to the server, which sends them back, and compare them: over
-/// one connection in large packets, over another in small ones, over several at the same time.
-const FUNCTIONS: &str = r#"
-wait_for_card() {
-    i=0
-    while [ ! -e /sys/class/net/eth0/device ] && [ $i -lt 100 ]; do i=$((i + 1)); sleep 0.1; done
-    ip addr add NET.2/24 dev eth0
-    ip link set eth0 up
-}
-large() {
-    head -c $((MIB * 1048576)) /dev/urandom >/tmp/sent
-    nc -w 60 NET.1 PORT </tmp/sent >/tmp/back
-    cmp /tmp/sent /tmp/back && echo CAROM-SAME large
-}
-small() {
-    ip link set eth0 mtu 128
-    head -c 65536 /dev/urandom >/tmp/part
-    dd if=/tmp/part bs=64 2>/dev/null | nc -w 60 NET.1 PORT >/tmp/back
-    cmp /tmp/part /tmp/back && echo CAROM-SAME small
-    ip link set eth0 mtu 1500
-}
-several() {
-    head -c 2097152 /dev/urandom >/tmp/sent
-    for one in 1 2 3 4; do
-        (nc -w 60 NET.1 PORT </tmp/sent >/tmp/back$one
-        cmp /tmp/sent /tmp/back$one && echo CAROM-SAME one of several) &
-    done
-    wait
-}
-"#;
-
-/// A server that sends back what it gets, on all addresses, until the tests end; its port.
-fn echo_server() -> u16 {
-    let listener = TcpListener::bind("0.0.0.0:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    thread::spawn(move || {
-        for stream in listener.incoming() {
-            thread::spawn(move || echo(&stream.unwrap()));
-        }
-    });
-    port
-}
-
-/// Sends back what comes. A guest may go in the midst of it.
-fn echo(stream: &TcpStream) {
-    let _ = io::copy(&mut { stream }, &mut { stream });
-    let _ = stream.shutdown(Shutdown::Write);
-}
+/// Bytes that go to the host and come back.
+const TRAFFIC: u64 = 4 * MIB;
 
 /// A job that does `work` on the network `net`, of which the first three numbers are given.
 pub(crate) fn job(net: &str, work: &str) -> String {
-    let job = format!("{FUNCTIONS}\n{work}");
-    job.replace("NET", net).replace("PORT", &echo_server().to_string()).replace("MIB", &TRAFFIC_MIB.to_string())
+    job_of(net, TRAFFIC, work)
+}
+
+/// The same with so many bytes that go to the host and come back.
+pub(crate) fn job_of(net: &str, bytes: u64, work: &str) -> String {
+    let port = echo_server().unwrap();
+    let (own, server) = (format!("{net}.2"), format!("{net}.1"));
+    let functions = Peer { own: &own, server: &server, port, bytes }.functions();
+    format!("{functions}\n{}", work.replace("NET", net).replace("PORT", &port.to_string()))
 }
 
 fn echoed(guest: Guest, net: &str, options: &str) -> Outcome {
@@ -170,8 +126,8 @@ fn card_comes_works_and_goes_while_it_is_used() {
         assert!(status == 409 && message.to_string().contains("net.tap"), "{status}: {message}");
         vmm.wait_for(&format!("CAROM-WORKED {round}\n"), 1, BOOT_TIME).unwrap();
         vmm.wait_for("CAROM-SAME large", round, BOOT_TIME).unwrap();
-        assert!(counter(&vmm, "card", "rx_bytes") > TRAFFIC_MIB * MIB);
-        assert!(counter(&vmm, "card", "tx_bytes") > TRAFFIC_MIB * MIB);
+        assert!(counter(&vmm, "card", "rx_bytes") > TRAFFIC);
+        assert!(counter(&vmm, "card", "tx_bytes") > TRAFFIC);
         assert_eq!(interfaces("caromtap"), 1);
         put(&vmm, "vm.remove-device", &json!({"id": "card"}));
         vmm.wait_for(&format!("CAROM-GONE {round}\n"), 1, BOOT_TIME).unwrap();

@@ -3,6 +3,7 @@
 
 pub(crate) mod block_device;
 pub(crate) mod debian;
+pub(crate) mod driven;
 pub(crate) mod edu;
 pub(crate) mod edu_server;
 pub(crate) mod failing_allocations;

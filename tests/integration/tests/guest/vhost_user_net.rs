@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::api::{BOOT_TIME, command_line};
 use crate::hotplug::{create, put, wait_gone};
-use crate::net::{counter, job};
+use crate::net::{counter, job, job_of};
 use crate::support::tap::open_tap;
 use crate::support::{MIB, SITE};
 use crate::vhost_user::Server;
@@ -82,7 +82,7 @@ fn card_of_a_server_works_goes_on_with_the_next_one_and_comes_again() {
 }
 
 /// Bytes that go and come back behind the virtio-iommu.
-const BYTES: usize = 512 * 1024;
+const BYTES: u64 = 512 * 1024;
 
 /// A guest whose card is behind the virtio-iommu, and the server's; what the server says goes to `said`.
 fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value) -> (ApiVmm, Server) {
@@ -93,7 +93,7 @@ fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value
     command.stdout(File::create(dir.join("said")).unwrap());
     let server = Server::start(&mut command, &socket);
     // Each packet costs messages to the server and back: fewer bytes than elsewhere.
-    let script = job(address, TRAFFIC).replace("nc -w 60", "nc -w 10").replace("$((4 * 1048576))", &BYTES.to_string());
+    let script = job_of(address, BYTES, TRAFFIC).replace("nc -w 60", "nc -w 10");
     let vmm = ApiVmm::start(&SITE, &script).unwrap();
     let card = json!({"vhost_user": true, "vhost_socket": socket, "id": "card", "iommu": true});
     let cmdline = command_line() + " iommu.strict=1";

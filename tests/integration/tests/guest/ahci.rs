@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A SATA drive on an AHCI controller that is passed through. Its driver has not opted in to bouncing.
+
+use carom_integration::devices::Figures;
+use carom_integration::harness::guest_test;
+
+use crate::support::driven::{assert_left_alone, drive_is_verified};
+use crate::support::{MIB, SITE, required};
+
+fn verified(choice: &str) -> Figures {
+    let controller = required(SITE.ahci.as_ref(), "an AHCI controller (CAROM_AHCI)");
+    drive_is_verified(&format!("ahci-{choice}"), controller, "ahci", choice)
+}
+
+#[guest_test(needs(Ahci), slow = "every_byte_of_a_bounced_sata_drive_is_right has the harder traffic")]
+fn sata_drive_is_left_alone_by_default() {
+    assert_left_alone(&verified("auto"));
+}
+
+#[guest_test(needs(Ahci))]
+fn every_byte_of_a_bounced_sata_drive_is_right() {
+    let figures = verified("on");
+
+    // Of 4 MiB in mixed sizes, written and read. The first ones may find no slot yet.
+    assert!(figures.bounced > 200, "{figures:?}");
+    // A read is copied to its slot too, as nobody says that the drive writes all of it.
+    assert!(figures.copied_in > 6 * MIB && figures.copied_out > 3 * MIB, "{figures:?}");
+}

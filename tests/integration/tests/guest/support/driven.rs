@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Guests with a passed-through device whose driver has not opted in to bouncing.
+
+use carom_integration::devices::{self, Figures, Peer};
+use carom_integration::{Guest, Outcome, workload};
+
+use super::run;
+
+/// Runs a job of [`devices`] with the device behind the IOMMU, in a guest that is offered windows, and prints its figures.
+fn driven(name: &str, device: &str, job: &str) -> (Outcome, Figures) {
+    let outcome = run(&Guest::new(name).iommu_device(device).bounce("size=32M").cmdline("iommu.strict=1").job(job));
+    let figures = devices::figures(&outcome).unwrap_or_else(|error| panic!("{error:#}"));
+    let [figures] = figures[..] else { panic!("{figures:?} of one device") };
+    let requests = outcome.counters.last().expect("counters at the end").requests;
+    println!("{name}: {figures}; {} mapped and {} windows asked for", requests.map, requests.window_add);
+    (outcome, figures)
+}
+
+/// I/O on the drive of a controller, all of it right. `choice` is what the controller's `iommu_bounce` is set to.
+pub(crate) fn drive_is_verified(name: &str, controller: &str, driver: &str, choice: &str) -> Figures {
+    let (outcome, figures) = driven(name, controller, &devices::drive_job(driver, choice, 4, 4));
+    workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
+    figures
+}
+
+/// `bytes` that go to the server of the rig and come back, and 64 KiB in small packets, all of them right.
+pub(crate) fn bytes_come_back(name: &str, card: &str, driver: &str, choice: &str, bytes: u64) -> Figures {
+    let (outcome, figures) = driven(name, card, &devices::card_job(driver, choice, &Peer::of_the_rig(bytes)));
+    devices::check_same(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
+    figures
+}
+
+/// Nothing bounced, no memory was asked for, and sync calls still cost nothing.
+pub(crate) fn assert_left_alone(figures: &Figures) {
+    let Figures { bounced, chunk_adds, elision_lost, .. } = *figures;
+    assert_eq!((bounced, chunk_adds, elision_lost), (0, 0, 0), "{figures:?}");
+}
