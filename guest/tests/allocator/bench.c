@@ -17,6 +17,7 @@
 #define CHUNKS		16
 #define BASE		0xc0000000UL
 #define DEPTH		8
+#define THREADS		16
 
 static struct dma_bounce_slots slots;
 static bool stop;
@@ -26,9 +27,9 @@ struct result {
 	unsigned long ops;
 } __attribute__((aligned(64)));
 
-static struct result results[SHIM_CPUS];
+static struct result results[THREADS];
 
-static void on_drained(struct dma_bounce_slots *unused)
+static void on_notify(struct dma_bounce_slots *unused)
 {
 	(void)unused;
 }
@@ -65,7 +66,7 @@ static void run(unsigned int nthreads, double seconds)
 {
 	struct timespec wait = { (time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9) };
 	unsigned int cores = sysconf(_SC_NPROCESSORS_ONLN);
-	pthread_t threads[SHIM_CPUS];
+	pthread_t threads[THREADS];
 	unsigned long sum = 0;
 	uintptr_t i;
 
@@ -91,7 +92,7 @@ int main(void)
 	struct dma_bounce_chunk *chunk;
 	unsigned int i, n;
 
-	dma_bounce_slots_init(&slots, on_drained);
+	dma_bounce_slots_init(&slots, on_notify);
 	if (dma_bounce_slots_open(&slots, BASE, (u64)CHUNKS << CHUNK_SHIFT, CHUNK_SHIFT))
 		return 1;
 	for (i = 0; i < CHUNKS; i++) {
@@ -103,7 +104,7 @@ int main(void)
 					 1UL << CHUNK_SHIFT);
 	}
 	printf("threads  million op/s  for each running thread\n");
-	for (n = 1; n <= SHIM_CPUS; n *= 2)
+	for (n = 1; n <= THREADS; n *= 2)
 		run(n, 0.5);
 	return 0;
 }

@@ -6,6 +6,7 @@
 #define MAX_THREADS	64
 
 __thread unsigned int shim_cpu;
+u64 shim_online = 0xffff;
 unsigned long shim_jiffies;
 
 /* Odd while the thread is in a critical section; each in a cache line of its own */

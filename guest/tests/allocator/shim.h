@@ -45,12 +45,14 @@ typedef uint64_t phys_addr_t;
 #define max(a, b)		((a) > (b) ? (a) : (b))
 #define min_t(type, a, b)	min((type)(a), (type)(b))
 #define div_u64(a, b)		((a) / (b))
+#define clamp(x, lo, hi)	min(max(x, lo), hi)
 #define clamp_t(type, x, lo, hi) \
 	((type)(x) < (type)(lo) ? (type)(lo) : (type)(x) > (type)(hi) ? (type)(hi) : (type)(x))
 #define container_of(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
 
 #define READ_ONCE(x)		__atomic_load_n(&(x), __ATOMIC_RELAXED)
 #define WRITE_ONCE(x, v)	__atomic_store_n(&(x), (v), __ATOMIC_RELAXED)
+#define xchg(p, v)		__atomic_exchange_n((p), (v), __ATOMIC_SEQ_CST)
 #define smp_load_acquire(p)	__atomic_load_n((p), __ATOMIC_ACQUIRE)
 #define smp_store_release(p, v)	__atomic_store_n((p), (v), __ATOMIC_RELEASE)
 
@@ -162,15 +164,18 @@ struct mutex {
 #define mutex_unlock(m)		pthread_mutex_unlock(&(m)->lock)
 #define lockdep_is_held(m)	true
 
-/* CPUs */
-#define SHIM_CPUS		16
+/* CPUs, of which those are online that have a bit set in shim_online */
+#define SHIM_CPUS		64
 
 extern __thread unsigned int shim_cpu;
+extern u64 shim_online;
 
+#define cpu_online_mask			shim_online
 #define for_each_possible_cpu(i)	for ((i) = 0; (i) < SHIM_CPUS; (i)++)
 #define for_each_cpu_wrap(i, mask, start) \
-	for (unsigned int _k = 0; (i) = ((start) + _k) % SHIM_CPUS, _k < SHIM_CPUS; _k++)
-#define num_online_cpus()		SHIM_CPUS
+	for (unsigned int _k = 0; (i) = ((start) + _k) % SHIM_CPUS, _k < SHIM_CPUS; _k++) \
+		if ((mask) >> (i) & 1)
+#define num_online_cpus()		((unsigned int)__builtin_popcountll(shim_online))
 #define raw_smp_processor_id()		shim_cpu
 #define __alloc_percpu(size, align)	shim_zalloc(SHIM_CPUS * (size))
 #define free_percpu(p)			free(p)
@@ -180,7 +185,9 @@ extern __thread unsigned int shim_cpu;
 /* Time, which the test makes pass */
 extern unsigned long shim_jiffies;
 
+#define HZ			100
 #define jiffies			READ_ONCE(shim_jiffies)
+#define time_before(a, b)	((long)((a) - (b)) < 0)
 #define time_after_eq(a, b)	((long)((a) - (b)) >= 0)
 
 /* RCU: each thread counts the beginnings and ends of its critical sections. */

@@ -5,19 +5,31 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 
-use crate::Outcome;
+use crate::{Guest, Outcome};
 
 /// Kernel parameters with which the tests run.
-pub const CMDLINE: &str = "kunit.enable=1 kunit.autorun=1 kunit.filter_glob=dma-bounce*";
+const CMDLINE: &str = "kunit.enable=1 kunit.autorun=1 kunit.filter_glob=dma-bounce*";
 
 /// Lines of a job that print the results, which [`check`] reads, and of which kernel they are. Some kernels have the time ahead of them.
 pub const JOB: &str = "dmesg | sed 's/^\\[[^]]*\\] //' | sed -n 's/^ *\\(ok\\|not ok\\) /CAROM-KUNIT \\1 /p'\necho \"CAROM-RELEASE $(uname -r)\"\n";
 
+/// Has the kernel of a guest run the tests, on two nodes that have so many MiB each, of which one has both CPUs (Carom only): CPUs
+/// of one package, as the guest sees them, are on one node.
+#[must_use]
+pub fn on_two_nodes(guest: Guest, mib: u32) -> Guest {
+    let zone = |id: u8| format!("id=zone{id},size={mib}M");
+    let [near, far] = ["guest_numa_id=0,cpus=[0-1],memory_zones=zone0", "guest_numa_id=1,memory_zones=zone1"];
+    let arguments = ["--memory-zone".into(), zone(0), zone(1), "--numa".into(), near.into(), far.into()];
+    guest.cmdline(CMDLINE).cpus(2).memory_mib(0).arguments(&arguments)
+}
+
 /// The files that have the cases: what is in them must have run. The last is of kernels whose block layer maps requests as a
 /// whole, which 6.12 does not.
-static SOURCES: [&str; 6] = [
+static SOURCES: [&str; 8] = [
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit.c"),
+    include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-grow.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-list.c"),
+    include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-place.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-pool.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-share.c"),
     include_str!("../../../guest/src/drivers/iommu/virtio-iommu-window-kunit.c"),

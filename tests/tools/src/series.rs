@@ -108,7 +108,8 @@ impl Repository<'_> {
             let is_listed = listed.lines().filter_map(brought).any(|(_, starts)| starts_one_of(&starts, &file));
             ensure!(is_listed, "{} of guest/src comes with no patch: see guest/patches/files", file.display());
         }
-        let forms = self.first_forms(&out.with_extension("forms"))?;
+        let forms = out.with_extension("forms");
+        earlier_forms(self.tools, &self.source, &self.steps, &forms)?;
         for step in &self.steps {
             self.tools.run(self.git().args(["am", "-q", "--empty=keep"]).arg(self.patches.join(&step.patch)))?;
             for file in self.sources()? {
@@ -157,19 +158,6 @@ impl Repository<'_> {
         self.commit(&["-qm", "base"])
     }
 
-    /// The files of `guest/src` as they are before any patch changes what an earlier one has brought.
-    fn first_forms(&self, forms: &Path) -> Result<PathBuf> {
-        for file in self.sources()? {
-            copy(&self.source.join(&file), &forms.join(&file))?;
-        }
-        for later in self.steps.iter().rev().flat_map(|step| step.later.iter().rev()) {
-            self.tools
-                .run(patch_command(forms, later).arg("-R"))
-                .with_context(|| format!("{} is not what guest/src has", later.display()))?;
-        }
-        Ok(forms.to_path_buf())
-    }
-
     /// Each file of `guest/src` that a mail brings is in the end as it is there, and each that none brings is missing.
     fn compare(&self, by: &str) -> Result<()> {
         for file in self.sources()? {
@@ -202,9 +190,7 @@ impl Repository<'_> {
     }
 
     fn sources(&self) -> Result<Vec<PathBuf>> {
-        let mut files: Vec<PathBuf> = files_below(&self.source)?.into_iter().map(|(file, _)| file).collect();
-        files.sort();
-        Ok(files)
+        sources(&self.source)
     }
 
     fn commit(&self, arguments: &[&str]) -> Result<()> {
@@ -231,9 +217,38 @@ impl Step {
         !self.starts.is_empty()
     }
 
-    fn brings(&self, file: &Path) -> bool {
+    /// Whether it brings files of ours, or changes some that came before.
+    pub(crate) fn changes_files(&self) -> bool {
+        self.brings_files() || !self.later.is_empty()
+    }
+
+    pub(crate) fn brings(&self, file: &Path) -> bool {
         starts_one_of(&self.starts, file)
     }
+}
+
+/// Copies the files of `source`, which is `guest/src`, to `forms` as they are before the last of the mails, `steps`, change what
+/// earlier ones have brought. Returns their paths.
+///
+/// # Errors
+/// What a mail changes is not what they have.
+pub(crate) fn earlier_forms(tools: &Tools<'_>, source: &Path, steps: &[Step], forms: &Path) -> Result<Vec<PathBuf>> {
+    let files = sources(source)?;
+    for file in &files {
+        copy(&source.join(file), &forms.join(file))?;
+    }
+    for later in steps.iter().rev().flat_map(|step| step.later.iter().rev()) {
+        tools
+            .run(patch_command(forms, later).arg("-R"))
+            .with_context(|| format!("{} is not what guest/src has", later.display()))?;
+    }
+    Ok(files)
+}
+
+fn sources(source: &Path) -> Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = files_below(source)?.into_iter().map(|(file, _)| file).collect();
+    files.sort();
+    Ok(files)
 }
 
 fn starts_one_of(starts: &[String], file: &Path) -> bool {

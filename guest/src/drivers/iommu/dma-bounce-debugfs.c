@@ -26,7 +26,6 @@ static const char * const stat_names[DMA_BOUNCE_STATS] = {
 	[DMA_BOUNCE_LENT]		= "lent_buffers",
 	[DMA_BOUNCE_SINGLE_USE]		= "single_use",
 	[DMA_BOUNCE_SYNCS]		= "syncs",
-	[DMA_BOUNCE_SYNCS_PLAIN]	= "syncs_not_bounced",
 	[DMA_BOUNCE_ELISION_LOST]	= "sync_elision_lost",
 	[DMA_BOUNCE_FB_STARTING]	= "fallback_starting",
 	[DMA_BOUNCE_FB_FULL]		= "fallback_full",
@@ -107,8 +106,8 @@ static int stats_show(struct seq_file *m, void *unused)
 		   pool->calibrated, pool->budget);
 	seq_printf(m, "chunks %u\nchunk_bytes %llu\npeak_chunk_bytes %llu\n", pool->nchunks,
 		   pool->backed, pool->peak);
-	seq_printf(m, "chunk_adds %llu\nchunk_dels %llu\nchunk_failures %llu\n", pool->adds,
-		   pool->dels, pool->failures);
+	seq_printf(m, "chunk_adds %llu\nchunk_dels %llu\nchunk_failures %llu\nchunks_ahead %llu\n",
+		   pool->adds, pool->dels, pool->failures, pool->ahead);
 	seq_printf(m, "chunks_recycled %llu\nchunks_shrunk %llu\nchunks_drained %llu\n",
 		   pool->recycled, pool->shrunk, pool->drained);
 	seq_printf(m, "chunks_stuck %llu\nchunks_yielded %llu\nslots_orphaned %llu\n", pool->stuck,

@@ -41,7 +41,7 @@ static bool chunks_become(struct dma_bounce_pool *pool, unsigned int n)
 
 /* The allocator by itself */
 
-static void no_drain(struct dma_bounce_slots *slots)
+static void no_work(struct dma_bounce_slots *slots)
 {
 }
 
@@ -61,7 +61,7 @@ static void allocator_test(struct kunit *test)
 
 	KUNIT_ASSERT_NOT_NULL(test, slots);
 	KUNIT_ASSERT_NOT_NULL(test, memory);
-	dma_bounce_slots_init(slots, no_drain);
+	dma_bounce_slots_init(slots, no_work);
 	KUNIT_EXPECT_EQ(test, dma_bounce_slots_open(slots, SZ_4K, SZ_4M, 20), -EINVAL);
 	KUNIT_EXPECT_EQ(test, dma_bounce_slots_open(slots, SZ_1G, SZ_4M, 12), -EINVAL);
 	KUNIT_ASSERT_EQ(test, dma_bounce_slots_open(slots, SZ_1G, SZ_4M, 20), 0);
@@ -96,7 +96,7 @@ static void allocator_test(struct kunit *test)
 	dma_bounce_slots_put(slots, extra);
 out_unlock:
 	rcu_read_unlock();
-	KUNIT_EXPECT_FALSE(test, dma_bounce_chunk_withdraw(slots, chunk, 0));
+	KUNIT_EXPECT_FALSE(test, dma_bounce_chunk_withdraw(slots, chunk, 0, false));
 	dma_bounce_chunk_retire(slots, chunk, DMA_BOUNCE_DRAINING);
 	dma_bounce_slots_flush(slots, true);
 	KUNIT_EXPECT_EQ(test, dma_bounce_chunk_used(slots, chunk), 14);

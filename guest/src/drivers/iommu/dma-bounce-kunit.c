@@ -11,8 +11,6 @@
 #include <linux/delay.h>
 #include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
-#include <linux/ioport.h>
-#include <linux/memremap.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
@@ -297,11 +295,7 @@ static void sync_elision_test(struct kunit *test)
 	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_OFF;
 	addr = bounce_kunit_map(test, 0, 512, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_TRUE(test, dev_dma_skip_sync(t->dev));
-	dma_sync_single_for_cpu(t->dev, addr, 512, DMA_FROM_DEVICE);
 	dma_unmap_single(t->dev, addr, 512, DMA_FROM_DEVICE);
-	/* Debugging of the DMA API never elides them. */
-	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_SYNCS_PLAIN),
-			IS_ENABLED(CONFIG_DMA_API_DEBUG));
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_ELISION_LOST), 0);
 
 	t->dev->iommu->bounce.choice = DMA_BOUNCE_SWITCH_ON;
@@ -309,6 +303,61 @@ static void sync_elision_test(struct kunit *test)
 	KUNIT_EXPECT_FALSE(test, dev_dma_skip_sync(t->dev));
 	dma_unmap_single(t->dev, addr, 512, DMA_FROM_DEVICE);
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_ELISION_LOST), 1);
+}
+
+/* Which mappings are to be synchronised is still told by their addresses. */
+static void need_sync_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	dma_addr_t plain, bounced;
+
+	plain = bounce_kunit_map(test, SZ_8K, 512, DMA_FROM_DEVICE, DMA_ATTR_SKIP_CPU_SYNC);
+	KUNIT_EXPECT_FALSE(test, dma_need_sync(t->dev, plain));
+	bounced = bounce_kunit_map_bounced(test, 0, 512, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_FALSE(test, dev_dma_skip_sync(t->dev));
+	KUNIT_EXPECT_TRUE(test, dma_need_sync(t->dev, bounced));
+	KUNIT_EXPECT_TRUE(test, dma_need_sync(t->dev, bounced + 511));
+	KUNIT_EXPECT_FALSE(test, dma_need_sync(t->dev, plain));
+
+	/* Buffers of devices that are not trusted may be anywhere. */
+	t->dev->iommu->bounce.untrusted = true;
+	KUNIT_EXPECT_TRUE(test, dma_need_sync(t->dev, plain));
+	t->dev->iommu->bounce.untrusted = false;
+
+	/* There are architectures that know none but coherent ones. */
+	arch_setup_dma_ops(t->dev, false);
+	KUNIT_EXPECT_EQ(test, dma_need_sync(t->dev, plain), !dev_is_dma_coherent(t->dev));
+	arch_setup_dma_ops(t->dev, true);
+
+	dma_unmap_single(t->dev, bounced, 512, DMA_FROM_DEVICE);
+	dma_unmap_single_attrs(t->dev, plain, 512, DMA_FROM_DEVICE, DMA_ATTR_SKIP_CPU_SYNC);
+}
+
+/* Where an untrusted device cannot have a slot, its buffer is found by the address alone, too. */
+static void untrusted_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+	u8 bytes[64];
+	dma_addr_t addr;
+
+	bounce_kunit_fill(t);
+	memset(bytes, SECRET, sizeof(bytes));
+	t->dev->iommu->bounce.untrusted = true;
+	KUNIT_ASSERT_EQ(test, dma_set_mask(t->dev, DMA_BIT_MASK(28)), 0);
+	addr = bounce_kunit_map(test, 100, 512, DMA_FROM_DEVICE, 0);
+	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_SINGLE_USE), 1);
+	KUNIT_EXPECT_TRUE(test, dma_need_sync(t->dev, addr));
+	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, bytes, 64));
+	bounce_kunit_expect_area(test);
+	dma_sync_single_for_cpu(t->dev, addr, 32, DMA_FROM_DEVICE);
+	memset(t->expect + 100, SECRET, 32);
+	bounce_kunit_expect_area(test);
+	dma_unmap_single(t->dev, addr, 512, DMA_FROM_DEVICE);
+	memset(t->expect + 100, SECRET, 64);
+	bounce_kunit_expect_area(test);
+	KUNIT_EXPECT_EQ(test, dma_set_mask(t->dev, DMA_BIT_MASK(64)), 0);
+	t->dev->iommu->bounce.untrusted = false;
 }
 
 /* The low bits of the address that the device needs are kept. */
@@ -368,57 +417,6 @@ static void not_bounced_test(struct kunit *test)
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
 }
-
-#ifdef CONFIG_ZONE_DEVICE
-/* Maps a page of another device's memory, which is not ours to copy. */
-static void map_device_page(struct kunit *test, struct page *page)
-{
-	struct bounce_test *t = test->priv;
-	u64 before = dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY);
-	struct scatterlist sgl[1];
-	dma_addr_t addr;
-
-	addr = dma_map_page(t->dev, page, 0, 4096, DMA_FROM_DEVICE);
-	KUNIT_EXPECT_FALSE(test, dma_mapping_error(t->dev, addr));
-	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
-	dma_unmap_page(t->dev, addr, 4096, DMA_FROM_DEVICE);
-	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 1);
-	sg_init_table(sgl, 1);
-	sg_set_page(sgl, page, 4096, 0);
-	KUNIT_EXPECT_EQ(test, dma_map_sg(t->dev, sgl, 1, DMA_FROM_DEVICE), 1);
-	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
-	dma_unmap_sg(t->dev, sgl, 1, DMA_FROM_DEVICE);
-	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 2);
-}
-
-static void device_memory_test(struct kunit *test)
-{
-	struct dev_pagemap *map = kunit_kzalloc(test, sizeof(*map), GFP_KERNEL);
-	struct resource res = { .name = "dma-bounce-kunit", .flags = IORESOURCE_MEM };
-	void *va;
-
-	KUNIT_ASSERT_NOT_NULL(test, map);
-	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
-	KUNIT_ASSERT_EQ(test, allocate_resource(&iomem_resource, &res, SZ_128M, SZ_4G,
-						DMA_BIT_MASK(36), SZ_128M, NULL, NULL), 0);
-	map->type = MEMORY_DEVICE_GENERIC;
-	map->range.start = res.start;
-	map->range.end = res.end;
-	map->nr_range = 1;
-	va = memremap_pages(map, NUMA_NO_NODE);
-	KUNIT_EXPECT_FALSE(test, IS_ERR(va));
-	if (!IS_ERR(va)) {
-		map_device_page(test, virt_to_page(va));
-		memunmap_pages(map);
-	}
-	release_resource(&res);
-}
-#else
-static void device_memory_test(struct kunit *test)
-{
-	kunit_skip(test, "this kernel has none");
-}
-#endif /* CONFIG_ZONE_DEVICE */
 
 /* A device whose attach is put off until it maps something is left alone. */
 static void attach_deferred_test(struct kunit *test)
@@ -560,9 +558,10 @@ static struct kunit_case bounce_cases[] = {
 	KUNIT_CASE(sync_test),
 	KUNIT_CASE(sync_direction_test),
 	KUNIT_CASE(sync_elision_test),
+	KUNIT_CASE(need_sync_test),
+	KUNIT_CASE(untrusted_test),
 	KUNIT_CASE(min_align_test),
 	KUNIT_CASE(not_bounced_test),
-	KUNIT_CASE(device_memory_test),
 	KUNIT_CASE(attach_deferred_test),
 	KUNIT_CASE(odd_mask_test),
 	KUNIT_CASE(opt_in_test),

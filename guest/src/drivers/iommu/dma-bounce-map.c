@@ -89,7 +89,7 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t si
 	if (addr == DMA_MAPPING_ERROR && required)
 		addr = dma_bounce_single_map(pool, dma_bounce_mask(dev), phys, size, dir, attrs);
 	if (addr != DMA_MAPPING_ERROR)
-		dma_bounce_need_sync(pool, dev);
+		dma_bounce_reset_need_sync(pool, dev);
 	return addr;
 }
 
@@ -246,13 +246,38 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 		dma_bounce_slot_fill(pool, dev, slot, dir, attrs);
 		count = sg_fill_dma(dev, sgl, nents, dma_bounce_slot_iova(slot) + slot->offset,
 				    len);
-		dma_bounce_need_sync(pool, dev);
+		dma_bounce_reset_need_sync(pool, dev);
 	}
 	rcu_read_unlock();
 	return count;
 }
 
 /* Unmapping and synchronising */
+
+/*
+ * Whether an address outside of the pool's range may be of a buffer for one mapping. For most
+ * devices it cannot, which is known without a look at the pool.
+ */
+static __always_inline bool may_be_single(struct dma_bounce_pool *pool, struct device *dev)
+{
+	return (dma_bounce_untrusted(dev) || dma_bounce_lends()) &&
+	       atomic_read(&pool->nsingle_use);
+}
+
+/**
+ * dma_bounce_need_sync - whether a mapping of a device in a DMA domain is to be synchronised
+ * @dev: the device, some of whose mappings have bounced
+ * @addr: an address in the mapping
+ *
+ * Return: true for what bounces, by swiotlb too, and for a device that is not coherent.
+ */
+bool dma_bounce_need_sync(struct device *dev, dma_addr_t addr)
+{
+	struct dma_bounce_pool *pool = dma_bounce_pool_of(dev);
+
+	return !pool || !dev_is_dma_coherent(dev) || dma_bounce_untrusted(dev) ||
+	       dma_bounce_owns(pool, addr) || may_be_single(pool, dev);
+}
 
 static bool serves_list(struct dma_bounce_slot *slot)
 {
@@ -293,7 +318,7 @@ bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long 
 	if (!pool)
 		return false;
 	if (!dma_bounce_owns(pool, addr))
-		return dma_bounce_single_unmap(pool, addr, attrs);
+		return may_be_single(pool, dev) && dma_bounce_single_unmap(pool, addr, attrs);
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, addr);
 	if (!slot && is_lent(pool, addr))
@@ -338,7 +363,8 @@ bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nent
 	if (!pool)
 		return false;
 	if (!dma_bounce_owns(pool, addr))
-		return is_lone_buffer(sgl, nents) && dma_bounce_single_unmap(pool, addr, attrs);
+		return may_be_single(pool, dev) && is_lone_buffer(sgl, nents) &&
+		       dma_bounce_single_unmap(pool, addr, attrs);
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, addr);
 	if (!slot && is_lent(pool, addr)) {
@@ -366,34 +392,13 @@ out:
 	return ours;
 }
 
-/**
- * __dma_bounce_sync_single - synchronise part of a mapped buffer
- * @dev: the device
- * @addr: where in the mapping the part starts
- * @size: its bytes
- * @dir: direction of the transfers that the call is about
- * @for_device: the device gets it; otherwise the CPU
- *
- * A part of a list is looked for in the list that was mapped, which must be there still if it has
- * more than one entry.
- *
- * Return: true if the address was one of a pool.
- */
-bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
-			      enum dma_data_direction dir, bool for_device)
+/* Not inlined: sync calls of what did not bounce come and go without saving a register. */
+static noinline bool sync_single(struct dma_bounce_pool *pool, struct device *dev, dma_addr_t addr,
+				 size_t size, enum dma_data_direction dir, bool for_device)
 {
-	struct dma_bounce_pool *pool = dma_bounce_pool_of(dev);
 	struct dma_bounce_slot *slot;
 	dma_addr_t start;
 
-	if (!pool)
-		return false;
-	if (!dma_bounce_owns(pool, addr)) {
-		if (dma_bounce_single_sync(pool, addr, size, dir, for_device))
-			return true;
-		dma_bounce_count(pool, DMA_BOUNCE_SYNCS_PLAIN, 1);
-		return false;
-	}
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, addr);
 	if (!slot && is_lent(pool, addr))
@@ -413,21 +418,35 @@ out:
 }
 
 /**
- * __dma_bounce_sync_sg - synchronise a mapped list, or its first entries
+ * __dma_bounce_sync_single - synchronise part of a mapped buffer
  * @dev: the device
- * @sgl: the list
- * @nents: entries to synchronise
+ * @addr: where in the mapping the part starts
+ * @size: its bytes
  * @dir: direction of the transfers that the call is about
- * @for_device: the device gets them; otherwise the CPU
+ * @for_device: the device gets it; otherwise the CPU
  *
- * Lengths are those of the entries: DMA lengths of a packed list mean nothing after the first.
+ * A part of a list is looked for in the list that was mapped, which must be there still if it has
+ * more than one entry.
  *
- * Return: true if the list was mapped by a slot.
+ * Return: true if the address was one of a pool.
  */
-bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents,
-			  enum dma_data_direction dir, bool for_device)
+bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
+			      enum dma_data_direction dir, bool for_device)
 {
 	struct dma_bounce_pool *pool = dma_bounce_pool_of(dev);
+
+	if (!pool)
+		return false;
+	if (dma_bounce_owns(pool, addr))
+		return sync_single(pool, dev, addr, size, dir, for_device);
+	return may_be_single(pool, dev) &&
+	       dma_bounce_single_sync(pool, addr, size, dir, for_device);
+}
+
+static noinline bool sync_sg(struct dma_bounce_pool *pool, struct device *dev,
+			     struct scatterlist *sgl, int nents, enum dma_data_direction dir,
+			     bool for_device)
+{
 	dma_addr_t addr = sg_dma_address(sgl);
 	struct dma_bounce_slot *slot;
 	struct scatterlist *s;
@@ -435,11 +454,6 @@ bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents
 	size_t len = 0;
 	int i;
 
-	if (!pool)
-		return false;
-	if (!dma_bounce_owns(pool, addr))
-		return is_lone_buffer(sgl, nents) &&
-		       dma_bounce_single_sync(pool, addr, sgl->length, dir, for_device);
 	rcu_read_lock();
 	slot = dma_bounce_slots_find(&pool->slots, addr);
 	if (slot && (serves_list(slot) || is_lone_buffer(sgl, nents))) {
@@ -456,4 +470,30 @@ bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents
 out:
 	rcu_read_unlock();
 	return ours;
+}
+
+/**
+ * __dma_bounce_sync_sg - synchronise a mapped list, or its first entries
+ * @dev: the device
+ * @sgl: the list
+ * @nents: entries to synchronise
+ * @dir: direction of the transfers that the call is about
+ * @for_device: the device gets them; otherwise the CPU
+ *
+ * Lengths are those of the entries: DMA lengths of a packed list mean nothing after the first.
+ *
+ * Return: true if the list was mapped by a slot.
+ */
+bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents,
+			  enum dma_data_direction dir, bool for_device)
+{
+	struct dma_bounce_pool *pool = dma_bounce_pool_of(dev);
+	dma_addr_t addr = sg_dma_address(sgl);
+
+	if (!pool)
+		return false;
+	if (dma_bounce_owns(pool, addr))
+		return sync_sg(pool, dev, sgl, nents, dir, for_device);
+	return may_be_single(pool, dev) && is_lone_buffer(sgl, nents) &&
+	       dma_bounce_single_sync(pool, addr, sgl->length, dir, for_device);
 }

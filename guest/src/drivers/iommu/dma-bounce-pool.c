@@ -8,11 +8,13 @@
  * for it in chunks, and what is here, which decides how many chunks there are. Host-owned windows
  * of virtio-iommu and pages of the guest are the two providers.
  *
- *  - When a mapping finds no slot it goes the ordinary way, and a work item adds chunks (mappings
- *    come with interrupts off, adding a chunk can sleep). At the budget's end, chunks that nobody
- *    has used for a while are cut anew for the size in demand.
- *  - Chunks that have been idle for long are given back; so memory in use follows the DMA in
- *    flight. The last chunk of a kind and size stays longer, to serve the next burst.
+ *  - When few slots are left, a work item adds a chunk (mappings come with interrupts off, adding a
+ *    chunk can sleep). A mapping that finds none all the same goes the ordinary way, and has more
+ *    added. At the budget's end, chunks that nobody has used for a while are cut anew for the size
+ *    in demand.
+ *  - Chunks that have been idle for long are given back, unless few slots would have been left
+ *    without them; so memory in use follows the DMA in flight. The last chunk of a kind and size
+ *    stays longer, to serve the next burst.
  *  - When the budget is lowered below what is there, idle chunks are given back at once and others
  *    as soon as the last slot in use has come back. How pools share what one provider gives is in
  *    dma-bounce-share.c.
@@ -73,7 +75,7 @@ void dma_bounce_pool_missed(struct dma_bounce_pool *pool, enum dma_bounce_kind k
 		queue_work(dma_bounce_wq, &pool->work);
 }
 
-static void pool_drained(struct dma_bounce_slots *slots)
+static void pool_notified(struct dma_bounce_slots *slots)
 {
 	struct dma_bounce_pool *pool = container_of(slots, struct dma_bounce_pool, slots);
 
@@ -82,30 +84,9 @@ static void pool_drained(struct dma_bounce_slots *slots)
 
 /* Chunks. All of this runs under the mutex. */
 
-/**
- * dma_bounce_next_chunk - look at chunks one by one
- * @pool: the pool
- * @place: where to look first; becomes the place behind what is returned
- *
- * Return: the first chunk at @place or behind it, or NULL if there is none.
- */
-struct dma_bounce_chunk *dma_bounce_next_chunk(struct dma_bounce_pool *pool, unsigned long *place)
-{
-	struct dma_bounce_chunk *chunk;
-
-	while (*place < dma_bounce_slots_places(&pool->slots)) {
-		chunk = dma_bounce_slots_chunk(&pool->slots, (*place)++);
-		if (chunk)
-			return chunk;
-	}
-	return NULL;
-}
-
 static unsigned int chunks_of(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
 {
-	unsigned int per_chunk = 1U << (pool->slots.chunk_shift - class - DMA_BOUNCE_MIN_SHIFT);
-
-	return pool->slots.depots[kind][class].nslots / per_chunk;
+	return pool->slots.depots[kind][class].nslots / dma_bounce_per_chunk(&pool->slots, class);
 }
 
 /* Gives the memory of a chunk back; false if a device may still reach it. */
@@ -235,10 +216,11 @@ struct dma_bounce_chunk *dma_bounce_find_idle(struct dma_bounce_pool *pool, unsi
 
 	/* One of the same kind needs no request: look for that first. */
 	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));)
-		if (chunk->kind == kind && dma_bounce_chunk_withdraw(&pool->slots, chunk, age))
+		if (chunk->kind == kind &&
+		    dma_bounce_chunk_withdraw(&pool->slots, chunk, age, false))
 			return chunk;
 	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));)
-		if (dma_bounce_chunk_withdraw(&pool->slots, chunk, age))
+		if (dma_bounce_chunk_withdraw(&pool->slots, chunk, age, false))
 			return chunk;
 	return NULL;
 }
@@ -270,7 +252,7 @@ static int chunk_recycle(struct dma_bounce_pool *pool, unsigned int kind, unsign
 static void pool_grow(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
 {
 	unsigned int missed = atomic_xchg(&pool->missed[kind][class], 0);
-	unsigned int per_chunk = 1U << (pool->slots.chunk_shift - class - DMA_BOUNCE_MIN_SHIFT);
+	unsigned int per_chunk = dma_bounce_per_chunk(&pool->slots, class);
 	unsigned int have = chunks_of(pool, kind, class);
 	unsigned int want = min(DIV_ROUND_UP(missed, per_chunk), have + 1);
 	int ret = 0;
@@ -287,6 +269,19 @@ static void pool_grow(struct dma_bounce_pool *pool, unsigned int kind, unsigned 
 	/* Others can help where it is not its own limit that it is at. */
 	if (ret == -ENOMEM && pool->backed + (1UL << pool->slots.chunk_shift) <= pool->budget)
 		pool->no_memory(pool);
+}
+
+/*
+ * Adds a chunk where few slots are left, before mappings find none. For that alone nothing is taken
+ * from others, the budget's last chunk is left to mappings that found none, and a failure does not
+ * put off what these need.
+ */
+static void pool_grow_ahead(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
+{
+	if (xchg(&pool->slots.depots[kind][class].asks, false) &&
+	    pool->backed + (2UL << pool->slots.chunk_shift) <= pool->budget &&
+	    !chunk_add(pool, kind, class))
+		pool->ahead++;
 }
 
 /**
@@ -394,6 +389,9 @@ static void pool_work(struct work_struct *work)
 		for (class = 0; class < DMA_BOUNCE_CLASSES; class++)
 			if (atomic_read(&pool->missed[kind][class]))
 				pool_grow(pool, kind, class);
+	for (kind = 0; kind < DMA_BOUNCE_KINDS; kind++)
+		for (class = 0; class < DMA_BOUNCE_CLASSES; class++)
+			pool_grow_ahead(pool, kind, class);
 out:
 	mutex_unlock(&pool->slots.mutex);
 }
@@ -433,7 +431,7 @@ static void pool_idle_work(struct work_struct *work)
 	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));) {
 		last = chunks_of(pool, chunk->kind, chunk->class) <= 1;
 		if (dma_bounce_chunk_withdraw(&pool->slots, chunk,
-					      last ? age * DMA_BOUNCE_KEEP_FACTOR : age)) {
+					      last ? age * DMA_BOUNCE_KEEP_FACTOR : age, !last)) {
 			pool->shrunk++;
 			dma_bounce_chunk_del(pool, chunk);
 		}
@@ -556,7 +554,7 @@ struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
 	pool->retry_at = jiffies;
 	pool->idle_ms = DMA_BOUNCE_IDLE_MS;
 	INIT_LIST_HEAD(&pool->loans);
-	dma_bounce_slots_init(&pool->slots, pool_drained);
+	dma_bounce_slots_init(&pool->slots, pool_notified);
 	xa_init_flags(&pool->single_use, XA_FLAGS_LOCK_IRQ);
 	INIT_WORK(&pool->work, pool_work);
 	INIT_DELAYED_WORK(&pool->idle_work, pool_idle_work);

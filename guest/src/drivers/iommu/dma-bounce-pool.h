@@ -23,7 +23,6 @@ void dma_bounce_pool_retry(struct dma_bounce_pool *pool);
 void dma_bounce_pool_set_idle(struct dma_bounce_pool *pool, u32 ms);
 
 /* To be called with the mutex of @pool held */
-struct dma_bounce_chunk *dma_bounce_next_chunk(struct dma_bounce_pool *pool, unsigned long *place);
 struct dma_bounce_chunk *dma_bounce_find_idle(struct dma_bounce_pool *pool, unsigned int kind,
 					      unsigned long age);
 struct dma_bounce_chunk *dma_bounce_chunk_make(struct dma_bounce_pool *pool, unsigned int kind,
@@ -58,6 +57,26 @@ static inline struct dma_bounce_slot *dma_bounce_pool_get(struct dma_bounce_pool
 	if (unlikely(!slot))
 		dma_bounce_pool_missed(pool, kind, class);
 	return slot;
+}
+
+/**
+ * dma_bounce_next_chunk - look at chunks one by one
+ * @pool: the pool, whose mutex is held
+ * @place: where to look first; becomes the place behind what is returned
+ *
+ * Return: the first chunk at @place or behind it, or NULL if there is none.
+ */
+static inline struct dma_bounce_chunk *dma_bounce_next_chunk(struct dma_bounce_pool *pool,
+							     unsigned long *place)
+{
+	struct dma_bounce_chunk *chunk;
+
+	while (*place < dma_bounce_slots_places(&pool->slots)) {
+		chunk = dma_bounce_slots_chunk(&pool->slots, (*place)++);
+		if (chunk)
+			return chunk;
+	}
+	return NULL;
 }
 
 #endif /* _DMA_BOUNCE_POOL_H */

@@ -127,7 +127,7 @@ bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
 			.p2pdma.map = PCI_P2PDMA_MAP_NONE,
 		};
 		*state = (struct dma_iova_state) { .addr = iter->addr, .__size = len };
-		dma_bounce_need_sync(pool, dma_dev);
+		dma_bounce_reset_need_sync(pool, dma_dev);
 	}
 	rcu_read_unlock();
 	return slot;

@@ -13,13 +13,14 @@
  * stack is empty or full exchanges half of it with the depot; if that is empty too, it takes a slot
  * that another CPU keeps.
  *
- * Where chunks come from, and when there are to be more or fewer of them, is the caller's business.
- * A chunk that is wanted back is *withdrawn* if it is idle. One that is in use is *retired*: its
- * slots are not handed out any more, and it can be removed when the last of them has come back. It
- * can be retired because its memory is gone (a virtio-iommu domain ends, and its windows with it,
- * when the last device leaves it). The slots that are mapped then are orphans: nobody touches their
- * memory, and the chunk's place in the range stays taken until the last of them is unmapped. Users
- * of slots' memory are in an RCU read-side critical section, for which to wait before memory goes.
+ * Where chunks come from, and when there are to be more or fewer of them, is the caller's business,
+ * whom a depot *asks* for more when it has few slots left. A chunk that is wanted back is
+ * *withdrawn* if it is idle. One that is in use is *retired*: its slots are not handed out any
+ * more, and it can be removed when the last of them has come back. It can be retired because its
+ * memory is gone (a virtio-iommu domain ends, and its windows with it, when the last device leaves
+ * it). The slots that are mapped then are orphans: nobody touches their memory, and the chunk's
+ * place in the range stays taken until the last of them is unmapped. Users of slots' memory are in
+ * an RCU read-side critical section, for which to wait before memory goes.
  */
 
 #ifdef __KERNEL__
@@ -71,18 +72,76 @@ static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_depot *d
 		if (chunk_idle(chunk)) {
 			chunk->idle_since = jiffies;
 			if (chunk->state != DMA_BOUNCE_LIVE)
-				slots->drained(slots);
+				slots->notify(slots);
 		}
 	}
 	raw_spin_unlock(&depot->lock);
 }
 
-static void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
+/*
+ * How many free slots of @nslots are few: a part of them, but no more than all CPUs keep, and no
+ * less than one takes at once, as it would take the last ones unseen. None are few where there are
+ * hardly any: chunks are that small when memory is short.
+ */
+static unsigned int low_mark(struct dma_bounce_slots *slots, unsigned int class,
+			     unsigned int nslots)
+{
+	unsigned int part = nslots / DMA_BOUNCE_LOW_PART, cap = READ_ONCE(slots->cap[class]) ?: 1;
+
+	return part ? clamp(part, max(cap / 2, 1U), cap * num_online_cpus()) : 0;
+}
+
+/*
+ * Notes whether a depot could do with a chunk of @n slots less: not if few were free then, or twice
+ * as many, so that it does not ask for what it has just given back.
+ */
+static void depot_look(struct dma_bounce_slots *slots, struct dma_bounce_depot *depot,
+		       unsigned int class, unsigned int n)
+{
+	unsigned int rest = depot->nslots - min(depot->nslots, n);
+
+	if (depot->nfree <= n + 2 * low_mark(slots, class, rest))
+		depot->needed_at = jiffies;
+}
+
+/* Free slots that this CPU can have: of the depot, and of the CPUs that it asks if that has none */
+static unsigned int slots_left(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
+			       unsigned int class)
+{
+	unsigned int i, asked = 0, n = slots->depots[kind][class].nfree;
+
+	for_each_cpu_wrap(i, cpu_online_mask, raw_smp_processor_id()) {
+		if (asked++ == DMA_BOUNCE_STEAL_CPUS)
+			break;
+		n += READ_ONCE(per_cpu_ptr(slots->cpus, i)->n[kind][class]);
+	}
+	return n;
+}
+
+/* Whether a depot of which slots were taken asks for a chunk now. If none comes, not again soon. */
+static bool depot_asks(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
+		       unsigned int class)
+{
+	struct dma_bounce_depot *depot = &slots->depots[kind][class];
+	unsigned int mark = low_mark(slots, class, depot->nslots);
+
+	depot_look(slots, depot, class, dma_bounce_per_chunk(slots, class));
+	if (!mark || depot->nfree > mark || time_before(jiffies, depot->ask_at) ||
+	    slots_left(slots, kind, class) > mark)
+		return false;
+	depot->ask_at = jiffies + DMA_BOUNCE_ASK_AGAIN;
+	WRITE_ONCE(depot->asks, true);
+	return true;
+}
+
+/* Returns whether the owner is to be notified. */
+static bool cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
 			 enum dma_bounce_kind kind, unsigned int class)
 {
 	struct dma_bounce_depot *depot = &slots->depots[kind][class];
 	unsigned int n = cpu->n[kind][class], want = max(READ_ONCE(slots->cap[class]) / 2, 1);
 	struct dma_bounce_chunk *chunk;
+	bool asks;
 
 	raw_spin_lock(&depot->lock);
 	while (n < want) {
@@ -95,8 +154,10 @@ static void cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *
 		if (!chunk->nfree)
 			list_del_init(&chunk->node);
 	}
-	raw_spin_unlock(&depot->lock);
 	WRITE_ONCE(cpu->n[kind][class], n);
+	asks = depot_asks(slots, kind, class);
+	raw_spin_unlock(&depot->lock);
+	return asks;
 }
 
 /* Returns the @n slots that the CPU has had for longest to the depot. */
@@ -126,7 +187,10 @@ static unsigned int cache_untouched(struct dma_bounce_cpu *cpu, enum dma_bounce_
 
 /*
  * The depot is empty: take a slot that another CPU keeps. Of many CPUs only some are asked, as this
- * is what each mapping does while there is too little memory.
+ * is what each mapping does while there is too little memory, and of those that are online, as
+ * others may never have been. What a CPU keeps when it goes offline is not lost: nobody touches it,
+ * so caches give it back the second time that the owner looks for idle chunks, or at once when it
+ * has no memory for a chunk.
  */
 static struct dma_bounce_slot *
 cache_steal(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned int class,
@@ -137,7 +201,7 @@ cache_steal(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned 
 	struct dma_bounce_cpu *cpu;
 	unsigned long flags;
 
-	for_each_cpu_wrap(i, cpu_possible_mask, raw_smp_processor_id()) {
+	for_each_cpu_wrap(i, cpu_online_mask, raw_smp_processor_id()) {
 		if (slot || asked++ == DMA_BOUNCE_STEAL_CPUS)
 			break;
 		cpu = per_cpu_ptr(slots->cpus, i);
@@ -170,15 +234,18 @@ struct dma_bounce_slot *__dma_bounce_slots_get(struct dma_bounce_slots *slots,
 	struct dma_bounce_slot *slot;
 	struct dma_bounce_cpu *cpu;
 	unsigned long flags;
+	bool asks = false;
 
 	local_irq_save(flags);
 	cpu = raw_cpu_ptr(slots->cpus);
 	dma_bounce_cpu_lock(cpu);
 	if (!cpu->n[kind][class])
-		cache_refill(slots, cpu, kind, class);
+		asks = cache_refill(slots, cpu, kind, class);
 	slot = dma_bounce_cache_pop(cpu, kind, class, mapped);
 	dma_bounce_cpu_unlock(cpu);
 	local_irq_restore(flags);
+	if (asks)
+		slots->notify(slots);
 	return slot ?: cache_steal(slots, kind, class, mapped);
 }
 
@@ -211,7 +278,7 @@ void __dma_bounce_slots_put(struct dma_bounce_slots *slots, struct dma_bounce_cp
 }
 
 /**
- * dma_bounce_slots_flush - have CPUs give back the slots that they keep
+ * dma_bounce_slots_flush - have CPUs give back the slots that they keep, those offline too
  * @slots: the allocator
  * @all: all of them; otherwise those that were not touched since the last time
  *
@@ -237,58 +304,6 @@ void dma_bounce_slots_flush(struct dma_bounce_slots *slots, bool all)
 		dma_bounce_cpu_unlock(cpu);
 		local_irq_enable();
 	}
-}
-
-/**
- * dma_bounce_slots_cached - count the slots that CPUs keep
- * @slots: an allocator that is open
- * @kind: of this kind
- * @class: and this size
- *
- * Return: their number, which may be outdated already.
- */
-unsigned int dma_bounce_slots_cached(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
-				     unsigned int class)
-{
-	unsigned int n = 0, i;
-
-	for_each_possible_cpu(i)
-		n += READ_ONCE(per_cpu_ptr(slots->cpus, i)->n[kind][class]);
-	return n;
-}
-
-/**
- * dma_bounce_slots_served - count the slots that were ever taken
- * @slots: an allocator that is open
- * @mapped: for this
- *
- * Return: their number, which may be outdated already.
- */
-u64 dma_bounce_slots_served(struct dma_bounce_slots *slots, enum dma_bounce_mapped mapped)
-{
-	unsigned int i;
-	u64 n = 0;
-
-	for_each_possible_cpu(i)
-		n += READ_ONCE(per_cpu_ptr(slots->cpus, i)->served[mapped]);
-	return n;
-}
-
-/**
- * dma_bounce_slots_bytes - count the bytes that were ever copied
- * @slots: an allocator that is open
- * @to_slot: to slots; otherwise from them
- *
- * Return: their number, which may be outdated already.
- */
-u64 dma_bounce_slots_bytes(struct dma_bounce_slots *slots, bool to_slot)
-{
-	unsigned int i;
-	u64 n = 0;
-
-	for_each_possible_cpu(i)
-		n += READ_ONCE(per_cpu_ptr(slots->cpus, i)->bytes[to_slot]);
-	return n;
 }
 
 /**
@@ -386,6 +401,8 @@ void dma_bounce_chunk_publish(struct dma_bounce_slots *slots, struct dma_bounce_
 	list_add_tail(&chunk->node, &depot->chunks);
 	depot->nslots += chunk->nslots;
 	depot->nfree += chunk->nslots;
+	WRITE_ONCE(depot->asks, false);
+	depot->ask_at = jiffies;
 	raw_spin_unlock_irq(&depot->lock);
 }
 
@@ -413,19 +430,23 @@ void dma_bounce_chunk_publish_whole(struct dma_bounce_slots *slots, struct dma_b
  * @slots: the allocator
  * @chunk: the chunk
  * @age: and has been for this many jiffies
+ * @spare: and the depot could have done without it for as long
  *
  * Return: whether it was, and is not handed out any more; then it is to be removed, or another one
  * published at its place.
  */
 bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
-			       unsigned long age)
+			       unsigned long age, bool spare)
 {
 	struct dma_bounce_depot *depot = depot_of(slots, chunk);
 	bool idle;
 
 	raw_spin_lock_irq(&depot->lock);
+	/* CPUs may have gone on for long with what they keep, and taken none. */
+	depot_look(slots, depot, chunk->class, chunk->nslots);
 	idle = chunk->state == DMA_BOUNCE_LIVE && chunk_idle(chunk) &&
-	       time_after_eq(jiffies, chunk->idle_since + age);
+	       time_after_eq(jiffies, chunk->idle_since + age) &&
+	       (!spare || time_after_eq(jiffies, depot->needed_at + age));
 	if (idle) {
 		list_del_init(&chunk->node);
 		depot->nslots -= chunk->nslots;
@@ -496,12 +517,12 @@ void dma_bounce_chunk_remove(struct dma_bounce_slots *slots, struct dma_bounce_c
 /**
  * dma_bounce_slots_init - initialise an allocator
  * @slots: the allocator
- * @drained: see &struct dma_bounce_slots
+ * @notify: see &struct dma_bounce_slots
  */
 void dma_bounce_slots_init(struct dma_bounce_slots *slots,
-			   void (*drained)(struct dma_bounce_slots *slots))
+			   void (*notify)(struct dma_bounce_slots *slots))
 {
-	slots->drained = drained;
+	slots->notify = notify;
 	mutex_init(&slots->mutex);
 }
 

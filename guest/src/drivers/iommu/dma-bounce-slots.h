@@ -40,6 +40,10 @@ struct scatterlist;
 #define DMA_BOUNCE_UNTOUCHED	1UL
 /* How many CPUs are asked for a slot where the depot has none */
 #define DMA_BOUNCE_STEAL_CPUS	16
+/* What part of all slots are few */
+#define DMA_BOUNCE_LOW_PART	8
+/* How long an owner that was asked for a chunk, and added none, is not asked again */
+#define DMA_BOUNCE_ASK_AGAIN	(HZ / 4)
 
 /* What the device may do with a slot, as with mainline's mappings of the three directions. */
 enum dma_bounce_kind {
@@ -131,6 +135,9 @@ struct dma_bounce_depot {
 	struct list_head	chunks;	/* those with a slot in the depot */
 	unsigned int		nslots;
 	unsigned int		nfree;
+	bool			asks;		/* for a chunk more */
+	unsigned long		ask_at;		/* when to ask again, in jiffies */
+	unsigned long		needed_at;	/* when it last could not do with one less */
 } ____cacheline_aligned_in_smp;
 
 /**
@@ -167,8 +174,8 @@ static_assert(offsetof(struct dma_bounce_cpu, bytes) <= 64);
  * @depots:	free slots
  * @chunk_shift: log2 of the distance of chunks
  * @cap:	how many slots of a class a CPU keeps; 0 for none
- * @drained:	called when the last slot of a chunk that is not live any more comes back, by
- *		whoever gives it back, with locks held
+ * @notify:	called when the last slot of a chunk that is not live any more comes back, by
+ *		whoever gives it back, with locks held; and when a depot asks for a chunk
  * @mutex:	serialises changes of the set of chunks: to be held by whoever calls a function
  *		that adds, takes away or looks at chunks
  */
@@ -180,13 +187,19 @@ struct dma_bounce_slots {
 	struct dma_bounce_depot		(*depots)[DMA_BOUNCE_CLASSES];
 	u8				chunk_shift;
 	u8				cap[DMA_BOUNCE_CLASSES];
-	void				(*drained)(struct dma_bounce_slots *slots);
+	void				(*notify)(struct dma_bounce_slots *slots);
 	struct mutex			mutex;	/* serialises changes of the set of chunks */
 };
 
 static inline size_t dma_bounce_class_size(unsigned int class)
 {
 	return 1UL << (class + DMA_BOUNCE_MIN_SHIFT);
+}
+
+/* How many slots of a class a chunk has, unless the provider gives less than was asked for */
+static inline unsigned int dma_bounce_per_chunk(struct dma_bounce_slots *slots, unsigned int class)
+{
+	return 1U << (slots->chunk_shift - class - DMA_BOUNCE_MIN_SHIFT);
 }
 
 static inline void *dma_bounce_slot_va(struct dma_bounce_slot *slot)
@@ -231,7 +244,7 @@ static inline struct dma_bounce_chunk *dma_bounce_slots_chunk(struct dma_bounce_
 }
 
 void dma_bounce_slots_init(struct dma_bounce_slots *slots,
-			   void (*drained)(struct dma_bounce_slots *slots));
+			   void (*notify)(struct dma_bounce_slots *slots));
 int dma_bounce_slots_open(struct dma_bounce_slots *slots, dma_addr_t base, u64 len,
 			  unsigned int chunk_shift);
 void dma_bounce_slots_close(struct dma_bounce_slots *slots);
@@ -243,10 +256,6 @@ struct dma_bounce_slot *__dma_bounce_slots_get(struct dma_bounce_slots *slots,
 void __dma_bounce_slots_put(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
 			    struct dma_bounce_slot *slot);
 void dma_bounce_slots_flush(struct dma_bounce_slots *slots, bool all);
-unsigned int dma_bounce_slots_cached(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
-				     unsigned int class);
-u64 dma_bounce_slots_served(struct dma_bounce_slots *slots, enum dma_bounce_mapped mapped);
-u64 dma_bounce_slots_bytes(struct dma_bounce_slots *slots, bool to_slot);
 
 struct dma_bounce_chunk *dma_bounce_chunk_alloc(enum dma_bounce_kind kind, unsigned int class,
 						size_t size, int node);
@@ -256,7 +265,7 @@ void dma_bounce_chunk_publish(struct dma_bounce_slots *slots, struct dma_bounce_
 void dma_bounce_chunk_publish_whole(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
 				    void *va, dma_addr_t iova, size_t size);
 bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
-			       unsigned long age);
+			       unsigned long age, bool spare);
 void dma_bounce_chunk_retire(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
 			     enum dma_bounce_chunk_state state);
 unsigned int dma_bounce_chunk_used(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk);
@@ -390,6 +399,59 @@ static inline bool dma_bounce_slots_whole(struct dma_bounce_slots *slots, dma_ad
 
 	chunk = rcu_dereference(slots->chunks[(addr - slots->base) >> slots->chunk_shift]);
 	return chunk && READ_ONCE(chunk->state) == DMA_BOUNCE_WHOLE;
+}
+
+/**
+ * dma_bounce_slots_cached - count the slots that CPUs keep
+ * @slots: an allocator that is open
+ * @kind: of this kind
+ * @class: and this size
+ *
+ * Return: their number, which may be outdated already.
+ */
+static inline unsigned int dma_bounce_slots_cached(struct dma_bounce_slots *slots,
+						   enum dma_bounce_kind kind, unsigned int class)
+{
+	unsigned int n = 0, i;
+
+	for_each_possible_cpu(i)
+		n += READ_ONCE(per_cpu_ptr(slots->cpus, i)->n[kind][class]);
+	return n;
+}
+
+/**
+ * dma_bounce_slots_served - count the slots that were ever taken
+ * @slots: an allocator that is open
+ * @mapped: for this
+ *
+ * Return: their number, which may be outdated already.
+ */
+static inline u64 dma_bounce_slots_served(struct dma_bounce_slots *slots,
+					  enum dma_bounce_mapped mapped)
+{
+	unsigned int i;
+	u64 n = 0;
+
+	for_each_possible_cpu(i)
+		n += READ_ONCE(per_cpu_ptr(slots->cpus, i)->served[mapped]);
+	return n;
+}
+
+/**
+ * dma_bounce_slots_bytes - count the bytes that were ever copied
+ * @slots: an allocator that is open
+ * @to_slot: to slots; otherwise from them
+ *
+ * Return: their number, which may be outdated already.
+ */
+static inline u64 dma_bounce_slots_bytes(struct dma_bounce_slots *slots, bool to_slot)
+{
+	unsigned int i;
+	u64 n = 0;
+
+	for_each_possible_cpu(i)
+		n += READ_ONCE(per_cpu_ptr(slots->cpus, i)->bytes[to_slot]);
+	return n;
 }
 
 #endif /* _DMA_BOUNCE_SLOTS_H */

@@ -131,11 +131,11 @@ dma_bounce_slot_take(struct dma_bounce_pool *pool, struct device *dev, phys_addr
 }
 
 /**
- * dma_bounce_need_sync - have the sync calls of a device reach us
+ * dma_bounce_reset_need_sync - have the sync calls of a device reach us
  * @pool: the pool of the device's domain
  * @dev: a device that has bounced; a coherent one elides them otherwise
  */
-static inline void dma_bounce_need_sync(struct dma_bounce_pool *pool, struct device *dev)
+static inline void dma_bounce_reset_need_sync(struct dma_bounce_pool *pool, struct device *dev)
 {
 	/* Not dma_dev_need_sync(), by which debugging of the DMA API would hide this */
 	if (likely(!dev_dma_skip_sync(dev)))

@@ -24,6 +24,9 @@
 static unsigned int mask_bits = 32;
 module_param(mask_bits, uint, 0444);
 MODULE_PARM_DESC(mask_bits, "Address bits that the device has; with fewer than 32 it is expected not to bounce");
+static bool leave;
+module_param(leave, bool, 0444);
+MODULE_PARM_DESC(leave, "Only test a page that stays mapped when the driver is unbound");
 
 static int test_to_device(struct edu *edu)
 {
@@ -326,6 +329,41 @@ static int test_untrusted(struct edu *edu)
 	return ret;
 }
 
+/*
+ * The device reads and writes a page that was mapped when the driver was bound for the first time,
+ * and never unmapped, whatever has become of its domain since then.
+ */
+static int test_left_mapped(struct edu *edu)
+{
+	static dma_addr_t addr;
+	static u8 *page;
+	int ret;
+
+	if (!page) {
+		page = (u8 *)__get_free_page(GFP_KERNEL);
+		if (!page)
+			return -ENOMEM;
+		/* Not by the pool, which loses its memory when the device leaves the domain */
+		addr = dma_map_single_attrs(edu->dev, page, PAGE_SIZE, DMA_BIDIRECTIONAL,
+					    DMA_ATTR_SKIP_CPU_SYNC);
+	}
+	if (FAILS(!dma_mapping_error(edu->dev, addr)))
+		return -EIO;
+	memset(page, 0x5c, PAGE_SIZE);
+	ret = edu_reads(edu, addr, 512);
+	if (ret)
+		return ret;
+	if (FAILS(!memcmp(edu->seen, page, 512)))
+		return -EIO;
+	ret = edu_writes(edu, addr, 512, edu->expect);
+	if (ret)
+		return ret;
+	if (FAILS(!memcmp(page, edu->expect, 512)))
+		return -EIO;
+	pr_info("a page is mapped at %pad\n", &addr);
+	return 0;
+}
+
 static int run_tests(struct edu *edu)
 {
 	static int (* const tests[])(struct edu *edu) = {
@@ -339,6 +377,8 @@ static int run_tests(struct edu *edu)
 	unsigned int i;
 	int ret;
 
+	if (leave)
+		return test_left_mapped(edu);
 	if (mask_bits < 32)
 		return edu_test_narrow(edu, DMA_BIT_MASK(mask_bits));
 	for (i = 0; i < ARRAY_SIZE(dirs); i++) {

@@ -39,7 +39,6 @@ enum dma_bounce_stat {
 	DMA_BOUNCE_LENT,		/* buffers in lent memory, which are not copied */
 	DMA_BOUNCE_SINGLE_USE,		/* served by a buffer of their own, as they must bounce */
 	DMA_BOUNCE_SYNCS,		/* sync calls for something bounced */
-	DMA_BOUNCE_SYNCS_PLAIN,		/* ... for something else, by devices that have bounced */
 	DMA_BOUNCE_ELISION_LOST,	/* times that a device began to need sync calls */
 	DMA_BOUNCE_FB_STARTING,		/* not bounced: the pool is not ready yet */
 	DMA_BOUNCE_FB_FULL,		/* ... no slot free */
@@ -94,7 +93,8 @@ struct dma_bounce_stats {
  * @peak:	most bytes that ever were backed
  * @adds:	chunks ever added
  * @dels:	chunks ever given back or lost
- * @failures:	failed attempts to add a chunk
+ * @ahead:	chunks added before a mapping found no slot
+ * @failures:	failed attempts to add a chunk for mappings that found none
  * @stuck:	failed attempts to give one back
  * @recycled:	chunks cut anew for another size
  * @shrunk:	chunks given back because they were idle
@@ -146,6 +146,7 @@ struct dma_bounce_pool {
 	u64				peak;
 	u64				adds;
 	u64				dels;
+	u64				ahead;
 	u64				failures;
 	u64				stuck;
 	u64				recycled;

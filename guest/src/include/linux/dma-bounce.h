@@ -105,6 +105,7 @@ extern const u8 dma_bounce_lend_owner;
 #ifdef CONFIG_IOMMU_DMA_BOUNCE
 
 void dma_bounce_opt_in(struct device *dev);
+bool dma_bounce_need_sync(struct device *dev, dma_addr_t addr);
 bool dma_bounce_allowed(void);
 void dma_bounce_stop(struct iommu_domain *domain);
 void dma_bounce_start(struct iommu_domain *domain);
@@ -114,6 +115,11 @@ void dma_bounce_limits_changed(const struct dma_bounce_ops *ops);
 
 static inline void dma_bounce_opt_in(struct device *dev)
 {
+}
+
+static inline bool dma_bounce_need_sync(struct device *dev, dma_addr_t addr)
+{
+	return true;
 }
 
 static inline bool dma_bounce_allowed(void)

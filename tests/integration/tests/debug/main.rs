@@ -5,12 +5,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::fs::File;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use carom_integration::api::ApiVmm;
+use carom_integration::devices::{self, Peer, card_job, drive_job, echo_server};
 use carom_integration::harness::{self, guest_test};
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Outcome, Site, kunit};
@@ -107,7 +109,7 @@ fn settled(outcome: &Outcome) {
 
 #[guest_test]
 fn kunit_passes() {
-    let outcome = run(&guest("debug-kunit", kunit::JOB).cmdline(kunit::CMDLINE).cpus(2));
+    let outcome = run(&kunit::on_two_nodes(guest("debug-kunit", kunit::JOB), 512));
 
     kunit::check(&outcome, &[]).unwrap_or_else(|error| panic!("{error:#}"));
 }
@@ -121,6 +123,63 @@ fn io_is_verified() {
     verified(&outcome, 1);
     settled(&outcome);
     assert!(number(&outcome, "CAROM-SUM-bounced_lists") + number(&outcome, "CAROM-SUM-bounced_pages") > 300);
+}
+
+/// Bytes that network cards send in large packets.
+const BYTES: u64 = 1 << 19;
+
+/// Jobs of devices, one after the other: the name of the class and of the driver of each, and its job.
+type Jobs<'a> = &'a [(&'a str, &'a str, String)];
+
+/// Runs jobs of [`devices`] while all DMA bounces that may, and takes each device from its driver afterwards, when the kernel looks for
+/// mappings that are left.
+fn drivers_keep_the_rules(guest: impl FnOnce(&str) -> Guest, jobs: Jobs<'_>) {
+    let unbind = |driver: &str| format!("echo \"$DEVICE\" >/sys/bus/pci/drivers/{driver}/unbind || exit 95\n");
+    let work: String = jobs.iter().map(|(_, driver, job)| format!("{job}{}", unbind(driver))).collect();
+    let guest = guest(&format!("{work}settle\n")).cpus(2).bounce("size=128M").cmdline("iommu.bounce=all");
+
+    let outcome = run(&guest);
+
+    let of = |wanted: &str| jobs.iter().filter(|(class, ..)| *class == wanted).count();
+    verified(&outcome, of("block"));
+    devices::check_same(&outcome, of("net")).unwrap_or_else(|error| panic!("{error:#}"));
+    settled(&outcome);
+    let figures = devices::figures(&outcome).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(figures.len(), jobs.len(), "console:\n{}", outcome.console);
+    for ((_, driver, _), figures) in jobs.iter().zip(figures) {
+        println!("{driver}: {figures}");
+        // Drives write more. The first mappings may find no slot.
+        assert!(figures.copied_in > BYTES / 2, "{driver}: {figures:?}");
+    }
+}
+
+#[guest_test(needs(Net, Igb, Usb, Ahci))]
+fn drivers_that_have_not_opted_in_keep_the_rules() {
+    let devices = [&SITE.net, &SITE.igb, &SITE.usb, &SITE.ahci].map(|device| device.as_ref().unwrap());
+    let card = |driver| ("net", driver, card_job(driver, "auto", &Peer::of_the_rig(BYTES)));
+    let drive = |driver| ("block", driver, drive_job(driver, "auto", 1, 8));
+
+    drivers_keep_the_rules(
+        |work| devices.iter().fold(guest("debug-devices", work), |guest, device| guest.iommu_device(device)),
+        &[card("e1000e"), card("igb"), drive("xhci_hcd"), drive("ahci")],
+    );
+}
+
+#[guest_test]
+fn virtio_drivers_keep_the_rules() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("disk.img");
+    File::create_new(&image).unwrap().set_len(64 << 20).unwrap();
+    let peer = Peer { own: "10.77.40.2", server: "10.77.40.1", port: echo_server().unwrap(), bytes: BYTES };
+
+    let disk = format!("path={},iommu=on", image.display());
+    drivers_keep_the_rules(
+        |work| guest("debug-virtio", work).disk(&disk).net("ip=10.77.40.1,mac=02:00:00:00:00:40,iommu=on"),
+        &[
+            ("net", "virtio-pci", card_job("virtio-pci", "auto", &peer)),
+            ("block", "virtio-pci", drive_job("virtio-pci", "auto", 1, 8)),
+        ],
+    );
 }
 
 #[guest_test]

@@ -2,12 +2,13 @@
 //! What ends a domain and its window: reboot of the guest, unbinding and rebinding of the driver.
 
 use carom_integration::harness::guest_test;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Kernel, Outcome};
 
-use crate::support::{MIB, SITE, number, run};
+use crate::support::edu::{FIND_EDU, TEST_EDU};
+use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, number, required, run};
 
 /// A text that no earlier run left on the drive.
 fn unique() -> String {
@@ -197,23 +198,43 @@ done
     assert!(counters.window_bytes <= 64 * MIB, "{counters:?}");
 }
 
-/// The host may lock less than the guest's RAM, so that an identity domain is refused; the drive goes back to the domain that it
-/// had, whose mappings and windows work as before.
+/// Shell function `refuse DEVICE`: takes a device from its driver, has its group ask for an identity domain, and gives it back.
+const REFUSE: &str = r#"
+refuse() {
+    group=$(readlink -f "/sys/bus/pci/devices/$1/iommu_group")
+    echo "$1" >"/sys/bus/pci/devices/$1/driver/unbind"
+    echo identity >"$group/type" || echo CAROM-REFUSED
+    echo "CAROM-TYPE $(cat "$group/type")"
+    echo "$1" >/sys/bus/pci/drivers_probe
+}
+"#;
+
+/// Runs a guest of which the host may lock less than its RAM, so that it refuses identity domains. It is refused so many, verifies
+/// I/O three times, and has no complaint.
+fn refused(guest: &Guest, domains: usize) -> Outcome {
+    let outcome = run(guest);
+
+    workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(outcome.console.matches("CAROM-REFUSED").count(), domains, "console:\n{}", outcome.console);
+    assert_eq!(outcome.values("CAROM-TYPE").collect::<Vec<_>>(), vec!["DMA"; domains]);
+    let counters = outcome.counters.last().expect("counters");
+    assert!(counters.failed.attach >= domains as u64, "{counters:?}");
+    assert_no_complaint(&outcome);
+    outcome
+}
+
+/// The drive goes back to the domain that it had, whose mappings and windows work as before.
 fn refused_domain_leaves_the_old_one(name: &str, kernel: Kernel) {
     let job = format!(
-        r#"{WAIT_FOR_NVME}
+        r#"{WAIT_FOR_NVME}{REFUSE}
 {verify}
-GROUP=$(readlink -f /sys/bus/pci/devices/$NVME/iommu_group)
 for round in 1 2; do
-    echo "$NVME" >/sys/bus/pci/devices/$NVME/driver/unbind
-    echo identity >"$GROUP/type" || echo CAROM-REFUSED
-    echo "CAROM-TYPE $(cat "$GROUP/type")"
-    echo "$NVME" >/sys/bus/pci/drivers_probe
+    refuse "$NVME"
     wait_for_nvme
 {verify}
     echo "CAROM-CHUNKS $(awk '/^chunks / {{ n += $2 }} END {{ print n + 0 }}' /sys/kernel/debug/iommu_bounce/*/stats)"
 done
-"#,
+{COMPLAINTS}"#,
         verify = workload::fio_verify(8, 32)
     );
     let guest = Guest::new(name)
@@ -224,13 +245,8 @@ done
         .locked_memory(256 * MIB)
         .job(&job);
 
-    let outcome = run(&guest);
+    let outcome = refused(&guest, 2);
 
-    workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
-    assert_eq!(outcome.console.matches("CAROM-REFUSED").count(), 2, "console:\n{}", outcome.console);
-    assert_eq!(outcome.values("CAROM-TYPE").collect::<Vec<_>>(), ["DMA", "DMA"]);
-    let counters = outcome.counters.last().expect("counters");
-    assert!(counters.failed.attach >= 2, "{counters:?}");
     // Each attempt ended the windows.
     let chunks: Vec<_> = outcome.values("CAROM-CHUNKS").collect();
     assert!(chunks.len() == 2 && chunks.iter().all(|count| *count != "0"), "windows came back each time: {chunks:?}");
@@ -244,6 +260,62 @@ fn refused_domain_leaves_the_old_one_to_the_device() {
 #[guest_test(slow = "the same runs on the older kernel, whose hook is this one")]
 fn refused_domain_leaves_the_old_one_to_the_device_on_the_newer_kernel() {
     refused_domain_leaves_the_old_one("refused-newer", Kernel::Newer);
+}
+
+/// Where there are no windows, the domains that two devices go back to are not empty, or were not: the drive bounces through pages
+/// of the guest, which its pool takes out of the domain before the host is asked, and a page stays mapped for the edu device, which
+/// reads and writes it each time that it gets its driver.
+fn refused_domain_leaves_what_is_mapped(name: &str, kernel: Kernel) {
+    let edu = required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)");
+    let job = format!(
+        r#"{WAIT_FOR_NVME}{REFUSE}{FIND_EDU}{TEST_EDU}
+POOL=$(grep -lx "device $NVME" /sys/kernel/debug/iommu_bounce/*/stats)
+works() {{
+{verify}
+    sed -n 's/^provider /CAROM-PROVIDER /p; s/^chunks /CAROM-CHUNKS /p' "$POOL"
+    awk '/^bounced_/ {{ n += $2 }} END {{ print "CAROM-BOUNCED", n + 0 }}' "$POOL"
+}}
+works
+for round in 1 2; do
+    refuse "$EDU"
+    refuse "$NVME"
+    wait_for_nvme
+    works
+done
+dmesg | sed -n 's/^.*dma-bounce-test: a page is mapped at /CAROM-PAGE /p'
+{COMPLAINTS}"#,
+        verify = workload::fio_verify(8, 32)
+    );
+    let guest = Guest::new(name)
+        .kernel(kernel)
+        .iommu_device(edu)
+        .iommu_device(&SITE.nvme[0])
+        .cmdline("iommu.strict=1 iommu.bounce=auto dma_bounce_test.leave=1")
+        .locked_memory(256 * MIB)
+        .time_limit(Duration::from_secs(150))
+        .job(&job);
+
+    let outcome = refused(&guest, 4);
+
+    let pages: Vec<&str> = outcome.values("CAROM-PAGE").collect();
+    assert!(pages.len() == 3 && pages.iter().all(|page| *page == pages[0]), "{pages:?}; {}", outcome.console);
+    // Nothing was mapped where something is.
+    let counters = outcome.counters.last().expect("counters");
+    assert_eq!((counters.failed.map, counters.requests.window_add), (0, 0), "{counters:?}");
+    assert_eq!(outcome.values("CAROM-PROVIDER").collect::<Vec<_>>(), ["pages"; 3]);
+    assert!(outcome.values("CAROM-CHUNKS").all(|count| count != "0"), "console:\n{}", outcome.console);
+    let bounced: Vec<u64> = outcome.values("CAROM-BOUNCED").map(|count| count.parse().unwrap()).collect();
+    assert!(bounced.len() == 3 && bounced.windows(2).all(|two| two[1] > two[0] + 100), "bounced in all: {bounced:?}");
+}
+
+#[guest_test(needs(Edu))]
+fn refused_domain_leaves_what_is_mapped_to_the_device() {
+    refused_domain_leaves_what_is_mapped("refused-pages", Kernel::Patched);
+}
+
+#[guest_test(needs(Edu), slow = "the same runs on the older kernel, whose hook is this one")]
+fn refused_domain_leaves_what_is_mapped_to_the_device_on_the_newer_kernel() {
+    refused_domain_leaves_what_is_mapped("refused-pages-newer", Kernel::Newer);
 }
 
 #[guest_test]

@@ -1,36 +1,91 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How many lines of mainline files the hooks change: the patches from the first on that brings files of ours. Those before it stand
-//! alone.
+//! alone, and so do later ones that bring nothing and change nothing that names bouncing. And how many lines of code the core has.
 
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
 
 use super::tree::CheckTree;
-use crate::series::{Step, steps};
+use crate::series::{Step, earlier_forms, steps};
 
 const MAX_LINES: usize = 150;
+
+/// The last patch of the core, which begins with the first that brings files of ours.
+const CORE: &str = "-iommu-dma-Bounce-small-DMA-through-memory-that-stays.patch";
+/// The core has fewer lines of code than this.
+const CORE_LIMIT: usize = 2000;
+/// ... but on 6.12, where its files come with what they have for requests as a whole, which a later patch adds on 7.3.
+const CORE_LIMIT_WITH_REQUESTS: usize = CORE_LIMIT + 50;
+const REQUESTS: &str = "-nvme-pci-Bounce-requests-as-a-whole.patch";
 
 impl CheckTree<'_> {
     pub(super) fn check_lines(&self) -> Result<String> {
         let steps = steps(&self.patches)?;
         let first = steps.iter().position(Step::brings_files).unwrap_or(steps.len());
-        let (alone, bouncing) = steps.split_at(first);
-        let (alone, count) = (self.lines_of(alone)?, self.lines_of(bouncing)?);
+        let (mut count, mut patches, mut alone) = (0, 0, 0);
+        for (place, step) in steps.iter().enumerate() {
+            let file = self.patches.join(&step.patch);
+            let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+            if place < first || !(step.changes_files() || names_bouncing(&text)) {
+                patches += 1;
+                alone += changed_lines(&text);
+            } else {
+                count += changed_lines(&text);
+            }
+        }
         ensure!(count <= MAX_LINES, "the hooks change {count} lines of mainline files, more than {MAX_LINES}");
+        let core = self.core_lines(&steps, first)?;
         Ok(format!(
-            "the hooks change {count} lines of mainline files, and the {first} patches before them, which do without, {alone}"
+            "the hooks change {count} lines of mainline files, and the {patches} patches that do without them {alone}; the core has {core}"
         ))
     }
 
-    fn lines_of(&self, steps: &[Step]) -> Result<usize> {
+    /// Lines of code of the files that the core brings, in the form that they have then; with what they are compared with.
+    fn core_lines(&self, steps: &[Step], first: usize) -> Result<String> {
+        let end = steps.iter().position(|step| step.patch.ends_with(CORE)).context("the core has no end")? + 1;
+        let tmp = tempfile::tempdir().context("making a directory")?;
+        let files = earlier_forms(self.tools, &self.tools.checkout.join("guest/src"), &steps[end..], tmp.path())?;
         let mut count = 0;
-        for step in steps {
-            let file = self.patches.join(&step.patch);
-            count += changed_lines(&fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?);
+        for file in files.iter().filter(|file| steps[first..end].iter().any(|step| step.brings(file))) {
+            let file = tmp.path().join(file);
+            count += code_lines(&fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?);
         }
-        Ok(count)
+        let brings_requests = !steps[end..].iter().any(|step| step.patch.ends_with(REQUESTS));
+        let limit = if brings_requests { CORE_LIMIT_WITH_REQUESTS } else { CORE_LIMIT };
+        ensure!(count < limit, "the core has {count} lines of code, not fewer than {limit}");
+        let among = if brings_requests { ", among them some for requests as a whole" } else { "" };
+        Ok(format!("{count} lines of code, fewer than {limit}{among}"))
     }
+}
+
+/// Lines of C that have more than comments.
+fn code_lines(text: &str) -> usize {
+    let mut is_comment = false;
+    text.lines().filter(|line| has_code(line, &mut is_comment)).count()
+}
+
+/// Whether a line has more than comments; `is_comment` tells whether one goes on from the line before.
+fn has_code(line: &str, is_comment: &mut bool) -> bool {
+    let (mut rest, mut found) = (line, false);
+    loop {
+        if *is_comment {
+            let Some((_, behind)) = rest.split_once("*/") else { return found };
+            (rest, *is_comment) = (behind, false);
+        }
+        let line_comment = rest.find("//");
+        let block = rest.find("/*").filter(|start| line_comment.is_none_or(|other| *start < other));
+        let code = &rest[..block.or(line_comment).unwrap_or(rest.len())];
+        found |= !code.trim().is_empty();
+        let Some(start) = block else { return found };
+        (rest, *is_comment) = (&rest[start + 2..], true);
+    }
+}
+
+/// Whether a line that a patch adds or takes away names what the hooks are for.
+fn names_bouncing(patch: &str) -> bool {
+    let changed = patch.lines().skip_while(|line| !line.starts_with("--- a/"));
+    changed.filter(|line| line.starts_with(['+', '-'])).any(|line| line.to_lowercase().contains("bounc"))
 }
 
 /// Lines added, a changed line being one, and lines taken away, without documentation: of a run of changed lines the longer side
@@ -59,6 +114,24 @@ fn changed_lines(patch: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_of_code_are_those_with_more_than_comments() {
+        let text = "// SPDX\n/*\n * What it is\n */\n\n#include <x.h>\n\nint a; /* one\n * and more */\n/* first */ int b; // second\n\
+                    \t/* alone */\n\t// alone /* too\nint c; /* x */ /* y\nz */ }\n/* x */ /* y */\n";
+        assert_eq!(code_lines(text), 5);
+        assert_eq!(code_lines(""), 0);
+    }
+
+    #[test]
+    fn patch_names_bouncing_where_it_changes_a_line_and_nowhere_else() {
+        let patch =
+            |line: &str| format!("Subject: bounce\n---\n--- a/one.c\n+++ b/one.c\n@@ -1 +1,2 @@\n bounce\n{line}\n");
+        assert!(!names_bouncing(&patch("+int a;")));
+        for line in ["+dma_bounce();", "-CONFIG_IOMMU_DMA_BOUNCE", "+/* It bounces. */"] {
+            assert!(names_bouncing(&patch(line)), "{line}");
+        }
+    }
 
     #[test]
     fn of_a_changed_run_the_longer_side_counts_and_documentation_does_not() {

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * KUnit tests of bounced DMA: on which node bounce memory is, and memory that is not to be copied,
+ * as it is in another device
+ */
+
+#include <kunit/test.h>
+#include <linux/cpumask.h>
+#include <linux/device.h>
+#include <linux/dma-mapping.h>
+#include <linux/ioport.h>
+#include <linux/memremap.h>
+#include <linux/mm.h>
+#include <linux/nodemask.h>
+#include <linux/scatterlist.h>
+#include <linux/sched.h>
+
+#include "dma-bounce-debugfs.h"
+#include "dma-bounce-kunit.h"
+#include "dma-bounce-map.h"
+#include "dma-bounce-pages.h"
+#include "dma-bounce-pool.h"
+#include "dma-bounce-share.h"
+
+static int node_of(void *va)
+{
+	return page_to_nid(is_vmalloc_addr(va) ? vmalloc_to_page(va) : virt_to_page(va));
+}
+
+/* All of a chunk, and what describes it, is on a node. */
+static void expect_chunk_on(struct kunit *test, struct dma_bounce_chunk *chunk, int node)
+{
+	unsigned int elsewhere = 0;
+	size_t at;
+
+	KUNIT_EXPECT_EQ(test, node_of(chunk), node);
+	for (at = 0; at < chunk->size; at += PAGE_SIZE)
+		elsewhere += node_of(chunk->va + at) != node;
+	KUNIT_EXPECT_EQ(test, elsewhere, 0);
+}
+
+/* The device is on a node, and its domain's pool is one of pages, which adds a chunk. */
+static void add_chunk_on(struct kunit *test, int node)
+{
+	struct bounce_test *t = test->priv;
+	struct iommu_domain *domain = &t->fake->domain;
+	struct dma_bounce_chunk *chunk;
+	struct dma_bounce_pool *pool;
+	unsigned long place = 0;
+
+	set_dev_node(t->dev, node);
+	pool = dma_bounce_pool_create(domain, t->pool->iovad, &dma_bounce_page_ops, t->dev, SZ_4K);
+	KUNIT_ASSERT_NOT_NULL(test, pool);
+	dma_bounce_share_add(pool);
+	domain->bounce = pool;
+	/* What mappings do that find no slot, but that the work is done here and now */
+	pool->mask = DMA_BIT_MASK(32);
+	atomic_inc(&pool->missed[DMA_BOUNCE_WRITE][0]);
+	pool->work.func(&pool->work);
+	mutex_lock(&pool->slots.mutex);
+	chunk = dma_bounce_next_chunk(pool, &place);
+	KUNIT_EXPECT_NOT_NULL(test, chunk);
+	if (chunk)
+		expect_chunk_on(test, chunk, node);
+	mutex_unlock(&pool->slots.mutex);
+	dma_bounce_share_del(pool);
+	dma_bounce_pool_destroy(pool);
+	domain->bounce = t->pool;
+}
+
+/* Chunks of the kernel's own pages come from the node of the device, whichever CPU adds them. */
+static void node_test(struct kunit *test)
+{
+	int node;
+
+	if (num_node_state(N_NORMAL_MEMORY) < 2)
+		kunit_skip(test, "this machine has one node");
+	/* What asks for no node gets memory of that of the CPU, which is the wrong one once. */
+	set_cpus_allowed_ptr(current, cpumask_of(raw_smp_processor_id()));
+	for_each_node_state(node, N_NORMAL_MEMORY)
+		add_chunk_on(test, node);
+}
+
+#ifdef CONFIG_ZONE_DEVICE
+/* Makes pages of another device's memory, at addresses where there is nothing, and uses one. */
+static void use_device_page(struct kunit *test, enum memory_type type,
+			    void (*use)(struct kunit *test, struct page *page))
+{
+	struct dev_pagemap *map = kunit_kzalloc(test, sizeof(*map), GFP_KERNEL);
+	struct resource res = { .name = "dma-bounce-kunit", .flags = IORESOURCE_MEM };
+	void *va;
+
+	KUNIT_ASSERT_NOT_NULL(test, map);
+	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
+	KUNIT_ASSERT_EQ(test, allocate_resource(&iomem_resource, &res, SZ_128M, SZ_4G,
+						DMA_BIT_MASK(36), SZ_128M, NULL, NULL), 0);
+	map->type = type;
+	map->range.start = res.start;
+	map->range.end = res.end;
+	map->nr_range = 1;
+	va = memremap_pages(map, NUMA_NO_NODE);
+	KUNIT_EXPECT_FALSE(test, IS_ERR(va));
+	if (!IS_ERR(va)) {
+		use(test, virt_to_page(va));
+		memunmap_pages(map);
+	}
+	release_resource(&res);
+}
+
+/* Maps a page of another device's memory, which is not ours to copy. */
+static void map_device_page(struct kunit *test, struct page *page)
+{
+	struct bounce_test *t = test->priv;
+	u64 before = dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY);
+	struct scatterlist sgl[1];
+	dma_addr_t addr;
+
+	addr = dma_map_page(t->dev, page, 0, 4096, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_FALSE(test, dma_mapping_error(t->dev, addr));
+	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
+	dma_unmap_page(t->dev, addr, 4096, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 1);
+	sg_init_table(sgl, 1);
+	sg_set_page(sgl, page, 4096, 0);
+	KUNIT_EXPECT_EQ(test, dma_map_sg(t->dev, sgl, 1, DMA_FROM_DEVICE), 1);
+	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, sg_dma_address(sgl)));
+	dma_unmap_sg(t->dev, sgl, 1, DMA_FROM_DEVICE);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 2);
+}
+
+static void device_memory_test(struct kunit *test)
+{
+	use_device_page(test, MEMORY_DEVICE_GENERIC, map_device_page);
+}
+
+/*
+ * Whether peer-to-peer memory bounces, by itself or in a list with memory that does. These are the
+ * functions that dma-iommu.c calls: what it does afterwards takes a PCI device that has the memory.
+ */
+static void decline_peer_page(struct kunit *test, struct page *page)
+{
+	struct bounce_test *t = test->priv;
+	u64 before = dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY);
+	struct scatterlist sgl[2];
+
+	KUNIT_EXPECT_TRUE(test, is_pci_p2pdma_page(page));
+	KUNIT_EXPECT_EQ(test, dma_bounce_map_page(t->dev, page_to_phys(page), 4096,
+						  DMA_FROM_DEVICE, 0), DMA_MAPPING_ERROR);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 1);
+	sg_init_table(sgl, 2);
+	sg_set_buf(&sgl[0], t->area, 1024);
+	sg_set_page(&sgl[1], page, 1024, 0);
+	KUNIT_EXPECT_EQ(test, dma_bounce_map_sg(t->dev, sgl, 2, DMA_FROM_DEVICE, 0), 0);
+	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 2);
+	/* It was that page which kept the list from it. */
+	sg_set_buf(&sgl[1], t->area + 8192, 1024);
+	KUNIT_EXPECT_EQ(test, dma_bounce_map_sg(t->dev, sgl, 2, DMA_FROM_DEVICE, 0), 1);
+	KUNIT_EXPECT_TRUE(test, dma_bounce_unmap_sg(t->dev, sgl, 2, 0));
+}
+
+static void peer_memory_test(struct kunit *test)
+{
+	struct bounce_test *t = test->priv;
+
+	if (!IS_ENABLED(CONFIG_PCI_P2PDMA))
+		kunit_skip(test, "this kernel has none");
+	bounce_kunit_fill(t);
+	use_device_page(test, MEMORY_DEVICE_PCI_P2PDMA, decline_peer_page);
+	bounce_kunit_expect_area(test);
+}
+#else
+static void device_memory_test(struct kunit *test)
+{
+	kunit_skip(test, "this kernel has none");
+}
+
+static void peer_memory_test(struct kunit *test)
+{
+	kunit_skip(test, "this kernel has none");
+}
+#endif /* CONFIG_ZONE_DEVICE */
+
+static struct kunit_case bounce_place_cases[] = {
+	KUNIT_CASE(node_test),
+	KUNIT_CASE(device_memory_test),
+	KUNIT_CASE(peer_memory_test),
+	{ }
+};
+
+static struct kunit_suite bounce_place_suite = {
+	.name		= "dma-bounce-place",
+	.init		= bounce_kunit_init,
+	.exit		= bounce_kunit_exit,
+	.test_cases	= bounce_place_cases,
+};
+
+kunit_test_suite(bounce_place_suite);
