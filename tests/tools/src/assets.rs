@@ -43,6 +43,16 @@ impl Tools<'_> {
         Ok(vec![("CAROM_NEWER_KERNEL", dir.join("bzImage").into())])
     }
 
+    /// The patched kernels of both series with trace points.
+    pub(crate) fn traced_guests(&self) -> Result<Variables> {
+        let mut variables = Variables::new();
+        for (variable, series) in [("CAROM_PROFILE_KERNEL", None), ("CAROM_NEWER_PROFILE_KERNEL", Some("7.3".into()))] {
+            let dir = self.guest_kernel(&GuestKernel { series, profile: true, ..GuestKernel::default() })?;
+            variables.push((variable, dir.join("bzImage").into()));
+        }
+        Ok(variables)
+    }
+
     /// Debian's kernel as it is, and an initramfs with modules of it. Not bookworm's first kernel, 6.1: that one is built without
     /// virtio-iommu.
     pub(crate) fn stock_guest(&self) -> Result<Variables> {

@@ -28,6 +28,7 @@ mod guest_module;
 mod hostile_guest;
 mod hotplug;
 mod inherited;
+mod interrupts;
 mod intx;
 mod isolation;
 mod kata;

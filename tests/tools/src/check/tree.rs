@@ -18,7 +18,8 @@ use crate::tools::Tools;
 const DIRECTORY: &str = "drivers/iommu/";
 
 /// Objects that are built besides [`DIRECTORY`] once their sources are touched. A series may lack some of them.
-const OBJECTS: [&str; 7] = [
+const OBJECTS: [&str; 8] = [
+    "block/blk-mq",
     "block/blk-mq-dma",
     "drivers/gpu/drm/i915/gem/i915_gem_dmabuf",
     "drivers/gpu/drm/i915/i915_gem_gtt",

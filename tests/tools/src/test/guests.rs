@@ -43,6 +43,7 @@ impl Tools<'_> {
         variables.extend(self.distribution_for(options)?);
         variables.extend(self.firmware_for(options)?);
         variables.extend(self.module_guests_for(options)?);
+        variables.extend(self.traced_guests_for(options)?);
         tests.arg("--out").arg(out);
         if let Some(filter) = &options.filter {
             tests.args(["--filter", filter]);
@@ -84,6 +85,11 @@ impl Tools<'_> {
     /// What the tests of the module for unpatched kernels need, where they run.
     fn module_guests_for(&self, options: &Options) -> Result<Variables> {
         if named(options, "guest_module") { self.module_guests() } else { Ok(Vec::new()) }
+    }
+
+    /// What the tests of time in interrupts need, where they run.
+    fn traced_guests_for(&self, options: &Options) -> Result<Variables> {
+        if named(options, "interrupts") { self.traced_guests() } else { Ok(Vec::new()) }
     }
 
     /// What the tests of firmware need, where they run.
