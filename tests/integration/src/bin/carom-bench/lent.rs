@@ -8,19 +8,10 @@ use carom_integration::measure::fio::{self, Cell, Extent, RANDWRITE, READ};
 use carom_integration::measure::mode::{BOUNCE, LENT, Mode, NO_VIOMMU};
 use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
 
-use crate::table::{self, Scope, Shown, Table, Work};
-use crate::throughput::{self, AROUND, RAM_MIB};
+use crate::table::{self, Scope, Table, Work};
+use crate::throughput::{self, AROUND, RAM_MIB, SHOWN};
 
-pub(crate) const TABLE: Table = Table {
-    name: "lent",
-    across: "mode",
-    shown: &[
-        Shown { figure: "iops", title: "operations a second", places: 0 },
-        Shown { figure: "guest_cpu_us", title: "CPU time of the guest for an operation, in µs", places: 0 },
-    ],
-    is_once_enough: false,
-    work,
-};
+pub(crate) const TABLE: Table = Table { name: "lent", across: "mode", shown: SHOWN, is_once_enough: false, work };
 
 fn work(scope: Scope, _: &Site) -> Vec<Work> {
     let cells = cells(scope);

@@ -9,19 +9,10 @@ use carom_integration::measure::fio::{self, Cell, Extent, Pattern, RANDWRITE, RE
 use carom_integration::measure::mode::{BOUNCE, LAZY, Mode, NO_VIOMMU, STRICT};
 use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
 
-use crate::table::{self, Row, Scope, Shown, Table, Work};
-use crate::throughput::{self, AROUND, RAM_MIB};
+use crate::table::{self, Row, Scope, Table, Work};
+use crate::throughput::{self, AROUND, RAM_MIB, SHOWN};
 
-pub(crate) const TABLE: Table = Table {
-    name: "scaling",
-    across: "mode",
-    shown: &[
-        Shown { figure: "iops", title: "operations a second", places: 0 },
-        Shown { figure: "guest_cpu_us", title: "CPU time of the guest for an operation, in µs", places: 0 },
-    ],
-    is_once_enough: false,
-    work,
-};
+pub(crate) const TABLE: Table = Table { name: "scaling", across: "mode", shown: SHOWN, is_once_enough: false, work };
 
 /// The drive of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -88,62 +88,72 @@ impl Figures {
     }
 }
 
+/// Two rows of a table and of a round, which are alike in all of `same`, by a figure that both have.
+struct Against<'a> {
+    table: &'a str,
+    own: &'a dyn Fn(&Row) -> bool,
+    base: &'a dyn Fn(&Row) -> bool,
+    same: &'a [&'a str],
+    figure: fn(&Row) -> Option<f64>,
+}
+
+impl Against<'_> {
+    /// Calls `each` with each row, its figure and the other's.
+    fn each(&self, samples: &[&Sample], mut each: impl FnMut(&Row, f64, f64)) {
+        let all: Vec<(u32, &Row)> = rows(samples, self.table).collect();
+        for (round, row) in all.iter().filter(|(_, row)| (self.own)(row)) {
+            let is_alike = |other: &Row| self.same.iter().all(|key| other.key(key) == row.key(key));
+            let beside = all.iter().find(|(its, other)| its == round && (self.base)(other) && is_alike(other));
+            if let (Some(own), Some(base)) = ((self.figure)(row), beside.and_then(|(_, row)| (self.figure)(row))) {
+                each(row, own, base);
+            }
+        }
+    }
+}
+
 /// The ratios of operations a second at depth 64 with one job in a table, by `MODE_to_OTHER_PATTERN_SIZE`.
 fn operations(samples: &[&Sample], table: &str, pairs: &[(&str, &str)], figures: &mut Figures) {
-    let all: Vec<(u32, &Row)> = rows(samples, table).filter(|(_, row)| is_usual(row)).collect();
     for (mode, other) in pairs {
-        for (round, row) in all.iter().filter(|(_, row)| is(row, "mode", mode)) {
-            let beside = all.iter().find(|(its, row_of)| {
-                its == round
-                    && is(row_of, "mode", other)
-                    && ["pattern", "size"].iter().all(|key| row_of.key(key) == row.key(key))
-            });
-            let (Some(own), Some(base)) = (iops(row), beside.and_then(|(_, row)| iops(row))) else { continue };
-            let word = |key: &str| row.key(key).and_then(|value| value.as_str()).unwrap_or_default();
-            figures.add(&format!("{mode}_to_{other}_{}_{}", word("pattern"), word("size")), own / base);
-        }
+        let of = |wanted| move |row: &Row| is_usual(row) && is(row, "mode", wanted);
+        let (own, base) = (of(*mode), of(*other));
+        let same = &["pattern", "size"];
+        Against { table, own: &own, base: &base, same, figure: iops }.each(samples, |row, own, base| {
+            figures.add(&format!("{mode}_to_{other}_{}_{}", word(row, "pattern"), word(row, "size")), own / base);
+        });
     }
 }
 
 /// Operations a second of two jobs against one, by `scaling_MODE_PATTERN_SIZE_DRIVE`.
 fn scaling(samples: &[&Sample], figures: &mut Figures) {
-    let all: Vec<(u32, &Row)> = rows(samples, "scaling").collect();
-    let has = |row: &Row, jobs: u8| row.key("jobs").is_some_and(|own| *own == jobs);
-    for (round, row) in all.iter().filter(|(_, row)| has(row, 2)) {
-        let same = |other: &Row| ["mode", "pattern", "size", "drive"].iter().all(|key| other.key(key) == row.key(key));
-        let beside = all.iter().find(|(its, other)| its == round && has(other, 1) && same(other));
-        let (Some(own), Some(base)) = (iops(row), beside.and_then(|(_, row)| iops(row))) else { continue };
-        let word = |key: &str| row.key(key).and_then(|value| value.as_str()).unwrap_or_default();
-        let [mode, pattern, size, drive] = ["mode", "pattern", "size", "drive"].map(word);
+    let with = |jobs: u8| move |row: &Row| row.key("jobs").is_some_and(|own| *own == jobs);
+    let (own, base) = (with(2), with(1));
+    let same = &["mode", "pattern", "size", "drive"];
+    Against { table: "scaling", own: &own, base: &base, same, figure: iops }.each(samples, |row, own, base| {
+        let [mode, pattern, size, drive] = same.map(|key| word(row, key));
         figures.add(&format!("scaling_{mode}_{pattern}_{size}_{drive}"), own / base);
-    }
+    });
 }
 
 /// What is left of the operations a second with system calls filtered, by `sandbox_MODE_SIZE`.
 fn sandbox(samples: &[&Sample], figures: &mut Figures) {
-    let all: Vec<(u32, &Row)> = rows(samples, "sandbox").collect();
-    for (round, row) in all.iter().filter(|(_, row)| is(row, "seccomp", "true")) {
-        let same = |other: &Row| ["mode", "size"].iter().all(|key| other.key(key) == row.key(key));
-        let beside = all.iter().find(|(its, other)| its == round && is(other, "seccomp", "false") && same(other));
-        let (Some(own), Some(base)) = (iops(row), beside.and_then(|(_, row)| iops(row))) else { continue };
-        let word = |key: &str| row.key(key).and_then(|value| value.as_str()).unwrap_or_default();
-        figures.add(&format!("sandbox_{}_{}", word("mode"), word("size")), own / base);
-    }
+    let with = |filter| move |row: &Row| is(row, "seccomp", filter);
+    let (own, base) = (with("true"), with("false"));
+    let same = &["mode", "size"];
+    Against { table: "sandbox", own: &own, base: &base, same, figure: iops }.each(samples, |row, own, base| {
+        figures.add(&format!("sandbox_{}_{}", word(row, "mode"), word(row, "size")), own / base);
+    });
 }
 
 /// How much more slowly a buffer is used than with static mapping, by `slowdown_MODE_BUFFER_USES`: what is lost of the speed, as a part
 /// of 1.
 fn slowdown(samples: &[&Sample], figures: &mut Figures) {
-    let all: Vec<(u32, &Row)> = rows(samples, "pools").collect();
-    let time = |row: &Row| row.figures.get("use_us").copied().filter(|time| *time > 0.0);
-    for (round, row) in all.iter().filter(|(_, row)| !is(row, "mode", STATIC)) {
-        let same = |other: &Row| ["buffer", "uses"].iter().all(|key| other.key(key) == row.key(key));
-        let beside = all.iter().find(|(its, other)| its == round && is(other, "mode", STATIC) && same(other));
-        let (Some(own), Some(base)) = (time(row), beside.and_then(|(_, row)| time(row))) else { continue };
-        let word = |key: &str| row.key(key).and_then(|value| value.as_str()).unwrap_or_default();
+    let base = |row: &Row| is(row, "mode", STATIC);
+    let own = |row: &Row| !base(row);
+    let same = &["buffer", "uses"];
+    Against { table: "pools", own: &own, base: &base, same, figure: use_us }.each(samples, |row, own, base| {
         let uses = row.key("uses").map(ToString::to_string).unwrap_or_default();
-        figures.add(&format!("slowdown_{}_{}_{uses}", word("mode"), word("buffer")), 1.0 - base / own);
-    }
+        figures.add(&format!("slowdown_{}_{}_{uses}", word(row, "mode"), word(row, "buffer")), 1.0 - base / own);
+    });
 }
 
 /// What a mode's curve of guests against operations a second comes to.
@@ -201,8 +211,20 @@ fn is(row: &Row, key: &str, value: &str) -> bool {
     row.key(key).is_some_and(|own| *own == value)
 }
 
+fn word<'row>(row: &'row Row, key: &str) -> &'row str {
+    row.key(key).and_then(|value| value.as_str()).unwrap_or_default()
+}
+
 fn iops(row: &Row) -> Option<f64> {
-    row.figures.get("iops").copied().filter(|iops| *iops > 0.0)
+    positive(row, "iops")
+}
+
+fn use_us(row: &Row) -> Option<f64> {
+    positive(row, "use_us")
+}
+
+fn positive(row: &Row, figure: &str) -> Option<f64> {
+    row.figures.get(figure).copied().filter(|figure| *figure > 0.0)
 }
 
 #[cfg(test)]

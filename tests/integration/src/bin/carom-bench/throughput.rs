@@ -26,6 +26,12 @@ pub(crate) const TABLE: Table = Table {
     work,
 };
 
+/// What tables show that are about operations a second and what they cost the guest.
+pub(crate) const SHOWN: &[Shown] = &[
+    Shown { figure: "iops", title: "operations a second", places: 0 },
+    Shown { figure: "guest_cpu_us", title: "CPU time of the guest for an operation, in µs", places: 0 },
+];
+
 /// RAM of each guest.
 pub(crate) const RAM_MIB: u32 = 1024;
 
