@@ -13,8 +13,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use self::build::{ARM64, Architecture, X86_64};
-pub(crate) use self::tree::{changed_files, patch_name};
 use crate::key::Key;
+use crate::mails::Part;
 use crate::packaged_kernel::packaged_kernel;
 use crate::tools::{Tools, Usage};
 
@@ -30,6 +30,9 @@ pub struct GuestKernel {
     /// Without our files and hooks.
     #[arg(long)]
     pub stock: bool,
+    /// With the patches of the series up to the end of this part.
+    #[arg(long, ignore_case = true, conflicts_with = "stock")]
+    pub part: Option<Part>,
     /// With the function profiler.
     #[arg(long)]
     pub profile: bool,
@@ -40,7 +43,7 @@ pub struct GuestKernel {
     #[arg(long)]
     pub debian: bool,
     /// For arm64, to be emulated.
-    #[arg(long, conflicts_with_all = ["stock", "profile", "debug", "debian"])]
+    #[arg(long, conflicts_with_all = ["stock", "part", "profile", "debug", "debian"])]
     pub arm64: bool,
     /// Configuration fragments on top.
     #[arg(long, value_name = "FRAGMENT")]
@@ -73,6 +76,8 @@ struct Parts {
     fragments: Vec<PathBuf>,
     /// Our patches; none for a stock kernel.
     patches: Option<PathBuf>,
+    /// The part of them that is the last, if it is not the series'.
+    part: Option<Part>,
     /// The source of modules, if there are to be any.
     modules: Option<PathBuf>,
     series: String,
@@ -145,6 +150,7 @@ impl Tools<'_> {
             base: kernel.debian.then(|| self.debian_configuration()).transpose()?,
             fragments: fragments(&self.checkout.join("guest/config"), kernel, &series)?,
             patches,
+            part: kernel.part,
             modules: kernel.modules.clone(),
             series,
             architecture: if kernel.arm64 { &ARM64 } else { &X86_64 },
@@ -172,6 +178,12 @@ impl Tools<'_> {
         if let Some(patches) = &parts.patches {
             key = key.path(&self.checkout.join("guest/src"))?.path(patches)?;
         }
+        if let (Some(patches), Some(part)) = (&parts.patches, parts.part) {
+            key = key.text(&format!("part {part:?}"));
+            for list in ["files", "later", "parts"] {
+                key = key.path(&patches.with_file_name(list))?;
+            }
+        }
         if let Some(modules) = &parts.modules {
             key = key.path(modules)?;
         }
@@ -196,8 +208,8 @@ impl Tools<'_> {
         match &parts.patches {
             None => act(&pristine, &work),
             Some(patches) => {
-                let tree = work.join("patched");
-                self.patched_tree(&pristine, &tree, patches)?;
+                let tree = work.join(parts.variant());
+                self.patched_tree(&pristine, &tree, patches, parts.part)?;
                 act(&tree, &work)
             }
         }
@@ -218,7 +230,12 @@ impl Parts {
     }
 
     fn variant(&self) -> &'static str {
-        if self.patches.is_some() { "patched" } else { "stock" }
+        match (&self.patches, self.part) {
+            (None, _) => "stock",
+            (Some(_), None) => "patched",
+            // One tree, in which what the parts have in common stays as it is.
+            (Some(_), Some(_)) => "part",
+        }
     }
 }
 

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `scripts/guest-series`: the guest patch as one series of mails, made in a repository of the files that it changes.
-//!
-//! A mail is a patch of `guest/patches/N` with the files of `guest/src` that `guest/patches/files` names for it. Those files are as
-//! the last patch leaves them. What a patch changes in files of earlier ones is in `guest/patches/later`, in a diff for all series, and
-//! one for those that have the files: taken away from all files first, and put back with its patch.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,9 +9,10 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use crate::commands::patch_command;
-use crate::kernel::{GuestKernel, changed_files, patch_name, patches_of};
+use crate::files::{copy, read, write};
+use crate::kernel::{GuestKernel, patches_of};
 use crate::key::files_below;
+use crate::mails::{Step, brought, changed_files, earlier_forms, sources, starts_one_of, steps};
 use crate::tools::{Tools, Usage};
 
 /// What is to be written.
@@ -48,17 +45,6 @@ struct Repository<'a> {
     source: PathBuf,
     patches: PathBuf,
     steps: Vec<Step>,
-}
-
-/// One mail.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Step {
-    /// Its patch of mainline files, which may change none.
-    pub(crate) patch: String,
-    /// How the paths of the files of `guest/src` start that come with it.
-    starts: Vec<String>,
-    /// What it changes in files that came before.
-    later: Vec<PathBuf>,
 }
 
 impl Tools<'_> {
@@ -212,84 +198,6 @@ impl Repository<'_> {
     }
 }
 
-impl Step {
-    pub(crate) fn brings_files(&self) -> bool {
-        !self.starts.is_empty()
-    }
-
-    /// Whether it brings files of ours, or changes some that came before.
-    pub(crate) fn changes_files(&self) -> bool {
-        self.brings_files() || !self.later.is_empty()
-    }
-
-    pub(crate) fn brings(&self, file: &Path) -> bool {
-        starts_one_of(&self.starts, file)
-    }
-}
-
-/// Copies the files of `source`, which is `guest/src`, to `forms` as they are before the last of the mails, `steps`, change what
-/// earlier ones have brought. Returns their paths.
-///
-/// # Errors
-/// What a mail changes is not what they have.
-pub(crate) fn earlier_forms(tools: &Tools<'_>, source: &Path, steps: &[Step], forms: &Path) -> Result<Vec<PathBuf>> {
-    let files = sources(source)?;
-    for file in &files {
-        copy(&source.join(file), &forms.join(file))?;
-    }
-    for later in steps.iter().rev().flat_map(|step| step.later.iter().rev()) {
-        tools
-            .run(patch_command(forms, later).arg("-R"))
-            .with_context(|| format!("{} is not what guest/src has", later.display()))?;
-    }
-    Ok(files)
-}
-
-fn sources(source: &Path) -> Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = files_below(source)?.into_iter().map(|(file, _)| file).collect();
-    files.sort();
-    Ok(files)
-}
-
-fn starts_one_of(starts: &[String], file: &Path) -> bool {
-    starts.iter().any(|start| file.to_string_lossy().starts_with(start))
-}
-
-/// The mails of the series whose patches of mainline are in `patches`.
-///
-/// # Errors
-/// A list of them cannot be read.
-pub(crate) fn steps(patches: &Path) -> Result<Vec<Step>> {
-    let top = patches.parent().unwrap_or(patches);
-    let number = patches.file_name().unwrap_or_default().to_string_lossy();
-    let files = read(&top.join("files"))?;
-    let brought: BTreeMap<&str, Vec<String>> = files.lines().filter_map(brought).collect();
-    let series = read(&patches.join("series"))?;
-    let step = |name: &str| {
-        let title = title(name);
-        let later =
-            [format!("{title}.diff"), format!("{title}.{number}.diff")].map(|name| top.join("later").join(name));
-        Step {
-            patch: name.into(),
-            starts: brought.get(title).cloned().unwrap_or_default(),
-            later: later.into_iter().filter(|diff| diff.is_file()).collect(),
-        }
-    };
-    Ok(series.lines().filter_map(patch_name).map(step).collect())
-}
-
-/// A line of `guest/patches/files`: a patch, and how the paths of the files start that come with it.
-fn brought(line: &str) -> Option<(&str, Vec<String>)> {
-    let mut words = line.split('#').next()?.split_whitespace();
-    Some((words.next()?, words.map(String::from).collect()))
-}
-
-/// A patch's name without its number and the end.
-fn title(name: &str) -> &str {
-    let name = name.strip_suffix(".patch").unwrap_or(name);
-    name.split_once('-').map_or(name, |(_number, title)| title)
-}
-
 /// A cover letter with a text, whose first line is the subject.
 fn with_text(cover: &str, text: &str) -> String {
     let (subject, rest) = text.split_once('\n').unwrap_or((text, ""));
@@ -297,45 +205,9 @@ fn with_text(cover: &str, text: &str) -> String {
     cover.replace(SUBJECT, subject).replace(&format!("{BLURB}\n"), blurb)
 }
 
-fn read(file: &Path) -> Result<String> {
-    fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
-}
-
-fn write(file: &Path, text: &str) -> Result<()> {
-    fs::write(file, text).with_context(|| format!("writing {}", file.display()))
-}
-
-fn copy(source: &Path, target: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let parent = target.parent().unwrap_or(target);
-    fs::create_dir_all(parent)
-        .and_then(|()| fs::copy(source, target))
-        .and_then(|_| fs::set_permissions(target, fs::Permissions::from_mode(0o644)))
-        .with_context(|| format!("copying {}", source.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn mail_has_a_patch_the_files_that_it_brings_and_what_it_changes_in_others() {
-        let dir = tempfile::tempdir().unwrap();
-        let top = dir.path();
-        fs::create_dir_all(top.join("9.9")).unwrap();
-        fs::create_dir_all(top.join("later")).unwrap();
-        fs::write(top.join("9.9/series"), "# order\n0001-a-Add-x.patch\n0002-a-Add-y.patch\n").unwrap();
-        fs::write(top.join("files"), "# who brings what\na-Add-y drivers/y. drivers/z.h\n").unwrap();
-        let later = ["later/a-Add-y.diff", "later/a-Add-y.9.9.diff"].map(|name| top.join(name));
-        for diff in later.iter().chain([&top.join("later/a-Add-y.9.8.diff")]) {
-            fs::write(diff, "").unwrap();
-        }
-        let steps = steps(&top.join("9.9")).unwrap();
-        let nothing = Step { patch: "0001-a-Add-x.patch".into(), starts: vec![], later: vec![] };
-        let starts = vec!["drivers/y.".into(), "drivers/z.h".into()];
-        assert_eq!(steps, [nothing, Step { patch: "0002-a-Add-y.patch".into(), starts, later: later.into() }]);
-        assert!(steps[1].brings(Path::new("drivers/y.c")) && !steps[1].brings(Path::new("drivers/yy.c")));
-    }
 
     #[test]
     fn cover_letter_has_subject_and_text() {

@@ -40,6 +40,7 @@ enum Stage {
     Arm64,
     DebianConfig,
     Sanitizers,
+    Parts,
     Debug,
 }
 
@@ -193,6 +194,7 @@ impl Tools<'_> {
             Stage::Arm64 => self.test_arm64(out),
             Stage::DebianConfig => self.test_debian_config(out),
             Stage::Sanitizers => self.test_sanitizers(),
+            Stage::Parts => self.test_parts(options, out),
             Stage::Debug => self.test_debug(options, out),
         }
     }
@@ -205,7 +207,8 @@ impl Stage {
 
     /// Whether it runs only if it is named, or if `all` is wanted.
     fn is_extra(self, all: bool) -> bool {
-        self == Self::Debug || (matches!(self, Self::Arm64 | Self::DebianConfig | Self::Sanitizers) && !all)
+        matches!(self, Self::Parts | Self::Debug)
+            || (matches!(self, Self::Arm64 | Self::DebianConfig | Self::Sanitizers) && !all)
     }
 
     /// Whether it may run beside the tests with guests, slowly: it takes long, and expects nothing to happen within less than seconds.
@@ -308,8 +311,8 @@ mod tests {
     fn stages_that_take_long_run_only_where_they_are_wanted() {
         let extra =
             |all| Stage::value_variants().iter().copied().filter(|stage| stage.is_extra(all)).collect::<Vec<_>>();
-        assert_eq!(extra(false), [Stage::Arm64, Stage::DebianConfig, Stage::Sanitizers, Stage::Debug]);
-        assert_eq!(extra(true), [Stage::Debug]);
+        assert_eq!(extra(false), [Stage::Arm64, Stage::DebianConfig, Stage::Sanitizers, Stage::Parts, Stage::Debug]);
+        assert_eq!(extra(true), [Stage::Parts, Stage::Debug]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use carom_integration::api::ApiVmm;
 use carom_integration::devices::{self, Peer, card_job, drive_job, echo_server};
 use carom_integration::harness::{self, guest_test};
 use carom_integration::workload::{self, WAIT_FOR_NVME};
-use carom_integration::{Guest, Outcome, Site, kunit};
+use carom_integration::{Guest, Kernel, Outcome, Site, kunit};
 use serde_json::{Value, json};
 
 static SITE: LazyLock<Site> = LazyLock::new(|| Site::from_env().expect("scripts/test sets up the site"));
@@ -111,7 +111,7 @@ fn settled(outcome: &Outcome) {
 fn kunit_passes() {
     let outcome = run(&kunit::on_two_nodes(guest("debug-kunit", kunit::JOB), 512));
 
-    kunit::check(&outcome, &[]).unwrap_or_else(|error| panic!("{error:#}"));
+    kunit::check(&outcome, &SITE, Kernel::Patched, &[]).unwrap_or_else(|error| panic!("{error:#}"));
 }
 
 #[guest_test]

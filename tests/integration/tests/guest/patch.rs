@@ -13,23 +13,24 @@ use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, number, require
 
 /// Has KUnit run the patch's tests while the kernel boots, without any device, and checks what it says of each. None is skipped:
 /// there are two nodes.
-fn kunit_is_run(name: &str, guest: impl FnOnce(Guest) -> Guest) {
+fn kunit_is_run(name: &str, kernel: Kernel) {
     let job = format!("{}{COMPLAINTS}", kunit::JOB);
 
-    let outcome = run(&guest(kunit::on_two_nodes(Guest::new(name), 256).cmdline("log_buf_len=1M").job(&job)));
+    let guest = Guest::new(name).kernel(kernel).cmdline("log_buf_len=1M").job(&job);
+    let outcome = run(&kunit::on_two_nodes(guest, 256));
 
-    kunit::check(&outcome, &[]).unwrap_or_else(|error| panic!("{error:#}"));
+    kunit::check(&outcome, &SITE, kernel, &[]).unwrap_or_else(|error| panic!("{error:#}"));
     assert_no_complaint(&outcome);
 }
 
 #[guest_test]
 fn kunit_passes() {
-    kunit_is_run("patch-kunit", |guest| guest);
+    kunit_is_run("patch-kunit", Kernel::Patched);
 }
 
 #[guest_test]
 fn kunit_passes_on_the_newer_kernel() {
-    kunit_is_run("patch-kunit-newer", |guest| guest.kernel(Kernel::Newer));
+    kunit_is_run("patch-kunit-newer", Kernel::Newer);
 }
 
 /// Fills the drive with the word that the test driver's attack looks for, reads it so that slots hold it, and goes on with

@@ -7,7 +7,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 
 use super::tree::CheckTree;
-use crate::series::{Step, earlier_forms, steps};
+use crate::mails::{Step, earlier_forms, steps};
 
 const MAX_LINES: usize = 150;
 

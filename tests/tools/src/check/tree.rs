@@ -215,7 +215,7 @@ fn not_built<'file>(files: impl Iterator<Item = &'file str>) -> Vec<&'file str> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::series::steps;
+    use crate::mails::steps;
 
     #[test]
     fn files_that_a_patch_leaves_are_known() {

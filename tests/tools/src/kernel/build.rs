@@ -11,6 +11,8 @@ use std::thread::available_parallelism;
 use anyhow::{Context, Result, ensure};
 
 use super::Parts;
+use crate::files::{read, write};
+use crate::kunit;
 use crate::tools::Tools;
 
 /// What a kernel is built for.
@@ -52,6 +54,9 @@ impl Tools<'_> {
         }
         copy(&out.join(directory).join(image), &dir.join(image))?;
         copy(&out.join(".config"), &dir.join("config"))?;
+        if parts.part.is_some() {
+            write(&dir.join(kunit::CASES), &kunit::names_in(&tree.join("drivers/iommu"))?)?;
+        }
         // Addresses in a guest's oops can be looked up in it.
         copy(&out.join("System.map"), &dir.join("System.map"))?;
         let mut names = vec![*image, "config", "System.map"];
@@ -69,7 +74,15 @@ impl Tools<'_> {
     fn configure(&self, tree: &Path, out: &Path, parts: &Parts) -> Result<()> {
         let mut wanted = String::new();
         for fragment in &parts.fragments {
-            wanted += &fs::read_to_string(fragment).with_context(|| format!("reading {}", fragment.display()))?;
+            wanted += &read(fragment)?;
+        }
+        if parts.part.is_some() {
+            let options = read(&tree.join("drivers/iommu/Kconfig"))?;
+            wanted = wanted
+                .lines()
+                .filter(|line| !is_of_a_later_part(line, &options))
+                .flat_map(|line| [line, "\n"])
+                .collect();
         }
         let file = beside(out, ".fragment");
         let base = parts.base.as_deref().unwrap_or_default();
@@ -137,6 +150,15 @@ impl Tools<'_> {
     }
 }
 
+/// Whether a line of the configuration is of an option of ours that is not among the `options` of drivers/iommu/Kconfig.
+fn is_of_a_later_part(line: &str, options: &str) -> bool {
+    let name = line.strip_prefix("CONFIG_").and_then(|line| line.split_once('=')).map(|(name, _)| name);
+    name.is_some_and(|name| {
+        let wanted = format!("config {name}");
+        name.starts_with("IOMMU_DMA_BOUNCE") && !options.lines().any(|line| line == wanted)
+    })
+}
+
 /// What of `wanted` is not in `config`. The last line for an option counts; one that is off need not be named.
 fn refused<'wanted>(wanted: &'wanted str, config: &str) -> Vec<&'wanted str> {
     let is_option = |line: &&str| line.starts_with("CONFIG_") && line.contains('=');
@@ -165,6 +187,15 @@ fn copy(source: &Path, target: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn option_that_a_part_does_not_have_yet_is_left_out() {
+        let kconfig = "config IOMMU_DMA\n\tbool\nconfig IOMMU_DMA_BOUNCE\n\tbool \"x\"\n";
+        assert!(is_of_a_later_part("CONFIG_IOMMU_DMA_BOUNCE_TEST=y", kconfig));
+        for line in ["CONFIG_IOMMU_DMA_BOUNCE=y", "CONFIG_NUMA=y", "# CONFIG_IOMMU_DMA_BOUNCE_TEST", ""] {
+            assert!(!is_of_a_later_part(line, kconfig), "{line}");
+        }
+    }
 
     #[test]
     fn option_is_refused_where_its_last_line_did_not_come_through() {

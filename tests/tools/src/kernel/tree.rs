@@ -9,12 +9,15 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::files::{copy, read};
 use crate::key::files_below;
+use crate::mails::{Part, changed_files, earlier_forms, patch_name, steps, until};
 use crate::tools::Tools;
 
 impl Tools<'_> {
-    /// Makes or refreshes `tree`, a copy of `pristine` (hard links) with our files.
-    pub(super) fn patched_tree(&self, pristine: &Path, tree: &Path, patches: &Path) -> Result<()> {
+    /// Makes or refreshes `tree`, a copy of `pristine` (hard links) with our files, or with those that there are when `part` is the
+    /// last.
+    pub(super) fn patched_tree(&self, pristine: &Path, tree: &Path, patches: &Path, part: Option<Part>) -> Result<()> {
         if !tree.is_dir() {
             self.progress.show("preparing the patched source tree");
             let new = tree.with_extension("new");
@@ -23,7 +26,10 @@ impl Tools<'_> {
             fs::rename(&new, tree).with_context(|| format!("making {}", tree.display()))?;
         }
         let ours = tempfile::tempdir().context("making a directory for our files")?;
-        self.our_files(pristine, ours.path(), patches)?;
+        match part {
+            None => self.our_files(pristine, ours.path(), patches)?,
+            Some(part) => self.our_files_until(part, pristine, ours.path(), patches)?,
+        }
         let list = tree.with_extension("touched");
         let mut touched: BTreeSet<PathBuf> =
             fs::read_to_string(&list).unwrap_or_default().lines().map(PathBuf::from).collect();
@@ -44,7 +50,7 @@ impl Tools<'_> {
         for name in series.lines().filter_map(patch_name) {
             let text = read(&patches.join(name))?;
             let mut changed = changed_files(&text).peekable();
-            // One may change our files alone: see `crate::series`.
+            // One may change our files alone: see `crate::mails`.
             if changed.peek().is_some() {
                 names.push(name);
             }
@@ -61,17 +67,33 @@ impl Tools<'_> {
         }
         Ok(())
     }
-}
 
-/// The patch that a line of quilt's `series` names.
-pub(crate) fn patch_name(line: &str) -> Option<&str> {
-    let name = line.split('#').next().unwrap_or_default().trim();
-    (!name.is_empty()).then_some(name)
-}
-
-/// The files that a patch changes, without those that it adds.
-pub(crate) fn changed_files(patch: &str) -> impl Iterator<Item = &str> {
-    patch.lines().filter_map(|line| line.strip_prefix("--- a/")?.split_whitespace().next())
+    /// The same without what comes after `part`.
+    fn our_files_until(&self, part: Part, pristine: &Path, ours: &Path, patches: &Path) -> Result<()> {
+        let forms = tempfile::tempdir().context("making a directory for our files")?;
+        let all = steps(patches)?;
+        let files = earlier_forms(self, &self.checkout.join("guest/src"), &all, forms.path())?;
+        for step in until(part, all, patches)? {
+            let patch = patches.join(&step.patch);
+            let text = read(&patch)?;
+            let mut changed = changed_files(&text).peekable();
+            let changes = changed.peek().is_some();
+            // An earlier patch may have changed it.
+            for file in changed.filter(|file| !ours.join(file).exists()) {
+                copy(&pristine.join(file), &ours.join(file))?;
+            }
+            if changes {
+                self.patch(ours, &patch)?;
+            }
+            for file in files.iter().filter(|file| step.brings(file)) {
+                copy(&forms.path().join(file), &ours.join(file))?;
+            }
+            for later in &step.later {
+                self.patch(ours, later)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Gives `tree` the file of `ours`, or of `pristine` where we have none any more.
@@ -99,16 +121,6 @@ fn refresh(file: &Path, ours: &Path, pristine: &Path, tree: &Path) -> Result<()>
         .with_context(|| format!("writing {}", target.display()))
 }
 
-fn copy(source: &Path, target: &Path) -> Result<()> {
-    let parent = target.parent().unwrap_or(target);
-    fs::create_dir_all(parent).with_context(|| format!("making {}", parent.display()))?;
-    fs::copy(source, target).map(|_| ()).with_context(|| format!("copying {}", source.display()))
-}
-
-fn read(file: &Path) -> Result<String> {
-    fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, SystemTime};
@@ -134,7 +146,7 @@ mod tests {
         write("patches/0001-a.patch", PATCH);
         let refresh = || {
             with_tools(&at("checkout"), &at("cache"), |tools| {
-                tools.patched_tree(&at("pristine"), &at("work/patched"), &at("patches")).unwrap();
+                tools.patched_tree(&at("pristine"), &at("work/patched"), &at("patches"), None).unwrap();
             });
         };
         let read = |path: &str| fs::read_to_string(at("work/patched").join(path)).ok();
@@ -165,5 +177,49 @@ mod tests {
         let before = time("drivers/new.c");
         refresh();
         assert_eq!(time("drivers/new.c"), before);
+    }
+
+    #[test]
+    fn part_has_what_its_mails_bring_as_they_bring_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |path: &str| dir.path().join(path);
+        let write = |path: &str, text: &str| {
+            fs::create_dir_all(at(path).parent().unwrap()).unwrap();
+            fs::write(at(path), text).unwrap();
+        };
+        write("pristine/drivers/a.c", "one\ntwo\nthree\n");
+        write("checkout/guest/src/drivers/new.c", "first\nthird\n");
+        write("checkout/guest/src/drivers/last.c", "last\n");
+        write("patches/files", "a drivers/new.c\nc drivers/last.c\n");
+        write("patches/parts", "B b\nC c\nD d\nE e\n");
+        write("patches/9.9/series", "0001-a.patch\n0002-b.patch\n0003-c.patch\n0004-d.patch\n0005-e.patch\n");
+        write("patches/9.9/0001-a.patch", PATCH);
+        write("patches/9.9/0002-b.patch", &PATCH.replace("-two\n+2\n", "-2\n+II\n"));
+        for name in ["0003-c", "0004-d", "0005-e"] {
+            write(&format!("patches/9.9/{name}.patch"), "");
+        }
+        let hunk = |old: &str, new: &str| {
+            format!("--- a/drivers/new.c\n+++ b/drivers/new.c\n@@ -1,2 +1,2 @@\n first\n-{old}\n+{new}\n")
+        };
+        write("patches/later/b.diff", &hunk("second", "2nd"));
+        write("patches/later/e.9.9.diff", &hunk("2nd", "third"));
+        let refresh = |part| {
+            with_tools(&at("checkout"), &at("cache"), |tools| {
+                tools.patched_tree(&at("pristine"), &at("work/part"), &at("patches/9.9"), Some(part)).unwrap();
+            });
+        };
+        let read = |path: &str| fs::read_to_string(at("work/part").join(path)).ok();
+        fs::create_dir(at("work")).unwrap();
+
+        for (part, hooked, new, last) in [
+            (Part::D, "one\nII\nthree\n", "first\n2nd\n", Some("last\n")),
+            (Part::B, "one\nII\nthree\n", "first\n2nd\n", None),
+            (Part::A, "one\n2\nthree\n", "first\nsecond\n", None),
+        ] {
+            refresh(part);
+            assert_eq!(read("drivers/a.c").as_deref(), Some(hooked), "{part:?}");
+            assert_eq!(read("drivers/new.c").as_deref(), Some(new), "{part:?}");
+            assert_eq!(read("drivers/last.c").as_deref(), last, "{part:?}");
+        }
     }
 }

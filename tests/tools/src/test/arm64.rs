@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::kernel::GuestKernel;
 use crate::key::files_below;
+use crate::kunit;
 use crate::tools::Tools;
 
 /// Seconds that a kernel has to boot, test and end, emulated, on a machine that does other things too.
@@ -51,8 +52,7 @@ fn cases_of(source: &Path, series: &str) -> Result<Vec<String>> {
             continue;
         }
         let text = fs::read_to_string(source.join(&file)).with_context(|| format!("reading {name}"))?;
-        let ends = text.split("KUNIT_CASE(").skip(1).filter_map(|rest| rest.split(')').next());
-        cases.extend(ends.map(String::from));
+        cases.extend(kunit::cases(&text).map(String::from));
     }
     ensure!(!cases.is_empty(), "there are no KUnit tests in {}", source.display());
     Ok(cases)

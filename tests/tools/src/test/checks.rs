@@ -7,8 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::kernel::{GuestKernel, changed_files};
+use crate::kernel::GuestKernel;
 use crate::key::files_below;
+use crate::mails::changed_files;
 use crate::tools::Tools;
 
 /// Fixed so that a new version's new checks fail no old commit.

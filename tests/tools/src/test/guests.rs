@@ -11,11 +11,20 @@ use super::Options;
 use crate::assets::Variables;
 use crate::cargo::TestProgram;
 use crate::kernel::GuestKernel;
+use crate::mails::Part;
 use crate::package;
 use crate::tools::Tools;
 
 /// Tests of the guest patch that run with Debian's configuration too, by parts of their names.
 const OF_DEBIAN_CONFIG: [&str; 5] = ["kunit", "windows::", "lent::", "patch::", "drive_metadata"];
+
+/// Tests of each part of the series, by parts of their names: what the part has, without what comes later.
+const OF_PARTS: [(Part, &[&str]); 4] = [
+    (Part::A, &["without_windows_only_live_mappings", "guest_above_the_limit"]),
+    (Part::B, &["without_windows_only_live_mappings", "fail_through_swiotlb"]),
+    (Part::C, &["kunit_passes", "drives_of_a_group"]),
+    (Part::D, &["kunit_passes", "two_vcpus_with", "windows::exhausted_budget", "domain_leaves_the_old"]),
+];
 
 /// The test of `vmm` whose guest means harm.
 const HOSTILE_GUEST: &str = "hostile_guest";
@@ -127,6 +136,34 @@ impl Tools<'_> {
             tests.arg("--out").arg(out).args(["--filter", filter]);
             self.run_shown(tests.envs(variables.clone()))?;
         }
+        Ok(())
+    }
+
+    /// Runs tests with kernels of both series that have its parts, one after the other.
+    pub(super) fn test_parts(&self, options: &Options, out: &Path) -> Result<()> {
+        ensure!(options.direct.is_none(), "the parts are tested in the rig only: leave out --direct");
+        self.need_guest_packages()?;
+        let programs = [self.carom()?, self.guest_programs()?].concat();
+        let mut failed = Vec::new();
+        for series in ["6.12", "7.3"] {
+            for (part, filters) in OF_PARTS {
+                let kernel = GuestKernel { series: Some(series.into()), part: Some(part), ..GuestKernel::default() };
+                let variables = [programs.clone(), self.guest(&kernel)?].concat();
+                for filter in filters {
+                    let name = format!("part {part:?} of {series}: {filter}");
+                    self.print(&format!("{name}\n"));
+                    let mut tests = self.guest_tests("integration", &["--test", "guest"])?;
+                    // Those for the newer kernel are the same tests.
+                    tests.arg("--out").arg(out).args(["--filter", filter, "--skip", "newer_kernel"]);
+                    let passed = self.run_shown(tests.envs(variables.clone())).is_ok();
+                    self.go_on()?;
+                    if !passed {
+                        failed.push(name);
+                    }
+                }
+            }
+        }
+        ensure!(failed.is_empty(), "failed: {}", failed.join("; "));
         Ok(())
     }
 

@@ -36,6 +36,9 @@ enum Action {
         /// Tests that are left out for their time, too.
         #[arg(long)]
         all: bool,
+        /// No tests whose name contains this.
+        #[arg(long, value_name = "TEXT")]
+        skip: Option<OsString>,
         /// All by IOMMUFD, in a rig whose kernel has it.
         #[arg(long)]
         iommufd: bool,
@@ -85,9 +88,9 @@ fn act(action: Action, progress: &Progress) -> Result<ExitCode> {
         _ => Signals::catch()?,
     };
     let passed = match action {
-        Action::Integration { common, all, iommufd, direct } => {
+        Action::Integration { common, all, skip, iommufd, direct } => {
             let place = if direct { Place::Here } else { Place::Rig(kernel(iommufd)) };
-            integration(&common, all, place, &signals, progress)
+            integration(&common, all, skip, place, &signals, progress)
         }
         Action::Debug { common } => debug(&common, &signals, progress),
         Action::Tally { .. } => Ok(true),
@@ -103,9 +106,16 @@ fn kernel(iommufd: bool) -> Kernel {
 }
 
 /// The guests' tests, and before them those of VFIO itself; in a whole run in the rig some of both by IOMMUFD as well.
-fn integration(common: &Common, all: bool, place: Place, signals: &Signals, progress: &Progress) -> Result<bool> {
+fn integration(
+    common: &Common,
+    all: bool,
+    skip: Option<OsString>,
+    place: Place,
+    signals: &Signals,
+    progress: &Progress,
+) -> Result<bool> {
     let guests = Program::find(&common.program, "guest")?;
-    let mut arguments = Vec::new();
+    let mut arguments: Vec<OsString> = skip.into_iter().flat_map(|text| ["--skip".into(), text]).collect();
     if all || common.filter.is_some() {
         arguments.push(OsString::from("--include-ignored"));
     }

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Files of text, whose names errors tell.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+/// The text of a file.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn read(file: &Path) -> Result<String> {
+    fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
+}
+
+/// Writes a file.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn write(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| format!("writing {}", file.display()))
+}
+
+/// Copies a file, which all may read and the owner may write, and makes the directories above it.
+///
+/// # Errors
+/// It cannot be copied.
+pub(crate) fn copy(source: &Path, target: &Path) -> Result<()> {
+    let parent = target.parent().unwrap_or(target);
+    fs::create_dir_all(parent)
+        .and_then(|()| fs::copy(source, target))
+        .and_then(|_| fs::set_permissions(target, Permissions::from_mode(0o644)))
+        .with_context(|| format!("copying {}", source.display()))
+}
