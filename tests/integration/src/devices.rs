@@ -34,7 +34,7 @@ find_device() {
     echo "CAROM-NO-DEVICE $1 $2"
     exit 94
 }
-choose() { echo "$1" >"/sys/bus/pci/devices/$DEVICE/iommu_bounce" || exit 94; }
+choose() { echo "$1" >"/sys/bus/pci/devices/$DEVICE/iommu_bounce/mode" || exit 94; }
 print_pool() { sed 's/^/CAROM-STAT-/' $(grep -lx "device $DEVICE" /sys/kernel/debug/iommu_bounce/*/stats); }
 "#;
 
@@ -123,7 +123,7 @@ fn echo(stream: &TcpStream) {
 }
 
 /// Verified I/O on the drive whose controller `driver` has, of `mib` MiB with `depth` requests in flight. `choice` goes to the
-/// controller's `iommu_bounce` first. [`workload::check_verified`](crate::workload::check_verified) and [`figures`] read what it prints.
+/// controller's `iommu_bounce/mode` first. [`workload::check_verified`](crate::workload::check_verified) and [`figures`] read what it prints.
 #[must_use]
 pub fn drive_job(driver: &str, choice: &str, mib: u32, depth: u32) -> String {
     let verify = fio_verify_on("/dev/$NAME", mib, depth);
@@ -131,7 +131,7 @@ pub fn drive_job(driver: &str, choice: &str, mib: u32, depth: u32) -> String {
 }
 
 /// Bytes that go to `peer` and come back over the card that `driver` has, in large packets, whose time is taken, and in small ones.
-/// `choice` goes to the card's `iommu_bounce` first. The card is down afterwards. [`check_same`] and [`figures`] read what it prints.
+/// `choice` goes to the card's `iommu_bounce/mode` first. The card is down afterwards. [`check_same`] and [`figures`] read what it prints.
 #[must_use]
 pub fn card_job(driver: &str, choice: &str, peer: &Peer<'_>) -> String {
     let functions = peer.functions();

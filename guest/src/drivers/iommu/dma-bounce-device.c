@@ -45,8 +45,8 @@ static const char * const dma_bounce_switch_names[] = { "auto", "on", "off" };
 
 static int __init dma_bounce_setup(char *str)
 {
+	size_t bytes, prefix;
 	char *word, *end;
-	size_t bytes;
 
 	if (!str)
 		return -EINVAL;
@@ -57,12 +57,16 @@ static int __init dma_bounce_setup(char *str)
 			dma_bounce_mode = DMA_BOUNCE_AUTO;
 			dma_bounce_all_devices = !strcmp(word, "all");
 		} else {
-			bytes = memparse(word, &end);
-			if (*end || end == word || !bytes) {
-				pr_err("iommu.bounce: %s is not off, auto, all or a size\n", word);
-				return -EINVAL;
+			prefix = str_has_prefix(word, "pages=");
+			bytes = memparse(word + prefix, &end);
+			if (*end || !bytes || (prefix && bytes > DMA_BOUNCE_MAX_PAGE_POOL)) {
+				pr_err("iommu.bounce: %s is not known, or too much\n", word);
+				continue;
 			}
-			dma_bounce_threshold_param = bytes;
+			if (prefix)
+				dma_bounce_page_pool_size = ALIGN(bytes, DMA_BOUNCE_PAGE_CHUNK);
+			else
+				dma_bounce_threshold_param = bytes;
 			if (dma_bounce_mode == DMA_BOUNCE_DEFAULT)
 				dma_bounce_mode = DMA_BOUNCE_AUTO;
 		}
@@ -118,7 +122,7 @@ EXPORT_SYMBOL_GPL(dma_bounce_opt_in);
 
 /* Set-up */
 
-static ssize_t iommu_bounce_show(struct device *dev, struct device_attribute *attr, char *buf)
+static ssize_t mode_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
 	unsigned int i, now = READ_ONCE(dev->iommu->bounce.choice), n = 0;
 
@@ -127,8 +131,8 @@ static ssize_t iommu_bounce_show(struct device *dev, struct device_attribute *at
 	return n + sysfs_emit_at(buf, n, "\n");
 }
 
-static ssize_t iommu_bounce_store(struct device *dev, struct device_attribute *attr,
-				  const char *buf, size_t len)
+static ssize_t mode_store(struct device *dev, struct device_attribute *attr, const char *buf,
+			  size_t len)
 {
 	int i = sysfs_match_string(dma_bounce_switch_names, buf);
 
@@ -137,16 +141,15 @@ static ssize_t iommu_bounce_store(struct device *dev, struct device_attribute *a
 	WRITE_ONCE(dev->iommu->bounce.choice, i);
 	return len;
 }
-static DEVICE_ATTR_RW(iommu_bounce);
+static DEVICE_ATTR_RW(mode);
 
-static ssize_t iommu_bounce_threshold_show(struct device *dev, struct device_attribute *attr,
-					   char *buf)
+static ssize_t threshold_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
 	return sysfs_emit(buf, "%u\n", READ_ONCE(dev->iommu->bounce.threshold));
 }
 
-static ssize_t iommu_bounce_threshold_store(struct device *dev, struct device_attribute *attr,
-					    const char *buf, size_t len)
+static ssize_t threshold_store(struct device *dev, struct device_attribute *attr, const char *buf,
+			       size_t len)
 {
 	unsigned long long bytes;
 	char *end;
@@ -157,15 +160,16 @@ static ssize_t iommu_bounce_threshold_store(struct device *dev, struct device_at
 	WRITE_ONCE(dev->iommu->bounce.threshold, bytes);
 	return len;
 }
-static DEVICE_ATTR_RW(iommu_bounce_threshold);
+static DEVICE_ATTR_RW(threshold);
 
 static struct attribute *dma_bounce_attrs[] = {
-	&dev_attr_iommu_bounce.attr,
-	&dev_attr_iommu_bounce_threshold.attr,
+	&dev_attr_mode.attr,
+	&dev_attr_threshold.attr,
 	NULL
 };
 
 static const struct attribute_group dma_bounce_group = {
+	.name	= "iommu_bounce",
 	.attrs	= dma_bounce_attrs,
 };
 

@@ -15,11 +15,13 @@
 #include "dma-bounce-pages.h"
 #include "dma-bounce-types.h"
 
-#define PAGE_CHUNK_SIZE		SZ_2M
-/* The most memory that one domain's pool takes, and the IOVA set aside for it below 4 GiB */
-#define PAGE_POOL_SIZE		SZ_64M
 /* What part of all memory the pools of all domains take at most */
 #define PAGE_POOL_MEMORY_PART	8
+
+#define DEFAULT_PAGE_POOL	SZ_64M
+
+/* The most memory that one domain's pool takes, and the IOVA set aside for it below 4 GiB */
+size_t dma_bounce_page_pool_size __ro_after_init = DEFAULT_PAGE_POOL;
 
 /* Bytes in the pools of all domains */
 VISIBLE_IF_KUNIT atomic_long_t dma_bounce_page_total = ATOMIC_LONG_INIT(0);
@@ -29,34 +31,38 @@ VISIBLE_IF_KUNIT u64 dma_bounce_page_limit(void)
 	return ((u64)totalram_pages() << PAGE_SHIFT) / PAGE_POOL_MEMORY_PART;
 }
 
-static int page_limits(struct iommu_domain *domain, struct dma_bounce_limits *limits)
+/* Sets IOVA aside for @size bytes, which is aligned to as much. */
+static struct iova *take_range(struct iommu_domain *domain, size_t size)
 {
-	struct dma_bounce_pool *pool = domain->bounce;
-	struct iova_domain *iovad = pool->iovad;
+	struct iova_domain *iovad = domain->bounce->iovad;
 	unsigned long shift = iova_shift(iovad);
-	u64 last = READ_ONCE(pool->mask);
-	struct iova *iova = pool->range;
+	u64 last = READ_ONCE(domain->bounce->mask);
+	struct iova *iova = NULL;
 
-	limits->chunk_size = PAGE_CHUNK_SIZE;
-	limits->len = PAGE_POOL_SIZE;
-	limits->budget = min_t(u64, PAGE_POOL_SIZE, dma_bounce_page_limit());
-	limits->source = &dma_bounce_page_total;
-	/* It is asked again, also if the pool could not be made ready the first time. */
-	if (iova) {
-		limits->iova = iova_dma_addr(iovad, iova);
-		return 0;
-	}
 	if (domain->geometry.force_aperture)
 		last = min_t(u64, last, domain->geometry.aperture_end);
 	/* Other devices of the domain may reach less: stay below 4 GiB if there is room. */
 	if (last > DMA_BIT_MASK(32))
-		iova = alloc_iova(iovad, PAGE_POOL_SIZE >> shift, DMA_BIT_MASK(32) >> shift, true);
-	if (!iova)
-		iova = alloc_iova(iovad, PAGE_POOL_SIZE >> shift, last >> shift, true);
-	if (!iova)
+		iova = alloc_iova(iovad, size >> shift, DMA_BIT_MASK(32) >> shift, true);
+	return iova ?: alloc_iova(iovad, size >> shift, last >> shift, true);
+}
+
+static int page_limits(struct iommu_domain *domain, struct dma_bounce_limits *limits)
+{
+	struct dma_bounce_pool *pool = domain->bounce;
+
+	/* It is asked again, also if the pool could not be made ready the first time. */
+	if (!pool->range)
+		pool->range = take_range(domain, dma_bounce_page_pool_size);
+	if (!pool->range && dma_bounce_page_pool_size > DEFAULT_PAGE_POOL)
+		pool->range = take_range(domain, DEFAULT_PAGE_POOL);
+	if (!pool->range)
 		return -ENOSPC;
-	pool->range = iova;
-	limits->iova = iova_dma_addr(iovad, iova);
+	limits->iova = iova_dma_addr(pool->iovad, pool->range);
+	limits->len = (u64)iova_size(pool->range) << iova_shift(pool->iovad);
+	limits->chunk_size = DMA_BOUNCE_PAGE_CHUNK;
+	limits->budget = min(limits->len, dma_bounce_page_limit());
+	limits->source = &dma_bounce_page_total;
 	return 0;
 }
 

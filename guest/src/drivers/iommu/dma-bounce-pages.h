@@ -7,9 +7,15 @@
 
 #include <linux/atomic.h>
 #include <linux/dma-bounce.h>
+#include <linux/sizes.h>
 #include <linux/types.h>
 
+/* Bytes of a chunk, and the most that one domain's pool may be allowed to take */
+#define DMA_BOUNCE_PAGE_CHUNK		SZ_2M
+#define DMA_BOUNCE_MAX_PAGE_POOL	SZ_1G
+
 extern const struct dma_bounce_ops dma_bounce_page_ops;
+extern size_t dma_bounce_page_pool_size;
 
 #if IS_ENABLED(CONFIG_KUNIT)
 extern atomic_long_t dma_bounce_page_total;

@@ -144,7 +144,7 @@ fn windows_are_refused_where_their_memory_would_not_be_cached() {
 fn threshold_of_a_device_is_set_in_sysfs() {
     let read = "dd if=/dev/nvme0n1 of=/dev/null iflag=direct bs=64k count=32 2>/dev/null || exit 91\n";
     let job = format!(
-        r#"{WAIT_FOR_NVME}THRESHOLD=/sys/bus/pci/devices/$NVME/iommu_bounce_threshold
+        r#"{WAIT_FOR_NVME}THRESHOLD=/sys/bus/pci/devices/$NVME/iommu_bounce/threshold
 large() {{ sed -n 's/^fallback_size //p' /sys/kernel/debug/iommu_bounce/*/stats; }}
 for wrong in -1 x 512K 4Kx ''; do
     if echo "$wrong" >$THRESHOLD; then echo "CAROM-TAKEN $wrong"; fi
@@ -205,6 +205,26 @@ fn guest_pages_serve_where_there_are_no_windows() {
 #[guest_test(slow = "drives_of_a_group_* have guest pages serve, with more drives")]
 fn guest_pages_serve_on_an_iommu_that_is_not_virtio() {
     guest_pages_serve("patch-intel", Vmm::QemuIntel, "intel_iommu=on");
+}
+
+#[guest_test]
+fn pages_of_a_domain_are_as_many_as_the_boot_option_says() {
+    let job = format!(
+        "{WAIT_FOR_NVME}{}sed 's/^/CAROM-STAT-/' $(grep -lx \"device $NVME\" /sys/kernel/debug/iommu_bounce/*/stats)\n\
+         {COMPLAINTS}",
+        workload::fio_verify(8, 64)
+    );
+    // What is too much is passed over, and 3 MiB are no whole number of chunks.
+    let guest = Guest::new("patch-limit").vmm(Vmm::Qemu).iommu_device(&SITE.nvme[0]);
+    let outcome = run(&guest.cmdline("iommu.strict=1 iommu.bounce=pages=2G,auto,128K,pages=3M,x").job(&job));
+
+    workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
+    let figure = |name| number(&outcome, &format!("CAROM-STAT-{name}"));
+    assert_eq!(["budget", "iova_len", "peak_chunk_bytes"].map(figure), [4 * MIB; 3], "console:\n{}", outcome.console);
+    assert_eq!(figure("threshold"), 128 << 10);
+    let bounced = figure("bounced_pages") + figure("bounced_lists");
+    assert!(figure("fallback_full") > 0 && bounced > 0, "console:\n{}", outcome.console);
+    assert_no_complaint(&outcome);
 }
 
 /// Two drives of one group: each does verified I/O alone, then one goes on with it while the other one is taken from its driver

@@ -16,7 +16,7 @@ fn driven(name: &str, device: &str, job: &str) -> (Outcome, Figures) {
     (outcome, figures)
 }
 
-/// I/O on the drive of a controller, all of it right. `choice` is what the controller's `iommu_bounce` is set to.
+/// I/O on the drive of a controller, all of it right. `choice` is what the controller's `iommu_bounce/mode` is set to.
 pub(crate) fn drive_is_verified(name: &str, controller: &str, driver: &str, choice: &str) -> Figures {
     let (outcome, figures) = driven(name, controller, &devices::drive_job(driver, choice, 4, 4));
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
