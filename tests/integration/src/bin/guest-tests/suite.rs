@@ -71,8 +71,7 @@ impl<'a> Suites<'a> {
         arguments: &[OsString],
         by_iommufd: bool,
     ) -> Result<()> {
-        self.runs += 1;
-        let record = Record::new(&self.out.join(format!("record-{}-{}", self.runs, program.name)));
+        let record = self.new_record(program);
         let mut environment = vec![(Record::VARIABLE, record.path().as_os_str().to_owned())];
         if by_iommufd {
             environment.push((SELECTION, "by_iommufd".into()));
@@ -105,6 +104,17 @@ impl<'a> Suites<'a> {
             before = done;
         }
         Ok(())
+    }
+
+    /// A record that has nothing yet. Earlier runs, with another kernel for example, may have left theirs in the same directory.
+    fn new_record(&mut self, program: &Program) -> Record {
+        loop {
+            self.runs += 1;
+            let path = self.out.join(format!("record-{}-{}", self.runs, program.name));
+            if !path.exists() {
+                return Record::new(&path);
+            }
+        }
     }
 
     /// Runs a program of Rust's own tests, which keeps no record: once more as a whole if the machine dies.
@@ -248,6 +258,30 @@ mod tests {
         record.done()
     }
 
+    fn program() -> Program {
+        Program { name: "guest".into(), directory: "/".into(), executable: "/guest".into() }
+    }
+
+    #[test]
+    fn tests_that_an_earlier_run_has_done_are_run_again() {
+        let out = tempfile::tempdir().unwrap();
+        let (signals, progress) = (Signals::default(), Progress::new("test"));
+        let limits = Limits { time: Duration::ZERO, silence: Duration::ZERO };
+        for _run in 0..2 {
+            let mut suites = Suites::new(out.path(), limits, &signals, &progress);
+            suites.machine = Box::new(|options| {
+                let prefix = format!("{}=", Record::VARIABLE);
+                let record = options.env.iter().find_map(|item| item.strip_prefix(&prefix)).unwrap();
+                assert_eq!(Record::new(Path::new(record)).done(), Done::default());
+                fs::write(record, "passed a 0\n").unwrap();
+                Ok(End::Exited(0))
+            });
+            for _program in 0..2 {
+                suites.run(&program(), Place::Rig(Kernel::Debian), &[], false).unwrap();
+            }
+        }
+    }
+
     /// Runs tests in machines, each of which notes these lines and comes to this end; returns how many were started, how many died,
     /// and whether all is well.
     fn run_in(machines: &[(&str, End)]) -> (usize, usize, bool) {
@@ -264,8 +298,7 @@ mod tests {
             file.unwrap().write_all(lines.as_bytes()).unwrap();
             Ok(end)
         });
-        let program = Program { name: "guest".into(), directory: "/".into(), executable: "/guest".into() };
-        suites.run(&program, Place::Rig(Kernel::Debian), &[], false).unwrap();
+        suites.run(&program(), Place::Rig(Kernel::Debian), &[], false).unwrap();
         let (died, passed) = (suites.died, suites.passed());
         drop(suites);
         (started.get(), died, passed)
