@@ -130,14 +130,17 @@ mod tests {
 
     const PATCH: &str = "--- a/drivers/a.c\n+++ b/drivers/a.c\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n";
 
+    fn write_below(top: &Path, path: &str, text: &str) {
+        let file = top.join(path);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+
     #[test]
     fn tree_has_our_files_and_only_what_changed_is_new() {
         let dir = tempfile::tempdir().unwrap();
         let at = |path: &str| dir.path().join(path);
-        let write = |path: &str, text: &str| {
-            fs::create_dir_all(at(path).parent().unwrap()).unwrap();
-            fs::write(at(path), text).unwrap();
-        };
+        let write = |path: &str, text: &str| write_below(dir.path(), path, text);
         write("pristine/drivers/a.c", "one\ntwo\nthree\n");
         write("pristine/drivers/b.c", "b\n");
         write("checkout/guest/src/drivers/new.c", "new\n");
@@ -183,10 +186,7 @@ mod tests {
     fn part_has_what_its_mails_bring_as_they_bring_it() {
         let dir = tempfile::tempdir().unwrap();
         let at = |path: &str| dir.path().join(path);
-        let write = |path: &str, text: &str| {
-            fs::create_dir_all(at(path).parent().unwrap()).unwrap();
-            fs::write(at(path), text).unwrap();
-        };
+        let write = |path: &str, text: &str| write_below(dir.path(), path, text);
         write("pristine/drivers/a.c", "one\ntwo\nthree\n");
         write("checkout/guest/src/drivers/new.c", "first\nthird\n");
         write("checkout/guest/src/drivers/last.c", "last\n");
