@@ -66,8 +66,8 @@ pub struct Options {
     source: bool,
 }
 
-/// Where a kernel's parts are.
-struct Parts {
+/// What a kernel is made from.
+struct Inputs {
     /// Debian's source package, unpacked.
     package: PathBuf,
     /// A configuration below the fragments, of which the kernel may refuse what depends on something else.
@@ -91,8 +91,8 @@ impl Tools<'_> {
     /// The kernel cannot be made, or a signal came.
     pub fn print_guest_kernel(&self, options: &Options) -> Result<Option<PathBuf>> {
         if options.print_path {
-            let parts = self.parts(&options.kernel)?;
-            return Ok(Some(self.built(&self.kernel_key(&parts)?)).filter(|dir| dir.is_dir()));
+            let inputs = self.inputs(&options.kernel)?;
+            return Ok(Some(self.built(&self.kernel_key(&inputs)?)).filter(|dir| dir.is_dir()));
         }
         let made =
             if options.source { self.kernel_source(&options.kernel) } else { self.guest_kernel(&options.kernel) };
@@ -105,8 +105,8 @@ impl Tools<'_> {
     /// # Errors
     /// It cannot be made, or a signal came.
     pub fn guest_kernel(&self, kernel: &GuestKernel) -> Result<PathBuf> {
-        let parts = self.parts(kernel)?;
-        let key = self.kernel_key(&parts)?;
+        let inputs = self.inputs(kernel)?;
+        let key = self.kernel_key(&inputs)?;
         let built = self.built(&key);
         if built.is_dir() {
             return Ok(built);
@@ -115,10 +115,10 @@ impl Tools<'_> {
             "to build the guest kernel",
             &["gcc", "make", "flex", "bison", "bc", "libelf-dev", "libssl-dev", "binutils", "lz4"],
         )?;
-        self.need_packages("to build the guest kernel", parts.architecture.packages)?;
-        self.in_tree(&parts, |tree, work| {
-            let out = work.join(self.out_name(&parts));
-            self.cached("guest-kernel", &key, |dir| self.build_kernel(tree, &out, &parts, dir))
+        self.need_packages("to build the guest kernel", inputs.architecture.packages)?;
+        self.in_tree(&inputs, |tree, work| {
+            let out = work.join(self.out_name(&inputs));
+            self.cached("guest-kernel", &key, |dir| self.build_kernel(tree, &out, &inputs, dir))
         })
     }
 
@@ -127,10 +127,10 @@ impl Tools<'_> {
     /// # Errors
     /// As [`Tools::guest_kernel`].
     pub fn kernel_source(&self, kernel: &GuestKernel) -> Result<PathBuf> {
-        self.in_tree(&self.parts(kernel)?, |tree, _| Ok(tree.to_path_buf()))
+        self.in_tree(&self.inputs(kernel)?, |tree, _| Ok(tree.to_path_buf()))
     }
 
-    fn parts(&self, kernel: &GuestKernel) -> Result<Parts> {
+    fn inputs(&self, kernel: &GuestKernel) -> Result<Inputs> {
         let series = kernel.series.clone().unwrap_or_else(|| SERIES.into());
         let patches = patches_of(&self.checkout, &series)?;
         if let Some(file) = kernel.config.iter().find(|file| !file.is_file()) {
@@ -145,7 +145,7 @@ impl Tools<'_> {
         self.need_packages("to fetch and unpack the kernel source", &["xz-utils", "patch"])?;
         let package = self.fetch_deb(&format!("linux-source-{series}"))?;
         let patches = (!kernel.stock).then_some(patches);
-        Ok(Parts {
+        Ok(Inputs {
             package,
             base: kernel.debian.then(|| self.debian_configuration()).transpose()?,
             fragments: fragments(&self.checkout.join("guest/config"), kernel, &series)?,
@@ -166,25 +166,25 @@ impl Tools<'_> {
         Ok(config.lines().filter(|line| !line.ends_with("=m")).flat_map(|line| [line, "\n"]).collect())
     }
 
-    fn kernel_key(&self, parts: &Parts) -> Result<String> {
+    fn kernel_key(&self, inputs: &Inputs) -> Result<String> {
         // A change of how a kernel is built, rather than of what from, needs a new number here.
-        let mut key = Key::default().text(parts.version()).text(parts.variant()).text("recipe 1");
-        if let Some(base) = &parts.base {
+        let mut key = Key::default().text(inputs.version()).text(inputs.variant()).text("recipe 1");
+        if let Some(base) = &inputs.base {
             key = key.text(base);
         }
-        for fragment in &parts.fragments {
+        for fragment in &inputs.fragments {
             key = key.path(fragment)?;
         }
-        if let Some(patches) = &parts.patches {
+        if let Some(patches) = &inputs.patches {
             key = key.path(&self.checkout.join("guest/src"))?.path(patches)?;
         }
-        if let (Some(patches), Some(part)) = (&parts.patches, parts.part) {
+        if let (Some(patches), Some(part)) = (&inputs.patches, inputs.part) {
             key = key.text(&format!("part {part:?}"));
             for list in ["files", "later", "parts"] {
                 key = key.path(&patches.with_file_name(list))?;
             }
         }
-        if let Some(modules) = &parts.modules {
+        if let Some(modules) = &inputs.modules {
             key = key.path(modules)?;
         }
         Ok(key.finish())
@@ -195,21 +195,21 @@ impl Tools<'_> {
     }
 
     /// Calls `act` with the source tree and the directory of work trees, while no other process uses the tree.
-    fn in_tree<T>(&self, parts: &Parts, act: impl FnOnce(&Path, &Path) -> Result<T>) -> Result<T> {
-        let pristine = self.cached("linux-source", parts.version(), |dir| {
+    fn in_tree<T>(&self, inputs: &Inputs, act: impl FnOnce(&Path, &Path) -> Result<T>) -> Result<T> {
+        let pristine = self.cached("linux-source", inputs.version(), |dir| {
             self.progress.show("unpacking the kernel source");
-            let archive = parts.package.join(format!("usr/src/linux-source-{}.tar.xz", parts.series));
+            let archive = inputs.package.join(format!("usr/src/linux-source-{}.tar.xz", inputs.series));
             self.run(Command::new("tar").arg("-C").arg(dir).args(["--strip-components=1", "-xf"]).arg(archive))
         })?;
-        let work = self.cache.join("linux-work").join(parts.version());
+        let work = self.cache.join("linux-work").join(inputs.version());
         fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;
-        let lock = work.join(format!(".lock-{}", parts.variant()));
+        let lock = work.join(format!(".lock-{}", inputs.variant()));
         let _lock = self.lock(&lock, "waiting for another build of a kernel")?;
-        match &parts.patches {
+        match &inputs.patches {
             None => act(&pristine, &work),
             Some(patches) => {
-                let tree = work.join(parts.variant());
-                self.patched_tree(&pristine, &tree, patches, parts.part)?;
+                let tree = work.join(inputs.variant());
+                self.patched_tree(&pristine, &tree, patches, inputs.part)?;
                 act(&tree, &work)
             }
         }
@@ -217,14 +217,14 @@ impl Tools<'_> {
 
     /// The build directory's name. It says which fragments there are, not what is in them, nor where this checkout is: a changed
     /// option compiles only what depends on it.
-    fn out_name(&self, parts: &Parts) -> String {
-        let names = parts.fragments.iter().map(|file| file.strip_prefix(&self.checkout).unwrap_or(file));
+    fn out_name(&self, inputs: &Inputs) -> String {
+        let names = inputs.fragments.iter().map(|file| file.strip_prefix(&self.checkout).unwrap_or(file));
         let key = names.fold(Key::default(), |key, name| key.text(&name.to_string_lossy())).finish();
-        format!("{}-{}", parts.variant(), &key[..8])
+        format!("{}-{}", inputs.variant(), &key[..8])
     }
 }
 
-impl Parts {
+impl Inputs {
     fn version(&self) -> &str {
         self.package.file_name().and_then(|name| name.to_str()).unwrap_or_default()
     }

@@ -10,7 +10,7 @@ use std::thread::available_parallelism;
 
 use anyhow::{Context, Result, ensure};
 
-use super::Parts;
+use super::Inputs;
 use crate::files::{read, write};
 use crate::kunit;
 use crate::tools::Tools;
@@ -44,17 +44,17 @@ pub(super) const ARM64: Architecture = Architecture {
 
 impl Tools<'_> {
     /// Builds `tree` in `out`, and leaves in `dir` what is wanted of it.
-    pub(super) fn build_kernel(&self, tree: &Path, out: &Path, parts: &Parts, dir: &Path) -> Result<()> {
-        let Architecture { image, directory, elf, .. } = parts.architecture;
+    pub(super) fn build_kernel(&self, tree: &Path, out: &Path, inputs: &Inputs, dir: &Path) -> Result<()> {
+        let Architecture { image, directory, elf, .. } = inputs.architecture;
         fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
-        self.configure(tree, out, parts)?;
-        self.compile(tree, out, parts)?;
-        if let Some(modules) = &parts.modules {
+        self.configure(tree, out, inputs)?;
+        self.compile(tree, out, inputs)?;
+        if let Some(modules) = &inputs.modules {
             self.build_modules(tree, out, modules, dir)?;
         }
         copy(&out.join(directory).join(image), &dir.join(image))?;
         copy(&out.join(".config"), &dir.join("config"))?;
-        if parts.part.is_some() {
+        if inputs.part.is_some() {
             write(&dir.join(kunit::CASES), &kunit::names_in(&tree.join("drivers/iommu"))?)?;
         }
         // Addresses in a guest's oops can be looked up in it.
@@ -71,12 +71,12 @@ impl Tools<'_> {
     }
 
     /// Everything off but what the fragments say; fails if the kernel's rules refuse any of it.
-    fn configure(&self, tree: &Path, out: &Path, parts: &Parts) -> Result<()> {
+    fn configure(&self, tree: &Path, out: &Path, inputs: &Inputs) -> Result<()> {
         let mut wanted = String::new();
-        for fragment in &parts.fragments {
+        for fragment in &inputs.fragments {
             wanted += &read(fragment)?;
         }
-        if parts.part.is_some() {
+        if inputs.part.is_some() {
             let options = read(&tree.join("drivers/iommu/Kconfig"))?;
             wanted = wanted
                 .lines()
@@ -85,19 +85,19 @@ impl Tools<'_> {
                 .collect();
         }
         let file = beside(out, ".fragment");
-        let base = parts.base.as_deref().unwrap_or_default();
+        let base = inputs.base.as_deref().unwrap_or_default();
         fs::write(&file, [base, &wanted].concat()).with_context(|| format!("writing {}", file.display()))?;
         let mut all = "KCONFIG_ALLCONFIG=".to_owned();
         all += &file.to_string_lossy();
-        self.run(self.make(tree, out, parts.architecture).args(["-s", &all, "allnoconfig"]))?;
+        self.run(self.make(tree, out, inputs.architecture).args(["-s", &all, "allnoconfig"]))?;
         let config = fs::read_to_string(out.join(".config")).context("reading the kernel's configuration")?;
         let refused = refused(&wanted, &config);
         ensure!(refused.is_empty(), "the kernel's configuration rules refuse: {}", refused.join(" "));
         Ok(())
     }
 
-    fn compile(&self, tree: &Path, out: &Path, parts: &Parts) -> Result<()> {
-        let architecture = parts.architecture;
+    fn compile(&self, tree: &Path, out: &Path, inputs: &Inputs) -> Result<()> {
+        let architecture = inputs.architecture;
         let log = beside(out, ".log");
         let jobs = available_parallelism().map_or(1, usize::from);
         let mut make = self.make(tree, out, architecture);
@@ -107,7 +107,7 @@ impl Tools<'_> {
             ("KBUILD_BUILD_USER", "carom"),
             ("KBUILD_BUILD_HOST", "carom"),
         ]);
-        let most = if parts.base.is_some() { 3700 } else { 1900 };
+        let most = if inputs.base.is_some() { 3700 } else { 1900 };
         let mut count = 0;
         let made = self.run_watched(&mut make, &log, |_| {
             count += 1;
