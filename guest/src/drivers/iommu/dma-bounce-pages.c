@@ -47,15 +47,21 @@ static struct iova *take_range(struct iommu_domain *domain, size_t size)
 	return iova ?: alloc_iova(iovad, size >> shift, last >> shift, true);
 }
 
+/* For a pool of @size bytes or, where there is no room for them, of as many as by default */
+VISIBLE_IF_KUNIT struct iova *dma_bounce_page_range(struct iommu_domain *domain, size_t size)
+{
+	struct iova *range = take_range(domain, size);
+
+	return range || size <= DEFAULT_PAGE_POOL ? range : take_range(domain, DEFAULT_PAGE_POOL);
+}
+
 static int page_limits(struct iommu_domain *domain, struct dma_bounce_limits *limits)
 {
 	struct dma_bounce_pool *pool = domain->bounce;
 
 	/* It is asked again, also if the pool could not be made ready the first time. */
 	if (!pool->range)
-		pool->range = take_range(domain, dma_bounce_page_pool_size);
-	if (!pool->range && dma_bounce_page_pool_size > DEFAULT_PAGE_POOL)
-		pool->range = take_range(domain, DEFAULT_PAGE_POOL);
+		pool->range = dma_bounce_page_range(domain, dma_bounce_page_pool_size);
 	if (!pool->range)
 		return -ENOSPC;
 	limits->iova = iova_dma_addr(pool->iovad, pool->range);

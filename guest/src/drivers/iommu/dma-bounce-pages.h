@@ -20,6 +20,7 @@ extern size_t dma_bounce_page_pool_size;
 #if IS_ENABLED(CONFIG_KUNIT)
 extern atomic_long_t dma_bounce_page_total;
 u64 dma_bounce_page_limit(void);
+struct iova *dma_bounce_page_range(struct iommu_domain *domain, size_t size);
 #endif
 
 #endif /* _DMA_BOUNCE_PAGES_H */
