@@ -47,7 +47,7 @@ static struct iova *take_range(struct iommu_domain *domain, size_t size)
 	return iova ?: alloc_iova(iovad, size >> shift, last >> shift, true);
 }
 
-/* For a pool of @size bytes or, where there is no room for them, of as many as by default */
+/* Sets IOVA aside for a pool of @size bytes or, without room for that, of the default size. */
 VISIBLE_IF_KUNIT struct iova *dma_bounce_page_range(struct iommu_domain *domain, size_t size)
 {
 	struct iova *range = take_range(domain, size);
