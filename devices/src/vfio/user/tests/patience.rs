@@ -27,54 +27,52 @@ fn slow(command: Command, time: Duration) -> (Server, UnixStream) {
     }))
 }
 
+/// How many requests of this kind it was asked since the last call.
+fn count(server: &Server, command: Command) -> usize {
+    server.asked().iter().filter(|asked| asked.command == command.number()).count()
+}
+
 #[test]
 fn vectors_that_are_taken_one_by_one_share_a_limit() {
-    let (_server, socket) = slow(Command::SetIrqs, LIMIT / 4);
-    let client = client(socket).unwrap();
-    let events: Vec<_> = (0..16).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
-    let events: Vec<_> = events.iter().map(borrow).collect();
-    let start = Instant::now();
-    assert!(matches!(client.enable_irqs(wire::MSIX_IRQS, &events), Err(CallError::Gone)));
-    assert!(start.elapsed() < LIMIT * 2, "{:?}", start.elapsed());
-    assert!(client.gone().unwrap().contains("has not answered DEVICE_SET_IRQS for 1 s"), "{:?}", client.gone());
+    assert!(in_some_try(|| {
+        let (server, client) = impatient_client(slow(Command::SetIrqs, LIMIT / 4))?;
+        let events: Vec<_> = (0..16).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
+        let events: Vec<_> = events.iter().map(borrow).collect();
+        assert!(matches!(client.enable_irqs(wire::MSIX_IRQS, &events), Err(CallError::Gone)));
+        Some(count(&server, Command::SetIrqs) <= 5 && is_gone(&client, "has not answered DEVICE_SET_IRQS for 1 s"))
+    }));
 }
 
 #[test]
 fn pieces_of_an_unmap_share_a_limit() {
-    let mut rig = rig(slow(Command::DmaUnmap, LIMIT / 2));
-    for page in 0..6 {
-        rig.map(page << 12, page << 12, 0x1000, RW).unwrap();
-    }
-    let start = Instant::now();
-    rig.mapper.unmap(0, 0x6000).unwrap();
-    assert!(start.elapsed() < LIMIT * 2, "{:?}", start.elapsed());
-    // On a busy machine the MAPs before have taken part of what a server may keep others waiting in all.
-    let reason = rig.client.gone().unwrap();
-    assert!(
-        ["has not answered DMA_UNMAP", "kept others waiting too often"].iter().any(|why| reason.contains(why)),
-        "{reason}"
-    );
-    assert!(!rig.table.read(0x5000, &mut [0]));
+    assert!(in_some_try(|| {
+        let mut rig = rig_with_limit(slow(Command::DmaUnmap, LIMIT / 2), LIMIT).ok()?;
+        for page in 0..6 {
+            rig.map(page << 12, page << 12, 0x1000, RW).ok()?;
+        }
+        rig.mapper.unmap(0, 0x6000).unwrap();
+        assert!(!rig.table.read(0x5000, &mut [0]));
+        Some(count(&rig.server, Command::DmaUnmap) <= 3 && is_gone(&rig.client, "has not answered DMA_UNMAP for 1 s"))
+    }));
 }
 
 #[test]
 fn requests_of_one_exit_share_a_limit() {
-    let (_server, socket) = slow(Command::RegionRead, LIMIT * 2 / 5);
-    let client = client(socket).unwrap();
-    let _exit = Operation::begin();
-    let read = || client.read_region(0, 0, &mut [0; 4]);
-    assert!(read().is_ok() && read().is_ok() && read().is_err());
-    assert!(client.gone().unwrap().contains("has not answered REGION_READ for 1 s"));
+    assert!(in_some_try(|| {
+        let (_server, client) = impatient_client(slow(Command::RegionRead, LIMIT * 2 / 5))?;
+        let _exit = Operation::begin();
+        let answered = (0..3).take_while(|_| client.read_region(0, 0, &mut [0; 4]).is_ok()).count();
+        Some(answered == 2 && is_gone(&client, "has not answered REGION_READ for 1 s"))
+    }));
 }
 
 #[test]
 fn server_that_is_slow_again_and_again_is_given_up() {
-    let (_server, socket) = slow(Command::RegionRead, LIMIT * 7 / 10);
-    let client = client(socket).unwrap();
-    let start = Instant::now();
-    let answered = (0..20).take_while(|_| client.read_region(0, 0, &mut [0; 4]).is_ok()).count();
-    assert!(answered >= 1 && start.elapsed() < LIMIT * 3, "{answered} in {:?}", start.elapsed());
-    assert!(client.gone().unwrap().contains("kept others waiting too often"), "{:?}", client.gone());
+    assert!(in_some_try(|| {
+        let (_server, client) = impatient_client(slow(Command::RegionRead, LIMIT * 7 / 10))?;
+        let answered = (0..20).take_while(|_| client.read_region(0, 0, &mut [0; 4]).is_ok()).count();
+        Some((1..4).contains(&answered) && is_gone(&client, "kept others waiting too often"))
+    }));
 }
 
 /// A server that answers each access to a region byte by byte.
@@ -95,12 +93,11 @@ fn answer_that_comes_byte_by_byte_is_taken_when_it_is_whole() {
 #[test]
 fn server_whose_bytes_come_too_slowly_is_given_up_within_the_limit() {
     // Each byte comes in time, and all 36 take three times what there is.
-    let (_server, socket) = dribbling(LIMIT / 12);
-    let client = client(socket).unwrap();
-    let start = Instant::now();
-    assert!(client.read_region(0, 0x40, &mut [0; 4]).is_err());
-    assert!(start.elapsed() < LIMIT * 2, "{:?}", start.elapsed());
-    assert!(client.gone().unwrap().contains("has not answered REGION_READ for 1 s"), "{:?}", client.gone());
+    assert!(in_some_try(|| {
+        let (_server, client) = impatient_client(dribbling(LIMIT / 12))?;
+        assert!(client.read_region(0, 0x40, &mut [0; 4]).is_err());
+        Some(is_gone(&client, "has not answered REGION_READ for 1 s"))
+    }));
 }
 
 #[test]
@@ -130,7 +127,8 @@ fn answer_that_is_drained_slowly_holds_nobody_up() {
     thread::sleep(LIMIT / 5);
     let start = Instant::now();
     assert!(connection.call(Command::Reset, &[], &[], 0).is_err());
-    assert!(start.elapsed() < LIMIT * 2, "{:?}", start.elapsed());
+    // All of the answer takes more than twelve times the limit.
+    assert!(start.elapsed() < LIMIT * 8, "{:?}", start.elapsed());
     drop(connection);
     drain.join().unwrap();
 }
