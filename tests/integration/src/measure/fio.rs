@@ -148,7 +148,7 @@ pub fn job_with(device: &str, cells: &[Cell], before: impl Fn(usize) -> &'static
     let jobs = cells.iter().map(|cell| cell.jobs).max().unwrap_or(1);
     let mut job = format!(
         r#"
-copied() {{ cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | awk '/^bytes_(in|out) / {{ n += $2 }} END {{ printf "%d\n", n }}'; }}
+copied() {{ cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | awk '/^bytes_(in|out) / {{ n += $2 }} END {{ printf "%.0f\n", n }}'; }}
 work() {{
     fio --name=cell --filename={device} --direct=1 --ioengine=${{engine:-libaio}} --thread --size={AREA_MIB}M \
         --group_reporting --percentile_list=50:99:99.9 --output-format=terse --terse-version=3 ${{memory:-}} "$@" >/tmp/fio 2>&1 &
@@ -206,6 +206,7 @@ fn result(outcome: &Outcome, number: usize) -> Result<Done> {
     let (before, after) = (before.context("no look before")?, after.context("no look afterwards")?);
     let copied = of("CAROM-COPIED").and_then(|rest| rest.split_once(' ')).context("bytes copied")?;
     let copied_bytes = copied.1.parse::<f64>()? - copied.0.parse::<f64>()?;
+    ensure!(copied_bytes >= 0.0, "bytes copied went from {} to {}", copied.0, copied.1);
     parse(line, copied_bytes, before, after).with_context(|| format!("fio's result {line:?}"))
 }
 
