@@ -107,12 +107,12 @@ impl Tools<'_> {
             ("KBUILD_BUILD_USER", "carom"),
             ("KBUILD_BUILD_HOST", "carom"),
         ]);
-        let most = if inputs.base.is_some() { 3700 } else { 1900 };
+        let expected = if inputs.base.is_some() { 3700 } else { 2200 };
         let mut count = 0;
         let made = self.run_watched(&mut make, &log, |_| {
             count += 1;
             if count % 20 == 0 {
-                self.progress.show(&format!("compiling the guest kernel: step {count} of at most {most}"));
+                self.progress.show(&format!("compiling the guest kernel: {}", step(count, expected)));
             }
         });
         self.progress.end();
@@ -173,6 +173,11 @@ fn refused<'wanted>(wanted: &'wanted str, config: &str) -> Vec<&'wanted str> {
     refused
 }
 
+/// Text for step `count` of about `expected`. Past that number it names the step alone.
+fn step(count: u32, expected: u32) -> String {
+    if count <= expected { format!("step {count} of about {expected}") } else { format!("step {count}") }
+}
+
 /// The directory's path with `end` behind its name.
 fn beside(directory: &Path, end: &str) -> PathBuf {
     let mut path = directory.as_os_str().to_owned();
@@ -187,6 +192,12 @@ fn copy(source: &Path, target: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn step_past_the_expected_number_names_no_end() {
+        assert_eq!(step(2000, 2000), "step 2000 of about 2000");
+        assert_eq!(step(2020, 2000), "step 2020");
+    }
 
     #[test]
     fn option_that_a_part_does_not_have_yet_is_left_out() {
