@@ -106,17 +106,23 @@ impl ApiVmm {
         Self::start_with_files(site, kernel, &[Extra { path: "job".into(), bytes: job.as_bytes().to_vec() }])
     }
 
-    /// As [`ApiVmm::start`]; the guest has a program, `/bin/NAME`.
+    /// As [`ApiVmm::start_with`]; the guest has a program, `/bin/NAME`.
     ///
     /// # Errors
-    /// When Carom cannot be started, or its API does not answer.
-    pub fn start_with_program(site: &Site, name: &str, program: Vec<u8>, job: &str) -> Result<Self> {
+    /// When the site lacks the kernel, Carom cannot be started, or its API does not answer.
+    pub fn start_with_program(site: &Site, kernel: Kernel, name: &str, program: Vec<u8>, job: &str) -> Result<Self> {
         let program = Extra { path: format!("bin/{name}"), bytes: program };
-        Self::start_with_files(
-            site,
-            Kernel::Patched,
-            &[program, Extra { path: "job".into(), bytes: job.as_bytes().to_vec() }],
-        )
+        Self::start_with_files(site, kernel, &[program, Extra { path: "job".into(), bytes: job.as_bytes().to_vec() }])
+    }
+
+    /// As [`ApiVmm::start_with`]; the guest's own kernel is the file `/bin/kernel` in it too.
+    ///
+    /// # Errors
+    /// When the site lacks the kernel, Carom cannot be started, or its API does not answer.
+    pub fn start_with_its_kernel(site: &Site, kernel: Kernel, job: &str) -> Result<Self> {
+        let (file, _) = kernel.files(site)?;
+        let bytes = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+        Self::start_with_program(site, kernel, "kernel", bytes, job)
     }
 
     fn start_with_files(site: &Site, kernel: Kernel, files: &[Extra]) -> Result<Self> {

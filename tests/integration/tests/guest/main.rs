@@ -33,6 +33,7 @@ mod intx;
 mod isolation;
 mod kata;
 mod kata_runtime;
+mod kexec;
 mod killed;
 mod lent;
 mod lifecycle;

@@ -9,9 +9,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use carom_integration::Site;
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
+use carom_integration::{Kernel, Site};
 use serde_json::{Value, json};
 
 use crate::api::{BOOT_TIME, command_line};
@@ -193,7 +193,8 @@ impl Subject {
     /// As [`Subject::boot`]; `job` is what it does first.
     fn boot_with(job: &str, cmdline: &str, config: &[(&str, Value)]) -> Self {
         let program = fs::read(SITE.witness.as_ref().expect("CAROM_WITNESS is set")).unwrap();
-        let vmm = ApiVmm::start_with_program(&SITE, "witness", program, &format!("{job}witness 16")).unwrap();
+        let vmm = ApiVmm::start_with_program(&SITE, Kernel::Patched, "witness", program, &format!("{job}witness 16"))
+            .unwrap();
         let mut body = json!({
             "payload": {
                 "kernel": vmm.kernel(),

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use carom_integration::Kernel;
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
 use serde_json::{Value, json};
@@ -31,7 +32,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// Boots a guest that has the program, and what `more` says.
 fn start(more: fn(&ApiVmm) -> Value) -> ApiVmm {
     let program = fs::read(SITE.vsock.as_ref().expect("CAROM_VSOCK is set")).unwrap();
-    let vmm = ApiVmm::start_with_program(&SITE, "vsock", program, "vsock").unwrap();
+    let vmm = ApiVmm::start_with_program(&SITE, Kernel::Patched, "vsock", program, "vsock").unwrap();
     create(&vmm, more(&vmm));
     put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-VSOCK ", 1, BOOT_TIME).unwrap();
