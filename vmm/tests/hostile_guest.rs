@@ -15,6 +15,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+mod c_guest;
 mod http;
 mod tiny_guest;
 
@@ -31,7 +32,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use http::PATIENCE;
-use tiny_guest::elf;
 
 const SEEDS: &str = "1,2";
 const SECONDS: u64 = 12;
@@ -92,30 +92,6 @@ impl Drop for Carom {
     }
 }
 
-/// Builds the guest's image; `None` where that cannot be.
-fn build(dir: &Path) -> Option<PathBuf> {
-    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hostile_guest");
-    let flat = dir.join("guest.bin");
-    let built = Command::new("gcc")
-        .args(["-m32", "-march=i686", "-mgeneral-regs-only", "-O2", "-ffreestanding", "-fno-pic", "-no-pie"])
-        .args(["-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-nostdlib", "-static"])
-        .args(["-Wall", "-Wextra", "-Werror", "-Wl,--oformat,binary", "-Wl,--build-id=none"])
-        .arg(format!("-Wl,-T,{sources}/guest.ld"))
-        .args([format!("{sources}/entry.s"), format!("{sources}/guest.c"), "-o".into()])
-        .arg(&flat)
-        .status();
-    match built {
-        Err(error) => {
-            eprintln!("not tested: gcc: {error}");
-            return None;
-        }
-        Ok(status) => assert!(status.success(), "gcc: {status}"),
-    }
-    let kernel = dir.join("kernel");
-    fs::write(&kernel, elf(&fs::read(flat).unwrap())).unwrap();
-    Some(kernel)
-}
-
 /// Addresses of the devices of the host that the guest gets.
 fn devices() -> Vec<String> {
     let named = env::var("CAROM_HOSTILE_DEVICES").unwrap_or_default();
@@ -143,7 +119,7 @@ impl Carom {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
-        let kernel = build(dir.path())?;
+        let kernel = c_guest::build("hostile_guest", dir.path())?;
         let path = |name: &str| dir.path().join(name);
         let file = |name: &str| path(name).display().to_string();
         File::create(path("disk")).unwrap().set_len(4 << 20).unwrap();

@@ -2,6 +2,7 @@
 
 //! A real `carom` process that serves its API, and calls of it.
 
+use std::env;
 use std::fs::OpenOptions;
 use std::io::BufReader;
 use std::os::unix::net::UnixStream;
@@ -40,9 +41,14 @@ pub(crate) fn start(dir: &Path, options: &[&str]) -> Option<Carom> {
         return None;
     }
     let socket = dir.join("api.sock");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
-    let carom = Carom(command.arg("--api-socket").arg(&socket).args(options).stdin(Stdio::null()).spawn().unwrap());
-    wait_until("it listens", || UnixStream::connect(&socket).is_ok());
+    let program = env::var_os("CAROM_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_carom").into());
+    let mut command = Command::new(program);
+    let mut carom = Carom(command.arg("--api-socket").arg(&socket).args(options).stdin(Stdio::null()).spawn().unwrap());
+    wait_until("it listens", || {
+        let ended = carom.0.try_wait().unwrap();
+        assert!(ended.is_none(), "carom has ended: {ended:?}");
+        UnixStream::connect(&socket).is_ok()
+    });
     Some(carom)
 }
 
