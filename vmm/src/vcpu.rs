@@ -40,6 +40,8 @@ struct State {
     order: Order,
     /// Whether the thread is out of the guest and will not enter it while the order is `Pause`.
     parked: bool,
+    /// True if the vCPU left an event that ends or resets the guest. The vCPU enters the guest again only after a reset.
+    halted: bool,
 }
 
 /// What the VM and one vCPU thread share.
@@ -84,7 +86,7 @@ impl Vcpu {
     ) -> io::Result<Self> {
         register_signal_handler(SIGRTMIN(), kicked)?;
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { order: Order::Pause, parked: false }),
+            state: Mutex::new(State { order: Order::Pause, parked: false, halted: false }),
             changed: Condvar::new(),
             running: AtomicBool::new(false),
             vcpu,
@@ -136,7 +138,13 @@ impl Vcpu {
         self.give(Order::Pause);
     }
 
-    /// Waits until the vCPU is out of the guest.
+    /// Lets the vCPU, which must be paused, enter the guest again after an event that it left: it was reset.
+    pub fn forget_halt(&self) {
+        self.shared.state().halted = false;
+    }
+
+    /// Waits until the vCPU is out of the guest. No access to a device is incomplete then, so its registers can be read and
+    /// written.
     pub fn wait_paused(&self) {
         let mut state = self.shared.state();
         while !state.parked && state.order != Order::Stop {
@@ -179,6 +187,15 @@ impl Drop for Vcpu {
     }
 }
 
+/// Why a vCPU came back from KVM, when its exit is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entered {
+    /// Another entry is due: the exit may be a part of an access only.
+    Again,
+    /// KVM did not run the guest, or was interrupted. No access is under way.
+    Interrupted,
+}
+
 /// The thread's side.
 struct Runner {
     id: u32,
@@ -198,28 +215,59 @@ impl Runner {
                 self.shared.changed.notify_all();
                 state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            let order = state.order;
-            drop(state);
-            if order == Order::Stop {
+            if state.order == Order::Stop {
                 return;
             }
-            let mut vcpu = self.shared.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
-            while self.shared.running.load(Ordering::Acquire) {
-                if let Err(event) = self.enter(&mut vcpu) {
-                    self.mailbox.leave(event);
-                    self.halt();
+            if state.halted {
+                while state.order == Order::Run {
+                    state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
+                continue;
             }
-            complete_io(&mut vcpu);
+            drop(state);
+            let mut vcpu = self.shared.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
+            self.run_until_told(&mut vcpu);
         }
     }
 
-    /// Waits, out of the guest, until the VM has decided what becomes of an exit that this vCPU cannot handle.
-    fn halt(&self) {
-        let mut state = self.shared.state();
-        while state.order == Order::Run {
-            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+    /// Runs the guest as long as the order is to run and the vCPU leaves no event. No access is incomplete afterwards.
+    fn run_until_told(&self, vcpu: &mut VcpuFd) {
+        let mut runs = self.is_running();
+        while runs {
+            // However many exits and messages to other processes an access takes after a pause was ordered, the vCPU waits for
+            // a limited time.
+            let _operation = Operation::begin();
+            let entered = self.enter(vcpu);
+            runs = entered.is_ok() && self.is_running();
+            let completed = if runs { Ok(()) } else { self.complete_io(vcpu) };
+            if let Err(event) = entered.map(drop).and(completed) {
+                // Before the event is left: the reset that answers it clears this.
+                self.shared.state().halted = true;
+                self.mailbox.leave(event);
+            }
         }
+    }
+
+    fn is_running(&self) -> bool {
+        self.shared.running.load(Ordering::Acquire)
+    }
+
+    /// Completes the access that the last exit began, without entering the guest.
+    ///
+    /// KVM finishes an access when the vCPU is run again. The instruction may make another access: the second half of 16 bytes,
+    /// the next word of a string, the store of a read-modify-write. That run then returns an exit that a device has to serve,
+    /// too. KVM returns EINTR once nothing is left (Documentation/virt/kvm/api.rst, "immediate_exit").
+    fn complete_io(&self, vcpu: &mut VcpuFd) -> Result<(), GuestEvent> {
+        vcpu.set_kvm_immediate_exit(1);
+        let completed = loop {
+            match self.enter(vcpu) {
+                Ok(Entered::Again) => {}
+                Ok(Entered::Interrupted) => break Ok(()),
+                Err(event) => break Err(event),
+            }
+        };
+        vcpu.set_kvm_immediate_exit(0);
+        completed
     }
 
     /// Waits, out of the guest, for the host to have memory: what KVM could not do, it does when it is asked again. False if there
@@ -229,21 +277,19 @@ impl Runner {
         if shortages == 0 {
             log::warn!("vCPU {}: the host has no memory to run it", self.id);
         }
-        self.shortages.set(shortages + 1);
         if shortages == MEMORY_TIMES {
             return false;
         }
+        self.shortages.set(shortages + 1);
         let state = self.shared.state();
-        if state.order == Order::Run {
-            drop(self.shared.changed.wait_timeout(state, MEMORY_TIME));
-        }
+        let order = state.order;
+        // A new order is obeyed at once.
+        drop(self.shared.changed.wait_timeout_while(state, MEMORY_TIME, |state| state.order == order));
         true
     }
 
     /// Runs the guest until its next exit and handles that.
-    fn enter(&self, vcpu: &mut VcpuFd) -> Result<(), GuestEvent> {
-        // However many messages to other processes an access takes, the vCPU waits for them for a limited time.
-        let _operation = Operation::begin();
+    fn enter(&self, vcpu: &mut VcpuFd) -> Result<Entered, GuestEvent> {
         let exit = vcpu.run();
         if exit.is_ok() {
             self.shortages.set(0);
@@ -267,11 +313,12 @@ impl Runner {
                 let exit = format!("{exit:?}");
                 return Err(GuestEvent::Failed(format!("vCPU {}: KVM gave up: {exit}", self.id)));
             }
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+            // EAGAIN: a processor that another one has to start. It has no access under way.
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return Ok(Entered::Interrupted),
             Err(error) if error.errno() == libc::ENOMEM && self.wait_for_memory() => {}
             Err(error) => return Err(GuestEvent::Failed(format!("vCPU {}: running it: {error}", self.id))),
         }
-        Ok(())
+        Ok(Entered::Again)
     }
 }
 
@@ -284,11 +331,5 @@ fn system_event(kind: u32) -> GuestEvent {
     }
 }
 
-/// Lets KVM finish an access whose result is still to reach the guest's registers, without entering the guest: who
-/// changes or reads registers afterwards sees them complete.
-fn complete_io(vcpu: &mut VcpuFd) {
-    vcpu.set_kvm_immediate_exit(1);
-    // It ends at once with EINTR, whatever it did.
-    let _ = vcpu.run();
-    vcpu.set_kvm_immediate_exit(0);
-}
+#[cfg(test)]
+mod tests;

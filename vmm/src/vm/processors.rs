@@ -164,7 +164,11 @@ impl Processors {
 
     /// Puts them all back to power-on. They stand still.
     pub(super) fn reset(&self, kvm: &KvmVm) -> Result<(), KvmError> {
-        self.present.values().try_for_each(|processor| processor.made.power_on(kvm))
+        self.present.values().try_for_each(|processor| {
+            processor.made.power_on(kvm)?;
+            processor.vcpu.forget_halt();
+            Ok(())
+        })
     }
 
     /// Has counters of vCPUs that come later follow the first one's.

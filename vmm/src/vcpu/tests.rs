@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Accesses to devices that KVM completes in pieces, with an order to pause or to stop during each piece.
+//!
+//! The device itself gives the order, on the vCPU's thread, so every order comes at the same place in each run.
+
+use std::sync::OnceLock;
+
+use carom_api::config::{CpusConfig, MemoryConfig};
+use devices::platform::{AddressSpace, BusDevice};
+use devices::ram::Ram;
+use kvm_bindings::kvm_regs;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::*;
+use crate::address_space::IoMapOwner;
+use crate::arch::cpuid::CpuidTemplate;
+use crate::arch::registers::{Entry, set_entry, write_tables};
+use crate::arch::vcpu_state::{UnwritableMsr, VcpuState};
+use crate::kvm::KvmVm;
+use crate::kvm::slots::KvmSlots;
+use crate::memory;
+
+/// Address of the code.
+const CODE: u64 = 0x20_0000;
+/// Memory that a program reads, and memory that it writes.
+const SOURCE: u64 = 0x30_0000;
+const TARGET: u64 = 0x30_1000;
+/// Registers of the board: two pages.
+const BOARD: u64 = 0xd000_0000;
+const BOARD_LEN: u64 = 0x2000;
+/// Port of the board from which each read takes the next number.
+const PORT: u64 = 0x500;
+/// Port that a program writes at its end.
+const END_PORT: u64 = 0x80;
+/// CR4.OSFXSR and CR4.OSXMMEXCPT: SSE instructions work.
+const CR4_SSE: u64 = 3 << 9;
+/// Bytes of each memory that are compared.
+const COMPARED: usize = 256;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A piece of an access, as the board sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Piece {
+    Read(u64, Vec<u8>),
+    Write(u64, Vec<u8>),
+    PortRead(Vec<u8>),
+    PortWrite(Vec<u8>),
+}
+
+#[derive(Default)]
+struct BoardState {
+    memory: Vec<u8>,
+    next_number: u8,
+    pieces: Vec<Piece>,
+    ended: bool,
+}
+
+/// A device with memory and ports. It gives its vCPU orders.
+struct Board {
+    state: Mutex<BoardState>,
+    vcpu: OnceLock<Arc<Shared>>,
+    /// Order that the piece of this number gives; all do if there is no number.
+    order: Order,
+    at: Option<usize>,
+}
+
+impl Board {
+    fn note(&self, piece: Piece) {
+        let mut state = lock(&self.state);
+        let number = state.pieces.len();
+        state.pieces.push(piece);
+        drop(state);
+        if self.at.is_none_or(|at| at == number) {
+            self.give(self.order);
+        }
+    }
+
+    fn give(&self, order: Order) {
+        let Some(shared) = self.vcpu.get() else { return };
+        let mut state = shared.state();
+        if state.order != Order::Stop {
+            shared.set_order(&mut state, order);
+        }
+    }
+}
+
+struct Registers(Arc<Board>);
+
+impl BusDevice for Registers {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let at = usize::try_from(offset).unwrap();
+        data.copy_from_slice(&lock(&self.0.state).memory[at..at + data.len()]);
+        self.0.note(Piece::Read(offset, data.to_vec()));
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        let at = usize::try_from(offset).unwrap();
+        lock(&self.0.state).memory[at..at + data.len()].copy_from_slice(data);
+        self.0.note(Piece::Write(offset, data.to_vec()));
+    }
+}
+
+struct Port(Arc<Board>);
+
+impl BusDevice for Port {
+    fn read(&self, _: u64, data: &mut [u8]) {
+        for byte in &mut *data {
+            let mut state = lock(&self.0.state);
+            state.next_number = state.next_number.wrapping_add(1);
+            *byte = state.next_number;
+        }
+        self.0.note(Piece::PortRead(data.to_vec()));
+    }
+
+    fn write(&self, _: u64, data: &[u8]) {
+        self.0.note(Piece::PortWrite(data.to_vec()));
+    }
+}
+
+struct End(Arc<Board>);
+
+impl BusDevice for End {
+    fn read(&self, _: u64, _: &mut [u8]) {}
+
+    fn write(&self, _: u64, _: &[u8]) {
+        lock(&self.0.state).ended = true;
+        self.0.give(Order::Pause);
+    }
+}
+
+/// An instruction, and the registers with which it begins.
+struct Program {
+    name: &'static str,
+    code: &'static [u8],
+    regs: kvm_regs,
+    /// Pieces that KVM completes before it can go back to the guest. It can between the words that a string instruction writes.
+    unit: usize,
+}
+
+/// All that can be wrong after a program.
+#[derive(Debug, PartialEq, Eq)]
+struct Outcome {
+    pieces: Vec<Piece>,
+    ended: bool,
+    /// Bytes of the board that were written, with their places.
+    written: Vec<(usize, u8)>,
+    source: Vec<u8>,
+    target: Vec<u8>,
+    event: Option<GuestEvent>,
+}
+
+fn programs() -> Vec<Program> {
+    let regs = |rsi, rdi, rcx| kvm_regs {
+        rsi,
+        rdi,
+        rcx,
+        rax: 0x1122_3344,
+        rbx: TARGET,
+        rdx: PORT,
+        rsp: BOARD + 0x800,
+        ..Default::default()
+    };
+    let end_of_page = BOARD + 0xffe;
+    let program = |name, unit, code, regs| Program { name, code, regs, unit };
+    vec![
+        program(
+            "movups xmm0, [esi]; movups [edi], xmm0: store",
+            ALL,
+            &[0x0f, 0x10, 6, 0x0f, 0x11, 7],
+            regs(SOURCE, BOARD, 0),
+        ),
+        program("movups: load", ALL, &[0x0f, 0x10, 6, 0x0f, 0x11, 7], regs(BOARD, TARGET, 0)),
+        program("movups: load and store", 2, &[0x0f, 0x10, 6, 0x0f, 0x11, 7], regs(BOARD, BOARD + 0x100, 0)),
+        program("movups: store across pages", ALL, &[0x0f, 0x10, 6, 0x0f, 0x11, 7], regs(SOURCE, end_of_page, 0)),
+        program("mov eax, [esi]; mov [ebx], eax: load across pages", ALL, &[0x8b, 6, 0x89, 3], regs(end_of_page, 0, 0)),
+        program("mov [edi], eax: store across pages", ALL, &[0x89, 7], regs(0, end_of_page, 0)),
+        program("rep movsd: from registers", ALL, &[0xf3, 0xa5], regs(BOARD, TARGET, 4)),
+        program("rep movsb: from registers", ALL, &[0xf3, 0xa4], regs(BOARD + 1, TARGET, 3)),
+        program("rep movsd: to registers", 1, &[0xf3, 0xa5], regs(SOURCE, BOARD, 4)),
+        program("rep movsd: between registers", 2, &[0xf3, 0xa5], regs(BOARD, BOARD + 0x100, 4)),
+        program("rep stosd", 1, &[0xf3, 0xab], regs(0, BOARD, 4)),
+        program("rep lodsd; mov [ebx], eax", ALL, &[0xf3, 0xad, 0x89, 3], regs(BOARD, 0, 4)),
+        program("repe cmpsd; sete [ebx]", ALL, &[0xf3, 0xa7, 0x0f, 0x94, 3], regs(BOARD, BOARD + 0x1000, 2)),
+        program("rep insd: to memory", ALL, &[0xf3, 0x6d], regs(0, TARGET, 4)),
+        program("rep insb: to memory", ALL, &[0xf3, 0x6c], regs(0, TARGET, 3)),
+        program("rep insd: to registers", ALL, &[0xf3, 0x6d], regs(0, BOARD, 4)),
+        program("rep outsd: from memory", 1, &[0xf3, 0x6f], regs(SOURCE, 0, 4)),
+        program("rep outsw: from memory", 1, &[0xf3, 0x66, 0x6f], regs(SOURCE, 0, 3)),
+        program("rep outsd: from registers", 2, &[0xf3, 0x6f], regs(BOARD, 0, 4)),
+        program("add [edi], eax", ALL, &[0x01, 7], regs(0, BOARD, 0)),
+        program("lock add [edi], eax", ALL, &[0xf0, 0x01, 7], regs(0, BOARD, 0)),
+        program("xchg [edi], eax; mov [ebx], eax", ALL, &[0x87, 7, 0x89, 3], regs(0, BOARD, 0)),
+        program("push [esi]: both in registers", ALL, &[0xff, 0x36], regs(BOARD, 0, 0)),
+    ]
+}
+
+fn bytes(step: usize) -> impl Iterator<Item = u8> {
+    (0..usize::MAX).map(move |at| (at.wrapping_mul(step) + 3).to_le_bytes()[0])
+}
+
+/// What the registers of the board hold at first. The second page is as the first, so that `cmps` finds no difference.
+fn board_bytes() -> impl Iterator<Item = u8> {
+    bytes(7).take(usize::try_from(BOARD_LEN).unwrap())
+}
+
+/// A VM with one vCPU and the board.
+struct Rig {
+    kvm: KvmVm,
+    ram: Arc<Ram>,
+    board: Arc<Board>,
+    mailbox: Arc<Mailbox>,
+    initial: VcpuState,
+    vcpu: Option<Vcpu>,
+    _io_map: IoMapOwner,
+}
+
+impl Rig {
+    /// The program is ready to run, and the board gives `order` in piece `at` of its accesses, or in all.
+    fn new(program: &Program, order: Order, at: Option<usize>) -> Option<Self> {
+        let kvm = match crate::kvm::open().and_then(KvmVm::new) {
+            Ok(kvm) => kvm,
+            Err(error) => {
+                eprintln!("not tested: {error}");
+                return None;
+            }
+        };
+        let ram = memory::create(&MemoryConfig { size: 4 << 20, ..Default::default() }).unwrap();
+        memory::show(&ram, &KvmSlots::new(kvm.fd.clone(), 8)).unwrap();
+        let code = [program.code, &[0xe6, 0x80, 0xeb, 0xfe]].concat();
+        ram.write_slice(&code, GuestAddress(CODE)).unwrap();
+        write_tables(&ram).unwrap();
+        ram.write_slice(&bytes(5).take(COMPARED).collect::<Vec<u8>>(), GuestAddress(SOURCE)).unwrap();
+
+        let fd = kvm.create_vcpu(0).unwrap();
+        let cpus = CpusConfig::default();
+        fd.set_cpuid2(&CpuidTemplate::new(&kvm.kvm, &cpus).unwrap().for_vcpu(0).unwrap()).unwrap();
+        let initial = VcpuState::save(&kvm.kvm, &kvm.fd, &fd).unwrap();
+        set_entry(&fd, Entry::Pvh(CODE)).unwrap();
+        let mut sregs = fd.get_sregs().unwrap();
+        sregs.cr4 |= CR4_SSE;
+        fd.set_sregs(&sregs).unwrap();
+        fd.set_regs(&kvm_regs { rip: CODE, rflags: 2, ..program.regs }).unwrap();
+
+        let state = Mutex::new(BoardState { memory: board_bytes().collect(), ..Default::default() });
+        let board = Arc::new(Board { state, vcpu: OnceLock::new(), order, at });
+        let io_map = IoMapOwner::new();
+        let registers = Arc::new(Registers(board.clone()));
+        io_map.insert(Space::Memory, BOARD, BOARD_LEN, registers).unwrap();
+        io_map.insert(Space::Port, PORT, 4, Arc::new(Port(board.clone()))).unwrap();
+        io_map.insert(Space::Port, END_PORT, 1, Arc::new(End(board.clone()))).unwrap();
+        let of_event = board.clone();
+        // A guest that fails ends the run, too.
+        let mailbox = Arc::new(Mailbox::new(Box::new(move || of_event.give(Order::Pause))));
+        let vcpu = Vcpu::spawn(0, None, Arc::new(Mutex::new(fd)), Arc::clone(&io_map), mailbox.clone()).unwrap();
+        assert!(board.vcpu.set(vcpu.shared.clone()).is_ok());
+        Some(Self { kvm, ram, board, mailbox, initial, vcpu: Some(vcpu), _io_map: io_map })
+    }
+
+    /// Runs the program to its end. The vCPU is saved, put back to power-on and restored in each pause.
+    fn run(&self) {
+        let vcpu = self.vcpu.as_ref().unwrap();
+        let is_over = || lock(&self.board.state).ended || vcpu.shared.state().halted;
+        while !is_over() {
+            vcpu.resume();
+            vcpu.wait_paused();
+            vcpu.with_fd(|fd| {
+                let (kvm, vm) = (&self.kvm.kvm, &self.kvm.fd);
+                let saved = VcpuState::save(kvm, vm, fd).unwrap();
+                self.initial.restore(kvm, vm, fd, UnwritableMsr::Leave).unwrap();
+                saved.restore(kvm, vm, fd, UnwritableMsr::Leave).unwrap();
+            });
+        }
+    }
+
+    /// Runs the program until its vCPU is told to stop, or to its end.
+    fn run_until_stopped(&mut self) {
+        let vcpu = self.vcpu.take().unwrap();
+        vcpu.resume();
+        // The thread stops by itself, in the middle of an access, or is paused at the end.
+        vcpu.wait_paused();
+        drop(vcpu);
+    }
+
+    fn outcome(&self) -> Outcome {
+        let read = |at: u64| {
+            let mut bytes = vec![0; COMPARED];
+            self.ram.read_slice(&mut bytes, GuestAddress(at)).unwrap();
+            bytes
+        };
+        let state = lock(&self.board.state);
+        let written = state.memory.iter().zip(board_bytes()).enumerate().filter(|(_, (is, was))| **is != *was);
+        Outcome {
+            pieces: state.pieces.clone(),
+            ended: state.ended,
+            written: written.map(|(at, (byte, _))| (at, *byte)).collect(),
+            source: read(SOURCE),
+            target: read(TARGET),
+            event: self.mailbox.take().1,
+        }
+    }
+}
+
+/// Runs a program and returns what it did, if there is KVM.
+fn run(program: &Program, order: Order, at: Option<usize>) -> Option<Outcome> {
+    let rig = Rig::new(program, order, at)?;
+    rig.run();
+    Some(rig.outcome())
+}
+
+/// Of a program whose pieces are all one unit.
+const ALL: usize = usize::MAX / 2;
+/// A number that no piece has.
+const NEVER: Option<usize> = Some(usize::MAX);
+
+#[test]
+fn access_in_pieces_is_whole_when_paused_in_any_piece() {
+    for program in programs() {
+        let Some(calm) = run(&program, Order::Pause, NEVER) else { return };
+        assert!(calm.ended && calm.event.is_none() && calm.pieces.len() > 1, "{}: {calm:?}", program.name);
+        for at in (0..calm.pieces.len()).map(Some).chain([None]) {
+            let paused = run(&program, Order::Pause, at).unwrap();
+            assert_eq!(paused, calm, "{}, paused in piece {at:?}", program.name);
+        }
+    }
+}
+
+#[test]
+fn removed_vcpu_first_completes_its_access() {
+    for program in programs() {
+        let Some(calm) = run(&program, Order::Pause, NEVER) else { return };
+        for at in 0..calm.pieces.len() {
+            let mut rig = Rig::new(&program, Order::Stop, Some(at)).unwrap();
+            rig.run_until_stopped();
+            let stopped = rig.outcome();
+            let done = stopped.pieces.len();
+            let least = ((at / program.unit + 1).saturating_mul(program.unit)).min(calm.pieces.len());
+            assert!(done >= least, "{}, stopped in piece {at}: {stopped:?}", program.name);
+            assert!(calm.pieces.starts_with(&stopped.pieces), "{}: {stopped:?}", program.name);
+        }
+    }
+}
+
+#[test]
+fn failure_while_an_access_completes_is_reported() {
+    // lret: KVM's emulator reads both words of its stack, and does not know returns to another privilege level.
+    let regs = kvm_regs { rsp: BOARD, ..Default::default() };
+    let program = Program { name: "lret", code: &[0xcb], regs, unit: ALL };
+    let Some(rig) = Rig::new(&program, Order::Pause, Some(0)) else { return };
+    lock(&rig.board.state).memory[..8].copy_from_slice(&[0, 0, 0x20, 0, 0x13, 0, 0, 0]);
+    let vcpu = rig.vcpu.as_ref().unwrap();
+    vcpu.resume();
+    vcpu.wait_paused();
+    let outcome = rig.outcome();
+    assert_eq!(outcome.pieces.len(), 2, "{outcome:?}");
+    let is_failure = matches!(&outcome.event, Some(GuestEvent::Failed(why)) if why.contains("KVM gave up"));
+    assert!(is_failure, "{outcome:?}");
+    // It does not run on, whatever the VM is told meanwhile, until it is reset.
+    vcpu.resume();
+    vcpu.pause();
+    vcpu.wait_paused();
+    assert_eq!(rig.outcome(), Outcome { event: None, ..outcome });
+    assert!(vcpu.shared.state().halted);
+}

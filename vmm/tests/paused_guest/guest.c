@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+/*
+ * A guest that compares each byte that it reads from devices, while the VM is paused again and again: no operating system, no
+ * paging, 32-bit code behind a PVH entry.
+ *
+ * It uses instructions whose accesses KVM completes in pieces: 16 bytes at once, strings, read-modify-write, strings of ports. The
+ * boot processor has all regions that it finds, except for one MSI-X table for each of the other processors. It starts processors
+ * that come, and lets go of those that are to go.
+ *
+ * It prints a line of 16 bytes after each round, by one instruction: the number of the round. A line that begins with '!' tells of a
+ * wrong word, and the guest stops comparing.
+ */
+#include <stdint.h>
+
+#define SERIAL 0x3f8
+#define SCRATCH 0x3ff
+#define CPUS_PRESENT 0x620
+#define CPUS_CAME 0x640
+#define CPUS_TO_GO 0x660
+#define CPU_EJECT 0x680
+#define PCI_ADDRESS 0xcf8
+#define PCI_DATA 0xcfc
+#define ECAM 0xf8000000u
+#define APIC ((volatile uint32_t *)0xfee00000)
+#define TRAMPOLINE 0x10000
+#define MAX_CPUS 4
+#define MAX_REGIONS 64
+#define MAX_WORDS 16
+/* Where BARs go that 32-bit code does not reach otherwise. */
+#define HOLE 0xf0000000u
+#define HOLE_SIZE 0x1000000u
+#define VIRTIO 0x1af4
+/* The device of the vfio-user server. */
+#define SERVED 0x11e81234
+
+enum kind {
+	/* What is there never changes. */
+	CONSTANT,
+	/* Each word is what was last written. */
+	MEMORY,
+	/* An MSI-X table: memory, but the last bit of each entry, the mask, stays set. */
+	TABLE,
+	/* BARs in ECAM of a function that does not decode: some bits of each word do not change. */
+	BARS,
+};
+
+struct region {
+	uint32_t base, words, cpu;
+	enum kind kind;
+	/* What a constant is; which bits of BARs change, and which are always set. */
+	uint32_t is[MAX_WORDS], changes[MAX_WORDS], set[MAX_WORDS];
+};
+
+static struct region regions[MAX_REGIONS];
+static volatile uint32_t region_count, wrong, print_lock;
+static uint32_t tables;
+volatile uint32_t nmis;
+uint8_t stacks[MAX_CPUS][16384] __attribute__((aligned(16)));
+extern uint8_t trampoline_start[], trampoline_end[], nmi[];
+extern volatile uint16_t idt[];
+
+#define MEM8(a) (*(volatile uint8_t *)(a))
+#define MEM32(a) (*(volatile uint32_t *)(a))
+static inline void outb(uint16_t port, uint8_t v) { __asm__ volatile("outb %0, %1" :: "a"(v), "Nd"(port)); }
+static inline void outl(uint16_t port, uint32_t v) { __asm__ volatile("outl %0, %1" :: "a"(v), "Nd"(port)); }
+static inline uint8_t inb(uint16_t port)
+{
+	uint8_t v;
+
+	__asm__ volatile("inb %1, %0" : "=a"(v) : "Nd"(port));
+	return v;
+}
+static inline uint32_t inl(uint16_t port)
+{
+	uint32_t v;
+
+	__asm__ volatile("inl %1, %0" : "=a"(v) : "Nd"(port));
+	return v;
+}
+/* Strings. Addresses are of memory or of registers. */
+static inline void move_words(uint32_t to, uint32_t from, uint32_t n)
+{
+	__asm__ volatile("rep movsl" : "+D"(to), "+S"(from), "+c"(n) :: "memory");
+}
+static inline void fill_words(uint32_t to, uint32_t v, uint32_t n)
+{
+	__asm__ volatile("rep stosl" : "+D"(to), "+c"(n) : "a"(v) : "memory");
+}
+static inline void out_bytes(uint16_t port, const void *from, uint32_t n)
+{
+	__asm__ volatile("rep outsb" : "+S"(from), "+c"(n) : "d"(port) : "memory");
+}
+static inline void out_words(uint16_t port, const void *from, uint32_t n)
+{
+	__asm__ volatile("rep outsl" : "+S"(from), "+c"(n) : "d"(port) : "memory");
+}
+static inline void in_bytes(uint16_t port, void *to, uint32_t n)
+{
+	__asm__ volatile("rep insb" : "+D"(to), "+c"(n) : "d"(port) : "memory");
+}
+static inline void in_words(uint16_t port, void *to, uint32_t n)
+{
+	__asm__ volatile("rep insl" : "+D"(to), "+c"(n) : "d"(port) : "memory");
+}
+/* 16 bytes at once. The compiler uses no such register. */
+static inline void move_16(uint32_t to, uint32_t from)
+{
+	__asm__ volatile("movups (%1), %%xmm0\n\tmovups %%xmm0, (%0)" :: "r"(to), "r"(from) : "memory");
+}
+static void move_by_16(uint32_t to, uint32_t from, uint32_t words)
+{
+	for (; words >= 4; words -= 4, to += 16, from += 16)
+		move_16(to, from);
+	move_words(to, from, words);
+}
+
+static void print(const char *text, uint32_t n)
+{
+	while (!(inb(SERIAL + 5) & 0x20))
+		;
+	out_bytes(SERIAL, text, n);
+}
+
+static void hex(char *at, uint32_t v)
+{
+	uint32_t i;
+
+	for (i = 0; i < 8; i++)
+		at[i] = "0123456789abcdef"[v >> (28 - 4 * i) & 15];
+}
+
+/* Tells of a wrong word, once. */
+static void tell(uint32_t cpu, uint32_t at, uint32_t is, uint32_t should)
+{
+	static char line[] = "\n!cpu 00000000 at 00000000: 00000000 is not 00000000\n";
+
+	if (__atomic_exchange_n(&wrong, 1, __ATOMIC_ACQUIRE))
+		return;
+	hex(line + 6, cpu);
+	hex(line + 18, at);
+	hex(line + 28, is);
+	hex(line + 44, should);
+	while (__atomic_exchange_n(&print_lock, 1, __ATOMIC_ACQUIRE))
+		__asm__ volatile("pause");
+	print(line, sizeof(line) - 1);
+	__atomic_store_n(&print_lock, 0, __ATOMIC_RELEASE);
+}
+
+static void compare(uint32_t cpu, uint32_t base, const uint32_t *is, const uint32_t *should, uint32_t words)
+{
+	uint32_t i;
+
+	for (i = 0; i < words; i++)
+		if (is[i] != should[i])
+			tell(cpu, base + 4 * i, is[i], should[i]);
+}
+
+/* Reads all words, one way after the other. */
+static void read_all(uint32_t cpu, struct region *r, const uint32_t *should)
+{
+	uint32_t buffer[MAX_WORDS], i;
+
+	fill_words((uint32_t)buffer, 0xa5a5a5a5, MAX_WORDS);
+	move_words((uint32_t)buffer, r->base, r->words);
+	compare(cpu, r->base, buffer, should, r->words);
+	fill_words((uint32_t)buffer, 0xa5a5a5a5, MAX_WORDS);
+	move_by_16((uint32_t)buffer, r->base, r->words);
+	compare(cpu, r->base, buffer, should, r->words);
+	for (i = 0; i < r->words; i++)
+		buffer[i] = MEM32(r->base + 4 * i);
+	compare(cpu, r->base, buffer, should, r->words);
+}
+
+/* Writes all words, one way after the other, and reads them. */
+static void write_all(uint32_t cpu, struct region *r, uint32_t round)
+{
+	uint32_t out[MAX_WORDS], should[MAX_WORDS], i, way;
+
+	for (way = 0; way < 3; way++) {
+		for (i = 0; i < r->words; i++) {
+			uint32_t v = (round * 3 + way) * 0x9e3779b9u ^ (i + 1) * 0x01234567u ^ r->base;
+
+			out[i] = way == 2 ? 0x51515151 : r->kind == TABLE && i % 4 == 3 ? v | 1 : v;
+			should[i] = r->kind == BARS ? (out[i] & r->changes[i]) | r->set[i] : out[i];
+		}
+		switch (way) {
+		case 0:
+			move_words(r->base, (uint32_t)out, r->words);
+			break;
+		case 1:
+			move_by_16(r->base, (uint32_t)out, r->words);
+			break;
+		default:
+			fill_words(r->base, 0x51515151, r->words);
+		}
+		read_all(cpu, r, should);
+	}
+	if (r->kind == BARS)
+		return;
+	/* Reads and writes of one instruction. */
+	__asm__ volatile("addl %1, (%0)" :: "r"(r->base), "r"(round) : "memory");
+	should[0] += round;
+	__asm__ volatile("lock xorl %1, (%0)" :: "r"(r->base + 8), "r"(round) : "memory");
+	should[2] ^= round;
+	read_all(cpu, r, should);
+	/* From registers to registers: the first words become the later ones. */
+	i = r->words / 2;
+	move_words(r->base, r->base + 4 * i, i);
+	while (i--)
+		should[i] = should[i + r->words / 2];
+	read_all(cpu, r, should);
+}
+
+static void ports(uint32_t cpu, uint32_t round)
+{
+	static uint32_t first_id;
+	uint32_t buffer[MAX_WORDS], should[MAX_WORDS], i;
+	uint8_t bytes[16], v = round * 7;
+
+	for (i = 0; i < 16; i++)
+		bytes[i] = v + i + 1;
+	out_bytes(SCRATCH, bytes, 16);
+	fill_words((uint32_t)buffer, 0, 4);
+	in_bytes(SCRATCH, buffer, 16);
+	fill_words((uint32_t)should, bytes[15] * 0x01010101u, 4);
+	compare(cpu, SCRATCH, buffer, should, 4);
+	for (i = 0; i < MAX_WORDS; i++)
+		should[i] = 0x80000000u | (i + 1 == MAX_WORDS ? 0 : i << 11);
+	out_words(PCI_ADDRESS, should, MAX_WORDS);
+	if (inl(PCI_ADDRESS) != 0x80000000u)
+		tell(cpu, PCI_ADDRESS, inl(PCI_ADDRESS), 0x80000000u);
+	if (!first_id)
+		first_id = inl(PCI_DATA);
+	in_words(PCI_DATA, buffer, MAX_WORDS);
+	fill_words((uint32_t)should, first_id, MAX_WORDS);
+	compare(cpu, PCI_DATA, buffer, should, MAX_WORDS);
+}
+
+static uint32_t pci_read(uint32_t slot, uint32_t at)
+{
+	outl(PCI_ADDRESS, 0x80000000u | slot << 11 | (at & 0xfc));
+	return inl(PCI_DATA);
+}
+
+static void pci_write(uint32_t slot, uint32_t at, uint32_t v)
+{
+	outl(PCI_ADDRESS, 0x80000000u | slot << 11 | (at & 0xfc));
+	outl(PCI_DATA, v);
+}
+
+static struct region *add(enum kind kind, uint32_t base, uint32_t words)
+{
+	struct region *r = &regions[region_count];
+	uint32_t i;
+
+	if (region_count == MAX_REGIONS)
+		return r;
+	r->kind = kind;
+	r->base = base;
+	r->words = words < MAX_WORDS ? words : MAX_WORDS;
+	r->cpu = 0;
+	for (i = 0; i < r->words; i++)
+		r->is[i] = MEM32(base + 4 * i);
+	region_count++;
+	return r;
+}
+
+/* A table of MSI-X, and the BAR that it is in. */
+static void find_table(uint32_t slot)
+{
+	uint32_t at = pci_read(slot, 0x34) & 0xfc, id, place, bar, words;
+	struct region *r;
+
+	for (; at; at = id >> 8 & 0xfc) {
+		id = pci_read(slot, at);
+		if ((id & 0xff) != 0x11)
+			continue;
+		place = pci_read(slot, at + 4);
+		bar = 0x10 + 4 * (place & 7);
+		words = 4 * (((id >> 16) & 0x7ff) + 1);
+		if (pci_read(slot, bar) & 1)
+			return;
+		r = add(TABLE, (pci_read(slot, bar) & ~15u) + (place & ~7u), words);
+		/* One is for each of the other processors. */
+		if (++tables < MAX_CPUS)
+			r->cpu = tables;
+	}
+}
+
+/* BARs that may have any value, as the function does not decode. */
+static void use_bars(uint32_t slot)
+{
+	uint32_t at = ECAM + (slot << 15) + 0x10, i, ones;
+	struct region *r;
+
+	pci_write(slot, 4, 0);
+	r = add(BARS, at, 4);
+	for (i = 0; i < r->words; i++) {
+		MEM32(at + 4 * i) = 0;
+		r->set[i] = MEM32(at + 4 * i);
+		MEM32(at + 4 * i) = ~0u;
+		ones = MEM32(at + 4 * i);
+		r->changes[i] = ones & ~r->set[i];
+	}
+}
+
+static void find(void)
+{
+	uint32_t slot, id, base;
+
+	/* The host bridge comes first. */
+	for (slot = 0; slot < 32; slot++) {
+		id = pci_read(slot, 0);
+		if (id == ~0u)
+			continue;
+		if (slot && (id & 0xffff) == VIRTIO) {
+			pci_write(slot, 4, 2);
+			base = (pci_read(slot, 0x10) & ~15u) + 0x2000;
+			switch ((id >> 16) - 0x1040) {
+			case 2:
+				/* A disk: its size and limits. */
+				add(CONSTANT, base, 9);
+				break;
+			case 4:
+				/* A source of random numbers, which serves for its header only. */
+				use_bars(slot);
+				continue;
+			case 19:
+				/* The vsock device: its address. */
+				add(CONSTANT, base, 2);
+			}
+			find_table(slot);
+		} else if (slot) {
+			base = HOLE + slot * (HOLE_SIZE / 32);
+			pci_write(slot, 0x10, base);
+			pci_write(slot, 0x14, 0);
+			pci_write(slot, 4, 2);
+			if (id == SERVED)
+				add(MEMORY, base, MAX_WORDS);
+			find_table(slot);
+		}
+		add(CONSTANT, ECAM + (slot << 15), MAX_WORDS);
+	}
+}
+
+static void start_cpus(uint32_t cpus)
+{
+	uint32_t cpu, i;
+
+	for (cpu = 1; cpu < MAX_CPUS; cpu++) {
+		if (!(cpus & 1u << cpu))
+			continue;
+		for (i = 0; i < 2; i++) {
+			APIC[0x310 / 4] = cpu << 24;
+			APIC[0x300 / 4] = i ? 0x4600 | TRAMPOLINE >> 12 : 0x4500;
+		}
+	}
+}
+
+static void use_regions(uint32_t cpu, uint32_t round)
+{
+	uint32_t i;
+
+	for (i = 0; i < region_count; i++) {
+		if (regions[i].cpu != cpu)
+			continue;
+		if (regions[i].kind == CONSTANT)
+			read_all(cpu, &regions[i], regions[i].is);
+		else
+			write_all(cpu, &regions[i], round);
+	}
+	/* Every processor reads the host bridge. */
+	if (cpu)
+		read_all(cpu, &regions[0], regions[0].is);
+}
+
+void main_of_cpu(uint32_t cpu)
+{
+	static char line[] = "round 00000000.\n";
+	uint32_t round, gone, i;
+
+	if (!cpu) {
+		idt[8] = (uint32_t)nmi;
+		idt[9] = 8;
+		idt[10] = 0x8e00;
+		idt[11] = (uint32_t)nmi >> 16;
+		find();
+		for (i = 0; i < (uint32_t)(trampoline_end - trampoline_start); i++)
+			MEM8(TRAMPOLINE + i) = trampoline_start[i];
+		APIC[0xf0 / 4] = 0x1ff;
+		/* What came before this is among them. */
+		inl(CPUS_CAME);
+		start_cpus(inl(CPUS_PRESENT));
+	}
+	for (round = 1; !wrong; round++) {
+		use_regions(cpu, round);
+		if (cpu)
+			continue;
+		ports(cpu, round);
+		start_cpus(inl(CPUS_CAME));
+		gone = inl(CPUS_TO_GO);
+		for (i = 1; i < MAX_CPUS; i++)
+			if (gone & 1u << i)
+				outl(CPU_EJECT, i);
+		hex(line + 6, round);
+		while (__atomic_exchange_n(&print_lock, 1, __ATOMIC_ACQUIRE))
+			__asm__ volatile("pause");
+		print(line, sizeof(line) - 1);
+		__atomic_store_n(&print_lock, 0, __ATOMIC_RELEASE);
+	}
+	for (;;)
+		__asm__ volatile("hlt");
+}

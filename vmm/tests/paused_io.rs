@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A guest that compares all that it reads from devices (`paused_guest/guest.c`), in a real `carom` process that is paused again and
+//! again: by `vm.pause`, `vm.nmi`, a snapshot and restore, a reset, and while vCPUs come and go.
+//!
+//! `CAROM_PAUSES` is the number of pauses in each test. Where there is no `/dev/kvm` that this process may use, or no compiler, these
+//! tests do nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod c_guest;
+mod http;
+mod paused_servers;
+mod program;
+mod tiny_guest;
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use program::{Carom, call, put, start};
+
+/// Pauses in each test, by default.
+const PAUSES: u32 = 48;
+/// Limit that ends a test whose guest hangs.
+const HUNG: Duration = Duration::from_secs(240);
+
+/// Number of pauses.
+fn pauses() -> u32 {
+    env::var("CAROM_PAUSES").map_or(PAUSES, |text| text.parse().expect("CAROM_PAUSES: a number"))
+}
+
+/// A guest in its process.
+struct Guest {
+    dir: tempfile::TempDir,
+    _carom: Carom,
+    /// Rounds that the guest printed before its serial port was opened anew.
+    earlier: usize,
+    /// Times that the guest began.
+    starts: usize,
+}
+
+impl Guest {
+    fn start(options: impl Fn(&Path) -> Vec<String>) -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = c_guest::build("paused_guest", dir.path())?;
+        let mut all: Vec<String> =
+            ["--memory", "size=32M,shared=on", "--cpus", "boot=2,max=4", "--rng", "src=/dev/urandom"]
+                .map(Into::into)
+                .into();
+        all.extend(["--kernel".into(), kernel.display().to_string()]);
+        all.extend(["--serial".into(), format!("file={}", dir.path().join("serial").display())]);
+        all.extend(options(dir.path()));
+        let carom = start(dir.path(), &all.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let guest = Self { dir, _carom: carom, earlier: 0, starts: 0 };
+        guest.wait_for_round(0);
+        Some(guest)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Numbers of rounds that the guest printed since its serial port was opened.
+    fn rounds(&self) -> Vec<u32> {
+        let text = fs::read(self.path("serial")).unwrap_or_default();
+        let text = String::from_utf8(text).expect("the guest prints ASCII");
+        let wrong = text.lines().find(|line| line.starts_with('!'));
+        assert_eq!(wrong, None, "the guest read a wrong word");
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let number = |line: &str| {
+            let number = line.strip_prefix("round ").and_then(|rest| rest.strip_suffix('.'));
+            let number =
+                number.filter(|number| number.len() == 8).and_then(|number| u32::from_str_radix(number, 16).ok());
+            number.unwrap_or_else(|| panic!("the guest printed {line:?}"))
+        };
+        whole.lines().map(number).collect()
+    }
+
+    /// Checks that no line is missing, and counts them.
+    fn check(&mut self) -> usize {
+        let rounds = self.rounds();
+        for pair in rounds.windows(2) {
+            assert!(pair[1] == pair[0] + 1 || pair[1] == 1, "the guest printed rounds {pair:?}");
+        }
+        self.starts += rounds.iter().filter(|round| **round == 1).count();
+        rounds.len()
+    }
+
+    /// Waits until the guest has printed more than `lines` lines.
+    fn wait_for_round(&self, lines: usize) {
+        let start = Instant::now();
+        while self.rounds().len() <= lines {
+            assert!(start.elapsed() < HUNG, "the guest does nothing: {}", self.call("GET", "vm.info", None).1);
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn call(&self, method: &str, name: &str, body: Option<&Value>) -> (u16, Value) {
+        call(self.dir.path(), method, name, body)
+    }
+
+    fn put(&self, name: &str, body: Option<&Value>) {
+        put(self.dir.path(), name, body);
+    }
+
+    /// Pauses, saves, restores and resumes the VM.
+    fn restore(&mut self) {
+        let snapshot = self.path("snapshot");
+        let _ = fs::remove_dir_all(&snapshot);
+        let url = format!("file://{}", snapshot.display());
+        self.put("vm.pause", None);
+        self.put("vm.snapshot", Some(&json!({"destination_url": url})));
+        self.put("vm.delete", None);
+        self.earlier += self.check();
+        self.put("vm.restore", Some(&json!({"source_url": url, "resume": true})));
+    }
+
+    /// Asks the guest for another number of vCPUs. It may not have answered for those that were to go.
+    fn resize(&self, vcpus: u32) {
+        let (status, answer) = self.call("PUT", "vm.resize", Some(&json!({"desired_vcpus": vcpus})));
+        assert!(matches!(status, 204 | 429), "{status} {answer}");
+    }
+
+    /// Pauses the guest many times. `other` does something else every now and then.
+    fn pause_often(&mut self, what: &str, other: impl Fn(&mut Self, u32)) {
+        let (start, pauses) = (Instant::now(), pauses());
+        for pause in 0..pauses {
+            if pause % 4 == 3 {
+                self.put("vm.nmi", None);
+            } else {
+                self.put("vm.pause", None);
+                self.put("vm.resume", None);
+            }
+            if pause % 32 == 31 {
+                self.wait_for_round(self.rounds().len());
+            }
+            other(self, pause);
+        }
+        self.wait_for_round(self.rounds().len());
+        let rounds = self.earlier + self.check();
+        eprintln!(
+            "{what}: {pauses} pauses in {:?}, {rounds} rounds, {} starts, no wrong word",
+            start.elapsed(),
+            self.starts
+        );
+    }
+}
+
+#[test]
+fn emulated_devices_lose_no_word_in_pauses() {
+    let options = |dir: &Path| {
+        fs::write(dir.join("disk"), [7; 1 << 20]).unwrap();
+        let disk = format!("path={}", dir.join("disk").display());
+        let vsock = format!("cid=3,socket={}", dir.join("vsock").display());
+        ["--disk", &disk, "--vsock", &vsock, "--balloon", "size=0", "--console", "null"].map(Into::into).into()
+    };
+    let Some(mut guest) = Guest::start(options) else { return };
+    guest.pause_often("emulated devices", |guest, pause| match pause % 40 {
+        5 | 15 | 25 | 35 => guest.resize(1 + pause / 10 % 4),
+        20 => guest.restore(),
+        39 => guest.put("vm.reboot", None),
+        _ => {}
+    });
+}
+
+#[test]
+fn devices_of_other_processes_lose_no_word_in_pauses() {
+    let options = |dir: &Path| {
+        paused_servers::vfio_user(&dir.join("vfio-user"));
+        paused_servers::vhost_user(&dir.join("vhost-user"));
+        let disk = format!("vhost_user=on,vhost_socket={}", dir.join("vhost-user").display());
+        let device = format!("socket={}", dir.join("vfio-user").display());
+        ["--disk", &disk, "--user-device", &device].map(Into::into).into()
+    };
+    let Some(mut guest) = Guest::start(options) else { return };
+    guest.pause_often("devices of other processes", |guest, pause| match pause % 40 {
+        5 | 15 | 25 | 35 => guest.resize(1 + pause / 10 % 4),
+        39 => guest.put("vm.reboot", None),
+        _ => {}
+    });
+}
