@@ -71,6 +71,8 @@ pub struct MsixTable {
     entries: Vec<Entry>,
     vectors: Arc<dyn MsiVectors>,
     control: u16,
+    /// The function may write to memory, and a message is such a write.
+    on_bus: bool,
     /// One bit a vector: an interrupt that [`trigger`](Self::trigger) raised while it was masked. One that hardware raised
     /// waits in the vector's event.
     pending: Vec<u64>,
@@ -81,7 +83,7 @@ impl MsixTable {
     pub fn new(vectors: Arc<dyn MsiVectors>) -> Self {
         let count = usize::from(vectors.count());
         let entry = Entry { address: 0, data: 0, control: VECTOR_MASK, routed: None };
-        Self { entries: vec![entry; count], vectors, control: 0, pending: vec![0; count.div_ceil(64)] }
+        Self { entries: vec![entry; count], vectors, control: 0, on_bus: true, pending: vec![0; count.div_ceil(64)] }
     }
 
     /// How many vectors the table has.
@@ -108,6 +110,13 @@ impl MsixTable {
     /// The guest's write to the message control register; only the enable and function mask bits count.
     pub fn set_control(&mut self, control: u16) -> Result<(), MsixError> {
         self.control = control & (CONTROL_ENABLE | CONTROL_FUNCTION_MASK);
+        (0..self.entries.len()).try_for_each(|index| self.apply(index))
+    }
+
+    /// Lets messages be sent, or keeps them pending: the function may use the bus, or not. It may at first. A reset does not
+    /// change it.
+    pub fn set_on_bus(&mut self, on_bus: bool) -> Result<(), MsixError> {
+        self.on_bus = on_bus;
         (0..self.entries.len()).try_for_each(|index| self.apply(index))
     }
 
@@ -236,7 +245,8 @@ impl MsixTable {
     /// Brings the route of one vector in step with its entry and the control register.
     fn apply(&mut self, index: usize) -> Result<(), MsixError> {
         let entry = self.entries[index];
-        let live = self.control & (CONTROL_ENABLE | CONTROL_FUNCTION_MASK) == CONTROL_ENABLE
+        let live = self.on_bus
+            && self.control & (CONTROL_ENABLE | CONTROL_FUNCTION_MASK) == CONTROL_ENABLE
             && entry.control & VECTOR_MASK == 0;
         let wanted = live.then_some(MsiMessage { address: entry.address, data: entry.data });
         let vector = u16::try_from(index).expect("the table has at most 2048 entries");

@@ -50,6 +50,10 @@ pub const STATUS_CAPABILITIES: u16 = 1 << 4;
 
 /// Capability ID of power management.
 pub const CAP_PM: u8 = 0x01;
+/// Control and status register of the power management capability: offset from the capability's start.
+pub const PM_CONTROL: u16 = 4;
+/// Power management control bits: the power state, 0 for D0 and 3 for D3hot.
+pub const PM_CONTROL_STATE: u16 = 3;
 /// Capability ID of MSI.
 pub const CAP_MSI: u8 = 0x05;
 /// Capability ID of vendor-specific capabilities; virtio uses it.

@@ -195,11 +195,14 @@ pub trait VirtioDevice: Send + Sync {
     fn shared_region_released(&self) -> std::io::Result<()> {
         Err(std::io::Error::other("the shared memory region keeps its place"))
     }
-    /// Stops what the device does on threads of its own, until [`resume`](Self::resume). When it returns, no request is half
-    /// served, but for what the device saves.
+    /// Stops all queues, until [`resume`](Self::resume): because the VM is paused, or because the driver took the bus away from
+    /// the device, while vCPUs run. When it returns, no request is half served, except for what the device saves, and the device
+    /// touches no memory of the guest. The time that it takes is bounded as that of a reset is.
     fn pause(&self) {}
-    /// Lets the device go on.
+    /// Lets the queues go on. Buffers that came meanwhile are served without another notification.
     fn resume(&self) {}
+    /// The VM goes on after a pause, whether or not the queues do.
+    fn vm_resumed(&self) {}
     /// The device's own state: what is in no register and no ring.
     ///
     /// # Errors

@@ -6,16 +6,31 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::Value;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Address, Bytes, GuestAddress, VolatileSlice};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::pci::PciDevice;
+use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER};
 use crate::platform::{Doorbells, HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors, Space};
 use crate::ram::Ram;
 use crate::sync::lock;
-use crate::virtio::{DeviceError, Interrupt};
+use crate::virtio::{DeviceError, Interrupt, VirtioPciDevice};
+
+/// Wait that is long enough for a device to do what a test forbids.
+pub(super) const SOON: Duration = Duration::from_millis(20);
+
+/// Lets a function use the bus, or not, as its driver does.
+pub(super) fn set_bus_master(function: &VirtioPciDevice, on: bool) {
+    let mut command = [0; 2];
+    function.read_config(COMMAND, &mut command);
+    let others = u16::from_le_bytes(command) & !COMMAND_BUS_MASTER;
+    let command = others | if on { COMMAND_BUS_MASTER } else { 0 };
+    function.write_config(COMMAND, &command.to_le_bytes());
+}
 
 /// Vectors that count how often each was raised.
 pub(super) struct FakeVectors {

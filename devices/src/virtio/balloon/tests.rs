@@ -19,7 +19,7 @@ use crate::platform::DeviceEvent;
 use crate::platform::test_support::Witness;
 use crate::ram::Ram;
 use crate::reclaim::{PinningMapper, Reclaim};
-use crate::virtio::test_support::{FakeDoorbells, FakeMsi, spoil};
+use crate::virtio::test_support::{FakeDoorbells, FakeMsi, SOON, set_bus_master, spoil};
 use crate::virtio::{VirtioDevice, VirtioPciDevice};
 
 /// Descriptors, available ring and used ring of the first queue, and bytes to those of the next.
@@ -171,6 +171,20 @@ fn pages_in_the_balloon_go_back_to_the_host_and_no_others() {
     let counters = harness.device.counters();
     assert_eq!((counters.inflated_bytes, counters.deflated_bytes), (5 * PAGE, 2 * PAGE));
     assert_eq!((counters.given_back_bytes, counters.kept_back_bytes), (5 * PAGE, 0));
+}
+
+#[test]
+fn no_page_goes_while_bus_mastering_is_off() {
+    let mut harness = Harness::linux();
+    harness.mark([513]);
+    set_bus_master(&harness.function, false);
+    harness.number(queue::INFLATE, &[513]);
+    harness.device.notify(queue::INFLATE).unwrap();
+    std::thread::sleep(SOON);
+    assert_eq!((harness.used(queue::INFLATE), harness.kept([513])), (0, vec![513]));
+    set_bus_master(&harness.function, true);
+    harness.served(queue::INFLATE);
+    assert!(harness.kept([513]).is_empty());
 }
 
 #[test]

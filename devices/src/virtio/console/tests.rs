@@ -24,8 +24,8 @@ use crate::platform::DeviceEvent;
 use crate::platform::test_support::Witness;
 use crate::ram::Ram;
 use crate::sync::lock;
-use crate::virtio::VirtioPciDevice;
-use crate::virtio::test_support::{FakeDoorbells, FakeMsi, spoil};
+use crate::virtio::test_support::{FakeDoorbells, FakeMsi, SOON, set_bus_master, spoil};
+use crate::virtio::{VirtioDevice, VirtioPciDevice};
 
 const ACCESS_PLATFORM: u32 = 1 << 1;
 const VERSION_1: u32 = 1 << 0;
@@ -284,6 +284,25 @@ fn guest_prints_and_gets_what_is_typed() {
         let counters = harness.device.counters();
         assert_eq!((counters.tx_bytes, counters.rx_bytes, counters.resizes), (7, 6, 0));
         assert_eq!(harness.doorbells.count(), 2);
+    }
+}
+
+#[test]
+fn queues_stand_still_while_bus_mastering_is_off() {
+    for translated in [false, true] {
+        let mut harness = Harness::new(translated);
+        harness.start();
+        harness.listen(16);
+        set_bus_master(&harness.function, false);
+        harness.device.receive(b"typed");
+        harness.print(b"printed");
+        harness.device.notify(queue::TX).unwrap();
+        thread::sleep(SOON);
+        assert_eq!([queue::RX, queue::TX].map(|queue| harness.used(queue)), [0, 0]);
+        assert_eq!(harness.ram.read_obj::<u8>(GuestAddress(BUFFERS[0])).unwrap(), 0);
+        assert!(lock(&harness.paper.0).is_empty());
+        set_bus_master(&harness.function, true);
+        assert_eq!((harness.typed(), harness.printed()), (b"typed".to_vec(), b"printed".to_vec()));
     }
 }
 

@@ -159,6 +159,9 @@ impl VirtioDevice for VirtioIommu {
         if self.queues.resume() {
             self.poller.serve();
         }
+    }
+
+    fn vm_resumed(&self) {
         lock(self.queues.engine()).catch_up();
     }
 

@@ -38,7 +38,7 @@ pub(super) struct Queues {
     active: Mutex<Option<Active>>,
     /// How many drivers there have been.
     drivers: AtomicU64,
-    /// Nobody polls. Changed with `active` locked.
+    /// The rings are left alone. Changed with `active` locked.
     paused: AtomicBool,
 }
 
@@ -135,8 +135,10 @@ impl Queues {
         }
     }
 
-    /// Has nobody poll until [`Self::resume`]. When it returns, all requests that the driver has made are served, up to one that was
-    /// interrupted, and it notifies of the next one. No vCPU runs.
+    /// Stops polling and serving until [`Self::resume`]. When it returns, the rings are left alone.
+    ///
+    /// Requests that the driver made before, and that the polling thread would have seen, are served first, up to one that was
+    /// interrupted. vCPUs may run and make more; those wait.
     pub(super) fn pause(&self) {
         let mut active = lock(&self.active);
         self.paused.store(true, Ordering::Relaxed);
@@ -151,10 +153,14 @@ impl Queues {
         }
     }
 
-    /// Lets requests be polled for again; `true` if there are some that nobody will tell of: their serving was interrupted.
+    /// Lets requests be served again, and hands over faults that came meanwhile. Returns true if requests wait that no notification
+    /// will follow: their serving was interrupted, or they came during the pause.
     pub(super) fn resume(&self) -> bool {
-        let active = lock(&self.active);
+        let mut active = lock(&self.active);
         self.paused.store(false, Ordering::Relaxed);
+        if let Some(active) = active.as_mut() {
+            active.deliver_waiting(&mut lock(&self.engine));
+        }
         let requests = active.as_ref().and_then(|active| Some((active.requests.as_ref()?, &active.memory)));
         // Who serves a ring that is broken tells the driver.
         requests.is_some_and(|(requests, memory)| requests.has_requests(memory).unwrap_or(true))
@@ -169,7 +175,7 @@ impl Queues {
     /// for them pays.
     pub(super) fn notified(&self, queue: u16) -> Result<bool, DeviceError> {
         let mut active = lock(&self.active);
-        let Some(active) = active.as_mut() else { return Ok(false) };
+        let Some(active) = active.as_mut().filter(|_| !self.is_paused()) else { return Ok(false) };
         if queue != REQUEST_QUEUE || active.polled {
             return active.serve(queue, &self.engine).map(|()| false);
         }
@@ -182,19 +188,20 @@ impl Queues {
     /// Hands faults that were reported to the driver, as far as it has given buffers.
     pub(super) fn hand_over_faults(&self) {
         let mut active = lock(&self.active);
-        let mut engine = lock(&self.engine);
-        if let Some(active) = active.as_mut()
-            // The next notification fails for the same reason, and tells the driver.
-            && let Err(error) = active.deliver(&mut engine)
-        {
-            debug!("{error}");
+        if let Some(active) = active.as_mut().filter(|_| !self.is_paused()) {
+            active.deliver_waiting(&mut lock(&self.engine));
         }
+    }
+
+    /// To be called with `active` locked.
+    fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
     }
 
     /// Asks the driver for no notifications of requests; `None` if there is no driver.
     pub(super) fn begin_polling(&self) -> Option<Watch> {
         let mut active = lock(&self.active);
-        let active = active.as_mut().filter(|_| !self.paused.load(Ordering::Relaxed))?;
+        let active = active.as_mut().filter(|_| !self.is_paused())?;
         let requests = active.requests.as_mut()?;
         requests.suppress_notifications(&active.memory).ok()?;
         active.polled = true;
@@ -253,18 +260,17 @@ impl Active {
         if queue == EVENT_QUEUE || engine.has_faults() { self.deliver(&mut engine) } else { Ok(()) }
     }
 
-    /// Serves all that is in the request queue, of a driver that makes no more, and has it notify of what comes.
+    /// Serves what is in the request queue, at most as many requests as fit into it, and asks for notifications of the next one.
     fn drain(&mut self, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
-        while let Some(requests) = &mut self.requests {
-            if !requests.resume_notifications(&self.memory)? {
-                break;
-            }
-            self.serve(REQUEST_QUEUE, engine)?;
-            if self.requests.as_ref().is_some_and(RequestQueue::is_interrupted) {
-                break;
-            }
+        let Some(requests) = &mut self.requests else { return Ok(()) };
+        if requests.resume_notifications(&self.memory)? { self.serve(REQUEST_QUEUE, engine) } else { Ok(()) }
+    }
+
+    /// Hands over faults. If the queue is broken, the next notification fails for the same reason, and the driver is told then.
+    fn deliver_waiting(&mut self, engine: &mut Engine) {
+        if let Err(error) = self.deliver(engine) {
+            debug!("{error}");
         }
-        Ok(())
     }
 
     fn deliver(&mut self, engine: &mut Engine) -> Result<(), DeviceError> {

@@ -16,8 +16,8 @@ use crate::dma::{DeviceMemory, DmaTable, TableMapper, fault_relay};
 use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY};
 use crate::ram::Ram;
-use crate::virtio::VirtioPciDevice;
-use crate::virtio::test_support::{FakeMsi, FakeSlots};
+use crate::virtio::test_support::{FakeMsi, FakeSlots, SOON, set_bus_master};
+use crate::virtio::{VirtioDevice, VirtioPciDevice};
 
 const ACCESS_PLATFORM: u32 = 1 << 1;
 const VERSION_1: u32 = 1 << 0;
@@ -172,6 +172,22 @@ fn device_behind_the_iommu_is_asked_through_what_is_mapped() {
     let mut harness = Harness::new(false, true);
     harness.start();
     assert_eq!(harness.flush(0), 0);
+}
+
+#[test]
+fn request_is_not_answered_while_bus_mastering_is_off() {
+    for translated in [false, true] {
+        let mut harness = Harness::new(false, translated);
+        harness.start();
+        set_bus_master(&harness.function, false);
+        let offset = harness.offset();
+        harness.request(0, &[(REQUEST + offset, 4, NEXT), (ANSWER + offset, 4, WRITE)]);
+        harness.device.notify(0).unwrap();
+        std::thread::sleep(SOON);
+        assert_eq!((harness.used(), harness.ram.read_obj::<u32>(GuestAddress(ANSWER)).unwrap()), (0, 0xff));
+        set_bus_master(&harness.function, true);
+        assert_eq!(harness.answer(), 0);
+    }
 }
 
 #[test]

@@ -19,8 +19,8 @@ use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY};
 use crate::platform::DeviceEvent;
 use crate::platform::test_support::Witness;
 use crate::ram::Ram;
-use crate::virtio::VirtioPciDevice;
-use crate::virtio::test_support::{FakeDoorbells, FakeMsi, spoil};
+use crate::virtio::test_support::{FakeDoorbells, FakeMsi, SOON, set_bus_master, spoil};
+use crate::virtio::{VirtioDevice, VirtioPciDevice};
 
 const ACCESS_PLATFORM: u32 = 1 << 1;
 const VERSION_1: u32 = 1 << 0;
@@ -282,6 +282,26 @@ fn request_waits_for_a_source_that_has_nothing_yet_and_no_reset_waits_for_it() {
     harness.ring();
     harness.write(20, &[0]);
     assert_eq!(harness.status(), 0);
+}
+
+#[test]
+fn request_is_not_served_while_bus_mastering_is_off() {
+    for translated in [false, true] {
+        let (source, mut writer) = pipe();
+        let mut harness = Harness::new(source, translated);
+        harness.start();
+        harness.add(BUFFER + harness.offset(), 64, WRITE);
+        harness.ring();
+        set_bus_master(&harness.function, false);
+        writer.write_all(b"random").unwrap();
+        // A notification that is on its way.
+        harness.device.notify(0).unwrap();
+        std::thread::sleep(SOON);
+        assert_eq!((harness.used(), harness.bytes(6)), (0, vec![0; 6]));
+        set_bus_master(&harness.function, true);
+        assert_eq!(harness.served(), 6);
+        assert_eq!(harness.bytes(6), b"random");
+    }
 }
 
 #[test]

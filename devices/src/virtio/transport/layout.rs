@@ -2,7 +2,7 @@
 
 //! Where the structures of the transport lie, and the capabilities that say so (virtio 1.3, section 4.1.4).
 
-use crate::pci::regs::{CAP_MSIX, CAP_PM, CAP_VENDOR};
+use crate::pci::regs::{CAP_MSIX, CAP_PM, CAP_VENDOR, PM_CONTROL_STATE};
 use crate::pci::{Bar, BarKind, Capability, ConfigSpace, Identity};
 use crate::virtio::SharedRegion;
 
@@ -83,6 +83,8 @@ pub(super) struct Space {
     pub(super) config: ConfigSpace,
     /// Offset of the MSI-X capability.
     pub(super) msix: u16,
+    /// Offset of the power management capability.
+    pub(super) power: u16,
     /// Offset of the PCI configuration access capability.
     pub(super) access: u16,
 }
@@ -122,9 +124,9 @@ pub(super) fn build(shape: &Shape) -> Space {
         add(&mut config, &shared_memory(shared), &[]);
     }
     let msix = add_msix(&mut config, shape.queues + 1);
-    add_power_management(&mut config);
+    let power = add_power_management(&mut config);
     let access = add_access(&mut config);
-    Space { config, msix, access }
+    Space { config, msix, power, access }
 }
 
 /// The low half of an offset within the BAR.
@@ -167,13 +169,13 @@ fn add_msix(config: &mut ConfigSpace, vectors: u16) -> u16 {
 
 /// Power management, so that a guest that goes to sleep leaves the device as it is. Without it, or without `No_Soft_Reset`,
 /// Linux resets the device when it wakes up, which a virtio-iommu with mappings does not survive.
-fn add_power_management(config: &mut ConfigSpace) {
+fn add_power_management(config: &mut ConfigSpace) -> u16 {
     const VERSION: u8 = 3;
-    const POWER_STATE: u8 = 3;
     const NO_SOFT_RESET: u8 = 8;
-    // The device answers in every state; of the register only the state is the guest's to write.
+    // Registers answer in every state, DMA and interrupts end outside of D0. Only the state is the guest's to write.
     let body = [VERSION, 0, NO_SOFT_RESET, 0, 0, 0];
-    config.add_capability(Capability { id: CAP_PM, body: &body, writable: &[0, 0, POWER_STATE] });
+    let state = PM_CONTROL_STATE.to_le_bytes();
+    config.add_capability(Capability { id: CAP_PM, body: &body, writable: &[0, 0, state[0], state[1]] })
 }
 
 fn add_access(config: &mut ConfigSpace) -> u16 {

@@ -2,6 +2,7 @@
 
 //! Virtio over PCI, modern interface only (virtio 1.3, section 4.1).
 
+mod bus_gate;
 mod common;
 mod doorbells;
 mod interrupts;

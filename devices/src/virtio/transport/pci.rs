@@ -12,6 +12,7 @@ use thiserror::Error;
 use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::bus_gate::BusGate;
 use super::common::{Action, CommonConfig, status};
 use super::doorbells::QueueDoorbells;
 use super::interrupts::Interrupts;
@@ -22,7 +23,7 @@ use super::layout::{
 use super::life::{DriverNumber, Life};
 use super::state::{STATE, TransportState};
 use crate::dma::DeviceMemory;
-use crate::pci::regs::COMMAND;
+use crate::pci::regs::{COMMAND, PM_CONTROL, PM_CONTROL_STATE};
 use crate::pci::{Bar, ConfigSpace, MsixTable, PciDevice};
 use crate::platform::{DeviceEvent, DeviceObserver, Doorbells, MsiAllocator};
 use crate::state::{DeviceState, StateError};
@@ -154,8 +155,8 @@ pub struct VirtioPciDevice {
     pristine: Mutex<ConfigSpace>,
     msix_capability: u16,
     access_capability: u16,
-    /// A copy of the command register's bit, for notifications.
-    bus_master: AtomicBool,
+    power_capability: u16,
+    gate: BusGate,
 }
 
 impl VirtioPciDevice {
@@ -189,6 +190,7 @@ impl VirtioPciDevice {
             complained: AtomicBool::new(false),
             observer,
         };
+        let gate = BusGate::closed(&*device, &state.interrupts);
         Ok(Self {
             state: Arc::new(state),
             device,
@@ -199,7 +201,8 @@ impl VirtioPciDevice {
             space: Mutex::new(space.config),
             msix_capability: space.msix,
             access_capability: space.access,
-            bus_master: AtomicBool::new(false),
+            power_capability: space.power,
+            gate,
         })
     }
 
@@ -219,7 +222,7 @@ impl VirtioPciDevice {
     fn notify(&self, queue: u16) {
         let Some(driver) = self.state.life.served() else { return };
         let exists = usize::from(queue) < self.device.queue_sizes().len();
-        if !exists || !self.bus_master.load(Ordering::Relaxed) {
+        if !exists || !self.gate.is_open() {
             return;
         }
         if let Err(error) = self.device.notify(queue) {
@@ -292,9 +295,18 @@ impl VirtioPciDevice {
         u16::try_from(self.device.queue_sizes().len()).expect("checked when the device was made")
     }
 
+    /// Has the device run or stand still as the registers say.
+    fn follow_bus(&self) {
+        let power_control = self.power_capability + PM_CONTROL;
+        self.gate.follow(&*self.device, &self.state.interrupts, || {
+            let space = lock(&self.space);
+            space.is_bus_master() && space.word(power_control) & PM_CONTROL_STATE == 0
+        });
+    }
+
     /// Has notifications go to the device's threads directly, or to the vCPU.
     fn update_doorbells(&self) {
-        let serves = self.state.life.served().is_some() && self.bus_master.load(Ordering::Relaxed);
+        let serves = self.state.life.served().is_some() && self.gate.is_open();
         let decoded = lock(&self.space).bar_address(NOTIFY_BAR);
         self.doorbells.update(&*self.device, serves, decoded);
     }
@@ -374,13 +386,14 @@ impl PciDevice for VirtioPciDevice {
         let (control, described, value) = {
             let mut space = lock(&self.space);
             space.write(offset, data);
-            self.bus_master.store(space.is_bus_master(), Ordering::Relaxed);
             let control = self.msix_capability + 2;
             let control = touches(offset, data.len(), control, 2).then(|| space.word(control));
             let described = self.reads_access_data(offset, data.len()).then(|| self.described_access(&space)).flatten();
             (control, described, space.dword(self.access_capability + access::DATA))
         };
-        if touches(offset, data.len(), COMMAND, 2) {
+        if touches(offset, data.len(), COMMAND, 2) || touches(offset, data.len(), self.power_capability + PM_CONTROL, 2)
+        {
+            self.follow_bus();
             self.update_doorbells();
         }
         if let Some(control) = control {
@@ -442,21 +455,21 @@ impl PciDevice for VirtioPciDevice {
     }
 
     fn reset(&self) -> io::Result<()> {
-        self.bus_master.store(false, Ordering::Relaxed);
         self.reset_device(&mut lock(&self.state.common), true);
         self.state.interrupts.with_msix(MsixTable::reset);
         let pristine = lock(&self.pristine).clone();
         *lock(&self.space) = pristine;
+        self.follow_bus();
         self.update_doorbells();
         Ok(())
     }
 
     fn pause(&self) {
-        self.device.pause();
+        self.gate.pause_vm(&*self.device);
     }
 
     fn resume(&self) {
-        self.device.resume();
+        self.gate.resume_vm(&*self.device);
     }
 
     fn save(&self) -> Result<DeviceState, StateError> {
@@ -474,12 +487,10 @@ impl PciDevice for VirtioPciDevice {
         let state: TransportState = state.payload(STATE.0, STATE.1)?;
         let mut common = lock(&self.state.common);
         common.restore(&state.common)?;
-        let bus_master = {
-            let mut space = lock(&self.space);
-            space.restore(&state.config)?;
-            space.is_bus_master()
-        };
-        self.bus_master.store(bus_master, Ordering::Relaxed);
+        // Restored functions are paused; their queues go on with the VM, if the registers let them.
+        self.gate.pause_vm(&*self.device);
+        lock(&self.space).restore(&state.config)?;
+        self.follow_bus();
         let (ready, failed) = (common.status() & status::DRIVER_OK != 0, common.status() & status::NEEDS_RESET != 0);
         self.state.interrupts.restore(&state.interrupts)?;
         self.state.interrupts.set_running(ready);

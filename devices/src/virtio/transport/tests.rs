@@ -2,6 +2,7 @@
 
 //! Tests of the PCI transport with a device that records what reaches it.
 
+mod bus;
 mod recorder;
 mod violations;
 

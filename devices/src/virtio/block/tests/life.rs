@@ -13,8 +13,9 @@ use super::harness::*;
 use crate::pci::PciDevice;
 use crate::platform::DeviceEvent;
 use crate::state::DeviceState;
+use crate::virtio::VirtioDevice;
 use crate::virtio::block::spec::{request, status};
-use crate::virtio::test_support::spoil;
+use crate::virtio::test_support::{SOON, set_bus_master, spoil};
 
 const BYTES: usize = 1 << 20;
 
@@ -50,6 +51,41 @@ fn pause_waits_for_what_is_under_way_and_nothing_begins_until_it_ends() {
         disk.served(0);
         assert_eq!(disk.byte(DATA), 8);
     }
+}
+
+#[test]
+fn request_under_way_ends_before_bus_mastering_is_off_and_none_begins() {
+    for translated in [false, true] {
+        let (mut disk, mut writer) = slow(Kind { translated, ..RING });
+        let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
+        disk.begun();
+        assert_eq!((disk.used(0), disk.byte(first)), (1, 0xff));
+        let late = thread::spawn(move || {
+            thread::sleep(SOON);
+            writer.write_all(&[7; 512]).unwrap();
+            writer
+        });
+        set_bus_master(&disk.function, false);
+        assert_eq!((disk.used(0), disk.byte(first), disk.byte(DATA)), (2, status::OK, 7));
+        let mut writer = late.join().unwrap();
+        let second = disk.add(0, request::IN, 0, &[(DATA, 512)]);
+        disk.device.notify(0).unwrap();
+        writer.write_all(&[8; 512]).unwrap();
+        thread::sleep(SOON);
+        assert_eq!((disk.used(0), disk.byte(second), disk.byte(DATA)), (2, 0xff, 7));
+        set_bus_master(&disk.function, true);
+        disk.served(0);
+        assert_eq!((disk.byte(second), disk.byte(DATA)), (status::OK, 8));
+    }
+}
+
+#[test]
+fn device_is_reset_while_bus_mastering_is_off() {
+    let mut disk = Harness::new(RING, file(&pattern(BYTES, 0)));
+    set_bus_master(&disk.function, false);
+    disk.add(0, request::IN, 0, &[(DATA, 512)]);
+    disk.write(20, &[0]);
+    assert_eq!((disk.status(), disk.used(0)), (0, 0));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use iommu_bounce::{Fault, FaultReason, Permissions};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{BASIC, ENDPOINT, Guest, NEEDS_RESET, NOTIFY, OK, RAM, STATUS, WRITE};
+use crate::virtio::test_support::set_bus_master;
 
 /// Where the driver has its event queue, of 4.
 const DESCRIPTORS: u64 = 0x5000;
@@ -65,6 +66,21 @@ fn fault_fills_a_buffer_that_the_driver_gave() {
     assert_eq!(used(&guest), [(0, 24)]);
     assert_eq!(report(&guest, BUFFERS), FAULT.encode());
     assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK, "requests go on");
+}
+
+#[test]
+fn fault_waits_while_bus_mastering_is_off() {
+    let mut guest = guest();
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
+    give(&guest, 0, BUFFERS, 24);
+    kick_events(&guest);
+    set_bus_master(&guest.function, false);
+    assert!(guest.handle.report_fault(FAULT));
+    kick_events(&guest);
+    assert_eq!((used(&guest), report(&guest, BUFFERS)), (vec![], [0; 24]));
+    set_bus_master(&guest.function, true);
+    assert_eq!(used(&guest), [(0, 24)]);
+    assert_eq!(report(&guest, BUFFERS), FAULT.encode());
 }
 
 #[test]

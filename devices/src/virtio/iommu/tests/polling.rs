@@ -12,6 +12,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::rings::AVAIL_EVENT;
 use super::{BASIC, BUFFERS, ENDPOINT, EVENT_IDX, Guest, NEEDS_RESET, NEXT, OK, STATUS, USED, WRITE};
 use crate::pci::PciDevice;
+use crate::virtio::test_support::{SOON, set_bus_master};
 
 /// No wait of these tests takes so long unless something is wrong.
 const LONG: Duration = Duration::from_secs(120);
@@ -95,6 +96,31 @@ fn requests_that_come_fast_need_no_notifications() {
         make_polled(&mut guest, 200);
         assert!(guest.mapper.is_empty());
         assert_eq!(guest.handle.counters().requests.map, guest.handle.counters().requests.unmap);
+    }
+}
+
+#[test]
+fn requests_wait_while_bus_mastering_is_off() {
+    for (features, polled) in [(BASIC, false), (BASIC | EVENT_IDX, false), (BASIC, true), (BASIC | EVENT_IDX, true)] {
+        let mut guest = running_with(features);
+        assert_eq!(ask(&mut guest, &map(1, 0x5000, 0x5fff, 0x8000, 3)).0, OK);
+        if polled {
+            make_polled(&mut guest, 1);
+        }
+        set_bus_master(&guest.function, false);
+        let before = guest.used_index();
+        put(&mut guest, &unmap(1, 0x5000, 0x5fff), 28);
+        guest.kick();
+        std::thread::sleep(SOON);
+        assert_eq!(guest.used_index(), before);
+        // Mappings stay, for the devices behind it.
+        assert_eq!(guest.mapper.mapped_bytes(), 0x1000);
+        set_bus_master(&guest.function, true);
+        wait_for("an answer", || {
+            guest.memory.load::<u16>(GuestAddress(USED + 2), Ordering::Acquire).unwrap() != before
+        });
+        assert!(guest.mapper.is_empty());
+        assert_eq!(ask(&mut guest, &map(1, 0x5000, 0x5fff, 0x8000, 3)).0, OK);
     }
 }
 

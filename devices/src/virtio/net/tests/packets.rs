@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::harness::{BUFFERS, Harness, RECEIVE, TRANSMIT, WRITE, frame, wait_until};
 use crate::pci::PciDevice;
+use crate::virtio::VirtioDevice;
 use crate::virtio::net::spec::{DEVICE_TYPE, HEADER_BYTES, MAX_PACKET};
+use crate::virtio::test_support::{SOON, set_bus_master};
 
 #[test]
 fn packet_of_the_host_reaches_the_guest_with_its_header() {
@@ -26,6 +28,30 @@ fn packet_of_the_host_reaches_the_guest_with_its_header() {
         assert!(bytes[HEADER_BYTES..] == frame(1514));
         let counters = harness.device.counters();
         assert_eq!((counters.rx_frames, counters.rx_bytes, counters.rx_dropped), (1, 1514, 0));
+    }
+}
+
+#[test]
+fn no_packet_comes_or_goes_while_bus_mastering_is_off() {
+    for translated in [false, true] {
+        let mut harness = Harness::new(1, translated);
+        harness.start(true);
+        harness.add(RECEIVE, &[(BUFFERS + harness.offset(), 2048, WRITE)]);
+        harness.ring(RECEIVE);
+        set_bus_master(&harness.function, false);
+        harness.give(0, &frame(100));
+        harness.send(&frame(200));
+        harness.device.notify(TRANSMIT).unwrap();
+        std::thread::sleep(SOON);
+        assert_eq!([RECEIVE, TRANSMIT].map(|queue| harness.used(queue)), [0, 0]);
+        assert_eq!(harness.bytes(BUFFERS, 112), [0; 112]);
+        assert_eq!(harness.device.counters().tx_frames, 0);
+        set_bus_master(&harness.function, true);
+        harness.wait_used(RECEIVE, 1);
+        harness.wait_used(TRANSMIT, 1);
+        assert!(harness.bytes(BUFFERS, 112)[HEADER_BYTES..] == frame(100));
+        let mut packet = [0; 300];
+        assert_eq!(harness.host[0].recv(&mut packet).unwrap(), 212);
     }
 }
 

@@ -20,6 +20,9 @@ pub(super) struct Recorder {
     pub(super) config: Mutex<[u8; 8]>,
     pub(super) moved: Mutex<Vec<u64>>,
     pub(super) resets: Mutex<u32>,
+    /// Each call of `pause` as true, and of `resume` as false.
+    pub(super) pauses: Mutex<Vec<bool>>,
+    pub(super) vm_resumes: Mutex<u32>,
     pub(super) fail: Mutex<bool>,
     pub(super) shared: Option<SharedRegion>,
 }
@@ -62,6 +65,15 @@ impl VirtioDevice for Recorder {
     }
     fn queue_state(&self, index: u16) -> Option<QueueState> {
         lock(&self.queues).get(&index).map(QueueState::of)
+    }
+    fn pause(&self) {
+        lock(&self.pauses).push(true);
+    }
+    fn resume(&self) {
+        lock(&self.pauses).push(false);
+    }
+    fn vm_resumed(&self) {
+        *lock(&self.vm_resumes) += 1;
     }
     fn save(&self) -> Result<DeviceState, StateError> {
         DeviceState::new("recorder", 1, &())

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
+mod bus;
 mod hostile;
 mod iommu;
 mod life;

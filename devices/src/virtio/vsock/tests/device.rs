@@ -12,7 +12,8 @@ use super::guest::{CID, Guest, Ports};
 use super::harness::{CHAINS, Harness, NEXT, Part, RAM, WRITE, wait_until};
 use crate::pci::PciDevice;
 use crate::platform::DeviceEvent;
-use crate::virtio::test_support::spoil;
+use crate::virtio::VirtioDevice;
+use crate::virtio::test_support::{SOON, set_bus_master, spoil};
 use crate::virtio::vsock::packet::Header;
 use crate::virtio::vsock::spec::{DEVICE_TYPE, op, queue, shutdown};
 
@@ -77,6 +78,28 @@ fn guest_reaches_programs_of_the_host() {
     let mut text = String::new();
     served.read_to_string(&mut text).unwrap();
     assert_eq!(text, "hello");
+}
+
+#[test]
+fn no_packet_comes_or_goes_while_bus_mastering_is_off() {
+    for translated in [false, true] {
+        let mut harness = Harness::started(translated);
+        harness.give_all();
+        set_bus_master(&harness.function, false);
+        let _client = harness.client(3);
+        let place = harness.place(queue::TX);
+        harness.ram.write_slice(&Guest::header(PORTS, op::RW).encode(), GuestAddress(place)).unwrap();
+        let at = place + harness.offset();
+        harness.add(queue::TX, &[(at, 44, 0)]);
+        harness.device.notify(queue::TX).unwrap();
+        std::thread::sleep(SOON);
+        assert_eq!([queue::RX, queue::TX].map(|queue| harness.used(queue)), [0, 0]);
+        set_bus_master(&harness.function, true);
+        harness.wait_used(queue::TX);
+        let mut ops = [harness.receive().0.op, harness.receive().0.op];
+        ops.sort_unstable();
+        assert_eq!(ops, [op::REQUEST, op::RST], "of the client, and for the guest's packet");
+    }
 }
 
 #[test]

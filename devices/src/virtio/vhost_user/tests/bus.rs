@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The device behind its transport: its server has the queues only while the function may use the bus.
+
+use std::sync::Arc;
+
+use super::super::device::VhostUserDevice;
+use super::super::model::Model;
+use super::server::request::*;
+use super::server::{Asked, Manner, Server};
+use super::support::{RINGS, card, connect, fs, ram, wait};
+use crate::dma::DeviceMemory;
+use crate::pci::PciDevice;
+use crate::virtio::test_support::{FakeDoorbells, FakeMsi, set_bus_master};
+use crate::virtio::{VirtioDevice, VirtioPciDevice, VirtioPciParams};
+
+/// Puts a device on PCI and sets it up as a driver with two queues does.
+fn started(device: Arc<VhostUserDevice>) -> VirtioPciDevice {
+    let features = device.features() | 1 << 32;
+    let params = VirtioPciParams {
+        id: "d".into(),
+        device,
+        memory: DeviceMemory::all_ram(ram(1)),
+        msi: Arc::new(FakeMsi::default()),
+        doorbells: Some(Arc::new(FakeDoorbells::default())),
+        observer: None,
+    };
+    let function = VirtioPciDevice::new(params).unwrap();
+    set_bus_master(&function, true);
+    let write = |offset, data: &[u8]| function.write_bar(0, offset, data);
+    write(20, &[3]);
+    for half in [0u32, 1] {
+        write(8, &half.to_le_bytes());
+        write(12, &(features >> (32 * half)).to_le_bytes()[..4]);
+    }
+    write(20, &[11]);
+    for queue in 0..2u16 {
+        write(22, &queue.to_le_bytes());
+        write(24, &64u16.to_le_bytes());
+        for (place, ring) in [32, 40, 48].into_iter().zip(RINGS) {
+            write(place, &(ring + 0x4000 * u64::from(queue)).to_le_bytes());
+        }
+        write(28, &1u16.to_le_bytes());
+    }
+    write(20, &[15]);
+    function
+}
+
+/// How often the server was asked for something.
+fn count(asked: &[Asked], request: u32) -> usize {
+    asked.iter().filter(|one| one.request == request).count()
+}
+
+fn server_has_the_queues_while_on_the_bus(model: impl Fn() -> Model) {
+    let server = Server::start(Manner::default());
+    let device = Arc::new(connect(&server, model()).unwrap());
+    let function = started(device.clone());
+    assert_eq!(count(&server.take(), SET_VRING_KICK), 2);
+    set_bus_master(&function, false);
+    assert_eq!(count(&server.take(), GET_VRING_BASE), 2, "it gave them back before the write ended");
+    // A server that comes meanwhile gets none.
+    server.close();
+    wait(|| device.counters().losses == 1);
+    server.listen(Manner::default());
+    wait(|| device.counters().connections == 2);
+    assert_eq!(count(&server.wait_for(SET_MEM_TABLE), SET_VRING_KICK), 0);
+    // Neither does a VM that goes on give it any.
+    function.pause();
+    function.resume();
+    assert_eq!(count(&server.take(), SET_VRING_KICK), 0);
+    set_bus_master(&function, true);
+    assert_eq!(count(&server.take(), SET_VRING_KICK), 2);
+    let mut status = [0];
+    function.read_bar(0, 20, &mut status);
+    assert_eq!(status, [15]);
+}
+
+#[test]
+fn server_of_a_card_has_queues_only_as_bus_master() {
+    server_has_the_queues_while_on_the_bus(|| card(1));
+}
+
+#[test]
+fn server_of_a_file_system_has_queues_only_as_bus_master() {
+    server_has_the_queues_while_on_the_bus(fs);
+}
