@@ -38,7 +38,8 @@ pub(super) struct Traffic {
     driver: Driver,
     queues: [Option<DeviceQueue>; QUEUES],
     hub: Hub,
-    /// The guest is to be told that connections that it knows of are gone. No client is taken before: it could be taken for one of them.
+    /// The guest is to be told that connections that it knows of are gone, if it has an event queue. No client is taken before: it could
+    /// be taken for one of them.
     reset_due: bool,
     buffers: Buffers,
     /// Bytes of a packet.
@@ -217,8 +218,12 @@ impl Traffic {
             return Ok(());
         }
         self.ask(INDEX)?;
-        // A driver without this queue cannot be told.
-        let Some(queue) = &mut self.queues[usize::from(INDEX)] else { return Ok(()) };
+        let Some(queue) = &mut self.queues[usize::from(INDEX)] else {
+            // A driver without this queue cannot be told, and has set up all its queues before the first run. Clients come with
+            // ports of their own, and a packet of an old connection is answered with a reset.
+            self.reset_due = false;
+            return Ok(());
+        };
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
         {
             let memory = &self.driver.memory.view();

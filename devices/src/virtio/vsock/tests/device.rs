@@ -256,6 +256,30 @@ fn restored_guest_is_told_that_its_connections_are_gone_before_new_ones_come() {
 }
 
 #[test]
+fn restored_guest_without_event_queue_gets_new_connections() {
+    let mut old = Harness::new(false);
+    old.start_queues(2);
+    old.give_all();
+    let (ports, _client) = old.connected(1);
+    old.function.pause();
+    let state = old.function.save().unwrap();
+    let mut new = Harness::new(false);
+    let mut page = vec![0; RAM];
+    old.ram.read_slice(&mut page, GuestAddress(0)).unwrap();
+    new.ram.write_slice(&page, GuestAddress(0)).unwrap();
+    new.continue_from(&old);
+    new.function.restore(&state).unwrap();
+    new.function.resume();
+    let (other, mut client) = new.connected(2);
+    assert_ne!(other.host, ports.host, "the guest may know that one still");
+    client.write_all(b"hello").unwrap();
+    assert_eq!(new.receive().1, b"hello");
+    // The guest learns that the old one is gone when it uses it.
+    new.write_data(ports, b"x");
+    assert_eq!(new.receive().0.op, op::RST);
+}
+
+#[test]
 fn state_of_something_else_is_refused() {
     let mut old = Harness::started(false);
     old.give_all();

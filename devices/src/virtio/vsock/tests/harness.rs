@@ -120,6 +120,11 @@ impl Harness {
 
     /// Sets the device up as a driver does.
     pub(super) fn start(&mut self) {
+        self.start_queues(3);
+    }
+
+    /// The same with the first queues only.
+    pub(super) fn start_queues(&mut self, count: u16) {
         self.write(20, &[1]);
         self.write(20, &[3]);
         let high: u32 = if self.mapper.is_some() { 3 } else { 1 };
@@ -127,7 +132,7 @@ impl Harness {
         self.write(12, &high.to_le_bytes());
         self.write(20, &[11]);
         assert_eq!(self.status(), 11, "features are accepted");
-        for number in 0..3u16 {
+        for number in 0..count {
             self.write(22, &number.to_le_bytes());
             self.write(24, &(CHAINS * EACH).to_le_bytes());
             for (place, ring) in [32, 40, 48].into_iter().zip(RINGS) {
