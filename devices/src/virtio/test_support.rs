@@ -115,6 +115,8 @@ pub(super) struct FakeSlots {
     next: AtomicU32,
     /// The next insert fails.
     pub(super) fail: AtomicBool,
+    /// So many of the next removals fail.
+    pub(super) kept: AtomicU32,
     removed: AtomicU32,
 }
 
@@ -183,6 +185,10 @@ impl MemorySlots for FakeSlots {
     }
 
     fn remove(&self, slot: u32) -> io::Result<()> {
+        let kept = self.kept.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if kept.is_ok() {
+            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        }
         assert!(lock(&self.slots).remove(&slot).is_some(), "no slot {slot}");
         self.removed.fetch_add(1, Ordering::SeqCst);
         Ok(())

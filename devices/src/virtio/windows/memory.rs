@@ -195,7 +195,8 @@ impl WindowMemory {
     /// The guest sees the region at `address` from now on. The slots of all places that ever were backed move there.
     ///
     /// # Errors
-    /// What the platform refused; places whose slot could not be made are not seen by the guest.
+    /// The platform refuses. The guest sees a place where it was if its slot could not be removed, and nowhere if no other
+    /// could be made.
     pub fn moved(&self, address: u64) -> io::Result<()> {
         let mut state = lock(&self.shared.state);
         if state.address == Some(address) {
@@ -204,15 +205,10 @@ impl WindowMemory {
         state.address = Some(address);
         let mut result = Ok(());
         for index in (0u32..).take(state.places.len()) {
-            let slot = state.slots.get_mut(index as usize).and_then(Option::take);
+            let has_slot = state.slots.get(index as usize).is_some_and(Option::is_some);
             // A chunk that was restored before the region had an address has no slot yet.
-            if slot.is_none() && !matches!(state.places.get(index as usize), Some(ChunkPlace::Backed(_))) {
-                continue;
-            }
-            let removed = slot.map_or(Ok(()), |slot| self.shared.slots.remove(slot));
-            let moved = removed.and_then(|()| self.shared.show(&mut state, index));
-            if result.is_ok() {
-                result = moved;
+            if has_slot || matches!(state.places.get(index as usize), Some(ChunkPlace::Backed(_))) {
+                result = result.and(self.shared.show(&mut state, index));
             }
         }
         result

@@ -26,6 +26,8 @@ pub(super) struct Region {
     base: usize,
     chunk_size: usize,
     count: usize,
+    /// The guest may see it for ever: it stays mapped.
+    is_kept: bool,
     /// How many attempts to map something fail.
     #[cfg(test)]
     pub(super) refusals: std::sync::atomic::AtomicU32,
@@ -46,6 +48,7 @@ impl Region {
             base,
             chunk_size,
             count,
+            is_kept: false,
             #[cfg(test)]
             refusals: Default::default(),
         })
@@ -138,6 +141,11 @@ impl Region {
         }
     }
 
+    /// Leaves it mapped when it is dropped: the guest may see a place of it still. Nothing else of this process may come to lie there.
+    pub(super) fn keep(&mut self) {
+        self.is_kept = true;
+    }
+
     /// The bytes of chunk `index`; `None` beyond the region. Only for a chunk that a file was mapped to: elsewhere an
     /// access through the slice faults.
     pub(super) fn slice(&self, index: u32) -> Option<VolatileSlice<'_>> {
@@ -150,8 +158,11 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
         let address = ptr::with_exposed_provenance_mut::<c_void>(self.reserved.address);
-        // SAFETY: The reservation is ours alone, its slots were removed by the owner, and slices borrow from `self`.
+        // SAFETY: The reservation is ours alone, its owner has removed all slots or called `keep`, and slices borrow from `self`.
         if let Err(error) = unsafe { munmap(address, self.reserved.len) } {
             warn!("window memory could not be unmapped: {error}");
         }

@@ -45,13 +45,20 @@ pub(super) enum ChunkPlace {
     Lost,
 }
 
+/// Where the guest sees a place of the region.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    gpa: u64,
+    number: u32,
+}
+
 /// The state of window memory.
 pub(super) struct WindowState {
     /// Guest-physical address of the region, once it has one.
     pub(super) address: Option<u64>,
     pub(super) places: Vec<ChunkPlace>,
     /// The memory slot of each place that was ever backed.
-    pub(super) slots: Vec<Option<u32>>,
+    pub(super) slots: Vec<Option<Slot>>,
     /// Places to use, the next one last.
     pub(super) free: Vec<u32>,
     /// Lost places, the next one to be tried again first.
@@ -93,38 +100,53 @@ impl SharedWindows {
         usize::try_from(self.chunk_size).map_err(io::Error::other)
     }
 
-    /// Makes the slot of place `index`, to which something is mapped, unless it has one.
+    /// Makes the slot of place `index`, which has a mapping, unless there is one where the region is now.
+    ///
+    /// # Errors
+    /// The platform refuses. The guest does not see the place then, or where the region was before.
     pub(super) fn show(&self, state: &mut WindowState, index: u32) -> io::Result<()> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let slot = state.slots.get_mut(index as usize).ok_or_else(invalid)?;
-        if slot.is_some() {
-            return Ok(());
-        }
         let offset = u64::from(index) * self.chunk_size;
         let gpa = state.address.and_then(|address| address.checked_add(offset)).ok_or_else(invalid)?;
+        if slot.is_some_and(|slot| slot.gpa == gpa) {
+            return Ok(());
+        }
+        self.remove(slot)?;
         let host = self.region.place(index).ok_or_else(invalid)?;
-        // SAFETY: The region stays mapped until it is dropped, which is after `Drop for SharedWindows` has removed all slots,
-        // and nobody makes references to its bytes.
-        *slot = Some(unsafe { self.slots.insert(gpa, host, false) }?);
+        // SAFETY: The region stays mapped until it is dropped, which is after `Drop for SharedWindows` has removed all slots, or
+        // for ever where one of them stays. No code makes references to its bytes.
+        let number = unsafe { self.slots.insert(gpa, host, false) }?;
+        *slot = Some(Slot { gpa, number });
         Ok(())
     }
 
-    /// Takes the slot of place `index` away, for a place that cannot be used any more.
+    /// Removes the slot of place `index`, which cannot be used any more. A slot that stays is kept: the next [`Self::show`] finds it.
     pub(super) fn hide(&self, state: &mut WindowState, index: u32) {
-        if let Some(slot) = state.slots.get_mut(index as usize).and_then(Option::take)
-            && let Err(error) = self.slots.remove(slot)
+        if let Some(slot) = state.slots.get_mut(index as usize)
+            && let Err(error) = self.remove(slot)
         {
-            warn!("memory slot {slot} of window chunk {index} could not be removed: {error}");
+            warn!("the memory slot of window chunk {index} could not be removed, the guest sees it still: {error}");
         }
+    }
+
+    /// Removes a slot. On failure it is there still.
+    fn remove(&self, slot: &mut Option<Slot>) -> io::Result<()> {
+        if let Some(Slot { number, .. }) = *slot {
+            self.slots.remove(number)?;
+            *slot = None;
+        }
+        Ok(())
     }
 }
 
 impl Drop for SharedWindows {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for slot in state.slots.iter_mut().filter_map(Option::take) {
-            if let Err(error) = self.slots.remove(slot) {
-                warn!("memory slot {slot} of window memory could not be removed: {error}");
+        for Slot { number, .. } in state.slots.iter_mut().filter_map(Option::take) {
+            if let Err(error) = self.slots.remove(number) {
+                warn!("a memory slot of window memory could not be removed, so the region stays mapped: {error}");
+                self.region.keep();
             }
         }
     }

@@ -351,3 +351,57 @@ fn lost_chunks_have_their_turns_and_those_lost_while_they_were_backed_too() {
     assert_eq!(settle(&windows, 0), 0);
     assert_eq!((0..3).filter(|_| store.back().is_ok()).count(), 3);
 }
+
+/// True if this process has window memory mapped at `address`.
+fn is_mapped(address: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("carom-window")).any(|line| {
+        let (start, rest) = line.split_once('-').unwrap();
+        let end = rest.split(' ').next().unwrap();
+        let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
+        (start..end).contains(&address)
+    })
+}
+
+#[test]
+fn region_stays_mapped_where_a_slot_stays() {
+    let (slots, windows) = windows(2, 2);
+    let mut store = windows.store();
+    let [first, other] = [store.back().unwrap(), store.back().unwrap()];
+    let addresses = [first, other].map(|index| slots.at(place(index)).unwrap().address);
+    slots.kept.store(1, Ordering::SeqCst);
+    drop((store, windows));
+    assert_eq!(slots.len(), 1, "the other one is removed");
+    assert_eq!(addresses.map(is_mapped), [true; 2]);
+}
+
+#[test]
+fn slot_that_could_not_be_removed_is_used_again() {
+    let (slots, windows) = windows(1, 1);
+    let mut store = windows.store();
+    let index = store.back().unwrap();
+    // The scratch chunk cannot be mapped over it, and the guest goes on seeing it.
+    windows.refuse_maps(1);
+    slots.kept.store(1, Ordering::SeqCst);
+    store.release(index).unwrap_err();
+    assert_eq!(slots.len(), 1);
+    assert_eq!(store.recover(), Some(index));
+    assert_eq!(store.back().unwrap(), index);
+    slots.store(place(index), 7);
+    assert_eq!((slots.len(), slots.load(place(index))), (1, 7));
+}
+
+#[test]
+fn slot_that_stays_where_the_region_was_moves_the_next_time() {
+    let (slots, windows) = windows(2, 2);
+    let mut store = windows.store();
+    let [first, other] = [store.back().unwrap(), store.back().unwrap()];
+    slots.kept.store(1, Ordering::SeqCst);
+    windows.moved(2 * BAR).unwrap_err();
+    assert!(slots.at(place(first)).is_some() && slots.at(place(other)).is_none());
+    assert!(slots.at(place(first) + BAR).is_none() && slots.at(place(other) + BAR).is_some());
+    windows.moved(BAR).unwrap();
+    windows.moved(2 * BAR).unwrap();
+    assert_eq!(slots.len(), 2);
+    assert!([first, other].iter().all(|index| slots.at(place(*index) + BAR).is_some()));
+}
