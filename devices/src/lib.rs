@@ -9,6 +9,7 @@ pub mod crash;
 pub mod descriptors;
 pub mod dma;
 pub mod event_fd;
+mod first_error;
 pub mod inherited;
 pub mod legacy;
 mod local_socket;

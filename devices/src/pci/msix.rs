@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::event_fd::{forget, has_fired};
+use crate::first_error::first_error;
 use crate::platform::{MsiMessage, MsiVectors};
 use crate::state::StateError;
 
@@ -108,16 +109,20 @@ impl MsixTable {
     }
 
     /// The guest's write to the message control register; only the enable and function mask bits count.
+    ///
+    /// # Errors
+    /// As those of all calls that change routes: the first vector that the interrupt controller refuses. The others have their
+    /// routes. One that was refused is tried again with the next change.
     pub fn set_control(&mut self, control: u16) -> Result<(), MsixError> {
         self.control = control & (CONTROL_ENABLE | CONTROL_FUNCTION_MASK);
-        (0..self.entries.len()).try_for_each(|index| self.apply(index))
+        self.apply_all()
     }
 
     /// Lets messages be sent, or keeps them pending: the function may use the bus, or not. It may at first. A reset does not
     /// change it.
     pub fn set_on_bus(&mut self, on_bus: bool) -> Result<(), MsixError> {
         self.on_bus = on_bus;
-        (0..self.entries.len()).try_for_each(|index| self.apply(index))
+        self.apply_all()
     }
 
     /// Reads the table at `offset` bytes; beyond it the bytes are left as they are.
@@ -135,6 +140,7 @@ impl MsixTable {
         let Some(end) = offset.checked_add(data.len() as u64) else { return Ok(()) };
         let first = usize::try_from(offset / ENTRY_SIZE).unwrap_or(usize::MAX);
         let last = usize::try_from(end.div_ceil(ENTRY_SIZE)).unwrap_or(usize::MAX).min(self.entries.len());
+        let mut outcome = Ok(());
         for index in first..last {
             let base = index as u64 * ENTRY_SIZE;
             let mut bytes = self.entries[index].to_bytes();
@@ -146,9 +152,9 @@ impl MsixTable {
                 }
             }
             self.entries[index].set(&bytes);
-            self.apply(index)?;
+            outcome = outcome.and(self.apply(index));
         }
-        Ok(())
+        outcome
     }
 
     /// Reads the pending-bit array at `offset` bytes; beyond it the bytes are left as they are.
@@ -226,20 +232,24 @@ impl MsixTable {
         })
     }
 
-    /// Back to the state at power-on: off, masked, nothing pending.
+    /// Back to the state at power-on: off, masked, nothing pending, whatever route the interrupt controller refuses to end.
     pub fn reset(&mut self) -> Result<(), MsixError> {
         self.pending.fill(0);
         for entry in &mut self.entries {
             (entry.address, entry.data, entry.control) = (0, 0, VECTOR_MASK);
         }
-        self.set_control(0)?;
-        // What waited is forgotten. No event is routed now, so that none of them is for KVM to take.
+        let outcome = self.set_control(0);
+        // Interrupts that waited are dropped. Events are not routed now, so KVM takes none of them.
         for vector in 0..self.count() {
             if let Some(event) = self.vectors.event(vector) {
                 forget(event);
             }
         }
-        Ok(())
+        outcome
+    }
+
+    fn apply_all(&mut self) -> Result<(), MsixError> {
+        first_error((0..self.entries.len()).map(|index| self.apply(index)))
     }
 
     /// Brings the route of one vector in step with its entry and the control register.
@@ -296,6 +306,19 @@ mod tests {
         routes: Mutex<Vec<(u16, Option<MsiMessage>)>>,
         raised: Mutex<Vec<u16>>,
         events: Vec<EventFd>,
+        /// Vectors whose next change of route fails.
+        refused: Mutex<Vec<u16>>,
+    }
+
+    impl Recorder {
+        fn refuse(&self, vectors: &[u16]) {
+            *self.refused.lock().unwrap() = vectors.to_vec();
+        }
+
+        /// Routes that were changed since the last look.
+        fn changed(&self) -> Vec<(u16, Option<MsiMessage>)> {
+            std::mem::take(&mut self.routes.lock().unwrap())
+        }
     }
 
     impl MsiVectors for Recorder {
@@ -306,6 +329,11 @@ mod tests {
             self.events.get(usize::from(vector))
         }
         fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()> {
+            let mut refused = self.refused.lock().unwrap();
+            if let Some(place) = refused.iter().position(|refused| *refused == vector) {
+                refused.remove(place);
+                return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+            }
             self.routes.lock().unwrap().push((vector, message));
             Ok(())
         }
@@ -317,7 +345,12 @@ mod tests {
 
     fn table() -> (Arc<Recorder>, MsixTable) {
         let events = (0..3).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
-        let recorder = Arc::new(Recorder { routes: Mutex::default(), raised: Mutex::default(), events });
+        let recorder = Arc::new(Recorder {
+            routes: Mutex::default(),
+            raised: Mutex::default(),
+            events,
+            refused: Mutex::default(),
+        });
         let table = MsixTable::new(recorder.clone());
         (recorder, table)
     }
@@ -443,6 +476,60 @@ mod tests {
             tell.send(seen).unwrap();
         });
         assert_eq!(told.recv_timeout(Duration::from_secs(10)).expect("it waits for ever"), [0, 4, 4]);
+    }
+
+    const MESSAGE: MsiMessage = MsiMessage { address: 0xfee0_1000, data: 0x41 };
+
+    fn failed_vector(outcome: Result<(), MsixError>) -> u16 {
+        let Err(MsixError::Route { vector, .. }) = outcome else { panic!("a route fails") };
+        vector
+    }
+
+    #[test]
+    fn vectors_are_unrouted_where_the_route_of_another_stays() {
+        let (recorder, mut table) = table();
+        table.set_control(CONTROL_ENABLE).unwrap();
+        (0..3).for_each(|vector| program(&mut table, vector, 0));
+        recorder.changed();
+        for off in [
+            (|table| table.set_control(0)) as fn(&mut MsixTable) -> Result<(), MsixError>,
+            |table| table.set_control(CONTROL_ENABLE | CONTROL_FUNCTION_MASK),
+            |table| table.set_on_bus(false),
+        ] {
+            recorder.refuse(&[0, 1]);
+            assert_eq!(failed_vector(off(&mut table)), 0);
+            assert_eq!(recorder.changed(), [(2, None)]);
+            // The next change tries again.
+            off(&mut table).unwrap();
+            assert_eq!(recorder.changed(), [(0, None), (1, None)]);
+            table.set_on_bus(true).unwrap();
+            table.set_control(CONTROL_ENABLE).unwrap();
+            assert_eq!(recorder.changed().len(), 3);
+        }
+    }
+
+    #[test]
+    fn vectors_are_routed_where_another_cannot_be() {
+        let (recorder, mut table) = table();
+        let entry = [&0xfee0_1000u64.to_le_bytes()[..], &0x41u32.to_le_bytes(), &[0; 4]].concat();
+        table.set_control(CONTROL_ENABLE).unwrap();
+        recorder.refuse(&[0]);
+        assert_eq!(failed_vector(table.write_table(0, &entry.repeat(3))), 0);
+        assert_eq!(recorder.changed(), [(1, Some(MESSAGE)), (2, Some(MESSAGE))]);
+    }
+
+    #[test]
+    fn reset_forgets_what_waited_where_a_route_stays() {
+        let (recorder, mut table) = table();
+        table.set_control(CONTROL_ENABLE).unwrap();
+        program(&mut table, 0, 0);
+        program(&mut table, 1, 0);
+        recorder.changed();
+        recorder.events.iter().for_each(|event| event.write(1).unwrap());
+        recorder.refuse(&[0]);
+        assert_eq!(failed_vector(table.reset()), 0);
+        assert_eq!(recorder.changed(), [(1, None)]);
+        assert!(recorder.events.iter().all(|event| event.read().is_err()), "an interrupt of the old driver is left");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::bar_mapping::{BarMapping, BarSlot};
 use super::direct_areas::direct_areas;
 use super::examine::MsixCapability;
 use super::host_function::HostFunction;
+use crate::first_error::first_error;
 use crate::pci::{Bar, BarKind};
 use crate::platform::MemorySlots;
 use crate::sync::lock;
@@ -99,7 +100,7 @@ impl HostBar {
 
     /// Keeps other devices' DMA away from the areas: the device is about to stop decoding them.
     pub(crate) fn withhold(&self) -> io::Result<()> {
-        lock(&self.shown).slots.iter().try_for_each(BarSlot::withhold)
+        first_error(lock(&self.shown).slots.iter().map(BarSlot::withhold))
     }
 
     /// Removes all areas from the guest's view.

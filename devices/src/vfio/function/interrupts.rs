@@ -15,6 +15,7 @@ use super::config_view::ConfigView;
 use super::examine::{MsiCapability, MsixCapability};
 use super::host_function::{HostFunction, IrqKind};
 use super::intx::Intx;
+use crate::first_error::first_error;
 use crate::pci::{CONTROL_ENABLE, MsixTable, regs};
 use crate::platform::{MsiMessage, MsiVectors};
 use crate::throttle::Throttle;
@@ -24,6 +25,18 @@ struct Msi {
     capability: MsiCapability,
     vectors: Arc<dyn MsiVectors>,
     routed: Vec<Option<MsiMessage>>,
+}
+
+impl Msi {
+    /// Routes a vector, or unroutes it, unless it is so already.
+    fn route(&mut self, vector: usize, message: Option<MsiMessage>) -> io::Result<()> {
+        if self.routed[vector] != message {
+            let number = u16::try_from(vector).map_err(io::Error::other)?;
+            self.vectors.route(number, message)?;
+            self.routed[vector] = message;
+        }
+        Ok(())
+    }
 }
 
 /// Which interrupts VFIO delivers now: a device has one kind at a time.
@@ -105,8 +118,7 @@ impl Interrupts {
         }
         // VFIO takes all of them from the device to give it more. One that the device raised meanwhile is lost, and drivers bear one
         // too many.
-        (0..active.vectors).try_for_each(|vector| table.trigger(vector))?;
-        outcome
+        first_error((0..active.vectors).map(|vector| table.trigger(vector))).and(outcome)
     }
 
     fn follow_msi(&mut self, host: &dyn HostFunction, view: &ConfigView, at: MsiCapability) -> io::Result<()> {
@@ -122,17 +134,15 @@ impl Interrupts {
         let data = u32::from(view.word(at.data()));
         let masks = at.mask().map_or(0, |offset| view.dword(offset));
         let Some(msi) = &mut self.msi else { return Ok(()) };
+        let mut outcome = Ok(());
         for vector in 0..at.vectors {
             let live = wanted.is_some() && vector < count && masks & (1 << vector) == 0;
             // The device sets the low bits of the data to the vector.
             let data = (data & !u32::from(count - 1)) | u32::from(vector);
             let message = live.then_some(MsiMessage { address, data });
-            let routed = &mut msi.routed[usize::from(vector)];
-            if *routed != message {
-                msi.vectors.route(vector, message)?;
-                *routed = message;
-            }
+            outcome = outcome.and(msi.route(vector.into(), message));
         }
+        outcome?;
         let vectors = msi.vectors.clone();
         if wanted.is_some() { self.switch(host, wanted, Some(&*vectors)) } else { self.start(host) }
     }
@@ -205,11 +215,7 @@ impl Interrupts {
             self.report("MSI-X", outcome);
         }
         if let Some(msi) = &mut self.msi {
-            let unroute = |(vector, routed): (u16, &mut Option<MsiMessage>)| match routed.take() {
-                Some(_) => msi.vectors.route(vector, None),
-                None => Ok(()),
-            };
-            let outcome = (0..).zip(msi.routed.iter_mut()).try_for_each(unroute);
+            let outcome = first_error((0..msi.routed.len()).map(|vector| msi.route(vector, None)));
             self.report("MSI", outcome);
         }
     }

@@ -21,6 +21,7 @@ use super::intx::Intx;
 use super::sysfs::HostFunctionPath;
 use super::vfio_function::VfioFunction;
 use crate::crash::{CONFIG_SPACE, Claim, READ, RingKind, WRITE};
+use crate::first_error::first_error;
 use crate::pci::{Bar, MsixTable, PciDevice, regs};
 use crate::platform::{HostListener, HostNotice, MemorySlots, MsiAllocator, MsiVectors, SharedLine};
 use crate::sync::lock;
@@ -316,7 +317,7 @@ impl PciDevice for VfioPciDevice {
         self.access(WRITE, CONFIG_SPACE, offset.into(), data.len(), || {
             let mut state = lock(&self.state);
             if ends_decoding(offset, data)
-                && let Err(error) = self.bars.iter().try_for_each(HostBar::withhold)
+                && let Err(error) = first_error(self.bars.iter().map(HostBar::withhold))
                 && self.throttle.pass()
             {
                 warn!("{}: decoding goes off while other devices may reach a BAR: {error}", self.name);
