@@ -2,8 +2,8 @@
 
 //! A client's connection: how long it may take to send a request, and the descriptors that come with it.
 //!
-//! Some clients keep one connection for as long as the VM lives and do not connect again, so that silence between two
-//! requests has no limit. A request that has begun has one.
+//! Some clients of the API keep one connection for as long as the VM lives and do not connect again, so silence between two
+//! requests has no limit there. It has one where any client of the network gets in. A request that has begun always has one.
 
 use std::future::Future;
 use std::io;
@@ -110,20 +110,31 @@ impl Requests {
 pub(super) struct ClientStream<S> {
     socket: S,
     requests: Requests,
-    /// When the head that has begun must be there.
+    /// How long the client may be silent between two requests.
+    idle_time: Option<Duration>,
+    /// Phase that `deadline` is for.
+    limited: Phase,
+    /// End of the time for a head that has begun, or for silence.
     deadline: Pin<Box<Sleep>>,
 }
 
 impl<S: ClientSocket> ClientStream<S> {
-    /// Over `socket`, which has just connected. To be called within a runtime.
-    pub(super) fn new(socket: S) -> Self {
+    /// Over `socket`, which has just connected. `idle_time` limits the silence between two requests. To be called within a runtime.
+    pub(super) fn new(socket: S, idle_time: Option<Duration>) -> Self {
         let progress = Progress { phase: Phase::Head, descriptors: Vec::new(), lost: false };
-        Self { socket, requests: Requests(Arc::new(Mutex::new(progress))), deadline: Box::pin(sleep(HEAD_TIME)) }
+        let requests = Requests(Arc::new(Mutex::new(progress)));
+        Self { socket, requests, idle_time, limited: Phase::Head, deadline: Box::pin(sleep(HEAD_TIME)) }
     }
 
     /// Its requests.
     pub(super) fn requests(&self) -> Requests {
         self.requests.clone()
+    }
+
+    /// Starts the time of a phase.
+    fn limit(&mut self, phase: Phase, time: Duration) {
+        self.limited = phase;
+        self.deadline.as_mut().reset(Instant::now() + time);
     }
 
     fn poll_socket(&mut self, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -148,10 +159,16 @@ impl<S: ClientSocket> AsyncRead for ClientStream<S> {
         match outcome {
             Poll::Ready(Ok(())) if phase == Phase::Idle && buf.filled().len() > before => {
                 self.requests.lock().phase = Phase::Head;
-                self.deadline.as_mut().reset(Instant::now() + HEAD_TIME);
+                self.limit(Phase::Head, HEAD_TIME);
                 outcome
             }
-            Poll::Pending if phase == Phase::Head => {
+            Poll::Pending => {
+                match (phase, self.idle_time) {
+                    (Phase::Head, _) => {}
+                    (Phase::Idle, Some(time)) if self.limited != Phase::Idle => self.limit(Phase::Idle, time),
+                    (Phase::Idle, Some(_)) => {}
+                    (Phase::Idle, None) | (Phase::Serving, _) => return outcome,
+                }
                 ready!(self.deadline.as_mut().poll(context));
                 Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
             }
@@ -202,7 +219,7 @@ mod tests {
     fn head_that_stops_half_way_ends_the_connection() {
         run(async {
             let (mut client, server) = UnixStream::pair().unwrap();
-            let mut stream = ClientStream::new(server);
+            let mut stream = ClientStream::new(server, None);
             let mut buf = [0; 64];
             client.write_all(b"GET").await.unwrap();
             assert_eq!(stream.read(&mut buf).await.unwrap(), 3);
@@ -214,8 +231,32 @@ mod tests {
     fn client_that_never_speaks_is_not_waited_for_for_ever() {
         run(async {
             let (_client, server) = UnixStream::pair().unwrap();
-            let mut stream = ClientStream::new(server);
+            let mut stream = ClientStream::new(server, None);
             assert_eq!(stream.read(&mut [0; 64]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        });
+    }
+
+    #[test]
+    fn silence_between_requests_ends_a_limited_connection() {
+        run(async {
+            let idle_time = 3 * HEAD_TIME;
+            let (mut client, server) = UnixStream::pair().unwrap();
+            let mut stream = ClientStream::new(server, Some(idle_time));
+            let requests = stream.requests();
+            let mut buf = [0; 64];
+            for _ in 0..3 {
+                client.write_all(b"GET").await.unwrap();
+                stream.read_exact(&mut buf[..3]).await.unwrap();
+                requests.begin();
+                sleep(10 * idle_time).await;
+                requests.end();
+                // A request that comes in time begins the limit anew.
+                let silence = tokio::time::timeout(idle_time - HEAD_TIME, stream.read(&mut buf)).await;
+                assert!(silence.is_err(), "{silence:?}");
+            }
+            let start = Instant::now();
+            assert_eq!(stream.read(&mut buf).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            assert!(start.elapsed() <= 2 * HEAD_TIME);
         });
     }
 
@@ -223,7 +264,7 @@ mod tests {
     fn silence_between_requests_has_no_limit() {
         run(async {
             let (mut client, server) = UnixStream::pair().unwrap();
-            let mut stream = ClientStream::new(server);
+            let mut stream = ClientStream::new(server, None);
             let requests = stream.requests();
             let mut buf = [0; 64];
             client.write_all(b"GET").await.unwrap();

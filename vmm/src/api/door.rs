@@ -2,6 +2,8 @@
 
 //! The two ways by which clients come in.
 
+use std::time::Duration;
+
 use carom_api::operations::{self, Operation};
 
 /// Where clients come in.
@@ -20,6 +22,15 @@ impl Door {
         match self {
             Self::Api => 256,
             Self::Metrics => 16,
+        }
+    }
+
+    /// Maximum silence of a client between two requests. Clients of the API may keep a connection for as long as the VM lives. Those
+    /// of the network may not: silent ones would take all places for ever.
+    pub(super) fn idle_time(self) -> Option<Duration> {
+        match self {
+            Self::Api => None,
+            Self::Metrics => Some(Duration::from_secs(30)),
         }
     }
 

@@ -183,7 +183,7 @@ async fn connection<S: ClientSocket>(
     shared: Arc<SharedApi>,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let stream = ClientStream::new(stream);
+    let stream = ClientStream::new(stream, door.idle_time());
     let requests = stream.requests();
     let service = service_fn(|request| {
         let (shared, requests) = (shared.clone(), requests.clone());
@@ -216,5 +216,71 @@ async fn connection<S: ClientSocket>(
     };
     if let Err(error) = result {
         log::debug!("API client: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use carom_api::cli::Program;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::time::{advance, pause};
+
+    use super::*;
+    use crate::control::ControlHandle;
+
+    /// Ends a test that hangs.
+    const LONG: Duration = Duration::from_secs(120);
+
+    /// Start of an answer.
+    async fn status(client: &mut TcpStream) -> io::Result<String> {
+        let mut answer = vec![0; 1024];
+        let len = client.read(&mut answer).await?;
+        Ok(String::from_utf8_lossy(&answer[..len]).chars().take(12).collect())
+    }
+
+    /// One request of a client that keeps its connection.
+    async fn ask(client: &mut TcpStream) -> io::Result<String> {
+        client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await?;
+        status(client).await
+    }
+
+    #[test]
+    fn silent_clients_leave_the_metrics_door_to_others() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().unwrap();
+        runtime.block_on(async {
+            pause();
+            // Time stands still but where the test advances it: it goes on by itself only without such a task.
+            let (over, wait) = mpsc::channel::<()>();
+            let blocker = tokio::task::spawn_blocking(move || wait.recv().is_ok());
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let shared = Arc::new(SharedApi::new(ControlHandle::unanswered(), Program::Carom));
+            let (stop, stopped) = oneshot::channel();
+            let server = tokio::spawn(serve(None, Some(listener), shared, stopped));
+            let mut silent = Vec::new();
+            for _ in 0..Door::Metrics.places() {
+                let mut client = TcpStream::connect(address).await.unwrap();
+                assert_eq!(ask(&mut client).await.unwrap(), "HTTP/1.1 404");
+                silent.push(client);
+            }
+            let mut other = TcpStream::connect(address).await.unwrap();
+            assert_eq!(status(&mut other).await.unwrap(), "HTTP/1.1 429");
+            advance(2 * Door::Metrics.idle_time().unwrap()).await;
+            // Places come back once the server's tasks have ended.
+            let began = std::time::Instant::now();
+            loop {
+                let mut client = TcpStream::connect(address).await.unwrap();
+                if ask(&mut client).await.unwrap_or_default() == "HTTP/1.1 404" {
+                    break;
+                }
+                assert!(began.elapsed() < LONG, "no place comes back");
+            }
+            drop(stop);
+            drop((over, silent));
+            assert!(!blocker.await.unwrap(), "it ends with its channel");
+            server.await.unwrap();
+        });
     }
 }

@@ -85,6 +85,12 @@ pub(super) fn channel() -> (ControlHandle, Receiver<Message>) {
 }
 
 impl ControlHandle {
+    /// A handle whose calls get no answer.
+    #[cfg(test)]
+    pub(crate) fn unanswered() -> Self {
+        channel().0
+    }
+
     /// What is read by [`Self::info_soon`] from now on.
     pub(super) fn let_read<R: Readable + 'static>(&self, owned: &Arc<R>) {
         let owned: Weak<R> = Arc::downgrade(owned);
