@@ -10,7 +10,7 @@ use log::warn;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::spec::{CTRL_ERR, CTRL_MQ, CTRL_MQ_VQ_PAIRS_SET, CTRL_OK};
+use super::spec::{CTRL_ERR, CTRL_MQ, CTRL_MQ_VQ_PAIRS_SET, CTRL_OK, CTRL_VQ, MQ};
 use crate::throttle::Throttle;
 use crate::virtio::chain::{OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
@@ -20,6 +20,12 @@ use crate::worker::{Orders, Task, Wait};
 
 /// Size of the control queue: a driver has a command at a time in it.
 pub(in crate::virtio) const CONTROL_QUEUE_SIZE: u16 = 64;
+
+/// Number of the control queue for a driver that accepted `features`, on a device of `pairs` pairs of queues: it follows the last
+/// pair that the driver knows of (virtio 1.4, section 5.1.2).
+pub(in crate::virtio) fn control_queue(features: u64, pairs: u16) -> u16 {
+    if features & (CTRL_VQ | MQ) == CTRL_VQ { 2 } else { 2 * pairs }
+}
 
 /// Whoever moves the packets of the pairs of queues.
 pub(in crate::virtio) trait Pairs: Send + Sync {
@@ -53,7 +59,7 @@ pub(in crate::virtio) struct Control {
     queue: DeviceQueue,
     driver: Driver,
     host: Arc<dyn Pairs>,
-    /// Pairs of queues that there are.
+    /// Pairs of queues that the driver may use. 0: it did not accept the command.
     most: u16,
     /// Pairs that are used.
     pairs: Arc<AtomicU16>,
@@ -62,6 +68,7 @@ pub(in crate::virtio) struct Control {
 }
 
 impl Control {
+    /// Of a device of `most` pairs of queues.
     pub(in crate::virtio) fn new(
         index: u16,
         queue: Queue,
@@ -70,6 +77,7 @@ impl Control {
         most: u16,
         pairs: Arc<AtomicU16>,
     ) -> Self {
+        let most = if driver.features & MQ == 0 { 0 } else { most };
         let queue = DeviceQueue::new(index, queue, &driver);
         Self { index, queue, driver, host, most, pairs, failed: false, throttle: Throttle::default() }
     }

@@ -11,7 +11,7 @@ use virtio_queue::Queue;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::carrier::Offloads;
-use super::control::{CONTROL_QUEUE_SIZE, Control};
+use super::control::{CONTROL_QUEUE_SIZE, Control, control_queue};
 use super::counters::NetCounters;
 use super::link::Link;
 use super::pair::Pair;
@@ -80,8 +80,8 @@ impl NetTraits {
     }
 }
 
-/// The worker of a queue: a pair has one.
-fn worker_of(queue: usize) -> usize {
+/// The doorbell of a queue: a pair has one.
+fn doorbell_of(queue: usize) -> usize {
     queue / 2
 }
 
@@ -89,9 +89,23 @@ fn worker_of(queue: usize) -> usize {
 #[derive(Default)]
 struct Active {
     driver: Option<Driver>,
-    /// By pair of queues; the control queue's is the last one.
+    /// By pair of queues. The control queue's follow: where it has the number behind all pairs, and where it has another.
     workers: Vec<Option<QueueWorker>>,
     paused: bool,
+}
+
+impl Active {
+    /// True if this is the control queue of a device of `pairs` pairs.
+    fn is_control(&self, queue: u16, pairs: u16) -> bool {
+        // A number behind all pairs can be nothing else, whatever the driver accepted.
+        queue == 2 * pairs || self.driver.as_ref().is_some_and(|driver| queue == control_queue(driver.features, pairs))
+    }
+
+    /// The place of a queue's worker. No two queues share one but those of a pair.
+    fn place(&self, queue: u16, pairs: u16) -> usize {
+        let is_moved = queue != 2 * pairs && self.is_control(queue, pairs);
+        if is_moved { usize::from(pairs) + 1 } else { usize::from(queue / 2) }
+    }
 }
 
 /// A network device.
@@ -101,7 +115,7 @@ pub struct VirtioNet {
     features: u64,
     config: [u8; CONFIG_BYTES],
     queue_sizes: Vec<u16>,
-    /// By worker.
+    /// By pair of queues, and the control queue's behind all of them.
     doorbells: Vec<EventFd>,
     /// Pairs of queues that the driver uses.
     pairs: Arc<AtomicU16>,
@@ -114,14 +128,15 @@ impl VirtioNet {
     /// The process can have no more descriptors.
     pub(super) fn new(link: Link, traits: NetTraits) -> io::Result<Self> {
         let queue_sizes = traits.queue_sizes();
-        let workers = worker_of(queue_sizes.len().saturating_sub(1)) + 1;
-        let active = Active { workers: (0..workers).map(|_| None).collect(), ..Active::default() };
+        let doorbells = doorbell_of(queue_sizes.len().saturating_sub(1)) + 1;
+        let active =
+            Active { workers: (0..usize::from(traits.pairs) + 2).map(|_| None).collect(), ..Active::default() };
         Ok(Self {
             link: Arc::new(link),
             traits,
             features: traits.features(),
             config: traits.config(),
-            doorbells: (0..workers).map(|_| EventFd::new(EFD_NONBLOCK)).collect::<io::Result<_>>()?,
+            doorbells: (0..doorbells).map(|_| EventFd::new(EFD_NONBLOCK)).collect::<io::Result<_>>()?,
             queue_sizes,
             pairs: Arc::new(AtomicU16::new(1)),
             active: Mutex::new(active),
@@ -184,7 +199,7 @@ impl VirtioDevice for VirtioNet {
         let mut active = lock(&self.active);
         let Some(driver) = active.driver.clone() else { return Ok(()) };
         let Some(doorbell) = self.doorbell(index) else { return Ok(()) };
-        let place = worker_of(index.into());
+        let (place, is_control) = (active.place(index, self.traits.pairs), active.is_control(index, self.traits.pairs));
         if let Some(QueueWorker::Pair(worker)) = &active.workers[place] {
             // The other queue of the pair has started it.
             worker.pause();
@@ -195,7 +210,7 @@ impl VirtioDevice for VirtioNet {
             return Ok(());
         }
         let (bell, paused, link) = (doorbell.try_clone()?, active.paused, self.link.clone());
-        let worker = if index == 2 * self.traits.pairs {
+        let worker = if is_control {
             let thread = format!("{}_ctrl", self.link.id);
             let task = Control::new(index, queue, driver, link, self.traits.pairs, self.pairs.clone());
             QueueWorker::Control(Worker::spawn(thread, Role::NetControl, bell, paused, task)?)
@@ -212,8 +227,8 @@ impl VirtioDevice for VirtioNet {
     /// With the last queue of a pair its thread ends.
     fn stop_queue(&self, index: u16) -> Option<QueueState> {
         let mut active = lock(&self.active);
-        let paused = active.paused;
-        let place = active.workers.get_mut(worker_of(index.into()))?;
+        let (paused, place) = (active.paused, active.place(index, self.traits.pairs));
+        let place = active.workers.get_mut(place)?;
         let worker = place.as_ref()?;
         worker.pause();
         let (state, was_last) = worker.take(index);
@@ -227,12 +242,12 @@ impl VirtioDevice for VirtioNet {
 
     fn queue_state(&self, index: u16) -> Option<QueueState> {
         let active = lock(&self.active);
-        active.workers.get(worker_of(index.into()))?.as_ref()?.state(index)
+        active.workers.get(active.place(index, self.traits.pairs))?.as_ref()?.state(index)
     }
 
     /// Queues of a pair have one, as they have one thread.
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        self.doorbells.get(worker_of(queue.into()))
+        self.doorbells.get(doorbell_of(queue.into()))
     }
 
     /// A vCPU that found no doorbell rings it.

@@ -31,7 +31,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 pub use self::carrier::{Carrier, Offloads};
-pub(super) use self::control::{CONTROL_QUEUE_SIZE, Control, Pairs};
+pub(super) use self::control::{CONTROL_QUEUE_SIZE, Control, Pairs, control_queue};
 use self::counters::Counts;
 pub use self::counters::NetCounters;
 pub use self::device::{NetTraits, VirtioNet};

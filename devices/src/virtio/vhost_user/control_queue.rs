@@ -13,7 +13,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::watcher::Shared;
 use crate::patience::Operation;
 use crate::sync::lock;
-use crate::virtio::net::{Control, Pairs};
+use crate::virtio::net::{Control, Pairs, control_queue};
 use crate::virtio::{Driver, QueueState};
 use crate::worker::{Role, Worker};
 
@@ -45,8 +45,10 @@ struct Active {
 
 /// The queue.
 pub(super) struct ControlQueue {
-    index: u16,
+    /// Pairs of queues of the device.
+    most: u16,
     server: Arc<Server>,
+    /// The event of the number behind all pairs.
     doorbell: EventFd,
     /// Pairs that the driver uses.
     pairs: Arc<AtomicU16>,
@@ -54,10 +56,10 @@ pub(super) struct ControlQueue {
 }
 
 impl ControlQueue {
-    /// Of a device `id` with `index` queues before this one.
-    pub(super) fn new(id: &str, index: u16, shared: Arc<Shared>) -> io::Result<Self> {
+    /// Of a device `id` with `most` pairs of queues.
+    pub(super) fn new(id: &str, most: u16, shared: Arc<Shared>) -> io::Result<Self> {
         Ok(Self {
-            index,
+            most,
             server: Arc::new(Server { id: id.into(), shared }),
             doorbell: EventFd::new(EFD_NONBLOCK)?,
             pairs: Arc::new(AtomicU16::new(1)),
@@ -65,13 +67,15 @@ impl ControlQueue {
         })
     }
 
-    /// Its number.
-    pub(super) fn index(&self) -> u16 {
-        self.index
+    /// True if it has this number. That depends on what the driver accepted.
+    pub(super) fn has_index(&self, index: u16) -> bool {
+        let driver_features = lock(&self.active).driver.as_ref().map_or(0, |driver| driver.features);
+        index == control_queue(driver_features, self.most)
     }
 
-    pub(super) fn doorbell(&self) -> &EventFd {
-        &self.doorbell
+    /// The event of queue `index`, if that number is behind all pairs.
+    pub(super) fn doorbell(&self, index: u16) -> Option<&EventFd> {
+        (index == 2 * self.most).then_some(&self.doorbell)
     }
 
     pub(super) fn activate(&self, driver: Driver) {
@@ -79,14 +83,14 @@ impl ControlQueue {
         lock(&self.active).driver = Some(driver);
     }
 
-    pub(super) fn start(&self, queue: Queue) -> io::Result<()> {
+    /// Starts it as queue `index`, whose notifications ring `doorbell`.
+    pub(super) fn start(&self, index: u16, queue: Queue, doorbell: &EventFd) -> io::Result<()> {
         let mut active = lock(&self.active);
         let Some(driver) = active.driver.clone() else { return Ok(()) };
-        let (most, pairs) = (self.index / 2, self.pairs.clone());
-        let task = Control::new(self.index, queue, driver, self.server.clone(), most, pairs);
-        let name = format!("{}_q{}", self.server.id, self.index);
+        let task = Control::new(index, queue, driver, self.server.clone(), self.most, self.pairs.clone());
+        let name = format!("{}_q{index}", self.server.id);
         // It sends messages to the server.
-        let worker = Worker::spawn(name, Role::VhostUser, self.doorbell.try_clone()?, active.paused, task)?;
+        let worker = Worker::spawn(name, Role::VhostUser, doorbell.try_clone()?, active.paused, task)?;
         active.worker = Some(worker);
         Ok(())
     }

@@ -51,8 +51,7 @@ impl VhostUserDevice {
         let session = Session::new(&address.id, model.clone(), link, counts.clone(), table).map_err(host)?;
         let (events, kicker) = (session.events.clone(), session.kicker.clone());
         let shared = Arc::new(Shared::new(session, config).map_err(host)?);
-        let index = u16::try_from(model.queues.len()).unwrap_or(u16::MAX);
-        let control = model.pairs.map(|_| ControlQueue::new(&address.id, index, shared.clone()));
+        let control = model.pairs.map(|pairs| ControlQueue::new(&address.id, pairs, shared.clone()));
         let control = control.transpose().map_err(host)?;
         let watcher = Watcher::spawn(shared.clone(), address, socket, back_channel).map_err(host)?;
         let queue_sizes = model.queue_sizes();
@@ -61,7 +60,7 @@ impl VhostUserDevice {
 
     /// The control queue, if `index` is that.
     fn control(&self, index: u16) -> Option<&ControlQueue> {
-        self.control.as_ref().filter(|control| control.index() == index)
+        self.control.as_ref().filter(|control| control.has_index(index))
     }
 
     /// What has become of its server.
@@ -138,8 +137,8 @@ impl VirtioDevice for VhostUserDevice {
     }
 
     fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
-        if let Some(control) = self.control(index) {
-            return control.start(queue);
+        if let (Some(control), Some(doorbell)) = (self.control(index), self.doorbell(index)) {
+            return control.start(index, queue, doorbell);
         }
         self.shared.session_first().start(index, &queue);
         Ok(())
@@ -154,15 +153,16 @@ impl VirtioDevice for VhostUserDevice {
     }
 
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
+        // Whatever the driver accepted: the kernel connects an event with a number, and disconnects the same one.
         let of_server = self.events.get(usize::from(queue)).map(|events| &events.kick);
-        of_server.or(self.control(queue).map(ControlQueue::doorbell))
+        of_server.or_else(|| self.control.as_ref()?.doorbell(queue))
     }
 
     /// A vCPU that found no doorbell has it rung.
     fn notify(&self, queue: u16) -> Result<(), DeviceError> {
-        if let Some(control) = self.control(queue) {
+        if let Some(doorbell) = self.control.as_ref().and_then(|control| control.doorbell(queue)) {
             // It fails where it was rung 2^64 times already.
-            let _ = control.doorbell().write(1);
+            let _ = doorbell.write(1);
         }
         self.kicker.kick(queue);
         Ok(())

@@ -20,7 +20,7 @@ use crate::ram::Ram;
 use crate::rate_limit::RateLimits;
 use crate::sync::lock;
 use crate::virtio::VirtioPciDevice;
-use crate::virtio::net::spec::{CSUM, GUEST_CSUM, GUEST_TSO4, HEADER_BYTES, MAC, MQ, MRG_RXBUF};
+use crate::virtio::net::spec::{CSUM, CTRL_VQ, GUEST_CSUM, GUEST_TSO4, HEADER_BYTES, MAC, MQ, MRG_RXBUF};
 use crate::virtio::net::{Carrier, NetParams, NetTraits, Offloads, VirtioNet, create};
 use crate::virtio::test_support::{FakeDoorbells, FakeMsi};
 
@@ -193,9 +193,15 @@ impl Harness {
             }
         }
         self.map(BUFFERS, 0x4_0000);
-        let mut features = VERSION_1 | MAC | CSUM | GUEST_CSUM | GUEST_TSO4;
+        let mut features = MAC | CSUM | GUEST_CSUM | GUEST_TSO4;
         features |= if merges { MRG_RXBUF } else { 0 };
-        features |= if self.host.len() > 1 { MQ | 1 << 17 } else { 0 };
+        features |= if self.host.len() > 1 { MQ | CTRL_VQ } else { 0 };
+        self.start_with(features, &queues);
+    }
+
+    /// The same with these features and queues. Their memory is mapped.
+    pub(super) fn start_with(&mut self, features: u64, queues: &[u16]) {
+        let mut features = features | VERSION_1;
         features |= if self.mapper.is_some() { ACCESS_PLATFORM } else { 0 };
         self.write(20, &[1]);
         self.write(20, &[3]);
@@ -205,7 +211,7 @@ impl Harness {
         }
         self.write(20, &[11]);
         assert_eq!(self.status(), 11, "features are accepted");
-        for queue in queues {
+        for queue in queues.iter().copied() {
             self.write(22, &queue.to_le_bytes());
             self.write(24, &QUEUE.to_le_bytes());
             for (place, ring) in [32, 40, 48].into_iter().zip(rings(queue)) {

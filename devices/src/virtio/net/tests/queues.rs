@@ -10,17 +10,22 @@ use crate::state::DeviceState;
 use crate::sync::lock;
 use crate::virtio::VirtioDevice;
 use crate::virtio::net::Offloads;
-use crate::virtio::net::spec::{CONFIG_BYTES, CTRL_ERR, CTRL_MQ, CTRL_OK};
+use crate::virtio::net::spec::{CONFIG_BYTES, CTRL_ERR, CTRL_MQ, CTRL_OK, CTRL_VQ, MAC};
 
 /// Tells the device how many pairs of queues there are to be; its answer.
 fn set_pairs(harness: &mut Harness, command: &[u8]) -> u8 {
-    let (queue, place) = (4, BUFFERS + 0x3_0000);
+    control(harness, 4, command)
+}
+
+/// Sends a command by the control queue, which has this number; the answer.
+fn control(harness: &mut Harness, queue: u16, command: &[u8]) -> u8 {
+    let place = BUFFERS + 0x3_0000;
     harness.ram.write_slice(command, GuestAddress(place)).unwrap();
     harness.ram.write_obj(0xffu8, GuestAddress(place + 16)).unwrap();
     let len = u32::try_from(command.len()).unwrap();
     harness.add(queue, &[(place, 2.min(len), 0), (place + 2, len.saturating_sub(2), 0), (place + 16, 1, WRITE)]);
     harness.ring(queue);
-    harness.wait_used(queue, harness.added[4]);
+    harness.wait_used(queue, harness.added[usize::from(queue)]);
     harness.bytes(place + 16, 1)[0]
 }
 
@@ -62,6 +67,49 @@ fn driver_uses_as_many_pairs_as_there_are_and_the_host_learns_it() {
     harness.write(20, &[0]);
     let asked = lock(&harness.asked);
     assert_eq!((asked.pairs, asked.offloads), (1, Offloads::default()));
+}
+
+#[test]
+fn control_queue_without_mq_is_the_third() {
+    for pairs in [2, 3] {
+        let mut harness = Harness::new(pairs, false);
+        harness.start_with(MAC | CTRL_VQ, &[0, 1, 2]);
+        // It was not told of the command, which is refused, and nothing is broken.
+        assert_eq!(control(&mut harness, 2, &[CTRL_MQ, 0, 1, 0]), CTRL_ERR);
+        assert_eq!(harness.status(), 15);
+        harness.add(RECEIVE, &[(BUFFERS, 2048, WRITE)]);
+        harness.ring(RECEIVE);
+        harness.give(0, &frame(100));
+        harness.wait_used(RECEIVE, 1);
+
+        harness.function.pause();
+        let state = harness.function.save().unwrap();
+        let served = harness.device.queue_state(2).unwrap();
+        assert_eq!((served.next_avail, served.next_used), (1, 1));
+        let other = Harness::new(pairs, false);
+        other.function.restore(&state).unwrap();
+        assert_eq!(other.device.queue_state(2), Some(served));
+        harness.function.resume();
+        assert_eq!(control(&mut harness, 2, &[CTRL_MQ, 0, 1, 0]), CTRL_ERR);
+        // A driver that knows of all pairs has it behind them.
+        harness.write(20, &[0]);
+        assert_eq!(harness.device.queue_state(2), None);
+    }
+}
+
+#[test]
+fn queues_of_no_driver_do_no_harm() {
+    let mut harness = Harness::new(2, false);
+    harness.start_with(MAC | CTRL_VQ, &[0, 1, 2, 3, 4]);
+    harness.function.pause();
+    for queue in 0..5 {
+        assert!(harness.device.queue_state(queue).is_some(), "{queue}");
+        harness.ring(queue);
+    }
+    harness.function.resume();
+    assert_eq!(control(&mut harness, 4, &[CTRL_MQ, 0, 1, 0]), CTRL_ERR);
+    harness.write(20, &[0]);
+    assert_eq!(harness.status(), 0);
 }
 
 #[test]

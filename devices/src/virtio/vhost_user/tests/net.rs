@@ -11,7 +11,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::super::device::VhostUserDevice;
 use super::server::request::*;
 use super::server::{Asked, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server, Vice};
-use super::support::{RINGS, SHORT, Told, card, connect, connect_with, ram, reset, start, wait};
+use super::support::{RINGS, SHORT, Told, card, connect, connect_with, ram, reset, start, start_as, wait};
 use crate::ram::Ram;
 use crate::virtio::VirtioDevice;
 
@@ -26,17 +26,27 @@ fn turned(asked: &[Asked]) -> Vec<(u32, bool)> {
 const CONTROL: [u64; 5] = [0x4000, 0x4400, 0x4800, 0x4c00, 0x4d00];
 
 fn start_control(device: &VhostUserDevice) {
+    start_control_as(device, 4);
+}
+
+/// The same as queue `index`.
+fn start_control_as(device: &VhostUserDevice, index: u16) {
     let mut queue = Queue::new(64).unwrap();
     let [descriptors, available, used] = [0, 1, 2].map(|ring| u32::try_from(CONTROL[ring]).unwrap());
     queue.set_desc_table_address(Some(descriptors), Some(0));
     queue.set_avail_ring_address(Some(available), Some(0));
     queue.set_used_ring_address(Some(used), Some(0));
     queue.set_ready(true);
-    device.start_queue(4, queue).unwrap();
+    device.start_queue(index, queue).unwrap();
 }
 
 /// Has the driver's command number `number` ask for so many pairs; the answer.
 fn use_pairs(device: &VhostUserDevice, ram: &Arc<Ram>, number: u16, pairs: u16) -> u8 {
+    use_pairs_by(4, device, ram, number, pairs)
+}
+
+/// The same by queue `index`.
+fn use_pairs_by(index: u16, device: &VhostUserDevice, ram: &Arc<Ram>, number: u16, pairs: u16) -> u8 {
     let [descriptors, available, used, command, answer] = CONTROL;
     ram.write_slice(&[&[4, 0], &pairs.to_le_bytes()[..]].concat(), GuestAddress(command)).unwrap();
     ram.write_obj(0xffu8, GuestAddress(answer)).unwrap();
@@ -46,7 +56,7 @@ fn use_pairs(device: &VhostUserDevice, ram: &Arc<Ram>, number: u16, pairs: u16) 
     }
     ram.write_obj(0u16, GuestAddress(available + 4 + 2 * u64::from(number))).unwrap();
     ram.write_obj(number + 1, GuestAddress(available + 2)).unwrap();
-    device.notify(4).unwrap();
+    device.notify(index).unwrap();
     wait(|| ram.read_obj::<u16>(GuestAddress(used + 2)).unwrap() == number + 1);
     ram.read_obj(GuestAddress(answer)).unwrap()
 }
@@ -77,6 +87,31 @@ fn driver_turns_pairs_of_queues_on_and_off_by_the_front_ends_control_queue() {
     reset(&device, 4);
     start(&device, &ram, &told, 4);
     assert_eq!(turned(&server.take())[4..], [(0, true), (1, true), (2, false), (3, false)], "the next driver");
+    assert!(told.failures().is_empty());
+}
+
+#[test]
+fn control_queue_without_mq_is_the_third() {
+    const MQ_FEATURE: u64 = 1 << 22;
+    let server = Server::start(Manner::default());
+    let device = connect(&server, card(2)).unwrap();
+    let (ram, told) = (ram(1), Told::with_events(5));
+    let features = (device.features() | 1 << 32) & !MQ_FEATURE;
+    start_as(&device, &ram, &told, 2, features);
+    start_control_as(&device, 2);
+    assert_eq!(turned(&server.take()), [(0, true), (1, true)]);
+    // It was not told of the command.
+    for number in 0..2 {
+        assert_eq!(use_pairs_by(2, &device, &ram, number, 1), 1);
+    }
+    device.pause();
+    assert_eq!(device.queue_state(2).map(|state| state.next_avail), Some(2));
+    device.resume();
+    assert_eq!(turned(&server.take()), [(0, false), (1, false), (0, true), (1, true)], "the server has no other queue");
+    assert_eq!(device.stop_queue(2).map(|state| state.next_used), Some(2));
+    reset(&device, 2);
+    start(&device, &ram, &told, 4);
+    assert_eq!(turned(&server.take())[2..], [(0, true), (1, true), (2, false), (3, false)], "the next driver");
     assert!(told.failures().is_empty());
 }
 

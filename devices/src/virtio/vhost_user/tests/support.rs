@@ -120,13 +120,13 @@ pub(super) fn address(server: &Server, model: Model, times: Times) -> Address {
 
 /// As a driver that is ready does: it activates the device and starts queues up to `queues`.
 pub(super) fn start(device: &VhostUserDevice, ram: &Arc<Ram>, told: &Arc<Told>, queues: u16) {
+    start_as(device, ram, told, queues, device.features() | 1 << 32);
+}
+
+/// The same for a driver that accepted `features`.
+pub(super) fn start_as(device: &VhostUserDevice, ram: &Arc<Ram>, told: &Arc<Told>, queues: u16, features: u64) {
     let memory = DeviceMemory::all_ram(ram.clone());
-    device.activate(Driver {
-        requests: Arc::default(),
-        memory,
-        interrupt: told.clone(),
-        features: device.features() | 1 << 32,
-    });
+    device.activate(Driver { requests: Arc::default(), memory, interrupt: told.clone(), features });
     for index in 0..queues {
         start_queue(device, index, 0);
     }
