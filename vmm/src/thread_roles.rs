@@ -2,15 +2,17 @@
 
 //! The VMM's own threads, and the system calls that each makes. Those of devices are in [`devices::sandbox`].
 
-use devices::sandbox::Call::{self, Any, Ioctl, IoctlsOf, OnItself};
-use devices::sandbox::calls::{AT_PLACES, FILE_LIMITS, MAPPINGS, MESSAGES, TAP as TAP_QUEUES, URING, WAITING};
+use devices::sandbox::Argument::Is;
+use devices::sandbox::Call::{self, Any, Ioctl, IoctlsOf, OnItself, Where, With};
+use devices::sandbox::calls::{
+    AT_PLACES, FILE_LIMITS, INTERNET_DATAGRAMS, MAPPINGS, MESSAGES, READ_LIMIT, TAP as TAP_QUEUES, URING, WAITING,
+    fcntl, unix_stream,
+};
 use devices::sandbox::{Role, ThreadRole};
 
-/// What KVM's ioctl requests have in common, those of VFIO and IOMMUFD, of sockets and interfaces, of block devices.
+/// Types of the ioctl requests of KVM, and of VFIO and IOMMUFD.
 const KVM: u8 = 0xae;
 const VFIO: u8 = b';';
-const INTERFACES: u8 = 0x89;
-const BLOCK_DEVICES: u8 = 0x12;
 
 /// What a vCPU asks of KVM: to run, and what an access of the guest's to a register comes to. `KVM_RUN`, `KVM_IRQ_LINE`,
 /// `KVM_SET_USER_MEMORY_REGION`, `KVM_SET_GSI_ROUTING`, `KVM_IRQFD`, `KVM_IOEVENTFD`, `KVM_SIGNAL_MSI`.
@@ -55,16 +57,17 @@ const FILES: &[Call] = &[
     Any(libc::SYS_fchmodat),
     Any(libc::SYS_umask),
     Any(libc::SYS_flock),
-    Any(libc::SYS_fcntl),
+    fcntl(libc::F_OFD_SETLK),
+    fcntl(libc::F_ADD_SEALS),
     Any(libc::SYS_fadvise64),
     Any(libc::SYS_memfd_create),
     Any(libc::SYS_pipe2),
 ];
 
-/// Sockets, of any kind: tap interfaces are set up by one.
+/// Unix sockets.
 const SOCKETS: &[Call] = &[
-    Any(libc::SYS_socket),
-    Any(libc::SYS_socketpair),
+    unix_stream(libc::SYS_socket),
+    unix_stream(libc::SYS_socketpair),
     Any(libc::SYS_bind),
     Any(libc::SYS_listen),
     Any(libc::SYS_connect),
@@ -82,7 +85,6 @@ const CLIENT: &[Call] = &[
     Any(libc::SYS_sendmsg),
     Any(libc::SYS_shutdown),
     Any(libc::SYS_getsockopt),
-    Any(libc::SYS_setsockopt),
     Ioctl(0x5421),
 ];
 
@@ -94,13 +96,12 @@ const TAP: &[Call] =
 /// What makes a pseudoterminal, and tells a terminal's size: `TIOCGWINSZ`, `TIOCGPTN`, `TIOCSPTLCK`, `TIOCGPTPEER`.
 const TERMINAL: &[Call] = &[Ioctl(0x5413), Ioctl(0x8004_5430), Ioctl(0x4004_5431), Ioctl(0x5441)];
 
-/// The scheduler, and limits of the process.
+/// How the host schedules this thread, limits of the process, and who it is.
 const PROCESS: &[Call] = &[
-    Any(libc::SYS_sched_getattr),
-    Any(libc::SYS_sched_setattr),
-    Any(libc::SYS_prlimit64),
+    With(libc::SYS_sched_getattr, 0, 0),
+    Where(libc::SYS_sched_setattr, &[Is(0, 0), Is(2, 0)]),
+    READ_LIMIT,
     Any(libc::SYS_getrlimit),
-    Any(libc::SYS_setrlimit),
     Any(libc::SYS_getuid),
     Any(libc::SYS_geteuid),
     Any(libc::SYS_getgid),
@@ -110,10 +111,26 @@ const PROCESS: &[Call] = &[
     OnItself(libc::SYS_kill),
 ];
 
-/// The node of the host that RAM comes from.
-const NODES: &[Call] = &[Any(libc::SYS_mbind)];
+/// The node of the host that RAM comes from. Without flags, pages that are there stay where they are.
+const NODES: &[Call] = &[With(libc::SYS_mbind, 5, 0)];
 
-const DRIVERS: &[Call] = &[IoctlsOf(KVM), IoctlsOf(VFIO), IoctlsOf(INTERFACES), IoctlsOf(BLOCK_DEVICES)];
+const DRIVERS: &[Call] = &[IoctlsOf(KVM), IoctlsOf(VFIO)];
+
+/// Reads and sets up a network interface: `SIOCGIFFLAGS`, `SIOCSIFFLAGS`, `SIOCSIFADDR`, `SIOCSIFNETMASK`, `SIOCGIFMTU`,
+/// `SIOCSIFMTU`, `SIOCSIFHWADDR`, `SIOCGIFINDEX`.
+const INTERFACES: &[Call] = &[
+    Ioctl(0x8913),
+    Ioctl(0x8914),
+    Ioctl(0x8916),
+    Ioctl(0x891c),
+    Ioctl(0x8921),
+    Ioctl(0x8922),
+    Ioctl(0x8924),
+    Ioctl(0x8933),
+];
+
+/// Sizes of a block device and its sectors, and whether it can be written: `BLKSSZGET`, `BLKPBSZGET`, `BLKGETSIZE64`, `BLKROGET`.
+const BLOCK_DEVICES: &[Call] = &[Ioctl(0x1268), Ioctl(0x127b), Ioctl(0x8008_1272), Ioctl(0x125e)];
 
 /// The first thread, which makes the VM and all that is in it, and serves messages.
 pub const CONTROL: ThreadRole = ThreadRole {
@@ -121,12 +138,15 @@ pub const CONTROL: ThreadRole = ThreadRole {
     calls: &[
         FILES,
         SOCKETS,
+        INTERNET_DATAGRAMS,
         CLIENT,
         TAP,
         TERMINAL,
         PROCESS,
         NODES,
         DRIVERS,
+        INTERFACES,
+        BLOCK_DEVICES,
         MAPPINGS,
         URING,
         WAITING,

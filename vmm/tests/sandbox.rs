@@ -4,11 +4,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+mod filter_page;
+mod foreign_calls;
+
 use std::fs::File;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use devices::crash;
 use devices::sandbox::{self, Mode as Filtered, Role, ThreadRole};
+use foreign_calls::ForeignCall;
 use rustix::fs::{Mode, OFlags};
 use vmm::thread_roles::{CONTROL, all};
 
@@ -17,6 +21,11 @@ const MODE: &str = "CAROM_TEST_MODE";
 const WORK: &str = "CAROM_TEST_WORK";
 /// File for reports, if there is one.
 const REPORTS: &str = "CAROM_TEST_REPORTS";
+
+/// Another process.
+const OTHER: &str = "CAROM_TEST_OTHER";
+/// Index of the foreign call to make; all of them without it.
+const FOREIGN: &str = "CAROM_TEST_FOREIGN";
 
 /// The role of the thread that starts the others, and its name.
 const STARTER: &str = "threads";
@@ -46,6 +55,7 @@ fn process_with_a_thread_of_a_role() {
         "forbidden" => forbidden,
         "open" => open,
         "fault" => fault,
+        "foreign" => foreign,
         "nothing" => || {},
         _ => ordinary,
     };
@@ -85,6 +95,20 @@ fn in_starter(work: fn()) {
 /// No thread begins a session.
 fn forbidden() {
     eprintln!("it was: {:?}", rustix::process::setsid());
+}
+
+/// Makes calls that reach beyond the process and says what came of each.
+fn foreign() {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<i32>().unwrap());
+    let mut calls = foreign_calls::all(number(OTHER).unwrap());
+    if let Some(index) = number(FOREIGN) {
+        calls = vec![calls[usize::try_from(index).unwrap()]];
+    }
+    for call in calls {
+        let result = call.make().map_err(|error| error.raw_os_error().unwrap());
+        eprintln!("foreign: {}: {result:?}", call.what);
+    }
+    eprintln!("all were made");
 }
 
 /// Runs out of its stack.
@@ -163,6 +187,87 @@ fn call_is_made_where_it_is_only_logged_and_fails_where_it_is_refused() {
     }
 }
 
+/// A process that waits until its standard input ends.
+struct Other(std::process::Child);
+
+impl Other {
+    fn start() -> Self {
+        Self(Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Runs foreign calls, with this process as the other one, in a thread of `role`: the one at `index`, or all.
+    fn reached(&self, role: &str, mode: &str, index: Option<usize>) -> Output {
+        let mut command = command(role, mode, "foreign");
+        command.env(OTHER, self.0.id().to_string());
+        index.map(|index| command.env(FOREIGN, index.to_string()));
+        command.output().unwrap()
+    }
+
+    fn calls(&self) -> Vec<ForeignCall> {
+        foreign_calls::all(i32::try_from(self.0.id()).unwrap())
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn foreign_call_is_refused_to_every_role() {
+    let other = Other::start();
+    for role in every_role() {
+        let output = other.reached(role, "errno", None);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("all were made"), "{role}: {text}");
+        for call in other.calls() {
+            if role == STARTER && call.is_for_starter() {
+                continue;
+            }
+            let refused = format!("foreign: {}: Err({})\n", call.what, libc::EPERM);
+            let line = text.lines().find(|line| line.contains(&format!("foreign: {}: ", call.what)));
+            assert!(text.contains(&refused), "role {role} may call {}: {line:?}", call.what);
+        }
+    }
+}
+
+/// A process without filters may make them all: it is the filters that refuse them.
+#[test]
+fn foreign_call_without_a_filter_is_made() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("not tested: the kernel refuses some of these calls to an ordinary user");
+        return;
+    }
+    let output = Other::start().reached("rng", "false", None);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("all were made"), "{text}");
+    let refused: Vec<&str> = text.lines().filter(|line| line.ends_with(&format!("Err({})", libc::EPERM))).collect();
+    assert_eq!(refused, Vec::<&str>::new());
+}
+
+/// Each role makes some of the calls, and some role makes each call. With `CAROM_SANDBOX_ALL`, each role makes each call.
+#[test]
+fn foreign_call_ends_the_process() {
+    let other = Other::start();
+    let (roles, calls) = (every_role().collect::<Vec<_>>(), other.calls());
+    let all = std::env::var_os("CAROM_SANDBOX_ALL").is_some();
+    for (place, role) in roles.iter().enumerate() {
+        for (index, call) in calls.iter().enumerate() {
+            if *role == STARTER && call.is_for_starter() || !all && index % roles.len() != place {
+                continue;
+            }
+            let output = other.reached(role, "true", Some(index));
+            let text = String::from_utf8_lossy(&output.stderr);
+            let message = format!("carom: a thread of role '{role}' made system call ");
+            assert!(text.contains(&message) && !text.contains("foreign: "), "{role}: {}: {text}", call.what);
+            assert!(text.contains(&format!("({})", call.number)), "{role}: {}: {text}", call.what);
+            assert_eq!(output.status.code(), Some(1), "{role}: {}", call.what);
+        }
+    }
+}
+
 /// What is left of a thread of `role` that did `work`: the report, and what was written to standard error.
 fn report(role: &str, mode: &str, work: &str) -> (String, String) {
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -194,4 +299,28 @@ fn report_says_which_thread_of_which_role_crashed_and_why() {
     }
     assert_eq!(report("rng", "true", "nothing").0, "");
     assert!(report("rng", "false", "fault").0.contains(" (role rng)\n"));
+}
+
+/// With `CAROM_SANDBOX_LIST`, prints the calls as the page's table wants them.
+#[test]
+fn page_has_the_calls_of_every_role() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/security.md")).unwrap();
+    let roles: Vec<ThreadRole> = all().into_iter().chain([CONTROL]).collect();
+    let names = roles.iter().map(|role| role.name).chain([STARTER]).map(str::to_string).collect();
+    assert_eq!(filter_page::roles_of_page(&page), names);
+    let (code, (told, wrong)) = (filter_page::of_code(&roles), filter_page::of_page(&page));
+    if std::env::var_os("CAROM_SANDBOX_LIST").is_some() {
+        code.iter().for_each(|((name, condition), roles)| println!("`{name}` | {condition} | {roles:?}"));
+    }
+    assert_eq!(wrong, Vec::<String>::new());
+    let differ = |one: &filter_page::Calls, other: &filter_page::Calls| -> Vec<String> {
+        let missing = one.iter().filter(|(call, roles)| other.get(*call) != Some(*roles));
+        missing.map(|((name, condition), roles)| format!("{name} ({condition}): {roles:?}")).collect()
+    };
+    assert_eq!(differ(&code, &told), Vec::<String>::new(), "docs/security.md lacks these calls");
+    assert_eq!(
+        differ(&told, &code),
+        Vec::<String>::new(),
+        "docs/security.md has these calls, and the filters have not"
+    );
 }

@@ -11,10 +11,22 @@ use syscalls::Sysno;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallName(pub(super) i64);
 
+impl CallName {
+    /// Returns the name without the number, or the number if the call has no name.
+    pub(super) fn alone(self) -> String {
+        let Self(number) = self;
+        self.known().map_or_else(|| number.to_string(), |known| known.name().to_string())
+    }
+
+    fn known(self) -> Option<Sysno> {
+        usize::try_from(self.0).ok().and_then(Sysno::new)
+    }
+}
+
 impl Display for CallName {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Self(number) = self;
-        match usize::try_from(*number).ok().and_then(Sysno::new) {
+        match self.known() {
             Some(known) => write!(f, "{} ({number})", known.name()),
             None => write!(f, "{number}"),
         }

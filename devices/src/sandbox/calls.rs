@@ -2,7 +2,8 @@
 
 //! Calls that belong together, for roles to name.
 
-use super::call::Call::{self, Any, Ioctl, IoctlsOf};
+use super::call::Argument::{self, Bits, Is, Null};
+use super::call::Call::{self, Any, Ioctl, IoctlsOf, Where, With};
 
 /// What the ioctl requests of VFIO and IOMMUFD have in common.
 const VFIO: u8 = b';';
@@ -32,18 +33,16 @@ pub const AT_PLACES: &[Call] = &[
 pub const URING: &[Call] =
     &[Any(libc::SYS_io_uring_setup), Any(libc::SYS_io_uring_enter), Any(libc::SYS_io_uring_register)];
 
-/// How the host schedules the thread.
-pub const POLICY: &[Call] = &[Any(libc::SYS_sched_getscheduler), Any(libc::SYS_sched_setscheduler)];
+/// How the host schedules this thread, and no other.
+pub const POLICY: &[Call] = &[With(libc::SYS_sched_getscheduler, 0, 0), With(libc::SYS_sched_setscheduler, 0, 0)];
 
-/// Waiting for many files, and for a time.
+/// Waiting for many files.
 pub const WAITING: &[Call] = &[
     Any(libc::SYS_epoll_create1),
     Any(libc::SYS_epoll_ctl),
     Any(libc::SYS_epoll_wait),
     Any(libc::SYS_epoll_pwait),
     Any(libc::SYS_epoll_pwait2),
-    Any(libc::SYS_timerfd_create),
-    Any(libc::SYS_timerfd_settime),
 ];
 
 /// Bytes of a socket that is there.
@@ -54,14 +53,40 @@ pub const MESSAGES: &[Call] = &[
     Any(libc::SYS_recvfrom),
     Any(libc::SYS_shutdown),
     Any(libc::SYS_getsockopt),
-    Any(libc::SYS_setsockopt),
 ];
+
+/// Flags that come with the type of a socket.
+const SOCKET_FLAGS: u32 = (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK).cast_unsigned();
+
+/// `call` (`socket`, `socketpair`) for Unix sockets of streams. Nothing is sent by one to a socket that it is not connected with.
+pub const fn unix_stream(call: i64) -> Call {
+    const STREAM: &[Argument] =
+        &[Is(0, libc::AF_UNIX.cast_unsigned()), Bits(1, !SOCKET_FLAGS, libc::SOCK_STREAM.cast_unsigned()), Is(2, 0)];
+    Where(call, STREAM)
+}
+
+/// `socket` for Internet datagrams. The kernel takes requests about interfaces by it.
+pub const INTERNET_DATAGRAMS: &[Call] = {
+    const DATAGRAMS: Argument = Bits(1, !SOCKET_FLAGS, libc::SOCK_DGRAM.cast_unsigned());
+    &[
+        Where(libc::SYS_socket, &[Is(0, libc::AF_INET.cast_unsigned()), DATAGRAMS, Is(2, 0)]),
+        Where(libc::SYS_socket, &[Is(0, libc::AF_INET6.cast_unsigned()), DATAGRAMS, Is(2, 0)]),
+    ]
+};
+
+/// Reading a limit of this process.
+pub const READ_LIMIT: Call = Where(libc::SYS_prlimit64, &[Is(0, 0), Null(2)]);
+
+/// `fcntl` with this command.
+pub const fn fcntl(command: i32) -> Call {
+    With(libc::SYS_fcntl, 1, command.cast_unsigned())
+}
 
 /// Sockets of programs of the host.
 pub(crate) const SOCKETS: &[Call] = &[
     Any(libc::SYS_accept),
     Any(libc::SYS_accept4),
-    Any(libc::SYS_socket),
+    unix_stream(libc::SYS_socket),
     Any(libc::SYS_connect),
     Ioctl(NOT_BLOCKING),
 ];
@@ -73,8 +98,8 @@ pub const MAPPINGS: &[Call] = &[
     Any(libc::SYS_fallocate),
     Any(libc::SYS_ftruncate),
     Any(libc::SYS_memfd_create),
-    Any(libc::SYS_fcntl),
-    Any(libc::SYS_prlimit64),
+    fcntl(libc::F_ADD_SEALS),
+    READ_LIMIT,
     Any(libc::SYS_getrlimit),
 ];
 

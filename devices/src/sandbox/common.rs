@@ -2,7 +2,9 @@
 
 //! Calls that no role names: those of the C library and of Rust's, in any version that is in use, and of logging.
 
-use super::call::Call::{self, Any, Ioctl, OnItself, With, Without};
+use super::call::Argument::{Bits, Is, Null};
+use super::call::Call::{self, Any, Ioctl, OnItself, Where, With, Without};
+use super::calls::fcntl;
 
 /// `futex_wake`, `futex_wait` and `futex_requeue` of Linux 6.7, which newer C libraries use.
 const FUTEX_WAKE: i64 = 454;
@@ -13,12 +15,20 @@ const NAME_MEMORY: u32 = 0x5356_4d41;
 /// Nothing that can be run comes to be once a thread is filtered.
 const EXEC: u32 = libc::PROT_EXEC.cast_unsigned();
 
-const fn fcntl(command: i32) -> Call {
-    With(libc::SYS_fcntl, 1, command.cast_unsigned())
+/// `F_SETFL`, without the flag that has the kernel send signals.
+const SET_FLAGS: Call =
+    Where(libc::SYS_fcntl, &[Is(1, libc::F_SETFL.cast_unsigned()), Bits(2, libc::O_ASYNC.cast_unsigned(), 0)]);
+
+const fn advice(advice: i32) -> Call {
+    With(libc::SYS_madvise, 2, advice.cast_unsigned())
 }
 
+/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13. Newer C libraries guard stacks with them.
+const GUARD: i32 = 102;
+const UNGUARD: i32 = 103;
+
 /// What each thread may call.
-pub(super) const COMMON: &[Call] = &[
+pub const COMMON: &[Call] = &[
     // Threads that wait for each other, and time.
     Any(libc::SYS_futex),
     Any(libc::SYS_futex_waitv),
@@ -38,7 +48,19 @@ pub(super) const COMMON: &[Call] = &[
     Without(libc::SYS_mprotect, 2, EXEC),
     Any(libc::SYS_munmap),
     Any(libc::SYS_mremap),
-    Any(libc::SYS_madvise),
+    advice(libc::MADV_DONTNEED),
+    advice(libc::MADV_FREE),
+    advice(libc::MADV_REMOVE),
+    advice(libc::MADV_DONTFORK),
+    advice(libc::MADV_MERGEABLE),
+    advice(libc::MADV_HUGEPAGE),
+    advice(libc::MADV_NOHUGEPAGE),
+    advice(libc::MADV_DONTDUMP),
+    advice(libc::MADV_POPULATE_READ),
+    advice(libc::MADV_POPULATE_WRITE),
+    advice(libc::MADV_COLLAPSE),
+    advice(GUARD),
+    advice(UNGUARD),
     Any(libc::SYS_brk),
     With(libc::SYS_prctl, 0, NAME_MEMORY),
     // Files that are open: events, the log.
@@ -56,7 +78,7 @@ pub(super) const COMMON: &[Call] = &[
     fcntl(libc::F_GETFD),
     fcntl(libc::F_SETFD),
     fcntl(libc::F_GETFL),
-    fcntl(libc::F_SETFL),
+    SET_FLAGS,
     fcntl(libc::F_DUPFD_CLOEXEC),
     // A terminal's settings, which a thread that panics puts back: `TCGETS`, `TCSETS` to `TCSETSF`, and the same for any speed.
     Ioctl(0x5401),
@@ -80,7 +102,7 @@ pub(super) const COMMON: &[Call] = &[
     Any(libc::SYS_rt_sigreturn),
     OnItself(libc::SYS_tgkill),
     // A handler of signals, which any thread may run, tells the thread that waits for them by a socket.
-    With(libc::SYS_sendto, 4, 0),
+    Where(libc::SYS_sendto, &[Null(4)]),
     With(libc::SYS_prctl, 0, libc::PR_SET_NAME.cast_unsigned()),
     // For the report of a crash.
     With(libc::SYS_prctl, 0, libc::PR_GET_NAME.cast_unsigned()),
@@ -90,7 +112,7 @@ pub(super) const COMMON: &[Call] = &[
 
 /// What libraries look for of their own accord in a thread that opens no files, and do without: a setting of the kernel's when
 /// memory is given back, symbols for the trace of a panic. It is refused and nothing more.
-pub(super) const REFUSED: &[i64] = &[
+pub const REFUSED: &[i64] = &[
     libc::SYS_open,
     libc::SYS_openat,
     libc::SYS_stat,

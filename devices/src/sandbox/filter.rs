@@ -6,15 +6,27 @@ use std::collections::BTreeMap;
 use std::io;
 
 use seccompiler::{
-    BpfProgram, Error, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule, apply_filter,
+    BackendError, BpfProgram, Error, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule,
+    apply_filter,
 };
 
-use super::call::{Call, ThreadRole};
+use super::call::{Argument, Call, ThreadRole};
 use super::common::{COMMON, REFUSED};
 use super::program::{Rules, program};
 
 /// The bits of an `ioctl` request that say whose it is.
-const IOCTL_TYPE: u64 = 0xff00;
+const IOCTL_TYPE: u32 = 0xff00;
+
+/// Calls that start and filter a thread.
+const STARTING: &[Call] = &[
+    Call::Any(libc::SYS_ioctl),
+    Call::Any(libc::SYS_clone),
+    Call::Any(libc::SYS_clone3),
+    Call::With(libc::SYS_sched_setaffinity, 0, 0),
+    Call::With(libc::SYS_seccomp, 0, libc::SECCOMP_SET_MODE_FILTER),
+    Call::With(libc::SYS_prctl, 0, libc::PR_SET_NO_NEW_PRIVS.cast_unsigned()),
+    Call::Any(libc::SYS_landlock_restrict_self),
+];
 
 /// The filter of a thread.
 #[derive(Clone, Debug)]
@@ -25,10 +37,11 @@ impl Filter {
     pub(super) fn of(role: &ThreadRole, other: SeccompAction) -> io::Result<Self> {
         let mut rules = Rules::new();
         let own = role.calls.iter().copied().flatten();
-        for call in COMMON.iter().chain(own).copied() {
+        // A vCPU's `ioctl` is compared with its own requests first.
+        for call in own.chain(COMMON).copied() {
             add(&mut rules, call)?;
         }
-        let (any, by_arguments): (Rules, Rules) = rules.into_iter().partition(|(_, rules)| rules.is_empty());
+        let (any, by_arguments) = apart(rules);
         let errno = SeccompAction::Errno(libc::EACCES.cast_unsigned());
         let refused = REFUSED.iter().filter(|number| !by_arguments.contains_key(number));
         let mut fixed: BTreeMap<i64, SeccompAction> = refused.map(|number| (*number, errno.clone())).collect();
@@ -36,20 +49,20 @@ impl Filter {
         made(&fixed, by_arguments, other)
     }
 
-    /// That of a thread that starts threads of all these roles, and theirs: what it allows is to be cut down by their own.
+    /// That of a thread that starts threads of all these roles, and theirs: what it allows is to be cut down by their own. `ioctl` is
+    /// left to those: the kernel would compare each request of a vCPU's with both filters.
     pub(super) fn of_starter(roles: &[ThreadRole], other: SeccompAction) -> io::Result<Self> {
-        let own = [
-            libc::SYS_clone,
-            libc::SYS_clone3,
-            libc::SYS_sched_setaffinity,
-            libc::SYS_seccomp,
-            libc::SYS_prctl,
-            libc::SYS_landlock_restrict_self,
-        ];
-        let calls = roles.iter().flat_map(|role| role.calls.iter().copied().flatten()).chain(COMMON);
-        let numbers = calls.map(|call| call.number()).chain(own).chain(REFUSED.iter().copied());
-        let fixed = numbers.map(|number| (number, SeccompAction::Allow)).collect();
-        made(&fixed, Rules::new(), other)
+        let mut rules = Rules::new();
+        let calls = roles.iter().flat_map(|role| role.calls.iter().copied().flatten());
+        for call in calls.chain(COMMON).chain(STARTING).copied() {
+            add(&mut rules, call)?;
+        }
+        for number in REFUSED {
+            rules.entry(*number).or_default();
+        }
+        let (any, by_arguments) = apart(rules);
+        let fixed = any.into_keys().map(|number| (number, SeccompAction::Allow)).collect();
+        made(&fixed, by_arguments, other)
     }
 
     /// Has the kernel hold this thread to it, and those that it starts.
@@ -69,30 +82,51 @@ fn failed(error: Error) -> io::Error {
     }
 }
 
+/// Calls that are allowed with any arguments, and the others.
+fn apart(rules: Rules) -> (Rules, Rules) {
+    rules.into_iter().partition(|(_, rules)| rules.is_empty())
+}
+
 fn add(rules: &mut Rules, call: Call) -> io::Result<()> {
     let number = call.number();
     let earlier = rules.get(&number);
-    let condition = match call {
-        Call::Any(_) => None,
-        Call::With(_, index, value) => Some((index, SeccompCmpOp::Eq, u64::from(value))),
-        Call::Without(_, index, bits) => Some((index, SeccompCmpOp::MaskedEq(bits.into()), 0)),
-        Call::OnItself(_) => Some((0, SeccompCmpOp::Eq, u64::from(std::process::id()))),
-        Call::Ioctl(request) => Some((1, SeccompCmpOp::Eq, u64::from(request))),
-        Call::IoctlsOf(kind) => Some((1, SeccompCmpOp::MaskedEq(IOCTL_TYPE), u64::from(kind) << 8)),
+    let conditions: &[Argument] = match call {
+        Call::Any(_) => &[],
+        Call::With(_, index, value) => &[Argument::Is(index, value)],
+        Call::Without(_, index, bits) => &[Argument::Bits(index, bits, 0)],
+        Call::Where(_, conditions) => conditions,
+        Call::OnItself(_) => &[Argument::Is(0, std::process::id())],
+        Call::Ioctl(request) => &[Argument::Is(1, request)],
+        Call::IoctlsOf(kind) => &[Argument::Bits(1, IOCTL_TYPE, u32::from(kind) << 8)],
     };
-    let Some((index, op, value)) = condition else {
+    if conditions.is_empty() {
         rules.insert(number, Vec::new());
         return Ok(());
-    };
+    }
     if earlier.is_some_and(Vec::is_empty) {
         // With any arguments already.
         return Ok(());
     }
-    // The kernel takes 32 bits of these arguments, whatever the others are.
-    let condition = SeccompCondition::new(index, SeccompCmpArgLen::Dword, op, value);
-    let rule = condition.and_then(|condition| SeccompRule::new(vec![condition]));
-    rules.entry(number).or_default().push(rule.map_err(|error| failed(Error::Backend(error)))?);
+    let rule = conditions.iter().copied().map(condition).collect::<Result<_, _>>().and_then(SeccompRule::new);
+    let rule = rule.map_err(|error| failed(Error::Backend(error)))?;
+    let rules = rules.entry(number).or_default();
+    // Roles share calls: the filter of the thread that starts them all has each rule once.
+    if !rules.contains(&rule) {
+        rules.push(rule);
+    }
     Ok(())
+}
+
+/// The condition, as the library takes it. Of numbers the kernel takes 32 bits, whatever the others are; of pointers it takes all.
+fn condition(argument: Argument) -> Result<SeccompCondition, BackendError> {
+    let (index, len, op, value) = match argument {
+        Argument::Is(index, value) => (index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value),
+        Argument::Bits(index, mask, value) => {
+            (index, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask.into()), value)
+        }
+        Argument::Null(index) => (index, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0),
+    };
+    SeccompCondition::new(index, len, op, value.into())
 }
 
 #[cfg(test)]
@@ -108,6 +142,31 @@ mod tests {
         assert_eq!(of(libc::SYS_openat), u32::from(SeccompAction::Errno(libc::EACCES.cast_unsigned())));
         assert_eq!(of(libc::SYS_futex), u32::from(SeccompAction::Allow));
         assert_eq!(of(libc::SYS_execve), u32::from(SeccompAction::Trap));
+    }
+
+    #[test]
+    fn starter_has_the_conditions_of_roles_and_compares_no_ioctl() {
+        let roles: Vec<ThreadRole> = Role::ALL.iter().map(|role| role.thread()).collect();
+        let Filter(program) = Filter::of_starter(&roles, SeccompAction::Trap).unwrap();
+        let of = |number: i64, argument: u32| answer(&program, u32::try_from(number).unwrap(), argument);
+        let (allowed, trapped) = (u32::from(SeccompAction::Allow), u32::from(SeccompAction::Trap));
+        assert_eq!(of(libc::SYS_ioctl, 0x5412), allowed);
+        for number in [libc::SYS_sched_setscheduler, libc::SYS_sched_setaffinity, libc::SYS_prlimit64] {
+            assert_eq!([of(number, 0), of(number, 1)], [allowed, trapped], "call {number}");
+        }
+        assert_eq!([of(libc::SYS_tgkill, std::process::id()), of(libc::SYS_tgkill, 1)], [allowed, trapped]);
+        assert_eq!([of(libc::SYS_socket, libc::AF_INET.cast_unsigned()), of(libc::SYS_kill, 0)], [trapped; 2]);
+        assert_eq!(of(libc::SYS_openat, libc::O_RDWR.cast_unsigned()), trapped);
+    }
+
+    #[test]
+    fn all_conditions_of_a_call_must_hold() {
+        const ZERO_WITHOUT_BIT_2: &[Argument] = &[Argument::Is(0, 0), Argument::Bits(1, 4, 0), Argument::Null(2)];
+        let role = ThreadRole { name: "test", calls: &[&[Call::Where(libc::SYS_sync, ZERO_WITHOUT_BIT_2)]] };
+        let Filter(program) = Filter::of(&role, SeccompAction::Trap).unwrap();
+        let of = |argument: u32| answer(&program, u32::try_from(libc::SYS_sync).unwrap(), argument);
+        assert_eq!(of(0), u32::from(SeccompAction::Allow));
+        assert_eq!([of(1), of(4)], [u32::from(SeccompAction::Trap); 2]);
     }
 
     #[test]

@@ -21,7 +21,8 @@ mod starter;
 mod tests;
 mod trap;
 
-pub use self::call::{Call, ThreadRole};
+pub use self::call::{Argument, Call, ThreadRole};
+pub use self::common::{COMMON, REFUSED};
 pub use self::files::{files_are_limited, give_up_files, known_accesses, limit_files, no_files};
 pub use self::host_cpus::{HostCpus, PinError};
 pub use self::roles::Role;

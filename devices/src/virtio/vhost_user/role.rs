@@ -2,12 +2,12 @@
 
 //! What the device's threads ask of the host's kernel.
 
-use crate::sandbox::Call::{self, Any};
+use crate::sandbox::Call;
 use crate::sandbox::ThreadRole;
-use crate::sandbox::calls::{MESSAGES, SOCKETS};
+use crate::sandbox::calls::{MESSAGES, SOCKETS, unix_stream};
 
 /// Sockets whose other end goes to the server.
-const SOCKET_PAIRS: &[Call] = &[Any(libc::SYS_socketpair)];
+const SOCKET_PAIRS: &[Call] = &[unix_stream(libc::SYS_socketpair)];
 
 /// Waits for the server, looks for the next one and tells it of the device, or of the pairs of queues that a driver uses, or ends a
 /// connection whose server takes too long.
