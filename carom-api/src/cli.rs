@@ -95,7 +95,7 @@ pub struct Cli {
     /// Snapshot to make the VM of, which is paused then: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
     #[arg(long, value_name = "source_url=file:///PATH,…",
         // clap waives `requires = PAYLOAD` where that itself would be in conflict.
-        conflicts_with_all = [PAYLOAD, "initramfs", "cmdline", "cpus", "memory", "memory_zone", "numa", "platform", "pci_segment", "rate_limit_group", "serial", "pvpanic", "watchdog", "landlock"]
+        conflicts_with_all = [PAYLOAD, "initramfs", "cmdline", "cpus", "memory", "memory_zone", "numa", "platform", "pci_segment", "rate_limit_group", "serial", "pvpanic", "watchdog"]
     )]
     restore: Option<RestoreConfig>,
     /// Socket to serve the REST API on: path=FILE or fd=NUMBER; FILE alone is a path too
@@ -135,8 +135,9 @@ pub struct Cli {
     /// (errno), or is made (false)
     #[arg(long, value_name = "true|false|log|errno", default_value = "true")]
     seccomp: Seccomp,
-    /// Have the program reach no files of the host but those that the VM is made of (Landlock)
-    #[arg(long, requires = PAYLOAD)]
+    /// Limit the program to the files that the VM is made of (Landlock). With --restore, or for VMs of clients: limit what VMs may name to
+    /// --landlock-rules
+    #[arg(long)]
     landlock: bool,
     /// Files and directories that it may reach beside them; several may be given: path=PATH,access=r|w|rw
     #[arg(long, value_name = "path=PATH,access=r|w|rw", num_args = 1.., action = ArgAction::Append, requires = "landlock")]
@@ -176,6 +177,8 @@ pub struct Invocation {
     pub crash_report: Option<FileOrFd<CrashReportOption>>,
     /// Descriptors in place of files.
     pub inherit: Vec<InheritedFd>,
+    /// Files and directories that VMs may name besides those of `vm`, if the program is to be limited to files.
+    pub landlock: Option<Vec<LandlockConfig>>,
 }
 
 /// How parsing ended when there is nothing to run.
@@ -243,7 +246,7 @@ where
                 serial: cli.serial.unwrap_or_else(|| default_serial(program)),
                 pvpanic: cli.pvpanic,
                 landlock_enable: cli.landlock,
-                landlock_rules: cli.landlock_rules,
+                landlock_rules: cli.landlock_rules.clone(),
                 watchdog: cli.watchdog,
                 ..VmConfig::default()
             };
@@ -277,6 +280,7 @@ where
         log_file: cli.log_file,
         log_format: cli.log_format,
         inherit: cli.inherit,
+        landlock: cli.landlock.then_some(cli.landlock_rules),
         crash_report: cli.crash_report,
     })
 }
@@ -408,7 +412,7 @@ mod tests {
                 &["--kernel", "k", "--landlock", "--landlock-rules", "path=/p,access=x"][..],
                 "--landlock-rules access: 'x' is none of r, w, rw",
             ),
-            (&["--api-socket", "path=/s", "--landlock"][..], "--kernel"),
+            (&["--api-socket", "path=/s", "--landlock-rules", "path=/p,access=r"][..], "--landlock"),
             (&["--kernel", "k", "--rtc"][..], "--rtc is not there yet"),
             (&["--kernel", "k", "--debug-console", "tty"][..], "--debug-console is not there yet"),
             (&["--kernel", "k", "--inherit", "7"][..], "--inherit: '7' is not fd=NUMBER"),
@@ -488,7 +492,14 @@ mod tests {
         let invocation = parse(["carom", "--restore", "source_url=file:///s,resume=on"]).unwrap();
         assert!(invocation.vm.is_none() && invocation.restore.unwrap().resume);
         let invocation = parse(["carom", "--restore", "source_url=file:///s", "--api-socket", "/a"]).unwrap();
-        assert!(!invocation.restore.unwrap().resume);
+        assert!(!invocation.restore.unwrap().resume && invocation.landlock.is_none());
+        let rules = ["--landlock", "--landlock-rules", "path=/p,access=r"];
+        let started: [&[&str]; 2] =
+            [&["carom", "--restore", "source_url=file:///s,resume=on"], &["carom", "--api-socket", "/a"]];
+        for started in started {
+            let landlock = parse(started.iter().chain(&rules)).unwrap().landlock.unwrap();
+            assert_eq!(landlock, ["path=/p,access=r".parse().unwrap()]);
+        }
     }
 
     #[test]

@@ -7,25 +7,20 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use carom_api::config::{ConsoleMode, ConsoleTarget, LandlockConfig, MemoryZoneConfig, PayloadConfig, PlatformConfig};
-use carom_api::error::FileError;
 use carom_api::kinds::HostFile;
 use carom_api::{
     ConfigError, DeviceConfig, DiskConfig, Field, NetConfig, PartConfig, PmemConfig, RngConfig, VmConfig, VsockConfig,
 };
 use devices::vfio::{HostFunctionPath, VfioPciError};
 use devices::{inherited, sandbox};
-use landlock::{
-    AccessFs, BitFlags, PathBeneath, PathFd, PathFdError, RulesetCreated, RulesetCreatedAttr, make_bitflags,
-};
+use landlock::{AccessFs, PathBeneath, PathFd, RulesetCreated, RulesetCreatedAttr, make_bitflags};
 
+use crate::file_bounds::{Access, FileBounds, READ, beyond, file_error, open, parent, rule_access};
 use crate::kvm;
 use crate::machine::VmError;
 use crate::output_file;
 use crate::tap;
 
-type Access = BitFlags<AccessFs>;
-
-const READ: Access = make_bitflags!(AccessFs::{ReadFile | ReadDir | IoctlDev});
 /// To write a file that is there.
 const WRITE: Access = make_bitflags!(AccessFs::{WriteFile | Truncate | IoctlDev});
 /// To make a socket in a directory, with the lock beside it (`listening_socket.rs`), and to remove both.
@@ -48,56 +43,59 @@ pub fn check(config: &VmConfig) -> Result<(), VmError> {
     if config.landlock_enable { rules().map(drop) } else { Ok(()) }
 }
 
-/// Limits this thread and all that are started from now on to what the VM of `config` is made of, where that wants it. `removed` are
-/// files that the process removes at last, `read` is a directory that it reads.
+/// Checks that the host's kernel can limit files, for `--landlock` without a VM.
+///
+/// # Errors
+/// It cannot.
+pub fn check_host() -> Result<(), VmError> {
+    rules().map(drop)
+}
+
+/// Limits this thread and all that are started from now on to what the VM of `config` is made of, where that or the command line
+/// (`bounds`) wants it. `removed` are files that the process removes at last, `read` is a directory that it reads.
 ///
 /// There is no way back: what is missing has no rule, and stays out of reach when it comes. So it is looked for before.
 ///
 /// # Errors
-/// A file that the rules name or that the VM cannot be built without is not there, or the host's kernel refuses. Nothing is limited then.
-pub fn apply(config: &VmConfig, removed: &[PathBuf], read: Option<&Path>) -> Result<(), VmError> {
-    if !config.landlock_enable {
+/// The VM names a file beyond the bounds. A file that the rules name or that the VM cannot be built without is not there, or the host's
+/// kernel refuses. Nothing is limited then.
+pub fn apply(
+    config: &VmConfig,
+    removed: &[PathBuf],
+    read: Option<&Path>,
+    bounds: &mut FileBounds,
+) -> Result<(), VmError> {
+    let is_bounded = matches!(bounds, FileBounds::These(_));
+    if !config.landlock_enable && !is_bounded {
         return Ok(());
     }
-    let mut limits = Limits(rules()?);
+    let mut limits = Limits { rules: rules()?, bounds, named: Vec::new() };
     for (path, access) in OF_EACH {
-        limits.allow_if_there(Path::new(path), *access)?;
+        limits.add_if_there(Path::new(path), *access)?;
     }
     for path in removed {
-        limits.allow_if_there(parent(path), AccessFs::RemoveFile.into())?;
+        limits.add_if_there(directory(path), AccessFs::RemoveFile.into())?;
     }
     if let Some(directory) = read {
-        limits.allow_if_there(directory, READ)?;
+        limits.add_if_there(directory, READ)?;
     }
-    let payload = &config.payload;
-    for (field, file) in [
-        (PayloadConfig::FIRMWARE, &payload.firmware),
-        (PayloadConfig::KERNEL, &payload.kernel),
-        (PayloadConfig::INITRAMFS, &payload.initramfs),
-    ] {
-        file.as_deref().map_or(Ok(()), |file| limits.allow_file(file, READ, field))?;
-    }
-    for zone in &config.memory.zones {
-        let access = if zone.shared { READ | WRITE } else { READ };
-        // A file without a name comes to be in a directory.
-        let made =
-            if zone.file.as_deref().is_some_and(Path::is_dir) { WRITE | AccessFs::MakeReg } else { Access::EMPTY };
-        let file = zone.file.as_deref();
-        file.map_or(Ok(()), |file| limits.allow_file(file, access | made, MemoryZoneConfig::FILE))?;
-    }
-    config.parts().try_for_each(|part| limits.allow_part(&part.to_part(), config.platform.iommufd))?;
-    // Their files are made: not before all else that may be missing.
-    limits.allow_console(&config.serial.target())?;
-    config.console.as_ref().map_or(Ok(()), |console| limits.allow_console(&console.target()))?;
-    for LandlockConfig { path, access } in &config.landlock_rules {
-        let read = if access.read { READ } else { Access::EMPTY };
-        // All but running a file.
-        let write = if access.write { sandbox::known_accesses() & !READ & !AccessFs::Execute } else { Access::EMPTY };
-        limits.allow(path, read | write | AccessFs::IoctlDev).map_err(file_error(LandlockConfig::PATH, path))?;
+    limits.allow_vm(config)?;
+    let Limits { mut rules, named, .. } = limits;
+    for (path, access) in bounds.files() {
+        // The VM may be given more of these later. One that is gone has no rule.
+        let Ok((opened, _)) = open(path) else { continue };
+        add_rule(&mut rules, opened, *access).map_err(no_rule)?;
     }
     // Whoever has to load its module first is told so.
     kvm::open()?;
-    sandbox::limit_files(limits.0).map_err(|source| VmError::Device { what: "limiting files (Landlock)", source })
+    // Limits of an earlier VM have the same bounds.
+    if config.landlock_enable || !sandbox::files_are_limited() {
+        sandbox::limit_files(rules).map_err(|source| VmError::Device { what: "limiting files (Landlock)", source })?;
+    }
+    if matches!(bounds, FileBounds::OfFirstVm) {
+        *bounds = FileBounds::These(named);
+    }
+    Ok(())
 }
 
 /// Says of an error that the limits may be why.
@@ -118,46 +116,97 @@ fn rules() -> Result<RulesetCreated, VmError> {
     })
 }
 
-struct Limits(RulesetCreated);
+/// Adds a rule for a file or directory. Of a file, `access` means as much as files have.
+fn add_rule(rules: &mut RulesetCreated, opened: PathFd, access: Access) -> io::Result<()> {
+    let added = rules.add_rule(PathBeneath::new(opened, access));
+    added.map(drop).map_err(|error| io::Error::other(format!("cannot make a rule for Landlock: {error}")))
+}
 
-impl Limits {
-    /// Allows this file or directory, and what is below it.
-    fn allow(&mut self, path: &Path, access: Access) -> io::Result<()> {
-        let opened = PathFd::new(path).map_err(|error| match error {
-            PathFdError::OpenCall { source, .. } => source,
-            error => io::Error::other(error),
-        })?;
-        // Of a file, that means as much of it as files have.
-        (&mut self.0).add_rule(PathBeneath::new(opened, access)).map(drop).map_err(io::Error::other)
+/// The error for a rule that no field names.
+fn no_rule(source: io::Error) -> VmError {
+    VmError::Device { what: "limiting files", source }
+}
+
+struct Limits<'b> {
+    rules: RulesetCreated,
+    /// Files that the VM may name.
+    bounds: &'b FileBounds,
+    /// Files that the VM names, without links.
+    named: Vec<(PathBuf, Access)>,
+}
+
+impl Limits<'_> {
+    /// Adds a rule for a file or directory of the program's own, if it is there.
+    fn add_if_there(&mut self, path: &Path, access: Access) -> Result<(), VmError> {
+        let Ok((opened, _)) = open(path) else { return Ok(()) };
+        add_rule(&mut self.rules, opened, access).map_err(no_rule)
     }
 
-    /// The same; of what is not there `missing` makes an error. What was inherited is open, and needs no rule.
+    /// Allows all that the VM of `config` is made of.
+    fn allow_vm(&mut self, config: &VmConfig) -> Result<(), VmError> {
+        let payload = &config.payload;
+        for (field, file) in [
+            (PayloadConfig::FIRMWARE, &payload.firmware),
+            (PayloadConfig::KERNEL, &payload.kernel),
+            (PayloadConfig::INITRAMFS, &payload.initramfs),
+        ] {
+            file.as_deref().map_or(Ok(()), |file| self.allow_file(file, READ, field))?;
+        }
+        for zone in &config.memory.zones {
+            let access = if zone.shared { READ | WRITE } else { READ };
+            // A file without a name comes to be in a directory.
+            let made =
+                if zone.file.as_deref().is_some_and(Path::is_dir) { WRITE | AccessFs::MakeReg } else { Access::EMPTY };
+            let file = zone.file.as_deref();
+            file.map_or(Ok(()), |file| self.allow_file(file, access | made, MemoryZoneConfig::FILE))?;
+        }
+        config.parts().try_for_each(|part| self.allow_part(&part.to_part(), config.platform.iommufd))?;
+        // Their files are made: not before all else that may be missing.
+        self.allow_console(&config.serial.target())?;
+        config.console.as_ref().map_or(Ok(()), |console| self.allow_console(&console.target()))?;
+        for LandlockConfig { path, access } in &config.landlock_rules {
+            self.allow_file(path, rule_access(*access), LandlockConfig::PATH)?;
+        }
+        Ok(())
+    }
+
+    /// Allows this file or directory, and what is below it, for `field`. If it is not there, `missing` makes an error of that. An
+    /// inherited file is open, and needs no rule.
     fn allow_or(
         &mut self,
         path: &Path,
         access: Access,
+        field: Field,
         missing: impl FnOnce(io::Error) -> Result<(), VmError>,
     ) -> Result<(), VmError> {
         if inherited::is_kept(path) {
             return Ok(());
         }
-        match self.allow(path, access) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::Other) => {
-                Err(VmError::Device { what: "making a rule for Landlock", source: error })
+        let (opened, real) = match open(path) {
+            Ok(opened) => opened,
+            // It may come later: a server's socket, to which the kernel lets any process connect.
+            Err(_) if !self.bounds.allow_missing(path, access) => return Err(beyond(field, path, access)),
+            Err(error) => {
+                self.named.extend(real_of_missing(path).map(|real| (real, access)));
+                return missing(error);
             }
-            Err(error) => missing(error),
-            Ok(()) => Ok(()),
+        };
+        if !self.bounds.allow(&real, access) {
+            return Err(beyond(field, path, access));
         }
+        add_rule(&mut self.rules, opened, access).map_err(file_error(field, path))?;
+        self.named.push((real, access));
+        Ok(())
     }
 
     /// The same; what is not there is nothing to be reached.
-    fn allow_if_there(&mut self, path: &Path, access: Access) -> Result<(), VmError> {
-        self.allow_or(path, access, |_| Ok(()))
+    fn allow_if_there(&mut self, path: &Path, access: Access, field: Field) -> Result<(), VmError> {
+        self.allow_or(path, access, field, |_| Ok(()))
     }
 
-    /// The same of a file that has to be there, which `field` names.
+    /// The same of a file that has to be there.
     fn allow_file(&mut self, path: &Path, access: Access, field: Field) -> Result<(), VmError> {
-        self.allow_or(path, access, |source| Err(file_error(field, path)(source)))
+        self.allow_or(path, access, field, |source| Err(file_error(field, path)(source)))
     }
 
     /// A socket is to be made at `path`, which `field` names, with what stands beside it.
@@ -165,20 +214,28 @@ impl Limits {
         if inherited::is_kept(path) {
             return Ok(());
         }
-        self.allow_or(parent(path), SOCKETS, |source| Err(file_error(field, path)(source)))
+        if open(directory(path)).is_ok_and(|(_, real)| !self.bounds.allow(&real, SOCKETS)) {
+            return Err(beyond(field, path, SOCKETS));
+        }
+        self.allow_or(directory(path), SOCKETS, field, |source| Err(file_error(field, path)(source)))
     }
 
     fn allow_console(&mut self, console: &ConsoleTarget<'_>) -> Result<(), VmError> {
         match (console.mode, console.file, console.socket) {
+            // The program makes both ends, so that no other process has them, whatever the command line allows.
             (ConsoleMode::Pty, ..) => {
-                let missing = |source| Err(VmError::Device { what: "setting a console up", source });
-                self.allow_or(Path::new("/dev/ptmx"), READ | WRITE, missing)?;
-                self.allow_if_there(Path::new("/dev/pts"), READ | WRITE)
+                let maker = Path::new("/dev/ptmx");
+                open(maker).map_err(|source| VmError::Device { what: "setting a console up", source })?;
+                self.add_if_there(maker, READ | WRITE)?;
+                self.add_if_there(Path::new("/dev/pts"), READ | WRITE)
             }
             (ConsoleMode::File, Some(file), _) => {
                 let field = console.file_field();
                 // It is made now, as a rule for a file needs one.
                 if fs::metadata(file).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+                    if !self.bounds.allow_missing(file, WRITE | AccessFs::MakeReg) {
+                        return Err(beyond(field, file, WRITE));
+                    }
                     output_file::open(fs::File::options().append(true), 0, file).map_err(file_error(field, file))?;
                 }
                 self.allow_file(file, WRITE, field)
@@ -189,13 +246,14 @@ impl Limits {
     }
 
     fn allow_part(&mut self, part: &PartConfig, iommufd: bool) -> Result<(), VmError> {
+        let of_kind = part.exclusive().unwrap_or(part.kind().field);
         for file in part.files() {
             match (file, named_by(part)) {
                 (HostFile::Read(path), Some(field)) => self.allow_file(path, READ, field),
                 (HostFile::ReadWrite(path), Some(field)) => self.allow_file(path, READ | WRITE, field),
-                (HostFile::Read(path), None) => self.allow_if_there(path, READ),
-                (HostFile::ReadWrite(path), None) => self.allow_if_there(path, READ | WRITE),
-                (HostFile::Socket(path), field) => self.allow_socket(path, field.unwrap_or(part.kind().field)),
+                (HostFile::Read(path), None) => self.allow_if_there(path, READ, of_kind),
+                (HostFile::ReadWrite(path), None) => self.allow_if_there(path, READ | WRITE, of_kind),
+                (HostFile::Socket(path), field) => self.allow_socket(path, field.unwrap_or(of_kind)),
                 (HostFile::Interface(name), _) => self.allow_interface(name),
                 (HostFile::Function(path), _) => self.allow_function(path, iommufd),
             }?;
@@ -207,10 +265,10 @@ impl Limits {
         let shown = Path::new(name.unwrap_or("the interface"));
         let missing = |source| Err(file_error(NetConfig::TAP, shown)(source));
         let Some((name, node)) = name.and_then(|name| Some((name, tap::character_device(name)?))) else {
-            return self.allow_or(Path::new("/dev/net/tun"), READ | WRITE, missing);
+            return self.allow_or(Path::new("/dev/net/tun"), READ | WRITE, NetConfig::TAP, missing);
         };
-        self.allow_if_there(&Path::new("/sys/class/net").join(name), READ)?;
-        self.allow_or(&node, READ | WRITE, |error| {
+        self.allow_if_there(&Path::new("/sys/class/net").join(name), READ, NetConfig::TAP)?;
+        self.allow_or(&node, READ | WRITE, NetConfig::TAP, |error| {
             missing(io::Error::new(error.kind(), format!("{}: {error}", node.display())))
         })
     }
@@ -223,18 +281,19 @@ impl Limits {
         };
         // One that VFIO does not have yet has no files of it either.
         let function = HostFunctionPath::inspect(path).map_err(fail)?;
-        self.allow_if_there(path, READ)?;
-        self.allow_if_there(&path.join("iommu_group"), READ)?;
+        let field = DeviceConfig::PATH;
+        self.allow_if_there(path, READ, field)?;
+        self.allow_if_there(&path.join("iommu_group"), READ, field)?;
         let without = |file: &Path, source| Err(fail(device_file_error(file, source)));
         if !iommufd {
             let container = Path::new("/dev/vfio/vfio");
-            self.allow_or(container, READ | WRITE, |source| without(container, source))?;
+            self.allow_or(container, READ | WRITE, field, |source| without(container, source))?;
             let group = Path::new("/dev/vfio").join(function.group().to_string());
-            return self.allow_or(&group, READ | WRITE, |source| without(&group, source));
+            return self.allow_or(&group, READ | WRITE, field, |source| without(&group, source));
         }
         // Descriptors may be there in place of these files.
         let by_path = !is_anything_inherited();
-        self.allow_or(Path::new("/dev/iommu"), READ | WRITE, |error| match error.kind() {
+        self.allow_or(Path::new("/dev/iommu"), READ | WRITE, field, |error| match error.kind() {
             io::ErrorKind::NotFound if by_path => {
                 let source = Box::new(VfioPciError::NoIommufd);
                 Err(VmError::Vfio { field: PlatformConfig::IOMMUFD, path: None, source })
@@ -249,7 +308,7 @@ impl Limits {
         };
         for name in names {
             let file = Path::new("/dev/vfio/devices").join(name);
-            self.allow_or(&file, READ | WRITE, |source| if by_path { without(&file, source) } else { Ok(()) })?;
+            self.allow_or(&file, READ | WRITE, field, |source| if by_path { without(&file, source) } else { Ok(()) })?;
         }
         Ok(())
     }
@@ -265,11 +324,6 @@ fn named_by(part: &PartConfig) -> Option<Field> {
         PartConfig::Vsock(_) => Some(VsockConfig::SOCKET),
         _ => None,
     }
-}
-
-/// What is said of a file that `field` names and that is not there.
-fn file_error(field: Field, path: &Path) -> impl Fn(io::Error) -> VmError {
-    move |source| FileError { field, path: path.display().to_string(), source }.into()
 }
 
 /// What is said of a file of VFIO's.
@@ -288,6 +342,12 @@ fn is_anything_inherited() -> bool {
 }
 
 /// The directory that a file is in.
-fn parent(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+fn directory(path: &Path) -> &Path {
+    parent(path).unwrap_or(Path::new("."))
+}
+
+/// The path without links of a file that is not there, in a directory that is.
+fn real_of_missing(path: &Path) -> Option<PathBuf> {
+    let (_, directory) = open(directory(path)).ok()?;
+    Some(directory.join(path.file_name()?))
 }

@@ -14,6 +14,7 @@ pub mod console;
 pub mod control;
 pub mod crash_file;
 pub mod event_monitor;
+pub mod file_bounds;
 pub mod file_limits;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

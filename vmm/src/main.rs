@@ -21,6 +21,8 @@ use vmm::api::{ApiServer, SharedApi};
 use vmm::control::{Control, ControlError, Options};
 use vmm::crash_file::CrashFile;
 use vmm::event_monitor::EventMonitor;
+use vmm::file_bounds::FileBounds;
+use vmm::file_limits;
 use vmm::inherited::InheritedFds;
 use vmm::listening_socket::ListeningSocket;
 use vmm::log_flood::LogFlood;
@@ -87,7 +89,15 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
     };
     let removed = api_socket.as_ref().and_then(FileOrFd::path).into_iter();
     let removed = removed.chain(crash_report.as_ref().and_then(FileOrFd::path)).map(Path::to_path_buf).collect();
-    let options = Options { defaults, no_shutdown, has_api: api_socket.is_some(), removed };
+    let bounds = match invocation.landlock {
+        None => FileBounds::All,
+        Some(_) if vm.is_some() => FileBounds::OfFirstVm,
+        Some(rules) => {
+            file_limits::check_host()?;
+            FileBounds::of_rules(&rules)?
+        }
+    };
+    let options = Options { defaults, no_shutdown, has_api: api_socket.is_some(), removed, bounds };
     let control = Control::<Vm>::new(monitor.clone(), options);
     control.watch_signals()?;
     let socket = api_socket.map(|option| make_socket(&option, &mut inherited)).transpose()?;

@@ -43,11 +43,21 @@ impl Drop for Carom {
 
 /// Starts the program with a socket `api.sock` in `dir`.
 fn start(dir: &Path, seccomp: &str) -> Carom {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
-    command.arg("--api-socket").arg(dir.join("api.sock")).args(["--seccomp", seccomp]).stdin(Stdio::null());
-    let carom = Carom(command.spawn().unwrap());
+    start_with(dir, &["--seccomp", seccomp])
+}
+
+/// The same with these options, in `dir`.
+fn start_with(dir: &Path, options: &[&str]) -> Carom {
+    let _ = fs::remove_file(dir.join("api.sock"));
+    let carom = Carom(command(dir, options).spawn().unwrap());
     wait_until(|| UnixStream::connect(dir.join("api.sock")).is_ok());
     carom
+}
+
+fn command(dir: &Path, options: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
+    command.arg("--api-socket").arg(dir.join("api.sock")).args(options).current_dir(dir).stdin(Stdio::null());
+    command
 }
 
 /// Status and answer of a call.
@@ -293,6 +303,155 @@ fn device_that_the_host_does_not_hand_out_yet_is_told_and_limits_nothing() {
         assert_eq!(put(dir, "vm.create", &other), (204, NONE));
         assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
     }
+}
+
+/// Why a file is refused that the command line does not allow.
+const BEYOND: &str = ": the command line's --landlock does not allow this file; take it out of the configuration, or start the \
+                      program with --landlock-rules for it (access=";
+/// Rules for all files of [`saved`].
+const RULES: &[&str] = &["--landlock", "--landlock-rules", "path=allowed,access=rw", "path=/dev/urandom,access=r"];
+
+/// Saves a VM whose files are all in `allowed`, to `allowed/snapshot`, and returns its configuration there.
+fn saved(dir: &Path) -> Value {
+    let allowed = dir.join("allowed");
+    fs::copy(dir.join("kernel"), allowed.join("kernel")).unwrap();
+    let config = json!({
+        "payload": {"kernel": allowed.join("kernel")},
+        "memory": {"size": 64 << 20},
+        "serial": {"mode": "File", "file": allowed.join("console")},
+        "disks": [{"path": allowed.join("disk"), "image_type": "Raw"}],
+        "rng": {"src": "/dev/urandom"},
+        "vsock": {"cid": 3, "socket": allowed.join("vsock")},
+    });
+    let _carom = start(dir, "true");
+    assert_eq!(put(dir, "vm.create", &config), (204, NONE));
+    assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
+    assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
+    let url = json!({"destination_url": format!("file://{}", allowed.join("snapshot").display())});
+    assert_eq!(put(dir, "vm.snapshot", &url), (204, NONE));
+    assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+    serde_json::from_slice(&fs::read(allowed.join("snapshot/config.json")).unwrap()).unwrap()
+}
+
+/// Restores the snapshot with this configuration.
+fn restore(dir: &Path, config: &Value) -> (u16, Value) {
+    fs::write(dir.join("allowed/snapshot/config.json"), config.to_string()).unwrap();
+    put(dir, "vm.restore", &json!({"source_url": format!("file://{}", dir.join("allowed/snapshot").display())}))
+}
+
+#[test]
+fn snapshot_names_no_file_beyond_the_command_line() {
+    if no_kvm() {
+        return;
+    }
+    let files = files();
+    let dir = files.path();
+    let saved = saved(dir);
+    symlink(dir.join("outside"), dir.join("allowed/link")).unwrap();
+    let _carom = start_with(dir, RULES);
+    let (outside, new) = (dir.join("outside"), dir.join("new"));
+    let (socket, link) = (dir.join("sockets/s"), dir.join("allowed/link"));
+    let image = |path: &Path| json!({"path": path, "image_type": "Raw"});
+    let cases: [(&str, &str, Value, &Path); 16] = [
+        ("disks.path", "disks", json!([image(&outside)]), &outside),
+        ("disks.path", "disks", json!([image(&new)]), &new),
+        ("disks.path", "disks", json!([image(&link)]), &link),
+        ("disks.path", "disks", json!([{"path": outside, "image_type": "Raw", "readonly": true}]), &outside),
+        ("disks.vhost_socket", "disks", json!([{"vhost_user": true, "vhost_socket": socket}]), &socket),
+        ("payload.kernel", "payload", json!({"kernel": outside}), &outside),
+        ("payload.initramfs", "payload", json!({"kernel": dir.join("allowed/kernel"), "initramfs": new}), &new),
+        ("rng.src", "rng", json!({"src": outside}), &outside),
+        ("serial.file", "serial", json!({"mode": "File", "file": outside}), &outside),
+        ("serial.file", "serial", json!({"mode": "File", "file": new}), &new),
+        ("console.socket", "console", json!({"mode": "Socket", "socket": socket}), &socket),
+        ("vsock.socket", "vsock", json!({"cid": 3, "socket": socket}), &socket),
+        ("pmem.file", "pmem", json!([{"file": outside}]), &outside),
+        ("user_devices.socket", "user_devices", json!([{"socket": socket, "iommu": true}]), &socket),
+        ("fs.socket", "fs", json!([{"tag": "t", "socket": socket}]), &socket),
+        ("landlock_rules.path", "landlock_rules", json!([{"path": dir, "access": "r"}]), dir),
+    ];
+    for (field, key, value, path) in cases {
+        let mut config = saved.clone();
+        config[key] = value;
+        config["landlock_enable"] = json!(key == "landlock_rules");
+        if ["fs", "disks"].contains(&key) {
+            config["memory"]["shared"] = json!(true);
+        }
+        let (status, answer) = restore(dir, &config);
+        let text = answer[0].as_str().unwrap_or_default();
+        let expected = format!("{field}: {}{BEYOND}", path.display());
+        assert!(status == 400 && text.starts_with(&expected), "{field}: {status} {answer}");
+        assert!(!new.exists(), "{field}");
+    }
+    // A client's VM is held to the same.
+    let client = json!({"payload": {"kernel": dir.join("allowed/kernel")}, "disks": [image(&outside)]});
+    assert_eq!(put(dir, "vm.create", &client), (204, NONE));
+    let (status, answer) = put(dir, "vm.boot", &NONE);
+    let text = answer[0].as_str().unwrap_or_default();
+    assert!(status == 400 && text.contains(BEYOND), "{status} {answer}");
+    assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+    // A rule that is narrower than the command line's is none that widens.
+    let mut config = saved;
+    config["landlock_enable"] = json!(true);
+    config["landlock_rules"] = json!([{"path": dir.join("allowed/disk"), "access": "r"}]);
+    assert_eq!(restore(dir, &config), (204, NONE));
+    let disk = |path: &str| json!({"path": dir.join(path), "image_type": "Raw"});
+    File::create(dir.join("allowed/other")).unwrap().set_len(1 << 20).unwrap();
+    let (status, answer) = put(dir, "vm.add-disk", &disk("allowed/other"));
+    assert_eq!(status, 200, "{answer}");
+    let (status, answer) = put(dir, "vm.add-disk", &disk("outside"));
+    assert!(status == 400 && answer[0].as_str().unwrap_or_default().ends_with(BLAMED), "{status} {answer}");
+}
+
+#[test]
+fn restored_vm_of_the_command_line_names_no_file_beyond_it() {
+    if no_kvm() {
+        return;
+    }
+    let files = files();
+    let dir = files.path();
+    let mut saved = saved(dir);
+    let source = format!("source_url=file://{},resume=on", dir.join("allowed/snapshot").display());
+    let options = [RULES, &["--restore", &source]].concat();
+    let carom = start_with(dir, &options);
+    assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
+    drop(carom);
+
+    saved["rng"]["src"] = json!(dir.join("outside"));
+    fs::remove_file(dir.join("api.sock")).unwrap();
+    fs::write(dir.join("allowed/snapshot/config.json"), saved.to_string()).unwrap();
+    let output = command(dir, &options).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    let expected = format!("carom: --rng {}{BEYOND}r)\n", dir.join("outside").display());
+    assert_eq!((output.status.code(), text), (Some(2), expected));
+}
+
+/// The command line's VM and its rules are what a later VM may name.
+#[test]
+fn snapshot_after_the_command_lines_vm_names_what_that_named() {
+    if no_kvm() {
+        return;
+    }
+    let files = files();
+    let dir = files.path();
+    let mut saved = saved(dir);
+    let vm = ["--kernel", "allowed/kernel", "--memory", "size=64M", "--serial", "null", "--rng", "src=/dev/urandom"];
+    let rest =
+        ["--disk", "path=disk,image_type=raw", "--landlock", "--landlock-rules", "path=allowed/snapshot,access=r"];
+    let _carom = start_with(dir, &[&vm[..], &rest].concat());
+    assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
+    assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+    saved["disks"][0]["path"] = json!(dir.join("disk"));
+    for (field, key) in [("vsock.socket", "vsock"), ("serial.file", "serial")] {
+        let (status, answer) = restore(dir, &saved);
+        let text = answer[0].as_str().unwrap_or_default();
+        assert!(status == 400 && text.starts_with(field) && text.contains(BEYOND), "{status} {answer}");
+        saved.as_object_mut().unwrap().remove(key);
+    }
+    let (status, answer) = restore(dir, &saved);
+    // The state has a device that the configuration has no more, which is found after the files.
+    let text = answer[0].as_str().unwrap_or_default();
+    assert!(status == 400 && !text.contains(BEYOND) && !text.contains("Permission denied"), "{status} {answer}");
 }
 
 /// What the program says that is started by these options, beside a kernel, with a kernel of the host's that has no Landlock.

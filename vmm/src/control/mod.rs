@@ -38,6 +38,7 @@ use devices::patience::Operation;
 use devices::virtio::iommu::IommuStatus;
 
 use crate::event_monitor::EventMonitor;
+use crate::file_bounds::FileBounds;
 use crate::file_limits;
 use crate::machine::{GuestEvent, Machine, Mailbox, PartCounters, VmError};
 use crate::snapshot::{NewSnapshot, Snapshot};
@@ -86,6 +87,8 @@ pub struct Options {
     pub has_api: bool,
     /// Files that the program removes when it ends.
     pub removed: Vec<PathBuf>,
+    /// Files that VMs may name.
+    pub bounds: FileBounds,
 }
 
 /// A VM that is created.
@@ -186,7 +189,8 @@ impl<M: Machine> Control<M> {
         let limited = if created.limited {
             Ok(())
         } else {
-            file_limits::apply(&created.config, &self.options.removed, None).map(|()| created.limited = true)
+            let Options { removed, bounds, .. } = &mut self.options;
+            file_limits::apply(&created.config, removed, None, bounds).map(|()| created.limited = true)
         };
         let built = limited.and_then(|()| M::build(&created.config, mailbox.clone(), &self.monitor));
         let started = built.and_then(|mut vm| vm.start(true).map(|()| vm)).map_err(file_limits::blame);
@@ -434,7 +438,8 @@ impl<M: Machine> Control<M> {
         let mailbox = self.handle.mailbox();
         let change = |config: &mut VmConfig| source.apply(config);
         let made = Snapshot::open(source.source_url.path(), change).map_err(VmError::from).and_then(|snapshot| {
-            file_limits::apply(&snapshot.config, &self.options.removed, Some(source.source_url.path()))?;
+            let Options { removed, bounds, .. } = &mut self.options;
+            file_limits::apply(&snapshot.config, removed, Some(source.source_url.path()), bounds)?;
             let vm = M::restore(&snapshot, source.reads_all(), mailbox.clone(), &self.monitor)?;
             Ok((vm, snapshot.config))
         });

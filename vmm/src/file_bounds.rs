@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Files that `--landlock` on the command line allows, for every VM of the process.
+//!
+//! A VM of a snapshot or of a client may name no other file. The kernel enforces the same limits, except for the sockets of servers,
+//! which it lets a process connect to wherever they are. So names are compared before anything is opened.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+
+use carom_api::Field;
+use carom_api::config::{FileAccess, LandlockConfig};
+use carom_api::error::FileError;
+use devices::sandbox;
+use landlock::{AccessFs, BitFlags, PathFd, PathFdError, make_bitflags};
+
+use crate::machine::VmError;
+
+/// Rights to a file or directory.
+pub type Access = BitFlags<AccessFs>;
+
+/// To read a file or directory that is there.
+pub const READ: Access = make_bitflags!(AccessFs::{ReadFile | ReadDir | IoctlDev});
+
+/// Files that VMs of this process may name.
+#[derive(Clone, Debug, Default)]
+pub enum FileBounds {
+    /// All files: the command line has no `--landlock`.
+    #[default]
+    All,
+    /// Those of the command line's VM, which is the first one.
+    OfFirstVm,
+    /// These files and directories, with all that is below them.
+    These(Vec<(PathBuf, Access)>),
+}
+
+impl FileBounds {
+    /// Those of `--landlock-rules` without a VM on the command line.
+    ///
+    /// # Errors
+    /// A file is missing, or the host's kernel has no Landlock.
+    pub fn of_rules(rules: &[LandlockConfig]) -> Result<Self, VmError> {
+        let known = rules.iter().map(|LandlockConfig { path, access }| {
+            let (_, real) = open(path).map_err(file_error(LandlockConfig::PATH, path))?;
+            Ok((real, rule_access(*access)))
+        });
+        Ok(Self::These(known.collect::<Result<_, VmError>>()?))
+    }
+
+    /// True if a VM may use the file at `real`, a path without links, for `access`.
+    pub fn allow(&self, real: &Path, access: Access) -> bool {
+        let Self::These(allowed) = self else { return true };
+        // What a rule for a directory allows in several steps counts together.
+        let granted = allowed.iter().filter(|(path, _)| real.starts_with(path));
+        granted.fold(Access::EMPTY, |all, (_, access)| all | *access).contains(access)
+    }
+
+    /// True if a VM may use a file of this name that is not there yet.
+    pub fn allow_missing(&self, path: &Path, access: Access) -> bool {
+        if !matches!(self, Self::These(_)) {
+            return true;
+        }
+        let (Some(parent), Some(name)) = (parent(path), path.file_name()) else { return false };
+        open(parent).is_ok_and(|(_, real)| self.allow(&real.join(name), access))
+    }
+
+    /// The files, where they are known.
+    pub fn files(&self) -> &[(PathBuf, Access)] {
+        if let Self::These(files) = self { files } else { &[] }
+    }
+}
+
+/// Rights that a rule of the configuration gives.
+pub fn rule_access(access: FileAccess) -> Access {
+    let read = if access.read { READ } else { Access::EMPTY };
+    // All but running a file.
+    let write = if access.write { sandbox::known_accesses() & !READ & !AccessFs::Execute } else { Access::EMPTY };
+    read | write | AccessFs::IoctlDev
+}
+
+/// The error for a file that `field` names.
+pub fn file_error(field: Field, path: &Path) -> impl Fn(io::Error) -> VmError {
+    move |source| FileError { field, path: path.display().to_string(), source }.into()
+}
+
+/// The error for a file that `field` names and the command line does not allow.
+pub fn beyond(field: Field, path: &Path, access: Access) -> VmError {
+    let writes = access.contains(AccessFs::WriteFile) || access.contains(AccessFs::MakeSock);
+    let needed = match (access.contains(AccessFs::ReadFile), writes) {
+        (true, true) => "rw",
+        (true, false) => "r",
+        (false, _) => "w",
+    };
+    let text = format!(
+        "the command line's --landlock does not allow this file; take it out of the configuration, or start the program with \
+         --landlock-rules for it (access={needed})"
+    );
+    file_error(field, path)(io::Error::other(text))
+}
+
+/// Opens a file or directory for a rule, and returns its path without links.
+pub fn open(path: &Path) -> io::Result<(PathFd, PathBuf)> {
+    let opened = PathFd::new(path).map_err(|error| match error {
+        PathFdError::OpenCall { source, .. } => source,
+        error => io::Error::other(error),
+    })?;
+    let real = fs::read_link(format!("/proc/self/fd/{}", opened.as_fd().as_raw_fd()))?;
+    Ok((opened, real))
+}
+
+/// The directory that a file is in.
+pub fn parent(path: &Path) -> Option<&Path> {
+    path.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn names_are_compared_without_links_and_by_whole_parts() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["in", "in/sub", "inner"] {
+            fs::create_dir(at(name)).unwrap();
+        }
+        for name in ["in/sub/file", "inner/file"] {
+            File::create(at(name)).unwrap();
+        }
+        symlink(at("inner/file"), at("in/out")).unwrap();
+        symlink(at("in"), at("link")).unwrap();
+        let rule = |access: &str| LandlockConfig { path: at("link"), access: access.parse().unwrap() };
+        let bounds = FileBounds::of_rules(&[rule("r")]).unwrap();
+        let may = |name: &str, access: AccessFs| {
+            open(&at(name)).map_or_else(
+                |_| bounds.allow_missing(&at(name), access.into()),
+                |(_, real)| bounds.allow(&real, access.into()),
+            )
+        };
+        let read = AccessFs::ReadFile;
+        assert!(may("in/sub/file", read) && may("link/sub/file", read) && may("in/new", read));
+        assert!(may("in/sub/../sub/file", read) && !may("in/sub/../../inner/file", read));
+        for name in ["inner/file", "in/out", "inner/new", "in/../inner/new", "in/none/new", "in/.."] {
+            assert!(!may(name, read), "{name}");
+        }
+        assert!(!may("in/sub/file", AccessFs::WriteFile) && !bounds.allow_missing(Path::new("/"), read.into()));
+        // Two rules for a file allow what each does.
+        let bounds = FileBounds::of_rules(&[rule("r"), rule("w")]).unwrap();
+        let (_, real) = open(&at("in/sub/file")).unwrap();
+        assert!(bounds.allow(&real, read | AccessFs::WriteFile) && !bounds.allow(&real, AccessFs::Execute.into()));
+    }
+
+    #[test]
+    fn without_bounds_each_file_is_allowed() {
+        for bounds in [FileBounds::All, FileBounds::OfFirstVm] {
+            assert!(bounds.allow(Path::new("/x"), AccessFs::WriteFile.into()));
+            assert!(bounds.allow_missing(Path::new("/no/such"), AccessFs::WriteFile.into()));
+            assert_eq!(bounds.files(), []);
+        }
+    }
+
+    #[test]
+    fn rule_for_a_missing_file_is_refused_by_name() {
+        let rule = LandlockConfig { path: "/no/such".into(), access: "r".parse().unwrap() };
+        let error = FileBounds::of_rules(&[rule]).unwrap_err().to_string();
+        assert!(error.starts_with("landlock_rules.path: /no/such: No such file"), "{error}");
+    }
+}
