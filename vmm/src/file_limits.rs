@@ -13,7 +13,10 @@ use carom_api::{
 };
 use devices::vfio::{HostFunctionPath, VfioPciError};
 use devices::{inherited, sandbox};
-use landlock::{AccessFs, PathBeneath, PathFd, RulesetCreated, RulesetCreatedAttr, make_bitflags};
+use landlock::{
+    AccessFs, AddRuleError, AddRulesError, PathBeneath, PathFd, RulesetCreated, RulesetCreatedAttr, RulesetError,
+    make_bitflags,
+};
 
 use crate::file_bounds::{Access, FileBounds, READ, beyond, file_error, open, parent, rule_access};
 use crate::kvm;
@@ -118,8 +121,15 @@ fn rules() -> Result<RulesetCreated, VmError> {
 
 /// Adds a rule for a file or directory. Of a file, `access` means as much as files have.
 fn add_rule(rules: &mut RulesetCreated, opened: PathFd, access: Access) -> io::Result<()> {
-    let added = rules.add_rule(PathBeneath::new(opened, access));
-    added.map(drop).map_err(|error| io::Error::other(format!("cannot make a rule for Landlock: {error}")))
+    match rules.add_rule(PathBeneath::new(opened, access)) {
+        // A pipe or socket, or a file in memory, is in no directory. The kernel takes no rule for it, and limits none of them.
+        Err(RulesetError::AddRules(AddRulesError::Fs(AddRuleError::AddRuleCall { source, .. })))
+            if source.raw_os_error() == Some(libc::EBADFD) =>
+        {
+            Ok(())
+        }
+        added => added.map(drop).map_err(|error| io::Error::other(format!("cannot make a rule for Landlock: {error}"))),
+    }
 }
 
 /// The error for a rule that no field names.

@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod http;
+mod outputs;
 mod tiny_guest;
 
 use std::fs::{self, File, OpenOptions};

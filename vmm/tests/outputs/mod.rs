@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Outputs that are no regular files, under Landlock: each works, or the error names its option.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+use super::tiny_guest::elf;
+use super::{Carom, NONE, no_kvm, put, wait_until};
+
+/// `mov edx, 0x3f8; mov al, '~'; out dx, al; again: hlt; jmp again`
+const PRINT: &[u8] = &[0xba, 0xf8, 3, 0, 0, 0xb0, b'~', 0xee, 0xf4, 0xeb, 0xfd];
+/// Ends a test that hangs.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The program with a guest that prints, limited to the files of its VM. Its descriptor 7 is its standard output.
+fn program(dir: &Path, options: &[&str]) -> Command {
+    fs::write(dir.join("kernel"), elf(PRINT)).unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$0\" \"$@\" 7>&1", env!("CARGO_BIN_EXE_carom")]);
+    command.args(["--kernel", "kernel", "--memory", "size=64M", "--api-socket", "api.sock", "--landlock", "-v"]);
+    command.args(options).current_dir(dir).stdin(Stdio::null());
+    command
+}
+
+/// Reads until each of `texts` was there.
+fn until(mut from: impl Read + Send + 'static, texts: &'static [&str]) {
+    let (tell, told) = channel();
+    thread::spawn(move || {
+        let (mut read, mut piece) = (Vec::new(), [0; 4096]);
+        let has = |read: &[u8], text: &str| String::from_utf8_lossy(read).contains(text);
+        while !texts.iter().all(|text| has(&read, text)) {
+            match from.read(&mut piece) {
+                Ok(len) if len > 0 => read.extend_from_slice(&piece[..len]),
+                end => panic!("{end:?} after {}", String::from_utf8_lossy(&read)),
+            }
+        }
+        tell.send(()).unwrap();
+    });
+    told.recv_timeout(LIMIT).unwrap();
+}
+
+/// Options that write to `path`, and what they write.
+fn outputs(path: &str) -> [(Vec<String>, &'static [&'static str]); 2] {
+    let option = |name: &str, value: &str| [name.to_string(), format!("{value}{path}")];
+    let first = [option("--serial", "file="), option("--event-monitor", "path=")].concat();
+    let second = [option("--console", "file="), option("--log-file", ""), option("--crash-report", "path=")].concat();
+    [
+        (first, &["~", "\"booted\""]),
+        ([second, vec!["--serial".into(), "null".into()]].concat(), &["signal 15 ends the VMM"]),
+    ]
+}
+
+/// Opens the other end of an output.
+type Reader = fn(&mut Carom, &Path) -> Box<dyn Read + Send>;
+
+/// Runs the program with each set of outputs to `path`, which `reader` can be read from.
+fn works(dir: &Path, path: &str, reader: Option<Reader>) {
+    for (options, texts) in outputs(path) {
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        let output = if reader.is_some() { Stdio::piped() } else { Stdio::null() };
+        let mut carom = Carom(program(dir, &options).stdout(output).spawn().unwrap());
+        let reading = reader.map(|reader| reader(&mut carom, dir));
+        wait_until(|| {
+            assert!(carom.0.try_wait().unwrap().is_none(), "{options:?}");
+            UnixStream::connect(dir.join("api.sock")).is_ok()
+        });
+        // Once the guest runs.
+        assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE), "{options:?}");
+        assert_eq!(put(dir, "vm.reboot", &NONE), (204, NONE), "{options:?}");
+        kill_process(Pid::from_child(&carom.0), Signal::TERM).unwrap();
+        if let Some(reading) = reading {
+            until(reading, texts);
+        }
+        wait_until(|| carom.0.try_wait().unwrap().is_some());
+        assert!(carom.0.wait().unwrap().success(), "{options:?}");
+    }
+}
+
+fn standard_output(carom: &mut Carom, _: &Path) -> Box<dyn Read + Send> {
+    Box::new(carom.0.stdout.take().unwrap())
+}
+
+#[test]
+fn outputs_to_pipes_and_devices_work_under_landlock() {
+    if no_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for path in ["/dev/stdout", "/proc/self/fd/1", "/proc/self/fd/7", "/dev/fd/7"] {
+        works(dir, path, Some(standard_output));
+    }
+    works(dir, "/dev/null", None);
+
+    mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    // Open for writing as well, so that it has no end.
+    works(dir, "fifo", Some(|_, dir| Box::new(File::options().read(true).write(true).open(dir.join("fifo")).unwrap())));
+
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    let path = ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
+    let _other = OpenOptions::new().write(true).custom_flags(libc::O_NOCTTY).open(&path).unwrap();
+    works(dir, &path, None);
+    until(File::from(terminal), &["~"]);
+}
+
+#[test]
+fn output_that_cannot_be_opened_is_refused_by_option() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::create_dir(dir.join("directory")).unwrap();
+    let (socket, _other) = UnixStream::pair().unwrap();
+    for path in ["/dev/stdout", "directory", "no/such/file"].map(PathBuf::from) {
+        for (option, key) in [
+            ("--serial", "file="),
+            ("--console", "file="),
+            ("--event-monitor", "path="),
+            ("--log-file", ""),
+            ("--crash-report", "path="),
+        ] {
+            if no_kvm() && ["--serial", "--console"].contains(&option) {
+                continue;
+            }
+            let value = format!("{key}{}", path.display());
+            let socket = Stdio::from(OwnedFd::from(socket.try_clone().unwrap()));
+            let output = program(dir, &[option, &value]).stdout(socket).stderr(Stdio::piped()).output().unwrap();
+            let text = String::from_utf8(output.stderr).unwrap();
+            let last = text.lines().last().unwrap_or_default();
+            assert!(last.starts_with(&format!("carom: {option} {}: ", path.display())), "{option} {value}: {text}");
+            assert_eq!(output.status.code(), Some(2), "{option} {value}: {text}");
+            assert!(!dir.join("api.sock").exists(), "{option} {value}");
+        }
+    }
+}
