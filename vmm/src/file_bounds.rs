@@ -52,7 +52,7 @@ impl FileBounds {
     /// True if a VM may use the file at `real`, a path without links, for `access`.
     pub fn allow(&self, real: &Path, access: Access) -> bool {
         let Self::These(allowed) = self else { return true };
-        // What a rule for a directory allows in several steps counts together.
+        // Rights of several rules add up, as in the kernel.
         let granted = allowed.iter().filter(|(path, _)| real.starts_with(path));
         granted.fold(Access::EMPTY, |all, (_, access)| all | *access).contains(access)
     }

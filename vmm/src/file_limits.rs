@@ -194,7 +194,7 @@ impl Limits<'_> {
         }
         let (opened, real) = match open(path) {
             Ok(opened) => opened,
-            // It may come later: a server's socket, to which the kernel lets any process connect.
+            // A server's socket may come later. The kernel lets any process connect to it.
             Err(_) if !self.bounds.allow_missing(path, access) => return Err(beyond(field, path, access)),
             Err(error) => {
                 self.named.extend(real_of_missing(path).map(|real| (real, access)));

@@ -5,10 +5,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use seccompiler::{
-    BackendError, BpfProgram, Error, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule,
-    apply_filter,
-};
+use seccompiler::{BpfProgram, Error, SeccompAction, apply_filter};
 
 use super::call::{Argument, Call, ThreadRole};
 use super::common::{COMMON, REFUSED};
@@ -34,45 +31,41 @@ pub(super) struct Filter(BpfProgram);
 
 impl Filter {
     /// That of `role`. Another call is met with `other`.
-    pub(super) fn of(role: &ThreadRole, other: SeccompAction) -> io::Result<Self> {
+    pub(super) fn of(role: &ThreadRole, other: SeccompAction) -> Self {
         let mut rules = Rules::new();
         let own = role.calls.iter().copied().flatten();
         // A vCPU's `ioctl` is compared with its own requests first.
         for call in own.chain(COMMON).copied() {
-            add(&mut rules, call)?;
+            add(&mut rules, call);
         }
         let (any, by_arguments) = apart(rules);
         let errno = SeccompAction::Errno(libc::EACCES.cast_unsigned());
         let refused = REFUSED.iter().filter(|number| !by_arguments.contains_key(number));
         let mut fixed: BTreeMap<i64, SeccompAction> = refused.map(|number| (*number, errno.clone())).collect();
         fixed.extend(any.into_keys().map(|number| (number, SeccompAction::Allow)));
-        made(&fixed, by_arguments, other)
+        Self(program(&fixed, &by_arguments, other))
     }
 
     /// That of a thread that starts threads of all these roles, and theirs: what it allows is to be cut down by their own. `ioctl` is
     /// left to those: the kernel would compare each request of a vCPU's with both filters.
-    pub(super) fn of_starter(roles: &[ThreadRole], other: SeccompAction) -> io::Result<Self> {
+    pub(super) fn of_starter(roles: &[ThreadRole], other: SeccompAction) -> Self {
         let mut rules = Rules::new();
         let calls = roles.iter().flat_map(|role| role.calls.iter().copied().flatten());
         for call in calls.chain(COMMON).chain(STARTING).copied() {
-            add(&mut rules, call)?;
+            add(&mut rules, call);
         }
         for number in REFUSED {
             rules.entry(*number).or_default();
         }
         let (any, by_arguments) = apart(rules);
         let fixed = any.into_keys().map(|number| (number, SeccompAction::Allow)).collect();
-        made(&fixed, by_arguments, other)
+        Self(program(&fixed, &by_arguments, other))
     }
 
     /// Has the kernel hold this thread to it, and those that it starts.
     pub(super) fn install(&self) -> io::Result<()> {
         apply_filter(&self.0).map_err(failed)
     }
-}
-
-fn made(fixed: &BTreeMap<i64, SeccompAction>, rules: Rules, other: SeccompAction) -> io::Result<Filter> {
-    program(fixed, rules, other).map(Filter).map_err(|error| failed(Error::Backend(error)))
 }
 
 fn failed(error: Error) -> io::Error {
@@ -87,7 +80,7 @@ fn apart(rules: Rules) -> (Rules, Rules) {
     rules.into_iter().partition(|(_, rules)| rules.is_empty())
 }
 
-fn add(rules: &mut Rules, call: Call) -> io::Result<()> {
+fn add(rules: &mut Rules, call: Call) {
     let number = call.number();
     let earlier = rules.get(&number);
     let conditions: &[Argument] = match call {
@@ -101,32 +94,17 @@ fn add(rules: &mut Rules, call: Call) -> io::Result<()> {
     };
     if conditions.is_empty() {
         rules.insert(number, Vec::new());
-        return Ok(());
+        return;
     }
     if earlier.is_some_and(Vec::is_empty) {
         // With any arguments already.
-        return Ok(());
+        return;
     }
-    let rule = conditions.iter().copied().map(condition).collect::<Result<_, _>>().and_then(SeccompRule::new);
-    let rule = rule.map_err(|error| failed(Error::Backend(error)))?;
-    let rules = rules.entry(number).or_default();
-    // Roles share calls: the filter of the thread that starts them all has each rule once.
-    if !rules.contains(&rule) {
-        rules.push(rule);
+    let alternatives = rules.entry(number).or_default();
+    // Roles share calls: the filter of the thread that starts them all has each alternative once.
+    if !alternatives.iter().any(|known| known == conditions) {
+        alternatives.push(conditions.to_vec());
     }
-    Ok(())
-}
-
-/// The condition, as the library takes it. Of numbers the kernel takes 32 bits, whatever the others are; of pointers it takes all.
-fn condition(argument: Argument) -> Result<SeccompCondition, BackendError> {
-    let (index, len, op, value) = match argument {
-        Argument::Is(index, value) => (index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value),
-        Argument::Bits(index, mask, value) => {
-            (index, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask.into()), value)
-        }
-        Argument::Null(index) => (index, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0),
-    };
-    SeccompCondition::new(index, len, op, value.into())
 }
 
 #[cfg(test)]
@@ -137,7 +115,7 @@ mod tests {
 
     #[test]
     fn role_that_opens_no_files_is_refused_them_and_stopped_at_what_it_does_not_have() {
-        let Filter(program) = Filter::of(&Role::Rng.thread(), SeccompAction::Trap).unwrap();
+        let Filter(program) = Filter::of(&Role::Rng.thread(), SeccompAction::Trap);
         let of = |number: i64| answer(&program, u32::try_from(number).unwrap(), 0);
         assert_eq!(of(libc::SYS_openat), u32::from(SeccompAction::Errno(libc::EACCES.cast_unsigned())));
         assert_eq!(of(libc::SYS_futex), u32::from(SeccompAction::Allow));
@@ -147,7 +125,7 @@ mod tests {
     #[test]
     fn starter_has_the_conditions_of_roles_and_compares_no_ioctl() {
         let roles: Vec<ThreadRole> = Role::ALL.iter().map(|role| role.thread()).collect();
-        let Filter(program) = Filter::of_starter(&roles, SeccompAction::Trap).unwrap();
+        let Filter(program) = Filter::of_starter(&roles, SeccompAction::Trap);
         let of = |number: i64, argument: u32| answer(&program, u32::try_from(number).unwrap(), argument);
         let (allowed, trapped) = (u32::from(SeccompAction::Allow), u32::from(SeccompAction::Trap));
         assert_eq!(of(libc::SYS_ioctl, 0x5412), allowed);
@@ -163,7 +141,7 @@ mod tests {
     fn all_conditions_of_a_call_must_hold() {
         const ZERO_WITHOUT_BIT_2: &[Argument] = &[Argument::Is(0, 0), Argument::Bits(1, 4, 0), Argument::Null(2)];
         let role = ThreadRole { name: "test", calls: &[&[Call::Where(libc::SYS_sync, ZERO_WITHOUT_BIT_2)]] };
-        let Filter(program) = Filter::of(&role, SeccompAction::Trap).unwrap();
+        let Filter(program) = Filter::of(&role, SeccompAction::Trap);
         let of = |argument: u32| answer(&program, u32::try_from(libc::SYS_sync).unwrap(), argument);
         assert_eq!(of(0), u32::from(SeccompAction::Allow));
         assert_eq!([of(1), of(4)], [u32::from(SeccompAction::Trap); 2]);
@@ -173,7 +151,7 @@ mod tests {
     fn call_with_any_arguments_stays_so_whatever_comes_before_or_after() {
         for calls in [[Call::Ioctl(1), Call::Any(libc::SYS_ioctl)], [Call::Any(libc::SYS_ioctl), Call::IoctlsOf(2)]] {
             let mut rules = Rules::new();
-            calls.into_iter().for_each(|call| add(&mut rules, call).unwrap());
+            calls.into_iter().for_each(|call| add(&mut rules, call));
             assert_eq!(rules, Rules::from([(libc::SYS_ioctl, Vec::new())]));
         }
     }

@@ -2,15 +2,18 @@
 
 //! The program of a filter. The library makes one that compares a call with each that has rules, one after another. The kernel takes one
 //! for each thread, and runs it then for each number of a call that no earlier filter stops (`seccomp_cache_prepare()` of
-//! kernel/seccomp.c). So here calls whose arguments do not matter are found by halving.
+//! kernel/seccomp.c). It compiles each as well. So here calls are found by halving, and an argument is loaded once for all of its values.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
-use seccompiler::{BackendError, BpfProgram, SeccompAction, SeccompFilter, SeccompRule, TargetArch, sock_filter};
+use seccompiler::{BpfProgram, SeccompAction, sock_filter};
 
-/// Calls by number; a list without rules is for any arguments.
-pub(super) type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+use super::call::Argument;
+
+/// Calls by number, each with alternatives. All conditions of one alternative must hold. A call without alternatives may have any
+/// arguments.
+pub(super) type Rules = BTreeMap<i64, Vec<Vec<Argument>>>;
 
 /// `AUDIT_ARCH_X86_64` of linux/audit.h: the call is one of a 64-bit program.
 const X86_64: u32 = 0xc000_003e;
@@ -20,6 +23,7 @@ const LOAD: u16 = code(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS);
 const JUMP: u16 = code(libc::BPF_JMP | libc::BPF_JA);
 const JUMP_IF_EQUAL: u16 = code(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K);
 const JUMP_IF_NOT_LESS: u16 = code(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K);
+const AND: u16 = code(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K);
 const RETURN: u16 = code(libc::BPF_RET | libc::BPF_K);
 
 /// What becomes of a call.
@@ -27,32 +31,90 @@ const RETURN: u16 = code(libc::BPF_RET | libc::BPF_K);
 enum Answer {
     /// The kernel gets this word for it.
     Word(u32),
-    /// That is up to its rules.
-    Rules,
+    /// Its rules decide. They begin this many instructions after the search.
+    Rules(usize),
 }
 
 /// The program that answers a call of `fixed` so, allows one that meets a rule of `rules`, and meets another with `other`. A call is in
 /// one of the two at most.
-pub(super) fn program(
-    fixed: &BTreeMap<i64, SeccompAction>,
-    rules: Rules,
-    other: SeccompAction,
-) -> Result<BpfProgram, BackendError> {
-    let words = fixed.iter().map(|(number, action)| (*number, Answer::Word(action.clone().into())));
-    let answers = words.chain(rules.keys().map(|number| (*number, Answer::Rules))).collect();
+pub(super) fn program(fixed: &BTreeMap<i64, SeccompAction>, rules: &Rules, other: SeccompAction) -> BpfProgram {
+    let other = u32::from(other);
+    let mut by_rules = BpfProgram::new();
+    let mut answers: BTreeMap<i64, Answer> =
+        fixed.iter().map(|(number, action)| (*number, Answer::Word(action.clone().into()))).collect();
+    for (number, alternatives) in rules {
+        answers.insert(*number, Answer::Rules(by_rules.len()));
+        by_rules.extend(compare(alternatives, other));
+    }
     let mut program = vec![
         load(offset_of!(libc::seccomp_data, arch)),
         jump(JUMP_IF_EQUAL, X86_64, 1, 0),
         jump(RETURN, SeccompAction::KillProcess.into(), 0, 0),
         load(offset_of!(libc::seccomp_data, nr)),
     ];
-    program.extend(search(&spans(&answers, Answer::Word(other.clone().into())), 0));
-    if !rules.is_empty() {
-        let by_rules: BpfProgram =
-            SeccompFilter::new(rules, other, SeccompAction::Allow, TargetArch::x86_64)?.try_into()?;
-        program.extend(by_rules);
+    program.extend(search(&spans(&answers, Answer::Word(other)), 0));
+    program.extend(by_rules);
+    program
+}
+
+/// Allows a call if one of `alternatives` holds, and answers `other` otherwise.
+fn compare(alternatives: &[Vec<Argument>], other: u32) -> BpfProgram {
+    let value = |alternative: &Vec<Argument>| match alternative[..] {
+        [Argument::Is(index, value)] => Some((index, value)),
+        _ => None,
+    };
+    let mut values: BTreeMap<u8, Vec<u32>> = BTreeMap::new();
+    for (index, value) in alternatives.iter().filter_map(value) {
+        values.entry(index).or_default().push(value);
     }
-    Ok(program)
+    let mut program = BpfProgram::new();
+    for (index, values) in values {
+        // A jump over more values would not fit.
+        for values in values.chunks(200) {
+            program.push(load_argument(index, 0));
+            let last = values.len() - 1;
+            let equal = values.iter().enumerate();
+            program
+                .extend(equal.map(|(at, value)| jump(JUMP_IF_EQUAL, *value, short(last - at), u8::from(at == last))));
+            program.push(allow());
+        }
+    }
+    for conditions in alternatives.iter().filter(|alternative| value(alternative).is_none()) {
+        let mut rest = vec![allow()];
+        for condition in conditions.iter().rev() {
+            let skip = rest.len();
+            rest = [check(*condition, skip), rest].concat();
+        }
+        program.extend(rest);
+    }
+    program.push(jump(RETURN, other, 0, 0));
+    program
+}
+
+/// Goes on if the condition holds, and leaves out `skip` instructions after this check otherwise.
+fn check(condition: Argument, skip: usize) -> BpfProgram {
+    let equals = |value, after: usize| jump(JUMP_IF_EQUAL, value, 0, short(skip + after));
+    match condition {
+        Argument::Is(index, value) => vec![load_argument(index, 0), equals(value, 0)],
+        Argument::Bits(index, bits, value) => {
+            vec![load_argument(index, 0), jump(AND, bits, 0, 0), equals(value, 0)]
+        }
+        // Both halves of a pointer. The kernel takes 32 bits of numbers, whatever the others are.
+        Argument::Null(index) => vec![load_argument(index, 0), equals(0, 2), load_argument(index, 4), equals(0, 0)],
+    }
+}
+
+fn allow() -> sock_filter {
+    jump(RETURN, SeccompAction::Allow.into(), 0, 0)
+}
+
+fn short(instructions: usize) -> u8 {
+    u8::try_from(instructions).expect("a call has few conditions, and values are compared in chunks")
+}
+
+/// Loads half of an argument: the low one at byte 0, the high one at byte 4.
+fn load_argument(index: u8, byte: usize) -> sock_filter {
+    load(offset_of!(libc::seccomp_data, args) + usize::from(index) * size_of::<u64>() + byte)
 }
 
 /// Where the answer changes, in order of the numbers, and what it is from there on. The first is at 0.
@@ -71,14 +133,14 @@ fn spans(answers: &BTreeMap<i64, Answer>, other: Answer) -> Vec<(u32, Answer)> {
     spans
 }
 
-/// Finds the span of the number that is loaded. The rules come `after` so many more instructions.
+/// Finds the span of the number that is loaded. Rules begin `after` this many more instructions.
 fn search(spans: &[(u32, Answer)], after: usize) -> BpfProgram {
     let (low, high) = spans.split_at(spans.len() / 2);
     let Some((middle, answer)) = high.first() else { return Vec::new() };
     if low.is_empty() {
         return vec![match answer {
             Answer::Word(word) => jump(RETURN, *word, 0, 0),
-            Answer::Rules => jump(JUMP, distance(after), 0, 0),
+            Answer::Rules(at) => jump(JUMP, distance(after + at), 0, 0),
         }];
     }
     let high = search(high, after);
@@ -112,14 +174,22 @@ const fn code(bits: u32) -> u16 {
 #[cfg(test)]
 pub(super) mod tests {
     use proptest::prelude::*;
-    use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition};
 
     use super::*;
 
     /// What a program answers to a call whose arguments are all `argument`.
     pub(in crate::sandbox) fn answer(program: &BpfProgram, number: u32, argument: u32) -> u32 {
-        const AND: u16 = code(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K);
-        let data = |place: u32| *[number, X86_64, 0, 0].get(place as usize / 4).unwrap_or(&argument);
+        answer_to(program, number, [argument.into(); 6])
+    }
+
+    fn low(argument: u64) -> u32 {
+        u32::try_from(argument & u64::from(u32::MAX)).unwrap()
+    }
+
+    fn answer_to(program: &BpfProgram, number: u32, arguments: [u64; 6]) -> u32 {
+        let halves = arguments.iter().flat_map(|argument| [low(*argument), low(*argument >> 32)]);
+        let words: Vec<u32> = [number, X86_64, 0, 0].into_iter().chain(halves).collect();
+        let data = |place: u32| words[place as usize / 4];
         let (mut at, mut loaded) = (0, 0);
         loop {
             let sock_filter { code, jt, jf, k } = program[at];
@@ -144,19 +214,45 @@ pub(super) mod tests {
     }
 
     /// Allowed where the first argument is 7.
-    fn only_seven() -> Vec<SeccompRule> {
-        let condition = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 7).unwrap();
-        vec![SeccompRule::new(vec![condition]).unwrap()]
+    fn only_seven() -> Vec<Vec<Argument>> {
+        vec![vec![Argument::Is(0, 7)]]
+    }
+
+    fn holds(condition: Argument, arguments: [u64; 6]) -> bool {
+        match condition {
+            Argument::Is(index, value) => low(arguments[usize::from(index)]) == value,
+            Argument::Bits(index, bits, value) => low(arguments[usize::from(index)]) & bits == value,
+            Argument::Null(index) => arguments[usize::from(index)] == 0,
+        }
+    }
+
+    fn condition() -> impl Strategy<Value = Argument> {
+        prop_oneof![
+            4 => (0_u8..6, 0_u32..4).prop_map(|(index, value)| Argument::Is(index, value)),
+            1 => (0_u8..6, 0_u32..4, 0_u32..4).prop_map(|(index, bits, value)| Argument::Bits(index, bits, value)),
+            1 => (0_u8..6).prop_map(Argument::Null),
+        ]
     }
 
     /// The kind of each call: allowed, refused, by its argument.
     fn made(kinds: &BTreeMap<i64, u8>) -> BpfProgram {
         let of = |kind: u8| kinds.iter().filter(move |(_, is)| **is == kind).map(|(number, _)| *number);
         let fixed = of(0).map(|number| (number, SeccompAction::Allow)).chain(of(1).map(|number| (number, errno())));
-        program(&fixed.collect(), of(2).map(|number| (number, only_seven())).collect(), OTHER).unwrap()
+        program(&fixed.collect(), &of(2).map(|number| (number, only_seven())).collect(), OTHER)
     }
 
     proptest! {
+        #[test]
+        fn call_is_allowed_where_all_of_an_alternative_holds(
+            alternatives in prop::collection::vec(prop::collection::vec(condition(), 1..4), 1..8),
+            arguments in prop::array::uniform6(prop_oneof![0_u64..4, (0_u64..4).prop_map(|high| high << 32)]),
+        ) {
+            let is_allowed = alternatives.iter().any(|all| all.iter().all(|one| holds(*one, arguments)));
+            let expected = if is_allowed { SeccompAction::Allow } else { OTHER };
+            let program = program(&BTreeMap::new(), &Rules::from([(9, alternatives)]), OTHER);
+            prop_assert_eq!(answer_to(&program, 9, arguments), u32::from(expected));
+        }
+
         #[test]
         fn each_call_gets_its_answer(kinds in prop::collection::btree_map(0_i64..600, 0_u8..3, 0..300)) {
             let program = made(&kinds);
@@ -182,6 +278,16 @@ pub(super) mod tests {
         for number in 0..1100 {
             let expected = if number < 1000 && number % 2 == 0 { SeccompAction::Allow } else { OTHER };
             assert_eq!(answer(&program, number, 0), u32::from(expected), "call {number}");
+        }
+    }
+
+    #[test]
+    fn call_with_more_values_than_a_jump_reaches_has_them_all() {
+        let alternatives = (0..900).map(|value| vec![Argument::Is(1, 2 * value)]).collect();
+        let program = program(&BTreeMap::new(), &Rules::from([(9, alternatives)]), OTHER);
+        for value in 0..1802 {
+            let expected = if value < 1800 && value % 2 == 0 { SeccompAction::Allow } else { OTHER };
+            assert_eq!(answer(&program, 9, value), u32::from(expected), "{value}");
         }
     }
 

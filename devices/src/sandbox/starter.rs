@@ -73,7 +73,7 @@ static STARTER: OnceLock<(Mode, Sender<Order>)> = OnceLock::new();
 /// The kernel takes no filter.
 pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
     trap::watch()?;
-    let starter = Filter::of_starter(roles, mode.action())?;
+    let starter = Filter::of_starter(roles, mode.action());
     let known: Vec<&'static str> = roles.iter().map(|role| role.name).collect();
     let (orders, to_do) = channel();
     let (tell, told) = sync_channel(1);
@@ -106,7 +106,7 @@ fn named(name: String) -> Builder {
 pub fn confine(own: ThreadRole) -> io::Result<()> {
     crash::set_role(own.name);
     let Some((mode, _)) = STARTER.get() else { return Ok(()) };
-    Filter::of(&own, mode.action())?.install()
+    Filter::of(&own, mode.action()).install()
 }
 
 /// Starts a thread of `role`, called `name`, which runs `run`.
@@ -199,9 +199,11 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
             None if !known.contains(&role.name) => {
                 Err(io::Error::other(format!("no thread can have the role '{}'", role.name)))
             }
-            None => Filter::of(&role, mode.action()).inspect(|filter| {
+            None => {
+                let filter = Filter::of(&role, mode.action());
                 made.insert(role.name, filter.clone());
-            }),
+                Ok(filter)
+            }
         };
         let started = filter.and_then(|filter| start_filtered(role, name, filter, placement, run));
         // Whoever asked waits for it.

@@ -9,14 +9,14 @@ use devices::sandbox::{Argument, COMMON, Call, REFUSED, ThreadRole};
 /// Calls by name and condition, and the roles that have them.
 pub(crate) type Calls = BTreeMap<(String, String), BTreeSet<String>>;
 
-/// What the page calls all roles.
+/// The page's word for all roles.
 const EVERY: &str = "every";
-/// What the page says of calls that fail.
+/// The page's words for calls that fail.
 const FAILS: &str = "fails with `EACCES`";
-/// What the page says of calls with any arguments.
+/// The page's word for any arguments.
 const ANY: &str = "any";
 
-/// What the filters allow.
+/// Returns the calls that the filters allow.
 pub(crate) fn of_code(roles: &[ThreadRole]) -> Calls {
     let mut calls = Calls::new();
     let mut add = |name: String, condition: String, role: &str| {
@@ -38,7 +38,7 @@ pub(crate) fn of_code(roles: &[ThreadRole]) -> Calls {
     calls
 }
 
-/// What the page says, and what is wrong with its table: `| calls | arguments | roles | reason |`.
+/// Returns the calls in the page's table, and the errors of that table: `| calls | arguments | roles | reason |`.
 pub(crate) fn of_page(page: &str) -> (Calls, Vec<String>) {
     let (mut calls, mut wrong) = (Calls::new(), Vec::new());
     for row in rows(page, "| call | ") {

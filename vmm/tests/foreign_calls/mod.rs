@@ -12,7 +12,7 @@ use libc::{c_int, c_long, pid_t};
 /// A system call with arguments that no thread has a use for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForeignCall {
-    /// What it would do, for messages.
+    /// Description for messages.
     pub(crate) what: &'static str,
     /// Its number.
     pub(crate) number: c_long,
