@@ -9,6 +9,7 @@ mod program;
 mod refused_options;
 mod seccomp;
 mod sockets;
+pub mod streams;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

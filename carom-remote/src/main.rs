@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use carom_api::body::Unknown;
+use carom_api::cli::streams;
 use carom_api::{VmConfig, VmSnapshotConfig};
 use clap::Parser;
 use clap::error::ErrorKind;
@@ -42,18 +43,23 @@ impl RemoteError {
     }
 }
 
+/// Name of the program.
+const NAME: &str = "carom-remote";
 /// Exit status for a mistake of the user's.
 const MISTAKE: u8 = 2;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        // Help and version, asked for or for want of a verb, are text of many lines.
-        Err(error) if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            error.exit()
+        Err(error) if !error.use_stderr() => return streams::inform(NAME, &error.to_string()),
+        // Help for want of a verb is text of many lines.
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            // The status says the rest, whoever can read the text.
+            let _ = io::stderr().write_all(error.to_string().as_bytes());
+            return ExitCode::from(MISTAKE);
         }
         Err(error) => {
-            eprintln!("carom-remote: {}", carom_api::cli::one_line(&error, "carom-remote"));
+            streams::complain(NAME, &carom_api::cli::one_line(&error, NAME));
             return ExitCode::from(MISTAKE);
         }
     };
@@ -62,7 +68,7 @@ fn main() -> ExitCode {
         // Whoever reads this has enough.
         Err(RemoteError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("carom-remote: {error}");
+            streams::complain(NAME, &error.to_string());
             ExitCode::from(if matches!(error, RemoteError::NoSocket) { MISTAKE } else { 1 })
         }
     }
@@ -134,8 +140,7 @@ fn checked(config: Vec<u8>) -> Result<Vec<u8>, RemoteError> {
 }
 
 fn show(text: &[u8]) -> Result<(), RemoteError> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text).and_then(|()| stdout.flush()).map_err(RemoteError::io("writing"))
+    streams::print(text).map_err(RemoteError::io("cannot write to standard output"))
 }
 
 /// Shows an answer for people, where there is one.

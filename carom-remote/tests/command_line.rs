@@ -4,7 +4,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::process::Command;
+use std::fs::File;
+use std::io::pipe;
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
 
 /// Exit status, standard output and standard error.
 fn run(arguments: &[&str]) -> (i32, String, String) {
@@ -54,5 +57,31 @@ fn help_names_every_verb_of_the_documentation() {
     assert!(verbs.len() >= 20, "{verbs:?}");
     for verb in verbs.into_iter().filter(|verb| *verb != "help") {
         assert!(documented.contains(verb), "{verb} is not in docs/remote.md");
+    }
+}
+
+/// Exit status with these streams.
+fn status(arguments: &[&str], stdout: impl Into<Stdio>, stderr: impl Into<Stdio>) -> Option<i32> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_carom-remote"));
+    command.args(arguments).env_remove("CAROM_API_SOCKET").stdout(stdout).stderr(stderr).status().unwrap().code()
+}
+
+#[test]
+fn status_is_the_same_whoever_reads_the_output() {
+    let closed = || OwnedFd::from(pipe().unwrap().1);
+    let full = || OwnedFd::from(File::options().write(true).open("/dev/full").unwrap());
+    for asked in [&["--help"][..], &["--version"], &["help", "info"], &["completions", "bash"]] {
+        assert_eq!(status(asked, closed(), Stdio::null()), Some(0), "{asked:?}, nobody reads");
+        assert_eq!(status(asked, full(), Stdio::null()), Some(1), "{asked:?}, full");
+        assert_eq!(status(asked, full(), full()), Some(1), "{asked:?}, both full");
+    }
+    for mistake in [&["--colour"][..], &[], &["resize"], &["info"], &["add-disk", "path="]] {
+        for stderr in [closed(), full()] {
+            assert_eq!(status(mistake, Stdio::null(), stderr), Some(2), "{mistake:?}");
+        }
+    }
+    let failure = ["--api-socket", "/no/such/socket", "ping"];
+    for stderr in [closed(), full()] {
+        assert_eq!(status(&failure, Stdio::null(), stderr), Some(1));
     }
 }

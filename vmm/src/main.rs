@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use carom_api::cli::{
     self, ApiSocketOption, CliOutcome, CrashReportOption, EventMonitorOption, FileOrFd, InheritedFd, Invocation,
-    LogFormat, MetricsAddress, OptionName, Program, Seccomp,
+    LogFormat, MetricsAddress, OptionName, Program, Seccomp, streams,
 };
 use carom_api::error::FileError;
 use carom_api::{CheckedConfig, Field, RestoreConfig};
@@ -44,18 +44,17 @@ fn main() -> ExitCode {
     let invocation = match cli::parse(std::env::args_os()) {
         Ok(invocation) => invocation,
         Err(CliOutcome::Information(text)) => {
-            print!("{text}");
-            return ExitCode::SUCCESS;
+            return streams::inform(program, &text);
         }
         Err(CliOutcome::Mistake(text)) => {
-            eprintln!("{program}: {text}");
+            streams::complain(program, &text);
             return ExitCode::from(MISTAKE);
         }
     };
     match run(invocation) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{program}: {error}");
+            streams::complain(program, &error.to_string());
             ExitCode::from(if error.is_user_error() { MISTAKE } else { FAILURE })
         }
     }

@@ -31,7 +31,8 @@ pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(),
     enable_raw_mode().and_then(|()| disable_raw_mode()).map_err(RemoteError::io("top needs a terminal, or --once"))?;
     let mut terminal = ratatui::try_init().map_err(RemoteError::io("setting the terminal up"))?;
     let result = watch(client, interval, &mut history, &mut terminal);
-    ratatui::restore();
+    // A terminal that has gone needs no restoring, and nobody sees a complaint there.
+    let _ = ratatui::try_restore();
     result
 }
 

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The command line of a real `carom` process: its exit status does not depend on who reads what it writes.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs::File;
+use std::io::pipe;
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+
+/// A pipe without a reader.
+fn closed() -> OwnedFd {
+    pipe().unwrap().1.into()
+}
+
+/// A file that is always full.
+fn full() -> OwnedFd {
+    File::options().write(true).open("/dev/full").unwrap().into()
+}
+
+/// Starts the program with these streams: exit status, and what came by standard error if that is a pipe.
+fn run(arguments: &[&str], stdout: Stdio, stderr: Stdio) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
+    let started = command.args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn().unwrap();
+    let output = started.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn help_to_a_closed_reader_is_no_failure() {
+    for argument in ["--help", "--version"] {
+        let (status, said) = run(&[argument], closed().into(), Stdio::piped());
+        assert_eq!((status, said.as_str()), (Some(0), ""), "{argument}");
+    }
+}
+
+#[test]
+fn help_to_a_full_file_is_a_failure_of_one_line() {
+    for argument in ["--help", "--version"] {
+        let (status, said) = run(&[argument], full().into(), Stdio::piped());
+        assert_eq!(status, Some(1), "{argument}: {said}");
+        assert!(said.starts_with("carom: cannot write to standard output: No space left"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn mistake_has_status_2_whoever_reads_the_message() {
+    let mistakes =
+        [&["--nope"][..], &["--kernel", "/nonexistent"], &["--kernel", "k", "--memory", "size=1"]];
+    for arguments in mistakes {
+        for stderr in [closed(), full()] {
+            assert_eq!(run(arguments, Stdio::null(), stderr.into()).0, Some(2), "{arguments:?}");
+        }
+    }
+    // Both streams at once, and the file of the log.
+    let (status, _) = run(&["--kernel", "/nonexistent", "-vvv"], full().into(), full().into());
+    assert_eq!(status, Some(2));
+}
