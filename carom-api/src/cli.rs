@@ -290,7 +290,12 @@ where
 fn read(program: Program, arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
     let command = Cli::command().name(program.name()).version(program.printed_version());
     let mut command = command.bin_name(program.name());
-    let matches = command.try_get_matches_from_mut(arguments)?;
+    let matches =
+        command.try_get_matches_from_mut(&arguments).map_err(|error| match refused_options::find(&arguments) {
+            // What the user asked for and cannot have comes before any other mistake.
+            Some(refused) if error.use_stderr() => refused,
+            _ => error,
+        })?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
@@ -377,14 +382,17 @@ mod tests {
             (&["--kernel", "k", "--iommu-bounce", "--rng"][..], "iommu=on"),
             (&["--kernel", "k", "--user-device", "/s"][..], "--user-device: '/s' is no key=value"),
             (&["--kernel", "k", "--user-device", "socket=/s"][..], "--user-device iommu: is off"),
-            (&["--kernel", "k", "--console", "vga"][..], "--console: 'vga' is no key=value"),
+            (&["--kernel", "k", "--console", "vga"][..], "--console: 'vga' is neither key=value nor one of"),
             (&["--kernel", "k", "--event-monitor", "fd=1"][..], "--event-monitor fd"),
             (
                 &["--kernel", "k", "--event-monitor", "/e"][..],
                 "--event-monitor: '/e' is neither path=FILE nor fd=NUMBER",
             ),
             (&["--kernel", "k", "--api-socket", ""][..], "--api-socket"),
-            (&["--kernel", "k", "--api-socket", "file=/s"][..], "--api-socket: 'file=/s' is neither path=FILE nor"),
+            (
+                &["--kernel", "k", "--api-socket", "file=/s"][..],
+                "--api-socket: unknown key 'file', known are: path, fd",
+            ),
             (&["--kernel", "k", "--api-socket", "fd=x"][..], "--api-socket fd"),
             (&["--kernel", "k", "--no-shutdown"][..], "--api-socket"),
             (
@@ -405,9 +413,22 @@ mod tests {
             (&["--kernel", "k", "extra"][..], "extra"),
             (&["--kernel", "k", "--disk", "path=/d,queue_size=3"][..], "--disk queue_size: 3 is no power of two"),
             (&["--kernel", "k", "--disk", "path=/d", "path=/d"][..], "--disk path: /d is given twice"),
-            (&["--kernel", "k", "--net", "tap=t,mac="][..], "--net mac: is no address of the form"),
+            (&["--kernel", "k", "--net", "tap=t,mac=x"][..], "--net mac: is no address of the form"),
             (&["--kernel", "k", "--net", "tap=t", "tap=t"][..], "--net tap: t is given twice"),
             (&["--kernel", "k", "--vdpa", "path="][..], "--vdpa is not there yet"),
+            (&["--tpm", "socket=/x"][..], "--tpm is not there yet: there is no TPM"),
+            (&["--tpm=socket=/x"][..], "--tpm is not there yet: there is no TPM"),
+            (
+                &["--kernl", "k", "--memory", "sze=1", "--tpm", "socket=/x"][..],
+                "--tpm is not there yet: there is no TPM",
+            ),
+            (&["--debug-console", "off", "--rtc"][..], "--rtc is not there yet: the guest has KVM's clock"),
+            (
+                &["--tpm", "socket=/x", "--gdb", "path=/g"][..],
+                "there is no debugger's port; --tpm is not there yet: there is no TPM",
+            ),
+            (&["--debug-console", "off"][..], "--kernel"),
+            (&["--cmdline=--tpm"][..], "--kernel"),
             (&["--kernel", "k", "--landlock-rules", "path=/p,access=r"][..], "--landlock"),
             (
                 &["--kernel", "k", "--landlock", "--landlock-rules", "path=/p,access=x"][..],
@@ -441,6 +462,15 @@ mod tests {
             assert!(text.contains(part), "{text}");
             assert_eq!(text.lines().count(), 1, "{text}");
         }
+    }
+
+    #[test]
+    fn unsupported_option_is_named_before_a_missing_kernel() {
+        for option in refused_options::names() {
+            let text = mistake(&["--kernl", "k", &format!("--{option}"), "x"]);
+            assert!(text.starts_with(&format!("--{option} is not there yet: ")), "{text}");
+        }
+        assert!(matches!(parse(["carom", "--help", "--tpm", "socket=/x"]), Err(CliOutcome::Information(_))));
     }
 
     #[test]

@@ -222,23 +222,16 @@ impl FromStr for RestoreConfig {
         let list = OptionList::parse(Self::OPTION, text, &keys)?;
         let url = list.required("source_url")?.parse();
         let source_url = url.map_err(|rule: String| ConfigError::new(Self::OPTION.key("source_url"), rule))?;
-        let memory_restore_mode = match list.get("memory_restore_mode") {
-            None => None,
-            Some("copy") => Some(MemoryRestoreMode::Copy),
-            Some("ondemand") => Some(MemoryRestoreMode::OnDemand),
-            Some(other) => {
-                return Err(ConfigError::new(Self::MODE, format!("'{other}' is neither 'copy' nor 'ondemand'")));
-            }
-        };
+        let modes = [("copy", MemoryRestoreMode::Copy), ("ondemand", MemoryRestoreMode::OnDemand)];
         let updates = list.pairs("zone_updates")?.unwrap_or_default().into_iter().map(|(id, node)| {
             let wrong = || ConfigError::new(Self::ZONE_UPDATES, format!("'{node}' is no number that fits"));
-            Ok(VmMemoryZoneUpdateData { id: id.into(), host_numa_node: node.parse().map_err(|_| wrong())? })
+            Ok(VmMemoryZoneUpdateData { id, host_numa_node: node.parse().map_err(|_| wrong())? })
         });
         Ok(Self {
             source_url,
             prefault: list.toggle("prefault", false)?,
             resume: list.toggle("resume", false)?,
-            memory_restore_mode,
+            memory_restore_mode: list.choice("memory_restore_mode", &modes)?,
             net_fds: Vec::new(),
             zone_updates: updates.collect::<Result<_, ConfigError>>()?,
         })

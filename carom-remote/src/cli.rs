@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use carom_api::RestoreConfig;
+use carom_api::cli::{ApiSocketOption, OptionName};
+use carom_api::option_list::OptionList;
 use carom_api::size::parse_size;
 use carom_api::snapshot::DirectoryUrl;
 use clap::{Parser, Subcommand};
@@ -136,8 +138,11 @@ pub(crate) enum Verb {
 
 /// As `carom` spells it, or a path alone.
 fn parse_socket(text: &str) -> Result<PathBuf, String> {
-    let path = text.strip_prefix("path=").unwrap_or(text);
-    if path.is_empty() { Err("it is empty".into()) } else { Ok(path.into()) }
+    if !text.starts_with("path=") {
+        return if text.is_empty() { Err("it is empty".into()) } else { Ok(text.into()) };
+    }
+    let list = OptionList::parse(ApiSocketOption::OPTION, text, &["path"]).map_err(|error| error.to_string())?;
+    list.required("path").map(PathBuf::from).map_err(|error| error.to_string())
 }
 
 fn parse_threshold(text: &str) -> Result<u32, String> {
@@ -176,6 +181,7 @@ mod tests {
     fn values_are_checked() {
         assert_eq!(parse_socket("path=/s"), Ok("/s".into()));
         assert_eq!(parse_socket("a=b"), Ok("a=b".into()));
+        assert_eq!(parse_socket("path=\"/a,b\""), Ok("/a,b".into()));
         assert!(parse_socket("").is_err() && parse_socket("path=").is_err());
         assert_eq!(parse_threshold("auto"), Ok(0));
         assert_eq!(parse_threshold("64K"), Ok(65536));

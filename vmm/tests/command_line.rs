@@ -48,7 +48,7 @@ fn help_to_a_full_file_is_a_failure_of_one_line() {
 #[test]
 fn mistake_has_status_2_whoever_reads_the_message() {
     let mistakes =
-        [&["--nope"][..], &["--kernel", "/nonexistent"], &["--kernel", "k", "--memory", "size=1"]];
+        [&["--nope"][..], &["--kernel", "/nonexistent"], &["--kernel", "k", "--memory", "size=1"], &["--tpm"]];
     for arguments in mistakes {
         for stderr in [closed(), full()] {
             assert_eq!(run(arguments, Stdio::null(), stderr.into()).0, Some(2), "{arguments:?}");

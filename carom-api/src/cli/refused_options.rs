@@ -2,6 +2,8 @@
 
 //! Options that Cloud Hypervisor has and Carom has not: each is refused with what there is instead.
 
+use std::ffi::OsString;
+
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
@@ -59,16 +61,51 @@ impl Refused {
         }
     }
 
-    fn error(&self) -> Error {
+    /// Says that there is no such option, and what there is instead.
+    fn rule(&self) -> String {
         let instead = self.instead();
         let rule = if instead.is_empty() { String::new() } else { format!(": {instead}") };
-        Error::raw(ErrorKind::UnknownArgument, format!("--{} is not there yet{rule}", self.name))
+        format!("--{} is not there yet{rule}", self.name)
     }
 
     /// Whether these values ask for nothing.
-    fn is_neutral<'a>(&self, mut values: impl Iterator<Item = &'a String>) -> bool {
+    fn is_neutral<'a>(&self, mut values: impl Iterator<Item = &'a str>) -> bool {
         self.neutral.is_some_and(|neutral| values.all(|value| value.split(',').next() == Some(neutral)))
     }
+}
+
+/// The error that names all of these options; `None` if there are none.
+fn error(refused: impl Iterator<Item = &'static Refused>) -> Option<Error> {
+    let rules: Vec<String> = refused.map(Refused::rule).collect();
+    (!rules.is_empty()).then(|| Error::raw(ErrorKind::UnknownArgument, rules.join("; ")))
+}
+
+/// Looks for these options in a command line that has other mistakes. A value of another option never begins with two dashes.
+pub(super) fn find(arguments: &[OsString]) -> Option<Error> {
+    let words: Vec<&str> = arguments.iter().map(|word| word.to_str().unwrap_or_default()).collect();
+    let given = |option: &&Refused| {
+        words.iter().enumerate().any(|(place, word)| {
+            let Some(rest) = word.strip_prefix("--").and_then(|word| word.strip_prefix(option.name)) else {
+                return false;
+            };
+            match rest.strip_prefix('=') {
+                Some(value) => !option.is_neutral(std::iter::once(value)),
+                None if rest.is_empty() => {
+                    let values = words[place + 1..].iter().copied();
+                    let mut values = values.take_while(|word| !word.starts_with('-')).peekable();
+                    values.peek().is_none() || !option.is_neutral(values)
+                }
+                None => false,
+            }
+        })
+    };
+    error(REFUSED.iter().filter(given))
+}
+
+/// Names of these options, without dashes.
+#[cfg(test)]
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    REFUSED.iter().map(|option| option.name)
 }
 
 /// None of these was given, or only with a value that asks for nothing.
@@ -93,9 +130,11 @@ impl FromArgMatches for RefusedOptions {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let given = |option: &&Refused| {
             matches.contains_id(option.name)
-                && !matches.get_many::<String>(option.name).is_some_and(|values| option.is_neutral(values))
+                && !matches
+                    .get_many::<String>(option.name)
+                    .is_some_and(|values| option.is_neutral(values.map(String::as_str)))
         };
-        REFUSED.iter().find(given).map_or(Ok(Self), |option| Err(option.error()))
+        error(REFUSED.iter().filter(given)).map_or(Ok(Self), Err)
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {

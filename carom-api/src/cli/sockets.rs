@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::ConfigError;
 use crate::field::Field;
+use crate::option_list::OptionList;
 
 /// The option whose value a [`FileOrFd`] is.
 pub trait OptionName {
@@ -76,12 +77,13 @@ impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
     /// Parses `path=FILE` or `fd=NUMBER`, or a path alone where [`OptionName::BARE_PATH`] says so.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let wrong = || ConfigError::new(O::OPTION, format!("'{text}' is neither path=FILE nor fd=NUMBER"));
-        if O::BARE_PATH && !text.is_empty() && !text.contains('=') {
-            return Ok(Self::Path(text.into()));
+        if !text.contains('=') {
+            return if O::BARE_PATH && !text.is_empty() { Ok(Self::Path(text.into())) } else { Err(wrong()) };
         }
-        match text.split_once('=').ok_or_else(wrong)? {
-            ("path", path) if !path.is_empty() => Ok(Self::Path(path.into())),
-            ("fd", number) => {
+        let list = OptionList::parse(O::OPTION, text, &["path", "fd"])?;
+        match (list.get("path"), list.get("fd")) {
+            (Some(path), None) => Ok(Self::Path(path.into())),
+            (None, Some(number)) => {
                 let rule = || ConfigError::new(O::OPTION.key("fd"), format!("'{number}' is no descriptor above 2"));
                 number.parse().ok().filter(|fd| *fd > 2).map(|fd| Self::Fd(fd, PhantomData)).ok_or_else(rule)
             }

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 
 use crate::error::ConfigError;
 use crate::field::Field;
+use crate::option_list::OptionList;
 
 /// Where a console goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -70,6 +71,43 @@ impl ConsoleTarget<'_> {
     }
 }
 
+/// The target of a console as an option names it.
+pub(crate) struct ReadTarget {
+    pub(crate) mode: ConsoleMode,
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) socket: Option<PathBuf>,
+    /// The rest of the option.
+    pub(crate) list: OptionList,
+}
+
+impl ReadTarget {
+    /// The modes that are words on the command line.
+    pub(crate) const WORDS: [(&'static str, ConsoleMode); 4] =
+        [("off", ConsoleMode::Off), ("null", ConsoleMode::Null), ("tty", ConsoleMode::Tty), ("pty", ConsoleMode::Pty)];
+
+    /// Parses `off`, `null`, `tty`, `pty`, `file=PATH` or `socket=PATH`, with any others of `keys`.
+    ///
+    /// # Errors
+    /// The text has none of these, or several.
+    pub(crate) fn parse(option: Field, text: &str, keys: &[&'static str]) -> Result<Self, ConfigError> {
+        let words = Self::WORDS.map(|(word, _)| word);
+        let list = OptionList::parse_with_words(option, text, &words, keys)?;
+        let path = |key| list.get(key).map(PathBuf::from);
+        let (file, socket) = (path("file"), path("socket"));
+        let of_paths = [(&file, ConsoleMode::File), (&socket, ConsoleMode::Socket)];
+        let of_paths = of_paths.into_iter().filter_map(|(path, mode)| path.as_ref().map(|_| mode));
+        let of_words = Self::WORDS.into_iter().filter(|(word, _)| list.has(word)).map(|(_, mode)| mode);
+        let modes: Vec<ConsoleMode> = of_words.chain(of_paths).collect();
+        match modes[..] {
+            [mode] => Ok(Self { mode, file, socket, list }),
+            _ => {
+                let rule = format!("'{text}' has not one of off, null, tty, pty, file=PATH, socket=PATH");
+                Err(ConfigError::new(option, rule))
+            }
+        }
+    }
+}
+
 /// The first serial port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SerialConfig {
@@ -125,22 +163,8 @@ impl FromStr for SerialConfig {
 
     /// Parses `off`, `null`, `tty`, `pty`, `file=PATH` or `socket=PATH`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        match (text, text.split_once('=')) {
-            ("off", _) => Ok(Self::of(ConsoleMode::Off)),
-            ("null", _) => Ok(Self::of(ConsoleMode::Null)),
-            ("tty", _) => Ok(Self::of(ConsoleMode::Tty)),
-            ("pty", _) => Ok(Self::of(ConsoleMode::Pty)),
-            (_, Some(("file", path))) if !path.is_empty() => {
-                Ok(Self { file: Some(path.into()), ..Self::of(ConsoleMode::File) })
-            }
-            (_, Some(("socket", path))) if !path.is_empty() => {
-                Ok(Self { socket: Some(path.into()), ..Self::of(ConsoleMode::Socket) })
-            }
-            _ => {
-                let rule = format!("'{text}' is none of off, null, tty, pty, file=PATH, socket=PATH");
-                Err(ConfigError::new(Self::OPTION, rule))
-            }
-        }
+        let ReadTarget { mode, file, socket, .. } = ReadTarget::parse(Self::OPTION, text, &["file", "socket"])?;
+        Ok(Self { mode, file, socket })
     }
 }
 
@@ -155,9 +179,17 @@ mod tests {
         let serial: SerialConfig = "socket=/s".parse().unwrap();
         assert_eq!((serial.mode, serial.socket), (ConsoleMode::Socket, Some("/s".into())));
         assert_eq!("pty".parse(), Ok(SerialConfig::of(ConsoleMode::Pty)));
-        for wrong in ["pipe", "pty=/p", "socket=", "socket"] {
+        let quoted: SerialConfig = "file=\"/a,b\"".parse().unwrap();
+        assert_eq!(quoted.file, Some("/a,b".into()));
+        for (wrong, rule) in [
+            ("pipe", "'pipe' is neither key=value nor one of off, null, tty, pty"),
+            ("socket", "'socket' is neither key=value nor one of off, null, tty, pty"),
+            ("pty=/p", "unknown key 'pty', known are: file, socket"),
+            ("socket=", "'socket=' has not one of off, null, tty, pty, file=PATH, socket=PATH"),
+            ("pty,file=/f", "'pty,file=/f' has not one of off, null, tty, pty, file=PATH, socket=PATH"),
+        ] {
             let error = wrong.parse::<SerialConfig>().unwrap_err().to_string();
-            assert_eq!(error, format!("--serial: '{wrong}' is none of off, null, tty, pty, file=PATH, socket=PATH"));
+            assert_eq!(error, format!("--serial: {rule}"));
         }
     }
 

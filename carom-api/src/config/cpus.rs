@@ -14,6 +14,9 @@ use crate::limits::{MAX_PHYS_BITS, MAX_VCPUS, PHYS_BITS, ROOM_BESIDE_RAM};
 use crate::object;
 use crate::option_list::OptionList;
 
+/// vCPUs of a VM that does not say how many it has.
+const DEFAULT_VCPUS: u32 = 1;
+
 /// The guest's CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CpusConfig {
@@ -151,23 +154,24 @@ impl CpuTopology {
 
 impl Default for CpusConfig {
     fn default() -> Self {
-        Self::with_count(1)
+        Self::with_count(DEFAULT_VCPUS)
     }
 }
 
 impl FromStr for CpusConfig {
     type Err = ConfigError;
 
-    /// Parses `boot=N[,max=N][,topology=THREADS:CORES:DIES:PACKAGES][,max_phys_bits=N][,nested=on|off]
+    /// Parses `[boot=N][,max=N][,topology=THREADS:CORES:DIES:PACKAGES][,max_phys_bits=N][,nested=on|off]
     /// [,affinity=[VCPU@[CPU,CPU-CPU],…]]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let keys = ["boot", "max", "topology", "max_phys_bits", "nested", "affinity"];
         let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        let number = |field, text: &str| {
-            text.parse().map_err(|_| ConfigError::new(field, format!("'{text}' is no number of CPUs")))
+        let number = |field, key: &str| {
+            let wrong = |text| ConfigError::new(field, format!("'{text}' is no number of CPUs"));
+            list.get(key).map(|text| text.parse().map_err(|_| wrong(text))).transpose()
         };
-        let boot_vcpus = number(Self::BOOT, list.required("boot")?)?;
-        let max_vcpus = list.get("max").map_or(Ok(boot_vcpus), |max| number(Self::MAX, max))?;
+        let boot_vcpus = number(Self::BOOT, "boot")?.unwrap_or(DEFAULT_VCPUS);
+        let max_vcpus = number(Self::MAX, "max")?.unwrap_or(boot_vcpus);
         let max_phys_bits = list.get("max_phys_bits").map_or(Ok(default_max_phys_bits()), |bits| {
             bits.parse().map_err(|_| ConfigError::new(Self::MAX_PHYS_BITS, format!("'{bits}' is no number of bits")))
         })?;

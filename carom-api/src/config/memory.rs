@@ -14,6 +14,9 @@ use crate::limits::{GIB, MAX_MEMORY, MEMORY_GRANULE, MIB, MIN_MEMORY};
 use crate::object;
 use crate::option_list::OptionList;
 
+/// Bytes of RAM of a VM that does not say how many it has.
+const DEFAULT_SIZE: u64 = 512 * MIB;
+
 /// The guest's RAM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryConfig {
@@ -200,36 +203,21 @@ impl MemoryConfig {
 
 impl Default for MemoryConfig {
     fn default() -> Self {
-        Self::with_size(512 * MIB)
+        Self::with_size(DEFAULT_SIZE)
     }
 }
 
 impl FromStr for MemoryConfig {
     type Err = ConfigError;
 
-    /// Parses `size=SIZE[,shared=on|off][,hugepages=on|off][,hugepage_size=2M|1G][,thp=on|off][,prefault=on|off]
+    /// Parses `[size=SIZE][,shared=on|off][,hugepages=on|off][,hugepage_size=2M|1G][,thp=on|off][,prefault=on|off]
     /// [,mergeable=on|off][,reserve=on|off][,hotplug_size=SIZE][,hotplug_method=acpi]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = [
-            "size",
-            "shared",
-            "hugepages",
-            "hugepage_size",
-            "thp",
-            "prefault",
-            "mergeable",
-            "reserve",
-            "hotplug_size",
-            "hotplug_method",
-        ];
+        let keys =
+            ["size", "shared", "hugepages", "hugepage_size", "thp", "prefault", "mergeable", "reserve", "hotplug_size"];
         let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        list.required("size")?;
-        if let Some(method) = list.get("hotplug_method").filter(|method| *method != "acpi") {
-            let rule = format!("'{method}' is not acpi, the one way that there is");
-            return Err(ConfigError::new(Self::OPTION.key("hotplug_method"), rule));
-        }
         Ok(Self {
-            size: list.size("size")?.unwrap_or_default(),
+            size: list.size("size")?.unwrap_or(DEFAULT_SIZE),
             shared: list.toggle("shared", false)?,
             hugepages: list.toggle("hugepages", false)?,
             hugepage_size: list.size("hugepage_size")?,
@@ -289,7 +277,8 @@ mod tests {
         assert_eq!(cut, "--memory size: 67108864 bytes are no multiple of a huge page's 1073741824");
         assert!(refused("size=64M,shared=on,mergeable=on").starts_with("--memory mergeable: must be off with shared"));
         let method = "size=64M,hotplug_method=virtio-mem".parse::<MemoryConfig>().unwrap_err().to_string();
-        assert_eq!(method, "--memory hotplug_method: 'virtio-mem' is not acpi, the one way that there is");
+        assert!(method.starts_with("--memory hotplug_method: 'virtio-mem' is not supported: leave it out; RAM comes"));
+        assert!("size=64M,hotplug_method=acpi,hotplugged_size=0".parse::<MemoryConfig>().is_ok());
     }
 
     #[test]
@@ -320,6 +309,7 @@ mod tests {
     fn malformed_sizes_name_option_and_rule() {
         let refused = |text: &str| text.parse::<MemoryConfig>().unwrap_err().to_string();
         assert!(refused("size=12Q").starts_with("--memory size: '12Q' is no size"));
-        assert_eq!(refused("size="), "--memory: 'size=' is needed");
+        assert_eq!("size=".parse(), Ok(MemoryConfig::default()));
+        assert_eq!("".parse(), Ok(MemoryConfig::default()));
     }
 }

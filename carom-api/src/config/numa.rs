@@ -190,7 +190,7 @@ impl FromStr for NumaConfig {
         let distances = list.pairs("distances")?.unwrap_or_default().into_iter().map(|(destination, distance)| {
             let wrong = |text: &str| ConfigError::new(Self::DISTANCES, format!("'{text}' is no number that fits"));
             Ok(NumaDistance {
-                destination: destination.parse().map_err(|_| wrong(destination))?,
+                destination: destination.parse().map_err(|_| wrong(&destination))?,
                 distance: distance.parse().map_err(|_| wrong(distance))?,
             })
         });
@@ -198,7 +198,7 @@ impl FromStr for NumaConfig {
             guest_numa_id: list.number("guest_numa_id")?.unwrap_or_default(),
             cpus: list.numbers("cpus")?.unwrap_or_default().into_iter().map(u32::from).collect(),
             distances: distances.collect::<Result<_, _>>()?,
-            memory_zones: list.texts("memory_zones"),
+            memory_zones: list.texts("memory_zones")?,
             pci_segments: list.numbers("pci_segments")?.unwrap_or_default(),
         })
     }

@@ -261,15 +261,7 @@ impl FromStr for PlatformConfig {
         let list = OptionList::parse(Self::OPTION, text, &keys)?;
         let text_of = |key| list.get(key).map(str::to_string);
         let iommufd = list.toggle("iommufd", false)?;
-        let iommu_poll = match list.get("iommu_poll") {
-            None | Some("auto") => IommuPoll::Auto,
-            Some("on") => IommuPoll::On,
-            Some("off") => IommuPoll::Off,
-            Some(other) => {
-                let rule = format!("'{other}' is none of auto, on, off");
-                return Err(ConfigError::new(Self::OPTION.key("iommu_poll"), rule));
-            }
-        };
+        let polls = [("auto", IommuPoll::Auto), ("on", IommuPoll::On), ("off", IommuPoll::Off)];
         let num_pci_segments = list.get("num_pci_segments").map_or(Ok(default_num_pci_segments()), |number| {
             let rule = |_| ConfigError::new(Self::NUM_PCI_SEGMENTS, format!("'{number}' is no number of segments"));
             number.parse().map_err(rule)
@@ -278,7 +270,7 @@ impl FromStr for PlatformConfig {
         let width: Option<u8> = list.number("iommu_address_width")?;
         Ok(Self {
             iommufd,
-            iommu_poll,
+            iommu_poll: list.choice("iommu_poll", &polls)?.unwrap_or_default(),
             num_pci_segments,
             iommu_segments,
             iommu_address_width_bits: width.unwrap_or_else(default_iommu_address_width_bits),
@@ -292,7 +284,7 @@ impl FromStr for PlatformConfig {
             system_sku_number: text_of("system_sku_number"),
             system_family: text_of("system_family"),
             chassis_asset_tag: text_of("chassis_asset_tag"),
-            oem_strings: list.texts("oem_strings"),
+            oem_strings: list.texts("oem_strings")?,
         })
     }
 }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::vhost_user::{check_memory, check_socket, toggle};
+use super::vhost_user::{self, check_memory, check_socket};
 use super::{Add, HostFile, Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
 use crate::config::{MemoryConfig, RATE_KEYS, RateLimiterConfig, VirtQueueAffinity};
@@ -144,7 +144,7 @@ impl DiskConfig {
     /// [`Self::vhost_user`].
     pub const VHOST_USER: Field = Self::OPTION.key("vhost_user");
     /// [`Self::vhost_socket`].
-    pub const VHOST_SOCKET: Field = Self::OPTION.key("vhost_socket");
+    pub const VHOST_SOCKET: Field = Self::OPTION.keys("socket", "vhost_socket");
     /// [`Self::readonly`].
     pub const READONLY: Field = Self::OPTION.key("readonly");
     /// [`Self::iommu`].
@@ -278,6 +278,7 @@ impl FromStr for DiskConfig {
         let keys = [
             "path",
             "vhost_user",
+            "socket",
             "vhost_socket",
             "readonly",
             "direct",
@@ -296,46 +297,30 @@ impl FromStr for DiskConfig {
             "id",
         ];
         let list = OptionList::parse(Self::OPTION, text, &[&keys, &RATE_KEYS[..]].concat())?;
-        let number = |key: &'static str, default: u16| match list.get(key).map(str::parse) {
-            None => Ok(default),
-            Some(Ok(number)) => Ok(number),
-            Some(Err(_)) => Err(ConfigError::new(Self::OPTION.key(key), "is no number that fits")),
-        };
-        let image_type = match list.get("image_type") {
-            None => ImageType::Unknown,
-            Some("raw") => ImageType::Raw,
-            Some("qcow2") => ImageType::Qcow2,
-            Some("fixedvhd") => ImageType::FixedVhd,
-            Some(other) => {
-                let rule = format!("'{other}' is none of 'raw', 'qcow2' and 'fixedvhd'");
-                return Err(ConfigError::new(Self::IMAGE_TYPE, rule));
-            }
-        };
-        let lock_granularity = match list.get("lock_granularity") {
-            None | Some("byte-range") => LockGranularity::ByteRange,
-            Some("full") => LockGranularity::Full,
-            Some(other) => {
-                let rule = format!("'{other}' is neither 'byte-range' nor 'full'");
-                return Err(ConfigError::new(Self::OPTION.key("lock_granularity"), rule));
-            }
-        };
-        let vhost_user = toggle(&list, Self::VHOST_USER, "vhost_user")?;
+        let image_types = [
+            ("raw", ImageType::Raw),
+            ("qcow2", ImageType::Qcow2),
+            ("vhd", ImageType::FixedVhd),
+            ("fixedvhd", ImageType::FixedVhd),
+        ];
+        let granularities = [("byte-range", LockGranularity::ByteRange), ("full", LockGranularity::Full)];
+        let vhost_user = list.toggle("vhost_user", false)?;
         Ok(Self {
             path: if vhost_user { list.get("path").unwrap_or_default() } else { list.required("path")? }.into(),
             vhost_user,
-            vhost_socket: list.get("vhost_socket").map(PathBuf::from),
+            vhost_socket: vhost_user::socket(&list, Self::VHOST_SOCKET)?,
             readonly: list.toggle("readonly", false)?,
             direct: list.toggle("direct", false)?,
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
             pci_device_id: list.number("pci_device_id")?,
-            num_queues: number("num_queues", default_queues())?,
-            queue_size: number("queue_size", default_queue_size())?,
+            num_queues: list.number("num_queues")?.unwrap_or_else(default_queues),
+            queue_size: list.number("queue_size")?.unwrap_or_else(default_queue_size),
             serial: list.get("serial").map(str::to_string),
-            image_type,
+            image_type: list.choice("image_type", &image_types)?.unwrap_or_default(),
             backing_files: list.toggle("backing_files", false)?,
             sparse: list.toggle("sparse", true)?,
-            lock_granularity,
+            lock_granularity: list.choice("lock_granularity", &granularities)?.unwrap_or_default(),
             rate_limiter_config: RateLimiterConfig::parse(&list, Self::OPTION)?,
             rate_limit_group: list.get("rate_limit_group").map(str::to_string),
             queue_affinity: VirtQueueAffinity::parse(&list, Self::QUEUE_AFFINITY)?,
@@ -368,6 +353,13 @@ mod tests {
             "rate_limiter_config": {"bandwidth": {"size": 1, "refill_time": 2}}, "id": "d",
             "queue_affinity": [{"queue_index": 0, "host_cpus": [1]}, {"queue_index": 3, "host_cpus": [5, 6, 7]}]}"#;
         assert_eq!(disk(text), serde_json::from_str(json).unwrap());
+        assert_eq!(disk("path=/i.img,image_type=VHD").image_type, ImageType::FixedVhd);
+        assert_eq!(disk("path=/i.img,id=,serial=,readonly=,num_queues="), plain);
+        let served = disk("vhost_user=on,socket=/s");
+        assert_eq!(served, disk("vhost_user=TRUE,vhost_socket=/s"));
+        assert_eq!(served, serde_json::from_str(r#"{"vhost_user": true, "vhost_socket": "/s"}"#).unwrap());
+        let twice = "vhost_user=on,socket=/s,vhost_socket=/s".parse::<DiskConfig>().unwrap_err();
+        assert_eq!(twice.to_string(), "--disk socket: is given twice, as vhost_socket too");
     }
 
     #[test]
@@ -378,7 +370,7 @@ mod tests {
         assert_eq!(refused("path=/x,num_queues=65536"), "--disk num_queues: is no number that fits");
         assert_eq!(
             refused("path=/x,image_type=vhdx"),
-            "--disk image_type: 'vhdx' is none of 'raw', 'qcow2' and 'fixedvhd'"
+            "--disk image_type: 'vhdx' is none of 'raw', 'qcow2', 'vhd' and 'fixedvhd'"
         );
         assert!(refused("path=/x,lock_granularity=no").starts_with("--disk lock_granularity: 'no' is neither"));
         assert_eq!(refused("path=/x,pci_segment=-1"), "--disk pci_segment: is no number that fits");

@@ -10,10 +10,9 @@ use utoipa::ToSchema;
 
 use super::{HostFile, Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
-use crate::config::{ConsoleMode, ConsoleTarget, MemoryConfig};
+use crate::config::{ConsoleMode, ConsoleTarget, MemoryConfig, ReadTarget};
 use crate::error::ConfigError;
 use crate::field::Field;
-use crate::option_list::OptionList;
 
 /// A terminal for the guest. A VM whose configuration says nothing of it has one with mode Tty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -47,10 +46,6 @@ pub struct ConsoleConfig {
 impl ConsoleConfig {
     /// The option.
     pub const OPTION: Field = Field::new("--console", "console");
-
-    /// The modes that are words on the command line.
-    const WORDS: [(&'static str, ConsoleMode); 4] =
-        [("off", ConsoleMode::Off), ("null", ConsoleMode::Null), ("tty", ConsoleMode::Tty), ("pty", ConsoleMode::Pty)];
 
     /// The kind.
     pub const KIND: Kind = Kind {
@@ -113,19 +108,8 @@ impl FromStr for ConsoleConfig {
 
     /// Parses `off|null|tty|pty|file=PATH|socket=PATH[,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let words = Self::WORDS.map(|(word, _)| word);
         let keys = ["file", "socket", "iommu", "pci_segment", "pci_device_id", "id"];
-        let list = OptionList::parse_with_words(Self::OPTION, text, &words, &keys)?;
-        let path = |key| list.get(key).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let (file, socket) = (path("file"), path("socket"));
-        let of_paths = [(&file, ConsoleMode::File), (&socket, ConsoleMode::Socket)];
-        let of_paths = of_paths.into_iter().filter_map(|(path, mode)| path.as_ref().map(|_| mode));
-        let of_words = Self::WORDS.into_iter().filter(|(word, _)| list.get(word).is_some()).map(|(_, mode)| mode);
-        let modes: Vec<ConsoleMode> = of_words.chain(of_paths).collect();
-        let [mode] = modes[..] else {
-            let rule = format!("'{text}' has not one of off, null, tty, pty, file=PATH, socket=PATH");
-            return Err(ConfigError::new(Self::OPTION, rule));
-        };
+        let ReadTarget { mode, file, socket, list } = ReadTarget::parse(Self::OPTION, text, &keys)?;
         Ok(Self {
             mode,
             file,
@@ -145,7 +129,7 @@ mod tests {
     #[test]
     fn modes_parse_as_cloud_hypervisor_spells_them() {
         let console = |text: &str| text.parse::<ConsoleConfig>().unwrap();
-        for (word, mode) in ConsoleConfig::WORDS {
+        for (word, mode) in ReadTarget::WORDS {
             assert_eq!(console(word), ConsoleConfig::of(mode));
         }
         let json = r#"{"mode": "Pty", "iommu": true, "pci_segment": 1, "id": "c"}"#;
@@ -162,7 +146,7 @@ mod tests {
             let rule = "has not one of off, null, tty, pty, file=PATH, socket=PATH";
             assert_eq!(refused(text), format!("--console: '{text}' {rule}"));
         }
-        assert_eq!(refused("vga"), "--console: 'vga' is no key=value");
+        assert_eq!(refused("vga"), "--console: 'vga' is neither key=value nor one of off, null, tty, pty");
         assert_eq!(refused("tty,iommu=yes"), "--console iommu: 'yes' is neither 'on' nor 'off'");
         assert!(refused("pty=/p").starts_with("--console: unknown key 'pty'"));
     }

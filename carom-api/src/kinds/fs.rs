@@ -139,16 +139,11 @@ impl FromStr for FsConfig {
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let keys = ["tag", "socket", "num_queues", "queue_size", "iommu", "pci_segment", "pci_device_id", "id"];
         let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        let number = |key: &'static str, default: u16| match list.get(key).map(str::parse) {
-            None => Ok(default),
-            Some(Ok(number)) => Ok(number),
-            Some(Err(_)) => Err(ConfigError::new(Self::OPTION.key(key), "is no number that fits")),
-        };
         Ok(Self {
             tag: list.required("tag")?.into(),
             socket: list.required("socket")?.into(),
-            num_queues: number("num_queues", default_queues())?,
-            queue_size: number("queue_size", default_queue_size())?,
+            num_queues: list.number("num_queues")?.unwrap_or_else(default_queues),
+            queue_size: list.number("queue_size")?.unwrap_or_else(default_queue_size),
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
             pci_device_id: list.number("pci_device_id")?,

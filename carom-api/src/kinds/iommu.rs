@@ -159,11 +159,6 @@ impl FromStr for IommuBounceConfig {
 
     /// Parses `[size=SIZE][,max=SIZE][,threshold=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off][,aperture=auto|low|high]`; the text may be empty.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        if text.is_empty() {
-            let size = DEFAULT_BOUNCE_SIZE;
-            let aperture = Aperture::default();
-            return Ok(Self { size, max: size, threshold: None, max_mapped: None, hugepages: false, aperture });
-        }
         let keys = ["size", "max", "threshold", "max_mapped", "hugepages", "aperture"];
         let list = OptionList::parse(Self::OPTION, text, &keys)?;
         let size = list.size("size")?.unwrap_or(DEFAULT_BOUNCE_SIZE);
@@ -179,15 +174,8 @@ impl FromStr for IommuBounceConfig {
         };
         let max = list.size("max")?.unwrap_or(size);
         let (max_mapped, hugepages) = (list.size("max_mapped")?, list.toggle("hugepages", false)?);
-        let aperture = match list.get("aperture") {
-            None | Some("auto") => Aperture::Auto,
-            Some("low") => Aperture::Low,
-            Some("high") => Aperture::High,
-            Some(other) => {
-                let rule = format!("'{other}' is none of 'auto', 'low' and 'high'");
-                return Err(ConfigError::new(Self::OPTION.key("aperture"), rule));
-            }
-        };
+        let apertures = [("auto", Aperture::Auto), ("low", Aperture::Low), ("high", Aperture::High)];
+        let aperture = list.choice("aperture", &apertures)?.unwrap_or_default();
         Ok(Self { size, max, threshold, max_mapped, hugepages, aperture })
     }
 }

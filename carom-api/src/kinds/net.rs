@@ -2,7 +2,7 @@
 
 //! Network devices whose other side is a tap interface of the host, or a vhost-user server.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::vhost_user::{check_memory, check_socket, toggle};
+use super::vhost_user::{self, check_memory, check_socket};
 use super::{Add, HostFile, Kind, KindConfig, Number, PartConfig, usual_methods};
 use crate::body;
 use crate::config::{MemoryConfig, RATE_KEYS, RateLimiterConfig};
@@ -27,6 +27,10 @@ const MAX_QUEUES: u16 = 64;
 const MIN_QUEUE_SIZE: u16 = 32;
 /// Largest size of a queue.
 const MAX_QUEUE_SIZE: u16 = 1024;
+/// Bits of the network mask of an IPv4 address that has none.
+const DEFAULT_PREFIX_V4: u32 = 24;
+/// The same of an IPv6 address.
+const DEFAULT_PREFIX_V6: u32 = 64;
 /// Least MTU, as Linux has it for IPv4 (`ETH_MIN_MTU`).
 const MIN_MTU: u16 = 68;
 /// Most bytes of the name of an interface (`IFNAMSIZ` without the zero byte).
@@ -48,14 +52,14 @@ pub struct NetConfig {
     /// The tap interface of the host, which is made if it is not there; without a name, a new one: `vmtap0` and so on.
     #[serde(default)]
     pub tap: Option<String>,
-    /// IPv4 address of the host on the interface, if that is made.
+    /// IPv4 or IPv6 address of the host on the interface, if that is made.
     #[serde(default)]
-    #[schema(value_type = Option<String>, format = "ipv4")]
-    pub ip: Option<Ipv4Addr>,
-    /// Network mask beside it; 255.255.255.0 where nothing is said.
+    #[schema(value_type = Option<String>)]
+    pub ip: Option<IpAddr>,
+    /// Network mask of that address, of the same family. The default is 255.255.255.0 or ffff:ffff:ffff:ffff::.
     #[serde(default)]
-    #[schema(value_type = Option<String>, format = "ipv4")]
-    pub mask: Option<Ipv4Addr>,
+    #[schema(value_type = Option<String>)]
+    pub mask: Option<IpAddr>,
     /// Address of the guest's device; one is made up where nothing is said.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
@@ -223,6 +227,13 @@ impl NetConfig {
         read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Net),
     };
 
+    /// The host's address on the interface, with the bits of its network mask that are set.
+    pub fn address(&self) -> Option<(IpAddr, u32)> {
+        let ip = self.ip?;
+        let default = if ip.is_ipv6() { DEFAULT_PREFIX_V6 } else { DEFAULT_PREFIX_V4 };
+        Some((ip, self.mask.and_then(prefix_length).unwrap_or(default)))
+    }
+
     /// Pairs of queues, one to receive and one to transmit.
     pub fn pairs(&self) -> u16 {
         self.num_queues / 2
@@ -348,7 +359,12 @@ impl KindConfig for NetConfig {
             (Self::TAP, format!("is no name of an interface: 1 to {MAX_NAME} bytes without '/', ':', '%' and blanks"))
         } else if self.mask.is_some() && self.ip.is_none() {
             (Self::MASK, "is used with ip only".to_string())
-        } else if self.mask.is_some_and(|mask| mask.to_bits().count_zeros() != mask.to_bits().trailing_zeros()) {
+        } else if let (Some(ip), Some(mask)) = (self.ip, self.mask)
+            && ip.is_ipv6() != mask.is_ipv6()
+        {
+            let family = if ip.is_ipv6() { "IPv6" } else { "IPv4" };
+            (Self::MASK, format!("{mask} is of another family than ip: an {family} address needs an {family} mask"))
+        } else if self.mask.is_some_and(|mask| prefix_length(mask).is_none()) {
             (Self::MASK, "has bits that are set behind others that are not".to_string())
         } else if !self.fds.is_empty() {
             let rule = "are numbers of the client: descriptors come with the request itself (SCM_RIGHTS), one for each two queues";
@@ -358,6 +374,15 @@ impl KindConfig for NetConfig {
         };
         Err(ConfigError::new(field, rule))
     }
+}
+
+/// Bits that are set in a network mask; `None` if a bit is set behind one that is not.
+fn prefix_length(mask: IpAddr) -> Option<u32> {
+    let (ones, zeros, bits) = match mask {
+        IpAddr::V4(mask) => (mask.to_bits().leading_ones(), mask.to_bits().trailing_zeros(), 32),
+        IpAddr::V6(mask) => (mask.to_bits().leading_ones(), mask.to_bits().trailing_zeros(), 128),
+    };
+    (ones + zeros >= bits).then_some(ones)
 }
 
 /// As Linux checks it (`dev_valid_name()`); a percent sign would have it make up a name.
@@ -393,57 +418,38 @@ impl FromStr for NetConfig {
             "pci_device_id",
             "id",
         ];
-        if text.is_empty() {
-            return Ok(Self::default());
-        }
         let list = OptionList::parse(Self::OPTION, text, &[&keys, &RATE_KEYS[..]].concat())?;
-        let number = |key: &'static str| match list.get(key).map(str::parse) {
-            None => Ok(None),
-            Some(Ok(number)) => Ok(Some(number)),
-            Some(Err(_)) => Err(ConfigError::new(Self::OPTION.key(key), "is no number that fits")),
-        };
-        let address = |key: &'static str| match list.get(key).map(str::parse) {
-            None => Ok(None),
-            Some(Ok(address)) => Ok(Some(address)),
-            Some(Err(_)) => Err(ConfigError::new(Self::OPTION.key(key), "is no IPv4 address, such as 192.168.249.1")),
+        let address = |key: &'static str| {
+            let address = list.get(key).map(str::parse).transpose();
+            let rule = "is no IP address, such as 192.168.249.1 or fd00::1";
+            address.map_err(|_| ConfigError::new(Self::OPTION.key(key), rule))
         };
         let mac = |field: Field, key: &str| {
             let mac = list.get(key).map(str::parse::<MacAddress>).transpose();
             mac.map_err(|rule| ConfigError::new(field, rule))
         };
-        let vhost_mode = match list.get("vhost_mode") {
-            None | Some("client") => VhostMode::Client,
-            Some("server") => VhostMode::Server,
-            Some(other) => {
-                let rule = format!("'{other}' is neither 'client' nor 'server'");
-                return Err(ConfigError::new(Self::VHOST_MODE, rule));
-            }
-        };
+        let modes = [("client", VhostMode::Client), ("server", VhostMode::Server)];
         let inherited = descriptors(&list)?;
         // As many as there are descriptors for, where nothing is said.
         let queues = u16::try_from(inherited.len().max(1) * 2).unwrap_or(u16::MAX);
-        if list.get("socket").is_some() && list.get("vhost_socket").is_some() {
-            return Err(ConfigError::new(Self::VHOST_SOCKET, "is given twice, as vhost_socket too"));
-        }
         Ok(Self {
             tap: list.get("tap").map(str::to_string),
             ip: address("ip")?,
             mask: address("mask")?,
             mac: mac(Self::MAC, "mac")?,
             host_mac: mac(Self::HOST_MAC, "host_mac")?,
-            mtu: number("mtu")?,
+            mtu: list.number("mtu")?,
             iommu: list.toggle("iommu", false)?,
             pci_segment: list.segment()?,
             pci_device_id: list.number("pci_device_id")?,
-            num_queues: number("num_queues")?.unwrap_or(queues),
-            queue_size: number("queue_size")?.unwrap_or_else(default_queue_size),
+            num_queues: list.number("num_queues")?.unwrap_or(queues),
+            queue_size: list.number("queue_size")?.unwrap_or_else(default_queue_size),
             offload_tso: list.toggle("offload_tso", true)?,
             offload_ufo: list.toggle("offload_ufo", true)?,
             offload_csum: list.toggle("offload_csum", true)?,
-            vhost_user: toggle(&list, Self::VHOST_USER, "vhost_user")?,
-            // As Cloud Hypervisor's command line has it, and as its API and disks do.
-            vhost_socket: list.get("socket").or(list.get("vhost_socket")).map(PathBuf::from),
-            vhost_mode,
+            vhost_user: list.toggle("vhost_user", false)?,
+            vhost_socket: vhost_user::socket(&list, Self::VHOST_SOCKET)?,
+            vhost_mode: list.choice("vhost_mode", &modes)?.unwrap_or_default(),
             rate_limiter_config: RateLimiterConfig::parse(&list, Self::OPTION)?,
             id: list.get("id").map(str::to_string),
             fds: Vec::new(),
@@ -460,7 +466,7 @@ fn descriptors(list: &OptionList) -> Result<Vec<i32>, ConfigError> {
         return Ok(Vec::new());
     }
     let mut numbers = Vec::new();
-    for text in list.texts("fd") {
+    for text in list.texts("fd")? {
         match text.parse::<i32>() {
             Ok(number) if numbers.contains(&number) => return refused(format!("{number} is given twice")),
             Ok(number) if number > 2 => numbers.push(number),

@@ -57,6 +57,8 @@ impl PmemConfig {
     pub const FILE: Field = Self::OPTION.key("file");
     /// [`Self::size`].
     pub const SIZE: Field = Self::OPTION.key("size");
+    /// [`Self::discard_writes`].
+    pub const DISCARD_WRITES: Field = Self::OPTION.key("discard_writes");
 
     /// The kind.
     pub const KIND: Kind = Kind {

@@ -92,9 +92,6 @@ impl FromStr for RngConfig {
 
     /// Parses `[src=PATH][,iommu=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]`; the text may be empty.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        if text.is_empty() {
-            return Ok(Self::default());
-        }
         let list = OptionList::parse(Self::OPTION, text, &["src", "iommu", "pci_segment", "pci_device_id", "id"])?;
         Ok(Self {
             src: list.get("src").map_or_else(default_source, PathBuf::from),

@@ -3,7 +3,7 @@
 //! What holds for every device that a vhost-user server serves.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::config::MemoryConfig;
 use crate::error::ConfigError;
@@ -44,11 +44,14 @@ pub(super) fn check_memory(field: Field, memory: &MemoryConfig) -> Result<(), Co
     }))
 }
 
-/// Whether `key` is on, which users of Cloud Hypervisor write as `true` too.
-pub(super) fn toggle(list: &OptionList, field: Field, key: &str) -> Result<bool, ConfigError> {
-    match list.get(key) {
-        None | Some("off" | "false") => Ok(false),
-        Some("on" | "true") => Ok(true),
-        Some(other) => Err(ConfigError::new(field, format!("'{other}' is neither 'on' nor 'off'"))),
+/// The server's socket: `socket`, as Cloud Hypervisor's command line has it, or `vhost_socket`, as its API does.
+///
+/// # Errors
+/// Both are given.
+pub(super) fn socket(list: &OptionList, field: Field) -> Result<Option<PathBuf>, ConfigError> {
+    let (socket, vhost_socket) = (list.get("socket"), list.get("vhost_socket"));
+    if socket.is_some() && vhost_socket.is_some() {
+        return Err(ConfigError::new(field, "is given twice, as vhost_socket too"));
     }
+    Ok(socket.or(vhost_socket).map(PathBuf::from))
 }

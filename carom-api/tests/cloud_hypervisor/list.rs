@@ -7,6 +7,7 @@ use std::fmt::Write;
 use carom_api::operations::{self, Operation, Success};
 use carom_api::unsupported::{Neutral, UNSUPPORTED, Unsupported};
 
+use crate::options;
 use crate::ours::Ours;
 use crate::theirs::{Theirs, type_of_element};
 
@@ -24,6 +25,7 @@ pub(crate) fn text(theirs: &Theirs, ours: &Ours) -> String {
     values(&mut text, theirs, ours);
     operations(&mut text, theirs);
     bodies(&mut text, theirs, ours);
+    text.push_str(&options::section());
     besides(&mut text, theirs, ours);
     text
 }

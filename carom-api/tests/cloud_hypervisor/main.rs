@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod list;
+mod options;
 mod ours;
 mod theirs;
 

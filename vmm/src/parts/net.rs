@@ -3,7 +3,6 @@
 //! Network devices: virtio-net.
 
 use std::io;
-use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -28,9 +27,6 @@ use crate::tap::{Tap, TapOptions};
 
 pub(super) const BUILDER: Builder =
     Builder { kind: &NetConfig::KIND, roles: &[Role::Net, Role::NetControl, Role::VhostUser], build };
-
-/// The network mask beside an address that has none.
-const DEFAULT_MASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 0);
 
 struct Net {
     function: Arc<VirtioPciDevice>,
@@ -144,7 +140,7 @@ fn open(config: &NetConfig) -> Result<Tap, FileError> {
     let (tap, field) = if !inherited.is_empty() {
         (Tap::given(inherited.iter().map(AsFd::as_fd), config.mtu), NetConfig::FD)
     } else if config.files.is_empty() {
-        let address = config.ip.map(|ip| (ip, config.mask.unwrap_or(DEFAULT_MASK)));
+        let address = config.address();
         let (name, mtu) = (config.tap.as_deref(), config.mtu);
         let mac = config.host_mac.map(MacAddress::bytes);
         let guest_mac = config.mac.map(MacAddress::bytes);

@@ -4,7 +4,7 @@
 //! network devices stands here.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
@@ -131,8 +131,9 @@ pub(super) fn set_mac(socket: BorrowedFd<'_>, name: &str, mac: [u8; 6]) -> io::R
     Request::with(name, &value)?.call(socket, libc::SIOCSIFHWADDR)
 }
 
-/// Sets the host's address on an interface, and its network mask.
-pub(super) fn set_address(socket: BorrowedFd<'_>, name: &str, ip: Ipv4Addr, mask: Ipv4Addr) -> io::Result<()> {
+/// Sets the host's address on an interface, and its network mask, of which `prefix` bits are set.
+pub(super) fn set_address(socket: BorrowedFd<'_>, name: &str, ip: Ipv4Addr, prefix: u32) -> io::Result<()> {
+    let mask = Ipv4Addr::from_bits(u32::MAX.checked_shl(32u32.saturating_sub(prefix)).unwrap_or(0));
     for (number, address) in [(libc::SIOCSIFADDR, ip), (libc::SIOCSIFNETMASK, mask)] {
         // `struct sockaddr_in`: the family, a port, the address.
         let family = u16::try_from(libc::AF_INET).unwrap_or_default().to_ne_bytes();
@@ -140,4 +141,18 @@ pub(super) fn set_address(socket: BorrowedFd<'_>, name: &str, ip: Ipv4Addr, mask
         Request::with(name, &value)?.call(socket, number)?;
     }
     Ok(())
+}
+
+/// Adds an IPv6 address of the host to an interface. `socket` is one of IPv6.
+pub(super) fn set_address_v6(socket: BorrowedFd<'_>, name: &str, ip: Ipv6Addr, prefix: u32) -> io::Result<()> {
+    let mut index = Request::new(name)?;
+    index.call(socket, libc::SIOCGIFINDEX)?;
+    let [a, b, c, d, ..] = index.value;
+    let address = libc::in6_ifreq {
+        ifr6_addr: libc::in6_addr { s6_addr: ip.octets() },
+        ifr6_prefixlen: prefix,
+        ifr6_ifindex: i32::from_ne_bytes([a, b, c, d]),
+    };
+    // SAFETY: On a socket of IPv6, the call reads a `struct in6_ifreq`.
+    result(unsafe { ioctl_with_ref(&socket.as_raw_fd(), libc::SIOCSIFADDR, &address) })
 }

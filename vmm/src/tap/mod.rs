@@ -7,7 +7,7 @@ mod macvtap;
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
@@ -28,6 +28,14 @@ const ANY_NAME: &str = "vmtap%d";
 /// The MTU of an interface that a client opened: it may be in another network namespace, where nobody can look.
 const DEFAULT_MTU: u16 = 1500;
 
+/// Largest MTU of a tap interface: the largest frame (`ETH_MAX_MTU`) without its Ethernet header.
+const MAX_MTU: u16 = u16::MAX - 14;
+
+/// Says of an error which property of an interface the host refused.
+fn not_set(what: &str, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot set {what}: {error}"))
+}
+
 /// How an interface is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct TapOptions<'o> {
@@ -35,8 +43,8 @@ pub struct TapOptions<'o> {
     pub name: Option<&'o str>,
     /// Pairs of queues: a file for each.
     pub pairs: u16,
-    /// The host's address on it and the network mask, if it is made.
-    pub address: Option<(Ipv4Addr, Ipv4Addr)>,
+    /// The host's address on it and the bits of the network mask that are set, if it is made.
+    pub address: Option<(IpAddr, u32)>,
     /// Address of the host's side, if that is to be another than it has.
     pub mac: Option<[u8; 6]>,
     /// Address of the guest's device, which a macvtap interface has to have: it takes no packets for others.
@@ -86,10 +94,13 @@ fn check_that_all_are_of_one(files: &[File]) -> io::Result<()> {
     }
 }
 
-/// Sets the MTU of an interface if that is to be another, and brings it up. Returns the MTU.
-fn bring_up(socket: BorrowedFd<'_>, name: &str, mtu: Option<u16>) -> io::Result<u16> {
+/// Sets the MTU of an interface if that is to be another, and brings it up. Returns the MTU. `limit` is what is said of one that is too large.
+fn bring_up(socket: BorrowedFd<'_>, name: &str, mtu: Option<u16>, limit: &str) -> io::Result<u16> {
     if let Some(mtu) = mtu {
-        ioctl::set_mtu(socket, name, mtu.into())?;
+        ioctl::set_mtu(socket, name, mtu.into()).map_err(|error| match error.raw_os_error() {
+            Some(libc::EINVAL) => io::Error::new(error.kind(), format!("cannot have an MTU of {mtu} (mtu): {limit}")),
+            _ => not_set("the MTU (mtu)", error),
+        })?;
     }
     let (flags, up) = (ioctl::flags(socket, name)?, u16::try_from(libc::IFF_UP).unwrap_or_default());
     if flags & up == 0 {
@@ -123,21 +134,33 @@ impl Tap {
                     let kind = if options.pairs > 1 { "with several queues" } else { "with one queue" };
                     return io::Error::other(format!("is there already, but is no tap interface {kind}"));
                 }
+                if error.raw_os_error() == Some(libc::EBUSY) {
+                    return io::Error::new(
+                        error.kind(),
+                        "is in use by another process, or has as many queues as it can",
+                    );
+                }
                 error
             })?;
             files.push(file);
         }
-        if let Some((ip, mask)) = options.address {
-            if was_there {
-                log::warn!("{name} is there already and keeps its address");
-            } else {
-                ioctl::set_address(socket, &name, ip, mask)?;
+        if let Some((ip, prefix)) = options.address {
+            let no_address = |error| not_set(&format!("the address {ip}/{prefix} (ip)"), error);
+            match ip {
+                _ if was_there => log::warn!("{name} is there already and keeps its address"),
+                IpAddr::V4(ip) => ioctl::set_address(socket, &name, ip, prefix).map_err(no_address)?,
+                IpAddr::V6(ip) => {
+                    let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+                    let socket = socket.map_err(|error| no_address(error.into()))?;
+                    ioctl::set_address_v6(socket.as_fd(), &name, ip, prefix).map_err(no_address)?;
+                }
             }
         }
         if let Some(mac) = options.mac {
-            ioctl::set_mac(socket, &name, mac)?;
+            ioctl::set_mac(socket, &name, mac).map_err(|error| not_set("the host's address (host_mac)", error))?;
         }
-        let mtu = bring_up(socket, &name, options.mtu)?;
+        let limit = format!("that of a tap interface is at most {MAX_MTU}");
+        let mtu = bring_up(socket, &name, options.mtu, &limit)?;
         if options.name.is_none() {
             log::info!("{name} is the host's side of a network device");
         }
@@ -167,7 +190,8 @@ impl Tap {
                 io::Error::new(error.kind(), format!("{rule}, and setting that fails: {error}"))
             })?;
         }
-        let mtu = bring_up(socket, name, options.mtu)?;
+        let limit = "that of a macvtap interface is at most that of the interface which it is on";
+        let mtu = bring_up(socket, name, options.mtu, limit)?;
         Self::of(files, mtu)
     }
 
@@ -245,6 +269,31 @@ impl Carrier for Tap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Only a process with `CAP_NET_ADMIN` can make an interface.
+    #[test]
+    fn new_interface_has_its_ipv6_address_or_names_what_is_refused() {
+        let options = |mtu| TapOptions {
+            name: None,
+            pairs: 1,
+            address: Some(("fd00:77::1".parse().unwrap(), 48)),
+            mac: None,
+            guest_mac: None,
+            mtu,
+        };
+        let tap = match Tap::open(&options(None)) {
+            Ok(tap) => tap,
+            Err(error) => return eprintln!("not tested: {error}"),
+        };
+        let name = ioctl::interface_name(tap.file(0).as_fd()).unwrap();
+        let addresses = std::fs::read_to_string("/proc/net/if_inet6").unwrap();
+        // Address, index, length of the prefix, scope, flags, name.
+        let of_name = |line: &&str| line.ends_with(&format!(" {name}")) && line.starts_with("fd000077");
+        let line = addresses.lines().find(of_name).unwrap_or_else(|| panic!("{name}: {addresses}"));
+        assert_eq!(line.split_whitespace().nth(2), Some("30"), "{line}");
+        let error = Tap::open(&options(Some(u16::MAX))).err().unwrap().to_string();
+        assert_eq!(error, "cannot have an MTU of 65535 (mtu): that of a tap interface is at most 65521");
+    }
 
     #[test]
     fn file_of_another_kind_is_no_interface() {

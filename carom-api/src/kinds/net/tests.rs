@@ -30,7 +30,10 @@ fn device_parses_as_cloud_hypervisor_spells_it() {
 fn malformed_devices_name_option_and_rule() {
     let refused = |text: &str| text.parse::<NetConfig>().unwrap_err().to_string();
     assert_eq!(refused("iommu=yes"), "--net iommu: 'yes' is neither 'on' nor 'off'");
-    assert_eq!(refused("ip=fd00::1"), "--net ip: is no IPv4 address, such as 192.168.249.1");
+    for wrong in ["fd00::g", "300.1.1.1", "1.2.3", "10.0.0.1/24"] {
+        let rule = "is no IP address, such as 192.168.249.1 or fd00::1";
+        assert_eq!(refused(&format!("ip={wrong}")), format!("--net ip: {rule}"));
+    }
     assert_eq!(refused("mtu=65536"), "--net mtu: is no number that fits");
     assert!(refused("host_mac=01:00:00:00:00:00").starts_with("--net host_mac: is an address of a group"));
     assert!(refused("mac=02:00").starts_with("--net mac: is no address of the form"));
@@ -58,6 +61,9 @@ fn queues_name_and_mask_are_checked() {
         ("tap=..", NetConfig::TAP),
         ("mask=255.255.255.0", NetConfig::MASK),
         ("ip=10.0.0.1,mask=255.0.255.0", NetConfig::MASK),
+        ("ip=fd00::1,mask=ffff:0:ffff::", NetConfig::MASK),
+        ("ip=fd00::1,mask=255.255.255.0", NetConfig::MASK),
+        ("ip=10.0.0.1,mask=ffff::", NetConfig::MASK),
     ] {
         let error = net(text).check(&memory).unwrap_err();
         assert_eq!(error.field, field, "{text}");
@@ -65,6 +71,24 @@ fn queues_name_and_mask_are_checked() {
     }
     let most = net("tap=fifteen-bytes-x,num_queues=64,queue_size=1024,mtu=65535,ip=10.0.0.1,mask=0.0.0.0");
     assert_eq!(most.check(&memory), Ok(()));
+}
+
+#[test]
+fn address_of_either_family_has_the_prefix_of_its_mask() {
+    let address = |text: &str| {
+        let device = net(text);
+        assert_eq!(device.check(&MemoryConfig::default()), Ok(()), "{text}");
+        device.address().map(|(ip, prefix)| (ip.to_string(), prefix))
+    };
+    assert_eq!(address("ip=10.0.0.1"), Some(("10.0.0.1".into(), 24)));
+    assert_eq!(address("ip=10.0.0.1,mask=255.255.255.128"), Some(("10.0.0.1".into(), 25)));
+    assert_eq!(address("ip=10.0.0.1,mask=0.0.0.0"), Some(("10.0.0.1".into(), 0)));
+    assert_eq!(address("ip=fd00:77::1"), Some(("fd00:77::1".into(), 64)));
+    assert_eq!(address("ip=fd00:77::1,mask=ffff:ffff:ffff::"), Some(("fd00:77::1".into(), 48)));
+    assert_eq!(address("ip=fd00::1,mask=::"), Some(("fd00::1".into(), 0)));
+    assert_eq!((address("tap=,mac=,ip=,mask="), net("tap=,mac=,ip=,mask=,mtu=,id=")), (None, NetConfig::default()));
+    let json = r#"{"ip": "fd00:77::1", "mask": "ffff:ffff:ffff::"}"#;
+    assert_eq!(net("ip=fd00:77::1,mask=ffff:ffff:ffff::"), serde_json::from_str(json).unwrap());
 }
 
 #[test]
