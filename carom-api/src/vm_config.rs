@@ -12,7 +12,7 @@ use crate::config::{
     RateLimitGroupConfig, SerialConfig,
 };
 use crate::error::ConfigError;
-use crate::field::Terms;
+use crate::field::{Field, Terms};
 use crate::kinds::{
     BalloonConfig, ConsoleConfig, DeviceConfig, DiskConfig, FsConfig, IommuBounceConfig, KINDS, KindConfig, NetConfig,
     Number, PartConfig, PmemConfig, RngConfig, UserDeviceConfig, VsockConfig, for_each_kind,
@@ -283,21 +283,38 @@ impl VmConfig {
             1 => place.to_string(),
             _ => format!("{place} on segment {segment}"),
         };
-        let rule = if !self.has_iommu() {
-            let most = slots.all - of_platform;
-            (beside > most).then(|| format!("at most {most} devices fit {}", where_to("on the bus")))
-        } else if self.platform.iommu_segments.contains(&segment) {
-            let most = slots.all - of_platform;
-            (behind > most).then(|| format!("at most {most} devices fit {}", where_to("behind the virtio-iommu")))
-        } else if behind > slots.behind_iommu {
-            let most = slots.behind_iommu;
-            Some(format!("at most {most} devices fit {}", where_to("behind the virtio-iommu")))
+        let all_behind = self.platform.iommu_segments.contains(&segment);
+        let (is_behind, count, most, place) = if !self.has_iommu() {
+            (false, beside, slots.all - of_platform, "on the bus")
+        } else if all_behind || behind > slots.behind_iommu {
+            let most = if all_behind { slots.all - of_platform } else { slots.behind_iommu };
+            (true, behind, most, "behind the virtio-iommu")
         } else {
-            let most = slots.beside_iommu - of_platform;
-            let place = where_to("beside the virtio-iommu");
-            (beside > most).then(|| format!("at most {most} devices with iommu off fit {place}"))
+            (false, beside, slots.beside_iommu - of_platform, "beside the virtio-iommu")
         };
-        rule.map_or(Ok(()), |rule| Err(ConfigError::new(DeviceConfig::OPTION, rule)))
+        if count <= most {
+            return Ok(());
+        }
+        let off = if self.has_iommu() && !is_behind { " with iommu off" } else { "" };
+        Err(self.too_many(segment, is_behind, &format!("at most {most} devices{off} fit {}", where_to(place))))
+    }
+
+    /// Says that devices do not fit on a segment, and how many of each kind there are. The kind with most devices is to blame.
+    fn too_many(&self, segment: u16, is_behind: bool, rule: &str) -> ConfigError {
+        let in_slots = self.parts().filter(|part| part.kind().takes_slot && part.pci_segment() == segment);
+        let mut kinds: Vec<(Field, usize)> = Vec::new();
+        for part in in_slots.filter(|part| part.is_behind_iommu() == is_behind) {
+            match kinds.iter_mut().find(|(field, _)| *field == part.kind().field) {
+                Some((_, count)) => *count += 1,
+                None => kinds.push((part.kind().field, 1)),
+            }
+        }
+        let most = kinds.iter().max_by_key(|(_, count)| *count).map_or(DeviceConfig::OPTION, |(field, _)| *field);
+        ConfigError::in_terms(most, |terms| {
+            let counts: Vec<String> =
+                kinds.iter().map(|(field, count)| format!("{count} of {}", field.name(terms))).collect();
+            format!("{rule}, and there are {}", counts.join(", "))
+        })
     }
 
     fn check_rate_limit_groups(&self) -> Result<(), ConfigError> {

@@ -94,16 +94,24 @@ fn devices_that_do_not_fit_are_refused() {
     };
     let fits = |behind, beside| fits_with(false, behind, beside);
     assert_eq!((fits(0, 30), fits(16, 14), fits(1, 14)), (Ok(()), Ok(()), Ok(())));
-    assert_eq!(fits(0, 31).unwrap_err(), "--device: at most 30 devices fit on the bus");
-    assert_eq!(fits(17, 0).unwrap_err(), "--device: at most 16 devices fit behind the virtio-iommu");
-    assert_eq!(fits(1, 15).unwrap_err(), "--device: at most 14 devices with iommu off fit beside the virtio-iommu");
+    assert_eq!(fits(0, 31).unwrap_err(), "--device: at most 30 devices fit on the bus, and there are 31 of --device");
+    assert_eq!(
+        fits(17, 0).unwrap_err(),
+        "--device: at most 16 devices fit behind the virtio-iommu, and there are 17 of --device"
+    );
+    let refused_beside = fits(1, 15).unwrap_err();
+    let rule = "at most 14 devices with iommu off fit beside the virtio-iommu, and there are 15 of --device";
+    assert_eq!(refused_beside, format!("--device: {rule}"));
     let watchdog = VmConfig { watchdog: true, pvpanic: true, ..config() };
     let devices = |count: usize| (0..count).map(|number| format!("path=/{number}").parse().unwrap()).collect();
     assert!(VmConfig { devices: devices(28), ..watchdog.clone() }.check().is_ok());
     let many = refused(VmConfig { devices: devices(29), ..watchdog });
-    assert_eq!(many.to_string(), "--device: at most 28 devices fit on the bus");
+    assert_eq!(many.to_string(), "--device: at most 28 devices fit on the bus, and there are 29 of --device");
     assert_eq!((fits_with(true, 0, 29), fits_with(true, 16, 13)), (Ok(()), Ok(())));
-    assert_eq!(fits_with(true, 0, 30).unwrap_err(), "--device: at most 29 devices fit on the bus");
+    assert_eq!(
+        fits_with(true, 0, 30).unwrap_err(),
+        "--device: at most 29 devices fit on the bus, and there are 30 of --device"
+    );
     assert!(fits_with(true, 1, 14).unwrap_err().contains("at most 13 devices with iommu off"));
 }
 
@@ -125,18 +133,21 @@ fn each_segment_has_slots_of_its_own() {
     };
     assert_eq!(fits("num_pci_segments=2", &[(0, false, 30), (1, false, 31)]), Ok((0, 31)));
     let refused = fits("num_pci_segments=2", &[(1, false, 32)]).unwrap_err();
-    assert_eq!(refused, "--device: at most 31 devices fit on the bus on segment 1");
+    assert_eq!(refused, "--device: at most 31 devices fit on the bus on segment 1, and there are 32 of --device");
     assert_eq!(
         fits("num_pci_segments=2", &[(0, true, 16), (0, false, 14), (1, true, 17), (1, false, 14)]),
         Ok((17, 14))
     );
     let refused = fits("num_pci_segments=2", &[(1, true, 18)]).unwrap_err();
-    assert_eq!(refused, "--device: at most 17 devices fit behind the virtio-iommu on segment 1");
+    assert_eq!(
+        refused,
+        "--device: at most 17 devices fit behind the virtio-iommu on segment 1, and there are 18 of --device"
+    );
     // All devices of such a segment are behind it.
     assert_eq!(fits("num_pci_segments=2,iommu_segments=1", &[(0, false, 14), (1, false, 31)]), Ok((31, 0)));
     assert_eq!(fits("iommu_segments=0", &[(0, false, 30)]), Ok((0, 0)));
     let refused = fits("iommu_segments=0", &[(0, false, 31)]).unwrap_err();
-    assert_eq!(refused, "--device: at most 30 devices fit behind the virtio-iommu");
+    assert_eq!(refused, "--device: at most 30 devices fit behind the virtio-iommu, and there are 31 of --device");
     let refused = fits("num_pci_segments=2", &[(2, false, 1)]).unwrap_err();
     assert_eq!(refused, "--device pci_segment: there is no segment 2, the last is 1 (--platform num_pci_segments)");
 }
@@ -166,7 +177,19 @@ fn devices_of_all_kinds_share_the_bus() {
     config.devices = (0..16).map(|number| format!("path=/{number},iommu=on").parse().unwrap()).collect();
     config.clone().check().unwrap();
     config.user_devices.push("socket=/s,iommu=on".parse().unwrap());
-    assert_eq!(refused(config).rule(Terms::Options), "at most 16 devices fit behind the virtio-iommu");
+    let rule =
+        "--device: at most 16 devices fit behind the virtio-iommu, and there are 16 of --device, 1 of --user-device";
+    assert_eq!(refused(config).to_string(), rule);
+}
+
+#[test]
+fn disks_that_do_not_fit_are_not_blamed_on_another_kind() {
+    let disks = (0..31).map(|number| format!("path=/{number}").parse().unwrap()).collect();
+    let error = refused(VmConfig { disks, net: vec!["tap=t".parse().unwrap()], ..config() });
+    assert_eq!(error.to_string(), "--disk: at most 30 devices fit on the bus, and there are 31 of --disk, 1 of --net");
+    assert!(
+        error.explain(Terms::Json).starts_with("disks: at most 30 devices fit on the bus, and there are 31 of disks")
+    );
 }
 
 #[test]

@@ -136,7 +136,7 @@ fn served(config: &DiskConfig, socket: &Path, site: &mut Site<'_>) -> Result<Bui
     vhost_user::build(wanted, site)
 }
 
-fn open(config: &DiskConfig) -> Result<Image, FileError> {
+fn open(config: &DiskConfig) -> Result<Image, VmError> {
     let options = ImageOptions {
         read_only: config.readonly,
         direct: config.direct,
@@ -151,7 +151,12 @@ fn open(config: &DiskConfig) -> Result<Image, FileError> {
         allocated: !config.sparse,
     };
     Image::open(&config.path, options).map_err(|error| {
+        let path = config.path.display().to_string();
         let (field, source): (Field, _) = match error {
+            ImageError::ReadOnly => return only_readable(&path, &error.to_string()),
+            ImageError::Host(source) if source.raw_os_error() == Some(libc::EROFS) => {
+                return only_readable(&path, &source.to_string());
+            }
             ImageError::Host(source) => (DiskConfig::PATH, source),
             ImageError::Format(_) | ImageError::Malformed(_) => (DiskConfig::IMAGE_TYPE, io::Error::other(error)),
             ImageError::BackingFile(_) | ImageError::Behind { .. } => {
@@ -159,12 +164,20 @@ fn open(config: &DiskConfig) -> Result<Image, FileError> {
             }
             ImageError::Allocate(_) => (DiskConfig::SPARSE, io::Error::other(error)),
             ImageError::Direct(_) => (DiskConfig::DIRECT, io::Error::other(error)),
-            ImageError::Locked { .. } | ImageError::Kind | ImageError::Empty { .. } => {
+            ImageError::Used { .. } | ImageError::Locked { .. } | ImageError::Kind | ImageError::Empty { .. } => {
                 (DiskConfig::PATH, io::Error::other(error))
             }
         };
-        FileError { field, path: config.path.display().to_string(), source }
+        FileError { field, path, source }.into()
     })
+}
+
+/// Says of an image that the host only lets be read how the guest can have it.
+fn only_readable(path: &str, why: &str) -> VmError {
+    let error = ConfigError::in_terms(DiskConfig::PATH, |terms| {
+        format!("{path}: {why}: a guest that only reads it needs {}", DiskConfig::READONLY.turned_on(terms))
+    });
+    error.into()
 }
 
 #[cfg(test)]
@@ -195,7 +208,10 @@ mod tests {
         file.as_file().set_len(1024).unwrap();
         let first = open(&config).unwrap();
         let held = refused(&config);
-        assert!(held.starts_with(&format!("disks.path: {path}: is in use: another process has locked it")), "{held}");
+        assert!(
+            held.starts_with(&format!("disks.path: {path}: is already used by this VM, by another disk")),
+            "{held}"
+        );
         drop(first);
         std::fs::write(file.path(), [b"QFI\xfb".as_slice(), &[0; 1020]].concat()).unwrap();
         let other = refused(&config);
@@ -203,6 +219,10 @@ mod tests {
             other.starts_with(&format!("disks.image_type: {path}: looks like an image in qcow2 format")),
             "{other}"
         );
+        let error = only_readable("/d", "is a block device that can only be read");
+        let rule = "/d: is a block device that can only be read: a guest that only reads it needs";
+        assert_eq!(error.to_string(), format!("--disk path: {rule} --disk readonly=on"));
+        assert_eq!(error.explain(Terms::Json), format!("disks.path: {rule} disks.readonly to be true"));
         let none: DiskConfig = "path=/no/image".parse().unwrap();
         assert!(refused(&none).starts_with("disks.path: /no/image: No such file"));
         assert_eq!(open(&none).unwrap_err().to_string(), "--disk /no/image: No such file or directory (os error 2)");

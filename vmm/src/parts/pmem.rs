@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 
 use carom_api::error::FileError;
@@ -12,6 +13,7 @@ use carom_api::{ConfigError, PartConfig, PmemConfig};
 use devices::inherited::{self, Access};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
+use devices::virtio::block::is_read_only_device;
 use devices::virtio::pmem::{self, PmemCounters, PmemError, PmemParams, VirtioPmem};
 use devices::worker::Role;
 use log::error;
@@ -86,6 +88,15 @@ fn file_error(config: &PmemConfig, source: io::Error) -> FileError {
     FileError { field: PmemConfig::FILE, path: config.file.display().to_string(), source }
 }
 
+/// Says of a file that the host only lets be read how the guest can have it.
+fn only_readable(config: &PmemConfig, why: &str) -> VmError {
+    let error = ConfigError::in_terms(PmemConfig::FILE, |terms| {
+        let path = config.file.display();
+        format!("{path}: {why}: a guest whose writes are dropped needs {}", PmemConfig::DISCARD_WRITES.turned_on(terms))
+    });
+    error.into()
+}
+
 /// Opens the file without waiting, and says how many bytes of it the guest sees.
 fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
     let (access, of_inherited) = match config.discard_writes {
@@ -97,7 +108,15 @@ fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
         let opened = open(&config.file, flags, Mode::empty());
         opened.map(File::from).map_err(io::Error::from)
     });
-    let mut file = opened.map_err(|error| file_error(config, error))?;
+    let mut file = opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::EROFS) => only_readable(config, &error.to_string()),
+        _ => file_error(config, error).into(),
+    })?;
+    // It would take what the guest writes, and lose it when the host writes it back.
+    let is_device = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
+    if is_device && !config.discard_writes && is_read_only_device(&file).map_err(|error| file_error(config, error))? {
+        return Err(only_readable(config, "is a block device that can only be read"));
+    }
     // Block devices tell their size so too.
     let len = file.seek(SeekFrom::End(0)).map_err(|error| file_error(config, error))?;
     let size = config.size.unwrap_or(len);

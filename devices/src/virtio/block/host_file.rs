@@ -2,10 +2,10 @@
 
 //! Files and block devices of the host that hold images: opening and locking them, and what they say of themselves.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use log::warn;
@@ -72,6 +72,7 @@ pub(super) fn lock(file: &File, read_only: bool, len: u64) -> Result<(), ImageEr
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) if is_locked_here(file) => Err(ImageError::Used { read_only }),
         Some(libc::EAGAIN | libc::EACCES) => Err(ImageError::Locked { read_only }),
         // A file system without locks.
         Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => {
@@ -80,6 +81,37 @@ pub(super) fn lock(file: &File, read_only: bool, len: u64) -> Result<(), ImageEr
         }
         _ => Err(error.into()),
     }
+}
+
+/// True if this process has the file open by another description too, and has locked it by that one.
+fn is_locked_here(file: &File) -> bool {
+    let Ok(wanted) = identity(file) else { return false };
+    let Ok(numbers) = fs::read_dir("/proc/self/fd") else { return false };
+    numbers.flatten().any(|number| {
+        let is_same = fs::metadata(number.path()).is_ok_and(|found| (found.dev(), found.ino()) == wanted);
+        let information = || fs::read_to_string(Path::new("/proc/self/fdinfo").join(number.file_name()));
+        is_same && information().is_ok_and(|text| text.lines().any(|line| line.starts_with("lock:")))
+    })
+}
+
+/// Device and inode, which links to one file have in common.
+///
+/// # Errors
+/// The host refuses.
+pub(super) fn identity(file: &File) -> io::Result<(u64, u64)> {
+    file.metadata().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+/// True if a block device can only be read (`BLKROGET`).
+///
+/// # Errors
+/// The host refuses.
+pub fn is_read_only_device(device: &File) -> io::Result<bool> {
+    const BLKROGET: u32 = opcode::none(0x12, 94);
+    // SAFETY: The kernel writes an int for this operation.
+    let get = unsafe { Getter::<BLKROGET, libc::c_int>::new() };
+    // SAFETY: It reads a property of what the descriptor is of, or fails.
+    Ok(unsafe { ioctl(device, get) }? != 0)
 }
 
 /// Has the file system keep room for `len` bytes from `offset` on, which it may be asked for beyond the end of the file.
@@ -142,4 +174,50 @@ pub(super) fn direct_alignment(file: &File) -> Result<Alignment, ImageError> {
         }
     }
     Err(ImageError::Direct(refused))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    fn image() -> (tempfile::TempDir, std::path::PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        fs::write(&path, [0; 512]).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn image_of_this_process_is_known_by_any_link() {
+        let (dir, path) = image();
+        let (first, _) = open(&path, false).unwrap();
+        lock(&first, false, 0).unwrap();
+        let (link, hard_link) = (dir.path().join("link"), dir.path().join("hard"));
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        fs::hard_link(&path, &hard_link).unwrap();
+        for path in [&path, &link, &hard_link] {
+            for read_only in [false, true] {
+                let error = open(path, read_only).and_then(|(file, _)| lock(&file, read_only, 0)).unwrap_err();
+                assert!(matches!(error, ImageError::Used { .. }), "{}: {error}", path.display());
+                assert!(error.to_string().starts_with("is already used by this VM"), "{error}");
+            }
+        }
+        drop(first);
+        lock(&open(&hard_link, false).unwrap().0, false, 0).unwrap();
+    }
+
+    #[test]
+    fn lock_of_another_process_is_told_as_such() {
+        let (_dir, path) = image();
+        let (first, _) = open(&path, false).unwrap();
+        lock(&first, false, 0).unwrap();
+        // The description with the lock is the child's alone once this process has started it.
+        let mut other = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(first)).spawn().unwrap();
+        let error = open(&path, false).and_then(|(file, _)| lock(&file, false, 0)).unwrap_err();
+        drop(other.stdin.take());
+        other.wait().unwrap();
+        assert!(matches!(error, ImageError::Locked { .. }), "{error}");
+    }
 }

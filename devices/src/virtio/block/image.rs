@@ -91,6 +91,9 @@ impl Image {
     /// # Errors
     /// Why it cannot be used.
     pub(super) fn of_file(file: File, device: bool, path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
+        if device && !options.read_only && host_file::is_read_only_device(&file)? {
+            return Err(ImageError::ReadOnly);
+        }
         let len = file.metadata()?.len();
         // An image that has tables grows with what is written to it.
         let grows = options.format == ImageFormat::Qcow2;
@@ -342,17 +345,33 @@ mod tests {
         let first = Image::open(file.path(), WRITTEN).unwrap();
         for options in [WRITTEN, READ] {
             let refused = Image::open(file.path(), options).unwrap_err();
-            assert!(matches!(refused, ImageError::Locked { .. }), "{refused}");
+            assert!(matches!(refused, ImageError::Used { .. }), "{refused}");
         }
         drop(first);
         let readers = [Image::open(file.path(), READ).unwrap(), Image::open(file.path(), READ).unwrap()];
-        assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Locked { read_only: false })));
+        assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Used { read_only: false })));
         drop(readers);
         // Whatever is locked of it.
         let all = ImageOptions { lock_all: true, ..WRITTEN };
         let _one = Image::open(file.path(), all).unwrap();
-        assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Locked { .. })));
-        assert!(matches!(Image::open(file.path(), all), Err(ImageError::Locked { .. })));
+        assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Used { .. })));
+        assert!(matches!(Image::open(file.path(), all), Err(ImageError::Used { .. })));
+    }
+
+    /// Only root can make such a device.
+    #[test]
+    fn read_only_block_device_is_refused_unless_it_is_only_read() {
+        let file = image(&[0; 1 << 20]);
+        let losetup = |arguments: &[&std::ffi::OsStr]| std::process::Command::new("losetup").args(arguments).output();
+        let made = losetup(&["-f".as_ref(), "--show".as_ref(), "-r".as_ref(), file.path().as_os_str()]);
+        let device = made.map(|made| String::from_utf8_lossy(&made.stdout).trim().to_string()).unwrap_or_default();
+        if !device.starts_with("/dev/loop") {
+            return eprintln!("not tested: no loop device can be made");
+        }
+        let outcomes =
+            [WRITTEN, READ].map(|options| Image::open(Path::new(&device), options).map(|image| image.bytes()));
+        losetup(&["-d".as_ref(), device.as_ref()]).unwrap();
+        assert!(matches!(outcomes, [Err(ImageError::ReadOnly), Ok(0x10_0000)]), "{outcomes:?}");
     }
 
     #[test]

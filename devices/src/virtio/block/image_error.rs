@@ -16,6 +16,15 @@ pub enum ImageError {
     /// It is neither a file nor a block device.
     #[error("is neither a file nor a block device")]
     Kind,
+    /// This process has locked it already, for another disk or as an image behind one.
+    #[error("is already used by this VM, by another disk or as a backing file; {}", if *.read_only { "it must be read-only for all to be shared" } else { "a disk that is written to has one user" })]
+    Used {
+        /// Whether it was to be read only.
+        read_only: bool,
+    },
+    /// The host's block device can only be read.
+    #[error("is a block device that can only be read")]
+    ReadOnly,
     /// Another process has it.
     #[error("is in use: another process has locked it; {}", if *.read_only { "it must be read-only for all to be shared" } else { "a disk that is written to has one user" })]
     Locked {

@@ -57,6 +57,7 @@ use self::counters::Counts;
 pub use self::device::VirtioBlock;
 use self::disk::Disk;
 pub use self::engine::IoMode;
+pub use self::host_file::is_read_only_device;
 pub use self::image::{Image, ImageFormat, ImageOptions};
 pub use self::image_error::{ImageError, ResizeError};
 #[cfg(feature = "fuzzing")]

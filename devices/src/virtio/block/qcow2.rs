@@ -65,7 +65,7 @@ impl Qcow2Image {
         let Header { cluster, l1 } = qcow2_header::check(file, options.writable)?;
         let l1 = Arc::new(Mutex::new(L1Table::at(l1)));
         host_file::set_flags(file, options.direct)?;
-        let opened = catch_unwind(AssertUnwindSafe(|| open_chain(file, l1.clone(), path, options, MOST_IMAGES)));
+        let opened = catch_unwind(AssertUnwindSafe(|| open_chain(file, l1.clone(), path, options, &mut Vec::new())));
         let (access, backed) = opened.map_err(|_| ImageError::Malformed("its tables are not sound".into()))??;
         let (access, file) = (RwLock::new(Some(access)), file.try_clone()?);
         Ok(Self { access, file, l1, backed, cluster, throttle: Throttle::default() })
@@ -217,8 +217,9 @@ fn open_chain(
     l1: Arc<Mutex<L1Table>>,
     path: &Path,
     options: ChainOptions,
-    most: usize,
+    chain: &mut Vec<(u64, u64)>,
 ) -> Result<(Access, bool), ImageError> {
+    chain.push(host_file::identity(file)?);
     let malformed = |error: io::Error| ImageError::Malformed(error.to_string());
     let storage = Ordered::new(Storage::try_from(file.try_clone()?)?, l1);
     let mut image: Qcow2<Ordered> = Qcow2::open_image(storage, options.writable).map_err(malformed)?;
@@ -232,7 +233,7 @@ fn open_chain(
         Some(name) => {
             let format = image.implicit_backing_format().map(String::as_str);
             let behind = backing::path(path, name);
-            let opened = open_backing(&behind, format, options, most - 1);
+            let opened = open_backing(&behind, format, options, chain);
             Some(opened.map_err(|error| ImageError::Behind { path: behind, error: Box::new(error) })?)
         }
     };
@@ -241,14 +242,22 @@ fn open_chain(
     Ok((Access::new(image), backed))
 }
 
-fn open_backing(path: &Path, format: Option<&str>, options: ChainOptions, most: usize) -> Result<Access, ImageError> {
-    if most == 0 {
+fn open_backing(
+    path: &Path,
+    format: Option<&str>,
+    options: ChainOptions,
+    chain: &mut Vec<(u64, u64)>,
+) -> Result<Access, ImageError> {
+    if chain.len() == MOST_IMAGES {
         return Err(ImageError::Malformed(format!("there are more than {MOST_IMAGES} images, one behind the other")));
     }
     let Backing { file, is_qcow2 } = backing::open(path, format, options.direct)?;
+    if chain.contains(&host_file::identity(&file)?) {
+        return Err(ImageError::Malformed("the image is behind itself".into()));
+    }
     if is_qcow2 {
         let options = ChainOptions { writable: false, ..options };
-        return open_chain(&file, Arc::default(), path, options, most).map(|(access, _)| access);
+        return open_chain(&file, Arc::default(), path, options, chain).map(|(access, _)| access);
     }
     let raw = Raw::open_image(Ordered::new(Storage::try_from(file)?, Arc::default()), false)?;
     Ok(Access::new(raw))

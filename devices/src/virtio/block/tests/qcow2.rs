@@ -265,7 +265,7 @@ fn images_behind_others_are_shown_locked_and_never_written() {
         (&front, READ),
     ] {
         let refused = Image::open(path, options).unwrap_err();
-        assert!(matches!(refused, ImageError::Locked { .. }), "{}: {refused}", path.display());
+        assert!(matches!(refused, ImageError::Used { .. }), "{}: {refused}", path.display());
     }
     // Others may have the same behind them.
     Image::open(&middle, READ).unwrap();
@@ -298,10 +298,10 @@ fn image_behind_another_has_to_be_allowed_and_to_have_a_format() {
     assert!(refused("vmdk", WRITTEN).contains("its format 'vmdk' is not supported"));
     create(&path("none"), 1 << 20, 4096, Some(("nothing.img", "raw")));
     assert!(refused("none", WRITTEN).contains("nothing.img: No such file"));
-    // One that is behind itself is locked already, or never ends.
+    // One that is behind itself is locked already, or would never end.
     create(&path("circle"), 1 << 20, 4096, Some(("circle", "qcow2")));
-    assert!(refused("circle", WRITTEN).contains("is in use"));
-    assert!(refused("circle", READ).contains("more than 64 images"));
+    assert!(refused("circle", WRITTEN).contains("circle: is already used by this VM"));
+    assert!(refused("circle", READ).contains("the image is behind itself"));
     assert!(refused("raw.img", WRITTEN).contains("does not begin as a qcow2 image does"));
 }
 

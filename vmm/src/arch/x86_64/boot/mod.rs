@@ -90,9 +90,17 @@ fn file_error(field: Field, path: &Path) -> impl Fn(io::Error) -> BootError {
     move |source| BootError::File(FileError { field, path: path.display().to_string(), source })
 }
 
-fn no_room(ram_size: u64, what: &str) -> BootError {
-    let rule = format!("{ram_size} bytes are too little for this {what}");
-    BootError::NoRoom(ConfigError::new(MemoryConfig::SIZE, rule))
+/// Says that `what` does not fit into RAM below `limit`, the highest address that it may have. RAM is to blame only if more of it would
+/// help.
+fn no_room(ram_size: u64, limit: u64, field: Field, what: &str, needed: u64) -> BootError {
+    BootError::NoRoom(if needed <= limit {
+        ConfigError::new(MemoryConfig::SIZE, format!("{ram_size} bytes are too little for this {what}"))
+    } else {
+        let rule = format!(
+            "{needed} bytes below {limit:#x} are needed for this {what}, which must lie there however much RAM there is"
+        );
+        ConfigError::new(field, rule)
+    })
 }
 
 fn write_error(what: &'static str) -> impl Fn(vm_memory::GuestMemoryError) -> BootError {
@@ -211,7 +219,8 @@ impl Payload {
         let total = segments.iter().fold(0u64, |total, segment| total.saturating_add(segment.len));
         let fits = |segment: &elf::Segment| segment.zeros.is_empty() || segment.zeros.end <= low_end;
         if total > low_end || !segments.iter().all(fits) {
-            return Err(no_room(ram_size, self.kind()));
+            let end = segments.iter().map(|segment| segment.end).max().unwrap_or_default();
+            return Err(no_room(ram_size, LOW_MEMORY_END, self.field, self.kind(), end.max(total)));
         }
         let fresh = self.ram_is_fresh.swap(false, Ordering::Relaxed);
         let zero = |segment: &elf::Segment| elf::zero(memory, &segment.zeros, fresh);
@@ -226,11 +235,14 @@ impl Payload {
     /// Puts the initramfs as high as it may be, below 4 GiB; returns its address and size.
     fn load_initramfs(&self, memory: &Ram, ram_size: u64, kernel: &Loaded) -> Result<Option<(u64, u64)>, BootError> {
         let low_end = ram_size.min(LOW_MEMORY_END);
-        let limit = kernel.header.map_or(low_end, |header| low_end.min(u64::from(header.initrd_addr_max) + 1));
-        let no_room = |what| no_room(ram_size, what);
+        let most = kernel.header.map_or(LOW_MEMORY_END, |header| u64::from(header.initrd_addr_max) + 1);
+        let most = most.min(LOW_MEMORY_END);
+        let limit = most.min(low_end);
         if kernel.end > limit {
-            return Err(no_room(self.kind()));
+            return Err(no_room(ram_size, most, self.field, self.kind(), kernel.end));
         }
+        let needed = kernel.end.saturating_add(self.initramfs_len).next_multiple_of(PAGE_SIZE);
+        let no_room = |what| no_room(ram_size, most, PayloadConfig::INITRAMFS, what, needed);
         let Some(file) = &self.initramfs else { return Ok(None) };
         let address = limit.checked_sub(self.initramfs_len).ok_or_else(|| no_room("initramfs"))? & !(PAGE_SIZE - 1);
         if address < kernel.end {

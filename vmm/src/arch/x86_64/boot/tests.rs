@@ -269,7 +269,12 @@ fn elf_image_whose_bss_is_not_within_ram_is_refused() {
             payload.ram_was_used();
             let error = payload.check(64 * MIB).unwrap_err();
             assert!(error.is_user_error(), "{error}");
-            assert_eq!(error.to_string(), "--memory size: 67108864 bytes are too little for this firmware");
+            // More RAM would not help where no RAM can be.
+            let rule = match bad.address.saturating_add(bad.len) <= LOW_MEMORY_END {
+                true => "--memory size: 67108864 bytes are too little for this firmware",
+                false => "--firmware: ",
+            };
+            assert!(error.to_string().starts_with(rule), "{error}");
         }
     }
     let (_file, config) = firmware(&elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &[first, of(63 * MIB, 0, MIB)]));
@@ -281,7 +286,7 @@ fn elf_image_with_very_many_segments_is_refused_at_once() {
     let whole = Segment { offset: 0, address: HIGH_RAM_START, file_len: 0, len: 63 * MIB };
     let started = std::time::Instant::now();
     for (count, rule) in [
-        (200, "--memory size: 67108864 bytes are too little for this firmware"),
+        (200, "--firmware: 13212057600 bytes below 0xc0000000 are needed for this firmware"),
         (0xfffe, "reading its program headers: there are 65535, more than 256"),
     ] {
         let (_file, config) = firmware(&elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &vec![whole; count]));
@@ -343,6 +348,26 @@ fn bzimage_is_entered_0x200_behind_its_start() {
     let memory = memory::create(&MemoryConfig::with_size(64 * MIB)).unwrap();
     let entry = Payload::open(&config).unwrap().load(&memory, 64 * MIB, 0xe0000).unwrap();
     assert_eq!(entry, Entry::Linux64(0x10_0200));
+}
+
+#[test]
+fn initramfs_beyond_the_limit_is_not_blamed_on_ram() {
+    let (_file, config) = firmware(&elf(0x4000, PVH_NOTE, 0x10_3ff0));
+    let initramfs = tempfile::NamedTempFile::new().unwrap();
+    let config = PayloadConfig {
+        firmware: None,
+        kernel: config.firmware,
+        initramfs: Some(initramfs.path().into()),
+        ..PayloadConfig::default()
+    };
+    let refused = |len: u64, ram_size: u64| {
+        initramfs.as_file().set_len(len).unwrap();
+        Payload::open(&config).unwrap().check(ram_size).unwrap_err().to_string()
+    };
+    assert_eq!(refused(96 * MIB, 64 * MIB), "--memory size: 67108864 bytes are too little for this initramfs");
+    let rule = "bytes below 0xc0000000 are needed for this initramfs, which must lie there however much RAM there is";
+    let told = refused(3584 * MIB, 64 * MIB);
+    assert!(told.starts_with("--initramfs: 37") && told.ends_with(rule), "{told}");
 }
 
 #[test]
