@@ -12,6 +12,7 @@ pub mod event_fd;
 mod first_error;
 pub mod inherited;
 pub mod legacy;
+pub mod listening_socket;
 mod local_socket;
 pub mod patience;
 pub mod pci;

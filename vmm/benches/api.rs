@@ -233,7 +233,7 @@ impl Guest {
             let done = done.clone();
             move || drive(&engine, loaded, &done)
         });
-        let api = vmm::listening_socket::ListeningSocket::bind(socket).unwrap();
+        let api = devices::listening_socket::ListeningSocket::bind(socket).unwrap();
         let control = thread::spawn(move || {
             let mut control =
                 Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });

@@ -20,7 +20,6 @@ pub mod file_limits;
 pub mod fuzzing;
 pub mod inherited;
 pub mod kvm;
-pub mod listening_socket;
 pub mod log_flood;
 pub mod log_lines;
 pub mod machine;

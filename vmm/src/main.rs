@@ -15,6 +15,7 @@ use carom_api::cli::{
 use carom_api::error::FileError;
 use carom_api::{CheckedConfig, Field, RestoreConfig};
 use devices::descriptors;
+use devices::listening_socket::ListeningSocket;
 use devices::sandbox::{self, Mode};
 use rustix::thread::set_no_new_privs;
 use vmm::api::{ApiServer, SharedApi};
@@ -24,7 +25,6 @@ use vmm::event_monitor::EventMonitor;
 use vmm::file_bounds::FileBounds;
 use vmm::file_limits;
 use vmm::inherited::InheritedFds;
-use vmm::listening_socket::ListeningSocket;
 use vmm::log_flood::LogFlood;
 use vmm::log_lines::LogLines;
 use vmm::machine::VmError;

@@ -139,7 +139,7 @@ impl Vmm {
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("api.sock");
-        let api = vmm::listening_socket::ListeningSocket::bind(&socket).unwrap();
+        let api = devices::listening_socket::ListeningSocket::bind(&socket).unwrap();
         let control = thread::spawn(move || {
             let control = Control::<Null>::new(
                 EventMonitor::none(),

@@ -12,7 +12,7 @@ mod tiny_guest;
 
 use std::fs::{self, OpenOptions};
 use std::io::BufReader;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -78,11 +78,20 @@ fn socket_is_there_as_long_as_its_device() {
 
     // What is there is left as it is.
     fs::write(&socket, "something").unwrap();
-    let rule = "exists already: remove it if no other VM listens there";
+    let rule = "something that is no socket is there";
     let refused = json!([format!("vsock.socket: {}: {rule}", socket.display())]);
     assert_eq!(put(dir, "vm.boot", &none), (400, refused));
     assert_eq!(fs::read(&socket).unwrap(), b"something");
     fs::remove_file(&socket).unwrap();
+
+    // So is a socket that another process serves.
+    let other = UnixListener::bind(&socket).unwrap();
+    let refused = json!([format!("vsock.socket: {}: another process serves this socket", socket.display())]);
+    assert_eq!(put(dir, "vm.boot", &none), (400, refused));
+    assert!(UnixStream::connect(&socket).is_ok());
+    // One that nobody serves any more, as a process leaves it that was killed, is replaced by the first boot.
+    drop(other);
+    assert!(socket.exists());
 
     for _ in 0..2 {
         assert_eq!(put(dir, "vm.boot", &none), (204, Value::Null));

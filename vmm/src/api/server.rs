@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use devices::listening_socket::ListeningSocket;
 use devices::sandbox;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -25,7 +26,6 @@ use super::client_stream::{ClientSocket, ClientStream};
 use super::door::Door;
 use super::respond::respond;
 use super::shared::SharedApi;
-use crate::listening_socket::ListeningSocket;
 use crate::thread_roles::API;
 use crate::time_slice::ShortSlice;
 

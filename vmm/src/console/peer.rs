@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use devices::listening_socket::{Clients, ListeningSocket};
 use devices::virtio::console::Size;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -18,7 +19,6 @@ use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, ptsname, unlo
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 
 use super::receiver::size_of;
-use crate::listening_socket::ListeningSocket;
 
 /// How often to look whether somebody has opened the pseudoterminal, or given it another size. The kernel wakes nobody for it.
 const LOOK: Duration = Duration::from_millis(250);
@@ -65,7 +65,7 @@ impl Peer {
     /// # Errors
     /// Those of [`ListeningSocket::for_part`].
     pub(super) fn socket(path: &Path) -> io::Result<Self> {
-        let socket = ListeningSocket::for_part(path)?;
+        let socket = ListeningSocket::for_part(path, Clients::Owner)?;
         socket.listener().set_nonblocking(true)?;
         Ok(Self::Socket { socket, client: None })
     }

@@ -2,75 +2,53 @@
 
 //! The host's side of connections: stream sockets in the file system.
 
-use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::linux::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use log::warn;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, recv, socket_with,
 };
 
 use super::spec::PORT_ANY;
-use crate::inherited::{self, InheritedListener};
+use crate::inherited::is_kept;
+use crate::listening_socket::{Clients, ListeningSocket};
 
 /// Longest first line of a client: `CONNECT`, a blank, a port, and the end of the line.
 const MOST_LINE: usize = 32;
 
 /// The socket on which the host's programs reach the guest. Its file goes when it is dropped.
 pub struct Listener {
-    socket: UnixListener,
+    socket: ListeningSocket,
     /// What sockets of the host's programs are beside. One that was inherited may have no such name.
     path: Option<PathBuf>,
-    /// Device and inode: what somebody has put there since is not removed.
-    file: Option<(u64, u64)>,
-    /// While it is there nobody else has one that was inherited.
-    _in_use: Option<Arc<()>>,
 }
 
 impl Listener {
-    /// Makes a socket at `path`, where nothing may be. One that was inherited takes its place ([`inherited::listener`]); the name that it
-    /// was bound to, if that is an absolute path, is then what sockets of the host's programs are beside.
+    /// Makes a socket at `path`, and replaces a stale one. A socket that was inherited takes its place
+    /// ([`inherited::listener`](crate::inherited::listener)); the name that it was bound to, if that is an absolute path, is then what
+    /// sockets of the host's programs are beside.
     ///
     /// # Errors
-    /// Something is there, or what the host said.
+    /// Those of [`ListeningSocket::for_part`].
     pub fn bind(path: &Path) -> io::Result<Self> {
-        if let Some(inherited) = inherited::listener(path) {
-            let InheritedListener { listener: socket, in_use } = inherited?;
-            socket.set_nonblocking(true)?;
-            let bound = socket.local_addr()?;
-            let path = bound.as_pathname().filter(|path| path.is_absolute()).map(Path::to_path_buf);
-            return Ok(Self { socket, path, file: None, _in_use: Some(in_use) });
-        }
-        let socket = UnixListener::bind(path).map_err(|error| match error.kind() {
-            io::ErrorKind::AddrInUse => {
-                io::Error::new(error.kind(), "exists already: remove it if no other VM listens there")
-            }
-            _ => error,
-        })?;
-        let file = match fs::symlink_metadata(path) {
-            Ok(made) => Some((made.st_dev(), made.st_ino())),
-            // Somebody may take it away at once, which is no error of ours.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => {
-                // It was made a moment ago. Where it cannot be removed either, that has the same reason.
-                let _ = fs::remove_file(path);
-                return Err(error);
+        let socket = ListeningSocket::for_part(path, Clients::ByUmask)?;
+        socket.listener().set_nonblocking(true)?;
+        let path = match is_kept(path) {
+            false => Some(path.to_path_buf()),
+            true => {
+                let bound = socket.listener().local_addr()?;
+                bound.as_pathname().filter(|path| path.is_absolute()).map(Path::to_path_buf)
             }
         };
-        let listener = Self { socket, path: Some(path.into()), file, _in_use: None };
-        listener.socket.set_nonblocking(true)?;
-        Ok(listener)
+        Ok(Self { socket, path })
     }
 
     /// Its descriptor.
     pub(super) fn socket(&self) -> &UnixListener {
-        &self.socket
+        self.socket.listener()
     }
 
     /// A client that waits; `None` if there is none.
@@ -79,7 +57,7 @@ impl Listener {
     /// The process can have no more descriptors.
     pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
         loop {
-            match accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+            match accept_with(self.socket.listener(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
                 Ok(client) => return Ok(Some(client)),
                 Err(Errno::AGAIN) => return Ok(None),
                 // It has gone meanwhile.
@@ -103,22 +81,6 @@ impl Listener {
         connect(&socket, &address)?;
         Ok(socket)
     }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Some(path) = &self.path
-            && self.file.is_some()
-            && self.file == file_at(path)
-            && let Err(error) = fs::remove_file(path)
-        {
-            warn!("removing the socket {}: {error}", path.display());
-        }
-    }
-}
-
-fn file_at(path: &Path) -> Option<(u64, u64)> {
-    fs::symlink_metadata(path).ok().map(|found| (found.st_dev(), found.st_ino()))
 }
 
 /// What a client has said so far.
@@ -159,6 +121,7 @@ fn parse(line: &[u8]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::{Read, Write};
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
@@ -212,12 +175,18 @@ mod tests {
         let path = dir.path().join("s");
         let listener = Listener::bind(&path).unwrap();
         let error = Listener::bind(&path).err().unwrap();
-        assert!(error.to_string().starts_with("exists already"), "{error}");
+        assert_eq!(error.to_string(), "this VM uses this socket already");
         drop(listener);
         assert!(!path.exists());
         fs::write(&path, "a file").unwrap();
-        assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "a file");
         fs::remove_file(&path).unwrap();
+        // As a process leaves it that was killed, and as one has it that runs.
+        let other = UnixListener::bind(&path).unwrap();
+        assert_eq!(Listener::bind(&path).err().unwrap().to_string(), "another process serves this socket");
+        drop(other);
+        drop(Listener::bind(&path).unwrap());
         let listener = Listener::bind(&path).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "somebody else's").unwrap();
@@ -232,7 +201,7 @@ mod tests {
         let path = dir.path().join("s");
         let socket = OwnedFd::from(UnixListener::bind(&path).unwrap());
         let number = socket.as_raw_fd();
-        inherited::keep(number, socket).unwrap();
+        crate::inherited::keep(number, socket).unwrap();
         let named = format!("/dev/fd/{number}");
         let listener = Listener::bind(Path::new(&named)).unwrap();
         assert!(Listener::bind(Path::new(&named)).is_err(), "another device has it");

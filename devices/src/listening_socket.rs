@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A unix socket that clients of the VMM connect to: only its owner can, a live one is never taken over, and none is left behind.
+//! Unix sockets that clients of the VMM connect to. A stale socket is replaced. A socket that a process serves is never replaced, nor is
+//! any other file. No socket is left behind.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,16 +9,18 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use devices::inherited::{self, InheritedListener};
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::umask;
+
+use crate::inherited::{self, InheritedListener};
+use crate::sync::lock;
 
 /// A listening socket. Dropping it removes its file.
 pub struct ListeningSocket {
@@ -30,6 +33,18 @@ pub struct ListeningSocket {
 
 type Identity = (u64, u64);
 
+/// Sockets of this process, so that an error does not blame another one.
+static OWN: Mutex<Vec<Identity>> = Mutex::new(Vec::new());
+
+/// Users who may connect to a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clients {
+    /// The user of this process.
+    Owner,
+    /// All that the process's umask lets.
+    ByUmask,
+}
+
 /// How long to wait for others that start.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -39,23 +54,33 @@ fn identity(path: &Path) -> io::Result<Identity> {
 }
 
 impl ListeningSocket {
-    /// Makes a socket at `path` that only this user can connect to. A socket that nobody serves any more is replaced. To be
+    /// Makes a socket at `path` that only this user can connect to. A stale socket is replaced. To be
     /// called by the main thread, which alone makes files, as it sets the umask for a moment.
     ///
     /// # Errors
     /// Somebody serves a socket there, something else is there, or it cannot be made.
     pub fn bind(path: &Path) -> io::Result<Self> {
+        Self::bind_for(path, Clients::Owner)
+    }
+
+    fn bind_for(path: &Path, clients: Clients) -> io::Result<Self> {
         // Two that start at once must not both find a stale socket and replace each other's new one.
         let _lock = StartLock::take(path)?;
         remove_stale(path)?;
-        let before = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
-        let listener = UnixListener::bind(path);
-        umask(before);
-        let listener = listener?;
+        let listener = match clients {
+            Clients::ByUmask => UnixListener::bind(path),
+            Clients::Owner => {
+                let before = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+                let listener = UnixListener::bind(path);
+                umask(before);
+                listener
+            }
+        }?;
         let identity = identity(path).inspect_err(|_| {
             // It was made a moment ago. Where it cannot be removed either, that has the same reason.
             let _ = fs::remove_file(path);
         })?;
+        lock(&OWN).push(identity);
         Ok(Self { listener, file: Some((path.to_path_buf(), identity)), _in_use: None })
     }
 
@@ -63,8 +88,8 @@ impl ListeningSocket {
     ///
     /// # Errors
     /// Those of [`Self::bind`], or the descriptor is of no such socket, or another part has it.
-    pub fn for_part(path: &Path) -> io::Result<Self> {
-        let Some(inherited) = inherited::listener(path) else { return Self::bind(path) };
+    pub fn for_part(path: &Path, clients: Clients) -> io::Result<Self> {
+        let Some(inherited) = inherited::listener(path) else { return Self::bind_for(path, clients) };
         let InheritedListener { listener, in_use } = inherited?;
         Ok(Self { listener, file: None, _in_use: Some(in_use) })
     }
@@ -89,6 +114,7 @@ impl ListeningSocket {
 impl Drop for ListeningSocket {
     fn drop(&mut self) {
         let Some((path, made)) = &self.file else { return };
+        lock(&OWN).retain(|own| own != made);
         // Whoever has put another there meanwhile keeps it.
         if identity(path).is_ok_and(|now| now == *made)
             && let Err(error) = fs::remove_file(path)
@@ -154,6 +180,9 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     if !metadata.file_type().is_socket() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something that is no socket is there"));
     }
+    if lock(&OWN).contains(&(metadata.dev(), metadata.ino())) {
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "this VM uses this socket already"));
+    }
     // Without waiting for room in the queue of who serves it, which may never come.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -190,8 +219,15 @@ mod tests {
         let socket = ListeningSocket::bind(&path).unwrap();
         let error = ListeningSocket::bind(&path).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{error}");
+        assert_eq!(error.to_string(), "this VM uses this socket already");
         assert!(path.exists());
         drop(socket);
+        // As a process has it that is another one.
+        let other = UnixListener::bind(&path).unwrap();
+        let error = ListeningSocket::bind(&path).err().unwrap();
+        assert_eq!(error.to_string(), "another process serves this socket");
+        drop(other);
+        fs::remove_file(&path).unwrap();
 
         // As a process leaves it that was killed.
         drop(UnixListener::bind(&path).unwrap());
@@ -199,6 +235,16 @@ mod tests {
         let socket = ListeningSocket::bind(&path).unwrap();
         std::os::unix::net::UnixStream::connect(&path).unwrap();
         drop(socket);
+    }
+
+    #[test]
+    fn socket_for_others_has_the_mode_that_the_umask_leaves() {
+        let dir = tempfile::tempdir().unwrap();
+        let plain = UnixListener::bind(dir.path().join("plain")).unwrap();
+        let _socket = ListeningSocket::for_part(&dir.path().join("s"), Clients::ByUmask).unwrap();
+        let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().permissions().mode();
+        assert_eq!(mode("s"), mode("plain"));
+        drop(plain);
     }
 
     /// Who may read the directory can lock it.
