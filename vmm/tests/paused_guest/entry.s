@@ -41,7 +41,7 @@ other_entry:
 3:	hlt
 	jmp	3b
 
-	# No IRET: some KVM hosts intercept it here, hand it to their emulator, and fail. Further NMIs stay masked.
+	# No IRET: KVM's emulator has none for protected mode, and some hosts run such code by it. Further NMIs stay masked.
 nmi:
 	pushf
 	lock incl nmis
