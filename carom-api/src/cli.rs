@@ -72,8 +72,8 @@ pub struct Cli {
     #[command(flatten)]
     parts: PartArguments,
     /// What devices of the host are reached by, whether a thread polls for requests of the virtio-iommu while they come fast, PCI segments,
-    /// the width of what the virtio-iommu translates, and what the machine is called: [iommufd=on|off][,iommu_poll=auto|on|off]
-    /// [,num_pci_segments=N][,iommu_segments=LIST][,iommu_address_width=BITS][,system_serial_number=TEXT][,system_uuid=UUID][,oem_strings=[TEXT,TEXT]] and other strings of SMBIOS
+    /// the width of what the virtio-iommu translates, the VM Generation ID, and what the machine is called: [iommufd=on|off][,iommu_poll=auto|on|off]
+    /// [,num_pci_segments=N][,iommu_segments=LIST][,iommu_address_width=BITS][,vmgenid=on|off][,system_serial_number=TEXT][,system_uuid=UUID][,oem_strings=[TEXT,TEXT]] and other strings of SMBIOS
     #[arg(long, value_name = "iommufd=on|off,…", default_value = "iommufd=off,iommu_poll=auto", requires = PAYLOAD)]
     platform: PlatformConfig,
     /// Part of the addresses for BARs that a PCI segment has, of which --platform says how many there are; several may be given:

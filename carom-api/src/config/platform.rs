@@ -34,6 +34,9 @@ pub struct PlatformConfig {
     #[serde(default = "default_iommu_address_width_bits")]
     #[schema(minimum = 32, maximum = 64)]
     pub iommu_address_width_bits: u8,
+    /// True if the guest has a VM Generation ID, an ACPI device that tells it when the VM was restored from a snapshot.
+    #[serde(default = "default_vmgenid")]
+    pub vmgenid: bool,
     /// The machine's manufacturer, as its SMBIOS tables have it.
     #[serde(default)]
     pub system_manufacturer: Option<String>,
@@ -76,6 +79,10 @@ fn default_num_pci_segments() -> u16 {
 
 fn default_iommu_address_width_bits() -> u8 {
     64
+}
+
+fn default_vmgenid() -> bool {
+    true
 }
 
 /// Whether a thread polls for requests of the virtio-iommu while they come fast, rather than have vCPUs leave the guest for
@@ -233,6 +240,7 @@ impl Default for PlatformConfig {
             num_pci_segments: default_num_pci_segments(),
             iommu_segments: Vec::new(),
             iommu_address_width_bits: default_iommu_address_width_bits(),
+            vmgenid: default_vmgenid(),
             system_manufacturer: None,
             system_product_name: None,
             system_version: None,
@@ -251,12 +259,13 @@ impl Default for PlatformConfig {
 impl FromStr for PlatformConfig {
     type Err = ConfigError;
 
-    /// Parses `[iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N][,iommu_segments=LIST][,iommu_address_width=BITS]` and the strings of the
-    /// SMBIOS tables, `[,uuid=UUID]` and so on, with `[,oem_strings=[TEXT,TEXT]]`.
+    /// Parses `[iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N][,iommu_segments=LIST][,iommu_address_width=BITS]`,
+    /// `[,vmgenid=on|off]`. The strings of the SMBIOS tables follow, `[,uuid=UUID]` and so on, with `[,oem_strings=[TEXT,TEXT]]`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let none = Self::default();
         let mut keys =
-            vec!["iommufd", "iommu_poll", "num_pci_segments", "iommu_segments", "iommu_address_width", "oem_strings"];
+            vec!["iommufd", "iommu_poll", "num_pci_segments", "iommu_segments", "iommu_address_width", "vmgenid"];
+        keys.push("oem_strings");
         keys.extend(none.smbios_strings().map(|(key, _)| key));
         let list = OptionList::parse(Self::OPTION, text, &keys)?;
         let text_of = |key| list.get(key).map(str::to_string);
@@ -274,6 +283,7 @@ impl FromStr for PlatformConfig {
             num_pci_segments,
             iommu_segments,
             iommu_address_width_bits: width.unwrap_or_else(default_iommu_address_width_bits),
+            vmgenid: list.toggle("vmgenid", default_vmgenid())?,
             system_manufacturer: text_of("system_manufacturer"),
             system_product_name: text_of("system_product_name"),
             system_version: text_of("system_version"),
@@ -308,6 +318,16 @@ mod tests {
         }
         let json: PlatformConfig = serde_json::from_str(r#"{"iommu_address_width_bits": 40}"#).unwrap();
         assert_eq!(json.iommu_address_width_bits, 40);
+    }
+
+    #[test]
+    fn generation_id_is_on_unless_it_is_turned_off() {
+        let vmgenid = |text: &str| text.parse::<PlatformConfig>().map(|platform| platform.vmgenid);
+        let all = ["iommufd=on", "vmgenid=on", "vmgenid=off"].map(|text| vmgenid(text).unwrap());
+        assert_eq!(all, [true, true, false]);
+        assert_eq!(vmgenid("vmgenid=1").unwrap_err().field, PlatformConfig::OPTION.key("vmgenid"));
+        let json = |text: &str| serde_json::from_str::<PlatformConfig>(text).unwrap().vmgenid;
+        assert_eq!((json("{}"), json(r#"{"vmgenid": false}"#)), (true, false));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 pub mod cmos;
 pub mod control_port;
 pub mod cpu_hotplug;
+pub mod generation_notice;
 pub mod keyboard_reset;
 pub mod memory_devices;
 pub mod pm_timer;

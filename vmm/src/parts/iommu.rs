@@ -367,6 +367,7 @@ mod tests {
             ram: vec![],
             added_ram: vec![],
             windows: vec![],
+            generation_id: None,
         };
         let was = state.window_aperture().expect("the state of the virtio-iommu has it");
         assert_eq!(was, 0xc000_0000..=0xcfff_ffff);

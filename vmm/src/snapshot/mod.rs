@@ -84,6 +84,9 @@ pub struct SnapshotState {
     pub added_ram: Vec<RamRange>,
     /// Bounce windows in `memory-ranges`.
     pub windows: Vec<ChunkRange>,
+    /// Guest-physical address of the VM Generation ID, if the guest has one. The ID itself is not saved: each restore draws another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation_id: Option<u64>,
 }
 
 /// Why a VM could not be saved or restored.

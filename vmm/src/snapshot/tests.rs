@@ -56,6 +56,7 @@ fn fill(mut new: NewSnapshot) -> Result<SnapshotState, SnapshotError> {
         ram,
         added_ram: vec![],
         windows,
+        generation_id: None,
     };
     new.finish(&config, &state)?;
     Ok(state)

@@ -24,6 +24,7 @@ use super::{PVPANIC_ID, Vm, WATCHDOG_ID, serial};
 use crate::address_space::{IoMap, IoMapOwner};
 use crate::arch::boot::Payload;
 use crate::arch::cpuid::CpuidTemplate;
+use crate::arch::generation_id::GenerationId;
 use crate::arch::irqchip::IrqchipState;
 use crate::arch::layout::{GIB, PCI_ECAM};
 use crate::arch::platform::PlatformDevices;
@@ -74,7 +75,10 @@ impl Vm {
         let tables = describe(config, &room, physical_bits);
         let smbios = smbios::Tables::new(&config.platform);
         let payload = Payload::open(&config.payload)?;
-        let contents = Arc::new(Contents { payload, tables, smbios });
+        let generation_id = config.platform.vmgenid.then(GenerationId::draw).transpose();
+        let generation_id =
+            generation_id.map_err(|source| VmError::Device { what: "drawing a VM Generation ID", source })?;
+        let contents = Arc::new(Contents { payload, tables, smbios, generation_id });
         let (memory, loading) = match source {
             Some(Source { snapshot, prefault }) => (snapshot::ram::restore(snapshot, ram_size, *prefault)?, None),
             None => {
@@ -102,6 +106,8 @@ impl Vm {
         let present = cpuids.iter().map(|(number, _)| *number).collect();
         let add_cpu_hotplug = || platform::add_cpu_hotplug(&io_map, &kvm, wanted, present, mailbox.clone());
         let cpu_hotplug = tables.processors_change().then(add_cpu_hotplug).transpose()?;
+        let add_notice = |_| platform::add_generation_notice(&io_map, &kvm);
+        let generation_notice = contents.generation_id.map(add_notice).transpose()?;
         let observer: Arc<dyn DeviceObserver> = Arc::new(Observer(monitor.clone()));
         if config.pvpanic {
             let device = PvPanic::new(PVPANIC_ID.into(), observer.clone());
@@ -148,6 +154,7 @@ impl Vm {
             hotplug,
             processors: cpu_hotplug,
             memory_devices,
+            generation_notice,
             serial,
             for_firmware,
         };
@@ -167,6 +174,7 @@ impl Vm {
             ram_size,
             added_ram: AddedRam::new(room),
             clock: None,
+            knows_generation_id: config.platform.vmgenid,
             power_button,
             serial: serial_links,
         })
@@ -203,6 +211,7 @@ fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::Ta
         iommu: config.has_iommu().then(|| (IOMMU_ADDRESS, segments::endpoints(config))),
         serial: config.serial.mode != ConsoleMode::Off,
         memory_devices: !room.is_empty(),
+        generation_id: config.platform.vmgenid,
         nodes: acpi::Nodes::of(config),
     }
 }

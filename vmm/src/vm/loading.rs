@@ -11,6 +11,7 @@ use devices::ram::Ram;
 use devices::sandbox;
 
 use crate::arch::boot::Payload;
+use crate::arch::generation_id::GenerationId;
 use crate::arch::registers::Entry;
 use crate::arch::{acpi, smbios};
 use crate::machine::VmError;
@@ -21,6 +22,8 @@ pub(super) struct Contents {
     pub(super) payload: Payload,
     pub(super) tables: acpi::TableConfig,
     pub(super) smbios: smbios::Tables,
+    /// The VM Generation ID, if the guest has one: the same each time it boots.
+    pub(super) generation_id: Option<GenerationId>,
 }
 
 impl Contents {
@@ -28,6 +31,7 @@ impl Contents {
     pub(super) fn load(&self, memory: &Ram, size: u64) -> Result<Entry, VmError> {
         let rsdp = acpi::write(memory, &self.tables).map_err(VmError::Tables)?;
         self.smbios.write(memory).map_err(VmError::Tables)?;
+        self.generation_id.map_or(Ok(()), |id| id.write(memory)).map_err(VmError::Tables)?;
         Ok(self.payload.load(memory, size, rsdp)?)
     }
 }

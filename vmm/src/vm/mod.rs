@@ -71,6 +71,8 @@ pub struct Vm {
     added_ram: AddedRam,
     /// The guest's clock when it was paused.
     clock: Option<StoppedClock>,
+    /// True if the guest's ACPI tables have the VM Generation ID. Those of an older snapshot do not, until the guest boots again.
+    knows_generation_id: bool,
     /// Raises the interrupt line of ACPI events.
     power_button: EventFd,
     serial: ConsoleLinks,
@@ -102,6 +104,7 @@ impl Machine for Vm {
             Some(entry) => entry,
             None => self.contents.load(&self.memory, self.ram_size)?,
         };
+        self.knows_generation_id = self.contents.generation_id.is_some();
         for vcpu in self.processors.iter() {
             vcpu.with_fd(registers::set_mtrr_write_back)?;
         }

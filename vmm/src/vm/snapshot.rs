@@ -15,6 +15,7 @@ use devices::virtio::iommu::IommuHandle;
 
 use super::Vm;
 use crate::arch::clock::ClockState;
+use crate::arch::generation_id;
 use crate::arch::saved::ProcessorsState;
 use crate::memory;
 use crate::snapshot::{ChunkRange, NewSnapshot, RamFileWriter, Snapshot, SnapshotError, SnapshotState, VERSION, ram};
@@ -83,7 +84,9 @@ impl Vm {
         };
         let written = write().and_then(|written| file.finish().map(|_| written));
         let (ram, added_ram, windows) = written.map_err(|error| snapshot.memory_error(error))?;
-        let state = SnapshotState { version: VERSION, processors, platform, functions, ram, added_ram, windows };
+        let generation_id = self.knows_generation_id.then_some(generation_id::ADDRESS);
+        let state =
+            SnapshotState { version: VERSION, processors, platform, functions, ram, added_ram, windows, generation_id };
         snapshot.finish(config, &state)
     }
 
@@ -95,7 +98,24 @@ impl Vm {
         self.pci.restore(&state.functions)?;
         self.platform.restore(&state.platform)?;
         self.restore_windows(snapshot)?;
+        self.renew_generation_id(state.generation_id)?;
         self.clock = Some(StoppedClock::Restored(state.processors.clock()));
+        Ok(())
+    }
+
+    /// Gives the guest the new VM Generation ID and notifies it. Its tables say where the ID is, if they know of one.
+    fn renew_generation_id(&mut self, address: Option<u64>) -> Result<(), SnapshotError> {
+        self.knows_generation_id = address.is_some();
+        let Some(address) = address else { return Ok(()) };
+        let (Some(id), Some(notice)) = (self.contents.generation_id, &self.platform.generation_notice) else {
+            return Err(StateError::rule("generation_id", "is there, but platform.vmgenid is off: turn it on").into());
+        };
+        if address != generation_id::ADDRESS {
+            let rule = format!("is {address:#x}: this version supports {:#x} only", generation_id::ADDRESS);
+            return Err(StateError::rule("generation_id", rule).into());
+        }
+        id.write(&self.memory).map_err(|error| StateError::rule("generation_id", error.to_string()))?;
+        notice.notify();
         Ok(())
     }
 

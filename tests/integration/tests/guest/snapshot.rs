@@ -451,6 +451,46 @@ fn guest_with_a_window_goes_on_in_a_hundred_processes() {
     subject.end();
 }
 
+/// Waits until the guest's kernel has drawn new random numbers, and prints a hash of the next ones.
+const TELL_FORK: &str = r#"
+forks() { dmesg | grep -c 'crng reseeded due to virtual machine fork'; }
+before=$(forks)
+echo CAROM-WAITS
+while [ "$(forks)" = "$before" ]; do sleep 0.1; done
+echo "CAROM-RANDOM $(head -c 1048576 /dev/urandom | sha256sum | cut -c 1-64) $(forks)"
+sleep 100000
+"#;
+
+#[guest_test(slow = "vmm/tests/generation_id.rs has the device, in a guest without an operating system")]
+fn guests_restored_from_one_snapshot_have_other_random_numbers() {
+    let vmm = ApiVmm::start(&SITE, TELL_FORK).unwrap();
+    let body = json!({
+        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
+        "memory": {"size": 256 * MIB},
+        "serial": {"mode": "File", "file": vmm.console_file()},
+    });
+    put(&vmm, "vm.create", Some(&body));
+    put(&vmm, "vm.boot", None);
+    vmm.wait_for("CAROM-WAITS\n", 1, BOOT_TIME).unwrap();
+    put(&vmm, "vm.pause", None);
+    let directory = vmm.dir().join("snapshot");
+    put(&vmm, "vm.snapshot", Some(&json!({"destination_url": url(&directory)})));
+    let restored = || {
+        put(&vmm, "vm.delete", None);
+        // The VM makes the file anew.
+        fs::remove_file(vmm.console_file()).unwrap();
+        put(&vmm, "vm.restore", Some(&json!({"source_url": url(&directory), "resume": true})));
+        vmm.wait_for("CAROM-RANDOM ", 1, BOOT_TIME).unwrap();
+        vmm.wait_for(" 1\n", 1, BOOT_TIME).unwrap();
+        let console = vmm.console();
+        let line = console.lines().find_map(|line| line.strip_prefix("CAROM-RANDOM ")).unwrap();
+        line.split_once(' ').unwrap().0.to_string()
+    };
+    let (first, second) = (restored(), restored());
+    assert_eq!((first.len(), second.len()), (64, 64));
+    assert_ne!(first, second, "both guests have the same random numbers");
+}
+
 /// A VM that was paused as soon as it ran.
 fn paused(config: &[(&str, Value)]) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, "true").unwrap();

@@ -135,6 +135,12 @@ pub const MEMORY_DEVICE_PORTS: u64 = 0x700;
 pub const MEMORY_DEVICE_IRQ: u32 = 17;
 /// What addresses and sizes of memory devices are multiples of: the least that Linux adds (`memory_block_size_bytes()`).
 pub const MEMORY_DEVICE_GRANULE: u64 = limits::HOTPLUG_GRANULE;
+/// Page of the VM Generation ID, which the memory map reserves: behind the entry points that guests search for in this range.
+pub const GENERATION_ID: u64 = 0xf_1000;
+/// Register that reports a new VM Generation ID.
+pub const GENERATION_ID_PORT: u64 = 0x60c;
+/// Interrupt line of a new VM Generation ID, level-triggered.
+pub const GENERATION_ID_IRQ: u32 = 19;
 /// ACPI sleep control, sleep status and reset registers, a byte each.
 pub const ACPI_PORTS: u64 = 0x600;
 /// ACPI's power management timer, of a VM with firmware, where EDK2 looks for it (`OvmfPkg/Include/IndustryStandard/CloudHv.h`).
@@ -170,6 +176,9 @@ const _: () = {
     assert!(*HOLE_OF_FIRMWARE.mem32.end() + 1 == *HOLE_OF_FIRMWARE.aperture.start());
     assert!(*HOLE_OF_KERNEL.aperture.start() == LOW_MEMORY_END && *HOLE_OF_FIRMWARE.mem32.start() == LOW_MEMORY_END);
     assert!(*HOLE_OF_KERNEL.mem32.end() + 1 == PCI_ECAM && *HOLE_OF_FIRMWARE.aperture.end() + 1 == PCI_ECAM);
+    assert!(*INTX_IRQS.start() > GENERATION_ID_IRQ && GENERATION_ID_IRQ > CPU_HOTPLUG_IRQ);
+    assert!(GENERATION_ID > RSDP && GENERATION_ID + PAGE_SIZE <= RESET_VECTOR);
+    assert!(GENERATION_ID_PORT > PM_TIMER_PORTS + 3 && GENERATION_ID_PORT < PCI_HOTPLUG_PORTS);
     assert!(*INTX_IRQS.start() > CPU_HOTPLUG_IRQ && *INTX_IRQS.end() < FIRST_MSI_GSI);
     assert!(PCI_HOTPLUG_IRQ < CPU_HOTPLUG_IRQ && MEMORY_DEVICE_IRQ < CPU_HOTPLUG_IRQ);
     assert!(pci_hotplug_ports(limits::MAX_PCI_SEGMENTS) <= *PCI_CONFIG_PORTS.start());

@@ -6,6 +6,7 @@ pub mod acpi;
 pub mod boot;
 pub mod clock;
 pub mod cpuid;
+pub mod generation_id;
 mod ioctl;
 pub mod irqchip;
 mod kvm_bytes;

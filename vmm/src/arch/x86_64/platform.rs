@@ -8,6 +8,7 @@ use std::sync::Arc;
 use devices::legacy::cmos::{self, Cmos};
 use devices::legacy::control_port::{self, ControlPort};
 use devices::legacy::cpu_hotplug::{self, CpuHotplug, Numbers};
+use devices::legacy::generation_notice::{self, GenerationNotice};
 use devices::legacy::keyboard_reset::{self, KeyboardReset};
 use devices::legacy::memory_devices::{self, MemoryDevice, MemoryDevices};
 use devices::legacy::pm_timer::{self, PmTimer};
@@ -19,9 +20,9 @@ use devices::state::{DeviceState, StateError};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::layout::{
-    ACPI_EVENT_IRQ, ACPI_PORTS, CMOS_PORTS, CONTROL_PORT, CPU_HOTPLUG_IRQ, CPU_HOTPLUG_PORTS, KEYBOARD_COMMAND_PORT,
-    LOW_MEMORY_END, MEMORY_DEVICE_IRQ, MEMORY_DEVICE_PORTS, PCI_HOTPLUG_IRQ, PM_TIMER_PORTS, SERIAL_IRQ, SERIAL_PORT,
-    pci_hotplug_ports,
+    ACPI_EVENT_IRQ, ACPI_PORTS, CMOS_PORTS, CONTROL_PORT, CPU_HOTPLUG_IRQ, CPU_HOTPLUG_PORTS, GENERATION_ID_IRQ,
+    GENERATION_ID_PORT, KEYBOARD_COMMAND_PORT, LOW_MEMORY_END, MEMORY_DEVICE_IRQ, MEMORY_DEVICE_PORTS, PCI_HOTPLUG_IRQ,
+    PM_TIMER_PORTS, SERIAL_IRQ, SERIAL_PORT, pci_hotplug_ports,
 };
 use crate::address_space::IoMap;
 use crate::kvm::line::KvmLine;
@@ -115,6 +116,15 @@ pub fn add_memory_devices(
     Ok(registers)
 }
 
+/// Places the register that reports a new VM Generation ID.
+pub fn add_generation_notice(io_map: &IoMap, kvm: &KvmVm) -> Result<Arc<GenerationNotice>, VmError> {
+    let register = Arc::new(GenerationNotice::new(Box::new(KvmLine::new(kvm.fd.clone(), GENERATION_ID_IRQ))));
+    io_map
+        .insert(Space::Port, GENERATION_ID_PORT, generation_notice::REGISTER_LEN, register.clone())
+        .map_err(|source| VmError::Device { what: "placing the register of the VM Generation ID", source })?;
+    Ok(register)
+}
+
 /// Connects the interrupt line of ACPI events.
 pub fn add_power_button(kvm: &KvmVm) -> Result<EventFd, VmError> {
     let event =
@@ -160,6 +170,8 @@ pub struct PlatformDevices {
     pub processors: Option<Arc<CpuHotplug>>,
     /// The registers of memory devices, if RAM can come while the guest runs.
     pub memory_devices: Option<Arc<MemoryDevices>>,
+    /// The register that reports a new VM Generation ID, if the VM has one. It has no state to save: each restore sets it.
+    pub generation_notice: Option<Arc<GenerationNotice>>,
     /// The first serial port, if the VM has it.
     pub serial: Option<Arc<SerialPort>>,
     /// What firmware needs, if the VM has it.
@@ -210,6 +222,9 @@ impl PlatformDevices {
         self.control_port.reset();
         // As a guest would do it.
         self.config_ports.write(0, &[0; 4]);
+        if let Some(notice) = &self.generation_notice {
+            notice.reset();
+        }
         if let Some(serial) = &self.serial {
             serial.reset();
         }
@@ -272,6 +287,7 @@ mod tests {
             hotplug: Arc::new(HotplugRegisters::new(root, Box::new(NoLine), Box::new(|| {}))),
             processors: None,
             memory_devices: None,
+            generation_notice: Some(Arc::new(GenerationNotice::new(Box::new(NoLine)))),
             serial: Some(Arc::new(SerialPort::new(interrupt, Box::new(io::sink())))),
             for_firmware: Some(FirmwareDevices { cmos: Arc::new(Cmos::new(GIB, 0)), pm_timer: Arc::default() }),
         }

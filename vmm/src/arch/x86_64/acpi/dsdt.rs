@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The differentiated system description: host bridges, INTx, PCI hot plug, processors, memory devices, serial port, power button, sleep
-//! state.
+//! The differentiated system description: host bridges, INTx, PCI hot plug, processors, memory devices, VM Generation ID, serial port,
+//! power button, sleep state.
 
+mod generation_id;
 mod hotplug;
 mod intx;
 mod memory;
@@ -20,8 +21,8 @@ use devices::pci::BarWindows;
 
 use super::TableConfig;
 use crate::arch::layout::{
-    ACPI_EVENT_IRQ, CPU_HOTPLUG_IRQ, MEMORY_DEVICE_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE, PCI_HOTPLUG_IRQ,
-    PciHole, SERIAL_IRQ, SERIAL_PORT,
+    ACPI_EVENT_IRQ, CPU_HOTPLUG_IRQ, GENERATION_ID_IRQ, MEMORY_DEVICE_IRQ, PCI_CONFIG_PORTS, PCI_ECAM, PCI_ECAM_SIZE,
+    PCI_HOTPLUG_IRQ, PciHole, SERIAL_IRQ, SERIAL_PORT,
 };
 
 /// Value of the sleep type field that powers the machine off.
@@ -48,6 +49,9 @@ pub(super) fn build(config: &TableConfig) -> Vec<u8> {
     }
     if config.memory_devices {
         memory::devices(&mut aml);
+    }
+    if config.generation_id {
+        generation_id::device(&mut aml);
     }
     if config.serial {
         serial_port(&mut aml);
@@ -154,6 +158,9 @@ fn events(config: &TableConfig, aml: &mut Vec<u8>) {
     }
     if config.memory_devices {
         lines.push(Event { irq: MEMORY_DEVICE_IRQ, edge: false, then: scan(memory::SCAN) });
+    }
+    if config.generation_id {
+        lines.push(Event { irq: GENERATION_ID_IRQ, edge: false, then: scan(generation_id::LOOK) });
     }
     let interrupts: Vec<Interrupt> =
         lines.iter().map(|line| Interrupt::new(true, line.edge, false, false, line.irq)).collect();

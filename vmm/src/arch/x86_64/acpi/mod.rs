@@ -54,6 +54,8 @@ pub struct TableConfig {
     pub serial: bool,
     /// Whether RAM can come while the guest runs.
     pub memory_devices: bool,
+    /// True if the guest has a VM Generation ID.
+    pub generation_id: bool,
     /// Its nodes, if it has more than that it is one.
     pub nodes: Option<Nodes>,
 }
@@ -177,6 +179,7 @@ mod tests {
             iommu: Some((PciAddress::on_root_bus(1), vec![PciAddress::on_root_bus(2)..=PciAddress::on_root_bus(17)])),
             serial: true,
             memory_devices: false,
+            generation_id: true,
             nodes: None,
         }
     }
@@ -295,6 +298,21 @@ mod tests {
             ["MHPC", "M000", "M031"].map(|name| image.windows(4).any(|window| window == name.as_bytes()))
         };
         assert_eq!((has(false), has(true)), ([false; 3], [true; 3]));
+    }
+
+    #[test]
+    fn generation_id_is_described_with_its_address_and_names() {
+        let image = |generation_id| build(&TableConfig { generation_id, ..config() }, 0).rest;
+        let has = |image: &[u8], bytes: &[u8]| image.windows(bytes.len()).any(|window| window == bytes);
+        let (with, without) = (image(true), image(false));
+        // ADDR is a package of two numbers: 0xf1000 and 0.
+        let address = b"ADDR\x12\x08\x02\x0c\x00\x10\x0f\x00\x00";
+        for bytes in [&address[..], b"\x0dVM_Gen_Counter\0", b"\x0dVMGENCTR\0"] {
+            assert_eq!((has(&with, bytes), has(&without, bytes)), (true, false), "{bytes:x?}");
+        }
+        // The event device asks at this interrupt: a comparison with 19, and the call.
+        let event = b"\x93\x68\x0a\x13\\\x2f\x03_SB_VGENLOOK";
+        assert_eq!((has(&with, event), has(&without, b"VGEN")), (true, false));
     }
 
     #[test]

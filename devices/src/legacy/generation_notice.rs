@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Register that tells the guest of a new VM Generation ID.
+//!
+//! It has one byte: 1 if the ID is new since the last read, else 0. A read clears it. The interrupt line is up while it is 1, so a
+//! guest whose interrupt is masked does not miss the event.
+
+use std::sync::Mutex;
+
+use log::debug;
+
+use crate::platform::{BusDevice, InterruptLine};
+use crate::sync::lock;
+
+/// Bytes of the register.
+pub const REGISTER_LEN: u64 = 1;
+
+/// The register.
+pub struct GenerationNotice {
+    is_new: Mutex<bool>,
+    line: Box<dyn InterruptLine>,
+}
+
+impl GenerationNotice {
+    /// A register that says that nothing is new.
+    pub fn new(line: Box<dyn InterruptLine>) -> Self {
+        Self { is_new: Mutex::new(false), line }
+    }
+
+    /// Tells the guest that the ID is new.
+    pub fn notify(&self) {
+        self.set(true);
+    }
+
+    /// Back to the state at power-on.
+    pub fn reset(&self) {
+        self.set(false);
+    }
+
+    /// Sets the register and returns its value before.
+    fn set(&self, is_new: bool) -> bool {
+        let mut value = lock(&self.is_new);
+        let before = std::mem::replace(&mut *value, is_new);
+        if before != is_new
+            && let Err(error) = self.line.set(is_new)
+        {
+            // Not a warning: the guest can cause it as often as it likes.
+            debug!("VM Generation ID: setting the interrupt line: {error}");
+        }
+        before
+    }
+}
+
+impl BusDevice for GenerationNotice {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if let ([byte], 0) = (data, offset) {
+            *byte = self.set(false).into();
+        }
+    }
+
+    fn write(&self, _offset: u64, _data: &[u8]) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Line(Arc<Mutex<Vec<bool>>>);
+
+    impl InterruptLine for Line {
+        fn set(&self, active: bool) -> io::Result<()> {
+            lock(&self.0).push(active);
+            Ok(())
+        }
+    }
+
+    fn read(register: &GenerationNotice) -> u8 {
+        let mut data = [0xff];
+        register.read(0, &mut data);
+        data[0]
+    }
+
+    #[test]
+    fn notice_is_read_once_and_lowers_the_line() {
+        let line = Line::default();
+        let register = GenerationNotice::new(Box::new(line.clone()));
+        assert_eq!(read(&register), 0);
+        register.notify();
+        // The guest reads two unread notices as one.
+        register.notify();
+        register.write(0, &[0]);
+        let mut wide = [0xff; 2];
+        register.read(0, &mut wide);
+        register.read(1, &mut wide[..1]);
+        assert_eq!((wide, &*lock(&line.0)), ([0, 0], &vec![true]));
+        assert_eq!((read(&register), read(&register)), (1, 0));
+        assert_eq!(*lock(&line.0), [true, false]);
+    }
+
+    #[test]
+    fn reset_drops_a_notice() {
+        let line = Line::default();
+        let register = GenerationNotice::new(Box::new(line.clone()));
+        register.reset();
+        register.notify();
+        register.reset();
+        assert_eq!((read(&register), &*lock(&line.0)), (0, &vec![true, false]));
+    }
+}
