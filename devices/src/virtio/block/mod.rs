@@ -4,7 +4,7 @@
 //!
 //! `device` is what the transport sees. A thread for each queue does its `requests`: `request` reads one, `prepare` finds what is wrong
 //! with it and what is to be done, `flight` keeps it while that is done, step by step (`transfer`, `ranges`). The steps are operations of an
-//! `engine`: io_uring (`ring`), or system calls where that is not to be had (`plain`). `image` is the file,
+//! `engine`: io_uring (`ring`, `submission`), or system calls where that is not to be had (`plain`). `image` is the file,
 //! which `host_file` opens. A `qcow2` image has tables, and others behind it (`backing`).
 //!
 //! The kernel reads and writes the guest's buffers themselves ([`HostIo`](crate::dma::HostIo)). Where direct I/O does not take them as they
@@ -42,6 +42,7 @@ mod ring;
 pub(crate) mod role;
 pub mod spec;
 mod state;
+mod submission;
 mod transfer;
 mod trial;
 mod vhd;

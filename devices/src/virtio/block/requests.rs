@@ -24,6 +24,7 @@ use super::linger::Linger;
 use super::preemption::Preemption;
 use super::prepare::{Prepared, prepare};
 use super::request::{self, Request};
+use super::ring::KERNEL_AGAIN;
 use super::spec::{feature, status};
 use super::transfer::Failure;
 use crate::throttle::Throttle;
@@ -43,8 +44,6 @@ const MOST_BYTES: u64 = 128 << 20;
 const LOOKS: u32 = 16;
 /// How long answers wait for those of requests that are there already, so that the driver is told once.
 const LONGEST_UNTOLD: Duration = Duration::from_micros(50);
-/// When to try again after the kernel took no operation.
-const KERNEL_AGAIN: Duration = Duration::from_millis(2);
 
 /// The work of the thread that serves a queue.
 pub(super) struct Requests {

@@ -2,17 +2,23 @@
 
 //! I/O by io_uring.
 
-use std::io;
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
+use std::{io, thread};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::image::Image;
 use super::op::{Buffers, Ended, Op};
+use super::submission::{self, Kernel};
 
 /// The number of what asks for another operation's end. Its own end says nothing.
 const CANCEL: u64 = u64::MAX;
+
+/// When to try again after the kernel took no operation.
+pub(super) const KERNEL_AGAIN: Duration = Duration::from_millis(2);
 
 /// A ring of its own.
 pub(super) struct Ring {
@@ -20,6 +26,8 @@ pub(super) struct Ring {
     image: Arc<Image>,
     /// Operations whose end was not told yet.
     under_way: usize,
+    /// Ends that were read to make room for others, with room for those of all operations.
+    reaped: VecDeque<Ended>,
 }
 
 impl Ring {
@@ -45,7 +53,7 @@ impl Ring {
         }
         // The kernel need not look it up for each operation.
         ring.submitter().register_files(&[image.file().as_raw_fd()])?;
-        Ok(Self { ring, image, under_way: 0 })
+        Ok(Self { ring, image, under_way: 0, reaped: VecDeque::with_capacity(operations.into()) })
     }
 
     /// The image.
@@ -95,11 +103,7 @@ impl Ring {
     unsafe fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: The caller's promise is what is asked for.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
-            // Full: what is in it goes to the kernel first.
-            if let Err(error) = self.submit(0) {
-                log::error!("io_uring takes no operations: {error}");
-                std::thread::sleep(std::time::Duration::from_millis(10));
-            }
+            submission::make_room(self);
         }
     }
 
@@ -108,26 +112,17 @@ impl Ring {
     /// # Errors
     /// The kernel takes nothing any more.
     pub(super) fn submit(&mut self, wanted: usize) -> io::Result<()> {
-        loop {
-            let ended = !self.ring.completion().is_empty();
-            let wait = if self.under_way == 0 || ended { 0 } else { wanted };
-            if wait == 0 && !self.has_unsubmitted() {
-                return Ok(());
-            }
-            match self.ring.submit_and_wait(wait) {
-                Ok(_) => return Ok(()),
-                Err(error) => match error.raw_os_error() {
-                    Some(libc::EINTR) => {}
-                    // The kernel is short of something until other operations have ended: later.
-                    Some(libc::EAGAIN | libc::EBUSY) => return Ok(()),
-                    _ => return Err(error),
-                },
-            }
-        }
+        let wanted = if self.under_way == 0 || self.has_ended() { 0 } else { wanted };
+        if wanted == 0 && !self.has_unsubmitted() { Ok(()) } else { submission::submit(self, wanted) }
     }
 
     /// An operation that has ended.
     pub(super) fn next_ended(&mut self) -> Option<Ended> {
+        self.reaped.pop_front().or_else(|| self.read_end())
+    }
+
+    /// The end of an operation in the completion queue.
+    fn read_end(&mut self) -> Option<Ended> {
         loop {
             let entry = self.ring.completion().next()?;
             if entry.user_data() != CANCEL {
@@ -139,7 +134,7 @@ impl Ring {
 
     /// Whether an operation has ended.
     pub(super) fn has_ended(&mut self) -> bool {
-        !self.ring.completion().is_empty()
+        !self.reaped.is_empty() || !self.ring.completion().is_empty()
     }
 
     /// Whether something was begun that the kernel does not have yet.
@@ -151,5 +146,27 @@ impl Ring {
     pub(super) fn source(&self) -> BorrowedFd<'_> {
         // SAFETY: The ring owns its descriptor, which stays open as long as the ring is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+}
+
+impl Kernel for Ring {
+    fn enter(&mut self, wanted: usize) -> io::Result<usize> {
+        self.ring.submit_and_wait(wanted)
+    }
+
+    fn has_ended(&mut self) -> bool {
+        Self::has_ended(self)
+    }
+
+    fn reap(&mut self) -> bool {
+        let has_any = !self.ring.completion().is_empty();
+        while let Some(ended) = self.read_end() {
+            self.reaped.push_back(ended);
+        }
+        has_any
+    }
+
+    fn rest(&mut self) {
+        thread::sleep(KERNEL_AGAIN);
     }
 }
