@@ -181,7 +181,8 @@ impl Limits<'_> {
     }
 
     /// Allows this file or directory, and what is below it, for `field`. If it is not there, `missing` makes an error of that. An
-    /// inherited file is open, and needs no rule.
+    /// inherited file is open, and needs no rule. With a
+    /// rule a disk can open it anew, for a lock that the parent process does not share.
     fn allow_or(
         &mut self,
         path: &Path,
@@ -190,6 +191,11 @@ impl Limits<'_> {
         missing: impl FnOnce(io::Error) -> Result<(), VmError>,
     ) -> Result<(), VmError> {
         if inherited::is_kept(path) {
+            if let Ok((opened, _)) = open(path)
+                && let Err(error) = add_rule(&mut self.rules, opened, access)
+            {
+                log::debug!("{}: {error}", path.display());
+            }
             return Ok(());
         }
         let (opened, real) = match open(path) {

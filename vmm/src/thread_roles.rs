@@ -58,6 +58,7 @@ const FILES: &[Call] = &[
     Any(libc::SYS_umask),
     Any(libc::SYS_flock),
     fcntl(libc::F_OFD_SETLK),
+    fcntl(libc::F_OFD_GETLK),
     fcntl(libc::F_ADD_SEALS),
     Any(libc::SYS_fadvise64),
     Any(libc::SYS_memfd_create),

@@ -164,9 +164,11 @@ fn open(config: &DiskConfig) -> Result<Image, VmError> {
             }
             ImageError::Allocate(_) => (DiskConfig::SPARSE, io::Error::other(error)),
             ImageError::Direct(_) => (DiskConfig::DIRECT, io::Error::other(error)),
-            ImageError::Used { .. } | ImageError::Locked { .. } | ImageError::Kind | ImageError::Empty { .. } => {
-                (DiskConfig::PATH, io::Error::other(error))
-            }
+            ImageError::Used { .. }
+            | ImageError::Locked { .. }
+            | ImageError::Writing
+            | ImageError::Kind
+            | ImageError::Empty { .. } => (DiskConfig::PATH, io::Error::other(error)),
         };
         FileError { field, path, source }.into()
     })

@@ -6,11 +6,13 @@
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use carom_api::config::IommuPoll;
 use carom_api::kinds::KindConfig;
 use carom_api::{ConfigError, DeviceConfig, PartConfig, VmConfig};
-use devices::pci::PciAddress;
+use devices::pci::{PciAddress, PciDevice};
 use devices::ram::RamRegion;
 use devices::virtio::balloon::VirtioBalloon;
 use devices::virtio::iommu::IommuHandle;
@@ -29,6 +31,22 @@ struct Placed {
     /// Whether it is behind the virtio-iommu.
     behind: bool,
     part: Box<dyn Part>,
+}
+
+/// How long a vCPU may take for an access to a device that has left the bus.
+const LAST_ACCESS: Duration = Duration::from_secs(10);
+
+/// Drops a function that is on no bus any more. A vCPU may be in an access to it, and this waits for its end. So the function is closed when
+/// this returns, and this thread closes it.
+fn drop_last(function: Arc<dyn PciDevice>, patience: Duration) {
+    let start = Instant::now();
+    while Arc::strong_count(&function) > 1 {
+        if start.elapsed() > patience {
+            log::warn!("{}: is still in use, so that what the host has for it stays open", function.id());
+            break;
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
 }
 
 /// All parts of a VM.
@@ -91,6 +109,11 @@ impl PartBus {
         if let Some(iommu) = &self.iommu {
             iommu.allow_polling(iommu::polls(self.poll, count));
         }
+    }
+
+    /// The names of all parts and where they are, those among them that have left the bus and are not closed yet.
+    pub fn places(&self) -> impl Iterator<Item = (&str, PciAddress)> {
+        self.parts.iter().map(|placed| (placed.id.as_str(), placed.address))
     }
 
     /// The virtio-iommu, if there is one.
@@ -171,12 +194,16 @@ impl PartBus {
         disk.ok_or_else(gone)?.part.resize_disk(bytes)
     }
 
-    /// Gives a part back that has left the bus. Returns its name. Nothing is mapped for it or pinned afterwards.
+    /// Gives a part back that has left the bus. Returns its name. Nothing is mapped for it or pinned afterwards, and what the host had for
+    /// it is closed.
     pub fn close(&mut self, address: PciAddress) -> Option<String> {
         let place = self.parts.iter().position(|placed| placed.address == address)?;
         let Placed { id, behind, mut part, .. } = self.parts.remove(place);
         part.leave();
         self.disconnect(address, behind);
+        let function = part.function();
+        drop(part);
+        drop_last(function, LAST_ACCESS);
         Some(id)
     }
 
@@ -256,5 +283,32 @@ impl PartBus {
                 format!("all slots {which} the virtio-iommu are taken on segment {segment}: remove a device first");
             ConfigError::new(kind.field, rule).into()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use devices::pvpanic::PvPanic;
+
+    use super::*;
+    use crate::event_monitor::EventMonitor;
+    use crate::parts::observer::Observer;
+
+    #[test]
+    fn function_in_an_access_is_closed_when_the_access_ends() {
+        let function: Arc<dyn PciDevice> =
+            Arc::new(PvPanic::new("device".into(), Arc::new(Observer(EventMonitor::none()))));
+        let closed = Arc::downgrade(&function);
+        let of_access = function.clone();
+        let access = thread::spawn(move || drop(of_access));
+        // The limit ends a test that hangs.
+        drop_last(function, Duration::from_secs(600));
+        assert!(closed.upgrade().is_none());
+        access.join().unwrap();
+        // An access that does not end keeps nobody waiting for ever.
+        let function: Arc<dyn PciDevice> =
+            Arc::new(PvPanic::new("device".into(), Arc::new(Observer(EventMonitor::none()))));
+        drop_last(function.clone(), Duration::ZERO);
+        assert_eq!(Arc::strong_count(&function), 1);
     }
 }

@@ -16,7 +16,7 @@ use carom_api::config::MemoryConfig;
 use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use carom_api::{PartConfig, VmConfig};
 use devices::patience::Operation;
-use devices::pci::{PciAddress, PciDevice, PciRoot};
+use devices::pci::{PciAddress, PciRoot};
 use devices::platform::MemorySlots;
 use devices::ram::Ram;
 use devices::virtio::balloon::VirtioBalloon;
@@ -228,14 +228,19 @@ impl Machine for Vm {
         self.parts.console_pty()
     }
 
+    /// Those on the bus, and those that have left it and are not closed yet.
     fn devices(&self) -> Vec<DeviceNode> {
-        let node = |(address, function): (PciAddress, Arc<dyn PciDevice>)| DeviceNode {
-            id: function.id().to_string(),
+        let node = |id: &str, address: PciAddress| DeviceNode {
+            id: id.to_string(),
             resources: Vec::new(),
             children: Vec::new(),
             pci_bdf: address.to_string(),
         };
-        self.pci.devices().into_iter().map(node).collect()
+        let on_bus = self.pci.devices();
+        let is_on_bus = |address| on_bus.iter().any(|(other, _)| *other == address);
+        let left = self.parts.places().filter(|(_, address)| !is_on_bus(*address));
+        let left = left.map(|(id, address)| node(id, address)).collect::<Vec<_>>();
+        on_bus.iter().map(|(address, function)| node(function.id(), *address)).chain(left).collect()
     }
 
     fn add_device(&mut self, device: &PartConfig) -> Result<PciDeviceInfo, VmError> {

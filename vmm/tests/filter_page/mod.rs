@@ -162,6 +162,7 @@ fn value_name(number: i64, index: u8, value: u32) -> String {
             (libc::F_DUPFD_CLOEXEC, "F_DUPFD_CLOEXEC"),
             (libc::F_ADD_SEALS, "F_ADD_SEALS"),
             (libc::F_OFD_SETLK, "F_OFD_SETLK"),
+            (libc::F_OFD_GETLK, "F_OFD_GETLK"),
         ]),
         (libc::SYS_fcntl, 2) => of(&[(libc::O_ASYNC, "O_ASYNC")]),
         (libc::SYS_socket | libc::SYS_socketpair, 0) => {

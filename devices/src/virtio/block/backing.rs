@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 
 use super::host_file;
 use super::image_error::ImageError;
+use super::image_lock::ImageLock;
 
 /// An image behind another.
 pub(super) struct Backing {
     pub(super) file: File,
     /// It is a qcow2 image; otherwise a raw one.
     pub(super) is_qcow2: bool,
+    pub(super) lock: ImageLock,
 }
 
 /// Where the image of this name is that the one at `path` names.
@@ -33,11 +35,11 @@ pub(super) fn open(path: &Path, format: Option<&str>, direct: bool) -> Result<Ba
         Some(other) => return Err(ImageError::Malformed(format!("its format '{other}' is not supported"))),
     };
     let (file, _) = host_file::open(path, true)?;
-    host_file::lock(&file, true, 0)?;
+    let lock = ImageLock::take(&file, true, None)?;
     if is_qcow2 {
         // Its header is read as it lies, before direct I/O asks for aligned buffers.
         super::qcow2_header::check(&file, false)?;
     }
     host_file::set_flags(&file, direct)?;
-    Ok(Backing { file, is_qcow2 })
+    Ok(Backing { file, is_qcow2, lock })
 }

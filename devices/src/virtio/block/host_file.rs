@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Files and block devices of the host that hold images: opening and locking them, and what they say of themselves.
+//! Files and block devices of the host that hold images: opening them, and what they say of themselves.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
 use log::warn;
@@ -18,19 +18,21 @@ use rustix::ioctl::{Getter, ioctl, opcode};
 
 use super::buffer::{Buffer, PAGE};
 use super::image_error::ImageError;
+use super::image_lock::reopen;
 use crate::inherited::{self, Access};
 
 /// `TMPFS_MAGIC`.
 const TMPFS: FsWord = 0x0102_1994;
 
 /// Opens a file or a block device, and tells whether it is the latter. A descriptor that was inherited takes its place
-/// ([`inherited::file`]).
+/// ([`inherited::file`]). The process opens its file anew if it may: flags and locks are not the parent's then.
 ///
 /// # Errors
 /// It is neither, or the host refuses.
 pub(super) fn open(path: &Path, read_only: bool) -> Result<(File, bool), ImageError> {
     if let Some(inherited) = inherited::file(path, if read_only { Access::Read } else { Access::ReadWrite }) {
-        let file = inherited?;
+        let inherited = inherited?;
+        let file = reopen(inherited.as_fd(), read_only).unwrap_or(inherited);
         let is_device = file.metadata()?.file_type().is_block_device();
         return Ok((file, is_device));
     }
@@ -55,51 +57,6 @@ pub(super) fn set_flags(file: &File, direct: bool) -> Result<(), ImageError> {
     flags.set(OFlags::DIRECT, direct);
     fcntl_setfl(file, flags)
         .map_err(|error| if direct { ImageError::Direct(error.into()) } else { ImageError::Host(error.into()) })
-}
-
-/// Locks the first `len` bytes, or all that there may ever be if it is 0, for this open file description, so that the lock ends with
-/// it and not with another descriptor of this process (an OFD lock).
-pub(super) fn lock(file: &File, read_only: bool, len: u64) -> Result<(), ImageError> {
-    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    // SAFETY: All of its fields are numbers.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = i16::try_from(kind).expect("a small number");
-    lock.l_whence = i16::try_from(libc::SEEK_SET).expect("a small number");
-    lock.l_len = i64::try_from(len).unwrap_or(0);
-    // SAFETY: The descriptor is open, and the kernel reads the structure that the pointer leads to.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) if is_locked_here(file) => Err(ImageError::Used { read_only }),
-        Some(libc::EAGAIN | libc::EACCES) => Err(ImageError::Locked { read_only }),
-        // A file system without locks.
-        Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => {
-            warn!("an image cannot be locked, so that nothing keeps others from using it: {error}");
-            Ok(())
-        }
-        _ => Err(error.into()),
-    }
-}
-
-/// True if this process has the file open by another description too, and has locked it by that one.
-fn is_locked_here(file: &File) -> bool {
-    let Ok(wanted) = identity(file) else { return false };
-    let Ok(numbers) = fs::read_dir("/proc/self/fd") else { return false };
-    numbers.flatten().any(|number| {
-        let is_same = fs::metadata(number.path()).is_ok_and(|found| (found.dev(), found.ino()) == wanted);
-        let information = || fs::read_to_string(Path::new("/proc/self/fdinfo").join(number.file_name()));
-        is_same && information().is_ok_and(|text| text.lines().any(|line| line.starts_with("lock:")))
-    })
-}
-
-/// Device and inode, which links to one file have in common.
-///
-/// # Errors
-/// The host refuses.
-pub(super) fn identity(file: &File) -> io::Result<(u64, u64)> {
-    file.metadata().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// True if a block device can only be read (`BLKROGET`).
@@ -174,50 +131,4 @@ pub(super) fn direct_alignment(file: &File) -> Result<Alignment, ImageError> {
         }
     }
     Err(ImageError::Direct(refused))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::process::{Command, Stdio};
-
-    use super::*;
-
-    fn image() -> (tempfile::TempDir, std::path::PathBuf) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("image");
-        fs::write(&path, [0; 512]).unwrap();
-        (dir, path)
-    }
-
-    #[test]
-    fn image_of_this_process_is_known_by_any_link() {
-        let (dir, path) = image();
-        let (first, _) = open(&path, false).unwrap();
-        lock(&first, false, 0).unwrap();
-        let (link, hard_link) = (dir.path().join("link"), dir.path().join("hard"));
-        std::os::unix::fs::symlink(&path, &link).unwrap();
-        fs::hard_link(&path, &hard_link).unwrap();
-        for path in [&path, &link, &hard_link] {
-            for read_only in [false, true] {
-                let error = open(path, read_only).and_then(|(file, _)| lock(&file, read_only, 0)).unwrap_err();
-                assert!(matches!(error, ImageError::Used { .. }), "{}: {error}", path.display());
-                assert!(error.to_string().starts_with("is already used by this VM"), "{error}");
-            }
-        }
-        drop(first);
-        lock(&open(&hard_link, false).unwrap().0, false, 0).unwrap();
-    }
-
-    #[test]
-    fn lock_of_another_process_is_told_as_such() {
-        let (_dir, path) = image();
-        let (first, _) = open(&path, false).unwrap();
-        lock(&first, false, 0).unwrap();
-        // The description with the lock is the child's alone once this process has started it.
-        let mut other = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(first)).spawn().unwrap();
-        let error = open(&path, false).and_then(|(file, _)| lock(&file, false, 0)).unwrap_err();
-        drop(other.stdin.take());
-        other.wait().unwrap();
-        assert!(matches!(error, ImageError::Locked { .. }), "{error}");
-    }
 }

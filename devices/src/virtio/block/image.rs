@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use log::warn;
 use rustix::fs::{ioctl_blkpbszget, ioctl_blksszget};
 
-use super::host_file::{self, direct_alignment, lock, size_of_device};
+use super::host_file::{self, direct_alignment, size_of_device};
 use super::image_error::{ImageError, ResizeError};
+use super::image_lock::ImageLock;
 use super::qcow2::{ChainOptions, Qcow2Image};
 use super::spec::SECTOR;
 use super::vhd;
@@ -74,6 +75,8 @@ pub struct Image {
     /// Its bytes are in the host's memory.
     in_memory: bool,
     read_only: bool,
+    /// Dropped after all that the image is read and written by. `None` for an image that was made up.
+    lock: Option<ImageLock>,
 }
 
 impl Image {
@@ -97,7 +100,8 @@ impl Image {
         let len = file.metadata()?.len();
         // An image that has tables grows with what is written to it.
         let grows = options.format == ImageFormat::Qcow2;
-        lock(&file, options.read_only, if options.lock_all || grows { 0 } else { len })?;
+        let len_locked = (!options.lock_all && !grows).then_some(len);
+        let mut lock = ImageLock::take(&file, options.read_only, len_locked)?;
         let (mut block, mut physical, mut bytes) = (512, FILE_BLOCK, len);
         if device {
             block = ioctl_blksszget(&file).map_err(io::Error::from)?;
@@ -138,6 +142,10 @@ impl Image {
                 bytes - whole
             );
         }
+        // Only requests by io_uring may outlive the process.
+        if qcow2.is_none() {
+            lock.mark(&file);
+        }
         let allocated = options.allocated && !options.read_only;
         if allocated && !device && qcow2.is_none() {
             host_file::allocate(&file, 0, whole).map_err(ImageError::Allocate)?;
@@ -155,6 +163,7 @@ impl Image {
             physical: physical.max(block),
             memory,
             read_only: options.read_only,
+            lock: Some(lock),
         })
     }
 
@@ -209,8 +218,11 @@ impl Image {
         {
             return Err(ResizeError::Fixed { bytes, has, why });
         }
-        if bytes > self.bytes() && !self.lock_all {
-            lock(&self.file, self.read_only, bytes).map_err(|error| match error {
+        if bytes > self.bytes()
+            && !self.lock_all
+            && let Some(lock) = &self.lock
+        {
+            lock.cover(Some(bytes)).map_err(|error| match error {
                 ImageError::Host(error) => ResizeError::Host(error),
                 _ => ResizeError::Locked,
             })?;
@@ -289,6 +301,7 @@ impl Image {
             in_memory: host_file::is_in_memory(&file),
             file,
             read_only,
+            lock: None,
         }
     }
 }
@@ -483,5 +496,23 @@ mod tests {
             Err(error) => assert!(matches!(error, ImageError::Direct(_)), "{error}"),
         }
         assert!(Image::open(file.path(), WRITTEN).unwrap().takes(1, 3));
+    }
+
+    #[test]
+    fn descriptor_of_the_parent_has_no_lock() {
+        let file = image(&[1; 1024]);
+        let parents = File::options().read(true).write(true).open(file.path()).unwrap();
+        let number = parents.as_raw_fd();
+        crate::inherited::keep(number, parents.try_clone().unwrap().into()).unwrap();
+        let disk = Image::open(Path::new(&format!("/dev/fd/{number}")), WRITTEN).unwrap();
+        assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Used { .. })));
+        // SAFETY: All of its fields are numbers.
+        let mut all: libc::flock = unsafe { std::mem::zeroed() };
+        all.l_type = i16::try_from(libc::F_WRLCK).unwrap();
+        // SAFETY: The descriptor is open, and the kernel reads the structure that the pointer leads to.
+        let take = || unsafe { libc::fcntl(parents.as_raw_fd(), libc::F_OFD_SETLK, &raw const all) };
+        assert_eq!(take(), -1, "the lock would be left to the parent of a process that is killed");
+        drop(disk);
+        assert_eq!(take(), 0);
     }
 }

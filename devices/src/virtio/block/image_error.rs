@@ -31,6 +31,9 @@ pub enum ImageError {
         /// Whether it was to be read only.
         read_only: bool,
     },
+    /// A process that has ended had writes under way, and they have not ended.
+    #[error("is in use: writes of a process that has ended are still under way; try again once its storage answers")]
+    Writing,
     /// There is not one block in it.
     #[error("has {bytes} bytes, less than a block of {block}")]
     Empty {

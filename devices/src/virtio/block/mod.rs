@@ -5,7 +5,7 @@
 //! `device` is what the transport sees. A thread for each queue does its `requests`: `request` reads one, `prepare` finds what is wrong
 //! with it and what is to be done, `flight` keeps it while that is done, step by step (`transfer`, `ranges`). The steps are operations of an
 //! `engine`: io_uring (`ring`, `submission`), or system calls where that is not to be had (`plain`). `image` is the file,
-//! which `host_file` opens. A `qcow2` image has tables, and others behind it (`backing`).
+//! which `host_file` opens and `image_lock` locks. A `qcow2` image has tables, and others behind it (`backing`).
 //!
 //! The kernel reads and writes the guest's buffers themselves ([`HostIo`](crate::dma::HostIo)). Where direct I/O does not take them as they
 //! lie, they are copied.
@@ -25,6 +25,7 @@ pub mod fuzzing;
 mod host_file;
 mod image;
 mod image_error;
+mod image_lock;
 mod linger;
 #[cfg(feature = "fuzzing")]
 mod load;

@@ -22,6 +22,7 @@ use log::{error, warn};
 use super::backing::{self, Backing};
 use super::host_file;
 use super::image_error::ImageError;
+use super::image_lock::{self, ImageLock};
 use super::op::{Buffers, Op};
 use super::qcow2_header::{self, Header};
 use super::qcow2_storage::{L1Table, Ordered};
@@ -54,6 +55,8 @@ pub(super) struct Qcow2Image {
     /// Bytes of a cluster.
     cluster: u32,
     throttle: Throttle,
+    /// Of the images behind it. Dropped after all that these are read by.
+    _locks: Vec<ImageLock>,
 }
 
 impl Qcow2Image {
@@ -65,10 +68,12 @@ impl Qcow2Image {
         let Header { cluster, l1 } = qcow2_header::check(file, options.writable)?;
         let l1 = Arc::new(Mutex::new(L1Table::at(l1)));
         host_file::set_flags(file, options.direct)?;
-        let opened = catch_unwind(AssertUnwindSafe(|| open_chain(file, l1.clone(), path, options, &mut Vec::new())));
+        let mut locks = Vec::new();
+        let open = || open_chain(file, l1.clone(), path, options, &mut Vec::new(), &mut locks);
+        let opened = catch_unwind(AssertUnwindSafe(open));
         let (access, backed) = opened.map_err(|_| ImageError::Malformed("its tables are not sound".into()))??;
         let (access, file) = (RwLock::new(Some(access)), file.try_clone()?);
-        Ok(Self { access, file, l1, backed, cluster, throttle: Throttle::default() })
+        Ok(Self { access, file, l1, backed, cluster, throttle: Throttle::default(), _locks: locks })
     }
 
     /// Bytes of the disk.
@@ -211,15 +216,17 @@ unsafe fn readable<'b>(buffers: Buffers) -> IoVector<'b> {
     vector
 }
 
-/// Opens the image in `file`, whose header is sound, and all behind it, of which there may be so many. Tells whether there is one.
+/// Opens the image in `file`, whose header is sound, and its backing images, at most `most`. Adds their locks to `locks`. True if there is a
+/// backing image.
 fn open_chain(
     file: &File,
     l1: Arc<Mutex<L1Table>>,
     path: &Path,
     options: ChainOptions,
     chain: &mut Vec<(u64, u64)>,
+    locks: &mut Vec<ImageLock>,
 ) -> Result<(Access, bool), ImageError> {
-    chain.push(host_file::identity(file)?);
+    chain.push(image_lock::identity(file)?);
     let malformed = |error: io::Error| ImageError::Malformed(error.to_string());
     let storage = Ordered::new(Storage::try_from(file.try_clone()?)?, l1);
     let mut image: Qcow2<Ordered> = Qcow2::open_image(storage, options.writable).map_err(malformed)?;
@@ -233,7 +240,7 @@ fn open_chain(
         Some(name) => {
             let format = image.implicit_backing_format().map(String::as_str);
             let behind = backing::path(path, name);
-            let opened = open_backing(&behind, format, options, chain);
+            let opened = open_backing(&behind, format, options, chain, locks);
             Some(opened.map_err(|error| ImageError::Behind { path: behind, error: Box::new(error) })?)
         }
     };
@@ -247,17 +254,19 @@ fn open_backing(
     format: Option<&str>,
     options: ChainOptions,
     chain: &mut Vec<(u64, u64)>,
+    locks: &mut Vec<ImageLock>,
 ) -> Result<Access, ImageError> {
     if chain.len() == MOST_IMAGES {
         return Err(ImageError::Malformed(format!("there are more than {MOST_IMAGES} images, one behind the other")));
     }
-    let Backing { file, is_qcow2 } = backing::open(path, format, options.direct)?;
-    if chain.contains(&host_file::identity(&file)?) {
+    let Backing { file, is_qcow2, lock } = backing::open(path, format, options.direct)?;
+    if chain.contains(&image_lock::identity(&file)?) {
         return Err(ImageError::Malformed("the image is behind itself".into()));
     }
+    locks.push(lock);
     if is_qcow2 {
         let options = ChainOptions { writable: false, ..options };
-        return open_chain(&file, Arc::default(), path, options, chain).map(|(access, _)| access);
+        return open_chain(&file, Arc::default(), path, options, chain, locks).map(|(access, _)| access);
     }
     let raw = Raw::open_image(Ordered::new(Storage::try_from(file)?, Arc::default()), false)?;
     Ok(Access::new(raw))

@@ -51,8 +51,6 @@ impl Ring {
         if !needed.into_iter().all(|code| probe.is_supported(code)) {
             return Err(io::Error::other("the host's kernel is too old"));
         }
-        // The kernel need not look it up for each operation.
-        ring.submitter().register_files(&[image.file().as_raw_fd()])?;
         Ok(Self { ring, image, under_way: 0, reaped: VecDeque::with_capacity(operations.into()) })
     }
 
@@ -66,7 +64,8 @@ impl Ring {
     /// # Safety
     /// As for [`super::engine::Engine::begin`].
     pub(super) unsafe fn begin(&mut self, number: u64, op: &Op) {
-        let file = types::Fixed(0);
+        // Not a registered file: the kernel closes such files some time after the process has ended.
+        let file = types::Fd(self.image.file().as_raw_fd());
         // What has one buffer needs no list.
         let only = |buffers: &Buffers| {
             // SAFETY: The caller has promised that the list is there.

@@ -6,8 +6,10 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use carom_integration::Site;
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::{guest_test, tell};
+use carom_integration::workload::WAIT_FOR_NVME;
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
@@ -151,5 +153,27 @@ fn qcow2_images_are_sound_however_often_the_vmm_is_killed() {
             assert!(holds(&qemu_img::content(image), next), "{round}: {next} were flushed");
         }
         flushed = next;
+    }
+}
+
+/// Reads of a drive that never end.
+const READ_FOR_EVER: &str = "
+(while dd if=/dev/nvme0n1 of=/dev/null iflag=direct bs=64k; do :; done) 2>/dev/null &
+echo CAROM-READING
+wait
+";
+
+#[guest_test]
+fn device_of_a_killed_vmm_is_free_at_once() {
+    let job = format!("{WAIT_FOR_NVME}\n{READ_FOR_EVER}");
+    let device = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true});
+    for _ in 0..3 {
+        let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
+        create(&vmm, json!({"devices": [device], "iommu_bounce": {"size": 64 * MIB}}));
+        // A device that another process has is refused.
+        put(&vmm, "vm.boot", &Value::Null);
+        vmm.wait_for("CAROM-READING\n", 1, BOOT_TIME).unwrap();
+        let killed = Command::new("kill").args(["-KILL", &vmm.pid().to_string()]).status().unwrap();
+        assert!(killed.success() && !vmm.wait(BOOT_TIME).unwrap().success());
     }
 }
