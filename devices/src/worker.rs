@@ -54,6 +54,8 @@ impl Wait {
 
 /// The work of a thread.
 pub trait Task: Send + 'static {
+    /// Called by the thread before anything else, with the system calls of its role.
+    fn begin(&mut self) {}
     /// Does what there is to do. Between two pieces of it, looks whether [`Orders::call`] and returns if so; what is left is done
     /// after that.
     fn run(&mut self, orders: &Orders) -> Wait;
@@ -65,6 +67,8 @@ pub trait Task: Send + 'static {
     }
     /// [`run`](Self::run) panicked; it is not called again.
     fn panicked(&self);
+    /// Called after [`panicked`](Self::panicked): when this returns, nothing that the task began is under way.
+    fn abandon(&mut self) {}
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -193,6 +197,8 @@ impl<T: Task> Worker<T> {
             let work = AssertUnwindSafe(|| work(&of_thread, &task_of_thread, &doorbell));
             if catch_unwind(work).is_err() {
                 lock(&task_of_thread).panicked();
+                // The thread that drops the task may not make these calls.
+                let _ = catch_unwind(AssertUnwindSafe(|| lock(&task_of_thread).abandon()));
             }
             of_thread.ended();
         })?;
@@ -253,6 +259,7 @@ struct Rung {
 const UNKNOWN: Rung = Rung { wake: true, doorbell: true };
 
 fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {
+    lock(task).begin();
     let mut rung = UNKNOWN;
     while orders.may_run(|| lock(task).settle()) {
         // Rung from here on, it wakes the thread again. One that was not rung is not read: that costs a call each time. They fail
@@ -298,6 +305,9 @@ mod tests {
     /// Tells of each of its runs, and panics in the last one.
     struct Counter {
         runs: u32,
+        /// The thread that it began in.
+        begun: Option<std::thread::ThreadId>,
+        abandoned: bool,
         /// Whether it has settled since the last run.
         settled: bool,
         panics_at: Option<u32>,
@@ -306,7 +316,11 @@ mod tests {
     }
 
     impl Task for Counter {
+        fn begin(&mut self) {
+            assert!(self.begun.replace(std::thread::current().id()).is_none() && self.runs == 0);
+        }
         fn run(&mut self, _: &Orders) -> Wait {
+            assert_eq!(self.begun, Some(std::thread::current().id()));
             self.runs += 1;
             self.settled = false;
             assert_ne!(Some(self.runs), self.panics_at, "as the test wants it");
@@ -319,13 +333,16 @@ mod tests {
         fn panicked(&self) {
             self.tell.send(u32::MAX).unwrap();
         }
+        fn abandon(&mut self) {
+            self.abandoned = true;
+        }
     }
 
     fn start(paused: bool, panics_at: Option<u32>, wait: Wait) -> (Worker<Counter>, EventFd, Receiver<u32>) {
         let (tell, told) = channel();
         let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
         let ours = doorbell.try_clone().unwrap();
-        let task = Counter { runs: 0, settled: false, panics_at, wait, tell };
+        let task = Counter { runs: 0, begun: None, abandoned: false, settled: false, panics_at, wait, tell };
         (Worker::spawn("test".into(), Role::Rng, doorbell, paused, task).unwrap(), ours, told)
     }
 
@@ -461,6 +478,6 @@ mod tests {
         assert_eq!(told.recv(), Ok(u32::MAX));
         worker.pause();
         worker.resume();
-        assert_eq!(worker.stop(|task| task.runs), 1);
+        assert_eq!(worker.stop(|task| (task.runs, task.abandoned)), (1, true));
     }
 }

@@ -5,8 +5,8 @@
 use devices::sandbox::Argument::Is;
 use devices::sandbox::Call::{self, Any, Ioctl, IoctlsOf, OnItself, Where, With};
 use devices::sandbox::calls::{
-    AT_PLACES, FILE_LIMITS, INTERNET_DATAGRAMS, MAPPINGS, MESSAGES, READ_LIMIT, TAP as TAP_QUEUES, URING, WAITING,
-    fcntl, unix_stream,
+    AT_PLACES, FILE_LIMITS, INTERNET_DATAGRAMS, MAPPINGS, MESSAGES, READ_LIMIT, TAP as TAP_QUEUES, WAITING, fcntl,
+    unix_stream,
 };
 use devices::sandbox::{Role, ThreadRole};
 
@@ -149,7 +149,6 @@ pub const CONTROL: ThreadRole = ThreadRole {
         INTERFACES,
         BLOCK_DEVICES,
         MAPPINGS,
-        URING,
         WAITING,
         AT_PLACES,
         TAP_QUEUES,
@@ -164,7 +163,7 @@ pub const API: ThreadRole = ThreadRole { name: "api", calls: &[CLIENT, PROCESS, 
 pub const VCPU: ThreadRole = ThreadRole {
     name: "vcpu",
     // Devices start, stop and are told in its accesses, and the virtio-iommu maps.
-    calls: &[OF_VCPU, MAPPINGS, URING, WAITING, AT_PLACES, TAP_QUEUES, MESSAGES],
+    calls: &[OF_VCPU, MAPPINGS, WAITING, AT_PLACES, TAP_QUEUES, MESSAGES],
 };
 
 /// `TIOCGWINSZ`.

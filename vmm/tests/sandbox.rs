@@ -54,6 +54,7 @@ fn process_with_a_thread_of_a_role() {
     let work = match std::env::var(WORK).unwrap().as_str() {
         "forbidden" => forbidden,
         "open" => open,
+        "ring" => ring,
         "fault" => fault,
         "foreign" => foreign,
         "nothing" => || {},
@@ -127,6 +128,20 @@ fn open() {
     eprintln!("it was: {:?}", opened.map_err(|error| error.kind()));
 }
 
+/// Makes a ring of io_uring, enters one that is not there, and registers with it.
+fn ring() {
+    let mut parameters = [0u32; 30];
+    // SAFETY: The kernel writes to the parameters, which have the size that it knows.
+    let made = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
+    let said = |result: i64| if result >= 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap() };
+    let made = said(made);
+    // SAFETY: No ring has this number, and there is no memory that either would use.
+    let entered = said(unsafe { libc::syscall(libc::SYS_io_uring_enter, -1, 0, 0, 0, 0, 0) });
+    // SAFETY: As above.
+    let registered = said(unsafe { libc::syscall(libc::SYS_io_uring_register, -1, 0, 0, 0) });
+    eprintln!("it was: {:?}", [made, entered, registered].map(|error| error == libc::EPERM));
+}
+
 /// What any thread may come to do: allocate, look at the time, wait, panic, start another.
 fn ordinary() {
     let many: Vec<Vec<u8>> = (1..200).map(|len| vec![1; len * 1000]).collect();
@@ -175,6 +190,23 @@ fn file_is_opened_by_a_thread_whose_role_it_is_and_by_no_other() {
         let expected = if opens { "it was: Ok" } else { "it was: Err(PermissionDenied)" };
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && text.contains(expected), "{role}: {text}");
+    }
+}
+
+/// Its operations are none that filters see.
+#[test]
+fn io_uring_is_for_threads_of_disks_and_for_no_other() {
+    let mut parameters = [0u32; 30];
+    // SAFETY: The kernel writes to the parameters, which have the size that it knows.
+    if unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) } < 0 {
+        return eprintln!("not tested: the host lets nobody use io_uring");
+    }
+    for role in every_role() {
+        let output = run(role, "errno", "ring");
+        let is_refused = ![Role::Block.name(), STARTER].contains(&role);
+        let text = String::from_utf8_lossy(&output.stderr);
+        let expected = format!("it was: {:?}", [is_refused; 3]);
+        assert!(output.status.success() && text.contains(&expected), "{role}: {text}");
     }
 }
 

@@ -84,6 +84,7 @@ pub fn run(bytes: &[u8]) {
     };
     let doorbell = EventFd::new(EFD_NONBLOCK).expect("a descriptor");
     let mut requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a descriptor");
+    requests.begin();
     let mut place = 0;
     for piece in bytes.chunks(0x500) {
         // Memory that is not there is no matter.

@@ -110,7 +110,8 @@ impl ReadLoad {
             requests: Arc::new(LastRequests::new("load", 1, 1)),
         };
         let doorbell = EventFd::new(EFD_NONBLOCK).expect("a descriptor");
-        let requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a descriptor");
+        let mut requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a descriptor");
+        requests.begin();
         Self { ram, requests, orders: Orders::none().expect("a descriptor"), added: 0, _doorbell: doorbell }
     }
 

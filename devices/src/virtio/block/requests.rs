@@ -21,6 +21,7 @@ use super::disk::{Disk, Owner};
 use super::engine::Engine;
 use super::flight::{Answer, Flight};
 use super::linger::Linger;
+use super::plain::Plain;
 use super::preemption::Preemption;
 use super::prepare::{Prepared, prepare};
 use super::request::{self, Request};
@@ -51,6 +52,7 @@ pub(super) struct Requests {
     queue: DeviceQueue,
     driver: Driver,
     disk: Arc<Disk>,
+    /// Has a ring once the thread has begun.
     engine: Engine,
     /// Requests under way. The place of each is the number of its operations.
     flights: Vec<Option<Flight>>,
@@ -95,7 +97,7 @@ impl Requests {
         let owner = Owner::new(index, driver.interrupt.clone(), doorbell.try_clone()?);
         Ok(Self {
             index,
-            engine: Engine::new(disk.image.clone(), queue.size(), disk.mode),
+            engine: Engine::Plain(Plain::new(disk.image.clone())),
             durable: driver.features & feature::FLUSH == 0,
             queue: DeviceQueue::new(index, queue, &driver),
             driver,
@@ -418,6 +420,12 @@ impl Requests {
 }
 
 impl Task for Requests {
+    /// Makes the ring, which only the queue's thread may do: a vCPU starts the queue.
+    fn begin(&mut self) {
+        let size = u16::try_from(self.flights.len()).unwrap_or(u16::MAX);
+        self.engine = Engine::new(self.disk.image.clone(), size, self.disk.mode);
+    }
+
     fn run(&mut self, orders: &Orders) -> Wait {
         // Requests of a device that has failed end all the same, but nobody is told.
         let served = if self.failed { self.reap() } else { self.serve(orders) };
@@ -445,12 +453,16 @@ impl Task for Requests {
     fn panicked(&self) {
         self.driver.interrupt.failed(&DeviceError::Panicked { queue: self.index });
     }
+
+    fn abandon(&mut self) {
+        self.failed = true;
+        self.drain();
+    }
 }
 
 impl Drop for Requests {
-    /// The kernel must be done with the guest's memory. After a panic nothing else has waited for it.
+    /// The kernel must be done with the guest's memory. Where the task ran in a thread, that has waited for it.
     fn drop(&mut self) {
-        self.failed = true;
-        self.drain();
+        self.abandon();
     }
 }
