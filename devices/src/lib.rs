@@ -10,6 +10,7 @@ pub mod descriptors;
 pub mod dma;
 pub mod event_fd;
 mod first_error;
+pub mod host_memory;
 pub mod inherited;
 pub mod legacy;
 pub mod listening_socket;

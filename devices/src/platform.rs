@@ -18,6 +18,11 @@ pub trait BusDevice: Send + Sync {
     fn read(&self, offset: u64, data: &mut [u8]);
     /// Writes `data` at `offset` from the start of the range.
     fn write(&self, offset: u64, data: &[u8]);
+    /// True if the guest sees ordinary memory in the range, by a memory slot. An access there that comes to the VMM anyway may be one to
+    /// a page that the host cannot supply.
+    fn is_memory(&self) -> bool {
+        false
+    }
 }
 
 /// The two address spaces of an x86 machine.

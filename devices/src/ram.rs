@@ -8,6 +8,7 @@ use std::sync::{Mutex, OnceLock};
 
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
 
+use crate::host_memory::Registration;
 use crate::sync::lock;
 
 /// What each region keeps of its pages: nothing. A bitmap of pages that were written, as live migration and incremental
@@ -40,6 +41,8 @@ pub enum RamError {
 /// that were withdrawn too: whoever has found one may keep it as long as the RAM. A look-up costs O(log n) and takes no lock.
 #[derive(Debug)]
 pub struct Ram {
+    /// What messages call the regions. It goes before they are unmapped.
+    names: Mutex<Vec<Registration>>,
     /// Those that have a region come first, in order.
     places: Vec<Place>,
     /// Held while regions come and go.
@@ -75,8 +78,11 @@ impl Ram {
         if regions.is_empty() {
             return Err(RamError::Empty);
         }
-        let ram =
-            Self { places: (0..regions.len() + more).map(|_| Place::new()).collect(), changing: Mutex::default() };
+        let ram = Self {
+            names: Mutex::default(),
+            places: (0..regions.len() + more).map(|_| Place::new()).collect(),
+            changing: Mutex::default(),
+        };
         regions.into_iter().try_for_each(|region| ram.add(region))?;
         Ok(ram)
     }
@@ -100,6 +106,11 @@ impl Ram {
             RamRegion::from_range(gpa, len, file).map_err(|_| RamError::Map(gpa.0))
         };
         Self::new(ranges.into_iter().map(region).collect::<Result<_, _>>()?, 0)
+    }
+
+    /// Keeps what a region is called as long as the RAM.
+    pub fn keep_name(&self, name: Registration) {
+        lock(&self.names).push(name);
     }
 
     /// Adds a region behind those that there are.

@@ -65,6 +65,9 @@ impl BusDevice for BarAccess {
             self.device.write_bar(self.bar.index, offset, data);
         }
     }
+    fn is_memory(&self) -> bool {
+        self.device.is_memory(self.bar.index)
+    }
 }
 
 /// One BAR of one function.

@@ -39,6 +39,11 @@ pub trait PciDevice: Send + Sync {
     fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]);
     /// Writes at `offset` in BAR `index`; `offset + data.len()` is at most the BAR's size.
     fn write_bar(&self, index: u8, offset: u64, data: &[u8]);
+    /// True if BAR `index` is ordinary memory of this process, with nothing that answers accesses in its place.
+    fn is_memory(&self, index: u8) -> bool {
+        let _ = index;
+        false
+    }
     /// Puts the device back to its state at power-on, DMA and interrupts off; its BARs keep the addresses that
     /// [`PciDevice::assign_bar`] gave. Called with all vCPUs stopped.
     fn reset(&self) -> io::Result<()>;

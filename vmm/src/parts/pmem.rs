@@ -69,6 +69,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let params = PmemParams {
         id: id.into(),
         file,
+        path: config.file.display().to_string(),
         size,
         discard_writes: config.discard_writes,
         slots: context.bars.clone(),

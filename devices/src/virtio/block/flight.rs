@@ -12,6 +12,7 @@ use super::ranges::{Fate, Ranges};
 use super::spec::status;
 use super::transfer::{Failure, Transfer};
 use crate::dma::DeviceMemory;
+use crate::host_memory::report_io;
 
 /// How often an operation is begun again that the host's kernel interrupted.
 const MOST_RETRIES: u32 = 16;
@@ -124,6 +125,13 @@ impl Flight {
             (_, Ok(0)) => Err(Failure::Host(libc::EIO)),
             (Work::Read(transfer) | Work::Write(transfer), Ok(bytes)) => transfer.ended(bytes, memory),
             (Work::None, _) => Ok(()),
+        }
+    }
+
+    /// An operation failed with this error number. Reports guest memory that the kernel could not access.
+    pub(super) fn report(&self, errno: i32) {
+        if let Work::Read(transfer) | Work::Write(transfer) = &self.work {
+            report_io(errno, transfer.lent().iter().copied(), !self.is_write());
         }
     }
 

@@ -327,11 +327,12 @@ impl Requests {
             }
             outcome => {
                 let outcome = outcome.map(drop);
-                if let Err(Failure::Host(error)) = outcome
-                    && self.throttle.pass()
-                {
-                    let error = io::Error::from_raw_os_error(error);
-                    warn!("{}: the image: {error}; the request fails", self.disk.id);
+                if let Err(Failure::Host(error)) = outcome {
+                    flight.report(error);
+                    if self.throttle.pass() {
+                        let error = io::Error::from_raw_os_error(error);
+                        warn!("{}: the image: {error}; the request fails", self.disk.id);
+                    }
                 }
                 self.writes -= usize::from(flight.is_write());
                 let answer = flight.answer(outcome, &self.disk.counts);

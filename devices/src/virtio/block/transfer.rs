@@ -13,6 +13,7 @@ use super::image::Image;
 use super::op::{Buffers, MAX_BUFFERS, Op};
 use super::request::Parts;
 use crate::dma::{DeviceMemory, HostIo, IoOwner};
+use crate::platform::HostRange;
 
 /// Most bytes that are copied at a time where the kernel cannot use the guest's buffers as they are.
 const MOST_COPIED: usize = 256 << 10;
@@ -50,7 +51,7 @@ enum Memory {
     /// As it is.
     Lent {
         /// Keeps the memory there.
-        _io: HostIo,
+        io: HostIo,
         /// All of it. Those before `next` are done.
         buffers: SmallVec<[IoBuffer; 2]>,
         next: usize,
@@ -94,13 +95,21 @@ impl Transfer {
                 }
             }
             let number = memory.is_translated().then(|| io.number());
-            let memory = Memory::Lent { _io: io, buffers, next: 0 };
+            let memory = Memory::Lent { io, buffers, next: 0 };
             return Ok((Self { writes, offset, len, done: 0, memory }, number));
         }
         let mut copy = Buffer::new(len.min(MOST_COPIED));
         let buffer = Box::new([IoBuffer::new(copy.address(), 0)]);
         let memory = Memory::Copied { parts, copy, buffer };
         Ok((Self { writes, offset, len, done: 0, memory }, None))
+    }
+
+    /// Guest memory that the kernel itself reads or writes.
+    pub(super) fn lent(&self) -> &[HostRange] {
+        match &self.memory {
+            Memory::Lent { io, .. } => io.ranges(),
+            Memory::Copied { .. } => &[],
+        }
     }
 
     /// The next operation; `None` when all is done.

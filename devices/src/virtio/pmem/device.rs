@@ -47,21 +47,23 @@ pub struct VirtioPmem {
 }
 
 impl VirtioPmem {
-    /// A device of the first `size` bytes of `file`.
+    /// A device of the first `size` bytes of `file`, which messages call `path`.
     ///
     /// # Errors
     /// The file cannot be mapped, or the process can have no more descriptors.
     pub(super) fn new(
         id: &str,
         file: File,
+        path: &str,
         size: u64,
         discard_writes: bool,
         slots: Arc<dyn MemorySlots>,
     ) -> Result<Self, PmemError> {
-        let memory = Memory::map(&file, size, discard_writes, slots).map_err(PmemError::Map)?;
+        let (file, name) = (Arc::new(file), format!("persistent memory '{id}', file {path}"));
+        let memory = Memory::map(&file, name, size, discard_writes, slots).map_err(PmemError::Map)?;
         Ok(Self {
             thread: format!("{id}_q{REQUEST_QUEUE}"),
-            file: (!discard_writes).then(|| Arc::new(file)),
+            file: (!discard_writes).then_some(file),
             memory,
             size,
             doorbell: EventFd::new(EFD_NONBLOCK).map_err(TransportError::Descriptors)?,

@@ -11,20 +11,28 @@ use std::sync::{Arc, Mutex};
 use log::warn;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use crate::host_memory::{Origin, Registration, Supply, register};
 use crate::platform::{HostRange, MemorySlots};
 use crate::sync::lock;
 
 /// A file that is mapped. No Rust reference to its bytes is ever made: the guest changes them at any time, and the host may.
-struct Mapping(HostRange);
+struct Mapping {
+    range: HostRange,
+    /// What messages call it. Absent once it is about to be unmapped.
+    name: Option<Registration>,
+}
 
 impl Mapping {
-    /// Maps the first `len` bytes of `file`. What is written to a `private` one stays in it.
-    fn new(file: &File, len: usize, private: bool) -> io::Result<Self> {
+    /// Maps the first `len` bytes of `file`, which messages call `name`. What is written to a `private` one stays in it.
+    fn new(file: &Arc<File>, name: String, len: usize, private: bool) -> io::Result<Self> {
         let flags = if private { MapFlags::PRIVATE | MapFlags::NORESERVE } else { MapFlags::SHARED };
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: No address is asked for, so the kernel picks one where nothing is.
         let start = unsafe { mmap(ptr::null_mut(), len, access, flags, file, 0) }?;
-        let mapping = Self(HostRange { address: start.expose_provenance(), len });
+        let range = HostRange { address: start.expose_provenance(), len };
+        let holes = (!private).then(|| file.clone());
+        let origin = Origin { name, supply: Supply::File, file: holes, offset: 0, gpa: None };
+        let mapping = Self { range, name: Some(register(range, origin)) };
         for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
             // SAFETY: The range was just mapped; neither advice changes its bytes or its access.
             if let Err(error) = unsafe { madvise(start, len, advice) } {
@@ -37,9 +45,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        let address = ptr::with_exposed_provenance_mut::<c_void>(self.0.address);
+        drop(self.name.take());
+        let address = ptr::with_exposed_provenance_mut::<c_void>(self.range.address);
         // SAFETY: The range is this mapping's alone, and its slot was removed by the owner.
-        if let Err(error) = unsafe { munmap(address, self.0.len) } {
+        if let Err(error) = unsafe { munmap(address, self.range.len) } {
             warn!("a file could not be unmapped: {error}");
         }
     }
@@ -61,13 +70,19 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Maps the first `len` bytes of `file`.
+    /// Maps the first `len` bytes of `file`, which messages call `name`.
     ///
     /// # Errors
     /// What the kernel refused.
-    pub(super) fn map(file: &File, len: u64, private: bool, slots: Arc<dyn MemorySlots>) -> io::Result<Self> {
+    pub(super) fn map(
+        file: &Arc<File>,
+        name: String,
+        len: u64,
+        private: bool,
+        slots: Arc<dyn MemorySlots>,
+    ) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(io::Error::other)?;
-        let mapping = Mapping::new(file, len, private)?;
+        let mapping = Mapping::new(file, name, len, private)?;
         Ok(Self { slots, shown: Mutex::default(), mapping: Some(mapping) })
     }
 
@@ -86,7 +101,7 @@ impl Memory {
             return Ok(());
         }
         self.remove(&mut shown)?;
-        let Some(Mapping(host)) = self.mapping else { return Ok(()) };
+        let Some(host) = self.mapping.as_ref().map(|mapping| mapping.range) else { return Ok(()) };
         // SAFETY: The range stays mapped until `self` is dropped, which removes the slot first, or leaves it mapped where it cannot;
         // nobody makes references to its bytes.
         let slot = unsafe { self.slots.insert(gpa, host, false) }?;

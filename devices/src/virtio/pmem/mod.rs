@@ -40,6 +40,8 @@ pub struct PmemParams {
     pub id: String,
     /// The file, open for reading, and for writing too unless writes are discarded.
     pub file: File,
+    /// The file's name for messages.
+    pub path: String,
     /// Bytes of it that the guest sees, no more than it has: a multiple of [`spec::GRANULE`].
     pub size: u64,
     /// What the guest writes is for it alone, and gone with the device.
@@ -72,8 +74,8 @@ pub enum PmemError {
 /// # Errors
 /// The file cannot be mapped, the process can have no more descriptors, or the platform has no interrupt vectors.
 pub fn create(params: PmemParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioPmem>), PmemError> {
-    let PmemParams { id, file, size, discard_writes, slots, memory, msi, doorbells, observer } = params;
-    let device = Arc::new(VirtioPmem::new(&id, file, size, discard_writes, slots)?);
+    let PmemParams { id, file, path, size, discard_writes, slots, memory, msi, doorbells, observer } = params;
+    let device = Arc::new(VirtioPmem::new(&id, file, &path, size, discard_writes, slots)?);
     let function =
         VirtioPciDevice::new(VirtioPciParams { id, device: device.clone(), memory, msi, doorbells, observer })?;
     Ok((Arc::new(function), device))

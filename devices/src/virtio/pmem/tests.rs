@@ -55,6 +55,7 @@ impl Harness {
         let params = PmemParams {
             id: "_pmem0".into(),
             file,
+            path: path.display().to_string(),
             size: GRANULE,
             discard_writes,
             slots: slots.clone(),

@@ -441,6 +441,10 @@ impl PciDevice for VirtioPciDevice {
         Ok(())
     }
 
+    fn is_memory(&self, index: u8) -> bool {
+        index == SHARED_BAR
+    }
+
     fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]) {
         // Notifications, and the shared region where it has no memory, read as zero.
         if index == STRUCTURES_BAR { self.read_structures(offset, data) } else { data.fill(0) }

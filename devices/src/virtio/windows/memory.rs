@@ -96,7 +96,8 @@ impl WindowMemory {
             return Err(bad_region);
         }
         let host = |what| move |source| WindowError::Host { what, source };
-        let region = Region::reserve(chunk_len, places).map_err(host("reserving addresses for window memory"))?;
+        let mut region = Region::reserve(chunk_len, places).map_err(host("reserving addresses for window memory"))?;
+        region.set_name(hugepages);
         let scratch = Chunk::allocate(chunk_size, false).map_err(host("allocating a scratch chunk"))?;
         let state = WindowState {
             address: None,

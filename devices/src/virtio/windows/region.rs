@@ -12,6 +12,7 @@ use log::warn;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use vm_memory::VolatileSlice;
 
+use crate::host_memory::{Origin, Registration, Supply, register};
 use crate::platform::HostRange;
 
 /// Bytes of the smallest page.
@@ -28,6 +29,8 @@ pub(super) struct Region {
     count: usize,
     /// The guest may see it for ever: it stays mapped.
     is_kept: bool,
+    /// What messages call it, once the guest can see it.
+    name: Option<Registration>,
     /// How many attempts to map something fail.
     #[cfg(test)]
     pub(super) refusals: std::sync::atomic::AtomicU32,
@@ -49,9 +52,18 @@ impl Region {
             chunk_size,
             count,
             is_kept: false,
+            name: None,
             #[cfg(test)]
             refusals: Default::default(),
         })
+    }
+
+    /// Registers it as guest memory, of huge pages if `huge`.
+    pub(super) fn set_name(&mut self, huge: bool) {
+        let supply = if huge { Supply::HugePages } else { Supply::Memory };
+        let origin = Origin { name: "bounce windows".into(), supply, file: None, offset: 0, gpa: None };
+        let range = HostRange { address: self.base, len: self.count * self.chunk_size };
+        self.name = Some(register(range, origin));
     }
 
     /// Where chunk `index` lies in this process; `None` beyond the region.
@@ -159,8 +171,10 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.is_kept {
+            std::mem::forget(self.name.take());
             return;
         }
+        drop(self.name.take());
         let address = ptr::with_exposed_provenance_mut::<c_void>(self.reserved.address);
         // SAFETY: The reservation is ours alone, its owner has removed all slots or called `keep`, and slices borrow from `self`.
         if let Err(error) = unsafe { munmap(address, self.reserved.len) } {

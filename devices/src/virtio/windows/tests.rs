@@ -11,6 +11,7 @@ use iommu_bounce::{ChunkError, ChunkStore};
 
 use super::supply::TARGET;
 use super::{WindowError, WindowMemory, WindowMemoryConfig};
+use crate::host_memory::{Cause, Loss};
 use crate::virtio::test_support::FakeSlots;
 
 const CHUNK: u64 = 2 << 20;
@@ -71,6 +72,20 @@ fn backed_chunk_is_zero_and_the_guest_sees_its_memory() {
     slots.store(place(index) + CHUNK - 1, 7);
     memory.copy_to(&mut bytes);
     assert_eq!(bytes.last(), Some(&7));
+}
+
+#[test]
+fn lost_page_of_a_chunk_is_called_one_of_the_windows() {
+    let (slots, windows) = windows(4, 4);
+    let mut store = windows.store();
+    store.back().unwrap();
+    let index = store.back().unwrap();
+    let address = slots.at(place(index)).unwrap().address + 0x1000;
+    let loss = Loss { address: Some(address), gpa: Some(place(index) + 0x1000), cause: Cause::Poisoned };
+    let expected = format!("bounce windows, offset 0x201000 (guest-physical {:#x})", place(index) + 0x1000);
+    assert!(loss.explain().contains(&expected), "{}", loss.explain());
+    drop((store, windows));
+    assert!(!loss.explain().contains("bounce windows, offset"), "it is gone");
 }
 
 #[test]

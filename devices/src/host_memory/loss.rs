@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Lost guest memory in words.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::{SeekFrom, seek};
+
+use super::probe::populate_page;
+use super::regions::{self, Origin, Region, Supply};
+
+/// Why a page is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The host has no page to put there.
+    Missing,
+    /// The page has an uncorrectable memory error.
+    Poisoned,
+}
+
+/// A page of guest memory that is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// Where it is mapped in this process, if that is known.
+    pub address: Option<usize>,
+    /// Its guest-physical address, if that is known.
+    pub gpa: Option<u64>,
+    /// Why it is lost.
+    pub cause: Cause,
+}
+
+impl Loss {
+    /// One line for the user that names the region and its file.
+    pub fn explain(&self) -> String {
+        let what = match self.cause {
+            Cause::Missing => "the host cannot supply guest memory",
+            Cause::Poisoned => "the host reports an uncorrectable memory error in guest memory",
+        };
+        match self.address.and_then(|address| Some((regions::find(address)?, address))) {
+            Some((region, address)) => format!("{what}: {}", self.at(&region, address)),
+            None => format!("{what}: {}", self.without_address()),
+        }
+    }
+
+    fn at(&self, Region { origin, range, .. }: &Region, address: usize) -> String {
+        let offset = (address - range.address) as u64;
+        let gpa = self.gpa.or(origin.gpa.map(|gpa| gpa + offset));
+        let gpa = gpa.map(|gpa| format!(" (guest-physical {gpa:#x})")).unwrap_or_default();
+        let hint = self.hint(origin);
+        format!("{}, offset {:#x}{gpa}{hint}", origin.name, origin.offset + offset)
+    }
+
+    fn hint(&self, origin: &Origin) -> &'static str {
+        match (self.cause, origin.supply) {
+            (Cause::Poisoned, _) => "; replace the memory module that the host's log names",
+            (_, Supply::File) => "; the file was truncated, its file system is full, or it cannot be read",
+            (_, Supply::HugePages) => "; no huge page is free, see /sys/kernel/mm/hugepages",
+            (_, Supply::Memory) => "; the host is out of memory, or cannot read its swap",
+        }
+    }
+
+    /// Names the regions that lack a page now, or all regions.
+    fn without_address(&self) -> String {
+        let gpa = self.gpa.map(|gpa| format!("guest-physical {gpa:#x}, ")).unwrap_or_default();
+        let names = regions::with_all(|all| {
+            let suspects: Vec<String> =
+                all.iter().filter(|region| lacks_a_page(region)).map(|of| self.name(of)).collect();
+            if suspects.is_empty() { all.iter().map(|of| of.origin.name.clone()).collect() } else { suspects }
+        });
+        match names.as_slice() {
+            [] => format!("{gpa}in a device's memory"),
+            names => format!("{gpa}in {}", names.join(" or ")),
+        }
+    }
+
+    fn name(&self, region: &Region) -> String {
+        format!("{}{}", region.origin.name, self.hint(&region.origin))
+    }
+}
+
+/// One line for the user if a region of guest memory lacks a page now: what KVM could not do may come from that.
+pub fn missing_memory() -> Option<String> {
+    let lacking = regions::with_all(|all| all.iter().any(lacks_a_page));
+    lacking.then(|| Loss { address: None, gpa: None, cause: Cause::Missing }.explain())
+}
+
+/// True if the last page of a region cannot be read, as of a truncated file, or its first hole cannot be filled.
+fn lacks_a_page(Region { range, origin, .. }: &Region) -> bool {
+    let is_missing = |address, for_writing| {
+        populate_page(address, for_writing).is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT))
+    };
+    if range.len == 0 || origin.supply == Supply::Memory {
+        return false;
+    }
+    if is_missing(range.address + (range.len - 1), false) {
+        return true;
+    }
+    let hole = origin.file.as_ref().and_then(|file| first_hole(file, origin.offset));
+    let hole = hole.and_then(|hole| usize::try_from(hole).ok()).filter(|hole| *hole < range.len);
+    match hole {
+        Some(hole) => is_missing(range.address + hole, true),
+        // A file system of huge pages finds no holes.
+        None => origin.supply == Supply::HugePages && origin.file.as_ref().is_some_and(|file| has_fewer_blocks(file)),
+    }
+}
+
+/// Offset of the first hole at or behind `start`, counted from there.
+fn first_hole(file: &File, start: u64) -> Option<u64> {
+    seek(file, SeekFrom::Hole(start)).ok()?.checked_sub(start)
+}
+
+fn has_fewer_blocks(file: &File) -> bool {
+    file.metadata().is_ok_and(|metadata| metadata.blocks().saturating_mul(512) < metadata.len())
+}

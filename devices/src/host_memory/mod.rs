@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Guest memory that the host cannot supply, or has lost.
+//!
+//! A page of guest memory can be missing: its file was truncated, the file system is full, no huge page is free. It can also have an
+//! uncorrectable memory error. Then the guest's data is lost, and the VM must stop. Each way to find such a page ends here:
+//!
+//! - A thread of this process touches the page. The kernel sends SIGBUS, which the handler in `sigbus` takes ([`watch`]).
+//! - A system call on guest memory fails with EFAULT: the device calls [`report_io`].
+//! - KVM cannot map the page for the guest: the vCPU thread makes a [`Loss`] of what KVM says.
+//!
+//! [`Origin`] is what an error message says about a region, such as its zone and file. `regions` keeps one for each range of this process
+//! that is guest memory.
+
+mod loss;
+mod notes;
+mod probe;
+mod regions;
+mod sigbus;
+#[cfg(test)]
+mod tests;
+mod wake;
+
+pub use self::loss::{Cause, Loss, missing_memory};
+pub use self::notes::{Note, report_io, take_notes};
+pub use self::probe::populate_page;
+pub use self::regions::{Origin, Registration, Supply, register};
+pub use self::sigbus::watch;

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Wakes the thread that acts on notes, by a signal.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use libc::c_int;
+
+/// Signal that wakes it; 0 before there is such a thread.
+static WAKE: AtomicI32 = AtomicI32::new(0);
+
+pub(super) fn set_signal(signal: c_int) {
+    WAKE.store(signal, Ordering::Relaxed);
+}
+
+/// Sends the signal to this thread: its handler in turn wakes the one that waits for signals.
+pub(super) fn wake() {
+    match WAKE.load(Ordering::Relaxed) {
+        0 => {}
+        signal => raise(signal),
+    }
+}
+
+/// Sends `signal` to this thread.
+pub(super) fn raise(signal: c_int) {
+    // SAFETY: It takes nothing but a number, and may be called in a handler.
+    unsafe { libc::raise(signal) };
+}
