@@ -3,20 +3,94 @@
 //! The guest's port and memory-mapped I/O: which device answers where.
 
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
+use devices::host_memory::{Cause, Loss};
 use devices::platform::{AddressSpace, BusDevice, Space};
 use vm_device::bus::{Bus, BusRange, MmioAddress, PioAddress};
+
+/// An access of a guest to memory.
+pub enum Access<'d> {
+    /// A read to these bytes.
+    Read(&'d mut [u8]),
+    /// A write of these bytes.
+    Write(&'d [u8]),
+}
+
+/// Memory that the guest sees by memory slots. KVM reports an access to it as MMIO if it has to emulate the access and the host does not
+/// supply the page.
+pub trait SlotMemory: Send + Sync {
+    /// Does an access in the place of KVM. False if there is no memory that allows it: then it is MMIO indeed.
+    ///
+    /// # Errors
+    /// The page is lost.
+    fn access(&self, address: u64, access: Access<'_>) -> Result<bool, Loss>;
+    /// Returns the loss that it means if KVM cannot access the page at `address`.
+    fn loss(&self, address: u64) -> Loss;
+}
+
+/// A device in the memory space.
+struct MemoryClaim {
+    device: Arc<dyn BusDevice>,
+    /// Kept here, so that an access to another device need not ask.
+    is_memory: bool,
+}
 
 /// Ranges of both spaces with their devices. A look-up costs O(log n) and a shared lock, which is let go before the
 /// device is called, so that a device may change the map from within an access.
 #[derive(Default)]
 pub struct IoMap {
     ports: RwLock<Bus<PioAddress, Arc<dyn BusDevice>>>,
-    memory: RwLock<Bus<MmioAddress, Arc<dyn BusDevice>>>,
+    memory: RwLock<Bus<MmioAddress, MemoryClaim>>,
+    slots: OnceLock<Weak<dyn SlotMemory>>,
 }
 
 impl IoMap {
+    /// Looks into `slots` from now on before an access to the memory space is ignored. The first call counts.
+    pub fn set_slots<S: SlotMemory + 'static>(&self, slots: &Arc<S>) {
+        let slots: Weak<S> = Arc::downgrade(slots);
+        self.slots.get_or_init(|| slots);
+    }
+
+    /// As [`Self::read`] in the memory space.
+    ///
+    /// # Errors
+    /// A page of guest memory is lost.
+    pub fn read_memory(&self, address: u64, data: &mut [u8]) -> Result<(), Loss> {
+        match self.find_memory(address, data.len()) {
+            Some((offset, device, false)) => {
+                data.fill(0xff);
+                device.read(offset, data);
+            }
+            _ if self.access_slot(address, Access::Read(data))? => {}
+            _ => self.read(Space::Memory, address, data),
+        }
+        Ok(())
+    }
+
+    /// As [`Self::write`] in the memory space.
+    ///
+    /// # Errors
+    /// A page of guest memory is lost.
+    pub fn write_memory(&self, address: u64, data: &[u8]) -> Result<(), Loss> {
+        match self.find_memory(address, data.len()) {
+            Some((offset, device, false)) => device.write(offset, data),
+            _ if self.access_slot(address, Access::Write(data))? => {}
+            _ => self.write(Space::Memory, address, data),
+        }
+        Ok(())
+    }
+
+    /// Returns the loss that it means if KVM cannot access the page of guest memory at `address`.
+    pub fn loss(&self, address: u64) -> Loss {
+        let unknown = || Loss { address: None, gpa: Some(address), cause: Cause::Missing };
+        self.slots.get().and_then(Weak::upgrade).map_or_else(unknown, |slots| slots.loss(address))
+    }
+
+    fn access_slot(&self, address: u64, access: Access<'_>) -> Result<bool, Loss> {
+        self.slots.get().and_then(Weak::upgrade).map_or(Ok(false), |slots| slots.access(address, access))
+    }
+
     /// Reads from `address`; where no device answers, all ones.
     pub fn read(&self, space: Space, address: u64, data: &mut [u8]) {
         data.fill(0xff);
@@ -50,12 +124,15 @@ impl IoMap {
                 let (range, device) = bus.check_access(PioAddress(port), len).ok()?;
                 Some((u64::from(port - range.base().0), device.clone()))
             }
-            Space::Memory => {
-                let bus = self.memory.read().unwrap_or_else(PoisonError::into_inner);
-                let (range, device) = bus.check_access(MmioAddress(address), len).ok()?;
-                Some((address - range.base().0, device.clone()))
-            }
+            Space::Memory => self.find_memory(address, len).map(|(offset, device, _)| (offset, device)),
         }
+    }
+
+    /// Offset, device, and whether it is memory.
+    fn find_memory(&self, address: u64, len: usize) -> Option<(u64, Arc<dyn BusDevice>, bool)> {
+        let bus = self.memory.read().unwrap_or_else(PoisonError::into_inner);
+        let (range, claim) = bus.check_access(MmioAddress(address), len).ok()?;
+        Some((address - range.base().0, claim.device.clone(), claim.is_memory))
     }
 }
 
@@ -103,6 +180,7 @@ impl AddressSpace for IoMap {
             }
             Space::Memory => {
                 let range = BusRange::new(MmioAddress(base), len).map_err(refused)?;
+                let device = MemoryClaim { is_memory: device.is_memory(), device };
                 self.memory.write().unwrap_or_else(PoisonError::into_inner).register(range, device).map_err(refused)
             }
         }
@@ -162,6 +240,64 @@ mod tests {
         assert_eq!(data, [0xff; 4], "an access across the end reaches no device");
         map().read(Space::Port, u64::MAX, &mut data);
         map().write(Space::Port, 0x1004, &data);
+    }
+
+    /// A page at 0x5000 that is lost, and one at 0x6000 that is not.
+    struct Slots;
+
+    impl SlotMemory for Slots {
+        fn access(&self, address: u64, access: Access<'_>) -> Result<bool, Loss> {
+            if let (0x6000, Access::Read(data)) = (address, access) {
+                data.fill(0x66);
+            }
+            match address {
+                0x5000 => Err(Loss { address: None, gpa: Some(address), cause: Cause::Missing }),
+                address => Ok(address == 0x6000),
+            }
+        }
+        fn loss(&self, address: u64) -> Loss {
+            Loss { address: None, gpa: Some(address), cause: Cause::Missing }
+        }
+    }
+
+    /// A device that shows memory.
+    struct Shown;
+
+    impl BusDevice for Shown {
+        fn read(&self, _: u64, data: &mut [u8]) {
+            data.fill(0);
+        }
+        fn write(&self, _: u64, _: &[u8]) {}
+        fn is_memory(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn access_to_lost_memory_is_an_error_and_no_mmio() {
+        let slots = Arc::new(Slots);
+        let lost = |map: &IoMap, address| {
+            (map.read_memory(address, &mut [0]).is_err(), map.write_memory(address, &[0]).is_err())
+        };
+        for map in [map(), IoMap::default()] {
+            assert_eq!(lost(&map, 0x5000), (false, false), "it has no slots yet");
+            map.set_slots(&slots);
+            map.insert(Space::Memory, 0x8000, 0x10, Arc::new(Constant(1))).unwrap();
+            assert_eq!(
+                (lost(&map, 0x5000), lost(&map, 0x6000), lost(&map, 0x8000)),
+                ((true, true), (false, false), (false, false))
+            );
+            let mut data = [0];
+            map.read_memory(0x6000, &mut data).unwrap();
+            assert_eq!(data, [0x66]);
+            map.read_memory(0x7000, &mut data).unwrap();
+            assert_eq!(data, [0xff]);
+            // The device that shows the page does not answer for it.
+            map.insert(Space::Memory, 0x5000, 0x1000, Arc::new(Shown)).unwrap();
+            assert_eq!(lost(&map, 0x5000), (true, true));
+            map.read_memory(0x5800, &mut data).unwrap();
+            assert_eq!(data, [0], "there is no slot");
+        }
     }
 
     #[test]

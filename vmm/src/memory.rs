@@ -3,6 +3,7 @@
 //! The guest's RAM, mapped below and above the 32-bit PCI hole. Each of its zones is memory of this process, a shared memfd, or a file.
 
 mod error;
+mod names;
 mod policy;
 mod zone;
 
@@ -19,6 +20,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 use crate::arch::layout::{HIGH_MEMORY_START, LOW_MEMORY_END};
 
 pub use error::MemoryError;
+pub use names::keep_of_restored;
 pub use policy::hold_to_node;
 pub use zone::{map_privately, populate};
 
@@ -61,13 +63,19 @@ pub fn layout(config: &MemoryConfig) -> Vec<(u64, u64)> {
 /// # Errors
 /// The host does not give it, or a zone's file cannot be used.
 pub fn create(config: &MemoryConfig) -> Result<Arc<Ram>, MemoryError> {
-    let mut regions = Vec::new();
-    for (zone, ranges) in zones(config) {
-        regions.extend(zone::regions(&zone, config.thp, &ranges)?);
+    let (zones, mut regions) = (zones(config), Vec::new());
+    for (zone, ranges) in &zones {
+        regions.extend(zone::regions(zone, config.thp, ranges)?);
     }
     let more = if config.hotplug_size == 0 { 0 } else { MAX_MEMORY_DEVICES };
     let size = config.total();
-    Ok(Arc::new(Ram::new(regions, more).map_err(|error| MemoryError::Map { size, message: error.to_string() })?))
+    let ram = Ram::new(regions, more).map_err(|error| MemoryError::Map { size, message: error.to_string() })?;
+    let mut first = 0;
+    for (zone, ranges) in &zones {
+        names::keep_of_zone(&ram, first, ranges.len(), zone);
+        first += ranges.len();
+    }
+    Ok(Arc::new(ram))
 }
 
 /// Makes a region of RAM that comes while the guest runs, to a VM without zones.
@@ -94,7 +102,11 @@ pub fn add<'r>(ram: &'r Ram, config: &MemoryConfig, gpa: u64, len: u64) -> Resul
             zone::refill(zone, spare).inspect_err(|_| give_up(spare))?;
             ram.add_again(start, len).map(drop)
         }
-        _ => ram.add(region(config, gpa, len)?),
+        (_, zone) => ram.add(region(config, gpa, len)?).inspect(|()| {
+            if let Some(zone) = zone {
+                names::keep_of_zone(ram, ram.num_regions() - 1, 1, zone);
+            }
+        }),
     };
     added.map_err(|error| fail(error.to_string()))?;
     ram.find_region(start).ok_or_else(|| fail("it is gone".into()))

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use devices::host_memory::{Cause, Loss, missing_memory};
 use devices::patience::Operation;
 use devices::platform::Space;
 use devices::sandbox::{self, HostCpus};
@@ -230,7 +231,8 @@ impl Runner {
         }
     }
 
-    /// Runs the guest as long as the order is to run and the vCPU leaves no event. No access is incomplete afterwards.
+    /// Runs the guest as long as the order is to run and the vCPU leaves no event. No access is incomplete afterwards, unless the guest
+    /// has failed.
     fn run_until_told(&self, vcpu: &mut VcpuFd) {
         let mut runs = self.is_running();
         while runs {
@@ -239,7 +241,9 @@ impl Runner {
             let _operation = Operation::begin();
             let entered = self.enter(vcpu);
             runs = entered.is_ok() && self.is_running();
-            let completed = if runs { Ok(()) } else { self.complete_io(vcpu) };
+            // After a failure the VM ends. An access that failed for lost memory must not go on with other bytes.
+            let is_over = matches!(entered, Err(GuestEvent::Failed(_)));
+            let completed = if runs || is_over { Ok(()) } else { self.complete_io(vcpu) };
             if let Err(event) = entered.map(drop).and(completed) {
                 // Before the event is left: the reset that answers it clears this.
                 self.shared.state().halted = true;
@@ -295,8 +299,8 @@ impl Runner {
             self.shortages.set(0);
         }
         match exit {
-            Ok(VcpuExit::MmioWrite(address, data)) => self.io_map.write(Space::Memory, address, data),
-            Ok(VcpuExit::MmioRead(address, data)) => self.io_map.read(Space::Memory, address, data),
+            Ok(VcpuExit::MmioWrite(address, data)) => self.io_map.write_memory(address, data).map_err(lost_memory)?,
+            Ok(VcpuExit::MmioRead(address, data)) => self.io_map.read_memory(address, data).map_err(lost_memory)?,
             Ok(VcpuExit::IoOut(port, _)) => {
                 port_accesses(vcpu).for_each(|data| self.io_map.write(Space::Port, port.into(), data));
             }
@@ -309,17 +313,32 @@ impl Runner {
             }
             Ok(VcpuExit::SystemEvent(kind, _)) => return Err(system_event(kind)),
             Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen) => {}
+            Ok(VcpuExit::MemoryFault { gpa, .. }) => return Err(lost_memory(self.io_map.loss(gpa))),
             Ok(exit) => {
                 let exit = format!("{exit:?}");
-                return Err(GuestEvent::Failed(format!("vCPU {}: KVM gave up: {exit}", self.id)));
+                // It cannot emulate instructions whose bytes are lost.
+                let cause = missing_memory().map(|cause| format!("; {cause}")).unwrap_or_default();
+                return Err(GuestEvent::Failed(format!("vCPU {}: KVM gave up: {exit}{cause}", self.id)));
             }
             // EAGAIN: a processor that another one has to start. It has no access under way.
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return Ok(Entered::Interrupted),
             Err(error) if error.errno() == libc::ENOMEM && self.wait_for_memory() => {}
+            Err(error) if error.errno() == libc::EFAULT => return Err(lost_memory(unknown_place(Cause::Missing))),
+            Err(error) if error.errno() == libc::EHWPOISON => return Err(lost_memory(unknown_place(Cause::Poisoned))),
             Err(error) => return Err(GuestEvent::Failed(format!("vCPU {}: running it: {error}", self.id))),
         }
         Ok(Entered::Again)
     }
+}
+
+/// A page of guest memory is lost: the guest must not go on.
+fn lost_memory(loss: Loss) -> GuestEvent {
+    GuestEvent::Failed(loss.explain())
+}
+
+/// KVM has not said where.
+fn unknown_place(cause: Cause) -> Loss {
+    Loss { address: None, gpa: None, cause }
 }
 
 fn system_event(kind: u32) -> GuestEvent {

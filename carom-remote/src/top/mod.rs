@@ -137,7 +137,7 @@ mod tests {
     fn told(state: VmState) -> String {
         let config = VmConfig::default();
         let device_tree = BTreeMap::new();
-        let info = VmInfo { config, state, memory_actual_size: 0, iommu_bounce: None, device_tree };
+        let info = VmInfo { config, state, memory_actual_size: 0, iommu_bounce: None, device_tree, failure: None };
         serde_json::to_string(&info).unwrap()
     }
 

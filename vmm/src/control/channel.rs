@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, OnceLock, Weak};
 
 use carom_api::Call;
+use devices::host_memory::Note;
 
 use super::{ControlError, Reply};
 use crate::machine::Mailbox;
@@ -27,6 +28,15 @@ pub(super) enum Message {
     Terminate(i32),
     /// A signal asks for the counters.
     ReportCounters,
+    /// The host has lost guest memory.
+    LostMemory(LostMemory),
+}
+
+/// A note about lost guest memory, for the control thread.
+pub(super) struct LostMemory {
+    pub(super) note: Note,
+    /// Gets a message when the control thread has begun with the end of the VM.
+    pub(super) begun: Sender<()>,
 }
 
 impl Message {

@@ -12,6 +12,7 @@ mod counters;
 mod error;
 pub(crate) mod figures;
 mod hotplug;
+mod lost_memory;
 mod notices;
 mod reply;
 mod reset_pace;
@@ -99,6 +100,8 @@ struct Created<M> {
     limited: bool,
     /// There while the state is `Running` or `Paused`.
     booted: Option<Booted<M>>,
+    /// Why the last guest failed.
+    failure: Option<String>,
 }
 
 impl<M: Machine> Created<M> {
@@ -123,6 +126,7 @@ impl<M: Machine> Created<M> {
             },
             memory_actual_size: self.config.memory.total().saturating_sub(balloon),
             device_tree: devices.map(|device| (device.id.clone(), device)).collect(),
+            failure: self.failure.clone(),
         })
     }
 }
@@ -163,7 +167,8 @@ impl<M: Machine> Control<M> {
 
     /// Takes signals to the process from now on, which end it otherwise.
     pub fn watch_signals(&self) -> Result<(), VmError> {
-        signals::watch(self.handle()).map_err(|source| VmError::Device { what: "watching for signals", source })
+        signals::watch(self.handle(), self.monitor.clone())
+            .map_err(|source| VmError::Device { what: "watching for signals", source })
     }
 
     /// Keeps a configuration for a VM to be booted.
@@ -172,7 +177,7 @@ impl<M: Machine> Control<M> {
             return Err(ControlError::AlreadyCreated);
         }
         file_limits::check(&config)?;
-        self.created = Some(Created { config, state: State::Created, limited: false, booted: None });
+        self.created = Some(Created { config, state: State::Created, limited: false, booted: None, failure: None });
         Ok(())
     }
 
@@ -197,7 +202,7 @@ impl<M: Machine> Control<M> {
         let vm = started.inspect_err(|error| tell_failure(&self.monitor, error))?;
         created.booted =
             Some(Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new(), resets: ResetPace::default() });
-        created.state = State::Running;
+        (created.state, created.failure) = (State::Running, None);
         self.monitor.event("vm", "booted");
         Ok(())
     }
@@ -238,6 +243,7 @@ impl<M: Machine> Control<M> {
                     booted.vm.report_counters(&self.monitor);
                 }
             }
+            Message::LostMemory(lost) => return self.lose_memory(&lost),
             Message::Terminate(signal) => {
                 log::info!("signal {signal} ends the VMM");
                 return ControlFlow::Break(Ok(()));
@@ -446,7 +452,8 @@ impl<M: Machine> Control<M> {
         let (vm, config) = made.map_err(file_limits::blame).inspect_err(|error| tell_failure(&self.monitor, error))?;
         let booted =
             Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new(), resets: ResetPace::default() };
-        self.created = Some(Created { config, state: State::Paused, limited: true, booted: Some(booted) });
+        self.created =
+            Some(Created { config, state: State::Paused, limited: true, booted: Some(booted), failure: None });
         self.monitor.event("vm", "restored");
         // A client that tries again must not find what is left of this one.
         if source.resume { self.resume().inspect_err(|_| self.delete()) } else { Ok(()) }
@@ -538,6 +545,9 @@ impl<M: Machine> Control<M> {
         }
         if let Err(error) = &result {
             log::error!("the guest has failed, and its VM is shut down: {error}");
+            if let Some(created) = &mut self.created {
+                created.failure = Some(error.to_string());
+            }
         }
         self.shut_down();
         ControlFlow::Continue(())

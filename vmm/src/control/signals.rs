@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Signals to the VMM: SIGTERM, SIGINT and SIGHUP end it in order, SIGUSR1 has the counters reported, SIGWINCH tells that its terminal
-//! has another size. SIGTERM or SIGINT again, a second or more later, ends it at once, whatever the control thread waits for.
+//! has another size, or that guest memory is lost ([`devices::host_memory`]). SIGTERM or SIGINT again, a second or more later, ends it at once, whatever the control thread waits for.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use devices::sandbox;
+use devices::{host_memory, sandbox};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGWINCH};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 use super::channel::{ControlHandle, Message};
+use super::lost_memory;
 use crate::console::terminal;
+use crate::event_monitor::EventMonitor;
 use crate::thread_roles::SIGNALS;
 
 /// Signals within this time are one wish: some senders send one to the process and to its group, or SIGHUP after SIGTERM.
@@ -34,12 +36,13 @@ impl Wishes {
 }
 
 /// Starts the thread that turns signals into messages.
-pub(super) fn watch(control: ControlHandle) -> io::Result<()> {
+pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGWINCH])?;
     let forward = move || {
         sandbox::give_up_files();
         let mut wishes = Wishes::default();
         for signal in signals.forever() {
+            host_memory::take_notes().for_each(|note| lost_memory::stop(&control, &monitor, note));
             if signal == SIGWINCH {
                 terminal::tell_size();
                 continue;
@@ -54,7 +57,8 @@ pub(super) fn watch(control: ControlHandle) -> io::Result<()> {
         }
     };
     sandbox::start(SIGNALS, "signals".into(), forward)?;
-    Ok(())
+    // A signal that nobody else waits for, and that does no harm if it comes for nothing.
+    host_memory::watch(SIGWINCH)
 }
 
 #[cfg(test)]

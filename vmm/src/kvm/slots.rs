@@ -6,22 +6,52 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use devices::host_memory::{Cause, Loss, populate_page};
 use devices::platform::{HostRange, MemorySlots};
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
+use vm_memory::{Bytes, VolatileSlice};
+
+use crate::address_space::{Access, SlotMemory};
+
+#[derive(Default)]
+struct Used {
+    /// By number.
+    regions: BTreeMap<u32, kvm_userspace_memory_region>,
+    /// Numbers by guest-physical address: KVM lets no two overlap.
+    places: BTreeMap<u64, u32>,
+}
+
+impl Used {
+    /// The region that has all of `[gpa, gpa + len)`, and the offset in it.
+    fn find(&self, gpa: u64, len: usize) -> Option<(&kvm_userspace_memory_region, u64)> {
+        let (start, slot) = self.places.range(..=gpa).next_back()?;
+        let (region, offset) = (self.regions.get(slot)?, gpa - start);
+        (offset.checked_add(len as u64)? <= region.memory_size).then_some((region, offset))
+    }
+}
+
+fn loss_at(region: &kvm_userspace_memory_region, offset: u64, cause: Cause) -> Loss {
+    let address = usize::try_from(region.userspace_addr + offset).ok();
+    Loss { address, gpa: Some(region.guest_phys_addr + offset), cause }
+}
+
+fn cause_of(error: &io::Error) -> Cause {
+    if error.raw_os_error() == Some(libc::EHWPOISON) { Cause::Poisoned } else { Cause::Missing }
+}
 
 /// Hands out KVM memory slots.
 pub struct KvmSlots {
     vm: Arc<VmFd>,
     limit: u32,
-    used: Mutex<BTreeMap<u32, kvm_userspace_memory_region>>,
+    used: Mutex<Used>,
 }
 
 impl KvmSlots {
     /// Slots of `vm`, of which there are `limit`.
     pub fn new(vm: Arc<VmFd>, limit: usize) -> Self {
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
-        Self { vm, limit, used: Mutex::new(BTreeMap::new()) }
+        Self { vm, limit, used: Mutex::default() }
     }
 }
 
@@ -29,7 +59,7 @@ impl MemorySlots for KvmSlots {
     unsafe fn insert(&self, gpa: u64, host: HostRange, read_only: bool) -> io::Result<u32> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = (0..self.limit)
-            .find(|slot| !used.contains_key(slot))
+            .find(|slot| !used.regions.contains_key(slot))
             .ok_or_else(|| io::Error::other(format!("all {} memory slots of KVM are in use", self.limit)))?;
         let region = kvm_userspace_memory_region {
             slot,
@@ -41,17 +71,57 @@ impl MemorySlots for KvmSlots {
         // SAFETY: the caller promises that the range stays mapped until the slot is removed and that no Rust reference
         // to it exists; KVM refuses overlapping and unaligned slots.
         unsafe { self.vm.set_user_memory_region(region) }?;
-        used.insert(slot, region);
+        used.regions.insert(slot, region);
+        used.places.insert(gpa, slot);
         Ok(slot)
     }
 
     fn remove(&self, slot: u32) -> io::Result<()> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(region) = used.get(&slot).copied() else { return Ok(()) };
+        let Some(region) = used.regions.get(&slot).copied() else { return Ok(()) };
         let gone = kvm_userspace_memory_region { memory_size: 0, ..region };
         // SAFETY: size 0 takes the slot away; no memory is shown to the guest.
         unsafe { self.vm.set_user_memory_region(gone) }?;
-        used.remove(&slot);
+        used.regions.remove(&slot);
+        used.places.remove(&region.guest_phys_addr);
         Ok(())
+    }
+}
+
+impl SlotMemory for KvmSlots {
+    /// The slots stay as they are meanwhile. A page that the host supplies by now, or a slot that was made after the access, is accessed:
+    /// KVM does not repeat what it reported.
+    fn access(&self, address: u64, access: Access<'_>) -> Result<bool, Loss> {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let (len, writes) = match &access {
+            Access::Read(data) => (data.len(), false),
+            Access::Write(data) => (data.len(), true),
+        };
+        let Some((region, offset)) = used.find(address, len) else { return Ok(false) };
+        if writes && region.flags & KVM_MEM_READONLY != 0 {
+            return Ok(false);
+        }
+        let lost = |cause| loss_at(region, offset, cause);
+        let host = usize::try_from(region.userspace_addr + offset).map_err(|_| lost(Cause::Missing))?;
+        populate_page(host, writes).map_err(|error| lost(cause_of(&error)))?;
+        // SAFETY: The caller of `insert` promised that the range stays mapped until its slot is removed, which waits for the lock, and
+        // that no Rust reference to its bytes exists.
+        let memory = unsafe { VolatileSlice::new(std::ptr::with_exposed_provenance_mut(host), len) };
+        match access {
+            Access::Read(data) => memory.read_slice(data, 0),
+            Access::Write(data) => memory.write_slice(data, 0),
+        }
+        .map_err(|_| lost(Cause::Missing))?;
+        Ok(true)
+    }
+
+    fn loss(&self, address: u64) -> Loss {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let nowhere = Loss { address: None, gpa: Some(address), cause: Cause::Missing };
+        used.find(address, 1).map_or(nowhere, |(region, offset)| {
+            let loss = loss_at(region, offset, Cause::Missing);
+            let error = loss.address.and_then(|host| populate_page(host, false).err());
+            Loss { cause: error.as_ref().map_or(Cause::Missing, cause_of), ..loss }
+        })
     }
 }

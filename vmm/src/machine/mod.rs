@@ -61,6 +61,13 @@ pub trait Machine: Sized + Send + 'static {
     fn save(&mut self, config: &VmConfig, snapshot: NewSnapshot) -> Result<(), VmError>;
     /// Loads what the guest boots, points the boot processor at it, and lets the vCPUs run if `run` says so.
     fn start(&mut self, run: bool) -> Result<(), VmError>;
+    /// Has the vCPUs stop and waits for nothing: a thread of the machine holds locks for ever. The program ends next.
+    fn abandon(self)
+    where
+        Self: Sized,
+    {
+        std::mem::forget(self);
+    }
     /// Stops all vCPUs and returns when they stand still.
     fn pause(&mut self) -> Result<(), VmError>;
     /// Lets them go on.

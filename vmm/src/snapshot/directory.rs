@@ -197,6 +197,11 @@ impl Snapshot {
         Ok(Self { config, state, memory, directory: directory.to_path_buf() })
     }
 
+    /// Path of the file of RAM.
+    pub fn memory_path(&self) -> PathBuf {
+        self.directory.join(MEMORY)
+    }
+
     /// Says that the bytes of memory could not be read.
     pub fn memory_error(&self, source: io::Error) -> SnapshotError {
         file_error(&self.directory.join(MEMORY))(source)

@@ -57,7 +57,9 @@ pub fn restore(snapshot: &Snapshot, ram_size: u64, prefault: bool) -> Result<Arc
     for (index, (region, saved)) in ram.iter().zip(saved).enumerate() {
         let zone = zone_of(index).ok_or_else(|| StateError::rule("ram", "is in no zone"))?;
         let read = fill(region, zone, snapshot, saved.offset, prefault);
-        read.map_err(|error| snapshot.memory_error(error))?;
+        if read.map_err(|error| snapshot.memory_error(error))? {
+            memory::keep_of_restored(&ram, region, zone, &snapshot.memory_path(), saved.offset);
+        }
         if let Some(node) = zone.host_numa_node {
             memory::hold_to_node(region, node)?;
         }
@@ -65,14 +67,14 @@ pub fn restore(snapshot: &Snapshot, ram_size: u64, prefault: bool) -> Result<Arc
     Ok(ram)
 }
 
-/// Gives a region that was just made its bytes.
+/// Gives a region that was just made its bytes. True if they come from the snapshot's file when they are touched.
 fn fill(
     region: &RamRegion,
     zone: &MemoryZoneConfig,
     snapshot: &Snapshot,
     offset: u64,
     prefault: bool,
-) -> io::Result<()> {
+) -> io::Result<bool> {
     let from_file = zone.file.is_some();
     match region.file_offset() {
         // Holes are not read: what a file had before must not show there.
@@ -82,12 +84,15 @@ fn fill(
         }
         None if from_file || !prefault => {
             map_lazily(region, &snapshot.memory, offset, zone.reserve)?;
-            return if prefault { memory::populate(region) } else { Ok(()) };
+            if prefault {
+                memory::populate(region)?;
+            }
+            return Ok(true);
         }
         _ => {}
     }
     let all = region.as_volatile_slice().map_err(io::Error::other)?;
-    snapshot.memory.read(offset, &all)
+    snapshot.memory.read(offset, &all).map(|()| false)
 }
 
 /// Has the bytes of a region come from `file`, from `offset` on, when they are touched.

@@ -13,7 +13,7 @@ use kvm_bindings::kvm_regs;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
-use crate::address_space::IoMapOwner;
+use crate::address_space::{Access, IoMapOwner, SlotMemory};
 use crate::arch::cpuid::CpuidTemplate;
 use crate::arch::registers::{Entry, set_entry, write_tables};
 use crate::arch::vcpu_state::{UnwritableMsr, VcpuState};
@@ -215,7 +215,7 @@ struct Rig {
     mailbox: Arc<Mailbox>,
     initial: VcpuState,
     vcpu: Option<Vcpu>,
-    _io_map: IoMapOwner,
+    io_map: IoMapOwner,
 }
 
 impl Rig {
@@ -257,7 +257,7 @@ impl Rig {
         let mailbox = Arc::new(Mailbox::new(Box::new(move || of_event.give(Order::Pause))));
         let vcpu = Vcpu::spawn(0, None, Arc::new(Mutex::new(fd)), Arc::clone(&io_map), mailbox.clone()).unwrap();
         assert!(board.vcpu.set(vcpu.shared.clone()).is_ok());
-        Some(Self { kvm, ram, board, mailbox, initial, vcpu: Some(vcpu), _io_map: io_map })
+        Some(Self { kvm, ram, board, mailbox, initial, vcpu: Some(vcpu), io_map })
     }
 
     /// Runs the program to its end. The vCPU is saved, put back to power-on and restored in each pause.
@@ -364,4 +364,36 @@ fn failure_while_an_access_completes_is_reported() {
     vcpu.wait_paused();
     assert_eq!(rig.outcome(), Outcome { event: None, ..outcome });
     assert!(vcpu.shared.state().halted);
+}
+
+/// Slots whose memory at this address is lost.
+const LOST: u64 = 0xe000_0000;
+struct LostMemory;
+
+impl SlotMemory for LostMemory {
+    fn access(&self, address: u64, _: Access<'_>) -> Result<bool, Loss> {
+        if address < LOST { Ok(false) } else { Err(self.loss(address)) }
+    }
+
+    fn loss(&self, address: u64) -> Loss {
+        Loss { address: None, gpa: Some(address), cause: Cause::Missing }
+    }
+}
+
+#[test]
+fn instruction_that_reads_lost_memory_reaches_no_device() {
+    let regs = kvm_regs { rsi: LOST, rdi: BOARD, rcx: 4, rdx: PORT, ..Default::default() };
+    for (name, code) in [("rep movsd", &[0xf3, 0xa5][..]), ("rep outsd", &[0xf3, 0x6f]), ("push [esi]", &[0xff, 0x36])]
+    {
+        let regs = kvm_regs { rsp: BOARD + 0x800, ..regs };
+        let program = Program { name, code, regs, unit: ALL };
+        let Some(rig) = Rig::new(&program, Order::Pause, NEVER) else { return };
+        let slots = Arc::new(LostMemory);
+        rig.io_map.set_slots(&slots);
+        rig.run();
+        let outcome = rig.outcome();
+        let is_lost =
+            matches!(&outcome.event, Some(GuestEvent::Failed(why)) if why.contains("guest-physical 0xe0000000"));
+        assert!(is_lost && outcome.pieces.is_empty() && !outcome.ended, "{name}: {outcome:?}");
+    }
 }

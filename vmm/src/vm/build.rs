@@ -93,6 +93,7 @@ impl Vm {
         let slots = Arc::new(KvmSlots::new(kvm.fd.clone(), kvm.kvm.get_nr_memslots()));
         memory::show(&memory, slots.as_ref())?;
         let io_map = IoMapOwner::new();
+        io_map.set_slots(&slots);
         platform::add_power_registers(&io_map, mailbox.clone())?;
         let control_port = platform::add_control_port(&io_map)?;
         let for_firmware = tables.firmware.then(|| platform::add_firmware_devices(&io_map, ram_size)).transpose()?;

@@ -133,6 +133,13 @@ impl Machine for Vm {
         Ok(())
     }
 
+    /// Only the terminal is given back.
+    fn abandon(mut self) {
+        self.processors.iter().for_each(Vcpu::pause);
+        drop(std::mem::take(&mut self.serial));
+        std::mem::forget(self);
+    }
+
     /// The guest's clock goes on where it stood, or where it would stand had the VM never been saved. Its watchdogs learn that it
     /// was not its own fault.
     fn resume(&mut self) -> Result<(), VmError> {
