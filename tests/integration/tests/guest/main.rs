@@ -38,6 +38,7 @@ mod killed;
 mod lent;
 mod lifecycle;
 mod mapped;
+mod memory_error;
 mod memory_hotplug;
 mod memory_limit;
 mod net;

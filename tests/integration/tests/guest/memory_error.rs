@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Uncorrectable memory errors of the host in pages of a guest: the VM ends with a reason, and its guest does not run on.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use carom_integration::api::ApiVmm;
+use carom_integration::harness::{guest_test, tell};
+use serde_json::{Value, json};
+
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create, put};
+use crate::support::{MIB, SITE};
+
+/// Takes a page out of use, as after a memory error: its owner loses the contents (`CONFIG_MEMORY_FAILURE`).
+const HARD_OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
+/// Pages that get an error. The guest works with a quarter of its RAM, so that some of them are its.
+const PAGES: usize = 256;
+const PAGE: u64 = 4096;
+/// How long the guest may take to come by one of them.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Keeps random bytes in memory and reads them again and again.
+const JOB: &str = "
+dd if=/dev/urandom of=/kept bs=1M count=128 2>/dev/null
+echo CAROM-READY
+while :; do md5sum </kept >/dev/null; done
+";
+
+/// Physical addresses of pages that the process has in its largest mapping, spread over all that are there.
+fn pages_of_ram(pid: u32) -> Vec<u64> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let number = |text| u64::from_str_radix(text, 16).unwrap();
+    let ranges = maps.lines().map(|line| {
+        let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        number(start)..number(end)
+    });
+    let ram = ranges.max_by_key(|range| range.end - range.start).unwrap();
+    let pagemap = File::open(format!("/proc/{pid}/pagemap")).unwrap();
+    let physical = |address: u64| {
+        let mut entry = [0; 8];
+        pagemap.read_exact_at(&mut entry, address / PAGE * 8).ok()?;
+        // Bit 63: present; the lower 55 bits: number of the page (Documentation/admin-guide/mm/pagemap.rst).
+        let entry = u64::from_le_bytes(entry);
+        (entry >> 63 == 1).then_some((entry & ((1 << 55) - 1)) * PAGE)
+    };
+    let present: Vec<u64> = ram.step_by(usize::try_from(PAGE).unwrap()).filter_map(physical).collect();
+    let step = (present.len() / PAGES).max(1);
+    present.into_iter().step_by(step).filter(|page| *page != 0).collect()
+}
+
+#[guest_test(slow = "unit tests send the signals, and vmm/tests/lost_memory truncates files")]
+fn memory_error_of_the_host_ends_the_vm_with_a_reason() {
+    if !Path::new(HARD_OFFLINE).exists() {
+        return tell("CAROM-MEMORY-ERROR not tested: this kernel has no CONFIG_MEMORY_FAILURE");
+    }
+    let mut vmm = ApiVmm::start(&SITE, JOB).unwrap();
+    create(&vmm, json!({"memory": {"size": 512 * MIB, "thp": false}}));
+    put(&vmm, "vm.boot", &Value::Null);
+    vmm.wait_for("CAROM-READY\n", 1, BOOT_TIME).unwrap();
+    let pages = pages_of_ram(vmm.pid());
+    let failed = pages.iter().filter(|page| fs::write(HARD_OFFLINE, format!("{page:#x}")).is_ok()).count();
+    assert!(failed > 0, "none of {} pages can get an error", pages.len());
+    assert_eq!(vmm.wait(PATIENCE).unwrap().code(), Some(1));
+    let events = vmm.events().unwrap();
+    let event = events.iter().find(|event| event.source == "vm" && event.event == "failed").unwrap();
+    let reason = event.properties["reason"].as_str().unwrap();
+    assert!(reason.contains("uncorrectable memory error in guest memory: zone 'mem0', memory of the host"), "{reason}");
+    tell(&format!("CAROM-MEMORY-ERROR in {failed} pages: {reason}"));
+}
