@@ -27,6 +27,7 @@ pub mod memory;
 pub mod output_file;
 pub mod parts;
 pub mod queued_writer;
+pub mod signal_actions;
 pub mod snapshot;
 pub mod tap;
 pub mod thread_roles;

@@ -14,6 +14,7 @@ use carom_api::cli::{
 };
 use carom_api::error::FileError;
 use carom_api::{CheckedConfig, Field, RestoreConfig};
+use devices::crash;
 use devices::descriptors;
 use devices::listening_socket::ListeningSocket;
 use devices::sandbox::{self, Mode};
@@ -29,6 +30,7 @@ use vmm::log_flood::LogFlood;
 use vmm::log_lines::LogLines;
 use vmm::machine::VmError;
 use vmm::output_file;
+use vmm::signal_actions;
 use vmm::thread_roles;
 use vmm::vm::Vm;
 
@@ -40,6 +42,7 @@ const MISTAKE: u8 = 2;
 const LAST_EVENTS: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
+    let prepared = signal_actions::prepare().and_then(|()| crash::watch_signals());
     let program = std::env::args_os().next().map_or_else(Program::default, |path| Program::of(&path)).name();
     let invocation = match cli::parse(std::env::args_os()) {
         Ok(invocation) => invocation,
@@ -51,7 +54,8 @@ fn main() -> ExitCode {
             return ExitCode::from(MISTAKE);
         }
     };
-    match run(invocation) {
+    let prepared = prepared.map_err(|source| VmError::Device { what: "setting up signals", source });
+    match prepared.and_then(|()| run(invocation)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             streams::complain(program, &error.to_string());

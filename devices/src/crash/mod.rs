@@ -29,6 +29,15 @@ pub(crate) fn last_requests() -> String {
     text
 }
 
+/// Makes signals of failures end the process also where another process sends them. Without this, Rust's library takes the first SIGSEGV
+/// or SIGBUS for a fault that comes again, and the process goes on. Call it before other threads start.
+///
+/// # Errors
+/// The host's kernel takes no handler.
+pub fn watch_signals() -> io::Result<()> {
+    signals::watch()
+}
+
 /// Has reports of panics, of signals that end the process, and of calls that no role has, written to `file`. Call it once, before other
 /// threads start.
 ///

@@ -28,8 +28,11 @@ thread_local! {
     static FAULTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has a report written when one of them comes, which then does what it did before.
+/// Has a report written when one of them comes, which then does what it did before. A second call changes nothing.
 pub(super) fn watch() -> io::Result<()> {
+    if BEFORE.get().is_some() {
+        return Ok(());
+    }
     let mut before = [MaybeUninit::<sigaction>::zeroed(); FATAL.len()];
     for ((signal, _), before) in FATAL.iter().zip(&mut before) {
         // SAFETY: No new action is given; the old one is written to where there is room for it.

@@ -245,7 +245,7 @@ impl<M: Machine> Control<M> {
             }
             Message::LostMemory(lost) => return self.lose_memory(&lost),
             Message::Terminate(signal) => {
-                log::info!("signal {signal} ends the VMM");
+                signals::log_end(signal);
                 return ControlFlow::Break(Ok(()));
             }
             Message::Call(call, caller) if matches!(*call, Call::ShutdownVmm) => {

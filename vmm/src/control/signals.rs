@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals to the VMM: SIGTERM, SIGINT and SIGHUP end it in order, SIGUSR1 has the counters reported, SIGWINCH tells that its terminal
-//! has another size, or that guest memory is lost ([`devices::host_memory`]). SIGTERM or SIGINT again, a second or more later, ends it at once, whatever the control thread waits for.
+//! Signals to the VMM: SIGUSR1 has the counters reported, SIGWINCH tells that its terminal has another size, or that guest memory is
+//! lost ([`devices::host_memory`]), and those of [`ENDING`] end it in order. SIGTERM or SIGINT again, a second or more later, ends it at
+//! once, whatever the control thread waits for.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use devices::{host_memory, sandbox};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGWINCH};
+use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGWINCH, SIGXCPU};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
@@ -15,7 +16,11 @@ use super::channel::{ControlHandle, Message};
 use super::lost_memory;
 use crate::console::terminal;
 use crate::event_monitor::EventMonitor;
+use crate::signal_actions;
 use crate::thread_roles::SIGNALS;
+
+/// Signals that end the VMM in order.
+const ENDING: [i32; 6] = [SIGHUP, SIGINT, SIGTERM, SIGALRM, SIGXCPU, libc::SIGPWR];
 
 /// Signals within this time are one wish: some senders send one to the process and to its group, or SIGHUP after SIGTERM.
 const ONE_WISH: Duration = Duration::from_secs(1);
@@ -31,13 +36,27 @@ impl Wishes {
     /// Whether `signal`, which comes now, ends the program at once.
     fn end_at_once(&mut self, signal: i32, now: Instant) -> bool {
         let since = *self.since.get_or_insert(now);
-        signal != SIGHUP && now.duration_since(since) >= ONE_WISH
+        // The kernel sends SIGXCPU each second until the hard limit.
+        matches!(signal, SIGTERM | SIGINT) && now.duration_since(since) >= ONE_WISH
     }
+}
+
+/// Tells in the log that `signal` ends the VMM, with its cause if the user may not know it.
+pub(super) fn log_end(signal: i32) {
+    let cause = match signal {
+        SIGXCPU => "SIGXCPU: the process reached a limit on CPU time (RLIMIT_CPU or RLIMIT_RTTIME)",
+        SIGALRM => "SIGALRM: a timer ran out that was set before carom was started",
+        libc::SIGPWR => "SIGPWR: power is failing",
+        _ => return log::info!("signal {signal} ends the VMM"),
+    };
+    log::warn!("signal {signal} ends the VMM ({cause})");
 }
 
 /// Starts the thread that turns signals into messages.
 pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result<()> {
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGWINCH])?;
+    // A program that `nohup` starts outlives its terminal.
+    let ending = ENDING.into_iter().filter(|signal| *signal != SIGHUP || !signal_actions::is_ignored(SIGHUP));
+    let mut signals = Signals::new(ending.chain([SIGUSR1, SIGWINCH]))?;
     let forward = move || {
         sandbox::give_up_files();
         let mut wishes = Wishes::default();
@@ -74,5 +93,6 @@ mod tests {
         assert!(!wishes.end_at_once(SIGHUP, after(5000)));
         assert!(wishes.end_at_once(SIGTERM, after(1000)));
         assert!(wishes.end_at_once(SIGINT, after(1001)));
+        assert!(!wishes.end_at_once(SIGXCPU, after(2000)));
     }
 }

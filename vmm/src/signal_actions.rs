@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Signals that would end the process by default and that Carom ignores. `control/signals.rs` handles the others.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use libc::{c_int, sigaction};
+
+/// Ignored signals, besides the real-time signals. A write beyond RLIMIT_FSIZE then fails with EFBIG, and a write to a closed pipe with
+/// EPIPE. The others have no meaning for Carom.
+const IGNORED: [c_int; 7] = [
+    libc::SIGXFSZ,
+    libc::SIGPIPE,
+    libc::SIGUSR2,
+    libc::SIGVTALRM,
+    libc::SIGPROF,
+    libc::SIGIO,
+    // Sent by no kernel.
+    libc::SIGSTKFLT,
+];
+
+/// Ignores signals that end the process by default, and unblocks all signals that the parent process blocked. Call it once, before
+/// there are other threads and before anything is written.
+///
+/// A handler that a preloaded library has set, such as a profiler's for SIGPROF, stays.
+///
+/// # Errors
+/// The kernel's.
+pub fn prepare() -> io::Result<()> {
+    for signal in IGNORED.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX()) {
+        let before = replace(signal, libc::SIG_IGN)?;
+        if before.sa_sigaction != libc::SIG_DFL {
+            restore(signal, &before)?;
+        }
+    }
+    unblock_all()
+}
+
+/// True if the process ignores `signal`, as `nohup` has a program do with SIGHUP.
+pub fn is_ignored(signal: c_int) -> bool {
+    // SAFETY: Zeros are a valid action.
+    let mut action: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+    // SAFETY: No new action is given. The kernel writes the current one.
+    let status = unsafe { sigaction(signal, ptr::null(), &mut action) };
+    status == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
+/// Sets `handler`, which is SIG_IGN or SIG_DFL, and returns the action before.
+fn replace(signal: c_int, handler: libc::sighandler_t) -> io::Result<sigaction> {
+    // SAFETY: Zeros are a valid action.
+    let mut action: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+    action.sa_sigaction = handler;
+    let mut before = action;
+    // SAFETY: The new action runs nothing of the process. The kernel writes the old one.
+    let status = unsafe { sigaction(signal, &action, &mut before) };
+    if status == 0 { Ok(before) } else { Err(io::Error::last_os_error()) }
+}
+
+fn restore(signal: c_int, action: &sigaction) -> io::Result<()> {
+    // SAFETY: The kernel returned this action just now: its handler is still loaded.
+    let status = unsafe { sigaction(signal, action, ptr::null_mut()) };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn unblock_all() -> io::Result<()> {
+    // SAFETY: Zeros are a valid set, which is empty with Linux' C libraries.
+    let none: libc::sigset_t = unsafe { MaybeUninit::zeroed().assume_init() };
+    // SAFETY: The set is only read, and the old one goes nowhere.
+    let error = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &none, ptr::null_mut()) };
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signal_is_told_from_a_default_one() {
+        // Rust's runtime ignores SIGPIPE. No test changes SIGTSTP.
+        assert!(is_ignored(libc::SIGPIPE));
+        assert!(!is_ignored(libc::SIGTSTP));
+        assert!(!is_ignored(-1));
+    }
+}
