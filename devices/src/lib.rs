@@ -9,6 +9,7 @@ pub mod crash;
 pub mod descriptors;
 pub mod dma;
 pub mod event_fd;
+pub mod file_size;
 mod first_error;
 pub mod host_memory;
 pub mod inherited;

@@ -9,7 +9,7 @@ use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use devices::sandbox;
+use devices::{file_size, sandbox};
 use rustix::fs::fstat;
 
 use crate::thread_roles::WRITER;
@@ -219,7 +219,7 @@ impl Shared {
                 // Once, as there is no limit to what may follow.
                 Err(error) if !failing => {
                     failing = true;
-                    log::warn!("{}: output is lost: {error}", self.name);
+                    log::warn!("{}: output is lost: {error}{}", self.name, file_size::hint(&error));
                 }
                 Err(_) => {}
             }

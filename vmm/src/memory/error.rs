@@ -14,10 +14,12 @@ use crate::arch::layout::MIB;
 #[derive(Debug, Error)]
 pub enum MemoryError {
     /// The memfd could not be made.
-    #[error("making {size} bytes of guest RAM: {source}{}", hint(*huge_page))]
+    #[error("cannot make {size} bytes of guest RAM for zone '{zone}': {source}{}", hint(*huge_page))]
     Create {
         /// Bytes asked for.
         size: u64,
+        /// ID of the zone.
+        zone: String,
         /// Bytes of the reserved huge pages that they were to be made of.
         huge_page: Option<u64>,
         /// What the kernel said.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use carom_api::config::MemoryZoneConfig;
 use carom_api::error::FileError;
+use devices::file_size;
 use devices::ram::RamRegion;
 use log::debug;
 use rustix::fs::{
@@ -77,7 +78,7 @@ fn open_file(path: &Path, shared: bool, size: u64) -> Result<File, FileError> {
         return Err(fail(io::Error::other("is on a file system of huge pages: take hugepages instead of a file")));
     }
     if in_directory {
-        file.set_len(size).map_err(fail)?;
+        file.set_len(size).map_err(|error| fail(file_size::explain(error)))?;
     } else if metadata.len() < size {
         let rule = format!("has {} bytes, fewer than the zone's {size}", metadata.len());
         return Err(fail(io::Error::other(rule)));
@@ -133,10 +134,15 @@ pub(super) fn regions(
 
 /// Takes all pages of a shared zone now, where that is asked for or another has to take them in vain later.
 fn take(zone: &MemoryZoneConfig, file: &File, size: u64) -> Result<(), MemoryError> {
-    let take = || fallocate(file, FallocateFlags::empty(), 0, size).map_err(io::Error::from);
+    let take = || fallocate(file, FallocateFlags::empty(), 0, size).map_err(|error| file_size::explain(error.into()));
     if zone.hugepages {
         // A guest that touches one when none is left would kill this process.
-        return take().map_err(|source| MemoryError::Create { size, huge_page: Some(zone.huge_page()), source });
+        return take().map_err(|source| MemoryError::Create {
+            size,
+            zone: zone.id.clone(),
+            huge_page: Some(zone.huge_page()),
+            source,
+        });
     }
     if zone.reserve { take().map_err(|source| MemoryError::Reserve { size, source }) } else { Ok(()) }
 }
@@ -156,8 +162,9 @@ fn memfd(zone: &MemoryZoneConfig, size: u64) -> Result<Arc<File>, MemoryError> {
     };
     make().map_err(|error: rustix::io::Errno| MemoryError::Create {
         size,
+        zone: zone.id.clone(),
         huge_page: zone.hugepages.then(|| zone.huge_page()),
-        source: error.into(),
+        source: file_size::explain(error.into()),
     })
 }
 

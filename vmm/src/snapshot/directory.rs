@@ -8,6 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use carom_api::{CheckedConfig, ConfigError, VmConfig};
+use devices::file_size;
 use log::warn;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -29,7 +30,7 @@ const MAX_CONFIG: u64 = 4 << 20;
 const MAX_STATE: u64 = 512 << 20;
 
 fn file_error(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + '_ {
-    move |source| SnapshotError::File { path: path.display().to_string(), source }
+    move |source| SnapshotError::File { path: path.display().to_string(), source: file_size::explain(source) }
 }
 
 /// A snapshot that is being written. What it has made so far is removed when it is dropped unfinished.

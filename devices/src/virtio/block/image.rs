@@ -17,6 +17,7 @@ use super::image_lock::ImageLock;
 use super::qcow2::{ChainOptions, Qcow2Image};
 use super::spec::SECTOR;
 use super::vhd;
+use crate::file_size;
 
 /// Physical blocks of a file, as file systems have them.
 const FILE_BLOCK: u32 = 4096;
@@ -148,7 +149,7 @@ impl Image {
         }
         let allocated = options.allocated && !options.read_only;
         if allocated && !device && qcow2.is_none() {
-            host_file::allocate(&file, 0, whole).map_err(ImageError::Allocate)?;
+            host_file::allocate(&file, 0, whole).map_err(|error| ImageError::Allocate(file_size::explain(error)))?;
         }
         Ok(Self {
             in_memory: !device && host_file::is_in_memory(&file),
@@ -228,12 +229,12 @@ impl Image {
             })?;
         }
         match &self.qcow2 {
-            Some(image) if bytes != has => image.resize(bytes)?,
+            Some(image) if bytes != has => image.resize(bytes).map_err(file_size::explain)?,
             None if bytes != has => {
                 if self.allocated && bytes > has {
-                    host_file::allocate(&self.file, has, bytes - has)?;
+                    host_file::allocate(&self.file, has, bytes - has).map_err(file_size::explain)?;
                 }
-                self.file.set_len(bytes)?;
+                self.file.set_len(bytes).map_err(file_size::explain)?;
             }
             _ => {}
         }

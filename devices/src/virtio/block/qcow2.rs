@@ -26,6 +26,7 @@ use super::image_lock::{self, ImageLock};
 use super::op::{Buffers, Op};
 use super::qcow2_header::{self, Header};
 use super::qcow2_storage::{L1Table, Ordered};
+use crate::file_size;
 use crate::sync::lock;
 use crate::throttle::Throttle;
 
@@ -144,7 +145,7 @@ impl Qcow2Image {
             _ => libc::EIO,
         });
         if number != libc::EOPNOTSUPP && self.throttle.pass() {
-            warn!("a qcow2 image: {error}");
+            warn!("a qcow2 image: {error}{}", file_size::hint(error));
         }
         number
     }

@@ -28,6 +28,7 @@ use super::request::{self, Request};
 use super::ring::KERNEL_AGAIN;
 use super::spec::{feature, status};
 use super::transfer::Failure;
+use crate::file_size;
 use crate::throttle::Throttle;
 use crate::virtio::chain::{OUTSIDE, broken, ring_error};
 use crate::virtio::notification::{more_came, outstanding, wants_interrupt};
@@ -331,7 +332,8 @@ impl Requests {
                     flight.report(error);
                     if self.throttle.pass() {
                         let error = io::Error::from_raw_os_error(error);
-                        warn!("{}: the image: {error}; the request fails", self.disk.id);
+                        let hint = file_size::hint(&error);
+                        warn!("{}: the image: {error}{hint}; the request fails", self.disk.id);
                     }
                 }
                 self.writes -= usize::from(flight.is_write());

@@ -36,7 +36,8 @@ impl Chunk {
     /// Allocates `size` bytes: of reserved huge pages of 2 MiB if `huge`, otherwise of transparent ones where the host has some.
     ///
     /// # Errors
-    /// `ENOMEM` or `ENOSPC` when the host has no memory or no reserved huge page left, `EMFILE` when this process has too many files open.
+    /// `ENOMEM` or `ENOSPC` when the host has no memory or no reserved huge page left, `EMFILE` when this process has too many files open,
+    /// `EFBIG` when its limit on the size of files is less than `size`.
     pub(super) fn allocate(size: u64, huge: bool) -> io::Result<Self> {
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         if huge {
@@ -139,7 +140,7 @@ impl AsFd for Chunk {
 
 /// Whether the host is out of something, rather than broken.
 pub(super) fn is_shortage(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE))
+    matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE | libc::EFBIG))
 }
 
 #[cfg(test)]

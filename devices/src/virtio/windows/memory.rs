@@ -18,6 +18,7 @@ use super::region::Region;
 use super::shared::{ChunkPlace, SharedWindows, WindowState};
 use super::store::WindowStore;
 use super::supply::{self, Supply};
+use crate::file_size;
 use crate::platform::MemorySlots;
 use crate::sandbox::{self, Role};
 use crate::sync::{lock, lock_soon};
@@ -98,7 +99,8 @@ impl WindowMemory {
         let host = |what| move |source| WindowError::Host { what, source };
         let mut region = Region::reserve(chunk_len, places).map_err(host("reserving addresses for window memory"))?;
         region.set_name(hugepages);
-        let scratch = Chunk::allocate(chunk_size, false).map_err(host("allocating a scratch chunk"))?;
+        let scratch = Chunk::allocate(chunk_size, false).map_err(file_size::explain);
+        let scratch = scratch.map_err(host("allocating a chunk of window memory"))?;
         let state = WindowState {
             address: None,
             places: (0..count).map(|_| ChunkPlace::Fresh).collect(),

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Errors of files that would pass the process's limit on the size of files.
+
+use std::io;
+
+use rustix::process::{Resource, getrlimit};
+
+/// What raises the limit.
+const REMEDY: &str = "raise it: ulimit -f unlimited, or LimitFSIZE=infinity in a systemd unit";
+
+/// A hint to follow an error's text, for threads whose role does not allow getrlimit(2): empty unless the error is EFBIG.
+pub fn hint(error: &io::Error) -> &'static str {
+    if error.raw_os_error() != Some(libc::EFBIG) {
+        return "";
+    }
+    " (the limit on the size of files is reached, RLIMIT_FSIZE or the file system's; see ulimit -f, LimitFSIZE= in a systemd unit)"
+}
+
+/// Adds the limit and its remedy to `error` if it is EFBIG, and returns any other error unchanged.
+///
+/// The calling thread's role must allow getrlimit(2).
+pub fn explain(error: io::Error) -> io::Error {
+    if error.raw_os_error() != Some(libc::EFBIG) {
+        return error;
+    }
+    explain_with(error, getrlimit(Resource::Fsize).current)
+}
+
+fn explain_with(error: io::Error, limit: Option<u64>) -> io::Error {
+    match limit {
+        Some(limit) => {
+            let text = format!("{error}; the limit on the size of files (RLIMIT_FSIZE) is {limit} bytes; {REMEDY}");
+            io::Error::new(error.kind(), text)
+        }
+        // The file system's own limit.
+        None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_names_the_limit_and_its_remedy() {
+        let too_big = || io::Error::from_raw_os_error(libc::EFBIG);
+        let told = explain_with(too_big(), Some(4096));
+        assert_eq!(told.kind(), io::ErrorKind::FileTooLarge);
+        let text = told.to_string();
+        assert!(text.contains("(RLIMIT_FSIZE) is 4096 bytes") && text.contains("LimitFSIZE="), "{text}");
+        assert_eq!(explain_with(too_big(), None).to_string(), too_big().to_string());
+        assert!(hint(&too_big()).contains("RLIMIT_FSIZE"));
+    }
+
+    #[test]
+    fn other_errors_stay_as_they_are() {
+        let full = explain(io::Error::from_raw_os_error(libc::ENOSPC));
+        assert_eq!((full.raw_os_error(), hint(&full)), (Some(libc::ENOSPC), ""));
+    }
+}
