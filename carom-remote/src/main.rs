@@ -11,6 +11,7 @@ mod top;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use carom_api::body::Unknown;
 use carom_api::cli::streams;
@@ -18,6 +19,7 @@ use carom_api::{VmConfig, VmSnapshotConfig};
 use clap::Parser;
 use clap::error::ErrorKind;
 use serde_json::{Value, json};
+use signal_hook::consts::SIGXFSZ;
 use thiserror::Error;
 
 use cli::{Cli, Verb};
@@ -49,6 +51,8 @@ const NAME: &str = "carom-remote";
 const MISTAKE: u8 = 2;
 
 fn main() -> ExitCode {
+    // A write beyond RLIMIT_FSIZE then fails with EFBIG. Where the signal cannot be handled, it ends the program as before.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if !error.use_stderr() => return streams::inform(NAME, &error.to_string()),

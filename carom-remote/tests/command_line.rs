@@ -85,3 +85,15 @@ fn status_is_the_same_whoever_reads_the_output() {
         assert_eq!(status(&failure, Stdio::null(), stderr), Some(1));
     }
 }
+
+#[test]
+fn output_beyond_the_limit_on_files_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = File::create(dir.path().join("output")).unwrap();
+    let program = env!("CARGO_BIN_EXE_carom-remote");
+    let limited = format!("ulimit -f 1; exec {program} completions bash");
+    let output = Command::new("sh").args(["-c", &limited]).stdout(file).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{:?}: {said}", output.status);
+    assert!(said.starts_with("carom-remote: writing: File too large"), "{said}");
+}
