@@ -12,6 +12,7 @@ pub mod event_fd;
 pub mod file_size;
 mod first_error;
 pub mod host_memory;
+pub mod host_range;
 pub mod inherited;
 pub mod legacy;
 pub mod listening_socket;

@@ -8,6 +8,9 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::host_range::DeviceRange;
+pub use crate::host_range::HostRange;
+
 /// A handler of accesses to a range of port or memory-mapped I/O.
 ///
 /// Both calls come on the thread of the vCPU that made the access, so a device handles its registers synchronously and
@@ -124,15 +127,6 @@ pub trait Doorbells: Send + Sync {
     fn disconnect(&self, space: Space, address: u64, event: &EventFd) -> io::Result<()>;
 }
 
-/// A range of this process's memory that the guest is to see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostRange {
-    /// Address in this process, page-aligned.
-    pub address: usize,
-    /// Length in bytes, a multiple of the page size.
-    pub len: usize,
-}
-
 /// Hands out KVM-style memory slots: ranges of this process's memory shown to the guest without exits.
 pub trait MemorySlots: Send + Sync {
     /// Shows `host` to the guest at guest-physical address `gpa`; returns the slot.
@@ -141,6 +135,14 @@ pub trait MemorySlots: Send + Sync {
     /// The range must stay mapped in this process (any mapping will do) until the slot is removed, and nothing in this
     /// process may hold a Rust reference to its bytes: the guest reads and writes them at any time.
     unsafe fn insert(&self, gpa: u64, host: HostRange, read_only: bool) -> io::Result<u32>;
+    /// As [`insert`](Self::insert), for memory of a device. Slots that know what they hold let other devices of the guest at it.
+    ///
+    /// # Safety
+    /// A clone of `range` must exist until the slot is removed.
+    unsafe fn insert_device(&self, gpa: u64, range: &DeviceRange) -> io::Result<u32> {
+        // SAFETY: The range stays mapped as long as a clone of it exists, and there is no reference to its bytes.
+        unsafe { self.insert(gpa, range.host(), range.is_read_only()) }
+    }
     /// What is in the slot does not answer for a while: nobody else is to reach it, until it is mapped for them anew.
     ///
     /// # Errors

@@ -121,6 +121,19 @@ pub trait DmaMapper: Send {
     }
 }
 
+/// Kind of memory that the guest sees and that is not RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceMemoryKind {
+    /// Registers or memory on a device. The host pins nothing to map it.
+    Registers,
+    /// Pages of the host, such as those of a file. The host pins them like RAM, so they count toward
+    /// [`max_mapped_bytes`](crate::Limits::max_mapped_bytes).
+    Pages,
+}
+
+/// Callback of [`GuestRam::device`], which gets the memory.
+pub type ThenDevice<'t> = &'t mut dyn FnMut(VolatileSlice<'_>, DeviceMemoryKind);
+
 /// Guest RAM, and what else of the guest's memory can be mapped.
 pub trait GuestRam: Send + Sync {
     /// The memory at `[gpa, gpa + len)`; `None` unless all of it is guest RAM and contiguous in host memory. Device
@@ -137,18 +150,18 @@ pub trait GuestRam: Send + Sync {
     /// All of it: guest-physical address and length in bytes of each region. Bypass maps these.
     fn regions(&self) -> Vec<(u64, u64)>;
 
-    /// Whether [`device`](Self::device) can find memory of devices. It does not change.
-    fn has_devices(&self) -> bool {
+    /// True if the device offers `MMIO`. A MAP without the flag finds memory of devices anyway. It does not change.
+    fn offers_mmio(&self) -> bool {
         false
     }
 
-    /// Calls `then` with the memory at `[gpa, gpa + len)`, if all of it belongs to one device of the host whose
-    /// memory the guest sees there, is contiguous in host memory, and allows `permissions`. The slice is valid during
-    /// the call. Mappers only take its address; nobody reads or writes it.
+    /// Calls `then` with the memory at `[gpa, gpa + len)` and its kind. All of it must be memory of one device that the guest
+    /// sees there, be contiguous in host memory, and allow `permissions`. The slice is valid during
+    /// the call. Mappers only take its address.
     ///
     /// Before the guest's view of the memory goes,
     /// [`Engine::revoke_device_memory`](crate::Engine::revoke_device_memory) must be called.
-    fn device(&self, gpa: u64, len: u64, permissions: Permissions, then: &mut dyn FnMut(VolatileSlice<'_>)) {
+    fn device(&self, gpa: u64, len: u64, permissions: Permissions, then: ThenDevice<'_>) {
         let _ = (gpa, len, permissions, then);
     }
 }

@@ -38,12 +38,12 @@ pub struct Counters {
     pub failed: RequestCounts,
     /// Mappings that exist, over all domains. Chunks are not mappings.
     pub mappings: u64,
-    /// Bytes of guest RAM that are mapped on the host, counted once for each address space of the host that maps them:
+    /// Bytes of guest RAM that are mapped on the host. Files that the guest sees as memory count, too. They are counted once for each address space of the host that maps them:
     /// one for each endpoint, unless the endpoints of a domain share one.
     pub mapped_bytes: u64,
     /// The largest [`mapped_bytes`](Self::mapped_bytes) so far.
     pub peak_mapped_bytes: u64,
-    /// Bytes that the host's kernel has pinned: guest RAM and chunks, counted once for each address space of its IOMMU that maps
+    /// Bytes that the host's kernel has pinned: guest RAM, files that the guest sees as memory, and chunks. They are counted once for each address space of its IOMMU that maps
     /// them, as it accounts them (`VmLck` of containers, `VmPin` of IOMMUFD). Those of emulated devices and other processes pin
     /// nothing.
     pub pinned_bytes: u64,
@@ -110,11 +110,11 @@ impl Counters {
     /// Counts what a mapper mapped.
     pub(crate) fn note_mapped(&mut self, memory: MappedMemory, len: u64, pins: bool) {
         self.host_maps += 1;
-        if pins && memory != MappedMemory::Device {
+        if pins && memory.is_pinned() {
             self.pinned_bytes += len;
             self.peak_pinned_bytes = self.peak_pinned_bytes.max(self.pinned_bytes);
         }
-        if memory == MappedMemory::Ram {
+        if memory.is_capped() {
             self.mapped_bytes += len;
             self.peak_mapped_bytes = self.peak_mapped_bytes.max(self.mapped_bytes);
         }
@@ -128,10 +128,10 @@ impl Counters {
 
     /// Counts memory whose mapping ended with its mapper.
     pub(crate) fn forget_mapped(&mut self, memory: MappedMemory, len: u64, pins: bool) {
-        if pins && memory != MappedMemory::Device {
+        if pins && memory.is_pinned() {
             self.pinned_bytes -= len;
         }
-        if memory == MappedMemory::Ram {
+        if memory.is_capped() {
             self.mapped_bytes -= len;
         }
     }

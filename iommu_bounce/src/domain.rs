@@ -22,7 +22,7 @@ pub(crate) struct Domain {
     pub(crate) spaces: Vec<SpaceId>,
     /// By first IOVA.
     pub(crate) mappings: MappingTree,
-    /// Bytes that the mappings map.
+    /// Bytes that the mappings map and that count toward the cap on mapped bytes.
     pub(crate) mapped_bytes: u64,
     /// Counts of the driver's requests.
     pub(crate) activity: Activity,
@@ -48,6 +48,19 @@ impl Domain {
     pub(crate) fn remember(&mut self, start: u64, mapping: Mapping) {
         self.mapped_bytes += mapping.last - start + 1;
         self.mappings.insert(start, mapping);
+    }
+
+    /// Adds a mapping of a device's memory, where there is none.
+    pub(crate) fn remember_device(&mut self, start: u64, mapping: DeviceMapping) {
+        self.mapped_bytes += mapping.capped_bytes(start);
+        self.devices.insert(start, mapping);
+    }
+
+    /// Removes the mapping of a device's memory that starts here.
+    pub(crate) fn forget_device(&mut self, start: u64) {
+        if let Some(mapping) = self.devices.remove(&start) {
+            self.mapped_bytes -= mapping.capped_bytes(start);
+        }
     }
 
     /// How many mappings the driver has made.

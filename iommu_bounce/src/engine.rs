@@ -77,6 +77,8 @@ pub struct Engine {
     latency: RequestLatency,
     faults: FaultQueue,
     pieces: Pieces,
+    /// Mappings of devices' memory in a state that was restored, until [`restore_device_memory`](Self::restore_device_memory).
+    restored_devices: Vec<wire::Map>,
 }
 
 impl Engine {
@@ -109,6 +111,7 @@ impl Engine {
             counters: Counters::default(),
             latency: RequestLatency::default(),
             faults: FaultQueue::new(Instant::now()),
+            restored_devices: Vec::new(),
         })
     }
 
@@ -178,7 +181,7 @@ impl Engine {
         if self.config.probe_size != 0 {
             features |= feature::PROBE;
         }
-        if self.ram.has_devices() {
+        if self.ram.offers_mmio() {
             features |= feature::MMIO;
         }
         if let Some(windows) = &self.windows {

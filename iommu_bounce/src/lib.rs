@@ -42,7 +42,8 @@ mod wire;
 
 pub use activity::Activity;
 pub use backend::{
-    ChunkError, ChunkStore, DmaMapper, GuestRam, MapError, MapperGroup, MapperLimits, Permissions, UnmapError,
+    ChunkError, ChunkStore, DeviceMemoryKind, DmaMapper, GuestRam, MapError, MapperGroup, MapperLimits, Permissions,
+    ThenDevice, UnmapError,
 };
 pub use config::{ConfigError, EngineConfig, Limits, WindowConfig};
 pub use counters::{Counters, RequestCounts};

@@ -2,7 +2,7 @@
 
 //! What a domain maps: guest RAM, memory of devices, and chunks of window memory.
 
-use crate::backend::Permissions;
+use crate::backend::{DeviceMemoryKind, Permissions};
 
 /// A mapping of guest RAM, made by one MAP request and removed whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,7 @@ pub(crate) struct DeviceMapping {
     /// Where the guest saw the memory.
     pub(crate) gpa: u64,
     pub(crate) permissions: Permissions,
+    pub(crate) kind: DeviceMemoryKind,
     /// Whether the host maps it. It does so until the memory moves or goes in the guest's view.
     pub(crate) live: bool,
 }
@@ -42,5 +43,25 @@ pub(crate) enum MappedMemory {
     /// The chunk of this index.
     Chunk(u32),
     /// Memory of a device.
-    Device,
+    Device(DeviceMemoryKind),
+}
+
+impl MappedMemory {
+    /// True if the host's kernel pins it.
+    pub(crate) fn is_pinned(self) -> bool {
+        self != Self::Device(DeviceMemoryKind::Registers)
+    }
+
+    /// True if it counts toward the cap on mapped bytes.
+    pub(crate) fn is_capped(self) -> bool {
+        matches!(self, Self::Ram | Self::Device(DeviceMemoryKind::Pages))
+    }
+}
+
+impl DeviceMapping {
+    /// Bytes that count toward the cap on mapped bytes, for a mapping that starts at `iova`.
+    pub(crate) fn capped_bytes(&self, iova: u64) -> u64 {
+        let counts = self.live && MappedMemory::Device(self.kind).is_capped();
+        if counts { self.last - iova + 1 } else { 0 }
+    }
 }

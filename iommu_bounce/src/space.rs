@@ -6,12 +6,15 @@
 //! longer has it, but the mapper failed to unmap it. It is kept here, its memory is not used again, and each request
 //! tries again to unmap it.
 
+mod devices;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use log::{debug, error, warn};
 use vm_memory::VolatileSlice;
 
+pub(crate) use self::devices::device_kind;
 use crate::backend::{DmaMapper, GuestRam, MapError, MapperGroup, MapperLimits, UnmapError};
 use crate::config::Limits;
 use crate::counters::Counters;
@@ -181,7 +184,7 @@ impl DomainPart<'_> {
     fn memory(&self) -> MappedMemory {
         match self {
             Self::Ram(_) => MappedMemory::Ram,
-            Self::Device(_) => MappedMemory::Device,
+            Self::Device(mapping) => MappedMemory::Device(mapping.kind),
             Self::Chunk(chunk, _) => MappedMemory::Chunk(chunk.index),
         }
     }
@@ -284,13 +287,8 @@ impl Space {
     pub(crate) fn stuck_chunks(&self) -> impl Iterator<Item = u32> {
         self.stuck.iter().filter_map(|stuck| match stuck.memory {
             MappedMemory::Chunk(index) => Some(index),
-            MappedMemory::Ram | MappedMemory::Device => None,
+            MappedMemory::Ram | MappedMemory::Device(_) => None,
         })
-    }
-
-    /// Whether memory of a device is stuck here.
-    pub(crate) fn holds_device_memory(&self) -> bool {
-        self.stuck.iter().any(|stuck| stuck.memory == MappedMemory::Device)
     }
 
     /// Whether the chunk is stuck here.
@@ -389,24 +387,6 @@ impl Space {
             }
         }
         Ok(())
-    }
-
-    /// Maps a device's memory; `INVAL` if there is none.
-    pub(crate) fn map_device(
-        &mut self,
-        iova: u64,
-        mapping: &DeviceMapping,
-        ram: &dyn GuestRam,
-        counters: &mut Counters,
-    ) -> Result<(), Status> {
-        let (gpa, len, permissions) = (mapping.gpa, mapping.last - iova + 1, mapping.permissions);
-        let mut outcome = Err(Status::Inval);
-        ram.device(gpa, len, permissions, &mut |slice| {
-            if slice.len() as u64 == len {
-                outcome = self.map(iova, slice, permissions, MappedMemory::Device, counters);
-            }
-        });
-        outcome
     }
 
     /// Maps a chunk.

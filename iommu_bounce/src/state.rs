@@ -74,8 +74,8 @@ pub struct DomainState {
     pub chunks: Vec<ChunkState>,
 }
 
-/// A mapping of guest RAM or of a device's memory. The guest must see the device's memory at the same address before
-/// the state is restored.
+/// A mapping of guest RAM, or of a device's memory, which always has the MMIO flag here. The guest must see the device's memory at
+/// the same address before [`Engine::restore_device_memory`](crate::Engine::restore_device_memory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MappingState {

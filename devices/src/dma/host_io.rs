@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use crate::platform::HostRange;
+use crate::host_range::{DeviceRange, HostRange};
 use crate::sync::lock;
 
 /// How long an UNMAP waits for I/O of the host's kernel that was asked to end. A vCPU of the guest waits that long, with
@@ -131,11 +131,17 @@ pub struct HostIo {
     ranges: HostRanges,
     /// Where it is noted, for a device behind the virtio-iommu. RAM itself never goes away.
     noted: Option<(Arc<Operations>, u64)>,
+    /// Keeps memory of devices mapped in this process: a device may leave though the operation does not end.
+    _devices: Vec<DeviceRange>,
 }
 
 impl HostIo {
-    pub(super) fn new(ranges: HostRanges, noted: Option<(Arc<Operations>, u64)>) -> Self {
-        Self { ranges, noted }
+    pub(super) fn new(
+        ranges: HostRanges,
+        noted: Option<(Arc<Operations>, u64)>,
+        devices: Vec<DeviceRange>,
+    ) -> Self {
+        Self { ranges, noted, _devices: devices }
     }
 
     /// Where the memory lies in this process, in the order of the IOVAs that were asked for.

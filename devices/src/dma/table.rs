@@ -3,18 +3,20 @@
 //! What a device behind the virtio-iommu may reach: IOVAs, what each leads to, and what the device may do there.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, OnceLock, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use iommu_bounce::{EndpointId, Permissions};
+use iommu_bounce::{DeviceMemoryKind, EndpointId, MapError, Permissions};
 use log::warn;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
 use super::faults::{FaultSender, Stopped};
 use super::host_io::{HostIo, HostRanges, IO_DEADLINE, IoOwner, Operations, Parts};
 use super::near_memory::RamSlice;
-use crate::platform::HostRange;
+use crate::host_range::{DeviceRange, HostRange};
 use crate::ram::Ram;
+use crate::shown::ShownMemory;
 use crate::sync::{read_lock, write_lock};
 use crate::throttle::Throttle;
 use crate::virtio::windows::WindowMemory;
@@ -26,6 +28,13 @@ pub enum Backing {
     Ram(u64),
     /// The chunk of window memory of this index, from its start.
     Chunk(u32),
+    /// Memory of a device that the guest sees.
+    Device {
+        /// Address in this process of the device's range. No other range has it.
+        range: usize,
+        /// Bytes from its start.
+        offset: usize,
+    },
 }
 
 /// A mapping, whose first IOVA is its key.
@@ -52,6 +61,8 @@ pub(crate) struct Mapping {
 /// What an access finds: from the IOVA on, to the end of the mapping.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
+    /// First IOVA of the mapping.
+    start: u64,
     backing: Backing,
     /// Bytes from the start of what the mapping leads to.
     offset: u64,
@@ -75,17 +86,33 @@ pub(crate) enum RemoveError {
 
 /// The mappings.
 #[derive(Default)]
-pub(super) struct Entries(BTreeMap<u64, Entry>);
+pub(super) struct Entries {
+    map: BTreeMap<u64, Entry>,
+    /// Memory behind mappings of devices, by first IOVA. It stays mapped in this process as long as the mapping exists.
+    devices: BTreeMap<u64, DeviceRange>,
+}
 
 impl Entries {
     /// What is at `iova`, if `access` is allowed there. One look-up in the tree.
     pub(super) fn find(&self, iova: u64, access: Permissions) -> Result<Found, Stop> {
-        let (start, entry) = self.0.range(..=iova).next_back().ok_or(Stop(iova))?;
+        let (start, entry) = self.map.range(..=iova).next_back().ok_or(Stop(iova))?;
         if entry.last < iova || access.is_empty() || !entry.permissions.contains(access) {
             return Err(Stop(iova));
         }
         let len = usize::try_from(entry.last - iova).unwrap_or(usize::MAX).saturating_add(1);
-        Ok(Found { backing: entry.backing, offset: iova - start, len })
+        Ok(Found { start: *start, backing: entry.backing, offset: iova - start, len })
+    }
+
+    /// Memory of a device behind a mapping; `None` for other mappings.
+    pub(super) fn device(&self, found: &Found) -> Option<&DeviceRange> {
+        matches!(found.backing, Backing::Device { .. }).then(|| self.devices.get(&found.start)).flatten()
+    }
+
+    /// The memory of what an access found in a device's memory, `len` bytes at most.
+    pub(super) fn device_slice(&self, found: &Found, len: usize) -> Option<RamSlice<'_>> {
+        let Backing::Device { offset, .. } = found.backing else { return None };
+        let offset = offset.checked_add(usize::try_from(found.offset).ok()?)?;
+        self.devices.get(&found.start)?.pages(offset, len.min(found.len))
     }
 
     /// Whether `access` is allowed at all of `len` bytes from `iova` on; where not, if it is not.
@@ -101,7 +128,7 @@ impl Entries {
     /// Whether `[first, last]` is made of whole mappings.
     fn is_whole(&self, first: u64, last: u64) -> bool {
         let mut next = Some(first);
-        for (start, entry) in self.0.range(first..=last) {
+        for (start, entry) in self.map.range(first..=last) {
             if next != Some(*start) || entry.last > last {
                 return false;
             }
@@ -112,11 +139,24 @@ impl Entries {
 
     /// Calls `each` with the first IOVA and length of every mapping in `[first, last]`, and takes it away.
     fn drain(&mut self, first: u64, last: u64, mut each: impl FnMut(u64, u64)) {
-        while let Some((&start, &entry)) = self.0.range(first..=last).next() {
-            self.0.remove(&start);
+        while let Some((&start, &entry)) = self.map.range(first..=last).next() {
+            self.map.remove(&start);
+            if !self.devices.is_empty() {
+                self.devices.remove(&start);
+            }
             each(start, entry.last - start + 1);
         }
     }
+}
+
+/// Adds a mapping; `false`, and nothing has changed, if something is there or the range wraps around.
+fn insert_entry(entries: &mut Entries, iova: u64, len: u64, backing: Backing, permissions: Permissions) -> bool {
+    let Some((iova, last)) = bounds(iova, len) else { return false };
+    let free = entries.map.range(..=last).next_back().is_none_or(|(_, before)| before.last < iova);
+    if free {
+        entries.map.insert(iova, Entry { last, backing, permissions });
+    }
+    free
 }
 
 /// First and last address of a range; `None` if it is empty or wraps around.
@@ -129,6 +169,7 @@ pub struct DmaTable {
     name: String,
     ram: Arc<Ram>,
     windows: OnceLock<Arc<WindowMemory>>,
+    devices: OnceLock<Arc<ShownMemory>>,
     /// Whom to tell of accesses that were stopped; the log where there is no virtual IOMMU.
     faults: Option<(EndpointId, FaultSender)>,
     entries: RwLock<Entries>,
@@ -144,6 +185,7 @@ impl DmaTable {
             name: name.to_string(),
             ram,
             windows: OnceLock::new(),
+            devices: OnceLock::new(),
             faults,
             entries: RwLock::default(),
             operations: Arc::default(),
@@ -151,9 +193,15 @@ impl DmaTable {
         }
     }
 
-    /// From now on chunks of `windows` can be mapped. The first call counts: no VM has a second virtio-iommu.
-    pub fn set_windows(&self, windows: Arc<WindowMemory>) {
-        let _ = self.windows.set(windows);
+    /// From now on chunks of `windows`, and what the guest sees of `devices`, can be mapped. The first call counts: no VM has a second
+    /// virtio-iommu.
+    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+        if let Some(windows) = windows {
+            let _ = self.windows.set(windows.clone());
+        }
+        if let Some(devices) = devices {
+            let _ = self.devices.set(devices.clone());
+        }
     }
 
     /// The device's name in logs.
@@ -172,7 +220,7 @@ impl DmaTable {
     }
 
     /// What `slice` is of this VM's; `None` if neither all guest RAM nor a chunk.
-    pub(crate) fn backing_of(&self, slice: &VolatileSlice<'_>) -> Option<Backing> {
+    fn backing_of(&self, slice: &VolatileSlice<'_>) -> Option<Backing> {
         let (address, len) = (slice.ptr_guard().as_ptr().addr(), slice.len());
         let in_ram = self.ram.iter().find_map(|region| {
             let offset = address.checked_sub(region.as_ptr().addr())? as u64;
@@ -182,21 +230,53 @@ impl DmaTable {
         in_ram.or_else(|| self.windows()?.find(address, len).map(Backing::Chunk))
     }
 
+    /// Maps `memory` at `iova`: guest RAM, a chunk, or memory of a device. Returns what it is.
+    ///
+    /// Registers of devices are mapped without permissions: an access to them is reported like one to memory that is not mapped, and
+    /// fails in the device. The MAP itself succeeds, since the mapping may be meant for other devices of the domain.
+    ///
+    /// # Errors
+    /// It is no such memory, or something is mapped there.
+    pub(crate) fn insert_slice(
+        &self,
+        iova: u64,
+        memory: &VolatileSlice<'_>,
+        permissions: Permissions,
+    ) -> Result<Backing, MapError> {
+        let len = memory.len() as u64;
+        if let Some(backing) = self.backing_of(memory) {
+            return if self.insert(iova, len, backing, permissions) { Ok(backing) } else { Err(MapError::Exists) };
+        }
+        let at = |devices: &Arc<ShownMemory>| devices.at_host(memory.ptr_guard().as_ptr().addr(), memory.len());
+        let unknown = || io::Error::from(io::ErrorKind::Unsupported);
+        let (device, offset) = self.devices.get().and_then(at).ok_or_else(unknown)?;
+        let permissions = match device.kind() {
+            DeviceMemoryKind::Pages => permissions,
+            DeviceMemoryKind::Registers => Permissions::empty(),
+        };
+        let backing = Backing::Device { range: device.host().address, offset };
+        let mut entries = write_lock(&self.entries);
+        if !insert_entry(&mut entries, iova, len, backing, permissions) {
+            return Err(MapError::Exists);
+        }
+        entries.devices.insert(iova, device);
+        Ok(backing)
+    }
+
+    /// Memory of a device behind the mapping that begins at `iova`.
+    pub(crate) fn device_at(&self, iova: u64) -> Option<DeviceRange> {
+        read_lock(&self.entries).devices.get(&iova).cloned()
+    }
+
     /// How many mappings there are.
     pub fn count(&self) -> usize {
-        read_lock(&self.entries).0.len()
+        read_lock(&self.entries).map.len()
     }
 
     /// Lets the device at `len` bytes of `backing` from `iova` on; `false`, and nothing has changed, if something is there
     /// or the range wraps around.
     pub fn insert(&self, iova: u64, len: u64, backing: Backing, permissions: Permissions) -> bool {
-        let Some((iova, last)) = bounds(iova, len) else { return false };
-        let mut entries = write_lock(&self.entries);
-        let free = entries.0.range(..=last).next_back().is_none_or(|(_, before)| before.last < iova);
-        if free {
-            entries.0.insert(iova, Entry { last, backing, permissions });
-        }
-        free
+        insert_entry(&mut write_lock(&self.entries), iova, len, backing, permissions)
     }
 
     /// Takes `[iova, iova + len)` away, which must be one or several whole mappings, and calls `each` with the address and
@@ -213,7 +293,7 @@ impl DmaTable {
         if !entries.is_whole(first, last) {
             return Err(RemoveError::NotWhole);
         }
-        for (_, entry) in entries.0.range_mut(first..=last) {
+        for (_, entry) in entries.map.range_mut(first..=last) {
             entry.permissions = Permissions::empty();
             if let Backing::Chunk(index) = entry.backing {
                 each(index);
@@ -226,7 +306,7 @@ impl DmaTable {
     pub(crate) fn mapping(&self, iova: u64, access: Permissions) -> Option<Mapping> {
         let entries = read_lock(&self.entries);
         entries.find(iova, access).ok()?;
-        let (start, entry) = entries.0.range(..=iova).next_back()?;
+        let (start, entry) = entries.map.range(..=iova).next_back()?;
         let Entry { last, backing, permissions } = *entry;
         Some(Mapping { iova: *start, len: last - start + 1, backing, permissions })
     }
@@ -250,7 +330,7 @@ impl DmaTable {
         }
         if self.operations.touch(first, last) {
             // Nothing new begins from here on, while what is under way ends without the lock.
-            for (_, entry) in entries.0.range_mut(first..=last) {
+            for (_, entry) in entries.map.range_mut(first..=last) {
                 entry.permissions = Permissions::empty();
             }
             drop(entries);
@@ -265,7 +345,7 @@ impl DmaTable {
 
     /// Takes all away, whatever the host's kernel does. For devices that are gone.
     pub(crate) fn clear(&self) {
-        write_lock(&self.entries).0.clear();
+        *write_lock(&self.entries) = Entries::default();
         if !self.operations.end_all(0, u64::MAX, IO_DEADLINE) {
             warn!("{}: I/O of the host's kernel goes on after the device was given back", self.name);
         }
@@ -276,7 +356,8 @@ impl DmaTable {
         read_lock(&self.entries)
     }
 
-    /// The memory of what an access found, `len` bytes at most. RAM and chunks that are mapped are there.
+    /// The memory of what an access found, `len` bytes at most; `None` for memory of a device, see
+    /// [`Entries::device_slice`]. RAM and chunks that are mapped are there.
     pub(super) fn slice(&self, found: &Found, len: usize) -> Option<RamSlice<'_>> {
         let len = len.min(found.len);
         match found.backing {
@@ -285,7 +366,13 @@ impl DmaTable {
                 let chunk = self.windows()?.chunk(index)?;
                 chunk.subslice(usize::try_from(found.offset).ok()?, len).ok()
             }
+            Backing::Device { .. } => None,
         }
+    }
+
+    /// The same, of memory of a device, too.
+    pub(super) fn any_slice<'s>(&'s self, entries: &'s Entries, found: &Found, len: usize) -> Option<RamSlice<'s>> {
+        self.slice(found, len).or_else(|| entries.device_slice(found, len))
     }
 
     /// Tells of an access that was stopped. It never waits.
@@ -310,7 +397,7 @@ impl DmaTable {
             let mut done = 0;
             while done < len {
                 let at = iova + done as u64;
-                let slice = entries.find(at, access).map(|found| self.slice(&found, len - done))?;
+                let slice = entries.find(at, access).map(|found| self.any_slice(&entries, &found, len - done))?;
                 let slice = slice.ok_or(Stop(at))?;
                 let part = slice.len();
                 each(slice, done).ok_or(Stop(at))?;
@@ -350,13 +437,15 @@ impl DmaTable {
         let entries = self.entries();
         let mut ranges = HostRanges::with_capacity(parts.len());
         let mut noted = Parts::with_capacity(parts.len());
+        let mut devices = Vec::new();
         let mut collect = || -> Result<(), Stop> {
             for (iova, len) in parts.iter().filter(|(_, len)| *len != 0) {
                 let mut done = 0;
                 while done < *len {
                     let at = iova.checked_add(done as u64).ok_or(Stop(u64::MAX))?;
                     let found = entries.find(at, access)?;
-                    let slice = self.slice(&found, len - done).ok_or(Stop(at))?;
+                    let slice = self.any_slice(&entries, &found, len - done).ok_or(Stop(at))?;
+                    devices.extend(entries.device(&found).cloned());
                     ranges
                         .push(HostRange { address: slice.ptr_guard().as_ptr().expose_provenance(), len: slice.len() });
                     done += slice.len();
@@ -370,7 +459,7 @@ impl DmaTable {
             Ok(()) => {
                 // Before the mappings can go.
                 let number = self.operations.begin(noted, owner.clone());
-                Some(HostIo::new(ranges, Some((self.operations.clone(), number))))
+                Some(HostIo::new(ranges, Some((self.operations.clone(), number)), devices))
             }
             Err(stop) => {
                 self.report(stop, access);

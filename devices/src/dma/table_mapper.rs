@@ -9,6 +9,7 @@ use iommu_bounce::{DmaMapper, MapError, MapperLimits, Permissions, UnmapError};
 use vm_memory::VolatileSlice;
 
 use super::table::{DmaTable, RemoveError};
+use crate::shown::ShownMemory;
 use crate::virtio::windows::WindowMemory;
 
 /// Granule of what is mapped: the guest's smallest page.
@@ -30,19 +31,16 @@ impl TableMapper {
         Self { table }
     }
 
-    /// To be called before the mapper goes to a virtio-iommu with windows: they can be mapped from then on.
-    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>) {
-        if let Some(windows) = windows {
-            self.table.set_windows(windows.clone());
-        }
+    /// To be called before the mapper goes to a virtio-iommu with windows, or with devices whose memory can be mapped: see
+    /// [`DmaTable::connect`].
+    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+        self.table.connect(windows, devices);
     }
 }
 
 impl DmaMapper for TableMapper {
     fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError> {
-        // Memory of a device of the host is neither RAM nor a chunk: nobody in this process may access it.
-        let backing = self.table.backing_of(&memory).ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
-        if self.table.insert(iova, memory.len() as u64, backing, permissions) { Ok(()) } else { Err(MapError::Exists) }
+        self.table.insert_slice(iova, &memory, permissions).map(drop)
     }
 
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {

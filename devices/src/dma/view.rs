@@ -69,6 +69,10 @@ impl TableView<'_> {
             return Ok(slice);
         }
         let found = self.entries.find(iova, access)?;
+        if self.entries.device(&found).is_some() {
+            // It lives no longer than the table is held, so it cannot be remembered.
+            return self.entries.device_slice(&found, len).ok_or(Stop(iova));
+        }
         // A mapping of RAM lies in one region, and so does its end.
         let slice = self.table.slice(&found, found.len).ok_or(Stop(iova))?;
         self.last.set(Some(Near { iova, access, slice }));

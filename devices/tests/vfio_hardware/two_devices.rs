@@ -107,7 +107,7 @@ fn device_reaches_registers_of_another_while_the_guest_sees_them() {
     peer.device.bar_moved(0, BAR).unwrap();
 
     let memory = memory();
-    let ram = Arc::new(RamView::new(memory.clone(), Some(shown.clone())));
+    let ram = Arc::new(RamView::new(memory.clone(), Some(shown.clone()), true));
     let config = EngineConfig { input_range: 0..=0xffff_ffff, ..Default::default() };
     let engine = Arc::new(Mutex::new(Engine::new(config, ram, None).unwrap()));
     engine.lock().unwrap().add_endpoint(1, Box::new(edu.0.mapper(1, memory.clone()))).unwrap();

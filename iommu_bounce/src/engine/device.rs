@@ -1,44 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Mappings of other devices' memory, for DMA from device to device (`MAP_F_MMIO`, virtio 1.3, section 5.13.6.4).
+//! Mappings of other devices' memory: BARs, for DMA from device to device, and files that the guest sees as memory.
 //!
-//! They are few, and kept apart from those of guest RAM. The host does not tell when a device's memory goes, so the
-//! VMM says so before: [`Engine::revoke_device_memory`]. The mapping is *dead* then: the host maps nothing there any
-//! more, but the driver must still unmap it like any other. It stays dead when the guest sees the memory again: the
-//! driver has to map it anew.
+//! They are few, and kept apart from those of guest RAM. `MAP_F_MMIO` (virtio 1.3, section 5.13.6.4) asks for such memory; a MAP
+//! without the flag finds it where the guest has no RAM.
+//!
+//! The host does not tell when a device's memory goes, so the VMM says so before: [`Engine::revoke_device_memory`]. The mapping is
+//! *dead* then: the host maps nothing there any more, but the driver must still unmap it like any other. It stays dead when the guest
+//! sees the memory again: the driver has to map it anew.
 
-use super::Engine;
-use crate::backend::Permissions;
+use super::{Engine, permissions};
+use crate::backend::{DeviceMemoryKind, Permissions};
 use crate::counters::Counters;
 use crate::domain::Domain;
 use crate::mapping::{DeviceMapping, MappedMemory};
-use crate::space::Spaces;
-use crate::spec::Status;
+use crate::space::{Spaces, device_kind};
+use crate::spec::{MAP_F_MMIO, Status};
+use crate::state::RestoreError;
 use crate::wire;
 
 impl Engine {
-    /// Maps a device's memory for every endpoint of the domain, or for none. All but the memory has been checked.
+    /// Maps a device's memory for every endpoint of the domain, or for none. All but the memory and the cap has been checked.
     pub(super) fn map_device(&mut self, request: &wire::Map, permissions: Permissions) -> Result<(), Status> {
         let wire::Map { start, last, gpa, .. } = *request;
-        let mapping = DeviceMapping { last, gpa, permissions, live: true };
+        let kind = device_kind(&*self.ram, gpa, last - start + 1, permissions).ok_or(Status::Inval)?;
+        let domain = self.domains.get(&request.domain).ok_or(Status::NoEnt)?;
+        if kind == DeviceMemoryKind::Pages {
+            self.check_mapped((last - start + 1).saturating_mul(domain.spaces.len() as u64))?;
+        }
+        let mapping = DeviceMapping { last, gpa, permissions, kind, live: true };
+        let mut outcome = self.map_device_once(request, mapping);
+        while outcome == Err(Status::NoMem) && self.make_room(request.domain) {
+            outcome = self.map_device_once(request, mapping);
+        }
+        outcome
+    }
+
+    fn map_device_once(&mut self, request: &wire::Map, mapping: DeviceMapping) -> Result<(), Status> {
+        let wire::Map { start, last, .. } = *request;
         let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;
+        let (len, memory) = (last - start + 1, MappedMemory::Device(mapping.kind));
         for (place, &id) in domain.spaces.iter().enumerate() {
             let outcome = self.spaces.get_mut(id).map_device(start, &mapping, &*self.ram, &mut self.counters);
             if let Err(status) = outcome {
                 for &done in &domain.spaces[..place] {
-                    self.spaces.get_mut(done).discard(
-                        start,
-                        last - start + 1,
-                        MappedMemory::Device,
-                        &mut self.counters,
-                    );
+                    self.spaces.get_mut(done).discard(start, len, memory, &mut self.counters);
                 }
                 return Err(status);
             }
         }
-        domain.devices.insert(start, mapping);
+        domain.remember_device(start, mapping);
         self.counters.mappings += 1;
         Ok(())
+    }
+
+    /// Maps the memory of devices in the state that [`restore`](Self::restore) got. Call it once all devices are restored: the guest does
+    /// not see their memory before.
+    ///
+    /// # Errors
+    /// A [`RestoreError`] that names the mapping. Mappings before it stay.
+    pub fn restore_device_memory(&mut self) -> Result<(), RestoreError> {
+        // Mappings stay under a cap that was lowered.
+        let max_mapped_bytes = std::mem::replace(&mut self.config.limits.max_mapped_bytes, u64::MAX);
+        let requests = std::mem::take(&mut self.restored_devices);
+        let outcome = requests.iter().try_for_each(|request| {
+            self.restore_device(request).map_err(|status| {
+                let what = format!("mapping of a device's memory at {:#x}", request.start);
+                RestoreError::Domain { domain: request.domain, what, status }
+            })
+        });
+        self.config.limits.max_mapped_bytes = max_mapped_bytes;
+        outcome
+    }
+
+    fn restore_device(&mut self, request: &wire::Map) -> Result<(), Status> {
+        self.check_mapping_feature()?;
+        let permissions = permissions(request.flags & !MAP_F_MMIO)?;
+        self.map_checked(request, permissions, true)
     }
 
     /// Unmaps the device memory at `[gpa, gpa + len)` for all endpoints, before the guest's view of it goes.
@@ -52,10 +90,11 @@ impl Engine {
                 mapping.live && mapping.gpa < end && mapping.gpa + (mapping.last - **iova) >= gpa
             });
             for (&iova, mapping) in touched {
+                domain.mapped_bytes -= mapping.capped_bytes(iova);
                 mapping.live = false;
+                let (len, memory) = (mapping.last - iova + 1, MappedMemory::Device(mapping.kind));
                 for &id in &domain.spaces {
-                    let len = mapping.last - iova + 1;
-                    self.spaces.get_mut(id).discard(iova, len, MappedMemory::Device, &mut self.counters);
+                    self.spaces.get_mut(id).discard(iova, len, memory, &mut self.counters);
                 }
             }
         }
@@ -72,11 +111,12 @@ pub(super) fn unmap_devices(
 ) {
     while let Some((iova, mapping)) = domain.last_device(start, last) {
         if mapping.live {
+            let (len, memory) = (mapping.last - iova + 1, MappedMemory::Device(mapping.kind));
             for &id in &domain.spaces {
-                spaces.get_mut(id).discard(iova, mapping.last - iova + 1, MappedMemory::Device, counters);
+                spaces.get_mut(id).discard(iova, len, memory, counters);
             }
         }
-        domain.devices.remove(&iova);
+        domain.forget_device(iova);
         counters.mappings -= 1;
     }
 }

@@ -4,25 +4,36 @@
 
 use super::device::unmap_devices;
 use super::{Engine, permissions};
-use crate::backend::GuestRam;
+use crate::backend::{DeviceMemoryKind, GuestRam, Permissions};
 use crate::counters::Counters;
 use crate::domain::{Cover, Domain};
 use crate::mapping::{MappedMemory, Mapping};
-use crate::space::Spaces;
+use crate::space::{Spaces, device_kind};
 use crate::spec::{MAP_F_MMIO, Status, feature};
 use crate::wire;
 use crate::{DomainId, SpaceId};
 
 impl Engine {
-    /// Maps guest RAM for every endpoint of the domain, or for none.
+    /// Maps memory for every endpoint of the domain, or for none. Linux' VFIO and direct I/O never set the MMIO flag, whatever the
+    /// memory is.
     pub(super) fn map(&mut self, request: wire::Map) -> Result<(), Status> {
-        let wire::Map { start, last, .. } = request;
         self.check_mapping_feature()?;
         // Without the feature the flag is unknown.
-        let device = request.flags & MAP_F_MMIO != 0 && self.accepted & feature::MMIO != 0;
-        let permissions = permissions(if device { request.flags & !MAP_F_MMIO } else { request.flags })?;
+        let mmio = request.flags & MAP_F_MMIO != 0 && self.accepted & feature::MMIO != 0;
+        let permissions = permissions(if mmio { request.flags & !MAP_F_MMIO } else { request.flags })?;
+        self.map_checked(&request, permissions, mmio)
+    }
+
+    /// Maps memory of a device if `only_device`. Otherwise it maps guest RAM, and memory of a device where the guest has no RAM.
+    pub(super) fn map_checked(
+        &mut self,
+        request: &wire::Map,
+        permissions: Permissions,
+        only_device: bool,
+    ) -> Result<(), Status> {
+        let wire::Map { start, last, .. } = *request;
         self.check_place(start, last)?;
-        self.check_alignment(&request)?;
+        self.check_alignment(request)?;
         let domain = self.domains.get(&request.domain).ok_or(Status::NoEnt)?;
         if domain.bypass {
             return Err(Status::Inval);
@@ -44,15 +55,16 @@ impl Engine {
             return Err(Status::NoMem);
         }
         self.check_unmap_time(domain)?;
-        if device {
-            let mut outcome = self.map_device(&request, permissions);
-            while outcome == Err(Status::NoMem) && self.make_room(request.domain) {
-                outcome = self.map_device(&request, permissions);
-            }
-            return outcome;
+        if only_device {
+            return self.map_device(request, permissions);
         }
         // The length fits in 64 bits, as its place was checked; what it is over all address spaces need not.
-        self.check_mapped((last - start + 1).saturating_mul(domain.spaces.len() as u64))?;
+        if let Err(status) = self.check_mapped((last - start + 1).saturating_mul(domain.spaces.len() as u64)) {
+            // Registers do not count.
+            let kind = device_kind(&*self.ram, request.gpa, last - start + 1, permissions);
+            let registers = kind == Some(DeviceMemoryKind::Registers);
+            return if registers { self.map_device(request, permissions) } else { Err(status) };
+        }
         let mapping = Mapping { last, gpa: request.gpa, permissions };
         loop {
             let domain = self.domains.get_mut(&request.domain).ok_or(Status::NoEnt)?;
@@ -63,6 +75,8 @@ impl Engine {
                     break;
                 }
                 Err(Status::NoMem) if self.make_room(request.domain) => {}
+                // No RAM is there, and nothing was mapped.
+                Err(Status::Inval) => return self.map_device(request, permissions),
                 Err(status) => return Err(status),
             }
         }
@@ -70,7 +84,7 @@ impl Engine {
         Ok(())
     }
 
-    fn check_mapping_feature(&self) -> Result<(), Status> {
+    pub(super) fn check_mapping_feature(&self) -> Result<(), Status> {
         if self.accepted & feature::MAP_UNMAP == 0 {
             return Err(Status::Unsupp);
         }

@@ -59,7 +59,8 @@ impl Engine {
     }
 
     /// Brings a fresh engine into this state, on the host too. Chunks are backed with zeros at the places that they
-    /// had. The VMM writes their bytes before a vCPU runs.
+    /// had. The VMM writes their bytes before a vCPU runs. Memory of devices is mapped by
+    /// [`restore_device_memory`](Self::restore_device_memory), once the guest sees it.
     ///
     /// # Errors
     /// A [`RestoreError`] that names what is refused. The engine is as after [`system_reset`](Self::system_reset) then.
@@ -74,6 +75,7 @@ impl Engine {
         let outcome = self.restore_all(state);
         if outcome.is_err() {
             self.config.limits.max_mapped_bytes = max_mapped_bytes.unwrap_or(u64::MAX);
+            self.restored_devices.clear();
             self.end_domains(false);
             self.system_reset();
         }
@@ -145,6 +147,10 @@ impl Engine {
         for mapping in &state.mappings {
             let MappingState { start, last, gpa, flags } = *mapping;
             let request = wire::Map { domain, start, last, gpa, flags };
+            if flags & MAP_F_MMIO != 0 {
+                self.restored_devices.push(request);
+                continue;
+            }
             self.map(request).map_err(refused(format!("mapping at {start:#x}")))?;
         }
         for chunk in &state.chunks {

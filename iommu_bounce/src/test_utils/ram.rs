@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
 
-use crate::{GuestRam, Permissions};
+use crate::{DeviceMemoryKind, GuestRam, Permissions, ThenDevice};
 
 /// Guest RAM made of regions, each of them contiguous in host memory and none next to another there.
 ///
-/// It can have one device beside it, whose memory is never RAM.
+/// It can have devices beside it, whose memory is never RAM.
 #[derive(Debug)]
 pub struct TestRam {
     ram: GuestMemoryMmap<()>,
     /// Regions from this address on come later: an engine that is set up is not told of them.
     later: u64,
-    device: Option<Device>,
+    devices: Vec<Device>,
 }
 
 #[derive(Debug)]
@@ -25,6 +25,7 @@ struct Device {
     /// Whether the guest sees it.
     shown: AtomicBool,
     read_only: bool,
+    kind: DeviceMemoryKind,
 }
 
 impl TestRam {
@@ -37,7 +38,7 @@ impl TestRam {
         Self {
             ram: GuestMemoryMmap::from_ranges(&regions).expect("the regions are disjoint"),
             later: u64::MAX,
-            device: None,
+            devices: Vec::new(),
         }
     }
 
@@ -47,20 +48,33 @@ impl TestRam {
         Self { later: gpa, ..self }
     }
 
-    /// The same with a device, of which the guest sees `len` bytes at `gpa`.
+    /// The same with a device: the guest sees `len` bytes of its registers at `gpa`.
     ///
     /// # Panics
-    /// If the memory is not to be had.
+    /// If the memory cannot be allocated.
     #[must_use]
-    pub fn with_device(mut self, gpa: u64, len: usize, read_only: bool) -> Self {
+    pub fn with_device(self, gpa: u64, len: usize, read_only: bool) -> Self {
+        self.with(gpa, len, read_only, DeviceMemoryKind::Registers)
+    }
+
+    /// The same with a file of the host: the guest sees `len` bytes of it at `gpa`.
+    ///
+    /// # Panics
+    /// If the memory cannot be allocated.
+    #[must_use]
+    pub fn with_file(self, gpa: u64, len: usize) -> Self {
+        self.with(gpa, len, false, DeviceMemoryKind::Pages)
+    }
+
+    fn with(mut self, gpa: u64, len: usize, read_only: bool, kind: DeviceMemoryKind) -> Self {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(gpa), len)]).expect("it is one region");
-        self.device = Some(Device { memory, shown: AtomicBool::new(true), read_only });
+        self.devices.push(Device { memory, shown: AtomicBool::new(true), read_only, kind });
         self
     }
 
-    /// Whether the guest sees the device's memory from now on. Before it ceases to, the engine has to be told.
+    /// Shows the devices' memory to the guest, or hides it. Revoke it from the engine before hiding it.
     pub fn show_device(&self, shown: bool) {
-        if let Some(device) = &self.device {
+        for device in &self.devices {
             device.shown.store(shown, Ordering::Relaxed);
         }
     }
@@ -70,7 +84,7 @@ impl TestRam {
     /// # Panics
     /// If there is no memory.
     pub fn host_address(&self, gpa: u64) -> usize {
-        let device = || self.device.as_ref()?.memory.get_slice(GuestAddress(gpa), 1).ok();
+        let device = || self.devices.iter().find_map(|device| device.memory.get_slice(GuestAddress(gpa), 1).ok());
         let slice = self.slice(gpa, 1).or_else(device).expect("there is memory");
         slice.ptr_guard().as_ptr().addr()
     }
@@ -92,19 +106,20 @@ impl GuestRam for TestRam {
         self.ram.get_slices(GuestAddress(gpa), len).next()?.ok()
     }
 
-    fn has_devices(&self) -> bool {
-        self.device.is_some()
+    fn offers_mmio(&self) -> bool {
+        !self.devices.is_empty()
     }
 
-    fn device(&self, gpa: u64, len: u64, permissions: Permissions, then: &mut dyn FnMut(VolatileSlice<'_>)) {
-        let Some(device) = &self.device else { return };
-        let allowed = !device.read_only || permissions == Permissions::READ;
-        if allowed
-            && device.shown.load(Ordering::Relaxed)
-            && let Ok(len) = usize::try_from(len)
-            && let Ok(slice) = device.memory.get_slice(GuestAddress(gpa), len)
-        {
-            then(slice);
+    fn device(&self, gpa: u64, len: u64, permissions: Permissions, then: ThenDevice<'_>) {
+        let Ok(len) = usize::try_from(len) else { return };
+        let allowed = |device: &&Device| {
+            device.shown.load(Ordering::Relaxed) && (!device.read_only || permissions == Permissions::READ)
+        };
+        for device in self.devices.iter().filter(allowed) {
+            if let Ok(slice) = device.memory.get_slice(GuestAddress(gpa), len) {
+                then(slice, device.kind);
+                return;
+            }
         }
     }
 }

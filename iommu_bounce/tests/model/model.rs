@@ -3,12 +3,14 @@
 //! What the device should do, told as simply as possible: lists, and no host.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use iommu_bounce::spec::{Status, feature};
 
 use crate::ops::{Map, Op};
 use crate::setup::{
-    APERTURE, APERTURE_CHUNKS, BOUND, CHUNK, DEVICE_PAGES, FIRST_IOVA, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES,
+    APERTURE, APERTURE_CHUNKS, BOUND, CHUNK, DEVICE_PAGES, FILE_PAGES, FIRST_IOVA, MAX_DOMAINS, MAX_MAPPINGS, PAGE,
+    RAM_PAGES,
 };
 
 /// Flag of MAP.
@@ -26,10 +28,11 @@ pub(crate) struct Domain {
 }
 
 impl Domain {
-    /// Bytes of RAM that each address space of the domain maps.
+    /// Bytes of RAM and of the file that each address space of the domain maps.
     fn ram(&self) -> u64 {
-        let ram = self.mappings.iter().filter(|mapping| mapping.3 & MMIO == 0);
-        let bytes = ram.map(|(start, last, ..)| last - start + 1).sum();
+        let counts =
+            |(.., gpa, flags): &&(u64, u64, u64, u32)| flags & DEAD == 0 && !DEVICE_PAGES.contains(&(gpa / PAGE));
+        let bytes = self.mappings.iter().filter(counts).map(|(start, last, ..)| last - start + 1).sum();
         if self.bypass { RAM_PAGES * PAGE } else { bytes }
     }
 }
@@ -37,7 +40,7 @@ impl Domain {
 /// What the host has, seen from outside of the engine, before something happens.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Host {
-    /// Bytes of RAM that are mapped, in all address spaces.
+    /// Bytes of RAM and of the file that are mapped, in all address spaces.
     pub(crate) mapped: u64,
     /// Endpoints that are in an address space with others.
     pub(crate) sharing: BTreeSet<u32>,
@@ -57,7 +60,7 @@ pub(crate) struct Model {
     /// The cap on mapped bytes.
     pub(crate) max_mapped: Option<u64>,
     pub(crate) host: Host,
-    /// Whether the guest does not see the device's memory.
+    /// True if the guest sees neither the device's registers nor the file.
     pub(crate) device_hidden: bool,
     /// Chunks that the store lost.
     pub(crate) lost: u64,
@@ -135,7 +138,8 @@ impl Model {
             Op::ShowDevice { shown } => {
                 self.device_hidden = !shown;
                 let mappings = self.domains.values_mut().flat_map(|domain| &mut domain.mappings);
-                mappings.filter(|mapping| mapping.3 & MMIO != 0).for_each(|mapping| mapping.3 |= DEAD);
+                let of_devices = mappings.filter(|mapping| mapping.2 >= RAM_PAGES * PAGE);
+                of_devices.for_each(|mapping| mapping.3 |= DEAD);
                 return None;
             }
             Op::SetBudget { chunks } => {
@@ -240,8 +244,8 @@ impl Model {
         if !self.has(feature::MAP_UNMAP) {
             return Err(Status::Unsupp);
         }
-        let device = map.flags & MMIO != 0 && self.has(feature::MMIO);
-        if !(1..=3).contains(&if device { map.flags & !MMIO } else { map.flags }) {
+        let mmio = map.flags & MMIO != 0 && self.has(feature::MMIO);
+        if !(1..=3).contains(&if mmio { map.flags & !MMIO } else { map.flags }) {
             return Err(Status::Inval);
         }
         if touches_window || start % PAGE != 0 || (last + 1) % PAGE != 0 || gpa % PAGE != 0 {
@@ -258,13 +262,18 @@ impl Model {
         if total >= MAX_MAPPINGS {
             return Err(Status::NoMem);
         }
-        if !device {
-            capped?;
-        }
         let end = map.gpa_page + map.pages;
-        let on_device = map.gpa_page >= DEVICE_PAGES.start && end <= DEVICE_PAGES.end && !self.device_hidden;
-        if if device { !on_device } else { end > RAM_PAGES } {
-            return Err(Status::Inval);
+        let is_in = |pages: &Range<u64>| map.gpa_page >= pages.start && end <= pages.end;
+        if !is_in(&DEVICE_PAGES) || self.device_hidden {
+            // With the flag, the place comes before the cap.
+            let is_file = is_in(&FILE_PAGES) && !self.device_hidden;
+            if mmio && !is_file {
+                return Err(Status::Inval);
+            }
+            capped?;
+            if !is_file && end > RAM_PAGES {
+                return Err(Status::Inval);
+            }
         }
         domain.mappings.push((start, last, gpa, map.flags));
         Ok(())

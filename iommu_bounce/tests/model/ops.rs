@@ -68,7 +68,7 @@ pub(crate) enum Op {
     Unplug {
         endpoint: u32,
     },
-    /// The guest sees the device's memory elsewhere, where it is again or not at all.
+    /// The guest sees the device's registers and the file elsewhere, where they are again or not at all.
     ShowDevice {
         shown: bool,
     },
@@ -161,8 +161,8 @@ fn chunk_page() -> impl Strategy<Value = u64> {
 
 fn map() -> impl Strategy<Value = Map> {
     let ram = (0u64..44, flags());
-    let device = (39u64..44, 4u32..8);
-    let what = prop_oneof![8 => ram, 2 => device];
+    let device = (39u64..50, 1u32..8);
+    let what = prop_oneof![8 => ram, 4 => device];
     (domain(), 0u64..40, 1u64..5, what, skew()).prop_map(|(domain, start, pages, (gpa_page, flags), skew)| Map {
         domain,
         start,

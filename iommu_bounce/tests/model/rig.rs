@@ -11,7 +11,8 @@ use iommu_bounce::{Counters, DmaMapper, Engine, EngineConfig, Limits, Permission
 use crate::model::{DEAD, Domain, Host, Model};
 use crate::ops::{HostFailure, Op};
 use crate::setup::{
-    APERTURE, APERTURE_CHUNKS, BOUND, CHUNK, DEVICE_PAGES, ENDPOINTS, MAX_DOMAINS, MAX_MAPPINGS, PAGE, RAM_PAGES,
+    APERTURE, APERTURE_CHUNKS, BOUND, CHUNK, DEVICE_PAGES, ENDPOINTS, FILE_PAGES, MAX_DOMAINS, MAX_MAPPINGS, PAGE,
+    RAM_PAGES,
 };
 
 const FIRST_REGION: usize = 0x1_4000;
@@ -35,6 +36,7 @@ impl Rig {
     pub(crate) fn new() -> Self {
         let ram = TestRam::new(&[(0, FIRST_REGION), (FIRST_REGION as u64, SECOND_REGION)]);
         let ram = ram.with_device(DEVICE_PAGES.start * PAGE, 0x4000, false);
+        let ram = ram.with_file(FILE_PAGES.start * PAGE, 0x4000);
         let ram = Arc::new(ram);
         let store = TestChunks::new(CHUNK, REGION_CHUNKS);
         let chunks = store.probe();
@@ -116,7 +118,7 @@ impl Rig {
             Op::WriteBypass { value } => self.engine.write_bypass(*value),
             Op::ShowDevice { shown } => {
                 self.ram.show_device(*shown);
-                let gone = self.engine.revoke_device_memory(DEVICE_PAGES.start * PAGE, 4 * PAGE);
+                let gone = self.engine.revoke_device_memory(DEVICE_PAGES.start * PAGE, 8 * PAGE);
                 if !gone {
                     assert_ne!(self.engine.counters().stuck_ranges, 0);
                 }
@@ -279,12 +281,12 @@ impl Rig {
     /// Whether a chunk is at an address of the host where something is mapped.
     fn is_chunk(&self, address: usize) -> bool {
         let device = self.ram.host_address(DEVICE_PAGES.start * PAGE);
-        !self.is_ram(address) && !(device..device + 0x4000).contains(&address)
+        !self.is_capped(address) && !(device..device + 0x4000).contains(&address)
     }
 
-    /// Whether guest RAM is at an address of the host.
-    fn is_ram(&self, address: usize) -> bool {
-        let regions = [(0, FIRST_REGION), (FIRST_REGION as u64, SECOND_REGION)];
+    /// True if guest RAM or the file is at an address of the host.
+    fn is_capped(&self, address: usize) -> bool {
+        let regions = [(0, FIRST_REGION), (FIRST_REGION as u64, SECOND_REGION), (FILE_PAGES.start * PAGE, 0x4000)];
         regions.iter().any(|&(gpa, len)| {
             let start = self.ram.host_address(gpa);
             (start..start + len).contains(&address)
@@ -305,13 +307,13 @@ impl Rig {
             endpoints.iter().any(|other| other != id && self.mapper_of(*other).is(&own))
         };
         let sharing = endpoints.iter().copied().filter(shares).collect();
-        Host { mapped: self.mapped(|address| self.is_ram(address)), sharing }
+        Host { mapped: self.mapped(|address| self.is_capped(address)), sharing }
     }
 
     /// The figures are those of the host.
     pub(crate) fn check_counters(&self) {
         let counters = self.engine.counters();
-        assert_eq!(counters.mapped_bytes, self.mapped(|address| self.is_ram(address)));
+        assert_eq!(counters.mapped_bytes, self.mapped(|address| self.is_capped(address)));
         let chunks = self.mapped(|address| self.is_chunk(address));
         assert_eq!(counters.pinned_bytes, counters.mapped_bytes + chunks);
         assert!(counters.peak_pinned_bytes >= counters.pinned_bytes);

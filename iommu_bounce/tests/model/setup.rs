@@ -14,8 +14,10 @@ pub(crate) const MAX_DOMAINS: usize = 2;
 pub(crate) const MAX_MAPPINGS: usize = 12;
 /// Guest RAM: two regions that follow each other in the guest, not in the host.
 pub(crate) const RAM_PAGES: u64 = 40;
-/// A device's memory, right behind RAM.
+/// A device's registers, right behind RAM.
 pub(crate) const DEVICE_PAGES: Range<u64> = RAM_PAGES..RAM_PAGES + 4;
+/// A file that the guest sees as memory, right behind them.
+pub(crate) const FILE_PAGES: Range<u64> = DEVICE_PAGES.end..DEVICE_PAGES.end + 4;
 /// The endpoint that stays in its address space. The host can move the others.
 pub(crate) const BOUND: u32 = 1;
 pub(crate) const ENDPOINTS: RangeInclusive<u32> = 1..=4;

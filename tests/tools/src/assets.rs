@@ -61,7 +61,7 @@ impl Tools<'_> {
         let modules = Some(dir.join(Modules::PLACE).join(release));
         let initramfs = self.guest_initramfs(&GuestInitramfs {
             modules,
-            with: vec!["pvpanic_pci".into(), "i6300esb".into(), "virtio_pmem".into(), "nd_pmem".into()],
+            with: vec!["pvpanic_pci".into(), "i6300esb".into(), "virtio_pmem".into(), "nd_pmem".into(), "ext4".into()],
             ..GuestInitramfs::default()
         })?;
         Ok(vec![("CAROM_STOCK_KERNEL", kernel.into()), ("CAROM_STOCK_INITRAMFS", initramfs.into())])

@@ -23,7 +23,7 @@ const IOMMU: &str = "virtio_iommu";
 const DIRECTORIES: [&str; 11] = ["bin", "dev", "proc", "sys", "tmp", "run", "root", "etc", "modules", "sbin", "usr"];
 
 /// Programs of ours that are in it.
-const PROGRAMS: [&str; 4] = ["vfio-claim", "nvme-check", "lent-check", "kexec-load"];
+const PROGRAMS: [&str; 5] = ["vfio-claim", "nvme-check", "lent-check", "kexec-load", "memory-check"];
 
 /// Debian's static busybox.
 const BUSYBOX: &str = "/bin/busybox";

@@ -81,8 +81,9 @@ pub(super) fn build(
         windows,
         poll: polls(config.platform.iommu_poll, config.cpus.boot_vcpus),
         rings: RING_FEATURES,
-        // IOMMUFD maps no memory of devices.
-        devices: (!config.platform.iommufd).then(|| context.bars.clone()),
+        devices: Some(context.bars.clone()),
+        // IOMMUFD maps no registers of devices.
+        mmio: !config.platform.iommufd,
         observer: Some(context.observer.clone()),
     };
     let (function, handle) = iommu::create(params).map_err(|error| VmError::Iommu(error.to_string()))?;
@@ -345,6 +346,7 @@ mod tests {
             poll: false,
             rings: RING_FEATURES,
             devices: None,
+            mmio: false,
             observer: None,
         };
         let (function, handle) = iommu::create(params).unwrap();

@@ -31,12 +31,12 @@ impl EndpointMapper for UserMapper {
 
 impl EndpointMapper for VhostUserMapper {
     fn connect(&self, iommu: &IommuHandle) {
-        VhostUserMapper::connect(self, iommu.windows());
+        VhostUserMapper::connect(self, iommu.windows(), iommu.devices());
     }
 }
 
 impl EndpointMapper for TableMapper {
     fn connect(&self, iommu: &IommuHandle) {
-        TableMapper::connect(self, iommu.windows());
+        TableMapper::connect(self, iommu.windows(), iommu.devices());
     }
 }

@@ -241,7 +241,7 @@ mod tests {
     fn refused_piece_that_a_driver_has_mapped_keeps_its_pages_until_no_endpoint_reaches_them() {
         let config = config(32 * MIB, GIB);
         let (ram, slots, mapper) = (memory::create(&config).unwrap(), Slots::default(), RecordingMapper::new());
-        let (probe, view) = (mapper.probe(), Arc::new(RamView::new(ram.clone(), None)));
+        let (probe, view) = (mapper.probe(), Arc::new(RamView::new(ram.clone(), None, false)));
         let mut engine = Engine::new(EngineConfig::default(), view, None).unwrap();
         engine.add_endpoint(1, Box::new(mapper)).unwrap();
         engine.accept_features(u64::MAX);

@@ -96,6 +96,11 @@ impl Vm {
         let counter = state.processors.restore(&self.kvm, &self.processors)?;
         self.processors.follow(counter);
         self.pci.restore(&state.functions)?;
+        if let Some(iommu) = self.parts.iommu() {
+            // The guest sees all devices' memory by now.
+            let restored = iommu.restore_device_memory();
+            restored.map_err(|error| StateError::rule(IommuBounceConfig::ID, error.to_string()))?;
+        }
         self.platform.restore(&state.platform)?;
         self.restore_windows(snapshot)?;
         self.renew_generation_id(state.generation_id)?;

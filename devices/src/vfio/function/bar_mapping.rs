@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use log::error;
 
+use crate::host_range::{DeviceContent, DeviceRange};
 use crate::platform::{HostRange, MemorySlots};
 
 /// An area of a BAR, mapped into this process. Memory slots refer to it; this process never accesses it.
@@ -52,9 +53,11 @@ pub(crate) struct BarSlot {
 impl BarSlot {
     /// Shows `mapping` to the guest at `gpa`.
     pub(crate) fn new(slots: &Arc<dyn MemorySlots>, mapping: &Arc<BarMapping>, gpa: u64) -> io::Result<Self> {
-        // SAFETY: The reference kept below keeps the range mapped until the slot is gone, and `BarMapping` gives no
-        // access to its bytes.
-        let slot = unsafe { slots.insert(gpa, mapping.range, mapping.read_only) }?;
+        // SAFETY: The range is mapped until `mapping` is dropped, which gives no access to its bytes.
+        let range =
+            unsafe { DeviceRange::new(mapping.range, mapping.read_only, DeviceContent::Registers, mapping.clone()) };
+        // SAFETY: The reference kept below keeps the range mapped until the slot is gone.
+        let slot = unsafe { slots.insert_device(gpa, &range) }?;
         Ok(Self { slots: slots.clone(), slot: Some(slot), mapping: Some(mapping.clone()) })
     }
 

@@ -6,6 +6,9 @@
 //! without a descriptor: the server reads and writes it by messages, which this side checks. A chunk of a window is a
 //! file of its own, and its descriptor goes to the server. A descriptor cannot be taken back, so no other endpoint
 //! gets the chunk afterwards.
+//!
+//! Memory of devices is announced without a descriptor, too. A file that the guest sees as memory is read and written by messages.
+//! Registers are not: such a message gets an error, and the guest a fault.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -38,11 +41,9 @@ impl UserMapper {
         Self { client, table }
     }
 
-    /// Lets chunks of `iommu`'s windows be mapped. To be called before the mapper goes to `iommu`.
+    /// Lets chunks of `iommu`'s windows be mapped, and what the guest sees of devices. To be called before the mapper goes to `iommu`.
     pub fn connect(&self, iommu: &IommuHandle) {
-        if let Some(windows) = iommu.windows() {
-            self.table.set_windows(windows.clone());
-        }
+        self.table.connect(iommu.windows(), iommu.devices());
     }
 
     /// Announces a mapping to the server.
@@ -69,15 +70,11 @@ fn classify(error: CallError) -> MapError {
 impl DmaMapper for UserMapper {
     fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError> {
         let len = memory.len() as u64;
-        // Memory of another device is neither: it cannot be given to another process, and nobody here may access it.
-        let memory = self.table.backing_of(&memory).ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
         if self.table.count() as u64 >= u64::from(self.client.abilities().mappings) {
             return Err(MapError::NoResources);
         }
         // Before the server is told: it may use the mapping before its answer arrives.
-        if !self.table.insert(iova, len, memory, permissions) {
-            return Err(MapError::Exists);
-        }
+        let memory = self.table.insert_slice(iova, &memory, permissions)?;
         if self.client.gone().is_some() {
             return Ok(());
         }

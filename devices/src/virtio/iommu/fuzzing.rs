@@ -108,6 +108,7 @@ impl Machine {
             rings: RingFeatures { indirect_desc: true, event_idx: true },
             poll: false,
             devices: None,
+            mmio: false,
             observer: None,
         };
         let (function, handle) = create(params).expect("the configuration is valid");

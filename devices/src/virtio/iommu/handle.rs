@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 
 use iommu_bounce::{
     ConfigError, Counters, DmaMapper, DomainWindow, EndpointId, Engine, Fault, FaultReason, Interrupt as Interruption,
-    Permissions, Report, Translation,
+    Permissions, Report, RestoreError, Translation,
 };
 use vm_memory::{GuestMemoryRegion, VolatileSlice};
 
 use super::device::VirtioIommu;
 use crate::dma::{FaultReporter, Stopped};
 use crate::ram::RamRegion;
+use crate::shown::ShownMemory;
 use crate::sync::{lock, lock_soon};
 use crate::virtio::Interrupt;
 use crate::virtio::windows::WindowMemory;
@@ -42,6 +43,7 @@ pub struct IommuHandle {
     engine: Arc<Mutex<Engine>>,
     device: Arc<VirtioIommu>,
     windows: Option<Arc<WindowMemory>>,
+    devices: Option<Arc<ShownMemory>>,
     interrupt: Arc<dyn Interrupt>,
     interruption: Interruption,
 }
@@ -50,11 +52,11 @@ impl IommuHandle {
     pub(super) fn new(
         engine: Arc<Mutex<Engine>>,
         device: Arc<VirtioIommu>,
-        windows: Option<Arc<WindowMemory>>,
+        (windows, devices): (Option<Arc<WindowMemory>>, Option<Arc<ShownMemory>>),
         interrupt: Arc<dyn Interrupt>,
     ) -> Self {
         let interruption = lock(&engine).interrupt();
-        Self { engine, device, windows, interrupt, interruption }
+        Self { engine, device, windows, devices, interrupt, interruption }
     }
 
     /// Puts an endpoint behind the IOMMU: its DMA reaches only what the guest maps from then on.
@@ -123,6 +125,19 @@ impl IommuHandle {
     /// The memory of bounce windows, if there are any.
     pub fn windows(&self) -> Option<&Arc<WindowMemory>> {
         self.windows.as_ref()
+    }
+
+    /// Slots that show devices' memory to the guest, if devices behind the virtio-iommu may reach it.
+    pub fn devices(&self) -> Option<&Arc<ShownMemory>> {
+        self.devices.as_ref()
+    }
+
+    /// Maps memory of devices that a restored state has mapped. To be called once the guest sees that memory again.
+    ///
+    /// # Errors
+    /// A [`RestoreError`] that names the mapping.
+    pub fn restore_device_memory(&self) -> Result<(), RestoreError> {
+        lock(&self.engine).restore_device_memory()
     }
 
     /// Indices of the chunks that bounce windows have, in ascending order.

@@ -74,6 +74,8 @@ pub struct IommuParams {
     pub poll: bool,
     /// The slots in which the guest sees devices' memory, if other devices are to be let at that.
     pub devices: Option<Arc<ShownMemory>>,
+    /// Hosts map registers of devices for other devices: `MMIO` is offered.
+    pub mmio: bool,
     /// Who is to know when the guest's driver activates and resets the device.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
@@ -101,7 +103,7 @@ pub enum IommuError {
 /// # Errors
 /// An [`IommuError`] that names the field and its rule, or what the host refused.
 pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHandle>), IommuError> {
-    let IommuParams { id, memory, msi, engine: config, windows, rings, poll, devices, observer } = params;
+    let IommuParams { id, memory, msi, engine: config, windows, rings, poll, devices, mmio, observer } = params;
     let budget = config.window.as_ref().map_or(0, |window| window.budget);
     let windows = windows
         .map(|WindowRegion { size, chunk_size, hugepages, slots }| {
@@ -110,9 +112,9 @@ pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHan
         .transpose()?
         .map(Arc::new);
     let store = windows.as_ref().map(|windows| Box::new(windows.store()) as Box<dyn ChunkStore>);
-    let ram = RamView::new(memory.clone(), devices.clone());
+    let ram = RamView::new(memory.clone(), devices.clone(), mmio);
     let engine = Arc::new(Mutex::new(Engine::new(config, Arc::new(ram), store)?));
-    if let Some(devices) = devices {
+    if let Some(devices) = &devices {
         let engine = Arc::downgrade(&engine);
         // Without the engine there are no mappers, and nothing is mapped.
         let revoke = move |gpa, len| engine.upgrade().is_none_or(|engine| lock(&engine).revoke_device_memory(gpa, len));
@@ -124,6 +126,6 @@ pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHan
     // Notifications are served in the exit of the vCPU, whose driver spins for the answer.
     let params = VirtioPciParams { id, device: device.clone(), memory, msi, doorbells: None, observer };
     let function = Arc::new(VirtioPciDevice::new(params)?);
-    let handle = IommuHandle::new(engine, device, windows, function.interrupt());
+    let handle = IommuHandle::new(engine, device, (windows, devices), function.interrupt());
     Ok((function, Arc::new(handle)))
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use iommu_bounce::{GuestRam, Permissions};
+use iommu_bounce::{GuestRam, Permissions, ThenDevice};
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
 use crate::ram::Ram;
@@ -14,12 +14,13 @@ use crate::shown::ShownMemory;
 pub struct RamView {
     ram: Arc<Ram>,
     devices: Option<Arc<ShownMemory>>,
+    mmio: bool,
 }
 
 impl RamView {
-    /// A view of `memory` and of what is in these slots.
-    pub fn new(memory: Arc<Ram>, devices: Option<Arc<ShownMemory>>) -> Self {
-        Self { ram: memory, devices }
+    /// A view of `memory` and of what is in the slots of `devices`. If `mmio`, the virtio-iommu offers the feature of that name.
+    pub fn new(memory: Arc<Ram>, devices: Option<Arc<ShownMemory>>, mmio: bool) -> Self {
+        Self { ram: memory, devices, mmio }
     }
 
     /// The part of `[gpa, gpa + len)` that begins at `gpa` and lies in one region.
@@ -45,11 +46,11 @@ impl GuestRam for RamView {
         self.part(gpa, len)
     }
 
-    fn has_devices(&self) -> bool {
-        self.devices.is_some()
+    fn offers_mmio(&self) -> bool {
+        self.mmio && self.devices.is_some()
     }
 
-    fn device(&self, gpa: u64, len: u64, permissions: Permissions, then: &mut dyn FnMut(VolatileSlice<'_>)) {
+    fn device(&self, gpa: u64, len: u64, permissions: Permissions, then: ThenDevice<'_>) {
         if let Some(devices) = &self.devices {
             devices.with(gpa, len, permissions, then);
         }
@@ -62,7 +63,7 @@ mod tests {
 
     fn view() -> RamView {
         let ranges = [(GuestAddress(0), 0x4000), (GuestAddress(0x4000), 0x4000), (GuestAddress(0x10000), 0x1000)];
-        RamView::new(Arc::new(Ram::from_ranges(&ranges).unwrap()), None)
+        RamView::new(Arc::new(Ram::from_ranges(&ranges).unwrap()), None, false)
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Tests of the whole device: a driver in guest memory, the PCI function, the engine, window memory, a mapper that
 //! records.
 
+mod devices;
 mod faults;
 mod hostile;
 mod interrupt;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 
 use iommu_bounce::spec::{Status, feature};
-use iommu_bounce::test_utils::{MapperProbe, RecordingMapper, attach, map, probe, unmap};
+use iommu_bounce::test_utils::{MapperProbe, RecordingMapper, attach, map, probe, unmap, window_add};
 use iommu_bounce::{DmaMapper, EngineConfig, Limits, MapError, MapperLimits, Permissions, UnmapError, WindowConfig};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, VolatileSlice};
 
@@ -90,6 +91,7 @@ fn params(memory: &Arc<Ram>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlots>, windows
         poll: false,
         rings: RingFeatures { indirect_desc: true, event_idx: true },
         devices: None,
+        mmio: false,
         observer: None,
     }
 }

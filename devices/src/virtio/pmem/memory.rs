@@ -12,6 +12,7 @@ use log::warn;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::host_memory::{Origin, Registration, Supply, register};
+use crate::host_range::{DeviceContent, DeviceRange, FilePlace};
 use crate::platform::{HostRange, MemorySlots};
 use crate::sync::lock;
 
@@ -47,7 +48,8 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         drop(self.name.take());
         let address = ptr::with_exposed_provenance_mut::<c_void>(self.range.address);
-        // SAFETY: The range is this mapping's alone, and its slot was removed by the owner.
+        // SAFETY: The range is this mapping's alone. No slot and no device has it any more: each keeps a clone of the `DeviceRange`
+        // that owns this.
         if let Err(error) = unsafe { munmap(address, self.range.len) } {
             warn!("a file could not be unmapped: {error}");
         }
@@ -66,7 +68,7 @@ pub(super) struct Memory {
     slots: Arc<dyn MemorySlots>,
     shown: Mutex<Option<Shown>>,
     /// `None` once it cannot be unmapped, as the guest may see it still.
-    mapping: Option<Mapping>,
+    mapping: Option<DeviceRange>,
 }
 
 impl Memory {
@@ -83,6 +85,11 @@ impl Memory {
     ) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(io::Error::other)?;
         let mapping = Mapping::new(file, name, len, private)?;
+        // No file holds what the guest writes to a private mapping.
+        let file = (!private).then(|| FilePlace { file: file.clone(), offset: 0 });
+        let content = DeviceContent::Pages { file };
+        // SAFETY: The range is mapped, readable and writable, until the `Mapping` is dropped, which makes no references to its bytes.
+        let mapping = unsafe { DeviceRange::new(mapping.range, false, content, Arc::new(mapping)) };
         Ok(Self { slots, shown: Mutex::default(), mapping: Some(mapping) })
     }
 
@@ -101,10 +108,9 @@ impl Memory {
             return Ok(());
         }
         self.remove(&mut shown)?;
-        let Some(host) = self.mapping.as_ref().map(|mapping| mapping.range) else { return Ok(()) };
-        // SAFETY: The range stays mapped until `self` is dropped, which removes the slot first, or leaves it mapped where it cannot;
-        // nobody makes references to its bytes.
-        let slot = unsafe { self.slots.insert(gpa, host, false) }?;
+        let Some(range) = &self.mapping else { return Ok(()) };
+        // SAFETY: The range is kept until `self` is dropped, which removes the slot first, or keeps the range forever where it cannot.
+        let slot = unsafe { self.slots.insert_device(gpa, range) }?;
         *shown = Some(Shown { gpa, slot });
         Ok(())
     }

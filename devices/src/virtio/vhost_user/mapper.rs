@@ -4,19 +4,24 @@
 //!
 //! The server has the descriptors of all guest RAM; what it may use of it, it is told when it asks, and it forgets what is unmapped
 //! before the guest is told that it is. So the guest is kept from its own drivers' mistakes and from a device's, not from a server that
-//! lies: who wants that takes a device of vfio-user. A chunk of a window goes to the server as a region of its own.
+//! lies: who wants that takes a device of vfio-user. A chunk of a window goes to the server as a region of its own. While some of a
+//! file is mapped that the guest sees as memory, the file is a region, too.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
 use iommu_bounce::{DmaMapper, MapError, MapperLimits, Permissions, UnmapError};
+use log::debug;
 use vm_memory::VolatileSlice;
 
 use super::error::ServerError;
+use super::translation::{FilePart, RegionName};
 use super::watcher::Shared;
 use crate::dma::{Backing, DmaTable, RemoveError};
 use crate::patience::Operation;
+use crate::shown::ShownMemory;
 use crate::virtio::windows::WindowMemory;
 
 /// Granule of what is mapped: the guest's smallest page.
@@ -31,18 +36,19 @@ const LAST_IOVA: u64 = (1 << 48) - 1;
 pub struct VhostUserMapper {
     shared: Arc<Shared>,
     table: Arc<DmaTable>,
+    /// First IOVAs of mappings of devices' memory that the server has, and the address in this process of what they lead to.
+    devices: BTreeMap<u64, usize>,
 }
 
 impl VhostUserMapper {
     pub(super) fn new(shared: Arc<Shared>, table: Arc<DmaTable>) -> Self {
-        Self { shared, table }
+        Self { shared, table, devices: BTreeMap::new() }
     }
 
-    /// To be called before the mapper goes to a virtio-iommu with windows: they can be mapped from then on.
-    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>) {
-        if let Some(windows) = windows {
-            self.table.set_windows(windows.clone());
-        }
+    /// To be called before the mapper goes to a virtio-iommu with windows, or with devices whose memory can be mapped: see
+    /// [`DmaTable::connect`].
+    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+        self.table.connect(windows, devices);
     }
 
     /// Gives the server a chunk.
@@ -52,24 +58,54 @@ impl VhostUserMapper {
         let file = windows.hand_out(index, Permissions::READ | Permissions::WRITE)?;
         // The driver does without a window then.
         let file = file.ok_or(MapError::NoResources)?;
-        self.shared.session_first().add_chunk(index, len, file.into()).map_err(|error| match error {
+        let region = RegionName::Chunk(index);
+        self.shared.session_first().add_region(region, len, FilePart::whole(file.into())).map_err(|error| match error {
             ServerError::Unfit(_) => MapError::NoResources,
             other => MapError::Host(io::Error::other(other)),
         })
+    }
+
+    /// Gives the server the file behind the mapping of a device's memory at `iova`. If there is no file, or the server takes no more
+    /// regions, the server gets no translation: its accesses are reported.
+    fn give_device(&mut self, iova: u64, len: u64) -> Result<(), MapError> {
+        let Some(device) = self.table.device_at(iova) else { return Ok(()) };
+        let range = device.host();
+        let given = match device.file() {
+            Some(place) => {
+                let part = FilePart { file: place.file.try_clone()?, offset: place.offset };
+                self.shared.session_first().add_region(RegionName::Device(range.address), range.len as u64, part)
+            }
+            None => Err(ServerError::Unfit("cannot be given what is in no file".into())),
+        };
+        match given {
+            Ok(()) => {
+                self.devices.insert(iova, range.address);
+                Ok(())
+            }
+            Err(ServerError::Unfit(reason)) => {
+                debug!("{}: no access at {iova:#x}: the server {reason}", self.table.name());
+                // It is there: it was just mapped.
+                let _ = self.table.block(iova, len, |_| {});
+                Ok(())
+            }
+            Err(other) => Err(MapError::Host(io::Error::other(other))),
+        }
     }
 }
 
 impl DmaMapper for VhostUserMapper {
     fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError> {
         let len = memory.len() as u64;
-        // Memory of a device of the host is neither RAM nor a chunk, and has no descriptor that could be given away.
-        let backing = self.table.backing_of(&memory).ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
-        if !self.table.insert(iova, len, backing, permissions) {
-            return Err(MapError::Exists);
+        let backing = self.table.insert_slice(iova, &memory, permissions)?;
+        if matches!(backing, Backing::Ram(_)) {
+            return Ok(());
         }
-        let Backing::Chunk(index) = backing else { return Ok(()) };
         let _operation = Operation::begin();
-        self.give_chunk(index, len).inspect_err(|_| {
+        let given = match backing {
+            Backing::Chunk(index) => self.give_chunk(index, len),
+            _ => self.give_device(iova, len),
+        };
+        given.inspect_err(|_| {
             // It was just put there, and nobody was told of it.
             let _ = self.table.remove(iova, len, |_, _| {});
         })
@@ -86,7 +122,11 @@ impl DmaMapper for VhostUserMapper {
         let (_operation, begin) = (Operation::begin(), Instant::now());
         let mut session = self.shared.session_first();
         session.forget(iova, len, begin).map_err(|error| UnmapError::Host(io::Error::other(error)))?;
-        chunks.into_iter().for_each(|chunk| session.take_chunk(chunk));
+        chunks.into_iter().for_each(|chunk| session.take_region(RegionName::Chunk(chunk)));
+        // It does not wrap around: the table has checked it.
+        for (_, range) in self.devices.extract_if(iova..=iova + (len - 1), |_, _| true) {
+            session.take_region(RegionName::Device(range));
+        }
         drop(session);
         self.table.remove(iova, len, |_, _| {}).map_err(refused)
     }

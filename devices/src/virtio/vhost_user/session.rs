@@ -26,7 +26,7 @@ use super::kicker::Kicker;
 use super::model::{Model, OnLoss};
 use super::offer::{self, BASE_REGIONS, Offer};
 use super::spec::RING_INDEX;
-use super::translation::Translation;
+use super::translation::{FilePart, RegionName, Translation};
 use crate::dma::DmaTable;
 use crate::ram::{Ram, RamRegion};
 use crate::virtio::{DeviceError, Driver, QueueState};
@@ -195,7 +195,7 @@ impl Session {
             return Ok(());
         }
         let most = link.offer.regions;
-        if self.shown.len() + self.translation.as_ref().map_or(0, Translation::chunks) >= most {
+        if self.shown.len() + self.translation.as_ref().map_or(0, Translation::regions) >= most {
             return Err(ServerError::Unfit(format!("takes {most} regions of RAM, and has them all")));
         }
         let added = if link.offer.has(Protocol::CONFIGURE_MEM_SLOTS) {
@@ -273,19 +273,19 @@ impl Session {
         Err(error)
     }
 
-    /// A chunk of a window is mapped.
-    pub(super) fn add_chunk(&mut self, index: u32, len: u64, file: File) -> Result<(), ServerError> {
+    /// Memory that is in this part of a file, `len` bytes, is mapped.
+    pub(super) fn add_region(&mut self, name: RegionName, len: u64, part: FilePart) -> Result<(), ServerError> {
         let (Some(translation), has) = (&mut self.translation, self.shown.len()) else { return Ok(()) };
         let most = self.link.as_ref().map_or(usize::MAX, |link| link.offer.regions);
         let connection = self.link.as_mut().map(|link| &mut link.connection).filter(|_| has != 0);
-        let added = translation.add_chunk(connection, index, (len, file), (has, most));
+        let added = translation.add_region(connection, name, (len, part), (has, most));
         added.inspect_err(|error| self.count(error))
     }
 
     /// It is no longer.
-    pub(super) fn take_chunk(&mut self, index: u32) {
+    pub(super) fn take_region(&mut self, name: RegionName) {
         let Some(translation) = &mut self.translation else { return };
-        let taken = translation.take_chunk(self.link.as_mut().map(|link| &mut link.connection), index);
+        let taken = translation.take_region(self.link.as_mut().map(|link| &mut link.connection), name);
         self.note(taken);
     }
 
@@ -393,7 +393,7 @@ impl Session {
         }
         let ram: &Ram = driver.memory.ram();
         let regions: Vec<&RamRegion> = ram.iter().collect();
-        let count = regions.len() + self.translation.as_ref().map_or(0, Translation::chunks);
+        let count = regions.len() + self.translation.as_ref().map_or(0, Translation::regions);
         if count > offer.regions {
             let rule = format!("takes {} regions of RAM, and the guest has {count}", offer.regions);
             return Err(ServerError::Unfit(rule));
@@ -402,7 +402,7 @@ impl Session {
         let (first, rest) = regions.split_at(regions.len().min(BASE_REGIONS));
         connection.set_memory(first)?;
         rest.iter().try_for_each(|region| connection.add_memory(region))?;
-        self.translation.as_mut().map_or(Ok(()), |translation| translation.give_chunks(connection))?;
+        self.translation.as_mut().map_or(Ok(()), |translation| translation.give_regions(connection))?;
         self.shown = regions.iter().map(|region| region.start_addr().raw_value()).collect();
         Ok(())
     }

@@ -16,13 +16,47 @@ use crate::dma::{Backing, DmaTable};
 
 /// Where servers know chunks of windows, in their table of regions: behind all guest-physical addresses (52 bits).
 const CHUNKS: u64 = 1 << 56;
+/// Where they know memory of devices: behind all chunks. Addresses of this process have 47 bits, or 56 with five levels of page tables.
+const DEVICES: u64 = 1 << 57;
 /// Most accesses of a server that were stopped of which a driver is told.
 const REPORTS: usize = 64;
 /// What a report is about.
 const PAGE: u64 = 4096;
 
-/// A chunk that is mapped for the device.
-struct Chunk {
+/// Name of a region that is not RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum RegionName {
+    /// The chunk of a window of this index.
+    Chunk(u32),
+    /// Memory of a device that is at this address in this process.
+    Device(usize),
+}
+
+impl RegionName {
+    /// Where servers know it, if it has `len` bytes.
+    fn address(self, len: u64) -> u64 {
+        match self {
+            Self::Chunk(index) => CHUNKS + u64::from(index) * len,
+            Self::Device(address) => DEVICES + address as u64,
+        }
+    }
+}
+
+/// A file from this offset on.
+pub(super) struct FilePart {
+    pub(super) file: File,
+    pub(super) offset: u64,
+}
+
+impl FilePart {
+    /// All of a file.
+    pub(super) fn whole(file: File) -> Self {
+        Self { file, offset: 0 }
+    }
+}
+
+/// A region that is mapped for the device, RAM apart.
+struct Region {
     region: FileRegion,
     /// Mappings of it.
     uses: u32,
@@ -35,7 +69,7 @@ pub(super) struct Translation {
     table: Arc<DmaTable>,
     /// First IOVA and length of the mappings that the server at hand was told.
     told: BTreeMap<u64, u64>,
-    chunks: BTreeMap<u32, Chunk>,
+    regions: BTreeMap<RegionName, Region>,
     /// Pages and accesses of which the guest was told.
     reported: Vec<(u64, Permissions)>,
 }
@@ -43,7 +77,7 @@ pub(super) struct Translation {
 impl Translation {
     /// By `table`.
     pub(super) fn new(table: Arc<DmaTable>) -> Self {
-        Self { table, told: BTreeMap::new(), chunks: BTreeMap::new(), reported: Vec::new() }
+        Self { table, told: BTreeMap::new(), regions: BTreeMap::new(), reported: Vec::new() }
     }
 
     /// Tells the server of the mapping that `access` to `iova` needs; `false` if there is none, which the guest learns.
@@ -57,12 +91,15 @@ impl Translation {
             self.report(iova, access);
             return Ok(false);
         };
-        let user = match mapping.backing {
-            Backing::Ram(gpa) => gpa,
-            Backing::Chunk(index) => match self.chunks.get(&index) {
-                Some(chunk) => chunk.region.address,
-                None => return Ok(false),
-            },
+        let (region, offset) = match mapping.backing {
+            Backing::Ram(gpa) => (None, gpa),
+            Backing::Chunk(index) => (Some(RegionName::Chunk(index)), 0),
+            Backing::Device { range, offset } => (Some(RegionName::Device(range)), offset as u64),
+        };
+        let user = match region.map(|name| self.regions.get(&name)) {
+            None => offset,
+            Some(Some(region)) => region.region.address + offset,
+            Some(None) => return Ok(false),
         };
         let asked = iova / PAGE;
         let (iova, size, permissions) = (mapping.iova, mapping.len, mapping.permissions);
@@ -105,64 +142,65 @@ impl Translation {
         Ok(())
     }
 
-    /// Chunk `index` is mapped. The server gets it at once if it `has` so many regions and takes `most`, and otherwise when it gets
-    /// RAM.
-    pub(super) fn add_chunk(
+    /// This memory of `len` bytes is mapped. The server gets it at once if it `has` so many regions and takes `most`, and otherwise when it
+    /// gets RAM.
+    pub(super) fn add_region(
         &mut self,
         connection: Option<&mut Connection>,
-        index: u32,
-        (len, file): (u64, File),
+        name: RegionName,
+        (len, FilePart { file, offset }): (u64, FilePart),
         (has, most): (usize, usize),
     ) -> Result<(), ServerError> {
-        if let Some(chunk) = self.chunks.get_mut(&index) {
-            chunk.uses += 1;
+        if let Some(region) = self.regions.get_mut(&name) {
+            region.uses += 1;
             return Ok(());
         }
-        if has + self.chunks.len() >= most {
+        if has + self.regions.len() >= most {
             return Err(ServerError::Unfit(format!("takes {most} regions, and has them all")));
         }
-        let mut chunk = Chunk {
-            region: FileRegion { address: CHUNKS + u64::from(index) * len, len, offset: 0, file },
-            uses: 1,
-            given: false,
-        };
+        let mut region =
+            Region { region: FileRegion { address: name.address(len), len, offset, file }, uses: 1, given: false };
         if let Some(connection) = connection {
-            match connection.add_region(&chunk.region) {
-                Ok(()) => chunk.given = true,
+            match connection.add_region(&region.region) {
+                Ok(()) => region.given = true,
                 // The next server gets it.
                 Err(ServerError::Gone(_)) => {}
                 Err(error) => return Err(error),
             }
         }
-        self.chunks.insert(index, chunk);
+        self.regions.insert(name, region);
         Ok(())
     }
 
-    /// One mapping less of chunk `index`.
-    pub(super) fn take_chunk(&mut self, connection: Option<&mut Connection>, index: u32) -> Result<(), ServerError> {
-        let Some(chunk) = self.chunks.get_mut(&index) else { return Ok(()) };
-        chunk.uses -= 1;
-        if chunk.uses != 0 {
+    /// One mapping less of this memory.
+    pub(super) fn take_region(
+        &mut self,
+        connection: Option<&mut Connection>,
+        name: RegionName,
+    ) -> Result<(), ServerError> {
+        let Some(region) = self.regions.get_mut(&name) else { return Ok(()) };
+        region.uses -= 1;
+        if region.uses != 0 {
             return Ok(());
         }
-        let Some(chunk) = self.chunks.remove(&index) else { return Ok(()) };
-        match connection.filter(|_| chunk.given) {
-            Some(connection) => connection.remove_region(&chunk.region),
+        let Some(region) = self.regions.remove(&name) else { return Ok(()) };
+        match connection.filter(|_| region.given) {
+            Some(connection) => connection.remove_region(&region.region),
             None => Ok(()),
         }
     }
 
-    /// How many chunks are mapped.
-    pub(super) fn chunks(&self) -> usize {
-        self.chunks.len()
+    /// Number of regions that are mapped, RAM apart.
+    pub(super) fn regions(&self) -> usize {
+        self.regions.len()
     }
 
-    /// Gives the server all chunks. It has a new table of regions without any.
-    pub(super) fn give_chunks(&mut self, connection: &mut Connection) -> Result<(), ServerError> {
-        self.chunks.values_mut().for_each(|chunk| chunk.given = false);
-        for chunk in self.chunks.values_mut() {
-            connection.add_region(&chunk.region)?;
-            chunk.given = true;
+    /// Gives the server all regions, RAM apart. It has a new table of regions without any of them.
+    pub(super) fn give_regions(&mut self, connection: &mut Connection) -> Result<(), ServerError> {
+        self.regions.values_mut().for_each(|region| region.given = false);
+        for region in self.regions.values_mut() {
+            connection.add_region(&region.region)?;
+            region.given = true;
         }
         Ok(())
     }
@@ -170,6 +208,6 @@ impl Translation {
     /// The server is gone. The next one knows nothing.
     pub(super) fn lost(&mut self) {
         self.told.clear();
-        self.chunks.values_mut().for_each(|chunk| chunk.given = false);
+        self.regions.values_mut().for_each(|region| region.given = false);
     }
 }

@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::test_utils::*;
-use crate::{EngineState, GuestRam};
+use crate::{EngineState, Limits};
 
 const MMIO: u32 = 4;
 const DEVICE: u64 = 0xc000_0000;
@@ -25,6 +25,27 @@ fn rig(read_only: bool) -> Rig {
     rig
 }
 
+/// The same, with a file at `DEVICE` that the guest sees as memory.
+fn rig_with_file(limits: Limits) -> Rig {
+    let mut rig = rig(false);
+    rig.ram = Arc::new(TestRam::new(&[(0, 0x10_0000)]).with_file(DEVICE, SIZE));
+    let config = EngineConfig { limits, ..EngineConfig::default() };
+    rig.engine = Engine::new(config, rig.ram.clone(), None).expect("the configuration is valid");
+    for id in 1..=2 {
+        let mapper = RecordingMapper::new().with_page_tables();
+        rig.mappers.insert(id, mapper.probe());
+        rig.engine.add_endpoint(id, Box::new(mapper)).expect("the endpoint is valid");
+    }
+    rig.engine.accept_features(rig.engine.features());
+    rig
+}
+
+/// MAP of pages of the device, without the MMIO flag.
+fn map_plainly(iova_page: u64, pages: u64, device_page: u64, flags: u32) -> Vec<u8> {
+    let start = iova_page * PAGE;
+    map(1, start, start + pages * PAGE - 1, DEVICE + device_page * PAGE, flags)
+}
+
 /// MAP of pages of the device.
 fn map_device(iova_page: u64, pages: u64, device_page: u64, flags: u32) -> Vec<u8> {
     let start = iova_page * PAGE;
@@ -36,7 +57,7 @@ fn unmap_pages(start: u64, pages: u64) -> Vec<u8> {
 }
 
 #[test]
-fn mmio_maps_device_memory_and_nothing_else_does() {
+fn mmio_maps_device_memory_and_nothing_else() {
     let mut rig = rig(false);
     assert_ne!(rig.engine.features() & feature::MMIO, 0);
     assert_eq!(Rig::new().engine.features() & feature::MMIO, 0, "there are no devices");
@@ -46,9 +67,8 @@ fn mmio_maps_device_memory_and_nothing_else_does() {
     assert_eq!(permissions.bits(), BOTH);
     let counters = rig.engine.counters();
     assert_eq!((counters.mappings, counters.mapped_bytes), (1, 0), "it is no RAM");
-    // RAM is no device, a device no RAM, and the end is the end.
+    // RAM is no device, and the end is the end.
     assert_eq!(rig.status(&map(1, 0, PAGE - 1, 0, BOTH | MMIO)), INVAL);
-    assert_eq!(rig.status(&map(1, 0, PAGE - 1, DEVICE, BOTH)), INVAL);
     assert_eq!(rig.status(&map_device(0x10, 2, 3, READ)), INVAL);
     // All else is as with RAM.
     assert_eq!(rig.status(&map_device(6, 1, 0, READ)), INVAL, "something is there");
@@ -163,14 +183,89 @@ fn device_memory_is_part_of_the_state() {
     assert!(saved.engine.revoke_device_memory(DEVICE, PAGE));
     let state: EngineState = saved.engine.state();
     let mut restored = rig(false);
-    restored.engine.restore(&state).expect("the guest sees the device where it saw it");
+    restored.engine.restore(&state).expect("the state is valid");
+    assert!(restored.mapper(1).is_empty(), "the guest may not see the device yet");
+    restored.engine.restore_device_memory().expect("the guest sees the device where it saw it");
     let mappings = restored.mapper(1).mappings();
     assert_eq!(mappings.keys().copied().collect::<Vec<_>>(), [PAGE], "what is dead stays so");
     assert_eq!(mappings[&PAGE].host_address, restored.ram.host_address(DEVICE + 2 * PAGE));
     let hidden = rig(false);
     hidden.ram.show_device(false);
     let mut engine = hidden.engine;
-    let error = engine.restore(&state).expect_err("the guest does not see the device");
-    assert!(error.to_string().contains("mapping at 0x1000"), "{error}");
-    assert!(hidden.ram.has_devices());
+    engine.restore(&state).expect("the guest may see the device later");
+    let error = engine.restore_device_memory().expect_err("the guest does not see the device");
+    assert!(error.to_string().contains("mapping of a device's memory at 0x1000"), "{error}");
+}
+
+#[test]
+fn map_without_the_flag_finds_device_memory() {
+    for features in [u64::MAX, !feature::MMIO] {
+        let mut rig = rig(false);
+        rig.engine.accept_features(rig.engine.features() & features);
+        rig.all_ok([attach(1, 1), map_plainly(5, 2, 1, BOTH)]);
+        let found = rig.mapper(1).translate(6 * PAGE).map(|(address, allowed)| (address, allowed.bits()));
+        assert_eq!(found, Some((rig.ram.host_address(DEVICE + 2 * PAGE), BOTH)));
+        assert_eq!(rig.status(&map_plainly(0x10, 2, 3, READ)), INVAL, "it ends before");
+        assert_eq!(rig.status(&map(1, 0, PAGE - 1, DEVICE - PAGE, READ)), INVAL, "nothing is there");
+        assert_eq!(rig.status(&map(1, 0, 2 * PAGE - 1, 0xf_f000, READ)), INVAL, "RAM ends before");
+        assert!(rig.engine.revoke_device_memory(DEVICE, SIZE as u64));
+        assert!(rig.mapper(1).is_empty());
+        rig.all_ok([unmap_pages(5, 2)]);
+        rig.assert_host_is_clean();
+    }
+    let mut read_only = rig(true);
+    read_only.all_ok([attach(1, 1), map_plainly(0, 1, 0, READ)]);
+    assert_eq!(read_only.status(&map_plainly(1, 1, 0, BOTH)), INVAL);
+}
+
+#[test]
+fn host_that_cannot_map_device_memory_is_an_error() {
+    let mut rig = rig(false);
+    rig.all_ok([attach(1, 1), attach(2, 1)]);
+    rig.mapper(2).fail_map(0);
+    assert_eq!(rig.status(&map_plainly(1, 1, 0, READ)), DEVERR);
+    rig.assert_host_is_clean();
+    rig.all_ok([map_plainly(1, 1, 0, READ)]);
+}
+
+#[test]
+fn pages_of_files_count_toward_the_cap_and_registers_do_not() {
+    let limits = Limits { max_mapped_bytes: 2 * PAGE, ..Limits::default() };
+    let mut rig = rig_with_file(limits);
+    rig.all_ok([attach(1, 1), map_plainly(0, 1, 0, BOTH), map_device(1, 1, 1, READ)]);
+    let counters = rig.engine.counters();
+    assert_eq!((counters.mapped_bytes, counters.pinned_bytes), (2 * PAGE, 2 * PAGE));
+    assert_eq!(rig.status(&map_plainly(2, 1, 2, READ)), NOMEM);
+    assert_eq!(rig.status(&map_device(2, 1, 2, READ)), NOMEM);
+    assert_eq!(rig.status(&map(1, 2 * PAGE, 3 * PAGE - 1, 0, READ)), NOMEM);
+    assert_eq!(rig.status(&attach(2, 1)), NOMEM, "each address space counts");
+    assert!(rig.engine.revoke_device_memory(DEVICE, PAGE));
+    assert_eq!(rig.engine.counters().mapped_bytes, PAGE);
+    rig.all_ok([attach(2, 1), unmap_pages(0, 2)]);
+    let counters = rig.engine.counters();
+    assert_eq!((counters.mapped_bytes, counters.pinned_bytes, counters.mappings), (0, 0, 0));
+    rig.all_ok([map(1, 0, PAGE - 1, 0, READ)]);
+
+    let mut registers = self::rig(false);
+    registers.engine.set_max_mapped_bytes(Some(PAGE)).expect("it is not 0");
+    registers.all_ok([attach(1, 1), map(1, 0, PAGE - 1, 0, READ), map_plainly(1, 4, 0, READ)]);
+    assert_eq!(registers.engine.counters().mapped_bytes, PAGE);
+}
+
+#[test]
+fn files_are_mapped_in_pieces_that_can_be_interrupted() {
+    let mut rig = rig_with_file(Limits { max_piece: PAGE, ..Limits::default() });
+    rig.all_ok([attach(1, 1), map_plainly(0, 4, 0, BOTH)]);
+    assert_eq!(rig.mapper(1).mappings().len(), 4);
+    rig.all_ok([unmap_pages(0, 4)]);
+    rig.engine.interrupt().want(true);
+    let mut reply = [0; 4];
+    assert_eq!(rig.engine.handle(&map_plainly(0, 4, 0, BOTH), &mut reply), 0);
+    assert!(rig.engine.take_interrupted());
+    rig.assert_host_is_clean();
+    rig.engine.interrupt().want(false);
+    rig.mapper(1).fail_map(2);
+    assert_eq!(rig.status(&map_plainly(0, 4, 0, BOTH)), DEVERR);
+    rig.assert_host_is_clean();
+    rig.all_ok([map_plainly(0, 4, 0, BOTH)]);
 }

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-pmem: Debian's own kernel writes to a file of the host as to memory, flushes it, and lets the device go.
+//! virtio-pmem: Debian's own kernel writes to a file of the host as to memory, flushes it, and lets the device go. Drives behind
+//! the virtio-iommu do DMA to it.
 
 use std::fs::{self, File};
 
-use carom_integration::Kernel;
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
+use carom_integration::workload::WAIT_FOR_NVME;
+use carom_integration::{Guest, Kernel};
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
 use crate::hotplug::{create, put, wait_gone};
-use crate::support::{MIB, SITE};
+use crate::support::{MIB, SITE, number, run};
 
 /// Says what each device is that comes, writes to it and flushes that, and ends when the last is gone.
 const JOB: &str = "
@@ -79,4 +81,99 @@ fn files_are_the_guests_memory_and_keep_what_it_writes_unless_that_is_discarded(
     vmm.wait_for("CAROM-JOB-EXIT 0\n", 1, BOOT_TIME).unwrap();
     put(&vmm, "vmm.shutdown", &Value::Null);
     assert!(vmm.wait(BOOT_TIME).unwrap().success());
+}
+
+/// Has each of these drives, which are behind the virtio-iommu, do direct I/O from and to pages of a file on persistent memory.
+/// A process that cannot be ended leaves the job without its last line.
+fn direct_io(drives: &[&str]) -> String {
+    let drives = drives.join(" ");
+    format!(
+        "while [ ! -b /dev/pmem0 ]; do sleep 0.1; done
+mke2fs -b 4096 /dev/pmem0 >/dev/null || exit 91
+mkdir -p /mnt && mount -t ext4 -o dax /dev/pmem0 /mnt || exit 92
+for drive in {drives}; do
+    memory-check dax /mnt/$(basename $drive) $drive | sed \"s|^memory-check: |CAROM-CHECKED $drive |\"
+done
+umount /mnt
+dmesg | grep -c 'virtio_iommu.*fault' | sed 's/^/CAROM-FAULTS /'
+"
+    )
+}
+
+/// Lines that `memory-check dax` prints for a drive.
+const DAX_CASES: usize = 5;
+
+/// A virtio disk and an NVMe drive do direct I/O from and to a file that the guest sees as memory.
+fn does_direct_io(name: &str, kernel: Kernel, windows: bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| {
+        let path = dir.path().join(name);
+        File::create(&path).unwrap().set_len(64 * MIB).unwrap();
+        path
+    };
+    let (memory, disk) = (file("memory"), file("disk"));
+    let job = format!("{WAIT_FOR_NVME}{}", direct_io(&["/dev/vda", "/dev/nvme0n1"]));
+    let mut guest = Guest::new(name)
+        .kernel(kernel)
+        .memory_mib(1024)
+        .cmdline("iommu.strict=1")
+        .iommu_device(&SITE.nvme[0])
+        .disk(&format!("path={},image_type=raw,iommu=on", disk.display()))
+        .arguments(&["--pmem".into(), format!("file={}", memory.display())])
+        .job(&job);
+    if windows {
+        guest = guest.bounce("size=32M");
+    }
+    let outcome = run(&guest);
+    let checked: Vec<&str> = outcome.values("CAROM-CHECKED").collect();
+    assert_eq!(checked.len(), 2 * DAX_CASES, "{checked:?}; console:\n{}", outcome.console);
+    assert!(checked.iter().all(|line| line.ends_with(": right")), "{checked:?}");
+    assert_eq!(number(&outcome, "CAROM-FAULTS"), 0, "console:\n{}", outcome.console);
+}
+
+#[guest_test(by_iommufd)]
+fn direct_io_reaches_pages_of_a_dax_file() {
+    does_direct_io("pmem-dax", Kernel::Patched, false);
+}
+
+#[guest_test]
+fn direct_io_reaches_pages_of_a_dax_file_beside_windows() {
+    does_direct_io("pmem-dax-windows", Kernel::Patched, true);
+}
+
+#[guest_test]
+fn direct_io_reaches_pages_of_a_dax_file_on_the_newer_kernel() {
+    does_direct_io("pmem-dax-newer", Kernel::Newer, true);
+}
+
+#[guest_test(slow = "direct_io_reaches_pages_of_a_dax_file has a kernel that starts faster")]
+fn direct_io_of_a_stock_kernel_reaches_pages_of_a_dax_file() {
+    does_direct_io("pmem-dax-stock", Kernel::Stock, false);
+}
+
+/// A program of the guest maps registers of the drive that it has by vfio-pci, as a VMM in the guest does for its own guest.
+fn maps_a_bar(name: &str, kernel: Kernel) {
+    let job = format!(
+        "{WAIT_FOR_NVME}echo \"$NVME\" >/sys/bus/pci/drivers/nvme/unbind
+echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
+echo vfio-pci >\"/sys/bus/pci/devices/$NVME/driver_override\"
+echo \"$NVME\" >/sys/bus/pci/drivers_probe
+group=$(basename \"$(readlink \"/sys/bus/pci/devices/$NVME/iommu_group\")\")
+memory-check bar \"$group\" \"$NVME\" | sed 's|^memory-check: |CAROM-CHECKED |'
+"
+    );
+    let outcome = run(&Guest::new(name).kernel(kernel).iommu_device(&SITE.nvme[0]).job(&job));
+    let checked: Vec<&str> = outcome.values("CAROM-CHECKED").collect();
+    assert_eq!(checked.len(), 3, "{checked:?}; console:\n{}", outcome.console);
+    assert!(checked.iter().all(|line| line.ends_with(": right")), "{checked:?}");
+}
+
+#[guest_test]
+fn program_with_a_drive_by_vfio_maps_its_registers() {
+    maps_a_bar("bar-vfio", Kernel::Patched);
+}
+
+#[guest_test]
+fn program_with_a_drive_by_vfio_maps_its_registers_on_the_newer_kernel() {
+    maps_a_bar("bar-vfio-newer", Kernel::Newer);
 }

@@ -10,7 +10,10 @@ use iommu_bounce::{ChunkStore, DmaMapper, MapError, Permissions, UnmapError};
 use vm_memory::{Bytes, FileOffset, GuestAddress, VolatileSlice};
 
 use super::*;
+use crate::host_range::DeviceContent;
+use crate::host_range::test_support::{pages, range};
 use crate::pci::{PciDevice, regs};
+use crate::shown::test_support::showing;
 use crate::vfio::function::fake::{FakeAllocator, FakeSlots};
 use crate::vfio::user::UserServer;
 use crate::vfio::user::scripted_server::{Instead, Server};
@@ -103,11 +106,32 @@ fn servers_limits_are_kept_and_told() {
 }
 
 #[test]
-fn memory_of_other_devices_is_not_mapped() {
+fn memory_that_the_guest_does_not_see_is_not_mapped() {
     let mut rig = rig(Server::good());
     let mut registers = [0u8; 4096];
     assert!(matches!(rig.mapper.map(0, VolatileSlice::from(&mut registers[..]), RW), Err(MapError::Host(_))));
     assert!(rig.server.asked().is_empty());
+}
+
+#[test]
+fn file_that_the_guest_sees_is_reached_by_messages_and_registers_are_not() {
+    let mut rig = rig(Server::good());
+    let (file, _) = pages(0x2000);
+    let (registers, _) = range(0x1000, false, DeviceContent::Registers);
+    rig.table.connect(None, Some(&showing(&[&file, &registers])));
+    rig.mapper.map(0x1000, file.part(0x1000, 0x1000).unwrap(), RW).unwrap();
+    rig.mapper.map(0x2000, registers.part(0, 0x1000).unwrap(), RW).unwrap();
+    let asked = rig.server.asked();
+    assert_eq!(commands(&asked), [2, 2]);
+    assert!(asked.iter().all(|asked| asked.descriptors.is_empty()), "{asked:?}");
+    assert!(rig.write(0x1ffe, &[3; 2]));
+    assert_eq!(file.pages(0x1ffe, 2).unwrap().read_obj::<u16>(0).unwrap(), 0x0303);
+    assert_eq!(rig.read(0x1ffe, 2), Some(vec![3; 2]));
+    assert_eq!(rig.read(0x2000, 4), None);
+    let faults: Vec<_> = rig.relay.take().0.iter().map(|fault| (fault.iova, fault.access)).collect();
+    assert_eq!(faults, [(0x2000, Permissions::READ)]);
+    rig.mapper.unmap(0x1000, 0x2000).unwrap();
+    assert_eq!(rig.read(0x1000, 1), None);
 }
 
 fn windows() -> (Arc<WindowMemory>, Arc<FakeSlots>) {
@@ -128,7 +152,7 @@ fn windows() -> (Arc<WindowMemory>, Arc<FakeSlots>) {
 fn chunks_go_with_descriptors_of_their_own_and_their_permissions() {
     let mut rig = rig(Server::good());
     let (windows, _slots) = windows();
-    rig.table.set_windows(windows.clone());
+    rig.table.connect(Some(&windows), None);
     let mut store = windows.store();
     let kinds = [RW, Permissions::READ, Permissions::WRITE];
     let mut chunks = Vec::new();
@@ -175,7 +199,7 @@ fn chunk_that_a_server_wrote_before_a_reset_reads_zero_for_the_next_driver() {
     let host = UserServer::start("/run/x", socket, ram(), Some((ENDPOINT, sender))).unwrap();
     let device = host.function("user0", &FakeAllocator::default(), Arc::new(FakeSlots::default())).unwrap();
     let (windows, _slots) = windows();
-    host.table.set_windows(windows.clone());
+    host.table.connect(Some(&windows), None);
     let (mut store, mut mapper) = (windows.store(), host.mapper());
     let chunk = store.back().unwrap();
     mapper.map(0x8000, store.memory(chunk).unwrap(), Permissions::WRITE).unwrap();

@@ -22,7 +22,10 @@ use super::server::request::*;
 use super::server::{Asked, BACKEND_REQ, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server, Vice, message as message_of};
 use super::support::{TIMES, Told, ram, reset, start_queue, wait};
 use crate::dma::{DeviceMemory, DmaTable, FaultRelay, Stopped, fault_relay};
+use crate::host_range::test_support::range;
+use crate::host_range::{DeviceContent, DeviceRange, FilePlace};
 use crate::ram::Ram;
+use crate::shown::test_support::showing;
 use crate::virtio::test_support::FakeSlots;
 use crate::virtio::windows::{WindowMemory, WindowMemoryConfig};
 use crate::virtio::{Driver, VirtioDevice};
@@ -184,7 +187,7 @@ fn windows() -> Arc<WindowMemory> {
 fn chunk_of_a_window_is_a_region_of_its_own_as_long_as_it_is_mapped() {
     let mut card = Card::new(Manner { regions: 2, ..manner() });
     let windows = windows();
-    card.mapper.connect(Some(&windows));
+    card.mapper.connect(Some(&windows), None);
     let mut store = windows.store();
     let index = store.back().unwrap();
     store.memory(index).unwrap().write_slice(b"of the window", 0).unwrap();
@@ -223,7 +226,7 @@ fn chunk_of_a_window_is_a_region_of_its_own_as_long_as_it_is_mapped() {
 fn chunk_that_a_device_only_writes_is_a_region_too() {
     let mut card = Card::new(manner());
     let windows = windows();
-    card.mapper.connect(Some(&windows));
+    card.mapper.connect(Some(&windows), None);
     let mut store = windows.store();
     let index = store.back().unwrap();
     card.server.take();
@@ -232,6 +235,63 @@ fn chunk_that_a_device_only_writes_is_a_region_too() {
     assert!(!card.ask(IOVA, 1, 1), "it may only be written");
     assert!(card.ask(IOVA, 2, 1));
     assert_eq!(translations(&card.server.wait_for(IOTLB_MSG)), [(IOVA, CHUNK, address, 2, 2)]);
+}
+
+/// Shows a range with this content to the guest.
+fn show(card: &Card, content: DeviceContent) -> DeviceRange {
+    let (range, _) = range(0x4000, false, content);
+    card.mapper.connect(None, Some(&showing(&[&range])));
+    range
+}
+
+#[test]
+fn file_that_the_guest_sees_is_a_region_while_some_of_it_is_mapped() {
+    let mut card = Card::new(manner());
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    file.set_len(0x8000).unwrap();
+    let place = FilePlace { file, offset: 0x2000 };
+    let range = show(&card, DeviceContent::Pages { file: Some(place) });
+    card.server.take();
+    card.mapper.map(IOVA, range.part(0x1000, 0x1000).unwrap(), READ_WRITE).unwrap();
+    card.mapper.map(IOVA + 0x1000, range.part(0x3000, 0x1000).unwrap(), READ_WRITE).unwrap();
+    let asked = card.server.take();
+    assert_eq!(asked.iter().map(|one| one.request).collect::<Vec<_>>(), [ADD_MEM_REG]);
+    let (address, len, offset) = (asked[0].number(24), asked[0].number(16), asked[0].number(32));
+    assert_eq!((len, offset, asked[0].files[0].try_clone().is_ok()), (0x4000, 0x2000, true));
+    assert!(address >= 1 << 57, "where neither RAM nor a chunk can be");
+    assert!(card.ask(IOVA + 0x1008, 3, 1));
+    let told = [(IOVA + 0x1000, 0x1000, address + 0x3000, 3, 2)];
+    assert_eq!(translations(&card.server.wait_for(IOTLB_MSG)), told);
+    card.mapper.unmap(IOVA, 0x1000).unwrap();
+    assert!(card.server.requests().is_empty());
+    card.mapper.unmap(IOVA + 0x1000, 0x1000).unwrap();
+    assert_eq!(card.server.requests(), [IOTLB_MSG, REM_MEM_REG]);
+    assert!(!card.ask(IOVA, 1, 1));
+}
+
+#[test]
+fn memory_that_no_server_can_be_given_is_mapped_without_access() {
+    for content in [DeviceContent::Registers, DeviceContent::Pages { file: None }] {
+        let mut card = Card::new(manner());
+        let range = show(&card, content);
+        card.server.take();
+        card.mapper.map(IOVA, range.part(0, 0x1000).unwrap(), READ_WRITE).unwrap();
+        assert!(!card.ask(IOVA, 1, 1));
+        assert_eq!(card.faults(), [(IOVA, Permissions::READ)]);
+        card.mapper.unmap(IOVA, 0x1000).unwrap();
+        assert!(card.server.requests().is_empty());
+    }
+}
+
+#[test]
+fn file_is_mapped_without_access_where_a_server_takes_no_more_regions() {
+    let mut card = Card::new(Manner { regions: 1, ..manner() });
+    let place = FilePlace { file: Arc::new(tempfile::tempfile().unwrap()), offset: 0 };
+    let range = show(&card, DeviceContent::Pages { file: Some(place) });
+    card.mapper.map(IOVA, range.part(0, 0x1000).unwrap(), READ_WRITE).unwrap();
+    assert!(!card.ask(IOVA, 2, 1));
+    assert_eq!(card.faults(), [(IOVA, Permissions::WRITE)]);
+    card.mapper.unmap(IOVA, 0x1000).unwrap();
 }
 
 #[test]

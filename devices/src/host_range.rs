@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Ranges of this process's memory that the guest sees. Other devices of the guest may reach those of devices.
+
+use std::any::Any;
+use std::fs::File;
+use std::sync::Arc;
+
+use iommu_bounce::DeviceMemoryKind;
+use vm_memory::VolatileSlice;
+
+/// A range of this process's memory that the guest is to see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostRange {
+    /// Address in this process, page-aligned.
+    pub address: usize,
+    /// Length in bytes, a multiple of the page size.
+    pub len: usize,
+}
+
+/// A place in a file of the host.
+#[derive(Clone, Debug)]
+pub struct FilePlace {
+    /// The file.
+    pub file: Arc<File>,
+    /// Offset in bytes.
+    pub offset: u64,
+}
+
+/// Content of a range.
+#[derive(Clone, Debug)]
+pub enum DeviceContent {
+    /// Registers or memory of a device of the host. This process never accesses them: they may not answer, which would end it.
+    Registers,
+    /// Pages of the host, which this process may access as it does guest RAM.
+    Pages {
+        /// The file that holds them, for servers that are to reach them; `None` if no file holds what the guest writes.
+        file: Option<FilePlace>,
+    },
+}
+
+/// A range of this process's memory that a device shows to the guest. It stays mapped as long as a clone of it exists.
+#[derive(Clone)]
+pub struct DeviceRange {
+    host: HostRange,
+    read_only: bool,
+    content: DeviceContent,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl DeviceRange {
+    /// The range `host`. If it is `read_only`, neither the guest nor a device may write it.
+    ///
+    /// # Safety
+    /// The range must stay mapped in this process as long as `owner` exists, and nothing in this process may hold a Rust reference to
+    /// its bytes. If it holds [`Pages`](DeviceContent::Pages), it must be readable, and writable unless it is `read_only`.
+    pub unsafe fn new(
+        host: HostRange,
+        read_only: bool,
+        content: DeviceContent,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { host, read_only, content, _owner: owner }
+    }
+
+    /// Where it is in this process.
+    pub fn host(&self) -> HostRange {
+        self.host
+    }
+
+    /// True if neither the guest nor a device may write it.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Kind of the memory, as the engine counts it.
+    pub(crate) fn kind(&self) -> DeviceMemoryKind {
+        match self.content {
+            DeviceContent::Registers => DeviceMemoryKind::Registers,
+            DeviceContent::Pages { .. } => DeviceMemoryKind::Pages,
+        }
+    }
+
+    /// The file that holds it; `None` if no file does.
+    pub(crate) fn file(&self) -> Option<&FilePlace> {
+        match &self.content {
+            DeviceContent::Pages { file } => file.as_ref(),
+            DeviceContent::Registers => None,
+        }
+    }
+
+    /// Offset in bytes of what is in this process at `address`, if all `len` bytes of it are in the range.
+    pub(crate) fn offset_of(&self, address: usize, len: usize) -> Option<usize> {
+        let offset = address.checked_sub(self.host.address)?;
+        let end = offset.checked_add(len)?;
+        (end <= self.host.len).then_some(offset)
+    }
+
+    /// `len` bytes at `offset`, for mappers, which take the address alone; `None` if the range ends before.
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Option<VolatileSlice<'_>> {
+        let address = self.host.address.checked_add(offset)?;
+        self.offset_of(address, len)?;
+        // SAFETY: The part lies in the range, which stays mapped as long as `self`, whose owner it has. There is no reference to its
+        // bytes, as `new` was promised.
+        Some(unsafe { VolatileSlice::new(std::ptr::with_exposed_provenance_mut(address), len) })
+    }
+
+    /// The same, for this process to access; `None` for registers, too.
+    pub(crate) fn pages(&self, offset: usize, len: usize) -> Option<VolatileSlice<'_>> {
+        (self.kind() == DeviceMemoryKind::Pages).then(|| self.part(offset, len)).flatten()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod test_support {
+    use std::sync::Weak;
+
+    use vm_memory::mmap::MmapRegion;
+
+    use super::*;
+
+    /// `len` bytes that hold `content`, and what tells if they are still mapped.
+    pub(crate) fn range(len: usize, read_only: bool, content: DeviceContent) -> (DeviceRange, Weak<MmapRegion>) {
+        let region = Arc::new(MmapRegion::<()>::new(len).expect("there is memory"));
+        let host = HostRange { address: region.as_ptr().expose_provenance(), len };
+        let weak = Arc::downgrade(&region);
+        // SAFETY: The region is mapped, readable and writable, until it is dropped, and gives out no references.
+        (unsafe { DeviceRange::new(host, read_only, content, region) }, weak)
+    }
+
+    /// The same, of pages without a file.
+    pub(crate) fn pages(len: usize) -> (DeviceRange, Weak<MmapRegion>) {
+        range(len, false, DeviceContent::Pages { file: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::Bytes;
+
+    use super::test_support::{pages, range};
+    use super::*;
+
+    #[test]
+    fn parts_lie_within_the_range() {
+        let (range, _) = pages(0x3000);
+        let HostRange { address, len } = range.host();
+        assert_eq!(len, 0x3000);
+        let part = range.pages(0x1000, 0x2000).unwrap();
+        assert_eq!((part.ptr_guard().as_ptr().addr(), part.len()), (address + 0x1000, 0x2000));
+        part.write_obj(5u8, 0).unwrap();
+        assert_eq!(range.pages(0xfff, 2).unwrap().read_obj::<u16>(0).unwrap(), 0x500);
+        for (offset, len) in [(0x1000, 0x2001), (0x3000, 1), (usize::MAX, 1), (0, usize::MAX)] {
+            assert!(range.part(offset, len).is_none(), "{offset:#x}, {len:#x}");
+        }
+        assert_eq!(range.offset_of(address + 0x1000, 0x2000), Some(0x1000));
+        assert_eq!(range.offset_of(address + 0x1000, 0x2001), None);
+        assert_eq!(range.offset_of(address - 1, 1), None);
+        assert_eq!(range.offset_of(address + 1, usize::MAX), None);
+    }
+
+    #[test]
+    fn registers_are_for_mappers_alone() {
+        let (range, _) = range(0x1000, true, DeviceContent::Registers);
+        assert!(range.is_read_only() && range.part(0, 0x1000).is_some() && range.pages(0, 0x1000).is_none());
+        assert!(range.file().is_none());
+    }
+
+    #[test]
+    fn range_is_mapped_until_its_last_clone_goes() {
+        let (range, mapped) = pages(0x1000);
+        let clone = range.clone();
+        drop(range);
+        assert!(mapped.upgrade().is_some());
+        drop(clone);
+        assert!(mapped.upgrade().is_none());
+    }
+}
