@@ -5,17 +5,22 @@
 //! The kernel goes on with such an operation whatever this process does with its mappings. So who takes memory away from
 //! a device must know of it, have it cancelled and wait for its end.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
 use crate::host_range::{DeviceRange, HostRange};
+use crate::patience;
 use crate::sync::lock;
 
-/// How long an UNMAP waits for I/O of the host's kernel that was asked to end. A vCPU of the guest waits that long, with
-/// interrupts off.
+/// How long one access of a guest waits in all for I/O of the host's kernel that was asked to end, however many UNMAPs it makes. A vCPU
+/// of the guest waits that long, with interrupts off.
 pub const IO_DEADLINE: Duration = Duration::from_secs(5);
+/// Time of an owner once others have used up the deadline: I/O that can be cancelled ends at once.
+const GRACE: Duration = Duration::from_millis(100);
+/// In place of a server's number, where [`Operation`](patience::Operation) adds up the waits.
+const HOST_KERNEL: u64 = u64::MAX;
 
 /// Where an operation's memory lies in this process. Few have more than one place.
 pub(super) type HostRanges = SmallVec<[HostRange; 2]>;
@@ -37,7 +42,11 @@ struct Operation {
     number: u64,
     parts: Parts,
     owner: Arc<dyn IoOwner>,
-    /// It did not end in time. Nobody waits for it again.
+    /// Keeps memory of devices mapped in this process: a device may leave though the operation does not end.
+    _devices: Vec<DeviceRange>,
+    /// Its owner was asked to end it.
+    is_cancelled: bool,
+    /// It did not end in time, or another one of its owner did not. It is not waited for any more.
     is_given_up: bool,
 }
 
@@ -48,34 +57,79 @@ impl Operation {
 }
 
 #[derive(Default)]
-struct Running {
+pub(super) struct Running {
     next: u64,
     operations: Vec<Operation>,
 }
 
+/// Waits until operations end. Tests count the waits.
+pub(super) trait Waiter: Send + Sync {
+    /// Waits until one ends, or for `most`. Returns how long it waited.
+    fn wait<'r>(
+        &self,
+        running: MutexGuard<'r, Running>,
+        ended: &Condvar,
+        most: Duration,
+    ) -> (MutexGuard<'r, Running>, Duration);
+}
+
+/// Waits by the clock.
+struct ByClock;
+
+impl Waiter for ByClock {
+    fn wait<'r>(
+        &self,
+        running: MutexGuard<'r, Running>,
+        ended: &Condvar,
+        most: Duration,
+    ) -> (MutexGuard<'r, Running>, Duration) {
+        let began = Instant::now();
+        let running = ended.wait_timeout(running, most).unwrap_or_else(PoisonError::into_inner).0;
+        (running, began.elapsed())
+    }
+}
+
 /// The operations of one table.
-#[derive(Default)]
 pub(super) struct Operations {
     running: Mutex<Running>,
     ended: Condvar,
+    waiter: Box<dyn Waiter>,
+}
+
+impl Default for Operations {
+    fn default() -> Self {
+        Self::with_waiter(Box::new(ByClock))
+    }
 }
 
 impl Operations {
+    /// None yet, waited for by `waiter`.
+    pub(super) fn with_waiter(waiter: Box<dyn Waiter>) -> Self {
+        Self { running: Mutex::default(), ended: Condvar::new(), waiter }
+    }
+
     /// Notes an operation; returns its number.
-    pub(super) fn begin(&self, parts: Parts, owner: Arc<dyn IoOwner>) -> u64 {
+    pub(super) fn begin(&self, parts: Parts, owner: Arc<dyn IoOwner>, devices: Vec<DeviceRange>) -> u64 {
         let mut running = lock(&self.running);
         let number = running.next;
         running.next += 1;
-        running.operations.push(Operation { number, parts, owner, is_given_up: false });
+        running.operations.push(Operation {
+            number,
+            parts,
+            owner,
+            _devices: devices,
+            is_cancelled: false,
+            is_given_up: false,
+        });
         number
     }
 
     fn end(&self, number: u64) {
         let mut running = lock(&self.running);
-        if let Some(place) = running.operations.iter().position(|operation| operation.number == number) {
-            running.operations.swap_remove(place);
-        }
+        let place = running.operations.iter().position(|operation| operation.number == number);
+        let ended = place.map(|place| running.operations.swap_remove(place));
         drop(running);
+        drop(ended);
         self.ended.notify_all();
     }
 
@@ -84,45 +138,62 @@ impl Operations {
         lock(&self.running).operations.iter().any(|operation| operation.touches(first, last))
     }
 
-    /// Those that touch `[first, last]` and are not given up. Their owners are called without the lock.
-    fn touching(&self, first: u64, last: u64) -> Vec<(u64, Arc<dyn IoOwner>)> {
-        let running = lock(&self.running);
-        let is_wanted = |operation: &&Operation| !operation.is_given_up && operation.touches(first, last);
-        let touching = running.operations.iter().filter(is_wanted);
-        touching.map(|operation| (operation.number, operation.owner.clone())).collect()
+    /// Those that touch `[first, last]` and are not cancelled yet, which they are from now on. Their owners are called without the lock.
+    fn to_cancel(&self, first: u64, last: u64) -> Vec<(u64, Arc<dyn IoOwner>)> {
+        let mut running = lock(&self.running);
+        let wanted = |operation: &&mut Operation| !operation.is_cancelled && operation.touches(first, last);
+        let touching = running.operations.iter_mut().filter(wanted);
+        touching
+            .map(|operation| {
+                operation.is_cancelled = true;
+                (operation.number, operation.owner.clone())
+            })
+            .collect()
     }
 
-    /// Has those that touch `[first, last]` cancelled, and waits for their end. `false` if one goes on after `limit`: its
-    /// owner was told. One that was waited for in vain before is neither cancelled nor waited for again. To be called when no
-    /// other can begin there.
+    /// Cancels those that touch `[first, last]`, and waits for their end. Returns `false` if one goes on after `limit`. Then its
+    /// owner is given up, and no operation of that owner is waited for any more. Waits within one
+    /// [`Operation`](patience::Operation) count together. To be called when no other can begin there.
     pub(super) fn end_all(&self, first: u64, last: u64, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
-        for (number, owner) in self.touching(first, last) {
+        for (number, owner) in self.to_cancel(first, last) {
             owner.cancel(number);
         }
+        let mut left = limit.saturating_sub(patience::Operation::waited(HOST_KERNEL)).max(limit.min(GRACE));
         let mut running = lock(&self.running);
         loop {
             let touching = || running.operations.iter().filter(|operation| operation.touches(first, last));
             if touching().all(|operation| operation.is_given_up) {
                 return touching().next().is_none();
             }
-            let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
-            running = self.ended.wait_timeout(running, left).unwrap_or_else(PoisonError::into_inner).0;
+            let (after, waited) = self.waiter.wait(running, &self.ended, left);
+            running = after;
+            patience::Operation::note(HOST_KERNEL, waited);
+            left = left.saturating_sub(waited);
         }
-        let touching = running.operations.iter_mut().filter(|operation| operation.touches(first, last));
-        let late: Vec<_> = touching
-            .map(|operation| {
-                operation.is_given_up = true;
-                operation.owner.clone()
-            })
-            .collect();
+        let late = give_up(&mut running, first, last);
         drop(running);
         late.iter().for_each(|owner| owner.give_up());
         false
     }
+}
+
+/// Gives up all operations of those owners that have one in `[first, last]`. Returns the owners, each once.
+fn give_up(running: &mut Running, first: u64, last: u64) -> Vec<Arc<dyn IoOwner>> {
+    let mut late: Vec<Arc<dyn IoOwner>> = Vec::new();
+    let touching =
+        running.operations.iter().filter(|operation| operation.touches(first, last) && !operation.is_given_up);
+    for operation in touching {
+        if !late.iter().any(|owner| Arc::ptr_eq(owner, &operation.owner)) {
+            late.push(operation.owner.clone());
+        }
+    }
+    for operation in &mut running.operations {
+        operation.is_given_up |= late.iter().any(|owner| Arc::ptr_eq(owner, &operation.owner));
+    }
+    late
 }
 
 /// An operation of the host's kernel on guest memory. Dropping it says that the operation has ended; until then the memory
@@ -131,17 +202,11 @@ pub struct HostIo {
     ranges: HostRanges,
     /// Where it is noted, for a device behind the virtio-iommu. RAM itself never goes away.
     noted: Option<(Arc<Operations>, u64)>,
-    /// Keeps memory of devices mapped in this process: a device may leave though the operation does not end.
-    _devices: Vec<DeviceRange>,
 }
 
 impl HostIo {
-    pub(super) fn new(
-        ranges: HostRanges,
-        noted: Option<(Arc<Operations>, u64)>,
-        devices: Vec<DeviceRange>,
-    ) -> Self {
-        Self { ranges, noted, _devices: devices }
+    pub(super) fn new(ranges: HostRanges, noted: Option<(Arc<Operations>, u64)>) -> Self {
+        Self { ranges, noted }
     }
 
     /// Where the memory lies in this process, in the order of the IOVAs that were asked for.

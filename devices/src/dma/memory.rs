@@ -61,7 +61,7 @@ impl DeviceMemory {
                 ranges.push(HostRange { address: slice.ptr_guard().as_ptr().expose_provenance(), len: slice.len() });
             }
         }
-        Some(HostIo::new(ranges, None, Vec::new()))
+        Some(HostIo::new(ranges, None))
     }
 
     /// Guest RAM itself, for the virtio-iommu, which is behind nothing.

@@ -24,6 +24,8 @@
 //! - It knows nothing of I/O of the host's kernel.
 //! - Each access costs two range queries and two look-ups, and bounds that wrap around panic: they come from the guest.
 
+#[cfg(test)]
+mod batch_tests;
 mod faults;
 mod host_io;
 mod memory;

@@ -193,6 +193,12 @@ impl DmaTable {
         }
     }
 
+    /// The same, that has `waiter` wait for I/O of the host's kernel.
+    #[cfg(test)]
+    pub(super) fn with_waiter(name: &str, ram: Arc<Ram>, waiter: Box<dyn super::host_io::Waiter>) -> Self {
+        Self { operations: Arc::new(Operations::with_waiter(waiter)), ..Self::new(name, ram, None) }
+    }
+
     /// From now on chunks of `windows`, and what the guest sees of `devices`, can be mapped. The first call counts: no VM has a second
     /// virtio-iommu.
     pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
@@ -458,8 +464,8 @@ impl DmaTable {
         match collect() {
             Ok(()) => {
                 // Before the mappings can go.
-                let number = self.operations.begin(noted, owner.clone());
-                Some(HostIo::new(ranges, Some((self.operations.clone(), number)), devices))
+                let number = self.operations.begin(noted, owner.clone(), devices);
+                Some(HostIo::new(ranges, Some((self.operations.clone(), number))))
             }
             Err(stop) => {
                 self.report(stop, access);

@@ -397,6 +397,13 @@ impl Requests {
         }
     }
 
+    /// Ends what a device has under way that has failed.
+    fn end(&mut self) -> Result<(), DeviceError> {
+        self.cancel_unwanted();
+        let submitted = self.submit();
+        self.reap().and(submitted)
+    }
+
     fn fail(&mut self, error: &DeviceError) {
         self.failed = true;
         self.driver.interrupt.failed(error);
@@ -431,7 +438,7 @@ impl Task for Requests {
 
     fn run(&mut self, orders: &Orders) -> Wait {
         // Requests of a device that has failed end all the same, but nobody is told.
-        let served = if self.failed { self.reap() } else { self.serve(orders) };
+        let served = if self.failed { self.end() } else { self.serve(orders) };
         if let Err(error) = served {
             self.fail(&error);
         }

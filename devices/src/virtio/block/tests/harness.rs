@@ -31,7 +31,7 @@ pub(super) const DATA: u64 = 0x10_0000;
 pub(super) const OFFSET: u64 = 0x1000_0000;
 const NOTIFY_PORT: u64 = 0xc000;
 /// Rings of the first queue; those of the next one are behind them.
-const RINGS: [u64; 3] = [0x1000, 0x2000, 0x3000];
+pub(super) const RINGS: [u64; 3] = [0x1000, 0x2000, 0x3000];
 const RINGS_SIZE: u64 = 0x3000;
 /// Headers and status bytes, by descriptor.
 const HEADERS: u64 = 0x2_0000;

@@ -161,6 +161,18 @@ fn unmap_ends_what_the_kernel_would_write_there_and_leaves_the_rest() {
 }
 
 #[test]
+fn unmap_ends_what_a_failed_disk_has_under_way() {
+    let (mut disk, _writer) = slow(Kind { translated: true, ..RING });
+    disk.add(0, request::IN, 0, &[(DATA, 512)]);
+    disk.begun();
+    // More requests than the queue holds.
+    disk.fill(RINGS[1] + 2, &0x7fffu16.to_le_bytes());
+    disk.ring(0);
+    wait_until(|| disk.status() & 64 != 0);
+    disk.unmap(DATA, 0x1000);
+}
+
+#[test]
 fn restored_disk_goes_on_with_the_next_request() {
     for kind in kinds() {
         let kind = Kind { queues: 2, ..kind };
