@@ -9,6 +9,7 @@ mod host_iommu;
 mod ioas;
 mod iommufd_ioctl;
 mod type1_info;
+mod unmaps;
 mod vfio_mapper;
 
 pub use dma_space::DmaSpace;

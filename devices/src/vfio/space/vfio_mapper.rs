@@ -13,6 +13,7 @@ use vm_memory::VolatileSlice;
 
 use super::dma_space::DmaSpace;
 use super::endpoint_devices::EndpointDevices;
+use super::unmaps::Unmaps;
 use crate::throttle::Throttle;
 use crate::vfio::error::VfioPciError;
 
@@ -30,6 +31,7 @@ pub struct VfioMapper {
     /// Keeps the mapped memory as long as the mappings: the lifetime of a slice ends with the call that maps it.
     _memory: Box<dyn Any + Send>,
     throttle: Throttle,
+    unmaps: Unmaps,
 }
 
 impl VfioMapper {
@@ -42,7 +44,14 @@ impl VfioMapper {
             what: "asking VFIO for the limits of the host's IOMMU".to_string(),
             source,
         })?;
-        Ok(Self { space, limits, devices, _memory: Box::new(memory), throttle: Throttle::default() })
+        Ok(Self {
+            space,
+            limits,
+            devices,
+            _memory: Box::new(memory),
+            throttle: Throttle::default(),
+            unmaps: Unmaps::default(),
+        })
     }
 
     /// Has the guest map nothing in `ranges`, of whole pages: DMA to them may not come to the host's IOMMU.
@@ -81,7 +90,7 @@ fn classify(error: io::Error) -> MapError {
     }
 }
 
-/// Which limit of the host made the kernel refuse to map, if one did, and how to raise it.
+/// Which limit of the host made the kernel refuse to map, if one did, and what to do.
 pub(crate) fn limit_reached(error: &io::Error) -> Option<String> {
     match error.raw_os_error()? {
         libc::ENOSPC => Some(
@@ -97,6 +106,12 @@ pub(crate) fn limit_reached(error: &io::Error) -> Option<String> {
                  or give the process CAP_IPC_LOCK"
             ))
         }
+        libc::EFAULT => Some(
+            "the host's kernel pins no memory of this kind for devices: Linux 6.5 and later pin no pages of a file for writing unless it \
+             lies on tmpfs or hugetlbfs, so keep the file of --pmem or of a memory zone there (or use discard_writes=on), and IOMMUFD \
+             pins no registers of other devices"
+                .to_string(),
+        ),
         _ => None,
     }
 }
@@ -107,20 +122,17 @@ impl DmaMapper for VfioMapper {
     }
 
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
-        match self.space.unmap(iova, len) {
-            Ok(done) if done == len => Ok(()),
-            Ok(done) => {
-                if self.throttle.pass() {
-                    error!("VFIO unmapped {done:#x} bytes of {len:#x} at IOVA {iova:#x}");
+        let (space, throttle) = (&self.space, &self.throttle);
+        self.unmaps.unmap(
+            iova,
+            len,
+            |iova, len| space.unmap(iova, len),
+            |done| {
+                if throttle.pass() {
+                    error!("VFIO unmapped {done:#x} bytes of {len:#x} at IOVA {iova:#x}: the rest was not mapped");
                 }
-                Err(UnmapError::NotMapped)
-            }
-            // Neither cuts a mapping: type 1 version 2 says EINVAL then, IOMMUFD ENOENT.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => {
-                Err(UnmapError::NotMapped)
-            }
-            Err(error) => Err(UnmapError::Host(error)),
-        }
+            },
+        )
     }
 
     fn limits(&self) -> MapperLimits {
@@ -181,7 +193,7 @@ mod tests {
         assert_eq!(limit_reached(&error), None);
         assert!(matches!(classify(error), MapError::Exists));
         let error = io::Error::from_raw_os_error(libc::EFAULT);
-        assert_eq!(limit_reached(&error), None);
+        assert!(limit_reached(&error).unwrap().contains("tmpfs"));
         assert!(matches!(classify(error), MapError::Host(_)));
     }
 }
