@@ -68,6 +68,8 @@ pub struct Engine {
     bypass_put_off: bool,
     /// What the requests of a batch took so far, while one is served.
     batch: Option<Duration>,
+    /// When the first request of the last batch was begun, and the last one was answered.
+    served: Option<(Instant, Instant)>,
     /// What these endpoints have mapped then.
     identity: Domain,
     endpoints: BTreeMap<EndpointId, Endpoint>,
@@ -99,6 +101,7 @@ impl Engine {
             bypass_rests: None,
             bypass_put_off: false,
             batch: None,
+            served: None,
             identity,
             pieces: Pieces::new(config.limits.max_piece),
             config,
@@ -268,7 +271,9 @@ impl Engine {
             }
             self.pieces.take_happened();
         }
-        self.note(kind, &request, outcome.is_ok(), began.elapsed());
+        let took = began.elapsed();
+        self.mark(began, took);
+        self.note(kind, &request, outcome.is_ok(), took);
         self.catch_up();
         outcome.unwrap_or_else(|status| wire::fail(kind, reply, status))
     }
@@ -289,6 +294,19 @@ impl Engine {
     /// but where that leaves an endpoint in bypass mode, RAM is mapped for it later.
     pub fn begin_batch(&mut self) {
         self.batch = Some(Duration::ZERO);
+        self.served = None;
+    }
+
+    /// When the first request since [`begin_batch`](Self::begin_batch) was begun, and when the last one was answered. `None` if none was that
+    /// is of a known kind. The clock is not read for it.
+    pub fn served_between(&self) -> Option<(Instant, Instant)> {
+        self.served
+    }
+
+    /// Notes when a request was served, or several together.
+    fn mark(&mut self, began: Instant, took: Duration) {
+        let first = self.served.map_or(began, |(first, _)| first);
+        self.served = Some((first, began + took));
     }
 
     /// The batch is served.

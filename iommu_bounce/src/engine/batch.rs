@@ -73,7 +73,9 @@ impl Engine {
             self.unmap_each(requests);
         }
         let count = u32::try_from(requests.len()).unwrap_or(u32::MAX).max(1);
-        let each = began.elapsed() / count;
+        let took = began.elapsed();
+        self.mark(began, took);
+        let each = took / count;
         for unmap in requests {
             self.note(Kind::Unmap, &Request::Unmap(unmap.request), unmap.is_ok(), each);
         }

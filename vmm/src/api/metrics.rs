@@ -51,6 +51,7 @@ pub fn render(all: &Figures) -> Result<String, prometheus::Error> {
     all.engine.as_ref().map_or(Ok(()), |engine| endpoints(&scrape, engine, &all.devices))?;
     let mut families = scrape.0.gather();
     families.extend(all.engine.iter().flat_map(latencies));
+    families.extend(all.iommu.iter().map(|iommu| stalls(&iommu.poll_stalls)));
     TextEncoder::new().encode_to_string(&families)
 }
 
@@ -132,6 +133,8 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.gauge("carom_iommu_pinned_bytes_peak", "The most that it has been.", counters.peak_pinned_bytes)?;
     let calls = [("map", counters.host_maps), ("unmap", counters.host_unmaps)];
     scrape.totals("carom_iommu_host_calls_total", "Calls to the host's IOMMU that succeeded.", "call", &calls)?;
+    let help = "How often the polling thread had no CPU of the host while requests came.";
+    scrape.total("carom_iommu_poll_stalls_total", help, report.poll_stalls.count)?;
     let help = "Calls to the host that neighbouring UNMAP requests saved by sharing one.";
     scrape.total("carom_iommu_merged_unmaps_total", help, counters.merged_unmaps)?;
     scrape.total("carom_iommu_host_errors_total", "Calls to the host that failed.", counters.host_errors)?;
@@ -195,6 +198,12 @@ fn latencies(engine: &Report) -> [MetricFamily; 2] {
             &figures::of_host(&engine.host),
         ),
     ]
+}
+
+/// Histogram of stalls of the polling thread.
+fn stalls(times: &Histogram) -> MetricFamily {
+    let help = "How long the polling thread had no CPU of the host while requests came. They waited that long at most.";
+    histogram("carom_iommu_poll_stall_duration_seconds", help, "thread", &[("iommu_poll", times)])
 }
 
 /// Shortest and longest classes that are told apart, in nanoseconds: outside of them nothing happens that one would look

@@ -68,6 +68,8 @@ pub(super) fn of_iommu(status: &IommuStatus) -> BTreeMap<String, u64> {
     let mut named = of_engine(&status.counters);
     named.insert("window_budget_bytes".into(), status.budget);
     named.insert("window_held_bytes".into(), status.held_window_bytes);
+    named.insert("poll_stalls".into(), status.poll_stalls.count);
+    named.insert("poll_stalled_ns".into(), status.poll_stalls.sum_ns);
     named
 }
 
@@ -152,6 +154,15 @@ mod tests {
         counters.pinned_bytes = 16;
         counters.peak_pinned_bytes = 17;
         assert_eq!(of_engine(&counters), flatten(&counters));
+    }
+
+    #[test]
+    fn stalls_of_the_polling_thread_are_counted() {
+        let mut status = IommuStatus::default();
+        status.poll_stalls.record(std::time::Duration::from_micros(300));
+        status.poll_stalls.record(std::time::Duration::from_micros(500));
+        let named = of_iommu(&status);
+        assert_eq!((named["poll_stalls"], named["poll_stalled_ns"]), (2, 800_000));
     }
 
     #[test]

@@ -5,8 +5,8 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use iommu_bounce::Engine;
 use iommu_bounce::spec::{config, feature};
+use iommu_bounce::{Engine, Histogram};
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::Queue;
 
@@ -185,6 +185,16 @@ impl VirtioDevice for VirtioIommu {
 }
 
 impl VirtioIommu {
+    /// Stalls: times without a CPU of the polling thread while requests came.
+    pub(super) fn poll_stalls(&self) -> Histogram {
+        self.queues.stalls()
+    }
+
+    /// The same; `None` if another thread holds the lock.
+    pub(super) fn poll_stalls_soon(&self) -> Option<Histogram> {
+        self.queues.stalls_soon()
+    }
+
     /// Hands faults that were reported to the driver, as far as it has given buffers.
     pub(super) fn hand_over_faults(&self) {
         self.queues.hand_over_faults();

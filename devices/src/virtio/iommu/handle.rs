@@ -5,8 +5,8 @@
 use std::sync::{Arc, Mutex};
 
 use iommu_bounce::{
-    ConfigError, Counters, DmaMapper, DomainWindow, EndpointId, Engine, Fault, FaultReason, Interrupt as Interruption,
-    Permissions, Report, RestoreError, Translation,
+    ConfigError, Counters, DmaMapper, DomainWindow, EndpointId, Engine, Fault, FaultReason, Histogram,
+    Interrupt as Interruption, Permissions, Report, RestoreError, Translation,
 };
 use vm_memory::{GuestMemoryRegion, VolatileSlice};
 
@@ -36,6 +36,8 @@ pub struct IommuStatus {
     pub held_window_bytes: u64,
     /// The windows of all domains.
     pub windows: Vec<DomainWindow>,
+    /// Stalls: times without a CPU of the polling thread while requests came. The requests waited for that long at most.
+    pub poll_stalls: Histogram,
 }
 
 /// A handle on a virtio-iommu device, for whoever runs the VM.
@@ -166,14 +168,15 @@ impl IommuHandle {
     /// What the device is set to and what it holds: its windows first of all.
     pub fn status(&self) -> IommuStatus {
         let held_window_bytes = self.held_window_bytes();
-        status_of(&lock(&self.engine), held_window_bytes)
+        status_of(&lock(&self.engine), held_window_bytes, self.device.poll_stalls())
     }
 
     /// The same for who must not wait; `None` if somebody keeps what it is read from for more than some microseconds, such as
     /// for a mapping that the host takes long for.
     pub fn status_soon(&self) -> Option<IommuStatus> {
         let held_window_bytes = self.windows.as_ref().map_or(Some(0), |windows| windows.held_bytes_soon())?;
-        Some(status_of(&*lock_soon(&self.engine)?, held_window_bytes))
+        let poll_stalls = self.device.poll_stalls_soon()?;
+        Some(status_of(&*lock_soon(&self.engine)?, held_window_bytes, poll_stalls))
     }
 
     /// Bytes of window memory that the host has allocated, the stash included; 0 without bounce windows.
@@ -231,7 +234,7 @@ impl FaultReporter for IommuHandle {
     }
 }
 
-fn status_of(engine: &Engine, held_window_bytes: u64) -> IommuStatus {
+fn status_of(engine: &Engine, held_window_bytes: u64, poll_stalls: Histogram) -> IommuStatus {
     IommuStatus {
         counters: engine.counters(),
         budget: engine.budget(),
@@ -240,5 +243,6 @@ fn status_of(engine: &Engine, held_window_bytes: u64) -> IommuStatus {
         chunk_size: engine.chunk_size(),
         held_window_bytes,
         windows: engine.domain_windows(),
+        poll_stalls,
     }
 }

@@ -13,6 +13,7 @@ mod queues;
 mod ram;
 mod requests;
 pub(crate) mod role;
+mod stalls;
 mod state;
 
 #[cfg(test)]

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 use log::debug;
 
 use super::pace::Pace;
-use super::queues::{Queues, Watch};
+use super::queues::{Queues, Served, Watch};
+use super::stalls::Stalls;
 use crate::sandbox::{self, Role};
 
 /// How many looks at the ring are made between looks at the clock, which is dear on some hosts.
@@ -118,6 +119,7 @@ impl Shared {
     fn poll(&self, queues: &Queues, mut watch: Watch) {
         let mut idle = Idle { served: true, since: None };
         let mut pace = Pace::polled(watch.patience());
+        let mut stalls = Stalls::new(Instant::now());
         loop {
             let mut looks = LOOKS_PER_TIME;
             while looks != 0 && !watch.sees_requests() {
@@ -128,9 +130,10 @@ impl Shared {
             let go_on = if looks != 0 {
                 idle.served = true;
                 let (served, pays) = pace.measure(|| queues.serve_polled(&mut watch));
+                note(queues, &mut stalls, std::mem::take(&mut watch.served));
                 let ends = !allowed || pays == Some(false);
                 served.and_then(|go_on| if go_on && ends { queues.end_polling(&watch) } else { Ok(go_on) })
-            } else if !allowed || self.stopped() || idle.is_over(pace.patience()) {
+            } else if !allowed || self.stopped() || idle.is_over(pace.patience(), &mut stalls) {
                 queues.end_polling(&watch)
             } else {
                 Ok(true)
@@ -152,6 +155,18 @@ impl Shared {
     }
 }
 
+/// Notes the time that served requests can have waited, if the thread had no CPU.
+fn note(queues: &Queues, stalls: &mut Stalls, served: Served) {
+    match served.between {
+        Some(between) if !served.late => {
+            if let Some(waited) = stalls.served(between) {
+                queues.note_stall(waited);
+            }
+        }
+        between => stalls.served_late(between.map_or_else(Instant::now, |(_, ended)| ended)),
+    }
+}
+
 /// How long nothing came.
 struct Idle {
     /// Something came since the last look at the clock.
@@ -162,11 +177,12 @@ struct Idle {
 
 impl Idle {
     /// To be called after looks that found nothing: whether nothing came for `patience`.
-    fn is_over(&mut self, patience: Duration) -> bool {
+    fn is_over(&mut self, patience: Duration, stalls: &mut Stalls) -> bool {
         if std::mem::take(&mut self.served) {
             self.since = None;
         }
         let now = Instant::now();
+        stalls.looked(now);
         now.duration_since(*self.since.get_or_insert(now)) >= patience
     }
 }

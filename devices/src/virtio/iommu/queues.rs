@@ -3,10 +3,10 @@
 //! The queues of a running driver in front of the engine: what vCPUs and the polling thread share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
-use iommu_bounce::Engine;
+use iommu_bounce::{Engine, Histogram};
 use log::debug;
 use virtio_queue::Queue;
 use vm_memory::{Bytes, GuestAddress};
@@ -16,7 +16,7 @@ use super::pace::Pace;
 use super::requests::{REQUEST_QUEUE, RequestQueue};
 use crate::patience::Operation;
 use crate::ram::Ram;
-use crate::sync::lock;
+use crate::sync::{lock, lock_soon};
 use crate::virtio::{DeviceError, Driver, Interrupt, QueueState};
 
 /// What a driver has set up.
@@ -30,6 +30,17 @@ struct Active {
     pace: Pace,
     /// The driver was asked for no notifications, because the polling thread watches the request queue.
     polled: bool,
+    /// When requests were served last.
+    served: Served,
+}
+
+/// When requests were served.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Served {
+    /// When the first of a batch was begun, and the last one answered. `None` if there was none.
+    pub(super) between: Option<(Instant, Instant)>,
+    /// Another thread had the engine or the queue first.
+    pub(super) late: bool,
 }
 
 /// The queues, if a driver has set any up, and the engine. Whoever holds the lock owns the queues.
@@ -40,6 +51,8 @@ pub(super) struct Queues {
     drivers: AtomicU64,
     /// The rings are left alone. Changed with `active` locked.
     paused: AtomicBool,
+    /// Stalls: times without a CPU of the polling thread while requests came.
+    stalls: Mutex<Histogram>,
 }
 
 /// Where the polling thread looks for requests, without a lock.
@@ -51,6 +64,8 @@ pub(super) struct Watch {
     /// The available ring's index at which everything has been served.
     next: u16,
     patience: Duration,
+    /// When the requests were served that were seen last.
+    pub(super) served: Served,
 }
 
 impl Watch {
@@ -75,12 +90,33 @@ impl Watch {
 impl Queues {
     /// No queues yet, in front of `engine`.
     pub(super) fn new(engine: Arc<Mutex<Engine>>) -> Self {
-        Self { engine, active: Mutex::new(None), drivers: AtomicU64::new(0), paused: AtomicBool::new(false) }
+        Self {
+            engine,
+            active: Mutex::new(None),
+            drivers: AtomicU64::new(0),
+            paused: AtomicBool::new(false),
+            stalls: Mutex::default(),
+        }
     }
 
     /// The engine.
     pub(super) fn engine(&self) -> &Mutex<Engine> {
         &self.engine
+    }
+
+    /// Notes such a time.
+    pub(super) fn note_stall(&self, time: Duration) {
+        lock(&self.stalls).record(time);
+    }
+
+    /// Stalls: times without a CPU of the polling thread while requests came.
+    pub(super) fn stalls(&self) -> Histogram {
+        *lock(&self.stalls)
+    }
+
+    /// The same; `None` if another thread holds the lock.
+    pub(super) fn stalls_soon(&self) -> Option<Histogram> {
+        lock_soon(&self.stalls).map(|stalls| *stalls)
     }
 
     /// A driver, whose queues are to be started.
@@ -94,6 +130,7 @@ impl Queues {
             interrupt: driver.interrupt.clone(),
             pace: Pace::default(),
             polled: false,
+            served: Served::default(),
         });
     }
 
@@ -212,15 +249,17 @@ impl Queues {
             index: requests.available_index(),
             next: requests.served_index(),
             patience: active.pace.patience(),
+            served: Served::default(),
         })
     }
 
     /// Serves what `watch` sees; `false` if its driver is gone.
     pub(super) fn serve_polled(&self, watch: &mut Watch) -> Result<bool, DeviceError> {
         let _operation = Operation::begin();
-        let mut active = lock(&self.active);
+        let (mut active, late) = lock_or_wait(&self.active);
         let Some(active) = active.as_mut().filter(|active| active.number == watch.number) else { return Ok(false) };
         active.serve(REQUEST_QUEUE, &self.engine)?;
+        watch.served = Served { late: late || active.served.late, ..active.served };
         let Some(requests) = active.requests.as_mut() else { return Ok(true) };
         watch.next = requests.served_index();
         if requests.is_interrupted() {
@@ -247,15 +286,22 @@ impl Queues {
     }
 }
 
+/// Locks, and says if another thread had the lock first.
+fn lock_or_wait<T>(mutex: &Mutex<T>) -> (MutexGuard<'_, T>, bool) {
+    mutex.try_lock().map_or_else(|_| (lock(mutex), true), |guard| (guard, false))
+}
+
 impl Active {
     /// Serves the request queue if `queue` is that one, and hands over faults, of which a request may have brought one
     /// about, as a buffer for them may have come.
     fn serve(&mut self, queue: u16, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
-        let mut engine = lock(engine);
-        if let (REQUEST_QUEUE, Some(requests)) = (queue, &mut self.requests)
-            && requests.serve(&self.memory, &mut engine)?
-        {
-            self.interrupt.queue_used(REQUEST_QUEUE);
+        let (mut engine, late) = lock_or_wait(engine);
+        if let (REQUEST_QUEUE, Some(requests)) = (queue, &mut self.requests) {
+            let told = requests.serve(&self.memory, &mut engine);
+            self.served = Served { between: engine.served_between(), late };
+            if told? {
+                self.interrupt.queue_used(REQUEST_QUEUE);
+            }
         }
         if queue == EVENT_QUEUE || engine.has_faults() { self.deliver(&mut engine) } else { Ok(()) }
     }

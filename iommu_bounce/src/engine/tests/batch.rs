@@ -159,3 +159,22 @@ fn only_whole_unmaps_with_room_for_a_tail_come_together() {
     assert!(UnmapRequest::decode(&[], 4, 0).is_none());
     Rig::standard().engine.handle_unmaps(&mut []);
 }
+
+#[test]
+fn batch_says_when_it_was_served() {
+    let mut rig = Rig::new();
+    rig.all_ok([attach(1, 1)]);
+    rig.engine.begin_batch();
+    assert_eq!(rig.engine.served_between(), None);
+    let before = std::time::Instant::now();
+    rig.all_ok([map(1, 0, 0xfff, 0, READ)]);
+    let (first, answered) = rig.engine.served_between().expect("one was served");
+    assert!(before <= first && first <= answered);
+    let mut unmaps: Vec<_> = UnmapRequest::decode(&unmap(1, 0, 0xfff), 4, 0).into_iter().collect();
+    rig.engine.handle_unmaps(&mut unmaps);
+    let (same, later) = rig.engine.served_between().expect("two were served");
+    assert!(same == first && later >= answered && later <= std::time::Instant::now());
+    rig.engine.end_batch();
+    rig.engine.begin_batch();
+    assert_eq!(rig.engine.served_between(), None);
+}
