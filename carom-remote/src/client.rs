@@ -124,10 +124,14 @@ async fn exchange(
         .header(CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(body.unwrap_or_default())))?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(connection);
+    let connection = tokio::spawn(connection);
     let response = sender.send_request(request).await?;
     let status = response.status().as_u16();
-    Ok((status, response.into_body().collect().await?.to_bytes()))
+    let body = response.into_body().collect().await?.to_bytes();
+    // Closes the connection: the server has few, and the reader of the output may be slow.
+    drop(sender);
+    let _ = connection.await;
+    Ok((status, body))
 }
 
 /// What a refusal says: its list of messages as one line.

@@ -5,8 +5,10 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::File;
-use std::io::pipe;
+use std::io::{Read, Write, pipe};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 /// Exit status, standard output and standard error.
@@ -95,5 +97,31 @@ fn output_beyond_the_limit_on_files_is_an_error() {
     let output = Command::new("sh").args(["-c", &limited]).stdout(file).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{:?}: {said}", output.status);
-    assert!(said.starts_with("carom-remote: writing: File too large"), "{said}");
+    assert!(said.starts_with("carom-remote: ") && said.contains("File too large"), "{said}");
+}
+
+#[test]
+fn reader_that_stops_keeps_no_connection_and_no_signal_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("api.sock");
+    let server = UnixListener::bind(&socket).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_carom-remote"));
+    let mut client = command.arg("--api-socket").arg(&socket).arg("openapi").stdout(Stdio::piped()).spawn().unwrap();
+    let (mut stream, _) = server.accept().unwrap();
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        request.extend(byte);
+    }
+    // More than a pipe takes.
+    let body = "x".repeat(1 << 20);
+    write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the connection stays open");
+    // It writes now, and waits for its reader.
+    client.stdout.as_mut().unwrap().read_exact(&mut [0; 100]).unwrap();
+    assert!(client.try_wait().unwrap().is_none());
+    let killed = Command::new("sh").args(["-c", &format!("kill -TERM {}", client.id())]).status().unwrap();
+    assert!(killed.success());
+    assert_eq!(client.wait().unwrap().signal(), Some(15));
 }
