@@ -5,6 +5,7 @@
 //!
 //! The file is opened beforehand ([`leave_reports_in`]): a thread that crashes may not be allowed to.
 
+pub(crate) mod patient_write;
 mod report;
 mod requests;
 mod ring_text;

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::requests::REQUESTS;
-use super::rings;
+use super::{patient_write, rings};
 
 /// Most reports of a process: panics of devices do not end it.
 const MOST: u32 = 16;
@@ -98,23 +98,17 @@ struct Lines<'f> {
     file: &'f File,
     bytes: [u8; 512],
     len: usize,
+    /// How often it may wait for a reader still.
+    steps: u32,
 }
 
 impl<'f> Lines<'f> {
     fn new(file: &'f File) -> Self {
-        Self { file, bytes: [0; 512], len: 0 }
+        Self { file, bytes: [0; 512], len: 0, steps: patient_write::STEPS }
     }
 
     fn flush(&mut self) {
-        let mut rest = &self.bytes[..self.len];
-        while !rest.is_empty() {
-            match rustix::io::write(self.file, rest) {
-                Ok(written) if written > 0 => rest = &rest[written..],
-                Err(rustix::io::Errno::INTR) => {}
-                // There is nobody left to tell.
-                _ => break,
-            }
-        }
+        patient_write::write(self.file, &self.bytes[..self.len], &mut self.steps);
         self.len = 0;
     }
 }

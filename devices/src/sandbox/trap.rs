@@ -8,7 +8,7 @@ use libc::{c_int, c_void, siginfo_t, ucontext_t};
 use vmm_sys_util::signal::register_signal_handler;
 
 use super::call_name::CallName;
-use crate::crash;
+use crate::crash::{self, patient_write};
 
 /// Status of a process that ended so, as that of any failure.
 const STATUS: c_int = 1;
@@ -42,7 +42,8 @@ extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
     }
     let _ = writeln!(rest, "{}", if by_filter { ", which it has no need of (--seccomp)" } else { "" });
     let left = rest.len();
-    let _ = rustix::io::write(rustix::stdio::stderr(), &line[..line.len() - left]);
+    let mut steps = patient_write::STEPS;
+    patient_write::write(&rustix::stdio::stderr(), &line[..line.len() - left], &mut steps);
     if by_filter {
         crash::write_report(
             format_args!(
