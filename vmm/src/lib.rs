@@ -22,6 +22,7 @@ pub mod inherited;
 pub mod kvm;
 pub mod log_flood;
 pub mod log_lines;
+pub mod log_stream;
 pub mod machine;
 pub mod memory;
 pub mod output_file;

@@ -8,7 +8,15 @@ use std::time::Instant;
 use carom_api::cli::{LogFormat, LogPart, LogZone};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
-use log::Record;
+use log::{Level, Record};
+
+/// Text after the number of dropped lines.
+const DROPPED: &str = " lines dropped: the log was not read in time, or could not be written";
+
+/// The line that reports dropped lines, in the format that the log has without `--log-format`.
+pub fn notice(count: u64) -> Vec<u8> {
+    format!("[{:.0} WARN ] {count}{DROPPED}\n", Timestamp::now()).into_bytes()
+}
 
 /// Writes lines of one format.
 pub struct LogLines {
@@ -52,6 +60,16 @@ impl LogLines {
         writeln!(out)
     }
 
+    /// The line that reports dropped lines.
+    pub fn notice(&self, count: u64) -> Vec<u8> {
+        let mut line = Vec::new();
+        let mut record = Record::builder();
+        record.level(Level::Warn).target(module_path!()).file(Some(file!())).line(Some(line!()));
+        // Writing to memory does not fail.
+        let _ = self.write(&mut line, &record.args(format_args!("{count}{DROPPED}")).build());
+        line
+    }
+
     fn zoned(&self, now: Timestamp, zone: LogZone) -> Zoned {
         match zone {
             LogZone::Utc => now.to_zoned(TimeZone::UTC),
@@ -62,8 +80,6 @@ impl LogLines {
 
 #[cfg(test)]
 mod tests {
-    use log::Level;
-
     use super::*;
 
     fn line(format: &str) -> String {
@@ -82,6 +98,16 @@ mod tests {
         assert_eq!(line("{pid}"), format!("{}\n", std::process::id()));
         assert_eq!(line("{thread}"), format!("{}\n", std::thread::current().name().unwrap()));
         assert!(line("{tid}").trim().parse::<u32>().is_ok());
+    }
+
+    #[test]
+    fn dropped_lines_are_reported_in_the_format_of_the_others() {
+        let lines = LogLines::new("{levelchar} {location} {msg}".parse().unwrap());
+        let line = String::from_utf8(lines.notice(7)).unwrap();
+        assert!(line.starts_with("W ") && line.contains(".rs:") && line.ends_with("written\n"), "{line}");
+        assert!(line.contains(" 7 lines dropped: "), "{line}");
+        let line = String::from_utf8(notice(8)).unwrap();
+        assert!(line.starts_with("[2") && line.contains("Z WARN ] 8 lines dropped: "), "{line}");
     }
 
     #[test]

@@ -6,11 +6,12 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use carom_api::cli::{
     self, ApiSocketOption, CliOutcome, CrashReportOption, EventMonitorOption, FileOrFd, InheritedFd, Invocation,
-    LogFormat, MetricsAddress, OptionName, Program, Seccomp, streams,
+    MetricsAddress, OptionName, Program, Seccomp, streams,
 };
 use carom_api::error::FileError;
 use carom_api::{CheckedConfig, Field, RestoreConfig};
@@ -27,7 +28,8 @@ use vmm::file_bounds::FileBounds;
 use vmm::file_limits;
 use vmm::inherited::InheritedFds;
 use vmm::log_flood::LogFlood;
-use vmm::log_lines::LogLines;
+use vmm::log_lines::{self, LogLines};
+use vmm::log_stream::{self, LastLines, LogWriter};
 use vmm::machine::VmError;
 use vmm::output_file;
 use vmm::signal_actions;
@@ -39,7 +41,7 @@ const FAILURE: u8 = 1;
 /// Exit status for a mistake of the user's.
 const MISTAKE: u8 = 2;
 /// How long the last events may take to be written when the program ends.
-const LAST_EVENTS: Duration = Duration::from_secs(1);
+const LAST_EVENTS: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
     let prepared = signal_actions::prepare().and_then(|()| crash::watch_signals());
@@ -55,16 +57,18 @@ fn main() -> ExitCode {
         }
     };
     let prepared = prepared.map_err(|source| VmError::Device { what: "setting up signals", source });
-    match prepared.and_then(|()| run(invocation)) {
+    let mut last_lines = None;
+    match prepared.and_then(|()| run(invocation, &mut last_lines)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            streams::complain(program, &error.to_string());
+            log_stream::complain(program, &error.to_string());
             ExitCode::from(if error.is_user_error() { MISTAKE } else { FAILURE })
         }
     }
 }
 
-fn run(invocation: Invocation) -> Result<(), VmError> {
+/// Runs the program. Once threads write the streams, `last_lines` has what writes the rest at the end.
+fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(), VmError> {
     // Never more rights than now, whatever file is run; nothing is.
     set_no_new_privs(true).map_err(|error| VmError::Device { what: "giving up privileges", source: error.into() })?;
     descriptors::prepare();
@@ -82,10 +86,16 @@ fn run(invocation: Invocation) -> Result<(), VmError> {
     let named: Vec<(Field, i32)> = own.into_iter().flatten().chain(kept.iter().copied()).collect();
     let mut inherited = InheritedFds::take(&named)?;
     kept.iter().try_for_each(|(field, number)| inherited.keep(*field, *number))?;
+    let lines = invocation.log_format.map(|format| Arc::new(LogLines::new(format)));
+    // Before the reports of crashes, which follow the messages of panics.
+    *last_lines = Some(log_stream::start(notice(lines.clone())).map_err(no_log)?);
     // It stays to the end.
     let crash_file = crash_report.as_ref().map(|option| open_crash_file(option, &mut inherited)).transpose()?;
     let log_file = invocation.log_file.map(|path| LogFile::open(Field::only("--log-file"), &path)).transpose()?;
-    start_log(invocation.verbosity, log_file.as_ref(), invocation.log_format)?;
+    if let Some(file) = &log_file {
+        log_stream::log_to(file.writer()?, notice(lines.clone())).map_err(no_log)?;
+    }
+    start_log(invocation.verbosity, lines);
     let (monitor, events) = match event_monitor {
         Some(option) => open_event_monitor(&option, &mut inherited)?,
         None => (EventMonitor::none(), None),
@@ -186,7 +196,16 @@ impl LogFile {
     }
 }
 
-fn start_log(verbosity: u8, file: Option<&LogFile>, format: Option<LogFormat>) -> Result<(), VmError> {
+fn no_log(source: std::io::Error) -> VmError {
+    VmError::Device { what: "starting a thread for the log", source }
+}
+
+/// Makes the line that reports dropped lines.
+fn notice(lines: Option<Arc<LogLines>>) -> impl Fn(u64) -> Vec<u8> + Send + Sync {
+    move |count| lines.as_ref().map_or_else(|| log_lines::notice(count), |lines| lines.notice(count))
+}
+
+fn start_log(verbosity: u8, lines: Option<Arc<LogLines>>) {
     let level = match verbosity {
         0 => log::LevelFilter::Warn,
         1 => log::LevelFilter::Info,
@@ -195,15 +214,12 @@ fn start_log(verbosity: u8, file: Option<&LogFile>, format: Option<LogFormat>) -
     };
     let mut builder = env_logger::Builder::new();
     builder.filter_level(level).format_target(false);
+    builder.target(env_logger::Target::Pipe(Box::new(LogWriter)));
     if verbosity == 0 {
         // It warns of each interrupt kind that a device lacks, which is none of the user's concern.
         builder.filter_module("vfio_ioctls", log::LevelFilter::Error);
     }
-    if let Some(file) = file {
-        builder.target(env_logger::Target::Pipe(Box::new(file.writer()?)));
-    }
-    if let Some(format) = format {
-        let lines = LogLines::new(format);
+    if let Some(lines) = lines {
         builder.format(move |out, record| lines.write(out, record));
     }
     let log = builder.build();
@@ -212,7 +228,6 @@ fn start_log(verbosity: u8, file: Option<&LogFile>, format: Option<LogFormat>) -
     if log::set_boxed_logger(Box::new(LogFlood::new(log))).is_ok() {
         log::set_max_level(level);
     }
-    Ok(())
 }
 
 /// The descriptor that an option names, if it names one.

@@ -46,6 +46,7 @@ pub fn render(all: &Figures) -> Result<String, prometheus::Error> {
     vmm(&scrape)?;
     vm(&scrape, all)?;
     devices(&scrape, all)?;
+    lost(&scrape, all)?;
     parts(&scrape, all)?;
     iommu(&scrape, all)?;
     all.engine.as_ref().map_or(Ok(()), |engine| endpoints(&scrape, engine, &all.devices))?;
@@ -77,6 +78,13 @@ fn devices(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.total("carom_device_errors_total", help, all.device_errors)?;
     let help = "Passed-through devices that the host wanted back.";
     scrape.total("carom_device_requests_total", help, all.device_requests)
+}
+
+/// What nobody read in time, or could not be written.
+fn lost(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
+    let help = "Lines of the log and of standard error that were dropped.";
+    scrape.total("carom_lost_log_lines_total", help, all.lost_log_lines)?;
+    scrape.total("carom_lost_events_total", "Events that were lost.", all.lost_events)
 }
 
 /// The metric of a counter that devices of a kind have.
@@ -379,8 +387,8 @@ mod tests {
         let names = names.map(|name| name.split('{').next().unwrap()).filter(|name| name.starts_with("carom_"));
         // Those of devices are held against the table where the devices are.
         let of_part = |name: &str| {
-            let kinds = KINDS.iter().filter(|kind| kind.name != "iommu");
-            kinds.map(|kind| name_of(kind.name, "")).any(|of_kind| name.starts_with(of_kind.trim_end_matches("_total")))
+            let kinds = KINDS.iter().map(|kind| kind.name).filter(|kind| *kind != "iommu").chain(["serial"]);
+            kinds.map(|kind| name_of(kind, "")).any(|of_kind| name.starts_with(of_kind.trim_end_matches("_total")))
         };
         let documented: BTreeSet<&str> = names.filter(|name| !of_part(name)).collect();
         assert_eq!(documented, rendered);

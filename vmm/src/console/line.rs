@@ -58,6 +58,8 @@ struct State {
     stuck: bool,
     /// Bytes lost since then.
     lost: u64,
+    /// Bytes that were ever lost.
+    all_lost: u64,
     /// Who takes input.
     receiver: Option<Weak<dyn Receiver>>,
     closing: bool,
@@ -104,6 +106,11 @@ impl Line {
     /// The path of the pseudoterminal, if it is one.
     pub fn pty_path(&self) -> Option<&Path> {
         self.pty.as_deref()
+    }
+
+    /// Bytes that were lost while a reader was attached.
+    pub fn lost_bytes(&self) -> u64 {
+        self.shared.lock().all_lost
     }
 
     /// What the console writes with: a write never fails, and waits for half a second at most.
@@ -164,6 +171,7 @@ impl Shared {
         state.output.drain(..surplus);
         if state.attached {
             state.lost += surplus as u64;
+            state.all_lost += surplus as u64;
         }
         drop(state);
         if was_empty {

@@ -11,7 +11,7 @@ use carom_api::config::{ConsoleMode, ConsoleTarget};
 use carom_api::error::FileError;
 
 use super::{ConsoleOutput, Line, Names, Receiver, Terminal};
-use crate::machine::VmError;
+use crate::machine::{Counter, VmError};
 
 /// What a console is connected with. Dropping it waits for those who read what the guest has written.
 #[derive(Default)]
@@ -65,6 +65,23 @@ impl ConsoleLinks {
             self.terminal = Some(terminal.map_err(|source| VmError::Device { what, source })?);
         }
         Ok(())
+    }
+
+    /// True if the guest's output goes anywhere.
+    pub fn has_output(&self) -> bool {
+        self.output.is_some() || self.line.is_some()
+    }
+
+    /// Bytes of the guest's output that were lost.
+    fn lost_bytes(&self) -> u64 {
+        let output = self.output.as_ref().map(ConsoleOutput::lost_bytes);
+        output.or_else(|| self.line.as_ref().map(Line::lost_bytes)).unwrap_or(0)
+    }
+
+    /// What they count.
+    pub fn counters(&self) -> [Counter; 1] {
+        let help = "Output of the guest that was lost: the host could not write it, or its reader was too slow.";
+        [Counter { name: "lost_bytes", help, value: self.lost_bytes() }]
     }
 
     /// The path of the pseudoterminal, if it is connected with one.

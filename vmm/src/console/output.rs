@@ -7,17 +7,14 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use carom_api::Field;
-use devices::sandbox;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::output_file;
 use crate::queued_writer::QueuedWriter;
-use crate::thread_roles::WRITER;
 
 /// Most bytes that wait to be written, beside what the kernel holds in a pipe.
 const MAX_WAITING: u64 = 16 << 10;
@@ -31,8 +28,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const PATIENCE_AT_END: Duration = Duration::from_secs(1);
 /// How long the end of a VM may take, however its output is read.
 const MAX_END: Duration = Duration::from_secs(10);
-/// How long the log may take to say so: it may go where nobody reads either.
-const MAX_LOG: Duration = Duration::from_millis(100);
 
 /// Standard output, once a guest has it. One VM after the other writes there, and what one has left comes before what the next
 /// writes.
@@ -43,6 +38,8 @@ pub struct ConsoleOutput {
     /// What the log calls it.
     name: &'static str,
     queue: Arc<QueuedWriter>,
+    /// Bytes that the queue had lost before.
+    lost_before: u64,
 }
 
 /// What a console writes with.
@@ -63,7 +60,7 @@ impl ConsoleOutput {
                 stdout.insert(Arc::new(QueuedWriter::new(option.option(), file, MAX_WAITING)?)).clone()
             }
         };
-        Ok(Self { name: option.option(), queue })
+        Ok(Self { name: option.option(), lost_before: queue.lost(), queue })
     }
 
     /// A file for the console of this option, which is made, or emptied if it is a regular one. Such a file takes 256 MiB; whoever
@@ -74,7 +71,13 @@ impl ConsoleOutput {
     pub fn file(option: Field, path: &Path) -> io::Result<Self> {
         let (name, file) = (option.option(), create(path)?);
         let most = if file.metadata()?.is_file() { MAX_FILE } else { u64::MAX };
-        Ok(Self { name, queue: Arc::new(QueuedWriter::bounded(name, file, MAX_WAITING, most)?) })
+        let queue = Arc::new(QueuedWriter::bounded(name, file, MAX_WAITING, most)?);
+        Ok(Self { name, queue, lost_before: 0 })
+    }
+
+    /// Bytes that were lost.
+    pub fn lost_bytes(&self) -> u64 {
+        self.queue.lost() - self.lost_before
     }
 
     /// What the console writes with: it never fails, and waits for half a second at most.
@@ -85,18 +88,8 @@ impl ConsoleOutput {
 
 impl Drop for ConsoleOutput {
     fn drop(&mut self) {
-        if self.queue.drain(PATIENCE_AT_END, MAX_END) {
-            return;
-        }
-        let (done, logged) = mpsc::sync_channel::<()>(0);
-        let name = self.name;
-        let say = move || {
-            log::warn!("{name}: the last output is not written: nobody reads it");
-            drop(done);
-        };
-        if sandbox::start(WRITER, "console-end".into(), say).is_ok() {
-            // It ends when the thread is done.
-            let _ = logged.recv_timeout(MAX_LOG);
+        if !self.queue.drain(PATIENCE_AT_END, MAX_END) {
+            log::warn!("{}: the last output is not written: nobody reads it", self.name);
         }
     }
 }

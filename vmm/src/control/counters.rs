@@ -63,6 +63,14 @@ const FAILED: [&str; 8] = [
     "failed_invalid",
 ];
 
+/// Key of the program itself in `vm.counters`, where devices have their IDs.
+pub(super) const VMM: &str = "_vmm";
+
+/// The program's own counters.
+pub(super) fn of_vmm(lost_log_lines: u64, lost_events: u64) -> BTreeMap<String, u64> {
+    [("lost_log_lines", lost_log_lines), ("lost_events", lost_events)].map(|(name, count)| (name.into(), count)).into()
+}
+
 /// The counters of a virtio-iommu.
 pub(super) fn of_iommu(status: &IommuStatus) -> BTreeMap<String, u64> {
     let mut named = of_engine(&status.counters);

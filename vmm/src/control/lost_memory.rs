@@ -12,6 +12,7 @@ use devices::host_memory::Note;
 use super::channel::{ControlHandle, LostMemory, Message};
 use super::{Booted, Control, State, tell_failure};
 use crate::event_monitor::EventMonitor;
+use crate::log_stream;
 use crate::machine::{Machine, VmError};
 
 /// How long the control thread may take to begin with the end, and to finish it, where a thread is stuck with the locks that it holds.
@@ -38,6 +39,7 @@ pub(super) fn stop(control: &ControlHandle, monitor: &EventMonitor, note: Note) 
         log::error!("the VMM ends at once: {error}");
         monitor.flush(LAST_EVENTS);
     }
+    log_stream::flush();
     std::process::exit(FAILURE);
 }
 

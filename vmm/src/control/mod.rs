@@ -41,6 +41,7 @@ use devices::virtio::iommu::IommuStatus;
 use crate::event_monitor::EventMonitor;
 use crate::file_bounds::FileBounds;
 use crate::file_limits;
+use crate::log_stream;
 use crate::machine::{GuestEvent, Machine, Mailbox, PartCounters, VmError};
 use crate::snapshot::{NewSnapshot, Snapshot};
 use crate::time_slice::ShortSlice;
@@ -294,8 +295,9 @@ impl<M: Machine> Control<M> {
             Call::Restore(source) => self.restore(&source)?,
             Call::Info => return self.info().map(Reply::Info),
             Call::Counters => {
-                let vm = self.booted("vm.counters")?.1;
-                return Ok(Reply::Counters(counters_of(vm)));
+                let mut counters = counters_of(self.booted("vm.counters")?.1);
+                counters.insert(counters::VMM.into(), counters::of_vmm(log_stream::lost_lines(), self.monitor.lost()));
+                return Ok(Reply::Counters(counters));
             }
             Call::Bounce => return self.bounce().map(Reply::Bounce),
             Call::TuneBounce(change) => self.tune_bounce(&change)?,
@@ -353,8 +355,9 @@ impl<M: Machine> Control<M> {
 
     fn figures(&self) -> Figures {
         let (device_errors, device_requests) = (self.device_errors, self.device_requests);
+        let (lost_log_lines, lost_events) = (log_stream::lost_lines(), self.monitor.lost());
         let Some(created) = &self.created else {
-            return Figures { device_errors, device_requests, ..Figures::default() };
+            return Figures { device_errors, device_requests, lost_log_lines, lost_events, ..Figures::default() };
         };
         let vm = created.booted.as_ref().map(|booted| &booted.vm);
         Figures {
@@ -367,6 +370,8 @@ impl<M: Machine> Control<M> {
             parts: vm.map(M::part_counters).unwrap_or_default(),
             device_errors,
             device_requests,
+            lost_log_lines,
+            lost_events,
         }
     }
 

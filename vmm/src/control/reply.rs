@@ -47,6 +47,10 @@ pub struct Figures {
     pub device_errors: u64,
     /// How often the host wanted a device back.
     pub device_requests: u64,
+    /// Lines of the log and of standard error that were dropped.
+    pub lost_log_lines: u64,
+    /// Events that were lost.
+    pub lost_events: u64,
 }
 
 impl Figures {

@@ -39,7 +39,7 @@ impl Part for Console {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        named(self.device.counters())
+        named(self.device.counters()).into_iter().chain(self.links.counters()).collect()
     }
 
     fn pty(&self) -> Option<&Path> {
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn counters_are_in_the_documents_table_of_metrics() {
         let document = include_str!("../../../docs/api.md");
-        for counter in named(ConsoleCounters::default()) {
+        for counter in named(ConsoleCounters::default()).into_iter().chain(ConsoleLinks::default().counters()) {
             let name = metrics::name_of(BUILDER.kind.name, counter.name);
             assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
         }

@@ -278,7 +278,12 @@ impl Machine for Vm {
     }
 
     fn part_counters(&self) -> Vec<PartCounters> {
-        self.parts.counters()
+        let mut counters = self.parts.counters();
+        if self.serial.has_output() {
+            let of_serial = self.serial.counters().into();
+            counters.push(PartCounters { id: serial::ID.into(), kind: serial::KIND, counters: of_serial });
+        }
+        counters
     }
 
     fn engine_report(&self) -> Option<Report> {

@@ -13,6 +13,10 @@ use crate::console::{ConsoleLinks, Names, Receiver};
 use crate::kvm::KvmVm;
 use crate::machine::VmError;
 
+/// ID and kind of the serial port among what counts.
+pub(super) const ID: &str = "_serial";
+pub(super) const KIND: &str = "serial";
+
 const NAMES: Names = Names { shown: "serial port", thread: "serial" };
 
 /// Adds the serial port, unless it is off, and connects it as `config` says.
@@ -30,4 +34,19 @@ pub(super) fn add_port(
     let receiver: Arc<dyn Receiver> = port.clone();
     links.connect(&target, &receiver)?;
     Ok((Some(port), links))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::metrics;
+
+    #[test]
+    fn counters_are_in_the_documents_table_of_metrics() {
+        let document = include_str!("../../../docs/api.md");
+        for counter in ConsoleLinks::default().counters() {
+            let name = metrics::name_of(KIND, counter.name);
+            assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
+        }
+    }
 }

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Standard error and the file of the log. A thread of its own writes each of them, so that a reader who stops reading holds up neither
+//! clients nor the end of the program.
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::panic::{self, PanicHookInfo};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+
+use carom_api::cli::streams;
+
+use crate::queued_writer::QueuedWriter;
+
+/// Most bytes of a stream that wait to be written, some thousand lines. Further lines are dropped and counted.
+const MAX_WAITING: u64 = 256 << 10;
+/// How long a thread that panics waits until its message is written: the panic may abort the process.
+const PANIC_MESSAGE: Duration = Duration::from_secs(1);
+/// How long the last lines may take to be written when the program ends.
+const LAST_LINES: Duration = Duration::from_secs(2);
+
+static STANDARD_ERROR: OnceLock<QueuedWriter> = OnceLock::new();
+static LOG_FILE: OnceLock<QueuedWriter> = OnceLock::new();
+
+/// Writes what waits in the streams when it is dropped.
+#[must_use]
+pub struct LastLines(());
+
+/// Starts the thread that writes standard error. Messages of panics go there from now on. `notice` makes the line that reports how many
+/// lines were dropped. Call it once, before [`devices::crash::leave_reports_in`].
+///
+/// # Errors
+/// There can be no more threads or descriptors.
+pub fn start(notice: impl Fn(u64) -> Vec<u8> + Send + Sync + 'static) -> io::Result<LastLines> {
+    // Not by `Stderr`: that has a lock, which a thread that cannot write would hold.
+    let file = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    let queue = QueuedWriter::of_log("stderr", file, MAX_WAITING, notice)?;
+    STANDARD_ERROR.set(queue).map_err(|_| io::Error::other("standard error has a thread already"))?;
+    panic::set_hook(Box::new(report_panic));
+    Ok(LastLines(()))
+}
+
+/// Has the log written to `file`, by a thread of its own, and not to standard error. Call it once.
+///
+/// # Errors
+/// There can be no more threads.
+pub fn log_to(file: File, notice: impl Fn(u64) -> Vec<u8> + Send + Sync + 'static) -> io::Result<()> {
+    let queue = QueuedWriter::of_log("--log-file", file, MAX_WAITING, notice)?;
+    LOG_FILE.set(queue).map_err(|_| io::Error::other("the log has a file already"))
+}
+
+/// Writes a line to standard error, after all lines before. Once the thread is started, this never waits.
+pub fn complain(program: &str, text: &str) {
+    match STANDARD_ERROR.get() {
+        None => streams::complain(program, text),
+        Some(queue) => {
+            // The queue counts a line that is dropped.
+            let _ = queue.push_lines(format!("{program}: {text}\n").as_bytes());
+        }
+    }
+}
+
+/// Lines of the log and of standard error that were ever dropped.
+pub fn lost_lines() -> u64 {
+    streams().map(QueuedWriter::lost).sum()
+}
+
+fn streams() -> impl Iterator<Item = &'static QueuedWriter> {
+    [&LOG_FILE, &STANDARD_ERROR].into_iter().filter_map(OnceLock::get)
+}
+
+/// Waits until all is written, but not for a reader that takes nothing.
+pub fn flush() {
+    for stream in streams() {
+        // There is no place to report lines that are lost now.
+        let _ = stream.drain_once(LAST_LINES);
+    }
+}
+
+impl Drop for LastLines {
+    fn drop(&mut self) {
+        flush();
+    }
+}
+
+/// The stream of the log, as `env_logger` writes to it: a line at a time.
+pub struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        if let Some(queue) = streams().next() {
+            queue.push_lines(lines);
+        }
+        Ok(lines.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn report_panic(panic: &PanicHookInfo<'_>) {
+    let trace = Backtrace::capture();
+    let mut text = String::new();
+    let thread = thread::current();
+    let name = thread.name().unwrap_or("unnamed");
+    let message = panic.payload_as_str().unwrap_or("something that is no text");
+    let place = panic.location().map_or_else(|| "an unknown place".into(), ToString::to_string);
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "thread '{name}' panicked at {place}:\n{message}");
+    let _ = match trace.status() {
+        BacktraceStatus::Captured => writeln!(text, "stack backtrace:\n{trace}"),
+        _ => writeln!(text, "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace"),
+    };
+    let Some(queue) = STANDARD_ERROR.get() else { return };
+    if queue.push_lines(text.as_bytes()) {
+        // A reader that takes nothing costs this thread the time once.
+        let _ = queue.drain_once(PANIC_MESSAGE);
+    }
+}

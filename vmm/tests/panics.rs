@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Messages of panics, in a process of its own whose standard error is read, or is a pipe that is full.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use devices::crash;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use vmm::{log_lines, log_stream};
+
+/// How the process panics.
+const HOW: &str = "CAROM_TEST_PANIC";
+/// Where its reports go.
+const REPORT: &str = "CAROM_TEST_REPORT";
+
+/// Panics again while it is dropped, which aborts the process.
+struct PanicsAgain;
+
+impl Drop for PanicsAgain {
+    fn drop(&mut self) {
+        panic!("once more");
+    }
+}
+
+/// No test of its own: the others start it as a process.
+#[test]
+fn process_that_panics() {
+    let Ok(how) = std::env::var(HOW) else { return };
+    let last_lines = log_stream::start(log_lines::notice).unwrap();
+    crash::leave_reports_in(File::create(std::env::var_os(REPORT).unwrap()).unwrap()).unwrap();
+    log_stream::complain("test", "said before");
+    let panicked = thread::Builder::new().name("worker".into()).spawn(move || {
+        let _again = (how == "abort").then(|| PanicsAgain);
+        panic!("the first");
+    });
+    assert!(panicked.unwrap().join().is_err());
+    log_stream::complain("test", "said after");
+    drop(last_lines);
+}
+
+fn command(how: &str, report: &std::path::Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "process_that_panics", "--nocapture", "--test-threads=1"]);
+    command.env(HOW, how).env(REPORT, report).env_remove("RUST_BACKTRACE").stdout(Stdio::null());
+    command
+}
+
+#[test]
+fn panic_is_said_between_what_came_before_and_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = dir.path().join("report");
+    let output = command("once", &report).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    let place = |text: &str| said.find(text).unwrap_or_else(|| panic!("no {text}: {said}"));
+    assert!(place("said before\n") < place("thread 'worker' panicked at vmm/tests/panics.rs:"), "{said}");
+    assert!(place(":\nthe first\n") < place("said after\n"), "{said}");
+    assert!(std::fs::read_to_string(report).unwrap().contains("panics.rs:"));
+}
+
+#[test]
+fn panic_that_aborts_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = dir.path().join("report");
+    let output = command("abort", &report).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{said}");
+    assert!(said.contains("the first\n") && said.contains("once more\n"), "{said}");
+}
+
+#[test]
+fn panic_goes_on_though_nobody_reads_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = dir.path().join("report");
+    let (mut reader, mut writer) = io::pipe().unwrap();
+    let flags = fcntl_getfl(&writer).unwrap();
+    fcntl_setfl(&writer, flags | OFlags::NONBLOCK).unwrap();
+    while writer.write(&[b'x'; 4096]).is_ok() {}
+    while writer.write(b"x").is_ok() {}
+    fcntl_setfl(&writer, flags).unwrap();
+    let mut child = command("once", &report).stderr(writer).spawn().unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(std::fs::read_to_string(report).unwrap().contains("panics.rs:"));
+    let mut all = String::new();
+    reader.read_to_string(&mut all).unwrap();
+    assert!(!all.contains("panicked"), "{all}");
+}
