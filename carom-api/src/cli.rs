@@ -292,7 +292,7 @@ fn read(program: Program, arguments: Vec<OsString>) -> Result<Cli, clap::Error> 
     let mut command = command.bin_name(program.name());
     let matches =
         command.try_get_matches_from_mut(&arguments).map_err(|error| match refused_options::find(&arguments) {
-            // What the user asked for and cannot have comes before any other mistake.
+            // An unsupported option is named before any other mistake.
             Some(refused) if error.use_stderr() => refused,
             _ => error,
         })?;

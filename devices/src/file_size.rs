@@ -6,7 +6,7 @@ use std::io;
 
 use rustix::process::{Resource, getrlimit};
 
-/// What raises the limit.
+/// Ways to raise the limit.
 const REMEDY: &str = "raise it: ulimit -f unlimited, or LimitFSIZE=infinity in a systemd unit";
 
 /// A hint to follow an error's text, for threads whose role does not allow getrlimit(2): empty unless the error is EFBIG.

@@ -41,7 +41,7 @@ pub enum RamError {
 /// that were withdrawn too: whoever has found one may keep it as long as the RAM. A look-up costs O(log n) and takes no lock.
 #[derive(Debug)]
 pub struct Ram {
-    /// What messages call the regions. It goes before they are unmapped.
+    /// Names of the regions in messages. It goes before they are unmapped.
     names: Mutex<Vec<Registration>>,
     /// Those that have a region come first, in order.
     places: Vec<Place>,

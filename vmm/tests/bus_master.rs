@@ -77,7 +77,7 @@ fn device_writes_no_memory_while_its_bus_mastering_is_off() {
     guest.go_on();
     assert_eq!(guest.said(), '-', "there are no bytes yet");
     source.write_all(&[0xa5; 16]).unwrap();
-    // A VM that goes on does not have the device go on.
+    // Resuming the VM does not resume the device.
     put(dir.path(), "vm.pause", None);
     put(dir.path(), "vm.resume", None);
     thread::sleep(SOON);

@@ -217,7 +217,7 @@ fn disk_write_without_io_uring_fails_alone() {
     let no_ring: BpfProgram = no_ring.unwrap().try_into().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    // What a filtered thread starts is filtered, too.
+    // Children of a filtered thread are filtered, too.
     thread::scope(|scope| {
         scope.spawn(|| {
             seccompiler::apply_filter(&no_ring).unwrap();

@@ -17,7 +17,7 @@ pub fn print(bytes: &[u8]) -> io::Result<()> {
     stdout.write_all(bytes).and_then(|()| stdout.flush())
 }
 
-/// Writes a line to standard error as one piece. A line that nobody can read is dropped.
+/// Writes a line to standard error as one piece. A line without a reader is dropped.
 pub fn complain(program: &str, text: &str) {
     // Nothing is left to report the failure to.
     let _ = io::stderr().write_all(format!("{program}: {text}\n").as_bytes());

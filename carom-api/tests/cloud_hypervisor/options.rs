@@ -17,7 +17,7 @@ pub(crate) struct OptionString {
     source: String,
     /// Cloud Hypervisor takes it.
     pub(crate) theirs: bool,
-    /// What the file says that Carom says: `taken`, or a reason.
+    /// Expected outcome in the file: `taken`, or a reason.
     told: String,
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn read() -> (String, Vec<OptionString>) {
 }
 
 impl OptionString {
-    /// What Carom says to it: `taken`, or why not, without the name of the option.
+    /// Outcome of the parser: `taken`, or the reason without the name of the option.
     pub(crate) fn said(&self) -> String {
         match self.parse() {
             Ok(()) => TAKEN.into(),
@@ -99,7 +99,7 @@ fn without_value(reason: &str) -> String {
     parts.map_or_else(|| reason.into(), |(key, rest)| format!("{key}: {rest}"))
 }
 
-/// What the page says of them.
+/// Section of the page about them.
 pub(crate) fn section() -> String {
     let (_, strings) = read();
     let theirs: Vec<&OptionString> = strings.iter().filter(|string| string.theirs).collect();

@@ -28,7 +28,7 @@ thread_local! {
     static FAULTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has a report written when one of them comes, which then does what it did before. A second call changes nothing.
+/// Writes a report when one of them comes. The signal then does what it did before. A second call changes nothing.
 pub(super) fn watch() -> io::Result<()> {
     if BEFORE.get().is_some() {
         return Ok(());

@@ -22,7 +22,7 @@ pub(crate) fn device_kind(
 }
 
 impl Space {
-    /// Whether memory of a device is stuck here.
+    /// True if memory of a device is stuck here.
     pub(crate) fn holds_device_memory(&self) -> bool {
         self.stuck.iter().any(|stuck| matches!(stuck.memory, MappedMemory::Device(_)))
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals to the VMM: SIGUSR1 has the counters reported, SIGWINCH tells that its terminal has another size, or that guest memory is
+//! Signals to the VMM: SIGUSR1 reports the counters, SIGWINCH tells that its terminal has another size, or that guest memory is
 //! lost ([`devices::host_memory`]), and those of [`ENDING`] end it in order. SIGTERM or SIGINT again, a second or more later, ends it at
 //! once, whatever the control thread waits for.
 

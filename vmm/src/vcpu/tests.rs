@@ -202,7 +202,7 @@ fn bytes(step: usize) -> impl Iterator<Item = u8> {
     (0..usize::MAX).map(move |at| (at.wrapping_mul(step) + 3).to_le_bytes()[0])
 }
 
-/// What the registers of the board hold at first. The second page is as the first, so that `cmps` finds no difference.
+/// Initial contents of the registers of the board. The second page is as the first, so that `cmps` finds no difference.
 fn board_bytes() -> impl Iterator<Item = u8> {
     bytes(7).take(usize::try_from(BOARD_LEN).unwrap())
 }

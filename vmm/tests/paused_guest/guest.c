@@ -34,7 +34,7 @@
 #define SERVED 0x11e81234
 
 enum kind {
-	/* What is there never changes. */
+	/* Its contents never change. */
 	CONSTANT,
 	/* Each word is what was last written. */
 	MEMORY,

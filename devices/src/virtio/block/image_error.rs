@@ -19,7 +19,7 @@ pub enum ImageError {
     /// This process has locked it already, for another disk or as an image behind one.
     #[error("is already used by this VM, by another disk or as a backing file; {}", if *.read_only { "it must be read-only for all to be shared" } else { "a disk that is written to has one user" })]
     Used {
-        /// Whether it was to be read only.
+        /// True if it was opened for reading only.
         read_only: bool,
     },
     /// The host's block device can only be read.

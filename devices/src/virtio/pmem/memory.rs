@@ -19,12 +19,12 @@ use crate::sync::lock;
 /// A file that is mapped. No Rust reference to its bytes is ever made: the guest changes them at any time, and the host may.
 struct Mapping {
     range: HostRange,
-    /// What messages call it. Absent once it is about to be unmapped.
+    /// Its name in messages. Absent once it is about to be unmapped.
     name: Option<Registration>,
 }
 
 impl Mapping {
-    /// Maps the first `len` bytes of `file`, which messages call `name`. What is written to a `private` one stays in it.
+    /// Maps the first `len` bytes of `file`, which messages call `name`. Writes to a `private` one stay in it.
     fn new(file: &Arc<File>, name: String, len: usize, private: bool) -> io::Result<Self> {
         let flags = if private { MapFlags::PRIVATE | MapFlags::NORESERVE } else { MapFlags::SHARED };
         let access = ProtFlags::READ | ProtFlags::WRITE;

@@ -29,7 +29,7 @@ pub(super) struct Region {
     count: usize,
     /// The guest may see it for ever: it stays mapped.
     is_kept: bool,
-    /// What messages call it, once the guest can see it.
+    /// Its name in messages, once the guest can see it.
     name: Option<Registration>,
     /// How many attempts to map something fail.
     #[cfg(test)]
