@@ -168,6 +168,6 @@ mod tests {
     fn rule_for_a_missing_file_is_refused_by_name() {
         let rule = LandlockConfig { path: "/no/such".into(), access: "r".parse().unwrap() };
         let error = FileBounds::of_rules(&[rule]).unwrap_err().to_string();
-        assert!(error.starts_with("landlock_rules.path: /no/such: No such file"), "{error}");
+        assert!(error.starts_with("--landlock-rules /no/such: No such file"), "{error}");
     }
 }
