@@ -35,8 +35,8 @@ fn program(dir: &Path, options: &[&str]) -> Command {
     command
 }
 
-/// Reads until each of `texts` was there.
-fn until(mut from: impl Read + Send + 'static, texts: &'static [&str]) {
+/// Reads until each of `texts` was there, and returns the reader, which keeps the output open.
+fn until<R: Read + Send + 'static>(mut from: R, texts: &'static [&str]) -> R {
     let (tell, told) = channel();
     thread::spawn(move || {
         let (mut read, mut piece) = (Vec::new(), [0; 4096]);
@@ -47,45 +47,49 @@ fn until(mut from: impl Read + Send + 'static, texts: &'static [&str]) {
                 end => panic!("{end:?} after {}", String::from_utf8_lossy(&read)),
             }
         }
-        tell.send(()).unwrap();
+        tell.send(from).unwrap();
     });
-    told.recv_timeout(LIMIT).unwrap();
+    told.recv_timeout(LIMIT).unwrap()
 }
 
-/// Options that write to `path`, and what they write.
-fn outputs(path: &str) -> [(Vec<String>, &'static [&'static str]); 2] {
+/// Options that write to `path`, the texts that they write, and whether the texts come before the program is told to end.
+fn outputs(path: &str) -> [(Vec<String>, &'static [&'static str], bool); 2] {
     let option = |name: &str, value: &str| [name.to_string(), format!("{value}{path}")];
     let first = [option("--serial", "file="), option("--event-monitor", "path=")].concat();
     let second = [option("--console", "file="), option("--log-file", ""), option("--crash-report", "path=")].concat();
     [
-        (first, &["~", "\"booted\""]),
-        ([second, vec!["--serial".into(), "null".into()]].concat(), &["signal 15 ends the VMM"]),
+        (first, &["~", "\"booted\""], true),
+        ([second, vec!["--serial".into(), "null".into()]].concat(), &["signal 15 ends the VMM"], false),
     ]
 }
 
 /// Opens the other end of an output.
-type Reader = fn(&mut Carom, &Path) -> Box<dyn Read + Send>;
+type Reader<'a> = &'a dyn Fn(&mut Carom, &Path) -> Box<dyn Read + Send>;
 
 /// Runs the program with each set of outputs to `path`, which `reader` can be read from.
 fn works(dir: &Path, path: &str, reader: Option<Reader>) {
-    for (options, texts) in outputs(path) {
+    for (options, texts, comes_first) in outputs(path) {
         let options: Vec<&str> = options.iter().map(String::as_str).collect();
         let output = if reader.is_some() { Stdio::piped() } else { Stdio::null() };
         let mut carom = Carom(program(dir, &options).stdout(output).spawn().unwrap());
-        let reading = reader.map(|reader| reader(&mut carom, dir));
+        let mut reading = reader.map(|reader| reader(&mut carom, dir));
         wait_until(|| {
             assert!(carom.0.try_wait().unwrap().is_none(), "{options:?}");
             UnixStream::connect(dir.join("api.sock")).is_ok()
         });
-        // Once the guest runs.
+        // Later the guest may be ended before it has written.
+        if comes_first {
+            reading = reading.map(|reading| until(reading, texts));
+        }
         assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE), "{options:?}");
         assert_eq!(put(dir, "vm.reboot", &NONE), (204, NONE), "{options:?}");
         kill_process(Pid::from_child(&carom.0), Signal::TERM).unwrap();
-        if let Some(reading) = reading {
-            until(reading, texts);
+        if !comes_first {
+            reading = reading.map(|reading| until(reading, texts));
         }
         wait_until(|| carom.0.try_wait().unwrap().is_some());
         assert!(carom.0.wait().unwrap().success(), "{options:?}");
+        drop(reading);
     }
 }
 
@@ -101,21 +105,24 @@ fn outputs_to_pipes_and_devices_work_under_landlock() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     for path in ["/dev/stdout", "/proc/self/fd/1", "/proc/self/fd/7", "/dev/fd/7"] {
-        works(dir, path, Some(standard_output));
+        works(dir, path, Some(&standard_output));
     }
     works(dir, "/dev/null", None);
 
     mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     // Open for writing as well, so that it has no end.
-    works(dir, "fifo", Some(|_, dir| Box::new(File::options().read(true).write(true).open(dir.join("fifo")).unwrap())));
+    works(
+        dir,
+        "fifo",
+        Some(&|_, dir| Box::new(File::options().read(true).write(true).open(dir.join("fifo")).unwrap())),
+    );
 
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&terminal).unwrap();
     unlockpt(&terminal).unwrap();
     let path = ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
     let _other = OpenOptions::new().write(true).custom_flags(libc::O_NOCTTY).open(&path).unwrap();
-    works(dir, &path, None);
-    until(File::from(terminal), &["~"]);
+    works(dir, &path, Some(&|_, _| Box::new(File::from(terminal.try_clone().unwrap()))));
 }
 
 #[test]
