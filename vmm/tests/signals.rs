@@ -111,7 +111,8 @@ fn signals_that_ask_for_the_end_end_it_in_order() {
 
 #[test]
 fn signals_of_failures_end_it_at_once() {
-    for signal in CORE {
+    // Carom inherits what is ignored, as SIGQUIT is for a shell's background jobs.
+    for signal in CORE.into_iter().filter(|signal| !is_ignored(*signal)) {
         let dir = tempfile::tempdir().unwrap();
         let Some(mut carom) = start(dir.path(), &[]) else { return };
         send(&carom, signal);
