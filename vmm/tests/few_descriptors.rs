@@ -12,7 +12,7 @@ mod tiny_guest;
 
 use std::fs;
 
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use serde_json::json;
 
 use program::{put, start};
@@ -26,7 +26,7 @@ fn log_within(limit: u64) -> Option<String> {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let log = dir.join("log");
-    let carom = start(dir, &["--log-file", log.to_str().unwrap()])?;
+    let mut carom = start(dir, &["--log-file", log.to_str().unwrap()])?;
     // As if it had been started with that: it raises its own limit as far as this.
     let pid = Pid::from_child(&carom.0);
     prlimit(Some(pid), Resource::Nofile, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
@@ -35,6 +35,9 @@ fn log_within(limit: u64) -> Option<String> {
         "rng": {"src": "/dev/urandom", "iommu": true}, "iommu_bounce": {"size": 512 << 20}});
     put(dir, "vm.create", Some(&body));
     put(dir, "vm.boot", None);
+    // The log is whole once the program has ended.
+    kill_process(pid, Signal::TERM).unwrap();
+    assert!(carom.0.wait().unwrap().success());
     Some(fs::read_to_string(log).unwrap())
 }
 
