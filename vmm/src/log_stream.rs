@@ -7,15 +7,16 @@ use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write};
+use std::mem;
 use std::os::fd::AsFd;
 use std::panic::{self, PanicHookInfo};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use carom_api::cli::streams;
 
-use crate::queued_writer::QueuedWriter;
+use crate::queued_writer::{QueuedWriter, WriterThread};
 
 /// Most bytes of a stream that wait to be written, some thousand lines. Further lines are dropped and counted.
 const MAX_WAITING: u64 = 256 << 10;
@@ -26,35 +27,53 @@ const LAST_LINES: Duration = Duration::from_secs(2);
 
 static STANDARD_ERROR: OnceLock<QueuedWriter> = OnceLock::new();
 static LOG_FILE: OnceLock<QueuedWriter> = OnceLock::new();
+/// Threads of these that are not started yet.
+static UNSTARTED: Mutex<Vec<WriterThread>> = Mutex::new(Vec::new());
 
 /// Writes what waits in the streams when it is dropped.
 #[must_use]
 pub struct LastLines(());
 
-/// Starts the thread that writes standard error. Messages of panics go there from now on. `notice` makes the line that reports how many
-/// lines were dropped. Call it once, before [`devices::crash::leave_reports_in`].
+/// Queues what is written to standard error from now on, messages of panics too, for the thread that [`start_threads`] starts. `notice`
+/// makes the line that reports how many lines were dropped. Call it once, before [`devices::crash::leave_reports_in`].
 ///
 /// # Errors
-/// There can be no more threads or descriptors.
+/// There can be no more descriptors.
 pub fn start(notice: impl Fn(u64) -> Vec<u8> + Send + Sync + 'static) -> io::Result<LastLines> {
     // Not by `Stderr`: that has a lock, which a thread that cannot write would hold.
     let file = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-    let queue = QueuedWriter::of_log("stderr", file, MAX_WAITING, notice)?;
-    STANDARD_ERROR.set(queue).map_err(|_| io::Error::other("standard error has a thread already"))?;
+    let (queue, thread) = QueuedWriter::of_log("stderr", file, MAX_WAITING, notice);
+    STANDARD_ERROR.set(queue).map_err(|_| io::Error::other("standard error has a queue already"))?;
+    unstarted().push(thread);
     panic::set_hook(Box::new(report_panic));
     Ok(LastLines(()))
 }
 
-/// Has the log written to `file`, by a thread of its own, and not to standard error. Call it once.
+/// Queues the log for `file` and not for standard error. Call it once.
+///
+/// # Errors
+/// The log has a file already.
+pub fn log_to(file: File, notice: impl Fn(u64) -> Vec<u8> + Send + Sync + 'static) -> io::Result<()> {
+    let (queue, thread) = QueuedWriter::of_log("--log-file", file, MAX_WAITING, notice);
+    LOG_FILE.set(queue).map_err(|_| io::Error::other("the log has a file already"))?;
+    unstarted().push(thread);
+    Ok(())
+}
+
+/// Starts the threads that write the streams. Lines wait until then, so that clients need not wait for these threads at the start.
 ///
 /// # Errors
 /// There can be no more threads.
-pub fn log_to(file: File, notice: impl Fn(u64) -> Vec<u8> + Send + Sync + 'static) -> io::Result<()> {
-    let queue = QueuedWriter::of_log("--log-file", file, MAX_WAITING, notice)?;
-    LOG_FILE.set(queue).map_err(|_| io::Error::other("the log has a file already"))
+pub fn start_threads() -> io::Result<()> {
+    let threads = mem::take(&mut *unstarted());
+    threads.into_iter().try_for_each(WriterThread::start)
 }
 
-/// Writes a line to standard error, after all lines before. Once the thread is started, this never waits.
+fn unstarted() -> MutexGuard<'static, Vec<WriterThread>> {
+    UNSTARTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes a line to standard error, after all lines before. Once there is a queue, this never waits.
 pub fn complain(program: &str, text: &str) {
     match STANDARD_ERROR.get() {
         None => streams::complain(program, text),
@@ -76,6 +95,8 @@ fn streams() -> impl Iterator<Item = &'static QueuedWriter> {
 
 /// Waits until all is written, but not for a reader that takes nothing.
 pub fn flush() {
+    // A program that fails at its start has not started them. Without a thread, the wait below ends.
+    let _ = start_threads();
     for stream in streams() {
         // There is no place to report lines that are lost now.
         let _ = stream.drain_once(LAST_LINES);
@@ -117,6 +138,11 @@ fn report_panic(panic: &PanicHookInfo<'_>) {
         BacktraceStatus::Captured => writeln!(text, "stack backtrace:\n{trace}"),
         _ => writeln!(text, "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace"),
     };
+    // This may be the thread that starts others.
+    if !UNSTARTED.try_lock().is_ok_and(|threads| threads.is_empty()) {
+        let _ = io::stderr().write_all(text.as_bytes());
+        return;
+    }
     let Some(queue) = STANDARD_ERROR.get() else { return };
     if queue.push_lines(text.as_bytes()) {
         // A reader that takes nothing costs this thread the time once.

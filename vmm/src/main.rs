@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the program. Once threads write the streams, `last_lines` has what writes the rest at the end.
+/// Runs the program. Once the streams have queues, `last_lines` has what writes the rest at the end.
 fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(), VmError> {
     // Never more rights than now, whatever file is run; nothing is.
     set_no_new_privs(true).map_err(|error| VmError::Device { what: "giving up privileges", source: error.into() })?;
@@ -124,6 +124,7 @@ fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(),
         .transpose()
         .map_err(|source| VmError::Device { what: "serving the API", source })?;
     // Only now: clients are answered the sooner for it, and there is no guest before.
+    log_stream::start_threads().map_err(no_log)?;
     sandbox::confine(thread_roles::CONTROL).map_err(no_filter)?;
     let result = serve(control, vm, restore);
     monitor.event("vmm", "shutdown");
@@ -197,7 +198,7 @@ impl LogFile {
 }
 
 fn no_log(source: std::io::Error) -> VmError {
-    VmError::Device { what: "starting a thread for the log", source }
+    VmError::Device { what: "setting the log up", source }
 }
 
 /// Makes the line that reports dropped lines.

@@ -35,6 +35,7 @@ fn process_that_panics() {
     let last_lines = log_stream::start(log_lines::notice).unwrap();
     crash::leave_reports_in(File::create(std::env::var_os(REPORT).unwrap()).unwrap()).unwrap();
     log_stream::complain("test", "said before");
+    log_stream::start_threads().unwrap();
     let panicked = thread::Builder::new().name("worker".into()).spawn(move || {
         let _again = (how == "abort").then(|| PanicsAgain);
         panic!("the first");

@@ -109,28 +109,22 @@ impl QueuedWriter {
         Self::start(shared, Pen::new(file, u64::MAX))
     }
 
-    /// The same for lines of the log itself, which does not report that they are lost.
-    ///
-    /// # Errors
-    /// There can be no more threads.
+    /// The same for lines of the log itself, which does not report that they are lost. Lines wait until the thread is started.
     pub fn of_log(
         name: &'static str,
         file: File,
         limit: u64,
         notice: impl Fn(u64) -> Vec<u8> + Send + Sync + 'static,
-    ) -> io::Result<Self> {
+    ) -> (Self, WriterThread) {
         let mut shared = Shared::new(name, limit, PIECE, Some(Box::new(notice)), Box::new(HostClock));
         shared.quiet = true;
-        Self::start(shared, Pen::new(file, u64::MAX))
+        let shared = Arc::new(shared);
+        (Self(shared.clone()), WriterThread { shared, file })
     }
 
     fn start(shared: Shared, pen: Pen<impl Output + 'static>) -> io::Result<Self> {
         let shared = Arc::new(shared);
-        let of_thread = shared.clone();
-        sandbox::start(WRITER, shared.name.trim_start_matches('-').into(), move || {
-            sandbox::give_up_files();
-            of_thread.write(pen);
-        })?;
+        start_thread(shared.clone(), pen)?;
         Ok(Self(shared))
     }
 
@@ -221,6 +215,30 @@ impl QueuedWriter {
         }
         true
     }
+}
+
+/// The thread of a queue, which is not started yet.
+pub struct WriterThread {
+    shared: Arc<Shared>,
+    file: File,
+}
+
+impl WriterThread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// There can be no more threads.
+    pub fn start(self) -> io::Result<()> {
+        start_thread(self.shared, Pen::new(self.file, u64::MAX))
+    }
+}
+
+fn start_thread(shared: Arc<Shared>, pen: Pen<impl Output + 'static>) -> io::Result<()> {
+    sandbox::start(WRITER, shared.name.trim_start_matches('-').into(), move || {
+        sandbox::give_up_files();
+        shared.write(pen);
+    })?;
+    Ok(())
 }
 
 impl Drop for QueuedWriter {
