@@ -59,7 +59,7 @@ fn ends_in_order(carom: &mut Carom) {
     assert!(status.success(), "{status}");
 }
 
-/// Starts the program with a log, of which `name` is the path.
+/// Starts the program with a log in `dir`.
 fn start_logged(dir: &Path) -> Option<Carom> {
     start(dir, &["--log-file", dir.join("log").to_str().unwrap()])
 }

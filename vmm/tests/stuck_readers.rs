@@ -205,7 +205,7 @@ fn full_console_file_holds_up_neither_clients_nor_the_end() {
     let lost = || call(dir, "GET", "vm.counters", None).1["_serial"]["lost_bytes"].as_u64().unwrap_or(0);
     wait_until("output is lost", || lost() > 0);
     (0..10).for_each(|_| ping(dir));
-    // What waited comes first.
+    // The oldest output comes first.
     reader.read_exact(&mut vec![0; filled]).unwrap();
     let mut waited = [0; 4096];
     reader.read_exact(&mut waited).unwrap();

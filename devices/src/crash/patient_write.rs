@@ -28,7 +28,7 @@ fn write_with(file: &impl AsFd, mut rest: &[u8], steps: &mut u32, mut wait: impl
         match written {
             Ok(written) if written > 0 => rest = &rest[written..],
             Err(Errno::INTR | Errno::AGAIN) => *steps -= 1,
-            // Nobody can be told.
+            // There is no place to report it.
             _ => return,
         }
     }

@@ -30,7 +30,7 @@ impl Clock for Frozen {
     }
 }
 
-/// Nothing changes while somebody waits but the time.
+/// Only the time changes during a wait.
 struct Hasty {
     start: Instant,
     passed: Mutex<Duration>,
@@ -159,7 +159,7 @@ fn reader_that_takes_nothing_delays_once_and_gets_what_was_queued() {
     assert_eq!(queue.0.clock.now() - start, PATIENCE);
     assert_eq!((queue.lost(), queue.0.lock().untold), (4000, 4000));
     gate.open(u64::MAX);
-    // Time passes only where somebody waits: whoever waits here sees it pass until all is written.
+    // Each wait takes time and gives up at once, so this tries again until all is written.
     while !queue.drain(LONG, LONG) {
         thread::yield_now();
     }
@@ -374,7 +374,7 @@ fn lines_without_room_are_dropped_whole_and_reported_in_place() {
     let line = |number: u32| format!("{number:0>999}\n");
     let taken = (0..100).filter(|number| queue.push_lines(line(*number).as_bytes())).count();
     assert_eq!(taken, 16);
-    // A short one would fit: order is kept all the same.
+    // A short line would fit, but would come before the report.
     assert!(!queue.push_lines(b"short\n"));
     assert_eq!(queue.lost(), 85);
     gate.open(u64::MAX);
