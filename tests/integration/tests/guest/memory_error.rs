@@ -4,14 +4,15 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::{guest_test, tell};
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, put};
+use crate::hotplug::{create, info, put};
 use crate::support::{MIB, SITE};
 
 /// Takes a page out of use, as after a memory error: its owner loses the contents (`CONFIG_MEMORY_FAILURE`).
@@ -63,10 +64,25 @@ fn memory_error_of_the_host_ends_the_vm_with_a_reason() {
     let pages = pages_of_ram(vmm.pid());
     let failed = pages.iter().filter(|page| fs::write(HARD_OFFLINE, format!("{page:#x}")).is_ok()).count();
     assert!(failed > 0, "none of {} pages can get an error", pages.len());
-    assert_eq!(vmm.wait(PATIENCE).unwrap().code(), Some(1));
-    let events = vmm.events().unwrap();
-    let event = events.iter().find(|event| event.source == "vm" && event.event == "failed").unwrap();
-    let reason = event.properties["reason"].as_str().unwrap();
+    let reason = reason_of_failure(&vmm);
     assert!(reason.contains("uncorrectable memory error in guest memory: zone 'mem0', memory of the host"), "{reason}");
     tell(&format!("CAROM-MEMORY-ERROR in {failed} pages: {reason}"));
+    // The program was started with --no-shutdown: only the VM ends.
+    let info = info(&vmm);
+    assert!(info["failure"].as_str().is_some_and(|failure| failure.contains("zone 'mem0'")), "{info}");
+    put(&vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+}
+
+/// Waits for the event that the VM failed, and returns its reason.
+fn reason_of_failure(vmm: &ApiVmm) -> String {
+    let start = Instant::now();
+    loop {
+        let events = vmm.events().unwrap();
+        if let Some(event) = events.iter().find(|event| event.source == "vm" && event.event == "failed") {
+            return event.properties["reason"].as_str().unwrap().into();
+        }
+        assert!(start.elapsed() < PATIENCE, "the VM runs on");
+        thread::sleep(Duration::from_millis(100));
+    }
 }
