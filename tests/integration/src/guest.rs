@@ -413,7 +413,7 @@ impl Guest {
         tally::note_started(&site.out, &self.name)?;
         let console = self.console(site, 0)?;
         let (command, machine) = self.prepare(site, dir, &console)?;
-        Ok((command, console, (self.vmm == Vmm::Carom).then_some(machine.api)))
+        Ok((command, console, self.vmm.is_carom().then_some(machine.api)))
     }
 
     fn console(&self, site: &Site, round: u32) -> Result<PathBuf> {
@@ -427,7 +427,7 @@ impl Guest {
         let scratch = tempfile::tempdir().context("creating a directory for the guest's files")?;
         let (mut command, machine) = self.prepare(site, scratch.path(), &console)?;
         let limits = Limits { time: self.time_limit, stop_on_panic: true };
-        let api = (self.vmm == Vmm::Carom).then_some(machine.api.as_path());
+        let api = self.vmm.is_carom().then_some(machine.api.as_path());
         let mut apart = self.vcpus_apart.then(|| Apart::new(site.rig != "direct")).transpose()?;
         let (start, mut begun, mut prober) = (Instant::now(), None, Prober::new(api, site.instructions.as_deref()));
         let look = |pid, text: &str| {

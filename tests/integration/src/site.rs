@@ -68,6 +68,8 @@ pub struct Site {
     pub qemu: Option<PathBuf>,
     /// Cloud Hypervisor, a further peer of the demo (`CAROM_CLOUD_HYPERVISOR`).
     pub cloud_hypervisor: Option<PathBuf>,
+    /// Another build of Carom, which measurements compare it with (`CAROM_BASE_VMM`).
+    pub base_vmm: Option<PathBuf>,
     /// A further peer, of which there is a template (`CAROM_OTHER_VMM`).
     pub other_vmm: Option<OtherVmm>,
     /// PCI addresses of the NVMe drives that guests get, at least one (`CAROM_NVME`, `CAROM_NVME2`).
@@ -143,6 +145,7 @@ impl Site {
             iperf: optional("CAROM_IPERF3")?,
             qemu: peers::program(peers::QEMU)?,
             cloud_hypervisor: peers::program(peers::CLOUD_HYPERVISOR)?,
+            base_vmm: peers::program(peers::BASE)?,
             other_vmm: OtherVmm::from_env()?,
             nvme: [Some(variable("CAROM_NVME")?), env::var("CAROM_NVME2").ok()].into_iter().flatten().collect(),
             more_nvme: words("CAROM_MORE_NVME"),

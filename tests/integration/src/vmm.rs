@@ -14,6 +14,8 @@ use crate::Site;
 pub enum Vmm {
     /// The VMM under test.
     Carom,
+    /// Another build of it, which it is compared with, where there is one.
+    Base,
     /// QEMU, the peer that guests are compared with.
     Qemu,
     /// QEMU with an emulated Intel IOMMU instead of a virtio-iommu.
@@ -30,10 +32,17 @@ impl Vmm {
     pub fn name(self) -> &'static str {
         match self {
             Self::Carom => "carom",
+            Self::Base => "base",
             Self::Qemu | Self::QemuIntel => "qemu",
             Self::CloudHypervisor => "cloud-hypervisor",
             Self::Other => "other",
         }
+    }
+
+    /// Whether it has Carom's options, events and counters.
+    #[must_use]
+    pub fn is_carom(self) -> bool {
+        matches!(self, Self::Carom | Self::Base)
     }
 
     /// Whether the site has it. QEMU is always there, as the rig is made of it.
@@ -41,6 +50,7 @@ impl Vmm {
     pub fn is_at(self, site: &Site) -> bool {
         match self {
             Self::Carom | Self::Qemu | Self::QemuIntel => true,
+            Self::Base => site.base_vmm.is_some(),
             Self::CloudHypervisor => site.cloud_hypervisor.is_some(),
             Self::Other => site.other_vmm.is_some(),
         }
@@ -207,7 +217,7 @@ pub fn boot_command(
     match vmm {
         // Without the events and the API that tests look at.
         Vmm::Carom => Ok(cloud_hypervisor(&site.carom, &machine)),
-        Vmm::Qemu | Vmm::QemuIntel | Vmm::CloudHypervisor | Vmm::Other => command(site, vmm, &machine),
+        Vmm::Base | Vmm::Qemu | Vmm::QemuIntel | Vmm::CloudHypervisor | Vmm::Other => command(site, vmm, &machine),
     }
 }
 
@@ -217,7 +227,8 @@ pub fn boot_command(
 /// The site has no such VMM.
 pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Result<Command> {
     let command = match vmm {
-        Vmm::Carom => carom(site, machine),
+        Vmm::Carom => carom(site, machine.program.as_ref().unwrap_or(&site.carom), machine),
+        Vmm::Base => carom(site, site.base_vmm.as_deref().context("CAROM_BASE_VMM is not set")?, machine),
         // This one does not know DMA by the address of a bridge: the guest cannot attach the devices behind it.
         Vmm::Qemu => qemu(site, machine, "virtio-iommu-pci", Group::Functions),
         // Without its caching mode, VFIO would not learn of new mappings.
@@ -270,8 +281,8 @@ fn cloud_hypervisor(program: &Path, machine: &Machine) -> Command {
     command
 }
 
-fn carom(site: &Site, machine: &Machine) -> Command {
-    let mut command = cloud_hypervisor(machine.program.as_ref().unwrap_or(&site.carom), machine);
+fn carom(site: &Site, program: &Path, machine: &Machine) -> Command {
+    let mut command = cloud_hypervisor(program, machine);
     command.arg("--event-monitor").arg(format!("path={}", machine.events.display()));
     command.arg("--api-socket").arg(format!("path={}", machine.api.display()));
     if site.iommufd {

@@ -14,6 +14,9 @@ pub const QEMU: &str = "CAROM_QEMU";
 /// The variable with Cloud Hypervisor's program.
 pub const CLOUD_HYPERVISOR: &str = "CAROM_CLOUD_HYPERVISOR";
 
+/// The variable with another build of Carom, such as the one before a change.
+pub const BASE: &str = "CAROM_BASE_VMM";
+
 /// The variable with a further VMM, see [`OtherVmm`].
 pub const OTHER: &str = "CAROM_OTHER_VMM";
 
@@ -24,6 +27,7 @@ pub const OTHER: &str = "CAROM_OTHER_VMM";
 pub fn check() -> Result<()> {
     program(QEMU)?;
     program(CLOUD_HYPERVISOR)?;
+    program(BASE)?;
     OtherVmm::from_env().map(|_| ())
 }
 

@@ -66,6 +66,9 @@ pub fn versions(site: &Site) -> Result<BTreeMap<String, String>> {
     if let Some(program) = &site.cloud_hypervisor {
         versions.push(("cloud-hypervisor", first_line(Command::new(program).arg("--version"))?));
     }
+    if let Some(program) = &site.base_vmm {
+        versions.push(("base", first_line(Command::new(program).arg("--version"))?));
+    }
     if let Some(other) = &site.other_vmm {
         // Not all have the option, and a script may start a guest whatever it is told.
         let version = first_line(Command::new("timeout").args(["-k", "1", "5"]).arg(&other.program).arg("--version"));

@@ -44,6 +44,12 @@ pub const STRICT: Mode = behind("strict", Vmm::Carom, "iommu.strict=1");
 pub const BOUNCE: Mode = Mode { name: "bounce", windows: true, ..STRICT };
 /// Windows, with the kernel that the guest's is compared with.
 pub const BOUNCE_BASE: Mode = Mode { name: "bounce-base", kernel: Kernel::Base, ..BOUNCE };
+/// Windows, by the build of Carom that it is compared with.
+pub const BOUNCE_BASE_VMM: Mode = Mode { name: "bounce-base-vmm", vmm: Vmm::Base, ..BOUNCE };
+/// Mappings that end with each operation, by that build.
+pub const STRICT_BASE_VMM: Mode = Mode { name: "strict-base-vmm", vmm: Vmm::Base, ..STRICT };
+/// No IOMMU, by that build.
+pub const NO_VIOMMU_BASE_VMM: Mode = beside("no-viommu-base-vmm", Vmm::Base);
 /// Windows, of which fio has its buffers ([`crate::measure::fio::job_of_lent`]).
 pub const LENT: Mode = Mode { name: "lent", ..BOUNCE };
 /// Windows, and a balloon by which free pages go back to the host, blocks of 128 KiB too.
@@ -64,13 +70,16 @@ pub const QEMU_STRICT: Mode = behind("qemu-strict", Vmm::Qemu, "iommu.strict=1")
 pub const CH_STRICT: Mode = behind("ch-strict", Vmm::CloudHypervisor, "iommu.strict=1");
 
 /// Those that are compared with each other are neighbours, as the machine's speed drifts.
-pub static MODES: [Mode; 11] = [
+pub static MODES: [Mode; 14] = [
     NO_VIOMMU,
+    NO_VIOMMU_BASE_VMM,
     OTHER_NO_VIOMMU,
     BOUNCE,
     BOUNCE_BASE,
+    BOUNCE_BASE_VMM,
     GUEST_PAGES,
     STRICT,
+    STRICT_BASE_VMM,
     QEMU_STRICT,
     CH_STRICT,
     LAZY,
@@ -89,8 +98,18 @@ const fn beside(name: &'static str, vmm: Vmm) -> Mode {
 }
 
 /// Modes of guests with devices that the VMMs emulate: without a virtual IOMMU, and behind one in strict mode.
-pub static EMULATED_MODES: [Mode; 7] =
-    [NO_VIOMMU, QEMU_NO_VIOMMU, CH_NO_VIOMMU, BOUNCE, STRICT, QEMU_STRICT, CH_STRICT];
+pub static EMULATED_MODES: [Mode; 10] = [
+    NO_VIOMMU,
+    NO_VIOMMU_BASE_VMM,
+    QEMU_NO_VIOMMU,
+    CH_NO_VIOMMU,
+    BOUNCE,
+    BOUNCE_BASE_VMM,
+    STRICT,
+    STRICT_BASE_VMM,
+    QEMU_STRICT,
+    CH_STRICT,
+];
 
 impl Mode {
     /// A guest in this mode, with the site's first drive and no job. `name` as for [`Guest::new`].
@@ -142,8 +161,10 @@ mod tests {
         site.other_vmm = template("{address}");
         site.base_kernel = Some("bzImage".into());
         assert!(there(&site).contains(&"bounce-base"));
+        assert!(!there(&site).contains(&"bounce-base-vmm"));
+        site.base_vmm = Some("carom".into());
         site.cloud_hypervisor = Some("ch".into());
-        assert_eq!(there(&site)[..2], ["no-viommu", "other-no-viommu"]);
+        assert_eq!(there(&site)[..3], ["no-viommu", "no-viommu-base-vmm", "other-no-viommu"]);
         assert_eq!(there(&site).len(), MODES.len());
     }
 }

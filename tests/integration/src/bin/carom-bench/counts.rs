@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use carom_integration::measure::fio::{self, Cell, Done, Extent, PATTERNS, RANDWRITE, READ};
 use carom_integration::measure::mode::{MODES, Mode};
 use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
-use carom_integration::{Probe, Site, Vmm};
+use carom_integration::{Probe, Site};
 
 use crate::counters::{OF_IOMMU, OF_KVM};
 use crate::table::{self, Row, Scope, Shown, Table, Work, figure};
@@ -81,7 +81,7 @@ fn row(mode: &Mode, cell: &Cell, done: &Done, empty: &Done) -> Result<Row> {
     for (counter, name) in OF_KVM {
         add(name, &|probe| probe.kvm.get(counter).copied().map(figure))?;
     }
-    if mode.iommu && mode.vmm == Vmm::Carom {
+    if mode.iommu && mode.vmm.is_carom() {
         for (counter, name) in OF_IOMMU {
             add(name, &|probe| probe.iommu[counter].as_f64())?;
         }

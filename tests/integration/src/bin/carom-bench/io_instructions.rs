@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use carom_integration::measure::fio::{self, Cell, Done, Extent, RANDWRITE, READ};
-use carom_integration::measure::mode::{BOUNCE, BOUNCE_BASE, CH_STRICT, Mode, NO_VIOMMU, QEMU_STRICT, STRICT};
+use carom_integration::measure::mode::{
+    BOUNCE, BOUNCE_BASE, BOUNCE_BASE_VMM, CH_STRICT, Mode, NO_VIOMMU, QEMU_STRICT, STRICT, STRICT_BASE_VMM,
+};
 use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
 use carom_integration::{Probe, Site};
 
@@ -25,7 +27,8 @@ pub(crate) const TABLE: Table = Table {
 const ESTIMATE: Duration = Duration::from_secs(90);
 
 /// Those that are compared.
-static COMPARED: [Mode; 6] = [NO_VIOMMU, BOUNCE, BOUNCE_BASE, STRICT, QEMU_STRICT, CH_STRICT];
+static COMPARED: [Mode; 8] =
+    [NO_VIOMMU, BOUNCE, BOUNCE_BASE, BOUNCE_BASE_VMM, STRICT, STRICT_BASE_VMM, QEMU_STRICT, CH_STRICT];
 
 fn work(_: Scope, site: &Site) -> Vec<Work> {
     // Where the emulated machine has no edu device, it does not count either.

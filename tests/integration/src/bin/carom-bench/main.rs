@@ -46,7 +46,7 @@ use carom_integration::measure::journal::Journal;
 use carom_integration::measure::machine::{self, Machine};
 use carom_integration::{Site, Tally};
 use carom_tools::bench::{COUNTED, Measurement, NATIVE};
-use carom_tools::peers::{CLOUD_HYPERVISOR, OTHER, QEMU};
+use carom_tools::peers::{BASE, CLOUD_HYPERVISOR, OTHER, QEMU};
 use clap::{Parser, Subcommand};
 
 use crate::results::Results;
@@ -212,7 +212,7 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
         }
     };
     // Guests of another peer are not those of this run, though Carom is the same.
-    let peers = [QEMU, CLOUD_HYPERVISOR, OTHER].map(|variable| env::var(variable).unwrap_or_default());
+    let peers = [QEMU, CLOUD_HYPERVISOR, BASE, OTHER].map(|variable| env::var(variable).unwrap_or_default());
     let run = format!("{} {} {peers:?}", scope.name(), versions.get("carom").map_or("", String::as_str));
     let tables: Vec<&Table> = TABLES.iter().filter(|table| measurement.wants(table.name)).collect();
     let steps = sample::steps(&run, rounds_of, &tables, |table| (table.work)(scope, &site));

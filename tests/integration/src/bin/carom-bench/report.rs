@@ -107,11 +107,13 @@ fn word(value: &Value) -> String {
 }
 
 fn summary(results: &Results) -> String {
-    let mut table = markdown::new_table(["figure", "median", "least", "most", "rounds"]);
+    let mut table = markdown::new_table(["figure", "median", "least", "most", "95 %", "rounds"]);
     for (name, median) in &results.summary {
         let Some(measured) = results.summary_measured.get(name) else { continue };
         let figures = [*median, measured.spread.min, measured.spread.max].map(|figure| format!("{figure:.2}"));
-        table.add_row([name.clone()].into_iter().chain(figures).chain([measured.rounds.to_string()]));
+        let interval = measured.interval.map_or(NONE.into(), |(low, high)| format!("[{low:.2}, {high:.2}]"));
+        let last = [interval, measured.rounds.to_string()];
+        table.add_row([name.clone()].into_iter().chain(figures).chain(last));
     }
     markdown::finish(&table)
 }

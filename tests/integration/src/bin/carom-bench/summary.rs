@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use carom_integration::measure::statistics::{Spread, interval, median};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::sample::{Sample, rows};
 use crate::table::Row;
@@ -22,6 +23,19 @@ const PAIRS: [(&str, &str); 7] = [
 
 /// Those of guests whose fio has memory that is lent.
 const LENT_PAIRS: [(&str, &str); 2] = [("lent", "no-viommu"), ("lent", "bounce")];
+
+/// Ending of the modes of the build that Carom is compared with.
+const BASE_VMM: &str = "-base-vmm";
+
+/// A table of that comparison: the keys of its rows, and its figures, the greater the better or the smaller.
+type OfBase = (&'static str, &'static [&'static str], &'static [&'static str]);
+const OF_BASE: [OfBase; 5] = [
+    ("throughput", &["pattern", "size", "depth", "jobs"], &["iops"]),
+    ("io_instructions", &["pattern", "size"], &["instructions"]),
+    ("disk", &["pattern", "size", "depth"], &["iops"]),
+    ("map_time", &["direction", "size", "threads"], &["map_us", "unmap_us"]),
+    ("vmm", &["devices", "kernel"], &["start_ms", "own_mib", "api_ready_ms", "api_us"]),
+];
 
 /// A mode with static pinning, to which the density of the others is compared.
 const STATIC: &str = "no-viommu";
@@ -54,6 +68,7 @@ pub(crate) fn of(samples: &[&Sample]) -> Summary {
     let mut figures = Figures::default();
     operations(samples, "throughput", &PAIRS, &mut figures);
     operations(samples, "lent", &LENT_PAIRS, &mut figures);
+    against_base(samples, &mut figures);
     scaling(samples, &mut figures);
     density(samples, &mut figures);
     sandbox(samples, &mut figures);
@@ -121,6 +136,34 @@ fn operations(samples: &[&Sample], table: &str, pairs: &[(&str, &str)], figures:
             figures.add(&format!("{mode}_to_{other}_{}_{}", word(row, "pattern"), word(row, "size")), own / base);
         });
     }
+}
+
+/// Figures against those of the build that Carom is compared with, by `base_TABLE_MODE_KEYS_FIGURE`.
+fn against_base(samples: &[&Sample], figures: &mut Figures) {
+    for (table, keys, names) in OF_BASE {
+        // The table of VMMs names them, the others modes.
+        let by = if table == "vmm" { "vmm" } else { "mode" };
+        let all: Vec<(u32, &Row)> = rows(samples, table).collect();
+        for (round, row) in &all {
+            let base = match by {
+                "vmm" if is(row, by, "carom") => "base".to_owned(),
+                "vmm" => continue,
+                _ => word(row, by).to_owned() + BASE_VMM,
+            };
+            let is_beside = |other: &Row| is(other, by, &base) && keys.iter().all(|key| other.key(key) == row.key(key));
+            let Some((_, beside)) = all.iter().find(|(its, other)| its == round && is_beside(other)) else { continue };
+            let of: Vec<String> = [by].iter().chain(keys).filter_map(|key| row.key(key)).map(shown).collect();
+            for name in names {
+                if let (Some(own), Some(base)) = (positive(row, name), positive(beside, name)) {
+                    figures.add(&format!("base_{table}_{}_{name}", of.join("_")), own / base);
+                }
+            }
+        }
+    }
+}
+
+fn shown(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// Operations a second of two jobs against one, by `scaling_MODE_PATTERN_SIZE_DRIVE`.
@@ -283,6 +326,22 @@ mod tests {
         let medians = of(&[&sample_of("pools", rows)]).medians;
         assert_eq!(medians.keys().collect::<Vec<_>>(), ["slowdown_bounce_1M_100"]);
         assert!(is_near(medians["slowdown_bounce_1M_100"], 0.25), "{medians:?}");
+    }
+
+    #[test]
+    fn mode_is_set_against_the_same_mode_of_the_base_in_its_round() {
+        let row = |mode: &str, iops: f64| {
+            let of = [("mode", mode.into()), ("pattern", "read".into()), ("size", "4k".into()), ("depth", 1.into())];
+            Row::new(of, [("iops", iops)])
+        };
+        let rows = vec![row("strict", 90.0), row("strict-base-vmm", 100.0), row("bounce", 5.0)];
+        let medians = of(&[&sample_of("disk", rows)]).medians;
+        assert_eq!(medians.keys().collect::<Vec<_>>(), ["base_disk_strict_read_4k_1_iops"]);
+        assert!(is_near(medians["base_disk_strict_read_4k_1_iops"], 0.9), "{medians:?}");
+        let vmm = |vmm: &str, ms: f64| Row::new([("vmm", vmm.into())], [("api_ready_ms", ms)]);
+        let medians = of(&[&sample_of("vmm", vec![vmm("base", 4.0), vmm("carom", 5.0), vmm("qemu", 1.0)])]).medians;
+        assert_eq!(medians.keys().collect::<Vec<_>>(), ["base_vmm_carom_api_ready_ms"]);
+        assert!(is_near(medians["base_vmm_carom_api_ready_ms"], 1.25), "{medians:?}");
     }
 
     #[test]

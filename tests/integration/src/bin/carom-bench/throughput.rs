@@ -42,8 +42,18 @@ pub(crate) const AROUND: Duration = Duration::from_secs(10);
 const AT_A_TIME: usize = 30;
 
 /// Modes of a quick run.
-pub(crate) const QUICK: [&str; 7] =
-    ["no-viommu", "bounce", "bounce-base", "guest-pages", "strict", "qemu-strict", "lazy"];
+pub(crate) const QUICK: [&str; 10] = [
+    "no-viommu",
+    "no-viommu-base-vmm",
+    "bounce",
+    "bounce-base",
+    "bounce-base-vmm",
+    "guest-pages",
+    "strict",
+    "strict-base-vmm",
+    "qemu-strict",
+    "lazy",
+];
 
 fn work(scope: Scope, site: &Site) -> Vec<Work> {
     let modes = || MODES.iter().filter(|mode| mode.is_at(site));

@@ -23,6 +23,11 @@ pub(crate) const TABLE: Table = Table {
         Shown { figure: "start_ms", title: "from the VMM's start to the guest's first program, in ms", places: 0 },
         Shown { figure: "own_mib", title: "memory beside the guest's RAM, in MiB", places: 1 },
         Shown { figure: "program_mib", title: "size of the program's file, in MiB", places: 1 },
+        Shown {
+            figure: "api_ready_ms",
+            title: "from the VMM's start to the first answer of its API, in ms",
+            places: 1,
+        },
         Shown { figure: "api_us", title: "a call of the API, in µs", places: 0 },
     ],
     is_once_enough: false,
@@ -91,7 +96,7 @@ impl Form {
 impl Started {
     /// All that are compared at this site: the VMMs stand together.
     pub(crate) fn all(site: &Site) -> Vec<Self> {
-        let vmms = [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor, Vmm::Other];
+        let vmms = [Vmm::Carom, Vmm::Base, Vmm::Qemu, Vmm::CloudHypervisor, Vmm::Other];
         let forms = [Form::BzImage, Form::Vmlinux];
         let guests = [Devices::None, Devices::Each].into_iter().flat_map(|devices| forms.map(|form| (devices, form)));
         let of = |(devices, form)| {
@@ -135,7 +140,7 @@ impl Started {
         if self.devices == Devices::Each {
             arguments.extend(one_of_each(dir)?);
             guest = guest.iommu_device(&site.nvme[0]);
-            if self.vmm == Vmm::Carom {
+            if self.vmm.is_carom() {
                 guest = guest.bounce("size=64M");
             }
         }
@@ -193,7 +198,7 @@ fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Res
     let mut row = Row::new(started.keys(), figures);
     let Started { vmm, devices, form } = started;
     if is_told_alike(vmm) && devices == Devices::None && form == Form::BzImage {
-        row.figures.insert("api_us".into(), api_us(&program)?);
+        row.figures.extend(api(&program)?);
     }
     let versions = workload::guest_versions(&outcome)?;
     Ok(Measured { rows: vec![row], versions, retries: outcome.retries, ..Measured::default() })
@@ -201,7 +206,7 @@ fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Res
 
 /// Whether a VMM has Carom's options and API.
 fn is_told_alike(vmm: Vmm) -> bool {
-    matches!(vmm, Vmm::Carom | Vmm::CloudHypervisor)
+    vmm.is_carom() || vmm == Vmm::CloudHypervisor
 }
 
 /// Whether there is another VMM whose template has this file of the kernel.
@@ -216,6 +221,7 @@ fn boots_other(site: &Site, form: Form) -> bool {
 fn program(vmm: Vmm, site: &Site) -> Result<PathBuf> {
     match vmm {
         Vmm::Carom => Ok(site.carom.clone()),
+        Vmm::Base => site.base_vmm.clone().context("CAROM_BASE_VMM is not set"),
         Vmm::CloudHypervisor => site.cloud_hypervisor.clone().context("CAROM_CLOUD_HYPERVISOR is not set"),
         Vmm::Qemu | Vmm::QemuIntel => Ok(site.qemu.clone().unwrap_or("/usr/bin/qemu-system-x86_64".into())),
         Vmm::Other => Ok(site.other_vmm.as_ref().context("CAROM_OTHER_VMM is not set")?.program.clone()),
@@ -233,13 +239,15 @@ impl Drop for Server {
     }
 }
 
-/// The median time of `vmm.ping`, each by a connection of its own, in µs. Carom and Cloud Hypervisor have the same API.
-fn api_us(program: &Path) -> Result<f64> {
+/// The time from the start to the first answer, in ms, and the median time of `vmm.ping`, each by a connection of its own, in µs. Carom
+/// and Cloud Hypervisor have the same API.
+fn api(program: &Path) -> Result<[(String, f64); 2]> {
     let dir = tempfile::tempdir().context("making a directory for a socket")?;
     let socket = dir.path().join("api");
     let mut command = Command::new(program);
     command.arg("--api-socket").arg(format!("path={}", socket.display()));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let begun = Instant::now();
     let _server = Server(command.spawn().with_context(|| format!("starting {}", program.display()))?);
     let ping = || -> Result<f64> {
         let start = Instant::now();
@@ -247,13 +255,13 @@ fn api_us(program: &Path) -> Result<f64> {
         ensure!(status == 200, "vmm.ping: status {status}");
         Ok(start.elapsed().as_secs_f64() * 1e6)
     };
-    let start = Instant::now();
     while ping().is_err() {
-        ensure!(start.elapsed() < API_TIME, "the API of {} does not answer", program.display());
-        thread::sleep(Duration::from_millis(20));
+        ensure!(begun.elapsed() < API_TIME, "the API of {} does not answer", program.display());
+        thread::sleep(Duration::from_micros(200));
     }
+    let ready = ms(begun.elapsed());
     let times = (0..CALLS).map(|_| ping()).collect::<Result<Vec<_>>>()?;
-    median(times.into_iter()).context("no calls")
+    Ok([("api_ready_ms".into(), ready), ("api_us".into(), median(times.into_iter()).context("no calls")?)])
 }
 
 #[cfg(test)]

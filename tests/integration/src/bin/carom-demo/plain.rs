@@ -15,7 +15,7 @@ use carom_integration::measure::statistics::median;
 use carom_integration::workload::{
     self, BLOCK_SIZES, DmaMap, FROM_DEVICE, FROM_DEVICE_TWO_THREADS, Fio, Mapping, TO_DEVICE,
 };
-use carom_integration::{Outcome, Site, Vmm};
+use carom_integration::{Outcome, Site};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{self, find};
@@ -103,7 +103,7 @@ impl Form for Plain {
         let mode = step.mode;
         let requests = outcome.counters.first().map(|counters| counters.requests);
         ensure!(
-            requests.is_some() == (mode.iommu && mode.vmm == Vmm::Carom),
+            requests.is_some() == (mode.iommu && mode.vmm.is_carom()),
             "the VMM's events hold counters where there is no virtio-iommu, or none where there is one"
         );
         Ok(Self {
