@@ -32,11 +32,16 @@ pub fn realtime_ns() -> u64 {
 
 /// Reads something that goes on with time, and the host's time of day at that moment: of several readings, the one that took
 /// least time tells best when it was. The clocks of a guest must agree to a fraction of a millisecond.
-pub(super) fn timed<T, E>(mut read: impl FnMut() -> Result<T, E>) -> Result<(T, u64), E> {
+pub(super) fn timed<T, E>(read: impl FnMut() -> Result<T, E>) -> Result<(T, u64), E> {
+    timed_by(realtime_ns, read)
+}
+
+/// The same with another clock for the host's time of day.
+fn timed_by<T, E>(now: impl Fn() -> u64, mut read: impl FnMut() -> Result<T, E>) -> Result<(T, u64), E> {
     let mut timed = || {
-        let before = realtime_ns();
+        let before = now();
         let value = read()?;
-        let after = realtime_ns();
+        let after = now();
         // The host's clock may be set back meanwhile.
         let took = after.checked_sub(before).unwrap_or(u64::MAX);
         Ok((took, value, before.saturating_add(took / 2)))
@@ -82,26 +87,33 @@ fn set(vm: &VmFd, clock: kvm_clock_data) -> Result<(), KvmError> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::convert::Infallible;
-    use std::thread;
-    use std::time::Duration;
 
     use super::*;
 
+    /// Times readings that take as long as `durations` says, from 1000 ns on. Returns the number of the reading that counts and its time.
+    fn timed_readings(durations: [i64; READINGS]) -> (usize, u64) {
+        let (now, mut readings) = (Cell::new(1000u64), 0);
+        let read = || {
+            now.set(now.get().saturating_add_signed(durations[readings]));
+            readings += 1;
+            Ok::<_, Infallible>(readings)
+        };
+        let timed = timed_by(|| now.get(), read).unwrap();
+        assert_eq!(readings, READINGS);
+        timed
+    }
+
     #[test]
     fn reading_that_took_least_tells_the_time() {
-        let mut readings = 0;
-        let before = realtime_ns();
-        let (reading, at) = timed(|| {
-            readings += 1;
-            if readings != 3 {
-                thread::sleep(Duration::from_millis(20));
-            }
-            Ok::<_, Infallible>(readings)
-        })
-        .unwrap();
-        assert_eq!((reading, readings), (3, READINGS));
-        let since = Duration::from_nanos(at - before);
-        assert!(since >= Duration::from_millis(40) && since < Duration::from_millis(120), "{since:?}");
+        assert_eq!(timed_readings([40, 30, 10, 20, 20, 20, 20, 20]), (3, 1075));
+        // Of equal ones the first counts.
+        assert_eq!(timed_readings([20; READINGS]), (1, 1010));
+    }
+
+    #[test]
+    fn reading_in_which_the_host_clock_is_set_back_counts_last() {
+        assert_eq!(timed_readings([-500, 300, 200, 400, 400, 400, 400, 400]), (3, 900));
     }
 }
