@@ -269,7 +269,7 @@ fn vm_that_cannot_go_on_is_shut_down_and_an_event_says_why() {
 
 /// The events of a monitor so far, with their properties.
 fn events(monitor: &EventMonitor, mut file: &File) -> Vec<(String, serde_json::Value)> {
-    monitor.flush(Duration::from_secs(20));
+    monitor.flush(Duration::from_secs(60));
     let mut text = String::new();
     file.rewind().unwrap();
     file.read_to_string(&mut text).unwrap();

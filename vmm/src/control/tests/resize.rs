@@ -21,7 +21,7 @@ fn resize_is_told_of_a_vm_that_is_booted_and_stays_what_it_is() {
     control.boot().unwrap();
     control.serve_call(resize(128 << 20)).unwrap();
     control.serve_call(resize(256 << 20)).unwrap_err();
-    monitor.flush(Duration::from_secs(20));
+    monitor.flush(Duration::from_secs(60));
     let mut text = String::new();
     file.rewind().unwrap();
     file.read_to_string(&mut text).unwrap();

@@ -295,7 +295,8 @@ fn elf_image_with_very_many_segments_is_refused_at_once() {
         let error = payload.check(64 * MIB).unwrap_err().to_string();
         assert!(error.contains(rule), "{error}");
     }
-    assert!(started.elapsed() < std::time::Duration::from_secs(10));
+    // To zero 4 TiB would take longer.
+    assert!(started.elapsed() < std::time::Duration::from_secs(60));
 }
 
 #[test]
