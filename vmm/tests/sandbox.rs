@@ -8,12 +8,17 @@ mod filter_page;
 mod foreign_calls;
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, OnceLock};
 
 use devices::crash;
+use devices::host_memory::{Origin, Registration, Supply, missing_memory, register};
+use devices::platform::HostRange;
 use devices::sandbox::{self, Mode as Filtered, Role, ThreadRole};
 use foreign_calls::ForeignCall;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
+use vm_memory::{FileOffset, MmapRegion};
 use vmm::thread_roles::{CONTROL, all};
 
 const ROLE: &str = "CAROM_TEST_ROLE";
@@ -57,6 +62,10 @@ fn process_with_a_thread_of_a_role() {
         "ring" => ring,
         "fault" => fault,
         "foreign" => foreign,
+        "lost memory" => {
+            lose_huge_page();
+            lost_memory
+        }
         "nothing" => || {},
         _ => ordinary,
     };
@@ -142,6 +151,25 @@ fn ring() {
     eprintln!("it was: {:?}", [made, entered, registered].map(|error| error == libc::EPERM));
 }
 
+/// Registers two pages as memory of huge pages. The rest of their file has no blocks, as if there were no huge page for it.
+fn lose_huge_page() {
+    static KEPT: OnceLock<(MmapRegion, Registration)> = OnceLock::new();
+    const LEN: usize = 2 * 4096;
+    let file = File::from(memfd_create("huge", MemfdFlags::CLOEXEC).unwrap());
+    file.write_all_at(&[1; LEN], 0).unwrap();
+    file.set_len(2 * LEN as u64).unwrap();
+    let mapped = MmapRegion::from_file(FileOffset::new(file.try_clone().unwrap(), 0), LEN).unwrap();
+    let range = HostRange { address: mapped.as_ptr().addr(), len: LEN };
+    let name = "zone 'huge'".into();
+    let origin = Origin { name, supply: Supply::HugePages, file: Some(Arc::new(file)), offset: 0, gpa: None };
+    assert!(KEPT.set((mapped, register(range, origin))).is_ok());
+}
+
+/// Names the memory that is lost.
+fn lost_memory() {
+    eprintln!("it was: {:?}", missing_memory());
+}
+
 /// What any thread may come to do: allocate, look at the time, wait, panic, start another.
 fn ordinary() {
     let many: Vec<Vec<u8>> = (1..200).map(|len| vec![1; len * 1000]).collect();
@@ -178,6 +206,16 @@ fn ordinary_work_and_a_panic_with_its_trace_are_for_every_role() {
         let text = String::from_utf8_lossy(&output.stderr);
         let started = role == STARTER || text.contains("another one");
         assert!(output.status.success() && started && text.contains("it did: true"), "{role}: {text}");
+    }
+}
+
+#[test]
+fn missing_huge_page_is_named_by_every_role() {
+    for role in every_role() {
+        let output = run(role, "true", "lost memory");
+        let text = String::from_utf8_lossy(&output.stderr);
+        let is_named = text.contains("zone 'huge'; no huge page is free");
+        assert!(output.status.success() && is_named, "{role}: {text}");
     }
 }
 

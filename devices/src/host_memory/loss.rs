@@ -3,9 +3,8 @@
 //! Lost guest memory in words.
 
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 
-use rustix::fs::{SeekFrom, seek};
+use rustix::fs::{SeekFrom, fstat, seek};
 
 use super::probe::populate_page;
 use super::regions::{self, Origin, Region, Supply};
@@ -110,6 +109,8 @@ fn first_hole(file: &File, start: u64) -> Option<u64> {
     seek(file, SeekFrom::Hole(start)).ok()?.checked_sub(start)
 }
 
+/// True if the file has fewer blocks, which have 512 bytes each, than its length needs. `File::metadata` would be `statx`, which most
+/// threads may not call.
 fn has_fewer_blocks(file: &File) -> bool {
-    file.metadata().is_ok_and(|metadata| metadata.blocks().saturating_mul(512) < metadata.len())
+    fstat(file).is_ok_and(|stat| stat.st_blocks.saturating_mul(512) < stat.st_size)
 }
