@@ -10,6 +10,7 @@ use std::time::Duration;
 use devices::sandbox;
 use devices::virtio::console::Size;
 use rustix::termios::{OptionalActions, OutputModes, Termios, tcgetattr, tcsetattr};
+use vmm_sys_util::signal::{block_signal, unblock_signal};
 
 use super::receiver::{Receiver, size_of};
 use crate::thread_roles::STDIN;
@@ -114,12 +115,18 @@ fn enter_raw_mode() -> io::Result<()> {
     Ok(())
 }
 
-/// Puts the terminal's settings back, once.
-fn restore() {
+/// Puts the terminal's settings back, once. Call it before the process ends in another way than by dropping each [`Terminal`].
+pub fn restore() {
     let original = ORIGINAL.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(original) = original {
+        // The kernel would stop a process in the background here.
+        let blocked = block_signal(libc::SIGTTOU).is_ok();
         // Nothing can be done about a terminal that is gone.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &original);
+        if blocked {
+            // It fails for no signal that was blocked.
+            let _ = unblock_signal(libc::SIGTTOU);
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use devices::host_memory::Note;
 
 use super::channel::{ControlHandle, LostMemory, Message};
 use super::{Booted, Control, State, tell_failure};
+use crate::console::terminal;
 use crate::event_monitor::EventMonitor;
 use crate::log_stream;
 use crate::machine::{Machine, VmError};
@@ -39,6 +40,7 @@ pub(super) fn stop(control: &ControlHandle, monitor: &EventMonitor, note: Note) 
         log::error!("the VMM ends at once: {error}");
         monitor.flush(LAST_EVENTS);
     }
+    terminal::restore();
     log_stream::flush();
     std::process::exit(FAILURE);
 }

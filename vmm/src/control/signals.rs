@@ -67,6 +67,7 @@ pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result
                 continue;
             }
             if signal != SIGUSR1 && wishes.end_at_once(signal, Instant::now()) {
+                terminal::restore();
                 // As by a signal that nobody waits for. It returns for none of these.
                 let _ = emulate_default_handler(signal);
             }

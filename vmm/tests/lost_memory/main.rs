@@ -19,12 +19,15 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use rustix::fs::{Mode, OFlags, open};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, tcgetattr};
 use serde_json::{Value, json};
 
 use guest::{AFTER, CONFIG, Code, GO, LOST, READY, SHOWN, ZONE};
-use program::{Carom, call, put, start, wait_until};
+use program::{Carom, call, put, start, start_with_input, wait_until};
 use tiny_guest::elf;
 
 const MIB: u64 = 1 << 20;
@@ -229,15 +232,20 @@ fn guest_in_truncated_persistent_memory_does_not_run_on() {
 
 /// A VM with private RAM that is restored, paused, from a snapshot in `dir`.
 fn restored(dir: &Path) -> Option<Carom> {
+    restored_with(dir, "Null", Stdio::null())
+}
+
+/// The same with this mode of the serial port and this standard input.
+fn restored_with(dir: &Path, serial: &str, input: Stdio) -> Option<Carom> {
     let monitor = format!("path={}", dir.join("events").display());
-    let carom = start(dir, &["--event-monitor", &monitor])?;
+    let carom = start_with_input(dir, &["--event-monitor", &monitor], input)?;
     // `again: inc dword [READY]; jmp again`
     let mut code = vec![0xff, 0x05];
     code.extend(READY.to_le_bytes());
     code.extend([0xeb, 0xf8]);
     fs::write(dir.join("kernel"), elf(&code)).unwrap();
     let body =
-        json!({"payload": {"kernel": dir.join("kernel")}, "memory": {"size": 64 * MIB}, "serial": {"mode": "Null"}});
+        json!({"payload": {"kernel": dir.join("kernel")}, "memory": {"size": 64 * MIB}, "serial": {"mode": serial}});
     put(dir, "vm.create", Some(&body));
     put(dir, "vm.boot", None);
     put(dir, "vm.pause", None);
@@ -269,6 +277,26 @@ fn vmm_ends_when_its_control_thread_meets_lost_memory() {
     let mut client = http::connect(&dir.join("api.sock"));
     http::send(&mut client, "PUT", "vm.snapshot", Some(&json!({"destination_url": url})));
     vm.fails(&["zone 'mem0'", &format!("file {}", dir.join("snapshot/memory-ranges").display())]);
+}
+
+#[test]
+fn vmm_that_ends_at_once_gives_the_terminal_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    let path = ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
+    let user = File::from(open(path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap());
+    let is_raw = || !tcgetattr(&user).unwrap().local_modes.contains(LocalModes::ICANON);
+    assert!(!is_raw());
+    let Some(mut carom) = restored_with(dir, "Tty", user.try_clone().unwrap().into()) else { return };
+    assert!(is_raw());
+    let url = format!("file://{}", dir.join("again").display());
+    let mut client = http::connect(&dir.join("api.sock"));
+    http::send(&mut client, "PUT", "vm.snapshot", Some(&json!({"destination_url": url})));
+    assert_eq!(carom.0.wait().unwrap().code(), Some(1));
+    assert!(!is_raw());
 }
 
 /// A request for the disk: its descriptors and the available ring, in a zone's `file` from `offset` on. The data are at `buffer`.

@@ -36,6 +36,11 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// Starts the program with a socket `api.sock` in `dir` and further options, if there is KVM.
 pub(crate) fn start(dir: &Path, options: &[&str]) -> Option<Carom> {
+    start_with_input(dir, options, Stdio::null())
+}
+
+/// The same with this standard input.
+pub(crate) fn start_with_input(dir: &Path, options: &[&str], input: Stdio) -> Option<Carom> {
     if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         eprintln!("not tested: /dev/kvm: {error}");
         return None;
@@ -43,7 +48,7 @@ pub(crate) fn start(dir: &Path, options: &[&str]) -> Option<Carom> {
     let socket = dir.join("api.sock");
     let program = env::var_os("CAROM_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_carom").into());
     let mut command = Command::new(program);
-    let mut carom = Carom(command.arg("--api-socket").arg(&socket).args(options).stdin(Stdio::null()).spawn().unwrap());
+    let mut carom = Carom(command.arg("--api-socket").arg(&socket).args(options).stdin(input).spawn().unwrap());
     wait_until("it listens", || {
         let ended = carom.0.try_wait().unwrap();
         assert!(ended.is_none(), "carom has ended: {ended:?}");
