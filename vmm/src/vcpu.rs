@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use devices::host_memory::{Cause, Loss, missing_memory};
+use devices::host_memory::{Cause, Loss, missing_memory, truncated_memory};
 use devices::patience::Operation;
 use devices::platform::Space;
 use devices::sandbox::{self, HostCpus};
@@ -292,6 +292,15 @@ impl Runner {
         true
     }
 
+    /// A triple fault resets the guest. If its memory was truncated, that is the likely cause, and a reset would hide it.
+    fn triple_fault(&self) -> GuestEvent {
+        if let Some(cause) = truncated_memory() {
+            return GuestEvent::Failed(format!("vCPU {}: triple fault; {cause}", self.id));
+        }
+        log::warn!("vCPU {}: triple fault; the guest is reset", self.id);
+        GuestEvent::Reset
+    }
+
     /// Runs the guest until its next exit and handles that.
     fn enter(&self, vcpu: &mut VcpuFd) -> Result<Entered, GuestEvent> {
         let exit = vcpu.run();
@@ -307,10 +316,7 @@ impl Runner {
             Ok(VcpuExit::IoIn(port, _)) => {
                 port_accesses(vcpu).for_each(|data| self.io_map.read(Space::Port, port.into(), data));
             }
-            Ok(VcpuExit::Shutdown) => {
-                log::warn!("vCPU {}: triple fault; the guest is reset", self.id);
-                return Err(GuestEvent::Reset);
-            }
+            Ok(VcpuExit::Shutdown) => return Err(self.triple_fault()),
             Ok(VcpuExit::SystemEvent(kind, _)) => return Err(system_event(kind)),
             Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen) => {}
             Ok(VcpuExit::MemoryFault { gpa, .. }) => return Err(lost_memory(self.io_map.loss(gpa))),

@@ -84,15 +84,36 @@ pub fn missing_memory() -> Option<String> {
     lacking.then(|| Loss { address: None, gpa: None, cause: Cause::Missing }.explain())
 }
 
-/// True if the last page of a region cannot be read, as of a truncated file, or its first hole cannot be filled.
-fn lacks_a_page(Region { range, origin, .. }: &Region) -> bool {
-    let is_missing = |address, for_writing| {
-        populate_page(address, for_writing).is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT))
-    };
+/// The same if the file of a region was truncated: bytes that the guest had are gone. A hole that cannot be filled now does not count.
+pub fn truncated_memory() -> Option<String> {
+    let truncated =
+        regions::with_all(|all| all.iter().any(|region| lacks_its_last_page(region) && has_short_file(region)));
+    truncated.then(|| Loss { address: None, gpa: None, cause: Cause::Missing }.explain())
+}
+
+fn is_missing(address: usize, for_writing: bool) -> bool {
+    populate_page(address, for_writing).is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT))
+}
+
+/// True if the last page of a region cannot be read, as of a truncated file.
+fn lacks_its_last_page(Region { range, origin, .. }: &Region) -> bool {
+    range.len > 0 && origin.supply != Supply::Memory && is_missing(range.address + (range.len - 1), false)
+}
+
+/// True if the file of a region ends before the region does, or is not open in this process.
+fn has_short_file(Region { range, origin, .. }: &Region) -> bool {
+    let end = origin.offset.saturating_add(range.len as u64);
+    let is_short = |file| fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size < end));
+    origin.file.as_ref().is_none_or(is_short)
+}
+
+/// True if the last page of a region cannot be read, or its first hole cannot be filled.
+fn lacks_a_page(region: &Region) -> bool {
+    let Region { range, origin, .. } = region;
     if range.len == 0 || origin.supply == Supply::Memory {
         return false;
     }
-    if is_missing(range.address + (range.len - 1), false) {
+    if lacks_its_last_page(region) {
         return true;
     }
     let hole = origin.file.as_ref().and_then(|file| first_hole(file, origin.offset));

@@ -21,7 +21,7 @@ mod sigbus;
 mod tests;
 mod wake;
 
-pub use self::loss::{Cause, Loss, missing_memory};
+pub use self::loss::{Cause, Loss, missing_memory, truncated_memory};
 pub use self::notes::{Note, report_io, take_notes};
 pub use self::probe::populate_page;
 pub use self::regions::{Origin, Registration, Supply, register};

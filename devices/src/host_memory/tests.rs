@@ -130,6 +130,7 @@ fn loss_without_an_address_names_regions_that_lack_a_page() {
     assert!(reason.contains("guest-physical 0x5000, in ") && reason.contains("zone 'short', file /x; "), "{reason}");
     assert!(!reason.contains("whole"), "{reason}");
     assert!(missing_memory().is_some_and(|reason| reason.contains("zone 'short'")));
+    assert!(truncated_memory().is_some_and(|reason| reason.contains("zone 'short'")));
     drop((short, whole));
 }
 

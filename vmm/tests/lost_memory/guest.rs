@@ -65,6 +65,12 @@ impl Code {
         code.0
     }
 
+    /// `ud2`: a triple fault, as no exception has a handler.
+    pub(crate) fn triple_fault(mut self) -> Self {
+        self.0.extend([0x0f, 0x0b]);
+        self
+    }
+
     /// Sets up the disk in slot 2, whose rings are at these addresses.
     pub(crate) fn set_up_disk(mut self, rings: [u32; 3]) -> Self {
         // Command register, BAR 0.

@@ -153,6 +153,22 @@ fn guest_in_a_truncated_zone_does_not_run_on() {
     }
 }
 
+#[test]
+fn triple_fault_of_a_guest_without_its_memory_is_no_reset() {
+    let dir = tempfile::tempdir().unwrap();
+    let lost = dir.path().join("lost");
+    let code = Code::default().wait().triple_fault().end();
+    let Some(mut vm) = Vm::boot(dir.path(), &lost, code, &json!({}), |_, _| {}) else { return };
+    truncate(&vm.lost);
+    vm.go();
+    vm.fails(&[
+        "triple fault; the host cannot supply guest memory",
+        "zone 'lost'",
+        &format!("file {}", lost.display()),
+    ]);
+    assert_eq!(vm.word(AFTER), 0);
+}
+
 /// A small file system that is full, until this is dropped.
 struct FullFileSystem(PathBuf);
 
@@ -228,6 +244,23 @@ fn guest_in_truncated_persistent_memory_does_not_run_on() {
         vm.fails(&["persistent memory 'store'", &format!("file {}", image.display()), "offset 0x10"]);
         assert_eq!(vm.word(AFTER), 0);
     }
+}
+
+#[test]
+fn triple_fault_beside_a_full_file_system_is_a_reset() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let Some(system) = FullFileSystem::mount(dir.join("full")) else { return };
+    // `inc dword [AFTER]`, and a triple fault while that is 1.
+    let mut code = vec![0xff, 0x05];
+    code.extend(AFTER.to_le_bytes());
+    code.extend([0x83, 0x3d]);
+    code.extend(AFTER.to_le_bytes());
+    code.extend([1, 0x75, 2, 0x0f, 0x0b]);
+    code.extend(Code::default().wait().end());
+    let lost = system.0.join("ram");
+    let Some(vm) = Vm::boot_with(dir, &lost, code, &json!({}), &[], |_, _| {}) else { return };
+    assert_eq!((vm.word(AFTER), reason(dir)), (2, None));
 }
 
 /// A VM with private RAM that is restored, paused, from a snapshot in `dir`.
