@@ -78,14 +78,14 @@ struct Run {
     failed: bool,
 }
 
-/// Runs the program in `dir`, with this call failing for the `nth` time that it is made.
-fn run(dir: &Path, call: &str, error: &str, nth: usize) -> Run {
+/// Runs the program in `dir`, with this call failing for the `nth` time that a thread makes it.
+fn run(dir: &Path, memory: &str, call: &str, error: &str, nth: usize) -> Run {
     let (trace, said) = (dir.join("trace"), dir.join("said"));
     let mut child = Command::new("strace")
         .args(["-f", "-qq", "-o"])
         .arg(&trace)
         .args(["-e", &format!("trace={call}"), "-e", &format!("inject={call}:error={error}:when={nth}")])
-        .args([env!("CARGO_BIN_EXE_carom"), "--seccomp", "false", "--kernel", "kernel", "--memory", "size=64M"])
+        .args([env!("CARGO_BIN_EXE_carom"), "--seccomp", "false", "--kernel", "kernel", "--memory", memory])
         .args([
             "--cpus",
             "boot=2",
@@ -139,7 +139,7 @@ fn call_that_fails_ends_the_program_in_order_or_does_not_matter() {
         let begins = before_it_begins(dir.path(), call) + 1;
         for nth in (begins..).step_by(step) {
             let _ = fs::remove_file(at("serial"));
-            let Run { status, said, failed } = run(dir.path(), call, error, nth);
+            let Run { status, said, failed } = run(dir.path(), "size=64M", call, error, nth);
             if !failed {
                 break;
             }
@@ -165,4 +165,30 @@ fn call_that_fails_ends_the_program_in_order_or_does_not_matter() {
     }
     eprintln!("{runs} calls failed");
     assert!(runs + 2 >= faults.len(), "strace has few calls fail: {runs}");
+}
+
+/// Which call of its thread has `text` in the trace of the last run.
+fn number_of(dir: &Path, text: &str) -> usize {
+    let trace = fs::read_to_string(dir.join("trace")).unwrap();
+    let thread = |line: &str| line.split_whitespace().next().map(String::from);
+    let at = trace.lines().position(|line| line.contains(text)).unwrap_or_else(|| panic!("no {text} in {trace}"));
+    let of = thread(trace.lines().nth(at).unwrap());
+    trace.lines().take(at + 1).filter(|line| thread(line) == of && !line.contains(" resumed>")).count()
+}
+
+#[test]
+fn call_that_a_signal_interrupts_while_a_vm_is_made_is_repeated() {
+    if !can_be_tested() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::write(dir.join("kernel"), elf(SAY_AND_POWER_OFF)).unwrap();
+    File::create(dir.join("disk")).unwrap().set_len(4 << 20).unwrap();
+    let memory = "size=64M,shared=on,reserve=on";
+    for (call, text) in [("ioctl", "KVM_CREATE_VM"), ("fallocate", "fallocate(")] {
+        assert_eq!(run(dir, memory, call, "EINTR", 60_000).status, Some(0));
+        let Run { status, said, failed } = run(dir, memory, call, "EINTR", number_of(dir, text));
+        assert!(failed && status == Some(0), "{call}: status {status:?}: {said}");
+    }
 }

@@ -43,7 +43,7 @@ pub struct KvmVm {
 impl KvmVm {
     /// Makes a VM with the interrupt controllers in the kernel and no memory.
     pub fn new(kvm: Kvm) -> Result<Self, KvmError> {
-        let fd = kvm.create_vm().map_err(KvmError::call("creating a VM"))?;
+        let fd = create_vm(&kvm).map_err(KvmError::call("creating a VM"))?;
         irqchip::create(&fd)?;
         Ok(Self { kvm, fd: Arc::new(fd) })
     }
@@ -51,6 +51,16 @@ impl KvmVm {
     /// Makes vCPU `id`.
     pub fn create_vcpu(&self, id: u32) -> Result<VcpuFd, KvmError> {
         self.fd.create_vcpu(u64::from(id)).map_err(KvmError::call(format!("creating vCPU {id}")))
+    }
+}
+
+/// Makes a VM. A signal that comes meanwhile interrupts the kernel, which then has made none.
+fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
+    loop {
+        match kvm.create_vm() {
+            Err(error) if error.errno() == libc::EINTR => {}
+            made => return made,
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fstatfs, ftruncate, memfd_create,
     open,
 };
+use rustix::io::retry_on_intr;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryRegion, MmapRegion};
 
@@ -134,7 +135,10 @@ pub(super) fn regions(
 
 /// Takes all pages of a shared zone now, where that is asked for or another has to take them in vain later.
 fn take(zone: &MemoryZoneConfig, file: &File, size: u64) -> Result<(), MemoryError> {
-    let take = || fallocate(file, FallocateFlags::empty(), 0, size).map_err(|error| file_size::explain(error.into()));
+    let take = || {
+        let taken = retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, size));
+        taken.map_err(|error| file_size::explain(error.into()))
+    };
     if zone.hugepages {
         // A guest that touches one when none is left would kill this process.
         return take().map_err(|source| MemoryError::Create {

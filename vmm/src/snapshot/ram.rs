@@ -9,6 +9,7 @@ use carom_api::config::MemoryZoneConfig;
 use devices::ram::{Ram, RamRegion};
 use devices::state::StateError;
 use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::retry_on_intr;
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::directory::Snapshot;
@@ -80,7 +81,7 @@ fn fill(
         // Holes are not read: what a file had before must not show there.
         Some(place) if from_file => {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            fallocate(place.file(), flags, place.start(), region.len())?;
+            retry_on_intr(|| fallocate(place.file(), flags, place.start(), region.len()))?;
         }
         None if from_file || !prefault => {
             map_lazily(region, &snapshot.memory, offset, zone.reserve)?;

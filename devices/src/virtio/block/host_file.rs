@@ -13,7 +13,7 @@ use rustix::fs::{
     AtFlags, FallocateFlags, FsWord, Mode, OFlags, StatxFlags, fallocate, fcntl_getfl, fcntl_setfl, fstatfs,
     open as open_file, statx,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::ioctl::{Getter, ioctl, opcode};
 
 use super::buffer::{Buffer, PAGE};
@@ -76,7 +76,7 @@ pub fn is_read_only_device(device: &File) -> io::Result<bool> {
 /// # Errors
 /// There is not as much.
 pub(super) fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
-    match fallocate(file, FallocateFlags::KEEP_SIZE, offset, len) {
+    match retry_on_intr(|| fallocate(file, FallocateFlags::KEEP_SIZE, offset, len)) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
             warn!("the file system of an image cannot be asked for room: it may be lacking when the guest writes");
             Ok(())
