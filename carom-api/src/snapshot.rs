@@ -130,6 +130,8 @@ pub struct RestoreConfig {
 impl RestoreConfig {
     /// The option.
     pub const OPTION: Field = Field::only("--restore");
+    /// [`Self::source_url`].
+    pub const SOURCE_URL: Field = Field::new("--restore", "source_url").keys("source_url", "");
     /// [`Self::memory_restore_mode`].
     const MODE: Field = Field::new("--restore", "memory_restore_mode").keys("memory_restore_mode", "");
     /// [`Self::net_fds`].

@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use carom_api::Field;
@@ -57,13 +57,22 @@ impl FileBounds {
         granted.fold(Access::EMPTY, |all, (_, access)| all | *access).contains(access)
     }
 
-    /// True if a VM may use a file of this name that is not there yet.
+    /// True if a VM may use a file of this name that is not there yet. A link is there, though its target is not: a file made by that name
+    /// would lie elsewhere.
     pub fn allow_missing(&self, path: &Path, access: Access) -> bool {
-        if !matches!(self, Self::These(_)) {
+        if !self.are_known() {
             return true;
+        }
+        if fs::symlink_metadata(path).is_ok() {
+            return false;
         }
         let (Some(parent), Some(name)) = (parent(path), path.file_name()) else { return false };
         open(parent).is_ok_and(|(_, real)| self.allow(&real.join(name), access))
+    }
+
+    /// True if only some files are allowed, and it is known which.
+    pub fn are_known(&self) -> bool {
+        matches!(self, Self::These(_))
     }
 
     /// The files, where they are known.
@@ -106,8 +115,13 @@ pub fn open(path: &Path) -> io::Result<(PathFd, PathBuf)> {
         PathFdError::OpenCall { source, .. } => source,
         error => io::Error::other(error),
     })?;
-    let real = fs::read_link(format!("/proc/self/fd/{}", opened.as_fd().as_raw_fd()))?;
+    let real = real_path(opened.as_fd())?;
     Ok((opened, real))
+}
+
+/// Path without links of an open file.
+pub fn real_path(file: BorrowedFd<'_>) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// The directory that a file is in.
@@ -134,6 +148,7 @@ mod tests {
         }
         symlink(at("inner/file"), at("in/out")).unwrap();
         symlink(at("in"), at("link")).unwrap();
+        symlink(at("inner/none"), at("in/dangling")).unwrap();
         let rule = |access: &str| LandlockConfig { path: at("link"), access: access.parse().unwrap() };
         let bounds = FileBounds::of_rules(&[rule("r")]).unwrap();
         let may = |name: &str, access: AccessFs| {
@@ -145,7 +160,7 @@ mod tests {
         let read = AccessFs::ReadFile;
         assert!(may("in/sub/file", read) && may("link/sub/file", read) && may("in/new", read));
         assert!(may("in/sub/../sub/file", read) && !may("in/sub/../../inner/file", read));
-        for name in ["inner/file", "in/out", "inner/new", "in/../inner/new", "in/none/new", "in/.."] {
+        for name in ["inner/file", "in/out", "inner/new", "in/../inner/new", "in/none/new", "in/..", "in/dangling"] {
             assert!(!may(name, read), "{name}");
         }
         assert!(!may("in/sub/file", AccessFs::WriteFile) && !bounds.allow_missing(Path::new("/"), read.into()));

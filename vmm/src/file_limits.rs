@@ -4,12 +4,14 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use carom_api::config::{ConsoleMode, ConsoleTarget, LandlockConfig, MemoryZoneConfig, PayloadConfig, PlatformConfig};
 use carom_api::kinds::HostFile;
 use carom_api::{
-    ConfigError, DeviceConfig, DiskConfig, Field, NetConfig, PartConfig, PmemConfig, RngConfig, VmConfig, VsockConfig,
+    ConfigError, DeviceConfig, DiskConfig, Field, NetConfig, PartConfig, PmemConfig, RestoreConfig, RngConfig,
+    VmConfig, VsockConfig,
 };
 use devices::vfio::{HostFunctionPath, VfioPciError};
 use devices::{inherited, sandbox};
@@ -18,10 +20,11 @@ use landlock::{
     make_bitflags,
 };
 
-use crate::file_bounds::{Access, FileBounds, READ, beyond, file_error, open, parent, rule_access};
+use crate::file_bounds::{Access, FileBounds, READ, beyond, file_error, open, parent, real_path, rule_access};
 use crate::kvm;
 use crate::machine::VmError;
 use crate::output_file;
+use crate::snapshot::Snapshot;
 use crate::tap;
 
 /// To write a file that is there.
@@ -68,11 +71,10 @@ pub fn apply(
     read: Option<&Path>,
     bounds: &mut FileBounds,
 ) -> Result<(), VmError> {
-    let is_bounded = matches!(bounds, FileBounds::These(_));
-    if !config.landlock_enable && !is_bounded {
+    if !config.landlock_enable && !bounds.are_known() {
         return Ok(());
     }
-    let mut limits = Limits { rules: rules()?, bounds, named: Vec::new() };
+    let mut limits = Limits::new(bounds)?;
     for (path, access) in OF_EACH {
         limits.add_if_there(Path::new(path), *access)?;
     }
@@ -99,6 +101,30 @@ pub fn apply(
         *bounds = FileBounds::These(named);
     }
     Ok(())
+}
+
+/// Checks that a device that comes to a VM which has been booted names no file beyond the bounds. The kernel refuses files, but not the
+/// sockets of servers.
+///
+/// # Errors
+/// It names such a file, or the file is missing.
+pub fn check_added(part: &PartConfig, iommufd: bool, bounds: &FileBounds) -> Result<(), VmError> {
+    if bounds.are_known() { Limits::new(bounds)?.allow_part(part, iommufd) } else { Ok(()) }
+}
+
+/// Checks that the RAM of a snapshot lies in the snapshot's own directory or within the bounds. The guest gets all bytes of a file that a
+/// link leads to.
+///
+/// # Errors
+/// It lies elsewhere.
+pub fn check_snapshot(snapshot: &Snapshot, bounds: &FileBounds) -> Result<(), VmError> {
+    if !bounds.are_known() {
+        return Ok(());
+    }
+    let (field, path) = (RestoreConfig::SOURCE_URL, snapshot.memory_path());
+    let real = real_path(snapshot.memory.as_fd()).map_err(file_error(field, &path))?;
+    let (_, own) = open(directory(&path)).map_err(file_error(field, &path))?;
+    if real.starts_with(own) || bounds.allow(&real, READ) { Ok(()) } else { Err(beyond(field, &path, READ)) }
 }
 
 /// Says of an error that the limits may be why.
@@ -145,7 +171,12 @@ struct Limits<'b> {
     named: Vec<(PathBuf, Access)>,
 }
 
-impl Limits<'_> {
+impl<'b> Limits<'b> {
+    /// Limits that allow nothing yet.
+    fn new(bounds: &'b FileBounds) -> Result<Self, VmError> {
+        Ok(Self { rules: rules()?, bounds, named: Vec::new() })
+    }
+
     /// Adds a rule for a file or directory of the program's own, if it is there.
     fn add_if_there(&mut self, path: &Path, access: Access) -> Result<(), VmError> {
         let Ok((opened, _)) = open(path) else { return Ok(()) };
@@ -181,8 +212,7 @@ impl Limits<'_> {
     }
 
     /// Allows this file or directory, and what is below it, for `field`. If it is not there, `missing` makes an error of that. An
-    /// inherited file is open, and needs no rule. With a
-    /// rule a disk can open it anew, for a lock that the parent process does not share.
+    /// inherited file is open, and needs no rule. With a rule a disk can open it anew, for a lock that the parent process does not share.
     fn allow_or(
         &mut self,
         path: &Path,
@@ -295,10 +325,11 @@ impl Limits<'_> {
             let path = Some(path.display().to_string());
             VmError::Vfio { field: DeviceConfig::PATH, path, source: Box::new(source) }
         };
+        let field = DeviceConfig::PATH;
+        // Nothing is read in a directory beyond the bounds.
+        self.allow_if_there(path, READ, field)?;
         // One that VFIO does not have yet has no files of it either.
         let function = HostFunctionPath::inspect(path).map_err(fail)?;
-        let field = DeviceConfig::PATH;
-        self.allow_if_there(path, READ, field)?;
         self.allow_if_there(&path.join("iommu_group"), READ, field)?;
         let without = |file: &Path, source| Err(fail(device_file_error(file, source)));
         if !iommufd {

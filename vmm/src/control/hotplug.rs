@@ -8,6 +8,7 @@ use carom_api::types::PciDeviceInfo;
 use carom_api::{ConfigError, PartConfig, one_line};
 
 use super::{Booted, Control, ControlError, Created, Machine, Reply};
+use crate::file_limits;
 
 impl<M: Machine> Control<M> {
     /// Adds a device to the configuration, and to the VM if it is booted.
@@ -23,6 +24,9 @@ impl<M: Machine> Control<M> {
             Ok::<_, ConfigError>(())
         })?;
         leaving.iter().filter_map(|device| device.id()).for_each(|id| drop(config.remove(id)));
+        if let Some(device) = added.as_ref().filter(|_| created.limited) {
+            file_limits::check_added(device, config.platform.iommufd, &self.options.bounds)?;
+        }
         let added = match (&mut created.booted, added) {
             (Some(booted), Some(device)) => Some(booted.vm.add_device(&device)?),
             _ => None,

@@ -450,6 +450,7 @@ impl<M: Machine> Control<M> {
         let change = |config: &mut VmConfig| source.apply(config);
         let made = Snapshot::open(source.source_url.path(), change).map_err(VmError::from).and_then(|snapshot| {
             let Options { removed, bounds, .. } = &mut self.options;
+            file_limits::check_snapshot(&snapshot, bounds)?;
             file_limits::apply(&snapshot.config, removed, Some(source.source_url.path()), bounds)?;
             let vm = M::restore(&snapshot, source.reads_all(), mailbox.clone(), &self.monitor)?;
             Ok((vm, snapshot.config))
