@@ -8,13 +8,31 @@
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+/// Whom threads of this process wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// The host's kernel, which ends its I/O.
+    HostKernel,
+    /// The server at the other end of a connection, of whatever kind.
+    Server(u64),
+}
+
+impl Peer {
+    /// Returns a server with a number that no other connection of the process has.
+    pub(crate) fn new_server() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self::Server(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 thread_local! {
     /// Whether an operation is under way, and how many have begun.
     static CURRENT: Cell<(bool, u64)> = const { Cell::new((false, 0)) };
-    /// How long this thread has waited in an operation: number of the operation, number of the server, time.
-    static WAITED: RefCell<Vec<(u64, u64, Duration)>> = const { RefCell::new(Vec::new()) };
+    /// How long this thread has waited in an operation: number of the operation, peer, time.
+    static WAITED: RefCell<Vec<(u64, Peer, Duration)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// What this thread does as one, as long as this is there. Costs next to nothing as long as it waits for nobody.
@@ -38,23 +56,23 @@ impl Operation {
         Self { is_outermost, not_send: PhantomData }
     }
 
-    /// How long this thread has waited for `server` in this operation; zero where none is under way.
-    pub(crate) fn waited(server: u64) -> Duration {
+    /// How long this thread has waited for `peer` in this operation; zero where none is under way.
+    pub(crate) fn waited(peer: Peer) -> Duration {
         let (true, operation) = CURRENT.get() else { return Duration::ZERO };
         WAITED.with_borrow(|all| {
-            let found = all.iter().find(|waited| (waited.0, waited.1) == (operation, server));
+            let found = all.iter().find(|waited| (waited.0, waited.1) == (operation, peer));
             found.map_or(Duration::ZERO, |waited| waited.2)
         })
     }
 
     /// Notes that it waited.
-    pub(crate) fn note(server: u64, time: Duration) {
+    pub(crate) fn note(peer: Peer, time: Duration) {
         let (true, operation) = CURRENT.get() else { return };
         WAITED.with_borrow_mut(|all| {
             all.retain(|waited| waited.0 == operation);
-            match all.iter_mut().find(|waited| waited.1 == server) {
+            match all.iter_mut().find(|waited| waited.1 == peer) {
                 Some(waited) => waited.2 += time,
-                None => all.push((operation, server, time)),
+                None => all.push((operation, peer, time)),
             }
         });
     }
@@ -120,22 +138,24 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn waits_add_up_within_an_operation_and_for_each_server() {
-        Operation::note(1, SECOND);
-        assert_eq!(Operation::waited(1), Duration::ZERO, "none is under way");
+    fn waits_add_up_within_an_operation_and_for_each_peer() {
+        let (one, other) = (Peer::new_server(), Peer::new_server());
+        assert_ne!(one, other);
+        Operation::note(one, SECOND);
+        assert_eq!(Operation::waited(one), Duration::ZERO, "none is under way");
         let outer = Operation::begin();
-        Operation::note(1, SECOND);
+        Operation::note(one, SECOND);
         let inner = Operation::begin();
-        Operation::note(1, SECOND);
-        Operation::note(2, SECOND / 2);
+        Operation::note(one, SECOND);
+        Operation::note(other, SECOND / 2);
         drop(inner);
-        assert_eq!((Operation::waited(1), Operation::waited(2)), (2 * SECOND, SECOND / 2));
+        assert_eq!((Operation::waited(one), Operation::waited(other)), (2 * SECOND, SECOND / 2));
         drop(outer);
-        assert_eq!(Operation::waited(1), Duration::ZERO);
+        assert_eq!(Operation::waited(one), Duration::ZERO);
         let _next = Operation::begin();
-        assert_eq!(Operation::waited(1), Duration::ZERO);
-        Operation::note(2, SECOND);
-        assert_eq!(Operation::waited(2), SECOND);
+        assert_eq!(Operation::waited(one), Duration::ZERO);
+        Operation::note(other, SECOND);
+        assert_eq!((Operation::waited(other), Operation::waited(Peer::HostKernel)), (SECOND, Duration::ZERO));
     }
 
     #[test]

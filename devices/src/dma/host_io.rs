@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use crate::host_range::{DeviceRange, HostRange};
-use crate::patience;
+use crate::patience::{self, Peer};
 use crate::sync::lock;
 
 /// How long one access of a guest waits in all for I/O of the host's kernel that was asked to end, however many UNMAPs it makes. A vCPU
@@ -19,8 +19,6 @@ use crate::sync::lock;
 pub const IO_DEADLINE: Duration = Duration::from_secs(5);
 /// Time of an owner once others have used up the deadline: I/O that can be cancelled ends at once.
 const GRACE: Duration = Duration::from_millis(100);
-/// In place of a server's number, where [`Operation`](patience::Operation) adds up the waits.
-const HOST_KERNEL: u64 = u64::MAX;
 
 /// Where an operation's memory lies in this process. Few have more than one place.
 pub(super) type HostRanges = SmallVec<[HostRange; 2]>;
@@ -158,7 +156,7 @@ impl Operations {
         for (number, owner) in self.to_cancel(first, last) {
             owner.cancel(number);
         }
-        let mut left = limit.saturating_sub(patience::Operation::waited(HOST_KERNEL)).max(limit.min(GRACE));
+        let mut left = limit.saturating_sub(patience::Operation::waited(Peer::HostKernel)).max(limit.min(GRACE));
         let mut running = lock(&self.running);
         loop {
             let touching = || running.operations.iter().filter(|operation| operation.touches(first, last));
@@ -170,7 +168,7 @@ impl Operations {
             }
             let (after, waited) = self.waiter.wait(running, &self.ended, left);
             running = after;
-            patience::Operation::note(HOST_KERNEL, waited);
+            patience::Operation::note(Peer::HostKernel, waited);
             left = left.saturating_sub(waited);
         }
         let late = give_up(&mut running, first, last);

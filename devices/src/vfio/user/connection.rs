@@ -18,7 +18,6 @@ use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -30,7 +29,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::wire::{ACCESS, Command, HEADER, Header, Kind, dma_access, parse_dma_access};
 use crate::crash::{Claim, RingKind};
-use crate::patience::{Budget, Operation};
+use crate::patience::{Budget, Operation, Peer};
 use crate::sandbox::{self, Role};
 use crate::sync::lock;
 
@@ -262,11 +261,8 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Numbers the connections.
-static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
-
 struct SharedConnection {
-    number: u64,
+    peer: Peer,
     name: String,
     socket: UnixStream,
     /// A thread sends a message. Not the lock itself, for which nobody could wait for a limited time.
@@ -353,7 +349,7 @@ impl Connection {
     /// an operation.
     pub(super) fn new(name: &str, socket: UnixStream, dma: Arc<dyn DmaTarget>, limit: Duration) -> io::Result<Self> {
         let shared = Arc::new(SharedConnection {
-            number: CONNECTIONS.fetch_add(1, Ordering::Relaxed),
+            peer: Peer::new_server(),
             name: name.to_string(),
             socket,
             is_sending: Mutex::new(false),
@@ -386,9 +382,9 @@ impl Connection {
         descriptors: &[BorrowedFd<'_>],
         most: usize,
     ) -> Result<Vec<u8>, CallError> {
-        let SharedConnection { calls, limit, number, budget, messages, .. } = &*self.shared;
+        let SharedConnection { calls, limit, peer, budget, messages, .. } = &*self.shared;
         let start = Instant::now();
-        let of_operation = limit.saturating_sub(Operation::waited(*number));
+        let of_operation = limit.saturating_sub(Operation::waited(*peer));
         let of_budget = lock(budget).allows(start);
         let deadline = start + of_operation.min(of_budget);
         let id = calls.expect(command, most)?;
@@ -416,7 +412,7 @@ impl Connection {
             }
         }
         let end = Instant::now();
-        Operation::note(*number, end.duration_since(start));
+        Operation::note(*peer, end.duration_since(start));
         lock(budget).pay(start, end);
         answer.unwrap_or_else(|| {
             let limit = limit.as_secs_f32();

@@ -7,7 +7,6 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -25,7 +24,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::error::ServerError;
 use super::iotlb::{BYTES, Iotlb, Kind};
 use super::time_limit::TimeLimit;
-use crate::patience::{Budget, Operation};
+use crate::patience::{Budget, Operation, Peer};
 use crate::ram::RamRegion;
 use crate::sync::lock;
 
@@ -46,9 +45,6 @@ const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 /// Bytes of a header.
 const HEADER: usize = 12;
-
-/// Numbers the connections.
-static CONNECTIONS: AtomicU64 = AtomicU64::new(1 << 63);
 
 /// Where the rings of a queue are, in guest-physical addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,8 +101,7 @@ pub(super) struct Connection {
     socket: UnixStream,
     limit: TimeLimit,
     times: Times,
-    /// Other than those of vfio-user servers.
-    number: u64,
+    peer: Peer,
     /// Of the device.
     budget: Arc<Mutex<Budget>>,
     /// Why the server is gone, if it is.
@@ -127,9 +122,8 @@ impl Connection {
         let host = |source| ServerError::Host { what: "listening to a vhost-user server", source };
         let (watched, own) = (socket.try_clone().map_err(host)?, socket.try_clone().map_err(host)?);
         let limit = TimeLimit::new(format!("{id}_limit"), watched).map_err(host)?;
-        let number = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
         let frontend = Frontend::from_stream(socket, queues as u64);
-        Ok(Self { frontend, socket: own, limit, times, number, budget, gone: None, left: false })
+        Ok(Self { frontend, socket: own, limit, times, peer: Peer::new_server(), budget, gone: None, left: false })
     }
 
     /// Makes a request.
@@ -142,12 +136,12 @@ impl Connection {
         if let Some(reason) = &self.gone {
             return Err(ServerError::Gone(reason.clone()));
         }
-        let Self { frontend, limit, number, budget, .. } = self;
+        let Self { frontend, limit, peer, budget, .. } = self;
         let start = Instant::now();
-        let left = time.saturating_sub(Operation::waited(*number)).min(lock(budget).allows(start));
+        let left = time.saturating_sub(Operation::waited(*peer)).min(lock(budget).allows(start));
         let result = limit.during(left, || call(frontend));
         let end = Instant::now();
-        Operation::note(*number, end.duration_since(start));
+        Operation::note(*peer, end.duration_since(start));
         lock(budget).pay(start, end);
         let error = match result {
             Ok(result) => return Ok(result),
