@@ -54,7 +54,7 @@ impl Wait {
 
 /// The work of a thread.
 pub trait Task: Send + 'static {
-    /// Called by the thread before anything else, with the system calls of its role.
+    /// Called by the thread before anything else, and before its system calls are cut down to those of its role.
     fn begin(&mut self) {}
     /// Does what there is to do. Between two pieces of it, looks whether [`Orders::call`] and returns if so; what is left is done
     /// after that.
@@ -193,15 +193,19 @@ impl<T: Task> Worker<T> {
         let orders = Arc::new(Orders::new(paused)?);
         let task = Arc::new(Mutex::new(task));
         let (of_thread, task_of_thread) = (orders.clone(), task.clone());
-        let thread = sandbox::start_on(role.thread(), name, cpus, move || {
-            let work = AssertUnwindSafe(|| work(&of_thread, &task_of_thread, &doorbell));
-            if catch_unwind(work).is_err() {
-                lock(&task_of_thread).panicked();
-                // The thread that drops the task may not make these calls.
-                let _ = catch_unwind(AssertUnwindSafe(|| lock(&task_of_thread).abandon()));
+        let prepare = move || {
+            let begun = catch_unwind(AssertUnwindSafe(|| lock(&task_of_thread).begin()));
+            move || {
+                let work = AssertUnwindSafe(|| work(&of_thread, &task_of_thread, &doorbell));
+                if begun.and_then(|()| catch_unwind(work)).is_err() {
+                    lock(&task_of_thread).panicked();
+                    // The thread that drops the task may not make these calls.
+                    let _ = catch_unwind(AssertUnwindSafe(|| lock(&task_of_thread).abandon()));
+                }
+                of_thread.ended();
             }
-            of_thread.ended();
-        })?;
+        };
+        let thread = sandbox::start_prepared(role.thread(), name, cpus, prepare)?;
         Ok(Self { orders, task, role, thread: Some(thread) })
     }
 
@@ -259,7 +263,6 @@ struct Rung {
 const UNKNOWN: Rung = Rung { wake: true, doorbell: true };
 
 fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {
-    lock(task).begin();
     let mut rung = UNKNOWN;
     while orders.may_run(|| lock(task).settle()) {
         // Rung from here on, it wakes the thread again. One that was not rung is not read: that costs a call each time. They fail

@@ -14,8 +14,10 @@ use super::program::{Rules, program};
 /// The bits of an `ioctl` request that say whose it is.
 const IOCTL_TYPE: u32 = 0xff00;
 
-/// Calls that start and filter a thread.
+/// Calls that start and filter a thread, and those that it makes before it is filtered: threads of disks make rings of io_uring.
 const STARTING: &[Call] = &[
+    Call::Any(libc::SYS_io_uring_setup),
+    Call::Any(libc::SYS_io_uring_register),
     Call::Any(libc::SYS_ioctl),
     Call::Any(libc::SYS_clone),
     Call::Any(libc::SYS_clone3),

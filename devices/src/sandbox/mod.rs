@@ -26,4 +26,4 @@ pub use self::common::{COMMON, REFUSED};
 pub use self::files::{files_are_limited, give_up_files, known_accesses, limit_files, no_files};
 pub use self::host_cpus::{HostCpus, PinError};
 pub use self::roles::Role;
-pub use self::starter::{Mode, begin, check_host_cpus, confine, start, start_on};
+pub use self::starter::{Mode, begin, check_host_cpus, confine, start, start_on, start_prepared};

@@ -38,12 +38,15 @@ impl Mode {
     }
 }
 
+/// Work of a thread before it is filtered, which returns its work after that.
+type Prepare = Box<dyn FnOnce() -> Box<dyn FnOnce()> + Send>;
+
 /// A thread to be started.
 struct Job {
     role: ThreadRole,
     name: String,
     placement: Placement,
-    run: Box<dyn FnOnce() + Send>,
+    prepare: Prepare,
     answer: Sender<io::Result<Started>>,
 }
 
@@ -127,8 +130,23 @@ pub fn start_on(
     cpus: Option<HostCpus>,
     run: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>, PinError> {
+    start_prepared(role, name, cpus, move || run)
+}
+
+/// Starts a thread that first runs `prepare`, with the calls of the thread that starts others, and then what that returns, with those of
+/// `role`.
+///
+/// # Errors
+/// As of [`start_on`].
+pub fn start_prepared<R: FnOnce() + 'static>(
+    role: ThreadRole,
+    name: String,
+    cpus: Option<HostCpus>,
+    prepare: impl FnOnce() -> R + Send + 'static,
+) -> Result<JoinHandle<()>, PinError> {
     let (placement, placed) = Placement::new(cpus);
-    let thread = start_placed(role, name, placement, run).map_err(PinError::Host)?;
+    let prepare: Prepare = Box::new(move || Box::new(prepare()));
+    let thread = start_placed(role, name, placement, prepare).map_err(PinError::Host)?;
     placed.map_or(Ok(()), |placed| placed.recv().map_err(|_| PinError::Host(gone()))?)?;
     Ok(thread)
 }
@@ -142,22 +160,17 @@ pub fn check_host_cpus(role: ThreadRole, cpus: HostCpus) -> Result<(), PinError>
     ended.map_err(|_| PinError::Host(io::Error::other("a thread that does nothing panicked")))
 }
 
-fn start_placed(
-    role: ThreadRole,
-    name: String,
-    placement: Placement,
-    run: impl FnOnce() + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
+fn start_placed(role: ThreadRole, name: String, placement: Placement, prepare: Prepare) -> io::Result<JoinHandle<()>> {
     let Some((_, starter)) = STARTER.get() else {
         return named(name).spawn(move || {
             crash::set_role(role.name);
             if placement.take() {
-                run();
+                prepare()();
             }
         });
     };
     let (answer, answered) = channel();
-    let job = Job { role, name, placement, run: Box::new(run), answer };
+    let job = Job { role, name, placement, prepare, answer };
     starter.send(Order::Start(Box::new(job))).map_err(|_| gone())?;
     let Started { thread, filtered } = answered.recv().map_err(|_| gone())??;
     match filtered.recv() {
@@ -186,7 +199,7 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
     // Made when the first thread of a role comes.
     let mut made = HashMap::new();
     for order in orders {
-        let Job { role, name, placement, run, answer } = match order {
+        let Job { role, name, placement, prepare, answer } = match order {
             Order::Start(job) => *job,
             Order::LimitFiles(rules, answer) => {
                 // Whoever asked waits for it.
@@ -205,20 +218,20 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
                 Ok(filter)
             }
         };
-        let started = filter.and_then(|filter| start_filtered(role, name, filter, placement, run));
+        let started = filter.and_then(|filter| start_filtered(role, name, filter, placement, prepare));
         // Whoever asked waits for it.
         let _ = answer.send(started);
     }
 }
 
-/// Starts the thread. It runs `run` only once the kernel has taken its filter, for which whoever asked waits: this thread starts others
-/// meanwhile.
+/// Starts the thread. It runs what `prepare` returns only once the kernel has taken its filter, for which whoever asked waits: this thread
+/// starts others meanwhile.
 fn start_filtered(
     role: ThreadRole,
     name: String,
     filter: Filter,
     placement: Placement,
-    run: impl FnOnce() + Send + 'static,
+    prepare: Prepare,
 ) -> io::Result<Started> {
     let (tell, filtered) = sync_channel(1);
     let thread = named(name).spawn(move || {
@@ -227,6 +240,7 @@ fn start_filtered(
         if !placement.take() {
             return;
         }
+        let run = prepare();
         let installed = filter.install();
         let is_installed = installed.is_ok();
         drop(filter);

@@ -430,7 +430,7 @@ impl Requests {
 }
 
 impl Task for Requests {
-    /// Makes the ring, which only the queue's thread may do: a vCPU starts the queue.
+    /// Makes the ring. The thread cannot make another once its system calls are filtered.
     fn begin(&mut self) {
         let size = u16::try_from(self.flights.len()).unwrap_or(u16::MAX);
         self.engine = Engine::new(self.disk.image.clone(), size, self.disk.mode);
