@@ -28,7 +28,7 @@ impl CrashFile {
     /// # Errors
     /// Another process has it, or it cannot be opened.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = output_file::open(File::options().append(true), libc::O_NONBLOCK | libc::O_NOCTTY, path)?;
+        let file = output_file::open(File::options().append(true), libc::O_NONBLOCK, path)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => Err(io::Error::other("another process has its reports written there")),
             // Not all files can be locked.

@@ -4,22 +4,40 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use devices::inherited::{self, Access};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::geteuid;
 
 /// Opens the file at `path`, or makes it for this user alone, with further `flags` of open(2). A symbolic link is followed if it is this
 /// user's or root's, as `/dev/stdout` is: another's may lead to a file that only this user can write (the kernel has the same rule for
 /// directories like `/tmp`, `fs.protected_symlinks`). A descriptor of a file or pipe that was inherited takes its place as it is.
 ///
+/// This does not wait for a FIFO's reader or a terminal's carrier, and no terminal becomes this process's own. Writing waits, unless
+/// `flags` has `O_NONBLOCK`.
+///
 /// # Errors
-/// The link is of another user, or the file cannot be opened.
+/// The link is of another user, a FIFO has no reader, or the file cannot be opened.
 pub fn open(options: &mut OpenOptions, flags: i32, path: &Path) -> io::Result<File> {
     if let Some(inherited) = inherited::file(path, Access::Append) {
         return inherited;
     }
+    let file = open_at_once(options, flags | libc::O_NONBLOCK | libc::O_NOCTTY, path).map_err(|error| {
+        let is_fifo = || path.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo());
+        if error.raw_os_error() == Some(libc::ENXIO) && is_fifo() {
+            return io::Error::other("a FIFO that nobody reads; start its reader first");
+        }
+        error
+    })?;
+    if flags & libc::O_NONBLOCK == 0 {
+        fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    }
+    Ok(file)
+}
+
+fn open_at_once(options: &mut OpenOptions, flags: i32, path: &Path) -> io::Result<File> {
     options.create(true).mode(0o600);
     match options.custom_flags(flags | libc::O_NOFOLLOW).open(path) {
         Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
@@ -38,6 +56,8 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::{PermissionsExt, lchown, symlink};
 
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
 
     fn append(path: &Path) -> io::Result<File> {
@@ -54,6 +74,20 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         append(&path).unwrap().write_all(b"two").unwrap();
         assert_eq!((mode(), fs::read(&path).unwrap().as_slice()), (0o640, b"onetwo".as_slice()));
+    }
+
+    #[test]
+    fn fifo_needs_a_reader_and_is_written_with_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fifo");
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let error = append(&path).unwrap_err();
+        assert_eq!(error.to_string(), "a FIFO that nobody reads; start its reader first");
+        let _reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+        for (flags, waits) in [(0, true), (libc::O_NONBLOCK, false)] {
+            let file = open(File::options().append(true), flags, &path).unwrap();
+            assert_eq!(fcntl_getfl(&file).unwrap().contains(OFlags::NONBLOCK), !waits);
+        }
     }
 
     #[test]

@@ -5,13 +5,11 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use carom_api::Field;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::output_file;
 use crate::queued_writer::QueuedWriter;
@@ -105,20 +103,8 @@ impl Write for Pen {
     }
 }
 
-/// As [`File::create`], but waits neither for a FIFO's reader nor for a terminal's carrier, and does not make a terminal this
-/// process's own.
+/// As [`File::create`], by [`output_file::open`].
 fn create(path: &Path) -> io::Result<File> {
     // At its end, so that whoever empties it has no hole before what comes.
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_APPEND;
-    let file = output_file::open(OpenOptions::new().write(true).truncate(true), flags, path);
-    let file = file.map_err(|error| {
-        let is_fifo = || path.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo());
-        if error.raw_os_error() == Some(libc::ENXIO) && is_fifo() {
-            return io::Error::other("a FIFO that nobody reads; start its reader first");
-        }
-        error
-    })?;
-    // Writing may wait: a thread of its own does it.
-    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
-    Ok(file)
+    output_file::open(OpenOptions::new().write(true).truncate(true), libc::O_APPEND, path)
 }

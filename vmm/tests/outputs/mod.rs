@@ -111,11 +111,8 @@ fn outputs_to_pipes_and_devices_work_under_landlock() {
 
     mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     // Open for writing as well, so that it has no end.
-    works(
-        dir,
-        "fifo",
-        Some(&|_, dir| Box::new(File::options().read(true).write(true).open(dir.join("fifo")).unwrap())),
-    );
+    let fifo = File::options().read(true).write(true).open(dir.join("fifo")).unwrap();
+    works(dir, "fifo", Some(&|_, _| Box::new(fifo.try_clone().unwrap())));
 
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&terminal).unwrap();
@@ -125,6 +122,34 @@ fn outputs_to_pipes_and_devices_work_under_landlock() {
     works(dir, &path, Some(&|_, _| Box::new(File::from(terminal.try_clone().unwrap()))));
 }
 
+/// Each option that names an output, and what precedes the path in its value.
+const OUTPUTS: [(&str, &str); 5] = [
+    ("--serial", "file="),
+    ("--console", "file="),
+    ("--event-monitor", "path="),
+    ("--log-file", ""),
+    ("--crash-report", "path="),
+];
+
+#[test]
+fn fifo_without_a_reader_is_refused_by_option() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    for (option, key) in OUTPUTS {
+        if no_kvm() && ["--serial", "--console"].contains(&option) {
+            continue;
+        }
+        let value = format!("{key}fifo");
+        let mut carom = Carom(program(dir, &[option, &value]).stderr(Stdio::piped()).spawn().unwrap());
+        wait_until(|| carom.0.try_wait().unwrap().is_some());
+        let mut text = String::new();
+        carom.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        let expected = format!("carom: {option} fifo: a FIFO that nobody reads; start its reader first");
+        assert_eq!((text.lines().last(), carom.0.wait().unwrap().code()), (Some(&*expected), Some(2)), "{text}");
+    }
+}
+
 #[test]
 fn output_that_cannot_be_opened_is_refused_by_option() {
     let dir = tempfile::tempdir().unwrap();
@@ -132,13 +157,7 @@ fn output_that_cannot_be_opened_is_refused_by_option() {
     fs::create_dir(dir.join("directory")).unwrap();
     let (socket, _other) = UnixStream::pair().unwrap();
     for path in ["/dev/stdout", "directory", "no/such/file"].map(PathBuf::from) {
-        for (option, key) in [
-            ("--serial", "file="),
-            ("--console", "file="),
-            ("--event-monitor", "path="),
-            ("--log-file", ""),
-            ("--crash-report", "path="),
-        ] {
+        for (option, key) in OUTPUTS {
             if no_kvm() && ["--serial", "--console"].contains(&option) {
                 continue;
             }
