@@ -19,7 +19,7 @@ pub const ENTRY_SIZE: u64 = 16;
 pub const CONTROL_FUNCTION_MASK: u16 = 1 << 14;
 /// Message control bit: MSI-X is on.
 pub const CONTROL_ENABLE: u16 = 1 << 15;
-/// Vector control bit: the vector is masked.
+/// Vector control bit: the vector is masked. All others are reserved and read as zero.
 const VECTOR_MASK: u32 = 1;
 
 /// Why an MSI-X table could not be changed.
@@ -221,7 +221,7 @@ impl MsixTable {
         for (index, vector) in state.vectors.iter().enumerate() {
             let MsixVectorState { address, data, control, pending } = *vector;
             let entry = &mut self.entries[index];
-            (entry.address, entry.data, entry.control) = (address, data, control);
+            (entry.address, entry.data, entry.control) = (address, data, control & VECTOR_MASK);
             let bit = 1 << (index % 64);
             let word = &mut self.pending[index / 64];
             *word = if pending { *word | bit } else { *word & !bit };
@@ -287,7 +287,7 @@ impl Entry {
         address.copy_from_slice(&bytes[..8]);
         self.address = u64::from_le_bytes(address);
         self.data = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
-        self.control = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
+        self.control = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]) & VECTOR_MASK;
     }
 }
 
@@ -530,6 +530,27 @@ mod tests {
         assert_eq!(failed_vector(table.reset()), 0);
         assert_eq!(recorder.changed(), [(1, None)]);
         assert!(recorder.events.iter().all(|event| event.read().is_err()), "an interrupt of the old driver is left");
+    }
+
+    #[test]
+    fn reserved_bits_of_vector_control_read_as_zero() {
+        let (_, mut table) = table();
+        let control = |table: &MsixTable| {
+            let mut bytes = [0; 4];
+            table.read_table(12, &mut bytes);
+            u32::from_le_bytes(bytes)
+        };
+        for (written, read) in [(0xffff_fffe_u32, 0), (u32::MAX, 1), (0x100, 0)] {
+            table.write_table(12, &written.to_le_bytes()).unwrap();
+            assert_eq!((control(&table), table.state().vectors[0].control), (read, read), "{written:#x}");
+        }
+        table.write_table(13, &[0xff; 3]).unwrap();
+        assert_eq!(control(&table), 0);
+        // A state may come from a version that kept these bits.
+        let mut state = table.state();
+        state.vectors[0].control = u32::MAX;
+        table.restore(&state).unwrap();
+        assert_eq!(control(&table), VECTOR_MASK);
     }
 
     #[test]

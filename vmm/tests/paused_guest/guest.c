@@ -38,7 +38,7 @@ enum kind {
 	CONSTANT,
 	/* Each word is what was last written. */
 	MEMORY,
-	/* An MSI-X table: memory, but the last bit of each entry, the mask, stays set. */
+	/* An MSI-X table: memory, but the last word of each entry has one bit, the mask. It stays set. */
 	TABLE,
 	/* BARs in ECAM of a function that does not decode: some bits of each word do not change. */
 	BARS,
@@ -171,6 +171,14 @@ static void read_all(uint32_t cpu, struct region *r, const uint32_t *should)
 	compare(cpu, r->base, buffer, should, r->words);
 }
 
+/* What a word of a region holds after `v` was written to it. */
+static uint32_t kept(const struct region *r, uint32_t i, uint32_t v)
+{
+	if (r->kind == BARS)
+		return (v & r->changes[i]) | r->set[i];
+	return r->kind == TABLE && i % 4 == 3 ? v & 1 : v;
+}
+
 /* Writes all words, one way after the other, and reads them. */
 static void write_all(uint32_t cpu, struct region *r, uint32_t round)
 {
@@ -181,7 +189,7 @@ static void write_all(uint32_t cpu, struct region *r, uint32_t round)
 			uint32_t v = (round * 3 + way) * 0x9e3779b9u ^ (i + 1) * 0x01234567u ^ r->base;
 
 			out[i] = way == 2 ? 0x51515151 : r->kind == TABLE && i % 4 == 3 ? v | 1 : v;
-			should[i] = r->kind == BARS ? (out[i] & r->changes[i]) | r->set[i] : out[i];
+			should[i] = kept(r, i, out[i]);
 		}
 		switch (way) {
 		case 0:
@@ -207,7 +215,7 @@ static void write_all(uint32_t cpu, struct region *r, uint32_t round)
 	i = r->words / 2;
 	move_words(r->base, r->base + 4 * i, i);
 	while (i--)
-		should[i] = should[i + r->words / 2];
+		should[i] = kept(r, i, should[i + r->words / 2]);
 	read_all(cpu, r, should);
 }
 
