@@ -107,10 +107,12 @@ impl ImageLock {
     fn is_free_within(&self, byte: i64, patience: Duration) -> bool {
         let start = Instant::now();
         loop {
+            // Before the look: this thread may have had no CPU for longer than `patience`.
+            let is_over = start.elapsed() >= patience;
             if !is_locked(self.file.as_fd(), byte) {
                 return true;
             }
-            if start.elapsed() >= patience {
+            if is_over {
                 return false;
             }
             thread::sleep(LOOK_AGAIN);

@@ -217,8 +217,8 @@ unsafe fn readable<'b>(buffers: Buffers) -> IoVector<'b> {
     vector
 }
 
-/// Opens the image in `file`, whose header is sound, and its backing images, at most `most`. Adds their locks to `locks`. True if there is a
-/// backing image.
+/// Opens the image in `file`, whose header is sound, and its backing images: [`MOST_IMAGES`] in all. `chain` has the identities of the images
+/// before it. Adds the locks of backing images to `locks`. True if there is a backing image.
 fn open_chain(
     file: &File,
     l1: Arc<Mutex<L1Table>>,
