@@ -139,7 +139,9 @@ impl StartLock {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let mut options = File::options();
-            let options = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+            // Another user of the directory may have put a link or a FIFO there: neither is followed or waited for.
+            let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+            let options = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
             let file = options.open(&path)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // Who had it before may have removed the file since it was opened here.
@@ -199,6 +201,8 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+
+    use rustix::fs::{CWD, FileType, mknodat};
 
     use super::*;
 
@@ -327,6 +331,15 @@ mod tests {
         fs::write(&path, "somebody else's").unwrap();
         drop(socket);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn fifo_in_place_of_the_lock_is_an_error_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("api.sock.lock");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let error = ListeningSocket::bind(&dir.path().join("api.sock")).err().unwrap();
+        assert_eq!(error.raw_os_error(), Some(libc::ENXIO), "{error}");
     }
 
     #[test]
