@@ -14,6 +14,7 @@ use vm_memory::VolatileSlice;
 use super::dma_space::DmaSpace;
 use super::endpoint_devices::EndpointDevices;
 use super::unmaps::Unmaps;
+use crate::host_memory::missing_memory;
 use crate::throttle::Throttle;
 use crate::vfio::error::VfioPciError;
 
@@ -65,8 +66,10 @@ impl VfioMapper {
 
     /// Says in the log which limit of the host is reached, if one is.
     fn explain(&self, error: &io::Error) {
-        if let Some(hint) = limit_reached(error)
+        let has_hint = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::ENOMEM | libc::EFAULT));
+        if has_hint
             && self.throttle.pass()
+            && let Some(hint) = limit_reached(error, missing_memory)
         {
             warn!("VFIO mapping refused: {hint}");
         }
@@ -90,8 +93,9 @@ fn classify(error: io::Error) -> MapError {
     }
 }
 
-/// Which limit of the host made the kernel refuse to map, if one did, and what to do.
-pub(crate) fn limit_reached(error: &io::Error) -> Option<String> {
+/// Which limit of the host made the kernel refuse to map, if one did, and what to do. `missing_memory` names guest memory that the host cannot
+/// supply, if there is any.
+fn limit_reached(error: &io::Error, missing_memory: impl FnOnce() -> Option<String>) -> Option<String> {
     match error.raw_os_error()? {
         libc::ENOSPC => Some(
             "the container holds as many mappings as the host allows; raise dma_entry_limit of module vfio_iommu_type1, \
@@ -106,12 +110,12 @@ pub(crate) fn limit_reached(error: &io::Error) -> Option<String> {
                  or give the process CAP_IPC_LOCK"
             ))
         }
-        libc::EFAULT => Some(
+        libc::EFAULT => Some(missing_memory().unwrap_or_else(|| {
             "the host's kernel pins no memory of this kind for devices: Linux 6.5 and later pin no pages of a file for writing unless it \
              lies on tmpfs or hugetlbfs, so keep the file of --pmem or of a memory zone there (or use discard_writes=on), and IOMMUFD \
              pins no registers of other devices"
-                .to_string(),
-        ),
+                .to_string()
+        })),
         _ => None,
     }
 }
@@ -181,7 +185,7 @@ mod tests {
     fn limits_of_the_host_are_no_resources_and_say_how_to_raise_them() {
         for (errno, hint) in [(libc::ENOSPC, "dma_entry_limit"), (libc::ENOMEM, "ulimit -l")] {
             let error = io::Error::from_raw_os_error(errno);
-            let text = limit_reached(&error).unwrap();
+            let text = limit_reached(&error, || None).unwrap();
             assert!(text.contains(hint) && text.lines().count() == 1, "{text}");
             assert!(matches!(classify(error), MapError::NoResources));
         }
@@ -190,10 +194,12 @@ mod tests {
     #[test]
     fn other_errors_are_no_limits() {
         let error = io::Error::from_raw_os_error(libc::EEXIST);
-        assert_eq!(limit_reached(&error), None);
+        assert_eq!(limit_reached(&error, || None), None);
         assert!(matches!(classify(error), MapError::Exists));
         let error = io::Error::from_raw_os_error(libc::EFAULT);
-        assert!(limit_reached(&error).unwrap().contains("tmpfs"));
+        assert!(limit_reached(&error, || None).unwrap().contains("tmpfs"));
+        let missing = || Some("zone 'a', file /x; the file was truncated".to_string());
+        assert_eq!(limit_reached(&error, missing), missing());
         assert!(matches!(classify(error), MapError::Host(_)));
     }
 }
