@@ -47,6 +47,8 @@ pub enum Clients {
 
 /// How long to wait for others that start.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Time between two looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 fn identity(path: &Path) -> io::Result<Identity> {
     let metadata = fs::symlink_metadata(path)?;
@@ -65,7 +67,7 @@ impl ListeningSocket {
 
     fn bind_for(path: &Path, clients: Clients) -> io::Result<Self> {
         // Two that start at once must not both find a stale socket and replace each other's new one.
-        let _lock = StartLock::take(path)?;
+        let _lock = StartLock::take(path, PATIENCE)?;
         remove_stale(path)?;
         let listener = match clients {
             Clients::ByUmask => UnixListener::bind(path),
@@ -132,11 +134,11 @@ struct StartLock {
 
 impl StartLock {
     /// Waits for others that start, but not for ever: one may have been stopped.
-    fn take(socket: &Path) -> io::Result<Self> {
+    fn take(socket: &Path, patience: Duration) -> io::Result<Self> {
         let mut name = socket.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_os_string();
         name.push(".lock");
         let path = socket.with_file_name(name);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience;
         loop {
             let mut options = File::options();
             // Another user of the directory may have put a link or a FIFO there: neither is followed or waited for.
@@ -147,7 +149,7 @@ impl StartLock {
                 // Who had it before may have removed the file since it was opened here.
                 Ok(()) if is_at(&file, &path) => return Ok(Self { file, path }),
                 Ok(()) => {}
-                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(PATIENCE / 100),
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
                 Err(Errno::WOULDBLOCK) => {
                     let text = format!("another process keeps {} locked", path.display());
                     return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
@@ -266,13 +268,13 @@ mod tests {
     fn lock_that_is_kept_is_an_error_and_one_that_is_let_go_none() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("api.sock");
-        let holder = StartLock::take(&path).unwrap();
+        let holder = StartLock::take(&path, Duration::ZERO).unwrap();
         let mode = fs::metadata(&holder.path).unwrap().permissions().mode();
         assert_eq!(mode & 0o7777, 0o600);
-        let error = ListeningSocket::bind(&path).err().unwrap();
+        let error = StartLock::take(&path, Duration::ZERO).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
-        let waiting = thread::spawn(move || ListeningSocket::bind(&path).map(drop));
-        thread::sleep(PATIENCE / 20);
+        // The limit ends a test that hangs.
+        let waiting = thread::spawn(move || StartLock::take(&path, Duration::from_secs(600)).map(drop));
         drop(holder);
         waiting.join().unwrap().unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "something is left");
