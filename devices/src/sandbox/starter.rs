@@ -224,8 +224,8 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
     }
 }
 
-/// Starts the thread. It runs what `prepare` returns only once the kernel has taken its filter, for which whoever asked waits: this thread
-/// starts others meanwhile.
+/// Starts the thread. It runs what `prepare` returns only once the kernel has taken its filter. The caller of [`start_prepared`] waits for
+/// that. This thread does not, and starts others meanwhile.
 fn start_filtered(
     role: ThreadRole,
     name: String,
