@@ -5,12 +5,8 @@
  * It says `w` on the serial port when the first write to a disk has ended, and ejects the disk when it reads anything there. Then it
  * looks for the next disk.
  */
-#include <stdint.h>
+#include "guest.h"
 
-#define SERIAL 0x3f8
-#define PCI_EJECT 0x618
-#define PCI_ADDRESS 0xcf8
-#define PCI_DATA 0xcfc
 /* A disk by vendor and device. */
 #define DISK 0x10421af4u
 #define WRITES 16
@@ -23,64 +19,29 @@
 #define DATA 0x1100000u
 #define HOLE 0xe0000000u
 
-uint8_t stack[16384] __attribute__((aligned(16)));
-
-static inline void outb(uint16_t port, uint8_t v) { __asm__ volatile("outb %0, %1" :: "a"(v), "Nd"(port)); }
-static inline void outw(uint16_t port, uint16_t v) { __asm__ volatile("outw %0, %1" :: "a"(v), "Nd"(port)); }
-static inline void outl(uint16_t port, uint32_t v) { __asm__ volatile("outl %0, %1" :: "a"(v), "Nd"(port)); }
-static inline uint8_t inb(uint16_t port)
-{
-	uint8_t v;
-
-	__asm__ volatile("inb %1, %0" : "=a"(v) : "Nd"(port));
-	return v;
-}
-static inline uint32_t inl(uint16_t port)
-{
-	uint32_t v;
-
-	__asm__ volatile("inl %1, %0" : "=a"(v) : "Nd"(port));
-	return v;
-}
-#define MEM8(a) (*(volatile uint8_t *)(a))
-#define MEM16(a) (*(volatile uint16_t *)(a))
-#define MEM32(a) (*(volatile uint32_t *)(a))
-
-static uint32_t config(uint32_t slot, uint32_t at)
-{
-	outl(PCI_ADDRESS, 0x80000000u | slot << 11 | (at & 0xfc));
-	return inl(PCI_DATA) >> 8 * (at & 3);
-}
-
-static void set_config(uint32_t slot, uint32_t at, uint32_t v)
-{
-	outl(PCI_ADDRESS, 0x80000000u | slot << 11 | at);
-	outl(PCI_DATA, v);
-}
-
 /* Gives the BARs of memory their places, a page apart from each other at least, and says where each is. Ports are where they are. */
 static void place_bars(uint32_t slot, uint32_t *bars)
 {
 	uint32_t place = HOLE, i = 0;
 
 	while (i < 6) {
-		uint32_t at = 0x10 + 4 * i, low = config(slot, at), size;
+		uint32_t at = 0x10 + 4 * i, low = pci_read(slot, at), size;
 
 		if (low & 1) {
 			bars[i++] = low & ~3u;
 			continue;
 		}
-		set_config(slot, at, ~0u);
-		size = ~(config(slot, at) & ~15u) + 1;
+		pci_write(slot, at, ~0u);
+		size = ~(pci_read(slot, at) & ~15u) + 1;
 		if (size) {
 			place = (place + size - 1) & ~(size - 1);
 			bars[i] = place;
-			set_config(slot, at, place);
+			pci_write(slot, at, place);
 			place += size;
 		}
 		if ((low & 6) == 4) {
 			if (size)
-				set_config(slot, at + 4, 0);
+				pci_write(slot, at + 4, 0);
 			i++;
 		}
 		i++;
@@ -101,39 +62,22 @@ static uint32_t start(uint32_t slot)
 	uint32_t bars[6] = { 0 }, common = 0, notify = 0, scale = 0, cap, i;
 
 	place_bars(slot, bars);
-	set_config(slot, 4, 7);
-	for (cap = config(slot, 0x34) & 0xff; cap; cap = config(slot, cap + 1) & 0xff) {
-		uint32_t head = config(slot, cap), place;
+	pci_write(slot, 4, 7);
+	for (cap = pci_read(slot, 0x34) & 0xff; cap; cap = pci_read(slot, cap + 1) & 0xff) {
+		uint32_t head = pci_read(slot, cap), place;
 
 		if ((head & 0xff) != 9)
 			continue;
-		place = bars[(config(slot, cap + 4) & 0xff) % 6] + config(slot, cap + 8);
+		place = bars[(pci_read(slot, cap + 4) & 0xff) % 6] + pci_read(slot, cap + 8);
 		if (head >> 24 == 1)
 			common = place;
 		if (head >> 24 == 2) {
 			notify = place;
-			scale = config(slot, cap + 16);
+			scale = pci_read(slot, cap + 16);
 		}
 	}
-	MEM8(common + 20) = 0;
-	while (MEM8(common + 20))
-		;
-	MEM8(common + 20) = 1;
-	MEM8(common + 20) = 3;
-	/* VIRTIO_F_VERSION_1, and VIRTIO_BLK_F_FLUSH, without which each write waits for the host's disk. */
-	MEM32(common + 8) = 0;
-	MEM32(common + 12) = 1u << 9;
-	MEM32(common + 8) = 1;
-	MEM32(common + 12) = 1;
-	MEM8(common + 20) = 11;
-	MEM16(common + 22) = 0;
-	MEM16(common + 24) = 64;
-	MEM32(common + 32) = DESCRIPTORS;
-	MEM32(common + 36) = 0;
-	MEM32(common + 40) = AVAILABLE;
-	MEM32(common + 44) = 0;
-	MEM32(common + 48) = USED;
-	MEM32(common + 52) = 0;
+	/* VIRTIO_BLK_F_FLUSH: without it each write waits for the host's disk. */
+	virtio_begin(common, 1u << 9);
 	for (i = 0; i < 0x1000; i += 4)
 		MEM32(AVAILABLE + i) = MEM32(USED + i) = 0;
 	/* No interrupts. */
@@ -151,14 +95,13 @@ static uint32_t start(uint32_t slot)
 			MEM32(at) = parts[part][0];
 			MEM32(at + 4) = 0;
 			MEM32(at + 8) = parts[part][1];
-			MEM16(at + 12) = part == 0 ? 1 : part == 1 ? 1 : 2;
+			MEM16(at + 12) = part < 2 ? 1 : 2;
 			MEM16(at + 14) = 3 * i + part + 1;
 		}
 		MEM16(AVAILABLE + 4 + 2 * i) = 3 * i;
 	}
+	virtio_finish(common, 64, DESCRIPTORS, AVAILABLE, USED);
 	notify += MEM16(common + 30) * scale;
-	MEM16(common + 28) = 1;
-	MEM8(common + 20) = 15;
 	MEM16(AVAILABLE + 2) = WRITES;
 	kick(notify);
 	return notify;
@@ -174,27 +117,26 @@ static void work(uint32_t slot)
 			uint32_t head = MEM32(USED + 4 + 8 * (used % 64));
 
 			if (!used++ && available == WRITES)
-				outb(SERIAL, 'w');
+				say('w');
 			MEM16(AVAILABLE + 4 + 2 * (available % 64)) = head;
 			__asm__ volatile("mfence" ::: "memory");
 			MEM16(AVAILABLE + 2) = ++available;
 			kick(notify);
 		}
-		if (inb(SERIAL + 5) & 1) {
-			inb(SERIAL);
+		if (heard()) {
 			outl(PCI_EJECT, 1u << slot);
 			return;
 		}
 	}
 }
 
-void guest(void)
+void guest(uint32_t cpu, const uint32_t *info)
 {
 	for (;;) {
 		uint32_t slot;
 
 		for (slot = 0; slot < 32; slot++)
-			if (config(slot, 0) == DISK)
+			if (pci_read(slot, 0) == DISK)
 				work(slot);
 	}
 }

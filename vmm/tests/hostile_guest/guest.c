@@ -9,15 +9,9 @@
  * It lives for some seconds and resets itself, by ACPI's register or a triple fault. A life that it did not end itself begins
  * with a pause, in which whoever reset it can look at what is left of the one before.
  */
-#include <stdint.h>
+#include "guest.h"
 
 #define ACPI_RESET 0x602
-#define PCI_EJECT 0x618
-#define PCI_ADDRESS 0xcf8
-#define PCI_DATA 0xcfc
-#define APIC ((volatile uint32_t *)0xfee00000)
-#define TRAMPOLINE 0x10000
-#define MAX_CPUS 4
 #define MAX_DEVICES 12
 #define MAX_QUEUES 4
 /* Queues' memory: descriptors, available ring, used ring, a page each, and a page of indirect descriptors. */
@@ -50,36 +44,6 @@ static struct device devices[MAX_DEVICES];
 static uint32_t passed[MAX_DEVICES];
 static volatile uint32_t device_count, passed_count, go;
 static uint32_t state[MAX_CPUS];
-uint8_t stacks[MAX_CPUS][16384] __attribute__((aligned(16)));
-
-static inline void outb(uint16_t port, uint8_t v) { __asm__ volatile("outb %0, %1" :: "a"(v), "Nd"(port)); }
-static inline void outw(uint16_t port, uint16_t v) { __asm__ volatile("outw %0, %1" :: "a"(v), "Nd"(port)); }
-static inline void outl(uint16_t port, uint32_t v) { __asm__ volatile("outl %0, %1" :: "a"(v), "Nd"(port)); }
-static inline uint32_t inl(uint16_t port)
-{
-	uint32_t v;
-
-	__asm__ volatile("inl %1, %0" : "=a"(v) : "Nd"(port));
-	return v;
-}
-static inline uint64_t tsc(void)
-{
-	uint64_t v;
-
-	__asm__ volatile("rdtsc" : "=A"(v));
-	return v;
-}
-#define MEM8(a) (*(volatile uint8_t *)(a))
-#define MEM16(a) (*(volatile uint16_t *)(a))
-#define MEM32(a) (*(volatile uint32_t *)(a))
-
-static void wait(uint32_t shift)
-{
-	uint64_t end = tsc() + (1ull << shift);
-
-	while (tsc() < end)
-		__asm__ volatile("pause");
-}
 
 static uint32_t rnd(uint32_t cpu)
 {
@@ -92,30 +56,6 @@ static uint32_t rnd(uint32_t cpu)
 }
 
 static uint32_t below(uint32_t cpu, uint32_t n) { return rnd(cpu) % n; }
-
-/* Configuration ports are one pair for all vCPUs. */
-static volatile uint32_t pci_lock;
-
-static uint32_t pci_read(uint32_t slot, uint32_t at)
-{
-	uint32_t v;
-
-	while (__atomic_exchange_n(&pci_lock, 1, __ATOMIC_ACQUIRE))
-		__asm__ volatile("pause");
-	outl(PCI_ADDRESS, 0x80000000u | slot << 11 | (at & 0xfc));
-	v = inl(PCI_DATA);
-	__atomic_store_n(&pci_lock, 0, __ATOMIC_RELEASE);
-	return v;
-}
-
-static void pci_write(uint32_t slot, uint32_t at, uint32_t v)
-{
-	while (__atomic_exchange_n(&pci_lock, 1, __ATOMIC_ACQUIRE))
-		__asm__ volatile("pause");
-	outl(PCI_ADDRESS, 0x80000000u | slot << 11 | (at & 0xfc));
-	outl(PCI_DATA, v);
-	__atomic_store_n(&pci_lock, 0, __ATOMIC_RELEASE);
-}
 
 static uint32_t registers(struct device *d) { return pci_read(d->slot, 0x10) & ~15u; }
 
@@ -500,8 +440,6 @@ static void act(uint32_t role, uint32_t cpu)
 	}
 }
 
-static void say(uint8_t c) { outb(0x3f8, c); }
-
 static void die(uint32_t cpu)
 {
 	struct { uint16_t limit; uint32_t base; } __attribute__((packed)) none = { 0, 0 };
@@ -515,25 +453,22 @@ static void die(uint32_t cpu)
 		;
 }
 
-void other(uint32_t cpu)
+/* Processors that run, the boot processor included. */
+static volatile uint32_t came = 1;
+
+static void other(uint32_t cpu)
 {
+	__atomic_add_fetch(&came, 1, __ATOMIC_RELAXED);
 	say('0' + cpu);
 	while (!go)
-		__asm__ volatile("pause");
+		relax();
 	for (;;)
-		act(cpu % MAX_CPUS, cpu);
+		act(cpu, cpu);
 }
-
-extern uint8_t trampoline_start[], trampoline_end[];
-volatile uint32_t next_cpu = 1;
 
 static void bring(void)
 {
-	uint32_t i;
-
-	for (i = 0; i < (uint32_t)(trampoline_end - trampoline_start); i++)
-		MEM8(TRAMPOLINE + i) = trampoline_start[i];
-	APIC[0xf0 / 4] = 0x1ff;
+	prepare_other_cpus();
 	APIC[0x300 / 4] = 0xc4500;
 	wait(24);
 	APIC[0x300 / 4] = 0xc4600 | TRAMPOLINE >> 12;
@@ -554,10 +489,10 @@ static uint32_t number(const char **text)
 	return v;
 }
 
-void main_of_boot_cpu(const uint32_t *info)
+static void boot_cpu(const uint32_t *info)
 {
 	const char *text = (const char *)info[6];
-	uint32_t cpu, seed = number(&text), quiet = number(&text);
+	uint32_t cpu, first, seed = number(&text), quiet = number(&text);
 	uint64_t end;
 
 	if (KEPT->magic != MAGIC) {
@@ -584,9 +519,17 @@ void main_of_boot_cpu(const uint32_t *info)
 	end = tsc() + ((2ull + below(0, 3)) << 31);
 	while (tsc() < end) {
 		act(0, 0);
-		/* Where the others have not come. */
-		if (next_cpu < MAX_CPUS && !below(0, 4))
-			act(next_cpu + below(0, MAX_CPUS - next_cpu), 0);
+		/* Acts for the processors that have not started. */
+		first = came;
+		if (first < MAX_CPUS && !below(0, 4))
+			act(first + below(0, MAX_CPUS - first), 0);
 	}
 	die(0);
+}
+
+void guest(uint32_t cpu, const uint32_t *info)
+{
+	if (cpu)
+		other(cpu);
+	boot_cpu(info);
 }

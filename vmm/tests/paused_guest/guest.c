@@ -7,23 +7,17 @@
  * boot processor has all regions that it finds, except for one MSI-X table for each of the other processors. It starts processors
  * that come, and lets go of those that are to go.
  *
- * It prints a line of 16 bytes after each round, by one instruction: the number of the round. A line that begins with '!' tells of a
+ * It prints a line of 16 bytes after each round, by one instruction: the number of the round. A line that begins with '!' names a
  * wrong word, and the guest stops comparing.
  */
-#include <stdint.h>
+#include "guest.h"
 
-#define SERIAL 0x3f8
 #define SCRATCH 0x3ff
 #define CPUS_PRESENT 0x620
 #define CPUS_CAME 0x640
 #define CPUS_TO_GO 0x660
 #define CPU_EJECT 0x680
-#define PCI_ADDRESS 0xcf8
-#define PCI_DATA 0xcfc
 #define ECAM 0xf8000000u
-#define APIC ((volatile uint32_t *)0xfee00000)
-#define TRAMPOLINE 0x10000
-#define MAX_CPUS 4
 #define MAX_REGIONS 64
 #define MAX_WORDS 16
 /* Where BARs go that 32-bit code does not reach otherwise. */
@@ -54,29 +48,7 @@ struct region {
 static struct region regions[MAX_REGIONS];
 static volatile uint32_t region_count, wrong, print_lock;
 static uint32_t tables;
-volatile uint32_t nmis;
-uint8_t stacks[MAX_CPUS][16384] __attribute__((aligned(16)));
-extern uint8_t trampoline_start[], trampoline_end[], nmi[];
-extern volatile uint16_t idt[];
 
-#define MEM8(a) (*(volatile uint8_t *)(a))
-#define MEM32(a) (*(volatile uint32_t *)(a))
-static inline void outb(uint16_t port, uint8_t v) { __asm__ volatile("outb %0, %1" :: "a"(v), "Nd"(port)); }
-static inline void outl(uint16_t port, uint32_t v) { __asm__ volatile("outl %0, %1" :: "a"(v), "Nd"(port)); }
-static inline uint8_t inb(uint16_t port)
-{
-	uint8_t v;
-
-	__asm__ volatile("inb %1, %0" : "=a"(v) : "Nd"(port));
-	return v;
-}
-static inline uint32_t inl(uint16_t port)
-{
-	uint32_t v;
-
-	__asm__ volatile("inl %1, %0" : "=a"(v) : "Nd"(port));
-	return v;
-}
 /* Strings. Addresses are of memory or of registers. */
 static inline void move_words(uint32_t to, uint32_t from, uint32_t n)
 {
@@ -116,8 +88,7 @@ static void move_by_16(uint32_t to, uint32_t from, uint32_t words)
 
 static void print(const char *text, uint32_t n)
 {
-	while (!(inb(SERIAL + 5) & 0x20))
-		;
+	wait_for_serial();
 	out_bytes(SERIAL, text, n);
 }
 
@@ -129,7 +100,7 @@ static void hex(char *at, uint32_t v)
 		at[i] = "0123456789abcdef"[v >> (28 - 4 * i) & 15];
 }
 
-/* Tells of a wrong word, once. */
+/* Prints the first wrong word. */
 static void tell(uint32_t cpu, uint32_t at, uint32_t is, uint32_t should)
 {
 	static char line[] = "\n!cpu 00000000 at 00000000: 00000000 is not 00000000\n";
@@ -140,10 +111,9 @@ static void tell(uint32_t cpu, uint32_t at, uint32_t is, uint32_t should)
 	hex(line + 18, at);
 	hex(line + 28, is);
 	hex(line + 44, should);
-	while (__atomic_exchange_n(&print_lock, 1, __ATOMIC_ACQUIRE))
-		__asm__ volatile("pause");
+	lock(&print_lock);
 	print(line, sizeof(line) - 1);
-	__atomic_store_n(&print_lock, 0, __ATOMIC_RELEASE);
+	unlock(&print_lock);
 }
 
 static void compare(uint32_t cpu, uint32_t base, const uint32_t *is, const uint32_t *should, uint32_t words)
@@ -242,18 +212,6 @@ static void ports(uint32_t cpu, uint32_t round)
 	in_words(PCI_DATA, buffer, MAX_WORDS);
 	fill_words((uint32_t)should, first_id, MAX_WORDS);
 	compare(cpu, PCI_DATA, buffer, should, MAX_WORDS);
-}
-
-static uint32_t pci_read(uint32_t slot, uint32_t at)
-{
-	outl(PCI_ADDRESS, 0x80000000u | slot << 11 | (at & 0xfc));
-	return inl(PCI_DATA);
-}
-
-static void pci_write(uint32_t slot, uint32_t at, uint32_t v)
-{
-	outl(PCI_ADDRESS, 0x80000000u | slot << 11 | (at & 0xfc));
-	outl(PCI_DATA, v);
 }
 
 static struct region *add(enum kind kind, uint32_t base, uint32_t words)
@@ -382,20 +340,34 @@ static void use_regions(uint32_t cpu, uint32_t round)
 		read_all(cpu, &regions[0], regions[0].is);
 }
 
-void main_of_cpu(uint32_t cpu)
+/* NMIs only interrupt the accesses. */
+static void ignore_nmi(void) { }
+
+/* Other processors are in real mode first: vector 2 there is an IRET. */
+static void ignore_nmis_in_real_mode(void)
+{
+	__asm__ volatile("movl $0x10000ff0, 8\n\tmovb $0xcf, 0x10ff0" ::: "memory");
+}
+
+/* CR4.OSFXSR and CR4.OSXMMEXCPT: SSE instructions work. */
+static void enable_sse(void)
+{
+	uint32_t v;
+
+	__asm__ volatile("mov %%cr4, %0\n\tor $0x600, %0\n\tmov %0, %%cr4" : "=r"(v));
+}
+
+void guest(uint32_t cpu, const uint32_t *info)
 {
 	static char line[] = "round 00000000.\n";
 	uint32_t round, gone, i;
 
+	enable_sse();
 	if (!cpu) {
-		idt[8] = (uint32_t)nmi;
-		idt[9] = 8;
-		idt[10] = 0x8e00;
-		idt[11] = (uint32_t)nmi >> 16;
+		ignore_nmis_in_real_mode();
+		handle_interrupt(2, ignore_nmi);
 		find();
-		for (i = 0; i < (uint32_t)(trampoline_end - trampoline_start); i++)
-			MEM8(TRAMPOLINE + i) = trampoline_start[i];
-		APIC[0xf0 / 4] = 0x1ff;
+		prepare_other_cpus();
 		/* What came before this is among them. */
 		inl(CPUS_CAME);
 		start_cpus(inl(CPUS_PRESENT));
@@ -411,10 +383,9 @@ void main_of_cpu(uint32_t cpu)
 			if (gone & 1u << i)
 				outl(CPU_EJECT, i);
 		hex(line + 6, round);
-		while (__atomic_exchange_n(&print_lock, 1, __ATOMIC_ACQUIRE))
-			__asm__ volatile("pause");
+		lock(&print_lock);
 		print(line, sizeof(line) - 1);
-		__atomic_store_n(&print_lock, 0, __ATOMIC_RELEASE);
+		unlock(&print_lock);
 	}
 	for (;;)
 		__asm__ volatile("hlt");

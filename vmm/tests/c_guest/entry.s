@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-# Where a PVH loader enters, in flat protected mode, and where other processors begin, in real mode.
+# Entry of a PVH loader, in flat protected mode, and of other processors, from the trampoline. Each processor calls guest().
+	.set	MAX_CPUS, 4
+	.set	STACK_SHIFT, 14
+
 	.section .text.entry, "ax"
 	.code32
 	.globl entry
 entry:
 	cli
-	# A processor in real mode that gets an NMI returns from it.
-	movl	$0x10000ff0, 8
-	movb	$0xcf, 0x10ff0
-	xor	%eax, %eax
+	mov	%ebx, %esi
+	xor	%ebp, %ebp
 	jmp	1f
 
 	# The number of this processor is that of its local APIC.
 other_entry:
 	mov	$16, %eax
 	mov	%eax, %ds
-	mov	0xfee00020, %eax
-	shr	$24, %eax
-	cmp	$4, %eax
+	xor	%esi, %esi
+	mov	0xfee00020, %ebp
+	shr	$24, %ebp
+	cmp	$MAX_CPUS, %ebp
 	jae	3f
 
-1:	mov	%eax, %ebp
-	lgdt	gdt_pointer
+1:	lgdt	gdt_pointer
 	lidt	idt_pointer
 	ljmp	$8, $2f
 2:	mov	$16, %eax
@@ -30,24 +31,25 @@ other_entry:
 	mov	%eax, %ss
 	mov	%ebp, %eax
 	inc	%eax
-	shl	$14, %eax
+	shl	$STACK_SHIFT, %eax
 	lea	stacks(%eax), %esp
-	# SSE instructions work.
-	mov	%cr4, %eax
-	or	$0x600, %eax
-	mov	%eax, %cr4
+	push	%esi
 	push	%ebp
-	call	main_of_cpu
+	call	guest
 3:	hlt
 	jmp	3b
 
-	# No IRET: KVM's emulator has none for protected mode, and some hosts run such code by it. Further NMIs stay masked.
-nmi:
+	# No IRET: KVM's emulator has none for protected mode, and some hosts run such code by it. Interrupts and NMIs stay masked.
+	.globl interrupt
+interrupt:
 	pushf
-	lock incl nmis
+	pusha
+	call	*interrupt_handler
+	popa
 	popf
 	lret	$4
 
+	# Other processors begin here in real mode. prepare_other_cpus() copies it to TRAMPOLINE.
 	.globl trampoline_start, trampoline_end
 	.code16
 trampoline_start:
@@ -65,7 +67,7 @@ trampoline_gdt:
 trampoline_end:
 
 	.code32
-	.globl idt, nmi
+	.globl idt, interrupt_handler
 	.balign	8
 gdt:
 	.quad	0
@@ -74,9 +76,17 @@ gdt:
 gdt_pointer:
 	.word	23
 	.long	gdt
-	# Vectors 0 to 2; the boot processor writes that of the NMI.
+	.balign	8
+	# Vectors 0 to 0x30. handle_interrupt() writes them.
 idt:
-	.quad	0, 0, 0
+	.zero	8 * 0x31
 idt_pointer:
-	.word	23
+	.word	8 * 0x31 - 1
 	.long	idt
+interrupt_handler:
+	.long	0
+
+	.bss
+	.balign	16
+stacks:
+	.zero	MAX_CPUS << STACK_SHIFT
