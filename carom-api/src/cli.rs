@@ -450,7 +450,7 @@ mod tests {
             ),
             (&["--restore", "source_url=file:///s,resume=on", "--firmware", "f"][..], "--firmware"),
             (&["--restore", "source_url=file:///s"][..], "--restore: the VM would stay paused"),
-            (&["--restore", "source_url=s,resume=on"][..], "--restore source_url: 's' is no file:///PATH"),
+            (&["--restore", "source_url=s,resume=on"][..], "--restore source_url: 's' must be file:///PATH"),
             (&["--restore", "source_url=file:///s,resume=on", "--kernel", "k"][..], "--kernel"),
             (&["--restore", "source_url=file:///s,resume=on", "--memory", "size=1G"][..], "--memory"),
             (

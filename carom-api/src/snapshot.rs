@@ -37,7 +37,7 @@ impl FromStr for DirectoryUrl {
 
     fn from_str(url: &str) -> Result<Self, String> {
         let path = url.strip_prefix(SCHEME).filter(|path| path.starts_with('/') && !path.contains('\0'));
-        path.map(|path| Self(path.into())).ok_or_else(|| format!("'{url}' is no file:///PATH"))
+        path.map(|path| Self(path.into())).ok_or_else(|| format!("'{url}' must be file:///PATH"))
     }
 }
 
@@ -263,7 +263,7 @@ mod tests {
             assert!(url.parse::<DirectoryUrl>().is_err(), "{url}");
         }
         let error = "source_url=/a".parse::<RestoreConfig>().unwrap_err().to_string();
-        assert_eq!(error, "--restore source_url: '/a' is no file:///PATH");
+        assert_eq!(error, "--restore source_url: '/a' must be file:///PATH");
         assert!("prefault=on".parse::<RestoreConfig>().is_err());
         assert!("source_url=file:///a,prefault=yes".parse::<RestoreConfig>().is_err());
     }

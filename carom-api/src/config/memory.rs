@@ -171,7 +171,7 @@ impl MemoryConfig {
         if let Some((key, _)) = said.into_iter().find(|(_, said)| *said) {
             return Err(ConfigError::in_terms(Self::OPTION.key(key), |terms| {
                 let off = if key == "size" { "must be 0" } else { "must be left out" };
-                format!("{off} beside {}, each of which has its own", Self::ZONES.name(terms))
+                format!("{off} with {}: each zone has its own", Self::ZONES.name(terms))
             }));
         }
         if self.hotplug_size != 0 {
@@ -292,12 +292,9 @@ mod tests {
         for key in ["shared=on", "hugepages=on", "prefault=on", "mergeable=on", "reserve=on"] {
             let refused = of(&format!("size=0,{key}")).check().unwrap_err().to_string();
             let name = key.trim_end_matches("=on");
-            assert_eq!(
-                refused,
-                format!("--memory {name}: must be left out beside --memory-zone, each of which has its own")
-            );
+            assert_eq!(refused, format!("--memory {name}: must be left out with --memory-zone: each zone has its own"));
         }
-        assert!(of("size=64M").check().unwrap_err().to_string().starts_with("--memory size: must be 0 beside"));
+        assert!(of("size=64M").check().unwrap_err().to_string().starts_with("--memory size: must be 0 with"));
         let grows = of("size=0,hotplug_size=1G").check().unwrap_err().explain(Terms::Json);
         assert_eq!(grows, "memory.hotplug_size: does not go with memory.zones, which keep their sizes");
         let little = MemoryConfig { zones: zones[1..].to_vec(), ..of("size=0") };

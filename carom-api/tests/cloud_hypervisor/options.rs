@@ -15,7 +15,7 @@ pub(crate) struct OptionString {
     option: String,
     value: String,
     source: String,
-    /// Cloud Hypervisor takes it.
+    /// True if Cloud Hypervisor takes it, by its documents and tests.
     pub(crate) theirs: bool,
     /// Expected outcome in the file: `taken`, or a reason.
     told: String,
@@ -61,7 +61,7 @@ impl OptionString {
 
     fn parse(&self) -> Result<(), String> {
         let Self { option, value, .. } = self;
-        // A node is checked beside the others, which one string does not have.
+        // The check of a node needs the other nodes, which one string does not have.
         if option == "--numa" {
             return value.parse::<NumaConfig>().map(drop).map_err(|error| error.to_string());
         }
@@ -105,8 +105,8 @@ pub(crate) fn section() -> String {
     let theirs: Vec<&OptionString> = strings.iter().filter(|string| string.theirs).collect();
     let taken = theirs.iter().filter(|string| string.is_taken()).count();
     let mut text = format!(
-        "\n## Option strings\n`carom-api/tests/cloud_hypervisor/options.tsv` has {} option strings that Cloud Hypervisor takes, from its documents, its `--help` \
-         and its tests. A test gives each to Carom, which takes {taken}. It refuses these, sorted by reason:\n\n\
+        "\n## Option strings\n`carom-api/tests/cloud_hypervisor/options.tsv` has {} option strings that Cloud Hypervisor takes by its documents, its `--help` \
+         and its tests. A test gives each to Carom, which takes {taken} and refuses these, sorted by reason:\n\n\
          | option | such as | reason |\n| --- | --- | --- |\n",
         theirs.len(),
     );
@@ -151,7 +151,7 @@ fn mistake_in_cloud_hypervisor_is_a_mistake_here() {
 
 #[test]
 fn syntax_of_an_option_string_is_never_the_reason() {
-    // A reason that no option of Cloud Hypervisor's may have: its grammar is the same.
+    // Carom has Cloud Hypervisor's grammar, so none of these may be the reason for one of its option strings.
     let of_grammar = ["is no key=value", "unknown key", "double quote", "a list is", "empty part", "neither 'on' nor"];
     for string in read().1.iter().filter(|string| string.theirs && !string.is_taken()) {
         let reason = of_grammar.iter().find(|reason| string.told.contains(**reason));
