@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod disk_guest;
+mod guest_code;
 mod http;
 mod program;
 mod tiny_guest;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A real `carom` process whose files reach the limit on their size (RLIMIT_FSIZE): what cannot be written fails, and nothing else.
+//! A real `carom` process whose files reach the limit on their size (RLIMIT_FSIZE): only the writes beyond the limit fail.
 //!
 //! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod disk_guest;
+mod guest_code;
 mod http;
 mod program;
 mod tiny_guest;

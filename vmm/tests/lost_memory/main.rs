@@ -8,6 +8,8 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod guest;
+#[path = "../guest_code/mod.rs"]
+mod guest_code;
 #[path = "../http/mod.rs"]
 mod http;
 #[path = "../program/mod.rs"]
@@ -26,7 +28,8 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, tcgetattr};
 use serde_json::{Value, json};
 
-use guest::{AFTER, CONFIG, Code, GO, LOST, READY, SHOWN, ZONE};
+use guest::{AFTER, GO, LOST, READY, SHOWN, ZONE};
+use guest_code::{CONFIG, Code};
 use program::{Carom, call, put, start, start_with_input, wait_until};
 use tiny_guest::elf;
 
@@ -98,7 +101,7 @@ impl Vm {
         self.low.write_all_at(&1u32.to_le_bytes(), GO.into()).unwrap();
     }
 
-    /// Waits for the end of the program, which must be a failure. The reason, as the event tells it, names all of `parts`.
+    /// Waits until the program has failed. Checks that the reason in the event contains all of `parts`.
     fn fails(&mut self, parts: &[&str]) {
         let mut status = None;
         wait_until("the program ends", || {
@@ -128,7 +131,7 @@ fn truncate(path: &Path) {
     OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
 }
 
-/// Accesses of the guest's to the page that is lost: by itself, and by instructions that KVM emulates.
+/// Accesses of the guest to the lost page: by its own instructions, and by instructions that KVM emulates.
 fn accesses() -> [(&'static str, Code); 4] {
     let start = || Code::default().wait();
     [
@@ -208,7 +211,7 @@ fn zone_on_a_full_file_system_stops_the_vm_and_the_api_answers() {
         let lost = system.0.join("ram");
         let Some(vm) = Vm::boot_with(dir, &lost, code.end(), &json!({}), &["--no-shutdown"], |_, _| {}) else { return };
         vm.go();
-        wait_until("it is told", || reason(dir).is_some());
+        wait_until("there is a reason", || reason(dir).is_some());
         let file = format!("file {}", lost.display());
         let parts = ["zone 'lost'", &file, "offset 0x100000 (guest-physical 0x4100000)", "is full"];
         assert_reason(&reason(dir).unwrap(), &parts);
@@ -263,13 +266,13 @@ fn triple_fault_beside_a_full_file_system_is_a_reset() {
     assert_eq!((vm.word(AFTER), reason(dir)), (2, None));
 }
 
-/// A VM with private RAM that is restored, paused, from a snapshot in `dir`.
-fn restored(dir: &Path) -> Option<Carom> {
+/// A paused VM with private RAM that was restored from a snapshot in `dir`, which was truncated then.
+fn restored(dir: &Path) -> Option<Vm> {
     restored_with(dir, "Null", Stdio::null())
 }
 
 /// The same with this mode of the serial port and this standard input.
-fn restored_with(dir: &Path, serial: &str, input: Stdio) -> Option<Carom> {
+fn restored_with(dir: &Path, serial: &str, input: Stdio) -> Option<Vm> {
     let monitor = format!("path={}", dir.join("events").display());
     let carom = start_with_input(dir, &["--event-monitor", &monitor], input)?;
     // `again: inc dword [READY]; jmp again`
@@ -287,15 +290,14 @@ fn restored_with(dir: &Path, serial: &str, input: Stdio) -> Option<Carom> {
     put(dir, "vm.delete", None);
     put(dir, "vm.restore", Some(&json!({"source_url": url})));
     truncate(&dir.join("snapshot/memory-ranges"));
-    Some(carom)
+    Some(Vm { dir: dir.into(), carom, low: tempfile::tempfile().unwrap(), lost: PathBuf::new() })
 }
 
 #[test]
 fn restored_vm_ends_when_its_snapshot_is_truncated() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let Some(carom) = restored(dir) else { return };
-    let mut vm = Vm { dir: dir.into(), carom, low: tempfile::tempfile().unwrap(), lost: PathBuf::new() };
+    let Some(mut vm) = restored(dir) else { return };
     put(dir, "vm.resume", None);
     vm.fails(&["zone 'mem0'", &format!("file {}", dir.join("snapshot/memory-ranges").display())]);
 }
@@ -304,8 +306,7 @@ fn restored_vm_ends_when_its_snapshot_is_truncated() {
 fn vmm_ends_when_its_control_thread_meets_lost_memory() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let Some(carom) = restored(dir) else { return };
-    let mut vm = Vm { dir: dir.into(), carom, low: tempfile::tempfile().unwrap(), lost: PathBuf::new() };
+    let Some(mut vm) = restored(dir) else { return };
     let url = format!("file://{}", dir.join("again").display());
     let mut client = http::connect(&dir.join("api.sock"));
     http::send(&mut client, "PUT", "vm.snapshot", Some(&json!({"destination_url": url})));
@@ -323,16 +324,17 @@ fn vmm_that_ends_at_once_gives_the_terminal_back() {
     let user = File::from(open(path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap());
     let is_raw = || !tcgetattr(&user).unwrap().local_modes.contains(LocalModes::ICANON);
     assert!(!is_raw());
-    let Some(mut carom) = restored_with(dir, "Tty", user.try_clone().unwrap().into()) else { return };
+    let Some(mut vm) = restored_with(dir, "Tty", user.try_clone().unwrap().into()) else { return };
     assert!(is_raw());
     let url = format!("file://{}", dir.join("again").display());
     let mut client = http::connect(&dir.join("api.sock"));
     http::send(&mut client, "PUT", "vm.snapshot", Some(&json!({"destination_url": url})));
-    assert_eq!(carom.0.wait().unwrap().code(), Some(1));
+    assert_eq!(vm.carom.0.wait().unwrap().code(), Some(1));
     assert!(!is_raw());
 }
 
-/// A request for the disk: its descriptors and the available ring, in a zone's `file` from `offset` on. The data are at `buffer`.
+/// Writes a request for the disk: descriptors and available ring to `rings`, a file and an offset, and its header to `low`. The data are
+/// at `buffer`.
 fn write_request(rings: (&File, u64), low: &File, writes: bool, buffer: u32, available: u16) {
     let (file, offset) = rings;
     let buffers = [(HEADER, 16, 1u16), (buffer, SECTOR, if writes { 1 } else { 3 }), (STATUS, 1, 2)];
@@ -359,7 +361,7 @@ fn queue_in_truncated_memory_ends_the_vmm_with_a_report() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, report) = (dir.path(), dir.path().join("crashes"));
     let lost = dir.join("lost");
-    // The thread is stuck, so that not even this keeps the program.
+    // The program ends even with --no-shutdown, because its thread is stuck.
     let options = ["--no-shutdown", "--crash-report", report.to_str().unwrap()];
     let prepare = |low: &File, lost: &File| write_request((lost, (LOST - ZONE).into()), low, false, BUFFER, 0);
     let Some(mut vm) = Vm::boot_with(dir, &lost, code.end(), &disk(dir), &options, prepare) else { return };
