@@ -56,7 +56,7 @@ pub struct VmInfo {
     pub iommu_bounce: Option<IommuBounce>,
     /// Its devices by ID, while it is booted.
     pub device_tree: BTreeMap<String, DeviceNode>,
-    /// Why its last guest failed, with `--no-shutdown`, until it is booted again.
+    /// Reason why the last guest failed, with `--no-shutdown`, until the VM is booted again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
