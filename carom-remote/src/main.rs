@@ -56,9 +56,9 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if !error.use_stderr() => return streams::inform(NAME, &error.to_string()),
-        // Help for want of a verb is text of many lines.
+        // Without a verb, the help has many lines.
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // The status says the rest, whoever can read the text.
+            // If the text cannot be written, the exit status still reports the mistake.
             let _ = io::stderr().write_all(error.to_string().as_bytes());
             return ExitCode::from(MISTAKE);
         }

@@ -29,7 +29,7 @@ use crate::tap;
 
 /// To write a file that is there.
 const WRITE: Access = make_bitflags!(AccessFs::{WriteFile | Truncate | IoctlDev});
-/// To make a socket in a directory, with the lock beside it (`devices::listening_socket`), and to remove both.
+/// Rights to create a socket and its lock in a directory (`devices::listening_socket`), and to remove both.
 const SOCKETS: Access = make_bitflags!(AccessFs::{MakeSock | MakeReg | WriteFile | RemoveFile});
 
 /// What each VM takes: KVM, and what a trace of a panic and times in the log are read from.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The command line of a real `carom` process: its exit status does not depend on who reads what it writes.
+//! The command line of a real `carom` process: its exit status does not depend on the readers of its output.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -19,7 +19,7 @@ fn full() -> OwnedFd {
     File::options().write(true).open("/dev/full").unwrap().into()
 }
 
-/// Starts the program with these streams: exit status, and what came by standard error if that is a pipe.
+/// Runs the program with these streams. Returns its exit status, and its standard error if that is a pipe.
 fn run(arguments: &[&str], stdout: Stdio, stderr: Stdio) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
     let started = command.args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn().unwrap();
@@ -54,7 +54,7 @@ fn mistake_has_status_2_whoever_reads_the_message() {
             assert_eq!(run(arguments, Stdio::null(), stderr.into()).0, Some(2), "{arguments:?}");
         }
     }
-    // Both streams at once, and the file of the log.
+    // Both streams are full, and the log is on.
     let (status, _) = run(&["--kernel", "/nonexistent", "-vvv"], full().into(), full().into());
     assert_eq!(status, Some(2));
 }

@@ -67,7 +67,7 @@ impl Guest {
         self.put("vm.snapshot", Some(&json!({"destination_url": url})));
     }
 
-    /// Ends the VM and makes the saved one, which runs.
+    /// Ends the VM, restores the saved one and resumes it.
     fn restore(&self) {
         self.put("vm.delete", None);
         let url = format!("file://{}", self.path("snapshot").display());
@@ -138,7 +138,7 @@ fn snapshot_without_the_device_restores_and_stays_without() {
     let Some(guest) = Guest::start(&[]) else { return };
     let (id, _) = guest.sees("it runs", |_| true);
     guest.save();
-    // As an earlier version wrote it: neither of the fields is there.
+    // Earlier versions wrote neither of the fields.
     let remove = |value: &mut Value, name: &str| assert!(value.as_object_mut().unwrap().remove(name).is_some());
     guest.change("state.json", |state| remove(state, "generation_id"));
     guest.change("config.json", |config| remove(&mut config["platform"], "vmgenid"));
@@ -147,7 +147,7 @@ fn snapshot_without_the_device_restores_and_stays_without() {
     fs::remove_dir_all(guest.path("snapshot")).unwrap();
     guest.save();
     guest.change("state.json", |state| assert_eq!(state.get("generation_id"), None));
-    // It has the device once it boots with the tables of this version.
+    // The guest has the device once it boots with the tables of this version.
     guest.put("vm.reboot", None);
     let (new, notices) = guest.sees("it has an ID of its own", |seen| seen.0 != id);
     assert!(is_set(&new) && notices == 0, "{new}, {notices} notices");

@@ -306,7 +306,7 @@ fn device_that_the_host_does_not_hand_out_yet_is_told_and_limits_nothing() {
     }
 }
 
-/// Why a file is refused that the command line does not allow.
+/// Reason to refuse a file that the command line does not allow.
 const BEYOND: &str = ": the command line's --landlock does not allow this file; take it out of the configuration, or start the \
                       program with --landlock-rules for it (access=";
 /// Rules for all files of [`saved`].
@@ -388,14 +388,14 @@ fn snapshot_names_no_file_beyond_the_command_line() {
         assert!(status == 400 && text.starts_with(&expected), "{field}: {status} {answer}");
         assert!(!new.exists(), "{field}");
     }
-    // A client's VM is held to the same.
+    // The same limits hold for a client's VM.
     let client = json!({"payload": {"kernel": dir.join("allowed/kernel")}, "disks": [image(&outside)]});
     assert_eq!(put(dir, "vm.create", &client), (204, NONE));
     let (status, answer) = put(dir, "vm.boot", &NONE);
     let text = answer[0].as_str().unwrap_or_default();
     assert!(status == 400 && text.contains(BEYOND), "{status} {answer}");
     assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
-    // A rule that is narrower than the command line's is none that widens.
+    // A narrower rule than the command line's is accepted.
     let mut config = saved;
     config["landlock_enable"] = json!(true);
     config["landlock_rules"] = json!([{"path": dir.join("allowed/disk"), "access": "r"}]);
@@ -468,7 +468,7 @@ fn restored_vm_of_the_command_line_names_no_file_beyond_it() {
     assert_eq!((output.status.code(), text), (Some(2), expected));
 }
 
-/// The command line's VM and its rules are what a later VM may name.
+/// A later VM may name the files of the command line's VM and of its rules.
 #[test]
 fn snapshot_after_the_command_lines_vm_names_what_that_named() {
     if no_kvm() {
@@ -491,7 +491,7 @@ fn snapshot_after_the_command_lines_vm_names_what_that_named() {
         saved.as_object_mut().unwrap().remove(key);
     }
     let (status, answer) = restore(dir, &saved);
-    // The state has a device that the configuration has no more, which is found after the files.
+    // The configuration now lacks a device of the saved state. That is found after the files.
     let text = answer[0].as_str().unwrap_or_default();
     assert!(status == 400 && !text.contains(BEYOND) && !text.contains("Permission denied"), "{status} {answer}");
 }

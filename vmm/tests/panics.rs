@@ -14,9 +14,9 @@ use devices::crash;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use vmm::{log_lines, log_stream};
 
-/// How the process panics.
+/// Variable that says how the process panics: `once` or `abort`.
 const HOW: &str = "CAROM_TEST_PANIC";
-/// Where its reports go.
+/// Variable that names the file of its reports.
 const REPORT: &str = "CAROM_TEST_REPORT";
 
 /// Panics again while it is dropped, which aborts the process.
@@ -28,7 +28,7 @@ impl Drop for PanicsAgain {
     }
 }
 
-/// No test of its own: the others start it as a process.
+/// The process of the other tests. Without [`HOW`] it does nothing.
 #[test]
 fn process_that_panics() {
     let Ok(how) = std::env::var(HOW) else { return };

@@ -43,9 +43,9 @@ struct Guest {
     _carom: Carom,
     /// Rounds that the guest printed before its serial port was opened anew.
     earlier: usize,
-    /// The last line that it had printed then, and what it had begun.
+    /// Last line that the guest had printed then, and its unfinished line.
     begun: String,
-    /// Times that the guest began.
+    /// Number of times that the guest started.
     starts: usize,
 }
 
@@ -88,14 +88,14 @@ impl Guest {
         whole.lines().take_while(|_| wrong.is_none()).map(number).collect()
     }
 
-    /// True if the program has given a server up. It does so after some seconds in which the server does not answer, as where the
-    /// machine gives the server's thread no time. The device's registers are all ones then.
+    /// True if the program has given a server up. It does so if the server does not answer for some seconds, such as on a machine without
+    /// CPU time for the server's thread. The device's registers are all ones then.
     fn is_starved(&self) -> bool {
         let log = fs::read_to_string(self.path("log")).unwrap_or_default();
         log.contains("the device does not answer any more")
     }
 
-    /// As [`Self::is_starved`], once the log had time to be written: its thread may run later than the guest.
+    /// As [`Self::is_starved`], but waits for the log: its thread may run later than the guest.
     fn turns_out_starved(&self) -> bool {
         let start = Instant::now();
         while !self.is_starved() && start.elapsed() < HUNG {
@@ -145,7 +145,7 @@ impl Guest {
         self.put("vm.pause", None);
         self.put("vm.snapshot", Some(&json!({"destination_url": url})));
         self.put("vm.delete", None);
-        // The last whole line is looked at twice, so that the next one is known to follow it.
+        // The last whole line is checked again, together with the line after it.
         self.earlier += self.check() - 1;
         let text = self.text();
         let end = text.rfind('\n').unwrap();
@@ -159,7 +159,7 @@ impl Guest {
         self.wait_for_round(self.rounds().len());
     }
 
-    /// Asks the guest for another number of vCPUs. It may not have answered for those that were to go.
+    /// Asks the guest for another number of vCPUs. The status is 429 if the guest has not ejected a vCPU yet.
     fn resize(&self, vcpus: u32) {
         let (status, answer) = self.call("PUT", "vm.resize", Some(&json!({"desired_vcpus": vcpus})));
         assert!(matches!(status, 204 | 429), "{status} {answer}");

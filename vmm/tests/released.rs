@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Files, sockets and interfaces of the host are free once a real `carom` process has ended, however it did, or once it has answered
-//! `vm.shutdown` or a disk was removed.
+//! Files, sockets and interfaces of the host are free once a real `carom` process has ended in any way, has answered `vm.shutdown`, or
+//! has removed a disk.
 //!
-//! The guest (`busy_disk_guest/guest.c`) keeps writes to its disk under way. `CAROM_KILLS` is how often the process is killed, twice
-//! without. Where there is no `/dev/kvm` that this process may use, or no compiler, these tests do nothing.
+//! The guest (`busy_disk_guest/guest.c`) keeps writes to its disk under way. `CAROM_KILLS` is the number of times that the process is
+//! killed, 2 by default. Where there is no `/dev/kvm` that this process may use, or no compiler, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -34,7 +34,7 @@ use vmm::tap::{Tap, TapOptions};
 const HUNG: Duration = Duration::from_secs(300);
 const IMAGE_BYTES: u64 = 1 << 20;
 
-/// One test at a time: what another starts has the descriptors of this one for a moment.
+/// One test at a time: a process that another test starts has this test's descriptors until it calls execve(2).
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A directory with the guest.
@@ -63,7 +63,7 @@ impl Site {
     /// Starts the process with these options.
     fn start(&self, options: &[&str]) -> Carom {
         let [kernel, serial, api] = ["kernel", "serial", "api"].map(|name| self.at(name));
-        // Those of a process that was killed.
+        // A killed process leaves its socket.
         let _ = fs::remove_file(&serial);
         let child = Command::new(env!("CARGO_BIN_EXE_carom"))
             .arg("--kernel")
@@ -80,7 +80,7 @@ impl Site {
         Carom { child, serial, api }
     }
 
-    /// Starts it with the image as its disk, and waits until the guest writes to it.
+    /// Starts the process with the image as its disk, and waits until the guest writes to the disk.
     fn start_with_disk(&self, more: &str) -> (Carom, UnixStream) {
         let mut carom = self.start(&["--disk", &format!("path={}{more}", self.at("image").display())]);
         let serial = carom.wait_for_writes();
@@ -103,7 +103,7 @@ impl Drop for Carom {
 }
 
 impl Carom {
-    /// The process has not ended, or what it said of its end is why the test fails.
+    /// Fails with the process's standard error if the process has ended.
     fn check(&mut self) {
         if let Some(status) = self.child.try_wait().unwrap() {
             let mut said = String::new();
@@ -142,7 +142,7 @@ impl Carom {
         (status, serde_json::from_slice(&body).unwrap_or_default())
     }
 
-    /// Ends it by `signal`, and waits for its end.
+    /// Sends `signal`, and waits until the process has ended.
     fn end(mut self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
         self.child.wait().unwrap();
@@ -155,12 +155,12 @@ fn is_free(path: &Path) -> bool {
     fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
-/// How often the process is killed.
+/// Number of times that the process is killed.
 fn kills() -> u32 {
     env::var("CAROM_KILLS").map_or(2, |count| count.parse().unwrap())
 }
 
-/// Options of disks whose writes a process that is killed leaves under way, where the file system has direct I/O.
+/// Options of disks: with the page cache, and without it if the file system has direct I/O.
 fn ways(image: &Path) -> Vec<&'static str> {
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(image);
     if direct.is_ok() { vec!["", ",direct=on"] } else { vec![""] }
@@ -172,7 +172,7 @@ fn image_is_taken_at_once_after_its_user_was_killed() {
     for more in ways(&site.at("image")) {
         let mut under_way = 0;
         for _ in 0..kills() {
-            // It fails if it is refused.
+            // This fails if the image is refused.
             let (carom, _serial) = site.start_with_disk(more);
             carom.end(Signal::KILL);
             under_way += u32::from(!is_free(&site.at("image")));
@@ -217,9 +217,12 @@ fn image_can_be_added_again_once_its_disk_has_left_the_bus() {
         let (_, info) = carom.ask("GET", "vm.info", None);
         let id = info["config"]["disks"][0]["id"].as_str().unwrap().to_string();
         assert_eq!(carom.ask("PUT", "vm.remove-device", Some(&json!({ "id": id }))).0, 204);
-        // The guest lets go of it.
+        // Tells the guest to eject the disk.
         serial.write_all(b"e").unwrap();
-        while carom.ask("GET", "vm.info", None).1["device_tree"].get(&id).is_some() {}
+        let start = Instant::now();
+        while carom.ask("GET", "vm.info", None).1["device_tree"].get(&id).is_some() {
+            assert!(start.elapsed() < HUNG, "the guest does not eject {id}");
+        }
         let disk = json!({ "path": site.at("image"), "id": format!("disk{number}") });
         let (status, answer) = carom.ask("PUT", "vm.add-disk", Some(&disk));
         assert_eq!(status, 200, "{answer}");
@@ -248,7 +251,7 @@ fn descriptor_that_the_parent_keeps_keeps_no_lock() {
             assert!(is_free(&site.at("image")));
         }
         carom.end(signal);
-        // Only a write that is under way may mark the image still, of one that was killed.
+        // The next user gets the image: it waits only for writes of a killed process.
         drop(site.start_with_disk(""));
     }
 }
@@ -313,7 +316,7 @@ fn server_of_a_device_sees_the_end_of_a_killed_process() {
         let (option, value) = option.split_once(' ').unwrap();
         let socket = site.at("server");
         let listener = UnixListener::bind(&socket).unwrap();
-        // The process waits for what the server says first.
+        // The process waits for the server's first message.
         let carom = site.start(&[option, &format!("{value}{}", socket.display())]);
         let (mut connection, _) = listener.accept().unwrap();
         carom.end(Signal::KILL);

@@ -29,7 +29,7 @@ const REPORTS: &str = "CAROM_TEST_REPORTS";
 
 /// Another process.
 const OTHER: &str = "CAROM_TEST_OTHER";
-/// Index of the foreign call to make; all of them without it.
+/// Index of the foreign call to make. Without it, all calls are made.
 const FOREIGN: &str = "CAROM_TEST_FOREIGN";
 
 /// The role of the thread that starts the others, and its name.
@@ -110,7 +110,7 @@ fn forbidden() {
     eprintln!("it was: {:?}", rustix::process::setsid());
 }
 
-/// Makes calls that reach beyond the process and says what came of each.
+/// Makes calls that reach beyond the process, and prints their results.
 fn foreign() {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<i32>().unwrap());
     let mut calls = foreign_calls::all(number(OTHER).unwrap());
@@ -158,7 +158,7 @@ fn own_ring() -> impl FnOnce() {
 fn ring() {
     let said = |result: i64| if result >= 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap() };
     let made = said(make_ring());
-    // SAFETY: No ring has this number, and there is no memory that either would use.
+    // SAFETY: No ring has this number, so the kernel uses no memory.
     let entered = said(unsafe { libc::syscall(libc::SYS_io_uring_enter, -1, 0, 0, 0, 0, 0) });
     // SAFETY: As above.
     let registered = said(unsafe { libc::syscall(libc::SYS_io_uring_register, -1, 0, 0, 0) });
@@ -323,7 +323,7 @@ fn foreign_call_is_refused_to_every_role() {
     }
 }
 
-/// A process without filters may make them all: it is the filters that refuse them.
+/// Only the filters refuse the calls: a process without filters can make all of them.
 #[test]
 fn foreign_call_without_a_filter_is_made() {
     if !rustix::process::getuid().is_root() {

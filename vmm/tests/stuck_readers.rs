@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A real `carom` process whose log, events, reports or console go to a pipe that is full, and whose reader reads nothing or late: clients
-//! are served, and SIGTERM ends it.
+//! A real `carom` process whose log, events, reports or console go to a full pipe. The reader of the pipe reads nothing, or reads late.
+//! Clients are served, and SIGTERM ends the process.
 //!
 //! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
 
@@ -30,7 +30,7 @@ use echo_guest::ECHO;
 use program::{Carom, call, wait_until};
 use tiny_guest::elf;
 
-/// A pipe, and its room taken by `filler`.
+/// Fills the pipe of `writer`. Returns its writing end and the number of bytes in it.
 fn fill(writer: impl Into<OwnedFd>) -> (File, usize) {
     let mut writer = File::from(writer.into());
     fcntl_setpipe_size(&writer, 4096).unwrap();
@@ -97,7 +97,7 @@ fn metric(dir: &Path, name: &str) -> u64 {
     text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap()
 }
 
-/// Has the log lose lines: the path of each call is in it.
+/// Calls the API until the log has lost lines. Each call adds a line with its path. Returns the number of lost lines.
 fn lose_lines(dir: &Path) -> u64 {
     let name = "x".repeat(4000);
     let mut calls = 0;
@@ -116,7 +116,7 @@ fn reported(line: &str) -> Option<u64> {
     before.rsplit(' ').next()?.parse().ok()
 }
 
-/// Reads a log that was full, until it reports dropped lines and goes on. `lost` is how many there were at least.
+/// Reads a full log until it reports dropped lines, at least `lost`, and checks that later lines follow.
 fn read_on(dir: &Path, mut reader: impl Read, filled: usize, lost: u64) {
     reader.read_exact(&mut vec![0; filled]).unwrap();
     let mut lines = BufReader::new(reader).lines();
@@ -143,7 +143,7 @@ fn dropped_lines_of_standard_error_are_counted_and_reported() {
     let Some(mut carom) = start(dir.path(), &[], writer.into()) else { return };
     let lost = lose_lines(dir.path());
     read_on(dir.path(), reader, filled, lost);
-    // Its reader is gone, which ends nothing either.
+    // Without a reader the program goes on, too.
     ping(dir.path());
     assert_eq!(terminate(&mut carom).code(), Some(0));
 }
@@ -205,7 +205,7 @@ fn full_console_file_holds_up_neither_clients_nor_the_end() {
     let lost = || call(dir, "GET", "vm.counters", None).1["_serial"]["lost_bytes"].as_u64().unwrap_or(0);
     wait_until("output is lost", || lost() > 0);
     (0..10).for_each(|_| ping(dir));
-    // The oldest output comes first.
+    // The oldest output is first.
     reader.read_exact(&mut vec![0; filled]).unwrap();
     let mut waited = [0; 4096];
     reader.read_exact(&mut waited).unwrap();

@@ -89,7 +89,7 @@ fn socket_is_there_as_long_as_its_device() {
     let refused = json!([format!("vsock.socket: {}: another process serves this socket", socket.display())]);
     assert_eq!(put(dir, "vm.boot", &none), (400, refused));
     assert!(UnixStream::connect(&socket).is_ok());
-    // One that nobody serves any more, as a process leaves it that was killed, is replaced by the first boot.
+    // The first boot replaces a socket without a server, such as that of a killed process.
     drop(other);
     assert!(socket.exists());
 

@@ -61,7 +61,7 @@ impl Refused {
         }
     }
 
-    /// Says that there is no such option, and what there is instead.
+    /// Text that names the option and its alternative.
     fn rule(&self) -> String {
         let instead = self.instead();
         let rule = if instead.is_empty() { String::new() } else { format!(": {instead}") };
@@ -74,13 +74,13 @@ impl Refused {
     }
 }
 
-/// The error that names all of these options; `None` if there are none.
+/// The error that names all of these options. `None` if there are none.
 fn error(refused: impl Iterator<Item = &'static Refused>) -> Option<Error> {
     let rules: Vec<String> = refused.map(Refused::rule).collect();
     (!rules.is_empty()).then(|| Error::raw(ErrorKind::UnknownArgument, rules.join("; ")))
 }
 
-/// Looks for these options in a command line that has other mistakes. A value of another option never begins with two dashes.
+/// Finds these options in a command line that has other mistakes. The value of another option never begins with two dashes.
 pub(super) fn find(arguments: &[OsString]) -> Option<Error> {
     let words: Vec<&str> = arguments.iter().map(|word| word.to_str().unwrap_or_default()).collect();
     let given = |option: &&Refused| {

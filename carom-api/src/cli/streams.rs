@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Writing to standard output and standard error, which may be closed or full. The exit status stays the same then.
+//! Writing to standard output and standard error. If they are closed or full, the exit status still reports the outcome.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -19,11 +19,11 @@ pub fn print(bytes: &[u8]) -> io::Result<()> {
 
 /// Writes a line to standard error as one piece. A line without a reader is dropped.
 pub fn complain(program: &str, text: &str) {
-    // Nothing is left to report the failure to.
+    // There is no other place to report the failure.
     let _ = io::stderr().write_all(format!("{program}: {text}\n").as_bytes());
 }
 
-/// Prints the help or the version that the user asked for. A reader that has gone had enough of it.
+/// Prints the help or the version that the user asked for. It is no failure if the reader closes the pipe.
 pub fn inform(program: &str, text: &str) -> ExitCode {
     match print(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -31,7 +31,7 @@ pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(),
     enable_raw_mode().and_then(|()| disable_raw_mode()).map_err(RemoteError::io("top needs a terminal, or --once"))?;
     let mut terminal = ratatui::try_init().map_err(RemoteError::io("setting the terminal up"))?;
     let result = watch(client, interval, &mut history, &mut terminal);
-    // A terminal that has gone needs no restoring, and nobody sees a complaint there.
+    // If the terminal is gone, there is nothing to restore and no place for an error message.
     let _ = ratatui::try_restore();
     result
 }

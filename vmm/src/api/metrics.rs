@@ -80,7 +80,7 @@ fn devices(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.total("carom_device_requests_total", help, all.device_requests)
 }
 
-/// What nobody read in time, or could not be written.
+/// Output that was lost: its reader was too slow, or the host could not write it.
 fn lost(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     let help = "Lines of the log and of standard error that were dropped.";
     scrape.total("carom_lost_log_lines_total", help, all.lost_log_lines)?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals to the VMM: SIGUSR1 reports the counters, SIGWINCH tells that its terminal has another size, or that guest memory is
-//! lost ([`devices::host_memory`]), and those of [`ENDING`] end it in order. SIGTERM or SIGINT again, a second or more later, ends it at
-//! once, whatever the control thread waits for.
+//! Signals to the VMM: SIGUSR1 reports the counters, and those of [`ENDING`] end it in order. SIGWINCH reports another size of the
+//! terminal, or lost guest memory ([`devices::host_memory`]). SIGTERM or SIGINT again, a second or more later, ends the VMM at once,
+//! even while the control thread is blocked.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -77,7 +77,7 @@ pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result
         }
     };
     sandbox::start(SIGNALS, "signals".into(), forward)?;
-    // A signal that nobody else waits for, and that does no harm if it comes for nothing.
+    // No other thread waits for this signal, and a needless one does no harm.
     host_memory::watch(SIGWINCH)
 }
 

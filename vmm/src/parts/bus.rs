@@ -306,7 +306,7 @@ mod tests {
         drop_last(function, Duration::from_secs(600));
         assert!(closed.upgrade().is_none());
         access.join().unwrap();
-        // An access that does not end keeps nobody waiting for ever.
+        // The wait for an access that does not end is bounded.
         let function: Arc<dyn PciDevice> =
             Arc::new(PvPanic::new("device".into(), Arc::new(Observer(EventMonitor::none()))));
         let closed = Arc::downgrade(&function);

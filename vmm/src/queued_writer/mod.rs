@@ -60,7 +60,7 @@ struct State {
     queued: u64,
     /// Bytes of these that were written, or could not be.
     written: u64,
-    /// Who waits for room, in the order in which they came.
+    /// Callers that wait for room, in order of arrival.
     pushing: VecDeque<u64>,
     /// Pushes that ever waited.
     waited: u64,
@@ -155,7 +155,7 @@ impl QueuedWriter {
         self.0.lock().lost
     }
 
-    /// Queues `bytes` to be written whole, and waits at most `patience` for room. Callers get room in the order in which they came. After
+    /// Queues `bytes` to be written whole, and waits at most `patience` for room. Callers get room in order of arrival. After
     /// a timeout, bytes without room are lost at once until something is written again. The log then reports how many.
     pub fn push(&self, bytes: &[u8], patience: Duration) {
         let mut state = self.0.lock();

@@ -22,7 +22,7 @@ impl Output for File {
         loop {
             match Write::write(self, bytes) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Another process that has the file may have made it non-blocking.
+                // Another process may have set O_NONBLOCK for the file.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     poll(&mut [PollFd::new(self, PollFlags::OUT)], None).or_else(ignore_interrupt)?;
                 }
@@ -57,7 +57,7 @@ pub(super) struct Pen<O> {
 
 /// Outcome of writing a piece.
 pub(super) struct Written {
-    /// What was lost: lines of a queue of lines, otherwise bytes.
+    /// Lost lines of a queue of lines, lost bytes of another queue.
     pub(super) lost: u64,
     pub(super) result: io::Result<()>,
 }
@@ -112,7 +112,7 @@ impl<O: Output> Pen<O> {
         (done, Ok(()))
     }
 
-    /// Checks that the file takes so many bytes more. Whoever cuts it short makes room.
+    /// Checks that the file has room for `more` bytes. Truncating the file makes room.
     fn check_size(&self, more: usize) -> io::Result<()> {
         if self.most == u64::MAX {
             return Ok(());

@@ -128,7 +128,7 @@ fn full(clock: Box<dyn Clock>) -> (Gate, QueuedWriter, Vec<u8>) {
     (gate, queue, queued)
 }
 
-/// Bytes of which no two neighbouring stretches are the same.
+/// Counting 32-bit words: a lost or repeated piece shows.
 fn bytes(len: u32) -> Vec<u8> {
     (0..len / 4).flat_map(u32::to_le_bytes).collect()
 }

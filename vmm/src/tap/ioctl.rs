@@ -131,7 +131,7 @@ pub(super) fn set_mac(socket: BorrowedFd<'_>, name: &str, mac: [u8; 6]) -> io::R
     Request::with(name, &value)?.call(socket, libc::SIOCSIFHWADDR)
 }
 
-/// Sets the host's address on an interface, and its network mask, of which `prefix` bits are set.
+/// Sets the host's address on an interface, and its network mask of `prefix` bits.
 pub(super) fn set_address(socket: BorrowedFd<'_>, name: &str, ip: Ipv4Addr, prefix: u32) -> io::Result<()> {
     let mask = Ipv4Addr::from_bits(u32::MAX.checked_shl(32u32.saturating_sub(prefix)).unwrap_or(0));
     for (number, address) in [(libc::SIOCSIFADDR, ip), (libc::SIOCSIFNETMASK, mask)] {

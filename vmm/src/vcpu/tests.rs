@@ -29,7 +29,7 @@ const TARGET: u64 = 0x30_1000;
 /// Registers of the board: two pages.
 const BOARD: u64 = 0xd000_0000;
 const BOARD_LEN: u64 = 0x2000;
-/// Port of the board from which each read takes the next number.
+/// Port of the board: each read returns the next number.
 const PORT: u64 = 0x500;
 /// Port that a program writes at its end.
 const END_PORT: u64 = 0x80;
@@ -132,7 +132,7 @@ impl BusDevice for End {
     }
 }
 
-/// An instruction, and the registers with which it begins.
+/// An instruction and its initial registers.
 struct Program {
     name: &'static str,
     code: &'static [u8],

@@ -2,7 +2,7 @@
 /*
  * A guest that gives a virtio-rng device a buffer and turns the function's bus mastering off, then on again.
  *
- * It says over the serial port how far it is, and what became of the buffer. The test answers when it is to go on.
+ * After each step it reports the state of the buffer over the serial port, and waits until the test answers.
  */
 #include "guest.h"
 

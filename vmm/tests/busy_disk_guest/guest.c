@@ -19,7 +19,7 @@
 #define DATA 0x1100000u
 #define HOLE 0xe0000000u
 
-/* Gives the BARs of memory their places, a page apart from each other at least, and says where each is. Ports are where they are. */
+/* Places the memory BARs, each in its own page, and writes the addresses of all BARs to `bars`. Port BARs stay in place. */
 static void place_bars(uint32_t slot, uint32_t *bars)
 {
 	uint32_t place = HOLE, i = 0;
@@ -56,7 +56,7 @@ static void kick(uint32_t notify)
 		MEM16(notify) = 0;
 }
 
-/* Starts the disk in this slot, with writes. Returns where it is notified. */
+/* Starts the disk in this slot, with writes. Returns the address to notify it. */
 static uint32_t start(uint32_t slot)
 {
 	uint32_t bars[6] = { 0 }, common = 0, notify = 0, scale = 0, cap, i;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that prints its VM Generation ID, and how often it was notified of another one, again and again: no operating system, no
- * paging, 32-bit code behind a PVH entry. It finds both where the ACPI tables say they are.
+ * A guest that keeps printing its VM Generation ID and the number of notifications of a new one. It has no operating system and no
+ * paging, and is 32-bit code behind a PVH entry. The ID and the notifications are where the ACPI tables say.
  */
 #include "guest.h"
 

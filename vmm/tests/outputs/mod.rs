@@ -22,7 +22,7 @@ use super::{Carom, NONE, no_kvm, put, wait_until};
 
 /// `mov edx, 0x3f8; mov al, '~'; out dx, al; again: hlt; jmp again`
 const PRINT: &[u8] = &[0xba, 0xf8, 3, 0, 0, 0xb0, b'~', 0xee, 0xf4, 0xeb, 0xfd];
-/// Ends a test that hangs.
+/// Limit that ends a test which hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The program with a guest that prints, limited to the files of its VM. Its descriptor 7 is its standard output.
@@ -35,7 +35,7 @@ fn program(dir: &Path, options: &[&str]) -> Command {
     command
 }
 
-/// Reads until each of `texts` was there, and returns the reader, which keeps the output open.
+/// Reads until the output contains each of `texts`. Returns the reader, which keeps the output open.
 fn until<R: Read + Send + 'static>(mut from: R, texts: &'static [&str]) -> R {
     let (tell, told) = channel();
     thread::spawn(move || {
@@ -77,7 +77,7 @@ fn works(dir: &Path, path: &str, reader: Option<Reader>) {
             assert!(carom.0.try_wait().unwrap().is_none(), "{options:?}");
             UnixStream::connect(dir.join("api.sock")).is_ok()
         });
-        // Later the guest may be ended before it has written.
+        // The guest must write before its VM ends.
         if comes_first {
             reading = reading.map(|reading| until(reading, texts));
         }
@@ -110,7 +110,7 @@ fn outputs_to_pipes_and_devices_work_under_landlock() {
     works(dir, "/dev/null", None);
 
     mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    // Open for writing as well, so that it has no end.
+    // It is open for writing, too, so that reading finds no end.
     let fifo = File::options().read(true).write(true).open(dir.join("fifo")).unwrap();
     works(dir, "fifo", Some(&|_, _| Box::new(fifo.try_clone().unwrap())));
 

@@ -41,7 +41,7 @@ enum kind {
 struct region {
 	uint32_t base, words, cpu;
 	enum kind kind;
-	/* What a constant is; which bits of BARs change, and which are always set. */
+	/* Value of a constant. Bits of BARs that change, and bits of BARs that are always set. */
 	uint32_t is[MAX_WORDS], changes[MAX_WORDS], set[MAX_WORDS];
 };
 
@@ -368,7 +368,7 @@ void guest(uint32_t cpu, const uint32_t *info)
 		handle_interrupt(2, ignore_nmi);
 		find();
 		prepare_other_cpus();
-		/* What came before this is among them. */
+		/* CPUS_PRESENT includes the processors that came before this. */
 		inl(CPUS_CAME);
 		start_cpus(inl(CPUS_PRESENT));
 	}

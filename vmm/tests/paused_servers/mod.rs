@@ -92,7 +92,7 @@ fn vfio_user_client(socket: &UnixStream) -> Option<()> {
     }
 }
 
-/// A disk of 1 MiB that nobody reads from (QEMU's `docs/interop/vhost-user.rst`).
+/// A disk of 1 MiB that the guest does not read (QEMU's `docs/interop/vhost-user.rst`).
 pub(crate) fn vhost_user(socket: &Path) {
     serve(socket, vhost_user_client);
 }
