@@ -83,8 +83,8 @@ fn files_are_the_guests_memory_and_keep_what_it_writes_unless_that_is_discarded(
     assert!(vmm.wait(BOOT_TIME).unwrap().success());
 }
 
-/// Has each of these drives, which are behind the virtio-iommu, do direct I/O from and to pages of a file on persistent memory.
-/// A process that cannot be ended leaves the job without its last line.
+/// A job in which each of these drives does direct I/O from and to pages of a file on persistent memory.
+/// If a process cannot be killed, the job does not print its last line.
 fn direct_io(drives: &[&str]) -> String {
     let drives = drives.join(" ");
     format!(
@@ -136,7 +136,7 @@ fn direct_io_reaches_pages_of_a_dax_file() {
     does_direct_io("pmem-dax", Kernel::Patched, false);
 }
 
-#[guest_test]
+#[guest_test(slow = "direct_io_reaches_pages_of_a_dax_file_on_the_newer_kernel has windows, too")]
 fn direct_io_reaches_pages_of_a_dax_file_beside_windows() {
     does_direct_io("pmem-dax-windows", Kernel::Patched, true);
 }
@@ -173,7 +173,7 @@ fn program_with_a_drive_by_vfio_maps_its_registers() {
     maps_a_bar("bar-vfio", Kernel::Patched);
 }
 
-#[guest_test]
+#[guest_test(slow = "program_with_a_drive_by_vfio_maps_its_registers has the other kernel")]
 fn program_with_a_drive_by_vfio_maps_its_registers_on_the_newer_kernel() {
     maps_a_bar("bar-vfio-newer", Kernel::Newer);
 }
