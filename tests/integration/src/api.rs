@@ -106,7 +106,7 @@ impl ApiVmm {
         Self::start_with_files(site, kernel, &[Extra { path: "job".into(), bytes: job.as_bytes().to_vec() }])
     }
 
-    /// As [`ApiVmm::start_with`]; the guest has a program, `/bin/NAME`.
+    /// As [`ApiVmm::start_with`]. The guest also has a program, `/bin/NAME`.
     ///
     /// # Errors
     /// When the site lacks the kernel, Carom cannot be started, or its API does not answer.
@@ -115,7 +115,7 @@ impl ApiVmm {
         Self::start_with_files(site, kernel, &[program, Extra { path: "job".into(), bytes: job.as_bytes().to_vec() }])
     }
 
-    /// As [`ApiVmm::start_with`]; the guest's own kernel is the file `/bin/kernel` in it too.
+    /// As [`ApiVmm::start_with`]. The guest also has its own kernel as the file `/bin/kernel`.
     ///
     /// # Errors
     /// When the site lacks the kernel, Carom cannot be started, or its API does not answer.

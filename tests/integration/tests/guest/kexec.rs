@@ -12,7 +12,7 @@ use crate::disk::image;
 use crate::hotplug::{create, put};
 use crate::support::{MIB, SITE};
 
-/// Reads from the drive and the disk without end, at depth 16, and returns once each has completed some reads.
+/// Keeps reading the drive and the disk at depth 16. Returns once each has completed 200 reads.
 const LOAD: &str = "
 load() {
     for disk in nvme0n1 vda; do
@@ -25,13 +25,13 @@ load() {
 }
 ";
 
-/// Verifies what the drive and the disk hold, twice each.
+/// Verifies the contents of the drive and the disk, twice each.
 fn verify_both() -> String {
     let both = ["/dev/nvme0n1", "/dev/vda"].map(|disk| workload::fio_verify_on(disk, 4, 16)).concat();
     format!("{both}{both}")
 }
 
-/// A VM with a passed-through drive and a disk, both behind the virtual IOMMU, whose kernel has further parameters.
+/// Boots a VM with a passed-through drive and a disk, both behind the virtio-iommu. `parameters` are more kernel parameters.
 fn boot(kernel: Kernel, parameters: &str, job: &str) -> ApiVmm {
     let vmm = ApiVmm::start_with_its_kernel(&SITE, kernel, &format!("{WAIT_FOR_NVME}{LOAD}{job}")).unwrap();
     let disk = image(vmm.dir(), "disk.img");

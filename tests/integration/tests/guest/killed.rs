@@ -156,7 +156,7 @@ fn qcow2_images_are_sound_however_often_the_vmm_is_killed() {
     }
 }
 
-/// Reads of a drive that never end.
+/// Reads a drive until the VM ends.
 const READ_FOR_EVER: &str = "
 (while dd if=/dev/nvme0n1 of=/dev/null iflag=direct bs=64k; do :; done) 2>/dev/null &
 echo CAROM-READING
@@ -170,7 +170,7 @@ fn device_of_a_killed_vmm_is_free_at_once() {
     for _ in 0..3 {
         let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
         create(&vmm, json!({"devices": [device], "iommu_bounce": {"size": 64 * MIB}}));
-        // A device that another process has is refused.
+        // This fails if another process still has the device.
         put(&vmm, "vm.boot", &Value::Null);
         vmm.wait_for("CAROM-READING\n", 1, BOOT_TIME).unwrap();
         let killed = Command::new("kill").args(["-KILL", &vmm.pid().to_string()]).status().unwrap();

@@ -15,12 +15,12 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create, info, put};
 use crate::support::{MIB, SITE};
 
-/// Takes a page out of use, as after a memory error: its owner loses the contents (`CONFIG_MEMORY_FAILURE`).
+/// File that takes a page out of use, as after a memory error (`CONFIG_MEMORY_FAILURE`). The contents are lost.
 const HARD_OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
-/// Pages that get an error. The guest works with a quarter of its RAM, so that some of them are its.
+/// Pages that get an error. The guest uses a quarter of its RAM, so it accesses some of these pages.
 const PAGES: usize = 256;
 const PAGE: u64 = 4096;
-/// How long the guest may take to come by one of them.
+/// Limit that ends a test whose guest accesses none of them.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Keeps random bytes in memory and reads them again and again.
@@ -30,7 +30,7 @@ echo CAROM-READY
 while :; do md5sum </kept >/dev/null; done
 ";
 
-/// Physical addresses of pages that the process has in its largest mapping, spread over all that are there.
+/// Physical addresses of about [`PAGES`] present pages, spread over the process's largest mapping.
 fn pages_of_ram(pid: u32) -> Vec<u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let number = |text| u64::from_str_radix(text, 16).unwrap();

@@ -477,7 +477,7 @@ fn guests_restored_from_one_snapshot_have_other_random_numbers() {
     put(&vmm, "vm.snapshot", Some(&json!({"destination_url": url(&directory)})));
     let restored = || {
         put(&vmm, "vm.delete", None);
-        // The VM makes the file anew.
+        // The restored VM creates the file again.
         fs::remove_file(vmm.console_file()).unwrap();
         put(&vmm, "vm.restore", Some(&json!({"source_url": url(&directory), "resume": true})));
         vmm.wait_for("CAROM-RANDOM ", 1, BOOT_TIME).unwrap();
