@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Exit status, standard output and standard error.
 fn run(arguments: &[&str]) -> (i32, String, String) {
@@ -108,6 +109,8 @@ fn reader_that_stops_keeps_no_connection_and_no_signal_waiting() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_carom-remote"));
     let mut client = command.arg("--api-socket").arg(&socket).arg("openapi").stdout(Stdio::piped()).spawn().unwrap();
     let (mut stream, _) = server.accept().unwrap();
+    // The limit ends a test that hangs.
+    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let mut request = Vec::new();
     while !request.ends_with(b"\r\n\r\n") {
         let mut byte = [0];

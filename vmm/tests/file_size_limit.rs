@@ -56,6 +56,7 @@ fn boot(dir: &Path, config: &Value) -> (u16, Value) {
 
 fn ends_in_order(carom: &mut Carom) {
     kill_process(Pid::from_child(&carom.0), Signal::TERM).unwrap();
+    wait_until("it ends", || carom.0.try_wait().unwrap().is_some());
     let status = carom.0.wait().unwrap();
     assert!(status.success(), "{status}");
 }

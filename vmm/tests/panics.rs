@@ -9,6 +9,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use devices::crash;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -18,6 +19,9 @@ use vmm::{log_lines, log_stream};
 const HOW: &str = "CAROM_TEST_PANIC";
 /// Variable that names the file of its reports.
 const REPORT: &str = "CAROM_TEST_REPORT";
+
+/// Limit that ends a test which hangs.
+const HUNG: Duration = Duration::from_secs(120);
 
 /// Panics again while it is dropped, which aborts the process.
 struct PanicsAgain;
@@ -86,6 +90,13 @@ fn panic_goes_on_though_nobody_reads_it() {
     while writer.write(b"x").is_ok() {}
     fcntl_setfl(&writer, flags).unwrap();
     let mut child = command("once", &report).stderr(writer).spawn().unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > HUNG {
+            child.kill().unwrap();
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
     assert!(child.wait().unwrap().success());
     assert!(std::fs::read_to_string(report).unwrap().contains("panics.rs:"));
     let mut all = String::new();

@@ -13,7 +13,7 @@ mod program;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 use program::{Carom, call, start, wait_until};
 use vmm::signal_actions::is_ignored;
@@ -54,6 +54,12 @@ fn send(carom: &Carom, signal: i32) {
     assert!(status.success(), "{signal}");
 }
 
+/// Waits until the process has ended.
+fn ended(carom: &mut Carom) -> ExitStatus {
+    wait_until("it ends", || carom.0.try_wait().unwrap().is_some());
+    carom.0.wait().unwrap()
+}
+
 /// A set of signals of the process, as `/proc` has it.
 fn mask(carom: &Carom, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", carom.0.id())).unwrap();
@@ -88,7 +94,7 @@ fn signals_without_a_meaning_are_ignored() {
     }
     assert_eq!(call(dir.path(), "GET", "vmm.ping", None).0, 200);
     send(&carom, libc::SIGTERM);
-    assert_eq!(carom.0.wait().unwrap().code(), Some(0));
+    assert_eq!(ended(&mut carom).code(), Some(0));
 }
 
 #[test]
@@ -103,7 +109,7 @@ fn signals_that_ask_for_the_end_end_it_in_order() {
         let monitor = format!("path={}", events.display());
         let Some(mut carom) = start(dir.path(), &["--event-monitor", &monitor]) else { return };
         send(&carom, signal);
-        assert_eq!(carom.0.wait().unwrap().code(), Some(0), "{signal}");
+        assert_eq!(ended(&mut carom).code(), Some(0), "{signal}");
         assert!(fs::read_to_string(events).unwrap().contains(r#""event":"shutdown""#), "{signal}");
         assert!(!dir.path().join("api.sock").exists(), "{signal}");
     }
@@ -116,7 +122,7 @@ fn signals_of_failures_end_it_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let Some(mut carom) = start(dir.path(), &[]) else { return };
         send(&carom, signal);
-        assert_eq!(carom.0.wait().unwrap().signal(), Some(signal));
+        assert_eq!(ended(&mut carom).signal(), Some(signal));
     }
 }
 
@@ -141,7 +147,7 @@ fn program_that_nohup_starts_outlives_its_terminal() {
     assert_ne!(mask(&carom, "SigIgn:") & bit(libc::SIGHUP), 0);
     send(&carom, libc::SIGHUP);
     send(&carom, libc::SIGTERM);
-    assert_eq!(carom.0.wait().unwrap().code(), Some(0));
+    assert_eq!(ended(&mut carom).code(), Some(0));
     let log = fs::read_to_string(dir.path().join("log")).unwrap();
     assert!(log.contains("signal 15 ends the VMM") && !log.contains("signal 1 ends"), "{log}");
 }
@@ -152,5 +158,5 @@ fn signals_that_the_parent_blocked_are_unblocked() {
     let Some(mut carom) = start_by_env(dir.path(), "--block-signal") else { return };
     assert_eq!(mask(&carom, "SigBlk:"), 0);
     send(&carom, libc::SIGTERM);
-    assert_eq!(carom.0.wait().unwrap().code(), Some(0));
+    assert_eq!(ended(&mut carom).code(), Some(0));
 }

@@ -73,14 +73,19 @@ fn start(dir: &Path, options: &[&str], stderr: Stdio) -> Option<Carom> {
     Some(carom)
 }
 
-fn terminate(carom: &mut Carom) -> ExitStatus {
-    kill_process(Pid::from_child(&carom.0), Signal::TERM).unwrap();
+/// Waits until the program has ended.
+fn ended(carom: &mut Carom) -> ExitStatus {
     let mut status = None;
     wait_until("it ends", || {
         status = carom.0.try_wait().unwrap();
         status.is_some()
     });
     status.unwrap()
+}
+
+fn terminate(carom: &mut Carom) -> ExitStatus {
+    kill_process(Pid::from_child(&carom.0), Signal::TERM).unwrap();
+    ended(carom)
 }
 
 fn ping(dir: &Path) {
@@ -189,7 +194,7 @@ fn full_pipe_for_reports_does_not_keep_a_crash_from_ending_the_process() {
     let Some(mut carom) = start(dir.path(), &["--crash-report", &report], Stdio::null()) else { return };
     ping(dir.path());
     kill_process(Pid::from_child(&carom.0), Signal::SEGV).unwrap();
-    assert_eq!(carom.0.wait().unwrap().signal(), Some(libc::SIGSEGV));
+    assert_eq!(ended(&mut carom).signal(), Some(libc::SIGSEGV));
 }
 
 #[test]
@@ -228,7 +233,7 @@ fn failure_is_said_to_a_reader_and_ends_without_one() {
     assert!(heard.status.code() == Some(2) && said.starts_with("carom: --kernel /no/such: "), "{said}");
     let (_reader, writer, _) = full_pipe();
     let mut unheard = Carom(program().stderr(writer).spawn().unwrap());
-    assert_eq!(unheard.0.wait().unwrap().code(), Some(2));
+    assert_eq!(ended(&mut unheard).code(), Some(2));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Commas, brackets and double quotes of an option, as Cloud Hypervisor reads them.
+//! Commas, brackets and double quotes of an option, as Cloud Hypervisor reads them (its `option_parser/src/lib.rs`).
 //!
 //! A comma separates two parts unless it is in brackets or in double quotes. Double quotes enclose a whole value, or a whole element
 //! of a list. Within them, two double quotes stand for one.
