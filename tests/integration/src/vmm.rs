@@ -39,7 +39,7 @@ impl Vmm {
         }
     }
 
-    /// Whether it has Carom's options, events and counters.
+    /// True for this build of Carom and another one: both have its options, events and counters.
     #[must_use]
     pub fn is_carom(self) -> bool {
         matches!(self, Self::Carom | Self::Base)

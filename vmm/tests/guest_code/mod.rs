@@ -6,7 +6,7 @@
 pub(crate) const CONFIG: u32 = 0xf800_0000 + (2 << 15);
 const REGISTERS: u32 = 0xf000_0000;
 
-/// Instructions, in the order in which they are added.
+/// A list of instructions.
 #[derive(Clone, Default)]
 pub(crate) struct Code(pub(crate) Vec<u8>);
 

@@ -27,9 +27,9 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Makes a socket at `path`, and replaces a stale one. A socket that was inherited takes its place
-    /// ([`inherited::listener`](crate::inherited::listener)); the name that it was bound to, if that is an absolute path, is then what
-    /// sockets of the host's programs are beside.
+    /// Makes a socket at `path`, and replaces a stale one. An inherited socket takes its place
+    /// ([`inherited::listener`](crate::inherited::listener)). If the inherited socket has an absolute path, sockets of the host's programs
+    /// have that path with a port at its end.
     ///
     /// # Errors
     /// Those of [`ListeningSocket::for_part`].

@@ -83,7 +83,7 @@ fn files_are_the_guests_memory_and_keep_what_it_writes_unless_that_is_discarded(
     assert!(vmm.wait(BOOT_TIME).unwrap().success());
 }
 
-/// A job in which each of these drives does direct I/O from and to pages of a file on persistent memory.
+/// A job: each of these drives does direct I/O from and to pages of a file on persistent memory.
 /// If a process cannot be killed, the job does not print its last line.
 fn direct_io(drives: &[&str]) -> String {
     let drives = drives.join(" ");
