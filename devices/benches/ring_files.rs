@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! CPU time of reads of 4 KiB from the page cache by io_uring, of a file that is registered with the ring and of one that is not. Both take
+//! turns within one measurement. At the end this prints by how much the file that is not registered is slower.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Bytes of a read.
+const LEN: u32 = 4096;
+const PAGE: usize = LEN as usize;
+/// Pages of the file.
+const PAGES: usize = 256;
+/// Most reads at a time.
+const MOST: usize = 64;
+/// Reads of a turn.
+const TURN: usize = 2048;
+/// Minimum number of turns of a measurement.
+const LEAST: u64 = 15;
+
+/// A ring that reads a file, and the memory that it reads to.
+struct Reader {
+    ring: IoUring,
+    file: File,
+    is_registered: bool,
+    pages: Vec<[u8; PAGE]>,
+    next: usize,
+}
+
+impl Reader {
+    fn new(file: &File, is_registered: bool) -> Self {
+        let file = file.try_clone().expect("a descriptor");
+        let ring = IoUring::new(64).expect("the host lets this process use io_uring");
+        if is_registered {
+            ring.submitter().register_files(&[file.as_raw_fd()]).expect("the file is open");
+        }
+        Self { ring, file, is_registered, pages: vec![[0; PAGE]; MOST], next: 0 }
+    }
+
+    /// A read of the next page of the file, to the page of memory at `place`.
+    fn read(&mut self, place: usize) -> squeue::Entry {
+        let page = self.pages[place].as_mut_ptr();
+        let offset = (self.next * PAGE) as u64;
+        self.next = (self.next + 1) % PAGES;
+        if self.is_registered {
+            opcode::Read::new(types::Fixed(0), page, LEN).offset(offset).build()
+        } else {
+            opcode::Read::new(types::Fd(self.file.as_raw_fd()), page, LEN).offset(offset).build()
+        }
+    }
+
+    /// Reads so many pages at a time; returns the CPU time of a turn.
+    fn turn(&mut self, at_a_time: usize) -> Duration {
+        let began = cpu_time();
+        for _ in 0..TURN / at_a_time {
+            for place in 0..at_a_time {
+                let read = self.read(place);
+                // SAFETY: The memory stays as long as the ring, and nobody looks at it before the read has ended.
+                unsafe { self.ring.submission().push(&read) }.expect("the queue has room");
+            }
+            self.ring.submit_and_wait(at_a_time).expect("the kernel takes reads");
+            let ended = self.ring.completion();
+            assert_eq!(ended.filter(|entry| entry.result().cast_unsigned() == LEN).count(), at_a_time);
+        }
+        cpu_time() - began
+    }
+}
+
+fn cpu_time() -> Duration {
+    clock_gettime(ClockId::ThreadCPUTime).try_into().expect("time does not run backwards")
+}
+
+fn middle<T: PartialOrd + Copy>(all: &mut [T]) -> T {
+    all.sort_unstable_by(|one, other| one.partial_cmp(other).expect("it is a number"));
+    all[all.len() / 2]
+}
+
+fn reads(criterion: &mut Criterion) {
+    let file = tempfile::tempfile().expect("a file for the benchmark");
+    file.write_all_at(&vec![1; PAGES * PAGE], 0).expect("room for the file");
+    let mut readers = [false, true].map(|is_registered| Reader::new(&file, is_registered));
+    for at_a_time in [1, MOST] {
+        let mut group = criterion.benchmark_group(format!("read_{at_a_time}_at_a_time"));
+        let mut slower = Vec::new();
+        for (measured, name) in ["file", "registered_file"].into_iter().enumerate() {
+            group.bench_function(name, |bencher| {
+                bencher.iter_custom(|rounds| {
+                    let turns = rounds.div_ceil(TURN as u64).max(LEAST);
+                    let mut took = Vec::new();
+                    for _ in 0..turns {
+                        let both = readers.each_mut().map(|reader| reader.turn(at_a_time));
+                        slower.push(both[0].div_duration_f64(both[1]));
+                        took.push(both[measured]);
+                    }
+                    // The one in the middle, so that what other programs take of the host does not count; as if it had been that many.
+                    middle(&mut took).mul_f64(rounds as f64 / TURN as f64)
+                });
+            });
+        }
+        group.finish();
+        if !slower.is_empty() {
+            println!(
+                "file ÷ registered file, {at_a_time} at a time: {:.3} ({} turns)",
+                middle(&mut slower),
+                slower.len()
+            );
+        }
+    }
+}
+
+criterion_group!(benches, reads);
+criterion_main!(benches);
