@@ -163,7 +163,7 @@ echo CAROM-READING
 wait
 ";
 
-#[guest_test]
+#[guest_test(slow = "vmm/tests/released.rs has images, interfaces and sockets of killed VMMs")]
 fn device_of_a_killed_vmm_is_free_at_once() {
     let job = format!("{WAIT_FOR_NVME}\n{READ_FOR_EVER}");
     let device = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true});
