@@ -14,8 +14,8 @@ use crate::wire;
 use crate::{DomainId, SpaceId};
 
 impl Engine {
-    /// Maps memory for every endpoint of the domain, or for none. Linux' VFIO and direct I/O never set the MMIO flag, whatever the
-    /// memory is.
+    /// Maps memory for every endpoint of the domain, or for none. Linux sets the MMIO flag only for `dma_map_resource()`
+    /// (`drivers/iommu/dma-iommu.c`), so VFIO and direct I/O map devices' memory without it.
     pub(super) fn map(&mut self, request: wire::Map) -> Result<(), Status> {
         self.check_mapping_feature()?;
         // Without the feature the flag is unknown.
