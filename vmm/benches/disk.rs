@@ -3,8 +3,9 @@
 //! Reads of 4 KiB from an emulated disk by a guest without an operating system, one and 64 at a time. The image is in the host's RAM,
 //! so only the VMM takes time.
 //!
-//! With another build of Carom in `CAROM_BASE_VMM`, both are measured in turn, and the ratio of their times is printed: the median of
-//! all rounds, and the interval that holds it at 95 %. `CAROM_ROUNDS` is the number of rounds, `CAROM_DISK` more options of the disk.
+//! `CAROM_BASE_VMM` names another build of Carom, which takes turns with this one. The benchmark then prints the ratio of their times: the
+//! median of all rounds, and the interval that holds it at 95 %. `CAROM_ROUNDS` is the number of rounds. `CAROM_DISK` is more options of
+//! the disk.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 
@@ -16,7 +17,7 @@ mod tiny_guest;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -70,22 +71,33 @@ fn main() {
     }
 }
 
+/// A `carom` process that does not outlive this value.
+struct Carom(Child);
+
+impl Drop for Carom {
+    fn drop(&mut self) {
+        // Fails only where it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Cycles of a read at each depth, the medians of a guest's lines.
 fn measure(program: &Path, kernel: &Path, image: &Path, dir: &Path) -> [f64; 2] {
     let serial = dir.join("serial");
     let _ = fs::remove_file(&serial);
     let more = env::var("CAROM_DISK").map_or(String::new(), |options| format!(",{options}"));
     // Processes share the lock of a disk that is only read: builds before this one gave it back late.
-    let mut carom = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(["--memory", "size=32M", "--console", "off", "--kernel"])
         .arg(kernel)
         .args(["--serial", &format!("file={}", serial.display())])
         .args(["--disk", &format!("path={},image_type=raw,queue_size=256,readonly=on{more}", image.display())])
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap();
+        .stdin(Stdio::null());
+    let mut carom = Carom(command.spawn().unwrap());
     let times = loop {
-        assert!(carom.try_wait().unwrap().is_none(), "{} has ended", program.display());
+        assert!(carom.0.try_wait().unwrap().is_none(), "{} has ended", program.display());
         let text = fs::read_to_string(&serial).unwrap_or_default();
         assert!(!text.contains('!'), "a read failed");
         let times = [1, 64].map(|depth| times(&text, depth));
@@ -94,8 +106,6 @@ fn measure(program: &Path, kernel: &Path, image: &Path, dir: &Path) -> [f64; 2] 
         }
         thread::sleep(Duration::from_millis(20));
     };
-    carom.kill().unwrap();
-    carom.wait().unwrap();
     times.map(|times| median(times[1..].iter().copied()).unwrap() / READS)
 }
 

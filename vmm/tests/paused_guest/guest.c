@@ -141,7 +141,7 @@ static void read_all(uint32_t cpu, struct region *r, const uint32_t *should)
 	compare(cpu, r->base, buffer, should, r->words);
 }
 
-/* What a word of a region holds after `v` was written to it. */
+/* Returns the content of word `i` of a region after a write of `v` to it. */
 static uint32_t kept(const struct region *r, uint32_t i, uint32_t v)
 {
 	if (r->kind == BARS)

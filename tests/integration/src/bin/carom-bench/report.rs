@@ -7,7 +7,7 @@ use carom_integration::measure::markdown::{self, NONE};
 use serde_json::Value;
 
 use crate::results::{Merged, Results};
-use crate::table::{Shown, Table};
+use crate::table::{Shown, Table, word};
 use crate::tables::TABLES;
 
 /// The report on `results`.
@@ -100,10 +100,6 @@ fn cell(shown: &Shown, row: &Merged) -> String {
         Some(spread) => format!("{median:.places$} ({:.places$}–{:.places$})", spread.min, spread.max),
         None => format!("{median:.places$}"),
     }
-}
-
-fn word(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 fn summary(results: &Results) -> String {

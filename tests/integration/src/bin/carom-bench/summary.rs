@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 
 use carom_integration::measure::statistics::{Spread, interval, median};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::sample::{Sample, rows};
-use crate::table::Row;
+use crate::table::{self, Row};
 
 /// The modes whose operations a second are set against each other.
 const PAIRS: [(&str, &str); 7] = [
@@ -27,7 +26,7 @@ const LENT_PAIRS: [(&str, &str); 2] = [("lent", "no-viommu"), ("lent", "bounce")
 /// Ending of the modes of the build that Carom is compared with.
 const BASE_VMM: &str = "-base-vmm";
 
-/// A table of that comparison: the keys of its rows, and its figures, the greater the better or the smaller.
+/// A table of that comparison, by its name: the keys of its rows, and its figures.
 type OfBase = (&'static str, &'static [&'static str], &'static [&'static str]);
 const OF_BASE: [OfBase; 5] = [
     ("throughput", &["pattern", "size", "depth", "jobs"], &["iops"]),
@@ -152,7 +151,7 @@ fn against_base(samples: &[&Sample], figures: &mut Figures) {
             };
             let is_beside = |other: &Row| is(other, by, &base) && keys.iter().all(|key| other.key(key) == row.key(key));
             let Some((_, beside)) = all.iter().find(|(its, other)| its == round && is_beside(other)) else { continue };
-            let of: Vec<String> = [by].iter().chain(keys).filter_map(|key| row.key(key)).map(shown).collect();
+            let of: Vec<String> = [by].iter().chain(keys).filter_map(|key| row.key(key)).map(table::word).collect();
             for name in names {
                 if let (Some(own), Some(base)) = (positive(row, name), positive(beside, name)) {
                     figures.add(&format!("base_{table}_{}_{name}", of.join("_")), own / base);
@@ -160,10 +159,6 @@ fn against_base(samples: &[&Sample], figures: &mut Figures) {
             }
         }
     }
-}
-
-fn shown(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// Operations a second of two jobs against one, by `scaling_MODE_PATTERN_SIZE_DRIVE`.

@@ -121,6 +121,11 @@ pub(crate) fn start_ms(outcome: &Outcome) -> Result<f64> {
     outcome.begun.map(ms).context("the guest's first program was not seen to begin")
 }
 
+/// A key's value as it is shown: text without its quotes.
+pub(crate) fn word(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
 /// A count, or a number of bytes, as a figure.
 #[expect(clippy::cast_precision_loss, reason = "figures are far below 2^52")]
 pub(crate) fn figure(count: u64) -> f64 {

@@ -198,7 +198,7 @@ fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Res
     let mut row = Row::new(started.keys(), figures);
     let Started { vmm, devices, form } = started;
     if is_told_alike(vmm) && devices == Devices::None && form == Form::BzImage {
-        row.figures.extend(api(&program)?);
+        row.figures.extend(figures_of_api(&program)?);
     }
     let versions = workload::guest_versions(&outcome)?;
     Ok(Measured { rows: vec![row], versions, retries: outcome.retries, ..Measured::default() })
@@ -241,7 +241,7 @@ impl Drop for Server {
 
 /// The time from the start to the first answer, in ms, and the median time of `vmm.ping`, each by a connection of its own, in µs. Carom
 /// and Cloud Hypervisor have the same API.
-fn api(program: &Path) -> Result<[(String, f64); 2]> {
+fn figures_of_api(program: &Path) -> Result<[(String, f64); 2]> {
     let dir = tempfile::tempdir().context("making a directory for a socket")?;
     let socket = dir.path().join("api");
     let mut command = Command::new(program);
