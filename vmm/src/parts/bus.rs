@@ -312,6 +312,6 @@ mod tests {
         let closed = Arc::downgrade(&function);
         drop_last(function.clone(), Duration::ZERO);
         drop(function);
-        assert!(closed.upgrade().is_some(), "the thread with the access closes it");
+        assert!(closed.upgrade().is_some(), "the last access does not close it");
     }
 }
