@@ -53,6 +53,17 @@ pub use report::DomainWindow;
 /// How long requests of one batch may take until no more is taken of the host for it.
 const MOST_OF_BATCH: Duration = Duration::from_secs(1);
 
+/// When the requests of a batch were served. The end is added up where it is asked for: a request is served in less than a microsecond.
+#[derive(Clone, Copy)]
+struct Served {
+    /// Begin of the first one.
+    first: Instant,
+    /// Begin of the last one.
+    last: Instant,
+    /// Duration of the last one.
+    took: Duration,
+}
+
 /// The state of one virtio-iommu device.
 pub struct Engine {
     config: EngineConfig,
@@ -68,8 +79,8 @@ pub struct Engine {
     bypass_put_off: bool,
     /// What the requests of a batch took so far, while one is served.
     batch: Option<Duration>,
-    /// When the first request of the last batch was begun, and the last one was answered.
-    served: Option<(Instant, Instant)>,
+    /// Times of the last batch, once a request of it was served.
+    served: Option<Served>,
     /// What these endpoints have mapped then.
     identity: Domain,
     endpoints: BTreeMap<EndpointId, Endpoint>,
@@ -300,13 +311,15 @@ impl Engine {
     /// When the first request since [`begin_batch`](Self::begin_batch) was begun, and when the last one was answered. `None` if none was that
     /// is of a known kind. The clock is not read for it.
     pub fn served_between(&self) -> Option<(Instant, Instant)> {
-        self.served
+        self.served.map(|Served { first, last, took }| (first, last + took))
     }
 
     /// Notes when a request was served, or several together.
     fn mark(&mut self, began: Instant, took: Duration) {
-        let first = self.served.map_or(began, |(first, _)| first);
-        self.served = Some((first, began + took));
+        match &mut self.served {
+            Some(served) => (served.last, served.took) = (began, took),
+            None => self.served = Some(Served { first: began, last: began, took }),
+        }
     }
 
     /// The batch is served.
