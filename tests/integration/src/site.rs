@@ -37,11 +37,6 @@ pub struct Site {
     pub stock_kernel: Option<PathBuf>,
     /// Initramfs with that kernel's modules (`CAROM_STOCK_INITRAMFS`).
     pub stock_initramfs: Option<PathBuf>,
-    /// Debian's own kernel (`CAROM_MODULE_KERNEL`), and an initramfs with the module of `guest/module` for it
-    /// (`CAROM_MODULE_INITRAMFS`).
-    pub module: Option<(PathBuf, PathBuf)>,
-    /// Debian 12's first kernel (`CAROM_OLDER_MODULE_KERNEL`), and such an initramfs for it (`CAROM_OLDER_MODULE_INITRAMFS`).
-    pub older_module: Option<(PathBuf, PathBuf)>,
     /// Directory of a Debian of packages (`CAROM_DISTRIBUTION`), see `carom_tools::distribution`.
     pub distribution: Option<PathBuf>,
     /// The patched kernel with what its services take, as an ELF file with a PVH entry (`CAROM_DISTRIBUTION_KERNEL`).
@@ -130,8 +125,6 @@ impl Site {
             initramfs: existing("CAROM_GUEST_INITRAMFS")?,
             stock_kernel: optional("CAROM_STOCK_KERNEL")?,
             stock_initramfs: optional("CAROM_STOCK_INITRAMFS")?,
-            module: optional("CAROM_MODULE_KERNEL")?.zip(optional("CAROM_MODULE_INITRAMFS")?),
-            older_module: optional("CAROM_OLDER_MODULE_KERNEL")?.zip(optional("CAROM_OLDER_MODULE_INITRAMFS")?),
             distribution: optional("CAROM_DISTRIBUTION")?,
             distribution_kernel: optional("CAROM_DISTRIBUTION_KERNEL")?,
             firmware: optional("CAROM_FIRMWARE")?,

@@ -78,10 +78,6 @@ pub enum Kernel {
     ModularStock,
     /// Debian's kernel as packaged, with its modules in the initramfs.
     Stock,
-    /// The same with the module of `guest/module` in place of its driver of the virtio-iommu.
-    StockModule,
-    /// Debian 12's first kernel, which has no driver of the virtio-iommu, with that module.
-    OlderStockModule,
 }
 
 impl Kernel {
@@ -107,11 +103,6 @@ impl Kernel {
             }
             Self::Stock => {
                 (site.stock_kernel.as_deref().context(missing)?, site.stock_initramfs.as_deref().context(missing)?)
-            }
-            Self::StockModule | Self::OlderStockModule => {
-                let files = if self == Self::StockModule { &site.module } else { &site.older_module };
-                let (kernel, initramfs) = files.as_ref().context("kernels with the guest's module are not set")?;
-                (kernel, initramfs)
             }
         })
     }

@@ -65,28 +65,8 @@ impl Tools<'_> {
             with: ["pvpanic_pci", "i6300esb", "virtio_pmem", "nd_pmem", "crc32c_generic", "ext4"]
                 .map(Into::into)
                 .into(),
-            ..GuestInitramfs::default()
         })?;
         Ok(vec![("CAROM_STOCK_KERNEL", kernel.into()), ("CAROM_STOCK_INITRAMFS", initramfs.into())])
-    }
-
-    /// Debian's kernels with the module of `guest/module` in place of their driver of the virtio-iommu, which 6.1 has none of.
-    pub(crate) fn module_guests(&self) -> Result<Variables> {
-        let mut variables = Variables::new();
-        for (meta, prefix, kernel_variable, initramfs_variable) in [
-            ("linux-image-6.12-amd64", "linux-image-6.12", "CAROM_MODULE_KERNEL", "CAROM_MODULE_INITRAMFS"),
-            ("linux-image-amd64", "linux-image-6.1.", "CAROM_OLDER_MODULE_KERNEL", "CAROM_OLDER_MODULE_INITRAMFS"),
-        ] {
-            let dir = self.fetch_deb(&self.debian_depends(meta, prefix, |_| true)?)?;
-            let (kernel, release) = packaged_kernel(&dir)?;
-            let initramfs = self.guest_initramfs(&GuestInitramfs {
-                modules: Some(dir.join(Modules::PLACE).join(&release)),
-                iommu_module: Some(self.packaged_kernel_module(&release)?),
-                ..GuestInitramfs::default()
-            })?;
-            variables.extend([(kernel_variable, kernel.into()), (initramfs_variable, initramfs.into())]);
-        }
-        Ok(variables)
     }
 
     /// The programs that tests start in guests: one that steers the edu device, one that tells what it has lost, and one that has sockets to

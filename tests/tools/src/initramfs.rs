@@ -15,10 +15,7 @@ use crate::modules::Modules;
 use crate::tools::{Tools, Usage};
 
 /// What a disk behind virtio-iommu needs.
-const MODULES: [&str; 4] = ["virtio_pci", IOMMU, "virtio_blk", "nvme"];
-
-/// The kernel's own driver of the virtio-iommu.
-const IOMMU: &str = "virtio_iommu";
+const MODULES: [&str; 4] = ["virtio_pci", "virtio_iommu", "virtio_blk", "nvme"];
 
 const DIRECTORIES: [&str; 11] = ["bin", "dev", "proc", "sys", "tmp", "run", "root", "etc", "modules", "sbin", "usr"];
 
@@ -37,9 +34,6 @@ pub struct GuestInitramfs {
     /// Further modules.
     #[arg(long, value_name = "MODULE")]
     pub with: Vec<String>,
-    /// File of a module for that kernel which takes the place of its driver of the virtio-iommu.
-    #[arg(skip)]
-    pub iommu_module: Option<PathBuf>,
 }
 
 impl Tools<'_> {
@@ -58,13 +52,8 @@ impl Tools<'_> {
         )?;
         let fio = self.guest_fio()?;
         let sources = self.checkout.join("guest/initramfs");
-        let mut modules = wanted.modules.as_deref().map(Modules::read).transpose()?;
-        let mut names: Vec<&str> = MODULES.into_iter().chain(wanted.with.iter().map(String::as_str)).collect();
-        if let (Some(modules), Some(file)) = (&mut modules, &wanted.iommu_module) {
-            modules.add(file);
-            let module = file.file_stem().and_then(|name| name.to_str()).context("a module's name is no text")?;
-            names.iter_mut().filter(|name| **name == IOMMU).for_each(|name| *name = module);
-        }
+        let modules = wanted.modules.as_deref().map(Modules::read).transpose()?;
+        let names: Vec<&str> = MODULES.into_iter().chain(wanted.with.iter().map(String::as_str)).collect();
         // A change of how the parts are packed, rather than of the parts, needs a new number here.
         let mut key = Key::default().text("recipe 5").text(&names.join(" ")).path(&sources)?;
         key = key.path(Path::new(BUSYBOX))?.path(&fio)?;

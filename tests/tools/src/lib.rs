@@ -22,7 +22,6 @@ mod fio;
 pub mod firmware;
 pub mod initramfs;
 pub mod kernel;
-mod kernel_module;
 mod key;
 pub mod kunit;
 pub mod kvm;

@@ -34,11 +34,6 @@ impl Modules {
         Ok(Self { directory: directory.into(), files, builtin })
     }
 
-    /// Has one more, which was built for this kernel.
-    pub(crate) fn add(&mut self, file: &Path) {
-        self.files.push(file.into());
-    }
-
     /// The file of a module; none where the kernel has it built in.
     ///
     /// # Errors

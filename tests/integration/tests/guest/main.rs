@@ -24,7 +24,6 @@ mod drive_errors;
 mod drive_metadata;
 mod failing_allocations;
 mod firmware;
-mod guest_module;
 mod hostile_guest;
 mod hotplug;
 mod inherited;

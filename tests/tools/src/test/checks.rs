@@ -106,7 +106,7 @@ impl Tools<'_> {
                 && !file.components().any(|part| part.as_os_str() == "trace")
         };
         let mut sources = Vec::new();
-        for top in ["guest/src", "guest/module", "guest/bench"].map(Path::new) {
+        for top in ["guest/src", "guest/bench"].map(Path::new) {
             let files = files_below(&self.checkout.join(top))?.into_iter().map(|(file, _)| file);
             sources.extend(files.filter(|file| is_source(file)).map(|file| top.join(file)));
         }

@@ -51,7 +51,6 @@ impl Tools<'_> {
         variables.extend(self.guest_programs()?);
         variables.extend(self.distribution_for(options)?);
         variables.extend(self.firmware_for(options)?);
-        variables.extend(self.module_guests_for(options)?);
         variables.extend(self.traced_guests_for(options)?);
         tests.arg("--out").arg(out);
         if let Some(filter) = &options.filter {
@@ -89,11 +88,6 @@ impl Tools<'_> {
             ("CAROM_DISTRIBUTION_KERNEL", kernel.join("vmlinux").into()),
             ("CAROM_PACKAGE", package.into()),
         ])
-    }
-
-    /// What the tests of the module for unpatched kernels need, where they run.
-    fn module_guests_for(&self, options: &Options) -> Result<Variables> {
-        if named(options, "guest_module") { self.module_guests() } else { Ok(Vec::new()) }
     }
 
     /// What the tests of time in interrupts need, where they run.
